@@ -1,0 +1,138 @@
+"""What the benchmarks share: connections, pgbench, interleaved repetitions, and the table that comes out."""
+
+import datetime
+import json
+import os
+import pathlib
+import platform
+import re
+import statistics
+import subprocess
+
+import psycopg
+
+HERE = pathlib.Path(__file__).parent
+ROOT = HERE.parent
+
+
+def number(name, default):
+    return int(os.environ.get(name, default))
+
+
+SECONDS = number("BENCH_SECONDS", 3)
+REPEAT = number("BENCH_REPEAT", 5)
+CLIENTS = number("BENCH_CLIENTS", 16)
+THREADS = number("BENCH_THREADS", 2)
+BULK = number("BENCH_BULK", 100_000)
+SESSIONS = number("BENCH_SESSIONS", 10_000)
+
+
+def connect():
+    return psycopg.connect("dbname=postgres", autocommit=True)
+
+
+def one(db, sql, *values):
+    """The first row of a statement; its value if it has but one column."""
+    row = db.execute(sql, values).fetchone()
+    return row[0] if row is not None and len(row) == 1 else row
+
+
+def stats(db):
+    return dict(db.execute("SELECT name, value FROM eskit_lease.stats()").fetchall())
+
+
+def pgbench_command(script, *options, clients=CLIENTS, threads=THREADS, seconds=SECONDS, **variables):
+    defines = [f"--define={name}={value}" for name, value in {"ready": "false", **variables}.items()]
+    return [
+        "pgbench", "--no-vacuum", "--protocol=prepared", f"--client={clients}", f"--jobs={min(threads, clients)}",
+        f"--time={seconds}", f"--file={HERE / 'sql' / script}.sql", *defines, *options, "postgres",
+    ]  # fmt: skip
+
+
+def pgbench(script, **options):
+    """Transactions per second of a script."""
+    done = subprocess.run(pgbench_command(script, **options), capture_output=True, text=True)
+    tps = re.search(r"^tps = ([0-9.]+)", done.stdout, re.M)
+    if done.returncode != 0 or tps is None:
+        raise SystemExit(f"pgbench {script} failed:\n{done.stdout}{done.stderr}")
+    return float(tps[1])
+
+
+def interleave(variants, repeat=REPEAT):
+    """Measures each of the variants in turn, `repeat` times over, so that all see the same state of the machine. Nobody pays for
+    cold caches and new files: a first round does not count."""
+    values = {name: [] for name in variants}
+    for measure in variants.values():
+        measure()
+    for _ in range(repeat):
+        for name, measure in variants.items():
+            values[name].append(measure())
+    return values
+
+
+def percentile(values, percent):
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, len(ordered) * percent // 100)] if ordered else float("nan")
+
+
+class Report:
+    """The rows of the table: figures, what they are compared with, and whether a bound holds."""
+
+    def __init__(self):
+        self.rows = []
+        self.busy_before = round(os.getloadavg()[0], 1)
+
+    def add(self, what, measured, compared="", ratio="", bound="", ok=None):
+        verdict = "" if ok is None else "PASS" if ok else "FAIL"
+        row = {"what": what, "measured": measured, "compared": compared, "ratio": ratio, "bound": bound, "verdict": verdict}
+        self.rows.append(row)
+        print(f"  {what:<46} {measured:<32} {compared:<42} {ratio:<18} {bound:<8} {verdict}".rstrip(), flush=True)
+
+    def ratio(self, what, ours, against, theirs, unit="/s", at_least=None, at_most=None):
+        """Compares repetition by repetition: the median of the ratios, and their spread."""
+        ratios = [a / b for a, b in zip(ours, theirs)]
+        middle = statistics.median(ratios)
+        bound, ok = "", None
+        if at_least is not None:
+            bound, ok = f">= {at_least}", middle >= at_least
+        elif at_most is not None:
+            bound, ok = f"<= {at_most}", middle <= at_most
+        self.add(what, show(ours, unit), f"{against} {show(theirs, unit)}",
+                 f"{middle:.2f} ({min(ratios):.2f}-{max(ratios):.2f})", bound, ok)  # fmt: skip
+
+    def check(self, what, measured, bound, ok):
+        self.add(what, measured, "", "", bound, ok)
+
+    def failed(self):
+        return [row["what"] for row in self.rows if row["verdict"] == "FAIL"]
+
+    def save(self, path, db):
+        version = one(db, "SELECT extversion FROM pg_extension WHERE extname = 'eskit_lease'")
+        machine = {
+            "processor": processor(),
+            "cores": os.cpu_count(),
+            "load average before": self.busy_before,
+            "kernel": platform.release(),
+            "server": one(db, "SHOW server_version"),
+            "extension": f"{version} {revision()}",
+        }
+        load = {"seconds": SECONDS, "repeat": REPEAT, "clients": CLIENTS, "threads": THREADS, "bulk": BULK, "sessions": SESSIONS}
+        when = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps({"when": when, "machine": machine, "load": load, "rows": self.rows}, indent=1) + "\n")
+
+
+def show(values, unit):
+    middle, low, high = statistics.median(values), min(values), max(values)
+    form = (lambda v: f"{v:,.0f}") if middle >= 100 else (lambda v: f"{v:.2f}")
+    return f"{form(middle)} {unit} ({form(low)}-{form(high)})"
+
+
+def processor():
+    found = re.search(r"^model name\s*: (.*)", pathlib.Path("/proc/cpuinfo").read_text(), re.M)
+    return found[1] if found else platform.machine()
+
+
+def revision():
+    done = subprocess.run(["git", "-C", ROOT, "describe", "--always", "--dirty"], capture_output=True, text=True)
+    return done.stdout.strip()

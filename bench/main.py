@@ -1,0 +1,35 @@
+"""Runs the benchmarks, prints their table and keeps it in bench/results/latest.json. Fails when a bound does not hold."""
+
+import sys
+
+from bulk import bulk
+from crowd import crowd
+from handover import handover
+from harness import CLIENTS, HERE, REPEAT, ROOT, SECONDS, Report, connect
+from rates import fence, grants, rates
+from storm import storm
+
+PARTS = {"rates": rates, "fence": fence, "handover": handover, "grants": grants, "bulk": bulk, "storm": storm, "crowd": crowd}
+
+
+def main(chosen):
+    unknown = set(chosen) - set(PARTS)
+    if unknown:
+        raise SystemExit(f"no such part: {', '.join(unknown)}; there are {', '.join(PARTS)}")
+    report = Report()
+    print(f"median (least-most) of {REPEAT} interleaved repetitions of {SECONDS} s, {CLIENTS} connections, prepared statements; "
+          f"load average before: {report.busy_before}\n")
+    for name, part in PARTS.items():
+        if not chosen or name in chosen:
+            print(name)
+            part(report)
+    with connect() as db:
+        # Only a whole run is worth keeping.
+        report.save((HERE / "results" if not chosen else ROOT / "target") / "latest.json", db)
+    failed = report.failed()
+    print(f"\n{len(failed)} bounds missed" + "".join(f"\n  {what}" for what in failed) if failed else "\nall bounds hold")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

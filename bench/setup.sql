@@ -1,0 +1,18 @@
+-- What the benchmarks compare with, and the sessions that they use.
+
+-- The same rows by hand: columns, checks and indexes of the extension's own tables.
+CREATE TABLE plain_leases (LIKE eskit_lease._leases INCLUDING ALL);
+CREATE SEQUENCE plain_fences CACHE 1;
+
+-- The heartbeat that people write by hand.
+CREATE TABLE plain_sessions (n integer PRIMARY KEY, beat_at timestamptz NOT NULL);
+INSERT INTO plain_sessions SELECT n, now() FROM generate_series(0, 255) AS n;
+
+-- One session for each connection of pgbench.
+CREATE TABLE clients (n integer PRIMARY KEY, session uuid NOT NULL);
+INSERT INTO clients SELECT n, s.session FROM generate_series(0, 255) AS n, eskit_lease.session_open('client-' || n, '1 h') AS s;
+
+-- What a fenced transaction writes.
+CREATE TABLE work (n bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, client integer NOT NULL, payload text NOT NULL);
+
+ANALYZE;

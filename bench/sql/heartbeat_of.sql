@@ -1,0 +1,1 @@
+SELECT * FROM eskit_lease.session_heartbeat(:of);

@@ -1,0 +1,3 @@
+BEGIN;
+INSERT INTO work (client, payload) VALUES (:client_id, 'what a projection writes for one event');
+COMMIT;

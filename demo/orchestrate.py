@@ -1,0 +1,242 @@
+"""Runs the demo on the cluster of the environment: starts the producer and the consumers, makes trouble, and proves the result.
+
+Nothing here waits for a guessed time: each step waits for what the processes log, or for what the database says.
+"""
+
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psycopg
+
+from report import Report
+
+HERE = Path(__file__).parent
+EVENTS = 24_000  # at least; the producer goes on until the last fault is over
+KILL_AT, STOP_AT, RELEASE_AT = 4_000, 9_000, 18_000  # when so many are applied
+SHARE = 500  # events that a leader applies at least
+CONSUMERS = 4
+PATIENCE = 120  # seconds after which a condition is given up
+
+
+def launch(program, *args, **kw):
+    """A process that Ctrl-C does not reach: who started it ends it."""
+    def ignore():
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    return subprocess.Popen([sys.executable, HERE / program, *args], preexec_fn=ignore, **kw)
+
+
+class Consumer:
+    def __init__(self, name, watch):
+        self.name, self.log, self.rest = name, [], b""
+        self.process = launch("consumer.py", name, stdout=subprocess.PIPE)
+        os.set_blocking(self.process.stdout.fileno(), False)
+        watch.register(self.process.stdout, selectors.EVENT_READ, self)
+
+    def signal(self, number):
+        self.process.send_signal(number)
+
+    def last(self):
+        return self.log[-1]["event"] if self.log else None
+
+    def said(self, event, since=0):
+        """The first such line of its log after that time, if any."""
+        return next((line for line in self.log if line["event"] == event and line["at"] > since), None)
+
+
+class Reign:
+    """A time of one consumer as the leader, under one fence."""
+
+    def __init__(self, consumer, fence, since):
+        self.consumer, self.fence, self.since = consumer, fence, since
+        self.until = self.fault = None
+        self.applied = 0
+
+
+class Demo:
+    def __init__(self):
+        self.db = psycopg.connect(autocommit=True)
+        self.db.execute((HERE / "schema.sql").read_text())
+        os.environ["PGUSER"] = "shop"  # everybody else is an ordinary user
+        self.watch, self.consumers, self.reigns = selectors.DefaultSelector(), [], []
+        self.producer = None
+        self.report = Report(self.db)
+
+    # ---- watching ----
+
+    def pump(self, timeout):
+        """Reads what the consumers have logged since."""
+        for key, _ in self.watch.select(timeout):
+            consumer = key.data
+            chunk = key.fileobj.read()
+            if not chunk:
+                self.watch.unregister(key.fileobj)
+                continue
+            *lines, consumer.rest = (consumer.rest + chunk).split(b"\n")
+            for line in lines:
+                self.heard(consumer, json.loads(line))
+
+    def heard(self, consumer, line):
+        consumer.log.append(line)
+        event, at = line["event"], line["at"]
+        if event == "leading" and not any(reign.fence == line["fence"] for reign in self.reigns):
+            self.reigns.append(Reign(consumer, line["fence"], at))
+            self.report.live(at, f"{consumer.name} leads under fence {line['fence']}")
+        elif event == "applied":
+            next(reign for reign in self.reigns if reign.fence == line["fence"]).applied += line["events"]
+        elif event in ("lost", "refused", "released"):
+            for reign in self.reigns:
+                if reign.consumer is consumer and reign.until is None:
+                    reign.until, reign.fault = at, reign.fault or ("lost", at)
+        elif event == "failed":
+            self.report.live(at, f"{consumer.name} failed: {line['message']}")
+
+    def until(self, what, condition):
+        deadline = time.monotonic() + PATIENCE
+        while not (result := condition()):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"not within {PATIENCE} s: {what}")
+            self.pump(0.01)
+        return result
+
+    def one(self, sql, *params):
+        return self.db.execute(sql, params).fetchone()
+
+    # ---- the story ----
+
+    def start(self):
+        self.producer = launch("producer.py", str(EVENTS))
+        self.report.live(time.time(), "the producer starts: about 2,000 orders a second in small transactions")
+        for number in range(1, CONSUMERS + 1):
+            consumer = Consumer(f"consumer-{number}", self.watch)
+            self.consumers.append(consumer)
+            self.until(f"{consumer.name} leads or waits", lambda: consumer.said("leading") or consumer.said("waiting"))
+        self.report.live(time.time(), "all others wait in line: " + ", ".join(
+            name for (name,) in self.db.execute("SELECT consumer FROM eskit_lease.waiters ORDER BY position")))
+
+    def leader_at(self, applied):
+        """The reign of the leader, which has applied its share, once so many events are applied."""
+        def reached():
+            total, now = sum(reign.applied for reign in self.reigns), self.reigns[-1]
+            return now if total >= applied and now.applied >= SHARE and now.until is None else None
+
+        return self.until(f"{applied} events are applied", reached)
+
+    def successor(self, of):
+        return self.until(f"somebody follows {of.consumer.name}", lambda: next(
+            (reign for reign in self.reigns if reign.fence > of.fence), None))
+
+    def kill(self):
+        reign = self.leader_at(KILL_AT)
+        reign.until = time.time()
+        reign.fault = ("killed", reign.until)
+        reign.consumer.signal(signal.SIGKILL)
+        self.report.live(reign.until, f"{reign.consumer.name} is killed (SIGKILL)")
+        self.successor(reign)
+        reign.consumer.process.wait()
+
+    def freeze(self):
+        """Stops the leader in the middle of a batch, wakes it when another leads, and returns what it was told when it wrote."""
+        for _ in range(5):  # should one lose its lease just before, or notice in time, another leader serves as well
+            reign = self.leader_at(STOP_AT)
+            zombie, stopped = reign.consumer, self.stop_in_mid_batch(reign)
+            if not stopped:
+                continue
+            self.report.live(stopped, f"{zombie.name} is stopped (SIGSTOP) with a batch in its hands, not yet written")
+            (reign.until,) = self.one(
+                "SELECT extract(epoch FROM s.expires_at)::float8 FROM eskit_lease.sessions s"
+                " JOIN eskit_lease.leases l USING (session) WHERE l.fence = %s", reign.fence)
+            reign.fault = ("stopped", reign.until, stopped)
+            heir = self.successor(reign)
+            self.until(f"{heir.consumer.name} is well on its way", lambda: heir.applied >= SHARE)
+            woken = time.time()
+            zombie.signal(signal.SIGCONT)
+            self.report.live(woken, f"{zombie.name} is resumed (SIGCONT) and goes on where it was")
+            self.until(f"{zombie.name} is back in line", lambda: zombie.said("waiting", woken))
+            refused = zombie.said("refused", woken)
+            if refused:
+                self.report.live(refused["at"], f"{zombie.name} is refused by its fence, and goes to the end of the line")
+            if refused or zombie.said("applied", woken):
+                return reign, heir, refused, woken - stopped
+        raise RuntimeError("no leader was to be stopped in the middle of a batch")
+
+    def stop_in_mid_batch(self, reign):
+        """A leader that is stopped in the middle of a transaction keeps its lease until that ends, as it must. To make it a zombie it
+        is stopped after it has read a batch, as it logs, and before it has begun to write that, as the server says."""
+        zombie = reign.consumer
+        while reign is self.reigns[-1] and reign.until is None:
+            self.until(f"{zombie.name} has read a batch", lambda: zombie.last() == "read" or reign.until)
+            stopped = time.time()
+            zombie.signal(signal.SIGSTOP)
+            os.waitid(os.P_PID, zombie.process.pid, os.WSTOPPED)
+            self.pump(0)  # all that it has written is in the pipe now
+            at = self.one("SELECT state, query FROM pg_stat_activity WHERE application_name = %s", zombie.name)
+            if zombie.last() == "read" and at and at[0] == "idle" and "FROM order_events" in at[1]:
+                return stopped
+            zombie.signal(signal.SIGCONT)
+            self.until(f"{zombie.name} goes on", lambda: zombie.last() != "read" or reign.until)
+        return None
+
+    def release(self):
+        reign = self.leader_at(RELEASE_AT)
+        asked = time.time()
+        reign.fault = ("released", asked)
+        reign.consumer.signal(signal.SIGTERM)
+        self.report.live(asked, f"{reign.consumer.name} is asked to stop (SIGTERM)")
+        self.successor(reign)
+        self.ended(reign.consumer)
+
+    def ended(self, consumer):
+        self.until(f"{consumer.name} ends", lambda: consumer.process.poll() is not None)
+        self.pump(0)
+        if consumer.process.returncode:
+            raise RuntimeError(f"{consumer.name} ended with {consumer.process.returncode}")
+
+    def drain(self):
+        self.producer.send_signal(signal.SIGTERM)
+        self.until("the producer ends", lambda: self.producer.poll() is not None)
+        if self.producer.returncode:
+            raise RuntimeError(f"the producer ended with {self.producer.returncode}")
+        (last,) = self.one("SELECT max(position) FROM order_events")
+        self.report.live(time.time(), f"the producer has ended; the last event is number {last:,}")
+        self.until("all is applied", lambda: self.one("SELECT position FROM checkpoints") == (last,))
+        drained = time.time()
+        self.report.live(drained, "the stream is drained")
+        self.reigns[-1].until, self.reigns[-1].fault = drained, ("drained", drained)
+        living = [consumer for consumer in self.consumers if consumer.process.poll() is None]
+        for consumer in sorted(living, key=lambda consumer: consumer is self.reigns[-1].consumer):
+            consumer.signal(signal.SIGTERM)
+            self.ended(consumer)
+
+    def run(self):
+        self.start()
+        self.kill()
+        zombie = self.freeze()
+        self.release()
+        self.drain()
+        return self.report.print(self.reigns, *zombie)
+
+    def end(self):
+        for process in [consumer.process for consumer in self.consumers] + ([self.producer] if self.producer else []):
+            if process.poll() is None:
+                process.kill()  # SIGKILL ends a stopped process too
+            process.wait()
+
+
+demo = Demo()
+try:
+    proven = demo.run()
+except KeyboardInterrupt:
+    proven = False
+except (TimeoutError, RuntimeError) as error:
+    proven = False
+    print(f"demo: {error}", file=sys.stderr)
+finally:
+    demo.end()
+sys.exit(0 if proven else 1)

@@ -1,0 +1,28 @@
+-- An ordinary application: a stream of order events, and what a projection makes of it. Run as the superuser.
+CREATE EXTENSION eskit_lease;
+CREATE ROLE shop LOGIN;
+SELECT eskit_lease.grant_consumer('shop');
+SELECT eskit_lease.grant_monitor('shop');
+
+CREATE TABLE order_events (
+    position  bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    customer  integer NOT NULL,
+    cents     integer NOT NULL
+);
+CREATE TABLE checkpoints (
+    stream    text PRIMARY KEY,
+    position  bigint NOT NULL
+);
+INSERT INTO checkpoints VALUES ('orders', 0);
+CREATE TABLE customer_totals (
+    customer  integer PRIMARY KEY,
+    orders    bigint NOT NULL,
+    cents     bigint NOT NULL
+);
+-- The witness: a row for each time that an event was applied. No unique key, which would hide what is done twice.
+CREATE TABLE applied (
+    position  bigint NOT NULL,
+    consumer  text NOT NULL,
+    fence     bigint NOT NULL
+);
+GRANT SELECT, INSERT, UPDATE ON order_events, checkpoints, customer_totals, applied TO shop;

@@ -1,0 +1,197 @@
+"""Fixtures of the end-to-end tests: a server with the extension preloaded, databases, clients and a pooler."""
+
+import itertools
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psycopg
+import pytest
+from psycopg.conninfo import make_conninfo
+
+ROOT = Path(__file__).resolve().parents[2]
+MAJOR = os.environ["PG_MAJOR"]  # from pg_test/env, as are PG_BIN and the PATH
+
+
+def wait_until(condition, timeout=60, pause=0.005):
+    """Polls until `condition()` is true and returns what it gave. The limit is for a test that hangs, not a measure of speed."""
+    deadline = time.monotonic() + timeout
+    while not (result := condition()):
+        assert time.monotonic() < deadline, f"not within {timeout} s: {condition}"
+        time.sleep(pause)
+    return result
+
+
+class Server:
+    """A throw-away cluster of pg_test/cluster, with further lines for its postgresql.conf."""
+
+    def __init__(self, name, *lines, copy_of=None):
+        self.name = f"{name}-{MAJOR}"
+        self._cluster("stop")
+        lines = ("statement_timeout = '120s'", *lines)  # a test that hangs fails
+        self._cluster("start", MAJOR, *(["--copy", str(copy_of)] if copy_of else []), *lines)
+        conf = dict(word.split("=", 1) for word in shlex.split(self._cluster("conf")) if "=" in word)
+        self.host, self.port = conf["PGHOST"], int(conf["PGPORT"])
+        self.data, self.log = Path(conf["PGDATA"]), Path(conf["PGLOG"])
+
+    def _cluster(self, command, *args):
+        done = subprocess.run([ROOT / "pg_test/cluster", command, self.name, *args], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def dsn(self, dbname="postgres", **kw):
+        return make_conninfo(**{"host": self.host, "port": self.port, "user": "postgres", "dbname": dbname} | kw)
+
+    def connect(self, dbname="postgres", **kw):
+        return psycopg.connect(self.dsn(dbname, **kw), autocommit=True)
+
+    def query(self, sql, *params, dbname="postgres"):
+        """The rows of one statement on a connection of its own."""
+        with self.connect(dbname) as conn:
+            cur = conn.execute(sql, params or None)
+            return cur.fetchall() if cur.description else []
+
+    def workers(self, kind="worker", dbname=None):
+        """Process ids of database workers, or of the launcher."""
+        found = self.query(
+            "SELECT pid FROM pg_stat_activity WHERE backend_type = %s AND (%s::text IS NULL OR datname = %s)",
+            f"eskit_lease {kind}", dbname, dbname,
+        )  # fmt: skip
+        return [pid for (pid,) in found]
+
+    def set(self, **settings):
+        """Changes settings of the running server; None puts one back."""
+        with self.connect() as conn:
+            for name, value in settings.items():
+                name = name.replace("__", ".")
+                conn.execute(f"ALTER SYSTEM SET {name} = '{value}'" if value is not None else f"ALTER SYSTEM RESET {name}")
+            conn.execute("SELECT pg_reload_conf()")
+
+    def logged(self, text):
+        """The lines of the log with this text."""
+        return [line for line in self.log.read_text(errors="replace").splitlines() if text in line]
+
+    @property
+    def pid(self):
+        """The postmaster's."""
+        return int((self.data / "postmaster.pid").read_text().split()[0])
+
+    def stop(self, mode="fast"):
+        self._cluster("stop", mode)
+
+    def restart(self, mode="fast"):
+        self._cluster("restart", mode)
+
+    def crash(self):
+        """Kills a backend with SIGKILL and returns when the server has recovered from that."""
+        find = "SELECT pid FROM pg_stat_activity WHERE backend_type = 'checkpointer'"
+        before = self.query(find)
+
+        def recovered():
+            try:
+                return self.query(find) not in ([], before)
+            except psycopg.OperationalError:
+                return False
+
+        with self.connect() as victim:
+            os.kill(victim.info.backend_pid, signal.SIGKILL)
+        wait_until(recovered)
+
+
+class Pooler:
+    """PgBouncer in transaction mode, in front of every database of a server, as its superuser."""
+
+    def __init__(self, server, directory, **settings):
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.port = free.getsockname()[1]
+        self.pidfile = directory / "pgbouncer.pid"
+        settings = {
+            "listen_addr": "127.0.0.1", "listen_port": self.port, "unix_socket_dir": "",
+            "auth_type": "any", "pool_mode": "transaction", "default_pool_size": 10, "max_client_conn": 500,
+            "pidfile": self.pidfile, "logfile": directory / "pgbouncer.log",
+        } | settings  # fmt: skip
+        ini = directory / "pgbouncer.ini"
+        ini.write_text(
+            f"[databases]\n* = host={server.host} port={server.port} user=postgres\n[pgbouncer]\n"
+            + "".join(f"{key} = {value}\n" for key, value in settings.items())
+        )
+        subprocess.run(
+            ["bash", "-c", '. "$0" "$1" && as_server pgbouncer --quiet --daemon "$2"', ROOT / "pg_test/env", MAJOR, ini], check=True
+        )
+        wait_until(self._answers)
+
+    def _answers(self):
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", self.port)) == 0
+
+    def dsn(self, dbname, **kw):
+        return make_conninfo(**{"host": "127.0.0.1", "port": self.port, "user": "postgres", "dbname": dbname} | kw)
+
+    def stop(self):
+        os.kill(int(self.pidfile.read_text()), signal.SIGQUIT)
+        wait_until(lambda: not self._answers())
+
+
+@pytest.fixture(scope="session")
+def server():
+    server = Server("e2e")
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def pgbouncer(server, tmp_path_factory):
+    pooler = Pooler(server, tmp_path_factory.mktemp("pgbouncer"))
+    yield pooler
+    pooler.stop()
+
+
+numbers = itertools.count(1)
+
+
+@pytest.fixture
+def db(server):
+    """The name of a fresh database with the extension."""
+    name = f"test_{next(numbers)}"
+    server.query(f"CREATE DATABASE {name}")
+    server.query("CREATE EXTENSION eskit_lease", dbname=name)
+    yield name
+    server.query(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
+
+
+@pytest.fixture
+def no_worker(server):
+    """Nothing works in the background while the test runs."""
+    server.set(eskit_lease__worker="off")
+    wait_until(lambda: not server.workers())
+    yield
+    server.set(eskit_lease__worker=None)
+
+
+@pytest.fixture
+def background():
+    """Runs calls in threads: background(function, argument...) gives a future."""
+    with ThreadPoolExecutor(max_workers=64) as pool:
+        yield pool.submit
+
+
+@pytest.fixture
+def connect(server, db):
+    """Makes connections to `db`, by default direct and in autocommit, which end with the test."""
+    made = []
+
+    def make(via=server, dbname=db, autocommit=True, **kw):
+        conn = psycopg.connect(via.dsn(dbname, **kw), autocommit=autocommit)
+        if via is not server:
+            conn.prepare_threshold = None  # a pooler in transaction mode loses prepared statements
+        made.append(conn)
+        return conn
+
+    yield make
+    for conn in made:
+        conn.close()

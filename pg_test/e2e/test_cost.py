@@ -1,0 +1,103 @@
+"""What must cost nothing: heartbeats write no row and no WAL, and grants, checks and heartbeats make no multixacts."""
+
+import threading
+
+import psycopg
+import pytest
+from client import Session, call
+from conftest import Server, wait_until
+
+
+@pytest.fixture(scope="module")
+def still():
+    """A server on which nothing happens but what the test does."""
+    server = Server("e2e-still", "autovacuum = off", "eskit_lease.worker = off", "bgwriter_lru_maxpages = 0", "checkpoint_timeout = 1h")
+    server.query("CREATE EXTENSION eskit_lease")
+    yield server
+    server.stop()
+
+
+HELD = """
+    SELECT count(*) FILTER (WHERE granted)
+    FROM eskit_lease.lease_acquire_many(ARRAY(SELECT 'r' || i FROM generate_series(1, 100000) AS i), %s)"""
+ROWS = """
+    SELECT (SELECT md5(string_agg(concat(xmin, ctid), ',' ORDER BY ctid)) FROM eskit_lease._leases),
+           (SELECT md5(string_agg(concat(xmin, xmax, ctid), ',' ORDER BY ctid)) FROM eskit_lease._sessions)"""
+
+
+def test_one_heartbeat_keeps_a_hundred_thousand_leases(still):
+    with still.connect() as conn, still.connect() as watcher:
+        session = Session(conn, "holder", ttl="60 s")
+        assert conn.execute(HELD, (session.id,)).fetchone() == (100_000,)
+        session.heartbeat()  # the first one reads what the connection keeps from then on
+        watcher.execute("CHECKPOINT")
+        rows = watcher.execute(ROWS).fetchone()
+
+        # A standby snapshot may be logged at any time; it is not the heartbeat's doing, so one quiet try of several is proof.
+        def wal_of_heartbeats():
+            before = watcher.execute("SELECT pg_current_wal_insert_lsn()").fetchone()[0]
+            for _ in range(100):
+                assert session.heartbeat().alive
+            return watcher.execute("SELECT pg_wal_lsn_diff(pg_current_wal_insert_lsn(), %s)", (before,)).fetchone()[0]
+
+        assert 0 in (wal_of_heartbeats() for _ in range(5))
+        assert watcher.execute(ROWS).fetchone() == rows
+
+        with psycopg.connect(still.dsn()) as inside:
+            assert call(inside, "session_heartbeat", session.id).alive
+            assert inside.execute("SELECT txid_current_if_assigned()").fetchone() == (None,)
+            assert call(inside, "lease_renew", "r1", 0).reason != "held"
+            assert call(inside, "lease_acquire", "r1", session.id).reason == "already_held"
+            assert inside.execute("SELECT txid_current_if_assigned()").fetchone() == (None,)
+        with psycopg.connect(still.dsn()) as reading:
+            reading.read_only = True
+            assert call(reading, "session_heartbeat", session.id).alive
+            assert call(reading, "session_wait", session.id, session.revision, "1 ms").reason in ("timeout", "changed")
+        expires = watcher.execute("SELECT DISTINCT expires_at IS NOT NULL, state FROM eskit_lease.leases").fetchall()
+        assert expires == [(True, "held")]
+        assert session.close()
+
+
+def test_a_refused_acquire_takes_no_transaction_id(still):
+    with still.connect() as conn, psycopg.connect(still.dsn()) as inside:
+        holder, rival = Session(conn, "holder"), Session(conn, "rival")
+        holder.take("taken")
+        assert call(inside, "lease_acquire", "taken", rival.id).reason == "held"
+        assert inside.execute("SELECT txid_current_if_assigned()").fetchone() == (None,)
+
+
+CLIENTS, EACH = 8, 1_250
+
+
+def test_no_multixacts(server, db, connect, background):
+    """10,000 grants, checks and heartbeats from 8 connections of one session."""
+    session = Session(connect(), ttl="60 s")
+    session.take("shared")
+
+    def next_multixact():
+        server.query("CHECKPOINT")
+        return server.query("SELECT next_multixact_id, next_multi_offset FROM pg_control_checkpoint()")
+
+    before = next_multixact()
+    start = threading.Barrier(CLIENTS)
+
+    def work(i):
+        conn = connect(autocommit=False)
+        start.wait()
+        for j in range(EACH):
+            with conn.transaction():
+                call(conn, "fence_check", "shared", session.fences["shared"])
+                assert call(conn, "lease_acquire", f"r {i} {j}", session.id).granted
+                assert call(conn, "session_heartbeat", session.id).alive
+            if j % 50 == 0:  # some work in savepoints, where a lock taken twice would make one
+                with conn.transaction(), conn.transaction():
+                    call(conn, "fence_check", "shared", session.fences["shared"])
+
+    done = [background(work, i) for i in range(CLIENTS)]
+    for result in done:
+        result.result()
+    assert connect().execute("SELECT count(*) FROM eskit_lease.leases WHERE state = 'held'").fetchone() == (CLIENTS * EACH + 1,)
+    assert next_multixact() == before
+    assert session.close()
+    wait_until(lambda: server.query("SELECT count(*) FROM eskit_lease.leases WHERE state = 'held'", dbname=db) == [(0,)])
+    assert next_multixact() == before

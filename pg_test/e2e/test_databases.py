@@ -1,0 +1,101 @@
+"""Databases come and go while sessions of theirs are alive, and so does the extension."""
+
+import psycopg
+import pytest
+from client import Session, call
+from conftest import wait_until
+
+
+@pytest.fixture
+def lively(server, db):
+    """A database with live sessions, a lease, a waiter and no client."""
+    with server.connect(db) as conn:
+        holder, waiter = Session(conn, "holder", ttl="60 s"), Session(conn, "waiter", ttl="60 s")
+        holder.take("r")
+        waiter.queue("r")
+        soon = Session(conn, "soon over", ttl="1 s")  # so that there is work coming
+        soon.take("s")
+    wait_until(lambda: not server.query("SELECT 1 FROM pg_stat_activity WHERE datname = %s AND backend_type = 'client backend'", db))
+    return db, holder
+
+
+def test_drop_database(server, lively):
+    db, _ = lively
+    server.query(f"DROP DATABASE {db}")
+    # The launcher forgets it; the same name can come again and starts with nothing.
+    server.query(f"CREATE DATABASE {db}")
+    server.query("CREATE EXTENSION eskit_lease", dbname=db)
+    with server.connect(db) as conn:
+        assert conn.execute("SELECT count(*) FROM eskit_lease.sessions").fetchone() == (0,)
+        assert Session(conn, "new").take("r")
+    assert server.workers("launcher")
+
+
+def test_create_database_from_template(server, lively):
+    db, holder = lively
+    copy = f"{db}_copy"
+    server.query(f"CREATE DATABASE {copy} TEMPLATE {db}")
+    try:
+        with server.connect(copy) as conn, server.connect(db) as original:
+            assert conn.execute("SELECT count(*) FROM eskit_lease.leases WHERE state = 'held'").fetchone() == (0,)
+            rival = Session(conn, "in the copy", ttl="60 s")
+            assert rival.take("r") > holder.fences["r"]
+            assert not call(conn, "session_heartbeat", holder.id).alive
+            # The worker takes away what the copy has of the original's sessions.
+            names = "SELECT array_agg(consumer) FROM eskit_lease._sessions"
+            wait_until(lambda: conn.execute(names).fetchone() == (["in the copy"],), timeout=10)
+            assert conn.execute("SELECT count(*) FROM eskit_lease.waiters").fetchone() == (0,)
+            # And in the original nothing has changed.
+            assert call(original, "session_heartbeat", holder.id).alive
+            assert call(original, "lease_renew", "r", holder.fences["r"]).held
+    finally:
+        server.query(f"DROP DATABASE {copy} WITH (FORCE)")
+
+
+def test_rename_database(server, lively):
+    db, holder = lively
+    server.query(f"ALTER DATABASE {db} RENAME TO {db}_renamed")
+    try:
+        with server.connect(f"{db}_renamed") as conn:
+            assert call(conn, "session_heartbeat", holder.id).alive
+            assert call(conn, "lease_release", "r", holder.fences["r"])
+            waiter = "SELECT consumer FROM eskit_lease.leases WHERE resource = 'r' AND state = 'held'"
+            wait_until(lambda: conn.execute(waiter).fetchone() == ("waiter",))
+            wait_until(lambda: conn.execute("SELECT count(*) FROM eskit_lease._sessions WHERE consumer = 'soon over'").fetchone() == (0,))
+    finally:
+        server.query(f"DROP DATABASE {db}_renamed WITH (FORCE)")
+
+
+def test_drop_and_create_extension_under_other_connections(server, connect):
+    conn, other = connect(), connect()
+    old, waiter = Session(conn, "old", ttl="60 s"), Session(other, "waiter", ttl="60 s")
+    old_fence = old.take("r")
+    waiter.queue("r")
+    assert old.heartbeat().alive
+    connect().execute("DROP EXTENSION eskit_lease")
+    for session in (old, waiter):
+        with pytest.raises((psycopg.errors.InvalidSchemaName, psycopg.errors.UndefinedFunction)):
+            session.heartbeat()
+    left = "SELECT count(*) FROM pg_depend WHERE refclassid = 'pg_extension'::regclass AND refobjid NOT IN (SELECT oid FROM pg_extension)"
+    assert conn.execute(left).fetchone() == (0,)
+    conn.execute("CREATE EXTENSION eskit_lease")
+    # The connections know plans and slots of before.
+    assert old.heartbeat().reason == "unknown_session"
+    assert waiter.heartbeat().reason == "unknown_session"
+    new = Session(other, "new", ttl="1 s")
+    assert new.take("r") > old_fence
+    after = Session(conn, "after").queue("r")
+    after.wait_for("r")
+    assert after.fences["r"] > new.fences["r"]
+    assert server.workers("launcher")
+
+
+def test_drop_extension_is_blocked_by_nothing_of_the_worker(connect):
+    conn = connect()
+    for i in range(5):
+        session = Session(conn, f"round {i}")
+        session.take("r")
+        session.release("r")  # the worker is about to tell
+        conn.execute("SET lock_timeout = '10 s'")
+        conn.execute("DROP EXTENSION eskit_lease")
+        conn.execute("CREATE EXTENSION eskit_lease")

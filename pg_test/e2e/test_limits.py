@@ -1,0 +1,127 @@
+"""Limits: what is full says so and recovers; what is cancelled leaves nothing held."""
+
+import psycopg
+import pytest
+from client import Session, call
+from conftest import Server, wait_until
+
+
+@pytest.fixture
+def small():
+    server = Server("e2e-small", "eskit_lease.max_sessions = 16", "eskit_lease.max_databases = 2")
+    server.query("CREATE EXTENSION eskit_lease")
+    yield server
+    server.stop()
+
+
+def refused(function, *args):
+    with pytest.raises(psycopg.Error) as error:
+        function(*args)
+    return error.value
+
+
+def test_too_many_sessions(small):
+    with small.connect() as conn:
+        sessions = [Session(conn, f"session {i}", ttl="2 s" if i < 8 else "60 s") for i in range(16)]
+        error = refused(Session, conn, "one too many")
+        assert error.sqlstate == "53400"
+        assert "eskit_lease.max_sessions is 16" in error.diag.message_detail
+        assert "eskit_lease.max_sessions" in error.diag.message_hint
+        assert conn.execute("SELECT count(*) FROM eskit_lease.sessions").fetchone() == (16,), "nothing changed"
+        error = refused(call, conn, "lock_acquire", "r", "owner", "1 s")
+        assert error.sqlstate == "53400"
+        assert conn.execute("SELECT count(*) FROM eskit_lease.leases").fetchone() == (0,)
+        assert all(session.heartbeat().alive for session in sessions)
+        # Places come back a TTL after a session has ended, however it did.
+        for session in sessions[:4]:
+            session.close()
+
+        later = []
+
+        def opened():
+            assert all(session.heartbeat().alive for session in sessions[8:])
+            try:
+                later.append(Session(conn, "later", ttl="60 s"))
+            except psycopg.errors.ConfigurationLimitExceeded:
+                pass
+            return len(later) == 8
+
+        wait_until(opened, timeout=20, pause=0.05)
+        assert all(session.heartbeat().alive for session in later)
+        assert refused(Session, conn, "one too many").sqlstate == "53400"
+
+
+def test_too_many_databases(small):
+    with small.connect() as conn:
+        Session(conn, "first", ttl="60 s").close()
+        for name in ("second", "third"):
+            conn.execute(f"CREATE DATABASE {name}")
+            small.query("CREATE EXTENSION eskit_lease", dbname=name)
+        with small.connect("second") as second:
+            kept = Session(second, "second", ttl="2 s")
+            with small.connect("third") as third:
+                error = refused(Session, third, "third")
+                assert error.sqlstate == "53400"
+                assert "eskit_lease.max_databases is 2" in error.diag.message_detail
+                assert error.diag.message_hint
+                assert third.execute("SELECT eskit_lease.partition_for('x', 3)").fetchone()
+                assert third.execute("SELECT count(*) FROM eskit_lease._sessions").fetchone() == (0,)
+            assert kept.heartbeat().alive
+        # The place of a database that is no more can be had, once its sessions would have ended at the latest.
+        conn.execute("DROP DATABASE second WITH (FORCE)")
+
+        def opened():
+            with small.connect("third") as third:
+                try:
+                    return Session(third, "third at last").take("r")
+                except psycopg.errors.ConfigurationLimitExceeded:
+                    return None
+
+        wait_until(opened, timeout=20, pause=0.05)
+        assert small.workers("launcher")
+
+
+LOCKS = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = %s"
+ENDS = ["statement_timeout", "lock_timeout", "cancel", "terminate"]
+
+
+@pytest.mark.parametrize("function", ["lease_release", "lease_release_many", "session_close", "lease_force_release"])
+@pytest.mark.parametrize("end", ENDS)
+def test_release_that_is_cancelled_while_it_waits_for_a_fence(connect, background, end, function):
+    conn, watcher, fenced = connect(), connect(), connect(autocommit=False)
+    holder, rival = Session(watcher, "holder", ttl="60 s"), Session(watcher, "rival", ttl="60 s")
+    fence = holder.take("r")
+    call(fenced, "fence_check", "r", fence)
+    pid = conn.info.backend_pid
+    args = {
+        "lease_release": ("r", fence), "lease_release_many": (["r"], holder.id),
+        "session_close": (holder.id,), "lease_force_release": ("r", fence, "a test"),
+    }[function]  # fmt: skip
+    if end.endswith("timeout"):
+        conn.execute(f"SET {end} = '50 ms'")
+    release = background(call, conn, function, *args)
+    if not end.endswith("timeout"):
+        wait_until(lambda: watcher.execute("SELECT 1 FROM pg_locks WHERE pid = %s AND NOT granted", (pid,)).fetchone())
+        watcher.execute(f"SELECT pg_{end}_backend({pid})")
+    error = release.exception()
+    expected = {"statement_timeout": "57014", "lock_timeout": "55P03", "cancel": "57014", "terminate": "57P01"}
+    assert error.sqlstate == expected[end]
+    wait_until(lambda: watcher.execute(LOCKS, (pid,)).fetchone() == (0,))
+    # As if it had never been asked: the holder lives, holds, and may go on with fenced work.
+    assert holder.heartbeat().alive
+    assert holder.renew("r").held
+    assert rival.acquire("r").reason == "held"
+    call(fenced, "fence_check", "r", fence)
+    fenced.commit()
+    holder.check("r")
+    assert holder.release("r")
+    assert rival.take("r") > fence
+
+
+def test_acquire_never_waits_even_with_a_lock_timeout(connect):
+    conn, other = connect(), connect(autocommit=False)
+    session, rival = Session(conn, "session"), Session(conn, "rival")
+    call(other, "lease_acquire", "r", session.id)
+    conn.execute("SET lock_timeout = '1ms'")
+    assert rival.acquire("r").reason == "busy"
+    other.rollback()

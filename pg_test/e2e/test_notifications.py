@@ -1,0 +1,112 @@
+"""Notifications: hints on the channel eskit_lease, sent by the worker for what was committed and for nothing else."""
+
+import json
+
+import pytest
+from client import Session, call
+from conftest import wait_until
+
+
+@pytest.fixture
+def heard(connect):
+    """heard(resource) waits for the next event about it; heard.so_far has all events."""
+    conn = connect()
+    conn.execute("LISTEN eskit_lease")
+    events = []
+
+    def collect(timeout):
+        for note in conn.notifies(timeout=timeout, stop_after=1):
+            assert note.channel == "eskit_lease"
+            events.append(json.loads(note.payload))
+
+    def heard(resource, event):
+        def found():
+            collect(0.2)
+            return [e for e in events if (e["resource"], e["event"]) == (resource, event)]
+
+        return wait_until(found)[-1]
+
+    heard.so_far = events
+    return heard
+
+
+def quiet(heard, conn, resource):
+    """Whatever was committed before this has been told when it returns: the worker tells in passes, one after another."""
+    mark = Session(conn, "mark")
+    mark.take("mark")
+    heard("mark", "granted")
+    mark.release("mark")
+    heard("mark", "released")
+    heard.so_far[:] = [event for event in heard.so_far if event["resource"] != "mark"]
+    return [event for event in heard.so_far if event["resource"] == resource]
+
+
+def test_grant_hand_over_and_release_are_told(connect, heard):
+    leader, follower = Session(connect(), "leader"), Session(connect(), "follower")
+    leader.take("r")
+    event = heard("r", "granted")
+    assert event["consumer"] == "leader"
+    assert event["slot"] == 0
+    assert event["fence"] == str(leader.fences["r"])
+    assert isinstance(event["revision"], str) and int(event["revision"]) >= leader.revision
+    heard.so_far.clear()
+
+    follower.queue("r")
+    leader.release("r")
+    event = heard("r", "granted")
+    follower.wait_for("r")
+    assert (event["consumer"], event["fence"]) == ("follower", str(follower.fences["r"]))
+    heard.so_far.clear()
+
+    follower.release("r")
+    event = heard("r", "released")
+    assert event["fence"] == str(follower.fences["r"])
+    assert "consumer" not in event
+
+
+def test_expiry_hand_over_and_close_are_told(connect, heard):
+    leader, follower = Session(connect(), "leader", ttl="1 s"), Session(connect(), "follower")
+    leader.take("r")
+    heard("r", "granted")
+    follower.queue("r")
+    wait_until(lambda: heard("r", "granted")["consumer"] == "follower")
+    follower.close()
+    heard("r", "released")
+
+
+def test_what_was_rolled_back_is_not_told(connect, heard):
+    conn, other = connect(autocommit=False), connect()
+    session = Session(conn, "session")
+    conn.commit()
+    session.take("taken")
+    conn.rollback()
+    session.take("kept")
+    with conn.transaction(force_rollback=True):
+        session.take("to savepoint")
+    conn.commit()
+    heard("kept", "granted")
+    session.release("kept")
+    conn.rollback()
+    call(other, "session_heartbeat", session.id)
+    assert quiet(heard, other, "taken") == []
+    assert quiet(heard, other, "to savepoint") == []
+    assert [event["event"] for event in quiet(heard, other, "kept")] == ["granted"]
+
+
+def test_revision_does_not_move_for_what_was_rolled_back(connect):
+    conn, other = connect(autocommit=False), connect()
+    session = Session(conn, "session")
+    conn.commit()
+    before = call(other, "session_heartbeat", session.id).revision
+    session.take("r")
+    conn.rollback()
+    assert call(other, "session_heartbeat", session.id).revision == before
+    session.take("r")
+    conn.commit()
+    assert call(other, "session_heartbeat", session.id).revision > before
+
+
+def test_uuid_of_a_session_is_not_told(connect, heard):
+    session = Session(connect(), "secretive")
+    session.take("r")
+    assert str(session.id) not in json.dumps(heard("r", "granted"))

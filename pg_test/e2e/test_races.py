@@ -1,0 +1,141 @@
+"""Races between many clients: exactly one owner, nobody waits for anybody, and the queue is kept."""
+
+import itertools
+import threading
+import time
+from concurrent.futures import wait
+
+import pytest
+from client import Session, call
+from conftest import wait_until
+
+ROUNDS, RACERS = 100, 8
+
+
+def test_race_for_a_fresh_name(server, db, connect, background):
+    sessions = [Session(connect(), f"racer {i}", ttl="60 s") for i in range(RACERS)]
+    watcher = connect()
+    start = threading.Barrier(RACERS)
+
+    def race(session):
+        answers = []
+        for i in range(ROUNDS):
+            start.wait(timeout=60)
+            asked_at = time.monotonic()
+            answers.append((session.acquire(f"fresh {i}"), time.monotonic() - asked_at))
+        return answers
+
+    races = [background(race, session) for session in sessions]
+    lock_waits = 0
+    while wait(races, timeout=0.002).not_done:
+        lock_waits += watcher.execute("SELECT count(*) FROM pg_locks WHERE NOT granted AND locktype <> 'extend'").fetchone()[0]
+    rounds = list(zip(*[done.result() for done in races], strict=True))
+    for i, answers in enumerate(rounds):
+        reasons = sorted(answer.reason for answer, _ in answers)
+        assert reasons.count("granted") == 1, (i, reasons)
+        assert set(reasons) <= {"granted", "busy", "held"}, (i, reasons)
+    assert lock_waits == 0, "somebody waited for a lock"
+    slowest = max(took for answers in rounds for _, took in answers)
+    print(f"slowest answer {slowest * 1000:.1f} ms")
+    fences = watcher.execute("SELECT fence FROM eskit_lease.leases ORDER BY fence").fetchall()
+    assert len(set(fences)) == ROUNDS
+
+
+OPEN = {
+    "first acquire": lambda conn, session: call(conn, "lease_acquire", "r", session.id),
+    "update": lambda conn, session: conn.execute("UPDATE eskit_lease._leases SET slot = slot WHERE resource = 'r'"),
+    "fence": lambda conn, session: call(conn, "fence_check", "r", session.fences["r"]),
+    "release": lambda conn, session: call(conn, "lease_release", "r", session.fences["r"]),
+    "close": lambda conn, session: call(conn, "session_close", session.id),
+}
+
+
+@pytest.mark.parametrize("ending", ["open", "prepared"])
+@pytest.mark.parametrize("what", OPEN)
+def test_try_answers_at_once(connect, db, what, ending):
+    conn, other = connect(autocommit=False), connect()
+    contender, rival = Session(other, "contender", ttl="60 s"), Session(other, "rival", ttl="60 s")
+    if what != "first acquire":
+        contender.take("r")
+    OPEN[what](conn, contender)
+    if ending == "prepared":
+        conn.execute(f"PREPARE TRANSACTION '{db}'")
+        conn.rollback()
+    try:
+        answers = []
+        for queue in (False, True) * 3:
+            asked_at = time.monotonic()
+            answers.append((rival.acquire("r", queue).reason, time.monotonic() - asked_at))
+        assert {reason for reason, _ in answers} <= {"busy", "held", "queued"}, answers
+        assert min(took for _, took in answers) < 0.05, answers
+    finally:
+        if ending == "prepared":
+            other.execute(f"ROLLBACK PREPARED '{db}'")
+        else:
+            conn.rollback()
+
+
+@pytest.mark.parametrize("ending", ["open", "prepared"])
+def test_bulk_acquire_leaves_other_names_free(connect, db, ending):
+    conn, other = connect(autocommit=False), connect()
+    bulk, rival = Session(other, "bulk", ttl="120 s"), Session(other, "rival", ttl="120 s")
+    rival.take("known")
+    rival.release("known")
+    granted = "SELECT count(*) FILTER (WHERE granted) FROM eskit_lease.lease_acquire_many(%s, %s)"
+    assert conn.execute(granted, ([f"bulk {i}" for i in range(100_000)], bulk.id)).fetchone() == (100_000,)
+    if ending == "prepared":
+        conn.execute(f"PREPARE TRANSACTION '{db}'")
+        conn.rollback()
+    try:
+        rival.take("known")
+        answers = []
+        for i in range(500):  # enough to meet any guard that a name's hash could share with those 100,000
+            asked_at = time.monotonic()
+            assert rival.acquire(f"new {i}").granted
+            answers.append(time.monotonic() - asked_at)
+        assert sorted(answers)[len(answers) // 2] < 0.05
+        assert rival.acquire("bulk 77777").reason == "busy"
+        assert rival.acquire("bulk 77777", queue=True).reason == "queued"
+    finally:
+        if ending == "prepared":
+            other.execute(f"ROLLBACK PREPARED '{db}'")
+        else:
+            conn.rollback()
+    wait_until(lambda: rival.holds("bulk 77777"))
+    assert rival.acquire("bulk 1").granted, "what was rolled back is free"
+
+
+def test_polling_bargers_never_overtake_a_waiter(server, db, connect, background):
+    """Five connections poll as forty sessions, while four wait in line; the lease changes hands 200 times."""
+    holder = Session(connect(), "holder", ttl="60 s")
+    holder.take("r")
+    waiters = [Session(connect(), f"waiter {i}", ttl="60 s") for i in range(4)]
+    for waiter in waiters:
+        waiter.queue("r")
+    stop = threading.Event()
+
+    def barge(i):
+        conn = connect()
+        bargers = [Session(conn, f"barger {i}.{j}", ttl="60 s") for j in range(8)]
+        answers = set()
+        for barger in itertools.cycle(bargers):
+            answer = barger.acquire("r")
+            answers.add(answer.reason)
+            if stop.is_set() or answer.granted:
+                return answers
+
+    barging = [background(barge, i) for i in range(5)]
+    assert holder.release("r")
+    order, fences = [], [holder.fences["r"]]
+    while len(order) < 200:
+        turn = wait_until(lambda: next((waiter for waiter in waiters if waiter.holds("r")), None))
+        order.append(turn)
+        fences.append(turn.fences["r"])
+        assert turn.release("r")
+        turn.queue("r")  # never granted at once: three are in line
+    stop.set()
+    reasons = set().union(*(done.result() for done in barging))
+    assert "granted" not in reasons, reasons
+    assert reasons <= {"held", "awaited", "busy"}
+    assert fences == sorted(set(fences)), "fences rise with every change of owner"
+    assert order[4:] == order[:-4], "first come, first served"

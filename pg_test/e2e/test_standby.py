@@ -1,0 +1,145 @@
+"""A streaming standby: refusals while it is one, and its promotion, after which no fence is given twice."""
+
+import os
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+import psycopg
+import pytest
+from client import Session, call, rows
+from conftest import Server, wait_until
+
+
+@pytest.fixture
+def primary():
+    server = Server("e2e-primary", "max_wal_senders = 4", "max_replication_slots = 4", "hot_standby = on")
+    server.query("CREATE EXTENSION eskit_lease")
+    yield server
+    server.stop("immediate")
+
+
+@pytest.fixture
+def standby(primary):
+    base = Path(str(primary.data) + "-base")
+    shutil.rmtree(base, ignore_errors=True)
+    base.mkdir(mode=0o700)
+    tool = Path(os.environ["PG_BIN"]) / "pg_basebackup"
+    subprocess.run([tool, "-d", primary.dsn(), "-D", base, "-X", "stream", "-c", "fast", "--no-sync"], check=True)
+    (base / "standby.signal").touch()
+    connection = f"host={primary.host} port={primary.port} user=postgres"
+    server = Server("e2e-standby", f"primary_conninfo = '{connection}'", "hot_standby = on", copy_of=base)
+    shutil.rmtree(base)
+    yield server
+    server.stop("immediate")
+
+
+def caught_up(primary, standby):
+    lsn = primary.query("SELECT pg_current_wal_lsn()")[0][0]
+    wait_until(lambda: standby.query("SELECT pg_last_wal_replay_lsn() >= %s::pg_lsn", lsn) == [(True,)])
+
+
+VERBS = {
+    "session_open": ("consumer",), "session_heartbeat": ("{id}",), "session_wait": ("{id}", 0), "session_drain": ("{id}",),
+    "session_detach": ("{id}",), "session_close": ("{id}",), "session_sweep": (), "lease_acquire": ("r", "{id}"),
+    "lease_acquire_many": (["r"], "{id}"), "lease_release_many": (["r"], "{id}"), "lease_renew": ("r", 1),
+    "lease_release": ("r", 1), "lease_cancel": ("r", "{id}"), "lease_force_release": ("r", 1, "why"),
+    "lock_acquire": ("r", "owner", "5 s"), "fence_check": ("r", 1),
+}  # fmt: skip
+NOBODY = "00000000-0000-4000-8000-000000000000"
+
+
+def check_refusals(server, sqlstate, hint, session=NOBODY):
+    with server.connect() as conn:
+        for verb, args in VERBS.items():
+            with pytest.raises(psycopg.Error) as refused:
+                rows(conn, verb, *(str(session) if arg == "{id}" else arg for arg in args))
+            assert (verb, refused.value.sqlstate) == (verb, sqlstate)
+            assert hint in (refused.value.diag.message_hint or ""), verb
+        keys = conn.execute("SELECT eskit_lease.group_lock_key('default'), eskit_lease.advisory_lock_id('')")
+        assert keys.fetchone() == (4010717984327297149, -3750763034362895579)
+
+
+def test_standby_and_its_promotion(primary, standby):
+    with primary.connect() as conn:
+        holder, lost, waiter = (Session(conn, name, ttl="6 s") for name in ("holder", "lost", "waiter"))
+        fence, lost_fence = holder.take("r"), lost.take("lost")
+        waiter.queue("lost")
+        caught_up(primary, standby)
+        check_refusals(standby, "25006", "primary", holder.id)
+        with standby.connect() as reader:
+            # What needs only rows may answer; what needs shared memory says so. Neither may crash it.
+            for view in ("sessions", "leases", "waiters", "blockers"):
+                try:
+                    reader.execute(f"SELECT * FROM eskit_lease.{view}").fetchall()
+                except psycopg.Error as error:
+                    assert error.sqlstate == "25006" and error.diag.message_hint, view
+            assert reader.execute("SELECT resource FROM eskit_lease._leases ORDER BY 1").fetchall() == [("lost",), ("r",)]
+        assert not standby.workers() and not standby.workers("launcher")
+        # More is granted that the standby never sees: it is promoted from an older history.
+        standby.set(primary_conninfo="")
+        wait_until(lambda: standby.query("SELECT count(*) FROM pg_stat_wal_receiver") == [(0,)])
+        unseen = [holder.take(f"unseen {i}") for i in range(50)]
+    primary.stop("immediate")
+    promoted_at = time.monotonic()
+    assert standby.query("SELECT pg_promote()") == [(True,)]
+    wait_until(lambda: standby.query("SELECT pg_is_in_recovery()") == [(False,)])
+    with standby.connect() as conn:
+        for session in (holder, lost, waiter):
+            session.conn = conn
+        assert holder.heartbeat().alive
+        assert waiter.heartbeat().alive
+        renewed = holder.renew("r")
+        assert (renewed.held, renewed.reason) == (True, "refence")
+        again = holder.acquire("r")
+        assert (again.granted, again.reason) == (True, "refenced")
+        assert again.fence > max(unseen)
+        assert holder.renew("r").reason == "held"
+        assert holder.acquire("r").reason == "already_held"
+        with pytest.raises(psycopg.Error) as stale:
+            call(conn, "fence_check", "r", fence)
+        assert stale.value.sqlstate == "LF001"
+        holder.check("r")
+        with pytest.raises(psycopg.Error) as unknown:
+            call(conn, "fence_check", "unseen 0", unseen[0])
+        assert unknown.value.sqlstate == "LF001"
+        assert Session(conn, "new").take("unseen 0") > max(unseen)
+        # Who does not come back is alive until promotion + TTL and then handed over by the worker, which runs now.
+        assert Session(conn, "rival").acquire("lost").reason in ("held", "awaited")
+
+        def handed_over():
+            assert holder.heartbeat().alive and waiter.heartbeat().alive
+            return waiter.holds("lost")
+
+        wait_until(handed_over, pause=0.02)
+        assert time.monotonic() - promoted_at > 6
+        assert waiter.fences["lost"] > max(unseen) > lost_fence
+        assert standby.workers("launcher")
+
+
+def test_not_preloaded(tmp_path):
+    server = Server("e2e-plain", "shared_preload_libraries = ''")
+    try:
+        server.query("CREATE EXTENSION eskit_lease")
+        check_refusals(server, "55000", "shared_preload_libraries")
+        with server.connect() as conn:
+            for statement in ("SELECT * FROM eskit_lease.stats()", "SELECT * FROM eskit_lease.sessions"):
+                try:
+                    conn.execute(statement)
+                except psycopg.Error as error:
+                    assert error.sqlstate == "55000" and "shared_preload_libraries" in error.diag.message_hint
+            conn.execute("CREATE TABLE t (name text); CREATE INDEX ON t (eskit_lease.group_lock_key(name))")
+            conn.execute("INSERT INTO t VALUES ('default')")
+            conn.execute("SELECT setval('eskit_lease.fence_seq', 4711)")
+            conn.execute("CREATE DATABASE restored")
+        bin_dir = Path(os.environ["PG_BIN"])
+        dump = tmp_path / "dump.sql"
+        subprocess.run([bin_dir / "pg_dump", "-d", server.dsn(), "-f", dump], check=True)
+        psql = [bin_dir / "psql", "-X", "-q", "-v", "ON_ERROR_STOP=1", "-d", server.dsn("restored"), "-f", dump]
+        subprocess.run(psql, check=True, stdout=subprocess.DEVNULL)
+        assert server.query("SELECT last_value FROM eskit_lease.fence_seq", dbname="restored") == [(4711,)]
+        assert server.query("SELECT eskit_lease.group_lock_key(name) FROM t", dbname="restored") == [(4010717984327297149,)]
+        server.query("DROP EXTENSION eskit_lease CASCADE")
+    finally:
+        server.stop()

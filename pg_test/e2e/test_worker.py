@@ -1,0 +1,189 @@
+"""The worker: prompt at the deadline, back after it was ended, never in the way, and not needed for an answer to be right."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import psycopg
+import pytest
+from client import Session, best_of, call
+from conftest import Server, wait_until
+
+ATTACHED = """
+import sys, psycopg
+conn = psycopg.connect(sys.argv[1], autocommit=True)
+session = conn.execute("SELECT session FROM eskit_lease.session_open('child', '60 s', true)").fetchone()[0]
+for resource in sys.argv[2:]:
+    assert conn.execute("SELECT granted FROM eskit_lease.lease_acquire(%s, %s)", (resource, session)).fetchone()[0]
+print(session, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_expired_lease_is_handed_over_at_the_deadline(connect, background):
+    holder, waiter = connect(), connect()
+
+    def from_deadline_to_told():
+        leader = Session(holder, "leader", ttl="1 s")
+        leader.take("sub:orders")
+        follower = Session(waiter, "follower").queue("sub:orders")
+        told = background(follower.wait_for, "sub:orders")
+        leader.heartbeat()  # the last one
+        late = told.result() - leader.deadline
+        assert late > -0.010, "granted before the holder's deadline"
+        assert follower.acquire("sub:orders").reason == "already_held"
+        assert leader.heartbeat().reason == "expired"
+        follower.close()
+        return late
+
+    best_of(3, 50, from_deadline_to_told)
+
+
+def test_lease_of_a_killed_client_is_handed_over(server, db, connect, background):
+    waiter = connect()
+
+    def from_kill_to_told():
+        child = subprocess.Popen(
+            [sys.executable, "-c", ATTACHED, server.dsn(db), "sub:orders"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        with child:
+            child.stdout.readline()
+            follower = Session(waiter, "follower").queue("sub:orders")
+            told = background(follower.wait_for, "sub:orders")
+            wait_until(lambda: server.query("SELECT value FROM eskit_lease.stats() WHERE name = 'calls_waiting'", dbname=db) == [(1,)])
+            killed_at = time.monotonic()
+            child.kill()
+        late = told.result() - killed_at
+        follower.close()
+        return late
+
+    best_of(3, 50, from_kill_to_told)
+
+
+def test_attached_session_outlives_its_connection_for_its_grace(connect):
+    attached, other = connect(), connect()
+    session = Session(attached, "graceful", attach=True, grace="700 ms")
+    session.take("r")
+    attached.close()
+    closed_at = time.monotonic()
+    rival = Session(other, "rival")
+    assert rival.acquire("r").reason == "held"
+    wait_until(lambda: rival.acquire("r").granted)
+    assert 0.6 < time.monotonic() - closed_at < 10
+
+
+def test_detached_session_outlives_its_connection(connect):
+    attached, other = connect(), connect()
+    session = Session(attached, "detached", attach=True)
+    session.take("r")
+    assert call(attached, "session_detach", session.id)
+    assert not call(attached, "session_detach", session.id)
+    pid = attached.info.backend_pid
+    attached.close()
+    wait_until(lambda: not other.execute("SELECT 1 FROM pg_stat_activity WHERE pid = %s", (pid,)).fetchone())
+    assert call(other, "session_heartbeat", session.id).alive
+    assert Session(other, "rival").acquire("r").reason == "held"
+
+
+def test_without_worker_an_acquire_takes_over_at_the_deadline(connect, no_worker):
+    conn = connect()
+
+    def from_deadline_to_taken():
+        leader, rival = Session(conn, "leader", ttl="1 s"), Session(conn, "rival")
+        leader.take("r")
+        while not (answer := rival.acquire("r")).granted:
+            assert answer.reason == "held"
+            assert time.monotonic() < leader.deadline + 10
+        late = time.monotonic() - leader.deadline
+        assert late > -0.010
+        assert answer.fence > leader.fences["r"]
+        rival.close()
+        return late
+
+    best_of(3, 50, from_deadline_to_taken)
+
+
+def test_without_worker_a_waiter_is_served_by_its_own_wait(connect, no_worker):
+    leader, follower = Session(connect(), "leader", ttl="1 s"), Session(connect(), "follower", ttl="3 s")
+    leader.take("r")
+    follower.queue("r")
+    told_at = follower.wait_for("r")
+    assert told_at > leader.deadline - 0.010
+
+
+@pytest.mark.parametrize("how", ["terminate", "kill -TERM"])
+@pytest.mark.parametrize("kind", ["launcher", "worker"])
+def test_comes_back_when_ended(server, db, connect, kind, how):
+    leader, follower = Session(connect(), "leader", ttl="1 s"), Session(connect(), "follower")
+    leader.take("r")
+    follower.queue("r")
+    (pid, *_) = wait_until(lambda: server.workers(kind))
+    if how == "terminate":
+        server.query("SELECT pg_terminate_backend(%s)", pid)
+    else:
+        os.kill(pid, signal.SIGTERM)
+    wait_until(lambda: pid not in server.workers(kind))
+    follower.wait_for("r")
+    wait_until(lambda: server.workers("launcher"))
+
+
+def test_no_worker_lingers_and_none_holds_a_snapshot(server, db, connect):
+    conn = connect()
+    session = Session(conn, "idle")  # alive for long: only its deadline is due
+    session.take("r")
+    session.release("r")
+    sometimes = wait_until(lambda: server.workers(dbname=db))
+    busy_since = time.monotonic()
+    while server.workers(dbname=db):
+        open_snapshots = server.query(
+            "SELECT pid FROM pg_stat_activity WHERE backend_type LIKE 'eskit_lease%' AND clock_timestamp() - xact_start > interval '2 s'"
+        )
+        assert not open_snapshots
+        assert time.monotonic() < busy_since + 10, f"worker {sometimes} lingers"
+        time.sleep(0.01)
+    names = server.query("SELECT backend_type, state, xact_start FROM pg_stat_activity WHERE backend_type LIKE 'eskit_lease%'")
+    assert [name for name, *_ in names] == ["eskit_lease launcher"]
+    assert names[0][2] is None
+
+
+@pytest.fixture
+def crowded(background):
+    """A server with one slot for workers besides those of the launchers, and a parallel query that has it until cancelled."""
+    server = Server("e2e-crowded", "max_worker_processes = 3", "max_parallel_workers_per_gather = 1", "eskit_lease.max_workers = 1")
+    server.query("CREATE EXTENSION eskit_lease")
+    server.query("CREATE TABLE busy AS SELECT generate_series(1, 100000) AS i")
+    server.query("ALTER TABLE busy SET (parallel_workers = 1)")
+    wait_until(lambda: not server.workers())
+    conn = server.connect()
+    conn.execute("SET parallel_setup_cost = 0; SET parallel_tuple_cost = 0; SET min_parallel_table_scan_size = 0")
+    query = background(conn.execute, "SELECT count(*) FROM busy WHERE pg_sleep(i % 2 + 1) IS NULL")
+    wait_until(lambda: server.query("SELECT 1 FROM pg_stat_activity WHERE backend_type = 'parallel worker'"))
+    server.free_slot = conn.cancel
+    yield server
+    conn.cancel()
+    assert isinstance(query.exception(), psycopg.errors.QueryCanceled)
+    server.stop()
+
+
+def test_lazily_works_without_a_worker_slot_and_recovers(crowded):
+    no_slot = "no free background worker slot"
+    with crowded.connect() as conn, crowded.connect() as other:
+        leader, follower = Session(conn, "leader", ttl="1 s"), Session(other, "follower", ttl="3 s")
+        leader.take("r")
+        follower.queue("r")
+        assert follower.wait_for("r") > leader.deadline - 0.010
+        assert crowded.logged(no_slot)
+        again = Session(conn, "again", ttl="1 s")
+        again.take("s")
+        wait_until(lambda: follower.acquire("s").granted)
+        assert time.monotonic() > again.deadline - 0.010
+        assert not crowded.workers()
+        assert len(crowded.logged(no_slot)) == 1, "one line, however often it tries"
+        crowded.free_slot()
+        last, waiter = Session(conn, "last", ttl="1 s"), Session(other, "waiter", ttl="60 s")
+        last.take("t")
+        waiter.queue("t")
+        wait_until(lambda: waiter.holds("t"))  # by the worker: it makes no call of its own
+        wait_until(lambda: crowded.query("SELECT count(*) FROM eskit_lease._sessions WHERE consumer IN ('leader', 'again')") == [(0,)])

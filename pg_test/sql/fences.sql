@@ -1,0 +1,139 @@
+-- fence_check by one connection: what passes, what raises, and that numbers only grow. Who waits for whom: specs/.
+\i pg_test/sql/include/helpers.psql
+\pset null -
+SELECT session AS a FROM session_open('a', '1 hour') \gset
+SELECT session AS b FROM session_open('b', '1 hour') \gset
+SELECT fence AS f FROM lease_acquire('f', :'a') \gset
+
+SELECT fence_check('f', :f);
+BEGIN;
+SELECT fence_check('f', :f);
+SELECT fence_check('f', :f);
+-- One lock of each kind, whatever is asked; blockers says what they are.
+SELECT doing, resource, consumer, granted, pid = pg_backend_pid() AS me, prepared, since = now() AS since FROM blockers ORDER BY 1;
+SELECT pg_current_xact_id_if_assigned();
+COMMIT;
+SELECT count(*) FROM blockers;
+
+-- Lost: released, superseded, never granted, of another name.
+SELECT pg_temp.error_of(format('SELECT fence_check(%L, %s)', 'f', :f + 1));
+SELECT pg_temp.error_of(format('SELECT fence_check(%L, %s)', 'f', :f - 1));
+SELECT pg_temp.error_of(format('SELECT fence_check(%L, %s)', 'F', :f));
+SELECT pg_temp.error_of(format('SELECT fence_check(%L, %s)', 'f', -1));
+SELECT lease_release('f', :f);
+SELECT pg_temp.error_of(format('SELECT fence_check(%L, %s)', 'f', :f));
+SELECT fence AS g FROM lease_acquire('f', :'b') \gset
+SELECT pg_temp.error_of(format('SELECT fence_check(%L, %s)', 'f', :f));
+SELECT fence_check('f', :g);
+SELECT session_close(:'b');
+SELECT pg_temp.error_of(format('SELECT fence_check(%L, %s)', 'f', :g));
+SELECT count(*) FROM blockers;
+
+-- The transaction that checks and then lets go itself is not in its own way; after that its check fails.
+SELECT fence AS f FROM lease_acquire('f', :'a') \gset
+BEGIN;
+SELECT fence_check('f', :f);
+SELECT lease_release('f', :f);
+SELECT pg_temp.error_of(format('SELECT fence_check(%L, %s)', 'f', :f));
+COMMIT;
+SELECT fence AS f FROM lease_acquire('f', :'a') \gset
+BEGIN;
+SELECT fence_check('f', :f);
+SELECT session_close(:'a');
+SELECT pg_temp.error_of(format('SELECT fence_check(%L, %s)', 'f', :f));
+ROLLBACK;
+SELECT fence_check('f', :f);
+
+-- The pass ends with its savepoint.
+BEGIN;
+SAVEPOINT s;
+SELECT fence_check('f', :f);
+SELECT count(*) FROM blockers;
+ROLLBACK TO s;
+SELECT count(*) FROM blockers;
+SAVEPOINT s;
+SELECT fence_check('f', :f);
+RELEASE s;
+SELECT count(*) FROM blockers;
+ROLLBACK;
+SELECT count(*) FROM blockers;
+
+-- Granted in the same transaction: visible under READ COMMITTED, never above, where the work would rest on data from before.
+BEGIN;
+SELECT fence AS g FROM lease_acquire('same', :'a') \gset
+SELECT fence_check('same', :g);
+ROLLBACK;
+BEGIN ISOLATION LEVEL REPEATABLE READ;
+SELECT fence AS g FROM lease_acquire('same', :'a') \gset
+SELECT pg_temp.error_of(format('SELECT fence_check(%L, %s)', 'same', :g));
+ROLLBACK;
+BEGIN ISOLATION LEVEL SERIALIZABLE;
+SELECT fence AS g FROM lease_acquire('same', :'a') \gset
+SELECT pg_temp.error_of(format('SELECT fence_check(%L, %s)', 'same', :g));
+COMMIT;
+BEGIN ISOLATION LEVEL REPEATABLE READ;
+SELECT fence_check('same', :g);
+COMMIT;
+BEGIN ISOLATION LEVEL SERIALIZABLE;
+SELECT fence_check('same', :g);
+COMMIT;
+-- In one statement with its grant: the statement reads what was before.
+SELECT pg_temp.error_of(format('SELECT fence_check(%1$L, fence) FROM lease_acquire(%1$L, %2$L)', 'one', :'a'));
+
+-- Read-only transactions may be fenced too.
+BEGIN READ ONLY;
+SELECT fence_check('f', :f);
+COMMIT;
+
+-- As a user writes it: the check and the work in one transaction, or neither.
+CREATE TEMP TABLE work (done int);
+BEGIN;
+SELECT fence_check('f', :f);
+INSERT INTO work VALUES (1);
+COMMIT;
+SELECT lease_release('f', :f);
+\set VERBOSITY sqlstate
+BEGIN;
+SELECT fence_check('f', :f);
+INSERT INTO work VALUES (2);
+COMMIT;
+\set VERBOSITY default
+SELECT done FROM work;
+
+-- Numbers grow with every owner, and never fall: not with a rollback, nor with a sequence that somebody sets back.
+SELECT fence AS f1 FROM lease_acquire('n', :'a') \gset
+SELECT lease_release('n', :f1);
+BEGIN;
+SELECT fence AS f2 FROM lease_acquire('n', :'a') \gset
+ROLLBACK;
+SELECT fence AS f3 FROM lease_acquire('n', :'a') \gset
+SELECT :f1 < :f2 AND :f2 < :f3 AS growing;
+SELECT count(*) AS fences, count(DISTINCT fence) AS different, min(fence) > :f3 AS greater
+FROM lease_acquire_many(ARRAY(SELECT 'n' || i FROM generate_series(1, 3000) AS i), :'a');
+SELECT last_value >= (SELECT max(fence) FROM leases) AS "at least", is_called FROM eskit_lease.fence_seq;
+SELECT session_close(:'a');
+CALL pg_temp.wait_for('NOT EXISTS (SELECT FROM eskit_lease.leases WHERE state <> ''free'')');
+
+-- A second check in the same transaction stands on the first, even past the deadline: nobody can have taken the lease since.
+SELECT session AS e FROM session_open('short', '1 s') \gset
+SELECT fence AS fe FROM lease_acquire('late', :'e') \gset
+BEGIN;
+SELECT fence_check('late', :fe);
+DO $$
+BEGIN
+    FOR i IN 1..1000 LOOP
+        EXIT WHEN (SELECT state = 'expired' FROM eskit_lease.leases WHERE resource = 'late');
+        PERFORM pg_sleep(0.02);
+    END LOOP;
+END
+$$;
+SELECT state FROM leases WHERE resource = 'late';
+SELECT fence_check('late', :fe);
+COMMIT;
+SELECT split_part(pg_temp.error_of(format('SELECT eskit_lease.fence_check(%L, %s)', 'late', :fe)), ':', 1) AS after;
+
+-- Once the worker has taken the row from the dead, its late holder is still told that it expired, and not that it released.
+CALL pg_temp.wait_for('state = ''free'' FROM eskit_lease.leases WHERE resource = ''late''');
+SELECT held, reason FROM lease_renew('late', :fe);
+SELECT pg_temp.error_of(format('SELECT eskit_lease.fence_check(%L, %s)', 'late', :fe));
+SELECT lease_release('late', :fe);

@@ -1,0 +1,94 @@
+-- lock_acquire: a lease without a session of one's own, as ShedLock has it.
+\i pg_test/sql/include/helpers.psql
+\pset null -
+\set r1 '11111111-1111-4111-8111-111111111111'
+\set r2 '22222222-2222-4222-8222-222222222222'
+
+SELECT granted, slot, holder, trust_ms BETWEEN 29000 AND 30000 AS trusted, reason, fence AS f FROM lock_acquire('nightly', 'host-1', '30 s') \gset
+SELECT :'granted' AS granted, :'slot' AS slot, :'holder' AS holder, :'trusted' AS trusted, :'reason' AS reason, :f > 0 AS fenced;
+SELECT consumer, role, state, ttl_ms, private, leases FROM sessions;
+SELECT resource, state, consumer FROM leases WHERE resource = 'nightly';
+-- Held, for another owner and for the same one: only a request can be asked again.
+SELECT * FROM lock_acquire('nightly', 'host-2', '30 s');
+SELECT * FROM lock_acquire('nightly', 'host-1', '30 s');
+SELECT * FROM lock_acquire('nightly', 'host-1', '30 s', :'r1');
+SELECT session AS a FROM session_open('with-session') \gset
+SELECT * FROM pg_temp.ask('nightly', :'a');
+SELECT count(*) FROM sessions WHERE private;
+
+-- Renewed and released by name and fence; the private session goes with it.
+SELECT held, trust_ms BETWEEN 29000 AND 30000 AS trusted, reason FROM lease_renew('nightly', :f);
+SELECT fence_check('nightly', :f);
+SELECT lease_release('nightly', :f);
+SELECT lease_release('nightly', :f) AS again;
+SELECT count(*) FROM sessions WHERE private;
+SELECT held, reason FROM lease_renew('nightly', :f);
+
+-- The same role, owner and request: the same fence, and another TTL. Anything else is held.
+SELECT granted, reason, fence > :f AS greater, fence AS g FROM lock_acquire('nightly', 'host-1', '1 minute', :'r1') \gset
+SELECT :'granted' AS granted, :'reason' AS reason, :'greater' AS greater;
+SELECT granted, fence = :g AS same, slot, holder, trust_ms BETWEEN 59000 AND 60000 AS trusted, reason FROM lock_acquire('nightly', 'host-1', '1 minute', :'r1');
+SELECT granted, reason FROM lock_acquire('nightly', 'host-1', '1 minute', :'r2');
+SELECT granted, reason FROM lock_acquire('nightly', 'host-2', '1 minute', :'r1');
+SELECT granted, reason FROM lock_acquire('nightly', 'host-1', '1 minute');
+CREATE ROLE regress_lock_role;
+GRANT regress_lock_role TO CURRENT_USER;
+DO $$BEGIN PERFORM eskit_lease.grant_consumer('regress_lock_role'); END$$;
+SET ROLE regress_lock_role;
+SELECT granted, holder, reason FROM eskit_lease.lock_acquire('nightly', 'host-1', '1 minute', :'r1');
+RESET ROLE;
+-- Of another name it is another lock.
+SELECT granted, reason, fence > :g AS greater FROM lock_acquire('hourly', 'host-1', '1 minute', :'r1');
+SELECT count(*) FROM sessions WHERE private;
+
+-- A session holds it, or is in line for it.
+SELECT granted FROM pg_temp.ask('s', :'a');
+SELECT * FROM lock_acquire('s', 'host-1', '30 s');
+SELECT (pg_temp.ask('hourly', :'a', true)).reason;
+SELECT lease_release('hourly', fence) FROM leases WHERE resource = 'hourly';
+SELECT * FROM lock_acquire('hourly', 'host-1', '30 s', :'r1');
+SELECT resource, consumer FROM leases WHERE resource = 'hourly';
+SELECT lease_force_release('nightly', :g, 'test');
+SELECT count(*) FROM sessions WHERE private;
+
+-- Rolled back, also to a savepoint; and in one transaction with its release.
+BEGIN;
+SELECT granted FROM lock_acquire('t', 'host-1', '30 s');
+ROLLBACK;
+SELECT count(*) FROM sessions WHERE private;
+BEGIN;
+SAVEPOINT s;
+SELECT granted, fence AS f FROM lock_acquire('t', 'host-1', '30 s') \gset
+ROLLBACK TO s;
+SELECT granted, fence > :f AS greater, fence AS f FROM lock_acquire('t', 'host-2', '30 s') \gset
+SELECT :'granted' AS granted, :'greater' AS greater;
+COMMIT;
+SELECT consumer, private FROM sessions WHERE private;
+BEGIN;
+SELECT lease_release('t', :f);
+ROLLBACK;
+SELECT held, reason FROM lease_renew('t', :f);
+BEGIN;
+SELECT lease_release('t', :f);
+SELECT granted, reason FROM lock_acquire('t', 'host-3', '30 s', :'r2');
+COMMIT;
+SELECT consumer, private FROM sessions WHERE private;
+SELECT granted, reason FROM lock_acquire('t', 'host-3', '30 s', :'r2');
+SELECT lease_release('t', fence) FROM leases WHERE resource = 't';
+SELECT session_close(:'a');
+
+-- Expired: the next owner takes it on the spot.
+\i pg_test/sql/include/worker_off.psql
+SELECT granted, fence AS f FROM lock_acquire('short', 'host-1', '1 s') \gset
+CALL pg_temp.wait_for('state = ''expired'' FROM eskit_lease.leases WHERE resource = ''short''');
+SELECT held, reason FROM lease_renew('short', :f);
+SELECT lease_release('short', :f);
+SELECT granted, holder, reason, fence > :f AS greater FROM lock_acquire('short', 'host-2', '30 s');
+SELECT held, reason FROM lease_renew('short', :f);
+SELECT * FROM session_sweep();
+SELECT consumer, state FROM sessions;
+SELECT lease_release('short', fence) FROM leases WHERE resource = 'short';
+SELECT count(*) FROM sessions;
+DROP OWNED BY regress_lock_role;
+DROP ROLE regress_lock_role;
+\i pg_test/sql/include/worker_on.psql

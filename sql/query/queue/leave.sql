@@ -1,0 +1,1 @@
+DELETE FROM eskit_lease._waiters WHERE ctid = ANY ($1)

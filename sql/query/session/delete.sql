@@ -1,0 +1,1 @@
+DELETE FROM eskit_lease._sessions WHERE session = ANY ($1)

@@ -1,0 +1,188 @@
+//! Every mistake and refusal that raises: its SQLSTATE, message, detail and hint in one place. Contention is no error: verbs that
+//! ask answer it with a reason.
+
+use crate::settings;
+use pgrx::pg_sys;
+use pgrx::pg_sys::panic::ErrorReport;
+use pgrx::prelude::PgSqlErrorCode as Code;
+
+pub type Result<T> = std::result::Result<T, ErrorReport>;
+
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("eskit_lease must be loaded via shared_preload_libraries")]
+    NotPreloaded,
+    #[error("cannot use sessions and leases during recovery")]
+    Recovery,
+    #[error("cannot execute {0} in a read-only transaction")]
+    ReadOnly(&'static str),
+    #[error("{0} must not be null")]
+    Null(&'static str),
+    #[error("{what} must be between 1 and {max} bytes long", max = crate::MAX_NAME)]
+    Name { what: &'static str, length: usize },
+    #[error("{what} is out of range")]
+    Interval { what: &'static str, given_ms: i128, min_ms: i64, max_ms: i64 },
+    #[error("number of {what} is out of range")]
+    Number { what: &'static str, given: i64, min: i64, max: i64 },
+    #[error("number of partitions must be greater than zero")]
+    Partitions(i32),
+    #[error("permission denied for session of role {owner}")]
+    Foreign { owner: String },
+    #[error("too many sessions")]
+    SessionsFull,
+    #[error("too many databases with sessions")]
+    DatabasesFull,
+    #[error("too many places in queues")]
+    PlacesFull,
+    #[error("cannot PREPARE a transaction that has attached a session to its connection")]
+    AttachPrepared,
+    #[error("fence {fence} of resource \"{resource}\" is no longer valid")]
+    FenceLost { resource: String, fence: i64, why: String },
+    #[error("lease of resource \"{resource}\" is changing hands")]
+    InFlight { resource: String, fence: i64 },
+    #[error("lease of resource \"{resource}\" is newer than the snapshot of this transaction")]
+    NewerThanSnapshot { resource: String, fence: i64 },
+    #[error("connection to client lost")]
+    ClientGone,
+}
+
+impl Error {
+    fn code(&self) -> Code {
+        match self {
+            Error::NotPreloaded => Code::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
+            Error::Recovery | Error::ReadOnly(_) => Code::ERRCODE_READ_ONLY_SQL_TRANSACTION,
+            Error::Null(_) => Code::ERRCODE_NULL_VALUE_NOT_ALLOWED,
+            Error::Name { .. } | Error::Interval { .. } | Error::Number { .. } | Error::Partitions(_) => {
+                Code::ERRCODE_INVALID_PARAMETER_VALUE
+            }
+            Error::Foreign { .. } => Code::ERRCODE_INSUFFICIENT_PRIVILEGE,
+            Error::SessionsFull | Error::DatabasesFull | Error::PlacesFull => {
+                Code::ERRCODE_CONFIGURATION_LIMIT_EXCEEDED
+            }
+            Error::AttachPrepared => Code::ERRCODE_FEATURE_NOT_SUPPORTED,
+            // raise_lost_fence() makes this LF001
+            Error::FenceLost { .. } => Code::ERRCODE_RAISE_EXCEPTION,
+            Error::InFlight { .. } => Code::ERRCODE_LOCK_NOT_AVAILABLE,
+            Error::NewerThanSnapshot { .. } => Code::ERRCODE_T_R_SERIALIZATION_FAILURE,
+            Error::ClientGone => Code::ERRCODE_CONNECTION_FAILURE,
+        }
+    }
+
+    fn detail(&self) -> Option<String> {
+        Some(match self {
+            Error::Name { what, length } => format!("The {what} given is {length} bytes long."),
+            Error::Interval { given_ms, min_ms, max_ms, .. } => {
+                format!("{given_ms} ms was given; the limits are {min_ms} ms and {max_ms} ms.")
+            }
+            Error::Number { given, min, max, .. } => {
+                format!("{given} was given; the limits are {min} and {max}.")
+            }
+            Error::Partitions(given) => format!("{given} was given."),
+            Error::SessionsFull => format!("eskit_lease.max_sessions is {}.", settings::MAX_SESSIONS.get()),
+            Error::DatabasesFull => format!("eskit_lease.max_databases is {}.", settings::MAX_DATABASES.get()),
+            Error::PlacesFull => {
+                format!("The session waits for {} resources.", crate::queue::MAX_PLACES)
+            }
+            Error::FenceLost { why, .. } => why.clone(),
+            Error::InFlight { fence, .. } => {
+                format!("The end, the release or the take-over of fence {fence} is in progress in another transaction.")
+            }
+            Error::NewerThanSnapshot { fence, .. } => {
+                format!("Fence {fence} was granted after what this transaction reads.")
+            }
+            _ => return None,
+        })
+    }
+
+    fn hint(&self) -> Option<String> {
+        Some(
+            match self {
+                Error::NotPreloaded => "Add eskit_lease to shared_preload_libraries and restart the server.",
+                Error::Recovery => "Connect to the primary server.",
+                Error::ReadOnly(_) => {
+                    "Only session_heartbeat, session_wait, lease_renew and fence_check work in a read-only transaction."
+                }
+                Error::Interval { what, .. } if *what == "ttl" => {
+                    "The limits are the settings eskit_lease.min_ttl and eskit_lease.max_ttl."
+                }
+                Error::Foreign { .. } => "A session is used by the role that opened it, or by a member of that role.",
+                Error::SessionsFull => {
+                    "Close sessions that are not needed, or raise eskit_lease.max_sessions and restart the server."
+                }
+                Error::DatabasesFull => "Raise eskit_lease.max_databases and restart the server.",
+                Error::PlacesFull => "Leave queues with lease_cancel, or wait in several sessions.",
+                Error::AttachPrepared => "Open the session without attach, or commit before PREPARE TRANSACTION.",
+                Error::FenceLost { .. } => {
+                    "Stop this work and roll back: somebody else may hold the lease. Acquire it again before going on."
+                }
+                Error::InFlight { .. } => "Roll back and ask again: the lease may have been lost.",
+                Error::NewerThanSnapshot { .. } => {
+                    "Begin the transaction after the lease has been granted, and retry it."
+                }
+                _ => return None,
+            }
+            .to_owned(),
+        )
+    }
+}
+
+impl From<Error> for ErrorReport {
+    fn from(error: Error) -> ErrorReport {
+        if matches!(error, Error::FenceLost { .. }) {
+            raise_lost_fence();
+        }
+        let mut report = ErrorReport::new(error.code(), error.to_string(), "eskit_lease");
+        if let Some(detail) = error.detail() {
+            report = report.set_detail(detail);
+        }
+        if let Some(hint) = error.hint() {
+            report = report.set_hint(hint);
+        }
+        report
+    }
+}
+
+/// `LF001`, in PostgreSQL's six bits a character. A class of our own: 40001 would be retried blindly by the very worker that must stop.
+const FENCE_LOST: i32 = {
+    const fn six_bits(c: u8) -> i32 {
+        (c as i32 - b'0' as i32) & 0x3F
+    }
+    six_bits(b'L') | six_bits(b'F') << 6 | six_bits(b'0') << 12 | six_bits(b'0') << 18 | six_bits(b'1') << 24
+};
+
+/// Makes the error that is about to be raised LF001. pgrx knows only PostgreSQL's own codes; an error context callback, which runs
+/// while the error is put together, may set others (PostgreSQL's parser sets positions in the same way). The handler that catches
+/// the error puts the stack of callbacks back to what it was, as for any function that raises.
+fn raise_lost_fence() {
+    unsafe extern "C-unwind" {
+        fn errcode(sqlerrcode: std::ffi::c_int) -> std::ffi::c_int;
+    }
+    unsafe extern "C-unwind" fn callback(_: *mut std::ffi::c_void) {
+        // SAFETY: PostgreSQL calls this while it assembles an error, which is when errcode may be called
+        unsafe { errcode(FENCE_LOST) };
+    }
+    static mut CALLBACK: pg_sys::ErrorContextCallback =
+        pg_sys::ErrorContextCallback { previous: std::ptr::null_mut(), callback: None, arg: std::ptr::null_mut() };
+    // SAFETY: backends have one thread; the entry is static, so it outlives whatever stack refers to it
+    unsafe {
+        let entry = &raw mut CALLBACK;
+        if pg_sys::error_context_stack != entry {
+            *entry = pg_sys::ErrorContextCallback {
+                previous: pg_sys::error_context_stack,
+                callback: Some(callback),
+                arg: std::ptr::null_mut(),
+            };
+            pg_sys::error_context_stack = entry;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn lost_fence_is_lf001() {
+        let text: String =
+            (0..5).map(|i| char::from(b'0' + u8::try_from(super::FENCE_LOST >> (6 * i) & 0x3F).unwrap_or(0))).collect();
+        assert_eq!(text, "LF001");
+    }
+}

@@ -1,0 +1,94 @@
+//! Lock tags of our own: advisory-type locks under classes that users' advisory locks (classes 1 and 2) cannot name. PostgreSQL lets
+//! go of them at the end of the (sub)transaction, keeps them over PREPARE and finds them again after a restart.
+//!
+//! | guard        | held, until the end of the transaction unless said                                            |
+//! |--------------|-----------------------------------------------------------------------------------------------|
+//! | `Grantee` (G)| shared by whoever grants to the session; exclusively by whoever takes its last rows away         |
+//! | `Fencer` (S) | shared by a fenced transaction of the session; exclusively by its close and by bulk releases     |
+//! | `Fence` (F)  | shared by a fenced transaction; exclusively by a release, or for an instant to see that none is open |
+//! | `Stripe` (N) | exclusively, for the time of one call, by whoever makes the first row of a name                  |
+//! | `Raise` (R)  | exclusively, for the time of one call, by whoever lifts the fence sequence above all history     |
+//!
+//! F is keyed by the fence, not by the name: a fence belongs to one resource and one session for ever, so there is nothing to look up
+//! before it and nothing that two resources could share.
+
+use pgrx::{Uuid, pg_sys};
+
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Guard {
+    Grantee(Uuid),
+    Fencer(Uuid),
+    Fence(i64),
+    Stripe(u16),
+    Raise,
+}
+
+#[derive(Clone, Copy)]
+pub enum Mode {
+    Shared,
+    Exclusive,
+}
+
+/// The classes, as pg_locks shows them in `objsubid`; sql/views.sql names them too.
+const CLASS: u16 = 4_501;
+
+impl Guard {
+    fn tag(self) -> pg_sys::LOCKTAG {
+        let of_session = |session: Uuid| u128::from_be_bytes(*session.as_bytes()) as u64;
+        let (class, key) = match self {
+            Guard::Grantee(session) => (CLASS, of_session(session)),
+            Guard::Fencer(session) => (CLASS + 1, of_session(session)),
+            Guard::Fence(fence) => (CLASS + 2, fence.cast_unsigned()),
+            Guard::Stripe(stripe) => (CLASS + 3, u64::from(stripe)),
+            Guard::Raise => (CLASS + 4, 0),
+        };
+        pg_sys::LOCKTAG {
+            // SAFETY: a plain read
+            locktag_field1: unsafe { pg_sys::MyDatabaseId }.to_u32(),
+            locktag_field2: (key >> 32) as u32,
+            locktag_field3: key as u32,
+            locktag_field4: class,
+            locktag_type: pg_sys::LockTagType::LOCKTAG_ADVISORY as u8,
+            locktag_lockmethodid: pg_sys::USER_LOCKMETHOD as u8,
+        }
+    }
+
+    fn acquire(self, mode: Mode, wait: bool) -> bool {
+        // SAFETY: the tag is complete; raises when the lock table is full, a wait is cancelled, or is a deadlock
+        let result = unsafe { pg_sys::LockAcquire(&self.tag(), mode.raw(), false, !wait) };
+        result != pg_sys::LockAcquireResult::LOCKACQUIRE_NOT_AVAIL
+    }
+
+    /// Takes the lock if nobody is in the way.
+    pub fn try_lock(self, mode: Mode) -> bool {
+        self.acquire(mode, false)
+    }
+
+    /// Takes the lock, waiting under lock_timeout and the deadlock detector.
+    pub fn lock(self, mode: Mode) {
+        self.acquire(mode, true);
+    }
+
+    pub fn unlock(self, mode: Mode) {
+        // SAFETY: the tag is complete
+        unsafe { pg_sys::LockRelease(&self.tag(), mode.raw(), false) };
+    }
+
+    /// Whether nobody else holds the lock at this instant.
+    pub fn is_free(self) -> bool {
+        let free = self.try_lock(Mode::Exclusive);
+        if free {
+            self.unlock(Mode::Exclusive);
+        }
+        free
+    }
+}
+
+impl Mode {
+    fn raw(self) -> pg_sys::LOCKMODE {
+        match self {
+            Mode::Shared => pg_sys::ShareLock as pg_sys::LOCKMODE,
+            Mode::Exclusive => pg_sys::ExclusiveLock as pg_sys::LOCKMODE,
+        }
+    }
+}

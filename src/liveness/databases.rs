@@ -1,0 +1,205 @@
+//! Databases: what is known of each one that has, or had, sessions since the server started.
+
+use super::slots::Home;
+use super::{Lock, Shared, clock, set_latch};
+use crate::error::{Error, Result};
+use pgrx::pg_sys;
+use std::cell::Cell;
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
+
+/// What is counted since the server started; `stats()` shows each under its name.
+#[derive(Clone, Copy)]
+#[repr(usize)]
+pub enum Counter {
+    Heartbeats,
+    HeartbeatsRefused,
+    SessionsOpened,
+    SessionsClosed,
+    SessionsExpired,
+    Grants,
+    Takeovers,
+    HandOvers,
+    Refusals,
+    Releases,
+    FenceChecks,
+    FencesLost,
+    WaitsRefused,
+    Sweeps,
+    Rescans,
+    Notifications,
+}
+
+pub const COUNTERS: [&str; 16] = [
+    "heartbeats",
+    "heartbeats_refused",
+    "sessions_opened",
+    "sessions_closed",
+    "sessions_expired",
+    "grants",
+    "takeovers",
+    "hand_overs",
+    "refusals",
+    "releases",
+    "fence_checks",
+    "fences_lost",
+    "waits_refused",
+    "sweeps",
+    "rescans",
+    "notifications",
+];
+
+/// The worker is to look at every resource that is waited for, not only at those in the ring.
+pub const RESCAN: u32 = 1;
+/// Shared memory is new: sessions of before and prepared transactions are still to be found.
+pub const BOOT: u32 = 2;
+/// A prepared transaction has been committed: whose revision it changed is not known.
+pub const REVISE: u32 = 4;
+
+/// Waits between tries of dead sessions whose rows are in somebody's hands, in microseconds.
+const FIRST_BLOCKED: u64 = 10_000;
+const LAST_BLOCKED: u64 = 1_000_000;
+
+#[repr(C)]
+pub struct Database {
+    pub oid: AtomicU32,
+    table: AtomicU32,
+    /// Oid of the fence sequence that has been raised above all history in this start of shared memory.
+    pub raised: AtomicU32,
+    flags: AtomicU32,
+    pub waiting: AtomicU32,
+    pub worker: AtomicPtr<pg_sys::Latch>,
+    /// Whether the last worker has left because there was nothing to do, and not because it failed.
+    pub finished: AtomicBool,
+    /// When released rows are next to be swept.
+    pub retention_due: AtomicU64,
+    /// When dead sessions, whose rows are in somebody's hands, are to be tried again; and the wait that this was.
+    blocked_until: AtomicU64,
+    blocked_for: AtomicU64,
+    counters: [AtomicU64; COUNTERS.len()],
+}
+
+thread_local! {
+    static MINE: Cell<Option<usize>> = const { Cell::new(None) };
+}
+
+impl Shared {
+    /// The entry of a database, made if there is none.
+    pub fn database(&self, home: Home) -> Result<&'static Database> {
+        let is_it = |database: &Database| {
+            database.oid.load(Ordering::Acquire) == home.database
+                && database.table.load(Ordering::Relaxed) == home.table
+        };
+        if let Some(mine) = MINE.get().map(|index| &self.databases[index]).filter(|mine| is_it(mine)) {
+            return Ok(mine);
+        }
+        let index = self.register(home.database);
+        // To look into a new one, or to give back the entries of databases that are no more.
+        self.wake_launcher();
+        let index = index.ok_or(Error::DatabasesFull)?;
+        let database = &self.databases[index];
+        if database.table.swap(home.table, Ordering::AcqRel) != home.table {
+            database.raised.store(0, Ordering::Release);
+        }
+        MINE.set(Some(index));
+        Ok(database)
+    }
+
+    /// The index of a database's entry, made if there is none; `None` when all are in use.
+    pub fn register(&self, oid: u32) -> Option<usize> {
+        let known = || self.databases.iter().position(|known| known.oid.load(Ordering::Relaxed) == oid);
+        let _held = self.lock(Lock::Alloc, true);
+        if let Some(index) = known() {
+            return Some(index);
+        }
+        let index = self.databases.iter().position(|known| known.oid.load(Ordering::Relaxed) == 0)?;
+        // What it holds from before is not known: a copy of another database has that one's rows.
+        self.databases[index].flag(BOOT);
+        self.databases[index].oid.store(oid, Ordering::Release);
+        Some(index)
+    }
+
+    pub fn known_database(&self, oid: u32) -> Option<&'static Database> {
+        self.databases.iter().find(|known| known.oid.load(Ordering::Acquire) == oid)
+    }
+
+    /// Forgets a database that is no more, or has no tables of ours, and with it its sessions. One that is just being opened, after
+    /// an extension that is not committed either, is left alone, and so is the entry.
+    pub fn forget(&self, database: &Database) {
+        let oid = database.oid.load(Ordering::Acquire);
+        let mut left = false;
+        self.each(clock::now(), |at, home, _, _| {
+            if home.database == oid {
+                if self.being_opened(at) {
+                    left = true;
+                } else {
+                    self.end(at, true);
+                }
+            }
+        });
+        database.take_flags();
+        self.drop_dirty(oid);
+        if left {
+            return;
+        }
+        let _held = self.lock(Lock::Alloc, true);
+        for field in [&database.table, &database.raised, &database.flags, &database.waiting] {
+            field.store(0, Ordering::Relaxed);
+        }
+        database.worker.store(std::ptr::null_mut(), Ordering::Relaxed);
+        for field in [&database.retention_due, &database.blocked_until, &database.blocked_for] {
+            field.store(0, Ordering::Relaxed);
+        }
+        for counter in &database.counters {
+            counter.store(0, Ordering::Relaxed);
+        }
+        database.oid.store(0, Ordering::Release);
+    }
+
+    /// Wakes whoever serves the database: its worker, or the launcher, which starts one.
+    pub fn wake(&self, database: &Database) {
+        if database.worker.load(Ordering::Acquire).is_null() {
+            self.wake_launcher();
+        } else {
+            set_latch(&database.worker);
+        }
+    }
+}
+
+impl Database {
+    pub fn add(&self, counter: Counter, by: u64) {
+        self.counters[counter as usize].fetch_add(by, Ordering::Relaxed);
+    }
+
+    pub fn counter(&self, index: usize) -> u64 {
+        self.counters[index].load(Ordering::Relaxed)
+    }
+
+    /// Says whether what is left of dead sessions is in somebody's hands, so that they are tried again after twice the time of before.
+    pub fn blocked(&self, blocked: bool, now: u64) {
+        let wait = (self.blocked_for.load(Ordering::Relaxed) * 2).clamp(FIRST_BLOCKED, LAST_BLOCKED);
+        self.blocked_for.store(if blocked { wait } else { 0 }, Ordering::Relaxed);
+        self.blocked_until.store(if blocked { now + wait } else { 0 }, Ordering::Relaxed);
+    }
+
+    /// A session has just died: whatever the others wait for, this one is looked at.
+    pub fn unblock(&self) {
+        self.blocked_until.store(0, Ordering::Relaxed);
+    }
+
+    pub fn blocked_until(&self) -> u64 {
+        self.blocked_until.load(Ordering::Relaxed)
+    }
+
+    pub fn flag(&self, flag: u32) {
+        self.flags.fetch_or(flag, Ordering::AcqRel);
+    }
+
+    pub fn flags(&self) -> u32 {
+        self.flags.load(Ordering::Acquire)
+    }
+
+    /// Takes the flags away, for whoever is going to do what they ask.
+    pub fn take_flags(&self) -> u32 {
+        self.flags.swap(0, Ordering::AcqRel)
+    }
+}

@@ -1,0 +1,175 @@
+//! The dirty ring: resources that somebody must judge again, because a transaction that changed them has ended, or because what
+//! stood in the way of a hand-over may be gone. And the prepared transactions whose end is watched for, as PostgreSQL calls nobody
+//! when they end.
+//!
+//! The ring is never waited for and nothing is ever dropped: when it is full, the database is to be rescanned. Entries that are tried
+//! again later carry the time; they are the retry set.
+
+use super::databases::{Database, RESCAN};
+use super::{Lock, Shared};
+use crate::MAX_NAME;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct RingEntry {
+    due: u64,
+    database: u32,
+    backoff_ms: u32,
+    /// Whether its owner changed, so that listeners are told.
+    changed: bool,
+    length: u8,
+    name: [u8; MAX_NAME],
+}
+
+/// A dirty resource, taken out of the ring.
+#[derive(Clone, Debug)]
+pub struct Dirty {
+    pub resource: String,
+    pub changed: bool,
+    pub backoff_ms: u32,
+}
+
+/// A prepared transaction: database and xid in one number; zero is none.
+#[repr(transparent)]
+pub struct Pending(AtomicU64);
+
+/// Waits between tries of one resource.
+const FIRST_BACKOFF_MS: u32 = 10;
+const LAST_BACKOFF_MS: u32 = 1_000;
+
+impl Shared {
+    /// Posts a resource to be judged at once.
+    pub fn post(&self, database: &Database, resource: &str, changed: bool) {
+        self.push(database, resource, changed, 0, 0);
+    }
+
+    /// Posts a resource that could not be judged, to be tried again after twice the time of before.
+    pub fn post_retry(&self, database: &Database, dirty: &Dirty, now: u64) {
+        let backoff_ms = (dirty.backoff_ms * 2).clamp(FIRST_BACKOFF_MS, LAST_BACKOFF_MS);
+        self.push(database, &dirty.resource, dirty.changed, now + u64::from(backoff_ms) * 1_000, backoff_ms);
+    }
+
+    fn push(&self, database: &Database, resource: &str, changed: bool, due: u64, backoff_ms: u32) {
+        let bytes = resource.as_bytes();
+        let length = bytes.len().min(MAX_NAME);
+        let mut name = [0; MAX_NAME];
+        name[..length].copy_from_slice(&bytes[..length]);
+        let entry = RingEntry {
+            due,
+            database: database.oid.load(Ordering::Relaxed),
+            backoff_ms,
+            changed,
+            length: length as u8,
+            name,
+        };
+        let held = self.lock(Lock::Ring, true);
+        let length = self.header.ring_len.load(Ordering::Relaxed) as usize;
+        if length == self.ring_size {
+            drop(held);
+            database.flag(RESCAN);
+            return;
+        }
+        // SAFETY: below the size of the ring, under its lock
+        unsafe { self.ring.add(length).write(entry) };
+        self.header.ring_len.store(length as u32 + 1, Ordering::Release);
+    }
+
+    /// The entries of the ring; under its lock.
+    ///
+    /// # Safety
+    /// The caller holds Lock::Ring, exclusively if it writes.
+    #[allow(clippy::mut_from_ref)]
+    unsafe fn ring(&self) -> &mut [RingEntry] {
+        let length = self.header.ring_len.load(Ordering::Relaxed) as usize;
+        // SAFETY: as the caller promises
+        unsafe { std::slice::from_raw_parts_mut(self.ring, length) }
+    }
+
+    /// Takes up to `most` due resources of a database out of the ring.
+    pub fn take_dirty(&self, database: u32, now: u64, most: usize) -> Vec<Dirty> {
+        let mut taken: Vec<RingEntry> = Vec::with_capacity(most);
+        {
+            let _held = self.lock(Lock::Ring, true);
+            // SAFETY: under the lock
+            let ring = unsafe { self.ring() };
+            let (mut at, mut length) = (0, ring.len());
+            while at < length && taken.len() < most {
+                if ring[at].database == database && ring[at].due <= now {
+                    taken.push(ring[at]);
+                    length -= 1;
+                    ring[at] = ring[length];
+                } else {
+                    at += 1;
+                }
+            }
+            self.header.ring_len.store(length as u32, Ordering::Release);
+        }
+        let dirty = |entry: RingEntry| Dirty {
+            resource: String::from_utf8_lossy(&entry.name[..usize::from(entry.length)]).into_owned(),
+            changed: entry.changed,
+            backoff_ms: entry.backoff_ms,
+        };
+        taken.into_iter().map(dirty).collect()
+    }
+
+    /// Shows each entry's database and when it is due.
+    pub fn each_dirty(&self, mut visit: impl FnMut(u32, u64)) {
+        if self.header.ring_len.load(Ordering::Acquire) == 0 {
+            return;
+        }
+        let _held = self.lock(Lock::Ring, false);
+        // SAFETY: under the lock, and only read
+        for entry in unsafe { self.ring() } {
+            visit(entry.database, entry.due);
+        }
+    }
+
+    pub(super) fn drop_dirty(&self, database: u32) {
+        let _held = self.lock(Lock::Ring, true);
+        // SAFETY: under the lock
+        let ring = unsafe { self.ring() };
+        let (mut at, mut length) = (0, ring.len());
+        while at < length {
+            if ring[at].database == database {
+                length -= 1;
+                ring[at] = ring[length];
+            } else {
+                at += 1;
+            }
+        }
+        self.header.ring_len.store(length as u32, Ordering::Release);
+    }
+
+    /// Watches for the end of a prepared transaction. Without a free place the database is looked through as after a start.
+    pub fn watch_prepared(&self, database: &Database, xid: u32) {
+        let value = u64::from(database.oid.load(Ordering::Relaxed)) << 32 | u64::from(xid);
+        if self.pending.iter().any(|known| known.0.load(Ordering::Relaxed) == value) {
+            return;
+        }
+        let free = |place: &Pending| place.0.compare_exchange(0, value, Ordering::AcqRel, Ordering::Relaxed).is_ok();
+        if !self.pending.iter().any(free) {
+            database.flag(super::databases::BOOT);
+            self.wake_launcher();
+        }
+    }
+
+    /// Takes away the prepared transactions that have ended, and says whether any is left.
+    pub fn each_ended_prepared(&self, ended: impl Fn(u32) -> bool, mut visit: impl FnMut(u32, u32)) -> bool {
+        let mut left = false;
+        for place in self.pending {
+            let value = place.0.load(Ordering::Acquire);
+            if value == 0 {
+                continue;
+            }
+            let (database, xid) = ((value >> 32) as u32, value as u32);
+            if ended(xid) {
+                place.0.store(0, Ordering::Release);
+                visit(database, xid);
+            } else {
+                left = true;
+            }
+        }
+        left
+    }
+}

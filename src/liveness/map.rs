@@ -1,0 +1,199 @@
+//! The map from session to slot, and the slots that are free.
+
+use super::slots::{Home, PRIVATE, SlotRef};
+use super::word::{FOREVER, State, Word};
+use super::{Lock, Shared, clock};
+use crate::error::{Error, Result};
+use pgrx::{Uuid, pg_sys};
+use std::cell::Cell;
+use std::sync::atomic::Ordering;
+
+/// What a session is made with.
+pub struct Opening {
+    pub session: Uuid,
+    pub role: u32,
+    pub ttl_ms: i32,
+    pub private: bool,
+    pub deadline: u64,
+    /// The transaction that opens it; zero for one from before a restart.
+    pub opened_by: u32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Key {
+    uuid: [u8; 16],
+    database: u32,
+    table: u32,
+}
+
+#[repr(C)]
+pub struct MapEntry {
+    key: Key,
+    slot: u32,
+}
+
+/// The map from session to slot; in the postmaster, when shared memory is made.
+pub unsafe fn init_map(sessions: usize) -> *mut pg_sys::HTAB {
+    let mut control = pg_sys::HASHCTL {
+        num_partitions: super::MAP_PARTITIONS as _,
+        keysize: size_of::<Key>(),
+        entrysize: size_of::<MapEntry>(),
+        ..Default::default()
+    };
+    let flags = pg_sys::HASH_ELEM | pg_sys::HASH_BLOBS | pg_sys::HASH_PARTITION;
+    // SAFETY: called from the startup hook
+    unsafe {
+        pg_sys::ShmemInitHash(c"eskit_lease sessions".as_ptr(), sessions as _, sessions as _, &mut control, flags as _)
+    }
+}
+
+thread_local! {
+    /// The slot that this backend used last: a steady client's heartbeat looks nothing up.
+    static LAST: Cell<Option<SlotRef>> = const { Cell::new(None) };
+}
+
+fn halves(session: Uuid) -> [u64; 2] {
+    let bits = u128::from_be_bytes(*session.as_bytes());
+    [(bits >> 64) as u64, bits as u64]
+}
+
+impl Shared {
+    /// The slot of a session, if it has one.
+    pub fn find(&self, home: Home, session: Uuid) -> Option<SlotRef> {
+        let is_it = |at: &SlotRef| {
+            let slot = self.slot(*at);
+            at.session == session
+                && slot.word().state() != State::Free
+                && slot.session() == session
+                && slot.home() == home
+        };
+        if let Some(last) = LAST.get().filter(is_it) {
+            return Some(last);
+        }
+        let key = Key { uuid: *session.as_bytes(), database: home.database, table: home.table };
+        let mut found = false;
+        // SAFETY: the map is PostgreSQL's own, looked into under the lock of the key's partition
+        let index = unsafe {
+            let hash = pg_sys::get_hash_value(self.map, (&raw const key).cast());
+            let _held = self.lock(Lock::Map(hash), false);
+            let entry = pg_sys::hash_search_with_hash_value(
+                self.map,
+                (&raw const key).cast(),
+                hash,
+                pg_sys::HASHACTION::HASH_FIND,
+                &mut found,
+            );
+            entry.cast::<MapEntry>().as_ref().map(|entry| entry.slot)
+        };
+        let at = SlotRef { index: index?, session };
+        is_it(&at).then(|| {
+            LAST.set(Some(at));
+            at
+        })
+    }
+
+    /// Gives a session its slot; the one that it has, if another was faster.
+    pub fn enter(&self, home: Home, opening: Opening) -> Result<SlotRef> {
+        let session = opening.session;
+        let index = self.allocate()?;
+        let slot = &self.slots[index as usize];
+        for (half, value) in slot.uuid.iter().zip(halves(session)) {
+            half.store(value, Ordering::Relaxed);
+        }
+        slot.cap.store(FOREVER, Ordering::Relaxed);
+        slot.revision.store(clock::wall(), Ordering::Relaxed);
+        slot.database.store(home.database, Ordering::Relaxed);
+        slot.table.store(home.table, Ordering::Relaxed);
+        slot.role.store(opening.role, Ordering::Relaxed);
+        let private = if opening.private { PRIVATE } else { 0 };
+        slot.ttl_ms.store(opening.ttl_ms.cast_unsigned() | private, Ordering::Relaxed);
+        slot.opened_by.store(opening.opened_by, Ordering::Relaxed);
+        slot.attached.store(0, Ordering::Relaxed);
+        let key = Key { uuid: *session.as_bytes(), database: home.database, table: home.table };
+        let mut found = false;
+        // SAFETY: the map is PostgreSQL's own, changed under the lock of the key's partition; ENTER_NULL does not raise
+        let entered = unsafe {
+            let hash = pg_sys::get_hash_value(self.map, (&raw const key).cast());
+            let _held = self.lock(Lock::Map(hash), true);
+            let entry = pg_sys::hash_search_with_hash_value(
+                self.map,
+                (&raw const key).cast(),
+                hash,
+                pg_sys::HASHACTION::HASH_ENTER_NULL,
+                &mut found,
+            );
+            entry.cast::<MapEntry>().as_mut().map(|entry| {
+                if !found {
+                    entry.slot = index;
+                    slot.word.store(Word::new(State::Alive, opening.deadline).0, Ordering::Release);
+                }
+                entry.slot
+            })
+        };
+        if entered != Some(index) {
+            self.give_back(index);
+        }
+        let index = entered.ok_or(Error::SessionsFull)?;
+        self.anticipate(home.database, opening.deadline);
+        Ok(SlotRef { index, session })
+    }
+
+    fn allocate(&self) -> Result<u32> {
+        for attempt in 0..2 {
+            {
+                let _held = self.lock(Lock::Alloc, true);
+                let (free, used) = (&self.header.free, &self.header.used);
+                let first = free.load(Ordering::Relaxed);
+                if first != 0 {
+                    let next = self.slots[first as usize - 1].word().at();
+                    free.store(next as u32, Ordering::Relaxed);
+                    return Ok(first - 1);
+                }
+                let unused = used.load(Ordering::Relaxed);
+                if (unused as usize) < self.slots.len() {
+                    used.store(unused + 1, Ordering::Release);
+                    return Ok(unused);
+                }
+            }
+            if attempt == 0 {
+                self.reclaim(clock::now());
+            }
+        }
+        Err(Error::SessionsFull.into())
+    }
+
+    fn give_back(&self, index: u32) {
+        let _held = self.lock(Lock::Alloc, true);
+        let next = self.header.free.swap(index + 1, Ordering::Relaxed);
+        self.slots[index as usize].word.store(Word::new(State::Free, u64::from(next)).0, Ordering::Release);
+    }
+
+    /// Frees the slots whose tombstones have stood long enough.
+    pub fn reclaim(&self, now: u64) {
+        for index in 0..self.used() {
+            let slot = &self.slots[index as usize];
+            let word = slot.word();
+            if !word.reclaimable(now) {
+                continue;
+            }
+            let home = slot.home();
+            let key = Key { uuid: *slot.session().as_bytes(), database: home.database, table: home.table };
+            // SAFETY: as in find() and enter()
+            let freed = unsafe {
+                let hash = pg_sys::get_hash_value(self.map, (&raw const key).cast());
+                let _held = self.lock(Lock::Map(hash), true);
+                let freed =
+                    slot.word.compare_exchange(word.0, Word::FREE.0, Ordering::AcqRel, Ordering::Acquire).is_ok();
+                if freed {
+                    let (key, remove) = ((&raw const key).cast(), pg_sys::HASHACTION::HASH_REMOVE);
+                    pg_sys::hash_search_with_hash_value(self.map, key, hash, remove, std::ptr::null_mut());
+                }
+                freed
+            };
+            if freed {
+                self.give_back(index);
+            }
+        }
+    }
+}

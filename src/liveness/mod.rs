@@ -1,0 +1,279 @@
+//! Liveness: the only shared memory. Which session is alive, until when, and what the worker has to look at. All of it may be lost
+//! with the server: rows say what is owned, and a session that was alive stays so for one TTL after a restart (see [`slots`]).
+//!
+//! # Who may touch what
+//!
+//! * A **slot** (one session, 64 bytes) is a set of atomics. Its [`word`] changes by compare-and-swap only, and holds the whole
+//!   decision whether the session lives; that is why a heartbeat takes no lock. The other fields are written before the slot gets
+//!   a living word and do not change until it is free, save the revision, the cap and the attached backend, each of which is a
+//!   number of its own. Whoever has found a slot reads the word, compares the key, and only then swaps. A recycled slot cannot be
+//!   mistaken for the old one: it is free for reuse only past its last deadline, so no new word of it equals an old one. (A session
+//!   whose opening was rolled back is freed earlier: nobody but its opener has heard of it, and a deadline of the same microsecond
+//!   would have to be mistaken for it.)
+//! * **Uuid to slot** is a partitioned hash table of PostgreSQL's, each partition under its own LWLock ([`Lock::Map`]). Reclaiming
+//!   a slot and entering one happen under the partition's exclusive lock, so there is never a slot without its entry.
+//! * **Free slots** and the table of databases are under [`Lock::Alloc`], the **dirty ring** under [`Lock::Ring`].
+//! * No two of these locks are held together, and none over anything that can raise: no allocation by PostgreSQL, no catalog.
+//!
+//! Latches of the launcher and of database workers are kept as pointers into PostgreSQL's array of processes. A stale one wakes a
+//! process that looks around and sleeps on, which latches allow for.
+
+pub mod attach;
+pub mod clock;
+pub mod databases;
+pub mod dirty;
+pub mod map;
+pub mod slots;
+pub mod wait;
+pub mod word;
+
+use crate::error::{Error, Result};
+use crate::settings;
+use crate::worker::{AHEAD, LINGER};
+use databases::Database;
+use dirty::{Pending, RingEntry};
+use map::MapEntry;
+use pgrx::pg_sys;
+use slots::Slot;
+use std::ffi::CStr;
+use std::sync::atomic::{AtomicI64, AtomicPtr, AtomicU32, AtomicU64, Ordering};
+
+const TRANCHE: &CStr = c"eskit_lease";
+const MAP_PARTITIONS: usize = 16;
+
+/// The scalars that all processes share.
+#[repr(C)]
+pub struct Header {
+    /// Names this start of shared memory; a session row stores that of its opening.
+    pub boot_id: AtomicI64,
+    /// End of recovery, zero before anybody has seen it.
+    t0: AtomicU64,
+    /// The last time that anybody was seen to run, to tell a pause of the machine from a silent client.
+    pub last_seen: AtomicU64,
+    /// Grows whenever a slot becomes due earlier than it was: what was seen of the slots before is then no longer enough.
+    pub stirred: AtomicU64,
+    pub launcher: AtomicPtr<pg_sys::Latch>,
+    /// When the launcher wakes by itself.
+    pub launcher_wakes: AtomicU64,
+    /// First of the free slots plus one, under Lock::Alloc.
+    free: AtomicU32,
+    /// Slots that have ever been in use, under Lock::Alloc.
+    used: AtomicU32,
+    /// Entries of the ring, under Lock::Ring.
+    ring_len: AtomicU32,
+}
+
+/// Where the parts of shared memory are, in this process.
+pub struct Shared {
+    pub header: &'static Header,
+    slots: &'static [Slot],
+    waits: *mut pg_sys::ConditionVariable,
+    map: *mut pg_sys::HTAB,
+    pub databases: &'static [Database],
+    ring: *mut RingEntry,
+    ring_size: usize,
+    pending: &'static [Pending],
+    locks: *mut pg_sys::LWLockPadded,
+}
+
+/// Set by the postmaster and inherited; null where the library was not preloaded.
+static SHARED: AtomicPtr<Shared> = AtomicPtr::new(std::ptr::null_mut());
+
+/// Shared memory, or the error that it was never made.
+pub fn shared() -> Result<&'static Shared> {
+    // SAFETY: null, or leaked by startup() and valid for the life of the process
+    Ok(unsafe { SHARED.load(Ordering::Relaxed).as_ref() }.ok_or(Error::NotPreloaded)?)
+}
+
+impl Shared {
+    /// End of recovery in this start of shared memory: what old sessions' time to live is counted from. It never moves.
+    pub fn t0(&self) -> u64 {
+        let seen = self.header.t0.load(Ordering::Acquire);
+        // SAFETY: no preconditions once a process is attached to shared memory
+        if seen != 0 || unsafe { pg_sys::RecoveryInProgress() } {
+            return seen;
+        }
+        match self.header.t0.compare_exchange(0, clock::now(), Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => self.header.t0.load(Ordering::Acquire),
+            Err(seen) => seen,
+        }
+    }
+
+    pub fn boot_id(&self) -> i64 {
+        self.header.boot_id.load(Ordering::Relaxed)
+    }
+
+    /// Says that somebody runs. Written rarely, so that the line stays shared among processors.
+    pub fn seen(&self, now: u64) {
+        if now.saturating_sub(self.header.last_seen.load(Ordering::Relaxed)) > 50_000 {
+            self.header.last_seen.store(now, Ordering::Relaxed);
+        }
+    }
+
+    pub fn wake_launcher(&self) {
+        set_latch(&self.header.launcher);
+    }
+
+    /// Something becomes due in a database at `at`: wakes whoever would sleep past it.
+    pub fn anticipate(&self, database: u32, at: u64) {
+        self.header.stirred.fetch_add(1, Ordering::AcqRel);
+        if at.saturating_sub(AHEAD) < self.header.launcher_wakes.load(Ordering::Acquire) {
+            self.wake_launcher();
+        }
+        if at < clock::now() + LINGER
+            && let Some(known) = self.known_database(database)
+        {
+            set_latch(&known.worker);
+        }
+    }
+}
+
+pub fn set_latch(latch: &AtomicPtr<pg_sys::Latch>) {
+    let latch = latch.load(Ordering::Acquire);
+    if !latch.is_null() {
+        // SAFETY: a latch of PostgreSQL's array of processes, which lives as long as shared memory
+        unsafe { pg_sys::SetLatch(latch) };
+    }
+}
+
+/// The latch of this process, in shared memory.
+pub fn my_latch() -> *mut pg_sys::Latch {
+    // SAFETY: MyProc is set in every process that is attached to shared memory
+    unsafe { &raw mut (*pg_sys::MyProc).procLatch }
+}
+
+#[derive(Clone, Copy)]
+pub enum Lock {
+    Alloc,
+    Ring,
+    /// The partition of a hash value.
+    Map(u32),
+}
+
+/// Held until dropped. If PostgreSQL raises meanwhile it has let go of all LWLocks before this is dropped.
+pub struct Held(*mut pg_sys::LWLock);
+
+impl Shared {
+    pub fn lock(&self, lock: Lock, exclusive: bool) -> Held {
+        let index = match lock {
+            Lock::Alloc => 0,
+            Lock::Ring => 1,
+            Lock::Map(hash) => 2 + hash as usize % MAP_PARTITIONS,
+        };
+        let mode = if exclusive { pg_sys::LWLockMode::LW_EXCLUSIVE } else { pg_sys::LWLockMode::LW_SHARED };
+        // SAFETY: the tranche has 2 + MAP_PARTITIONS locks
+        unsafe {
+            let lock = &raw mut (*self.locks.add(index)).lock;
+            pg_sys::LWLockAcquire(lock, mode);
+            Held(lock)
+        }
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            // SAFETY: taken by lock() in this process
+            unsafe { pg_sys::LWLockRelease(self.0) };
+        }
+    }
+}
+
+static mut PREVIOUS_REQUEST: pg_sys::shmem_request_hook_type = None;
+static mut PREVIOUS_STARTUP: pg_sys::shmem_startup_hook_type = None;
+
+/// Asks for shared memory; called while the library is being preloaded.
+pub fn install() {
+    // SAFETY: the postmaster has one thread, and hooks are chained as every extension does
+    unsafe {
+        PREVIOUS_REQUEST = pg_sys::shmem_request_hook;
+        pg_sys::shmem_request_hook = Some(request);
+        PREVIOUS_STARTUP = pg_sys::shmem_startup_hook;
+        pg_sys::shmem_startup_hook = Some(startup);
+    }
+}
+
+fn count(setting: &pgrx::GucSetting<i32>) -> usize {
+    usize::try_from(setting.get()).unwrap_or(0)
+}
+
+fn pending_count() -> usize {
+    // SAFETY: a setting that every server has; the text ends in NUL
+    let setting =
+        unsafe { CStr::from_ptr(pg_sys::GetConfigOption(c"max_prepared_transactions".as_ptr(), false, false)) };
+    setting.to_str().ok().and_then(|number| number.parse::<usize>().ok()).unwrap_or(0) * 2 + 1
+}
+
+#[pgrx::pg_guard]
+unsafe extern "C-unwind" fn request() {
+    // SAFETY: PostgreSQL calls this hook when space may be asked for
+    unsafe {
+        if let Some(previous) = PREVIOUS_REQUEST {
+            previous();
+        }
+        let (sessions, databases) = (count(&settings::MAX_SESSIONS), count(&settings::MAX_DATABASES));
+        let sizes = [
+            size_of::<Header>(),
+            sessions * size_of::<Slot>(),
+            sessions * size_of::<pg_sys::ConditionVariable>(),
+            databases * size_of::<Database>(),
+            count(&settings::RING_SIZE) * size_of::<RingEntry>(),
+            pending_count() * size_of::<Pending>(),
+        ];
+        for size in sizes {
+            pg_sys::RequestAddinShmemSpace(size + 64);
+        }
+        pg_sys::RequestAddinShmemSpace(pg_sys::hash_estimate_size(sessions as _, size_of::<MapEntry>()));
+        pg_sys::RequestNamedLWLockTranche(TRANCHE.as_ptr(), (2 + MAP_PARTITIONS) as std::ffi::c_int);
+    }
+}
+
+/// A zeroed array of shared memory.
+///
+/// # Safety
+/// Only from the startup hook; T must be valid when all its bytes are zero.
+unsafe fn array<T>(name: &CStr, len: usize) -> *mut T {
+    let mut found = false;
+    // SAFETY: as the caller promises
+    unsafe {
+        let start: *mut T = pg_sys::ShmemInitStruct(name.as_ptr(), len * size_of::<T>(), &mut found).cast();
+        std::ptr::write_bytes(start, 0, len);
+        start
+    }
+}
+
+/// Runs in the postmaster, at its start and after each crash of a backend, before any other process can be attached: there is
+/// nobody to lock out.
+#[pgrx::pg_guard]
+unsafe extern "C-unwind" fn startup() {
+    let (sessions, ring_size) = (count(&settings::MAX_SESSIONS), count(&settings::RING_SIZE));
+    // SAFETY: PostgreSQL calls this hook when shared memory can be made; all parts are valid when zero
+    unsafe {
+        if let Some(previous) = PREVIOUS_STARTUP {
+            previous();
+        }
+        let header: &'static Header = &*array::<Header>(c"eskit_lease", 1);
+        let mut boot_id = [0u8; 8];
+        if !pg_sys::pg_strong_random(boot_id.as_mut_ptr().cast(), boot_id.len()) {
+            boot_id = clock::wall().to_ne_bytes();
+        }
+        header.boot_id.store(i64::from_ne_bytes(boot_id), Ordering::Relaxed);
+        let waits = array::<pg_sys::ConditionVariable>(c"eskit_lease waits", sessions);
+        for i in 0..sessions {
+            pg_sys::ConditionVariableInit(waits.add(i));
+        }
+        let databases = count(&settings::MAX_DATABASES);
+        let shared = Shared {
+            header,
+            slots: std::slice::from_raw_parts(array::<Slot>(c"eskit_lease slots", sessions), sessions),
+            waits,
+            map: map::init_map(sessions),
+            databases: std::slice::from_raw_parts(array(c"eskit_lease databases", databases), databases),
+            ring: array(c"eskit_lease ring", ring_size),
+            ring_size,
+            pending: std::slice::from_raw_parts(array(c"eskit_lease prepared", pending_count()), pending_count()),
+            locks: pg_sys::GetNamedLWLockTranche(TRANCHE.as_ptr()),
+        };
+        SHARED.store(Box::leak(Box::new(shared)), Ordering::Release);
+    }
+}

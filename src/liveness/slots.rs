@@ -1,0 +1,280 @@
+//! Slots: one session each.
+//!
+//! A session is alive by its slot. One without a slot, after a restart, is alive by its row: one of an older `boot_id` exactly until
+//! `t0 + ttl`, whoever asks and whenever, because nobody could send a heartbeat while the server was down; one of the current
+//! `boot_id` is dead. A dead session keeps its slot as a tombstone for one TTL, so that nobody whose snapshot still shows its row
+//! revives it.
+
+use super::word::{State, Word};
+use super::{Shared, clock};
+use pgrx::Uuid;
+use pgrx::pg_sys;
+use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
+
+#[repr(C, align(64))]
+pub struct Slot {
+    pub(super) word: AtomicU64,
+    /// A deadline that heartbeats cannot move: the end of an attachment. FOREVER without one.
+    pub(super) cap: AtomicU64,
+    pub(super) revision: AtomicU64,
+    pub(super) uuid: [AtomicU64; 2],
+    pub(super) database: AtomicU32,
+    /// Oid of the table of sessions, which a new CREATE EXTENSION changes.
+    pub(super) table: AtomicU32,
+    pub(super) role: AtomicU32,
+    /// Milliseconds, and PRIVATE.
+    pub(super) ttl_ms: AtomicU32,
+    pub(super) opened_by: AtomicU32,
+    /// Process id of the attached backend, zero without one.
+    pub(super) attached: AtomicI32,
+}
+
+const _: () = assert!(size_of::<Slot>() == 64);
+
+/// In `ttl_ms`, far above the longest: the session was made for one lease, and ends with it.
+pub(super) const PRIVATE: u32 = 1 << 31;
+
+/// Where a session's rows are: its database and its table of sessions.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Home {
+    pub database: u32,
+    pub table: u32,
+}
+
+/// A slot and whose it was when it was found. Every use compares again.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct SlotRef {
+    pub(super) index: u32,
+    pub(super) session: Uuid,
+}
+
+/// What a look at a session's slot says.
+#[derive(Clone, Copy, Debug)]
+pub struct Standing {
+    pub state: State,
+    /// When its leases end, by [`clock::now`]; in the past for a dead one.
+    pub until: u64,
+    pub now: u64,
+    pub revision: u64,
+}
+
+impl Standing {
+    pub fn alive(&self) -> bool {
+        matches!(self.state, State::Alive | State::Frozen)
+    }
+
+    /// Microseconds that the session has left.
+    pub fn left(&self) -> u64 {
+        if self.alive() { self.until.saturating_sub(self.now) } else { 0 }
+    }
+}
+
+impl Slot {
+    pub(super) fn word(&self) -> Word {
+        Word(self.word.load(Ordering::Acquire))
+    }
+
+    fn cap(&self) -> u64 {
+        self.cap.load(Ordering::Acquire)
+    }
+
+    fn ttl(&self) -> u64 {
+        u64::from(self.ttl_ms.load(Ordering::Relaxed) & !PRIVATE) * 1_000
+    }
+
+    pub(super) fn session(&self) -> Uuid {
+        let [high, low] = [&self.uuid[0], &self.uuid[1]].map(|half| half.load(Ordering::Relaxed));
+        Uuid::from_bytes((u128::from(high) << 64 | u128::from(low)).to_be_bytes())
+    }
+
+    pub(super) fn home(&self) -> Home {
+        Home { database: self.database.load(Ordering::Relaxed), table: self.table.load(Ordering::Relaxed) }
+    }
+
+    /// Swaps the word by `step` until it holds or `step` has nothing to do. Gives the word that then stands, and whether the
+    /// step was taken here. `None` when the slot is no longer that of `session`.
+    fn change(&self, session: Uuid, step: impl Fn(Word) -> Option<Word>) -> Option<(Word, bool)> {
+        loop {
+            let word = self.word();
+            if word.state() == State::Free || self.session() != session {
+                return None;
+            }
+            let Some(next) = step(word) else {
+                return Some((word, false));
+            };
+            if next == word || self.word.compare_exchange(word.0, next.0, Ordering::AcqRel, Ordering::Acquire).is_ok() {
+                return Some((next, true));
+            }
+        }
+    }
+
+    fn standing(&self, word: Word, now: u64) -> Standing {
+        Standing {
+            state: word.state(),
+            until: word.at().min(self.cap()),
+            now,
+            revision: self.revision.load(Ordering::Acquire),
+        }
+    }
+}
+
+impl Shared {
+    pub(super) fn slot(&self, at: SlotRef) -> &'static Slot {
+        &self.slots[at.index as usize]
+    }
+
+    pub fn used(&self) -> u32 {
+        self.header.used.load(Ordering::Acquire)
+    }
+
+    /// A heartbeat: extends the deadline if the session lives, and says what stands.
+    pub fn beat(&self, at: SlotRef) -> Option<Standing> {
+        let (slot, now) = (self.slot(at), clock::now());
+        self.seen(now);
+        let (word, extended) = slot.change(at.session, |word| word.beat(slot.cap(), now, slot.ttl()))?;
+        let word = if extended { word } else { self.expire(slot, at.session, now)? };
+        Some(slot.standing(word, now))
+    }
+
+    /// What stands, without extending anything. A session past its deadline is made dead here.
+    pub fn look(&self, at: SlotRef) -> Option<Standing> {
+        let (slot, now) = (self.slot(at), clock::now());
+        let word = self.expire(slot, at.session, now)?;
+        Some(slot.standing(word, now))
+    }
+
+    /// What stands for a session that has a row: by its slot, or by the row's start of the server and TTL where there is none.
+    pub fn standing(&self, home: Home, session: Uuid, boot_id: i64, ttl_ms: i32) -> Standing {
+        // The time before the look: whoever makes the slot after it, and beats, does so at a later time, and finds the same deadline past.
+        let now = clock::now();
+        if let Some(standing) = self.find(home, session).and_then(|at| self.look(at)) {
+            return standing;
+        }
+        let until = self.t0() + u64::try_from(ttl_ms).unwrap_or(0) * 1_000;
+        let alive = boot_id != self.boot_id() && now < until;
+        Standing { state: if alive { State::Alive } else { State::Dead }, until, now, revision: 0 }
+    }
+
+    /// Makes a session dead that is past its deadline. The word that then stands.
+    fn expire(&self, slot: &Slot, session: Uuid, now: u64) -> Option<Word> {
+        let (word, taken) = slot.change(session, |word| word.expire(slot.cap(), now, slot.ttl()))?;
+        if taken {
+            self.header.stirred.fetch_add(1, Ordering::AcqRel);
+            if let Some(database) = self.known_database(slot.home().database) {
+                database.unblock();
+            }
+        }
+        Some(word)
+    }
+
+    /// The commit of an early end is near: nothing is extended any more.
+    pub fn freeze(&self, at: SlotRef) {
+        let (slot, now) = (self.slot(at), clock::now());
+        slot.change(at.session, |word| word.freeze(slot.cap(), now));
+    }
+
+    pub fn thaw(&self, at: SlotRef) {
+        self.slot(at).change(at.session, Word::thaw);
+    }
+
+    /// The early end is committed. `gone`: and no row of the session is left.
+    pub fn end(&self, at: SlotRef, gone: bool) {
+        let (slot, now) = (self.slot(at), clock::now());
+        slot.change(at.session, |word| word.end(gone, now, slot.ttl()));
+        if !gone {
+            self.anticipate(slot.home().database, now);
+        }
+        self.notice(at);
+    }
+
+    /// Ends a session that no transaction but the one that opened it has ever seen: it needs no tombstone.
+    pub fn erase(&self, at: SlotRef) {
+        let now = clock::now();
+        self.slot(at).change(at.session, |word| word.end(true, now, 0));
+        self.notice(at);
+    }
+
+    /// Heartbeats cannot move the end beyond `deadline` any more.
+    pub fn cap(&self, at: SlotRef, deadline: u64) {
+        let slot = self.slot(at);
+        if slot.session() == at.session {
+            slot.cap.fetch_min(deadline, Ordering::AcqRel);
+            self.anticipate(slot.home().database, deadline);
+        }
+    }
+
+    /// Something that the session holds or waits for has changed: its revision grows, and whoever waits for that wakes up.
+    pub fn bump(&self, at: SlotRef) {
+        let slot = self.slot(at);
+        if slot.session() == at.session {
+            slot.revision.fetch_add(1, Ordering::AcqRel);
+            self.notice(at);
+        }
+    }
+
+    /// Wakes whoever waits in session_wait for this session.
+    fn notice(&self, at: SlotRef) {
+        // SAFETY: one condition variable for each slot, initialised at start
+        unsafe { pg_sys::ConditionVariableBroadcast(self.wait_of(at)) };
+    }
+
+    pub(super) fn wait_of(&self, at: SlotRef) -> *mut pg_sys::ConditionVariable {
+        // SAFETY: as many as there are slots
+        unsafe { self.waits.add(at.index as usize) }
+    }
+
+    pub fn role(&self, at: SlotRef) -> u32 {
+        self.slot(at).role.load(Ordering::Relaxed)
+    }
+
+    pub fn ttl_ms(&self, at: SlotRef) -> u32 {
+        self.slot(at).ttl_ms.load(Ordering::Relaxed) & !PRIVATE
+    }
+
+    pub fn is_private(&self, at: SlotRef) -> bool {
+        self.slot(at).ttl_ms.load(Ordering::Relaxed) & PRIVATE != 0
+    }
+
+    pub(super) fn attached(&self, at: SlotRef) -> &AtomicI32 {
+        &self.slot(at).attached
+    }
+
+    /// Process id of the backend that the session is attached to.
+    pub fn attached_pid(&self, at: SlotRef) -> Option<i32> {
+        Some(self.attached(at).load(Ordering::Relaxed)).filter(|pid| *pid != 0)
+    }
+
+    /// Whether the transaction that opened the session is still open, or prepared.
+    pub fn being_opened(&self, at: SlotRef) -> bool {
+        let xid = pg_sys::TransactionId::from(self.slot(at).opened_by.load(Ordering::Relaxed));
+        // SAFETY: reads PostgreSQL's list of transactions
+        xid != pg_sys::InvalidTransactionId && unsafe { pg_sys::TransactionIdIsInProgress(xid) }
+    }
+
+    /// Every slot in use, with its home and its word, taken past its deadline if it is.
+    pub fn each(&self, now: u64, mut visit: impl FnMut(SlotRef, Home, Word, u64)) {
+        for (index, slot) in (0..self.used()).zip(self.slots) {
+            if slot.word().state() == State::Free {
+                continue;
+            }
+            let at = SlotRef { index, session: slot.session() };
+            if let Some(word) = self.expire(slot, at.session, now) {
+                visit(at, slot.home(), word, word.at().min(slot.cap()));
+            }
+        }
+    }
+
+    /// After a pause of the machine: nobody alive is held to a deadline that no heartbeat could have met.
+    pub fn postpone(&self, gap: u64) {
+        for index in 0..self.used() {
+            let slot = &self.slots[index as usize];
+            slot.change(slot.session(), |word| word.postpone(gap));
+        }
+    }
+}
+
+impl SlotRef {
+    pub fn session(&self) -> Uuid {
+        self.session
+    }
+}

@@ -1,0 +1,204 @@
+//! The word of a slot: a deadline and a state in 64 bits, so that every step of a session's life is one compare-and-swap.
+//!
+//! | from            | step                     | to                                              |
+//! |-----------------|--------------------------|-------------------------------------------------|
+//! | `Free`          | open, or adopt after restart | `Alive`, deadline                           |
+//! | `Alive`         | heartbeat, not past      | `Alive`, later deadline                         |
+//! | `Alive`         | freeze (pre-commit of an early end) | `Frozen`, same deadline              |
+//! | `Frozen`        | thaw (abort)             | `Alive`, same deadline                          |
+//! | `Alive`, `Frozen` | expire, past           | `Dead`, until one TTL from now                  |
+//! | `Alive`, `Frozen` | end (commit of an early end) | `Dead` or `Gone`, until one TTL from now  |
+//! | `Dead`          | bury (its rows are gone) | `Gone`, same time                               |
+//! | `Gone`          | reclaim, past            | `Free`                                          |
+//!
+//! There is no way from `Dead` to `Alive`. Times are microseconds of `CLOCK_BOOTTIME`. Nothing here knows PostgreSQL.
+
+/// Low bits of the word that hold the state.
+const STATE_BITS: u32 = 3;
+const STATE_MASK: u64 = (1 << STATE_BITS) - 1;
+/// The latest time that a word can hold; about 73,000 years.
+pub const FOREVER: u64 = u64::MAX >> STATE_BITS;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    /// No session.
+    Free,
+    /// Has its leases until its deadline.
+    Alive,
+    /// Its own end is being committed: answers what is left and extends nothing.
+    Frozen,
+    /// Ended; rows of it may remain, which the worker takes away.
+    Dead,
+    /// Ended without a trace; a tombstone, so that nobody who still sees its row revives it.
+    Gone,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Word(pub u64);
+
+impl Word {
+    pub const FREE: Word = Word(0);
+
+    pub fn new(state: State, at: u64) -> Word {
+        Word(at.min(FOREVER) << STATE_BITS | state as u64)
+    }
+
+    pub fn state(self) -> State {
+        match self.0 & STATE_MASK {
+            1 => State::Alive,
+            2 => State::Frozen,
+            3 => State::Dead,
+            4 => State::Gone,
+            _ => State::Free,
+        }
+    }
+
+    /// The deadline of a living session, the end of the tombstone of a dead one.
+    pub fn at(self) -> u64 {
+        self.0 >> STATE_BITS
+    }
+
+    /// Whether the session has its leases at `now`. `cap` is a deadline that heartbeats cannot move.
+    pub fn lives(self, cap: u64, now: u64) -> bool {
+        matches!(self.state(), State::Alive | State::Frozen) && now < self.at().min(cap)
+    }
+
+    /// A heartbeat at `now`: the word to be, or `None` where there is nothing to extend.
+    pub fn beat(self, cap: u64, now: u64, ttl: u64) -> Option<Word> {
+        (self.state() == State::Alive && self.lives(cap, now))
+            .then(|| Word::new(State::Alive, self.at().max(now.saturating_add(ttl))))
+    }
+
+    pub fn freeze(self, cap: u64, now: u64) -> Option<Word> {
+        (self.state() == State::Alive && self.lives(cap, now)).then(|| Word::new(State::Frozen, self.at()))
+    }
+
+    pub fn thaw(self) -> Option<Word> {
+        (self.state() == State::Frozen).then(|| Word::new(State::Alive, self.at()))
+    }
+
+    /// The one step of expiry: whoever needs to know may take it, and all then agree.
+    pub fn expire(self, cap: u64, now: u64, ttl: u64) -> Option<Word> {
+        (matches!(self.state(), State::Alive | State::Frozen) && !self.lives(cap, now))
+            .then(|| Word::new(State::Dead, now.saturating_add(ttl)))
+    }
+
+    /// The end before the deadline; `Gone` when no row of the session is left.
+    pub fn end(self, gone: bool, now: u64, ttl: u64) -> Option<Word> {
+        match self.state() {
+            State::Alive | State::Frozen => {
+                Some(Word::new(if gone { State::Gone } else { State::Dead }, now.saturating_add(ttl)))
+            }
+            State::Dead if gone => self.bury(),
+            _ => None,
+        }
+    }
+
+    pub fn bury(self) -> Option<Word> {
+        (self.state() == State::Dead).then(|| Word::new(State::Gone, self.at()))
+    }
+
+    /// After a pause of the whole machine in which nobody could have sent a heartbeat.
+    pub fn postpone(self, gap: u64) -> Option<Word> {
+        (self.state() == State::Alive).then(|| Word::new(State::Alive, self.at().saturating_add(gap)))
+    }
+
+    pub fn reclaimable(self, now: u64) -> bool {
+        self.state() == State::Gone && now >= self.at()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const TTL: u64 = 1_000;
+
+    #[derive(Clone, Debug)]
+    enum Step {
+        Beat,
+        Freeze,
+        Thaw,
+        Expire,
+        End(bool),
+        Bury,
+        Postpone(u64),
+        Cap,
+    }
+
+    fn steps() -> impl Strategy<Value = Vec<(Step, u64)>> {
+        let step = prop_oneof![
+            3 => Just(Step::Beat),
+            1 => Just(Step::Freeze),
+            1 => Just(Step::Thaw),
+            1 => Just(Step::Expire),
+            1 => any::<bool>().prop_map(Step::End),
+            1 => Just(Step::Bury),
+            1 => (0..TTL).prop_map(Step::Postpone),
+            1 => Just(Step::Cap),
+        ];
+        prop::collection::vec((step, 0..TTL / 2), 1..40)
+    }
+
+    proptest! {
+        /// However steps follow each other: a session once dead is dead for ever, its deadline only grows while it lives, and no
+        /// heartbeat succeeds past it.
+        #[test]
+        fn dead_is_for_ever(steps in steps()) {
+            let (mut now, mut cap) = (10_000, FOREVER);
+            let mut word = Word::new(State::Alive, now + TTL);
+            for (step, wait) in steps {
+                now += wait;
+                let before = word;
+                let next = match step {
+                    Step::Beat => word.beat(cap, now, TTL),
+                    Step::Freeze => word.freeze(cap, now),
+                    Step::Thaw => word.thaw(),
+                    Step::Expire => word.expire(cap, now, TTL),
+                    Step::End(gone) => word.end(gone, now, TTL),
+                    Step::Bury => word.bury(),
+                    Step::Postpone(gap) => word.postpone(gap),
+                    Step::Cap => { cap = cap.min(now); None }
+                };
+                if matches!(step, Step::Beat) && next.is_some() {
+                    prop_assert!(before.lives(cap, now));
+                }
+                word = next.unwrap_or(word);
+                let ended = |w: Word| matches!(w.state(), State::Dead | State::Gone);
+                if ended(before) {
+                    prop_assert!(ended(word));
+                    prop_assert!(!word.lives(cap, now));
+                    prop_assert!(before.state() != State::Gone || word == before);
+                } else if !ended(word) {
+                    prop_assert!(word.at() >= before.at());
+                }
+            }
+        }
+
+        #[test]
+        fn packs(at in 0..=FOREVER, state in 0usize..5) {
+            let state = [State::Free, State::Alive, State::Frozen, State::Dead, State::Gone][state];
+            let word = Word::new(state, at);
+            prop_assert_eq!((word.state(), word.at()), (state, at));
+        }
+    }
+
+    #[test]
+    fn frozen_answers_and_extends_nothing() {
+        let word = Word::new(State::Alive, 500).freeze(FOREVER, 100);
+        assert_eq!(word, Some(Word::new(State::Frozen, 500)));
+        let word = Word::new(State::Frozen, 500);
+        assert!(word.lives(FOREVER, 499) && word.beat(FOREVER, 400, TTL).is_none());
+        assert_eq!(word.expire(FOREVER, 500, TTL).map(Word::state), Some(State::Dead));
+        assert_eq!(word.thaw(), Some(Word::new(State::Alive, 500)));
+    }
+
+    #[test]
+    fn a_tombstone_stays_for_one_ttl() {
+        let word = Word::new(State::Alive, 500).expire(FOREVER, 500, TTL).and_then(Word::bury);
+        assert_eq!(word, Some(Word::new(State::Gone, 1_500)));
+        let word = Word::new(State::Gone, 1_500);
+        assert!(!word.reclaimable(1_499) && word.reclaimable(1_500));
+    }
+}

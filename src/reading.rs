@@ -1,0 +1,71 @@
+//! What SQL sees of shared memory: the functions under the views, and the counters.
+
+use crate::call::enter;
+use crate::error::Result;
+use crate::liveness::databases::COUNTERS;
+use crate::liveness::word::State;
+use crate::liveness::{clock, shared};
+use crate::session::wall_clock;
+use crate::spi;
+use crate::text::Text;
+use pgrx::datum::TimestampWithTimeZone;
+use pgrx::prelude::*;
+use pgrx::{Uuid, name};
+
+/// Whether a waiter may be granted to: alive, and not ending.
+#[pg_extern(schema = "eskit_lease", strict)]
+fn _eligible(session: Uuid, boot_id: i64, ttl_ms: i32) -> Result<bool> {
+    Ok(enter()?.standing(spi::home(), session, boot_id, ttl_ms).state == State::Alive)
+}
+
+#[pg_extern(schema = "eskit_lease", strict)]
+fn _standing(
+    session: Uuid,
+    boot_id: i64,
+    ttl_ms: i32,
+) -> Result<
+    TableIterator<
+        'static,
+        (
+            name!(state, Text),
+            name!(trust_ms, i32),
+            name!(expires_at, Option<TimestampWithTimeZone>),
+            name!(revision, Option<i64>),
+            name!(attached_pid, Option<i32>),
+        ),
+    >,
+> {
+    let (shared, home) = (enter()?, spi::home());
+    let standing = shared.standing(home, session, boot_id, ttl_ms);
+    let left = standing.left();
+    let pid = shared.find(home, session).and_then(|at| shared.attached_pid(at));
+    let (state, expires_at) = match standing.state {
+        State::Alive => ("alive", wall_clock(left)),
+        State::Frozen => ("closing", wall_clock(left)),
+        _ => ("expired", None),
+    };
+    // Without a slot there is none yet.
+    let revision = Some(standing.revision.cast_signed()).filter(|revision| *revision != 0);
+    Ok(TableIterator::once((Text::from(state), clock::trust_ms(left), expires_at, revision, pid)))
+}
+
+#[pg_extern(schema = "eskit_lease")]
+fn stats() -> Result<TableIterator<'static, (name!(name, Text), name!(value, i64))>> {
+    let shared = shared()?;
+    let home = spi::home();
+    let database = shared.database(home)?;
+    let mut rows: Vec<(Text, i64)> =
+        COUNTERS.iter().enumerate().map(|(i, name)| (Text::from(*name), database.counter(i).cast_signed())).collect();
+    let (mut here, mut dirty) = (0, 0);
+    shared.each(clock::now(), |_, at, word, _| {
+        here += i64::from(at == home && matches!(word.state(), State::Alive | State::Frozen));
+    });
+    shared.each_dirty(|oid, _| dirty += i64::from(oid == home.database));
+    let waiting = database.waiting.load(std::sync::atomic::Ordering::Relaxed);
+    rows.extend([
+        (Text::from("sessions_alive"), here),
+        (Text::from("resources_dirty"), dirty),
+        (Text::from("calls_waiting"), i64::from(waiting)),
+    ]);
+    Ok(TableIterator::new(rows))
+}

@@ -1,0 +1,320 @@
+//! The seam between rows and shared memory: what happens there when a transaction ends.
+//!
+//! Two transactions that cross see neither each other's rows: one leaves a resource free, the other queues for it, and nobody
+//! grants. So every verb that changes, fences or queues for a resource notes it here, with its subtransaction. When the transaction
+//! has ended either way, and what it did is visible, the resources go to the dirty ring and the worker judges them again. Both of two
+//! that cross do so, hence the later one is judged with both in sight.
+//!
+//! | event            | sessions opened here | sessions ended here | revisions  | resources              |
+//! |------------------|----------------------|---------------------|------------|------------------------|
+//! | pre-commit       |                      | frozen              |            |                        |
+//! | commit           |                      | dead                | bumped     | to the ring            |
+//! | abort            | dead, without a trace | alive again        |            | to the ring, unchanged |
+//! | pre-prepare      | refused if attached  | frozen              |            |                        |
+//! | prepare          |                      | stay frozen         |            | the xid is watched, then all are rescanned |
+//! | rollback to savepoint | dead, without a trace | nothing was done yet |       | to the ring at once, unchanged |
+//!
+//! The callbacks run where an ERROR would bring the server down, so they only copy, change atomics and set latches.
+
+use crate::error::Error;
+use crate::liveness::Shared;
+use crate::liveness::databases::{Database, RESCAN};
+use crate::liveness::slots::SlotRef;
+use pgrx::pg_sys::panic::ErrorReport;
+use pgrx::pg_sys::{self, SubTransactionId};
+use std::cell::RefCell;
+
+/// Resources that one transaction notes one by one; beyond, its database is rescanned.
+const MAX_NOTES: usize = 1_000;
+
+#[derive(Debug)]
+enum What {
+    /// To be judged again; `changed`: and listeners told, if this commits.
+    Resource {
+        name: String,
+        changed: bool,
+    },
+    /// Fenced by this transaction: to be judged again if the session is dead by then.
+    Fenced {
+        name: String,
+        fence: i64,
+        session: SlotRef,
+    },
+    /// Taken out of the ring to be judged by this transaction; put back if it fails.
+    Judged {
+        name: String,
+        changed: bool,
+    },
+    /// More resources than are noted.
+    Many,
+    /// Flags of the database that this transaction has taken and does what they ask for.
+    Flags(u32),
+    Revision(SlotRef),
+    Opened(SlotRef),
+    /// Opened with attach, which ends with this backend and so cannot be prepared.
+    Attached,
+    /// `gone`: and no row of it is left.
+    Ended {
+        session: SlotRef,
+        gone: bool,
+    },
+}
+
+struct Note {
+    subtransaction: SubTransactionId,
+    what: What,
+}
+
+struct Notes {
+    registered: bool,
+    shared: Option<(&'static Shared, &'static Database)>,
+    list: Vec<Note>,
+    resources: usize,
+    /// Of this transaction when it is being prepared.
+    xid: u32,
+    /// Whether this backend is a worker, which has judged what it commits and tells listeners itself.
+    worker: bool,
+}
+
+thread_local! {
+    static NOTES: RefCell<Notes> = const {
+        RefCell::new(Notes { registered: false, shared: None, list: Vec::new(), resources: 0, xid: 0, worker: false })
+    };
+}
+
+fn note(shared: &'static Shared, database: &'static Database, what: What) {
+    NOTES.with_borrow_mut(|notes| {
+        if !notes.registered {
+            // SAFETY: the callbacks stay loaded
+            unsafe {
+                pg_sys::RegisterXactCallback(Some(at_end), std::ptr::null_mut());
+                pg_sys::RegisterSubXactCallback(Some(at_subtransaction_end), std::ptr::null_mut());
+            }
+            notes.registered = true;
+        }
+        notes.shared = Some((shared, database));
+        // SAFETY: in a transaction
+        let subtransaction = unsafe { pg_sys::GetCurrentSubTransactionId() };
+        let what = match what {
+            What::Resource { .. } | What::Fenced { .. } if notes.resources == MAX_NOTES => What::Many,
+            what => what,
+        };
+        match what {
+            What::Many if notes.list.iter().any(|note| matches!(note.what, What::Many)) => {
+                return;
+            }
+            What::Resource { .. } | What::Fenced { .. } => notes.resources += 1,
+            _ => (),
+        }
+        notes.list.push(Note { subtransaction, what });
+    });
+}
+
+/// What a verb notes; all of it is for the database that this backend is connected to.
+#[derive(Clone, Copy)]
+pub struct Seam {
+    pub shared: &'static Shared,
+    pub database: &'static Database,
+}
+
+impl Seam {
+    /// The owner of the resource changes if this commits.
+    pub fn changed(self, resource: &str) {
+        self.note(What::Resource { name: resource.to_owned(), changed: true });
+    }
+
+    /// Somebody queues, or could not be served.
+    pub fn judge(self, resource: &str) {
+        self.note(What::Resource { name: resource.to_owned(), changed: false });
+    }
+
+    pub fn fenced(self, resource: &str, fence: i64, session: SlotRef) {
+        self.note(What::Fenced { name: resource.to_owned(), fence, session });
+    }
+
+    /// Whether this transaction has noted a check of the fence that still stands: a rollback to a savepoint forgets those after it.
+    pub fn has_fenced(self, fence: i64) -> bool {
+        let is_it = |note: &Note| matches!(note.what, What::Fenced { fence: noted, .. } if noted == fence);
+        NOTES.with_borrow(|notes| notes.list.iter().any(is_it))
+    }
+
+    /// This transaction judges what it has taken out of the ring.
+    pub fn judged(self, resource: &str, changed: bool) {
+        self.note(What::Judged { name: resource.to_owned(), changed });
+    }
+
+    /// More resources than anybody lists.
+    pub fn many(self) {
+        self.note(What::Many);
+    }
+
+    /// This transaction does what these flags of the database ask for; they are set again if it fails.
+    pub fn flags(self, flags: u32) {
+        self.note(What::Flags(flags));
+    }
+
+    /// What the session holds or waits for changes if this commits.
+    pub fn revise(self, session: SlotRef) {
+        let known = |note: &Note| matches!(note.what, What::Revision(known) if known == session);
+        // SAFETY: in a transaction
+        let now = unsafe { pg_sys::GetCurrentSubTransactionId() };
+        let twice = NOTES.with_borrow(|notes| notes.list.iter().any(|n| n.subtransaction == now && known(n)));
+        if !twice {
+            self.note(What::Revision(session));
+        }
+    }
+
+    pub fn opened(self, session: SlotRef, attached: bool) {
+        self.note(What::Opened(session));
+        if attached {
+            self.note(What::Attached);
+        }
+    }
+
+    pub fn ended(self, session: SlotRef, gone: bool) {
+        self.note(What::Ended { session, gone });
+    }
+
+    fn note(self, what: What) {
+        note(self.shared, self.database, what);
+    }
+}
+
+/// From now on this backend is a worker: what its transactions commit is not posted to itself.
+pub fn i_am_a_worker() {
+    NOTES.with_borrow_mut(|notes| notes.worker = true);
+}
+
+/// Whether the transaction being prepared has attached a session.
+fn before_end(event: pg_sys::XactEvent::Type) -> bool {
+    NOTES.with_borrow_mut(|notes| {
+        let Some((shared, _)) = notes.shared else {
+            return false;
+        };
+        let preparing = event == pg_sys::XactEvent::XACT_EVENT_PRE_PREPARE;
+        if preparing && notes.list.iter().any(|note| matches!(note.what, What::Attached)) {
+            return true;
+        }
+        // SAFETY: in a transaction
+        notes.xid = unsafe { pg_sys::GetTopTransactionIdIfAny() }.into_inner();
+        for note in &notes.list {
+            if let What::Ended { session, .. } = note.what {
+                shared.freeze(session);
+            }
+        }
+        false
+    })
+}
+
+#[pgrx::pg_guard]
+unsafe extern "C-unwind" fn at_end(event: pg_sys::XactEvent::Type, _argument: *mut std::ffi::c_void) {
+    use pg_sys::XactEvent::*;
+    match event {
+        // Before a prepare an error is an ordinary one.
+        XACT_EVENT_PRE_COMMIT | XACT_EVENT_PRE_PREPARE if before_end(event) => {
+            ErrorReport::from(Error::AttachPrepared).report(pgrx::PgLogLevel::ERROR);
+        }
+        XACT_EVENT_COMMIT | XACT_EVENT_ABORT | XACT_EVENT_PREPARE => NOTES.with_borrow_mut(|notes| {
+            if let Some((shared, database)) = notes.shared.take() {
+                match event {
+                    XACT_EVENT_PREPARE => shared.watch_prepared(database, notes.xid),
+                    _ => notes.settle(shared, database, event == XACT_EVENT_COMMIT),
+                }
+                notes.resources = 0;
+                notes.list.clear();
+                shared.wake(database);
+            }
+        }),
+        _ => (),
+    }
+}
+
+#[pgrx::pg_guard]
+unsafe extern "C-unwind" fn at_subtransaction_end(
+    event: pg_sys::SubXactEvent::Type,
+    mine: SubTransactionId,
+    parent: SubTransactionId,
+    _argument: *mut std::ffi::c_void,
+) {
+    NOTES.with_borrow_mut(|notes| {
+        let Some((shared, database)) = notes.shared else {
+            return;
+        };
+        match event {
+            pg_sys::SubXactEvent::SUBXACT_EVENT_COMMIT_SUB => {
+                for note in notes.list.iter_mut().filter(|note| note.subtransaction == mine) {
+                    note.subtransaction = parent;
+                }
+            }
+            pg_sys::SubXactEvent::SUBXACT_EVENT_ABORT_SUB => {
+                let before = notes.list.len();
+                for note in notes.in_order().filter(|note| note.subtransaction == mine) {
+                    note.undo(shared, database);
+                }
+                notes.list.retain(|note| note.subtransaction != mine);
+                if notes.list.len() < before {
+                    shared.wake(database);
+                }
+            }
+            _ => (),
+        }
+    });
+}
+
+impl Notes {
+    fn opened(&self, session: SlotRef) -> bool {
+        self.list.iter().any(|note| matches!(note.what, What::Opened(opened) if opened == session))
+    }
+
+    /// The notes; who lives is settled before anybody is told to look at what they wait for.
+    fn in_order(&self) -> impl Iterator<Item = &Note> {
+        let those = |of_life: bool| self.list.iter().filter(move |note| note.is_of_life() == of_life);
+        those(true).chain(those(false))
+    }
+
+    /// The transaction has ended, and what it did is visible, or never will be.
+    fn settle(&self, shared: &'static Shared, database: &'static Database, committed: bool) {
+        for note in self.in_order() {
+            if !committed {
+                note.undo(shared, database);
+                continue;
+            }
+            match &note.what {
+                What::Resource { .. } if self.worker => (),
+                What::Resource { name, changed } => shared.post(database, name, *changed),
+                What::Fenced { name, session, .. } => post_if_dead(shared, database, name, *session),
+                What::Many => database.flag(RESCAN),
+                What::Revision(session) => shared.bump(*session),
+                What::Ended { session, gone: true } if self.opened(*session) => shared.erase(*session),
+                What::Ended { session, gone } => shared.end(*session, *gone),
+                What::Opened(_) | What::Attached | What::Flags(_) | What::Judged { .. } => (),
+            }
+        }
+    }
+}
+
+impl Note {
+    fn is_of_life(&self) -> bool {
+        matches!(self.what, What::Opened(_) | What::Ended { .. })
+    }
+
+    fn undo(&self, shared: &Shared, database: &Database) {
+        match &self.what {
+            What::Resource { name, .. } => shared.post(database, name, false),
+            What::Judged { name, changed } => shared.post(database, name, *changed),
+            What::Fenced { name, session, .. } => post_if_dead(shared, database, name, *session),
+            What::Many => database.flag(RESCAN),
+            What::Flags(flags) => database.flag(*flags),
+            What::Opened(session) => shared.erase(*session),
+            What::Ended { session, .. } => shared.thaw(*session),
+            What::Revision(_) | What::Attached => (),
+        }
+    }
+}
+
+/// While a fenced transaction was open nobody could take over. Who lives needs nobody to look.
+fn post_if_dead(shared: &Shared, database: &Database, resource: &str, session: SlotRef) {
+    if shared.look(session).is_none_or(|standing| !standing.alive()) {
+        shared.post(database, resource, false);
+    }
+}

@@ -1,0 +1,272 @@
+//! Sessions: one incarnation of a consumer, with one heartbeat for everything that it holds.
+//!
+//! A session is a row (who, as which role, with which TTL) and a slot in shared memory (until when). Opening writes the row and enters
+//! the slot; a heartbeat touches the slot alone. After a restart the slot is made again from the row by whoever needs it first, the
+//! worker at the latest: the session is then alive until `t0 + ttl`, as [`crate::liveness::slots`] says.
+//!
+//! A session ends by its deadline, or early by close. Both make the slot dead, and dead for good; an early end becomes so with the
+//! commit of its transaction (see [`crate::seam`]). What rows are left of it is taken away by [`crate::sweep`].
+
+mod verbs;
+
+use crate::call::Call;
+use crate::error::{Error, Result};
+use crate::guard::{Guard, Mode};
+use crate::liveness::databases::Counter;
+use crate::liveness::map::Opening;
+use crate::liveness::slots::{Home, SlotRef, Standing};
+use crate::liveness::word::State;
+use crate::liveness::{Shared, clock};
+use crate::spi::{self, Db, Statement, Value};
+use crate::sweep;
+use crate::table::{Key, Locked, Sight, Table};
+use crate::text::{Text, role_name};
+use pgrx::Uuid;
+use pgrx::datum::TimestampWithTimeZone;
+use pgrx::pg_sys::{self, BOOLOID, INT4OID, INT8OID, OIDOID, TEXTOID, UUIDARRAYOID, UUIDOID};
+
+static INSERT: Statement = Statement::writes(
+    include_str!("../../sql/query/session/insert.sql"),
+    &[UUIDOID, TEXTOID, OIDOID, INT4OID, INT8OID, BOOLOID, UUIDOID],
+);
+static DELETE: Statement = Statement::writes(include_str!("../../sql/query/session/delete.sql"), &[UUIDARRAYOID]);
+
+/// The row of a session.
+#[derive(Clone, Debug)]
+pub struct SessionRow {
+    pub session: Uuid,
+    pub consumer: String,
+    pub role: u32,
+    pub ttl_ms: i32,
+    pub boot_id: i64,
+    pub draining: bool,
+    pub private: bool,
+    pub request: Option<Uuid>,
+    tid: pg_sys::ItemPointerData,
+}
+
+/// The row of a session, if it has one that is committed.
+fn read(table: &Table, session: &Uuid) -> Option<SessionRow> {
+    table.scan(Sight::Latest, &[Key::Uuid(session)], |row, _| {
+        Some(SessionRow {
+            session: *session,
+            consumer: row.get::<Text>(2).map(|text| text.0).unwrap_or_default(),
+            role: row.get::<pg_sys::Oid>(3).map_or(0, |role| role.to_u32()),
+            ttl_ms: row.get(4).unwrap_or(0),
+            boot_id: row.get(5).unwrap_or(0),
+            draining: row.get(7).unwrap_or(false),
+            private: row.get(8).unwrap_or(false),
+            request: row.get(9),
+            tid: row.tid(),
+        })
+    })
+}
+
+fn table() -> Table {
+    Table::open(c"_sessions", c"_sessions_pkey")
+}
+
+/// The rows of sessions; those that have none are left out.
+pub fn rows(sessions: &[Uuid]) -> Vec<SessionRow> {
+    let table = table();
+    sessions.iter().filter_map(|session| read(&table, session)).collect()
+}
+
+pub fn row(session: Uuid) -> Option<SessionRow> {
+    read(&table(), &session)
+}
+
+/// Deletes the rows of sessions, and says how many there were.
+pub fn delete(db: &Db, sessions: &[Uuid]) -> u64 {
+    db.execute(&DELETE, vec![Value::Uuids(sessions)])
+}
+
+impl Call {
+    /// The slot of a session that has a row, made again if the server has been restarted since; `None` for one that is dead for good.
+    pub fn slot_of(&self, row: &SessionRow) -> Result<Option<SlotRef>> {
+        if let Some(at) = self.shared.find(self.home, row.session) {
+            return Ok(Some(at));
+        }
+        let by_row = self.shared.standing(self.home, row.session, row.boot_id, row.ttl_ms);
+        if !by_row.alive() {
+            return Ok(None);
+        }
+        let deadline = by_row.until;
+        let (session, role, ttl_ms, private) = (row.session, row.role, row.ttl_ms, row.private);
+        self.shared.enter(self.home, Opening { session, role, ttl_ms, private, deadline, opened_by: 0 }).map(Some)
+    }
+
+    /// What stands for a session that has a row. `None`: it is dead.
+    pub fn standing_of(&self, row: &SessionRow) -> Option<Standing> {
+        Some(self.shared.standing(self.home, row.session, row.boot_id, row.ttl_ms)).filter(Standing::alive)
+    }
+
+    /// The slot of a session that lives.
+    pub fn living(&self, session: Uuid) -> Result<Option<SlotRef>> {
+        let at = match self.shared.find(self.home, session) {
+            None => row(session).map(|row| self.slot_of(&row)).transpose()?.flatten(),
+            at => at,
+        };
+        Ok(at.filter(|at| self.shared.look(*at).is_some_and(|standing| standing.alive())))
+    }
+
+    /// The slot of a session that the caller may use: by its slot if it has one, by its row otherwise.
+    pub fn session(&self, session: Uuid) -> Result<Option<SlotRef>> {
+        if let Some(at) = self.shared.find(self.home, session) {
+            authorize(self.caller, self.shared.role(at))?;
+            return Ok(Some(at));
+        }
+        let Some(row) = row(session) else {
+            return Ok(None);
+        };
+        authorize(self.caller, row.role)?;
+        self.slot_of(&row)
+    }
+}
+
+/// A session is used by the role that opened it, or by a member of that role, whoever knows its uuid.
+pub fn authorize(caller: pg_sys::Oid, role: u32) -> Result<()> {
+    let role = pg_sys::Oid::from(role);
+    // SAFETY: reads the catalog through its cache
+    if caller == role || unsafe { pg_sys::has_privs_of_role(caller, role) } {
+        return Ok(());
+    }
+    Err(Error::Foreign { owner: role_name(role) }.into())
+}
+
+/// What became of a heartbeat.
+pub struct Touch {
+    pub home: Home,
+    pub at: Option<SlotRef>,
+    pub standing: Option<Standing>,
+}
+
+impl Touch {
+    pub fn alive(&self) -> bool {
+        self.standing.is_some_and(|standing| standing.alive())
+    }
+
+    pub fn trust_ms(&self) -> Option<i32> {
+        self.standing.filter(Standing::alive).map(|standing| clock::trust_ms(standing.left()))
+    }
+
+    /// Why there is nothing to do for the session; `None` while it lives.
+    pub fn refusal(&self) -> Option<&'static str> {
+        match self.standing.map(|standing| standing.state) {
+            Some(State::Alive) => None,
+            Some(State::Frozen) => Some("closing"),
+            Some(_) => Some("expired"),
+            None => Some("unknown_session"),
+        }
+    }
+}
+
+/// A heartbeat for a session that the caller may use. A steady client's touches nothing but its slot.
+pub fn touch(shared: &'static Shared, session: Uuid) -> Result<Touch> {
+    // SAFETY: a plain read
+    let caller = unsafe { pg_sys::GetUserId() };
+    let home = spi::home();
+    let mut at = shared.find(home, session);
+    if let Some(at) = at {
+        authorize(caller, shared.role(at))?;
+    } else {
+        let call = Call::open(shared)?;
+        match row(session) {
+            Some(row) => {
+                authorize(caller, row.role)?;
+                at = call.slot_of(&row)?;
+                if at.is_none() {
+                    let (state, now) = (State::Dead, clock::now());
+                    return Ok(Touch { home, at, standing: Some(Standing { state, until: now, now, revision: 0 }) });
+                }
+            }
+            None => {
+                return Ok(Touch { home, at: None, standing: None });
+            }
+        }
+    }
+    let standing = at.and_then(|at| shared.beat(at));
+    Ok(Touch { home, at, standing })
+}
+
+/// When a span of shared memory's clock ends, for people.
+pub fn wall_clock(left: u64) -> Option<TimestampWithTimeZone> {
+    const SINCE_2000: u64 = 946_684_800_000_000;
+    i64::try_from(clock::wall().saturating_sub(SINCE_2000) + left).ok()?.try_into().ok()
+}
+
+/// Opens a session: its row, its slot, and the note that an abort is to undo it.
+pub fn open(
+    call: &Call,
+    consumer: &str,
+    ttl_ms: i32,
+    private: bool,
+    request: Option<Uuid>,
+    attached: bool,
+) -> Result<SlotRef> {
+    let session = random_uuid();
+    call.db().execute(
+        &INSERT,
+        vec![
+            Value::Uuid(session),
+            Value::Text(consumer),
+            Value::Oid(call.caller.to_u32()),
+            Value::Int(ttl_ms),
+            Value::Long(call.shared.boot_id()),
+            Value::Bool(private),
+            Value::MaybeUuid(request),
+        ],
+    );
+    let deadline = clock::now() + u64::from(ttl_ms.cast_unsigned()) * 1_000;
+    // SAFETY: the transaction has written a row, so it has an id
+    let opened_by = unsafe { pg_sys::GetTopTransactionIdIfAny() }.into_inner();
+    let role = call.caller.to_u32();
+    let at = call.shared.enter(call.home, Opening { session, role, ttl_ms, private, deadline, opened_by })?;
+    call.seam().opened(at, attached);
+    call.database.add(Counter::SessionsOpened, 1);
+    Ok(at)
+}
+
+/// A version 4 uuid from a strong source: it is the handle of the session, and nobody may guess it.
+fn random_uuid() -> Uuid {
+    let mut bytes = [0u8; 16];
+    // SAFETY: writes 16 bytes
+    if !unsafe { pg_sys::pg_strong_random(bytes.as_mut_ptr().cast(), bytes.len()) } {
+        pgrx::error!("could not generate random values");
+    }
+    bytes[6] = bytes[6] & 0x0F | 0x40;
+    bytes[8] = bytes[8] & 0x3F | 0x80;
+    Uuid::from_bytes(bytes)
+}
+
+/// Ends a session early, with this transaction: takes away its row and, as far as they are to be had, what it holds and waits for.
+pub fn end(call: &Call, at: SlotRef) -> Result<()> {
+    // While somebody is granting to the session, what it is given is not to be seen yet: the worker takes it away.
+    let alone = Guard::Grantee(at.session()).try_lock(Mode::Exclusive);
+    delete(call.db(), &[at.session()]);
+    let left = sweep::dissolve(call, &[at.session()], sweep::MAX_HAND_OVER)?;
+    call.seam().ended(at, alone && !left);
+    Ok(())
+}
+
+/// Locks the rows of sessions that nobody else has locked. Gives these sessions and those without a row; and whether any is missing.
+pub fn lock_rows(sessions: Vec<Uuid>) -> (Vec<Uuid>, bool) {
+    let table = table();
+    let count = sessions.len();
+    let mine = |session: &Uuid| read(&table, session).is_none_or(|row| table.lock(row.tid, false) == Locked::Mine);
+    let locked: Vec<Uuid> = sessions.into_iter().filter(mine).collect();
+    let missing = locked.len() < count;
+    (locked, missing)
+}
+
+/// Locks the row of a session, waiting for whoever is changing it; `None` when there is none any more.
+pub fn lock_row(session: Uuid) -> Option<SessionRow> {
+    let table = table();
+    loop {
+        let row = read(&table, &session)?;
+        if table.lock(row.tid, true) == Locked::Mine {
+            return Some(row);
+        }
+        pgrx::check_for_interrupts!();
+    }
+}

@@ -1,0 +1,192 @@
+//! The SQL functions of sessions.
+
+use super::{Touch, end, lock_row, open, touch, wall_clock};
+use crate::call::{Call, enter, text_arg};
+use crate::error::{Error, Result};
+use crate::guard::{Guard, Mode};
+use crate::liveness::databases::Counter;
+use crate::liveness::slots::{SlotRef, Standing};
+use crate::liveness::{attach, clock};
+use crate::spi::{self, Statement, Value};
+use crate::text::Text;
+use crate::{interval, queue, settings};
+use pgrx::datum::{Interval, TimestampWithTimeZone};
+use pgrx::pg_sys::{self, UUIDOID};
+use pgrx::prelude::*;
+use pgrx::{Uuid, name};
+
+static DRAIN: Statement = Statement::writes(include_str!("../../sql/query/session/drain.sql"), &[UUIDOID]);
+
+fn answer(
+    touch: &Touch,
+    reason: &str,
+) -> TableIterator<'static, (bool, Option<i32>, Option<TimestampWithTimeZone>, Option<i64>, Text)> {
+    let living = touch.standing.filter(Standing::alive);
+    TableIterator::once((
+        living.is_some(),
+        touch.trust_ms(),
+        living.and_then(|standing| wall_clock(standing.left())),
+        living.map(|standing| standing.revision.cast_signed()),
+        Text::from(touch.refusal().unwrap_or(reason)),
+    ))
+}
+
+#[pg_extern(schema = "eskit_lease")]
+fn session_open(
+    consumer: Option<Text>,
+    ttl: default!(Option<Interval>, "NULL"),
+    attach: default!(Option<bool>, "false"),
+    attach_grace: default!(Option<Interval>, "'0'"),
+) -> Result<
+    TableIterator<
+        'static,
+        (
+            name!(session, Uuid),
+            name!(trust_ms, i32),
+            name!(expires_at, Option<TimestampWithTimeZone>),
+            name!(revision, i64),
+        ),
+    >,
+> {
+    let shared = enter()?;
+    spi::require_writes("session_open()")?;
+    let consumer = text_arg("consumer", consumer)?;
+    let ttl_ms = interval::ttl_ms(ttl)?;
+    let attach = attach.ok_or(Error::Null("attach"))?;
+    let grace_ms = interval::grace_ms(attach_grace.ok_or(Error::Null("attach_grace"))?)?;
+    let call = Call::open(shared)?;
+    let at = open(&call, &consumer, ttl_ms, false, None, attach)?;
+    if attach {
+        shared.attach(at, u64::from(grace_ms) * 1_000);
+    }
+    let standing = shared.look(at).ok_or(Error::SessionsFull)?;
+    Ok(TableIterator::once((
+        at.session(),
+        clock::trust_ms(standing.left()),
+        wall_clock(standing.left()),
+        standing.revision.cast_signed(),
+    )))
+}
+
+#[pg_extern(schema = "eskit_lease")]
+fn session_heartbeat(
+    session: Option<Uuid>,
+) -> Result<
+    TableIterator<
+        'static,
+        (
+            name!(alive, bool),
+            name!(trust_ms, Option<i32>),
+            name!(expires_at, Option<TimestampWithTimeZone>),
+            name!(revision, Option<i64>),
+            name!(reason, Text),
+        ),
+    >,
+> {
+    let shared = enter()?;
+    let touch = touch(shared, session.ok_or(Error::Null("session"))?)?;
+    let counter = if touch.alive() { Counter::Heartbeats } else { Counter::HeartbeatsRefused };
+    shared.database(touch.home)?.add(counter, 1);
+    Ok(answer(&touch, "alive"))
+}
+
+#[pg_extern(schema = "eskit_lease")]
+fn session_wait(
+    session: Option<Uuid>,
+    revision: Option<i64>,
+    timeout: default!(Option<Interval>, "NULL"),
+) -> Result<
+    TableIterator<
+        'static,
+        (
+            name!(alive, bool),
+            name!(trust_ms, Option<i32>),
+            name!(expires_at, Option<TimestampWithTimeZone>),
+            name!(revision, Option<i64>),
+            name!(reason, Text),
+        ),
+    >,
+> {
+    let shared = enter()?;
+    let session = session.ok_or(Error::Null("session"))?;
+    let revision = revision.ok_or(Error::Null("revision"))?.max(0).cast_unsigned();
+    let timeout = u64::from(interval::wait_ms(timeout)?) * 1_000;
+    let mut touch = touch(shared, session)?;
+    let database = shared.database(touch.home)?;
+    let (Some(at), Some(standing)) = (touch.at, touch.standing.filter(Standing::alive)) else {
+        return Ok(answer(&touch, "expired"));
+    };
+    if standing.revision > revision {
+        return Ok(answer(&touch, "changed"));
+    }
+    let Some(place) = attach::take_waiting_place(&database.waiting, settings::max_waiting()) else {
+        database.add(Counter::WaitsRefused, 1);
+        return Ok(answer(&touch, "wait_limit"));
+    };
+    // In time for the next heartbeat, which is due after a third of the TTL.
+    let heartbeat = standing.now + u64::from(shared.ttl_ms(at)) * 1_000 / 3;
+    let until = (standing.now + timeout).min(heartbeat);
+    touch.standing = shared.wait_for_revision(at, revision, until)?;
+    drop(place);
+    let changed = touch.standing.is_some_and(|standing| standing.revision > revision);
+    // SAFETY: a plain read
+    let may_write = !unsafe { pg_sys::XactReadOnly };
+    if !changed && touch.alive() && may_write {
+        queue::judge_places(&Call::open(shared)?, at)?;
+    }
+    Ok(answer(
+        &touch,
+        if changed {
+            "changed"
+        } else if until == heartbeat {
+            "heartbeat"
+        } else {
+            "timeout"
+        },
+    ))
+}
+
+#[pg_extern(schema = "eskit_lease")]
+fn session_drain(session: Option<Uuid>) -> Result<bool> {
+    let shared = enter()?;
+    spi::require_writes("session_drain()")?;
+    let session = session.ok_or(Error::Null("session"))?;
+    if !touch(shared, session)?.alive() {
+        return Ok(false);
+    }
+    let call = Call::open(shared)?;
+    let locked = lock_row(session).is_some();
+    if locked {
+        call.db().execute(&DRAIN, vec![Value::Uuid(session)]);
+        // What it was first in line for goes to the next.
+        queue::note_places(&call, &[session]);
+    }
+    Ok(locked)
+}
+
+#[pg_extern(schema = "eskit_lease")]
+fn session_detach(session: Option<Uuid>) -> Result<bool> {
+    let shared = enter()?;
+    let touch = touch(shared, session.ok_or(Error::Null("session"))?)?;
+    Ok(touch.alive() && touch.at.is_some_and(|at| shared.detach(at)))
+}
+
+#[pg_extern(schema = "eskit_lease")]
+fn session_close(session: Option<Uuid>) -> Result<bool> {
+    let shared = enter()?;
+    spi::require_writes("session_close()")?;
+    let session = session.ok_or(Error::Null("session"))?;
+    let call = Call::open(shared)?;
+    let alive = |at: &SlotRef| shared.look(*at).is_some_and(|standing| standing.alive());
+    let Some(at) = call.session(session)?.filter(alive) else {
+        return Ok(false);
+    };
+    // Waits for this session's own fenced transactions: a close after the work means that the work is done.
+    Guard::Fencer(session).lock(Mode::Exclusive);
+    if !alive(&at) || lock_row(session).is_none() {
+        return Ok(false);
+    }
+    end(&call, at)?;
+    call.database.add(Counter::SessionsClosed, 1);
+    Ok(true)
+}

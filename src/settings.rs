@@ -1,0 +1,139 @@
+//! The settings. Each says its unit, range and reason in its own description, which `\dconfig+` and pg_settings show.
+
+use pgrx::{GucContext, GucFlags, GucRegistry, GucSetting, pg_sys};
+
+pub static MAX_SESSIONS: GucSetting<i32> = GucSetting::<i32>::new(10_000);
+pub static MAX_DATABASES: GucSetting<i32> = GucSetting::<i32>::new(64);
+pub static RING_SIZE: GucSetting<i32> = GucSetting::<i32>::new(4_096);
+pub static MAX_WORKERS: GucSetting<i32> = GucSetting::<i32>::new(4);
+pub static WORKER: GucSetting<bool> = GucSetting::<bool>::new(true);
+pub static DEFAULT_TTL: GucSetting<i32> = GucSetting::<i32>::new(10_000);
+pub static MIN_TTL: GucSetting<i32> = GucSetting::<i32>::new(1_000);
+pub static MAX_TTL: GucSetting<i32> = GucSetting::<i32>::new(3_600_000);
+pub static MAX_WAIT: GucSetting<i32> = GucSetting::<i32>::new(10_000);
+static MAX_WAITING: GucSetting<i32> = GucSetting::<i32>::new(-1);
+pub static ROW_RETENTION: GucSetting<i32> = GucSetting::<i32>::new(3_600);
+
+/// How many session_wait calls may wait in one database at the same time.
+pub fn max_waiting() -> u32 {
+    // SAFETY: a plain read of a server setting
+    let tenth = unsafe { pg_sys::MaxConnections } / 10;
+    let set = MAX_WAITING.get();
+    u32::try_from(if set < 0 { tenth.max(1) } else { set }).unwrap_or(1)
+}
+
+/// Settings that need shared memory are defined only where the library is preloaded: PostgreSQL lets nobody define them later.
+pub fn define_at_preload() {
+    int(
+        c"eskit_lease.max_sessions",
+        c"Sessions that may be alive at the same time in the whole server.",
+        c"Each takes about 150 bytes of shared memory. A session that has ended keeps its place for one TTL.",
+        &MAX_SESSIONS,
+        (16, 1_000_000),
+        GucContext::Postmaster,
+        GucFlags::empty(),
+    );
+    int(
+        c"eskit_lease.max_databases",
+        c"Databases that may have sessions at the same time.",
+        c"Each takes about 200 bytes of shared memory.",
+        &MAX_DATABASES,
+        (1, 10_000),
+        GucContext::Postmaster,
+        GucFlags::empty(),
+    );
+    int(
+        c"eskit_lease.ring_size",
+        c"Changed resources that may wait for the background worker.",
+        c"Each takes about 300 bytes of shared memory. When the ring is full nothing is lost: the worker looks at all resources of the database.",
+        &RING_SIZE,
+        (16, 1_000_000),
+        GucContext::Postmaster,
+        GucFlags::empty(),
+    );
+    int(
+        c"eskit_lease.max_workers",
+        c"Database workers that may run at the same time.",
+        c"Each needs one of max_worker_processes while its database has work to do.",
+        &MAX_WORKERS,
+        (1, 1_000),
+        GucContext::Sighup,
+        GucFlags::empty(),
+    );
+    GucRegistry::define_bool_guc(
+        c"eskit_lease.worker",
+        c"Whether the background worker hands over leases, sweeps and notifies.",
+        c"With it off every function still answers right; waiting sessions are served by their own calls.",
+        &WORKER,
+        GucContext::Sighup,
+        GucFlags::empty(),
+    );
+    int(
+        c"eskit_lease.default_ttl",
+        c"Time to live of a session that is opened without one.",
+        c"A session that sends no heartbeat for this long has ended.",
+        &DEFAULT_TTL,
+        (100, 86_400_000),
+        GucContext::Userset,
+        GucFlags::UNIT_MS,
+    );
+    int(
+        c"eskit_lease.min_ttl",
+        c"Shortest time to live that a session may ask for.",
+        c"A client that pauses for longer than its time to live loses what it holds.",
+        &MIN_TTL,
+        (100, 86_400_000),
+        GucContext::Sighup,
+        GucFlags::UNIT_MS,
+    );
+    int(
+        c"eskit_lease.max_ttl",
+        c"Longest time to live that a session may ask for.",
+        c"What a crashed client holds stays held for up to this long.",
+        &MAX_TTL,
+        (100, 86_400_000),
+        GucContext::Sighup,
+        GucFlags::UNIT_MS,
+    );
+    int(
+        c"eskit_lease.max_wait",
+        c"Longest time that one session_wait waits.",
+        c"A waiting statement holds a snapshot, which keeps VACUUM from removing newer dead rows.",
+        &MAX_WAIT,
+        (1, 600_000),
+        GucContext::Sighup,
+        GucFlags::UNIT_MS,
+    );
+    int(
+        c"eskit_lease.max_waiting",
+        c"session_wait calls that may wait at the same time in one database.",
+        c"-1 means a tenth of max_connections. Further calls answer at once, so that waiters never starve the heartbeats of their own pool.",
+        &MAX_WAITING,
+        (-1, 262_143),
+        GucContext::Sighup,
+        GucFlags::empty(),
+    );
+    int(
+        c"eskit_lease.row_retention",
+        c"How long the row of a released lease is kept.",
+        c"It keeps the last fence of the resource for people to see. Fences never repeat, kept or not.",
+        &ROW_RETENTION,
+        (0, 2_147_483),
+        GucContext::Sighup,
+        GucFlags::UNIT_S,
+    );
+    // SAFETY: called while the library is being loaded, as PostgreSQL asks
+    unsafe { pg_sys::MarkGUCPrefixReserved(c"eskit_lease".as_ptr()) };
+}
+
+fn int(
+    name: &'static std::ffi::CStr,
+    short: &'static std::ffi::CStr,
+    long: &'static std::ffi::CStr,
+    setting: &'static GucSetting<i32>,
+    (min, max): (i32, i32),
+    context: GucContext,
+    flags: GucFlags,
+) {
+    GucRegistry::define_int_guc(name, short, long, setting, min, max, context, flags);
+}

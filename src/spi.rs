@@ -1,0 +1,358 @@
+//! The only caller of SPI. A [`Db`] is a stretch of work done as the extension's owner, whoever calls; a [`Statement`] is one
+//! parameterised statement whose plan is kept for the life of the backend.
+//!
+//! Every statement runs on the latest snapshot, whatever the isolation level of the caller, as the triggers of foreign keys do: under
+//! REPEATABLE READ a refusal is then an answer by the latest state, not a serialization failure. The search path is pinned. Plans look
+//! rows up by index, one by one, and do nothing else: these tables are small when a plan is made and need not be when it is used.
+
+use crate::error::{Error, Result};
+use crate::liveness::slots::Home;
+use crate::text::{Text, text_datum};
+use pgrx::pg_sys::{self, Datum, Oid};
+use pgrx::{FromDatum, IntoDatum, Uuid};
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Reads,
+    /// What a verb answers for: durable at commit, whatever the caller's synchronous_commit. An answer that a crash takes back is a lie.
+    Writes,
+    /// What may be done again: its commit need not wait for the disk.
+    Tidies,
+}
+
+pub struct Statement {
+    sql: &'static str,
+    arguments: &'static [Oid],
+    kind: Kind,
+    plan: AtomicPtr<pg_sys::_SPI_plan>,
+}
+
+impl Statement {
+    pub const fn reads(sql: &'static str, arguments: &'static [Oid]) -> Statement {
+        Statement::new(sql, arguments, Kind::Reads)
+    }
+
+    pub const fn writes(sql: &'static str, arguments: &'static [Oid]) -> Statement {
+        Statement::new(sql, arguments, Kind::Writes)
+    }
+
+    pub const fn tidies(sql: &'static str, arguments: &'static [Oid]) -> Statement {
+        Statement::new(sql, arguments, Kind::Tidies)
+    }
+
+    const fn new(sql: &'static str, arguments: &'static [Oid], kind: Kind) -> Statement {
+        Statement { sql, arguments, kind, plan: AtomicPtr::new(std::ptr::null_mut()) }
+    }
+
+    fn plan(&self) -> *mut pg_sys::_SPI_plan {
+        let kept = self.plan.load(Ordering::Relaxed);
+        if !kept.is_null() {
+            return kept;
+        }
+        let mut sql = self.sql.as_bytes().to_vec();
+        sql.push(0);
+        // SAFETY: the text ends in NUL and is copied; a kept plan lives as long as the backend
+        unsafe {
+            let plan = pg_sys::SPI_prepare_cursor(
+                sql.as_ptr().cast(),
+                self.arguments.len() as i32,
+                self.arguments.as_ptr().cast_mut(),
+                pg_sys::CURSOR_OPT_GENERIC_PLAN as i32,
+            );
+            if plan.is_null() || pg_sys::SPI_keepplan(plan) != 0 {
+                pgrx::error!("could not prepare a statement of eskit_lease: {}", self.sql);
+            }
+            self.plan.store(plan, Ordering::Relaxed);
+            plan
+        }
+    }
+}
+
+/// A value for a statement.
+pub enum Value<'a> {
+    Text(&'a str),
+    Texts(Vec<&'a str>),
+    Uuid(Uuid),
+    MaybeUuid(Option<Uuid>),
+    Uuids(&'a [Uuid]),
+    Tids(&'a mut [pg_sys::ItemPointerData]),
+    Long(i64),
+    Int(i32),
+    Double(f64),
+    Bool(bool),
+    Oid(u32),
+}
+
+impl Value<'_> {
+    fn datum(self) -> Option<Datum> {
+        match self {
+            Value::Text(text) => Some(text_datum(text)),
+            Value::Texts(texts) => {
+                let align = pg_sys::TYPALIGN_INT as std::ffi::c_char;
+                Some(array(texts.into_iter().map(text_datum).collect(), pg_sys::TEXTOID, -1, align))
+            }
+            Value::Uuid(uuid) => uuid.into_datum(),
+            Value::MaybeUuid(uuid) => uuid.and_then(IntoDatum::into_datum),
+            Value::Uuids(uuids) => {
+                let align = pg_sys::TYPALIGN_CHAR as std::ffi::c_char;
+                // A uuid's datum is a pointer to its 16 bytes, which construct_array copies.
+                let datums = uuids.iter().map(|uuid| Datum::from(uuid.as_bytes().as_ptr())).collect();
+                Some(array(datums, pg_sys::UUIDOID, 16, align))
+            }
+            Value::Tids(tids) => {
+                let align = pg_sys::TYPALIGN_SHORT as std::ffi::c_char;
+                let datums = tids.iter_mut().map(|tid| Datum::from(std::ptr::from_mut(tid))).collect();
+                Some(array(datums, pg_sys::TIDOID, size_of::<pg_sys::ItemPointerData>() as i32, align))
+            }
+            Value::Long(number) => number.into_datum(),
+            Value::Int(number) => number.into_datum(),
+            Value::Double(number) => number.into_datum(),
+            Value::Bool(truth) => truth.into_datum(),
+            Value::Oid(oid) => Some(Datum::from(oid)),
+        }
+    }
+}
+
+fn array(mut elements: Vec<Datum>, element: Oid, length: i32, align: std::ffi::c_char) -> Datum {
+    let count = i32::try_from(elements.len()).unwrap_or(i32::MAX);
+    // SAFETY: the elements are of the type that length and alignment describe
+    unsafe { Datum::from(pg_sys::construct_array(elements.as_mut_ptr(), count, element, length, false, align)) }
+}
+
+/// A connection to SPI as the extension's owner.
+pub struct Db {
+    caller: Oid,
+    security: i32,
+    settings: i32,
+    planner: [bool; 5],
+}
+
+/// The planner's other ways to get at rows, and at their order: all of them read what is not asked for.
+fn other_ways() -> [*mut bool; 5] {
+    [
+        &raw mut pg_sys::enable_seqscan,
+        &raw mut pg_sys::enable_bitmapscan,
+        &raw mut pg_sys::enable_hashjoin,
+        &raw mut pg_sys::enable_mergejoin,
+        &raw mut pg_sys::enable_sort,
+    ]
+}
+
+/// The oid of a table or sequence of ours; zero in a database without the extension.
+pub fn relation(name: &std::ffi::CStr) -> Oid {
+    // SAFETY: reads the catalog through its cache, in a transaction
+    unsafe {
+        let schema = pg_sys::get_namespace_oid(c"eskit_lease".as_ptr(), true);
+        if schema == Oid::INVALID { schema } else { pg_sys::get_relname_relid(name.as_ptr(), schema) }
+    }
+}
+
+/// Where the rows of this database are; `None` without the extension.
+pub fn home_if_any() -> Option<Home> {
+    let table = relation(c"_sessions");
+    // SAFETY: a plain read
+    let database = unsafe { pg_sys::MyDatabaseId }.to_u32();
+    (table != Oid::INVALID).then(|| Home { database, table: table.to_u32() })
+}
+
+/// Where the rows of this database are.
+pub fn home() -> Home {
+    home_if_any().unwrap_or_else(|| pgrx::error!("extension eskit_lease has no tables in this database"))
+}
+
+pub fn fence_sequence() -> Oid {
+    relation(c"fence_seq")
+}
+
+impl Db {
+    pub fn open(home: Home) -> Db {
+        let (mut caller, mut security) = (Oid::INVALID, 0);
+        // SAFETY: in a transaction; what is switched here is switched back by Drop, or by PostgreSQL when it raises
+        unsafe {
+            let owner = owner(Oid::from(home.table));
+            pg_sys::GetUserIdAndSecContext(&mut caller, &mut security);
+            if pg_sys::SPI_connect() != pg_sys::SPI_OK_CONNECT as i32 {
+                pgrx::error!("eskit_lease could not connect to SPI");
+            }
+            let restricted = pg_sys::SECURITY_LOCAL_USERID_CHANGE | pg_sys::SECURITY_RESTRICTED_OPERATION;
+            pg_sys::SetUserIdAndSecContext(owner, security | restricted as i32);
+            let settings = pg_sys::NewGUCNestLevel();
+            pg_sys::set_config_option(
+                c"search_path".as_ptr(),
+                c"pg_catalog, pg_temp".as_ptr(),
+                pg_sys::GucContext::PGC_USERSET,
+                pg_sys::GucSource::PGC_S_SESSION,
+                pg_sys::GucAction::GUC_ACTION_SAVE,
+                true,
+                0,
+                false,
+            );
+            let planner = other_ways().map(|way| way.replace(false));
+            Db { caller, security, settings, planner }
+        }
+    }
+
+    /// Runs a statement on the latest snapshot and reads its rows.
+    pub fn run<T>(&self, statement: &'static Statement, values: Vec<Value>, read: impl Fn(Row) -> T) -> Vec<T> {
+        // SAFETY: in a transaction
+        let latest = unsafe { pg_sys::GetLatestSnapshot() };
+        self.run_on(latest, statement, values, read)
+    }
+
+    /// Runs a statement on the snapshot that the caller's own statement reads.
+    pub fn run_as_caller<T>(
+        &self,
+        statement: &'static Statement,
+        values: Vec<Value>,
+        read: impl Fn(Row) -> T,
+    ) -> Vec<T> {
+        // SAFETY: in a function that a statement has called
+        let active = unsafe { pg_sys::GetActiveSnapshot() };
+        self.run_on(active, statement, values, read)
+    }
+
+    fn run_on<T>(
+        &self,
+        snapshot: pg_sys::Snapshot,
+        statement: &'static Statement,
+        values: Vec<Value>,
+        read: impl Fn(Row) -> T,
+    ) -> Vec<T> {
+        let mut nulls = Vec::with_capacity(values.len());
+        let mut datums = Vec::with_capacity(values.len());
+        for value in values {
+            let datum = value.datum();
+            nulls.push(if datum.is_some() { b' ' } else { b'n' } as std::ffi::c_char);
+            datums.push(datum.unwrap_or(Datum::from(0)));
+        }
+        // SAFETY: as many values as the plan has arguments, of their types; rows are read before the next statement
+        unsafe {
+            let code = pg_sys::SPI_execute_snapshot(
+                statement.plan(),
+                datums.as_mut_ptr(),
+                nulls.as_ptr(),
+                snapshot,
+                std::ptr::null_mut(),
+                statement.kind == Kind::Reads,
+                true,
+                0,
+            );
+            if code < 0 {
+                pgrx::error!("a statement of eskit_lease failed with {code}: {}", statement.sql);
+            }
+            let table = pg_sys::SPI_tuptable;
+            let rows = if table.is_null() {
+                Vec::new()
+            } else {
+                let row = |i: usize| Row { tuple: *(*table).vals.add(i), desc: (*table).tupdesc };
+                let rows = (0..(*table).numvals as usize).map(|i| read(row(i))).collect();
+                pg_sys::SPI_freetuptable(table);
+                rows
+            };
+            if statement.kind == Kind::Writes {
+                pg_sys::ForceSyncCommit();
+            }
+            if statement.kind != Kind::Reads {
+                pg_sys::CommandCounterIncrement();
+            }
+            rows
+        }
+    }
+
+    /// Runs a statement whose rows do not matter, and says how many it touched.
+    pub fn execute(&self, statement: &'static Statement, values: Vec<Value>) -> u64 {
+        self.run(statement, values, |_| ());
+        // SAFETY: a plain read of what the last statement set
+        unsafe { pg_sys::SPI_processed }
+    }
+}
+
+impl Drop for Db {
+    fn drop(&mut self) {
+        // SAFETY: puts back what open() found. When PostgreSQL has raised, the abort that follows does the rest.
+        unsafe {
+            for (way, before) in other_ways().into_iter().zip(self.planner) {
+                way.write(before);
+            }
+            pg_sys::SetUserIdAndSecContext(self.caller, self.security);
+            if !std::thread::panicking() {
+                pg_sys::AtEOXact_GUC(true, self.settings);
+                pg_sys::SPI_finish();
+            }
+        }
+    }
+}
+
+/// The owner of a table.
+///
+/// # Safety
+/// In a transaction; the table must exist.
+unsafe fn owner(table: Oid) -> Oid {
+    // SAFETY: the tuple of pg_class is released after its one field has been read
+    unsafe {
+        let tuple = pg_sys::SearchSysCache1(pg_sys::SysCacheIdentifier::RELOID as i32, Datum::from(table));
+        if tuple.is_null() {
+            pgrx::error!("extension eskit_lease is being dropped");
+        }
+        let class = pg_sys::heap_tuple_get_struct::<pg_sys::FormData_pg_class>(tuple);
+        let owner = (*class).relowner;
+        pg_sys::ReleaseSysCache(tuple);
+        owner
+    }
+}
+
+/// A row of a result; columns count from 1, as SPI has it.
+pub struct Row {
+    tuple: pg_sys::HeapTuple,
+    desc: pg_sys::TupleDesc,
+}
+
+impl Row {
+    pub fn get<T: FromDatum>(&self, column: i32) -> Option<T> {
+        let mut null = false;
+        // SAFETY: the statement's column is of the type that the caller reads
+        unsafe {
+            let datum = pg_sys::SPI_getbinval(self.tuple, self.desc, column, &mut null);
+            T::from_datum(datum, null)
+        }
+    }
+
+    pub fn text(&self, column: i32) -> String {
+        self.get::<Text>(column).map(|text| text.0).unwrap_or_default()
+    }
+
+    pub fn uuid(&self, column: i32) -> Uuid {
+        self.get(column).unwrap_or(Uuid::from_bytes([0; 16]))
+    }
+
+    pub fn long(&self, column: i32) -> i64 {
+        self.get(column).unwrap_or(0)
+    }
+
+    pub fn int(&self, column: i32) -> i32 {
+        self.get(column).unwrap_or(0)
+    }
+
+    pub fn tid(&self, column: i32) -> pg_sys::ItemPointerData {
+        self.get(column).unwrap_or_default()
+    }
+}
+
+/// Runs utility statements with the rights of the caller, who gets PostgreSQL's own errors.
+pub fn run_as_caller(sql: &str) {
+    // SAFETY: the text ends in NUL, and outlives its use
+    unsafe {
+        let text = pg_sys::text_to_cstring(text_datum(sql).cast_mut_ptr());
+        if pg_sys::SPI_connect() != pg_sys::SPI_OK_CONNECT as i32 || pg_sys::SPI_execute(text, false, 0) < 0 {
+            pgrx::error!("a statement of eskit_lease failed: {sql}");
+        }
+        pg_sys::SPI_finish();
+    }
+}
+
+/// Refuses to write in a transaction that must not.
+pub fn require_writes(verb: &'static str) -> Result<()> {
+    // SAFETY: plain reads
+    if unsafe { pg_sys::XactReadOnly } { Err(Error::ReadOnly(verb).into()) } else { Ok(()) }
+}

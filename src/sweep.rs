@@ -1,0 +1,370 @@
+//! Sweeping: one bounded pass over what a database has to have judged or taken away. The worker runs it, and so may an administrator.
+//!
+//! Nothing here is needed for an answer to be right: a lease of a dead session is free in every query. A pass makes hand-overs prompt
+//! and takes dead rows away: first what is waited for, then the other leases and the places of dead sessions, the session's row
+//! last, and only under its G lock, held exclusively: then nobody is granting to it, and no lease can come after.
+//!
+//! What others have locked is skipped and tried again later. A pass is bounded by leases, not by sessions.
+
+use crate::call::{Call, enter};
+use crate::claim::{LeaseRow, Leases};
+use crate::error::{Error, Result};
+use crate::guard::{Guard, Mode};
+use crate::liveness::clock;
+use crate::liveness::databases::{BOOT, Counter, REVISE};
+use crate::liveness::map::Opening;
+use crate::liveness::slots::{Home, SlotRef};
+use crate::liveness::word::State;
+use crate::spi::{self, Statement, Value};
+use crate::table::Locked;
+use crate::{grant, queue, release, session, settings};
+use pgrx::pg_sys::{self, FLOAT8OID, INT8OID, ItemPointerData, TEXTOID, TransactionId, UUIDARRAYOID};
+use pgrx::prelude::*;
+use pgrx::{Uuid, name};
+use std::collections::HashSet;
+use std::sync::atomic::Ordering;
+
+static WAITED: Statement =
+    Statement::reads(include_str!("../sql/query/sweep/waited.sql"), &[UUIDARRAYOID, INT8OID, INT8OID]);
+static HELD: Statement =
+    Statement::reads(include_str!("../sql/query/sweep/held.sql"), &[UUIDARRAYOID, INT8OID, INT8OID]);
+static CLEAN: Statement = Statement::reads(include_str!("../sql/query/sweep/clean.sql"), &[UUIDARRAYOID]);
+static RETENTION: Statement =
+    Statement::tidies(include_str!("../sql/query/sweep/retention.sql"), &[FLOAT8OID, INT8OID]);
+static ALL_SESSIONS: Statement = Statement::reads(include_str!("../sql/query/sweep/all_sessions.sql"), &[]);
+static STRAYS: Statement = Statement::reads(include_str!("../sql/query/sweep/strays.sql"), &[INT8OID]);
+static WAITED_FOR: Statement = Statement::reads(include_str!("../sql/query/sweep/waited_for.sql"), &[TEXTOID, INT8OID]);
+static PREPARED: Statement = Statement::reads(include_str!("../sql/query/sweep/prepared.sql"), &[]);
+
+/// Leases handed over in one transaction: each takes a lock on its new holder's session.
+pub const MAX_HAND_OVER: usize = 1_000;
+/// Dead sessions that one pass looks at.
+const MAX_DEAD: usize = 1_000;
+/// Rows in somebody's hands that one pass looks beyond.
+const MAX_PASSED_OVER: usize = 20_000;
+/// Microseconds between looks for released rows that are older than the retention.
+const RETENTION_EVERY: u64 = 60_000_000;
+
+/// What one pass has done.
+#[derive(Default)]
+pub struct Pass {
+    /// Sessions whose last row has been taken away.
+    pub ended: usize,
+    pub handed_over: usize,
+    /// Resources whose owner changed, in this pass or in a transaction that posted them.
+    pub changed: HashSet<String>,
+    /// Whether there is more to do at once.
+    pub more: bool,
+    /// Whether something was in somebody's hands and is to be tried again soon.
+    pub blocked: bool,
+}
+
+/// Takes away what ending sessions hold and wait for, up to `most` leases; hands over what is waited for. The caller holds their S
+/// exclusively, so no transaction of theirs is fenced. Whether anything is left.
+pub fn dissolve(call: &Call, sessions: &[Uuid], most: usize) -> Result<bool> {
+    let mut pass = Pass::default();
+    dissolve_into(call, sessions, most, true, &mut pass)?;
+    Ok(pass.more || pass.blocked)
+}
+
+/// Fetches rows page by page and takes what can be had of them, until `most` are taken. `take` says how many it took; the others stay
+/// where they are and are passed over. How many were taken.
+fn in_pages<T>(
+    most: usize,
+    fetch: impl Fn(usize, usize) -> Vec<T>,
+    mut take: impl FnMut(Vec<T>) -> Result<usize>,
+) -> Result<usize> {
+    let (mut taken, mut passed_over) = (0, 0);
+    loop {
+        let page = fetch(most - taken, passed_over);
+        let count = page.len();
+        let last = count < most - taken;
+        let took = take(page)?;
+        taken += took;
+        passed_over += count - took;
+        if last || taken == most || passed_over > MAX_PASSED_OVER {
+            return Ok(taken);
+        }
+    }
+}
+
+fn dissolve_into(call: &Call, sessions: &[Uuid], most: usize, ending: bool, pass: &mut Pass) -> Result<()> {
+    let limits =
+        |most: usize, skip: usize| vec![Value::Uuids(sessions), Value::Long(most as i64), Value::Long(skip as i64)];
+    let theirs: HashSet<Uuid> = sessions.iter().copied().collect();
+    let letting_go = |row: &LeaseRow| ending && row.session.is_some_and(|session| theirs.contains(&session));
+    let waited = |most, skip| call.db().run(&WAITED, limits(most, skip), |row| row.text(1));
+    let handed_over = in_pages(most, waited, |resources| {
+        let outcome = queue::hand_over(call, resources, &letting_go)?;
+        let granted = outcome.granted.len();
+        pass.blocked |= !outcome.busy.is_empty();
+        pass.changed.extend(outcome.granted);
+        Ok(granted)
+    })?;
+    pass.handed_over += handed_over;
+    if handed_over == most {
+        pass.more = true;
+        return Ok(());
+    }
+    let rows = Leases::open();
+    // A free row is granted without asking for its old fence, so it is not made free while a fenced transaction is open.
+    let unfenced = |fence: i64| ending || Guard::Fence(fence).is_free();
+    let held = |most, skip| call.db().run(&HELD, limits(most, skip), |row| (row.text(1), row.tid(2), row.long(3)));
+    let freed = in_pages(most, held, |held| {
+        let (freed, locked): (Vec<_>, Vec<_>) =
+            held.into_iter().partition(|(_, tid, fence)| unfenced(*fence) && rows.lock(*tid, false) == Locked::Mine);
+        pass.blocked |= !locked.is_empty();
+        release::free(call, freed.iter().map(|(resource, ..)| resource.as_str()).collect(), !ending);
+        for (resource, ..) in &freed {
+            call.seam().changed(resource);
+        }
+        let count = freed.len();
+        pass.changed.extend(freed.into_iter().map(|(resource, ..)| resource));
+        Ok(count)
+    })?;
+    let waiters = queue::table();
+    let places = |most, skip| queue::places_of(call.db(), sessions, most, skip);
+    let left = in_pages(most, places, |places| {
+        let (left, locked): (Vec<_>, Vec<_>) =
+            places.into_iter().partition(|(_, tid)| waiters.lock(*tid, false) == Locked::Mine);
+        pass.blocked |= !locked.is_empty();
+        let (resources, mut places): (Vec<String>, Vec<ItemPointerData>) = left.into_iter().unzip();
+        queue::leave(call.db(), &mut places);
+        for resource in &resources {
+            call.seam().judge(resource);
+        }
+        Ok(resources.len())
+    })?;
+    pass.more |= freed == most || left == most;
+    Ok(())
+}
+
+/// One pass over a database. `most`: leases freed or handed over; `anybody_dead`: whether it is worth looking for dead sessions.
+pub fn pass(call: &Call, most: usize, anybody_dead: bool) -> Result<Pass> {
+    let now = clock::now();
+    let mut pass = Pass::default();
+    call.database.add(Counter::Sweeps, 1);
+    let flags = call.database.take_flags();
+    let mut dead = if anybody_dead { dead_sessions(call, now) } else { Vec::new() };
+    if flags != 0 {
+        call.seam().flags(flags);
+        dead.extend(look_through(call, flags, &mut pass)?);
+    }
+    judge_dirty(call, now, &mut pass)?;
+    if !dead.is_empty() {
+        if dead.len() > MAX_DEAD {
+            // Others begin with other ones, so that those that nothing can be done for are not in the way of the rest.
+            let passes = usize::try_from(call.database.counter(Counter::Sweeps as usize)).unwrap_or(0);
+            let first = passes * MAX_DEAD % dead.len();
+            dead.rotate_left(first);
+            dead.truncate(MAX_DEAD);
+        }
+        dissolve_into(call, &dead, most, false, &mut pass)?;
+        let full = dead.len() == MAX_DEAD;
+        bury(call, &dead, &mut pass);
+        pass.more |= full && pass.ended > 0;
+    }
+    if anybody_dead {
+        call.database.blocked(pass.blocked && !pass.more, now);
+    }
+    retire_rows(call, now, most, &mut pass);
+    Ok(pass)
+}
+
+fn dead_sessions(call: &Call, now: u64) -> Vec<Uuid> {
+    let mut dead = Vec::new();
+    let mut of_dropped = Vec::new();
+    call.shared.each(now, |at, home, word, _| {
+        if home == call.home && word.state() == State::Dead {
+            dead.push(at.session());
+        } else if home.database == call.home.database && home.table != call.home.table {
+            of_dropped.push(at);
+        }
+    });
+    // Sessions of an extension that was dropped have no rows any more.
+    for at in of_dropped {
+        if !call.shared.being_opened(at) {
+            call.shared.end(at, true);
+        }
+    }
+    dead
+}
+
+/// Judges the resources in the ring that are due.
+fn judge_dirty(call: &Call, now: u64, pass: &mut Pass) -> Result<()> {
+    let dirty = call.shared.take_dirty(call.home.database, now, MAX_HAND_OVER);
+    if dirty.is_empty() {
+        return Ok(());
+    }
+    pass.more |= dirty.len() == MAX_HAND_OVER;
+    let names: HashSet<String> = dirty.iter().map(|dirty| dirty.resource.clone()).collect();
+    // They are out of the ring: should this transaction fail, its abort posts them again.
+    for dirty in &dirty {
+        call.seam().judged(&dirty.resource, dirty.changed);
+    }
+    let outcome = queue::hand_over(call, names.into_iter().collect(), &|_| false)?;
+    queue::leave_own(call, outcome.held);
+    for dirty in dirty {
+        if outcome.busy.contains(&dirty.resource) {
+            call.shared.post_retry(call.database, &dirty, now);
+        } else if dirty.changed {
+            pass.changed.insert(dirty.resource);
+        }
+    }
+    pass.handed_over += outcome.granted.len();
+    pass.changed.extend(outcome.granted);
+    Ok(())
+}
+
+/// What the flags ask for: judges all that is waited for, finds the sessions that have no slot or no row. Gives those that are dead.
+fn look_through(call: &Call, flags: u32, pass: &mut Pass) -> Result<Vec<Uuid>> {
+    call.database.add(Counter::Rescans, 1);
+    if flags & BOOT != 0 {
+        let xid = |row: spi::Row| row.get::<TransactionId>(1).unwrap_or(pg_sys::InvalidTransactionId);
+        for xid in call.db().run(&PREPARED, vec![], xid) {
+            call.shared.watch_prepared(call.database, xid.into_inner());
+        }
+    }
+    // First who lives, then who is next: a session may only now be found, or be brought back.
+    let dead = settle_sessions(call, flags)?;
+    let mut after = String::new();
+    loop {
+        let values = vec![Value::Text(&after), Value::Long(grant::BATCH as i64)];
+        let resources = call.db().run(&WAITED_FOR, values, |row| row.text(1));
+        let Some(last) = resources.last() else { break };
+        after.clone_from(last);
+        let outcome = queue::hand_over(call, resources, &|_| false)?;
+        queue::leave_own(call, outcome.held);
+        pass.handed_over += outcome.granted.len();
+        pass.changed.extend(outcome.granted);
+        for resource in outcome.busy {
+            call.shared.post(call.database, &resource, false);
+        }
+        if pass.handed_over >= MAX_HAND_OVER {
+            call.database.flag(flags);
+            pass.more = true;
+            break;
+        }
+    }
+    Ok(dead)
+}
+
+/// Brings slots and rows together again, after a restart or the end of a prepared transaction.
+fn settle_sessions(call: &Call, flags: u32) -> Result<Vec<Uuid>> {
+    let sessions = call.db().run(&ALL_SESSIONS, vec![], |row| row.uuid(1));
+    let mut dead = Vec::new();
+    for chunk in sessions.chunks(grant::BATCH) {
+        for row in session::rows(chunk) {
+            // Sessions of before the restart get their slot here, if nobody has needed it yet.
+            match call.slot_of(&row) {
+                // No slot is free: the session lives by its row for now, and is found again by whoever asks for it.
+                Err(_) => (),
+                Ok(Some(at)) => {
+                    thaw(call, at);
+                    if flags & REVISE != 0 {
+                        call.shared.bump(at);
+                    }
+                }
+                Ok(None) => dead.push((row.session, row.role, row.ttl_ms)),
+            }
+        }
+    }
+    end_orphans(call, &sessions.into_iter().collect());
+    dead.extend(call.db().run(&STRAYS, vec![Value::Long(MAX_DEAD as i64)], |row| (row.uuid(1), 0, 0)));
+    // Each gets a dead slot, so that it is come back to if it is in somebody's hands now.
+    for (session, role, ttl_ms) in &dead {
+        let (deadline, private, opened_by) = (clock::now(), false, 0);
+        let opening = Opening { session: *session, role: *role, ttl_ms: *ttl_ms, private, deadline, opened_by };
+        // Without a free slot there is the next look-through.
+        drop(call.shared.enter(call.home, opening));
+    }
+    Ok(dead.into_iter().map(|(session, ..)| session).collect())
+}
+
+/// Brings a session back whose end was prepared and has been rolled back: it is frozen, nobody holds the lock that its end holds,
+/// and it has its row.
+fn thaw(call: &Call, at: SlotRef) {
+    let frozen = call.shared.look(at).is_some_and(|standing| standing.state == State::Frozen);
+    let end = Guard::Fencer(at.session());
+    if frozen && end.try_lock(Mode::Shared) {
+        if session::row(at.session()).is_some() {
+            call.shared.thaw(at);
+        }
+        end.unlock(Mode::Shared);
+    }
+}
+
+/// Ends the sessions that have a slot and no row, once the transaction that opened them has ended.
+fn end_orphans(call: &Call, with_row: &HashSet<Uuid>) {
+    let mut orphans: Vec<SlotRef> = Vec::new();
+    call.shared.each(clock::now(), |at, home: Home, word, _| {
+        let living = matches!(word.state(), State::Alive | State::Frozen);
+        if home == call.home && living && !with_row.contains(&at.session()) {
+            orphans.push(at);
+        }
+    });
+    for at in orphans {
+        // A session opened and committed since the rows were read has its row now.
+        if !call.shared.being_opened(at) && session::row(at.session()).is_none() {
+            call.seam().ended(at, false);
+        }
+    }
+}
+
+/// Takes away the rows of dead sessions that have nothing left.
+fn bury(call: &Call, dead: &[Uuid], pass: &mut Pass) {
+    let clean = call.db().run(&CLEAN, vec![Value::Uuids(dead)], |row| row.uuid(1));
+    let (done, blocked): (Vec<Uuid>, Vec<Uuid>) =
+        clean.into_iter().partition(|session| Guard::Grantee(*session).try_lock(Mode::Exclusive));
+    pass.blocked |= !blocked.is_empty();
+    if done.is_empty() {
+        return;
+    }
+    // Somebody may be changing the row: a drain, or a close that could not have G.
+    let (done, changing) = session::lock_rows(done);
+    pass.blocked |= changing;
+    // Looked at again under the lock: a grant that was in flight may have been committed.
+    let done = call.db().run(&CLEAN, vec![Value::Uuids(&done)], |row| row.uuid(1));
+    // Closed sessions have no row any more; those that still have one have expired.
+    call.database.add(Counter::SessionsExpired, session::delete(call.db(), &done));
+    for session in &done {
+        if let Some(at) = call.shared.find(call.home, *session) {
+            call.seam().ended(at, true);
+        }
+    }
+    pass.ended += done.len();
+}
+
+/// Deletes the rows of leases that were released longer ago than the retention.
+fn retire_rows(call: &Call, now: u64, most: usize, pass: &mut Pass) {
+    let due = &call.database.retention_due;
+    if now < due.load(Ordering::Relaxed) {
+        return;
+    }
+    let seconds = f64::from(settings::ROW_RETENTION.get());
+    let retired = call.db().execute(&RETENTION, vec![Value::Double(seconds), Value::Long(most as i64)]);
+    if retired == most as u64 {
+        pass.more = true;
+    } else {
+        due.store(now + RETENTION_EVERY, Ordering::Relaxed);
+    }
+}
+
+#[pg_extern(schema = "eskit_lease")]
+fn session_sweep(
+    max_leases: default!(Option<i32>, "1000"),
+) -> Result<TableIterator<'static, (name!(ended, i32), name!(handed_over, i32), name!(more, bool))>> {
+    let shared = enter()?;
+    spi::require_writes("session_sweep()")?;
+    let max_leases = max_leases.ok_or(Error::Null("max_leases"))?;
+    let most = usize::try_from(max_leases).ok().filter(|most| (1..=100_000).contains(most)).ok_or(Error::Number {
+        what: "leases",
+        given: max_leases.into(),
+        min: 1,
+        max: 100_000,
+    })?;
+    let call = Call::open(shared)?;
+    let pass = pass(&call, most, true)?;
+    let count = |number: usize| i32::try_from(number).unwrap_or(i32::MAX);
+    Ok(TableIterator::once((count(pass.ended), count(pass.handed_over), pass.more || pass.blocked)))
+}

@@ -1,0 +1,198 @@
+//! Rows by key, read and locked without ever waiting and without ever failing.
+//!
+//! `FOR UPDATE SKIP LOCKED` waits for nobody either, but under REPEATABLE READ it raises 40001 when the row changed after the snapshot,
+//! and it does not see rows that are not committed, where an INSERT would then wait. So rows are locked by their place, which answers
+//! "changed" instead of raising; the statement that then changes the row takes its snapshot after the lock, and finds it as it was
+//! locked. And keys are looked up in one of two ways ([`Sight`]): by the latest snapshot, which misses nothing that is committed, or
+//! with a dirty snapshot, which also sees what others are in the middle of. The latter is no snapshot at all: a row that is moved by
+//! an update while the scan is under way may be seen in neither place. It can say "here" and "in flight", never "nowhere".
+
+use crate::spi;
+use crate::text::text_datum;
+use pgrx::pg_sys::{self, Datum, ItemPointerData, Oid, TM_Result};
+use pgrx::{FromDatum, Uuid};
+use std::ffi::CStr;
+
+/// A table of ours that is open, its lock held to the end of the transaction.
+pub struct Table {
+    relation: pg_sys::Relation,
+    key: pg_sys::Relation,
+    slot: *mut pg_sys::TupleTableSlot,
+}
+
+/// The value of a key column.
+#[derive(Clone, Copy)]
+pub enum Key<'a> {
+    Text(&'a str),
+    Int(i32),
+    Uuid(&'a Uuid),
+}
+
+/// What a scan sees.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sight {
+    /// What is committed, and what this transaction did.
+    Latest,
+    /// Also what others have not committed; may miss a row that is just moved.
+    Dirty,
+}
+
+/// What another transaction, not ended yet, is doing to a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Flight {
+    None,
+    Inserting,
+    /// Or deleting it.
+    Changing,
+}
+
+/// What became of a try to lock a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Locked {
+    Mine,
+    /// Somebody else has it.
+    Busy,
+    /// It is no longer the row that was found.
+    Changed,
+}
+
+/// A row that a scan stands at.
+pub struct Tuple(*mut pg_sys::TupleTableSlot);
+
+impl Tuple {
+    pub fn tid(&self) -> ItemPointerData {
+        // SAFETY: the slot holds a row for as long as the scan shows it
+        unsafe { (*self.0).tts_tid }
+    }
+
+    /// A column, counted from 1.
+    pub fn get<T: FromDatum>(&self, column: usize) -> Option<T> {
+        // SAFETY: as above; the caller reads the type that the schema declares, and copies it
+        unsafe {
+            if usize::from((*self.0).tts_nvalid.cast_unsigned()) < column {
+                pg_sys::slot_getsomeattrs_int(self.0, column as i32);
+            }
+            T::from_datum(*(*self.0).tts_values.add(column - 1), *(*self.0).tts_isnull.add(column - 1))
+        }
+    }
+}
+
+impl Table {
+    pub fn open(table: &CStr, key: &CStr) -> Table {
+        let lock = pg_sys::RowExclusiveLock as i32;
+        // SAFETY: in a transaction; raises where there is no such table
+        unsafe {
+            let relation = pg_sys::table_open(spi::relation(table), lock);
+            let key = pg_sys::index_open(spi::relation(key), lock);
+            let slot = pg_sys::table_slot_create(relation, std::ptr::null_mut());
+            Table { relation, key, slot }
+        }
+    }
+
+    /// Shows the rows of a key, or of its first columns, until `visit` has an answer.
+    pub fn scan<T>(&self, sight: Sight, key: &[Key], mut visit: impl FnMut(&Tuple, Flight) -> Option<T>) -> Option<T> {
+        let mut keys = [pg_sys::ScanKeyData::default(); 2];
+        let mut dirty =
+            pg_sys::SnapshotData { snapshot_type: pg_sys::SnapshotType::SNAPSHOT_DIRTY, ..Default::default() };
+        let count = key.len().min(keys.len()) as i32;
+        let mut answer = None;
+        // SAFETY: the values match the key's columns (text COLLATE "C", integer, uuid); the scan ends before its keys and its snapshot
+        unsafe {
+            for (column, (into, value)) in (1..).zip(keys.iter_mut().zip(key)) {
+                let (equal, datum) = match value {
+                    Key::Text(text) => (pg_sys::F_TEXTEQ, text_datum(text)),
+                    Key::Int(number) => (pg_sys::F_INT4EQ, Datum::from(*number)),
+                    Key::Uuid(uuid) => (pg_sys::F_UUID_EQ, Datum::from(uuid.as_bytes().as_ptr())),
+                };
+                let strategy = pg_sys::BTEqualStrategyNumber as u16;
+                pg_sys::ScanKeyInit(into, column, strategy, Oid::from(equal), datum);
+            }
+            let latest = (sight == Sight::Latest).then(|| pg_sys::RegisterSnapshot(pg_sys::GetLatestSnapshot()));
+            let scan = begin_scan(self.relation, self.key, latest.unwrap_or(&raw mut dirty), count);
+            pg_sys::index_rescan(scan, keys.as_mut_ptr(), count, std::ptr::null_mut(), 0);
+            while answer.is_none()
+                && pg_sys::index_getnext_slot(scan, pg_sys::ScanDirection::ForwardScanDirection, self.slot)
+            {
+                // A dirty snapshot names whoever is inserting the row, or is updating or deleting it.
+                let flight = if dirty.xmin != pg_sys::InvalidTransactionId {
+                    Flight::Inserting
+                } else if dirty.xmax != pg_sys::InvalidTransactionId {
+                    Flight::Changing
+                } else {
+                    Flight::None
+                };
+                answer = visit(&Tuple(self.slot), flight);
+            }
+            pg_sys::index_endscan(scan);
+            if let Some(latest) = latest {
+                pg_sys::UnregisterSnapshot(latest);
+            }
+        }
+        answer
+    }
+
+    /// Locks a row against changes, to the end of the transaction. With `wait`, waits for whoever has it.
+    pub fn lock(&self, tid: ItemPointerData, wait: bool) -> Locked {
+        let policy = if wait { pg_sys::LockWaitPolicy::LockWaitBlock } else { pg_sys::LockWaitPolicy::LockWaitSkip };
+        let mut failure = pg_sys::TM_FailureData::default();
+        let mut tid = tid;
+        // SAFETY: the relation is open and its access method complete; what PostgreSQL raises inside becomes a panic at the boundary,
+        // over whose closure no destructor is pending
+        let result = unsafe {
+            let method = &*(*self.relation).rd_tableam;
+            let command = pg_sys::GetCurrentCommandId(true);
+            method.tuple_lock.map(|tuple_lock| {
+                pg_sys::ffi::pg_guard_ffi_boundary(|| {
+                    tuple_lock(
+                        self.relation,
+                        &mut tid,
+                        &raw mut pg_sys::SnapshotAnyData,
+                        self.slot,
+                        command,
+                        pg_sys::LockTupleMode::LockTupleExclusive,
+                        policy,
+                        0,
+                        &mut failure,
+                    )
+                })
+            })
+        };
+        match result {
+            Some(TM_Result::TM_Ok) => Locked::Mine,
+            Some(TM_Result::TM_WouldBlock | TM_Result::TM_BeingModified) => Locked::Busy,
+            _ => Locked::Changed,
+        }
+    }
+}
+
+impl Drop for Table {
+    fn drop(&mut self) {
+        // When PostgreSQL has raised, its resource owner closes what is open.
+        if !std::thread::panicking() {
+            // SAFETY: opened by open()
+            unsafe {
+                pg_sys::ExecDropSingleTupleTableSlot(self.slot);
+                pg_sys::index_close(self.key, pg_sys::NoLock as i32);
+                pg_sys::table_close(self.relation, pg_sys::NoLock as i32);
+            }
+        }
+    }
+}
+
+unsafe fn begin_scan(
+    table: pg_sys::Relation,
+    index: pg_sys::Relation,
+    snapshot: pg_sys::Snapshot,
+    keys: i32,
+) -> pg_sys::IndexScanDesc {
+    // SAFETY: both relations are open, and the snapshot outlives the scan
+    #[cfg(not(feature = "pg18"))]
+    unsafe {
+        pg_sys::index_beginscan(table, index, snapshot, keys, 0)
+    }
+    // SAFETY: as above; no instrumentation
+    #[cfg(feature = "pg18")]
+    unsafe {
+        pg_sys::index_beginscan(table, index, snapshot, std::ptr::null_mut(), keys, 0)
+    }
+}

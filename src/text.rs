@@ -1,0 +1,170 @@
+//! Text as it comes from and goes to SQL. Rust's strings are UTF-8, a database's need not be: every text of ours crosses here, so
+//! that a name means the same in a LATIN1 database.
+
+use pgrx::callconv::{Arg, ArgAbi, BoxRet, FcInfo};
+use pgrx::nullable::Nullable;
+use pgrx::pg_sys;
+use pgrx::pgrx_sql_entity_graph::metadata::{
+    ArgumentError, ReturnsError, ReturnsRef, SqlMappingRef, SqlTranslatable, TypeOrigin,
+};
+use pgrx::{FromDatum, IntoDatum};
+use std::ops::Deref;
+
+/// An SQL `text`, held as UTF-8.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Text(pub String);
+
+impl Deref for Text {
+    type Target = str;
+    fn deref(&self) -> &str {
+        &self.0
+    }
+}
+
+impl From<&str> for Text {
+    fn from(text: &str) -> Text {
+        Text(text.to_owned())
+    }
+}
+
+impl FromDatum for Text {
+    unsafe fn from_polymorphic_datum(datum: pg_sys::Datum, is_null: bool, _: pg_sys::Oid) -> Option<Text> {
+        if is_null {
+            return None;
+        }
+        // SAFETY: the datum is a text, as our SQL declares
+        unsafe {
+            let packed = pg_sys::pg_detoast_datum_packed(datum.cast_mut_ptr());
+            let bytes = std::slice::from_raw_parts(pgrx::vardata_any(packed).cast(), pgrx::varsize_any_exhdr(packed));
+            Some(Text(from_server(bytes)))
+        }
+    }
+}
+
+/// Text in the server's encoding as UTF-8.
+pub fn from_server(text: &[u8]) -> String {
+    let length = i32::try_from(text.len()).unwrap_or(i32::MAX);
+    // SAFETY: PostgreSQL reads `length` bytes, of which there are as many
+    let utf8 = unsafe { pg_sys::pg_server_to_any(text.as_ptr().cast(), length, pg_sys::pg_enc::PG_UTF8 as i32) };
+    // The same pointer comes back where nothing was to be converted; a new one ends in NUL.
+    let utf8 = if std::ptr::eq(utf8.cast(), text.as_ptr()) {
+        text
+    } else {
+        // SAFETY: as above
+        unsafe { std::ffi::CStr::from_ptr(utf8) }.to_bytes()
+    };
+    String::from_utf8_lossy(utf8).into_owned()
+}
+
+/// The name of a role; its oid if it is no more.
+pub fn role_name(role: pg_sys::Oid) -> String {
+    // SAFETY: reads the catalog through its cache; null, or a name that ends in NUL
+    unsafe {
+        let name = pg_sys::GetUserNameFromId(role, true);
+        if name.is_null() { role.to_string() } else { from_server(std::ffi::CStr::from_ptr(name).to_bytes()) }
+    }
+}
+
+impl IntoDatum for Text {
+    fn into_datum(self) -> Option<pg_sys::Datum> {
+        Some(text_datum(&self.0))
+    }
+
+    fn type_oid() -> pg_sys::Oid {
+        pg_sys::TEXTOID
+    }
+}
+
+/// A text datum in the server's encoding, in the current memory context.
+pub fn text_datum(text: &str) -> pg_sys::Datum {
+    let length = i32::try_from(text.len()).unwrap_or(i32::MAX);
+    // SAFETY: PostgreSQL reads `length` bytes, of which there are as many; where it converts, the result ends in NUL
+    unsafe {
+        let bytes = text.as_ptr().cast();
+        let server = pg_sys::pg_any_to_server(bytes, length, pg_sys::pg_enc::PG_UTF8 as i32);
+        if std::ptr::eq(server, bytes) {
+            pg_sys::Datum::from(pg_sys::cstring_to_text_with_len(bytes, length))
+        } else {
+            pg_sys::Datum::from(pg_sys::cstring_to_text(server))
+        }
+    }
+}
+
+// SAFETY: declares the SQL type that FromDatum and IntoDatum above convert
+unsafe impl SqlTranslatable for Text {
+    const TYPE_IDENT: &'static str = pgrx::pgrx_resolved_type!(Text);
+    const TYPE_ORIGIN: TypeOrigin = TypeOrigin::External;
+    const ARGUMENT_SQL: std::result::Result<SqlMappingRef, ArgumentError> = Ok(SqlMappingRef::literal("text"));
+    const RETURN_SQL: std::result::Result<ReturnsRef, ReturnsError> =
+        Ok(ReturnsRef::One(SqlMappingRef::literal("text")));
+}
+
+// SAFETY: returns a text, as SqlTranslatable declares it
+unsafe impl BoxRet for Text {
+    unsafe fn box_into<'fcx>(self, fcinfo: &mut FcInfo<'fcx>) -> pgrx::datum::Datum<'fcx> {
+        // SAFETY: the datum was made in the context that PostgreSQL called in
+        unsafe { fcinfo.return_raw_datum(text_datum(&self.0)) }
+    }
+}
+
+// SAFETY: the argument is a text, as SqlTranslatable declares it
+unsafe impl<'fcx> ArgAbi<'fcx> for Text {
+    unsafe fn unbox_arg_unchecked(arg: Arg<'_, 'fcx>) -> Self {
+        // SAFETY: as above; the functions that take a Text that is not an Option are STRICT
+        unsafe { arg.unbox_arg_using_from_datum() }.unwrap_or(Text(String::new()))
+    }
+
+    unsafe fn unbox_nullable_arg(arg: Arg<'_, 'fcx>) -> Nullable<Self> {
+        // SAFETY: as above
+        unsafe { arg.unbox_arg_using_from_datum() }.into()
+    }
+}
+
+/// An SQL `text[]`, NULL elements and all.
+pub struct TextArray(pub Vec<Option<Text>>);
+
+impl FromDatum for TextArray {
+    unsafe fn from_polymorphic_datum(datum: pg_sys::Datum, is_null: bool, _: pg_sys::Oid) -> Option<TextArray> {
+        if is_null {
+            return None;
+        }
+        let (mut values, mut nulls, mut length) = (std::ptr::null_mut(), std::ptr::null_mut(), 0);
+        // SAFETY: the datum is a text[], as our SQL declares; the arrays that come back are `length` long
+        unsafe {
+            pg_sys::deconstruct_array(
+                pg_sys::pg_detoast_datum(datum.cast_mut_ptr()).cast(),
+                pg_sys::TEXTOID,
+                -1,
+                false,
+                pg_sys::TYPALIGN_INT as std::ffi::c_char,
+                &mut values,
+                &mut nulls,
+                &mut length,
+            );
+            let element = |i: usize| Text::from_datum(*values.add(i), *nulls.add(i));
+            Some(TextArray((0..usize::try_from(length).unwrap_or(0)).map(element).collect()))
+        }
+    }
+}
+
+// SAFETY: declares the SQL type that FromDatum above converts
+unsafe impl SqlTranslatable for TextArray {
+    const TYPE_IDENT: &'static str = pgrx::pgrx_resolved_type!(TextArray);
+    const TYPE_ORIGIN: TypeOrigin = TypeOrigin::External;
+    const ARGUMENT_SQL: std::result::Result<SqlMappingRef, ArgumentError> = Ok(SqlMappingRef::literal("text[]"));
+    const RETURN_SQL: std::result::Result<ReturnsRef, ReturnsError> =
+        Ok(ReturnsRef::One(SqlMappingRef::literal("text[]")));
+}
+
+// SAFETY: the argument is a text[], as SqlTranslatable declares it
+unsafe impl<'fcx> ArgAbi<'fcx> for TextArray {
+    unsafe fn unbox_arg_unchecked(arg: Arg<'_, 'fcx>) -> Self {
+        // SAFETY: as above
+        unsafe { arg.unbox_arg_using_from_datum() }.unwrap_or(TextArray(Vec::new()))
+    }
+
+    unsafe fn unbox_nullable_arg(arg: Arg<'_, 'fcx>) -> Nullable<Self> {
+        // SAFETY: as above
+        unsafe { arg.unbox_arg_using_from_datum() }.into()
+    }
+}

@@ -1,0 +1,168 @@
+//! A database worker: passes over one database until there is nothing to do.
+
+use super::{
+    Due, LINGER, each_post_due, each_session_due, handle_signals, notify, report_activity, report_idle, sleep,
+};
+use crate::call::Call;
+use crate::error::Result;
+use crate::liveness::databases::Database;
+use crate::liveness::{Shared, clock, my_latch, shared};
+use crate::{seam, settings, spi, sweep};
+use pgrx::PgTryBuilder;
+use pgrx::pg_sys;
+use pgrx::pg_sys::panic::CaughtError;
+use std::collections::HashSet;
+use std::panic::AssertUnwindSafe;
+use std::sync::atomic::Ordering;
+
+/// Leases freed or handed over in one pass, so that a transaction of the worker is short.
+const MOST: usize = 1_000;
+/// Posts come in crowds: those within this time after a pass are left to one further pass. In microseconds.
+const GATHER: u64 = 3_000;
+/// What is due later than this is left to the next worker.
+const SOON: u64 = 100_000;
+
+#[pgrx::pg_guard]
+#[unsafe(no_mangle)]
+pub extern "C-unwind" fn eskit_lease_database_main(argument: pg_sys::Datum) {
+    let oid = pg_sys::Oid::from(argument.value() as u32);
+    handle_signals();
+    // SAFETY: at the start of a background worker; exits if the database is no more. One that lets nobody in may have sessions of before.
+    unsafe {
+        let flags = pg_sys::BGWORKER_BYPASS_ALLOWCONN;
+        pg_sys::BackgroundWorkerInitializeConnectionByOid(oid, pg_sys::Oid::INVALID, flags);
+    }
+    let Ok(shared) = shared() else { return };
+    let Some(database) = shared.known_database(oid.to_u32()) else { return };
+    seam::i_am_a_worker();
+    database.finished.store(serve(shared, database), Ordering::Release);
+    shared.wake_launcher();
+}
+
+/// When sessions of this database become due, as it was last seen.
+struct SessionsDue {
+    stirred: u64,
+    due: u64,
+}
+
+impl SessionsDue {
+    /// Looks at the slots again, but only if what was seen of them is no longer true.
+    fn refresh(&mut self, shared: &Shared, oid: u32, now: u64) -> u64 {
+        let stirred = shared.header.stirred.load(Ordering::Acquire);
+        if stirred != self.stirred || self.due <= now {
+            let mut due = Due::default();
+            each_session_due(shared, now, |whose, at| {
+                if whose == oid {
+                    due.at(at);
+                }
+            });
+            *self = SessionsDue { stirred, due: due.earliest().unwrap_or(u64::MAX) };
+        }
+        self.due
+    }
+}
+
+/// Works until there is nothing to do, or until there is nothing to work on: false, to be tried again later.
+fn serve(shared: &'static Shared, database: &'static Database) -> bool {
+    let oid = database.oid.load(Ordering::Acquire);
+    let (mut stay_until, mut gather_until) = (clock::now() + LINGER, 0);
+    let mut sessions = SessionsDue { stirred: 0, due: 0 };
+    database.worker.store(my_latch(), Ordering::Release);
+    while settings::WORKER.get() {
+        let now = clock::now();
+        let (of_sessions, of_posts) = (sessions.refresh(shared, oid, now), posts_due(shared, oid, now));
+        let due = of_sessions.min(of_posts);
+        if of_sessions <= now || of_posts <= now && gather_until <= now {
+            report_activity(c"eskit_lease: hand-over and sweep");
+            let Some(changed) = transaction(|| work(shared, database, of_sessions <= now)) else {
+                database.worker.store(std::ptr::null_mut(), Ordering::Release);
+                return false;
+            };
+            tell(shared, &changed);
+            report_idle();
+            let now = clock::now();
+            (stay_until, gather_until) = (now + LINGER, now + GATHER);
+            // Settings and interrupts are seen to between two passes, however many there are.
+            sleep(0);
+        } else if of_posts <= now {
+            // SAFETY: sleeps for a moment, whatever the latch says
+            unsafe { pg_sys::pg_usleep((gather_until - now) as std::ffi::c_long) };
+        } else if due <= now + SOON {
+            sleep(due - now);
+        } else if now < stay_until && database.blocked_until() == 0 {
+            sleep(stay_until.min(due) - now);
+        } else {
+            // Whoever posts something from now on wakes the launcher; what was posted before is seen in this last look.
+            database.worker.store(std::ptr::null_mut(), Ordering::Release);
+            let now = clock::now();
+            if sessions.refresh(shared, oid, now).min(posts_due(shared, oid, now)) > now + SOON {
+                break;
+            }
+            database.worker.store(my_latch(), Ordering::Release);
+        }
+    }
+    database.worker.store(std::ptr::null_mut(), Ordering::Release);
+    true
+}
+
+fn posts_due(shared: &Shared, oid: u32, now: u64) -> u64 {
+    let mut due = Due::default();
+    each_post_due(shared, now, |whose, at| {
+        if whose == oid {
+            due.at(at);
+        }
+    });
+    due.earliest().unwrap_or(u64::MAX)
+}
+
+/// One pass: the resources whose owners have changed. `None` when the extension is not in this database, so that there is nothing to
+/// do for it.
+fn work(shared: &'static Shared, database: &Database, anybody_dead: bool) -> Result<Option<HashSet<String>>> {
+    if spi::home_if_any().is_none() {
+        shared.forget(database);
+        return Ok(None);
+    }
+    Ok(Some(sweep::pass(&Call::open(shared)?, MOST, anybody_dead)?.changed))
+}
+
+/// Tells listeners, in a transaction of its own: a hint that cannot be given, because the queue of notifications is full, must not undo
+/// what it hints at.
+fn tell(shared: &'static Shared, changed: &HashSet<String>) {
+    if changed.is_empty() {
+        return;
+    }
+    let send = || Call::open(shared).map(|call| notify::send(&call, changed));
+    PgTryBuilder::new(AssertUnwindSafe(|| transaction(send)))
+        .catch_others(|error| {
+            let message = match &error {
+                CaughtError::PostgresError(report) | CaughtError::ErrorReport(report) => report.message().to_owned(),
+                CaughtError::RustPanic { ereport, .. } => ereport.message().to_owned(),
+            };
+            // SAFETY: the error has been caught, and its transaction is still to be cleaned up
+            unsafe { pg_sys::AbortCurrentTransaction() };
+            pgrx::log!("eskit_lease: listeners could not be notified: {message}");
+            // Nobody can listen while this lasts: there is no use in trying at once again, and none in filling the log.
+            sleep(LINGER / 10);
+        })
+        .execute();
+}
+
+/// Runs work in a transaction of its own, so that no snapshot stays open between two pieces of work. What it raises ends the process.
+fn transaction<T>(work: impl FnOnce() -> Result<T>) -> T {
+    // SAFETY: in a background worker, outside of a transaction
+    unsafe {
+        pg_sys::SetCurrentStatementStartTimestamp();
+        pg_sys::StartTransactionCommand();
+        // Whatever the database's defaults are: they are meant for its users.
+        pg_sys::XactReadOnly = false;
+        pg_sys::XactDeferrable = false;
+        pg_sys::XactIsoLevel = pg_sys::XACT_READ_COMMITTED as i32;
+        pg_sys::PushActiveSnapshot(pg_sys::GetTransactionSnapshot());
+        let result = pg_sys::panic::ErrorReportable::unwrap_or_report(work());
+        pg_sys::PopActiveSnapshot();
+        pg_sys::CommitTransactionCommand();
+        // Else autovacuum would hear of the dead rows only when this worker exits.
+        pg_sys::pgstat_report_stat(false);
+        result
+    }
+}

@@ -1,0 +1,300 @@
+//! The launcher: sleeps until something is due anywhere, and has a database worker there in time.
+
+use super::{AHEAD, Due, each_post_due, each_session_due, handle_signals, sleep};
+use crate::liveness::databases::{BOOT, Database, RESCAN, REVISE};
+use crate::liveness::{Shared, clock, my_latch, shared};
+use crate::settings;
+use pgrx::bgworkers::{BackgroundWorkerBuilder, BgWorkerStartTime};
+use pgrx::pg_sys;
+use std::collections::{BTreeSet, HashMap};
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+/// Longest sleep while sessions are alive, so that a pause of the machine is noticed; in microseconds.
+const TICK: u64 = 1_000_000;
+const IDLE: u64 = 60_000_000;
+/// A launcher that wakes this much too late was not the only one that stood still.
+const PAUSE: u64 = 1_000_000;
+const PAUSE_AT_MOST_EVERY: u64 = 60_000_000;
+/// Waits between tries to start a worker, in microseconds.
+const FIRST_BACKOFF: u64 = 100_000;
+const LAST_BACKOFF: u64 = 10_000_000;
+
+/// Registers the launcher; called while the library is being preloaded.
+pub fn register() {
+    BackgroundWorkerBuilder::new("eskit_lease launcher")
+        .set_type("eskit_lease launcher")
+        .set_library("eskit_lease")
+        .set_function("eskit_lease_launcher_main")
+        .enable_shmem_access(None)
+        .enable_spi_access()
+        .set_start_time(BgWorkerStartTime::RecoveryFinished)
+        .set_restart_time(Some(Duration::from_secs(1)))
+        .load();
+}
+
+#[pgrx::pg_guard]
+#[unsafe(no_mangle)]
+pub extern "C-unwind" fn eskit_lease_launcher_main(_argument: pg_sys::Datum) {
+    handle_signals();
+    // SAFETY: at the start of a background worker; with no database there are shared catalogs only
+    unsafe { pg_sys::BackgroundWorkerInitializeConnection(std::ptr::null(), std::ptr::null(), 0) };
+    let Ok(shared) = shared() else { return };
+    shared.header.launcher.store(my_latch(), Ordering::Release);
+    shared.t0();
+    warn_of_the_clock();
+    let mut launcher = Launcher {
+        shared,
+        unvisited: databases().into_iter().filter_map(|(oid, open)| open.then_some(oid)).collect(),
+        workers: HashMap::new(),
+        watched_at: 0,
+        postponed_at: 0,
+        short_of_slots: false,
+    };
+    loop {
+        let now = clock::now();
+        // Whatever comes while this looks around wakes it up again.
+        shared.header.launcher_wakes.store(u64::MAX, Ordering::Release);
+        let wake_at = if settings::WORKER.get() { launcher.turn(now) } else { now + TICK };
+        shared.header.launcher_wakes.store(wake_at, Ordering::Release);
+        sleep(wake_at.saturating_sub(clock::now()));
+        launcher.notice_pause(wake_at);
+    }
+}
+
+/// Fences rest on a clock that is not far behind what an earlier history of this server saw.
+fn warn_of_the_clock() {
+    // SAFETY: plain reads
+    let (replayed, now) = unsafe { (pg_sys::GetLatestXTime(), pg_sys::GetCurrentTimestamp()) };
+    if replayed > now {
+        pgrx::warning!(
+            "eskit_lease: the clock is {} s behind the last transaction that was recovered; set it right before leases are granted",
+            (replayed - now) / 1_000_000
+        );
+    }
+}
+
+/// A database worker as the launcher knows it.
+struct Worker {
+    /// Null when it could not be started, or has gone.
+    handle: *mut pg_sys::BackgroundWorkerHandle,
+    not_before: u64,
+    backoff: u64,
+}
+
+struct Launcher {
+    shared: &'static Shared,
+    /// Databases that have not been looked into since the start.
+    unvisited: BTreeSet<u32>,
+    workers: HashMap<u32, Worker>,
+    /// When prepared transactions were last looked at.
+    watched_at: u64,
+    postponed_at: u64,
+    /// Whether the last worker could not be started, which has been logged.
+    short_of_slots: bool,
+}
+
+impl Launcher {
+    /// Does what is due, and says when the next thing is.
+    fn turn(&mut self, now: u64) -> u64 {
+        self.shared.seen(now);
+        self.visit_more();
+        let mut next = Due::default();
+        next.at(self.watch_prepared(now));
+        self.shared.reclaim(now);
+        let mut due: HashMap<u32, Due> = HashMap::new();
+        each_session_due(self.shared, now, |database, at| due.entry(database).or_default().at(at));
+        each_post_due(self.shared, now, |database, at| due.entry(database).or_default().at(at));
+        next.at(now + if due.is_empty() && self.unvisited.is_empty() { IDLE } else { TICK });
+        self.reap(now);
+        self.forget_dropped();
+        for (database, at) in due.into_iter().filter_map(|(database, due)| Some((database, due.earliest()?))) {
+            let start_at =
+                at.saturating_sub(AHEAD).max(self.workers.get(&database).map_or(0, |known| known.not_before));
+            if start_at > now {
+                next.at(start_at);
+            } else {
+                self.start(database, now);
+            }
+        }
+        next.earliest().unwrap_or(now + TICK)
+    }
+
+    /// After a start of the server every database is looked into once, a few at a time.
+    fn visit_more(&mut self) {
+        while self.running() < usize::try_from(settings::MAX_WORKERS.get()).unwrap_or(1) {
+            let Some(oid) = self.unvisited.pop_first() else {
+                break;
+            };
+            match self.shared.register(oid) {
+                Some(index) => self.shared.databases[index].flag(BOOT),
+                None => {
+                    self.unvisited.insert(oid);
+                    break;
+                }
+            }
+            if self.shared.databases.iter().filter(|known| known.flags() & BOOT != 0).count() >= 2 {
+                break;
+            }
+        }
+    }
+
+    /// Has the databases of prepared transactions that have ended looked through. When to look again.
+    fn watch_prepared(&mut self, now: u64) -> u64 {
+        if now < self.watched_at + TICK {
+            return self.watched_at + TICK;
+        }
+        self.watched_at = now;
+        // SAFETY: reads PostgreSQL's list of transactions
+        let ended = |xid: u32| unsafe { !pg_sys::TransactionIdIsInProgress(pg_sys::TransactionId::from(xid)) };
+        let shared = self.shared;
+        let left = shared.each_ended_prepared(ended, |database, xid| {
+            // SAFETY: as above, of the transaction's outcome
+            let committed = unsafe { pg_sys::TransactionIdDidCommit(pg_sys::TransactionId::from(xid)) };
+            if let Some(known) = shared.known_database(database) {
+                known.flag(if committed { RESCAN | REVISE } else { RESCAN });
+            }
+        });
+        now + if left { TICK } else { IDLE }
+    }
+
+    fn running(&self) -> usize {
+        self.workers.values().filter(|worker| !worker.handle.is_null()).count()
+    }
+
+    /// Takes note of the workers that have gone.
+    fn reap(&mut self, now: u64) {
+        for (oid, worker) in &mut self.workers {
+            let mut pid = 0;
+            // SAFETY: the handle is that of a worker that this process has registered
+            let gone = !worker.handle.is_null()
+                && unsafe { pg_sys::GetBackgroundWorkerPid(worker.handle, &mut pid) }
+                    == pg_sys::BgwHandleStatus::BGWH_STOPPED;
+            if gone {
+                // SAFETY: as above; it is not used again
+                unsafe { pg_sys::pfree(worker.handle.cast()) };
+                worker.handle = std::ptr::null_mut();
+                let database = self.shared.known_database(*oid);
+                if let Some(database) = database {
+                    // One that was terminated could not do this itself.
+                    database.worker.store(std::ptr::null_mut(), Ordering::Release);
+                }
+                if database.is_none_or(|database| database.finished.swap(false, Ordering::AcqRel)) {
+                    (worker.not_before, worker.backoff) = (0, 0);
+                } else {
+                    worker.not_before = now + worker.backoff;
+                    worker.backoff = (worker.backoff * 2).clamp(FIRST_BACKOFF, LAST_BACKOFF);
+                }
+            }
+        }
+        self.workers.retain(|_, worker| !worker.handle.is_null() || now < worker.not_before + LAST_BACKOFF);
+    }
+
+    /// When all entries are taken, those of databases that are no more are given back before their sessions' deadlines.
+    fn forget_dropped(&self) {
+        let taken = |database: &&Database| database.oid.load(Ordering::Acquire) != 0;
+        if self.shared.databases.iter().all(|database| taken(&database)) {
+            let known: Vec<u32> = databases().into_iter().map(|(oid, _)| oid).collect();
+            for database in self.shared.databases {
+                if !known.contains(&database.oid.load(Ordering::Acquire)) {
+                    self.shared.forget(database);
+                }
+            }
+        }
+    }
+
+    fn start(&mut self, oid: u32, now: u64) {
+        if self.workers.get(&oid).is_some_and(|worker| !worker.handle.is_null()) {
+            return;
+        }
+        // One that lets no more connections in has its old ones still, and their sessions.
+        if !databases().iter().any(|(known, _)| *known == oid) {
+            if let Some(database) = self.shared.known_database(oid) {
+                self.shared.forget(database);
+            }
+            return;
+        }
+        if self.running() >= usize::try_from(settings::MAX_WORKERS.get()).unwrap_or(1) {
+            return;
+        }
+        let first = Worker { handle: std::ptr::null_mut(), not_before: 0, backoff: 0 };
+        let worker = self.workers.entry(oid).or_insert(first);
+        worker.handle = start_worker(oid);
+        if worker.handle.is_null() {
+            if !std::mem::replace(&mut self.short_of_slots, true) {
+                pgrx::log!("eskit_lease: no free background worker slot; consider raising max_worker_processes");
+            }
+            worker.backoff = (worker.backoff * 2).clamp(FIRST_BACKOFF, LAST_BACKOFF);
+            worker.not_before = now + worker.backoff;
+        } else {
+            self.short_of_slots = false;
+        }
+    }
+
+    /// A launcher that was to wake at `wake_at` and wakes much later, when nobody else has been seen to run since, was paused with the
+    /// whole machine. No client can have sent a heartbeat.
+    fn notice_pause(&mut self, wake_at: u64) {
+        let now = clock::now();
+        let idle_since = wake_at.max(self.shared.header.last_seen.load(Ordering::Relaxed));
+        let gap = now.saturating_sub(idle_since);
+        if gap > PAUSE && now > self.postponed_at + PAUSE_AT_MOST_EVERY {
+            self.postponed_at = now;
+            self.shared.postpone(gap);
+            pgrx::log!("eskit_lease: the machine was paused for {} ms; sessions got that much longer", gap / 1_000);
+        }
+    }
+}
+
+fn start_worker(oid: u32) -> *mut pg_sys::BackgroundWorkerHandle {
+    fn fill(into: &mut [std::ffi::c_char], text: &str) {
+        for (to, from) in into.iter_mut().zip(text.bytes()) {
+            *to = from.cast_signed();
+        }
+    }
+    let mut worker = pg_sys::BackgroundWorker {
+        bgw_flags: (pg_sys::BGWORKER_SHMEM_ACCESS | pg_sys::BGWORKER_BACKEND_DATABASE_CONNECTION) as i32,
+        bgw_start_time: pg_sys::BgWorkerStartTime::BgWorkerStart_RecoveryFinished,
+        bgw_restart_time: pg_sys::BGW_NEVER_RESTART,
+        bgw_main_arg: pg_sys::Datum::from(oid),
+        // SAFETY: a plain read; the launcher hears of the worker's start and end
+        bgw_notify_pid: unsafe { pg_sys::MyProcPid },
+        ..Default::default()
+    };
+    fill(&mut worker.bgw_name, &format!("eskit_lease worker for database {oid}"));
+    fill(&mut worker.bgw_type, "eskit_lease worker");
+    fill(&mut worker.bgw_library_name, "eskit_lease");
+    fill(&mut worker.bgw_function_name, "eskit_lease_database_main");
+    let mut handle = std::ptr::null_mut();
+    // SAFETY: the structure is complete, and copied; the handle is allocated in the context that lives as long as this process
+    unsafe {
+        let context = pg_sys::MemoryContextSwitchTo(pg_sys::TopMemoryContext);
+        let started = pg_sys::RegisterDynamicBackgroundWorker(&mut worker, &mut handle);
+        pg_sys::MemoryContextSwitchTo(context);
+        if started { handle } else { std::ptr::null_mut() }
+    }
+}
+
+/// The databases of this server, each with whether it lets connections in.
+fn databases() -> Vec<(u32, bool)> {
+    let mut found = Vec::new();
+    // SAFETY: outside of a transaction; a scan of a shared catalog, as the autovacuum launcher does it
+    unsafe {
+        pg_sys::StartTransactionCommand();
+        pg_sys::PushActiveSnapshot(pg_sys::GetTransactionSnapshot());
+        let relation = pg_sys::table_open(pg_sys::DatabaseRelationId, pg_sys::AccessShareLock as i32);
+        let scan = pg_sys::table_beginscan_catalog(relation, 0, std::ptr::null_mut());
+        loop {
+            let tuple = pg_sys::heap_getnext(scan, pg_sys::ScanDirection::ForwardScanDirection);
+            if tuple.is_null() {
+                break;
+            }
+            let row = &*pg_sys::heap_tuple_get_struct::<pg_sys::FormData_pg_database>(tuple);
+            found.push((row.oid.to_u32(), row.datallowconn));
+        }
+        pg_sys::table_endscan(scan);
+        pg_sys::table_close(relation, pg_sys::AccessShareLock as i32);
+        pg_sys::PopActiveSnapshot();
+        pg_sys::CommitTransactionCommand();
+    }
+    found
+}

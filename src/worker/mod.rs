@@ -1,0 +1,108 @@
+//! The worker: what makes things prompt. A launcher watches shared memory for everything that becomes due; a database worker does it,
+//! as a client of the same modules as everybody else.
+//!
+//! The launcher is connected to no database, so it is in nobody's way. It sleeps until the earliest deadline, or until a latch tells it
+//! of something new. A database worker lives only while its database has work: it is started a little ahead of a deadline, so as to
+//! be there when it passes, and exits when there has been nothing to do for a second, or when what is left is to be tried again
+//! later. That is why DROP DATABASE, CREATE DATABASE .. TEMPLATE and RENAME need not know of it.
+//!
+//! Nothing depends on either for its answer. An ERROR or pg_terminate_backend ends the process; PostgreSQL starts the launcher again
+//! after a second, and the launcher starts database workers for as long as there is work.
+
+pub mod database;
+pub mod launcher;
+pub mod notify;
+
+use crate::liveness::databases::Database;
+use crate::liveness::word::State;
+use crate::liveness::{Shared, my_latch};
+use pgrx::pg_sys;
+use std::sync::atomic::Ordering;
+
+/// How long before a deadline a database worker is started, in microseconds.
+pub const AHEAD: u64 = 20_000;
+/// How long a database worker stays for more after it had something to do, in microseconds.
+pub const LINGER: u64 = 1_000_000;
+
+/// When something becomes due for a database that has an entry, by the clock of shared memory.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Due(Option<u64>);
+
+impl Due {
+    pub fn at(&mut self, at: u64) {
+        self.0 = Some(self.0.map_or(at, |earliest| earliest.min(at)));
+    }
+
+    pub fn earliest(self) -> Option<u64> {
+        self.0
+    }
+}
+
+/// Shows when each session becomes due, with its database: at its deadline, or when its rows are to be swept. Sessions past their
+/// deadline are made dead here.
+pub fn each_session_due(shared: &Shared, now: u64, mut visit: impl FnMut(u32, u64)) {
+    shared.each(now, |_, home, word, until| match word.state() {
+        State::Alive | State::Frozen => visit(home.database, until),
+        State::Dead => {
+            let blocked_until = shared.known_database(home.database).map_or(0, Database::blocked_until);
+            visit(home.database, blocked_until.max(now));
+        }
+        State::Free | State::Gone => (),
+    });
+}
+
+/// Shows when everything else becomes due: resources in the ring, and databases to be looked through.
+pub fn each_post_due(shared: &Shared, now: u64, mut visit: impl FnMut(u32, u64)) {
+    shared.each_dirty(&mut visit);
+    for database in shared.databases {
+        let oid = database.oid.load(Ordering::Acquire);
+        if oid != 0 && database.flags() != 0 {
+            visit(oid, now);
+        }
+    }
+}
+
+/// Sleeps until the latch is set, or for `span` microseconds; then does what PostgreSQL wants done between two pieces of work.
+pub fn sleep(span: u64) {
+    let timeout = std::ffi::c_long::try_from(span.div_ceil(1_000)).unwrap_or(1_000).min(60_000);
+    let events = pg_sys::WL_LATCH_SET | pg_sys::WL_TIMEOUT | pg_sys::WL_EXIT_ON_PM_DEATH;
+    // SAFETY: in a background worker, outside of any lock
+    unsafe {
+        pg_sys::WaitLatch(my_latch(), events as i32, timeout, pg_sys::PG_WAIT_EXTENSION);
+        pg_sys::ResetLatch(my_latch());
+        pgrx::check_for_interrupts!();
+        if pg_sys::ConfigReloadPending != 0 {
+            pg_sys::ConfigReloadPending = 0;
+            pg_sys::ProcessConfigFile(pg_sys::GucContext::PGC_SIGHUP);
+        }
+    }
+}
+
+/// Signals of a background worker: as for a backend, so that pg_terminate_backend works anywhere and settings reload.
+fn handle_signals() {
+    #[cfg(not(feature = "pg18"))]
+    use pg_sys::pqsignal;
+    #[cfg(feature = "pg18")]
+    use pg_sys::pqsignal_be as pqsignal;
+    // PostgreSQL's own handlers, which pgrx has wrapped in a way that a signal cannot call.
+    unsafe extern "C-unwind" {
+        fn die(signal: std::ffi::c_int);
+        fn SignalHandlerForConfigReload(signal: std::ffi::c_int);
+    }
+    // SAFETY: at the start of a background worker, before signals are let in
+    unsafe {
+        pqsignal(libc::SIGHUP, Some(SignalHandlerForConfigReload));
+        pqsignal(libc::SIGTERM, Some(die));
+        pg_sys::BackgroundWorkerUnblockSignals();
+    }
+}
+
+fn report_activity(text: &std::ffi::CStr) {
+    // SAFETY: the text is copied
+    unsafe { pg_sys::pgstat_report_activity(pg_sys::BackendState::STATE_RUNNING, text.as_ptr()) };
+}
+
+fn report_idle() {
+    // SAFETY: no text
+    unsafe { pg_sys::pgstat_report_activity(pg_sys::BackendState::STATE_IDLE, std::ptr::null()) };
+}
