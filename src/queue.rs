@@ -38,8 +38,6 @@ static LEAVE: Statement = Statement::writes(include_str!("../sql/query/queue/lea
 
 /// Resources that one session may wait for.
 pub const MAX_PLACES: usize = 10_000;
-/// How often a hand-over looks for another waiter in place of one that is ending.
-const MAX_SKIPS: usize = 8;
 
 /// The table of places.
 pub fn table() -> Table {
@@ -155,8 +153,12 @@ pub fn hand_over(call: &Call, resources: Vec<String>, letting_go: &dyn Fn(&Lease
     let leases = Leases::open();
     let mut free = free_among(call, &leases, first.keys(), letting_go, &mut result)?;
     let (mut ending, mut ready) = (Vec::new(), HashMap::<Uuid, SlotRef>::new());
-    for _ in 0..MAX_SKIPS {
+    // Each round leaves out those that were found to be ending, so there are no more rounds than such waiters.
+    loop {
         first.retain(|resource, _| free.contains_key(resource));
+        if first.is_empty() {
+            break;
+        }
         let skipped = admit(call, first.values().copied().collect(), &mut ready);
         let (again, now): (Vec<_>, Vec<_>) = first.into_iter().partition(|(_, session)| skipped.contains(session));
         let pairs = now.iter().map(|(resource, session)| (resource.as_str(), *session));
@@ -182,11 +184,8 @@ pub fn hand_over(call: &Call, resources: Vec<String>, letting_go: &dyn Fn(&Lease
         // Whoever was skipped may come back: what nobody else waits for is not done with.
         let unserved = again.into_iter().map(|(resource, _)| resource).filter(|resource| !first.contains_key(resource));
         result.busy.extend(unserved);
-        if first.is_empty() {
-            break;
-        }
+        pgrx::check_for_interrupts!();
     }
-    result.busy.extend(first.into_keys());
     call.database.add(Counter::HandOvers, result.granted.len() as u64);
     Ok(result)
 }

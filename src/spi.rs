@@ -161,6 +161,17 @@ pub fn home() -> Home {
     home_if_any().unwrap_or_else(|| pgrx::error!("extension eskit_lease has no tables in this database"))
 }
 
+/// Keeps the extension from being dropped, to the end of the transaction; waits for whoever is dropping it.
+pub fn lock_extension() {
+    // SAFETY: in a transaction; reads the catalog
+    unsafe {
+        let extension = pg_sys::get_extension_oid(c"eskit_lease".as_ptr(), true);
+        if extension != Oid::INVALID {
+            pg_sys::LockDatabaseObject(pg_sys::ExtensionRelationId, extension, 0, pg_sys::AccessShareLock as i32);
+        }
+    }
+}
+
 pub fn fence_sequence() -> Oid {
     relation(c"fence_seq")
 }

@@ -12,6 +12,7 @@ use crate::error::{Error, Result};
 use crate::guard::{Guard, Mode};
 use crate::liveness::clock;
 use crate::liveness::databases::{BOOT, Counter, REVISE};
+use crate::liveness::dirty::Dirty;
 use crate::liveness::map::Opening;
 use crate::liveness::slots::{Home, SlotRef};
 use crate::liveness::word::State;
@@ -144,11 +145,11 @@ pub fn pass(call: &Call, most: usize, anybody_dead: bool) -> Result<Pass> {
     let now = clock::now();
     let mut pass = Pass::default();
     call.database.add(Counter::Sweeps, 1);
-    let flags = call.database.take_flags();
+    let flags = call.database.take_flags(now);
     let mut dead = if anybody_dead { dead_sessions(call, now) } else { Vec::new() };
     if flags != 0 {
         call.seam().flags(flags);
-        dead.extend(look_through(call, flags, &mut pass)?);
+        dead.extend(look_through(call, flags, now, &mut pass)?);
     }
     judge_dirty(call, now, &mut pass)?;
     if !dead.is_empty() {
@@ -165,7 +166,7 @@ pub fn pass(call: &Call, most: usize, anybody_dead: bool) -> Result<Pass> {
         pass.more |= full && pass.ended > 0;
     }
     if anybody_dead {
-        call.database.blocked(pass.blocked && !pass.more, now);
+        call.database.blocked.set(pass.blocked && !pass.more, now);
     }
     retire_rows(call, now, most, &mut pass);
     Ok(pass)
@@ -206,7 +207,9 @@ fn judge_dirty(call: &Call, now: u64, pass: &mut Pass) -> Result<()> {
     queue::leave_own(call, outcome.held);
     for dirty in dirty {
         if outcome.busy.contains(&dirty.resource) {
-            call.shared.post_retry(call.database, &dirty, now);
+            if !call.shared.post_retry(call.database, &dirty, now) {
+                call.database.looked_through(true, now);
+            }
         } else if dirty.changed {
             pass.changed.insert(dirty.resource);
         }
@@ -217,7 +220,7 @@ fn judge_dirty(call: &Call, now: u64, pass: &mut Pass) -> Result<()> {
 }
 
 /// What the flags ask for: judges all that is waited for, finds the sessions that have no slot or no row. Gives those that are dead.
-fn look_through(call: &Call, flags: u32, pass: &mut Pass) -> Result<Vec<Uuid>> {
+fn look_through(call: &Call, flags: u32, now: u64, pass: &mut Pass) -> Result<Vec<Uuid>> {
     call.database.add(Counter::Rescans, 1);
     if flags & BOOT != 0 {
         let xid = |row: spi::Row| row.get::<TransactionId>(1).unwrap_or(pg_sys::InvalidTransactionId);
@@ -228,6 +231,7 @@ fn look_through(call: &Call, flags: u32, pass: &mut Pass) -> Result<Vec<Uuid>> {
     // First who lives, then who is next: a session may only now be found, or be brought back.
     let dead = settle_sessions(call, flags)?;
     let mut after = String::new();
+    let mut left = false;
     loop {
         let values = vec![Value::Text(&after), Value::Long(grant::BATCH as i64)];
         let resources = call.db().run(&WAITED_FOR, values, |row| row.text(1));
@@ -238,14 +242,16 @@ fn look_through(call: &Call, flags: u32, pass: &mut Pass) -> Result<Vec<Uuid>> {
         pass.handed_over += outcome.granted.len();
         pass.changed.extend(outcome.granted);
         for resource in outcome.busy {
-            call.shared.post(call.database, &resource, false);
+            let dirty = Dirty { resource, changed: false, backoff_ms: 0 };
+            left |= !call.shared.post_retry(call.database, &dirty, now);
         }
         if pass.handed_over >= MAX_HAND_OVER {
             call.database.flag(flags);
             pass.more = true;
-            break;
+            return Ok(dead);
         }
     }
+    call.database.looked_through(left, now);
     Ok(dead)
 }
 

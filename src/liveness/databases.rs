@@ -55,9 +55,38 @@ pub const BOOT: u32 = 2;
 /// A prepared transaction has been committed: whose revision it changed is not known.
 pub const REVISE: u32 = 4;
 
-/// Waits between tries of dead sessions whose rows are in somebody's hands, in microseconds.
+/// Waits between tries of what is in somebody's hands, in microseconds.
 const FIRST_BLOCKED: u64 = 10_000;
 const LAST_BLOCKED: u64 = 1_000_000;
+
+/// When something that was in somebody's hands is to be tried again: after twice the time of before.
+#[repr(C)]
+pub struct Retry {
+    until: AtomicU64,
+    wait: AtomicU64,
+}
+
+impl Retry {
+    pub fn set(&self, blocked: bool, now: u64) {
+        let wait = (self.wait.load(Ordering::Relaxed) * 2).clamp(FIRST_BLOCKED, LAST_BLOCKED);
+        self.wait.store(if blocked { wait } else { 0 }, Ordering::Relaxed);
+        self.until.store(if blocked { now + wait } else { 0 }, Ordering::Relaxed);
+    }
+
+    /// Not to be waited with any longer.
+    pub fn hurry(&self) {
+        self.until.store(0, Ordering::Relaxed);
+    }
+
+    pub fn until(&self) -> u64 {
+        self.until.load(Ordering::Relaxed)
+    }
+
+    fn clear(&self) {
+        self.until.store(0, Ordering::Relaxed);
+        self.wait.store(0, Ordering::Relaxed);
+    }
+}
 
 #[repr(C)]
 pub struct Database {
@@ -72,9 +101,10 @@ pub struct Database {
     pub finished: AtomicBool,
     /// When released rows are next to be swept.
     pub retention_due: AtomicU64,
-    /// When dead sessions, whose rows are in somebody's hands, are to be tried again; and the wait that this was.
-    blocked_until: AtomicU64,
-    blocked_for: AtomicU64,
+    /// Of dead sessions whose rows are in somebody's hands.
+    pub blocked: Retry,
+    /// Of looking through the database, when more is in somebody's hands than the ring has room for.
+    look_through: Retry,
     counters: [AtomicU64; COUNTERS.len()],
 }
 
@@ -136,7 +166,7 @@ impl Shared {
                 }
             }
         });
-        database.take_flags();
+        database.take_flags(u64::MAX);
         self.drop_dirty(oid);
         if left {
             return;
@@ -146,9 +176,9 @@ impl Shared {
             field.store(0, Ordering::Relaxed);
         }
         database.worker.store(std::ptr::null_mut(), Ordering::Relaxed);
-        for field in [&database.retention_due, &database.blocked_until, &database.blocked_for] {
-            field.store(0, Ordering::Relaxed);
-        }
+        database.retention_due.store(0, Ordering::Relaxed);
+        database.blocked.clear();
+        database.look_through.clear();
         for counter in &database.counters {
             counter.store(0, Ordering::Relaxed);
         }
@@ -174,32 +204,32 @@ impl Database {
         self.counters[index].load(Ordering::Relaxed)
     }
 
-    /// Says whether what is left of dead sessions is in somebody's hands, so that they are tried again after twice the time of before.
-    pub fn blocked(&self, blocked: bool, now: u64) {
-        let wait = (self.blocked_for.load(Ordering::Relaxed) * 2).clamp(FIRST_BLOCKED, LAST_BLOCKED);
-        self.blocked_for.store(if blocked { wait } else { 0 }, Ordering::Relaxed);
-        self.blocked_until.store(if blocked { now + wait } else { 0 }, Ordering::Relaxed);
+    /// Sets flags, to be seen to at once.
+    pub fn flag(&self, flags: u32) {
+        self.flags.fetch_or(flags, Ordering::AcqRel);
+        self.look_through.hurry();
     }
 
-    /// A session has just died: whatever the others wait for, this one is looked at.
-    pub fn unblock(&self) {
-        self.blocked_until.store(0, Ordering::Relaxed);
-    }
-
-    pub fn blocked_until(&self) -> u64 {
-        self.blocked_until.load(Ordering::Relaxed)
-    }
-
-    pub fn flag(&self, flag: u32) {
-        self.flags.fetch_or(flag, Ordering::AcqRel);
+    /// When the flags are to be seen to; `None` when none is set.
+    pub fn flags_due(&self) -> Option<u64> {
+        (self.flags() != 0).then(|| self.look_through.until())
     }
 
     pub fn flags(&self) -> u32 {
         self.flags.load(Ordering::Acquire)
     }
 
-    /// Takes the flags away, for whoever is going to do what they ask.
-    pub fn take_flags(&self) -> u32 {
-        self.flags.swap(0, Ordering::AcqRel)
+    /// Takes away the flags that are due, for whoever is going to do what they ask.
+    pub fn take_flags(&self, now: u64) -> u32 {
+        if self.look_through.until() > now { 0 } else { self.flags.swap(0, Ordering::AcqRel) }
+    }
+
+    /// The database has been looked through; `left`: what could not be judged is more than the ring has room for, so that it is looked
+    /// through again later.
+    pub fn looked_through(&self, left: bool, now: u64) {
+        self.look_through.set(left, now);
+        if left {
+            self.flags.fetch_or(RESCAN, Ordering::AcqRel);
+        }
     }
 }

@@ -3,7 +3,7 @@
 //! when they end.
 //!
 //! The ring is never waited for and nothing is ever dropped: when it is full, the database is to be rescanned. Entries that are tried
-//! again later carry the time; they are the retry set.
+//! again later carry the time; they are the retry set. When these alone fill the ring, the rescan is what is tried again later.
 
 use super::databases::{Database, RESCAN};
 use super::{Lock, Shared};
@@ -41,16 +41,18 @@ const LAST_BACKOFF_MS: u32 = 1_000;
 impl Shared {
     /// Posts a resource to be judged at once.
     pub fn post(&self, database: &Database, resource: &str, changed: bool) {
-        self.push(database, resource, changed, 0, 0);
+        if !self.push(database, resource, changed, 0, 0) {
+            database.flag(RESCAN);
+        }
     }
 
-    /// Posts a resource that could not be judged, to be tried again after twice the time of before.
-    pub fn post_retry(&self, database: &Database, dirty: &Dirty, now: u64) {
+    /// Posts a resource that could not be judged, to be tried again after twice the time of before. Whether there was room.
+    pub fn post_retry(&self, database: &Database, dirty: &Dirty, now: u64) -> bool {
         let backoff_ms = (dirty.backoff_ms * 2).clamp(FIRST_BACKOFF_MS, LAST_BACKOFF_MS);
-        self.push(database, &dirty.resource, dirty.changed, now + u64::from(backoff_ms) * 1_000, backoff_ms);
+        self.push(database, &dirty.resource, dirty.changed, now + u64::from(backoff_ms) * 1_000, backoff_ms)
     }
 
-    fn push(&self, database: &Database, resource: &str, changed: bool, due: u64, backoff_ms: u32) {
+    fn push(&self, database: &Database, resource: &str, changed: bool, due: u64, backoff_ms: u32) -> bool {
         let bytes = resource.as_bytes();
         let length = bytes.len().min(MAX_NAME);
         let mut name = [0; MAX_NAME];
@@ -63,16 +65,15 @@ impl Shared {
             length: length as u8,
             name,
         };
-        let held = self.lock(Lock::Ring, true);
+        let _held = self.lock(Lock::Ring, true);
         let length = self.header.ring_len.load(Ordering::Relaxed) as usize;
         if length == self.ring_size {
-            drop(held);
-            database.flag(RESCAN);
-            return;
+            return false;
         }
         // SAFETY: below the size of the ring, under its lock
         unsafe { self.ring.add(length).write(entry) };
         self.header.ring_len.store(length as u32 + 1, Ordering::Release);
+        true
     }
 
     /// The entries of the ring; under its lock.

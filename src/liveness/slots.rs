@@ -161,7 +161,8 @@ impl Shared {
         if taken {
             self.header.stirred.fetch_add(1, Ordering::AcqRel);
             if let Some(database) = self.known_database(slot.home().database) {
-                database.unblock();
+                // Whatever the other dead ones wait for, this one is looked at.
+                database.blocked.hurry();
             }
         }
         Some(word)

@@ -89,7 +89,7 @@ fn serve(shared: &'static Shared, database: &'static Database) -> bool {
             unsafe { pg_sys::pg_usleep((gather_until - now) as std::ffi::c_long) };
         } else if due <= now + SOON {
             sleep(due - now);
-        } else if now < stay_until && database.blocked_until() == 0 {
+        } else if now < stay_until && database.blocked.until() == 0 {
             sleep(stay_until.min(due) - now);
         } else {
             // Whoever posts something from now on wakes the launcher; what was posted before is seen in this last look.
@@ -157,6 +157,8 @@ fn transaction<T>(work: impl FnOnce() -> Result<T>) -> T {
         pg_sys::XactReadOnly = false;
         pg_sys::XactDeferrable = false;
         pg_sys::XactIsoLevel = pg_sys::XACT_READ_COMMITTED as i32;
+        // DROP EXTENSION takes the tables in an order of its own, but the extension first: so it and the worker never deadlock.
+        spi::lock_extension();
         pg_sys::PushActiveSnapshot(pg_sys::GetTransactionSnapshot());
         let result = pg_sys::panic::ErrorReportable::unwrap_or_report(work());
         pg_sys::PopActiveSnapshot();

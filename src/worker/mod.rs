@@ -13,7 +13,6 @@ pub mod database;
 pub mod launcher;
 pub mod notify;
 
-use crate::liveness::databases::Database;
 use crate::liveness::word::State;
 use crate::liveness::{Shared, my_latch};
 use pgrx::pg_sys;
@@ -44,7 +43,7 @@ pub fn each_session_due(shared: &Shared, now: u64, mut visit: impl FnMut(u32, u6
     shared.each(now, |_, home, word, until| match word.state() {
         State::Alive | State::Frozen => visit(home.database, until),
         State::Dead => {
-            let blocked_until = shared.known_database(home.database).map_or(0, Database::blocked_until);
+            let blocked_until = shared.known_database(home.database).map_or(0, |database| database.blocked.until());
             visit(home.database, blocked_until.max(now));
         }
         State::Free | State::Gone => (),
@@ -56,8 +55,8 @@ pub fn each_post_due(shared: &Shared, now: u64, mut visit: impl FnMut(u32, u64))
     shared.each_dirty(&mut visit);
     for database in shared.databases {
         let oid = database.oid.load(Ordering::Acquire);
-        if oid != 0 && database.flags() != 0 {
-            visit(oid, now);
+        if let Some(due) = database.flags_due().filter(|_| oid != 0) {
+            visit(oid, due.max(now));
         }
     }
 }
