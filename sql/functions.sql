@@ -17,8 +17,8 @@ COMMENT ON FUNCTION eskit_lease.advisory_lock_id(text) IS
 'Key of a name for pg_advisory_lock: FNV-1a 64 of the UTF-8 text, signed. Compatible with eskit. NULL for NULL.';
 COMMENT ON FUNCTION eskit_lease.partition_for(text, integer) IS
 'Partition of a key, 0 to partitions - 1: FNV-1a 64 of the UTF-8 text, unsigned, modulo partitions. The same on every version. Raises 22023 unless partitions > 0.';
-COMMENT ON FUNCTION eskit_lease.session_open(text, interval, boolean, interval) IS
-'Opens a session for a consumer (1 to 255 bytes). ttl: time to live between heartbeats, min_ttl to max_ttl, default eskit_lease.default_ttl. attach: the session also ends, after attach_grace, when this connection ends. Returns the session, a handle to keep private; trust_ms, how long from the start of the call it may be believed alive; and its revision. Raises 22004, 22023, 53400 (too many sessions), 55000 (not preloaded), 25006 (read-only or standby).';
+COMMENT ON FUNCTION eskit_lease.session_open(text, interval, boolean, interval, boolean) IS
+'Opens a session for a consumer (1 to 255 bytes). ttl: time to live between heartbeats, min_ttl to max_ttl, default eskit_lease.default_ttl. attach: the session also ends, after attach_grace, when this connection ends. takeover: ends the living sessions of this consumer and role, and inherits their leases, places in queues and partitions under new fences; what a transaction of theirs has fenced follows when that ends. Returns the session, a handle to keep private; trust_ms, how long from the start of the call it may be believed alive; and its revision. Raises 22004, 22023, 53400 (too many sessions), 55000 (not preloaded), 25006 (read-only or standby).';
 COMMENT ON FUNCTION eskit_lease.session_heartbeat(uuid) IS
 'Keeps the session, and with it every lease that it holds, for another TTL. Writes no row and no WAL. Reasons: alive, closing (its end is being committed), expired (for ever), unknown_session. Raises 42501 for another role''s session.';
 COMMENT ON FUNCTION eskit_lease.session_wait(uuid, bigint, interval) IS
@@ -32,13 +32,13 @@ COMMENT ON FUNCTION eskit_lease.session_close(uuid) IS
 COMMENT ON FUNCTION eskit_lease.session_sweep(integer) IS
 'One bounded pass of what the background worker does: hands over, and takes away the rows of sessions that have ended, up to max_leases leases (1 to 100000). Returns sessions ended, leases handed over, and whether there is more to do. For administrators.';
 COMMENT ON FUNCTION eskit_lease.lease_acquire(text, uuid, boolean) IS
-'Asks for the lease of a resource (1 to 255 bytes) without ever waiting; counts as a heartbeat of the session. queue: take a place in the queue if refused. Reasons: granted, already_held (same fence), refenced (new fence after a promotion); held (holder says by whom), busy (somebody is in the middle of it), awaited (others are in line), queued, draining, closing, expired, unknown_session. trust_ms: how long from the start of the call the lease may be believed held. Raises 42501, 22004, 22023, 53400 (too many places in queues).';
+'Asks for the lease of a resource (1 to 255 bytes), or for any free permit of a semaphore (slot tells which), without ever waiting; counts as a heartbeat of the session. queue: take a place in the queue if refused. Reasons: granted, already_held (same fence, also out of grace), refenced (new fence after a promotion); held (holder says by whom; NULL for a semaphore), busy (somebody is in the middle of it), awaited (others are in line), queued, draining, closing, expired, unknown_session. trust_ms: how long from the start of the call the lease may be believed held. Raises 42501, 22004, 22023, 42809 (a group), 53400 (too many places in queues).';
 COMMENT ON FUNCTION eskit_lease.lease_acquire_many(text[], uuid) IS
 'lease_acquire for up to 100000 resources in one call, without queueing: a row for each distinct resource.';
 COMMENT ON FUNCTION eskit_lease.lease_renew(text, bigint) IS
 'Whether the lease is still held under this fence; counts as a heartbeat of its session. Reasons: held, refence (held, but acquire again for a fence of the new timeline); expired, released, superseded (with by whom), unknown. Raises 42501 for another role''s lease.';
-COMMENT ON FUNCTION eskit_lease.lease_release(text, bigint) IS
-'Releases the lease and hands it to the first in line, with this transaction. Waits for the holder''s own fenced transactions, under lock_timeout. False if it is not held under this fence.';
+COMMENT ON FUNCTION eskit_lease.lease_release(text, bigint, interval) IS
+'Releases the lease and hands it to the first in line, with this transaction. Waits for the holder''s own fenced transactions, under lock_timeout. grace (0 to eskit_lease.max_ttl, default 0): without waiting, has the lease live on alone for that long, under the same fence; the holder may finish, acquire it back, or release it for good; then it lapses. False if it is not held under this fence. Raises 42809 for grace of a group''s partition.';
 COMMENT ON FUNCTION eskit_lease.lease_release_many(text[], uuid) IS
 'Releases what the session holds of up to 100000 resources: a row for each distinct resource.';
 COMMENT ON FUNCTION eskit_lease.lease_cancel(text, uuid) IS
@@ -49,6 +49,37 @@ COMMENT ON FUNCTION eskit_lease.lock_acquire(text, text, interval, uuid) IS
 'Asks for a lease without a session of one''s own, as ShedLock does: a private session of the owner lives for ttl and ends with the lease. Renew and release by name and fence. Asked again with the same role, owner and request: the same fence. Reasons as for lease_acquire.';
 COMMENT ON FUNCTION eskit_lease.fence_check(text, bigint) IS
 'Asserts that the lease is held under this fence, to the end of the transaction: nobody else gets it before. Call it in each transaction that writes. Raises LF001 when the fence is no longer valid, 55P03 while the lease is changing hands, 40001 when it was granted after what this transaction reads, 42501 for another role''s lease.';
+COMMENT ON FUNCTION eskit_lease.semaphore_create(text, integer) IS
+'Makes a semaphore: up to permits (1 to 32768) sessions hold the name at a time, one permit each, by lease_acquire. Raises 42710 for a name that is declared, held or waited for, 22023, 22004.';
+COMMENT ON FUNCTION eskit_lease.semaphore_resize(text, integer) IS
+'Changes the number of permits. One that shrinks takes effect as permits come back. Raises 42704, 42809 (a group), 42501 unless the caller made it.';
+COMMENT ON FUNCTION eskit_lease.semaphore_drop(text) IS
+'Drops a semaphore that nobody holds or waits for. Raises 55006 otherwise, 42704, 42809, 42501.';
+COMMENT ON FUNCTION eskit_lease.group_create(text, integer, text, interval, interval) IS
+'Makes a consumer group with partitions 0 to partitions - 1 (1 to 32768 of them). assignor: sticky (default; balanced with the fewest moves) or range (neighbours together). rebalance_timeout: how long an owner has to release a partition that goes to another. settle_delay: how long newcomers are gathered for one rebalance. Intervals are 0 to 1 day. Raises 42710 for a name that is declared, held or waited for, 22023, 22004.';
+COMMENT ON FUNCTION eskit_lease.group_alter(text, text, interval, interval) IS
+'Changes settings of a group; NULL, the default, keeps one. Raises 42704, 42809, 42501 unless the caller made it, 22023.';
+COMMENT ON FUNCTION eskit_lease.group_resize(text, integer, boolean) IS
+'Changes the number of partitions, and so which key belongs where. Raises 55006 while any partition is owned; with drain, all owners are asked to release theirs first, within the rebalance_timeout. Every cursor then begins at the least position that any had: nothing is skipped, some may be seen again. True once it is done, false while it is being drained.';
+COMMENT ON FUNCTION eskit_lease.group_drop(text) IS
+'Drops a group without living members, and its cursors. Raises 55006 otherwise, 42704, 42809, 42501.';
+COMMENT ON FUNCTION eskit_lease.group_join(text, uuid) IS
+'Makes the session a member of the group, once; counts as its heartbeat. Partitions come by and by, as others release them: see group_assignment. Returns the generation. Raises 55000 for a session that has ended or drains, 42704, 42809, 42501.';
+COMMENT ON FUNCTION eskit_lease.group_leave(text, uuid) IS
+'Ends the membership, and releases the session''s partitions to those who are to have them. Waits for its own fenced transactions, under lock_timeout. False if it was no member.';
+COMMENT ON FUNCTION eskit_lease.group_assignment(text, uuid) IS
+'The partitions that the session owns; counts as its heartbeat. To be asked whenever the revision of the session has changed. state: owned, or revoking: finish, commit the cursor and release it with group_release, within revoke_in (NULL for a session that drains: in its own time). Raises 55000 for a session that has ended or is no member.';
+COMMENT ON FUNCTION eskit_lease.group_release(text, integer, bigint) IS
+'Gives a partition back, to whoever is to have it; the answer to a revocation. Waits for the owner''s own fenced transactions, under lock_timeout. False if it is not owned under this fence.';
+COMMENT ON FUNCTION eskit_lease.cursor_commit(text, integer, bigint, bigint) IS
+'Moves the cursor of a partition forward to position (from 1 on), with this transaction, under the partition''s fence as fence_check does. False if it is there already, or further. Raises LF001 on a stale fence, 55P03, 40001 as fence_check, 22023.';
+COMMENT ON FUNCTION eskit_lease.cursor_ack(text, integer, bigint, bigint) IS
+'Acknowledges one position, in any order, with this transaction and under the fence. Returns the cursor: the end of the contiguous part. Raises as cursor_commit, and 53400 beyond 10000 separate ranges.';
+COMMENT ON FUNCTION eskit_lease.cursor_position(text, integer) IS
+'How far the group has come in a partition: all up to this position is done; 0 when nothing is.';
+COMMENT ON FUNCTION eskit_lease.cursor_head(text, integer, bigint) IS
+'Reports the newest position of a partition, for the view group_lag; for producers and monitors. Never waits: false if a newer one is known, or another report is just being committed.';
+COMMENT ON FUNCTION eskit_lease._revoke_in(bigint, bigint, integer) IS 'Internal: how long an owner has left to release a partition; under the views.';
 COMMENT ON FUNCTION eskit_lease.grant_consumer(regrole) IS 'Lets a role open sessions and use leases. For whoever may grant that.';
 COMMENT ON FUNCTION eskit_lease.grant_monitor(regrole) IS 'Lets a role read the views and stats(). For whoever may grant that.';
 COMMENT ON FUNCTION eskit_lease.stats() IS 'Counters of this database since the server started (they grow), and the numbers of living sessions, of resources that wait for the worker, and of waiting session_wait calls.';

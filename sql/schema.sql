@@ -18,7 +18,26 @@ CREATE TABLE eskit_lease._sessions (
     opened_at timestamptz NOT NULL,
     draining  boolean NOT NULL DEFAULT false,
     private   boolean NOT NULL DEFAULT false,
-    request   uuid
+    request   uuid,
+    -- The session that a lease in grace was let go by (src/grace.rs).
+    grace_of  uuid
+);
+CREATE INDEX _sessions_consumer ON eskit_lease._sessions (consumer, role) WHERE NOT private;
+CREATE INDEX _sessions_grace_of ON eskit_lease._sessions (grace_of) WHERE grace_of IS NOT NULL;
+
+-- Who takes over what is left of a session that has ended (src/session/takeover.rs).
+CREATE TABLE eskit_lease._successions (
+    session   uuid PRIMARY KEY,
+    successor uuid NOT NULL
+);
+CREATE INDEX _successions_successor ON eskit_lease._successions (successor);
+
+-- Names that are not exclusive leases. The owner is a name, for a dump to be restored where roles have other oids.
+CREATE TABLE eskit_lease._declarations (
+    resource text COLLATE "C" PRIMARY KEY,
+    kind     text COLLATE "C" NOT NULL,
+    slots    integer NOT NULL,
+    owner    text COLLATE "C" NOT NULL
 );
 
 -- No foreign key to _sessions: a lease whose session has no row is free, in every query.
@@ -31,9 +50,13 @@ CREATE TABLE eskit_lease._leases (
     granted_at  timestamptz NOT NULL,
     released_at timestamptz,
     expired     boolean NOT NULL DEFAULT false,
+    -- Of a semaphore or a group: whoever meets the row need not ask what the name is.
+    declared    boolean NOT NULL DEFAULT false,
     PRIMARY KEY (resource, slot)
 );
 CREATE INDEX _leases_session ON eskit_lease._leases (session, resource) WHERE session IS NOT NULL;
+-- Slot 0 is found by its name; a fence of another slot, by this.
+CREATE INDEX _leases_fence ON eskit_lease._leases (resource, fence) WHERE slot > 0;
 CREATE INDEX _leases_released_at ON eskit_lease._leases (released_at) WHERE session IS NULL;
 
 -- No unique key on (resource, session): it would make one call wait for another's uncommitted place. A second place of the same
@@ -47,12 +70,79 @@ CREATE TABLE eskit_lease._waiters (
 );
 CREATE INDEX _waiters_session ON eskit_lease._waiters (session, resource);
 
--- Only what a restored dump needs: with the sequence, fences go on above those already given. Sessions, leases and waiters are of
--- the incarnation of the server that they were made in.
+CREATE TABLE eskit_lease._groups (
+    group_name           text COLLATE "C" PRIMARY KEY,
+    assignor             text COLLATE "C" NOT NULL,
+    rebalance_timeout_ms integer NOT NULL,
+    settle_delay_ms      integer NOT NULL,
+    generation           bigint NOT NULL DEFAULT 0,
+    -- Whether the targets were computed by other settings.
+    stale                boolean NOT NULL DEFAULT false,
+    -- How many partitions there are to be once nobody owns any.
+    resize_to            integer
+);
+
+-- counted: how the targets take the member into account, as one that may be given more (active), or only keeps (draining); NULL
+-- for a newcomer. joined: microseconds of the clock of shared memory, in this start of it.
+CREATE TABLE eskit_lease._members (
+    group_name text COLLATE "C" NOT NULL,
+    session    uuid NOT NULL,
+    joined_at  timestamptz NOT NULL,
+    joined     bigint NOT NULL,
+    boot_id    bigint NOT NULL,
+    counted    text COLLATE "C",
+    PRIMARY KEY (group_name, session)
+);
+CREATE INDEX _members_session ON eskit_lease._members (session);
+
+-- Who is to own each partition. revoking: the fence whose owner has been asked to release; revoke_at: until when, as joined above.
+CREATE TABLE eskit_lease._partitions (
+    group_name text COLLATE "C" NOT NULL,
+    partition  integer NOT NULL,
+    target     uuid,
+    revoking   bigint,
+    revoke_at  bigint,
+    boot_id    bigint,
+    PRIMARY KEY (group_name, partition)
+);
+CREATE INDEX _partitions_target ON eskit_lease._partitions (group_name, target);
+
+-- acked: positions beyond the cursor that have been acknowledged already.
+CREATE TABLE eskit_lease._cursors (
+    group_name   text COLLATE "C" NOT NULL,
+    partition    integer NOT NULL,
+    position     bigint NOT NULL,
+    acked        int8multirange NOT NULL DEFAULT '{}',
+    fence        bigint NOT NULL,
+    committed_at timestamptz NOT NULL,
+    PRIMARY KEY (group_name, partition)
+);
+
+-- Not a part of the cursor: a report does not wait for a transaction that commits one.
+CREATE TABLE eskit_lease._heads (
+    group_name  text COLLATE "C" NOT NULL,
+    partition   integer NOT NULL,
+    position    bigint NOT NULL,
+    reported_at timestamptz NOT NULL,
+    PRIMARY KEY (group_name, partition)
+);
+
+-- Only what a restored dump needs: with the sequence, fences go on above those already given. Sessions, leases, waiters and
+-- members are of the incarnation of the server that they were made in.
 SELECT pg_catalog.pg_extension_config_dump('eskit_lease.fence_seq', '');
+SELECT pg_catalog.pg_extension_config_dump('eskit_lease._declarations', '');
+SELECT pg_catalog.pg_extension_config_dump('eskit_lease._groups', '');
+SELECT pg_catalog.pg_extension_config_dump('eskit_lease._cursors', '');
 
 COMMENT ON SCHEMA eskit_lease IS 'competing consumers: sessions, leases with fencing tokens, hand-over in milliseconds';
 COMMENT ON SEQUENCE eskit_lease.fence_seq IS 'Private: source of fences; never falls.';
 COMMENT ON TABLE eskit_lease._sessions IS 'Private: rows of sessions; see the view sessions.';
 COMMENT ON TABLE eskit_lease._leases IS 'Private: rows of leases; see the view leases.';
+COMMENT ON TABLE eskit_lease._successions IS 'Private: who takes over what is left of ended sessions.';
+COMMENT ON TABLE eskit_lease._declarations IS 'Private: names of semaphores and groups.';
+COMMENT ON TABLE eskit_lease._groups IS 'Private: settings and generation of groups; see the view groups.';
+COMMENT ON TABLE eskit_lease._members IS 'Private: sessions in groups; see the view group_members.';
+COMMENT ON TABLE eskit_lease._partitions IS 'Private: who is to own what; see the view group_partitions.';
+COMMENT ON TABLE eskit_lease._cursors IS 'Private: how far groups have come; see the view group_lag.';
+COMMENT ON TABLE eskit_lease._heads IS 'Private: newest positions reported; see the view group_lag.';
 COMMENT ON TABLE eskit_lease._waiters IS 'Private: places in queues; see the view waiters.';

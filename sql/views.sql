@@ -56,7 +56,7 @@ WHERE e.extname = 'eskit_lease';
 
 COMMENT ON VIEW eskit_lease.leases IS 'Who holds what, under which fence, since when, for how much longer; released leases for eskit_lease.row_retention.';
 COMMENT ON COLUMN eskit_lease.leases.resource IS 'The name that sessions compete for.';
-COMMENT ON COLUMN eskit_lease.leases.slot IS 'Which of the resource''s slots; 0 for an exclusive lease.';
+COMMENT ON COLUMN eskit_lease.leases.slot IS 'Which of the resource''s slots: permit of a semaphore, partition of a group; 0 for an exclusive lease.';
 COMMENT ON COLUMN eskit_lease.leases.state IS 'held, free (released), or expired (its session has ended; free for whoever asks).';
 COMMENT ON COLUMN eskit_lease.leases.consumer IS 'The holder.';
 COMMENT ON COLUMN eskit_lease.leases.session IS 'The holder''s session; NULL unless the reader may use it or is an administrator.';
@@ -82,7 +82,7 @@ FROM pg_extension AS e
 CROSS JOIN eskit_lease._waiters AS w
 LEFT JOIN eskit_lease._sessions AS s ON s.session = w.session
 LEFT JOIN LATERAL eskit_lease._standing(s.session, s.boot_id, s.ttl_ms) AS t ON true
-LEFT JOIN eskit_lease._leases AS l ON l.resource = w.resource AND l.slot = 0
+LEFT JOIN eskit_lease._leases AS l ON l.resource = w.resource AND l.slot = 0 AND NOT l.declared
 LEFT JOIN eskit_lease._sessions AS h ON h.session = l.session
 WHERE e.extname = 'eskit_lease';
 
@@ -94,7 +94,142 @@ COMMENT ON COLUMN eskit_lease.waiters.session IS 'Its session; NULL unless the r
 COMMENT ON COLUMN eskit_lease.waiters.state IS 'State of its session, as in the view sessions.';
 COMMENT ON COLUMN eskit_lease.waiters.queued_at IS 'Since when.';
 COMMENT ON COLUMN eskit_lease.waiters.waiting_for IS 'How long already.';
-COMMENT ON COLUMN eskit_lease.waiters.holder IS 'Who holds the resource.';
+COMMENT ON COLUMN eskit_lease.waiters.holder IS 'Who holds the resource; NULL for a semaphore, which several hold.';
+
+CREATE VIEW eskit_lease.semaphores AS
+SELECT d.resource AS name,
+       d.slots AS permits,
+       (SELECT count(*)
+        FROM eskit_lease._leases AS l
+        JOIN eskit_lease._sessions AS s ON s.session = l.session
+        CROSS JOIN LATERAL eskit_lease._standing(s.session, s.boot_id, s.ttl_ms) AS t
+        WHERE l.resource = d.resource AND t.state <> 'expired') AS held,
+       (SELECT count(*) FROM eskit_lease._waiters AS w WHERE w.resource = d.resource) AS waiters,
+       d.owner
+FROM eskit_lease._declarations AS d
+WHERE d.kind = 'semaphore';
+
+COMMENT ON VIEW eskit_lease.semaphores IS 'Semaphores; who holds their permits is in the view leases.';
+COMMENT ON COLUMN eskit_lease.semaphores.name IS 'The name, for lease_acquire.';
+COMMENT ON COLUMN eskit_lease.semaphores.permits IS 'How many sessions may hold it at a time.';
+COMMENT ON COLUMN eskit_lease.semaphores.held IS 'How many do; more than permits after it was made smaller, until they release.';
+COMMENT ON COLUMN eskit_lease.semaphores.waiters IS 'Number of places in the queue.';
+COMMENT ON COLUMN eskit_lease.semaphores.owner IS 'The role that made it, and may resize and drop it.';
+
+CREATE VIEW eskit_lease.groups AS
+SELECT g.group_name,
+       d.slots AS partitions,
+       g.assignor,
+       make_interval(secs => g.rebalance_timeout_ms / 1000.0) AS rebalance_timeout,
+       make_interval(secs => g.settle_delay_ms / 1000.0) AS settle_delay,
+       g.generation,
+       (SELECT count(*)
+        FROM eskit_lease._members AS m
+        JOIN eskit_lease._sessions AS s ON s.session = m.session
+        CROSS JOIN LATERAL eskit_lease._standing(s.session, s.boot_id, s.ttl_ms) AS t
+        WHERE m.group_name = g.group_name AND t.state <> 'expired') AS members,
+       g.resize_to,
+       d.owner
+FROM eskit_lease._groups AS g
+JOIN eskit_lease._declarations AS d ON d.resource = g.group_name;
+
+COMMENT ON VIEW eskit_lease.groups IS 'Consumer groups.';
+COMMENT ON COLUMN eskit_lease.groups.group_name IS 'The name; a resource as any other.';
+COMMENT ON COLUMN eskit_lease.groups.partitions IS 'Number of partitions, numbered from 0.';
+COMMENT ON COLUMN eskit_lease.groups.assignor IS 'How partitions are assigned: sticky or range; see partition_assign().';
+COMMENT ON COLUMN eskit_lease.groups.rebalance_timeout IS 'How long an owner has to release a partition that goes to another.';
+COMMENT ON COLUMN eskit_lease.groups.settle_delay IS 'How long newcomers are gathered before they are taken into account.';
+COMMENT ON COLUMN eskit_lease.groups.generation IS 'Grows with each change of who is to own what.';
+COMMENT ON COLUMN eskit_lease.groups.members IS 'Number of living members.';
+COMMENT ON COLUMN eskit_lease.groups.resize_to IS 'Number of partitions to be, once all owners have released theirs; NULL unless it is being resized.';
+COMMENT ON COLUMN eskit_lease.groups.owner IS 'The role that made it, and may alter, resize and drop it.';
+
+CREATE VIEW eskit_lease.group_members AS
+SELECT m.group_name,
+       s.consumer,
+       CASE WHEN pg_has_role(s.role, 'USAGE') OR pg_has_role(e.extowner, 'USAGE') THEN m.session END AS session,
+       pg_get_userbyid(s.role) AS role,
+       coalesce(CASE WHEN s.draining AND t.state = 'alive' THEN 'draining' ELSE t.state END, 'expired') AS state,
+       m.joined_at,
+       (SELECT count(*) FROM eskit_lease._leases AS l WHERE l.session = m.session AND l.resource = m.group_name) AS partitions,
+       (SELECT count(*) FROM eskit_lease._partitions AS p WHERE p.group_name = m.group_name AND p.target = m.session) AS targets
+FROM pg_extension AS e
+CROSS JOIN eskit_lease._members AS m
+LEFT JOIN eskit_lease._sessions AS s ON s.session = m.session
+LEFT JOIN LATERAL eskit_lease._standing(s.session, s.boot_id, s.ttl_ms) AS t ON true
+WHERE e.extname = 'eskit_lease';
+
+COMMENT ON VIEW eskit_lease.group_members IS 'Who is in which group.';
+COMMENT ON COLUMN eskit_lease.group_members.group_name IS 'The group.';
+COMMENT ON COLUMN eskit_lease.group_members.consumer IS 'The member.';
+COMMENT ON COLUMN eskit_lease.group_members.session IS 'Its session; NULL unless the reader may use it or is an administrator.';
+COMMENT ON COLUMN eskit_lease.group_members.role IS 'The role of its session.';
+COMMENT ON COLUMN eskit_lease.group_members.state IS 'State of its session, as in the view sessions.';
+COMMENT ON COLUMN eskit_lease.group_members.joined_at IS 'Since when; a successor by take-over has the time of its predecessor.';
+COMMENT ON COLUMN eskit_lease.group_members.partitions IS 'Number of partitions that it owns.';
+COMMENT ON COLUMN eskit_lease.group_members.targets IS 'Number of partitions that it is to own.';
+
+CREATE VIEW eskit_lease.group_partitions AS
+SELECT g.group_name,
+       n.partition,
+       CASE WHEN l.session IS NULL THEN 'free'
+            WHEN t.state IS NULL OR t.state = 'expired' THEN 'expired'
+            WHEN p.target IS DISTINCT FROM l.session AND (p.revoking = l.fence OR p.target IS NOT NULL) THEN 'revoking'
+            ELSE 'owned' END AS state,
+       s.consumer AS owner,
+       CASE WHEN pg_has_role(s.role, 'USAGE') OR pg_has_role(e.extowner, 'USAGE') THEN l.session END AS session,
+       l.fence,
+       l.granted_at,
+       o.consumer AS target,
+       CASE WHEN p.revoking = l.fence THEN eskit_lease._revoke_in(p.revoke_at, p.boot_id, g.rebalance_timeout_ms) END AS revoke_in
+FROM pg_extension AS e
+CROSS JOIN eskit_lease._groups AS g
+JOIN eskit_lease._declarations AS d ON d.resource = g.group_name
+CROSS JOIN LATERAL generate_series(0, d.slots - 1) AS n (partition)
+LEFT JOIN eskit_lease._partitions AS p ON p.group_name = g.group_name AND p.partition = n.partition
+LEFT JOIN eskit_lease._leases AS l ON l.resource = g.group_name AND l.slot = n.partition
+LEFT JOIN eskit_lease._sessions AS s ON s.session = l.session
+LEFT JOIN LATERAL eskit_lease._standing(s.session, s.boot_id, s.ttl_ms) AS t ON true
+LEFT JOIN eskit_lease._sessions AS o ON o.session = p.target
+WHERE e.extname = 'eskit_lease';
+
+COMMENT ON VIEW eskit_lease.group_partitions IS 'Who owns which partition, and who is to.';
+COMMENT ON COLUMN eskit_lease.group_partitions.group_name IS 'The group.';
+COMMENT ON COLUMN eskit_lease.group_partitions.partition IS 'The partition, from 0.';
+COMMENT ON COLUMN eskit_lease.group_partitions.state IS 'free, owned, revoking (to be released for another member), or expired (its owner has ended; about to move).';
+COMMENT ON COLUMN eskit_lease.group_partitions.owner IS 'The consumer that has it.';
+COMMENT ON COLUMN eskit_lease.group_partitions.session IS 'The owner''s session; NULL unless the reader may use it or is an administrator.';
+COMMENT ON COLUMN eskit_lease.group_partitions.fence IS 'The fencing token, or the last one if free.';
+COMMENT ON COLUMN eskit_lease.group_partitions.granted_at IS 'When the fence was granted.';
+COMMENT ON COLUMN eskit_lease.group_partitions.target IS 'The consumer that is to have it.';
+COMMENT ON COLUMN eskit_lease.group_partitions.revoke_in IS 'How long the owner has left to release it; NULL for one that drains, which keeps it until it does.';
+
+CREATE VIEW eskit_lease.group_lag AS
+SELECT g.group_name,
+       n.partition,
+       coalesce(c.position, 0) AS position,
+       h.position AS head,
+       greatest(h.position - coalesce(c.position, 0), 0) AS lag,
+       (SELECT coalesce(sum(upper(r.range) - lower(r.range)), 0)::bigint FROM unnest(c.acked) AS r (range)) AS acked_ahead,
+       c.fence,
+       c.committed_at,
+       h.reported_at
+FROM eskit_lease._groups AS g
+JOIN eskit_lease._declarations AS d ON d.resource = g.group_name
+CROSS JOIN LATERAL generate_series(0, d.slots - 1) AS n (partition)
+LEFT JOIN eskit_lease._cursors AS c ON c.group_name = g.group_name AND c.partition = n.partition
+LEFT JOIN eskit_lease._heads AS h ON h.group_name = g.group_name AND h.partition = n.partition;
+
+COMMENT ON VIEW eskit_lease.group_lag IS 'How far each group has come in each partition, and how much is left.';
+COMMENT ON COLUMN eskit_lease.group_lag.group_name IS 'The group.';
+COMMENT ON COLUMN eskit_lease.group_lag.partition IS 'The partition, from 0.';
+COMMENT ON COLUMN eskit_lease.group_lag.position IS 'The cursor: all up to here is done.';
+COMMENT ON COLUMN eskit_lease.group_lag.head IS 'The newest position reported with cursor_head(); NULL if none was.';
+COMMENT ON COLUMN eskit_lease.group_lag.lag IS 'Positions between the two; NULL without a report.';
+COMMENT ON COLUMN eskit_lease.group_lag.acked_ahead IS 'Positions beyond the cursor that have been acknowledged already.';
+COMMENT ON COLUMN eskit_lease.group_lag.fence IS 'The fence that the cursor was last committed under.';
+COMMENT ON COLUMN eskit_lease.group_lag.committed_at IS 'When.';
+COMMENT ON COLUMN eskit_lease.group_lag.reported_at IS 'When the head was last reported.';
 
 CREATE VIEW eskit_lease.blockers AS -- lock classes as in src/guard.rs
 SELECT CASE k.objsubid

@@ -41,6 +41,11 @@ impl Call {
         self.db.get_or_init(|| Db::open(self.home))
     }
 
+    /// Whose extension it is.
+    pub fn owner(&self) -> Oid {
+        spi::owner(self.home)
+    }
+
     pub fn seam(&self) -> Seam {
         Seam { shared: self.shared, database: self.database }
     }

@@ -1,25 +1,61 @@
 //! The row of a lease as it stands, and the claim to it. See [`crate::table`] for why nothing here waits or fails.
 
-use crate::table::{Flight, Key, Locked, Sight, Table};
+use crate::table::{Flight, Key, Locked, Sight, Table, Tuple};
 use pgrx::Uuid;
-use pgrx::pg_sys::ItemPointerData;
+use pgrx::pg_sys::{ItemPointerData, TransactionId};
+
+/// A slot of a resource: the permit of a semaphore, the partition of a group; slot 0 of an exclusive lease.
+pub type Seat = (String, i32);
 
 #[derive(Clone, Copy, Debug)]
 pub struct LeaseRow {
     pub tid: ItemPointerData,
+    pub slot: i32,
     /// `None` when released.
     pub session: Option<Uuid>,
     pub fence: i64,
     pub timeline: i32,
+    /// Whether it was taken from a session that had expired.
+    pub expired: bool,
+    /// Whether the resource is a semaphore or a group.
+    pub declared: bool,
+    pub made_by: TransactionId,
 }
 
-/// What stands for a name, what others have not committed included.
+impl LeaseRow {
+    fn read(row: &Tuple) -> LeaseRow {
+        LeaseRow {
+            tid: row.tid(),
+            slot: row.get(2).unwrap_or(0),
+            session: row.get(3),
+            fence: row.get(4).unwrap_or(0),
+            timeline: row.get(5).unwrap_or(0),
+            expired: row.get(8).unwrap_or(false),
+            declared: row.get(9).unwrap_or(false),
+            made_by: row.made_by(),
+        }
+    }
+}
+
+/// What stands for a slot, what others have not committed included.
 #[derive(Clone, Copy, Debug)]
 pub enum Probe {
     Absent,
     /// Somebody is in the middle of making it, or of changing the row that stands until then.
     InFlight(Option<LeaseRow>),
     Row(LeaseRow),
+}
+
+impl Probe {
+    /// Adds what a dirty scan shows next of the same slot: while it is changed, the old row and the new one, in any order.
+    fn and(self, row: LeaseRow, flight: Flight) -> Probe {
+        match (flight, self) {
+            (Flight::None, _) => Probe::Row(row),
+            (Flight::Inserting, Probe::InFlight(_)) => self,
+            (Flight::Inserting, _) => Probe::InFlight(None),
+            (Flight::Changing, _) => Probe::InFlight(Some(row)),
+        }
+    }
 }
 
 /// How often a row that is just being moved is looked for.
@@ -43,35 +79,99 @@ impl Leases {
         for _ in 0..PROBES {
             let seen = self.glance(resource, slot);
             // A dirty scan cannot say that there is no row.
-            if !matches!(seen, Probe::Absent) || matches!(self.look(Sight::Latest, resource, slot), Probe::Absent) {
+            if !matches!(seen, Probe::Absent) || self.row(resource, slot).is_none() {
                 return seen;
             }
         }
         Probe::InFlight(None)
     }
 
+    /// The row that is committed, or was written by this transaction.
+    pub fn row(&self, resource: &str, slot: i32) -> Option<LeaseRow> {
+        match self.look(Sight::Latest, resource, slot) {
+            Probe::Row(row) => Some(row),
+            _ => None,
+        }
+    }
+
     fn look(&self, sight: Sight, resource: &str, slot: i32) -> Probe {
         let mut found = Probe::Absent;
         self.0.scan(sight, &[Key::Text(resource), Key::Int(slot)], |row, flight| {
-            let lease = LeaseRow {
-                tid: row.tid(),
-                session: row.get(3),
-                fence: row.get(4).unwrap_or(0),
-                timeline: row.get(5).unwrap_or(0),
-            };
-            found = match flight {
-                Flight::None => Probe::Row(lease),
-                Flight::Inserting if matches!(found, Probe::InFlight(_)) => found,
-                Flight::Inserting => Probe::InFlight(None),
-                Flight::Changing => Probe::InFlight(Some(lease)),
-            };
+            found = found.and(LeaseRow::read(row), flight);
             None::<()>
         });
         found
+    }
+
+    /// What stands for every slot of a resource that has a row, in order; and which sessions are in the middle of getting one.
+    pub fn slots(&self, resource: &str) -> (Vec<(i32, Probe)>, Vec<Uuid>) {
+        let (mut slots, mut arriving) = (Vec::<(i32, Probe)>::new(), Vec::new());
+        self.0.scan(Sight::Dirty, &[Key::Text(resource)], |row, flight| {
+            let lease = LeaseRow::read(row);
+            match slots.last_mut().filter(|(slot, _)| *slot == lease.slot) {
+                Some((_, known)) => *known = known.and(lease, flight),
+                None => slots.push((lease.slot, Probe::Absent.and(lease, flight))),
+            }
+            if flight == Flight::Inserting {
+                arriving.extend(lease.session);
+            }
+            None::<()>
+        });
+        // A dirty scan misses a row that is just being moved.
+        for row in self.rows(resource) {
+            if let Err(at) = slots.binary_search_by_key(&row.slot, |(slot, _)| *slot) {
+                slots.insert(at, (row.slot, Probe::InFlight(Some(row))));
+            }
+        }
+        (slots, arriving)
+    }
+
+    /// The rows of a resource that are committed, or were written by this transaction; in the order of slots.
+    pub fn rows(&self, resource: &str) -> Vec<LeaseRow> {
+        let mut rows = Vec::new();
+        self.0.scan(Sight::Latest, &[Key::Text(resource)], |row, _| {
+            rows.push(LeaseRow::read(row));
+            None::<()>
+        });
+        rows
+    }
+
+    /// Whether any slot of the resource has a greater fence.
+    pub fn has_newer(&self, resource: &str, fence: i64) -> bool {
+        self.rows(resource).iter().any(|row| row.fence > fence)
     }
 
     /// Locks the row against changes, to the end of the transaction.
     pub fn lock(&self, tid: ItemPointerData, wait: bool) -> Locked {
         self.0.lock(tid, wait)
     }
+}
+
+/// The row of the lease under a fence: committed, or written by this transaction.
+pub fn by_fence(resource: &str, fence: i64) -> Option<LeaseRow> {
+    let first = Leases::open().row(resource, 0);
+    match first {
+        Some(row) if row.fence == fence => Some(row),
+        // An exclusive lease has no other slots.
+        Some(row) if !row.declared => None,
+        _ => Table::open(c"_leases", c"_leases_fence").scan(
+            Sight::Latest,
+            &[Key::Text(resource), Key::Long(fence)],
+            |row, _| Some(LeaseRow::read(row)),
+        ),
+    }
+}
+
+/// The rows of the leases that a session has of one resource.
+pub fn of_session(resource: &str, session: Uuid) -> Vec<LeaseRow> {
+    let mut found = Vec::new();
+    Table::open(c"_leases", c"_leases_session").scan(
+        Sight::Latest,
+        &[Key::Uuid(session), Key::Text(resource)],
+        |row, _| {
+            found.push(LeaseRow::read(row));
+            None::<()>
+        },
+    );
+    found
 }

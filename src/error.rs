@@ -42,6 +42,34 @@ pub enum Error {
     InFlight { resource: String, fence: i64 },
     #[error("lease of resource \"{resource}\" is newer than the snapshot of this transaction")]
     NewerThanSnapshot { resource: String, fence: i64 },
+    #[error("{is} \"{name}\" already exists")]
+    Declared { name: String, is: &'static str },
+    #[error("resource \"{name}\" is in use")]
+    NameInUse { name: String, why: String },
+    #[error("{kind} \"{name}\" is in use")]
+    InUse { kind: &'static str, name: String, why: String },
+    #[error("name \"{name}\" is being changed in another transaction")]
+    BeingDeclared { name: String },
+    #[error("\"{name}\" is a {is}, not a {wanted}")]
+    WrongKind { name: String, is: &'static str, wanted: &'static str },
+    #[error("{kind} \"{name}\" does not exist")]
+    Unknown { kind: &'static str, name: String },
+    #[error("must be owner of {kind} \"{name}\"")]
+    NotOwner { kind: &'static str, name: String, owner: String },
+    #[error("unknown assignor \"{0}\"")]
+    Assignor(String),
+    #[error("group \"{group}\" has no partition {partition}")]
+    NoPartition { group: String, partition: i32, partitions: i32 },
+    #[error("position is out of range")]
+    Position(i64),
+    #[error("too many acknowledgements beyond the cursor of partition {partition} of group \"{group}\"")]
+    AcksFull { group: String, partition: i32, most: i64 },
+    #[error("partitions of a group are released without grace")]
+    NoGrace { name: String },
+    #[error("session cannot be used: {0}")]
+    SessionEnded(&'static str),
+    #[error("session is not a member of group \"{group}\"")]
+    NotMember { group: String },
     #[error("connection to client lost")]
     ClientGone,
 }
@@ -52,17 +80,26 @@ impl Error {
             Error::NotPreloaded => Code::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
             Error::Recovery | Error::ReadOnly(_) => Code::ERRCODE_READ_ONLY_SQL_TRANSACTION,
             Error::Null(_) => Code::ERRCODE_NULL_VALUE_NOT_ALLOWED,
-            Error::Name { .. } | Error::Interval { .. } | Error::Number { .. } | Error::Partitions(_) => {
-                Code::ERRCODE_INVALID_PARAMETER_VALUE
-            }
-            Error::Foreign { .. } => Code::ERRCODE_INSUFFICIENT_PRIVILEGE,
-            Error::SessionsFull | Error::DatabasesFull | Error::PlacesFull => {
+            Error::Name { .. }
+            | Error::Interval { .. }
+            | Error::Number { .. }
+            | Error::Partitions(_)
+            | Error::NoPartition { .. }
+            | Error::Assignor(_)
+            | Error::Position(_) => Code::ERRCODE_INVALID_PARAMETER_VALUE,
+            Error::Foreign { .. } | Error::NotOwner { .. } => Code::ERRCODE_INSUFFICIENT_PRIVILEGE,
+            Error::SessionsFull | Error::DatabasesFull | Error::PlacesFull | Error::AcksFull { .. } => {
                 Code::ERRCODE_CONFIGURATION_LIMIT_EXCEEDED
             }
+            Error::Declared { .. } | Error::NameInUse { .. } => Code::ERRCODE_DUPLICATE_OBJECT,
+            Error::InUse { .. } => Code::ERRCODE_OBJECT_IN_USE,
+            Error::WrongKind { .. } | Error::NoGrace { .. } => Code::ERRCODE_WRONG_OBJECT_TYPE,
+            Error::Unknown { .. } => Code::ERRCODE_UNDEFINED_OBJECT,
+            Error::SessionEnded(_) | Error::NotMember { .. } => Code::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
             Error::AttachPrepared => Code::ERRCODE_FEATURE_NOT_SUPPORTED,
             // raise_lost_fence() makes this LF001
             Error::FenceLost { .. } => Code::ERRCODE_RAISE_EXCEPTION,
-            Error::InFlight { .. } => Code::ERRCODE_LOCK_NOT_AVAILABLE,
+            Error::InFlight { .. } | Error::BeingDeclared { .. } => Code::ERRCODE_LOCK_NOT_AVAILABLE,
             Error::NewerThanSnapshot { .. } => Code::ERRCODE_T_R_SERIALIZATION_FAILURE,
             Error::ClientGone => Code::ERRCODE_CONNECTION_FAILURE,
         }
@@ -83,7 +120,13 @@ impl Error {
             Error::PlacesFull => {
                 format!("The session waits for {} resources.", crate::queue::MAX_PLACES)
             }
-            Error::FenceLost { why, .. } => why.clone(),
+            Error::FenceLost { why, .. } | Error::NameInUse { why, .. } | Error::InUse { why, .. } => why.clone(),
+            Error::NotOwner { owner, .. } => format!("It belongs to role \"{owner}\"."),
+            Error::NoPartition { partitions, .. } => {
+                format!("It has {partitions} partitions, numbered from 0 to {}.", partitions - 1)
+            }
+            Error::Position(given) => format!("{given} was given; positions are counted from 1."),
+            Error::AcksFull { most, .. } => format!("There may be {most} ranges of them."),
             Error::InFlight { fence, .. } => {
                 format!("The end, the release or the take-over of fence {fence} is in progress in another transaction.")
             }
@@ -111,6 +154,23 @@ impl Error {
                 }
                 Error::DatabasesFull => "Raise eskit_lease.max_databases and restart the server.",
                 Error::PlacesFull => "Leave queues with lease_cancel, or wait in several sessions.",
+                Error::Declared { .. } => "Choose another name: leases, semaphores and groups share one name space.",
+                Error::NameInUse { .. } => "Declare the name before it is used, or once nobody holds it or waits for it.",
+                Error::InUse { kind: "group", .. } => {
+                    "Have its members leave, or resize it with drain => true, which first has them release their partitions."
+                }
+                Error::InUse { .. } => "Try again once nobody holds it or waits for it.",
+                Error::BeingDeclared { .. } => "Try again when that transaction has ended.",
+                Error::WrongKind { is: "group", .. } => "Join a group with group_join.",
+                Error::WrongKind { is: "semaphore", .. } => "Acquire a permit of a semaphore with lease_acquire.",
+                Error::Unknown { kind: "group", .. } => "Create it with group_create.",
+                Error::Unknown { .. } => "Create it with semaphore_create.",
+                Error::Position(_) => "For a stream that begins at 0, count one more: a cursor at 0 has seen nothing.",
+                Error::AcksFull { .. } => "Acknowledge the oldest positions first.",
+                Error::NoGrace { .. } => "Release a partition with group_release.",
+                Error::SessionEnded("draining") => "A session that drains joins no group.",
+                Error::SessionEnded(_) => "Open a new session.",
+                Error::NotMember { .. } => "Join the group with group_join.",
                 Error::AttachPrepared => "Open the session without attach, or commit before PREPARE TRANSACTION.",
                 Error::FenceLost { .. } => {
                     "Stop this work and roll back: somebody else may hold the lease. Acquire it again before going on."

@@ -14,21 +14,24 @@
 //! A pass also needs the grant to be visible to what the caller reads: else its work would rest on data from before the lease.
 
 use crate::call::{Call, enter, text_arg};
+use crate::claim::{self, LeaseRow, Leases};
 use crate::error::{Error, Result};
 use crate::guard::{Guard, Mode};
 use crate::liveness::databases::Counter;
 use crate::liveness::word::State;
+use crate::session;
 use crate::spi::{self, Statement, Value};
 use crate::text::Text;
 use pgrx::Uuid;
-use pgrx::pg_sys::{self, INT8OID, TEXTOID, TransactionId};
+use pgrx::pg_sys::panic::ErrorReport;
+use pgrx::pg_sys::{self, INT4OID, INT8OID, TEXTOID};
 use pgrx::prelude::*;
 use std::cell::Cell;
 use std::sync::atomic::Ordering;
 
 static RAISE: Statement = Statement::writes(include_str!("../sql/query/fence/raise.sql"), &[]);
-static READ: Statement = Statement::reads(include_str!("../sql/query/fence/read.sql"), &[TEXTOID]);
-static VISIBLE: Statement = Statement::reads(include_str!("../sql/query/fence/visible.sql"), &[TEXTOID, INT8OID]);
+static VISIBLE: Statement =
+    Statement::reads(include_str!("../sql/query/fence/visible.sql"), &[TEXTOID, INT4OID, INT8OID]);
 
 /// Makes sure that the sequence is above all history. The guard is let go at once: it must not wait for a user's transaction.
 pub fn raise(call: &Call) {
@@ -51,47 +54,52 @@ pub fn exclude(fences: impl IntoIterator<Item = i64>) {
     }
 }
 
-/// What the row of a lease says.
-struct Current {
-    session: Option<Uuid>,
-    fence: i64,
-    xmin: TransactionId,
-    consumer: Option<String>,
-    /// Whether it was taken from a session that had expired.
-    expired: bool,
+/// What has become of a fence.
+pub enum Fate {
+    /// It is that of the lease, whose session may be dead.
+    Current {
+        session: Uuid,
+        row: LeaseRow,
+    },
+    Released,
+    /// The lease was taken from its session, which had expired.
+    Expired,
+    /// A newer one has been granted; which, where the resource has one slot.
+    Superseded(Option<LeaseRow>),
+    Unknown,
 }
 
-fn read(call: &Call, resource: &str) -> Option<Current> {
-    let current = call.db().run(&READ, vec![Value::Text(resource)], |row| Current {
-        session: row.get(1),
-        fence: row.long(2),
-        xmin: row.get(3).unwrap_or(pg_sys::InvalidTransactionId),
-        consumer: row.get::<Text>(4).map(|text| text.0),
-        expired: row.get(5).unwrap_or(false),
-    });
-    current.into_iter().next()
+pub fn fate(resource: &str, fence: i64) -> Fate {
+    let leases = Leases::open();
+    match (claim::by_fence(resource, fence), leases.row(resource, 0)) {
+        (Some(row), _) => match row.session {
+            Some(session) => Fate::Current { session, row },
+            None if row.expired => Fate::Expired,
+            None => Fate::Released,
+        },
+        (None, Some(newer)) if newer.fence > fence && !newer.declared => Fate::Superseded(Some(newer)),
+        (None, _) if leases.has_newer(resource, fence) => Fate::Superseded(None),
+        _ => Fate::Unknown,
+    }
 }
 
-fn lost(call: &Call, resource: &str, fence: i64, current: Option<Current>) -> Error {
+fn lost(call: &Call, resource: &str, fence: i64) -> ErrorReport {
     call.database.add(Counter::FencesLost, 1);
-    let why = match current {
-        Some(Current { fence: newer, consumer: Some(consumer), .. }) if newer > fence => {
-            format!("The lease is held by \"{consumer}\" under fence {newer}.")
-        }
-        Some(Current { fence: newer, .. }) if newer > fence => {
-            format!("The last fence granted is {newer}.")
-        }
-        Some(Current { fence: same, session: None, expired: false, .. }) if same == fence => {
-            "The lease has been released.".to_owned()
-        }
-        Some(Current { fence: same, .. }) if same == fence => "Its session has ended.".to_owned(),
-        _ => "No such fence has been granted.".to_owned(),
+    let why = match fate(resource, fence) {
+        Fate::Current { .. } | Fate::Expired => "Its session has ended.".to_owned(),
+        Fate::Released => "The lease has been released.".to_owned(),
+        Fate::Superseded(Some(newer)) => match newer.session.and_then(session::row) {
+            Some(holder) => format!("The lease is held by \"{}\" under fence {}.", holder.consumer, newer.fence),
+            None => format!("The last fence granted is {}.", newer.fence),
+        },
+        Fate::Superseded(None) => "A newer fence has been granted.".to_owned(),
+        Fate::Unknown => "No such fence has been granted.".to_owned(),
     };
-    Error::FenceLost { resource: resource.to_owned(), fence, why }
+    Error::FenceLost { resource: resource.to_owned(), fence, why }.into()
 }
 
 thread_local! {
-    /// The session of the fence that this backend checked last: a fence belongs to one session for ever.
+    /// The session of the fence that this backend checked last, which mostly is that of the next check too.
     static LAST: Cell<Option<(u32, i64, Uuid)>> = const { Cell::new(None) };
 }
 
@@ -100,48 +108,55 @@ fn fence_check(resource: Option<Text>, fence: Option<i64>) -> Result<()> {
     let shared = enter()?;
     let resource = text_arg("resource", resource)?;
     let fence = fence.ok_or(Error::Null("fence"))?;
-    let call = Call::open(shared)?;
+    check(&Call::open(shared)?, &resource, None, fence)
+}
+
+/// Asserts, to the end of the transaction, that a lease is held under a fence. `slot`: which, where it is known.
+pub fn check(call: &Call, resource: &str, slot: Option<i32>, fence: i64) -> Result<()> {
     call.database.add(Counter::FenceChecks, 1);
-    let known = LAST.get().filter(|last| (last.0, last.1) == (call.home.table, fence)).map(|last| last.2);
-    let session = match known {
-        Some(session) => session,
-        None => match read(&call, &resource) {
-            Some(Current { session: Some(session), fence: current, .. }) if current == fence => session,
-            other => return Err(lost(&call, &resource, fence, other).into()),
-        },
+    let find = || match slot {
+        Some(slot) => Leases::open().row(resource, slot).filter(|row| row.fence == fence),
+        None => claim::by_fence(resource, fence),
     };
-    let Some(at) = call.session(session)? else {
-        return Err(lost(&call, &resource, fence, read(&call, &resource)).into());
+    let lost = || lost(call, resource, fence);
+    let in_flight = || ErrorReport::from(Error::InFlight { resource: resource.to_owned(), fence });
+    let known = LAST.get().filter(|last| (last.0, last.1) == (call.home.table, fence)).map(|last| last.2);
+    let mut session = known.or_else(|| find()?.session).ok_or_else(lost)?;
+    let (row, at) = loop {
+        let at = call.session(session)?;
+        if !Guard::Fencer(session).try_lock(Mode::Shared) || !Guard::Fence(fence).try_lock(Mode::Shared) {
+            return Err(in_flight());
+        }
+        // From here on nobody can take the lease from this session: what is read now holds to the end of the transaction.
+        let row = find().ok_or_else(lost)?;
+        let holder = row.session.ok_or_else(lost)?;
+        if holder == session {
+            break (row, at.ok_or_else(lost)?);
+        }
+        // Into grace or back: for fences both sessions are the same.
+        session = holder;
+        pgrx::check_for_interrupts!();
     };
     LAST.set(Some((call.home.table, fence, session)));
-    let in_flight = || Error::InFlight { resource: resource.clone(), fence };
-    if !Guard::Fencer(session).try_lock(Mode::Shared) || !Guard::Fence(fence).try_lock(Mode::Shared) {
-        return Err(in_flight().into());
-    }
-    // From here on nobody can take the lease: what is read now holds to the end of the transaction.
-    let current = match read(&call, &resource) {
-        Some(current) if current.fence == fence && current.session == Some(session) => current,
-        other => return Err(lost(&call, &resource, fence, other).into()),
-    };
     // A pass of before, in this transaction, still stands: nobody can have taken the lease since, whatever the deadline.
-    let passed = call.seam().has_fenced(fence);
-    match shared.look(at).map(|standing| standing.state) {
-        _ if passed => (),
+    if call.seam().has_fenced(fence) {
+        return Ok(());
+    }
+    match call.shared.look(at).map(|standing| standing.state) {
         Some(State::Alive) => (),
-        Some(State::Frozen) => return Err(in_flight().into()),
-        _ => return Err(lost(&call, &resource, fence, Some(current)).into()),
+        Some(State::Frozen) => return Err(in_flight()),
+        _ => return Err(lost()),
     }
-    if !visible(&call, &resource, fence, current.xmin) {
-        return Err(Error::NewerThanSnapshot { resource, fence }.into());
+    if !visible(call, resource, &row) {
+        return Err(Error::NewerThanSnapshot { resource: resource.to_owned(), fence }.into());
     }
-    if !passed {
-        call.seam().fenced(&resource, fence, at);
-    }
+    call.seam().fenced(resource, fence, at);
     Ok(())
 }
 
 /// Whether the grant is part of what the caller's statement reads.
-fn visible(call: &Call, resource: &str, fence: i64, granted_by: TransactionId) -> bool {
+fn visible(call: &Call, resource: &str, row: &LeaseRow) -> bool {
+    let granted_by = row.made_by;
     // SAFETY: plain reads, in a function that a statement has called
     unsafe {
         if pg_sys::TransactionIdIsCurrentTransactionId(granted_by) {
@@ -153,5 +168,8 @@ fn visible(call: &Call, resource: &str, fence: i64, granted_by: TransactionId) -
             return true;
         }
     }
-    !call.db().run_as_caller(&VISIBLE, vec![Value::Text(resource), Value::Long(fence)], |_| ()).is_empty()
+    !call
+        .db()
+        .run_as_caller(&VISIBLE, vec![Value::Text(resource), Value::Int(row.slot), Value::Long(row.fence)], |_| ())
+        .is_empty()
 }

@@ -5,28 +5,34 @@
 //! 1. The caller has taken G(grantee) in share mode and read the grantee's row after that, so the session cannot end under the
 //!    grant without the worker seeing the lease (see [`crate::sweep`]).
 //! 2. F(old fence) must be free: no fenced transaction of the old holder is open, and none can begin (see [`crate::fence`]).
-//! 3. The grantee's places in the queue and the row of the lease are locked. A name without a row has nothing to lock: whoever makes
-//!    the row holds the name's stripe for the time of the call, and looks again under it, what is not committed included.
-//! 4. The fence is drawn with the row in hand, so it is greater than that of every owner before.
+//! 3. The grantee's places in the queue and the row of the lease are locked. A slot without a row has nothing to lock: whoever makes
+//!    the row holds the slot's stripe for the time of the call, and looks again under it, what is not committed included.
+//! 4. A session has one permit of a semaphore at most: Seat(resource, grantee) is taken, to the end of the transaction, and there is
+//!    no other.
+//! 5. The fence is drawn with the row in hand, so it is greater than that of every owner before.
+//! 6. A slot of a declared resource is given back at once if the declaration has changed meanwhile (see [`crate::declaration`]).
 
 use crate::call::Call;
-use crate::claim::{LeaseRow, Leases, Probe};
+use crate::claim::{self, LeaseRow, Leases, Probe, Seat};
+use crate::declaration::{self, Kind, Stands};
 use crate::fence;
 use crate::guard::{Guard, Mode};
 use crate::keys;
 use crate::liveness::databases::Counter;
 use crate::liveness::slots::SlotRef;
-use crate::queue;
 use crate::spi::{Statement, Value};
 use crate::table::{Locked, Table};
+use crate::{queue, release};
 use pgrx::Uuid;
-use pgrx::pg_sys::{self, INT4OID, ItemPointerData, TEXTARRAYOID, UUIDOID};
+use pgrx::pg_sys::{self, BOOLOID, INT4ARRAYOID, INT4OID, ItemPointerData, TEXTARRAYOID, UUIDOID};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-static INSERT: Statement =
-    Statement::writes(include_str!("../sql/query/lease/insert.sql"), &[TEXTARRAYOID, UUIDOID, INT4OID]);
+static INSERT: Statement = Statement::writes(
+    include_str!("../sql/query/lease/insert.sql"),
+    &[TEXTARRAYOID, INT4ARRAYOID, UUIDOID, INT4OID, BOOLOID],
+);
 static UPDATE: Statement =
-    Statement::writes(include_str!("../sql/query/lease/update.sql"), &[TEXTARRAYOID, UUIDOID, INT4OID]);
+    Statement::writes(include_str!("../sql/query/lease/update.sql"), &[TEXTARRAYOID, INT4ARRAYOID, UUIDOID, INT4OID]);
 
 /// Leases granted in one statement: what bounds the stripes held at one time.
 pub const BATCH: usize = 500;
@@ -37,7 +43,10 @@ const STRIPE_TRIES: u32 = 30;
 
 pub struct Candidate {
     pub resource: String,
-    /// The row as probed; `None` for a name without one.
+    pub slot: i32,
+    /// What the resource is declared as, with how many slots; `None` for an exclusive lease.
+    pub declared: Option<(Kind, i32)>,
+    /// The row as probed; `None` for a slot without one.
     pub row: Option<LeaseRow>,
     /// Whether this transaction releases it, and so keeps fenced transactions away itself.
     pub released: bool,
@@ -52,8 +61,8 @@ pub fn timeline() -> i32 {
     unsafe { pg_sys::GetWALInsertionTimeLine() }.cast_signed()
 }
 
-/// Grants to the candidates that nobody is in the way of: their fences by resource.
-pub fn grant(call: &Call, leases: &Leases, candidates: Vec<Candidate>) -> HashMap<String, i64> {
+/// Grants to the candidates that nobody is in the way of: their fences.
+pub fn grant(call: &Call, leases: &Leases, candidates: Vec<Candidate>) -> HashMap<Seat, i64> {
     let mut fences = HashMap::new();
     let mut candidates = candidates.into_iter().peekable();
     while candidates.peek().is_some() {
@@ -62,13 +71,14 @@ pub fn grant(call: &Call, leases: &Leases, candidates: Vec<Candidate>) -> HashMa
     fences
 }
 
-fn grant_batch(call: &Call, leases: &Leases, mut candidates: Vec<Candidate>, fences: &mut HashMap<String, i64>) {
+fn grant_batch(call: &Call, leases: &Leases, mut candidates: Vec<Candidate>, fences: &mut HashMap<Seat, i64>) {
     let stripes = take_stripes(&candidates);
     let waiters = queue::table();
     candidates.retain(|candidate| claim(leases, &waiters, candidate, &stripes));
     if !candidates.is_empty() {
         fence::raise(call);
         write(call, &candidates, fences);
+        give_back(call, &mut candidates, fences);
         let mut places: Vec<_> = candidates.iter().flat_map(|candidate| candidate.places.iter().copied()).collect();
         queue::leave(call.db(), &mut places);
     }
@@ -76,21 +86,21 @@ fn grant_batch(call: &Call, leases: &Leases, mut candidates: Vec<Candidate>, fen
         Guard::Stripe(stripe).unlock(Mode::Exclusive);
     }
     for candidate in &candidates {
-        call.seam().changed(&candidate.resource);
+        call.seam().changed(&candidate.resource, candidate.slot);
         call.seam().revise(candidate.grantee);
         let taken_over = candidate.row.is_some_and(|row| row.session.is_some());
         call.database.add(if taken_over { Counter::Takeovers } else { Counter::Grants }, 1);
     }
 }
 
-fn stripe(resource: &str) -> u16 {
-    (keys::fnv1a(resource) % STRIPES) as u16
+pub fn stripe(resource: &str, slot: i32) -> u16 {
+    (keys::fnv1a(resource).wrapping_add(u64::from(slot.cast_unsigned())) % STRIPES) as u16
 }
 
-/// The stripes of the new names among the candidates, as far as they are to be had; in order.
+/// The stripes of the new rows among the candidates, as far as they are to be had; in order.
 fn take_stripes(candidates: &[Candidate]) -> BTreeSet<u16> {
     let new = candidates.iter().filter(|candidate| candidate.row.is_none());
-    let wanted: BTreeSet<u16> = new.map(|candidate| stripe(&candidate.resource)).collect();
+    let wanted: BTreeSet<u16> = new.map(|candidate| stripe(&candidate.resource, candidate.slot)).collect();
     let mut tries = STRIPE_TRIES;
     let mut take = |stripe: &u16| loop {
         if Guard::Stripe(*stripe).try_lock(Mode::Exclusive) {
@@ -111,28 +121,63 @@ fn claim(leases: &Leases, waiters: &Table, candidate: &Candidate, stripes: &BTre
     if candidate.row.is_some_and(fenced) {
         return false;
     }
+    if candidate.declared.is_some_and(|(kind, _)| kind == Kind::Semaphore) && !is_only_permit(candidate) {
+        return false;
+    }
     if !candidate.places.iter().all(|place| waiters.lock(*place, false) == Locked::Mine) {
         return false;
     }
     match &candidate.row {
         Some(row) => leases.lock(row.tid, false) == Locked::Mine,
         None => {
-            stripes.contains(&stripe(&candidate.resource))
-                && matches!(leases.probe(&candidate.resource, 0), Probe::Absent)
+            stripes.contains(&stripe(&candidate.resource, candidate.slot))
+                && matches!(leases.probe(&candidate.resource, candidate.slot), Probe::Absent)
+                && (candidate.declared.is_some() || matches!(declaration::stands(&candidate.resource), Stands::Absent))
         }
     }
 }
 
+/// Whether the grantee has no other permit of the semaphore, and is given none until this transaction ends.
+fn is_only_permit(candidate: &Candidate) -> bool {
+    let session = candidate.grantee.session();
+    Guard::Seat(session, keys::fnv1a(&candidate.resource)).try_lock(Mode::Exclusive)
+        && claim::of_session(&candidate.resource, session).iter().all(|row| row.slot == candidate.slot)
+}
+
 /// Writes the rows, a statement for each grantee and kind.
-fn write(call: &Call, candidates: &[Candidate], fences: &mut HashMap<String, i64>) {
-    let mut statements: BTreeMap<(Uuid, bool), Vec<&str>> = BTreeMap::new();
+fn write(call: &Call, candidates: &[Candidate], fences: &mut HashMap<Seat, i64>) {
+    let mut statements: BTreeMap<(Uuid, bool, bool), (Vec<&str>, Vec<i32>)> = BTreeMap::new();
     for candidate in candidates {
-        let group = (candidate.grantee.session(), candidate.row.is_none());
-        statements.entry(group).or_default().push(&candidate.resource);
+        let group = (candidate.grantee.session(), candidate.row.is_none(), candidate.declared.is_some());
+        let (resources, slots) = statements.entry(group).or_default();
+        resources.push(&candidate.resource);
+        slots.push(candidate.slot);
     }
-    for ((session, is_new), resources) in statements {
-        let statement = if is_new { &INSERT } else { &UPDATE };
-        let values = vec![Value::Texts(resources), Value::Uuid(session), Value::Int(timeline())];
-        fences.extend(call.db().run(statement, values, |row| (row.text(1), row.long(2))));
+    for ((session, is_new, declared), (resources, slots)) in statements {
+        let mut values =
+            vec![Value::Texts(resources), Value::Ints(&slots), Value::Uuid(session), Value::Int(timeline())];
+        let statement = if is_new {
+            values.push(Value::Bool(declared));
+            &INSERT
+        } else {
+            &UPDATE
+        };
+        fences.extend(call.db().run(statement, values, |row| ((row.text(1), row.int(2)), row.long(3))));
+    }
+}
+
+/// Takes back what was granted of a resource whose declaration has changed meanwhile.
+fn give_back(call: &Call, candidates: &mut Vec<Candidate>, fences: &mut HashMap<Seat, i64>) {
+    let changed: Vec<Seat> = candidates
+        .iter()
+        .filter(|candidate| {
+            candidate.declared.is_some_and(|(_, slots)| !declaration::still(&candidate.resource, slots))
+        })
+        .map(|candidate| (candidate.resource.clone(), candidate.slot))
+        .collect();
+    release::free(call, &changed, false);
+    candidates.retain(|candidate| !changed.contains(&(candidate.resource.clone(), candidate.slot)));
+    for seat in &changed {
+        fences.remove(seat);
     }
 }

@@ -6,7 +6,8 @@
 //! | `Grantee` (G)| shared by whoever grants to the session; exclusively by whoever takes its last rows away         |
 //! | `Fencer` (S) | shared by a fenced transaction of the session; exclusively by its close and by bulk releases     |
 //! | `Fence` (F)  | shared by a fenced transaction; exclusively by a release, or for an instant to see that none is open |
-//! | `Stripe` (N) | exclusively, for the time of one call, by whoever makes the first row of a name                  |
+//! | `Seat` (P)   | exclusively by whoever grants a permit of one semaphore to one session                           |
+//! | `Stripe` (N) | exclusively, for the time of one call, by whoever makes the first row of a slot                  |
 //! | `Raise` (R)  | exclusively, for the time of one call, by whoever lifts the fence sequence above all history     |
 //!
 //! F is keyed by the fence, not by the name: a fence belongs to one resource and one session for ever, so there is nothing to look up
@@ -19,6 +20,8 @@ pub enum Guard {
     Grantee(Uuid),
     Fencer(Uuid),
     Fence(i64),
+    /// A session and the hash of a semaphore's name.
+    Seat(Uuid, u64),
     Stripe(u16),
     Raise,
 }
@@ -41,6 +44,7 @@ impl Guard {
             Guard::Fence(fence) => (CLASS + 2, fence.cast_unsigned()),
             Guard::Stripe(stripe) => (CLASS + 3, u64::from(stripe)),
             Guard::Raise => (CLASS + 4, 0),
+            Guard::Seat(session, semaphore) => (CLASS + 5, of_session(session) ^ semaphore),
         };
         pg_sys::LOCKTAG {
             // SAFETY: a plain read

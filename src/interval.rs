@@ -24,8 +24,14 @@ pub fn ttl_ms(ttl: Option<Interval>) -> Result<i32> {
     within("ttl", &ttl.unwrap_or_else(default), settings::MIN_TTL.get(), settings::MAX_TTL.get())
 }
 
-pub fn grace_ms(grace: Interval) -> Result<u32> {
-    within("attach_grace", &grace, 0, settings::MAX_TTL.get()).map(i32::cast_unsigned)
+/// How long something may live on alone.
+pub fn grace_ms(what: &'static str, grace: Interval) -> Result<i32> {
+    within(what, &grace, 0, settings::MAX_TTL.get())
+}
+
+/// A delay that is given in days at most.
+pub fn delay_ms(what: &'static str, delay: Interval) -> Result<i32> {
+    within(what, &delay, 0, 86_400_000)
 }
 
 /// How long a call may wait: no longer than the setting, which is also the default.

@@ -1,184 +1,18 @@
-//! Leases: who owns a resource.
-//!
-//! A lease is a row that names a session, and is owned for as long as that session lives. So nothing is written to keep it, and all of a
-//! session's leases end with it. An acquire looks first (the key index, what is not committed included; the holder's slot) and
-//! locks only what it may get, so that a refusal writes nothing and nobody ever waits for anybody:
-//!
-//! | what stands                        | answer                                                        |
-//! |------------------------------------|---------------------------------------------------------------|
-//! | held by this session               | `already_held`, the same fence; `refenced` on a new timeline  |
-//! | held by a living session           | `held`                                                        |
-//! | being changed by somebody          | `busy`                                                        |
-//! | free or dead, others are in line   | `awaited`                                                     |
-//! | free or dead, nobody else is first | `granted`, or `busy` if somebody was faster                   |
-//!
-//! With `queue` a refused session takes a place, and is told `queued`.
+//! The SQL functions of leases; [`crate::acquire`] says who gets one.
 
 use crate::MAX_NAMES;
+use crate::acquire::{Answer, acquire};
 use crate::call::{Call, enter, text_arg};
-use crate::claim::{LeaseRow, Leases, Probe};
 use crate::error::{Error, Result};
-use crate::grant::{self, Candidate, timeline};
-use crate::guard::{Guard, Mode};
+use crate::fence::{self, Fate};
+use crate::grant::timeline;
 use crate::liveness::clock;
-use crate::liveness::databases::Counter;
 use crate::liveness::slots::SlotRef;
-use crate::liveness::word::State;
-use crate::queue::{self, Holders};
 use crate::session::{self, Touch, touch, wall_clock};
-use crate::spi::{self, Statement, Value};
 use crate::text::{Text, TextArray};
 use pgrx::datum::TimestampWithTimeZone;
-use pgrx::pg_sys::TEXTOID;
 use pgrx::prelude::*;
 use pgrx::{Uuid, name};
-use std::collections::HashMap;
-
-static RENEW: Statement = Statement::reads(include_str!("../sql/query/lease/renew.sql"), &[TEXTOID]);
-
-/// What an acquire says of one resource.
-#[derive(Clone, Debug, Default)]
-pub struct Answer {
-    pub fence: Option<i64>,
-    pub holder: Option<String>,
-    pub reason: &'static str,
-}
-
-impl Answer {
-    pub fn refused(reason: &'static str) -> Answer {
-        Answer { reason, ..Answer::default() }
-    }
-
-    fn granted(reason: &'static str, fence: i64, holder: &str) -> Answer {
-        Answer { fence: Some(fence), holder: Some(holder.to_owned()), reason }
-    }
-
-    pub fn is_granted(&self) -> bool {
-        self.fence.is_some()
-    }
-}
-
-/// Acquires resources for a living session that the caller may use; the answers are in the order of the resources.
-pub fn acquire(call: &Call, me: SlotRef, resources: &[String], queue: bool) -> Result<Vec<Answer>> {
-    let mut answers = Vec::with_capacity(resources.len());
-    for batch in resources.chunks(grant::BATCH) {
-        answers.extend(acquire_batch(call, me, batch, queue)?);
-    }
-    let refused = answers.iter().filter(|answer| !answer.is_granted()).count();
-    call.database.add(Counter::Refusals, refused as u64);
-    Ok(answers)
-}
-
-fn acquire_batch(call: &Call, me: SlotRef, resources: &[String], queue: bool) -> Result<Vec<Answer>> {
-    let leases = Leases::open();
-    let probes: Vec<Probe> = resources.iter().map(|resource| leases.glance(resource, 0)).collect();
-    let session_of = |probe: &Probe| match probe {
-        Probe::Row(row) => row.session,
-        _ => None,
-    };
-    let holders = Holders::of(call, probes.iter().filter_map(session_of));
-    let mut answers: Vec<Answer> = Vec::with_capacity(resources.len());
-    let mut wanted: Vec<(usize, Option<LeaseRow>)> = Vec::new();
-    for (index, probe) in probes.iter().enumerate() {
-        answers.push(match (probe, holders.living(session_of(probe))) {
-            (Probe::InFlight(_), _) => Answer::refused("busy"),
-            (Probe::Row(row), Some((holder, _))) if row.session != Some(me.session()) => {
-                Answer { holder: Some(holder.consumer.clone()), ..Answer::refused("held") }
-            }
-            (Probe::Row(row), Some((holder, _))) if row.timeline == timeline() => {
-                Answer::granted("already_held", row.fence, &holder.consumer)
-            }
-            _ => {
-                wanted.push((index, if let Probe::Row(row) = probe { Some(*row) } else { None }));
-                Answer::refused("busy")
-            }
-        });
-    }
-    if !wanted.is_empty() {
-        take(call, me, &leases, resources, wanted, &mut answers)?;
-    }
-    if queue {
-        for (resource, answer) in resources.iter().zip(&mut answers) {
-            if matches!(answer.reason, "held" | "awaited" | "busy") {
-                answer.reason = line_up(call, me, resource)?;
-            }
-        }
-    }
-    Ok(answers)
-}
-
-/// Takes a place in the queue, unless the session is not to be granted anything.
-fn line_up(call: &Call, me: SlotRef, resource: &str) -> Result<&'static str> {
-    spi::require_writes("lease_acquire()")?;
-    Ok(match session::row(me.session()) {
-        None => "expired",
-        Some(row) if row.draining => "draining",
-        Some(_) => {
-            queue::take_place(call, resource, me.session())?;
-            "queued"
-        }
-    })
-}
-
-/// Takes what is free or dead, unless others are in line for it. A row that is this session's own is to get a new fence.
-fn take(
-    call: &Call,
-    me: SlotRef,
-    leases: &Leases,
-    resources: &[String],
-    mut wanted: Vec<(usize, Option<LeaseRow>)>,
-    answers: &mut [Answer],
-) -> Result<()> {
-    spi::require_writes("lease_acquire()")?;
-    // The session cannot end under the grant: it is looked at after the lock that its end wants.
-    let open = Guard::Grantee(me.session()).try_lock(Mode::Shared);
-    let state = call.shared.look(me).map(|standing| standing.state);
-    let row = session::row(me.session());
-    let refusal = match (&row, state) {
-        _ if !open => Some("closing"),
-        (_, Some(State::Frozen)) => Some("closing"),
-        (Some(row), Some(State::Alive)) => row.draining.then_some("draining"),
-        _ => Some("expired"),
-    };
-    let Some(row) = row.filter(|_| refusal.is_none()) else {
-        for (index, _) in wanted {
-            answers[index].reason = refusal.unwrap_or("expired");
-        }
-        return Ok(());
-    };
-    let names = |wanted: &[(usize, Option<LeaseRow>)]| {
-        wanted.iter().map(|(index, _)| resources[*index].as_str()).collect::<Vec<_>>()
-    };
-    let first = queue::first_in_line(call, names(&wanted), &[]);
-    let mine = |row: &Option<LeaseRow>| row.is_some_and(|row| row.session == Some(me.session()));
-    wanted.retain(|(index, lease)| {
-        let barging = first.get(&resources[*index]).is_some_and(|first| *first != me.session());
-        if barging && !mine(lease) {
-            answers[*index].reason = "awaited";
-        }
-        mine(lease) || !barging
-    });
-    let mut places = if first.values().any(|first| *first == me.session()) {
-        queue::places(call.db(), names(&wanted), &vec![me.session(); wanted.len()])
-    } else {
-        HashMap::new()
-    };
-    let candidate = |(index, lease): &(usize, Option<LeaseRow>)| {
-        let resource = resources[*index].clone();
-        let places = places.remove(&(resource.clone(), me.session())).unwrap_or_default();
-        Candidate { resource, row: *lease, released: false, grantee: me, places }
-    };
-    let fences = grant::grant(call, leases, wanted.iter().map(candidate).collect());
-    for (index, lease) in wanted {
-        let reason = if mine(&lease) { "refenced" } else { "granted" };
-        match fences.get(&resources[index]) {
-            Some(fence) => answers[index] = Answer::granted(reason, *fence, &row.consumer),
-            // A fenced transaction of the dead holder may be in the way: whoever waits is served when it ends.
-            None => call.seam().judge(&resources[index]),
-        }
-    }
-    Ok(())
-}
 
 pub fn columns(
     answer: Answer,
@@ -186,7 +20,14 @@ pub fn columns(
 ) -> (bool, Option<i64>, Option<i32>, Option<Text>, Option<i32>, Text) {
     let granted = answer.is_granted();
     let reason = Text::from(answer.reason);
-    (granted, answer.fence, granted.then_some(0), answer.holder.map(Text), trust_ms.filter(|_| granted), reason)
+    (
+        granted,
+        answer.fence,
+        granted.then_some(answer.slot),
+        answer.holder.map(Text),
+        trust_ms.filter(|_| granted),
+        reason,
+    )
 }
 
 /// A heartbeat for the session, and its slot if it may acquire; why not, otherwise.
@@ -289,19 +130,16 @@ fn lease_renew(
     let shared = enter()?;
     let resource = text_arg("resource", resource)?;
     let fence = fence.ok_or(Error::Null("fence"))?;
-    let read =
-        |row: spi::Row| (row.get::<Uuid>(1), row.long(2), row.int(3), row.get::<Text>(4), row.get(5) == Some(true));
-    let found = Call::open(shared)?.db().run(&RENEW, vec![Value::Text(&resource)], read).pop();
     let refused = |reason: &str| Ok(TableIterator::once((false, None, None, Text::from(reason))));
-    let (session, fenced_on) = match found {
-        Some((Some(session), current, on, ..)) if current == fence => (session, on),
-        Some((None, current, .., true)) if current == fence => return refused("expired"),
-        Some((None, current, ..)) if current == fence => return refused("released"),
-        Some((Some(_), current, _, Some(holder), _)) if current > fence => {
-            return refused(&format!("superseded by {}", &*holder));
+    let (session, fenced_on) = match fence::fate(&resource, fence) {
+        Fate::Current { session, row } => (session, row.timeline),
+        Fate::Expired => return refused("expired"),
+        Fate::Released => return refused("released"),
+        Fate::Superseded(newer) => {
+            let newer = newer.and_then(|row| session::row(row.session?));
+            return refused(&newer.map_or("superseded".to_owned(), |by| format!("superseded by {}", by.consumer)));
         }
-        Some((_, current, ..)) if current > fence => return refused("superseded"),
-        _ => return refused("unknown"),
+        Fate::Unknown => return refused("unknown"),
     };
     let touch = touch(shared, session)?;
     let Some(standing) = touch.standing.filter(|standing| standing.alive()) else {

@@ -5,12 +5,19 @@
 //! through [`spi`], rows. A heartbeat stops at [`liveness`], the shared memory. [`seam`] joins the two when a transaction ends, and the
 //! [`worker`] calls the same modules as everybody else. Each module's head says its protocol.
 
+mod acquire;
 mod call;
 mod claim;
+mod cursor;
+mod declaration;
 mod error;
 mod fence;
+mod grace;
 mod grant;
+mod group;
 mod guard;
+mod handover;
+mod holders;
 mod interval;
 mod keys;
 mod lease;
@@ -21,6 +28,7 @@ mod queue;
 mod reading;
 mod release;
 mod seam;
+mod semaphore;
 mod session;
 mod settings;
 mod spi;
@@ -43,7 +51,7 @@ extension_sql_file!("../sql/schema.sql", name = "schema", bootstrap);
 #[pg_schema]
 mod eskit_lease {}
 
-extension_sql_file!("../sql/views.sql", name = "views", requires = [reading::_standing]);
+extension_sql_file!("../sql/views.sql", name = "views", requires = [reading::_standing, reading::_revoke_in]);
 extension_sql_file!("../sql/functions.sql", name = "functions", finalize);
 
 /// Without shared_preload_libraries the keys work, and so do dump, restore and upgrade; the rest says what is missing when called.

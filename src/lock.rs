@@ -2,15 +2,17 @@
 //! and ends with the lease; it is renewed and released by name and fence. A reply that was lost is had again by asking with the same
 //! request: the same role, owner and request get the same fence.
 
+use crate::acquire::{Answer, acquire};
 use crate::call::{Call, enter, text_arg};
 use crate::claim::{Leases, Probe};
 use crate::error::{Error, Result};
 use crate::guard::Guard;
+use crate::holders::Holders;
 use crate::interval;
-use crate::lease::{Answer, acquire, acquirer, columns};
+use crate::lease::{acquirer, columns};
 use crate::liveness::databases::Counter;
-use crate::queue::{self, Holders};
-use crate::session::{self, touch};
+use crate::queue;
+use crate::session::{self, New, touch};
 use crate::spi;
 use crate::text::Text;
 use pgrx::datum::Interval;
@@ -49,6 +51,8 @@ fn lock_acquire(
     };
     // A refusal is to cost nothing, so a session is opened only when the lease is to be had, as far as can be seen.
     match Leases::open().glance(&name, 0) {
+        // Of a semaphore there may be other permits.
+        Probe::Row(row) | Probe::InFlight(Some(row)) if row.declared => (),
         Probe::InFlight(_) => return refused(Answer::refused("busy")),
         Probe::Row(row) => {
             if let Some((holder, _)) = Holders::of(&call, row.session.into_iter()).living(row.session) {
@@ -72,7 +76,7 @@ fn lock_acquire(
     if !queue::first_in_line(&call, vec![&name], &[]).is_empty() {
         return refused(Answer::refused("awaited"));
     }
-    let me = session::open(&call, &owner, ttl_ms, true, request, false)?;
+    let me = session::open(&call, New { private: true, request, ..New::of(&call, &owner, ttl_ms) })?;
     let answer = acquire(&call, me, &[name], false)?.pop().unwrap_or_default();
     if !answer.is_granted() {
         session::delete(call.db(), &[me.session()]);

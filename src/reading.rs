@@ -8,7 +8,7 @@ use crate::liveness::{clock, shared};
 use crate::session::wall_clock;
 use crate::spi;
 use crate::text::Text;
-use pgrx::datum::TimestampWithTimeZone;
+use pgrx::datum::{Interval, TimestampWithTimeZone};
 use pgrx::prelude::*;
 use pgrx::{Uuid, name};
 
@@ -47,6 +47,14 @@ fn _standing(
     // Without a slot there is none yet.
     let revision = Some(standing.revision.cast_signed()).filter(|revision| *revision != 0);
     Ok(TableIterator::once((Text::from(state), clock::trust_ms(left), expires_at, revision, pid)))
+}
+
+/// How long an owner has left to release a partition.
+#[pg_extern(schema = "eskit_lease", strict)]
+fn _revoke_in(revoke_at: i64, boot_id: i64, rebalance_timeout_ms: i32) -> Result<Interval> {
+    let shared = enter()?;
+    let at = shared.of_this_start(revoke_at, boot_id, rebalance_timeout_ms);
+    Ok(Interval::from_micros(i64::try_from(at.saturating_sub(clock::now())).unwrap_or(0)))
 }
 
 #[pg_extern(schema = "eskit_lease")]

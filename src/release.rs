@@ -5,7 +5,7 @@
 //! last fence for a while. Force is the same in an administrator's name. See [`crate::fence`] for what is kept away from what.
 
 use crate::call::{Call, enter, text_arg};
-use crate::claim::{LeaseRow, Leases, Probe};
+use crate::claim::{self, LeaseRow, Leases, Probe, Seat};
 use crate::error::{Error, Result};
 use crate::guard::{Guard, Mode};
 use crate::lease::names;
@@ -14,48 +14,59 @@ use crate::liveness::slots::SlotRef;
 use crate::spi::{self, Statement, Value};
 use crate::table::Locked;
 use crate::text::{Text, TextArray};
-use crate::{fence, grant, queue, session};
-use pgrx::pg_sys::{BOOLOID, TEXTARRAYOID};
+use crate::{fence, grace, grant, handover, interval, session};
+use pgrx::datum::Interval;
+use pgrx::pg_sys::{BOOLOID, INT4ARRAYOID, TEXTARRAYOID};
 use pgrx::prelude::*;
 use pgrx::{Uuid, name};
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 
-static RELEASE: Statement = Statement::writes(include_str!("../sql/query/lease/release.sql"), &[TEXTARRAYOID, BOOLOID]);
+static RELEASE: Statement =
+    Statement::writes(include_str!("../sql/query/lease/release.sql"), &[TEXTARRAYOID, INT4ARRAYOID, BOOLOID]);
 
 /// Lets go of leases whose fences this transaction has excluded: hands over what is waited for, and frees the rest. `at`: their
 /// holder, which lives. Gives those that were still held.
-pub fn release(call: &Call, at: SlotRef, rows: Vec<(String, LeaseRow)>) -> Result<HashSet<String>> {
+pub fn release(call: &Call, at: SlotRef, rows: Vec<(String, LeaseRow)>) -> Result<HashSet<Seat>> {
     let leases = Leases::open();
     let mine = |row: &LeaseRow| leases.lock(row.tid, true) == Locked::Mine;
-    let rows: HashMap<String, LeaseRow> = rows.into_iter().filter(|(_, row)| mine(row)).collect();
-    let fences: HashSet<i64> = rows.values().map(|row| row.fence).collect();
+    let rows: Vec<(String, LeaseRow)> = rows.into_iter().filter(|(_, row)| mine(row)).collect();
+    let fences: HashSet<i64> = rows.iter().map(|(_, row)| row.fence).collect();
     let handed_over = if rows.len() <= grant::BATCH {
-        queue::hand_over(call, rows.keys().cloned().collect(), &|row| fences.contains(&row.fence))?.granted
+        let resources: HashSet<String> = rows.iter().map(|(resource, _)| resource.clone()).collect();
+        handover::hand_over(call, resources.into_iter().collect(), &|row| fences.contains(&row.fence))?.granted
     } else {
         call.seam().many();
         HashSet::new()
     };
-    free(call, rows.keys().filter(|resource| !handed_over.contains(*resource)).map(String::as_str).collect(), false);
-    for resource in rows.keys() {
-        call.seam().changed(resource);
+    let seats: HashSet<Seat> = rows.into_iter().map(|(resource, row)| (resource, row.slot)).collect();
+    free(call, &seats.difference(&handed_over).cloned().collect::<Vec<_>>(), false);
+    for (resource, slot) in &seats {
+        call.seam().changed(resource, *slot);
     }
     call.seam().revise(at);
-    call.database.add(Counter::Releases, rows.len() as u64);
-    Ok(rows.into_keys().collect())
+    call.database.add(Counter::Releases, seats.len() as u64);
+    Ok(seats)
 }
 
 /// Marks the rows of leases, which the caller has locked, as released, or as taken from sessions that had expired.
-pub fn free(call: &Call, resources: Vec<&str>, expired: bool) {
-    if !resources.is_empty() {
-        call.db().execute(&RELEASE, vec![Value::Texts(resources), Value::Bool(expired)]);
+pub fn free(call: &Call, seats: &[Seat], expired: bool) {
+    if !seats.is_empty() {
+        let (resources, slots): (Vec<&str>, Vec<i32>) = seats.iter().map(|(name, slot)| (name.as_str(), *slot)).unzip();
+        call.db().execute(&RELEASE, vec![Value::Texts(resources), Value::Ints(&slots), Value::Bool(expired)]);
     }
 }
 
 /// The row of a lease for which `mine` holds, also while somebody is changing it: that may come to nothing. With `wait`, only once it
 /// has come to something.
-fn find(leases: &Leases, resource: &str, wait: bool, mine: impl Fn(&LeaseRow) -> bool) -> Option<LeaseRow> {
+pub fn find(
+    leases: &Leases,
+    resource: &str,
+    slot: i32,
+    wait: bool,
+    mine: impl Fn(&LeaseRow) -> bool,
+) -> Option<LeaseRow> {
     loop {
-        match leases.probe(resource, 0) {
+        match leases.probe(resource, slot) {
             Probe::Row(row) => return Some(row).filter(&mine),
             Probe::InFlight(Some(row)) if mine(&row) && wait => {
                 leases.lock(row.tid, true);
@@ -67,11 +78,11 @@ fn find(leases: &Leases, resource: &str, wait: bool, mine: impl Fn(&LeaseRow) ->
     }
 }
 
-/// Releases the lease under a fence, and with it the private session of lock_acquire. Whether it was held.
-fn release_fence(call: &Call, resource: &str, fence: i64, authorize: bool) -> Result<bool> {
+/// Releases the lease of a slot under a fence, and with it a private session. Whether it was held.
+pub fn release_seat(call: &Call, resource: &str, slot: i32, fence: i64, authorize: bool) -> Result<bool> {
     let leases = Leases::open();
     let held = |wait| -> Result<Option<(LeaseRow, SlotRef)>> {
-        let Some(row) = find(&leases, resource, wait, |row| row.fence == fence) else { return Ok(None) };
+        let Some(row) = find(&leases, resource, slot, wait, |row| row.fence == fence) else { return Ok(None) };
         let at = row.session.map(|session| call.living(session)).transpose()?.flatten();
         Ok(at.map(|at| (row, at)))
     };
@@ -79,27 +90,39 @@ fn release_fence(call: &Call, resource: &str, fence: i64, authorize: bool) -> Re
     if authorize {
         session::authorize(call.caller, call.shared.role(at))?;
     }
-    let private = call.shared.is_private(at);
-    if private {
+    if call.shared.is_private(at) {
         Guard::Fencer(at.session()).lock(Mode::Exclusive);
     }
     fence::exclude([fence]);
     // After the wait, what was read before it means nothing.
     let Some((row, at)) = held(true)? else { return Ok(false) };
-    let released = release(call, at, vec![(resource.to_owned(), row)])?;
-    if private && !released.is_empty() && session::lock_row(at.session()).is_some() {
+    let released = !release(call, at, vec![(resource.to_owned(), row)])?.is_empty();
+    if released && call.shared.is_private(at) && session::lock_row(at.session()).is_some() {
         session::end(call, at)?;
     }
-    Ok(!released.is_empty())
+    Ok(released)
+}
+
+fn release_fence(call: &Call, resource: &str, fence: i64, authorize: bool) -> Result<bool> {
+    match claim::by_fence(resource, fence) {
+        Some(row) => release_seat(call, resource, row.slot, fence, authorize),
+        None => Ok(false),
+    }
 }
 
 #[pg_extern(schema = "eskit_lease")]
-fn lease_release(resource: Option<Text>, fence: Option<i64>) -> Result<bool> {
+fn lease_release(resource: Option<Text>, fence: Option<i64>, grace: default!(Option<Interval>, "'0'")) -> Result<bool> {
     let shared = enter()?;
     spi::require_writes("lease_release()")?;
     let resource = text_arg("resource", resource)?;
     let fence = fence.ok_or(Error::Null("fence"))?;
-    release_fence(&Call::open(shared)?, &resource, fence, true)
+    let grace_ms = interval::grace_ms("grace", grace.ok_or(Error::Null("grace"))?)?;
+    let call = Call::open(shared)?;
+    if grace_ms == 0 {
+        release_fence(&call, &resource, fence, true)
+    } else {
+        grace::give(&call, &resource, fence, grace_ms)
+    }
 }
 
 #[pg_extern(schema = "eskit_lease")]
@@ -129,8 +152,19 @@ fn lease_release_many(
     if let Some(at) = call.session(session)?.filter(alive) {
         let leases = Leases::open();
         let held = |wait| {
-            let row = |name: &String| find(&leases, name, wait, |row| row.session == Some(session));
-            names.iter().filter_map(|name| Some((name.clone(), row(name)?))).collect::<Vec<_>>()
+            let mine = |row: &LeaseRow| row.session == Some(session);
+            let rows = |name: &String| -> Vec<LeaseRow> {
+                match leases.probe(name, 0) {
+                    Probe::Row(row) | Probe::InFlight(Some(row)) if !row.declared => {
+                        find(&leases, name, 0, wait, mine).into_iter().collect()
+                    }
+                    _ => {
+                        let slots = claim::of_session(name, session).into_iter().map(|row| row.slot);
+                        slots.filter_map(|slot| find(&leases, name, slot, wait, mine)).collect()
+                    }
+                }
+            };
+            names.iter().flat_map(|name| rows(name).into_iter().map(|row| (name.clone(), row))).collect::<Vec<_>>()
         };
         let mut fences: Vec<i64> = held(false).into_iter().map(|(_, row)| row.fence).collect();
         if fences.len() > grant::BATCH {
@@ -141,7 +175,7 @@ fn lease_release_many(
             fence::exclude(fences);
         }
         if alive(&at) {
-            released = release(&call, at, held(true))?;
+            released = release(&call, at, held(true))?.into_iter().map(|(resource, _)| resource).collect();
         }
     }
     Ok(TableIterator::new(names.into_iter().map(move |name| {

@@ -29,10 +29,15 @@ const MAX_NOTES: usize = 1_000;
 
 #[derive(Debug)]
 enum What {
-    /// To be judged again; `changed`: and listeners told, if this commits.
+    /// To be judged again; `changed`: and listeners told of this slot, if this commits.
     Resource {
         name: String,
-        changed: bool,
+        changed: Option<i32>,
+    },
+    /// To be judged again at a time, if this commits.
+    Later {
+        name: String,
+        at: u64,
     },
     /// Fenced by this transaction: to be judged again if the session is dead by then.
     Fenced {
@@ -43,7 +48,7 @@ enum What {
     /// Taken out of the ring to be judged by this transaction; put back if it fails.
     Judged {
         name: String,
-        changed: bool,
+        changed: Option<i32>,
     },
     /// More resources than are noted.
     Many,
@@ -96,14 +101,16 @@ fn note(shared: &'static Shared, database: &'static Database, what: What) {
         // SAFETY: in a transaction
         let subtransaction = unsafe { pg_sys::GetCurrentSubTransactionId() };
         let what = match what {
-            What::Resource { .. } | What::Fenced { .. } if notes.resources == MAX_NOTES => What::Many,
+            What::Resource { .. } | What::Later { .. } | What::Fenced { .. } if notes.resources == MAX_NOTES => {
+                What::Many
+            }
             what => what,
         };
         match what {
             What::Many if notes.list.iter().any(|note| matches!(note.what, What::Many)) => {
                 return;
             }
-            What::Resource { .. } | What::Fenced { .. } => notes.resources += 1,
+            What::Resource { .. } | What::Later { .. } | What::Fenced { .. } => notes.resources += 1,
             _ => (),
         }
         notes.list.push(Note { subtransaction, what });
@@ -118,14 +125,19 @@ pub struct Seam {
 }
 
 impl Seam {
-    /// The owner of the resource changes if this commits.
-    pub fn changed(self, resource: &str) {
-        self.note(What::Resource { name: resource.to_owned(), changed: true });
+    /// The owner of a slot of the resource changes if this commits.
+    pub fn changed(self, resource: &str, slot: i32) {
+        self.note(What::Resource { name: resource.to_owned(), changed: Some(slot) });
     }
 
     /// Somebody queues, or could not be served.
     pub fn judge(self, resource: &str) {
-        self.note(What::Resource { name: resource.to_owned(), changed: false });
+        self.note(What::Resource { name: resource.to_owned(), changed: None });
+    }
+
+    /// Something is to be done about the resource at a time, if this commits.
+    pub fn judge_at(self, resource: &str, at: u64) {
+        self.note(What::Later { name: resource.to_owned(), at });
     }
 
     pub fn fenced(self, resource: &str, fence: i64, session: SlotRef) {
@@ -139,7 +151,7 @@ impl Seam {
     }
 
     /// This transaction judges what it has taken out of the ring.
-    pub fn judged(self, resource: &str, changed: bool) {
+    pub fn judged(self, resource: &str, changed: Option<i32>) {
         self.note(What::Judged { name: resource.to_owned(), changed });
     }
 
@@ -282,6 +294,7 @@ impl Notes {
             match &note.what {
                 What::Resource { .. } if self.worker => (),
                 What::Resource { name, changed } => shared.post(database, name, *changed),
+                What::Later { name, at } => shared.post_at(database, name, *at),
                 What::Fenced { name, session, .. } => post_if_dead(shared, database, name, *session),
                 What::Many => database.flag(RESCAN),
                 What::Revision(session) => shared.bump(*session),
@@ -300,7 +313,7 @@ impl Note {
 
     fn undo(&self, shared: &Shared, database: &Database) {
         match &self.what {
-            What::Resource { name, .. } => shared.post(database, name, false),
+            What::Resource { name, .. } | What::Later { name, .. } => shared.post(database, name, None),
             What::Judged { name, changed } => shared.post(database, name, *changed),
             What::Fenced { name, session, .. } => post_if_dead(shared, database, name, *session),
             What::Many => database.flag(RESCAN),
@@ -315,6 +328,6 @@ impl Note {
 /// While a fenced transaction was open nobody could take over. Who lives needs nobody to look.
 fn post_if_dead(shared: &Shared, database: &Database, resource: &str, session: SlotRef) {
     if shared.look(session).is_none_or(|standing| !standing.alive()) {
-        shared.post(database, resource, false);
+        shared.post(database, resource, None);
     }
 }

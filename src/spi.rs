@@ -79,6 +79,9 @@ pub enum Value<'a> {
     Tids(&'a mut [pg_sys::ItemPointerData]),
     Long(i64),
     Int(i32),
+    MaybeInt(Option<i32>),
+    Ints(&'a [i32]),
+    Longs(&'a [i64]),
     Double(f64),
     Bool(bool),
     Oid(u32),
@@ -107,6 +110,15 @@ impl Value<'_> {
             }
             Value::Long(number) => number.into_datum(),
             Value::Int(number) => number.into_datum(),
+            Value::MaybeInt(number) => number.and_then(IntoDatum::into_datum),
+            Value::Longs(numbers) => {
+                let align = pg_sys::TYPALIGN_DOUBLE as std::ffi::c_char;
+                Some(array(numbers.iter().map(|number| Datum::from(*number)).collect(), pg_sys::INT8OID, 8, align))
+            }
+            Value::Ints(numbers) => {
+                let align = pg_sys::TYPALIGN_INT as std::ffi::c_char;
+                Some(array(numbers.iter().map(|number| Datum::from(*number)).collect(), pg_sys::INT4OID, 4, align))
+            }
             Value::Double(number) => number.into_datum(),
             Value::Bool(truth) => truth.into_datum(),
             Value::Oid(oid) => Some(Datum::from(oid)),
@@ -116,8 +128,9 @@ impl Value<'_> {
 
 fn array(mut elements: Vec<Datum>, element: Oid, length: i32, align: std::ffi::c_char) -> Datum {
     let count = i32::try_from(elements.len()).unwrap_or(i32::MAX);
-    // SAFETY: the elements are of the type that length and alignment describe
-    unsafe { Datum::from(pg_sys::construct_array(elements.as_mut_ptr(), count, element, length, false, align)) }
+    let by_value = matches!(element, pg_sys::INT4OID | pg_sys::INT8OID);
+    // SAFETY: the elements are of the type that length, alignment and passing describe
+    unsafe { Datum::from(pg_sys::construct_array(elements.as_mut_ptr(), count, element, length, by_value, align)) }
 }
 
 /// A connection to SPI as the extension's owner.
@@ -181,7 +194,7 @@ impl Db {
         let (mut caller, mut security) = (Oid::INVALID, 0);
         // SAFETY: in a transaction; what is switched here is switched back by Drop, or by PostgreSQL when it raises
         unsafe {
-            let owner = owner(Oid::from(home.table));
+            let owner = owner(home);
             pg_sys::GetUserIdAndSecContext(&mut caller, &mut security);
             if pg_sys::SPI_connect() != pg_sys::SPI_OK_CONNECT as i32 {
                 pgrx::error!("eskit_lease could not connect to SPI");
@@ -295,14 +308,11 @@ impl Drop for Db {
     }
 }
 
-/// The owner of a table.
-///
-/// # Safety
-/// In a transaction; the table must exist.
-unsafe fn owner(table: Oid) -> Oid {
-    // SAFETY: the tuple of pg_class is released after its one field has been read
+/// The owner of the tables, and so of the extension.
+pub fn owner(home: Home) -> Oid {
+    // SAFETY: in a transaction; the tuple of pg_class is released after its one field has been read
     unsafe {
-        let tuple = pg_sys::SearchSysCache1(pg_sys::SysCacheIdentifier::RELOID as i32, Datum::from(table));
+        let tuple = pg_sys::SearchSysCache1(pg_sys::SysCacheIdentifier::RELOID as i32, Datum::from(home.table));
         if tuple.is_null() {
             pgrx::error!("extension eskit_lease is being dropped");
         }

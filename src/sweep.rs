@@ -7,18 +7,20 @@
 //! What others have locked is skipped and tried again later. A pass is bounded by leases, not by sessions.
 
 use crate::call::{Call, enter};
-use crate::claim::{LeaseRow, Leases};
+use crate::claim::{LeaseRow, Leases, Seat};
 use crate::error::{Error, Result};
 use crate::guard::{Guard, Mode};
+use crate::handover::{self, HandOver};
 use crate::liveness::clock;
 use crate::liveness::databases::{BOOT, Counter, REVISE};
 use crate::liveness::dirty::Dirty;
 use crate::liveness::map::Opening;
 use crate::liveness::slots::{Home, SlotRef};
 use crate::liveness::word::State;
+use crate::session::takeover::{self, Inherited};
 use crate::spi::{self, Statement, Value};
 use crate::table::Locked;
-use crate::{grant, queue, release, session, settings};
+use crate::{grant, group, queue, release, session, settings};
 use pgrx::pg_sys::{self, FLOAT8OID, INT8OID, ItemPointerData, TEXTOID, TransactionId, UUIDARRAYOID};
 use pgrx::prelude::*;
 use pgrx::{Uuid, name};
@@ -52,8 +54,8 @@ pub struct Pass {
     /// Sessions whose last row has been taken away.
     pub ended: usize,
     pub handed_over: usize,
-    /// Resources whose owner changed, in this pass or in a transaction that posted them.
-    pub changed: HashSet<String>,
+    /// Slots whose owner changed, in this pass or in a transaction that posted them.
+    pub changed: HashSet<Seat>,
     /// Whether there is more to do at once.
     pub more: bool,
     /// Whether something was in somebody's hands and is to be tried again soon.
@@ -77,26 +79,38 @@ fn in_pages<T>(
 ) -> Result<usize> {
     let (mut taken, mut passed_over) = (0, 0);
     loop {
-        let page = fetch(most - taken, passed_over);
+        let room = most - taken;
+        let page = fetch(room, passed_over);
         let count = page.len();
-        let last = count < most - taken;
+        // With one permit there may be more to be handed over than was asked for.
         let took = take(page)?;
-        taken += took;
-        passed_over += count - took;
-        if last || taken == most || passed_over > MAX_PASSED_OVER {
+        taken = most.min(taken + took);
+        passed_over += count.saturating_sub(took);
+        if count < room || taken == most || passed_over > MAX_PASSED_OVER {
             return Ok(taken);
         }
     }
 }
 
 fn dissolve_into(call: &Call, sessions: &[Uuid], most: usize, ending: bool, pass: &mut Pass) -> Result<()> {
+    let inherited = if ending { Inherited::default() } else { takeover::inherit_from_dead(call, sessions, most)? };
+    pass.handed_over += inherited.leases;
+    pass.blocked |= inherited.left;
+    let mut sessions = sessions.to_vec();
+    sessions.retain(|session| !inherited.sessions.contains(session));
+    let sessions = sessions.as_slice();
     let limits =
         |most: usize, skip: usize| vec![Value::Uuids(sessions), Value::Long(most as i64), Value::Long(skip as i64)];
     let theirs: HashSet<Uuid> = sessions.iter().copied().collect();
     let letting_go = |row: &LeaseRow| ending && row.session.is_some_and(|session| theirs.contains(&session));
+    let mut outcome = HandOver::default();
+    group::leave_all(call, sessions, &letting_go, &mut outcome)?;
+    pass.handed_over += outcome.granted.len();
+    pass.blocked |= !outcome.busy.is_empty();
+    pass.changed.extend(outcome.granted);
     let waited = |most, skip| call.db().run(&WAITED, limits(most, skip), |row| row.text(1));
     let handed_over = in_pages(most, waited, |resources| {
-        let outcome = queue::hand_over(call, resources, &letting_go)?;
+        let outcome = handover::hand_over(call, resources, &letting_go)?;
         let granted = outcome.granted.len();
         pass.blocked |= !outcome.busy.is_empty();
         pass.changed.extend(outcome.granted);
@@ -110,17 +124,20 @@ fn dissolve_into(call: &Call, sessions: &[Uuid], most: usize, ending: bool, pass
     let rows = Leases::open();
     // A free row is granted without asking for its old fence, so it is not made free while a fenced transaction is open.
     let unfenced = |fence: i64| ending || Guard::Fence(fence).is_free();
-    let held = |most, skip| call.db().run(&HELD, limits(most, skip), |row| (row.text(1), row.tid(2), row.long(3)));
+    let held = |most, skip| {
+        call.db().run(&HELD, limits(most, skip), |row| ((row.text(1), row.int(2)), row.tid(3), row.long(4)))
+    };
     let freed = in_pages(most, held, |held| {
         let (freed, locked): (Vec<_>, Vec<_>) =
             held.into_iter().partition(|(_, tid, fence)| unfenced(*fence) && rows.lock(*tid, false) == Locked::Mine);
         pass.blocked |= !locked.is_empty();
-        release::free(call, freed.iter().map(|(resource, ..)| resource.as_str()).collect(), !ending);
-        for (resource, ..) in &freed {
-            call.seam().changed(resource);
+        let freed: Vec<Seat> = freed.into_iter().map(|(seat, ..)| seat).collect();
+        release::free(call, &freed, !ending);
+        for (resource, slot) in &freed {
+            call.seam().changed(resource, *slot);
         }
         let count = freed.len();
-        pass.changed.extend(freed.into_iter().map(|(resource, ..)| resource));
+        pass.changed.extend(freed);
         Ok(count)
     })?;
     let waiters = queue::table();
@@ -203,15 +220,15 @@ fn judge_dirty(call: &Call, now: u64, pass: &mut Pass) -> Result<()> {
     for dirty in &dirty {
         call.seam().judged(&dirty.resource, dirty.changed);
     }
-    let outcome = queue::hand_over(call, names.into_iter().collect(), &|_| false)?;
+    let outcome = handover::hand_over(call, names.into_iter().collect(), &|_| false)?;
     queue::leave_own(call, outcome.held);
     for dirty in dirty {
         if outcome.busy.contains(&dirty.resource) {
             if !call.shared.post_retry(call.database, &dirty, now) {
                 call.database.looked_through(true, now);
             }
-        } else if dirty.changed {
-            pass.changed.insert(dirty.resource);
+        } else if let Some(slot) = dirty.changed {
+            pass.changed.insert((dirty.resource, slot));
         }
     }
     pass.handed_over += outcome.granted.len();
@@ -230,25 +247,32 @@ fn look_through(call: &Call, flags: u32, now: u64, pass: &mut Pass) -> Result<Ve
     }
     // First who lives, then who is next: a session may only now be found, or be brought back.
     let dead = settle_sessions(call, flags)?;
-    let mut after = String::new();
+    let waited_for = |after: &str| {
+        let values = vec![Value::Text(after), Value::Long(grant::BATCH as i64)];
+        call.db().run(&WAITED_FOR, values, |row| row.text(1))
+    };
+    let groups = |after: &str| group::page(call, after, grant::BATCH);
+    let sources: [&dyn Fn(&str) -> Vec<String>; 2] = [&waited_for, &groups];
     let mut left = false;
-    loop {
-        let values = vec![Value::Text(&after), Value::Long(grant::BATCH as i64)];
-        let resources = call.db().run(&WAITED_FOR, values, |row| row.text(1));
-        let Some(last) = resources.last() else { break };
-        after.clone_from(last);
-        let outcome = queue::hand_over(call, resources, &|_| false)?;
-        queue::leave_own(call, outcome.held);
-        pass.handed_over += outcome.granted.len();
-        pass.changed.extend(outcome.granted);
-        for resource in outcome.busy {
-            let dirty = Dirty { resource, changed: false, backoff_ms: 0 };
-            left |= !call.shared.post_retry(call.database, &dirty, now);
-        }
-        if pass.handed_over >= MAX_HAND_OVER {
-            call.database.flag(flags);
-            pass.more = true;
-            return Ok(dead);
+    for fetch in sources {
+        let mut after = String::new();
+        loop {
+            let resources = fetch(&after);
+            let Some(last) = resources.last() else { break };
+            after.clone_from(last);
+            let outcome = handover::hand_over(call, resources, &|_| false)?;
+            queue::leave_own(call, outcome.held);
+            pass.handed_over += outcome.granted.len();
+            pass.changed.extend(outcome.granted);
+            for resource in outcome.busy {
+                let dirty = Dirty { resource, changed: None, backoff_ms: 0 };
+                left |= !call.shared.post_retry(call.database, &dirty, now);
+            }
+            if pass.handed_over >= MAX_HAND_OVER {
+                call.database.flag(flags);
+                pass.more = true;
+                return Ok(dead);
+            }
         }
     }
     call.database.looked_through(left, now);
@@ -333,6 +357,7 @@ fn bury(call: &Call, dead: &[Uuid], pass: &mut Pass) {
     let done = call.db().run(&CLEAN, vec![Value::Uuids(&done)], |row| row.uuid(1));
     // Closed sessions have no row any more; those that still have one have expired.
     call.database.add(Counter::SessionsExpired, session::delete(call.db(), &done));
+    takeover::forget(call, &done);
     for session in &done {
         if let Some(at) = call.shared.find(call.home, *session) {
             call.seam().ended(at, true);

@@ -9,7 +9,7 @@
 
 use crate::spi;
 use crate::text::text_datum;
-use pgrx::pg_sys::{self, Datum, ItemPointerData, Oid, TM_Result};
+use pgrx::pg_sys::{self, Datum, ItemPointerData, Oid, TM_Result, TransactionId};
 use pgrx::{FromDatum, Uuid};
 use std::ffi::CStr;
 
@@ -25,7 +25,8 @@ pub struct Table {
 pub enum Key<'a> {
     Text(&'a str),
     Int(i32),
-    Uuid(&'a Uuid),
+    Long(i64),
+    Uuid(Uuid),
 }
 
 /// What a scan sees.
@@ -65,6 +66,21 @@ impl Tuple {
         unsafe { (*self.0).tts_tid }
     }
 
+    /// The transaction that made this version of the row.
+    pub fn made_by(&self) -> TransactionId {
+        // SAFETY: as above; a table of ours is a heap
+        unsafe {
+            let mut should_free = false;
+            let tuple = pg_sys::ExecFetchSlotHeapTuple(self.0, false, &mut should_free);
+            let header = &*(*tuple).t_data;
+            if u32::from(header.t_infomask) & pg_sys::HEAP_XMIN_FROZEN == pg_sys::HEAP_XMIN_FROZEN {
+                pg_sys::FrozenTransactionId
+            } else {
+                header.t_choice.t_heap.t_xmin
+            }
+        }
+    }
+
     /// A column, counted from 1.
     pub fn get<T: FromDatum>(&self, column: usize) -> Option<T> {
         // SAFETY: as above; the caller reads the type that the schema declares, and copies it
@@ -96,12 +112,13 @@ impl Table {
             pg_sys::SnapshotData { snapshot_type: pg_sys::SnapshotType::SNAPSHOT_DIRTY, ..Default::default() };
         let count = key.len().min(keys.len()) as i32;
         let mut answer = None;
-        // SAFETY: the values match the key's columns (text COLLATE "C", integer, uuid); the scan ends before its keys and its snapshot
+        // SAFETY: the values match the key's columns (text COLLATE "C", integer, bigint, uuid); the scan ends before its keys and its snapshot
         unsafe {
             for (column, (into, value)) in (1..).zip(keys.iter_mut().zip(key)) {
                 let (equal, datum) = match value {
                     Key::Text(text) => (pg_sys::F_TEXTEQ, text_datum(text)),
                     Key::Int(number) => (pg_sys::F_INT4EQ, Datum::from(*number)),
+                    Key::Long(number) => (pg_sys::F_INT8EQ, Datum::from(*number)),
                     Key::Uuid(uuid) => (pg_sys::F_UUID_EQ, Datum::from(uuid.as_bytes().as_ptr())),
                 };
                 let strategy = pg_sys::BTEqualStrategyNumber as u16;

@@ -65,6 +65,15 @@ pub fn role_name(role: pg_sys::Oid) -> String {
     }
 }
 
+/// The role of a name; invalid where there is none.
+pub fn role_of_name(name: &str) -> pg_sys::Oid {
+    // SAFETY: reads the catalog through its cache; text_to_cstring ends the name in NUL
+    unsafe {
+        let name = pg_sys::text_to_cstring(text_datum(name).cast_mut_ptr());
+        pg_sys::get_role_oid(name, true)
+    }
+}
+
 impl IntoDatum for Text {
     fn into_datum(self) -> Option<pg_sys::Datum> {
         Some(text_datum(&self.0))

@@ -16,8 +16,8 @@ pub struct RingEntry {
     due: u64,
     database: u32,
     backoff_ms: u32,
-    /// Whether its owner changed, so that listeners are told.
-    changed: bool,
+    /// The slot whose owner changed, so that listeners are told; below 0 for none.
+    changed: i32,
     length: u8,
     name: [u8; MAX_NAME],
 }
@@ -26,7 +26,8 @@ pub struct RingEntry {
 #[derive(Clone, Debug)]
 pub struct Dirty {
     pub resource: String,
-    pub changed: bool,
+    /// The slot whose owner changed, so that listeners are told.
+    pub changed: Option<i32>,
     pub backoff_ms: u32,
 }
 
@@ -40,7 +41,7 @@ const LAST_BACKOFF_MS: u32 = 1_000;
 
 impl Shared {
     /// Posts a resource to be judged at once.
-    pub fn post(&self, database: &Database, resource: &str, changed: bool) {
+    pub fn post(&self, database: &Database, resource: &str, changed: Option<i32>) {
         if !self.push(database, resource, changed, 0, 0) {
             database.flag(RESCAN);
         }
@@ -52,7 +53,28 @@ impl Shared {
         self.push(database, &dirty.resource, dirty.changed, now + u64::from(backoff_ms) * 1_000, backoff_ms)
     }
 
-    fn push(&self, database: &Database, resource: &str, changed: bool, due: u64, backoff_ms: u32) -> bool {
+    /// Posts a resource to be judged at a time; once, however often it is asked for.
+    pub fn post_at(&self, database: &Database, resource: &str, at: u64) {
+        let oid = database.oid.load(Ordering::Relaxed);
+        {
+            let _held = self.lock(Lock::Ring, true);
+            // SAFETY: under the lock
+            let known = unsafe { self.ring() }.iter_mut().find(|entry| {
+                entry.due > 0
+                    && entry.database == oid
+                    && entry.name[..usize::from(entry.length)] == *resource.as_bytes()
+            });
+            if let Some(known) = known {
+                known.due = known.due.min(at);
+                return;
+            }
+        }
+        if !self.push(database, resource, None, at, 0) {
+            database.flag(RESCAN);
+        }
+    }
+
+    fn push(&self, database: &Database, resource: &str, changed: Option<i32>, due: u64, backoff_ms: u32) -> bool {
         let bytes = resource.as_bytes();
         let length = bytes.len().min(MAX_NAME);
         let mut name = [0; MAX_NAME];
@@ -61,7 +83,7 @@ impl Shared {
             due,
             database: database.oid.load(Ordering::Relaxed),
             backoff_ms,
-            changed,
+            changed: changed.unwrap_or(-1),
             length: length as u8,
             name,
         };
@@ -108,7 +130,7 @@ impl Shared {
         }
         let dirty = |entry: RingEntry| Dirty {
             resource: String::from_utf8_lossy(&entry.name[..usize::from(entry.length)]).into_owned(),
-            changed: entry.changed,
+            changed: Some(entry.changed).filter(|slot| *slot >= 0),
             backoff_ms: entry.backoff_ms,
         };
         taken.into_iter().map(dirty).collect()

@@ -103,6 +103,16 @@ impl Shared {
         self.header.boot_id.load(Ordering::Relaxed)
     }
 
+    /// A time that a row has kept, by the clock of shared memory. One of an earlier start of it means `span_ms` after this one: nobody
+    /// could do anything about it while the server was down.
+    pub fn of_this_start(&self, at: i64, boot_id: i64, span_ms: i32) -> u64 {
+        if boot_id == self.boot_id() {
+            at.cast_unsigned()
+        } else {
+            self.t0() + u64::from(span_ms.cast_unsigned()) * 1_000
+        }
+    }
+
     /// Says that somebody runs. Written rarely, so that the line stays shared among processors.
     pub fn seen(&self, now: u64) {
         if now.saturating_sub(self.header.last_seen.load(Ordering::Relaxed)) > 50_000 {

@@ -7,6 +7,7 @@
 //! A session ends by its deadline, or early by close. Both make the slot dead, and dead for good; an early end becomes so with the
 //! commit of its transaction (see [`crate::seam`]). What rows are left of it is taken away by [`crate::sweep`].
 
+pub mod takeover;
 mod verbs;
 
 use crate::call::Call;
@@ -27,7 +28,7 @@ use pgrx::pg_sys::{self, BOOLOID, INT4OID, INT8OID, OIDOID, TEXTOID, UUIDARRAYOI
 
 static INSERT: Statement = Statement::writes(
     include_str!("../../sql/query/session/insert.sql"),
-    &[UUIDOID, TEXTOID, OIDOID, INT4OID, INT8OID, BOOLOID, UUIDOID],
+    &[UUIDOID, TEXTOID, OIDOID, INT4OID, INT8OID, BOOLOID, UUIDOID, UUIDOID],
 );
 static DELETE: Statement = Statement::writes(include_str!("../../sql/query/session/delete.sql"), &[UUIDARRAYOID]);
 
@@ -42,12 +43,32 @@ pub struct SessionRow {
     pub draining: bool,
     pub private: bool,
     pub request: Option<Uuid>,
+    /// Whose lease it keeps for a while.
+    pub grace_of: Option<Uuid>,
     tid: pg_sys::ItemPointerData,
+}
+
+/// What a session is opened with.
+pub struct New<'a> {
+    pub consumer: &'a str,
+    pub role: u32,
+    pub ttl_ms: i32,
+    pub private: bool,
+    pub request: Option<Uuid>,
+    pub grace_of: Option<Uuid>,
+    pub attached: bool,
+}
+
+impl<'a> New<'a> {
+    pub fn of(call: &Call, consumer: &'a str, ttl_ms: i32) -> New<'a> {
+        let role = call.caller.to_u32();
+        New { consumer, role, ttl_ms, private: false, request: None, grace_of: None, attached: false }
+    }
 }
 
 /// The row of a session, if it has one that is committed.
 fn read(table: &Table, session: &Uuid) -> Option<SessionRow> {
-    table.scan(Sight::Latest, &[Key::Uuid(session)], |row, _| {
+    table.scan(Sight::Latest, &[Key::Uuid(*session)], |row, _| {
         Some(SessionRow {
             session: *session,
             consumer: row.get::<Text>(2).map(|text| text.0).unwrap_or_default(),
@@ -57,6 +78,7 @@ fn read(table: &Table, session: &Uuid) -> Option<SessionRow> {
             draining: row.get(7).unwrap_or(false),
             private: row.get(8).unwrap_or(false),
             request: row.get(9),
+            grace_of: row.get(10),
             tid: row.tid(),
         })
     })
@@ -93,7 +115,11 @@ impl Call {
         }
         let deadline = by_row.until;
         let (session, role, ttl_ms, private) = (row.session, row.role, row.ttl_ms, row.private);
-        self.shared.enter(self.home, Opening { session, role, ttl_ms, private, deadline, opened_by: 0 }).map(Some)
+        let at = self.shared.enter(self.home, Opening { session, role, ttl_ms, private, deadline, opened_by: 0 })?;
+        if row.grace_of.is_some() {
+            self.shared.cap(at, deadline);
+        }
+        Ok(Some(at))
     }
 
     /// What stands for a session that has a row. `None`: it is dead.
@@ -196,31 +222,25 @@ pub fn wall_clock(left: u64) -> Option<TimestampWithTimeZone> {
 }
 
 /// Opens a session: its row, its slot, and the note that an abort is to undo it.
-pub fn open(
-    call: &Call,
-    consumer: &str,
-    ttl_ms: i32,
-    private: bool,
-    request: Option<Uuid>,
-    attached: bool,
-) -> Result<SlotRef> {
+pub fn open(call: &Call, new: New) -> Result<SlotRef> {
+    let New { consumer, role, ttl_ms, private, request, grace_of, attached } = new;
     let session = random_uuid();
     call.db().execute(
         &INSERT,
         vec![
             Value::Uuid(session),
             Value::Text(consumer),
-            Value::Oid(call.caller.to_u32()),
+            Value::Oid(role),
             Value::Int(ttl_ms),
             Value::Long(call.shared.boot_id()),
             Value::Bool(private),
             Value::MaybeUuid(request),
+            Value::MaybeUuid(grace_of),
         ],
     );
     let deadline = clock::now() + u64::from(ttl_ms.cast_unsigned()) * 1_000;
     // SAFETY: the transaction has written a row, so it has an id
     let opened_by = unsafe { pg_sys::GetTopTransactionIdIfAny() }.into_inner();
-    let role = call.caller.to_u32();
     let at = call.shared.enter(call.home, Opening { session, role, ttl_ms, private, deadline, opened_by })?;
     call.seam().opened(at, attached);
     call.database.add(Counter::SessionsOpened, 1);

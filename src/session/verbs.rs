@@ -1,6 +1,7 @@
 //! The SQL functions of sessions.
 
-use super::{Touch, end, lock_row, open, touch, wall_clock};
+use super::takeover::take_over;
+use super::{New, Touch, end, lock_row, open, touch, wall_clock};
 use crate::call::{Call, enter, text_arg};
 use crate::error::{Error, Result};
 use crate::guard::{Guard, Mode};
@@ -9,7 +10,7 @@ use crate::liveness::slots::{SlotRef, Standing};
 use crate::liveness::{attach, clock};
 use crate::spi::{self, Statement, Value};
 use crate::text::Text;
-use crate::{interval, queue, settings};
+use crate::{group, handover, interval, queue, settings};
 use pgrx::datum::{Interval, TimestampWithTimeZone};
 use pgrx::pg_sys::{self, UUIDOID};
 use pgrx::prelude::*;
@@ -37,6 +38,7 @@ fn session_open(
     ttl: default!(Option<Interval>, "NULL"),
     attach: default!(Option<bool>, "false"),
     attach_grace: default!(Option<Interval>, "'0'"),
+    takeover: default!(Option<bool>, "false"),
 ) -> Result<
     TableIterator<
         'static,
@@ -53,11 +55,15 @@ fn session_open(
     let consumer = text_arg("consumer", consumer)?;
     let ttl_ms = interval::ttl_ms(ttl)?;
     let attach = attach.ok_or(Error::Null("attach"))?;
-    let grace_ms = interval::grace_ms(attach_grace.ok_or(Error::Null("attach_grace"))?)?;
+    let grace_ms = interval::grace_ms("attach_grace", attach_grace.ok_or(Error::Null("attach_grace"))?)?;
+    let takeover = takeover.ok_or(Error::Null("takeover"))?;
     let call = Call::open(shared)?;
-    let at = open(&call, &consumer, ttl_ms, false, None, attach)?;
+    let at = open(&call, New { attached: attach, ..New::of(&call, &consumer, ttl_ms) })?;
     if attach {
-        shared.attach(at, u64::from(grace_ms) * 1_000);
+        shared.attach(at, u64::from(grace_ms.cast_unsigned()) * 1_000);
+    }
+    if takeover {
+        take_over(&call, at, &consumer)?;
     }
     let standing = shared.look(at).ok_or(Error::SessionsFull)?;
     Ok(TableIterator::once((
@@ -132,7 +138,7 @@ fn session_wait(
     // SAFETY: a plain read
     let may_write = !unsafe { pg_sys::XactReadOnly };
     if !changed && touch.alive() && may_write {
-        queue::judge_places(&Call::open(shared)?, at)?;
+        handover::judge_places(&Call::open(shared)?, at)?;
     }
     Ok(answer(
         &touch,
@@ -160,6 +166,7 @@ fn session_drain(session: Option<Uuid>) -> Result<bool> {
         call.db().execute(&DRAIN, vec![Value::Uuid(session)]);
         // What it was first in line for goes to the next.
         queue::note_places(&call, &[session]);
+        group::note_groups(&call, &[session]);
     }
     Ok(locked)
 }

@@ -4,6 +4,7 @@ use super::{
     Due, LINGER, each_post_due, each_session_due, handle_signals, notify, report_activity, report_idle, sleep,
 };
 use crate::call::Call;
+use crate::claim::Seat;
 use crate::error::Result;
 use crate::liveness::databases::Database;
 use crate::liveness::{Shared, clock, my_latch, shared};
@@ -117,7 +118,7 @@ fn posts_due(shared: &Shared, oid: u32, now: u64) -> u64 {
 
 /// One pass: the resources whose owners have changed. `None` when the extension is not in this database, so that there is nothing to
 /// do for it.
-fn work(shared: &'static Shared, database: &Database, anybody_dead: bool) -> Result<Option<HashSet<String>>> {
+fn work(shared: &'static Shared, database: &Database, anybody_dead: bool) -> Result<Option<HashSet<Seat>>> {
     if spi::home_if_any().is_none() {
         shared.forget(database);
         return Ok(None);
@@ -127,7 +128,7 @@ fn work(shared: &'static Shared, database: &Database, anybody_dead: bool) -> Res
 
 /// Tells listeners, in a transaction of its own: a hint that cannot be given, because the queue of notifications is full, must not undo
 /// what it hints at.
-fn tell(shared: &'static Shared, changed: &HashSet<String>) {
+fn tell(shared: &'static Shared, changed: &HashSet<Seat>) {
     if changed.is_empty() {
         return;
     }

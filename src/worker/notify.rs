@@ -1,16 +1,18 @@
 //! Notifications: hints on the channel `eskit_lease`, sent by the worker alone. The truth is the row, and the revision in each
-//! heartbeat. A pass sends one message for each resource whose owner has changed, saying how it stands now.
+//! heartbeat. A pass sends one message for each slot whose owner has changed, saying how it stands now.
 
 use crate::call::Call;
+use crate::claim::Seat;
 use crate::liveness::databases::Counter;
 use crate::spi::{Statement, Value};
 use crate::text::Text;
 use pgrx::Uuid;
-use pgrx::pg_sys::TEXTARRAYOID;
+use pgrx::pg_sys::{INT4ARRAYOID, TEXTARRAYOID};
 use serde::Serialize;
 use std::collections::HashSet;
 
-static STATE: Statement = Statement::reads(include_str!("../../sql/query/worker/state.sql"), &[TEXTARRAYOID]);
+static STATE: Statement =
+    Statement::reads(include_str!("../../sql/query/worker/state.sql"), &[TEXTARRAYOID, INT4ARRAYOID]);
 static NOTIFY: Statement = Statement::tidies(include_str!("../../sql/query/worker/notify.sql"), &[TEXTARRAYOID]);
 
 /// Numbers that may be beyond 2^53 are strings, as JavaScript would round them.
@@ -35,12 +37,12 @@ struct Lease {
 }
 
 /// Sends, with the commit of this transaction, how the resources stand.
-pub fn send(call: &Call, changed: &HashSet<String>) {
+pub fn send(call: &Call, changed: &HashSet<Seat>) {
     if changed.is_empty() {
         return;
     }
-    let names = changed.iter().map(String::as_str).collect();
-    let leases = call.db().run(&STATE, vec![Value::Texts(names)], |row| Lease {
+    let (names, slots): (Vec<&str>, Vec<i32>) = changed.iter().map(|(name, slot)| (name.as_str(), *slot)).unzip();
+    let leases = call.db().run(&STATE, vec![Value::Texts(names), Value::Ints(&slots)], |row| Lease {
         resource: row.text(1),
         slot: row.int(2),
         fence: row.long(3),

@@ -1,1 +1,1 @@
-SELECT true FROM eskit_lease._leases WHERE resource = $1 AND slot = 0 AND fence = $2
+SELECT true FROM eskit_lease._leases WHERE resource = $1 AND slot = $2 AND fence = $3

@@ -1,3 +1,3 @@
-INSERT INTO eskit_lease._leases (resource, slot, session, fence, timeline, granted_at)
-SELECT unnest($1), 0, $2, nextval('eskit_lease.fence_seq'), $3, clock_timestamp()
-RETURNING resource, fence
+INSERT INTO eskit_lease._leases (resource, slot, session, fence, timeline, granted_at, declared)
+SELECT unnest($1), unnest($2), $3, nextval('eskit_lease.fence_seq'), $4, clock_timestamp(), $5
+RETURNING resource, slot, fence

@@ -1,3 +1,4 @@
-UPDATE eskit_lease._leases
-SET session = NULL, released_at = clock_timestamp(), expired = $2
-WHERE resource = ANY ($1) AND slot = 0
+UPDATE eskit_lease._leases AS l
+SET session = NULL, released_at = clock_timestamp(), expired = $3
+FROM unnest($1, $2) AS n (resource, slot)
+WHERE l.resource = n.resource AND l.slot = n.slot

@@ -1,5 +1,6 @@
-UPDATE eskit_lease._leases
-SET session = $2, fence = nextval('eskit_lease.fence_seq'), timeline = $3, granted_at = clock_timestamp(), released_at = NULL,
+UPDATE eskit_lease._leases AS l
+SET session = $3, fence = nextval('eskit_lease.fence_seq'), timeline = $4, granted_at = clock_timestamp(), released_at = NULL,
     expired = false
-WHERE resource = ANY ($1) AND slot = 0
-RETURNING resource, fence
+FROM unnest($1, $2) AS n (resource, slot)
+WHERE l.resource = n.resource AND l.slot = n.slot
+RETURNING l.resource, l.slot, l.fence

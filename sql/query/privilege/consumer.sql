@@ -1,5 +1,5 @@
 GRANT EXECUTE ON FUNCTION
-    eskit_lease.session_open(pg_catalog.text, pg_catalog.interval, boolean, pg_catalog.interval),
+    eskit_lease.session_open(pg_catalog.text, pg_catalog.interval, boolean, pg_catalog.interval, boolean),
     eskit_lease.session_heartbeat(pg_catalog.uuid),
     eskit_lease.session_wait(pg_catalog.uuid, bigint, pg_catalog.interval),
     eskit_lease.session_drain(pg_catalog.uuid),
@@ -8,9 +8,24 @@ GRANT EXECUTE ON FUNCTION
     eskit_lease.lease_acquire(pg_catalog.text, pg_catalog.uuid, boolean),
     eskit_lease.lease_acquire_many(pg_catalog.text[], pg_catalog.uuid),
     eskit_lease.lease_renew(pg_catalog.text, bigint),
-    eskit_lease.lease_release(pg_catalog.text, bigint),
+    eskit_lease.lease_release(pg_catalog.text, bigint, pg_catalog.interval),
     eskit_lease.lease_release_many(pg_catalog.text[], pg_catalog.uuid),
     eskit_lease.lease_cancel(pg_catalog.text, pg_catalog.uuid),
     eskit_lease.lock_acquire(pg_catalog.text, pg_catalog.text, pg_catalog.interval, pg_catalog.uuid),
-    eskit_lease.fence_check(pg_catalog.text, bigint)
+    eskit_lease.fence_check(pg_catalog.text, bigint),
+    eskit_lease.semaphore_create(pg_catalog.text, integer),
+    eskit_lease.semaphore_resize(pg_catalog.text, integer),
+    eskit_lease.semaphore_drop(pg_catalog.text),
+    eskit_lease.group_create(pg_catalog.text, integer, pg_catalog.text, pg_catalog.interval, pg_catalog.interval),
+    eskit_lease.group_alter(pg_catalog.text, pg_catalog.text, pg_catalog.interval, pg_catalog.interval),
+    eskit_lease.group_resize(pg_catalog.text, integer, boolean),
+    eskit_lease.group_drop(pg_catalog.text),
+    eskit_lease.group_join(pg_catalog.text, pg_catalog.uuid),
+    eskit_lease.group_leave(pg_catalog.text, pg_catalog.uuid),
+    eskit_lease.group_assignment(pg_catalog.text, pg_catalog.uuid),
+    eskit_lease.group_release(pg_catalog.text, integer, bigint),
+    eskit_lease.cursor_commit(pg_catalog.text, integer, bigint, bigint),
+    eskit_lease.cursor_ack(pg_catalog.text, integer, bigint, bigint),
+    eskit_lease.cursor_position(pg_catalog.text, integer),
+    eskit_lease.cursor_head(pg_catalog.text, integer, bigint)
 TO {role}

@@ -1,2 +1,17 @@
-GRANT SELECT ON eskit_lease.sessions, eskit_lease.leases, eskit_lease.waiters, eskit_lease.blockers TO {role};
-GRANT EXECUTE ON FUNCTION eskit_lease.stats(), eskit_lease._standing(pg_catalog.uuid, bigint, integer) TO {role}
+GRANT SELECT ON
+    eskit_lease.sessions,
+    eskit_lease.leases,
+    eskit_lease.waiters,
+    eskit_lease.semaphores,
+    eskit_lease.groups,
+    eskit_lease.group_members,
+    eskit_lease.group_partitions,
+    eskit_lease.group_lag,
+    eskit_lease.blockers
+TO {role};
+GRANT EXECUTE ON FUNCTION
+    eskit_lease.stats(),
+    eskit_lease._standing(pg_catalog.uuid, bigint, integer),
+    eskit_lease._revoke_in(bigint, bigint, integer),
+    eskit_lease.cursor_head(pg_catalog.text, integer, bigint)
+TO {role}

@@ -1,0 +1,1 @@
+DELETE FROM eskit_lease._cursors WHERE group_name = $1

@@ -1,0 +1,1 @@
+DELETE FROM eskit_lease._heads WHERE group_name = $1

@@ -1,0 +1,1 @@
+DELETE FROM eskit_lease._declarations WHERE resource = $1

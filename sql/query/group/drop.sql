@@ -1,0 +1,1 @@
+DELETE FROM eskit_lease._groups WHERE group_name = $1

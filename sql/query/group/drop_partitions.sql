@@ -1,0 +1,1 @@
+DELETE FROM eskit_lease._partitions WHERE group_name = $1

@@ -1,0 +1,1 @@
+SELECT DISTINCT group_name FROM eskit_lease._members WHERE session = ANY ($1)

@@ -1,0 +1,1 @@
+DELETE FROM eskit_lease._members WHERE group_name = $1 AND session = ANY ($2)

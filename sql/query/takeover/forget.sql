@@ -1,0 +1,1 @@
+DELETE FROM eskit_lease._successions WHERE session = ANY ($1)

@@ -1,0 +1,1 @@
+INSERT INTO eskit_lease._successions (session, successor) VALUES ($1, $2)

@@ -1,0 +1,266 @@
+//! Acquiring: who owns a resource, or a permit of a semaphore.
+//!
+//! A lease is a row that names a session, and is owned for as long as that session lives. So nothing is written to keep it, and all of a
+//! session's leases end with it. An acquire looks first (the key index, what is not committed included; the holder's slot) and
+//! locks only what it may get, so that a refusal writes nothing and nobody ever waits for anybody:
+//!
+//! | what stands                             | answer                                                        |
+//! |-----------------------------------------|---------------------------------------------------------------|
+//! | held by this session                    | `already_held`, the same fence; `refenced` on a new timeline  |
+//! | in grace of this session                | `already_held`, the same fence (see [`crate::grace`])         |
+//! | held by a living session; every permit is | `held`                                                      |
+//! | being changed by somebody               | `busy`                                                        |
+//! | free or dead, others are in line        | `awaited`                                                     |
+//! | free or dead, nobody else is first      | `granted`, or `busy` if somebody was faster                   |
+//!
+//! With `queue` a refused session takes a place, and is told `queued`.
+
+use crate::call::Call;
+use crate::claim::{LeaseRow, Leases, Probe};
+use crate::declaration::{self, Declaration, Kind};
+use crate::error::Result;
+use crate::grant::{self, Candidate, timeline};
+use crate::guard::{Guard, Mode};
+use crate::holders::Holders;
+use crate::liveness::databases::Counter;
+use crate::liveness::slots::SlotRef;
+use crate::liveness::word::State;
+use crate::queue;
+use crate::session::{self, SessionRow};
+use crate::{grace, semaphore, spi};
+use std::collections::HashMap;
+
+/// What an acquire says of one resource.
+#[derive(Clone, Debug, Default)]
+pub struct Answer {
+    pub fence: Option<i64>,
+    pub slot: i32,
+    pub holder: Option<String>,
+    pub reason: &'static str,
+}
+
+impl Answer {
+    pub fn refused(reason: &'static str) -> Answer {
+        Answer { reason, ..Answer::default() }
+    }
+
+    pub fn held_by(holder: &SessionRow) -> Answer {
+        Answer { holder: Some(holder.consumer.clone()), ..Answer::refused("held") }
+    }
+
+    fn granted(reason: &'static str, slot: i32, fence: i64, holder: &str) -> Answer {
+        Answer { fence: Some(fence), slot, holder: Some(holder.to_owned()), reason }
+    }
+
+    pub fn is_granted(&self) -> bool {
+        self.fence.is_some()
+    }
+}
+
+/// What a look at a resource comes to.
+enum Look {
+    Answer(Answer),
+    Wanted(Wanted),
+}
+
+/// What a session may get of a resource.
+#[derive(Default)]
+struct Wanted {
+    declared: Option<(Kind, i32)>,
+    /// Slots that are free or dead, or this session's own and to get a new fence; the last is tried first.
+    choices: Vec<(i32, Option<LeaseRow>)>,
+    /// It is this session's own already, or in its grace: who is in line does not matter.
+    own: bool,
+    in_grace: bool,
+}
+
+/// Acquires resources for a living session that the caller may use; the answers are in the order of the resources.
+pub fn acquire(call: &Call, me: SlotRef, resources: &[String], queue: bool) -> Result<Vec<Answer>> {
+    let mut answers = Vec::with_capacity(resources.len());
+    for batch in resources.chunks(grant::BATCH) {
+        answers.extend(acquire_batch(call, me, batch, queue)?);
+    }
+    let refused = answers.iter().filter(|answer| !answer.is_granted()).count();
+    call.database.add(Counter::Refusals, refused as u64);
+    Ok(answers)
+}
+
+fn acquire_batch(call: &Call, me: SlotRef, resources: &[String], queue: bool) -> Result<Vec<Answer>> {
+    let leases = Leases::open();
+    let probes: Vec<Probe> = resources.iter().map(|resource| leases.glance(resource, 0)).collect();
+    let session_of = |probe: &Probe| match probe {
+        Probe::Row(row) => row.session,
+        _ => None,
+    };
+    let holders = Holders::of(call, probes.iter().filter_map(session_of));
+    let mut answers: Vec<Answer> = Vec::with_capacity(resources.len());
+    let mut wanted: Vec<(usize, Wanted)> = Vec::new();
+    for (index, (probe, resource)) in probes.iter().zip(resources).enumerate() {
+        let declaration = match probe {
+            Probe::Row(row) | Probe::InFlight(Some(row)) if !row.declared => None,
+            _ => declaration::of(resource),
+        };
+        let look = match declaration {
+            Some(declaration) => look_at_permits(call, me, resource, &declaration)?,
+            None => look_at_lease(me, probe, holders.living(session_of(probe)).map(|(holder, _)| holder)),
+        };
+        answers.push(match look {
+            Look::Answer(answer) => answer,
+            Look::Wanted(want) => {
+                wanted.push((index, want));
+                Answer::refused("busy")
+            }
+        });
+    }
+    if !wanted.is_empty() {
+        take(call, me, &leases, resources, wanted, &mut answers)?;
+    }
+    if queue {
+        for (resource, answer) in resources.iter().zip(&mut answers) {
+            if matches!(answer.reason, "held" | "awaited" | "busy") {
+                answer.reason = line_up(call, me, resource)?;
+            }
+        }
+    }
+    Ok(answers)
+}
+
+fn look_at_lease(me: SlotRef, probe: &Probe, holder: Option<&SessionRow>) -> Look {
+    match (probe, holder) {
+        (Probe::InFlight(_), _) => Look::Answer(Answer::refused("busy")),
+        (Probe::Absent, _) => Look::Wanted(Wanted { choices: vec![(0, None)], ..Wanted::default() }),
+        (Probe::Row(row), Some(holder)) => {
+            look_at_own(me, row, holder).unwrap_or_else(|| Look::Answer(Answer::held_by(holder)))
+        }
+        (Probe::Row(row), None) => Look::Wanted(Wanted { choices: vec![(0, Some(*row))], ..Wanted::default() }),
+    }
+}
+
+/// A lease of a living holder, if that is this session or what keeps it for this session.
+fn look_at_own(me: SlotRef, row: &LeaseRow, holder: &SessionRow) -> Option<Look> {
+    let in_grace = holder.grace_of == Some(me.session());
+    if row.session != Some(me.session()) && !in_grace {
+        return None;
+    }
+    if !in_grace && row.timeline == timeline() {
+        return Some(Look::Answer(Answer::granted("already_held", row.slot, row.fence, &holder.consumer)));
+    }
+    Some(Look::Wanted(Wanted { choices: vec![(row.slot, Some(*row))], own: true, in_grace, ..Wanted::default() }))
+}
+
+fn look_at_permits(call: &Call, me: SlotRef, resource: &str, declaration: &Declaration) -> Result<Look> {
+    declaration::require(resource, declaration, Kind::Semaphore)?;
+    let permits = semaphore::survey(call, resource, declaration, &|_| false);
+    let declared = Some((Kind::Semaphore, declaration.slots));
+    if let Some(own) = permits.held.iter().find_map(|(row, holder)| look_at_own(me, row, holder)) {
+        return Ok(match own {
+            Look::Wanted(want) => Look::Wanted(Wanted { declared, ..want }),
+            answer => answer,
+        });
+    }
+    if permits.free.is_empty() || permits.arriving.contains(&me.session()) {
+        return Ok(Look::Answer(Answer::refused(if permits.in_flight { "busy" } else { "held" })));
+    }
+    let mut choices = permits.free;
+    // Those who come at the same time begin with different ones.
+    let first = me.session().as_bytes().iter().fold(0, |sum, byte| sum + usize::from(*byte)) % choices.len();
+    choices.rotate_left(first);
+    Ok(Look::Wanted(Wanted { declared, choices, ..Wanted::default() }))
+}
+
+/// Takes a place in the queue, unless the session is not to be granted anything.
+fn line_up(call: &Call, me: SlotRef, resource: &str) -> Result<&'static str> {
+    spi::require_writes("lease_acquire()")?;
+    Ok(match session::row(me.session()) {
+        None => "expired",
+        Some(row) if row.draining => "draining",
+        Some(_) if queue::take_place(call, resource, me.session())? => "queued",
+        Some(_) => "busy",
+    })
+}
+
+/// The session's row if it may be granted something, and cannot end under the grant: it is looked at after the lock that its end
+/// wants. Why not, otherwise.
+pub fn grantee(call: &Call, me: SlotRef) -> std::result::Result<SessionRow, &'static str> {
+    if !Guard::Grantee(me.session()).try_lock(Mode::Shared) {
+        return Err("closing");
+    }
+    match (session::row(me.session()), call.shared.look(me).map(|standing| standing.state)) {
+        (_, Some(State::Frozen)) => Err("closing"),
+        (Some(row), Some(State::Alive)) if row.draining => Err("draining"),
+        (Some(row), Some(State::Alive)) => Ok(row),
+        _ => Err("expired"),
+    }
+}
+
+/// Takes what is free or dead, unless others are in line for it.
+fn take(
+    call: &Call,
+    me: SlotRef,
+    leases: &Leases,
+    resources: &[String],
+    mut wanted: Vec<(usize, Wanted)>,
+    answers: &mut [Answer],
+) -> Result<()> {
+    spi::require_writes("lease_acquire()")?;
+    let row = match grantee(call, me) {
+        Ok(row) => row,
+        Err(refusal) => {
+            for (index, _) in wanted {
+                answers[index].reason = refusal;
+            }
+            return Ok(());
+        }
+    };
+    let names =
+        |wanted: &[(usize, Wanted)]| wanted.iter().map(|(index, _)| resources[*index].as_str()).collect::<Vec<_>>();
+    let first = queue::first_in_line(call, names(&wanted), &[]);
+    wanted.retain(|(index, want)| {
+        let barging = first.get(&resources[*index]).is_some_and(|first| *first != me.session());
+        if barging && !want.own {
+            answers[*index].reason = "awaited";
+        }
+        want.own || !barging
+    });
+    wanted.retain(|(index, want)| match want.choices.first() {
+        Some((slot, Some(lease))) if want.in_grace => {
+            if grace::take_back(call, leases, me, &resources[*index], lease) {
+                answers[*index] = Answer::granted("already_held", *slot, lease.fence, &row.consumer);
+            }
+            false
+        }
+        _ => true,
+    });
+    let mut places = if first.values().any(|first| *first == me.session()) {
+        queue::places(call.db(), names(&wanted), &vec![me.session(); wanted.len()])
+    } else {
+        HashMap::new()
+    };
+    // Of a semaphore there may be another permit when somebody was faster.
+    while !wanted.is_empty() {
+        let candidate = |(index, want): &mut (usize, Wanted)| {
+            let resource = resources[*index].clone();
+            let (slot, row) = want.choices.pop()?;
+            let places = places.get(&(resource.clone(), me.session())).cloned().unwrap_or_default();
+            Some(Candidate { resource, slot, declared: want.declared, row, released: false, grantee: me, places })
+        };
+        let fences = grant::grant(call, leases, wanted.iter_mut().filter_map(candidate).collect());
+        let mut granted: HashMap<&str, (i32, i64)> =
+            fences.iter().map(|((resource, slot), fence)| (resource.as_str(), (*slot, *fence))).collect();
+        wanted.retain(|(index, want)| match granted.remove(resources[*index].as_str()) {
+            Some((slot, fence)) => {
+                let reason = if want.own { "refenced" } else { "granted" };
+                answers[*index] = Answer::granted(reason, slot, fence, &row.consumer);
+                places.remove(&(resources[*index].clone(), me.session()));
+                false
+            }
+            None if want.choices.is_empty() => {
+                // A fenced transaction of the dead holder may be in the way: whoever waits is served when it ends.
+                call.seam().judge(&resources[*index]);
+                false
+            }
+            None => true,
+        });
+    }
+    Ok(())
+}

@@ -1,0 +1,254 @@
+//! Declarations: names that are not exclusive leases but have a number of slots, the permits of a semaphore or the partitions of a group.
+//!
+//! There is one name space. Nobody may declare a name that is held or waited for, nor make a plain lease of a declared one. As neither
+//! sees what the other has not committed, both hold the name's stripe for the time of the call (see [`crate::grant`]) and look with a
+//! dirty snapshot: the later one finds the earlier one's rows in flight and gives up.
+//!
+//! The number of slots may change, or the declaration go, while somebody is granting a slot of it. Whoever grants writes first and reads
+//! the declaration again then; whoever drops a declaration does so first and then looks at the slots. One of the two sees the other.
+
+use crate::call::Call;
+use crate::claim::{Leases, Probe};
+use crate::error::{Error, Result};
+use crate::grant::stripe;
+use crate::guard::{Guard, Mode};
+use crate::holders::Holders;
+use crate::queue;
+use crate::spi::{Statement, Value};
+use crate::table::{Flight, Key, Locked, Sight, Table, Tuple};
+use crate::text::{Text, role_name, role_of_name};
+use pgrx::pg_sys::{self, INT4OID, ItemPointerData, TEXTOID};
+
+static INSERT: Statement =
+    Statement::writes(include_str!("../sql/query/declaration/insert.sql"), &[TEXTOID, TEXTOID, INT4OID, TEXTOID]);
+static UPDATE: Statement = Statement::writes(include_str!("../sql/query/declaration/update.sql"), &[TEXTOID, INT4OID]);
+static DELETE: Statement = Statement::writes(include_str!("../sql/query/declaration/delete.sql"), &[TEXTOID]);
+static DELETE_SLOTS: Statement =
+    Statement::writes(include_str!("../sql/query/declaration/delete_slots.sql"), &[TEXTOID, INT4OID]);
+
+/// Permits of a semaphore, partitions of a group.
+pub const MAX_SLOTS: i32 = 32_768;
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kind {
+    Semaphore,
+    Group,
+}
+
+impl Kind {
+    pub fn name(self) -> &'static str {
+        match self {
+            Kind::Semaphore => "semaphore",
+            Kind::Group => "group",
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+pub struct Declaration {
+    pub kind: Kind,
+    pub slots: i32,
+    owner: String,
+    tid: ItemPointerData,
+}
+
+/// What stands for a name, what others have not committed included.
+#[derive(Debug)]
+pub enum Stands {
+    Absent,
+    /// Somebody is declaring, changing or dropping it.
+    InFlight(Kind),
+    Declared(Declaration),
+}
+
+fn table() -> Table {
+    Table::open(c"_declarations", c"_declarations_pkey")
+}
+
+fn read(row: &Tuple) -> Declaration {
+    let group = row.get::<Text>(2).is_some_and(|kind| &*kind == Kind::Group.name());
+    Declaration {
+        kind: if group { Kind::Group } else { Kind::Semaphore },
+        slots: row.get(3).unwrap_or(0),
+        owner: row.get::<Text>(4).map(|owner| owner.0).unwrap_or_default(),
+        tid: row.tid(),
+    }
+}
+
+/// The declaration of a name: committed, or of this transaction.
+pub fn of(resource: &str) -> Option<Declaration> {
+    table().scan(Sight::Latest, &[Key::Text(resource)], |row, _| Some(read(row)))
+}
+
+/// The groups among some names, and the others.
+pub fn groups_among(names: Vec<String>) -> (Vec<String>, Vec<String>) {
+    let table = table();
+    let kind = |name: &String| table.scan(Sight::Latest, &[Key::Text(name)], |row, _| Some(read(row).kind));
+    // Mostly nothing is declared.
+    if names.len() > 1 && table.scan(Sight::Latest, &[], |_, _| Some(())).is_none() {
+        return (Vec::new(), names);
+    }
+    names.into_iter().partition(|name| kind(name) == Some(Kind::Group))
+}
+
+/// The declaration of a name that has to be of a kind.
+pub fn of_kind(resource: &str, kind: Kind) -> Result<Declaration> {
+    let declaration = of(resource).ok_or_else(|| Error::Unknown { kind: kind.name(), name: resource.to_owned() })?;
+    require(resource, &declaration, kind)?;
+    Ok(declaration)
+}
+
+pub fn require(resource: &str, declaration: &Declaration, kind: Kind) -> Result<()> {
+    if declaration.kind == kind {
+        return Ok(());
+    }
+    Err(Error::WrongKind { name: resource.to_owned(), is: declaration.kind.name(), wanted: kind.name() }.into())
+}
+
+/// What stands for a name.
+pub fn stands(resource: &str) -> Stands {
+    let mut found = Stands::Absent;
+    table().scan(Sight::Dirty, &[Key::Text(resource)], |row, flight| {
+        let declaration = read(row);
+        found = match flight {
+            Flight::None => Stands::Declared(declaration),
+            _ => Stands::InFlight(declaration.kind),
+        };
+        None::<()>
+    });
+    // A dirty scan cannot say that there is no row: it may just be moved.
+    match (found, of(resource)) {
+        (Stands::Absent, Some(declaration)) => Stands::InFlight(declaration.kind),
+        (found, _) => found,
+    }
+}
+
+/// Whether a name is still declared with as many slots as it was when a slot of it was chosen.
+pub fn still(resource: &str, slots: i32) -> bool {
+    matches!(stands(resource), Stands::Declared(declaration) if declaration.slots == slots)
+}
+
+/// A number of slots within its limits.
+pub fn slots_arg(what: &'static str, slots: Option<i32>) -> Result<i32> {
+    let slots = slots.ok_or(Error::Null(what))?;
+    if (1..=MAX_SLOTS).contains(&slots) {
+        return Ok(slots);
+    }
+    Err(Error::Number { what, given: slots.into(), min: 1, max: MAX_SLOTS.into() }.into())
+}
+
+/// Declares a name that nobody holds or waits for.
+pub fn declare(call: &Call, resource: &str, kind: Kind, slots: i32) -> Result<()> {
+    let stripe = Guard::Stripe(stripe(resource, 0));
+    stripe.lock(Mode::Exclusive);
+    match stands(resource) {
+        Stands::Absent => (),
+        Stands::InFlight(_) => return Err(Error::BeingDeclared { name: resource.to_owned() }.into()),
+        Stands::Declared(declaration) => {
+            return Err(Error::Declared { name: resource.to_owned(), is: declaration.kind.name() }.into());
+        }
+    }
+    if let Some(why) = in_use(call, resource)? {
+        return Err(Error::NameInUse { name: resource.to_owned(), why }.into());
+    }
+    call.db().execute(&DELETE_SLOTS, vec![Value::Text(resource), Value::Int(0)]);
+    call.db().execute(
+        &INSERT,
+        vec![Value::Text(resource), Value::Text(kind.name()), Value::Int(slots), Value::Text(&role_name(call.caller))],
+    );
+    stripe.unlock(Mode::Exclusive);
+    Ok(())
+}
+
+/// Takes back a declaration whose slots nobody holds or waits for. The caller holds its row.
+pub fn undeclare(call: &Call, resource: &str, kind: Kind) -> Result<()> {
+    call.db().execute(&DELETE, vec![Value::Text(resource)]);
+    if let Some(why) = in_use(call, resource)? {
+        return Err(Error::InUse { kind: kind.name(), name: resource.to_owned(), why }.into());
+    }
+    call.db().execute(&DELETE_SLOTS, vec![Value::Text(resource), Value::Int(0)]);
+    Ok(())
+}
+
+/// Changes the number of slots. The caller holds the declaration's row.
+pub fn resize(call: &Call, resource: &str, slots: i32) {
+    call.db().execute(&UPDATE, vec![Value::Text(resource), Value::Int(slots)]);
+}
+
+/// Deletes the rows of slots that are no more; the caller has seen that nobody holds them.
+pub fn forget_slots(call: &Call, resource: &str, from: i32) {
+    call.db().execute(&DELETE_SLOTS, vec![Value::Text(resource), Value::Int(from)]);
+}
+
+/// Who holds or waits for a name: nobody, if the rows of its slots are this transaction's now.
+pub fn in_use(call: &Call, resource: &str) -> Result<Option<String>> {
+    if let Some(why) = slots_in_use(call, resource, 0)? {
+        return Ok(Some(why));
+    }
+    let (waiting, arriving) = queue::waiting(resource);
+    if arriving {
+        return Err(Error::BeingDeclared { name: resource.to_owned() }.into());
+    }
+    let holders = Holders::of(call, waiting.iter().copied());
+    let waiter = waiting.iter().find_map(|session| holders.living(Some(*session)));
+    Ok(waiter.map(|(waiter, _)| format!("\"{}\" waits for it.", waiter.consumer)))
+}
+
+/// Who holds a slot from a number on: nobody, if the rows of these slots are this transaction's now.
+pub fn slots_in_use(call: &Call, resource: &str, from: i32) -> Result<Option<String>> {
+    let busy = || Error::BeingDeclared { name: resource.to_owned() };
+    let leases = Leases::open();
+    let mut rows = Vec::new();
+    for (slot, probe) in leases.slots(resource).0 {
+        match probe {
+            _ if slot < from => (),
+            Probe::Row(row) => rows.push(row),
+            _ => return Err(busy().into()),
+        }
+    }
+    let holders = Holders::of(call, rows.iter().filter_map(|row| row.session));
+    for row in rows {
+        if let Some((holder, _)) = holders.living(row.session) {
+            return Ok(Some(format!("\"{}\" holds it under fence {}.", holder.consumer, row.fence)));
+        }
+        // A dead holder's fenced transaction may still be open.
+        if row.session.is_some() && !Guard::Fence(row.fence).is_free() {
+            return Ok(Some(format!("A transaction under fence {} is open.", row.fence)));
+        }
+        if leases.lock(row.tid, false) != Locked::Mine {
+            return Err(busy().into());
+        }
+    }
+    Ok(None)
+}
+
+/// Locks the declaration of a name that the caller owns, waiting for whoever is changing it.
+pub fn lock_owned(call: &Call, resource: &str, kind: Kind) -> Result<Declaration> {
+    loop {
+        let declaration = of_kind(resource, kind)?;
+        authorize(call, resource, &declaration)?;
+        if table().lock(declaration.tid, true) == Locked::Mine {
+            return Ok(declaration);
+        }
+        pgrx::check_for_interrupts!();
+    }
+}
+
+/// Locks the declaration if nobody else has it locked or has changed it.
+pub fn try_lock(declaration: &Declaration) -> bool {
+    table().lock(declaration.tid, false) == Locked::Mine
+}
+
+/// A declaration is changed by the role that made it, by a member of that role, and by the extension's owner. The role is kept by its
+/// name, because a dump has to be restored where roles have other oids.
+fn authorize(call: &Call, resource: &str, declaration: &Declaration) -> Result<()> {
+    let may_use = |role: pg_sys::Oid| {
+        // SAFETY: reads the catalog through its cache
+        role != pg_sys::Oid::INVALID && unsafe { pg_sys::has_privs_of_role(call.caller, role) }
+    };
+    if may_use(role_of_name(&declaration.owner)) || may_use(call.owner()) {
+        return Ok(());
+    }
+    let (kind, name, owner) = (declaration.kind.name(), resource.to_owned(), declaration.owner.clone());
+    Err(Error::NotOwner { kind, name, owner }.into())
+}

@@ -1,0 +1,71 @@
+//! What a rebalance changes: the targets, and which owners are asked to release.
+
+use super::assign::assign;
+use super::state::{Counted, Member, State};
+use pgrx::Uuid;
+use std::collections::{HashMap, HashSet};
+
+/// What is to be written, and who is to be told.
+pub struct Plan {
+    /// Partitions whose target or revocation is another now.
+    pub changed: Vec<i32>,
+    /// Owners that are to release something, or not any more.
+    pub told: HashSet<Uuid>,
+    /// Members to be counted as active, or as draining.
+    pub active: Vec<Uuid>,
+    pub draining: Vec<Uuid>,
+    pub dead: Vec<Uuid>,
+}
+
+/// Computes the targets from those members that may be given something and from the present owners, and puts them into the state.
+/// `timeout`: microseconds that an owner has to release what goes to another.
+pub fn plan(state: &mut State, now: u64, timeout: u64) -> Plan {
+    let sessions = |of: &dyn Fn(&Member) -> bool| -> Vec<Uuid> {
+        state.members.iter().filter(|member| of(member)).map(|member| member.session).collect()
+    };
+    let mut plan = Plan {
+        changed: Vec::new(),
+        told: HashSet::new(),
+        active: sessions(&|m| m.alive && !m.draining && m.counted != Some(Counted::Active)),
+        draining: sessions(&|m| m.alive && m.draining && m.counted != Some(Counted::Draining)),
+        dead: sessions(&|m| !m.alive),
+    };
+    let keeps: HashSet<Uuid> = sessions(&|m| m.alive && m.draining).into_iter().collect();
+    let targets = targets(state);
+    for (index, (known, target)) in (0..).zip(state.partitions.iter_mut().zip(targets)) {
+        let revoking = match (known.owner, known.fence()) {
+            (Some(owner), Some(fence)) if target != Some(owner) && !keeps.contains(&owner) => {
+                Some(known.revoking.unwrap_or((fence, now + timeout)))
+            }
+            _ => None,
+        };
+        let told = known.target != target || known.revoking != revoking;
+        if told {
+            plan.changed.push(index);
+            plan.told.extend(known.owner);
+        }
+        (known.target, known.revoking) = (target, revoking);
+    }
+    for member in &mut state.members {
+        member.counted = member.alive.then_some(if member.draining { Counted::Draining } else { Counted::Active });
+    }
+    state.members.retain(|member| member.alive);
+    plan
+}
+
+/// The new target of each partition. Nobody, while a group is being drained to be resized.
+fn targets(state: &State) -> Vec<Option<Uuid>> {
+    let active: Vec<&Member> = state.members.iter().filter(|member| member.alive && !member.draining).collect();
+    if active.is_empty() || state.resize_to.is_some() {
+        return vec![None; state.partitions.len()];
+    }
+    let ids: Vec<&str> = active.iter().map(|member| member.id.as_str()).collect();
+    let id_of: HashMap<Uuid, &str> = active.iter().map(|member| (member.session, member.id.as_str())).collect();
+    let owners: Vec<Option<&str>> = state
+        .partitions
+        .iter()
+        // What is on its way to a member is not sent elsewhere.
+        .map(|known| [known.owner, known.target].into_iter().flatten().find_map(|session| id_of.get(&session).copied()))
+        .collect();
+    assign(state.assignor, &ids, &owners).into_iter().map(|member| member.map(|index| active[index].session)).collect()
+}

@@ -1,0 +1,230 @@
+//! What is known of a group: its settings, its members and who lives among them, its partitions with owners and targets.
+
+use super::assign::Assignor;
+use crate::call::Call;
+use crate::claim::{LeaseRow, Leases};
+use crate::declaration::{self, Kind};
+use crate::holders::Holders;
+use crate::table::{Flight, Key, Locked, Sight, Table};
+use crate::text::Text;
+use pgrx::Uuid;
+use pgrx::pg_sys::ItemPointerData;
+use std::collections::HashSet;
+
+/// How the targets take a member into account.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Counted {
+    Active,
+    Draining,
+}
+
+#[derive(Clone, Debug)]
+pub struct Member {
+    pub session: Uuid,
+    /// What the assignors sort by: the consumer's name, and the session to tell two of one name apart.
+    pub id: String,
+    pub alive: bool,
+    pub draining: bool,
+    pub counted: Option<Counted>,
+    /// When a newcomer is to be counted.
+    pub settles_at: u64,
+}
+
+#[derive(Clone, Debug)]
+pub struct Partition {
+    /// The row of the lease, whoever has it.
+    pub row: Option<LeaseRow>,
+    /// The session that has it, if it lives and is not letting go.
+    pub owner: Option<Uuid>,
+    pub target: Option<Uuid>,
+    /// The owner's fence, which is to be released, and until when.
+    pub revoking: Option<(i64, u64)>,
+}
+
+impl Member {
+    pub fn consumer(&self) -> &str {
+        self.id.rsplit_once('/').map_or("", |(consumer, _)| consumer)
+    }
+}
+
+impl Partition {
+    /// The owner's fence.
+    pub fn fence(&self) -> Option<i64> {
+        self.owner.and(self.row).map(|row| row.fence)
+    }
+}
+
+pub struct State {
+    pub name: String,
+    pub assignor: Assignor,
+    pub rebalance_timeout_ms: i32,
+    pub generation: i64,
+    pub resize_to: Option<i32>,
+    pub members: Vec<Member>,
+    pub partitions: Vec<Partition>,
+    stale: bool,
+    tid: ItemPointerData,
+}
+
+fn table() -> Table {
+    Table::open(c"_groups", c"_groups_pkey")
+}
+
+fn members() -> Table {
+    Table::open(c"_members", c"_members_pkey")
+}
+
+/// Locks the rows of members that nobody else has locked. Gives these.
+pub fn lock_members(group: &str, sessions: &[Uuid]) -> Vec<Uuid> {
+    let members = members();
+    let tid = |session: &Uuid| {
+        members.scan(Sight::Latest, &[Key::Text(group), Key::Uuid(*session)], |row, _| Some(row.tid()))
+    };
+    let mine = |session: &Uuid| tid(session).is_some_and(|tid| members.lock(tid, false) == Locked::Mine);
+    sessions.iter().copied().filter(mine).collect()
+}
+
+/// The session's place in the group, what others have not committed left out.
+pub fn is_member(group: &str, session: Uuid) -> bool {
+    members().scan(Sight::Latest, &[Key::Text(group), Key::Uuid(session)], |_, _| Some(())).is_some()
+}
+
+/// The sessions in a group, what others have not committed included; and whether there is such.
+pub fn sessions(group: &str) -> (Vec<Uuid>, bool) {
+    let (mut sessions, mut in_flight) = (Vec::new(), false);
+    members().scan(Sight::Dirty, &[Key::Text(group)], |row, flight| {
+        in_flight |= flight != Flight::None;
+        sessions.extend(row.get::<Uuid>(2));
+        None::<()>
+    });
+    (sessions, in_flight)
+}
+
+impl State {
+    /// What stands for a group: committed, or done by this transaction. `letting_go` says of a row that this transaction releases it.
+    pub fn read(call: &Call, name: &str, letting_go: &dyn Fn(&LeaseRow) -> bool) -> Option<State> {
+        let slots = declaration::of(name).filter(|known| known.kind == Kind::Group)?.slots;
+        let mut settle_delay = 0;
+        let mut state = table().scan(Sight::Latest, &[Key::Text(name)], |row, _| {
+            settle_delay = u64::from(row.get::<i32>(4).unwrap_or(0).cast_unsigned()) * 1_000;
+            Some(State {
+                name: name.to_owned(),
+                assignor: row.get::<Text>(2).and_then(|name| Assignor::parse(&name)).unwrap_or(Assignor::Sticky),
+                rebalance_timeout_ms: row.get(3).unwrap_or(0),
+                generation: row.get(5).unwrap_or(0),
+                stale: row.get(6).unwrap_or(false),
+                resize_to: row.get(7),
+                members: Vec::new(),
+                partitions: Vec::new(),
+                tid: row.tid(),
+            })
+        })?;
+        state.partitions = vec![Partition { row: None, owner: None, target: None, revoking: None }; slots as usize];
+        state.read_members(call, settle_delay);
+        state.read_owners(call, letting_go);
+        state.read_targets(call);
+        Some(state)
+    }
+
+    fn read_members(&mut self, call: &Call, settle_delay: u64) {
+        let boot_id = call.shared.boot_id();
+        members().scan(Sight::Latest, &[Key::Text(&self.name)], |row, _| {
+            let joined = row.get::<i64>(4).filter(|_| row.get(5) == Some(boot_id)).unwrap_or(0).cast_unsigned();
+            self.members.push(Member {
+                session: row.get(2)?,
+                id: String::new(),
+                alive: false,
+                draining: false,
+                counted: row
+                    .get::<Text>(6)
+                    .map(|counted| if &*counted == "active" { Counted::Active } else { Counted::Draining }),
+                settles_at: joined + settle_delay,
+            });
+            None::<()>
+        });
+        let holders = Holders::of(call, self.members.iter().map(|member| member.session));
+        for member in &mut self.members {
+            if let Some((row, _)) = holders.living(Some(member.session)) {
+                member.id = format!("{}/{}", row.consumer, row.session);
+                (member.alive, member.draining) = (true, row.draining);
+            }
+        }
+    }
+
+    fn read_owners(&mut self, call: &Call, letting_go: &dyn Fn(&LeaseRow) -> bool) {
+        let rows = Leases::open().rows(&self.name);
+        let holders = Holders::of(call, rows.iter().filter_map(|row| row.session));
+        for row in rows {
+            if let Some(partition) = usize::try_from(row.slot).ok().and_then(|slot| self.partitions.get_mut(slot)) {
+                partition.row = Some(row);
+                partition.owner = row.session.filter(|_| holders.living(row.session).is_some() && !letting_go(&row));
+            }
+        }
+    }
+
+    fn read_targets(&mut self, call: &Call) {
+        let (timeout_ms, partitions) = (self.rebalance_timeout_ms, &mut self.partitions);
+        Table::open(c"_partitions", c"_partitions_pkey").scan(Sight::Latest, &[Key::Text(&self.name)], |row, _| {
+            let known = row.get::<i32>(2).and_then(|slot| usize::try_from(slot).ok());
+            if let Some(partition) = known.and_then(|slot| partitions.get_mut(slot)) {
+                let at = call.shared.of_this_start(row.get(5).unwrap_or(0), row.get(6).unwrap_or(0), timeout_ms);
+                partition.target = row.get(3);
+                // What an owner of before was asked for means nothing.
+                let revoking = row.get::<i64>(4).filter(|fence| partition.fence() == Some(*fence));
+                partition.revoking = revoking.map(|fence| (fence, at));
+            }
+            None::<()>
+        });
+    }
+
+    /// Whether the targets would be other ones if they were computed now.
+    pub fn wants_rebalance(&self, now: u64) -> bool {
+        let counted_as = |member: &Member| match (member.alive, member.draining) {
+            (true, false) => Some(Counted::Active),
+            (true, true) => Some(Counted::Draining),
+            (false, _) => None,
+        };
+        let of_member = |member: &Member| match member.counted {
+            Some(counted) => counted_as(member) != Some(counted),
+            None => !member.alive || member.settles_at <= now,
+        };
+        let is_counted = |target: Uuid| self.members.iter().any(|member| member.session == target && member.alive);
+        let anybody = self.members.iter().any(|member| member.counted == Some(Counted::Active));
+        self.stale
+            || self.members.iter().any(of_member)
+            || (self.resize_to.is_some() && !self.is_owned())
+            || (self.resize_to.is_none() && anybody && self.partitions.iter().any(|known| known.target.is_none()))
+            || self
+                .targets()
+                .into_iter()
+                .flatten()
+                .collect::<HashSet<_>>()
+                .into_iter()
+                .any(|target| !is_counted(target))
+    }
+
+    pub fn is_owned(&self) -> bool {
+        self.partitions.iter().any(|known| known.owner.is_some())
+    }
+
+    pub fn targets(&self) -> Vec<Option<Uuid>> {
+        self.partitions.iter().map(|known| known.target).collect()
+    }
+
+    /// Locks the group's row if nobody else has it locked or has changed it.
+    pub fn lock(&self) -> bool {
+        table().lock(self.tid, false) == Locked::Mine
+    }
+
+    /// Locks it in any case, waiting for whoever has it. False if it has changed meanwhile.
+    pub fn lock_waiting(&self) -> bool {
+        table().lock(self.tid, true) == Locked::Mine
+    }
+
+    /// When something is to be done that nobody announces.
+    pub fn next_due(&self) -> Option<u64> {
+        let revocations = self.partitions.iter().filter_map(|known| known.revoking).map(|(_, at)| at);
+        let newcomers = self.members.iter().filter(|member| member.counted.is_none() && member.alive);
+        revocations.chain(newcomers.map(|member| member.settles_at)).min()
+    }
+}

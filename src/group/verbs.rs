@@ -1,0 +1,265 @@
+//! The SQL functions of groups.
+
+use super::assign::Assignor;
+use super::state::{self, State};
+use super::{judge, resize};
+use crate::acquire::grantee;
+use crate::call::{Call, enter, text_arg};
+use crate::claim;
+use crate::declaration::{self, Kind, Stands};
+use crate::error::{Error, Result};
+use crate::guard::{Guard, Mode};
+use crate::handover::HandOver;
+use crate::liveness::clock;
+use crate::liveness::slots::SlotRef;
+use crate::release::{self, find, release_seat};
+use crate::session::touch;
+use crate::spi::{self, Statement, Value};
+use crate::text::Text;
+use crate::{cursor, fence, grant, interval};
+use pgrx::datum::Interval;
+use pgrx::pg_sys::{self, INT4OID, INT8OID, TEXTOID, UUIDOID};
+use pgrx::prelude::*;
+use pgrx::{Uuid, name};
+
+static CREATE: Statement =
+    Statement::writes(include_str!("../../sql/query/group/create.sql"), &[TEXTOID, TEXTOID, INT4OID, INT4OID]);
+static ALTER: Statement =
+    Statement::writes(include_str!("../../sql/query/group/alter.sql"), &[TEXTOID, TEXTOID, INT4OID, INT4OID]);
+static DRAIN: Statement = Statement::writes(include_str!("../../sql/query/group/drain.sql"), &[TEXTOID, INT4OID]);
+static DROP: Statement = Statement::writes(include_str!("../../sql/query/group/drop.sql"), &[TEXTOID]);
+static DROP_MEMBERS: Statement = Statement::writes(include_str!("../../sql/query/group/drop_members.sql"), &[TEXTOID]);
+static JOIN: Statement =
+    Statement::writes(include_str!("../../sql/query/group/join.sql"), &[TEXTOID, UUIDOID, INT8OID, INT8OID]);
+static LEAVE: Statement = Statement::writes(include_str!("../../sql/query/group/leave.sql"), &[TEXTOID, UUIDOID]);
+
+fn assignor_arg(name: &str) -> Result<Assignor> {
+    Assignor::parse(name).ok_or_else(|| Error::Assignor(name.to_owned()).into())
+}
+
+/// The group's state, locked to the end of the transaction; waits for whoever has it.
+fn lock_owned(call: &Call, name: &str) -> Result<State> {
+    declaration::lock_owned(call, name, Kind::Group)?;
+    loop {
+        let state = State::read(call, name, &|_| false)
+            .ok_or_else(|| Error::Unknown { kind: Kind::Group.name(), name: name.to_owned() })?;
+        if state.lock_waiting() {
+            return Ok(state);
+        }
+        pgrx::check_for_interrupts!();
+    }
+}
+
+#[pg_extern(schema = "eskit_lease")]
+fn group_create(
+    group_name: Option<Text>,
+    partitions: Option<i32>,
+    assignor: default!(Option<Text>, "'sticky'"),
+    rebalance_timeout: default!(Option<Interval>, "'30 s'"),
+    settle_delay: default!(Option<Interval>, "'0'"),
+) -> Result<()> {
+    let shared = enter()?;
+    spi::require_writes("group_create()")?;
+    let name = text_arg("group_name", group_name)?;
+    let partitions = declaration::slots_arg("partitions", partitions)?;
+    let assignor = assignor_arg(&assignor.ok_or(Error::Null("assignor"))?)?;
+    let timeout = interval::delay_ms("rebalance_timeout", rebalance_timeout.ok_or(Error::Null("rebalance_timeout"))?)?;
+    let settle = interval::delay_ms("settle_delay", settle_delay.ok_or(Error::Null("settle_delay"))?)?;
+    let call = Call::open(shared)?;
+    declaration::declare(&call, &name, Kind::Group, partitions)?;
+    let values = vec![Value::Text(&name), Value::Text(assignor.name()), Value::Int(timeout), Value::Int(settle)];
+    call.db().execute(&CREATE, values);
+    Ok(())
+}
+
+#[pg_extern(schema = "eskit_lease")]
+fn group_alter(
+    group_name: Option<Text>,
+    assignor: default!(Option<Text>, "NULL"),
+    rebalance_timeout: default!(Option<Interval>, "NULL"),
+    settle_delay: default!(Option<Interval>, "NULL"),
+) -> Result<()> {
+    let shared = enter()?;
+    spi::require_writes("group_alter()")?;
+    let name = text_arg("group_name", group_name)?;
+    let assignor = assignor.map(|assignor| assignor_arg(&assignor)).transpose()?;
+    let timeout = rebalance_timeout.map(|timeout| interval::delay_ms("rebalance_timeout", timeout)).transpose()?;
+    let settle = settle_delay.map(|delay| interval::delay_ms("settle_delay", delay)).transpose()?;
+    let call = Call::open(shared)?;
+    let state = lock_owned(&call, &name)?;
+    let values = vec![
+        Value::Text(&name),
+        Value::Text(assignor.unwrap_or(state.assignor).name()),
+        Value::MaybeInt(timeout),
+        Value::MaybeInt(settle),
+    ];
+    call.db().execute(&ALTER, values);
+    judge(&call, &name, &|_| false, &mut HandOver::default())?;
+    call.seam().judge(&name);
+    Ok(())
+}
+
+#[pg_extern(schema = "eskit_lease")]
+fn group_resize(
+    group_name: Option<Text>,
+    partitions: Option<i32>,
+    drain: default!(Option<bool>, "false"),
+) -> Result<bool> {
+    let shared = enter()?;
+    spi::require_writes("group_resize()")?;
+    let name = text_arg("group_name", group_name)?;
+    let partitions = declaration::slots_arg("partitions", partitions)?;
+    let drain = drain.ok_or(Error::Null("drain"))?;
+    let call = Call::open(shared)?;
+    let state = lock_owned(&call, &name)?;
+    if state.resize_to.is_none() && state.partitions.len() as i32 == partitions {
+        return Ok(true);
+    }
+    let in_use = declaration::slots_in_use(&call, &name, 0)?;
+    match in_use {
+        None => resize(&call, &name, partitions),
+        Some(why) if !drain => return Err(Error::InUse { kind: Kind::Group.name(), name, why }.into()),
+        Some(_) => {
+            call.db().execute(&DRAIN, vec![Value::Text(&name), Value::Int(partitions)]);
+        }
+    }
+    judge(&call, &name, &|_| false, &mut HandOver::default())?;
+    call.seam().judge(&name);
+    Ok(declaration::of(&name).is_some_and(|declaration| declaration.slots == partitions))
+}
+
+#[pg_extern(schema = "eskit_lease")]
+fn group_drop(group_name: Option<Text>) -> Result<()> {
+    let shared = enter()?;
+    spi::require_writes("group_drop()")?;
+    let name = text_arg("group_name", group_name)?;
+    let call = Call::open(shared)?;
+    let state = lock_owned(&call, &name)?;
+    declaration::undeclare(&call, &name, Kind::Group)?;
+    // Looked at once the declaration is gone: whoever joins looks at that after it has a member's row.
+    let (_, joining) = state::sessions(&name);
+    if joining {
+        return Err(Error::BeingDeclared { name }.into());
+    }
+    if let Some(member) = state.members.iter().find(|member| member.alive) {
+        let (kind, why) = (Kind::Group.name(), format!("\"{}\" is a member.", member.consumer()));
+        return Err(Error::InUse { kind, name, why }.into());
+    }
+    for statement in [&DROP, &DROP_MEMBERS, &super::DROP_PARTITIONS] {
+        call.db().execute(statement, vec![Value::Text(&name)]);
+    }
+    cursor::drop_all(&call, &name);
+    Ok(())
+}
+
+/// A heartbeat for a session that has to be alive.
+fn living(shared: &'static crate::liveness::Shared, session: Option<Uuid>) -> Result<SlotRef> {
+    let touch = touch(shared, session.ok_or(Error::Null("session"))?)?;
+    match (touch.refusal(), touch.at) {
+        (None, Some(at)) => Ok(at),
+        (refusal, _) => Err(Error::SessionEnded(refusal.unwrap_or("unknown_session")).into()),
+    }
+}
+
+#[pg_extern(schema = "eskit_lease")]
+fn group_join(group_name: Option<Text>, session: Option<Uuid>) -> Result<i64> {
+    let shared = enter()?;
+    spi::require_writes("group_join()")?;
+    let name = text_arg("group_name", group_name)?;
+    let me = living(shared, session)?;
+    let call = Call::open(shared)?;
+    declaration::of_kind(&name, Kind::Group)?;
+    if !state::is_member(&name, me.session()) {
+        grantee(&call, me).map_err(Error::SessionEnded)?;
+        let now = Value::Long(clock::now().cast_signed());
+        let values = vec![Value::Text(&name), Value::Uuid(me.session()), now, Value::Long(shared.boot_id())];
+        call.db().execute(&JOIN, values);
+        // Whoever drops the group looks for members after it has dropped the declaration.
+        if !matches!(declaration::stands(&name), Stands::Declared(_)) {
+            return Err(Error::BeingDeclared { name }.into());
+        }
+        judge(&call, &name, &|_| false, &mut HandOver::default())?;
+        call.seam().judge(&name);
+        call.seam().revise(me);
+    }
+    let state = State::read(&call, &name, &|_| false);
+    Ok(state.map_or(0, |state| state.generation))
+}
+
+#[pg_extern(schema = "eskit_lease")]
+fn group_leave(group_name: Option<Text>, session: Option<Uuid>) -> Result<bool> {
+    let shared = enter()?;
+    spi::require_writes("group_leave()")?;
+    let name = text_arg("group_name", group_name)?;
+    let session = session.ok_or(Error::Null("session"))?;
+    let call = Call::open(shared)?;
+    declaration::of_kind(&name, Kind::Group)?;
+    let Some(at) = call.session(session)?.filter(|_| state::is_member(&name, session)) else { return Ok(false) };
+    // As for a release: waits for this session's own fenced transactions, and keeps others away.
+    let owned = || claim::of_session(&name, session);
+    let mut fences: Vec<i64> = owned().into_iter().map(|row| row.fence).collect();
+    if fences.len() > grant::BATCH {
+        Guard::Fencer(session).lock(Mode::Exclusive);
+    } else {
+        fences.sort_unstable();
+        fence::exclude(fences.iter().copied());
+    }
+    if call.db().execute(&LEAVE, vec![Value::Text(&name), Value::Uuid(session)]) == 0 {
+        return Ok(false);
+    }
+    let leases = claim::Leases::open();
+    let excluded = |row: &claim::LeaseRow| row.session == Some(session) && fences.contains(&row.fence);
+    let rows = owned().into_iter().filter_map(|row| find(&leases, &name, row.slot, true, excluded));
+    release::release(&call, at, rows.map(|row| (name.clone(), row)).collect())?;
+    judge(&call, &name, &|_| false, &mut HandOver::default())?;
+    call.seam().judge(&name);
+    Ok(true)
+}
+
+#[pg_extern(schema = "eskit_lease")]
+fn group_assignment(
+    group_name: Option<Text>,
+    session: Option<Uuid>,
+) -> Result<
+    TableIterator<
+        'static,
+        (name!(partition, i32), name!(fence, i64), name!(state, Text), name!(revoke_in, Option<Interval>)),
+    >,
+> {
+    let shared = enter()?;
+    let name = text_arg("group_name", group_name)?;
+    let me = living(shared, session)?;
+    let call = Call::open(shared)?;
+    declaration::of_kind(&name, Kind::Group)?;
+    if !state::is_member(&name, me.session()) {
+        return Err(Error::NotMember { group: name }.into());
+    }
+    // SAFETY: a plain read
+    if !unsafe { pg_sys::XactReadOnly } {
+        // So that partitions move with the worker stopped, too.
+        judge(&call, &name, &|_| false, &mut HandOver::default())?;
+    }
+    let now = clock::now();
+    let state = State::read(&call, &name, &|_| false);
+    let partitions = state.map(|state| state.partitions).unwrap_or_default();
+    let mine: Vec<_> = (0..)
+        .zip(partitions)
+        .filter(|(_, known)| known.owner == Some(me.session()))
+        .filter_map(|(partition, known)| {
+            let revoking = known.revoking.is_some() || known.target.is_some_and(|target| target != me.session());
+            let left = |at: u64| i64::try_from(at.saturating_sub(now)).unwrap_or(0);
+            let revoke_in = known.revoking.map(|(_, at)| Interval::from_micros(left(at)));
+            Some((partition, known.fence()?, Text::from(if revoking { "revoking" } else { "owned" }), revoke_in))
+        })
+        .collect();
+    Ok(TableIterator::new(mine))
+}
+
+#[pg_extern(schema = "eskit_lease")]
+fn group_release(group_name: Option<Text>, partition: Option<i32>, fence: Option<i64>) -> Result<bool> {
+    let shared = enter()?;
+    spi::require_writes("group_release()")?;
+    let name = text_arg("group_name", group_name)?;
+    let partition = cursor::partition_arg(&name, partition)?;
+    release_seat(&Call::open(shared)?, &name, partition, fence.ok_or(Error::Null("fence"))?, true)
+}

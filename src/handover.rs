@@ -1,0 +1,200 @@
+//! Handing over: what is free, or whose holder is dead or is letting go in this very transaction, goes to whoever is next: the first in
+//! line of an exclusive lease or of a semaphore, the target of a group's partition.
+//!
+//! It runs in the transaction of the holder's release or close, in the worker, and (through [`judge_places`]) at the end of a waiter's
+//! own session_wait. A waiter that is just ending is skipped; what is in somebody else's hands is left, and reported as busy, for the
+//! worker to try again.
+
+use crate::call::Call;
+use crate::claim::{LeaseRow, Leases, Probe, Seat};
+use crate::declaration::{self, Kind};
+use crate::error::Result;
+use crate::grant::{self, Candidate};
+use crate::group;
+use crate::guard::{Guard, Mode};
+use crate::holders::Holders;
+use crate::liveness::databases::Counter;
+use crate::liveness::slots::SlotRef;
+use crate::liveness::word::State;
+use crate::queue;
+use crate::semaphore;
+use crate::session;
+use pgrx::Uuid;
+use std::collections::{HashMap, HashSet};
+
+/// What came of a hand-over.
+#[derive(Default)]
+pub struct HandOver {
+    pub granted: HashSet<Seat>,
+    /// Waited for and free or dead, but in somebody's hands for now.
+    pub busy: HashSet<String>,
+    /// Waited for, and held by the living.
+    pub held: Vec<(String, LeaseRow)>,
+}
+
+/// A slot that can be handed over.
+struct Free {
+    slot: i32,
+    row: Option<LeaseRow>,
+    declared: Option<(Kind, i32)>,
+}
+
+/// Hands over resources to whoever is next. `letting_go` says of a row that this transaction releases it, and that it keeps fenced
+/// transactions away from its fence.
+pub fn hand_over(call: &Call, resources: Vec<String>, letting_go: &dyn Fn(&LeaseRow) -> bool) -> Result<HandOver> {
+    let mut result = HandOver::default();
+    let (groups, queued) = declaration::groups_among(resources);
+    for group in groups {
+        group::judge(call, &group, letting_go, &mut result)?;
+    }
+    // Few resources are waited for; only these are worth a look at their lease.
+    let mut first = queue::first_in_line(call, queued.iter().map(String::as_str).collect(), &[]);
+    if !first.is_empty() {
+        let mut free = free_among(call, first.keys(), letting_go, &mut result);
+        serve(call, &mut first, &mut free, letting_go, &mut result);
+    }
+    call.database.add(Counter::HandOvers, result.granted.len() as u64);
+    Ok(result)
+}
+
+/// Grants what is free to the first in line, again and again while there is more of both.
+fn serve(
+    call: &Call,
+    first: &mut HashMap<String, Uuid>,
+    free: &mut HashMap<String, Vec<Free>>,
+    letting_go: &dyn Fn(&LeaseRow) -> bool,
+    result: &mut HandOver,
+) {
+    let leases = Leases::open();
+    let (mut ending, mut ready) = (Vec::new(), HashMap::<Uuid, SlotRef>::new());
+    // Each round takes a free slot, or leaves out those that were found to be ending: there are no more rounds than of both.
+    loop {
+        first.retain(|resource, _| free.get(resource).is_some_and(|slots| !slots.is_empty()));
+        if first.is_empty() {
+            return;
+        }
+        let skipped = admit(call, first.values().copied().collect(), &mut ready);
+        let (again, now): (Vec<_>, Vec<_>) = first.drain().partition(|(_, session)| skipped.contains(session));
+        let (names, sessions): (Vec<&str>, Vec<Uuid>) =
+            now.iter().map(|(resource, session)| (resource.as_str(), *session)).unzip();
+        let mut places = queue::places(call.db(), names, &sessions);
+        let candidates = now.iter().filter_map(|(resource, session)| {
+            let Free { slot, row, declared } = free.get_mut(resource)?.pop()?;
+            Some(Candidate {
+                resource: resource.clone(),
+                slot,
+                declared,
+                released: row.is_some_and(|row| letting_go(&row)),
+                row,
+                grantee: *ready.get(session)?,
+                // Without a place it has just given up waiting, and is not to be given what it no longer asks for.
+                places: places.remove(&(resource.clone(), *session))?,
+            })
+        });
+        let granted = grant::grant(call, &leases, candidates.collect());
+        let is_served = |name: &String| granted.keys().any(|(resource, _)| resource == name);
+        let (served, failed): (Vec<_>, Vec<_>) =
+            now.into_iter().map(|(resource, _)| resource).partition(|name| granted.len() > 0 && is_served(name));
+        // The first in line comes first, also where others might be served at once.
+        result.busy.extend(failed);
+        ending.extend(skipped);
+        let again: HashSet<String> = again.into_iter().map(|(resource, _)| resource).collect();
+        *first = queue::first_in_line(call, again.iter().chain(&served).map(String::as_str).collect(), &ending);
+        // Whoever was skipped may come back: what nobody else waits for is not done with.
+        result.busy.extend(again.into_iter().filter(|resource| !first.contains_key(resource)));
+        result.granted.extend(granted.into_keys());
+        pgrx::check_for_interrupts!();
+    }
+}
+
+/// The slots of the resources that nobody alive has.
+fn free_among<'a>(
+    call: &Call,
+    resources: impl Iterator<Item = &'a String>,
+    letting_go: &dyn Fn(&LeaseRow) -> bool,
+    result: &mut HandOver,
+) -> HashMap<String, Vec<Free>> {
+    let leases = Leases::open();
+    let (mut free, mut held) = (HashMap::new(), Vec::new());
+    let exclusive = |row| vec![Free { slot: 0, row, declared: None }];
+    for resource in resources {
+        match leases.glance(resource, 0) {
+            Probe::Row(row) if row.declared => {
+                free.insert(resource.clone(), free_permits(call, resource, letting_go, result));
+            }
+            Probe::Row(row) if row.session.is_none() || letting_go(&row) => {
+                free.insert(resource.clone(), exclusive(Some(row)));
+            }
+            Probe::Row(row) => held.push((resource, row)),
+            Probe::InFlight(Some(row)) if !row.declared => {
+                result.busy.insert(resource.clone());
+            }
+            Probe::InFlight(_) | Probe::Absent if declaration::of(resource).is_some() => {
+                free.insert(resource.clone(), free_permits(call, resource, letting_go, result));
+            }
+            Probe::InFlight(_) => {
+                result.busy.insert(resource.clone());
+            }
+            Probe::Absent => {
+                free.insert(resource.clone(), exclusive(None));
+            }
+        }
+    }
+    let holders = Holders::of(call, held.iter().filter_map(|(_, row)| row.session));
+    for (resource, row) in held {
+        if holders.living(row.session).is_some() {
+            result.held.push((resource.clone(), row));
+        } else {
+            free.insert(resource.clone(), exclusive(Some(row)));
+        }
+    }
+    free
+}
+
+fn free_permits(
+    call: &Call,
+    resource: &str,
+    letting_go: &dyn Fn(&LeaseRow) -> bool,
+    result: &mut HandOver,
+) -> Vec<Free> {
+    let Some(declaration) = declaration::of(resource).filter(|known| known.kind == Kind::Semaphore) else {
+        return Vec::new();
+    };
+    let permits = semaphore::survey(call, resource, &declaration, letting_go);
+    if permits.in_flight {
+        result.busy.insert(resource.to_owned());
+    }
+    result.held.extend(permits.held.into_iter().map(|(row, _)| (resource.to_owned(), row)));
+    let declared = Some((Kind::Semaphore, declaration.slots));
+    permits.free.into_iter().rev().map(|(slot, row)| Free { slot, row, declared }).collect()
+}
+
+/// Takes G of the sessions in share mode and reads their rows after that. Gives those that are not to be granted to.
+pub fn admit(call: &Call, sessions: HashSet<Uuid>, ready: &mut HashMap<Uuid, SlotRef>) -> HashSet<Uuid> {
+    let new = sessions.into_iter().filter(|session| !ready.contains_key(session));
+    let (open, closed): (Vec<Uuid>, Vec<Uuid>) =
+        new.partition(|session| Guard::Grantee(*session).try_lock(Mode::Shared));
+    let mut skipped: HashSet<Uuid> = closed.into_iter().chain(open.iter().copied()).collect();
+    for row in session::rows(&open) {
+        // One whose end is being committed has leases still, but is not to get more.
+        let alive = call.standing_of(&row).is_some_and(|standing| standing.state == State::Alive);
+        if let Ok(Some(at)) = call.slot_of(&row)
+            && alive
+            && !row.draining
+        {
+            ready.insert(row.session, at);
+            skipped.remove(&row.session);
+        }
+    }
+    skipped
+}
+
+/// Hands over what the session waits for and nobody has: so that waiters are served with the worker stopped.
+pub fn judge_places(call: &Call, at: SlotRef) -> Result<()> {
+    let places = queue::places_of(call.db(), &[at.session()], grant::BATCH, 0);
+    let resources: HashSet<String> = places.into_iter().map(|(resource, _)| resource).collect();
+    if !resources.is_empty() {
+        hand_over(call, resources.into_iter().collect(), &|_| false)?;
+    }
+    Ok(())
+}
