@@ -13,9 +13,10 @@ mod tests {
     use crate::call::{Call, enter};
     use crate::claim::{Leases, Probe};
     use crate::guard::{Guard, Mode};
+    use crate::session::New;
     use crate::table::Locked;
     use crate::text::{Text, text_datum};
-    use crate::{fence, interval, lease, session};
+    use crate::{acquire, fence, interval, session};
     use pgrx::FromDatum;
     use pgrx::datum::Interval;
     use pgrx::prelude::*;
@@ -25,8 +26,8 @@ mod tests {
     }
 
     fn acquire(call: &Call, resource: &str) -> i64 {
-        let at = session::open(call, "tester", 10_000, false, None, false);
-        let answers = at.and_then(|at| lease::acquire(call, at, &[resource.to_owned()], false));
+        let at = session::open(call, New::of(call, "tester", 10_000));
+        let answers = at.and_then(|at| acquire::acquire(call, at, &[resource.to_owned()], false));
         answers.ok().and_then(|mut answers| answers.pop()).and_then(|answer| answer.fence).unwrap_or(0)
     }
 
@@ -79,7 +80,7 @@ mod tests {
         assert_eq!(interval::ttl_ms(Some(Interval::from_seconds(1.5))).ok(), Some(1_500));
         assert!(interval::ttl_ms(Some(Interval::from_micros(999))).is_err());
         assert!(interval::ttl_ms(Some(Interval::from_months(i32::MAX))).is_err());
-        assert!(interval::grace_ms(Interval::from_micros(-1_000)).is_err());
+        assert!(interval::grace_ms("grace", Interval::from_micros(-1_000)).is_err());
         assert_eq!(interval::wait_ms(Some(Interval::from_days(1))).ok(), Some(10_000));
     }
 

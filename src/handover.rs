@@ -93,8 +93,7 @@ fn serve(
         });
         let granted = grant::grant(call, &leases, candidates.collect());
         let is_served = |name: &String| granted.keys().any(|(resource, _)| resource == name);
-        let (served, failed): (Vec<_>, Vec<_>) =
-            now.into_iter().map(|(resource, _)| resource).partition(|name| granted.len() > 0 && is_served(name));
+        let (served, failed): (Vec<_>, Vec<_>) = now.into_iter().map(|(resource, _)| resource).partition(is_served);
         // The first in line comes first, also where others might be served at once.
         result.busy.extend(failed);
         ending.extend(skipped);
