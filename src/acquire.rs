@@ -95,9 +95,11 @@ fn acquire_batch(call: &Call, me: SlotRef, resources: &[String], queue: bool) ->
     let holders = Holders::of(call, probes.iter().filter_map(session_of));
     let mut answers: Vec<Answer> = Vec::with_capacity(resources.len());
     let mut wanted: Vec<(usize, Wanted)> = Vec::new();
+    let plain = resources.len() > 1 && declaration::none();
     for (index, (probe, resource)) in probes.iter().zip(resources).enumerate() {
         let declaration = match probe {
             Probe::Row(row) | Probe::InFlight(Some(row)) if !row.declared => None,
+            _ if plain => None,
             _ => declaration::of(resource),
         };
         let look = match declaration {

@@ -84,8 +84,7 @@ pub fn of(resource: &str) -> Option<Declaration> {
 pub fn groups_among(names: Vec<String>) -> (Vec<String>, Vec<String>) {
     let table = table();
     let kind = |name: &String| table.scan(Sight::Latest, &[Key::Text(name)], |row, _| Some(read(row).kind));
-    // Mostly nothing is declared.
-    if names.len() > 1 && table.scan(Sight::Latest, &[], |_, _| Some(())).is_none() {
+    if names.len() > 1 && none() {
         return (Vec::new(), names);
     }
     names.into_iter().partition(|name| kind(name) == Some(Kind::Group))
@@ -121,6 +120,12 @@ pub fn stands(resource: &str) -> Stands {
         (Stands::Absent, Some(declaration)) => Stands::InFlight(declaration.kind),
         (found, _) => found,
     }
+}
+
+/// Whether nothing is declared at all, nor being declared: mostly so, and said in one look.
+pub fn none() -> bool {
+    let table = table();
+    [Sight::Dirty, Sight::Latest].into_iter().all(|sight| table.scan(sight, &[], |_, _| Some(())).is_none())
 }
 
 /// Whether a name is still declared with as many slots as it was when a slot of it was chosen.
@@ -222,11 +227,17 @@ pub fn slots_in_use(call: &Call, resource: &str, from: i32) -> Result<Option<Str
     Ok(None)
 }
 
+/// The declaration of a name that the caller owns.
+pub fn owned(call: &Call, resource: &str, kind: Kind) -> Result<Declaration> {
+    let declaration = of_kind(resource, kind)?;
+    authorize(call, resource, &declaration)?;
+    Ok(declaration)
+}
+
 /// Locks the declaration of a name that the caller owns, waiting for whoever is changing it.
 pub fn lock_owned(call: &Call, resource: &str, kind: Kind) -> Result<Declaration> {
     loop {
-        let declaration = of_kind(resource, kind)?;
-        authorize(call, resource, &declaration)?;
+        let declaration = owned(call, resource, kind)?;
         if table().lock(declaration.tid, true) == Locked::Mine {
             return Ok(declaration);
         }

@@ -25,7 +25,7 @@ use crate::table::{Locked, Table};
 use crate::{queue, release};
 use pgrx::Uuid;
 use pgrx::pg_sys::{self, BOOLOID, INT4ARRAYOID, INT4OID, ItemPointerData, TEXTARRAYOID, UUIDOID};
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 static INSERT: Statement = Statement::writes(
     include_str!("../sql/query/lease/insert.sql"),
@@ -74,7 +74,8 @@ pub fn grant(call: &Call, leases: &Leases, candidates: Vec<Candidate>) -> HashMa
 fn grant_batch(call: &Call, leases: &Leases, mut candidates: Vec<Candidate>, fences: &mut HashMap<Seat, i64>) {
     let stripes = take_stripes(&candidates);
     let waiters = queue::table();
-    candidates.retain(|candidate| claim(leases, &waiters, candidate, &stripes));
+    let plain = declaration::none();
+    candidates.retain(|candidate| claim(leases, &waiters, candidate, &stripes, plain));
     if !candidates.is_empty() {
         fence::raise(call);
         write(call, &candidates, fences);
@@ -116,7 +117,8 @@ fn take_stripes(candidates: &[Candidate]) -> BTreeSet<u16> {
     wanted.into_iter().filter(|stripe| take(stripe)).collect()
 }
 
-fn claim(leases: &Leases, waiters: &Table, candidate: &Candidate, stripes: &BTreeSet<u16>) -> bool {
+/// Locks what the candidate takes, if nobody is in its way. `plain`: nothing was declared when the stripes were had.
+fn claim(leases: &Leases, waiters: &Table, candidate: &Candidate, stripes: &BTreeSet<u16>, plain: bool) -> bool {
     let fenced = |row: LeaseRow| row.session.is_some() && !candidate.released && !Guard::Fence(row.fence).is_free();
     if candidate.row.is_some_and(fenced) {
         return false;
@@ -132,7 +134,9 @@ fn claim(leases: &Leases, waiters: &Table, candidate: &Candidate, stripes: &BTre
         None => {
             stripes.contains(&stripe(&candidate.resource, candidate.slot))
                 && matches!(leases.probe(&candidate.resource, candidate.slot), Probe::Absent)
-                && (candidate.declared.is_some() || matches!(declaration::stands(&candidate.resource), Stands::Absent))
+                && (plain
+                    || candidate.declared.is_some()
+                    || matches!(declaration::stands(&candidate.resource), Stands::Absent))
         }
     }
 }
@@ -168,15 +172,18 @@ fn write(call: &Call, candidates: &[Candidate], fences: &mut HashMap<Seat, i64>)
 
 /// Takes back what was granted of a resource whose declaration has changed meanwhile.
 fn give_back(call: &Call, candidates: &mut Vec<Candidate>, fences: &mut HashMap<Seat, i64>) {
+    let declared = |candidate: &Candidate| Some((candidate.resource.clone(), candidate.declared?.1));
+    let mut changed: HashSet<(String, i32)> = candidates.iter().filter_map(declared).collect();
+    changed.retain(|(resource, slots)| !declaration::still(resource, *slots));
+    if changed.is_empty() {
+        return;
+    }
+    let gone = |candidate: &Candidate| declared(candidate).is_some_and(|seen| changed.contains(&seen));
     let changed: Vec<Seat> = candidates
-        .iter()
-        .filter(|candidate| {
-            candidate.declared.is_some_and(|(_, slots)| !declaration::still(&candidate.resource, slots))
-        })
-        .map(|candidate| (candidate.resource.clone(), candidate.slot))
+        .extract_if(.., |candidate| gone(candidate))
+        .map(|candidate| (candidate.resource, candidate.slot))
         .collect();
     release::free(call, &changed, false);
-    candidates.retain(|candidate| !changed.contains(&(candidate.resource.clone(), candidate.slot)));
     for seat in &changed {
         fences.remove(seat);
     }

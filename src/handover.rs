@@ -45,7 +45,7 @@ pub fn hand_over(call: &Call, resources: Vec<String>, letting_go: &dyn Fn(&Lease
     let mut result = HandOver::default();
     let (groups, queued) = declaration::groups_among(resources);
     for group in groups {
-        group::judge(call, &group, letting_go, &mut result)?;
+        group::judge(call, &group, None, letting_go, &mut result)?;
     }
     // Few resources are waited for; only these are worth a look at their lease.
     let mut first = queue::first_in_line(call, queued.iter().map(String::as_str).collect(), &[]);

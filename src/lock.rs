@@ -5,19 +5,59 @@
 use crate::acquire::{Answer, acquire};
 use crate::call::{Call, enter, text_arg};
 use crate::claim::{Leases, Probe};
+use crate::declaration::{self, Kind};
 use crate::error::{Error, Result};
-use crate::guard::Guard;
+use crate::guard::{Guard, Mode};
 use crate::holders::Holders;
-use crate::interval;
 use crate::lease::{acquirer, columns};
 use crate::liveness::databases::Counter;
-use crate::queue;
-use crate::session::{self, New, touch};
+use crate::session::{self, New, SessionRow, touch};
 use crate::spi;
 use crate::text::Text;
+use crate::{interval, keys, queue, semaphore};
 use pgrx::datum::Interval;
 use pgrx::prelude::*;
 use pgrx::{Uuid, name};
+
+/// What stands for a name, as far as can be seen.
+struct Seen {
+    /// The living among those who have it.
+    holders: Vec<SessionRow>,
+    /// The answer to others, if there is nothing left for them.
+    refusal: Option<Answer>,
+}
+
+fn look(call: &Call, name: &str, request: Option<Uuid>) -> Result<std::result::Result<Seen, Answer>> {
+    let busy = || Ok(Err(Answer::refused("busy")));
+    let probe = Leases::open().glance(name, 0);
+    let declaration = match probe {
+        Probe::Row(row) | Probe::InFlight(Some(row)) if !row.declared => None,
+        _ => declaration::of(name),
+    };
+    if let Some(declaration) = declaration {
+        declaration::require(name, &declaration, Kind::Semaphore)?;
+        // There may be a permit for each of two who ask with one request at a time.
+        let mine = |request| Guard::Seat(request, keys::fnv1a(name)).try_lock(Mode::Exclusive);
+        if !request.is_none_or(mine) {
+            return busy();
+        }
+        let permits = semaphore::survey(call, name, &declaration, &|_| false);
+        let holders = permits.held.into_iter().map(|(_, holder)| holder).collect();
+        let full = permits.free.is_empty() && !permits.in_flight;
+        return Ok(Ok(Seen { holders, refusal: full.then(|| Answer::refused("held")) }));
+    }
+    let row = match probe {
+        Probe::InFlight(_) => return busy(),
+        Probe::Row(row) => row,
+        Probe::Absent => return Ok(Ok(Seen { holders: Vec::new(), refusal: None })),
+    };
+    let holder = Holders::of(call, row.session.into_iter()).living(row.session).map(|(holder, _)| holder.clone());
+    if holder.is_none() && row.session.is_some() && !Guard::Fence(row.fence).is_free() {
+        call.seam().judge(name);
+        return busy();
+    }
+    Ok(Ok(Seen { refusal: holder.as_ref().map(Answer::held_by), holders: holder.into_iter().collect() }))
+}
 
 #[pg_extern(schema = "eskit_lease")]
 fn lock_acquire(
@@ -50,28 +90,23 @@ fn lock_acquire(
         one(answer, None)
     };
     // A refusal is to cost nothing, so a session is opened only when the lease is to be had, as far as can be seen.
-    match Leases::open().glance(&name, 0) {
-        // Of a semaphore there may be other permits.
-        Probe::Row(row) | Probe::InFlight(Some(row)) if row.declared => (),
-        Probe::InFlight(_) => return refused(Answer::refused("busy")),
-        Probe::Row(row) => {
-            if let Some((holder, _)) = Holders::of(&call, row.session.into_iter()).living(row.session) {
-                let asked_again = holder.private
-                    && request.is_some()
-                    && (holder.request, holder.role, &holder.consumer) == (request, call.caller.to_u32(), &owner);
-                let touch = if asked_again { Some(touch(shared, holder.session)?) } else { None };
-                if let Some(Ok(me)) = touch.as_ref().map(acquirer) {
-                    let answer = acquire(&call, me, &[name], false)?.pop().unwrap_or_default();
-                    return one(answer, touch.and_then(|touch| touch.trust_ms()));
-                }
-                return refused(Answer { holder: Some(holder.consumer.clone()), ..Answer::refused("held") });
-            }
-            if row.session.is_some() && !Guard::Fence(row.fence).is_free() {
-                call.seam().judge(&name);
-                return refused(Answer::refused("busy"));
-            }
+    let seen = match look(&call, &name, request)? {
+        Ok(seen) => seen,
+        Err(busy) => return refused(busy),
+    };
+    let is_asked_again = |holder: &&SessionRow| {
+        let theirs = (holder.request, holder.role, &holder.consumer);
+        holder.private && request.is_some() && theirs == (request, call.caller.to_u32(), &owner)
+    };
+    if let Some(holder) = seen.holders.iter().find(is_asked_again) {
+        let touch = touch(shared, holder.session)?;
+        if let Ok(me) = acquirer(&touch) {
+            let answer = acquire(&call, me, &[name], false)?.pop().unwrap_or_default();
+            return one(answer, touch.trust_ms());
         }
-        Probe::Absent => (),
+    }
+    if let Some(refusal) = seen.refusal {
+        return refused(refusal);
     }
     if !queue::first_in_line(&call, vec![&name], &[]).is_empty() {
         return refused(Answer::refused("awaited"));

@@ -37,7 +37,7 @@ use crate::table::Locked;
 use crate::{cursor, release};
 use pgrx::Uuid;
 use pgrx::pg_sys::{INT4ARRAYOID, INT4OID, INT8ARRAYOID, INT8OID, TEXTOID, UUIDARRAYOID, UUIDOID};
-use state::State;
+use state::{Partition, State};
 use std::collections::HashMap;
 
 static TARGETS: Statement = Statement::writes(
@@ -60,8 +60,15 @@ static INHERIT_TARGETS: Statement =
     Statement::writes(include_str!("../../sql/query/group/inherit_targets.sql"), &[TEXTOID, UUIDOID, UUIDOID]);
 static PAGE: Statement = Statement::reads(include_str!("../../sql/query/group/page.sql"), &[TEXTOID, INT4OID]);
 
-/// Brings the owners of a group's partitions and their targets together, as far as nobody is in the way.
-pub fn judge(call: &Call, name: &str, letting_go: &dyn Fn(&LeaseRow) -> bool, result: &mut HandOver) -> Result<()> {
+/// Brings the owners of a group's partitions and their targets together, as far as nobody is in the way. `only`: grants to this session
+/// alone; what others are to have is not for a transaction that may stay open for long.
+pub fn judge(
+    call: &Call,
+    name: &str,
+    only: Option<Uuid>,
+    letting_go: &dyn Fn(&LeaseRow) -> bool,
+    result: &mut HandOver,
+) -> Result<()> {
     let Some(mut state) = State::read(call, name, letting_go) else { return Ok(()) };
     if state.wants_rebalance(clock::now()) {
         if state.lock() {
@@ -73,7 +80,7 @@ pub fn judge(call: &Call, name: &str, letting_go: &dyn Fn(&LeaseRow) -> bool, re
             result.busy.insert(name.to_owned());
         }
     }
-    serve(call, &state, letting_go, result)?;
+    serve(call, &state, only, letting_go, result)?;
     if let Some(at) = state.next_due() {
         call.seam().judge_at(name, at);
     }
@@ -160,11 +167,18 @@ fn resize(call: &Call, name: &str, partitions: i32) {
 }
 
 /// Grants to the targets what is free, dead or let go of, and takes back what was to be released by now.
-fn serve(call: &Call, state: &State, letting_go: &dyn Fn(&LeaseRow) -> bool, result: &mut HandOver) -> Result<()> {
+fn serve(
+    call: &Call,
+    state: &State,
+    only: Option<Uuid>,
+    letting_go: &dyn Fn(&LeaseRow) -> bool,
+    result: &mut HandOver,
+) -> Result<()> {
+    let wanted = |known: &Partition| only.is_none() || only == known.target;
     let leases = Leases::open();
     let now = clock::now();
     let mut overdue: HashMap<i64, (i32, Uuid)> = HashMap::new();
-    for (partition, known) in (0..).zip(&state.partitions) {
+    for (partition, known) in (0..).zip(&state.partitions).filter(|(_, known)| wanted(known)) {
         let late = known.revoking.filter(|(_, at)| *at <= now);
         if let (Some((fence, _)), Some(owner)) = (late, known.owner) {
             // A fenced transaction of the owner may still be open: nobody takes the partition before it ends.
@@ -247,7 +261,7 @@ pub fn leave_all(
         if !gone.is_empty() {
             call.db().execute(&REMOVE, vec![Value::Text(&group), Value::Uuids(&gone)]);
         }
-        judge(call, &group, letting_go, result)?;
+        judge(call, &group, None, letting_go, result)?;
         call.seam().judge(&group);
     }
     Ok(())

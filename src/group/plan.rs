@@ -39,9 +39,12 @@ pub fn plan(state: &mut State, now: u64, timeout: u64) -> Plan {
             }
             _ => None,
         };
-        let told = known.target != target || known.revoking != revoking;
-        if told {
+        if known.target != target || known.revoking != revoking {
             plan.changed.push(index);
+        }
+        let is_to_go =
+            |target: Option<Uuid>, revoking: bool| revoking || target.is_some_and(|to| known.owner != Some(to));
+        if is_to_go(known.target, known.revoking.is_some()) != is_to_go(target, revoking.is_some()) {
             plan.told.extend(known.owner);
         }
         (known.target, known.revoking) = (target, revoking);

@@ -37,17 +37,14 @@ fn assignor_arg(name: &str) -> Result<Assignor> {
     Assignor::parse(name).ok_or_else(|| Error::Assignor(name.to_owned()).into())
 }
 
-/// The group's state, locked to the end of the transaction; waits for whoever has it.
+/// The state of a group that the caller owns, locked to the end of the transaction; waits for whoever has it. The group's row comes
+/// before its declaration, here as in a rebalance.
 fn lock_owned(call: &Call, name: &str) -> Result<State> {
+    declaration::owned(call, name, Kind::Group)?;
+    super::lock(call, name);
     declaration::lock_owned(call, name, Kind::Group)?;
-    loop {
-        let state = State::read(call, name, &|_| false)
-            .ok_or_else(|| Error::Unknown { kind: Kind::Group.name(), name: name.to_owned() })?;
-        if state.lock_waiting() {
-            return Ok(state);
-        }
-        pgrx::check_for_interrupts!();
-    }
+    State::read(call, name, &|_| false)
+        .ok_or_else(|| Error::Unknown { kind: Kind::Group.name(), name: name.to_owned() }.into())
 }
 
 #[pg_extern(schema = "eskit_lease")]
@@ -94,7 +91,7 @@ fn group_alter(
         Value::MaybeInt(settle),
     ];
     call.db().execute(&ALTER, values);
-    judge(&call, &name, &|_| false, &mut HandOver::default())?;
+    judge(&call, &name, None, &|_| false, &mut HandOver::default())?;
     call.seam().judge(&name);
     Ok(())
 }
@@ -123,7 +120,7 @@ fn group_resize(
             call.db().execute(&DRAIN, vec![Value::Text(&name), Value::Int(partitions)]);
         }
     }
-    judge(&call, &name, &|_| false, &mut HandOver::default())?;
+    judge(&call, &name, None, &|_| false, &mut HandOver::default())?;
     call.seam().judge(&name);
     Ok(declaration::of(&name).is_some_and(|declaration| declaration.slots == partitions))
 }
@@ -178,7 +175,7 @@ fn group_join(group_name: Option<Text>, session: Option<Uuid>) -> Result<i64> {
         if !matches!(declaration::stands(&name), Stands::Declared(_)) {
             return Err(Error::BeingDeclared { name }.into());
         }
-        judge(&call, &name, &|_| false, &mut HandOver::default())?;
+        judge(&call, &name, Some(me.session()), &|_| false, &mut HandOver::default())?;
         call.seam().judge(&name);
         call.seam().revise(me);
     }
@@ -211,7 +208,7 @@ fn group_leave(group_name: Option<Text>, session: Option<Uuid>) -> Result<bool> 
     let excluded = |row: &claim::LeaseRow| row.session == Some(session) && fences.contains(&row.fence);
     let rows = owned().into_iter().filter_map(|row| find(&leases, &name, row.slot, true, excluded));
     release::release(&call, at, rows.map(|row| (name.clone(), row)).collect())?;
-    judge(&call, &name, &|_| false, &mut HandOver::default())?;
+    judge(&call, &name, None, &|_| false, &mut HandOver::default())?;
     call.seam().judge(&name);
     Ok(true)
 }
@@ -237,7 +234,7 @@ fn group_assignment(
     // SAFETY: a plain read
     if !unsafe { pg_sys::XactReadOnly } {
         // So that partitions move with the worker stopped, too.
-        judge(&call, &name, &|_| false, &mut HandOver::default())?;
+        judge(&call, &name, Some(me.session()), &|_| false, &mut HandOver::default())?;
     }
     let now = clock::now();
     let state = State::read(&call, &name, &|_| false);
