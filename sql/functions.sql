@@ -8,7 +8,9 @@ REVOKE ALL ON ALL FUNCTIONS IN SCHEMA eskit_lease FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION
     eskit_lease.group_lock_key(text),
     eskit_lease.advisory_lock_id(text),
-    eskit_lease.partition_for(text, integer)
+    eskit_lease.partition_for(text, integer),
+    eskit_lease.partition_of_uuid(uuid, integer),
+    eskit_lease.partition_assign(text, text[], text[])
 TO PUBLIC;
 
 COMMENT ON FUNCTION eskit_lease.group_lock_key(text) IS
@@ -17,6 +19,10 @@ COMMENT ON FUNCTION eskit_lease.advisory_lock_id(text) IS
 'Key of a name for pg_advisory_lock: FNV-1a 64 of the UTF-8 text, signed. Compatible with eskit. NULL for NULL.';
 COMMENT ON FUNCTION eskit_lease.partition_for(text, integer) IS
 'Partition of a key, 0 to partitions - 1: FNV-1a 64 of the UTF-8 text, unsigned, modulo partitions. The same on every version. Raises 22023 unless partitions > 0.';
+COMMENT ON FUNCTION eskit_lease.partition_of_uuid(uuid, integer) IS
+'Partition of a uuid, 0 to partitions - 1: which of so many equal ranges of all uuids it lies in, so that a partition is one range of an index. For random uuids (v4): of those in the order of time (v7) all lie in one. Raises 22023 unless partitions > 0.';
+COMMENT ON FUNCTION eskit_lease.partition_assign(text, text[], text[]) IS
+'Who is to own each partition: for each element of owners, its present owner or NULL, one of members; all NULL without members. Shares differ by at most one. Assignors: range (neighbouring partitions to each member, in the byte order of their UTF-8 ids), sticky (as few partitions move as balance allows). Whatever the order of members, the answer is the same. Raises 22004, and 22023 for an unknown assignor, a member given twice, more than 100000 members, or not 1 to 32768 partitions.';
 COMMENT ON FUNCTION eskit_lease.session_open(text, interval, boolean, interval, boolean) IS
 'Opens a session for a consumer (1 to 255 bytes). ttl: time to live between heartbeats, min_ttl to max_ttl, default eskit_lease.default_ttl. attach: the session also ends, after attach_grace, when this connection ends. takeover: ends the living sessions of this consumer and role, and inherits their leases, places in queues and partitions under new fences; what a transaction of theirs has fenced follows when that ends. Returns the session, a handle to keep private; trust_ms, how long from the start of the call it may be believed alive; and its revision. Raises 22004, 22023, 53400 (too many sessions), 55000 (not preloaded), 25006 (read-only or standby).';
 COMMENT ON FUNCTION eskit_lease.session_heartbeat(uuid) IS

@@ -1,6 +1,7 @@
 //! Every mistake and refusal that raises: its SQLSTATE, message, detail and hint in one place. Contention is no error: verbs that
 //! ask answer it with a reason.
 
+use crate::group::assign::Assignor;
 use crate::settings;
 use pgrx::pg_sys;
 use pgrx::pg_sys::panic::ErrorReport;
@@ -26,6 +27,8 @@ pub enum Error {
     Number { what: &'static str, given: i64, min: i64, max: i64 },
     #[error("number of partitions must be greater than zero")]
     Partitions(i32),
+    #[error("{what} must not be given twice")]
+    Twice { what: &'static str, given: String },
     #[error("permission denied for session of role {owner}")]
     Foreign { owner: String },
     #[error("too many sessions")]
@@ -86,6 +89,7 @@ impl Error {
             | Error::Partitions(_)
             | Error::NoPartition { .. }
             | Error::Assignor(_)
+            | Error::Twice { .. }
             | Error::Position(_) => Code::ERRCODE_INVALID_PARAMETER_VALUE,
             Error::Foreign { .. } | Error::NotOwner { .. } => Code::ERRCODE_INSUFFICIENT_PRIVILEGE,
             Error::SessionsFull | Error::DatabasesFull | Error::PlacesFull | Error::AcksFull { .. } => {
@@ -115,6 +119,7 @@ impl Error {
                 format!("{given} was given; the limits are {min} and {max}.")
             }
             Error::Partitions(given) => format!("{given} was given."),
+            Error::Twice { given, .. } => format!("\"{given}\" was given more than once."),
             Error::SessionsFull => format!("eskit_lease.max_sessions is {}.", settings::MAX_SESSIONS.get()),
             Error::DatabasesFull => format!("eskit_lease.max_databases is {}.", settings::MAX_DATABASES.get()),
             Error::PlacesFull => {
@@ -147,6 +152,9 @@ impl Error {
                 }
                 Error::Interval { what, .. } if *what == "ttl" => {
                     "The limits are the settings eskit_lease.min_ttl and eskit_lease.max_ttl."
+                }
+                Error::Assignor(_) => {
+                    return Some(format!("The assignors are {}.", Assignor::ALL.map(Assignor::name).join(" and ")));
                 }
                 Error::Foreign { .. } => "A session is used by the role that opened it, or by a member of that role.",
                 Error::SessionsFull => {

@@ -177,3 +177,46 @@ unsafe impl<'fcx> ArgAbi<'fcx> for TextArray {
         unsafe { arg.unbox_arg_using_from_datum() }.into()
     }
 }
+
+/// An SQL `text[]` to return: for each element one of `texts`, or NULL. Each text is converted once, however often it comes.
+pub struct Texts {
+    pub texts: Vec<Text>,
+    pub elements: Vec<Option<usize>>,
+}
+
+// SAFETY: declares the SQL type that BoxRet below returns
+unsafe impl SqlTranslatable for Texts {
+    const TYPE_IDENT: &'static str = pgrx::pgrx_resolved_type!(Texts);
+    const TYPE_ORIGIN: TypeOrigin = TypeOrigin::External;
+    const ARGUMENT_SQL: std::result::Result<SqlMappingRef, ArgumentError> = Ok(SqlMappingRef::literal("text[]"));
+    const RETURN_SQL: std::result::Result<ReturnsRef, ReturnsError> =
+        Ok(ReturnsRef::One(SqlMappingRef::literal("text[]")));
+}
+
+// SAFETY: returns a text[], as SqlTranslatable declares it
+unsafe impl BoxRet for Texts {
+    unsafe fn box_into<'fcx>(self, fcinfo: &mut FcInfo<'fcx>) -> pgrx::datum::Datum<'fcx> {
+        let texts: Vec<pg_sys::Datum> = self.texts.iter().map(|text| text_datum(text)).collect();
+        let text = |element: &Option<usize>| element.and_then(|i| texts.get(i).copied());
+        let elements: Vec<Option<pg_sys::Datum>> = self.elements.iter().map(text).collect();
+        let mut nulls: Vec<bool> = elements.iter().map(Option::is_none).collect();
+        let mut values: Vec<pg_sys::Datum> =
+            elements.into_iter().map(|element| element.unwrap_or(pg_sys::Datum::null())).collect();
+        let mut length = i32::try_from(values.len()).unwrap_or(i32::MAX);
+        // SAFETY: values and nulls are `length` long; the array is made in the context that PostgreSQL called in
+        unsafe {
+            let array = pg_sys::construct_md_array(
+                values.as_mut_ptr(),
+                nulls.as_mut_ptr(),
+                1,
+                &mut length,
+                &mut 1,
+                pg_sys::TEXTOID,
+                -1,
+                false,
+                pg_sys::TYPALIGN_INT as std::ffi::c_char,
+            );
+            fcinfo.return_raw_datum(pg_sys::Datum::from(array))
+        }
+    }
+}

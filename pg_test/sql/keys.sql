@@ -48,6 +48,18 @@ SELECT count(*) FILTER (WHERE partition_for('key-' || i, 2147483647) < 0) AS neg
 FROM generate_series(1, 10000) AS i;
 SELECT pg_temp.error_of(format('SELECT partition_for(%L, %s)', 'key', n)) FROM unnest(ARRAY[0, -1, -2147483648]) AS n;
 
+-- Equal ranges of all uuids, in their order.
+SELECT left(uuid, 4) AS uuid, partition_of_uuid(rpad(uuid, 32, right(uuid, 1))::uuid, 8)
+FROM unnest(ARRAY['0000', '1fff', '2000', '3fff', '4000', '7fff', '8000', 'bfff', 'c000', 'dfff', 'e000', 'ffff']) AS uuid;
+SELECT n, partition_of_uuid('ffffffff-ffff-ffff-ffff-ffffffffffff', n) FROM unnest(ARRAY[1, 3, 32768, 2147483647]) AS n;
+SELECT partition_of_uuid('55555555-5555-5555-5555-555555555555', 3), partition_of_uuid('55555555-5555-5555-5555-555555555556', 3);
+SELECT partition_of_uuid(NULL, 8), partition_of_uuid('ffffffff-ffff-ffff-ffff-ffffffffffff', NULL);
+SELECT pg_temp.error_of(format('SELECT partition_of_uuid(gen_random_uuid(), %s)', n)) FROM unnest(ARRAY[0, -1, -2147483648]) AS n;
+-- By PostgreSQL's own means: for a power of two, the first bits.
+SELECT count(*) FILTER (WHERE partition_of_uuid(id, 1024) <> ('x' || left(id::text, 8))::bit(10)::int) AS differ,
+       count(DISTINCT partition_of_uuid(id, 10)) AS used
+FROM (SELECT gen_random_uuid() AS id FROM generate_series(1, 1000)) AS s;
+
 -- In an index.
 CREATE TEMP TABLE keyed (name text);
 CREATE INDEX keyed_partition ON keyed (partition_for(name, 8));

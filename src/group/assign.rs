@@ -4,6 +4,11 @@
 //! Members are ranked by their ids, never by where they stand in a list. Of P partitions each of N members gets P / N, and P % N of
 //! them get one more.
 
+use crate::MAX_NAMES;
+use crate::declaration::MAX_SLOTS;
+use crate::error::{Error, Result};
+use crate::text::{Text, TextArray, Texts};
+use pgrx::prelude::*;
 use std::collections::HashMap;
 use std::hash::Hash;
 use std::iter::repeat_n;
@@ -78,4 +83,230 @@ fn sticky(members: usize, mut owners: Vec<Option<usize>>) -> Vec<Option<usize>> 
     let mut vacancies = room.into_iter().enumerate().flat_map(|(rank, room)| repeat_n(rank, room));
     owners.iter_mut().filter(|owner| owner.is_none()).for_each(|owner| *owner = vacancies.next());
     owners
+}
+
+#[pg_extern(schema = "eskit_lease", immutable, parallel_safe)]
+fn partition_assign(assignor: Option<Text>, members: Option<TextArray>, owners: Option<TextArray>) -> Result<Texts> {
+    let assignor = assignor.ok_or(Error::Null("assignor"))?;
+    let members = members.ok_or(Error::Null("members"))?.0;
+    let owners = owners.ok_or(Error::Null("owners"))?.0;
+    let assignor = Assignor::parse(&assignor).ok_or(Error::Assignor(assignor.0))?;
+    within("members", members.len(), 0, MAX_NAMES as i64)?;
+    within("partitions", owners.len(), 1, MAX_SLOTS.into())?;
+    let members = members.into_iter().collect::<Option<Vec<Text>>>().ok_or(Error::Null("member"))?;
+    let mut sorted: Vec<&Text> = members.iter().collect();
+    sorted.sort_unstable();
+    if let Some([twice, _]) = sorted.array_windows().find(|[a, b]| a == b) {
+        return Err(Error::Twice { what: "member", given: twice.0.clone() }.into());
+    }
+    Ok(Texts { elements: assign(assignor, &members, &owners), texts: members })
+}
+
+fn within(what: &'static str, given: usize, min: i64, max: i64) -> Result<()> {
+    let given = given as i64;
+    if (min..=max).contains(&given) { Ok(()) } else { Err(Error::Number { what, given, min, max }.into()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::collection::{hash_set, vec};
+    use proptest::option;
+    use proptest::prelude::*;
+
+    /// What each member gets, in the order of `members`.
+    fn shares(members: usize, assigned: &[Option<usize>]) -> Vec<Vec<usize>> {
+        let of = |member| (0..assigned.len()).filter(|p| assigned[*p] == Some(member)).collect();
+        (0..members).map(of).collect()
+    }
+
+    fn balanced(members: usize, assigned: &[Option<usize>]) -> bool {
+        let mut counts = vec![0; members];
+        assigned.iter().flatten().for_each(|member| counts[*member] += 1);
+        let (least, most) = (counts.iter().min(), counts.iter().max());
+        assigned.iter().all(Option::is_some) && least.zip(most).is_some_and(|(least, most)| most - least <= 1)
+    }
+
+    fn stay(owners: &[Option<usize>], assigned: &[Option<usize>]) -> usize {
+        owners.iter().zip(assigned).filter(|(before, after)| before.is_some() && before == after).count()
+    }
+
+    /// How many partitions can stay at most: what fits into the smaller shares, and one more for each larger share that an owner fills.
+    fn most_that_stay(members: usize, owners: &[Option<usize>]) -> usize {
+        let (share, larger) = (owners.len() / members, owners.len() % members);
+        let mut owned = vec![0; members];
+        owners.iter().flatten().filter(|m| **m < members).for_each(|member| owned[*member] += 1);
+        let filling = owned.iter().filter(|owned| **owned > share).count();
+        owned.iter().map(|owned| share.min(*owned)).sum::<usize>() + filling.min(larger)
+    }
+
+    /// With the numbers 0.. as the ids of so many members; higher numbers are owners that are not among them.
+    fn assign_numbers(assignor: Assignor, members: usize, owners: &[Option<usize>]) -> Vec<Option<usize>> {
+        assign(assignor, &(0..members).collect::<Vec<_>>(), owners)
+    }
+
+    /// All lists of so many elements, each below `choices`.
+    fn all_lists(length: u32, choices: usize) -> impl Iterator<Item = Vec<usize>> {
+        (0..choices.pow(length)).map(move |i| (0..length).map(|digit| i / choices.pow(digit) % choices).collect())
+    }
+
+    #[test]
+    fn names() {
+        for assignor in Assignor::ALL {
+            assert_eq!(Assignor::parse(assignor.name()), Some(assignor));
+        }
+        for unknown in ["", "RANGE", "range ", "roundrobin"] {
+            assert_eq!(Assignor::parse(unknown), None);
+        }
+    }
+
+    #[test]
+    fn ranges() {
+        let range = |members: &[&str]| shares(members.len(), &assign(Assignor::Range, members, &[None; 8]));
+        assert_eq!(range(&["a"]), [[0, 1, 2, 3, 4, 5, 6, 7]]);
+        assert_eq!(range(&["a", "c"]), [[0, 1, 2, 3], [4, 5, 6, 7]]);
+        assert_eq!(range(&["a", "b", "c"]), [vec![0, 1], vec![2, 3, 4], vec![5, 6, 7]]);
+        assert_eq!(range(&["c", "a", "b"]), [vec![5, 6, 7], vec![0, 1], vec![2, 3, 4]]);
+        assert_eq!(range(&["a", "b", "c", "d", "e"]), [vec![0], vec![1, 2], vec![3], vec![4, 5], vec![6, 7]]);
+        // By bytes: capitals, then small letters, then what is not ASCII; a beginning before what goes on.
+        assert_eq!(range(&["é", "z", "Z", ""]), [[6, 7], [4, 5], [2, 3], [0, 1]]);
+        assert_eq!(range(&["a1", "a"]), [[4, 5, 6, 7], [0, 1, 2, 3]]);
+    }
+
+    #[test]
+    fn sticky_moves() {
+        let sticky = |members: &[&str], owners: &[Option<&str>]| assign(Assignor::Sticky, members, owners);
+        let (a, b, c) = (Some("a"), Some("b"), Some("c"));
+        // One joins: two that are too many go to it, the last of each.
+        assert_eq!(
+            sticky(&["a", "b", "c"], &[a, a, a, b, b, b]),
+            [Some(0), Some(0), Some(2), Some(1), Some(1), Some(2)]
+        );
+        // One leaves: only its own move.
+        assert_eq!(sticky(&["a", "c"], &[a, a, b, b, c, c]), [Some(0), Some(0), Some(0), Some(1), Some(1), Some(1)]);
+        // Whoever has more keeps the larger share, whatever the ids.
+        assert_eq!(sticky(&["a", "b"], &[a, b, b]), [Some(0), Some(1), Some(1)]);
+        assert_eq!(sticky(&["a", "b"], &[None, b, b]), [Some(0), Some(1), Some(1)]);
+        // Nobody had anything.
+        assert_eq!(sticky(&["b", "a"], &[None; 3]), [Some(1), Some(1), Some(0)]);
+        // More members than partitions.
+        assert_eq!(sticky(&["a", "b", "c"], &[c, c]), [Some(2), Some(0)]);
+    }
+
+    #[test]
+    fn nobody_and_nothing() {
+        for assignor in Assignor::ALL {
+            assert_eq!(assign(assignor, &[], &[Some("a"), None]), [None, None]);
+            assert_eq!(assign(assignor, &["a"], &[]), []);
+            assert_eq!(assign::<&str>(assignor, &[], &[]), []);
+        }
+    }
+
+    /// The fewest moves of all balanced assignments, against every assignment of every small case; and the closed form, by which
+    /// the large cases are judged, says the same.
+    #[test]
+    fn sticky_moves_the_fewest_of_all() {
+        for (members, partitions) in (1..=4).flat_map(|n| (1..=6).map(move |p| (n, p))) {
+            let somebody = |list: Vec<usize>| list.into_iter().map(Some).collect::<Vec<_>>();
+            let possible = all_lists(partitions, members).map(somebody).filter(|list| balanced(members, list));
+            let possible: Vec<_> = possible.collect();
+            // Which partitions an owner has makes no difference to how many can stay, so each set of numbers is searched once.
+            let mut most_of = HashMap::new();
+            // One number more, for an owner that is not a member.
+            for owners in all_lists(partitions, members + 1).map(somebody) {
+                let assigned = assign_numbers(Assignor::Sticky, members, &owners);
+                let numbers: Vec<_> = shares(members, &owners).iter().map(Vec::len).collect();
+                let search = || possible.iter().map(|possible| stay(&owners, possible)).max();
+                let most = *most_of.entry(numbers).or_insert_with(search);
+                assert!(balanced(members, &assigned), "{owners:?} -> {assigned:?}");
+                assert_eq!(Some(stay(&owners, &assigned)), most, "{owners:?} -> {assigned:?}");
+                assert_eq!(Some(most_that_stay(members, &owners)), most, "{owners:?}");
+            }
+        }
+    }
+
+    /// The largest that partition_assign takes; would not end if the time grew with members times partitions.
+    #[test]
+    fn many_members_and_partitions() {
+        let owners: Vec<_> = (0..MAX_SLOTS as usize).map(|p| Some(p * p % 20_000)).collect();
+        for members in [10_000, MAX_NAMES] {
+            let assigned = assign_numbers(Assignor::Sticky, members, &owners);
+            assert!(balanced(members, &assigned));
+            assert_eq!(stay(&owners, &assigned), most_that_stay(members, &owners));
+            assert!(balanced(members, &assign_numbers(Assignor::Range, members, &owners)));
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn range_is_balanced_in_order_and_blind(
+            members in 1usize..40,
+            owners in vec(option::of(0usize..50), 0..200),
+        ) {
+            let assigned = assign_numbers(Assignor::Range, members, &owners);
+            prop_assert!(balanced(members, &assigned));
+            prop_assert!(assigned.is_sorted());
+            prop_assert_eq!(assigned, assign_numbers(Assignor::Range, members, &vec![None; owners.len()]));
+        }
+
+        #[test]
+        fn the_order_of_members_does_not_matter(
+            (members, shuffled) in hash_set(".{0,3}", 1..20)
+                .prop_flat_map(|ids| { let ids = Vec::from_iter(ids); (Just(ids.clone()), Just(ids).prop_shuffle()) }),
+            owners in vec(option::of(0usize..25), 0..100),
+        ) {
+            let owners: Vec<_> = owners.iter().map(|owner| owner.and_then(|i| members.get(i).cloned())).collect();
+            let ids = |assignor, members: &[String]| {
+                assign(assignor, members, &owners).into_iter().map(|i| i.map(|i| members[i].clone())).collect::<Vec<_>>()
+            };
+            for assignor in Assignor::ALL {
+                prop_assert_eq!(ids(assignor, &members), ids(assignor, &shuffled));
+            }
+        }
+
+        /// Members join and leave, and each assignment starts from the one before.
+        #[test]
+        fn sticky_stays_balanced_over_joins_and_leaves(
+            partitions in 1usize..64,
+            steps in vec(vec(0u8..24, 1..4), 1..200),
+        ) {
+            let mut members: Vec<u8> = Vec::new();
+            let mut owners: Vec<Option<u8>> = vec![None; partitions];
+            for step in steps {
+                // Who is not there joins, who is there leaves.
+                for id in step {
+                    match members.iter().position(|member| *member == id) {
+                        Some(at) => { members.swap_remove(at); }
+                        None => members.push(id),
+                    }
+                }
+                let assigned = assign(Assignor::Sticky, &members, &owners);
+                let after: Vec<Option<u8>> = assigned.iter().map(|i| i.map(|i| members[i])).collect();
+                if members.is_empty() {
+                    prop_assert!(after.iter().all(Option::is_none));
+                } else {
+                    let place = |owner: &Option<u8>| members.iter().position(|member| Some(*member) == *owner);
+                    let before: Vec<_> = owners.iter().map(place).collect();
+                    prop_assert!(balanced(members.len(), &assigned));
+                    prop_assert_eq!(stay(&before, &assigned), most_that_stay(members.len(), &before));
+                }
+                owners = after;
+            }
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(4_000))]
+
+        #[test]
+        fn sticky_is_balanced_and_moves_the_fewest(
+            members in 1usize..40,
+            owners in vec(option::of(0usize..50), 0..100),
+        ) {
+            let assigned = assign_numbers(Assignor::Sticky, members, &owners);
+            prop_assert!(balanced(members, &assigned));
+            prop_assert_eq!(stay(&owners, &assigned), most_that_stay(members, &owners));
+            prop_assert_eq!(&assign_numbers(Assignor::Sticky, members, &assigned), &assigned);
+        }
+    }
 }

@@ -1,0 +1,75 @@
+-- partition_assign: who gets which partition, as a pure function of the members and of the present owners.
+\i pg_test/sql/include/helpers.psql
+\pset format unaligned
+\pset tuples_only on
+\pset null -
+
+-- range: neighbouring partitions, by the byte order of the members, whoever has them now.
+SELECT partition_assign('range', members::text[], array_fill(NULL::text, ARRAY[8]))
+FROM unnest(ARRAY['{a}', '{a,c}', '{a,b,c}', '{c,a,b}', '{a,b,c,d,e}', '{a,b,c,d,e,f,g,h,i,j}', '{é,z,Z,""}']) AS members;
+SELECT partition_assign('range', '{a,b}', '{b,b,b,a,gone,NULL}');
+
+-- sticky: as few move as balance allows. Nobody had any; one joins, and another; one leaves; one comes instead of another.
+SELECT partition_assign('sticky', '{a,b}', array_fill(NULL::text, ARRAY[8]));
+SELECT partition_assign('sticky', '{a,b,c}', '{a,a,a,a,b,b,b,b}');
+SELECT partition_assign('sticky', '{d,c,b,a}', '{a,a,a,c,b,b,b,c}');
+SELECT partition_assign('sticky', '{a,c,d}', '{a,a,d,c,b,b,d,c}');
+SELECT partition_assign('sticky', '{a,c,e}', '{a,a,d,c,a,c,d,c}');
+-- Whoever has more keeps the larger share; otherwise the larger shares are in the order of the ids.
+SELECT partition_assign('sticky', '{a,b}', '{a,b,b}');
+SELECT partition_assign('sticky', '{a,b}', '{NULL,b,b}');
+SELECT partition_assign('sticky', '{d,c,b,a}', '{d,d}');
+SELECT partition_assign('sticky', '{b,""}', '{"",NULL,"",gone}');
+-- What is balanced stays.
+SELECT partition_assign('sticky', '{a,b,c}', '{c,a,b,a,c,b,b}');
+
+-- No members, no owners: not even the present ones.
+SELECT partition_assign(assignor, '{}', '{a,NULL,b}') FROM unnest(ARRAY['range', 'sticky']) AS assignor;
+
+-- An array of any shape is read as a list, and the answer begins at 1.
+SELECT partition_assign('sticky', '{{b,a},{d,c}}', '[0:1][1:2]={{a,b},{NULL,c}}'), array_dims(partition_assign('sticky', '{a}', '[5:6]={a,b}'));
+
+-- Balanced, and the same for the members in another order, up to the limits.
+WITH given AS MATERIALIZED (
+    SELECT *, (SELECT array_agg(i::text) FROM generate_series(1, members) AS i) AS up,
+           (SELECT array_agg(i::text ORDER BY i DESC) FROM generate_series(1, members) AS i) AS down,
+           (SELECT array_agg((p::bigint * p % 1500)::text) FROM generate_series(1, partitions) AS p) AS owners
+    FROM unnest(ARRAY['range', 'sticky']) AS assignor, (VALUES (1, 32768), (7, 1), (7, 100), (1000, 32768), (100000, 32768)) AS v (members, partitions)
+), answers AS MATERIALIZED (
+    SELECT *, partition_assign(assignor, up, owners) AS assigned, partition_assign(assignor, down, owners) AS again FROM given
+)
+SELECT assignor, members, partitions,
+       (SELECT sum(n) = partitions AND count(*) = least(members, partitions) AND max(n) - min(n) <= 1
+        FROM (SELECT count(*) AS n FROM unnest(assigned) AS owner GROUP BY owner) AS s) AS balanced,
+       assigned = again AS same
+FROM answers ORDER BY 1, 2, 3;
+
+-- Refusals.
+CREATE FUNCTION pg_temp.refused(VARIADIC arguments text[]) RETURNS SETOF text LANGUAGE sql AS $$
+    SELECT argument || E'\n    ' || replace(pg_temp.error_of(format('SELECT eskit_lease.partition_assign(%s)', argument)), E'\n', E'\n    ')
+    FROM unnest(arguments) AS argument
+$$;
+SELECT pg_temp.refused(
+    'NULL, ''{a}'', ''{NULL}''', '''range'', NULL, ''{NULL}''', '''range'', ''{a}'', NULL', '''range'', ''{a,NULL}'', ''{NULL}''',
+    '''roundrobin'', ''{a}'', ''{NULL}''', '''Range'', ''{a}'', ''{NULL}''', ''''', ''{a}'', ''{NULL}''',
+    '''sticky'', ''{b,a,c,a}'', ''{NULL}''', '''range'', ''{"",""}'', ''{NULL}''',
+    '''range'', ''{a}'', ''{}''', '''range'', ''{}'', ''{}''', '''range'', ''{a}'', array_fill(NULL::text, ARRAY[32769])',
+    '''range'', array_fill(''same''::text, ARRAY[100001]), ''{NULL}''');
+-- More than an array can hold, and nothing is lost by asking.
+SELECT pg_temp.refused('''range'', ARRAY[repeat(''x'', 1048576)], array_fill(NULL::text, ARRAY[32768])');
+
+-- A constant to the planner.
+EXPLAIN (COSTS off, VERBOSE) SELECT partition_assign('range', '{a,b}', '{NULL,NULL,NULL}');
+
+-- The same where text is not UTF-8.
+CREATE DATABASE eskit_assign TEMPLATE template0 ENCODING 'LATIN1' LC_COLLATE 'C' LC_CTYPE 'C';
+\c eskit_assign
+CREATE EXTENSION eskit_lease;
+\i pg_test/sql/include/helpers.psql
+SHOW server_encoding;
+SELECT partition_assign('range', '{é,z,ÿ,a}', array_fill(NULL::text, ARRAY[4]));
+SELECT assigned, octet_length(assigned[1]) AS bytes_here FROM partition_assign('sticky', '{garçon,é}', '{é,é,é,NULL}') AS a (assigned);
+SELECT split_part(pg_temp.error_of('SELECT partition_assign(''sticky'', ''{é,é}'', ''{NULL}'')'), E'\n', 1);
+
+\c regression
+DROP DATABASE eskit_assign;
