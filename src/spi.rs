@@ -177,11 +177,18 @@ pub fn home() -> Home {
 /// Keeps the extension from being dropped, to the end of the transaction; waits for whoever is dropping it.
 pub fn lock_extension() {
     // SAFETY: in a transaction; reads the catalog
-    unsafe {
-        let extension = pg_sys::get_extension_oid(c"eskit_lease".as_ptr(), true);
-        if extension != Oid::INVALID {
+    let find = || unsafe { pg_sys::get_extension_oid(c"eskit_lease".as_ptr(), true) };
+    let mut extension = find();
+    while extension != Oid::INVALID {
+        // SAFETY: as above; whoever waits here is told of what has changed meanwhile
+        unsafe {
             pg_sys::LockDatabaseObject(pg_sys::ExtensionRelationId, extension, 0, pg_sys::AccessShareLock as i32);
         }
+        // After the wait there may be another one, made since, that is not locked.
+        extension = match find() {
+            found if found == extension => return,
+            found => found,
+        };
     }
 }
 

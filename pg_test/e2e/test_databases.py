@@ -2,7 +2,7 @@
 
 import psycopg
 import pytest
-from client import Session, call
+from client import Session, call, stat
 from conftest import wait_until
 
 
@@ -99,3 +99,33 @@ def test_drop_extension_is_blocked_by_nothing_of_the_worker(connect):
         conn.execute("SET lock_timeout = '10 s'")
         conn.execute("DROP EXTENSION eskit_lease")
         conn.execute("CREATE EXTENSION eskit_lease")
+
+
+MANY_SESSIONS = "SELECT session FROM generate_series(1, 500), LATERAL eskit_lease.session_open('one of many', '3 s')"
+# More than a transaction notes one by one, so that the worker looks through the database.
+MANY_LEASES = "SELECT count(*) FROM eskit_lease.lease_acquire_many(ARRAY(SELECT 'r' || i FROM generate_series(1, 1100) AS i), %s)"
+IN_THE_MIDDLE = """
+    SELECT pid FROM pg_locks AS l JOIN pg_stat_activity AS a USING (pid)
+    WHERE a.datname = %s AND a.backend_type = 'eskit_lease worker' AND l.relation = 'eskit_lease._sessions'::regclass"""
+
+
+def test_drop_extension_never_deadlocks_with_the_worker(server, db, connect):
+    """Dropped again and again while the worker is in the middle of looking through hundreds of sessions."""
+    conn, watcher = connect(), connect()
+    conn.execute("SET deadlock_timeout = '10 ms'")  # so that, of the two, this one would be told
+    met = 0
+    for _ in range(10):
+        session, *_ = conn.execute(MANY_SESSIONS).fetchone()
+        rescans = stat(conn, "rescans")
+        conn.execute(MANY_LEASES, (session,))
+
+        def found():
+            nonlocal met
+            met += (there := bool(watcher.execute(IN_THE_MIDDLE, (db,)).fetchall()))
+            return there or stat(watcher, "rescans") > rescans
+
+        wait_until(found, pause=0)
+        conn.execute("DROP EXTENSION eskit_lease")
+        conn.execute("CREATE EXTENSION eskit_lease")
+    print(f"met the worker {met} times")
+    assert server.workers("launcher")
