@@ -222,14 +222,16 @@ fn judge_dirty(call: &Call, now: u64, pass: &mut Pass) -> Result<()> {
     }
     let outcome = handover::hand_over(call, names.into_iter().collect(), &|_| false)?;
     queue::leave_own(call, outcome.held);
+    let mut left = false;
     for dirty in dirty {
         if outcome.busy.contains(&dirty.resource) {
-            if !call.shared.post_retry(call.database, &dirty, now) {
-                call.database.looked_through(true, now);
-            }
+            left |= !call.shared.post_retry(call.database, &dirty, now);
         } else if let Some(slot) = dirty.changed {
             pass.changed.insert((dirty.resource, slot));
         }
+    }
+    if left {
+        call.database.look_through_later(now);
     }
     pass.handed_over += outcome.granted.len();
     pass.changed.extend(outcome.granted);

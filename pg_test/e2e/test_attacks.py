@@ -51,6 +51,17 @@ def test_a_close_that_was_rolled_back_while_the_holder_let_go(connect):
         is_granted(watcher, waiter, resource)
 
 
+def test_open_closes_of_all_who_are_before_it_keep_nothing_from_a_waiter(connect):
+    holder, watcher = Session(connect(), "holder", ttl="60 s"), connect()
+    holder.take("r")
+    closing = [Session(watcher, f"closing {i}", ttl="60 s").queue("r") for i in range(12)]
+    last = Session(watcher, "last", ttl="60 s").queue("r")
+    for session in closing:
+        assert call(connect(autocommit=False), "session_close", session.id)  # open until the end of the test
+    assert holder.release("r")
+    is_granted(watcher, last, "r")
+
+
 def test_an_open_drain_of_a_dead_session_stops_nobody_else(connect):
     """The worker waits for nobody's row lock."""
     drained, holder = Session(connect(autocommit=False), ttl="1 s"), Session(connect(), ttl="1 s")

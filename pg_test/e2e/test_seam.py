@@ -175,3 +175,26 @@ def test_hundreds_of_waiters_and_a_full_ring(narrow):
         assert sorted(served) == sorted(waiter.consumer for waiter in waiters)
         for waiter in waiters:
             waiter.close()
+
+
+def test_more_in_others_hands_than_the_ring_has_room_for(narrow):
+    """The worker looks through the database again, less and less often, and not for as long as it lasts without a pause."""
+    resources = names("in hand", 30)
+    with narrow.connect() as conn, psycopg.connect(narrow.dsn()) as releasing, narrow.connect() as watcher:
+        holder, waiter = Session(conn, "holder", ttl="120 s"), Session(conn, "waiter", ttl="120 s")
+        conn.execute("SELECT * FROM eskit_lease.lease_acquire_many(%s, %s)", (resources, holder.id))
+        releasing.execute("SELECT * FROM eskit_lease.lease_release_many(%s, %s)", (resources, holder.id))
+        before = stat(watcher, "rescans")
+        queue_for(conn, waiter, resources)
+        wait_until(lambda: stat(watcher, "rescans") > before)
+        # Every look of this loop lets time pass; a worker that spins looks through the database for each of them.
+        before, looks = stat(watcher, "rescans"), 300
+        for _ in range(looks):
+            watcher.execute("SELECT pg_sleep(0.005)")
+        assert stat(watcher, "rescans") - before < looks / 3
+        assert not all_held_by(watcher, waiter, resources[:1])
+        releasing.commit()
+        wait_until(lambda: all_held_by(watcher, waiter, resources))
+        assert watcher.execute("SELECT count(*) FROM eskit_lease.waiters").fetchone() == (0,)
+        holder.close()
+        waiter.close()

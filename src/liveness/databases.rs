@@ -225,11 +225,18 @@ impl Database {
     }
 
     /// The database has been looked through; `left`: what could not be judged is more than the ring has room for, so that it is looked
-    /// through again later.
+    /// through again later, or at once if somebody has asked for that meanwhile.
     pub fn looked_through(&self, left: bool, now: u64) {
         self.look_through.set(left, now);
-        if left {
-            self.flags.fetch_or(RESCAN, Ordering::AcqRel);
+        if left && self.flags.fetch_or(RESCAN, Ordering::AcqRel) != 0 {
+            self.look_through.hurry();
+        }
+    }
+
+    /// Something could not be judged and the ring has no room for it: the database is looked through later, if it is not to be anyhow.
+    pub fn look_through_later(&self, now: u64) {
+        if self.flags() == 0 {
+            self.looked_through(true, now);
         }
     }
 }
