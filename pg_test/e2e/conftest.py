@@ -133,7 +133,7 @@ class Pooler:
         return make_conninfo(**{"host": "127.0.0.1", "port": self.port, "user": "postgres", "dbname": dbname} | kw)
 
     def stop(self):
-        os.kill(int(self.pidfile.read_text()), signal.SIGQUIT)
+        os.kill(int(self.pidfile.read_text()), signal.SIGKILL)
         wait_until(lambda: not self._answers())
 
 
