@@ -43,7 +43,7 @@ def test_create_database_from_template(server, lively):
             assert not call(conn, "session_heartbeat", holder.id).alive
             # The worker takes away what the copy has of the original's sessions.
             names = "SELECT array_agg(consumer) FROM eskit_lease._sessions"
-            wait_until(lambda: conn.execute(names).fetchone() == (["in the copy"],), timeout=10)
+            wait_until(lambda: conn.execute(names).fetchone() == (["in the copy"],))
             assert conn.execute("SELECT count(*) FROM eskit_lease.waiters").fetchone() == (0,)
             # And in the original nothing has changed.
             assert call(original, "session_heartbeat", holder.id).alive

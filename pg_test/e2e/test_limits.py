@@ -22,7 +22,7 @@ def refused(function, *args):
 
 def test_too_many_sessions(small):
     with small.connect() as conn:
-        sessions = [Session(conn, f"session {i}", ttl="2 s" if i < 8 else "60 s") for i in range(16)]
+        sessions = [Session(conn, f"session {i}", ttl="4 s" if i < 8 else "60 s") for i in range(16)]
         error = refused(Session, conn, "one too many")
         assert error.sqlstate == "53400"
         assert "eskit_lease.max_sessions is 16" in error.diag.message_detail
@@ -46,7 +46,7 @@ def test_too_many_sessions(small):
                 pass
             return len(later) == 8
 
-        wait_until(opened, timeout=20, pause=0.05)
+        wait_until(opened, pause=0.05)
         assert all(session.heartbeat().alive for session in later)
         assert refused(Session, conn, "one too many").sqlstate == "53400"
 
@@ -58,7 +58,7 @@ def test_too_many_databases(small):
             conn.execute(f"CREATE DATABASE {name}")
             small.query("CREATE EXTENSION eskit_lease", dbname=name)
         with small.connect("second") as second:
-            kept = Session(second, "second", ttl="2 s")
+            kept = Session(second, "second", ttl="4 s")
             with small.connect("third") as third:
                 error = refused(Session, third, "third")
                 assert error.sqlstate == "53400"
@@ -77,7 +77,7 @@ def test_too_many_databases(small):
                 except psycopg.errors.ConfigurationLimitExceeded:
                     return None
 
-        wait_until(opened, timeout=20, pause=0.05)
+        wait_until(opened, pause=0.05)
         assert small.workers("launcher")
 
 

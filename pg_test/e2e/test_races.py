@@ -26,9 +26,10 @@ def test_race_for_a_fresh_name(server, db, connect, background):
         return answers
 
     races = [background(race, session) for session in sessions]
+    waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted AND locktype <> 'extend' AND pid = ANY (%s)"
     lock_waits = 0
     while wait(races, timeout=0.002).not_done:
-        lock_waits += watcher.execute("SELECT count(*) FROM pg_locks WHERE NOT granted AND locktype <> 'extend'").fetchone()[0]
+        lock_waits += watcher.execute(waiting, ([session.conn.info.backend_pid for session in sessions],)).fetchone()[0]
     rounds = list(zip(*[done.result() for done in races], strict=True))
     for i, answers in enumerate(rounds):
         reasons = sorted(answer.reason for answer, _ in answers)

@@ -19,7 +19,7 @@ def pair(connect):
 def granted_in_the_end(watcher, session, resource):
     """Nobody asks for it: the worker must do it by itself."""
     found = "SELECT fence FROM eskit_lease.leases WHERE resource = %s AND session = %s AND state = 'held'"
-    return wait_until(lambda: watcher.execute(found, (resource, session.id)).fetchone(), timeout=10)[0]
+    return wait_until(lambda: watcher.execute(found, (resource, session.id)).fetchone())[0]
 
 
 @pytest.mark.parametrize("first", ["release", "enqueue"])
@@ -60,7 +60,7 @@ def test_grant_that_is_rolled_back_while_another_queues_behind_it(connect, pair,
 @pytest.mark.parametrize("waits", [True, False])
 @pytest.mark.parametrize("end", ["commit", "rollback"])
 def test_takeover_skipped_because_of_a_fenced_transaction(connect, end, waits):
-    leader, follower = Session(connect(), "leader", ttl="1 s"), Session(connect(), "follower", ttl="120 s")
+    leader, follower = Session(connect(), "leader", ttl="2 s"), Session(connect(), "follower", ttl="120 s")
     leader.take("r")
     worker = connect(autocommit=False)
     call(worker, "fence_check", "r", leader.fences["r"])
@@ -68,7 +68,7 @@ def test_takeover_skipped_because_of_a_fenced_transaction(connect, end, waits):
         follower.queue("r")
     wait_until(lambda: leader.expired(follower.conn))
     passes = stat(follower.conn, "sweeps")
-    wait_until(lambda: stat(follower.conn, "sweeps") >= passes + 2, timeout=10)  # the worker has tried
+    wait_until(lambda: stat(follower.conn, "sweeps") >= passes + 2)  # the worker has tried
     assert follower.acquire("r").reason == "busy"
     assert not follower.holds("r")
     # None begins after the deadline.
@@ -144,7 +144,7 @@ def test_full_ring(narrow, how):
             else:
                 wait_until(lambda: holder.expired(watcher))
             other.commit()
-        wait_until(lambda: all_held_by(watcher, waiter, resources), timeout=20)
+        wait_until(lambda: all_held_by(watcher, waiter, resources))
         assert stat(watcher, "rescans") > rescans, "the ring was never full"
         assert watcher.execute("SELECT count(*) FROM eskit_lease.waiters").fetchone() == (0,)
         holder.close()

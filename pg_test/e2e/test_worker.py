@@ -1,5 +1,6 @@
 """The worker: prompt at the deadline, back after it was ended, never in the way, and not needed for an answer to be right."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -38,7 +39,7 @@ def test_expired_lease_is_handed_over_at_the_deadline(connect, background):
         follower.close()
         return late
 
-    best_of(3, 50, from_deadline_to_told)
+    best_of(10, 50, from_deadline_to_told)
 
 
 def test_lease_of_a_killed_client_is_handed_over(server, db, connect, background):
@@ -59,19 +60,19 @@ def test_lease_of_a_killed_client_is_handed_over(server, db, connect, background
         follower.close()
         return late
 
-    best_of(3, 50, from_kill_to_told)
+    best_of(10, 50, from_kill_to_told)
 
 
 def test_attached_session_outlives_its_connection_for_its_grace(connect):
     attached, other = connect(), connect()
     session = Session(attached, "graceful", attach=True, grace="700 ms")
     session.take("r")
-    attached.close()
-    closed_at = time.monotonic()
     rival = Session(other, "rival")
+    closing_at = time.monotonic()
+    attached.close()
     assert rival.acquire("r").reason == "held"
     wait_until(lambda: rival.acquire("r").granted)
-    assert 0.6 < time.monotonic() - closed_at < 10
+    assert time.monotonic() - closing_at > 0.7
 
 
 def test_detached_session_outlives_its_connection(connect):
@@ -102,11 +103,11 @@ def test_without_worker_an_acquire_takes_over_at_the_deadline(connect, no_worker
         rival.close()
         return late
 
-    best_of(3, 50, from_deadline_to_taken)
+    best_of(10, 50, from_deadline_to_taken)
 
 
 def test_without_worker_a_waiter_is_served_by_its_own_wait(connect, no_worker):
-    leader, follower = Session(connect(), "leader", ttl="1 s"), Session(connect(), "follower", ttl="3 s")
+    leader, follower = Session(connect(), "leader", ttl="1 s"), Session(connect(), "follower", ttl="6 s")
     leader.take("r")
     follower.queue("r")
     told_at = follower.wait_for("r")
@@ -123,7 +124,8 @@ def test_comes_back_when_ended(server, db, connect, kind, how):
     if how == "terminate":
         server.query("SELECT pg_terminate_backend(%s)", pid)
     else:
-        os.kill(pid, signal.SIGTERM)
+        with contextlib.suppress(ProcessLookupError):  # a worker may have had nothing left to do
+            os.kill(pid, signal.SIGTERM)
     wait_until(lambda: pid not in server.workers(kind))
     follower.wait_for("r")
     wait_until(lambda: server.workers("launcher"))
@@ -155,7 +157,9 @@ def crowded(background):
     server.query("CREATE EXTENSION eskit_lease")
     server.query("CREATE TABLE busy AS SELECT generate_series(1, 100000) AS i")
     server.query("ALTER TABLE busy SET (parallel_workers = 1)")
-    wait_until(lambda: not server.workers())
+    # Each database is looked into once after the start; this is the last one.
+    rescans = "SELECT value FROM eskit_lease.stats() WHERE name = 'rescans'"
+    wait_until(lambda: server.query(rescans) == [(1,)] and not server.workers())
     conn = server.connect()
     conn.execute("SET parallel_setup_cost = 0; SET parallel_tuple_cost = 0; SET min_parallel_table_scan_size = 0")
     query = background(conn.execute, "SELECT count(*) FROM busy WHERE pg_sleep(i % 2 + 1) IS NULL")
@@ -170,7 +174,7 @@ def crowded(background):
 def test_lazily_works_without_a_worker_slot_and_recovers(crowded):
     no_slot = "no free background worker slot"
     with crowded.connect() as conn, crowded.connect() as other:
-        leader, follower = Session(conn, "leader", ttl="1 s"), Session(other, "follower", ttl="3 s")
+        leader, follower = Session(conn, "leader", ttl="1 s"), Session(other, "follower", ttl="6 s")
         leader.take("r")
         follower.queue("r")
         assert follower.wait_for("r") > leader.deadline - 0.010

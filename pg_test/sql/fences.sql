@@ -115,7 +115,7 @@ SELECT session_close(:'a');
 CALL pg_temp.wait_for('NOT EXISTS (SELECT FROM eskit_lease.leases WHERE state <> ''free'')');
 
 -- A second check in the same transaction stands on the first, even past the deadline: nobody can have taken the lease since.
-SELECT session AS e FROM session_open('short', '1 s') \gset
+SELECT session AS e FROM session_open('short', '2 s') \gset
 SELECT fence AS fe FROM lease_acquire('late', :'e') \gset
 BEGIN;
 SELECT fence_check('late', :fe);

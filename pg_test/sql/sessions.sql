@@ -14,14 +14,14 @@ FROM sessions;
 -- The same name twice: two sessions.
 SELECT session AS b, trust_ms > 59000 AND trust_ms <= 60000 AS a_minute FROM session_open('worker-1', '1 minute') \gset
 SELECT :'a_minute' AS a_minute, :'a' <> :'b' AS different;
-SELECT session AS c FROM session_open('worker-2', ttl => '00:00:03', attach => true, attach_grace => '1 s') \gset
+SELECT session AS c FROM session_open('worker-2', ttl => '00:00:06', attach => true, attach_grace => '1 s') \gset
 SET eskit_lease.default_ttl = '90s';
 SELECT session AS d FROM session_open(repeat('n', 255)) \gset
 RESET eskit_lease.default_ttl;
 SELECT left(consumer, 10) AS consumer, ttl_ms, attached_pid = pg_backend_pid() AS attached FROM sessions ORDER BY 1, 2;
 
 -- A heartbeat: another TTL, the same revision. It writes nothing, so it takes no transaction id.
-SELECT alive, trust_ms BETWEEN 59900 AND 60000 AS trusted, expires_at > now() + '50 s' AS later, reason FROM session_heartbeat(:'b');
+SELECT alive, trust_ms BETWEEN 59000 AND 60000 AS trusted, expires_at > now() + '50 s' AS later, reason FROM session_heartbeat(:'b');
 SELECT h.revision = s.revision AS same FROM sessions AS s, session_heartbeat(:'b') AS h WHERE s.session = :'b';
 BEGIN;
 SELECT alive FROM session_heartbeat(:'b');
@@ -135,11 +135,11 @@ SELECT count(*) FROM sessions;
 -- Expired, with nobody there to sweep.
 \i pg_test/sql/include/worker_off.psql
 \pset null -
-SELECT session AS a FROM session_open('short', '1 s') \gset
+SELECT session AS a FROM session_open('short', '2 s') \gset
 SELECT granted, fence AS f FROM lease_acquire('s9', :'a') \gset
 SELECT session AS b FROM session_open('long') \gset
 SELECT (pg_temp.ask('s9', :'b', true)).reason;
-SELECT state, trust_ms BETWEEN 0 AND 1000 AS short FROM sessions WHERE session = :'a';
+SELECT state, trust_ms BETWEEN 0 AND 2000 AS short FROM sessions WHERE session = :'a';
 CALL pg_temp.wait_for(format('state = %L FROM eskit_lease.sessions WHERE session = %L', 'expired', :'a'));
 SELECT * FROM session_heartbeat(:'a');
 SELECT * FROM session_heartbeat(:'a');
