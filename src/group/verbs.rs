@@ -1,8 +1,9 @@
 //! The SQL functions of groups.
 
 use super::assign::Assignor;
+use super::judge;
+use super::rebalance::{DROP_PARTITIONS, resize};
 use super::state::{self, State};
-use super::{judge, resize};
 use crate::acquire::grantee;
 use crate::call::{Call, enter, text_arg};
 use crate::claim;
@@ -142,7 +143,7 @@ fn group_drop(group_name: Option<Text>) -> Result<()> {
         let (kind, why) = (Kind::Group.name(), format!("\"{}\" is a member.", member.consumer()));
         return Err(Error::InUse { kind, name, why }.into());
     }
-    for statement in [&DROP, &DROP_MEMBERS, &super::DROP_PARTITIONS] {
+    for statement in [&DROP, &DROP_MEMBERS, &DROP_PARTITIONS] {
         call.db().execute(statement, vec![Value::Text(&name)]);
     }
     cursor::drop_all(&call, &name);

@@ -1,0 +1,106 @@
+//! Rebalancing: new targets for the partitions of a group.
+
+use super::state::{self, State};
+use super::{plan, remove};
+use crate::call::Call;
+use crate::claim::LeaseRow;
+use crate::error::Result;
+use crate::handover::HandOver;
+use crate::liveness::clock;
+use crate::spi::{Statement, Value};
+use crate::{cursor, declaration};
+use pgrx::Uuid;
+use pgrx::pg_sys::{INT4ARRAYOID, INT8ARRAYOID, INT8OID, TEXTOID, UUIDARRAYOID};
+
+static TARGETS: Statement = Statement::writes(
+    include_str!("../../sql/query/group/targets.sql"),
+    &[TEXTOID, INT4ARRAYOID, UUIDARRAYOID, INT8ARRAYOID, INT8ARRAYOID, INT8OID],
+);
+static COUNT: Statement =
+    Statement::writes(include_str!("../../sql/query/group/count.sql"), &[TEXTOID, UUIDARRAYOID, TEXTOID]);
+static ADVANCE: Statement = Statement::writes(include_str!("../../sql/query/group/advance.sql"), &[TEXTOID, INT8OID]);
+static RESIZED: Statement = Statement::writes(include_str!("../../sql/query/group/resized.sql"), &[TEXTOID]);
+pub static DROP_PARTITIONS: Statement =
+    Statement::writes(include_str!("../../sql/query/group/drop_partitions.sql"), &[TEXTOID]);
+
+/// Computes the targets anew, and tells the owners that are to give something back, or not any more. The caller has locked the group.
+pub fn rebalance(
+    call: &Call,
+    state: &mut State,
+    letting_go: &dyn Fn(&LeaseRow) -> bool,
+    result: &mut HandOver,
+) -> Result<()> {
+    let name = state.name.clone();
+    resize_when_drained(call, state, letting_go)?;
+    let now = clock::now();
+    let before = state.targets();
+    let plan = plan::plan(state, now, u64::from(state.rebalance_timeout_ms.cast_unsigned()) * 1_000);
+    for (counted, sessions) in [(Some("active"), &plan.active), (Some("draining"), &plan.draining), (None, &plan.dead)]
+    {
+        // One that is just leaving is left to whoever judges next.
+        let mine = state::lock_members(&name, sessions);
+        if mine.len() < sessions.len() {
+            result.busy.insert(name.clone());
+        }
+        match counted {
+            Some(_) if mine.is_empty() => (),
+            Some(counted) => {
+                call.db().execute(&COUNT, vec![Value::Text(&name), Value::Uuids(&mine), Value::Text(counted)]);
+            }
+            None => remove(call, &name, &mine),
+        }
+    }
+    write_targets(call, state, &plan.changed);
+    let moved = i64::from(before != state.targets());
+    call.db().execute(&ADVANCE, vec![Value::Text(&name), Value::Long(moved)]);
+    for session in plan.told {
+        if let Some(at) = call.shared.find(call.home, session) {
+            call.seam().revise(at);
+        }
+    }
+    Ok(())
+}
+
+/// Writes the targets and revocations of some partitions.
+fn write_targets(call: &Call, state: &State, partitions: &[i32]) {
+    if partitions.is_empty() {
+        return;
+    }
+    let nil = Uuid::from_bytes([0; 16]);
+    let known = || partitions.iter().map(|partition| &state.partitions[*partition as usize]);
+    let targets: Vec<Uuid> = known().map(|known| known.target.unwrap_or(nil)).collect();
+    let fences: Vec<i64> = known().map(|known| known.revoking.map_or(0, |(fence, _)| fence)).collect();
+    let until: Vec<i64> = known().map(|known| known.revoking.map_or(0, |(_, at)| at.cast_signed())).collect();
+    call.db().execute(
+        &TARGETS,
+        vec![
+            Value::Text(&state.name),
+            Value::Ints(partitions),
+            Value::Uuids(&targets),
+            Value::Longs(&fences),
+            Value::Longs(&until),
+            Value::Long(call.shared.boot_id()),
+        ],
+    );
+}
+
+/// Gives the group its new number of partitions once nobody owns any: every cursor begins where the last of them had come to.
+fn resize_when_drained(call: &Call, state: &mut State, letting_go: &dyn Fn(&LeaseRow) -> bool) -> Result<()> {
+    let Some(partitions) = state.resize_to else { return Ok(()) };
+    if state.is_owned() || !matches!(declaration::slots_in_use(call, &state.name, 0), Ok(None)) {
+        return Ok(());
+    }
+    resize(call, &state.name, partitions);
+    if let Some(resized) = State::read(call, &state.name, letting_go) {
+        *state = resized;
+    }
+    Ok(())
+}
+
+pub fn resize(call: &Call, name: &str, partitions: i32) {
+    cursor::resize(call, name, partitions);
+    declaration::resize(call, name, partitions);
+    declaration::forget_slots(call, name, 0);
+    call.db().execute(&DROP_PARTITIONS, vec![Value::Text(name)]);
+    call.db().execute(&RESIZED, vec![Value::Text(name)]);
+}

@@ -1,0 +1,103 @@
+//! Serving: partitions go to those who are to have them.
+
+use super::state::{Partition, State};
+use crate::call::Call;
+use crate::claim::{LeaseRow, Leases, Seat};
+use crate::declaration::Kind;
+use crate::grant::{self, Candidate};
+use crate::guard::{Guard, Mode};
+use crate::handover::{HandOver, admit};
+use crate::liveness::clock;
+use crate::liveness::slots::SlotRef;
+use crate::release;
+use crate::table::Locked;
+use pgrx::Uuid;
+use std::collections::{HashMap, HashSet};
+
+/// Grants to the targets what is free, dead or let go of, and takes back what was to be released by now.
+pub fn serve(
+    call: &Call,
+    state: &State,
+    only: Option<Uuid>,
+    letting_go: &dyn Fn(&LeaseRow) -> bool,
+    result: &mut HandOver,
+) {
+    let members: HashSet<Uuid> = state.members.iter().map(|member| member.session).collect();
+    let wanted = &|known: &Partition| only.is_none() || only == known.target;
+    // One that has just left may be the target still.
+    let next = |known: &Partition| known.target.filter(|target| members.contains(target));
+    let leases = Leases::open();
+    let overdue = take_overdue(state, wanted, result);
+    let released = |row: &LeaseRow| letting_go(row) || overdue.contains_key(&row.fence);
+    let is_free =
+        |known: &Partition| known.owner.is_none() || known.row.is_some_and(|row| overdue.contains_key(&row.fence));
+    let free: Vec<(i32, &Partition, Uuid)> = (0..)
+        .zip(&state.partitions)
+        .filter(|(_, known)| wanted(known) && is_free(known))
+        .filter_map(|(partition, known)| Some((partition, known, next(known)?)))
+        .collect();
+    let mut ready = HashMap::<Uuid, SlotRef>::new();
+    let skipped = admit(call, free.iter().map(|(_, _, target)| *target).collect(), &mut ready);
+    if !skipped.is_empty() {
+        result.busy.insert(state.name.clone());
+    }
+    let candidates = free.iter().filter_map(|(partition, known, target)| {
+        Some(Candidate {
+            resource: state.name.clone(),
+            slot: *partition,
+            declared: Some((Kind::Group, state.partitions.len() as i32)),
+            row: known.row,
+            released: known.row.is_some_and(|row| released(&row)),
+            grantee: *ready.get(target)?,
+            places: Vec::new(),
+        })
+    });
+    let candidates: Vec<Candidate> = candidates.collect();
+    let wanted = candidates.len();
+    let granted = grant::grant(call, &leases, candidates);
+    if granted.len() < wanted {
+        result.busy.insert(state.name.clone());
+    }
+    free_ungranted(call, state, &leases, overdue.into_values().collect(), &granted);
+    result.granted.extend(granted.into_keys());
+}
+
+/// Takes what was to be released by now from owners that live: their partitions and sessions, by fence.
+fn take_overdue(
+    state: &State,
+    wanted: &dyn Fn(&Partition) -> bool,
+    result: &mut HandOver,
+) -> HashMap<i64, (i32, Uuid)> {
+    let now = clock::now();
+    let mut overdue = HashMap::new();
+    for (partition, known) in (0..).zip(&state.partitions).filter(|(_, known)| wanted(known)) {
+        let late = known.revoking.filter(|(_, at)| *at <= now);
+        if let (Some((fence, _)), Some(owner)) = (late, known.owner) {
+            // A fenced transaction of the owner may still be open: nobody takes the partition before it ends.
+            if Guard::Fence(fence).try_lock(Mode::Exclusive) {
+                overdue.insert(fence, (partition, owner));
+            } else {
+                result.busy.insert(state.name.clone());
+            }
+        }
+    }
+    overdue
+}
+
+/// Frees what was taken from its owner and has nobody to go to; tells the owners of all that was taken.
+fn free_ungranted(call: &Call, state: &State, leases: &Leases, taken: Vec<(i32, Uuid)>, granted: &HashMap<Seat, i64>) {
+    let seat = |partition: i32| (state.name.clone(), partition);
+    let mine = |partition: i32| {
+        let row = state.partitions[partition as usize].row;
+        row.is_some_and(|row| leases.lock(row.tid, false) == Locked::Mine)
+    };
+    let ungranted =
+        taken.iter().map(|(partition, _)| *partition).filter(|p| !granted.contains_key(&seat(*p)) && mine(*p));
+    release::free(call, &ungranted.map(seat).collect::<Vec<_>>(), false);
+    for (partition, owner) in taken {
+        call.seam().changed(&state.name, partition);
+        if let Some(at) = call.shared.find(call.home, owner) {
+            call.seam().revise(at);
+        }
+    }
+}
