@@ -133,8 +133,8 @@ pub fn cancel(call: &Call, resource: &str, at: SlotRef) -> bool {
     !mine.is_empty()
 }
 
-/// Has the session's successor wait in its place. Whether all places could be had.
-pub fn inherit(call: &Call, from: Uuid, to: Uuid) -> bool {
+/// Has the session's successor wait in its place. The resources for which that could not be had: somebody is just granting there.
+pub fn inherit(call: &Call, from: Uuid, to: Uuid) -> Vec<String> {
     let table = table();
     let (mine, others): (Vec<_>, Vec<_>) = places_of(call.db(), &[from], MAX_PLACES, 0)
         .into_iter()
@@ -146,7 +146,7 @@ pub fn inherit(call: &Call, from: Uuid, to: Uuid) -> bool {
     for resource in resources {
         call.seam().judge(&resource);
     }
-    others.is_empty()
+    others.into_iter().map(|(resource, _)| resource).collect()
 }
 
 /// Puts a session at the head of the queue.

@@ -7,6 +7,7 @@ use crate::claim::LeaseRow;
 use crate::error::Result;
 use crate::handover::HandOver;
 use crate::liveness::clock;
+use crate::liveness::databases::Counter;
 use crate::spi::{Statement, Value};
 use crate::{cursor, declaration};
 use pgrx::Uuid;
@@ -31,6 +32,7 @@ pub fn rebalance(
     result: &mut HandOver,
 ) -> Result<()> {
     let name = state.name.clone();
+    call.database.add(Counter::Rebalances, 1);
     resize_when_drained(call, state, letting_go)?;
     let now = clock::now();
     let before = state.targets();

@@ -26,10 +26,11 @@ pub enum Counter {
     WaitsRefused,
     Sweeps,
     Rescans,
+    Rebalances,
     Notifications,
 }
 
-pub const COUNTERS: [&str; 16] = [
+pub const COUNTERS: [&str; 17] = [
     "heartbeats",
     "heartbeats_refused",
     "sessions_opened",
@@ -45,6 +46,7 @@ pub const COUNTERS: [&str; 16] = [
     "waits_refused",
     "sweeps",
     "rescans",
+    "rebalances",
     "notifications",
 ];
 

@@ -81,7 +81,11 @@ fn succeed(call: &Call, old: &SessionRow, at: SlotRef, new: SlotRef) -> Result<(
     for group in group::of_sessions(call, &[from]) {
         group::lock(call, &group);
     }
-    let (_, left) = inherit(call, from, new, seats, &free);
+    let Inheritance { left, ahead, .. } = inherit(call, from, new, seats, &free);
+    for resource in ahead {
+        queue::take_first_place(call, &resource, to);
+        call.seam().judge(&resource);
+    }
     call.seam().ended(at, false);
     call.seam().revise(new);
     if alone && !left {
@@ -94,43 +98,46 @@ fn seat(row: Row) -> Seat {
     (row.text(1), row.int(2))
 }
 
+/// What came of passing on what a session has.
+struct Inheritance {
+    leases: usize,
+    /// Whether anything is left.
+    left: bool,
+    /// Resources that the successor is to be first in line for: fenced, or just being granted to its predecessor.
+    ahead: Vec<String>,
+}
+
 /// Passes on what a session has. `free` says of a lease whether it may be taken; and if so, whether this transaction keeps fenced ones
-/// away from it. How many leases were passed on, and whether anything is left.
+/// away from it.
 fn inherit(
     call: &Call,
     from: Uuid,
     to: SlotRef,
     seats: Vec<Seat>,
     free: &dyn Fn(&LeaseRow) -> Option<bool>,
-) -> (usize, bool) {
-    let all = group::inherit(call, from, to.session()) & queue::inherit(call, from, to.session());
-    if !admit(call, HashSet::from([to.session()]), &mut HashMap::new()).is_empty() {
-        return (0, true);
-    }
+) -> Inheritance {
+    let joined = group::inherit(call, from, to.session());
+    let mut ahead = queue::inherit(call, from, to.session());
     let leases = Leases::open();
-    let (mut candidates, mut fenced) = (Vec::new(), Vec::new());
+    let able = admit(call, HashSet::from([to.session()]), &mut HashMap::new()).is_empty();
+    let (mut candidates, mut wanted) = (Vec::new(), 0);
     for (resource, slot) in seats {
         let Some(row) = leases.row(&resource, slot).filter(|row| row.session == Some(from)) else { continue };
         let declaration = if row.declared { declaration::of(&resource) } else { None };
         let declared = declaration.map(|known| (known.kind, known.slots));
-        match free(&row) {
+        wanted += 1;
+        match free(&row).filter(|_| able) {
             Some(released) => {
                 let (row, grantee, places) = (Some(row), to, Vec::new());
                 candidates.push(Candidate { resource, slot, declared, row, released, grantee, places });
             }
-            None => fenced.push((resource, declared)),
+            // A partition has the successor for its target already.
+            None if declared.is_none_or(|(kind, _)| kind == Kind::Semaphore) => ahead.push(resource),
+            None => call.seam().judge(&resource),
         }
     }
-    let wanted = candidates.len() + fenced.len();
-    let granted = grant::grant(call, &leases, candidates).len();
-    for (resource, declared) in fenced {
-        // A partition has the successor for its target already.
-        if declared.is_none_or(|(kind, _)| kind == Kind::Semaphore) {
-            queue::take_first_place(call, &resource, to.session());
-        }
-        call.seam().judge(&resource);
-    }
-    (granted, !all || granted < wanted)
+    let leases = grant::grant(call, &leases, candidates).len();
+    Inheritance { leases, left: !joined || !ahead.is_empty() || leases < wanted, ahead }
 }
 
 /// What came of passing on what is left of dead sessions.
@@ -151,7 +158,7 @@ pub fn inherit_from_dead(call: &Call, dead: &[Uuid], most: usize) -> Result<Inhe
         let Some(to) = call.living(to)?.filter(|to| row(to.session()).is_some()) else { continue };
         let seats = call.db().run(&HELD, vec![Value::Uuid(from), Value::Long(most as i64)], seat);
         // Nobody keeps fenced transactions away here: whether one is open is tested for each.
-        let (leases, left) = inherit(call, from, to, seats, &|_| Some(false));
+        let Inheritance { leases, left, .. } = inherit(call, from, to, seats, &|_| Some(false));
         inherited.sessions.insert(from);
         inherited.leases += leases;
         inherited.left |= left;
