@@ -1,29 +1,10 @@
 -- Every refusal that raises, as a client is told; and nothing has changed after it. The worker is off, so that nobody else writes.
+-- Those of groups, cursors and semaphores are in their own files.
 \i pg_test/sql/include/worker_off.psql
 \pset format unaligned
 \pset tuples_only on
 
--- All rows, with what wrote them.
-CREATE FUNCTION pg_temp.rows() RETURNS text LANGUAGE sql AS $$
-    SELECT md5(concat_ws('|', (SELECT string_agg(s.xmin || s::text, ',' ORDER BY session) FROM eskit_lease._sessions AS s),
-                              (SELECT string_agg(l.xmin || l::text, ',' ORDER BY resource) FROM eskit_lease._leases AS l),
-                              (SELECT string_agg(w.xmin || w::text, ',' ORDER BY place) FROM eskit_lease._waiters AS w)))
-$$;
--- Says what a statement raises, and complains of what it has changed.
-CREATE FUNCTION pg_temp.refused(VARIADIC statements text[]) RETURNS SETOF text LANGUAGE plpgsql AS $$
-DECLARE
-    statement text;
-    before text := pg_temp.rows();
-BEGIN
-    FOREACH statement IN ARRAY statements LOOP
-        RETURN NEXT regexp_replace(regexp_replace(statement, '[0-9a-f]{8}-[0-9a-f-]{27}', 'UUID', 'g'), '[0-9]{14,}', 'FENCE');
-        RETURN NEXT '    ' || replace(pg_temp.error_of('SELECT * FROM eskit_lease.' || statement), E'\n', E'\n    ');
-    END LOOP;
-    IF pg_temp.rows() <> before THEN
-        RETURN NEXT 'ROWS HAVE CHANGED';
-    END IF;
-END
-$$;
+\i pg_test/sql/include/refusals.psql
 
 SELECT session AS a FROM session_open('a', '1 hour') \gset
 SELECT session AS b FROM session_open('b', '1 hour') \gset
@@ -33,14 +14,14 @@ SELECT reason FROM lease_acquire('r', :'b', true);
 -- NULL: an error wherever it would look like an answer.
 SELECT pg_temp.refused(
     'session_open(NULL)', 'session_open(''c'', attach => NULL)', 'session_open(''c'', attach_grace => NULL)',
-    'session_heartbeat(NULL)', 'session_wait(NULL, 0)', format('session_wait(%L, NULL)', :'a'),
+    'session_open(''c'', takeover => NULL)', 'session_heartbeat(NULL)', 'session_wait(NULL, 0)', format('session_wait(%L, NULL)', :'a'),
     'session_drain(NULL)', 'session_detach(NULL)', 'session_close(NULL)', 'session_sweep(NULL)');
 SELECT pg_temp.refused(
     format('lease_acquire(NULL, %L)', :'a'), 'lease_acquire(''r'', NULL)', format('lease_acquire(''r'', %L, NULL)', :'a'),
     format('lease_acquire_many(NULL, %L)', :'a'), 'lease_acquire_many(''{r}'', NULL)', format('lease_acquire_many(''{r,NULL}'', %L)', :'a'),
     format('lease_release_many(NULL, %L)', :'a'), 'lease_release_many(''{r}'', NULL)', format('lease_release_many(''{r,NULL}'', %L)', :'a'),
     format('lease_renew(NULL, %s)', :f), 'lease_renew(''r'', NULL)', format('lease_release(NULL, %s)', :f), 'lease_release(''r'', NULL)',
-    format('lease_cancel(NULL, %L)', :'b'), 'lease_cancel(''r'', NULL)',
+    format('lease_release(''r'', %s, NULL)', :f), format('lease_cancel(NULL, %L)', :'b'), 'lease_cancel(''r'', NULL)',
     format('lease_force_release(NULL, %s, ''why'')', :f), 'lease_force_release(''r'', NULL, ''why'')', format('lease_force_release(''r'', %s, NULL)', :f),
     'lock_acquire(NULL, ''o'', ''30 s'')', 'lock_acquire(''n'', NULL, ''30 s'')', 'lock_acquire(''n'', ''o'', NULL)',
     format('fence_check(NULL, %s)', :f), 'fence_check(''r'', NULL)', 'grant_consumer(NULL)', 'grant_monitor(NULL)');
@@ -65,12 +46,15 @@ SELECT pg_temp.refused(
 SELECT pg_temp.refused(
     'session_open(''c'', attach => true, attach_grace => ''-1 ms'')', 'session_open(''c'', attach => true, attach_grace => ''1 hour 1 ms'')',
     'session_open(''c'', attach_grace => ''178000000 years'')',
+    format('lease_release(''r'', %s, ''-1 ms'')', :f), format('lease_release(''r'', %s, ''1 hour 1 ms'')', :f),
+    format('lease_release(''r'', %s, ''178000000 years'')', :f),
     format('session_wait(%L, 0, ''-1 ms'')', :'a'), format('session_wait(%L, 0, ''178000000 years'')', :'a'));
 -- Infinite ones, which PostgreSQL has from 17 on.
 SELECT left(pg_temp.error_of(format(statement, CASE WHEN current_setting('server_version_num')::int >= 170000
                                                THEN sign || 'infinity' ELSE sign || '178000000 years' END)), 5)
 FROM unnest(ARRAY['SELECT session_open(''c'', %L)', 'SELECT session_open(''c'', attach_grace => %L)', 'SELECT lock_acquire(''n'', ''o'', %L)',
-                  format('SELECT session_wait(%L, 0, %%L)', :'a')]) AS statement, unnest(ARRAY['', '-']) AS sign;
+                  format('SELECT session_wait(%L, 0, %%L)', :'a'),
+                  format('SELECT lease_release(''r'', %s, %%L)', :f)]) AS statement, unnest(ARRAY['', '-']) AS sign;
 SELECT session_close(session) FROM unnest(ARRAY['1 s', '1 hour', '59 minutes 60 s']::interval[]) AS ttl, session_open('limits', ttl);
 SET eskit_lease.default_ttl = '2h';
 SELECT pg_temp.refused('session_open(''c'')');
@@ -110,7 +94,7 @@ FROM unnest(ARRAY[
     'SELECT eskit_lease.session_detach(%1$L)', 'SELECT eskit_lease.session_close(%1$L)', 'SELECT eskit_lease.lease_acquire(''x'', %1$L, true)',
     'SELECT eskit_lease.lease_acquire_many(''{r,x}'', %1$L)', 'SELECT eskit_lease.lease_release_many(''{r}'', %1$L)',
     'SELECT eskit_lease.lease_cancel(''r'', %1$L)', 'SELECT eskit_lease.lease_renew(''r'', %2$s)', 'SELECT eskit_lease.lease_release(''r'', %2$s)',
-    'SELECT eskit_lease.fence_check(''r'', %2$s)']) AS statement;
+    'SELECT eskit_lease.lease_release(''r'', %2$s, ''1 s'')', 'SELECT eskit_lease.fence_check(''r'', %2$s)']) AS statement;
 RESET ROLE;
 DROP OWNED BY regress_stranger;
 DROP ROLE regress_stranger;
@@ -130,10 +114,12 @@ SELECT count(*) FROM sessions;
 SELECT count(*) FROM leases;
 SELECT count(*) FROM waiters;
 SELECT pg_temp.refused(
-    'session_open(''c'')', format('session_drain(%L)', :'a'), format('session_close(%L)', :'a'), 'session_sweep()',
+    'session_open(''c'')', 'session_open(''a'', takeover => true)', format('session_drain(%L)', :'a'),
+    format('session_close(%L)', :'a'), 'session_sweep()',
     format('lease_acquire(''new'', %L)', :'a'), format('lease_acquire(''new'', %L, true)', :'b'),
     format('lease_acquire_many(''{r,new}'', %L)', :'a'), format('lease_release_many(''{r}'', %L)', :'a'), format('lease_release(''r'', %s)', :f),
-    format('lease_cancel(''r'', %L)', :'b'), format('lease_force_release(''r'', %s, ''why'')', :f), 'lock_acquire(''n'', ''o'', ''30 s'')');
+    format('lease_release(''r'', %s, ''1 s'')', :f), format('lease_cancel(''r'', %L)', :'b'),
+    format('lease_force_release(''r'', %s, ''why'')', :f), 'lock_acquire(''n'', ''o'', ''30 s'')');
 COMMIT;
 SELECT session AS c FROM session_open('c', '1 hour') \gset
 BEGIN READ ONLY;
