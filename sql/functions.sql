@@ -66,7 +66,7 @@ COMMENT ON FUNCTION eskit_lease.group_create(text, integer, text, interval, inte
 COMMENT ON FUNCTION eskit_lease.group_alter(text, text, interval, interval) IS
 'Changes settings of a group; NULL, the default, keeps one. Raises 42704, 42809, 42501 unless the caller made it, 22023.';
 COMMENT ON FUNCTION eskit_lease.group_resize(text, integer, boolean) IS
-'Changes the number of partitions, and so which key belongs where. Raises 55006 while any partition is owned; with drain, all owners are asked to release theirs first, within the rebalance_timeout. Every cursor then begins at the least position that any had: nothing is skipped, some may be seen again. True once it is done, false while it is being drained.';
+'Changes the number of partitions, and so which key belongs where. Raises 55006 while any partition is owned; with drain, all owners are asked to release theirs first, within the rebalance_timeout. Every cursor then begins at the least position that any had: nothing is skipped, some may be seen again. The present number calls a resize off that is being drained for. True once it is done, false while it is being drained.';
 COMMENT ON FUNCTION eskit_lease.group_drop(text) IS
 'Drops a group without living members, and its cursors. Raises 55006 otherwise, 42704, 42809, 42501.';
 COMMENT ON FUNCTION eskit_lease.group_join(text, uuid) IS

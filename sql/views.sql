@@ -181,7 +181,8 @@ SELECT g.group_name,
        l.fence,
        l.granted_at,
        o.consumer AS target,
-       CASE WHEN p.revoking = l.fence THEN eskit_lease._revoke_in(p.revoke_at, p.boot_id, g.rebalance_timeout_ms) END AS revoke_in
+       CASE WHEN l.session IS NOT NULL AND p.revoking = l.fence
+            THEN eskit_lease._revoke_in(p.revoke_at, p.boot_id, g.rebalance_timeout_ms) END AS revoke_in
 FROM pg_extension AS e
 CROSS JOIN eskit_lease._groups AS g
 JOIN eskit_lease._declarations AS d ON d.resource = g.group_name

@@ -30,7 +30,9 @@ pub fn plan(state: &mut State, now: u64, timeout: u64) -> Plan {
         draining: sessions(&|m| m.alive && m.draining && m.counted != Some(Counted::Draining)),
         dead: sessions(&|m| !m.alive),
     };
-    let keeps: HashSet<Uuid> = sessions(&|m| m.alive && m.draining).into_iter().collect();
+    // A group that is to be resized waits for all, and so asks those that drain as well.
+    let resizing = state.resize_to.is_some();
+    let keeps: HashSet<Uuid> = sessions(&|m| m.alive && m.draining && !resizing).into_iter().collect();
     let targets = targets(state);
     for (index, (known, target)) in (0..).zip(state.partitions.iter_mut().zip(targets)) {
         let revoking = match (known.owner, known.fence()) {

@@ -110,16 +110,19 @@ fn group_resize(
     let drain = drain.ok_or(Error::Null("drain"))?;
     let call = Call::open(shared)?;
     let state = lock_owned(&call, &name)?;
-    if state.resize_to.is_none() && state.partitions.len() as i32 == partitions {
-        return Ok(true);
-    }
-    let in_use = declaration::slots_in_use(&call, &name, 0)?;
-    match in_use {
-        None => resize(&call, &name, partitions),
-        Some(why) if !drain => return Err(Error::InUse { kind: Kind::Group.name(), name, why }.into()),
-        Some(_) => {
-            call.db().execute(&DRAIN, vec![Value::Text(&name), Value::Int(partitions)]);
+    if state.partitions.len() as i32 != partitions {
+        match declaration::slots_in_use(&call, &name, 0)? {
+            None => resize(&call, &name, partitions),
+            Some(why) if !drain => return Err(Error::InUse { kind: Kind::Group.name(), name, why }.into()),
+            Some(_) => {
+                call.db().execute(&DRAIN, vec![Value::Text(&name), Value::Int(partitions)]);
+            }
         }
+    } else if state.resize_to.is_some() {
+        // As many as there are: what was asked for before is called off.
+        call.db().execute(&super::RESIZED, vec![Value::Text(&name)]);
+    } else {
+        return Ok(true);
     }
     judge(&call, &name, None, &|_| false, &mut HandOver::default())?;
     call.seam().judge(&name);

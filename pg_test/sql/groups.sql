@@ -1,0 +1,568 @@
+-- Consumer groups: who has which partition, and how it changes hands. The worker is off at first, so that what is seen is the verbs'
+-- own doing.
+\i pg_test/sql/include/worker_off.psql
+\i pg_test/sql/include/groups.psql
+\pset null -
+
+SELECT session AS a FROM session_open('a', '1 hour') \gset
+SELECT session AS b FROM session_open('b', '1 hour') \gset
+SELECT session AS c FROM session_open('c', '1 hour') \gset
+SELECT session AS d FROM session_open('d', '1 hour') \gset
+
+SELECT group_create('g', 8);
+SELECT group_name, partitions, assignor, rebalance_timeout, settle_delay, generation, members, resize_to, owner = current_user AS mine
+FROM groups;
+SELECT * FROM pg_temp.who('g');
+SELECT group_name, partition, state, owner, session, fence, granted_at, target, revoke_in FROM group_partitions WHERE partition < 2;
+
+-- The first member has it all at once, and is told by its revision.
+SELECT revision AS r FROM session_heartbeat(:'a') \gset
+SELECT group_join('g', :'a') AS generation;
+SELECT revision > :r AS told FROM session_heartbeat(:'a');
+SELECT partition, fence > 1::bigint << 40 AS fenced, state, revoke_in FROM group_assignment('g', :'a') ORDER BY 1;
+SELECT count(DISTINCT fence) FROM group_assignment('g', :'a');
+-- Again: the same.
+SELECT revision AS r, pg_temp.generation('g') AS generation FROM session_heartbeat(:'a') \gset
+SELECT group_join('g', :'a') = :generation AS same;
+SELECT revision = :r AS "nothing new" FROM session_heartbeat(:'a');
+SELECT group_name, consumer, session = :'a' AS mine, role = current_user AS role, state, joined_at < clock_timestamp() AS joined, partitions, targets
+FROM group_members;
+SELECT partition, state, owner, session = :'a' AS mine, fence > 1::bigint << 40 AS fenced, granted_at < clock_timestamp() AS granted, target, revoke_in
+FROM group_partitions WHERE partition = 3;
+-- A partition is a lease: of the group's name, its number the slot.
+SELECT resource, count(*), min(slot), max(slot), min(state), min(consumer) FROM leases GROUP BY 1;
+SELECT consumer, leases FROM sessions ORDER BY 1;
+SELECT fence AS f FROM group_assignment('g', :'a') WHERE partition = 5 \gset
+SELECT held, reason FROM lease_renew('g', :f);
+SELECT fence_check('g', :f);
+
+-- A second member: half of it is asked for, and nothing is taken. Nobody is told who loses nothing.
+SELECT group_join('g', :'b') = :generation + 1 AS "next generation";
+SELECT * FROM pg_temp.who('g');
+SELECT revision > :r AS told FROM session_heartbeat(:'a');
+SELECT * FROM pg_temp.mine('g', :'a');
+SELECT * FROM pg_temp.mine('g', :'b');
+SELECT revoke_in > '20 s' AND revoke_in <= '30 s' AS "half a minute" FROM group_assignment('g', :'a') WHERE state = 'revoking' LIMIT 1;
+SELECT revoke_in > '20 s' AND revoke_in <= '30 s' AS "half a minute" FROM group_partitions WHERE state = 'revoking' LIMIT 1;
+SELECT consumer, partitions, targets FROM group_members ORDER BY 1;
+-- Its fence is good until it has released.
+SELECT fence AS g FROM group_assignment('g', :'a') WHERE state = 'revoking' ORDER BY partition LIMIT 1 \gset
+SELECT partition AS p FROM group_assignment('g', :'a') WHERE fence = :g \gset
+SELECT fence_check('g', :g);
+SELECT revision AS rb FROM session_heartbeat(:'b') \gset
+BEGIN;
+SELECT group_release('g', :p, :g);
+SELECT revision = :rb AS "not yet" FROM session_heartbeat(:'b');
+COMMIT;
+SELECT revision > :rb AS told FROM session_heartbeat(:'b');
+SELECT partition = :p AS same, fence > :g AS greater, state FROM group_assignment('g', :'b');
+SELECT pg_temp.error_of(format('SELECT fence_check(''g'', %s)', :g));
+SELECT held, reason FROM lease_renew('g', :g);
+SELECT group_release('g', :p, :g) AS again, group_release('g', :p, :g + 1000000) AS "never given", group_release('g', 0, :g) AS "other partition";
+-- Rolled back, nothing happened.
+BEGIN;
+SELECT pg_temp.acknowledge('g', :'a');
+SELECT * FROM pg_temp.who('g');
+ROLLBACK;
+SELECT * FROM pg_temp.who('g');
+SELECT pg_temp.acknowledge('g', :'a');
+SELECT * FROM pg_temp.who('g');
+SELECT pg_temp.generation('g') = :generation + 1 AS "same generation";
+
+-- The reason goes away before the owner has answered: it keeps what it has, and is told.
+SELECT group_join('g', :'c') = :generation + 2 AS "next generation";
+SELECT * FROM pg_temp.who('g');
+SELECT revision AS r FROM session_heartbeat(:'a') \gset
+SELECT revision AS rb FROM session_heartbeat(:'b') \gset
+SELECT group_leave('g', :'c');
+SELECT group_leave('g', :'c') AS again, group_leave('g', '00000000-0000-4000-8000-000000000000') AS unknown;
+SELECT * FROM pg_temp.who('g');
+SELECT a.revision > :r AND b.revision > :rb AS told FROM session_heartbeat(:'a') AS a, session_heartbeat(:'b') AS b;
+SELECT pg_temp.generation('g') = :generation + 3 AS "next generation";
+
+-- As few move as may: those who leave and come move their own share and no more.
+SELECT group_join('g', :'c') > 0 AS joined, group_join('g', :'d') > 0 AS joined;
+SELECT pg_temp.acknowledge('g', :'a') + pg_temp.acknowledge('g', :'b');
+SELECT * FROM pg_temp.who('g');
+SELECT group_leave('g', :'b');
+SELECT * FROM pg_temp.who('g');
+SELECT pg_temp.generation('g') AS generation \gset
+SELECT group_join('g', :'b') > 0 AS joined;
+SELECT * FROM pg_temp.who('g');
+-- A member that goes while it is to be given something, and the one that it was to come from.
+BEGIN;
+SELECT session_close(:'b');
+SELECT * FROM pg_temp.who('g');
+ROLLBACK;
+SELECT pg_temp.acknowledge('g', :'a') + pg_temp.acknowledge('g', :'c') + pg_temp.acknowledge('g', :'d');
+SELECT * FROM pg_temp.who('g');
+SELECT consumer, partitions, targets FROM group_members ORDER BY 1;
+
+-- A partition that is not asked for goes to its owner again, under a new fence.
+SELECT partition AS p, fence AS f, pg_temp.generation('g') AS generation FROM group_assignment('g', :'a') ORDER BY 1 LIMIT 1 \gset
+SELECT group_release('g', :p, :f);
+SELECT state, fence > :f AS greater FROM group_assignment('g', :'a') WHERE partition = :p;
+SELECT pg_temp.generation('g') = :generation AS "same generation";
+-- So does what is released as a lease.
+SELECT fence AS f FROM group_assignment('g', :'a') WHERE partition = :p \gset
+SELECT lease_release('g', :f);
+SELECT * FROM lease_release_many('{g}', :'a');
+SELECT lease_force_release('g', fence, 'test') FROM group_assignment('g', :'a') WHERE partition = :p;
+SELECT state, fence > :f AS greater FROM group_assignment('g', :'a') WHERE partition = :p;
+SELECT * FROM pg_temp.who('g');
+SELECT pg_temp.generation('g') = :generation AS "same generation";
+
+-- A closed session's partitions move with the transaction that closes it.
+BEGIN;
+SELECT session_close(:'d');
+SELECT * FROM pg_temp.who('g');
+ROLLBACK;
+SELECT * FROM pg_temp.who('g');
+SELECT session_close(:'d');
+SELECT * FROM pg_temp.who('g');
+SELECT consumer, state FROM group_members ORDER BY 1;
+SELECT pg_temp.generation('g') > :generation AS "next generation";
+
+-- In a transaction that is rolled back, also to a savepoint.
+SELECT pg_temp.generation('g') AS generation \gset
+SELECT session AS d FROM session_open('d', '1 hour') \gset
+BEGIN;
+SAVEPOINT s;
+SELECT group_join('g', :'d') > :generation AS joined;
+SELECT * FROM pg_temp.who('g');
+ROLLBACK TO s;
+SELECT * FROM pg_temp.who('g');
+SELECT group_leave('g', :'a');
+SELECT * FROM pg_temp.who('g');
+ROLLBACK;
+SELECT * FROM pg_temp.who('g');
+SELECT pg_temp.generation('g') = :generation AS "same generation";
+-- Under other isolation levels.
+BEGIN ISOLATION LEVEL REPEATABLE READ;
+SELECT group_join('g', :'d') > :generation AS joined;
+SELECT pg_temp.acknowledge('g', :'a') + pg_temp.acknowledge('g', :'b') + pg_temp.acknowledge('g', :'c');
+SELECT * FROM pg_temp.mine('g', :'d');
+COMMIT;
+BEGIN ISOLATION LEVEL SERIALIZABLE;
+SELECT group_leave('g', :'d');
+SELECT * FROM pg_temp.who('g');
+COMMIT;
+-- What is read-only may look.
+BEGIN READ ONLY;
+SELECT * FROM pg_temp.mine('g', :'a');
+COMMIT;
+
+-- More members than partitions: the surplus has nothing, until somebody goes.
+SELECT group_create('few', 2);
+SELECT group_join('few', session) > 0 AS joined FROM unnest(ARRAY[:'a', :'b', :'c']::uuid[]) AS session;
+SELECT pg_temp.acknowledge('few', :'a');
+SELECT * FROM pg_temp.who('few');
+SELECT * FROM pg_temp.mine('few', :'c');
+SELECT group_leave('few', :'a');
+SELECT * FROM pg_temp.who('few');
+-- A session may be in many groups.
+SELECT group_name, consumer, partitions FROM group_members WHERE consumer = 'b' ORDER BY 1;
+
+-- range: neighbours together, ranked by name.
+SELECT group_create('r', 8, 'range', '1 minute', '0');
+SELECT group_join('r', :'a') > 0 AS joined, group_join('r', :'c') > 0 AS joined;
+SELECT pg_temp.acknowledge('r', :'a');
+SELECT * FROM pg_temp.who('r');
+SELECT group_join('r', :'b') > 0 AS joined;
+SELECT * FROM pg_temp.who('r');
+SELECT pg_temp.acknowledge('r', :'a') + pg_temp.acknowledge('r', :'c');
+SELECT * FROM pg_temp.who('r');
+SELECT session AS e FROM session_open('e', '1 hour') \gset
+SELECT group_join('r', :'d') > 0 AS joined, group_join('r', :'e') > 0 AS joined;
+SELECT pg_temp.acknowledge('r', session) >= 0 AS done FROM unnest(ARRAY[:'a', :'b', :'c', :'d']::uuid[]) AS session;
+SELECT * FROM pg_temp.who('r');
+-- Two sessions of one name are two members.
+SELECT session AS a2 FROM session_open('a', '1 hour') \gset
+SELECT group_leave('r', session) FROM unnest(ARRAY[:'b', :'c', :'d', :'e']::uuid[]) AS session;
+SELECT group_join('r', :'a2') > 0 AS joined;
+SELECT pg_temp.acknowledge('r', :'a');
+SELECT count(DISTINCT session) AS owners, string_agg(DISTINCT owner, ',') FROM group_partitions WHERE group_name = 'r' AND state = 'owned';
+SELECT session_close(:'a2');
+
+-- Altered: another assignor is another assignment, another time for the next revocation.
+SELECT group_join('r', :'b') > 0 AS joined;
+SELECT pg_temp.acknowledge('r', :'a');
+SELECT pg_temp.generation('r') AS generation \gset
+SELECT group_alter('r', rebalance_timeout => '2 minutes');
+SELECT group_alter('r', settle_delay => '1 day');
+SELECT group_alter('r', 'sticky');
+SELECT assignor, rebalance_timeout, settle_delay, generation = :generation AS "same generation" FROM groups WHERE group_name = 'r';
+SELECT group_alter('r', settle_delay => '0');
+SELECT group_alter('r');
+SELECT group_join('r', :'c') > 0 AS joined;
+SELECT * FROM pg_temp.who('r');
+SELECT revoke_in > '1 minute' AND revoke_in <= '2 minutes' AS "the new time" FROM group_assignment('r', :'a') WHERE state = 'revoking';
+SELECT pg_temp.acknowledge('r', :'a') + pg_temp.acknowledge('r', :'b');
+SELECT * FROM pg_temp.who('r');
+SELECT group_alter('r', 'range');
+SELECT * FROM pg_temp.who('r');
+SELECT group_alter('r', 'sticky');
+SELECT * FROM pg_temp.who('r');
+BEGIN;
+SELECT group_alter('r', 'range', '0', '0');
+ROLLBACK;
+SELECT assignor, rebalance_timeout, settle_delay FROM groups WHERE group_name = 'r';
+
+-- Drained: it keeps what it has, in its own time, and is given nothing new.
+SELECT * FROM pg_temp.who('few');
+SELECT session_drain(:'b');
+SELECT * FROM pg_temp.mine('few', :'b');
+SELECT * FROM pg_temp.mine('few', :'c');
+SELECT * FROM pg_temp.who('few');
+SELECT consumer, state, partitions, targets FROM group_members WHERE group_name = 'few' ORDER BY 1;
+SELECT pg_temp.acknowledge('few', :'b');
+SELECT * FROM pg_temp.who('few');
+SELECT consumer, state, partitions, targets FROM group_members WHERE group_name = 'few' ORDER BY 1;
+SELECT group_leave('few', :'c');
+SELECT * FROM pg_temp.who('few');
+SELECT group_join('few', :'b') > 0 AS "is a member still";
+SELECT * FROM pg_temp.mine('few', :'b');
+SELECT group_leave('few', :'b');
+-- One that was asked to release something need not any more.
+SELECT group_create('drain', 4);
+SELECT group_join('drain', :'a') > 0 AS joined, group_join('drain', :'d') > 0 AS joined;
+SELECT * FROM pg_temp.who('drain');
+SELECT session_drain(:'a');
+SELECT * FROM pg_temp.mine('drain', :'a');
+SELECT * FROM pg_temp.mine('drain', :'d');
+SELECT pg_temp.acknowledge('drain', :'a');
+SELECT * FROM pg_temp.who('drain');
+-- The last of them drains: nobody is to have what it has.
+SELECT session_drain(:'d');
+SELECT * FROM pg_temp.mine('drain', :'d');
+SELECT * FROM pg_temp.who('drain');
+SELECT group_release('drain', 0, fence) FROM group_assignment('drain', :'d') WHERE partition = 0;
+SELECT * FROM pg_temp.who('drain');
+SELECT session_close(:'a'), session_close(:'b'), session_close(:'d');
+SELECT * FROM pg_temp.who('drain');
+SELECT * FROM pg_temp.who('g');
+SELECT * FROM pg_temp.who('r');
+
+-- Newcomers are gathered for the time of settle_delay, and then answered by one rebalance.
+SELECT group_create('settle', 4, settle_delay => '2 s');
+SELECT group_join('settle', :'c') AS "not yet", group_join('settle', :'e') AS "not yet";
+SELECT * FROM pg_temp.who('settle');
+SELECT consumer, partitions, targets FROM group_members WHERE group_name = 'settle' ORDER BY 1;
+CALL pg_temp.wait_for(format('count(*) > 0 FROM eskit_lease.group_assignment(''settle'', %L)', :'e'));
+SELECT * FROM pg_temp.who('settle');
+SELECT pg_temp.generation('settle') AS "one rebalance";
+-- The dead and those who leave are not waited for.
+SELECT session AS f FROM session_open('f', '1 hour') \gset
+SELECT group_alter('settle', settle_delay => '1 day');
+SELECT group_join('settle', :'f') AS "not yet";
+SELECT * FROM pg_temp.who('settle');
+SELECT group_leave('settle', :'c');
+SELECT * FROM pg_temp.who('settle');
+SELECT group_leave('settle', session) FROM unnest(ARRAY[:'e', :'f']::uuid[]) AS session;
+
+-- No time to answer: what is to move moves at once, and nothing else.
+SELECT group_create('now', 4, rebalance_timeout => '0');
+SELECT group_join('now', :'c') > 0 AS joined;
+SELECT fence AS kept FROM group_assignment('now', :'c') WHERE partition = 0 \gset
+SELECT fence AS lost FROM group_assignment('now', :'c') WHERE partition = 3 \gset
+SELECT revision AS r FROM session_heartbeat(:'c') \gset
+SELECT group_join('now', :'e') > 0 AS joined;
+SELECT * FROM pg_temp.who('now');
+SELECT revision > :r AS told FROM session_heartbeat(:'c');
+SELECT partition, fence = :kept AS same FROM group_assignment('now', :'c') WHERE partition = 0;
+SELECT pg_temp.error_of(format('SELECT fence_check(''now'', %s)', :lost));
+SELECT group_release('now', 3, :lost);
+
+-- The dead: whoever asks has what they had.
+SELECT group_create('dead', 4);
+SELECT session AS s FROM session_open('short', '1 s') \gset
+SELECT group_join('dead', :'s') > 0 AS joined;
+SELECT fence AS f0 FROM group_partitions WHERE group_name = 'dead' AND partition = 0 \gset
+CALL pg_temp.wait_for('bool_and(state = ''expired'') FROM eskit_lease.group_partitions WHERE group_name = ''dead''');
+SELECT * FROM pg_temp.who('dead');
+SELECT members FROM groups WHERE group_name = 'dead';
+SELECT consumer, state, partitions, targets FROM group_members WHERE group_name = 'dead';
+SELECT pg_temp.error_of(format('SELECT * FROM group_assignment(''dead'', %L)', :'s'));
+SELECT pg_temp.error_of(format('SELECT * FROM group_join(''dead'', %L)', :'s'));
+SELECT group_leave('dead', :'s');
+SELECT group_join('dead', :'c') AS generation;
+SELECT * FROM pg_temp.who('dead');
+SELECT fence > :f0 AS greater FROM group_assignment('dead', :'c') WHERE partition = 0;
+SELECT consumer, state, partitions, targets FROM group_members WHERE group_name = 'dead';
+
+-- From here on with the worker: it takes from those who do not answer in time, and from the dead.
+\i pg_test/sql/include/worker_on.psql
+\i pg_test/sql/include/groups.psql
+SELECT group_create('late', 4, rebalance_timeout => '1 s');
+SELECT group_join('late', :'c') > 0 AS joined;
+SELECT fence AS kept FROM group_assignment('late', :'c') WHERE partition = 0 \gset
+SELECT fence AS lost FROM group_assignment('late', :'c') WHERE partition = 3 \gset
+SELECT group_join('late', :'e') AS generation \gset
+CALL pg_temp.wait_for('bool_and(state = ''owned'') FROM eskit_lease.group_partitions WHERE group_name = ''late''');
+SELECT * FROM pg_temp.who('late');
+SELECT fence = :kept AS same FROM group_assignment('late', :'c') WHERE partition = 0;
+SELECT fence > :lost AS greater FROM group_assignment('late', :'e') WHERE partition = 3;
+SELECT held, reason FROM lease_renew('late', :lost);
+SELECT pg_temp.generation('late') = :generation AS "same generation";
+-- Another time is for those who are asked after it.
+SELECT group_create('later', 4, rebalance_timeout => '1 day');
+SELECT group_join('later', :'c') > 0 AS joined;
+SELECT group_join('later', :'e') AS generation \gset
+SELECT group_alter('later', rebalance_timeout => '0');
+SELECT revoke_in > '1 hour' AS "asked before" FROM group_assignment('later', :'c') WHERE partition = 3;
+SELECT session AS f FROM session_open('f', '1 hour') \gset
+SELECT group_join('later', :'f') > :generation AS joined;
+SELECT * FROM pg_temp.who('later');
+
+SELECT session AS s FROM session_open('short', '1 s') \gset
+SELECT group_create('died', 4);
+SELECT group_join('died', :'s') > 0 AS joined;
+SELECT min(fence) AS f0 FROM group_partitions WHERE group_name = 'died' \gset
+SELECT group_join('died', :'e') > 0 AS joined;
+CALL pg_temp.wait_for('bool_and(state = ''owned'' AND owner = ''e'') FROM eskit_lease.group_partitions WHERE group_name = ''died''');
+SELECT min(fence) > :f0 AS greater FROM group_assignment('died', :'e');
+CALL pg_temp.wait_for('count(*) = 1 FROM eskit_lease.group_members WHERE group_name = ''died''');
+SELECT pg_temp.error_of(format('SELECT fence_check(''died'', %s)', :f0));
+SELECT split_part(pg_temp.error_of(format('SELECT * FROM group_assignment(''died'', %L)', :'s')), ':', 1);
+-- The last one dies: nobody has it, nobody is to have it.
+SELECT group_leave('died', :'e');
+SELECT session AS s FROM session_open('short', '1 s') \gset
+SELECT group_join('died', :'s') > 0 AS joined;
+CALL pg_temp.wait_for('bool_and(state = ''free'' AND target IS NULL) FROM eskit_lease.group_partitions WHERE group_name = ''died''');
+SELECT * FROM pg_temp.who('died');
+CALL pg_temp.wait_for('count(*) = 0 FROM eskit_lease.group_members WHERE group_name = ''died''');
+-- What drains, and newcomers who settle.
+SELECT group_join('died', :'e') > 0 AS joined, group_join('died', :'f') > 0 AS joined;
+SELECT session_drain(:'e');
+CALL pg_temp.wait_for('bool_and(target = ''f'' AND revoke_in IS NULL) FROM eskit_lease.group_partitions WHERE group_name = ''died''');
+SELECT * FROM pg_temp.who('died');
+SELECT group_create('settled', 2, settle_delay => '1 s');
+SELECT group_join('settled', :'f') AS "not yet";
+CALL pg_temp.wait_for('bool_and(owner = ''f'') FROM eskit_lease.group_partitions WHERE group_name = ''settled''');
+SELECT pg_temp.generation('settled');
+SELECT session_close(:'e'), session_close(:'f');
+
+-- Resized: at once while nobody has a partition.
+\i pg_test/sql/include/worker_off.psql
+\i pg_test/sql/include/refusals.psql
+\i pg_test/sql/include/groups.psql
+SELECT session AS e FROM session_open('e', '1 hour') \gset
+SELECT session AS f FROM session_open('f', '1 hour') \gset
+SELECT group_create('size', 3);
+SELECT group_resize('size', 3) AS same, group_resize('size', 4), group_resize('size', 2, drain => true);
+SELECT partitions, resize_to, generation FROM groups WHERE group_name = 'size';
+SELECT * FROM pg_temp.who('size');
+-- Owned: refused, or done once all have released. Cursors begin anew where the last of them had come to; heads are forgotten.
+SELECT group_join('size', :'c') > 0 AS joined, group_join('size', :'e') > 0 AS joined;
+SELECT pg_temp.acknowledge('size', :'c');
+SELECT * FROM pg_temp.who('size');
+SELECT cursor_commit('size', 0, 100, fence) FROM group_assignment('size', :'c');
+SELECT cursor_commit('size', 1, 70, fence), cursor_ack('size', 1, 90, fence), cursor_head('size', 1, 200)
+FROM group_assignment('size', :'e');
+SELECT partition, position, head, lag, acked_ahead FROM group_lag WHERE group_name = 'size' ORDER BY 1;
+SELECT pg_temp.refused('group_resize(''size'', 5)');
+SELECT partitions, resize_to FROM groups WHERE group_name = 'size';
+SELECT fence AS old FROM group_assignment('size', :'e') \gset
+BEGIN;
+SELECT group_resize('size', 5, drain => true);
+ROLLBACK;
+SELECT partitions, resize_to FROM groups WHERE group_name = 'size';
+SELECT revision AS r, pg_temp.generation('size') AS generation FROM session_heartbeat(:'c') \gset
+SELECT group_resize('size', 5, drain => true);
+SELECT partitions, resize_to, generation > :generation AS "next generation" FROM groups WHERE group_name = 'size';
+SELECT revision > :r AS told FROM session_heartbeat(:'c');
+SELECT * FROM pg_temp.who('size');
+SELECT * FROM pg_temp.mine('size', :'c');
+SELECT pg_temp.acknowledge('size', :'c');
+SELECT * FROM pg_temp.who('size');
+-- A newcomer gets nothing before it is done.
+SELECT group_join('size', :'f') > 0 AS joined;
+SELECT * FROM pg_temp.who('size');
+SELECT pg_temp.acknowledge('size', :'e');
+SELECT * FROM pg_temp.mine('size', :'e');
+SELECT partitions, resize_to FROM groups WHERE group_name = 'size';
+SELECT * FROM pg_temp.who('size');
+SELECT partition, position, head, lag, acked_ahead FROM group_lag WHERE group_name = 'size' ORDER BY 1;
+SELECT bool_and(fence > :old) AS greater, count(DISTINCT fence) FROM group_partitions WHERE group_name = 'size';
+SELECT pg_temp.error_of(format('SELECT cursor_commit(''size'', 1, 1000, %s)', :old));
+-- Those who drain are asked, too. Another number may be given meanwhile; the present one calls it off.
+SELECT session_drain(:'f');
+SELECT * FROM pg_temp.mine('size', :'f');
+SELECT group_resize('size', 7, true), group_resize('size', 8, true);
+SELECT partitions, resize_to FROM groups WHERE group_name = 'size';
+SELECT * FROM pg_temp.mine('size', :'f');
+SELECT pg_temp.refused('group_resize(''size'', 7)');
+SELECT revision AS r FROM session_heartbeat(:'c') \gset
+SELECT group_resize('size', 5);
+SELECT revision > :r AS told FROM session_heartbeat(:'c');
+SELECT partitions, resize_to FROM groups WHERE group_name = 'size';
+SELECT * FROM pg_temp.who('size');
+-- A partition whose cursor has not begun: all begin at the beginning. The owners go; whoever asks next sees it done.
+SELECT cursor_position('size', 4);
+SELECT group_resize('size', 6, true);
+SELECT group_leave('size', session) FROM unnest(ARRAY[:'c', :'e', :'f']::uuid[]) AS session;
+SELECT group_resize('size', 6);
+SELECT group_drop('size');
+SELECT group_create('size', 2);
+SELECT group_join('size', :'c') > 0 AS joined;
+SELECT cursor_commit('size', 0, 100, fence) FROM group_assignment('size', :'c') WHERE partition = 0;
+SELECT group_resize('size', 3, true);
+SELECT pg_temp.acknowledge('size', :'c');
+SELECT * FROM pg_temp.mine('size', :'c');
+SELECT partition, position FROM group_lag WHERE group_name = 'size' ORDER BY 1;
+-- One that does not answer in time.
+SELECT group_alter('size', rebalance_timeout => '0');
+SELECT group_resize('size', 2, true);
+SELECT * FROM pg_temp.mine('size', :'c');
+SELECT partitions, resize_to FROM groups WHERE group_name = 'size';
+
+-- Dropped once nobody is in it, and all of it is gone.
+SELECT pg_temp.refused('group_drop(''size'')');
+SELECT group_join('few', :'c') > 0 AS joined, group_join('few', :'e') > 0 AS joined;
+SELECT session AS b FROM session_open('b', '1 hour') \gset
+SELECT group_join('few', :'b') > 0 AS joined;
+SELECT lease_release_many('{few}', :'c') IS NOT NULL AS released;
+-- A member that has nothing is a member.
+SELECT group_create('idle', 1, settle_delay => '1 day');
+SELECT group_join('idle', :'b') AS "not yet";
+SELECT pg_temp.refused('group_drop(''idle'')', 'group_drop(''few'')');
+SELECT group_leave('idle', :'b');
+BEGIN;
+SELECT group_drop('idle');
+SELECT count(*) FROM groups WHERE group_name = 'idle';
+ROLLBACK;
+SELECT count(*) FROM groups WHERE group_name = 'idle';
+SELECT group_drop('idle');
+SELECT session_close(:'b');
+SELECT cursor_commit('size', 0, 200, fence), cursor_head('size', 0, 300) FROM group_assignment('size', :'c') WHERE partition = 0;
+SELECT group_leave('size', :'c');
+SELECT group_drop('size');
+SELECT (SELECT count(*) FROM groups WHERE group_name = 'size') AS groups, (SELECT count(*) FROM group_partitions WHERE group_name = 'size') AS partitions,
+       (SELECT count(*) FROM group_lag WHERE group_name = 'size') AS cursors, (SELECT count(*) FROM leases WHERE resource = 'size') AS leases;
+-- The name may be anything again, and a group of it begins anew.
+SELECT reason FROM lease_acquire('size', :'c');
+SELECT lease_release('size', fence) FROM leases WHERE resource = 'size';
+SELECT group_create('size', 2);
+SELECT count(*) FROM leases WHERE resource = 'size';
+SELECT group_join('size', :'c') AS generation;
+SELECT partition, cursor_position('size', partition) FROM group_assignment('size', :'c') ORDER BY 1;
+-- Of the dead nobody is asked.
+SELECT session AS s FROM session_open('short', '1 s') \gset
+SELECT group_create('graves', 2);
+SELECT group_join('graves', :'s') > 0 AS joined;
+CALL pg_temp.wait_for('bool_and(state = ''expired'') FROM eskit_lease.group_partitions WHERE group_name = ''graves''');
+SELECT group_resize('graves', 3);
+SELECT * FROM pg_temp.who('graves');
+SELECT group_drop('graves');
+SELECT count(*) FROM group_members WHERE group_name = 'graves';
+
+-- Refused, and nothing has changed. What a group may be:
+\pset format unaligned
+\pset tuples_only on
+SELECT pg_temp.refused(
+    'group_create(NULL, 1)', 'group_create(''n'', NULL)', 'group_create(''n'', 1, NULL)', 'group_create(''n'', 1, ''sticky'', NULL)',
+    'group_create(''n'', 1, ''sticky'', ''30 s'', NULL)', 'group_create('''', 1)', 'group_create(repeat(''x'', 256), 1)',
+    'group_create(''n'', 0)', 'group_create(''n'', -1)', 'group_create(''n'', 32769)', 'group_create(''n'', 2147483647)',
+    'group_create(''n'', 1, ''fair'')', 'group_create(''n'', 1, ''STICKY'')', 'group_create(''n'', 1, '''')');
+SELECT pg_temp.refused(
+    'group_create(''n'', 1, ''sticky'', ''-1 ms'')', 'group_create(''n'', 1, ''sticky'', ''1 day 1 ms'')',
+    'group_create(''n'', 1, ''sticky'', ''178000000 years'')', 'group_create(''n'', 1, settle_delay => ''-1 ms'')',
+    'group_create(''n'', 1, settle_delay => ''1 day 1 ms'')', 'group_create(''n'', 1, settle_delay => ''-178000000 years'')');
+-- Infinite ones, which PostgreSQL has from 17 on.
+SELECT left(pg_temp.error_of(format('SELECT group_create(''n'', 1, %s => %L)', argument,
+                                    CASE WHEN current_setting('server_version_num')::int >= 170000
+                                    THEN sign || 'infinity' ELSE sign || '178000000 years' END)), 5)
+FROM unnest(ARRAY['rebalance_timeout', 'settle_delay']) AS argument, unnest(ARRAY['', '-']) AS sign;
+-- The largest and the longest that are not.
+BEGIN;
+SELECT group_create('n', 32768, 'range', '1 day', '24 hours');
+SELECT partitions, assignor, rebalance_timeout, settle_delay FROM groups WHERE group_name = 'n';
+ROLLBACK;
+-- One name space: what is held, waited for or declared, and the other way round.
+SELECT semaphore_create('sem', 1);
+SELECT reason FROM lease_acquire('held', :'c');
+SELECT session AS s FROM session_open('short', '1 s') \gset
+SELECT reason FROM lease_acquire('waited', :'s');
+SELECT reason FROM lease_acquire('waited', :'e', true);
+SELECT reason FROM lock_acquire('locked', 'host', '1 hour');
+CALL pg_temp.wait_for('state = ''expired'' FROM eskit_lease.leases WHERE resource = ''waited''');
+SELECT pg_temp.refused(
+    'group_create(''held'', 1)', 'group_create(''waited'', 1)', 'group_create(''locked'', 1)', 'group_create(''size'', 1)',
+    'group_create(''sem'', 1)', 'semaphore_create(''size'', 1)');
+SELECT pg_temp.refused(
+    format('lease_acquire(''size'', %L)', :'c'), format('lease_acquire(''size'', %L)', :'e'), format('lease_acquire(''size'', %L, true)', :'e'),
+    format('lease_acquire_many(''{held,size}'', %L)', :'c'), 'lock_acquire(''size'', ''host'', ''30 s'')',
+    format('lease_release(''size'', %s, ''1 s'')', fence))
+FROM leases WHERE resource = 'size' AND slot = 1;
+-- No group, no such partition, nothing at all.
+SELECT fence AS f FROM leases WHERE resource = 'size' AND slot = 1 \gset
+SELECT pg_temp.refused(
+    'group_alter(''none'')', 'group_resize(''none'', 1)', 'group_drop(''none'')', format('group_join(''none'', %L)', :'c'),
+    format('group_leave(''none'', %L)', :'c'), format('group_assignment(''none'', %L)', :'c'), format('group_release(''none'', 0, %s)', :f));
+SELECT pg_temp.refused(
+    'group_alter(''sem'')', 'group_resize(''sem'', 1)', 'group_drop(''sem'')', format('group_join(''sem'', %L)', :'c'),
+    format('group_leave(''sem'', %L)', :'c'), format('group_assignment(''sem'', %L)', :'c'), format('group_release(''sem'', 0, %s)', :f),
+    'group_alter(''held'')');
+SELECT pg_temp.refused(
+    format('group_release(''size'', -1, %s)', :f), format('group_release(''size'', 2, %s)', :f),
+    'group_alter(NULL)', 'group_alter(''size'', ''fair'')', 'group_alter(''size'', rebalance_timeout => ''-1 ms'')',
+    'group_alter(''size'', settle_delay => ''1 day 1 ms'')', 'group_resize(NULL, 1)', 'group_resize(''size'', NULL)',
+    'group_resize(''size'', 1, NULL)', 'group_resize(''size'', 0)', 'group_resize(''size'', 32769)', 'group_resize(''size'', 32769, true)',
+    'group_drop(NULL)', format('group_join(NULL, %L)', :'c'), 'group_join(''size'', NULL)', format('group_leave(NULL, %L)', :'c'),
+    'group_leave(''size'', NULL)', format('group_assignment(NULL, %L)', :'c'), 'group_assignment(''size'', NULL)',
+    format('group_release(NULL, 0, %s)', :f), format('group_release(''size'', NULL, %s)', :f), 'group_release(''size'', 0, NULL)');
+-- Sessions that have ended, that nobody has heard of, that drain, that are no members.
+SELECT session_close(:'e');
+SELECT session AS d FROM session_open('d', '1 hour') \gset
+SELECT session_drain(:'d');
+SELECT pg_temp.refused(
+    'group_join(''size'', ''00000000-0000-4000-8000-000000000000'')', 'group_assignment(''size'', ''00000000-0000-4000-8000-000000000000'')',
+    format('group_join(''size'', %L)', :'s'), format('group_assignment(''size'', %L)', :'s'),
+    format('group_join(''size'', %L)', :'d'), format('group_assignment(''size'', %L)', :'d'),
+    format('group_leave(''size'', %L)', :'d'), format('group_leave(''size'', %L)', :'s'));
+SELECT split_part(pg_temp.error_of(format('SELECT * FROM %s(''size'', %L)', verb, :'e')), ':', 1)
+FROM unnest(ARRAY['group_join', 'group_assignment']) AS verb;
+-- What is read-only.
+BEGIN READ ONLY;
+SELECT pg_temp.refused(
+    'group_create(''n'', 1)', 'group_alter(''size'')', 'group_resize(''size'', 2)', 'group_drop(''size'')', format('group_join(''size'', %L)', :'c'),
+    format('group_leave(''size'', %L)', :'c'), format('group_release(''size'', 0, %s)', :f));
+COMMIT;
+-- Another role's session or group.
+CREATE ROLE regress_group_owner;
+CREATE ROLE regress_group_friend;
+SELECT grant_consumer('regress_group_owner'), grant_consumer('regress_group_friend'), grant_monitor('regress_group_friend');
+SET ROLE regress_group_owner;
+SELECT eskit_lease.group_create('theirs', 2);
+SELECT session AS o FROM eskit_lease.session_open('o', '1 hour') \gset
+SELECT eskit_lease.group_join('theirs', :'o') AS generation, eskit_lease.group_join('size', :'o') > 0 AS joined;
+SELECT pg_temp.error_of(format(statement, :'c', :f))
+FROM unnest(ARRAY[
+    'SELECT eskit_lease.group_join(''theirs'', %1$L)', 'SELECT eskit_lease.group_leave(''size'', %1$L)',
+    'SELECT * FROM eskit_lease.group_assignment(''size'', %1$L)', 'SELECT eskit_lease.group_release(''size'', 1, %2$s)',
+    'SELECT eskit_lease.group_alter(''size'', ''range'')', 'SELECT eskit_lease.group_resize(''size'', 3)', 'SELECT eskit_lease.group_drop(''size'')',
+    'SELECT eskit_lease.cursor_commit(''size'', 1, 1, %2$s)', 'SELECT eskit_lease.cursor_ack(''size'', 1, 1, %2$s)']) AS statement;
+SET ROLE regress_group_friend;
+SELECT pg_temp.error_of(statement)
+FROM unnest(ARRAY['SELECT eskit_lease.group_alter(''theirs'', ''range'')', 'SELECT eskit_lease.group_resize(''theirs'', 3, true)',
+                  'SELECT eskit_lease.group_drop(''theirs'')']) AS statement;
+SELECT group_name, owner FROM eskit_lease.groups WHERE group_name = 'theirs';
+SELECT group_name, consumer, role, session FROM eskit_lease.group_members WHERE group_name = 'theirs';
+SELECT partition, owner, session, fence > 0 AS fenced FROM eskit_lease.group_partitions WHERE group_name = 'theirs';
+RESET ROLE;
+GRANT regress_group_owner TO regress_group_friend;
+SET ROLE regress_group_friend;
+SELECT eskit_lease.group_alter('theirs', 'range');
+SELECT eskit_lease.group_leave('theirs', :'o');
+RESET ROLE;
+SELECT group_drop('theirs');
+SELECT session_close(session) FROM sessions ORDER BY consumer, opened_at;
+SELECT group_drop(group_name) FROM groups ORDER BY group_name;
+SELECT semaphore_drop('sem');
+SELECT lease_release(resource, fence) FROM leases WHERE state = 'held' ORDER BY resource;
+DROP OWNED BY regress_group_owner, regress_group_friend;
+DROP ROLE regress_group_owner, regress_group_friend;
+SELECT (SELECT count(*) FROM eskit_lease._declarations) AS declarations, (SELECT count(*) FROM eskit_lease._members) AS members,
+       (SELECT count(*) FROM eskit_lease._partitions) AS partitions, (SELECT count(*) FROM eskit_lease._cursors) AS cursors,
+       (SELECT count(*) FROM eskit_lease._heads) AS heads;
+\i pg_test/sql/include/worker_on.psql
