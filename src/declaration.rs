@@ -97,7 +97,7 @@ pub fn of_kind(resource: &str, kind: Kind) -> Result<Declaration> {
     Ok(declaration)
 }
 
-pub fn require(resource: &str, declaration: &Declaration, kind: Kind) -> Result<()> {
+fn require(resource: &str, declaration: &Declaration, kind: Kind) -> Result<()> {
     if declaration.kind == kind {
         return Ok(());
     }

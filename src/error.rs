@@ -148,7 +148,8 @@ impl Error {
                 Error::NotPreloaded => "Add eskit_lease to shared_preload_libraries and restart the server.",
                 Error::Recovery => "Connect to the primary server.",
                 Error::ReadOnly(_) => {
-                    "Only session_heartbeat, session_wait, lease_renew and fence_check work in a read-only transaction."
+                    "Only session_heartbeat, session_wait, lease_renew, fence_check, group_assignment and cursor_position \
+                     work in a read-only transaction."
                 }
                 Error::Interval { what, .. } if *what == "ttl" => {
                     "The limits are the settings eskit_lease.min_ttl and eskit_lease.max_ttl."
@@ -171,6 +172,7 @@ impl Error {
                 Error::BeingDeclared { .. } => "Try again when that transaction has ended.",
                 Error::WrongKind { is: "group", .. } => "Join a group with group_join.",
                 Error::WrongKind { is: "semaphore", .. } => "Acquire a permit of a semaphore with lease_acquire.",
+                Error::Assignor(_) => "The assignors are sticky and range.",
                 Error::Unknown { kind: "group", .. } => "Create it with group_create.",
                 Error::Unknown { .. } => "Create it with semaphore_create.",
                 Error::Position(_) => "For a stream that begins at 0, count one more: a cursor at 0 has seen nothing.",
