@@ -18,7 +18,7 @@
 use crate::call::Call;
 use crate::claim::{LeaseRow, Leases, Probe};
 use crate::declaration::{self, Declaration, Kind};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::grant::{self, Candidate, timeline};
 use crate::guard::{Guard, Mode};
 use crate::holders::Holders;
@@ -151,10 +151,7 @@ fn look_at_own(me: SlotRef, row: &LeaseRow, holder: &SessionRow) -> Option<Look>
 }
 
 fn look_at_permits(call: &Call, me: SlotRef, resource: &str, declaration: &Declaration) -> Result<Look> {
-    if declaration.kind != Kind::Semaphore {
-        let (name, is) = (resource.to_owned(), declaration.kind.name());
-        return Err(Error::WrongKind { name, is, wanted: "lease" }.into());
-    }
+    declaration::require_leasable(resource, declaration)?;
     let permits = semaphore::survey(call, resource, declaration, &|_| false);
     let declared = Some((Kind::Semaphore, declaration.slots));
     if let Some(own) = permits.held.iter().find_map(|(row, holder)| look_at_own(me, row, holder)) {

@@ -93,15 +93,20 @@ pub fn groups_among(names: Vec<String>) -> (Vec<String>, Vec<String>) {
 /// The declaration of a name that has to be of a kind.
 pub fn of_kind(resource: &str, kind: Kind) -> Result<Declaration> {
     let declaration = of(resource).ok_or_else(|| Error::Unknown { kind: kind.name(), name: resource.to_owned() })?;
-    require(resource, &declaration, kind)?;
-    Ok(declaration)
-}
-
-fn require(resource: &str, declaration: &Declaration, kind: Kind) -> Result<()> {
     if declaration.kind == kind {
-        return Ok(());
+        return Ok(declaration);
     }
     Err(Error::WrongKind { name: resource.to_owned(), is: declaration.kind.name(), wanted: kind.name() }.into())
+}
+
+/// Refuses what can not be acquired: of a group nobody asks for a lease.
+pub fn require_leasable(resource: &str, declaration: &Declaration) -> Result<()> {
+    match declaration.kind {
+        Kind::Semaphore => Ok(()),
+        Kind::Group => {
+            Err(Error::WrongKind { name: resource.to_owned(), is: Kind::Group.name(), wanted: "lease" }.into())
+        }
+    }
 }
 
 /// What stands for a name.

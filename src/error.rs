@@ -172,7 +172,6 @@ impl Error {
                 Error::BeingDeclared { .. } => "Try again when that transaction has ended.",
                 Error::WrongKind { is: "group", .. } => "Join a group with group_join.",
                 Error::WrongKind { is: "semaphore", .. } => "Acquire a permit of a semaphore with lease_acquire.",
-                Error::Assignor(_) => "The assignors are sticky and range.",
                 Error::Unknown { kind: "group", .. } => "Create it with group_create.",
                 Error::Unknown { .. } => "Create it with semaphore_create.",
                 Error::Position(_) => "For a stream that begins at 0, count one more: a cursor at 0 has seen nothing.",

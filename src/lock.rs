@@ -5,7 +5,7 @@
 use crate::acquire::{Answer, acquire};
 use crate::call::{Call, enter, text_arg};
 use crate::claim::{Leases, Probe};
-use crate::declaration::{self, Kind};
+use crate::declaration;
 use crate::error::{Error, Result};
 use crate::guard::{Guard, Mode};
 use crate::holders::Holders;
@@ -35,7 +35,7 @@ fn look(call: &Call, name: &str, request: Option<Uuid>) -> Result<std::result::R
         _ => declaration::of(name),
     };
     if let Some(declaration) = declaration {
-        declaration::require(name, &declaration, Kind::Semaphore)?;
+        declaration::require_leasable(name, &declaration)?;
         // There may be a permit for each of two who ask with one request at a time.
         let mine = |request| Guard::Seat(request, keys::fnv1a(name)).try_lock(Mode::Exclusive);
         if !request.is_none_or(mine) {

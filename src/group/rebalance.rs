@@ -104,5 +104,10 @@ pub fn resize(call: &Call, name: &str, partitions: i32) {
     declaration::resize(call, name, partitions);
     declaration::forget_slots(call, name, 0);
     call.db().execute(&DROP_PARTITIONS, vec![Value::Text(name)]);
+    keep_size(call, name);
+}
+
+/// The group is not to be resized any more: it has been, or that was called off.
+pub fn keep_size(call: &Call, name: &str) {
     call.db().execute(&RESIZED, vec![Value::Text(name)]);
 }

@@ -2,7 +2,7 @@
 
 use super::assign::Assignor;
 use super::judge;
-use super::rebalance::{DROP_PARTITIONS, resize};
+use super::rebalance::{DROP_PARTITIONS, keep_size, resize};
 use super::state::{self, State};
 use crate::acquire::grantee;
 use crate::call::{Call, enter, text_arg};
@@ -120,7 +120,7 @@ fn group_resize(
         }
     } else if state.resize_to.is_some() {
         // As many as there are: what was asked for before is called off.
-        call.db().execute(&super::RESIZED, vec![Value::Text(&name)]);
+        keep_size(&call, &name);
     } else {
         return Ok(true);
     }
