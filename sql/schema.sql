@@ -23,7 +23,6 @@ CREATE TABLE eskit_lease._sessions (
     grace_of  uuid
 );
 CREATE INDEX _sessions_consumer ON eskit_lease._sessions (consumer, role) WHERE NOT private;
-CREATE INDEX _sessions_grace_of ON eskit_lease._sessions (grace_of) WHERE grace_of IS NOT NULL;
 
 -- Who takes over what is left of a session that has ended (src/session/takeover.rs).
 CREATE TABLE eskit_lease._successions (
@@ -123,6 +122,8 @@ CREATE TABLE eskit_lease._heads (
     group_name  text COLLATE "C" NOT NULL,
     partition   integer NOT NULL,
     position    bigint NOT NULL,
+    -- Of how many partitions this is one: a report means nothing for another number of them.
+    partitions  integer NOT NULL,
     reported_at timestamptz NOT NULL,
     PRIMARY KEY (group_name, partition)
 );

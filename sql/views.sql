@@ -219,7 +219,7 @@ FROM eskit_lease._groups AS g
 JOIN eskit_lease._declarations AS d ON d.resource = g.group_name
 CROSS JOIN LATERAL generate_series(0, d.slots - 1) AS n (partition)
 LEFT JOIN eskit_lease._cursors AS c ON c.group_name = g.group_name AND c.partition = n.partition
-LEFT JOIN eskit_lease._heads AS h ON h.group_name = g.group_name AND h.partition = n.partition;
+LEFT JOIN eskit_lease._heads AS h ON h.group_name = g.group_name AND h.partition = n.partition AND h.partitions = d.slots;
 
 COMMENT ON VIEW eskit_lease.group_lag IS 'How far each group has come in each partition, and how much is left.';
 COMMENT ON COLUMN eskit_lease.group_lag.group_name IS 'The group.';

@@ -12,7 +12,7 @@ use crate::declaration::{self, Kind};
 use crate::error::{Error, Result};
 use crate::fence;
 use crate::spi::{self, Statement, Value};
-use crate::table::{Key, Locked, Sight, Table};
+use crate::table::{Flight, Key, Locked, Sight, Table};
 use crate::text::Text;
 use pgrx::pg_sys::{INT4OID, INT8OID, TEXTOID};
 use pgrx::prelude::*;
@@ -22,10 +22,12 @@ static COMMIT: Statement =
 static ACK: Statement =
     Statement::writes(include_str!("../sql/query/cursor/ack.sql"), &[TEXTOID, INT4OID, INT8OID, INT8OID, INT8OID]);
 static POSITION: Statement = Statement::reads(include_str!("../sql/query/cursor/position.sql"), &[TEXTOID, INT4OID]);
-static HEAD: Statement = Statement::tidies(include_str!("../sql/query/cursor/head.sql"), &[TEXTOID, INT4OID, INT8OID]);
+static HEAD: Statement =
+    Statement::tidies(include_str!("../sql/query/cursor/head.sql"), &[TEXTOID, INT4OID, INT8OID, INT4OID]);
 static FIRST_HEAD: Statement =
-    Statement::tidies(include_str!("../sql/query/cursor/first_head.sql"), &[TEXTOID, INT4OID, INT8OID]);
-static RESIZE: Statement = Statement::writes(include_str!("../sql/query/cursor/resize.sql"), &[TEXTOID, INT4OID]);
+    Statement::tidies(include_str!("../sql/query/cursor/first_head.sql"), &[TEXTOID, INT4OID, INT8OID, INT4OID]);
+static RESIZE: Statement =
+    Statement::writes(include_str!("../sql/query/cursor/resize.sql"), &[TEXTOID, INT4OID, INT4OID]);
 static DROP: Statement = Statement::writes(include_str!("../sql/query/cursor/drop.sql"), &[TEXTOID]);
 static DROP_HEADS: Statement = Statement::writes(include_str!("../sql/query/cursor/drop_heads.sql"), &[TEXTOID]);
 
@@ -116,25 +118,29 @@ fn cursor_head(group_name: Option<Text>, partition: Option<i32>, position: Optio
     let partition = partition_arg(&group, partition)?;
     let position = position_arg(position)?;
     let call = Call::open(shared)?;
-    // A report waits for nobody: one that finds another being committed is left out.
+    // A report waits for nobody: one that finds another being committed is left out. One for another number of partitions means nothing.
+    let partitions = declaration::of_kind(&group, Kind::Group)?.slots;
     let heads = Table::open(c"_heads", c"_heads_pkey");
-    let known = heads.scan(Sight::Latest, &[Key::Text(&group), Key::Int(partition)], |row, _| {
-        Some((row.get::<i64>(3).unwrap_or(0), row.tid()))
+    let (mut known, mut in_flight) = (None, false);
+    heads.scan(Sight::Dirty, &[Key::Text(&group), Key::Int(partition)], |row, flight| {
+        in_flight |= flight != Flight::None;
+        known = Some((row.get::<i64>(3).filter(|_| row.get(4) == Some(partitions)).unwrap_or(0), row.tid()));
+        None::<()>
     });
     let statement = match known {
+        _ if in_flight => return Ok(false),
         Some((newest, _)) if newest >= position => return Ok(false),
         Some((_, tid)) if heads.lock(tid, false) != Locked::Mine => return Ok(false),
         Some(_) => &HEAD,
         None => &FIRST_HEAD,
     };
-    let values = vec![Value::Text(&group), Value::Int(partition), Value::Long(position)];
+    let values = vec![Value::Text(&group), Value::Int(partition), Value::Long(position), Value::Int(partitions)];
     Ok(call.db().execute(statement, values) > 0)
 }
 
 /// Every cursor of a group that gets another number of partitions begins at the least position of them all: nothing is skipped.
-pub fn resize(call: &Call, group: &str, partitions: i32) {
-    call.db().execute(&RESIZE, vec![Value::Text(group), Value::Int(partitions)]);
-    call.db().execute(&DROP_HEADS, vec![Value::Text(group)]);
+pub fn resize(call: &Call, group: &str, before: i32, partitions: i32) {
+    call.db().execute(&RESIZE, vec![Value::Text(group), Value::Int(before), Value::Int(partitions)]);
 }
 
 pub fn drop_all(call: &Call, group: &str) {

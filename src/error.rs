@@ -71,6 +71,8 @@ pub enum Error {
     NoGrace { name: String },
     #[error("session cannot be used: {0}")]
     SessionEnded(&'static str),
+    #[error("membership of group \"{group}\" is being changed in another transaction")]
+    Joining { group: String },
     #[error("session is not a member of group \"{group}\"")]
     NotMember { group: String },
     #[error("connection to client lost")]
@@ -103,7 +105,9 @@ impl Error {
             Error::AttachPrepared => Code::ERRCODE_FEATURE_NOT_SUPPORTED,
             // raise_lost_fence() makes this LF001
             Error::FenceLost { .. } => Code::ERRCODE_RAISE_EXCEPTION,
-            Error::InFlight { .. } | Error::BeingDeclared { .. } => Code::ERRCODE_LOCK_NOT_AVAILABLE,
+            Error::InFlight { .. } | Error::BeingDeclared { .. } | Error::Joining { .. } => {
+                Code::ERRCODE_LOCK_NOT_AVAILABLE
+            }
             Error::NewerThanSnapshot { .. } => Code::ERRCODE_T_R_SERIALIZATION_FAILURE,
             Error::ClientGone => Code::ERRCODE_CONNECTION_FAILURE,
         }
@@ -169,7 +173,7 @@ impl Error {
                     "Have its members leave, or resize it with drain => true, which first has them release their partitions."
                 }
                 Error::InUse { .. } => "Try again once nobody holds it or waits for it.",
-                Error::BeingDeclared { .. } => "Try again when that transaction has ended.",
+                Error::BeingDeclared { .. } | Error::Joining { .. } => "Try again when that transaction has ended.",
                 Error::WrongKind { is: "group", .. } => "Join a group with group_join.",
                 Error::WrongKind { is: "semaphore", .. } => "Acquire a permit of a semaphore with lease_acquire.",
                 Error::Unknown { kind: "group", .. } => "Create it with group_create.",

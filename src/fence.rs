@@ -124,7 +124,8 @@ pub fn check(call: &Call, resource: &str, slot: Option<i32>, fence: i64) -> Resu
     let mut session = known.or_else(|| find()?.session).ok_or_else(lost)?;
     let (row, at) = loop {
         let at = call.session(session)?;
-        if !Guard::Fencer(session).try_lock(Mode::Shared) || !Guard::Fence(fence).try_lock(Mode::Shared) {
+        let fencer = at.map_or(Guard::Fencer(session), |at| call.fencer(at));
+        if !fencer.try_lock(Mode::Shared) || !Guard::Fence(fence).try_lock(Mode::Shared) {
             return Err(in_flight());
         }
         // From here on nobody can take the lease from this session: what is read now holds to the end of the transaction.

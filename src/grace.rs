@@ -38,8 +38,8 @@ pub fn give(call: &Call, resource: &str, fence: i64, grace_ms: i32) -> Result<bo
     if leases.lock(row.tid, true) != Locked::Mine {
         return Ok(false);
     }
-    // Grace upon grace, or for a lock: the private session of before makes room.
-    let grace_of = if holder.private { holder.grace_of } else { Some(holder.session) };
+    // Grace upon grace, or for a lock: the private session of before makes room, and its guard stays.
+    let grace_of = holder.grace_of.or(Some(holder.session));
     let alone = New {
         role: holder.role,
         private: true,
@@ -60,7 +60,8 @@ pub fn give(call: &Call, resource: &str, fence: i64, grace_ms: i32) -> Result<bo
 /// Takes a lease back that is in grace of a session. False if somebody was faster, or the grace is over.
 pub fn take_back(call: &Call, leases: &Leases, me: SlotRef, resource: &str, row: &LeaseRow) -> bool {
     let Some(private) = row.session.and_then(|session| call.shared.find(call.home, session)) else { return false };
-    if leases.lock(row.tid, false) != Locked::Mine || !call.shared.look(private).is_some_and(|at| at.alive()) {
+    let mine = leases.lock(row.tid, false) == Locked::Mine && !session::lock_rows(vec![private.session()]).1;
+    if !mine || !call.shared.look(private).is_some_and(|standing| standing.alive()) {
         return false;
     }
     give_to(call, resource, row.slot, me.session());

@@ -31,8 +31,10 @@ static INSERT: Statement = Statement::writes(
     include_str!("../sql/query/lease/insert.sql"),
     &[TEXTARRAYOID, INT4ARRAYOID, UUIDOID, INT4OID, BOOLOID],
 );
-static UPDATE: Statement =
-    Statement::writes(include_str!("../sql/query/lease/update.sql"), &[TEXTARRAYOID, INT4ARRAYOID, UUIDOID, INT4OID]);
+static UPDATE: Statement = Statement::writes(
+    include_str!("../sql/query/lease/update.sql"),
+    &[TEXTARRAYOID, INT4ARRAYOID, UUIDOID, INT4OID, BOOLOID],
+);
 
 /// Leases granted in one statement: what bounds the stripes held at one time.
 pub const BATCH: usize = 500;
@@ -158,14 +160,14 @@ fn write(call: &Call, candidates: &[Candidate], fences: &mut HashMap<Seat, i64>)
         slots.push(candidate.slot);
     }
     for ((session, is_new, declared), (resources, slots)) in statements {
-        let mut values =
-            vec![Value::Texts(resources), Value::Ints(&slots), Value::Uuid(session), Value::Int(timeline())];
-        let statement = if is_new {
-            values.push(Value::Bool(declared));
-            &INSERT
-        } else {
-            &UPDATE
-        };
+        let values = vec![
+            Value::Texts(resources),
+            Value::Ints(&slots),
+            Value::Uuid(session),
+            Value::Int(timeline()),
+            Value::Bool(declared),
+        ];
+        let statement = if is_new { &INSERT } else { &UPDATE };
         fences.extend(call.db().run(statement, values, |row| ((row.text(1), row.int(2)), row.long(3))));
     }
 }

@@ -6,7 +6,7 @@
 //! | `Grantee` (G)| shared by whoever grants to the session; exclusively by whoever takes its last rows away         |
 //! | `Fencer` (S) | shared by a fenced transaction of the session; exclusively by its close and by bulk releases     |
 //! | `Fence` (F)  | shared by a fenced transaction; exclusively by a release, or for an instant to see that none is open |
-//! | `Seat` (P)   | exclusively by whoever grants a permit of one semaphore to one session                           |
+//! | `Seat` (P)   | exclusively by whoever gives one session a permit of one semaphore, or makes it a member of one group |
 //! | `Stripe` (N) | exclusively, for the time of one call, by whoever makes the first row of a slot                  |
 //! | `Raise` (R)  | exclusively, for the time of one call, by whoever lifts the fence sequence above all history     |
 //!
@@ -20,7 +20,7 @@ pub enum Guard {
     Grantee(Uuid),
     Fencer(Uuid),
     Fence(i64),
-    /// A session and the hash of a semaphore's name.
+    /// A session and the hash of a name.
     Seat(Uuid, u64),
     Stripe(u16),
     Raise,

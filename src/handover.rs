@@ -118,7 +118,7 @@ fn free_among<'a>(
     let exclusive = |row| vec![Free { slot: 0, row, declared: None }];
     for resource in resources {
         match leases.glance(resource, 0) {
-            Probe::Row(row) if row.declared => {
+            Probe::Row(row) if row.declared && declaration::of(resource).is_some() => {
                 free.insert(resource.clone(), free_permits(call, resource, letting_go, result));
             }
             Probe::Row(row) if row.session.is_none() || letting_go(&row) => {

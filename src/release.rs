@@ -7,7 +7,7 @@
 use crate::call::{Call, enter, text_arg};
 use crate::claim::{self, LeaseRow, Leases, Probe, Seat};
 use crate::error::{Error, Result};
-use crate::guard::{Guard, Mode};
+use crate::guard::Mode;
 use crate::lease::names;
 use crate::liveness::databases::Counter;
 use crate::liveness::slots::SlotRef;
@@ -91,7 +91,7 @@ pub fn release_seat(call: &Call, resource: &str, slot: i32, fence: i64, authoriz
         session::authorize(call.caller, call.shared.role(at))?;
     }
     if call.shared.is_private(at) {
-        Guard::Fencer(at.session()).lock(Mode::Exclusive);
+        call.fencer(at).lock(Mode::Exclusive);
     }
     fence::exclude([fence]);
     // After the wait, what was read before it means nothing.
@@ -169,7 +169,7 @@ fn lease_release_many(
         let mut fences: Vec<i64> = held(false).into_iter().map(|(_, row)| row.fence).collect();
         if fences.len() > grant::BATCH {
             // One lock for all: the lock table has no room for one each.
-            Guard::Fencer(session).lock(Mode::Exclusive);
+            call.fencer(at).lock(Mode::Exclusive);
         } else {
             fences.sort_unstable();
             fence::exclude(fences);

@@ -317,7 +317,7 @@ fn settle_sessions(call: &Call, flags: u32) -> Result<Vec<Uuid>> {
 /// and it has its row.
 fn thaw(call: &Call, at: SlotRef) {
     let frozen = call.shared.look(at).is_some_and(|standing| standing.state == State::Frozen);
-    let end = Guard::Fencer(at.session());
+    let end = call.fencer(at);
     if frozen && end.try_lock(Mode::Shared) {
         if session::row(at.session()).is_some() {
             call.shared.thaw(at);

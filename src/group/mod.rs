@@ -9,13 +9,14 @@
 //! | none, dead, letting go   | a living member       | granted, under a new fence                                     |
 //! | living                   | the owner             | nothing: nobody stops who loses nothing                        |
 //! | living                   | somebody else         | revoking: told, until it releases or the rebalance timeout     |
+//! | living, but has left     | anybody               | taken back: it was granted while it left                       |
 //! | living, draining         | somebody else         | kept until it releases: it gets nothing new, and nothing is taken |
 //!
 //! A group is judged by whoever changes something (join, leave, release, close), by a member that asks for its assignment, and by the
 //! worker. Targets are written only by whoever has locked the group's row, which is tried and never waited for: who does not get it
 //! leaves the work to the worker, so joins never wait for each other and never deadlock. Nor does a transaction block take it, which
 //! may stay open, unless there is no worker to leave it to. Handing over needs no such lock: two who judge by different targets can only
-//! give a partition to a member that has to give it back, never to two.
+//! give a partition to a member that is then asked to give it back, never to two.
 //!
 //! A target that changes is a new **generation**. The owners concerned are told by their revision, as of everything else.
 
@@ -29,10 +30,11 @@ mod verbs;
 use crate::call::Call;
 use crate::claim::LeaseRow;
 use crate::error::Result;
+use crate::guard::{Guard, Mode};
 use crate::handover::HandOver;
 use crate::liveness::clock;
-use crate::settings;
 use crate::spi::{Statement, Value};
+use crate::{keys, settings};
 use pgrx::Uuid;
 use pgrx::pg_sys::{self, INT4OID, TEXTOID, UUIDARRAYOID, UUIDOID};
 use state::State;
@@ -45,6 +47,7 @@ static INHERIT: Statement =
     Statement::writes(include_str!("../../sql/query/group/inherit.sql"), &[TEXTOID, UUIDOID, UUIDOID]);
 static INHERIT_TARGETS: Statement =
     Statement::writes(include_str!("../../sql/query/group/inherit_targets.sql"), &[TEXTOID, UUIDOID, UUIDOID]);
+static UNBALANCED: Statement = Statement::writes(include_str!("../../sql/query/group/unbalanced.sql"), &[TEXTOID]);
 static PAGE: Statement = Statement::reads(include_str!("../../sql/query/group/page.sql"), &[TEXTOID, INT4OID]);
 
 /// Brings the owners of a group's partitions and their targets together, as far as nobody is in the way. `only`: grants to this session
@@ -57,7 +60,8 @@ pub fn judge(
     result: &mut HandOver,
 ) -> Result<()> {
     let Some(mut state) = State::read(call, name, letting_go) else { return Ok(()) };
-    if state.wants_rebalance(clock::now()) {
+    let mut now = clock::now();
+    if state.wants_rebalance(now) {
         // SAFETY: reads the state of the transaction
         let stays_open = settings::WORKER.get() && unsafe { pg_sys::IsInTransactionBlock(true) };
         if stays_open {
@@ -67,12 +71,17 @@ pub fn judge(
             let Some(locked) = State::read(call, name, letting_go) else { return Ok(()) };
             state = locked;
             rebalance::rebalance(call, &mut state, letting_go, result)?;
+            now = clock::now();
         } else {
             result.busy.insert(name.to_owned());
         }
     }
-    serve::serve(call, &state, only, letting_go, result);
-    if let Some(at) = state.next_due() {
+    serve::serve(call, &state, now, only, letting_go, result);
+    if result.busy.contains(name) {
+        // The worker tries again what it could not do, ever more rarely; from anybody else it hears of it here.
+        call.seam().judge(name);
+    }
+    if let Some(at) = state.next_due(now) {
         call.seam().judge_at(name, at);
     }
     Ok(())
@@ -109,9 +118,16 @@ pub fn leave_all(
         // Their rows go with the lock on the group's: the dead are taken out by whoever has it.
         remove(call, &group, &state::lock_members(&group, sessions));
         judge(call, &group, None, letting_go, result)?;
-        call.seam().judge(&group);
+        // Nobody comes back to these sessions for what could not be done now, neither the worker.
+        call.seam().judge_at(&group, clock::now());
     }
     Ok(())
+}
+
+/// Keeps others from making the session a member, to the end of the transaction: they would wait for each other's row. False if somebody
+/// is at it.
+fn claim_membership(group: &str, session: Uuid) -> bool {
+    Guard::Seat(session, keys::fnv1a(group)).try_lock(Mode::Exclusive)
 }
 
 /// Locks a group, waiting for whoever has it.
@@ -126,7 +142,11 @@ pub fn inherit(call: &Call, old: Uuid, new: Uuid) -> bool {
     let mut all = true;
     for group in of_sessions(call, &[old]) {
         let locked = State::read(call, &group, &|_| false).is_some_and(|state| state.lock());
-        if locked && state::lock_members(&group, &[old]).contains(&old) {
+        if locked && claim_membership(&group, new) && state::lock_members(&group, &[old]).contains(&old) {
+            if state::is_member(&group, new) {
+                // Two have become one, and what each had is too much for one.
+                call.db().execute(&UNBALANCED, vec![Value::Text(&group)]);
+            }
             for statement in [&INHERIT, &INHERIT_TARGETS] {
                 call.db().execute(statement, vec![Value::Text(&group), Value::Uuid(old), Value::Uuid(new)]);
             }

@@ -33,9 +33,14 @@ pub fn plan(state: &mut State, now: u64, timeout: u64) -> Plan {
     // A group that is to be resized waits for all, and so asks those that drain as well.
     let resizing = state.resize_to.is_some();
     let keeps: HashSet<Uuid> = sessions(&|m| m.alive && m.draining && !resizing).into_iter().collect();
+    let members: HashSet<Uuid> = sessions(&|m| m.alive).into_iter().collect();
     let targets = targets(state);
     for (index, (known, target)) in (0..).zip(state.partitions.iter_mut().zip(targets)) {
         let revoking = match (known.owner, known.fence()) {
+            // One that has left cannot be asked any more.
+            (Some(owner), Some(fence)) if !members.contains(&owner) => {
+                Some((fence, known.revoking.map_or(now, |(_, at)| at.min(now))))
+            }
             (Some(owner), Some(fence)) if target != Some(owner) && !keeps.contains(&owner) => {
                 Some(known.revoking.unwrap_or((fence, now + timeout)))
             }

@@ -4,12 +4,13 @@ use super::state::{self, State};
 use super::{plan, remove};
 use crate::call::Call;
 use crate::claim::LeaseRow;
+use crate::cursor;
+use crate::declaration::{self, Kind};
 use crate::error::Result;
 use crate::handover::HandOver;
 use crate::liveness::clock;
 use crate::liveness::databases::Counter;
 use crate::spi::{Statement, Value};
-use crate::{cursor, declaration};
 use pgrx::Uuid;
 use pgrx::pg_sys::{INT4ARRAYOID, INT8ARRAYOID, INT8OID, TEXTOID, UUIDARRAYOID};
 
@@ -89,22 +90,32 @@ fn write_targets(call: &Call, state: &State, partitions: &[i32]) {
 /// Gives the group its new number of partitions once nobody owns any: every cursor begins where the last of them had come to.
 fn resize_when_drained(call: &Call, state: &mut State, letting_go: &dyn Fn(&LeaseRow) -> bool) -> Result<()> {
     let Some(partitions) = state.resize_to else { return Ok(()) };
-    if state.is_owned() || !matches!(declaration::slots_in_use(call, &state.name, 0), Ok(None)) {
+    if state.is_owned() || !matches!(resize(call, &state.name, partitions), Ok(None)) {
         return Ok(());
     }
-    resize(call, &state.name, partitions);
     if let Some(resized) = State::read(call, &state.name, letting_go) {
         *state = resized;
     }
     Ok(())
 }
 
-pub fn resize(call: &Call, name: &str, partitions: i32) {
-    cursor::resize(call, name, partitions);
+/// Changes the number of partitions, unless any is owned: by whom, then. The declaration comes first: whoever grants a partition looks at
+/// it after that, so that either sees the other. The caller has locked the group.
+pub fn resize(call: &Call, name: &str, partitions: i32) -> Result<Option<String>> {
+    let before = declaration::of_kind(name, Kind::Group)?.slots;
     declaration::resize(call, name, partitions);
+    match declaration::slots_in_use(call, name, 0) {
+        Ok(None) => (),
+        in_use => {
+            declaration::resize(call, name, before);
+            return in_use;
+        }
+    }
+    cursor::resize(call, name, before, partitions);
     declaration::forget_slots(call, name, 0);
     call.db().execute(&DROP_PARTITIONS, vec![Value::Text(name)]);
     keep_size(call, name);
+    Ok(None)
 }
 
 /// The group is not to be resized any more: it has been, or that was called off.

@@ -7,7 +7,6 @@ use crate::declaration::Kind;
 use crate::grant::{self, Candidate};
 use crate::guard::{Guard, Mode};
 use crate::handover::{HandOver, admit};
-use crate::liveness::clock;
 use crate::liveness::slots::SlotRef;
 use crate::release;
 use crate::table::Locked;
@@ -18,6 +17,7 @@ use std::collections::{HashMap, HashSet};
 pub fn serve(
     call: &Call,
     state: &State,
+    now: u64,
     only: Option<Uuid>,
     letting_go: &dyn Fn(&LeaseRow) -> bool,
     result: &mut HandOver,
@@ -27,7 +27,7 @@ pub fn serve(
     // One that has just left may be the target still.
     let next = |known: &Partition| known.target.filter(|target| members.contains(target));
     let leases = Leases::open();
-    let overdue = take_overdue(state, wanted, result);
+    let (overdue, more) = take_overdue(state, now, wanted, result);
     let released = |row: &LeaseRow| letting_go(row) || overdue.contains_key(&row.fence);
     let is_free =
         |known: &Partition| known.owner.is_none() || known.row.is_some_and(|row| overdue.contains_key(&row.fence));
@@ -58,21 +58,28 @@ pub fn serve(
     if granted.len() < wanted {
         result.busy.insert(state.name.clone());
     }
-    free_ungranted(call, state, &leases, overdue.into_values().collect(), &granted);
+    if more {
+        call.seam().judge_at(&state.name, now);
+    }
+    free_ungranted(call, state, &leases, overdue.into_values().collect(), &granted, result);
     result.granted.extend(granted.into_keys());
 }
 
-/// Takes what was to be released by now from owners that live: their partitions and sessions, by fence.
+/// Takes what was to be released by now from owners that live: their partitions and sessions, by fence. Whether there is more, which the
+/// lock table has no room for.
 fn take_overdue(
     state: &State,
+    now: u64,
     wanted: &dyn Fn(&Partition) -> bool,
     result: &mut HandOver,
-) -> HashMap<i64, (i32, Uuid)> {
-    let now = clock::now();
+) -> (HashMap<i64, (i32, Uuid)>, bool) {
     let mut overdue = HashMap::new();
     for (partition, known) in (0..).zip(&state.partitions).filter(|(_, known)| wanted(known)) {
         let late = known.revoking.filter(|(_, at)| *at <= now);
         if let (Some((fence, _)), Some(owner)) = (late, known.owner) {
+            if overdue.len() == grant::BATCH {
+                return (overdue, true);
+            }
             // A fenced transaction of the owner may still be open: nobody takes the partition before it ends.
             if Guard::Fence(fence).try_lock(Mode::Exclusive) {
                 overdue.insert(fence, (partition, owner));
@@ -81,19 +88,27 @@ fn take_overdue(
             }
         }
     }
-    overdue
+    (overdue, false)
 }
 
 /// Frees what was taken from its owner and has nobody to go to; tells the owners of all that was taken.
-fn free_ungranted(call: &Call, state: &State, leases: &Leases, taken: Vec<(i32, Uuid)>, granted: &HashMap<Seat, i64>) {
+fn free_ungranted(
+    call: &Call,
+    state: &State,
+    leases: &Leases,
+    taken: Vec<(i32, Uuid)>,
+    granted: &HashMap<Seat, i64>,
+    result: &mut HandOver,
+) {
     let seat = |partition: i32| (state.name.clone(), partition);
-    let mine = |partition: i32| {
-        let row = state.partitions[partition as usize].row;
-        row.is_some_and(|row| leases.lock(row.tid, false) == Locked::Mine)
-    };
-    let ungranted =
-        taken.iter().map(|(partition, _)| *partition).filter(|p| !granted.contains_key(&seat(*p)) && mine(*p));
-    release::free(call, &ungranted.map(seat).collect::<Vec<_>>(), false);
+    let row = |partition: i32| state.partitions[partition as usize].row;
+    let ungranted = taken.iter().map(|(partition, _)| *partition).filter(|p| !granted.contains_key(&seat(*p)));
+    let (freed, locked): (Vec<i32>, Vec<i32>) =
+        ungranted.partition(|partition| row(*partition).is_some_and(|row| leases.lock(row.tid, false) == Locked::Mine));
+    if !locked.is_empty() {
+        result.busy.insert(state.name.clone());
+    }
+    release::free(call, &freed.into_iter().map(seat).collect::<Vec<_>>(), false);
     for (partition, owner) in taken {
         call.seam().changed(&state.name, partition);
         if let Some(at) = call.shared.find(call.home, owner) {

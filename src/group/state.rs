@@ -194,6 +194,7 @@ impl State {
             || self.members.iter().any(of_member)
             || (self.resize_to.is_some() && !self.is_owned())
             || (self.resize_to.is_none() && anybody && self.partitions.iter().any(|known| known.target.is_none()))
+            || self.partitions.iter().any(|known| self.is_astray(known))
             || self
                 .targets()
                 .into_iter()
@@ -201,6 +202,12 @@ impl State {
                 .collect::<HashSet<_>>()
                 .into_iter()
                 .any(|target| !is_counted(target))
+    }
+
+    /// Whether somebody owns a partition that is another's to own, and has not been asked for it: it was granted by other targets.
+    fn is_astray(&self, known: &Partition) -> bool {
+        let keeps = |owner| self.members.iter().any(|member| member.session == owner && member.draining);
+        known.revoking.is_none() && known.owner.is_some_and(|owner| known.target != Some(owner) && !keeps(owner))
     }
 
     pub fn is_owned(&self) -> bool {
@@ -221,10 +228,10 @@ impl State {
         table().lock(self.tid, true) == Locked::Mine
     }
 
-    /// When something is to be done that nobody announces.
-    pub fn next_due(&self) -> Option<u64> {
+    /// When something is to be done that nobody announces, next after `now`.
+    pub fn next_due(&self, now: u64) -> Option<u64> {
         let revocations = self.partitions.iter().filter_map(|known| known.revoking).map(|(_, at)| at);
         let newcomers = self.members.iter().filter(|member| member.counted.is_none() && member.alive);
-        revocations.chain(newcomers.map(|member| member.settles_at)).min()
+        revocations.chain(newcomers.map(|member| member.settles_at)).filter(|at| *at > now).min()
     }
 }

@@ -1,9 +1,9 @@
 //! The SQL functions of groups.
 
 use super::assign::Assignor;
-use super::judge;
 use super::rebalance::{DROP_PARTITIONS, keep_size, resize};
 use super::state::{self, State};
+use super::{claim_membership, judge};
 use crate::acquire::grantee;
 use crate::call::{Call, enter, text_arg};
 use crate::claim;
@@ -111,8 +111,8 @@ fn group_resize(
     let call = Call::open(shared)?;
     let state = lock_owned(&call, &name)?;
     if state.partitions.len() as i32 != partitions {
-        match declaration::slots_in_use(&call, &name, 0)? {
-            None => resize(&call, &name, partitions),
+        match resize(&call, &name, partitions)? {
+            None => (),
             Some(why) if !drain => return Err(Error::InUse { kind: Kind::Group.name(), name, why }.into()),
             Some(_) => {
                 call.db().execute(&DRAIN, vec![Value::Text(&name), Value::Int(partitions)]);
@@ -172,6 +172,9 @@ fn group_join(group_name: Option<Text>, session: Option<Uuid>) -> Result<i64> {
     declaration::of_kind(&name, Kind::Group)?;
     if !state::is_member(&name, me.session()) {
         grantee(&call, me).map_err(Error::SessionEnded)?;
+        if !claim_membership(&name, me.session()) {
+            return Err(Error::Joining { group: name }.into());
+        }
         let now = Value::Long(clock::now().cast_signed());
         let values = vec![Value::Text(&name), Value::Uuid(me.session()), now, Value::Long(shared.boot_id())];
         call.db().execute(&JOIN, values);

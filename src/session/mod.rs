@@ -136,6 +136,13 @@ impl Call {
         Ok(at.filter(|at| self.shared.look(*at).is_some_and(|standing| standing.alive())))
     }
 
+    /// The guard of a session's fenced transactions. A lease goes into grace and back while such a one is open, so what keeps it in grace
+    /// has the guard of the session that let go of it.
+    pub fn fencer(&self, at: SlotRef) -> Guard {
+        let of = if self.shared.is_private(at) { row(at.session()).and_then(|row| row.grace_of) } else { None };
+        Guard::Fencer(of.unwrap_or(at.session()))
+    }
+
     /// The slot of a session that the caller may use: by its slot if it has one, by its row otherwise.
     pub fn session(&self, session: Uuid) -> Result<Option<SlotRef>> {
         if let Some(at) = self.shared.find(self.home, session) {

@@ -8,20 +8,23 @@
 //!   of its own is fenced, F of each lease that is not. What is fenced stays until that transaction ends; the successor waits for it at
 //!   the head of the queue, and a partition has it for its target.
 //! * What could not be had (fenced, or in the middle of being granted to the predecessor) is inherited by the sweep, which finds the
-//!   successor of a dead session in a row of its own.
+//!   successor of a dead session in a row of its own. For what the predecessor had waited for, and is just
+//!   granted, the successor is at the head of the queue as well.
 
 use super::{SessionRow, delete, lock_row, row};
 use crate::call::Call;
-use crate::claim::{LeaseRow, Leases, Seat};
+use crate::claim::{self, LeaseRow, Leases, Seat};
 use crate::declaration::{self, Kind};
 use crate::error::Result;
 use crate::grant::{self, Candidate};
-use crate::group;
 use crate::guard::{Guard, Mode};
 use crate::handover::admit;
+use crate::liveness::clock;
 use crate::liveness::slots::SlotRef;
 use crate::queue;
 use crate::spi::{Row, Statement, Value};
+use crate::table::{Key, Locked, Sight, Table};
+use crate::{group, release};
 use pgrx::Uuid;
 use pgrx::pg_sys::{INT8OID, OIDOID, TEXTOID, UUIDARRAYOID, UUIDOID};
 use std::collections::{HashMap, HashSet};
@@ -32,7 +35,6 @@ static SUCCEED: Statement =
     Statement::writes(include_str!("../../sql/query/takeover/succeed.sql"), &[UUIDOID, UUIDOID]);
 static REDIRECT: Statement =
     Statement::writes(include_str!("../../sql/query/takeover/redirect.sql"), &[UUIDOID, UUIDOID]);
-static ADOPT: Statement = Statement::writes(include_str!("../../sql/query/takeover/adopt.sql"), &[UUIDOID, UUIDOID]);
 static SUCCESSORS: Statement =
     Statement::reads(include_str!("../../sql/query/takeover/successors.sql"), &[UUIDARRAYOID]);
 static FORGET: Statement = Statement::tidies(include_str!("../../sql/query/takeover/forget.sql"), &[UUIDARRAYOID]);
@@ -46,16 +48,25 @@ pub fn take_over(call: &Call, new: SlotRef, consumer: &str) -> Result<()> {
     loop {
         let values = vec![Value::Text(consumer), Value::Oid(call.caller.to_u32()), Value::Uuid(new.session())];
         let found = call.db().run(&PREDECESSORS, values, |row| row.uuid(1));
-        let mut ended = 0;
+        let mut again = false;
         for old in found {
-            // Another take-over may be under way: this one comes after it, and finds the other's session as its predecessor.
-            let Some(old) = lock_row(old) else { continue };
-            if let Some(at) = call.living(old.session)? {
-                succeed(call, &old, at, new)?;
-                ended += 1;
+            // As session_close: first the guard, if it is to be waited for, then the row.
+            let many = vec![Value::Uuid(old), Value::Long(MAX_FENCES as i64 + 1)];
+            if call.db().run(&HELD, many, |_| ()).len() > MAX_FENCES {
+                Guard::Fencer(old).lock(Mode::Exclusive);
+            }
+            match lock_row(old) {
+                Some(old) => {
+                    if let Some(at) = call.living(old.session)? {
+                        succeed(call, &old, at, new)?;
+                        again = true;
+                    }
+                }
+                // Another take-over was under way: this one comes after it, and finds the other's session as its predecessor.
+                None => again = true,
             }
         }
-        if ended == 0 {
+        if !again {
             return Ok(());
         }
     }
@@ -63,18 +74,13 @@ pub fn take_over(call: &Call, new: SlotRef, consumer: &str) -> Result<()> {
 
 fn succeed(call: &Call, old: &SessionRow, at: SlotRef, new: SlotRef) -> Result<()> {
     let (from, to) = (old.session, new.session());
-    let mut excluded = Guard::Fencer(from).try_lock(Mode::Exclusive);
-    let held = || call.db().run(&HELD, vec![Value::Uuid(from), Value::Long(i64::MAX)], seat);
-    let mut seats = held();
-    if !excluded && seats.len() > MAX_FENCES {
-        Guard::Fencer(from).lock(Mode::Exclusive);
-        excluded = true;
-        seats = held();
-    }
+    // Had already where it holds more than there is room for locks.
+    let excluded = Guard::Fencer(from).try_lock(Mode::Exclusive);
+    let seats = call.db().run(&HELD, vec![Value::Uuid(from), Value::Long(i64::MAX)], seat);
     // While somebody is granting to it, what it is given is not to be seen yet: the sweep passes it on.
     let alone = Guard::Grantee(from).try_lock(Mode::Exclusive);
     delete(call.db(), &[from]);
-    for statement in [&SUCCEED, &REDIRECT, &ADOPT] {
+    for statement in [&SUCCEED, &REDIRECT] {
         call.db().execute(statement, vec![Value::Uuid(from), Value::Uuid(to)]);
     }
     let free = |row: &LeaseRow| (excluded || Guard::Fence(row.fence).try_lock(Mode::Exclusive)).then_some(true);
@@ -117,27 +123,57 @@ fn inherit(
     free: &dyn Fn(&LeaseRow) -> Option<bool>,
 ) -> Inheritance {
     let joined = group::inherit(call, from, to.session());
-    let mut ahead = queue::inherit(call, from, to.session());
     let leases = Leases::open();
     let able = admit(call, HashSet::from([to.session()]), &mut HashMap::new()).is_empty();
-    let (mut candidates, mut wanted) = (Vec::new(), 0);
-    for (resource, slot) in seats {
-        let Some(row) = leases.row(&resource, slot).filter(|row| row.session == Some(from)) else { continue };
-        let declaration = if row.declared { declaration::of(&resource) } else { None };
+    let (mut candidates, mut spare, mut missed) = (Vec::new(), Vec::new(), Vec::new());
+    for seat in seats {
+        let Some(row) = leases.row(&seat.0, seat.1).filter(|row| row.session == Some(from)) else { continue };
+        let declaration = if row.declared { declaration::of(&seat.0) } else { None };
         let declared = declaration.map(|known| (known.kind, known.slots));
-        wanted += 1;
+        let is_permit = declared.is_some_and(|(kind, _)| kind == Kind::Semaphore);
         match free(&row).filter(|_| able) {
+            Some(released) if is_permit && !claim::of_session(&seat.0, to.session()).is_empty() => {
+                spare.push((seat, row, released));
+            }
             Some(released) => {
                 let (row, grantee, places) = (Some(row), to, Vec::new());
-                candidates.push(Candidate { resource, slot, declared, row, released, grantee, places });
+                candidates.push(Candidate { resource: seat.0, slot: seat.1, declared, row, released, grantee, places });
             }
-            // A partition has the successor for its target already.
-            None if declared.is_none_or(|(kind, _)| kind == Kind::Semaphore) => ahead.push(resource),
-            None => call.seam().judge(&resource),
+            None => missed.push((seat, declared)),
         }
     }
-    let leases = grant::grant(call, &leases, candidates).len();
-    Inheritance { leases, left: !joined || !ahead.is_empty() || leases < wanted, ahead }
+    let wanted: Vec<(Seat, Option<(Kind, i32)>)> =
+        candidates.iter().map(|wanted| ((wanted.resource.clone(), wanted.slot), wanted.declared)).collect();
+    let granted = grant::grant(call, &leases, candidates);
+    missed.extend(wanted.into_iter().filter(|(seat, _)| !granted.contains_key(seat)));
+    let kept = give_up(call, &leases, spare);
+    let mut ahead = queue::inherit(call, from, to.session());
+    let left = !joined || kept || !ahead.is_empty() || !missed.is_empty();
+    for ((resource, _), declared) in missed {
+        // A partition has the successor for its target already.
+        if declared.is_none_or(|(kind, _)| kind == Kind::Semaphore) {
+            ahead.push(resource);
+        } else {
+            call.seam().judge(&resource);
+        }
+    }
+    Inheritance { leases: granted.len(), left, ahead }
+}
+
+/// Frees permits of semaphores of which the successor has one: more it may not have. Whether any is left.
+fn give_up(call: &Call, leases: &Leases, spare: Vec<(Seat, LeaseRow, bool)>) -> bool {
+    let count = spare.len();
+    let free = |row: &LeaseRow, released: bool| {
+        (released || Guard::Fence(row.fence).is_free()) && leases.lock(row.tid, false) == Locked::Mine
+    };
+    let freed: Vec<Seat> =
+        spare.into_iter().filter(|(_, row, released)| free(row, *released)).map(|(seat, ..)| seat).collect();
+    release::free(call, &freed, false);
+    for (resource, slot) in &freed {
+        call.seam().changed(resource, *slot);
+        call.seam().judge_at(resource, clock::now());
+    }
+    freed.len() < count
 }
 
 /// What came of passing on what is left of dead sessions.
@@ -166,7 +202,15 @@ pub fn inherit_from_dead(call: &Call, dead: &[Uuid], most: usize) -> Result<Inhe
     Ok(inherited)
 }
 
-/// Forgets the successors of sessions of which nothing is left.
+/// Forgets the successors of sessions of which nothing is left. A row that somebody is just changing stays: it says nothing any more.
 pub fn forget(call: &Call, sessions: &[Uuid]) {
-    call.db().execute(&FORGET, vec![Value::Uuids(sessions)]);
+    let table = Table::open(c"_successions", c"_successions_pkey");
+    let mine = |session: &Uuid| {
+        let row = table.scan(Sight::Latest, &[Key::Uuid(*session)], |row, _| Some(row.tid()));
+        row.is_some_and(|tid| table.lock(tid, false) == Locked::Mine)
+    };
+    let forgotten: Vec<Uuid> = sessions.iter().copied().filter(mine).collect();
+    if !forgotten.is_empty() {
+        call.db().execute(&FORGET, vec![Value::Uuids(&forgotten)]);
+    }
 }

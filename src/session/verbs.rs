@@ -4,7 +4,7 @@ use super::takeover::take_over;
 use super::{New, Touch, end, lock_row, open, touch, wall_clock};
 use crate::call::{Call, enter, text_arg};
 use crate::error::{Error, Result};
-use crate::guard::{Guard, Mode};
+use crate::guard::Mode;
 use crate::liveness::databases::Counter;
 use crate::liveness::slots::{SlotRef, Standing};
 use crate::liveness::{attach, clock};
@@ -189,7 +189,7 @@ fn session_close(session: Option<Uuid>) -> Result<bool> {
         return Ok(false);
     };
     // Waits for this session's own fenced transactions: a close after the work means that the work is done.
-    Guard::Fencer(session).lock(Mode::Exclusive);
+    call.fencer(at).lock(Mode::Exclusive);
     if !alive(&at) || lock_row(session).is_none() {
         return Ok(false);
     }

@@ -1,1 +1,3 @@
-UPDATE eskit_lease._heads SET position = $3, reported_at = clock_timestamp() WHERE group_name = $1 AND partition = $2
+UPDATE eskit_lease._heads
+SET position = $3, partitions = $4, reported_at = clock_timestamp()
+WHERE group_name = $1 AND partition = $2

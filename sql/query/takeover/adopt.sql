@@ -1,1 +1,0 @@
-UPDATE eskit_lease._sessions SET grace_of = $2 WHERE grace_of = $1
