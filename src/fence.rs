@@ -83,9 +83,12 @@ pub fn fate(resource: &str, fence: i64) -> Fate {
     }
 }
 
-fn lost(call: &Call, resource: &str, fence: i64) -> ErrorReport {
+fn lost(call: &Call, resource: &str, slot: Option<i32>, fence: i64) -> ErrorReport {
     call.database.add(Counter::FencesLost, 1);
     let why = match fate(resource, fence) {
+        Fate::Current { row, .. } if slot.is_some_and(|slot| slot != row.slot) => {
+            format!("It is the fence of partition {}.", row.slot)
+        }
         Fate::Current { .. } | Fate::Expired => "Its session has ended.".to_owned(),
         Fate::Released => "The lease has been released.".to_owned(),
         Fate::Superseded(Some(newer)) => match newer.session.and_then(session::row) {
@@ -118,7 +121,7 @@ pub fn check(call: &Call, resource: &str, slot: Option<i32>, fence: i64) -> Resu
         Some(slot) => Leases::open().row(resource, slot).filter(|row| row.fence == fence),
         None => claim::by_fence(resource, fence),
     };
-    let lost = || lost(call, resource, fence);
+    let lost = || lost(call, resource, slot, fence);
     let in_flight = || ErrorReport::from(Error::InFlight { resource: resource.to_owned(), fence });
     let known = LAST.get().filter(|last| (last.0, last.1) == (call.home.table, fence)).map(|last| last.2);
     let mut session = known.or_else(|| find()?.session).ok_or_else(lost)?;

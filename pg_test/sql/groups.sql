@@ -30,7 +30,7 @@ FROM group_members;
 SELECT partition, state, owner, session = :'a' AS mine, fence > 1::bigint << 40 AS fenced, granted_at < clock_timestamp() AS granted, target, revoke_in
 FROM group_partitions WHERE partition = 3;
 -- A partition is a lease: of the group's name, its number the slot.
-SELECT resource, count(*), min(slot), max(slot), min(state), min(consumer) FROM leases GROUP BY 1;
+SELECT count(*), min(slot), max(slot), min(state), min(consumer) FROM leases WHERE resource = 'g';
 SELECT consumer, leases FROM sessions ORDER BY 1;
 SELECT fence AS f FROM group_assignment('g', :'a') WHERE partition = 5 \gset
 SELECT held, reason FROM lease_renew('g', :f);
