@@ -116,6 +116,8 @@ CREATE TABLE eskit_lease._cursors (
     committed_at timestamptz NOT NULL,
     PRIMARY KEY (group_name, partition)
 );
+-- With some thousand ranges, compressing them anew for each acknowledgement would take most of its time.
+ALTER TABLE eskit_lease._cursors ALTER COLUMN acked SET STORAGE EXTERNAL;
 
 -- Not a part of the cursor: a report does not wait for a transaction that commits one.
 CREATE TABLE eskit_lease._heads (
