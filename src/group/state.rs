@@ -190,8 +190,16 @@ impl State {
         };
         let is_counted = |target: Uuid| self.members.iter().any(|member| member.session == target && member.alive);
         let anybody = self.members.iter().any(|member| member.counted == Some(Counted::Active));
+        let is_draining = |owner| self.members.iter().any(|member| member.session == owner && member.draining);
+        // An owner by take-over, whose predecessor was asked.
+        let is_unasked = |known: &Partition| {
+            known.target != known.owner
+                && known.revoking.is_none()
+                && known.owner.is_some_and(|owner| self.resize_to.is_some() || !is_draining(owner))
+        };
         self.stale
             || self.members.iter().any(of_member)
+            || self.partitions.iter().any(is_unasked)
             || (self.resize_to.is_some() && !self.is_owned())
             || (self.resize_to.is_none() && anybody && self.partitions.iter().any(|known| known.target.is_none()))
             || self.partitions.iter().any(|known| self.is_astray(known))
