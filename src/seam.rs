@@ -300,6 +300,10 @@ impl Notes {
                 What::Revision(session) => shared.bump(*session),
                 What::Ended { session, gone: true } if self.opened(*session) => shared.erase(*session),
                 What::Ended { session, gone } => shared.end(*session, *gone),
+                // Its time may have passed while its transaction was open, so that it was swept before it had a row.
+                What::Opened(session) if shared.look(*session).is_none_or(|standing| !standing.alive()) => {
+                    database.flag(RESCAN);
+                }
                 What::Opened(_) | What::Attached | What::Flags(_) | What::Judged { .. } => (),
             }
         }

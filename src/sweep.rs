@@ -291,6 +291,10 @@ fn settle_sessions(call: &Call, flags: u32) -> Result<Vec<Uuid>> {
             match call.slot_of(&row) {
                 // No slot is free: the session lives by its row for now, and is found again by whoever asks for it.
                 Err(_) => (),
+                // It was swept before it had a row.
+                Ok(Some(at)) if call.shared.look(at).is_none_or(|standing| standing.state == State::Gone) => {
+                    dead.push((row.session, row.role, row.ttl_ms));
+                }
                 Ok(Some(at)) => {
                     thaw(call, at);
                     if flags & REVISE != 0 {
@@ -313,13 +317,14 @@ fn settle_sessions(call: &Call, flags: u32) -> Result<Vec<Uuid>> {
     Ok(dead.into_iter().map(|(session, ..)| session).collect())
 }
 
-/// Brings a session back whose end was prepared and has been rolled back: it is frozen, nobody holds the lock that its end holds,
-/// and it has its row.
+/// Brings a session back whose end was prepared and has been rolled back: it is frozen, nobody holds the guard that its close holds, and
+/// nobody is deleting its row, as a take-over does that could not have the guard.
 fn thaw(call: &Call, at: SlotRef) {
     let frozen = call.shared.look(at).is_some_and(|standing| standing.state == State::Frozen);
     let end = call.fencer(at);
     if frozen && end.try_lock(Mode::Shared) {
-        if session::row(at.session()).is_some() {
+        let (_, deleting) = session::lock_rows(vec![at.session()]);
+        if !deleting && session::row(at.session()).is_some() {
             call.shared.thaw(at);
         }
         end.unlock(Mode::Shared);

@@ -21,7 +21,8 @@ pub enum Counted {
 #[derive(Clone, Debug)]
 pub struct Member {
     pub session: Uuid,
-    /// What the assignors sort by: the consumer's name, and the session to tell two of one name apart.
+    /// What the assignors sort by: the consumer's name, and the session to tell two of one name apart. NUL is before all that a name
+    /// may have.
     pub id: String,
     pub alive: bool,
     pub draining: bool,
@@ -43,7 +44,7 @@ pub struct Partition {
 
 impl Member {
     pub fn consumer(&self) -> &str {
-        self.id.rsplit_once('/').map_or("", |(consumer, _)| consumer)
+        self.id.split('\0').next().unwrap_or_default()
     }
 }
 
@@ -145,7 +146,7 @@ impl State {
         let holders = Holders::of(call, self.members.iter().map(|member| member.session));
         for member in &mut self.members {
             if let Some((row, _)) = holders.living(Some(member.session)) {
-                member.id = format!("{}/{}", row.consumer, row.session);
+                member.id = format!("{}\0{}", row.consumer, row.session);
                 (member.alive, member.draining) = (true, row.draining);
             }
         }
