@@ -3,14 +3,13 @@
 The loop of README.md with an ordinary client, and no library of ours. It logs JSON lines.
 """
 
-import json
-import signal
 import sys
 import time
 from collections import Counter
 
 import psycopg
 from psycopg.rows import namedtuple_row
+from session import Lost, Session, log, stop_on_sigterm, stopping
 
 NAME = sys.argv[1]
 RESOURCE, STREAM = "sub:orders", "orders"
@@ -23,54 +22,11 @@ APPLY = """INSERT INTO customer_totals AS t SELECT * FROM unnest(%s::int[], %s::
            ON CONFLICT (customer) DO UPDATE SET orders = t.orders + excluded.orders, cents = t.cents + excluded.cents"""
 WITNESS = "INSERT INTO applied SELECT unnest(%s::bigint[]), %s, %s"
 
-stopping = False
-
-
-def log(event, **data):
-    print(json.dumps({"at": time.time(), "event": event} | data), flush=True)
-
-
-def stop(*_):
-    global stopping
-    stopping = True
-
-
-class Lost(Exception):
-    """The session has ended, or may have: whatever it held may be somebody else's now."""
-
-
-class Session:
-    """Lives by its heartbeats, and only on this connection (attach), so that a crash is noticed at once and not after the TTL."""
-
-    def __init__(self, db):
-        self.db = db
-        self.id = self._ask("SELECT * FROM eskit_lease.session_open(%s, %s, attach => true)", NAME, f"{TTL} s").session
-
-    def _ask(self, sql, *params):
-        started = time.monotonic()  # trust counts from before the call: the answer may have been long on its way
-        answer = self.db.execute(sql, params).fetchone()
-        if not getattr(answer, "alive", True):
-            raise Lost(answer.reason)
-        self.trusted_until = started + answer.trust_ms / 1000
-        self.next_heartbeat = started + TTL / 3
-        self.revision = answer.revision
-        return answer
-
-    def heartbeat(self):
-        self._ask("SELECT * FROM eskit_lease.session_heartbeat(%s)", self.id)
-
-    def wait(self, timeout=None):
-        """A heartbeat that takes its time: until something changes for this session, or the next heartbeat is due."""
-        answer = self._ask("SELECT * FROM eskit_lease.session_wait(%s, %s, %s::interval)", self.id, self.revision, timeout)
-        if answer.reason == "wait_limit":  # answered at once, as too many are waiting: wait here
-            time.sleep(0.1)
-
 
 def consume(db, session):
     fence = position = asked_at = None
-    while not stopping:
-        if time.monotonic() >= session.trusted_until:
-            raise Lost("trust_ms has run out")
+    while not stopping.is_set():
+        session.must_be_trusted()
         if asked_at != session.revision:  # new, or something has changed: ask how it stands (asking twice does no harm)
             asked_at = session.revision
             fence = db.execute("SELECT * FROM eskit_lease.lease_acquire(%s, %s, queue => true)", (RESOURCE, session.id)).fetchone().fence
@@ -103,11 +59,11 @@ def project(db, fence, batch):
     return batch[-1].position
 
 
-signal.signal(signal.SIGTERM, stop)
-while not stopping:
+stop_on_sigterm()
+while not stopping.is_set():
     try:
         with psycopg.connect(autocommit=True, row_factory=namedtuple_row, application_name=NAME) as db:
-            session = Session(db)
+            session = Session(db, NAME, TTL, attach=True)
             consume(db, session)
             # The batch in hand is done. Nothing new from here on, and what is held goes to the next in line.
             db.execute("SELECT eskit_lease.session_drain(%s)", (session.id,))

@@ -1,53 +1,19 @@
-"""Runs the demo on the cluster of the environment: starts the producer and the consumers, makes trouble, and proves the result.
+"""Runs the demo of competing consumers on the cluster of the environment: starts them, makes trouble, and proves the result."""
 
-Nothing here waits for a guessed time: each step waits for what the processes log, or for what the database says.
-"""
-
-import json
 import os
-import selectors
 import signal
-import subprocess
 import sys
 import time
-from pathlib import Path
 
 import psycopg
 
 from report import Report
+from stage import HERE, Actor, Stage, launch
 
-HERE = Path(__file__).parent
 EVENTS = 24_000  # at least; the producer goes on until the last fault is over
 KILL_AT, STOP_AT, RELEASE_AT = 4_000, 9_000, 18_000  # when so many are applied
 SHARE = 500  # events that a leader applies at least
 CONSUMERS = 4
-PATIENCE = 120  # seconds after which a condition is given up
-
-
-def launch(program, *args, **kw):
-    """A process that Ctrl-C does not reach: who started it ends it."""
-    def ignore():
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-    return subprocess.Popen([sys.executable, HERE / program, *args], preexec_fn=ignore, **kw)
-
-
-class Consumer:
-    def __init__(self, name, watch):
-        self.name, self.log, self.rest = name, [], b""
-        self.process = launch("consumer.py", name, stdout=subprocess.PIPE)
-        os.set_blocking(self.process.stdout.fileno(), False)
-        watch.register(self.process.stdout, selectors.EVENT_READ, self)
-
-    def signal(self, number):
-        self.process.send_signal(number)
-
-    def last(self):
-        return self.log[-1]["event"] if self.log else None
-
-    def said(self, event, since=0):
-        """The first such line of its log after that time, if any."""
-        return next((line for line in self.log if line["event"] == event and line["at"] > since), None)
 
 
 class Reign:
@@ -59,31 +25,18 @@ class Reign:
         self.applied = 0
 
 
-class Demo:
+class Demo(Stage):
     def __init__(self):
+        super().__init__()
         self.db = psycopg.connect(autocommit=True)
         self.db.execute((HERE / "schema.sql").read_text())
         os.environ["PGUSER"] = "shop"  # everybody else is an ordinary user
-        self.watch, self.consumers, self.reigns = selectors.DefaultSelector(), [], []
-        self.producer = None
+        self.reigns = []
         self.report = Report(self.db)
 
     # ---- watching ----
 
-    def pump(self, timeout):
-        """Reads what the consumers have logged since."""
-        for key, _ in self.watch.select(timeout):
-            consumer = key.data
-            chunk = key.fileobj.read()
-            if not chunk:
-                self.watch.unregister(key.fileobj)
-                continue
-            *lines, consumer.rest = (consumer.rest + chunk).split(b"\n")
-            for line in lines:
-                self.heard(consumer, json.loads(line))
-
     def heard(self, consumer, line):
-        consumer.log.append(line)
         event, at = line["event"], line["at"]
         if event == "leading" and not any(reign.fence == line["fence"] for reign in self.reigns):
             self.reigns.append(Reign(consumer, line["fence"], at))
@@ -97,14 +50,6 @@ class Demo:
         elif event == "failed":
             self.report.live(at, f"{consumer.name} failed: {line['message']}")
 
-    def until(self, what, condition):
-        deadline = time.monotonic() + PATIENCE
-        while not (result := condition()):
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"not within {PATIENCE} s: {what}")
-            self.pump(0.01)
-        return result
-
     def one(self, sql, *params):
         return self.db.execute(sql, params).fetchone()
 
@@ -112,10 +57,10 @@ class Demo:
 
     def start(self):
         self.producer = launch("producer.py", str(EVENTS))
+        self.others.append(self.producer)
         self.report.live(time.time(), "the producer starts: about 2,000 orders a second in small transactions")
         for number in range(1, CONSUMERS + 1):
-            consumer = Consumer(f"consumer-{number}", self.watch)
-            self.consumers.append(consumer)
+            consumer = Actor(self, "consumer.py", f"consumer-{number}")
             self.until(f"{consumer.name} leads or waits", lambda: consumer.said("leading") or consumer.said("waiting"))
         self.report.live(time.time(), "all others wait in line: " + ", ".join(
             name for (name,) in self.db.execute("SELECT consumer FROM eskit_lease.waiters ORDER BY position")))
@@ -192,12 +137,6 @@ class Demo:
         self.successor(reign)
         self.ended(reign.consumer)
 
-    def ended(self, consumer):
-        self.until(f"{consumer.name} ends", lambda: consumer.process.poll() is not None)
-        self.pump(0)
-        if consumer.process.returncode:
-            raise RuntimeError(f"{consumer.name} ended with {consumer.process.returncode}")
-
     def drain(self):
         self.producer.send_signal(signal.SIGTERM)
         self.until("the producer ends", lambda: self.producer.poll() is not None)
@@ -209,7 +148,7 @@ class Demo:
         drained = time.time()
         self.report.live(drained, "the stream is drained")
         self.reigns[-1].until, self.reigns[-1].fault = drained, ("drained", drained)
-        living = [consumer for consumer in self.consumers if consumer.process.poll() is None]
+        living = [consumer for consumer in self.actors if consumer.running()]
         for consumer in sorted(living, key=lambda consumer: consumer is self.reigns[-1].consumer):
             consumer.signal(signal.SIGTERM)
             self.ended(consumer)
@@ -221,12 +160,6 @@ class Demo:
         self.release()
         self.drain()
         return self.report.print(self.reigns, *zombie)
-
-    def end(self):
-        for process in [consumer.process for consumer in self.consumers] + ([self.producer] if self.producer else []):
-            if process.poll() is None:
-                process.kill()  # SIGKILL ends a stopped process too
-            process.wait()
 
 
 demo = Demo()

@@ -1,0 +1,53 @@
+"""What every consumer needs of eskit_lease: a session that knows how long it may be believed."""
+
+import json
+import signal
+import threading
+import time
+
+stopping = threading.Event()
+
+
+def log(event, **data):
+    print(json.dumps({"at": time.time(), "event": event} | data), flush=True)
+
+
+def stop_on_sigterm():
+    signal.signal(signal.SIGTERM, lambda *_: stopping.set())
+
+
+class Lost(Exception):
+    """The session has ended, or may have: whatever it held may be somebody else's now."""
+
+
+class Session:
+    """Lives by its heartbeats. With attach also only on this connection, so that a crash is noticed at once and not after the
+    TTL; with takeover in the place of the living sessions of this consumer, which end."""
+
+    def __init__(self, db, consumer, ttl, attach=False, takeover=False):
+        self.db, self.ttl = db, ttl
+        opening = "SELECT * FROM eskit_lease.session_open(%s, %s, attach => %s, takeover => %s)"
+        self.id = self._ask(opening, consumer, f"{ttl} s", attach, takeover).session
+
+    def _ask(self, sql, *params):
+        started = time.monotonic()  # trust counts from before the call: the answer may have been long on its way
+        answer = self.db.execute(sql, params).fetchone()
+        if not getattr(answer, "alive", True):
+            raise Lost(answer.reason)
+        self.trusted_until = started + answer.trust_ms / 1000
+        self.next_heartbeat = started + self.ttl / 3
+        self.revision = answer.revision
+        return answer
+
+    def heartbeat(self):
+        self._ask("SELECT * FROM eskit_lease.session_heartbeat(%s)", self.id)
+
+    def wait(self, timeout=None):
+        """A heartbeat that takes its time: until something changes for this session, or the next heartbeat is due."""
+        answer = self._ask("SELECT * FROM eskit_lease.session_wait(%s, %s, %s::interval)", self.id, self.revision, timeout)
+        if answer.reason == "wait_limit":  # answered at once, as too many are waiting: wait here
+            time.sleep(0.1)
+
+    def must_be_trusted(self):
+        if time.monotonic() >= self.trusted_until:
+            raise Lost("trust_ms has run out")
