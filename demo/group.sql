@@ -1,0 +1,32 @@
+-- An ordinary application: payments of accounts, in 64 partitions, and what comes of them. An account's payments are in one
+-- partition, and are to be applied in order.
+CREATE TABLE payments (
+    partition  integer,
+    position   bigint, -- from 1 in each partition, without gaps
+    account    text NOT NULL,
+    cents      integer NOT NULL,
+    PRIMARY KEY (partition, position)
+);
+-- The last position of each partition. Whoever writes a payment has locked this row to the end of its transaction, so that positions
+-- become visible in order.
+CREATE TABLE payment_heads (
+    partition  integer PRIMARY KEY,
+    position   bigint NOT NULL
+);
+INSERT INTO payment_heads SELECT generate_series(0, 63), 0;
+-- The witness: a row for each time that a payment was applied, without a unique key, which would hide what is done twice. `turn` is the
+-- order of commits in a partition: whoever draws the next one has locked that row to the end of its transaction.
+CREATE TABLE payments_applied (
+    partition  integer NOT NULL,
+    position   bigint NOT NULL,
+    account    text NOT NULL,
+    fence      bigint NOT NULL,
+    member     text NOT NULL,
+    turn       bigint NOT NULL
+);
+CREATE TABLE payment_turns (
+    partition  integer PRIMARY KEY,
+    turn       bigint NOT NULL
+);
+INSERT INTO payment_turns SELECT generate_series(0, 63), 0;
+SELECT eskit_lease.group_create('payments', 64);
