@@ -2,14 +2,15 @@
 SHELL := bash
 PG ?= 15
 PG_CONFIG ?= pg_config
+SECONDS ?= 600
 MAJORS := 15 16 17 18
 
-.PHONY: help demo test test-all bench install lint clean
+.PHONY: help demo test test-all soak bench install lint clean
 
 help: ## this list
 	@sed -nE 's/^([a-z-]+): ## (.*)/make \1\t\2/p' Makefile | expand -t 18
 
-demo: ## four consumers compete for one stream, and one after another they are killed, stopped and released
+demo: ## consumers compete for one stream and share the partitions of another, and are killed, stopped and released
 	@bash demo/run
 
 test: ## all tests on one major of PostgreSQL (PG=15)
@@ -19,6 +20,10 @@ test: ## all tests on one major of PostgreSQL (PG=15)
 test-all: ## all tests on 15, 16, 17 and 18
 	@pg_test/setup $(MAJORS)
 	@pg_test/run $(MAJORS)
+
+soak: ## members of a group come and go at random while they work (PG=15 SECONDS=600 SEED=...)
+	@pg_test/setup 15 $(PG)
+	@pg_test/soak $(PG) $(SECONDS) $(SEED)
 
 bench: ## benchmarks, side by side
 	@bash bench/run
