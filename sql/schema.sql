@@ -19,9 +19,11 @@ CREATE TABLE eskit_lease._sessions (
     draining  boolean NOT NULL DEFAULT false,
     private   boolean NOT NULL DEFAULT false,
     request   uuid,
-    -- The session that a lease in grace was let go by (src/grace.rs).
-    grace_of  uuid
+    -- The session that may take back the lease in grace, and the one whose guard its fenced transactions have (src/grace.rs).
+    grace_of  uuid,
+    fencer    uuid
 );
+CREATE INDEX _sessions_grace_of ON eskit_lease._sessions (grace_of) WHERE grace_of IS NOT NULL;
 CREATE INDEX _sessions_consumer ON eskit_lease._sessions (consumer, role) WHERE NOT private;
 
 -- Who takes over what is left of a session that has ended (src/session/takeover.rs).

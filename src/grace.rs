@@ -9,6 +9,7 @@ use crate::call::Call;
 use crate::claim::{self, LeaseRow, Leases};
 use crate::declaration::{self, Kind};
 use crate::error::{Error, Result};
+use crate::guard::{Guard, Mode};
 use crate::liveness::clock;
 use crate::liveness::slots::SlotRef;
 use crate::release::find;
@@ -38,13 +39,14 @@ pub fn give(call: &Call, resource: &str, fence: i64, grace_ms: i32) -> Result<bo
     if leases.lock(row.tid, true) != Locked::Mine {
         return Ok(false);
     }
-    // Grace upon grace, or for a lock: the private session of before makes room, and its guard stays.
-    let grace_of = holder.grace_of.or(Some(holder.session));
+    // Grace upon grace, or for a lock: the private session of before makes room, and the guard stays.
+    let grace_of = if holder.private { holder.grace_of } else { Some(holder.session) };
     let alone = New {
         role: holder.role,
         private: true,
         request: holder.request,
         grace_of,
+        fencer: holder.fencer.or(Some(holder.session)),
         ..New::of(call, &holder.consumer, grace_ms)
     };
     let private = session::open(call, alone)?;
@@ -61,7 +63,9 @@ pub fn give(call: &Call, resource: &str, fence: i64, grace_ms: i32) -> Result<bo
 pub fn take_back(call: &Call, leases: &Leases, me: SlotRef, resource: &str, row: &LeaseRow) -> bool {
     let Some(private) = row.session.and_then(|session| call.shared.find(call.home, session)) else { return false };
     let mine = leases.lock(row.tid, false) == Locked::Mine && !session::lock_rows(vec![private.session()]).1;
-    if !mine || !call.shared.look(private).is_some_and(|standing| standing.alive()) {
+    // Of a predecessor that was taken over: its guard is not this session's, so nothing may be fenced when the lease comes here.
+    let guarded = call.fencer(private) == call.fencer(me) || Guard::Fence(row.fence).try_lock(Mode::Exclusive);
+    if !mine || !guarded || !call.shared.look(private).is_some_and(|standing| standing.alive()) {
         return false;
     }
     give_to(call, resource, row.slot, me.session());

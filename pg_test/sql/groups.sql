@@ -249,6 +249,9 @@ SELECT group_join('settle', :'c') AS "not yet", group_join('settle', :'e') AS "n
 SELECT * FROM pg_temp.who('settle');
 SELECT consumer, partitions, targets FROM group_members WHERE group_name = 'settle' ORDER BY 1;
 CALL pg_temp.wait_for(format('count(*) > 0 FROM eskit_lease.group_assignment(''settle'', %L)', :'e'));
+-- Without the worker each gets its own by asking.
+SELECT * FROM pg_temp.who('settle');
+SELECT * FROM pg_temp.mine('settle', :'c');
 SELECT * FROM pg_temp.who('settle');
 SELECT pg_temp.generation('settle') AS "one rebalance";
 -- The dead and those who leave are not waited for.
@@ -380,6 +383,8 @@ SELECT group_join('size', :'f') > 0 AS joined;
 SELECT * FROM pg_temp.who('size');
 SELECT pg_temp.acknowledge('size', :'e');
 SELECT * FROM pg_temp.mine('size', :'e');
+SELECT * FROM pg_temp.mine('size', :'c');
+SELECT * FROM pg_temp.mine('size', :'f');
 SELECT partitions, resize_to FROM groups WHERE group_name = 'size';
 SELECT * FROM pg_temp.who('size');
 SELECT partition, position, head, lag, acked_ahead FROM group_lag WHERE group_name = 'size' ORDER BY 1;

@@ -28,7 +28,7 @@ use pgrx::pg_sys::{self, BOOLOID, INT4OID, INT8OID, OIDOID, TEXTOID, UUIDARRAYOI
 
 static INSERT: Statement = Statement::writes(
     include_str!("../../sql/query/session/insert.sql"),
-    &[UUIDOID, TEXTOID, OIDOID, INT4OID, INT8OID, BOOLOID, UUIDOID, UUIDOID],
+    &[UUIDOID, TEXTOID, OIDOID, INT4OID, INT8OID, BOOLOID, UUIDOID, UUIDOID, UUIDOID],
 );
 static DELETE: Statement = Statement::writes(include_str!("../../sql/query/session/delete.sql"), &[UUIDARRAYOID]);
 
@@ -43,8 +43,10 @@ pub struct SessionRow {
     pub draining: bool,
     pub private: bool,
     pub request: Option<Uuid>,
-    /// Whose lease it keeps for a while.
+    /// Who may take back the lease that it keeps for a while.
     pub grace_of: Option<Uuid>,
+    /// Whose guard the fenced transactions of that lease have.
+    pub fencer: Option<Uuid>,
     tid: pg_sys::ItemPointerData,
 }
 
@@ -56,13 +58,14 @@ pub struct New<'a> {
     pub private: bool,
     pub request: Option<Uuid>,
     pub grace_of: Option<Uuid>,
+    pub fencer: Option<Uuid>,
     pub attached: bool,
 }
 
 impl<'a> New<'a> {
     pub fn of(call: &Call, consumer: &'a str, ttl_ms: i32) -> New<'a> {
         let role = call.caller.to_u32();
-        New { consumer, role, ttl_ms, private: false, request: None, grace_of: None, attached: false }
+        New { consumer, role, ttl_ms, private: false, request: None, grace_of: None, fencer: None, attached: false }
     }
 }
 
@@ -79,6 +82,7 @@ fn read(table: &Table, session: &Uuid) -> Option<SessionRow> {
             private: row.get(8).unwrap_or(false),
             request: row.get(9),
             grace_of: row.get(10),
+            fencer: row.get(11),
             tid: row.tid(),
         })
     })
@@ -116,7 +120,7 @@ impl Call {
         let deadline = by_row.until;
         let (session, role, ttl_ms, private) = (row.session, row.role, row.ttl_ms, row.private);
         let at = self.shared.enter(self.home, Opening { session, role, ttl_ms, private, deadline, opened_by: 0 })?;
-        if row.grace_of.is_some() {
+        if row.fencer.is_some() {
             self.shared.cap(at, deadline);
         }
         Ok(Some(at))
@@ -139,7 +143,7 @@ impl Call {
     /// The guard of a session's fenced transactions. A lease goes into grace and back while such a one is open, so what keeps it in grace
     /// has the guard of the session that let go of it.
     pub fn fencer(&self, at: SlotRef) -> Guard {
-        let of = if self.shared.is_private(at) { row(at.session()).and_then(|row| row.grace_of) } else { None };
+        let of = if self.shared.is_private(at) { row(at.session()).and_then(|row| row.fencer) } else { None };
         Guard::Fencer(of.unwrap_or(at.session()))
     }
 
@@ -230,7 +234,7 @@ pub fn wall_clock(left: u64) -> Option<TimestampWithTimeZone> {
 
 /// Opens a session: its row, its slot, and the note that an abort is to undo it.
 pub fn open(call: &Call, new: New) -> Result<SlotRef> {
-    let New { consumer, role, ttl_ms, private, request, grace_of, attached } = new;
+    let New { consumer, role, ttl_ms, private, request, grace_of, fencer, attached } = new;
     let session = random_uuid();
     call.db().execute(
         &INSERT,
@@ -243,6 +247,7 @@ pub fn open(call: &Call, new: New) -> Result<SlotRef> {
             Value::Bool(private),
             Value::MaybeUuid(request),
             Value::MaybeUuid(grace_of),
+            Value::MaybeUuid(fencer),
         ],
     );
     let deadline = clock::now() + u64::from(ttl_ms.cast_unsigned()) * 1_000;

@@ -2,7 +2,7 @@
 //!
 //! A session opened with `takeover` ends the living sessions of the same consumer and role, with its own transaction, and gets what they
 //! have under new fences: leases, permits, places in queues, memberships and partitions. (What lock_acquire and grace keep in private
-//! sessions is left alone.) A predecessor ends as by session_close, save that nothing of it goes to strangers:
+//! sessions stays there; the latter the successor may take back.) A predecessor ends as by session_close, save that nothing of it goes to strangers:
 //!
 //! * Its leases are granted to the successor, who is in nobody's way: S of the predecessor is held exclusively, or, where a transaction
 //!   of its own is fenced, F of each lease that is not. What is fenced stays until that transaction ends; the successor waits for it at
@@ -11,7 +11,7 @@
 //!   successor of a dead session in a row of its own. For what the predecessor had waited for, and is just
 //!   granted, the successor is at the head of the queue as well.
 
-use super::{SessionRow, delete, lock_row, row};
+use super::{SessionRow, delete, lock_row, lock_rows, row};
 use crate::call::Call;
 use crate::claim::{self, LeaseRow, Leases, Seat};
 use crate::declaration::{self, Kind};
@@ -35,6 +35,9 @@ static SUCCEED: Statement =
     Statement::writes(include_str!("../../sql/query/takeover/succeed.sql"), &[UUIDOID, UUIDOID]);
 static REDIRECT: Statement =
     Statement::writes(include_str!("../../sql/query/takeover/redirect.sql"), &[UUIDOID, UUIDOID]);
+static GRACES: Statement = Statement::reads(include_str!("../../sql/query/takeover/graces.sql"), &[UUIDOID]);
+static ADOPT: Statement =
+    Statement::writes(include_str!("../../sql/query/takeover/adopt.sql"), &[UUIDARRAYOID, UUIDOID]);
 static SUCCESSORS: Statement =
     Statement::reads(include_str!("../../sql/query/takeover/successors.sql"), &[UUIDARRAYOID]);
 static FORGET: Statement = Statement::tidies(include_str!("../../sql/query/takeover/forget.sql"), &[UUIDARRAYOID]);
@@ -83,6 +86,9 @@ fn succeed(call: &Call, old: &SessionRow, at: SlotRef, new: SlotRef) -> Result<(
     for statement in [&SUCCEED, &REDIRECT] {
         call.db().execute(statement, vec![Value::Uuid(from), Value::Uuid(to)]);
     }
+    // What is in grace of it the successor may take back; not if somebody is just ending that.
+    let (graces, _) = lock_rows(call.db().run(&GRACES, vec![Value::Uuid(from)], |row| row.uuid(1)));
+    call.db().execute(&ADOPT, vec![Value::Uuids(&graces), Value::Uuid(to)]);
     let free = |row: &LeaseRow| (excluded || Guard::Fence(row.fence).try_lock(Mode::Exclusive)).then_some(true);
     for group in group::of_sessions(call, &[from]) {
         group::lock(call, &group);

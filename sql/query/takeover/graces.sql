@@ -1,0 +1,1 @@
+SELECT session FROM eskit_lease._sessions WHERE grace_of = $1
