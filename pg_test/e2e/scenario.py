@@ -199,7 +199,7 @@ class Scenario(Stage):
         return "\n".join(told)
 
     def summary(self):
-        counts = Counter(line["event"].split()[0] for line in self.lines())
+        counts = Counter(f"{line['event'].split()[0]} {line.get('sqlstate', '')}".strip() for line in self.lines())
         applied, generation = self.db.execute(
             "SELECT (SELECT count(*) FROM payments_applied), generation FROM eskit_lease.groups").fetchone()
         what = ", ".join(f"{count} {event}" for event, count in sorted(counts.items()))
