@@ -9,7 +9,7 @@
 //! | held by this session                    | `already_held`, the same fence; `refenced` on a new timeline  |
 //! | in grace of this session                | `already_held`, the same fence (see [`crate::grace`])         |
 //! | held by a living session; every permit is | `held`                                                      |
-//! | being changed by somebody               | `busy`                                                        |
+//! | being changed by somebody; left to a living successor | `busy`                                          |
 //! | free or dead, others are in line        | `awaited`                                                     |
 //! | free or dead, nobody else is first      | `granted`, or `busy` if somebody was faster                   |
 //!
@@ -26,7 +26,7 @@ use crate::liveness::databases::Counter;
 use crate::liveness::slots::SlotRef;
 use crate::liveness::word::State;
 use crate::queue;
-use crate::session::{self, SessionRow};
+use crate::session::{self, SessionRow, takeover};
 use crate::{grace, semaphore, spi};
 use std::collections::HashMap;
 
@@ -69,9 +69,11 @@ struct Wanted {
     declared: Option<(Kind, i32)>,
     /// Slots that are free or dead, or this session's own and to get a new fence; the last is tried first.
     choices: Vec<(i32, Option<LeaseRow>)>,
-    /// It is this session's own already, or in its grace: who is in line does not matter.
+    /// It is this session's own already, in its grace, or left to it by a predecessor: who is in line does not matter.
     own: bool,
     in_grace: bool,
+    /// It is this session's own already, under a fence of another timeline.
+    refences: bool,
 }
 
 /// Acquires resources for a living session that the caller may use; the answers are in the order of the resources.
@@ -104,7 +106,7 @@ fn acquire_batch(call: &Call, me: SlotRef, resources: &[String], queue: bool) ->
         };
         let look = match declaration {
             Some(declaration) => look_at_permits(call, me, resource, &declaration)?,
-            None => look_at_lease(me, probe, holders.living(session_of(probe)).map(|(holder, _)| holder)),
+            None => look_at_lease(call, me, probe, holders.living(session_of(probe)).map(|(holder, _)| holder)),
         };
         answers.push(match look {
             Look::Answer(answer) => answer,
@@ -127,14 +129,21 @@ fn acquire_batch(call: &Call, me: SlotRef, resources: &[String], queue: bool) ->
     Ok(answers)
 }
 
-fn look_at_lease(me: SlotRef, probe: &Probe, holder: Option<&SessionRow>) -> Look {
+fn look_at_lease(call: &Call, me: SlotRef, probe: &Probe, holder: Option<&SessionRow>) -> Look {
     match (probe, holder) {
         (Probe::InFlight(_), _) => Look::Answer(Answer::refused("busy")),
         (Probe::Absent, _) => Look::Wanted(Wanted { choices: vec![(0, None)], ..Wanted::default() }),
         (Probe::Row(row), Some(holder)) => {
             look_at_own(me, row, holder).unwrap_or_else(|| Look::Answer(Answer::held_by(holder)))
         }
-        (Probe::Row(row), None) => Look::Wanted(Wanted { choices: vec![(0, Some(*row))], ..Wanted::default() }),
+        (Probe::Row(row), None) => {
+            let heir = row.session.and_then(|dead| takeover::heir(call, dead));
+            let own = heir == Some(me.session());
+            if heir.is_some() && !own {
+                return Look::Answer(Answer::refused("busy"));
+            }
+            Look::Wanted(Wanted { choices: vec![(0, Some(*row))], own, ..Wanted::default() })
+        }
     }
 }
 
@@ -147,7 +156,13 @@ fn look_at_own(me: SlotRef, row: &LeaseRow, holder: &SessionRow) -> Option<Look>
     if !in_grace && row.timeline == timeline() {
         return Some(Look::Answer(Answer::granted("already_held", row.slot, row.fence, &holder.consumer)));
     }
-    Some(Look::Wanted(Wanted { choices: vec![(row.slot, Some(*row))], own: true, in_grace, ..Wanted::default() }))
+    Some(Look::Wanted(Wanted {
+        choices: vec![(row.slot, Some(*row))],
+        own: true,
+        in_grace,
+        refences: !in_grace,
+        ..Wanted::default()
+    }))
 }
 
 fn look_at_permits(call: &Call, me: SlotRef, resource: &str, declaration: &Declaration) -> Result<Look> {
@@ -251,7 +266,7 @@ fn take(
             fences.iter().map(|((resource, slot), fence)| (resource.as_str(), (*slot, *fence))).collect();
         wanted.retain(|(index, want)| match granted.remove(resources[*index].as_str()) {
             Some((slot, fence)) => {
-                let reason = if want.own { "refenced" } else { "granted" };
+                let reason = if want.refences { "refenced" } else { "granted" };
                 answers[*index] = Answer::granted(reason, slot, fence, &row.consumer);
                 places.remove(&(resources[*index].clone(), me.session()));
                 false

@@ -29,7 +29,7 @@ static DELETE_SLOTS: Statement =
 /// Permits of a semaphore, partitions of a group.
 pub const MAX_SLOTS: i32 = 32_768;
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Kind {
     Semaphore,
     Group,
@@ -133,9 +133,9 @@ pub fn none() -> bool {
     [Sight::Dirty, Sight::Latest].into_iter().all(|sight| table.scan(sight, &[], |_, _| Some(())).is_none())
 }
 
-/// Whether a name is still declared with as many slots as it was when a slot of it was chosen.
-pub fn still(resource: &str, slots: i32) -> bool {
-    matches!(stands(resource), Stands::Declared(declaration) if declaration.slots == slots)
+/// Whether a name is still declared as it was when a slot of it was chosen.
+pub fn still(resource: &str, (kind, slots): (Kind, i32)) -> bool {
+    matches!(stands(resource), Stands::Declared(known) if (known.kind, known.slots) == (kind, slots))
 }
 
 /// A number of slots within its limits.

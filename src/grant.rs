@@ -174,9 +174,9 @@ fn write(call: &Call, candidates: &[Candidate], fences: &mut HashMap<Seat, i64>)
 
 /// Takes back what was granted of a resource whose declaration has changed meanwhile.
 fn give_back(call: &Call, candidates: &mut Vec<Candidate>, fences: &mut HashMap<Seat, i64>) {
-    let declared = |candidate: &Candidate| Some((candidate.resource.clone(), candidate.declared?.1));
-    let mut changed: HashSet<(String, i32)> = candidates.iter().filter_map(declared).collect();
-    changed.retain(|(resource, slots)| !declaration::still(resource, *slots));
+    let declared = |candidate: &Candidate| Some((candidate.resource.clone(), candidate.declared?));
+    let mut changed: HashSet<(String, (Kind, i32))> = candidates.iter().filter_map(declared).collect();
+    changed.retain(|(resource, declared)| !declaration::still(resource, *declared));
     if changed.is_empty() {
         return;
     }

@@ -18,7 +18,7 @@ use crate::liveness::slots::SlotRef;
 use crate::liveness::word::State;
 use crate::queue;
 use crate::semaphore;
-use crate::session;
+use crate::session::{self, takeover};
 use pgrx::Uuid;
 use std::collections::{HashMap, HashSet};
 
@@ -50,7 +50,7 @@ pub fn hand_over(call: &Call, resources: Vec<String>, letting_go: &dyn Fn(&Lease
     // Few resources are waited for; only these are worth a look at their lease.
     let mut first = queue::first_in_line(call, queued.iter().map(String::as_str).collect(), &[]);
     if !first.is_empty() {
-        let mut free = free_among(call, first.keys(), letting_go, &mut result);
+        let mut free = free_among(call, &first, letting_go, &mut result);
         serve(call, &mut first, &mut free, letting_go, &mut result);
     }
     call.database.add(Counter::HandOvers, result.granted.len() as u64);
@@ -107,16 +107,16 @@ fn serve(
 }
 
 /// The slots of the resources that nobody alive has.
-fn free_among<'a>(
+fn free_among(
     call: &Call,
-    resources: impl Iterator<Item = &'a String>,
+    first: &HashMap<String, Uuid>,
     letting_go: &dyn Fn(&LeaseRow) -> bool,
     result: &mut HandOver,
 ) -> HashMap<String, Vec<Free>> {
     let leases = Leases::open();
     let (mut free, mut held) = (HashMap::new(), Vec::new());
     let exclusive = |row| vec![Free { slot: 0, row, declared: None }];
-    for resource in resources {
+    for (resource, next) in first {
         match leases.glance(resource, 0) {
             Probe::Row(row) if row.declared && declaration::of(resource).is_some() => {
                 free.insert(resource.clone(), free_permits(call, resource, letting_go, result));
@@ -124,7 +124,7 @@ fn free_among<'a>(
             Probe::Row(row) if row.session.is_none() || letting_go(&row) => {
                 free.insert(resource.clone(), exclusive(Some(row)));
             }
-            Probe::Row(row) => held.push((resource, row)),
+            Probe::Row(row) => held.push((resource, row, next)),
             Probe::InFlight(Some(row)) if !row.declared => {
                 result.busy.insert(resource.clone());
             }
@@ -139,10 +139,13 @@ fn free_among<'a>(
             }
         }
     }
-    let holders = Holders::of(call, held.iter().filter_map(|(_, row)| row.session));
-    for (resource, row) in held {
+    let holders = Holders::of(call, held.iter().filter_map(|(_, row, _)| row.session));
+    for (resource, row, next) in held {
         if holders.living(row.session).is_some() {
             result.held.push((resource.clone(), row));
+        } else if row.session.and_then(|dead| takeover::heir(call, dead)).is_some_and(|heir| heir != *next) {
+            // It is a successor's, who gets it from the sweep.
+            result.busy.insert(resource.clone());
         } else {
             free.insert(resource.clone(), exclusive(Some(row)));
         }

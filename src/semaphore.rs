@@ -11,6 +11,7 @@ use crate::call::{Call, enter, text_arg};
 use crate::claim::{LeaseRow, Leases, Probe};
 use crate::declaration::{self, Declaration, Kind};
 use crate::error::Result;
+use crate::guard::Guard;
 use crate::holders::Holders;
 use crate::session::SessionRow;
 use crate::spi;
@@ -27,6 +28,8 @@ pub struct Permits {
     pub held: Vec<(LeaseRow, SessionRow)>,
     /// Whether somebody is in the middle of taking or giving back a permit.
     pub in_flight: bool,
+    /// Whether slots are taken that there are no permits for any more.
+    beyond: bool,
     /// Sessions that are in the middle of getting one.
     pub arriving: Vec<Uuid>,
 }
@@ -39,8 +42,7 @@ pub fn survey(
     letting_go: &dyn Fn(&LeaseRow) -> bool,
 ) -> Permits {
     let permits = count(call, resource, declaration, letting_go);
-    let beyond = permits.held.iter().any(|(row, _)| row.slot >= declaration.slots);
-    if !beyond || permits.free.is_empty() {
+    if !permits.beyond || permits.free.is_empty() {
         permits
     } else if declaration::try_lock(declaration) {
         count(call, resource, declaration, letting_go)
@@ -56,12 +58,17 @@ fn count(call: &Call, resource: &str, declaration: &Declaration, letting_go: &dy
         _ => None,
     };
     let holders = Holders::of(call, slots.iter().filter_map(|(_, probe)| session_of(probe)));
-    let (mut free, mut held, mut taken, mut known) = (Vec::new(), Vec::new(), 0, HashSet::new());
+    let (mut free, mut held, mut known) = (Vec::new(), Vec::new(), HashSet::new());
+    let (mut taken, mut beyond) = (0, false);
     for (slot, probe) in slots {
         known.insert(slot);
+        // A dead holder's fenced transaction keeps its slot; beyond the permits nobody asks for that slot, but it counts.
+        let fenced = |row: &LeaseRow| row.session.is_some() && !letting_go(row) && !Guard::Fence(row.fence).is_free();
+        beyond |= slot >= declaration.slots && !matches!(probe, Probe::Row(row) if row.session.is_none());
         match (probe, holders.living(session_of(&probe))) {
             (Probe::Row(row), Some((holder, _))) => held.push((row, holder.clone())),
             (Probe::Row(row), None) if slot < declaration.slots => free.push((slot, Some(row))),
+            (Probe::Row(row), None) if fenced(&row) => taken += 1,
             (Probe::Row(_) | Probe::Absent, _) => (),
             (Probe::InFlight(_), _) => taken += 1,
         }
@@ -71,7 +78,7 @@ fn count(call: &Call, resource: &str, declaration: &Declaration, letting_go: &dy
     let new = (0..declaration.slots).filter(|slot| !known.contains(slot)).map(|slot| (slot, None));
     free.extend(new.take(room.saturating_sub(free.len())));
     free.truncate(room);
-    Permits { free, held, in_flight: taken > 0, arriving }
+    Permits { free, held, in_flight: taken > 0, beyond, arriving }
 }
 
 #[pg_extern(schema = "eskit_lease")]

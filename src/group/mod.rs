@@ -15,7 +15,7 @@
 //! A group is judged by whoever changes something (join, leave, release, close), by a member that asks for its assignment, and by the
 //! worker. Targets are written only by whoever has locked the group's row, which is tried and never waited for: who does not get it
 //! leaves the work to the worker, so joins never wait for each other and never deadlock. Nor does a transaction block take it, which
-//! may stay open, unless there is no worker to leave it to. Handing over needs no such lock: two who judge by different targets can only
+//! may stay open, unless the worker should have been there already. Handing over needs no such lock: two who judge by different targets can only
 //! give a partition to a member that is then asked to give it back, never to two.
 //!
 //! A target that changes is a new **generation**. The owners concerned are told by their revision, as of everything else.
@@ -63,8 +63,8 @@ pub fn judge(
     let mut now = clock::now();
     if state.wants_rebalance(now) {
         // SAFETY: reads the state of the transaction
-        let stays_open = settings::WORKER.get() && unsafe { pg_sys::IsInTransactionBlock(true) };
-        if stays_open {
+        let stays_open = unsafe { pg_sys::IsInTransactionBlock(true) };
+        if stays_open && settings::WORKER.get() && state.can_wait(now) {
             call.seam().judge(name);
         } else if state.lock() {
             // What was read before the lock may have been changed by whoever had it.

@@ -11,6 +11,9 @@ use pgrx::Uuid;
 use pgrx::pg_sys::ItemPointerData;
 use std::collections::HashSet;
 
+/// How long newcomers are left to the worker, in microseconds.
+const PATIENCE: u64 = 1_000_000;
+
 /// How the targets take a member into account.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Counted {
@@ -40,12 +43,6 @@ pub struct Partition {
     pub target: Option<Uuid>,
     /// The owner's fence, which is to be released, and until when.
     pub revoking: Option<(i64, u64)>,
-}
-
-impl Member {
-    pub fn consumer(&self) -> &str {
-        self.id.split('\0').next().unwrap_or_default()
-    }
 }
 
 impl Partition {
@@ -217,6 +214,13 @@ impl State {
     fn is_astray(&self, known: &Partition) -> bool {
         let keeps = |owner| self.members.iter().any(|member| member.session == owner && member.draining);
         known.revoking.is_none() && known.owner.is_some_and(|owner| known.target != Some(owner) && !keeps(owner))
+    }
+
+    /// Whether a rebalance may be left to the worker: it has just become due. Somebody dead has been left to it already.
+    pub fn can_wait(&self, now: u64) -> bool {
+        self.members
+            .iter()
+            .all(|member| member.alive && (member.counted.is_some() || now < member.settles_at + PATIENCE))
     }
 
     pub fn is_owned(&self) -> bool {

@@ -11,6 +11,7 @@ use crate::declaration::{self, Kind, Stands};
 use crate::error::{Error, Result};
 use crate::guard::{Guard, Mode};
 use crate::handover::HandOver;
+use crate::holders::Holders;
 use crate::liveness::clock;
 use crate::liveness::slots::SlotRef;
 use crate::release::{self, find, release_seat};
@@ -135,15 +136,16 @@ fn group_drop(group_name: Option<Text>) -> Result<()> {
     spi::require_writes("group_drop()")?;
     let name = text_arg("group_name", group_name)?;
     let call = Call::open(shared)?;
-    let state = lock_owned(&call, &name)?;
+    lock_owned(&call, &name)?;
     declaration::undeclare(&call, &name, Kind::Group)?;
     // Looked at once the declaration is gone: whoever joins looks at that after it has a member's row.
-    let (_, joining) = state::sessions(&name);
+    let (members, joining) = state::sessions(&name);
     if joining {
         return Err(Error::BeingDeclared { name }.into());
     }
-    if let Some(member) = state.members.iter().find(|member| member.alive) {
-        let (kind, why) = (Kind::Group.name(), format!("\"{}\" is a member.", member.consumer()));
+    let living = Holders::of(&call, members.iter().copied());
+    if let Some((member, _)) = members.iter().find_map(|member| living.living(Some(*member))) {
+        let (kind, why) = (Kind::Group.name(), format!("\"{}\" is a member.", member.consumer));
         return Err(Error::InUse { kind, name, why }.into());
     }
     for statement in [&DROP, &DROP_MEMBERS, &DROP_PARTITIONS] {

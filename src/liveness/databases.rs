@@ -107,6 +107,8 @@ pub struct Database {
     pub blocked: Retry,
     /// Of looking through the database, when more is in somebody's hands than the ring has room for.
     look_through: Retry,
+    /// Of looking through it for what is to be done at a time that the ring has no room for; zero for nothing.
+    timer: AtomicU64,
     counters: [AtomicU64; COUNTERS.len()],
 }
 
@@ -181,6 +183,7 @@ impl Shared {
         database.retention_due.store(0, Ordering::Relaxed);
         database.blocked.clear();
         database.look_through.clear();
+        database.timer.store(0, Ordering::Relaxed);
         for counter in &database.counters {
             counter.store(0, Ordering::Relaxed);
         }
@@ -212,9 +215,17 @@ impl Database {
         self.look_through.hurry();
     }
 
-    /// When the flags are to be seen to; `None` when none is set.
+    /// Looks through the database at a time.
+    pub fn flag_at(&self, at: u64) {
+        let sooner = |timer: u64| (timer == 0 || at < timer).then_some(at);
+        self.timer.fetch_update(Ordering::AcqRel, Ordering::Relaxed, sooner).ok();
+    }
+
+    /// When the database is to be looked through; `None` when there is no reason to.
     pub fn flags_due(&self) -> Option<u64> {
-        (self.flags() != 0).then(|| self.look_through.until())
+        let flags = (self.flags() != 0).then(|| self.look_through.until());
+        let timer = Some(self.timer.load(Ordering::Acquire)).filter(|timer| *timer != 0);
+        flags.into_iter().chain(timer).min()
     }
 
     pub fn flags(&self) -> u32 {
@@ -223,7 +234,9 @@ impl Database {
 
     /// Takes away the flags that are due, for whoever is going to do what they ask.
     pub fn take_flags(&self, now: u64) -> u32 {
-        if self.look_through.until() > now { 0 } else { self.flags.swap(0, Ordering::AcqRel) }
+        let past = |timer: u64| (timer != 0 && timer <= now).then_some(0);
+        let timer = self.timer.fetch_update(Ordering::AcqRel, Ordering::Relaxed, past).map_or(0, |_| RESCAN);
+        timer | if self.look_through.until() > now { 0 } else { self.flags.swap(0, Ordering::AcqRel) }
     }
 
     /// The database has been looked through; `left`: what could not be judged is more than the ring has room for, so that it is looked

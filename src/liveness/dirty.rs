@@ -70,7 +70,7 @@ impl Shared {
             }
         }
         if !self.push(database, resource, None, at, 0) {
-            database.flag(RESCAN);
+            database.flag_at(at);
         }
     }
 

@@ -52,6 +52,10 @@ pub fn take_over(call: &Call, new: SlotRef, consumer: &str) -> Result<()> {
         let values = vec![Value::Text(consumer), Value::Oid(call.caller.to_u32()), Value::Uuid(new.session())];
         let found = call.db().run(&PREDECESSORS, values, |row| row.uuid(1));
         let mut again = false;
+        // In order, and before anything else that is waited for: another take-over may want the same groups.
+        for group in group::of_sessions(call, &found) {
+            group::lock(call, &group);
+        }
         for old in found {
             // As session_close: first the guard, if it is to be waited for, then the row.
             let many = vec![Value::Uuid(old), Value::Long(MAX_FENCES as i64 + 1)];
@@ -90,9 +94,6 @@ fn succeed(call: &Call, old: &SessionRow, at: SlotRef, new: SlotRef) -> Result<(
     let (graces, _) = lock_rows(call.db().run(&GRACES, vec![Value::Uuid(from)], |row| row.uuid(1)));
     call.db().execute(&ADOPT, vec![Value::Uuids(&graces), Value::Uuid(to)]);
     let free = |row: &LeaseRow| (excluded || Guard::Fence(row.fence).try_lock(Mode::Exclusive)).then_some(true);
-    for group in group::of_sessions(call, &[from]) {
-        group::lock(call, &group);
-    }
     let Inheritance { left, ahead, .. } = inherit(call, from, new, seats, &free);
     for resource in ahead {
         queue::take_first_place(call, &resource, to);
@@ -136,9 +137,13 @@ fn inherit(
         let Some(row) = leases.row(&seat.0, seat.1).filter(|row| row.session == Some(from)) else { continue };
         let declaration = if row.declared { declaration::of(&seat.0) } else { None };
         let declared = declaration.map(|known| (known.kind, known.slots));
-        let is_permit = declared.is_some_and(|(kind, _)| kind == Kind::Semaphore);
+        // Of a semaphore one permit is enough; and what is beyond its permits has come back when its holder is dead.
+        let is_spare = |released: bool, (kind, slots): (Kind, i32)| {
+            let beyond = !released && seat.1 >= slots;
+            kind == Kind::Semaphore && (beyond || !claim::of_session(&seat.0, to.session()).is_empty())
+        };
         match free(&row).filter(|_| able) {
-            Some(released) if is_permit && !claim::of_session(&seat.0, to.session()).is_empty() => {
+            Some(released) if declared.is_some_and(|declared| is_spare(released, declared)) => {
                 spare.push((seat, row, released));
             }
             Some(released) => {
@@ -166,7 +171,7 @@ fn inherit(
     Inheritance { leases: granted.len(), left, ahead }
 }
 
-/// Frees permits of semaphores of which the successor has one: more it may not have. Whether any is left.
+/// Frees permits of semaphores that the successor may not have. Whether any is left.
 fn give_up(call: &Call, leases: &Leases, spare: Vec<(Seat, LeaseRow, bool)>) -> bool {
     let count = spare.len();
     let free = |row: &LeaseRow, released: bool| {
@@ -206,6 +211,13 @@ pub fn inherit_from_dead(call: &Call, dead: &[Uuid], most: usize) -> Result<Inhe
         inherited.left |= left;
     }
     Ok(inherited)
+}
+
+/// The living successor of a dead session, which is to have what is left of that.
+pub fn heir(call: &Call, session: Uuid) -> Option<Uuid> {
+    let table = Table::open(c"_successions", c"_successions_pkey");
+    let heir = table.scan(Sight::Latest, &[Key::Uuid(session)], |row, _| row.get::<Uuid>(2))?;
+    row(heir).and_then(|row| call.standing_of(&row)).map(|_| heir)
 }
 
 /// Forgets the successors of sessions of which nothing is left. A row that somebody is just changing stays: it says nothing any more.
