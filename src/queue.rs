@@ -10,6 +10,7 @@ use crate::declaration::{self, Kind, Stands};
 use crate::error::{Error, Result};
 use crate::grant;
 use crate::guard::{Guard, Mode};
+use crate::liveness::clock;
 use crate::liveness::slots::SlotRef;
 use crate::spi::{self, Db, Statement, Value};
 use crate::table::{Flight, Key, Locked, Sight, Table};
@@ -151,7 +152,8 @@ pub fn inherit(call: &Call, from: Uuid, to: Uuid) -> Vec<String> {
         call.db().execute(&INHERIT, vec![Value::Tids(&mut moved), Value::Uuid(to)]);
     }
     for (resource, _) in spare.into_iter().chain(inherited) {
-        call.seam().judge(&resource);
+        // At a time, for the worker that does this to judge them as well.
+        call.seam().judge_at(&resource, clock::now());
     }
     others.into_iter().map(|(resource, _)| resource).collect()
 }

@@ -132,6 +132,9 @@ fn inherit(
     let joined = group::inherit(call, from, to.session());
     let leases = Leases::open();
     let able = admit(call, HashSet::from([to.session()]), &mut HashMap::new()).is_empty();
+    // It may have been put at the head of the queue of what it gets now.
+    let names = seats.iter().map(|(resource, _)| resource.as_str()).collect();
+    let mut places = queue::places(call.db(), names, &vec![to.session(); seats.len()]);
     let (mut candidates, mut spare, mut missed) = (Vec::new(), Vec::new(), Vec::new());
     for seat in seats {
         let Some(row) = leases.row(&seat.0, seat.1).filter(|row| row.session == Some(from)) else { continue };
@@ -147,7 +150,8 @@ fn inherit(
                 spare.push((seat, row, released));
             }
             Some(released) => {
-                let (row, grantee, places) = (Some(row), to, Vec::new());
+                let (row, grantee) = (Some(row), to);
+                let places = places.remove(&(seat.0.clone(), to.session())).unwrap_or_default();
                 candidates.push(Candidate { resource: seat.0, slot: seat.1, declared, row, released, grantee, places });
             }
             None => missed.push((seat, declared)),
