@@ -9,8 +9,8 @@
 //! | held by this session                    | `already_held`, the same fence; `refenced` on a new timeline  |
 //! | in grace of this session                | `already_held`, the same fence (see [`crate::grace`])         |
 //! | held by a living session; every permit is | `held`                                                      |
-//! | being changed by somebody; left to a living successor | `busy`                                          |
-//! | free or dead, others are in line        | `awaited`                                                     |
+//! | being changed by somebody               | `busy`                                                        |
+//! | free or dead, others are in line or a successor lives | `awaited`                                                     |
 //! | free or dead, nobody else is first      | `granted`, or `busy` if somebody was faster                   |
 //!
 //! With `queue` a refused session takes a place, and is told `queued`.
@@ -140,7 +140,7 @@ fn look_at_lease(call: &Call, me: SlotRef, probe: &Probe, holder: Option<&Sessio
             let heir = row.session.and_then(|dead| takeover::heir(call, dead));
             let own = heir == Some(me.session());
             if heir.is_some() && !own {
-                return Look::Answer(Answer::refused("busy"));
+                return Look::Answer(Answer::refused("awaited"));
             }
             Look::Wanted(Wanted { choices: vec![(0, Some(*row))], own, ..Wanted::default() })
         }
