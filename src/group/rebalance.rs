@@ -10,6 +10,7 @@ use crate::error::Result;
 use crate::handover::HandOver;
 use crate::liveness::clock;
 use crate::liveness::databases::Counter;
+use crate::session::takeover;
 use crate::spi::{Statement, Value};
 use pgrx::Uuid;
 use pgrx::pg_sys::{INT4ARRAYOID, INT8ARRAYOID, INT8OID, TEXTOID, UUIDARRAYOID};
@@ -37,7 +38,13 @@ pub fn rebalance(
     resize_when_drained(call, state, letting_go)?;
     let now = clock::now();
     let before = state.targets();
-    let plan = plan::plan(state, now, u64::from(state.rebalance_timeout_ms.cast_unsigned()) * 1_000);
+    let mut plan = plan::plan(state, now, u64::from(state.rebalance_timeout_ms.cast_unsigned()) * 1_000);
+    // The membership of one that was taken over goes to its successor, which the sweep makes a member.
+    let dead = plan.dead.len();
+    plan.dead.retain(|session| takeover::heir(call, *session).is_none());
+    if plan.dead.len() < dead {
+        result.busy.insert(name.clone());
+    }
     for (counted, sessions) in [(Some("active"), &plan.active), (Some("draining"), &plan.draining), (None, &plan.dead)]
     {
         // One that is just leaving is left to whoever judges next.
