@@ -25,10 +25,10 @@ def stat(conn, name):
 class Session:
     """A session, with the fences that it has been given and the revision that it has last heard of."""
 
-    def __init__(self, conn, consumer="consumer", ttl="30 s", attach=False, grace="0 s"):
+    def __init__(self, conn, consumer="consumer", ttl="30 s", attach=False, grace="0 s", takeover=False):
         self.conn, self.consumer, self.fences = conn, consumer, {}
         self.asked_at = time.monotonic()
-        opened = call(conn, "session_open", consumer, ttl, attach, grace)
+        opened = call(conn, "session_open", consumer, ttl, attach, grace, takeover)
         self.id, self.revision, self.trust_ms = opened.session, opened.revision, opened.trust_ms
 
     @property
@@ -105,6 +105,19 @@ class Session:
 
     def close(self):
         return call(self.conn, "session_close", self.id)
+
+    def join(self, group):
+        call(self.conn, "group_join", group, self.id)
+        return self
+
+    def assignment(self, group):
+        """What it owns of a group: rows of partition, fence, state and revoke_in."""
+        return rows(self.conn, "group_assignment", group, self.id)
+
+    def owns(self, conn, group):
+        """How many partitions of a group it has, asked of the rows alone."""
+        owned = "SELECT count(*) FROM eskit_lease._leases WHERE resource = %s AND session = %s"
+        return conn.execute(owned, (group, self.id)).fetchone()[0]
 
 
 def best_of(tries, limit_ms, measure):

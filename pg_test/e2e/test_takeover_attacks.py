@@ -1,0 +1,316 @@
+"""What a hostile reader found in take-over, grace and semaphores: second holders, wake-ups that were lost, waits that nobody may wait."""
+
+import psycopg
+import pytest
+from client import Session, call, stat
+from conftest import Server, wait_until
+from test_attacks import is_granted
+
+
+def waits(watcher, conn):
+    """Whether a connection's statement waits for a lock."""
+    waiting = "SELECT 1 FROM pg_stat_activity WHERE pid = %s AND wait_event_type = 'Lock'"
+    return watcher.execute(waiting, (conn.info.backend_pid,)).fetchone()
+
+
+def opened(conn, *args, **kw):
+    """A session that is there, on a connection in transactions."""
+    session = Session(conn, *args, **kw)
+    conn.commit()
+    return session
+
+
+def worker_passes(conn, count=2):
+    """Lets the worker look as often, at least once of which from now on to its end."""
+    stirring, before = Session(conn, "stirring", "60 s"), stat(conn, "sweeps")
+
+    def passed():
+        stirring.take("stirred")
+        stirring.release("stirred")
+        return stat(conn, "sweeps") >= before + count
+
+    wait_until(passed, pause=0.02)
+    stirring.close()
+
+
+def worker_serves_others(connect):
+    holder, waiter, watcher = Session(connect(), "bystander", attach=True), Session(connect(), ttl="60 s"), connect()
+    holder.take("elsewhere")
+    waiter.queue("elsewhere")
+    holder.conn.close()
+    is_granted(watcher, waiter, "elsewhere")
+    waiter.close()
+
+
+def rows_of(conn, table, column, session):
+    return conn.execute(f"SELECT count(*) FROM eskit_lease.{table} WHERE {column} = %s", (session.id,)).fetchone()[0]
+
+
+@pytest.mark.parametrize("way", ["close", "take-over", "close of the grace"])
+def test_a_fence_that_was_checked_around_a_grace(connect, background, way):
+    """While its transaction is open nobody else is a holder, whichever session has the lease by then."""
+    holder, rival, work, conn = Session(connect(), "one", "60 s"), Session(connect(), "rival", "60 s"), connect(), connect()
+    fence = holder.take("r")
+    work.autocommit = False
+    if way == "close of the grace":
+        call(work, "fence_check", "r", fence)
+    assert call(conn, "lease_release", "r", fence, "60 s")
+    if way != "close of the grace":
+        call(work, "fence_check", "r", fence)
+        assert holder.acquire("r").reason == "already_held"
+    (private,) = conn.execute("SELECT min(session::text) FROM eskit_lease.sessions WHERE private").fetchone()
+    if way == "take-over":
+        heir = Session(conn, "one", "60 s", takeover=True)
+        assert not heir.acquire("r").granted
+    else:
+        ending = background(call, conn, "session_close", private or holder.id)
+        watcher = connect()
+        wait_until(lambda: ending.done() or waits(watcher, conn))
+    assert not rival.acquire("r").granted
+    work.commit()
+    if way == "take-over":
+        is_granted(conn, heir, "r")
+    else:
+        assert ending.result()
+        assert rival.take("r") > fence
+
+
+def two_permits(connect, name="s"):
+    """The holders of both permits of a semaphore, in the order of their slots."""
+    conn = connect()
+    call(conn, "semaphore_create", name, 2)
+    holders = [Session(connect(), f"holder {i}", attach=True) for i in range(2)]
+    return conn, *sorted(holders, key=lambda holder: holder.acquire(name).slot)
+
+
+def test_a_shrunk_semaphore_counts_fenced_slots(connect):
+    conn, first, beyond = two_permits(connect)
+    work = connect(autocommit=False)
+    call(work, "fence_check", "s", beyond.fences["s"])
+    call(conn, "semaphore_resize", "s", 1)
+    beyond.conn.close()
+    wait_until(lambda: beyond.expired(conn))
+    assert first.release("s")
+    waiter = Session(connect(), ttl="60 s").queue("s")
+    worker_passes(conn)
+    assert not waiter.holds("s")
+    work.commit()
+    is_granted(conn, waiter, "s")
+
+
+def test_a_successor_gets_no_permit_beyond_those_there_are(connect):
+    conn, first, second = two_permits(connect)
+    assert second.release("s")
+    old = opened(connect(autocommit=False), "me", "60 s")
+    assert old.acquire("s").slot == 1
+    heir = Session(connect(), "me", "60 s", takeover=True)
+    call(conn, "semaphore_resize", "s", 1)
+    old.conn.commit()
+    wait_until(lambda: not rows_of(conn, "_leases", "session", old))
+    assert first.holds("s") and not heir.holds("s")
+    assert first.release("s")
+    assert Session(conn, "another", "60 s").take("s")
+
+
+def test_two_takeovers_at_once_leave_one_session(connect, background):
+    old, watcher = Session(connect(), "me", "60 s"), connect()
+    old.take("r")
+    first, conn = Session(connect(autocommit=False), "me", "60 s", takeover=True), connect()
+    opening = background(Session, conn, "me", "60 s", takeover=True)
+    wait_until(lambda: waits(watcher, conn))
+    first.conn.commit()
+    second = opening.result()
+    assert not old.heartbeat().alive and not first.heartbeat().alive
+    assert second.heartbeat().alive
+    is_granted(watcher, second, "r")
+
+
+def test_two_predecessors_with_a_permit_each(connect):
+    """The successor has one, and the other one is anybody's."""
+    conn = connect()
+    call(conn, "semaphore_create", "s", 2)
+    old = [Session(conn, "me", "60 s") for _ in range(2)]
+    assert all(session.take("s") for session in old)
+    heir = Session(connect(), "me", "60 s", takeover=True)
+    assert heir.acquire("s").reason == "already_held"
+    Session(connect(), "other", "60 s").take("s")
+    wait_until(lambda: not conn.execute("SELECT 1 FROM eskit_lease._successions").fetchone(), timeout=20)
+    assert not any(rows_of(conn, "_leases", "session", session) for session in old)
+
+
+def test_a_place_for_what_a_successor_has_is_in_nobodys_way(connect, no_worker):
+    conn = connect()
+    call(conn, "semaphore_create", "s", 2)
+    old, other, waiter = [Session(conn, "me", "60 s") for _ in range(2)], Session(conn, "other", "60 s"), Session(conn, ttl="60 s")
+    for resource in ("s", "r"):
+        old[0].take(resource)
+        if resource == "s":
+            other.take("s")
+        old[1].queue(resource)
+        waiter.queue(resource)
+    heir = Session(conn, "me", "60 s", takeover=True)
+    assert heir.acquire("s").reason == heir.acquire("r").reason == "already_held"
+    assert other.release("s")
+    wait_until(lambda: waiter.acquire("s").granted, timeout=20)
+    assert heir.release("r")
+    wait_until(lambda: waiter.acquire("r").granted, timeout=20)
+
+
+@pytest.mark.parametrize("crossing", ["granted", "release rolled back"])
+def test_a_stranger_gets_nothing_that_crosses_a_takeover(connect, crossing):
+    old, stranger, watcher = opened(connect(autocommit=False), "me", "60 s"), Session(connect(), "stranger", "60 s"), connect()
+    old.take("r")
+    if crossing != "granted":
+        old.conn.commit()
+        assert old.release("r")
+    heir = Session(connect(), "me", "60 s", takeover=True)
+    stranger.queue("r")
+    old.conn.commit() if crossing == "granted" else old.conn.rollback()
+    is_granted(watcher, heir, "r")
+    assert not stranger.holds("r")
+
+
+def prepare(conn, name):
+    conn.execute(f"PREPARE TRANSACTION '{name}'")
+    conn.commit()
+
+
+def test_a_prepared_takeover_keeps_its_predecessor_ending(connect):
+    """Though other prepared transactions end, after each of which the worker looks for sessions to bring back."""
+    old, work, conn = Session(connect(), "me", "60 s"), connect(autocommit=False), connect()
+    call(work, "fence_check", "r", old.take("r"))  # so that the take-over cannot have the session's guard
+    taking = connect(autocommit=False)
+    heir = Session(taking, "me", "60 s", takeover=True)
+    prepare(taking, "taking over")
+    assert old.heartbeat().reason == "closing"
+    for turn in range(2):
+        before = stat(conn, "rescans")
+        Session(taking, "other", "60 s")
+        prepare(taking, f"other {turn}")
+        conn.execute(f"COMMIT PREPARED 'other {turn}'")
+        wait_until(lambda: stat(conn, "rescans") > before)  # noqa: B023
+    assert old.heartbeat().reason == "closing"
+    conn.execute("COMMIT PREPARED 'taking over'")
+    work.commit()
+    is_granted(conn, heir, "r")
+
+
+def test_a_prepared_takeover_does_not_stop_the_worker(connect):
+    """It has redirected what the worker is about to forget."""
+    old, taking, conn = opened(connect(autocommit=False), "me", "60 s"), connect(autocommit=False), connect()
+    old.take("r")
+    Session(connect(), "me", "60 s", takeover=True)
+    assert rows_of(conn, "_successions", "session", old)
+    Session(taking, "me", "60 s", takeover=True)
+    prepare(taking, "taking over again")
+    old.conn.rollback()
+    worker_serves_others(connect)
+    conn.execute("ROLLBACK PREPARED 'taking over again'")
+
+
+def test_a_successor_that_is_just_joining_does_not_stop_the_worker(connect):
+    """It has an uncommitted row where it is to inherit one."""
+    conn = connect()
+    call(conn, "group_create", "g", 4)
+    old = opened(connect(autocommit=False), "me", "60 s").join("g")
+    heir = opened(connect(autocommit=False), "me", "60 s", takeover=True).join("g")
+    old.conn.commit()
+    worker_serves_others(connect)
+    heir.conn.rollback()
+    wait_until(lambda: heir.owns(conn, "g") == 4)
+
+
+def test_takeovers_of_the_same_groups_do_not_deadlock(connect, background):
+    conn, holding = connect(), connect(autocommit=False)
+    for group in ("g1", "g2"):
+        call(conn, "group_create", group, 4)
+    for consumer, groups in (("a", ("g1", "g2")), ("b", ("g2", "g1"))):
+        sessions = sorted((Session(conn, consumer, "60 s") for _ in range(2)), key=lambda session: session.id)
+        for session, group in zip(sessions, groups, strict=True):
+            session.join(group)
+    call(holding, "group_alter", "g1", None, "9 s")
+    conns = [connect() for _ in "ab"]
+    taking = []
+    for consumer, own in zip("ab", conns, strict=True):
+        taking.append(background(Session, own, consumer, "60 s", takeover=True))
+        wait_until(lambda: waits(conn, own))  # noqa: B023
+    holding.commit()
+    assert all(session.result().heartbeat().alive for session in taking)
+
+
+def test_a_close_and_a_takeover_of_many_leases_do_not_deadlock(connect, background):
+    old, work, watcher = Session(connect(), "me", "60 s"), connect(autocommit=False), connect()
+    many = "SELECT count(*) FROM eskit_lease.lease_acquire_many(ARRAY(SELECT 'l' || i FROM generate_series(1, 1001) i), %s) WHERE granted"
+    assert watcher.execute(many, (old.id,)).fetchone() == (1001,)
+    call(work, "fence_check", "l1", old.acquire("l1").fence)
+    closing, taking = connect(), connect()
+    close = background(call, closing, "session_close", old.id)
+    wait_until(lambda: waits(watcher, closing))
+    take = background(Session, taking, "me", "60 s", takeover=True)
+    wait_until(lambda: waits(watcher, taking))
+    work.commit()
+    assert close.result() in (True, False)
+    assert take.result().heartbeat().alive
+
+
+def test_a_semaphore_that_is_dropped_during_an_acquire_leaves_a_plain_name(connect):
+    dropping, holder, waiter = connect(autocommit=False), Session(connect(), ttl="60 s"), Session(connect(), ttl="60 s")
+    call(holder.conn, "semaphore_create", "s", 1)
+    call(dropping, "semaphore_drop", "s")
+    holder.acquire("s")
+    dropping.commit()
+    holder.take("s")
+    waiter.queue("s")
+    assert holder.release("s")
+    is_granted(holder.conn, waiter, "s")
+
+
+def test_a_grace_that_is_over_before_it_is_committed(connect):
+    holder, waiter, conn, giving = Session(connect(), ttl="60 s"), Session(connect(), ttl="60 s"), connect(), connect(autocommit=False)
+    fence = holder.take("r")
+    waiter.queue("r")
+    assert call(giving, "lease_release", "r", fence, "1 s")
+    expired = "SELECT 1 FROM eskit_lease.sessions WHERE private AND state = 'expired'"
+    wait_until(lambda: giving.execute(expired).fetchone())
+    worker_passes(conn)
+    giving.commit()
+    is_granted(conn, waiter, "r")
+
+
+def test_a_session_that_is_over_before_it_is_committed(connect):
+    conn = connect()
+    late = Session(connect(autocommit=False), "late", "1 s")
+    wait_until(lambda: late.expired(late.conn))
+    worker_passes(conn)
+    late.conn.commit()
+    wait_until(lambda: not rows_of(conn, "_sessions", "session", late))
+
+
+def test_a_grace_of_another_transaction_is_not_waited_for(connect):
+    holder, draining = Session(connect(options="-c lock_timeout=20s"), ttl="60 s"), connect(autocommit=False)
+    assert call(holder.conn, "lease_release", "r", holder.take("r"), "60 s")
+    (private,) = draining.execute("SELECT session FROM eskit_lease.sessions WHERE private").fetchone()
+    assert call(draining, "session_drain", private)
+    assert holder.acquire("r").reason == "busy"
+    draining.rollback()
+    assert holder.acquire("r").reason == "already_held"
+
+
+def test_a_restart_leaves_graces_and_successions_their_end():
+    server = Server("e2e-takeover-attacks")
+    try:
+        server.query("CREATE EXTENSION eskit_lease")
+        conn, granting = server.connect(), server.connect()
+        fence = call(conn, "lock_acquire", "lock", "owner", "60 s").fence
+        assert call(conn, "lease_release", "lock", fence, "3 s")
+        granting.autocommit = False
+        old = opened(granting, "me", "60 s")
+        old.take("r")
+        Session(conn, "me", "60 s", takeover=True)
+        assert rows_of(conn, "_successions", "session", old)
+        server.restart()
+        with server.connect() as conn:
+            wait_until(lambda: not call(conn, "lease_renew", "lock", fence).held, timeout=20)
+            wait_until(lambda: not rows_of(conn, "_successions", "session", old))
+    finally:
+        server.stop()
