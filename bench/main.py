@@ -4,12 +4,24 @@ import sys
 
 from bulk import bulk
 from crowd import crowd
+from groups import cursors, groups, semaphores
 from handover import handover
 from harness import CLIENTS, HERE, REPEAT, ROOT, SECONDS, Report, connect
 from rates import fence, grants, rates
 from storm import storm
 
-PARTS = {"rates": rates, "fence": fence, "handover": handover, "grants": grants, "bulk": bulk, "storm": storm, "crowd": crowd}
+PARTS = {
+    "rates": rates,
+    "fence": fence,
+    "handover": handover,
+    "grants": grants,
+    "bulk": bulk,
+    "storm": storm,
+    "crowd": crowd,
+    "groups": groups,
+    "cursors": cursors,
+    "semaphores": semaphores,
+}
 
 
 def main(chosen):

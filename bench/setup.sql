@@ -15,4 +15,8 @@ INSERT INTO clients SELECT n, s.session FROM generate_series(0, 255) AS n, eskit
 -- What a fenced transaction writes.
 CREATE TABLE work (n bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, client integer NOT NULL, payload text NOT NULL);
 
+-- The cursor that people write by hand.
+CREATE TABLE plain_cursors (n integer PRIMARY KEY, position bigint NOT NULL, committed_at timestamptz NOT NULL);
+INSERT INTO plain_cursors SELECT n, 0, now() FROM generate_series(0, 255) AS n;
+
 ANALYZE;
