@@ -17,6 +17,8 @@ use crate::text::Text;
 use pgrx::pg_sys::{INT4OID, INT8OID, TEXTOID};
 use pgrx::prelude::*;
 
+static ADVANCE: Statement =
+    Statement::writes(include_str!("../sql/query/cursor/advance.sql"), &[TEXTOID, INT4OID, INT8OID, INT8OID, INT8OID]);
 static COMMIT: Statement =
     Statement::writes(include_str!("../sql/query/cursor/commit.sql"), &[TEXTOID, INT4OID, INT8OID, INT8OID]);
 static ACK: Statement =
@@ -68,6 +70,13 @@ fn fenced(
     Ok((call, group, partition, position, fence))
 }
 
+/// Moves a cursor that is at `from` or beyond, if nothing is acknowledged out of order: a plain UPDATE, for a third of the cost.
+fn advance(call: &Call, group: &str, partition: i32, position: i64, fence: i64, from: i64) -> bool {
+    let (partition, position) = (Value::Int(partition), Value::Long(position));
+    let values = vec![Value::Text(group), partition, position, Value::Long(fence), Value::Long(from)];
+    call.db().execute(&ADVANCE, values) > 0
+}
+
 #[pg_extern(schema = "eskit_lease")]
 fn cursor_commit(
     group_name: Option<Text>,
@@ -76,6 +85,9 @@ fn cursor_commit(
     fence: Option<i64>,
 ) -> Result<bool> {
     let (call, group, partition, position, fence) = fenced("cursor_commit()", group_name, partition, position, fence)?;
+    if advance(&call, &group, partition, position, fence, 0) {
+        return Ok(true);
+    }
     let values = vec![Value::Text(&group), Value::Int(partition), Value::Long(position), Value::Long(fence)];
     Ok(!call.db().run(&COMMIT, values, |_| ()).is_empty())
 }
@@ -88,6 +100,9 @@ fn cursor_ack(
     fence: Option<i64>,
 ) -> Result<i64> {
     let (call, group, partition, position, fence) = fenced("cursor_ack()", group_name, partition, position, fence)?;
+    if advance(&call, &group, partition, position, fence, position - 1) {
+        return Ok(position);
+    }
     let values = vec![
         Value::Text(&group),
         Value::Int(partition),
