@@ -51,15 +51,16 @@ static UNBALANCED: Statement = Statement::writes(include_str!("../../sql/query/g
 static PAGE: Statement = Statement::reads(include_str!("../../sql/query/group/page.sql"), &[TEXTOID, INT4OID]);
 
 /// Brings the owners of a group's partitions and their targets together, as far as nobody is in the way. `only`: grants to this session
-/// alone; what others are to have is not for a transaction that may stay open for long.
+/// alone; what others are to have is not for a transaction that may stay open for long. Gives the group as it stands, unless it has
+/// changed an owner.
 pub fn judge(
     call: &Call,
     name: &str,
     only: Option<Uuid>,
     letting_go: &dyn Fn(&LeaseRow) -> bool,
     result: &mut HandOver,
-) -> Result<()> {
-    let Some(mut state) = State::read(call, name, letting_go) else { return Ok(()) };
+) -> Result<Option<State>> {
+    let Some(mut state) = State::read(call, name, letting_go) else { return Ok(None) };
     let mut now = clock::now();
     if state.wants_rebalance(now) {
         // SAFETY: reads the state of the transaction
@@ -68,7 +69,7 @@ pub fn judge(
             call.seam().judge(name);
         } else if state.lock() {
             // What was read before the lock may have been changed by whoever had it.
-            let Some(locked) = State::read(call, name, letting_go) else { return Ok(()) };
+            let Some(locked) = State::read(call, name, letting_go) else { return Ok(None) };
             state = locked;
             rebalance::rebalance(call, &mut state, letting_go, result)?;
             now = clock::now();
@@ -76,7 +77,7 @@ pub fn judge(
             result.busy.insert(name.to_owned());
         }
     }
-    serve::serve(call, &state, now, only, letting_go, result);
+    let moved = serve::serve(call, &state, now, only, letting_go, result);
     if result.busy.contains(name) {
         // The worker tries again what it could not do, ever more rarely; from anybody else it hears of it here.
         call.seam().judge(name);
@@ -84,7 +85,7 @@ pub fn judge(
     if let Some(at) = state.next_due(now) {
         call.seam().judge_at(name, at);
     }
-    Ok(())
+    Ok((!moved).then_some(state))
 }
 
 /// Takes sessions out of a group; the caller has locked their rows.

@@ -13,7 +13,7 @@ use crate::table::Locked;
 use pgrx::Uuid;
 use std::collections::{HashMap, HashSet};
 
-/// Grants to the targets what is free, dead or let go of, and takes back what was to be released by now.
+/// Grants to the targets what is free, dead or let go of, and takes back what was to be released by now. Whether that changed any owner.
 pub fn serve(
     call: &Call,
     state: &State,
@@ -21,7 +21,7 @@ pub fn serve(
     only: Option<Uuid>,
     letting_go: &dyn Fn(&LeaseRow) -> bool,
     result: &mut HandOver,
-) {
+) -> bool {
     let members: HashSet<Uuid> = state.members.iter().map(|member| member.session).collect();
     let wanted = &|known: &Partition| only.is_none() || only == known.target;
     // One that has just left may be the target still.
@@ -61,8 +61,10 @@ pub fn serve(
     if more {
         call.seam().judge_at(&state.name, now);
     }
+    let moved = !granted.is_empty() || !overdue.is_empty();
     free_ungranted(call, state, &leases, overdue.into_values().collect(), &granted, result);
     result.granted.extend(granted.into_keys());
+    moved
 }
 
 /// Takes what was to be released by now from owners that live: their partitions and sessions, by fence. Whether there is more, which the

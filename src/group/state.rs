@@ -56,7 +56,6 @@ pub struct State {
     pub name: String,
     pub assignor: Assignor,
     pub rebalance_timeout_ms: i32,
-    pub generation: i64,
     pub resize_to: Option<i32>,
     pub members: Vec<Member>,
     pub partitions: Vec<Partition>,
@@ -98,6 +97,11 @@ pub fn sessions(group: &str) -> (Vec<Uuid>, bool) {
     (sessions, in_flight)
 }
 
+/// The number of the group's targets as they stand.
+pub fn generation(group: &str) -> Option<i64> {
+    table().scan(Sight::Latest, &[Key::Text(group)], |row, _| row.get(5))
+}
+
 impl State {
     /// What stands for a group: committed, or done by this transaction. `letting_go` says of a row that this transaction releases it.
     pub fn read(call: &Call, name: &str, letting_go: &dyn Fn(&LeaseRow) -> bool) -> Option<State> {
@@ -109,7 +113,6 @@ impl State {
                 name: name.to_owned(),
                 assignor: row.get::<Text>(2).and_then(|name| Assignor::parse(&name)).unwrap_or(Assignor::Sticky),
                 rebalance_timeout_ms: row.get(3).unwrap_or(0),
-                generation: row.get(5).unwrap_or(0),
                 stale: row.get(6).unwrap_or(false),
                 resize_to: row.get(7),
                 members: Vec::new(),
@@ -118,14 +121,18 @@ impl State {
             })
         })?;
         state.partitions = vec![Partition { row: None, owner: None, target: None, revoking: None }; slots as usize];
-        state.read_members(call, settle_delay);
-        state.read_owners(call, letting_go);
+        state.read_members(settle_delay, call.shared.boot_id());
+        let rows = Leases::open().rows(name);
+        // Owners are mostly members, and each session is looked up once.
+        let members = state.members.iter().map(|member| member.session);
+        let holders = Holders::of(call, members.chain(rows.iter().filter_map(|row| row.session)));
+        state.tell_living(&holders);
+        state.set_owners(rows, &holders, letting_go);
         state.read_targets(call);
         Some(state)
     }
 
-    fn read_members(&mut self, call: &Call, settle_delay: u64) {
-        let boot_id = call.shared.boot_id();
+    fn read_members(&mut self, settle_delay: u64, boot_id: i64) {
         members().scan(Sight::Latest, &[Key::Text(&self.name)], |row, _| {
             let joined = row.get::<i64>(4).filter(|_| row.get(5) == Some(boot_id)).unwrap_or(0).cast_unsigned();
             self.members.push(Member {
@@ -140,7 +147,9 @@ impl State {
             });
             None::<()>
         });
-        let holders = Holders::of(call, self.members.iter().map(|member| member.session));
+    }
+
+    fn tell_living(&mut self, holders: &Holders) {
         for member in &mut self.members {
             if let Some((row, _)) = holders.living(Some(member.session)) {
                 member.id = format!("{}\0{}", row.consumer, row.session);
@@ -149,9 +158,7 @@ impl State {
         }
     }
 
-    fn read_owners(&mut self, call: &Call, letting_go: &dyn Fn(&LeaseRow) -> bool) {
-        let rows = Leases::open().rows(&self.name);
-        let holders = Holders::of(call, rows.iter().filter_map(|row| row.session));
+    fn set_owners(&mut self, rows: Vec<LeaseRow>, holders: &Holders, letting_go: &dyn Fn(&LeaseRow) -> bool) {
         for row in rows {
             if let Some(partition) = usize::try_from(row.slot).ok().and_then(|slot| self.partitions.get_mut(slot)) {
                 partition.row = Some(row);
@@ -186,7 +193,8 @@ impl State {
             Some(counted) => counted_as(member) != Some(counted),
             None => !member.alive || member.settles_at <= now,
         };
-        let is_counted = |target: Uuid| self.members.iter().any(|member| member.session == target && member.alive);
+        let living: HashSet<Uuid> =
+            self.members.iter().filter(|member| member.alive).map(|member| member.session).collect();
         let anybody = self.members.iter().any(|member| member.counted == Some(Counted::Active));
         let is_draining = |owner| self.members.iter().any(|member| member.session == owner && member.draining);
         // An owner by take-over, whose predecessor was asked.
@@ -201,13 +209,7 @@ impl State {
             || (self.resize_to.is_some() && !self.is_owned())
             || (self.resize_to.is_none() && anybody && self.partitions.iter().any(|known| known.target.is_none()))
             || self.partitions.iter().any(|known| self.is_astray(known))
-            || self
-                .targets()
-                .into_iter()
-                .flatten()
-                .collect::<HashSet<_>>()
-                .into_iter()
-                .any(|target| !is_counted(target))
+            || self.partitions.iter().filter_map(|known| known.target).any(|target| !living.contains(&target))
     }
 
     /// Whether somebody owns a partition that is another's to own, and has not been asked for it: it was granted by other targets.

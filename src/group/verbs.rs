@@ -188,8 +188,7 @@ fn group_join(group_name: Option<Text>, session: Option<Uuid>) -> Result<i64> {
         call.seam().judge(&name);
         call.seam().revise(me);
     }
-    let state = State::read(&call, &name, &|_| false);
-    Ok(state.map_or(0, |state| state.generation))
+    Ok(state::generation(&name).unwrap_or(0))
 }
 
 #[pg_extern(schema = "eskit_lease")]
@@ -241,12 +240,14 @@ fn group_assignment(
         return Err(Error::NotMember { group: name }.into());
     }
     // SAFETY: a plain read
-    if !unsafe { pg_sys::XactReadOnly } {
+    let judged = if unsafe { pg_sys::XactReadOnly } {
+        None
+    } else {
         // So that partitions move with the worker stopped, too.
-        judge(&call, &name, Some(me.session()), &|_| false, &mut HandOver::default())?;
-    }
+        judge(&call, &name, Some(me.session()), &|_| false, &mut HandOver::default())?
+    };
     let now = clock::now();
-    let state = State::read(&call, &name, &|_| false);
+    let state = judged.or_else(|| State::read(&call, &name, &|_| false));
     let partitions = state.map(|state| state.partitions).unwrap_or_default();
     let mine: Vec<_> = (0..)
         .zip(partitions)
