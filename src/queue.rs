@@ -134,17 +134,14 @@ pub fn cancel(call: &Call, resource: &str, at: SlotRef) -> bool {
     !mine.is_empty()
 }
 
-/// Has the session's successor wait in its place, where the successor has neither the lease nor a place. The resources for which that
-/// could not be had: somebody is just granting there.
+/// Has the session's successor wait in its place, unless it has what is waited for. The resources for which that could not be had:
+/// somebody is just granting there.
 pub fn inherit(call: &Call, from: Uuid, to: Uuid) -> Vec<String> {
     let table = table();
     let (mine, others): (Vec<_>, Vec<_>) = places_of(call.db(), &[from], MAX_PLACES, 0)
         .into_iter()
         .partition(|(_, place)| table.lock(*place, false) == Locked::Mine);
-    let names: Vec<&str> = mine.iter().map(|(resource, _)| resource.as_str()).collect();
-    let own = places(call.db(), names, &vec![to; mine.len()]);
-    let served =
-        |resource: &String| own.contains_key(&(resource.clone(), to)) || !claim::of_session(resource, to).is_empty();
+    let served = |resource: &String| !claim::of_session(resource, to).is_empty();
     let (spare, inherited): (Vec<_>, Vec<_>) = mine.into_iter().partition(|(resource, _)| served(resource));
     leave(call.db(), &mut spare.iter().map(|(_, place)| *place).collect::<Vec<_>>());
     let mut moved: Vec<ItemPointerData> = inherited.iter().map(|(_, place)| *place).collect();
