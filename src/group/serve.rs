@@ -58,7 +58,8 @@ pub fn serve(
     if granted.len() < wanted {
         result.busy.insert(state.name.clone());
     }
-    if more {
+    // What is to be resized may be now that its partitions are free, and nobody else is to have them.
+    if more || state.resize_to.is_some() && !overdue.is_empty() {
         call.seam().judge_at(&state.name, now);
     }
     let moved = !granted.is_empty() || !overdue.is_empty();
