@@ -46,6 +46,10 @@ VERBS = {
     "lease_acquire_many": (["r"], "{id}"), "lease_release_many": (["r"], "{id}"), "lease_renew": ("r", 1),
     "lease_release": ("r", 1), "lease_cancel": ("r", "{id}"), "lease_force_release": ("r", 1, "why"),
     "lock_acquire": ("r", "owner", "5 s"), "fence_check": ("r", 1),
+    "semaphore_create": ("s", 1), "semaphore_resize": ("s", 1), "semaphore_drop": ("s",), "group_create": ("h", 1),
+    "group_alter": ("g",), "group_resize": ("g", 1), "group_drop": ("g",), "group_join": ("g", "{id}"), "group_leave": ("g", "{id}"),
+    "group_assignment": ("g", "{id}"), "group_release": ("g", 0, 1), "cursor_commit": ("g", 0, 1, 1), "cursor_ack": ("g", 0, 1, 1),
+    "cursor_position": ("g", 0), "cursor_head": ("g", 0, 1),
 }  # fmt: skip
 NOBODY = "00000000-0000-4000-8000-000000000000"
 
@@ -66,6 +70,14 @@ def test_standby_and_its_promotion(primary, standby):
         holder, lost, waiter = (Session(conn, name, ttl="6 s") for name in ("holder", "lost", "waiter"))
         fence, lost_fence = holder.take("r"), lost.take("lost")
         waiter.queue("lost")
+        call(conn, "group_create", "g", 2)
+        for member in (holder, lost):
+            call(conn, "group_join", "g", member.id)
+        revoked = {row.partition: row.fence for row in rows(conn, "group_assignment", "g", holder.id) if row.state == "revoking"}
+        ((partition, _),) = revoked.items()
+        assert call(conn, "group_release", "g", partition, revoked[partition])
+        (kept,) = rows(conn, "group_assignment", "g", holder.id)
+        assert call(conn, "cursor_commit", "g", kept.partition, 5, kept.fence)
         caught_up(primary, standby)
         check_refusals(standby, "25006", "primary", holder.id)
         with standby.connect() as reader:
@@ -75,7 +87,7 @@ def test_standby_and_its_promotion(primary, standby):
                     reader.execute(f"SELECT * FROM eskit_lease.{view}").fetchall()
                 except psycopg.Error as error:
                     assert error.sqlstate == "25006" and error.diag.message_hint, view
-            assert reader.execute("SELECT resource FROM eskit_lease._leases ORDER BY 1").fetchall() == [("lost",), ("r",)]
+            assert reader.execute("SELECT resource FROM eskit_lease._leases WHERE NOT declared ORDER BY 1").fetchall() == [("lost",), ("r",)]
         assert not standby.workers() and not standby.workers("launcher")
         # More is granted that the standby never sees: it is promoted from an older history.
         standby.set(primary_conninfo="")
@@ -101,6 +113,14 @@ def test_standby_and_its_promotion(primary, standby):
             call(conn, "fence_check", "r", fence)
         assert stale.value.sqlstate == "LF001"
         holder.check("r")
+        # The owner of a partition has a new fence, too: above its former one more may have been granted.
+        wait_until(lambda: rows(conn, "group_assignment", "g", holder.id)[0].fence > max(unseen))
+        (again,) = rows(conn, "group_assignment", "g", holder.id)
+        assert again.partition == kept.partition and call(conn, "cursor_position", "g", kept.partition) == 5
+        assert call(conn, "cursor_commit", "g", kept.partition, 6, again.fence)
+        with pytest.raises(psycopg.Error) as stale:
+            call(conn, "cursor_commit", "g", kept.partition, 7, kept.fence)
+        assert stale.value.sqlstate == "LF001"
         with pytest.raises(psycopg.Error) as unknown:
             call(conn, "fence_check", "unseen 0", unseen[0])
         assert unknown.value.sqlstate == "LF001"
@@ -115,6 +135,7 @@ def test_standby_and_its_promotion(primary, standby):
         wait_until(handed_over, pause=0.02)
         assert time.monotonic() - promoted_at > 6
         assert waiter.fences["lost"] > max(unseen) > lost_fence
+        wait_until(lambda: [row.state for row in rows(conn, "group_assignment", "g", holder.id)] == ["owned", "owned"])
         assert standby.workers("launcher")
 
 

@@ -7,7 +7,7 @@
 //! | owner                    | target                | what happens                                                   |
 //! |--------------------------|-----------------------|----------------------------------------------------------------|
 //! | none, dead, letting go   | a living member       | granted, under a new fence                                     |
-//! | living                   | the owner             | nothing: nobody stops who loses nothing                        |
+//! | living                   | the owner             | nothing: nobody stops who loses nothing; after a promotion a new fence |
 //! | living                   | somebody else         | revoking: told, until it releases or the rebalance timeout     |
 //! | living, but has left     | anybody               | taken back: it was granted while it left                       |
 //! | living, draining         | somebody else         | kept until it releases: it gets nothing new, and nothing is taken |

@@ -29,8 +29,12 @@ pub fn serve(
     let leases = Leases::open();
     let (overdue, more) = take_overdue(state, now, wanted, result);
     let released = |row: &LeaseRow| letting_go(row) || overdue.contains_key(&row.fence);
-    let is_free =
-        |known: &Partition| known.owner.is_none() || known.row.is_some_and(|row| overdue.contains_key(&row.fence));
+    let is_free = |known: &Partition| match (known.owner, known.row) {
+        // A fence of before a promotion is replaced: above it others may have been granted, and lost.
+        (Some(owner), Some(row)) if known.target == Some(owner) => row.timeline != grant::timeline(),
+        (Some(_), row) => row.is_some_and(|row| overdue.contains_key(&row.fence)),
+        (None, _) => true,
+    };
     let free: Vec<(i32, &Partition, Uuid)> = (0..)
         .zip(&state.partitions)
         .filter(|(_, known)| wanted(known) && is_free(known))
