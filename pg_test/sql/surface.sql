@@ -20,7 +20,7 @@ FROM pg_extension WHERE extname = 'eskit_lease';
 SELECT p.proname COLLATE "C" AS function, pg_get_function_arguments(p.oid) AS takes, pg_get_function_result(p.oid) AS gives,
        CASE p.provolatile WHEN 'i' THEN 'immutable' WHEN 's' THEN 'stable' ELSE 'volatile' END AS volatility,
        CASE p.proparallel WHEN 's' THEN 'safe' WHEN 'r' THEN 'restricted' ELSE 'unsafe' END AS parallel,
-       p.proisstrict AS strict
+       p.proisstrict AS strict, nullif(p.prorows, 0) AS rows
 FROM members AS m JOIN pg_proc AS p ON m.classid = 'pg_proc'::regclass AND p.oid = m.objid
 ORDER BY 1;
 
