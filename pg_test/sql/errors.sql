@@ -111,7 +111,7 @@ SELECT granted, reason FROM lease_acquire('r', :'a');
 SELECT granted, reason FROM lease_acquire('r', :'b');
 SELECT granted, reason FROM lease_acquire('r', '00000000-0000-4000-8000-000000000000');
 SELECT count(*) FROM sessions;
-SELECT count(*) FROM leases;
+SELECT count(*) FROM leases WHERE resource = 'r';
 SELECT count(*) FROM waiters;
 SELECT pg_temp.refused(
     'session_open(''c'')', 'session_open(''a'', takeover => true)', format('session_drain(%L)', :'a'),
