@@ -4,7 +4,6 @@ import psycopg
 import pytest
 from client import Session, call, rows, stat
 from conftest import Server, wait_until
-from test_attacks import is_granted
 from test_takeover_attacks import opened, waits, worker_passes, worker_serves_others
 
 PATIENT = {"options": "-c lock_timeout=20s"}  # who is not to wait fails, and not only the test

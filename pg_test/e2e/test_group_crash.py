@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from client import call
 from conftest import Server, wait_until
-from members import JOURNAL, Member, check_journal, create, owners, settle, settled, write
+from members import JOURNAL, Member, check_journal, create, owners, settled, write
 
 
 @pytest.fixture

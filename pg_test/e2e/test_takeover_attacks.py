@@ -1,6 +1,5 @@
 """What a hostile reader found in take-over, grace and semaphores: second holders, wake-ups that were lost, waits that nobody may wait."""
 
-import psycopg
 import pytest
 from client import Session, call, stat
 from conftest import Server, wait_until
