@@ -91,14 +91,14 @@ COMMENT ON FUNCTION eskit_lease.group_release(text, integer, bigint) IS
 COMMENT ON FUNCTION eskit_lease.cursor_commit(text, integer, bigint, bigint) IS
 'Moves the cursor of a partition forward to position (from 1 on), with this transaction, under the partition''s fence as fence_check does. False if it is there already, or further. Raises LF001 on a stale fence, 55P03, 40001 as fence_check, 22023.';
 COMMENT ON FUNCTION eskit_lease.cursor_ack(text, integer, bigint, bigint) IS
-'Acknowledges one position, in any order, with this transaction and under the fence. Returns the cursor: the end of the contiguous part. Raises as cursor_commit, and 53400 beyond 10000 separate ranges.';
+'Acknowledges one position, in any order, with this transaction and under the fence. Returns the cursor: the end of the contiguous part. Raises as cursor_commit, and 53400 beyond 1000 separate ranges.';
 COMMENT ON FUNCTION eskit_lease.cursor_position(text, integer) IS
 'How far the group has come in a partition: all up to this position is done; 0 when nothing is.';
 COMMENT ON FUNCTION eskit_lease.cursor_head(text, integer, bigint) IS
 'Reports the newest position of a partition, for the view group_lag; for producers and monitors. Never waits: false if a newer one is known, or another report is just being committed.';
 COMMENT ON FUNCTION eskit_lease._revoke_in(bigint, bigint, integer) IS 'Internal: how long an owner has left to release a partition; under the views.';
-COMMENT ON FUNCTION eskit_lease.grant_consumer(regrole) IS 'Lets a role open sessions and use leases. For whoever may grant that.';
-COMMENT ON FUNCTION eskit_lease.grant_monitor(regrole) IS 'Lets a role read the views and stats(). For whoever may grant that.';
+COMMENT ON FUNCTION eskit_lease.grant_consumer(regrole) IS 'Lets a role open sessions, use leases, locks and fences, make and use semaphores and groups, and move cursors. For whoever may grant that.';
+COMMENT ON FUNCTION eskit_lease.grant_monitor(regrole) IS 'Lets a role read the views and stats(), and report heads with cursor_head(). For whoever may grant that.';
 COMMENT ON FUNCTION eskit_lease.stats() IS 'Counters of this database since the server started (they grow), and the numbers of living sessions, of resources that wait for the worker, and of waiting session_wait calls.';
 COMMENT ON FUNCTION eskit_lease._eligible(uuid, bigint, integer) IS 'Internal: whether a waiter may be granted to.';
 COMMENT ON FUNCTION eskit_lease._standing(uuid, bigint, integer) IS 'Internal: what shared memory says of a session; under the views.';

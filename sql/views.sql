@@ -29,7 +29,7 @@ COMMENT ON COLUMN eskit_lease.sessions.trust_ms IS 'Milliseconds left without an
 COMMENT ON COLUMN eskit_lease.sessions.expires_at IS 'The same as a time, for people; NULL for an expired session.';
 COMMENT ON COLUMN eskit_lease.sessions.revision IS 'Grows whenever a lease is granted to it or taken from it; NULL until the session is heard of after a restart.';
 COMMENT ON COLUMN eskit_lease.sessions.attached_pid IS 'Process id of the connection that it ends with, if any.';
-COMMENT ON COLUMN eskit_lease.sessions.private IS 'Whether it was made by lock_acquire, and ends with its lease.';
+COMMENT ON COLUMN eskit_lease.sessions.private IS 'Whether it was made by lock_acquire, or by a release with grace, and ends with its lease.';
 COMMENT ON COLUMN eskit_lease.sessions.opened_at IS 'When it was opened.';
 COMMENT ON COLUMN eskit_lease.sessions.leases IS 'Number of leases that it holds.';
 COMMENT ON COLUMN eskit_lease.sessions.waiting_for IS 'Number of its places in queues.';

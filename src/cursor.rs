@@ -33,8 +33,8 @@ static RESIZE: Statement =
 static DROP: Statement = Statement::writes(include_str!("../sql/query/cursor/drop.sql"), &[TEXTOID]);
 static DROP_HEADS: Statement = Statement::writes(include_str!("../sql/query/cursor/drop_heads.sql"), &[TEXTOID]);
 
-/// Ranges of acknowledged positions beyond a cursor.
-const MAX_RANGES: i64 = 10_000;
+/// Ranges of acknowledged positions beyond a cursor: an acknowledgement out of order rewrites them all.
+const MAX_RANGES: i64 = 1_000;
 
 /// A partition of a group that there is.
 pub fn partition_arg(group: &str, partition: Option<i32>) -> Result<i32> {

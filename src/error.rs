@@ -51,6 +51,8 @@ pub enum Error {
     NameInUse { name: String, why: String },
     #[error("{kind} \"{name}\" is in use")]
     InUse { kind: &'static str, name: String, why: String },
+    #[error("partitions of group \"{name}\" are owned")]
+    Owned { name: String, why: String },
     #[error("name \"{name}\" is being changed in another transaction")]
     BeingDeclared { name: String },
     #[error("\"{name}\" is a {is}, not a {wanted}")]
@@ -98,7 +100,7 @@ impl Error {
                 Code::ERRCODE_CONFIGURATION_LIMIT_EXCEEDED
             }
             Error::Declared { .. } | Error::NameInUse { .. } => Code::ERRCODE_DUPLICATE_OBJECT,
-            Error::InUse { .. } => Code::ERRCODE_OBJECT_IN_USE,
+            Error::InUse { .. } | Error::Owned { .. } => Code::ERRCODE_OBJECT_IN_USE,
             Error::WrongKind { .. } | Error::NoGrace { .. } => Code::ERRCODE_WRONG_OBJECT_TYPE,
             Error::Unknown { .. } => Code::ERRCODE_UNDEFINED_OBJECT,
             Error::SessionEnded(_) | Error::NotMember { .. } => Code::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
@@ -129,12 +131,15 @@ impl Error {
             Error::PlacesFull => {
                 format!("The session waits for {} resources.", crate::queue::MAX_PLACES)
             }
-            Error::FenceLost { why, .. } | Error::NameInUse { why, .. } | Error::InUse { why, .. } => why.clone(),
+            Error::FenceLost { why, .. }
+            | Error::NameInUse { why, .. }
+            | Error::InUse { why, .. }
+            | Error::Owned { why, .. } => why.clone(),
             Error::NotOwner { owner, .. } => format!("It belongs to role \"{owner}\"."),
             Error::NoPartition { partitions, .. } => {
                 format!("It has {partitions} partitions, numbered from 0 to {}.", partitions - 1)
             }
-            Error::Position(given) => format!("{given} was given; positions are counted from 1."),
+            Error::Position(given) => format!("{given} was given; the limits are 1 and {}.", i64::MAX - 1),
             Error::AcksFull { most, .. } => format!("There may be {most} ranges of them."),
             Error::InFlight { fence, .. } => {
                 format!("The end, the release or the take-over of fence {fence} is in progress in another transaction.")
@@ -169,8 +174,11 @@ impl Error {
                 Error::PlacesFull => "Leave queues with lease_cancel, or wait in several sessions.",
                 Error::Declared { .. } => "Choose another name: leases, semaphores and groups share one name space.",
                 Error::NameInUse { .. } => "Declare the name before it is used, or once nobody holds it or waits for it.",
+                Error::Owned { .. } => {
+                    "Resize it with drain => true, which first has its members release their partitions."
+                }
                 Error::InUse { kind: "group", .. } => {
-                    "Have its members leave, or resize it with drain => true, which first has them release their partitions."
+                    "Have its members leave, or close their sessions; the view group_members shows them."
                 }
                 Error::InUse { .. } => "Try again once nobody holds it or waits for it.",
                 Error::BeingDeclared { .. } | Error::Joining { .. } => "Try again when that transaction has ended.",
@@ -178,7 +186,7 @@ impl Error {
                 Error::WrongKind { is: "semaphore", .. } => "Acquire a permit of a semaphore with lease_acquire.",
                 Error::Unknown { kind: "group", .. } => "Create it with group_create.",
                 Error::Unknown { .. } => "Create it with semaphore_create.",
-                Error::Position(_) => "For a stream that begins at 0, count one more: a cursor at 0 has seen nothing.",
+                Error::Position(..=0) => "For a stream that begins at 0, count one more: a cursor at 0 has seen nothing.",
                 Error::AcksFull { .. } => "Acknowledge the oldest positions first.",
                 Error::NoGrace { .. } => "Release a partition with group_release.",
                 Error::SessionEnded("draining") => "A session that drains joins no group.",

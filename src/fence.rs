@@ -16,6 +16,7 @@
 use crate::call::{Call, enter, text_arg};
 use crate::claim::{self, LeaseRow, Leases};
 use crate::error::{Error, Result};
+use crate::group;
 use crate::guard::{Guard, Mode};
 use crate::liveness::databases::Counter;
 use crate::liveness::word::State;
@@ -69,14 +70,17 @@ pub enum Fate {
     Unknown,
 }
 
-pub fn fate(resource: &str, fence: i64) -> Fate {
+/// What has become of a fence; `slot`: of which, where it is known.
+pub fn fate(resource: &str, slot: Option<i32>, fence: i64) -> Fate {
     let leases = Leases::open();
+    let newer = slot.and_then(|slot| leases.row(resource, slot)).filter(|row| row.fence > fence);
     match (claim::by_fence(resource, fence), leases.row(resource, 0)) {
         (Some(row), _) => match row.session {
             Some(session) => Fate::Current { session, row },
             None if row.expired => Fate::Expired,
             None => Fate::Released,
         },
+        (None, _) if newer.is_some() => Fate::Superseded(newer),
         (None, Some(newer)) if newer.fence > fence && !newer.declared => Fate::Superseded(Some(newer)),
         (None, _) if leases.has_newer(resource, fence) => Fate::Superseded(None),
         _ => Fate::Unknown,
@@ -85,7 +89,7 @@ pub fn fate(resource: &str, fence: i64) -> Fate {
 
 fn lost(call: &Call, resource: &str, slot: Option<i32>, fence: i64) -> ErrorReport {
     call.database.add(Counter::FencesLost, 1);
-    let why = match fate(resource, fence) {
+    let why = match fate(resource, slot, fence) {
         Fate::Current { row, .. } if slot.is_some_and(|slot| slot != row.slot) => {
             format!("It is the fence of partition {}.", row.slot)
         }
@@ -147,6 +151,10 @@ pub fn check(call: &Call, resource: &str, slot: Option<i32>, fence: i64) -> Resu
         return Ok(());
     }
     match call.shared.look(at).map(|standing| standing.state) {
+        // Transactions that follow each other without a gap would keep a partition for ever.
+        Some(State::Alive) if row.declared && group::state::is_overdue(call, resource, row.slot, fence) => {
+            return Err(in_flight());
+        }
         Some(State::Alive) => (),
         Some(State::Frozen) => return Err(in_flight()),
         _ => return Err(lost()),

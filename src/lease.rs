@@ -131,7 +131,7 @@ fn lease_renew(
     let resource = text_arg("resource", resource)?;
     let fence = fence.ok_or(Error::Null("fence"))?;
     let refused = |reason: &str| Ok(TableIterator::once((false, None, None, Text::from(reason))));
-    let (session, fenced_on) = match fence::fate(&resource, fence) {
+    let (session, fenced_on) = match fence::fate(&resource, None, fence) {
         Fate::Current { session, row } => (session, row.timeline),
         Fate::Expired => return refused("expired"),
         Fate::Released => return refused("released"),

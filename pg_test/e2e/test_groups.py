@@ -1,5 +1,6 @@
 """Groups under faults: whatever stops, dies or crosses, every partition has one owner and in the end the right one."""
 
+import itertools
 import json
 import random
 import subprocess
@@ -115,6 +116,34 @@ def test_who_does_not_answer_loses_what_it_was_asked_for(connect):
             call(conn, "cursor_commit", "g", partition, 1, before[partition])
         assert stale.value.sqlstate == "LF001"
     assert silent.heartbeat().alive
+
+
+def test_whose_transactions_never_pause_loses_it_too(connect):
+    conn = connect()
+    works = itertools.cycle([connect(autocommit=False), connect(autocommit=False)])
+    create(conn, 2, "200 ms")
+    owner = Member(conn, "owner").join()
+    fence = owner.assignment()[1]
+    work = next(works)
+    call(work, "fence_check", "g", fence)
+    other = Member(conn, "other").join()
+    for _ in range(2_000):  # some of them for as long as the timeout: one is always open until the next one has checked
+        following = next(works)
+        try:
+            call(following, "fence_check", "g", fence)
+        except psycopg.Error as error:
+            assert error.sqlstate == "55P03"
+            following.rollback()
+            break
+        work.commit()
+        work = following
+        time.sleep(0.005)
+    else:
+        pytest.fail("checks pass long after the timeout")
+    assert other.assignment() == {}
+    call(work, "fence_check", "g", fence)  # what has passed stands to its end
+    work.commit()
+    wait_until(lambda: 1 in other.assignment())
 
 
 def test_worker_does_not_spin_over_an_overdue_partition_that_is_fenced(connect):

@@ -171,14 +171,14 @@ SELECT group_join('full', :'a') > 0 AS joined;
 SELECT fence AS u FROM group_assignment('full', :'a') \gset
 SELECT cursor_ack('full', 0, 2, :u);
 -- (Put there, as so many calls would take their time.)
-UPDATE eskit_lease._cursors SET acked = (SELECT range_agg(int8range(2 * i, 2 * i + 1)) FROM generate_series(1, 10000) AS i)
+UPDATE eskit_lease._cursors SET acked = (SELECT range_agg(int8range(2 * i, 2 * i + 1)) FROM generate_series(1, 1000) AS i)
 WHERE group_name = 'full';
 BEGIN;
-SELECT pg_temp.error_of(format('SELECT cursor_ack(''full'', 0, 20002, %s)', :u));
-SELECT cursor_ack('full', 0, 20001, :u), cursor_ack('full', 0, 20000, :u), cursor_ack('full', 0, 1, :u);
-SELECT cursor_ack('full', 0, 20010, :u);
+SELECT pg_temp.error_of(format('SELECT cursor_ack(''full'', 0, 2002, %s)', :u));
+SELECT cursor_ack('full', 0, 2001, :u), cursor_ack('full', 0, 2000, :u), cursor_ack('full', 0, 1, :u);
+SELECT cursor_ack('full', 0, 2010, :u);
 SELECT position, acked_ahead FROM group_lag WHERE group_name = 'full';
-SELECT cursor_commit('full', 0, 30000, :u);
+SELECT cursor_commit('full', 0, 3000, :u);
 SELECT position, acked_ahead FROM group_lag WHERE group_name = 'full';
 ROLLBACK;
 SELECT cursor_position('full', 0);

@@ -24,7 +24,7 @@ pub mod assign;
 mod plan;
 mod rebalance;
 mod serve;
-mod state;
+pub mod state;
 mod verbs;
 
 use crate::call::Call;

@@ -5,6 +5,7 @@ use crate::call::Call;
 use crate::claim::{LeaseRow, Leases};
 use crate::declaration::{self, Kind};
 use crate::holders::Holders;
+use crate::liveness::clock;
 use crate::table::{Flight, Key, Locked, Sight, Table};
 use crate::text::Text;
 use pgrx::Uuid;
@@ -95,6 +96,19 @@ pub fn sessions(group: &str) -> (Vec<Uuid>, bool) {
         None::<()>
     });
     (sessions, in_flight)
+}
+
+/// Whether an owner was to have released a partition by now, and so may begin nothing more under its fence.
+pub fn is_overdue(call: &Call, group: &str, partition: i32, fence: i64) -> bool {
+    let revocation = Table::open(c"_partitions", c"_partitions_pkey").scan(
+        Sight::Latest,
+        &[Key::Text(group), Key::Int(partition)],
+        |row, _| Some((row.get::<i64>(4)?, row.get::<i64>(5)?, row.get::<i64>(6)?)),
+    );
+    let Some((_, at, boot_id)) = revocation.filter(|(revoked, ..)| *revoked == fence) else { return false };
+    let timeout_ms = || table().scan(Sight::Latest, &[Key::Text(group)], |row, _| row.get::<i32>(3)).unwrap_or(0);
+    let timeout_ms = if boot_id == call.shared.boot_id() { 0 } else { timeout_ms() };
+    call.shared.of_this_start(at, boot_id, timeout_ms) <= clock::now()
 }
 
 /// The number of the group's targets as they stand.

@@ -114,7 +114,7 @@ fn group_resize(
     if state.partitions.len() as i32 != partitions {
         match resize(&call, &name, partitions)? {
             None => (),
-            Some(why) if !drain => return Err(Error::InUse { kind: Kind::Group.name(), name, why }.into()),
+            Some(why) if !drain => return Err(Error::Owned { name, why }.into()),
             Some(_) => {
                 call.db().execute(&DRAIN, vec![Value::Text(&name), Value::Int(partitions)]);
             }
