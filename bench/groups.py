@@ -33,6 +33,8 @@ class Group:
         self.db.execute("SELECT eskit_lease.group_alter(%s, settle_delay => '1 h')", (self.name,))
         self.db.execute("SELECT eskit_lease.group_join(%s, s) FROM unnest(%s::uuid[]) AS s", (self.name, sessions))
         self.db.execute("SELECT eskit_lease.group_alter(%s, settle_delay => '0')", (self.name,))
+        # What looks at the group from here on is to know how large it is.
+        self.db.execute("ANALYZE eskit_lease._partitions, eskit_lease._leases")
         self.settle(len(sessions))
 
     def join(self, session):
