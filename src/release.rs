@@ -155,7 +155,8 @@ fn lease_release_many(
             let mine = |row: &LeaseRow| row.session == Some(session);
             let rows = |name: &String| -> Vec<LeaseRow> {
                 match leases.probe(name, 0) {
-                    Probe::Row(row) | Probe::InFlight(Some(row)) if !row.declared => {
+                    Probe::Row(row) if !row.declared => Some(row).filter(mine).into_iter().collect(),
+                    Probe::InFlight(Some(row)) if !row.declared => {
                         find(&leases, name, 0, wait, mine).into_iter().collect()
                     }
                     _ => {
