@@ -17,7 +17,7 @@
 
 use crate::call::Call;
 use crate::claim::{LeaseRow, Leases, Probe};
-use crate::declaration::{self, Declaration, Kind};
+use crate::declaration::{self, Declaration, Declarations, Kind};
 use crate::error::Result;
 use crate::grant::{self, Candidate, timeline};
 use crate::guard::{Guard, Mode};
@@ -28,6 +28,7 @@ use crate::liveness::word::State;
 use crate::queue;
 use crate::session::{self, SessionRow, takeover};
 use crate::{grace, semaphore, spi};
+use std::cell::LazyCell;
 use std::collections::HashMap;
 
 /// What an acquire says of one resource.
@@ -97,12 +98,13 @@ fn acquire_batch(call: &Call, me: SlotRef, resources: &[String], queue: bool) ->
     let holders = Holders::of(call, probes.iter().filter_map(session_of));
     let mut answers: Vec<Answer> = Vec::with_capacity(resources.len());
     let mut wanted: Vec<(usize, Wanted)> = Vec::new();
-    let plain = resources.len() > 1 && declaration::none();
+    let declarations = LazyCell::new(Declarations::open);
+    let plain = resources.len() > 1 && declarations.none();
     for (index, (probe, resource)) in probes.iter().zip(resources).enumerate() {
         let declaration = match probe {
             Probe::Row(row) | Probe::InFlight(Some(row)) if !row.declared => None,
             _ if plain => None,
-            _ => declaration::of(resource),
+            _ => declarations.of(resource),
         };
         let look = match declaration {
             Some(declaration) => look_at_permits(call, me, resource, &declaration)?,

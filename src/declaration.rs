@@ -75,19 +75,58 @@ fn read(row: &Tuple) -> Declaration {
     }
 }
 
-/// The declaration of a name: committed, or of this transaction.
+/// The table of declarations, for whoever looks at many names.
+pub struct Declarations(Table);
+
+impl Declarations {
+    pub fn open() -> Declarations {
+        Declarations(table())
+    }
+
+    /// The declaration of a name: committed, or of this transaction.
+    pub fn of(&self, resource: &str) -> Option<Declaration> {
+        self.0.scan(Sight::Latest, &[Key::Text(resource)], |row, _| Some(read(row)))
+    }
+
+    /// What stands for a name.
+    pub fn stands(&self, resource: &str) -> Stands {
+        let mut found = Stands::Absent;
+        self.0.scan(Sight::Dirty, &[Key::Text(resource)], |row, flight| {
+            let declaration = read(row);
+            found = match flight {
+                Flight::None => Stands::Declared(declaration),
+                _ => Stands::InFlight(declaration.kind),
+            };
+            None::<()>
+        });
+        // A dirty scan cannot say that there is no row: it may just be moved.
+        match (found, self.of(resource)) {
+            (Stands::Absent, Some(declaration)) => Stands::InFlight(declaration.kind),
+            (found, _) => found,
+        }
+    }
+
+    /// Whether nothing is declared at all, nor being declared: mostly so, and said in one look.
+    pub fn none(&self) -> bool {
+        [Sight::Dirty, Sight::Latest].into_iter().all(|sight| self.0.scan(sight, &[], |_, _| Some(())).is_none())
+    }
+}
+
 pub fn of(resource: &str) -> Option<Declaration> {
-    table().scan(Sight::Latest, &[Key::Text(resource)], |row, _| Some(read(row)))
+    Declarations::open().of(resource)
+}
+
+pub fn stands(resource: &str) -> Stands {
+    Declarations::open().stands(resource)
 }
 
 /// The groups among some names, and the others.
 pub fn groups_among(names: Vec<String>) -> (Vec<String>, Vec<String>) {
-    let table = table();
-    let kind = |name: &String| table.scan(Sight::Latest, &[Key::Text(name)], |row, _| Some(read(row).kind));
-    if names.len() > 1 && none() {
+    let declarations = Declarations::open();
+    if names.len() > 1 && declarations.none() {
         return (Vec::new(), names);
     }
-    names.into_iter().partition(|name| kind(name) == Some(Kind::Group))
+    names.into_iter().partition(|name| declarations.of(name).is_some_and(|known| known.kind == Kind::Group))
 }
 
 /// The declaration of a name that has to be of a kind.
@@ -107,30 +146,6 @@ pub fn require_leasable(resource: &str, declaration: &Declaration) -> Result<()>
             Err(Error::WrongKind { name: resource.to_owned(), is: Kind::Group.name(), wanted: "lease" }.into())
         }
     }
-}
-
-/// What stands for a name.
-pub fn stands(resource: &str) -> Stands {
-    let mut found = Stands::Absent;
-    table().scan(Sight::Dirty, &[Key::Text(resource)], |row, flight| {
-        let declaration = read(row);
-        found = match flight {
-            Flight::None => Stands::Declared(declaration),
-            _ => Stands::InFlight(declaration.kind),
-        };
-        None::<()>
-    });
-    // A dirty scan cannot say that there is no row: it may just be moved.
-    match (found, of(resource)) {
-        (Stands::Absent, Some(declaration)) => Stands::InFlight(declaration.kind),
-        (found, _) => found,
-    }
-}
-
-/// Whether nothing is declared at all, nor being declared: mostly so, and said in one look.
-pub fn none() -> bool {
-    let table = table();
-    [Sight::Dirty, Sight::Latest].into_iter().all(|sight| table.scan(sight, &[], |_, _| Some(())).is_none())
 }
 
 /// Whether a name is still declared as it was when a slot of it was chosen.

@@ -14,7 +14,7 @@
 
 use crate::call::Call;
 use crate::claim::{self, LeaseRow, Leases, Probe, Seat};
-use crate::declaration::{self, Kind, Stands};
+use crate::declaration::{self, Declarations, Kind, Stands};
 use crate::fence;
 use crate::guard::{Guard, Mode};
 use crate::keys;
@@ -25,6 +25,7 @@ use crate::table::{Locked, Table};
 use crate::{queue, release};
 use pgrx::Uuid;
 use pgrx::pg_sys::{self, BOOLOID, INT4ARRAYOID, INT4OID, ItemPointerData, TEXTARRAYOID, UUIDOID};
+use std::cell::LazyCell;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 static INSERT: Statement = Statement::writes(
@@ -76,8 +77,11 @@ pub fn grant(call: &Call, leases: &Leases, candidates: Vec<Candidate>) -> HashMa
 fn grant_batch(call: &Call, leases: &Leases, mut candidates: Vec<Candidate>, fences: &mut HashMap<Seat, i64>) {
     let stripes = take_stripes(&candidates);
     let waiters = queue::table();
-    let plain = declaration::none();
-    candidates.retain(|candidate| claim(leases, &waiters, candidate, &stripes, plain));
+    // Looked at now that the stripes are had, if at all: most candidates have a row, and most databases no declarations.
+    let declarations = LazyCell::new(Declarations::open);
+    let none = LazyCell::new(|| declarations.none());
+    let plain = |resource: &str| *none || matches!(declarations.stands(resource), Stands::Absent);
+    candidates.retain(|candidate| claim(leases, &waiters, candidate, &stripes, &plain));
     if !candidates.is_empty() {
         fence::raise(call);
         write(call, &candidates, fences);
@@ -119,8 +123,14 @@ fn take_stripes(candidates: &[Candidate]) -> BTreeSet<u16> {
     wanted.into_iter().filter(|stripe| take(stripe)).collect()
 }
 
-/// Locks what the candidate takes, if nobody is in its way. `plain`: nothing was declared when the stripes were had.
-fn claim(leases: &Leases, waiters: &Table, candidate: &Candidate, stripes: &BTreeSet<u16>, plain: bool) -> bool {
+/// Locks what the candidate takes, if nobody is in its way. `plain`: whether a name is not declared.
+fn claim(
+    leases: &Leases,
+    waiters: &Table,
+    candidate: &Candidate,
+    stripes: &BTreeSet<u16>,
+    plain: &dyn Fn(&str) -> bool,
+) -> bool {
     let fenced = |row: LeaseRow| row.session.is_some() && !candidate.released && !Guard::Fence(row.fence).is_free();
     if candidate.row.is_some_and(fenced) {
         return false;
@@ -136,9 +146,7 @@ fn claim(leases: &Leases, waiters: &Table, candidate: &Candidate, stripes: &BTre
         None => {
             stripes.contains(&stripe(&candidate.resource, candidate.slot))
                 && matches!(leases.probe(&candidate.resource, candidate.slot), Probe::Absent)
-                && (plain
-                    || candidate.declared.is_some()
-                    || matches!(declaration::stands(&candidate.resource), Stands::Absent))
+                && (candidate.declared.is_some() || plain(&candidate.resource))
         }
     }
 }
