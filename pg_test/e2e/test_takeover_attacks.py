@@ -132,15 +132,18 @@ def test_two_predecessors_with_a_permit_each(connect):
     assert all(session.take("s") for session in old)
     heir = Session(connect(), "me", "60 s", takeover=True)
     assert heir.acquire("s").reason == "already_held"
-    Session(connect(), "other", "60 s").take("s")
     wait_until(lambda: not conn.execute("SELECT 1 FROM eskit_lease._successions").fetchone(), timeout=20)
     assert not any(rows_of(conn, "_leases", "session", session) for session in old)
+    Session(connect(), "other", "60 s").take("s")
 
 
-def test_a_place_for_what_a_successor_has_is_in_nobodys_way(connect, no_worker):
+@pytest.mark.parametrize("order", [False, True])
+def test_a_place_for_what_a_successor_has_is_in_nobodys_way(connect, no_worker, order):
+    """Whichever of the two it inherits first."""
     conn = connect()
     call(conn, "semaphore_create", "s", 2)
     old, other, waiter = [Session(conn, "me", "60 s") for _ in range(2)], Session(conn, "other", "60 s"), Session(conn, ttl="60 s")
+    old.sort(key=lambda session: session.id, reverse=order)
     for resource in ("s", "r"):
         old[0].take(resource)
         if resource == "s":
