@@ -228,13 +228,18 @@ unsafe extern "C-unwind" fn at_end(event: pg_sys::XactEvent::Type, _argument: *m
         }
         XACT_EVENT_COMMIT | XACT_EVENT_ABORT | XACT_EVENT_PREPARE => NOTES.with_borrow_mut(|notes| {
             if let Some((shared, database)) = notes.shared.take() {
-                match event {
-                    XACT_EVENT_PREPARE => shared.watch_prepared(database, notes.xid),
+                let stirred = match event {
+                    XACT_EVENT_PREPARE => {
+                        shared.watch_prepared(database, notes.xid);
+                        true
+                    }
                     _ => notes.settle(shared, database, event == XACT_EVENT_COMMIT),
-                }
+                };
                 notes.resources = 0;
                 notes.list.clear();
-                shared.wake(database);
+                if stirred {
+                    shared.wake(database);
+                }
             }
         }),
         _ => (),
@@ -284,9 +289,16 @@ impl Notes {
         those(true).chain(those(false))
     }
 
-    /// The transaction has ended, and what it did is visible, or never will be.
-    fn settle(&self, shared: &'static Shared, database: &'static Database, committed: bool) {
+    /// The transaction has ended, and what it did is visible, or never will be. Whether the worker is to look: not for a transaction that
+    /// was fenced by the living and did nothing else, as most are.
+    fn settle(&self, shared: &'static Shared, database: &'static Database, committed: bool) -> bool {
+        let mut stirred = false;
         for note in self.in_order() {
+            if let What::Fenced { name, session, .. } = &note.what {
+                stirred |= post_if_dead(shared, database, name, *session);
+                continue;
+            }
+            stirred = true;
             if !committed {
                 note.undo(shared, database);
                 continue;
@@ -295,7 +307,6 @@ impl Notes {
                 What::Resource { .. } if self.worker => (),
                 What::Resource { name, changed } => shared.post(database, name, *changed),
                 What::Later { name, at } => shared.post_at(database, name, *at),
-                What::Fenced { name, session, .. } => post_if_dead(shared, database, name, *session),
                 What::Many => database.flag(RESCAN),
                 What::Revision(session) => shared.bump(*session),
                 What::Ended { session, gone: true } if self.opened(*session) => shared.erase(*session),
@@ -304,9 +315,10 @@ impl Notes {
                 What::Opened(session) if shared.look(*session).is_none_or(|standing| !standing.alive()) => {
                     database.flag(RESCAN);
                 }
-                What::Opened(_) | What::Attached | What::Flags(_) | What::Judged { .. } => (),
+                What::Opened(_) | What::Attached | What::Flags(_) | What::Judged { .. } | What::Fenced { .. } => (),
             }
         }
+        stirred
     }
 }
 
@@ -319,7 +331,9 @@ impl Note {
         match &self.what {
             What::Resource { name, .. } | What::Later { name, .. } => shared.post(database, name, None),
             What::Judged { name, changed } => shared.post(database, name, *changed),
-            What::Fenced { name, session, .. } => post_if_dead(shared, database, name, *session),
+            What::Fenced { name, session, .. } => {
+                post_if_dead(shared, database, name, *session);
+            }
             What::Many => database.flag(RESCAN),
             What::Flags(flags) => database.flag(*flags),
             What::Opened(session) => shared.erase(*session),
@@ -329,9 +343,11 @@ impl Note {
     }
 }
 
-/// While a fenced transaction was open nobody could take over. Who lives needs nobody to look.
-fn post_if_dead(shared: &Shared, database: &Database, resource: &str, session: SlotRef) {
-    if shared.look(session).is_none_or(|standing| !standing.alive()) {
+/// While a fenced transaction was open nobody could take over. Who lives needs nobody to look. Whether it was posted.
+fn post_if_dead(shared: &Shared, database: &Database, resource: &str, session: SlotRef) -> bool {
+    let dead = shared.look(session).is_none_or(|standing| !standing.alive());
+    if dead {
         shared.post(database, resource, None);
     }
+    dead
 }
