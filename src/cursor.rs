@@ -8,7 +8,7 @@
 //! as ranges, and the cursor follows the contiguous part.
 
 use crate::call::{Call, enter, text_arg};
-use crate::declaration::{self, Kind};
+use crate::declaration::{self, Kind, partition_arg, require_partition};
 use crate::error::{Error, Result};
 use crate::fence;
 use crate::spi::{self, Statement, Value};
@@ -17,12 +17,10 @@ use crate::text::Text;
 use pgrx::pg_sys::{INT4OID, INT8OID, TEXTOID};
 use pgrx::prelude::*;
 
-static ADVANCE: Statement =
-    Statement::writes(include_str!("../sql/query/cursor/advance.sql"), &[TEXTOID, INT4OID, INT8OID, INT8OID, INT8OID]);
 static COMMIT: Statement =
-    Statement::writes(include_str!("../sql/query/cursor/commit.sql"), &[TEXTOID, INT4OID, INT8OID, INT8OID]);
+    Statement::tidies(include_str!("../sql/query/cursor/commit.sql"), &[TEXTOID, INT4OID, INT8OID, INT8OID]);
 static ACK: Statement =
-    Statement::writes(include_str!("../sql/query/cursor/ack.sql"), &[TEXTOID, INT4OID, INT8OID, INT8OID, INT8OID]);
+    Statement::tidies(include_str!("../sql/query/cursor/ack.sql"), &[TEXTOID, INT4OID, INT8OID, INT8OID, INT8OID]);
 static POSITION: Statement = Statement::reads(include_str!("../sql/query/cursor/position.sql"), &[TEXTOID, INT4OID]);
 static HEAD: Statement =
     Statement::tidies(include_str!("../sql/query/cursor/head.sql"), &[TEXTOID, INT4OID, INT8OID, INT4OID]);
@@ -35,16 +33,6 @@ static DROP_HEADS: Statement = Statement::writes(include_str!("../sql/query/curs
 
 /// Ranges of acknowledged positions beyond a cursor: an acknowledgement out of order rewrites them all.
 const MAX_RANGES: i64 = 1_000;
-
-/// A partition of a group that there is.
-pub fn partition_arg(group: &str, partition: Option<i32>) -> Result<i32> {
-    let partition = partition.ok_or(Error::Null("partition"))?;
-    let partitions = declaration::of_kind(group, Kind::Group)?.slots;
-    if (0..partitions).contains(&partition) {
-        return Ok(partition);
-    }
-    Err(Error::NoPartition { group: group.to_owned(), partition, partitions }.into())
-}
 
 fn position_arg(position: Option<i64>) -> Result<i64> {
     let position = position.ok_or(Error::Null("position"))?;
@@ -62,19 +50,36 @@ fn fenced(
     let shared = enter()?;
     spi::require_writes(verb)?;
     let group = text_arg("group_name", group)?;
-    let partition = partition_arg(&group, partition)?;
-    let position = position_arg(position)?;
+    let (partition, position) = (partition.ok_or(Error::Null("partition"))?, position_arg(position)?);
     let fence = fence.ok_or(Error::Null("fence"))?;
     let call = Call::open(shared)?;
     fence::check(&call, &group, Some(partition), fence)?;
     Ok((call, group, partition, position, fence))
 }
 
-/// Moves a cursor that is at `from` or beyond, if nothing is acknowledged out of order: a plain UPDATE, for a third of the cost.
-fn advance(call: &Call, group: &str, partition: i32, position: i64, fence: i64, from: i64) -> bool {
-    let (partition, position) = (Value::Int(partition), Value::Long(position));
-    let values = vec![Value::Text(group), partition, position, Value::Long(fence), Value::Long(from)];
-    call.db().execute(&ADVANCE, values) > 0
+/// Moves a cursor that is at `from` or beyond, if nothing is acknowledged out of order. That is the common case, for a fraction of what
+/// a statement costs.
+fn advance(group: &str, partition: i32, position: i64, fence: i64, from: i64) -> Result<bool> {
+    let cursors = Table::open(c"_cursors", c"_cursors_pkey");
+    let find = || {
+        cursors.scan(Sight::Latest, &[Key::Text(group), Key::Int(partition)], |row, _| {
+            Some((row.tid(), row.get::<i64>(3)?, row.has_no_range(4)))
+        })
+    };
+    while let Some((tid, at, true)) = find() {
+        if !(from..position).contains(&at) {
+            break;
+        }
+        if cursors.lock(tid, true) == Locked::Mine {
+            // SAFETY: no preconditions
+            let now = unsafe { pg_sys::GetCurrentTimestamp() };
+            cursors.update(&[(3, position.into()), (5, fence.into()), (6, now.into())]);
+            return Ok(true);
+        }
+        pgrx::check_for_interrupts!();
+    }
+    // Semaphores have fences too, but no cursors.
+    require_partition(group, partition).map(|()| false)
 }
 
 #[pg_extern(schema = "eskit_lease")]
@@ -85,7 +90,7 @@ fn cursor_commit(
     fence: Option<i64>,
 ) -> Result<bool> {
     let (call, group, partition, position, fence) = fenced("cursor_commit()", group_name, partition, position, fence)?;
-    if advance(&call, &group, partition, position, fence, 0) {
+    if advance(&group, partition, position, fence, 0)? {
         return Ok(true);
     }
     let values = vec![Value::Text(&group), Value::Int(partition), Value::Long(position), Value::Long(fence)];
@@ -100,7 +105,7 @@ fn cursor_ack(
     fence: Option<i64>,
 ) -> Result<i64> {
     let (call, group, partition, position, fence) = fenced("cursor_ack()", group_name, partition, position, fence)?;
-    if advance(&call, &group, partition, position, fence, position - 1) {
+    if advance(&group, partition, position, fence, position - 1)? {
         return Ok(position);
     }
     let values = vec![

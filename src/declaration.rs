@@ -138,6 +138,21 @@ pub fn of_kind(resource: &str, kind: Kind) -> Result<Declaration> {
     Err(Error::WrongKind { name: resource.to_owned(), is: declaration.kind.name(), wanted: kind.name() }.into())
 }
 
+/// Refuses a partition that there is not.
+pub fn require_partition(group: &str, partition: i32) -> Result<()> {
+    let partitions = of_kind(group, Kind::Group)?.slots;
+    if (0..partitions).contains(&partition) {
+        return Ok(());
+    }
+    Err(Error::NoPartition { group: group.to_owned(), partition, partitions }.into())
+}
+
+/// A partition of a group that there is.
+pub fn partition_arg(group: &str, partition: Option<i32>) -> Result<i32> {
+    let partition = partition.ok_or(Error::Null("partition"))?;
+    require_partition(group, partition).map(|()| partition)
+}
+
 /// Refuses what can not be acquired: of a group nobody asks for a lease.
 pub fn require_leasable(resource: &str, declaration: &Declaration) -> Result<()> {
     match declaration.kind {

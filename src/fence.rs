@@ -15,6 +15,7 @@
 
 use crate::call::{Call, enter, text_arg};
 use crate::claim::{self, LeaseRow, Leases};
+use crate::declaration;
 use crate::error::{Error, Result};
 use crate::group;
 use crate::guard::{Guard, Mode};
@@ -88,6 +89,10 @@ pub fn fate(resource: &str, slot: Option<i32>, fence: i64) -> Fate {
 }
 
 fn lost(call: &Call, resource: &str, slot: Option<i32>, fence: i64) -> ErrorReport {
+    // Where the slot is known it is a partition: whoever is told that its fence is lost is told first that there is none of that number.
+    if let Some(none) = slot.and_then(|partition| declaration::require_partition(resource, partition).err()) {
+        return none;
+    }
     call.database.add(Counter::FencesLost, 1);
     let why = match fate(resource, slot, fence) {
         Fate::Current { row, .. } if slot.is_some_and(|slot| slot != row.slot) => {

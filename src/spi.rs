@@ -17,7 +17,7 @@ enum Kind {
     Reads,
     /// What a verb answers for: durable at commit, whatever the caller's synchronous_commit. An answer that a crash takes back is a lie.
     Writes,
-    /// What may be done again: its commit need not wait for the disk.
+    /// What may be done again, or is a part of the caller's own work: its commit waits for the disk only if the caller wishes so.
     Tidies,
 }
 

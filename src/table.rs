@@ -91,6 +91,15 @@ impl Tuple {
             T::from_datum(*(*self.0).tts_values.add(column - 1), *(*self.0).tts_isnull.add(column - 1))
         }
     }
+
+    /// Whether a column that is a multirange has no range.
+    pub fn has_no_range(&self, column: usize) -> bool {
+        // SAFETY: the column is a multirange, as the caller knows from the schema
+        let empty = self.get::<Datum>(column).map(|ranges| unsafe {
+            pgrx::direct_function_call::<bool>(pg_sys::multirange_empty, &[Some(ranges)])
+        });
+        empty.flatten().unwrap_or(true)
+    }
 }
 
 impl Table {
@@ -178,6 +187,28 @@ impl Table {
             Some(TM_Result::TM_Ok) => Locked::Mine,
             Some(TM_Result::TM_WouldBlock | TM_Result::TM_BeingModified) => Locked::Busy,
             _ => Locked::Changed,
+        }
+    }
+
+    /// Gives columns of the row that was locked last, counted from 1, other values.
+    pub fn update(&self, changes: &[(i32, Datum)]) {
+        let (mut columns, mut values): (Vec<_>, Vec<_>) = changes.iter().copied().unzip();
+        let mut nulls = vec![false; changes.len()];
+        let (mut should_free, count) = (false, columns.len() as i32);
+        // SAFETY: the values are of the columns' types, and as many; our tables have no triggers, and what is changed has no checks
+        unsafe {
+            let old = pg_sys::ExecFetchSlotHeapTuple(self.slot, false, &mut should_free);
+            let new = pg_sys::heap_modify_tuple_by_cols(
+                old,
+                (*self.relation).rd_att,
+                count,
+                columns.as_mut_ptr(),
+                values.as_mut_ptr(),
+                nulls.as_mut_ptr(),
+            );
+            pg_sys::CatalogTupleUpdate(self.relation, &mut (*old).t_self, new);
+            pg_sys::heap_freetuple(new);
+            pg_sys::CommandCounterIncrement();
         }
     }
 }

@@ -267,6 +267,6 @@ fn group_release(group_name: Option<Text>, partition: Option<i32>, fence: Option
     let shared = enter()?;
     spi::require_writes("group_release()")?;
     let name = text_arg("group_name", group_name)?;
-    let partition = cursor::partition_arg(&name, partition)?;
+    let partition = declaration::partition_arg(&name, partition)?;
     release_seat(&Call::open(shared)?, &name, partition, fence.ok_or(Error::Null("fence"))?, true)
 }
