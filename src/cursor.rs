@@ -63,17 +63,16 @@ fn advance(group: &str, partition: i32, position: i64, fence: i64, from: i64) ->
     let cursors = Table::open(c"_cursors", c"_cursors_pkey");
     let find = || {
         cursors.scan(Sight::Latest, &[Key::Text(group), Key::Int(partition)], |row, _| {
-            Some((row.tid(), row.get::<i64>(3)?, row.has_no_range(4)))
+            Some((row.get::<i64>(3)?, row.has_no_range(4)))
         })
     };
-    while let Some((tid, at, true)) = find() {
+    while let Some((at, true)) = find() {
         if !(from..position).contains(&at) {
             break;
         }
-        if cursors.lock(tid, true) == Locked::Mine {
-            // SAFETY: no preconditions
-            let now = unsafe { pg_sys::GetCurrentTimestamp() };
-            cursors.update(&[(3, position.into()), (5, fence.into()), (6, now.into())]);
+        // SAFETY: no preconditions
+        let now = unsafe { pg_sys::GetCurrentTimestamp() };
+        if cursors.update(&[(3, position.into()), (5, fence.into()), (6, now.into())]) {
             return Ok(true);
         }
         pgrx::check_for_interrupts!();

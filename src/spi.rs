@@ -10,6 +10,8 @@ use crate::liveness::slots::Home;
 use crate::text::{Text, text_datum};
 use pgrx::pg_sys::{self, Datum, Oid};
 use pgrx::{FromDatum, IntoDatum, Uuid};
+use std::cell::RefCell;
+use std::ffi::{CStr, c_char};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -92,19 +94,19 @@ impl Value<'_> {
         match self {
             Value::Text(text) => Some(text_datum(text)),
             Value::Texts(texts) => {
-                let align = pg_sys::TYPALIGN_INT as std::ffi::c_char;
+                let align = pg_sys::TYPALIGN_INT as c_char;
                 Some(array(texts.into_iter().map(text_datum).collect(), pg_sys::TEXTOID, -1, align))
             }
             Value::Uuid(uuid) => uuid.into_datum(),
             Value::MaybeUuid(uuid) => uuid.and_then(IntoDatum::into_datum),
             Value::Uuids(uuids) => {
-                let align = pg_sys::TYPALIGN_CHAR as std::ffi::c_char;
+                let align = pg_sys::TYPALIGN_CHAR as c_char;
                 // A uuid's datum is a pointer to its 16 bytes, which construct_array copies.
                 let datums = uuids.iter().map(|uuid| Datum::from(uuid.as_bytes().as_ptr())).collect();
                 Some(array(datums, pg_sys::UUIDOID, 16, align))
             }
             Value::Tids(tids) => {
-                let align = pg_sys::TYPALIGN_SHORT as std::ffi::c_char;
+                let align = pg_sys::TYPALIGN_SHORT as c_char;
                 let datums = tids.iter_mut().map(|tid| Datum::from(std::ptr::from_mut(tid))).collect();
                 Some(array(datums, pg_sys::TIDOID, size_of::<pg_sys::ItemPointerData>() as i32, align))
             }
@@ -112,11 +114,11 @@ impl Value<'_> {
             Value::Int(number) => number.into_datum(),
             Value::MaybeInt(number) => number.and_then(IntoDatum::into_datum),
             Value::Longs(numbers) => {
-                let align = pg_sys::TYPALIGN_DOUBLE as std::ffi::c_char;
+                let align = pg_sys::TYPALIGN_DOUBLE as c_char;
                 Some(array(numbers.iter().map(|number| Datum::from(*number)).collect(), pg_sys::INT8OID, 8, align))
             }
             Value::Ints(numbers) => {
-                let align = pg_sys::TYPALIGN_INT as std::ffi::c_char;
+                let align = pg_sys::TYPALIGN_INT as c_char;
                 Some(array(numbers.iter().map(|number| Datum::from(*number)).collect(), pg_sys::INT4OID, 4, align))
             }
             Value::Double(number) => number.into_datum(),
@@ -126,7 +128,7 @@ impl Value<'_> {
     }
 }
 
-fn array(mut elements: Vec<Datum>, element: Oid, length: i32, align: std::ffi::c_char) -> Datum {
+fn array(mut elements: Vec<Datum>, element: Oid, length: i32, align: c_char) -> Datum {
     let count = i32::try_from(elements.len()).unwrap_or(i32::MAX);
     let by_value = matches!(element, pg_sys::INT4OID | pg_sys::INT8OID);
     // SAFETY: the elements are of the type that length, alignment and passing describe
@@ -152,13 +154,38 @@ fn other_ways() -> [*mut bool; 5] {
     ]
 }
 
-/// The oid of a table or sequence of ours; zero in a database without the extension.
-pub fn relation(name: &std::ffi::CStr) -> Oid {
-    // SAFETY: reads the catalog through its cache, in a transaction
-    unsafe {
+thread_local! {
+    /// Relations that have been found, by where their name is in memory. Every call looks some of them up.
+    static FOUND: RefCell<Option<Vec<(*const c_char, Oid)>>> = const { RefCell::new(None) };
+}
+
+/// Forgets what has been found, when any relation or schema comes, changes or goes.
+unsafe extern "C-unwind" fn forget(_: Datum, _: std::ffi::c_int, _: u32) {
+    FOUND.with_borrow_mut(|found| found.iter_mut().for_each(Vec::clear));
+}
+
+/// The oid of a table, index or sequence of ours; zero in a database without the extension.
+pub fn relation(name: &'static CStr) -> Oid {
+    let known =
+        FOUND.with_borrow(|found| found.iter().flatten().find(|known| known.0 == name.as_ptr()).map(|known| known.1));
+    if let Some(known) = known {
+        return known;
+    }
+    // SAFETY: reads the catalog through its cache, in a transaction; the callbacks are registered once
+    let oid = unsafe {
+        if FOUND.with_borrow(Option::is_none) {
+            for cache in [pg_sys::SysCacheIdentifier::RELNAMENSP, pg_sys::SysCacheIdentifier::NAMESPACENAME] {
+                pg_sys::CacheRegisterSyscacheCallback(cache as i32, Some(forget), Datum::from(0));
+            }
+            FOUND.set(Some(Vec::new()));
+        }
         let schema = pg_sys::get_namespace_oid(c"eskit_lease".as_ptr(), true);
         if schema == Oid::INVALID { schema } else { pg_sys::get_relname_relid(name.as_ptr(), schema) }
+    };
+    if oid != Oid::INVALID {
+        FOUND.with_borrow_mut(|found| found.get_or_insert_default().push((name.as_ptr(), oid)));
     }
+    oid
 }
 
 /// Where the rows of this database are; `None` without the extension.
@@ -254,7 +281,7 @@ impl Db {
         let mut datums = Vec::with_capacity(values.len());
         for value in values {
             let datum = value.datum();
-            nulls.push(if datum.is_some() { b' ' } else { b'n' } as std::ffi::c_char);
+            nulls.push(if datum.is_some() { b' ' } else { b'n' } as c_char);
             datums.push(datum.unwrap_or(Datum::from(0)));
         }
         // SAFETY: as many values as the plan has arguments, of their types; rows are read before the next statement

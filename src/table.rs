@@ -95,15 +95,15 @@ impl Tuple {
     /// Whether a column that is a multirange has no range.
     pub fn has_no_range(&self, column: usize) -> bool {
         // SAFETY: the column is a multirange, as the caller knows from the schema
-        let empty = self.get::<Datum>(column).map(|ranges| unsafe {
-            pgrx::direct_function_call::<bool>(pg_sys::multirange_empty, &[Some(ranges)])
-        });
+        let empty = self
+            .get::<Datum>(column)
+            .map(|ranges| unsafe { pgrx::direct_function_call::<bool>(pg_sys::multirange_empty, &[Some(ranges)]) });
         empty.flatten().unwrap_or(true)
     }
 }
 
 impl Table {
-    pub fn open(table: &CStr, key: &CStr) -> Table {
+    pub fn open(table: &'static CStr, key: &'static CStr) -> Table {
         let lock = pg_sys::RowExclusiveLock as i32;
         // SAFETY: in a transaction; raises where there is no such table
         unsafe {
@@ -190,8 +190,9 @@ impl Table {
         }
     }
 
-    /// Gives columns of the row that was locked last, counted from 1, other values.
-    pub fn update(&self, changes: &[(i32, Datum)]) {
+    /// Gives columns of the row that the last scan stopped at, counted from 1, other values; waits for whoever has it. Whether it still was
+    /// the same row. For a table that has no index but this key.
+    pub fn update(&self, changes: &[(i32, Datum)]) -> bool {
         let (mut columns, mut values): (Vec<_>, Vec<_>) = changes.iter().copied().unzip();
         let mut nulls = vec![false; changes.len()];
         let (mut should_free, count) = (false, columns.len() as i32);
@@ -206,9 +207,35 @@ impl Table {
                 values.as_mut_ptr(),
                 nulls.as_mut_ptr(),
             );
-            pg_sys::CatalogTupleUpdate(self.relation, &mut (*old).t_self, new);
+            let mine = heap_update(self.relation, &mut (*old).t_self, new) == TM_Result::TM_Ok;
+            if mine && u32::from((*(*new).t_data).t_infomask2) & pg_sys::HEAP_ONLY_TUPLE == 0 {
+                self.index(new);
+            }
             pg_sys::heap_freetuple(new);
             pg_sys::CommandCounterIncrement();
+            mine
+        }
+    }
+
+    /// Adds a version of a row to the key's index.
+    unsafe fn index(&self, tuple: pg_sys::HeapTuple) {
+        let (mut values, mut nulls) =
+            ([Datum::from(0); pg_sys::INDEX_MAX_KEYS as usize], [false; pg_sys::INDEX_MAX_KEYS as usize]);
+        // SAFETY: the tuple is one of the table's, and the index has columns of it, no expressions
+        unsafe {
+            let info = pg_sys::BuildIndexInfo(self.key);
+            pg_sys::ExecForceStoreHeapTuple(tuple, self.slot, false);
+            pg_sys::FormIndexDatum(info, self.slot, std::ptr::null_mut(), values.as_mut_ptr(), nulls.as_mut_ptr());
+            pg_sys::index_insert(
+                self.key,
+                values.as_mut_ptr(),
+                nulls.as_mut_ptr(),
+                &mut (*tuple).t_self,
+                self.relation,
+                pg_sys::IndexUniqueCheck::UNIQUE_CHECK_YES,
+                true,
+                info,
+            );
         }
     }
 }
@@ -224,6 +251,25 @@ impl Drop for Table {
                 pg_sys::table_close(self.relation, pg_sys::NoLock as i32);
             }
         }
+    }
+}
+
+/// Replaces a row by another version of it; waits for whoever has it.
+unsafe fn heap_update(table: pg_sys::Relation, old: pg_sys::ItemPointer, new: pg_sys::HeapTuple) -> TM_Result::Type {
+    let (mut failure, mut mode) = (pg_sys::TM_FailureData::default(), pg_sys::LockTupleMode::LockTupleNoKeyExclusive);
+    let no_crosscheck = std::ptr::null_mut();
+    // SAFETY: the relation is open, and a heap
+    #[cfg(feature = "pg15")]
+    unsafe {
+        let command = pg_sys::GetCurrentCommandId(true);
+        pg_sys::heap_update(table, old, new, command, no_crosscheck, true, &mut failure, &mut mode)
+    }
+    // SAFETY: as above
+    #[cfg(not(feature = "pg15"))]
+    unsafe {
+        let command = pg_sys::GetCurrentCommandId(true);
+        let mut indexes = pg_sys::TU_UpdateIndexes::TU_None;
+        pg_sys::heap_update(table, old, new, command, no_crosscheck, true, &mut failure, &mut mode, &mut indexes)
     }
 }
 

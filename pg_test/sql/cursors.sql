@@ -66,6 +66,13 @@ SELECT cursor_ack('g', 0, 21, :f);
 COMMIT;
 SELECT cursor_position('g', 0);
 SELECT position, acked_ahead FROM group_lag WHERE group_name = 'g' AND partition = 0;
+-- More often than a page has room for versions of it, with nothing to be cleared away: versions on other pages are found, too.
+BEGIN;
+SELECT count(*) FROM generate_series(1001, 2000) AS position, cursor_commit('g', 0, position, :f) AS moved WHERE moved;
+SELECT cursor_position('g', 0), (SELECT (ctid::text::point)[0] > 0 FROM eskit_lease._cursors WHERE group_name = 'g' AND partition = 0) AS "on another page",
+    (SELECT count(*) FROM eskit_lease._cursors WHERE group_name || '' = 'g' AND partition + 0 = 0) AS rows;
+ROLLBACK;
+SELECT cursor_position('g', 0);
 -- It fences the transaction, as fence_check does.
 BEGIN;
 SELECT cursor_commit('g', 0, 22, :f);
