@@ -268,10 +268,12 @@ def cursors(report):
     values = interleave({
         "plain": lambda: pgbench("work"),
         "commit": lambda: pgbench("cursor_commit"),
+        "apart": lambda: pgbench("cursor_commit_apart"),
         "ack": lambda: pgbench("cursor_ack"),
         "by_hand": lambda: pgbench("cursor_by_hand"),
     })  # fmt: skip
-    report.ratio("cursor_commit + INSERT, committed", values["commit"], "without", values["plain"], at_least=0.71)
+    report.ratio("cursor_commit with an INSERT, committed", values["commit"], "without", values["plain"], at_least=0.71)
+    report.ratio("cursor_commit in a statement of its own (information)", values["apart"], "without", values["plain"])
     report.ratio("cursor_ack + INSERT (information)", values["ack"], "without", values["plain"])
     report.ratio("UPDATE of a cursor + INSERT (information)", values["by_hand"], "without", values["plain"])
 

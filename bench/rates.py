@@ -67,8 +67,13 @@ def grants(report):
 
 
 def fence(report):
-    values = interleave({"fenced": lambda: pgbench("work_fenced"), "plain": lambda: pgbench("work")})
-    report.ratio("fence_check + INSERT, committed (information)", values["fenced"], "without", values["plain"])
+    values = interleave({
+        "plain": lambda: pgbench("work"),
+        "fenced": lambda: pgbench("work_fenced"),
+        "apart": lambda: pgbench("work_fenced_apart"),
+    })  # fmt: skip
+    report.ratio("fence_check with an INSERT, committed (information)", values["fenced"], "without", values["plain"])
+    report.ratio("fence_check in a statement of its own (information)", values["apart"], "without", values["plain"])
 
 
 def heartbeats_of(report, few, many, leases):

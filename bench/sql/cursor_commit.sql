@@ -6,6 +6,6 @@ FROM clients AS c, eskit_lease.group_assignment('bench/cursors', c.session) AS a
 \endif
 \set position :position + 1
 BEGIN;
-INSERT INTO work (client, payload) VALUES (:client_id, 'what a projection writes for one event');
+WITH written AS (INSERT INTO work (client, payload) VALUES (:client_id, 'what a projection writes for one event'))
 SELECT eskit_lease.cursor_commit('bench/cursors', :partition, :position, :fence);
 COMMIT;

@@ -3,6 +3,6 @@ SELECT l.fence FROM clients AS c, eskit_lease.lease_acquire('bench/own/' || :cli
 \set ready true
 \endif
 BEGIN;
-SELECT eskit_lease.fence_check('bench/own/' || :client_id, :fence);
-INSERT INTO work (client, payload) VALUES (:client_id, 'what a projection writes for one event');
+INSERT INTO work (client, payload)
+SELECT :client_id, 'what a projection writes for one event' FROM eskit_lease.fence_check('bench/own/' || :client_id, :fence);
 COMMIT;
