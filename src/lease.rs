@@ -8,6 +8,7 @@ use crate::fence::{self, Fate};
 use crate::grant::timeline;
 use crate::liveness::clock;
 use crate::liveness::slots::SlotRef;
+use crate::row;
 use crate::session::{self, Touch, touch, wall_clock};
 use crate::text::{Text, TextArray};
 use pgrx::datum::TimestampWithTimeZone;
@@ -44,17 +45,14 @@ fn lease_acquire(
     session: Option<Uuid>,
     queue: default!(Option<bool>, "false"),
 ) -> Result<
-    TableIterator<
-        'static,
-        (
-            name!(granted, bool),
-            name!(fence, Option<i64>),
-            name!(slot, Option<i32>),
-            name!(holder, Option<Text>),
-            name!(trust_ms, Option<i32>),
-            name!(reason, Text),
-        ),
-    >,
+    row::TableIterator<(
+        name!(granted, bool),
+        name!(fence, Option<i64>),
+        name!(slot, Option<i32>),
+        name!(holder, Option<Text>),
+        name!(trust_ms, Option<i32>),
+        name!(reason, Text),
+    )>,
 > {
     let shared = enter()?;
     let resource = text_arg("resource", resource)?;
@@ -64,7 +62,7 @@ fn lease_acquire(
         Ok(me) => acquire(&Call::open(shared)?, me, &[resource], queue)?.pop().unwrap_or_default(),
         Err(refusal) => Answer::refused(refusal),
     };
-    Ok(TableIterator::once(columns(answer, touch.trust_ms())))
+    Ok(row::TableIterator::once(columns(answer, touch.trust_ms())))
 }
 
 /// The distinct names of an array, in order.
@@ -117,20 +115,17 @@ fn lease_renew(
     resource: Option<Text>,
     fence: Option<i64>,
 ) -> Result<
-    TableIterator<
-        'static,
-        (
-            name!(held, bool),
-            name!(trust_ms, Option<i32>),
-            name!(expires_at, Option<TimestampWithTimeZone>),
-            name!(reason, Text),
-        ),
-    >,
+    row::TableIterator<(
+        name!(held, bool),
+        name!(trust_ms, Option<i32>),
+        name!(expires_at, Option<TimestampWithTimeZone>),
+        name!(reason, Text),
+    )>,
 > {
     let shared = enter()?;
     let resource = text_arg("resource", resource)?;
     let fence = fence.ok_or(Error::Null("fence"))?;
-    let refused = |reason: &str| Ok(TableIterator::once((false, None, None, Text::from(reason))));
+    let refused = |reason: &str| Ok(row::TableIterator::once((false, None, None, Text::from(reason))));
     let (session, fenced_on) = match fence::fate(&resource, None, fence) {
         Fate::Current { session, row } => (session, row.timeline),
         Fate::Expired => return refused("expired"),
@@ -147,5 +142,5 @@ fn lease_renew(
     };
     let reason = if fenced_on == timeline() { "held" } else { "refence" };
     let expires_at = wall_clock(standing.left());
-    Ok(TableIterator::once((true, Some(clock::trust_ms(standing.left())), expires_at, Text::from(reason))))
+    Ok(row::TableIterator::once((true, Some(clock::trust_ms(standing.left())), expires_at, Text::from(reason))))
 }

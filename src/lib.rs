@@ -27,6 +27,7 @@ mod privilege;
 mod queue;
 mod reading;
 mod release;
+mod row;
 mod seam;
 mod semaphore;
 mod session;

@@ -14,7 +14,7 @@ use crate::liveness::databases::Counter;
 use crate::session::{self, New, SessionRow, touch};
 use crate::spi;
 use crate::text::Text;
-use crate::{interval, keys, queue, semaphore};
+use crate::{interval, keys, queue, row, semaphore};
 use pgrx::datum::Interval;
 use pgrx::prelude::*;
 use pgrx::{Uuid, name};
@@ -66,17 +66,14 @@ fn lock_acquire(
     ttl: Option<Interval>,
     request: default!(Option<Uuid>, "NULL"),
 ) -> Result<
-    TableIterator<
-        'static,
-        (
-            name!(granted, bool),
-            name!(fence, Option<i64>),
-            name!(slot, Option<i32>),
-            name!(holder, Option<Text>),
-            name!(trust_ms, Option<i32>),
-            name!(reason, Text),
-        ),
-    >,
+    row::TableIterator<(
+        name!(granted, bool),
+        name!(fence, Option<i64>),
+        name!(slot, Option<i32>),
+        name!(holder, Option<Text>),
+        name!(trust_ms, Option<i32>),
+        name!(reason, Text),
+    )>,
 > {
     let shared = enter()?;
     spi::require_writes("lock_acquire()")?;
@@ -84,7 +81,7 @@ fn lock_acquire(
     let owner = text_arg("owner", owner)?;
     let ttl_ms = interval::ttl_ms(Some(ttl.ok_or(Error::Null("ttl"))?))?;
     let call = Call::open(shared)?;
-    let one = |answer, trust_ms| Ok(TableIterator::once(columns(answer, trust_ms)));
+    let one = |answer, trust_ms| Ok(row::TableIterator::once(columns(answer, trust_ms)));
     let refused = |answer| {
         call.database.add(Counter::Refusals, 1);
         one(answer, None)

@@ -5,6 +5,7 @@ use crate::error::Result;
 use crate::liveness::databases::COUNTERS;
 use crate::liveness::word::State;
 use crate::liveness::{clock, shared};
+use crate::row;
 use crate::session::wall_clock;
 use crate::spi;
 use crate::text::Text;
@@ -24,16 +25,13 @@ fn _standing(
     boot_id: i64,
     ttl_ms: i32,
 ) -> Result<
-    TableIterator<
-        'static,
-        (
-            name!(state, Text),
-            name!(trust_ms, i32),
-            name!(expires_at, Option<TimestampWithTimeZone>),
-            name!(revision, Option<i64>),
-            name!(attached_pid, Option<i32>),
-        ),
-    >,
+    row::TableIterator<(
+        name!(state, Text),
+        name!(trust_ms, i32),
+        name!(expires_at, Option<TimestampWithTimeZone>),
+        name!(revision, Option<i64>),
+        name!(attached_pid, Option<i32>),
+    )>,
 > {
     let (shared, home) = (enter()?, spi::home());
     let standing = shared.standing(home, session, boot_id, ttl_ms);
@@ -46,7 +44,7 @@ fn _standing(
     };
     // Without a slot there is none yet.
     let revision = Some(standing.revision.cast_signed()).filter(|revision| *revision != 0);
-    Ok(TableIterator::once((Text::from(state), clock::trust_ms(left), expires_at, revision, pid)))
+    Ok(row::TableIterator::once((Text::from(state), clock::trust_ms(left), expires_at, revision, pid)))
 }
 
 /// How long an owner has left to release a partition.

@@ -20,7 +20,7 @@ use crate::liveness::word::State;
 use crate::session::takeover::{self, Inherited};
 use crate::spi::{self, Statement, Value};
 use crate::table::Locked;
-use crate::{grant, group, queue, release, session, settings};
+use crate::{grant, group, queue, release, row, session, settings};
 use pgrx::pg_sys::{self, FLOAT8OID, INT8OID, ItemPointerData, TEXTOID, TransactionId, UUIDARRAYOID};
 use pgrx::prelude::*;
 use pgrx::{Uuid, name};
@@ -391,7 +391,7 @@ fn retire_rows(call: &Call, now: u64, most: usize, pass: &mut Pass) {
 #[pg_extern(schema = "eskit_lease")]
 fn session_sweep(
     max_leases: default!(Option<i32>, "1000"),
-) -> Result<TableIterator<'static, (name!(ended, i32), name!(handed_over, i32), name!(more, bool))>> {
+) -> Result<row::TableIterator<(name!(ended, i32), name!(handed_over, i32), name!(more, bool))>> {
     let shared = enter()?;
     spi::require_writes("session_sweep()")?;
     let max_leases = max_leases.ok_or(Error::Null("max_leases"))?;
@@ -404,5 +404,5 @@ fn session_sweep(
     let call = Call::open(shared)?;
     let pass = pass(&call, most, true)?;
     let count = |number: usize| i32::try_from(number).unwrap_or(i32::MAX);
-    Ok(TableIterator::once((count(pass.ended), count(pass.handed_over), pass.more || pass.blocked)))
+    Ok(row::TableIterator::once((count(pass.ended), count(pass.handed_over), pass.more || pass.blocked)))
 }

@@ -10,7 +10,7 @@ use crate::liveness::slots::{SlotRef, Standing};
 use crate::liveness::{attach, clock};
 use crate::spi::{self, Statement, Value};
 use crate::text::Text;
-use crate::{group, handover, interval, queue, settings};
+use crate::{group, handover, interval, queue, row, settings};
 use pgrx::datum::{Interval, TimestampWithTimeZone};
 use pgrx::pg_sys::{self, UUIDOID};
 use pgrx::prelude::*;
@@ -21,9 +21,9 @@ static DRAIN: Statement = Statement::writes(include_str!("../../sql/query/sessio
 fn answer(
     touch: &Touch,
     reason: &str,
-) -> TableIterator<'static, (bool, Option<i32>, Option<TimestampWithTimeZone>, Option<i64>, Text)> {
+) -> row::TableIterator<(bool, Option<i32>, Option<TimestampWithTimeZone>, Option<i64>, Text)> {
     let living = touch.standing.filter(Standing::alive);
-    TableIterator::once((
+    row::TableIterator::once((
         living.is_some(),
         touch.trust_ms(),
         living.and_then(|standing| wall_clock(standing.left())),
@@ -40,15 +40,12 @@ fn session_open(
     attach_grace: default!(Option<Interval>, "'0'"),
     takeover: default!(Option<bool>, "false"),
 ) -> Result<
-    TableIterator<
-        'static,
-        (
-            name!(session, Uuid),
-            name!(trust_ms, i32),
-            name!(expires_at, Option<TimestampWithTimeZone>),
-            name!(revision, i64),
-        ),
-    >,
+    row::TableIterator<(
+        name!(session, Uuid),
+        name!(trust_ms, i32),
+        name!(expires_at, Option<TimestampWithTimeZone>),
+        name!(revision, i64),
+    )>,
 > {
     let shared = enter()?;
     spi::require_writes("session_open()")?;
@@ -66,7 +63,7 @@ fn session_open(
         take_over(&call, at, &consumer)?;
     }
     let standing = shared.look(at).ok_or(Error::SessionsFull)?;
-    Ok(TableIterator::once((
+    Ok(row::TableIterator::once((
         at.session(),
         clock::trust_ms(standing.left()),
         wall_clock(standing.left()),
@@ -78,16 +75,13 @@ fn session_open(
 fn session_heartbeat(
     session: Option<Uuid>,
 ) -> Result<
-    TableIterator<
-        'static,
-        (
-            name!(alive, bool),
-            name!(trust_ms, Option<i32>),
-            name!(expires_at, Option<TimestampWithTimeZone>),
-            name!(revision, Option<i64>),
-            name!(reason, Text),
-        ),
-    >,
+    row::TableIterator<(
+        name!(alive, bool),
+        name!(trust_ms, Option<i32>),
+        name!(expires_at, Option<TimestampWithTimeZone>),
+        name!(revision, Option<i64>),
+        name!(reason, Text),
+    )>,
 > {
     let shared = enter()?;
     let touch = touch(shared, session.ok_or(Error::Null("session"))?)?;
@@ -102,16 +96,13 @@ fn session_wait(
     revision: Option<i64>,
     timeout: default!(Option<Interval>, "NULL"),
 ) -> Result<
-    TableIterator<
-        'static,
-        (
-            name!(alive, bool),
-            name!(trust_ms, Option<i32>),
-            name!(expires_at, Option<TimestampWithTimeZone>),
-            name!(revision, Option<i64>),
-            name!(reason, Text),
-        ),
-    >,
+    row::TableIterator<(
+        name!(alive, bool),
+        name!(trust_ms, Option<i32>),
+        name!(expires_at, Option<TimestampWithTimeZone>),
+        name!(revision, Option<i64>),
+        name!(reason, Text),
+    )>,
 > {
     let shared = enter()?;
     let session = session.ok_or(Error::Null("session"))?;

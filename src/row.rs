@@ -1,0 +1,69 @@
+//! The one row that most verbs answer with.
+//!
+//! pgrx's own iterator describes its rows anew in each call and is asked twice for one row, which is a good part of what a heartbeat
+//! costs. Here the row goes where the executor collects what a function returns, by the description that the executor has.
+
+use pgrx::IntoHeapTuple;
+use pgrx::callconv::RetAbi;
+use pgrx::pg_sys::{self, Datum};
+use pgrx::pgrx_sql_entity_graph::metadata::{
+    ArgumentError, ReturnsError, ReturnsRef, SqlMappingRef, SqlTranslatable, TypeOrigin,
+};
+
+/// `TABLE (..)` of one row. By this name pgrx knows the type whose columns it is to declare.
+pub struct TableIterator<Row>(Row);
+
+impl<Row> TableIterator<Row> {
+    pub fn once(row: Row) -> TableIterator<Row> {
+        TableIterator(row)
+    }
+}
+
+// SAFETY: declared as pgrx's own iterator over such rows is
+unsafe impl<Row> SqlTranslatable for TableIterator<Row>
+where
+    pgrx::iter::TableIterator<'static, Row>: SqlTranslatable,
+{
+    const TYPE_IDENT: &'static str = <pgrx::iter::TableIterator<'static, Row> as SqlTranslatable>::TYPE_IDENT;
+    const TYPE_ORIGIN: TypeOrigin = <pgrx::iter::TableIterator<'static, Row> as SqlTranslatable>::TYPE_ORIGIN;
+    const ARGUMENT_SQL: Result<SqlMappingRef, ArgumentError> = Err(ArgumentError::Table);
+    const RETURN_SQL: Result<ReturnsRef, ReturnsError> =
+        <pgrx::iter::TableIterator<'static, Row> as SqlTranslatable>::RETURN_SQL;
+}
+
+// SAFETY: sets the result as funcapi.h describes it for functions that materialize theirs
+unsafe impl<Row: IntoHeapTuple> RetAbi for TableIterator<Row> {
+    type Item = Row;
+    type Ret = Row;
+
+    fn to_ret(self) -> Row {
+        self.0
+    }
+
+    unsafe fn box_ret_in_fcinfo(fcinfo: pg_sys::FunctionCallInfo, row: Row) -> Datum {
+        // SAFETY: the executor's own call; what is collected lives as long as the query
+        unsafe {
+            let result = (*fcinfo).resultinfo.cast::<pg_sys::ReturnSetInfo>();
+            let materialize = pg_sys::SetFunctionReturnMode::SFRM_Materialize;
+            if result.is_null()
+                || (*result).type_ != pg_sys::NodeTag::T_ReturnSetInfo
+                || (*result).allowedModes & materialize as i32 == 0
+                || (*result).expectedDesc.is_null()
+            {
+                pgrx::error!("a function of eskit_lease was called where no row can be returned");
+            }
+            let before = pg_sys::MemoryContextSwitchTo((*(*result).econtext).ecxt_per_query_memory);
+            let rows = pg_sys::tuplestore_begin_heap(false, false, pg_sys::work_mem);
+            pg_sys::MemoryContextSwitchTo(before);
+            pg_sys::tuplestore_puttuple(rows, row.into_heap_tuple((*result).expectedDesc));
+            (*result).returnMode = materialize;
+            (*result).setResult = rows;
+            (*fcinfo).isnull = true;
+        }
+        Datum::from(0)
+    }
+
+    unsafe fn move_into_fcinfo_fcx(self, _: pg_sys::FunctionCallInfo) {}
+
+    unsafe fn fill_fcinfo_fcx(&self, _: pg_sys::FunctionCallInfo) {}
+}
