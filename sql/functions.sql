@@ -65,7 +65,7 @@ COMMENT ON FUNCTION eskit_lease.lease_force_release(text, bigint, text) IS
 COMMENT ON FUNCTION eskit_lease.lock_acquire(text, text, interval, uuid) IS
 'Asks for a lease without a session of one''s own, as ShedLock does: a private session of the owner lives for ttl and ends with the lease. Renew and release by name and fence. Asked again with the same role, owner and request: the same fence. Reasons as for lease_acquire.';
 COMMENT ON FUNCTION eskit_lease.fence_check(text, bigint) IS
-'Asserts that the lease is held under this fence, to the end of the transaction: nobody else gets it before. Call it in each transaction that writes. Raises LF001 when the fence is no longer valid, 55P03 while the lease is changing hands, 40001 when it was granted after what this transaction reads, 42501 for another role''s lease.';
+'Asserts that the lease is held under this fence, to the end of the transaction: nobody else gets it before. Call it in each transaction that writes. Raises LF001 when the fence is no longer valid, 55P03 while the lease is changing hands, or when a partition was to be released by now, 40001 when it was granted after what this transaction reads, 42501 for another role''s lease.';
 COMMENT ON FUNCTION eskit_lease.semaphore_create(text, integer) IS
 'Makes a semaphore: up to permits (1 to 32768) sessions hold the name at a time, one permit each, by lease_acquire. Raises 42710 for a name that is declared, held or waited for, 22023, 22004.';
 COMMENT ON FUNCTION eskit_lease.semaphore_resize(text, integer) IS

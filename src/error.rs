@@ -43,6 +43,8 @@ pub enum Error {
     FenceLost { resource: String, fence: i64, why: String },
     #[error("lease of resource \"{resource}\" is changing hands")]
     InFlight { resource: String, fence: i64 },
+    #[error("partition {partition} of group \"{group}\" was to be released by now")]
+    Overdue { group: String, partition: i32, fence: i64 },
     #[error("lease of resource \"{resource}\" is newer than the snapshot of this transaction")]
     NewerThanSnapshot { resource: String, fence: i64 },
     #[error("{is} \"{name}\" already exists")]
@@ -107,7 +109,7 @@ impl Error {
             Error::AttachPrepared => Code::ERRCODE_FEATURE_NOT_SUPPORTED,
             // raise_lost_fence() makes this LF001
             Error::FenceLost { .. } => Code::ERRCODE_RAISE_EXCEPTION,
-            Error::InFlight { .. } | Error::BeingDeclared { .. } | Error::Joining { .. } => {
+            Error::InFlight { .. } | Error::Overdue { .. } | Error::BeingDeclared { .. } | Error::Joining { .. } => {
                 Code::ERRCODE_LOCK_NOT_AVAILABLE
             }
             Error::NewerThanSnapshot { .. } => Code::ERRCODE_T_R_SERIALIZATION_FAILURE,
@@ -143,6 +145,9 @@ impl Error {
             Error::AcksFull { most, .. } => format!("There may be {most} ranges of them."),
             Error::InFlight { fence, .. } => {
                 format!("The end, the release or the take-over of fence {fence} is in progress in another transaction.")
+            }
+            Error::Overdue { fence, .. } => {
+                format!("The rebalance_timeout is over, and nothing new can be done under fence {fence}.")
             }
             Error::NewerThanSnapshot { fence, .. } => {
                 format!("Fence {fence} was granted after what this transaction reads.")
@@ -197,6 +202,7 @@ impl Error {
                     "Stop this work and roll back: somebody else may hold the lease. Acquire it again before going on."
                 }
                 Error::InFlight { .. } => "Roll back and ask again: the lease may have been lost.",
+                Error::Overdue { .. } => "Roll back, and give the partition back with group_release.",
                 Error::NewerThanSnapshot { .. } => {
                     "Begin the transaction after the lease has been granted, and retry it."
                 }

@@ -158,7 +158,7 @@ pub fn check(call: &Call, resource: &str, slot: Option<i32>, fence: i64) -> Resu
     match call.shared.look(at).map(|standing| standing.state) {
         // Transactions that follow each other without a gap would keep a partition for ever.
         Some(State::Alive) if row.declared && group::state::is_overdue(call, resource, row.slot, fence) => {
-            return Err(in_flight());
+            return Err(Error::Overdue { group: resource.to_owned(), partition: row.slot, fence }.into());
         }
         Some(State::Alive) => (),
         Some(State::Frozen) => return Err(in_flight()),
