@@ -24,13 +24,16 @@ pub enum Counter {
     FenceChecks,
     FencesLost,
     WaitsRefused,
+    ExecutionsBegun,
+    ExecutionsFinished,
+    ExecutionsFailed,
     Sweeps,
     Rescans,
     Rebalances,
     Notifications,
 }
 
-pub const COUNTERS: [&str; 17] = [
+pub const COUNTERS: [&str; 20] = [
     "heartbeats",
     "heartbeats_refused",
     "sessions_opened",
@@ -44,6 +47,9 @@ pub const COUNTERS: [&str; 17] = [
     "fence_checks",
     "fences_lost",
     "waits_refused",
+    "executions_begun",
+    "executions_finished",
+    "executions_failed",
     "sweeps",
     "rescans",
     "rebalances",
@@ -101,7 +107,7 @@ pub struct Database {
     pub worker: AtomicPtr<pg_sys::Latch>,
     /// Whether the last worker has left because there was nothing to do, and not because it failed.
     pub finished: AtomicBool,
-    /// When released rows are next to be swept.
+    /// When rows that are kept for a while are next to be swept.
     pub retention_due: AtomicU64,
     /// Of dead sessions whose rows are in somebody's hands.
     pub blocked: Retry,
