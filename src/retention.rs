@@ -1,4 +1,7 @@
 //! Retention: rows that are kept for a while after their end, for people to see, and then deleted in bounded batches.
+//!
+//! Every pass of a sweep sees to it, once a minute at most. Sessions that live on, and do nothing but begin and finish executions, give
+//! the worker no reason for a pass: so each beginning asks for one.
 
 use crate::call::Call;
 use crate::execution;
@@ -31,5 +34,13 @@ pub fn retire(call: &Call, now: u64, most: usize) -> bool {
     if !more {
         due.store(now + EVERY, Ordering::Relaxed);
     }
+    call.database.want_retention(more);
     more
+}
+
+/// Has the worker come when it is time to look again.
+pub fn ask(call: &Call) {
+    if call.database.want_retention(true) {
+        call.shared.wake(call.database);
+    }
 }

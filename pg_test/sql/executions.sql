@@ -33,9 +33,9 @@ SELECT * FROM pg_temp.start('k', :'a');
 SELECT * FROM pg_temp.start('k', :'b', true);
 SELECT * FROM pg_temp.seen;
 -- Without a result; with JSON's null; with numbers that are more exact than a program's.
-SELECT execution_finish(key, fence, result)
+SELECT execution_finish(v.key, b.fence, v.result)
 FROM (VALUES ('n1', NULL), ('n2', 'null'::jsonb), ('n3', '[0.1000000000000000000000000000001, 12345678901234567890123, "\u00e9", {"b": 1, "a": []}]')) AS v (key, result),
-     LATERAL execution_begin(key, :'a');
+     LATERAL execution_begin(v.key, :'a') AS b;
 SELECT key, state, b.result, b.result IS NULL AS "is null" FROM unnest(ARRAY['n1', 'n2', 'n3']) AS key, execution_begin(key, :'b') AS b ORDER BY key;
 
 -- It fails, for good; or to be tried again, as another attempt under a greater fence.
@@ -176,9 +176,10 @@ SELECT session_close(:'c');
 SELECT pg_temp.refused(
     format('execution_begin(''k'', %L)', :'c'), format('execution_begin(''k'', %L)', :'d'), 'execution_begin(''k'', ''00000000-0000-0000-0000-000000000000'')');
 -- It is a heartbeat.
-SELECT session AS c FROM session_open('c', '1500 ms') \gset
-DO $$BEGIN FOR i IN 1..8 LOOP PERFORM pg_sleep(0.25); PERFORM 1 / (count(*) FILTER (WHERE state IN ('running', 'done')))::int FROM eskit_lease.execution_begin('k', (SELECT session FROM eskit_lease.sessions WHERE consumer = 'c')); END LOOP; END$$;
-SELECT alive FROM session_heartbeat(:'c');
+SELECT expires_at AS e FROM sessions WHERE session = :'a' \gset
+SELECT pg_sleep(0.1) IS NOT NULL AS later, first FROM execution_begin('k', :'a');
+SELECT first FROM execution_begin('k', :'a');
+SELECT expires_at > :'e' AS extended FROM sessions WHERE session = :'a';
 
 -- What is NULL, what is no key, no fence, no outcome; what is read-only.
 \pset format unaligned
@@ -237,6 +238,6 @@ DROP ROLE regress_runner, regress_mate, regress_stranger;
 -- A role that is gone has left its key, as a role does.
 SELECT execution_finish('theirs', :f) AS known;
 
-SELECT session_close(session) FROM sessions;
+SELECT count(session_close(session)) > 0 AS closed FROM sessions;
 DELETE FROM eskit_lease._executions;
 \i pg_test/sql/include/worker_on.psql

@@ -11,6 +11,7 @@ use crate::json::Jsonb;
 use crate::lease::acquirer;
 use crate::liveness::databases::Counter;
 use crate::liveness::slots::SlotRef;
+use crate::retention;
 use crate::session::{SessionRow, touch};
 use crate::spi::{self, Statement, Value};
 use crate::text::{Text, role_name};
@@ -64,6 +65,7 @@ fn start(call: &Call, me: &SessionRow, key: &str, retry_in_doubt: bool, statemen
     let (fence, started_at) =
         call.db().run(statement, values, |row| (row.get(1), row.get(2))).pop().unwrap_or_default();
     call.database.add(Counter::ExecutionsBegun, 1);
+    retention::ask(call);
     Answer { first: true, state: State::Running.name(), fence, result: None, started_at }
 }
 
