@@ -249,7 +249,7 @@ def test_crash_of_the_server(clean, how):
     with clean.connect(options="-c synchronous_commit=off") as prepared:
         prepared.autocommit = False
         call(prepared, "execution_begin", "prepared", lives.id)
-        prepared.execute("PREPARE TRANSACTION 'executions'")
+        prepared.execute(f"PREPARE TRANSACTION '{how}'")
         prepared.rollback()
     assert call(conn, "execution_fail", "failed", failed, "error") and call(conn, "execution_fail", "free", free, "error", True)
     assert finish(conn, "done", done, "1")  # no answer has been waited for since
@@ -269,7 +269,7 @@ def test_crash_of_the_server(clean, how):
         assert time.monotonic() - recovering_at > 6
         assert refused(conn, "execution_finish", "lost", lost) == "LF001"
         assert begin(rival, "running").state == "running" and finish(conn, "running", running)
-        conn.execute("COMMIT PREPARED 'executions'")
+        conn.execute(f"COMMIT PREPARED '{how}'")
         kept = begin(lives, "prepared")
         assert (kept.first, kept.state) == (False, "running") and finish(conn, "prepared", kept.fence)
         assert lives.close() and rival.close()
@@ -302,13 +302,14 @@ def test_dump(clean, tmp_path):
 
 OLD = """
 UPDATE eskit_lease._executions
-SET started_at = started_at - interval %s, finished_at = finished_at - interval %s, resolved_at = resolved_at - interval %s
-WHERE key LIKE 'old%%'
+SET started_at = started_at - a.age, finished_at = finished_at - a.age, resolved_at = resolved_at - a.age
+FROM (SELECT interval '31 days' AS age) AS a
+WHERE key LIKE 'old %'
 """
 
 
-def keys_of_every_kind(conn, age):
-    """Some of each state that are as old as that, and as many that are not; gives the keys of what is to be removed one day."""
+def keys_of_every_kind(conn):
+    """Some of each state that are 31 days old, and as many that are not; gives the keys of what is to be removed one day."""
     session, dead = Session(conn, "runner", ttl="120 s"), Session(conn, "dead", ttl="120 s")
     kept = []
     for i in range(4):
@@ -323,7 +324,7 @@ def keys_of_every_kind(conn, age):
             kept += [f"{name} {kind}" for kind in ("failed", "free", "running", "in doubt")]
     dead.close()
     conn.execute("SELECT eskit_lease.execution_resolve(key, substring(key FROM 'resolved (.*)')) FROM eskit_lease.executions WHERE key LIKE '%resolved%'")
-    conn.execute(OLD.replace("%s", f"'{age}'").replace("%%", "%"))
+    conn.execute(OLD)
     kept += [f"new {i} {kind}" for i in range(4) for kind in ("done", "resolved failed", "resolved retry", "resolved done")]
     return session, sorted(kept)
 
@@ -334,7 +335,7 @@ def keys(conn):
 
 def test_removed_in_batches_and_free_again(no_worker, connect):
     conn = connect()
-    session, kept = keys_of_every_kind(conn, "31 days")
+    session, kept = keys_of_every_kind(conn)
     assert len(keys(conn)) == 64 and len(kept) == 48
     removed = 0
     while call(conn, "session_sweep", 5).more:
@@ -350,7 +351,7 @@ def test_kept(server, no_worker, connect, retention):
     server.set(eskit_lease__execution_retention=retention)
     try:
         conn = connect()
-        _, kept = keys_of_every_kind(conn, "31 days")
+        _, kept = keys_of_every_kind(conn)
         wait_until(lambda: conn.execute("SHOW eskit_lease.execution_retention").fetchone()[0] in ("-1", "40d"))
         while call(conn, "session_sweep", 1000).more:
             pass
@@ -359,13 +360,14 @@ def test_kept(server, no_worker, connect, retention):
         server.set(eskit_lease__execution_retention=None)
 
 
-def test_worker_comes_for_them(server, no_worker, connect):
-    """Although nothing else happens than that keys are begun and finished, by a session that lives on."""
+def test_worker_comes_for_them(connect):
+    """It looks once a minute, although nothing else happens than that keys are begun and finished, by a session that lives on."""
     conn = connect()
-    session = Session(conn, "runner", ttl="120 s")
-    for i in range(1500):
-        finish(conn, f"old {i}", begin(session, f"old {i}").fence)
-    conn.execute(OLD.replace("%s", "'31 days'").replace("%%", "%"))
+    session = Session(conn, "runner", ttl="600 s")
+    run = "SELECT count(eskit_lease.execution_finish(key, b.fence)) FROM generate_series(1, 1500) AS i, concat('old ', i) AS key, eskit_lease.execution_begin(key, %s) AS b"
+    conn.execute(run, (session.id,))
+    wait_until(lambda: not call(conn, "session_sweep", 1000).more)  # the minute begins
+    conn.execute(OLD)
     begin(session, "new")
-    server.set(eskit_lease__worker=None)
-    wait_until(lambda: keys(conn) == ["new"])
+    assert len(keys(conn)) == 1501
+    wait_until(lambda: keys(conn) == ["new"], timeout=120, pause=0.2)
