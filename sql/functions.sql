@@ -22,6 +22,7 @@ ALTER FUNCTION eskit_lease.session_sweep(integer) ROWS 1;
 ALTER FUNCTION eskit_lease.lease_acquire(text, uuid, boolean) ROWS 1;
 ALTER FUNCTION eskit_lease.lease_renew(text, bigint) ROWS 1;
 ALTER FUNCTION eskit_lease.lock_acquire(text, text, interval, uuid) ROWS 1;
+ALTER FUNCTION eskit_lease.execution_begin(text, uuid, boolean) ROWS 1;
 ALTER FUNCTION eskit_lease._standing(uuid, bigint, integer) ROWS 1;
 
 COMMENT ON FUNCTION eskit_lease.group_lock_key(text) IS
@@ -96,8 +97,16 @@ COMMENT ON FUNCTION eskit_lease.cursor_position(text, integer) IS
 'How far the group has come in a partition: all up to this position is done; 0 when nothing is.';
 COMMENT ON FUNCTION eskit_lease.cursor_head(text, integer, bigint) IS
 'Reports the newest position of a partition, for the view group_lag; for producers and monitors. Never waits: false if a newer one is known, or another report is just being committed.';
+COMMENT ON FUNCTION eskit_lease.execution_begin(text, uuid, boolean) IS
+'Begins what is to be run once, under a key; counts as a heartbeat of the session. first: true for exactly one caller per attempt, whose fence is for execution_finish and execution_fail. state: running, done (with its result), failed, or in_doubt: the session that ran it has ended. Never waits: running, with nothing else, while another transaction has it in hand. The session that runs it is told its fence again. retry_in_doubt: once this attempt is in doubt, the next call begins another. Raises 55000 for a session that has ended or drains, 42501.';
+COMMENT ON FUNCTION eskit_lease.execution_finish(text, bigint, jsonb) IS
+'The attempt under this fence is done, with this transaction, with a result of up to 1 MiB as text. False if it was finished already under this fence. Raises LF001 when another attempt has begun, it was failed or resolved, or its session has ended; 55P03 while another transaction has it in hand; 54000, 42501.';
+COMMENT ON FUNCTION eskit_lease.execution_fail(text, bigint, text, boolean) IS
+'The attempt under this fence has failed, with this transaction. error: why; its first 8 KiB are kept. retry: the key is free for another attempt; otherwise it stays failed until execution_resolve. False if it was failed already under this fence. Raises as execution_finish.';
+COMMENT ON FUNCTION eskit_lease.execution_resolve(text, text, jsonb) IS
+'Decides on what is in doubt or failed. outcome: done (with a result, if there is one), failed, or retry: the key is free for another attempt. False if it is neither. Goes to the server log. Raises 42704, 55P03, 22023, 54000. For administrators.';
 COMMENT ON FUNCTION eskit_lease._revoke_in(bigint, bigint, integer) IS 'Internal: how long an owner has left to release a partition; under the views.';
-COMMENT ON FUNCTION eskit_lease.grant_consumer(regrole) IS 'Lets a role open sessions, use leases, locks and fences, make and use semaphores and groups, and move cursors. For whoever may grant that.';
+COMMENT ON FUNCTION eskit_lease.grant_consumer(regrole) IS 'Lets a role open sessions, use leases, locks and fences, make and use semaphores and groups, move cursors, and run what is run once. For whoever may grant that.';
 COMMENT ON FUNCTION eskit_lease.grant_monitor(regrole) IS 'Lets a role read the views and stats(), and report heads with cursor_head(). For whoever may grant that.';
 COMMENT ON FUNCTION eskit_lease.stats() IS 'Counters of this database since the server started (they grow), and the numbers of living sessions, of resources that wait for the worker, and of waiting session_wait calls.';
 COMMENT ON FUNCTION eskit_lease._eligible(uuid, bigint, integer) IS 'Internal: whether a waiter may be granted to.';

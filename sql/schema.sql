@@ -132,12 +132,34 @@ CREATE TABLE eskit_lease._heads (
     PRIMARY KEY (group_name, partition)
 );
 
+-- src/execution reads columns by their number. state: running, done, failed, or retry, which is free for another attempt; that a
+-- running one is in doubt is not written here, but said by its session. Roles by their names, as in _declarations.
+CREATE TABLE eskit_lease._executions (
+    key            text COLLATE "C" PRIMARY KEY,
+    state          text COLLATE "C" NOT NULL,
+    session        uuid NOT NULL,
+    consumer       text COLLATE "C" NOT NULL,
+    role           text COLLATE "C" NOT NULL,
+    fence          bigint NOT NULL,
+    attempts       integer NOT NULL,
+    retry_in_doubt boolean NOT NULL,
+    started_at     timestamptz NOT NULL,
+    finished_at    timestamptz,
+    result         jsonb,
+    error          text,
+    resolved_by    text COLLATE "C",
+    resolved_at    timestamptz
+);
+CREATE INDEX _executions_ended_at ON eskit_lease._executions (coalesce(resolved_at, finished_at))
+    WHERE state = 'done' OR resolved_at IS NOT NULL;
+
 -- Only what a restored dump needs: with the sequence, fences go on above those already given. Sessions, leases, waiters and
--- members are of the incarnation of the server that they were made in.
+-- members are of the incarnation of the server that they were made in; an execution of theirs that was running is in doubt.
 SELECT pg_catalog.pg_extension_config_dump('eskit_lease.fence_seq', '');
 SELECT pg_catalog.pg_extension_config_dump('eskit_lease._declarations', '');
 SELECT pg_catalog.pg_extension_config_dump('eskit_lease._groups', '');
 SELECT pg_catalog.pg_extension_config_dump('eskit_lease._cursors', '');
+SELECT pg_catalog.pg_extension_config_dump('eskit_lease._executions', '');
 
 COMMENT ON SCHEMA eskit_lease IS 'competing consumers: sessions, leases with fencing tokens, hand-over in milliseconds';
 COMMENT ON SEQUENCE eskit_lease.fence_seq IS 'Private: source of fences; never falls.';
@@ -151,3 +173,4 @@ COMMENT ON TABLE eskit_lease._partitions IS 'Private: who is to own what; see th
 COMMENT ON TABLE eskit_lease._cursors IS 'Private: how far groups have come; see the view group_lag.';
 COMMENT ON TABLE eskit_lease._heads IS 'Private: newest positions reported; see the view group_lag.';
 COMMENT ON TABLE eskit_lease._waiters IS 'Private: places in queues; see the view waiters.';
+COMMENT ON TABLE eskit_lease._executions IS 'Private: run-once keys; see the view executions.';

@@ -234,6 +234,43 @@ COMMENT ON COLUMN eskit_lease.group_lag.fence IS 'The fence that the cursor was 
 COMMENT ON COLUMN eskit_lease.group_lag.committed_at IS 'When.';
 COMMENT ON COLUMN eskit_lease.group_lag.reported_at IS 'When the head was last reported.';
 
+CREATE VIEW eskit_lease.executions AS
+SELECT x.key,
+       CASE WHEN x.state = 'running' AND coalesce(t.state, 'expired') = 'expired' THEN 'in_doubt' ELSE x.state END AS state,
+       x.consumer,
+       CASE WHEN pg_has_role(s.role, 'USAGE') OR pg_has_role(e.extowner, 'USAGE') THEN x.session END AS session,
+       x.role,
+       x.fence,
+       x.attempts,
+       x.started_at,
+       x.finished_at,
+       x.result,
+       x.error,
+       x.retry_in_doubt,
+       x.resolved_by,
+       x.resolved_at
+FROM pg_extension AS e
+CROSS JOIN eskit_lease._executions AS x
+LEFT JOIN eskit_lease._sessions AS s ON s.session = x.session
+LEFT JOIN LATERAL eskit_lease._standing(s.session, s.boot_id, s.ttl_ms) AS t ON true
+WHERE e.extname = 'eskit_lease';
+
+COMMENT ON VIEW eskit_lease.executions IS 'Run-once keys; what is done or resolved, for eskit_lease.execution_retention.';
+COMMENT ON COLUMN eskit_lease.executions.key IS 'The key.';
+COMMENT ON COLUMN eskit_lease.executions.state IS 'running, done, failed, in_doubt (its session ended before it did), or retry (free for another attempt).';
+COMMENT ON COLUMN eskit_lease.executions.consumer IS 'Who began the last attempt.';
+COMMENT ON COLUMN eskit_lease.executions.session IS 'Its session; NULL unless the reader may use it or is an administrator.';
+COMMENT ON COLUMN eskit_lease.executions.role IS 'The role of its session, by the name that it had.';
+COMMENT ON COLUMN eskit_lease.executions.fence IS 'The fence of the last attempt.';
+COMMENT ON COLUMN eskit_lease.executions.attempts IS 'How many attempts have begun.';
+COMMENT ON COLUMN eskit_lease.executions.started_at IS 'When the last one did.';
+COMMENT ON COLUMN eskit_lease.executions.finished_at IS 'When it was finished, failed or resolved.';
+COMMENT ON COLUMN eskit_lease.executions.result IS 'The result of what is done.';
+COMMENT ON COLUMN eskit_lease.executions.error IS 'Why it failed.';
+COMMENT ON COLUMN eskit_lease.executions.retry_in_doubt IS 'Whether it is begun again, without being resolved, when it is in doubt.';
+COMMENT ON COLUMN eskit_lease.executions.resolved_by IS 'The role that resolved it, if one did.';
+COMMENT ON COLUMN eskit_lease.executions.resolved_at IS 'When.';
+
 CREATE VIEW eskit_lease.blockers AS -- lock classes as in src/guard.rs
 SELECT CASE k.objsubid
            WHEN 4501 THEN CASE k.mode WHEN 'ShareLock' THEN 'granting to the session' ELSE 'ending the session' END

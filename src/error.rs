@@ -79,6 +79,16 @@ pub enum Error {
     Joining { group: String },
     #[error("session is not a member of group \"{group}\"")]
     NotMember { group: String },
+    #[error("fence {fence} of execution \"{key}\" is no longer valid")]
+    AttemptLost { key: String, fence: i64, why: String },
+    #[error("execution \"{key}\" is being changed in another transaction")]
+    AttemptInFlight { key: String },
+    #[error("result of execution \"{key}\" is too large")]
+    ResultTooLarge { key: String, length: usize },
+    #[error("unknown outcome \"{0}\"")]
+    Outcome(String),
+    #[error("outcome \"{0}\" has no result")]
+    NoResult(String),
     #[error("connection to client lost")]
     ClientGone,
 }
@@ -95,6 +105,8 @@ impl Error {
             | Error::Partitions(_)
             | Error::NoPartition { .. }
             | Error::Assignor(_)
+            | Error::Outcome(_)
+            | Error::NoResult(_)
             | Error::Twice { .. }
             | Error::Position(_) => Code::ERRCODE_INVALID_PARAMETER_VALUE,
             Error::Foreign { .. } | Error::NotOwner { .. } => Code::ERRCODE_INSUFFICIENT_PRIVILEGE,
@@ -108,10 +120,13 @@ impl Error {
             Error::SessionEnded(_) | Error::NotMember { .. } => Code::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
             Error::AttachPrepared => Code::ERRCODE_FEATURE_NOT_SUPPORTED,
             // raise_lost_fence() makes this LF001
-            Error::FenceLost { .. } => Code::ERRCODE_RAISE_EXCEPTION,
-            Error::InFlight { .. } | Error::Overdue { .. } | Error::BeingDeclared { .. } | Error::Joining { .. } => {
-                Code::ERRCODE_LOCK_NOT_AVAILABLE
-            }
+            Error::FenceLost { .. } | Error::AttemptLost { .. } => Code::ERRCODE_RAISE_EXCEPTION,
+            Error::InFlight { .. }
+            | Error::Overdue { .. }
+            | Error::BeingDeclared { .. }
+            | Error::Joining { .. }
+            | Error::AttemptInFlight { .. } => Code::ERRCODE_LOCK_NOT_AVAILABLE,
+            Error::ResultTooLarge { .. } => Code::ERRCODE_PROGRAM_LIMIT_EXCEEDED,
             Error::NewerThanSnapshot { .. } => Code::ERRCODE_T_R_SERIALIZATION_FAILURE,
             Error::ClientGone => Code::ERRCODE_CONNECTION_FAILURE,
         }
@@ -134,6 +149,7 @@ impl Error {
                 format!("The session waits for {} resources.", crate::queue::MAX_PLACES)
             }
             Error::FenceLost { why, .. }
+            | Error::AttemptLost { why, .. }
             | Error::NameInUse { why, .. }
             | Error::InUse { why, .. }
             | Error::Owned { why, .. } => why.clone(),
@@ -148,6 +164,9 @@ impl Error {
             }
             Error::Overdue { fence, .. } => {
                 format!("The rebalance_timeout is over, and nothing new can be done under fence {fence}.")
+            }
+            Error::ResultTooLarge { length, .. } => {
+                format!("It is {length} bytes long as text; the limit is {}.", crate::execution::MAX_RESULT)
             }
             Error::NewerThanSnapshot { fence, .. } => {
                 format!("Fence {fence} was granted after what this transaction reads.")
@@ -186,21 +205,30 @@ impl Error {
                     "Have its members leave, or close their sessions; the view group_members shows them."
                 }
                 Error::InUse { .. } => "Try again once nobody holds it or waits for it.",
-                Error::BeingDeclared { .. } | Error::Joining { .. } => "Try again when that transaction has ended.",
+                Error::BeingDeclared { .. } | Error::Joining { .. } | Error::AttemptInFlight { .. } => {
+                    "Try again when that transaction has ended."
+                }
                 Error::WrongKind { is: "group", .. } => "Join a group with group_join.",
                 Error::WrongKind { is: "semaphore", .. } => "Acquire a permit of a semaphore with lease_acquire.",
                 Error::Unknown { kind: "group", .. } => "Create it with group_create.",
+                Error::Unknown { kind: "execution", .. } => "The view executions shows the keys.",
                 Error::Unknown { .. } => "Create it with semaphore_create.",
                 Error::Position(..=0) => "For a stream that begins at 0, count one more: a cursor at 0 has seen nothing.",
                 Error::AcksFull { .. } => "Acknowledge the oldest positions first.",
                 Error::NoGrace { .. } => "Release a partition with group_release.",
-                Error::SessionEnded("draining") => "A session that drains joins no group.",
+                Error::SessionEnded("draining") => "A session that drains begins nothing and joins no group.",
                 Error::SessionEnded(_) => "Open a new session.",
                 Error::NotMember { .. } => "Join the group with group_join.",
                 Error::AttachPrepared => "Open the session without attach, or commit before PREPARE TRANSACTION.",
                 Error::FenceLost { .. } => {
                     "Stop this work and roll back: somebody else may hold the lease. Acquire it again before going on."
                 }
+                Error::AttemptLost { .. } => {
+                    "Stop this work and roll back: the attempt is over. The view executions shows what stands."
+                }
+                Error::ResultTooLarge { .. } => "Keep the result elsewhere, and where it is here.",
+                Error::Outcome(_) => "The outcomes are done, failed and retry.",
+                Error::NoResult(_) => "Give a result with the outcome done.",
                 Error::InFlight { .. } => "Roll back and ask again: the lease may have been lost.",
                 Error::Overdue { .. } => "Roll back, and give the partition back with group_release.",
                 Error::NewerThanSnapshot { .. } => {
@@ -215,7 +243,7 @@ impl Error {
 
 impl From<Error> for ErrorReport {
     fn from(error: Error) -> ErrorReport {
-        if matches!(error, Error::FenceLost { .. }) {
+        if matches!(error, Error::FenceLost { .. } | Error::AttemptLost { .. }) {
             raise_lost_fence();
         }
         let mut report = ErrorReport::new(error.code(), error.to_string(), "eskit_lease");

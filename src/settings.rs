@@ -13,6 +13,7 @@ pub static MAX_TTL: GucSetting<i32> = GucSetting::<i32>::new(3_600_000);
 pub static MAX_WAIT: GucSetting<i32> = GucSetting::<i32>::new(10_000);
 static MAX_WAITING: GucSetting<i32> = GucSetting::<i32>::new(-1);
 pub static ROW_RETENTION: GucSetting<i32> = GucSetting::<i32>::new(3_600);
+pub static EXECUTION_RETENTION: GucSetting<i32> = GucSetting::<i32>::new(30 * 86_400);
 
 /// How many session_wait calls may wait in one database at the same time.
 pub fn max_waiting() -> u32 {
@@ -119,6 +120,15 @@ pub fn define_at_preload() {
         c"It keeps the last fence of the resource for people to see. Fences never repeat, kept or not.",
         &ROW_RETENTION,
         (0, 2_147_483),
+        GucContext::Sighup,
+        GucFlags::UNIT_S,
+    );
+    int(
+        c"eskit_lease.execution_retention",
+        c"How long a run-once key is kept that is done or resolved.",
+        c"A key that is removed is free again. -1 keeps them for ever.",
+        &EXECUTION_RETENTION,
+        (-1, i32::MAX),
         GucContext::Sighup,
         GucFlags::UNIT_S,
     );

@@ -6,6 +6,7 @@
 //! rows up by index, one by one, and do nothing else: these tables are small when a plan is made and need not be when it is used.
 
 use crate::error::{Error, Result};
+use crate::json::Jsonb;
 use crate::liveness::slots::Home;
 use crate::text::{Text, text_datum};
 use pgrx::pg_sys::{self, Datum, Oid};
@@ -86,6 +87,7 @@ pub enum Value<'a> {
     Longs(&'a [i64]),
     Double(f64),
     Bool(bool),
+    MaybeJson(Option<&'a Jsonb>),
     Oid(u32),
 }
 
@@ -123,6 +125,7 @@ impl Value<'_> {
             }
             Value::Double(number) => number.into_datum(),
             Value::Bool(truth) => truth.into_datum(),
+            Value::MaybeJson(json) => json.map(Jsonb::datum),
             Value::Oid(oid) => Some(Datum::from(oid)),
         }
     }

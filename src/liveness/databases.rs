@@ -24,13 +24,16 @@ pub enum Counter {
     FenceChecks,
     FencesLost,
     WaitsRefused,
+    ExecutionsBegun,
+    ExecutionsFinished,
+    ExecutionsFailed,
     Sweeps,
     Rescans,
     Rebalances,
     Notifications,
 }
 
-pub const COUNTERS: [&str; 17] = [
+pub const COUNTERS: [&str; 20] = [
     "heartbeats",
     "heartbeats_refused",
     "sessions_opened",
@@ -44,6 +47,9 @@ pub const COUNTERS: [&str; 17] = [
     "fence_checks",
     "fences_lost",
     "waits_refused",
+    "executions_begun",
+    "executions_finished",
+    "executions_failed",
     "sweeps",
     "rescans",
     "rebalances",
@@ -101,8 +107,10 @@ pub struct Database {
     pub worker: AtomicPtr<pg_sys::Latch>,
     /// Whether the last worker has left because there was nothing to do, and not because it failed.
     pub finished: AtomicBool,
-    /// When released rows are next to be swept.
+    /// When rows that are kept for a while are next to be swept.
     pub retention_due: AtomicU64,
+    /// Whether somebody has to come for that.
+    retention_wanted: AtomicBool,
     /// Of dead sessions whose rows are in somebody's hands.
     pub blocked: Retry,
     /// Of looking through the database, when more is in somebody's hands than the ring has room for.
@@ -181,6 +189,7 @@ impl Shared {
         }
         database.worker.store(std::ptr::null_mut(), Ordering::Relaxed);
         database.retention_due.store(0, Ordering::Relaxed);
+        database.retention_wanted.store(false, Ordering::Relaxed);
         database.blocked.clear();
         database.look_through.clear();
         database.timer.store(0, Ordering::Relaxed);
@@ -226,6 +235,17 @@ impl Database {
         let flags = (self.flags() != 0).then(|| self.look_through.until());
         let timer = Some(self.timer.load(Ordering::Acquire)).filter(|timer| *timer != 0);
         flags.into_iter().chain(timer).min()
+    }
+
+    /// Has somebody come for the rows that are kept for a while, or nobody. Whether that is news.
+    pub fn want_retention(&self, wanted: bool) -> bool {
+        self.retention_wanted.load(Ordering::Relaxed) != wanted
+            && self.retention_wanted.swap(wanted, Ordering::AcqRel) != wanted
+    }
+
+    /// When somebody has to come for them.
+    pub fn retention_wanted(&self) -> Option<u64> {
+        self.retention_wanted.load(Ordering::Acquire).then(|| self.retention_due.load(Ordering::Relaxed))
     }
 
     pub fn flags(&self) -> u32 {

@@ -55,7 +55,7 @@ pub fn each_post_due(shared: &Shared, now: u64, mut visit: impl FnMut(u32, u64))
     shared.each_dirty(&mut visit);
     for database in shared.databases {
         let oid = database.oid.load(Ordering::Acquire);
-        if let Some(due) = database.flags_due().filter(|_| oid != 0) {
+        for due in [database.flags_due(), database.retention_wanted()].into_iter().flatten().filter(|_| oid != 0) {
             visit(oid, due.max(now));
         }
     }

@@ -27,5 +27,8 @@ GRANT EXECUTE ON FUNCTION
     eskit_lease.cursor_commit(pg_catalog.text, integer, bigint, bigint),
     eskit_lease.cursor_ack(pg_catalog.text, integer, bigint, bigint),
     eskit_lease.cursor_position(pg_catalog.text, integer),
-    eskit_lease.cursor_head(pg_catalog.text, integer, bigint)
+    eskit_lease.cursor_head(pg_catalog.text, integer, bigint),
+    eskit_lease.execution_begin(pg_catalog.text, pg_catalog.uuid, boolean),
+    eskit_lease.execution_finish(pg_catalog.text, bigint, pg_catalog.jsonb),
+    eskit_lease.execution_fail(pg_catalog.text, bigint, pg_catalog.text, boolean)
 TO {role}
