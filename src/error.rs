@@ -77,6 +77,8 @@ pub enum Error {
     Joining { group: String },
     #[error("session is not a member of group \"{group}\"")]
     NotMember { group: String },
+    #[error("too many positions in one transaction")]
+    PositionsFull,
     #[error("connection to client lost")]
     ClientGone,
 }
@@ -111,6 +113,7 @@ impl Error {
                 Code::ERRCODE_LOCK_NOT_AVAILABLE
             }
             Error::NewerThanSnapshot { .. } => Code::ERRCODE_T_R_SERIALIZATION_FAILURE,
+            Error::PositionsFull => Code::ERRCODE_PROGRAM_LIMIT_EXCEEDED,
             Error::ClientGone => Code::ERRCODE_CONNECTION_FAILURE,
         }
     }
@@ -141,6 +144,7 @@ impl Error {
             }
             Error::Position(given) => format!("{given} was given; the limits are 1 and {}.", i64::MAX - 1),
             Error::AcksFull { most, .. } => format!("There may be {most} ranges of them."),
+            Error::PositionsFull => format!("There may be {} of them.", crate::position::MOST),
             Error::InFlight { fence, .. } => {
                 format!("The end, the release or the take-over of fence {fence} is in progress in another transaction.")
             }
@@ -188,6 +192,7 @@ impl Error {
                 Error::Unknown { .. } => "Create it with semaphore_create.",
                 Error::Position(..=0) => "For a stream that begins at 0, count one more: a cursor at 0 has seen nothing.",
                 Error::AcksFull { .. } => "Acknowledge the oldest positions first.",
+                Error::PositionsFull => "Write the rows in several transactions.",
                 Error::NoGrace { .. } => "Release a partition with group_release.",
                 Error::SessionEnded("draining") => "A session that drains joins no group.",
                 Error::SessionEnded(_) => "Open a new session.",

@@ -23,6 +23,7 @@ mod keys;
 mod lease;
 mod liveness;
 mod lock;
+mod position;
 mod privilege;
 mod queue;
 mod reading;

@@ -27,5 +27,7 @@ GRANT EXECUTE ON FUNCTION
     eskit_lease.cursor_commit(pg_catalog.text, integer, bigint, bigint),
     eskit_lease.cursor_ack(pg_catalog.text, integer, bigint, bigint),
     eskit_lease.cursor_position(pg_catalog.text, integer),
-    eskit_lease.cursor_head(pg_catalog.text, integer, bigint)
+    eskit_lease.cursor_head(pg_catalog.text, integer, bigint),
+    eskit_lease.next_position(),
+    eskit_lease.position_horizon()
 TO {role}
