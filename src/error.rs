@@ -161,8 +161,8 @@ impl Error {
                 Error::NotPreloaded => "Add eskit_lease to shared_preload_libraries and restart the server.",
                 Error::Recovery => "Connect to the primary server.",
                 Error::ReadOnly(_) => {
-                    "Only session_heartbeat, session_wait, lease_renew, fence_check, group_assignment and cursor_position \
-                     work in a read-only transaction."
+                    "Only session_heartbeat, session_wait, lease_renew, fence_check, group_assignment, cursor_position and \
+                     position_horizon work in a read-only transaction."
                 }
                 Error::Interval { what, .. } if *what == "ttl" => {
                     "The limits are the settings eskit_lease.min_ttl and eskit_lease.max_ttl."
