@@ -105,8 +105,12 @@ COMMENT ON FUNCTION eskit_lease.execution_fail(text, bigint, text, boolean) IS
 'The attempt under this fence has failed, with this transaction. error: why; its first 8 KiB are kept. retry: the key is free for another attempt; otherwise it stays failed until execution_resolve. False if it was failed already under this fence. Raises as execution_finish.';
 COMMENT ON FUNCTION eskit_lease.execution_resolve(text, text, jsonb) IS
 'Decides on what is in doubt or failed. outcome: done (with a result, if there is one), failed, or retry: the key is free for another attempt. False if it is neither. Goes to the server log. Raises 42704, 55P03, 22023, 54000. For administrators.';
+COMMENT ON FUNCTION eskit_lease.next_position() IS
+'A position for a row, as the default of a column: position bigint PRIMARY KEY DEFAULT eskit_lease.next_position(). Greater than all positions of transactions with lower ids, and of the same transaction before; to be written by the transaction that draws it. At most 1048576 in one transaction (54000).';
+COMMENT ON FUNCTION eskit_lease.position_horizon() IS
+'All positions below it are settled for what the calling statement reads: committed and visible, or never to be. So WHERE position > last AND position < eskit_lease.position_horizon() ORDER BY position skips nothing for ever. It lags behind the oldest open transaction that writes, of any database; see the view position_blockers. Works on a standby, and without preload.';
 COMMENT ON FUNCTION eskit_lease._revoke_in(bigint, bigint, integer) IS 'Internal: how long an owner has left to release a partition; under the views.';
-COMMENT ON FUNCTION eskit_lease.grant_consumer(regrole) IS 'Lets a role open sessions, use leases, locks and fences, make and use semaphores and groups, move cursors, and run what is run once. For whoever may grant that.';
+COMMENT ON FUNCTION eskit_lease.grant_consumer(regrole) IS 'Lets a role open sessions, use leases, locks and fences, make and use semaphores and groups, move cursors, draw and read positions, and run what is run once. For whoever may grant that.';
 COMMENT ON FUNCTION eskit_lease.grant_monitor(regrole) IS 'Lets a role read the views and stats(), and report heads with cursor_head(). For whoever may grant that.';
 COMMENT ON FUNCTION eskit_lease.stats() IS 'Counters of this database since the server started (they grow), and the numbers of living sessions, of resources that wait for the worker, and of waiting session_wait calls.';
 COMMENT ON FUNCTION eskit_lease._eligible(uuid, bigint, integer) IS 'Internal: whether a waiter may be granted to.';

@@ -305,3 +305,24 @@ COMMENT ON COLUMN eskit_lease.blockers.granted IS 'False while it waits itself.'
 COMMENT ON COLUMN eskit_lease.blockers.pid IS 'Process id of the connection; NULL for a prepared transaction.';
 COMMENT ON COLUMN eskit_lease.blockers.prepared IS 'Identifier of the prepared transaction, for COMMIT PREPARED or ROLLBACK PREPARED.';
 COMMENT ON COLUMN eskit_lease.blockers.since IS 'When the transaction began or was prepared; NULL for another role''s connection unless the reader is a member of pg_read_all_stats.';
+
+CREATE VIEW eskit_lease.position_blockers AS
+SELECT a.pid,
+       NULL::text AS prepared,
+       a.datname AS database,
+       a.usename AS role,
+       a.xact_start AS since,
+       age(a.backend_xid) AS behind
+FROM pg_stat_activity AS a
+WHERE a.backend_xid IS NOT NULL AND a.pid <> pg_backend_pid()
+UNION ALL
+SELECT NULL, p.gid, p.database, p.owner, p.prepared, age(p.transaction)
+FROM pg_prepared_xacts AS p;
+
+COMMENT ON VIEW eskit_lease.position_blockers IS 'Open transactions that have written, of all databases, by connection or prepared transaction: position_horizon() lags behind the oldest of them.';
+COMMENT ON COLUMN eskit_lease.position_blockers.pid IS 'Process id of the connection; NULL for a prepared transaction.';
+COMMENT ON COLUMN eskit_lease.position_blockers.prepared IS 'Identifier of the prepared transaction, for COMMIT PREPARED or ROLLBACK PREPARED.';
+COMMENT ON COLUMN eskit_lease.position_blockers.database IS 'Where it writes.';
+COMMENT ON COLUMN eskit_lease.position_blockers.role IS 'Whose it is.';
+COMMENT ON COLUMN eskit_lease.position_blockers.since IS 'When it began or was prepared; NULL for another role''s connection unless the reader is a member of pg_read_all_stats.';
+COMMENT ON COLUMN eskit_lease.position_blockers.behind IS 'How many transaction ids have been given since; the greatest is what holds the horizon back.';

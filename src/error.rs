@@ -89,6 +89,8 @@ pub enum Error {
     Outcome(String),
     #[error("outcome \"{0}\" has no result")]
     NoResult(String),
+    #[error("too many positions in one transaction")]
+    PositionsFull,
     #[error("connection to client lost")]
     ClientGone,
 }
@@ -128,6 +130,7 @@ impl Error {
             | Error::AttemptInFlight { .. } => Code::ERRCODE_LOCK_NOT_AVAILABLE,
             Error::ResultTooLarge { .. } => Code::ERRCODE_PROGRAM_LIMIT_EXCEEDED,
             Error::NewerThanSnapshot { .. } => Code::ERRCODE_T_R_SERIALIZATION_FAILURE,
+            Error::PositionsFull => Code::ERRCODE_PROGRAM_LIMIT_EXCEEDED,
             Error::ClientGone => Code::ERRCODE_CONNECTION_FAILURE,
         }
     }
@@ -159,6 +162,7 @@ impl Error {
             }
             Error::Position(given) => format!("{given} was given; the limits are 1 and {}.", i64::MAX - 1),
             Error::AcksFull { most, .. } => format!("There may be {most} ranges of them."),
+            Error::PositionsFull => format!("There may be {} of them.", crate::position::MOST),
             Error::InFlight { fence, .. } => {
                 format!("The end, the release or the take-over of fence {fence} is in progress in another transaction.")
             }
@@ -181,8 +185,8 @@ impl Error {
                 Error::NotPreloaded => "Add eskit_lease to shared_preload_libraries and restart the server.",
                 Error::Recovery => "Connect to the primary server.",
                 Error::ReadOnly(_) => {
-                    "Only session_heartbeat, session_wait, lease_renew, fence_check, group_assignment and cursor_position \
-                     work in a read-only transaction."
+                    "Only session_heartbeat, session_wait, lease_renew, fence_check, group_assignment, cursor_position and \
+                     position_horizon work in a read-only transaction."
                 }
                 Error::Interval { what, .. } if *what == "ttl" => {
                     "The limits are the settings eskit_lease.min_ttl and eskit_lease.max_ttl."
@@ -215,6 +219,7 @@ impl Error {
                 Error::Unknown { .. } => "Create it with semaphore_create.",
                 Error::Position(..=0) => "For a stream that begins at 0, count one more: a cursor at 0 has seen nothing.",
                 Error::AcksFull { .. } => "Acknowledge the oldest positions first.",
+                Error::PositionsFull => "Write the rows in several transactions.",
                 Error::NoGrace { .. } => "Release a partition with group_release.",
                 Error::SessionEnded("draining") => "A session that drains begins nothing and joins no group.",
                 Error::SessionEnded(_) => "Open a new session.",

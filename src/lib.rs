@@ -25,6 +25,7 @@ mod keys;
 mod lease;
 mod liveness;
 mod lock;
+mod position;
 mod privilege;
 mod queue;
 mod reading;

@@ -5,7 +5,7 @@ use super::{Lock, Shared, clock, set_latch};
 use crate::error::{Error, Result};
 use pgrx::pg_sys;
 use std::cell::Cell;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 /// What is counted since the server started; `stats()` shows each under its name.
 #[derive(Clone, Copy)]
@@ -102,6 +102,13 @@ pub struct Database {
     table: AtomicU32,
     /// Oid of the fence sequence that has been raised above all history in this start of shared memory.
     pub raised: AtomicU32,
+    /// Oid of the sequence `position_high` whose state, and that of its fellows, is kept here in this start of shared memory; the next two
+    /// are valid then.
+    pub positions_of: AtomicU32,
+    /// What is added to the ids of transactions to make positions; does not change.
+    pub position_base: AtomicI64,
+    /// The sum of both up to which positions may be given.
+    pub position_high: AtomicI64,
     flags: AtomicU32,
     pub waiting: AtomicU32,
     pub worker: AtomicPtr<pg_sys::Latch>,
@@ -141,6 +148,7 @@ impl Shared {
         let database = &self.databases[index];
         if database.table.swap(home.table, Ordering::AcqRel) != home.table {
             database.raised.store(0, Ordering::Release);
+            database.positions_of.store(0, Ordering::Release);
         }
         MINE.set(Some(index));
         Ok(database)
@@ -184,7 +192,7 @@ impl Shared {
             return;
         }
         let _held = self.lock(Lock::Alloc, true);
-        for field in [&database.table, &database.raised, &database.flags, &database.waiting] {
+        for field in [&database.table, &database.raised, &database.positions_of, &database.flags, &database.waiting] {
             field.store(0, Ordering::Relaxed);
         }
         database.worker.store(std::ptr::null_mut(), Ordering::Relaxed);

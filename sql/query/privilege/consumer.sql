@@ -30,5 +30,7 @@ GRANT EXECUTE ON FUNCTION
     eskit_lease.cursor_head(pg_catalog.text, integer, bigint),
     eskit_lease.execution_begin(pg_catalog.text, pg_catalog.uuid, boolean),
     eskit_lease.execution_finish(pg_catalog.text, bigint, pg_catalog.jsonb),
-    eskit_lease.execution_fail(pg_catalog.text, bigint, pg_catalog.text, boolean)
+    eskit_lease.execution_fail(pg_catalog.text, bigint, pg_catalog.text, boolean),
+    eskit_lease.next_position(),
+    eskit_lease.position_horizon()
 TO {role}
