@@ -74,6 +74,7 @@ impl Statement {
 /// A value for a statement.
 pub enum Value<'a> {
     Text(&'a str),
+    Null,
     Texts(Vec<&'a str>),
     Uuid(Uuid),
     MaybeUuid(Option<Uuid>),
@@ -93,6 +94,7 @@ impl Value<'_> {
     fn datum(self) -> Option<Datum> {
         match self {
             Value::Text(text) => Some(text_datum(text)),
+            Value::Null => None,
             Value::Texts(texts) => {
                 let align = pg_sys::TYPALIGN_INT as c_char;
                 Some(array(texts.into_iter().map(text_datum).collect(), pg_sys::TEXTOID, -1, align))
