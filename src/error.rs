@@ -85,6 +85,8 @@ pub enum Error {
     PartitionNull { table: String, column: String },
     #[error("column \"{column}\" of relation \"{table}\" does not exist")]
     NoColumn { table: String, column: String },
+    #[error("table \"{table}\" is fenced by its column \"{column}\", which is not there as an integer any more")]
+    ColumnGone { table: String, column: String },
     #[error("column \"{column}\" of relation \"{table}\" cannot tell the partition")]
     PartitionColumn { table: String, column: String, why: String },
     #[error("table with OID {0} does not exist")]
@@ -138,7 +140,7 @@ impl Error {
             Error::AttachPrepared => Code::ERRCODE_FEATURE_NOT_SUPPORTED,
             // raise_own() makes these LF001 and LF002
             Error::FenceLost { .. } | Error::FenceRequired { .. } => Code::ERRCODE_RAISE_EXCEPTION,
-            Error::NoColumn { .. } => Code::ERRCODE_UNDEFINED_COLUMN,
+            Error::NoColumn { .. } | Error::ColumnGone { .. } => Code::ERRCODE_UNDEFINED_COLUMN,
             Error::PartitionColumn { .. } => Code::ERRCODE_DATATYPE_MISMATCH,
             Error::NoTable(_) => Code::ERRCODE_UNDEFINED_TABLE,
             Error::TruncateFenced { .. } => Code::ERRCODE_FEATURE_NOT_SUPPORTED,
@@ -257,7 +259,8 @@ impl Error {
                          fence) first, in the same transaction."
                     ));
                 }
-                Error::FencedAlready { .. } | Error::NoColumn { .. } => "Call eskit_lease.unfence_table() first.",
+                Error::FencedAlready { .. } => "Call eskit_lease.unfence_table() first.",
+                Error::ColumnGone { .. } => "Call eskit_lease.unfence_table(), and fence it by the column that there is now.",
                 Error::TruncateFenced { .. } => "Delete the rows, or call eskit_lease.unfence_table() first.",
                 Error::NoFenceTrigger => "Call eskit_lease.fence_table().",
                 Error::NewerThanSnapshot { .. } => {

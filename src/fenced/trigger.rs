@@ -113,7 +113,7 @@ unsafe fn partition(data: &TriggerData, row: *mut TupleTableSlot, column: &CStr)
         // It may have been renamed or dropped, or be another one of that name.
         let read = if number > 0 { integer(pg_sys::SPI_gettypeid(columns, number)) } else { None };
         let Some(read) = read else {
-            return Err(Error::NoColumn { table: table_name(data), column: name() }.into());
+            return Err(Error::ColumnGone { table: table_name(data), column: name() }.into());
         };
         if i32::from((*row).tts_nvalid) < number {
             pg_sys::slot_getsomeattrs_int(row, number);
@@ -148,6 +148,7 @@ unsafe fn hold(data: &TriggerData, resource: &CStr, slot: Option<i32>) -> Result
     if !settings::FENCE_SUPERUSERS.get() && unsafe { pg_sys::superuser_arg(pg_sys::GetOuterUserId()) } {
         return Ok(());
     }
+    let given_away = given_away || !standing.is_empty();
     // SAFETY: as the caller says
     let table = unsafe { table_name(data) };
     Err(Error::FenceRequired { table, resource: name, partition: slot, given_away }.into())
