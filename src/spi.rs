@@ -142,17 +142,19 @@ pub struct Db {
     caller: Oid,
     security: i32,
     settings: i32,
-    planner: [bool; 5],
+    planner: [bool; 6],
 }
 
-/// The planner's other ways to get at rows, and at their order: all of them read what is not asked for.
-fn other_ways() -> [*mut bool; 5] {
+/// The planner's other ways to get at rows, and at their order: all of them read what is not asked for. Where there is no way but one of
+/// these its cost is beyond measure, and a plan of that cost would be compiled, which takes longer than anything that is done here.
+fn other_ways() -> [*mut bool; 6] {
     [
         &raw mut pg_sys::enable_seqscan,
         &raw mut pg_sys::enable_bitmapscan,
         &raw mut pg_sys::enable_hashjoin,
         &raw mut pg_sys::enable_mergejoin,
         &raw mut pg_sys::enable_sort,
+        &raw mut pg_sys::jit_enabled,
     ]
 }
 
