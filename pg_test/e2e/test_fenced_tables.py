@@ -159,7 +159,8 @@ def test_without_shared_memory():
         with server.connect() as conn:
             table(conn)
             assert write(conn, 1) == "ok"
-        server.query("ALTER SYSTEM SET shared_preload_libraries = ''")
+        with (server.data / "postgresql.conf").open("a") as conf:
+            conf.write("shared_preload_libraries = ''\n")
         server.restart()
         with server.connect() as conn:
             with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState) as refused:
