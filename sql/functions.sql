@@ -1,5 +1,8 @@
 -- The functions are declared in src/; here is who may call them, and what each is for.
 
+-- What fence_table() makes triggers of; they name it in users' dumps.
+CREATE FUNCTION eskit_lease.require_fence() RETURNS trigger LANGUAGE c AS 'MODULE_PATHNAME', 'eskit_lease_require_fence';
+
 -- Nothing for PUBLIC but the key functions; grant_consumer() and grant_monitor() hand out the rest.
 GRANT USAGE ON SCHEMA eskit_lease TO PUBLIC;
 REVOKE ALL ON ALL TABLES IN SCHEMA eskit_lease FROM PUBLIC;
@@ -67,6 +70,12 @@ COMMENT ON FUNCTION eskit_lease.lock_acquire(text, text, interval, uuid) IS
 'Asks for a lease without a session of one''s own, as ShedLock does: a private session of the owner lives for ttl and ends with the lease. Renew and release by name and fence. Asked again with the same role, owner and request: the same fence. Reasons as for lease_acquire.';
 COMMENT ON FUNCTION eskit_lease.fence_check(text, bigint) IS
 'Asserts that the lease is held under this fence, to the end of the transaction: nobody else gets it before. Call it in each transaction that writes. Raises LF001 when the fence is no longer valid, 55P03 while the lease is changing hands, or when a partition was to be released by now, 40001 when it was granted after what this transaction reads, 42501 for another role''s lease.';
+COMMENT ON FUNCTION eskit_lease.fence_table(regclass, text, text) IS
+'From now on the table is written only in transactions that have passed fence_check, cursor_commit or cursor_ack for the resource (of a semaphore or group: for any slot). partition_column: an integer column; the resource is a group, and each row is written under the pass for its partition; TRUNCATE is refused. For the table''s owner. True if anything changed. Raises 42501, 42710 (fenced by another resource), 42809 (no table, or one in inheritance), 42703 and 42804 (column), 42704, 22023, 22004. Other writes raise LF002.';
+COMMENT ON FUNCTION eskit_lease.unfence_table(regclass) IS
+'Anybody may write the table again who could before. For the table''s owner. False if it was not fenced.';
+COMMENT ON FUNCTION eskit_lease.require_fence() IS
+'The trigger function of fenced tables; made by fence_table().';
 COMMENT ON FUNCTION eskit_lease.semaphore_create(text, integer) IS
 'Makes a semaphore: up to permits (1 to 32768) sessions hold the name at a time, one permit each, by lease_acquire. Raises 42710 for a name that is declared, held or waited for, 22023, 22004.';
 COMMENT ON FUNCTION eskit_lease.semaphore_resize(text, integer) IS
@@ -110,7 +119,7 @@ COMMENT ON FUNCTION eskit_lease.next_position() IS
 COMMENT ON FUNCTION eskit_lease.position_horizon() IS
 'All positions below it are settled for what the calling statement reads: committed and visible, or never to be. So WHERE position > last AND position < eskit_lease.position_horizon() ORDER BY position skips nothing for ever. It lags behind the oldest open transaction that writes, of any database; see the view position_blockers. Works on a standby, and without preload.';
 COMMENT ON FUNCTION eskit_lease._revoke_in(bigint, bigint, integer) IS 'Internal: how long an owner has left to release a partition; under the views.';
-COMMENT ON FUNCTION eskit_lease.grant_consumer(regrole) IS 'Lets a role open sessions, use leases, locks and fences, make and use semaphores and groups, move cursors, draw and read positions, and run what is run once. For whoever may grant that.';
+COMMENT ON FUNCTION eskit_lease.grant_consumer(regrole) IS 'Lets a role open sessions, use leases, locks and fences, make and use semaphores and groups, move cursors, draw and read positions, run what is run once, and fence tables of its own. For whoever may grant that.';
 COMMENT ON FUNCTION eskit_lease.grant_monitor(regrole) IS 'Lets a role read the views and stats(), and report heads with cursor_head(). For whoever may grant that.';
 COMMENT ON FUNCTION eskit_lease.stats() IS 'Counters of this database since the server started (they grow), and the numbers of living sessions, of resources that wait for the worker, and of waiting session_wait calls.';
 COMMENT ON FUNCTION eskit_lease._eligible(uuid, bigint, integer) IS 'Internal: whether a waiter may be granted to.';

@@ -271,6 +271,31 @@ COMMENT ON COLUMN eskit_lease.executions.retry_in_doubt IS 'Whether it is begun 
 COMMENT ON COLUMN eskit_lease.executions.resolved_by IS 'The role that resolved it, if one did.';
 COMMENT ON COLUMN eskit_lease.executions.resolved_at IS 'When.';
 
+CREATE VIEW eskit_lease.fenced_tables AS -- what fence_table() makes is its triggers, and no row
+SELECT t.tgrelid::regclass AS table_name,
+       convert_from(substring(a.args FOR position('\x00'::bytea IN a.args || '\x00'::bytea) - 1), getdatabaseencoding()) AS resource,
+       CASE WHEN t.tgnargs > 1 THEN convert_from(substring(a.args FROM position('\x00'::bytea IN a.args) + 1), getdatabaseencoding())
+       END AS partition_column,
+       CASE t.tgtype & 1 WHEN 1 THEN 'row' ELSE 'statement' END AS checks_each,
+       -- INSERT, DELETE, UPDATE and TRUNCATE are the bits 4, 8, 16 and 32.
+       NOT EXISTS (
+           -- As an array, of which ten elements are expected: a thousand partitions would seem to be worth a JIT compilation.
+           SELECT FROM unnest(t.tgrelid || ARRAY(SELECT p.relid::oid FROM pg_partition_tree(t.tgrelid) AS p)) AS r (relid)
+           WHERE (SELECT coalesce(bit_or(x.tgtype), 0::smallint) & 60 FROM pg_trigger AS x
+                  WHERE x.tgrelid = r.relid AND x.tgfoid = t.tgfoid AND x.tgenabled = 'A') <> 60) AS complete
+FROM pg_namespace AS n
+JOIN pg_proc AS f ON f.pronamespace = n.oid AND f.proname = 'require_fence'
+JOIN pg_trigger AS t ON t.tgfoid = f.oid AND t.tgname = 'eskit_lease_fence' AND t.tgparentid = 0
+CROSS JOIN LATERAL rtrim(t.tgargs, '\x00'::bytea) AS a (args)
+WHERE n.nspname = 'eskit_lease';
+
+COMMENT ON VIEW eskit_lease.fenced_tables IS 'Tables that are written only under a fence.';
+COMMENT ON COLUMN eskit_lease.fenced_tables.table_name IS 'The table.';
+COMMENT ON COLUMN eskit_lease.fenced_tables.resource IS 'What must be held by whoever writes it.';
+COMMENT ON COLUMN eskit_lease.fenced_tables.partition_column IS 'The column that tells each row''s partition, where the resource is a group whose partitions are fenced one by one.';
+COMMENT ON COLUMN eskit_lease.fenced_tables.checks_each IS 'What is checked: each statement, or each row.';
+COMMENT ON COLUMN eskit_lease.fenced_tables.complete IS 'False if a trigger has been disabled or dropped, or a partition added since that TRUNCATE is not held for: call fence_table() again.';
+
 CREATE VIEW eskit_lease.blockers AS -- lock classes as in src/guard.rs
 SELECT CASE k.objsubid
            WHEN 4501 THEN CASE k.mode WHEN 'ShareLock' THEN 'granting to the session' ELSE 'ending the session' END

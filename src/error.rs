@@ -93,6 +93,35 @@ pub enum Error {
     PositionsFull,
     #[error("connection to client lost")]
     ClientGone,
+    #[error("{of} \"{table}\" is fenced by \"{resource}\"", of = what_is_fenced(*.partition))]
+    FenceRequired { table: String, resource: String, partition: Option<i32>, given_away: bool },
+    #[error("partition column \"{column}\" of fenced table \"{table}\" must not be null")]
+    PartitionNull { table: String, column: String },
+    #[error("column \"{column}\" of relation \"{table}\" does not exist")]
+    NoColumn { table: String, column: String },
+    #[error("table \"{table}\" is fenced by its column \"{column}\", which is not there as an integer any more")]
+    ColumnGone { table: String, column: String },
+    #[error("column \"{column}\" of relation \"{table}\" cannot tell the partition")]
+    PartitionColumn { table: String, column: String, why: String },
+    #[error("table with OID {0} does not exist")]
+    NoTable(u32),
+    #[error("\"{table}\" cannot be fenced")]
+    Unfenceable { table: String, why: &'static str },
+    #[error("table \"{table}\" is fenced already")]
+    FencedAlready { table: String, resource: String },
+    #[error("cannot truncate table \"{table}\", which is fenced by its column \"{column}\"")]
+    TruncateFenced { table: String, column: String, resource: String },
+    #[error("require_fence() is not used as fence_table() makes its triggers")]
+    NoFenceTrigger,
+}
+
+fn what_is_fenced(partition: Option<i32>) -> String {
+    partition.map_or("table".to_owned(), |partition| format!("partition {partition} of table"))
+}
+
+/// A text as an SQL literal, to be shown.
+fn literal(text: &str) -> String {
+    format!("'{}'", text.replace('\'', "''"))
 }
 
 impl Error {
@@ -100,7 +129,7 @@ impl Error {
         match self {
             Error::NotPreloaded => Code::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
             Error::Recovery | Error::ReadOnly(_) => Code::ERRCODE_READ_ONLY_SQL_TRANSACTION,
-            Error::Null(_) => Code::ERRCODE_NULL_VALUE_NOT_ALLOWED,
+            Error::Null(_) | Error::PartitionNull { .. } => Code::ERRCODE_NULL_VALUE_NOT_ALLOWED,
             Error::Name { .. }
             | Error::Interval { .. }
             | Error::Number { .. }
@@ -115,14 +144,25 @@ impl Error {
             Error::SessionsFull | Error::DatabasesFull | Error::PlacesFull | Error::AcksFull { .. } => {
                 Code::ERRCODE_CONFIGURATION_LIMIT_EXCEEDED
             }
-            Error::Declared { .. } | Error::NameInUse { .. } => Code::ERRCODE_DUPLICATE_OBJECT,
+            Error::Declared { .. } | Error::NameInUse { .. } | Error::FencedAlready { .. } => {
+                Code::ERRCODE_DUPLICATE_OBJECT
+            }
             Error::InUse { .. } | Error::Owned { .. } => Code::ERRCODE_OBJECT_IN_USE,
-            Error::WrongKind { .. } | Error::NoGrace { .. } => Code::ERRCODE_WRONG_OBJECT_TYPE,
+            Error::WrongKind { .. } | Error::NoGrace { .. } | Error::Unfenceable { .. } => {
+                Code::ERRCODE_WRONG_OBJECT_TYPE
+            }
             Error::Unknown { .. } => Code::ERRCODE_UNDEFINED_OBJECT,
             Error::SessionEnded(_) | Error::NotMember { .. } => Code::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
             Error::AttachPrepared => Code::ERRCODE_FEATURE_NOT_SUPPORTED,
-            // raise_lost_fence() makes this LF001
-            Error::FenceLost { .. } | Error::AttemptLost { .. } => Code::ERRCODE_RAISE_EXCEPTION,
+            // raise_own() makes these LF001 and LF002
+            Error::FenceLost { .. } | Error::AttemptLost { .. } | Error::FenceRequired { .. } => {
+                Code::ERRCODE_RAISE_EXCEPTION
+            }
+            Error::NoColumn { .. } | Error::ColumnGone { .. } => Code::ERRCODE_UNDEFINED_COLUMN,
+            Error::PartitionColumn { .. } => Code::ERRCODE_DATATYPE_MISMATCH,
+            Error::NoTable(_) => Code::ERRCODE_UNDEFINED_TABLE,
+            Error::TruncateFenced { .. } => Code::ERRCODE_FEATURE_NOT_SUPPORTED,
+            Error::NoFenceTrigger => Code::ERRCODE_E_R_I_E_TRIGGER_PROTOCOL_VIOLATED,
             Error::InFlight { .. }
             | Error::Overdue { .. }
             | Error::BeingDeclared { .. }
@@ -171,6 +211,19 @@ impl Error {
             }
             Error::ResultTooLarge { length, .. } => {
                 format!("It is {length} bytes long as text; the limit is {}.", crate::execution::MAX_RESULT)
+            }
+            Error::FenceRequired { given_away: true, .. } => {
+                "The pass of this transaction ended when it gave the lease away.".to_owned()
+            }
+            Error::FenceRequired { .. } => {
+                "This transaction has not passed fence_check() for it, or has rolled that back to a savepoint."
+                    .to_owned()
+            }
+            Error::PartitionColumn { why, .. } => why.clone(),
+            Error::Unfenceable { why, .. } => (*why).to_owned(),
+            Error::FencedAlready { resource, .. } => format!("It is fenced by \"{resource}\"."),
+            Error::TruncateFenced { resource, .. } => {
+                format!("It would take the rows of all partitions of group \"{resource}\".")
             }
             Error::NewerThanSnapshot { fence, .. } => {
                 format!("Fence {fence} was granted after what this transaction reads.")
@@ -236,6 +289,21 @@ impl Error {
                 Error::NoResult(_) => "Give a result with the outcome done.",
                 Error::InFlight { .. } => "Roll back and ask again: the lease may have been lost.",
                 Error::Overdue { .. } => "Roll back, and give the partition back with group_release.",
+                Error::FenceRequired { resource, partition: None, .. } => {
+                    let name = literal(resource);
+                    return Some(format!("Call eskit_lease.fence_check({name}, fence) first, in the same transaction."));
+                }
+                Error::FenceRequired { resource, partition: Some(partition), .. } => {
+                    let name = literal(resource);
+                    return Some(format!(
+                        "Call eskit_lease.fence_check({name}, fence) or eskit_lease.cursor_commit({name}, {partition}, position, \
+                         fence) first, in the same transaction."
+                    ));
+                }
+                Error::FencedAlready { .. } => "Call eskit_lease.unfence_table() first.",
+                Error::ColumnGone { .. } => "Call eskit_lease.unfence_table(), and fence it by the column that there is now.",
+                Error::TruncateFenced { .. } => "Delete the rows, or call eskit_lease.unfence_table() first.",
+                Error::NoFenceTrigger => "Call eskit_lease.fence_table().",
                 Error::NewerThanSnapshot { .. } => {
                     "Begin the transaction after the lease has been granted, and retry it."
                 }
@@ -248,8 +316,10 @@ impl Error {
 
 impl From<Error> for ErrorReport {
     fn from(error: Error) -> ErrorReport {
-        if matches!(error, Error::FenceLost { .. } | Error::AttemptLost { .. }) {
-            raise_lost_fence();
+        match error {
+            Error::FenceLost { .. } | Error::AttemptLost { .. } => raise_own(FENCE_LOST),
+            Error::FenceRequired { .. } => raise_own(FENCE_REQUIRED),
+            _ => (),
         }
         let mut report = ErrorReport::new(error.code(), error.to_string(), "eskit_lease");
         if let Some(detail) = error.detail() {
@@ -262,24 +332,28 @@ impl From<Error> for ErrorReport {
     }
 }
 
-/// `LF001`, in PostgreSQL's six bits a character. A class of our own: 40001 would be retried blindly by the very worker that must stop.
-const FENCE_LOST: i32 = {
+/// In PostgreSQL's six bits a character. A class of our own: 40001 would be retried blindly by the very worker that must stop.
+const fn sqlstate(code: [u8; 5]) -> i32 {
     const fn six_bits(c: u8) -> i32 {
         (c as i32 - b'0' as i32) & 0x3F
     }
-    six_bits(b'L') | six_bits(b'F') << 6 | six_bits(b'0') << 12 | six_bits(b'0') << 18 | six_bits(b'1') << 24
-};
+    let [a, b, c, d, e] = code;
+    six_bits(a) | six_bits(b) << 6 | six_bits(c) << 12 | six_bits(d) << 18 | six_bits(e) << 24
+}
 
-/// Makes the error that is about to be raised LF001. pgrx knows only PostgreSQL's own codes; an error context callback, which runs
+const FENCE_LOST: i32 = sqlstate(*b"LF001");
+const FENCE_REQUIRED: i32 = sqlstate(*b"LF002");
+
+/// Gives the error that is about to be raised a code of our own. pgrx knows only PostgreSQL's; an error context callback, which runs
 /// while the error is put together, may set others (PostgreSQL's parser sets positions in the same way). The handler that catches
 /// the error puts the stack of callbacks back to what it was, as for any function that raises.
-fn raise_lost_fence() {
+fn raise_own(code: i32) {
     unsafe extern "C-unwind" {
         fn errcode(sqlerrcode: std::ffi::c_int) -> std::ffi::c_int;
     }
-    unsafe extern "C-unwind" fn callback(_: *mut std::ffi::c_void) {
+    unsafe extern "C-unwind" fn callback(code: *mut std::ffi::c_void) {
         // SAFETY: PostgreSQL calls this while it assembles an error, which is when errcode may be called
-        unsafe { errcode(FENCE_LOST) };
+        unsafe { errcode(code.addr() as std::ffi::c_int) };
     }
     static mut CALLBACK: pg_sys::ErrorContextCallback =
         pg_sys::ErrorContextCallback { previous: std::ptr::null_mut(), callback: None, arg: std::ptr::null_mut() };
@@ -287,22 +361,22 @@ fn raise_lost_fence() {
     unsafe {
         let entry = &raw mut CALLBACK;
         if pg_sys::error_context_stack != entry {
-            *entry = pg_sys::ErrorContextCallback {
-                previous: pg_sys::error_context_stack,
-                callback: Some(callback),
-                arg: std::ptr::null_mut(),
-            };
+            (*entry).previous = pg_sys::error_context_stack;
+            (*entry).callback = Some(callback);
             pg_sys::error_context_stack = entry;
         }
+        (*entry).arg = std::ptr::without_provenance_mut(code.cast_unsigned() as usize);
     }
 }
 
 #[cfg(test)]
 mod tests {
     #[test]
-    fn lost_fence_is_lf001() {
-        let text: String =
-            (0..5).map(|i| char::from(b'0' + u8::try_from(super::FENCE_LOST >> (6 * i) & 0x3F).unwrap_or(0))).collect();
-        assert_eq!(text, "LF001");
+    fn codes_of_our_own() {
+        for (code, expected) in [(super::FENCE_LOST, "LF001"), (super::FENCE_REQUIRED, "LF002")] {
+            let text: String =
+                (0..5).map(|i| char::from(b'0' + u8::try_from(code >> (6 * i) & 0x3F).unwrap_or(0))).collect();
+            assert_eq!(text, expected);
+        }
     }
 }

@@ -75,6 +75,7 @@ impl Statement {
 /// A value for a statement.
 pub enum Value<'a> {
     Text(&'a str),
+    Null,
     Texts(Vec<&'a str>),
     Uuid(Uuid),
     MaybeUuid(Option<Uuid>),
@@ -95,6 +96,7 @@ impl Value<'_> {
     fn datum(self) -> Option<Datum> {
         match self {
             Value::Text(text) => Some(text_datum(text)),
+            Value::Null => None,
             Value::Texts(texts) => {
                 let align = pg_sys::TYPALIGN_INT as c_char;
                 Some(array(texts.into_iter().map(text_datum).collect(), pg_sys::TEXTOID, -1, align))
@@ -143,17 +145,19 @@ pub struct Db {
     caller: Oid,
     security: i32,
     settings: i32,
-    planner: [bool; 5],
+    planner: [bool; 6],
 }
 
-/// The planner's other ways to get at rows, and at their order: all of them read what is not asked for.
-fn other_ways() -> [*mut bool; 5] {
+/// The planner's other ways to get at rows, and at their order: all of them read what is not asked for. Where there is no way but one of
+/// these its cost is beyond measure, and a plan of that cost would be compiled, which takes longer than anything that is done here.
+fn other_ways() -> [*mut bool; 6] {
     [
         &raw mut pg_sys::enable_seqscan,
         &raw mut pg_sys::enable_bitmapscan,
         &raw mut pg_sys::enable_hashjoin,
         &raw mut pg_sys::enable_mergejoin,
         &raw mut pg_sys::enable_sort,
+        &raw mut pg_sys::jit_enabled,
     ]
 }
 

@@ -7,6 +7,7 @@ GRANT SELECT ON
     eskit_lease.group_members,
     eskit_lease.group_partitions,
     eskit_lease.group_lag,
+    eskit_lease.fenced_tables,
     eskit_lease.executions,
     eskit_lease.blockers,
     eskit_lease.position_blockers
