@@ -1,5 +1,6 @@
 """Run-once keys with real processes: callers by the hundred, kills, pauses, crashes, dumps; and for how long they are kept."""
 
+import itertools
 import os
 import random
 import signal
@@ -360,14 +361,17 @@ def test_kept(server, no_worker, connect, retention):
         server.set(eskit_lease__execution_retention=None)
 
 
-def test_worker_comes_for_them(connect):
-    """It looks once a minute, although nothing else happens than that keys are begun and finished, by a session that lives on."""
-    conn = connect()
-    session = Session(conn, "runner", ttl="600 s")
-    run = "SELECT count(eskit_lease.execution_finish(key, b.fence)) FROM generate_series(1, 1500) AS i, concat('old ', i) AS key, eskit_lease.execution_begin(key, %s) AS b"
-    conn.execute(run, (session.id,))
-    wait_until(lambda: not call(conn, "session_sweep", 1000).more)  # the minute begins
-    conn.execute(OLD)
-    begin(session, "new")
-    assert len(keys(conn)) == 1501
-    wait_until(lambda: keys(conn) == ["new"], timeout=120, pause=0.2)
+def test_worker_comes_for_them(server, connect):
+    """Although nothing else happens than that keys are begun and finished, by a session that lives on."""
+    server.set(eskit_lease__execution_retention="2 s")
+    try:
+        conn = connect()
+        wait_until(lambda: conn.execute("SHOW eskit_lease.execution_retention").fetchone() == ("2s",))
+        session = Session(conn, "runner", ttl="600 s")
+        run = "SELECT count(eskit_lease.execution_finish(key, b.fence)) FROM generate_series(1, 1500) AS i, concat('old ', i) AS key, eskit_lease.execution_begin(key, %s) AS b"
+        assert conn.execute(run, (session.id,)).fetchone() == (1500,)
+        news = itertools.count()
+        wait_until(lambda: begin(session, f"new {next(news)}") and "old 1" not in keys(conn), pause=0.2)
+        wait_until(lambda: not [key for key in keys(conn) if key.startswith("old")])
+    finally:
+        server.set(eskit_lease__execution_retention=None)

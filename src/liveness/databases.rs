@@ -114,9 +114,9 @@ pub struct Database {
     pub worker: AtomicPtr<pg_sys::Latch>,
     /// Whether the last worker has left because there was nothing to do, and not because it failed.
     pub finished: AtomicBool,
-    /// When rows that are kept for a while are next to be swept.
-    pub retention_due: AtomicU64,
-    /// Whether somebody has to come for that.
+    /// When somebody last saw to the rows that are kept for a while, and left none.
+    pub retention_looked: AtomicU64,
+    /// Whether somebody has to come for them.
     retention_wanted: AtomicBool,
     /// Of dead sessions whose rows are in somebody's hands.
     pub blocked: Retry,
@@ -196,7 +196,7 @@ impl Shared {
             field.store(0, Ordering::Relaxed);
         }
         database.worker.store(std::ptr::null_mut(), Ordering::Relaxed);
-        database.retention_due.store(0, Ordering::Relaxed);
+        database.retention_looked.store(0, Ordering::Relaxed);
         database.retention_wanted.store(false, Ordering::Relaxed);
         database.blocked.clear();
         database.look_through.clear();
@@ -251,9 +251,8 @@ impl Database {
             && self.retention_wanted.swap(wanted, Ordering::AcqRel) != wanted
     }
 
-    /// When somebody has to come for them.
-    pub fn retention_wanted(&self) -> Option<u64> {
-        self.retention_wanted.load(Ordering::Acquire).then(|| self.retention_due.load(Ordering::Relaxed))
+    pub fn retention_wanted(&self) -> bool {
+        self.retention_wanted.load(Ordering::Acquire)
     }
 
     pub fn flags(&self) -> u32 {
