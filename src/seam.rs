@@ -78,6 +78,8 @@ struct Notes {
     shared: Option<(&'static Shared, &'static Database)>,
     list: Vec<Note>,
     resources: usize,
+    /// Passes among them, or more.
+    passes: usize,
     /// Of this transaction when it is being prepared.
     xid: u32,
     /// Whether this backend is a worker, which has judged what it commits and tells listeners itself.
@@ -86,7 +88,7 @@ struct Notes {
 
 thread_local! {
     static NOTES: RefCell<Notes> = const {
-        RefCell::new(Notes { registered: false, shared: None, list: Vec::new(), resources: 0, xid: 0, worker: false })
+        RefCell::new(Notes { registered: false, shared: None, list: Vec::new(), resources: 0, passes: 0, xid: 0, worker: false })
     };
     /// Grows with everything that can make or end a pass.
     static EPOCH: Cell<u64> = const { Cell::new(0) };
@@ -124,6 +126,7 @@ fn note(shared: &'static Shared, database: &'static Database, what: What) {
                 return;
             }
             What::Resource { .. } | What::Later { .. } => notes.resources += 1,
+            What::Fenced { .. } => notes.passes += 1,
             _ => (),
         }
         notes.list.push(Note { subtransaction, what });
@@ -143,7 +146,9 @@ impl Seam {
         // SAFETY: in a transaction
         let now = unsafe { pg_sys::GetCurrentSubTransactionId() };
         NOTES.with_borrow_mut(|notes| {
-            for note in &mut notes.list {
+            // A bulk call changes many, and mostly has passed nothing.
+            let noted = if notes.passes > 0 { notes.list.as_mut_slice() } else { &mut [] };
+            for note in noted {
                 if let What::Fenced { name, slot: of, given_away: given @ None, .. } = &mut note.what
                     && *of == slot
                     && name == resource
@@ -295,6 +300,7 @@ unsafe extern "C-unwind" fn at_end(event: pg_sys::XactEvent::Type, _argument: *m
                     _ => notes.settle(shared, database, event == XACT_EVENT_COMMIT),
                 };
                 notes.resources = 0;
+                notes.passes = 0;
                 notes.list.clear();
                 if stirred {
                     shared.wake(database);
