@@ -212,7 +212,7 @@ impl Table {
         let (mut columns, mut values): (Vec<_>, Vec<_>) = changes.iter().copied().unzip();
         let mut nulls = vec![false; changes.len()];
         let (mut should_free, count) = (false, columns.len() as i32);
-        // SAFETY: the values are of the columns' types, and as many; our tables have no triggers, and what is changed has no checks
+        // SAFETY: the values are of the columns' types, and as many; the table is plain, so nothing else is to be done for a change
         unsafe {
             let old = pg_sys::ExecFetchSlotHeapTuple(self.slot, false, &mut should_free);
             let new = pg_sys::heap_modify_tuple_by_cols(
