@@ -77,6 +77,24 @@ pub enum Error {
     Joining { group: String },
     #[error("session is not a member of group \"{group}\"")]
     NotMember { group: String },
+    #[error("queue \"{name}\" already exists")]
+    QueueExists { name: String },
+    #[error("unknown ordering \"{0}\"")]
+    Ordering(String),
+    #[error("ordering \"{0}\" is not supported")]
+    NotOrdered(String),
+    #[error("payload is too large")]
+    Payload { bytes: usize, most: usize },
+    #[error("numbers of payloads and keys differ")]
+    Keys { keys: usize, payloads: usize },
+    #[error("{0} must be finite")]
+    Infinite(&'static str),
+    #[error("claim under fence {fence} is no longer valid")]
+    ClaimLost { fence: i64, why: String },
+    #[error("session of the claim under fence {fence} is just ending")]
+    ClaimInFlight { fence: i64 },
+    #[error("item {id} is being changed in another transaction")]
+    ItemInFlight { id: i64 },
     #[error("connection to client lost")]
     ClientGone,
 }
@@ -94,22 +112,30 @@ impl Error {
             | Error::NoPartition { .. }
             | Error::Assignor(_)
             | Error::Twice { .. }
+            | Error::Ordering(_)
+            | Error::Keys { .. }
+            | Error::Infinite(_)
             | Error::Position(_) => Code::ERRCODE_INVALID_PARAMETER_VALUE,
             Error::Foreign { .. } | Error::NotOwner { .. } => Code::ERRCODE_INSUFFICIENT_PRIVILEGE,
             Error::SessionsFull | Error::DatabasesFull | Error::PlacesFull | Error::AcksFull { .. } => {
                 Code::ERRCODE_CONFIGURATION_LIMIT_EXCEEDED
             }
-            Error::Declared { .. } | Error::NameInUse { .. } => Code::ERRCODE_DUPLICATE_OBJECT,
+            Error::Declared { .. } | Error::NameInUse { .. } | Error::QueueExists { .. } => {
+                Code::ERRCODE_DUPLICATE_OBJECT
+            }
             Error::InUse { .. } | Error::Owned { .. } => Code::ERRCODE_OBJECT_IN_USE,
             Error::WrongKind { .. } | Error::NoGrace { .. } => Code::ERRCODE_WRONG_OBJECT_TYPE,
             Error::Unknown { .. } => Code::ERRCODE_UNDEFINED_OBJECT,
             Error::SessionEnded(_) | Error::NotMember { .. } => Code::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
-            Error::AttachPrepared => Code::ERRCODE_FEATURE_NOT_SUPPORTED,
+            Error::Payload { .. } => Code::ERRCODE_PROGRAM_LIMIT_EXCEEDED,
+            Error::AttachPrepared | Error::NotOrdered(_) => Code::ERRCODE_FEATURE_NOT_SUPPORTED,
             // raise_lost_fence() makes this LF001
-            Error::FenceLost { .. } => Code::ERRCODE_RAISE_EXCEPTION,
-            Error::InFlight { .. } | Error::BeingDeclared { .. } | Error::Joining { .. } => {
-                Code::ERRCODE_LOCK_NOT_AVAILABLE
-            }
+            Error::FenceLost { .. } | Error::ClaimLost { .. } => Code::ERRCODE_RAISE_EXCEPTION,
+            Error::InFlight { .. }
+            | Error::BeingDeclared { .. }
+            | Error::Joining { .. }
+            | Error::ClaimInFlight { .. }
+            | Error::ItemInFlight { .. } => Code::ERRCODE_LOCK_NOT_AVAILABLE,
             Error::NewerThanSnapshot { .. } => Code::ERRCODE_T_R_SERIALIZATION_FAILURE,
             Error::ClientGone => Code::ERRCODE_CONNECTION_FAILURE,
         }
@@ -132,6 +158,7 @@ impl Error {
                 format!("The session waits for {} resources.", crate::queue::MAX_PLACES)
             }
             Error::FenceLost { why, .. }
+            | Error::ClaimLost { why, .. }
             | Error::NameInUse { why, .. }
             | Error::InUse { why, .. }
             | Error::Owned { why, .. } => why.clone(),
@@ -139,6 +166,8 @@ impl Error {
             Error::NoPartition { partitions, .. } => {
                 format!("It has {partitions} partitions, numbered from 0 to {}.", partitions - 1)
             }
+            Error::Payload { bytes, most } => format!("It has {bytes} bytes; the limit is {most}."),
+            Error::Keys { keys, payloads } => format!("There are {payloads} payloads and {keys} keys."),
             Error::Position(given) => format!("{given} was given; the limits are 1 and {}.", i64::MAX - 1),
             Error::AcksFull { most, .. } => format!("There may be {most} ranges of them."),
             Error::InFlight { fence, .. } => {
@@ -180,16 +209,25 @@ impl Error {
                 Error::InUse { kind: "group", .. } => {
                     "Have its members leave, or close their sessions; the view group_members shows them."
                 }
+                Error::InUse { kind: "queue", .. } => "Finish its items first, or drop it with items => true.",
                 Error::InUse { .. } => "Try again once nobody holds it or waits for it.",
+                Error::Ordering(_) => "The orderings are none, fifo and key.",
+                Error::NotOrdered(_) => "Create the queue with ordering none.",
+                Error::ClaimLost { .. } => {
+                    "Stop this work and roll back: somebody else may have the item, or have done it."
+                }
+                Error::ClaimInFlight { .. } | Error::ItemInFlight { .. } => "Roll back and ask again.",
                 Error::BeingDeclared { .. } | Error::Joining { .. } => "Try again when that transaction has ended.",
                 Error::WrongKind { is: "group", .. } => "Join a group with group_join.",
                 Error::WrongKind { is: "semaphore", .. } => "Acquire a permit of a semaphore with lease_acquire.",
                 Error::Unknown { kind: "group", .. } => "Create it with group_create.",
+                Error::Unknown { kind: "queue", .. } => "Create it with queue_create.",
+                Error::Unknown { kind: "dead item", .. } => "The view dead_items shows those that there are.",
                 Error::Unknown { .. } => "Create it with semaphore_create.",
                 Error::Position(..=0) => "For a stream that begins at 0, count one more: a cursor at 0 has seen nothing.",
                 Error::AcksFull { .. } => "Acknowledge the oldest positions first.",
                 Error::NoGrace { .. } => "Release a partition with group_release.",
-                Error::SessionEnded("draining") => "A session that drains joins no group.",
+                Error::SessionEnded("draining") => "A session that drains joins no group and claims no items.",
                 Error::SessionEnded(_) => "Open a new session.",
                 Error::NotMember { .. } => "Join the group with group_join.",
                 Error::AttachPrepared => "Open the session without attach, or commit before PREPARE TRANSACTION.",
@@ -209,7 +247,7 @@ impl Error {
 
 impl From<Error> for ErrorReport {
     fn from(error: Error) -> ErrorReport {
-        if matches!(error, Error::FenceLost { .. }) {
+        if matches!(error, Error::FenceLost { .. } | Error::ClaimLost { .. }) {
             raise_lost_fence();
         }
         let mut report = ErrorReport::new(error.code(), error.to_string(), "eskit_lease");

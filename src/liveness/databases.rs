@@ -5,7 +5,7 @@ use super::{Lock, Shared, clock, set_latch};
 use crate::error::{Error, Result};
 use pgrx::pg_sys;
 use std::cell::Cell;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 /// What is counted since the server started; `stats()` shows each under its name.
 #[derive(Clone, Copy)]
@@ -96,6 +96,10 @@ pub struct Database {
     table: AtomicU32,
     /// Oid of the fence sequence that has been raised above all history in this start of shared memory.
     pub raised: AtomicU32,
+    /// Queues in which some session has found less than it asked for, by their bits.
+    pub(super) hungry: AtomicU32,
+    /// The fence of a claim of work items of this start of shared memory; zero before the first.
+    pub first_claim: AtomicI64,
     flags: AtomicU32,
     pub waiting: AtomicU32,
     pub worker: AtomicPtr<pg_sys::Latch>,
@@ -133,6 +137,7 @@ impl Shared {
         let database = &self.databases[index];
         if database.table.swap(home.table, Ordering::AcqRel) != home.table {
             database.raised.store(0, Ordering::Release);
+            database.first_claim.store(0, Ordering::Release);
         }
         MINE.set(Some(index));
         Ok(database)
@@ -176,11 +181,12 @@ impl Shared {
             return;
         }
         let _held = self.lock(Lock::Alloc, true);
-        for field in [&database.table, &database.raised, &database.flags, &database.waiting] {
+        for field in [&database.table, &database.raised, &database.flags, &database.waiting, &database.hungry] {
             field.store(0, Ordering::Relaxed);
         }
         database.worker.store(std::ptr::null_mut(), Ordering::Relaxed);
         database.retention_due.store(0, Ordering::Relaxed);
+        database.first_claim.store(0, Ordering::Relaxed);
         database.blocked.clear();
         database.look_through.clear();
         database.timer.store(0, Ordering::Relaxed);

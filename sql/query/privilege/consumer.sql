@@ -27,5 +27,15 @@ GRANT EXECUTE ON FUNCTION
     eskit_lease.cursor_commit(pg_catalog.text, integer, bigint, bigint),
     eskit_lease.cursor_ack(pg_catalog.text, integer, bigint, bigint),
     eskit_lease.cursor_position(pg_catalog.text, integer),
-    eskit_lease.cursor_head(pg_catalog.text, integer, bigint)
+    eskit_lease.cursor_head(pg_catalog.text, integer, bigint),
+    eskit_lease.queue_create(pg_catalog.text, integer, pg_catalog.interval, pg_catalog.text, pg_catalog.text),
+    eskit_lease.queue_alter(pg_catalog.text, integer, pg_catalog.interval),
+    eskit_lease.queue_drop(pg_catalog.text, boolean),
+    eskit_lease.item_add(pg_catalog.text, pg_catalog.jsonb, pg_catalog.text, pg_catalog.timestamptz),
+    eskit_lease.item_add_many(pg_catalog.text, pg_catalog.jsonb[], pg_catalog.text[], pg_catalog.timestamptz),
+    eskit_lease.item_claim(pg_catalog.text, pg_catalog.uuid, integer),
+    eskit_lease.item_done(bigint[], bigint),
+    eskit_lease.item_fail(bigint, bigint, pg_catalog.text, pg_catalog.interval),
+    eskit_lease.item_unclaim(bigint[], bigint),
+    eskit_lease.item_requeue(bigint)
 TO {role}

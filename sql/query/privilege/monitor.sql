@@ -7,7 +7,10 @@ GRANT SELECT ON
     eskit_lease.group_members,
     eskit_lease.group_partitions,
     eskit_lease.group_lag,
-    eskit_lease.blockers
+    eskit_lease.blockers,
+    eskit_lease.queues,
+    eskit_lease.items,
+    eskit_lease.dead_items
 TO {role};
 GRANT EXECUTE ON FUNCTION
     eskit_lease.stats(),
