@@ -198,7 +198,7 @@ impl Table {
         self.change(changes, true) == Locked::Mine
     }
 
-    /// The same without waiting; also of the row that a scan stands at.
+    /// The same without waiting, also of the row that a scan stands at; `Busy` as well if this transaction has locked it.
     pub fn try_update(&self, changes: &[(i32, Datum)]) -> Locked {
         self.change(changes, false)
     }
@@ -228,7 +228,7 @@ impl Table {
         }
     }
 
-    /// Deletes the row that the last scan stopped at, or that a scan stands at, if nobody else is changing it.
+    /// Deletes the row that the last scan stopped at, or that a scan stands at, if nobody has it locked: not even this transaction.
     pub fn try_delete(&self) -> Locked {
         let mut failure = pg_sys::TM_FailureData::default();
         // SAFETY: the slot holds a row of the table, which is a heap without triggers

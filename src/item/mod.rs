@@ -38,7 +38,7 @@ use crate::error::{Error, Result};
 use crate::keys::partition_of;
 use crate::liveness::floors::Lane;
 use crate::spi;
-use crate::table::{Flight, Key, Sight, Table, Tuple};
+use crate::table::{Flight, Key, Locked, Sight, Table, Tuple};
 use crate::text::Text;
 use pgrx::Uuid;
 use pgrx::pg_sys::ItemPointerData;
@@ -174,11 +174,10 @@ impl Claim {
         Claim::table().scan(Sight::Latest, &[Key::Long(fence)], |_, _| Some(())).is_some()
     }
 
-    /// Takes the row away, unless somebody else is doing so.
-    fn forget(fence: i64) {
+    /// Takes the row away, unless somebody else is doing so. Whether it is gone.
+    fn forget(fence: i64) -> bool {
         let table = Claim::table();
-        if table.scan(Sight::Latest, &[Key::Long(fence)], |_, _| Some(())).is_some() {
-            table.try_delete();
-        }
+        let found = table.scan(Sight::Latest, &[Key::Long(fence)], |_, _| Some(())).is_some();
+        !found || table.try_delete() == Locked::Mine
     }
 }
