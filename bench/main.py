@@ -7,6 +7,7 @@ from crowd import crowd
 from groups import cursors, groups, semaphores
 from handover import handover
 from harness import CLIENTS, HERE, REPEAT, ROOT, SECONDS, Report, connect
+from items import items
 from rates import fence, grants, rates
 from storm import storm
 
@@ -21,6 +22,7 @@ PARTS = {
     "groups": groups,
     "cursors": cursors,
     "semaphores": semaphores,
+    "items": items,
 }
 
 

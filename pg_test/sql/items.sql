@@ -167,6 +167,16 @@ SELECT ended > 0 AS ended FROM session_sweep();
 SELECT payload, attempt, error FROM dead_items WHERE queue = 'd' ORDER BY id;
 SELECT count(*) FROM eskit_lease._claims AS c WHERE NOT EXISTS (SELECT FROM eskit_lease._sessions AS s WHERE s.session = c.session);
 
+-- A take-over inherits no claims: they end with the session that has them.
+SELECT queue_create('t');
+SELECT session AS p FROM session_open('successor', '1 hour') \gset
+SELECT item_add('t', '1') AS t \gset
+SELECT fence AS f FROM item_claim('t', :'p') \gset
+SELECT reason FROM lease_acquire('held', :'p');
+SELECT session AS p FROM session_open('successor', '1 hour', takeover => true) \gset
+SELECT pg_temp.error_of(format('SELECT item_done(ARRAY[%s], %s)', :t, :f));
+SELECT id = :t AS t, attempt FROM item_claim('t', :'p');
+
 -- A claim that has no row, as after a restore, is none.
 SELECT queue_create('restored');
 SELECT item_add('restored', '1') > 0 AS added;
