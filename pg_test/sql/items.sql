@@ -276,3 +276,5 @@ SELECT (SELECT count(*) FROM eskit_lease._items) AS items, (SELECT count(*) FROM
 SELECT count(*) > 0 AS closed FROM (SELECT session_close(session) FROM sessions) AS s;
 DROP OWNED BY regress_owner, regress_else;
 DROP ROLE regress_owner, regress_else;
+SELECT handed_over, more FROM session_sweep();
+SELECT count(*) FROM sessions;

@@ -97,7 +97,11 @@ fn free_claim(call: &Call, claim: &Claim) -> bool {
         }
     };
     // All that can be had, whether or not one of them cannot.
-    claim.items.iter().map(free).fold(true, |all, one| all && one)
+    let mut all = true;
+    for item in &claim.items {
+        all &= free(item);
+    }
+    all
 }
 
 /// For a claim that finds less than it asks for, so that nothing waits for the worker: frees what dead sessions have claimed. Whether
