@@ -4,6 +4,7 @@ import sys
 
 from bulk import bulk
 from crowd import crowd
+from fenced import fenced
 from groups import cursors, groups, semaphores
 from handover import handover
 from harness import CLIENTS, HERE, REPEAT, ROOT, SECONDS, Report, connect
@@ -14,6 +15,7 @@ from storm import storm
 PARTS = {
     "rates": rates,
     "fence": fence,
+    "fenced": fenced,
     "handover": handover,
     "grants": grants,
     "bulk": bulk,

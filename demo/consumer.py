@@ -16,7 +16,8 @@ RESOURCE, STREAM = "sub:orders", "orders"
 TTL = 2.0  # seconds that the session lives without a heartbeat
 BATCH = 200
 
-READ = "SELECT position, customer, cents FROM order_events WHERE position > %s ORDER BY position LIMIT %s"
+READ = """SELECT position, customer, cents FROM order_events
+          WHERE position > %s AND position < eskit_lease.position_horizon() ORDER BY position LIMIT %s"""
 ADVANCE = "UPDATE checkpoints SET position = %s WHERE stream = %s"
 APPLY = """INSERT INTO customer_totals AS t SELECT * FROM unnest(%s::int[], %s::bigint[], %s::bigint[])
            ON CONFLICT (customer) DO UPDATE SET orders = t.orders + excluded.orders, cents = t.cents + excluded.cents"""

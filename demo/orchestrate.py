@@ -10,7 +10,8 @@ import psycopg
 from report import Report
 from stage import HERE, Actor, Stage, launch
 
-EVENTS = 24_000  # at least; the producer goes on until the last fault is over
+EVENTS = 24_000  # at least; the producers go on until the last fault is over
+PRODUCERS, EVENTS_PER_SECOND = 3, 2_000
 KILL_AT, STOP_AT, RELEASE_AT = 4_000, 9_000, 18_000  # when so many are applied
 SHARE = 500  # events that a leader applies at least
 CONSUMERS = 4
@@ -56,9 +57,10 @@ class Demo(Stage):
     # ---- the story ----
 
     def start(self):
-        self.producer = launch("producer.py", str(EVENTS))
-        self.others.append(self.producer)
-        self.report.live(time.time(), "the producer starts: about 2,000 orders a second in small transactions")
+        share = [str(EVENTS // PRODUCERS), str(EVENTS_PER_SECOND // PRODUCERS)]
+        self.producers = [launch("producer.py", *share) for _ in range(PRODUCERS)]
+        self.others += self.producers
+        self.report.live(time.time(), f"{PRODUCERS} producers start: about {EVENTS_PER_SECOND:,} orders a second in small transactions")
         for number in range(1, CONSUMERS + 1):
             consumer = Actor(self, "consumer.py", f"consumer-{number}")
             self.until(f"{consumer.name} leads or waits", lambda: consumer.said("leading") or consumer.said("waiting"))
@@ -138,12 +140,13 @@ class Demo(Stage):
         self.ended(reign.consumer)
 
     def drain(self):
-        self.producer.send_signal(signal.SIGTERM)
-        self.until("the producer ends", lambda: self.producer.poll() is not None)
-        if self.producer.returncode:
-            raise RuntimeError(f"the producer ended with {self.producer.returncode}")
-        (last,) = self.one("SELECT max(position) FROM order_events")
-        self.report.live(time.time(), f"the producer has ended; the last event is number {last:,}")
+        for producer in self.producers:
+            producer.send_signal(signal.SIGTERM)
+        self.until("the producers end", lambda: all(producer.poll() is not None for producer in self.producers))
+        if any(producer.returncode for producer in self.producers):
+            raise RuntimeError(f"the producers ended with {[producer.returncode for producer in self.producers]}")
+        last, count = self.one("SELECT max(position), count(*) FROM order_events")
+        self.report.live(time.time(), f"the producers have ended; they have written {count:,} events")
         self.until("all is applied", lambda: self.one("SELECT position FROM checkpoints") == (last,))
         drained = time.time()
         self.report.live(drained, "the stream is drained")

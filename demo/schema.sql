@@ -5,7 +5,7 @@ SELECT eskit_lease.grant_consumer('shop');
 SELECT eskit_lease.grant_monitor('shop');
 
 CREATE TABLE order_events (
-    position  bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    position  bigint PRIMARY KEY DEFAULT eskit_lease.next_position(),
     customer  integer NOT NULL,
     cents     integer NOT NULL
 );

@@ -1,5 +1,8 @@
 -- The functions are declared in src/; here is who may call them, and what each is for.
 
+-- What fence_table() makes triggers of; they name it in users' dumps.
+CREATE FUNCTION eskit_lease.require_fence() RETURNS trigger LANGUAGE c AS 'MODULE_PATHNAME', 'eskit_lease_require_fence';
+
 -- Nothing for PUBLIC but the key functions; grant_consumer() and grant_monitor() hand out the rest.
 GRANT USAGE ON SCHEMA eskit_lease TO PUBLIC;
 REVOKE ALL ON ALL TABLES IN SCHEMA eskit_lease FROM PUBLIC;
@@ -22,6 +25,7 @@ ALTER FUNCTION eskit_lease.session_sweep(integer) ROWS 1;
 ALTER FUNCTION eskit_lease.lease_acquire(text, uuid, boolean) ROWS 1;
 ALTER FUNCTION eskit_lease.lease_renew(text, bigint) ROWS 1;
 ALTER FUNCTION eskit_lease.lock_acquire(text, text, interval, uuid) ROWS 1;
+ALTER FUNCTION eskit_lease.execution_begin(text, uuid, boolean) ROWS 1;
 ALTER FUNCTION eskit_lease._standing(uuid, bigint, integer) ROWS 1;
 
 COMMENT ON FUNCTION eskit_lease.group_lock_key(text) IS
@@ -65,7 +69,13 @@ COMMENT ON FUNCTION eskit_lease.lease_force_release(text, bigint, text) IS
 COMMENT ON FUNCTION eskit_lease.lock_acquire(text, text, interval, uuid) IS
 'Asks for a lease without a session of one''s own, as ShedLock does: a private session of the owner lives for ttl and ends with the lease. Renew and release by name and fence. Asked again with the same role, owner and request: the same fence. Reasons as for lease_acquire.';
 COMMENT ON FUNCTION eskit_lease.fence_check(text, bigint) IS
-'Asserts that the lease is held under this fence, to the end of the transaction: nobody else gets it before. Call it in each transaction that writes. Raises LF001 when the fence is no longer valid, 55P03 while the lease is changing hands, 40001 when it was granted after what this transaction reads, 42501 for another role''s lease.';
+'Asserts that the lease is held under this fence, to the end of the transaction: nobody else gets it before. Call it in each transaction that writes. Raises LF001 when the fence is no longer valid, 55P03 while the lease is changing hands, or when a partition was to be released by now, 40001 when it was granted after what this transaction reads, 42501 for another role''s lease.';
+COMMENT ON FUNCTION eskit_lease.fence_table(regclass, text, text) IS
+'From now on the table is written only in transactions that have passed fence_check, cursor_commit or cursor_ack for the resource (of a semaphore or group: for any slot). partition_column: an integer column; the resource is a group, and each row is written under the pass for its partition; TRUNCATE is refused. For the table''s owner. True if anything changed. Raises 42501, 42710 (fenced by another resource), 42809 (no table, or one in inheritance), 42703 and 42804 (column), 42704, 22023, 22004. Other writes raise LF002.';
+COMMENT ON FUNCTION eskit_lease.unfence_table(regclass) IS
+'Anybody may write the table again who could before. For the table''s owner. False if it was not fenced.';
+COMMENT ON FUNCTION eskit_lease.require_fence() IS
+'The trigger function of fenced tables; made by fence_table().';
 COMMENT ON FUNCTION eskit_lease.semaphore_create(text, integer) IS
 'Makes a semaphore: up to permits (1 to 32768) sessions hold the name at a time, one permit each, by lease_acquire. Raises 42710 for a name that is declared, held or waited for, 22023, 22004.';
 COMMENT ON FUNCTION eskit_lease.semaphore_resize(text, integer) IS
@@ -96,8 +106,20 @@ COMMENT ON FUNCTION eskit_lease.cursor_position(text, integer) IS
 'How far the group has come in a partition: all up to this position is done; 0 when nothing is.';
 COMMENT ON FUNCTION eskit_lease.cursor_head(text, integer, bigint) IS
 'Reports the newest position of a partition, for the view group_lag; for producers and monitors. Never waits: false if a newer one is known, or another report is just being committed.';
+COMMENT ON FUNCTION eskit_lease.execution_begin(text, uuid, boolean) IS
+'Begins what is to be run once, under a key; counts as a heartbeat of the session. first: true for exactly one caller per attempt, whose fence is for execution_finish and execution_fail. state: running, done (with its result), failed, or in_doubt: the session that ran it has ended. Never waits: running, with nothing else, while another transaction has it in hand. The session that runs it is told its fence again. retry_in_doubt: once this attempt is in doubt, the next call begins another. Raises 55000 for a session that has ended or drains, 42501.';
+COMMENT ON FUNCTION eskit_lease.execution_finish(text, bigint, jsonb) IS
+'The attempt under this fence is done, with this transaction, with a result of up to 1 MiB as text. False if it was finished already under this fence. Raises LF001 when another attempt has begun, it was failed or resolved, or its session has ended; 55P03 while another transaction has it in hand; 54000, 42501.';
+COMMENT ON FUNCTION eskit_lease.execution_fail(text, bigint, text, boolean) IS
+'The attempt under this fence has failed, with this transaction. error: why; its first 8 KiB are kept. retry: the key is free for another attempt; otherwise it stays failed until execution_resolve. False if it was failed already under this fence. Raises as execution_finish.';
+COMMENT ON FUNCTION eskit_lease.execution_resolve(text, text, jsonb) IS
+'Decides on what is in doubt or failed. outcome: done (with a result, if there is one), failed, or retry: the key is free for another attempt. False if it is neither. Goes to the server log. Raises 42704, 55P03, 22023, 54000. For administrators.';
+COMMENT ON FUNCTION eskit_lease.next_position() IS
+'A position for a row, as the default of a column: position bigint PRIMARY KEY DEFAULT eskit_lease.next_position(). Greater than all positions of transactions with lower ids, and of the same transaction before; to be written by the transaction that draws it. At most 1048576 in one transaction (54000).';
+COMMENT ON FUNCTION eskit_lease.position_horizon() IS
+'All positions below it are settled for what the calling statement reads: committed and visible, or never to be. So WHERE position > last AND position < eskit_lease.position_horizon() ORDER BY position skips nothing for ever. It lags behind the oldest open transaction that writes, of any database; see the view position_blockers. Works on a standby, and without preload.';
 COMMENT ON FUNCTION eskit_lease._revoke_in(bigint, bigint, integer) IS 'Internal: how long an owner has left to release a partition; under the views.';
-COMMENT ON FUNCTION eskit_lease.grant_consumer(regrole) IS 'Lets a role open sessions, use leases, locks and fences, make and use semaphores and groups, move cursors, and make queues and work off their items. For whoever may grant that.';
+COMMENT ON FUNCTION eskit_lease.grant_consumer(regrole) IS 'Lets a role open sessions, use leases, locks and fences, make and use semaphores and groups, move cursors, draw and read positions, run what is run once, make queues and work off their items, and fence tables of its own. For whoever may grant that.';
 COMMENT ON FUNCTION eskit_lease.grant_monitor(regrole) IS 'Lets a role read the views and stats(), and report heads with cursor_head(). For whoever may grant that.';
 COMMENT ON FUNCTION eskit_lease.stats() IS 'Counters of this database since the server started (they grow), and the numbers of living sessions, of resources that wait for the worker, and of waiting session_wait calls.';
 COMMENT ON FUNCTION eskit_lease._eligible(uuid, bigint, integer) IS 'Internal: whether a waiter may be granted to.';

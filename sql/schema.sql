@@ -8,6 +8,11 @@ CREATE SCHEMA eskit_lease;
 -- CACHE 1: a fence drawn later must be greater, whichever connection draws it.
 CREATE SEQUENCE eskit_lease.fence_seq AS bigint CACHE 1;
 
+-- What positions are made of (src/position.rs). Sequences, because what is set in them is not undone by a rollback.
+CREATE SEQUENCE eskit_lease.position_base AS bigint MINVALUE 0 START 0;
+CREATE SEQUENCE eskit_lease.position_high AS bigint MINVALUE 0 START 0;
+CREATE SEQUENCE eskit_lease.position_cluster AS bigint MINVALUE -9223372036854775808 START 0;
+
 -- src/session.rs, src/claim.rs and src/queue.rs read columns by their number.
 CREATE TABLE eskit_lease._sessions (
     session   uuid PRIMARY KEY,
@@ -201,9 +206,33 @@ CREATE TABLE eskit_lease._dead_items (
 );
 CREATE INDEX _dead_items_queue ON eskit_lease._dead_items (queue, id);
 
--- Only what a restored dump needs: with the sequence, fences go on above those already given. Sessions, leases, waiters and
--- members are of the incarnation of the server that they were made in.
+-- src/execution reads columns by their number. state: running, done, failed, or retry, which is free for another attempt; that a
+-- running one is in doubt is not written here, but said by its session. Roles by their names, as in _declarations.
+CREATE TABLE eskit_lease._executions (
+    key            text COLLATE "C" PRIMARY KEY,
+    state          text COLLATE "C" NOT NULL,
+    session        uuid NOT NULL,
+    consumer       text COLLATE "C" NOT NULL,
+    role           text COLLATE "C" NOT NULL,
+    fence          bigint NOT NULL,
+    attempts       integer NOT NULL,
+    retry_in_doubt boolean NOT NULL,
+    started_at     timestamptz NOT NULL,
+    finished_at    timestamptz,
+    result         jsonb,
+    error          text,
+    resolved_by    text COLLATE "C",
+    resolved_at    timestamptz
+);
+CREATE INDEX _executions_ended_at ON eskit_lease._executions (coalesce(resolved_at, finished_at))
+    WHERE state = 'done' OR resolved_at IS NOT NULL;
+
+-- Only what a restored dump needs: with the sequences, fences and positions go on above those already given. Sessions, leases, waiters and
+-- members are of the incarnation of the server that they were made in; an execution of theirs that was running is in doubt.
 SELECT pg_catalog.pg_extension_config_dump('eskit_lease.fence_seq', '');
+SELECT pg_catalog.pg_extension_config_dump('eskit_lease.position_base', '');
+SELECT pg_catalog.pg_extension_config_dump('eskit_lease.position_high', '');
+SELECT pg_catalog.pg_extension_config_dump('eskit_lease.position_cluster', '');
 SELECT pg_catalog.pg_extension_config_dump('eskit_lease._declarations', '');
 SELECT pg_catalog.pg_extension_config_dump('eskit_lease._groups', '');
 SELECT pg_catalog.pg_extension_config_dump('eskit_lease._cursors', '');
@@ -213,9 +242,13 @@ SELECT pg_catalog.pg_extension_config_dump('eskit_lease._item_seq', '');
 SELECT pg_catalog.pg_extension_config_dump('eskit_lease._items', '');
 SELECT pg_catalog.pg_extension_config_dump('eskit_lease._later', '');
 SELECT pg_catalog.pg_extension_config_dump('eskit_lease._dead_items', '');
+SELECT pg_catalog.pg_extension_config_dump('eskit_lease._executions', '');
 
 COMMENT ON SCHEMA eskit_lease IS 'competing consumers: sessions, leases with fencing tokens, hand-over in milliseconds';
 COMMENT ON SEQUENCE eskit_lease.fence_seq IS 'Private: source of fences; never falls.';
+COMMENT ON SEQUENCE eskit_lease.position_base IS 'Private: what is added to the id of a transaction to make its positions.';
+COMMENT ON SEQUENCE eskit_lease.position_high IS 'Private: up to where positions may have been given; never falls.';
+COMMENT ON SEQUENCE eskit_lease.position_cluster IS 'Private: the cluster that position_base is right for.';
 COMMENT ON TABLE eskit_lease._sessions IS 'Private: rows of sessions; see the view sessions.';
 COMMENT ON TABLE eskit_lease._leases IS 'Private: rows of leases; see the view leases.';
 COMMENT ON TABLE eskit_lease._successions IS 'Private: who takes over what is left of ended sessions.';
@@ -233,3 +266,4 @@ COMMENT ON TABLE eskit_lease._items IS 'Private: work items that are ready or cl
 COMMENT ON TABLE eskit_lease._later IS 'Private: work items whose time has not come; see the view items.';
 COMMENT ON TABLE eskit_lease._claims IS 'Private: who has claimed which work items; see the view items.';
 COMMENT ON TABLE eskit_lease._dead_items IS 'Private: work items that are tried no more; see the view dead_items.';
+COMMENT ON TABLE eskit_lease._executions IS 'Private: run-once keys; see the view executions.';

@@ -234,6 +234,68 @@ COMMENT ON COLUMN eskit_lease.group_lag.fence IS 'The fence that the cursor was 
 COMMENT ON COLUMN eskit_lease.group_lag.committed_at IS 'When.';
 COMMENT ON COLUMN eskit_lease.group_lag.reported_at IS 'When the head was last reported.';
 
+CREATE VIEW eskit_lease.executions AS
+SELECT x.key,
+       CASE WHEN x.state = 'running' AND coalesce(t.state, 'expired') = 'expired' THEN 'in_doubt' ELSE x.state END AS state,
+       x.consumer,
+       CASE WHEN pg_has_role(s.role, 'USAGE') OR pg_has_role(e.extowner, 'USAGE') THEN x.session END AS session,
+       x.role,
+       x.fence,
+       x.attempts,
+       x.started_at,
+       x.finished_at,
+       x.result,
+       x.error,
+       x.retry_in_doubt,
+       x.resolved_by,
+       x.resolved_at
+FROM pg_extension AS e
+CROSS JOIN eskit_lease._executions AS x
+LEFT JOIN eskit_lease._sessions AS s ON s.session = x.session
+LEFT JOIN LATERAL eskit_lease._standing(s.session, s.boot_id, s.ttl_ms) AS t ON true
+WHERE e.extname = 'eskit_lease';
+
+COMMENT ON VIEW eskit_lease.executions IS 'Run-once keys; what is done or resolved, for eskit_lease.execution_retention.';
+COMMENT ON COLUMN eskit_lease.executions.key IS 'The key.';
+COMMENT ON COLUMN eskit_lease.executions.state IS 'running, done, failed, in_doubt (its session ended before it did), or retry (free for another attempt).';
+COMMENT ON COLUMN eskit_lease.executions.consumer IS 'Who began the last attempt.';
+COMMENT ON COLUMN eskit_lease.executions.session IS 'Its session; NULL unless the reader may use it or is an administrator.';
+COMMENT ON COLUMN eskit_lease.executions.role IS 'The role of its session, by the name that it had.';
+COMMENT ON COLUMN eskit_lease.executions.fence IS 'The fence of the last attempt.';
+COMMENT ON COLUMN eskit_lease.executions.attempts IS 'How many attempts have begun.';
+COMMENT ON COLUMN eskit_lease.executions.started_at IS 'When the last one did.';
+COMMENT ON COLUMN eskit_lease.executions.finished_at IS 'When it was finished, failed or resolved.';
+COMMENT ON COLUMN eskit_lease.executions.result IS 'The result of what is done.';
+COMMENT ON COLUMN eskit_lease.executions.error IS 'Why it failed.';
+COMMENT ON COLUMN eskit_lease.executions.retry_in_doubt IS 'Whether it is begun again, without being resolved, when it is in doubt.';
+COMMENT ON COLUMN eskit_lease.executions.resolved_by IS 'The role that resolved it, if one did.';
+COMMENT ON COLUMN eskit_lease.executions.resolved_at IS 'When.';
+
+CREATE VIEW eskit_lease.fenced_tables AS -- what fence_table() makes is its triggers, and no row
+SELECT t.tgrelid::regclass AS table_name,
+       convert_from(substring(a.args FOR position('\x00'::bytea IN a.args || '\x00'::bytea) - 1), getdatabaseencoding()) AS resource,
+       CASE WHEN t.tgnargs > 1 THEN convert_from(substring(a.args FROM position('\x00'::bytea IN a.args) + 1), getdatabaseencoding())
+       END AS partition_column,
+       CASE t.tgtype & 1 WHEN 1 THEN 'row' ELSE 'statement' END AS checks_each,
+       -- INSERT, DELETE, UPDATE and TRUNCATE are the bits 4, 8, 16 and 32.
+       NOT EXISTS (
+           -- As an array, of which ten elements are expected: a thousand partitions would seem to be worth a JIT compilation.
+           SELECT FROM unnest(t.tgrelid || ARRAY(SELECT p.relid::oid FROM pg_partition_tree(t.tgrelid) AS p)) AS r (relid)
+           WHERE (SELECT coalesce(bit_or(x.tgtype), 0::smallint) & 60 FROM pg_trigger AS x
+                  WHERE x.tgrelid = r.relid AND x.tgfoid = t.tgfoid AND x.tgenabled = 'A') <> 60) AS complete
+FROM pg_namespace AS n
+JOIN pg_proc AS f ON f.pronamespace = n.oid AND f.proname = 'require_fence'
+JOIN pg_trigger AS t ON t.tgfoid = f.oid AND t.tgname = 'eskit_lease_fence' AND t.tgparentid = 0
+CROSS JOIN LATERAL rtrim(t.tgargs, '\x00'::bytea) AS a (args)
+WHERE n.nspname = 'eskit_lease';
+
+COMMENT ON VIEW eskit_lease.fenced_tables IS 'Tables that are written only under a fence.';
+COMMENT ON COLUMN eskit_lease.fenced_tables.table_name IS 'The table.';
+COMMENT ON COLUMN eskit_lease.fenced_tables.resource IS 'What must be held by whoever writes it.';
+COMMENT ON COLUMN eskit_lease.fenced_tables.partition_column IS 'The column that tells each row''s partition, where the resource is a group whose partitions are fenced one by one.';
+COMMENT ON COLUMN eskit_lease.fenced_tables.checks_each IS 'What is checked: each statement, or each row.';
+COMMENT ON COLUMN eskit_lease.fenced_tables.complete IS 'False if a trigger has been disabled or dropped, or a partition added since that TRUNCATE is not held for: call fence_table() again.';
+
 CREATE VIEW eskit_lease.blockers AS -- lock classes as in src/guard.rs
 SELECT CASE k.objsubid
            WHEN 4501 THEN CASE k.mode WHEN 'ShareLock' THEN 'granting to the session' ELSE 'ending the session' END
@@ -355,3 +417,24 @@ COMMENT ON COLUMN eskit_lease.dead_items.attempt IS 'How often it was claimed.';
 COMMENT ON COLUMN eskit_lease.dead_items.error IS 'Why it failed the last time; session ended: its claimer ended before it had finished it.';
 COMMENT ON COLUMN eskit_lease.dead_items.added_at IS 'When it was added.';
 COMMENT ON COLUMN eskit_lease.dead_items.died_at IS 'When it failed the last time.';
+
+CREATE VIEW eskit_lease.position_blockers AS
+SELECT a.pid,
+       NULL::text AS prepared,
+       a.datname AS database,
+       a.usename AS role,
+       a.xact_start AS since,
+       age(a.backend_xid) AS behind
+FROM pg_stat_activity AS a
+WHERE a.backend_xid IS NOT NULL AND a.pid <> pg_backend_pid()
+UNION ALL
+SELECT NULL, p.gid, p.database, p.owner, p.prepared, age(p.transaction)
+FROM pg_prepared_xacts AS p;
+
+COMMENT ON VIEW eskit_lease.position_blockers IS 'Open transactions that have written, of all databases, by connection or prepared transaction: position_horizon() lags behind the oldest of them.';
+COMMENT ON COLUMN eskit_lease.position_blockers.pid IS 'Process id of the connection; NULL for a prepared transaction.';
+COMMENT ON COLUMN eskit_lease.position_blockers.prepared IS 'Identifier of the prepared transaction, for COMMIT PREPARED or ROLLBACK PREPARED.';
+COMMENT ON COLUMN eskit_lease.position_blockers.database IS 'Where it writes.';
+COMMENT ON COLUMN eskit_lease.position_blockers.role IS 'Whose it is.';
+COMMENT ON COLUMN eskit_lease.position_blockers.since IS 'When it began or was prepared; NULL for another role''s connection unless the reader is a member of pg_read_all_stats.';
+COMMENT ON COLUMN eskit_lease.position_blockers.behind IS 'How many transaction ids have been given since; the greatest is what holds the horizon back.';

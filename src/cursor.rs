@@ -66,7 +66,9 @@ fn advance(group: &str, partition: i32, position: i64, fence: i64, from: i64) ->
             Some((row.get::<i64>(3)?, row.has_no_range(4)))
         })
     };
-    while let Some((at, true)) = find() {
+    // Of any other the executor knows more.
+    let plain = cursors.is_plain();
+    while plain && let Some((at, true)) = find() {
         if !(from..position).contains(&at) {
             break;
         }

@@ -43,6 +43,8 @@ pub enum Error {
     FenceLost { resource: String, fence: i64, why: String },
     #[error("lease of resource \"{resource}\" is changing hands")]
     InFlight { resource: String, fence: i64 },
+    #[error("partition {partition} of group \"{group}\" was to be released by now")]
+    Overdue { group: String, partition: i32, fence: i64 },
     #[error("lease of resource \"{resource}\" is newer than the snapshot of this transaction")]
     NewerThanSnapshot { resource: String, fence: i64 },
     #[error("{is} \"{name}\" already exists")]
@@ -95,8 +97,49 @@ pub enum Error {
     ClaimInFlight { fence: i64 },
     #[error("item {id} is being changed in another transaction")]
     ItemInFlight { id: i64 },
+    #[error("fence {fence} of execution \"{key}\" is no longer valid")]
+    AttemptLost { key: String, fence: i64, why: String },
+    #[error("execution \"{key}\" is being changed in another transaction")]
+    AttemptInFlight { key: String },
+    #[error("result of execution \"{key}\" is too large")]
+    ResultTooLarge { key: String, length: usize },
+    #[error("unknown outcome \"{0}\"")]
+    Outcome(String),
+    #[error("outcome \"{0}\" has no result")]
+    NoResult(String),
+    #[error("too many positions in one transaction")]
+    PositionsFull,
     #[error("connection to client lost")]
     ClientGone,
+    #[error("{of} \"{table}\" is fenced by \"{resource}\"", of = what_is_fenced(*.partition))]
+    FenceRequired { table: String, resource: String, partition: Option<i32>, given_away: bool },
+    #[error("partition column \"{column}\" of fenced table \"{table}\" must not be null")]
+    PartitionNull { table: String, column: String },
+    #[error("column \"{column}\" of relation \"{table}\" does not exist")]
+    NoColumn { table: String, column: String },
+    #[error("table \"{table}\" is fenced by its column \"{column}\", which is not there as an integer any more")]
+    ColumnGone { table: String, column: String },
+    #[error("column \"{column}\" of relation \"{table}\" cannot tell the partition")]
+    PartitionColumn { table: String, column: String, why: String },
+    #[error("table with OID {0} does not exist")]
+    NoTable(u32),
+    #[error("\"{table}\" cannot be fenced")]
+    Unfenceable { table: String, why: &'static str },
+    #[error("table \"{table}\" is fenced already")]
+    FencedAlready { table: String, resource: String },
+    #[error("cannot truncate table \"{table}\", which is fenced by its column \"{column}\"")]
+    TruncateFenced { table: String, column: String, resource: String },
+    #[error("require_fence() is not used as fence_table() makes its triggers")]
+    NoFenceTrigger,
+}
+
+fn what_is_fenced(partition: Option<i32>) -> String {
+    partition.map_or("table".to_owned(), |partition| format!("partition {partition} of table"))
+}
+
+/// A text as an SQL literal, to be shown.
+fn literal(text: &str) -> String {
+    format!("'{}'", text.replace('\'', "''"))
 }
 
 impl Error {
@@ -104,13 +147,15 @@ impl Error {
         match self {
             Error::NotPreloaded => Code::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
             Error::Recovery | Error::ReadOnly(_) => Code::ERRCODE_READ_ONLY_SQL_TRANSACTION,
-            Error::Null(_) => Code::ERRCODE_NULL_VALUE_NOT_ALLOWED,
+            Error::Null(_) | Error::PartitionNull { .. } => Code::ERRCODE_NULL_VALUE_NOT_ALLOWED,
             Error::Name { .. }
             | Error::Interval { .. }
             | Error::Number { .. }
             | Error::Partitions(_)
             | Error::NoPartition { .. }
             | Error::Assignor(_)
+            | Error::Outcome(_)
+            | Error::NoResult(_)
             | Error::Twice { .. }
             | Error::Ordering(_)
             | Error::Keys { .. }
@@ -120,23 +165,37 @@ impl Error {
             Error::SessionsFull | Error::DatabasesFull | Error::PlacesFull | Error::AcksFull { .. } => {
                 Code::ERRCODE_CONFIGURATION_LIMIT_EXCEEDED
             }
-            Error::Declared { .. } | Error::NameInUse { .. } | Error::QueueExists { .. } => {
-                Code::ERRCODE_DUPLICATE_OBJECT
-            }
+            Error::Declared { .. }
+            | Error::NameInUse { .. }
+            | Error::FencedAlready { .. }
+            | Error::QueueExists { .. } => Code::ERRCODE_DUPLICATE_OBJECT,
             Error::InUse { .. } | Error::Owned { .. } => Code::ERRCODE_OBJECT_IN_USE,
-            Error::WrongKind { .. } | Error::NoGrace { .. } => Code::ERRCODE_WRONG_OBJECT_TYPE,
+            Error::WrongKind { .. } | Error::NoGrace { .. } | Error::Unfenceable { .. } => {
+                Code::ERRCODE_WRONG_OBJECT_TYPE
+            }
             Error::Unknown { .. } => Code::ERRCODE_UNDEFINED_OBJECT,
             Error::SessionEnded(_) | Error::NotMember { .. } => Code::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
-            Error::Payload { .. } => Code::ERRCODE_PROGRAM_LIMIT_EXCEEDED,
             Error::AttachPrepared | Error::NotOrdered(_) => Code::ERRCODE_FEATURE_NOT_SUPPORTED,
-            // raise_lost_fence() makes this LF001
-            Error::FenceLost { .. } | Error::ClaimLost { .. } => Code::ERRCODE_RAISE_EXCEPTION,
+            // raise_own() makes these LF001 and LF002
+            Error::FenceLost { .. }
+            | Error::ClaimLost { .. }
+            | Error::AttemptLost { .. }
+            | Error::FenceRequired { .. } => Code::ERRCODE_RAISE_EXCEPTION,
+            Error::NoColumn { .. } | Error::ColumnGone { .. } => Code::ERRCODE_UNDEFINED_COLUMN,
+            Error::PartitionColumn { .. } => Code::ERRCODE_DATATYPE_MISMATCH,
+            Error::NoTable(_) => Code::ERRCODE_UNDEFINED_TABLE,
+            Error::TruncateFenced { .. } => Code::ERRCODE_FEATURE_NOT_SUPPORTED,
+            Error::NoFenceTrigger => Code::ERRCODE_E_R_I_E_TRIGGER_PROTOCOL_VIOLATED,
             Error::InFlight { .. }
+            | Error::Overdue { .. }
             | Error::BeingDeclared { .. }
             | Error::Joining { .. }
             | Error::ClaimInFlight { .. }
-            | Error::ItemInFlight { .. } => Code::ERRCODE_LOCK_NOT_AVAILABLE,
+            | Error::ItemInFlight { .. }
+            | Error::AttemptInFlight { .. } => Code::ERRCODE_LOCK_NOT_AVAILABLE,
+            Error::Payload { .. } | Error::ResultTooLarge { .. } => Code::ERRCODE_PROGRAM_LIMIT_EXCEEDED,
             Error::NewerThanSnapshot { .. } => Code::ERRCODE_T_R_SERIALIZATION_FAILURE,
+            Error::PositionsFull => Code::ERRCODE_PROGRAM_LIMIT_EXCEEDED,
             Error::ClientGone => Code::ERRCODE_CONNECTION_FAILURE,
         }
     }
@@ -159,6 +218,7 @@ impl Error {
             }
             Error::FenceLost { why, .. }
             | Error::ClaimLost { why, .. }
+            | Error::AttemptLost { why, .. }
             | Error::NameInUse { why, .. }
             | Error::InUse { why, .. }
             | Error::Owned { why, .. } => why.clone(),
@@ -170,8 +230,28 @@ impl Error {
             Error::Keys { keys, payloads } => format!("There are {payloads} payloads and {keys} keys."),
             Error::Position(given) => format!("{given} was given; the limits are 1 and {}.", i64::MAX - 1),
             Error::AcksFull { most, .. } => format!("There may be {most} ranges of them."),
+            Error::PositionsFull => format!("There may be {} of them.", crate::position::MOST),
             Error::InFlight { fence, .. } => {
                 format!("The end, the release or the take-over of fence {fence} is in progress in another transaction.")
+            }
+            Error::Overdue { fence, .. } => {
+                format!("The rebalance_timeout is over, and nothing new can be done under fence {fence}.")
+            }
+            Error::ResultTooLarge { length, .. } => {
+                format!("It is {length} bytes long as text; the limit is {}.", crate::execution::MAX_RESULT)
+            }
+            Error::FenceRequired { given_away: true, .. } => {
+                "The pass of this transaction ended when it gave the lease away.".to_owned()
+            }
+            Error::FenceRequired { .. } => {
+                "This transaction has not passed fence_check() for it, or has rolled that back to a savepoint."
+                    .to_owned()
+            }
+            Error::PartitionColumn { why, .. } => why.clone(),
+            Error::Unfenceable { why, .. } => (*why).to_owned(),
+            Error::FencedAlready { resource, .. } => format!("It is fenced by \"{resource}\"."),
+            Error::TruncateFenced { resource, .. } => {
+                format!("It would take the rows of all partitions of group \"{resource}\".")
             }
             Error::NewerThanSnapshot { fence, .. } => {
                 format!("Fence {fence} was granted after what this transaction reads.")
@@ -186,8 +266,8 @@ impl Error {
                 Error::NotPreloaded => "Add eskit_lease to shared_preload_libraries and restart the server.",
                 Error::Recovery => "Connect to the primary server.",
                 Error::ReadOnly(_) => {
-                    "Only session_heartbeat, session_wait, lease_renew, fence_check, group_assignment and cursor_position \
-                     work in a read-only transaction."
+                    "Only session_heartbeat, session_wait, lease_renew, fence_check, group_assignment, cursor_position and \
+                     position_horizon work in a read-only transaction."
                 }
                 Error::Interval { what, .. } if *what == "ttl" => {
                     "The limits are the settings eskit_lease.min_ttl and eskit_lease.max_ttl."
@@ -211,30 +291,56 @@ impl Error {
                 }
                 Error::InUse { kind: "queue", .. } => "Finish its items first, or drop it with items => true.",
                 Error::InUse { .. } => "Try again once nobody holds it or waits for it.",
+                Error::BeingDeclared { .. } | Error::Joining { .. } | Error::AttemptInFlight { .. } => {
+                    "Try again when that transaction has ended."
+                }
+                Error::WrongKind { is: "group", .. } => "Join a group with group_join.",
+                Error::WrongKind { is: "semaphore", .. } => "Acquire a permit of a semaphore with lease_acquire.",
+                Error::Unknown { kind: "group", .. } => "Create it with group_create.",
+                Error::Unknown { kind: "execution", .. } => "The view executions shows the keys.",
                 Error::Ordering(_) => "The orderings are none, fifo and key.",
                 Error::NotOrdered(_) => "Create the queue with ordering none.",
                 Error::ClaimLost { .. } => {
                     "Stop this work and roll back: somebody else may have the item, or have done it."
                 }
                 Error::ClaimInFlight { .. } | Error::ItemInFlight { .. } => "Roll back and ask again.",
-                Error::BeingDeclared { .. } | Error::Joining { .. } => "Try again when that transaction has ended.",
-                Error::WrongKind { is: "group", .. } => "Join a group with group_join.",
-                Error::WrongKind { is: "semaphore", .. } => "Acquire a permit of a semaphore with lease_acquire.",
-                Error::Unknown { kind: "group", .. } => "Create it with group_create.",
                 Error::Unknown { kind: "queue", .. } => "Create it with queue_create.",
                 Error::Unknown { kind: "dead item", .. } => "The view dead_items shows those that there are.",
                 Error::Unknown { .. } => "Create it with semaphore_create.",
                 Error::Position(..=0) => "For a stream that begins at 0, count one more: a cursor at 0 has seen nothing.",
                 Error::AcksFull { .. } => "Acknowledge the oldest positions first.",
+                Error::PositionsFull => "Write the rows in several transactions.",
                 Error::NoGrace { .. } => "Release a partition with group_release.",
-                Error::SessionEnded("draining") => "A session that drains joins no group and claims no items.",
+                Error::SessionEnded("draining") => "A session that drains begins nothing, joins no group and claims no items.",
                 Error::SessionEnded(_) => "Open a new session.",
                 Error::NotMember { .. } => "Join the group with group_join.",
                 Error::AttachPrepared => "Open the session without attach, or commit before PREPARE TRANSACTION.",
                 Error::FenceLost { .. } => {
                     "Stop this work and roll back: somebody else may hold the lease. Acquire it again before going on."
                 }
+                Error::AttemptLost { .. } => {
+                    "Stop this work and roll back: the attempt is over. The view executions shows what stands."
+                }
+                Error::ResultTooLarge { .. } => "Keep the result elsewhere, and where it is here.",
+                Error::Outcome(_) => "The outcomes are done, failed and retry.",
+                Error::NoResult(_) => "Give a result with the outcome done.",
                 Error::InFlight { .. } => "Roll back and ask again: the lease may have been lost.",
+                Error::Overdue { .. } => "Roll back, and give the partition back with group_release.",
+                Error::FenceRequired { resource, partition: None, .. } => {
+                    let name = literal(resource);
+                    return Some(format!("Call eskit_lease.fence_check({name}, fence) first, in the same transaction."));
+                }
+                Error::FenceRequired { resource, partition: Some(partition), .. } => {
+                    let name = literal(resource);
+                    return Some(format!(
+                        "Call eskit_lease.fence_check({name}, fence) or eskit_lease.cursor_commit({name}, {partition}, position, \
+                         fence) first, in the same transaction."
+                    ));
+                }
+                Error::FencedAlready { .. } => "Call eskit_lease.unfence_table() first.",
+                Error::ColumnGone { .. } => "Call eskit_lease.unfence_table(), and fence it by the column that there is now.",
+                Error::TruncateFenced { .. } => "Delete the rows, or call eskit_lease.unfence_table() first.",
+                Error::NoFenceTrigger => "Call eskit_lease.fence_table().",
                 Error::NewerThanSnapshot { .. } => {
                     "Begin the transaction after the lease has been granted, and retry it."
                 }
@@ -247,8 +353,10 @@ impl Error {
 
 impl From<Error> for ErrorReport {
     fn from(error: Error) -> ErrorReport {
-        if matches!(error, Error::FenceLost { .. } | Error::ClaimLost { .. }) {
-            raise_lost_fence();
+        match error {
+            Error::FenceLost { .. } | Error::ClaimLost { .. } | Error::AttemptLost { .. } => raise_own(FENCE_LOST),
+            Error::FenceRequired { .. } => raise_own(FENCE_REQUIRED),
+            _ => (),
         }
         let mut report = ErrorReport::new(error.code(), error.to_string(), "eskit_lease");
         if let Some(detail) = error.detail() {
@@ -261,24 +369,28 @@ impl From<Error> for ErrorReport {
     }
 }
 
-/// `LF001`, in PostgreSQL's six bits a character. A class of our own: 40001 would be retried blindly by the very worker that must stop.
-const FENCE_LOST: i32 = {
+/// In PostgreSQL's six bits a character. A class of our own: 40001 would be retried blindly by the very worker that must stop.
+const fn sqlstate(code: [u8; 5]) -> i32 {
     const fn six_bits(c: u8) -> i32 {
         (c as i32 - b'0' as i32) & 0x3F
     }
-    six_bits(b'L') | six_bits(b'F') << 6 | six_bits(b'0') << 12 | six_bits(b'0') << 18 | six_bits(b'1') << 24
-};
+    let [a, b, c, d, e] = code;
+    six_bits(a) | six_bits(b) << 6 | six_bits(c) << 12 | six_bits(d) << 18 | six_bits(e) << 24
+}
 
-/// Makes the error that is about to be raised LF001. pgrx knows only PostgreSQL's own codes; an error context callback, which runs
+const FENCE_LOST: i32 = sqlstate(*b"LF001");
+const FENCE_REQUIRED: i32 = sqlstate(*b"LF002");
+
+/// Gives the error that is about to be raised a code of our own. pgrx knows only PostgreSQL's; an error context callback, which runs
 /// while the error is put together, may set others (PostgreSQL's parser sets positions in the same way). The handler that catches
 /// the error puts the stack of callbacks back to what it was, as for any function that raises.
-fn raise_lost_fence() {
+fn raise_own(code: i32) {
     unsafe extern "C-unwind" {
         fn errcode(sqlerrcode: std::ffi::c_int) -> std::ffi::c_int;
     }
-    unsafe extern "C-unwind" fn callback(_: *mut std::ffi::c_void) {
+    unsafe extern "C-unwind" fn callback(code: *mut std::ffi::c_void) {
         // SAFETY: PostgreSQL calls this while it assembles an error, which is when errcode may be called
-        unsafe { errcode(FENCE_LOST) };
+        unsafe { errcode(code.addr() as std::ffi::c_int) };
     }
     static mut CALLBACK: pg_sys::ErrorContextCallback =
         pg_sys::ErrorContextCallback { previous: std::ptr::null_mut(), callback: None, arg: std::ptr::null_mut() };
@@ -286,22 +398,22 @@ fn raise_lost_fence() {
     unsafe {
         let entry = &raw mut CALLBACK;
         if pg_sys::error_context_stack != entry {
-            *entry = pg_sys::ErrorContextCallback {
-                previous: pg_sys::error_context_stack,
-                callback: Some(callback),
-                arg: std::ptr::null_mut(),
-            };
+            (*entry).previous = pg_sys::error_context_stack;
+            (*entry).callback = Some(callback);
             pg_sys::error_context_stack = entry;
         }
+        (*entry).arg = std::ptr::without_provenance_mut(code.cast_unsigned() as usize);
     }
 }
 
 #[cfg(test)]
 mod tests {
     #[test]
-    fn lost_fence_is_lf001() {
-        let text: String =
-            (0..5).map(|i| char::from(b'0' + u8::try_from(super::FENCE_LOST >> (6 * i) & 0x3F).unwrap_or(0))).collect();
-        assert_eq!(text, "LF001");
+    fn codes_of_our_own() {
+        for (code, expected) in [(super::FENCE_LOST, "LF001"), (super::FENCE_REQUIRED, "LF002")] {
+            let text: String =
+                (0..5).map(|i| char::from(b'0' + u8::try_from(code >> (6 * i) & 0x3F).unwrap_or(0))).collect();
+            assert_eq!(text, expected);
+        }
     }
 }

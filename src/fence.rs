@@ -21,6 +21,7 @@ use crate::group;
 use crate::guard::{Guard, Mode};
 use crate::liveness::databases::Counter;
 use crate::liveness::word::State;
+use crate::seam;
 use crate::session;
 use crate::spi::{self, Statement, Value};
 use crate::text::Text;
@@ -151,6 +152,10 @@ pub fn check(call: &Call, resource: &str, slot: Option<i32>, fence: i64) -> Resu
         pgrx::check_for_interrupts!();
     };
     LAST.set(Some((call.home.table, fence, session)));
+    // Ended by this very transaction, which may have left rows of it to the worker.
+    if seam::has_ended(at) {
+        return Err(lost());
+    }
     // A pass of before, in this transaction, still stands: nobody can have taken the lease since, whatever the deadline.
     if call.seam().has_fenced(fence) {
         return Ok(());
@@ -158,7 +163,7 @@ pub fn check(call: &Call, resource: &str, slot: Option<i32>, fence: i64) -> Resu
     match call.shared.look(at).map(|standing| standing.state) {
         // Transactions that follow each other without a gap would keep a partition for ever.
         Some(State::Alive) if row.declared && group::state::is_overdue(call, resource, row.slot, fence) => {
-            return Err(in_flight());
+            return Err(Error::Overdue { group: resource.to_owned(), partition: row.slot, fence }.into());
         }
         Some(State::Alive) => (),
         Some(State::Frozen) => return Err(in_flight()),
@@ -167,7 +172,7 @@ pub fn check(call: &Call, resource: &str, slot: Option<i32>, fence: i64) -> Resu
     if !visible(call, resource, &row) {
         return Err(Error::NewerThanSnapshot { resource: resource.to_owned(), fence }.into());
     }
-    call.seam().fenced(resource, fence, at);
+    call.seam().fenced(resource, row.slot, fence, at);
     Ok(())
 }
 

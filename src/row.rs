@@ -59,8 +59,11 @@ unsafe impl<Row: IntoHeapTuple> RetAbi for TableIterator<Row> {
             {
                 pgrx::error!("a function of eskit_lease was called where no row can be returned");
             }
+            // A scrollable cursor reads backward.
+            let random = pg_sys::SetFunctionReturnMode::SFRM_Materialize_Random as i32;
+            let backward = (*result).allowedModes & random != 0;
             let before = pg_sys::MemoryContextSwitchTo((*(*result).econtext).ecxt_per_query_memory);
-            let rows = pg_sys::tuplestore_begin_heap(false, false, pg_sys::work_mem);
+            let rows = pg_sys::tuplestore_begin_heap(backward, false, pg_sys::work_mem);
             pg_sys::MemoryContextSwitchTo(before);
             for row in answer.one.into_iter().chain(answer.many) {
                 pg_sys::tuplestore_puttuple(rows, row.into_heap_tuple((*result).expectedDesc));

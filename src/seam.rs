@@ -26,7 +26,7 @@ use crate::liveness::floors::Lane;
 use crate::liveness::slots::SlotRef;
 use pgrx::pg_sys::panic::ErrorReport;
 use pgrx::pg_sys::{self, SubTransactionId};
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 
 /// Resources that one transaction notes one by one; beyond, its database is rescanned. And lanes; beyond, all floors are forgotten.
 const MAX_NOTES: usize = 1_000;
@@ -48,8 +48,11 @@ enum What {
     /// Fenced by this transaction: to be judged again if the session is dead by then.
     Fenced {
         name: String,
+        slot: i32,
         fence: i64,
         session: SlotRef,
+        /// Where this transaction has given the lease away itself, and the pass ended.
+        given_away: Option<SubTransactionId>,
     },
     /// Taken out of the ring to be judged by this transaction; put back if it fails.
     Judged {
@@ -107,9 +110,21 @@ thread_local! {
     static NOTES: RefCell<Notes> = const {
         RefCell::new(Notes { registered: false, shared: None, list: Vec::new(), resources: 0, lanes: 0, xid: 0, worker: false })
     };
+    /// Grows with everything that can make or end a pass.
+    static EPOCH: Cell<u64> = const { Cell::new(0) };
+}
+
+/// What was found of this transaction's passes stands for as long as this number does.
+pub fn epoch() -> u64 {
+    EPOCH.get()
+}
+
+fn next_epoch() {
+    EPOCH.set(EPOCH.get().wrapping_add(1));
 }
 
 fn note(shared: &'static Shared, database: &'static Database, what: What) {
+    next_epoch();
     NOTES.with_borrow_mut(|notes| {
         if !notes.registered {
             // SAFETY: the callbacks stay loaded
@@ -123,9 +138,7 @@ fn note(shared: &'static Shared, database: &'static Database, what: What) {
         // SAFETY: in a transaction
         let subtransaction = unsafe { pg_sys::GetCurrentSubTransactionId() };
         let what = match what {
-            What::Resource { .. } | What::Later { .. } | What::Fenced { .. } if notes.resources == MAX_NOTES => {
-                What::Many
-            }
+            What::Resource { .. } | What::Later { .. } if notes.resources == MAX_NOTES => What::Many,
             What::Places { .. } if notes.lanes == MAX_NOTES => What::AllPlaces,
             what => what,
         };
@@ -136,7 +149,7 @@ fn note(shared: &'static Shared, database: &'static Database, what: What) {
             What::AllPlaces if notes.list.iter().any(|n| n.is_all_places() && n.subtransaction == subtransaction) => {
                 return;
             }
-            What::Resource { .. } | What::Later { .. } | What::Fenced { .. } => notes.resources += 1,
+            What::Resource { .. } | What::Later { .. } => notes.resources += 1,
             What::Places { .. } => notes.lanes += 1,
             _ => (),
         }
@@ -154,6 +167,18 @@ pub struct Seam {
 impl Seam {
     /// The owner of a slot of the resource changes if this commits.
     pub fn changed(self, resource: &str, slot: i32) {
+        // SAFETY: in a transaction
+        let now = unsafe { pg_sys::GetCurrentSubTransactionId() };
+        NOTES.with_borrow_mut(|notes| {
+            for note in &mut notes.list {
+                if let What::Fenced { name, slot: of, given_away: given @ None, .. } = &mut note.what
+                    && *of == slot
+                    && name == resource
+                {
+                    *given = Some(now);
+                }
+            }
+        });
         self.note(What::Resource { name: resource.to_owned(), changed: Some(slot) });
     }
 
@@ -167,13 +192,15 @@ impl Seam {
         self.note(What::Later { name: resource.to_owned(), at });
     }
 
-    pub fn fenced(self, resource: &str, fence: i64, session: SlotRef) {
-        self.note(What::Fenced { name: resource.to_owned(), fence, session });
+    pub fn fenced(self, resource: &str, slot: i32, fence: i64, session: SlotRef) {
+        self.note(What::Fenced { name: resource.to_owned(), slot, fence, session, given_away: None });
     }
 
-    /// Whether this transaction has noted a check of the fence that still stands: a rollback to a savepoint forgets those after it.
+    /// Whether this transaction has noted a check of the fence that still stands: a rollback to a savepoint forgets those after it, and
+    /// who gives the lease away ends it.
     pub fn has_fenced(self, fence: i64) -> bool {
-        let is_it = |note: &Note| matches!(note.what, What::Fenced { fence: noted, .. } if noted == fence);
+        let is_it =
+            |note: &Note| matches!(note.what, What::Fenced { fence: noted, given_away: None, .. } if noted == fence);
         NOTES.with_borrow(|notes| notes.list.iter().any(is_it))
     }
 
@@ -254,6 +281,37 @@ fn near(mut serves: impl FnMut(&mut What) -> bool) -> bool {
     })
 }
 
+/// The passes of this transaction for a slot of a resource, or for any: their fences, of those that stand; and whether there were others,
+/// of leases that it has given away.
+pub fn passes(resource: &str, slot: Option<i32>) -> (Vec<i64>, bool) {
+    let (mut standing, mut given) = (Vec::new(), false);
+    NOTES.with_borrow(|notes| {
+        for note in &notes.list {
+            if let What::Fenced { name, slot: of, fence, given_away, .. } = &note.what
+                && slot.is_none_or(|slot| slot == *of)
+                && name == resource
+            {
+                match given_away {
+                    None => standing.push(*fence),
+                    Some(_) => given = true,
+                }
+            }
+        }
+    });
+    (standing, given)
+}
+
+/// Whether this transaction ends the session.
+pub fn has_ended(session: SlotRef) -> bool {
+    let is_it = |note: &Note| matches!(note.what, What::Ended { session: noted, .. } if noted == session);
+    NOTES.with_borrow(|notes| notes.list.iter().any(is_it))
+}
+
+/// Whether this transaction ends any session.
+pub fn ends_sessions() -> bool {
+    NOTES.with_borrow(|notes| notes.list.iter().any(|note| matches!(note.what, What::Ended { .. })))
+}
+
 /// From now on this backend is a worker: what its transactions commit is not posted to itself.
 pub fn i_am_a_worker() {
     NOTES.with_borrow_mut(|notes| notes.worker = true);
@@ -283,6 +341,7 @@ fn before_end(event: pg_sys::XactEvent::Type) -> bool {
 #[pgrx::pg_guard]
 unsafe extern "C-unwind" fn at_end(event: pg_sys::XactEvent::Type, _argument: *mut std::ffi::c_void) {
     use pg_sys::XactEvent::*;
+    next_epoch();
     match event {
         // Before a prepare an error is an ordinary one.
         XACT_EVENT_PRE_COMMIT | XACT_EVENT_PRE_PREPARE if before_end(event) => {
@@ -317,14 +376,17 @@ unsafe extern "C-unwind" fn at_subtransaction_end(
     parent: SubTransactionId,
     _argument: *mut std::ffi::c_void,
 ) {
+    next_epoch();
     NOTES.with_borrow_mut(|notes| {
         let Some((shared, database)) = notes.shared else {
             return;
         };
         match event {
             pg_sys::SubXactEvent::SUBXACT_EVENT_COMMIT_SUB => {
-                for note in notes.list.iter_mut().filter(|note| note.subtransaction == mine) {
-                    note.subtransaction = parent;
+                for note in &mut notes.list {
+                    for at in note.subtransactions().filter(|at| **at == mine) {
+                        *at = parent;
+                    }
                 }
             }
             pg_sys::SubXactEvent::SUBXACT_EVENT_ABORT_SUB => {
@@ -333,6 +395,12 @@ unsafe extern "C-unwind" fn at_subtransaction_end(
                     note.undo(shared, database);
                 }
                 notes.list.retain(|note| note.subtransaction != mine);
+                for note in &mut notes.list {
+                    // What was given away is back.
+                    if let What::Fenced { given_away, .. } = &mut note.what {
+                        given_away.take_if(|at| *at == mine);
+                    }
+                }
                 if notes.list.len() < before {
                     shared.wake(database);
                 }
@@ -410,6 +478,15 @@ impl Notes {
 }
 
 impl Note {
+    /// That which it was made in, and for a pass that which ended it.
+    fn subtransactions(&mut self) -> impl Iterator<Item = &mut SubTransactionId> {
+        let ended = match &mut self.what {
+            What::Fenced { given_away, .. } => given_away.as_mut(),
+            _ => None,
+        };
+        std::iter::once(&mut self.subtransaction).chain(ended)
+    }
+
     fn is_all_places(&self) -> bool {
         matches!(self.what, What::AllPlaces)
     }

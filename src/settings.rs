@@ -12,7 +12,9 @@ pub static MIN_TTL: GucSetting<i32> = GucSetting::<i32>::new(1_000);
 pub static MAX_TTL: GucSetting<i32> = GucSetting::<i32>::new(3_600_000);
 pub static MAX_WAIT: GucSetting<i32> = GucSetting::<i32>::new(10_000);
 static MAX_WAITING: GucSetting<i32> = GucSetting::<i32>::new(-1);
+pub static FENCE_SUPERUSERS: GucSetting<bool> = GucSetting::<bool>::new(true);
 pub static ROW_RETENTION: GucSetting<i32> = GucSetting::<i32>::new(3_600);
+pub static EXECUTION_RETENTION: GucSetting<i32> = GucSetting::<i32>::new(30 * 86_400);
 
 /// How many session_wait calls may wait in one database at the same time.
 pub fn max_waiting() -> u32 {
@@ -121,6 +123,23 @@ pub fn define_at_preload() {
         (0, 2_147_483),
         GucContext::Sighup,
         GucFlags::UNIT_S,
+    );
+    int(
+        c"eskit_lease.execution_retention",
+        c"How long a run-once key is kept that is done or resolved.",
+        c"A key that is removed is free again. -1 keeps them for ever.",
+        &EXECUTION_RETENTION,
+        (-1, i32::MAX),
+        GucContext::Sighup,
+        GucFlags::UNIT_S,
+    );
+    GucRegistry::define_bool_guc(
+        c"eskit_lease.fence_superusers",
+        c"Whether what superusers write to fenced tables is held too.",
+        c"With it off a superuser may repair a table without the lease.",
+        &FENCE_SUPERUSERS,
+        GucContext::Suset,
+        GucFlags::empty(),
     );
     // SAFETY: called while the library is being loaded, as PostgreSQL asks
     unsafe { pg_sys::MarkGUCPrefixReserved(c"eskit_lease".as_ptr()) };

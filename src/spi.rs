@@ -6,6 +6,7 @@
 //! rows up by index, one by one, and do nothing else: these tables are small when a plan is made and need not be when it is used.
 
 use crate::error::{Error, Result};
+use crate::json::Jsonb;
 use crate::liveness::slots::Home;
 use crate::text::{Text, text_datum};
 use pgrx::pg_sys::{self, Datum, Oid};
@@ -75,6 +76,7 @@ impl Statement {
 pub enum Value<'a> {
     Text(&'a str),
     MaybeText(Option<&'a str>),
+    Null,
     Texts(Vec<&'a str>),
     MaybeTexts(Vec<Option<&'a str>>),
     Uuid(Uuid),
@@ -88,10 +90,10 @@ pub enum Value<'a> {
     Longs(&'a [i64]),
     Double(f64),
     Bool(bool),
+    MaybeJson(Option<&'a Jsonb>),
     Oid(u32),
     /// Of a type that only the statement knows.
     Datum(Datum),
-    Null,
 }
 
 impl Value<'_> {
@@ -99,6 +101,7 @@ impl Value<'_> {
         match self {
             Value::Text(text) => Some(text_datum(text)),
             Value::MaybeText(text) => text.map(text_datum),
+            Value::Null => None,
             Value::Texts(texts) => {
                 let align = pg_sys::TYPALIGN_INT as c_char;
                 Some(array(texts.into_iter().map(text_datum).collect(), pg_sys::TEXTOID, -1, align))
@@ -130,9 +133,9 @@ impl Value<'_> {
             }
             Value::Double(number) => number.into_datum(),
             Value::Bool(truth) => truth.into_datum(),
+            Value::MaybeJson(json) => json.map(Jsonb::datum),
             Value::Oid(oid) => Some(Datum::from(oid)),
             Value::Datum(datum) => Some(datum),
-            Value::Null => None,
         }
     }
 }
@@ -171,17 +174,19 @@ pub struct Db {
     caller: Oid,
     security: i32,
     settings: i32,
-    planner: [bool; 5],
+    planner: [bool; 6],
 }
 
-/// The planner's other ways to get at rows, and at their order: all of them read what is not asked for.
-fn other_ways() -> [*mut bool; 5] {
+/// The planner's other ways to get at rows, and at their order: all of them read what is not asked for. Where there is no way but one of
+/// these its cost is beyond measure, and a plan of that cost would be compiled, which takes longer than anything that is done here.
+fn other_ways() -> [*mut bool; 6] {
     [
         &raw mut pg_sys::enable_seqscan,
         &raw mut pg_sys::enable_bitmapscan,
         &raw mut pg_sys::enable_hashjoin,
         &raw mut pg_sys::enable_mergejoin,
         &raw mut pg_sys::enable_sort,
+        &raw mut pg_sys::jit_enabled,
     ]
 }
 

@@ -20,20 +20,17 @@ use crate::liveness::word::State;
 use crate::session::takeover::{self, Inherited};
 use crate::spi::{self, Statement, Value};
 use crate::table::Locked;
-use crate::{grant, group, item, queue, release, row, session, settings};
-use pgrx::pg_sys::{self, FLOAT8OID, INT8OID, ItemPointerData, TEXTOID, TransactionId, UUIDARRAYOID};
+use crate::{grant, group, item, queue, release, retention, row, session};
+use pgrx::pg_sys::{self, INT8OID, ItemPointerData, TEXTOID, TransactionId, UUIDARRAYOID};
 use pgrx::prelude::*;
 use pgrx::{Uuid, name};
 use std::collections::HashSet;
-use std::sync::atomic::Ordering;
 
 static WAITED: Statement =
     Statement::reads(include_str!("../sql/query/sweep/waited.sql"), &[UUIDARRAYOID, INT8OID, INT8OID]);
 static HELD: Statement =
     Statement::reads(include_str!("../sql/query/sweep/held.sql"), &[UUIDARRAYOID, INT8OID, INT8OID]);
 static CLEAN: Statement = Statement::reads(include_str!("../sql/query/sweep/clean.sql"), &[UUIDARRAYOID]);
-static RETENTION: Statement =
-    Statement::tidies(include_str!("../sql/query/sweep/retention.sql"), &[FLOAT8OID, INT8OID]);
 static ALL_SESSIONS: Statement = Statement::reads(include_str!("../sql/query/sweep/all_sessions.sql"), &[]);
 static STRAYS: Statement = Statement::reads(include_str!("../sql/query/sweep/strays.sql"), &[INT8OID]);
 static WAITED_FOR: Statement = Statement::reads(include_str!("../sql/query/sweep/waited_for.sql"), &[TEXTOID, INT8OID]);
@@ -45,8 +42,6 @@ pub const MAX_HAND_OVER: usize = 1_000;
 const MAX_DEAD: usize = 1_000;
 /// Rows in somebody's hands that one pass looks beyond.
 const MAX_PASSED_OVER: usize = 20_000;
-/// Microseconds between looks for released rows that are older than the retention.
-const RETENTION_EVERY: u64 = 60_000_000;
 
 /// What one pass has done.
 #[derive(Default)]
@@ -190,7 +185,7 @@ pub fn pass(call: &Call, most: usize, anybody_dead: bool) -> Result<Pass> {
     if anybody_dead {
         call.database.blocked.set(pass.blocked && !pass.more, now);
     }
-    retire_rows(call, now, most, &mut pass);
+    pass.more |= retention::retire(call, now, most);
     Ok(pass)
 }
 
@@ -381,21 +376,6 @@ fn bury(call: &Call, dead: &[Uuid], pass: &mut Pass) {
         }
     }
     pass.ended += done.len();
-}
-
-/// Deletes the rows of leases that were released longer ago than the retention.
-fn retire_rows(call: &Call, now: u64, most: usize, pass: &mut Pass) {
-    let due = &call.database.retention_due;
-    if now < due.load(Ordering::Relaxed) {
-        return;
-    }
-    let seconds = f64::from(settings::ROW_RETENTION.get());
-    let retired = call.db().execute(&RETENTION, vec![Value::Double(seconds), Value::Long(most as i64)]);
-    if retired == most as u64 {
-        pass.more = true;
-    } else {
-        due.store(now + RETENTION_EVERY, Ordering::Relaxed);
-    }
 }
 
 #[pg_extern(schema = "eskit_lease")]

@@ -192,8 +192,24 @@ impl Table {
         result.map_or(Locked::Changed, locked)
     }
 
+    /// Whether a row may be changed by [`Table::update`]: nothing hangs on the table but its key. An administrator may have given it
+    /// an index or a trigger, and while an index is made again there are two of it. Whoever makes one waits for those who have opened
+    /// the table before.
+    pub fn is_plain(&self) -> bool {
+        // SAFETY: the relation is open; the list is ours
+        unsafe {
+            let (class, constraints) = (&*(*self.relation).rd_rel, (*(*self.relation).rd_att).constr);
+            let indexes = pg_sys::RelationGetIndexList(self.relation);
+            let one = !indexes.is_null() && (*indexes).length == 1;
+            pg_sys::list_free(indexes);
+            let checked =
+                !constraints.is_null() && ((*constraints).num_check > 0 || (*constraints).has_generated_stored);
+            one && !checked && !class.relhastriggers && !class.relhasrules
+        }
+    }
+
     /// Gives columns of the row that the last scan stopped at, counted from 1, other values; waits for whoever has it. Whether it still was
-    /// the same row. For a table that has no index but this key.
+    /// the same row. For a table that is plain.
     pub fn update(&self, changes: &[(i32, Datum)]) -> bool {
         self.change(changes, true) == Locked::Mine
     }

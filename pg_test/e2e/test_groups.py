@@ -133,6 +133,7 @@ def test_whose_transactions_never_pause_loses_it_too(connect):
             call(following, "fence_check", "g", fence)
         except psycopg.Error as error:
             assert error.sqlstate == "55P03"
+            assert error.diag.message_primary == 'partition 1 of group "g" was to be released by now'
             following.rollback()
             break
         work.commit()

@@ -45,11 +45,11 @@ VERBS = {
     "session_detach": ("{id}",), "session_close": ("{id}",), "session_sweep": (), "lease_acquire": ("r", "{id}"),
     "lease_acquire_many": (["r"], "{id}"), "lease_release_many": (["r"], "{id}"), "lease_renew": ("r", 1),
     "lease_release": ("r", 1), "lease_cancel": ("r", "{id}"), "lease_force_release": ("r", 1, "why"),
-    "lock_acquire": ("r", "owner", "5 s"), "fence_check": ("r", 1),
+    "lock_acquire": ("r", "owner", "5 s"), "fence_check": ("r", 1), "fence_table": ("pg_class", "r"),
     "semaphore_create": ("s", 1), "semaphore_resize": ("s", 1), "semaphore_drop": ("s",), "group_create": ("h", 1),
     "group_alter": ("g",), "group_resize": ("g", 1), "group_drop": ("g",), "group_join": ("g", "{id}"), "group_leave": ("g", "{id}"),
     "group_assignment": ("g", "{id}"), "group_release": ("g", 0, 1), "cursor_commit": ("g", 0, 1, 1), "cursor_ack": ("g", 0, 1, 1),
-    "cursor_position": ("g", 0), "cursor_head": ("g", 0, 1),
+    "cursor_position": ("g", 0), "cursor_head": ("g", 0, 1), "next_position": (),
 }  # fmt: skip
 NOBODY = "00000000-0000-4000-8000-000000000000"
 
@@ -65,6 +65,9 @@ def check_refusals(server, sqlstate, hint, session=NOBODY):
         assert keys.fetchone() == (4010717984327297149, -3750763034362895579)
 
 
+SETTLED = "SELECT what FROM events WHERE position > 0 AND position < eskit_lease.position_horizon() ORDER BY position"
+
+
 def test_standby_and_its_promotion(primary, standby):
     with primary.connect() as conn:
         holder, lost, waiter = (Session(conn, name, ttl="6 s") for name in ("holder", "lost", "waiter"))
@@ -78,6 +81,18 @@ def test_standby_and_its_promotion(primary, standby):
         assert call(conn, "group_release", "g", partition, revoked[partition])
         (kept,) = rows(conn, "group_assignment", "g", holder.id)
         assert call(conn, "cursor_commit", "g", kept.partition, 5, kept.fence)
+        conn.execute("CREATE TABLE events (position bigint PRIMARY KEY DEFAULT eskit_lease.next_position(), what text)")
+        conn.execute("INSERT INTO events (what) VALUES ('a'), ('b')")
+        conn.execute("BEGIN")
+        conn.execute("INSERT INTO events (what) VALUES ('open')")
+        conn.execute("SAVEPOINT s")
+        with primary.connect() as other:
+            other.execute("INSERT INTO events (what) VALUES ('after it')")
+        caught_up(primary, standby)
+        # Read on the standby as on the primary: what comes after an open transaction has to wait, here too.
+        wait_until(lambda: standby.query(SETTLED) == [("a",), ("b",)])
+        conn.execute("COMMIT")
+        wait_until(lambda: standby.query(SETTLED) == [("a",), ("b",), ("open",), ("after it",)])
         caught_up(primary, standby)
         check_refusals(standby, "25006", "primary", holder.id)
         with standby.connect() as reader:
@@ -136,6 +151,8 @@ def test_standby_and_its_promotion(primary, standby):
         assert time.monotonic() - promoted_at > 6
         assert waiter.fences["lost"] > max(unseen) > lost_fence
         wait_until(lambda: [row.state for row in rows(conn, "group_assignment", "g", holder.id)] == ["owned", "owned"])
+        conn.execute("INSERT INTO events (what) VALUES ('promoted')")
+        wait_until(lambda: [what for (what,) in conn.execute(SETTLED)] == ["a", "b", "open", "after it", "promoted"])
         assert standby.workers("launcher")
 
 
@@ -153,6 +170,9 @@ def test_not_preloaded(tmp_path):
             conn.execute("CREATE TABLE t (name text); CREATE INDEX ON t (eskit_lease.group_lock_key(name))")
             conn.execute("INSERT INTO t VALUES ('default')")
             conn.execute("SELECT setval('eskit_lease.fence_seq', 4711)")
+            conn.execute("CREATE TABLE events (position bigint PRIMARY KEY DEFAULT eskit_lease.next_position())")
+            conn.execute("INSERT INTO events VALUES (1048576)")  # of the time when it was preloaded
+            assert conn.execute("SELECT position FROM events WHERE position < eskit_lease.position_horizon()").fetchone() == (1048576,)
             conn.execute("CREATE DATABASE restored")
         bin_dir = Path(os.environ["PG_BIN"])
         dump = tmp_path / "dump.sql"

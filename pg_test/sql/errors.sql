@@ -1,5 +1,5 @@
 -- Every refusal that raises, as a client is told; and nothing has changed after it. The worker is off, so that nobody else writes.
--- Those of groups, cursors and semaphores are in their own files.
+-- Those of groups, cursors, semaphores and executions are in their own files.
 \i pg_test/sql/include/worker_off.psql
 \pset format unaligned
 \pset tuples_only on
@@ -142,6 +142,7 @@ ALTER SYSTEM SET eskit_lease.max_workers = 0;
 ALTER SYSTEM SET eskit_lease.max_wait = 0;
 ALTER SYSTEM SET eskit_lease.max_waiting = -2;
 ALTER SYSTEM SET eskit_lease.row_retention = -1;
+ALTER SYSTEM SET eskit_lease.execution_retention = -2;
 ALTER SYSTEM SET eskit_lease.worker = 'maybe';
 \set VERBOSITY default
 

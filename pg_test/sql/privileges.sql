@@ -41,11 +41,12 @@ SET ROLE regress_nobody;
 SELECT eskit_lease.group_lock_key('default'), eskit_lease.advisory_lock_id('sub:orders'), eskit_lease.partition_for('a', 1);
 SELECT pg_temp.attempt(statement)
 FROM unnest(ARRAY['SELECT session_open(''c'')', 'SELECT lease_renew(''r'', 1)', 'SELECT fence_check(''r'', 1)', 'SELECT * FROM stats()',
+                  'SELECT next_position()', 'SELECT position_horizon()', 'SELECT * FROM position_blockers', 'SELECT nextval(''eskit_lease.position_high'')',
                   'SELECT * FROM sessions', 'SELECT * FROM leases', 'SELECT * FROM waiters', 'SELECT * FROM blockers', 'SELECT * FROM eskit_lease._sessions',
                   'SELECT nextval(''eskit_lease.fence_seq'')', 'CREATE TABLE eskit_lease.mine ()', 'SELECT grant_consumer(''regress_nobody'')']) AS statement;
 SET ROLE regress_consumer;
 SELECT pg_temp.attempt(statement)
-FROM unnest(ARRAY['SELECT session_sweep()', 'SELECT lease_force_release(''r'', 1, ''why'')', 'SELECT grant_consumer(''regress_nobody'')', 'SELECT * FROM sessions',
+FROM unnest(ARRAY['SELECT session_sweep()', 'SELECT lease_force_release(''r'', 1, ''why'')', 'SELECT execution_resolve(''k'', ''done'')', 'SELECT grant_consumer(''regress_nobody'')', 'SELECT * FROM sessions',
                   'SELECT * FROM stats()', 'SELECT * FROM eskit_lease._leases', 'DELETE FROM eskit_lease._leases', 'SELECT nextval(''eskit_lease.fence_seq'')']) AS statement;
 SET ROLE regress_monitor;
 SELECT pg_temp.attempt(statement)
@@ -141,6 +142,9 @@ SELECT granted, reason FROM eskit_lease.lock_acquire('lock', 'owner', '30 s');
 SELECT alive, reason FROM eskit_lease.session_heartbeat(:'h');
 SELECT count(*), count(session) FROM eskit_lease.sessions;
 SELECT count(*), count(session) FROM eskit_lease.leases WHERE state OPERATOR(pg_catalog.=) 'held';
+SELECT first, state FROM eskit_lease.execution_begin('hostile', :'h');
+SELECT eskit_lease.execution_finish(key, fence, '1') FROM eskit_lease.executions;
+SELECT state, result FROM eskit_lease.execution_begin('hostile', :'h');
 SELECT eskit_lease.session_drain(:'h'), eskit_lease.session_close(:'h');
 RESET search_path;
 -- Nobody becomes somebody else for long.
@@ -160,6 +164,7 @@ DROP ROLE regress_consumer;
 SELECT consumer, role IS NULL OR role LIKE 'unknown (OID=%' AS "role is gone", state FROM sessions WHERE session = :'e';
 SELECT regexp_replace(pg_temp.error_of(format('SELECT session_heartbeat(%L)', :'e')), 'role [0-9]+', 'role OID') AS orphan FROM (SELECT set_config('role', 'regress_other', true)) AS s;
 SELECT alive, reason FROM session_heartbeat(:'e');
+DELETE FROM eskit_lease._executions;
 SELECT session_close(session) FROM sessions;
 SELECT lease_force_release(resource, fence, 'test') FROM leases WHERE state = 'held';
 DROP SCHEMA regress_private;

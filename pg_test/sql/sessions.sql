@@ -29,6 +29,13 @@ SELECT alive, reason FROM session_wait(:'b', 0);
 SELECT pg_current_xact_id_if_assigned();
 COMMIT;
 SELECT * FROM session_heartbeat('00000000-0000-4000-8000-000000000000');
+-- A row can be read again, backward.
+BEGIN;
+DECLARE back SCROLL CURSOR FOR SELECT alive FROM session_heartbeat(:'b');
+FETCH back;
+FETCH back;
+FETCH BACKWARD back;
+COMMIT;
 
 -- session_wait: at once when there is news, and otherwise until the timeout, or in time for the next heartbeat.
 SELECT revision AS r FROM session_heartbeat(:'b') \gset

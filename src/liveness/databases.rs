@@ -24,13 +24,16 @@ pub enum Counter {
     FenceChecks,
     FencesLost,
     WaitsRefused,
+    ExecutionsBegun,
+    ExecutionsFinished,
+    ExecutionsFailed,
     Sweeps,
     Rescans,
     Rebalances,
     Notifications,
 }
 
-pub const COUNTERS: [&str; 17] = [
+pub const COUNTERS: [&str; 20] = [
     "heartbeats",
     "heartbeats_refused",
     "sessions_opened",
@@ -44,6 +47,9 @@ pub const COUNTERS: [&str; 17] = [
     "fence_checks",
     "fences_lost",
     "waits_refused",
+    "executions_begun",
+    "executions_finished",
+    "executions_failed",
     "sweeps",
     "rescans",
     "rebalances",
@@ -100,13 +106,22 @@ pub struct Database {
     pub(super) hungry: AtomicU32,
     /// The fence of a claim of work items of this start of shared memory; zero before the first.
     pub first_claim: AtomicI64,
+    /// Oid of the sequence `position_high` whose state, and that of its fellows, is kept here in this start of shared memory; the next two
+    /// are valid then.
+    pub positions_of: AtomicU32,
+    /// What is added to the ids of transactions to make positions; does not change.
+    pub position_base: AtomicI64,
+    /// The sum of both up to which positions may be given.
+    pub position_high: AtomicI64,
     flags: AtomicU32,
     pub waiting: AtomicU32,
     pub worker: AtomicPtr<pg_sys::Latch>,
     /// Whether the last worker has left because there was nothing to do, and not because it failed.
     pub finished: AtomicBool,
-    /// When released rows are next to be swept.
-    pub retention_due: AtomicU64,
+    /// When somebody last saw to the rows that are kept for a while, and left none.
+    pub retention_looked: AtomicU64,
+    /// Whether somebody has to come for them.
+    retention_wanted: AtomicBool,
     /// Of dead sessions whose rows are in somebody's hands.
     pub blocked: Retry,
     /// Of looking through the database, when more is in somebody's hands than the ring has room for.
@@ -138,6 +153,7 @@ impl Shared {
         if database.table.swap(home.table, Ordering::AcqRel) != home.table {
             database.raised.store(0, Ordering::Release);
             database.first_claim.store(0, Ordering::Release);
+            database.positions_of.store(0, Ordering::Release);
         }
         MINE.set(Some(index));
         Ok(database)
@@ -181,11 +197,19 @@ impl Shared {
             return;
         }
         let _held = self.lock(Lock::Alloc, true);
-        for field in [&database.table, &database.raised, &database.flags, &database.waiting, &database.hungry] {
+        for field in [
+            &database.table,
+            &database.raised,
+            &database.positions_of,
+            &database.flags,
+            &database.waiting,
+            &database.hungry,
+        ] {
             field.store(0, Ordering::Relaxed);
         }
         database.worker.store(std::ptr::null_mut(), Ordering::Relaxed);
-        database.retention_due.store(0, Ordering::Relaxed);
+        database.retention_looked.store(0, Ordering::Relaxed);
+        database.retention_wanted.store(false, Ordering::Relaxed);
         database.first_claim.store(0, Ordering::Relaxed);
         database.blocked.clear();
         database.look_through.clear();
@@ -232,6 +256,16 @@ impl Database {
         let flags = (self.flags() != 0).then(|| self.look_through.until());
         let timer = Some(self.timer.load(Ordering::Acquire)).filter(|timer| *timer != 0);
         flags.into_iter().chain(timer).min()
+    }
+
+    /// Has somebody come for the rows that are kept for a while, or nobody. Whether that is news.
+    pub fn want_retention(&self, wanted: bool) -> bool {
+        self.retention_wanted.load(Ordering::Relaxed) != wanted
+            && self.retention_wanted.swap(wanted, Ordering::AcqRel) != wanted
+    }
+
+    pub fn retention_wanted(&self) -> bool {
+        self.retention_wanted.load(Ordering::Acquire)
     }
 
     pub fn flags(&self) -> u32 {

@@ -15,6 +15,7 @@ pub mod notify;
 
 use crate::liveness::word::State;
 use crate::liveness::{Shared, my_latch};
+use crate::retention;
 use pgrx::pg_sys;
 use std::sync::atomic::Ordering;
 
@@ -55,7 +56,7 @@ pub fn each_post_due(shared: &Shared, now: u64, mut visit: impl FnMut(u32, u64))
     shared.each_dirty(&mut visit);
     for database in shared.databases {
         let oid = database.oid.load(Ordering::Acquire);
-        if let Some(due) = database.flags_due().filter(|_| oid != 0) {
+        for due in [database.flags_due(), retention::due(database)].into_iter().flatten().filter(|_| oid != 0) {
             visit(oid, due.max(now));
         }
     }

@@ -13,6 +13,9 @@ GRANT EXECUTE ON FUNCTION
     eskit_lease.lease_cancel(pg_catalog.text, pg_catalog.uuid),
     eskit_lease.lock_acquire(pg_catalog.text, pg_catalog.text, pg_catalog.interval, pg_catalog.uuid),
     eskit_lease.fence_check(pg_catalog.text, bigint),
+    eskit_lease.fence_table(pg_catalog.regclass, pg_catalog.text, pg_catalog.text),
+    eskit_lease.unfence_table(pg_catalog.regclass),
+    eskit_lease.require_fence(),
     eskit_lease.semaphore_create(pg_catalog.text, integer),
     eskit_lease.semaphore_resize(pg_catalog.text, integer),
     eskit_lease.semaphore_drop(pg_catalog.text),
@@ -37,5 +40,10 @@ GRANT EXECUTE ON FUNCTION
     eskit_lease.item_done(bigint[], bigint),
     eskit_lease.item_fail(bigint, bigint, pg_catalog.text, pg_catalog.interval),
     eskit_lease.item_unclaim(bigint[], bigint),
-    eskit_lease.item_requeue(bigint)
+    eskit_lease.item_requeue(bigint),
+    eskit_lease.execution_begin(pg_catalog.text, pg_catalog.uuid, boolean),
+    eskit_lease.execution_finish(pg_catalog.text, bigint, pg_catalog.jsonb),
+    eskit_lease.execution_fail(pg_catalog.text, bigint, pg_catalog.text, boolean),
+    eskit_lease.next_position(),
+    eskit_lease.position_horizon()
 TO {role}

@@ -1,0 +1,377 @@
+"""Run-once keys with real processes: callers by the hundred, kills, pauses, crashes, dumps; and for how long they are kept."""
+
+import itertools
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psycopg
+import pytest
+from client import Session, call
+from conftest import Server, wait_until
+
+CALLERS = 100
+
+
+@pytest.fixture(scope="module")
+def durable():
+    server = Server("e2e-executions", "fsync = on", f"max_connections = {CALLERS + 20}")
+    server.query("CREATE EXTENSION eskit_lease")
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def clean(durable):
+    """The server, without keys of other tests."""
+    durable.query("DELETE FROM eskit_lease._executions")
+    return durable
+
+
+def begin(session, key, retry_in_doubt=False):
+    return call(session.conn, "execution_begin", key, session.id, retry_in_doubt)
+
+
+def finish(conn, key, fence, result=None):
+    return call(conn, "execution_finish", key, fence, result)
+
+
+def refused(conn, function, *args):
+    """The SQLSTATE that a call raises."""
+    with pytest.raises(psycopg.Error) as raised:
+        call(conn, function, *args)
+    return raised.value.sqlstate
+
+
+def state(conn, key):
+    found = conn.execute("SELECT state FROM eskit_lease.executions WHERE key = %s", (key,)).fetchone()
+    return found and found[0]
+
+
+def test_one_first_of_a_hundred(clean):
+    """Of a new key, of one that is free again, and of one in doubt that was begun with retry_in_doubt."""
+    watcher = clean.connect()
+    with ThreadPoolExecutor(CALLERS) as pool:
+        sessions = list(pool.map(lambda i: Session(clean.connect(), f"caller {i}", ttl="120 s"), range(CALLERS)))
+        start = threading.Barrier(CALLERS)
+
+        def ask(session, key, retry_in_doubt):
+            start.wait(timeout=60)
+            return begin(session, key, retry_in_doubt)
+
+        def race(key, retry_in_doubt=False):
+            """Who was first, and under which fence."""
+            answers = list(pool.map(ask, sessions, [key] * CALLERS, [retry_in_doubt] * CALLERS))
+            first = [i for i, answer in enumerate(answers) if answer.first]
+            assert len(first) == 1, (key, answers)
+            assert {answer.state for answer in answers} == {"running"}, (key, answers)
+            assert [i for i, answer in enumerate(answers) if answer.fence is not None] == first, (key, answers)
+            return first[0], answers[first[0]].fence
+
+        fences = []
+        for i in range(5):
+            winner, fence = race(f"new {i}")
+            assert call(sessions[winner].conn, "execution_fail", f"new {i}", fence, "not yet", True)
+            again, fenced_again = race(f"new {i}", retry_in_doubt=True)
+            assert fenced_again > fence
+            assert sessions[again].close()
+            sessions[again] = Session(sessions[again].conn, "caller again", ttl="120 s")
+            third, last = race(f"new {i}")
+            assert last > fenced_again
+            assert finish(sessions[third].conn, f"new {i}", last, "1")
+            assert {(answer.first, answer.state, answer.result) for answer in pool.map(lambda s: begin(s, f"new {i}"), sessions)} == {
+                (False, "done", 1)
+            }
+            fences += [fence, fenced_again, last]
+        assert watcher.execute("SELECT count(*), sum(attempts) FROM eskit_lease.executions WHERE state = 'done'").fetchone() == (5, 15)
+        assert len(set(fences)) == 15
+        for session in sessions:
+            session.close()
+            session.conn.close()
+    watcher.close()
+
+
+def test_each_row_once_whoever_is_killed(clean):
+    """Key and work in one transaction: connections are killed all the time, and in the end each key has its row, once."""
+    keys, workers = [f"order {i}" for i in range(60)], 6
+    admin = clean.connect()
+    admin.execute("CREATE TABLE worked (key text)")
+    stop = threading.Event()
+
+    def work(number):
+        while True:
+            try:
+                with clean.connect() as conn:
+                    session = Session(conn, f"worker {number}", ttl="60 s")
+                    todo = keys[:]
+                    random.shuffle(todo)
+                    states = set()
+                    for key in todo:
+                        with conn.transaction():
+                            answer = begin(session, key)
+                            states.add(answer.state)
+                            if answer.first:
+                                conn.execute("INSERT INTO worked VALUES (%s)", (key,))
+                                conn.execute("SELECT pg_sleep(0.005)")
+                                assert finish(conn, key, answer.fence, "true")
+                    if states == {"done"}:
+                        return
+            except psycopg.OperationalError:
+                pass
+
+    def kill():
+        victims = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"
+        kills = 0
+        while not stop.wait(0.15) and kills < 20:
+            kills += len(admin.execute(f"{victims} ORDER BY random() LIMIT 1").fetchall())
+        return kills
+
+    with ThreadPoolExecutor(workers + 1) as pool:
+        killer = pool.submit(kill)
+        for done in [pool.submit(work, i) for i in range(workers)]:
+            done.result(timeout=110)
+        stop.set()
+        assert killer.result() > 0
+    assert admin.execute("SELECT count(*), count(DISTINCT key) FROM worked").fetchone() == (len(keys), len(keys))
+    assert admin.execute("SELECT DISTINCT state, attempts FROM eskit_lease.executions").fetchall() == [("done", 1)]
+    admin.execute("DROP TABLE worked")
+    admin.close()
+
+
+# Begins its keys, says the fences, and finishes them when told to; says what became of that.
+RUNNER = """
+import sys
+import psycopg
+conn = psycopg.connect(sys.argv[1], autocommit=True)
+session = conn.execute("SELECT session FROM eskit_lease.session_open('runner', %s)", (sys.argv[2],)).fetchone()[0]
+fence = conn.execute("SELECT fence FROM eskit_lease.execution_begin('k', %s)", (session,)).fetchone()[0]
+print(fence, session, flush=True)
+sys.stdin.readline()
+try:
+    print(conn.execute("SELECT eskit_lease.execution_finish('k', %s)", (fence,)).fetchone()[0], flush=True)
+except psycopg.Error as error:
+    print(error.sqlstate, flush=True)
+"""
+
+
+@pytest.fixture
+def runner(server, db):
+    """Starts runners: each gives its process and its fence."""
+    started = []
+
+    def start(ttl):
+        command = [sys.executable, "-c", RUNNER, server.dsn(db), ttl]
+        child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        started.append(child)
+        return child, int(child.stdout.readline().split()[0])
+
+    yield start
+    for child in started:
+        child.kill()
+        child.communicate()
+
+
+@pytest.mark.parametrize("worker", ["worker", "no worker"])
+def test_runner_killed_between_begin_and_finish(server, db, connect, runner, worker, request):
+    if worker == "no worker":
+        request.getfixturevalue("no_worker")
+    conn = connect()
+    child, fence = runner("2 s")
+    other = Session(conn, "other", ttl="60 s")
+    child.kill()
+    child.wait()
+    wait_until(lambda: begin(other, "k").state == "in_doubt")
+    listed = "SELECT key, consumer, fence, attempts, finished_at FROM eskit_lease.executions WHERE state = 'in_doubt'"
+    assert conn.execute(listed).fetchall() == [("k", "runner", fence, 1, None)]
+    assert not begin(other, "k", True).first, "never run again unasked"
+    assert refused(conn, "execution_finish", "k", fence) == "LF001"
+    assert call(conn, "execution_resolve", "k", "retry")
+    assert server.logged("resolves execution \"k\"")
+    again = begin(other, "k")
+    assert again.first and again.fence > fence
+    assert refused(conn, "execution_finish", "k", fence) == "LF001"
+    assert refused(conn, "execution_fail", "k", fence, "late") == "LF001"
+    assert finish(conn, "k", again.fence, '"by the other"')
+    assert begin(other, "k").result == "by the other"
+
+
+def test_paused_runner_wakes_up_too_late(db, connect, runner):
+    conn = connect()
+    child, fence = runner("2 s")
+    other = Session(conn, "other", ttl="60 s")
+    os.kill(child.pid, signal.SIGSTOP)
+    wait_until(lambda: state(conn, "k") == "in_doubt")
+    assert call(conn, "execution_resolve", "k", "done", '"the mail has arrived"')
+    os.kill(child.pid, signal.SIGCONT)
+    child.stdin.write("finish\n")
+    child.stdin.flush()
+    assert child.stdout.readline().strip() == "LF001"
+    answer = begin(other, "k")
+    assert (answer.first, answer.state, answer.result) == (False, "done", "the mail has arrived")
+
+
+def test_finish_begun_in_time_holds_past_the_deadline(connect):
+    """Once the finish has been let through, nobody begins or resolves the key before it has been committed; then it is done."""
+    conn, other = connect(autocommit=False), connect()
+    session, rival = Session(other, "runner", ttl="3 s"), Session(other, "rival", ttl="60 s")
+    fence = begin(session, "k", True).fence
+    assert finish(conn, "k", fence, "1")
+    wait_until(lambda: session.expired(other))
+    for _ in range(20):
+        assert begin(rival, "k", True).state == "running"
+        assert refused(other, "execution_resolve", "k", "retry") == "55P03"
+    conn.commit()
+    assert begin(rival, "k", True).state == "done"
+
+
+def test_attached_runner(server, db, connect):
+    """A session that ends with its connection leaves what it runs in doubt at once."""
+    conn = connect()
+    with server.connect(db) as direct:
+        runner = Session(direct, "runner", ttl="120 s", attach=True)
+        begin(runner, "k")
+        assert state(conn, "k") == "running"
+    wait_until(lambda: state(conn, "k") == "in_doubt")
+
+
+@pytest.mark.parametrize("how", ["crash", "immediate"])
+def test_crash_of_the_server(clean, how):
+    """What was answered stands, whatever synchronous_commit says; what runs is in doubt a TTL after the recovery, and not before."""
+    conn = clean.connect(options="-c synchronous_commit=off")
+    ends, lives = Session(conn, "ends", ttl="6 s"), Session(conn, "lives", ttl="60 s")
+    done, failed, free = (begin(lives, key).fence for key in ("done", "failed", "free"))
+    running, lost = begin(lives, "running").fence, begin(ends, "lost").fence
+    with clean.connect(options="-c synchronous_commit=off") as prepared:
+        prepared.autocommit = False
+        call(prepared, "execution_begin", "prepared", lives.id)
+        prepared.execute(f"PREPARE TRANSACTION '{how}'")
+        prepared.rollback()
+    assert call(conn, "execution_fail", "failed", failed, "error") and call(conn, "execution_fail", "free", free, "error", True)
+    assert finish(conn, "done", done, "1")  # no answer has been waited for since
+    recovering_at = time.monotonic()
+    clean.crash() if how == "crash" else clean.restart("immediate")
+    with clean.connect() as conn:
+        lives.conn = conn
+        rival = Session(conn, "rival", ttl="60 s")
+        assert (begin(rival, "done").state, begin(rival, "done").result) == ("done", 1)
+        assert not finish(conn, "done", done)
+        assert begin(rival, "failed").state == "failed"
+        again = begin(rival, "free")
+        assert again.first and again.fence > max(done, failed, free, running, lost)
+        assert begin(lives, "running").fence == running
+        assert begin(rival, "prepared").state == "running"
+        wait_until(lambda: begin(rival, "lost").state == "in_doubt", pause=0.02)
+        assert time.monotonic() - recovering_at > 6
+        assert refused(conn, "execution_finish", "lost", lost) == "LF001"
+        assert begin(rival, "running").state == "running" and finish(conn, "running", running)
+        conn.execute(f"COMMIT PREPARED '{how}'")
+        kept = begin(lives, "prepared")
+        assert (kept.first, kept.state) == (False, "running") and finish(conn, "prepared", kept.fence)
+        assert lives.close() and rival.close()
+
+
+def test_dump(clean, tmp_path):
+    """What is done stays done where it is restored, what was running is in doubt there, and fences go on above."""
+    tools = Path(os.environ["PG_BIN"])
+    with clean.connect() as conn:
+        session = Session(conn, "dumped", ttl="60 s")
+        assert finish(conn, "done", begin(session, "done").fence, '{"n": 1.10}')
+        fence = begin(session, "running").fence
+        subprocess.run([tools / "pg_dump", "-d", clean.dsn(), "-f", tmp_path / "dump.sql"], check=True)
+        conn.execute("CREATE DATABASE restored")
+        psql = [tools / "psql", "-X", "-q", "-v", "ON_ERROR_STOP=1", "-d", clean.dsn("restored"), "-f", tmp_path / "dump.sql"]
+        subprocess.run(psql, check=True, stdout=subprocess.DEVNULL)
+        with clean.connect("restored") as other:
+            new = Session(other, "new", ttl="60 s")
+            assert begin(new, "done").result == {"n": 1.1}
+            assert begin(new, "running").state == state(other, "running") == "in_doubt"
+            assert refused(other, "execution_finish", "running", fence) == "LF001"
+            assert call(other, "execution_resolve", "running", "retry")
+            assert begin(new, "running").fence > fence
+        assert begin(session, "running").fence == fence
+        assert session.close()
+        conn.execute("DROP DATABASE restored WITH (FORCE)")
+
+
+# ---- retention ----
+
+OLD = """
+UPDATE eskit_lease._executions
+SET started_at = started_at - a.age, finished_at = finished_at - a.age, resolved_at = resolved_at - a.age
+FROM (SELECT interval '31 days' AS age) AS a
+WHERE key LIKE 'old %'
+"""
+
+
+def keys_of_every_kind(conn):
+    """Some of each state that are 31 days old, and as many that are not; gives the keys of what is to be removed one day."""
+    session, dead = Session(conn, "runner", ttl="120 s"), Session(conn, "dead", ttl="120 s")
+    kept = []
+    for i in range(4):
+        for when in ("old", "new"):
+            name = f"{when} {i}"
+            finish(conn, f"{name} done", begin(session, f"{name} done").fence)
+            for outcome in ("failed", "retry", "done"):
+                begin(dead, f"{name} resolved {outcome}")
+            call(conn, "execution_fail", f"{name} failed", begin(session, f"{name} failed").fence, "error")
+            call(conn, "execution_fail", f"{name} free", begin(session, f"{name} free").fence, "error", True)
+            begin(session, f"{name} running"), begin(dead, f"{name} in doubt")
+            kept += [f"{name} {kind}" for kind in ("failed", "free", "running", "in doubt")]
+    dead.close()
+    conn.execute("SELECT eskit_lease.execution_resolve(key, substring(key FROM 'resolved (.*)')) FROM eskit_lease.executions WHERE key LIKE '%resolved%'")
+    conn.execute(OLD)
+    kept += [f"new {i} {kind}" for i in range(4) for kind in ("done", "resolved failed", "resolved retry", "resolved done")]
+    return session, sorted(kept)
+
+
+def keys(conn):
+    return [key for (key,) in conn.execute('SELECT key FROM eskit_lease._executions ORDER BY key COLLATE "C"')]
+
+
+def test_removed_in_batches_and_free_again(no_worker, connect):
+    conn = connect()
+    session, kept = keys_of_every_kind(conn)
+    assert len(keys(conn)) == 64 and len(kept) == 48
+    removed = 0
+    while call(conn, "session_sweep", 5).more:
+        left = len(keys(conn))
+        assert 64 - left - removed <= 5
+        removed = 64 - left
+    assert keys(conn) == kept
+    assert begin(session, "old 0 done").first, "free again"
+
+
+@pytest.mark.parametrize("retention", ["-1", "40 d"])
+def test_kept(server, no_worker, connect, retention):
+    server.set(eskit_lease__execution_retention=retention)
+    try:
+        conn = connect()
+        _, kept = keys_of_every_kind(conn)
+        wait_until(lambda: conn.execute("SHOW eskit_lease.execution_retention").fetchone()[0] in ("-1", "40d"))
+        while call(conn, "session_sweep", 1000).more:
+            pass
+        assert len(keys(conn)) == 64
+    finally:
+        server.set(eskit_lease__execution_retention=None)
+
+
+def test_worker_comes_for_them(server, connect):
+    """Although nothing else happens than that keys are begun and finished, by a session that lives on."""
+    server.set(eskit_lease__execution_retention="2 s")
+    try:
+        conn = connect()
+        wait_until(lambda: conn.execute("SHOW eskit_lease.execution_retention").fetchone() == ("2s",))
+        session = Session(conn, "runner", ttl="600 s")
+        run = "SELECT count(eskit_lease.execution_finish(key, b.fence)) FROM generate_series(1, 1500) AS i, concat('old ', i) AS key, eskit_lease.execution_begin(key, %s) AS b"
+        assert conn.execute(run, (session.id,)).fetchone() == (1500,)
+        news = itertools.count()
+        wait_until(lambda: begin(session, f"new {next(news)}") and "old 1" not in keys(conn), pause=0.2)
+        wait_until(lambda: not [key for key in keys(conn) if key.startswith("old")])
+    finally:
+        server.set(eskit_lease__execution_retention=None)

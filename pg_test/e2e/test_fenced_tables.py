@@ -1,0 +1,204 @@
+"""Fenced tables with real processes: stale holders, prepared transactions, crashes, dump and restore, a server without shared memory."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import psycopg
+import pytest
+from client import Session, call
+from conftest import Server, wait_until
+
+NOT_CHECKED = "LF002"
+
+
+def state(conn, statement, *params):
+    """What a statement comes to, in a transaction of its own: ok, or the SQLSTATE."""
+    try:
+        with conn.transaction():
+            conn.execute(statement, params or None)
+        return "ok"
+    except psycopg.Error as error:
+        return error.sqlstate
+
+
+def write(conn, i, fence=None, resource="r"):
+    check = f"SELECT eskit_lease.fence_check('{resource}', {fence}); " if fence else ""
+    return state(conn, f"{check}INSERT INTO work VALUES ({i})")
+
+
+def table(conn, resource="r", column=None):
+    conn.execute("CREATE TABLE work (i int, p int)")
+    assert call(conn, "fence_table", "work", resource, column)
+
+
+def rows(conn):
+    return [i for (i,) in conn.execute("SELECT i FROM work ORDER BY i")]
+
+
+def psql(server, db, script):
+    tool = Path(os.environ["PG_BIN"]) / "psql"
+    return subprocess.run(
+        [tool, "-X", "-q", "-A", "-t", "-v", "VERBOSITY=verbose", server.dsn(db)], input=script, capture_output=True, text=True
+    )
+
+
+def test_from_plain_psql(server, db, connect):
+    conn = connect()
+    holder = Session(conn)
+    fence = holder.take("r")
+    table(conn)
+    refused = psql(server, db, "COPY work FROM stdin;\n1\t1\n\\.\nINSERT INTO work VALUES (2);\n")
+    assert refused.stderr.count("LF002") == 2
+    passed = psql(server, db, f"BEGIN; SELECT eskit_lease.fence_check('r', {fence});\nCOPY work FROM stdin;\n3\t3\n\\.\nCOMMIT;\n")
+    assert "ERROR" not in passed.stderr
+    assert rows(conn) == [3]
+
+
+def test_through_a_pooler(pgbouncer, connect):
+    """Whoever has the server connection next has no pass."""
+    conn = connect(via=pgbouncer)
+    fence = Session(conn).take("r")
+    table(conn)
+    for i in range(5):
+        assert write(conn, i, fence) == "ok"
+        assert write(connect(via=pgbouncer), -1) == NOT_CHECKED
+    assert rows(conn) == [0, 1, 2, 3, 4]
+
+
+def test_a_holder_stopped_beyond_its_time(connect):
+    """It has passed and is stopped in its transaction, for longer than it has to live: what it then writes stands, nobody else having had the
+    lease; in the next one it is refused."""
+    conn, other = connect(), connect()
+    stale, successor = Session(conn, "stale", ttl="1 s"), Session(other, "successor")
+    fence = stale.take("r")
+    table(conn)
+    with conn.transaction():
+        call(conn, "fence_check", "r", fence)
+        wait_until(lambda: stale.expired(other))
+        assert not successor.acquire("r").granted
+        conn.execute("INSERT INTO work VALUES (1)")
+    newer = successor.take("r")
+    assert write(other, 2, newer) == "ok"
+    assert write(conn, 3, fence) == "LF001"
+    assert write(conn, 3) == NOT_CHECKED
+    # Its check fails, and it goes on all the same.
+    with conn.transaction():
+        assert state(conn, f"SELECT eskit_lease.fence_check('r', {fence})") == "LF001"
+        assert write(conn, 3) == NOT_CHECKED
+    assert rows(conn) == [1, 2]
+
+
+@pytest.mark.parametrize("end", ["COMMIT", "ROLLBACK"])
+def test_prepared(db, connect, end):
+    conn, other = connect(autocommit=False), connect()
+    holder, next_one = Session(other, ttl="1 s"), Session(other)
+    fence = holder.take("r")
+    table(other)
+    call(conn, "fence_check", "r", fence)
+    conn.execute("INSERT INTO work VALUES (1)")
+    conn.execute(f"PREPARE TRANSACTION '{db}'")
+    conn.rollback()
+    try:
+        assert state(conn, "INSERT INTO work VALUES (2)") == NOT_CHECKED
+        wait_until(lambda: holder.expired(other))
+        assert not next_one.acquire("r").granted
+    finally:
+        other.execute(f"{end} PREPARED '{db}'")
+    assert write(other, 3, next_one.take("r")) == "ok"
+    assert rows(other) == ([1, 3] if end == "COMMIT" else [3])
+
+
+def test_after_a_crash(server, db, connect):
+    """What is fenced stays so, and what was held is held on."""
+    conn = connect()
+    holder = Session(conn, ttl="60 s")
+    fence = holder.take("r")
+    table(conn)
+    server.crash()
+    conn = connect()
+    assert write(conn, 1) == NOT_CHECKED
+    assert write(conn, 2, fence) == "ok"
+    assert rows(conn) == [2]
+
+
+def test_dump_and_restore(server, db, connect, tmp_path):
+    """Rows first, then the triggers; and it is fenced in the copy as it was."""
+    conn = connect()
+    fence = Session(conn).take("r")
+    table(conn)
+    conn.execute("CREATE TABLE parts (i int, p int) PARTITION BY LIST (p); CREATE TABLE parts_0 PARTITION OF parts FOR VALUES IN (0)")
+    call(conn, "group_create", "g", 2)
+    assert call(conn, "fence_table", "parts", "g", "p")
+    assert write(conn, 1, fence) == "ok"
+    fenced = "SELECT table_name::text, resource, partition_column, checks_each, complete FROM eskit_lease.fenced_tables ORDER BY 1"
+    before = conn.execute(fenced).fetchall()
+    assert before == [("parts", "g", "p", "row", True), ("work", "r", None, "statement", True)]
+    copy, file = f"{db}_copy", tmp_path / "dump"
+    tools = Path(os.environ["PG_BIN"])
+    subprocess.run([tools / "pg_dump", "-Fc", "-f", file, server.dsn(db)], check=True)
+    server.query(f"CREATE DATABASE {copy}")
+    try:
+        subprocess.run([tools / "pg_restore", "--exit-on-error", "-d", server.dsn(copy), file], check=True)
+        restored = connect(dbname=copy)
+        assert restored.execute(fenced).fetchall() == before
+        assert rows(restored) == [1]
+        assert write(restored, 2) == NOT_CHECKED
+        assert write(restored, 2, fence) == "LF001"
+        assert write(restored, 2, Session(restored).take("r")) == "ok"
+        assert state(restored, "INSERT INTO parts_0 VALUES (1, 0)") == NOT_CHECKED
+    finally:
+        server.query(f"DROP DATABASE {copy} WITH (FORCE)")
+
+
+def test_without_shared_memory():
+    """Nobody can have passed: refused, also to superusers. It can be unfenced."""
+    server = Server("e2e-fenced", "eskit_lease.fence_superusers = off")
+    try:
+        server.query("CREATE EXTENSION eskit_lease")
+        with server.connect() as conn:
+            table(conn)
+            assert write(conn, 1) == "ok"
+        with (server.data / "postgresql.conf").open("a") as conf:
+            conf.write("shared_preload_libraries = ''\n")
+        server.restart()
+        with server.connect() as conn:
+            with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState) as refused:
+                conn.execute("INSERT INTO work VALUES (2)")
+            assert "shared_preload_libraries" in refused.value.diag.message_hint
+            assert state(conn, "SELECT eskit_lease.fence_table('work', 'r')") == "55000"
+            assert conn.execute("SELECT resource FROM eskit_lease.fenced_tables").fetchall() == [("r",)]
+            assert call(conn, "unfence_table", "work")
+            assert write(conn, 2) == "ok"
+    finally:
+        server.stop()
+
+
+def test_logical_replication():
+    """Replicated rows pass where each statement is checked, and are refused where each row is."""
+    server = Server("e2e-fenced", "wal_level = logical", "wal_retrieve_retry_interval = '50ms'", "max_worker_processes = 16")
+    try:
+        server.query("CREATE TABLE work (i int, p int)")
+        server.query("CREATE PUBLICATION p FOR TABLE work")
+        server.query("SELECT pg_create_logical_replication_slot('fenced', 'pgoutput')")
+        server.query("CREATE DATABASE subscriber")
+        server.query("CREATE EXTENSION eskit_lease", dbname="subscriber")
+        with server.connect("subscriber") as conn:
+            table(conn)
+            source = f"CONNECTION '{server.dsn()}' PUBLICATION p WITH (create_slot = false, slot_name = fenced, copy_data = false)"
+            conn.execute(f"CREATE SUBSCRIPTION s {source}")
+            server.query("INSERT INTO work VALUES (1, 0)")
+            wait_until(lambda: rows(conn) == [1])
+            call(conn, "unfence_table", "work")
+            call(conn, "group_create", "g", 2)
+            call(conn, "fence_table", "work", "g", "p")
+            server.query("INSERT INTO work VALUES (2, 0)")
+            wait_until(lambda: server.logged('partition 0 of table "work" is fenced by "g"'))
+            assert rows(conn) == [1]
+            call(conn, "unfence_table", "work")
+            wait_until(lambda: rows(conn) == [1, 2])
+            conn.execute("ALTER SUBSCRIPTION s DISABLE")
+            conn.execute("ALTER SUBSCRIPTION s SET (slot_name = NONE)")
+            conn.execute("DROP SUBSCRIPTION s")
+    finally:
+        server.stop("immediate")

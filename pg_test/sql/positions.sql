@@ -1,0 +1,154 @@
+-- Positions: how they are made, and the horizon as one connection sees it; what others do meanwhile is in specs/position.spec.
+-- Others may write at any time (autovacuum does): what is to be below the horizon is waited for.
+\i pg_test/sql/include/worker_off.psql
+\i pg_test/sql/include/refusals.psql
+\pset null -
+CREATE TABLE events (position bigint PRIMARY KEY DEFAULT next_position(), what text);
+CREATE TABLE others (position bigint PRIMARY KEY DEFAULT next_position(), what text);
+-- How many are to be read.
+CREATE FUNCTION pg_temp.settled() RETURNS bigint LANGUAGE sql AS 'SELECT count(*) FROM events WHERE position < position_horizon()';
+
+-- The id of the transaction, and a count within it; base is 0 in a new cluster.
+BEGIN;
+INSERT INTO events (what) VALUES ('a'), ('b');
+INSERT INTO others (what) VALUES ('another table');
+COPY events (what) FROM stdin;
+c
+\.
+SELECT what, position >> 20 = pg_current_xact_id()::text::bigint AS mine, position & 1048575 AS count
+FROM (TABLE events UNION ALL TABLE others) AS e ORDER BY position;
+-- The rows of an open transaction are not settled, not for itself either.
+SELECT pg_temp.settled();
+COMMIT;
+CALL pg_temp.wait_for('pg_temp.settled() = 3');
+
+-- In savepoints too it is the top-level transaction that counts; what is rolled back leaves a gap.
+BEGIN;
+INSERT INTO events (what) VALUES ('d');
+SAVEPOINT s;
+INSERT INTO events (what) VALUES ('rolled back');
+SAVEPOINT t;
+INSERT INTO events (what) VALUES ('rolled back');
+ROLLBACK TO s;
+INSERT INTO events (what) VALUES ('e');
+RELEASE s;
+INSERT INTO events (what) VALUES ('f');
+SELECT what, position >> 20 = pg_current_xact_id()::text::bigint AS mine, position & 1048575 AS count FROM events WHERE what >= 'd' ORDER BY position;
+COMMIT;
+-- Begun in a savepoint.
+BEGIN;
+SAVEPOINT s;
+INSERT INTO events (what) VALUES ('g');
+RELEASE s;
+INSERT INTO events (what) VALUES ('h');
+COMMIT;
+SELECT what, position & 1048575 AS count FROM events WHERE what >= 'g' ORDER BY position;
+BEGIN;
+INSERT INTO events (what) VALUES ('rolled back');
+ROLLBACK;
+INSERT INTO events (what) VALUES ('i');
+CALL pg_temp.wait_for('pg_temp.settled() = 9');
+SELECT string_agg(what, ' ' ORDER BY position) FROM events WHERE position > 0 AND position < position_horizon();
+
+-- Read in batches of two by a cursor of one bigint.
+WITH RECURSIVE batches AS (
+    SELECT 0::bigint AS last, NULL::text AS read
+    UNION ALL
+    SELECT n.last, n.read
+    FROM batches AS b
+    CROSS JOIN LATERAL (
+        SELECT max(position) AS last, string_agg(what, ' ' ORDER BY position) AS read
+        FROM (SELECT * FROM events AS e WHERE e.position > b.last AND e.position < position_horizon() ORDER BY e.position LIMIT 2) AS e) AS n
+    WHERE n.last IS NOT NULL)
+SELECT read FROM batches WHERE read IS NOT NULL;
+
+-- A prepared transaction keeps its place, and whatever comes after it back.
+BEGIN;
+INSERT INTO events (what) VALUES ('j'), ('k');
+PREPARE TRANSACTION 'positions';
+INSERT INTO events (what) VALUES ('l');
+SELECT pg_temp.settled();
+SELECT pid, prepared, database = current_database() AS here, role = current_user AS mine, since <= clock_timestamp() AS since, behind > 0 AS behind
+FROM position_blockers WHERE prepared IS NOT NULL;
+COMMIT PREPARED 'positions';
+CALL pg_temp.wait_for('pg_temp.settled() = 12');
+SELECT string_agg(what, ' ' ORDER BY position) FROM events WHERE what >= 'j' AND position < position_horizon();
+
+-- Every isolation level; the horizon does not move within a snapshot.
+BEGIN ISOLATION LEVEL REPEATABLE READ;
+SELECT position_horizon() AS horizon \gset
+INSERT INTO events (what) VALUES ('m');
+SELECT position_horizon() = :horizon AS same, position >= :horizon AS beyond, pg_temp.settled() FROM events WHERE what = 'm';
+COMMIT;
+BEGIN ISOLATION LEVEL SERIALIZABLE;
+SELECT position_horizon() AS horizon \gset
+INSERT INTO events (what) VALUES ('n');
+SELECT position_horizon() = :horizon AS same, position >= :horizon AS beyond, pg_temp.settled() >= 12 AS settled FROM events WHERE what = 'n';
+COMMIT;
+
+-- As a position of a cursor.
+SELECT session AS a FROM session_open('a', '1 hour') \gset
+SELECT group_create('outbox', 1);
+SELECT group_join('outbox', :'a') > 0 AS joined;
+SELECT fence AS f FROM group_assignment('outbox', :'a') \gset
+SELECT cursor_commit('outbox', 0, max(position), :f) FROM events;
+SELECT cursor_position('outbox', 0) = max(position) AS there FROM events;
+SELECT session_close(:'a');
+SELECT group_drop('outbox');
+
+-- A transaction that may not write draws none, and reads the horizon.
+BEGIN READ ONLY;
+SELECT pg_temp.refused('next_position()');
+SELECT position_horizon() > 0 AS horizon;
+COMMIT;
+
+-- All that one transaction may have, and one more. The next begins anew.
+BEGIN;
+SELECT count(DISTINCT next_position()) FROM generate_series(1, 1048576);
+SELECT pg_temp.refused('next_position()', 'next_position()');
+COMMIT;
+SELECT next_position() & 1048575 AS count;
+
+-- Who may not draw may not write rows whose default it is. Reading is another matter.
+CREATE ROLE regress_producer;
+GRANT INSERT, SELECT ON events TO regress_producer;
+SET ROLE regress_producer;
+SELECT pg_temp.error_of('INSERT INTO events (what) VALUES (''refused'')');
+RESET ROLE;
+GRANT EXECUTE ON FUNCTION next_position() TO regress_producer;
+SET ROLE regress_producer;
+INSERT INTO events (what) VALUES ('o');
+SELECT pg_temp.error_of('SELECT position_horizon()');
+RESET ROLE;
+SELECT count(*) FROM events WHERE what IN ('refused', 'o');
+
+-- What may have been given is reserved, whatever has been rolled back since.
+SELECT last_value > max(position) >> 20 AS reserved FROM events, position_high GROUP BY last_value;
+SELECT last_value FROM position_base;
+
+-- A database restored from a dump of a cluster that was further on: all that was given there is settled, and what comes goes on above.
+CREATE DATABASE regress_restored;
+\c regress_restored
+CREATE EXTENSION eskit_lease;
+\i pg_test/sql/include/helpers.psql
+SELECT position_horizon() > 0 AS horizon;
+SELECT setval('position_base', 17), setval('position_high', 4000000000000), setval('position_cluster', 42);
+SELECT position_horizon() = 4000000000000 << 20 AS horizon;
+BEGIN;
+SELECT next_position() >> 20 >= 4000000000000 AS above, position_horizon() >> 20 >= 4000000000000 AS horizon;
+-- Neither the base nor the reservation is undone.
+ROLLBACK;
+SELECT last_value AS base FROM position_base \gset
+SELECT next_position() >> 20 = pg_current_xact_id()::text::bigint + :base AS above_base, :base < 4000000000000 AND :base > 3999000000000 AS raised,
+       position_horizon() >> 20 >= 4000000000000 AS horizon;
+SELECT last_value = :base AS same FROM position_base;
+SELECT last_value BETWEEN 4000000000000 AND 4000000131072 AS reserved FROM position_high;
+SELECT last_value = system_identifier AS here FROM position_cluster, pg_control_system();
+\c regression
+DROP DATABASE regress_restored WITH (FORCE);
+
+\i pg_test/sql/include/helpers.psql
+REVOKE EXECUTE ON FUNCTION next_position() FROM regress_producer;
+DROP TABLE events, others;
+DROP ROLE regress_producer;
+\i pg_test/sql/include/worker_on.psql

@@ -1,0 +1,1 @@
+ALTER TABLE {table} ENABLE ALWAYS TRIGGER {name}

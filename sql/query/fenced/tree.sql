@@ -1,0 +1,23 @@
+-- A table and its partitions, each with the triggers that fence it. $2, $3: the arguments that they are to have.
+SELECT pg_catalog.format('%I.%I', n.nspname, c.relname),
+       c.relname::text,
+       n.nspname = 'eskit_lease',
+       c.relkind::text,
+       c.oid = $1,
+       c.relispartition,
+       NOT c.relispartition AND EXISTS (SELECT FROM pg_catalog.pg_inherits AS i WHERE i.inhrelid = c.oid)
+           OR c.relkind = 'r' AND EXISTS (SELECT FROM pg_catalog.pg_inherits AS i WHERE i.inhparent = c.oid),
+       w.tgargs,
+       w.tgenabled = 'A',
+       w.tgparentid <> 0,
+       t.tgargs,
+       t.tgenabled = 'A',
+       pg_catalog.concat_ws(', ', pg_catalog.quote_literal($2), pg_catalog.quote_literal($3))
+FROM (SELECT $1 AS relid UNION SELECT p.relid FROM pg_catalog.pg_partition_tree($1) AS p) AS r
+JOIN pg_catalog.pg_class AS c ON c.oid = r.relid
+JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
+JOIN pg_catalog.pg_proc AS f ON f.proname = 'require_fence'
+JOIN pg_catalog.pg_namespace AS o ON o.oid = f.pronamespace AND o.nspname = 'eskit_lease'
+LEFT JOIN pg_catalog.pg_trigger AS w ON w.tgrelid = c.oid AND w.tgname = 'eskit_lease_fence' AND w.tgfoid = f.oid
+LEFT JOIN pg_catalog.pg_trigger AS t ON t.tgrelid = c.oid AND t.tgname = 'eskit_lease_fence_truncate' AND t.tgfoid = f.oid
+ORDER BY c.oid <> $1, c.oid

@@ -1,0 +1,1 @@
+SELECT setval($1, $2)

@@ -1,0 +1,154 @@
+//! Beginning an attempt.
+
+use super::{Execution, Executions, Probe, State};
+use crate::acquire::grantee;
+use crate::call::{Call, enter, text_arg};
+use crate::error::{Error, Result};
+use crate::fence;
+use crate::grant::stripe;
+use crate::guard::{Guard, Mode};
+use crate::json::Jsonb;
+use crate::lease::acquirer;
+use crate::liveness::databases::Counter;
+use crate::liveness::slots::SlotRef;
+use crate::session::{SessionRow, touch};
+use crate::spi::{self, Statement, Value};
+use crate::text::{Text, role_name};
+use crate::{retention, row};
+use pgrx::datum::TimestampWithTimeZone;
+use pgrx::pg_sys::{self, BOOLOID, TEXTOID, UUIDOID};
+use pgrx::prelude::*;
+use pgrx::{Uuid, name};
+
+static BEGIN: Statement = Statement::writes(
+    include_str!("../../sql/query/execution/begin.sql"),
+    &[TEXTOID, UUIDOID, TEXTOID, TEXTOID, BOOLOID],
+);
+static AGAIN: Statement = Statement::writes(
+    include_str!("../../sql/query/execution/again.sql"),
+    &[TEXTOID, UUIDOID, TEXTOID, TEXTOID, BOOLOID],
+);
+
+/// Tries for a stripe, half a millisecond apart. It is held for the time of a call, also by calls for other names, and a key that nobody
+/// runs must not be said to be running: so this is for a call that hangs.
+const STRIPE_TRIES: u32 = 10_000;
+
+/// What execution_begin says.
+struct Answer {
+    first: bool,
+    state: &'static str,
+    fence: Option<i64>,
+    result: Option<Jsonb>,
+    started_at: Option<TimestampWithTimeZone>,
+}
+
+impl Answer {
+    fn in_flight() -> Answer {
+        Answer { first: false, state: State::Running.name(), fence: None, result: None, started_at: None }
+    }
+
+    fn of(row: Execution, state: &'static str) -> Answer {
+        Answer { first: false, state, fence: None, result: row.result, started_at: row.started_at }
+    }
+}
+
+/// Begins an attempt of a key whose stripe or row this call has.
+fn start(call: &Call, me: &SessionRow, key: &str, retry_in_doubt: bool, statement: &'static Statement) -> Answer {
+    let role = role_name(pg_sys::Oid::from(me.role));
+    let values = vec![
+        Value::Text(key),
+        Value::Uuid(me.session),
+        Value::Text(&me.consumer),
+        Value::Text(&role),
+        Value::Bool(retry_in_doubt),
+    ];
+    let (fence, started_at) =
+        call.db().run(statement, values, |row| (row.get(1), row.get(2))).pop().unwrap_or_default();
+    call.database.add(Counter::ExecutionsBegun, 1);
+    retention::ask(call);
+    Answer { first: true, state: State::Running.name(), fence, result: None, started_at }
+}
+
+/// Whether the stripe is had, which other calls have for a moment.
+fn had(stripe: Guard) -> bool {
+    (0..STRIPE_TRIES).any(|_| {
+        let had = stripe.try_lock(Mode::Exclusive);
+        if !had {
+            // SAFETY: sleeps for half a millisecond
+            unsafe { pg_sys::pg_usleep(500) };
+            pgrx::check_for_interrupts!();
+        }
+        had
+    })
+}
+
+fn begin(call: &Call, me: SlotRef, key: &str, retry_in_doubt: bool) -> Result<Answer> {
+    let executions = Executions::open();
+    let starter = || -> Result<SessionRow> {
+        let session = grantee(call, me).map_err(Error::SessionEnded)?;
+        fence::raise(call);
+        Ok(session)
+    };
+    loop {
+        pgrx::check_for_interrupts!();
+        let row = match executions.probe(key) {
+            Probe::InFlight => return Ok(Answer::in_flight()),
+            Probe::Row(row) => row,
+            Probe::Absent => {
+                let session = starter()?;
+                let stripe = Guard::Stripe(stripe(key, 0));
+                if !had(stripe) {
+                    return Err(Error::AttemptInFlight { key: key.to_owned() }.into());
+                }
+                let absent = matches!(executions.probe(key), Probe::Absent);
+                let answer = absent.then(|| start(call, &session, key, retry_in_doubt, &BEGIN));
+                stripe.unlock(Mode::Exclusive);
+                match answer {
+                    Some(answer) => return Ok(answer),
+                    None => continue,
+                }
+            }
+        };
+        return match row.state {
+            State::Running if row.session == me.session() => {
+                let fence = Some(row.fence);
+                Ok(Answer { fence, ..Answer::of(row, State::Running.name()) })
+            }
+            State::Running if row.lives(call) => Ok(Answer::of(row, State::Running.name())),
+            State::Running if !row.retry_in_doubt => Ok(Answer::of(row, "in_doubt")),
+            State::Done | State::Failed => Ok(Answer { state: row.state.name(), ..Answer::of(row, "") }),
+            State::Running | State::Retry => {
+                let session = starter()?;
+                if !executions.lock(&row) {
+                    return Ok(Answer::in_flight());
+                }
+                Ok(start(call, &session, key, retry_in_doubt, &AGAIN))
+            }
+        };
+    }
+}
+
+#[pg_extern(schema = "eskit_lease")]
+fn execution_begin(
+    key: Option<Text>,
+    session: Option<Uuid>,
+    retry_in_doubt: default!(Option<bool>, "false"),
+) -> Result<
+    row::TableIterator<(
+        name!(first, bool),
+        name!(state, Text),
+        name!(fence, Option<i64>),
+        name!(result, Option<Jsonb>),
+        name!(started_at, Option<TimestampWithTimeZone>),
+    )>,
+> {
+    let shared = enter()?;
+    spi::require_writes("execution_begin()")?;
+    let key = text_arg("key", key)?;
+    let session = session.ok_or(Error::Null("session"))?;
+    let retry_in_doubt = retry_in_doubt.ok_or(Error::Null("retry_in_doubt"))?;
+    let touch = touch(shared, session)?;
+    let me = acquirer(&touch).map_err(Error::SessionEnded)?;
+    let Answer { first, state, fence, result, started_at } = begin(&Call::open(shared)?, me, &key, retry_in_doubt)?;
+    Ok(row::TableIterator::once((first, Text::from(state), fence, result, started_at)))
+}

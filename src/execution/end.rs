@@ -1,0 +1,145 @@
+//! Ending an attempt: by whoever runs it, or by an administrator.
+
+use super::{Executions, MAX_RESULT, Probe, State};
+use crate::call::{Call, enter, text_arg};
+use crate::error::{Error, Result};
+use crate::guard::Mode;
+use crate::json::Jsonb;
+use crate::liveness::databases::Counter;
+use crate::liveness::word;
+use crate::spi::{self, Statement, Value};
+use crate::text::{Text, role_name, role_of_name};
+use pgrx::pg_sys::panic::ErrorReport;
+use pgrx::pg_sys::{self, JSONBOID, TEXTOID};
+use pgrx::prelude::*;
+
+static FINISH: Statement =
+    Statement::writes(include_str!("../../sql/query/execution/finish.sql"), &[TEXTOID, JSONBOID]);
+static FAIL: Statement =
+    Statement::writes(include_str!("../../sql/query/execution/fail.sql"), &[TEXTOID, TEXTOID, TEXTOID]);
+static RESOLVE: Statement =
+    Statement::writes(include_str!("../../sql/query/execution/resolve.sql"), &[TEXTOID, TEXTOID, JSONBOID, TEXTOID]);
+
+/// Bytes that are kept of an error.
+const MAX_ERROR: usize = 8 << 10;
+
+/// Whether the attempt under a fence is this transaction's to end. False: it has ended in one of these ways already, under this very fence.
+fn claim(call: &Call, key: &str, fence: i64, ended: &[State]) -> Result<bool> {
+    let in_flight = || ErrorReport::from(Error::AttemptInFlight { key: key.to_owned() });
+    let lost = |why: String| {
+        call.database.add(Counter::FencesLost, 1);
+        ErrorReport::from(Error::AttemptLost { key: key.to_owned(), fence, why })
+    };
+    let executions = Executions::open();
+    let row = match executions.probe(key) {
+        Probe::InFlight => return Err(in_flight()),
+        Probe::Row(row) if row.fence > fence => {
+            return Err(lost(format!("Another attempt has begun under fence {}.", row.fence)));
+        }
+        Probe::Row(row) if row.fence == fence => row,
+        _ => return Err(lost("No such fence has been granted.".to_owned())),
+    };
+    if row.state != State::Running {
+        // Its session may be no more.
+        // SAFETY: reads the catalog through its cache; no role is one that only superusers are members of
+        if !unsafe { pg_sys::has_privs_of_role(call.caller, role_of_name(&row.role)) } {
+            return Err(Error::Foreign { owner: row.role }.into());
+        }
+        let said = row.resolved_by.is_none() && ended.contains(&row.state);
+        return if said { Ok(false) } else { Err(lost(row.why_over())) };
+    }
+    let at = call.session(row.session)?.ok_or_else(|| lost(row.why_over()))?;
+    if !call.fencer(at).try_lock(Mode::Shared) || !executions.lock(&row) {
+        return Err(in_flight());
+    }
+    match call.shared.look(at).map(|standing| standing.state) {
+        Some(word::State::Alive) => Ok(true),
+        Some(word::State::Frozen) => Err(in_flight()),
+        _ => Err(lost(row.why_over())),
+    }
+}
+
+/// A result that is not too large.
+fn require_size(key: &str, result: Option<&Jsonb>) -> Result<()> {
+    match result.map_or(0, Jsonb::text_length) {
+        0..=MAX_RESULT => Ok(()),
+        length => Err(Error::ResultTooLarge { key: key.to_owned(), length }.into()),
+    }
+}
+
+#[pg_extern(schema = "eskit_lease")]
+fn execution_finish(key: Option<Text>, fence: Option<i64>, result: default!(Option<Jsonb>, "NULL")) -> Result<bool> {
+    let shared = enter()?;
+    spi::require_writes("execution_finish()")?;
+    let key = text_arg("key", key)?;
+    let fence = fence.ok_or(Error::Null("fence"))?;
+    require_size(&key, result.as_ref())?;
+    let call = Call::open(shared)?;
+    let mine = claim(&call, &key, fence, &[State::Done])?;
+    if mine {
+        call.db().execute(&FINISH, vec![Value::Text(&key), Value::MaybeJson(result.as_ref())]);
+        call.database.add(Counter::ExecutionsFinished, 1);
+    }
+    Ok(mine)
+}
+
+#[pg_extern(schema = "eskit_lease")]
+fn execution_fail(
+    key: Option<Text>,
+    fence: Option<i64>,
+    error: Option<Text>,
+    retry: default!(Option<bool>, "false"),
+) -> Result<bool> {
+    let shared = enter()?;
+    spi::require_writes("execution_fail()")?;
+    let key = text_arg("key", key)?;
+    let fence = fence.ok_or(Error::Null("fence"))?;
+    let error = error.ok_or(Error::Null("error"))?;
+    let retry = retry.ok_or(Error::Null("retry"))?;
+    let call = Call::open(shared)?;
+    let mine = claim(&call, &key, fence, &[State::Failed, State::Retry])?;
+    if mine {
+        let state = if retry { State::Retry } else { State::Failed };
+        let kept = &error[..error.floor_char_boundary(MAX_ERROR)];
+        call.db().execute(&FAIL, vec![Value::Text(&key), Value::Text(state.name()), Value::Text(kept)]);
+        call.database.add(Counter::ExecutionsFailed, 1);
+    }
+    Ok(mine)
+}
+
+#[pg_extern(schema = "eskit_lease")]
+fn execution_resolve(
+    key: Option<Text>,
+    outcome: Option<Text>,
+    result: default!(Option<Jsonb>, "NULL"),
+) -> Result<bool> {
+    let shared = enter()?;
+    spi::require_writes("execution_resolve()")?;
+    let key = text_arg("key", key)?;
+    let outcome = outcome.ok_or(Error::Null("outcome"))?;
+    let state = State::outcome(&outcome).ok_or_else(|| Error::Outcome(outcome.0.clone()))?;
+    if result.is_some() && state != State::Done {
+        return Err(Error::NoResult(outcome.0).into());
+    }
+    require_size(&key, result.as_ref())?;
+    let call = Call::open(shared)?;
+    let executions = Executions::open();
+    let in_flight = || ErrorReport::from(Error::AttemptInFlight { key: key.clone() });
+    let row = match executions.probe(&key) {
+        Probe::Absent => return Err(Error::Unknown { kind: "execution", name: key }.into()),
+        Probe::InFlight => return Err(in_flight()),
+        Probe::Row(row) => row,
+    };
+    let open = row.state == State::Failed || row.state == State::Running && !row.lives(&call);
+    if !open {
+        return Ok(false);
+    }
+    if !executions.lock(&row) {
+        return Err(in_flight());
+    }
+    let by = role_name(call.caller);
+    log!("eskit_lease: role \"{by}\" resolves execution \"{key}\", fence {}, as {}", row.fence, state.name());
+    let values =
+        vec![Value::Text(&key), Value::Text(state.name()), Value::MaybeJson(result.as_ref()), Value::Text(&by)];
+    Ok(call.db().execute(&RESOLVE, values) > 0)
+}

@@ -1,0 +1,158 @@
+//! Executions: what is to be run once, under a key.
+//!
+//! A key has a row from its first attempt on. An attempt is a session's, as a lease is, and has a fence; what is written to end it is the
+//! row, so nothing is written while it runs, and nothing when its session dies:
+//!
+//! | the row says       | its session | `execution_begin` answers                                          |
+//! |--------------------|-------------|--------------------------------------------------------------------|
+//! | nothing            |             | `first`: the first attempt                                         |
+//! | `running`          | the caller  | `running`, and its fence: the reply may have been lost             |
+//! | `running`          | living      | `running`                                                          |
+//! | `running`          | dead        | `in_doubt`; with `retry_in_doubt`, `first`: another attempt        |
+//! | `done`, `failed`   |             | that, and the result                                               |
+//! | `retry`            |             | `first`: another attempt                                           |
+//! | not committed yet  |             | `running`: whoever has it in hand will have it so, or not          |
+//!
+//! Exactly one begins an attempt. Of a new key, because whoever makes its row has the key's stripe for the time of the call (see
+//! [`crate::grant`]) and looks again under it, what is not committed included. Of a known one, because the row is locked as it was read.
+//! Neither is waited for. Rolled back, it was never begun; in the transaction that does the work, work and key stand or fall together.
+//!
+//! An attempt ends under its fence only, while its session lives. That is looked at with S(session) in share mode and the row locked, to
+//! the end of the transaction: nobody ends the session, begins another attempt or resolves this one before that. So what was told to have
+//! been finished is, and a zombie's finish is refused.
+
+mod begin;
+mod end;
+
+use crate::call::Call;
+use crate::json::Jsonb;
+use crate::session;
+use crate::spi::Statement;
+use crate::table::{Flight, Key, Locked, Sight, Table, Tuple};
+use crate::text::Text;
+use pgrx::Uuid;
+use pgrx::datum::TimestampWithTimeZone;
+use pgrx::pg_sys::{FLOAT8OID, INT8OID, ItemPointerData};
+
+/// What is done or resolved, and older than so many seconds; up to so many rows.
+pub static RETENTION: Statement =
+    Statement::tidies(include_str!("../../sql/query/execution/retention.sql"), &[FLOAT8OID, INT8OID]);
+
+/// Bytes of a result, as text.
+pub const MAX_RESULT: usize = 1 << 20;
+/// How often a row that is just being moved is looked for.
+const PROBES: usize = 3;
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum State {
+    Running,
+    Done,
+    Failed,
+    /// Free for another attempt.
+    Retry,
+}
+
+impl State {
+    const OUTCOMES: [State; 3] = [State::Done, State::Failed, State::Retry];
+
+    fn name(self) -> &'static str {
+        match self {
+            State::Running => "running",
+            State::Done => "done",
+            State::Failed => "failed",
+            State::Retry => "retry",
+        }
+    }
+
+    fn outcome(name: &str) -> Option<State> {
+        State::OUTCOMES.into_iter().find(|state| state.name() == name)
+    }
+}
+
+struct Execution {
+    tid: ItemPointerData,
+    state: State,
+    session: Uuid,
+    role: String,
+    fence: i64,
+    retry_in_doubt: bool,
+    started_at: Option<TimestampWithTimeZone>,
+    /// Of what is done.
+    result: Option<Jsonb>,
+    resolved_by: Option<String>,
+}
+
+impl Execution {
+    fn read(row: &Tuple) -> Execution {
+        let state = row.get::<Text>(2).and_then(|state| State::outcome(&state)).unwrap_or(State::Running);
+        Execution {
+            tid: row.tid(),
+            state,
+            session: row.get(3).unwrap_or(Uuid::from_bytes([0; 16])),
+            role: row.get::<Text>(5).map(|role| role.0).unwrap_or_default(),
+            fence: row.get(6).unwrap_or(0),
+            retry_in_doubt: row.get(8).unwrap_or(false),
+            started_at: row.get(9),
+            result: if state == State::Done { row.get(11) } else { None },
+            resolved_by: row.get::<Text>(13).map(|by| by.0),
+        }
+    }
+
+    /// Whether it is running, and its session lives.
+    fn lives(&self, call: &Call) -> bool {
+        let alive = || session::row(self.session).is_some_and(|session| call.standing_of(&session).is_some());
+        self.state == State::Running && alive()
+    }
+
+    /// What has become of an attempt that is not under way any more.
+    fn why_over(&self) -> String {
+        match (&self.resolved_by, self.state) {
+            (Some(by), _) => format!("It has been resolved as {} by role \"{by}\".", self.state.name()),
+            (None, State::Running) => "Its session has ended.".to_owned(),
+            (None, State::Done) => "It is done.".to_owned(),
+            (None, State::Failed | State::Retry) => "It has failed.".to_owned(),
+        }
+    }
+}
+
+/// What stands for a key, what others have not committed included.
+enum Probe {
+    Absent,
+    /// Another transaction has it in hand.
+    InFlight,
+    Row(Execution),
+}
+
+struct Executions(Table);
+
+impl Executions {
+    fn open() -> Executions {
+        Executions(Table::open(c"_executions", c"_executions_pkey"))
+    }
+
+    fn probe(&self, key: &str) -> Probe {
+        for _ in 0..PROBES {
+            let (mut found, mut in_flight) = (None, false);
+            self.0.scan(Sight::Dirty, &[Key::Text(key)], |row, flight| {
+                in_flight |= flight != Flight::None;
+                found = Some(Execution::read(row)).filter(|_| !in_flight);
+                None::<()>
+            });
+            match found {
+                _ if in_flight => return Probe::InFlight,
+                Some(row) => return Probe::Row(row),
+                // A dirty scan cannot say that there is no row.
+                None if self.0.scan(Sight::Latest, &[Key::Text(key)], |_, _| Some(())).is_none() => {
+                    return Probe::Absent;
+                }
+                None => (),
+            }
+        }
+        Probe::InFlight
+    }
+
+    /// Locks the row if it is still as it was read, and nobody else has it.
+    fn lock(&self, row: &Execution) -> bool {
+        self.0.lock(row.tid, false) == Locked::Mine
+    }
+}

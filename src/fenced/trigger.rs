@@ -1,0 +1,172 @@
+//! What the triggers of fenced tables ask: does a pass of this transaction stand?
+//!
+//! A pass is what [`crate::fence::check`] has noted in [`crate::seam`]. It holds the lease to the end of the transaction, so one that stands
+//! now is current at commit, and there is nothing to be read but that list. It is gone with its savepoint; it ended when this transaction
+//! gave the lease away itself, or ended the session.
+//!
+//! This runs for each row that is written. What was found is remembered until the list changes.
+
+use crate::claim;
+use crate::error::{Error, Result};
+use crate::liveness::{Shared, shared};
+use crate::seam;
+use crate::settings;
+use crate::spi;
+use crate::text::from_server;
+use pgrx::pg_sys::{self, Datum, Oid, TriggerData, TupleTableSlot};
+use pgrx::prelude::*;
+use std::cell::RefCell;
+use std::ffi::CStr;
+
+/// What stands by a pass: a resource, as the trigger names it, and slots of it.
+struct Passed {
+    epoch: u64,
+    resource: Vec<u8>,
+    slots: Vec<Option<i32>>,
+}
+
+thread_local! {
+    static PASSED: RefCell<Passed> = const { RefCell::new(Passed { epoch: 0, resource: Vec::new(), slots: Vec::new() }) };
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn pg_finfo_eskit_lease_require_fence() -> &'static pg_sys::Pg_finfo_record {
+    static RECORD: pg_sys::Pg_finfo_record = pg_sys::Pg_finfo_record { api_version: 1 };
+    &RECORD
+}
+
+/// The trigger function, which sql/functions.sql declares. (pgrx's own kind of trigger has no way to raise an error with its SQLSTATE.)
+#[unsafe(no_mangle)]
+#[pg_guard]
+unsafe extern "C-unwind" fn eskit_lease_require_fence(call: pg_sys::FunctionCallInfo) -> Datum {
+    // SAFETY: PostgreSQL calls this with what it calls functions with; by the tag it is a trigger's
+    let data = unsafe {
+        let context = (*call).context;
+        let is_trigger = !context.is_null() && (*context).type_ == pg_sys::NodeTag::T_TriggerData;
+        if is_trigger { context.cast::<TriggerData>().as_ref() } else { None }
+    };
+    let answer = match data {
+        // SAFETY: as above
+        Some(data) => unsafe { require(data) },
+        None => Err(Error::NoFenceTrigger.into()),
+    };
+    if let Err(report) = answer {
+        report.report(pgrx::PgLogLevel::ERROR);
+    }
+    Datum::from(0)
+}
+
+unsafe fn require(data: &TriggerData) -> Result<()> {
+    // SAFETY: a trigger has as many arguments as it says, each of which ends in NUL; the slots hold the rows of the event
+    unsafe {
+        let trigger = &*data.tg_trigger;
+        let argument = |i: usize| CStr::from_ptr(*trigger.tgargs.add(i));
+        let (operation, by_row) =
+            (data.tg_event & pg_sys::TRIGGER_EVENT_OPMASK, data.tg_event & pg_sys::TRIGGER_EVENT_ROW != 0);
+        match (data.tg_event & pg_sys::TRIGGER_EVENT_TIMINGMASK, trigger.tgnargs) {
+            (pg_sys::TRIGGER_EVENT_AFTER, 1) => hold(data, argument(0), None),
+            (pg_sys::TRIGGER_EVENT_AFTER, 2) if by_row => {
+                let (resource, column) = (argument(0), argument(1));
+                hold(data, resource, Some(partition(data, data.tg_trigslot, column)?))?;
+                if operation == pg_sys::TRIGGER_EVENT_UPDATE {
+                    hold(data, resource, Some(partition(data, data.tg_newslot, column)?))?;
+                }
+                Ok(())
+            }
+            (pg_sys::TRIGGER_EVENT_AFTER, 2) if operation == pg_sys::TRIGGER_EVENT_TRUNCATE => {
+                Err(Error::TruncateFenced {
+                    table: table_name(data),
+                    column: from_server(argument(1).to_bytes()),
+                    resource: from_server(argument(0).to_bytes()),
+                }
+                .into())
+            }
+            _ => Err(Error::NoFenceTrigger.into()),
+        }
+    }
+}
+
+unsafe fn table_name(data: &TriggerData) -> String {
+    // SAFETY: the relation is open, and its name ends in NUL
+    unsafe { from_server(CStr::from_ptr((*(*data.tg_relation).rd_rel).relname.data.as_ptr()).to_bytes()) }
+}
+
+/// How an integer of this type is read from its datum.
+pub fn integer(is: Oid) -> Option<fn(Datum) -> i64> {
+    // SAFETY: reads the catalog through its cache, for types that are not built in
+    let is = if is.to_u32() < pg_sys::FirstNormalObjectId { is } else { unsafe { pg_sys::getBaseType(is) } };
+    match is {
+        pg_sys::INT2OID => Some(|datum| i64::from(datum.value() as i16)),
+        pg_sys::INT4OID => Some(|datum| i64::from(datum.value() as i32)),
+        pg_sys::INT8OID => Some(|datum| datum.value() as i64),
+        _ => None,
+    }
+}
+
+/// The partition that a row belongs to.
+unsafe fn partition(data: &TriggerData, row: *mut TupleTableSlot, column: &CStr) -> Result<i32> {
+    let name = || from_server(column.to_bytes());
+    // SAFETY: the slot holds a row of the relation
+    unsafe {
+        let columns = (*row).tts_tupleDescriptor;
+        let number = pg_sys::SPI_fnumber(columns, column.as_ptr());
+        // It may have been renamed or dropped, or be another one of that name.
+        let read = if number > 0 { integer(pg_sys::SPI_gettypeid(columns, number)) } else { None };
+        let Some(read) = read else {
+            return Err(Error::ColumnGone { table: table_name(data), column: name() }.into());
+        };
+        if i32::from((*row).tts_nvalid) < number {
+            pg_sys::slot_getsomeattrs_int(row, number);
+        }
+        let at = (number - 1) as usize;
+        if *(*row).tts_isnull.add(at) {
+            return Err(Error::PartitionNull { table: table_name(data), column: name() }.into());
+        }
+        // What is no partition's number is nobody's.
+        Ok(i32::try_from(read(*(*row).tts_values.add(at))).unwrap_or(-1))
+    }
+}
+
+/// Raises unless a pass for the resource stands; `slot`: for this slot of it.
+unsafe fn hold(data: &TriggerData, resource: &CStr, slot: Option<i32>) -> Result<()> {
+    let bytes = resource.to_bytes();
+    let known = PASSED.with_borrow(|passed| {
+        passed.epoch == seam::epoch() && passed.resource == bytes && passed.slots.contains(&slot)
+    });
+    if known {
+        return Ok(());
+    }
+    let shared = shared()?;
+    let name = from_server(bytes);
+    let (standing, given_away) = seam::passes(&name, slot);
+    if standing.iter().any(|fence| !seam::ends_sessions() || is_kept(shared, &name, *fence)) {
+        remember(bytes, slot);
+        return Ok(());
+    }
+    // Whose connection it is, and not whose function: nobody else's becomes exempt through a function of a superuser's.
+    // SAFETY: reads the catalog through its cache
+    if !settings::FENCE_SUPERUSERS.get() && unsafe { pg_sys::superuser_arg(pg_sys::GetOuterUserId()) } {
+        return Ok(());
+    }
+    let given_away = given_away || !standing.is_empty();
+    // SAFETY: as the caller says
+    let table = unsafe { table_name(data) };
+    Err(Error::FenceRequired { table, resource: name, partition: slot, given_away }.into())
+}
+
+fn remember(resource: &[u8], slot: Option<i32>) {
+    let epoch = seam::epoch();
+    PASSED.with_borrow_mut(|passed| {
+        if passed.epoch != epoch || passed.resource != resource {
+            *passed = Passed { epoch, resource: resource.to_vec(), slots: Vec::new() };
+        }
+        passed.slots.push(slot);
+    });
+}
+
+/// Whether this transaction does not end the session that has the lease. (It may have moved it into another's grace.)
+fn is_kept(shared: &'static Shared, resource: &str, fence: i64) -> bool {
+    let session = claim::by_fence(resource, fence).and_then(|row| row.session);
+    let at = session.and_then(|session| shared.find(spi::home(), session));
+    at.is_some_and(|at| !seam::has_ended(at))
+}

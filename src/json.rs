@@ -1,0 +1,87 @@
+//! An SQL `jsonb`, handed on as it is: read into Rust's numbers and back, it would not be the same.
+
+use pgrx::callconv::{Arg, ArgAbi, BoxRet, FcInfo};
+use pgrx::nullable::Nullable;
+use pgrx::pg_sys;
+use pgrx::pgrx_sql_entity_graph::metadata::{
+    ArgumentError, ReturnsError, ReturnsRef, SqlMappingRef, SqlTranslatable, TypeOrigin,
+};
+use pgrx::{FromDatum, IntoDatum};
+
+/// The bytes of a value, its header included.
+#[derive(Clone)]
+pub struct Jsonb(Vec<u8>);
+
+impl Jsonb {
+    pub fn datum(&self) -> pg_sys::Datum {
+        // SAFETY: as many bytes are copied as were made room for, in the current memory context, which aligns them
+        unsafe {
+            let copy = pg_sys::palloc(self.0.len());
+            std::ptr::copy_nonoverlapping(self.0.as_ptr(), copy.cast(), self.0.len());
+            pg_sys::Datum::from(copy)
+        }
+    }
+
+    /// How long it is as text, in bytes.
+    pub fn text_length(&self) -> usize {
+        let datum = self.datum();
+        // SAFETY: the datum is a jsonb; the text ends in NUL
+        unsafe {
+            let text = pgrx::direct_function_call::<&std::ffi::CStr>(pg_sys::jsonb_out, &[Some(datum)]);
+            text.map_or(0, |text| text.to_bytes().len())
+        }
+    }
+}
+
+impl FromDatum for Jsonb {
+    unsafe fn from_polymorphic_datum(datum: pg_sys::Datum, is_null: bool, _: pg_sys::Oid) -> Option<Jsonb> {
+        if is_null {
+            return None;
+        }
+        // SAFETY: the datum is a jsonb, as our SQL declares; it has as many bytes as its header says
+        unsafe {
+            let plain = pg_sys::pg_detoast_datum(datum.cast_mut_ptr());
+            Some(Jsonb(std::slice::from_raw_parts(plain.cast(), pgrx::varsize_any(plain)).to_vec()))
+        }
+    }
+}
+
+impl IntoDatum for Jsonb {
+    fn into_datum(self) -> Option<pg_sys::Datum> {
+        Some(self.datum())
+    }
+
+    fn type_oid() -> pg_sys::Oid {
+        pg_sys::JSONBOID
+    }
+}
+
+// SAFETY: declares the SQL type that FromDatum and IntoDatum above convert
+unsafe impl SqlTranslatable for Jsonb {
+    const TYPE_IDENT: &'static str = pgrx::pgrx_resolved_type!(Jsonb);
+    const TYPE_ORIGIN: TypeOrigin = TypeOrigin::External;
+    const ARGUMENT_SQL: std::result::Result<SqlMappingRef, ArgumentError> = Ok(SqlMappingRef::literal("jsonb"));
+    const RETURN_SQL: std::result::Result<ReturnsRef, ReturnsError> =
+        Ok(ReturnsRef::One(SqlMappingRef::literal("jsonb")));
+}
+
+// SAFETY: returns a jsonb, as SqlTranslatable declares it
+unsafe impl BoxRet for Jsonb {
+    unsafe fn box_into<'fcx>(self, fcinfo: &mut FcInfo<'fcx>) -> pgrx::datum::Datum<'fcx> {
+        // SAFETY: the datum was made in the context that PostgreSQL called in
+        unsafe { fcinfo.return_raw_datum(self.datum()) }
+    }
+}
+
+// SAFETY: the argument is a jsonb, as SqlTranslatable declares it
+unsafe impl<'fcx> ArgAbi<'fcx> for Jsonb {
+    unsafe fn unbox_arg_unchecked(arg: Arg<'_, 'fcx>) -> Self {
+        // SAFETY: as above; no function takes a Jsonb that is not an Option
+        unsafe { arg.unbox_arg_using_from_datum() }.unwrap_or(Jsonb(Vec::new()))
+    }
+
+    unsafe fn unbox_nullable_arg(arg: Arg<'_, 'fcx>) -> Nullable<Self> {
+        // SAFETY: as above
+        unsafe { arg.unbox_arg_using_from_datum() }.into()
+    }
+}

@@ -1,0 +1,203 @@
+//! Positions: numbers for the rows of an outbox, by which it can be read without gaps, in one order that all readers see.
+//!
+//! Rows that a sequence numbers become visible out of order: a reader that has gone past 8 never sees the 7 that is committed later. So a
+//! position is made of the id of the top-level transaction that draws it, and of a count within that transaction:
+//! `(xid + base) << 20 | n`. A snapshot knows its `xmin`: every transaction below has ended, and what it wrote is seen if it has been
+//! committed. So [`position_horizon`], `(xmin + base) << 20`, is above all that is settled, and below all that is still to be seen: that
+//! is of transactions which were open then, and so are at xmin or above, or which began later. The reader's own transaction is one of the
+//! open ones. Ids of subtransactions play no part: those end with their top-level transaction, and are seen with it.
+//!
+//! It is the snapshot of the statement that asks, whatever the isolation level: rows and horizon are of one and the same snapshot.
+//!
+//! **base** is added because the ids of another cluster start low, and a dump may be restored there. Two sequences, which a dump
+//! holds, are enough: `position_high` is above the high part of all that may have been given, and `position_base` is raised to
+//! `position_high` minus the oldest open transaction, before the first position is given where a third, `position_cluster`, tells that all
+//! of it is from another cluster (as it is after pg_upgrade too). Every transaction that may draw from then on is at the oldest or above, and
+//! so is given more than what was restored. In one and the same cluster base never changes: a prepared transaction may have drawn before.
+//! Until it has been raised the horizon is the greater of `position_high` and `xmin + position_base`, which nothing to come is below.
+//!
+//! **position_high** is raised, 65,536 transactions ahead, before anything beyond it is given. It need not be flushed, nor commits that
+//! draw positions: its WAL comes before that of the row, and this before that of any cursor that has seen the row, so that what a crash
+//! leaves of these is a beginning. (The id of a transaction whose commit a crash has taken back, as with `synchronous_commit = off`, may come
+//! again, on a standby that is promoted without it too. A reader that keeps its position in the same database was set back with it.)
+//! Setting a sequence is not undone by a rollback. The three are set in an order in which each state between is a valid one: base,
+//! then whose it is, then high. Once read they are kept in shared memory, so that the common case touches none of them.
+
+use crate::call::{Call, enter};
+use crate::error::{Error, Result};
+use crate::guard::{Guard, Mode};
+use crate::liveness::databases::Database;
+use crate::liveness::shared;
+use crate::spi::{self, Db, Statement, Value};
+use pgrx::pg_sys::{self, INT8OID, REGCLASSOID};
+use pgrx::prelude::*;
+use std::cell::Cell;
+use std::sync::atomic::Ordering;
+
+/// Bits of the count within a transaction.
+const BITS: u32 = 20;
+/// Positions of one transaction.
+pub const MOST: i64 = 1 << BITS;
+/// How many transactions are reserved ahead.
+const STEP: i64 = 65_536;
+
+static READ: Statement = Statement::reads(include_str!("../sql/query/position/read.sql"), &[]);
+static SET: Statement = Statement::tidies(include_str!("../sql/query/position/set.sql"), &[REGCLASSOID, INT8OID]);
+
+thread_local! {
+    /// The transaction of this backend that drew last, and how many it has drawn. A rollback to a savepoint takes none back.
+    static DRAWN: Cell<(i64, i64)> = const { Cell::new((0, 0)) };
+}
+
+#[pg_extern(schema = "eskit_lease")]
+fn next_position() -> Result<i64> {
+    let shared = enter()?;
+    spi::require_writes("next_position()")?;
+    let call = Call::open(shared)?;
+    // SAFETY: in a transaction, and in no parallel one: the function is not marked safe
+    let xid = unsafe { pg_sys::GetTopFullTransactionId() }.value.cast_signed();
+    let count = Some(DRAWN.get()).filter(|drawn| drawn.0 == xid).map_or(0, |drawn| drawn.1);
+    let position = position(xid + base(&call, xid), count).ok_or(Error::PositionsFull)?;
+    DRAWN.set((xid, count + 1));
+    Ok(position)
+}
+
+#[pg_extern(schema = "eskit_lease", stable)]
+fn position_horizon() -> Result<i64> {
+    let home = spi::home();
+    // SAFETY: in a function that a statement has called, so there is a snapshot
+    let xmin = widened(unsafe { (*pg_sys::GetActiveSnapshot()).xmin });
+    // Only a server that gives positions keeps anything in shared memory; a standby, or one without preload, reads what is stored.
+    let known = shared().ok().and_then(|shared| shared.known_database(home.database));
+    let high = match known.and_then(|database| known_base(database, sequence())) {
+        Some(base) => xmin + base,
+        None => match Stored::read(|statement| Db::open(home).run_as_caller(statement, vec![], Stored::of)) {
+            stored if stored.cluster == cluster() => xmin + stored.base,
+            stored => stored.high.max(xmin + stored.base),
+        },
+    };
+    Ok(position(high, 0).ok_or(Error::PositionsFull)?)
+}
+
+/// `None` beyond the last.
+fn position(high: i64, count: i64) -> Option<i64> {
+    let fits = (0..1 << (63 - BITS)).contains(&high) && (0..MOST).contains(&count);
+    fits.then_some(high << BITS | count)
+}
+
+/// The sequence whose state shared memory keeps.
+fn sequence() -> u32 {
+    spi::relation(c"position_high").to_u32()
+}
+
+/// What is added to the ids of transactions, if it has been read since the server started.
+fn known_base(database: &Database, sequence: u32) -> Option<i64> {
+    let known = database.positions_of.load(Ordering::Acquire) == sequence;
+    known.then(|| database.position_base.load(Ordering::Relaxed))
+}
+
+/// What is added to the ids of transactions, once positions of this one may be given.
+fn base(call: &Call, xid: i64) -> i64 {
+    let sequence = sequence();
+    let reserved = || {
+        let base = known_base(call.database, sequence)?;
+        (xid + base < call.database.position_high.load(Ordering::Acquire)).then_some(base)
+    };
+    reserved().unwrap_or_else(|| {
+        // Let go at once, as with fences: it must not wait for a user's transaction.
+        Guard::Raise.lock(Mode::Exclusive);
+        let base = reserved().unwrap_or_else(|| reserve(call, sequence, xid));
+        Guard::Raise.unlock(Mode::Exclusive);
+        base
+    })
+}
+
+fn reserve(call: &Call, sequence: u32, xid: i64) -> i64 {
+    let stored = Stored::read(|statement| call.db().run(statement, vec![], Stored::of));
+    let set = |name, value| {
+        call.db().execute(&SET, vec![Value::Oid(spi::relation(name).to_u32()), Value::Long(value)]);
+    };
+    let mut base = stored.base;
+    if stored.cluster != cluster() {
+        // SAFETY: in a transaction
+        let oldest = widened(unsafe { (*pg_sys::GetLatestSnapshot()).xmin });
+        base = base.max(stored.high - oldest);
+        set(c"position_base", base);
+        set(c"position_cluster", cluster());
+    }
+    let high = stored.high.max(xid + base + STEP);
+    set(c"position_high", high);
+    call.database.position_base.store(base, Ordering::Relaxed);
+    call.database.position_high.store(high, Ordering::Release);
+    call.database.positions_of.store(sequence, Ordering::Release);
+    base
+}
+
+/// What the sequences say.
+struct Stored {
+    base: i64,
+    high: i64,
+    cluster: i64,
+}
+
+impl Stored {
+    fn read(run: impl FnOnce(&'static Statement) -> Vec<Stored>) -> Stored {
+        run(&READ).pop().unwrap_or(Stored { base: 0, high: 0, cluster: 0 })
+    }
+
+    fn of(row: spi::Row) -> Stored {
+        Stored { base: row.long(1), high: row.long(2), cluster: row.long(3) }
+    }
+}
+
+/// Which cluster this is: copies, standbys and whatever is restored of it by its WAL are the same.
+fn cluster() -> i64 {
+    // SAFETY: a plain read of shared memory
+    unsafe { pg_sys::GetSystemIdentifier() }.cast_signed()
+}
+
+/// A transaction id of a snapshot, with its epoch.
+fn widened(xid: pg_sys::TransactionId) -> i64 {
+    // SAFETY: no preconditions
+    widen(xid.into_inner(), unsafe { pg_sys::ReadNextFullTransactionId() }.value).cast_signed()
+}
+
+/// The last one before `next` with these low bits: a snapshot knows of none that is not given yet, and of none 2^32 back.
+fn widen(xid: u32, next: u64) -> u64 {
+    next - u64::from((next as u32).wrapping_sub(xid))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn positions_are_in_order_and_have_an_end() {
+        assert_eq!(position(0, 0), Some(0));
+        assert_eq!(position(1, 0), Some(1_048_576));
+        assert_eq!(position(1, MOST - 1), Some(2 * 1_048_576 - 1));
+        assert_eq!(position(1, MOST), None);
+        assert_eq!(position((1 << 43) - 1, MOST - 1), Some(i64::MAX));
+        assert_eq!(position(1 << 43, 0), None);
+        assert_eq!(position(-1, 0), None);
+    }
+
+    #[test]
+    fn epochs() {
+        let epoch = 1u64 << 32;
+        assert_eq!(widen(740, 750), 740);
+        assert_eq!(widen(750, 750), 750);
+        assert_eq!(widen(740, 3 * epoch + 750), 3 * epoch + 740);
+        assert_eq!(widen(u32::MAX, 3 * epoch + 3), 3 * epoch - 1);
+        assert_eq!(widen(3, 3 * epoch + 3), 3 * epoch + 3);
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_widened_is_what_it_was(next in 1u64 << 32..1 << 43, back in 0..u32::MAX) {
+            let xid = next - u64::from(back);
+            prop_assert_eq!(widen(xid as u32, next), xid);
+        }
+    }
+}
