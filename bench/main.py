@@ -8,6 +8,7 @@ from fenced import fenced
 from groups import cursors, groups, semaphores
 from handover import handover
 from harness import CLIENTS, HERE, REPEAT, ROOT, SECONDS, Report, connect
+from items import items
 from rates import fence, grants, rates
 from storm import storm
 
@@ -23,6 +24,7 @@ PARTS = {
     "groups": groups,
     "cursors": cursors,
     "semaphores": semaphores,
+    "items": items,
 }
 
 

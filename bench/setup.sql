@@ -20,3 +20,7 @@ CREATE TABLE plain_cursors (n integer PRIMARY KEY, position bigint NOT NULL, com
 INSERT INTO plain_cursors SELECT n, 0, now() FROM generate_series(0, 255) AS n;
 
 ANALYZE;
+
+-- The plainest queue.
+CREATE TABLE plain_items (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, payload jsonb NOT NULL, attempt integer NOT NULL DEFAULT 0, claimed_by integer, claimed_at timestamptz);
+SELECT eskit_lease.queue_create('bench') \g /dev/null

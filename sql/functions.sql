@@ -119,8 +119,28 @@ COMMENT ON FUNCTION eskit_lease.next_position() IS
 COMMENT ON FUNCTION eskit_lease.position_horizon() IS
 'All positions below it are settled for what the calling statement reads: committed and visible, or never to be. So WHERE position > last AND position < eskit_lease.position_horizon() ORDER BY position skips nothing for ever. It lags behind the oldest open transaction that writes, of any database; see the view position_blockers. Works on a standby, and without preload.';
 COMMENT ON FUNCTION eskit_lease._revoke_in(bigint, bigint, integer) IS 'Internal: how long an owner has left to release a partition; under the views.';
-COMMENT ON FUNCTION eskit_lease.grant_consumer(regrole) IS 'Lets a role open sessions, use leases, locks and fences, make and use semaphores and groups, move cursors, draw and read positions, run what is run once, and fence tables of its own. For whoever may grant that.';
+COMMENT ON FUNCTION eskit_lease.grant_consumer(regrole) IS 'Lets a role open sessions, use leases, locks and fences, make and use semaphores and groups, move cursors, draw and read positions, run what is run once, make queues and work off their items, and fence tables of its own. For whoever may grant that.';
 COMMENT ON FUNCTION eskit_lease.grant_monitor(regrole) IS 'Lets a role read the views and stats(), and report heads with cursor_head(). For whoever may grant that.';
 COMMENT ON FUNCTION eskit_lease.stats() IS 'Counters of this database since the server started (they grow), and the numbers of living sessions, of resources that wait for the worker, and of waiting session_wait calls.';
 COMMENT ON FUNCTION eskit_lease._eligible(uuid, bigint, integer) IS 'Internal: whether a waiter may be granted to.';
 COMMENT ON FUNCTION eskit_lease._standing(uuid, bigint, integer) IS 'Internal: what shared memory says of a session; under the views.';
+COMMENT ON FUNCTION eskit_lease.queue_create(text, integer, interval, text, text) IS
+'Makes a queue of work items (1 to 255 bytes; queues have a name space of their own). max_attempts (1 to 1000000): how often an item is claimed before it is dead. retry_backoff (0 to 1 day): how long after the first failure it is tried again; twice as long after each further one, up to 1 hour. ordering: none, about in the order of adding. group_name: a session then claims only items of the partitions that it owns there. Raises 42710, 42704 (group), 42809, 22023, 22004, 0A000 for the orderings fifo and key.';
+COMMENT ON FUNCTION eskit_lease.queue_alter(text, integer, interval) IS
+'Changes settings of a queue; NULL, the default, keeps one. Raises 42704, 42501 unless the caller made it, 22023.';
+COMMENT ON FUNCTION eskit_lease.queue_drop(text, boolean) IS
+'Drops a queue; with items, also its items, dead ones too. Raises 55006 if it has items otherwise, 55P03 while one of them is in the hands of an open transaction, 42704, 42501.';
+COMMENT ON FUNCTION eskit_lease.item_add(text, jsonb, text, timestamptz) IS
+'Adds an item to a queue, with this transaction, and returns its id. payload: up to 1 MiB. key (1 to 255 bytes): decides the partition in a queue that is bound to a group. run_at: not to be claimed before. Raises 42704, 22004, 22023, 54000 (payload too large), 55P03 (the queue is just being dropped, or its group resized).';
+COMMENT ON FUNCTION eskit_lease.item_add_many(text, jsonb[], text[], timestamptz) IS
+'item_add for up to 100000 payloads, with as many keys or none: the ids, in their order.';
+COMMENT ON FUNCTION eskit_lease.item_claim(text, uuid, integer) IS
+'Claims up to max_items (1 to 1000) items for the session, without ever waiting; counts as its heartbeat. A row for each, none if there is nothing; all under one fence, for item_done and its like. The claim lasts until they are finished, or the session ends. Raises 55000 for a session that has ended or drains, 42704, 42501, 22023, 22004.';
+COMMENT ON FUNCTION eskit_lease.item_done(bigint[], bigint) IS
+'Items are done, with this transaction: to be called in the one that writes the result. All or nothing: raises LF001 if any of them is no longer claimed under this fence, or the session of the claim has ended; 55P03 if one of them is in the hands of another transaction. An id given twice counts once. Returns how many.';
+COMMENT ON FUNCTION eskit_lease.item_fail(bigint, bigint, text, interval) IS
+'An item has failed, with an error (8192 bytes of it are kept). True: it will be tried again after retry_in, NULL for the backoff of its queue. False: that was its last attempt, and it is dead now. Raises as item_done.';
+COMMENT ON FUNCTION eskit_lease.item_unclaim(bigint[], bigint) IS
+'Gives items back, to their places; the attempt does not count. Raises as item_done. Returns how many.';
+COMMENT ON FUNCTION eskit_lease.item_requeue(bigint) IS
+'Makes a dead item ready again, as the newest of its queue and with all its attempts. For the owner of the queue. Raises 42704, 42501, 55P03.';

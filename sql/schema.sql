@@ -137,6 +137,75 @@ CREATE TABLE eskit_lease._heads (
     PRIMARY KEY (group_name, partition)
 );
 
+-- Queues of work items, a name space of their own (src/item/). The owner is a name, as above; partitions are those of the group.
+CREATE SEQUENCE eskit_lease._queue_seq AS integer;
+CREATE TABLE eskit_lease._queues (
+    queue        text COLLATE "C" PRIMARY KEY,
+    number       integer NOT NULL,
+    max_attempts integer NOT NULL,
+    backoff_ms   integer NOT NULL,
+    ordering     text COLLATE "C" NOT NULL,
+    owner        text COLLATE "C" NOT NULL,
+    group_name   text COLLATE "C"
+);
+CREATE INDEX _queues_number ON eskit_lease._queues (number);
+CREATE INDEX _queues_group_name ON eskit_lease._queues (group_name) WHERE group_name IS NOT NULL;
+
+-- Items that are ready, or claimed: claim is the fence of the claim, 0 without one, so that a claim does not change a row's length.
+-- The key is the only index and pages are left half empty, so that it does not change the index either (a HOT update).
+CREATE SEQUENCE eskit_lease._item_seq AS bigint;
+CREATE TABLE eskit_lease._items (
+    queue     integer NOT NULL,
+    partition integer NOT NULL,
+    place     bigint NOT NULL,
+    id        bigint NOT NULL,
+    claim     bigint NOT NULL DEFAULT 0,
+    attempt   integer NOT NULL DEFAULT 0,
+    added_at  timestamptz NOT NULL,
+    key       text COLLATE "C",
+    error     text,
+    payload   jsonb NOT NULL,
+    PRIMARY KEY (queue, partition, place)
+) WITH (fillfactor = 50);
+
+-- Items whose time has not come. due: microseconds since 2000, as PostgreSQL keeps times.
+CREATE TABLE eskit_lease._later (
+    queue     integer NOT NULL,
+    partition integer NOT NULL,
+    due       bigint NOT NULL,
+    id        bigint NOT NULL,
+    attempt   integer NOT NULL DEFAULT 0,
+    added_at  timestamptz NOT NULL,
+    key       text COLLATE "C",
+    error     text,
+    payload   jsonb NOT NULL,
+    PRIMARY KEY (queue, partition, due, id)
+);
+
+-- One row for each item_claim that got something. partitions: NULL where all are 0; ids: NULL where they are the places.
+CREATE TABLE eskit_lease._claims (
+    fence      bigint PRIMARY KEY,
+    session    uuid NOT NULL,
+    queue      integer NOT NULL,
+    claimed_at timestamptz NOT NULL,
+    places     bigint[] NOT NULL,
+    partitions integer[],
+    ids        bigint[]
+);
+CREATE INDEX _claims_session ON eskit_lease._claims (session);
+
+CREATE TABLE eskit_lease._dead_items (
+    id       bigint PRIMARY KEY,
+    queue    integer NOT NULL,
+    attempt  integer NOT NULL,
+    added_at timestamptz NOT NULL,
+    died_at  timestamptz NOT NULL,
+    key      text COLLATE "C",
+    error    text NOT NULL,
+    payload  jsonb NOT NULL
+);
+CREATE INDEX _dead_items_queue ON eskit_lease._dead_items (queue, id);
+
 -- src/execution reads columns by their number. state: running, done, failed, or retry, which is free for another attempt; that a
 -- running one is in doubt is not written here, but said by its session. Roles by their names, as in _declarations.
 CREATE TABLE eskit_lease._executions (
@@ -167,6 +236,12 @@ SELECT pg_catalog.pg_extension_config_dump('eskit_lease.position_cluster', '');
 SELECT pg_catalog.pg_extension_config_dump('eskit_lease._declarations', '');
 SELECT pg_catalog.pg_extension_config_dump('eskit_lease._groups', '');
 SELECT pg_catalog.pg_extension_config_dump('eskit_lease._cursors', '');
+SELECT pg_catalog.pg_extension_config_dump('eskit_lease._queue_seq', '');
+SELECT pg_catalog.pg_extension_config_dump('eskit_lease._queues', '');
+SELECT pg_catalog.pg_extension_config_dump('eskit_lease._item_seq', '');
+SELECT pg_catalog.pg_extension_config_dump('eskit_lease._items', '');
+SELECT pg_catalog.pg_extension_config_dump('eskit_lease._later', '');
+SELECT pg_catalog.pg_extension_config_dump('eskit_lease._dead_items', '');
 SELECT pg_catalog.pg_extension_config_dump('eskit_lease._executions', '');
 
 COMMENT ON SCHEMA eskit_lease IS 'competing consumers: sessions, leases with fencing tokens, hand-over in milliseconds';
@@ -184,4 +259,11 @@ COMMENT ON TABLE eskit_lease._partitions IS 'Private: who is to own what; see th
 COMMENT ON TABLE eskit_lease._cursors IS 'Private: how far groups have come; see the view group_lag.';
 COMMENT ON TABLE eskit_lease._heads IS 'Private: newest positions reported; see the view group_lag.';
 COMMENT ON TABLE eskit_lease._waiters IS 'Private: places in queues; see the view waiters.';
+COMMENT ON SEQUENCE eskit_lease._queue_seq IS 'Private: numbers of queues.';
+COMMENT ON SEQUENCE eskit_lease._item_seq IS 'Private: places of work items.';
+COMMENT ON TABLE eskit_lease._queues IS 'Private: queues of work items; see the view queues.';
+COMMENT ON TABLE eskit_lease._items IS 'Private: work items that are ready or claimed; see the view items.';
+COMMENT ON TABLE eskit_lease._later IS 'Private: work items whose time has not come; see the view items.';
+COMMENT ON TABLE eskit_lease._claims IS 'Private: who has claimed which work items; see the view items.';
+COMMENT ON TABLE eskit_lease._dead_items IS 'Private: work items that are tried no more; see the view dead_items.';
 COMMENT ON TABLE eskit_lease._executions IS 'Private: run-once keys; see the view executions.';

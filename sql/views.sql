@@ -331,6 +331,93 @@ COMMENT ON COLUMN eskit_lease.blockers.pid IS 'Process id of the connection; NUL
 COMMENT ON COLUMN eskit_lease.blockers.prepared IS 'Identifier of the prepared transaction, for COMMIT PREPARED or ROLLBACK PREPARED.';
 COMMENT ON COLUMN eskit_lease.blockers.since IS 'When the transaction began or was prepared; NULL for another role''s connection unless the reader is a member of pg_read_all_stats.';
 
+CREATE VIEW eskit_lease.queues AS
+SELECT q.queue,
+       q.ordering,
+       q.max_attempts,
+       make_interval(secs => q.backoff_ms / 1000.0) AS retry_backoff,
+       q.group_name,
+       (SELECT count(*)
+        FROM eskit_lease._claims AS c
+        JOIN eskit_lease._sessions AS s ON s.session = c.session
+        WHERE c.queue = q.number) AS claims,
+       (SELECT count(*) FROM (SELECT FROM eskit_lease._items AS i WHERE i.queue = q.number LIMIT 10001) AS i) AS items,
+       (SELECT count(*) FROM (SELECT FROM eskit_lease._later AS l WHERE l.queue = q.number LIMIT 10001) AS l) AS later,
+       (SELECT count(*) FROM (SELECT FROM eskit_lease._dead_items AS d WHERE d.queue = q.number LIMIT 10001) AS d) AS dead,
+       q.owner
+FROM eskit_lease._queues AS q;
+
+COMMENT ON VIEW eskit_lease.queues IS 'Queues of work items. Counts end at 10001, so that a look at a long queue is cheap.';
+COMMENT ON COLUMN eskit_lease.queues.queue IS 'The name; queues have a name space of their own.';
+COMMENT ON COLUMN eskit_lease.queues.ordering IS 'none: about in the order of adding.';
+COMMENT ON COLUMN eskit_lease.queues.max_attempts IS 'How often an item is claimed before it is dead.';
+COMMENT ON COLUMN eskit_lease.queues.retry_backoff IS 'How long after the first failure an item is tried again; twice as long after each further one, up to 1 hour.';
+COMMENT ON COLUMN eskit_lease.queues.group_name IS 'The group whose partitions decide who claims what; NULL if anybody claims anything.';
+COMMENT ON COLUMN eskit_lease.queues.claims IS 'Calls of item_claim some of whose items are not finished.';
+COMMENT ON COLUMN eskit_lease.queues.items IS 'Items that are ready or claimed; 10001 for more than 10000.';
+COMMENT ON COLUMN eskit_lease.queues.later IS 'Items whose time has not come; 10001 for more than 10000.';
+COMMENT ON COLUMN eskit_lease.queues.dead IS 'Items that are tried no more; 10001 for more than 10000.';
+COMMENT ON COLUMN eskit_lease.queues.owner IS 'The role that made it, and may alter and drop it and requeue its dead items.';
+
+CREATE VIEW eskit_lease.items AS
+SELECT q.queue,
+       i.id,
+       i.partition,
+       CASE WHEN c.fence IS NULL THEN 'ready' WHEN t.state IN ('alive', 'closing') THEN 'claimed' ELSE 'expired' END AS state,
+       i.key,
+       i.payload,
+       i.attempt,
+       i.error,
+       i.added_at,
+       NULL::timestamptz AS run_at,
+       s.consumer,
+       CASE WHEN pg_has_role(s.role, 'USAGE') OR pg_has_role(e.extowner, 'USAGE') THEN c.session END AS session,
+       c.fence,
+       c.claimed_at
+FROM pg_extension AS e
+CROSS JOIN eskit_lease._queues AS q
+JOIN eskit_lease._items AS i ON i.queue = q.number
+LEFT JOIN eskit_lease._claims AS c ON c.fence = i.claim
+LEFT JOIN eskit_lease._sessions AS s ON s.session = c.session
+LEFT JOIN LATERAL eskit_lease._standing(s.session, s.boot_id, s.ttl_ms) AS t ON true
+WHERE e.extname = 'eskit_lease'
+UNION ALL
+SELECT q.queue, l.id, l.partition, 'later', l.key, l.payload, l.attempt, l.error, l.added_at,
+       '2000-01-01 00:00:00+00'::timestamptz + make_interval(secs => l.due / 1000000.0), NULL, NULL, NULL, NULL
+FROM eskit_lease._queues AS q
+JOIN eskit_lease._later AS l ON l.queue = q.number;
+
+COMMENT ON VIEW eskit_lease.items IS 'Work items that are not finished. To be read with a condition on queue: there may be millions.';
+COMMENT ON COLUMN eskit_lease.items.queue IS 'The queue.';
+COMMENT ON COLUMN eskit_lease.items.id IS 'The item, for ever.';
+COMMENT ON COLUMN eskit_lease.items.partition IS 'Partition of the queue''s group; 0 without one.';
+COMMENT ON COLUMN eskit_lease.items.state IS 'ready, claimed, expired (its claimer has ended; about to be ready again), or later (its time has not come).';
+COMMENT ON COLUMN eskit_lease.items.key IS 'The key that it was added with.';
+COMMENT ON COLUMN eskit_lease.items.payload IS 'What it was added with.';
+COMMENT ON COLUMN eskit_lease.items.attempt IS 'How often it has been claimed.';
+COMMENT ON COLUMN eskit_lease.items.error IS 'Why it last failed.';
+COMMENT ON COLUMN eskit_lease.items.added_at IS 'When it was added.';
+COMMENT ON COLUMN eskit_lease.items.run_at IS 'When its time comes, for one that is later.';
+COMMENT ON COLUMN eskit_lease.items.consumer IS 'Who has claimed it.';
+COMMENT ON COLUMN eskit_lease.items.session IS 'The claimer''s session; NULL unless the reader may use it or is an administrator.';
+COMMENT ON COLUMN eskit_lease.items.fence IS 'The fence of its claim.';
+COMMENT ON COLUMN eskit_lease.items.claimed_at IS 'When it was claimed.';
+
+CREATE VIEW eskit_lease.dead_items AS
+SELECT q.queue, d.id, d.key, d.payload, d.attempt, d.error, d.added_at, d.died_at
+FROM eskit_lease._queues AS q
+JOIN eskit_lease._dead_items AS d ON d.queue = q.number;
+
+COMMENT ON VIEW eskit_lease.dead_items IS 'Dead letters: items that have failed as often as their queue allows. item_requeue() gives them another start.';
+COMMENT ON COLUMN eskit_lease.dead_items.queue IS 'The queue.';
+COMMENT ON COLUMN eskit_lease.dead_items.id IS 'The item.';
+COMMENT ON COLUMN eskit_lease.dead_items.key IS 'The key that it was added with.';
+COMMENT ON COLUMN eskit_lease.dead_items.payload IS 'What it was added with.';
+COMMENT ON COLUMN eskit_lease.dead_items.attempt IS 'How often it was claimed.';
+COMMENT ON COLUMN eskit_lease.dead_items.error IS 'Why it failed the last time; session ended: its claimer ended before it had finished it.';
+COMMENT ON COLUMN eskit_lease.dead_items.added_at IS 'When it was added.';
+COMMENT ON COLUMN eskit_lease.dead_items.died_at IS 'When it failed the last time.';
+
 CREATE VIEW eskit_lease.position_blockers AS
 SELECT a.pid,
        NULL::text AS prepared,

@@ -79,6 +79,24 @@ pub enum Error {
     Joining { group: String },
     #[error("session is not a member of group \"{group}\"")]
     NotMember { group: String },
+    #[error("queue \"{name}\" already exists")]
+    QueueExists { name: String },
+    #[error("unknown ordering \"{0}\"")]
+    Ordering(String),
+    #[error("ordering \"{0}\" is not supported")]
+    NotOrdered(String),
+    #[error("payload is too large")]
+    Payload { bytes: usize, most: usize },
+    #[error("numbers of payloads and keys differ")]
+    Keys { keys: usize, payloads: usize },
+    #[error("{0} must be finite")]
+    Infinite(&'static str),
+    #[error("claim under fence {fence} is no longer valid")]
+    ClaimLost { fence: i64, why: String },
+    #[error("session of the claim under fence {fence} is just ending")]
+    ClaimInFlight { fence: i64 },
+    #[error("item {id} is being changed in another transaction")]
+    ItemInFlight { id: i64 },
     #[error("fence {fence} of execution \"{key}\" is no longer valid")]
     AttemptLost { key: String, fence: i64, why: String },
     #[error("execution \"{key}\" is being changed in another transaction")]
@@ -139,25 +157,30 @@ impl Error {
             | Error::Outcome(_)
             | Error::NoResult(_)
             | Error::Twice { .. }
+            | Error::Ordering(_)
+            | Error::Keys { .. }
+            | Error::Infinite(_)
             | Error::Position(_) => Code::ERRCODE_INVALID_PARAMETER_VALUE,
             Error::Foreign { .. } | Error::NotOwner { .. } => Code::ERRCODE_INSUFFICIENT_PRIVILEGE,
             Error::SessionsFull | Error::DatabasesFull | Error::PlacesFull | Error::AcksFull { .. } => {
                 Code::ERRCODE_CONFIGURATION_LIMIT_EXCEEDED
             }
-            Error::Declared { .. } | Error::NameInUse { .. } | Error::FencedAlready { .. } => {
-                Code::ERRCODE_DUPLICATE_OBJECT
-            }
+            Error::Declared { .. }
+            | Error::NameInUse { .. }
+            | Error::FencedAlready { .. }
+            | Error::QueueExists { .. } => Code::ERRCODE_DUPLICATE_OBJECT,
             Error::InUse { .. } | Error::Owned { .. } => Code::ERRCODE_OBJECT_IN_USE,
             Error::WrongKind { .. } | Error::NoGrace { .. } | Error::Unfenceable { .. } => {
                 Code::ERRCODE_WRONG_OBJECT_TYPE
             }
             Error::Unknown { .. } => Code::ERRCODE_UNDEFINED_OBJECT,
             Error::SessionEnded(_) | Error::NotMember { .. } => Code::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
-            Error::AttachPrepared => Code::ERRCODE_FEATURE_NOT_SUPPORTED,
+            Error::AttachPrepared | Error::NotOrdered(_) => Code::ERRCODE_FEATURE_NOT_SUPPORTED,
             // raise_own() makes these LF001 and LF002
-            Error::FenceLost { .. } | Error::AttemptLost { .. } | Error::FenceRequired { .. } => {
-                Code::ERRCODE_RAISE_EXCEPTION
-            }
+            Error::FenceLost { .. }
+            | Error::ClaimLost { .. }
+            | Error::AttemptLost { .. }
+            | Error::FenceRequired { .. } => Code::ERRCODE_RAISE_EXCEPTION,
             Error::NoColumn { .. } | Error::ColumnGone { .. } => Code::ERRCODE_UNDEFINED_COLUMN,
             Error::PartitionColumn { .. } => Code::ERRCODE_DATATYPE_MISMATCH,
             Error::NoTable(_) => Code::ERRCODE_UNDEFINED_TABLE,
@@ -167,8 +190,10 @@ impl Error {
             | Error::Overdue { .. }
             | Error::BeingDeclared { .. }
             | Error::Joining { .. }
+            | Error::ClaimInFlight { .. }
+            | Error::ItemInFlight { .. }
             | Error::AttemptInFlight { .. } => Code::ERRCODE_LOCK_NOT_AVAILABLE,
-            Error::ResultTooLarge { .. } => Code::ERRCODE_PROGRAM_LIMIT_EXCEEDED,
+            Error::Payload { .. } | Error::ResultTooLarge { .. } => Code::ERRCODE_PROGRAM_LIMIT_EXCEEDED,
             Error::NewerThanSnapshot { .. } => Code::ERRCODE_T_R_SERIALIZATION_FAILURE,
             Error::PositionsFull => Code::ERRCODE_PROGRAM_LIMIT_EXCEEDED,
             Error::ClientGone => Code::ERRCODE_CONNECTION_FAILURE,
@@ -192,6 +217,7 @@ impl Error {
                 format!("The session waits for {} resources.", crate::queue::MAX_PLACES)
             }
             Error::FenceLost { why, .. }
+            | Error::ClaimLost { why, .. }
             | Error::AttemptLost { why, .. }
             | Error::NameInUse { why, .. }
             | Error::InUse { why, .. }
@@ -200,6 +226,8 @@ impl Error {
             Error::NoPartition { partitions, .. } => {
                 format!("It has {partitions} partitions, numbered from 0 to {}.", partitions - 1)
             }
+            Error::Payload { bytes, most } => format!("It has {bytes} bytes; the limit is {most}."),
+            Error::Keys { keys, payloads } => format!("There are {payloads} payloads and {keys} keys."),
             Error::Position(given) => format!("{given} was given; the limits are 1 and {}.", i64::MAX - 1),
             Error::AcksFull { most, .. } => format!("There may be {most} ranges of them."),
             Error::PositionsFull => format!("There may be {} of them.", crate::position::MOST),
@@ -261,6 +289,7 @@ impl Error {
                 Error::InUse { kind: "group", .. } => {
                     "Have its members leave, or close their sessions; the view group_members shows them."
                 }
+                Error::InUse { kind: "queue", .. } => "Finish its items first, or drop it with items => true.",
                 Error::InUse { .. } => "Try again once nobody holds it or waits for it.",
                 Error::BeingDeclared { .. } | Error::Joining { .. } | Error::AttemptInFlight { .. } => {
                     "Try again when that transaction has ended."
@@ -269,12 +298,20 @@ impl Error {
                 Error::WrongKind { is: "semaphore", .. } => "Acquire a permit of a semaphore with lease_acquire.",
                 Error::Unknown { kind: "group", .. } => "Create it with group_create.",
                 Error::Unknown { kind: "execution", .. } => "The view executions shows the keys.",
+                Error::Ordering(_) => "The orderings are none, fifo and key.",
+                Error::NotOrdered(_) => "Create the queue with ordering none.",
+                Error::ClaimLost { .. } => {
+                    "Stop this work and roll back: somebody else may have the item, or have done it."
+                }
+                Error::ClaimInFlight { .. } | Error::ItemInFlight { .. } => "Roll back and ask again.",
+                Error::Unknown { kind: "queue", .. } => "Create it with queue_create.",
+                Error::Unknown { kind: "dead item", .. } => "The view dead_items shows those that there are.",
                 Error::Unknown { .. } => "Create it with semaphore_create.",
                 Error::Position(..=0) => "For a stream that begins at 0, count one more: a cursor at 0 has seen nothing.",
                 Error::AcksFull { .. } => "Acknowledge the oldest positions first.",
                 Error::PositionsFull => "Write the rows in several transactions.",
                 Error::NoGrace { .. } => "Release a partition with group_release.",
-                Error::SessionEnded("draining") => "A session that drains begins nothing and joins no group.",
+                Error::SessionEnded("draining") => "A session that drains begins nothing, joins no group and claims no items.",
                 Error::SessionEnded(_) => "Open a new session.",
                 Error::NotMember { .. } => "Join the group with group_join.",
                 Error::AttachPrepared => "Open the session without attach, or commit before PREPARE TRANSACTION.",
@@ -317,7 +354,7 @@ impl Error {
 impl From<Error> for ErrorReport {
     fn from(error: Error) -> ErrorReport {
         match error {
-            Error::FenceLost { .. } | Error::AttemptLost { .. } => raise_own(FENCE_LOST),
+            Error::FenceLost { .. } | Error::ClaimLost { .. } | Error::AttemptLost { .. } => raise_own(FENCE_LOST),
             Error::FenceRequired { .. } => raise_own(FENCE_REQUIRED),
             _ => (),
         }

@@ -34,6 +34,11 @@ pub fn delay_ms(what: &'static str, delay: Interval) -> Result<i32> {
     within(what, &delay, 0, 86_400_000)
 }
 
+/// A delay of up to some 24 days.
+pub fn retry_ms(what: &'static str, delay: Interval) -> Result<i32> {
+    within(what, &delay, 0, i32::MAX)
+}
+
 /// How long a call may wait: no longer than the setting, which is also the default.
 pub fn wait_ms(timeout: Option<Interval>) -> Result<u32> {
     let longest = settings::MAX_WAIT.get();

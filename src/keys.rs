@@ -42,7 +42,7 @@ pub fn fnv1a(name: &str) -> u64 {
 }
 
 /// Partition of a key, in `0..partitions`; `None` where there is no partition.
-fn partition_of(key: &str, partitions: i32) -> Option<i32> {
+pub fn partition_of(key: &str, partitions: i32) -> Option<i32> {
     let partitions = u64::try_from(partitions).ok().filter(|count| *count > 0)?;
     i32::try_from(fnv1a(key) % partitions).ok()
 }

@@ -1,4 +1,4 @@
-//! The one row that most verbs answer with.
+//! The rows that verbs answer with, mostly one.
 //!
 //! pgrx's own iterator describes its rows anew in each call and is asked twice for one row, which is a good part of what a heartbeat
 //! costs. Here the row goes where the executor collects what a function returns, by the description that the executor has.
@@ -10,12 +10,19 @@ use pgrx::pgrx_sql_entity_graph::metadata::{
     ArgumentError, ReturnsError, ReturnsRef, SqlMappingRef, SqlTranslatable, TypeOrigin,
 };
 
-/// `TABLE (..)` of one row. By this name pgrx knows the type whose columns it is to declare.
-pub struct TableIterator<Row>(Row);
+/// `TABLE (..)`. By this name pgrx knows the type whose columns it is to declare.
+pub struct TableIterator<Row> {
+    one: Option<Row>,
+    many: Vec<Row>,
+}
 
 impl<Row> TableIterator<Row> {
     pub fn once(row: Row) -> TableIterator<Row> {
-        TableIterator(row)
+        TableIterator { one: Some(row), many: Vec::new() }
+    }
+
+    pub fn of(many: Vec<Row>) -> TableIterator<Row> {
+        TableIterator { one: None, many }
     }
 }
 
@@ -34,13 +41,13 @@ where
 // SAFETY: sets the result as funcapi.h describes it for functions that materialize theirs
 unsafe impl<Row: IntoHeapTuple> RetAbi for TableIterator<Row> {
     type Item = Row;
-    type Ret = Row;
+    type Ret = Self;
 
-    fn to_ret(self) -> Row {
-        self.0
+    fn to_ret(self) -> Self {
+        self
     }
 
-    unsafe fn box_ret_in_fcinfo(fcinfo: pg_sys::FunctionCallInfo, row: Row) -> Datum {
+    unsafe fn box_ret_in_fcinfo(fcinfo: pg_sys::FunctionCallInfo, answer: Self) -> Datum {
         // SAFETY: the executor's own call; what is collected lives as long as the query
         unsafe {
             let result = (*fcinfo).resultinfo.cast::<pg_sys::ReturnSetInfo>();
@@ -58,7 +65,9 @@ unsafe impl<Row: IntoHeapTuple> RetAbi for TableIterator<Row> {
             let before = pg_sys::MemoryContextSwitchTo((*(*result).econtext).ecxt_per_query_memory);
             let rows = pg_sys::tuplestore_begin_heap(backward, false, pg_sys::work_mem);
             pg_sys::MemoryContextSwitchTo(before);
-            pg_sys::tuplestore_puttuple(rows, row.into_heap_tuple((*result).expectedDesc));
+            for row in answer.one.into_iter().chain(answer.many) {
+                pg_sys::tuplestore_puttuple(rows, row.into_heap_tuple((*result).expectedDesc));
+            }
             (*result).returnMode = materialize;
             (*result).setResult = rows;
             (*fcinfo).isnull = true;

@@ -14,18 +14,24 @@
 //! | prepare          |                      | stay frozen         |            | the xid is watched, then all are rescanned |
 //! | rollback to savepoint | dead, without a trace | nothing was done yet |       | to the ring at once, unchanged |
 //!
+//! Work items have floors instead (see [`crate::liveness::floors`]): what has become free lowers them at commit, what was claimed does so
+//! at a rollback, and both do at PREPARE. Whoever waits for items is woken at commit.
+//!
 //! The callbacks run where an ERROR would bring the server down, so they only copy, change atomics and set latches.
 
 use crate::error::Error;
 use crate::liveness::Shared;
 use crate::liveness::databases::{Database, RESCAN};
+use crate::liveness::floors::Lane;
 use crate::liveness::slots::SlotRef;
 use pgrx::pg_sys::panic::ErrorReport;
 use pgrx::pg_sys::{self, SubTransactionId};
 use std::cell::{Cell, RefCell};
 
-/// Resources that one transaction notes one by one; beyond, its database is rescanned.
+/// Resources that one transaction notes one by one; beyond, its database is rescanned. And lanes; beyond, all floors are forgotten.
 const MAX_NOTES: usize = 1_000;
+/// Notes among which one of the same lane is looked for.
+const NEAR: usize = 16;
 
 #[derive(Debug)]
 enum What {
@@ -58,6 +64,21 @@ enum What {
     /// Flags of the database that this transaction has taken and does what they ask for.
     Flags(u32),
     Revision(SlotRef),
+    /// Work items at this place of a lane, or beyond, have been claimed, or else made free.
+    Places {
+        lane: Lane,
+        from: i64,
+        claimed: bool,
+    },
+    /// In more lanes than are noted.
+    AllPlaces,
+    /// Work items have become free in a queue.
+    Items {
+        queue: i32,
+        name: String,
+    },
+    /// Listeners are to be told of items, which has been taken out of the ring.
+    Told(String),
     Opened(SlotRef),
     /// Opened with attach, which ends with this backend and so cannot be prepared.
     Attached,
@@ -80,6 +101,7 @@ struct Notes {
     resources: usize,
     /// Passes among them, or more.
     passes: usize,
+    lanes: usize,
     /// Of this transaction when it is being prepared.
     xid: u32,
     /// Whether this backend is a worker, which has judged what it commits and tells listeners itself.
@@ -88,7 +110,9 @@ struct Notes {
 
 thread_local! {
     static NOTES: RefCell<Notes> = const {
-        RefCell::new(Notes { registered: false, shared: None, list: Vec::new(), resources: 0, passes: 0, xid: 0, worker: false })
+        RefCell::new(Notes {
+            registered: false, shared: None, list: Vec::new(), resources: 0, passes: 0, lanes: 0, xid: 0, worker: false
+        })
     };
     /// Grows with everything that can make or end a pass.
     static EPOCH: Cell<u64> = const { Cell::new(0) };
@@ -119,14 +143,19 @@ fn note(shared: &'static Shared, database: &'static Database, what: What) {
         let subtransaction = unsafe { pg_sys::GetCurrentSubTransactionId() };
         let what = match what {
             What::Resource { .. } | What::Later { .. } if notes.resources == MAX_NOTES => What::Many,
+            What::Places { .. } if notes.lanes == MAX_NOTES => What::AllPlaces,
             what => what,
         };
         match what {
             What::Many if notes.list.iter().any(|note| matches!(note.what, What::Many)) => {
                 return;
             }
+            What::AllPlaces if notes.list.iter().any(|n| n.is_all_places() && n.subtransaction == subtransaction) => {
+                return;
+            }
             What::Resource { .. } | What::Later { .. } => notes.resources += 1,
             What::Fenced { .. } => notes.passes += 1,
+            What::Places { .. } => notes.lanes += 1,
             _ => (),
         }
         notes.list.push(Note { subtransaction, what });
@@ -219,9 +248,44 @@ impl Seam {
         self.note(What::Ended { session, gone });
     }
 
+    /// Items of a lane have been claimed, or else made free: none before the place `from`.
+    pub fn places(self, lane: Lane, from: i64, claimed: bool) {
+        let known = near(|what| match what {
+            What::Places { lane: known, from: least, claimed: same } if (*known, *same) == (lane, claimed) => {
+                *least = from.min(*least);
+                true
+            }
+            _ => false,
+        });
+        if !known {
+            self.note(What::Places { lane, from, claimed });
+        }
+    }
+
+    /// Items have become free in a queue if this commits.
+    pub fn items(self, queue: i32, name: &str) {
+        if !near(|what| matches!(what, What::Items { queue: known, .. } if *known == queue)) {
+            self.note(What::Items { queue, name: name.to_owned() });
+        }
+    }
+
+    /// This transaction tells listeners of items, as the ring has asked for.
+    pub fn told(self, queue: &str) {
+        self.note(What::Told(queue.to_owned()));
+    }
+
     fn note(self, what: What) {
         note(self.shared, self.database, what);
     }
+}
+
+/// Whether one of the last notes of this subtransaction is one that serves, made so by `serves` itself.
+fn near(mut serves: impl FnMut(&mut What) -> bool) -> bool {
+    // SAFETY: in a transaction
+    let now = unsafe { pg_sys::GetCurrentSubTransactionId() };
+    NOTES.with_borrow_mut(|notes| {
+        notes.list.iter_mut().rev().take(NEAR).any(|note| note.subtransaction == now && serves(&mut note.what))
+    })
 }
 
 /// The passes of this transaction for a slot of a resource, or for any: their fences, of those that stand; and whether there were others,
@@ -294,6 +358,7 @@ unsafe extern "C-unwind" fn at_end(event: pg_sys::XactEvent::Type, _argument: *m
             if let Some((shared, database)) = notes.shared.take() {
                 let stirred = match event {
                     XACT_EVENT_PREPARE => {
+                        notes.list.iter().for_each(|note| note.lower(shared, database));
                         shared.watch_prepared(database, notes.xid);
                         true
                     }
@@ -301,6 +366,7 @@ unsafe extern "C-unwind" fn at_end(event: pg_sys::XactEvent::Type, _argument: *m
                 };
                 notes.resources = 0;
                 notes.passes = 0;
+                notes.lanes = 0;
                 notes.list.clear();
                 if stirred {
                     shared.wake(database);
@@ -357,9 +423,9 @@ impl Notes {
         self.list.iter().any(|note| matches!(note.what, What::Opened(opened) if opened == session))
     }
 
-    /// The notes; who lives is settled before anybody is told to look at what they wait for.
+    /// The notes; who lives is settled, and floors are lowered, before anybody is told to look at what they wait for.
     fn in_order(&self) -> impl Iterator<Item = &Note> {
-        let those = |of_life: bool| self.list.iter().filter(move |note| note.is_of_life() == of_life);
+        let those = |first: bool| self.list.iter().filter(move |note| note.is_first() == first);
         those(true).chain(those(false))
     }
 
@@ -368,9 +434,24 @@ impl Notes {
     fn settle(&self, shared: &'static Shared, database: &'static Database, committed: bool) -> bool {
         let mut stirred = false;
         for note in self.in_order() {
-            if let What::Fenced { name, session, .. } = &note.what {
-                stirred |= post_if_dead(shared, database, name, *session);
-                continue;
+            match &note.what {
+                What::Fenced { name, session, .. } => {
+                    stirred |= post_if_dead(shared, database, name, *session);
+                    continue;
+                }
+                What::Places { claimed, .. } if *claimed == committed => continue,
+                What::Places { .. } | What::AllPlaces => {
+                    note.lower(shared, database);
+                    continue;
+                }
+                What::Items { queue, name } => {
+                    if committed && shared.feed(database, *queue) {
+                        shared.post_items(database, name);
+                        stirred = true;
+                    }
+                    continue;
+                }
+                _ => (),
             }
             stirred = true;
             if !committed {
@@ -389,7 +470,15 @@ impl Notes {
                 What::Opened(session) if shared.look(*session).is_none_or(|standing| !standing.alive()) => {
                     database.flag(RESCAN);
                 }
-                What::Opened(_) | What::Attached | What::Flags(_) | What::Judged { .. } | What::Fenced { .. } => (),
+                What::Opened(_)
+                | What::Attached
+                | What::Flags(_)
+                | What::Judged { .. }
+                | What::Told(_)
+                | What::Fenced { .. }
+                | What::Places { .. }
+                | What::AllPlaces
+                | What::Items { .. } => (),
             }
         }
         stirred
@@ -406,8 +495,12 @@ impl Note {
         std::iter::once(&mut self.subtransaction).chain(ended)
     }
 
-    fn is_of_life(&self) -> bool {
-        matches!(self.what, What::Opened(_) | What::Ended { .. })
+    fn is_all_places(&self) -> bool {
+        matches!(self.what, What::AllPlaces)
+    }
+
+    fn is_first(&self) -> bool {
+        matches!(self.what, What::Opened(_) | What::Ended { .. } | What::Places { .. } | What::AllPlaces)
     }
 
     fn undo(&self, shared: &Shared, database: &Database) {
@@ -421,7 +514,18 @@ impl Note {
             What::Flags(flags) => database.flag(*flags),
             What::Opened(session) => shared.erase(*session),
             What::Ended { session, .. } => shared.thaw(*session),
-            What::Revision(_) | What::Attached => (),
+            What::Places { claimed: true, .. } | What::AllPlaces => self.lower(shared, database),
+            What::Told(name) => shared.post_items(database, name),
+            What::Revision(_) | What::Attached | What::Places { .. } | What::Items { .. } => (),
+        }
+    }
+
+    /// Lowers the floors that this is about.
+    fn lower(&self, shared: &Shared, database: &Database) {
+        match &self.what {
+            What::Places { lane, from, .. } => shared.lower(*lane, *from),
+            What::AllPlaces => shared.forget_floors(database.oid.load(std::sync::atomic::Ordering::Relaxed)),
+            _ => (),
         }
     }
 }

@@ -75,8 +75,10 @@ impl Statement {
 /// A value for a statement.
 pub enum Value<'a> {
     Text(&'a str),
+    MaybeText(Option<&'a str>),
     Null,
     Texts(Vec<&'a str>),
+    MaybeTexts(Vec<Option<&'a str>>),
     Uuid(Uuid),
     MaybeUuid(Option<Uuid>),
     Uuids(&'a [Uuid]),
@@ -90,17 +92,21 @@ pub enum Value<'a> {
     Bool(bool),
     MaybeJson(Option<&'a Jsonb>),
     Oid(u32),
+    /// Of a type that only the statement knows.
+    Datum(Datum),
 }
 
 impl Value<'_> {
     fn datum(self) -> Option<Datum> {
         match self {
             Value::Text(text) => Some(text_datum(text)),
+            Value::MaybeText(text) => text.map(text_datum),
             Value::Null => None,
             Value::Texts(texts) => {
                 let align = pg_sys::TYPALIGN_INT as c_char;
                 Some(array(texts.into_iter().map(text_datum).collect(), pg_sys::TEXTOID, -1, align))
             }
+            Value::MaybeTexts(texts) => Some(nullable_array(texts)),
             Value::Uuid(uuid) => uuid.into_datum(),
             Value::MaybeUuid(uuid) => uuid.and_then(IntoDatum::into_datum),
             Value::Uuids(uuids) => {
@@ -129,6 +135,7 @@ impl Value<'_> {
             Value::Bool(truth) => truth.into_datum(),
             Value::MaybeJson(json) => json.map(Jsonb::datum),
             Value::Oid(oid) => Some(Datum::from(oid)),
+            Value::Datum(datum) => Some(datum),
         }
     }
 }
@@ -138,6 +145,28 @@ fn array(mut elements: Vec<Datum>, element: Oid, length: i32, align: c_char) -> 
     let by_value = matches!(element, pg_sys::INT4OID | pg_sys::INT8OID);
     // SAFETY: the elements are of the type that length, alignment and passing describe
     unsafe { Datum::from(pg_sys::construct_array(elements.as_mut_ptr(), count, element, length, by_value, align)) }
+}
+
+/// A text[] with NULLs.
+fn nullable_array(texts: Vec<Option<&str>>) -> Datum {
+    let mut nulls: Vec<bool> = texts.iter().map(Option::is_none).collect();
+    let mut values: Vec<Datum> = texts.into_iter().map(|text| text.map_or(Datum::null(), text_datum)).collect();
+    let mut length = i32::try_from(values.len()).unwrap_or(i32::MAX);
+    let align = pg_sys::TYPALIGN_INT as c_char;
+    // SAFETY: values and nulls are `length` long, and texts
+    unsafe {
+        Datum::from(pg_sys::construct_md_array(
+            values.as_mut_ptr(),
+            nulls.as_mut_ptr(),
+            1,
+            &mut length,
+            &mut 1,
+            pg_sys::TEXTOID,
+            -1,
+            false,
+            align,
+        ))
+    }
 }
 
 /// A connection to SPI as the extension's owner.
@@ -228,6 +257,16 @@ pub fn lock_extension() {
 
 pub fn fence_sequence() -> Oid {
     relation(c"fence_seq")
+}
+
+/// The next number of a sequence of ours.
+pub fn next(sequence: &'static CStr) -> i64 {
+    unsafe extern "C-unwind" {
+        fn nextval_internal(relid: Oid, check_permissions: bool) -> i64;
+    }
+    let sequence = relation(sequence);
+    // SAFETY: in a transaction; what PostgreSQL raises inside becomes a panic at the boundary, over which no destructor is pending
+    unsafe { pg_sys::ffi::pg_guard_ffi_boundary(|| nextval_internal(sequence, false)) }
 }
 
 impl Db {

@@ -20,7 +20,7 @@ use crate::liveness::word::State;
 use crate::session::takeover::{self, Inherited};
 use crate::spi::{self, Statement, Value};
 use crate::table::Locked;
-use crate::{grant, group, queue, release, retention, row, session};
+use crate::{grant, group, item, queue, release, retention, row, session};
 use pgrx::pg_sys::{self, INT8OID, ItemPointerData, TEXTOID, TransactionId, UUIDARRAYOID};
 use pgrx::prelude::*;
 use pgrx::{Uuid, name};
@@ -51,6 +51,8 @@ pub struct Pass {
     pub handed_over: usize,
     /// Slots whose owner changed, in this pass or in a transaction that posted them.
     pub changed: HashSet<Seat>,
+    /// Queues in which work items have become free for somebody who waited for them.
+    pub items: HashSet<String>,
     /// Whether there is more to do at once.
     pub more: bool,
     /// Whether something was in somebody's hands and is to be tried again soon.
@@ -137,6 +139,9 @@ fn dissolve_into(call: &Call, sessions: &[Uuid], most: usize, ending: bool, pass
     })?;
     let waiters = queue::table();
     let places = |most, skip| queue::places_of(call.db(), sessions, most, skip);
+    let items = item::free(call, sessions, most);
+    pass.more |= items.more;
+    pass.blocked |= items.blocked;
     let left = in_pages(most, places, |places| {
         let (left, locked): (Vec<_>, Vec<_>) =
             places.into_iter().partition(|(_, tid)| waiters.lock(*tid, false) == Locked::Mine);
@@ -206,10 +211,15 @@ fn dead_sessions(call: &Call, now: u64) -> Vec<Uuid> {
 /// Judges the resources in the ring that are due.
 fn judge_dirty(call: &Call, now: u64, pass: &mut Pass) -> Result<()> {
     let dirty = call.shared.take_dirty(call.home.database, now, MAX_HAND_OVER);
+    pass.more |= dirty.len() == MAX_HAND_OVER;
+    let (items, dirty): (Vec<Dirty>, Vec<Dirty>) = dirty.into_iter().partition(|dirty| dirty.items);
+    for queue in items {
+        call.seam().told(&queue.resource);
+        pass.items.insert(queue.resource);
+    }
     if dirty.is_empty() {
         return Ok(());
     }
-    pass.more |= dirty.len() == MAX_HAND_OVER;
     let names: HashSet<String> = dirty.iter().map(|dirty| dirty.resource.clone()).collect();
     // They are out of the ring: should this transaction fail, its abort posts them again.
     for dirty in &dirty {
@@ -262,7 +272,7 @@ fn look_through(call: &Call, flags: u32, now: u64, pass: &mut Pass) -> Result<Ve
             pass.handed_over += outcome.granted.len();
             pass.changed.extend(outcome.granted);
             for resource in outcome.busy {
-                let dirty = Dirty { resource, changed: None, backoff_ms: 0 };
+                let dirty = Dirty { resource, changed: None, backoff_ms: 0, items: false };
                 left |= !call.shared.post_retry(call.database, &dirty, now);
             }
             if pass.handed_over >= MAX_HAND_OVER {

@@ -27,6 +27,8 @@ pub enum Key<'a> {
     Int(i32),
     Long(i64),
     Uuid(Uuid),
+    /// This number or a greater one; only as the last.
+    From(i64),
 }
 
 /// What a scan sees.
@@ -116,7 +118,7 @@ impl Table {
 
     /// Shows the rows of a key, or of its first columns, until `visit` has an answer.
     pub fn scan<T>(&self, sight: Sight, key: &[Key], mut visit: impl FnMut(&Tuple, Flight) -> Option<T>) -> Option<T> {
-        let mut keys = [pg_sys::ScanKeyData::default(); 2];
+        let mut keys = [pg_sys::ScanKeyData::default(); 3];
         let mut dirty =
             pg_sys::SnapshotData { snapshot_type: pg_sys::SnapshotType::SNAPSHOT_DIRTY, ..Default::default() };
         let count = key.len().min(keys.len()) as i32;
@@ -124,14 +126,18 @@ impl Table {
         // SAFETY: the values match the key's columns (text COLLATE "C", integer, bigint, uuid); the scan ends before its keys and its snapshot
         unsafe {
             for (column, (into, value)) in (1..).zip(keys.iter_mut().zip(key)) {
-                let (equal, datum) = match value {
+                let mut strategy = pg_sys::BTEqualStrategyNumber;
+                let (compare, datum) = match value {
                     Key::Text(text) => (pg_sys::F_TEXTEQ, text_datum(text)),
                     Key::Int(number) => (pg_sys::F_INT4EQ, Datum::from(*number)),
                     Key::Long(number) => (pg_sys::F_INT8EQ, Datum::from(*number)),
                     Key::Uuid(uuid) => (pg_sys::F_UUID_EQ, Datum::from(uuid.as_bytes().as_ptr())),
+                    Key::From(least) => {
+                        strategy = pg_sys::BTGreaterEqualStrategyNumber;
+                        (pg_sys::F_INT8GE, Datum::from(*least))
+                    }
                 };
-                let strategy = pg_sys::BTEqualStrategyNumber as u16;
-                pg_sys::ScanKeyInit(into, column, strategy, Oid::from(equal), datum);
+                pg_sys::ScanKeyInit(into, column, strategy as u16, Oid::from(compare), datum);
             }
             let latest = (sight == Sight::Latest).then(|| pg_sys::RegisterSnapshot(pg_sys::GetLatestSnapshot()));
             let scan = begin_scan(self.relation, self.key, latest.unwrap_or(&raw mut dirty), count);
@@ -183,11 +189,7 @@ impl Table {
                 })
             })
         };
-        match result {
-            Some(TM_Result::TM_Ok) => Locked::Mine,
-            Some(TM_Result::TM_WouldBlock | TM_Result::TM_BeingModified) => Locked::Busy,
-            _ => Locked::Changed,
-        }
+        result.map_or(Locked::Changed, locked)
     }
 
     /// Whether a row may be changed by [`Table::update`]: nothing hangs on the table but its key. An administrator may have given it
@@ -209,6 +211,15 @@ impl Table {
     /// Gives columns of the row that the last scan stopped at, counted from 1, other values; waits for whoever has it. Whether it still was
     /// the same row. For a table that is plain.
     pub fn update(&self, changes: &[(i32, Datum)]) -> bool {
+        self.change(changes, true) == Locked::Mine
+    }
+
+    /// The same without waiting, also of the row that a scan stands at; `Busy` as well if this transaction has locked it.
+    pub fn try_update(&self, changes: &[(i32, Datum)]) -> Locked {
+        self.change(changes, false)
+    }
+
+    fn change(&self, changes: &[(i32, Datum)], wait: bool) -> Locked {
         let (mut columns, mut values): (Vec<_>, Vec<_>) = changes.iter().copied().unzip();
         let mut nulls = vec![false; changes.len()];
         let (mut should_free, count) = (false, columns.len() as i32);
@@ -223,13 +234,26 @@ impl Table {
                 values.as_mut_ptr(),
                 nulls.as_mut_ptr(),
             );
-            let mine = heap_update(self.relation, &mut (*old).t_self, new) == TM_Result::TM_Ok;
-            if mine && u32::from((*(*new).t_data).t_infomask2) & pg_sys::HEAP_ONLY_TUPLE == 0 {
+            let result = locked(heap_update(self.relation, &mut (*old).t_self, new, wait));
+            if result == Locked::Mine && u32::from((*(*new).t_data).t_infomask2) & pg_sys::HEAP_ONLY_TUPLE == 0 {
                 self.index(new);
             }
             pg_sys::heap_freetuple(new);
             pg_sys::CommandCounterIncrement();
-            mine
+            result
+        }
+    }
+
+    /// Deletes the row that the last scan stopped at, or that a scan stands at, if nobody has it locked: not even this transaction.
+    pub fn try_delete(&self) -> Locked {
+        let mut failure = pg_sys::TM_FailureData::default();
+        // SAFETY: the slot holds a row of the table, which is a heap without triggers
+        unsafe {
+            let (command, tid) = (pg_sys::GetCurrentCommandId(true), &raw mut (*self.slot).tts_tid);
+            let crosscheck = std::ptr::null_mut();
+            let result = pg_sys::heap_delete(self.relation, tid, command, crosscheck, false, &mut failure, false);
+            pg_sys::CommandCounterIncrement();
+            locked(result)
         }
     }
 
@@ -270,22 +294,35 @@ impl Drop for Table {
     }
 }
 
-/// Replaces a row by another version of it; waits for whoever has it.
-unsafe fn heap_update(table: pg_sys::Relation, old: pg_sys::ItemPointer, new: pg_sys::HeapTuple) -> TM_Result::Type {
+fn locked(result: TM_Result::Type) -> Locked {
+    match result {
+        TM_Result::TM_Ok => Locked::Mine,
+        TM_Result::TM_WouldBlock | TM_Result::TM_BeingModified => Locked::Busy,
+        _ => Locked::Changed,
+    }
+}
+
+/// Replaces a row by another version of it.
+unsafe fn heap_update(
+    table: pg_sys::Relation,
+    old: pg_sys::ItemPointer,
+    new: pg_sys::HeapTuple,
+    wait: bool,
+) -> TM_Result::Type {
     let (mut failure, mut mode) = (pg_sys::TM_FailureData::default(), pg_sys::LockTupleMode::LockTupleNoKeyExclusive);
     let no_crosscheck = std::ptr::null_mut();
     // SAFETY: the relation is open, and a heap
     #[cfg(feature = "pg15")]
     unsafe {
         let command = pg_sys::GetCurrentCommandId(true);
-        pg_sys::heap_update(table, old, new, command, no_crosscheck, true, &mut failure, &mut mode)
+        pg_sys::heap_update(table, old, new, command, no_crosscheck, wait, &mut failure, &mut mode)
     }
     // SAFETY: as above
     #[cfg(not(feature = "pg15"))]
     unsafe {
         let command = pg_sys::GetCurrentCommandId(true);
         let mut indexes = pg_sys::TU_UpdateIndexes::TU_None;
-        pg_sys::heap_update(table, old, new, command, no_crosscheck, true, &mut failure, &mut mode, &mut indexes)
+        pg_sys::heap_update(table, old, new, command, no_crosscheck, wait, &mut failure, &mut mode, &mut indexes)
     }
 }
 

@@ -8,6 +8,7 @@ use crate::cursor;
 use crate::declaration::{self, Kind};
 use crate::error::Result;
 use crate::handover::HandOver;
+use crate::item;
 use crate::liveness::clock;
 use crate::liveness::databases::Counter;
 use crate::session::takeover;
@@ -111,7 +112,8 @@ fn resize_when_drained(call: &Call, state: &mut State, letting_go: &dyn Fn(&Leas
 pub fn resize(call: &Call, name: &str, partitions: i32) -> Result<Option<String>> {
     let before = declaration::of_kind(name, Kind::Group)?.slots;
     declaration::resize(call, name, partitions);
-    match declaration::slots_in_use(call, name, 0) {
+    let in_use = declaration::slots_in_use(call, name, 0);
+    match in_use.and_then(|why| item::require_no_items(call, name).map(|()| why)) {
         Ok(None) => (),
         in_use => {
             declaration::resize(call, name, before);

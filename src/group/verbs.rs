@@ -18,7 +18,7 @@ use crate::release::{self, find, release_seat};
 use crate::session::touch;
 use crate::spi::{self, Statement, Value};
 use crate::text::Text;
-use crate::{cursor, fence, grant, interval};
+use crate::{cursor, fence, grant, interval, item};
 use pgrx::datum::Interval;
 use pgrx::pg_sys::{self, INT4OID, INT8OID, TEXTOID, UUIDOID};
 use pgrx::prelude::*;
@@ -148,6 +148,7 @@ fn group_drop(group_name: Option<Text>) -> Result<()> {
         let (kind, why) = (Kind::Group.name(), format!("\"{}\" is a member.", member.consumer));
         return Err(Error::InUse { kind, name, why }.into());
     }
+    item::require_unbound(&call, &name)?;
     for statement in [&DROP, &DROP_MEMBERS, &DROP_PARTITIONS] {
         call.db().execute(statement, vec![Value::Text(&name)]);
     }

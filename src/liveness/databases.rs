@@ -102,6 +102,10 @@ pub struct Database {
     table: AtomicU32,
     /// Oid of the fence sequence that has been raised above all history in this start of shared memory.
     pub raised: AtomicU32,
+    /// Queues in which some session has found less than it asked for, by their bits.
+    pub(super) hungry: AtomicU32,
+    /// The fence of a claim of work items of this start of shared memory; zero before the first.
+    pub first_claim: AtomicI64,
     /// Oid of the sequence `position_high` whose state, and that of its fellows, is kept here in this start of shared memory; the next two
     /// are valid then.
     pub positions_of: AtomicU32,
@@ -148,6 +152,7 @@ impl Shared {
         let database = &self.databases[index];
         if database.table.swap(home.table, Ordering::AcqRel) != home.table {
             database.raised.store(0, Ordering::Release);
+            database.first_claim.store(0, Ordering::Release);
             database.positions_of.store(0, Ordering::Release);
         }
         MINE.set(Some(index));
@@ -192,12 +197,20 @@ impl Shared {
             return;
         }
         let _held = self.lock(Lock::Alloc, true);
-        for field in [&database.table, &database.raised, &database.positions_of, &database.flags, &database.waiting] {
+        for field in [
+            &database.table,
+            &database.raised,
+            &database.positions_of,
+            &database.flags,
+            &database.waiting,
+            &database.hungry,
+        ] {
             field.store(0, Ordering::Relaxed);
         }
         database.worker.store(std::ptr::null_mut(), Ordering::Relaxed);
         database.retention_looked.store(0, Ordering::Relaxed);
         database.retention_wanted.store(false, Ordering::Relaxed);
+        database.first_claim.store(0, Ordering::Relaxed);
         database.blocked.clear();
         database.look_through.clear();
         database.timer.store(0, Ordering::Relaxed);

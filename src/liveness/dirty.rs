@@ -16,7 +16,7 @@ pub struct RingEntry {
     due: u64,
     database: u32,
     backoff_ms: u32,
-    /// The slot whose owner changed, so that listeners are told; below 0 for none.
+    /// The slot whose owner changed, so that listeners are told; below 0 for none, ITEMS where the name is that of a queue of work items.
     changed: i32,
     length: u8,
     name: [u8; MAX_NAME],
@@ -29,7 +29,11 @@ pub struct Dirty {
     /// The slot whose owner changed, so that listeners are told.
     pub changed: Option<i32>,
     pub backoff_ms: u32,
+    /// It is a queue of work items, of which listeners are to be told.
+    pub items: bool,
 }
+
+const ITEMS: i32 = -2;
 
 /// A prepared transaction: database and xid in one number; zero is none.
 #[repr(transparent)]
@@ -45,6 +49,11 @@ impl Shared {
         if !self.push(database, resource, changed, 0, 0) {
             database.flag(RESCAN);
         }
+    }
+
+    /// Posts a queue of work items, for listeners to be told. A hint: where there is no room it is not given.
+    pub fn post_items(&self, database: &Database, queue: &str) {
+        self.push(database, queue, Some(ITEMS), 0, 0);
     }
 
     /// Posts a resource that could not be judged, to be tried again after twice the time of before. Whether there was room.
@@ -132,6 +141,7 @@ impl Shared {
             resource: String::from_utf8_lossy(&entry.name[..usize::from(entry.length)]).into_owned(),
             changed: Some(entry.changed).filter(|slot| *slot >= 0),
             backoff_ms: entry.backoff_ms,
+            items: entry.changed == ITEMS,
         };
         taken.into_iter().map(dirty).collect()
     }

@@ -12,7 +12,8 @@
 //!   would have to be mistaken for it.)
 //! * **Uuid to slot** is a partitioned hash table of PostgreSQL's, each partition under its own LWLock ([`Lock::Map`]). Reclaiming
 //!   a slot and entering one happen under the partition's exclusive lock, so there is never a slot without its entry.
-//! * **Free slots** and the table of databases are under [`Lock::Alloc`], the **dirty ring** under [`Lock::Ring`].
+//! * **Free slots** and the table of databases are under [`Lock::Alloc`], the **dirty ring** under [`Lock::Ring`], the **floors** of
+//!   queues of work items under [`Lock::Floors`].
 //! * No two of these locks are held together, and none over anything that can raise: no allocation by PostgreSQL, no catalog.
 //!
 //! Latches of the launcher and of database workers are kept as pointers into PostgreSQL's array of processes. A stale one wakes a
@@ -22,6 +23,8 @@ pub mod attach;
 pub mod clock;
 pub mod databases;
 pub mod dirty;
+pub mod floors;
+pub mod hunger;
 pub mod map;
 pub mod slots;
 pub mod wait;
@@ -32,6 +35,7 @@ use crate::settings;
 use crate::worker::{AHEAD, LINGER};
 use databases::Database;
 use dirty::{Pending, RingEntry};
+use floors::{FLOORS, Floor};
 use map::MapEntry;
 use pgrx::pg_sys;
 use slots::Slot;
@@ -61,6 +65,8 @@ pub struct Header {
     used: AtomicU32,
     /// Entries of the ring, under Lock::Ring.
     ring_len: AtomicU32,
+    /// Turns of floors so far.
+    turns: AtomicU64,
 }
 
 /// Where the parts of shared memory are, in this process.
@@ -73,6 +79,9 @@ pub struct Shared {
     ring: *mut RingEntry,
     ring_size: usize,
     pending: &'static [Pending],
+    floors: *mut Floor,
+    /// Of each session, in which queues it has found less than it asked for (see [`hunger`]).
+    hunger: &'static [AtomicU32],
     locks: *mut pg_sys::LWLockPadded,
 }
 
@@ -156,6 +165,7 @@ pub fn my_latch() -> *mut pg_sys::Latch {
 pub enum Lock {
     Alloc,
     Ring,
+    Floors,
     /// The partition of a hash value.
     Map(u32),
 }
@@ -168,10 +178,11 @@ impl Shared {
         let index = match lock {
             Lock::Alloc => 0,
             Lock::Ring => 1,
-            Lock::Map(hash) => 2 + hash as usize % MAP_PARTITIONS,
+            Lock::Floors => 2,
+            Lock::Map(hash) => 3 + hash as usize % MAP_PARTITIONS,
         };
         let mode = if exclusive { pg_sys::LWLockMode::LW_EXCLUSIVE } else { pg_sys::LWLockMode::LW_SHARED };
-        // SAFETY: the tranche has 2 + MAP_PARTITIONS locks
+        // SAFETY: the tranche has 3 + MAP_PARTITIONS locks
         unsafe {
             let lock = &raw mut (*self.locks.add(index)).lock;
             pg_sys::LWLockAcquire(lock, mode);
@@ -229,12 +240,14 @@ unsafe extern "C-unwind" fn request() {
             databases * size_of::<Database>(),
             count(&settings::RING_SIZE) * size_of::<RingEntry>(),
             pending_count() * size_of::<Pending>(),
+            FLOORS * size_of::<Floor>(),
+            sessions * size_of::<AtomicU32>(),
         ];
         for size in sizes {
             pg_sys::RequestAddinShmemSpace(size + 64);
         }
         pg_sys::RequestAddinShmemSpace(pg_sys::hash_estimate_size(sessions as _, size_of::<MapEntry>()));
-        pg_sys::RequestNamedLWLockTranche(TRANCHE.as_ptr(), (2 + MAP_PARTITIONS) as std::ffi::c_int);
+        pg_sys::RequestNamedLWLockTranche(TRANCHE.as_ptr(), (3 + MAP_PARTITIONS) as std::ffi::c_int);
     }
 }
 
@@ -282,6 +295,8 @@ unsafe extern "C-unwind" fn startup() {
             ring: array(c"eskit_lease ring", ring_size),
             ring_size,
             pending: std::slice::from_raw_parts(array(c"eskit_lease prepared", pending_count()), pending_count()),
+            floors: array(c"eskit_lease floors", FLOORS),
+            hunger: std::slice::from_raw_parts(array(c"eskit_lease hunger", sessions), sessions),
             locks: pg_sys::GetNamedLWLockTranche(TRANCHE.as_ptr()),
         };
         SHARED.store(Box::leak(Box::new(shared)), Ordering::Release);

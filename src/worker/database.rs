@@ -4,15 +4,14 @@ use super::{
     Due, LINGER, each_post_due, each_session_due, handle_signals, notify, report_activity, report_idle, sleep,
 };
 use crate::call::Call;
-use crate::claim::Seat;
 use crate::error::Result;
 use crate::liveness::databases::Database;
 use crate::liveness::{Shared, clock, my_latch, shared};
-use crate::{seam, settings, spi, sweep};
+use crate::sweep::{self, Pass};
+use crate::{seam, settings, spi};
 use pgrx::PgTryBuilder;
 use pgrx::pg_sys;
 use pgrx::pg_sys::panic::CaughtError;
-use std::collections::HashSet;
 use std::panic::AssertUnwindSafe;
 use std::sync::atomic::Ordering;
 
@@ -75,11 +74,11 @@ fn serve(shared: &'static Shared, database: &'static Database) -> bool {
         let due = of_sessions.min(of_posts);
         if of_sessions <= now || of_posts <= now && gather_until <= now {
             report_activity(c"eskit_lease: hand-over and sweep");
-            let Some(changed) = transaction(|| work(shared, database, of_sessions <= now)) else {
+            let Some(pass) = transaction(|| work(shared, database, of_sessions <= now)) else {
                 database.worker.store(std::ptr::null_mut(), Ordering::Release);
                 return false;
             };
-            tell(shared, &changed);
+            tell(shared, &pass);
             report_idle();
             let now = clock::now();
             (stay_until, gather_until) = (now + LINGER, now + GATHER);
@@ -116,23 +115,23 @@ fn posts_due(shared: &Shared, oid: u32, now: u64) -> u64 {
     due.earliest().unwrap_or(u64::MAX)
 }
 
-/// One pass: the resources whose owners have changed. `None` when the extension is not in this database, so that there is nothing to
+/// One pass: what it has done. `None` when the extension is not in this database, so that there is nothing to
 /// do for it.
-fn work(shared: &'static Shared, database: &Database, anybody_dead: bool) -> Result<Option<HashSet<Seat>>> {
+fn work(shared: &'static Shared, database: &Database, anybody_dead: bool) -> Result<Option<Pass>> {
     if spi::home_if_any().is_none() {
         shared.forget(database);
         return Ok(None);
     }
-    Ok(Some(sweep::pass(&Call::open(shared)?, MOST, anybody_dead)?.changed))
+    Ok(Some(sweep::pass(&Call::open(shared)?, MOST, anybody_dead)?))
 }
 
 /// Tells listeners, in a transaction of its own: a hint that cannot be given, because the queue of notifications is full, must not undo
 /// what it hints at.
-fn tell(shared: &'static Shared, changed: &HashSet<Seat>) {
-    if changed.is_empty() {
+fn tell(shared: &'static Shared, pass: &Pass) {
+    if pass.changed.is_empty() && pass.items.is_empty() {
         return;
     }
-    let send = || Call::open(shared).map(|call| notify::send(&call, changed));
+    let send = || Call::open(shared).map(|call| notify::send(&call, pass));
     PgTryBuilder::new(AssertUnwindSafe(|| transaction(send)))
         .catch_others(|error| {
             let message = match &error {

@@ -5,6 +5,7 @@ use crate::call::Call;
 use crate::claim::Seat;
 use crate::liveness::databases::Counter;
 use crate::spi::{Statement, Value};
+use crate::sweep::Pass;
 use crate::text::Text;
 use pgrx::Uuid;
 use pgrx::pg_sys::{INT4ARRAYOID, TEXTARRAYOID};
@@ -36,10 +37,24 @@ struct Lease {
     consumer: Option<String>,
 }
 
-/// Sends, with the commit of this transaction, how the resources stand.
-pub fn send(call: &Call, changed: &HashSet<Seat>) {
+/// Work items have become free in a queue.
+#[derive(Serialize)]
+struct Items<'a> {
+    event: &'static str,
+    queue: &'a str,
+}
+
+/// Sends, with the commit of this transaction, how the resources stand, and where there are items.
+pub fn send(call: &Call, pass: &Pass) {
+    let items = pass.items.iter().filter_map(|queue| serde_json::to_string(&Items { event: "items", queue }).ok());
+    let events: Vec<String> = of_leases(call, &pass.changed).into_iter().chain(items).collect();
+    call.db().execute(&NOTIFY, vec![Value::Texts(events.iter().map(String::as_str).collect())]);
+    call.database.add(Counter::Notifications, events.len() as u64);
+}
+
+fn of_leases(call: &Call, changed: &HashSet<Seat>) -> Vec<String> {
     if changed.is_empty() {
-        return;
+        return Vec::new();
     }
     let (names, slots): (Vec<&str>, Vec<i32>) = changed.iter().map(|(name, slot)| (name.as_str(), *slot)).unzip();
     let leases = call.db().run(&STATE, vec![Value::Texts(names), Value::Ints(&slots)], |row| Lease {
@@ -53,7 +68,7 @@ pub fn send(call: &Call, changed: &HashSet<Seat>) {
         let at = call.shared.find(call.home, lease.session?)?;
         call.shared.look(at).map(|standing| standing.revision.to_string())
     };
-    let events: Vec<String> = leases
+    leases
         .iter()
         .filter_map(|lease| {
             let event = Event {
@@ -66,7 +81,5 @@ pub fn send(call: &Call, changed: &HashSet<Seat>) {
             };
             serde_json::to_string(&event).ok()
         })
-        .collect();
-    call.db().execute(&NOTIFY, vec![Value::Texts(events.iter().map(String::as_str).collect())]);
-    call.database.add(Counter::Notifications, events.len() as u64);
+        .collect()
 }

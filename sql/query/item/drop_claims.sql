@@ -1,0 +1,1 @@
+DELETE FROM eskit_lease._claims WHERE queue = $1

@@ -1,0 +1,1 @@
+DELETE FROM eskit_lease._dead_items WHERE queue = $1

@@ -1,0 +1,1 @@
+DELETE FROM eskit_lease._items WHERE queue = $1

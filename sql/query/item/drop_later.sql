@@ -1,0 +1,1 @@
+DELETE FROM eskit_lease._later WHERE queue = $1

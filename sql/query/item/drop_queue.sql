@@ -1,0 +1,1 @@
+DELETE FROM eskit_lease._queues WHERE number = $1

@@ -1,0 +1,152 @@
+//! Adding items.
+
+use super::{ITEMS, LATER, MAX_PAYLOAD, Queue, lane, partition};
+use crate::MAX_NAMES;
+use crate::call::{Call, enter, text_arg};
+use crate::error::{Error, Result};
+use crate::payload::{Payload, PayloadArray};
+use crate::spi::{self, Statement, Value};
+use crate::text::{Text, TextArray};
+use pgrx::datum::TimestampWithTimeZone;
+use pgrx::pg_sys::{
+    self, INT4ARRAYOID, INT4OID, INT8ARRAYOID, INT8OID, JSONBARRAYOID, JSONBOID, TEXTARRAYOID, TEXTOID,
+};
+use pgrx::prelude::*;
+use std::collections::HashMap;
+
+static ADD: Statement =
+    Statement::tidies(include_str!("../../sql/query/item/add.sql"), &[INT4OID, INT4OID, INT8OID, TEXTOID, JSONBOID]);
+static ADD_LATER: Statement = Statement::tidies(
+    include_str!("../../sql/query/item/add_later.sql"),
+    &[INT4OID, INT4OID, INT8OID, TEXTOID, JSONBOID, INT8OID],
+);
+static ADD_MANY: Statement = Statement::tidies(
+    include_str!("../../sql/query/item/add_many.sql"),
+    &[INT4OID, INT4ARRAYOID, INT8ARRAYOID, TEXTARRAYOID, JSONBARRAYOID],
+);
+static ADD_MANY_LATER: Statement = Statement::tidies(
+    include_str!("../../sql/query/item/add_many_later.sql"),
+    &[INT4OID, INT4ARRAYOID, INT8ARRAYOID, TEXTARRAYOID, JSONBARRAYOID, INT8OID],
+);
+
+/// When items become due that are not so already, in microseconds since 2000.
+fn due_arg(run_at: Option<TimestampWithTimeZone>) -> Result<Option<i64>> {
+    let Some(at) = run_at.map(pg_sys::TimestampTz::from) else { return Ok(None) };
+    if at == i64::MAX || at == i64::MIN {
+        return Err(Error::Infinite("run_at").into());
+    }
+    // SAFETY: no preconditions
+    Ok(Some(at).filter(|at| *at > unsafe { pg_sys::GetCurrentTimestamp() }))
+}
+
+fn require_fits(bytes: usize) -> Result<()> {
+    if bytes > MAX_PAYLOAD { Err(Error::Payload { bytes, most: MAX_PAYLOAD }.into()) } else { Ok(()) }
+}
+
+/// Notes what has been added, and that nobody was to drop the queue meanwhile. `first`: the first place, or time, in each partition.
+fn added(call: &Call, queue: &Queue, partitions: i32, due: Option<i64>, first: &HashMap<i32, i64>) -> Result<()> {
+    queue.require_still(partitions)?;
+    for (partition, place) in first {
+        let (table, from) = due.map_or((ITEMS, *place), |due| (LATER, due));
+        call.seam().places(lane(call, table, queue.number, *partition), from, false);
+    }
+    if due.is_none() {
+        call.seam().items(queue.number, &queue.name);
+    }
+    Ok(())
+}
+
+#[pg_extern(schema = "eskit_lease")]
+fn item_add(
+    queue: Option<Text>,
+    payload: Option<Payload>,
+    key: default!(Option<Text>, "NULL"),
+    run_at: default!(Option<TimestampWithTimeZone>, "NULL"),
+) -> Result<i64> {
+    let shared = enter()?;
+    spi::require_writes("item_add()")?;
+    let name = text_arg("queue", queue)?;
+    let payload = payload.ok_or(Error::Null("payload"))?;
+    require_fits(payload.len())?;
+    let key = key.map(|key| text_arg("key", Some(key))).transpose()?;
+    let due = due_arg(run_at)?;
+    let call = Call::open(shared)?;
+    let queue = Queue::of(&name)?;
+    let (partitions, id) = (queue.partitions()?, spi::next(c"_item_seq"));
+    let partition = partition(key.as_deref(), id, partitions);
+    let db = call.db();
+    let mut values = vec![
+        Value::Int(queue.number),
+        Value::Int(partition),
+        Value::Long(id),
+        Value::MaybeText(key.as_deref()),
+        Value::Datum(payload.datum()),
+    ];
+    match due {
+        None => db.execute(&ADD, values),
+        Some(due) => {
+            values.push(Value::Long(due));
+            db.execute(&ADD_LATER, values)
+        }
+    };
+    added(&call, &queue, partitions, due, &HashMap::from([(partition, id)]))?;
+    Ok(id)
+}
+
+#[pg_extern(schema = "eskit_lease")]
+fn item_add_many(
+    queue: Option<Text>,
+    payloads: Option<PayloadArray>,
+    keys: default!(Option<TextArray>, "NULL"),
+    run_at: default!(Option<TimestampWithTimeZone>, "NULL"),
+) -> Result<Vec<i64>> {
+    let shared = enter()?;
+    spi::require_writes("item_add_many()")?;
+    let name = text_arg("queue", queue)?;
+    let payloads = payloads.ok_or(Error::Null("payloads"))?;
+    let count = payloads.lengths.len();
+    if count > MAX_NAMES {
+        return Err(Error::Number { what: "items", given: count as i64, min: 0, max: MAX_NAMES as i64 }.into());
+    }
+    for length in &payloads.lengths {
+        require_fits(length.ok_or(Error::Null("payload"))?)?;
+    }
+    let key = |key: Option<Text>| key.map(|key| text_arg("key", Some(key))).transpose();
+    let keys: Vec<Option<String>> = match keys {
+        None => vec![None; count],
+        Some(keys) => keys.0.into_iter().map(key).collect::<Result<_>>()?,
+    };
+    if keys.len() != count {
+        return Err(Error::Keys { keys: keys.len(), payloads: count }.into());
+    }
+    let due = due_arg(run_at)?;
+    let call = Call::open(shared)?;
+    let queue = Queue::of(&name)?;
+    if count == 0 {
+        return Ok(Vec::new());
+    }
+    let partitions = queue.partitions()?;
+    let ids: Vec<i64> = (0..count).map(|_| spi::next(c"_item_seq")).collect();
+    let places: Vec<i32> = keys.iter().zip(&ids).map(|(key, id)| partition(key.as_deref(), *id, partitions)).collect();
+    let mut first = HashMap::new();
+    for (partition, id) in places.iter().zip(&ids) {
+        first.entry(*partition).or_insert(*id);
+    }
+    let db = call.db();
+    let mut values = vec![
+        Value::Int(queue.number),
+        Value::Ints(&places),
+        Value::Longs(&ids),
+        Value::MaybeTexts(keys.iter().map(Option::as_deref).collect()),
+        Value::Datum(payloads.datum),
+    ];
+    match due {
+        None => db.execute(&ADD_MANY, values),
+        Some(due) => {
+            values.push(Value::Long(due));
+            db.execute(&ADD_MANY_LATER, values)
+        }
+    };
+    added(&call, &queue, partitions, due, &first)?;
+    Ok(ids)
+}

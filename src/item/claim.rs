@@ -1,0 +1,303 @@
+//! Claiming items.
+
+use super::{Claim, ITEMS, LATER, MAX_CLAIM, Queue, column, dead, lane};
+use crate::acquire::grantee;
+use crate::call::{Call, enter, text_arg};
+use crate::error::{Error, Result};
+use crate::liveness::floors::{Lane, Start};
+use crate::liveness::slots::SlotRef;
+use crate::payload::Payload;
+use crate::session::touch;
+use crate::spi::{self, Statement, Value};
+use crate::table::{Flight, Key, Locked, Sight, Table, Tuple};
+use crate::text::Text;
+use crate::{claim, fence, row};
+use pgrx::pg_sys::{self, INT4ARRAYOID, INT4OID, INT8ARRAYOID, INT8OID, UUIDOID};
+use pgrx::prelude::*;
+use pgrx::{Uuid, name};
+use std::cell::Cell;
+use std::sync::atomic::Ordering;
+
+static CLAIM: Statement = Statement::writes(
+    include_str!("../../sql/query/item/claim.sql"),
+    &[INT8OID, UUIDOID, INT4OID, INT8ARRAYOID, INT4ARRAYOID, INT8ARRAYOID],
+);
+static CLAIM_LATER: Statement = Statement::writes(
+    include_str!("../../sql/query/item/claim_later.sql"),
+    &[INT4OID, INT4OID, INT8OID, INT8OID, INT8OID, INT8OID],
+);
+
+/// Looks at the lanes of one call: something may become free each time before the claimer is known to be hungry.
+const LOOKS: usize = 3;
+
+struct Taken {
+    partition: i32,
+    place: i64,
+    id: i64,
+    key: Option<Text>,
+    payload: Option<Payload>,
+    attempt: i32,
+}
+
+/// What one call looks for, and has.
+struct Claimer<'a> {
+    call: &'a Call,
+    queue: &'a Queue,
+    want: usize,
+    /// Drawn when there is something to claim.
+    fence: Option<i64>,
+    taken: Vec<Taken>,
+    /// Lanes that have been looked at, as they were before.
+    seen: Vec<(Lane, Start)>,
+    /// The last fence whose claim has been looked for, and whether it has a row.
+    known: Option<(i64, bool)>,
+}
+
+impl Claimer<'_> {
+    fn has_all(&self) -> bool {
+        self.taken.len() >= self.want
+    }
+
+    fn fence(&mut self) -> i64 {
+        let call = self.call;
+        *self.fence.get_or_insert_with(|| {
+            let fence = spi::next(c"fence_seq");
+            // Whichever is first: the claim is looked for by its row if another came before with a greater fence.
+            let first = &call.database.first_claim;
+            first.compare_exchange(0, fence, Ordering::AcqRel, Ordering::Relaxed).ok();
+            fence
+        })
+    }
+
+    /// Whether no claim stands behind a fence.
+    fn is_free(&mut self, claim: i64) -> bool {
+        let first = self.call.database.first_claim.load(Ordering::Acquire);
+        if claim == 0 || first != 0 && claim >= first {
+            return claim == 0;
+        }
+        match self.known {
+            Some((fence, exists)) if fence == claim => !exists,
+            _ => {
+                let exists = Claim::exists(claim);
+                self.known = Some((claim, exists));
+                !exists
+            }
+        }
+    }
+
+    fn start(&mut self, lane: Lane, from_beginning: bool) -> Start {
+        let start = self.call.shared.floor(lane);
+        self.seen.push((lane, start));
+        if from_beginning { start.at_the_beginning() } else { start }
+    }
+
+    /// Claims what is ready in a partition. `from_beginning`: this transaction has freed something below the floor.
+    fn ready(&mut self, partition: i32, from_beginning: bool) {
+        let lane = lane(self.call, ITEMS, self.queue.number, partition);
+        let start = self.start(lane, from_beginning);
+        let items = Table::open(ITEMS, c"_items_pkey");
+        let (mut first, mut stop) = (None, i64::MAX);
+        let key = [Key::Int(self.queue.number), Key::Int(partition), Key::From(start.at)];
+        items.scan(Sight::Dirty, &key, |row, flight| {
+            pgrx::check_for_interrupts!();
+            let (place, claim) = (row.get(column::PLACE).unwrap_or(0), row.get(column::CLAIM).unwrap_or(0));
+            if self.fence == Some(claim) {
+                return None;
+            }
+            if flight != Flight::None {
+                stop = stop.min(place);
+            } else if self.is_free(claim) {
+                if self.has_all() {
+                    stop = stop.min(place);
+                    return Some(());
+                } else if self.take(&items, row, partition, place) {
+                    first = first.or(Some(place));
+                } else {
+                    stop = stop.min(place);
+                }
+            }
+            None
+        });
+        if let Some(first) = first {
+            self.call.seam().places(lane, first, true);
+        }
+        self.call.shared.raise(lane, start, stop);
+    }
+
+    /// Claims the row that the scan stands at, if nobody has it in hand.
+    fn take(&mut self, items: &Table, row: &Tuple, partition: i32, place: i64) -> bool {
+        let fence = self.fence();
+        let attempt = row.get::<i32>(column::ATTEMPT).unwrap_or(0).saturating_add(1);
+        let (id, key, payload) = (row.get(column::ID).unwrap_or(0), row.get(column::KEY), row.get(column::PAYLOAD));
+        let changes = [(column::CLAIM as i32, fence.into()), (column::ATTEMPT as i32, attempt.into())];
+        let mine = items.try_update(&changes) == Locked::Mine;
+        if mine {
+            self.taken.push(Taken { partition, place, id, key, payload, attempt });
+        }
+        mine
+    }
+
+    /// Claims what has become due in a partition.
+    fn due(&mut self, partition: i32) {
+        let lane = lane(self.call, LATER, self.queue.number, partition);
+        let start = self.start(lane, false);
+        let later = Table::open(LATER, c"_later_pkey");
+        // SAFETY: no preconditions
+        let now = unsafe { pg_sys::GetCurrentTimestamp() };
+        let (mut found, mut stop) = (Vec::new(), i64::MAX);
+        let room = self.want - self.taken.len();
+        let key = [Key::Int(self.queue.number), Key::Int(partition), Key::From(start.at)];
+        later.scan(Sight::Dirty, &key, |row, flight| {
+            let (due, id): (i64, i64) = (row.get(3).unwrap_or(0), row.get(4).unwrap_or(0));
+            if due > now || found.len() == room {
+                stop = stop.min(due);
+                return Some(());
+            }
+            if flight == Flight::None && later.lock(row.tid(), false) == Locked::Mine {
+                found.push((due, id));
+            } else {
+                stop = stop.min(due);
+            }
+            None
+        });
+        if let Some((first, _)) = found.first() {
+            self.call.seam().places(lane, *first, true);
+        }
+        for (due, id) in found {
+            self.take_due(partition, due, id);
+        }
+        self.call.shared.raise(lane, start, stop);
+    }
+
+    /// Moves an item that is due and locked to those that are claimed.
+    fn take_due(&mut self, partition: i32, due: i64, id: i64) {
+        let (fence, place) = (self.fence(), spi::next(c"_item_seq"));
+        let values = vec![
+            Value::Int(self.queue.number),
+            Value::Int(partition),
+            Value::Long(due),
+            Value::Long(id),
+            Value::Long(place),
+            Value::Long(fence),
+        ];
+        let taken = self.call.db().run(&CLAIM_LATER, values, |row| Taken {
+            partition,
+            place,
+            id,
+            key: row.get(1),
+            payload: row.get(2),
+            attempt: row.int(3),
+        });
+        self.taken.extend(taken);
+    }
+
+    fn look(&mut self, partitions: &[i32], from_beginning: bool) {
+        self.seen.clear();
+        for partition in partitions {
+            for ready in [false, true] {
+                match ready {
+                    _ if self.has_all() => return,
+                    false => self.due(*partition),
+                    true => self.ready(*partition, from_beginning),
+                }
+            }
+        }
+    }
+
+    /// Looks until there is enough, or nothing more and the session is known to be hungry.
+    fn claim(&mut self, me: SlotRef, partitions: &[i32]) -> Result<()> {
+        self.look(partitions, false);
+        if !self.has_all() && dead::free_dead(self.call) {
+            self.look(partitions, true);
+        }
+        for _ in 1..LOOKS {
+            if self.has_all() {
+                return Ok(());
+            }
+            self.call.shared.hunger(self.call.database, me, self.queue.number);
+            if self.seen.iter().all(|(lane, start)| self.call.shared.is_turn(*lane, *start)) {
+                return Ok(());
+            }
+            self.look(partitions, false);
+        }
+        Ok(())
+    }
+
+    /// Writes the row of the claim.
+    fn write(&self, fence: i64, session: Uuid) {
+        let partitions: Vec<i32> = self.taken.iter().map(|item| item.partition).collect();
+        let places: Vec<i64> = self.taken.iter().map(|item| item.place).collect();
+        let ids: Vec<i64> = self.taken.iter().map(|item| item.id).collect();
+        let values = vec![
+            Value::Long(fence),
+            Value::Uuid(session),
+            Value::Int(self.queue.number),
+            Value::Longs(&places),
+            if partitions.iter().any(|partition| *partition != 0) { Value::Ints(&partitions) } else { Value::Null },
+            if ids == places { Value::Null } else { Value::Longs(&ids) },
+        ];
+        self.call.db().execute(&CLAIM, values);
+    }
+}
+
+thread_local! {
+    /// Calls for queues with partitions, so that each begins at another one.
+    static CALLS: Cell<usize> = const { Cell::new(0) };
+}
+
+/// The partitions that a session may claim items of.
+fn partitions_of(queue: &Queue, session: Uuid) -> Vec<i32> {
+    let Some(group) = &queue.group else { return vec![0] };
+    let mut partitions: Vec<i32> = claim::of_session(group, session).into_iter().map(|row| row.slot).collect();
+    if !partitions.is_empty() {
+        CALLS.set(CALLS.get().wrapping_add(1));
+        let first = CALLS.get() % partitions.len();
+        partitions.rotate_left(first);
+    }
+    partitions
+}
+
+#[pg_extern(schema = "eskit_lease")]
+fn item_claim(
+    queue: Option<Text>,
+    session: Option<Uuid>,
+    max_items: default!(Option<i32>, "1"),
+) -> Result<
+    row::TableIterator<(
+        name!(id, i64),
+        name!(key, Option<Text>),
+        name!(payload, Option<Payload>),
+        name!(attempt, i32),
+        name!(fence, i64),
+    )>,
+> {
+    let shared = enter()?;
+    spi::require_writes("item_claim()")?;
+    let name = text_arg("queue", queue)?;
+    let session = session.ok_or(Error::Null("session"))?;
+    let most = max_items.ok_or(Error::Null("max_items"))?;
+    let want = usize::try_from(most).ok().filter(|_| (1..=MAX_CLAIM).contains(&most)).ok_or(Error::Number {
+        what: "items",
+        given: most.into(),
+        min: 1,
+        max: MAX_CLAIM.into(),
+    })?;
+    let touch = touch(shared, session)?;
+    let me = match (touch.refusal(), touch.at) {
+        (None, Some(at)) => at,
+        (refusal, _) => return Err(Error::SessionEnded(refusal.unwrap_or("unknown_session")).into()),
+    };
+    let call = Call::open(shared)?;
+    let queue = Queue::of(&name)?;
+    grantee(&call, me).map_err(Error::SessionEnded)?;
+    fence::raise(&call);
+    let (fence, taken) = (None, Vec::with_capacity(want.min(100)));
+    let mut claimer = Claimer { call: &call, queue: &queue, want, fence, taken, seen: Vec::new(), known: None };
+    claimer.claim(me, &partitions_of(&queue, session))?;
+    let Some(fence) = claimer.fence.filter(|_| !claimer.taken.is_empty()) else {
+        return Ok(row::TableIterator::of(Vec::new()));
+    };
+    claimer.write(fence, session);
+    let answer = |item: Taken| (item.id, item.key, item.payload, item.attempt, fence);
+    Ok(row::TableIterator::of(claimer.taken.into_iter().map(answer).collect()))
+}

@@ -1,0 +1,155 @@
+//! The claims of sessions that have ended, and items that are tried no more.
+
+use super::finish::BURY;
+use super::{Claim, ITEMS, Queue, column, lane, partition};
+use crate::call::{Call, enter};
+use crate::error::{Error, Result};
+use crate::liveness::clock;
+use crate::liveness::databases::BOOT;
+use crate::liveness::word::State;
+use crate::session;
+use crate::spi::{self, Statement, Value};
+use crate::table::{Key, Locked, Sight, Table};
+use crate::text::Text;
+use pgrx::Uuid;
+use pgrx::pg_sys::{INT4OID, INT8OID, UUIDARRAYOID};
+use pgrx::prelude::*;
+
+static CLAIMS_OF: Statement =
+    Statement::reads(include_str!("../../sql/query/item/claims_of.sql"), &[UUIDARRAYOID, INT8OID, INT8OID]);
+static ALL_SESSIONS: Statement = Statement::reads(include_str!("../../sql/query/sweep/all_sessions.sql"), &[]);
+static REQUEUE: Statement =
+    Statement::writes(include_str!("../../sql/query/item/requeue.sql"), &[INT8OID, INT4OID, INT8OID]);
+
+/// Items that one call of item_claim frees.
+const MOST: usize = 1_000;
+/// Why an item is dead whose last claimer is.
+const ENDED: &str = "session ended";
+
+#[derive(Default)]
+pub struct Freed {
+    items: usize,
+    /// Whether there may be more to free.
+    pub more: bool,
+    /// Whether something was in somebody's hands.
+    pub blocked: bool,
+}
+
+/// Frees the items that sessions have claimed which have ended, or are ending with this transaction; about `most` of them.
+pub fn free(call: &Call, sessions: &[Uuid], most: usize) -> Freed {
+    let mut freed = Freed::default();
+    let mut passed_over = 0;
+    loop {
+        let values = vec![Value::Uuids(sessions), Value::Long(most as i64), Value::Long(passed_over)];
+        let fences = call.db().run(&CLAIMS_OF, values, |row| row.long(1));
+        for fence in &fences {
+            // Not locked: two who free the same items meet at the first of them.
+            let Some(claim) = Claim::of(*fence) else { continue };
+            if free_claim(call, &claim) && Claim::forget(*fence) {
+                freed.items += claim.items.len();
+            } else {
+                freed.blocked = true;
+                passed_over += 1;
+            }
+            if freed.items >= most {
+                freed.more = true;
+                return freed;
+            }
+        }
+        if fences.len() < most {
+            return freed;
+        }
+    }
+}
+
+/// Frees the items of a claim; false if any is in somebody's hands.
+fn free_claim(call: &Call, claim: &Claim) -> bool {
+    let Some(queue) = Queue::numbered(claim.queue) else { return true };
+    let items = Table::open(ITEMS, c"_items_pkey");
+    let free = |(partition, place, _): &(i32, i64, i64)| loop {
+        let key = [Key::Int(claim.queue), Key::Int(*partition), Key::Long(*place)];
+        let look = || {
+            let read = |row: &crate::table::Tuple| (row.get::<i64>(column::CLAIM), row.get::<i32>(column::ATTEMPT));
+            items.scan(Sight::Latest, &key, |row, _| Some((read(row), row.tid())))
+        };
+        let Some(((Some(fence), Some(attempt)), tid)) = look() else { return true };
+        if fence != claim.fence {
+            return true;
+        }
+        let last = attempt >= queue.max_attempts;
+        let locked =
+            if last { items.lock(tid, false) } else { items.try_update(&[(column::CLAIM as i32, 0i64.into())]) };
+        match locked {
+            Locked::Busy => return false,
+            Locked::Changed => {
+                pgrx::check_for_interrupts!();
+            }
+            Locked::Mine if last => {
+                let (queue, partition, place) = (Value::Int(queue.number), Value::Int(*partition), Value::Long(*place));
+                call.db().execute(&BURY, vec![queue, partition, place, Value::Long(fence), Value::Text(ENDED)]);
+                return true;
+            }
+            Locked::Mine => {
+                call.seam().places(lane(call, ITEMS, queue.number, *partition), *place, false);
+                call.seam().items(queue.number, &queue.name);
+                return true;
+            }
+        }
+    };
+    // All that can be had, whether or not one of them cannot.
+    let mut all = true;
+    for item in &claim.items {
+        all &= free(item);
+    }
+    all
+}
+
+/// For a claim that finds less than it asks for, so that nothing waits for the worker: frees what dead sessions have claimed. Whether
+/// there was any.
+pub fn free_dead(call: &Call) -> bool {
+    let mut dead = Vec::new();
+    call.shared.each(clock::now(), |at, home, word, _| {
+        if home == call.home && word.state() == State::Dead {
+            dead.push(at.session());
+        }
+    });
+    if call.database.flags() & BOOT != 0 {
+        // Nobody has looked yet who of before the restart is still there.
+        let sessions = call.db().run(&ALL_SESSIONS, vec![], |row| row.uuid(1));
+        let rows = session::rows(&sessions).into_iter();
+        dead.extend(rows.filter(|row| call.standing_of(row).is_none()).map(|row| row.session));
+    }
+    !dead.is_empty() && free(call, &dead, MOST).items > 0
+}
+
+#[pg_extern(schema = "eskit_lease")]
+fn item_requeue(id: Option<i64>) -> Result<()> {
+    let shared = enter()?;
+    spi::require_writes("item_requeue()")?;
+    let id = id.ok_or(Error::Null("id"))?;
+    let call = Call::open(shared)?;
+    let unknown = || Error::Unknown { kind: "dead item", name: id.to_string() };
+    let table = Table::open(c"_dead_items", c"_dead_items_pkey");
+    let find = || {
+        table.scan(Sight::Latest, &[Key::Long(id)], |row, _| Some((row.tid(), row.get::<i32>(2)?, row.get::<Text>(6))))
+    };
+    let (queue, key) = loop {
+        let (tid, number, key) = find().ok_or_else(unknown)?;
+        let queue = Queue::numbered(number).ok_or_else(unknown)?;
+        queue.authorize(&call)?;
+        match table.lock(tid, false) {
+            Locked::Mine => break (queue, key),
+            Locked::Busy => return Err(Error::ItemInFlight { id }.into()),
+            Locked::Changed => {
+                pgrx::check_for_interrupts!();
+            }
+        }
+    };
+    let (partitions, place) = (queue.partitions()?, spi::next(c"_item_seq"));
+    let partition = partition(key.as_deref(), id, partitions);
+    call.db().execute(&REQUEUE, vec![Value::Long(id), Value::Int(partition), Value::Long(place)]);
+    queue.require_still(partitions)?;
+    call.seam().places(lane(&call, ITEMS, queue.number, partition), place, false);
+    call.seam().items(queue.number, &queue.name);
+    Ok(())
+}

@@ -1,0 +1,232 @@
+//! Finishing items: done, failed, or given back.
+
+use super::{Claim, ITEMS, LATER, MAX_CLAIM, MAX_ERROR, Queue, column, lane};
+use crate::call::{Call, enter};
+use crate::error::{Error, Result};
+use crate::guard::Mode;
+use crate::interval;
+use crate::liveness::databases::Counter;
+use crate::liveness::word::State;
+use crate::spi::{self, Statement, Value};
+use crate::table::{Key, Locked, Sight, Table};
+use crate::text::Text;
+use pgrx::datum::Interval;
+use pgrx::pg_sys::panic::ErrorReport;
+use pgrx::pg_sys::{self, INT4OID, INT8OID, TEXTOID};
+use pgrx::prelude::*;
+use std::collections::{HashMap, HashSet};
+
+static RETRY: Statement = Statement::tidies(
+    include_str!("../../sql/query/item/retry.sql"),
+    &[INT4OID, INT4OID, INT8OID, INT8OID, TEXTOID, INT8OID],
+);
+pub static BURY: Statement =
+    Statement::tidies(include_str!("../../sql/query/item/bury.sql"), &[INT4OID, INT4OID, INT8OID, INT8OID, TEXTOID]);
+
+/// A claim that this transaction finishes items of.
+struct Held<'a> {
+    call: &'a Call,
+    claim: Claim,
+    items: Table,
+}
+
+/// Where one of its items is, and its attempt.
+#[derive(Clone, Copy)]
+struct Item {
+    partition: i32,
+    place: i64,
+    id: i64,
+    attempt: i32,
+}
+
+fn lost(call: &Call, fence: i64, why: String) -> ErrorReport {
+    call.database.add(Counter::FencesLost, 1);
+    Error::ClaimLost { fence, why }.into()
+}
+
+/// The claim of a fence, whose session is alive, and does not end while this transaction is open without waiting for it.
+fn hold(call: &Call, fence: i64) -> Result<Held<'_>> {
+    let ended =
+        || lost(call, fence, "It has ended: its items are finished or given back, or its session has ended.".into());
+    let in_flight = || ErrorReport::from(Error::ClaimInFlight { fence });
+    let claim = Claim::of(fence).ok_or_else(ended)?;
+    let dead = || lost(call, fence, "Its session has ended.".to_owned());
+    let at = call.session(claim.session)?.ok_or_else(dead)?;
+    if !call.fencer(at).try_lock(Mode::Shared) {
+        return Err(in_flight());
+    }
+    match call.shared.look(at).map(|standing| standing.state) {
+        Some(State::Alive) => Ok(Held { call, claim, items: Table::open(ITEMS, c"_items_pkey") }),
+        Some(State::Frozen) => Err(in_flight()),
+        _ => Err(dead()),
+    }
+}
+
+impl Held<'_> {
+    /// The items of some ids, each once, all of which have to be of this claim.
+    fn of(&self, ids: &[i64]) -> Result<Vec<(i32, i64, i64)>> {
+        let known: HashMap<i64, (i32, i64, i64)> = self.claim.items.iter().map(|item| (item.2, *item)).collect();
+        let mut seen = HashSet::new();
+        let of = |id: &i64| {
+            known.get(id).copied().ok_or_else(|| {
+                lost(self.call, self.claim.fence, format!("Item {id} is not one of those that were claimed under it."))
+            })
+        };
+        ids.iter().filter(|id| seen.insert(**id)).map(of).collect()
+    }
+
+    /// The fence that an item is claimed under, and its attempt; the row is what `items` stands at then.
+    fn look(&self, partition: i32, place: i64) -> Option<(i64, i32)> {
+        let key = [Key::Int(self.claim.queue), Key::Int(partition), Key::Long(place)];
+        self.items.scan(Sight::Latest, &key, |row, _| Some((row.get(column::CLAIM)?, row.get(column::ATTEMPT)?)))
+    }
+
+    /// Does something to the row of an item that is still claimed under the fence.
+    fn change(&self, (partition, place, id): (i32, i64, i64), change: impl Fn(Item) -> Locked) -> Result<Item> {
+        let fence = self.claim.fence;
+        loop {
+            let attempt = match self.look(partition, place) {
+                Some((claim, attempt)) if claim == fence => attempt,
+                Some((claim, _)) if claim != 0 => {
+                    let why = format!("Item {id} has been claimed again, under fence {claim}.");
+                    return Err(lost(self.call, fence, why));
+                }
+                _ => return Err(lost(self.call, fence, format!("Item {id} has been finished or given back."))),
+            };
+            let item = Item { partition, place, id, attempt };
+            match change(item) {
+                Locked::Mine => return Ok(item),
+                Locked::Busy => return Err(Error::ItemInFlight { id }.into()),
+                Locked::Changed => {
+                    pgrx::check_for_interrupts!();
+                }
+            }
+        }
+    }
+
+    /// The row of the claim goes with the last of its items.
+    fn finished(&self, ids: &[i64]) {
+        let ids: HashSet<i64> = ids.iter().copied().collect();
+        let fence = self.claim.fence;
+        let left = |(partition, place, id): &(i32, i64, i64)| {
+            !ids.contains(id) && self.look(*partition, *place).is_some_and(|(claim, _)| claim == fence)
+        };
+        // Mostly they are finished in order, so that the last one is left.
+        if !self.claim.items.iter().rev().any(left) {
+            Claim::forget(fence);
+        }
+    }
+
+    fn lock(&self, item: Item) -> Locked {
+        let key = [Key::Int(self.claim.queue), Key::Int(item.partition), Key::Long(item.place)];
+        let tid = self.items.scan(Sight::Latest, &key, |row, _| Some(row.tid()));
+        tid.map_or(Locked::Changed, |tid| self.items.lock(tid, false))
+    }
+
+    /// An item is free again in its place.
+    fn freed(&self, queue: &Queue, item: Item) {
+        self.call.seam().places(lane(self.call, ITEMS, queue.number, item.partition), item.place, false);
+        self.call.seam().items(queue.number, &queue.name);
+    }
+
+    fn queue(&self) -> Result<Queue> {
+        Queue::numbered(self.claim.queue)
+            .ok_or_else(|| lost(self.call, self.claim.fence, "Its queue has been dropped.".to_owned()))
+    }
+}
+
+fn ids_arg(ids: Option<Vec<Option<i64>>>) -> Result<Vec<i64>> {
+    let ids: Vec<i64> = ids.ok_or(Error::Null("ids"))?.into_iter().collect::<Option<_>>().ok_or(Error::Null("id"))?;
+    if ids.len() > MAX_CLAIM as usize {
+        return Err(Error::Number { what: "items", given: ids.len() as i64, min: 0, max: MAX_CLAIM.into() }.into());
+    }
+    Ok(ids)
+}
+
+/// As much of an error as is kept.
+fn error_arg(error: Option<Text>) -> Result<String> {
+    let mut error = error.ok_or(Error::Null("error"))?.0;
+    error.truncate(error.floor_char_boundary(MAX_ERROR));
+    Ok(error)
+}
+
+#[pg_extern(schema = "eskit_lease")]
+fn item_done(ids: Option<Vec<Option<i64>>>, fence: Option<i64>) -> Result<i32> {
+    let shared = enter()?;
+    spi::require_writes("item_done()")?;
+    let ids = ids_arg(ids)?;
+    let fence = fence.ok_or(Error::Null("fence"))?;
+    let call = Call::open(shared)?;
+    let held = hold(&call, fence)?;
+    let items = held.of(&ids)?;
+    for item in &items {
+        held.change(*item, |_| held.items.try_delete())?;
+    }
+    held.finished(&ids);
+    Ok(items.len() as i32)
+}
+
+#[pg_extern(schema = "eskit_lease")]
+fn item_unclaim(ids: Option<Vec<Option<i64>>>, fence: Option<i64>) -> Result<i32> {
+    let shared = enter()?;
+    spi::require_writes("item_unclaim()")?;
+    let ids = ids_arg(ids)?;
+    let fence = fence.ok_or(Error::Null("fence"))?;
+    let call = Call::open(shared)?;
+    let held = hold(&call, fence)?;
+    let queue = held.queue()?;
+    let items = held.of(&ids)?;
+    for item in &items {
+        let free = |item: Item| {
+            let (claim, attempt) = (pg_sys::Datum::from(0i64), pg_sys::Datum::from((item.attempt - 1).max(0)));
+            held.items.try_update(&[(column::CLAIM as i32, claim), (column::ATTEMPT as i32, attempt)])
+        };
+        let item = held.change(*item, free)?;
+        held.freed(&queue, item);
+    }
+    held.finished(&ids);
+    Ok(items.len() as i32)
+}
+
+#[pg_extern(schema = "eskit_lease")]
+fn item_fail(
+    id: Option<i64>,
+    fence: Option<i64>,
+    error: Option<Text>,
+    retry_in: default!(Option<Interval>, "NULL"),
+) -> Result<bool> {
+    let shared = enter()?;
+    spi::require_writes("item_fail()")?;
+    let id = id.ok_or(Error::Null("id"))?;
+    let fence = fence.ok_or(Error::Null("fence"))?;
+    let error = error_arg(error)?;
+    let retry_ms = retry_in.map(|retry_in| interval::retry_ms("retry_in", retry_in)).transpose()?;
+    let call = Call::open(shared)?;
+    let held = hold(&call, fence)?;
+    let queue = held.queue()?;
+    let Some(found) = held.of(&[id])?.pop() else { return Ok(false) };
+    let item = held.change(found, |item| held.lock(item))?;
+    let again = item.attempt < queue.max_attempts;
+    let mut values = vec![
+        Value::Int(queue.number),
+        Value::Int(item.partition),
+        Value::Long(item.place),
+        Value::Long(fence),
+        Value::Text(&error),
+    ];
+    if again {
+        let wait_ms = retry_ms.map_or_else(|| queue.backoff_ms(item.attempt), i64::from);
+        // SAFETY: no preconditions
+        let due = unsafe { pg_sys::GetCurrentTimestamp() } + wait_ms * 1_000;
+        values.push(Value::Long(due));
+        call.db().execute(&RETRY, values);
+        call.seam().places(lane(&call, LATER, queue.number, item.partition), due, false);
+        if wait_ms == 0 {
+            call.seam().items(queue.number, &queue.name);
+        }
+    } else {
+        call.db().execute(&BURY, values);
+    }
+    held.finished(&[item.id]);
+    Ok(again)
+}

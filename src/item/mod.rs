@@ -1,0 +1,183 @@
+//! Work items: queues whose claims live with the claimer's session, not with a guess of how long the work takes.
+//!
+//! **Where an item is.** In `_items` while it is ready or claimed, in the order of its place, a number that it gets when it becomes ready;
+//! in `_later` until its time has come (added with run_at, or to be tried again); in `_dead_items` once it is tried no more. It is done
+//! when it is nowhere. Its first place is its id, for ever.
+//!
+//! **Claiming** waits for nobody. A claim looks at its lanes (a queue has one for each partition of its group, or just one) with a dirty
+//! snapshot, in order: what is due from `_later` first, then what is ready. What is free it takes by changing or deleting the row without
+//! waiting; what somebody else has in hand it leaves. A row changes hands by one UPDATE that touches no index and does not change the
+//! row's length. So no item is given twice, and dead rows are kept out of the way by the lanes' floors: see [`crate::liveness::floors`].
+//!
+//! **A claim** is a row: one for each call, with the fence that it drew and the session whose it is. An item names the fence of its
+//! claim. Whoever finishes items names the fence too, and finishes those that still have it. A thread whose session has claimed the
+//! item again has an older fence, and is refused. A claim's row changes never; it goes with the last of its items.
+//!
+//! * A finish takes S(session) in share mode, then looks at the session's slot, then deletes or changes the rows of the items, without
+//!   waiting. From then on to its end nobody can take these items, even past the session's deadline; a close waits for it.
+//! * A claim takes G(session) in share mode as a grant does (see [`crate::grant`]), so that a session's last row is not taken away under it.
+//! * The claims of a session that has ended are freed by [`free`]: by its close, by the worker's sweep, or by a claim that finds less than
+//!   it asks for. A dead session finishes nothing, and what it was just finishing is in the hands of that transaction.
+//! * Claims are not dumped. An item whose claim has no row is free. To ask for the row each time that a claim passes a claimed item
+//!   would be dear; it is asked for only if the fence is older than the first claim of this start of shared memory.
+//!
+//! **Queues** are declared; a drop and an addition that cross see each other as any declaration and its use do: whoever adds reads the
+//! queue again after writing, and whoever drops looks for items after deleting, both with a dirty snapshot.
+
+mod add;
+mod claim;
+mod dead;
+mod finish;
+mod queue;
+
+pub use dead::free;
+pub use queue::{require_no_items, require_unbound};
+
+use crate::call::Call;
+use crate::error::{Error, Result};
+use crate::keys::partition_of;
+use crate::liveness::floors::Lane;
+use crate::spi;
+use crate::table::{Flight, Key, Locked, Sight, Table, Tuple};
+use crate::text::Text;
+use pgrx::Uuid;
+use pgrx::pg_sys::ItemPointerData;
+use std::ffi::CStr;
+
+/// Items in one claim.
+pub const MAX_CLAIM: i32 = 1_000;
+/// Bytes of a payload, as jsonb is kept before compression.
+const MAX_PAYLOAD: usize = 1 << 20;
+/// Bytes of an error that are kept.
+const MAX_ERROR: usize = 8_192;
+/// The longest wait for another try, in milliseconds.
+const MAX_BACKOFF: i64 = 3_600_000;
+
+const ITEMS: &CStr = c"_items";
+const LATER: &CStr = c"_later";
+
+/// Columns of `_items`.
+mod column {
+    pub const PLACE: usize = 3;
+    pub const ID: usize = 4;
+    pub const CLAIM: usize = 5;
+    pub const ATTEMPT: usize = 6;
+    pub const KEY: usize = 8;
+    pub const PAYLOAD: usize = 10;
+}
+
+#[derive(Clone, Debug)]
+pub struct Queue {
+    pub name: String,
+    pub number: i32,
+    pub max_attempts: i32,
+    pub backoff_ms: i32,
+    owner: String,
+    /// The group that it is bound to.
+    pub group: Option<String>,
+    tid: ItemPointerData,
+}
+
+fn read(row: &Tuple) -> Queue {
+    let text = |column| row.get::<Text>(column).map(|text| text.0);
+    Queue {
+        name: text(1).unwrap_or_default(),
+        number: row.get(2).unwrap_or(0),
+        max_attempts: row.get(3).unwrap_or(1),
+        backoff_ms: row.get(4).unwrap_or(0),
+        owner: text(6).unwrap_or_default(),
+        group: text(7),
+        tid: row.tid(),
+    }
+}
+
+/// Where items of a queue are, for one partition.
+fn lane(call: &Call, table: &'static CStr, queue: i32, partition: i32) -> Lane {
+    Lane { database: call.home.database, table: spi::relation(table).to_u32(), queue, partition }
+}
+
+impl Queue {
+    fn table() -> Table {
+        Table::open(c"_queues", c"_queues_pkey")
+    }
+
+    /// The queue of a name: committed, or of this transaction.
+    fn find(name: &str) -> Option<Queue> {
+        Queue::table().scan(Sight::Latest, &[Key::Text(name)], |row, _| Some(read(row)))
+    }
+
+    pub fn of(name: &str) -> Result<Queue> {
+        Ok(Queue::find(name).ok_or_else(|| Error::Unknown { kind: "queue", name: name.to_owned() })?)
+    }
+
+    pub fn numbered(number: i32) -> Option<Queue> {
+        Table::open(c"_queues", c"_queues_number").scan(Sight::Latest, &[Key::Int(number)], |row, _| Some(read(row)))
+    }
+
+    /// Whether nobody is about to drop it.
+    fn stands(&self) -> bool {
+        let mut stands = false;
+        Queue::table().scan(Sight::Dirty, &[Key::Text(&self.name)], |row, flight| {
+            stands = flight == Flight::None && row.get(2) == Some(self.number);
+            None::<()>
+        });
+        stands
+    }
+
+    /// How long after a failed attempt the next one is.
+    fn backoff_ms(&self, attempt: i32) -> i64 {
+        let doublings = attempt.saturating_sub(1).clamp(0, 40);
+        (i64::from(self.backoff_ms) << doublings).min(MAX_BACKOFF.max(self.backoff_ms.into()))
+    }
+}
+
+/// Where an item goes that is to be in one of so many partitions.
+fn partition(key: Option<&str>, id: i64, partitions: i32) -> i32 {
+    match key {
+        _ if partitions == 1 => 0,
+        Some(key) => partition_of(key, partitions).unwrap_or(0),
+        None => partition_of(&id.to_string(), partitions).unwrap_or(0),
+    }
+}
+
+/// One call of item_claim that got something.
+#[derive(Clone, Debug)]
+pub struct Claim {
+    pub fence: i64,
+    pub session: Uuid,
+    pub queue: i32,
+    /// Partition, place and id of each item.
+    pub items: Vec<(i32, i64, i64)>,
+}
+
+impl Claim {
+    fn table() -> Table {
+        Table::open(c"_claims", c"_claims_pkey")
+    }
+
+    fn read(row: &Tuple) -> Option<Claim> {
+        let places: Vec<i64> = row.get(5)?;
+        let (partitions, ids): (Option<Vec<i32>>, Option<Vec<i64>>) = (row.get(6), row.get(7));
+        let item = |(index, place): (usize, &i64)| {
+            let partition = partitions.as_ref().and_then(|partitions| partitions.get(index)).unwrap_or(&0);
+            (*partition, *place, *ids.as_ref().and_then(|ids| ids.get(index)).unwrap_or(place))
+        };
+        let items = places.iter().enumerate().map(item).collect();
+        Some(Claim { fence: row.get(1)?, session: row.get(2)?, queue: row.get(3)?, items })
+    }
+
+    fn of(fence: i64) -> Option<Claim> {
+        Claim::table().scan(Sight::Latest, &[Key::Long(fence)], |row, _| Claim::read(row))
+    }
+
+    fn exists(fence: i64) -> bool {
+        Claim::table().scan(Sight::Latest, &[Key::Long(fence)], |_, _| Some(())).is_some()
+    }
+
+    /// Takes the row away, unless somebody else is doing so. Whether it is gone.
+    fn forget(fence: i64) -> bool {
+        let table = Claim::table();
+        let found = table.scan(Sight::Latest, &[Key::Long(fence)], |_, _| Some(())).is_some();
+        !found || table.try_delete() == Locked::Mine
+    }
+}

@@ -1,0 +1,238 @@
+//! The SQL functions of queues.
+
+use super::{ITEMS, LATER, Queue};
+use crate::call::{Call, enter, text_arg};
+use crate::declaration::{self, Kind, Stands};
+use crate::error::{Error, Result};
+use crate::grant::stripe;
+use crate::guard::{Guard, Mode};
+use crate::interval;
+use crate::spi::{self, Statement, Value};
+use crate::table::{Flight, Key, Locked, Sight, Table};
+use crate::text::{Text, role_name, role_of_name};
+use pgrx::datum::Interval;
+use pgrx::pg_sys::{self, INT4OID, TEXTOID};
+use pgrx::prelude::*;
+
+static INSERT: Statement = Statement::writes(
+    include_str!("../../sql/query/item/create_queue.sql"),
+    &[TEXTOID, INT4OID, INT4OID, TEXTOID, TEXTOID, TEXTOID],
+);
+static ALTER: Statement =
+    Statement::writes(include_str!("../../sql/query/item/alter_queue.sql"), &[TEXTOID, INT4OID, INT4OID]);
+static DROP: Statement = Statement::writes(include_str!("../../sql/query/item/drop_queue.sql"), &[INT4OID]);
+static DROP_ITEMS: [Statement; 4] = [
+    Statement::writes(include_str!("../../sql/query/item/drop_items.sql"), &[INT4OID]),
+    Statement::writes(include_str!("../../sql/query/item/drop_later.sql"), &[INT4OID]),
+    Statement::writes(include_str!("../../sql/query/item/drop_dead.sql"), &[INT4OID]),
+    Statement::writes(include_str!("../../sql/query/item/drop_claims.sql"), &[INT4OID]),
+];
+static BOUND: Statement = Statement::reads(include_str!("../../sql/query/item/bound.sql"), &[TEXTOID]);
+
+fn attempts_arg(attempts: i32) -> Result<i32> {
+    if (1..=1_000_000).contains(&attempts) {
+        return Ok(attempts);
+    }
+    Err(Error::Number { what: "attempts", given: attempts.into(), min: 1, max: 1_000_000 }.into())
+}
+
+#[pg_extern(schema = "eskit_lease")]
+fn queue_create(
+    queue: Option<Text>,
+    max_attempts: default!(Option<i32>, "20"),
+    retry_backoff: default!(Option<Interval>, "'1 s'"),
+    ordering: default!(Option<Text>, "'none'"),
+    group_name: default!(Option<Text>, "NULL"),
+) -> Result<()> {
+    let shared = enter()?;
+    spi::require_writes("queue_create()")?;
+    let name = text_arg("queue", queue)?;
+    let attempts = attempts_arg(max_attempts.ok_or(Error::Null("max_attempts"))?)?;
+    let backoff = interval::delay_ms("retry_backoff", retry_backoff.ok_or(Error::Null("retry_backoff"))?)?;
+    let ordering = ordering.ok_or(Error::Null("ordering"))?;
+    match &*ordering {
+        "none" => (),
+        "fifo" | "key" => return Err(Error::NotOrdered(ordering.0).into()),
+        _ => return Err(Error::Ordering(ordering.0).into()),
+    }
+    let group = group_name.map(|group| text_arg("group_name", Some(group))).transpose()?;
+    let call = Call::open(shared)?;
+    if let Some(group) = &group {
+        declaration::of_kind(group, Kind::Group)?;
+    }
+    create(&call, &name, attempts, backoff, &ordering, group.as_deref())?;
+    // Whoever drops the group looks for queues once it has dropped the declaration.
+    match &group {
+        Some(group) if !matches!(declaration::stands(group), Stands::Declared(_)) => {
+            Err(Error::BeingDeclared { name: group.clone() }.into())
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Makes the row of a queue whose name nobody has, nor is about to have.
+fn create(call: &Call, name: &str, attempts: i32, backoff: i32, ordering: &str, group: Option<&str>) -> Result<()> {
+    let stripe = Guard::Stripe(stripe(name, -1));
+    stripe.lock(Mode::Exclusive);
+    let (mut known, mut in_flight) = (Queue::find(name).is_some(), false);
+    Queue::table().scan(Sight::Dirty, &[Key::Text(name)], |_, flight| {
+        in_flight |= flight != Flight::None;
+        known = true;
+        None::<()>
+    });
+    if in_flight {
+        return Err(Error::BeingDeclared { name: name.to_owned() }.into());
+    }
+    if known {
+        return Err(Error::QueueExists { name: name.to_owned() }.into());
+    }
+    let owner = role_name(call.caller);
+    call.db().execute(
+        &INSERT,
+        vec![
+            Value::Text(name),
+            Value::Int(attempts),
+            Value::Int(backoff),
+            Value::Text(ordering),
+            Value::Text(&owner),
+            Value::MaybeText(group),
+        ],
+    );
+    stripe.unlock(Mode::Exclusive);
+    Ok(())
+}
+
+#[pg_extern(schema = "eskit_lease")]
+fn queue_alter(
+    queue: Option<Text>,
+    max_attempts: default!(Option<i32>, "NULL"),
+    retry_backoff: default!(Option<Interval>, "NULL"),
+) -> Result<()> {
+    let shared = enter()?;
+    spi::require_writes("queue_alter()")?;
+    let name = text_arg("queue", queue)?;
+    let attempts = max_attempts.map(attempts_arg).transpose()?;
+    let backoff = retry_backoff.map(|backoff| interval::delay_ms("retry_backoff", backoff)).transpose()?;
+    let call = Call::open(shared)?;
+    lock_owned(&call, &name)?;
+    call.db().execute(&ALTER, vec![Value::Text(&name), Value::MaybeInt(attempts), Value::MaybeInt(backoff)]);
+    Ok(())
+}
+
+#[pg_extern(schema = "eskit_lease")]
+fn queue_drop(queue: Option<Text>, items: default!(Option<bool>, "false")) -> Result<()> {
+    let shared = enter()?;
+    spi::require_writes("queue_drop()")?;
+    let name = text_arg("queue", queue)?;
+    let items = items.ok_or(Error::Null("items"))?;
+    let call = Call::open(shared)?;
+    let queue = lock_owned(&call, &name)?;
+    call.db().execute(&DROP, vec![Value::Int(queue.number)]);
+    // Looked at once the queue is gone: whoever adds looks at that after it has added.
+    let found = any_item(&queue)?;
+    let dead =
+        || {
+            Table::open(c"_dead_items", c"_dead_items_queue")
+                .scan(Sight::Latest, &[Key::Int(queue.number)], |_, _| Some(()))
+        };
+    if !items && (found || dead().is_some()) {
+        return Err(Error::InUse { kind: "queue", name, why: "It has items.".to_owned() }.into());
+    }
+    for statement in &DROP_ITEMS {
+        call.db().execute(statement, vec![Value::Int(queue.number)]);
+    }
+    Ok(())
+}
+
+/// Whether a queue has items that are not dead; refuses while somebody has one of them in hand.
+fn any_item(queue: &Queue) -> Result<bool> {
+    let mut found = false;
+    for (table, key) in [(ITEMS, c"_items_pkey"), (LATER, c"_later_pkey")] {
+        let table = Table::open(table, key);
+        let in_flight = table.scan(Sight::Dirty, &[Key::Int(queue.number)], |_, flight| {
+            found = true;
+            (flight != Flight::None).then_some(())
+        });
+        // What is just moved may be missed by the look above.
+        found |= table.scan(Sight::Latest, &[Key::Int(queue.number)], |_, _| Some(())).is_some();
+        if in_flight.is_some() {
+            return Err(Error::BeingDeclared { name: queue.name.clone() }.into());
+        }
+    }
+    Ok(found)
+}
+
+/// The row of a queue that the caller owns, locked; waits for whoever is changing it.
+fn lock_owned(call: &Call, name: &str) -> Result<Queue> {
+    loop {
+        let queue = Queue::of(name)?;
+        queue.authorize(call)?;
+        if Queue::table().lock(queue.tid, true) == Locked::Mine {
+            return Ok(queue);
+        }
+        pgrx::check_for_interrupts!();
+    }
+}
+
+impl Queue {
+    /// As for declarations: the role that made it, its members, and the extension's owner.
+    pub fn authorize(&self, call: &Call) -> Result<()> {
+        let may_use = |role: pg_sys::Oid| {
+            // SAFETY: reads the catalog through its cache
+            role != pg_sys::Oid::INVALID && unsafe { pg_sys::has_privs_of_role(call.caller, role) }
+        };
+        if may_use(role_of_name(&self.owner)) || may_use(call.owner()) {
+            return Ok(());
+        }
+        Err(Error::NotOwner { kind: "queue", name: self.name.clone(), owner: self.owner.clone() }.into())
+    }
+
+    /// How many partitions it has, those of its group.
+    pub fn partitions(&self) -> Result<i32> {
+        self.group.as_ref().map_or(Ok(1), |group| Ok(declaration::of_kind(group, Kind::Group)?.slots))
+    }
+
+    /// Refuses what has been written for a queue that is being dropped, or for another number of partitions than it has.
+    pub fn require_still(&self, partitions: i32) -> Result<()> {
+        let still = |group: &String| declaration::still(group, (Kind::Group, partitions));
+        if self.stands() && self.group.as_ref().is_none_or(still) {
+            return Ok(());
+        }
+        Err(Error::BeingDeclared { name: self.name.clone() }.into())
+    }
+}
+
+/// The queues that are bound to a group.
+fn bound(call: &Call, group: &str) -> Vec<String> {
+    call.db().run(&BOUND, vec![Value::Text(group)], |row| row.text(1))
+}
+
+/// Refuses to drop a group that queues are bound to. The caller has deleted its declaration.
+pub fn require_unbound(call: &Call, group: &str) -> Result<()> {
+    let table = Table::open(c"_queues", c"_queues_group_name");
+    let in_flight = table.scan(Sight::Dirty, &[Key::Text(group)], |_, flight| (flight != Flight::None).then_some(()));
+    if in_flight.is_some() {
+        return Err(Error::BeingDeclared { name: group.to_owned() }.into());
+    }
+    match bound(call, group).first() {
+        None => Ok(()),
+        Some(queue) => {
+            let why = format!("Queue \"{queue}\" is bound to it.");
+            Err(Error::InUse { kind: "group", name: group.to_owned(), why }.into())
+        }
+    }
+}
+
+/// Refuses to resize a group whose queues have items, which would no longer be where their keys belong. The caller has changed its
+/// declaration.
+pub fn require_no_items(call: &Call, group: &str) -> Result<()> {
+    for name in bound(call, group) {
+        if let Some(queue) = Queue::find(&name)
+            && any_item(&queue)?
+        {
+            let why = format!("Queue \"{name}\" is bound to it and has items.");
+            return Err(Error::InUse { kind: "group", name: group.to_owned(), why }.into());
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,139 @@
+//! Floors: where a claim of work items begins to look.
+//!
+//! A lane is a range of the key of one table: what a queue has ready in one partition, in the order of places, or what is to become due
+//! there, in the order of time. Items leave a lane at its front. Their dead entries stay in the index while any snapshot is open that
+//! could still see them, and a claim that began at the front would step over all of them. So each lane has a floor: **nothing that is
+//! free to be claimed is below it, but for what a transaction that has not ended makes free**.
+//!
+//! * Whoever claims notes the floor and its turn, scans from there, and [`Shared::raise`]s the floor to the first place that it could not
+//!   pass: an item in the hands of a transaction that is open or prepared, or one that it did not want. It passes what is claimed.
+//! * Whoever makes an item free (adds it, or gives back, fails or frees what was claimed) [`Shared::lower`]s the floor once that is
+//!   visible, at the end of its transaction; so does whoever claimed and then rolled back, as it may have raised the floor over
+//!   its own claim. At PREPARE both are done: from then on the item is in flight, and no floor passes it until the end.
+//! * Each lowering begins a new turn, and a floor is raised only in the turn that was read before the scan. So an item that becomes
+//!   visible behind a scan's back is not lost: either it was seen (in flight, at the least), or its lowering came after the turn was
+//!   read, and undoes or prevents the raise.
+//!
+//! A lane without an entry has no floor: it is scanned from its beginning, which is slower and just as right. Hence entries are evicted
+//! at will, and after a crash or a promotion there are none. Turns are never used twice, so a raise that was meant for an evicted entry
+//! does nothing.
+
+use super::{Lock, Shared};
+use std::sync::atomic::Ordering;
+
+/// A part of a table's key.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Lane {
+    /// Zero in an entry that is free.
+    pub database: u32,
+    /// Oid of a table of this extension, which a new CREATE EXTENSION changes.
+    pub table: u32,
+    pub queue: i32,
+    pub partition: i32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Floor {
+    turn: u64,
+    at: i64,
+    lane: Lane,
+}
+
+/// What a claimer has noted before its scan.
+#[derive(Clone, Copy, Debug)]
+pub struct Start {
+    turn: u64,
+    pub at: i64,
+}
+
+impl Start {
+    /// The same turn, without a floor.
+    pub fn at_the_beginning(self) -> Start {
+        Start { at: i64::MIN, ..self }
+    }
+}
+
+/// Entries in all, and those that one lane may have.
+pub const FLOORS: usize = 4_096;
+const WAYS: usize = 8;
+
+impl Lane {
+    fn bucket(self) -> usize {
+        let parts = [self.database, self.table, self.queue.cast_unsigned(), self.partition.cast_unsigned()];
+        let mix = |hash: u64, part: u32| (hash ^ u64::from(part)).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(29);
+        parts.into_iter().fold(0, mix) as usize % (FLOORS / WAYS)
+    }
+}
+
+impl Shared {
+    /// The entries among which that of a lane is; under the lock.
+    ///
+    /// # Safety
+    /// The caller holds Lock::Floors, exclusively.
+    #[allow(clippy::mut_from_ref)]
+    unsafe fn ways(&self, lane: Lane) -> &mut [Floor] {
+        // SAFETY: within the array, as the caller promises nobody else looks
+        unsafe { std::slice::from_raw_parts_mut(self.floors.add(lane.bucket() * WAYS), WAYS) }
+    }
+
+    fn next_turn(&self) -> u64 {
+        self.header.turns.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    /// Where a scan of the lane is to begin.
+    pub fn floor(&self, lane: Lane) -> Start {
+        let _held = self.lock(Lock::Floors, true);
+        // SAFETY: under the lock
+        let ways = unsafe { self.ways(lane) };
+        if let Some(known) = ways.iter().find(|floor| floor.lane == lane) {
+            return Start { turn: known.turn, at: known.at };
+        }
+        let new = Floor { turn: self.next_turn(), at: i64::MIN, lane };
+        let oldest = ways.iter_mut().min_by_key(|floor| if floor.lane.database == 0 { 0 } else { floor.turn });
+        if let Some(oldest) = oldest {
+            *oldest = new;
+        }
+        Start { turn: new.turn, at: new.at }
+    }
+
+    /// Something at a place of the lane is free to be claimed, and visible.
+    pub fn lower(&self, lane: Lane, to: i64) {
+        let _held = self.lock(Lock::Floors, true);
+        // SAFETY: under the lock
+        if let Some(known) = unsafe { self.ways(lane) }.iter_mut().find(|floor| floor.lane == lane) {
+            *known = Floor { turn: self.next_turn(), at: known.at.min(to), lane };
+        }
+    }
+
+    /// A scan that began as noted has seen that nothing below a place is free.
+    pub fn raise(&self, lane: Lane, from: Start, to: i64) {
+        if to <= from.at {
+            return;
+        }
+        let _held = self.lock(Lock::Floors, true);
+        // SAFETY: under the lock
+        let ways = unsafe { self.ways(lane) };
+        if let Some(known) = ways.iter_mut().find(|floor| floor.lane == lane && floor.turn == from.turn) {
+            known.at = known.at.max(to);
+        }
+    }
+
+    /// Whether nothing has become free in the lane since a scan began.
+    pub fn is_turn(&self, lane: Lane, from: Start) -> bool {
+        self.floor(lane).turn == from.turn
+    }
+
+    /// Forgets the floors of a database: more has become free than anybody has noted.
+    pub fn forget_floors(&self, database: u32) {
+        let _held = self.lock(Lock::Floors, true);
+        for index in 0..FLOORS {
+            // SAFETY: within the array, under the lock
+            let floor = unsafe { &mut *self.floors.add(index) };
+            if floor.lane.database == database {
+                floor.lane.database = 0;
+            }
+        }
+    }
+}
