@@ -59,7 +59,7 @@ impl Guard {
 
     fn acquire(self, mode: Mode, wait: bool) -> bool {
         // SAFETY: the tag is complete; raises when the lock table is full, a wait is cancelled, or is a deadlock
-        let result = unsafe { pg_sys::LockAcquire(&self.tag(), mode.raw(), false, !wait) };
+        let result = as_transaction(|| unsafe { pg_sys::LockAcquire(&self.tag(), mode.raw(), false, !wait) });
         result != pg_sys::LockAcquireResult::LOCKACQUIRE_NOT_AVAIL
     }
 
@@ -75,7 +75,7 @@ impl Guard {
 
     pub fn unlock(self, mode: Mode) {
         // SAFETY: the tag is complete
-        unsafe { pg_sys::LockRelease(&self.tag(), mode.raw(), false) };
+        as_transaction(|| unsafe { pg_sys::LockRelease(&self.tag(), mode.raw(), false) });
     }
 
     /// Whether nobody else holds the lock at this instant.
@@ -85,6 +85,19 @@ impl Guard {
             self.unlock(Mode::Exclusive);
         }
         free
+    }
+}
+
+/// Has what is locked belong to the (sub)transaction, and not to the portal that the call runs in: a cursor that fails in a
+/// savepoint takes along what it has locked before that savepoint.
+fn as_transaction<T>(work: impl FnOnce() -> T) -> T {
+    // SAFETY: in a transaction. When PostgreSQL raises, whoever catches it sets the owner anew.
+    unsafe {
+        let owner = pg_sys::CurrentResourceOwner;
+        pg_sys::CurrentResourceOwner = pg_sys::CurTransactionResourceOwner;
+        let result = work();
+        pg_sys::CurrentResourceOwner = owner;
+        result
     }
 }
 
