@@ -85,6 +85,16 @@ BEGIN READ ONLY;
 SELECT fence_check('f', :f);
 COMMIT;
 
+-- What a cursor has checked holds to the end of the transaction, also when the cursor fails in a savepoint later.
+BEGIN;
+DECLARE checks CURSOR FOR SELECT CASE i WHEN 1 THEN fence_check('f', :f)::text ELSE (1 / (i - 2))::text END FROM generate_series(1, 2) AS i;
+FETCH checks;
+SAVEPOINT s;
+FETCH checks;
+ROLLBACK TO s;
+SELECT count(*) AS guards FROM pg_locks WHERE pid = pg_backend_pid() AND locktype = 'advisory' AND objsubid BETWEEN 4501 AND 4503;
+COMMIT;
+
 -- As a user writes it: the check and the work in one transaction, or neither.
 CREATE TEMP TABLE work (done int);
 BEGIN;
