@@ -8,6 +8,16 @@ GRANT USAGE ON SCHEMA eskit_lease TO PUBLIC;
 REVOKE ALL ON ALL TABLES IN SCHEMA eskit_lease FROM PUBLIC;
 REVOKE ALL ON ALL SEQUENCES IN SCHEMA eskit_lease FROM PUBLIC;
 REVOKE ALL ON ALL FUNCTIONS IN SCHEMA eskit_lease FROM PUBLIC;
+-- Whoever calls a function needs no right to its type; this is for objects of their own that would depend on it.
+REVOKE ALL ON TYPE
+    eskit_lease.opened_session,
+    eskit_lease.session_state,
+    eskit_lease.sweep_result,
+    eskit_lease.lease_answer,
+    eskit_lease.lease_state,
+    eskit_lease.execution_answer,
+    eskit_lease._session_standing
+FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION
     eskit_lease.group_lock_key(text),
     eskit_lease.advisory_lock_id(text),
@@ -15,18 +25,6 @@ GRANT EXECUTE ON FUNCTION
     eskit_lease.partition_of_uuid(uuid, integer),
     eskit_lease.partition_assign(text, text[], text[])
 TO PUBLIC;
-
--- One row each. PostgreSQL expects 1000 otherwise, and a join of two of them, or a view with some more, would seem to be worth
--- compiling (JIT), which takes longer than a lease may have.
-ALTER FUNCTION eskit_lease.session_open(text, interval, boolean, interval, boolean) ROWS 1;
-ALTER FUNCTION eskit_lease.session_heartbeat(uuid) ROWS 1;
-ALTER FUNCTION eskit_lease.session_wait(uuid, bigint, interval) ROWS 1;
-ALTER FUNCTION eskit_lease.session_sweep(integer) ROWS 1;
-ALTER FUNCTION eskit_lease.lease_acquire(text, uuid, boolean) ROWS 1;
-ALTER FUNCTION eskit_lease.lease_renew(text, bigint) ROWS 1;
-ALTER FUNCTION eskit_lease.lock_acquire(text, text, interval, uuid) ROWS 1;
-ALTER FUNCTION eskit_lease.execution_begin(text, uuid, boolean) ROWS 1;
-ALTER FUNCTION eskit_lease._standing(uuid, bigint, integer) ROWS 1;
 
 COMMENT ON FUNCTION eskit_lease.group_lock_key(text) IS
 'Key of a group for pg_advisory_lock: first 8 bytes of the SHA-256 of the UTF-8 text, big-endian, signed. Compatible with pyfly. NULL for NULL.';

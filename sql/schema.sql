@@ -229,6 +229,15 @@ CREATE INDEX _executions_ended_at ON eskit_lease._executions (coalesce(resolved_
 
 -- Only what a restored dump needs: with the sequences, fences and positions go on above those already given. Sessions, leases, waiters and
 -- members are of the incarnation of the server that they were made in; an execution of theirs that was running is in doubt.
+-- What functions answer with one row. src/row.rs says why these are types.
+CREATE TYPE eskit_lease.opened_session AS (session uuid, trust_ms integer, expires_at timestamptz, revision bigint);
+CREATE TYPE eskit_lease.session_state AS (alive boolean, trust_ms integer, expires_at timestamptz, revision bigint, reason text);
+CREATE TYPE eskit_lease.sweep_result AS (ended integer, handed_over integer, more boolean);
+CREATE TYPE eskit_lease.lease_answer AS (granted boolean, fence bigint, slot integer, holder text, trust_ms integer, reason text);
+CREATE TYPE eskit_lease.lease_state AS (held boolean, trust_ms integer, expires_at timestamptz, reason text);
+CREATE TYPE eskit_lease.execution_answer AS (first boolean, state text, fence bigint, result jsonb, started_at timestamptz);
+CREATE TYPE eskit_lease._session_standing AS (state text, trust_ms integer, expires_at timestamptz, revision bigint, attached_pid integer);
+
 SELECT pg_catalog.pg_extension_config_dump('eskit_lease.fence_seq', '');
 SELECT pg_catalog.pg_extension_config_dump('eskit_lease.position_base', '');
 SELECT pg_catalog.pg_extension_config_dump('eskit_lease.position_high', '');
@@ -267,3 +276,38 @@ COMMENT ON TABLE eskit_lease._later IS 'Private: work items whose time has not c
 COMMENT ON TABLE eskit_lease._claims IS 'Private: who has claimed which work items; see the view items.';
 COMMENT ON TABLE eskit_lease._dead_items IS 'Private: work items that are tried no more; see the view dead_items.';
 COMMENT ON TABLE eskit_lease._executions IS 'Private: run-once keys; see the view executions.';
+
+COMMENT ON TYPE eskit_lease.opened_session IS 'What session_open() answers.';
+COMMENT ON COLUMN eskit_lease.opened_session.session IS 'The handle of the session, for the other functions.';
+COMMENT ON COLUMN eskit_lease.opened_session.trust_ms IS 'Milliseconds until the session expires unless it beats; count them from before the call, on a monotonic clock.';
+COMMENT ON COLUMN eskit_lease.opened_session.expires_at IS 'The same on the server''s clock, for people.';
+COMMENT ON COLUMN eskit_lease.opened_session.revision IS 'Grows with each change of what the session holds or waits for; for session_wait().';
+COMMENT ON TYPE eskit_lease.session_state IS 'What session_heartbeat() and session_wait() answer.';
+COMMENT ON COLUMN eskit_lease.session_state.alive IS 'Whether the session lives; false is for good.';
+COMMENT ON COLUMN eskit_lease.session_state.trust_ms IS 'Milliseconds until the session expires unless it beats; count them from before the call, on a monotonic clock. NULL if it does not live.';
+COMMENT ON COLUMN eskit_lease.session_state.expires_at IS 'The same on the server''s clock, for people.';
+COMMENT ON COLUMN eskit_lease.session_state.revision IS 'Grows with each change of what the session holds or waits for; for session_wait().';
+COMMENT ON COLUMN eskit_lease.session_state.reason IS 'Why: see the README for the words of each function.';
+COMMENT ON TYPE eskit_lease.sweep_result IS 'What session_sweep() answers.';
+COMMENT ON COLUMN eskit_lease.sweep_result.ended IS 'Sessions whose last row has been taken away.';
+COMMENT ON COLUMN eskit_lease.sweep_result.handed_over IS 'Leases handed over.';
+COMMENT ON COLUMN eskit_lease.sweep_result.more IS 'Whether there is more to do, or something was in somebody''s hands.';
+COMMENT ON TYPE eskit_lease.lease_answer IS 'What lease_acquire() and lock_acquire() answer.';
+COMMENT ON COLUMN eskit_lease.lease_answer.granted IS 'Whether the caller holds the lease.';
+COMMENT ON COLUMN eskit_lease.lease_answer.fence IS 'The fencing token of the grant, greater than all before. NULL unless granted.';
+COMMENT ON COLUMN eskit_lease.lease_answer.slot IS 'Which permit of a semaphore; 0 for a plain resource. NULL unless granted.';
+COMMENT ON COLUMN eskit_lease.lease_answer.holder IS 'The consumer that holds it.';
+COMMENT ON COLUMN eskit_lease.lease_answer.trust_ms IS 'Milliseconds for which the lease is held unless the session beats. NULL unless granted.';
+COMMENT ON COLUMN eskit_lease.lease_answer.reason IS 'Why: see the README for the words.';
+COMMENT ON TYPE eskit_lease.lease_state IS 'What lease_renew() answers.';
+COMMENT ON COLUMN eskit_lease.lease_state.held IS 'Whether the lease is held still, under this fence.';
+COMMENT ON COLUMN eskit_lease.lease_state.trust_ms IS 'Milliseconds for which it is held unless the session beats. NULL unless held.';
+COMMENT ON COLUMN eskit_lease.lease_state.expires_at IS 'The same on the server''s clock, for people.';
+COMMENT ON COLUMN eskit_lease.lease_state.reason IS 'Why: see the README for the words.';
+COMMENT ON TYPE eskit_lease.execution_answer IS 'What execution_begin() answers.';
+COMMENT ON COLUMN eskit_lease.execution_answer.first IS 'Whether the caller is the one to run this attempt.';
+COMMENT ON COLUMN eskit_lease.execution_answer.state IS 'running, done, failed or in_doubt.';
+COMMENT ON COLUMN eskit_lease.execution_answer.fence IS 'The fence of the attempt, for the session that runs it; NULL for others.';
+COMMENT ON COLUMN eskit_lease.execution_answer.result IS 'The result, once it is done.';
+COMMENT ON COLUMN eskit_lease.execution_answer.started_at IS 'When the attempt was begun; NULL while that is not committed.';
+COMMENT ON TYPE eskit_lease._session_standing IS 'Internal: what shared memory says of a session.';

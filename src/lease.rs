@@ -15,20 +15,40 @@ use pgrx::datum::TimestampWithTimeZone;
 use pgrx::prelude::*;
 use pgrx::{Uuid, name};
 
-pub fn columns(
-    answer: Answer,
-    trust_ms: Option<i32>,
-) -> (bool, Option<i64>, Option<i32>, Option<Text>, Option<i32>, Text) {
-    let granted = answer.is_granted();
-    let reason = Text::from(answer.reason);
-    (
-        granted,
-        answer.fence,
-        granted.then_some(answer.slot),
-        answer.holder.map(Text),
-        trust_ms.filter(|_| granted),
-        reason,
-    )
+row::composite! {
+    /// Who has a lease now.
+    LeaseAnswer = "eskit_lease.lease_answer" {
+        granted: bool,
+        fence: Option<i64>,
+        slot: Option<i32>,
+        holder: Option<Text>,
+        trust_ms: Option<i32>,
+        reason: Text,
+    }
+}
+
+row::composite! {
+    /// Whether a lease is held still.
+    LeaseState = "eskit_lease.lease_state" {
+        held: bool,
+        trust_ms: Option<i32>,
+        expires_at: Option<TimestampWithTimeZone>,
+        reason: Text,
+    }
+}
+
+impl LeaseAnswer {
+    pub fn new(answer: Answer, trust_ms: Option<i32>) -> LeaseAnswer {
+        let granted = answer.is_granted();
+        LeaseAnswer {
+            granted,
+            fence: answer.fence,
+            slot: granted.then_some(answer.slot),
+            holder: answer.holder.map(Text),
+            trust_ms: trust_ms.filter(|_| granted),
+            reason: Text::from(answer.reason),
+        }
+    }
 }
 
 /// A heartbeat for the session, and its slot if it may acquire; why not, otherwise.
@@ -44,16 +64,7 @@ fn lease_acquire(
     resource: Option<Text>,
     session: Option<Uuid>,
     queue: default!(Option<bool>, "false"),
-) -> Result<
-    row::TableIterator<(
-        name!(granted, bool),
-        name!(fence, Option<i64>),
-        name!(slot, Option<i32>),
-        name!(holder, Option<Text>),
-        name!(trust_ms, Option<i32>),
-        name!(reason, Text),
-    )>,
-> {
+) -> Result<LeaseAnswer> {
     let shared = enter()?;
     let resource = text_arg("resource", resource)?;
     let queue = queue.ok_or(Error::Null("queue"))?;
@@ -62,7 +73,7 @@ fn lease_acquire(
         Ok(me) => acquire(&Call::open(shared)?, me, &[resource], queue)?.pop().unwrap_or_default(),
         Err(refusal) => Answer::refused(refusal),
     };
-    Ok(row::TableIterator::once(columns(answer, touch.trust_ms())))
+    Ok(LeaseAnswer::new(answer, touch.trust_ms()))
 }
 
 /// The distinct names of an array, in order.
@@ -83,18 +94,15 @@ fn lease_acquire_many(
     resources: Option<TextArray>,
     session: Option<Uuid>,
 ) -> Result<
-    TableIterator<
-        'static,
-        (
-            name!(resource, Text),
-            name!(granted, bool),
-            name!(fence, Option<i64>),
-            name!(slot, Option<i32>),
-            name!(holder, Option<Text>),
-            name!(trust_ms, Option<i32>),
-            name!(reason, Text),
-        ),
-    >,
+    row::TableIterator<(
+        name!(resource, Text),
+        name!(granted, bool),
+        name!(fence, Option<i64>),
+        name!(slot, Option<i32>),
+        name!(holder, Option<Text>),
+        name!(trust_ms, Option<i32>),
+        name!(reason, Text),
+    )>,
 > {
     let shared = enter()?;
     let names = names(resources)?;
@@ -104,28 +112,20 @@ fn lease_acquire_many(
         Err(refusal) => vec![Answer::refused(refusal); names.len()],
     };
     let trust_ms = touch.trust_ms();
-    Ok(TableIterator::new(names.into_iter().zip(answers).map(move |(name, answer)| {
-        let (granted, fence, slot, holder, trust_ms, reason) = columns(answer, trust_ms);
+    let row = |(name, answer)| {
+        let LeaseAnswer { granted, fence, slot, holder, trust_ms, reason } = LeaseAnswer::new(answer, trust_ms);
         (Text(name), granted, fence, slot, holder, trust_ms, reason)
-    })))
+    };
+    Ok(row::TableIterator::of(names.into_iter().zip(answers).map(row).collect()))
 }
 
 #[pg_extern(schema = "eskit_lease")]
-fn lease_renew(
-    resource: Option<Text>,
-    fence: Option<i64>,
-) -> Result<
-    row::TableIterator<(
-        name!(held, bool),
-        name!(trust_ms, Option<i32>),
-        name!(expires_at, Option<TimestampWithTimeZone>),
-        name!(reason, Text),
-    )>,
-> {
+fn lease_renew(resource: Option<Text>, fence: Option<i64>) -> Result<LeaseState> {
     let shared = enter()?;
     let resource = text_arg("resource", resource)?;
     let fence = fence.ok_or(Error::Null("fence"))?;
-    let refused = |reason: &str| Ok(row::TableIterator::once((false, None, None, Text::from(reason))));
+    let refused =
+        |reason: &str| Ok(LeaseState { held: false, trust_ms: None, expires_at: None, reason: Text::from(reason) });
     let (session, fenced_on) = match fence::fate(&resource, None, fence) {
         Fate::Current { session, row } => (session, row.timeline),
         Fate::Expired => return refused("expired"),
@@ -141,6 +141,10 @@ fn lease_renew(
         return refused("expired");
     };
     let reason = if fenced_on == timeline() { "held" } else { "refence" };
-    let expires_at = wall_clock(standing.left());
-    Ok(row::TableIterator::once((true, Some(clock::trust_ms(standing.left())), expires_at, Text::from(reason))))
+    Ok(LeaseState {
+        held: true,
+        trust_ms: Some(clock::trust_ms(standing.left())),
+        expires_at: wall_clock(standing.left()),
+        reason: Text::from(reason),
+    })
 }

@@ -9,15 +9,15 @@ use crate::declaration;
 use crate::error::{Error, Result};
 use crate::guard::{Guard, Mode};
 use crate::holders::Holders;
-use crate::lease::{acquirer, columns};
+use crate::lease::{LeaseAnswer, acquirer};
 use crate::liveness::databases::Counter;
 use crate::session::{self, New, SessionRow, touch};
 use crate::spi;
 use crate::text::Text;
-use crate::{interval, keys, queue, row, semaphore};
+use crate::{interval, keys, queue, semaphore};
+use pgrx::Uuid;
 use pgrx::datum::Interval;
 use pgrx::prelude::*;
-use pgrx::{Uuid, name};
 
 /// What stands for a name, as far as can be seen.
 struct Seen {
@@ -65,23 +65,14 @@ fn lock_acquire(
     owner: Option<Text>,
     ttl: Option<Interval>,
     request: default!(Option<Uuid>, "NULL"),
-) -> Result<
-    row::TableIterator<(
-        name!(granted, bool),
-        name!(fence, Option<i64>),
-        name!(slot, Option<i32>),
-        name!(holder, Option<Text>),
-        name!(trust_ms, Option<i32>),
-        name!(reason, Text),
-    )>,
-> {
+) -> Result<LeaseAnswer> {
     let shared = enter()?;
     spi::require_writes("lock_acquire()")?;
     let name = text_arg("name", name)?;
     let owner = text_arg("owner", owner)?;
     let ttl_ms = interval::ttl_ms(Some(ttl.ok_or(Error::Null("ttl"))?))?;
     let call = Call::open(shared)?;
-    let one = |answer, trust_ms| Ok(row::TableIterator::once(columns(answer, trust_ms)));
+    let one = |answer, trust_ms| Ok(LeaseAnswer::new(answer, trust_ms));
     let refused = |answer| {
         call.database.add(Counter::Refusals, 1);
         one(answer, None)

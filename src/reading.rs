@@ -19,20 +19,19 @@ fn _eligible(session: Uuid, boot_id: i64, ttl_ms: i32) -> Result<bool> {
     Ok(enter()?.standing(spi::home(), session, boot_id, ttl_ms).state == State::Alive)
 }
 
+row::composite! {
+    /// What shared memory says of a session.
+    Standing = "eskit_lease._session_standing" {
+        state: Text,
+        trust_ms: i32,
+        expires_at: Option<TimestampWithTimeZone>,
+        revision: Option<i64>,
+        attached_pid: Option<i32>,
+    }
+}
+
 #[pg_extern(schema = "eskit_lease", strict)]
-fn _standing(
-    session: Uuid,
-    boot_id: i64,
-    ttl_ms: i32,
-) -> Result<
-    row::TableIterator<(
-        name!(state, Text),
-        name!(trust_ms, i32),
-        name!(expires_at, Option<TimestampWithTimeZone>),
-        name!(revision, Option<i64>),
-        name!(attached_pid, Option<i32>),
-    )>,
-> {
+fn _standing(session: Uuid, boot_id: i64, ttl_ms: i32) -> Result<Standing> {
     let (shared, home) = (enter()?, spi::home());
     let standing = shared.standing(home, session, boot_id, ttl_ms);
     let left = standing.left();
@@ -44,7 +43,7 @@ fn _standing(
     };
     // Without a slot there is none yet.
     let revision = Some(standing.revision.cast_signed()).filter(|revision| *revision != 0);
-    Ok(row::TableIterator::once((Text::from(state), clock::trust_ms(left), expires_at, revision, pid)))
+    Ok(Standing { state: Text::from(state), trust_ms: clock::trust_ms(left), expires_at, revision, attached_pid: pid })
 }
 
 /// How long an owner has left to release a partition.
@@ -56,7 +55,7 @@ fn _revoke_in(revoke_at: i64, boot_id: i64, rebalance_timeout_ms: i32) -> Result
 }
 
 #[pg_extern(schema = "eskit_lease")]
-fn stats() -> Result<TableIterator<'static, (name!(name, Text), name!(value, i64))>> {
+fn stats() -> Result<row::TableIterator<(name!(name, Text), name!(value, i64))>> {
     let shared = shared()?;
     let home = spi::home();
     let database = shared.database(home)?;
@@ -73,5 +72,5 @@ fn stats() -> Result<TableIterator<'static, (name!(name, Text), name!(value, i64
         (Text::from("resources_dirty"), dirty),
         (Text::from("calls_waiting"), i64::from(waiting)),
     ]);
-    Ok(TableIterator::new(rows))
+    Ok(row::TableIterator::of(rows))
 }

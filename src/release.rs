@@ -14,7 +14,7 @@ use crate::liveness::slots::SlotRef;
 use crate::spi::{self, Statement, Value};
 use crate::table::Locked;
 use crate::text::{Text, TextArray};
-use crate::{fence, grace, grant, handover, interval, session};
+use crate::{fence, grace, grant, handover, interval, row, session};
 use pgrx::datum::Interval;
 use pgrx::pg_sys::{BOOLOID, INT4ARRAYOID, TEXTARRAYOID};
 use pgrx::prelude::*;
@@ -141,7 +141,7 @@ fn lease_force_release(resource: Option<Text>, fence: Option<i64>, why: Option<T
 fn lease_release_many(
     resources: Option<TextArray>,
     session: Option<Uuid>,
-) -> Result<TableIterator<'static, (name!(resource, Text), name!(released, bool))>> {
+) -> Result<row::TableIterator<(name!(resource, Text), name!(released, bool))>> {
     let shared = enter()?;
     spi::require_writes("lease_release_many()")?;
     let names = names(resources)?;
@@ -179,8 +179,9 @@ fn lease_release_many(
             released = release(&call, at, held(true))?.into_iter().map(|(resource, _)| resource).collect();
         }
     }
-    Ok(TableIterator::new(names.into_iter().map(move |name| {
+    let row = |name: String| {
         let released = released.contains(&name);
         (Text(name), released)
-    })))
+    };
+    Ok(row::TableIterator::of(names.into_iter().map(row).collect()))
 }

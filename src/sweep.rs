@@ -21,9 +21,9 @@ use crate::session::takeover::{self, Inherited};
 use crate::spi::{self, Statement, Value};
 use crate::table::Locked;
 use crate::{grant, group, item, queue, release, retention, row, session};
+use pgrx::Uuid;
 use pgrx::pg_sys::{self, INT8OID, ItemPointerData, TEXTOID, TransactionId, UUIDARRAYOID};
 use pgrx::prelude::*;
-use pgrx::{Uuid, name};
 use std::collections::HashSet;
 
 static WAITED: Statement =
@@ -378,10 +378,17 @@ fn bury(call: &Call, dead: &[Uuid], pass: &mut Pass) {
     pass.ended += done.len();
 }
 
+row::composite! {
+    /// What a sweep has done.
+    Swept = "eskit_lease.sweep_result" {
+        ended: i32,
+        handed_over: i32,
+        more: bool,
+    }
+}
+
 #[pg_extern(schema = "eskit_lease")]
-fn session_sweep(
-    max_leases: default!(Option<i32>, "1000"),
-) -> Result<row::TableIterator<(name!(ended, i32), name!(handed_over, i32), name!(more, bool))>> {
+fn session_sweep(max_leases: default!(Option<i32>, "1000")) -> Result<Swept> {
     let shared = enter()?;
     spi::require_writes("session_sweep()")?;
     let max_leases = max_leases.ok_or(Error::Null("max_leases"))?;
@@ -394,5 +401,6 @@ fn session_sweep(
     let call = Call::open(shared)?;
     let pass = pass(&call, most, true)?;
     let count = |number: usize| i32::try_from(number).unwrap_or(i32::MAX);
-    Ok(row::TableIterator::once((count(pass.ended), count(pass.handed_over), pass.more || pass.blocked)))
+    let more = pass.more || pass.blocked;
+    Ok(Swept { ended: count(pass.ended), handed_over: count(pass.handed_over), more })
 }

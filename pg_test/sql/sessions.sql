@@ -29,12 +29,19 @@ SELECT alive, reason FROM session_wait(:'b', 0);
 SELECT pg_current_xact_id_if_assigned();
 COMMIT;
 SELECT * FROM session_heartbeat('00000000-0000-4000-8000-000000000000');
--- A row can be read again, backward.
+-- One row is a value like any other; rows can be read again, backward.
+SELECT (session_heartbeat(:'b')).reason, (h).alive FROM (SELECT session_heartbeat(:'b') AS h) AS a;
+DO $$
+DECLARE
+    state eskit_lease.session_state := eskit_lease.session_heartbeat('00000000-0000-4000-8000-000000000000');
+BEGIN
+    ASSERT NOT state.alive AND state.reason = 'unknown_session' AND state.trust_ms IS NULL;
+END
+$$;
 BEGIN;
-DECLARE back SCROLL CURSOR FOR SELECT alive FROM session_heartbeat(:'b');
-FETCH back;
-FETCH back;
-FETCH BACKWARD back;
+DECLARE back SCROLL CURSOR FOR SELECT resource, released FROM lease_release_many('{x,y}', :'b');
+FETCH ALL FROM back;
+FETCH BACKWARD ALL FROM back;
 COMMIT;
 
 -- session_wait: at once when there is news, and otherwise until the timeout, or in time for the next heartbeat.

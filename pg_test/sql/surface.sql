@@ -8,7 +8,8 @@ FROM pg_depend AS d
 JOIN pg_extension AS e ON d.refclassid = 'pg_extension'::regclass AND d.refobjid = e.oid
 WHERE e.extname = 'eskit_lease' AND d.deptype = 'e'
   -- From 18 on the row types of tables and views are members too.
-  AND NOT (d.classid = 'pg_type'::regclass AND (SELECT t.typrelid <> 0 OR t.typelem <> 0 FROM pg_type AS t WHERE t.oid = d.objid));
+  AND NOT (d.classid = 'pg_type'::regclass
+           AND (SELECT coalesce(c.relkind <> 'c', t.typelem <> 0) FROM pg_type AS t LEFT JOIN pg_class AS c ON c.oid = t.typrelid WHERE t.oid = d.objid));
 
 SELECT member FROM members ORDER BY member;
 
@@ -48,6 +49,13 @@ JOIN pg_class AS c ON m.classid = 'pg_class'::regclass AND c.oid = m.objid AND c
 JOIN pg_attribute AS a ON a.attrelid = c.oid AND a.attnum > 0
 ORDER BY 1, a.attnum;
 
+-- What functions answer with one row.
+SELECT t.typname COLLATE "C" AS type, a.attname AS column, format_type(a.atttypid, a.atttypmod) AS column_type, col_description(t.typrelid, a.attnum) AS comment
+FROM members AS m
+JOIN pg_type AS t ON m.classid = 'pg_type'::regclass AND t.oid = m.objid
+JOIN pg_attribute AS a ON a.attrelid = t.typrelid
+ORDER BY 1, a.attnum;
+
 SELECT c.relname COLLATE "C" AS table, pg_get_indexdef(i.indexrelid) AS index
 FROM members AS m
 JOIN pg_class AS c ON m.classid = 'pg_class'::regclass AND c.oid = m.objid
@@ -66,8 +74,9 @@ FROM pg_sequences WHERE schemaname = 'eskit_lease' ORDER BY 2;
 -- What has no comment: nothing but the sequence that PostgreSQL makes for an identity column.
 SELECT member AS without_comment
 FROM members
-WHERE classid IN ('pg_proc'::regclass, 'pg_class'::regclass, 'pg_namespace'::regclass)
+WHERE classid IN ('pg_proc'::regclass, 'pg_class'::regclass, 'pg_type'::regclass, 'pg_namespace'::regclass)
   AND CASE classid WHEN 'pg_proc'::regclass THEN obj_description(objid, 'pg_proc')
+                   WHEN 'pg_type'::regclass THEN obj_description(objid, 'pg_type')
                    WHEN 'pg_class'::regclass THEN obj_description(objid, 'pg_class')
                    ELSE obj_description(objid, 'pg_namespace') END IS NULL
   AND NOT EXISTS (SELECT FROM pg_depend AS d
@@ -78,6 +87,12 @@ FROM members AS m
 JOIN pg_class AS c ON m.classid = 'pg_class'::regclass AND c.oid = m.objid AND c.relkind = 'v'
 JOIN pg_attribute AS a ON a.attrelid = c.oid AND a.attnum > 0
 WHERE col_description(c.oid, a.attnum) IS NULL
+UNION ALL
+SELECT format('column %s of type %s', a.attname, t.typname)
+FROM members AS m
+JOIN pg_type AS t ON m.classid = 'pg_type'::regclass AND t.oid = m.objid AND t.typname NOT LIKE '\_%'
+JOIN pg_attribute AS a ON a.attrelid = t.typrelid
+WHERE col_description(t.typrelid, a.attnum) IS NULL
 ORDER BY 1;
 
 -- What anybody but the owner may do.
@@ -85,12 +100,14 @@ SELECT m.member, coalesce(nullif(x.grantee, 0)::regrole::text, 'PUBLIC') AS gran
 FROM members AS m
 LEFT JOIN pg_proc AS p ON m.classid = 'pg_proc'::regclass AND p.oid = m.objid
 LEFT JOIN pg_class AS c ON m.classid = 'pg_class'::regclass AND c.oid = m.objid
+LEFT JOIN pg_type AS t ON m.classid = 'pg_type'::regclass AND t.oid = m.objid
 LEFT JOIN pg_namespace AS n ON m.classid = 'pg_namespace'::regclass AND n.oid = m.objid
 CROSS JOIN LATERAL aclexplode(CASE
     WHEN p.oid IS NOT NULL THEN coalesce(p.proacl, acldefault('f', p.proowner))
     WHEN c.oid IS NOT NULL THEN coalesce(c.relacl, acldefault(CASE c.relkind WHEN 'S' THEN 's' ELSE 'r' END::"char", c.relowner))
+    WHEN t.oid IS NOT NULL THEN coalesce(t.typacl, acldefault('T', t.typowner))
     ELSE coalesce(n.nspacl, acldefault('n', n.nspowner)) END) AS x
-WHERE x.grantee <> coalesce(p.proowner, c.relowner, n.nspowner)
+WHERE x.grantee <> coalesce(p.proowner, c.relowner, t.typowner, n.nspowner)
 ORDER BY 1, 2, 3;
 
 -- Settings.

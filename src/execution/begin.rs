@@ -15,10 +15,10 @@ use crate::session::{SessionRow, touch};
 use crate::spi::{self, Statement, Value};
 use crate::text::{Text, role_name};
 use crate::{retention, row};
+use pgrx::Uuid;
 use pgrx::datum::TimestampWithTimeZone;
 use pgrx::pg_sys::{self, BOOLOID, TEXTOID, UUIDOID};
 use pgrx::prelude::*;
-use pgrx::{Uuid, name};
 
 static BEGIN: Statement = Statement::writes(
     include_str!("../../sql/query/execution/begin.sql"),
@@ -33,22 +33,24 @@ static AGAIN: Statement = Statement::writes(
 /// runs must not be said to be running: so this is for a call that hangs.
 const STRIPE_TRIES: u32 = 10_000;
 
-/// What execution_begin says.
-struct Answer {
-    first: bool,
-    state: &'static str,
-    fence: Option<i64>,
-    result: Option<Jsonb>,
-    started_at: Option<TimestampWithTimeZone>,
+row::composite! {
+    /// What execution_begin says.
+    Answer = "eskit_lease.execution_answer" {
+        first: bool,
+        state: Text,
+        fence: Option<i64>,
+        result: Option<Jsonb>,
+        started_at: Option<TimestampWithTimeZone>,
+    }
 }
 
 impl Answer {
     fn in_flight() -> Answer {
-        Answer { first: false, state: State::Running.name(), fence: None, result: None, started_at: None }
+        Answer { first: false, state: State::Running.name().into(), fence: None, result: None, started_at: None }
     }
 
     fn of(row: Execution, state: &'static str) -> Answer {
-        Answer { first: false, state, fence: None, result: row.result, started_at: row.started_at }
+        Answer { first: false, state: state.into(), fence: None, result: row.result, started_at: row.started_at }
     }
 }
 
@@ -66,7 +68,7 @@ fn start(call: &Call, me: &SessionRow, key: &str, retry_in_doubt: bool, statemen
         call.db().run(statement, values, |row| (row.get(1), row.get(2))).pop().unwrap_or_default();
     call.database.add(Counter::ExecutionsBegun, 1);
     retention::ask(call);
-    Answer { first: true, state: State::Running.name(), fence, result: None, started_at }
+    Answer { first: true, state: State::Running.name().into(), fence, result: None, started_at }
 }
 
 /// Whether the stripe is had, which other calls have for a moment.
@@ -116,7 +118,7 @@ fn begin(call: &Call, me: SlotRef, key: &str, retry_in_doubt: bool) -> Result<An
             }
             State::Running if row.lives(call) => Ok(Answer::of(row, State::Running.name())),
             State::Running if !row.retry_in_doubt => Ok(Answer::of(row, "in_doubt")),
-            State::Done | State::Failed => Ok(Answer { state: row.state.name(), ..Answer::of(row, "") }),
+            state @ (State::Done | State::Failed) => Ok(Answer::of(row, state.name())),
             State::Running | State::Retry => {
                 let session = starter()?;
                 if !executions.lock(&row) {
@@ -133,15 +135,7 @@ fn execution_begin(
     key: Option<Text>,
     session: Option<Uuid>,
     retry_in_doubt: default!(Option<bool>, "false"),
-) -> Result<
-    row::TableIterator<(
-        name!(first, bool),
-        name!(state, Text),
-        name!(fence, Option<i64>),
-        name!(result, Option<Jsonb>),
-        name!(started_at, Option<TimestampWithTimeZone>),
-    )>,
-> {
+) -> Result<Answer> {
     let shared = enter()?;
     spi::require_writes("execution_begin()")?;
     let key = text_arg("key", key)?;
@@ -149,6 +143,5 @@ fn execution_begin(
     let retry_in_doubt = retry_in_doubt.ok_or(Error::Null("retry_in_doubt"))?;
     let touch = touch(shared, session)?;
     let me = acquirer(&touch).map_err(Error::SessionEnded)?;
-    let Answer { first, state, fence, result, started_at } = begin(&Call::open(shared)?, me, &key, retry_in_doubt)?;
-    Ok(row::TableIterator::once((first, Text::from(state), fence, result, started_at)))
+    begin(&Call::open(shared)?, me, &key, retry_in_doubt)
 }

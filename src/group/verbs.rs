@@ -18,7 +18,7 @@ use crate::release::{self, find, release_seat};
 use crate::session::touch;
 use crate::spi::{self, Statement, Value};
 use crate::text::Text;
-use crate::{cursor, fence, grant, interval, item};
+use crate::{cursor, fence, grant, interval, item, row};
 use pgrx::datum::Interval;
 use pgrx::pg_sys::{self, INT4OID, INT8OID, TEXTOID, UUIDOID};
 use pgrx::prelude::*;
@@ -227,10 +227,12 @@ fn group_assignment(
     group_name: Option<Text>,
     session: Option<Uuid>,
 ) -> Result<
-    TableIterator<
-        'static,
-        (name!(partition, i32), name!(fence, i64), name!(state, Text), name!(revoke_in, Option<Interval>)),
-    >,
+    row::TableIterator<(
+        name!(partition, i32),
+        name!(fence, i64),
+        name!(state, Text),
+        name!(revoke_in, Option<Interval>),
+    )>,
 > {
     let shared = enter()?;
     let name = text_arg("group_name", group_name)?;
@@ -260,7 +262,7 @@ fn group_assignment(
             Some((partition, known.fence()?, Text::from(if revoking { "revoking" } else { "owned" }), revoke_in))
         })
         .collect();
-    Ok(TableIterator::new(mine))
+    Ok(row::TableIterator::of(mine))
 }
 
 #[pg_extern(schema = "eskit_lease")]

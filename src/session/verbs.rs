@@ -11,25 +11,43 @@ use crate::liveness::{attach, clock};
 use crate::spi::{self, Statement, Value};
 use crate::text::Text;
 use crate::{group, handover, interval, queue, row, settings};
+use pgrx::Uuid;
 use pgrx::datum::{Interval, TimestampWithTimeZone};
 use pgrx::pg_sys::{self, UUIDOID};
 use pgrx::prelude::*;
-use pgrx::{Uuid, name};
 
 static DRAIN: Statement = Statement::writes(include_str!("../../sql/query/session/drain.sql"), &[UUIDOID]);
 
-fn answer(
-    touch: &Touch,
-    reason: &str,
-) -> row::TableIterator<(bool, Option<i32>, Option<TimestampWithTimeZone>, Option<i64>, Text)> {
+row::composite! {
+    /// A new session.
+    OpenedSession = "eskit_lease.opened_session" {
+        session: Uuid,
+        trust_ms: i32,
+        expires_at: Option<TimestampWithTimeZone>,
+        revision: i64,
+    }
+}
+
+row::composite! {
+    /// How a session stands.
+    SessionState = "eskit_lease.session_state" {
+        alive: bool,
+        trust_ms: Option<i32>,
+        expires_at: Option<TimestampWithTimeZone>,
+        revision: Option<i64>,
+        reason: Text,
+    }
+}
+
+fn answer(touch: &Touch, reason: &str) -> SessionState {
     let living = touch.standing.filter(Standing::alive);
-    row::TableIterator::once((
-        living.is_some(),
-        touch.trust_ms(),
-        living.and_then(|standing| wall_clock(standing.left())),
-        living.map(|standing| standing.revision.cast_signed()),
-        Text::from(touch.refusal().unwrap_or(reason)),
-    ))
+    SessionState {
+        alive: living.is_some(),
+        trust_ms: touch.trust_ms(),
+        expires_at: living.and_then(|standing| wall_clock(standing.left())),
+        revision: living.map(|standing| standing.revision.cast_signed()),
+        reason: Text::from(touch.refusal().unwrap_or(reason)),
+    }
 }
 
 #[pg_extern(schema = "eskit_lease")]
@@ -39,14 +57,7 @@ fn session_open(
     attach: default!(Option<bool>, "false"),
     attach_grace: default!(Option<Interval>, "'0'"),
     takeover: default!(Option<bool>, "false"),
-) -> Result<
-    row::TableIterator<(
-        name!(session, Uuid),
-        name!(trust_ms, i32),
-        name!(expires_at, Option<TimestampWithTimeZone>),
-        name!(revision, i64),
-    )>,
-> {
+) -> Result<OpenedSession> {
     let shared = enter()?;
     spi::require_writes("session_open()")?;
     let consumer = text_arg("consumer", consumer)?;
@@ -63,26 +74,16 @@ fn session_open(
         take_over(&call, at, &consumer)?;
     }
     let standing = shared.look(at).ok_or(Error::SessionsFull)?;
-    Ok(row::TableIterator::once((
-        at.session(),
-        clock::trust_ms(standing.left()),
-        wall_clock(standing.left()),
-        standing.revision.cast_signed(),
-    )))
+    Ok(OpenedSession {
+        session: at.session(),
+        trust_ms: clock::trust_ms(standing.left()),
+        expires_at: wall_clock(standing.left()),
+        revision: standing.revision.cast_signed(),
+    })
 }
 
 #[pg_extern(schema = "eskit_lease")]
-fn session_heartbeat(
-    session: Option<Uuid>,
-) -> Result<
-    row::TableIterator<(
-        name!(alive, bool),
-        name!(trust_ms, Option<i32>),
-        name!(expires_at, Option<TimestampWithTimeZone>),
-        name!(revision, Option<i64>),
-        name!(reason, Text),
-    )>,
-> {
+fn session_heartbeat(session: Option<Uuid>) -> Result<SessionState> {
     let shared = enter()?;
     let touch = touch(shared, session.ok_or(Error::Null("session"))?)?;
     let counter = if touch.alive() { Counter::Heartbeats } else { Counter::HeartbeatsRefused };
@@ -95,15 +96,7 @@ fn session_wait(
     session: Option<Uuid>,
     revision: Option<i64>,
     timeout: default!(Option<Interval>, "NULL"),
-) -> Result<
-    row::TableIterator<(
-        name!(alive, bool),
-        name!(trust_ms, Option<i32>),
-        name!(expires_at, Option<TimestampWithTimeZone>),
-        name!(revision, Option<i64>),
-        name!(reason, Text),
-    )>,
-> {
+) -> Result<SessionState> {
     let shared = enter()?;
     let session = session.ok_or(Error::Null("session"))?;
     let revision = revision.ok_or(Error::Null("revision"))?.max(0).cast_unsigned();
