@@ -1,12 +1,13 @@
 //! One call of a verb: what every verb needs, checked once at its entry.
 
 use crate::MAX_NAME;
+use crate::catalog;
 use crate::error::{Error, Result};
 use crate::liveness::databases::Database;
 use crate::liveness::slots::Home;
 use crate::liveness::{Shared, shared};
 use crate::seam::Seam;
-use crate::spi::{self, Db};
+use crate::spi::Db;
 use crate::text::Text;
 use pgrx::pg_sys::{self, Oid};
 use std::cell::OnceCell;
@@ -30,7 +31,7 @@ pub struct Call {
 
 impl Call {
     pub fn open(shared: &'static Shared) -> Result<Call> {
-        let home = spi::home();
+        let home = catalog::home();
         // SAFETY: a plain read
         let caller = unsafe { pg_sys::GetUserId() };
         Ok(Call { shared, database: shared.database(home)?, home, caller, db: OnceCell::new() })
@@ -43,7 +44,7 @@ impl Call {
 
     /// Whose extension it is.
     pub fn owner(&self) -> Oid {
-        spi::owner(self.home)
+        catalog::owner(self.home)
     }
 
     pub fn seam(&self) -> Seam {

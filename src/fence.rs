@@ -14,6 +14,7 @@
 //! A pass also needs the grant to be visible to what the caller reads: else its work would rest on data from before the lease.
 
 use crate::call::{Call, enter, text_arg};
+use crate::catalog;
 use crate::claim::{self, LeaseRow, Leases};
 use crate::declaration;
 use crate::error::{Error, Result};
@@ -23,7 +24,7 @@ use crate::liveness::databases::Counter;
 use crate::liveness::word::State;
 use crate::seam;
 use crate::session;
-use crate::spi::{self, Statement, Value};
+use crate::spi::{Statement, Value};
 use crate::text::Text;
 use pgrx::Uuid;
 use pgrx::pg_sys::panic::ErrorReport;
@@ -38,7 +39,7 @@ static VISIBLE: Statement =
 
 /// Makes sure that the sequence is above all history. The guard is let go at once: it must not wait for a user's transaction.
 pub fn raise(call: &Call) {
-    let sequence = spi::fence_sequence().to_u32();
+    let sequence = catalog::fence_sequence().to_u32();
     let raised = || call.database.raised.load(Ordering::Acquire) == sequence;
     if !raised() {
         Guard::Raise.lock(Mode::Exclusive);

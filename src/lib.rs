@@ -7,6 +7,7 @@
 
 mod acquire;
 mod call;
+mod catalog;
 mod claim;
 mod cursor;
 mod declaration;

@@ -24,6 +24,7 @@
 //! then whose it is, then high. Once read they are kept in shared memory, so that the common case touches none of them.
 
 use crate::call::{Call, enter};
+use crate::catalog;
 use crate::error::{Error, Result};
 use crate::guard::{Guard, Mode};
 use crate::liveness::databases::Database;
@@ -64,7 +65,7 @@ fn next_position() -> Result<i64> {
 
 #[pg_extern(schema = "eskit_lease", stable)]
 fn position_horizon() -> Result<i64> {
-    let home = spi::home();
+    let home = catalog::home();
     // SAFETY: in a function that a statement has called, so there is a snapshot
     let xmin = widened(unsafe { (*pg_sys::GetActiveSnapshot()).xmin });
     // Only a server that gives positions keeps anything in shared memory; a standby, or one without preload, reads what is stored.
@@ -87,7 +88,7 @@ fn position(high: i64, count: i64) -> Option<i64> {
 
 /// The sequence whose state shared memory keeps.
 fn sequence() -> u32 {
-    spi::relation(c"position_high").to_u32()
+    catalog::relation(c"position_high").to_u32()
 }
 
 /// What is added to the ids of transactions, if it has been read since the server started.
@@ -115,7 +116,7 @@ fn base(call: &Call, xid: i64) -> i64 {
 fn reserve(call: &Call, sequence: u32, xid: i64) -> i64 {
     let stored = Stored::read(|statement| call.db().run(statement, vec![], Stored::of));
     let set = |name, value| {
-        call.db().execute(&SET, vec![Value::Oid(spi::relation(name).to_u32()), Value::Long(value)]);
+        call.db().execute(&SET, vec![Value::Oid(catalog::relation(name).to_u32()), Value::Long(value)]);
     };
     let mut base = stored.base;
     if stored.cluster != cluster() {

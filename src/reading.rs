@@ -1,13 +1,13 @@
 //! What SQL sees of shared memory: the functions under the views, and the counters.
 
 use crate::call::enter;
+use crate::catalog;
 use crate::error::Result;
 use crate::liveness::databases::COUNTERS;
 use crate::liveness::word::State;
 use crate::liveness::{clock, shared};
 use crate::row;
 use crate::session::wall_clock;
-use crate::spi;
 use crate::text::Text;
 use pgrx::datum::{Interval, TimestampWithTimeZone};
 use pgrx::prelude::*;
@@ -16,7 +16,7 @@ use pgrx::{Uuid, name};
 /// Whether a waiter may be granted to: alive, and not ending.
 #[pg_extern(schema = "eskit_lease", strict)]
 fn _eligible(session: Uuid, boot_id: i64, ttl_ms: i32) -> Result<bool> {
-    Ok(enter()?.standing(spi::home(), session, boot_id, ttl_ms).state == State::Alive)
+    Ok(enter()?.standing(catalog::home(), session, boot_id, ttl_ms).state == State::Alive)
 }
 
 row::composite! {
@@ -32,7 +32,7 @@ row::composite! {
 
 #[pg_extern(schema = "eskit_lease", strict)]
 fn _standing(session: Uuid, boot_id: i64, ttl_ms: i32) -> Result<Standing> {
-    let (shared, home) = (enter()?, spi::home());
+    let (shared, home) = (enter()?, catalog::home());
     let standing = shared.standing(home, session, boot_id, ttl_ms);
     let left = standing.left();
     let pid = shared.find(home, session).and_then(|at| shared.attached_pid(at));
@@ -57,7 +57,7 @@ fn _revoke_in(revoke_at: i64, boot_id: i64, rebalance_timeout_ms: i32) -> Result
 #[pg_extern(schema = "eskit_lease")]
 fn stats() -> Result<row::TableIterator<(name!(name, Text), name!(value, i64))>> {
     let shared = shared()?;
-    let home = spi::home();
+    let home = catalog::home();
     let database = shared.database(home)?;
     let mut rows: Vec<(Text, i64)> =
         COUNTERS.iter().enumerate().map(|(i, name)| (Text::from(*name), database.counter(i).cast_signed())).collect();

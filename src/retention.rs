@@ -1,7 +1,7 @@
 //! Retention: rows that are kept for a while after their end, for people to see, and then deleted in bounded batches.
 //!
-//! Every pass of a sweep sees to it, once a minute at most, or ten times in the shortest retention. Sessions that live on, and do nothing but begin and finish executions, give
-//! the worker no reason for a pass: so each beginning asks for one.
+//! Every pass of a sweep sees to it, once a minute at most, or ten times in the shortest retention. Sessions that live on, and do nothing but
+//! begin and finish executions, give the worker no reason for a pass: so each beginning asks for one.
 
 use crate::call::Call;
 use crate::execution;

@@ -5,13 +5,13 @@
 //! REPEATABLE READ a refusal is then an answer by the latest state, not a serialization failure. The search path is pinned. Plans look
 //! rows up by index, one by one, and do nothing else: these tables are small when a plan is made and need not be when it is used.
 
+use crate::catalog;
 use crate::error::{Error, Result};
 use crate::json::Jsonb;
 use crate::liveness::slots::Home;
 use crate::text::{Text, text_datum};
 use pgrx::pg_sys::{self, Datum, Oid};
 use pgrx::{FromDatum, IntoDatum, Uuid};
-use std::cell::RefCell;
 use std::ffi::{CStr, c_char};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
@@ -190,91 +190,12 @@ fn other_ways() -> [*mut bool; 6] {
     ]
 }
 
-thread_local! {
-    /// Relations that have been found, by where their name is in memory. Every call looks some of them up.
-    static FOUND: RefCell<Option<Vec<(*const c_char, Oid)>>> = const { RefCell::new(None) };
-}
-
-/// Forgets what has been found, when any relation or schema comes, changes or goes.
-unsafe extern "C-unwind" fn forget(_: Datum, _: std::ffi::c_int, _: u32) {
-    FOUND.with_borrow_mut(|found| found.iter_mut().for_each(Vec::clear));
-}
-
-/// The oid of a table, index or sequence of ours; zero in a database without the extension.
-pub fn relation(name: &'static CStr) -> Oid {
-    let known =
-        FOUND.with_borrow(|found| found.iter().flatten().find(|known| known.0 == name.as_ptr()).map(|known| known.1));
-    if let Some(known) = known {
-        return known;
-    }
-    // SAFETY: reads the catalog through its cache, in a transaction; the callbacks are registered once
-    let oid = unsafe {
-        if FOUND.with_borrow(Option::is_none) {
-            for cache in [pg_sys::SysCacheIdentifier::RELNAMENSP, pg_sys::SysCacheIdentifier::NAMESPACENAME] {
-                pg_sys::CacheRegisterSyscacheCallback(cache as i32, Some(forget), Datum::from(0));
-            }
-            FOUND.set(Some(Vec::new()));
-        }
-        let schema = pg_sys::get_namespace_oid(c"eskit_lease".as_ptr(), true);
-        if schema == Oid::INVALID { schema } else { pg_sys::get_relname_relid(name.as_ptr(), schema) }
-    };
-    if oid != Oid::INVALID {
-        FOUND.with_borrow_mut(|found| found.get_or_insert_default().push((name.as_ptr(), oid)));
-    }
-    oid
-}
-
-/// Where the rows of this database are; `None` without the extension.
-pub fn home_if_any() -> Option<Home> {
-    let table = relation(c"_sessions");
-    // SAFETY: a plain read
-    let database = unsafe { pg_sys::MyDatabaseId }.to_u32();
-    (table != Oid::INVALID).then(|| Home { database, table: table.to_u32() })
-}
-
-/// Where the rows of this database are.
-pub fn home() -> Home {
-    home_if_any().unwrap_or_else(|| pgrx::error!("extension eskit_lease has no tables in this database"))
-}
-
-/// Keeps the extension from being dropped, to the end of the transaction; waits for whoever is dropping it.
-pub fn lock_extension() {
-    // SAFETY: in a transaction; reads the catalog
-    let find = || unsafe { pg_sys::get_extension_oid(c"eskit_lease".as_ptr(), true) };
-    let mut extension = find();
-    while extension != Oid::INVALID {
-        // SAFETY: as above; whoever waits here is told of what has changed meanwhile
-        unsafe {
-            pg_sys::LockDatabaseObject(pg_sys::ExtensionRelationId, extension, 0, pg_sys::AccessShareLock as i32);
-        }
-        // After the wait there may be another one, made since, that is not locked.
-        extension = match find() {
-            found if found == extension => return,
-            found => found,
-        };
-    }
-}
-
-pub fn fence_sequence() -> Oid {
-    relation(c"fence_seq")
-}
-
-/// The next number of a sequence of ours.
-pub fn next(sequence: &'static CStr) -> i64 {
-    unsafe extern "C-unwind" {
-        fn nextval_internal(relid: Oid, check_permissions: bool) -> i64;
-    }
-    let sequence = relation(sequence);
-    // SAFETY: in a transaction; what PostgreSQL raises inside becomes a panic at the boundary, over which no destructor is pending
-    unsafe { pg_sys::ffi::pg_guard_ffi_boundary(|| nextval_internal(sequence, false)) }
-}
-
 impl Db {
     pub fn open(home: Home) -> Db {
         let (mut caller, mut security) = (Oid::INVALID, 0);
         // SAFETY: in a transaction; what is switched here is switched back by Drop, or by PostgreSQL when it raises
         unsafe {
-            let owner = owner(home);
+            let owner = catalog::owner(home);
             pg_sys::GetUserIdAndSecContext(&mut caller, &mut security);
             if pg_sys::SPI_connect() != pg_sys::SPI_OK_CONNECT as i32 {
                 pgrx::error!("eskit_lease could not connect to SPI");
@@ -388,21 +309,6 @@ impl Drop for Db {
     }
 }
 
-/// The owner of the tables, and so of the extension.
-pub fn owner(home: Home) -> Oid {
-    // SAFETY: in a transaction; the tuple of pg_class is released after its one field has been read
-    unsafe {
-        let tuple = pg_sys::SearchSysCache1(pg_sys::SysCacheIdentifier::RELOID as i32, Datum::from(home.table));
-        if tuple.is_null() {
-            pgrx::error!("extension eskit_lease is being dropped");
-        }
-        let class = pg_sys::heap_tuple_get_struct::<pg_sys::FormData_pg_class>(tuple);
-        let owner = (*class).relowner;
-        pg_sys::ReleaseSysCache(tuple);
-        owner
-    }
-}
-
 /// A row of a result; columns count from 1, as SPI has it.
 pub struct Row {
     tuple: pg_sys::HeapTuple,
@@ -450,6 +356,16 @@ pub fn run_as_caller(sql: &str) {
         }
         pg_sys::SPI_finish();
     }
+}
+
+/// The next number of a sequence of ours.
+pub fn next(sequence: &'static CStr) -> i64 {
+    unsafe extern "C-unwind" {
+        fn nextval_internal(relid: Oid, check_permissions: bool) -> i64;
+    }
+    let sequence = catalog::relation(sequence);
+    // SAFETY: in a transaction; what PostgreSQL raises inside becomes a panic at the boundary, over which no destructor is pending
+    unsafe { pg_sys::ffi::pg_guard_ffi_boundary(|| nextval_internal(sequence, false)) }
 }
 
 /// Refuses to write in a transaction that must not.

@@ -7,7 +7,7 @@
 //! with a dirty snapshot, which also sees what others are in the middle of. The latter is no snapshot at all: a row that is moved by
 //! an update while the scan is under way may be seen in neither place. It can say "here" and "in flight", never "nowhere".
 
-use crate::spi;
+use crate::catalog;
 use crate::text::text_datum;
 use pgrx::pg_sys::{self, Datum, ItemPointerData, Oid, TM_Result, TransactionId};
 use pgrx::{FromDatum, Uuid};
@@ -109,8 +109,8 @@ impl Table {
         let lock = pg_sys::RowExclusiveLock as i32;
         // SAFETY: in a transaction; raises where there is no such table
         unsafe {
-            let relation = pg_sys::table_open(spi::relation(table), lock);
-            let key = pg_sys::index_open(spi::relation(key), lock);
+            let relation = pg_sys::table_open(catalog::relation(table), lock);
+            let key = pg_sys::index_open(catalog::relation(key), lock);
             let slot = pg_sys::table_slot_create(relation, std::ptr::null_mut());
             Table { relation, key, slot }
         }

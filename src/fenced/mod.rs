@@ -18,6 +18,7 @@
 mod trigger;
 
 use crate::call::{enter, text_arg};
+use crate::catalog;
 use crate::declaration::{self, Kind};
 use crate::error::{Error, Result};
 use crate::oids::Class;
@@ -126,7 +127,7 @@ const TRUNCATE: &str = "eskit_lease_fence_truncate";
 /// The table, which comes first, and its partitions.
 fn tree(table: Oid, resource: &str, column: Option<&str>) -> Vec<Member> {
     let column = column.map_or(Value::Null, Value::Text);
-    Db::open(spi::home()).run(&TREE, vec![Value::Oid(table.to_u32()), Value::Text(resource), column], Member::read)
+    Db::open(catalog::home()).run(&TREE, vec![Value::Oid(table.to_u32()), Value::Text(resource), column], Member::read)
 }
 
 #[cfg(feature = "pg15")]

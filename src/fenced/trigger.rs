@@ -6,12 +6,12 @@
 //!
 //! This runs for each row that is written. What was found is remembered until the list changes.
 
+use crate::catalog;
 use crate::claim;
 use crate::error::{Error, Result};
 use crate::liveness::{Shared, shared};
 use crate::seam;
 use crate::settings;
-use crate::spi;
 use crate::text::from_server;
 use pgrx::pg_sys::{self, Datum, Oid, TriggerData, TupleTableSlot};
 use pgrx::prelude::*;
@@ -167,6 +167,6 @@ fn remember(resource: &[u8], slot: Option<i32>) {
 /// Whether this transaction does not end the session that has the lease. (It may have moved it into another's grace.)
 fn is_kept(shared: &'static Shared, resource: &str, fence: i64) -> bool {
     let session = claim::by_fence(resource, fence).and_then(|row| row.session);
-    let at = session.and_then(|session| shared.find(spi::home(), session));
+    let at = session.and_then(|session| shared.find(catalog::home(), session));
     at.is_some_and(|at| !seam::has_ended(at))
 }

@@ -34,10 +34,10 @@ pub use dead::free;
 pub use queue::{require_no_items, require_unbound};
 
 use crate::call::Call;
+use crate::catalog;
 use crate::error::{Error, Result};
 use crate::keys::partition_of;
 use crate::liveness::floors::Lane;
-use crate::spi;
 use crate::table::{Flight, Key, Locked, Sight, Table, Tuple};
 use crate::text::Text;
 use pgrx::Uuid;
@@ -93,7 +93,7 @@ fn read(row: &Tuple) -> Queue {
 
 /// Where items of a queue are, for one partition.
 fn lane(call: &Call, table: &'static CStr, queue: i32, partition: i32) -> Lane {
-    Lane { database: call.home.database, table: spi::relation(table).to_u32(), queue, partition }
+    Lane { database: call.home.database, table: catalog::relation(table).to_u32(), queue, partition }
 }
 
 impl Queue {

@@ -11,6 +11,7 @@ pub mod takeover;
 mod verbs;
 
 use crate::call::Call;
+use crate::catalog;
 use crate::error::{Error, Result};
 use crate::guard::{Guard, Mode};
 use crate::liveness::databases::Counter;
@@ -18,7 +19,7 @@ use crate::liveness::map::Opening;
 use crate::liveness::slots::{Home, SlotRef, Standing};
 use crate::liveness::word::State;
 use crate::liveness::{Shared, clock};
-use crate::spi::{self, Db, Statement, Value};
+use crate::spi::{Db, Statement, Value};
 use crate::sweep;
 use crate::table::{Key, Locked, Sight, Table};
 use crate::text::{Text, role_name};
@@ -202,7 +203,7 @@ impl Touch {
 pub fn touch(shared: &'static Shared, session: Uuid) -> Result<Touch> {
     // SAFETY: a plain read
     let caller = unsafe { pg_sys::GetUserId() };
-    let home = spi::home();
+    let home = catalog::home();
     let mut at = shared.find(home, session);
     if let Some(at) = at {
         authorize(caller, shared.role(at))?;

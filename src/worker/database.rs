@@ -8,7 +8,7 @@ use crate::error::Result;
 use crate::liveness::databases::Database;
 use crate::liveness::{Shared, clock, my_latch, shared};
 use crate::sweep::{self, Pass};
-use crate::{seam, settings, spi};
+use crate::{catalog, seam, settings};
 use pgrx::PgTryBuilder;
 use pgrx::pg_sys;
 use pgrx::pg_sys::panic::CaughtError;
@@ -118,7 +118,7 @@ fn posts_due(shared: &Shared, oid: u32, now: u64) -> u64 {
 /// One pass: what it has done. `None` when the extension is not in this database, so that there is nothing to
 /// do for it.
 fn work(shared: &'static Shared, database: &Database, anybody_dead: bool) -> Result<Option<Pass>> {
-    if spi::home_if_any().is_none() {
+    if catalog::home_if_any().is_none() {
         shared.forget(database);
         return Ok(None);
     }
@@ -158,7 +158,7 @@ fn transaction<T>(work: impl FnOnce() -> Result<T>) -> T {
         pg_sys::XactDeferrable = false;
         pg_sys::XactIsoLevel = pg_sys::XACT_READ_COMMITTED as i32;
         // DROP EXTENSION takes the tables in an order of its own, but the extension first: so it and the worker never deadlock.
-        spi::lock_extension();
+        catalog::lock_extension();
         pg_sys::PushActiveSnapshot(pg_sys::GetTransactionSnapshot());
         let result = pg_sys::panic::ErrorReportable::unwrap_or_report(work());
         pg_sys::PopActiveSnapshot();

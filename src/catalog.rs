@@ -1,0 +1,90 @@
+//! What is found in the catalog by name: the relations of ours in this database, the extension, and its owner.
+
+use crate::liveness::slots::Home;
+use pgrx::pg_sys::{self, Datum, Oid};
+use std::cell::RefCell;
+use std::ffi::{CStr, c_char};
+
+thread_local! {
+    /// Relations that have been found, by where their name is in memory. Every call looks some of them up.
+    static FOUND: RefCell<Option<Vec<(*const c_char, Oid)>>> = const { RefCell::new(None) };
+}
+
+/// Forgets what has been found, when any relation or schema comes, changes or goes.
+unsafe extern "C-unwind" fn forget(_: Datum, _: std::ffi::c_int, _: u32) {
+    FOUND.with_borrow_mut(|found| found.iter_mut().for_each(Vec::clear));
+}
+
+/// The oid of a table, index or sequence of ours; zero in a database without the extension.
+pub fn relation(name: &'static CStr) -> Oid {
+    let known =
+        FOUND.with_borrow(|found| found.iter().flatten().find(|known| known.0 == name.as_ptr()).map(|known| known.1));
+    if let Some(known) = known {
+        return known;
+    }
+    // SAFETY: reads the catalog through its cache, in a transaction; the callbacks are registered once
+    let oid = unsafe {
+        if FOUND.with_borrow(Option::is_none) {
+            for cache in [pg_sys::SysCacheIdentifier::RELNAMENSP, pg_sys::SysCacheIdentifier::NAMESPACENAME] {
+                pg_sys::CacheRegisterSyscacheCallback(cache as i32, Some(forget), Datum::from(0));
+            }
+            FOUND.set(Some(Vec::new()));
+        }
+        let schema = pg_sys::get_namespace_oid(c"eskit_lease".as_ptr(), true);
+        if schema == Oid::INVALID { schema } else { pg_sys::get_relname_relid(name.as_ptr(), schema) }
+    };
+    if oid != Oid::INVALID {
+        FOUND.with_borrow_mut(|found| found.get_or_insert_default().push((name.as_ptr(), oid)));
+    }
+    oid
+}
+
+/// Where the rows of this database are; `None` without the extension.
+pub fn home_if_any() -> Option<Home> {
+    let table = relation(c"_sessions");
+    // SAFETY: a plain read
+    let database = unsafe { pg_sys::MyDatabaseId }.to_u32();
+    (table != Oid::INVALID).then(|| Home { database, table: table.to_u32() })
+}
+
+/// Where the rows of this database are.
+pub fn home() -> Home {
+    home_if_any().unwrap_or_else(|| pgrx::error!("extension eskit_lease has no tables in this database"))
+}
+
+/// Keeps the extension from being dropped, to the end of the transaction; waits for whoever is dropping it.
+pub fn lock_extension() {
+    // SAFETY: in a transaction; reads the catalog
+    let find = || unsafe { pg_sys::get_extension_oid(c"eskit_lease".as_ptr(), true) };
+    let mut extension = find();
+    while extension != Oid::INVALID {
+        // SAFETY: as above; whoever waits here is told of what has changed meanwhile
+        unsafe {
+            pg_sys::LockDatabaseObject(pg_sys::ExtensionRelationId, extension, 0, pg_sys::AccessShareLock as i32);
+        }
+        // After the wait there may be another one, made since, that is not locked.
+        extension = match find() {
+            found if found == extension => return,
+            found => found,
+        };
+    }
+}
+
+pub fn fence_sequence() -> Oid {
+    relation(c"fence_seq")
+}
+
+/// The owner of the tables, and so of the extension.
+pub fn owner(home: Home) -> Oid {
+    // SAFETY: in a transaction; the tuple of pg_class is released after its one field has been read
+    unsafe {
+        let tuple = pg_sys::SearchSysCache1(pg_sys::SysCacheIdentifier::RELOID as i32, Datum::from(home.table));
+        if tuple.is_null() {
+            pgrx::error!("extension eskit_lease is being dropped");
+        }
+        let class = pg_sys::heap_tuple_get_struct::<pg_sys::FormData_pg_class>(tuple);
+        let owner = (*class).relowner;
+        pg_sys::ReleaseSysCache(tuple);
+        owner
+    }
+}

@@ -1,0 +1,231 @@
+//! What becomes of the notes when their transaction, or subtransaction, ends.
+//!
+//! The callbacks run where an ERROR would bring the server down, so they only copy, change atomics and set latches.
+
+use super::notes::{NOTES, Note, Notes, What, next_epoch};
+use crate::error::Error;
+use crate::liveness::Shared;
+use crate::liveness::databases::{Database, RESCAN};
+use crate::liveness::slots::SlotRef;
+use pgrx::pg_sys::panic::ErrorReport;
+use pgrx::pg_sys::{self, SubTransactionId};
+
+/// Has the callbacks called, from now on and for the life of this backend.
+pub fn register() {
+    // SAFETY: the callbacks stay loaded
+    unsafe {
+        pg_sys::RegisterXactCallback(Some(at_end), std::ptr::null_mut());
+        pg_sys::RegisterSubXactCallback(Some(at_subtransaction_end), std::ptr::null_mut());
+    }
+}
+
+/// Whether the transaction being prepared has attached a session.
+fn before_end(event: pg_sys::XactEvent::Type) -> bool {
+    NOTES.with_borrow_mut(|notes| {
+        let Some((shared, _)) = notes.shared else {
+            return false;
+        };
+        let preparing = event == pg_sys::XactEvent::XACT_EVENT_PRE_PREPARE;
+        if preparing && notes.list.iter().any(|note| matches!(note.what, What::Attached)) {
+            return true;
+        }
+        // SAFETY: in a transaction
+        notes.xid = unsafe { pg_sys::GetTopTransactionIdIfAny() }.into_inner();
+        for note in &notes.list {
+            if let What::Ended { session, .. } = note.what {
+                shared.freeze(session);
+            }
+        }
+        false
+    })
+}
+
+#[pgrx::pg_guard]
+unsafe extern "C-unwind" fn at_end(event: pg_sys::XactEvent::Type, _argument: *mut std::ffi::c_void) {
+    use pg_sys::XactEvent::*;
+    next_epoch();
+    match event {
+        // Before a prepare an error is an ordinary one.
+        XACT_EVENT_PRE_COMMIT | XACT_EVENT_PRE_PREPARE if before_end(event) => {
+            ErrorReport::from(Error::AttachPrepared).report(pgrx::PgLogLevel::ERROR);
+        }
+        XACT_EVENT_COMMIT | XACT_EVENT_ABORT | XACT_EVENT_PREPARE => NOTES.with_borrow_mut(|notes| {
+            if let Some((shared, database)) = notes.shared.take() {
+                let stirred = match event {
+                    XACT_EVENT_PREPARE => {
+                        notes.list.iter().for_each(|note| note.lower(shared, database));
+                        shared.watch_prepared(database, notes.xid);
+                        true
+                    }
+                    _ => notes.settle(shared, database, event == XACT_EVENT_COMMIT),
+                };
+                notes.resources = 0;
+                notes.passes = 0;
+                notes.lanes = 0;
+                notes.list.clear();
+                if stirred {
+                    shared.wake(database);
+                }
+            }
+        }),
+        _ => (),
+    }
+}
+
+#[pgrx::pg_guard]
+unsafe extern "C-unwind" fn at_subtransaction_end(
+    event: pg_sys::SubXactEvent::Type,
+    mine: SubTransactionId,
+    parent: SubTransactionId,
+    _argument: *mut std::ffi::c_void,
+) {
+    next_epoch();
+    NOTES.with_borrow_mut(|notes| {
+        let Some((shared, database)) = notes.shared else {
+            return;
+        };
+        match event {
+            pg_sys::SubXactEvent::SUBXACT_EVENT_COMMIT_SUB => {
+                for note in &mut notes.list {
+                    for at in note.subtransactions().filter(|at| **at == mine) {
+                        *at = parent;
+                    }
+                }
+            }
+            pg_sys::SubXactEvent::SUBXACT_EVENT_ABORT_SUB => {
+                let before = notes.list.len();
+                for note in notes.in_order().filter(|note| note.subtransaction == mine) {
+                    note.undo(shared, database);
+                }
+                notes.list.retain(|note| note.subtransaction != mine);
+                for note in &mut notes.list {
+                    // What was given away is back.
+                    if let What::Fenced { given_away, .. } = &mut note.what {
+                        given_away.take_if(|at| *at == mine);
+                    }
+                }
+                if notes.list.len() < before {
+                    shared.wake(database);
+                }
+            }
+            _ => (),
+        }
+    });
+}
+
+impl Notes {
+    fn opened(&self, session: SlotRef) -> bool {
+        self.list.iter().any(|note| matches!(note.what, What::Opened(opened) if opened == session))
+    }
+
+    /// The notes; who lives is settled, and floors are lowered, before anybody is told to look at what they wait for.
+    fn in_order(&self) -> impl Iterator<Item = &Note> {
+        let those = |first: bool| self.list.iter().filter(move |note| note.is_first() == first);
+        those(true).chain(those(false))
+    }
+
+    /// The transaction has ended, and what it did is visible, or never will be. Whether the worker is to look: not for a transaction that
+    /// was fenced by the living and did nothing else, as most are.
+    fn settle(&self, shared: &'static Shared, database: &'static Database, committed: bool) -> bool {
+        let mut stirred = false;
+        for note in self.in_order() {
+            match &note.what {
+                What::Fenced { name, session, .. } => {
+                    stirred |= post_if_dead(shared, database, name, *session);
+                    continue;
+                }
+                What::Places { claimed, .. } if *claimed == committed => continue,
+                What::Places { .. } | What::AllPlaces => {
+                    note.lower(shared, database);
+                    continue;
+                }
+                What::Items { queue, name } => {
+                    if committed && shared.feed(database, *queue) {
+                        shared.post_items(database, name);
+                        stirred = true;
+                    }
+                    continue;
+                }
+                _ => (),
+            }
+            stirred = true;
+            if !committed {
+                note.undo(shared, database);
+                continue;
+            }
+            match &note.what {
+                What::Resource { .. } if self.worker => (),
+                What::Resource { name, changed } => shared.post(database, name, *changed),
+                What::Later { name, at } => shared.post_at(database, name, *at),
+                What::Many => database.flag(RESCAN),
+                What::Revision(session) => shared.bump(*session),
+                What::Ended { session, gone: true } if self.opened(*session) => shared.erase(*session),
+                What::Ended { session, gone } => shared.end(*session, *gone),
+                // Its time may have passed while its transaction was open, so that it was swept before it had a row.
+                What::Opened(session) if shared.look(*session).is_none_or(|standing| !standing.alive()) => {
+                    database.flag(RESCAN);
+                }
+                What::Opened(_)
+                | What::Attached
+                | What::Flags(_)
+                | What::Judged { .. }
+                | What::Told(_)
+                | What::Fenced { .. }
+                | What::Places { .. }
+                | What::AllPlaces
+                | What::Items { .. } => (),
+            }
+        }
+        stirred
+    }
+}
+
+impl Note {
+    /// That which it was made in, and for a pass that which ended it.
+    fn subtransactions(&mut self) -> impl Iterator<Item = &mut SubTransactionId> {
+        let ended = match &mut self.what {
+            What::Fenced { given_away, .. } => given_away.as_mut(),
+            _ => None,
+        };
+        std::iter::once(&mut self.subtransaction).chain(ended)
+    }
+
+    fn is_first(&self) -> bool {
+        matches!(self.what, What::Opened(_) | What::Ended { .. } | What::Places { .. } | What::AllPlaces)
+    }
+
+    fn undo(&self, shared: &Shared, database: &Database) {
+        match &self.what {
+            What::Resource { name, .. } | What::Later { name, .. } => shared.post(database, name, None),
+            What::Judged { name, changed } => shared.post(database, name, *changed),
+            What::Fenced { name, session, .. } => {
+                post_if_dead(shared, database, name, *session);
+            }
+            What::Many => database.flag(RESCAN),
+            What::Flags(flags) => database.flag(*flags),
+            What::Opened(session) => shared.erase(*session),
+            What::Ended { session, .. } => shared.thaw(*session),
+            What::Places { claimed: true, .. } | What::AllPlaces => self.lower(shared, database),
+            What::Told(name) => shared.post_items(database, name),
+            What::Revision(_) | What::Attached | What::Places { .. } | What::Items { .. } => (),
+        }
+    }
+
+    /// Lowers the floors that this is about.
+    fn lower(&self, shared: &Shared, database: &Database) {
+        match &self.what {
+            What::Places { lane, from, .. } => shared.lower(*lane, *from),
+            What::AllPlaces => shared.forget_floors(database.oid.load(std::sync::atomic::Ordering::Relaxed)),
+            _ => (),
+        }
+    }
+}
+
+/// While a fenced transaction was open nobody could take over. Who lives needs nobody to look. Whether it was posted.
+fn post_if_dead(shared: &Shared, database: &Database, resource: &str, session: SlotRef) -> bool {
+    let dead = shared.look(session).is_none_or(|standing| !standing.alive());
+    if dead {
+        shared.post(database, resource, None);
+    }
+    dead
+}

@@ -1,0 +1,185 @@
+//! The seam between rows and shared memory: what happens there when a transaction ends.
+//!
+//! Two transactions that cross see neither each other's rows: one leaves a resource free, the other queues for it, and nobody
+//! grants. So every verb that changes, fences or queues for a resource notes it here, with its subtransaction. When the transaction
+//! has ended either way, and what it did is visible, the resources go to the dirty ring and the worker judges them again. Both of two
+//! that cross do so, hence the later one is judged with both in sight.
+//!
+//! | event            | sessions opened here | sessions ended here | revisions  | resources              |
+//! |------------------|----------------------|---------------------|------------|------------------------|
+//! | pre-commit       |                      | frozen              |            |                        |
+//! | commit           |                      | dead                | bumped     | to the ring            |
+//! | abort            | dead, without a trace | alive again        |            | to the ring, unchanged |
+//! | pre-prepare      | refused if attached  | frozen              |            |                        |
+//! | prepare          |                      | stay frozen         |            | the xid is watched, then all are rescanned |
+//! | rollback to savepoint | dead, without a trace | nothing was done yet |       | to the ring at once, unchanged |
+//!
+//! Work items have floors instead (see [`crate::liveness::floors`]): what has become free lowers them at commit, what was claimed does so
+//! at a rollback, and both do at PREPARE. Whoever waits for items is woken at commit.
+//!
+//! What is noted is in [`notes`], what becomes of it in [`end`].
+
+mod end;
+mod notes;
+
+use crate::liveness::Shared;
+use crate::liveness::databases::Database;
+use crate::liveness::floors::Lane;
+use crate::liveness::slots::SlotRef;
+use notes::{NOTES, Note, What, near, note};
+use pgrx::pg_sys;
+
+pub use notes::epoch;
+
+/// What a verb notes; all of it is for the database that this backend is connected to.
+#[derive(Clone, Copy)]
+pub struct Seam {
+    pub shared: &'static Shared,
+    pub database: &'static Database,
+}
+
+impl Seam {
+    /// The owner of a slot of the resource changes if this commits.
+    pub fn changed(self, resource: &str, slot: i32) {
+        // SAFETY: in a transaction
+        let now = unsafe { pg_sys::GetCurrentSubTransactionId() };
+        NOTES.with_borrow_mut(|notes| {
+            // A bulk call changes many, and mostly has passed nothing.
+            let noted = if notes.passes > 0 { notes.list.as_mut_slice() } else { &mut [] };
+            for note in noted {
+                if let What::Fenced { name, slot: of, given_away: given @ None, .. } = &mut note.what
+                    && *of == slot
+                    && name == resource
+                {
+                    *given = Some(now);
+                }
+            }
+        });
+        self.note(What::Resource { name: resource.to_owned(), changed: Some(slot) });
+    }
+
+    /// Somebody queues, or could not be served.
+    pub fn judge(self, resource: &str) {
+        self.note(What::Resource { name: resource.to_owned(), changed: None });
+    }
+
+    /// Something is to be done about the resource at a time, if this commits.
+    pub fn judge_at(self, resource: &str, at: u64) {
+        self.note(What::Later { name: resource.to_owned(), at });
+    }
+
+    pub fn fenced(self, resource: &str, slot: i32, fence: i64, session: SlotRef) {
+        self.note(What::Fenced { name: resource.to_owned(), slot, fence, session, given_away: None });
+    }
+
+    /// Whether this transaction has noted a check of the fence that still stands: a rollback to a savepoint forgets those after it, and
+    /// who gives the lease away ends it.
+    pub fn has_fenced(self, fence: i64) -> bool {
+        let is_it =
+            |note: &Note| matches!(note.what, What::Fenced { fence: noted, given_away: None, .. } if noted == fence);
+        NOTES.with_borrow(|notes| notes.list.iter().any(is_it))
+    }
+
+    /// This transaction judges what it has taken out of the ring.
+    pub fn judged(self, resource: &str, changed: Option<i32>) {
+        self.note(What::Judged { name: resource.to_owned(), changed });
+    }
+
+    /// More resources than anybody lists.
+    pub fn many(self) {
+        self.note(What::Many);
+    }
+
+    /// This transaction does what these flags of the database ask for; they are set again if it fails.
+    pub fn flags(self, flags: u32) {
+        self.note(What::Flags(flags));
+    }
+
+    /// What the session holds or waits for changes if this commits.
+    pub fn revise(self, session: SlotRef) {
+        let known = |note: &Note| matches!(note.what, What::Revision(known) if known == session);
+        // SAFETY: in a transaction
+        let now = unsafe { pg_sys::GetCurrentSubTransactionId() };
+        let twice = NOTES.with_borrow(|notes| notes.list.iter().any(|n| n.subtransaction == now && known(n)));
+        if !twice {
+            self.note(What::Revision(session));
+        }
+    }
+
+    pub fn opened(self, session: SlotRef, attached: bool) {
+        self.note(What::Opened(session));
+        if attached {
+            self.note(What::Attached);
+        }
+    }
+
+    pub fn ended(self, session: SlotRef, gone: bool) {
+        self.note(What::Ended { session, gone });
+    }
+
+    /// Items of a lane have been claimed, or else made free: none before the place `from`.
+    pub fn places(self, lane: Lane, from: i64, claimed: bool) {
+        let known = near(|what| match what {
+            What::Places { lane: known, from: least, claimed: same } if (*known, *same) == (lane, claimed) => {
+                *least = from.min(*least);
+                true
+            }
+            _ => false,
+        });
+        if !known {
+            self.note(What::Places { lane, from, claimed });
+        }
+    }
+
+    /// Items have become free in a queue if this commits.
+    pub fn items(self, queue: i32, name: &str) {
+        if !near(|what| matches!(what, What::Items { queue: known, .. } if *known == queue)) {
+            self.note(What::Items { queue, name: name.to_owned() });
+        }
+    }
+
+    /// This transaction tells listeners of items, as the ring has asked for.
+    pub fn told(self, queue: &str) {
+        self.note(What::Told(queue.to_owned()));
+    }
+
+    fn note(self, what: What) {
+        note(self.shared, self.database, what);
+    }
+}
+
+/// The passes of this transaction for a slot of a resource, or for any: their fences, of those that stand; and whether there were others,
+/// of leases that it has given away.
+pub fn passes(resource: &str, slot: Option<i32>) -> (Vec<i64>, bool) {
+    let (mut standing, mut given) = (Vec::new(), false);
+    NOTES.with_borrow(|notes| {
+        for note in &notes.list {
+            if let What::Fenced { name, slot: of, fence, given_away, .. } = &note.what
+                && slot.is_none_or(|slot| slot == *of)
+                && name == resource
+            {
+                match given_away {
+                    None => standing.push(*fence),
+                    Some(_) => given = true,
+                }
+            }
+        }
+    });
+    (standing, given)
+}
+
+/// Whether this transaction ends the session.
+pub fn has_ended(session: SlotRef) -> bool {
+    let is_it = |note: &Note| matches!(note.what, What::Ended { session: noted, .. } if noted == session);
+    NOTES.with_borrow(|notes| notes.list.iter().any(is_it))
+}
+
+/// Whether this transaction ends any session.
+pub fn ends_sessions() -> bool {
+    NOTES.with_borrow(|notes| notes.list.iter().any(|note| matches!(note.what, What::Ended { .. })))
+}
+
+/// From now on this backend is a worker: what its transactions commit is not posted to itself.
+pub fn i_am_a_worker() {
+    NOTES.with_borrow_mut(|notes| notes.worker = true);
+}

@@ -1,0 +1,154 @@
+//! The notes of one transaction: a list that is local to its backend, and the kinds of them.
+
+use super::end;
+use crate::liveness::Shared;
+use crate::liveness::databases::Database;
+use crate::liveness::floors::Lane;
+use crate::liveness::slots::SlotRef;
+use pgrx::pg_sys::{self, SubTransactionId};
+use std::cell::{Cell, RefCell};
+
+/// Resources that one transaction notes one by one; beyond, its database is rescanned. And lanes; beyond, all floors are forgotten.
+const MAX_NOTES: usize = 1_000;
+/// Notes among which one of the same lane is looked for.
+const NEAR: usize = 16;
+
+#[derive(Debug)]
+pub enum What {
+    /// To be judged again; `changed`: and listeners told of this slot, if this commits.
+    Resource {
+        name: String,
+        changed: Option<i32>,
+    },
+    /// To be judged again at a time, if this commits.
+    Later {
+        name: String,
+        at: u64,
+    },
+    /// Fenced by this transaction: to be judged again if the session is dead by then.
+    Fenced {
+        name: String,
+        slot: i32,
+        fence: i64,
+        session: SlotRef,
+        /// Where this transaction has given the lease away itself, and the pass ended.
+        given_away: Option<SubTransactionId>,
+    },
+    /// Taken out of the ring to be judged by this transaction; put back if it fails.
+    Judged {
+        name: String,
+        changed: Option<i32>,
+    },
+    /// More resources than are noted.
+    Many,
+    /// Flags of the database that this transaction has taken and does what they ask for.
+    Flags(u32),
+    Revision(SlotRef),
+    /// Work items at this place of a lane, or beyond, have been claimed, or else made free.
+    Places {
+        lane: Lane,
+        from: i64,
+        claimed: bool,
+    },
+    /// In more lanes than are noted.
+    AllPlaces,
+    /// Work items have become free in a queue.
+    Items {
+        queue: i32,
+        name: String,
+    },
+    /// Listeners are to be told of items, which has been taken out of the ring.
+    Told(String),
+    Opened(SlotRef),
+    /// Opened with attach, which ends with this backend and so cannot be prepared.
+    Attached,
+    /// `gone`: and no row of it is left.
+    Ended {
+        session: SlotRef,
+        gone: bool,
+    },
+}
+
+pub struct Note {
+    pub subtransaction: SubTransactionId,
+    pub what: What,
+}
+
+pub struct Notes {
+    pub registered: bool,
+    pub shared: Option<(&'static Shared, &'static Database)>,
+    pub list: Vec<Note>,
+    pub resources: usize,
+    /// Passes among them, or more.
+    pub passes: usize,
+    pub lanes: usize,
+    /// Of this transaction when it is being prepared.
+    pub xid: u32,
+    /// Whether this backend is a worker, which has judged what it commits and tells listeners itself.
+    pub worker: bool,
+}
+
+thread_local! {
+    pub static NOTES: RefCell<Notes> = const {
+        RefCell::new(Notes {
+            registered: false, shared: None, list: Vec::new(), resources: 0, passes: 0, lanes: 0, xid: 0, worker: false
+        })
+    };
+    /// Grows with everything that can make or end a pass.
+    static EPOCH: Cell<u64> = const { Cell::new(0) };
+}
+
+/// What was found of this transaction's passes stands for as long as this number does.
+pub fn epoch() -> u64 {
+    EPOCH.get()
+}
+
+pub fn next_epoch() {
+    EPOCH.set(EPOCH.get().wrapping_add(1));
+}
+
+pub fn note(shared: &'static Shared, database: &'static Database, what: What) {
+    next_epoch();
+    NOTES.with_borrow_mut(|notes| {
+        if !notes.registered {
+            end::register();
+            notes.registered = true;
+        }
+        notes.shared = Some((shared, database));
+        // SAFETY: in a transaction
+        let subtransaction = unsafe { pg_sys::GetCurrentSubTransactionId() };
+        let what = match what {
+            What::Resource { .. } | What::Later { .. } if notes.resources == MAX_NOTES => What::Many,
+            What::Places { .. } if notes.lanes == MAX_NOTES => What::AllPlaces,
+            what => what,
+        };
+        match what {
+            What::Many if notes.list.iter().any(|note| matches!(note.what, What::Many)) => {
+                return;
+            }
+            What::AllPlaces if notes.list.iter().any(|n| n.is_all_places() && n.subtransaction == subtransaction) => {
+                return;
+            }
+            What::Resource { .. } | What::Later { .. } => notes.resources += 1,
+            What::Fenced { .. } => notes.passes += 1,
+            What::Places { .. } => notes.lanes += 1,
+            _ => (),
+        }
+        notes.list.push(Note { subtransaction, what });
+    });
+}
+
+/// Whether one of the last notes of this subtransaction is one that serves, made so by `serves` itself.
+pub fn near(mut serves: impl FnMut(&mut What) -> bool) -> bool {
+    // SAFETY: in a transaction
+    let now = unsafe { pg_sys::GetCurrentSubTransactionId() };
+    NOTES.with_borrow_mut(|notes| {
+        notes.list.iter_mut().rev().take(NEAR).any(|note| note.subtransaction == now && serves(&mut note.what))
+    })
+}
+
+impl Note {
+    fn is_all_places(&self) -> bool {
+        matches!(self.what, What::AllPlaces)
+    }
+}
