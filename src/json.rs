@@ -1,4 +1,4 @@
-//! An SQL `jsonb`, handed on as it is: read into Rust's numbers and back, it would not be the same.
+//! `jsonb` as it comes from and goes to SQL: bytes that nobody here looks into. Read into Rust's numbers and back it would not be the same.
 
 use pgrx::callconv::{Arg, ArgAbi, BoxRet, FcInfo};
 use pgrx::nullable::Nullable;
@@ -8,7 +8,7 @@ use pgrx::pgrx_sql_entity_graph::metadata::{
 };
 use pgrx::{FromDatum, IntoDatum};
 
-/// The bytes of a value, its header included.
+/// An SQL `jsonb`: the bytes of a value, its header included.
 #[derive(Clone)]
 pub struct Jsonb(Vec<u8>);
 
@@ -20,6 +20,11 @@ impl Jsonb {
             std::ptr::copy_nonoverlapping(self.0.as_ptr(), copy.cast(), self.0.len());
             pg_sys::Datum::from(copy)
         }
+    }
+
+    /// Bytes, as PostgreSQL keeps it before compression.
+    pub fn len(&self) -> usize {
+        self.0.len()
     }
 
     /// How long it is as text, in bytes.
@@ -78,6 +83,61 @@ unsafe impl<'fcx> ArgAbi<'fcx> for Jsonb {
     unsafe fn unbox_arg_unchecked(arg: Arg<'_, 'fcx>) -> Self {
         // SAFETY: as above; no function takes a Jsonb that is not an Option
         unsafe { arg.unbox_arg_using_from_datum() }.unwrap_or(Jsonb(Vec::new()))
+    }
+
+    unsafe fn unbox_nullable_arg(arg: Arg<'_, 'fcx>) -> Nullable<Self> {
+        // SAFETY: as above
+        unsafe { arg.unbox_arg_using_from_datum() }.into()
+    }
+}
+
+/// An SQL `jsonb[]`, passed on as it is; and how many bytes each element has.
+pub struct JsonbArray {
+    pub datum: pg_sys::Datum,
+    pub lengths: Vec<Option<usize>>,
+}
+
+impl FromDatum for JsonbArray {
+    unsafe fn from_polymorphic_datum(datum: pg_sys::Datum, is_null: bool, _: pg_sys::Oid) -> Option<JsonbArray> {
+        if is_null {
+            return None;
+        }
+        let (mut values, mut nulls, mut length) = (std::ptr::null_mut(), std::ptr::null_mut(), 0);
+        // SAFETY: the datum is a jsonb[], as our SQL declares; the arrays that come back are `length` long
+        unsafe {
+            let array = pg_sys::pg_detoast_datum(datum.cast_mut_ptr());
+            pg_sys::deconstruct_array(
+                array.cast(),
+                pg_sys::JSONBOID,
+                -1,
+                false,
+                pg_sys::TYPALIGN_INT as std::ffi::c_char,
+                &mut values,
+                &mut nulls,
+                &mut length,
+            );
+            let size = |i: usize| (!*nulls.add(i)).then(|| pgrx::varsize_any((*values.add(i)).cast_mut_ptr()));
+            let lengths = (0..usize::try_from(length).unwrap_or(0)).map(size).collect();
+            Some(JsonbArray { datum: pg_sys::Datum::from(array), lengths })
+        }
+    }
+}
+
+// SAFETY: declares the SQL type that FromDatum above converts
+unsafe impl SqlTranslatable for JsonbArray {
+    const TYPE_IDENT: &'static str = pgrx::pgrx_resolved_type!(JsonbArray);
+    const TYPE_ORIGIN: TypeOrigin = TypeOrigin::External;
+    const ARGUMENT_SQL: std::result::Result<SqlMappingRef, ArgumentError> = Ok(SqlMappingRef::literal("jsonb[]"));
+    const RETURN_SQL: std::result::Result<ReturnsRef, ReturnsError> =
+        Ok(ReturnsRef::One(SqlMappingRef::literal("jsonb[]")));
+}
+
+// SAFETY: the argument is a jsonb[], as SqlTranslatable declares it
+unsafe impl<'fcx> ArgAbi<'fcx> for JsonbArray {
+    unsafe fn unbox_arg_unchecked(arg: Arg<'_, 'fcx>) -> Self {
+        // SAFETY: as above
+        unsafe { arg.unbox_arg_using_from_datum() }
+            .unwrap_or(JsonbArray { datum: pg_sys::Datum::from(0), lengths: Vec::new() })
     }
 
     unsafe fn unbox_nullable_arg(arg: Arg<'_, 'fcx>) -> Nullable<Self> {

@@ -29,7 +29,6 @@ mod lease;
 mod liveness;
 mod lock;
 mod oids;
-mod payload;
 mod position;
 mod privilege;
 mod queue;

@@ -4,7 +4,7 @@ use super::{ITEMS, LATER, MAX_PAYLOAD, Queue, lane, partition};
 use crate::MAX_NAMES;
 use crate::call::{Call, enter, text_arg};
 use crate::error::{Error, Result};
-use crate::payload::{Payload, PayloadArray};
+use crate::json::{Jsonb, JsonbArray};
 use crate::spi::{self, Statement, Value};
 use crate::text::{Text, TextArray};
 use pgrx::datum::TimestampWithTimeZone;
@@ -59,7 +59,7 @@ fn added(call: &Call, queue: &Queue, partitions: i32, due: Option<i64>, first: &
 #[pg_extern(schema = "eskit_lease")]
 fn item_add(
     queue: Option<Text>,
-    payload: Option<Payload>,
+    payload: Option<Jsonb>,
     key: default!(Option<Text>, "NULL"),
     run_at: default!(Option<TimestampWithTimeZone>, "NULL"),
 ) -> Result<i64> {
@@ -96,7 +96,7 @@ fn item_add(
 #[pg_extern(schema = "eskit_lease")]
 fn item_add_many(
     queue: Option<Text>,
-    payloads: Option<PayloadArray>,
+    payloads: Option<JsonbArray>,
     keys: default!(Option<TextArray>, "NULL"),
     run_at: default!(Option<TimestampWithTimeZone>, "NULL"),
 ) -> Result<Vec<i64>> {

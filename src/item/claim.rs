@@ -4,9 +4,9 @@ use super::{Claim, ITEMS, LATER, MAX_CLAIM, Queue, column, dead, lane};
 use crate::acquire::grantee;
 use crate::call::{Call, enter, text_arg};
 use crate::error::{Error, Result};
+use crate::json::Jsonb;
 use crate::liveness::floors::{Lane, Start};
 use crate::liveness::slots::SlotRef;
-use crate::payload::Payload;
 use crate::session::touch;
 use crate::spi::{self, Statement, Value};
 use crate::table::{Flight, Key, Locked, Sight, Table, Tuple};
@@ -35,7 +35,7 @@ struct Taken {
     place: i64,
     id: i64,
     key: Option<Text>,
-    payload: Option<Payload>,
+    payload: Option<Jsonb>,
     attempt: i32,
 }
 
@@ -266,7 +266,7 @@ fn item_claim(
     row::TableIterator<(
         name!(id, i64),
         name!(key, Option<Text>),
-        name!(payload, Option<Payload>),
+        name!(payload, Option<Jsonb>),
         name!(attempt, i32),
         name!(fence, i64),
     )>,
