@@ -205,6 +205,7 @@ CREATE TABLE eskit_lease._dead_items (
     payload  jsonb NOT NULL
 );
 CREATE INDEX _dead_items_queue ON eskit_lease._dead_items (queue, id);
+CREATE INDEX _dead_items_died_at ON eskit_lease._dead_items (died_at);
 
 -- src/execution reads columns by their number. state: running, done, failed, or retry, which is free for another attempt; that a
 -- running one is in doubt is not written here, but said by its session. Roles by their names, as in _declarations.

@@ -408,7 +408,7 @@ SELECT q.queue, d.id, d.key, d.payload, d.attempt, d.error, d.added_at, d.died_a
 FROM eskit_lease._queues AS q
 JOIN eskit_lease._dead_items AS d ON d.queue = q.number;
 
-COMMENT ON VIEW eskit_lease.dead_items IS 'Dead letters: items that have failed as often as their queue allows. item_requeue() gives them another start.';
+COMMENT ON VIEW eskit_lease.dead_items IS 'Dead letters: items that have failed as often as their queue allows, for eskit_lease.dead_item_retention. item_requeue() gives them another start.';
 COMMENT ON COLUMN eskit_lease.dead_items.queue IS 'The queue.';
 COMMENT ON COLUMN eskit_lease.dead_items.id IS 'The item.';
 COMMENT ON COLUMN eskit_lease.dead_items.key IS 'The key that it was added with.';

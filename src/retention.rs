@@ -1,55 +1,89 @@
 //! Retention: rows that are kept for a while after their end, for people to see, and then deleted in bounded batches.
 //!
-//! Every pass of a sweep sees to it, once a minute at most, or ten times in the shortest retention. Sessions that live on, and do nothing but
-//! begin and finish executions, give the worker no reason for a pass: so each beginning asks for one.
+//! Every pass of a sweep sees to it, once a minute at most, or ten times in the shortest retention; one that looks through the database, as
+//! after a start, at once. And somebody comes when the oldest row that was left has been kept long enough, though nothing else happens: shared
+//! memory holds since when it is kept. With none left, whoever ends the next one says so, when that is visible (see [`crate::seam`]).
 
 use crate::call::Call;
-use crate::execution;
-use crate::liveness::databases::Database;
+use crate::liveness::databases::{Database, Kept};
 use crate::settings;
 use crate::spi::{Statement, Value};
+use crate::{execution, item};
+use pgrx::GucSetting;
 use pgrx::pg_sys::{FLOAT8OID, INT8OID};
 use std::sync::atomic::Ordering;
 
-static LEASES: Statement = Statement::tidies(include_str!("../sql/query/sweep/retention.sql"), &[FLOAT8OID, INT8OID]);
+static RETIRE_LEASES: Statement =
+    Statement::tidies(include_str!("../sql/query/lease/retire.sql"), &[FLOAT8OID, INT8OID]);
+static OLDEST_LEASE: Statement = Statement::reads(include_str!("../sql/query/lease/oldest.sql"), &[]);
 
-/// Microseconds between looks for rows that are older than their retention.
-fn every() -> u64 {
-    let shortest = kinds().into_iter().filter_map(|(_, seconds)| u64::try_from(seconds).ok()).min().unwrap_or(u64::MAX);
-    shortest.saturating_mul(100_000).clamp(1_000_000, 60_000_000)
+struct Kind {
+    kept: Kept,
+    /// For so many seconds; -1: for ever.
+    setting: &'static GucSetting<i32>,
+    retire: &'static Statement,
+    oldest: &'static Statement,
 }
 
-/// What is kept, and for how many seconds; -1: for ever.
-fn kinds() -> [(&'static Statement, i32); 2] {
-    [(&LEASES, settings::ROW_RETENTION.get()), (&execution::RETENTION, settings::EXECUTION_RETENTION.get())]
+static KINDS: [Kind; 3] = [
+    Kind { kept: Kept::Leases, setting: &settings::ROW_RETENTION, retire: &RETIRE_LEASES, oldest: &OLDEST_LEASE },
+    Kind {
+        kept: Kept::Executions,
+        setting: &settings::EXECUTION_RETENTION,
+        retire: &execution::RETIRE,
+        oldest: &execution::OLDEST,
+    },
+    Kind {
+        kept: Kept::DeadItems,
+        setting: &settings::DEAD_ITEM_RETENTION,
+        retire: &item::RETIRE,
+        oldest: &item::OLDEST,
+    },
+];
+
+impl Kind {
+    fn seconds(&self) -> Option<u32> {
+        u32::try_from(self.setting.get()).ok()
+    }
+}
+
+/// When it is time to look for rows that are older than their retention.
+fn next_look(database: &Database) -> u64 {
+    let shortest = KINDS.iter().filter_map(Kind::seconds).min().map_or(u64::MAX, u64::from);
+    let every = shortest.saturating_mul(100_000).clamp(1_000_000, 60_000_000);
+    match database.retention_looked.load(Ordering::Relaxed) {
+        0 => 0,
+        looked => looked + every,
+    }
 }
 
 /// When somebody has to come for them.
 pub fn due(database: &Database) -> Option<u64> {
-    database.retention_wanted().then(|| database.retention_looked.load(Ordering::Relaxed) + every())
+    let due = |kind: &Kind| {
+        let span = i64::from(kind.seconds()?) * 1_000_000;
+        Some(database.kept_since(kind.kept)?.saturating_add(span).max(0).cast_unsigned())
+    };
+    KINDS.iter().filter_map(due).min().map(|due| due.max(next_look(database)))
 }
 
 /// Deletes rows that have been kept long enough, up to `most` of a kind. Whether there are more.
-pub fn retire(call: &Call, now: u64, most: usize) -> bool {
-    let looked = &call.database.retention_looked;
-    if now < looked.load(Ordering::Relaxed) + every() {
+pub fn retire(call: &Call, now: u64, most: usize, at_once: bool) -> bool {
+    let database = call.database;
+    if !at_once && now < next_look(database) {
         return false;
     }
     let mut more = false;
-    for (statement, seconds) in kinds().into_iter().filter(|(_, seconds)| *seconds >= 0) {
-        let values = vec![Value::Double(f64::from(seconds)), Value::Long(most as i64)];
-        more |= call.db().execute(statement, values) == most as u64;
+    for kind in &KINDS {
+        if let Some(seconds) = kind.seconds() {
+            let values = vec![Value::Double(seconds.into()), Value::Long(most as i64)];
+            more |= call.db().execute(kind.retire, values) == most as u64;
+        }
+        database.look_for_kept(kind.kept);
+        let age = call.db().run(kind.oldest, vec![], |row| row.get::<f64>(1)).pop().flatten();
+        database.found_kept(kind.kept, age.map(|age| now.cast_signed() - (age * 1e6) as i64));
     }
     if !more {
-        looked.store(now, Ordering::Relaxed);
+        database.retention_looked.store(now, Ordering::Relaxed);
     }
-    call.database.want_retention(more);
     more
-}
-
-/// Has the worker come when it is time to look again.
-pub fn ask(call: &Call) {
-    if call.database.want_retention(true) {
-        call.shared.wake(call.database);
-    }
 }

@@ -14,6 +14,7 @@ pub static MAX_WAIT: GucSetting<i32> = GucSetting::<i32>::new(10_000);
 static MAX_WAITING: GucSetting<i32> = GucSetting::<i32>::new(-1);
 pub static FENCE_SUPERUSERS: GucSetting<bool> = GucSetting::<bool>::new(true);
 pub static ROW_RETENTION: GucSetting<i32> = GucSetting::<i32>::new(3_600);
+pub static DEAD_ITEM_RETENTION: GucSetting<i32> = GucSetting::<i32>::new(30 * 86_400);
 pub static EXECUTION_RETENTION: GucSetting<i32> = GucSetting::<i32>::new(30 * 86_400);
 
 /// How many session_wait calls may wait in one database at the same time.
@@ -129,6 +130,17 @@ pub fn define_at_preload() {
         c"How long a run-once key is kept that is done or resolved.",
         c"A key that is removed is free again. -1 keeps them for ever.",
         &EXECUTION_RETENTION,
+        (-1, i32::MAX),
+        GucContext::Sighup,
+        GucFlags::UNIT_S,
+    );
+    // Not for ever, as nothing else takes them away but the drop of their queue, and users of River and Oban expect it so; but for longer
+    // than River's week, because each is work that has not been done.
+    int(
+        c"eskit_lease.dead_item_retention",
+        c"How long a work item is kept that is tried no more.",
+        c"It can be seen, and requeued, until it is removed. -1 keeps them for ever.",
+        &DEAD_ITEM_RETENTION,
         (-1, i32::MAX),
         GucContext::Sighup,
         GucFlags::UNIT_S,

@@ -185,7 +185,7 @@ pub fn pass(call: &Call, most: usize, anybody_dead: bool) -> Result<Pass> {
     if anybody_dead {
         call.database.blocked.set(pass.blocked && !pass.more, now);
     }
-    pass.more |= retention::retire(call, now, most);
+    pass.more |= retention::retire(call, now, most, flags != 0);
     Ok(pass)
 }
 

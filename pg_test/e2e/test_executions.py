@@ -1,6 +1,5 @@
-"""Run-once keys with real processes: callers by the hundred, kills, pauses, crashes, dumps; and for how long they are kept."""
+"""Run-once keys with real processes: callers by the hundred, kills, pauses, crashes, dumps."""
 
-import itertools
 import os
 import random
 import signal
@@ -297,81 +296,3 @@ def test_dump(clean, tmp_path):
         assert begin(session, "running").fence == fence
         assert session.close()
         conn.execute("DROP DATABASE restored WITH (FORCE)")
-
-
-# ---- retention ----
-
-OLD = """
-UPDATE eskit_lease._executions
-SET started_at = started_at - a.age, finished_at = finished_at - a.age, resolved_at = resolved_at - a.age
-FROM (SELECT interval '31 days' AS age) AS a
-WHERE key LIKE 'old %'
-"""
-
-
-def keys_of_every_kind(conn):
-    """Some of each state that are 31 days old, and as many that are not; gives the keys of what is to be removed one day."""
-    session, dead = Session(conn, "runner", ttl="120 s"), Session(conn, "dead", ttl="120 s")
-    kept = []
-    for i in range(4):
-        for when in ("old", "new"):
-            name = f"{when} {i}"
-            finish(conn, f"{name} done", begin(session, f"{name} done").fence)
-            for outcome in ("failed", "retry", "done"):
-                begin(dead, f"{name} resolved {outcome}")
-            call(conn, "execution_fail", f"{name} failed", begin(session, f"{name} failed").fence, "error")
-            call(conn, "execution_fail", f"{name} free", begin(session, f"{name} free").fence, "error", True)
-            begin(session, f"{name} running"), begin(dead, f"{name} in doubt")
-            kept += [f"{name} {kind}" for kind in ("failed", "free", "running", "in doubt")]
-    dead.close()
-    conn.execute("SELECT eskit_lease.execution_resolve(key, substring(key FROM 'resolved (.*)')) FROM eskit_lease.executions WHERE key LIKE '%resolved%'")
-    conn.execute(OLD)
-    kept += [f"new {i} {kind}" for i in range(4) for kind in ("done", "resolved failed", "resolved retry", "resolved done")]
-    return session, sorted(kept)
-
-
-def keys(conn):
-    return [key for (key,) in conn.execute('SELECT key FROM eskit_lease._executions ORDER BY key COLLATE "C"')]
-
-
-def test_removed_in_batches_and_free_again(no_worker, connect):
-    conn = connect()
-    session, kept = keys_of_every_kind(conn)
-    assert len(keys(conn)) == 64 and len(kept) == 48
-    removed = 0
-    while call(conn, "session_sweep", 5).more:
-        left = len(keys(conn))
-        assert 64 - left - removed <= 5
-        removed = 64 - left
-    assert keys(conn) == kept
-    assert begin(session, "old 0 done").first, "free again"
-
-
-@pytest.mark.parametrize("retention", ["-1", "40 d"])
-def test_kept(server, no_worker, connect, retention):
-    server.set(eskit_lease__execution_retention=retention)
-    try:
-        conn = connect()
-        _, kept = keys_of_every_kind(conn)
-        wait_until(lambda: conn.execute("SHOW eskit_lease.execution_retention").fetchone()[0] in ("-1", "40d"))
-        while call(conn, "session_sweep", 1000).more:
-            pass
-        assert len(keys(conn)) == 64
-    finally:
-        server.set(eskit_lease__execution_retention=None)
-
-
-def test_worker_comes_for_them(server, connect):
-    """Although nothing else happens than that keys are begun and finished, by a session that lives on."""
-    server.set(eskit_lease__execution_retention="2 s")
-    try:
-        conn = connect()
-        wait_until(lambda: conn.execute("SHOW eskit_lease.execution_retention").fetchone() == ("2s",))
-        session = Session(conn, "runner", ttl="600 s")
-        run = "SELECT count(eskit_lease.execution_finish(key, b.fence)) FROM generate_series(1, 1500) AS i, concat('old ', i) AS key, eskit_lease.execution_begin(key, %s) AS b"
-        assert conn.execute(run, (session.id,)).fetchone() == (1500,)
-        news = itertools.count()
-        wait_until(lambda: begin(session, f"new {next(news)}") and "old 1" not in keys(conn), pause=0.2)
-        wait_until(lambda: not [key for key in keys(conn) if key.startswith("old")])
-    finally:
-        server.set(eskit_lease__execution_retention=None)

@@ -143,6 +143,7 @@ ALTER SYSTEM SET eskit_lease.max_wait = 0;
 ALTER SYSTEM SET eskit_lease.max_waiting = -2;
 ALTER SYSTEM SET eskit_lease.row_retention = -1;
 ALTER SYSTEM SET eskit_lease.execution_retention = -2;
+ALTER SYSTEM SET eskit_lease.dead_item_retention = -2;
 ALTER SYSTEM SET eskit_lease.worker = 'maybe';
 \set VERBOSITY default
 

@@ -11,10 +11,10 @@ use crate::json::Jsonb;
 use crate::lease::acquirer;
 use crate::liveness::databases::Counter;
 use crate::liveness::slots::SlotRef;
+use crate::row;
 use crate::session::{SessionRow, touch};
 use crate::spi::{self, Statement, Value};
 use crate::text::{Text, role_name};
-use crate::{retention, row};
 use pgrx::Uuid;
 use pgrx::datum::TimestampWithTimeZone;
 use pgrx::pg_sys::{self, BOOLOID, TEXTOID, UUIDOID};
@@ -67,7 +67,6 @@ fn start(call: &Call, me: &SessionRow, key: &str, retry_in_doubt: bool, statemen
     let (fence, started_at) =
         call.db().run(statement, values, |row| (row.get(1), row.get(2))).pop().unwrap_or_default();
     call.database.add(Counter::ExecutionsBegun, 1);
-    retention::ask(call);
     Answer { first: true, state: State::Running.name().into(), fence, result: None, started_at }
 }
 

@@ -5,7 +5,7 @@ use crate::call::{Call, enter, text_arg};
 use crate::error::{Error, Result};
 use crate::guard::Mode;
 use crate::json::Jsonb;
-use crate::liveness::databases::Counter;
+use crate::liveness::databases::{Counter, Kept};
 use crate::liveness::word;
 use crate::spi::{self, Statement, Value};
 use crate::text::{Text, role_name, role_of_name};
@@ -79,6 +79,7 @@ fn execution_finish(key: Option<Text>, fence: Option<i64>, result: default!(Opti
     if mine {
         call.db().execute(&FINISH, vec![Value::Text(&key), Value::MaybeJson(result.as_ref())]);
         call.database.add(Counter::ExecutionsFinished, 1);
+        call.seam().kept(Kept::Executions);
     }
     Ok(mine)
 }
@@ -141,5 +142,7 @@ fn execution_resolve(
     log!("eskit_lease: role \"{by}\" resolves execution \"{key}\", fence {}, as {}", row.fence, state.name());
     let values =
         vec![Value::Text(&key), Value::Text(state.name()), Value::MaybeJson(result.as_ref()), Value::Text(&by)];
-    Ok(call.db().execute(&RESOLVE, values) > 0)
+    call.db().execute(&RESOLVE, values);
+    call.seam().kept(Kept::Executions);
+    Ok(true)
 }

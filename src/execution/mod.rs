@@ -35,8 +35,10 @@ use pgrx::datum::TimestampWithTimeZone;
 use pgrx::pg_sys::{FLOAT8OID, INT8OID, ItemPointerData};
 
 /// What is done or resolved, and older than so many seconds; up to so many rows.
-pub static RETENTION: Statement =
-    Statement::tidies(include_str!("../../sql/query/execution/retention.sql"), &[FLOAT8OID, INT8OID]);
+pub static RETIRE: Statement =
+    Statement::tidies(include_str!("../../sql/query/execution/retire.sql"), &[FLOAT8OID, INT8OID]);
+/// How long the oldest of them is done or resolved, in seconds.
+pub static OLDEST: Statement = Statement::reads(include_str!("../../sql/query/execution/oldest.sql"), &[]);
 
 /// Bytes of a result, as text.
 pub const MAX_RESULT: usize = 1 << 20;

@@ -5,14 +5,14 @@ use super::{Claim, ITEMS, Queue, column, lane, partition};
 use crate::call::{Call, enter};
 use crate::error::{Error, Result};
 use crate::liveness::clock;
-use crate::liveness::databases::BOOT;
+use crate::liveness::databases::{BOOT, Kept};
 use crate::liveness::word::State;
 use crate::session;
 use crate::spi::{self, Statement, Value};
 use crate::table::{Key, Locked, Sight, Table};
 use crate::text::Text;
 use pgrx::Uuid;
-use pgrx::pg_sys::{INT4OID, INT8OID, UUIDARRAYOID};
+use pgrx::pg_sys::{FLOAT8OID, INT4OID, INT8OID, UUIDARRAYOID};
 use pgrx::prelude::*;
 
 static CLAIMS_OF: Statement =
@@ -20,6 +20,12 @@ static CLAIMS_OF: Statement =
 static ALL_SESSIONS: Statement = Statement::reads(include_str!("../../sql/query/sweep/all_sessions.sql"), &[]);
 static REQUEUE: Statement =
     Statement::writes(include_str!("../../sql/query/item/requeue.sql"), &[INT8OID, INT4OID, INT8OID]);
+
+/// What has died more than so many seconds ago; up to so many rows.
+pub static RETIRE: Statement =
+    Statement::tidies(include_str!("../../sql/query/item/retire.sql"), &[FLOAT8OID, INT8OID]);
+/// How long the oldest of them is dead, in seconds.
+pub static OLDEST: Statement = Statement::reads(include_str!("../../sql/query/item/oldest.sql"), &[]);
 
 /// Items that one call of item_claim frees.
 const MOST: usize = 1_000;
@@ -87,6 +93,7 @@ fn free_claim(call: &Call, claim: &Claim) -> bool {
             Locked::Mine if last => {
                 let (queue, partition, place) = (Value::Int(queue.number), Value::Int(*partition), Value::Long(*place));
                 call.db().execute(&BURY, vec![queue, partition, place, Value::Long(fence), Value::Text(ENDED)]);
+                call.seam().kept(Kept::DeadItems);
                 return true;
             }
             Locked::Mine => {

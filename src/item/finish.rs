@@ -5,7 +5,7 @@ use crate::call::{Call, enter};
 use crate::error::{Error, Result};
 use crate::guard::Mode;
 use crate::interval;
-use crate::liveness::databases::Counter;
+use crate::liveness::databases::{Counter, Kept};
 use crate::liveness::word::State;
 use crate::spi::{self, Statement, Value};
 use crate::table::{Key, Locked, Sight, Table};
@@ -226,6 +226,7 @@ fn item_fail(
         }
     } else {
         call.db().execute(&BURY, values);
+        call.seam().kept(Kept::DeadItems);
     }
     held.finished(&[item.id]);
     Ok(again)

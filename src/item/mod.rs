@@ -30,7 +30,7 @@ mod dead;
 mod finish;
 mod queue;
 
-pub use dead::free;
+pub use dead::{OLDEST, RETIRE, free};
 pub use queue::{require_no_items, require_unbound};
 
 use crate::call::Call;

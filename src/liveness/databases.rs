@@ -56,6 +56,19 @@ pub const COUNTERS: [&str; 20] = [
     "notifications",
 ];
 
+/// Rows that are kept for a while after their end: see [`crate::retention`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(usize)]
+pub enum Kept {
+    Leases,
+    Executions,
+    DeadItems,
+}
+
+/// There may be rows of a kind, since nobody knows when; and somebody is looking for them.
+const UNKNOWN: i64 = i64::MIN;
+const LOOKING: i64 = i64::MIN + 1;
+
 /// The worker is to look at every resource that is waited for, not only at those in the ring.
 pub const RESCAN: u32 = 1;
 /// Shared memory is new: sessions of before and prepared transactions are still to be found.
@@ -118,10 +131,10 @@ pub struct Database {
     pub worker: AtomicPtr<pg_sys::Latch>,
     /// Whether the last worker has left because there was nothing to do, and not because it failed.
     pub finished: AtomicBool,
-    /// When somebody last saw to the rows that are kept for a while, and left none.
+    /// When somebody last saw to the rows that are kept for a while, and left none that is older than that.
     pub retention_looked: AtomicU64,
-    /// Whether somebody has to come for them.
-    retention_wanted: AtomicBool,
+    /// Since when the oldest of each kind is kept, by the clock, and before its zero too; zero for none, or one of the above.
+    kept_since: [AtomicI64; 3],
     /// Of dead sessions whose rows are in somebody's hands.
     pub blocked: Retry,
     /// Of looking through the database, when more is in somebody's hands than the ring has room for.
@@ -209,7 +222,9 @@ impl Shared {
         }
         database.worker.store(std::ptr::null_mut(), Ordering::Relaxed);
         database.retention_looked.store(0, Ordering::Relaxed);
-        database.retention_wanted.store(false, Ordering::Relaxed);
+        for since in &database.kept_since {
+            since.store(0, Ordering::Relaxed);
+        }
         database.first_claim.store(0, Ordering::Relaxed);
         database.blocked.clear();
         database.look_through.clear();
@@ -258,14 +273,35 @@ impl Database {
         flags.into_iter().chain(timer).min()
     }
 
-    /// Has somebody come for the rows that are kept for a while, or nobody. Whether that is news.
-    pub fn want_retention(&self, wanted: bool) -> bool {
-        self.retention_wanted.load(Ordering::Relaxed) != wanted
-            && self.retention_wanted.swap(wanted, Ordering::AcqRel) != wanted
+    /// A row is kept from now on, and visible. Whether it is the only one, so that somebody has to learn of it.
+    pub fn keep(&self, kind: Kept, now: u64) -> bool {
+        let first = |since: i64| match since {
+            0 => Some(now.cast_signed()),
+            LOOKING => Some(UNKNOWN),
+            _ => None,
+        };
+        self.kept_since[kind as usize].fetch_update(Ordering::AcqRel, Ordering::Acquire, first) == Ok(0)
     }
 
-    pub fn retention_wanted(&self) -> bool {
-        self.retention_wanted.load(Ordering::Acquire)
+    /// Before the oldest row of a kind is looked for: what is kept from now on may be missed by the look.
+    pub fn look_for_kept(&self, kind: Kept) {
+        self.kept_since[kind as usize].store(LOOKING, Ordering::Release);
+    }
+
+    /// After that.
+    pub fn found_kept(&self, kind: Kept, oldest: Option<i64>) {
+        let found = |since: i64| match oldest {
+            None => (since == LOOKING).then_some(0),
+            // A zero would say that there is none.
+            Some(0) => Some(-1),
+            Some(oldest) => Some(oldest),
+        };
+        self.kept_since[kind as usize].fetch_update(Ordering::AcqRel, Ordering::Relaxed, found).ok();
+    }
+
+    /// Since when the oldest row of a kind is kept, if there may be one.
+    pub fn kept_since(&self, kind: Kept) -> Option<i64> {
+        Some(self.kept_since[kind as usize].load(Ordering::Acquire)).filter(|since| *since != 0)
     }
 
     pub fn flags(&self) -> u32 {

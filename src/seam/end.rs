@@ -4,9 +4,9 @@
 
 use super::notes::{NOTES, Note, Notes, What, next_epoch};
 use crate::error::Error;
-use crate::liveness::Shared;
 use crate::liveness::databases::{Database, RESCAN};
 use crate::liveness::slots::SlotRef;
+use crate::liveness::{Shared, clock};
 use pgrx::pg_sys::panic::ErrorReport;
 use pgrx::pg_sys::{self, SubTransactionId};
 
@@ -146,6 +146,10 @@ impl Notes {
                     }
                     continue;
                 }
+                What::Kept(kind) => {
+                    stirred |= committed && database.keep(*kind, clock::now());
+                    continue;
+                }
                 _ => (),
             }
             stirred = true;
@@ -173,6 +177,7 @@ impl Notes {
                 | What::Fenced { .. }
                 | What::Places { .. }
                 | What::AllPlaces
+                | What::Kept(_)
                 | What::Items { .. } => (),
             }
         }
@@ -207,7 +212,7 @@ impl Note {
             What::Ended { session, .. } => shared.thaw(*session),
             What::Places { claimed: true, .. } | What::AllPlaces => self.lower(shared, database),
             What::Told(name) => shared.post_items(database, name),
-            What::Revision(_) | What::Attached | What::Places { .. } | What::Items { .. } => (),
+            What::Revision(_) | What::Attached | What::Places { .. } | What::Items { .. } | What::Kept(_) => (),
         }
     }
 

@@ -15,7 +15,8 @@
 //! | rollback to savepoint | dead, without a trace | nothing was done yet |       | to the ring at once, unchanged |
 //!
 //! Work items have floors instead (see [`crate::liveness::floors`]): what has become free lowers them at commit, what was claimed does so
-//! at a rollback, and both do at PREPARE. Whoever waits for items is woken at commit.
+//! at a rollback, and both do at PREPARE. Whoever waits for items is woken at commit. And somebody is to come, at
+//! its time, for what has been ended and is kept for a while (see [`crate::retention`]).
 //!
 //! What is noted is in [`notes`], what becomes of it in [`end`].
 
@@ -23,7 +24,7 @@ mod end;
 mod notes;
 
 use crate::liveness::Shared;
-use crate::liveness::databases::Database;
+use crate::liveness::databases::{Database, Kept};
 use crate::liveness::floors::Lane;
 use crate::liveness::slots::SlotRef;
 use notes::{NOTES, Note, What, near, note};
@@ -135,6 +136,13 @@ impl Seam {
     pub fn items(self, queue: i32, name: &str) {
         if !near(|what| matches!(what, What::Items { queue: known, .. } if *known == queue)) {
             self.note(What::Items { queue, name: name.to_owned() });
+        }
+    }
+
+    /// A row has come to its end and is kept for a while, if this commits.
+    pub fn kept(self, kind: Kept) {
+        if !near(|what| matches!(what, What::Kept(known) if *known == kind)) {
+            self.note(What::Kept(kind));
         }
     }
 

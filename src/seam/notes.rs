@@ -2,7 +2,7 @@
 
 use super::end;
 use crate::liveness::Shared;
-use crate::liveness::databases::Database;
+use crate::liveness::databases::{Database, Kept};
 use crate::liveness::floors::Lane;
 use crate::liveness::slots::SlotRef;
 use pgrx::pg_sys::{self, SubTransactionId};
@@ -57,6 +57,8 @@ pub enum What {
         queue: i32,
         name: String,
     },
+    /// A row is kept for a while from now on.
+    Kept(Kept),
     /// Listeners are to be told of items, which has been taken out of the ring.
     Told(String),
     Opened(SlotRef),

@@ -104,8 +104,11 @@ impl Launcher {
         self.shared.reclaim(now);
         let mut due: HashMap<u32, Due> = HashMap::new();
         each_session_due(self.shared, now, |database, at| due.entry(database).or_default().at(at));
+        let no_sessions = due.is_empty();
         each_post_due(self.shared, now, |database, at| due.entry(database).or_default().at(at));
-        next.at(now + if due.is_empty() && self.unvisited.is_empty() { IDLE } else { TICK });
+        // Rows may be kept for weeks.
+        let nothing_soon = due.values().all(|due| due.earliest().is_none_or(|at| at > now + IDLE));
+        next.at(now + if no_sessions && nothing_soon && self.unvisited.is_empty() { IDLE } else { TICK });
         self.reap(now);
         self.forget_dropped();
         for (database, at) in due.into_iter().filter_map(|(database, due)| Some((database, due.earliest()?))) {

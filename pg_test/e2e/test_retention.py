@@ -1,0 +1,149 @@
+"""For how long what has ended is kept: run-once keys that are done or resolved, and items that are dead."""
+
+import psycopg
+import pytest
+from client import Session, call, rows
+from conftest import wait_until
+
+
+class Keys:
+    setting = "eskit_lease.execution_retention"
+    ids = 'SELECT key FROM eskit_lease._executions ORDER BY key COLLATE "C"'
+    age = """UPDATE eskit_lease._executions SET started_at = started_at - interval '31 days', finished_at = finished_at - interval '31 days',
+             resolved_at = resolved_at - interval '31 days' WHERE key LIKE 'old %'"""
+
+    @staticmethod
+    def end(conn, session, count):
+        run = """SELECT count(eskit_lease.execution_finish(key, b.fence))
+                 FROM generate_series(1, %s) AS i, concat('ended ', i) AS key, eskit_lease.execution_begin(key, %s) AS b"""
+        assert conn.execute(run, (count, session.id)).fetchone() == (count,)
+
+    @staticmethod
+    def every_kind(conn, session):
+        """Some of each state, by the name of their age; gives the keys of those that are never removed."""
+        dead = Session(conn, "dead", ttl="120 s")
+
+        def begin(runner, key):
+            return call(conn, "execution_begin", key, runner.id).fence
+
+        kept = []
+        for name in (f"{when} {i}" for i in range(4) for when in ("old", "new")):
+            call(conn, "execution_finish", f"{name} done", begin(session, f"{name} done"))
+            for outcome in ("failed", "retry", "done"):
+                begin(dead, f"{name} resolved {outcome}")
+            call(conn, "execution_fail", f"{name} failed", begin(session, f"{name} failed"), "error")
+            call(conn, "execution_fail", f"{name} free", begin(session, f"{name} free"), "error", True)
+            begin(session, f"{name} running"), begin(dead, f"{name} in doubt")
+            kept += [f"{name} {kind}" for kind in ("failed", "free", "running", "in doubt")]
+        dead.close()
+        conn.execute(
+            """SELECT eskit_lease.execution_resolve(key, substring(key FROM 'resolved (.*)'))
+               FROM eskit_lease.executions WHERE key LIKE '%resolved%'"""
+        )
+        return kept
+
+
+class DeadItems:
+    setting = "eskit_lease.dead_item_retention"
+    ids = "SELECT key FROM eskit_lease._dead_items UNION ALL SELECT key FROM eskit_lease._items ORDER BY 1"
+    age = "UPDATE eskit_lease._dead_items SET added_at = added_at - interval '31 days', died_at = died_at - interval '31 days' WHERE key LIKE 'old %'"
+
+    @staticmethod
+    def end(conn, session, count):
+        """Half of them fail, and of the others the claimer ends."""
+        call(conn, "queue_create", "q", 1)
+        claimer = Session(conn, "claimer", ttl="120 s")
+        keys = [f"ended {i}" for i in range(count)]
+        call(conn, "item_add_many", "q", [psycopg.types.json.Jsonb(1)] * count, keys)
+        for item in rows(conn, "item_claim", "q", session.id, count // 2):
+            assert not call(conn, "item_fail", item.id, item.fence, "error")
+        assert len(rows(conn, "item_claim", "q", claimer.id, count - count // 2)) == count - count // 2
+        assert claimer.close()
+
+    @staticmethod
+    def every_kind(conn, session):
+        call(conn, "queue_create", "q", 1)
+        for name in (f"{when} {i}" for i in range(4) for when in ("old", "new")):
+            for how in ("ended", "failed", "kept claimed", "kept ready"):
+                call(conn, "item_add", "q", psycopg.types.json.Jsonb(1), f"{name} {how}")
+            claimer = Session(conn, "claimer", ttl="120 s")
+            assert len(rows(conn, "item_claim", "q", claimer.id, 1)) == 1
+            claimer.close()
+            (item,) = rows(conn, "item_claim", "q", session.id, 1)
+            call(conn, "item_fail", item.id, item.fence, "error")
+            assert len(rows(conn, "item_claim", "q", session.id, 2)) == 2
+        return [f"{when} {i} kept {how}" for i in range(4) for when in ("old", "new") for how in ("claimed", "ready")]
+
+
+def keep(server, kind, retention):
+    server.set(**{kind.setting.replace(".", "__"): retention})
+    if retention is not None:
+        shown = f"SELECT current_setting('{kind.setting}')::interval = '{retention}'::interval"
+        wait_until(lambda: server.query(shown) == [(True,)])
+
+
+def left(conn, kind):
+    return [key for (key,) in conn.execute(kind.ids)]
+
+
+@pytest.fixture(params=[Keys, DeadItems], ids=["keys", "dead items"])
+def kind(request, server):
+    yield request.param
+    keep(server, request.param, None)
+
+
+@pytest.fixture
+def old_and_new(kind, no_worker, connect):
+    """Rows of every kind, half of which are 31 days old, in a database that nobody has looked at yet; the connection, and the names of those to
+    be kept: the new, and the undecided."""
+    conn = connect()
+    kept = kind.every_kind(conn, Session(conn, "session", ttl="120 s"))
+    conn.execute(kind.age)
+    kept += [name for name in left(conn, kind) if name.startswith("new") and name not in kept]
+    return conn, sorted(kept)
+
+
+def test_removed_in_batches(kind, old_and_new):
+    conn, kept = old_and_new
+    before = left(conn, kind)
+    assert len(kept) < len(before) - 5
+    while call(conn, "session_sweep", 3).more:
+        after = left(conn, kind)
+        assert len(before) - len(after) <= 3
+        before = after
+    assert left(conn, kind) == kept
+    if kind is Keys:
+        assert call(conn, "execution_begin", "old 0 done", Session(conn).id).first, "free again"
+
+
+@pytest.mark.parametrize("retention", ["-1", "40 d"])
+def test_kept(server, kind, old_and_new, retention):
+    keep(server, kind, retention)
+    conn, _ = old_and_new
+    before = left(conn, kind)
+    while call(conn, "session_sweep", 1000).more:
+        pass
+    assert left(conn, kind) == before
+
+
+@pytest.mark.parametrize("how", ["ended", "prepared", "restarted"])
+def test_worker_comes_though_nothing_happens(server, kind, connect, how):
+    """Neither for a session, which lives on, nor because anything else is done."""
+    if how != "restarted":
+        keep(server, kind, "2 s")
+    with connect() as conn:
+        session = Session(conn, "session", ttl="600 s")
+        if how == "prepared":
+            with conn.transaction():
+                conn.execute("SELECT 1")
+                kind.end(conn, session, 10)
+                conn.execute(f"PREPARE TRANSACTION '{conn.info.dbname}'")
+            conn.execute(f"COMMIT PREPARED '{conn.info.dbname}'")
+        else:
+            kind.end(conn, session, 1500)
+            assert left(conn, kind)
+    if how == "restarted":
+        server.restart("immediate")
+        keep(server, kind, "2 s")
+    with server.connect(connect().info.dbname) as conn:
+        wait_until(lambda: not left(conn, kind), pause=0.2)
