@@ -1,6 +1,6 @@
 //! Adding items.
 
-use super::{ITEMS, LATER, MAX_PAYLOAD, Queue, lane, partition};
+use super::{ITEMS, LATER, MAX_PAYLOAD, Queue, id, lane, partition};
 use crate::MAX_NAMES;
 use crate::call::{Call, enter, text_arg};
 use crate::error::{Error, Result};
@@ -72,7 +72,7 @@ fn item_add(
     let due = due_arg(run_at)?;
     let call = Call::open(shared)?;
     let queue = Queue::of(&name)?;
-    let (partitions, id) = (queue.partitions()?, spi::next(c"_item_seq"));
+    let (partitions, id) = (queue.partitions()?, id::next(&call));
     let partition = partition(key.as_deref(), id, partitions);
     let db = call.db();
     let mut values = vec![
@@ -126,7 +126,7 @@ fn item_add_many(
         return Ok(Vec::new());
     }
     let partitions = queue.partitions()?;
-    let ids: Vec<i64> = (0..count).map(|_| spi::next(c"_item_seq")).collect();
+    let ids: Vec<i64> = (0..count).map(|_| id::next(&call)).collect();
     let places: Vec<i32> = keys.iter().zip(&ids).map(|(key, id)| partition(key.as_deref(), *id, partitions)).collect();
     let mut first = HashMap::new();
     for (partition, id) in places.iter().zip(&ids) {

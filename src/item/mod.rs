@@ -28,6 +28,7 @@ mod add;
 mod claim;
 mod dead;
 mod finish;
+mod id;
 mod queue;
 
 pub use dead::{OLDEST, RETIRE, free};
