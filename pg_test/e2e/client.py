@@ -1,7 +1,9 @@
 """A consumer as the tests write one, and the helpers to measure what it sees."""
 
+import threading
 import time
 
+import psycopg
 from psycopg.rows import namedtuple_row
 
 
@@ -129,3 +131,32 @@ def best_of(tries, limit_ms, measure):
             break
     print(f"{measure.__qualname__}: {figures} ms, limit {limit_ms} ms")
     assert figures[-1] <= limit_ms, figures
+
+
+class Stubborn(threading.Thread):
+    """Does its work over and over until it is told to stop; connects again when the server is gone for a while. `server` may change meanwhile."""
+
+    def __init__(self, server):
+        super().__init__(daemon=True)
+        self.server, self.stopping, self.failure = server, threading.Event(), None
+
+    def run(self):
+        while not self.stopping.is_set():
+            try:
+                with self.server.connect() as self.conn:
+                    self.prepare()
+                    while not self.stopping.is_set():
+                        self.work()
+            except psycopg.OperationalError:  # also 40001
+                time.sleep(0.01)
+            except Exception as failure:
+                self.failure = failure
+                raise
+
+    def prepare(self):
+        pass
+
+    def end(self):
+        self.stopping.set()
+        self.join()
+        assert self.failure is None

@@ -3,6 +3,7 @@
 import itertools
 import os
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -101,6 +102,37 @@ class Server:
         with self.connect() as victim:
             os.kill(victim.info.backend_pid, signal.SIGKILL)
         wait_until(recovered)
+
+
+def standby_of(primary, name="e2e-standby"):
+    """A hot standby that streams from `primary`, which has room for it."""
+    base = Path(str(primary.data) + "-base")
+    shutil.rmtree(base, ignore_errors=True)
+    base.mkdir(mode=0o700)
+    tool = Path(os.environ["PG_BIN"]) / "pg_basebackup"
+    subprocess.run([tool, "-d", primary.dsn(), "-D", base, "-X", "stream", "-c", "fast", "--no-sync"], check=True)
+    (base / "standby.signal").touch()
+    connection = f"host={primary.host} port={primary.port} user=postgres"
+    server = Server(name, f"primary_conninfo = '{connection}'", "hot_standby = on", copy_of=base)
+    shutil.rmtree(base)
+    return server
+
+
+def caught_up(primary, standby):
+    """Waits until the standby has replayed all that the primary has written."""
+    lsn = primary.query("SELECT pg_current_wal_lsn()")[0][0]
+    wait_until(lambda: standby.query("SELECT pg_last_wal_replay_lsn() >= %s::pg_lsn", lsn) == [(True,)])
+
+
+def cut_off(standby):
+    """It learns of nothing more."""
+    standby.set(primary_conninfo="")
+    wait_until(lambda: standby.query("SELECT count(*) FROM pg_stat_wal_receiver") == [(0,)])
+
+
+def promote(standby):
+    assert standby.query("SELECT pg_promote()") == [(True,)]
+    wait_until(lambda: standby.query("SELECT pg_is_in_recovery()") == [(False,)])
 
 
 class Pooler:

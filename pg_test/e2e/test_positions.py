@@ -3,13 +3,12 @@
 import os
 import random
 import subprocess
-import threading
 import time
 from pathlib import Path
 
 import psycopg
 import pytest
-from client import Session, call
+from client import Session, Stubborn, call
 from conftest import Server, wait_until
 from psycopg import IsolationLevel
 
@@ -28,35 +27,6 @@ def outbox():
     server.query("CREATE EXTENSION eskit_lease")
     yield server
     server.stop("immediate")
-
-
-class Stubborn(threading.Thread):
-    """Does its work over and over until it is told to stop; connects again when the server is gone for a while."""
-
-    def __init__(self, server):
-        super().__init__(daemon=True)
-        self.server, self.stopping, self.failure = server, threading.Event(), None
-
-    def run(self):
-        while not self.stopping.is_set():
-            try:
-                with self.server.connect() as self.conn:
-                    self.prepare()
-                    while not self.stopping.is_set():
-                        self.work()
-            except psycopg.OperationalError:  # also 40001
-                time.sleep(0.01)
-            except Exception as failure:
-                self.failure = failure
-                raise
-
-    def prepare(self):
-        pass
-
-    def end(self):
-        self.stopping.set()
-        self.join()
-        assert self.failure is None
 
 
 class Writer(Stubborn):

@@ -1,7 +1,6 @@
 """A streaming standby: refusals while it is one, and its promotion, after which no fence is given twice."""
 
 import os
-import shutil
 import subprocess
 import time
 from pathlib import Path
@@ -9,7 +8,7 @@ from pathlib import Path
 import psycopg
 import pytest
 from client import Session, call, rows
-from conftest import Server, wait_until
+from conftest import Server, caught_up, cut_off, promote, standby_of, wait_until
 
 
 @pytest.fixture
@@ -22,22 +21,9 @@ def primary():
 
 @pytest.fixture
 def standby(primary):
-    base = Path(str(primary.data) + "-base")
-    shutil.rmtree(base, ignore_errors=True)
-    base.mkdir(mode=0o700)
-    tool = Path(os.environ["PG_BIN"]) / "pg_basebackup"
-    subprocess.run([tool, "-d", primary.dsn(), "-D", base, "-X", "stream", "-c", "fast", "--no-sync"], check=True)
-    (base / "standby.signal").touch()
-    connection = f"host={primary.host} port={primary.port} user=postgres"
-    server = Server("e2e-standby", f"primary_conninfo = '{connection}'", "hot_standby = on", copy_of=base)
-    shutil.rmtree(base)
+    server = standby_of(primary)
     yield server
     server.stop("immediate")
-
-
-def caught_up(primary, standby):
-    lsn = primary.query("SELECT pg_current_wal_lsn()")[0][0]
-    wait_until(lambda: standby.query("SELECT pg_last_wal_replay_lsn() >= %s::pg_lsn", lsn) == [(True,)])
 
 
 VERBS = {
@@ -105,13 +91,11 @@ def test_standby_and_its_promotion(primary, standby):
             assert reader.execute("SELECT resource FROM eskit_lease._leases WHERE NOT declared ORDER BY 1").fetchall() == [("lost",), ("r",)]
         assert not standby.workers() and not standby.workers("launcher")
         # More is granted that the standby never sees: it is promoted from an older history.
-        standby.set(primary_conninfo="")
-        wait_until(lambda: standby.query("SELECT count(*) FROM pg_stat_wal_receiver") == [(0,)])
+        cut_off(standby)
         unseen = [holder.take(f"unseen {i}") for i in range(50)]
     primary.stop("immediate")
     promoted_at = time.monotonic()
-    assert standby.query("SELECT pg_promote()") == [(True,)]
-    wait_until(lambda: standby.query("SELECT pg_is_in_recovery()") == [(False,)])
+    promote(standby)
     with standby.connect() as conn:
         for session in (holder, lost, waiter):
             session.conn = conn
