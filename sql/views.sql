@@ -23,7 +23,7 @@ COMMENT ON VIEW eskit_lease.sessions IS 'Sessions with rows, each with its state
 COMMENT ON COLUMN eskit_lease.sessions.session IS 'The handle; NULL unless the reader may use the session or is an administrator.';
 COMMENT ON COLUMN eskit_lease.sessions.consumer IS 'The name that the process gave itself.';
 COMMENT ON COLUMN eskit_lease.sessions.role IS 'The role that opened it.';
-COMMENT ON COLUMN eskit_lease.sessions.state IS 'alive, draining, closing (its end is being committed) or expired (not swept yet).';
+COMMENT ON COLUMN eskit_lease.sessions.state IS 'alive, draining, closing (its end is being committed), expired (not swept yet), or unknown (on a standby).';
 COMMENT ON COLUMN eskit_lease.sessions.ttl_ms IS 'Time to live between heartbeats, in milliseconds.';
 COMMENT ON COLUMN eskit_lease.sessions.trust_ms IS 'Milliseconds left without another heartbeat.';
 COMMENT ON COLUMN eskit_lease.sessions.expires_at IS 'The same as a time, for people; NULL for an expired session.';
@@ -37,7 +37,7 @@ COMMENT ON COLUMN eskit_lease.sessions.waiting_for IS 'Number of its places in q
 CREATE VIEW eskit_lease.leases AS
 SELECT l.resource,
        l.slot,
-       CASE WHEN l.session IS NULL THEN 'free' WHEN t.state IN ('alive', 'closing') THEN 'held' ELSE 'expired' END AS state,
+       CASE WHEN l.session IS NULL THEN 'free' WHEN coalesce(t.state, 'expired') = 'expired' THEN 'expired' ELSE 'held' END AS state,
        s.consumer,
        CASE WHEN pg_has_role(s.role, 'USAGE') OR pg_has_role(e.extowner, 'USAGE') THEN l.session END AS session,
        pg_get_userbyid(s.role) AS role,
@@ -173,7 +173,7 @@ CREATE VIEW eskit_lease.group_partitions AS
 SELECT g.group_name,
        n.partition,
        CASE WHEN l.session IS NULL THEN 'free'
-            WHEN t.state IS NULL OR t.state = 'expired' THEN 'expired'
+            WHEN coalesce(t.state, 'expired') = 'expired' THEN 'expired'
             WHEN p.target IS DISTINCT FROM l.session AND (p.revoking = l.fence OR p.target IS NOT NULL) THEN 'revoking'
             ELSE 'owned' END AS state,
        s.consumer AS owner,
@@ -363,7 +363,7 @@ CREATE VIEW eskit_lease.items AS
 SELECT q.queue,
        i.id,
        i.partition,
-       CASE WHEN c.fence IS NULL THEN 'ready' WHEN t.state IN ('alive', 'closing') THEN 'claimed' ELSE 'expired' END AS state,
+       CASE WHEN c.fence IS NULL THEN 'ready' WHEN coalesce(t.state, 'expired') = 'expired' THEN 'expired' ELSE 'claimed' END AS state,
        i.key,
        i.payload,
        i.attempt,

@@ -15,8 +15,13 @@ use std::cell::OnceCell;
 /// Shared memory, on a server that is neither without it nor in recovery.
 pub fn enter() -> Result<&'static Shared> {
     let shared = shared()?;
+    if in_recovery() { Err(Error::Recovery.into()) } else { Ok(shared) }
+}
+
+/// Whether this is a standby.
+pub fn in_recovery() -> bool {
     // SAFETY: no preconditions in a backend
-    if unsafe { pg_sys::RecoveryInProgress() } { Err(Error::Recovery.into()) } else { Ok(shared) }
+    unsafe { pg_sys::RecoveryInProgress() }
 }
 
 /// A call that reads or writes rows.

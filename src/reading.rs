@@ -1,6 +1,8 @@
 //! What SQL sees of shared memory: the functions under the views, and the counters.
+//!
+//! A standby has the rows and does not know who lives. There the views show the rows, and say so.
 
-use crate::call::enter;
+use crate::call::{enter, in_recovery};
 use crate::catalog;
 use crate::error::Result;
 use crate::liveness::databases::COUNTERS;
@@ -23,7 +25,7 @@ row::composite! {
     /// What shared memory says of a session.
     Standing = "eskit_lease._session_standing" {
         state: Text,
-        trust_ms: i32,
+        trust_ms: Option<i32>,
         expires_at: Option<TimestampWithTimeZone>,
         revision: Option<i64>,
         attached_pid: Option<i32>,
@@ -32,7 +34,11 @@ row::composite! {
 
 #[pg_extern(schema = "eskit_lease", strict)]
 fn _standing(session: Uuid, boot_id: i64, ttl_ms: i32) -> Result<Standing> {
-    let (shared, home) = (enter()?, catalog::home());
+    let (shared, home) = (shared()?, catalog::home());
+    if in_recovery() {
+        let state = Text::from("unknown");
+        return Ok(Standing { state, trust_ms: None, expires_at: None, revision: None, attached_pid: None });
+    }
     let standing = shared.standing(home, session, boot_id, ttl_ms);
     let left = standing.left();
     let pid = shared.find(home, session).and_then(|at| shared.attached_pid(at));
@@ -43,15 +49,19 @@ fn _standing(session: Uuid, boot_id: i64, ttl_ms: i32) -> Result<Standing> {
     };
     // Without a slot there is none yet.
     let revision = Some(standing.revision.cast_signed()).filter(|revision| *revision != 0);
-    Ok(Standing { state: Text::from(state), trust_ms: clock::trust_ms(left), expires_at, revision, attached_pid: pid })
+    let trust_ms = Some(clock::trust_ms(left));
+    Ok(Standing { state: Text::from(state), trust_ms, expires_at, revision, attached_pid: pid })
 }
 
 /// How long an owner has left to release a partition.
 #[pg_extern(schema = "eskit_lease", strict)]
-fn _revoke_in(revoke_at: i64, boot_id: i64, rebalance_timeout_ms: i32) -> Result<Interval> {
-    let shared = enter()?;
+fn _revoke_in(revoke_at: i64, boot_id: i64, rebalance_timeout_ms: i32) -> Result<Option<Interval>> {
+    let shared = shared()?;
+    if in_recovery() {
+        return Ok(None);
+    }
     let at = shared.of_this_start(revoke_at, boot_id, rebalance_timeout_ms);
-    Ok(Interval::from_micros(i64::try_from(at.saturating_sub(clock::now())).unwrap_or(0)))
+    Ok(Some(Interval::from_micros(i64::try_from(at.saturating_sub(clock::now())).unwrap_or(0))))
 }
 
 #[pg_extern(schema = "eskit_lease")]

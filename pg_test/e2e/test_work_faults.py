@@ -192,7 +192,7 @@ class Client(Stubborn):
             if error.sqlstate == "55000":  # it was away for too long
                 self.session = None
                 self.prepare()
-            elif error.sqlstate != "55P03":
+            elif error.sqlstate not in ("55P03", "LF001"):
                 raise
 
 
