@@ -41,11 +41,20 @@ def stats(db):
     return dict(db.execute("SELECT name, value FROM eskit_lease.stats()").fetchall())
 
 
+def script_file(name):
+    """A script together with those that it includes, which pgbench would not do."""
+    scripts, file = HERE / "sql", ROOT / "target" / "bench" / f"{name}.sql"
+    include = re.compile(r"^\\i (.*)\n", re.M)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(include.sub(lambda found: (scripts / found[1]).read_text(), (scripts / f"{name}.sql").read_text()))
+    return file
+
+
 def pgbench_command(script, *options, clients=CLIENTS, threads=THREADS, seconds=SECONDS, **variables):
     defines = [f"--define={name}={value}" for name, value in {"ready": "false", **variables}.items()]
     return [
         "pgbench", "--no-vacuum", "--protocol=prepared", f"--client={clients}", f"--jobs={min(threads, clients)}",
-        f"--time={seconds}", f"--file={HERE / 'sql' / script}.sql", *defines, *options, "postgres",
+        f"--time={seconds}", f"--file={script_file(script)}", *defines, *options, "postgres",
     ]  # fmt: skip
 
 

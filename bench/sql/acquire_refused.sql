@@ -1,6 +1,2 @@
--- The session of this connection is read once; what follows is measured.
-\if not :ready
-SELECT session FROM clients WHERE n = :client_id \gset
-\set ready true
-\endif
+\i include/session.sql
 SELECT * FROM eskit_lease.lease_acquire('bench/held', :session);

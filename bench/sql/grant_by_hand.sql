@@ -1,8 +1,4 @@
--- The session of this connection is read once; what follows is measured.
-\if not :ready
-SELECT session FROM clients WHERE n = :client_id \gset
-\set ready true
-\endif
+\i include/session.sql
 \set n random(1, 9000000000000000000)
 INSERT INTO plain_leases (resource, slot, session, fence, timeline, granted_at)
 VALUES ('bench/new/' || :client_id || '/' || :n, 0, :session, nextval('plain_fences'), 1, clock_timestamp()) RETURNING fence \gset
