@@ -15,7 +15,7 @@
 //! | rollback to savepoint | dead, without a trace | nothing was done yet |       | to the ring at once, unchanged |
 //!
 //! Work items have floors instead (see [`crate::liveness::floors`]): what has become free lowers them at commit, what was claimed does so
-//! at a rollback, and both do at PREPARE. Whoever waits for items is woken at commit.
+//! at a rollback, and both do at PREPARE. Whoever waits for items is woken at commit, and at the rollback of a claim.
 //!
 //! The callbacks run where an ERROR would bring the server down, so they only copy, change atomics and set latches.
 
@@ -77,6 +77,8 @@ enum What {
         queue: i32,
         name: String,
     },
+    /// Heads of keys have been ended, the first of them at this number.
+    EndedHeads(i64),
     /// Listeners are to be told of items, which has been taken out of the ring.
     Told(String),
     Opened(SlotRef),
@@ -269,6 +271,26 @@ impl Seam {
         }
     }
 
+    /// The head of a key is ended, which had this number in its lane.
+    pub fn ended_head(self, since: i64) {
+        let known = near(|what| match what {
+            What::EndedHeads(first) => {
+                *first = since.min(*first);
+                true
+            }
+            _ => false,
+        });
+        if !known {
+            self.note(What::EndedHeads(since));
+        }
+    }
+
+    /// The first number of those that this transaction has ended: they are back if it fails.
+    pub fn first_ended_head(self) -> i64 {
+        let first = |note: &Note| if let What::EndedHeads(first) = note.what { Some(first) } else { None };
+        NOTES.with_borrow(|notes| notes.list.iter().filter_map(first).min()).unwrap_or(i64::MAX)
+    }
+
     /// This transaction tells listeners of items, as the ring has asked for.
     pub fn told(self, queue: &str) {
         self.note(What::Told(queue.to_owned()));
@@ -440,8 +462,10 @@ impl Notes {
                     continue;
                 }
                 What::Places { claimed, .. } if *claimed == committed => continue,
+                What::EndedHeads(_) => continue,
                 What::Places { .. } | What::AllPlaces => {
                     note.lower(shared, database);
+                    note.feed(shared, database);
                     continue;
                 }
                 What::Items { queue, name } => {
@@ -478,6 +502,7 @@ impl Notes {
                 | What::Fenced { .. }
                 | What::Places { .. }
                 | What::AllPlaces
+                | What::EndedHeads(_)
                 | What::Items { .. } => (),
             }
         }
@@ -514,9 +539,19 @@ impl Note {
             What::Flags(flags) => database.flag(*flags),
             What::Opened(session) => shared.erase(*session),
             What::Ended { session, .. } => shared.thaw(*session),
-            What::Places { claimed: true, .. } | What::AllPlaces => self.lower(shared, database),
+            What::Places { claimed: true, .. } | What::AllPlaces => {
+                self.lower(shared, database);
+                self.feed(shared, database);
+            }
             What::Told(name) => shared.post_items(database, name),
-            What::Revision(_) | What::Attached | What::Places { .. } | What::Items { .. } => (),
+            What::Revision(_) | What::Attached | What::Places { .. } | What::Items { .. } | What::EndedHeads(_) => (),
+        }
+    }
+
+    /// What was claimed is not: wakes those who found it in somebody's hands.
+    fn feed(&self, shared: &Shared, database: &Database) {
+        if let What::Places { lane, claimed: true, .. } = &self.what {
+            shared.feed(database, lane.queue);
         }
     }
 

@@ -1,6 +1,8 @@
 //! Claiming items.
 
-use super::{Claim, ITEMS, LATER, MAX_CLAIM, Queue, column, dead, lane};
+mod ordered;
+
+use super::{Claim, ITEMS, LATER, MAX_CLAIM, Order, Queue, column, dead, lane};
 use crate::acquire::grantee;
 use crate::call::{Call, enter, text_arg};
 use crate::error::{Error, Result};
@@ -12,7 +14,8 @@ use crate::spi::{self, Statement, Value};
 use crate::table::{Flight, Key, Locked, Sight, Table, Tuple};
 use crate::text::Text;
 use crate::{claim, fence, row};
-use pgrx::pg_sys::{self, INT4ARRAYOID, INT4OID, INT8ARRAYOID, INT8OID, UUIDOID};
+use ordered::Look;
+use pgrx::pg_sys::{self, INT4ARRAYOID, INT4OID, INT8ARRAYOID, INT8OID, TEXTOID, UUIDOID};
 use pgrx::prelude::*;
 use pgrx::{Uuid, name};
 use std::cell::Cell;
@@ -20,7 +23,7 @@ use std::sync::atomic::Ordering;
 
 static CLAIM: Statement = Statement::writes(
     include_str!("../../sql/query/item/claim.sql"),
-    &[INT8OID, UUIDOID, INT4OID, INT8ARRAYOID, INT4ARRAYOID, INT8ARRAYOID],
+    &[INT8OID, UUIDOID, INT4OID, INT8ARRAYOID, INT4ARRAYOID, INT8ARRAYOID, TEXTOID],
 );
 static CLAIM_LATER: Statement = Statement::writes(
     include_str!("../../sql/query/item/claim_later.sql"),
@@ -164,14 +167,14 @@ impl Claimer<'_> {
             self.call.seam().places(lane, *first, true);
         }
         for (due, id) in found {
-            self.take_due(partition, due, id);
+            self.take_due(partition, due, id, spi::next(c"_item_seq"));
         }
         self.call.shared.raise(lane, start, stop);
     }
 
     /// Moves an item that is due and locked to those that are claimed.
-    fn take_due(&mut self, partition: i32, due: i64, id: i64) {
-        let (fence, place) = (self.fence(), spi::next(c"_item_seq"));
+    fn take_due(&mut self, partition: i32, due: i64, id: i64, place: i64) {
+        let fence = self.fence();
         let values = vec![
             Value::Int(self.queue.number),
             Value::Int(partition),
@@ -194,6 +197,13 @@ impl Claimer<'_> {
     fn look(&mut self, partitions: &[i32], from_beginning: bool) {
         self.seen.clear();
         for partition in partitions {
+            if self.queue.order != Order::None {
+                if self.has_all() {
+                    return;
+                }
+                Look::of(self, *partition, from_beginning).claim();
+                continue;
+            }
             for ready in [false, true] {
                 match ready {
                     _ if self.has_all() => return,
@@ -235,6 +245,7 @@ impl Claimer<'_> {
             Value::Longs(&places),
             if partitions.iter().any(|partition| *partition != 0) { Value::Ints(&partitions) } else { Value::Null },
             if ids == places { Value::Null } else { Value::Longs(&ids) },
+            Value::MaybeText(Some(self.queue.order).filter(|order| *order != Order::None).map(Order::name)),
         ];
         self.call.db().execute(&CLAIM, values);
     }
