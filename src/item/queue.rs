@@ -50,7 +50,7 @@ fn queue_create(
     let attempts = attempts_arg(max_attempts.ok_or(Error::Null("max_attempts"))?)?;
     let backoff = interval::delay_ms("retry_backoff", retry_backoff.ok_or(Error::Null("retry_backoff"))?)?;
     let ordering = ordering.ok_or(Error::Null("ordering"))?;
-    let order = Order::named(&ordering).ok_or_else(|| Error::Ordering(ordering.0))?;
+    let order = Order::named(&ordering).ok_or(Error::Ordering(ordering.0))?;
     let group = group_name.map(|group| text_arg("group_name", Some(group))).transpose()?;
     let call = Call::open(shared)?;
     if let Some(group) = &group {
