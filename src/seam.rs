@@ -15,7 +15,7 @@
 //! | rollback to savepoint | dead, without a trace | nothing was done yet |       | to the ring at once, unchanged |
 //!
 //! Work items have floors instead (see [`crate::liveness::floors`]): what has become free lowers them at commit, what was claimed does so
-//! at a rollback, and both do at PREPARE. Whoever waits for items is woken at commit, and at the rollback of a claim.
+//! at a rollback, and both do at PREPARE. Whoever waits for items is woken at commit, or when they are due, and at the rollback of a claim.
 //!
 //! The callbacks run where an ERROR would bring the server down, so they only copy, change atomics and set latches.
 
@@ -76,6 +76,11 @@ enum What {
     Items {
         queue: i32,
         name: String,
+    },
+    /// Work items of a queue become due at a time, in microseconds since 2000.
+    Due {
+        queue: i32,
+        at: i64,
     },
     /// Heads of keys have been ended, the first of them at this number.
     EndedHeads(i64),
@@ -271,6 +276,20 @@ impl Seam {
         }
     }
 
+    /// Items of a queue become due at a time if this commits: none before it.
+    pub fn due(self, queue: i32, at: i64) {
+        let known = near(|what| match what {
+            What::Due { queue: known, at: first } if *known == queue => {
+                *first = at.min(*first);
+                true
+            }
+            _ => false,
+        });
+        if !known {
+            self.note(What::Due { queue, at });
+        }
+    }
+
     /// The head of a key is ended, which had this number in its lane.
     pub fn ended_head(self, since: i64) {
         let known = near(|what| match what {
@@ -463,6 +482,12 @@ impl Notes {
                 }
                 What::Places { claimed, .. } if *claimed == committed => continue,
                 What::EndedHeads(_) => continue,
+                What::Due { queue, at } => {
+                    if committed {
+                        shared.feed_at(database, *queue, *at);
+                    }
+                    continue;
+                }
                 What::Places { .. } | What::AllPlaces => {
                     note.lower(shared, database);
                     note.feed(shared, database);
@@ -503,6 +528,7 @@ impl Notes {
                 | What::Places { .. }
                 | What::AllPlaces
                 | What::EndedHeads(_)
+                | What::Due { .. }
                 | What::Items { .. } => (),
             }
         }
@@ -544,7 +570,12 @@ impl Note {
                 self.feed(shared, database);
             }
             What::Told(name) => shared.post_items(database, name),
-            What::Revision(_) | What::Attached | What::Places { .. } | What::Items { .. } | What::EndedHeads(_) => (),
+            What::Revision(_)
+            | What::Attached
+            | What::Places { .. }
+            | What::Items { .. }
+            | What::Due { .. }
+            | What::EndedHeads(_) => (),
         }
     }
 

@@ -19,6 +19,7 @@ use pgrx::pg_sys::{self, INT4ARRAYOID, INT4OID, INT8ARRAYOID, INT8OID, TEXTOID, 
 use pgrx::prelude::*;
 use pgrx::{Uuid, name};
 use std::cell::Cell;
+use std::collections::HashSet;
 use std::sync::atomic::Ordering;
 
 static CLAIM: Statement = Statement::writes(
@@ -52,6 +53,8 @@ struct Claimer<'a> {
     taken: Vec<Taken>,
     /// Lanes that have been looked at, as they were before.
     seen: Vec<(Lane, Start)>,
+    /// When something becomes due that has been seen not to be.
+    next_due: Option<i64>,
     /// The last fence whose claim has been looked for, and whether it has a row.
     known: Option<(i64, bool)>,
 }
@@ -153,6 +156,9 @@ impl Claimer<'_> {
         later.scan(Sight::Dirty, &key, |row, flight| {
             let (due, id): (i64, i64) = (row.get(3).unwrap_or(0), row.get(4).unwrap_or(0));
             if due > now || found.len() == room {
+                if due > now {
+                    self.next_due = Some(self.next_due.map_or(due, |next| next.min(due)));
+                }
                 stop = stop.min(due);
                 return Some(());
             }
@@ -196,6 +202,7 @@ impl Claimer<'_> {
 
     fn look(&mut self, partitions: &[i32], from_beginning: bool) {
         self.seen.clear();
+        self.next_due = None;
         for partition in partitions {
             if self.queue.order != Order::None {
                 if self.has_all() {
@@ -224,13 +231,21 @@ impl Claimer<'_> {
             if self.has_all() {
                 return Ok(());
             }
-            self.call.shared.hunger(self.call.database, me, self.queue.number);
+            self.hungers(me);
             if self.seen.iter().all(|(lane, start)| self.call.shared.is_turn(*lane, *start)) {
                 return Ok(());
             }
             self.look(partitions, false);
         }
+        if !self.has_all() {
+            self.hungers(me);
+        }
         Ok(())
+    }
+
+    /// Has the session woken when there is more, or when something that has been seen becomes due.
+    fn hungers(&self, me: SlotRef) {
+        self.call.shared.hunger(self.call.database, me, self.queue.number, self.next_due);
     }
 
     /// Writes the row of the claim.
@@ -268,6 +283,12 @@ fn partitions_of(queue: &Queue, session: Uuid) -> Vec<i32> {
     partitions
 }
 
+/// For the worker: wakes the sessions for whom something has become due, and gives the queues in which it has.
+pub fn announce_due(call: &Call, now: u64) -> HashSet<String> {
+    let due = call.shared.feed_due(call.database, now);
+    due.into_iter().filter_map(Queue::numbered).map(|queue| queue.name).collect()
+}
+
 #[pg_extern(schema = "eskit_lease")]
 fn item_claim(
     queue: Option<Text>,
@@ -303,7 +324,8 @@ fn item_claim(
     grantee(&call, me).map_err(Error::SessionEnded)?;
     fence::raise(&call);
     let (fence, taken) = (None, Vec::with_capacity(want.min(100)));
-    let mut claimer = Claimer { call: &call, queue: &queue, want, fence, taken, seen: Vec::new(), known: None };
+    let mut claimer =
+        Claimer { call: &call, queue: &queue, want, fence, taken, seen: Vec::new(), next_due: None, known: None };
     claimer.claim(me, &partitions_of(&queue, session))?;
     let Some(fence) = claimer.fence.filter(|_| !claimer.taken.is_empty()) else {
         return Ok(row::TableIterator::of(Vec::new()));

@@ -263,6 +263,8 @@ fn item_fail(
         call.seam().places(lane(&call, LATER, queue.number, item.partition), due, false);
         if wait_ms == 0 {
             call.seam().items(queue.number, &queue.name);
+        } else {
+            call.seam().due(queue.number, due);
         }
     } else {
         call.db().execute(&BURY, values);

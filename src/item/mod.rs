@@ -33,6 +33,7 @@ mod finish;
 mod heads;
 mod queue;
 
+pub use claim::announce_due;
 pub use dead::free;
 pub use queue::{require_no_items, require_unbound};
 

@@ -144,6 +144,12 @@ impl<'a, 'b> Look<'a, 'b> {
         }
     }
 
+    /// Something that has been seen is not due before that.
+    fn waits_until(&mut self, due: i64) {
+        let next = &mut self.claimer.next_due;
+        *next = Some(next.map_or(due, |next| next.min(due)));
+    }
+
     fn is_fifo(&self) -> bool {
         self.claimer.queue.order == Order::Fifo
     }
@@ -158,6 +164,7 @@ impl<'a, 'b> Look<'a, 'b> {
         let (due, id) = (later.row().get(3).unwrap_or(0), later.row().get(4).unwrap_or(0));
         if due > self.now {
             self.due.stops(due);
+            self.waits_until(due);
             return None;
         }
         Some((due, id, flight))
@@ -263,7 +270,7 @@ impl<'a, 'b> Look<'a, 'b> {
                     }
                 }
             }
-            At::Later(_) => (),
+            At::Later(due) => self.waits_until(due),
         }
     }
 
