@@ -190,9 +190,25 @@ CREATE TABLE eskit_lease._claims (
     claimed_at timestamptz NOT NULL,
     places     bigint[] NOT NULL,
     partitions integer[],
-    ids        bigint[]
+    ids        bigint[],
+    -- Of the queue; NULL for none.
+    ordering   text COLLATE "C"
 );
 CREATE INDEX _claims_session ON eskit_lease._claims (session);
+
+-- Which item of a key goes first (src/item/heads.rs). lane: a hash of the key; since: grows within it. The item is in _items at its place,
+-- or in _later if that is NULL, until it is due.
+CREATE TABLE eskit_lease._item_heads (
+    queue     integer NOT NULL,
+    lane      integer NOT NULL,
+    since     bigint NOT NULL,
+    partition integer NOT NULL,
+    id        bigint NOT NULL,
+    place     bigint,
+    due       bigint,
+    key       text COLLATE "C" NOT NULL,
+    PRIMARY KEY (queue, lane, since)
+);
 
 CREATE TABLE eskit_lease._dead_items (
     id       bigint PRIMARY KEY,
@@ -251,6 +267,7 @@ SELECT pg_catalog.pg_extension_config_dump('eskit_lease._queues', '');
 SELECT pg_catalog.pg_extension_config_dump('eskit_lease._item_seq', '');
 SELECT pg_catalog.pg_extension_config_dump('eskit_lease._items', '');
 SELECT pg_catalog.pg_extension_config_dump('eskit_lease._later', '');
+SELECT pg_catalog.pg_extension_config_dump('eskit_lease._item_heads', '');
 SELECT pg_catalog.pg_extension_config_dump('eskit_lease._dead_items', '');
 SELECT pg_catalog.pg_extension_config_dump('eskit_lease._executions', '');
 
@@ -275,6 +292,7 @@ COMMENT ON TABLE eskit_lease._queues IS 'Private: queues of work items; see the 
 COMMENT ON TABLE eskit_lease._items IS 'Private: work items that are ready or claimed; see the view items.';
 COMMENT ON TABLE eskit_lease._later IS 'Private: work items whose time has not come; see the view items.';
 COMMENT ON TABLE eskit_lease._claims IS 'Private: who has claimed which work items; see the view items.';
+COMMENT ON TABLE eskit_lease._item_heads IS 'Private: which work item of each key goes first.';
 COMMENT ON TABLE eskit_lease._dead_items IS 'Private: work items that are tried no more; see the view dead_items.';
 COMMENT ON TABLE eskit_lease._executions IS 'Private: run-once keys; see the view executions.';
 

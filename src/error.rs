@@ -83,8 +83,6 @@ pub enum Error {
     QueueExists { name: String },
     #[error("unknown ordering \"{0}\"")]
     Ordering(String),
-    #[error("ordering \"{0}\" is not supported")]
-    NotOrdered(String),
     #[error("payload is too large")]
     Payload { bytes: usize, most: usize },
     #[error("numbers of payloads and keys differ")]
@@ -175,7 +173,7 @@ impl Error {
             }
             Error::Unknown { .. } => Code::ERRCODE_UNDEFINED_OBJECT,
             Error::SessionEnded(_) | Error::NotMember { .. } => Code::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
-            Error::AttachPrepared | Error::NotOrdered(_) => Code::ERRCODE_FEATURE_NOT_SUPPORTED,
+            Error::AttachPrepared => Code::ERRCODE_FEATURE_NOT_SUPPORTED,
             // raise_own() makes these LF001 and LF002
             Error::FenceLost { .. }
             | Error::ClaimLost { .. }
@@ -299,7 +297,6 @@ impl Error {
                 Error::Unknown { kind: "group", .. } => "Create it with group_create.",
                 Error::Unknown { kind: "execution", .. } => "The view executions shows the keys.",
                 Error::Ordering(_) => "The orderings are none, fifo and key.",
-                Error::NotOrdered(_) => "Create the queue with ordering none.",
                 Error::ClaimLost { .. } => {
                     "Stop this work and roll back: somebody else may have the item, or have done it."
                 }

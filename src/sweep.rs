@@ -157,13 +157,17 @@ fn dissolve_into(call: &Call, sessions: &[Uuid], most: usize, ending: bool, pass
     Ok(())
 }
 
-/// One pass over a database. `most`: leases freed or handed over; `anybody_dead`: whether it is worth looking for dead sessions.
-pub fn pass(call: &Call, most: usize, anybody_dead: bool) -> Result<Pass> {
+/// One pass over a database. `most`: leases freed or handed over; `anybody_due`: whether it is worth looking for sessions that are dead, or
+/// are to be woken.
+pub fn pass(call: &Call, most: usize, anybody_due: bool) -> Result<Pass> {
     let now = clock::now();
     let mut pass = Pass::default();
     call.database.add(Counter::Sweeps, 1);
+    if anybody_due {
+        pass.items = item::announce_due(call, now);
+    }
     let flags = call.database.take_flags(now);
-    let mut dead = if anybody_dead { dead_sessions(call, now) } else { Vec::new() };
+    let mut dead = if anybody_due { dead_sessions(call, now) } else { Vec::new() };
     if flags != 0 {
         call.seam().flags(flags);
         dead.extend(look_through(call, flags, now, &mut pass)?);
@@ -182,7 +186,7 @@ pub fn pass(call: &Call, most: usize, anybody_dead: bool) -> Result<Pass> {
         bury(call, &dead, &mut pass);
         pass.more |= full && pass.ended > 0;
     }
-    if anybody_dead {
+    if anybody_due {
         call.database.blocked.set(pass.blocked && !pass.more, now);
     }
     pass.more |= retention::retire(call, now, most, flags != 0);

@@ -59,6 +59,17 @@ pub enum Locked {
     Changed,
 }
 
+/// A scan that goes on when it is asked to.
+pub struct Walk<'a> {
+    table: &'a Table,
+    scan: pg_sys::IndexScanDesc,
+    dirty: Box<pg_sys::SnapshotData>,
+    latest: Option<pg_sys::Snapshot>,
+}
+
+/// What was committed at a moment, or done by this transaction.
+pub struct Moment(pg_sys::Snapshot);
+
 /// A row that a scan stands at.
 pub struct Tuple(*mut pg_sys::TupleTableSlot);
 
@@ -118,12 +129,22 @@ impl Table {
 
     /// Shows the rows of a key, or of its first columns, until `visit` has an answer.
     pub fn scan<T>(&self, sight: Sight, key: &[Key], mut visit: impl FnMut(&Tuple, Flight) -> Option<T>) -> Option<T> {
-        let mut keys = [pg_sys::ScanKeyData::default(); 3];
-        let mut dirty =
-            pg_sys::SnapshotData { snapshot_type: pg_sys::SnapshotType::SNAPSHOT_DIRTY, ..Default::default() };
+        let (mut walk, mut answer) = (self.walk(sight, key), None);
+        while answer.is_none()
+            && let Some(flight) = walk.next()
+        {
+            answer = visit(&self.row(), flight);
+        }
+        answer
+    }
+
+    /// The same, row by row: each is [`Table::row`] until the next. Of one table there is one walk at a time.
+    pub fn walk<'a>(&'a self, sight: Sight, key: &'a [Key]) -> Walk<'a> {
+        let mut keys = [pg_sys::ScanKeyData::default(); 4];
+        let snapshot_type = pg_sys::SnapshotType::SNAPSHOT_DIRTY;
+        let mut dirty = Box::new(pg_sys::SnapshotData { snapshot_type, ..Default::default() });
         let count = key.len().min(keys.len()) as i32;
-        let mut answer = None;
-        // SAFETY: the values match the key's columns (text COLLATE "C", integer, bigint, uuid); the scan ends before its keys and its snapshot
+        // SAFETY: the values match the key's columns (text COLLATE "C", integer, bigint, uuid); the scan ends before them and its snapshot
         unsafe {
             for (column, (into, value)) in (1..).zip(keys.iter_mut().zip(key)) {
                 let mut strategy = pg_sys::BTEqualStrategyNumber;
@@ -140,27 +161,15 @@ impl Table {
                 pg_sys::ScanKeyInit(into, column, strategy as u16, Oid::from(compare), datum);
             }
             let latest = (sight == Sight::Latest).then(|| pg_sys::RegisterSnapshot(pg_sys::GetLatestSnapshot()));
-            let scan = begin_scan(self.relation, self.key, latest.unwrap_or(&raw mut dirty), count);
+            let scan = begin_scan(self.relation, self.key, latest.unwrap_or(&raw mut *dirty), count);
             pg_sys::index_rescan(scan, keys.as_mut_ptr(), count, std::ptr::null_mut(), 0);
-            while answer.is_none()
-                && pg_sys::index_getnext_slot(scan, pg_sys::ScanDirection::ForwardScanDirection, self.slot)
-            {
-                // A dirty snapshot names whoever is inserting the row, or is updating or deleting it.
-                let flight = if dirty.xmin != pg_sys::InvalidTransactionId {
-                    Flight::Inserting
-                } else if dirty.xmax != pg_sys::InvalidTransactionId {
-                    Flight::Changing
-                } else {
-                    Flight::None
-                };
-                answer = visit(&Tuple(self.slot), flight);
-            }
-            pg_sys::index_endscan(scan);
-            if let Some(latest) = latest {
-                pg_sys::UnregisterSnapshot(latest);
-            }
+            Walk { table: self, scan, dirty, latest }
         }
-        answer
+    }
+
+    /// The row that a scan or a walk stands at, or that the last one stopped at.
+    pub fn row(&self) -> Tuple {
+        Tuple(self.slot)
     }
 
     /// Locks a row against changes, to the end of the transaction. With `wait`, waits for whoever has it.
@@ -276,6 +285,63 @@ impl Table {
                 true,
                 info,
             );
+        }
+    }
+}
+
+impl Walk<'_> {
+    /// Goes on to the next row, and says what others are doing to it.
+    pub fn next(&mut self) -> Option<Flight> {
+        // SAFETY: the scan and its snapshot are open
+        let found = unsafe {
+            pg_sys::index_getnext_slot(self.scan, pg_sys::ScanDirection::ForwardScanDirection, self.table.slot)
+        };
+        // A dirty snapshot names whoever is inserting the row, or is updating or deleting it.
+        found.then(|| {
+            if self.dirty.xmin != pg_sys::InvalidTransactionId {
+                Flight::Inserting
+            } else if self.dirty.xmax != pg_sys::InvalidTransactionId {
+                Flight::Changing
+            } else {
+                Flight::None
+            }
+        })
+    }
+}
+
+impl Drop for Walk<'_> {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            // SAFETY: begun by walk()
+            unsafe {
+                pg_sys::index_endscan(self.scan);
+                if let Some(latest) = self.latest {
+                    pg_sys::UnregisterSnapshot(latest);
+                }
+            }
+        }
+    }
+}
+
+impl Moment {
+    pub fn now() -> Moment {
+        // SAFETY: in a transaction
+        Moment(unsafe { pg_sys::RegisterSnapshot(pg_sys::GetLatestSnapshot()) })
+    }
+
+    /// Whether a row that is not in flight was there, as this version of it, at that moment.
+    pub fn shows(&self, row: &Tuple) -> bool {
+        let by = row.made_by();
+        // SAFETY: the snapshot is registered; reads PostgreSQL's lists of transactions
+        unsafe { pg_sys::TransactionIdIsCurrentTransactionId(by) || !pg_sys::XidInMVCCSnapshot(by, self.0) }
+    }
+}
+
+impl Drop for Moment {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            // SAFETY: registered by now()
+            unsafe { pg_sys::UnregisterSnapshot(self.0) };
         }
     }
 }

@@ -225,7 +225,7 @@ SELECT regexp_replace(pg_temp.error_of(format(statement, :'a', :'z')), 'Item \d+
 FROM unnest(ARRAY[
     $$SELECT queue_create(NULL)$$, $$SELECT queue_create('')$$, $$SELECT queue_create(repeat('x', 256))$$, $$SELECT queue_create('q')$$,
     $$SELECT queue_create('x', 0)$$, $$SELECT queue_create('x', NULL)$$, $$SELECT queue_create('x', retry_backoff => '-1 s')$$, $$SELECT queue_create('x', retry_backoff => NULL)$$,
-    $$SELECT queue_create('x', ordering => 'fifo')$$, $$SELECT queue_create('x', ordering => 'key')$$, $$SELECT queue_create('x', ordering => 'lifo')$$, $$SELECT queue_create('x', ordering => NULL)$$,
+    $$SELECT queue_create('x', ordering => 'lifo')$$, $$SELECT queue_create('x', ordering => NULL)$$,
     $$SELECT queue_create('x', group_name => 'nope')$$, $$SELECT queue_create('x', group_name => '')$$,
     $$SELECT queue_alter('nope', 1)$$, $$SELECT queue_alter('q', 0)$$, $$SELECT queue_alter(NULL)$$, $$SELECT queue_drop('nope')$$, $$SELECT queue_drop('q')$$, $$SELECT queue_drop('q', NULL)$$,
     $$SELECT item_add('nope', '1')$$, $$SELECT item_add(NULL, '1')$$, $$SELECT item_add('q', NULL)$$, $$SELECT item_add('q', '1', '')$$, $$SELECT item_add('q', '1', repeat('x', 256))$$,

@@ -50,8 +50,9 @@ fn added(call: &Call, queue: &Queue, partitions: i32, due: Option<i64>, first: &
         let (table, from) = due.map_or((ITEMS, *place), |due| (LATER, due));
         call.seam().places(lane(call, table, queue.number, *partition), from, false);
     }
-    if due.is_none() {
-        call.seam().items(queue.number, &queue.name);
+    match due {
+        None => call.seam().items(queue.number, &queue.name),
+        Some(due) => call.seam().due(queue.number, due),
     }
     Ok(())
 }

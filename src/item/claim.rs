@@ -1,6 +1,8 @@
 //! Claiming items.
 
-use super::{Claim, ITEMS, LATER, MAX_CLAIM, Queue, column, dead, lane};
+mod ordered;
+
+use super::{Claim, ITEMS, LATER, MAX_CLAIM, Order, Queue, column, dead, lane};
 use crate::acquire::grantee;
 use crate::call::{Call, enter, text_arg};
 use crate::error::{Error, Result};
@@ -12,15 +14,17 @@ use crate::spi::{self, Statement, Value};
 use crate::table::{Flight, Key, Locked, Sight, Table, Tuple};
 use crate::text::Text;
 use crate::{claim, fence, row};
-use pgrx::pg_sys::{self, INT4ARRAYOID, INT4OID, INT8ARRAYOID, INT8OID, UUIDOID};
+use ordered::Look;
+use pgrx::pg_sys::{self, INT4ARRAYOID, INT4OID, INT8ARRAYOID, INT8OID, TEXTOID, UUIDOID};
 use pgrx::prelude::*;
 use pgrx::{Uuid, name};
 use std::cell::Cell;
+use std::collections::HashSet;
 use std::sync::atomic::Ordering;
 
 static CLAIM: Statement = Statement::writes(
     include_str!("../../sql/query/item/claim.sql"),
-    &[INT8OID, UUIDOID, INT4OID, INT8ARRAYOID, INT4ARRAYOID, INT8ARRAYOID],
+    &[INT8OID, UUIDOID, INT4OID, INT8ARRAYOID, INT4ARRAYOID, INT8ARRAYOID, TEXTOID],
 );
 static CLAIM_LATER: Statement = Statement::writes(
     include_str!("../../sql/query/item/claim_later.sql"),
@@ -49,6 +53,8 @@ struct Claimer<'a> {
     taken: Vec<Taken>,
     /// Lanes that have been looked at, as they were before.
     seen: Vec<(Lane, Start)>,
+    /// When something becomes due that has been seen not to be.
+    next_due: Option<i64>,
     /// The last fence whose claim has been looked for, and whether it has a row.
     known: Option<(i64, bool)>,
 }
@@ -150,6 +156,9 @@ impl Claimer<'_> {
         later.scan(Sight::Dirty, &key, |row, flight| {
             let (due, id): (i64, i64) = (row.get(3).unwrap_or(0), row.get(4).unwrap_or(0));
             if due > now || found.len() == room {
+                if due > now {
+                    self.next_due = Some(self.next_due.map_or(due, |next| next.min(due)));
+                }
                 stop = stop.min(due);
                 return Some(());
             }
@@ -164,14 +173,14 @@ impl Claimer<'_> {
             self.call.seam().places(lane, *first, true);
         }
         for (due, id) in found {
-            self.take_due(partition, due, id);
+            self.take_due(partition, due, id, spi::next(c"_item_seq"));
         }
         self.call.shared.raise(lane, start, stop);
     }
 
     /// Moves an item that is due and locked to those that are claimed.
-    fn take_due(&mut self, partition: i32, due: i64, id: i64) {
-        let (fence, place) = (self.fence(), spi::next(c"_item_seq"));
+    fn take_due(&mut self, partition: i32, due: i64, id: i64, place: i64) {
+        let fence = self.fence();
         let values = vec![
             Value::Int(self.queue.number),
             Value::Int(partition),
@@ -193,7 +202,15 @@ impl Claimer<'_> {
 
     fn look(&mut self, partitions: &[i32], from_beginning: bool) {
         self.seen.clear();
+        self.next_due = None;
         for partition in partitions {
+            if self.queue.order != Order::None {
+                if self.has_all() {
+                    return;
+                }
+                Look::of(self, *partition, from_beginning).claim();
+                continue;
+            }
             for ready in [false, true] {
                 match ready {
                     _ if self.has_all() => return,
@@ -214,13 +231,21 @@ impl Claimer<'_> {
             if self.has_all() {
                 return Ok(());
             }
-            self.call.shared.hunger(self.call.database, me, self.queue.number);
+            self.hungers(me);
             if self.seen.iter().all(|(lane, start)| self.call.shared.is_turn(*lane, *start)) {
                 return Ok(());
             }
             self.look(partitions, false);
         }
+        if !self.has_all() {
+            self.hungers(me);
+        }
         Ok(())
+    }
+
+    /// Has the session woken when there is more, or when something that has been seen becomes due.
+    fn hungers(&self, me: SlotRef) {
+        self.call.shared.hunger(self.call.database, me, self.queue.number, self.next_due);
     }
 
     /// Writes the row of the claim.
@@ -235,6 +260,7 @@ impl Claimer<'_> {
             Value::Longs(&places),
             if partitions.iter().any(|partition| *partition != 0) { Value::Ints(&partitions) } else { Value::Null },
             if ids == places { Value::Null } else { Value::Longs(&ids) },
+            Value::MaybeText(Some(self.queue.order).filter(|order| *order != Order::None).map(Order::name)),
         ];
         self.call.db().execute(&CLAIM, values);
     }
@@ -255,6 +281,12 @@ fn partitions_of(queue: &Queue, session: Uuid) -> Vec<i32> {
         partitions.rotate_left(first);
     }
     partitions
+}
+
+/// For the worker: wakes the sessions for whom something has become due, and gives the queues in which it has.
+pub fn announce_due(call: &Call, now: u64) -> HashSet<String> {
+    let due = call.shared.feed_due(call.database, now);
+    due.into_iter().filter_map(Queue::numbered).map(|queue| queue.name).collect()
 }
 
 #[pg_extern(schema = "eskit_lease")]
@@ -292,7 +324,8 @@ fn item_claim(
     grantee(&call, me).map_err(Error::SessionEnded)?;
     fence::raise(&call);
     let (fence, taken) = (None, Vec::with_capacity(want.min(100)));
-    let mut claimer = Claimer { call: &call, queue: &queue, want, fence, taken, seen: Vec::new(), known: None };
+    let mut claimer =
+        Claimer { call: &call, queue: &queue, want, fence, taken, seen: Vec::new(), next_due: None, known: None };
     claimer.claim(me, &partitions_of(&queue, session))?;
     let Some(fence) = claimer.fence.filter(|_| !claimer.taken.is_empty()) else {
         return Ok(row::TableIterator::of(Vec::new()));

@@ -1,15 +1,17 @@
 //! The claims of sessions that have ended, and items that are tried no more.
 
 use super::finish::BURY;
-use super::{Claim, ITEMS, Queue, column, lane, partition};
+use super::heads::{self, Heads};
+use super::{Claim, ITEMS, Order, Queue, column, lane, partition};
 use crate::call::{Call, enter};
 use crate::error::{Error, Result};
 use crate::liveness::clock;
 use crate::liveness::databases::{BOOT, Kept};
+use crate::liveness::floors::NOWHERE;
 use crate::liveness::word::State;
 use crate::session;
 use crate::spi::{self, Statement, Value};
-use crate::table::{Key, Locked, Sight, Table};
+use crate::table::{Key, Locked, Sight, Table, Tuple};
 use crate::text::Text;
 use pgrx::Uuid;
 use pgrx::pg_sys::{FLOAT8OID, INT4OID, INT8OID, UUIDARRAYOID};
@@ -72,10 +74,11 @@ pub fn free(call: &Call, sessions: &[Uuid], most: usize) -> Freed {
 fn free_claim(call: &Call, claim: &Claim) -> bool {
     let Some(queue) = Queue::numbered(claim.queue) else { return true };
     let items = Table::open(ITEMS, c"_items_pkey");
-    let free = |(partition, place, _): &(i32, i64, i64)| loop {
+    let heads = (claim.order != Order::None).then(|| Heads::of(call, queue.number));
+    let free = |(partition, place, id): &(i32, i64, i64)| loop {
         let key = [Key::Int(claim.queue), Key::Int(*partition), Key::Long(*place)];
         let look = || {
-            let read = |row: &crate::table::Tuple| (row.get::<i64>(column::CLAIM), row.get::<i32>(column::ATTEMPT));
+            let read = |row: &Tuple| (row.get::<i64>(column::CLAIM), row.get::<i32>(column::ATTEMPT));
             items.scan(Sight::Latest, &key, |row, _| Some((read(row), row.tid())))
         };
         let Some(((Some(fence), Some(attempt)), tid)) = look() else { return true };
@@ -91,6 +94,14 @@ fn free_claim(call: &Call, claim: &Claim) -> bool {
                 pgrx::check_for_interrupts!();
             }
             Locked::Mine if last => {
+                let key = heads::key(queue.order, items.row().get(column::KEY));
+                if let (Some(heads), Some(key)) = (&heads, key) {
+                    if heads.end(*partition, &key, *id) == Locked::Busy {
+                        return false;
+                    }
+                    call.seam().places(lane(call, ITEMS, queue.number, *partition), NOWHERE, false);
+                    call.seam().items(queue.number, &queue.name);
+                }
                 let (queue, partition, place) = (Value::Int(queue.number), Value::Int(*partition), Value::Long(*place));
                 call.db().execute(&BURY, vec![queue, partition, place, Value::Long(fence), Value::Text(ENDED)]);
                 call.seam().kept(Kept::DeadItems);

@@ -1,11 +1,13 @@
 //! Finishing items: done, failed, or given back.
 
-use super::{Claim, ITEMS, LATER, MAX_CLAIM, MAX_ERROR, Queue, column, lane};
+use super::heads::{self, At, Heads};
+use super::{Claim, ITEMS, LATER, MAX_CLAIM, MAX_ERROR, Order, Queue, column, lane};
 use crate::call::{Call, enter};
 use crate::error::{Error, Result};
 use crate::guard::Mode;
 use crate::interval;
 use crate::liveness::databases::{Counter, Kept};
+use crate::liveness::floors::NOWHERE;
 use crate::liveness::word::State;
 use crate::spi::{self, Statement, Value};
 use crate::table::{Key, Locked, Sight, Table};
@@ -28,6 +30,8 @@ struct Held<'a> {
     call: &'a Call,
     claim: Claim,
     items: Table,
+    /// In a queue with an order.
+    heads: Option<Heads<'a>>,
 }
 
 /// Where one of its items is, and its attempt.
@@ -56,7 +60,10 @@ fn hold(call: &Call, fence: i64) -> Result<Held<'_>> {
         return Err(in_flight());
     }
     match call.shared.look(at).map(|standing| standing.state) {
-        Some(State::Alive) => Ok(Held { call, claim, items: Table::open(ITEMS, c"_items_pkey") }),
+        Some(State::Alive) => {
+            let heads = (claim.order != Order::None).then(|| Heads::of(call, claim.queue));
+            Ok(Held { call, claim, items: Table::open(ITEMS, c"_items_pkey"), heads })
+        }
         Some(State::Frozen) => Err(in_flight()),
         _ => Err(dead()),
     }
@@ -82,7 +89,7 @@ impl Held<'_> {
     }
 
     /// Does something to the row of an item that is still claimed under the fence.
-    fn change(&self, (partition, place, id): (i32, i64, i64), change: impl Fn(Item) -> Locked) -> Result<Item> {
+    fn change(&self, (partition, place, id): (i32, i64, i64), mut change: impl FnMut(Item) -> Locked) -> Result<Item> {
         let fence = self.claim.fence;
         loop {
             let attempt = match self.look(partition, place) {
@@ -123,6 +130,28 @@ impl Held<'_> {
         tid.map_or(Locked::Changed, |tid| self.items.lock(tid, false))
     }
 
+    /// The key by which the item is ordered whose row has just been looked at.
+    fn key(&self) -> Option<String> {
+        self.heads.as_ref().and_then(|_| heads::key(self.claim.order, self.items.row().get(column::KEY)))
+    }
+
+    /// An item of a key, if it has one, is finished: the next one is free. Or it goes to be tried again, and stays the head.
+    fn head(&self, queue: &Queue, item: Item, key: Option<String>, goes: Option<At>) -> Result<()> {
+        let (Some(heads), Some(key)) = (&self.heads, key) else { return Ok(()) };
+        let had = match goes {
+            Some(to) => heads.moves(item.partition, &key, item.id, to),
+            None => heads.end(item.partition, &key, item.id) != Locked::Busy,
+        };
+        if !had {
+            return Err(Error::ItemInFlight { id: item.id }.into());
+        }
+        if goes.is_none() {
+            self.call.seam().places(lane(self.call, ITEMS, queue.number, item.partition), NOWHERE, false);
+            self.call.seam().items(queue.number, &queue.name);
+        }
+        Ok(())
+    }
+
     /// An item is free again in its place.
     fn freed(&self, queue: &Queue, item: Item) {
         self.call.seam().places(lane(self.call, ITEMS, queue.number, item.partition), item.place, false);
@@ -159,8 +188,17 @@ fn item_done(ids: Option<Vec<Option<i64>>>, fence: Option<i64>) -> Result<i32> {
     let call = Call::open(shared)?;
     let held = hold(&call, fence)?;
     let items = held.of(&ids)?;
+    let queue = held.heads.as_ref().map(|_| held.queue()).transpose()?;
     for item in &items {
-        held.change(*item, |_| held.items.try_delete())?;
+        let mut key = None;
+        let done = |_| {
+            key = held.key();
+            held.items.try_delete()
+        };
+        let item = held.change(*item, done)?;
+        if let Some(queue) = &queue {
+            held.head(queue, item, key, None)?;
+        }
     }
     held.finished(&ids);
     Ok(items.len() as i32)
@@ -206,6 +244,7 @@ fn item_fail(
     let queue = held.queue()?;
     let Some(found) = held.of(&[id])?.pop() else { return Ok(false) };
     let item = held.change(found, |item| held.lock(item))?;
+    let key = held.key();
     let again = item.attempt < queue.max_attempts;
     let mut values = vec![
         Value::Int(queue.number),
@@ -220,13 +259,17 @@ fn item_fail(
         let due = unsafe { pg_sys::GetCurrentTimestamp() } + wait_ms * 1_000;
         values.push(Value::Long(due));
         call.db().execute(&RETRY, values);
+        held.head(&queue, item, key, Some(At::Later(due)))?;
         call.seam().places(lane(&call, LATER, queue.number, item.partition), due, false);
         if wait_ms == 0 {
             call.seam().items(queue.number, &queue.name);
+        } else {
+            call.seam().due(queue.number, due);
         }
     } else {
         call.db().execute(&BURY, values);
         call.seam().kept(Kept::DeadItems);
+        held.head(&queue, item, key, None)?;
     }
     held.finished(&[item.id]);
     Ok(again)

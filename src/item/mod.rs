@@ -21,6 +21,8 @@
 //! * Claims are not dumped. An item whose claim has no row is free. To ask for the row each time that a claim passes a claimed item
 //!   would be dear; it is asked for only if the fence is older than the first claim of this start of shared memory.
 //!
+//! **Order**, where a queue has one: see [`heads`], and [`claim`] for who comes first.
+//!
 //! **Queues** are declared; a drop and an addition that cross see each other as any declaration and its use do: whoever adds reads the
 //! queue again after writing, and whoever drops looks for items after deleting, both with a dirty snapshot.
 
@@ -28,9 +30,11 @@ mod add;
 mod claim;
 mod dead;
 mod finish;
+mod heads;
 mod id;
 mod queue;
 
+pub use claim::announce_due;
 pub use dead::{OLDEST, RETIRE, free};
 pub use queue::{require_no_items, require_unbound};
 
@@ -63,8 +67,31 @@ mod column {
     pub const ID: usize = 4;
     pub const CLAIM: usize = 5;
     pub const ATTEMPT: usize = 6;
+    pub const ADDED_AT: usize = 7;
     pub const KEY: usize = 8;
     pub const PAYLOAD: usize = 10;
+}
+
+/// Which items of a queue are given one at a time, in order: none, those of a key, or all of a partition.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Order {
+    None,
+    Key,
+    Fifo,
+}
+
+impl Order {
+    fn named(name: &str) -> Option<Order> {
+        [Order::None, Order::Key, Order::Fifo].into_iter().find(|order| order.name() == name)
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Order::None => "none",
+            Order::Key => "key",
+            Order::Fifo => "fifo",
+        }
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -73,6 +100,7 @@ pub struct Queue {
     pub number: i32,
     pub max_attempts: i32,
     pub backoff_ms: i32,
+    order: Order,
     owner: String,
     /// The group that it is bound to.
     pub group: Option<String>,
@@ -86,6 +114,7 @@ fn read(row: &Tuple) -> Queue {
         number: row.get(2).unwrap_or(0),
         max_attempts: row.get(3).unwrap_or(1),
         backoff_ms: row.get(4).unwrap_or(0),
+        order: text(5).and_then(|name| Order::named(&name)).unwrap_or(Order::None),
         owner: text(6).unwrap_or_default(),
         group: text(7),
         tid: row.tid(),
@@ -147,6 +176,7 @@ pub struct Claim {
     pub fence: i64,
     pub session: Uuid,
     pub queue: i32,
+    order: Order,
     /// Partition, place and id of each item.
     pub items: Vec<(i32, i64, i64)>,
 }
@@ -164,7 +194,8 @@ impl Claim {
             (*partition, *place, *ids.as_ref().and_then(|ids| ids.get(index)).unwrap_or(place))
         };
         let items = places.iter().enumerate().map(item).collect();
-        Some(Claim { fence: row.get(1)?, session: row.get(2)?, queue: row.get(3)?, items })
+        let order = row.get::<Text>(8).and_then(|name| Order::named(&name.0)).unwrap_or(Order::None);
+        Some(Claim { fence: row.get(1)?, session: row.get(2)?, queue: row.get(3)?, order, items })
     }
 
     fn of(fence: i64) -> Option<Claim> {

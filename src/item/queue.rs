@@ -1,6 +1,6 @@
 //! The SQL functions of queues.
 
-use super::{ITEMS, LATER, Queue};
+use super::{ITEMS, LATER, Order, Queue, heads};
 use crate::call::{Call, enter, text_arg};
 use crate::declaration::{self, Kind, Stands};
 use crate::error::{Error, Result};
@@ -50,17 +50,13 @@ fn queue_create(
     let attempts = attempts_arg(max_attempts.ok_or(Error::Null("max_attempts"))?)?;
     let backoff = interval::delay_ms("retry_backoff", retry_backoff.ok_or(Error::Null("retry_backoff"))?)?;
     let ordering = ordering.ok_or(Error::Null("ordering"))?;
-    match &*ordering {
-        "none" => (),
-        "fifo" | "key" => return Err(Error::NotOrdered(ordering.0).into()),
-        _ => return Err(Error::Ordering(ordering.0).into()),
-    }
+    let order = Order::named(&ordering).ok_or(Error::Ordering(ordering.0))?;
     let group = group_name.map(|group| text_arg("group_name", Some(group))).transpose()?;
     let call = Call::open(shared)?;
     if let Some(group) = &group {
         declaration::of_kind(group, Kind::Group)?;
     }
-    create(&call, &name, attempts, backoff, &ordering, group.as_deref())?;
+    create(&call, &name, attempts, backoff, order, group.as_deref())?;
     // Whoever drops the group looks for queues once it has dropped the declaration.
     match &group {
         Some(group) if !matches!(declaration::stands(group), Stands::Declared(_)) => {
@@ -71,7 +67,7 @@ fn queue_create(
 }
 
 /// Makes the row of a queue whose name nobody has, nor is about to have.
-fn create(call: &Call, name: &str, attempts: i32, backoff: i32, ordering: &str, group: Option<&str>) -> Result<()> {
+fn create(call: &Call, name: &str, attempts: i32, backoff: i32, order: Order, group: Option<&str>) -> Result<()> {
     let stripe = Guard::Stripe(stripe(name, -1));
     stripe.lock(Mode::Exclusive);
     let (mut known, mut in_flight) = (Queue::find(name).is_some(), false);
@@ -93,7 +89,7 @@ fn create(call: &Call, name: &str, attempts: i32, backoff: i32, ordering: &str, 
             Value::Text(name),
             Value::Int(attempts),
             Value::Int(backoff),
-            Value::Text(ordering),
+            Value::Text(order.name()),
             Value::Text(&owner),
             Value::MaybeText(group),
         ],
@@ -138,7 +134,7 @@ fn queue_drop(queue: Option<Text>, items: default!(Option<bool>, "false")) -> Re
     if !items && (found || dead().is_some()) {
         return Err(Error::InUse { kind: "queue", name, why: "It has items.".to_owned() }.into());
     }
-    for statement in &DROP_ITEMS {
+    for statement in DROP_ITEMS.iter().chain([&heads::DROP]) {
         call.db().execute(statement, vec![Value::Int(queue.number)]);
     }
     Ok(())

@@ -13,6 +13,8 @@
 //! * Each lowering begins a new turn, and a floor is raised only in the turn that was read before the scan. So an item that becomes
 //!   visible behind a scan's back is not lost: either it was seen (in flight, at the least), or its lowering came after the turn was
 //!   read, and undoes or prevents the raise.
+//! * Items that only wait for another of their key are free for nobody, and no floor passes them. They become free without a change of
+//!   their own, so nothing is to be lowered then; whoever is about to sleep in vain is told that there is something new all the same.
 //!
 //! A lane without an entry has no floor: it is scanned from its beginning, which is slower and just as right. Hence entries are evicted
 //! at will, and after a crash or a promotion there are none. Turns are never used twice, so a raise that was meant for an evicted entry
@@ -37,6 +39,8 @@ pub struct Lane {
 #[derive(Clone, Copy)]
 pub struct Floor {
     turn: u64,
+    /// The turn in which something became free that the floor is not above.
+    stirred: u64,
     at: i64,
     lane: Lane,
 }
@@ -45,6 +49,7 @@ pub struct Floor {
 #[derive(Clone, Copy, Debug)]
 pub struct Start {
     turn: u64,
+    stirred: u64,
     pub at: i64,
 }
 
@@ -55,15 +60,19 @@ impl Start {
     }
 }
 
-/// Entries in all, and those that one lane may have.
-pub const FLOORS: usize = 4_096;
+/// Where nothing is, so that no floor is above it.
+pub const NOWHERE: i64 = i64::MAX;
+
+/// Entries in all, and those that one lane may have. Lanes of heads of keys have a half of their own: there may be many.
+pub const FLOORS: usize = 8_192;
 const WAYS: usize = 8;
 
 impl Lane {
     fn bucket(self) -> usize {
         let parts = [self.database, self.table, self.queue.cast_unsigned(), self.partition.cast_unsigned()];
         let mix = |hash: u64, part: u32| (hash ^ u64::from(part)).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(29);
-        parts.into_iter().fold(0, mix) as usize % (FLOORS / WAYS)
+        let half = FLOORS / WAYS / 2;
+        parts.into_iter().fold(0, mix) as usize % half + if self.partition < 0 { half } else { 0 }
     }
 }
 
@@ -71,7 +80,7 @@ impl Shared {
     /// The entries among which that of a lane is; under the lock.
     ///
     /// # Safety
-    /// The caller holds Lock::Floors, exclusively.
+    /// The caller holds Lock::Floors, exclusively if it writes.
     #[allow(clippy::mut_from_ref)]
     unsafe fn ways(&self, lane: Lane) -> &mut [Floor] {
         // SAFETY: within the array, as the caller promises nobody else looks
@@ -88,22 +97,33 @@ impl Shared {
         // SAFETY: under the lock
         let ways = unsafe { self.ways(lane) };
         if let Some(known) = ways.iter().find(|floor| floor.lane == lane) {
-            return Start { turn: known.turn, at: known.at };
+            return Start { turn: known.turn, stirred: known.stirred, at: known.at };
         }
-        let new = Floor { turn: self.next_turn(), at: i64::MIN, lane };
+        let new = Floor { turn: self.next_turn(), stirred: 0, at: i64::MIN, lane };
         let oldest = ways.iter_mut().min_by_key(|floor| if floor.lane.database == 0 { 0 } else { floor.turn });
         if let Some(oldest) = oldest {
             *oldest = new;
         }
-        Start { turn: new.turn, at: new.at }
+        Start { turn: new.turn, stirred: new.stirred, at: new.at }
     }
 
-    /// Something at a place of the lane is free to be claimed, and visible.
+    /// Where the floor of a lane is, for who will not raise it.
+    pub fn floor_at(&self, lane: Lane) -> i64 {
+        let _held = self.lock(Lock::Floors, false);
+        // SAFETY: under the lock, and only read
+        let known = unsafe { self.ways(lane) }.iter().find(|floor| floor.lane == lane).map(|floor| floor.at);
+        known.unwrap_or(i64::MIN)
+    }
+
+    /// Something at a place of the lane is free to be claimed, and visible. At [`NOWHERE`]: something that the floor has not passed.
     pub fn lower(&self, lane: Lane, to: i64) {
         let _held = self.lock(Lock::Floors, true);
         // SAFETY: under the lock
         if let Some(known) = unsafe { self.ways(lane) }.iter_mut().find(|floor| floor.lane == lane) {
-            *known = Floor { turn: self.next_turn(), at: known.at.min(to), lane };
+            match to {
+                NOWHERE => known.stirred = self.next_turn(),
+                _ => *known = Floor { turn: self.next_turn(), at: known.at.min(to), ..*known },
+            }
         }
     }
 
@@ -122,7 +142,8 @@ impl Shared {
 
     /// Whether nothing has become free in the lane since a scan began.
     pub fn is_turn(&self, lane: Lane, from: Start) -> bool {
-        self.floor(lane).turn == from.turn
+        let now = self.floor(lane);
+        (now.turn, now.stirred) == (from.turn, from.stirred)
     }
 
     /// Forgets the floors of a database: more has become free than anybody has noted.

@@ -3,20 +3,107 @@
 //! A claim that finds less than it asked for says so here, for the queue's bit (of 32, so queues may share one). Whoever commits items wakes
 //! the sessions that have the bit, by their revisions, and takes it away. The claimer looks for items again once it has the bit, if the
 //! lane's turn has changed meanwhile: either it sees what was just added, or whoever adds sees the bit. Nothing here needs the worker.
+//!
+//! **Until when.** Items become due without anybody doing anything. So a claimer notes the first time at which one that it has seen will
+//! be, and whoever commits one for later notes its time for those who have the bit. At that time the worker wakes the session and tells
+//! listeners; it looks at nothing else for that, however many items there are for later, and in how many queues. Nobody has to be told of
+//! what nobody waits for, and each claim looks for itself; so after a restart, when no session is hungry, nothing is to be found again.
+//! One time is kept for each session, the earliest, with the queue that it is for.
 
-use super::Shared;
 use super::databases::Database;
 use super::slots::SlotRef;
-use std::sync::atomic::Ordering;
+use super::{Shared, clock};
+use pgrx::pg_sys;
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
+
+/// Of a session: the bits of queues, and when something becomes due in one of them, zero for never.
+#[repr(C)]
+pub struct Hunger {
+    bits: AtomicU32,
+    queue: AtomicI32,
+    due: AtomicU64,
+}
+
+/// A time in microseconds since 2000, by the clock of shared memory: no sooner, so that whoever then looks finds the item due.
+fn on_our_clock(at: i64) -> u64 {
+    // SAFETY: no preconditions
+    let left = at.saturating_sub(unsafe { pg_sys::GetCurrentTimestamp() });
+    clock::now().saturating_add(u64::try_from(left).unwrap_or(0)).max(1)
+}
 
 fn bit(queue: i32) -> u32 {
     1 << (queue.cast_unsigned() % u32::BITS)
 }
 
+impl Hunger {
+    /// Something becomes due in a queue. Whether that is sooner than anything else.
+    fn until(&self, queue: i32, at: u64) -> bool {
+        let sooner = |due: u64| (due == 0 || at < due).then_some(at);
+        let is_first = self.due.fetch_update(Ordering::AcqRel, Ordering::Acquire, sooner).is_ok();
+        if is_first {
+            self.queue.store(queue, Ordering::Release);
+        }
+        is_first
+    }
+}
+
 impl Shared {
-    pub fn hunger(&self, database: &Database, at: SlotRef, queue: i32) {
-        self.hunger[at.index as usize].fetch_or(bit(queue), Ordering::AcqRel);
+    /// A session has found less than it asked for, and that something becomes due at a time, in microseconds since 2000.
+    pub fn hunger(&self, database: &Database, at: SlotRef, queue: i32, due: Option<i64>) {
+        let hunger = &self.hunger[at.index as usize];
+        hunger.bits.fetch_or(bit(queue), Ordering::AcqRel);
         database.hungry.fetch_or(bit(queue), Ordering::AcqRel);
+        if let Some(due) = due.map(on_our_clock)
+            && hunger.until(queue, due)
+        {
+            self.anticipate(database.oid.load(Ordering::Relaxed), due);
+        }
+    }
+
+    /// Items of a queue become due at a time: those who wait for them are to be woken then.
+    pub fn feed_at(&self, database: &Database, queue: i32, due: i64) {
+        if database.hungry.load(Ordering::Acquire) & bit(queue) == 0 {
+            return;
+        }
+        let (due, oid, mut sooner) = (on_our_clock(due), database.oid.load(Ordering::Relaxed), false);
+        for (index, hunger) in (0..self.used()).zip(self.hunger) {
+            let hungry = hunger.bits.load(Ordering::Acquire) & bit(queue) != 0;
+            if hungry && self.slots[index as usize].home().database == oid {
+                sooner |= hunger.until(queue, due);
+            }
+        }
+        if sooner {
+            self.anticipate(oid, due);
+        }
+    }
+
+    /// When something becomes due that a session waits for.
+    pub fn meal_of(&self, at: SlotRef) -> Option<u64> {
+        Some(self.hunger[at.index as usize].due.load(Ordering::Acquire)).filter(|due| *due != 0)
+    }
+
+    /// Wakes the sessions of a database for whom something has become due, and says in which queues.
+    pub fn feed_due(&self, database: &Database, now: u64) -> BTreeSet<i32> {
+        let (oid, mut queues) = (database.oid.load(Ordering::Relaxed), BTreeSet::new());
+        for (index, hunger) in (0..self.used()).zip(self.hunger) {
+            let slot = &self.slots[index as usize];
+            let queue = hunger.queue.load(Ordering::Acquire);
+            let past = |due: u64| (due != 0 && due <= now).then_some(0);
+            let is_due = || hunger.due.fetch_update(Ordering::AcqRel, Ordering::Acquire, past).is_ok();
+            if slot.home().database == oid && is_due() {
+                self.bump(SlotRef { index, session: slot.session() });
+                queues.insert(queue);
+            }
+        }
+        queues
+    }
+
+    /// A slot has a new session, which is not hungry.
+    pub(super) fn is_fed(&self, index: u32) {
+        let hunger = &self.hunger[index as usize];
+        hunger.bits.store(0, Ordering::Release);
+        hunger.due.store(0, Ordering::Release);
     }
 
     /// Items have become free in a queue: wakes those who wait for them. Whether there was anybody.
@@ -30,8 +117,8 @@ impl Shared {
         let oid = database.oid.load(Ordering::Relaxed);
         for (index, hunger) in (0..self.used()).zip(self.hunger) {
             let slot = &self.slots[index as usize];
-            if hunger.load(Ordering::Acquire) & bit != 0 && slot.home().database == oid {
-                hunger.fetch_and(!bit, Ordering::AcqRel);
+            if hunger.bits.load(Ordering::Acquire) & bit != 0 && slot.home().database == oid {
+                hunger.bits.fetch_and(!bit, Ordering::AcqRel);
                 self.bump(SlotRef { index, session: slot.session() });
             }
         }

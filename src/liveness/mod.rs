@@ -36,6 +36,7 @@ use crate::worker::{AHEAD, LINGER};
 use databases::Database;
 use dirty::{Pending, RingEntry};
 use floors::{FLOORS, Floor};
+use hunger::Hunger;
 use map::MapEntry;
 use pgrx::pg_sys;
 use slots::Slot;
@@ -80,8 +81,8 @@ pub struct Shared {
     ring_size: usize,
     pending: &'static [Pending],
     floors: *mut Floor,
-    /// Of each session, in which queues it has found less than it asked for (see [`hunger`]).
-    hunger: &'static [AtomicU32],
+    /// Of each session, in which queues it has found less than it asked for, and until when (see [`hunger`]).
+    hunger: &'static [Hunger],
     locks: *mut pg_sys::LWLockPadded,
 }
 
@@ -241,7 +242,7 @@ unsafe extern "C-unwind" fn request() {
             count(&settings::RING_SIZE) * size_of::<RingEntry>(),
             pending_count() * size_of::<Pending>(),
             FLOORS * size_of::<Floor>(),
-            sessions * size_of::<AtomicU32>(),
+            sessions * size_of::<Hunger>(),
         ];
         for size in sizes {
             pg_sys::RequestAddinShmemSpace(size + 64);

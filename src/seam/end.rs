@@ -135,8 +135,16 @@ impl Notes {
                     continue;
                 }
                 What::Places { claimed, .. } if *claimed == committed => continue,
+                What::EndedHeads(_) => continue,
+                What::Due { queue, at } => {
+                    if committed {
+                        shared.feed_at(database, *queue, *at);
+                    }
+                    continue;
+                }
                 What::Places { .. } | What::AllPlaces => {
                     note.lower(shared, database);
+                    note.feed(shared, database);
                     continue;
                 }
                 What::Items { queue, name } => {
@@ -177,6 +185,8 @@ impl Notes {
                 | What::Fenced { .. }
                 | What::Places { .. }
                 | What::AllPlaces
+                | What::EndedHeads(_)
+                | What::Due { .. }
                 | What::Kept(_)
                 | What::Items { .. } => (),
             }
@@ -210,9 +220,25 @@ impl Note {
             What::Flags(flags) => database.flag(*flags),
             What::Opened(session) => shared.erase(*session),
             What::Ended { session, .. } => shared.thaw(*session),
-            What::Places { claimed: true, .. } | What::AllPlaces => self.lower(shared, database),
+            What::Places { claimed: true, .. } | What::AllPlaces => {
+                self.lower(shared, database);
+                self.feed(shared, database);
+            }
             What::Told(name) => shared.post_items(database, name),
-            What::Revision(_) | What::Attached | What::Places { .. } | What::Items { .. } | What::Kept(_) => (),
+            What::Revision(_)
+            | What::Attached
+            | What::Places { .. }
+            | What::Items { .. }
+            | What::Kept(_)
+            | What::Due { .. }
+            | What::EndedHeads(_) => (),
+        }
+    }
+
+    /// What was claimed is not: wakes those who found it in somebody's hands.
+    fn feed(&self, shared: &Shared, database: &Database) {
+        if let What::Places { lane, claimed: true, .. } = &self.what {
+            shared.feed(database, lane.queue);
         }
     }
 

@@ -15,7 +15,7 @@
 //! | rollback to savepoint | dead, without a trace | nothing was done yet |       | to the ring at once, unchanged |
 //!
 //! Work items have floors instead (see [`crate::liveness::floors`]): what has become free lowers them at commit, what was claimed does so
-//! at a rollback, and both do at PREPARE. Whoever waits for items is woken at commit. And somebody is to come, at
+//! at a rollback, and both do at PREPARE. Whoever waits for items is woken at commit, or when they are due, and at the rollback of a claim. And somebody is to come, at
 //! its time, for what has been ended and is kept for a while (see [`crate::retention`]).
 //!
 //! What is noted is in [`notes`], what becomes of it in [`end`].
@@ -137,6 +137,40 @@ impl Seam {
         if !near(|what| matches!(what, What::Items { queue: known, .. } if *known == queue)) {
             self.note(What::Items { queue, name: name.to_owned() });
         }
+    }
+
+    /// Items of a queue become due at a time if this commits: none before it.
+    pub fn due(self, queue: i32, at: i64) {
+        let known = near(|what| match what {
+            What::Due { queue: known, at: first } if *known == queue => {
+                *first = at.min(*first);
+                true
+            }
+            _ => false,
+        });
+        if !known {
+            self.note(What::Due { queue, at });
+        }
+    }
+
+    /// The head of a key is ended, which had this number in its lane.
+    pub fn ended_head(self, since: i64) {
+        let known = near(|what| match what {
+            What::EndedHeads(first) => {
+                *first = since.min(*first);
+                true
+            }
+            _ => false,
+        });
+        if !known {
+            self.note(What::EndedHeads(since));
+        }
+    }
+
+    /// The first number of those that this transaction has ended: they are back if it fails.
+    pub fn first_ended_head(self) -> i64 {
+        let first = |note: &Note| if let What::EndedHeads(first) = note.what { Some(first) } else { None };
+        NOTES.with_borrow(|notes| notes.list.iter().filter_map(first).min()).unwrap_or(i64::MAX)
     }
 
     /// A row has come to its end and is kept for a while, if this commits.

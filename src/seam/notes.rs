@@ -57,6 +57,13 @@ pub enum What {
         queue: i32,
         name: String,
     },
+    /// Work items of a queue become due at a time, in microseconds since 2000.
+    Due {
+        queue: i32,
+        at: i64,
+    },
+    /// Heads of keys have been ended, the first of them at this number.
+    EndedHeads(i64),
     /// A row is kept for a while from now on.
     Kept(Kept),
     /// Listeners are to be told of items, which has been taken out of the ring.

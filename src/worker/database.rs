@@ -117,12 +117,12 @@ fn posts_due(shared: &Shared, oid: u32, now: u64) -> u64 {
 
 /// One pass: what it has done. `None` when the extension is not in this database, so that there is nothing to
 /// do for it.
-fn work(shared: &'static Shared, database: &Database, anybody_dead: bool) -> Result<Option<Pass>> {
+fn work(shared: &'static Shared, database: &Database, anybody_due: bool) -> Result<Option<Pass>> {
     if catalog::home_if_any().is_none() {
         shared.forget(database);
         return Ok(None);
     }
-    Ok(Some(sweep::pass(&Call::open(shared)?, MOST, anybody_dead)?))
+    Ok(Some(sweep::pass(&Call::open(shared)?, MOST, anybody_due)?))
 }
 
 /// Tells listeners, in a transaction of its own: a hint that cannot be given, because the queue of notifications is full, must not undo

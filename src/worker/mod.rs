@@ -38,11 +38,11 @@ impl Due {
     }
 }
 
-/// Shows when each session becomes due, with its database: at its deadline, or when its rows are to be swept. Sessions past their
-/// deadline are made dead here.
+/// Shows when each session becomes due, with its database: at its deadline, when its rows are to be swept, or when it is to be woken for
+/// work items. Sessions past their deadline are made dead here.
 pub fn each_session_due(shared: &Shared, now: u64, mut visit: impl FnMut(u32, u64)) {
-    shared.each(now, |_, home, word, until| match word.state() {
-        State::Alive | State::Frozen => visit(home.database, until),
+    shared.each(now, |at, home, word, until| match word.state() {
+        State::Alive | State::Frozen => visit(home.database, shared.meal_of(at).map_or(until, |meal| meal.min(until))),
         State::Dead => {
             let blocked_until = shared.known_database(home.database).map_or(0, |database| database.blocked.until());
             visit(home.database, blocked_until.max(now));

@@ -1,0 +1,129 @@
+"""Whoever waits for work items is woken when one becomes due."""
+
+import pytest
+from client import Session, call, rows
+from conftest import Server, wait_until
+from psycopg.types.json import Jsonb
+
+
+@pytest.fixture(scope="module")
+def due_server():
+    server = Server("e2e-due", "fsync = off", "max_prepared_transactions = 10")
+    server.query("CREATE EXTENSION eskit_lease")
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def conn(due_server):
+    with due_server.connect() as conn:
+        yield conn
+        conn.execute("SELECT eskit_lease.queue_drop(queue, true) FROM eskit_lease.queues")
+        conn.execute("SELECT eskit_lease.session_close(session) FROM eskit_lease.sessions")
+
+
+def soon(conn, milliseconds=1_000):
+    return conn.execute("SELECT clock_timestamp() + %s * interval '1 ms'", (milliseconds,)).fetchone()[0]
+
+
+def hungry(conn, queue, ttl="60 s"):
+    """A session that has asked for items; and those that it has been given, on a machine that is too slow for a test."""
+    session = Session(conn, "hungry", ttl=ttl)
+    session.got = [item.id for item in rows(conn, "item_claim", queue, session.id)]
+    session.revision = session.heartbeat().revision
+    return session
+
+
+def is_given(conn, queue, session, id):
+    """Whether the session is woken each time before it would look by itself, until it is given the item."""
+
+    def given():
+        assert session.wait("10 s").reason == "changed"
+        return [item.id for item in rows(conn, "item_claim", queue, session.id)]
+
+    return (session.got or wait_until(given)) == [id]
+
+
+@pytest.mark.parametrize("ordering", ["none", "key", "fifo"])
+def test_what_was_there_before(conn, ordering):
+    call(conn, "queue_create", "q", 20, "1 s", ordering)
+    call(conn, "item_add", "q", Jsonb("far"), None, soon(conn, 3_600_000))
+    id = call(conn, "item_add", "q", Jsonb("soon"), None, soon(conn))
+    assert is_given(conn, "q", hungry(conn, "q"), id)
+
+
+def test_what_is_added_meanwhile(due_server, conn):
+    call(conn, "queue_create", "q")
+    session = hungry(conn, "q")
+    with due_server.connect() as adder, due_server.connect() as listener:
+        listener.execute("LISTEN eskit_lease")
+        with adder.transaction():
+            (id,) = call(adder, "item_add_many", "q", [Jsonb("soon")], None, soon(adder))
+            assert session.wait("0").reason == "timeout"
+        assert is_given(conn, "q", session, id)
+        assert [note.payload for note in listener.notifies(timeout=30, stop_after=1)] == ['{"event":"items","queue":"q"}']
+
+
+@pytest.mark.parametrize("ordering", ["none", "key", "fifo"])
+def test_what_is_to_be_tried_again(conn, ordering):
+    call(conn, "queue_create", "q", 20, "1 s", ordering)
+    other = Session(conn, "other", ttl="60 s")
+    id = call(conn, "item_add", "q", Jsonb(1), "key")
+    (item,) = rows(conn, "item_claim", "q", other.id)
+    session = hungry(conn, "q")
+    call(conn, "item_fail", item.id, item.fence, "to be tried again")
+    assert is_given(conn, "q", session, id)
+    # Failed again: whoever asks now finds it not due, and what comes behind it held up.
+    (item,) = conn.execute("SELECT fence FROM eskit_lease.items WHERE id = %s", (id,)).fetchall()
+    call(conn, "item_fail", id, item[0], "once more")
+    if ordering != "none":
+        call(conn, "item_add", "q", Jsonb(2), "key")
+    assert is_given(conn, "q", hungry(conn, "q"), id)
+
+
+def test_the_earliest_of_many(conn):
+    for n in range(40):
+        call(conn, "queue_create", f"q{n}")
+        call(conn, "item_add", f"q{n}", Jsonb(n), None, soon(conn, 3_600_000))
+    session = hungry(conn, "q7")
+    for n in range(40):
+        if n != 7:
+            assert rows(conn, "item_claim", f"q{n}", session.id) == []
+    session.revision = session.heartbeat().revision
+    id = call(conn, "item_add", "q7", Jsonb("soon"), None, soon(conn))
+    assert is_given(conn, "q7", session, id)
+
+
+def test_far_off_items_keep_no_worker(due_server, conn):
+    call(conn, "queue_create", "q")
+    call(conn, "item_add", "q", Jsonb("far"), None, soon(conn, 3_600_000))
+    session = hungry(conn, "q")
+    wait_until(lambda: not due_server.workers())
+    id = call(conn, "item_add", "q", Jsonb("soon"), None, soon(conn, 2_500))
+    assert is_given(conn, "q", session, id)
+    wait_until(lambda: not due_server.workers())
+
+
+def test_after_a_crash(due_server):
+    with due_server.connect() as conn:
+        call(conn, "queue_create", "crash")
+        id = call(conn, "item_add", "crash", Jsonb("soon"), None, soon(conn, 2_500))
+        hungry(conn, "crash")
+    due_server.crash()
+    with due_server.connect() as conn:
+        assert is_given(conn, "crash", hungry(conn, "crash"), id)
+        conn.execute("SELECT eskit_lease.queue_drop(queue, true) FROM eskit_lease.queues")
+
+
+def test_prepared(due_server, conn):
+    call(conn, "queue_create", "q")
+    session = hungry(conn, "q")
+    with due_server.connect() as adder:
+        adder.execute("BEGIN")
+        id = call(adder, "item_add", "q", Jsonb("soon"), None, soon(adder, 2_500))
+        adder.execute("PREPARE TRANSACTION 'due'")
+    assert session.wait("0").reason == "timeout"
+    conn.execute("COMMIT PREPARED 'due'")
+
+    # Once when it is known that the transaction has ended, and once when the item is due.
+    assert is_given(conn, "q", session, id)

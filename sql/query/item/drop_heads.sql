@@ -1,0 +1,1 @@
+DELETE FROM eskit_lease._item_heads WHERE queue = $1

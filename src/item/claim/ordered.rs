@@ -1,0 +1,322 @@
+//! Claiming in order: what one call takes from a partition of a queue whose ordering is `key` or `fifo`.
+//!
+//! An item comes when it is added, or when it is due. The look goes through what is ready and what is due in one order, that in which
+//! they came, so the first item that it meets of a key is the first of that key; all others are stepped over, and hold the floor. Of
+//! the first one, the key's head decides (see [`crate::item::heads`]): none, and this becomes it; or another one, which is then
+//! taken where it is, if it is free. To a `fifo` the head is the whole answer, if there is one.
+//!
+//! **What makes it right.** One at a time: an item is taken only by whoever has its key's head, made or found, with nothing in flight.
+//! In order: an item becomes a head only if it was there when the look began ([`Moment`], and the floors are read after that). An item
+//! whose addition had ended before this one's began was there too, and the look has met it before, wherever it is now. Of what is
+//! added meanwhile the look would see the later and miss the earlier one; that is left to the next look, as what was added has begun a
+//! new turn of its lane, or is about to.
+//!
+//! The head is made first and the item taken after; should somebody who is no claimer have the item locked, the head is taken back.
+
+use super::Claimer;
+use crate::item::heads::{self, At, Head, Heads};
+use crate::item::{ITEMS, LATER, Order, column, lane};
+use crate::liveness::floors::{Lane, NOWHERE, Start};
+use crate::spi;
+use crate::table::{Flight, Key, Locked, Moment, Sight, Table, Walk};
+use crate::text::Text;
+use pgrx::pg_sys;
+use std::collections::HashSet;
+
+/// An item that is due: its time, and its id.
+type Due = (i64, i64);
+
+/// A stretch of a lane that is looked through.
+struct Stretch {
+    lane: Lane,
+    start: Start,
+    /// The first that has been taken.
+    first: i64,
+    /// The first that is to be looked at again.
+    stop: i64,
+}
+
+impl Stretch {
+    fn took(&mut self, place: i64) {
+        self.first = self.first.min(place);
+    }
+
+    fn stops(&mut self, place: i64) {
+        self.stop = self.stop.min(place);
+    }
+}
+
+pub(super) struct Look<'a, 'b> {
+    claimer: &'a mut Claimer<'b>,
+    partition: i32,
+    heads: Heads<'b>,
+    /// Keys of items that have been met, so that what comes after has to wait.
+    met: HashSet<String>,
+    moment: Moment,
+    now: i64,
+    ready: Stretch,
+    due: Stretch,
+    /// Due items that are locked, with the places that they are to have.
+    found: Vec<(Due, i64)>,
+}
+
+impl<'a, 'b> Look<'a, 'b> {
+    pub(super) fn of(claimer: &'a mut Claimer<'b>, partition: i32, from_beginning: bool) -> Look<'a, 'b> {
+        let (call, queue) = (claimer.call, claimer.queue.number);
+        // What statements keep is not to be among what the walks keep.
+        call.db();
+        let (moment, heads) = (Moment::now(), Heads::of(call, queue));
+        let mut stretch = |table, from_beginning| {
+            let lane = lane(call, table, queue, partition);
+            Stretch { lane, start: claimer.start(lane, from_beginning), first: NOWHERE, stop: NOWHERE }
+        };
+        let (due, ready) = (stretch(LATER, false), stretch(ITEMS, from_beginning));
+        // SAFETY: no preconditions
+        let now = unsafe { pg_sys::GetCurrentTimestamp() };
+        Look { claimer, partition, heads, met: HashSet::new(), moment, now, ready, due, found: Vec::new() }
+    }
+
+    pub(super) fn claim(mut self) {
+        let head = match self.claimer.queue.order {
+            Order::Fifo => self.heads.find(self.partition, ""),
+            _ => Head::None,
+        };
+        match head {
+            Head::None => self.merge(),
+            Head::InFlight => (),
+            Head::Is { id, at } => self.take_head("", id, at),
+        }
+        let Look { claimer, partition, ready, due, found, .. } = self;
+        for ((due, id), place) in found {
+            claimer.take_due(partition, due, id, place);
+        }
+        for stretch in [ready, due] {
+            if stretch.first < NOWHERE {
+                claimer.call.seam().places(stretch.lane, stretch.first, true);
+            }
+            if matches!(head, Head::None) {
+                claimer.call.shared.raise(stretch.lane, stretch.start, stretch.stop);
+            }
+        }
+    }
+
+    fn has_all(&self) -> bool {
+        self.claimer.taken.len() + self.found.len() >= self.claimer.want
+    }
+
+    /// Goes through what is ready and what is due, until there is enough.
+    fn merge(&mut self) {
+        let (later, items) = (Table::open(LATER, c"_later_pkey"), Table::open(ITEMS, c"_items_pkey"));
+        let range = |from| [Key::Int(self.claimer.queue.number), Key::Int(self.partition), Key::From(from)];
+        let (of_due, of_ready) = (range(self.due.start.at), range(self.ready.start.at));
+        let (mut dues, mut readies) = (later.walk(Sight::Dirty, &of_due), items.walk(Sight::Dirty, &of_ready));
+        let (mut due, mut ready) = (self.next_due(&later, &mut dues), next_ready(&items, &mut readies));
+        loop {
+            pgrx::check_for_interrupts!();
+            let is_due = match (&due, &ready) {
+                (Some((at, ..)), Some((_, added, _))) => at <= added,
+                (due, _) => due.is_some(),
+            };
+            let enough = self.has_all() || self.is_fifo() && !self.met.is_empty();
+            match (due, ready) {
+                (None, None) => return,
+                _ if enough => {
+                    due.inspect(|(at, ..)| self.due.stops(*at));
+                    ready.inspect(|(place, ..)| self.ready.stops(*place));
+                    return;
+                }
+                (Some((at, id, flight)), _) if is_due => {
+                    if self.meet_due(&later, (at, id), flight) {
+                        self.due.took(at);
+                    } else {
+                        self.due.stops(at);
+                    }
+                    due = self.next_due(&later, &mut dues);
+                }
+                (_, Some((place, _, flight))) => {
+                    if !self.meet_ready(&items, place, flight) {
+                        self.ready.stops(place);
+                    }
+                    ready = next_ready(&items, &mut readies);
+                }
+                (Some(_), None) => return,
+            }
+        }
+    }
+
+    /// Something that has been seen is not due before that.
+    fn waits_until(&mut self, due: i64) {
+        let next = &mut self.claimer.next_due;
+        *next = Some(next.map_or(due, |next| next.min(due)));
+    }
+
+    fn is_fifo(&self) -> bool {
+        self.claimer.queue.order == Order::Fifo
+    }
+
+    fn key(&self, key: Option<Text>) -> Option<String> {
+        heads::key(self.claimer.queue.order, key)
+    }
+
+    /// The next item that is due: its time, its id, and what others do to it. The walk stands at it.
+    fn next_due(&mut self, later: &Table, walk: &mut Walk) -> Option<(i64, i64, Flight)> {
+        let flight = walk.next()?;
+        let (due, id) = (later.row().get(3).unwrap_or(0), later.row().get(4).unwrap_or(0));
+        if due > self.now {
+            self.due.stops(due);
+            self.waits_until(due);
+            return None;
+        }
+        Some((due, id, flight))
+    }
+
+    /// Looks at a row of those that are ready. Whether the floor may pass it.
+    fn meet_ready(&mut self, items: &Table, place: i64, flight: Flight) -> bool {
+        let row = items.row();
+        let (id, claim): (i64, i64) = (row.get(column::ID).unwrap_or(0), row.get(column::CLAIM).unwrap_or(0));
+        if self.claimer.fence == Some(claim) {
+            return true;
+        }
+        // Whoever adds at the same time comes before nobody.
+        if flight == Flight::Inserting {
+            return false;
+        }
+        let key = self.key(row.get(column::KEY));
+        let claimed = flight == Flight::None && !self.claimer.is_free(claim);
+        if claimed || flight != Flight::None {
+            self.met.extend(key);
+            return claimed;
+        }
+        let Some(key) = key else { return self.take(items, place) };
+        if !self.met.insert(key.clone()) {
+            return false;
+        }
+        match self.heads.find(self.partition, &key) {
+            Head::None => {
+                let comes_first =
+                    self.moment.shows(&items.row()) && self.heads.put(self.partition, &key, id, At::Ready(place));
+                let taken = comes_first && self.take(items, place);
+                if comes_first && !taken {
+                    self.take_back(&key, id);
+                }
+                taken
+            }
+            Head::Is { id: head, .. } if head == id => self.take(items, place),
+            Head::Is { id: head, at } => {
+                self.take_head(&key, head, at);
+                false
+            }
+            Head::InFlight => false,
+        }
+    }
+
+    /// Looks at a row of those that are due. Whether it is taken.
+    fn meet_due(&mut self, later: &Table, (due, id): Due, flight: Flight) -> bool {
+        let (row, key) = (later.row(), self.key(later.row().get(7)));
+        if flight != Flight::None {
+            if flight == Flight::Changing {
+                self.met.extend(key);
+            }
+            return false;
+        }
+        let Some(key) = key else { return self.lock_due(later, (due, id), spi::next(c"_item_seq")) };
+        if !self.met.insert(key.clone()) {
+            return false;
+        }
+        match self.heads.find(self.partition, &key) {
+            Head::None => {
+                let place = spi::next(c"_item_seq");
+                let comes_first = self.moment.shows(&row) && self.heads.put(self.partition, &key, id, At::Ready(place));
+                let taken = comes_first && self.lock_due(later, (due, id), place);
+                if comes_first && !taken {
+                    self.take_back(&key, id);
+                }
+                taken
+            }
+            Head::Is { id: head, .. } if head == id => self.take_due_head(later, &key, (due, id)),
+            Head::Is { id: head, at } => {
+                self.take_head(&key, head, at);
+                false
+            }
+            Head::InFlight => false,
+        }
+    }
+
+    /// Takes the head of a key where it is, if it is free and its time has come.
+    fn take_head(&mut self, key: &str, id: i64, at: At) {
+        let (queue, partition) = (Key::Int(self.claimer.queue.number), Key::Int(self.partition));
+        match at {
+            At::Ready(place) => {
+                let items = Table::open(ITEMS, c"_items_pkey");
+                let range = [queue, partition, Key::Long(place)];
+                let mut walk = items.walk(Sight::Dirty, &range);
+                while let Some(flight) = walk.next() {
+                    let row = items.row();
+                    let is_it = flight == Flight::None && row.get(column::ID) == Some(id);
+                    if is_it && self.claimer.is_free(row.get(column::CLAIM).unwrap_or(0)) {
+                        self.take(&items, place);
+                        return;
+                    }
+                }
+            }
+            At::Later(due) if due <= self.now => {
+                let later = Table::open(LATER, c"_later_pkey");
+                let range = [queue, partition, Key::Long(due), Key::Long(id)];
+                let mut walk = later.walk(Sight::Dirty, &range);
+                while let Some(flight) = walk.next() {
+                    if flight == Flight::None && self.take_due_head(&later, key, (due, id)) {
+                        self.due.took(due);
+                        return;
+                    }
+                }
+            }
+            At::Later(due) => self.waits_until(due),
+        }
+    }
+
+    /// Claims the row that a walk through those that are ready stands at.
+    fn take(&mut self, items: &Table, place: i64) -> bool {
+        let taken = self.claimer.take(items, &items.row(), self.partition, place);
+        if taken {
+            self.ready.took(place);
+        }
+        taken
+    }
+
+    /// Locks the row that a walk through those that are due stands at, which is then to be claimed at a place.
+    fn lock_due(&mut self, later: &Table, due: Due, place: i64) -> bool {
+        let locked = later.lock(later.row().tid(), false) == Locked::Mine;
+        if locked {
+            self.found.push((due, place));
+        }
+        locked
+    }
+
+    /// The same for one that is the head of its key.
+    fn take_due_head(&mut self, later: &Table, key: &str, due: Due) -> bool {
+        let place = spi::next(c"_item_seq");
+        if !self.lock_due(later, due, place) {
+            return false;
+        }
+        let moves = self.heads.moves(self.partition, key, due.1, At::Ready(place));
+        if !moves {
+            self.found.pop();
+        }
+        moves
+    }
+
+    /// The head that has just been made could not be taken. Others may have seen it.
+    fn take_back(&mut self, key: &str, id: i64) {
+        self.heads.end(self.partition, key, id);
+        let queue = self.claimer.queue;
+        self.claimer.call.seam().places(self.ready.lane, NOWHERE, false);
+        self.claimer.call.seam().items(queue.number, &queue.name);
+    }
+}
+
+/// The next row of those that are ready: its place, when it was added, and what others do to it. The walk stands at it.
+fn next_ready(items: &Table, walk: &mut Walk) -> Option<(i64, i64, Flight)> {
+    let flight = walk.next()?;
+    let row = items.row();
+    Some((row.get(column::PLACE).unwrap_or(0), row.get(column::ADDED_AT).unwrap_or(0), flight))
+}

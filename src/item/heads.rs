@@ -1,0 +1,193 @@
+//! Heads: which item of a key goes first, in a queue whose ordering is `key` or `fifo`.
+//!
+//! The items of a key are given one at a time, so the first claim of one makes it the head of its key, by a row that names it. The row
+//! stays until the item is done or dead, or its queue is dropped: through an unclaim, a failure and the wait for another try, and the
+//! end of the claimer's session; it goes in the transaction that finishes the item. While it is there, no other item of the key is
+//! given to anybody. In a queue that is `fifo` all items of a partition have one key.
+//!
+//! * The row says where its item is, too: so it is found behind any number of others that it holds up, or due to be tried again.
+//! * Whoever would make a head looks for one with a dirty snapshot, so that one that is being made, or is about to go, counts. It does
+//!   so once more, and writes its own, under the lane's `Stripe`, which it lets go of at once: two who do so at a time see each other,
+//!   and nobody waits for a transaction.
+//! * Rows are only made and deleted, never changed: such a scan misses none. One whose item moves is replaced by the one who moves it,
+//!   who has the item in hand: until the end of that transaction both are in flight.
+//!
+//! A key's rows are dead soon, and as many as it had items. For these to stay out of the way while an old snapshot is open, each key has
+//! a lane with a floor (see [`crate::liveness::floors`]), where it is told from others by a hash. What is new in it has the greatest
+//! number, as that is drawn under the stripe. The floor is raised under the stripe too, and only over rows that are gone for ever: not
+//! those in flight, nor those that this very transaction has deleted, which are back if it fails. So it is never to be lowered.
+
+use super::{Order, lane};
+use crate::call::Call;
+use crate::guard::{Guard, Mode};
+use crate::keys::fnv1a;
+use crate::liveness::floors::Lane;
+use crate::spi::{self, Statement, Value};
+use crate::table::{Flight, Key, Locked, Sight, Table, Tuple};
+use crate::text::Text;
+use pgrx::pg_sys::{INT4OID, INT8OID, TEXTOID};
+use std::ffi::CStr;
+
+const HEADS: &CStr = c"_item_heads";
+
+static PUT: Statement = Statement::tidies(
+    include_str!("../../sql/query/item/put_head.sql"),
+    &[INT4OID, INT4OID, INT8OID, INT4OID, INT8OID, INT8OID, INT8OID, TEXTOID],
+);
+pub static DROP: Statement = Statement::writes(include_str!("../../sql/query/item/drop_heads.sql"), &[INT4OID]);
+
+/// Columns of `_item_heads`.
+mod column {
+    pub const SINCE: usize = 3;
+    pub const PARTITION: usize = 4;
+    pub const ID: usize = 5;
+    pub const PLACE: usize = 6;
+    pub const DUE: usize = 7;
+    pub const KEY: usize = 8;
+}
+
+/// Where an item is.
+#[derive(Clone, Copy, Debug)]
+pub enum At {
+    /// In `_items`, at this place.
+    Ready(i64),
+    /// In `_later`, until this time.
+    Later(i64),
+}
+
+#[derive(Clone, Copy, Debug)]
+pub enum Head {
+    None,
+    /// Somebody is making it, or about to end it.
+    InFlight,
+    Is {
+        id: i64,
+        at: At,
+    },
+}
+
+/// The key by which an item is ordered, if it is.
+pub fn key(order: Order, key: Option<Text>) -> Option<String> {
+    match order {
+        Order::None => None,
+        Order::Fifo => Some(String::new()),
+        Order::Key => key.map(|key| key.0),
+    }
+}
+
+pub struct Heads<'a> {
+    call: &'a Call,
+    queue: i32,
+    table: Table,
+}
+
+impl Heads<'_> {
+    pub fn of(call: &Call, queue: i32) -> Heads<'_> {
+        Heads { call, queue, table: Table::open(HEADS, c"_item_heads_pkey") }
+    }
+
+    fn lane(&self, partition: i32, key: &str) -> Lane {
+        let hash = fnv1a(key);
+        // Below zero, where no partition is.
+        let number = ((hash >> 32) as i32 ^ hash as i32 ^ partition) | i32::MIN;
+        lane(self.call, HEADS, self.queue, number)
+    }
+
+    /// The head of a key, of those in its lane from a number on; and the first number that is not gone for ever.
+    fn look(&self, lane: Lane, from: i64, partition: i32, key: &str) -> (Head, i64) {
+        let (mut head, mut stop) = (Head::None, i64::MAX);
+        let range = [Key::Int(self.queue), Key::Int(lane.partition), Key::From(from)];
+        self.table.scan(Sight::Dirty, &range, |row, flight| {
+            stop = stop.min(row.get(column::SINCE).unwrap_or(from));
+            if is_of(row, partition, key) {
+                head = match (flight, read(row)) {
+                    (Flight::None, Some((id, at))) => Head::Is { id, at },
+                    _ => Head::InFlight,
+                };
+            }
+            matches!(head, Head::InFlight).then_some(())
+        });
+        (head, stop)
+    }
+
+    pub fn find(&self, partition: i32, key: &str) -> Head {
+        let lane = self.lane(partition, key);
+        self.look(lane, self.call.shared.floor_at(lane), partition, key).0
+    }
+
+    /// Makes an item the head of a key that has none. Whether it has none indeed.
+    pub fn put(&self, partition: i32, key: &str, id: i64, at: At) -> bool {
+        let lane = self.lane(partition, key);
+        let stripe = Guard::Stripe((lane.partition.cast_unsigned() ^ self.queue.cast_unsigned()) as u8 as u16);
+        stripe.lock(Mode::Exclusive);
+        let start = self.call.shared.floor(lane);
+        let (head, stop) = self.look(lane, start.at, partition, key);
+        let none = matches!(head, Head::None);
+        if none {
+            let since = self.insert(lane, partition, key, id, at);
+            let mine = self.call.seam().first_ended_head();
+            self.call.shared.raise(lane, start, stop.min(since).min(mine));
+        }
+        stripe.unlock(Mode::Exclusive);
+        none
+    }
+
+    fn insert(&self, lane: Lane, partition: i32, key: &str, id: i64, at: At) -> i64 {
+        let since = spi::next(c"_item_seq");
+        let (place, due) = match at {
+            At::Ready(place) => (Value::Long(place), Value::Null),
+            At::Later(due) => (Value::Null, Value::Long(due)),
+        };
+        let values = vec![
+            Value::Int(self.queue),
+            Value::Int(lane.partition),
+            Value::Long(since),
+            Value::Int(partition),
+            Value::Long(id),
+            place,
+            due,
+            Value::Text(key),
+        ];
+        self.call.db().execute(&PUT, values);
+        since
+    }
+
+    /// The item, which this transaction has in hand, is the head no more. `Changed`: it was not.
+    pub fn end(&self, partition: i32, key: &str, id: i64) -> Locked {
+        let lane = self.lane(partition, key);
+        let range = [Key::Int(self.queue), Key::Int(lane.partition), Key::From(self.call.shared.floor_at(lane))];
+        let found = self.table.scan(Sight::Latest, &range, |row, _| {
+            (is_of(row, partition, key) && row.get(column::ID) == Some(id)).then(|| row.get(column::SINCE).unwrap_or(0))
+        });
+        let Some(since) = found else { return Locked::Changed };
+        let ended = self.table.try_delete();
+        if ended == Locked::Mine {
+            self.call.seam().ended_head(since);
+        }
+        ended
+    }
+
+    /// The item, which is the head and in the hands of this transaction, goes somewhere else. Whether its row was to be had.
+    pub fn moves(&self, partition: i32, key: &str, id: i64, to: At) -> bool {
+        match self.end(partition, key, id) {
+            Locked::Mine => {
+                self.insert(self.lane(partition, key), partition, key, id, to);
+                true
+            }
+            Locked::Busy => false,
+            Locked::Changed => true,
+        }
+    }
+}
+
+fn is_of(row: &Tuple, partition: i32, key: &str) -> bool {
+    row.get(column::PARTITION) == Some(partition) && row.get::<Text>(column::KEY).is_some_and(|of| of.0 == key)
+}
+
+fn read(row: &Tuple) -> Option<(i64, At)> {
+    let at = match row.get(column::PLACE) {
+        Some(place) => At::Ready(place),
+        None => At::Later(row.get(column::DUE)?),
+    };
+    Some((row.get(column::ID)?, at))
+}
