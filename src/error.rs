@@ -125,6 +125,8 @@ pub enum Error {
     NoTable(u32),
     #[error("\"{table}\" cannot be fenced")]
     Unfenceable { table: String, why: &'static str },
+    #[error("triggers of table \"{0}\" are those of the partitioned table above, and not as fence_table() makes them")]
+    FencedAbove(String),
     #[error("table \"{table}\" is fenced already")]
     FencedAlready { table: String, resource: String },
     #[error("cannot truncate table \"{table}\", which is fenced by its column \"{column}\"")]
@@ -174,7 +176,9 @@ impl Error {
                 Code::ERRCODE_WRONG_OBJECT_TYPE
             }
             Error::Unknown { .. } => Code::ERRCODE_UNDEFINED_OBJECT,
-            Error::SessionEnded(_) | Error::NotMember { .. } => Code::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
+            Error::SessionEnded(_) | Error::NotMember { .. } | Error::FencedAbove(_) => {
+                Code::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE
+            }
             Error::AttachPrepared | Error::NotOrdered(_) => Code::ERRCODE_FEATURE_NOT_SUPPORTED,
             // raise_own() makes these LF001 and LF002
             Error::FenceLost { .. }
@@ -337,6 +341,7 @@ impl Error {
                          fence) first, in the same transaction."
                     ));
                 }
+                Error::FencedAbove(_) => "Call eskit_lease.fence_table() for that table.",
                 Error::FencedAlready { .. } => "Call eskit_lease.unfence_table() first.",
                 Error::ColumnGone { .. } => "Call eskit_lease.unfence_table(), and fence it by the column that there is now.",
                 Error::TruncateFenced { .. } => "Delete the rows, or call eskit_lease.unfence_table() first.",

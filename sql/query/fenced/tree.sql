@@ -3,16 +3,22 @@ SELECT pg_catalog.format('%I.%I', n.nspname, c.relname),
        c.relname::text,
        n.nspname = 'eskit_lease',
        c.relkind::text,
-       c.oid = $1,
        c.relispartition,
        NOT c.relispartition AND EXISTS (SELECT FROM pg_catalog.pg_inherits AS i WHERE i.inhrelid = c.oid)
            OR c.relkind = 'r' AND EXISTS (SELECT FROM pg_catalog.pg_inherits AS i WHERE i.inhparent = c.oid),
+       pg_catalog.concat_ws(', ', pg_catalog.quote_literal($2), pg_catalog.quote_literal($3)),
        w.tgargs,
-       w.tgenabled = 'A',
+       w.tgtype::integer,
+       w.tgqual IS NULL AND w.tgattr::text = '',
+       w.tgconstraint <> 0,
        w.tgparentid <> 0,
+       w.tgenabled = 'A',
        t.tgargs,
-       t.tgenabled = 'A',
-       pg_catalog.concat_ws(', ', pg_catalog.quote_literal($2), pg_catalog.quote_literal($3))
+       t.tgtype::integer,
+       t.tgqual IS NULL AND t.tgattr::text = '',
+       t.tgconstraint <> 0,
+       t.tgparentid <> 0,
+       t.tgenabled = 'A'
 FROM (SELECT $1 AS relid UNION SELECT p.relid FROM pg_catalog.pg_partition_tree($1) AS p) AS r
 JOIN pg_catalog.pg_class AS c ON c.oid = r.relid
 JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
