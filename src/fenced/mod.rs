@@ -22,7 +22,8 @@ use crate::declaration::{self, Kind};
 use crate::error::{Error, Result};
 use crate::oids::Class;
 use crate::spi::{self, Db, Row, Statement, Value};
-use crate::text::{Text, from_server, text_datum};
+use crate::text::{Text, TextArray, from_server, text_datum};
+use pgrx::pg_sys::panic::ErrorReport;
 use pgrx::pg_sys::{self, OIDOID, Oid, TEXTOID};
 use pgrx::prelude::*;
 use std::ffi::CStr;
@@ -66,8 +67,8 @@ static TRUNCATE: Shape = Shape {
 
 /// A trigger that is there.
 struct Found {
-    /// The resource, and the column that tells the partition.
-    arguments: Vec<String>,
+    /// The resource, and the column that tells the partition; `None` if it only has the name.
+    arguments: Option<Vec<String>>,
     bits: u32,
     /// Without conditions and columns, and no constraint.
     plain: bool,
@@ -81,11 +82,14 @@ struct Found {
 impl Found {
     fn read(row: &Row, first: i32) -> Option<Found> {
         let is = |column| row.get(first + column).unwrap_or(false);
-        let arguments: Vec<u8> = row.get(first)?;
-        let arguments = arguments.strip_suffix(b"\0").unwrap_or(&arguments).split(|byte| *byte == 0);
+        let bits: i32 = row.get(first + 1)?;
+        let arguments = |arguments: Vec<u8>| {
+            let arguments = arguments.strip_suffix(b"\0").unwrap_or(&arguments);
+            arguments.split(|byte| *byte == 0).map(from_server).collect()
+        };
         Some(Found {
-            arguments: arguments.map(from_server).collect(),
-            bits: row.int(first + 1).cast_unsigned(),
+            arguments: row.get(first).map(arguments),
+            bits: bits.cast_unsigned(),
             plain: is(2),
             constraint: is(3),
             inherited: is(4),
@@ -94,7 +98,7 @@ impl Found {
     }
 
     fn is(&self, shape: &Shape) -> bool {
-        self.plain && !self.constraint && self.bits == shape.bits
+        self.arguments.is_some() && self.plain && !self.constraint && self.bits == shape.bits
     }
 }
 
@@ -111,6 +115,8 @@ struct Member {
     wanted: String,
     writes: Option<Found>,
     truncate: Option<Found>,
+    /// Others than its owner who may replace its triggers.
+    others: Vec<Option<Text>>,
 }
 
 impl Member {
@@ -126,6 +132,7 @@ impl Member {
             wanted: row.text(7),
             writes: Found::read(&row, 8),
             truncate: Found::read(&row, 14),
+            others: row.get(20).map_or(Vec::new(), |TextArray(others)| others),
         }
     }
 
@@ -269,9 +276,9 @@ fn fence_table(
     let wanted: Vec<&str> = std::iter::once(resource.as_str()).chain(column).collect();
     for member in &members {
         // By something else, or by itself where it is now to be with the whole.
-        let known = [&member.writes, &member.truncate].into_iter().flatten();
-        if let Some(other) = known.clone().find(|known| known.arguments != wanted) {
-            let resource = other.arguments.first().cloned().unwrap_or_default();
+        let mut known = [&member.writes, &member.truncate].into_iter().flatten().flat_map(|found| &found.arguments);
+        if let Some(other) = known.find(|known| **known != wanted) {
+            let resource = other.first().cloned().unwrap_or_default();
             return Err(Error::FencedAlready { table: member.name.clone(), resource }.into());
         }
     }
@@ -279,7 +286,16 @@ fn fence_table(
     if top.writes.as_ref().is_some_and(|writes| writes.inherited && !writes.is(shape)) {
         return Err(Error::FencedAbove(top.name.clone()).into());
     }
-    Ok(make(&members, top, shape))
+    let changed = make(&members, top, shape);
+    let mut others: Vec<&str> =
+        members.iter().flat_map(|member| member.others.iter().flatten().map(|role| &**role)).collect();
+    others.sort_unstable();
+    others.dedup();
+    if !others.is_empty() {
+        let warning = Error::FenceReplaceable { table: top.name.clone(), by: others.join(", ") };
+        ErrorReport::from(warning).report(pgrx::PgLogLevel::WARNING);
+    }
+    Ok(changed)
 }
 
 /// Makes all triggers what they are to be. Whether there was anything to do.
@@ -291,7 +307,7 @@ fn make(members: &[Member], top: &Member, shape: &Shape) -> bool {
             }
         }
     }
-    // Replaces those of partitions that are fenced alone.
+    // Replaces those of partitions that are fenced alone, and what others have put in its place.
     let mut changed = top.ensure(top.writes.as_ref(), shape);
     let off = |member: &Member| member.writes.as_ref().is_some_and(|writes| !writes.always);
     if !changed && members.iter().any(off) {
@@ -317,8 +333,8 @@ fn unfence_table(target: Option<Class>) -> Result<bool> {
         top.run(DROP, &STATEMENTS);
     }
     // Those of partitions below that are fenced on their own stay.
-    let theirs =
-        |member: &&Member| member.writes.as_ref().is_none_or(|writes| writes.inherited) || member.quoted == top.quoted;
+    let alone = |found: &Found| !found.inherited && found.arguments.is_some();
+    let theirs = |member: &&Member| !member.writes.as_ref().is_some_and(alone) || member.quoted == top.quoted;
     let mut changed = top.writes.is_some();
     for member in members.iter().filter(theirs).filter(|member| member.truncate.is_some()) {
         member.run(DROP, &TRUNCATE);
