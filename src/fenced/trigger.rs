@@ -148,10 +148,26 @@ unsafe fn hold(data: &TriggerData, resource: &CStr, slot: Option<i32>) -> Result
     if !settings::FENCE_SUPERUSERS.get() && unsafe { pg_sys::superuser_arg(pg_sys::GetOuterUserId()) } {
         return Ok(());
     }
+    // SAFETY: as the caller says
+    if unsafe { is_replicated(data) } {
+        return Ok(());
+    }
     let given_away = given_away || !standing.is_empty();
     // SAFETY: as the caller says
     let table = unsafe { table_name(data) };
     Err(Error::FenceRequired { table, resource: name, partition: slot, given_away }.into())
+}
+
+/// Whether logical replication itself runs the statement: a first copy or a TRUNCATE. It passes, as the rows do that are applied later, for
+/// which no statement trigger fires. (A trigger that holds TRUNCATE only is of a table whose rows are checked, and refused.)
+unsafe fn is_replicated(data: &TriggerData) -> bool {
+    // SAFETY: the trigger is there; the rest are plain reads. Of another trigger, which may do anything, the depth is greater.
+    unsafe {
+        data.tg_event & pg_sys::TRIGGER_EVENT_ROW == 0
+            && u32::from((*data.tg_trigger).tgtype.cast_unsigned()) & pg_sys::TRIGGER_TYPE_INSERT != 0
+            && pg_sys::IsLogicalWorker()
+            && pg_sys::pg_trigger_depth(std::ptr::null_mut()).value() == 1
+    }
 }
 
 fn remember(resource: &[u8], slot: Option<i32>) {
