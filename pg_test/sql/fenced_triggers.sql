@@ -182,11 +182,52 @@ RESET ROLE;
 SELECT * FROM fences;
 SELECT unfence_table('u');
 
-DROP TABLE t, u;
+-- Wherever in a row the column is that tells the partition: behind others, NULL or not, of any length, dropped, or in no row yet.
+SELECT group_create('g', 4, rebalance_timeout => '1 hour'), group_join('g', :'a') > 0 AS joined;
+SELECT max(fence) FILTER (WHERE partition = 1) AS g1, max(fence) FILTER (WHERE partition = 2) AS g2 FROM group_assignment('g', :'a') \gset
+CREATE TABLE places (i int NOT NULL, gone bigint, t text, n smallint);
+INSERT INTO places VALUES (1, 1, 'early', 1), (2, NULL, NULL, NULL);
+ALTER TABLE places DROP gone, ADD p int NOT NULL DEFAULT 1, ADD q smallint;
+INSERT INTO places VALUES (3, 'late', 3, 2, 2), (4, NULL, NULL, 1, NULL), (5, repeat('long', 1000), NULL, 2, 1), (6, NULL, 6, 1, 2);
+CREATE FUNCTION pg_temp.written(by text) RETURNS TABLE (partition text, i int, may text) LANGUAGE sql AS $$
+    SELECT to_jsonb(x) ->> by, x.i, pg_temp.state_of(format('UPDATE places SET n = 0 WHERE i = %s', x.i)) FROM places AS x ORDER BY x.i
+$$;
+SELECT fence_table('places', 'g', 'p');
+BEGIN;
+SELECT fence_check('g', :g1);
+SELECT * FROM pg_temp.written('p');
+SELECT pg_temp.state_of('UPDATE places SET p = 3 - p WHERE i = 1');
+SELECT fence_check('g', :g2);
+UPDATE places SET p = 3 - p;
+COMMIT;
+SELECT unfence_table('places'), fence_table('places', 'g', 'q');
+BEGIN;
+SELECT fence_check('g', :g2);
+SELECT * FROM pg_temp.written('q');
+COMMIT;
+CREATE TABLE shards (t text, p int) PARTITION BY LIST (p);
+CREATE TABLE shards_1 PARTITION OF shards FOR VALUES IN (1);
+CREATE TABLE shards_2 (p int, gone int, t text);
+ALTER TABLE shards_2 DROP gone;
+ALTER TABLE shards ATTACH PARTITION shards_2 FOR VALUES IN (2);
+SELECT fence_table('shards', 'g', 'p');
+BEGIN;
+SELECT fence_check('g', :g1);
+INSERT INTO shards VALUES ('a', 1), ('b', 1);
+SELECT pg_temp.state_of('INSERT INTO shards VALUES (''a'', 1), (''b'', 2)'), pg_temp.state_of('INSERT INTO shards VALUES (''b'', 2), (''a'', 1)'),
+       pg_temp.state_of('UPDATE shards SET p = 2');
+SELECT fence_check('g', :g2);
+INSERT INTO shards VALUES ('c', 2), ('d', 1);
+UPDATE shards SET p = 3 - p;
+COMMIT;
+SELECT * FROM shards ORDER BY t;
+
+DROP TABLE t, u, places, shards;
 DROP FUNCTION nothing;
 DROP VIEW fences, triggers;
 DROP OWNED BY regress_trigger, regress_other;
 DROP ROLE regress_trigger, regress_other;
 SELECT session_close(:'a');
+SELECT group_drop('g');
 SELECT * FROM fenced_tables;
 \i pg_test/sql/include/worker_on.psql
