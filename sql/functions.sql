@@ -3,7 +3,7 @@
 -- What fence_table() makes triggers of; they name it in users' dumps.
 CREATE FUNCTION eskit_lease.require_fence() RETURNS trigger LANGUAGE c AS 'MODULE_PATHNAME', 'eskit_lease_require_fence';
 
--- Nothing for PUBLIC but the key functions; grant_consumer() and grant_monitor() hand out the rest.
+-- Nothing for PUBLIC but the key functions and the trigger's; grant_consumer() and grant_monitor() hand out the rest.
 GRANT USAGE ON SCHEMA eskit_lease TO PUBLIC;
 REVOKE ALL ON ALL TABLES IN SCHEMA eskit_lease FROM PUBLIC;
 REVOKE ALL ON ALL SEQUENCES IN SCHEMA eskit_lease FROM PUBLIC;
@@ -23,7 +23,9 @@ GRANT EXECUTE ON FUNCTION
     eskit_lease.advisory_lock_id(text),
     eskit_lease.partition_for(text, integer),
     eskit_lease.partition_of_uuid(uuid, integer),
-    eskit_lease.partition_assign(text, text[], text[])
+    eskit_lease.partition_assign(text, text[], text[]),
+    -- Whoever owns a fenced table makes its triggers anew with each partition. It runs as a trigger and not otherwise.
+    eskit_lease.require_fence()
 TO PUBLIC;
 
 COMMENT ON FUNCTION eskit_lease.group_lock_key(text) IS

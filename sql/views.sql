@@ -277,24 +277,34 @@ SELECT t.tgrelid::regclass AS table_name,
        CASE WHEN t.tgnargs > 1 THEN convert_from(substring(a.args FROM position('\x00'::bytea IN a.args) + 1), getdatabaseencoding())
        END AS partition_column,
        CASE t.tgtype & 1 WHEN 1 THEN 'row' ELSE 'statement' END AS checks_each,
-       -- INSERT, DELETE, UPDATE and TRUNCATE are the bits 4, 8, 16 and 32.
-       NOT EXISTS (
+       -- ROW, BEFORE, INSERT, DELETE, UPDATE, TRUNCATE and INSTEAD are the bits 1, 2, 4, 8, 16, 32 and 64 of tgtype.
+       a.args IS NOT NULL AND NOT EXISTS (
            -- As an array, of which ten elements are expected: a thousand partitions would seem to be worth a JIT compilation.
            SELECT FROM unnest(t.tgrelid || ARRAY(SELECT p.relid::oid FROM pg_partition_tree(t.tgrelid) AS p)) AS r (relid)
-           WHERE (SELECT coalesce(bit_or(x.tgtype), 0::smallint) & 60 FROM pg_trigger AS x
-                  WHERE x.tgrelid = r.relid AND x.tgfoid = t.tgfoid AND x.tgenabled = 'A') <> 60) AS complete
+           JOIN pg_class AS c ON c.oid = r.relid
+           -- No statement trigger of a partition fires for what is written by way of another table; nor any in inheritance.
+           WHERE (SELECT coalesce(bit_or(x.tgtype & CASE WHEN (c.relispartition OR c.relkind = 'p') AND x.tgtype & 1 = 0 THEN 32 ELSE 60 END), 0)
+                  FROM pg_trigger AS x
+                  WHERE x.tgrelid = r.relid AND x.tgfoid = t.tgfoid AND x.tgargs = t.tgargs AND x.tgenabled = 'A' AND x.tgtype & 66 = 0
+                    AND x.tgqual IS NULL AND x.tgattr::text = '' AND x.tgconstraint = 0) <> 60
+              OR NOT c.relispartition AND EXISTS (SELECT FROM pg_inherits AS i WHERE i.inhrelid = c.oid)
+              OR c.relkind = 'r' AND EXISTS (SELECT FROM pg_inherits AS i WHERE i.inhparent = c.oid)) AS complete
 FROM pg_namespace AS n
 JOIN pg_proc AS f ON f.pronamespace = n.oid AND f.proname = 'require_fence'
-JOIN pg_trigger AS t ON t.tgfoid = f.oid AND t.tgname = 'eskit_lease_fence' AND t.tgparentid = 0
-CROSS JOIN LATERAL rtrim(t.tgargs, '\x00'::bytea) AS a (args)
+-- By name, so that what has been put in its place is seen; by that for TRUNCATE where that is all that there is.
+JOIN pg_trigger AS t ON t.tgparentid = 0
+    AND (t.tgname = 'eskit_lease_fence'
+         OR t.tgname = 'eskit_lease_fence_truncate'
+            AND NOT EXISTS (SELECT FROM pg_trigger AS w WHERE w.tgrelid = t.tgrelid AND w.tgname = 'eskit_lease_fence'))
+CROSS JOIN LATERAL rtrim(CASE WHEN t.tgfoid = f.oid AND t.tgnargs BETWEEN 1 AND 2 THEN t.tgargs END, '\x00'::bytea) AS a (args)
 WHERE n.nspname = 'eskit_lease';
 
 COMMENT ON VIEW eskit_lease.fenced_tables IS 'Tables that are written only under a fence.';
 COMMENT ON COLUMN eskit_lease.fenced_tables.table_name IS 'The table.';
-COMMENT ON COLUMN eskit_lease.fenced_tables.resource IS 'What must be held by whoever writes it.';
+COMMENT ON COLUMN eskit_lease.fenced_tables.resource IS 'What must be held by whoever writes it; NULL if the trigger that asks for it has been replaced by another.';
 COMMENT ON COLUMN eskit_lease.fenced_tables.partition_column IS 'The column that tells each row''s partition, where the resource is a group whose partitions are fenced one by one.';
 COMMENT ON COLUMN eskit_lease.fenced_tables.checks_each IS 'What is checked: each statement, or each row.';
-COMMENT ON COLUMN eskit_lease.fenced_tables.complete IS 'False if a trigger has been disabled or dropped, or a partition added since that TRUNCATE is not held for: call fence_table() again.';
+COMMENT ON COLUMN eskit_lease.fenced_tables.complete IS 'False if a trigger has been disabled, dropped or replaced, or the table attached to another since, or given a partition that TRUNCATE is not held for: call fence_table() again. And if it takes part in inheritance, where it cannot be held.';
 
 CREATE VIEW eskit_lease.blockers AS -- lock classes as in src/guard.rs
 SELECT CASE k.objsubid

@@ -1,5 +1,5 @@
-//! Every mistake and refusal that raises: its SQLSTATE, message, detail and hint in one place. Contention is no error: verbs that
-//! ask answer it with a reason.
+//! Every mistake and refusal that raises, and what is warned of: its SQLSTATE, message, detail and hint in one place. Contention is no
+//! error: verbs that ask answer it with a reason.
 
 use crate::group::assign::Assignor;
 use crate::settings;
@@ -123,6 +123,10 @@ pub enum Error {
     NoTable(u32),
     #[error("\"{table}\" cannot be fenced")]
     Unfenceable { table: String, why: &'static str },
+    #[error("triggers of table \"{0}\" are those of the partitioned table above, and not as fence_table() makes them")]
+    FencedAbove(String),
+    #[error("triggers that fence table \"{table}\" may be replaced by others than its owner")]
+    FenceReplaceable { table: String, by: String },
     #[error("table \"{table}\" is fenced already")]
     FencedAlready { table: String, resource: String },
     #[error("cannot truncate table \"{table}\", which is fenced by its column \"{column}\"")]
@@ -172,7 +176,9 @@ impl Error {
                 Code::ERRCODE_WRONG_OBJECT_TYPE
             }
             Error::Unknown { .. } => Code::ERRCODE_UNDEFINED_OBJECT,
-            Error::SessionEnded(_) | Error::NotMember { .. } => Code::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
+            Error::SessionEnded(_) | Error::NotMember { .. } | Error::FencedAbove(_) => {
+                Code::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE
+            }
             Error::AttachPrepared => Code::ERRCODE_FEATURE_NOT_SUPPORTED,
             // raise_own() makes these LF001 and LF002
             Error::FenceLost { .. }
@@ -181,6 +187,7 @@ impl Error {
             | Error::FenceRequired { .. } => Code::ERRCODE_RAISE_EXCEPTION,
             Error::NoColumn { .. } | Error::ColumnGone { .. } => Code::ERRCODE_UNDEFINED_COLUMN,
             Error::PartitionColumn { .. } => Code::ERRCODE_DATATYPE_MISMATCH,
+            Error::FenceReplaceable { .. } => Code::ERRCODE_WARNING,
             Error::NoTable(_) => Code::ERRCODE_UNDEFINED_TABLE,
             Error::TruncateFenced { .. } => Code::ERRCODE_FEATURE_NOT_SUPPORTED,
             Error::NoFenceTrigger => Code::ERRCODE_E_R_I_E_TRIGGER_PROTOCOL_VIOLATED,
@@ -247,6 +254,7 @@ impl Error {
             }
             Error::PartitionColumn { why, .. } => why.clone(),
             Error::Unfenceable { why, .. } => (*why).to_owned(),
+            Error::FenceReplaceable { by, .. } => format!("The privilege TRIGGER is granted to {by}."),
             Error::FencedAlready { resource, .. } => format!("It is fenced by \"{resource}\"."),
             Error::TruncateFenced { resource, .. } => {
                 format!("It would take the rows of all partitions of group \"{resource}\".")
@@ -334,6 +342,8 @@ impl Error {
                          fence) first, in the same transaction."
                     ));
                 }
+                Error::FenceReplaceable { .. } => "Revoke TRIGGER on it, and on its partitions, if they are not to be trusted with it.",
+                Error::FencedAbove(_) => "Call eskit_lease.fence_table() for that table.",
                 Error::FencedAlready { .. } => "Call eskit_lease.unfence_table() first.",
                 Error::ColumnGone { .. } => "Call eskit_lease.unfence_table(), and fence it by the column that there is now.",
                 Error::TruncateFenced { .. } => "Delete the rows, or call eskit_lease.unfence_table() first.",

@@ -175,28 +175,46 @@ def test_without_shared_memory():
 
 
 def test_logical_replication():
-    """Replicated rows pass where each statement is checked, and are refused where each row is."""
+    """What is replicated, from the first copy on, passes where each statement is checked, and is refused where each row is. What triggers write
+    meanwhile is no part of it."""
     server = Server("e2e-fenced", "wal_level = logical", "wal_retrieve_retry_interval = '50ms'", "max_worker_processes = 16")
     try:
         server.query("CREATE TABLE work (i int, p int)")
+        server.query("INSERT INTO work VALUES (0, 0)")
         server.query("CREATE PUBLICATION p FOR TABLE work")
         server.query("SELECT pg_create_logical_replication_slot('fenced', 'pgoutput')")
         server.query("CREATE DATABASE subscriber")
         server.query("CREATE EXTENSION eskit_lease", dbname="subscriber")
         with server.connect("subscriber") as conn:
             table(conn)
-            source = f"CONNECTION '{server.dsn()}' PUBLICATION p WITH (create_slot = false, slot_name = fenced, copy_data = false)"
+            source = f"CONNECTION '{server.dsn()}' PUBLICATION p WITH (create_slot = false, slot_name = fenced)"
             conn.execute(f"CREATE SUBSCRIPTION s {source}")
+            wait_until(lambda: rows(conn) == [0])
+            server.query("TRUNCATE work")
             server.query("INSERT INTO work VALUES (1, 0)")
             wait_until(lambda: rows(conn) == [1])
+            conn.execute("CREATE TABLE other (i int)")
+            call(conn, "fence_table", "other", "r")
+            conn.execute(
+                """
+                CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN INSERT INTO public.other VALUES (NEW.i); RETURN NULL; END';
+                CREATE TRIGGER note AFTER INSERT ON work FOR EACH ROW EXECUTE FUNCTION note();
+                ALTER TABLE work ENABLE ALWAYS TRIGGER note
+                """
+            )
+            server.query("INSERT INTO work VALUES (2, 0)")
+            wait_until(lambda: server.logged('table "other" is fenced by "r"'))
+            assert rows(conn) == [1]
+            conn.execute("DROP TRIGGER note ON work")
+            wait_until(lambda: rows(conn) == [1, 2])
             call(conn, "unfence_table", "work")
             call(conn, "group_create", "g", 2)
             call(conn, "fence_table", "work", "g", "p")
-            server.query("INSERT INTO work VALUES (2, 0)")
+            server.query("INSERT INTO work VALUES (3, 0)")
             wait_until(lambda: server.logged('partition 0 of table "work" is fenced by "g"'))
-            assert rows(conn) == [1]
+            assert rows(conn) == [1, 2]
             call(conn, "unfence_table", "work")
-            wait_until(lambda: rows(conn) == [1, 2])
+            wait_until(lambda: rows(conn) == [1, 2, 3])
             conn.execute("ALTER SUBSCRIPTION s DISABLE")
             conn.execute("ALTER SUBSCRIPTION s SET (slot_name = NONE)")
             conn.execute("DROP SUBSCRIPTION s")

@@ -23,7 +23,8 @@ use crate::declaration::{self, Kind};
 use crate::error::{Error, Result};
 use crate::oids::Class;
 use crate::spi::{self, Db, Row, Statement, Value};
-use crate::text::{Text, from_server, text_datum};
+use crate::text::{Text, TextArray, from_server, text_datum};
+use pgrx::pg_sys::panic::ErrorReport;
 use pgrx::pg_sys::{self, OIDOID, Oid, TEXTOID};
 use pgrx::prelude::*;
 use std::ffi::CStr;
@@ -35,13 +36,71 @@ const CREATE: &str = include_str!("../../sql/query/fenced/create.sql");
 const ALWAYS: &str = include_str!("../../sql/query/fenced/always.sql");
 const DROP: &str = include_str!("../../sql/query/fenced/drop.sql");
 
+/// A trigger as it is to be.
+struct Shape {
+    name: &'static str,
+    events: &'static str,
+    level: &'static str,
+    /// Level, time and events as the catalog has them.
+    bits: u32,
+}
+
+const WRITE_BITS: u32 = pg_sys::TRIGGER_TYPE_INSERT | pg_sys::TRIGGER_TYPE_UPDATE | pg_sys::TRIGGER_TYPE_DELETE;
+
+static STATEMENTS: Shape = Shape {
+    name: "eskit_lease_fence",
+    events: "INSERT OR UPDATE OR DELETE OR TRUNCATE",
+    level: "STATEMENT",
+    bits: WRITE_BITS | pg_sys::TRIGGER_TYPE_TRUNCATE,
+};
+static ROWS: Shape = Shape {
+    name: STATEMENTS.name,
+    events: "INSERT OR UPDATE OR DELETE",
+    level: "ROW",
+    bits: WRITE_BITS | pg_sys::TRIGGER_TYPE_ROW,
+};
+static TRUNCATE: Shape = Shape {
+    name: "eskit_lease_fence_truncate",
+    events: "TRUNCATE",
+    level: "STATEMENT",
+    bits: pg_sys::TRIGGER_TYPE_TRUNCATE,
+};
+
 /// A trigger that is there.
 struct Found {
-    /// The resource, and the column that tells the partition.
-    arguments: Vec<String>,
-    always: bool,
+    /// The resource, and the column that tells the partition; `None` if it only has the name.
+    arguments: Option<Vec<String>>,
+    bits: u32,
+    /// Without conditions and columns, and no constraint.
+    plain: bool,
+    /// A trigger of a constraint, which cannot be replaced.
+    constraint: bool,
     /// Of the partitioned table above.
     inherited: bool,
+    always: bool,
+}
+
+impl Found {
+    fn read(row: &Row, first: i32) -> Option<Found> {
+        let is = |column| row.get(first + column).unwrap_or(false);
+        let bits: i32 = row.get(first + 1)?;
+        let arguments = |arguments: Vec<u8>| {
+            let arguments = arguments.strip_suffix(b"\0").unwrap_or(&arguments);
+            arguments.split(|byte| *byte == 0).map(from_server).collect()
+        };
+        Some(Found {
+            arguments: row.get(first).map(arguments),
+            bits: bits.cast_unsigned(),
+            plain: is(2),
+            constraint: is(3),
+            inherited: is(4),
+            always: is(5),
+        })
+    }
+
+    fn is(&self, shape: &Shape) -> bool {
+        self.arguments.is_some() && self.plain && !self.constraint && self.bits == shape.bits
+    }
 }
 
 /// A table, or a partition of it.
@@ -53,30 +112,28 @@ struct Member {
     kind: String,
     is_partition: bool,
     inherits: bool,
-    writes: Option<Found>,
-    truncate: Option<Found>,
     /// What the arguments are to be, as SQL has it.
     wanted: String,
+    writes: Option<Found>,
+    truncate: Option<Found>,
+    /// Others than its owner who may replace its triggers.
+    others: Vec<Option<Text>>,
 }
 
 impl Member {
     fn read(row: Row) -> Member {
         let is = |column| row.get(column).unwrap_or(false);
-        let found = |column, inherited| {
-            let arguments: Vec<u8> = row.get(column)?;
-            let arguments = arguments.strip_suffix(b"\0").unwrap_or(&arguments).split(|byte| *byte == 0);
-            Some(Found { arguments: arguments.map(from_server).collect(), always: is(column + 1), inherited })
-        };
         Member {
             quoted: row.text(1),
             name: row.text(2),
             ours: is(3),
             kind: row.text(4),
-            is_partition: is(6),
-            inherits: is(7),
-            writes: found(8, is(10)),
-            truncate: found(11, false),
-            wanted: row.text(13),
+            is_partition: is(5),
+            inherits: is(6),
+            wanted: row.text(7),
+            writes: Found::read(&row, 8),
+            truncate: Found::read(&row, 14),
+            others: row.get(20).map_or(Vec::new(), |TextArray(others)| others),
         }
     }
 
@@ -95,12 +152,17 @@ impl Member {
         })
     }
 
+    /// What fences it: each statement, or each row.
+    fn shape(&self, by_column: bool) -> &'static Shape {
+        if by_column || self.kind == "p" || self.is_partition { &ROWS } else { &STATEMENTS }
+    }
+
     /// Runs a statement as the caller. What is filled in is quoted, and may have braces of its own.
-    fn run(&self, statement: &str, trigger: &str, events: &str, level: &str) {
+    fn run(&self, statement: &str, shape: &Shape) {
         let filled = statement.split('{').map(|part| match part.split_once('}') {
-            Some(("name", rest)) => [trigger, rest].concat(),
-            Some(("events", rest)) => [events, rest].concat(),
-            Some(("level", rest)) => [level, rest].concat(),
+            Some(("name", rest)) => [shape.name, rest].concat(),
+            Some(("events", rest)) => [shape.events, rest].concat(),
+            Some(("level", rest)) => [shape.level, rest].concat(),
             Some(("table", rest)) => [&self.quoted, rest].concat(),
             Some(("arguments", rest)) => [&self.wanted, rest].concat(),
             _ => part.to_owned(),
@@ -108,21 +170,19 @@ impl Member {
         spi::run_as_caller(&filled.collect::<String>());
     }
 
-    /// Makes a trigger, or has it fire always. Whether there was anything to do.
-    fn ensure(&self, found: Option<&Found>, trigger: &str, events: &str, level: &str) -> bool {
-        if found.is_none() {
-            self.run(CREATE, trigger, events, level);
+    /// Makes a trigger what it is to be. Whether there was anything to do.
+    fn ensure(&self, found: Option<&Found>, shape: &Shape) -> bool {
+        let is = found.is_some_and(|found| found.is(shape));
+        if !is {
+            self.run(CREATE, shape);
         }
-        let change = found.is_none_or(|found| !found.always);
+        let change = !is || found.is_none_or(|found| !found.always);
         if change {
-            self.run(ALWAYS, trigger, events, level);
+            self.run(ALWAYS, shape);
         }
         change
     }
 }
-
-const WRITES: &str = "eskit_lease_fence";
-const TRUNCATE: &str = "eskit_lease_fence_truncate";
 
 /// The table, which comes first, and its partitions.
 fn tree(table: Oid, resource: &str, column: Option<&str>) -> Vec<Member> {
@@ -217,25 +277,50 @@ fn fence_table(
     let wanted: Vec<&str> = std::iter::once(resource.as_str()).chain(column).collect();
     for member in &members {
         // By something else, or by itself where it is now to be with the whole.
-        let known = [&member.writes, &member.truncate].into_iter().flatten();
-        if let Some(other) = known.clone().find(|known| known.arguments != wanted) {
-            let resource = other.arguments.first().cloned().unwrap_or_default();
+        let mut known = [&member.writes, &member.truncate].into_iter().flatten().flat_map(|found| &found.arguments);
+        if let Some(other) = known.find(|known| **known != wanted) {
+            let resource = other.first().cloned().unwrap_or_default();
             return Err(Error::FencedAlready { table: member.name.clone(), resource }.into());
         }
     }
-    let by_rows = column.is_some() || top.kind == "p" || top.is_partition;
-    let (events, level) = if by_rows {
-        ("INSERT OR UPDATE OR DELETE", "ROW")
-    } else {
-        ("INSERT OR UPDATE OR DELETE OR TRUNCATE", "STATEMENT")
-    };
-    let mut changed = top.ensure(top.writes.as_ref(), WRITES, events, level);
-    if by_rows {
-        for member in &members {
-            changed |= member.ensure(member.truncate.as_ref(), TRUNCATE, "TRUNCATE", "STATEMENT");
-        }
+    let shape = top.shape(column.is_some());
+    if top.writes.as_ref().is_some_and(|writes| writes.inherited && !writes.is(shape)) {
+        return Err(Error::FencedAbove(top.name.clone()).into());
+    }
+    let changed = make(&members, top, shape);
+    let mut others: Vec<&str> =
+        members.iter().flat_map(|member| member.others.iter().flatten().map(|role| &**role)).collect();
+    others.sort_unstable();
+    others.dedup();
+    if !others.is_empty() {
+        let warning = Error::FenceReplaceable { table: top.name.clone(), by: others.join(", ") };
+        ErrorReport::from(warning).report(pgrx::PgLogLevel::WARNING);
     }
     Ok(changed)
+}
+
+/// Makes all triggers what they are to be. Whether there was anything to do.
+fn make(members: &[Member], top: &Member, shape: &Shape) -> bool {
+    for member in members {
+        for (found, shape) in [(&member.writes, shape), (&member.truncate, &TRUNCATE)] {
+            if found.as_ref().is_some_and(|found| found.constraint && !found.inherited) {
+                member.run(DROP, shape);
+            }
+        }
+    }
+    // Replaces those of partitions that are fenced alone, and what others have put in its place.
+    let mut changed = top.ensure(top.writes.as_ref(), shape);
+    let off = |member: &Member| member.writes.as_ref().is_some_and(|writes| !writes.always);
+    if !changed && members.iter().any(off) {
+        top.run(ALWAYS, shape); // and with it the partitions
+        changed = true;
+    }
+    if shape.bits & TRUNCATE.bits == 0 {
+        for member in members {
+            changed |= member.ensure(member.truncate.as_ref(), &TRUNCATE);
+        }
+    }
+    changed
 }
 
 #[pg_extern(schema = "eskit_lease")]
@@ -246,14 +331,14 @@ fn unfence_table(target: Option<Class>) -> Result<bool> {
     let members = tree(table, "", None);
     let Some(top) = members.first() else { return Ok(false) };
     if top.writes.is_some() {
-        top.run(DROP, WRITES, "", "");
+        top.run(DROP, &STATEMENTS);
     }
     // Those of partitions below that are fenced on their own stay.
-    let theirs =
-        |member: &&Member| member.writes.as_ref().is_none_or(|writes| writes.inherited) || member.quoted == top.quoted;
+    let alone = |found: &Found| !found.inherited && found.arguments.is_some();
+    let theirs = |member: &&Member| !member.writes.as_ref().is_some_and(alone) || member.quoted == top.quoted;
     let mut changed = top.writes.is_some();
     for member in members.iter().filter(theirs).filter(|member| member.truncate.is_some()) {
-        member.run(DROP, TRUNCATE, "", "");
+        member.run(DROP, &TRUNCATE);
         changed = true;
     }
     Ok(changed)

@@ -47,7 +47,7 @@ unsafe extern "C-unwind" fn eskit_lease_require_fence(call: pg_sys::FunctionCall
     };
     let answer = match data {
         // SAFETY: as above
-        Some(data) => unsafe { require(data) },
+        Some(data) => unsafe { require(call, data) },
         None => Err(Error::NoFenceTrigger.into()),
     };
     if let Err(report) = answer {
@@ -56,7 +56,7 @@ unsafe extern "C-unwind" fn eskit_lease_require_fence(call: pg_sys::FunctionCall
     Datum::from(0)
 }
 
-unsafe fn require(data: &TriggerData) -> Result<()> {
+unsafe fn require(call: pg_sys::FunctionCallInfo, data: &TriggerData) -> Result<()> {
     // SAFETY: a trigger has as many arguments as it says, each of which ends in NUL; the slots hold the rows of the event
     unsafe {
         let trigger = &*data.tg_trigger;
@@ -66,10 +66,11 @@ unsafe fn require(data: &TriggerData) -> Result<()> {
         match (data.tg_event & pg_sys::TRIGGER_EVENT_TIMINGMASK, trigger.tgnargs) {
             (pg_sys::TRIGGER_EVENT_AFTER, 1) => hold(data, argument(0), None),
             (pg_sys::TRIGGER_EVENT_AFTER, 2) if by_row => {
-                let (resource, column) = (argument(0), argument(1));
-                hold(data, resource, Some(partition(data, data.tg_trigslot, column)?))?;
+                let (resource, name) = (argument(0), argument(1));
+                let column = column(call, data, name)?;
+                hold(data, resource, Some(partition(data, data.tg_trigslot, name, column)?))?;
                 if operation == pg_sys::TRIGGER_EVENT_UPDATE {
-                    hold(data, resource, Some(partition(data, data.tg_newslot, column)?))?;
+                    hold(data, resource, Some(partition(data, data.tg_newslot, name, column)?))?;
                 }
                 Ok(())
             }
@@ -103,27 +104,70 @@ pub fn integer(is: Oid) -> Option<fn(Datum) -> i64> {
     }
 }
 
-/// The partition that a row belongs to.
-unsafe fn partition(data: &TriggerData, row: *mut TupleTableSlot, column: &CStr) -> Result<i32> {
-    let name = || from_server(column.to_bytes());
-    // SAFETY: the slot holds a row of the relation
+/// A column that tells the partition. Kept with the call's function, and so for a statement, which no change of the table comes into.
+#[derive(Clone, Copy)]
+struct Column {
+    number: i32,
+    read: fn(Datum) -> i64,
+}
+
+/// The column of this name.
+unsafe fn column(call: pg_sys::FunctionCallInfo, data: &TriggerData, name: &CStr) -> Result<Column> {
+    // SAFETY: the relation is open. What is kept was put there below, for this trigger; its memory lives as long as it
     unsafe {
-        let columns = (*row).tts_tupleDescriptor;
-        let number = pg_sys::SPI_fnumber(columns, column.as_ptr());
+        let function = (*call).flinfo;
+        if let Some(known) = (*function).fn_extra.cast::<Column>().as_ref() {
+            return Ok(*known);
+        }
+        let columns = (*data.tg_relation).rd_att;
+        let number = pg_sys::SPI_fnumber(columns, name.as_ptr());
         // It may have been renamed or dropped, or be another one of that name.
         let read = if number > 0 { integer(pg_sys::SPI_gettypeid(columns, number)) } else { None };
         let Some(read) = read else {
-            return Err(Error::ColumnGone { table: table_name(data), column: name() }.into());
+            return Err(Error::ColumnGone { table: table_name(data), column: from_server(name.to_bytes()) }.into());
         };
+        let found = Column { number, read };
+        let kept = pg_sys::MemoryContextAlloc((*function).fn_mcxt, size_of::<Column>()).cast::<Column>();
+        kept.write(found);
+        (*function).fn_extra = kept.cast();
+        Ok(found)
+    }
+}
+
+/// The value of a column in a row. Where the row is as the table has it, this calls nothing of PostgreSQL's for a column at a fixed place,
+/// a row's triggers being called for each.
+unsafe fn value(row: *mut TupleTableSlot, number: i32) -> Option<Datum> {
+    let at = (number - 1) as usize;
+    // SAFETY: the slot holds a row with this column; by its operations it is of the kind that has a tuple
+    unsafe {
         if i32::from((*row).tts_nvalid) < number {
+            let tuple = if std::ptr::eq((*row).tts_ops, &raw const pg_sys::TTSOpsBufferHeapTuple) {
+                (*row.cast::<pg_sys::BufferHeapTupleTableSlot>()).base.tuple
+            } else {
+                std::ptr::null_mut()
+            };
+            if !tuple.is_null() {
+                let mut is_null = false;
+                let value = pg_sys::heap_getattr(tuple, number, (*row).tts_tupleDescriptor, &mut is_null);
+                return (!is_null).then_some(value);
+            }
             pg_sys::slot_getsomeattrs_int(row, number);
         }
-        let at = (number - 1) as usize;
-        if *(*row).tts_isnull.add(at) {
-            return Err(Error::PartitionNull { table: table_name(data), column: name() }.into());
-        }
+        (!*(*row).tts_isnull.add(at)).then(|| *(*row).tts_values.add(at))
+    }
+}
+
+/// The partition that a row belongs to.
+unsafe fn partition(data: &TriggerData, row: *mut TupleTableSlot, name: &CStr, column: Column) -> Result<i32> {
+    // SAFETY: as the caller says
+    match unsafe { value(row, column.number) } {
         // What is no partition's number is nobody's.
-        Ok(i32::try_from(read(*(*row).tts_values.add(at))).unwrap_or(-1))
+        Some(value) => Ok(i32::try_from((column.read)(value)).unwrap_or(-1)),
+        None => {
+            // SAFETY: as the caller says
+            let table = unsafe { table_name(data) };
+            Err(Error::PartitionNull { table, column: from_server(name.to_bytes()) }.into())
+        }
     }
 }
 
@@ -148,10 +192,26 @@ unsafe fn hold(data: &TriggerData, resource: &CStr, slot: Option<i32>) -> Result
     if !settings::FENCE_SUPERUSERS.get() && unsafe { pg_sys::superuser_arg(pg_sys::GetOuterUserId()) } {
         return Ok(());
     }
+    // SAFETY: as the caller says
+    if unsafe { is_replicated(data) } {
+        return Ok(());
+    }
     let given_away = given_away || !standing.is_empty();
     // SAFETY: as the caller says
     let table = unsafe { table_name(data) };
     Err(Error::FenceRequired { table, resource: name, partition: slot, given_away }.into())
+}
+
+/// Whether logical replication itself runs the statement: a first copy or a TRUNCATE. It passes, as the rows do that are applied later, for
+/// which no statement trigger fires. (A trigger that holds TRUNCATE only is of a table whose rows are checked, and refused.)
+unsafe fn is_replicated(data: &TriggerData) -> bool {
+    // SAFETY: the trigger is there; the rest are plain reads. Of another trigger, which may do anything, the depth is greater.
+    unsafe {
+        data.tg_event & pg_sys::TRIGGER_EVENT_ROW == 0
+            && u32::from((*data.tg_trigger).tgtype.cast_unsigned()) & pg_sys::TRIGGER_TYPE_INSERT != 0
+            && pg_sys::IsLogicalWorker()
+            && pg_sys::pg_trigger_depth(std::ptr::null_mut()).value() == 1
+    }
 }
 
 fn remember(resource: &[u8], slot: Option<i32>) {

@@ -15,7 +15,6 @@ GRANT EXECUTE ON FUNCTION
     eskit_lease.fence_check(pg_catalog.text, bigint),
     eskit_lease.fence_table(pg_catalog.regclass, pg_catalog.text, pg_catalog.text),
     eskit_lease.unfence_table(pg_catalog.regclass),
-    eskit_lease.require_fence(),
     eskit_lease.semaphore_create(pg_catalog.text, integer),
     eskit_lease.semaphore_resize(pg_catalog.text, integer),
     eskit_lease.semaphore_drop(pg_catalog.text),

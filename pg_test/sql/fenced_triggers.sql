@@ -1,0 +1,233 @@
+-- What a fenced table is held by: its triggers, as fence_table() makes them and not only by name. Tables that come to be partitions or to
+-- inherit, triggers that are replaced, disabled or made by others, and who may. The worker is off: what is seen is the verbs' own doing.
+\i pg_test/sql/include/worker_off.psql
+\pset null -
+SELECT session AS a FROM session_open('a', '1 hour') \gset
+SELECT fence AS f FROM lease_acquire('r', :'a') \gset
+CREATE VIEW fences AS
+SELECT table_name, resource, checks_each, complete FROM eskit_lease.fenced_tables ORDER BY table_name::text;
+CREATE VIEW triggers AS
+SELECT tgrelid::regclass AS on_table, tgname, tgtype, tgenabled, tgparentid <> 0 AS inherited
+FROM pg_trigger WHERE tgname LIKE 'eskit_lease_fence%' ORDER BY tgrelid::regclass::text, 2;
+-- PostgreSQL's own errors, which major versions word differently.
+CREATE FUNCTION pg_temp.state_of(statement text) RETURNS text LANGUAGE sql AS $$SELECT left(pg_temp.error_of(statement), 5)$$;
+
+-- A plain table that is attached to a partitioned one: open by way of that, and said to be so, until it is fenced anew.
+CREATE TABLE part (id int);
+CREATE TABLE whole (id int) PARTITION BY LIST (id);
+SELECT fence_table('part', 'r');
+ALTER TABLE whole ATTACH PARTITION part FOR VALUES IN (1);
+SELECT * FROM fences;
+SELECT fence_table('part', 'r'), fence_table('part', 'r') AS again;
+SELECT * FROM fences;
+SELECT * FROM triggers;
+SELECT pg_temp.error_of(statement)
+FROM unnest(ARRAY['INSERT INTO whole VALUES (1)', 'INSERT INTO part VALUES (1)', 'TRUNCATE part', 'TRUNCATE whole']) AS statement;
+BEGIN;
+SELECT fence_check('r', :f);
+INSERT INTO whole VALUES (1);
+COMMIT;
+SELECT * FROM part;
+-- The whole takes over what its partitions are fenced by, if it is the same.
+CREATE TABLE part_2 PARTITION OF whole FOR VALUES IN (2);
+CREATE TABLE part_3 PARTITION OF whole FOR VALUES IN (3, 4) PARTITION BY LIST (id);
+CREATE TABLE part_3_3 PARTITION OF part_3 FOR VALUES IN (3);
+SELECT fence_table('part_2', 'r'), fence_table('part_3_3', 'other');
+SELECT pg_temp.error_of('SELECT fence_table(''whole'', ''r'')');
+SELECT unfence_table('part_3_3'), fence_table('part_3_3', 'r'), fence_table('part_3', 'r');
+SELECT * FROM fences;
+SELECT fence_table('whole', 'r'), fence_table('whole', 'r') AS again;
+SELECT * FROM fences;
+SELECT * FROM triggers;
+SELECT pg_temp.error_of(statement)
+FROM unnest(ARRAY['INSERT INTO whole VALUES (1)', 'UPDATE whole SET id = 1', 'INSERT INTO part_3_3 VALUES (3)', 'TRUNCATE part_3_3', 'TRUNCATE part_2']) AS statement;
+-- One partition disabled, or one by the whole: seen, and made good.
+ALTER TABLE part_3_3 DISABLE TRIGGER eskit_lease_fence;
+SELECT * FROM fences;
+SELECT fence_table('whole', 'r'), fence_table('whole', 'r') AS again;
+SELECT * FROM fences;
+SELECT pg_temp.state_of('INSERT INTO whole VALUES (3)');
+ALTER TABLE whole ENABLE TRIGGER eskit_lease_fence;
+SELECT fence_table('part_2', 'r'), fence_table('part_2', 'r') AS again;
+SELECT * FROM fences;
+SELECT fence_table('whole', 'r');
+SELECT * FROM fences;
+-- What is fenced alone is not attached to what is fenced.
+CREATE TABLE alone (id int);
+SELECT fence_table('alone', 'r');
+SELECT pg_temp.state_of('ALTER TABLE whole ATTACH PARTITION alone FOR VALUES IN (5)');
+SELECT unfence_table('alone');
+ALTER TABLE whole ATTACH PARTITION alone FOR VALUES IN (5);
+SELECT pg_temp.state_of('INSERT INTO alone VALUES (5)');
+-- A partition that is detached is held for TRUNCATE alone, and said to be so.
+ALTER TABLE whole DETACH PARTITION part_2;
+SELECT * FROM fences;
+SELECT fence_table('part_2', 'r');
+SELECT * FROM fences;
+SELECT unfence_table('whole'), unfence_table('part_2');
+SELECT * FROM triggers;
+INSERT INTO whole VALUES (1), (3), (5);
+DROP TABLE whole, part_2;
+
+-- Inheritance: rows are written by statements that name another table. It cannot be fenced, nor made good, and is said to be so.
+CREATE TABLE child (i int);
+CREATE TABLE parent (i int);
+SELECT fence_table('child', 'r'), fence_table('parent', 'r');
+ALTER TABLE child INHERIT parent;
+SELECT * FROM fences;
+SELECT pg_temp.error_of(format('SELECT fence_table(%L, ''r'')', name)) FROM unnest('{child,parent}'::text[]) AS name;
+ALTER TABLE child NO INHERIT parent;
+SELECT * FROM fences;
+SELECT unfence_table('parent'), unfence_table('child');
+DROP TABLE child, parent;
+
+-- Whoever has TRIGGER on a table may replace its triggers. That is said when it is fenced, and by the view once it is done; and made good.
+CREATE ROLE regress_trigger;
+CREATE ROLE regress_other;
+GRANT CREATE, USAGE ON SCHEMA public TO regress_trigger;
+CREATE TABLE t (i int, p int);
+CREATE TABLE u (i int, p int) PARTITION BY LIST (i);
+CREATE TABLE u_1 PARTITION OF u FOR VALUES IN (1);
+GRANT ALL ON t TO regress_trigger;
+GRANT TRIGGER ON u TO regress_trigger;
+GRANT TRIGGER ON u_1 TO regress_other, PUBLIC;
+GRANT SELECT, INSERT ON u, u_1 TO regress_trigger;
+SELECT fence_table('t', 'r');
+SELECT fence_table('u', 'r');
+SET ROLE regress_trigger;
+CREATE FUNCTION nothing() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END';
+-- Not a partition's.
+SELECT pg_temp.state_of('CREATE OR REPLACE TRIGGER eskit_lease_fence AFTER INSERT ON u_1 FOR EACH ROW EXECUTE FUNCTION nothing()');
+RESET ROLE;
+\set VERBOSITY terse
+SET client_min_messages = error;
+CREATE FUNCTION pg_temp.replaced(by text, events text DEFAULT 'INSERT OR UPDATE OR DELETE OR TRUNCATE')
+RETURNS TABLE (resource text, complete boolean, fenced text, again boolean, after boolean, writes text) LANGUAGE plpgsql AS $$
+BEGIN
+    SET LOCAL ROLE regress_trigger;
+    EXECUTE format('CREATE OR REPLACE TRIGGER eskit_lease_fence AFTER %s ON t %s', events, by);
+    RESET ROLE;
+    SELECT f.resource, f.complete INTO resource, complete FROM eskit_lease.fenced_tables AS f WHERE table_name = 't'::regclass;
+    fenced := pg_temp.error_of('SELECT eskit_lease.fence_table(''t'', ''r'')');
+    again := eskit_lease.fence_table('t', 'r');
+    SELECT f.complete INTO after FROM eskit_lease.fenced_tables AS f WHERE table_name = 't'::regclass;
+    writes := pg_temp.state_of('INSERT INTO t VALUES (1)');
+    RETURN NEXT;
+END
+$$;
+SELECT by, x.* FROM unnest(ARRAY[
+    'EXECUTE FUNCTION nothing()', 'EXECUTE FUNCTION nothing(''r'')', 'WHEN (false) EXECUTE FUNCTION eskit_lease.require_fence(''r'')',
+    'FOR EACH STATEMENT EXECUTE FUNCTION eskit_lease.require_fence(''r'')']) AS by, pg_temp.replaced(by) AS x;
+SELECT events, by, x.*
+FROM (VALUES ('UPDATE OF p', 'EXECUTE FUNCTION eskit_lease.require_fence(''r'')'), ('INSERT OR UPDATE', 'EXECUTE FUNCTION eskit_lease.require_fence(''r'')'),
+             ('UPDATE', 'REFERENCING NEW TABLE AS n EXECUTE FUNCTION eskit_lease.require_fence(''r'')'),
+             ('INSERT OR UPDATE OR DELETE', 'FOR EACH ROW EXECUTE FUNCTION eskit_lease.require_fence(''r'')'),
+             ('INSERT OR UPDATE OF p OR DELETE', 'FOR EACH ROW WHEN (pg_trigger_depth() > 9) EXECUTE FUNCTION eskit_lease.require_fence(''r'')')) AS v (events, by),
+     pg_temp.replaced(by, events) AS x;
+-- By what is somebody else's, it has to be unfenced first.
+SET ROLE regress_trigger;
+CREATE OR REPLACE TRIGGER eskit_lease_fence AFTER INSERT ON t EXECUTE FUNCTION eskit_lease.require_fence('mine');
+RESET ROLE;
+SELECT pg_temp.error_of('SELECT fence_table(''t'', ''r'')');
+SET ROLE regress_trigger;
+CREATE OR REPLACE TRIGGER eskit_lease_fence AFTER INSERT ON t EXECUTE FUNCTION eskit_lease.require_fence('r', 'p', 'x');
+RESET ROLE;
+SELECT * FROM fenced_tables WHERE table_name = 't'::regclass;
+SELECT unfence_table('t');
+-- There before it is fenced; also as a constraint trigger, which is not replaced but made anew.
+SET ROLE regress_trigger;
+CREATE CONSTRAINT TRIGGER eskit_lease_fence AFTER INSERT ON t DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION eskit_lease.require_fence('r');
+RESET ROLE;
+SELECT * FROM fences WHERE table_name = 't'::regclass;
+SELECT fence_table('t', 'r'), fence_table('t', 'r') AS again, unfence_table('t'), unfence_table('t') AS again;
+SET ROLE regress_trigger;
+CREATE TRIGGER eskit_lease_fence BEFORE INSERT ON t FOR EACH ROW EXECUTE FUNCTION nothing();
+RESET ROLE;
+SELECT unfence_table('t'), unfence_table('t') AS again;
+-- A partitioned table's, with its partitions'; and that of a partition for TRUNCATE.
+SET ROLE regress_trigger;
+CREATE OR REPLACE TRIGGER eskit_lease_fence AFTER INSERT ON u FOR EACH ROW EXECUTE FUNCTION nothing();
+CREATE OR REPLACE TRIGGER eskit_lease_fence_truncate AFTER TRUNCATE ON u_1 EXECUTE FUNCTION nothing();
+INSERT INTO u VALUES (1);
+RESET ROLE;
+SELECT * FROM fences;
+SELECT pg_temp.error_of('SELECT fence_table(''u_1'', ''r'')');
+SELECT fence_table('u', 'r'), fence_table('u', 'r') AS again;
+SELECT * FROM fences;
+SELECT * FROM triggers;
+SELECT pg_temp.state_of(statement) FROM unnest(ARRAY['INSERT INTO u VALUES (1)', 'INSERT INTO u_1 VALUES (1)', 'TRUNCATE u_1', 'TRUNCATE u']) AS statement;
+SELECT unfence_table('u');
+-- A partition's own, which stands in the way of the whole's.
+SET ROLE regress_trigger;
+CREATE CONSTRAINT TRIGGER eskit_lease_fence AFTER INSERT ON u_1 FOR EACH ROW EXECUTE FUNCTION nothing();
+RESET ROLE;
+SELECT fence_table('u', 'r');
+SELECT * FROM triggers;
+RESET client_min_messages;
+\set VERBOSITY default
+
+-- An owner who is no consumer fenced nothing, and may still add partitions, and drop what holds the table.
+ALTER TABLE u OWNER TO regress_trigger;
+ALTER TABLE u_1 OWNER TO regress_trigger;
+SET ROLE regress_trigger;
+CREATE TABLE u_2 PARTITION OF u FOR VALUES IN (2);
+CREATE TABLE u_3 (i int, p int);
+ALTER TABLE u ATTACH PARTITION u_3 FOR VALUES IN (3);
+SELECT pg_temp.state_of(statement)
+FROM unnest(ARRAY['INSERT INTO u VALUES (2)', 'INSERT INTO u_3 VALUES (3)', 'SELECT eskit_lease.fence_table(''u'', ''r'')', 'SELECT eskit_lease.unfence_table(''u'')']) AS statement;
+SELECT pg_temp.error_of('SELECT eskit_lease.require_fence()');
+DROP TRIGGER eskit_lease_fence ON u;
+INSERT INTO u VALUES (2), (3);
+RESET ROLE;
+SELECT * FROM fences;
+SELECT unfence_table('u');
+
+-- Wherever in a row the column is that tells the partition: behind others, NULL or not, of any length, dropped, or in no row yet.
+SELECT group_create('g', 4, rebalance_timeout => '1 hour'), group_join('g', :'a') > 0 AS joined;
+SELECT max(fence) FILTER (WHERE partition = 1) AS g1, max(fence) FILTER (WHERE partition = 2) AS g2 FROM group_assignment('g', :'a') \gset
+CREATE TABLE places (i int NOT NULL, gone bigint, t text, n smallint);
+INSERT INTO places VALUES (1, 1, 'early', 1), (2, NULL, NULL, NULL);
+ALTER TABLE places DROP gone, ADD p int NOT NULL DEFAULT 1, ADD q smallint;
+INSERT INTO places VALUES (3, 'late', 3, 2, 2), (4, NULL, NULL, 1, NULL), (5, repeat('long', 1000), NULL, 2, 1), (6, NULL, 6, 1, 2);
+CREATE FUNCTION pg_temp.written(by text) RETURNS TABLE (partition text, i int, may text) LANGUAGE sql AS $$
+    SELECT to_jsonb(x) ->> by, x.i, pg_temp.state_of(format('UPDATE places SET n = 0 WHERE i = %s', x.i)) FROM places AS x ORDER BY x.i
+$$;
+SELECT fence_table('places', 'g', 'p');
+BEGIN;
+SELECT fence_check('g', :g1);
+SELECT * FROM pg_temp.written('p');
+SELECT pg_temp.state_of('UPDATE places SET p = 3 - p WHERE i = 1');
+SELECT fence_check('g', :g2);
+UPDATE places SET p = 3 - p;
+COMMIT;
+SELECT unfence_table('places'), fence_table('places', 'g', 'q');
+BEGIN;
+SELECT fence_check('g', :g2);
+SELECT * FROM pg_temp.written('q');
+COMMIT;
+CREATE TABLE shards (t text, p int) PARTITION BY LIST (p);
+CREATE TABLE shards_1 PARTITION OF shards FOR VALUES IN (1);
+CREATE TABLE shards_2 (p int, gone int, t text);
+ALTER TABLE shards_2 DROP gone;
+ALTER TABLE shards ATTACH PARTITION shards_2 FOR VALUES IN (2);
+SELECT fence_table('shards', 'g', 'p');
+BEGIN;
+SELECT fence_check('g', :g1);
+INSERT INTO shards VALUES ('a', 1), ('b', 1);
+SELECT pg_temp.state_of('INSERT INTO shards VALUES (''a'', 1), (''b'', 2)'), pg_temp.state_of('INSERT INTO shards VALUES (''b'', 2), (''a'', 1)'),
+       pg_temp.state_of('UPDATE shards SET p = 2');
+SELECT fence_check('g', :g2);
+INSERT INTO shards VALUES ('c', 2), ('d', 1);
+UPDATE shards SET p = 3 - p;
+COMMIT;
+SELECT * FROM shards ORDER BY t;
+
+DROP TABLE t, u, places, shards;
+DROP FUNCTION nothing;
+DROP VIEW fences, triggers;
+DROP OWNED BY regress_trigger, regress_other;
+DROP ROLE regress_trigger, regress_other;
+SELECT session_close(:'a');
+SELECT group_drop('g');
+SELECT * FROM fenced_tables;
+\i pg_test/sql/include/worker_on.psql
