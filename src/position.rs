@@ -12,9 +12,16 @@
 //! **base** is added because the ids of another cluster start low, and a dump may be restored there. Two sequences, which a dump
 //! holds, are enough: `position_high` is above the high part of all that may have been given, and `position_base` is raised to
 //! `position_high` minus the oldest open transaction, before the first position is given where a third, `position_cluster`, tells that all
-//! of it is from another cluster (as it is after pg_upgrade too). Every transaction that may draw from then on is at the oldest or above, and
-//! so is given more than what was restored. In one and the same cluster base never changes: a prepared transaction may have drawn before.
-//! Until it has been raised the horizon is the greater of `position_high` and `xmin + position_base`, which nothing to come is below.
+//! of it is of another history. Every transaction that may draw from then on is at the oldest or above, and so is given more than what was
+//! restored. Until it has been raised the horizon is the greater of `position_high` and `xmin + position_base`, which nothing to come is
+//! below.
+//!
+//! **position_cluster** says of which history base is: of the cluster, by its identifier, and of the extension in it, by `position_origin`,
+//! a random number that CREATE EXTENSION draws and no dump holds. So what comes from a dump is never of this history, in whatever order
+//! pg_dump has read the sequences, and also where the cluster is a physical copy of that which was dumped, with the same identifier: the
+//! two have gone their own ways since. After pg_upgrade the identifier is another. A standby, what is restored by WAL, and a database made
+//! with TEMPLATE are of the same history: ids go on there. What got here otherwise, as by a restore of data alone, may still show by a
+//! `position_high` that no transaction of this cluster can have set.
 //!
 //! **position_high** is raised, 65,536 transactions ahead, before anything beyond it is given. It need not be flushed, nor commits that
 //! draw positions: its WAL comes before that of the row, and this before that of any cursor that has seen the row, so that what a crash
@@ -40,6 +47,9 @@ const BITS: u32 = 20;
 pub const MOST: i64 = 1 << BITS;
 /// How many transactions are reserved ahead.
 const STEP: i64 = 65_536;
+
+/// How far a crash or a lagging standby may be behind the transaction that has reserved, and not be taken for another history.
+const BEHIND: i64 = STEP;
 
 static READ: Statement = Statement::reads(include_str!("../sql/query/position/read.sql"), &[]);
 static SET: Statement = Statement::tidies(include_str!("../sql/query/position/set.sql"), &[REGCLASSOID, INT8OID]);
@@ -72,7 +82,7 @@ fn position_horizon() -> Result<i64> {
     let high = match known.and_then(|database| known_base(database, sequence())) {
         Some(base) => xmin + base,
         None => match Stored::read(|statement| Db::open(home).run_as_caller(statement, vec![], Stored::of)) {
-            stored if stored.cluster == cluster() => xmin + stored.base,
+            stored if stored.cluster == stored.here() => xmin + stored.base,
             stored => stored.high.max(xmin + stored.base),
         },
     };
@@ -118,12 +128,12 @@ fn reserve(call: &Call, sequence: u32, xid: i64) -> i64 {
         call.db().execute(&SET, vec![Value::Oid(spi::relation(name).to_u32()), Value::Long(value)]);
     };
     let mut base = stored.base;
-    if stored.cluster != cluster() {
+    if !stored.is_of_this_history() {
         // SAFETY: in a transaction
         let oldest = widened(unsafe { (*pg_sys::GetLatestSnapshot()).xmin });
         base = base.max(stored.high - oldest);
         set(c"position_base", base);
-        set(c"position_cluster", cluster());
+        set(c"position_cluster", stored.here());
     }
     let high = stored.high.max(xid + base + STEP);
     set(c"position_high", high);
@@ -134,32 +144,43 @@ fn reserve(call: &Call, sequence: u32, xid: i64) -> i64 {
 }
 
 /// What the sequences say.
+#[derive(Default)]
 struct Stored {
     base: i64,
     high: i64,
     cluster: i64,
+    origin: i64,
 }
 
 impl Stored {
     fn read(run: impl FnOnce(&'static Statement) -> Vec<Stored>) -> Stored {
-        run(&READ).pop().unwrap_or(Stored { base: 0, high: 0, cluster: 0 })
+        run(&READ).pop().unwrap_or_default()
     }
 
     fn of(row: spi::Row) -> Stored {
-        Stored { base: row.long(1), high: row.long(2), cluster: row.long(3) }
+        Stored { base: row.long(1), high: row.long(2), cluster: row.long(3), origin: row.long(4) }
+    }
+
+    /// What `position_cluster` is where base is right.
+    fn here(&self) -> i64 {
+        // SAFETY: a plain read of shared memory
+        unsafe { pg_sys::GetSystemIdentifier() }.cast_signed() ^ self.origin
+    }
+
+    fn is_of_this_history(&self) -> bool {
+        self.cluster == self.here() && self.high <= next_xid() + self.base + STEP + BEHIND
     }
 }
 
-/// Which cluster this is: copies, standbys and whatever is restored of it by its WAL are the same.
-fn cluster() -> i64 {
-    // SAFETY: a plain read of shared memory
-    unsafe { pg_sys::GetSystemIdentifier() }.cast_signed()
+/// The next transaction id, with its epoch.
+fn next_xid() -> i64 {
+    // SAFETY: no preconditions
+    unsafe { pg_sys::ReadNextFullTransactionId() }.value.cast_signed()
 }
 
 /// A transaction id of a snapshot, with its epoch.
 fn widened(xid: pg_sys::TransactionId) -> i64 {
-    // SAFETY: no preconditions
-    widen(xid.into_inner(), unsafe { pg_sys::ReadNextFullTransactionId() }.value).cast_signed()
+    widen(xid.into_inner(), next_xid().cast_unsigned()).cast_signed()
 }
 
 /// The last one before `next` with these low bits: a snapshot knows of none that is not given yet, and of none 2^32 back.

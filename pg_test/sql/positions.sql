@@ -143,7 +143,27 @@ SELECT next_position() >> 20 = pg_current_xact_id()::text::bigint + :base AS abo
        position_horizon() >> 20 >= 4000000000000 AS horizon;
 SELECT last_value = :base AS same FROM position_base;
 SELECT last_value BETWEEN 4000000000000 AND 4000000131072 AS reserved FROM position_high;
-SELECT last_value = system_identifier AS here FROM position_cluster, pg_control_system();
+SELECT c.last_value = system_identifier # o.last_value AS here FROM position_cluster AS c, position_origin AS o, pg_control_system();
+\c regression
+DROP DATABASE regress_restored WITH (FORCE);
+
+-- A dump of a physical copy, which has the same identifier and has gone on: also where all of it seems to be of here, but for what no
+-- transaction of this cluster can have reserved.
+CREATE DATABASE regress_restored;
+\c regress_restored
+CREATE EXTENSION eskit_lease;
+\i pg_test/sql/include/helpers.psql
+SELECT setval('position_high', 4000000), setval('position_cluster', system_identifier) IS NOT NULL AS same_cluster FROM pg_control_system();
+SELECT position_horizon() = 4000000 << 20 AS horizon;
+SELECT next_position() >> 20 >= 4000000 AS above;
+\c regression
+DROP DATABASE regress_restored WITH (FORCE);
+CREATE DATABASE regress_restored;
+\c regress_restored
+CREATE EXTENSION eskit_lease;
+\i pg_test/sql/include/helpers.psql
+SELECT setval('position_high', 4000000000000), setval('position_cluster', system_identifier # last_value) IS NOT NULL AS here FROM position_origin, pg_control_system();
+SELECT next_position() >> 20 >= 4000000000000 AS above;
 \c regression
 DROP DATABASE regress_restored WITH (FORCE);
 
