@@ -12,6 +12,8 @@ CREATE SEQUENCE eskit_lease.fence_seq AS bigint CACHE 1;
 CREATE SEQUENCE eskit_lease.position_base AS bigint MINVALUE 0 START 0;
 CREATE SEQUENCE eskit_lease.position_high AS bigint MINVALUE 0 START 0;
 CREATE SEQUENCE eskit_lease.position_cluster AS bigint MINVALUE -9223372036854775808 START 0;
+-- Not dumped: ids of transactions of this cluster.
+CREATE SEQUENCE eskit_lease.position_since AS bigint MINVALUE 0 START 0;
 -- Not dumped: a restored extension is another one.
 CREATE SEQUENCE eskit_lease.position_origin AS bigint MINVALUE 0 START 0;
 SELECT pg_catalog.setval('eskit_lease.position_origin', ('x' || pg_catalog.substr(pg_catalog.md5(pg_catalog.gen_random_uuid()::text), 1, 15))::bit(60)::bigint);
@@ -252,6 +254,7 @@ COMMENT ON SEQUENCE eskit_lease.fence_seq IS 'Private: source of fences; never f
 COMMENT ON SEQUENCE eskit_lease.position_base IS 'Private: what is added to the id of a transaction to make its positions.';
 COMMENT ON SEQUENCE eskit_lease.position_high IS 'Private: up to where positions may have been given; never falls.';
 COMMENT ON SEQUENCE eskit_lease.position_cluster IS 'Private: the history that position_base is right for.';
+COMMENT ON SEQUENCE eskit_lease.position_since IS 'Private: the transaction from which on position_base is right for certain.';
 COMMENT ON SEQUENCE eskit_lease.position_origin IS 'Private: a random number, by which this extension is told from those that dumps are of.';
 COMMENT ON TABLE eskit_lease._sessions IS 'Private: rows of sessions; see the view sessions.';
 COMMENT ON TABLE eskit_lease._leases IS 'Private: rows of leases; see the view leases.';

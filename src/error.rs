@@ -109,6 +109,8 @@ pub enum Error {
     NoResult(String),
     #[error("too many positions in one transaction")]
     PositionsFull,
+    #[error("positions cannot be raised above this one")]
+    PositionRaised { given: i64, most: i64 },
     #[error("connection to client lost")]
     ClientGone,
     #[error("{of} \"{table}\" is fenced by \"{resource}\"", of = what_is_fenced(*.partition))]
@@ -151,6 +153,7 @@ impl Error {
             Error::Name { .. }
             | Error::Interval { .. }
             | Error::Number { .. }
+            | Error::PositionRaised { .. }
             | Error::Partitions(_)
             | Error::NoPartition { .. }
             | Error::Assignor(_)
@@ -230,6 +233,7 @@ impl Error {
             Error::Keys { keys, payloads } => format!("There are {payloads} payloads and {keys} keys."),
             Error::Position(given) => format!("{given} was given; the limits are 1 and {}.", i64::MAX - 1),
             Error::AcksFull { most, .. } => format!("There may be {most} ranges of them."),
+            Error::PositionRaised { given, most } => format!("{given} was given; the limits are 0 and {most}."),
             Error::PositionsFull => format!("There may be {} of them.", crate::position::MOST),
             Error::InFlight { fence, .. } => {
                 format!("The end, the release or the take-over of fence {fence} is in progress in another transaction.")

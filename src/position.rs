@@ -27,8 +27,14 @@
 //! draw positions: its WAL comes before that of the row, and this before that of any cursor that has seen the row, so that what a crash
 //! leaves of these is a beginning. (The id of a transaction whose commit a crash has taken back, as with `synchronous_commit = off`, may come
 //! again, on a standby that is promoted without it too. A reader that keeps its position in the same database was set back with it.)
-//! Setting a sequence is not undone by a rollback. The three are set in an order in which each state between is a valid one: base,
+//! Setting a sequence is not undone by a rollback. They are set in an order in which each state between is a valid one: since, base,
 //! then whose it is, then high. Once read they are kept in shared memory, so that the common case touches none of them.
+//!
+//! **position_since**. Base may be raised later too, by [`position_raise`], for rows with greater positions that came from elsewhere. Then
+//! transactions are open, or prepared, that have drawn with the base of before. Of each the id is below `position_since`: the next id,
+//! looked at when nobody can read the base of before any more; an id is had before the base is read. So a snapshot whose `xmin` is not
+//! below it takes the new base for its horizon, and all of those have ended for it. Any other takes no base at all: that is below whatever
+//! they may have drawn, and readers wait for them. It is stored first and read last, so that nobody has a base without it.
 
 use crate::call::{Call, enter};
 use crate::error::{Error, Result};
@@ -36,10 +42,12 @@ use crate::guard::{Guard, Mode};
 use crate::liveness::databases::Database;
 use crate::liveness::shared;
 use crate::spi::{self, Db, Statement, Value};
+use crate::text::role_name;
 use pgrx::pg_sys::{self, INT8OID, REGCLASSOID};
 use pgrx::prelude::*;
 use std::cell::Cell;
-use std::sync::atomic::Ordering;
+use std::ffi::CStr;
+use std::sync::atomic::{Ordering, fence};
 
 /// Bits of the count within a transaction.
 const BITS: u32 = 20;
@@ -47,6 +55,8 @@ const BITS: u32 = 20;
 pub const MOST: i64 = 1 << BITS;
 /// How many transactions are reserved ahead.
 const STEP: i64 = 65_536;
+/// Above what positions may be raised: as much again is left.
+const HIGHEST: i64 = i64::MAX / 2;
 
 /// How far a crash or a lagging standby may be behind the transaction that has reserved, and not be taken for another history.
 const BEHIND: i64 = STEP;
@@ -79,14 +89,51 @@ fn position_horizon() -> Result<i64> {
     let xmin = widened(unsafe { (*pg_sys::GetActiveSnapshot()).xmin });
     // Only a server that gives positions keeps anything in shared memory; a standby, or one without preload, reads what is stored.
     let known = shared().ok().and_then(|shared| shared.known_database(home.database));
-    let high = match known.and_then(|database| known_base(database, sequence())) {
-        Some(base) => xmin + base,
-        None => match Stored::read(|statement| Db::open(home).run_as_caller(statement, vec![], Stored::of)) {
-            stored if stored.cluster == stored.here() => xmin + stored.base,
+    let settled = |base, since| if xmin < since { xmin } else { xmin + base };
+    let known = known.and_then(|database| Some((known_base(database, sequence())?, database)));
+    let high = match known {
+        Some((base, database)) => settled(base, database.position_since.load(Ordering::Relaxed)),
+        None => match Stored::read(|statement| Db::open(home).run_as_caller(statement, vec![], |row| row.long(1))) {
+            stored if stored.cluster == stored.here() => settled(stored.base, stored.since),
             stored => stored.high.max(xmin + stored.base),
         },
     };
     Ok(position(high, 0).ok_or(Error::PositionsFull)?)
+}
+
+#[pg_extern(schema = "eskit_lease")]
+fn position_raise(above: Option<i64>) -> Result<bool> {
+    let shared = enter()?;
+    spi::require_writes("position_raise()")?;
+    let above = above.ok_or(Error::Null("above"))?;
+    if !(0..=HIGHEST).contains(&above) {
+        return Err(Error::PositionRaised { given: above, most: HIGHEST }.into());
+    }
+    let call = Call::open(shared)?;
+    Guard::Raise.lock(Mode::Exclusive);
+    let raised = raise(&call, (above >> BITS) + 1);
+    Guard::Raise.unlock(Mode::Exclusive);
+    if raised {
+        log!("eskit_lease: role \"{}\" raises positions above {above}", role_name(call.caller));
+    }
+    Ok(raised)
+}
+
+/// Raises base, if that is needed for the high part of all positions to come to be `least` or more. Under the guard.
+fn raise(call: &Call, least: i64) -> bool {
+    // From here on whoever draws asks for the guard, and then reads what is stored.
+    call.database.positions_of.store(0, Ordering::SeqCst);
+    fence(Ordering::SeqCst);
+    let stored = Stored::of_this_database(call);
+    let oldest = oldest();
+    let base = if stored.is_of_this_history() { stored.base } else { stored.base.max(stored.high - oldest) };
+    if oldest + base >= least {
+        return false;
+    }
+    let (base, next) = (least - oldest, next_xid());
+    stored.set_base(call, base, Some(next));
+    set(call, c"position_high", stored.high.max(next + base + STEP));
+    true
 }
 
 /// `None` beyond the last.
@@ -103,7 +150,7 @@ fn sequence() -> u32 {
 /// What is added to the ids of transactions, if it has been read since the server started.
 fn known_base(database: &Database, sequence: u32) -> Option<i64> {
     let known = database.positions_of.load(Ordering::Acquire) == sequence;
-    known.then(|| database.position_base.load(Ordering::Relaxed))
+    known.then(|| database.position_base.load(Ordering::Acquire))
 }
 
 /// What is added to the ids of transactions, once positions of this one may be given.
@@ -123,24 +170,31 @@ fn base(call: &Call, xid: i64) -> i64 {
 }
 
 fn reserve(call: &Call, sequence: u32, xid: i64) -> i64 {
-    let stored = Stored::read(|statement| call.db().run(statement, vec![], Stored::of));
-    let set = |name, value| {
-        call.db().execute(&SET, vec![Value::Oid(spi::relation(name).to_u32()), Value::Long(value)]);
-    };
-    let mut base = stored.base;
+    let mut stored = Stored::of_this_database(call);
     if !stored.is_of_this_history() {
-        // SAFETY: in a transaction
-        let oldest = widened(unsafe { (*pg_sys::GetLatestSnapshot()).xmin });
-        base = base.max(stored.high - oldest);
-        set(c"position_base", base);
-        set(c"position_cluster", stored.here());
+        // Nobody has drawn here yet, unless it is the past of this very extension that cannot be.
+        let since = (stored.cluster == stored.here()).then(next_xid);
+        stored.since = since.unwrap_or(stored.since);
+        stored.base = stored.base.max(stored.high - oldest());
+        stored.set_base(call, stored.base, since);
     }
-    let high = stored.high.max(xid + base + STEP);
-    set(c"position_high", high);
-    call.database.position_base.store(base, Ordering::Relaxed);
+    let high = stored.high.max(xid + stored.base + STEP);
+    set(call, c"position_high", high);
+    call.database.position_since.store(stored.since, Ordering::Relaxed);
+    call.database.position_base.store(stored.base, Ordering::Release);
     call.database.position_high.store(high, Ordering::Release);
     call.database.positions_of.store(sequence, Ordering::Release);
-    base
+    stored.base
+}
+
+fn set(call: &Call, sequence: &'static CStr, value: i64) {
+    call.db().execute(&SET, vec![Value::Oid(spi::relation(sequence).to_u32()), Value::Long(value)]);
+}
+
+/// The oldest transaction that is open; who has no id yet gets a greater one.
+fn oldest() -> i64 {
+    // SAFETY: in a transaction
+    widened(unsafe { (*pg_sys::GetLatestSnapshot()).xmin })
 }
 
 /// What the sequences say.
@@ -150,15 +204,28 @@ struct Stored {
     high: i64,
     cluster: i64,
     origin: i64,
+    since: i64,
 }
 
 impl Stored {
-    fn read(run: impl FnOnce(&'static Statement) -> Vec<Stored>) -> Stored {
-        run(&READ).pop().unwrap_or_default()
+    fn read(run: impl FnOnce(&'static Statement) -> Vec<i64>) -> Stored {
+        match run(&READ)[..] {
+            [base, high, cluster, origin, since] => Stored { base, high, cluster, origin, since },
+            _ => Stored::default(),
+        }
     }
 
-    fn of(row: spi::Row) -> Stored {
-        Stored { base: row.long(1), high: row.long(2), cluster: row.long(3), origin: row.long(4) }
+    fn of_this_database(call: &Call) -> Stored {
+        Stored::read(|statement| call.db().run(statement, vec![], |row| row.long(1)))
+    }
+
+    /// Raises base, which is right for this history from then on. `since`: where somebody may have drawn with another.
+    fn set_base(&self, call: &Call, base: i64, since: Option<i64>) {
+        if let Some(since) = since {
+            set(call, c"position_since", since);
+        }
+        set(call, c"position_base", base);
+        set(call, c"position_cluster", self.here());
     }
 
     /// What `position_cluster` is where base is right.

@@ -150,8 +150,19 @@ def test_every_reader_reads_every_row_once_and_in_one_order(outbox):
         """Waits until the naive reader has gone past a row that nobody sees yet."""
         wait_until(lambda: naive.last > number)
 
+    def raised():
+        """Once there is something to be read, positions go on far above it, under everybody's hands."""
+        ((before,),) = outbox.query("SELECT max(position) FROM events")
+        assert outbox.query("SELECT eskit_lease.position_raise(%s + (1::bigint << 40))", before) == [(True,)]
+        with outbox.connect() as conn:
+            ((_, drawn),) = conn.execute(INSERT, ("raised",)).fetchall()
+        assert drawn > before + (1 << 40)
+
     for thread in (*writers, *readers, naive):
         thread.start()
+    for _ in range(5):
+        more()
+        raised()
     more()
     # Drawn first and committed last: prepared before the crash and committed after it, and by a slow writer.
     with outbox.connect() as conn:
@@ -159,8 +170,11 @@ def test_every_reader_reads_every_row_once_and_in_one_order(outbox):
         ((prepared, _),) = conn.execute(INSERT, ("prepared",)).fetchall()
         conn.execute("PREPARE TRANSACTION 'slow'")
     overtaken(prepared)
+    raised()
     outbox.crash()
     wait_until(lambda: up(outbox))
+    more()
+    raised()
     more()
     assert ("slow",) in outbox.query("SELECT prepared FROM eskit_lease.position_blockers WHERE pid IS NULL")
     outbox.query("COMMIT PREPARED 'slow'")

@@ -49,7 +49,7 @@ VERBS = {
     "semaphore_create": ("s", 1), "semaphore_resize": ("s", 1), "semaphore_drop": ("s",), "group_create": ("h", 1),
     "group_alter": ("g",), "group_resize": ("g", 1), "group_drop": ("g",), "group_join": ("g", "{id}"), "group_leave": ("g", "{id}"),
     "group_assignment": ("g", "{id}"), "group_release": ("g", 0, 1), "cursor_commit": ("g", 0, 1, 1), "cursor_ack": ("g", 0, 1, 1),
-    "cursor_position": ("g", 0), "cursor_head": ("g", 0, 1), "next_position": (),
+    "cursor_position": ("g", 0), "cursor_head": ("g", 0, 1), "next_position": (), "position_raise": (1,),
 }  # fmt: skip
 NOBODY = "00000000-0000-4000-8000-000000000000"
 
@@ -91,8 +91,14 @@ def test_standby_and_its_promotion(primary, standby):
         caught_up(primary, standby)
         # Read on the standby as on the primary: what comes after an open transaction has to wait, here too.
         wait_until(lambda: standby.query(SETTLED) == [("a",), ("b",)])
+        # Nor do positions that are raised under it take the horizon past it.
+        with primary.connect() as other:
+            assert call(other, "position_raise", 10**13)
+            other.execute("INSERT INTO events (what) VALUES ('raised')")
+        caught_up(primary, standby)
+        assert standby.query(SETTLED) == [("a",), ("b",)]
         conn.execute("COMMIT")
-        wait_until(lambda: standby.query(SETTLED) == [("a",), ("b",), ("open",), ("after it",)])
+        wait_until(lambda: standby.query(SETTLED) == [("a",), ("b",), ("open",), ("after it",), ("raised",)])
         caught_up(primary, standby)
         check_refusals(standby, "25006", "primary", holder.id)
         with standby.connect() as reader:
@@ -152,7 +158,7 @@ def test_standby_and_its_promotion(primary, standby):
         assert waiter.fences["lost"] > max(unseen) > lost_fence
         wait_until(lambda: [row.state for row in rows(conn, "group_assignment", "g", holder.id)] == ["owned", "owned"])
         conn.execute("INSERT INTO events (what) VALUES ('promoted')")
-        wait_until(lambda: [what for (what,) in conn.execute(SETTLED)] == ["a", "b", "open", "after it", "promoted"])
+        wait_until(lambda: [what for (what,) in conn.execute(SETTLED)] == ["a", "b", "open", "after it", "raised", "promoted"])
         assert standby.workers("launcher")
 
 
