@@ -101,6 +101,8 @@ pub enum Error {
     AttemptLost { key: String, fence: i64, why: String },
     #[error("execution \"{key}\" is being changed in another transaction")]
     AttemptInFlight { key: String },
+    #[error("execution \"{key}\" is newer than the snapshot of this transaction")]
+    AttemptNewer { key: String },
     #[error("result of execution \"{key}\" is too large")]
     ResultTooLarge { key: String, length: usize },
     #[error("unknown outcome \"{0}\"")]
@@ -197,7 +199,7 @@ impl Error {
             | Error::ItemInFlight { .. }
             | Error::AttemptInFlight { .. } => Code::ERRCODE_LOCK_NOT_AVAILABLE,
             Error::Payload { .. } | Error::ResultTooLarge { .. } => Code::ERRCODE_PROGRAM_LIMIT_EXCEEDED,
-            Error::NewerThanSnapshot { .. } => Code::ERRCODE_T_R_SERIALIZATION_FAILURE,
+            Error::NewerThanSnapshot { .. } | Error::AttemptNewer { .. } => Code::ERRCODE_T_R_SERIALIZATION_FAILURE,
             Error::PositionsFull => Code::ERRCODE_PROGRAM_LIMIT_EXCEEDED,
             Error::ClientGone => Code::ERRCODE_CONNECTION_FAILURE,
         }
@@ -256,6 +258,9 @@ impl Error {
             Error::FencedAlready { resource, .. } => format!("It is fenced by \"{resource}\"."),
             Error::TruncateFenced { resource, .. } => {
                 format!("It would take the rows of all partitions of group \"{resource}\".")
+            }
+            Error::AttemptNewer { .. } => {
+                "What the attempt before has left is not part of what this transaction reads.".to_owned()
             }
             Error::NewerThanSnapshot { fence, .. } => {
                 format!("Fence {fence} was granted after what this transaction reads.")
@@ -345,6 +350,7 @@ impl Error {
                 Error::ColumnGone { .. } => "Call eskit_lease.unfence_table(), and fence it by the column that there is now.",
                 Error::TruncateFenced { .. } => "Delete the rows, or call eskit_lease.unfence_table() first.",
                 Error::NoFenceTrigger => "Call eskit_lease.fence_table().",
+                Error::AttemptNewer { .. } => "Retry the transaction.",
                 Error::NewerThanSnapshot { .. } => {
                     "Begin the transaction after the lease has been granted, and retry it."
                 }
