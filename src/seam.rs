@@ -102,6 +102,8 @@ struct Notes {
     /// Passes among them, or more.
     passes: usize,
     lanes: usize,
+    /// No note is of a subtransaction after this one.
+    newest: SubTransactionId,
     /// Of this transaction when it is being prepared.
     xid: u32,
     /// Whether this backend is a worker, which has judged what it commits and tells listeners itself.
@@ -111,7 +113,7 @@ struct Notes {
 thread_local! {
     static NOTES: RefCell<Notes> = const {
         RefCell::new(Notes {
-            registered: false, shared: None, list: Vec::new(), resources: 0, passes: 0, lanes: 0, xid: 0, worker: false
+            registered: false, shared: None, list: Vec::new(), resources: 0, passes: 0, lanes: 0, newest: 0, xid: 0, worker: false
         })
     };
     /// Grows with everything that can make or end a pass.
@@ -141,6 +143,7 @@ fn note(shared: &'static Shared, database: &'static Database, what: What) {
         notes.shared = Some((shared, database));
         // SAFETY: in a transaction
         let subtransaction = unsafe { pg_sys::GetCurrentSubTransactionId() };
+        notes.newest = subtransaction;
         let what = match what {
             What::Resource { .. } | What::Later { .. } if notes.resources == MAX_NOTES => What::Many,
             What::Places { .. } if notes.lanes == MAX_NOTES => What::AllPlaces,
@@ -176,6 +179,7 @@ impl Seam {
         let now = unsafe { pg_sys::GetCurrentSubTransactionId() };
         NOTES.with_borrow_mut(|notes| {
             // A bulk call changes many, and mostly has passed nothing.
+            notes.newest = now;
             let noted = if notes.passes > 0 { notes.list.as_mut_slice() } else { &mut [] };
             for note in noted {
                 if let What::Fenced { name, slot: of, given_away: given @ None, .. } = &mut note.what
@@ -367,6 +371,7 @@ unsafe extern "C-unwind" fn at_end(event: pg_sys::XactEvent::Type, _argument: *m
                 notes.resources = 0;
                 notes.passes = 0;
                 notes.lanes = 0;
+                notes.newest = 0;
                 notes.list.clear();
                 if stirred {
                     shared.wake(database);
@@ -389,6 +394,9 @@ unsafe extern "C-unwind" fn at_subtransaction_end(
         let Some((shared, database)) = notes.shared else {
             return;
         };
+        if notes.newest < mine {
+            return;
+        }
         match event {
             pg_sys::SubXactEvent::SUBXACT_EVENT_COMMIT_SUB => {
                 for note in &mut notes.list {
@@ -413,8 +421,10 @@ unsafe extern "C-unwind" fn at_subtransaction_end(
                     shared.wake(database);
                 }
             }
-            _ => (),
+            _ => return,
         }
+        // Those that are open now are before it, and it was the last.
+        notes.newest = parent;
     });
 }
 
