@@ -273,8 +273,8 @@ COMMENT ON COLUMN eskit_lease.executions.resolved_at IS 'When.';
 
 CREATE VIEW eskit_lease.fenced_tables AS -- what fence_table() makes is its triggers, and no row
 SELECT t.tgrelid::regclass AS table_name,
-       convert_from(substring(a.args FOR position('\x00'::bytea IN a.args || '\x00'::bytea) - 1), getdatabaseencoding()) AS resource,
-       CASE WHEN t.tgnargs > 1 THEN convert_from(substring(a.args FROM position('\x00'::bytea IN a.args) + 1), getdatabaseencoding())
+       convert_from(substring(a.args FOR position(decode('00', 'hex') IN a.args || decode('00', 'hex')) - 1), getdatabaseencoding()) AS resource,
+       CASE WHEN t.tgnargs > 1 THEN convert_from(substring(a.args FROM position(decode('00', 'hex') IN a.args) + 1), getdatabaseencoding())
        END AS partition_column,
        CASE t.tgtype & 1 WHEN 1 THEN 'row' ELSE 'statement' END AS checks_each,
        -- INSERT, DELETE, UPDATE and TRUNCATE are the bits 4, 8, 16 and 32.
@@ -286,7 +286,7 @@ SELECT t.tgrelid::regclass AS table_name,
 FROM pg_namespace AS n
 JOIN pg_proc AS f ON f.pronamespace = n.oid AND f.proname = 'require_fence'
 JOIN pg_trigger AS t ON t.tgfoid = f.oid AND t.tgname = 'eskit_lease_fence' AND t.tgparentid = 0
-CROSS JOIN LATERAL rtrim(t.tgargs, '\x00'::bytea) AS a (args)
+CROSS JOIN LATERAL rtrim(t.tgargs, decode('00', 'hex')) AS a (args)
 WHERE n.nspname = 'eskit_lease';
 
 COMMENT ON VIEW eskit_lease.fenced_tables IS 'Tables that are written only under a fence.';
