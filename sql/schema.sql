@@ -12,6 +12,11 @@ CREATE SEQUENCE eskit_lease.fence_seq AS bigint CACHE 1;
 CREATE SEQUENCE eskit_lease.position_base AS bigint MINVALUE 0 START 0;
 CREATE SEQUENCE eskit_lease.position_high AS bigint MINVALUE 0 START 0;
 CREATE SEQUENCE eskit_lease.position_cluster AS bigint MINVALUE -9223372036854775808 START 0;
+-- Not dumped: ids of transactions of this cluster.
+CREATE SEQUENCE eskit_lease.position_since AS bigint MINVALUE 0 START 0;
+-- Not dumped: a restored extension is another one.
+CREATE SEQUENCE eskit_lease.position_origin AS bigint MINVALUE 0 START 0;
+SELECT pg_catalog.setval('eskit_lease.position_origin', ('x' || pg_catalog.substr(pg_catalog.md5(pg_catalog.gen_random_uuid()::text), 1, 15))::bit(60)::bigint);
 
 -- src/session.rs, src/claim.rs and src/queue.rs read columns by their number.
 CREATE TABLE eskit_lease._sessions (
@@ -275,7 +280,9 @@ COMMENT ON SCHEMA eskit_lease IS 'competing consumers: sessions, leases with fen
 COMMENT ON SEQUENCE eskit_lease.fence_seq IS 'Private: source of fences; never falls.';
 COMMENT ON SEQUENCE eskit_lease.position_base IS 'Private: what is added to the id of a transaction to make its positions.';
 COMMENT ON SEQUENCE eskit_lease.position_high IS 'Private: up to where positions may have been given; never falls.';
-COMMENT ON SEQUENCE eskit_lease.position_cluster IS 'Private: the cluster that position_base is right for.';
+COMMENT ON SEQUENCE eskit_lease.position_cluster IS 'Private: the history that position_base is right for.';
+COMMENT ON SEQUENCE eskit_lease.position_since IS 'Private: the transaction from which on position_base is right for certain.';
+COMMENT ON SEQUENCE eskit_lease.position_origin IS 'Private: a random number, by which this extension is told from those that dumps are of.';
 COMMENT ON TABLE eskit_lease._sessions IS 'Private: rows of sessions; see the view sessions.';
 COMMENT ON TABLE eskit_lease._leases IS 'Private: rows of leases; see the view leases.';
 COMMENT ON TABLE eskit_lease._successions IS 'Private: who takes over what is left of ended sessions.';

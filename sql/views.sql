@@ -273,8 +273,8 @@ COMMENT ON COLUMN eskit_lease.executions.resolved_at IS 'When.';
 
 CREATE VIEW eskit_lease.fenced_tables AS -- what fence_table() makes is its triggers, and no row
 SELECT t.tgrelid::regclass AS table_name,
-       convert_from(substring(a.args FOR position('\x00'::bytea IN a.args || '\x00'::bytea) - 1), getdatabaseencoding()) AS resource,
-       CASE WHEN t.tgnargs > 1 THEN convert_from(substring(a.args FROM position('\x00'::bytea IN a.args) + 1), getdatabaseencoding())
+       convert_from(substring(a.args FOR position(decode('00', 'hex') IN a.args || decode('00', 'hex')) - 1), getdatabaseencoding()) AS resource,
+       CASE WHEN t.tgnargs > 1 THEN convert_from(substring(a.args FROM position(decode('00', 'hex') IN a.args) + 1), getdatabaseencoding())
        END AS partition_column,
        CASE t.tgtype & 1 WHEN 1 THEN 'row' ELSE 'statement' END AS checks_each,
        -- ROW, BEFORE, INSERT, DELETE, UPDATE, TRUNCATE and INSTEAD are the bits 1, 2, 4, 8, 16, 32 and 64 of tgtype.
@@ -296,7 +296,7 @@ JOIN pg_trigger AS t ON t.tgparentid = 0
     AND (t.tgname = 'eskit_lease_fence'
          OR t.tgname = 'eskit_lease_fence_truncate'
             AND NOT EXISTS (SELECT FROM pg_trigger AS w WHERE w.tgrelid = t.tgrelid AND w.tgname = 'eskit_lease_fence'))
-CROSS JOIN LATERAL rtrim(CASE WHEN t.tgfoid = f.oid AND t.tgnargs BETWEEN 1 AND 2 THEN t.tgargs END, '\x00'::bytea) AS a (args)
+CROSS JOIN LATERAL rtrim(CASE WHEN t.tgfoid = f.oid AND t.tgnargs BETWEEN 1 AND 2 THEN t.tgargs END, decode('00', 'hex')) AS a (args)
 WHERE n.nspname = 'eskit_lease';
 
 COMMENT ON VIEW eskit_lease.fenced_tables IS 'Tables that are written only under a fence.';

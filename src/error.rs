@@ -99,6 +99,8 @@ pub enum Error {
     AttemptLost { key: String, fence: i64, why: String },
     #[error("execution \"{key}\" is being changed in another transaction")]
     AttemptInFlight { key: String },
+    #[error("execution \"{key}\" is newer than the snapshot of this transaction")]
+    AttemptNewer { key: String },
     #[error("result of execution \"{key}\" is too large")]
     ResultTooLarge { key: String, length: usize },
     #[error("unknown outcome \"{0}\"")]
@@ -107,6 +109,8 @@ pub enum Error {
     NoResult(String),
     #[error("too many positions in one transaction")]
     PositionsFull,
+    #[error("positions cannot be raised above this one")]
+    PositionRaised { given: i64, most: i64 },
     #[error("connection to client lost")]
     ClientGone,
     #[error("{of} \"{table}\" is fenced by \"{resource}\"", of = what_is_fenced(*.partition))]
@@ -153,6 +157,7 @@ impl Error {
             Error::Name { .. }
             | Error::Interval { .. }
             | Error::Number { .. }
+            | Error::PositionRaised { .. }
             | Error::Partitions(_)
             | Error::NoPartition { .. }
             | Error::Assignor(_)
@@ -199,7 +204,7 @@ impl Error {
             | Error::ItemInFlight { .. }
             | Error::AttemptInFlight { .. } => Code::ERRCODE_LOCK_NOT_AVAILABLE,
             Error::Payload { .. } | Error::ResultTooLarge { .. } => Code::ERRCODE_PROGRAM_LIMIT_EXCEEDED,
-            Error::NewerThanSnapshot { .. } => Code::ERRCODE_T_R_SERIALIZATION_FAILURE,
+            Error::NewerThanSnapshot { .. } | Error::AttemptNewer { .. } => Code::ERRCODE_T_R_SERIALIZATION_FAILURE,
             Error::PositionsFull => Code::ERRCODE_PROGRAM_LIMIT_EXCEEDED,
             Error::ClientGone => Code::ERRCODE_CONNECTION_FAILURE,
         }
@@ -235,6 +240,7 @@ impl Error {
             Error::Keys { keys, payloads } => format!("There are {payloads} payloads and {keys} keys."),
             Error::Position(given) => format!("{given} was given; the limits are 1 and {}.", i64::MAX - 1),
             Error::AcksFull { most, .. } => format!("There may be {most} ranges of them."),
+            Error::PositionRaised { given, most } => format!("{given} was given; the limits are 0 and {most}."),
             Error::PositionsFull => format!("There may be {} of them.", crate::position::MOST),
             Error::InFlight { fence, .. } => {
                 format!("The end, the release or the take-over of fence {fence} is in progress in another transaction.")
@@ -258,6 +264,9 @@ impl Error {
             Error::FencedAlready { resource, .. } => format!("It is fenced by \"{resource}\"."),
             Error::TruncateFenced { resource, .. } => {
                 format!("It would take the rows of all partitions of group \"{resource}\".")
+            }
+            Error::AttemptNewer { .. } => {
+                "What the attempt before has left is not part of what this transaction reads.".to_owned()
             }
             Error::NewerThanSnapshot { fence, .. } => {
                 format!("Fence {fence} was granted after what this transaction reads.")
@@ -348,6 +357,7 @@ impl Error {
                 Error::ColumnGone { .. } => "Call eskit_lease.unfence_table(), and fence it by the column that there is now.",
                 Error::TruncateFenced { .. } => "Delete the rows, or call eskit_lease.unfence_table() first.",
                 Error::NoFenceTrigger => "Call eskit_lease.fence_table().",
+                Error::AttemptNewer { .. } => "Retry the transaction.",
                 Error::NewerThanSnapshot { .. } => {
                     "Begin the transaction after the lease has been granted, and retry it."
                 }

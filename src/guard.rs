@@ -8,7 +8,7 @@
 //! | `Fence` (F)  | shared by a fenced transaction; exclusively by a release, or for an instant to see that none is open |
 //! | `Seat` (P)   | exclusively by whoever gives one session a permit of one semaphore, or makes it a member of one group |
 //! | `Stripe` (N) | exclusively, for the time of one call, by whoever makes the first row of a slot                  |
-//! | `Raise` (R)  | exclusively, for the time of one call, by whoever lifts a sequence above all history, or reserves positions |
+//! | `Raise` (R)  | exclusively, for the time of one call, by whoever lifts a sequence above all history, or reserves or raises positions |
 //!
 //! F is keyed by the fence, not by the name: a fence belongs to one resource and one session for ever, so there is nothing to look up
 //! before it and nothing that two resources could share.

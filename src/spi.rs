@@ -174,19 +174,24 @@ pub struct Db {
     caller: Oid,
     security: i32,
     settings: i32,
-    planner: [bool; 6],
+    planner: [bool; 10],
 }
 
-/// The planner's other ways to get at rows, and at their order: all of them read what is not asked for. Where there is no way but one of
-/// these its cost is beyond measure, and a plan of that cost would be compiled, which takes longer than anything that is done here.
-fn other_ways() -> [*mut bool; 6] {
+/// The planner's ways to get at rows, and at their order, and whether it may take them, whatever the caller has set: plans are kept. Those
+/// that it may not all read what is not asked for. Where there is no way but one of these its cost is beyond measure, and a plan of that
+/// cost would be compiled, which takes longer than anything that is done here.
+fn ways() -> [(*mut bool, bool); 10] {
     [
-        &raw mut pg_sys::enable_seqscan,
-        &raw mut pg_sys::enable_bitmapscan,
-        &raw mut pg_sys::enable_hashjoin,
-        &raw mut pg_sys::enable_mergejoin,
-        &raw mut pg_sys::enable_sort,
-        &raw mut pg_sys::jit_enabled,
+        (&raw mut pg_sys::enable_indexscan, true),
+        (&raw mut pg_sys::enable_indexonlyscan, true),
+        (&raw mut pg_sys::enable_tidscan, true),
+        (&raw mut pg_sys::enable_nestloop, true),
+        (&raw mut pg_sys::enable_seqscan, false),
+        (&raw mut pg_sys::enable_bitmapscan, false),
+        (&raw mut pg_sys::enable_hashjoin, false),
+        (&raw mut pg_sys::enable_mergejoin, false),
+        (&raw mut pg_sys::enable_sort, false),
+        (&raw mut pg_sys::jit_enabled, false),
     ]
 }
 
@@ -213,7 +218,7 @@ impl Db {
                 0,
                 false,
             );
-            let planner = other_ways().map(|way| way.replace(false));
+            let planner = ways().map(|(way, may)| way.replace(may));
             Db { caller, security, settings, planner }
         }
     }
@@ -297,7 +302,7 @@ impl Drop for Db {
     fn drop(&mut self) {
         // SAFETY: puts back what open() found. When PostgreSQL has raised, the abort that follows does the rest.
         unsafe {
-            for (way, before) in other_ways().into_iter().zip(self.planner) {
+            for ((way, _), before) in ways().into_iter().zip(self.planner) {
                 way.write(before);
             }
             pg_sys::SetUserIdAndSecContext(self.caller, self.security);

@@ -1,6 +1,7 @@
 """What must cost nothing: heartbeats write no row and no WAL, and grants, checks and heartbeats make no multixacts."""
 
 import threading
+import time
 
 import psycopg
 import pytest
@@ -101,3 +102,26 @@ def test_no_multixacts(server, db, connect, background):
     assert session.close()
     wait_until(lambda: server.query("SELECT count(*) FROM eskit_lease.leases WHERE state = 'held'", dbname=db) == [(0,)])
     assert next_multixact() == before
+
+
+def test_a_savepoint_does_not_look_at_what_was_noted_before(connect):
+    """Thousands of passes are kept to the end of the transaction; each savepoint asks only whether any is its own."""
+    blocks = "DO $$BEGIN FOR i IN 1..20000 LOOP BEGIN EXCEPTION WHEN OTHERS THEN NULL; END; END LOOP; END$$"
+    acquire = """CREATE TABLE held AS SELECT * FROM eskit_lease.lease_acquire_many(
+                     ARRAY(SELECT 'r' || i FROM generate_series(1, 4000) AS i), %s)"""
+    with connect() as conn:
+        conn.execute(acquire.replace("%s", f"'{Session(conn).id}'"))
+    conn = connect(autocommit=False)
+
+    def seconds(passes):
+        conn.execute("SELECT count(eskit_lease.fence_check(resource, fence)) FROM (SELECT * FROM held LIMIT %s) AS h", (passes,))
+        times = []
+        for _ in range(3):
+            began = time.monotonic()
+            conn.execute(blocks)
+            times.append(time.monotonic() - began)
+        return min(times)
+
+    few, many = seconds(1), seconds(4000)
+    print(f"{few:.3f} s after one pass, {many:.3f} s after 4000")
+    assert many < 20 * few

@@ -120,8 +120,19 @@ def test_every_reader_reads_every_row_once_and_in_one_order(outbox):
         """Waits until the naive reader has gone past a row that nobody sees yet."""
         wait_until(lambda: naive.last > number)
 
+    def raised():
+        """Once there is something to be read, positions go on far above it, under everybody's hands."""
+        ((before,),) = outbox.query("SELECT max(position) FROM events")
+        assert outbox.query("SELECT eskit_lease.position_raise(%s + (1::bigint << 40))", before) == [(True,)]
+        with outbox.connect() as conn:
+            ((_, drawn),) = conn.execute(INSERT, ("raised",)).fetchall()
+        assert drawn > before + (1 << 40)
+
     for thread in (*writers, *readers, naive):
         thread.start()
+    for _ in range(5):
+        more()
+        raised()
     more()
     # Drawn first and committed last: prepared before the crash and committed after it, and by a slow writer.
     with outbox.connect() as conn:
@@ -129,8 +140,11 @@ def test_every_reader_reads_every_row_once_and_in_one_order(outbox):
         ((prepared, _),) = conn.execute(INSERT, ("prepared",)).fetchall()
         conn.execute("PREPARE TRANSACTION 'slow'")
     overtaken(prepared)
+    raised()
     outbox.crash()
     wait_until(lambda: up(outbox))
+    more()
+    raised()
     more()
     assert ("slow",) in outbox.query("SELECT prepared FROM eskit_lease.position_blockers WHERE pid IS NULL")
     outbox.query("COMMIT PREPARED 'slow'")
@@ -193,7 +207,7 @@ def test_positions_rise_over_dumps_restarts_and_crashes(outbox, tmp_path):
     with outbox.connect("origin") as conn:
         conn.execute("CREATE EXTENSION eskit_lease")
         conn.execute(OUTBOX)
-        conn.execute("DO $$BEGIN FOR i IN 1..20000 LOOP PERFORM pg_current_xact_id(); COMMIT; END LOOP; END$$")
+        consume(conn, 20_000)
         for what in ("a", "b", "c"):
             ((_, last),) = conn.execute(INSERT, (what,)).fetchall()
         session = Session(conn, "reader", ttl="1 h")
@@ -225,6 +239,42 @@ def test_positions_rise_over_dumps_restarts_and_crashes(outbox, tmp_path):
         assert check_goes_on(outbox, "origin") < newest, "another database is not concerned"
     finally:
         other.stop("immediate")
+
+
+def consume(conn, ids):
+    conn.execute(f"DO $$BEGIN FOR i IN 1..{ids} LOOP PERFORM pg_current_xact_id(); COMMIT; END LOOP; END$$")
+
+
+def test_a_dump_restored_on_a_physical_copy_of_its_cluster(outbox, tmp_path):
+    """Both have the same identifier, and one has gone on, by less than is reserved ahead."""
+    outbox.query("CREATE DATABASE before")
+    outbox.query("CREATE EXTENSION eskit_lease", dbname="before")
+    outbox.query(OUTBOX, dbname="before")
+    outbox.query(INSERT, "before the copy", dbname="before")
+    outbox.stop()
+    copy = Server("e2e-positions-copy", copy_of=outbox.data)
+    outbox.restart()
+    try:
+        outbox.query("CREATE DATABASE after")  # of the same oids as the next one that the copy makes
+        with outbox.connect("after") as conn:
+            conn.execute("CREATE EXTENSION eskit_lease")
+            conn.execute(OUTBOX)
+            consume(conn, 5_000)
+            conn.execute(INSERT, ("after the copy",))
+        outbox.query(INSERT, "after the copy", dbname="before")
+        for number, dbname in enumerate(("after", "before")):
+            restore(run(outbox, "pg_dump", dbname=dbname), copy, f"restored_{number}", tmp_path)
+            check_goes_on(copy, f"restored_{number}")
+        check_goes_on(copy, "before")
+        assert copy.query("SELECT last_value FROM eskit_lease.position_base", dbname="before") == [(0,)]
+        # Of the same history: what was raised stays so, and need not be raised again.
+        base = "SELECT last_value FROM eskit_lease.position_base"
+        before = copy.query(base, dbname="restored_1")
+        copy.query("CREATE DATABASE twin TEMPLATE restored_1")
+        check_goes_on(copy, "twin")
+        assert before > [(0,)] and copy.query(base, dbname="twin") == before
+    finally:
+        copy.stop("immediate")
 
 
 def test_one_snapshot_for_all_fetches_of_a_cursor(connect):

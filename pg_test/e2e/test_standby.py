@@ -36,7 +36,7 @@ VERBS = {
     "semaphore_create": ("s", 1), "semaphore_resize": ("s", 1), "semaphore_drop": ("s",), "group_create": ("h", 1),
     "group_alter": ("g",), "group_resize": ("g", 1), "group_drop": ("g",), "group_join": ("g", "{id}"), "group_leave": ("g", "{id}"),
     "group_assignment": ("g", "{id}"), "group_release": ("g", 0, 1), "cursor_commit": ("g", 0, 1, 1), "cursor_ack": ("g", 0, 1, 1),
-    "cursor_position": ("g", 0), "cursor_head": ("g", 0, 1), "next_position": (),
+    "cursor_position": ("g", 0), "cursor_head": ("g", 0, 1), "next_position": (), "position_raise": (1,),
     "execution_begin": ("key", "{id}"), "execution_finish": ("key", 1), "execution_fail": ("key", 1, "error"),
     "execution_resolve": ("key", "retry"), "queue_create": ("p",), "queue_alter": ("q",), "queue_drop": ("q",),
     "item_add": ("q", Jsonb(1)), "item_add_many": ("q", [Jsonb(1)]), "item_claim": ("q", "{id}"), "item_done": ([1], 1),
@@ -107,8 +107,14 @@ def test_standby_and_its_promotion(primary, standby):
         caught_up(primary, standby)
         # Read on the standby as on the primary: what comes after an open transaction has to wait, here too.
         wait_until(lambda: standby.query(SETTLED) == [("a",), ("b",)])
+        # Nor do positions that are raised under it take the horizon past it.
+        with primary.connect() as other:
+            assert call(other, "position_raise", 10**13)
+            other.execute("INSERT INTO events (what) VALUES ('raised')")
+        caught_up(primary, standby)
+        assert standby.query(SETTLED) == [("a",), ("b",)]
         conn.execute("COMMIT")
-        wait_until(lambda: standby.query(SETTLED) == [("a",), ("b",), ("open",), ("after it",)])
+        wait_until(lambda: standby.query(SETTLED) == [("a",), ("b",), ("open",), ("after it",), ("raised",)])
         caught_up(primary, standby)
         check_refusals(standby, "25006", "primary", holder.id)
         read_everything(standby)
@@ -159,7 +165,7 @@ def test_standby_and_its_promotion(primary, standby):
         assert waiter.fences["lost"] > max(unseen) > lost_fence
         wait_until(lambda: [row.state for row in rows(conn, "group_assignment", "g", holder.id)] == ["owned", "owned"])
         conn.execute("INSERT INTO events (what) VALUES ('promoted')")
-        wait_until(lambda: [what for (what,) in conn.execute(SETTLED)] == ["a", "b", "open", "after it", "promoted"])
+        wait_until(lambda: [what for (what,) in conn.execute(SETTLED)] == ["a", "b", "open", "after it", "raised", "promoted"])
         assert standby.workers("launcher")
 
 

@@ -238,6 +238,15 @@ DROP ROLE regress_runner, regress_mate, regress_stranger;
 -- A role that is gone has left its key, as a role does.
 SELECT execution_finish('theirs', :f) AS known;
 
+-- Nor does a session end its attempt that has been closed in the same transaction.
+SELECT session AS e FROM session_open('e', '1 hour') \gset
+SELECT first, fence AS f FROM execution_begin('ended here', :'e') \gset
+BEGIN;
+SELECT session_close(:'e');
+SELECT pg_temp.refused(format('execution_finish(%L, %s)', 'ended here', :f), format('execution_fail(%L, %s, %L)', 'ended here', :f, 'error'));
+COMMIT;
+SELECT * FROM pg_temp.seen WHERE key = 'ended here';
+
 SELECT count(session_close(session)) > 0 AS closed FROM sessions;
 DELETE FROM eskit_lease._executions;
 \i pg_test/sql/include/worker_on.psql

@@ -143,7 +143,86 @@ SELECT next_position() >> 20 = pg_current_xact_id()::text::bigint + :base AS abo
        position_horizon() >> 20 >= 4000000000000 AS horizon;
 SELECT last_value = :base AS same FROM position_base;
 SELECT last_value BETWEEN 4000000000000 AND 4000000131072 AS reserved FROM position_high;
-SELECT last_value = system_identifier AS here FROM position_cluster, pg_control_system();
+SELECT c.last_value = system_identifier # o.last_value AS here FROM position_cluster AS c, position_origin AS o, pg_control_system();
+\c regression
+DROP DATABASE regress_restored WITH (FORCE);
+
+-- A dump of a physical copy, which has the same identifier and has gone on: also where all of it seems to be of here, but for what no
+-- transaction of this cluster can have reserved.
+CREATE DATABASE regress_restored;
+\c regress_restored
+CREATE EXTENSION eskit_lease;
+\i pg_test/sql/include/helpers.psql
+SELECT setval('position_high', 4000000), setval('position_cluster', system_identifier) IS NOT NULL AS same_cluster FROM pg_control_system();
+SELECT position_horizon() = 4000000 << 20 AS horizon;
+SELECT next_position() >> 20 >= 4000000 AS above;
+\c regression
+DROP DATABASE regress_restored WITH (FORCE);
+CREATE DATABASE regress_restored;
+\c regress_restored
+CREATE EXTENSION eskit_lease;
+\i pg_test/sql/include/helpers.psql
+SELECT setval('position_high', 4000000000000), setval('position_cluster', system_identifier # last_value) IS NOT NULL AS here FROM position_origin, pg_control_system();
+SELECT next_position() >> 20 >= 4000000000000 AS above;
+\c regression
+DROP DATABASE regress_restored WITH (FORCE);
+
+-- Rows that came with greater positions, where others have been drawn already: what comes goes on above them.
+CREATE DATABASE regress_restored;
+\c regress_restored
+CREATE EXTENSION eskit_lease;
+\i pg_test/sql/include/helpers.psql
+\i pg_test/sql/include/refusals.psql
+CREATE TABLE events (position bigint PRIMARY KEY DEFAULT next_position(), what text);
+CREATE FUNCTION pg_temp.settled() RETURNS text LANGUAGE sql AS 'SELECT string_agg(what, '' '' ORDER BY position) FROM events WHERE position < position_horizon()';
+INSERT INTO events (what) VALUES ('drawn');
+INSERT INTO events VALUES (9000000000000, 'copied');
+CALL pg_temp.wait_for($$pg_temp.settled() = 'drawn'$$);
+SELECT position_raise(max(position)) FROM events;
+INSERT INTO events (what) VALUES ('new');
+CALL pg_temp.wait_for($$pg_temp.settled() = 'drawn copied new'$$);
+SELECT position_raise(max(position)), position_raise(0) FROM events WHERE what = 'copied';
+SELECT pg_temp.refused('position_raise(NULL)', 'position_raise(-1)', 'position_raise(4611686018427387904)');
+BEGIN READ ONLY;
+SELECT pg_temp.refused('position_raise(9000000000001)');
+COMMIT;
+
+-- It is not undone, and what its own transaction draws is above, too.
+BEGIN;
+INSERT INTO events (what) VALUES ('own');
+SELECT position_raise(18000000000000);
+INSERT INTO events (what) VALUES ('raised');
+SELECT what, position > 18000000000000 AS above FROM events WHERE what IN ('own', 'raised') ORDER BY position;
+ROLLBACK;
+INSERT INTO events (what) VALUES ('later');
+SELECT position > 18000000000000 AS above FROM events WHERE what = 'later';
+CALL pg_temp.wait_for($$pg_temp.settled() = 'drawn copied new later'$$);
+
+-- Who has drawn before is waited for by readers, as ever, and raising by nobody. Twice.
+BEGIN;
+INSERT INTO events (what) VALUES ('prepared');
+PREPARE TRANSACTION 'positions';
+SELECT position_raise(27000000000000);
+INSERT INTO events (what) VALUES ('after');
+SELECT position_raise(36000000000000);
+INSERT INTO events (what) VALUES ('last');
+SELECT what, position >= position_horizon() AS beyond FROM events WHERE what IN ('after', 'last') ORDER BY position;
+CREATE TEMP TABLE horizon AS SELECT position_horizon() AS before;
+COMMIT PREPARED 'positions';
+SELECT position >= before AS unsettled FROM events, horizon WHERE what = 'prepared';
+CALL pg_temp.wait_for($$pg_temp.settled() = 'drawn copied new later prepared after last'$$);
+DROP TABLE horizon;
+
+-- The extension dropped, and made again.
+DROP EXTENSION eskit_lease CASCADE;
+CREATE EXTENSION eskit_lease;
+\c -
+\i pg_test/sql/include/helpers.psql
+SELECT next_position() < max(position) AS low FROM events;
+SELECT position_raise(max(position)) FROM events;
+ALTER TABLE events ALTER position SET DEFAULT next_position();
+INSERT INTO events (what) VALUES ('above');
+SELECT what FROM events ORDER BY position DESC LIMIT 2;
 \c regression
 DROP DATABASE regress_restored WITH (FORCE);
 

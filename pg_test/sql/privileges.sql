@@ -46,7 +46,7 @@ FROM unnest(ARRAY['SELECT session_open(''c'')', 'SELECT lease_renew(''r'', 1)', 
                   'SELECT nextval(''eskit_lease.fence_seq'')', 'CREATE TABLE eskit_lease.mine ()', 'SELECT grant_consumer(''regress_nobody'')']) AS statement;
 SET ROLE regress_consumer;
 SELECT pg_temp.attempt(statement)
-FROM unnest(ARRAY['SELECT session_sweep()', 'SELECT lease_force_release(''r'', 1, ''why'')', 'SELECT execution_resolve(''k'', ''done'')', 'SELECT grant_consumer(''regress_nobody'')', 'SELECT * FROM sessions',
+FROM unnest(ARRAY['SELECT session_sweep()', 'SELECT lease_force_release(''r'', 1, ''why'')', 'SELECT execution_resolve(''k'', ''done'')', 'SELECT position_raise(1)', 'SELECT grant_consumer(''regress_nobody'')', 'SELECT * FROM sessions',
                   'SELECT * FROM stats()', 'SELECT * FROM eskit_lease._leases', 'DELETE FROM eskit_lease._leases', 'SELECT nextval(''eskit_lease.fence_seq'')']) AS statement;
 SET ROLE regress_monitor;
 SELECT pg_temp.attempt(statement)

@@ -83,6 +83,17 @@ fn had(stripe: Guard) -> bool {
     })
 }
 
+/// Whether what became of the attempt before is part of what this transaction reads; where each statement has a snapshot of its own, the
+/// next one sees it.
+fn is_seen(row: &Execution) -> bool {
+    // SAFETY: plain reads, in a function that a statement has called, so that there is a snapshot
+    unsafe {
+        pg_sys::XactIsoLevel < pg_sys::XACT_REPEATABLE_READ as i32
+            || pg_sys::TransactionIdIsCurrentTransactionId(row.made_by)
+            || !pg_sys::XidInMVCCSnapshot(row.made_by, pg_sys::GetActiveSnapshot())
+    }
+}
+
 fn begin(call: &Call, me: SlotRef, key: &str, retry_in_doubt: bool) -> Result<Answer> {
     let executions = Executions::open();
     let starter = || -> Result<SessionRow> {
@@ -122,6 +133,9 @@ fn begin(call: &Call, me: SlotRef, key: &str, retry_in_doubt: bool) -> Result<An
                 let session = starter()?;
                 if !executions.lock(&row) {
                     return Ok(Answer::in_flight());
+                }
+                if !is_seen(&row) {
+                    return Err(Error::AttemptNewer { key: key.to_owned() }.into());
                 }
                 Ok(start(call, &session, key, retry_in_doubt, &AGAIN))
             }

@@ -7,6 +7,7 @@ use crate::guard::Mode;
 use crate::json::Jsonb;
 use crate::liveness::databases::{Counter, Kept};
 use crate::liveness::word;
+use crate::seam;
 use crate::spi::{self, Statement, Value};
 use crate::text::{Text, role_name, role_of_name};
 use pgrx::pg_sys::panic::ErrorReport;
@@ -51,6 +52,10 @@ fn claim(call: &Call, key: &str, fence: i64, ended: &[State]) -> Result<bool> {
     let at = call.session(row.session)?.ok_or_else(|| lost(row.why_over()))?;
     if !call.fencer(at).try_lock(Mode::Shared) || !executions.lock(&row) {
         return Err(in_flight());
+    }
+    // Ended by this very transaction.
+    if seam::has_ended(at) {
+        return Err(lost(row.why_over()));
     }
     match call.shared.look(at).map(|standing| standing.state) {
         Some(word::State::Alive) => Ok(true),

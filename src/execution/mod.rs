@@ -15,7 +15,8 @@
 //!
 //! Exactly one begins an attempt. Of a new key, because whoever makes its row has the key's stripe for the time of the call (see
 //! [`crate::grant`]) and looks again under it, what is not committed included. Of a known one, because the row is locked as it was read.
-//! Neither is waited for. Rolled back, it was never begun; in the transaction that does the work, work and key stand or fall together.
+//! Neither is waited for. Another attempt needs the row as it is to be part of what a transaction with one snapshot reads, as the check of
+//! a fence does: else it would rest on data from before the attempt that it goes on from. Rolled back, it was never begun; in the transaction that does the work, work and key stand or fall together.
 //!
 //! An attempt ends under its fence only, while its session lives. That is looked at with S(session) in share mode and the row locked, to
 //! the end of the transaction: nobody ends the session, begins another attempt or resolves this one before that. So what was told to have
@@ -32,7 +33,7 @@ use crate::table::{Flight, Key, Locked, Sight, Table, Tuple};
 use crate::text::Text;
 use pgrx::Uuid;
 use pgrx::datum::TimestampWithTimeZone;
-use pgrx::pg_sys::{FLOAT8OID, INT8OID, ItemPointerData};
+use pgrx::pg_sys::{FLOAT8OID, INT8OID, ItemPointerData, TransactionId};
 
 /// What is done or resolved, and older than so many seconds; up to so many rows.
 pub static RETIRE: Statement =
@@ -82,6 +83,8 @@ struct Execution {
     /// Of what is done.
     result: Option<Jsonb>,
     resolved_by: Option<String>,
+    /// The transaction that made this version of the row.
+    made_by: TransactionId,
 }
 
 impl Execution {
@@ -97,6 +100,7 @@ impl Execution {
             started_at: row.get(9),
             result: if state == State::Done { row.get(11) } else { None },
             resolved_by: row.get::<Text>(13).map(|by| by.0),
+            made_by: row.made_by(),
         }
     }
 

@@ -119,11 +119,13 @@ pub struct Database {
     pub(super) hungry: AtomicU32,
     /// The fence of a claim of work items of this start of shared memory; zero before the first.
     pub first_claim: AtomicI64,
-    /// Oid of the sequence `position_high` whose state, and that of its fellows, is kept here in this start of shared memory; the next two
+    /// Oid of the sequence `position_high` whose state, and that of its fellows, is kept here in this start of shared memory; the next three
     /// are valid then.
     pub positions_of: AtomicU32,
-    /// What is added to the ids of transactions to make positions; does not change.
+    /// What is added to the ids of transactions to make positions.
     pub position_base: AtomicI64,
+    /// The id from which on that is so for certain.
+    pub position_since: AtomicI64,
     /// The sum of both up to which positions may be given.
     pub position_high: AtomicI64,
     flags: AtomicU32,

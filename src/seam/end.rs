@@ -62,6 +62,7 @@ unsafe extern "C-unwind" fn at_end(event: pg_sys::XactEvent::Type, _argument: *m
                 notes.resources = 0;
                 notes.passes = 0;
                 notes.lanes = 0;
+                notes.newest = 0;
                 notes.list.clear();
                 if stirred {
                     shared.wake(database);
@@ -84,6 +85,9 @@ unsafe extern "C-unwind" fn at_subtransaction_end(
         let Some((shared, database)) = notes.shared else {
             return;
         };
+        if notes.newest < mine {
+            return;
+        }
         match event {
             pg_sys::SubXactEvent::SUBXACT_EVENT_COMMIT_SUB => {
                 for note in &mut notes.list {
@@ -108,8 +112,10 @@ unsafe extern "C-unwind" fn at_subtransaction_end(
                     shared.wake(database);
                 }
             }
-            _ => (),
+            _ => return,
         }
+        // Those that are open now are before it, and it was the last.
+        notes.newest = parent;
     });
 }
 

@@ -46,6 +46,7 @@ impl Seam {
         let now = unsafe { pg_sys::GetCurrentSubTransactionId() };
         NOTES.with_borrow_mut(|notes| {
             // A bulk call changes many, and mostly has passed nothing.
+            notes.newest = now;
             let noted = if notes.passes > 0 { notes.list.as_mut_slice() } else { &mut [] };
             for note in noted {
                 if let What::Fenced { name, slot: of, given_away: given @ None, .. } = &mut note.what

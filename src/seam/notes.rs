@@ -91,6 +91,8 @@ pub struct Notes {
     /// Passes among them, or more.
     pub passes: usize,
     pub lanes: usize,
+    /// No note is of a subtransaction after this one.
+    pub newest: SubTransactionId,
     /// Of this transaction when it is being prepared.
     pub xid: u32,
     /// Whether this backend is a worker, which has judged what it commits and tells listeners itself.
@@ -100,7 +102,7 @@ pub struct Notes {
 thread_local! {
     pub static NOTES: RefCell<Notes> = const {
         RefCell::new(Notes {
-            registered: false, shared: None, list: Vec::new(), resources: 0, passes: 0, lanes: 0, xid: 0, worker: false
+            registered: false, shared: None, list: Vec::new(), resources: 0, passes: 0, lanes: 0, newest: 0, xid: 0, worker: false
         })
     };
     /// Grows with everything that can make or end a pass.
@@ -126,6 +128,7 @@ pub fn note(shared: &'static Shared, database: &'static Database, what: What) {
         notes.shared = Some((shared, database));
         // SAFETY: in a transaction
         let subtransaction = unsafe { pg_sys::GetCurrentSubTransactionId() };
+        notes.newest = subtransaction;
         let what = match what {
             What::Resource { .. } | What::Later { .. } if notes.resources == MAX_NOTES => What::Many,
             What::Places { .. } if notes.lanes == MAX_NOTES => What::AllPlaces,

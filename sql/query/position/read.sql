@@ -1,2 +1,6 @@
-SELECT b.last_value, h.last_value, c.last_value
-FROM eskit_lease.position_base AS b, eskit_lease.position_high AS h, eskit_lease.position_cluster AS c
+-- One after the other: what is read of position_since is not older than what is read of position_base.
+SELECT last_value FROM eskit_lease.position_base
+UNION ALL SELECT last_value FROM eskit_lease.position_high
+UNION ALL SELECT last_value FROM eskit_lease.position_cluster
+UNION ALL SELECT last_value FROM eskit_lease.position_origin
+UNION ALL SELECT last_value FROM eskit_lease.position_since
