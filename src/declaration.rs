@@ -6,6 +6,10 @@
 //!
 //! The number of slots may change, or the declaration go, while somebody is granting a slot of it. Whoever grants writes first and reads
 //! the declaration again then; whoever drops a declaration does so first and then looks at the slots. One of the two sees the other.
+//!
+//! Whoever changes a declaration locks its row. It is locked for moments by others as well, a group's by each rebalance and that of a
+//! semaphore that shrinks by each grant, so it is asked for again for a while ([`patiently`]). But nobody waits for a transaction that
+//! stays open.
 
 use crate::call::Call;
 use crate::claim::{Leases, Probe};
@@ -13,6 +17,7 @@ use crate::error::{Error, Result};
 use crate::grant::stripe;
 use crate::guard::{Guard, Mode};
 use crate::holders::Holders;
+use crate::liveness::clock;
 use crate::queue;
 use crate::spi::{Statement, Value};
 use crate::table::{Flight, Key, Locked, Sight, Table, Tuple};
@@ -25,6 +30,10 @@ static UPDATE: Statement = Statement::writes(include_str!("../sql/query/declarat
 static DELETE: Statement = Statement::writes(include_str!("../sql/query/declaration/delete.sql"), &[TEXTOID]);
 static DELETE_SLOTS: Statement =
     Statement::writes(include_str!("../sql/query/declaration/delete_slots.sql"), &[TEXTOID, INT4OID]);
+
+/// How long somebody may have a declaration who is not said to be in the way, in microseconds; and how often that is looked at.
+const PATIENCE: u64 = 1_000_000;
+const PAUSE: std::ffi::c_long = 5_000;
 
 /// Permits of a semaphore, partitions of a group.
 pub const MAX_SLOTS: i32 = 32_768;
@@ -269,14 +278,29 @@ pub fn owned(call: &Call, resource: &str, kind: Kind) -> Result<Declaration> {
     Ok(declaration)
 }
 
-/// Locks the declaration of a name that the caller owns, waiting for whoever is changing it.
+/// Locks the declaration of a name that the caller owns.
 pub fn lock_owned(call: &Call, resource: &str, kind: Kind) -> Result<Declaration> {
-    loop {
+    patiently(resource, || {
         let declaration = owned(call, resource, kind)?;
-        if table().lock(declaration.tid, true) == Locked::Mine {
-            return Ok(declaration);
+        Ok(try_lock(&declaration).then_some(declaration))
+    })
+}
+
+/// Tries what somebody may be in the way of for moments, until it is done. Refuses when it takes longer, or longer than the lock_timeout.
+pub fn patiently<T>(name: &str, mut attempt: impl FnMut() -> Result<Option<T>>) -> Result<T> {
+    // SAFETY: a plain read
+    let limit = u64::try_from(unsafe { pg_sys::LockTimeout }).ok().filter(|limit| *limit > 0);
+    let until = clock::now() + limit.map_or(PATIENCE, |limit| PATIENCE.min(limit * 1_000));
+    loop {
+        if let Some(done) = attempt()? {
+            return Ok(done);
+        }
+        if clock::now() >= until {
+            return Err(Error::BeingDeclared { name: name.to_owned() }.into());
         }
         pgrx::check_for_interrupts!();
+        // SAFETY: returns before its time when there is a signal
+        unsafe { pg_sys::pg_usleep(PAUSE) };
     }
 }
 

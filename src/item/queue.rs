@@ -162,16 +162,13 @@ fn any_item(queue: &Queue) -> Result<bool> {
     Ok(found)
 }
 
-/// The row of a queue that the caller owns, locked; waits for whoever is changing it.
+/// The row of a queue that the caller owns, locked.
 fn lock_owned(call: &Call, name: &str) -> Result<Queue> {
-    loop {
+    declaration::patiently(name, || {
         let queue = Queue::of(name)?;
         queue.authorize(call)?;
-        if Queue::table().lock(queue.tid, true) == Locked::Mine {
-            return Ok(queue);
-        }
-        pgrx::check_for_interrupts!();
-    }
+        Ok((Queue::table().lock(queue.tid, false) == Locked::Mine).then_some(queue))
+    })
 }
 
 impl Queue {
