@@ -112,7 +112,7 @@ pub enum Error {
     #[error("connection to client lost")]
     ClientGone,
     #[error("{of} \"{table}\" is fenced by \"{resource}\"", of = what_is_fenced(*.partition))]
-    FenceRequired { table: String, resource: String, partition: Option<i32>, given_away: bool },
+    FenceRequired { table: String, resource: String, partition: Option<i32>, partitions: Option<i32>, given_away: bool },
     #[error("partition column \"{column}\" of fenced table \"{table}\" must not be null")]
     PartitionNull { table: String, column: String },
     #[error("column \"{column}\" of relation \"{table}\" does not exist")]
@@ -243,6 +243,11 @@ impl Error {
             Error::FenceRequired { given_away: true, .. } => {
                 "The pass of this transaction ended when it gave the lease away.".to_owned()
             }
+            Error::FenceRequired { partition: Some(partition), partitions: Some(partitions), resource, .. }
+                if !(0..*partitions).contains(partition) =>
+            {
+                format!("Group \"{resource}\" has {partitions} partitions, numbered from 0 to {}.", partitions - 1)
+            }
             Error::FenceRequired { .. } => {
                 "This transaction has not passed fence_check() for it, or has rolled that back to a savepoint."
                     .to_owned()
@@ -326,6 +331,14 @@ impl Error {
                 Error::NoResult(_) => "Give a result with the outcome done.",
                 Error::InFlight { .. } => "Roll back and ask again: the lease may have been lost.",
                 Error::Overdue { .. } => "Roll back, and give the partition back with group_release.",
+                Error::FenceRequired { given_away: true, .. } => {
+                    "Write before the lease is given away, or check its new fence once it has been granted again."
+                }
+                Error::FenceRequired { partition: Some(partition), partitions: Some(partitions), .. }
+                    if !(0..*partitions).contains(partition) =>
+                {
+                    "Correct the row, or give the group more partitions with group_resize."
+                }
                 Error::FenceRequired { resource, partition: None, .. } => {
                     let name = literal(resource);
                     return Some(format!("Call eskit_lease.fence_check({name}, fence) first, in the same transaction."));

@@ -7,6 +7,7 @@
 //! This runs for each row that is written. What was found is remembered until the list changes.
 
 use crate::claim;
+use crate::declaration;
 use crate::error::{Error, Result};
 use crate::liveness::{Shared, shared};
 use crate::seam;
@@ -151,7 +152,8 @@ unsafe fn hold(data: &TriggerData, resource: &CStr, slot: Option<i32>) -> Result
     let given_away = given_away || !standing.is_empty();
     // SAFETY: as the caller says
     let table = unsafe { table_name(data) };
-    Err(Error::FenceRequired { table, resource: name, partition: slot, given_away }.into())
+    let partitions = slot.and_then(|_| declaration::of(&name)).map(|group| group.slots);
+    Err(Error::FenceRequired { table, resource: name, partition: slot, partitions, given_away }.into())
 }
 
 fn remember(resource: &[u8], slot: Option<i32>) {
