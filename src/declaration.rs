@@ -197,7 +197,7 @@ pub fn declare(call: &Call, resource: &str, kind: Kind, slots: i32) -> Result<()
             return Err(Error::Declared { name: resource.to_owned(), is: declaration.kind.name() }.into());
         }
     }
-    if let Some(why) = in_use(call, resource)? {
+    if let Some(why) = in_use(call, resource, None)? {
         return Err(Error::NameInUse { name: resource.to_owned(), why }.into());
     }
     call.db().execute(&DELETE_SLOTS, vec![Value::Text(resource), Value::Int(0)]);
@@ -212,7 +212,7 @@ pub fn declare(call: &Call, resource: &str, kind: Kind, slots: i32) -> Result<()
 /// Takes back a declaration whose slots nobody holds or waits for. The caller holds its row.
 pub fn undeclare(call: &Call, resource: &str, kind: Kind) -> Result<()> {
     call.db().execute(&DELETE, vec![Value::Text(resource)]);
-    if let Some(why) = in_use(call, resource)? {
+    if let Some(why) = in_use(call, resource, Some(kind))? {
         return Err(Error::InUse { kind: kind.name(), name: resource.to_owned(), why }.into());
     }
     call.db().execute(&DELETE_SLOTS, vec![Value::Text(resource), Value::Int(0)]);
@@ -229,9 +229,9 @@ pub fn forget_slots(call: &Call, resource: &str, from: i32) {
     call.db().execute(&DELETE_SLOTS, vec![Value::Text(resource), Value::Int(from)]);
 }
 
-/// Who holds or waits for a name: nobody, if the rows of its slots are this transaction's now.
-pub fn in_use(call: &Call, resource: &str) -> Result<Option<String>> {
-    if let Some(why) = slots_in_use(call, resource, 0)? {
+/// Who holds or waits for a name, of a kind if it is declared: nobody, if the rows of its slots are this transaction's now.
+fn in_use(call: &Call, resource: &str, kind: Option<Kind>) -> Result<Option<String>> {
+    if let Some(why) = slots_in_use(call, resource, kind)? {
         return Ok(Some(why));
     }
     let (waiting, arriving) = queue::waiting(resource);
@@ -243,14 +243,13 @@ pub fn in_use(call: &Call, resource: &str) -> Result<Option<String>> {
     Ok(waiter.map(|(waiter, _)| format!("\"{}\" waits for it.", waiter.consumer)))
 }
 
-/// Who holds a slot from a number on: nobody, if the rows of these slots are this transaction's now.
-pub fn slots_in_use(call: &Call, resource: &str, from: i32) -> Result<Option<String>> {
+/// Who holds a slot: nobody, if the rows of the slots are this transaction's now.
+pub fn slots_in_use(call: &Call, resource: &str, kind: Option<Kind>) -> Result<Option<String>> {
     let busy = || Error::BeingDeclared { name: resource.to_owned() };
     let leases = Leases::open();
     let mut rows = Vec::new();
-    for (slot, probe) in leases.slots(resource).0 {
+    for (_, probe) in leases.slots(resource).0 {
         match probe {
-            _ if slot < from => (),
             Probe::Row(row) => rows.push(row),
             _ => return Err(busy().into()),
         }
@@ -258,7 +257,12 @@ pub fn slots_in_use(call: &Call, resource: &str, from: i32) -> Result<Option<Str
     let holders = Holders::of(call, rows.iter().filter_map(|row| row.session));
     for row in rows {
         if let Some((holder, _)) = holders.living(row.session) {
-            return Ok(Some(format!("\"{}\" holds it under fence {}.", holder.consumer, row.fence)));
+            let held = match kind {
+                Some(Kind::Group) => format!("owns partition {}", row.slot),
+                Some(Kind::Semaphore) => "holds a permit".to_owned(),
+                None => "holds it".to_owned(),
+            };
+            return Ok(Some(format!("\"{}\" {held} under fence {}.", holder.consumer, row.fence)));
         }
         // A dead holder's fenced transaction may still be open.
         if row.session.is_some() && !Guard::Fence(row.fence).is_free() {

@@ -53,6 +53,8 @@ pub enum Error {
     NameInUse { name: String, why: String },
     #[error("{kind} \"{name}\" is in use")]
     InUse { kind: &'static str, name: String, why: String },
+    #[error("group \"{name}\" is in use")]
+    Bound { name: String, queue: String, with_items: bool },
     #[error("partitions of group \"{name}\" are owned")]
     Owned { name: String, why: String },
     #[error("name \"{name}\" is being changed in another transaction")]
@@ -169,7 +171,7 @@ impl Error {
             | Error::NameInUse { .. }
             | Error::FencedAlready { .. }
             | Error::QueueExists { .. } => Code::ERRCODE_DUPLICATE_OBJECT,
-            Error::InUse { .. } | Error::Owned { .. } => Code::ERRCODE_OBJECT_IN_USE,
+            Error::InUse { .. } | Error::Bound { .. } | Error::Owned { .. } => Code::ERRCODE_OBJECT_IN_USE,
             Error::WrongKind { .. } | Error::NoGrace { .. } | Error::Unfenceable { .. } => {
                 Code::ERRCODE_WRONG_OBJECT_TYPE
             }
@@ -222,6 +224,10 @@ impl Error {
             | Error::NameInUse { why, .. }
             | Error::InUse { why, .. }
             | Error::Owned { why, .. } => why.clone(),
+            Error::Bound { queue, with_items: true, .. } => {
+                format!("Queue \"{queue}\" is bound to it and has items.")
+            }
+            Error::Bound { queue, .. } => format!("Queue \"{queue}\" is bound to it."),
             Error::NotOwner { owner, .. } => format!("It belongs to role \"{owner}\"."),
             Error::NoPartition { partitions, .. } => {
                 format!("It has {partitions} partitions, numbered from 0 to {}.", partitions - 1)
@@ -292,26 +298,37 @@ impl Error {
                     "Resize it with drain => true, which first has its members release their partitions."
                 }
                 Error::InUse { kind: "group", .. } => {
-                    "Have its members leave, or close their sessions; the view group_members shows them."
+                    "Have its members leave, or close their sessions; whoever may read the view group_members sees them all."
                 }
+                Error::Bound { with_items: true, .. } => "Finish the items first: their keys would belong elsewhere.",
+                Error::Bound { .. } => "Drop the queue first.",
                 Error::InUse { kind: "queue", .. } => "Finish its items first, or drop it with items => true.",
                 Error::InUse { .. } => "Try again once nobody holds it or waits for it.",
                 Error::BeingDeclared { .. } | Error::Joining { .. } | Error::AttemptInFlight { .. } => {
                     "Try again when that transaction has ended."
                 }
-                Error::WrongKind { is: "group", .. } => "Join a group with group_join.",
-                Error::WrongKind { is: "semaphore", .. } => "Acquire a permit of a semaphore with lease_acquire.",
-                Error::Unknown { kind: "group", .. } => "Create it with group_create.",
-                Error::Unknown { kind: "execution", .. } => "The view executions shows the keys.",
+                Error::WrongKind { is: "group", wanted: "lease", .. } => "Join a group with group_join.",
+                Error::WrongKind { is: "group", .. } => {
+                    "A group is changed with group_alter and group_resize, and dropped with group_drop."
+                }
+                Error::WrongKind { is: "semaphore", .. } => {
+                    "A permit of a semaphore is acquired with lease_acquire; semaphore_resize and semaphore_drop are for its owner."
+                }
+                Error::Unknown { kind: "group", .. } => "Groups are made with group_create, and known once that is committed.",
+                Error::Unknown { kind: "execution", .. } => {
+                    "A key comes with execution_begin; once done or resolved it is removed after eskit_lease.execution_retention."
+                }
                 Error::Ordering(_) => "The orderings are none, fifo and key.",
                 Error::NotOrdered(_) => "Create the queue with ordering none.",
                 Error::ClaimLost { .. } => {
                     "Stop this work and roll back: somebody else may have the item, or have done it."
                 }
                 Error::ClaimInFlight { .. } | Error::ItemInFlight { .. } => "Roll back and ask again.",
-                Error::Unknown { kind: "queue", .. } => "Create it with queue_create.",
-                Error::Unknown { kind: "dead item", .. } => "The view dead_items shows those that there are.",
-                Error::Unknown { .. } => "Create it with semaphore_create.",
+                Error::Unknown { kind: "queue", .. } => "Queues are made with queue_create, and known once that is committed.",
+                Error::Unknown { kind: "dead item", .. } => {
+                    "It may be in its queue again; whoever may read the view dead_items sees those that there are."
+                }
+                Error::Unknown { .. } => "Semaphores are made with semaphore_create, and known once that is committed.",
                 Error::Position(..=0) => "For a stream that begins at 0, count one more: a cursor at 0 has seen nothing.",
                 Error::AcksFull { .. } => "Acknowledge the oldest positions first.",
                 Error::PositionsFull => "Write the rows in several transactions.",
@@ -324,7 +341,7 @@ impl Error {
                     "Stop this work and roll back: somebody else may hold the lease. Acquire it again before going on."
                 }
                 Error::AttemptLost { .. } => {
-                    "Stop this work and roll back: the attempt is over. The view executions shows what stands."
+                    "Stop this work and roll back: the attempt is over. execution_begin tells what stands, or begins another."
                 }
                 Error::ResultTooLarge { .. } => "Keep the result elsewhere, and where it is here.",
                 Error::Outcome(_) => "The outcomes are done, failed and retry.",

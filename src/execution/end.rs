@@ -37,7 +37,10 @@ fn claim(call: &Call, key: &str, fence: i64, ended: &[State]) -> Result<bool> {
             return Err(lost(format!("Another attempt has begun under fence {}.", row.fence)));
         }
         Probe::Row(row) if row.fence == fence => row,
-        _ => return Err(lost("No such fence has been granted.".to_owned())),
+        Probe::Row(_) => return Err(lost("No such fence has been granted.".to_owned())),
+        Probe::Absent => {
+            return Err(lost("No such fence has been granted, or the key has been removed since.".to_owned()));
+        }
     };
     if row.state != State::Running {
         // Its session may be no more.

@@ -213,10 +213,7 @@ pub fn require_unbound(call: &Call, group: &str) -> Result<()> {
     }
     match bound(call, group).first() {
         None => Ok(()),
-        Some(queue) => {
-            let why = format!("Queue \"{queue}\" is bound to it.");
-            Err(Error::InUse { kind: "group", name: group.to_owned(), why }.into())
-        }
+        Some(queue) => Err(Error::Bound { name: group.to_owned(), queue: queue.clone(), with_items: false }.into()),
     }
 }
 
@@ -227,8 +224,7 @@ pub fn require_no_items(call: &Call, group: &str) -> Result<()> {
         if let Some(queue) = Queue::find(&name)
             && any_item(&queue)?
         {
-            let why = format!("Queue \"{name}\" is bound to it and has items.");
-            return Err(Error::InUse { kind: "group", name: group.to_owned(), why }.into());
+            return Err(Error::Bound { name: group.to_owned(), queue: name, with_items: true }.into());
         }
     }
     Ok(())
