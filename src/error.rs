@@ -31,6 +31,8 @@ pub enum Error {
     Twice { what: &'static str, given: String },
     #[error("permission denied for session of role {owner}")]
     Foreign { owner: String },
+    #[error("attach_grace is given without attach")]
+    NotAttached,
     #[error("too many sessions")]
     SessionsFull,
     #[error("too many databases with sessions")]
@@ -162,6 +164,7 @@ impl Error {
             | Error::Ordering(_)
             | Error::Keys { .. }
             | Error::Infinite(_)
+            | Error::NotAttached
             | Error::Position(_) => Code::ERRCODE_INVALID_PARAMETER_VALUE,
             Error::Foreign { .. } | Error::NotOwner { .. } => Code::ERRCODE_INSUFFICIENT_PRIVILEGE,
             Error::SessionsFull | Error::DatabasesFull | Error::PlacesFull | Error::AcksFull { .. } => {
@@ -287,6 +290,7 @@ impl Error {
                     return Some(format!("The assignors are {}.", Assignor::ALL.map(Assignor::name).join(" and ")));
                 }
                 Error::Foreign { .. } => "A session is used by the role that opened it, or by a member of that role.",
+                Error::NotAttached => "Open the session with attach => true, or leave attach_grace out.",
                 Error::SessionsFull => {
                     "Close sessions that are not needed, or raise eskit_lease.max_sessions and restart the server."
                 }
