@@ -30,7 +30,7 @@ pub enum Error {
     #[error("{what} must not be given twice")]
     Twice { what: &'static str, given: String },
     #[error("permission denied for session of role {owner}")]
-    Foreign { owner: String },
+    Foreign { owner: String, resource: Option<String> },
     #[error("attach_grace is given without attach")]
     NotAttached,
     #[error("too many sessions")]
@@ -231,6 +231,9 @@ impl Error {
                 format!("Queue \"{queue}\" is bound to it and has items.")
             }
             Error::Bound { queue, .. } => format!("Queue \"{queue}\" is bound to it."),
+            Error::Foreign { resource: Some(resource), .. } => {
+                format!("It is the session that has resource \"{resource}\" under this fence.")
+            }
             Error::NotOwner { owner, .. } => format!("It belongs to role \"{owner}\"."),
             Error::NoPartition { partitions, .. } => {
                 format!("It has {partitions} partitions, numbered from 0 to {}.", partitions - 1)

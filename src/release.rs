@@ -88,7 +88,7 @@ pub fn release_seat(call: &Call, resource: &str, slot: i32, fence: i64, authoriz
     };
     let Some((_, at)) = held(false)? else { return Ok(false) };
     if authorize {
-        session::authorize(call.caller, call.shared.role(at))?;
+        session::authorize(call.caller, call.shared.role(at), Some(resource))?;
     }
     if call.shared.is_private(at) {
         call.fencer(at).lock(Mode::Exclusive);

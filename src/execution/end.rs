@@ -46,7 +46,7 @@ fn claim(call: &Call, key: &str, fence: i64, ended: &[State]) -> Result<bool> {
         // Its session may be no more.
         // SAFETY: reads the catalog through its cache; no role is one that only superusers are members of
         if !unsafe { pg_sys::has_privs_of_role(call.caller, role_of_name(&row.role)) } {
-            return Err(Error::Foreign { owner: row.role }.into());
+            return Err(Error::Foreign { owner: row.role, resource: None }.into());
         }
         let said = row.resolved_by.is_none() && ended.contains(&row.state);
         return if said { Ok(false) } else { Err(lost(row.why_over())) };
