@@ -441,7 +441,7 @@ UNION ALL
 SELECT NULL, p.gid, p.database, p.owner, p.prepared, age(p.transaction)
 FROM pg_prepared_xacts AS p;
 
-COMMENT ON VIEW eskit_lease.position_blockers IS 'Open transactions that have written, of all databases, by connection or prepared transaction: position_horizon() lags behind the oldest of them.';
+COMMENT ON VIEW eskit_lease.position_blockers IS 'Open transactions that have written, of all databases, by connection or prepared transaction: position_horizon() lags behind the oldest of them. The transaction that reads the view is left out.';
 COMMENT ON COLUMN eskit_lease.position_blockers.pid IS 'Process id of the connection; NULL for a prepared transaction.';
 COMMENT ON COLUMN eskit_lease.position_blockers.prepared IS 'Identifier of the prepared transaction, for COMMIT PREPARED or ROLLBACK PREPARED.';
 COMMENT ON COLUMN eskit_lease.position_blockers.database IS 'Where it writes.';

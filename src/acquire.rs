@@ -251,7 +251,7 @@ fn take(
         _ => true,
     });
     let mut places = if first.values().any(|first| *first == me.session()) {
-        queue::places(call.db(), names(&wanted), &vec![me.session(); wanted.len()])
+        queue::places(&names(&wanted), &vec![me.session(); wanted.len()])
     } else {
         HashMap::new()
     };

@@ -164,8 +164,20 @@ pub fn resize(call: &Call, group: &str, before: i32, partitions: i32) {
     call.db().execute(&RESIZE, vec![Value::Text(group), Value::Int(before), Value::Int(partitions)]);
 }
 
-pub fn drop_all(call: &Call, group: &str) {
+/// Forgets how far a group has come, and what has been reported of it.
+pub fn drop_all(call: &Call, group: &str) -> Result<()> {
+    let heads = Table::open(c"_heads", c"_heads_pkey");
+    // A report may be a part of a transaction that stays open.
+    declaration::patiently(group, || {
+        let mut reports = Vec::new();
+        heads.scan(Sight::Latest, &[Key::Text(group)], |row, _| {
+            reports.push(row.tid());
+            None::<()>
+        });
+        Ok(reports.into_iter().all(|report| heads.lock(report, false) == Locked::Mine).then_some(()))
+    })?;
     for statement in [&DROP, &DROP_HEADS] {
         call.db().execute(statement, vec![Value::Text(group)]);
     }
+    Ok(())
 }

@@ -6,6 +6,10 @@
 //!
 //! The number of slots may change, or the declaration go, while somebody is granting a slot of it. Whoever grants writes first and reads
 //! the declaration again then; whoever drops a declaration does so first and then looks at the slots. One of the two sees the other.
+//!
+//! Whoever changes a declaration locks its row. It is locked for moments by others as well, a group's by each rebalance and that of a
+//! semaphore that shrinks by each grant, so it is asked for again for a while ([`patiently`]). But nobody waits for a transaction that
+//! stays open.
 
 use crate::call::Call;
 use crate::claim::{Leases, Probe};
@@ -13,6 +17,7 @@ use crate::error::{Error, Result};
 use crate::grant::stripe;
 use crate::guard::{Guard, Mode};
 use crate::holders::Holders;
+use crate::liveness::clock;
 use crate::queue;
 use crate::spi::{Statement, Value};
 use crate::table::{Flight, Key, Locked, Sight, Table, Tuple};
@@ -25,6 +30,10 @@ static UPDATE: Statement = Statement::writes(include_str!("../sql/query/declarat
 static DELETE: Statement = Statement::writes(include_str!("../sql/query/declaration/delete.sql"), &[TEXTOID]);
 static DELETE_SLOTS: Statement =
     Statement::writes(include_str!("../sql/query/declaration/delete_slots.sql"), &[TEXTOID, INT4OID]);
+
+/// How long somebody may have a declaration who is not said to be in the way, in microseconds; and how often that is looked at.
+const PATIENCE: u64 = 1_000_000;
+const PAUSE: std::ffi::c_long = 5_000;
 
 /// Permits of a semaphore, partitions of a group.
 pub const MAX_SLOTS: i32 = 32_768;
@@ -188,7 +197,7 @@ pub fn declare(call: &Call, resource: &str, kind: Kind, slots: i32) -> Result<()
             return Err(Error::Declared { name: resource.to_owned(), is: declaration.kind.name() }.into());
         }
     }
-    if let Some(why) = in_use(call, resource)? {
+    if let Some(why) = in_use(call, resource, None)? {
         return Err(Error::NameInUse { name: resource.to_owned(), why }.into());
     }
     call.db().execute(&DELETE_SLOTS, vec![Value::Text(resource), Value::Int(0)]);
@@ -203,7 +212,7 @@ pub fn declare(call: &Call, resource: &str, kind: Kind, slots: i32) -> Result<()
 /// Takes back a declaration whose slots nobody holds or waits for. The caller holds its row.
 pub fn undeclare(call: &Call, resource: &str, kind: Kind) -> Result<()> {
     call.db().execute(&DELETE, vec![Value::Text(resource)]);
-    if let Some(why) = in_use(call, resource)? {
+    if let Some(why) = in_use(call, resource, Some(kind))? {
         return Err(Error::InUse { kind: kind.name(), name: resource.to_owned(), why }.into());
     }
     call.db().execute(&DELETE_SLOTS, vec![Value::Text(resource), Value::Int(0)]);
@@ -220,9 +229,9 @@ pub fn forget_slots(call: &Call, resource: &str, from: i32) {
     call.db().execute(&DELETE_SLOTS, vec![Value::Text(resource), Value::Int(from)]);
 }
 
-/// Who holds or waits for a name: nobody, if the rows of its slots are this transaction's now.
-pub fn in_use(call: &Call, resource: &str) -> Result<Option<String>> {
-    if let Some(why) = slots_in_use(call, resource, 0)? {
+/// Who holds or waits for a name, of a kind if it is declared: nobody, if the rows of its slots are this transaction's now.
+fn in_use(call: &Call, resource: &str, kind: Option<Kind>) -> Result<Option<String>> {
+    if let Some(why) = slots_in_use(call, resource, kind)? {
         return Ok(Some(why));
     }
     let (waiting, arriving) = queue::waiting(resource);
@@ -234,14 +243,13 @@ pub fn in_use(call: &Call, resource: &str) -> Result<Option<String>> {
     Ok(waiter.map(|(waiter, _)| format!("\"{}\" waits for it.", waiter.consumer)))
 }
 
-/// Who holds a slot from a number on: nobody, if the rows of these slots are this transaction's now.
-pub fn slots_in_use(call: &Call, resource: &str, from: i32) -> Result<Option<String>> {
+/// Who holds a slot: nobody, if the rows of the slots are this transaction's now.
+pub fn slots_in_use(call: &Call, resource: &str, kind: Option<Kind>) -> Result<Option<String>> {
     let busy = || Error::BeingDeclared { name: resource.to_owned() };
     let leases = Leases::open();
     let mut rows = Vec::new();
-    for (slot, probe) in leases.slots(resource).0 {
+    for (_, probe) in leases.slots(resource).0 {
         match probe {
-            _ if slot < from => (),
             Probe::Row(row) => rows.push(row),
             _ => return Err(busy().into()),
         }
@@ -249,7 +257,12 @@ pub fn slots_in_use(call: &Call, resource: &str, from: i32) -> Result<Option<Str
     let holders = Holders::of(call, rows.iter().filter_map(|row| row.session));
     for row in rows {
         if let Some((holder, _)) = holders.living(row.session) {
-            return Ok(Some(format!("\"{}\" holds it under fence {}.", holder.consumer, row.fence)));
+            let held = match kind {
+                Some(Kind::Group) => format!("owns partition {}", row.slot),
+                Some(Kind::Semaphore) => "holds a permit".to_owned(),
+                None => "holds it".to_owned(),
+            };
+            return Ok(Some(format!("\"{}\" {held} under fence {}.", holder.consumer, row.fence)));
         }
         // A dead holder's fenced transaction may still be open.
         if row.session.is_some() && !Guard::Fence(row.fence).is_free() {
@@ -269,14 +282,29 @@ pub fn owned(call: &Call, resource: &str, kind: Kind) -> Result<Declaration> {
     Ok(declaration)
 }
 
-/// Locks the declaration of a name that the caller owns, waiting for whoever is changing it.
+/// Locks the declaration of a name that the caller owns.
 pub fn lock_owned(call: &Call, resource: &str, kind: Kind) -> Result<Declaration> {
-    loop {
+    patiently(resource, || {
         let declaration = owned(call, resource, kind)?;
-        if table().lock(declaration.tid, true) == Locked::Mine {
-            return Ok(declaration);
+        Ok(try_lock(&declaration).then_some(declaration))
+    })
+}
+
+/// Tries what somebody may be in the way of for moments, until it is done. Refuses when it takes longer, or longer than the lock_timeout.
+pub fn patiently<T>(name: &str, mut attempt: impl FnMut() -> Result<Option<T>>) -> Result<T> {
+    // SAFETY: a plain read
+    let limit = u64::try_from(unsafe { pg_sys::LockTimeout }).ok().filter(|limit| *limit > 0);
+    let until = clock::now() + limit.map_or(PATIENCE, |limit| PATIENCE.min(limit * 1_000));
+    loop {
+        if let Some(done) = attempt()? {
+            return Ok(done);
+        }
+        if clock::now() >= until {
+            return Err(Error::BeingDeclared { name: name.to_owned() }.into());
         }
         pgrx::check_for_interrupts!();
+        // SAFETY: returns before its time when there is a signal
+        unsafe { pg_sys::pg_usleep(PAUSE) };
     }
 }
 

@@ -30,7 +30,9 @@ pub enum Error {
     #[error("{what} must not be given twice")]
     Twice { what: &'static str, given: String },
     #[error("permission denied for session of role {owner}")]
-    Foreign { owner: String },
+    Foreign { owner: String, resource: Option<String> },
+    #[error("attach_grace is given without attach")]
+    NotAttached,
     #[error("too many sessions")]
     SessionsFull,
     #[error("too many databases with sessions")]
@@ -53,6 +55,8 @@ pub enum Error {
     NameInUse { name: String, why: String },
     #[error("{kind} \"{name}\" is in use")]
     InUse { kind: &'static str, name: String, why: String },
+    #[error("group \"{name}\" is in use")]
+    Bound { name: String, queue: String, with_items: bool },
     #[error("partitions of group \"{name}\" are owned")]
     Owned { name: String, why: String },
     #[error("name \"{name}\" is being changed in another transaction")]
@@ -114,7 +118,7 @@ pub enum Error {
     #[error("connection to client lost")]
     ClientGone,
     #[error("{of} \"{table}\" is fenced by \"{resource}\"", of = what_is_fenced(*.partition))]
-    FenceRequired { table: String, resource: String, partition: Option<i32>, given_away: bool },
+    FenceRequired { table: String, resource: String, partition: Option<i32>, partitions: Option<i32>, given_away: bool },
     #[error("partition column \"{column}\" of fenced table \"{table}\" must not be null")]
     PartitionNull { table: String, column: String },
     #[error("column \"{column}\" of relation \"{table}\" does not exist")]
@@ -167,6 +171,7 @@ impl Error {
             | Error::Ordering(_)
             | Error::Keys { .. }
             | Error::Infinite(_)
+            | Error::NotAttached
             | Error::Position(_) => Code::ERRCODE_INVALID_PARAMETER_VALUE,
             Error::Foreign { .. } | Error::NotOwner { .. } => Code::ERRCODE_INSUFFICIENT_PRIVILEGE,
             Error::SessionsFull | Error::DatabasesFull | Error::PlacesFull | Error::AcksFull { .. } => {
@@ -176,7 +181,7 @@ impl Error {
             | Error::NameInUse { .. }
             | Error::FencedAlready { .. }
             | Error::QueueExists { .. } => Code::ERRCODE_DUPLICATE_OBJECT,
-            Error::InUse { .. } | Error::Owned { .. } => Code::ERRCODE_OBJECT_IN_USE,
+            Error::InUse { .. } | Error::Bound { .. } | Error::Owned { .. } => Code::ERRCODE_OBJECT_IN_USE,
             Error::WrongKind { .. } | Error::NoGrace { .. } | Error::Unfenceable { .. } => {
                 Code::ERRCODE_WRONG_OBJECT_TYPE
             }
@@ -232,6 +237,13 @@ impl Error {
             | Error::NameInUse { why, .. }
             | Error::InUse { why, .. }
             | Error::Owned { why, .. } => why.clone(),
+            Error::Bound { queue, with_items: true, .. } => {
+                format!("Queue \"{queue}\" is bound to it and has items.")
+            }
+            Error::Bound { queue, .. } => format!("Queue \"{queue}\" is bound to it."),
+            Error::Foreign { resource: Some(resource), .. } => {
+                format!("It is the session that has resource \"{resource}\" under this fence.")
+            }
             Error::NotOwner { owner, .. } => format!("It belongs to role \"{owner}\"."),
             Error::NoPartition { partitions, .. } => {
                 format!("It has {partitions} partitions, numbered from 0 to {}.", partitions - 1)
@@ -253,6 +265,11 @@ impl Error {
             }
             Error::FenceRequired { given_away: true, .. } => {
                 "The pass of this transaction ended when it gave the lease away.".to_owned()
+            }
+            Error::FenceRequired { partition: Some(partition), partitions: Some(partitions), resource, .. }
+                if !(0..*partitions).contains(partition) =>
+            {
+                format!("Group \"{resource}\" has {partitions} partitions, numbered from 0 to {}.", partitions - 1)
             }
             Error::FenceRequired { .. } => {
                 "This transaction has not passed fence_check() for it, or has rolled that back to a savepoint."
@@ -291,6 +308,7 @@ impl Error {
                     return Some(format!("The assignors are {}.", Assignor::ALL.map(Assignor::name).join(" and ")));
                 }
                 Error::Foreign { .. } => "A session is used by the role that opened it, or by a member of that role.",
+                Error::NotAttached => "Open the session with attach => true, or leave attach_grace out.",
                 Error::SessionsFull => {
                     "Close sessions that are not needed, or raise eskit_lease.max_sessions and restart the server."
                 }
@@ -302,25 +320,36 @@ impl Error {
                     "Resize it with drain => true, which first has its members release their partitions."
                 }
                 Error::InUse { kind: "group", .. } => {
-                    "Have its members leave, or close their sessions; the view group_members shows them."
+                    "Have its members leave, or close their sessions; whoever may read the view group_members sees them all."
                 }
+                Error::Bound { with_items: true, .. } => "Finish the items first: their keys would belong elsewhere.",
+                Error::Bound { .. } => "Drop the queue first.",
                 Error::InUse { kind: "queue", .. } => "Finish its items first, or drop it with items => true.",
                 Error::InUse { .. } => "Try again once nobody holds it or waits for it.",
                 Error::BeingDeclared { .. } | Error::Joining { .. } | Error::AttemptInFlight { .. } => {
                     "Try again when that transaction has ended."
                 }
-                Error::WrongKind { is: "group", .. } => "Join a group with group_join.",
-                Error::WrongKind { is: "semaphore", .. } => "Acquire a permit of a semaphore with lease_acquire.",
-                Error::Unknown { kind: "group", .. } => "Create it with group_create.",
-                Error::Unknown { kind: "execution", .. } => "The view executions shows the keys.",
+                Error::WrongKind { is: "group", wanted: "lease", .. } => "Join a group with group_join.",
+                Error::WrongKind { is: "group", .. } => {
+                    "A group is changed with group_alter and group_resize, and dropped with group_drop."
+                }
+                Error::WrongKind { is: "semaphore", .. } => {
+                    "A permit of a semaphore is acquired with lease_acquire; semaphore_resize and semaphore_drop are for its owner."
+                }
+                Error::Unknown { kind: "group", .. } => "Groups are made with group_create, and known once that is committed.",
+                Error::Unknown { kind: "execution", .. } => {
+                    "A key comes with execution_begin; once done or resolved it is removed after eskit_lease.execution_retention."
+                }
                 Error::Ordering(_) => "The orderings are none, fifo and key.",
                 Error::ClaimLost { .. } => {
                     "Stop this work and roll back: somebody else may have the item, or have done it."
                 }
                 Error::ClaimInFlight { .. } | Error::ItemInFlight { .. } => "Roll back and ask again.",
-                Error::Unknown { kind: "queue", .. } => "Create it with queue_create.",
-                Error::Unknown { kind: "dead item", .. } => "The view dead_items shows those that there are.",
-                Error::Unknown { .. } => "Create it with semaphore_create.",
+                Error::Unknown { kind: "queue", .. } => "Queues are made with queue_create, and known once that is committed.",
+                Error::Unknown { kind: "dead item", .. } => {
+                    "It may be in its queue again; whoever may read the view dead_items sees those that there are."
+                }
+                Error::Unknown { .. } => "Semaphores are made with semaphore_create, and known once that is committed.",
                 Error::Position(..=0) => "For a stream that begins at 0, count one more: a cursor at 0 has seen nothing.",
                 Error::AcksFull { .. } => "Acknowledge the oldest positions first.",
                 Error::PositionsFull => "Write the rows in several transactions.",
@@ -333,13 +362,21 @@ impl Error {
                     "Stop this work and roll back: somebody else may hold the lease. Acquire it again before going on."
                 }
                 Error::AttemptLost { .. } => {
-                    "Stop this work and roll back: the attempt is over. The view executions shows what stands."
+                    "Stop this work and roll back: the attempt is over. execution_begin tells what stands, or begins another."
                 }
                 Error::ResultTooLarge { .. } => "Keep the result elsewhere, and where it is here.",
                 Error::Outcome(_) => "The outcomes are done, failed and retry.",
                 Error::NoResult(_) => "Give a result with the outcome done.",
                 Error::InFlight { .. } => "Roll back and ask again: the lease may have been lost.",
                 Error::Overdue { .. } => "Roll back, and give the partition back with group_release.",
+                Error::FenceRequired { given_away: true, .. } => {
+                    "Write before the lease is given away, or check its new fence once it has been granted again."
+                }
+                Error::FenceRequired { partition: Some(partition), partitions: Some(partitions), .. }
+                    if !(0..*partitions).contains(partition) =>
+                {
+                    "Correct the row, or give the group more partitions with group_resize."
+                }
                 Error::FenceRequired { resource, partition: None, .. } => {
                     let name = literal(resource);
                     return Some(format!("Call eskit_lease.fence_check({name}, fence) first, in the same transaction."));

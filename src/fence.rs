@@ -137,7 +137,7 @@ pub fn check(call: &Call, resource: &str, slot: Option<i32>, fence: i64) -> Resu
     let known = LAST.get().filter(|last| (last.0, last.1) == (call.home.table, fence)).map(|last| last.2);
     let mut session = known.or_else(|| find()?.session).ok_or_else(lost)?;
     let (row, at) = loop {
-        let at = call.session(session)?;
+        let at = call.holder(session, Some(resource))?;
         let fencer = at.map_or(Guard::Fencer(session), |at| call.fencer(at));
         if !fencer.try_lock(Mode::Shared) || !Guard::Fence(fence).try_lock(Mode::Shared) {
             return Err(in_flight());

@@ -77,7 +77,7 @@ fn serve(
         let (again, now): (Vec<_>, Vec<_>) = first.drain().partition(|(_, session)| skipped.contains(session));
         let (names, sessions): (Vec<&str>, Vec<Uuid>) =
             now.iter().map(|(resource, session)| (resource.as_str(), *session)).unzip();
-        let mut places = queue::places(call.db(), names, &sessions);
+        let mut places = queue::places(&names, &sessions);
         let candidates = now.iter().filter_map(|(resource, session)| {
             let Free { slot, row, declared } = free.get_mut(resource)?.pop()?;
             Some(Candidate {

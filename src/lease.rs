@@ -9,7 +9,7 @@ use crate::grant::timeline;
 use crate::liveness::clock;
 use crate::liveness::slots::SlotRef;
 use crate::row;
-use crate::session::{self, Touch, touch, wall_clock};
+use crate::session::{self, Touch, touch, touch_holder, wall_clock};
 use crate::text::{Text, TextArray};
 use pgrx::datum::TimestampWithTimeZone;
 use pgrx::prelude::*;
@@ -136,7 +136,7 @@ fn lease_renew(resource: Option<Text>, fence: Option<i64>) -> Result<LeaseState>
         }
         Fate::Unknown => return refused("unknown"),
     };
-    let touch = touch(shared, session)?;
+    let touch = touch_holder(shared, session, Some(&resource))?;
     let Some(standing) = touch.standing.filter(|standing| standing.alive()) else {
         return refused("expired");
     };

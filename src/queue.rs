@@ -21,11 +21,8 @@ use pgrx::prelude::*;
 use std::collections::HashMap;
 
 static FIRST: Statement = Statement::reads(include_str!("../sql/query/queue/first.sql"), &[TEXTARRAYOID, UUIDARRAYOID]);
-static PLACES: Statement =
-    Statement::reads(include_str!("../sql/query/queue/places.sql"), &[TEXTARRAYOID, UUIDARRAYOID]);
 static PLACES_OF: Statement =
     Statement::reads(include_str!("../sql/query/queue/places_of.sql"), &[UUIDARRAYOID, INT8OID, INT8OID]);
-static FULL: Statement = Statement::reads(include_str!("../sql/query/queue/full.sql"), &[UUIDOID, INT8OID]);
 static ENTER: Statement = Statement::writes(include_str!("../sql/query/queue/enter.sql"), &[TEXTOID, UUIDOID]);
 static ENTER_FIRST: Statement =
     Statement::writes(include_str!("../sql/query/queue/enter_first.sql"), &[TEXTOID, UUIDOID]);
@@ -38,6 +35,11 @@ pub const MAX_PLACES: usize = 10_000;
 /// The table of places.
 pub fn table() -> Table {
     Table::open(c"_waiters", c"_waiters_pkey")
+}
+
+/// The same, by who waits.
+fn by_session() -> Table {
+    Table::open(c"_waiters", c"_waiters_session")
 }
 
 /// The first in line for each of the resources, with some sessions left out.
@@ -59,14 +61,27 @@ pub fn first_in_line(call: &Call, mut resources: Vec<&str>, without: &[Uuid]) ->
 
 type Places = HashMap<(String, Uuid), Vec<ItemPointerData>>;
 
-/// The places of sessions in the queues of resources, pair by pair.
-pub fn places(db: &Db, resources: Vec<&str>, sessions: &[Uuid]) -> Places {
-    let mut places = Places::new();
-    let values = vec![Value::Texts(resources), Value::Uuids(sessions)];
-    for (resource, session, tid) in db.run(&PLACES, values, |row| (row.text(1), row.uuid(2), row.tid(3))) {
-        places.entry((resource, session)).or_default().push(tid);
+/// The places of sessions in the queues of resources, pair by pair. Looked up by key and not by a statement, whose plan may have been made
+/// while nobody waited, and then reads all places there are.
+pub fn places(resources: &[&str], sessions: &[Uuid]) -> Places {
+    let (table, mut places) = (by_session(), Places::new());
+    for (resource, session) in resources.iter().zip(sessions) {
+        table.scan(Sight::Latest, &[Key::Uuid(*session), Key::Text(resource)], |row, _| {
+            places.entry(((*resource).to_owned(), *session)).or_default().push(row.tid());
+            None::<()>
+        });
     }
     places
+}
+
+/// Whether a session waits for as many resources as it may.
+fn is_full(session: Uuid) -> bool {
+    let (table, key, mut count) = (by_session(), [Key::Uuid(session)], 0);
+    let mut enough = || {
+        count += 1;
+        (count == MAX_PLACES).then_some(())
+    };
+    table.entries(&key, MAX_PLACES) == MAX_PLACES && table.scan(Sight::Latest, &key, |_, _| enough()).is_some()
 }
 
 /// Up to `most` places of sessions, after the first `skip`, with their resources.
@@ -84,9 +99,8 @@ pub fn leave(db: &Db, places: &mut [ItemPointerData]) {
 
 /// Queues a session, which then has a place whether it had one or not. False for a name that is just becoming a group, or is one.
 pub fn take_place(call: &Call, resource: &str, session: Uuid) -> Result<bool> {
-    if places(call.db(), vec![resource], &[session]).is_empty() {
-        let full = vec![Value::Uuid(session), Value::Long(MAX_PLACES as i64 - 1)];
-        if !call.db().run(&FULL, full, |_| ()).is_empty() {
+    if places(&[resource], &[session]).is_empty() {
+        if is_full(session) {
             return Err(Error::PlacesFull.into());
         }
         let stripe = Guard::Stripe(grant::stripe(resource, 0));
@@ -123,7 +137,7 @@ pub fn waiting(resource: &str) -> (Vec<Uuid>, bool) {
 /// Gives up a session's places for a resource, waiting for whoever is just granting to it. Whether there were any.
 pub fn cancel(call: &Call, resource: &str, at: SlotRef) -> bool {
     let table = table();
-    let found = places(call.db(), vec![resource], &[at.session()]);
+    let found = places(&[resource], &[at.session()]);
     let mut mine: Vec<_> =
         found.into_values().flatten().filter(|place| table.lock(*place, true) == Locked::Mine).collect();
     leave(call.db(), &mut mine);
@@ -176,7 +190,7 @@ pub fn leave_own(call: &Call, held: Vec<(String, LeaseRow)>) {
     if resources.is_empty() {
         return;
     }
-    let mut own = places(call.db(), resources, &sessions);
+    let mut own = places(&resources, &sessions);
     let (leases, table) = (Leases::open(), table());
     let mut stale = Vec::new();
     for (resource, row) in held {

@@ -13,7 +13,7 @@ use crate::liveness::databases::Counter;
 use crate::liveness::slots::SlotRef;
 use crate::spi::{self, Statement, Value};
 use crate::table::Locked;
-use crate::text::{Text, TextArray};
+use crate::text::{Text, TextArray, role_name};
 use crate::{fence, grace, grant, handover, interval, row, session};
 use pgrx::datum::Interval;
 use pgrx::pg_sys::{BOOLOID, INT4ARRAYOID, TEXTARRAYOID};
@@ -88,7 +88,7 @@ pub fn release_seat(call: &Call, resource: &str, slot: i32, fence: i64, authoriz
     };
     let Some((_, at)) = held(false)? else { return Ok(false) };
     if authorize {
-        session::authorize(call.caller, call.shared.role(at))?;
+        session::authorize(call.caller, call.shared.role(at), Some(resource))?;
     }
     if call.shared.is_private(at) {
         call.fencer(at).lock(Mode::Exclusive);
@@ -133,8 +133,10 @@ fn lease_force_release(resource: Option<Text>, fence: Option<i64>, why: Option<T
     let fence = fence.ok_or(Error::Null("fence"))?;
     let why = text_arg("why", why)?;
     // Said before it is done, so that what waits for the holder is explained; the transaction may still be rolled back.
-    log!("eskit_lease: asked to release resource \"{resource}\" under fence {fence} by force: {why}");
-    release_fence(&Call::open(shared)?, &resource, fence, false)
+    let call = Call::open(shared)?;
+    let by = role_name(call.caller);
+    log!("eskit_lease: role \"{by}\" asks to release resource \"{resource}\" under fence {fence} by force: {why}");
+    release_fence(&call, &resource, fence, false)
 }
 
 #[pg_extern(schema = "eskit_lease")]

@@ -140,29 +140,12 @@ impl Table {
 
     /// The same, row by row: each is [`Table::row`] until the next. Of one table there is one walk at a time.
     pub fn walk<'a>(&'a self, sight: Sight, key: &'a [Key]) -> Walk<'a> {
-        let mut keys = [pg_sys::ScanKeyData::default(); 4];
         let snapshot_type = pg_sys::SnapshotType::SNAPSHOT_DIRTY;
         let mut dirty = Box::new(pg_sys::SnapshotData { snapshot_type, ..Default::default() });
-        let count = key.len().min(keys.len()) as i32;
-        // SAFETY: the values match the key's columns (text COLLATE "C", integer, bigint, uuid); the scan ends before them and its snapshot
+        // SAFETY: the scan ends before its keys and its snapshot
         unsafe {
-            for (column, (into, value)) in (1..).zip(keys.iter_mut().zip(key)) {
-                let mut strategy = pg_sys::BTEqualStrategyNumber;
-                let (compare, datum) = match value {
-                    Key::Text(text) => (pg_sys::F_TEXTEQ, text_datum(text)),
-                    Key::Int(number) => (pg_sys::F_INT4EQ, Datum::from(*number)),
-                    Key::Long(number) => (pg_sys::F_INT8EQ, Datum::from(*number)),
-                    Key::Uuid(uuid) => (pg_sys::F_UUID_EQ, Datum::from(uuid.as_bytes().as_ptr())),
-                    Key::From(least) => {
-                        strategy = pg_sys::BTGreaterEqualStrategyNumber;
-                        (pg_sys::F_INT8GE, Datum::from(*least))
-                    }
-                };
-                pg_sys::ScanKeyInit(into, column, strategy as u16, Oid::from(compare), datum);
-            }
             let latest = (sight == Sight::Latest).then(|| pg_sys::RegisterSnapshot(pg_sys::GetLatestSnapshot()));
-            let scan = begin_scan(self.relation, self.key, latest.unwrap_or(&raw mut *dirty), count);
-            pg_sys::index_rescan(scan, keys.as_mut_ptr(), count, std::ptr::null_mut(), 0);
+            let scan = self.begin(latest.unwrap_or(&raw mut *dirty), key);
             Walk { table: self, scan, dirty, latest }
         }
     }
@@ -170,6 +153,55 @@ impl Table {
     /// The row that a scan or a walk stands at, or that the last one stopped at.
     pub fn row(&self) -> Tuple {
         Tuple(self.slot)
+    }
+
+    /// How many entries the index has for a key, or for its first columns, up to `most`. There are no more rows than that, and perhaps fewer:
+    /// those that have been deleted are counted until they are cleaned away. No row is looked at, which is what takes the time of a scan.
+    pub fn entries(&self, key: &[Key], most: usize) -> usize {
+        unsafe extern "C-unwind" {
+            fn index_getnext_tid(
+                scan: pg_sys::IndexScanDesc,
+                direction: pg_sys::ScanDirection::Type,
+            ) -> pg_sys::ItemPointer;
+        }
+        let forward = pg_sys::ScanDirection::ForwardScanDirection;
+        // SAFETY: the scan ends before its keys; a snapshot that sees all is asked about nothing. One boundary for all entries: what
+        // PostgreSQL raises inside becomes a panic at it, over which no destructor is pending.
+        unsafe {
+            let scan = self.begin(&raw mut pg_sys::SnapshotAnyData, key);
+            let found = pg_sys::ffi::pg_guard_ffi_boundary(|| {
+                (0..most).take_while(|_| !index_getnext_tid(scan, forward).is_null()).count()
+            });
+            pg_sys::index_endscan(scan);
+            found
+        }
+    }
+
+    /// Begins a scan of a key, or of its first columns, which are to outlive it.
+    unsafe fn begin(&self, snapshot: pg_sys::Snapshot, key: &[Key]) -> pg_sys::IndexScanDesc {
+        let mut keys = [pg_sys::ScanKeyData::default(); 4];
+        let count = key.len().min(keys.len()) as i32;
+        for (column, (into, value)) in (1..).zip(keys.iter_mut().zip(key)) {
+            let mut strategy = pg_sys::BTEqualStrategyNumber;
+            let (compare, datum) = match value {
+                Key::Text(text) => (pg_sys::F_TEXTEQ, text_datum(text)),
+                Key::Int(number) => (pg_sys::F_INT4EQ, Datum::from(*number)),
+                Key::Long(number) => (pg_sys::F_INT8EQ, Datum::from(*number)),
+                Key::Uuid(uuid) => (pg_sys::F_UUID_EQ, Datum::from(uuid.as_bytes().as_ptr())),
+                Key::From(least) => {
+                    strategy = pg_sys::BTGreaterEqualStrategyNumber;
+                    (pg_sys::F_INT8GE, Datum::from(*least))
+                }
+            };
+            // SAFETY: the values match the key's columns (text COLLATE "C", integer, bigint, uuid)
+            unsafe { pg_sys::ScanKeyInit(into, column, strategy as u16, Oid::from(compare), datum) };
+        }
+        // SAFETY: both relations are open; what the scan is to keep of the array it copies
+        unsafe {
+            let scan = begin_scan(self.relation, self.key, snapshot, count);
+            pg_sys::index_rescan(scan, keys.as_mut_ptr(), count, std::ptr::null_mut(), 0);
+            scan
+        }
     }
 
     /// Locks a row against changes, to the end of the transaction. With `wait`, waits for whoever has it.

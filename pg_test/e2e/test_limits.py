@@ -87,7 +87,7 @@ ENDS = ["statement_timeout", "lock_timeout", "cancel", "terminate"]
 
 @pytest.mark.parametrize("function", ["lease_release", "lease_release_many", "session_close", "lease_force_release"])
 @pytest.mark.parametrize("end", ENDS)
-def test_release_that_is_cancelled_while_it_waits_for_a_fence(connect, background, end, function):
+def test_release_that_is_cancelled_while_it_waits_for_a_fence(server, connect, background, end, function):
     conn, watcher, fenced = connect(), connect(), connect(autocommit=False)
     holder, rival = Session(watcher, "holder", ttl="60 s"), Session(watcher, "rival", ttl="60 s")
     fence = holder.take("r")
@@ -106,6 +106,9 @@ def test_release_that_is_cancelled_while_it_waits_for_a_fence(connect, backgroun
     error = release.exception()
     expected = {"statement_timeout": "57014", "lock_timeout": "55P03", "cancel": "57014", "terminate": "57P01"}
     assert error.sqlstate == expected[end]
+    if function == "lease_force_release":
+        said = f'role "postgres" asks to release resource "r" under fence {fence} by force: a test'
+        assert server.logged(said), "whatever comes of it"
     wait_until(lambda: watcher.execute(LOCKS, (pid,)).fetchone() == (0,))
     # As if it had never been asked: the holder lives, holds, and may go on with fenced work.
     assert holder.heartbeat().alive

@@ -45,7 +45,7 @@ SELECT pg_temp.refused(
     'lock_acquire(''n'', ''o'', ''999 ms'')', 'lock_acquire(''n'', ''o'', ''1 hour 1 ms'')', 'lock_acquire(''n'', ''o'', ''0'')', 'lock_acquire(''n'', ''o'', ''-1 s'')');
 SELECT pg_temp.refused(
     'session_open(''c'', attach => true, attach_grace => ''-1 ms'')', 'session_open(''c'', attach => true, attach_grace => ''1 hour 1 ms'')',
-    'session_open(''c'', attach_grace => ''178000000 years'')',
+    'session_open(''c'', attach_grace => ''178000000 years'')', 'session_open(''c'', attach_grace => ''5 s'')',
     format('lease_release(''r'', %s, ''-1 ms'')', :f), format('lease_release(''r'', %s, ''1 hour 1 ms'')', :f),
     format('lease_release(''r'', %s, ''178000000 years'')', :f),
     format('session_wait(%L, 0, ''-1 ms'')', :'a'), format('session_wait(%L, 0, ''178000000 years'')', :'a'));

@@ -134,7 +134,7 @@ SELECT count(*) FROM lease_acquire_many(ARRAY(SELECT 'a' || i FROM generate_seri
 SELECT fence_check('sub:orders', :g);
 SELECT session_close(:'a');
 SELECT count(*) > 0 AS left FROM eskit_lease._leases WHERE session = :'a';
-SELECT DISTINCT pg_temp.error_of(format('SELECT fence_check(%L, %s)', resource, fence)) FROM (SELECT * FROM eskit_lease._leases WHERE session = :'a' LIMIT 3) AS l;
+SELECT DISTINCT pg_temp.error_of(format('SELECT fence_check(%L, %s)', resource, fence)) FROM (SELECT * FROM eskit_lease._leases WHERE session = :'a' ORDER BY resource DESC LIMIT 3) AS l;
 SELECT pg_temp.error_of('INSERT INTO orders VALUES (12)');
 ROLLBACK;
 

@@ -38,13 +38,16 @@ fn claim(call: &Call, key: &str, fence: i64, ended: &[State]) -> Result<bool> {
             return Err(lost(format!("Another attempt has begun under fence {}.", row.fence)));
         }
         Probe::Row(row) if row.fence == fence => row,
-        _ => return Err(lost("No such fence has been granted.".to_owned())),
+        Probe::Row(_) => return Err(lost("No such fence has been granted.".to_owned())),
+        Probe::Absent => {
+            return Err(lost("No such fence has been granted, or the key has been removed since.".to_owned()));
+        }
     };
     if row.state != State::Running {
         // Its session may be no more.
         // SAFETY: reads the catalog through its cache; no role is one that only superusers are members of
         if !unsafe { pg_sys::has_privs_of_role(call.caller, role_of_name(&row.role)) } {
-            return Err(Error::Foreign { owner: row.role }.into());
+            return Err(Error::Foreign { owner: row.role, resource: None }.into());
         }
         let said = row.resolved_by.is_none() && ended.contains(&row.state);
         return if said { Ok(false) } else { Err(lost(row.why_over())) };

@@ -8,6 +8,7 @@
 
 use crate::catalog;
 use crate::claim;
+use crate::declaration;
 use crate::error::{Error, Result};
 use crate::liveness::{Shared, shared};
 use crate::seam;
@@ -199,7 +200,8 @@ unsafe fn hold(data: &TriggerData, resource: &CStr, slot: Option<i32>) -> Result
     let given_away = given_away || !standing.is_empty();
     // SAFETY: as the caller says
     let table = unsafe { table_name(data) };
-    Err(Error::FenceRequired { table, resource: name, partition: slot, given_away }.into())
+    let partitions = slot.and_then(|_| declaration::of(&name)).map(|group| group.slots);
+    Err(Error::FenceRequired { table, resource: name, partition: slot, partitions, given_away }.into())
 }
 
 /// Whether logical replication itself runs the statement: a first copy or a TRUNCATE. It passes, as the rows do that are applied later, for

@@ -112,7 +112,7 @@ fn resize_when_drained(call: &Call, state: &mut State, letting_go: &dyn Fn(&Leas
 pub fn resize(call: &Call, name: &str, partitions: i32) -> Result<Option<String>> {
     let before = declaration::of_kind(name, Kind::Group)?.slots;
     declaration::resize(call, name, partitions);
-    let in_use = declaration::slots_in_use(call, name, 0);
+    let in_use = declaration::slots_in_use(call, name, Some(Kind::Group));
     match in_use.and_then(|why| item::require_no_items(call, name).map(|()| why)) {
         Ok(None) => (),
         in_use => {

@@ -39,11 +39,12 @@ fn assignor_arg(name: &str) -> Result<Assignor> {
     Assignor::parse(name).ok_or_else(|| Error::Assignor(name.to_owned()).into())
 }
 
-/// The state of a group that the caller owns, locked to the end of the transaction; waits for whoever has it. The group's row comes
-/// before its declaration, here as in a rebalance.
+/// The state of a group that the caller owns, locked to the end of the transaction. The group's row comes before its declaration, here as in
+/// a rebalance.
 fn lock_owned(call: &Call, name: &str) -> Result<State> {
     declaration::owned(call, name, Kind::Group)?;
-    super::lock(call, name);
+    let locked = || State::read(call, name, &|_| false).is_none_or(|state| state.lock());
+    declaration::patiently(name, || Ok(locked().then_some(())))?;
     declaration::lock_owned(call, name, Kind::Group)?;
     State::read(call, name, &|_| false)
         .ok_or_else(|| Error::Unknown { kind: Kind::Group.name(), name: name.to_owned() }.into())
@@ -152,8 +153,7 @@ fn group_drop(group_name: Option<Text>) -> Result<()> {
     for statement in [&DROP, &DROP_MEMBERS, &DROP_PARTITIONS] {
         call.db().execute(statement, vec![Value::Text(&name)]);
     }
-    cursor::drop_all(&call, &name);
-    Ok(())
+    cursor::drop_all(&call, &name)
 }
 
 /// A heartbeat for a session that has to be alive.

@@ -158,16 +158,13 @@ fn any_item(queue: &Queue) -> Result<bool> {
     Ok(found)
 }
 
-/// The row of a queue that the caller owns, locked; waits for whoever is changing it.
+/// The row of a queue that the caller owns, locked.
 fn lock_owned(call: &Call, name: &str) -> Result<Queue> {
-    loop {
+    declaration::patiently(name, || {
         let queue = Queue::of(name)?;
         queue.authorize(call)?;
-        if Queue::table().lock(queue.tid, true) == Locked::Mine {
-            return Ok(queue);
-        }
-        pgrx::check_for_interrupts!();
-    }
+        Ok((Queue::table().lock(queue.tid, false) == Locked::Mine).then_some(queue))
+    })
 }
 
 impl Queue {
@@ -212,10 +209,7 @@ pub fn require_unbound(call: &Call, group: &str) -> Result<()> {
     }
     match bound(call, group).first() {
         None => Ok(()),
-        Some(queue) => {
-            let why = format!("Queue \"{queue}\" is bound to it.");
-            Err(Error::InUse { kind: "group", name: group.to_owned(), why }.into())
-        }
+        Some(queue) => Err(Error::Bound { name: group.to_owned(), queue: queue.clone(), with_items: false }.into()),
     }
 }
 
@@ -226,8 +220,7 @@ pub fn require_no_items(call: &Call, group: &str) -> Result<()> {
         if let Some(queue) = Queue::find(&name)
             && any_item(&queue)?
         {
-            let why = format!("Queue \"{name}\" is bound to it and has items.");
-            return Err(Error::InUse { kind: "group", name: group.to_owned(), why }.into());
+            return Err(Error::Bound { name: group.to_owned(), queue: name, with_items: true }.into());
         }
     }
     Ok(())

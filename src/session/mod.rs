@@ -150,26 +150,32 @@ impl Call {
 
     /// The slot of a session that the caller may use: by its slot if it has one, by its row otherwise.
     pub fn session(&self, session: Uuid) -> Result<Option<SlotRef>> {
+        self.holder(session, None)
+    }
+
+    /// The same for the session that has a resource, where that is what the caller has named.
+    pub fn holder(&self, session: Uuid, resource: Option<&str>) -> Result<Option<SlotRef>> {
         if let Some(at) = self.shared.find(self.home, session) {
-            authorize(self.caller, self.shared.role(at))?;
+            authorize(self.caller, self.shared.role(at), resource)?;
             return Ok(Some(at));
         }
         let Some(row) = row(session) else {
             return Ok(None);
         };
-        authorize(self.caller, row.role)?;
+        authorize(self.caller, row.role, resource)?;
         self.slot_of(&row)
     }
 }
 
-/// A session is used by the role that opened it, or by a member of that role, whoever knows its uuid.
-pub fn authorize(caller: pg_sys::Oid, role: u32) -> Result<()> {
+/// A session is used by the role that opened it, or by a member of that role, whoever knows its uuid. `resource`: what it has, where the
+/// caller has named that and not the session.
+pub fn authorize(caller: pg_sys::Oid, role: u32, resource: Option<&str>) -> Result<()> {
     let role = pg_sys::Oid::from(role);
     // SAFETY: reads the catalog through its cache
     if caller == role || unsafe { pg_sys::has_privs_of_role(caller, role) } {
         return Ok(());
     }
-    Err(Error::Foreign { owner: role_name(role) }.into())
+    Err(Error::Foreign { owner: role_name(role), resource: resource.map(str::to_owned) }.into())
 }
 
 /// What became of a heartbeat.
@@ -201,17 +207,22 @@ impl Touch {
 
 /// A heartbeat for a session that the caller may use. A steady client's touches nothing but its slot.
 pub fn touch(shared: &'static Shared, session: Uuid) -> Result<Touch> {
+    touch_holder(shared, session, None)
+}
+
+/// The same for the session that has a resource, where that is what the caller has named.
+pub fn touch_holder(shared: &'static Shared, session: Uuid, resource: Option<&str>) -> Result<Touch> {
     // SAFETY: a plain read
     let caller = unsafe { pg_sys::GetUserId() };
     let home = catalog::home();
     let mut at = shared.find(home, session);
     if let Some(at) = at {
-        authorize(caller, shared.role(at))?;
+        authorize(caller, shared.role(at), resource)?;
     } else {
         let call = Call::open(shared)?;
         match row(session) {
             Some(row) => {
-                authorize(caller, row.role)?;
+                authorize(caller, row.role, resource)?;
                 at = call.slot_of(&row)?;
                 if at.is_none() {
                     let (state, now) = (State::Dead, clock::now());

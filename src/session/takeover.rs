@@ -133,8 +133,8 @@ fn inherit(
     let leases = Leases::open();
     let able = admit(call, HashSet::from([to.session()]), &mut HashMap::new()).is_empty();
     // It may have been put at the head of the queue of what it gets now.
-    let names = seats.iter().map(|(resource, _)| resource.as_str()).collect();
-    let mut places = queue::places(call.db(), names, &vec![to.session(); seats.len()]);
+    let names: Vec<&str> = seats.iter().map(|(resource, _)| resource.as_str()).collect();
+    let mut places = queue::places(&names, &vec![to.session(); seats.len()]);
     let (mut candidates, mut spare, mut missed) = (Vec::new(), Vec::new(), Vec::new());
     for seat in seats {
         let Some(row) = leases.row(&seat.0, seat.1).filter(|row| row.session == Some(from)) else { continue };

@@ -65,6 +65,9 @@ fn session_open(
     let attach = attach.ok_or(Error::Null("attach"))?;
     let grace_ms = interval::grace_ms("attach_grace", attach_grace.ok_or(Error::Null("attach_grace"))?)?;
     let takeover = takeover.ok_or(Error::Null("takeover"))?;
+    if grace_ms > 0 && !attach {
+        return Err(Error::NotAttached.into());
+    }
     let call = Call::open(shared)?;
     let at = open(&call, New { attached: attach, ..New::of(&call, &consumer, ttl_ms) })?;
     if attach {
