@@ -359,7 +359,7 @@ FROM eskit_lease._queues AS q;
 
 COMMENT ON VIEW eskit_lease.queues IS 'Queues of work items. Counts end at 10001, so that a look at a long queue is cheap.';
 COMMENT ON COLUMN eskit_lease.queues.queue IS 'The name; queues have a name space of their own.';
-COMMENT ON COLUMN eskit_lease.queues.ordering IS 'none: about in the order of adding.';
+COMMENT ON COLUMN eskit_lease.queues.ordering IS 'none: about in the order of adding; key: the items of a key one at a time, in order; fifo: all items of a partition so.';
 COMMENT ON COLUMN eskit_lease.queues.max_attempts IS 'How often an item is claimed before it is dead.';
 COMMENT ON COLUMN eskit_lease.queues.retry_backoff IS 'How long after the first failure an item is tried again; twice as long after each further one, up to 1 hour.';
 COMMENT ON COLUMN eskit_lease.queues.group_name IS 'The group whose partitions decide who claims what; NULL if anybody claims anything.';
@@ -401,7 +401,7 @@ COMMENT ON VIEW eskit_lease.items IS 'Work items that are not finished. To be re
 COMMENT ON COLUMN eskit_lease.items.queue IS 'The queue.';
 COMMENT ON COLUMN eskit_lease.items.id IS 'The item, for ever.';
 COMMENT ON COLUMN eskit_lease.items.partition IS 'Partition of the queue''s group; 0 without one.';
-COMMENT ON COLUMN eskit_lease.items.state IS 'ready, claimed, expired (its claimer has ended; about to be ready again), or later (its time has not come).';
+COMMENT ON COLUMN eskit_lease.items.state IS 'ready (in a queue with an order perhaps behind another of its key), claimed, expired (its claimer has ended; about to be ready again), or later (its time has not come).';
 COMMENT ON COLUMN eskit_lease.items.key IS 'The key that it was added with.';
 COMMENT ON COLUMN eskit_lease.items.payload IS 'What it was added with.';
 COMMENT ON COLUMN eskit_lease.items.attempt IS 'How often it has been claimed.';

@@ -7,7 +7,7 @@
 //! | `Fencer` (S) | shared by a fenced transaction of the session; exclusively by its close and by bulk releases     |
 //! | `Fence` (F)  | shared by a fenced transaction; exclusively by a release, or for an instant to see that none is open |
 //! | `Seat` (P)   | exclusively by whoever gives one session a permit of one semaphore, or makes it a member of one group |
-//! | `Stripe` (N) | exclusively, for the time of one call, by whoever makes the first row of a slot                  |
+//! | `Stripe` (N) | exclusively, for the time of one call, by whoever makes the first row of a slot, or the head of a key |
 //! | `Raise` (R)  | exclusively, for the time of one call, by whoever lifts a sequence above all history, or reserves or raises positions |
 //!
 //! F is keyed by the fence, not by the name: a fence belongs to one resource and one session for ever, so there is nothing to look up
