@@ -203,11 +203,21 @@ class Adder(Client):
 
 
 class Worker(Client):
-    hand = ()
+    hand, asked = (), False
+
+    def prepare(self):
+        if self.asked and self.session:
+            # The answer is lost. What it gave is free again when the session has ended.
+            call(self.conn, "session_close", self.session.id)
+            self.session = None
+        self.asked = False
+        super().prepare()
 
     def step(self):
         if not self.hand:
+            self.asked = True
             self.hand = rows(self.conn, "item_claim", "q", self.session.id, random.randint(1, 5))
+            self.asked = False
             self.fences += {item.fence for item in self.hand}
         while self.hand:
             try:
