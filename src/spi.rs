@@ -9,7 +9,7 @@ use crate::catalog;
 use crate::error::{Error, Result};
 use crate::json::Jsonb;
 use crate::liveness::slots::Home;
-use crate::text::{Text, text_datum};
+use crate::text::{Text, text_array, text_datum};
 use pgrx::pg_sys::{self, Datum, Oid};
 use pgrx::{FromDatum, IntoDatum, Uuid};
 use std::ffi::{CStr, c_char};
@@ -106,7 +106,7 @@ impl Value<'_> {
                 let align = pg_sys::TYPALIGN_INT as c_char;
                 Some(array(texts.into_iter().map(text_datum).collect(), pg_sys::TEXTOID, -1, align))
             }
-            Value::MaybeTexts(texts) => Some(nullable_array(texts)),
+            Value::MaybeTexts(texts) => Some(text_array(texts.into_iter().map(|text| text.map(text_datum)).collect())),
             Value::Uuid(uuid) => uuid.into_datum(),
             Value::MaybeUuid(uuid) => uuid.and_then(IntoDatum::into_datum),
             Value::Uuids(uuids) => {
@@ -145,28 +145,6 @@ fn array(mut elements: Vec<Datum>, element: Oid, length: i32, align: c_char) -> 
     let by_value = matches!(element, pg_sys::INT4OID | pg_sys::INT8OID);
     // SAFETY: the elements are of the type that length, alignment and passing describe
     unsafe { Datum::from(pg_sys::construct_array(elements.as_mut_ptr(), count, element, length, by_value, align)) }
-}
-
-/// A text[] with NULLs.
-fn nullable_array(texts: Vec<Option<&str>>) -> Datum {
-    let mut nulls: Vec<bool> = texts.iter().map(Option::is_none).collect();
-    let mut values: Vec<Datum> = texts.into_iter().map(|text| text.map_or(Datum::null(), text_datum)).collect();
-    let mut length = i32::try_from(values.len()).unwrap_or(i32::MAX);
-    let align = pg_sys::TYPALIGN_INT as c_char;
-    // SAFETY: values and nulls are `length` long, and texts
-    unsafe {
-        Datum::from(pg_sys::construct_md_array(
-            values.as_mut_ptr(),
-            nulls.as_mut_ptr(),
-            1,
-            &mut length,
-            &mut 1,
-            pg_sys::TEXTOID,
-            -1,
-            false,
-            align,
-        ))
-    }
 }
 
 /// A connection to SPI as the extension's owner.

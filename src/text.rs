@@ -129,6 +129,28 @@ unsafe impl<'fcx> ArgAbi<'fcx> for Text {
     }
 }
 
+/// A text[] of text datums, in the current memory context.
+pub fn text_array(elements: Vec<Option<pg_sys::Datum>>) -> pg_sys::Datum {
+    let mut nulls: Vec<bool> = elements.iter().map(Option::is_none).collect();
+    let mut values: Vec<_> = elements.into_iter().map(|element| element.unwrap_or(pg_sys::Datum::null())).collect();
+    let mut length = i32::try_from(values.len()).unwrap_or(i32::MAX);
+    let align = pg_sys::TYPALIGN_INT as std::ffi::c_char;
+    // SAFETY: values and nulls are `length` long, and texts
+    unsafe {
+        pg_sys::Datum::from(pg_sys::construct_md_array(
+            values.as_mut_ptr(),
+            nulls.as_mut_ptr(),
+            1,
+            &mut length,
+            &mut 1,
+            pg_sys::TEXTOID,
+            -1,
+            false,
+            align,
+        ))
+    }
+}
+
 /// An SQL `text[]`, NULL elements and all.
 pub struct TextArray(pub Vec<Option<Text>>);
 
@@ -198,25 +220,8 @@ unsafe impl BoxRet for Texts {
     unsafe fn box_into<'fcx>(self, fcinfo: &mut FcInfo<'fcx>) -> pgrx::datum::Datum<'fcx> {
         let texts: Vec<pg_sys::Datum> = self.texts.iter().map(|text| text_datum(text)).collect();
         let text = |element: &Option<usize>| element.and_then(|i| texts.get(i).copied());
-        let elements: Vec<Option<pg_sys::Datum>> = self.elements.iter().map(text).collect();
-        let mut nulls: Vec<bool> = elements.iter().map(Option::is_none).collect();
-        let mut values: Vec<pg_sys::Datum> =
-            elements.into_iter().map(|element| element.unwrap_or(pg_sys::Datum::null())).collect();
-        let mut length = i32::try_from(values.len()).unwrap_or(i32::MAX);
-        // SAFETY: values and nulls are `length` long; the array is made in the context that PostgreSQL called in
-        unsafe {
-            let array = pg_sys::construct_md_array(
-                values.as_mut_ptr(),
-                nulls.as_mut_ptr(),
-                1,
-                &mut length,
-                &mut 1,
-                pg_sys::TEXTOID,
-                -1,
-                false,
-                pg_sys::TYPALIGN_INT as std::ffi::c_char,
-            );
-            fcinfo.return_raw_datum(pg_sys::Datum::from(array))
-        }
+        let array = text_array(self.elements.iter().map(text).collect());
+        // SAFETY: the array was made in the context that PostgreSQL called in
+        unsafe { fcinfo.return_raw_datum(array) }
     }
 }
