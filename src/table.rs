@@ -275,9 +275,11 @@ impl Table {
                 values.as_mut_ptr(),
                 nulls.as_mut_ptr(),
             );
-            let result = locked(heap_update(self.relation, &mut (*old).t_self, new, wait));
-            if result == Locked::Mine && u32::from((*(*new).t_data).t_infomask2) & pg_sys::HEAP_ONLY_TUPLE == 0 {
-                self.index(new);
+            let (result, summaries) = heap_update(self.relation, &mut (*old).t_self, new, wait);
+            let result = locked(result);
+            let moved = u32::from((*(*new).t_data).t_infomask2) & pg_sys::HEAP_ONLY_TUPLE == 0;
+            if result == Locked::Mine && (moved || summaries) {
+                self.index(new, !moved);
             }
             pg_sys::heap_freetuple(new);
             pg_sys::CommandCounterIncrement();
@@ -298,25 +300,22 @@ impl Table {
         }
     }
 
-    /// Adds a version of a row to the key's index.
-    unsafe fn index(&self, tuple: pg_sys::HeapTuple) {
-        let (mut values, mut nulls) =
-            ([Datum::from(0); pg_sys::INDEX_MAX_KEYS as usize], [false; pg_sys::INDEX_MAX_KEYS as usize]);
-        // SAFETY: the tuple is one of the table's, and the index has columns of it, no expressions
+    /// Adds a version of a row to the table's indexes: to its key, to those that an administrator has made, and while one is made again to
+    /// both of it. `summaries`: only to those that do not tell rows of a page apart.
+    unsafe fn index(&self, tuple: pg_sys::HeapTuple, summaries: bool) {
+        // SAFETY: the tuple is one of the table's; what the executor is given is ended here, or by whoever cleans up after an error
         unsafe {
-            let info = pg_sys::BuildIndexInfo(self.key);
             pg_sys::ExecForceStoreHeapTuple(tuple, self.slot, false);
-            pg_sys::FormIndexDatum(info, self.slot, std::ptr::null_mut(), values.as_mut_ptr(), nulls.as_mut_ptr());
-            pg_sys::index_insert(
-                self.key,
-                values.as_mut_ptr(),
-                nulls.as_mut_ptr(),
-                &mut (*tuple).t_self,
-                self.relation,
-                pg_sys::IndexUniqueCheck::UNIQUE_CHECK_YES,
-                true,
-                info,
-            );
+            ((*self.slot).tts_tid, (*self.slot).tts_tableOid) = ((*tuple).t_self, (*self.relation).rd_id);
+            let executor = pg_sys::CreateExecutorState();
+            let into = pg_sys::palloc0(size_of::<pg_sys::ResultRelInfo>()).cast::<pg_sys::ResultRelInfo>();
+            (*into).type_ = pg_sys::NodeTag::T_ResultRelInfo;
+            pg_sys::InitResultRelInfo(into, self.relation, 0, std::ptr::null_mut(), 0);
+            pg_sys::ExecOpenIndices(into, false);
+            index_insert(into, self.slot, executor, summaries);
+            pg_sys::ExecCloseIndices(into);
+            pg_sys::FreeExecutorState(executor);
+            pg_sys::pfree(into.cast());
         }
     }
 }
@@ -400,27 +399,49 @@ fn locked(result: TM_Result::Type) -> Locked {
     }
 }
 
-/// Replaces a row by another version of it.
+/// Replaces a row by another version of it. And whether indexes are to be told that do not tell rows of a page apart.
 unsafe fn heap_update(
     table: pg_sys::Relation,
     old: pg_sys::ItemPointer,
     new: pg_sys::HeapTuple,
     wait: bool,
-) -> TM_Result::Type {
+) -> (TM_Result::Type, bool) {
     let (mut failure, mut mode) = (pg_sys::TM_FailureData::default(), pg_sys::LockTupleMode::LockTupleNoKeyExclusive);
     let no_crosscheck = std::ptr::null_mut();
     // SAFETY: the relation is open, and a heap
     #[cfg(feature = "pg15")]
     unsafe {
         let command = pg_sys::GetCurrentCommandId(true);
-        pg_sys::heap_update(table, old, new, command, no_crosscheck, wait, &mut failure, &mut mode)
+        (pg_sys::heap_update(table, old, new, command, no_crosscheck, wait, &mut failure, &mut mode), false)
     }
     // SAFETY: as above
     #[cfg(not(feature = "pg15"))]
     unsafe {
         let command = pg_sys::GetCurrentCommandId(true);
         let mut indexes = pg_sys::TU_UpdateIndexes::TU_None;
-        pg_sys::heap_update(table, old, new, command, no_crosscheck, wait, &mut failure, &mut mode, &mut indexes)
+        let result =
+            pg_sys::heap_update(table, old, new, command, no_crosscheck, wait, &mut failure, &mut mode, &mut indexes);
+        (result, indexes == pg_sys::TU_UpdateIndexes::TU_Summarizing)
+    }
+}
+
+/// Adds the row that a slot holds, changed from another version of it, to the indexes that are open.
+unsafe fn index_insert(
+    into: *mut pg_sys::ResultRelInfo,
+    slot: *mut pg_sys::TupleTableSlot,
+    executor: *mut pg_sys::EState,
+    _summaries: bool,
+) {
+    let none = std::ptr::null_mut();
+    // SAFETY: as the caller has made them
+    #[cfg(feature = "pg15")]
+    unsafe {
+        pg_sys::ExecInsertIndexTuples(into, slot, executor, true, false, none, std::ptr::null_mut());
+    }
+    // SAFETY: as above
+    #[cfg(not(feature = "pg15"))]
+    unsafe {
+        pg_sys::ExecInsertIndexTuples(into, slot, executor, true, false, none, std::ptr::null_mut(), _summaries);
     }
 }
 

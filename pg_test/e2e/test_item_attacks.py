@@ -1,0 +1,71 @@
+"""What a hostile reader found in work items: what an administrator does to their tables, and who is not woken or not tidied up after."""
+
+import pytest
+from client import Session, call, rows
+from conftest import Server, wait_until
+from psycopg.types.json import Jsonb
+
+COUNT = 500
+
+
+@pytest.fixture(scope="module")
+def attacked():
+    server = Server("e2e-item-attacks", "fsync = off", "max_prepared_transactions = 10")
+    server.query("CREATE EXTENSION eskit_lease")
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def conn(attacked):
+    with attacked.connect() as conn:
+        call(conn, "queue_create", "q")
+        yield conn
+        conn.execute("SELECT eskit_lease.queue_drop(queue, true) FROM eskit_lease.queues")
+        conn.execute("SELECT eskit_lease.session_close(session) FROM eskit_lease.sessions")
+
+
+def claim(conn, session, count=1):
+    items = rows(conn, "item_claim", "q", session.id, count)
+    return [item.id for item in items], items[0].fence if items else None
+
+
+def give_back(conn, session):
+    """Claims all and gives them back, until each has had so many versions that no page holds them."""
+    for _ in range(3):
+        ids, fence = claim(conn, session, COUNT)
+        assert len(ids) == COUNT
+        call(conn, "item_unclaim", ids, fence)
+
+
+def test_claimed_while_the_index_is_made_again(attacked, background, conn):
+    session = Session(conn, "worker", ttl="60 s")
+    call(conn, "item_add_many", "q", [Jsonb("x")] * COUNT)
+    with attacked.connect() as old, attacked.connect() as reindexing:
+        old.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+        old.execute("SELECT count(*) FROM pg_class")  # a snapshot that REINDEX waits for, and that keeps each version
+        reindex = background(reindexing.execute, "REINDEX INDEX CONCURRENTLY eskit_lease._items_pkey")
+        phase = "SELECT FROM pg_stat_progress_create_index WHERE phase LIKE 'waiting for old snapshots'"
+        wait_until(lambda: conn.execute(phase).rowcount == 1)
+        give_back(conn, session)
+        old.execute("ROLLBACK")
+        reindex.result()
+    assert len(claim(conn, session, COUNT)[0]) == COUNT
+
+
+@pytest.mark.parametrize("index", ["(attempt)", "(id) WHERE claim = 0", "((attempt + 1))", "USING brin (attempt)"])
+def test_claimed_where_there_is_another_index(conn, index):
+    session = Session(conn, "worker", ttl="60 s")
+    call(conn, "item_add_many", "q", [Jsonb("x")] * COUNT)
+    conn.execute(f"CREATE INDEX extra ON eskit_lease._items {index}")
+    try:
+        give_back(conn, session)
+        ids, fence = claim(conn, session, COUNT)
+        call(conn, "item_unclaim", ids[:-1], fence)
+        conn.execute("SET enable_seqscan = off")
+        conn.execute("SET enable_indexscan = on")
+        assert conn.execute("SELECT count(*) FROM eskit_lease._items WHERE attempt = 1").fetchone() == (1,)
+        assert conn.execute("SELECT count(*) FROM eskit_lease._items WHERE attempt + 1 = 2").fetchone() == (1,)
+        assert conn.execute("SELECT count(id) FROM eskit_lease._items WHERE claim = 0").fetchone() == (COUNT - 1,)
+    finally:
+        conn.execute("DROP INDEX eskit_lease.extra")
