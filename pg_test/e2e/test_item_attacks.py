@@ -69,3 +69,24 @@ def test_claimed_where_there_is_another_index(conn, index):
         assert conn.execute("SELECT count(id) FROM eskit_lease._items WHERE claim = 0").fetchone() == (COUNT - 1,)
     finally:
         conn.execute("DROP INDEX eskit_lease.extra")
+
+
+def hungry(conn):
+    """A session that has looked for items in vain."""
+    session = Session(conn, "hungry", ttl="60 s")
+    session.revision = session.heartbeat().revision
+    assert claim(conn, session) == ([], None)
+    return session
+
+
+def test_woken_when_a_prepared_claim_is_rolled_back(attacked, conn):
+    holder = Session(conn, "holder", ttl="60 s")
+    id = call(conn, "item_add", "q", Jsonb("x"))
+    with attacked.connect() as other:
+        other.execute("BEGIN")
+        assert claim(other, holder)[0] == [id]
+        other.execute("PREPARE TRANSACTION 'claim'")
+    session = hungry(conn)
+    conn.execute("ROLLBACK PREPARED 'claim'")
+    assert session.wait("10 s").reason == "changed"
+    assert claim(conn, session)[0] == [id]

@@ -73,7 +73,7 @@ const LOOKING: i64 = i64::MIN + 1;
 pub const RESCAN: u32 = 1;
 /// Shared memory is new: sessions of before and prepared transactions are still to be found.
 pub const BOOT: u32 = 2;
-/// A prepared transaction has been committed: whose revision it changed is not known.
+/// A prepared transaction has ended: whose revision it changed, and who waits for what it had in hand, is not known.
 pub const REVISE: u32 = 4;
 
 /// Waits between tries of what is in somebody's hands, in microseconds.

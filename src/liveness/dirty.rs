@@ -188,7 +188,7 @@ impl Shared {
     }
 
     /// Takes away the prepared transactions that have ended, and says whether any is left.
-    pub fn each_ended_prepared(&self, ended: impl Fn(u32) -> bool, mut visit: impl FnMut(u32, u32)) -> bool {
+    pub fn each_ended_prepared(&self, ended: impl Fn(u32) -> bool, mut visit: impl FnMut(u32)) -> bool {
         let mut left = false;
         for place in self.pending {
             let value = place.0.load(Ordering::Acquire);
@@ -198,7 +198,7 @@ impl Shared {
             let (database, xid) = ((value >> 32) as u32, value as u32);
             if ended(xid) {
                 place.0.store(0, Ordering::Release);
-                visit(database, xid);
+                visit(database);
             } else {
                 left = true;
             }

@@ -151,11 +151,10 @@ impl Launcher {
         // SAFETY: reads PostgreSQL's list of transactions
         let ended = |xid: u32| unsafe { !pg_sys::TransactionIdIsInProgress(pg_sys::TransactionId::from(xid)) };
         let shared = self.shared;
-        let left = shared.each_ended_prepared(ended, |database, xid| {
-            // SAFETY: as above, of the transaction's outcome
-            let committed = unsafe { pg_sys::TransactionIdDidCommit(pg_sys::TransactionId::from(xid)) };
+        let left = shared.each_ended_prepared(ended, |database| {
+            // A commit changes what sessions hold; a rollback makes free what was claimed.
             if let Some(known) = shared.known_database(database) {
-                known.flag(if committed { RESCAN | REVISE } else { RESCAN });
+                known.flag(RESCAN | REVISE);
             }
         });
         now + if left { TICK } else { IDLE }
