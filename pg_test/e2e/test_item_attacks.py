@@ -90,3 +90,21 @@ def test_woken_when_a_prepared_claim_is_rolled_back(attacked, conn):
     conn.execute("ROLLBACK PREPARED 'claim'")
     assert session.wait("10 s").reason == "changed"
     assert claim(conn, session)[0] == [id]
+
+
+def test_woken_when_a_claim_is_rolled_back_after_many_others(attacked, conn):
+    holder = Session(conn, "holder", ttl="60 s")
+    id = call(conn, "item_add", "q", Jsonb("x"))
+    with attacked.connect() as other:
+        other.execute("BEGIN")
+        # More than a transaction notes one by one, all of them undone.
+        for _ in range(1_001):
+            other.execute("SAVEPOINT try")
+            claim(other, holder)
+            other.execute("ROLLBACK TO try")
+            other.execute("RELEASE try")
+        assert claim(other, holder)[0] == [id]
+        session = hungry(conn)
+        other.execute("ROLLBACK")
+    assert session.wait("10 s").reason == "changed"
+    assert claim(conn, session)[0] == [id]

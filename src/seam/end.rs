@@ -102,6 +102,7 @@ unsafe extern "C-unwind" fn at_subtransaction_end(
                     note.undo(shared, database);
                 }
                 notes.list.retain(|note| note.subtransaction != mine);
+                notes.lanes = notes.list.iter().filter(|note| matches!(note.what, What::Places { .. })).count();
                 for note in &mut notes.list {
                     // What was given away is back.
                     if let What::Fenced { given_away, .. } = &mut note.what {
@@ -243,8 +244,12 @@ impl Note {
 
     /// What was claimed is not: wakes those who found it in somebody's hands.
     fn feed(&self, shared: &Shared, database: &Database) {
-        if let What::Places { lane, claimed: true, .. } = &self.what {
-            shared.feed(database, lane.queue);
+        match &self.what {
+            What::Places { lane, claimed: true, .. } => {
+                shared.feed(database, lane.queue);
+            }
+            What::AllPlaces => shared.feed_all(database),
+            _ => (),
         }
     }
 
