@@ -95,11 +95,17 @@ fn write_targets(call: &Call, state: &State, partitions: &[i32]) {
     );
 }
 
-/// Gives the group its new number of partitions once nobody owns any: every cursor begins where the last of them had come to.
+/// Gives the group its new number of partitions once nobody owns any: every cursor begins where the last of them had come to. With
+/// items in a queue of the group that is called off: nobody could ever finish them, as nobody is to own their partitions.
 fn resize_when_drained(call: &Call, state: &mut State, letting_go: &dyn Fn(&LeaseRow) -> bool) -> Result<()> {
     let Some(partitions) = state.resize_to else { return Ok(()) };
-    if state.is_owned() || !matches!(resize(call, &state.name, partitions), Ok(None)) {
+    if state.is_owned() {
         return Ok(());
+    }
+    match resize(call, &state.name, partitions) {
+        Ok(None) => (),
+        Err(_) if item::has_items(call, &state.name) => keep_size(call, &state.name),
+        _ => return Ok(()),
     }
     if let Some(resized) = State::read(call, &state.name, letting_go) {
         *state = resized;

@@ -36,7 +36,7 @@ mod queue;
 
 pub use claim::announce_due;
 pub use dead::{OLDEST, RETIRE, free};
-pub use queue::{require_no_items, require_unbound};
+pub use queue::{has_items, require_no_items, require_unbound};
 
 use crate::call::Call;
 use crate::catalog;

@@ -213,6 +213,11 @@ pub fn require_unbound(call: &Call, group: &str) -> Result<()> {
     }
 }
 
+/// Whether queues of a group have items that nobody is just adding.
+pub fn has_items(call: &Call, group: &str) -> bool {
+    bound(call, group).iter().filter_map(|name| Queue::find(name)).any(|queue| any_item(&queue).unwrap_or(false))
+}
+
 /// Refuses to resize a group whose queues have items, which would no longer be where their keys belong. The caller has changed its
 /// declaration.
 pub fn require_no_items(call: &Call, group: &str) -> Result<()> {
