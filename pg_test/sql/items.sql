@@ -271,6 +271,15 @@ SELECT queue_alter('mine', 5, '2 s');
 SELECT item_requeue(:i);
 RESET ROLE;
 SELECT max_attempts, retry_backoff, items, dead FROM queues WHERE queue = 'mine';
+-- What an administrator has copied in where nothing was left is found after a sweep.
+SELECT session AS c FROM session_open('copier') \gset
+SELECT queue_create('copied');
+SELECT cardinality(item_add_many('copied', '{1,2}')) AS added;
+SELECT sum(item_done(ARRAY[id], fence)) AS done FROM item_claim('copied', :'c', 3);
+INSERT INTO eskit_lease._items (queue, partition, place, id, added_at, payload) SELECT number, 0, 1, 1, now(), '3' FROM eskit_lease._queues WHERE queue = 'copied';
+SELECT payload FROM item_claim('copied', :'c');
+SELECT count(*) FROM session_sweep();
+SELECT payload FROM item_claim('copied', :'c');
 SELECT queue_drop(queue, true) FROM queues ORDER BY queue;
 SELECT (SELECT count(*) FROM eskit_lease._items) AS items, (SELECT count(*) FROM eskit_lease._later) AS later, (SELECT count(*) FROM eskit_lease._dead_items) AS dead, (SELECT count(*) FROM eskit_lease._claims) AS claims;
 SELECT count(*) > 0 AS closed FROM (SELECT session_close(session) FROM sessions) AS s;

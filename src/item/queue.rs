@@ -21,12 +21,12 @@ static INSERT: Statement = Statement::writes(
 static ALTER: Statement =
     Statement::writes(include_str!("../../sql/query/item/alter_queue.sql"), &[TEXTOID, INT4OID, INT4OID]);
 static DROP: Statement = Statement::writes(include_str!("../../sql/query/item/drop_queue.sql"), &[INT4OID]);
-static DROP_ITEMS: [Statement; 4] = [
+static DROP_ITEMS: [Statement; 3] = [
     Statement::writes(include_str!("../../sql/query/item/drop_items.sql"), &[INT4OID]),
     Statement::writes(include_str!("../../sql/query/item/drop_later.sql"), &[INT4OID]),
     Statement::writes(include_str!("../../sql/query/item/drop_dead.sql"), &[INT4OID]),
-    Statement::writes(include_str!("../../sql/query/item/drop_claims.sql"), &[INT4OID]),
 ];
+static DROP_CLAIMS: Statement = Statement::writes(include_str!("../../sql/query/item/drop_claims.sql"), &[INT4OID]);
 static BOUND: Statement = Statement::reads(include_str!("../../sql/query/item/bound.sql"), &[TEXTOID]);
 
 fn attempts_arg(attempts: i32) -> Result<i32> {
@@ -126,17 +126,18 @@ fn queue_drop(queue: Option<Text>, items: default!(Option<bool>, "false")) -> Re
     call.db().execute(&DROP, vec![Value::Int(queue.number)]);
     // Looked at once the queue is gone: whoever adds looks at that after it has added.
     let found = any_item(&queue)?;
-    let dead =
-        || {
-            Table::open(c"_dead_items", c"_dead_items_queue")
-                .scan(Sight::Latest, &[Key::Int(queue.number)], |_, _| Some(()))
-        };
-    if !items && (found || dead().is_some()) {
-        return Err(Error::InUse { kind: "queue", name, why: "It has items.".to_owned() }.into());
+    let in_use = || Error::InUse { kind: "queue", name: name.clone(), why: "It has items.".to_owned() };
+    if found && !items {
+        return Err(in_use().into());
     }
-    for statement in DROP_ITEMS.iter().chain([&heads::DROP]) {
-        call.db().execute(statement, vec![Value::Int(queue.number)]);
+    let drop = |statement| call.db().execute(statement, vec![Value::Int(queue.number)]);
+    // Dead ones are found here, and what has moved from one table to the other between two looks.
+    let dropped: u64 = DROP_ITEMS.iter().map(drop).sum();
+    if dropped > 0 && !items {
+        return Err(in_use().into());
     }
+    drop(&DROP_CLAIMS);
+    drop(&heads::DROP);
     Ok(())
 }
 
