@@ -111,7 +111,9 @@ class GraphileWorker(Queue):
 
 class Pgq(Queue):
     """A log that a consumer reads from tick to tick. Debian has no pgq_coop, so one consumer is all that can share a queue. What it
-    gets at once is what lies between two ticks: they are made, by its own ticker, when so many events have come, before the measurement."""
+    gets at once is what lies between two ticks: they are made, by its own ticker, when so many events have come, before the measurement.
+    Small ticks are not its strength, its default being 500 events: each one that is finished leaves a version of the consumer's only
+    row, and an old snapshot keeps them all."""
 
     script = "pgq"
     tables = "pgq.subscription, pgq.tick, pgq.event_1_0"
