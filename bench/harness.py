@@ -41,20 +41,22 @@ def stats(db):
     return dict(db.execute("SELECT name, value FROM eskit_lease.stats()").fetchall())
 
 
-def script_file(name):
-    """A script together with those that it includes, which pgbench would not do."""
+def script_file(name, text=None):
+    """A script, of ours or with this text, together with those that it includes, which pgbench would not do."""
     scripts, file = HERE / "sql", ROOT / "target" / "bench" / f"{name}.sql"
     include = re.compile(r"^\\i (.*)\n", re.M)
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(include.sub(lambda found: (scripts / found[1]).read_text(), (scripts / f"{name}.sql").read_text()))
+    text = text or (scripts / f"{name}.sql").read_text()
+    file.write_text(include.sub(lambda found: (scripts / found[1]).read_text(), text))
     return file
 
 
-def pgbench_command(script, *options, clients=CLIENTS, threads=THREADS, seconds=SECONDS, **variables):
+def pgbench_command(script, *options, clients=CLIENTS, threads=THREADS, seconds=SECONDS, times=None, text=None, **variables):
+    """Runs the script for so many seconds, or so many times."""
     defines = [f"--define={name}={value}" for name, value in {"ready": "false", **variables}.items()]
     return [
         "pgbench", "--no-vacuum", "--protocol=prepared", f"--client={clients}", f"--jobs={min(threads, clients)}",
-        f"--time={seconds}", f"--file={script_file(script)}", *defines, *options, "postgres",
+        f"--transactions={times}" if times else f"--time={seconds}", f"--file={script_file(script, text)}", *defines, *options, "postgres",
     ]  # fmt: skip
 
 
@@ -95,7 +97,7 @@ class Report:
         verdict = "" if ok is None else "PASS" if ok else "FAIL"
         row = {"what": what, "measured": measured, "compared": compared, "ratio": ratio, "bound": bound, "verdict": verdict}
         self.rows.append(row)
-        print(f"  {what:<46} {measured:<32} {compared:<42} {ratio:<18} {bound:<8} {verdict}".rstrip(), flush=True)
+        print(f"  {what:<46} {measured:<32} {compared:<48} {ratio:<18} {bound:<8} {verdict}".rstrip(), flush=True)
 
     def ratio(self, what, ours, against, theirs, unit="/s", at_least=None, at_most=None):
         """Compares repetition by repetition: the median of the ratios, and their spread."""

@@ -1,51 +1,54 @@
-"""Work items: claimed and done, against the plainest table with FOR UPDATE SKIP LOCKED; idle, and while an old snapshot is open in
-which everything that has been done since is still to be seen."""
+"""Work items: claimed and done, against the plainest table with FOR UPDATE SKIP LOCKED and other people's queues; idle, and while an
+old snapshot is open in which everything that has been done since is still to be seen."""
 
-from harness import REPEAT, SECONDS, connect, interleave, number, one, pgbench
+import time
 
-# Items that were done since the old snapshot was taken.
+from harness import REPEAT, connect, interleave, number
+from queues import GraphileWorker, Missing, Ours, Pgq, Plain
+
+# How old the snapshot is when the measurements begin, and how many items each queue has done meanwhile, evenly over that time.
+SNAPSHOT_SECONDS = number("BENCH_SNAPSHOT_SECONDS", 480)
 CHURN = number("BENCH_CHURN", 200_000)
-# More than anybody does in one measurement.
-PER_SECOND = {1: 8_000, 100: 150_000}
-
-
-def fill(db, count):
-    """Both queues have so many items, and no more."""
-    for queue, add in [
-        ("SELECT count(*) FROM plain_items", "INSERT INTO plain_items (payload) SELECT to_jsonb(n) FROM generate_series(1, %s) AS n"),
-        ("SELECT count(*) FROM eskit_lease._items",
-         "SELECT count(eskit_lease.item_add_many('bench', a.payloads)) FROM (SELECT array_agg(to_jsonb(n)) AS payloads FROM generate_series(1, %s) AS n GROUP BY n / 50000) AS a"),
-    ]:  # fmt: skip
-        missing = count - one(db, queue)
-        if missing > 0:
-            db.execute(add, (missing,))
+SLICES = 20
 
 
 def items(report):
     with connect() as db:
+        ours, plain, peers = Ours(), Plain(), []
+        for kind, name in [(GraphileWorker, "graphile-worker"), (Pgq, "pgq")]:
+            try:
+                peers.append(kind(db))
+            except Missing as why:
+                report.add(f"items against {name}", f"left out: {why}")
 
-        def measure(script, batch):
-            fill(db, PER_SECOND[batch] * SECONDS)
-            return batch * pgbench(script, batch=batch)
-
-        def compare(where, repeat=REPEAT, **bound):
+        def compare(where, repeat, peer_bounds):
             for batch in (1, 100):
-                scripts = ("items", "items_by_hand", "items_at_once", "items_by_hand_at_once")
-                values = interleave({script: lambda script=script: measure(script, batch) for script in scripts}, repeat)
+                runs = {
+                    "ours": (ours, "items"),
+                    "plain": (plain, "items_by_hand"),
+                    **{peer.name: (peer, peer.script) for peer in peers},
+                    "ours at once": (ours, "items_at_once"),
+                    "plain at once": (plain, "items_by_hand_at_once"),
+                }
+                values = interleave({
+                    name: lambda queue=queue, script=script: queue.measure(db, script, batch) for name, (queue, script) in runs.items()
+                }, repeat)  # fmt: skip
                 what = f"items claimed, then done, {batch} at a time, {where}"
-                report.ratio(what, values["items"], "UPDATE, DELETE", values["items_by_hand"], **bound)
+                report.ratio(what, values["ours"], "UPDATE, DELETE", values["plain"], at_least=1.0)
+                for peer in peers:
+                    report.ratio("  the same", values["ours"], peer.name, values[peer.name], at_least=peer_bounds.get(type(peer)))
                 what = f"items claimed and done at once, {batch} at a time, {where}"
-                report.ratio(what, values["items_at_once"], "SELECT, DELETE", values["items_by_hand_at_once"], **bound)
+                report.ratio(what, values["ours at once"], "SELECT, DELETE", values["plain at once"], at_least=1.0)
 
-        compare("idle", at_least=1.0)
+        compare("idle", REPEAT, {})
         with connect() as old, old.transaction():
             old.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
             old.execute("SELECT 1 FROM plain_items LIMIT 1")
-            fill(db, CHURN)
-            for script in ("items_at_once", "items_by_hand_at_once"):
-                pgbench(script, batch=1000, seconds=1)
-            db.execute("DELETE FROM plain_items WHERE id IN (SELECT id FROM plain_items ORDER BY id LIMIT %s)", (CHURN,))
-            one(db, "SELECT count(*) FROM clients AS c, generate_series(1, %s), "
-                    "LATERAL (SELECT eskit_lease.item_done(array_agg(i.id), min(i.fence)) FROM eskit_lease.item_claim('bench', c.session, 1000) AS i) AS d "
-                    "WHERE c.n = 0", CHURN // 1000)  # fmt: skip
-            compare("old snapshot", repeat=min(REPEAT, 3), at_least=1.0)
+            since = time.monotonic()
+            for n in range(1, SLICES + 1):
+                for queue in (ours, plain, *peers):
+                    queue.churn(db, CHURN // SLICES)
+                time.sleep(max(0, since + SNAPSHOT_SECONDS * n / SLICES - time.monotonic()))
+            age = time.monotonic() - since
+            report.add("old snapshot", f"open for {age / 60:.1f} min", f"{CHURN:,} items through each queue meanwhile")
+            compare("old snapshot", min(REPEAT, 3), {GraphileWorker: 1.0})

@@ -1,0 +1,163 @@
+"""The queues that work items are measured against: each can be filled, and its items claimed and done by pgbench. A peer that cannot
+be had on this machine raises Missing."""
+
+import json
+import re
+import subprocess
+
+from harness import HERE, ROOT, SECONDS, one, pgbench
+
+
+class Missing(Exception):
+    pass
+
+
+def peer(name):
+    done = subprocess.run([HERE / "peers", name], capture_output=True, text=True)
+    if done.returncode != 0:
+        raise Missing((done.stderr.strip().splitlines() or ["no reason given"])[-1])
+
+
+class Queue:
+    """What all have in common. A run that finds nothing more to claim fails: then PER_SECOND is too small."""
+
+    # Items, by the size of a batch: more than anybody does in a second.
+    PER_SECOND = {1: 8_000, 100: 150_000}
+    count: str
+    tables: str
+    # Items that one statement adds.
+    at_once = 50_000
+
+    def fill(self, db, items):
+        missing = items - one(db, self.count)
+        self.add_all(db, missing)
+        if missing > 0:
+            self.analyze(db)
+
+    def analyze(self, db):
+        """What autovacuum would tell the planner a minute later."""
+        db.execute(f"ANALYZE {self.tables}")
+
+    def add_all(self, db, items):
+        for done in range(0, items, self.at_once):
+            self.add(db, min(items - done, self.at_once))
+
+    def run(self, script, batch, **options):
+        return pgbench(script, batch=batch, **options)
+
+    def measure(self, db, script, batch):
+        """Items per second."""
+        self.fill(db, self.PER_SECOND[batch] * SECONDS)
+        return batch * self.run(script, batch)
+
+    def churn(self, db, items, batch=1_000):
+        """So many items are added, and so many done."""
+        self.add_all(db, items)
+        self.run(self.script, batch, clients=1, times=items // batch)
+
+
+class Ours(Queue):
+    script = "items"
+    tables = "eskit_lease._items"
+    count = f"SELECT count(*) FROM {tables}"
+
+    def add(self, db, items):
+        one(db, "SELECT eskit_lease.item_add_many('bench', array_agg(to_jsonb(n))) FROM generate_series(1, %s) AS n", items)
+
+
+class Plain(Queue):
+    script = "items_by_hand"
+    tables = "plain_items"
+    count = f"SELECT count(*) FROM {tables}"
+
+    def add(self, db, items):
+        db.execute("INSERT INTO plain_items (payload) SELECT to_jsonb(n) FROM generate_series(1, %s) AS n", (items,))
+
+
+class GraphileWorker(Queue):
+    """The statements by which its worker takes jobs and completes them, as its own code makes them: one job at a time as by default,
+    or as many as its local queue holds and its batched completion takes."""
+
+    script = "graphile_worker"
+    tables = "graphile_worker._private_jobs"
+    count = f"SELECT count(*) FROM {tables}"
+
+    def __init__(self, db):
+        peer("graphile-worker")
+        sizes = [str(size) for size in (1, 100, 1_000)]
+        command = ["node", HERE / "graphile_worker.js", ROOT / "target" / "peers", *sizes]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode != 0:
+            raise Missing(done.stderr.strip())
+        answer = json.loads(done.stdout)
+        self.name = f"graphile-worker {answer['version']}"
+        self.statements = {int(size): statements for size, statements in answer["statements"].items()}
+
+    def add(self, db, items):
+        spec = "('bench', to_json(n), NULL, NULL, NULL, NULL, NULL, NULL)::graphile_worker.job_spec"
+        jobs = f"graphile_worker.add_jobs((SELECT array_agg({spec}) FROM generate_series(1, %s) AS n))"
+        one(db, f"SELECT count(*) FROM {jobs}", items)
+
+    def run(self, script, batch, **options):
+        """Its own text, but that what the UPDATE returns becomes one row, which is all that pgbench can take; a worker gets them all."""
+        get, complete = (self.statements[batch][name] for name in ("get", "complete"))
+        head, update = re.fullmatch(r"(with .*?)\s+(update [^,]*? as jobs\s+set\s+attempts = .* returning) \*", get, re.S).groups()
+        get = f"{head},\nclaimed as ({update} jobs.*)\nselect array_agg(id) as ids, min(id) as id, count(payload) from claimed"
+        get = get.replace("$1", ":client_id").replace("$2", ":tasks")
+        complete = complete.replace("$1::bigint[]", ":ids::bigint[]").replace("$1::bigint", ":id::bigint")
+        tasks = "{" + ",".join(map(str, self.statements[batch]["tasks"])) + "}"
+        return pgbench(f"{script}_{batch}", text=f"{get} \\gset\n{complete};\n", tasks=tasks, **options)
+
+
+class Pgq(Queue):
+    """A log that a consumer reads from tick to tick. Debian has no pgq_coop, so one consumer is all that can share a queue. What it
+    gets at once is what lies between two ticks: they are made, by its own ticker, when so many events have come, before the measurement.
+    Small ticks are not its strength, its default being 500 events: each one that is finished leaves a version of the consumer's only
+    row, and an old snapshot keeps them all."""
+
+    script = "pgq"
+    tables = "pgq.subscription, pgq.tick, pgq.event_1_0"
+    PER_SECOND = {1: 4_000, 100: 150_000}
+
+    def __init__(self, db):
+        peer("pgq")
+        db.execute("CREATE EXTENSION pgq")
+        db.execute("SELECT pgq.create_queue('bench'), pgq.register_consumer('bench', 'bench')")
+        # A tick whenever the ticker is called and something is new.
+        db.execute("SELECT pgq.set_queue_config('bench', 'ticker_max_lag', '0')")
+        # Its first tick counts one event too many, before any has come.
+        self.churn(db, 1, batch=1)
+        version = one(db, "SELECT extversion FROM pg_extension WHERE extname = 'pgq'")
+        self.name = f"pgq {version}, 1 consumer"
+
+    def ahead(self, db):
+        """Ticks and events that its consumer has before it."""
+        return one(db, "SELECT count(*) - 1, max(t.tick_event_seq) - min(t.tick_event_seq) FROM pgq.subscription AS s JOIN pgq.tick AS t "
+                       "ON t.tick_queue = s.sub_queue AND t.tick_id >= s.sub_last_tick")  # fmt: skip
+
+    def ticks(self, ticks, batch):
+        if ticks > 0:
+            pgbench("pgq_add", batch=batch, clients=1, times=ticks)
+
+    def fill(self, db, items, batch):
+        ticks, events = self.ahead(db)
+        if events != ticks * batch:
+            # From ticks of another size.
+            self.run(self.script, batch, times=ticks)
+            ticks = 0
+        self.ticks(items // batch - ticks, batch)
+        self.analyze(db)
+        ticks, events = self.ahead(db)
+        assert events == ticks * batch, (events, ticks)
+
+    def run(self, script, batch, **options):
+        return super().run(script, batch, **{**options, "clients": 1})
+
+    def measure(self, db, script, batch):
+        self.fill(db, self.PER_SECOND[batch] * SECONDS, batch)
+        return batch * self.run(script, batch)
+
+    def churn(self, db, items, batch=1_000):
+        ticks, _ = self.ahead(db)
+        self.ticks(items // batch, batch)
+        self.run(self.script, batch, times=ticks + items // batch)
