@@ -97,7 +97,7 @@ pub enum Value<'a> {
 }
 
 impl Value<'_> {
-    fn datum(self) -> Option<Datum> {
+    pub fn datum(self) -> Option<Datum> {
         match self {
             Value::Text(text) => Some(text_datum(text)),
             Value::MaybeText(text) => text.map(text_datum),

@@ -233,20 +233,36 @@ impl Table {
         result.map_or(Locked::Changed, locked)
     }
 
-    /// Whether a row may be changed by [`Table::update`]: nothing hangs on the table but its key. An administrator may have given it
-    /// an index or a trigger, and while an index is made again there are two of it. Whoever makes one waits for those who have opened
-    /// the table before.
+    /// Whether a row may be added or changed here, and not by a statement: nothing hangs on the table but indexes. An administrator may have
+    /// given it a trigger, say. Whoever does so waits for those who have opened the table before.
     pub fn is_plain(&self) -> bool {
         // SAFETY: the relation is open; the list is ours
         unsafe {
             let (class, constraints) = (&*(*self.relation).rd_rel, (*(*self.relation).rd_att).constr);
-            let indexes = pg_sys::RelationGetIndexList(self.relation);
-            let one = !indexes.is_null() && (*indexes).length == 1;
-            pg_sys::list_free(indexes);
             let checked =
                 !constraints.is_null() && ((*constraints).num_check > 0 || (*constraints).has_generated_stored);
-            one && !checked && !class.relhastriggers && !class.relhasrules
+            !checked && !class.relhastriggers && !class.relhasrules && !class.relrowsecurity
         }
+    }
+
+    /// Adds a row, if the table is plain and has just these columns. Whether it is.
+    pub fn try_insert(&self, columns: &[Option<Datum>]) -> bool {
+        // SAFETY: the relation is open
+        let known = usize::try_from(unsafe { (*(*self.relation).rd_att).natts }) == Ok(columns.len());
+        if !known || !self.is_plain() {
+            return false;
+        }
+        let mut nulls: Vec<bool> = columns.iter().map(Option::is_none).collect();
+        let mut values: Vec<Datum> = columns.iter().map(|column| column.unwrap_or(Datum::from(0))).collect();
+        // SAFETY: the values are of the columns' types, and as many; the table is plain, so nothing else is to be done for a row
+        unsafe {
+            let new = pg_sys::heap_form_tuple((*self.relation).rd_att, values.as_mut_ptr(), nulls.as_mut_ptr());
+            pg_sys::simple_heap_insert(self.relation, new);
+            self.index(new, Version::First);
+            pg_sys::heap_freetuple(new);
+            pg_sys::CommandCounterIncrement();
+        }
+        true
     }
 
     /// Gives columns of the row that the last scan stopped at, counted from 1, other values; waits for whoever has it. Whether it still was
@@ -279,7 +295,7 @@ impl Table {
             let result = locked(result);
             let moved = u32::from((*(*new).t_data).t_infomask2) & pg_sys::HEAP_ONLY_TUPLE == 0;
             if result == Locked::Mine && (moved || summaries) {
-                self.index(new, !moved);
+                self.index(new, if moved { Version::Moved } else { Version::InPlace });
             }
             pg_sys::heap_freetuple(new);
             pg_sys::CommandCounterIncrement();
@@ -301,8 +317,8 @@ impl Table {
     }
 
     /// Adds a version of a row to the table's indexes: to its key, to those that an administrator has made, and while one is made again to
-    /// both of it. `summaries`: only to those that do not tell rows of a page apart.
-    unsafe fn index(&self, tuple: pg_sys::HeapTuple, summaries: bool) {
+    /// both of it.
+    unsafe fn index(&self, tuple: pg_sys::HeapTuple, version: Version) {
         // SAFETY: the tuple is one of the table's; what the executor is given is ended here, or by whoever cleans up after an error
         unsafe {
             pg_sys::ExecForceStoreHeapTuple(tuple, self.slot, false);
@@ -312,7 +328,7 @@ impl Table {
             (*into).type_ = pg_sys::NodeTag::T_ResultRelInfo;
             pg_sys::InitResultRelInfo(into, self.relation, 0, std::ptr::null_mut(), 0);
             pg_sys::ExecOpenIndices(into, false);
-            index_insert(into, self.slot, executor, summaries);
+            index_insert(into, self.slot, executor, version);
             pg_sys::ExecCloseIndices(into);
             pg_sys::FreeExecutorState(executor);
             pg_sys::pfree(into.cast());
@@ -425,23 +441,35 @@ unsafe fn heap_update(
     }
 }
 
-/// Adds the row that a slot holds, changed from another version of it, to the indexes that are open.
+/// What the indexes are to be told of a row.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Version {
+    /// It is new.
+    First,
+    /// It has changed, and is elsewhere than before.
+    Moved,
+    /// It has changed in its page: for those only that do not tell the rows of a page apart.
+    InPlace,
+}
+
+/// Adds the row that a slot holds to the indexes that are open.
 unsafe fn index_insert(
     into: *mut pg_sys::ResultRelInfo,
     slot: *mut pg_sys::TupleTableSlot,
     executor: *mut pg_sys::EState,
-    _summaries: bool,
+    version: Version,
 ) {
-    let none = std::ptr::null_mut();
+    let (changed, none) = (version != Version::First, std::ptr::null_mut());
     // SAFETY: as the caller has made them
     #[cfg(feature = "pg15")]
     unsafe {
-        pg_sys::ExecInsertIndexTuples(into, slot, executor, true, false, none, std::ptr::null_mut());
+        pg_sys::ExecInsertIndexTuples(into, slot, executor, changed, false, none, std::ptr::null_mut());
     }
     // SAFETY: as above
     #[cfg(not(feature = "pg15"))]
     unsafe {
-        pg_sys::ExecInsertIndexTuples(into, slot, executor, true, false, none, std::ptr::null_mut(), _summaries);
+        let summaries = version == Version::InPlace;
+        pg_sys::ExecInsertIndexTuples(into, slot, executor, changed, false, none, std::ptr::null_mut(), summaries);
     }
 }
 

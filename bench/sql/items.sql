@@ -1,2 +1,3 @@
-SELECT array_agg(i.id) AS ids, min(i.fence) AS fence FROM clients AS c, eskit_lease.item_claim('bench', c.session, :batch) AS i WHERE c.n = :client_id \gset
+\i include/session.sql
+SELECT array_agg(id) AS ids, min(fence) AS fence FROM eskit_lease.item_claim('bench', :session, :batch) \gset
 SELECT eskit_lease.item_done(:ids, :fence);

@@ -53,6 +53,35 @@ def test_claimed_while_the_index_is_made_again(attacked, background, conn):
     assert len(claim(conn, session, COUNT)[0]) == COUNT
 
 
+@pytest.mark.parametrize(
+    "change, undo",
+    [
+        ("CREATE INDEX extra ON eskit_lease._claims (claimed_at)", "DROP INDEX eskit_lease.extra"),
+        (
+            "CREATE TRIGGER extra BEFORE UPDATE ON eskit_lease._claims FOR EACH ROW EXECUTE FUNCTION suppress_redundant_updates_trigger()",
+            "DROP TRIGGER extra ON eskit_lease._claims",
+        ),
+        # The last, as a column that was dropped leaves its place.
+        ("ALTER TABLE eskit_lease._claims ADD extra integer", "ALTER TABLE eskit_lease._claims DROP extra"),
+    ],
+)
+def test_claims_are_written_whatever_their_table_is(conn, change, undo):
+    session = Session(conn, "worker", ttl="60 s")
+    call(conn, "item_add_many", "q", [Jsonb("x")] * 20)
+    conn.execute(change)
+    try:
+        for _ in range(4):
+            ids, fence = claim(conn, session, 5)
+            row = "SELECT fence, session, places, partitions, ids, claimed_at <= clock_timestamp() FROM eskit_lease._claims"
+            assert conn.execute(row).fetchall() == [(fence, session.id, ids, None, None, True)]
+            by_key = f"SELECT count(*) FROM eskit_lease._claims WHERE session = '{session.id}' AND fence = {fence}"
+            assert conn.execute("SET enable_seqscan = off") and conn.execute(by_key).fetchone() == (1,)
+            assert call(conn, "item_done", ids, fence) == 5
+    finally:
+        conn.execute(undo)
+    assert conn.execute("SELECT count(*) FROM eskit_lease._claims").fetchone() == (0,)
+
+
 @pytest.mark.parametrize("index", ["(attempt)", "(id) WHERE claim = 0", "((attempt + 1))", "USING brin (attempt)"])
 def test_claimed_where_there_is_another_index(conn, index):
     session = Session(conn, "worker", ttl="60 s")

@@ -15,7 +15,7 @@ use crate::table::{Flight, Key, Locked, Sight, Table, Tuple};
 use crate::text::Text;
 use crate::{claim, fence, row};
 use ordered::Look;
-use pgrx::pg_sys::{self, INT4ARRAYOID, INT4OID, INT8ARRAYOID, INT8OID, TEXTOID, UUIDOID};
+use pgrx::pg_sys::{self, Datum, INT4ARRAYOID, INT4OID, INT8ARRAYOID, INT8OID, TEXTOID, TIMESTAMPTZOID, UUIDOID};
 use pgrx::prelude::*;
 use pgrx::{Uuid, name};
 use std::cell::Cell;
@@ -24,7 +24,7 @@ use std::sync::atomic::Ordering;
 
 static CLAIM: Statement = Statement::writes(
     include_str!("../../sql/query/item/claim.sql"),
-    &[INT8OID, UUIDOID, INT4OID, INT8ARRAYOID, INT4ARRAYOID, INT8ARRAYOID, TEXTOID],
+    &[INT8OID, UUIDOID, INT4OID, TIMESTAMPTZOID, INT8ARRAYOID, INT4ARRAYOID, INT8ARRAYOID, TEXTOID],
 );
 static CLAIM_LATER: Statement = Statement::writes(
     include_str!("../../sql/query/item/claim_later.sql"),
@@ -248,21 +248,31 @@ impl Claimer<'_> {
         self.call.shared.hunger(self.call.database, me, self.queue.number, self.next_due);
     }
 
-    /// Writes the row of the claim.
+    /// Writes the row of the claim: by hand, as there is one for each call, if the table is as we made it.
     fn write(&self, fence: i64, session: Uuid) {
         let partitions: Vec<i32> = self.taken.iter().map(|item| item.partition).collect();
         let places: Vec<i64> = self.taken.iter().map(|item| item.place).collect();
         let ids: Vec<i64> = self.taken.iter().map(|item| item.id).collect();
+        // SAFETY: no preconditions
+        let now = unsafe { pg_sys::GetCurrentTimestamp() };
         let values = vec![
             Value::Long(fence),
             Value::Uuid(session),
             Value::Int(self.queue.number),
+            Value::Long(now),
             Value::Longs(&places),
             if partitions.iter().any(|partition| *partition != 0) { Value::Ints(&partitions) } else { Value::Null },
             if ids == places { Value::Null } else { Value::Longs(&ids) },
             Value::MaybeText(Some(self.queue.order).filter(|order| *order != Order::None).map(Order::name)),
         ];
-        self.call.db().execute(&CLAIM, values);
+        let row: Vec<Option<Datum>> = values.into_iter().map(Value::datum).collect();
+        if Claim::table().try_insert(&row) {
+            // SAFETY: in a transaction; as after a statement that writes
+            unsafe { pg_sys::ForceSyncCommit() };
+        } else {
+            let given = |column: Option<Datum>| column.map_or(Value::Null, Value::Datum);
+            self.call.db().execute(&CLAIM, row.into_iter().map(given).collect());
+        }
     }
 }
 
