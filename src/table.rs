@@ -268,15 +268,19 @@ impl Table {
     /// Gives columns of the row that the last scan stopped at, counted from 1, other values; waits for whoever has it. Whether it still was
     /// the same row. For a table that is plain.
     pub fn update(&self, changes: &[(i32, Datum)]) -> bool {
-        self.change(changes, true) == Locked::Mine
+        self.change(changes) == Locked::Mine
     }
 
-    /// The same without waiting, also of the row that a scan stands at; `Busy` as well if this transaction has locked it.
+    /// The same without waiting, also of the row that a scan stands at.
     pub fn try_update(&self, changes: &[(i32, Datum)]) -> Locked {
-        self.change(changes, false)
+        // heap_update() has an argument for it, and an assertion that it is not used where somebody has the row.
+        match self.lock(self.row().tid(), false) {
+            Locked::Mine => self.change(changes),
+            other => other,
+        }
     }
 
-    fn change(&self, changes: &[(i32, Datum)], wait: bool) -> Locked {
+    fn change(&self, changes: &[(i32, Datum)]) -> Locked {
         let (mut columns, mut values): (Vec<_>, Vec<_>) = changes.iter().copied().unzip();
         let mut nulls = vec![false; changes.len()];
         let (mut should_free, count) = (false, columns.len() as i32);
@@ -291,7 +295,7 @@ impl Table {
                 values.as_mut_ptr(),
                 nulls.as_mut_ptr(),
             );
-            let (result, summaries) = heap_update(self.relation, &mut (*old).t_self, new, wait);
+            let (result, summaries) = heap_update(self.relation, &mut (*old).t_self, new);
             let result = locked(result);
             let moved = u32::from((*(*new).t_data).t_infomask2) & pg_sys::HEAP_ONLY_TUPLE == 0;
             if result == Locked::Mine && (moved || summaries) {
@@ -420,7 +424,6 @@ unsafe fn heap_update(
     table: pg_sys::Relation,
     old: pg_sys::ItemPointer,
     new: pg_sys::HeapTuple,
-    wait: bool,
 ) -> (TM_Result::Type, bool) {
     let (mut failure, mut mode) = (pg_sys::TM_FailureData::default(), pg_sys::LockTupleMode::LockTupleNoKeyExclusive);
     let no_crosscheck = std::ptr::null_mut();
@@ -428,7 +431,7 @@ unsafe fn heap_update(
     #[cfg(feature = "pg15")]
     unsafe {
         let command = pg_sys::GetCurrentCommandId(true);
-        (pg_sys::heap_update(table, old, new, command, no_crosscheck, wait, &mut failure, &mut mode), false)
+        (pg_sys::heap_update(table, old, new, command, no_crosscheck, true, &mut failure, &mut mode), false)
     }
     // SAFETY: as above
     #[cfg(not(feature = "pg15"))]
@@ -436,7 +439,7 @@ unsafe fn heap_update(
         let command = pg_sys::GetCurrentCommandId(true);
         let mut indexes = pg_sys::TU_UpdateIndexes::TU_None;
         let result =
-            pg_sys::heap_update(table, old, new, command, no_crosscheck, wait, &mut failure, &mut mode, &mut indexes);
+            pg_sys::heap_update(table, old, new, command, no_crosscheck, true, &mut failure, &mut mode, &mut indexes);
         (result, indexes == pg_sys::TU_UpdateIndexes::TU_Summarizing)
     }
 }
