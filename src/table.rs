@@ -307,14 +307,25 @@ impl Table {
         }
     }
 
-    /// Deletes the row that the last scan stopped at, or that a scan stands at, if nobody has it locked: not even this transaction.
+    /// Deletes the row that the last scan stopped at, or that a scan stands at, if nobody else has it.
     pub fn try_delete(&self) -> Locked {
+        match self.delete(false) {
+            // This transaction, perhaps.
+            Locked::Busy => match self.lock(self.row().tid(), false) {
+                Locked::Mine => self.delete(true),
+                other => other,
+            },
+            known => known,
+        }
+    }
+
+    fn delete(&self, wait: bool) -> Locked {
         let mut failure = pg_sys::TM_FailureData::default();
         // SAFETY: the slot holds a row of the table, which is a heap without triggers
         unsafe {
             let (command, tid) = (pg_sys::GetCurrentCommandId(true), &raw mut (*self.slot).tts_tid);
             let crosscheck = std::ptr::null_mut();
-            let result = pg_sys::heap_delete(self.relation, tid, command, crosscheck, false, &mut failure, false);
+            let result = pg_sys::heap_delete(self.relation, tid, command, crosscheck, wait, &mut failure, false);
             pg_sys::CommandCounterIncrement();
             locked(result)
         }
