@@ -51,7 +51,7 @@ COMMENT ON FUNCTION eskit_lease.session_detach(uuid) IS
 COMMENT ON FUNCTION eskit_lease.session_close(uuid) IS
 'Ends the session, releases all that it holds and hands it to the first in line. Waits for its own fenced transactions, under lock_timeout. False if it was not alive.';
 COMMENT ON FUNCTION eskit_lease.session_sweep(integer) IS
-'One bounded pass of what the background worker does: hands over, and takes away the rows of sessions that have ended, up to max_leases leases (1 to 100000). Returns sessions ended, leases handed over, and whether there is more to do. For administrators.';
+'One bounded pass of what the background worker does: hands over, and takes away the rows of sessions that have ended, up to max_leases leases (1 to 100000). Returns sessions ended, leases handed over, and whether there is more to do. After it work items are found that were not added but copied in. For administrators.';
 COMMENT ON FUNCTION eskit_lease.lease_acquire(text, uuid, boolean) IS
 'Asks for the lease of a resource (1 to 255 bytes), or for any free permit of a semaphore (slot tells which), without ever waiting; counts as a heartbeat of the session. queue: take a place in the queue if refused. Reasons: granted, already_held (same fence, also out of grace), refenced (new fence after a promotion); held (holder says by whom; NULL for a semaphore), busy (somebody is in the middle of it), awaited (others are in line), queued, draining, closing, expired, unknown_session. trust_ms: how long from the start of the call the lease may be believed held. Raises 42501, 22004, 22023, 42809 (a group), 53400 (too many places in queues).';
 COMMENT ON FUNCTION eskit_lease.lease_acquire_many(text[], uuid) IS
