@@ -79,21 +79,21 @@ COMMENT ON FUNCTION eskit_lease.require_fence() IS
 COMMENT ON FUNCTION eskit_lease.semaphore_create(text, integer) IS
 'Makes a semaphore: up to permits (1 to 32768) sessions hold the name at a time, one permit each, by lease_acquire. Raises 42710 for a name that is declared, held or waited for, 22023, 22004.';
 COMMENT ON FUNCTION eskit_lease.semaphore_resize(text, integer) IS
-'Changes the number of permits. One that shrinks takes effect as permits come back. Raises 42704, 42809 (a group), 42501 unless the caller made it.';
+'Changes the number of permits. One that shrinks takes effect as permits come back. Raises 42704, 42809 (a group), 42501 unless the caller made it, 55P03 (somebody is just changing it).';
 COMMENT ON FUNCTION eskit_lease.semaphore_drop(text) IS
-'Drops a semaphore that nobody holds or waits for. Raises 55006 otherwise, 42704, 42809, 42501.';
+'Drops a semaphore that nobody holds or waits for. Raises 55006 otherwise, 42704, 42809, 42501, 55P03 (somebody is just changing it).';
 COMMENT ON FUNCTION eskit_lease.group_create(text, integer, text, interval, interval) IS
 'Makes a consumer group with partitions 0 to partitions - 1 (1 to 32768 of them). assignor: sticky (default; balanced with the fewest moves) or range (neighbours together). rebalance_timeout: how long an owner has to release a partition that goes to another. settle_delay: how long newcomers are gathered for one rebalance. Intervals are 0 to 1 day. Raises 42710 for a name that is declared, held or waited for, 22023, 22004.';
 COMMENT ON FUNCTION eskit_lease.group_alter(text, text, interval, interval) IS
-'Changes settings of a group; NULL, the default, keeps one. Raises 42704, 42809, 42501 unless the caller made it, 22023.';
+'Changes settings of a group; NULL, the default, keeps one. Raises 42704, 42809, 42501 unless the caller made it, 22023, 55P03 (somebody is just changing it).';
 COMMENT ON FUNCTION eskit_lease.group_resize(text, integer, boolean) IS
-'Changes the number of partitions, and so which key belongs where. Raises 55006 while any partition is owned; with drain, all owners are asked to release theirs first, within the rebalance_timeout. Every cursor then begins at the least position that any had: nothing is skipped, some may be seen again. The present number calls a resize off that is being drained for. True once it is done, false while it is being drained.';
+'Changes the number of partitions, and so which key belongs where. Raises 55006 while any partition is owned; with drain, all owners are asked to release theirs first, within the rebalance_timeout. Every cursor then begins at the least position that any had: nothing is skipped, some may be seen again. The present number calls a resize off that is being drained for. True once it is done, false while it is being drained. Raises 42704, 42809, 42501, 22023, 55P03 (somebody is just changing it, or its membership).';
 COMMENT ON FUNCTION eskit_lease.group_drop(text) IS
-'Drops a group without living members, and its cursors. Raises 55006 otherwise, 42704, 42809, 42501.';
+'Drops a group without living members, and its cursors. Raises 55006 otherwise, 42704, 42809, 42501, 55P03 (somebody is just changing it, or its membership).';
 COMMENT ON FUNCTION eskit_lease.group_join(text, uuid) IS
-'Makes the session a member of the group, once; counts as its heartbeat. Partitions come by and by, as others release them: see group_assignment. Returns the generation. Raises 55000 for a session that has ended or drains, 42704, 42809, 42501.';
+'Makes the session a member of the group, once; counts as its heartbeat. Partitions come by and by, as others release them: see group_assignment. Returns the generation. Raises 55000 for a session that has ended or drains, 42704, 42809, 42501, 55P03 (somebody is just changing or dropping the group).';
 COMMENT ON FUNCTION eskit_lease.group_leave(text, uuid) IS
-'Ends the membership, and releases the session''s partitions to those who are to have them. Waits for its own fenced transactions, under lock_timeout. False if it was no member.';
+'Ends the membership, and releases the session''s partitions to those who are to have them. Waits for its own fenced transactions, under lock_timeout. False if it was no member. Raises 42704, 42809, 42501, 55P03 (lock_timeout ran out, or somebody is just changing the group).';
 COMMENT ON FUNCTION eskit_lease.group_assignment(text, uuid) IS
 'The partitions that the session owns; counts as its heartbeat. To be asked whenever the revision of the session has changed. state: owned, or revoking: finish, commit the cursor and release it with group_release, within revoke_in (NULL for a session that drains: in its own time). Raises 55000 for a session that has ended or is no member.';
 COMMENT ON FUNCTION eskit_lease.group_release(text, integer, bigint) IS

@@ -119,7 +119,7 @@ pub fn define_at_preload() {
     int(
         c"eskit_lease.row_retention",
         c"How long the row of a released lease is kept.",
-        c"It keeps the last fence of the resource for people to see. Fences never repeat, kept or not.",
+        c"It keeps the last fence of the resource for people to see. Fences never repeat, kept or not. Claims of work items that nobody saw the end of are kept as long.",
         &ROW_RETENTION,
         (0, 2_147_483),
         GucContext::Sighup,

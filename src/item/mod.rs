@@ -11,7 +11,8 @@
 //!
 //! **A claim** is a row: one for each call, with the fence that it drew and the session whose it is. An item names the fence of its
 //! claim. Whoever finishes items names the fence too, and finishes those that still have it. A thread whose session has claimed the
-//! item again has an older fence, and is refused. A claim's row changes never; it goes with the last of its items.
+//! item again has an older fence, and is refused. A claim's row changes never; it goes with the last of its items, or by retention where the
+//! last ones were finished by transactions that did not see each other.
 //!
 //! * A finish takes S(session) in share mode, then looks at the session's slot, then deletes or changes the rows of the items, without
 //!   waiting. From then on to its end nobody can take these items, even past the session's deadline; a close waits for it.
@@ -36,6 +37,7 @@ mod queue;
 
 pub use claim::announce_due;
 pub use dead::{OLDEST, RETIRE, free};
+pub use finish::{OLDEST_CLAIM, RETIRE_CLAIMS};
 pub use queue::{has_items, require_no_items, require_unbound};
 
 use crate::call::Call;

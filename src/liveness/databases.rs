@@ -63,6 +63,8 @@ pub enum Kept {
     Leases,
     Executions,
     DeadItems,
+    /// Claims whose last items were finished by several transactions at once, none of which could see that all are.
+    Claims,
 }
 
 /// There may be rows of a kind, since nobody knows when; and somebody is looking for them.
@@ -136,7 +138,7 @@ pub struct Database {
     /// When somebody last saw to the rows that are kept for a while, and left none that is older than that.
     pub retention_looked: AtomicU64,
     /// Since when the oldest of each kind is kept, by the clock, and before its zero too; zero for none, or one of the above.
-    kept_since: [AtomicI64; 3],
+    kept_since: [AtomicI64; 4],
     /// Of dead sessions whose rows are in somebody's hands.
     pub blocked: Retry,
     /// Of looking through the database, when more is in somebody's hands than the ring has room for.
