@@ -8,7 +8,8 @@ GRANT USAGE ON SCHEMA eskit_lease TO PUBLIC;
 REVOKE ALL ON ALL TABLES IN SCHEMA eskit_lease FROM PUBLIC;
 REVOKE ALL ON ALL SEQUENCES IN SCHEMA eskit_lease FROM PUBLIC;
 REVOKE ALL ON ALL FUNCTIONS IN SCHEMA eskit_lease FROM PUBLIC;
--- Whoever calls a function needs no right to its type; this is for objects of their own that would depend on it.
+-- Whoever calls a function or reads a view needs no right to its type; this is for objects of their own that would depend on it. With a column of a
+-- table's row type anybody could keep that table from being altered.
 REVOKE ALL ON TYPE
     eskit_lease.opened_session,
     eskit_lease.session_state,
@@ -16,7 +17,15 @@ REVOKE ALL ON TYPE
     eskit_lease.lease_answer,
     eskit_lease.lease_state,
     eskit_lease.execution_answer,
-    eskit_lease._session_standing
+    eskit_lease._session_standing,
+    eskit_lease._sessions, eskit_lease._successions, eskit_lease._declarations, eskit_lease._leases,
+    eskit_lease._waiters, eskit_lease._groups, eskit_lease._members, eskit_lease._partitions,
+    eskit_lease._cursors, eskit_lease._heads, eskit_lease._queues, eskit_lease._items, eskit_lease._later,
+    eskit_lease._claims, eskit_lease._item_heads, eskit_lease._dead_items, eskit_lease._executions,
+    eskit_lease.sessions, eskit_lease.leases, eskit_lease.waiters, eskit_lease.semaphores, eskit_lease.groups,
+    eskit_lease.group_members, eskit_lease.group_partitions, eskit_lease.group_lag, eskit_lease.executions,
+    eskit_lease.fenced_tables, eskit_lease.blockers, eskit_lease.queues, eskit_lease.items,
+    eskit_lease.dead_items, eskit_lease.position_blockers
 FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION
     eskit_lease.group_lock_key(text),
