@@ -142,7 +142,7 @@ COMMENT ON FUNCTION eskit_lease.queue_alter(text, integer, interval) IS
 COMMENT ON FUNCTION eskit_lease.queue_drop(text, boolean) IS
 'Drops a queue; with items, also its items, dead ones too. Raises 55006 if it has items otherwise, 55P03 while one of them is in the hands of an open transaction, 42704, 42501.';
 COMMENT ON FUNCTION eskit_lease.item_add(text, jsonb, text, timestamptz) IS
-'Adds an item to a queue, with this transaction, and returns its id. payload: up to 1 MiB. key (1 to 255 bytes): decides the partition in a queue that is bound to a group, and what is given one at a time where the ordering is key. run_at: not to be claimed before. Raises 42704, 22004, 22023, 54000 (payload too large), 55P03 (the queue is just being dropped, or its group resized).';
+'Adds an item to a queue, with this transaction, and returns its id. payload: up to 1 MiB, and 16 MiB as text. key (1 to 255 bytes): decides the partition in a queue that is bound to a group, and what is given one at a time where the ordering is key. run_at: not to be claimed before. Raises 42704, 22004, 22023, 54000 (payload too large), 55P03 (the queue is just being dropped, or its group resized).';
 COMMENT ON FUNCTION eskit_lease.item_add_many(text, jsonb[], text[], timestamptz) IS
 'item_add for up to 100000 payloads, with as many keys or none: the ids, in their order.';
 COMMENT ON FUNCTION eskit_lease.item_claim(text, uuid, integer) IS

@@ -88,7 +88,7 @@ pub enum Error {
     #[error("unknown ordering \"{0}\"")]
     Ordering(String),
     #[error("payload is too large")]
-    Payload { bytes: usize, most: usize },
+    Payload { bytes: usize, most: usize, as_text: bool },
     #[error("numbers of payloads and keys differ")]
     Keys { keys: usize, payloads: usize },
     #[error("{0} must be finite")]
@@ -248,7 +248,9 @@ impl Error {
             Error::NoPartition { partitions, .. } => {
                 format!("It has {partitions} partitions, numbered from 0 to {}.", partitions - 1)
             }
-            Error::Payload { bytes, most } => format!("It has {bytes} bytes; the limit is {most}."),
+            Error::Payload { bytes, most, as_text } => {
+                format!("It has {bytes} bytes{}; the limit is {most}.", if *as_text { " as text" } else { "" })
+            }
             Error::Keys { keys, payloads } => format!("There are {payloads} payloads and {keys} keys."),
             Error::Position(given) => format!("{given} was given; the limits are 1 and {}.", i64::MAX - 1),
             Error::AcksFull { most, .. } => format!("There may be {most} ranges of them."),
