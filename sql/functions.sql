@@ -8,7 +8,8 @@ GRANT USAGE ON SCHEMA eskit_lease TO PUBLIC;
 REVOKE ALL ON ALL TABLES IN SCHEMA eskit_lease FROM PUBLIC;
 REVOKE ALL ON ALL SEQUENCES IN SCHEMA eskit_lease FROM PUBLIC;
 REVOKE ALL ON ALL FUNCTIONS IN SCHEMA eskit_lease FROM PUBLIC;
--- Whoever calls a function needs no right to its type; this is for objects of their own that would depend on it.
+-- Whoever calls a function or reads a view needs no right to its type; this is for objects of their own that would depend on it. With a column of a
+-- table's row type anybody could keep that table from being altered.
 REVOKE ALL ON TYPE
     eskit_lease.opened_session,
     eskit_lease.session_state,
@@ -16,7 +17,15 @@ REVOKE ALL ON TYPE
     eskit_lease.lease_answer,
     eskit_lease.lease_state,
     eskit_lease.execution_answer,
-    eskit_lease._session_standing
+    eskit_lease._session_standing,
+    eskit_lease._sessions, eskit_lease._successions, eskit_lease._declarations, eskit_lease._leases,
+    eskit_lease._waiters, eskit_lease._groups, eskit_lease._members, eskit_lease._partitions,
+    eskit_lease._cursors, eskit_lease._heads, eskit_lease._queues, eskit_lease._items, eskit_lease._later,
+    eskit_lease._claims, eskit_lease._item_heads, eskit_lease._dead_items, eskit_lease._executions,
+    eskit_lease.sessions, eskit_lease.leases, eskit_lease.waiters, eskit_lease.semaphores, eskit_lease.groups,
+    eskit_lease.group_members, eskit_lease.group_partitions, eskit_lease.group_lag, eskit_lease.executions,
+    eskit_lease.fenced_tables, eskit_lease.blockers, eskit_lease.queues, eskit_lease.items,
+    eskit_lease.dead_items, eskit_lease.position_blockers
 FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION
     eskit_lease.group_lock_key(text),
@@ -133,7 +142,7 @@ COMMENT ON FUNCTION eskit_lease.queue_alter(text, integer, interval) IS
 COMMENT ON FUNCTION eskit_lease.queue_drop(text, boolean) IS
 'Drops a queue; with items, also its items, dead ones too. Raises 55006 if it has items otherwise, 55P03 while one of them is in the hands of an open transaction, 42704, 42501.';
 COMMENT ON FUNCTION eskit_lease.item_add(text, jsonb, text, timestamptz) IS
-'Adds an item to a queue, with this transaction, and returns its id. payload: up to 1 MiB. key (1 to 255 bytes): decides the partition in a queue that is bound to a group, and what is given one at a time where the ordering is key. run_at: not to be claimed before. Raises 42704, 22004, 22023, 54000 (payload too large), 55P03 (the queue is just being dropped, or its group resized).';
+'Adds an item to a queue, with this transaction, and returns its id. payload: up to 1 MiB, and 16 MiB as text. key (1 to 255 bytes): decides the partition in a queue that is bound to a group, and what is given one at a time where the ordering is key. run_at: not to be claimed before. Raises 42704, 22004, 22023, 54000 (payload too large), 55P03 (the queue is just being dropped, or its group resized).';
 COMMENT ON FUNCTION eskit_lease.item_add_many(text, jsonb[], text[], timestamptz) IS
 'item_add for up to 100000 payloads, with as many keys or none: the ids, in their order.';
 COMMENT ON FUNCTION eskit_lease.item_claim(text, uuid, integer) IS

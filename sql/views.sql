@@ -393,7 +393,9 @@ LEFT JOIN LATERAL eskit_lease._standing(s.session, s.boot_id, s.ttl_ms) AS t ON 
 WHERE e.extname = 'eskit_lease'
 UNION ALL
 SELECT q.queue, l.id, l.partition, 'later', l.key, l.payload, l.attempt, l.error, l.added_at,
-       '2000-01-01 00:00:00+00'::timestamptz + make_interval(secs => l.due / 1000000.0), NULL, NULL, NULL, NULL
+       -- By hours, each of which is exact: seconds as a double would round the last time that there is to one that there is not.
+       '2000-01-01 00:00:00+00'::timestamptz + l.due / 3600000000 * interval '1 hour' + l.due % 3600000000 * interval '1 microsecond',
+       NULL, NULL, NULL, NULL
 FROM eskit_lease._queues AS q
 JOIN eskit_lease._later AS l ON l.queue = q.number;
 

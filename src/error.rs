@@ -13,6 +13,8 @@ pub type Result<T> = std::result::Result<T, ErrorReport>;
 pub enum Error {
     #[error("eskit_lease must be loaded via shared_preload_libraries")]
     NotPreloaded,
+    #[error("extension eskit_lease is not in this database any more")]
+    NoExtension,
     #[error("cannot use sessions and leases during recovery")]
     Recovery,
     #[error("cannot execute {0} in a read-only transaction")]
@@ -88,7 +90,7 @@ pub enum Error {
     #[error("unknown ordering \"{0}\"")]
     Ordering(String),
     #[error("payload is too large")]
-    Payload { bytes: usize, most: usize },
+    Payload { bytes: usize, most: usize, as_text: bool },
     #[error("numbers of payloads and keys differ")]
     Keys { keys: usize, payloads: usize },
     #[error("{0} must be finite")]
@@ -185,7 +187,7 @@ impl Error {
             Error::WrongKind { .. } | Error::NoGrace { .. } | Error::Unfenceable { .. } => {
                 Code::ERRCODE_WRONG_OBJECT_TYPE
             }
-            Error::Unknown { .. } => Code::ERRCODE_UNDEFINED_OBJECT,
+            Error::Unknown { .. } | Error::NoExtension => Code::ERRCODE_UNDEFINED_OBJECT,
             Error::SessionEnded(_) | Error::NotMember { .. } | Error::FencedAbove(_) => {
                 Code::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE
             }
@@ -248,7 +250,9 @@ impl Error {
             Error::NoPartition { partitions, .. } => {
                 format!("It has {partitions} partitions, numbered from 0 to {}.", partitions - 1)
             }
-            Error::Payload { bytes, most } => format!("It has {bytes} bytes; the limit is {most}."),
+            Error::Payload { bytes, most, as_text } => {
+                format!("It has {bytes} bytes{}; the limit is {most}.", if *as_text { " as text" } else { "" })
+            }
             Error::Keys { keys, payloads } => format!("There are {payloads} payloads and {keys} keys."),
             Error::Position(given) => format!("{given} was given; the limits are 1 and {}.", i64::MAX - 1),
             Error::AcksFull { most, .. } => format!("There may be {most} ranges of them."),

@@ -55,6 +55,10 @@ use std::ffi::CStr;
 pub const MAX_CLAIM: i32 = 1_000;
 /// Bytes of a payload, as jsonb is kept before compression.
 const MAX_PAYLOAD: usize = 1 << 20;
+/// The same as text: a number of a few bytes may have 147,455 digits.
+const MAX_PAYLOAD_TEXT: usize = 16 << 20;
+/// Payloads that have no more bytes than this are not that long as text: a number takes 12 bytes or more.
+const SURELY_SHORT: usize = MAX_PAYLOAD_TEXT / 147_456 * 12;
 /// Bytes of an error that are kept.
 const MAX_ERROR: usize = 8_192;
 /// The longest wait for another try, in milliseconds.
