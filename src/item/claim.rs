@@ -2,7 +2,7 @@
 
 mod ordered;
 
-use super::{Claim, ITEMS, LATER, MAX_CLAIM, Order, Queue, column, dead, lane};
+use super::{Claim, ITEMS, LATER, MAX_CLAIM, Order, Queue, column, dead, id, lane};
 use crate::acquire::grantee;
 use crate::call::{Call, enter, text_arg};
 use crate::error::{Error, Result};
@@ -173,7 +173,7 @@ impl Claimer<'_> {
             self.call.seam().places(lane, *first, true);
         }
         for (due, id) in found {
-            self.take_due(partition, due, id, spi::next(c"_item_seq"));
+            self.take_due(partition, due, id, id::next(self.call));
         }
         self.call.shared.raise(lane, start, stop);
     }
