@@ -1,6 +1,7 @@
 //! What is found in the catalog by name: the relations of ours in this database, the extension, and its owner.
 
 use crate::liveness::slots::Home;
+use crate::version;
 use pgrx::pg_sys::{self, Datum, Oid};
 use std::cell::RefCell;
 use std::ffi::{CStr, c_char};
@@ -35,6 +36,15 @@ pub fn relation(name: &'static CStr) -> Oid {
     };
     if oid != Oid::INVALID {
         FOUND.with_borrow_mut(|found| found.get_or_insert_default().push((name.as_ptr(), oid)));
+    }
+    oid
+}
+
+/// The oid of a relation without which nothing can be done.
+pub fn needed(name: &'static CStr) -> Oid {
+    let oid = relation(name);
+    if oid == Oid::INVALID {
+        version::unserved(format!("There is no relation {}.", name.to_string_lossy()));
     }
     oid
 }

@@ -120,8 +120,8 @@ impl Table {
         let lock = pg_sys::RowExclusiveLock as i32;
         // SAFETY: in a transaction; raises where there is no such table
         unsafe {
-            let relation = pg_sys::table_open(catalog::relation(table), lock);
-            let key = pg_sys::index_open(catalog::relation(key), lock);
+            let relation = pg_sys::table_open(catalog::needed(table), lock);
+            let key = pg_sys::index_open(catalog::needed(key), lock);
             let slot = pg_sys::table_slot_create(relation, std::ptr::null_mut());
             Table { relation, key, slot }
         }

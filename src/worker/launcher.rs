@@ -1,6 +1,6 @@
 //! The launcher: sleeps until something is due anywhere, and has a database worker there in time.
 
-use super::{AHEAD, Due, each_post_due, each_session_due, handle_signals, sleep};
+use super::{AHEAD, Due, each_post_due, each_session_due, handle_signals, library, sleep};
 use crate::liveness::databases::{BOOT, Database, RESCAN, REVISE};
 use crate::liveness::{Shared, clock, my_latch, shared};
 use crate::settings;
@@ -24,7 +24,7 @@ const LAST_BACKOFF: u64 = 10_000_000;
 pub fn register() {
     BackgroundWorkerBuilder::new("eskit_lease launcher")
         .set_type("eskit_lease launcher")
-        .set_library("eskit_lease")
+        .set_library(&library())
         .set_function("eskit_lease_launcher_main")
         .enable_shmem_access(None)
         .enable_spi_access()
@@ -264,7 +264,7 @@ fn start_worker(oid: u32) -> *mut pg_sys::BackgroundWorkerHandle {
     };
     fill(&mut worker.bgw_name, &format!("eskit_lease worker for database {oid}"));
     fill(&mut worker.bgw_type, "eskit_lease worker");
-    fill(&mut worker.bgw_library_name, "eskit_lease");
+    fill(&mut worker.bgw_library_name, &library());
     fill(&mut worker.bgw_function_name, "eskit_lease_database_main");
     let mut handle = std::ptr::null_mut();
     // SAFETY: the structure is complete, and copied; the handle is allocated in the context that lives as long as this process
