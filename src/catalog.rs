@@ -2,6 +2,7 @@
 
 use crate::error::Error;
 use crate::liveness::slots::Home;
+use crate::version;
 use pgrx::pg_sys::panic::ErrorReport;
 use pgrx::pg_sys::{self, Datum, Oid};
 use std::cell::RefCell;
@@ -37,6 +38,18 @@ pub fn relation(name: &'static CStr) -> Oid {
     };
     if oid != Oid::INVALID {
         FOUND.with_borrow_mut(|found| found.get_or_insert_default().push((name.as_ptr(), oid)));
+    }
+    oid
+}
+
+/// The oid of a relation without which nothing can be done.
+pub fn needed(name: &'static CStr) -> Oid {
+    let oid = relation(name);
+    if oid == Oid::INVALID {
+        if home_if_any().is_none() {
+            gone();
+        }
+        version::unserved(format!("There is no relation {}.", name.to_string_lossy()));
     }
     oid
 }

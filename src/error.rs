@@ -3,6 +3,7 @@
 
 use crate::group::assign::Assignor;
 use crate::settings;
+use crate::version::VERSION;
 use pgrx::pg_sys;
 use pgrx::pg_sys::panic::ErrorReport;
 use pgrx::prelude::PgSqlErrorCode as Code;
@@ -15,6 +16,14 @@ pub enum Error {
     NotPreloaded,
     #[error("extension eskit_lease is not in this database any more")]
     NoExtension,
+    #[error("shared memory is that of another build of eskit_lease")]
+    AnotherPreloaded,
+    #[error("library of eskit_lease is of version {VERSION}, before {0}")]
+    LibraryOlder(String),
+    #[error(
+        "objects of extension eskit_lease in this database are not those that its library of version {VERSION} needs"
+    )]
+    Unserved(String),
     #[error("cannot use sessions and leases during recovery")]
     Recovery,
     #[error("cannot execute {0} in a read-only transaction")]
@@ -157,7 +166,9 @@ fn literal(text: &str) -> String {
 impl Error {
     fn code(&self) -> Code {
         match self {
-            Error::NotPreloaded => Code::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
+            Error::NotPreloaded | Error::AnotherPreloaded | Error::LibraryOlder(_) | Error::Unserved(_) => {
+                Code::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE
+            }
             Error::Recovery | Error::ReadOnly(_) => Code::ERRCODE_READ_ONLY_SQL_TRANSACTION,
             Error::Null(_) | Error::PartitionNull { .. } => Code::ERRCODE_NULL_VALUE_NOT_ALLOWED,
             Error::Name { .. }
@@ -219,6 +230,10 @@ impl Error {
 
     fn detail(&self) -> Option<String> {
         Some(match self {
+            Error::AnotherPreloaded => {
+                format!("The server was started with it. This is the library of version {VERSION}, from another file.")
+            }
+            Error::Unserved(why) => why.clone(),
             Error::Name { what, length } => format!("The {what} given is {length} bytes long."),
             Error::Interval { given_ms, min_ms, max_ms, .. } => {
                 format!("{given_ms} ms was given; the limits are {min_ms} ms and {max_ms} ms.")
@@ -300,6 +315,13 @@ impl Error {
         Some(
             match self {
                 Error::NotPreloaded => "Add eskit_lease to shared_preload_libraries and restart the server.",
+                Error::AnotherPreloaded => "Restart the server.",
+                Error::LibraryOlder(_) => {
+                    "Restart the server, so that it loads the library that has been installed, and update then. Without preload, connect again."
+                }
+                Error::Unserved(_) => {
+                    "Run ALTER EXTENSION eskit_lease UPDATE. If that finds nothing to do, install the library of that version and restart the server."
+                }
                 Error::Recovery => "Connect to the primary server.",
                 Error::ReadOnly(_) => {
                     "Only session_heartbeat, session_wait, lease_renew, fence_check, group_assignment, cursor_position and \

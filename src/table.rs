@@ -120,11 +120,11 @@ impl Table {
         let lock = pg_sys::RowExclusiveLock as i32;
         // SAFETY: in a transaction; null where there is no such table
         unsafe {
-            let relation = pg_sys::try_table_open(catalog::relation(table), lock);
+            let relation = pg_sys::try_table_open(catalog::needed(table), lock);
             if relation.is_null() {
                 catalog::gone();
             }
-            let key = pg_sys::index_open(catalog::relation(key), lock);
+            let key = pg_sys::index_open(catalog::needed(key), lock);
             let slot = pg_sys::table_slot_create(relation, std::ptr::null_mut());
             Table { relation, key, slot }
         }

@@ -30,13 +30,13 @@ def wait_until(condition, timeout=60, pause=0.005):
 
 
 class Server:
-    """A throw-away cluster of pg_test/cluster, with further lines for its postgresql.conf."""
+    """A throw-away cluster of pg_test/cluster, with further lines for its postgresql.conf; of a major's server or of a copy of that."""
 
-    def __init__(self, name, *lines, copy_of=None, major=MAJOR):
-        self.name = f"{name}-{major}"
+    def __init__(self, name, *lines, copy_of=None, of=MAJOR):
+        self.name = f"{name}-{of}"
         self._cluster("stop")
         lines = ("statement_timeout = '120s'", *lines)  # a test that hangs fails
-        self._cluster("start", major, *(["--copy", str(copy_of)] if copy_of else []), *lines)
+        self._cluster("start", of, *(["--copy", str(copy_of)] if copy_of else []), *lines)
         conf = dict(word.split("=", 1) for word in shlex.split(self._cluster("conf")) if "=" in word)
         self.host, self.port = conf["PGHOST"], int(conf["PGPORT"])
         self.data, self.log = Path(conf["PGDATA"]), Path(conf["PGLOG"])

@@ -33,6 +33,7 @@ pub mod word;
 
 use crate::error::{Error, Result};
 use crate::settings;
+use crate::version;
 use crate::worker::{AHEAD, LINGER};
 use databases::Database;
 use dirty::{Pending, RingEntry};
@@ -91,13 +92,15 @@ pub struct Shared {
     locks: *mut pg_sys::LWLockPadded,
 }
 
-/// Set by the postmaster and inherited; null where the library was not preloaded.
+/// Set by the postmaster and inherited; null where it was not this library that was preloaded.
 static SHARED: AtomicPtr<Shared> = AtomicPtr::new(std::ptr::null_mut());
 
-/// Shared memory, or the error that it was never made.
+/// Shared memory, or the error that this library has not made it.
 pub fn shared() -> Result<&'static Shared> {
     // SAFETY: null, or leaked by startup() and valid for the life of the process
-    Ok(unsafe { SHARED.load(Ordering::Relaxed).as_ref() }.ok_or(Error::NotPreloaded)?)
+    unsafe { SHARED.load(Ordering::Relaxed).as_ref() }.ok_or_else(|| {
+        if version::another_is_preloaded() { Error::AnotherPreloaded } else { Error::NotPreloaded }.into()
+    })
 }
 
 impl Shared {

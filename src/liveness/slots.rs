@@ -120,7 +120,6 @@ impl Slot {
             }
         }
     }
-
 }
 
 impl Shared {

@@ -153,7 +153,9 @@ impl Keeper {
             self.not_before = now + LOOK_EVERY;
         }
         if failed && !self.short_of_slots {
-            pgrx::log!("eskit_lease: no free background worker slot for the confirmer; consider raising max_worker_processes");
+            pgrx::log!(
+                "eskit_lease: no free background worker slot for the confirmer; consider raising max_worker_processes"
+            );
         }
         self.short_of_slots = failed;
     }

@@ -1,7 +1,7 @@
 //! The launcher: sleeps until something is due anywhere, and has a database worker there in time.
 
 use super::confirmer::Keeper;
-use super::{AHEAD, Due, each_post_due, each_session_due, handle_signals, sleep, start};
+use super::{AHEAD, Due, each_post_due, each_session_due, handle_signals, library, sleep, start};
 use crate::liveness::databases::{BOOT, Database, RESCAN, REVISE};
 use crate::liveness::{Shared, clock, my_latch, shared};
 use crate::settings;
@@ -25,7 +25,7 @@ const LAST_BACKOFF: u64 = 10_000_000;
 pub fn register() {
     BackgroundWorkerBuilder::new("eskit_lease launcher")
         .set_type("eskit_lease launcher")
-        .set_library("eskit_lease")
+        .set_library(&library())
         .set_function("eskit_lease_launcher_main")
         .enable_shmem_access(None)
         .enable_spi_access()

@@ -81,6 +81,19 @@ pub fn sleep(span: u64) {
     }
 }
 
+/// What background workers are to load: this library, which their process has inherited, by the name of the file that it was loaded from.
+/// By its short name it would be searched for, and what is found first now may be another (see [`crate::version`]).
+fn library() -> String {
+    let mut found = std::mem::MaybeUninit::<libc::Dl_info>::zeroed();
+    // SAFETY: asks about a function of this library; the answer's name, where there is one, ends in NUL and lives as long as the library
+    let name = unsafe {
+        let known = libc::dladdr(handle_signals as *const std::ffi::c_void, found.as_mut_ptr());
+        (known != 0).then(|| std::ffi::CStr::from_ptr(found.assume_init().dli_fname).to_str().ok()).flatten()
+    };
+    // Before 16 PostgreSQL has no room for longer ones.
+    name.filter(|name| name.len() < pg_sys::BGW_MAXLEN as usize).unwrap_or("eskit_lease").to_owned()
+}
+
 /// Signals of a background worker: as for a backend, so that pg_terminate_backend works anywhere and settings reload.
 fn handle_signals() {
     #[cfg(not(feature = "pg18"))]
@@ -118,7 +131,7 @@ fn start(name: &str, kind: &str, function: &str, argument: u32) -> *mut pg_sys::
     };
     fill(&mut worker.bgw_name, name);
     fill(&mut worker.bgw_type, kind);
-    fill(&mut worker.bgw_library_name, "eskit_lease");
+    fill(&mut worker.bgw_library_name, &library());
     fill(&mut worker.bgw_function_name, function);
     let mut handle = std::ptr::null_mut();
     // SAFETY: the structure is complete, and copied; the handle is allocated in the context that lives as long as this process
