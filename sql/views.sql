@@ -99,14 +99,16 @@ COMMENT ON COLUMN eskit_lease.waiters.holder IS 'Who holds the resource; NULL fo
 CREATE VIEW eskit_lease.semaphores AS
 SELECT d.resource AS name,
        d.slots AS permits,
-       (SELECT count(*)
-        FROM eskit_lease._leases AS l
-        JOIN eskit_lease._sessions AS s ON s.session = l.session
-        CROSS JOIN LATERAL eskit_lease._standing(s.session, s.boot_id, s.ttl_ms) AS t
-        WHERE l.resource = d.resource AND t.state <> 'expired') AS held,
+       h.held,
        (SELECT count(*) FROM eskit_lease._waiters AS w WHERE w.resource = d.resource) AS waiters,
        d.owner
 FROM eskit_lease._declarations AS d
+CROSS JOIN LATERAL (
+    SELECT count(*) AS held
+    FROM eskit_lease._leases AS l
+    JOIN eskit_lease._sessions AS s ON s.session = l.session
+    CROSS JOIN LATERAL eskit_lease._standing(s.session, s.boot_id, s.ttl_ms) AS t
+    WHERE l.resource = d.resource AND t.state <> 'expired') AS h
 WHERE d.kind = 'semaphore';
 
 COMMENT ON VIEW eskit_lease.semaphores IS 'Semaphores; who holds their permits is in the view leases.';
@@ -347,15 +349,17 @@ SELECT q.queue,
        q.max_attempts,
        make_interval(secs => q.backoff_ms / 1000.0) AS retry_backoff,
        q.group_name,
-       (SELECT count(*)
-        FROM eskit_lease._claims AS c
-        JOIN eskit_lease._sessions AS s ON s.session = c.session
-        WHERE c.queue = q.number) AS claims,
+       c.claims,
        (SELECT count(*) FROM (SELECT FROM eskit_lease._items AS i WHERE i.queue = q.number LIMIT 10001) AS i) AS items,
        (SELECT count(*) FROM (SELECT FROM eskit_lease._later AS l WHERE l.queue = q.number LIMIT 10001) AS l) AS later,
        (SELECT count(*) FROM (SELECT FROM eskit_lease._dead_items AS d WHERE d.queue = q.number LIMIT 10001) AS d) AS dead,
        q.owner
-FROM eskit_lease._queues AS q;
+FROM eskit_lease._queues AS q
+CROSS JOIN LATERAL (
+    SELECT count(*) AS claims
+    FROM eskit_lease._claims AS c
+    JOIN eskit_lease._sessions AS s ON s.session = c.session
+    WHERE c.queue = q.number) AS c;
 
 COMMENT ON VIEW eskit_lease.queues IS 'Queues of work items. Counts end at 10001, so that a look at a long queue is cheap.';
 COMMENT ON COLUMN eskit_lease.queues.queue IS 'The name; queues have a name space of their own.';
@@ -403,13 +407,13 @@ COMMENT ON VIEW eskit_lease.items IS 'Work items that are not finished. To be re
 COMMENT ON COLUMN eskit_lease.items.queue IS 'The queue.';
 COMMENT ON COLUMN eskit_lease.items.id IS 'The item, for ever.';
 COMMENT ON COLUMN eskit_lease.items.partition IS 'Partition of the queue''s group; 0 without one.';
-COMMENT ON COLUMN eskit_lease.items.state IS 'ready (in a queue with an order perhaps behind another of its key), claimed, expired (its claimer has ended; about to be ready again), or later (its time has not come).';
+COMMENT ON COLUMN eskit_lease.items.state IS 'ready (in a queue with an order perhaps behind another of its key), claimed, expired (its claimer has ended; about to be ready again), or later (claimed from its run_at on).';
 COMMENT ON COLUMN eskit_lease.items.key IS 'The key that it was added with.';
 COMMENT ON COLUMN eskit_lease.items.payload IS 'What it was added with.';
 COMMENT ON COLUMN eskit_lease.items.attempt IS 'How often it has been claimed.';
 COMMENT ON COLUMN eskit_lease.items.error IS 'Why it last failed.';
 COMMENT ON COLUMN eskit_lease.items.added_at IS 'When it was added.';
-COMMENT ON COLUMN eskit_lease.items.run_at IS 'When its time comes, for one that is later.';
+COMMENT ON COLUMN eskit_lease.items.run_at IS 'When its time comes, or came, for one that is later.';
 COMMENT ON COLUMN eskit_lease.items.consumer IS 'Who has claimed it.';
 COMMENT ON COLUMN eskit_lease.items.session IS 'The claimer''s session; NULL unless the reader may use it or is an administrator.';
 COMMENT ON COLUMN eskit_lease.items.fence IS 'The fence of its claim.';

@@ -94,6 +94,17 @@ impl Tuple {
         }
     }
 
+    /// Whether somebody has changed or deleted this version of the row, or has tried to: a row that is being inserted tells nothing else of it.
+    pub fn is_marked(&self) -> bool {
+        // SAFETY: as above
+        unsafe {
+            let mut should_free = false;
+            let tuple = pg_sys::ExecFetchSlotHeapTuple(self.0, false, &mut should_free);
+            let mask = u32::from((*(*tuple).t_data).t_infomask);
+            mask & pg_sys::HEAP_XMAX_INVALID == 0 && mask & pg_sys::HEAP_XMAX_LOCK_ONLY == 0
+        }
+    }
+
     /// A column, counted from 1.
     pub fn get<T: FromDatum>(&self, column: usize) -> Option<T> {
         // SAFETY: as above; the caller reads the type that the schema declares, and copies it

@@ -55,8 +55,14 @@ fn lost(call: &Call, fence: i64, why: String) -> ErrorReport {
 
 /// The claim of a fence, whose session is alive, and does not end while this transaction is open without waiting for it.
 fn hold(call: &Call, fence: i64) -> Result<Held<'_>> {
-    let ended =
-        || lost(call, fence, "It has ended: its items are finished or given back, or its session has ended.".into());
+    let ended = || {
+        lost(
+            call,
+            fence,
+            "There is no such claim: it has ended, it is not committed yet, or this is not the fence of a claim."
+                .into(),
+        )
+    };
     let in_flight = || ErrorReport::from(Error::ClaimInFlight { fence });
     let claim = Claim::of(fence).ok_or_else(ended)?;
     let dead = || lost(call, fence, "Its session has ended.".to_owned());

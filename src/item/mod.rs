@@ -150,14 +150,15 @@ impl Queue {
         Table::open(c"_queues", c"_queues_number").scan(Sight::Latest, &[Key::Int(number)], |row, _| Some(read(row)))
     }
 
-    /// Whether nobody is about to drop it.
+    /// Whether nobody is about to drop it. Of one that is being altered the new version is there, too.
     fn stands(&self) -> bool {
-        let mut stands = false;
-        Queue::table().scan(Sight::Dirty, &[Key::Text(&self.name)], |row, flight| {
-            stands = flight == Flight::None && row.get(2) == Some(self.number);
-            None::<()>
-        });
-        stands
+        let stays = |row: &Tuple, flight| match flight {
+            Flight::None => true,
+            Flight::Inserting => !row.is_marked(),
+            Flight::Changing => false,
+        };
+        let stands = |row: &Tuple, flight| (stays(row, flight) && row.get(2) == Some(self.number)).then_some(());
+        Queue::table().scan(Sight::Dirty, &[Key::Text(&self.name)], stands).is_some()
     }
 
     /// How long after a failed attempt the next one is.
