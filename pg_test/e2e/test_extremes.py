@@ -13,7 +13,7 @@ import psycopg
 import pytest
 from client import Session, call, rows, stat
 from conftest import ROOT, Server, numbers, once, wait_until
-from extremes import OF_TYPE, transactions
+from extremes import EXTREMES, OF_TYPE, at_extremes, transactions
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis.configuration import set_hypothesis_home_dir
 from psycopg.pq import TransactionStatus
@@ -158,7 +158,7 @@ def functions_of(server, dbname):
         dbname=dbname,
     )
     assert len(found) > 50
-    undecided = {type for _, types in found for type in types} - OF_TYPE.keys()
+    undecided = {type for _, types in found for type in types} - (OF_TYPE.keys() & EXTREMES.keys())
     assert not undecided, f"no values for {undecided}"
     return [(name, types) for name, types in found if name != "position_raise"]
 
@@ -199,6 +199,20 @@ def test_no_call_has_more_effect_than_it_says(server):
             with server.connect(dbname) as conn:
                 require_order(conn)
     print(f"{turn} turns with seed {SEED}: {dict(told)}")
+    require_sound(server)
+
+
+def test_each_argument_at_its_extremes(server):
+    told = Counter()
+    with stage(server) as dbname:
+        caller = Caller(server, dbname, told)
+        for number, made in enumerate(at_extremes(functions_of(server, dbname))):
+            who = "postgres" if number % 4 == 0 else "extreme_consumer"
+            caller.play(who, "BEGIN", False, [f"SELECT * FROM {made}"], "ROLLBACK")
+        caller.close()
+        with server.connect(dbname) as conn:
+            require_order(conn)
+    print(dict(told))
     require_sound(server)
 
 

@@ -12,7 +12,7 @@ from client import Session, call, stat
 from conftest import Server, wait_until
 
 CALLS = int(os.environ.get("MEMORY_CALLS", "100000"))
-MOST = 1 << 20  # bytes that may come and go, however many calls there are
+MOST = 1 << 18  # bytes that may come and go, however many calls there are
 
 # A turn has eleven calls, of which three are refused with an error where errors are caught.
 TURN = """
