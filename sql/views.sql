@@ -25,7 +25,7 @@ COMMENT ON COLUMN eskit_lease.sessions.consumer IS 'The name that the process ga
 COMMENT ON COLUMN eskit_lease.sessions.role IS 'The role that opened it.';
 COMMENT ON COLUMN eskit_lease.sessions.state IS 'alive, draining, closing (its end is being committed), expired (not swept yet), or unknown (on a standby).';
 COMMENT ON COLUMN eskit_lease.sessions.ttl_ms IS 'Time to live between heartbeats, in milliseconds.';
-COMMENT ON COLUMN eskit_lease.sessions.trust_ms IS 'Milliseconds left without another heartbeat.';
+COMMENT ON COLUMN eskit_lease.sessions.trust_ms IS 'Milliseconds left without another heartbeat, as far as this server vouches for it.';
 COMMENT ON COLUMN eskit_lease.sessions.expires_at IS 'The same as a time, for people; NULL for an expired session.';
 COMMENT ON COLUMN eskit_lease.sessions.revision IS 'Grows whenever a lease is granted to it or taken from it; NULL until the session is heard of after a restart.';
 COMMENT ON COLUMN eskit_lease.sessions.attached_pid IS 'Process id of the connection that it ends with, if any.';
@@ -65,7 +65,7 @@ COMMENT ON COLUMN eskit_lease.leases.fence IS 'The fencing token, or the last on
 COMMENT ON COLUMN eskit_lease.leases.granted_at IS 'When the fence was granted.';
 COMMENT ON COLUMN eskit_lease.leases.released_at IS 'When it was released, if it was.';
 COMMENT ON COLUMN eskit_lease.leases.held_for IS 'From the grant to the release, or to now.';
-COMMENT ON COLUMN eskit_lease.leases.trust_ms IS 'Milliseconds that the holder''s session has left without another heartbeat.';
+COMMENT ON COLUMN eskit_lease.leases.trust_ms IS 'Milliseconds that the holder''s session has left without another heartbeat, as far as this server vouches for it.';
 COMMENT ON COLUMN eskit_lease.leases.expires_at IS 'The same as a time, for people.';
 COMMENT ON COLUMN eskit_lease.leases.waiters IS 'Number of places in the queue.';
 

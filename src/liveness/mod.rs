@@ -21,6 +21,7 @@
 
 pub mod attach;
 pub mod clock;
+pub mod confirm;
 pub mod databases;
 pub mod dirty;
 pub mod floors;
@@ -68,6 +69,8 @@ pub struct Header {
     ring_len: AtomicU32,
     /// Turns of floors so far.
     turns: AtomicU64,
+    /// When the last acknowledged confirmation began; zero before the first.
+    confirmed: AtomicU64,
 }
 
 /// Where the parts of shared memory are, in this process.
@@ -83,6 +86,8 @@ pub struct Shared {
     floors: *mut Floor,
     /// Of each session, in which queues it has found less than it asked for, and until when (see [`hunger`]).
     hunger: &'static [Hunger],
+    /// Of each session, when it was last granted something that nobody else is known to know of (see [`confirm`]).
+    unproven: &'static [AtomicU64],
     locks: *mut pg_sys::LWLockPadded,
 }
 
@@ -243,6 +248,7 @@ unsafe extern "C-unwind" fn request() {
             pending_count() * size_of::<Pending>(),
             FLOORS * size_of::<Floor>(),
             sessions * size_of::<Hunger>(),
+            sessions * size_of::<AtomicU64>(),
         ];
         for size in sizes {
             pg_sys::RequestAddinShmemSpace(size + 64);
@@ -298,6 +304,7 @@ unsafe extern "C-unwind" fn startup() {
             pending: std::slice::from_raw_parts(array(c"eskit_lease prepared", pending_count()), pending_count()),
             floors: array(c"eskit_lease floors", FLOORS),
             hunger: std::slice::from_raw_parts(array(c"eskit_lease hunger", sessions), sessions),
+            unproven: std::slice::from_raw_parts(array(c"eskit_lease unproven", sessions), sessions),
             locks: pg_sys::GetNamedLWLockTranche(TRANCHE.as_ptr()),
         };
         SHARED.store(Box::leak(Box::new(shared)), Ordering::Release);
