@@ -110,5 +110,5 @@ class Pair:
     def waiting(self):
         """Whether the confirmer waits for the standby."""
         return self.primary.query(
-            "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'eskit_lease confirmer' AND wait_event = 'SyncRep'"
+            "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'eskit_lease confirmer' AND state = 'active'"
         ) == [(1,)]

@@ -17,8 +17,8 @@
 //!   prepared makes its sessions unproven until it is known to have ended.
 //!
 //! "Acknowledged" is never inferred from a wait that has ended, but read from where PostgreSQL keeps it: the position up to which the
-//! synchronous standbys have flushed. So a cancelled wait, a dying process, and the time after a start in which commits do not wait
-//! yet (PostgreSQL before 15.13, 16.9 and 17.5) acknowledge nothing. Flushed is enough, whatever `synchronous_commit` asks for: a standby
+//! synchronous standbys have flushed. So a cancelled wait, a dying process, and the time after a start in which commits do not wait yet (older
+//! minor versions of PostgreSQL) acknowledge nothing. Flushed is enough, whatever `synchronous_commit` asks for: a standby
 //! that is promoted replays all that it has flushed.
 //!
 //! Where `synchronous_standby_names` is empty nobody can be asked, which is the operator's decision: confirmations then count at once. A start of

@@ -1,13 +1,15 @@
 //! The confirmer: a process of its own, since it waits for standbys for as long as they are away. [`crate::liveness::confirm`] says what
 //! its confirmations mean.
 //!
-//! Once per interval it writes one record of WAL without content, flushes it, and waits for the synchronous standbys as a commit does. It
-//! takes no transaction id, is connected to no database, and marks the record as unimportant, so that it is in nobody's way and an idle
-//! server makes no checkpoints and archives no WAL for it. Whatever ends the wait, what counts is what the standbys have acknowledged;
-//! otherwise nothing is published, and the next confirmation is due an interval after the start of this one.
+//! Once per interval it writes one record of WAL without content, flushes it, and looks until the synchronous standbys have acknowledged
+//! it; the next confirmation is due an interval after the start of this one. It takes no transaction id, is connected to no database, and marks
+//! the record as unimportant, so that it is in nobody's way and an idle server makes no checkpoints and archives no WAL for it.
 //!
-//! The launcher keeps it: it has the confirmer started while the setting is not zero, ended when it is (from within the wait it would see no
-//! change of settings), and takes it along when it exits itself. Should two ever run at a time, both tell the truth.
+//! It does not wait as a commit does, in PostgreSQL's queue of those who wait for standbys: there a process holds off what others ask of all
+//! processes, and CREATE and DROP DATABASE would wait for the standbys too; a cancel would end the wait; and changed settings would not be seen.
+//!
+//! The launcher keeps it: it has the confirmer started while the setting is not zero, ended when it is, and takes it along when it exits
+//! itself. Should two ever run at a time, both tell the truth.
 
 use super::{handle_signals, report_activity, report_idle, sleep, start};
 use crate::liveness::{Shared, clock, confirm, shared};
@@ -18,6 +20,9 @@ use std::ffi::c_int;
 
 /// Waits between tries to start the confirmer, and between looks at it, in microseconds.
 const LOOK_EVERY: u64 = 1_000_000;
+/// Pauses between looks at what the standbys have acknowledged, in microseconds.
+const FIRST_PAUSE: u64 = 1_000;
+const LAST_PAUSE: u64 = 20_000;
 
 /// In microseconds; zero while it is off.
 fn interval() -> u64 {
@@ -30,20 +35,18 @@ pub extern "C-unwind" fn eskit_lease_confirmer_main(_argument: pg_sys::Datum) {
     // SAFETY: at the start of a background worker. There is no query here to be cancelled.
     unsafe { libc::signal(libc::SIGINT, libc::SIG_IGN) };
     handle_signals();
-    // SAFETY: at the start of a background worker; with no database it is there for pg_stat_activity to show
-    unsafe {
-        pg_sys::BackgroundWorkerInitializeConnection(std::ptr::null(), std::ptr::null(), 0);
-        // Whatever the server's: without it there would be no wait.
-        let (context, source) = (pg_sys::GucContext::PGC_SUSET, pg_sys::GucSource::PGC_S_OVERRIDE);
-        pg_sys::SetConfigOption(c"synchronous_commit".as_ptr(), c"on".as_ptr(), context, source);
-    }
+    // SAFETY: as above; with no database it is there for pg_stat_activity to show
+    unsafe { pg_sys::BackgroundWorkerInitializeConnection(std::ptr::null(), std::ptr::null(), 0) };
     let Ok(shared) = shared() else { return };
     loop {
         let began = clock::now();
         report_activity(c"eskit_lease: confirmation");
-        if write_and_wait() {
-            shared.confirm(began);
+        let (lsn, mut pause) = (write(), FIRST_PAUSE);
+        while has_synchronous_standbys() && !confirm::is_acknowledged(lsn) {
+            sleep(pause);
+            pause = (pause * 2).min(LAST_PAUSE);
         }
+        shared.confirm(began);
         report_idle();
         loop {
             let left = (began + interval()).saturating_sub(clock::now());
@@ -55,22 +58,18 @@ pub extern "C-unwind" fn eskit_lease_confirmer_main(_argument: pg_sys::Datum) {
     }
 }
 
-/// Makes a record and waits for the synchronous standbys. Whether they have acknowledged it.
-fn write_and_wait() -> bool {
+/// Makes a record and flushes it, so that it is sent to the standbys. Where it ends.
+fn write() -> u64 {
     let content = c"eskit_lease";
-    // SAFETY: outside of a transaction and of any lock; a record that says and changes nothing. The wait asks that interrupts are held off.
-    let lsn = unsafe {
-        pg_sys::InterruptHoldoffCount += 1;
+    // SAFETY: outside of any lock; a record that says and changes nothing
+    unsafe {
         pg_sys::XLogBeginInsert();
         pg_sys::XLogSetRecordFlags(pg_sys::XLOG_MARK_UNIMPORTANT as u8);
         pg_sys::XLogRegisterData(content.as_ptr().cast_mut().cast(), content.count_bytes() as _);
         let lsn = pg_sys::XLogInsert(pg_sys::RmgrIds::RM_XLOG_ID as u8, pg_sys::XLOG_NOOP as u8);
         pg_sys::XLogFlush(lsn);
-        pg_sys::SyncRepWaitForLSN(lsn, false);
-        pg_sys::InterruptHoldoffCount -= 1;
         lsn
-    };
-    confirm::is_acknowledged(lsn) || !has_synchronous_standbys()
+    }
 }
 
 /// Whether there is anybody to ask, by the settings.
