@@ -17,6 +17,7 @@ from psycopg.conninfo import make_conninfo
 
 ROOT = Path(__file__).resolve().parents[2]
 MAJOR = os.environ["PG_MAJOR"]  # from pg_test/env, as are PG_BIN and the PATH
+once = pytest.mark.skipif(MAJOR != "15", reason="the same on all majors")
 
 
 def wait_until(condition, timeout=60, pause=0.005):
