@@ -1,6 +1,8 @@
 //! What is found in the catalog by name: the relations of ours in this database, the extension, and its owner.
 
+use crate::error::Error;
 use crate::liveness::slots::Home;
+use pgrx::pg_sys::panic::ErrorReport;
 use pgrx::pg_sys::{self, Datum, Oid};
 use std::cell::RefCell;
 use std::ffi::{CStr, c_char};
@@ -49,7 +51,13 @@ pub fn home_if_any() -> Option<Home> {
 
 /// Where the rows of this database are.
 pub fn home() -> Home {
-    home_if_any().unwrap_or_else(|| pgrx::error!("extension eskit_lease has no tables in this database"))
+    home_if_any().unwrap_or_else(|| is_gone())
+}
+
+/// The extension has been dropped under a call.
+pub fn is_gone() -> ! {
+    ErrorReport::from(Error::Dropped).report(pgrx::PgLogLevel::ERROR);
+    unreachable!()
 }
 
 /// Keeps the extension from being dropped, to the end of the transaction; waits for whoever is dropping it.
@@ -80,7 +88,7 @@ pub fn owner(home: Home) -> Oid {
     unsafe {
         let tuple = pg_sys::SearchSysCache1(pg_sys::SysCacheIdentifier::RELOID as i32, Datum::from(home.table));
         if tuple.is_null() {
-            pgrx::error!("extension eskit_lease is being dropped");
+            is_gone();
         }
         let class = pg_sys::heap_tuple_get_struct::<pg_sys::FormData_pg_class>(tuple);
         let owner = (*class).relowner;

@@ -13,6 +13,8 @@ pub type Result<T> = std::result::Result<T, ErrorReport>;
 pub enum Error {
     #[error("eskit_lease must be loaded via shared_preload_libraries")]
     NotPreloaded,
+    #[error("extension \"eskit_lease\" does not exist")]
+    Dropped,
     #[error("cannot use sessions and leases during recovery")]
     Recovery,
     #[error("cannot execute {0} in a read-only transaction")]
@@ -185,7 +187,7 @@ impl Error {
             Error::WrongKind { .. } | Error::NoGrace { .. } | Error::Unfenceable { .. } => {
                 Code::ERRCODE_WRONG_OBJECT_TYPE
             }
-            Error::Unknown { .. } => Code::ERRCODE_UNDEFINED_OBJECT,
+            Error::Unknown { .. } | Error::Dropped => Code::ERRCODE_UNDEFINED_OBJECT,
             Error::SessionEnded(_) | Error::NotMember { .. } | Error::FencedAbove(_) => {
                 Code::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE
             }

@@ -118,9 +118,13 @@ impl Tuple {
 impl Table {
     pub fn open(table: &'static CStr, key: &'static CStr) -> Table {
         let lock = pg_sys::RowExclusiveLock as i32;
-        // SAFETY: in a transaction; raises where there is no such table
+        // SAFETY: in a transaction
         unsafe {
-            let relation = pg_sys::table_open(catalog::relation(table), lock);
+            // It may have been dropped since its oid was looked up, while this waited for the lock.
+            let relation = pg_sys::try_table_open(catalog::relation(table), lock);
+            if relation.is_null() {
+                catalog::is_gone();
+            }
             let key = pg_sys::index_open(catalog::relation(key), lock);
             let slot = pg_sys::table_slot_create(relation, std::ptr::null_mut());
             Table { relation, key, slot }
