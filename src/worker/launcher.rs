@@ -199,12 +199,11 @@ impl Launcher {
     fn forget_dropped(&self) {
         let taken = |database: &&Database| database.oid.load(Ordering::Acquire) != 0;
         if self.shared.databases.iter().all(|database| taken(&database)) {
-            let known: Vec<u32> = databases().into_iter().map(|(oid, _)| oid).collect();
-            for database in self.shared.databases {
-                if !known.contains(&database.oid.load(Ordering::Acquire)) {
-                    self.shared.forget(database);
-                }
-            }
+            self.shared.forget_dropped(|mut known| {
+                let there = databases();
+                known.retain(|oid| !there.iter().any(|(there, _)| there == oid));
+                known
+            });
         }
     }
 
@@ -214,9 +213,7 @@ impl Launcher {
         }
         // One that lets no more connections in has its old ones still, and their sessions.
         if !databases().iter().any(|(known, _)| *known == oid) {
-            if let Some(database) = self.shared.known_database(oid) {
-                self.shared.forget(database);
-            }
+            self.shared.forget(oid);
             return;
         }
         if self.running() >= usize::try_from(settings::MAX_WORKERS.get()).unwrap_or(1) {
