@@ -190,6 +190,10 @@ fn look_at_permits(call: &Call, me: SlotRef, resource: &str, declaration: &Decla
 /// Takes a place in the queue, unless the session is not to be granted anything.
 fn line_up(call: &Call, me: SlotRef, resource: &str) -> Result<&'static str> {
     spi::require_writes("lease_acquire()")?;
+    // As before a grant: else it could end and be swept while nobody sees its place yet, which would then stay.
+    if !Guard::Grantee(me.session()).try_lock(Mode::Shared) {
+        return Ok("closing");
+    }
     Ok(match session::row(me.session()) {
         None => "expired",
         Some(row) if row.draining => "draining",

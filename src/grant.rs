@@ -95,8 +95,11 @@ fn grant_batch(call: &Call, leases: &Leases, mut candidates: Vec<Candidate>, fen
     for candidate in &candidates {
         call.seam().changed(&candidate.resource, candidate.slot);
         call.seam().revise(candidate.grantee);
-        let taken_over = candidate.row.is_some_and(|row| row.session.is_some());
-        call.database.add(if taken_over { Counter::Takeovers } else { Counter::Grants }, 1);
+        let taken_from = candidate.row.and_then(|row| row.session);
+        if let Some(dead) = taken_from.filter(|from| !candidate.released && *from != candidate.grantee.session()) {
+            call.seam().taken_from(dead);
+        }
+        call.database.add(if taken_from.is_some() { Counter::Takeovers } else { Counter::Grants }, 1);
     }
 }
 

@@ -8,6 +8,7 @@
 //! | `Fence` (F)  | shared by a fenced transaction; exclusively by a release, or for an instant to see that none is open |
 //! | `Seat` (P)   | exclusively by whoever gives one session a permit of one semaphore, or makes it a member of one group |
 //! | `Stripe` (N) | exclusively, for the time of one call, by whoever makes the first row of a slot, or the head of a key |
+//! | `Taken` (T)  | jointly by prepared transactions that took something from the session when it was dead: no restart revives it |
 //! | `Raise` (R)  | exclusively, for the time of one call, by whoever lifts a sequence above all history, or reserves or raises positions |
 //!
 //! F is keyed by the fence, not by the name: a fence belongs to one resource and one session for ever, so there is nothing to look up
@@ -23,12 +24,15 @@ pub enum Guard {
     /// A session and the hash of a name.
     Seat(Uuid, u64),
     Stripe(u16),
+    Taken(Uuid),
     Raise,
 }
 
 #[derive(Clone, Copy)]
 pub enum Mode {
     Shared,
+    /// With others of the same mode, and nobody in any other.
+    Joint,
     Exclusive,
 }
 
@@ -45,6 +49,7 @@ impl Guard {
             Guard::Stripe(stripe) => (CLASS + 3, u64::from(stripe)),
             Guard::Raise => (CLASS + 4, 0),
             Guard::Seat(session, semaphore) => (CLASS + 5, of_session(session) ^ semaphore),
+            Guard::Taken(session) => (CLASS + 6, of_session(session)),
         };
         pg_sys::LOCKTAG {
             // SAFETY: a plain read
@@ -105,6 +110,7 @@ impl Mode {
     fn raw(self) -> pg_sys::LOCKMODE {
         match self {
             Mode::Shared => pg_sys::ShareLock as pg_sys::LOCKMODE,
+            Mode::Joint => pg_sys::RowExclusiveLock as pg_sys::LOCKMODE,
             Mode::Exclusive => pg_sys::ExclusiveLock as pg_sys::LOCKMODE,
         }
     }

@@ -105,12 +105,14 @@ fn dissolve_into(call: &Call, sessions: &[Uuid], most: usize, ending: bool, pass
     pass.handed_over += outcome.granted.len();
     pass.blocked |= !outcome.busy.is_empty();
     pass.changed.extend(outcome.granted);
+    let mut busy: HashSet<String> = HashSet::new();
     let waited = |most, skip| call.db().run(&WAITED, limits(most, skip), |row| row.text(1));
     let handed_over = in_pages(most, waited, |resources| {
         let outcome = handover::hand_over(call, resources, &letting_go)?;
         let granted = outcome.granted.len();
         pass.blocked |= !outcome.busy.is_empty();
         pass.changed.extend(outcome.granted);
+        busy.extend(outcome.busy);
         Ok(granted)
     })?;
     pass.handed_over += handed_over;
@@ -118,15 +120,20 @@ fn dissolve_into(call: &Call, sessions: &[Uuid], most: usize, ending: bool, pass
         pass.more = true;
         return Ok(());
     }
+    if !ending {
+        sessions.iter().for_each(|dead| call.seam().taken_from(*dead));
+    }
     let rows = Leases::open();
-    // A free row is granted without asking for its old fence, so it is not made free while a fenced transaction is open.
-    let unfenced = |fence: i64| ending || Guard::Fence(fence).is_free();
+    // A free row is granted without asking for its old fence, so it is not made free while a fenced transaction is open. Nor is one that
+    // somebody waits for: a dead holder is what has the worker come back.
+    let is_to_be_freed = |name: &str, fence: i64| ending || !busy.contains(name) && Guard::Fence(fence).is_free();
     let held = |most, skip| {
         call.db().run(&HELD, limits(most, skip), |row| ((row.text(1), row.int(2)), row.tid(3), row.long(4)))
     };
     let freed = in_pages(most, held, |held| {
-        let (freed, locked): (Vec<_>, Vec<_>) =
-            held.into_iter().partition(|(_, tid, fence)| unfenced(*fence) && rows.lock(*tid, false) == Locked::Mine);
+        let (freed, locked): (Vec<_>, Vec<_>) = held.into_iter().partition(|((name, _), tid, fence)| {
+            is_to_be_freed(name, *fence) && rows.lock(*tid, false) == Locked::Mine
+        });
         pass.blocked |= !locked.is_empty();
         let freed: Vec<Seat> = freed.into_iter().map(|(seat, ..)| seat).collect();
         release::free(call, &freed, !ending);

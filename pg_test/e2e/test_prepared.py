@@ -252,3 +252,32 @@ def test_prepared_before_a_restart(restarted):
             if verb == "fence_check":
                 assert scene.holder.release("r")
             after_the_end(scene, verb, end == "COMMIT")
+
+
+@pytest.mark.parametrize("end", ["COMMIT", "ROLLBACK"])
+def test_the_dead_stay_dead_over_a_restart(restarted, end):
+    """A restart gives every session its TTL anew, but not to one whose lease a prepared transaction has taken over: it had expired."""
+    restarted.query("CREATE EXTENSION eskit_lease")
+    restarted.set(eskit_lease__worker="off")
+    wait_until(lambda: not restarted.workers())
+    with psycopg.connect(restarted.dsn()) as conn, restarted.connect() as other:
+        dead, heir = Session(other, "dead", ttl="1 s"), Session(other, "heir", ttl="120 s")
+        dead.take("r")
+        wait_until(lambda: dead.expired(other))
+        old = dead.fences["r"]
+        assert call(conn, "lease_acquire", "r", heir.id).granted
+        conn.execute("PREPARE TRANSACTION 'takes over'")
+        conn.rollback()
+    restarted.restart("immediate")
+    with psycopg.connect(restarted.dsn()) as conn, restarted.connect() as other:
+        dead.conn = heir.conn = other
+        assert not dead.heartbeat().alive
+        assert not dead.renew("r").held
+        with pytest.raises(psycopg.Error) as lost:
+            call(conn, "fence_check", "r", old)
+        assert lost.value.sqlstate in ("LF001", "55P03")
+        conn.rollback()
+        other.execute(f"{end} PREPARED 'takes over'")
+        assert not dead.heartbeat().alive, "what has been told that it is dead is dead for good"
+        assert heir.acquire("r").granted
+        assert heir.fences["r"] > old

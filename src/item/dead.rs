@@ -137,6 +137,7 @@ pub fn free_dead(call: &Call) -> bool {
         let rows = session::rows(&sessions).into_iter();
         dead.extend(rows.filter(|row| call.standing_of(row).is_none()).map(|row| row.session));
     }
+    dead.iter().for_each(|dead| call.seam().taken_from(*dead));
     !dead.is_empty() && free(call, &dead, MOST).items > 0
 }
 

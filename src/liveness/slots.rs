@@ -191,8 +191,9 @@ impl Shared {
         slot.change(at.session, |word| word.freeze(slot.cap(), now));
     }
 
-    pub fn thaw(&self, at: SlotRef) {
-        self.slot(at).change(at.session, Word::thaw);
+    /// The early end comes to nothing. Whether it was that near.
+    pub fn thaw(&self, at: SlotRef) -> bool {
+        self.slot(at).change(at.session, Word::thaw).is_some_and(|(_, thawed)| thawed)
     }
 
     /// The early end is committed. `gone`: and no row of the session is left.

@@ -4,11 +4,14 @@
 
 use super::notes::{NOTES, Note, Notes, What, next_epoch};
 use crate::error::Error;
+use crate::guard::{Guard, Mode};
 use crate::liveness::databases::{Database, RESCAN};
 use crate::liveness::slots::SlotRef;
 use crate::liveness::{Shared, clock, confirm};
+use pgrx::Uuid;
 use pgrx::pg_sys::panic::ErrorReport;
 use pgrx::pg_sys::{self, SubTransactionId};
+use std::collections::HashSet;
 
 /// Has the callbacks called, from now on and for the life of this backend.
 pub fn register() {
@@ -40,6 +43,15 @@ fn before_end(event: pg_sys::XactEvent::Type) -> bool {
     })
 }
 
+/// A restart gives sessions of before it their time to live anew; but this transaction outlives it too, and has found these dead.
+fn mark_taken() {
+    let taken = |note: &Note| if let What::TakenFrom(session) = note.what { Some(session) } else { None };
+    let sessions: HashSet<Uuid> = NOTES.with_borrow(|notes| notes.list.iter().filter_map(taken).collect());
+    for session in sessions {
+        Guard::Taken(session).lock(Mode::Joint);
+    }
+}
+
 #[pgrx::pg_guard]
 unsafe extern "C-unwind" fn at_end(event: pg_sys::XactEvent::Type, _argument: *mut std::ffi::c_void) {
     use pg_sys::XactEvent::*;
@@ -49,6 +61,7 @@ unsafe extern "C-unwind" fn at_end(event: pg_sys::XactEvent::Type, _argument: *m
         XACT_EVENT_PRE_COMMIT | XACT_EVENT_PRE_PREPARE if before_end(event) => {
             ErrorReport::from(Error::AttachPrepared).report(pgrx::PgLogLevel::ERROR);
         }
+        XACT_EVENT_PRE_PREPARE => mark_taken(),
         XACT_EVENT_COMMIT | XACT_EVENT_ABORT | XACT_EVENT_PREPARE => NOTES.with_borrow_mut(|notes| {
             if let Some((shared, database)) = notes.shared.take() {
                 let stirred = match event {
@@ -155,7 +168,7 @@ impl Notes {
                     continue;
                 }
                 What::Places { claimed, .. } if *claimed == committed => continue,
-                What::EndedHeads(_) => continue,
+                What::EndedHeads(_) | What::TakenFrom(_) => continue,
                 What::Due { queue, at } => {
                     if committed {
                         shared.feed_at(database, *queue, *at);
@@ -208,6 +221,7 @@ impl Notes {
                 | What::EndedHeads(_)
                 | What::Due { .. }
                 | What::Kept(_)
+                | What::TakenFrom(_)
                 | What::Items { .. } => (),
             }
         }
@@ -239,7 +253,12 @@ impl Note {
             What::Many => database.flag(RESCAN),
             What::Flags(flags) => database.flag(*flags),
             What::Opened(session) => shared.erase(*session),
-            What::Ended { session, .. } => shared.thaw(*session),
+            // While it was frozen it was passed over, and what it waits for may have been judged without it.
+            What::Ended { session, .. } => {
+                if shared.thaw(*session) {
+                    database.flag(RESCAN);
+                }
+            }
             What::Places { claimed: true, .. } | What::AllPlaces => {
                 self.lower(shared, database);
                 self.feed(shared, database);
@@ -251,6 +270,7 @@ impl Note {
             | What::Items { .. }
             | What::Kept(_)
             | What::Due { .. }
+            | What::TakenFrom(_)
             | What::EndedHeads(_) => (),
         }
     }

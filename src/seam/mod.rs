@@ -10,7 +10,7 @@
 //! | pre-commit       |                      | frozen              |            |                        |
 //! | commit           | unproven if need be  | dead                | unproven if need be; bumped | to the ring |
 //! | abort            | dead, without a trace | alive again        |            | to the ring, unchanged |
-//! | pre-prepare      | refused if attached  | frozen              |            |                        |
+//! | pre-prepare      | refused if attached  | frozen; dead ones that were taken from are marked so | |              |
 //! | prepare          | unproven             | stay frozen         | unproven   | the xid is watched, then all are rescanned |
 //! | rollback to savepoint | dead, without a trace | nothing was done yet |       | to the ring at once, unchanged |
 //!
@@ -30,6 +30,7 @@ use crate::liveness::databases::{Database, Kept};
 use crate::liveness::floors::Lane;
 use crate::liveness::slots::SlotRef;
 use notes::{NOTES, Note, What, near, note};
+use pgrx::Uuid;
 use pgrx::pg_sys;
 
 pub use notes::epoch;
@@ -114,6 +115,14 @@ impl Seam {
         self.note(What::Opened(session));
         if attached {
             self.note(What::Attached);
+        }
+    }
+
+    /// Something of the session, which is dead, has been taken. Prepared, this transaction keeps it dead over a restart, where it would
+    /// else get its time to live anew.
+    pub fn taken_from(self, session: Uuid) {
+        if !near(|what| matches!(what, What::TakenFrom(known) if *known == session)) {
+            self.note(What::TakenFrom(session));
         }
     }
 

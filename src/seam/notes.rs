@@ -5,6 +5,7 @@ use crate::liveness::Shared;
 use crate::liveness::databases::{Database, Kept};
 use crate::liveness::floors::Lane;
 use crate::liveness::slots::SlotRef;
+use pgrx::Uuid;
 use pgrx::pg_sys::{self, SubTransactionId};
 use std::cell::{Cell, RefCell};
 
@@ -68,6 +69,8 @@ pub enum What {
     Kept(Kept),
     /// Listeners are to be told of items, which has been taken out of the ring.
     Told(String),
+    /// This transaction has taken something from a session that is dead.
+    TakenFrom(Uuid),
     Opened(SlotRef),
     /// Opened with attach, which ends with this backend and so cannot be prepared.
     Attached,

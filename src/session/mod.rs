@@ -119,18 +119,29 @@ impl Call {
         if !by_row.alive() {
             return Ok(None);
         }
-        let deadline = by_row.until;
+        // It had expired when a transaction took something from it that was prepared before the restart.
+        let deadline = if is_taken(row.session) { by_row.now } else { by_row.until };
         let (session, role, ttl_ms, private) = (row.session, row.role, row.ttl_ms, row.private);
         let at = self.shared.enter(self.home, Opening { session, role, ttl_ms, private, deadline, opened_by: 0 })?;
         if row.fencer.is_some() {
             self.shared.cap(at, deadline);
+        }
+        // A close that was prepared before the restart left no tombstone: had it been committed since the row was read, nobody would look
+        // for this slot any more.
+        if self::row(row.session).is_none() {
+            self.shared.end(at, true);
         }
         Ok(Some(at))
     }
 
     /// What stands for a session that has a row. `None`: it is dead.
     pub fn standing_of(&self, row: &SessionRow) -> Option<Standing> {
-        Some(self.shared.standing(self.home, row.session, row.boot_id, row.ttl_ms)).filter(Standing::alive)
+        // Whoever judges a session of before a restart makes its slot, so that all judge alike from then on.
+        let standing = match self.slot_of(row) {
+            Ok(at) => at.and_then(|at| self.shared.look(at)),
+            Err(_) => Some(self.shared.standing(self.home, row.session, row.boot_id, row.ttl_ms)),
+        };
+        standing.filter(Standing::alive)
     }
 
     /// The slot of a session that lives.
@@ -166,6 +177,16 @@ impl Call {
         authorize(self.caller, row.role, resource)?;
         self.slot_of(&row)
     }
+}
+
+/// Whether a prepared transaction has taken something from the session, which was dead then.
+fn is_taken(session: Uuid) -> bool {
+    let guard = Guard::Taken(session);
+    let free = guard.try_lock(Mode::Shared);
+    if free {
+        guard.unlock(Mode::Shared);
+    }
+    !free
 }
 
 /// A session is used by the role that opened it, or by a member of that role, whoever knows its uuid. `resource`: what it has, where the
