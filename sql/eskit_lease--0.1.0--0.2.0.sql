@@ -3,3 +3,116 @@ CREATE FUNCTION eskit_lease._require_library(version text) RETURNS void STRICT L
 REVOKE ALL ON FUNCTION eskit_lease._require_library(text) FROM PUBLIC;
 COMMENT ON FUNCTION eskit_lease._require_library(text) IS 'Internal: what an update begins with; refuses it where the library that runs is older than this version.';
 SELECT eskit_lease._require_library('0.2.0');
+
+REVOKE ALL ON TYPE
+    eskit_lease.opened_session,
+    eskit_lease.session_state,
+    eskit_lease.sweep_result,
+    eskit_lease.lease_answer,
+    eskit_lease.lease_state,
+    eskit_lease.execution_answer,
+    eskit_lease._session_standing,
+    eskit_lease._sessions, eskit_lease._successions, eskit_lease._declarations, eskit_lease._leases,
+    eskit_lease._waiters, eskit_lease._groups, eskit_lease._members, eskit_lease._partitions,
+    eskit_lease._cursors, eskit_lease._heads, eskit_lease._queues, eskit_lease._items, eskit_lease._later,
+    eskit_lease._claims, eskit_lease._item_heads, eskit_lease._dead_items, eskit_lease._executions,
+    eskit_lease.sessions, eskit_lease.leases, eskit_lease.waiters, eskit_lease.semaphores, eskit_lease.groups,
+    eskit_lease.group_members, eskit_lease.group_partitions, eskit_lease.group_lag, eskit_lease.executions,
+    eskit_lease.fenced_tables, eskit_lease.blockers, eskit_lease.queues, eskit_lease.items,
+    eskit_lease.dead_items, eskit_lease.position_blockers
+FROM PUBLIC;
+
+CREATE OR REPLACE VIEW eskit_lease.semaphores AS
+SELECT d.resource AS name,
+       d.slots AS permits,
+       h.held,
+       (SELECT count(*) FROM eskit_lease._waiters AS w WHERE w.resource = d.resource) AS waiters,
+       d.owner
+FROM eskit_lease._declarations AS d
+CROSS JOIN LATERAL (
+    SELECT count(*) AS held
+    FROM eskit_lease._leases AS l
+    JOIN eskit_lease._sessions AS s ON s.session = l.session
+    CROSS JOIN LATERAL eskit_lease._standing(s.session, s.boot_id, s.ttl_ms) AS t
+    WHERE l.resource = d.resource AND t.state <> 'expired') AS h
+WHERE d.kind = 'semaphore';
+
+CREATE OR REPLACE VIEW eskit_lease.queues AS
+SELECT q.queue,
+       q.ordering,
+       q.max_attempts,
+       make_interval(secs => q.backoff_ms / 1000.0) AS retry_backoff,
+       q.group_name,
+       c.claims,
+       (SELECT count(*) FROM (SELECT FROM eskit_lease._items AS i WHERE i.queue = q.number LIMIT 10001) AS i) AS items,
+       (SELECT count(*) FROM (SELECT FROM eskit_lease._later AS l WHERE l.queue = q.number LIMIT 10001) AS l) AS later,
+       (SELECT count(*) FROM (SELECT FROM eskit_lease._dead_items AS d WHERE d.queue = q.number LIMIT 10001) AS d) AS dead,
+       q.owner
+FROM eskit_lease._queues AS q
+CROSS JOIN LATERAL (
+    SELECT count(*) AS claims
+    FROM eskit_lease._claims AS c
+    JOIN eskit_lease._sessions AS s ON s.session = c.session
+    WHERE c.queue = q.number) AS c;
+
+CREATE OR REPLACE VIEW eskit_lease.items AS
+SELECT q.queue,
+       i.id,
+       i.partition,
+       CASE WHEN c.fence IS NULL THEN 'ready' WHEN coalesce(t.state, 'expired') = 'expired' THEN 'expired' ELSE 'claimed' END AS state,
+       i.key,
+       i.payload,
+       i.attempt,
+       i.error,
+       i.added_at,
+       NULL::timestamptz AS run_at,
+       s.consumer,
+       CASE WHEN pg_has_role(s.role, 'USAGE') OR pg_has_role(e.extowner, 'USAGE') THEN c.session END AS session,
+       c.fence,
+       c.claimed_at
+FROM pg_extension AS e
+CROSS JOIN eskit_lease._queues AS q
+JOIN eskit_lease._items AS i ON i.queue = q.number
+LEFT JOIN eskit_lease._claims AS c ON c.fence = i.claim
+LEFT JOIN eskit_lease._sessions AS s ON s.session = c.session
+LEFT JOIN LATERAL eskit_lease._standing(s.session, s.boot_id, s.ttl_ms) AS t ON true
+WHERE e.extname = 'eskit_lease'
+UNION ALL
+SELECT q.queue, l.id, l.partition, 'later', l.key, l.payload, l.attempt, l.error, l.added_at,
+       -- By hours, each of which is exact: seconds as a double would round the last time that there is to one that there is not.
+       '2000-01-01 00:00:00+00'::timestamptz + l.due / 3600000000 * interval '1 hour' + l.due % 3600000000 * interval '1 microsecond',
+       NULL, NULL, NULL, NULL
+FROM eskit_lease._queues AS q
+JOIN eskit_lease._later AS l ON l.queue = q.number;
+
+COMMENT ON FUNCTION eskit_lease.session_heartbeat(uuid) IS
+'Keeps the session, and with it every lease that it holds, for another TTL. Writes no row and no WAL. Reasons: alive, unconfirmed (trust_ms is 0 until synchronous standbys have confirmed that this is the primary, see eskit_lease.confirm_interval), closing (its end is being committed), expired (for ever), unknown_session. Raises 42501 for another role''s session.';
+COMMENT ON FUNCTION eskit_lease.session_wait(uuid, bigint, interval) IS
+'A heartbeat that answers once the revision of the session is greater than the one given, at the timeout (default and limit eskit_lease.max_wait), or in time for the next heartbeat. Reasons: changed, timeout, heartbeat, unconfirmed (as for session_heartbeat), wait_limit (too many waiting calls, answered at once), closing, expired, unknown_session.';
+COMMENT ON FUNCTION eskit_lease.lease_acquire(text, uuid, boolean) IS
+'Asks for the lease of a resource (1 to 255 bytes), or for any free permit of a semaphore (slot tells which), without ever waiting; counts as a heartbeat of the session. queue: take a place in the queue if refused. Reasons: granted, already_held (same fence, also out of grace), refenced (new fence after a promotion); held (holder says by whom; NULL for a semaphore), busy (somebody is in the middle of it), awaited (others are in line), queued, draining, closing, expired, unknown_session. trust_ms: how long from the start of the call the lease may be believed held; with eskit_lease.confirm_interval 0 for what this transaction grants: ask session_heartbeat after its commit. Raises 42501, 22004, 22023, 42809 (a group), 53400 (too many places in queues).';
+COMMENT ON FUNCTION eskit_lease.lease_renew(text, bigint) IS
+'Whether the lease is still held under this fence; counts as a heartbeat of its session. Reasons: held, refence (held, but acquire again for a fence of the new timeline), unconfirmed (held; as for session_heartbeat); expired, released, superseded (with by whom), unknown. Raises 42501 for another role''s lease.';
+COMMENT ON FUNCTION eskit_lease.semaphore_resize(text, integer) IS
+'Changes the number of permits. One that shrinks takes effect as permits come back. Raises 42704, 42809 (a group), 42501 unless the caller made it, 55P03 (somebody is just changing it).';
+COMMENT ON FUNCTION eskit_lease.semaphore_drop(text) IS
+'Drops a semaphore that nobody holds or waits for. Raises 55006 otherwise, 42704, 42809, 42501, 55P03 (somebody is just changing it).';
+COMMENT ON FUNCTION eskit_lease.group_alter(text, text, interval, interval) IS
+'Changes settings of a group; NULL, the default, keeps one. Raises 42704, 42809, 42501 unless the caller made it, 22023, 55P03 (somebody is just changing it).';
+COMMENT ON FUNCTION eskit_lease.group_resize(text, integer, boolean) IS
+'Changes the number of partitions, and so which key belongs where. Raises 55006 while any partition is owned; with drain, all owners are asked to release theirs first, within the rebalance_timeout. Every cursor then begins at the least position that any had: nothing is skipped, some may be seen again. The present number calls a resize off that is being drained for. True once it is done, false while it is being drained. Raises 42704, 42809, 42501, 22023, 55P03 (somebody is just changing it, or its membership).';
+COMMENT ON FUNCTION eskit_lease.group_drop(text) IS
+'Drops a group without living members, and its cursors. Raises 55006 otherwise, 42704, 42809, 42501, 55P03 (somebody is just changing it, or its membership).';
+COMMENT ON FUNCTION eskit_lease.group_join(text, uuid) IS
+'Makes the session a member of the group, once; counts as its heartbeat. Partitions come by and by, as others release them: see group_assignment. Returns the generation. Raises 55000 for a session that has ended or drains, 42704, 42809, 42501, 55P03 (somebody is just changing or dropping the group).';
+COMMENT ON FUNCTION eskit_lease.group_leave(text, uuid) IS
+'Ends the membership, and releases the session''s partitions to those who are to have them. Waits for its own fenced transactions, under lock_timeout. False if it was no member. Raises 42704, 42809, 42501, 55P03 (lock_timeout ran out, or somebody is just changing the group).';
+COMMENT ON FUNCTION eskit_lease.stats() IS 'Counters of this database since the server started (they grow), and the numbers of living sessions, of resources that wait for the worker, and of waiting session_wait calls. confirmed_ms_ago: how long ago the last acknowledged confirmation was begun (see eskit_lease.confirm_interval), NULL before the first.';
+COMMENT ON FUNCTION eskit_lease.item_add(text, jsonb, text, timestamptz) IS
+'Adds an item to a queue, with this transaction, and returns its id. payload: up to 1 MiB, and 16 MiB as text. key (1 to 255 bytes): decides the partition in a queue that is bound to a group, and what is given one at a time where the ordering is key. run_at: not to be claimed before. Raises 42704, 22004, 22023, 54000 (payload too large), 55P03 (the queue is just being dropped, or its group resized).';
+COMMENT ON FUNCTION eskit_lease.item_claim(text, uuid, integer) IS
+'Claims up to max_items (1 to 1000) items for the session, without ever waiting; counts as its heartbeat. A row for each, none if there is nothing; all under one fence, for item_done and its like. In a queue with an order at most one of each key, or partition. Whoever is given less is woken when there is more, or when an item is due. The claim lasts until they are finished, or the session ends. Raises 55000 for a session that has ended or drains, or is no member of the queue''s group, 42704, 42501, 22023, 22004.';
+COMMENT ON COLUMN eskit_lease.sessions.trust_ms IS 'Milliseconds left without another heartbeat, as far as this server vouches for it.';
+COMMENT ON COLUMN eskit_lease.leases.trust_ms IS 'Milliseconds that the holder''s session has left without another heartbeat, as far as this server vouches for it.';
+COMMENT ON COLUMN eskit_lease.items.state IS 'ready (in a queue with an order perhaps behind another of its key), claimed, expired (its claimer has ended; about to be ready again), or later (claimed from its run_at on).';
+COMMENT ON COLUMN eskit_lease.items.run_at IS 'When its time comes, or came, for one that is later.';

@@ -6,8 +6,10 @@ import time
 import psycopg
 import pytest
 from client import Session, call, rows, stat
-from conftest import Server, wait_until
+from conftest import Server, once, wait_until
 from faults import LOGS_SQLSTATES, Log, nothing_left
+
+pytestmark = once
 
 MANY = 4_000
 

@@ -9,7 +9,9 @@ from pathlib import Path
 import psycopg
 import pytest
 from client import Session, call, stat
-from conftest import Server, wait_until
+from conftest import Server, once, wait_until
+
+pytestmark = once
 
 CALLS = int(os.environ.get("MEMORY_CALLS", "100000"))
 MOST = 1 << 18  # bytes that may come and go, however many calls there are

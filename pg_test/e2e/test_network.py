@@ -11,8 +11,10 @@ import time
 import psycopg
 import pytest
 from client import Session, call, stat
-from conftest import ROOT, Server, wait_until
+from conftest import ROOT, Server, once, wait_until
 from psycopg.conninfo import make_conninfo
+
+pytestmark = once
 
 
 class Link:

@@ -8,10 +8,9 @@ import psycopg
 import pytest
 from catalogs import differences, facts
 from client import Session, Stubborn, call, rows
-from conftest import MAJOR, wait_until
+from conftest import once, wait_until
 from psycopg.types.json import Jsonb
 
-once = pytest.mark.skipif(MAJOR != "15", reason="the same on all majors")
 UPDATE = "ALTER EXTENSION eskit_lease UPDATE"
 
 

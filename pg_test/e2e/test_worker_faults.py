@@ -7,8 +7,10 @@ import time
 
 import pytest
 from client import Session, stat
-from conftest import Server, wait_until
+from conftest import Server, once, wait_until
 from faults import LOGS_SQLSTATES, Competition, Log, nothing_left
+
+pytestmark = once
 
 
 @pytest.fixture
