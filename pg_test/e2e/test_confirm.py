@@ -214,7 +214,7 @@ def test_databases(pair):
         conn.execute("DROP DATABASE of_ours")
 
 
-def test_unreplicated_grants(pair, conn):
+def test_unreplicated_grants(pair, conn, background):
     """A grant that the standby may not know of is vouched for by a later confirmation, not by those before."""
     pair.primary.set(eskit_lease__confirm_interval="10 min")
     settled, waiting, hasty = (Session(conn, name, ttl="1 min") for name in ("settled", "waiting", "hasty"))
@@ -227,11 +227,14 @@ def test_unreplicated_grants(pair, conn):
         hasty.take("hasty")
         assert hasty.trust_ms == 0 and not trusted(hasty)
         with pair.primary.connect() as cancelled:
-            cancelled.execute("SET statement_timeout = '200 ms'")
             waiting.conn = cancelled
             notices = []
             cancelled.add_notice_handler(lambda notice: notices.append(notice.message_primary))
-            waiting.take("waiting")
+            pid = cancelled.info.backend_pid
+            took = background(waiting.take, "waiting")
+            wait_until(lambda: conn.execute("SELECT wait_event FROM pg_stat_activity WHERE pid = %s", (pid,)).fetchone() == ("SyncRep",))
+            conn.execute("SELECT pg_cancel_backend(%s)", (pid,))
+            took.result()
             assert "canceling wait for synchronous replication due to user request" in notices
             assert waiting.trust_ms == 0 and not trusted(waiting) and waiting.renew("waiting").reason == "unconfirmed"
             with pair.primary.connect() as other:

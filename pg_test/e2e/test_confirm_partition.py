@@ -78,7 +78,6 @@ class Newcomer(OldClient):
     def __init__(self, primary, chance):
         super().__init__(primary, "newcomer", chance)
         self.count = 0
-        self.conn.execute("SET statement_timeout = '100 ms'")
 
     @property
     def names(self):
@@ -86,12 +85,24 @@ class Newcomer(OldClient):
 
     def step(self):
         self.count += 1
+        answered = threading.Event()
+        patience = threading.Thread(target=self.lose_patience, args=(answered,))
+        patience.start()
         try:
             self.session.acquire(f"new {self.count}")
+        except psycopg.errors.QueryCanceled:
+            pass  # not in the commit
+        answered.set()
+        patience.join()
+        try:
             for _ in range(3):
                 self.beat(*self.names[-10:])
         except psycopg.errors.QueryCanceled:
-            pass  # before the commit
+            pass  # a cancel that was late
+
+    def lose_patience(self, answered):
+        while not answered.wait(0.1):
+            self.conn.cancel()
 
 
 def take_over(promoted, names):
