@@ -137,8 +137,11 @@ pub fn free_dead(call: &Call) -> bool {
         let rows = session::rows(&sessions).into_iter();
         dead.extend(rows.filter(|row| call.standing_of(row).is_none()).map(|row| row.session));
     }
-    dead.iter().for_each(|dead| call.seam().taken_from(*dead));
-    !dead.is_empty() && free(call, &dead, MOST).items > 0
+    let freed = !dead.is_empty() && free(call, &dead, MOST).items > 0;
+    if freed {
+        dead.iter().for_each(|dead| call.seam().taken_from(*dead));
+    }
+    freed
 }
 
 #[pg_extern(schema = "eskit_lease")]
