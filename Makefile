@@ -21,7 +21,7 @@ test-all: ## all tests on 15, 16, 17 and 18
 	@pg_test/setup $(MAJORS)
 	@pg_test/run $(MAJORS)
 
-soak: ## members of a group come and go at random while they work (PG=15 SECONDS=600 SEED=...)
+soak: ## clients come, fail and go at random, and all that they were answered is checked (PG=15 SECONDS=600 SEED=...)
 	@pg_test/setup 15 $(PG)
 	@pg_test/soak $(PG) $(SECONDS) $(SEED)
 

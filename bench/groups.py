@@ -122,7 +122,7 @@ def last_member(report, db, sessions):
     group.fill(others)
     joins, told = [], []
     with connect() as listener:
-        for _ in range(2 + REPEAT * 3):
+        for _ in range(2 + REPEAT):
             owner, revision = one(
                 db,
                 """SELECT l.session, h.revision FROM eskit_lease._leases AS l, eskit_lease.session_heartbeat(l.session) AS h
@@ -236,7 +236,7 @@ def growth(report, db, sessions):
         group = Group(db, f"bench/growth/{partitions}/{members}", partitions)
         group.fill(sessions[:members])
         joins, works = [], []
-        for _ in range(2 + REPEAT * 3):
+        for _ in range(2 + REPEAT):
             quiet(db)
             before = spent.milliseconds()
             joins.append(group.join(newcomer))

@@ -15,12 +15,16 @@ HERE = pathlib.Path(__file__).parent
 ROOT = HERE.parent
 
 
+KNOBS = set()  # what the load can be changed by
+
+
 def number(name, default):
+    KNOBS.add(name)
     return int(os.environ.get(name, default))
 
 
-SECONDS = number("BENCH_SECONDS", 3)
-REPEAT = number("BENCH_REPEAT", 5)
+SECONDS = number("BENCH_SECONDS", 1)
+REPEAT = number("BENCH_REPEAT", 15)
 CLIENTS = number("BENCH_CLIENTS", 16)
 THREADS = number("BENCH_THREADS", 2)
 BULK = number("BENCH_BULK", 100_000)
@@ -70,8 +74,8 @@ def pgbench(script, **options):
 
 
 def interleave(variants, repeat=REPEAT):
-    """Measures each of the variants in turn, `repeat` times over, so that all see the same state of the machine. Nobody pays for
-    cold caches and new files: a first round does not count."""
+    """Measures each of the variants in turn, `repeat` times over, so that all see the same state of the machine: rather many short rounds
+    than few long ones, as others may share its processors. Nobody pays for cold caches and new files: a first round does not count."""
     values = {name: [] for name in variants}
     for measure in variants.values():
         measure()
@@ -91,7 +95,6 @@ class Report:
 
     def __init__(self):
         self.rows = []
-        self.busy_before = round(os.getloadavg()[0], 1)
 
     def add(self, what, measured, compared="", ratio="", bound="", ok=None):
         verdict = "" if ok is None else "PASS" if ok else "FAIL"
@@ -117,14 +120,16 @@ class Report:
     def failed(self):
         return [row["what"] for row in self.rows if row["verdict"] == "FAIL"]
 
-    def save(self, path, db):
-        version = one(db, "SELECT extversion FROM pg_extension WHERE extname = 'eskit_lease'")
+    def save(self, path, busy_before):
+        with connect() as db:
+            version = one(db, "SELECT extversion FROM pg_extension WHERE extname = 'eskit_lease'")
+            server = one(db, "SHOW server_version")
         machine = {
             "processor": processor(),
             "cores": os.cpu_count(),
-            "load average before": self.busy_before,
+            "load average before": busy_before,
             "kernel": platform.release(),
-            "server": one(db, "SHOW server_version"),
+            "server": server,
             "extension": f"{version} {revision()}",
         }
         load = {"seconds": SECONDS, "repeat": REPEAT, "clients": CLIENTS, "threads": THREADS, "bulk": BULK, "sessions": SESSIONS}

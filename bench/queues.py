@@ -117,7 +117,7 @@ class Pgq(Queue):
 
     script = "pgq"
     tables = "pgq.subscription, pgq.tick, pgq.event_1_0"
-    PER_SECOND = {1: 4_000, 100: 150_000}
+    PER_SECOND = {1: 2_000, 100: 100_000}
 
     def __init__(self, db):
         peer("pgq")

@@ -49,5 +49,5 @@ class Session:
             time.sleep(0.1)
 
     def must_be_trusted(self):
-        if time.monotonic() >= self.trusted_until:
-            raise Lost("trust_ms has run out")
+        while time.monotonic() >= self.trusted_until:
+            self.wait("100 ms")  # raises Lost if the session has ended

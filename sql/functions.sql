@@ -8,7 +8,8 @@ GRANT USAGE ON SCHEMA eskit_lease TO PUBLIC;
 REVOKE ALL ON ALL TABLES IN SCHEMA eskit_lease FROM PUBLIC;
 REVOKE ALL ON ALL SEQUENCES IN SCHEMA eskit_lease FROM PUBLIC;
 REVOKE ALL ON ALL FUNCTIONS IN SCHEMA eskit_lease FROM PUBLIC;
--- Whoever calls a function needs no right to its type; this is for objects of their own that would depend on it.
+-- Whoever calls a function or reads a view needs no right to its type; this is for objects of their own that would depend on it. With a column of a
+-- table's row type anybody could keep that table from being altered.
 REVOKE ALL ON TYPE
     eskit_lease.opened_session,
     eskit_lease.session_state,
@@ -16,7 +17,15 @@ REVOKE ALL ON TYPE
     eskit_lease.lease_answer,
     eskit_lease.lease_state,
     eskit_lease.execution_answer,
-    eskit_lease._session_standing
+    eskit_lease._session_standing,
+    eskit_lease._sessions, eskit_lease._successions, eskit_lease._declarations, eskit_lease._leases,
+    eskit_lease._waiters, eskit_lease._groups, eskit_lease._members, eskit_lease._partitions,
+    eskit_lease._cursors, eskit_lease._heads, eskit_lease._queues, eskit_lease._items, eskit_lease._later,
+    eskit_lease._claims, eskit_lease._item_heads, eskit_lease._dead_items, eskit_lease._executions,
+    eskit_lease.sessions, eskit_lease.leases, eskit_lease.waiters, eskit_lease.semaphores, eskit_lease.groups,
+    eskit_lease.group_members, eskit_lease.group_partitions, eskit_lease.group_lag, eskit_lease.executions,
+    eskit_lease.fenced_tables, eskit_lease.blockers, eskit_lease.queues, eskit_lease.items,
+    eskit_lease.dead_items, eskit_lease.position_blockers
 FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION
     eskit_lease.group_lock_key(text),
@@ -41,9 +50,9 @@ COMMENT ON FUNCTION eskit_lease.partition_assign(text, text[], text[]) IS
 COMMENT ON FUNCTION eskit_lease.session_open(text, interval, boolean, interval, boolean) IS
 'Opens a session for a consumer (1 to 255 bytes). ttl: time to live between heartbeats, min_ttl to max_ttl, default eskit_lease.default_ttl. attach: the session also ends, after attach_grace, when this connection ends. takeover: ends the living sessions of this consumer and role, and inherits their leases, places in queues and partitions under new fences; what a transaction of theirs has fenced follows when that ends; their run-once attempts are in doubt, and the items that they have claimed are free. Returns the session, a handle to keep private; trust_ms, how long from the start of the call it may be believed alive; and its revision. Raises 22004, 22023, 53400 (too many sessions), 55000 (not preloaded), 25006 (read-only or standby).';
 COMMENT ON FUNCTION eskit_lease.session_heartbeat(uuid) IS
-'Keeps the session, and with it every lease that it holds, for another TTL. Writes no row and no WAL. Reasons: alive, closing (its end is being committed), expired (for ever), unknown_session. Raises 42501 for another role''s session.';
+'Keeps the session, and with it every lease that it holds, for another TTL. Writes no row and no WAL. Reasons: alive, unconfirmed (trust_ms is 0 until synchronous standbys have confirmed that this is the primary, see eskit_lease.confirm_interval), closing (its end is being committed), expired (for ever), unknown_session. Raises 42501 for another role''s session.';
 COMMENT ON FUNCTION eskit_lease.session_wait(uuid, bigint, interval) IS
-'A heartbeat that answers once the revision of the session is greater than the one given, at the timeout (default and limit eskit_lease.max_wait), or in time for the next heartbeat. Reasons: changed, timeout, heartbeat, wait_limit (too many waiting calls, answered at once), closing, expired, unknown_session.';
+'A heartbeat that answers once the revision of the session is greater than the one given, at the timeout (default and limit eskit_lease.max_wait), or in time for the next heartbeat. Reasons: changed, timeout, heartbeat, unconfirmed (as for session_heartbeat), wait_limit (too many waiting calls, answered at once), closing, expired, unknown_session.';
 COMMENT ON FUNCTION eskit_lease.session_drain(uuid) IS
 'No new leases for the session, while its heartbeats and its work go on. False if it is not alive.';
 COMMENT ON FUNCTION eskit_lease.session_detach(uuid) IS
@@ -53,11 +62,11 @@ COMMENT ON FUNCTION eskit_lease.session_close(uuid) IS
 COMMENT ON FUNCTION eskit_lease.session_sweep(integer) IS
 'One bounded pass of what the background worker does: hands over, and takes away the rows of sessions that have ended, up to max_leases leases (1 to 100000). Returns sessions ended, leases handed over, and whether there is more to do. After it work items are found that were not added but copied in. For administrators.';
 COMMENT ON FUNCTION eskit_lease.lease_acquire(text, uuid, boolean) IS
-'Asks for the lease of a resource (1 to 255 bytes), or for any free permit of a semaphore (slot tells which), without ever waiting; counts as a heartbeat of the session. queue: take a place in the queue if refused. Reasons: granted, already_held (same fence, also out of grace), refenced (new fence after a promotion); held (holder says by whom; NULL for a semaphore), busy (somebody is in the middle of it), awaited (others are in line), queued, draining, closing, expired, unknown_session. trust_ms: how long from the start of the call the lease may be believed held. Raises 42501, 22004, 22023, 42809 (a group), 53400 (too many places in queues).';
+'Asks for the lease of a resource (1 to 255 bytes), or for any free permit of a semaphore (slot tells which), without ever waiting; counts as a heartbeat of the session. queue: take a place in the queue if refused. Reasons: granted, already_held (same fence, also out of grace), refenced (new fence after a promotion); held (holder says by whom; NULL for a semaphore), busy (somebody is in the middle of it), awaited (others are in line), queued, draining, closing, expired, unknown_session. trust_ms: how long from the start of the call the lease may be believed held; with eskit_lease.confirm_interval 0 for what this transaction grants: ask session_heartbeat after its commit. Raises 42501, 22004, 22023, 42809 (a group), 53400 (too many places in queues).';
 COMMENT ON FUNCTION eskit_lease.lease_acquire_many(text[], uuid) IS
 'lease_acquire for up to 100000 resources in one call, without queueing: a row for each distinct resource.';
 COMMENT ON FUNCTION eskit_lease.lease_renew(text, bigint) IS
-'Whether the lease is still held under this fence; counts as a heartbeat of its session. Reasons: held, refence (held, but acquire again for a fence of the new timeline); expired, released, superseded (with by whom), unknown. Raises 42501 for another role''s lease.';
+'Whether the lease is still held under this fence; counts as a heartbeat of its session. Reasons: held, refence (held, but acquire again for a fence of the new timeline), unconfirmed (held; as for session_heartbeat); expired, released, superseded (with by whom), unknown. Raises 42501 for another role''s lease.';
 COMMENT ON FUNCTION eskit_lease.lease_release(text, bigint, interval) IS
 'Releases the lease and hands it to the first in line, with this transaction. Waits for the holder''s own fenced transactions, under lock_timeout. grace (0 to eskit_lease.max_ttl, default 0): without waiting, has the lease live on alone for that long, under the same fence; the holder may finish, acquire it back, or release it for good; then it lapses. False if it is not held under this fence. Raises 42809 for grace of a group''s partition.';
 COMMENT ON FUNCTION eskit_lease.lease_release_many(text[], uuid) IS
@@ -79,21 +88,21 @@ COMMENT ON FUNCTION eskit_lease.require_fence() IS
 COMMENT ON FUNCTION eskit_lease.semaphore_create(text, integer) IS
 'Makes a semaphore: up to permits (1 to 32768) sessions hold the name at a time, one permit each, by lease_acquire. Raises 42710 for a name that is declared, held or waited for, 22023, 22004.';
 COMMENT ON FUNCTION eskit_lease.semaphore_resize(text, integer) IS
-'Changes the number of permits. One that shrinks takes effect as permits come back. Raises 42704, 42809 (a group), 42501 unless the caller made it.';
+'Changes the number of permits. One that shrinks takes effect as permits come back. Raises 42704, 42809 (a group), 42501 unless the caller made it, 55P03 (somebody is just changing it).';
 COMMENT ON FUNCTION eskit_lease.semaphore_drop(text) IS
-'Drops a semaphore that nobody holds or waits for. Raises 55006 otherwise, 42704, 42809, 42501.';
+'Drops a semaphore that nobody holds or waits for. Raises 55006 otherwise, 42704, 42809, 42501, 55P03 (somebody is just changing it).';
 COMMENT ON FUNCTION eskit_lease.group_create(text, integer, text, interval, interval) IS
 'Makes a consumer group with partitions 0 to partitions - 1 (1 to 32768 of them). assignor: sticky (default; balanced with the fewest moves) or range (neighbours together). rebalance_timeout: how long an owner has to release a partition that goes to another. settle_delay: how long newcomers are gathered for one rebalance. Intervals are 0 to 1 day. Raises 42710 for a name that is declared, held or waited for, 22023, 22004.';
 COMMENT ON FUNCTION eskit_lease.group_alter(text, text, interval, interval) IS
-'Changes settings of a group; NULL, the default, keeps one. Raises 42704, 42809, 42501 unless the caller made it, 22023.';
+'Changes settings of a group; NULL, the default, keeps one. Raises 42704, 42809, 42501 unless the caller made it, 22023, 55P03 (somebody is just changing it).';
 COMMENT ON FUNCTION eskit_lease.group_resize(text, integer, boolean) IS
-'Changes the number of partitions, and so which key belongs where. Raises 55006 while any partition is owned; with drain, all owners are asked to release theirs first, within the rebalance_timeout. Every cursor then begins at the least position that any had: nothing is skipped, some may be seen again. The present number calls a resize off that is being drained for. True once it is done, false while it is being drained.';
+'Changes the number of partitions, and so which key belongs where. Raises 55006 while any partition is owned; with drain, all owners are asked to release theirs first, within the rebalance_timeout. Every cursor then begins at the least position that any had: nothing is skipped, some may be seen again. The present number calls a resize off that is being drained for. True once it is done, false while it is being drained. Raises 42704, 42809, 42501, 22023, 55P03 (somebody is just changing it, or its membership).';
 COMMENT ON FUNCTION eskit_lease.group_drop(text) IS
-'Drops a group without living members, and its cursors. Raises 55006 otherwise, 42704, 42809, 42501.';
+'Drops a group without living members, and its cursors. Raises 55006 otherwise, 42704, 42809, 42501, 55P03 (somebody is just changing it, or its membership).';
 COMMENT ON FUNCTION eskit_lease.group_join(text, uuid) IS
-'Makes the session a member of the group, once; counts as its heartbeat. Partitions come by and by, as others release them: see group_assignment. Returns the generation. Raises 55000 for a session that has ended or drains, 42704, 42809, 42501.';
+'Makes the session a member of the group, once; counts as its heartbeat. Partitions come by and by, as others release them: see group_assignment. Returns the generation. Raises 55000 for a session that has ended or drains, 42704, 42809, 42501, 55P03 (somebody is just changing or dropping the group).';
 COMMENT ON FUNCTION eskit_lease.group_leave(text, uuid) IS
-'Ends the membership, and releases the session''s partitions to those who are to have them. Waits for its own fenced transactions, under lock_timeout. False if it was no member.';
+'Ends the membership, and releases the session''s partitions to those who are to have them. Waits for its own fenced transactions, under lock_timeout. False if it was no member. Raises 42704, 42809, 42501, 55P03 (lock_timeout ran out, or somebody is just changing the group).';
 COMMENT ON FUNCTION eskit_lease.group_assignment(text, uuid) IS
 'The partitions that the session owns; counts as its heartbeat. To be asked whenever the revision of the session has changed. state: owned, or revoking: finish, commit the cursor and release it with group_release, within revoke_in (NULL for a session that drains: in its own time). Raises 55000 for a session that has ended or is no member.';
 COMMENT ON FUNCTION eskit_lease.group_release(text, integer, bigint) IS
@@ -123,8 +132,9 @@ COMMENT ON FUNCTION eskit_lease.position_raise(bigint) IS
 COMMENT ON FUNCTION eskit_lease._revoke_in(bigint, bigint, integer) IS 'Internal: how long an owner has left to release a partition; under the views.';
 COMMENT ON FUNCTION eskit_lease.grant_consumer(regrole) IS 'Lets a role open sessions, use leases, locks and fences, make and use semaphores and groups, move cursors, draw and read positions, run what is run once, make queues and work off their items, and fence tables of its own. For whoever may grant that.';
 COMMENT ON FUNCTION eskit_lease.grant_monitor(regrole) IS 'Lets a role read the views and stats(), and report heads with cursor_head(). For whoever may grant that.';
-COMMENT ON FUNCTION eskit_lease.stats() IS 'Counters of this database since the server started (they grow), and the numbers of living sessions, of resources that wait for the worker, and of waiting session_wait calls.';
+COMMENT ON FUNCTION eskit_lease.stats() IS 'Counters of this database since the server started (they grow), and the numbers of living sessions, of resources that wait for the worker, and of waiting session_wait calls. confirmed_ms_ago: how long ago the last acknowledged confirmation was begun (see eskit_lease.confirm_interval), NULL before the first.';
 COMMENT ON FUNCTION eskit_lease._eligible(uuid, bigint, integer) IS 'Internal: whether a waiter may be granted to.';
+COMMENT ON FUNCTION eskit_lease._require_library(text) IS 'Internal: what an update begins with; refuses it where the library that runs is older than this version.';
 COMMENT ON FUNCTION eskit_lease._standing(uuid, bigint, integer) IS 'Internal: what shared memory says of a session; under the views.';
 COMMENT ON FUNCTION eskit_lease.queue_create(text, integer, interval, text, text) IS
 'Makes a queue of work items (1 to 255 bytes; queues have a name space of their own). max_attempts (1 to 1000000): how often an item is claimed before it is dead. retry_backoff (0 to 1 day): how long after the first failure it is tried again; twice as long after each further one, up to 1 hour. ordering: none, about in the order of adding; key, the items of a key one at a time and in order, the next one when the one before is done or dead; fifo, so all items of a partition. group_name: a session then claims only items of the partitions that it owns there. Raises 42710, 42704 (group), 42809, 22023, 22004.';
@@ -133,11 +143,11 @@ COMMENT ON FUNCTION eskit_lease.queue_alter(text, integer, interval) IS
 COMMENT ON FUNCTION eskit_lease.queue_drop(text, boolean) IS
 'Drops a queue; with items, also its items, dead ones too. Raises 55006 if it has items otherwise, 55P03 while one of them is in the hands of an open transaction, 42704, 42501.';
 COMMENT ON FUNCTION eskit_lease.item_add(text, jsonb, text, timestamptz) IS
-'Adds an item to a queue, with this transaction, and returns its id. payload: up to 1 MiB. key (1 to 255 bytes): decides the partition in a queue that is bound to a group, and what is given one at a time where the ordering is key. run_at: not to be claimed before. Raises 42704, 22004, 22023, 54000 (payload too large), 55P03 (the queue is just being dropped, or its group resized).';
+'Adds an item to a queue, with this transaction, and returns its id. payload: up to 1 MiB, and 16 MiB as text. key (1 to 255 bytes): decides the partition in a queue that is bound to a group, and what is given one at a time where the ordering is key. run_at: not to be claimed before. Raises 42704, 22004, 22023, 54000 (payload too large), 55P03 (the queue is just being dropped, or its group resized).';
 COMMENT ON FUNCTION eskit_lease.item_add_many(text, jsonb[], text[], timestamptz) IS
 'item_add for up to 100000 payloads, with as many keys or none: the ids, in their order.';
 COMMENT ON FUNCTION eskit_lease.item_claim(text, uuid, integer) IS
-'Claims up to max_items (1 to 1000) items for the session, without ever waiting; counts as its heartbeat. A row for each, none if there is nothing; all under one fence, for item_done and its like. In a queue with an order at most one of each key, or partition. Whoever is given less is woken when there is more, or when an item is due. The claim lasts until they are finished, or the session ends. Raises 55000 for a session that has ended or drains, 42704, 42501, 22023, 22004.';
+'Claims up to max_items (1 to 1000) items for the session, without ever waiting; counts as its heartbeat. A row for each, none if there is nothing; all under one fence, for item_done and its like. In a queue with an order at most one of each key, or partition. Whoever is given less is woken when there is more, or when an item is due. The claim lasts until they are finished, or the session ends. Raises 55000 for a session that has ended or drains, or is no member of the queue''s group, 42704, 42501, 22023, 22004.';
 COMMENT ON FUNCTION eskit_lease.item_done(bigint[], bigint) IS
 'Items are done, with this transaction: to be called in the one that writes the result. All or nothing: raises LF001 if any of them is no longer claimed under this fence, or the session of the claim has ended; 55P03 if one of them is in the hands of another transaction. An id given twice counts once. Returns how many.';
 COMMENT ON FUNCTION eskit_lease.item_fail(bigint, bigint, text, interval) IS

@@ -25,7 +25,7 @@ COMMENT ON COLUMN eskit_lease.sessions.consumer IS 'The name that the process ga
 COMMENT ON COLUMN eskit_lease.sessions.role IS 'The role that opened it.';
 COMMENT ON COLUMN eskit_lease.sessions.state IS 'alive, draining, closing (its end is being committed), expired (not swept yet), or unknown (on a standby).';
 COMMENT ON COLUMN eskit_lease.sessions.ttl_ms IS 'Time to live between heartbeats, in milliseconds.';
-COMMENT ON COLUMN eskit_lease.sessions.trust_ms IS 'Milliseconds left without another heartbeat.';
+COMMENT ON COLUMN eskit_lease.sessions.trust_ms IS 'Milliseconds left without another heartbeat, as far as this server vouches for it.';
 COMMENT ON COLUMN eskit_lease.sessions.expires_at IS 'The same as a time, for people; NULL for an expired session.';
 COMMENT ON COLUMN eskit_lease.sessions.revision IS 'Grows whenever a lease is granted to it or taken from it; NULL until the session is heard of after a restart.';
 COMMENT ON COLUMN eskit_lease.sessions.attached_pid IS 'Process id of the connection that it ends with, if any.';
@@ -65,7 +65,7 @@ COMMENT ON COLUMN eskit_lease.leases.fence IS 'The fencing token, or the last on
 COMMENT ON COLUMN eskit_lease.leases.granted_at IS 'When the fence was granted.';
 COMMENT ON COLUMN eskit_lease.leases.released_at IS 'When it was released, if it was.';
 COMMENT ON COLUMN eskit_lease.leases.held_for IS 'From the grant to the release, or to now.';
-COMMENT ON COLUMN eskit_lease.leases.trust_ms IS 'Milliseconds that the holder''s session has left without another heartbeat.';
+COMMENT ON COLUMN eskit_lease.leases.trust_ms IS 'Milliseconds that the holder''s session has left without another heartbeat, as far as this server vouches for it.';
 COMMENT ON COLUMN eskit_lease.leases.expires_at IS 'The same as a time, for people.';
 COMMENT ON COLUMN eskit_lease.leases.waiters IS 'Number of places in the queue.';
 
@@ -99,14 +99,16 @@ COMMENT ON COLUMN eskit_lease.waiters.holder IS 'Who holds the resource; NULL fo
 CREATE VIEW eskit_lease.semaphores AS
 SELECT d.resource AS name,
        d.slots AS permits,
-       (SELECT count(*)
-        FROM eskit_lease._leases AS l
-        JOIN eskit_lease._sessions AS s ON s.session = l.session
-        CROSS JOIN LATERAL eskit_lease._standing(s.session, s.boot_id, s.ttl_ms) AS t
-        WHERE l.resource = d.resource AND t.state <> 'expired') AS held,
+       h.held,
        (SELECT count(*) FROM eskit_lease._waiters AS w WHERE w.resource = d.resource) AS waiters,
        d.owner
 FROM eskit_lease._declarations AS d
+CROSS JOIN LATERAL (
+    SELECT count(*) AS held
+    FROM eskit_lease._leases AS l
+    JOIN eskit_lease._sessions AS s ON s.session = l.session
+    CROSS JOIN LATERAL eskit_lease._standing(s.session, s.boot_id, s.ttl_ms) AS t
+    WHERE l.resource = d.resource AND t.state <> 'expired') AS h
 WHERE d.kind = 'semaphore';
 
 COMMENT ON VIEW eskit_lease.semaphores IS 'Semaphores; who holds their permits is in the view leases.';
@@ -347,15 +349,17 @@ SELECT q.queue,
        q.max_attempts,
        make_interval(secs => q.backoff_ms / 1000.0) AS retry_backoff,
        q.group_name,
-       (SELECT count(*)
-        FROM eskit_lease._claims AS c
-        JOIN eskit_lease._sessions AS s ON s.session = c.session
-        WHERE c.queue = q.number) AS claims,
+       c.claims,
        (SELECT count(*) FROM (SELECT FROM eskit_lease._items AS i WHERE i.queue = q.number LIMIT 10001) AS i) AS items,
        (SELECT count(*) FROM (SELECT FROM eskit_lease._later AS l WHERE l.queue = q.number LIMIT 10001) AS l) AS later,
        (SELECT count(*) FROM (SELECT FROM eskit_lease._dead_items AS d WHERE d.queue = q.number LIMIT 10001) AS d) AS dead,
        q.owner
-FROM eskit_lease._queues AS q;
+FROM eskit_lease._queues AS q
+CROSS JOIN LATERAL (
+    SELECT count(*) AS claims
+    FROM eskit_lease._claims AS c
+    JOIN eskit_lease._sessions AS s ON s.session = c.session
+    WHERE c.queue = q.number) AS c;
 
 COMMENT ON VIEW eskit_lease.queues IS 'Queues of work items. Counts end at 10001, so that a look at a long queue is cheap.';
 COMMENT ON COLUMN eskit_lease.queues.queue IS 'The name; queues have a name space of their own.';
@@ -393,7 +397,9 @@ LEFT JOIN LATERAL eskit_lease._standing(s.session, s.boot_id, s.ttl_ms) AS t ON 
 WHERE e.extname = 'eskit_lease'
 UNION ALL
 SELECT q.queue, l.id, l.partition, 'later', l.key, l.payload, l.attempt, l.error, l.added_at,
-       '2000-01-01 00:00:00+00'::timestamptz + make_interval(secs => l.due / 1000000.0), NULL, NULL, NULL, NULL
+       -- By hours, each of which is exact: seconds as a double would round the last time that there is to one that there is not.
+       '2000-01-01 00:00:00+00'::timestamptz + l.due / 3600000000 * interval '1 hour' + l.due % 3600000000 * interval '1 microsecond',
+       NULL, NULL, NULL, NULL
 FROM eskit_lease._queues AS q
 JOIN eskit_lease._later AS l ON l.queue = q.number;
 
@@ -401,13 +407,13 @@ COMMENT ON VIEW eskit_lease.items IS 'Work items that are not finished. To be re
 COMMENT ON COLUMN eskit_lease.items.queue IS 'The queue.';
 COMMENT ON COLUMN eskit_lease.items.id IS 'The item, for ever.';
 COMMENT ON COLUMN eskit_lease.items.partition IS 'Partition of the queue''s group; 0 without one.';
-COMMENT ON COLUMN eskit_lease.items.state IS 'ready (in a queue with an order perhaps behind another of its key), claimed, expired (its claimer has ended; about to be ready again), or later (its time has not come).';
+COMMENT ON COLUMN eskit_lease.items.state IS 'ready (in a queue with an order perhaps behind another of its key), claimed, expired (its claimer has ended; about to be ready again), or later (claimed from its run_at on).';
 COMMENT ON COLUMN eskit_lease.items.key IS 'The key that it was added with.';
 COMMENT ON COLUMN eskit_lease.items.payload IS 'What it was added with.';
 COMMENT ON COLUMN eskit_lease.items.attempt IS 'How often it has been claimed.';
 COMMENT ON COLUMN eskit_lease.items.error IS 'Why it last failed.';
 COMMENT ON COLUMN eskit_lease.items.added_at IS 'When it was added.';
-COMMENT ON COLUMN eskit_lease.items.run_at IS 'When its time comes, for one that is later.';
+COMMENT ON COLUMN eskit_lease.items.run_at IS 'When its time comes, or came, for one that is later.';
 COMMENT ON COLUMN eskit_lease.items.consumer IS 'Who has claimed it.';
 COMMENT ON COLUMN eskit_lease.items.session IS 'The claimer''s session; NULL unless the reader may use it or is an administrator.';
 COMMENT ON COLUMN eskit_lease.items.fence IS 'The fence of its claim.';

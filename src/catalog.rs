@@ -1,6 +1,9 @@
 //! What is found in the catalog by name: the relations of ours in this database, the extension, and its owner.
 
+use crate::error::Error;
 use crate::liveness::slots::Home;
+use crate::version;
+use pgrx::pg_sys::panic::ErrorReport;
 use pgrx::pg_sys::{self, Datum, Oid};
 use std::cell::RefCell;
 use std::ffi::{CStr, c_char};
@@ -39,6 +42,18 @@ pub fn relation(name: &'static CStr) -> Oid {
     oid
 }
 
+/// The oid of a relation without which nothing can be done.
+pub fn needed(name: &'static CStr) -> Oid {
+    let oid = relation(name);
+    if oid == Oid::INVALID {
+        if home_if_any().is_none() {
+            gone();
+        }
+        version::unserved(format!("There is no relation {}.", name.to_string_lossy()));
+    }
+    oid
+}
+
 /// Where the rows of this database are; `None` without the extension.
 pub fn home_if_any() -> Option<Home> {
     let table = relation(c"_sessions");
@@ -49,7 +64,13 @@ pub fn home_if_any() -> Option<Home> {
 
 /// Where the rows of this database are.
 pub fn home() -> Home {
-    home_if_any().unwrap_or_else(|| pgrx::error!("extension eskit_lease has no tables in this database"))
+    home_if_any().unwrap_or_else(|| gone())
+}
+
+/// The extension has been dropped since the statement began that runs here.
+pub fn gone() -> ! {
+    ErrorReport::from(Error::NoExtension).report(pgrx::PgLogLevel::ERROR);
+    unreachable!()
 }
 
 /// Keeps the extension from being dropped, to the end of the transaction; waits for whoever is dropping it.
@@ -80,7 +101,7 @@ pub fn owner(home: Home) -> Oid {
     unsafe {
         let tuple = pg_sys::SearchSysCache1(pg_sys::SysCacheIdentifier::RELOID as i32, Datum::from(home.table));
         if tuple.is_null() {
-            pgrx::error!("extension eskit_lease is being dropped");
+            gone();
         }
         let class = pg_sys::heap_tuple_get_struct::<pg_sys::FormData_pg_class>(tuple);
         let owner = (*class).relowner;

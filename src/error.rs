@@ -3,6 +3,7 @@
 
 use crate::group::assign::Assignor;
 use crate::settings;
+use crate::version::VERSION;
 use pgrx::pg_sys;
 use pgrx::pg_sys::panic::ErrorReport;
 use pgrx::prelude::PgSqlErrorCode as Code;
@@ -13,6 +14,16 @@ pub type Result<T> = std::result::Result<T, ErrorReport>;
 pub enum Error {
     #[error("eskit_lease must be loaded via shared_preload_libraries")]
     NotPreloaded,
+    #[error("extension eskit_lease is not in this database any more")]
+    NoExtension,
+    #[error("shared memory is that of another build of eskit_lease")]
+    AnotherPreloaded,
+    #[error("library of eskit_lease is of version {VERSION}, before {0}")]
+    LibraryOlder(String),
+    #[error(
+        "objects of extension eskit_lease in this database are not those that its library of version {VERSION} needs"
+    )]
+    Unserved(String),
     #[error("cannot use sessions and leases during recovery")]
     Recovery,
     #[error("cannot execute {0} in a read-only transaction")]
@@ -88,7 +99,7 @@ pub enum Error {
     #[error("unknown ordering \"{0}\"")]
     Ordering(String),
     #[error("payload is too large")]
-    Payload { bytes: usize, most: usize },
+    Payload { bytes: usize, most: usize, as_text: bool },
     #[error("numbers of payloads and keys differ")]
     Keys { keys: usize, payloads: usize },
     #[error("{0} must be finite")]
@@ -155,7 +166,9 @@ fn literal(text: &str) -> String {
 impl Error {
     fn code(&self) -> Code {
         match self {
-            Error::NotPreloaded => Code::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
+            Error::NotPreloaded | Error::AnotherPreloaded | Error::LibraryOlder(_) | Error::Unserved(_) => {
+                Code::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE
+            }
             Error::Recovery | Error::ReadOnly(_) => Code::ERRCODE_READ_ONLY_SQL_TRANSACTION,
             Error::Null(_) | Error::PartitionNull { .. } => Code::ERRCODE_NULL_VALUE_NOT_ALLOWED,
             Error::Name { .. }
@@ -185,7 +198,7 @@ impl Error {
             Error::WrongKind { .. } | Error::NoGrace { .. } | Error::Unfenceable { .. } => {
                 Code::ERRCODE_WRONG_OBJECT_TYPE
             }
-            Error::Unknown { .. } => Code::ERRCODE_UNDEFINED_OBJECT,
+            Error::Unknown { .. } | Error::NoExtension => Code::ERRCODE_UNDEFINED_OBJECT,
             Error::SessionEnded(_) | Error::NotMember { .. } | Error::FencedAbove(_) => {
                 Code::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE
             }
@@ -217,6 +230,10 @@ impl Error {
 
     fn detail(&self) -> Option<String> {
         Some(match self {
+            Error::AnotherPreloaded => {
+                format!("The server was started with it. This is the library of version {VERSION}, from another file.")
+            }
+            Error::Unserved(why) => why.clone(),
             Error::Name { what, length } => format!("The {what} given is {length} bytes long."),
             Error::Interval { given_ms, min_ms, max_ms, .. } => {
                 format!("{given_ms} ms was given; the limits are {min_ms} ms and {max_ms} ms.")
@@ -248,7 +265,9 @@ impl Error {
             Error::NoPartition { partitions, .. } => {
                 format!("It has {partitions} partitions, numbered from 0 to {}.", partitions - 1)
             }
-            Error::Payload { bytes, most } => format!("It has {bytes} bytes; the limit is {most}."),
+            Error::Payload { bytes, most, as_text } => {
+                format!("It has {bytes} bytes{}; the limit is {most}.", if *as_text { " as text" } else { "" })
+            }
             Error::Keys { keys, payloads } => format!("There are {payloads} payloads and {keys} keys."),
             Error::Position(given) => format!("{given} was given; the limits are 1 and {}.", i64::MAX - 1),
             Error::AcksFull { most, .. } => format!("There may be {most} ranges of them."),
@@ -296,6 +315,13 @@ impl Error {
         Some(
             match self {
                 Error::NotPreloaded => "Add eskit_lease to shared_preload_libraries and restart the server.",
+                Error::AnotherPreloaded => "Restart the server.",
+                Error::LibraryOlder(_) => {
+                    "Restart the server, so that it loads the library that has been installed, and update then. Without preload, connect again."
+                }
+                Error::Unserved(_) => {
+                    "Run ALTER EXTENSION eskit_lease UPDATE. If that finds nothing to do, install the library of that version and restart the server."
+                }
                 Error::Recovery => "Connect to the primary server.",
                 Error::ReadOnly(_) => {
                     "Only session_heartbeat, session_wait, lease_renew, fence_check, group_assignment, cursor_position and \

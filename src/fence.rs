@@ -3,7 +3,7 @@
 //! **Drawing.** A fence is `nextval` of one sequence. Before the first one in each start of shared memory the sequence is raised to
 //! the seconds since 2025 and a minute, times 2^22. It never catches up with the clock, so every incarnation of the server starts
 //! above what any older history of it can have granted: after a crash with unflushed answers, a promotion of a lagging standby, a
-//! restored dump, snapshot or point in time.
+//! restored dump, snapshot or point in time. The numbers of work items are raised with it, for the same reason.
 //!
 //! **Checking.** [`fence_check`] takes S(session) and F(fence) in share mode, to the end of the transaction and without waiting, and only
 //! then reads the row and the session's slot. Whoever takes the lease from a living session holds F or S exclusively, from before
@@ -37,7 +37,7 @@ static RAISE: Statement = Statement::writes(include_str!("../sql/query/fence/rai
 static VISIBLE: Statement =
     Statement::reads(include_str!("../sql/query/fence/visible.sql"), &[TEXTOID, INT4OID, INT8OID]);
 
-/// Makes sure that the sequence is above all history. The guard is let go at once: it must not wait for a user's transaction.
+/// Makes sure that the sequence, and that of items, is above all history. The guard is let go at once: it must not wait for a user's transaction.
 pub fn raise(call: &Call) {
     let sequence = catalog::fence_sequence().to_u32();
     let raised = || call.database.raised.load(Ordering::Acquire) == sequence;

@@ -29,12 +29,23 @@ impl Jsonb {
 
     /// How long it is as text, in bytes.
     pub fn text_length(&self) -> usize {
-        let datum = self.datum();
-        // SAFETY: the datum is a jsonb; the text ends in NUL
-        unsafe {
-            let text = pgrx::direct_function_call::<&std::ffi::CStr>(pg_sys::jsonb_out, &[Some(datum)]);
-            text.map_or(0, |text| text.to_bytes().len())
-        }
+        // SAFETY: the datum is a jsonb
+        unsafe { text_length(self.datum()) }
+    }
+}
+
+/// How long a jsonb is as text, in bytes.
+///
+/// # Safety
+/// The datum is a jsonb.
+pub unsafe fn text_length(json: pg_sys::Datum) -> usize {
+    // SAFETY: as the caller promises. The text ends in NUL, and goes once it has been measured
+    unsafe {
+        let text: Option<&std::ffi::CStr> = pgrx::direct_function_call(pg_sys::jsonb_out, &[Some(json)]);
+        let Some(text) = text else { return 0 };
+        let length = text.to_bytes().len();
+        pg_sys::pfree(text.as_ptr().cast_mut().cast());
+        length
     }
 }
 
@@ -91,10 +102,28 @@ unsafe impl<'fcx> ArgAbi<'fcx> for Jsonb {
     }
 }
 
-/// An SQL `jsonb[]`, passed on as it is; and how many bytes each element has.
+/// An SQL `jsonb[]`, passed on as it is; and its elements.
 pub struct JsonbArray {
     pub datum: pg_sys::Datum,
-    pub lengths: Vec<Option<usize>>,
+    pub elements: Vec<Option<Element>>,
+}
+
+/// An element of a `jsonb[]`, which it points into.
+#[derive(Clone, Copy)]
+pub struct Element(pg_sys::Datum);
+
+impl Element {
+    /// Bytes, as PostgreSQL keeps it before compression.
+    pub fn len(self) -> usize {
+        // SAFETY: a jsonb in an array that lives as long as the call whose argument it is
+        unsafe { pgrx::varsize_any(self.0.cast_mut_ptr()) }
+    }
+
+    /// How long it is as text, in bytes.
+    pub fn text_length(self) -> usize {
+        // SAFETY: as above
+        unsafe { text_length(self.0) }
+    }
 }
 
 impl FromDatum for JsonbArray {
@@ -116,9 +145,9 @@ impl FromDatum for JsonbArray {
                 &mut nulls,
                 &mut length,
             );
-            let size = |i: usize| (!*nulls.add(i)).then(|| pgrx::varsize_any((*values.add(i)).cast_mut_ptr()));
-            let lengths = (0..usize::try_from(length).unwrap_or(0)).map(size).collect();
-            Some(JsonbArray { datum: pg_sys::Datum::from(array), lengths })
+            let element = |i: usize| (!*nulls.add(i)).then(|| Element(*values.add(i)));
+            let elements = (0..usize::try_from(length).unwrap_or(0)).map(element).collect();
+            Some(JsonbArray { datum: pg_sys::Datum::from(array), elements })
         }
     }
 }
@@ -137,7 +166,7 @@ unsafe impl<'fcx> ArgAbi<'fcx> for JsonbArray {
     unsafe fn unbox_arg_unchecked(arg: Arg<'_, 'fcx>) -> Self {
         // SAFETY: as above
         unsafe { arg.unbox_arg_using_from_datum() }
-            .unwrap_or(JsonbArray { datum: pg_sys::Datum::from(0), lengths: Vec::new() })
+            .unwrap_or(JsonbArray { datum: pg_sys::Datum::from(0), elements: Vec::new() })
     }
 
     unsafe fn unbox_nullable_arg(arg: Arg<'_, 'fcx>) -> Nullable<Self> {

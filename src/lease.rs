@@ -6,7 +6,6 @@ use crate::call::{Call, enter, text_arg};
 use crate::error::{Error, Result};
 use crate::fence::{self, Fate};
 use crate::grant::timeline;
-use crate::liveness::clock;
 use crate::liveness::slots::SlotRef;
 use crate::row;
 use crate::session::{self, Touch, touch, touch_holder, wall_clock};
@@ -140,10 +139,14 @@ fn lease_renew(resource: Option<Text>, fence: Option<i64>) -> Result<LeaseState>
     let Some(standing) = touch.standing.filter(|standing| standing.alive()) else {
         return refused("expired");
     };
-    let reason = if fenced_on == timeline() { "held" } else { "refence" };
+    let reason = match (fenced_on == timeline(), touch.unconfirmed()) {
+        (false, _) => "refence",
+        (true, true) => "unconfirmed",
+        (true, false) => "held",
+    };
     Ok(LeaseState {
         held: true,
-        trust_ms: Some(clock::trust_ms(standing.left())),
+        trust_ms: touch.trust_ms(),
         expires_at: wall_clock(standing.left()),
         reason: Text::from(reason),
     })

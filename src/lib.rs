@@ -44,11 +44,12 @@ mod spi;
 mod sweep;
 mod table;
 mod text;
+mod version;
 mod worker;
 
 use pgrx::prelude::*;
 
-::pgrx::pg_module_magic!();
+::pgrx::pg_module_magic!(name, version);
 
 /// Bytes of a name, in UTF-8.
 const MAX_NAME: usize = 255;

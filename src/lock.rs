@@ -11,7 +11,7 @@ use crate::guard::{Guard, Mode};
 use crate::holders::Holders;
 use crate::lease::{LeaseAnswer, acquirer};
 use crate::liveness::databases::Counter;
-use crate::session::{self, New, SessionRow, touch};
+use crate::session::{self, New, SessionRow, Touch, touch};
 use crate::spi;
 use crate::text::Text;
 use crate::{interval, keys, queue, semaphore};
@@ -105,5 +105,6 @@ fn lock_acquire(
         session::delete(call.db(), &[me.session()]);
         call.seam().ended(me, true);
     }
-    one(answer, Some(ttl_ms))
+    let touch = Touch { home: call.home, at: Some(me), standing: shared.look(me) };
+    one(answer, touch.trust_ms())
 }

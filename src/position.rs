@@ -189,7 +189,7 @@ fn reserve(call: &Call, sequence: u32, xid: i64) -> i64 {
 }
 
 fn set(call: &Call, sequence: &'static CStr, value: i64) {
-    call.db().execute(&SET, vec![Value::Oid(catalog::relation(sequence).to_u32()), Value::Long(value)]);
+    call.db().execute(&SET, vec![Value::Oid(catalog::needed(sequence).to_u32()), Value::Long(value)]);
 }
 
 /// The oldest transaction that is open; who has no id yet gets a greater one.

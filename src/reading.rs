@@ -49,7 +49,7 @@ fn _standing(session: Uuid, boot_id: i64, ttl_ms: i32) -> Result<Standing> {
     };
     // Without a slot there is none yet.
     let revision = Some(standing.revision.cast_signed()).filter(|revision| *revision != 0);
-    let trust_ms = Some(clock::trust_ms(left));
+    let trust_ms = Some(standing.trust_ms());
     Ok(Standing { state: Text::from(state), trust_ms, expires_at, revision, attached_pid: pid })
 }
 
@@ -65,22 +65,24 @@ fn _revoke_in(revoke_at: i64, boot_id: i64, rebalance_timeout_ms: i32) -> Result
 }
 
 #[pg_extern(schema = "eskit_lease")]
-fn stats() -> Result<row::TableIterator<(name!(name, Text), name!(value, i64))>> {
+fn stats() -> Result<row::TableIterator<(name!(name, Text), name!(value, Option<i64>))>> {
     let shared = shared()?;
     let home = catalog::home();
     let database = shared.database(home)?;
-    let mut rows: Vec<(Text, i64)> =
-        COUNTERS.iter().enumerate().map(|(i, name)| (Text::from(*name), database.counter(i).cast_signed())).collect();
+    let counted = |(i, name): (usize, &&'static str)| (Text::from(*name), Some(database.counter(i).cast_signed()));
+    let mut rows: Vec<(Text, Option<i64>)> = COUNTERS.iter().enumerate().map(counted).collect();
     let (mut here, mut dirty) = (0, 0);
     shared.each(clock::now(), |_, at, word, _| {
         here += i64::from(at == home && matches!(word.state(), State::Alive | State::Frozen));
     });
     shared.each_dirty(|oid, _| dirty += i64::from(oid == home.database));
     let waiting = database.waiting.load(std::sync::atomic::Ordering::Relaxed);
+    let confirmed = shared.confirmed().map(|start| i64::from(clock::trust_ms(clock::now().saturating_sub(start))));
     rows.extend([
-        (Text::from("sessions_alive"), here),
-        (Text::from("resources_dirty"), dirty),
-        (Text::from("calls_waiting"), i64::from(waiting)),
+        (Text::from("sessions_alive"), Some(here)),
+        (Text::from("resources_dirty"), Some(dirty)),
+        (Text::from("calls_waiting"), Some(i64::from(waiting))),
+        (Text::from("confirmed_ms_ago"), confirmed),
     ]);
     Ok(row::TableIterator::of(rows))
 }

@@ -25,7 +25,7 @@ struct Kind {
     oldest: &'static Statement,
 }
 
-static KINDS: [Kind; 3] = [
+static KINDS: [Kind; 4] = [
     Kind { kept: Kept::Leases, setting: &settings::ROW_RETENTION, retire: &RETIRE_LEASES, oldest: &OLDEST_LEASE },
     Kind {
         kept: Kept::Executions,
@@ -38,6 +38,13 @@ static KINDS: [Kind; 3] = [
         setting: &settings::DEAD_ITEM_RETENTION,
         retire: &item::RETIRE,
         oldest: &item::OLDEST,
+    },
+    // Nobody looks at these; they only take room.
+    Kind {
+        kept: Kept::Claims,
+        setting: &settings::ROW_RETENTION,
+        retire: &item::RETIRE_CLAIMS,
+        oldest: &item::OLDEST_CLAIM,
     },
 ];
 
@@ -72,8 +79,8 @@ pub fn retire(call: &Call, now: u64, most: usize, at_once: bool) -> bool {
     if !at_once && now < next_look(database) {
         return false;
     }
-    let mut more = false;
-    for kind in &KINDS {
+    let (mut more, at_once) = (false, at_once || database.retention_looked.load(Ordering::Relaxed) == 0);
+    for kind in KINDS.iter().filter(|kind| at_once || database.kept_since(kind.kept).is_some()) {
         if let Some(seconds) = kind.seconds() {
             let values = vec![Value::Double(seconds.into()), Value::Long(most as i64)];
             more |= call.db().execute(kind.retire, values) == most as u64;

@@ -4,6 +4,7 @@
 //! `RETURNS TABLE` it puts together anew in each execution, column by column, and that was a seventh of what a heartbeat costs beyond
 //! `SELECT 1`. Where there may be several rows, it is a table all the same, and they go where the executor collects them.
 
+use crate::version;
 use pgrx::IntoHeapTuple;
 use pgrx::callconv::{FcInfo, RetAbi};
 use pgrx::pg_sys::{self, Datum};
@@ -71,7 +72,7 @@ pub unsafe fn answer<'fcx, const COLUMNS: usize>(
             pg_sys::get_call_result_type(call, std::ptr::null_mut(), &mut description);
         }
         if usize::try_from((*description).natts) != Ok(COLUMNS) {
-            pgrx::error!("a type of eskit_lease has been altered");
+            version::unserved(format!("A type has {} columns, not {COLUMNS}.", (*description).natts));
         }
         let tuple = pg_sys::heap_form_tuple(description, values.as_mut_ptr(), nulls.as_mut_ptr());
         fcinfo.return_raw_datum(pg_sys::HeapTupleHeaderGetDatum((*tuple).t_data))

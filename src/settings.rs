@@ -11,6 +11,7 @@ pub static DEFAULT_TTL: GucSetting<i32> = GucSetting::<i32>::new(10_000);
 pub static MIN_TTL: GucSetting<i32> = GucSetting::<i32>::new(1_000);
 pub static MAX_TTL: GucSetting<i32> = GucSetting::<i32>::new(3_600_000);
 pub static MAX_WAIT: GucSetting<i32> = GucSetting::<i32>::new(10_000);
+pub static CONFIRM_INTERVAL: GucSetting<i32> = GucSetting::<i32>::new(0);
 static MAX_WAITING: GucSetting<i32> = GucSetting::<i32>::new(-1);
 pub static FENCE_SUPERUSERS: GucSetting<bool> = GucSetting::<bool>::new(true);
 pub static ROW_RETENTION: GucSetting<i32> = GucSetting::<i32>::new(3_600);
@@ -117,9 +118,18 @@ pub fn define_at_preload() {
         GucFlags::empty(),
     );
     int(
+        c"eskit_lease.confirm_interval",
+        c"How often the synchronous standbys confirm that this is the primary; 0 for never.",
+        c"No session is told to trust itself for longer than its time to live from the start of the last confirmation. A third of the shortest time to live, or less.",
+        &CONFIRM_INTERVAL,
+        (0, 3_600_000),
+        GucContext::Sighup,
+        GucFlags::UNIT_MS,
+    );
+    int(
         c"eskit_lease.row_retention",
         c"How long the row of a released lease is kept.",
-        c"It keeps the last fence of the resource for people to see. Fences never repeat, kept or not.",
+        c"It keeps the last fence of the resource for people to see. Fences never repeat, kept or not. Claims of work items that nobody saw the end of are kept as long.",
         &ROW_RETENTION,
         (0, 2_147_483),
         GucContext::Sighup,

@@ -10,9 +10,13 @@ use crate::error::{Error, Result};
 use crate::json::Jsonb;
 use crate::liveness::slots::Home;
 use crate::text::{Text, text_array, text_datum};
+use crate::version;
+use pgrx::pg_sys::panic::CaughtError;
 use pgrx::pg_sys::{self, Datum, Oid};
-use pgrx::{FromDatum, IntoDatum, Uuid};
+use pgrx::prelude::PgSqlErrorCode as Code;
+use pgrx::{FromDatum, IntoDatum, PgTryBuilder, Uuid};
 use std::ffi::{CStr, c_char};
+use std::panic::AssertUnwindSafe;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -55,14 +59,22 @@ impl Statement {
         }
         let mut sql = self.sql.as_bytes().to_vec();
         sql.push(0);
-        // SAFETY: the text ends in NUL and is copied; a kept plan lives as long as the backend
-        unsafe {
-            let plan = pg_sys::SPI_prepare_cursor(
+        // SAFETY: the text ends in NUL and is copied
+        let prepare = || unsafe {
+            pg_sys::SPI_prepare_cursor(
                 sql.as_ptr().cast(),
                 self.arguments.len() as i32,
                 self.arguments.as_ptr().cast_mut(),
                 pg_sys::CURSOR_OPT_GENERIC_PLAN as i32,
-            );
+            )
+        };
+        let plan = PgTryBuilder::new(AssertUnwindSafe(prepare))
+            .catch_when(Code::ERRCODE_UNDEFINED_TABLE, missing)
+            .catch_when(Code::ERRCODE_UNDEFINED_COLUMN, missing)
+            .catch_when(Code::ERRCODE_UNDEFINED_FUNCTION, missing)
+            .execute();
+        // SAFETY: a kept plan lives as long as the backend
+        unsafe {
             if plan.is_null() || pg_sys::SPI_keepplan(plan) != 0 {
                 pgrx::error!("could not prepare a statement of eskit_lease: {}", self.sql);
             }
@@ -70,6 +82,12 @@ impl Statement {
             plan
         }
     }
+}
+
+/// A statement names what is not there.
+fn missing(error: CaughtError) -> *mut pg_sys::_SPI_plan {
+    let (CaughtError::PostgresError(report) | CaughtError::ErrorReport(report)) = &error else { error.rethrow() };
+    version::unserved(format!("PostgreSQL says: {}.", report.message()))
 }
 
 /// A value for a statement.
@@ -346,7 +364,7 @@ pub fn next(sequence: &'static CStr) -> i64 {
     unsafe extern "C-unwind" {
         fn nextval_internal(relid: Oid, check_permissions: bool) -> i64;
     }
-    let sequence = catalog::relation(sequence);
+    let sequence = catalog::needed(sequence);
     // SAFETY: in a transaction; what PostgreSQL raises inside becomes a panic at the boundary, over which no destructor is pending
     unsafe { pg_sys::ffi::pg_guard_ffi_boundary(|| nextval_internal(sequence, false)) }
 }

@@ -314,6 +314,8 @@ fn settle_sessions(call: &Call, flags: u32) -> Result<Vec<Uuid>> {
                 Ok(Some(at)) => {
                     thaw(call, at);
                     if flags & REVISE != 0 {
+                        // It may have been granted something by a commit of which only that is known.
+                        call.shared.unproven_since_prepared(at);
                         call.shared.bump(at);
                     }
                 }

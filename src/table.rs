@@ -94,6 +94,17 @@ impl Tuple {
         }
     }
 
+    /// Whether somebody has changed or deleted this version of the row, or has tried to: a row that is being inserted tells nothing else of it.
+    pub fn is_marked(&self) -> bool {
+        // SAFETY: as above
+        unsafe {
+            let mut should_free = false;
+            let tuple = pg_sys::ExecFetchSlotHeapTuple(self.0, false, &mut should_free);
+            let mask = u32::from((*(*tuple).t_data).t_infomask);
+            mask & pg_sys::HEAP_XMAX_INVALID == 0 && mask & pg_sys::HEAP_XMAX_LOCK_ONLY == 0
+        }
+    }
+
     /// A column, counted from 1.
     pub fn get<T: FromDatum>(&self, column: usize) -> Option<T> {
         // SAFETY: as above; the caller reads the type that the schema declares, and copies it
@@ -118,10 +129,13 @@ impl Tuple {
 impl Table {
     pub fn open(table: &'static CStr, key: &'static CStr) -> Table {
         let lock = pg_sys::RowExclusiveLock as i32;
-        // SAFETY: in a transaction; raises where there is no such table
+        // SAFETY: in a transaction; null where there is no such table
         unsafe {
-            let relation = pg_sys::table_open(catalog::relation(table), lock);
-            let key = pg_sys::index_open(catalog::relation(key), lock);
+            let relation = pg_sys::try_table_open(catalog::needed(table), lock);
+            if relation.is_null() {
+                catalog::gone();
+            }
+            let key = pg_sys::index_open(catalog::needed(key), lock);
             let slot = pg_sys::table_slot_create(relation, std::ptr::null_mut());
             Table { relation, key, slot }
         }

@@ -17,6 +17,7 @@ from psycopg.conninfo import make_conninfo
 
 ROOT = Path(__file__).resolve().parents[2]
 MAJOR = os.environ["PG_MAJOR"]  # from pg_test/env, as are PG_BIN and the PATH
+once = pytest.mark.skipif(MAJOR != "15", reason="the same on all majors")
 
 
 def wait_until(condition, timeout=60, pause=0.005):
@@ -29,13 +30,13 @@ def wait_until(condition, timeout=60, pause=0.005):
 
 
 class Server:
-    """A throw-away cluster of pg_test/cluster, with further lines for its postgresql.conf."""
+    """A throw-away cluster of pg_test/cluster, with further lines for its postgresql.conf; of a major's server or of a copy of that."""
 
-    def __init__(self, name, *lines, copy_of=None):
-        self.name = f"{name}-{MAJOR}"
+    def __init__(self, name, *lines, copy_of=None, of=MAJOR):
+        self.name = f"{name}-{of}"
         self._cluster("stop")
         lines = ("statement_timeout = '120s'", *lines)  # a test that hangs fails
-        self._cluster("start", MAJOR, *(["--copy", str(copy_of)] if copy_of else []), *lines)
+        self._cluster("start", of, *(["--copy", str(copy_of)] if copy_of else []), *lines)
         conf = dict(word.split("=", 1) for word in shlex.split(self._cluster("conf")) if "=" in word)
         self.host, self.port = conf["PGHOST"], int(conf["PGPORT"])
         self.data, self.log = Path(conf["PGDATA"]), Path(conf["PGLOG"])
@@ -130,8 +131,16 @@ def cut_off(standby):
     wait_until(lambda: standby.query("SELECT count(*) FROM pg_stat_wal_receiver") == [(0,)])
 
 
+def follow(server, primary):
+    """A stopped server, of which all has reached `primary`, starts again as its standby."""
+    (server.data / "standby.signal").touch()
+    with (server.data / "postgresql.auto.conf").open("a") as settings:
+        settings.write(f"primary_conninfo = 'host={primary.host} port={primary.port} user=postgres'\n")
+    server.restart()
+
+
 def promote(standby):
-    assert standby.query("SELECT pg_promote()") == [(True,)]
+    assert standby.query("SELECT pg_promote(false)") == [(True,)]  # while it waits, it may stand in the way of what is still to be replayed
     wait_until(lambda: standby.query("SELECT pg_is_in_recovery()") == [(False,)])
 
 

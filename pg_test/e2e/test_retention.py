@@ -147,3 +147,34 @@ def test_worker_comes_though_nothing_happens(server, kind, connect, how):
         keep(server, kind, "2 s")
     with server.connect(connect().info.dbname) as conn:
         wait_until(lambda: not left(conn, kind), pause=0.2)
+
+
+@pytest.mark.parametrize("second", ["COMMIT", "ROLLBACK", "COMMIT PREPARED"])
+def test_claims_that_were_finished_side_by_side(server, connect, second):
+    """Each of two transactions finishes one of two items, and cannot know whether the other will."""
+    one, other = connect(), connect(autocommit=False)
+    session = Session(one, "session", ttl="600 s")
+    call(one, "queue_create", "q")
+    server.set(eskit_lease__row_retention="1 s")
+    try:
+        call(one, "item_add_many", "q", [psycopg.types.json.Jsonb(1)] * 6)
+        finished, live = (rows(one, "item_claim", "q", session.id, 2) for _ in range(2))
+        one.execute("BEGIN")
+        for conn, item in ((one, finished[0]), (other, finished[1]), (other, live[0])):
+            assert call(conn, "item_done", [item.id], item.fence) == 1
+        one.execute("COMMIT")
+        if second == "COMMIT PREPARED":
+            other.execute("PREPARE TRANSACTION 'side by side'")
+            other.commit()
+            one.execute("COMMIT PREPARED 'side by side'")
+        else:
+            other.execute(second)
+            other.commit()
+        claims = lambda: {fence for (fence,) in one.execute("SELECT fence FROM eskit_lease._claims")}  # noqa: E731
+        if second == "ROLLBACK":
+            assert claims() == {finished[0].fence, live[0].fence}
+            assert call(one, "item_done", [finished[1].id], finished[1].fence) == 1
+        wait_until(lambda: claims() == {live[0].fence}, pause=0.1)
+        assert call(one, "item_done", [live[1].id], live[1].fence) == 1
+    finally:
+        server.set(eskit_lease__row_retention=None)

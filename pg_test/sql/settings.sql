@@ -43,3 +43,30 @@ SELECT relname, seq_scan FROM pg_stat_xact_user_tables WHERE schemaname = 'eskit
 ROLLBACK;
 SHOW enable_indexscan;
 \i pg_test/sql/include/worker_on.psql
+
+-- A server without synchronous standbys has nobody to ask: everything is confirmed, once the confirmer runs.
+ALTER SYSTEM SET eskit_lease.confirm_interval = '100 ms';
+SELECT pg_reload_conf();
+CALL pg_temp.wait_for('(SELECT value < 10000 FROM stats() WHERE name = ''confirmed_ms_ago'')');
+SELECT backend_type, datname FROM pg_stat_activity WHERE backend_type = 'eskit_lease confirmer';
+SELECT session AS a, trust_ms > 3000000 AND trust_ms < 3600000 AS bounded FROM session_open('a', '1 hour') \gset
+\echo :bounded
+SELECT name FROM stats() WHERE value IS NULL;
+-- What grants does not vouch for it; an answer that is asked for afterwards does.
+SELECT granted, trust_ms, reason FROM lease_acquire('r', :'a');
+BEGIN;
+SELECT granted, trust_ms, reason FROM lease_acquire('in a transaction', :'a');
+SELECT granted, trust_ms, reason FROM lease_acquire('r', :'a');
+SELECT alive, trust_ms, reason FROM session_heartbeat(:'a');
+SELECT alive, trust_ms, reason FROM session_wait(:'a', 9007199254740993, '1 ms');
+COMMIT;
+SELECT granted, trust_ms, fence AS f, reason FROM lock_acquire('lock', 'a', '1 hour') \gset
+\echo :granted :trust_ms :reason
+CALL pg_temp.wait_for('(SELECT trust_ms > 3000000 AND reason = ''held'' FROM lease_renew(''lock'', ' || :f || '))');
+CALL pg_temp.wait_for('(SELECT trust_ms > 3000000 AND reason = ''alive'' FROM session_heartbeat(' || quote_literal(:'a') || '))');
+SELECT granted, trust_ms > 3000000 AS trusted, reason FROM lease_acquire('r', :'a');
+SELECT count(*) FROM sessions WHERE trust_ms < 3600000 AND trust_ms > 3000000;
+SELECT session_close(:'a'), lease_release('lock', :f);
+ALTER SYSTEM RESET eskit_lease.confirm_interval;
+SELECT pg_reload_conf();
+CALL pg_temp.wait_for('NOT EXISTS (SELECT FROM pg_stat_activity WHERE backend_type = ''eskit_lease confirmer'')');

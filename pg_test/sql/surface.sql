@@ -37,6 +37,11 @@ SELECT p.proname COLLATE "C" AS function, obj_description(p.oid, 'pg_proc') AS c
 FROM members AS m JOIN pg_proc AS p ON m.classid = 'pg_proc'::regclass AND p.oid = m.objid
 ORDER BY 1;
 
+-- Nobody writes through a view, whoever may write the tables.
+SELECT c.relname
+FROM members AS m JOIN pg_class AS c ON m.classid = 'pg_class'::regclass AND c.oid = m.objid
+WHERE c.relkind = 'v' AND pg_relation_is_updatable(c.oid, true) <> 0;
+
 -- Views, and the private tables and sequences.
 SELECT c.relname COLLATE "C" AS relation, c.relkind AS kind, obj_description(c.oid, 'pg_class') AS comment
 FROM members AS m JOIN pg_class AS c ON m.classid = 'pg_class'::regclass AND c.oid = m.objid

@@ -1,6 +1,6 @@
 //! Adding items.
 
-use super::{ITEMS, LATER, MAX_PAYLOAD, Queue, id, lane, partition};
+use super::{ITEMS, LATER, MAX_PAYLOAD, MAX_PAYLOAD_TEXT, Queue, SURELY_SHORT, id, lane, partition};
 use crate::MAX_NAMES;
 use crate::call::{Call, enter, text_arg};
 use crate::error::{Error, Result};
@@ -39,8 +39,18 @@ fn due_arg(run_at: Option<TimestampWithTimeZone>) -> Result<Option<i64>> {
     Ok(Some(at).filter(|at| *at > unsafe { pg_sys::GetCurrentTimestamp() }))
 }
 
-fn require_fits(bytes: usize) -> Result<()> {
-    if bytes > MAX_PAYLOAD { Err(Error::Payload { bytes, most: MAX_PAYLOAD }.into()) } else { Ok(()) }
+/// Refuses a payload that is too large, as it is kept or as text: one that no client could be given would be claimed for ever, and in vain.
+fn require_fits(bytes: usize, text_length: impl FnOnce() -> usize) -> Result<()> {
+    if bytes > MAX_PAYLOAD {
+        return Err(Error::Payload { bytes, most: MAX_PAYLOAD, as_text: false }.into());
+    }
+    if bytes > SURELY_SHORT {
+        let bytes = text_length();
+        if bytes > MAX_PAYLOAD_TEXT {
+            return Err(Error::Payload { bytes, most: MAX_PAYLOAD_TEXT, as_text: true }.into());
+        }
+    }
+    Ok(())
 }
 
 /// Notes what has been added, and that nobody was to drop the queue meanwhile. `first`: the first place, or time, in each partition.
@@ -68,7 +78,7 @@ fn item_add(
     spi::require_writes("item_add()")?;
     let name = text_arg("queue", queue)?;
     let payload = payload.ok_or(Error::Null("payload"))?;
-    require_fits(payload.len())?;
+    require_fits(payload.len(), || payload.text_length())?;
     let key = key.map(|key| text_arg("key", Some(key))).transpose()?;
     let due = due_arg(run_at)?;
     let call = Call::open(shared)?;
@@ -105,12 +115,13 @@ fn item_add_many(
     spi::require_writes("item_add_many()")?;
     let name = text_arg("queue", queue)?;
     let payloads = payloads.ok_or(Error::Null("payloads"))?;
-    let count = payloads.lengths.len();
+    let count = payloads.elements.len();
     if count > MAX_NAMES {
         return Err(Error::Number { what: "items", given: count as i64, min: 0, max: MAX_NAMES as i64 }.into());
     }
-    for length in &payloads.lengths {
-        require_fits(length.ok_or(Error::Null("payload"))?)?;
+    for payload in &payloads.elements {
+        let payload = payload.ok_or(Error::Null("payload"))?;
+        require_fits(payload.len(), || payload.text_length())?;
     }
     let key = |key: Option<Text>| key.map(|key| text_arg("key", Some(key))).transpose();
     let keys: Vec<Option<String>> = match keys {

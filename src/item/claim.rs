@@ -2,7 +2,7 @@
 
 mod ordered;
 
-use super::{Claim, ITEMS, LATER, MAX_CLAIM, Order, Queue, column, dead, lane};
+use super::{Claim, ITEMS, LATER, MAX_CLAIM, Order, Queue, column, dead, id, lane};
 use crate::acquire::grantee;
 use crate::call::{Call, enter, text_arg};
 use crate::error::{Error, Result};
@@ -13,7 +13,7 @@ use crate::session::touch;
 use crate::spi::{self, Statement, Value};
 use crate::table::{Flight, Key, Locked, Sight, Table, Tuple};
 use crate::text::Text;
-use crate::{claim, fence, row};
+use crate::{claim, fence, group, row};
 use ordered::Look;
 use pgrx::pg_sys::{self, Datum, INT4ARRAYOID, INT4OID, INT8ARRAYOID, INT8OID, TEXTOID, TIMESTAMPTZOID, UUIDOID};
 use pgrx::prelude::*;
@@ -173,7 +173,7 @@ impl Claimer<'_> {
             self.call.seam().places(lane, *first, true);
         }
         for (due, id) in found {
-            self.take_due(partition, due, id, spi::next(c"_item_seq"));
+            self.take_due(partition, due, id, id::next(self.call));
         }
         self.call.shared.raise(lane, start, stop);
     }
@@ -282,15 +282,17 @@ thread_local! {
 }
 
 /// The partitions that a session may claim items of.
-fn partitions_of(queue: &Queue, session: Uuid) -> Vec<i32> {
-    let Some(group) = &queue.group else { return vec![0] };
+fn partitions_of(queue: &Queue, session: Uuid) -> Result<Vec<i32>> {
+    let Some(group) = &queue.group else { return Ok(vec![0]) };
     let mut partitions: Vec<i32> = claim::of_session(group, session).into_iter().map(|row| row.slot).collect();
     if !partitions.is_empty() {
         CALLS.set(CALLS.get().wrapping_add(1));
         let first = CALLS.get() % partitions.len();
         partitions.rotate_left(first);
+    } else if !group::state::is_member(group, session) {
+        return Err(Error::NotMember { group: group.clone() }.into());
     }
-    partitions
+    Ok(partitions)
 }
 
 /// For the worker: wakes the sessions for whom something has become due, and gives the queues in which it has.
@@ -319,7 +321,7 @@ fn item_claim(
     let session = session.ok_or(Error::Null("session"))?;
     let most = max_items.ok_or(Error::Null("max_items"))?;
     let want = usize::try_from(most).ok().filter(|_| (1..=MAX_CLAIM).contains(&most)).ok_or(Error::Number {
-        what: "items",
+        what: "max_items",
         given: most.into(),
         min: 1,
         max: MAX_CLAIM.into(),
@@ -336,7 +338,7 @@ fn item_claim(
     let (fence, taken) = (None, Vec::with_capacity(want.min(100)));
     let mut claimer =
         Claimer { call: &call, queue: &queue, want, fence, taken, seen: Vec::new(), next_due: None, known: None };
-    claimer.claim(me, &partitions_of(&queue, session))?;
+    claimer.claim(me, &partitions_of(&queue, session)?)?;
     let Some(fence) = claimer.fence.filter(|_| !claimer.taken.is_empty()) else {
         return Ok(row::TableIterator::of(Vec::new()));
     };

@@ -2,7 +2,7 @@
 
 use super::finish::BURY;
 use super::heads::{self, Heads};
-use super::{Claim, ITEMS, Order, Queue, column, lane, partition};
+use super::{Claim, ITEMS, Order, Queue, column, id, lane, partition};
 use crate::call::{Call, enter};
 use crate::error::{Error, Result};
 use crate::liveness::clock;
@@ -164,7 +164,7 @@ fn item_requeue(id: Option<i64>) -> Result<()> {
             }
         }
     };
-    let (partitions, place) = (queue.partitions()?, spi::next(c"_item_seq"));
+    let (partitions, place) = (queue.partitions()?, id::next(&call));
     let partition = partition(key.as_deref(), id, partitions);
     call.db().execute(&REQUEUE, vec![Value::Long(id), Value::Int(partition), Value::Long(place)]);
     queue.require_still(partitions)?;

@@ -10,11 +10,11 @@ use crate::liveness::databases::{Counter, Kept};
 use crate::liveness::floors::NOWHERE;
 use crate::liveness::word::State;
 use crate::spi::{self, Statement, Value};
-use crate::table::{Key, Locked, Sight, Table};
+use crate::table::{Flight, Key, Locked, Sight, Table, Tuple};
 use crate::text::Text;
 use pgrx::datum::Interval;
 use pgrx::pg_sys::panic::ErrorReport;
-use pgrx::pg_sys::{self, INT4OID, INT8OID, TEXTOID};
+use pgrx::pg_sys::{self, FLOAT8OID, INT4OID, INT8OID, TEXTOID};
 use pgrx::prelude::*;
 use std::collections::{HashMap, HashSet};
 
@@ -24,6 +24,11 @@ static RETRY: Statement = Statement::tidies(
 );
 pub static BURY: Statement =
     Statement::tidies(include_str!("../../sql/query/item/bury.sql"), &[INT4OID, INT4OID, INT8OID, INT8OID, TEXTOID]);
+
+/// Claims of more than so many seconds ago that have no item left; up to so many rows.
+pub static RETIRE_CLAIMS: Statement =
+    Statement::tidies(include_str!("../../sql/query/item/retire_claims.sql"), &[FLOAT8OID, INT8OID]);
+pub static OLDEST_CLAIM: Statement = Statement::reads(include_str!("../../sql/query/item/oldest_claim.sql"), &[]);
 
 /// A claim that this transaction finishes items of.
 struct Held<'a> {
@@ -50,8 +55,14 @@ fn lost(call: &Call, fence: i64, why: String) -> ErrorReport {
 
 /// The claim of a fence, whose session is alive, and does not end while this transaction is open without waiting for it.
 fn hold(call: &Call, fence: i64) -> Result<Held<'_>> {
-    let ended =
-        || lost(call, fence, "It has ended: its items are finished or given back, or its session has ended.".into());
+    let ended = || {
+        lost(
+            call,
+            fence,
+            "There is no such claim: it has ended, it is not committed yet, or this is not the fence of a claim."
+                .into(),
+        )
+    };
     let in_flight = || ErrorReport::from(Error::ClaimInFlight { fence });
     let claim = Claim::of(fence).ok_or_else(ended)?;
     let dead = || lost(call, fence, "Its session has ended.".to_owned());
@@ -111,17 +122,32 @@ impl Held<'_> {
         }
     }
 
-    /// The row of the claim goes with the last of its items.
+    /// The row of the claim goes with the last of its items. One that another transaction is just finishing may come back, or not; if only
+    /// such are left, neither of the two knows.
     fn finished(&self, ids: &[i64]) {
         let ids: HashSet<i64> = ids.iter().copied().collect();
-        let fence = self.claim.fence;
+        let mut in_flight = false;
         let left = |(partition, place, id): &(i32, i64, i64)| {
-            !ids.contains(id) && self.look(*partition, *place).is_some_and(|(claim, _)| claim == fence)
+            let flight = if ids.contains(id) { None } else { self.flight(*partition, *place) };
+            in_flight |= flight.is_some_and(|flight| flight != Flight::None);
+            flight == Some(Flight::None)
         };
         // Mostly they are finished in order, so that the last one is left.
-        if !self.claim.items.iter().rev().any(left) {
-            Claim::forget(fence);
+        if self.claim.items.iter().rev().any(left) {
+            return;
         }
+        if in_flight {
+            self.call.seam().kept(Kept::Claims);
+        } else {
+            Claim::forget(self.claim.fence);
+        }
+    }
+
+    /// What others are doing to an item, if it is claimed under the fence. A row that is just moved is given back, and need not be seen.
+    fn flight(&self, partition: i32, place: i64) -> Option<Flight> {
+        let key = [Key::Int(self.claim.queue), Key::Int(partition), Key::Long(place)];
+        let claimed = |row: &Tuple, flight| (row.get(column::CLAIM) == Some(self.claim.fence)).then_some(flight);
+        self.items.scan(Sight::Dirty, &key, claimed)
     }
 
     fn lock(&self, item: Item) -> Locked {

@@ -17,12 +17,12 @@
 //! number, as that is drawn under the stripe. The floor is raised under the stripe too, and only over rows that are gone for ever: not
 //! those in flight, nor those that this very transaction has deleted, which are back if it fails. So it is never to be lowered.
 
-use super::{Order, lane};
+use super::{Order, id, lane};
 use crate::call::Call;
 use crate::guard::{Guard, Mode};
 use crate::keys::fnv1a;
 use crate::liveness::floors::Lane;
-use crate::spi::{self, Statement, Value};
+use crate::spi::{Statement, Value};
 use crate::table::{Flight, Key, Locked, Sight, Table, Tuple};
 use crate::text::Text;
 use pgrx::pg_sys::{INT4OID, INT8OID, TEXTOID};
@@ -133,7 +133,7 @@ impl Heads<'_> {
     }
 
     fn insert(&self, lane: Lane, partition: i32, key: &str, id: i64, at: At) -> i64 {
-        let since = spi::next(c"_item_seq");
+        let since = id::next(self.call);
         let (place, due) = match at {
             At::Ready(place) => (Value::Long(place), Value::Null),
             At::Later(due) => (Value::Null, Value::Long(due)),

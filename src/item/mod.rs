@@ -11,7 +11,8 @@
 //!
 //! **A claim** is a row: one for each call, with the fence that it drew and the session whose it is. An item names the fence of its
 //! claim. Whoever finishes items names the fence too, and finishes those that still have it. A thread whose session has claimed the
-//! item again has an older fence, and is refused. A claim's row changes never; it goes with the last of its items.
+//! item again has an older fence, and is refused. A claim's row changes never; it goes with the last of its items, or by retention where the
+//! last ones were finished by transactions that did not see each other.
 //!
 //! * A finish takes S(session) in share mode, then looks at the session's slot, then deletes or changes the rows of the items, without
 //!   waiting. From then on to its end nobody can take these items, even past the session's deadline; a close waits for it.
@@ -36,6 +37,7 @@ mod queue;
 
 pub use claim::announce_due;
 pub use dead::{OLDEST, RETIRE, free};
+pub use finish::{OLDEST_CLAIM, RETIRE_CLAIMS};
 pub use queue::{has_items, require_no_items, require_unbound};
 
 use crate::call::Call;
@@ -53,6 +55,10 @@ use std::ffi::CStr;
 pub const MAX_CLAIM: i32 = 1_000;
 /// Bytes of a payload, as jsonb is kept before compression.
 const MAX_PAYLOAD: usize = 1 << 20;
+/// The same as text: a number of a few bytes may have 147,455 digits.
+const MAX_PAYLOAD_TEXT: usize = 16 << 20;
+/// Payloads that have no more bytes than this are not that long as text: a number takes 12 bytes or more.
+const SURELY_SHORT: usize = MAX_PAYLOAD_TEXT / 147_456 * 12;
 /// Bytes of an error that are kept.
 const MAX_ERROR: usize = 8_192;
 /// The longest wait for another try, in milliseconds.
@@ -144,14 +150,15 @@ impl Queue {
         Table::open(c"_queues", c"_queues_number").scan(Sight::Latest, &[Key::Int(number)], |row, _| Some(read(row)))
     }
 
-    /// Whether nobody is about to drop it.
+    /// Whether nobody is about to drop it. Of one that is being altered the new version is there, too.
     fn stands(&self) -> bool {
-        let mut stands = false;
-        Queue::table().scan(Sight::Dirty, &[Key::Text(&self.name)], |row, flight| {
-            stands = flight == Flight::None && row.get(2) == Some(self.number);
-            None::<()>
-        });
-        stands
+        let stays = |row: &Tuple, flight| match flight {
+            Flight::None => true,
+            Flight::Inserting => !row.is_marked(),
+            Flight::Changing => false,
+        };
+        let stands = |row: &Tuple, flight| (stays(row, flight) && row.get(2) == Some(self.number)).then_some(());
+        Queue::table().scan(Sight::Dirty, &[Key::Text(&self.name)], stands).is_some()
     }
 
     /// How long after a failed attempt the next one is.

@@ -63,6 +63,8 @@ pub enum Kept {
     Leases,
     Executions,
     DeadItems,
+    /// Claims whose last items were finished by several transactions at once, none of which could see that all are.
+    Claims,
 }
 
 /// There may be rows of a kind, since nobody knows when; and somebody is looking for them.
@@ -136,7 +138,7 @@ pub struct Database {
     /// When somebody last saw to the rows that are kept for a while, and left none that is older than that.
     pub retention_looked: AtomicU64,
     /// Since when the oldest of each kind is kept, by the clock, and before its zero too; zero for none, or one of the above.
-    kept_since: [AtomicI64; 3],
+    kept_since: [AtomicI64; 4],
     /// Of dead sessions whose rows are in somebody's hands.
     pub blocked: Retry,
     /// Of looking through the database, when more is in somebody's hands than the ring has room for.
@@ -160,8 +162,14 @@ impl Shared {
         if let Some(mine) = MINE.get().map(|index| &self.databases[index]).filter(|mine| is_it(mine)) {
             return Ok(mine);
         }
-        let index = self.register(home.database);
-        // To look into a new one, or to give back the entries of databases that are no more.
+        let index = self.register(home.database).or_else(|| {
+            self.forget_dropped(|mut known| {
+                known.retain(|oid| !exists(*oid));
+                known
+            });
+            self.register(home.database)
+        });
+        // To look into a new one.
         self.wake_launcher();
         let index = index.ok_or(Error::DatabasesFull)?;
         let database = &self.databases[index];
@@ -192,10 +200,18 @@ impl Shared {
         self.databases.iter().find(|known| known.oid.load(Ordering::Acquire) == oid)
     }
 
+    /// Gives back the entries of databases that are no more, without waiting for their sessions' deadlines. `dropped` says which they are, of
+    /// those that have one: in this order, a database that is just being made is not taken for one that is no more.
+    pub fn forget_dropped(&self, dropped: impl FnOnce(Vec<u32>) -> Vec<u32>) {
+        let known = self.databases.iter().map(|known| known.oid.load(Ordering::Acquire));
+        for oid in dropped(known.filter(|oid| *oid != 0).collect()) {
+            self.forget(oid);
+        }
+    }
+
     /// Forgets a database that is no more, or has no tables of ours, and with it its sessions. One that is just being opened, after
     /// an extension that is not committed either, is left alone, and so is the entry.
-    pub fn forget(&self, database: &Database) {
-        let oid = database.oid.load(Ordering::Acquire);
+    pub fn forget(&self, oid: u32) {
         let mut left = false;
         self.each(clock::now(), |at, home, _, _| {
             if home.database == oid {
@@ -206,12 +222,16 @@ impl Shared {
                 }
             }
         });
-        database.take_flags(u64::MAX);
         self.drop_dirty(oid);
+        let _held = self.lock(Lock::Alloc, true);
+        // By now somebody else may have forgotten it, and given its entry to another.
+        let Some(database) = self.known_database(oid) else {
+            return;
+        };
+        database.take_flags(u64::MAX);
         if left {
             return;
         }
-        let _held = self.lock(Lock::Alloc, true);
         for field in [
             &database.table,
             &database.raised,
@@ -244,6 +264,21 @@ impl Shared {
         } else {
             set_latch(&database.worker);
         }
+    }
+}
+
+/// Whether there is such a database.
+fn exists(oid: u32) -> bool {
+    // SAFETY: in a transaction, under no lock of ours; reads the catalog through its cache, after what others have committed has been heard of
+    unsafe {
+        pg_sys::AcceptInvalidationMessages();
+        pg_sys::SearchSysCacheExists(
+            pg_sys::SysCacheIdentifier::DATABASEOID as i32,
+            pg_sys::Datum::from(oid),
+            pg_sys::Datum::from(0),
+            pg_sys::Datum::from(0),
+            pg_sys::Datum::from(0),
+        )
     }
 }
 

@@ -111,6 +111,7 @@ impl Shared {
         slot.opened_by.store(opening.opened_by, Ordering::Relaxed);
         slot.attached.store(0, Ordering::Relaxed);
         self.is_fed(index);
+        self.is_proven(index);
         let key = Key { uuid: *session.as_bytes(), database: home.database, table: home.table };
         let mut found = false;
         // SAFETY: the map is PostgreSQL's own, changed under the lock of the key's partition; ENTER_NULL does not raise

@@ -21,6 +21,7 @@
 
 pub mod attach;
 pub mod clock;
+pub mod confirm;
 pub mod databases;
 pub mod dirty;
 pub mod floors;
@@ -32,6 +33,7 @@ pub mod word;
 
 use crate::error::{Error, Result};
 use crate::settings;
+use crate::version;
 use crate::worker::{AHEAD, LINGER};
 use databases::Database;
 use dirty::{Pending, RingEntry};
@@ -68,6 +70,8 @@ pub struct Header {
     ring_len: AtomicU32,
     /// Turns of floors so far.
     turns: AtomicU64,
+    /// When the last acknowledged confirmation began; zero before the first.
+    confirmed: AtomicU64,
 }
 
 /// Where the parts of shared memory are, in this process.
@@ -83,16 +87,20 @@ pub struct Shared {
     floors: *mut Floor,
     /// Of each session, in which queues it has found less than it asked for, and until when (see [`hunger`]).
     hunger: &'static [Hunger],
+    /// Of each session, when it was last granted something that nobody else is known to know of (see [`confirm`]).
+    unproven: &'static [AtomicU64],
     locks: *mut pg_sys::LWLockPadded,
 }
 
-/// Set by the postmaster and inherited; null where the library was not preloaded.
+/// Set by the postmaster and inherited; null where it was not this library that was preloaded.
 static SHARED: AtomicPtr<Shared> = AtomicPtr::new(std::ptr::null_mut());
 
-/// Shared memory, or the error that it was never made.
+/// Shared memory, or the error that this library has not made it.
 pub fn shared() -> Result<&'static Shared> {
     // SAFETY: null, or leaked by startup() and valid for the life of the process
-    Ok(unsafe { SHARED.load(Ordering::Relaxed).as_ref() }.ok_or(Error::NotPreloaded)?)
+    unsafe { SHARED.load(Ordering::Relaxed).as_ref() }.ok_or_else(|| {
+        if version::another_is_preloaded() { Error::AnotherPreloaded } else { Error::NotPreloaded }.into()
+    })
 }
 
 impl Shared {
@@ -243,6 +251,7 @@ unsafe extern "C-unwind" fn request() {
             pending_count() * size_of::<Pending>(),
             FLOORS * size_of::<Floor>(),
             sessions * size_of::<Hunger>(),
+            sessions * size_of::<AtomicU64>(),
         ];
         for size in sizes {
             pg_sys::RequestAddinShmemSpace(size + 64);
@@ -298,6 +307,7 @@ unsafe extern "C-unwind" fn startup() {
             pending: std::slice::from_raw_parts(array(c"eskit_lease prepared", pending_count()), pending_count()),
             floors: array(c"eskit_lease floors", FLOORS),
             hunger: std::slice::from_raw_parts(array(c"eskit_lease hunger", sessions), sessions),
+            unproven: std::slice::from_raw_parts(array(c"eskit_lease unproven", sessions), sessions),
             locks: pg_sys::GetNamedLWLockTranche(TRANCHE.as_ptr()),
         };
         SHARED.store(Box::leak(Box::new(shared)), Ordering::Release);

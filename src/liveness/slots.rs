@@ -56,6 +56,8 @@ pub struct Standing {
     pub until: u64,
     pub now: u64,
     pub revision: u64,
+    /// Until when the session may be told to trust itself, whatever its deadline (see [`super::confirm`]).
+    vouched_until: u64,
 }
 
 impl Standing {
@@ -66,6 +68,17 @@ impl Standing {
     /// Microseconds that the session has left.
     pub fn left(&self) -> u64 {
         if self.alive() { self.until.saturating_sub(self.now) } else { 0 }
+    }
+
+    /// What of that its program may rely on.
+    pub fn trust_ms(&self) -> i32 {
+        clock::trust_ms(self.left().min(self.vouched_until.saturating_sub(self.now)))
+    }
+
+    /// That of a session that has ended, and left nothing in shared memory.
+    pub fn dead() -> Standing {
+        let now = clock::now();
+        Standing { state: State::Dead, until: now, now, revision: 0, vouched_until: 0 }
     }
 }
 
@@ -107,18 +120,20 @@ impl Slot {
             }
         }
     }
-
-    fn standing(&self, word: Word, now: u64) -> Standing {
-        Standing {
-            state: word.state(),
-            until: word.at().min(self.cap()),
-            now,
-            revision: self.revision.load(Ordering::Acquire),
-        }
-    }
 }
 
 impl Shared {
+    fn standing_at(&self, at: SlotRef, word: Word, now: u64) -> Standing {
+        let slot = self.slot(at);
+        Standing {
+            state: word.state(),
+            until: word.at().min(slot.cap()),
+            now,
+            revision: slot.revision.load(Ordering::Acquire),
+            vouched_until: self.vouched_until(Some(at.index), slot.ttl()),
+        }
+    }
+
     pub(super) fn slot(&self, at: SlotRef) -> &'static Slot {
         &self.slots[at.index as usize]
     }
@@ -133,14 +148,14 @@ impl Shared {
         self.seen(now);
         let (word, extended) = slot.change(at.session, |word| word.beat(slot.cap(), now, slot.ttl()))?;
         let word = if extended { word } else { self.expire(slot, at.session, now)? };
-        Some(slot.standing(word, now))
+        Some(self.standing_at(at, word, now))
     }
 
     /// What stands, without extending anything. A session past its deadline is made dead here.
     pub fn look(&self, at: SlotRef) -> Option<Standing> {
         let (slot, now) = (self.slot(at), clock::now());
         let word = self.expire(slot, at.session, now)?;
-        Some(slot.standing(word, now))
+        Some(self.standing_at(at, word, now))
     }
 
     /// What stands for a session that has a row: by its slot, or by the row's start of the server and TTL where there is none.
@@ -150,9 +165,11 @@ impl Shared {
         if let Some(standing) = self.find(home, session).and_then(|at| self.look(at)) {
             return standing;
         }
-        let until = self.t0() + u64::try_from(ttl_ms).unwrap_or(0) * 1_000;
+        let ttl = u64::try_from(ttl_ms).unwrap_or(0) * 1_000;
+        let until = self.t0() + ttl;
         let alive = boot_id != self.boot_id() && now < until;
-        Standing { state: if alive { State::Alive } else { State::Dead }, until, now, revision: 0 }
+        let state = if alive { State::Alive } else { State::Dead };
+        Standing { state, until, now, revision: 0, vouched_until: self.vouched_until(None, ttl) }
     }
 
     /// Makes a session dead that is past its deadline. The word that then stands.

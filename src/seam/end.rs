@@ -7,7 +7,7 @@ use crate::error::Error;
 use crate::guard::{Guard, Mode};
 use crate::liveness::databases::{Database, RESCAN};
 use crate::liveness::slots::SlotRef;
-use crate::liveness::{Shared, clock};
+use crate::liveness::{Shared, clock, confirm};
 use pgrx::Uuid;
 use pgrx::pg_sys::panic::ErrorReport;
 use pgrx::pg_sys::{self, SubTransactionId};
@@ -67,6 +67,7 @@ unsafe extern "C-unwind" fn at_end(event: pg_sys::XactEvent::Type, _argument: *m
                 let stirred = match event {
                     XACT_EVENT_PREPARE => {
                         notes.list.iter().for_each(|note| note.lower(shared, database));
+                        notes.gainers().for_each(|session| shared.unproven_while_prepared(session));
                         shared.watch_prepared(database, notes.xid);
                         true
                     }
@@ -138,6 +139,14 @@ impl Notes {
         self.list.iter().any(|note| matches!(note.what, What::Opened(opened) if opened == session))
     }
 
+    /// The sessions that may have been granted something.
+    fn gainers(&self) -> impl Iterator<Item = SlotRef> {
+        self.list.iter().filter_map(|note| match note.what {
+            What::Opened(session) | What::Revision(session) => Some(session),
+            _ => None,
+        })
+    }
+
     /// The notes; who lives is settled, and floors are lowered, before anybody is told to look at what they wait for.
     fn in_order(&self) -> impl Iterator<Item = &Note> {
         let those = |first: bool| self.list.iter().filter(move |note| note.is_first() == first);
@@ -147,6 +156,10 @@ impl Notes {
     /// The transaction has ended, and what it did is visible, or never will be. Whether the worker is to look: not for a transaction that
     /// was fenced by the living and did nothing else, as most are.
     fn settle(&self, shared: &'static Shared, database: &'static Database, committed: bool) -> bool {
+        // Before anybody hears of what has been granted.
+        if committed && confirm::committed_alone() {
+            self.gainers().for_each(|session| shared.unproven(session));
+        }
         let mut stirred = false;
         for note in self.in_order() {
             match &note.what {

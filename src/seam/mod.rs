@@ -8,15 +8,17 @@
 //! | event            | sessions opened here | sessions ended here | revisions  | resources              |
 //! |------------------|----------------------|---------------------|------------|------------------------|
 //! | pre-commit       |                      | frozen              |            |                        |
-//! | commit           |                      | dead                | bumped     | to the ring            |
+//! | commit           | unproven if need be  | dead                | unproven if need be; bumped | to the ring |
 //! | abort            | dead, without a trace | alive again        |            | to the ring, unchanged |
 //! | pre-prepare      | refused if attached  | frozen; dead ones that were taken from are marked so | |              |
-//! | prepare          |                      | stay frozen         |            | the xid is watched, then all are rescanned |
+//! | prepare          | unproven             | stay frozen         | unproven   | the xid is watched, then all are rescanned |
 //! | rollback to savepoint | dead, without a trace | nothing was done yet |       | to the ring at once, unchanged |
 //!
 //! Work items have floors instead (see [`crate::liveness::floors`]): what has become free lowers them at commit, what was claimed does so
 //! at a rollback, and both do at PREPARE. Whoever waits for items is woken at commit, or when they are due, and at the rollback of a claim. And somebody is to come, at
 //! its time, for what has been ended and is kept for a while (see [`crate::retention`]).
+//!
+//! Unproven is what [`crate::liveness::confirm`] does not vouch for yet.
 //!
 //! What is noted is in [`notes`], what becomes of it in [`end`].
 
@@ -223,6 +225,12 @@ pub fn passes(resource: &str, slot: Option<i32>) -> (Vec<i64>, bool) {
 /// Whether this transaction ends the session.
 pub fn has_ended(session: SlotRef) -> bool {
     let is_it = |note: &Note| matches!(note.what, What::Ended { session: noted, .. } if noted == session);
+    NOTES.with_borrow(|notes| notes.list.iter().any(is_it))
+}
+
+/// Whether this transaction changes what the session holds or waits for.
+pub fn revises(session: SlotRef) -> bool {
+    let is_it = |note: &Note| matches!(note.what, What::Revision(noted) if noted == session);
     NOTES.with_borrow(|notes| notes.list.iter().any(is_it))
 }
 

@@ -18,7 +18,8 @@ use crate::liveness::databases::Counter;
 use crate::liveness::map::Opening;
 use crate::liveness::slots::{Home, SlotRef, Standing};
 use crate::liveness::word::State;
-use crate::liveness::{Shared, clock};
+use crate::liveness::{Shared, clock, confirm};
+use crate::seam;
 use crate::spi::{Db, Statement, Value};
 use crate::sweep;
 use crate::table::{Key, Locked, Sight, Table};
@@ -211,8 +212,18 @@ impl Touch {
         self.standing.is_some_and(|standing| standing.alive())
     }
 
+    /// How long the session may be trusted, counted from the start of the call; `None` unless it lives. Where that takes confirmations, a
+    /// transaction that grants to the session vouches for nothing: it is yet to be committed, and that to be acknowledged.
     pub fn trust_ms(&self) -> Option<i32> {
-        self.standing.filter(Standing::alive).map(|standing| clock::trust_ms(standing.left()))
+        let standing = self.standing.filter(Standing::alive)?;
+        let granting = confirm::is_on() && self.at.is_some_and(seam::revises);
+        Some(if granting { 0 } else { standing.trust_ms() })
+    }
+
+    /// Whether it is only for want of a confirmation that a living session may not be trusted.
+    pub fn unconfirmed(&self) -> bool {
+        let lives_on = self.standing.is_some_and(|standing| clock::trust_ms(standing.left()) > 0);
+        lives_on && self.trust_ms() == Some(0)
     }
 
     /// Why there is nothing to do for the session; `None` while it lives.
@@ -246,8 +257,7 @@ pub fn touch_holder(shared: &'static Shared, session: Uuid, resource: Option<&st
                 authorize(caller, row.role, resource)?;
                 at = call.slot_of(&row)?;
                 if at.is_none() {
-                    let (state, now) = (State::Dead, clock::now());
-                    return Ok(Touch { home, at, standing: Some(Standing { state, until: now, now, revision: 0 }) });
+                    return Ok(Touch { home, at, standing: Some(Standing::dead()) });
                 }
             }
             None => {

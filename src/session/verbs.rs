@@ -5,9 +5,9 @@ use super::{New, Touch, end, lock_row, open, touch, wall_clock};
 use crate::call::{Call, enter, text_arg};
 use crate::error::{Error, Result};
 use crate::guard::Mode;
+use crate::liveness::attach;
 use crate::liveness::databases::Counter;
 use crate::liveness::slots::{SlotRef, Standing};
-use crate::liveness::{attach, clock};
 use crate::spi::{self, Statement, Value};
 use crate::text::Text;
 use crate::{group, handover, interval, queue, row, settings};
@@ -39,8 +39,11 @@ row::composite! {
     }
 }
 
+/// `unconfirmed` is said instead of what tells a client nothing to do.
 fn answer(touch: &Touch, reason: &str) -> SessionState {
     let living = touch.standing.filter(Standing::alive);
+    let quiet = matches!(reason, "alive" | "timeout" | "heartbeat");
+    let reason = if quiet && touch.unconfirmed() { "unconfirmed" } else { reason };
     SessionState {
         alive: living.is_some(),
         trust_ms: touch.trust_ms(),
@@ -77,9 +80,10 @@ fn session_open(
         take_over(&call, at, &consumer)?;
     }
     let standing = shared.look(at).ok_or(Error::SessionsFull)?;
+    let touch = Touch { home: call.home, at: Some(at), standing: Some(standing) };
     Ok(OpenedSession {
         session: at.session(),
-        trust_ms: clock::trust_ms(standing.left()),
+        trust_ms: touch.trust_ms().unwrap_or(0),
         expires_at: wall_clock(standing.left()),
         revision: standing.revision.cast_signed(),
     })

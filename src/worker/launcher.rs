@@ -1,6 +1,7 @@
 //! The launcher: sleeps until something is due anywhere, and has a database worker there in time.
 
-use super::{AHEAD, Due, each_post_due, each_session_due, handle_signals, sleep};
+use super::confirmer::Keeper;
+use super::{AHEAD, Due, each_post_due, each_session_due, handle_signals, library, sleep, start};
 use crate::liveness::databases::{BOOT, Database, RESCAN, REVISE};
 use crate::liveness::{Shared, clock, my_latch, shared};
 use crate::settings;
@@ -24,7 +25,7 @@ const LAST_BACKOFF: u64 = 10_000_000;
 pub fn register() {
     BackgroundWorkerBuilder::new("eskit_lease launcher")
         .set_type("eskit_lease launcher")
-        .set_library("eskit_lease")
+        .set_library(&library())
         .set_function("eskit_lease_launcher_main")
         .enable_shmem_access(None)
         .enable_spi_access()
@@ -51,11 +52,13 @@ pub extern "C-unwind" fn eskit_lease_launcher_main(_argument: pg_sys::Datum) {
         postponed_at: 0,
         short_of_slots: false,
     };
+    let mut confirmer = Keeper::new();
     loop {
         let now = clock::now();
         // Whatever comes while this looks around wakes it up again.
         shared.header.launcher_wakes.store(u64::MAX, Ordering::Release);
         let wake_at = if settings::WORKER.get() { launcher.turn(now) } else { now + TICK };
+        let wake_at = wake_at.min(confirmer.turn(shared, now));
         shared.header.launcher_wakes.store(wake_at, Ordering::Release);
         sleep(wake_at.saturating_sub(clock::now()));
         launcher.notice_pause(wake_at);
@@ -196,12 +199,11 @@ impl Launcher {
     fn forget_dropped(&self) {
         let taken = |database: &&Database| database.oid.load(Ordering::Acquire) != 0;
         if self.shared.databases.iter().all(|database| taken(&database)) {
-            let known: Vec<u32> = databases().into_iter().map(|(oid, _)| oid).collect();
-            for database in self.shared.databases {
-                if !known.contains(&database.oid.load(Ordering::Acquire)) {
-                    self.shared.forget(database);
-                }
-            }
+            self.shared.forget_dropped(|mut known| {
+                let there = databases();
+                known.retain(|oid| !there.iter().any(|(there, _)| there == oid));
+                known
+            });
         }
     }
 
@@ -211,9 +213,7 @@ impl Launcher {
         }
         // One that lets no more connections in has its old ones still, and their sessions.
         if !databases().iter().any(|(known, _)| *known == oid) {
-            if let Some(database) = self.shared.known_database(oid) {
-                self.shared.forget(database);
-            }
+            self.shared.forget(oid);
             return;
         }
         if self.running() >= usize::try_from(settings::MAX_WORKERS.get()).unwrap_or(1) {
@@ -221,7 +221,8 @@ impl Launcher {
         }
         let first = Worker { handle: std::ptr::null_mut(), not_before: 0, backoff: 0 };
         let worker = self.workers.entry(oid).or_insert(first);
-        worker.handle = start_worker(oid);
+        let name = format!("eskit_lease worker for database {oid}");
+        worker.handle = start(&name, "eskit_lease worker", "eskit_lease_database_main", oid);
         if worker.handle.is_null() {
             if !std::mem::replace(&mut self.short_of_slots, true) {
                 pgrx::log!("eskit_lease: no free background worker slot; consider raising max_worker_processes");
@@ -244,35 +245,6 @@ impl Launcher {
             self.shared.postpone(gap);
             pgrx::log!("eskit_lease: the machine was paused for {} ms; sessions got that much longer", gap / 1_000);
         }
-    }
-}
-
-fn start_worker(oid: u32) -> *mut pg_sys::BackgroundWorkerHandle {
-    fn fill(into: &mut [std::ffi::c_char], text: &str) {
-        for (to, from) in into.iter_mut().zip(text.bytes()) {
-            *to = from.cast_signed();
-        }
-    }
-    let mut worker = pg_sys::BackgroundWorker {
-        bgw_flags: (pg_sys::BGWORKER_SHMEM_ACCESS | pg_sys::BGWORKER_BACKEND_DATABASE_CONNECTION) as i32,
-        bgw_start_time: pg_sys::BgWorkerStartTime::BgWorkerStart_RecoveryFinished,
-        bgw_restart_time: pg_sys::BGW_NEVER_RESTART,
-        bgw_main_arg: pg_sys::Datum::from(oid),
-        // SAFETY: a plain read; the launcher hears of the worker's start and end
-        bgw_notify_pid: unsafe { pg_sys::MyProcPid },
-        ..Default::default()
-    };
-    fill(&mut worker.bgw_name, &format!("eskit_lease worker for database {oid}"));
-    fill(&mut worker.bgw_type, "eskit_lease worker");
-    fill(&mut worker.bgw_library_name, "eskit_lease");
-    fill(&mut worker.bgw_function_name, "eskit_lease_database_main");
-    let mut handle = std::ptr::null_mut();
-    // SAFETY: the structure is complete, and copied; the handle is allocated in the context that lives as long as this process
-    unsafe {
-        let context = pg_sys::MemoryContextSwitchTo(pg_sys::TopMemoryContext);
-        let started = pg_sys::RegisterDynamicBackgroundWorker(&mut worker, &mut handle);
-        pg_sys::MemoryContextSwitchTo(context);
-        if started { handle } else { std::ptr::null_mut() }
     }
 }
 

@@ -6,9 +6,12 @@
 //! be there when it passes, and exits when there has been nothing to do for a second, or when what is left is to be tried again
 //! later. That is why DROP DATABASE, CREATE DATABASE .. TEMPLATE and RENAME need not know of it.
 //!
+//! Where standbys are to confirm that this is the primary the launcher keeps a [`confirmer`] as well.
+//!
 //! Nothing depends on either for its answer. An ERROR or pg_terminate_backend ends the process; PostgreSQL starts the launcher again
 //! after a second, and the launcher starts database workers for as long as there is work.
 
+pub mod confirmer;
 pub mod database;
 pub mod launcher;
 pub mod notify;
@@ -78,6 +81,19 @@ pub fn sleep(span: u64) {
     }
 }
 
+/// What background workers are to load: this library, which their process has inherited, by the name of the file that it was loaded from.
+/// By its short name it would be searched for, and what is found first now may be another (see [`crate::version`]).
+fn library() -> String {
+    let mut found = std::mem::MaybeUninit::<libc::Dl_info>::zeroed();
+    // SAFETY: asks about a function of this library; the answer's name, where there is one, ends in NUL and lives as long as the library
+    let name = unsafe {
+        let known = libc::dladdr(handle_signals as *const std::ffi::c_void, found.as_mut_ptr());
+        (known != 0).then(|| std::ffi::CStr::from_ptr(found.assume_init().dli_fname).to_str().ok()).flatten()
+    };
+    // Before 16 PostgreSQL has no room for longer ones.
+    name.filter(|name| name.len() < pg_sys::BGW_MAXLEN as usize).unwrap_or("eskit_lease").to_owned()
+}
+
 /// Signals of a background worker: as for a backend, so that pg_terminate_backend works anywhere and settings reload.
 fn handle_signals() {
     #[cfg(not(feature = "pg18"))]
@@ -94,6 +110,36 @@ fn handle_signals() {
         pqsignal(libc::SIGHUP, Some(SignalHandlerForConfigReload));
         pqsignal(libc::SIGTERM, Some(die));
         pg_sys::BackgroundWorkerUnblockSignals();
+    }
+}
+
+/// Has the postmaster start a process of a type, at the given function. Null when there is no free slot for it.
+fn start(name: &str, kind: &str, function: &str, argument: u32) -> *mut pg_sys::BackgroundWorkerHandle {
+    fn fill(into: &mut [std::ffi::c_char], text: &str) {
+        for (to, from) in into.iter_mut().zip(text.bytes()) {
+            *to = from.cast_signed();
+        }
+    }
+    let mut worker = pg_sys::BackgroundWorker {
+        bgw_flags: (pg_sys::BGWORKER_SHMEM_ACCESS | pg_sys::BGWORKER_BACKEND_DATABASE_CONNECTION) as i32,
+        bgw_start_time: pg_sys::BgWorkerStartTime::BgWorkerStart_RecoveryFinished,
+        bgw_restart_time: pg_sys::BGW_NEVER_RESTART,
+        bgw_main_arg: pg_sys::Datum::from(argument),
+        // SAFETY: a plain read; the launcher hears of the process's start and end
+        bgw_notify_pid: unsafe { pg_sys::MyProcPid },
+        ..Default::default()
+    };
+    fill(&mut worker.bgw_name, name);
+    fill(&mut worker.bgw_type, kind);
+    fill(&mut worker.bgw_library_name, &library());
+    fill(&mut worker.bgw_function_name, function);
+    let mut handle = std::ptr::null_mut();
+    // SAFETY: the structure is complete, and copied; the handle is allocated in the context that lives as long as this process
+    unsafe {
+        let context = pg_sys::MemoryContextSwitchTo(pg_sys::TopMemoryContext);
+        let started = pg_sys::RegisterDynamicBackgroundWorker(&mut worker, &mut handle);
+        pg_sys::MemoryContextSwitchTo(context);
+        if started { handle } else { std::ptr::null_mut() }
     }
 }
 

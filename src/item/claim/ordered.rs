@@ -15,9 +15,8 @@
 
 use super::Claimer;
 use crate::item::heads::{self, At, Head, Heads};
-use crate::item::{ITEMS, LATER, Order, column, lane};
+use crate::item::{ITEMS, LATER, Order, column, id, lane};
 use crate::liveness::floors::{Lane, NOWHERE, Start};
-use crate::spi;
 use crate::table::{Flight, Key, Locked, Moment, Sight, Table, Walk};
 use crate::text::Text;
 use pgrx::pg_sys;
@@ -219,13 +218,13 @@ impl<'a, 'b> Look<'a, 'b> {
             }
             return false;
         }
-        let Some(key) = key else { return self.lock_due(later, (due, id), spi::next(c"_item_seq")) };
+        let Some(key) = key else { return self.lock_due(later, (due, id), id::next(self.claimer.call)) };
         if !self.met.insert(key.clone()) {
             return false;
         }
         match self.heads.find(self.partition, &key) {
             Head::None => {
-                let place = spi::next(c"_item_seq");
+                let place = id::next(self.claimer.call);
                 let comes_first = self.moment.shows(&row) && self.heads.put(self.partition, &key, id, At::Ready(place));
                 let taken = comes_first && self.lock_due(later, (due, id), place);
                 if comes_first && !taken {
@@ -294,7 +293,7 @@ impl<'a, 'b> Look<'a, 'b> {
 
     /// The same for one that is the head of its key.
     fn take_due_head(&mut self, later: &Table, key: &str, due: Due) -> bool {
-        let place = spi::next(c"_item_seq");
+        let place = id::next(self.claimer.call);
         if !self.lock_due(later, due, place) {
             return false;
         }

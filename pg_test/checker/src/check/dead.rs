@@ -1,0 +1,42 @@
+//! The dead stay dead: a session that has been told that it has ended is never told anything else again.
+
+use super::Fault;
+use super::facts::{Facts, is_dead};
+use crate::history::Call;
+use std::collections::HashMap;
+
+const CHECK: &str = "the dead stay dead";
+
+pub fn check(facts: &Facts) -> Option<Fault> {
+    let mut died: HashMap<&str, &Call> = HashMap::new();
+    for call in facts.history.calls.iter().filter(|call| is_dead(call)) {
+        let first = died.entry(call.session.as_deref()?).or_insert(call);
+        if call.to < first.to {
+            *first = call;
+        }
+    }
+    facts.history.calls.iter().find_map(|call| {
+        let session = call.session.as_deref()?;
+        let end = died.get(session)?;
+        let alive = call.answer.as_ref().is_some_and(|answer| answer.trust_ms.is_some());
+        (alive && Some(call.from) > end.to)
+            .then(|| Fault::new(CHECK, format!("session {session} lives again"), [*end, call]))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::fabricate::Story;
+    use super::*;
+
+    #[test]
+    fn a_revival_is_found() {
+        assert!(Story::of(&["a"]).heartbeat(10..11, "a", false).heartbeat(20..21, "a", true).by(check).is_some());
+        assert!(Story::of(&["a"]).heartbeat(10..11, "a", true).heartbeat(20..21, "a", false).by(check).is_none());
+    }
+
+    #[test]
+    fn calls_that_cross_are_right_in_any_order() {
+        assert!(Story::of(&["a"]).heartbeat(10..21, "a", false).heartbeat(20..22, "a", true).by(check).is_none());
+    }
+}

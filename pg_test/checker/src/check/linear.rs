@@ -1,0 +1,286 @@
+//! Linearizability: grants, renewals and releases of each resource are as if each had happened at one instant between its call and its answer,
+//! by the model of [`super::permits`].
+//!
+//! Refusals to acquire promise nothing and are left out. A grant that its session learned of later (it was handed over) lies between that
+//! answer and the latest of: the session's first request for it, and the last answers about the fence before it in the slot, which the model
+//! orders before it anyway. What had no answer is no operation: an end without an answer is in `ends_from`, and a grant
+//! without one is known by what tells of its fence later, or does not matter.
+//!
+//! The search is exponential at worst, so the operations are cut where none is under way. There the state is known: the holder
+//! of a slot is that of its highest fence, unless that has been released.
+
+use super::Fault;
+use super::facts::{Facts, Fate, Tenure, is_lost};
+use super::permits::{Holder, Permits, Step};
+use crate::history::{Call, Verb};
+use std::collections::{BTreeMap, HashMap};
+use todc_utils::{Action, History, WGLChecker};
+
+const CHECK: &str = "linearizability";
+
+#[derive(Clone)]
+struct Operation<'a> {
+    from: u64,
+    to: u64,
+    step: Step,
+    calls: Vec<&'a Call>,
+}
+
+pub fn check(facts: &Facts) -> Option<Fault> {
+    facts.resources.iter().find_map(|(resource, tenures)| {
+        let mut operations = operations(facts, tenures);
+        operations.sort_by_key(|operation| (operation.from, operation.to));
+        let mut state =
+            Permits { permits: facts.history.permits.get(*resource).copied().unwrap_or(1), ..Permits::default() };
+        for window in windows(operations) {
+            if !is_linearizable(&state, &window) {
+                let proof = shrink(&state, window);
+                let what = format!("no order of these calls on {resource} is possible, after {:?}", state.holders);
+                return Some(Fault::new(
+                    CHECK,
+                    what,
+                    proof.iter().flat_map(|operation| operation.calls.iter().copied()),
+                ));
+            }
+            settle(&mut state, &window);
+        }
+        None
+    })
+}
+
+fn operations<'a>(facts: &Facts<'a>, tenures: &BTreeMap<i64, Tenure<'a>>) -> Vec<Operation<'a>> {
+    let mut numbers: HashMap<&str, u32> = HashMap::new();
+    let mut operations: Vec<Operation> = Vec::new();
+    // Of each slot, the latest time from which something was said of the fence before.
+    let mut said: HashMap<i32, u64> = HashMap::new();
+    for tenure in tenures.values() {
+        let count = numbers.len() as u32;
+        let session = *numbers.entry(tenure.session).or_insert(count);
+        let told = said.get(&tenure.slot).copied().unwrap_or(0);
+        let opened = facts.sessions.get(tenure.session).map_or(0, |session| session.opened);
+        let (from, to, calls) = match tenure.granted {
+            Some((call, at)) => (call.from, at, vec![call]),
+            None if tenure.seen == u64::MAX => continue,
+            None => {
+                let first: Vec<&Call> =
+                    tenure.calls.iter().filter(|call| call.answer.is_some()).take(1).copied().collect();
+                (opened.max(told).min(tenure.seen), tenure.seen, first)
+            }
+        };
+        let holder = Holder { session, fence: tenure.fence, ends_from: tenure.ends_from };
+        operations.push(Operation { from, to, step: Step::Grant { slot: tenure.slot, holder, to }, calls });
+        let answered = tenure.calls.iter().filter_map(|call| step(facts, tenure, call));
+        let latest = said.entry(tenure.slot).or_default();
+        *latest = from.max(*latest);
+        for operation in answered {
+            if !matches!(operation.step, Step::Lost { .. }) {
+                *latest = operation.from.max(*latest);
+            }
+            operations.push(operation);
+        }
+    }
+    operations
+}
+
+/// What an answer about a fence says, other than its first grant.
+fn step<'a>(facts: &Facts, tenure: &Tenure, call: &'a Call) -> Option<Operation<'a>> {
+    let to = call.to?;
+    let fence = tenure.fence;
+    let done = call.answer.as_ref().and_then(|answer| answer.done.or(answer.held));
+    let (step, to) = match (call.verb, facts.fate(call)) {
+        (Verb::Release | Verb::Force, Fate::Done(at)) if done == Some(true) => (Step::Release { fence }, at),
+        (Verb::Release | Verb::Force, Fate::Done(at)) => (Step::Lost { fence, to: at }, at),
+        (Verb::Acquire | Verb::Lock, Fate::Done(at))
+            if tenure.granted.is_none_or(|(granted, _)| !std::ptr::eq(granted, call)) =>
+        {
+            (Step::Held { fence }, at)
+        }
+        (Verb::Renew | Verb::Check, _) if is_lost(call) => (Step::Lost { fence, to }, to),
+        // A check holds when it is made, whatever becomes of its transaction.
+        (Verb::Renew | Verb::Check, _) if call.answer.is_some() => (Step::Held { fence }, to),
+        _ => return None,
+    };
+    Some(Operation { from: call.from, to, step, calls: vec![call] })
+}
+
+/// Cuts operations, which are in order of their beginnings, where none is under way.
+fn windows(operations: Vec<Operation>) -> Vec<Vec<Operation>> {
+    let (mut windows, mut busy_until): (Vec<Vec<Operation>>, u64) = (Vec::new(), 0);
+    for operation in operations {
+        let until = operation.to;
+        match windows.last_mut() {
+            Some(window) if operation.from <= busy_until => window.push(operation),
+            _ => windows.push(vec![operation]),
+        }
+        busy_until = busy_until.max(until);
+    }
+    windows
+}
+
+fn is_linearizable(state: &Permits, window: &[Operation]) -> bool {
+    let mut times: Vec<(u64, bool, usize)> = Vec::new();
+    for (index, operation) in window.iter().enumerate() {
+        times.push((operation.from, false, index));
+        times.push((operation.to, true, index));
+    }
+    // A call at the time of an answer may have come before it.
+    times.sort_unstable();
+    let start = Step::Start(state.clone());
+    let mut actions = vec![(0, Action::Call(start.clone())), (0, Action::Response(start))];
+    actions.extend(times.into_iter().map(|(_, answered, index)| {
+        let step = window[index].step.clone();
+        (index + 1, if answered { Action::Response(step) } else { Action::Call(step) })
+    }));
+    WGLChecker::<Permits>::is_linearizable(History::from_actions(actions))
+}
+
+/// The state after a window that is linearizable.
+fn settle(state: &mut Permits, window: &[Operation]) {
+    for operation in window {
+        if let Step::Grant { slot, holder, .. } = &operation.step
+            && state.last.get(slot).is_none_or(|last| *last < holder.fence)
+        {
+            state.grant(*slot, holder);
+        }
+    }
+    for operation in window {
+        if let Step::Release { fence } = operation.step {
+            state.release(fence);
+        }
+    }
+}
+
+/// Leaves out what is not needed for the contradiction, of what changes nothing: the rest cannot have become impossible by that.
+fn shrink<'a>(state: &Permits, mut window: Vec<Operation<'a>>) -> Vec<Operation<'a>> {
+    let mut at = 0;
+    while at < window.len() {
+        let left_out = window.remove(at);
+        let is_needed =
+            matches!(left_out.step, Step::Grant { .. } | Step::Release { .. }) || is_linearizable(state, &window);
+        if is_needed {
+            window.insert(at, left_out);
+            at += 1;
+        }
+    }
+    window
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::fabricate::{Story, about, done};
+    use super::*;
+    use crate::history::Answer;
+
+    fn story() -> Story {
+        let mut story = Story::of(&["a", "b"]);
+        story.acquire(10..20, "a", "granted", 1).renew(30..31, "a", 1, true).release(40..50, "a", 1);
+        story
+    }
+
+    #[test]
+    fn one_after_the_other_is_right() {
+        let mut story = story();
+        story.acquire(45..60, "b", "granted", 2).renew(55..65, "a", 1, false).renew(70..71, "b", 2, true);
+        assert!(story.by(check).is_none());
+    }
+
+    #[test]
+    fn two_holders_are_found() {
+        // Before it was released, and trusted for a second.
+        let fault = story().acquire(32..33, "b", "granted", 2).by(check);
+        assert!(fault.is_some_and(|fault| fault.proof.len() <= 4));
+    }
+
+    #[test]
+    fn after_its_trust_or_its_close_another_may_have_it() {
+        let mut late = Story::of(&["a", "b"]);
+        late.acquire(10..20, "a", "granted", 1).acquire(1_005..1_011, "b", "granted", 2).renew(
+            1_100..1_101,
+            "a",
+            1,
+            false,
+        );
+        assert!(late.by(check).is_none());
+        let mut closed = Story::of(&["a", "b"]);
+        closed.acquire(10..20, "a", "granted", 1).silence(25, about(Verb::Close, "a", 0)).acquire(
+            30..31,
+            "b",
+            "granted",
+            2,
+        );
+        assert!(closed.by(check).is_none());
+    }
+
+    #[test]
+    fn a_fence_that_is_used_again_is_found() {
+        assert!(story().acquire(60..61, "b", "granted", 1).by(check).is_some());
+    }
+
+    #[test]
+    fn a_lower_fence_is_found() {
+        let mut story = Story::of(&["a", "b"]);
+        story.acquire(10..20, "a", "granted", 5).release(40..50, "a", 5).acquire(60..70, "b", "granted", 4);
+        assert!(story.by(check).is_some());
+    }
+
+    #[test]
+    fn a_release_that_came_to_nothing_is_found() {
+        let mut story = story();
+        story.renew(60..61, "a", 1, true);
+        assert!(story.by(check).is_some_and(|fault| fault.proof.len() <= 3));
+    }
+
+    #[test]
+    fn a_lease_that_is_lost_for_nothing_is_found() {
+        let mut story = Story::of(&["a"]);
+        assert!(story.acquire(10..20, "a", "granted", 1).renew(30..31, "a", 1, false).by(check).is_some());
+    }
+
+    #[test]
+    fn a_grant_that_is_learned_of_later_has_happened_before() {
+        let mut story = story();
+        story.acquire(35..36, "b", "queued", 0).acquire(90..91, "b", "already_held", 2);
+        assert!(story.by(check).is_none());
+        story.renew(95..96, "a", 1, true);
+        assert!(story.by(check).is_some());
+    }
+
+    #[test]
+    fn a_rollback_is_no_grant() {
+        let mut story = Story::of(&["a", "b"]);
+        let granted = Answer {
+            granted: Some(true),
+            fence: Some(1),
+            slot: Some(0),
+            reason: Some("granted".into()),
+            ..Answer::default()
+        };
+        story.call(10..20, Call { tx: Some(7), ..about(Verb::Acquire, "a", 0) }, Ok(granted));
+        story.call(21..22, Call { tx: Some(7), ..about(Verb::Rollback, "a", 0) }, Ok(done()));
+        assert!(story.acquire(30..31, "b", "granted", 2).by(check).is_none());
+    }
+
+    #[test]
+    fn a_semaphore_has_its_permits_and_no_more() {
+        let mut story = Story::of(&["a", "b", "c"]);
+        story.0.permits.insert("r".into(), 2);
+        for (session, slot, at) in [("a", 0, 10), ("b", 1, 20)] {
+            story.acquire(at..at + 1, session, "granted", at as i64);
+            story.in_slot(slot);
+        }
+        assert!(story.by(check).is_none());
+        story.acquire(30..31, "c", "granted", 30);
+        assert!(story.by(check).is_some());
+    }
+
+    #[test]
+    fn a_session_has_one_permit() {
+        let mut story = Story::of(&["a"]);
+        story.0.permits.insert("r".into(), 2);
+        for (slot, at) in [(0, 10), (1, 20)] {
+            story.acquire(at..at + 1, "a", "granted", at as i64);
+            story.in_slot(slot);
+        }
+        assert!(story.by(check).is_some());
+    }
+}

@@ -1,0 +1,143 @@
+//! The clients as processes: started, stopped, continued, killed, told and awaited.
+
+use crate::caller::Caller;
+use anyhow::{Context, Result};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
+use tokio::process::{Child, ChildStdin, ChildStdout, Command};
+use tokio::time::{Instant, timeout_at};
+
+pub struct Process {
+    /// Of its consumer and its incarnation.
+    pub name: String,
+    child: Child,
+    /// Until it is to leave.
+    input: Option<ChildStdin>,
+    output: Lines<BufReader<ChildStdout>>,
+    /// When it is to go on, if it is stopped.
+    pub asleep_until: Option<Instant>,
+}
+
+/// All that there are, and where they write.
+pub struct Crowd {
+    pub processes: Vec<Process>,
+    seed: u64,
+    database: String,
+    history: PathBuf,
+    born: u64,
+}
+
+impl Crowd {
+    pub fn new(seed: u64, database: &str, history: &Path) -> Crowd {
+        Crowd { processes: Vec::new(), seed, database: database.to_owned(), history: history.to_owned(), born: 0 }
+    }
+
+    /// The file that a client writes to.
+    fn file(&self, name: &str) -> PathBuf {
+        PathBuf::from(format!("{}.{name}", self.history.display()))
+    }
+
+    /// All files that clients have written to.
+    pub fn files(&self) -> Vec<PathBuf> {
+        let directory = self.history.parent().unwrap_or(Path::new("."));
+        let prefix = format!("{}.", self.history.file_name().unwrap_or_default().to_string_lossy());
+        let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
+        entries
+            .map(|entry| entry.path())
+            .filter(|path| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(&prefix)))
+            .collect()
+    }
+
+    pub fn start(&mut self, consumer: &str, takeover: bool) -> Result<&str> {
+        self.born += 1;
+        let name = format!("{consumer}.{}", self.born);
+        let mut command = Command::new(std::env::current_exe()?);
+        command.arg("client").arg("--seed").arg(self.seed.to_string()).arg("--name").arg(&name);
+        command.arg("--database").arg(&self.database).arg("--history").arg(self.file(&name));
+        if takeover {
+            command.arg("--takeover");
+        }
+        let mut child = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .kill_on_drop(true)
+            .spawn()
+            .context("cannot start a client")?;
+        let (input, output) = (child.stdin.take(), child.stdout.take().context("no stdout")?);
+        let output = BufReader::new(output).lines();
+        self.processes.push(Process { name, child, input, output, asleep_until: None });
+        Ok(self.processes.last().map_or("", |process| &process.name))
+    }
+
+    /// Those that run.
+    pub fn awake(&self) -> Vec<usize> {
+        (0..self.processes.len()).filter(|index| self.processes[*index].asleep_until.is_none()).collect()
+    }
+
+    pub async fn kill(&mut self, index: usize, caller: &Caller) -> String {
+        let mut process = self.processes.remove(index);
+        // Written before, for it is over the instant that it is done.
+        caller.fault("kill".into(), Some(&process.name), true);
+        drop(process.child.kill().await);
+        process.name
+    }
+
+    /// Those whose time has come go on.
+    pub fn wake(&mut self, caller: &Caller, all: bool) {
+        for process in &mut self.processes {
+            if process.asleep_until.is_some_and(|until| all || until <= Instant::now()) {
+                process.asleep_until = None;
+                process.signal(Signal::SIGCONT);
+                caller.fault("continue".into(), Some(&process.name), false);
+            }
+        }
+    }
+
+    pub fn stop(&mut self, index: usize, time: Duration, caller: &Caller) {
+        let process = &mut self.processes[index];
+        process.asleep_until = Some(Instant::now() + time);
+        process.signal(Signal::SIGSTOP);
+        caller.fault(format!("stop for {} ms", time.as_millis()), Some(&process.name), false);
+    }
+
+    /// There are no more faults.
+    pub async fn calm(&mut self) {
+        for input in self.processes.iter_mut().filter_map(|process| process.input.as_mut()) {
+            drop(input.write_all(b"calm\n").await);
+            drop(input.flush().await);
+        }
+    }
+
+    /// Waits until all have said that they were served, and no longer than `limit`.
+    pub async fn all_served(&mut self, limit: Duration) {
+        let until = Instant::now() + limit;
+        for process in &mut self.processes {
+            drop(timeout_at(until, process.output.next_line()).await);
+        }
+    }
+
+    /// Asks all to leave, and waits until they have; whoever has not by then is killed.
+    pub async fn all_gone(&mut self, limit: Duration) {
+        let until = Instant::now() + limit;
+        self.processes.iter_mut().for_each(|process| process.input = None);
+        for process in &mut self.processes {
+            if timeout_at(until, process.child.wait()).await.is_err() {
+                drop(process.child.kill().await);
+            }
+        }
+        self.processes.clear();
+    }
+}
+
+impl Process {
+    fn signal(&self, signal: Signal) {
+        if let Some(pid) = self.child.id() {
+            // One that has just ended needs no signal.
+            let _ = kill(Pid::from_raw(pid.cast_signed()), signal);
+        }
+    }
+}

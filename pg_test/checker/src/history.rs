@@ -1,0 +1,283 @@
+//! The history of a run: every call of every client with its times and its answer, the faults, and what stood in the database at the end.
+//!
+//! Each client appends to a file of its own, one JSON object a line: a call before it is sent, its answer once it has arrived. What is
+//! written survives the client's SIGKILL, so a call without an answer is one that may or may not have happened. All times are
+//! microseconds of CLOCK_BOOTTIME: the clients, the server and the faults are on one machine and have one clock.
+
+use anyhow::{Context, Result};
+use nix::time::{ClockId, clock_gettime};
+use serde::{Deserialize, Serialize};
+use std::collections::HashMap;
+use std::fmt::{Display, Formatter};
+use std::fs::{File, OpenOptions};
+use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
+use std::sync::Mutex;
+
+/// Microseconds of CLOCK_BOOTTIME.
+pub fn now() -> u64 {
+    let now = clock_gettime(ClockId::CLOCK_BOOTTIME).map(std::time::Duration::from).unwrap_or_default();
+    now.as_micros() as u64
+}
+
+#[derive(Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[serde(rename_all = "snake_case")]
+pub enum Verb {
+    #[default]
+    Open,
+    Heartbeat,
+    Wait,
+    Drain,
+    Close,
+    Acquire,
+    /// lock_acquire; its request stands for its session.
+    Lock,
+    Renew,
+    Release,
+    Cancel,
+    Force,
+    /// Somebody else has seen in the view `leases` who holds it.
+    Look,
+    Begin,
+    Check,
+    Write,
+    Commit,
+    Rollback,
+    Prepare,
+    CommitPrepared,
+    RollbackPrepared,
+    /// The client drops its connection.
+    Hangup,
+}
+
+/// One call. What a verb does not take is left out.
+#[derive(Serialize, Deserialize, Clone, Debug, Default)]
+#[serde(default)]
+pub struct Call {
+    pub client: String,
+    pub number: u64,
+    pub from: u64,
+    pub verb: Verb,
+    /// The transaction block of this client that it is part of.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tx: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub resource: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub session: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub consumer: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fence: Option<i64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub slot: Option<i32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ttl_ms: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub revision: Option<i64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub element: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gid: Option<String>,
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub queue: bool,
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub attach: bool,
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub takeover: bool,
+    #[serde(skip)]
+    pub to: Option<u64>,
+    #[serde(skip)]
+    pub answer: Option<Answer>,
+    /// The SQLSTATE, or `lost` where the connection ended under the call.
+    #[serde(skip)]
+    pub error: Option<String>,
+}
+
+/// The columns of an answer, of whichever verb.
+#[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
+#[serde(default)]
+pub struct Answer {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub session: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub alive: Option<bool>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub granted: Option<bool>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub held: Option<bool>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub done: Option<bool>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fence: Option<i64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub slot: Option<i32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub trust_ms: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub revision: Option<i64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+}
+
+impl Call {
+    /// Whether it was answered, with this.
+    pub fn reason(&self) -> &str {
+        self.answer.as_ref().and_then(|answer| answer.reason.as_deref()).unwrap_or_default()
+    }
+
+    /// Whether nothing is known of what became of it, and so when.
+    pub fn is_lost(&self) -> bool {
+        self.answer.is_none() && !self.failed()
+    }
+
+    /// When it was over at the latest.
+    pub fn ended(&self) -> u64 {
+        self.to.filter(|_| !self.is_lost()).unwrap_or(u64::MAX)
+    }
+
+    /// Whether it certainly came to nothing: PostgreSQL said so. A connection that ended under it says nothing.
+    pub fn failed(&self) -> bool {
+        self.error.as_deref().is_some_and(|code| code != "lost" && !code.starts_with("57P"))
+    }
+}
+
+impl Display for Call {
+    fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
+        let to = self.to.map_or("-".to_owned(), |to| to.to_string());
+        let call = serde_json::to_value(self).unwrap_or_default();
+        let given = call.as_object().into_iter().flatten();
+        let known = ["client", "number", "from", "verb"];
+        let given: Vec<String> = given
+            .filter(|(name, _)| !known.contains(&name.as_str()))
+            .map(|(name, value)| format!("{name}={value}"))
+            .collect();
+        write!(f, "{}..{to} {} {:?} {}", self.from, self.client, self.verb, given.join(" "))?;
+        match (&self.answer, &self.error) {
+            (Some(answer), _) => write!(f, " -> {}", serde_json::to_string(answer).unwrap_or_default()),
+            (_, Some(error)) => write!(f, " -> {error}"),
+            _ => write!(f, " -> no answer"),
+        }
+    }
+}
+
+/// What was done to the clients or to the server. `client`: to whom, if to one.
+#[derive(Serialize, Deserialize, Clone, Debug)]
+pub struct Fault {
+    pub at: u64,
+    pub what: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub client: Option<String>,
+    /// Whether connections have ended by it: that client's, or all.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub disconnects: bool,
+}
+
+/// A committed row of the guarded set. `serial` is its place in the order of commits of its slot.
+#[derive(Serialize, Deserialize, Clone, Debug)]
+pub struct Row {
+    pub resource: String,
+    pub slot: i32,
+    pub serial: i64,
+    pub fence: i64,
+    pub session: String,
+    pub element: String,
+}
+
+#[derive(Serialize, Deserialize, Clone, Debug)]
+#[serde(rename_all = "snake_case")]
+pub enum Line {
+    Call(Box<Call>),
+    Answer {
+        client: String,
+        number: u64,
+        at: u64,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        answer: Option<Answer>,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        error: Option<String>,
+    },
+    Fault(Fault),
+    /// From here on there are no faults, and each of these clients is to have each of these resources once.
+    Calm {
+        at: u64,
+        clients: Vec<String>,
+        resources: Vec<String>,
+    },
+    /// It has had it, since.
+    Served {
+        at: u64,
+        client: String,
+        resource: String,
+    },
+    Row(Row),
+    /// What is left in the database after everybody has gone; how many.
+    Left {
+        what: String,
+        count: i64,
+    },
+    Permits {
+        resource: String,
+        permits: i32,
+    },
+}
+
+/// Writes lines to a file; they stay whatever becomes of the process.
+pub struct Recorder(Mutex<File>);
+
+impl Recorder {
+    pub fn create(path: &Path) -> Result<Recorder> {
+        let file = OpenOptions::new().create(true).append(true).open(path);
+        Ok(Recorder(Mutex::new(file.with_context(|| format!("cannot write {}", path.display()))?)))
+    }
+
+    pub fn write(&self, line: &Line) -> Result<()> {
+        let mut text = serde_json::to_string(line)?;
+        text.push('\n');
+        let mut file = self.0.lock().map_err(|_| anyhow::anyhow!("a task has panicked"))?;
+        Ok(file.write_all(text.as_bytes())?)
+    }
+}
+
+#[derive(Clone, Debug, Default)]
+pub struct History {
+    /// In order of their beginnings.
+    pub calls: Vec<Call>,
+    pub faults: Vec<Fault>,
+    pub calm: Option<(u64, Vec<String>, Vec<String>)>,
+    pub served: Vec<(u64, String, String)>,
+    pub rows: Vec<Row>,
+    pub left: Vec<(String, i64)>,
+    /// Of the resources that have more than one.
+    pub permits: HashMap<String, i32>,
+}
+
+impl History {
+    pub fn read(path: &Path) -> Result<History> {
+        let file = File::open(path).with_context(|| format!("cannot read {}", path.display()))?;
+        let mut history = History::default();
+        let mut calls: HashMap<(String, u64), Call> = HashMap::new();
+        for line in BufReader::new(file).lines() {
+            match serde_json::from_str(&line?)? {
+                Line::Call(call) => {
+                    calls.insert((call.client.clone(), call.number), *call);
+                }
+                Line::Answer { client, number, at, answer, error } => {
+                    let call = calls.get_mut(&(client, number)).context("an answer to no call")?;
+                    (call.to, call.answer, call.error) = (Some(at), answer, error);
+                }
+                Line::Fault(fault) => history.faults.push(fault),
+                Line::Calm { at, clients, resources } => history.calm = Some((at, clients, resources)),
+                Line::Served { at, client, resource } => history.served.push((at, client, resource)),
+                Line::Row(row) => history.rows.push(row),
+                Line::Left { what, count } => history.left.push((what, count)),
+                Line::Permits { resource, permits } => {
+                    history.permits.insert(resource, permits);
+                }
+            }
+        }
+        history.calls = calls.into_values().collect();
+        history.calls.sort_by(|a, b| (a.from, &a.client, a.number).cmp(&(b.from, &b.client, b.number)));
+        Ok(history)
+    }
+}

@@ -1,0 +1,41 @@
+//! Clients of eskit_lease under faults, and the checks of what they were answered.
+//!
+//! `checker run` starts clients as processes of their own, so that they can be killed and stopped, lets faults loose on them and on
+//! the server that libpq's variables name, and checks the history of it. `checker check FILE` checks a history again. The extension is used
+//! by its public SQL alone, but for a look at its tables when everybody has left.
+
+mod caller;
+mod check;
+mod client;
+mod crowd;
+mod heart;
+mod history;
+mod nemesis;
+mod run;
+mod workload;
+
+use anyhow::Result;
+use clap::Parser;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+#[derive(Parser)]
+enum Command {
+    /// Makes a history and checks it; fails with what proves a fault
+    Run(run::Options),
+    /// Checks a history
+    Check { history: PathBuf },
+    /// One of the clients of a run
+    #[command(hide = true)]
+    Client(client::Options),
+}
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> Result<ExitCode> {
+    let sound = match Command::parse() {
+        Command::Run(options) => run::run(options).await?,
+        Command::Check { history } => run::judge(&history, None).await?,
+        Command::Client(options) => client::run(options).await.map(|()| true)?,
+    };
+    Ok(if sound { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}

@@ -1,0 +1,194 @@
+"""PostgreSQL as many let it fail over by itself: two nodes that Patroni looks after by way of etcd, and HAProxy in front of them."""
+
+import contextlib
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import psycopg
+from conftest import MAJOR, ROOT, wait_until
+from psycopg.conninfo import make_conninfo
+
+PROGRAMS = ROOT / "target/patroni"
+# Seconds, and small, so that a failover takes some of them: how long a leader is believed, and how often Patroni looks.
+BELIEVED, LOOKS = 5, 1
+
+
+def missing():
+    return not (PROGRAMS / ".ready").exists()
+
+
+def environment():
+    """Unpacked and not installed, the programs have to be told where their libraries are."""
+    libraries = ":".join(str(path) for path in PROGRAMS.glob("usr/lib/*-linux-gnu*"))
+    return os.environ | {"LD_LIBRARY_PATH": libraries, "PYTHONPATH": str(PROGRAMS / "usr/lib/python3/dist-packages")}
+
+
+def as_server(*command):
+    return ["bash", "-c", '. "$0" "$1" && as_server "${@:2}"', ROOT / "pg_test/env", MAJOR, *command]
+
+
+def free_port():
+    """Below those that the system hands out to clients, who would take that of a server which is down for a while."""
+    while True:
+        port = random.randrange(10_000, 20_000)
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)):
+                return port
+
+
+def children(pid):
+    return [int(child) for task in Path(f"/proc/{pid}/task").glob("*/children") for child in task.read_text().split()]
+
+
+class Program:
+    """One that runs until it is killed, in a process group of its own, as PostgreSQL's user."""
+
+    def __init__(self, directory, name, *command):
+        with (directory / f"{name}.log").open("ab") as log:
+            self.process = subprocess.Popen(
+                as_server(*command), cwd=directory, env=environment(), stdout=log, stderr=log, start_new_session=True
+            )
+
+    def signal(self, number):
+        os.killpg(self.process.pid, number)
+
+    def kill(self):
+        if self.process.poll() is None:
+            self.signal(signal.SIGKILL)
+            self.process.wait()
+
+
+class Node:
+    """PostgreSQL, and the Patroni that starts and stops it."""
+
+    def __init__(self, stack, name):
+        self.directory, self.name, self.port, self.api = stack.directory, name, free_port(), free_port()
+        self.data, self.conf = stack.directory / name, stack.directory / f"{name}.json"
+        trust = [f"host {database} all 127.0.0.1/32 trust" for database in ("all", "replication")]
+        config = {
+            "scope": "eskit", "name": name,
+            "restapi": {"listen": f"127.0.0.1:{self.api}", "connect_address": f"127.0.0.1:{self.api}"},
+            # Not etcd3: by that a leader which was stopped for too long takes the lock from its successor (Patroni 3.0).
+            "etcd": {"hosts": [f"127.0.0.1:{stack.etcd_port}"]},
+            "watchdog": {"mode": "off"},
+            "bootstrap": {
+                "dcs": {
+                    "ttl": BELIEVED, "loop_wait": LOOKS, "retry_timeout": 2,
+                    "postgresql": {"use_pg_rewind": True, "parameters": {"shared_preload_libraries": "eskit_lease"}},
+                },
+                "initdb": [{"encoding": "UTF8"}, {"locale": "C"}],
+            },
+            "postgresql": {
+                "listen": f"127.0.0.1:{self.port}", "connect_address": f"127.0.0.1:{self.port}",
+                "data_dir": str(self.data), "bin_dir": os.environ["PG_BIN"], "pg_hba": trust,
+                "authentication": {"superuser": {"username": "postgres"}, "replication": {"username": "replicator"}},
+                "parameters": {"unix_socket_directories": "", "fsync": "off", "statement_timeout": "120s", "lc_messages": "C"},
+            },
+        }  # fmt: skip
+        self.conf.write_text(json.dumps(config))  # which is YAML as well
+        self.start()
+
+    def start(self):
+        self.patroni = Program(self.directory, self.name, PROGRAMS / "usr/bin/patroni", self.conf)
+
+    def answers(self, path):
+        """Whether Patroni says that it is this, as HAProxy asks."""
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.api}/{path}", timeout=0.5) as answer:
+                return answer.status == 200
+        except (urllib.error.URLError, OSError):
+            return False
+
+    def connect(self):
+        return psycopg.connect(make_conninfo(host="127.0.0.1", port=self.port, user="postgres", dbname="postgres"), autocommit=True)
+
+    def query(self, sql, *params):
+        with self.connect() as conn:
+            cur = conn.execute(sql, params or None)
+            return cur.fetchall() if cur.description else []
+
+    def signal(self, number):
+        """To all of PostgreSQL, and to the postmaster first, so that there are no more. (Killed, it takes the others with it.)"""
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            postmaster = int((self.data / "postmaster.pid").read_text().split()[0])
+            os.kill(postmaster, number)
+            for pid in children(postmaster):
+                os.kill(pid, number)
+
+    def kill(self):
+        """All at once, Patroni first, or it would start the other again."""
+        self.patroni.kill()
+        self.signal(signal.SIGKILL)
+
+
+class Stack:
+    """`connect` is by way of HAProxy, to whichever node leads."""
+
+    def __init__(self, directory):
+        self.directory, self.port, self.etcd_port = directory, free_port(), free_port()
+        client, peer = f"http://127.0.0.1:{self.etcd_port}", f"http://127.0.0.1:{free_port()}"
+        self.etcd = Program(
+            directory, "etcd", PROGRAMS / "usr/bin/etcd", "--data-dir", directory / "etcd", "--enable-v2", "--unsafe-no-fsync",
+            "--listen-client-urls", client, "--advertise-client-urls", client,
+            "--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer, "--initial-cluster", f"default={peer}",
+        )  # fmt: skip
+        self.nodes = [Node(self, name) for name in ("node-1", "node-2")]
+        (directory / "haproxy.cfg").write_text(HAPROXY.format(port=self.port, servers="\n".join(
+            f"    server {node.name} 127.0.0.1:{node.port} check port {node.api}" for node in self.nodes
+        )))  # fmt: skip
+        self.haproxy = Program(directory, "haproxy", PROGRAMS / "usr/sbin/haproxy", "-db", "-f", directory / "haproxy.cfg")
+
+    def leads(self, node):
+        return node.answers("primary")
+
+    def pair(self):
+        """The leader, and the node that follows it: once there is the one and the other streams from it."""
+
+        def found():
+            leader = next(filter(self.leads, self.nodes), None)
+            if leader and leader.query("SELECT count(*) FROM pg_stat_replication WHERE state = 'streaming'") == [(1,)]:
+                (follower,) = (node for node in self.nodes if node is not leader)
+                return follower.answers("replica") and (leader, follower)
+
+        return wait_until(found, timeout=120, pause=0.2)
+
+    def connect(self):
+        dsn = make_conninfo(host="127.0.0.1", port=self.port, user="postgres", dbname="postgres", connect_timeout=2)
+        return psycopg.connect(dsn, autocommit=True)
+
+    def patronictl(self, *args):
+        command = as_server(PROGRAMS / "usr/bin/patronictl", "-c", self.nodes[0].conf, *args)
+        done = subprocess.run(command, capture_output=True, text=True, env=environment())
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    def stop(self):
+        for node in self.nodes:
+            node.signal(signal.SIGCONT)
+            node.patroni.signal(signal.SIGCONT)
+            node.kill()
+        self.haproxy.kill()
+        self.etcd.kill()
+
+
+# As Patroni's documentation has it: connections to a node that leads no more are cut.
+HAPROXY = """
+defaults
+    mode tcp
+    timeout connect 2s
+    timeout check 1s
+    timeout client 1m
+    timeout server 1m
+listen primary
+    bind 127.0.0.1:{port}
+    option httpchk OPTIONS /primary
+    http-check expect status 200
+    default-server inter 500ms fall 2 rise 1 on-marked-down shutdown-sessions
+{servers}
+"""

@@ -1,0 +1,274 @@
+"""A primary whose synchronous standby does not acknowledge stops vouching for its sessions, in time, and begins again when that is back."""
+
+import time
+
+import pytest
+from client import Session, call, stat
+from conftest import Server, standby_of, wait_until
+from isolation import Pair, Proxy
+
+TTL = 2  # seconds
+
+
+@pytest.fixture(scope="module")
+def made():
+    primary = Server(
+        "e2e-confirm", "synchronous_standby_names = '*'", "hot_standby = on", "eskit_lease.confirm_interval = '50 ms'",
+    )  # fmt: skip
+    primary.query("SET synchronous_commit = local; CREATE EXTENSION eskit_lease")
+    standby = standby_of(primary, "e2e-confirming")
+    proxy = Proxy(primary)
+    standby.set(primary_conninfo=proxy.conninfo(), wal_retrieve_retry_interval="100 ms")
+    yield Pair(primary, standby, proxy)
+    proxy.close()
+    for server in (standby, primary):
+        server.stop("immediate")
+
+
+@pytest.fixture
+def pair(made):
+    """The pair at its best: the standby acknowledges."""
+    made.heal()
+    made.primary.set(eskit_lease__confirm_interval=None)
+    wait_until(lambda: made.primary.query("SELECT value < 1000 FROM eskit_lease.stats() WHERE name = 'confirmed_ms_ago'") == [(True,)])
+    yield made
+    made.heal()
+
+
+@pytest.fixture
+def conn(pair):
+    with pair.primary.connect() as conn:
+        yield conn
+
+
+def trusted(session):
+    """Whether it is vouched for, by a heartbeat."""
+    answer = session.heartbeat()
+    assert answer.alive and answer.expires_at is not None, answer
+    assert (answer.reason == "alive") == (answer.trust_ms > 0) and (answer.reason == "unconfirmed") == (answer.trust_ms == 0), answer
+    return answer.trust_ms > 0
+
+
+def beats(session, seconds):
+    """Heartbeats for a while: whether any vouched for it."""
+    until = time.monotonic() + seconds
+    found = False
+    while time.monotonic() < until:
+        found |= trusted(session)
+        time.sleep(0.01)
+    return found
+
+
+@pytest.mark.parametrize("isolate", [Pair.by_proxy, Pair.by_stopping, Pair.by_refusing], ids=lambda how: how.__name__)
+def test_isolated(pair, conn, isolate):
+    """Nothing is trusted beyond a TTL after the standby was last heard of."""
+    session = Session(conn, ttl=f"{TTL} s")
+    assert session.trust_ms <= TTL * 1000
+    fence = session.take("r")
+    wait_until(lambda: trusted(session))
+    assert session.acquire("r").reason == "already_held" and session.trust_ms > 0
+    assert session.renew("r").reason == "held"
+    isolate(pair)
+    isolated_at = time.monotonic()
+    while trusted(session):
+        assert session.deadline <= isolated_at + TTL
+    assert not beats(session, 0.2)
+    told = session.wait("10 ms")
+    assert (told.trust_ms, told.reason) == (0, "changed")  # it has been granted something since its opening
+    renewed, waited = session.renew("r"), session.wait("10 ms")
+    assert (renewed.held, renewed.trust_ms, renewed.reason) == (True, 0, "unconfirmed")
+    assert (waited.alive, waited.trust_ms, waited.reason) == (True, 0, "unconfirmed")
+    again = session.acquire("r")
+    assert (again.granted, again.fence, again.trust_ms, again.reason) == (True, fence, 0, "already_held")
+    # Deadlines are as ever.
+    stands = "SELECT state, trust_ms, expires_at > clock_timestamp() FROM eskit_lease.sessions WHERE session = %s"
+    assert conn.execute(stands, (session.id,)).fetchall() == [("alive", 0, True)]
+    pair.heal()
+    wait_until(lambda: trusted(session))
+    assert session.renew("r").reason == "held"
+    assert session.close()
+
+
+def test_counts_from_its_start(pair, conn):
+    """A confirmation that took long says that this was the primary when it began, not when it was acknowledged."""
+    session = Session(conn, ttl="30 s")
+    pair.primary.set(eskit_lease__confirm_interval="0")
+    wait_until(lambda: not pair.confirmers())
+    assert trusted(session) and session.trust_ms > 29_000
+
+    def last_began():
+        return time.monotonic() - stat(conn, "confirmed_ms_ago") / 1000
+
+    before = last_began()
+    time.sleep(0.2)
+    pair.by_stopping()
+    pair.primary.set(eskit_lease__confirm_interval="10 min")
+    wait_until(pair.waiting)
+    began_by = time.monotonic()
+    time.sleep(1)
+    pair.heal()
+    wait_until(lambda: last_began() > before + 0.1)
+    assert last_began() < began_by + 0.1
+    assert trusted(session) and session.deadline <= began_by + 30
+    assert session.close()
+
+
+def test_cancelled_wait(pair, conn):
+    """Whatever ends the confirmer's wait, nobody has acknowledged anything."""
+    session = Session(conn, ttl=f"{TTL} s")
+    wait_until(lambda: trusted(session))
+    pair.by_stopping()
+    wait_until(lambda: not trusted(session))
+    for end in ("pg_cancel_backend", "pg_terminate_backend") * 2:
+        wait_until(pair.waiting)
+        (pid,) = pair.confirmers()
+        conn.execute(f"SELECT {end}(%s)", (pid,))
+        if end == "pg_terminate_backend":
+            wait_until(lambda: pair.confirmers() not in ([], [pid]))
+        assert not beats(session, 0.2)
+    # The launcher takes it along.
+    (pid,) = pair.confirmers()
+    conn.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE backend_type = 'eskit_lease launcher'")
+    wait_until(lambda: pair.confirmers() not in ([], [pid]) and pair.waiting())
+    assert not beats(session, 0.2)
+    pair.heal()
+    wait_until(lambda: trusted(session))
+    assert session.close()
+
+
+@pytest.mark.parametrize("mode", ["fast", "immediate"])
+def test_restart(pair, mode):
+    """An isolated primary that is restarted has no confirmation to go by, and gets none in the time in which commits do not wait yet."""
+    with pair.primary.connect() as conn:
+        session = Session(conn, ttl="30 s")
+        wait_until(lambda: trusted(session))
+        pair.by_refusing()
+        assert trusted(session)
+    pair.primary.restart(mode)
+    with pair.primary.connect() as conn:
+        session.conn = conn
+        until = time.monotonic() + 2
+        while time.monotonic() < until or not pair.waiting():
+            assert not trusted(session) and stat(conn, "confirmed_ms_ago") is None
+        pair.heal()
+        wait_until(lambda: trusted(session))
+        assert session.close()
+
+
+def test_switched(pair, conn):
+    """The setting changes while the server runs, also while the confirmer waits."""
+    session = Session(conn, ttl=f"{TTL} s")
+    pair.by_stopping()
+    wait_until(lambda: not trusted(session))
+    for _ in range(2):
+        pair.primary.set(eskit_lease__confirm_interval="0")
+        wait_until(lambda: trusted(session) and session.trust_ms > 1000 * TTL - 500)
+        wait_until(lambda: not pair.confirmers())
+        pair.primary.set(eskit_lease__confirm_interval=None)
+        wait_until(lambda: not trusted(session))
+        wait_until(pair.waiting)
+    # That there is nobody to ask is the operator's decision.
+    pair.primary.set(synchronous_standby_names="")
+    wait_until(lambda: trusted(session))
+    pair.primary.set(synchronous_standby_names=None)
+    wait_until(lambda: not trusted(session))
+    pair.heal()
+    wait_until(lambda: trusted(session))
+    # Nor does it need the worker.
+    pair.primary.set(eskit_lease__worker="off")
+    assert beats(session, 0.2)
+    pair.primary.set(eskit_lease__worker=None)
+    assert session.close()
+
+
+def test_log(pair):
+    silent, back = "have acknowledged no confirmation for", "acknowledge confirmations again"
+    pair.primary.set(eskit_lease__confirm_interval="0")  # what was to be logged of the tests before is not any more
+    wait_until(lambda: not pair.confirmers())
+    pair.primary.set(eskit_lease__confirm_interval=None)
+    wait_until(pair.confirmers)
+    before = len(pair.primary.logged(silent)), len(pair.primary.logged(back))
+    pair.by_stopping()
+    wait_until(lambda: len(pair.primary.logged(silent)) > before[0])
+    time.sleep(1.2)  # more than the launcher sleeps
+    assert len(pair.primary.logged(back)) == before[1]
+    pair.heal()
+    wait_until(lambda: len(pair.primary.logged(back)) > before[1])
+    assert (len(pair.primary.logged(silent)), len(pair.primary.logged(back))) == (before[0] + 1, before[1] + 1)
+
+
+def test_databases(pair):
+    """The confirmer is in nobody's way."""
+    wait_until(pair.confirmers)
+    with pair.primary.connect() as conn:
+        for _ in range(3):
+            conn.execute("CREATE DATABASE of_ours")
+            conn.execute("CREATE DATABASE copy TEMPLATE of_ours")
+            conn.execute("ALTER DATABASE copy RENAME TO renamed")
+            conn.execute("DROP DATABASE renamed")
+            conn.execute("DROP DATABASE of_ours")
+        pair.by_stopping()
+        wait_until(pair.waiting)
+        conn.execute("SET synchronous_commit = local")
+        conn.execute("CREATE DATABASE of_ours TEMPLATE template1")
+        conn.execute("DROP DATABASE of_ours")
+
+
+def test_unreplicated_grants(pair, conn):
+    """A grant that the standby may not know of is vouched for by a later confirmation, not by those before."""
+    pair.primary.set(eskit_lease__confirm_interval="10 min")
+    settled, waiting, hasty = (Session(conn, name, ttl="1 min") for name in ("settled", "waiting", "hasty"))
+    settled.take("settled")
+    assert settled.trust_ms == 0 and all(map(trusted, (settled, waiting, hasty)))
+    pair.by_stopping()
+    with pair.primary.connect() as local:
+        local.execute("SET synchronous_commit = local")
+        hasty.conn = local
+        hasty.take("hasty")
+        assert hasty.trust_ms == 0 and not trusted(hasty)
+        with pair.primary.connect() as cancelled:
+            cancelled.execute("SET statement_timeout = '200 ms'")
+            waiting.conn = cancelled
+            notices = []
+            cancelled.add_notice_handler(lambda notice: notices.append(notice.message_primary))
+            waiting.take("waiting")
+            assert "canceling wait for synchronous replication due to user request" in notices
+            assert waiting.trust_ms == 0 and not trusted(waiting) and waiting.renew("waiting").reason == "unconfirmed"
+            with pair.primary.connect() as other:
+                asked = call(other, "lease_acquire", "waiting", waiting.id)
+                assert (asked.granted, asked.trust_ms, asked.reason) == (True, 0, "already_held")
+            assert trusted(settled) and settled.renew("settled").reason == "held"
+            pair.heal()
+            assert not trusted(waiting)
+            pair.primary.set(eskit_lease__confirm_interval=None)
+            wait_until(lambda: trusted(waiting) and trusted(hasty))
+            for session in (settled, waiting, hasty):
+                assert session.close()
+
+
+def test_prepared_grants(pair, conn):
+    """When a prepared transaction is committed nobody calls us: until that is noticed its sessions are not vouched for."""
+    session = Session(conn, ttl="1 min")
+    wait_until(lambda: trusted(session))
+    conn.execute("BEGIN")
+    session.take("prepared")
+    conn.execute("PREPARE TRANSACTION 'grants'")
+    assert not beats(session, 0.3)
+    conn.execute("COMMIT PREPARED 'grants'")
+    wait_until(lambda: trusted(session))
+    assert session.holds("prepared") and session.close()
+
+
+def test_no_room(pair):
+    """Without a free slot for the confirmer nothing is confirmed, which the log says once; what is answered is right."""
+    pair.primary.query("ALTER SYSTEM SET max_worker_processes = 2")
+    try:
+        pair.primary.restart()
+        with pair.primary.connect() as conn:
+            conn.execute("SET synchronous_commit = local")
+            session = Session(conn, ttl="10 s")
+            wait_until(lambda: pair.primary.logged("no free background worker slot for the confirmer"))
+            assert not beats(session, 0.3)
+    finally:
+        pair.primary.query("ALTER SYSTEM RESET max_worker_processes")
+        pair.primary.restart()

@@ -1,0 +1,150 @@
+"""The primary is cut off from its standby, but not from its clients, at random moments; the standby is promoted, and its clients take what they
+can get. By this machine's one clock nobody there gets a lease that somebody on the old primary still trusts to have."""
+
+import random
+import subprocess
+import threading
+import time
+
+import psycopg
+import pytest
+from client import Session
+from conftest import Server, promote, wait_until
+from isolation import Proxy
+
+SEED, ROUNDS = 7, 4
+TTL = 2.0
+LINES = ("hot_standby = on", "log_min_messages = error", "max_wal_senders = 4")
+
+
+@pytest.fixture(scope="module")
+def template():
+    """A stopped cluster with the extension, to begin each round from: as a primary, and as its standby."""
+    server = Server("e2e-template", *LINES)
+    server.query("CREATE EXTENSION eskit_lease")
+    server.stop()
+    copy = server.data.parent / "standby"
+    subprocess.run(["cp", "-a", server.data, copy], check=True)
+    (copy / "standby.signal").touch()
+    return server.data, copy
+
+
+class OldClient(threading.Thread):
+    """A client of the old primary, with a session and a window for each time that it is told to trust itself as a holder."""
+
+    def __init__(self, primary, name, chance):
+        super().__init__(daemon=True)
+        self.conn = primary.connect()
+        self.session = Session(self.conn, name, ttl=f"{TTL} s")
+        self.chance, self.stopping, self.failure = random.Random(chance.random()), threading.Event(), None
+        self.windows = []  # resource, until when it is trusted, by an answer that was asked for after the grant
+
+    def beat(self, *resources):
+        answer = self.session.heartbeat()
+        if answer.trust_ms:
+            self.windows += [(resource, self.session.deadline) for resource in resources]
+        return answer
+
+    def run(self):
+        try:
+            while not self.stopping.is_set():
+                self.step()
+                time.sleep(self.chance.uniform(0, 0.03))
+        except Exception as failure:
+            self.failure = failure
+
+    def end(self):
+        self.stopping.set()
+        self.join()
+        self.conn.close()
+        assert self.failure is None, self.failure
+
+
+class Holder(OldClient):
+    """Has a lease from before."""
+
+    def __init__(self, primary, chance):
+        super().__init__(primary, "holder", chance)
+        self.session.take("held")
+        self.alive = True
+
+    def step(self):
+        self.alive = self.beat("held").alive
+
+
+class Newcomer(OldClient):
+    """Is granted ever new leases, and does not wait long for the standby to hear of them."""
+
+    def __init__(self, primary, chance):
+        super().__init__(primary, "newcomer", chance)
+        self.count = 0
+        self.conn.execute("SET statement_timeout = '100 ms'")
+
+    @property
+    def names(self):
+        return list(self.session.fences)
+
+    def step(self):
+        self.count += 1
+        try:
+            self.session.acquire(f"new {self.count}")
+            for _ in range(3):
+                self.beat(*self.names[-10:])
+        except psycopg.errors.QueryCanceled:
+            pass  # before the commit
+
+
+def take_over(promoted, names):
+    """The clients of the promoted server take what they can, until they have all: when each was told that it has a lease."""
+    told = {}
+    with promoted.connect() as conn:
+        session = Session(conn, "successor", ttl="1 min")
+        while "held" not in told:
+            for name in ("held", *names):
+                if name not in told and session.acquire(name).granted:
+                    told[name] = time.monotonic()
+    return told
+
+
+def partition(template, chance):
+    """One partition: the windows of the old clients and the grants of the new server; and how many of these the standby had never heard of."""
+    as_primary, as_standby = template
+    confirming = ("synchronous_standby_names = '*'", "eskit_lease.confirm_interval = '50 ms'")
+    primary = Server("e2e-cut-off", *LINES, *confirming, copy_of=as_primary)
+    proxy = Proxy(primary)
+    standby = Server("e2e-promoted", *LINES, f"primary_conninfo = '{proxy.conninfo()}'", copy_of=as_standby)
+    clients = []
+    try:
+        clients = [Holder(primary, chance), Newcomer(primary, chance)]
+        wait_until(lambda: all(client.beat().trust_ms for client in clients))
+        for client in clients:
+            client.start()
+        time.sleep(chance.uniform(0, 0.5))
+        proxy.cut(*chance.choice([(), ("wal",), ("acknowledgements",)]))
+        time.sleep(chance.uniform(0, 0.5))
+        promote(standby)
+        known = len(standby.query("SELECT FROM eskit_lease.leases WHERE resource LIKE 'new %'"))
+        names = clients[1].names
+        told = take_over(standby, names)
+        for client in clients:
+            client.end()
+        return [window for client in clients for window in client.windows], told, len(names) - known
+    finally:
+        for client in clients:
+            client.stopping.set()
+        proxy.close()
+        for server in (primary, standby):
+            server.stop("immediate")
+
+
+def test_nobody_trusts_what_another_has(template):
+    chance, unheard = random.Random(SEED), 0
+    for number in range(ROUNDS):
+        windows, told, missed = partition(template, chance)
+        overlaps = {
+            resource: round(until - told[resource], 3) for resource, until in windows if resource in told and told[resource] < until
+        }
+        assert not overlaps, f"seed {SEED}, partition {number}: trusted for so long after another had it: {overlaps}"
+        assert sum(resource == "held" for resource, _ in windows) > 5
+        unheard += missed
+    assert unheard > 0, "the standby knew of every grant: nothing was tried"

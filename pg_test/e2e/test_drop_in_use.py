@@ -1,0 +1,135 @@
+"""The extension is dropped while it is used: by open sessions, waiting calls, fenced transactions, the worker, and a crowd that goes on."""
+
+import threading
+import time
+
+import psycopg
+import pytest
+from client import Session, call, stat
+from conftest import Server, wait_until
+from faults import LOGS_SQLSTATES, Log
+
+# What who calls meanwhile may be told: there is no such schema, function, table or extension (any more).
+GONE = {"3F000", "42883", "42P01", "42704"}
+
+
+@pytest.fixture
+def used():
+    server = Server("e2e-used", LOGS_SQLSTATES, "deadlock_timeout = '20ms'")
+    server.query("CREATE EXTENSION eskit_lease")
+    yield server
+    server.stop()
+
+
+def test_with_a_waiting_call(used, background):
+    log = Log(used)
+    with used.connect() as conn, used.connect() as dropping:
+        session = Session(conn, "waiting", ttl="60 s")
+        waiting = background(call, conn, "session_wait", session.id, session.revision, "2 s")
+        wait_until(lambda: stat(dropping, "calls_waiting") == 1)
+        dropping.execute("DROP EXTENSION eskit_lease")
+        # Its session ends with the extension, sooner or later.
+        error = waiting.exception()
+        assert error is None or error.sqlstate in GONE, error
+        dropping.execute("CREATE EXTENSION eskit_lease")
+        assert stat(dropping, "calls_waiting") == 0
+        assert session.heartbeat().reason == "unknown_session"
+        assert Session(conn, "new").take("r")
+    log.is_clean()
+
+
+def test_with_a_fenced_transaction(used):
+    """It is waited for, as by every DROP; who will not wait has changed nothing."""
+    with used.connect() as conn, used.connect() as dropping:
+        conn.execute("CREATE TABLE work (i int)")
+        session = Session(conn, "fenced", ttl="60 s")
+        fence = session.take("r")
+        with conn.transaction():
+            session.check("r")
+            dropping.execute("SET lock_timeout = '50 ms'")
+            with pytest.raises(psycopg.errors.LockNotAvailable):
+                dropping.execute("DROP EXTENSION eskit_lease")
+            conn.execute("INSERT INTO work VALUES (1)")
+            session.check("r")
+        assert session.renew("r").held
+        dropping.execute("SET lock_timeout = 0")
+        dropping.execute("DROP EXTENSION eskit_lease")
+        dropping.execute("CREATE EXTENSION eskit_lease")
+        assert session.heartbeat().reason == "unknown_session"
+        assert Session(conn, "new").take("r") > fence
+
+
+def test_its_schema_alone_is_not_dropped(used):
+    with used.connect() as conn:
+        session = Session(conn, "there", ttl="60 s")
+        with pytest.raises(psycopg.errors.DependentObjectsStillExist) as refused:
+            conn.execute("DROP SCHEMA eskit_lease CASCADE")
+        assert "extension eskit_lease" in refused.value.diag.message_hint
+        assert session.heartbeat().alive
+
+
+class User(threading.Thread):
+    """Uses it, whether it is there or not."""
+
+    def __init__(self, server, name):
+        super().__init__(name=name)
+        self.server, self.stopping, self.failure = server, threading.Event(), None
+        self.worked, self.told, self.fences = 0, set(), []
+
+    def run(self):
+        with self.server.connect() as conn:
+            session = None
+            while not self.stopping.is_set():
+                try:
+                    session = session or Session(conn, self.name, ttl="2 s")
+                    answer = session.acquire("r", queue=True)
+                    if answer.granted:
+                        self.fences.append(answer.fence)
+                        with conn.transaction():
+                            session.check("r")
+                        session.release("r")
+                        self.worked += 1
+                    elif answer.reason in ("expired", "unknown_session"):
+                        session = None
+                    else:
+                        session.wait("10 ms")
+                except psycopg.Error as error:
+                    if error.sqlstate not in GONE | {"LF001", "40P01", "55P03"}:
+                        self.failure = error
+                        raise
+                    self.told.add(error.sqlstate)
+                    session = None
+
+
+def test_under_a_crowd(used):
+    """Dropped and made again while clients call. Their calls take the tables in an order of their own, so a deadlock may be found; then another try
+    drops it."""
+    log, deadlocks, before = Log(used), 0, 0
+    users = [User(used, f"user {i}") for i in range(4)]
+    for user in users:
+        user.start()
+    try:
+        with used.connect() as conn:
+            for _ in range(15):
+                worked = [user.worked for user in users]
+                wait_until(lambda: all(user.failure or user.worked > count for user, count in zip(users, worked, strict=True)))  # noqa: B023
+                limit = time.monotonic() + 30
+                while True:
+                    try:
+                        conn.execute("DROP EXTENSION eskit_lease")
+                        break
+                    except psycopg.errors.DeadlockDetected:
+                        deadlocks += 1
+                        assert time.monotonic() < limit
+                before = max(fence for user in users for fence in user.fences)
+                conn.execute("CREATE EXTENSION eskit_lease")
+                assert Session(conn, "new").take("new") > before
+    finally:
+        for user in users:
+            user.stopping.set()
+        for user in users:
+            user.join()
+    assert not [user.failure for user in users if user.failure]
+    print(f"{deadlocks} deadlocks; users were told {set().union(*(user.told for user in users))}")
+    wait_until(lambda: used.workers("launcher"))
+    log.is_clean()

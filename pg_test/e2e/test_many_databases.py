@@ -1,0 +1,139 @@
+"""Hundreds of databases come and go, each with the extension, sessions and work for the worker: made from a template, renamed, made a template
+themselves, dropped. The table of databases in shared memory has room for a few of them, and is never full for who is there."""
+
+import os
+import random
+import threading
+import time
+
+import psycopg
+import pytest
+from client import Session, call, stat
+from conftest import Server, once, wait_until
+from faults import LOGS_SQLSTATES, Competition, Log, nothing_left
+
+
+DATABASES = int(os.environ.get("SOAK_DATABASES", "100"))
+AT_ONCE = 3
+
+
+class Maker(threading.Thread):
+    """Makes databases, lets them live for a moment, and drops them."""
+
+    def __init__(self, server, numbers):
+        super().__init__()
+        self.server, self.numbers, self.failure = server, numbers, None
+
+    def run(self):
+        try:
+            for number in self.numbers:
+                self.make(number)
+        except Exception as failure:
+            self.failure = failure
+            raise
+
+    def make(self, number):
+        self.name = f"db_{number}"
+        strategy = random.choice(["wal_log", "file_copy"])
+        self.server.query(f"CREATE DATABASE {self.name} TEMPLATE original STRATEGY {strategy}")
+        fence = self.live(self.name, 0)
+        if number % 5 == 0:
+            self.server.query(f"ALTER DATABASE {self.name} RENAME TO {self.name}_renamed")
+            self.name += "_renamed"
+            fence = self.live(self.name, fence)
+        if number % 7 == 0:
+            self.server.query(f"CREATE DATABASE {self.name}_copy TEMPLATE {self.name}")
+            self.live(f"{self.name}_copy", fence)
+            self.drop(f"{self.name}_copy")
+        self.drop(self.name)
+
+    def live(self, name, above):
+        with self.server.connect(name) as conn:
+            holder, waiter = Session(conn, "holder", ttl="60 s"), Session(conn, "waiter", ttl="60 s")
+            # What the original's sessions hold there is nobody's here.
+            fence = holder.take("r")
+            assert fence > above and waiter.acquire("r", queue=True).reason == "queued"
+            assert holder.release("r")
+            wait_until(lambda: waiter.holds("r"))
+            Session(conn, "soon over").acquire("s")  # so that there is work to come
+            assert waiter.close()
+            return waiter.fences["r"]
+
+    def drop(self, name):
+        self.server.query(f"DROP DATABASE {name} {random.choice(['', 'WITH (FORCE)'])}")
+
+
+@once
+def test_hundreds_come_and_go():
+    server = Server("e2e-databases", "eskit_lease.max_databases = 8", "max_wal_size = '2GB'", LOGS_SQLSTATES)
+    try:
+        server.query("CREATE EXTENSION eskit_lease")
+        server.query("CREATE DATABASE original")
+        server.query("CREATE EXTENSION eskit_lease", dbname="original")
+        with server.connect("original") as conn:
+            kept = Session(conn, "kept", ttl="600 s")
+            kept.take("r")
+        wait_until(lambda: not server.query("SELECT FROM pg_stat_activity WHERE datname = 'original'"))
+        log, pid, started_at = Log(server), server.pid, time.monotonic()
+        with Competition(server, count=2) as competition, server.connect() as conn:
+            here = Session(conn, "here", ttl="600 s")
+            fence = here.take("here")
+            numbers = iter(range(DATABASES))
+            makers = [Maker(server, Shared(numbers)) for _ in range(AT_ONCE)]
+            for maker in makers:
+                maker.start()
+            for maker in makers:
+                maker.join()
+            assert not [maker.failure for maker in makers if maker.failure]
+            competition.go_on()
+            assert here.heartbeat().alive and here.renew("here").held and here.fences["here"] == fence
+        print(f"{DATABASES} databases in {time.monotonic() - started_at:.0f} s")
+        competition.prove(server)
+        with server.connect("original") as conn:
+            assert call(conn, "session_heartbeat", kept.id).alive, "what became of the copies is nothing to the original"
+            assert call(conn, "lease_renew", "r", kept.fences["r"]).held
+        assert server.pid == pid and server.workers("launcher")
+        nothing_left(server)
+        nothing_left(server, "original")
+        log.is_clean()
+    finally:
+        server.stop()
+
+
+class Shared:
+    """Numbers for several threads, each number for one."""
+
+    def __init__(self, numbers):
+        self.numbers, self.lock = numbers, threading.Lock()
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        with self.lock:
+            return next(self.numbers)
+
+
+def test_a_dropped_database_gives_its_place_to_the_next_at_once():
+    """Whoever finds the table full looks for places of databases that are no more."""
+    server = Server("e2e-few", "eskit_lease.max_databases = 2", "eskit_lease.worker = off")
+    try:
+        server.query("CREATE EXTENSION eskit_lease")
+        with server.connect() as conn:
+            here = Session(conn, "here", ttl="600 s")
+            for i in range(5):
+                conn.execute(f"CREATE DATABASE other_{i}")
+                server.query("CREATE EXTENSION eskit_lease", dbname=f"other_{i}")
+                with server.connect(f"other_{i}") as other:
+                    assert Session(other, "there", ttl="600 s").take("r")
+                    conn.execute("CREATE DATABASE third")
+                    server.query("CREATE EXTENSION eskit_lease", dbname="third")
+                    with server.connect("third") as third, pytest.raises(psycopg.Error) as full:
+                        Session(third, "one too many")
+                    assert full.value.sqlstate == "53400" and full.value.diag.message_hint
+                    assert stat(other, "sessions_alive") == 1
+                conn.execute(f"DROP DATABASE other_{i} WITH (FORCE)")
+                conn.execute("DROP DATABASE third WITH (FORCE)")
+            assert here.heartbeat().alive
+    finally:
+        server.stop()

@@ -1,0 +1,91 @@
+"""Back to an earlier time, or to another cluster: by a point in time, or by a dump."""
+
+import os
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from conftest import Server, once, wait_until
+from estate import Estate
+
+TOOLS = Path(os.environ["PG_BIN"])
+
+
+def run(tool, *args):
+    done = subprocess.run([TOOLS / tool, *args], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+@pytest.mark.parametrize("target", ["name", pytest.param("time", marks=once)])
+def test_point_in_time(tmp_path, target):
+    """A base backup, and the log that was archived, up to before the last grants."""
+    archive = tmp_path / "archive"
+    archive.mkdir()
+    origin = Server("e2e-pitr", "archive_mode = on", f"archive_command = 'cp %p {archive}/part && mv {archive}/part {archive}/%f'")
+    try:
+        run("pg_basebackup", "-d", origin.dsn(), "-D", tmp_path / "base", "-c", "fast", "-X", "none", "--no-sync")
+        estate = Estate(origin)
+        origin.query("SELECT pg_create_restore_point('here')")
+        ((here, last),) = origin.query("SELECT clock_timestamp(), pg_walfile_name(pg_current_wal_lsn())")
+        estate.change(origin)
+        ((last,),) = origin.query("SELECT pg_walfile_name(pg_switch_wal())")
+        wait_until((archive / last).exists)
+    finally:
+        origin.stop("immediate")
+    (tmp_path / "base" / "recovery.signal").touch()
+    since = time.monotonic()
+    restored = Server(
+        "e2e-pitr-restored", f"restore_command = 'cp {archive}/%f %p'", "recovery_target_action = 'promote'",
+        "recovery_target_name = 'here'" if target == "name" else f"recovery_target_time = '{here}'", copy_of=tmp_path / "base",
+    )  # fmt: skip
+    try:
+        wait_until(lambda: restored.query("SELECT pg_is_in_recovery()") == [(False,)])
+        estate.goes_on(restored, since, timeline_is_new=True)
+    finally:
+        restored.stop("immediate")
+
+
+def restore_plain(directory, server, dbname):
+    run("psql", "-X", "-q", "-v", "ON_ERROR_STOP=1", "-d", server.dsn(dbname), "-f", directory / "plain")
+
+
+def restore_custom(directory, server, dbname):
+    run("pg_restore", "--exit-on-error", "-d", server.dsn(dbname), directory / "custom")
+
+
+def restore_sections(directory, server, dbname):
+    for section in ("pre-data", "data", "post-data"):
+        run("pg_restore", "--exit-on-error", f"--section={section}", "-d", server.dsn(dbname), directory / "custom")
+
+
+WAYS = {"plain": restore_plain, "custom": restore_custom, "sections": restore_sections}
+
+
+def test_dump_and_restore(tmp_path):
+    origin = Server("e2e-dumped")
+    fresh, unloaded = Server("e2e-restored"), Server("e2e-restored-plain", "shared_preload_libraries = ''")
+    try:
+        origin.query("CREATE DATABASE origin")
+        estate = Estate(origin, "origin")
+        for form in ("plain", "custom"):
+            run("pg_dump", "-d", origin.dsn("origin"), f"--format={form}", "-f", tmp_path / form)
+        run("pg_dumpall", "-d", origin.dsn(), "-f", tmp_path / "all")
+        done = run("psql", "-X", "-q", "-d", fresh.dsn(), "-f", tmp_path / "all")
+        assert [line for line in done.stderr.splitlines() if "postgres\" already exists" not in line] == []
+        estate.begins_anew(fresh, "origin")
+        unloaded.query("CREATE ROLE app")
+        for server in (fresh, unloaded):
+            for dbname, way in WAYS.items():
+                server.query(f"CREATE DATABASE {dbname}")
+                way(tmp_path, server, dbname)
+        # The library is loaded later: what was restored before is as good.
+        unloaded.query("ALTER SYSTEM SET shared_preload_libraries = 'eskit_lease'")
+        unloaded.restart()
+        for server in (fresh, unloaded):
+            for dbname in WAYS:
+                estate.begins_anew(server, dbname)
+    finally:
+        for server in (origin, fresh, unloaded):
+            server.stop("immediate")

@@ -1,0 +1,292 @@
+"""From 0.1.0, whose SQL is frozen in pg_test/upgrade, to this version. The suite `upgrade` of pg_test/run tests what both can do."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import psycopg
+import pytest
+from catalogs import differences, facts
+from client import Session, Stubborn, call, rows
+from conftest import MAJOR, wait_until
+from psycopg.types.json import Jsonb
+
+once = pytest.mark.skipif(MAJOR != "15", reason="the same on all majors")
+UPDATE = "ALTER EXTENSION eskit_lease UPDATE"
+
+
+@pytest.fixture
+def former(server, db):
+    """A database with 0.1.0."""
+    name = f"{db}_former"
+    server.query(f"CREATE DATABASE {name}")
+    server.query("CREATE EXTENSION eskit_lease VERSION '0.1.0'", dbname=name)
+    yield name
+    server.query(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+def version(conn):
+    return conn.execute("SELECT extversion FROM pg_extension WHERE extname = 'eskit_lease'").fetchone()[0]
+
+
+def test_an_updated_database_is_as_a_fresh_one(connect, former):
+    fresh, updated = connect(), connect(dbname=former)
+    assert version(updated) == "0.1.0"
+    updated.execute(UPDATE)
+    assert version(updated) == version(fresh)
+    found = differences(facts(fresh), facts(updated))
+    assert not found, "sql/eskit_lease--*.sql does not lead to what a new database has:\n" + "\n".join(found)
+
+
+TAMPERED = {
+    "function eskit_lease.session_drain(uuid)": "ALTER FUNCTION eskit_lease.session_drain COST 7",
+    "function eskit_lease.session_detach(uuid)": "ALTER FUNCTION eskit_lease.session_detach STABLE PARALLEL SAFE",
+    "function eskit_lease.session_close(uuid)": "ALTER FUNCTION eskit_lease.session_close SET search_path = pg_catalog",
+    "function eskit_lease.position_horizon()":
+        "CREATE OR REPLACE FUNCTION eskit_lease.position_horizon() RETURNS bigint LANGUAGE c AS '$libdir/eskit_lease', 'next_position_wrapper'",
+    "function eskit_lease.lease_release(text,bigint,interval)":
+        "CREATE OR REPLACE FUNCTION eskit_lease.lease_release(resource text, fence bigint, grace interval DEFAULT '1 s') RETURNS boolean "
+        "LANGUAGE c AS '$libdir/eskit_lease', 'lease_release_wrapper'",
+    "function eskit_lease.stats()": "GRANT EXECUTE ON FUNCTION eskit_lease.stats() TO PUBLIC",
+    "function eskit_lease.item_done(bigint[],bigint)": "COMMENT ON FUNCTION eskit_lease.item_done IS 'something else'",
+    "function eskit_lease.item_fail(bigint,bigint,text,interval)":
+        "ALTER EXTENSION eskit_lease DROP FUNCTION eskit_lease.item_fail(bigint, bigint, text, interval)",
+    "default value for column draining of table eskit_lease._sessions": "ALTER TABLE eskit_lease._sessions ALTER draining SET DEFAULT true",
+    "column 3 of table eskit_lease._waiters": "ALTER TABLE eskit_lease._waiters ALTER session DROP NOT NULL",
+    "column 4 of table eskit_lease._cursors": "ALTER TABLE eskit_lease._cursors ALTER acked SET STORAGE MAIN",
+    "column 12 of table eskit_lease._sessions": "ALTER TABLE eskit_lease._sessions ADD more text",
+    "table eskit_lease._items": "ALTER TABLE eskit_lease._items SET (fillfactor = 90)",
+    "constraint _leases_pkey on table eskit_lease._leases": "ALTER TABLE eskit_lease._leases DROP CONSTRAINT _leases_pkey",
+    "index eskit_lease._leases_released_at":
+        "DROP INDEX eskit_lease._leases_released_at; CREATE INDEX _leases_released_at ON eskit_lease._leases (released_at)",
+    "rule _RETURN on view eskit_lease.dead_items": "ALTER VIEW eskit_lease.dead_items RENAME id TO other",
+    "view eskit_lease.items": "ALTER VIEW eskit_lease.items SET (security_barrier)",
+    "view eskit_lease.queues": "REVOKE ALL ON eskit_lease.queues FROM CURRENT_USER",
+    "column 2 of composite type eskit_lease.lease_state": "ALTER TYPE eskit_lease.lease_state ALTER ATTRIBUTE trust_ms TYPE bigint CASCADE",
+    "type eskit_lease.lease_answer": "GRANT USAGE ON TYPE eskit_lease.lease_answer TO PUBLIC",
+    "sequence eskit_lease.fence_seq": "ALTER SEQUENCE eskit_lease.fence_seq CACHE 2",
+    "schema eskit_lease": "REVOKE USAGE ON SCHEMA eskit_lease FROM PUBLIC",
+    "extension eskit_lease": "UPDATE pg_extension SET extcondition[5] = 'WHERE false' WHERE extname = 'eskit_lease'",
+}  # fmt: skip
+
+
+@once
+def test_the_comparison_misses_nothing(server, connect, db):
+    """Of two databases that are the same, one thing is changed in the one."""
+    fresh = facts(connect())
+    copy = f"{db}_tampered"
+    server.query(f"CREATE DATABASE {copy}")
+    server.query("CREATE EXTENSION eskit_lease", dbname=copy)
+    tampered = connect(dbname=copy, autocommit=False)
+    try:
+        for what, change in TAMPERED.items():
+            tampered.execute(change)
+            found = differences(fresh, facts(tampered))
+            assert any(what in text.splitlines()[0] for text in found), (what, found)
+            tampered.rollback()
+        assert not differences(fresh, facts(tampered))
+    finally:
+        tampered.close()
+        server.query(f"DROP DATABASE {copy} WITH (FORCE)")
+
+
+SIGNATURES = """
+    SELECT prosrc, proargtypes::regtype[]::text, prorettype::regtype::text, proisstrict, proretset, fmgr_c_validator(p.oid)
+    FROM pg_proc AS p WHERE probin = '$libdir/eskit_lease'"""
+
+
+def test_the_library_has_each_function_of_before(connect, former):
+    before = connect(dbname=former).execute(SIGNATURES).fetchall()
+    now = {symbol: signature for symbol, *signature in connect().execute(SIGNATURES)}
+    assert len(before) == 62
+    # Of the symbols that are still in use the arguments are those of before; others, the validator has found.
+    assert [(symbol, *now.get(symbol, signature)) for symbol, *signature in before] == before
+
+
+@once
+def test_objects_that_are_missing(server, connect, former):
+    """What an object of a later version would be to this library: it is told that there is nothing of that kind, and what to do."""
+    changes = {
+        "ALTER TABLE eskit_lease._sessions RENAME consumer TO other": ("session_open", "a"),
+        "ALTER INDEX eskit_lease._leases_pkey RENAME TO other": ("lease_acquire", "r", "{session}"),
+        "ALTER SEQUENCE eskit_lease.fence_seq RENAME TO other": ("lease_acquire", "r", "{session}"),
+        "ALTER TABLE eskit_lease._executions RENAME TO other": ("execution_begin", "k", "{session}"),
+        "ALTER TYPE eskit_lease.session_state ADD ATTRIBUTE other text": ("session_heartbeat", "{session}"),
+    }
+    session = Session(connect(dbname=former), ttl="60 s")
+    for change, (function, *args) in changes.items():
+        conn = connect(dbname=former, autocommit=False)
+        conn.execute(change)
+        with pytest.raises(psycopg.Error) as raised:
+            call(conn, function, *(session.id if arg == "{session}" else arg for arg in args))
+            pytest.fail(change)
+        assert raised.value.sqlstate == "55000", change
+        assert "ALTER EXTENSION eskit_lease UPDATE" in raised.value.diag.message_hint, change
+        conn.close()
+    assert session.heartbeat().alive
+
+
+class Worker(Stubborn):
+    """Waits in line, works under its fence in a transaction, releases, again and again."""
+
+    def __init__(self, server, db, number):
+        super().__init__(server)
+        self.db, self.number, self.done = db, number, 0
+
+    def run(self):
+        with self.server.connect(self.db) as conn:
+            conn.prepare_threshold = 1
+            session = Session(conn, f"worker {self.number}", ttl="60 s")
+            while not self.stopping.is_set():
+                if not session.acquire("busy", queue=True).granted:
+                    session.wait_for("busy")
+                try:
+                    with conn.transaction():
+                        session.check("busy")
+                        conn.execute("UPDATE counter SET n = n + 1, fence = %s WHERE fence <= %s", (session.fences["busy"],) * 2)
+                    self.done += 1
+                except psycopg.errors.SerializationFailure:
+                    pass  # a table that is written anew is newer than the snapshot, with all its rows
+                session.release("busy")
+            session.close()
+
+
+# What an update may do to tables, indexes, views and functions, and none has done yet.
+OTHER_OIDS = """
+    ALTER TABLE eskit_lease._sessions ADD more text DEFAULT 'a';
+    ALTER TABLE eskit_lease._leases ADD more integer NOT NULL DEFAULT 1;
+    ALTER TABLE eskit_lease._items ADD more jsonb;
+    ALTER TABLE eskit_lease._leases ALTER timeline TYPE integer USING timeline + 0;
+    DROP INDEX eskit_lease._leases_session;
+    CREATE INDEX _leases_session ON eskit_lease._leases (session, resource) WHERE session IS NOT NULL;
+    ALTER TABLE eskit_lease._waiters DROP CONSTRAINT _waiters_pkey, ADD PRIMARY KEY (resource, place);
+    ALTER EXTENSION eskit_lease DROP FUNCTION eskit_lease.session_drain(uuid);
+    DROP FUNCTION eskit_lease.session_drain;
+    CREATE FUNCTION eskit_lease.session_drain(session uuid) RETURNS boolean LANGUAGE c AS '$libdir/eskit_lease', 'session_drain_wrapper';"""
+
+
+def patiently(conn, changes):
+    """Gives way to others, who may have the tables in another order, and tries again."""
+    conn.execute("SET lock_timeout = '100 ms'")
+
+    def done():
+        try:
+            with conn.transaction():
+                conn.execute(changes)
+        except psycopg.errors.LockNotAvailable:
+            return False
+        return True
+
+    wait_until(done)
+
+
+def test_an_update_while_everything_is_in_use(server, connect, former, background):
+    """Who holds goes on holding, also in the middle of a transaction; who waits is woken; plans and oids that are kept are made anew."""
+    conn, fencing, admin = connect(dbname=former), connect(dbname=former, autocommit=False), connect(dbname=former)
+    admin.execute("CREATE TABLE counter (n bigint, fence bigint)")
+    admin.execute("INSERT INTO counter VALUES (0, 0)")
+    holder, waiter = Session(conn, "holder", ttl="60 s"), Session(connect(dbname=former), "waiter", ttl="60 s")
+    drained = Session(connect(dbname=former), "drained", ttl="60 s")
+    for resource in ("r", "fenced"):
+        holder.take(resource)
+    waiter.queue("r")
+    waiting = background(waiter.wait_for, "r")
+    call(conn, "group_create", "g", 4)
+    holder.join("g")
+    wait_until(lambda: holder.owns(conn, "g") == 4)
+    call(conn, "queue_create", "q")
+    rows(conn, "item_add_many", "q", [Jsonb(i) for i in range(10)])
+    items = rows(conn, "item_claim", "q", holder.id, 5)
+    execution = call(conn, "execution_begin", "k", holder.id)
+    workers = [Worker(server, former, number) for number in range(3)]
+    for worker in workers:
+        worker.start()
+
+    def worked():
+        done = [worker.done for worker in workers]
+        wait_until(lambda: all(worker.done > before + 3 or worker.failure for worker, before in zip(workers, done, strict=True)))
+        assert not any(worker.failure for worker in workers)
+
+    worked()
+    fencing.execute("SELECT eskit_lease.fence_check('fenced', %s)", (holder.fences["fenced"],))
+    admin.execute(UPDATE)
+    fencing.execute("UPDATE counter SET fence = fence")
+    fencing.commit()
+    worked()
+    patiently(admin, OTHER_OIDS)
+    worked()
+
+    assert {holder.renew(resource).reason for resource in ("r", "fenced")} == {"held"}
+    assert holder.acquire("fenced").reason == "already_held"
+    fencing.execute("SELECT eskit_lease.fence_check('fenced', %s)", (holder.fences["fenced"],))
+    fencing.commit()
+    assert [partition.state for partition in holder.assignment("g")] == ["owned"] * 4
+    assert call(conn, "cursor_commit", "g", 0, 7, holder.assignment("g")[0].fence)
+    assert call(conn, "item_done", [item.id for item in items], items[0].fence) == 5
+    assert len(rows(conn, "item_claim", "q", holder.id, 10)) == 5
+    assert call(conn, "execution_finish", "k", execution.fence)
+    assert call(drained.conn, "session_drain", drained.id)
+    assert drained.acquire("other").reason == "draining"
+    assert not waiting.done()
+    holder.release("r")
+    waiting.result()
+    assert waiter.fences["r"] > holder.fences["r"]
+    for worker in workers:
+        worker.end()
+    assert admin.execute("SELECT n FROM counter").fetchone()[0] == sum(worker.done for worker in workers)
+    assert admin.execute("SELECT count(*) FROM eskit_lease.leases WHERE resource = 'busy' AND state = 'held'").fetchone() == (0,)
+
+
+@once
+def test_who_may_update(server, connect, former):
+    admin = connect(dbname=former)
+    admin.execute("CREATE ROLE upgrades_nobody LOGIN")
+    try:
+        with pytest.raises(psycopg.errors.InsufficientPrivilege, match="must be owner of extension eskit_lease"):
+            connect(dbname=former, user="upgrades_nobody").execute(UPDATE)
+        assert version(admin) == "0.1.0"
+        admin.execute(UPDATE)
+        with pytest.raises(psycopg.errors.InsufficientPrivilege, match="permission denied for function _require_library"):
+            connect(dbname=former, user="upgrades_nobody").execute("SELECT eskit_lease._require_library('0.1.0')")
+    finally:
+        admin.execute("DROP ROLE upgrades_nobody")
+
+
+@once
+def test_there_is_no_way_back(connect):
+    conn = connect()
+    with pytest.raises(psycopg.errors.InvalidParameterValue, match=f'no update path from version "{version(conn)}" to version "0.1.0"'):
+        conn.execute(f"{UPDATE} TO '0.1.0'")
+
+
+def test_a_dump_of_before_restores(server, connect, former, tmp_path):
+    conn = connect(dbname=former)
+    session = Session(conn, ttl="60 s")
+    call(conn, "semaphore_create", "s", 2)
+    call(conn, "group_create", "g", 1)
+    session.join("g")
+    wait_until(lambda: session.owns(conn, "g") == 1)
+    call(conn, "cursor_commit", "g", 0, 42, session.assignment("g")[0].fence)
+    call(conn, "execution_finish", "k", call(conn, "execution_begin", "k", session.id).fence, Jsonb("result"))
+    call(conn, "queue_create", "q")
+    call(conn, "item_add", "q", Jsonb("payload"))
+    fence = session.take("r")
+    position = call(conn, "next_position")
+
+    tool, file, restored = Path(os.environ["PG_BIN"]), tmp_path / "dump", f"{former}_restored"
+    subprocess.run([tool / "pg_dump", "-Fc", "-f", file, server.dsn(former)], check=True)
+    server.query(f"CREATE DATABASE {restored}")
+    try:
+        subprocess.run([tool / "pg_restore", "--exit-on-error", "-d", server.dsn(restored), file], check=True)
+        with server.connect(restored) as conn:
+            assert not differences(facts(connect()), facts(conn))
+            assert call(conn, "cursor_position", "g", 0) == 42
+            assert conn.execute("SELECT state, result FROM eskit_lease.executions").fetchall() == [("done", "result")]
+            assert conn.execute("SELECT state, payload FROM eskit_lease.items").fetchall() == [("ready", "payload")]
+            assert conn.execute("SELECT count(*) FROM eskit_lease.sessions").fetchone() == (0,)
+            session = Session(conn)
+            assert session.take("r") > fence
+            assert session.acquire("s").granted
+            assert call(conn, "next_position") > position
+    finally:
+        server.query(f"DROP DATABASE {restored} WITH (FORCE)")

@@ -1,0 +1,106 @@
+"""The processes that work in the background are stopped, killed and refused: nobody is granted what another holds, and whoever waits is served."""
+
+import contextlib
+import os
+import signal
+import time
+
+import pytest
+from client import Session, stat
+from conftest import Server, wait_until
+from faults import LOGS_SQLSTATES, Competition, Log, nothing_left
+
+
+@pytest.fixture
+def worked():
+    server = Server("e2e-worked", "fsync = on", LOGS_SQLSTATES)
+    server.query("CREATE EXTENSION eskit_lease")
+    yield server
+    server.stop()
+
+
+@contextlib.contextmanager
+def stopped(*pids):
+    """For as long as the `with` lasts, as a debugger or an overcommitted machine would."""
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+
+
+@pytest.mark.parametrize("kind", ["launcher", "worker"])
+def test_stopped(worked, kind):
+    """A process that stands still is in nobody's way: what is waited for is served by those who ask. Then it goes on."""
+    with worked.connect() as conn, worked.connect() as other, Competition(worked) as competition:
+        (pid, *_) = wait_until(lambda: worked.workers(kind))
+        with stopped(pid):
+            leader, follower = Session(conn, "leader", ttl="1 s"), Session(other, "follower", ttl="6 s")
+            leader.take("r")
+            follower.queue("r")
+            assert follower.wait_for("r") > leader.deadline - 0.010
+            competition.go_on(20)
+        last, waiter = Session(conn, "last", ttl="1 s"), Session(other, "waiter", ttl="60 s")
+        last.take("s")
+        waiter.queue("s")
+        wait_until(lambda: waiter.holds("s"))  # which is the worker's doing
+    competition.prove(worked)
+    nothing_left(worked)
+
+
+@pytest.mark.parametrize("kind", ["launcher", "worker"])
+def test_killed(worked, kind):
+    """PostgreSQL restarts all of itself when a process is killed with SIGKILL."""
+    log = Log(worked)
+    with Competition(worked) as competition:
+        for _ in range(2):
+            (pid, *_) = wait_until(lambda: worked.workers(kind))
+            highest = competition.highest_fence()
+            with contextlib.suppress(ProcessLookupError):  # a worker may have had nothing left to do
+                os.kill(pid, signal.SIGKILL)
+            competition.go_on(5)
+            wait_until(lambda: competition.highest_fence() > highest)
+    competition.prove(worked)
+    wait_until(lambda: worked.workers("launcher"))
+    nothing_left(worked)
+    log.is_clean("was terminated by signal 9")
+
+
+def test_terminated_again_and_again(worked):
+    log = Log(worked)
+    with Competition(worked) as competition, worked.connect() as conn:
+        terminate = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE backend_type LIKE 'eskit_lease%'"
+        until = time.monotonic() + 3
+        ended = 0
+        while time.monotonic() < until:
+            ended += conn.execute(terminate).fetchone()[0]
+            time.sleep(0.01)
+        competition.go_on(20)
+    print(f"{ended} were terminated")
+    competition.prove(worked)
+    wait_until(lambda: worked.workers("launcher"))
+    nothing_left(worked)
+    log.is_clean()
+
+
+def test_without_any_slot_for_a_worker():
+    """Not even the launcher is let in: PostgreSQL says so in the log, and every answer is right all the same."""
+    server = Server("e2e-workerless", "max_worker_processes = 0", "max_parallel_workers = 0", LOGS_SQLSTATES)
+    try:
+        server.query("CREATE EXTENSION eskit_lease")
+        assert server.logged("too many background workers")
+        with Competition(server, ttl="1 s") as competition, server.connect() as conn:
+            competition.go_on(20)
+            leader, follower = Session(conn, "leader", ttl="1 s"), Session(conn, "follower", ttl="6 s")
+            leader.take("r")
+            follower.queue("r")
+            assert follower.wait_for("r") > leader.deadline - 0.010
+            assert stat(conn, "sweeps") == 0
+        competition.prove(server)
+        assert not server.workers("launcher")
+        nothing_left(server)
+    finally:
+        server.stop()

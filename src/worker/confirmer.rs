@@ -1,0 +1,179 @@
+//! The confirmer: a process of its own, since it waits for standbys for as long as they are away. [`crate::liveness::confirm`] says what
+//! its confirmations mean.
+//!
+//! Once per interval it writes one record of WAL without content, flushes it, and looks until the synchronous standbys have acknowledged
+//! it; the next confirmation is due an interval after the start of this one. It takes no transaction id, is connected to no database, and marks
+//! the record as unimportant, so that it is in nobody's way and an idle server makes no checkpoints and archives no WAL for it.
+//!
+//! It does not wait as a commit does, in PostgreSQL's queue of those who wait for standbys: there a process holds off what others ask of all
+//! processes, and CREATE and DROP DATABASE would wait for the standbys too; a cancel would end the wait; and changed settings would not be seen.
+//!
+//! The launcher keeps it: it has the confirmer started while the setting is not zero, ended when it is, and takes it along when it exits
+//! itself. Should two ever run at a time, both tell the truth.
+
+use super::{handle_signals, report_activity, report_idle, sleep, start};
+use crate::liveness::{Shared, clock, confirm, shared};
+use crate::settings;
+use pgrx::pg_sys;
+use std::cell::Cell;
+use std::ffi::c_int;
+
+/// Waits between tries to start the confirmer, and between looks at it, in microseconds.
+const LOOK_EVERY: u64 = 1_000_000;
+/// Pauses between looks at what the standbys have acknowledged, in microseconds.
+const FIRST_PAUSE: u64 = 1_000;
+const LAST_PAUSE: u64 = 20_000;
+
+/// In microseconds; zero while it is off.
+fn interval() -> u64 {
+    u64::from(settings::CONFIRM_INTERVAL.get().cast_unsigned()) * 1_000
+}
+
+#[pgrx::pg_guard]
+#[unsafe(no_mangle)]
+pub extern "C-unwind" fn eskit_lease_confirmer_main(_argument: pg_sys::Datum) {
+    // SAFETY: at the start of a background worker. There is no query here to be cancelled.
+    unsafe { libc::signal(libc::SIGINT, libc::SIG_IGN) };
+    handle_signals();
+    // SAFETY: as above; with no database it is there for pg_stat_activity to show
+    unsafe { pg_sys::BackgroundWorkerInitializeConnection(std::ptr::null(), std::ptr::null(), 0) };
+    let Ok(shared) = shared() else { return };
+    loop {
+        let began = clock::now();
+        report_activity(c"eskit_lease: confirmation");
+        let (lsn, mut pause) = (write(), FIRST_PAUSE);
+        while has_synchronous_standbys() && !confirm::is_acknowledged(lsn) {
+            sleep(pause);
+            pause = (pause * 2).min(LAST_PAUSE);
+        }
+        shared.confirm(began);
+        report_idle();
+        loop {
+            let left = (began + interval()).saturating_sub(clock::now());
+            sleep(left);
+            if left == 0 {
+                break;
+            }
+        }
+    }
+}
+
+/// Makes a record and flushes it, so that it is sent to the standbys. Where it ends.
+fn write() -> u64 {
+    let content = c"eskit_lease";
+    // SAFETY: outside of any lock; a record that says and changes nothing
+    unsafe {
+        pg_sys::XLogBeginInsert();
+        pg_sys::XLogSetRecordFlags(pg_sys::XLOG_MARK_UNIMPORTANT as u8);
+        pg_sys::XLogRegisterData(content.as_ptr().cast_mut().cast(), content.count_bytes() as _);
+        let lsn = pg_sys::XLogInsert(pg_sys::RmgrIds::RM_XLOG_ID as u8, pg_sys::XLOG_NOOP as u8);
+        pg_sys::XLogFlush(lsn);
+        lsn
+    }
+}
+
+/// Whether there is anybody to ask, by the settings.
+fn has_synchronous_standbys() -> bool {
+    // SAFETY: null, or the text of a setting
+    unsafe { !pg_sys::SyncRepStandbyNames.is_null() && *pg_sys::SyncRepStandbyNames != 0 }
+}
+
+thread_local! {
+    /// The confirmer that this process, the launcher, has started; null without one.
+    static HANDLE: Cell<*mut pg_sys::BackgroundWorkerHandle> = const { Cell::new(std::ptr::null_mut()) };
+}
+
+#[pgrx::pg_guard]
+unsafe extern "C-unwind" fn at_exit(_code: c_int, _argument: pg_sys::Datum) {
+    end();
+}
+
+/// Has the postmaster end the confirmer, if there is one.
+fn end() {
+    let handle = HANDLE.get();
+    if !handle.is_null() {
+        // SAFETY: the handle is that of a worker that this process has registered
+        unsafe { pg_sys::TerminateBackgroundWorker(handle) };
+    }
+}
+
+/// What the launcher knows of the confirmer.
+pub struct Keeper {
+    not_before: u64,
+    /// Since when there are to be confirmations; zero while there are not.
+    since: u64,
+    /// Whether they have failed to come, or the confirmer to start, which has been logged.
+    silent: bool,
+    short_of_slots: bool,
+}
+
+impl Keeper {
+    pub fn new() -> Keeper {
+        // SAFETY: in the launcher, once
+        unsafe { pg_sys::before_shmem_exit(Some(at_exit), pg_sys::Datum::from(0)) };
+        Keeper { not_before: 0, since: 0, silent: false, short_of_slots: false }
+    }
+
+    /// Has the confirmer run if it is to, and says when to look again.
+    pub fn turn(&mut self, shared: &Shared, now: u64) -> u64 {
+        self.reap(now);
+        if !confirm::is_on() {
+            end();
+            (self.since, self.not_before, self.silent) = (0, 0, false);
+            return if HANDLE.get().is_null() { u64::MAX } else { now + LOOK_EVERY };
+        }
+        if self.since == 0 {
+            self.since = now;
+        }
+        if HANDLE.get().is_null() && self.not_before <= now {
+            self.start(now);
+        }
+        self.tell(shared, now)
+    }
+
+    fn reap(&mut self, now: u64) {
+        let (handle, mut pid) = (HANDLE.get(), 0);
+        // SAFETY: the handle is that of a worker that this process has registered; it is freed once
+        unsafe {
+            if !handle.is_null()
+                && pg_sys::GetBackgroundWorkerPid(handle, &mut pid) == pg_sys::BgwHandleStatus::BGWH_STOPPED
+            {
+                pg_sys::pfree(handle.cast());
+                HANDLE.set(std::ptr::null_mut());
+                self.not_before = now + LOOK_EVERY;
+            }
+        }
+    }
+
+    fn start(&mut self, now: u64) {
+        HANDLE.set(start("eskit_lease confirmer", "eskit_lease confirmer", "eskit_lease_confirmer_main", 0));
+        let failed = HANDLE.get().is_null();
+        if failed {
+            self.not_before = now + LOOK_EVERY;
+        }
+        if failed && !self.short_of_slots {
+            pgrx::log!(
+                "eskit_lease: no free background worker slot for the confirmer; consider raising max_worker_processes"
+            );
+        }
+        self.short_of_slots = failed;
+    }
+
+    /// Logs when confirmations fail to come for as long as the shortest session lives, and when they are back. When to look again.
+    fn tell(&mut self, shared: &Shared, now: u64) -> u64 {
+        let last = shared.confirmed().unwrap_or(0).max(self.since);
+        let limit = u64::from(settings::MIN_TTL.get().cast_unsigned()) * 1_000;
+        let limit = limit.max(interval() * 2);
+        let silent = now > last + limit;
+        if silent && !self.silent {
+            pgrx::log!(
+                "eskit_lease: the synchronous standbys have acknowledged no confirmation for {} ms; sessions are told to trust themselves for a TTL from the last one",
+                (now - last) / 1_000
+            );
+        } else if self.silent && !silent {
+            pgrx::log!("eskit_lease: the synchronous standbys acknowledge confirmations again");
+        }
+        self.silent = silent;
+        if silent { now + LOOK_EVERY } else { (last + limit + 1_000).max(now + 10_000) }
+    }
+}
