@@ -107,7 +107,9 @@ impl System {
         let admitted = self.admit(state, x, me);
         let first = self.first_in_line(state, x, r, Default::default());
         let barging = first.is_some_and(|first| first != me) && self.has(FirstComesFirst);
-        if admitted && (barging || !self.claim(state, x, r, me, seen, false)) {
+        let granted = admitted && !barging && self.claim(state, x, r, me, seen, false);
+        state.broken.jumped |= granted && first.is_some_and(|first| first != me);
+        if admitted && !granted {
             state.transactions[x].post.add(r);
             self.line_up(state, x, r);
         }

@@ -9,12 +9,20 @@ impl System {
     /// Pre-commit and pre-prepare: who ends is frozen.
     pub fn freeze_ended(&self, state: &mut State, x: usize) -> bool {
         let transaction = state.transactions[x];
-        let due = matches!(transaction.phase, Phase::Open | Phase::Passes) && self.ends_somebody_alive(state, x);
+        let due = matches!(transaction.phase, Phase::Open | Phase::Passes) && self.is_freeze_due(state, x);
         if due {
+            if !self.has(PostedOnceVisible) {
+                self.post_noted(state, x);
+            }
             transaction.ended.members().for_each(|s| self.freeze(state, s));
             state.transactions[x].phase = Phase::Frozen;
         }
         due
+    }
+
+    /// Whether there is anything to do before the commit.
+    fn is_freeze_due(&self, state: &State, x: usize) -> bool {
+        self.ends_somebody_alive(state, x) || x != WORKER && !self.has(PostedOnceVisible)
     }
 
     /// Of the dead there is nothing to be frozen.
@@ -26,14 +34,11 @@ impl System {
     pub fn commit(&self, state: &mut State, x: usize) -> bool {
         let transaction = state.transactions[x];
         let ready = match transaction.phase {
-            Phase::Open | Phase::Passes => !self.ends_somebody_alive(state, x),
+            Phase::Open | Phase::Passes => !self.is_freeze_due(state, x),
             Phase::Frozen => true,
             _ => false,
         };
         if ready {
-            if !self.has(PostedOnceVisible) {
-                self.post_noted(state, x);
-            }
             self.conclude(state, x, true);
         }
         ready
@@ -82,7 +87,7 @@ impl System {
     /// PREPARE TRANSACTION: notes are forgotten, rows and locks are kept, and its end is watched for.
     pub fn prepare(&self, state: &mut State, x: usize) -> bool {
         let old = state.transactions[x];
-        let ready = old.phase == Phase::Open && !self.ends_somebody_alive(state, x) || old.phase == Phase::Frozen;
+        let ready = old.phase == Phase::Open && !self.is_freeze_due(state, x) || old.phase == Phase::Frozen;
         if ready && x != WORKER {
             let keeps_dead = if self.has(PreparedKeepsDead) { old.took_from } else { Set::default() };
             state.transactions[x] = Transaction {

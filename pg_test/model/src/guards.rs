@@ -63,6 +63,8 @@ pub enum Guard {
     RescanThaws,
     /// A rescan that could not tell whether a frozen session is ended is done again.
     FrozenIsRetried,
+    /// A rescan that has found something of a session that has nothing but a tombstone is done again: it may be in somebody's hands.
+    StrayIsRetried,
     /// A rescan ends the slot whose row is gone.
     RescanEndsOrphans,
     /// A session that was swept before its opening was committed is found by a rescan.

@@ -1,6 +1,11 @@
 //! The seam between rows and shared memory as a model, which stateright explores exhaustively: three sessions, two resources and their
 //! queues, transactions that commit, abort, are prepared and cross each other, crashes, deadlines, and the worker, in every order.
 //!
+//! How much of that is explored at one time is said by a [`System`](system::System): who there is, how many calls of clients, prepared
+//! transactions and crashes there are on the way, and what is cut into steps. Calls, the ends of transactions and the passes of the worker
+//! are in steps, with others' in between, or each is done at once: then transactions still overlap, and the worker still comes in between
+//! any two calls, but nobody is left halfway through one. Each such system is explored to its end (`tests/explore.rs`).
+//!
 //! # What stands for what
 //!
 //! | step of the model              | in the code                                                                            |
@@ -16,12 +21,11 @@
 //! | `Settle`                       | `seam::end::at_end`: `Notes::settle`, `undo`, `post`                                   |
 //! | `Unlock`                       | PostgreSQL lets go of the locks of [`guard`](guards), which is after the callbacks       |
 //! | `Prepare`, `CommitPrepared`, `RollbackPrepared` | PREPARE TRANSACTION with `watch_prepared`, and its ends, which call nobody |
-//! | `DeadlinePasses`, `Expire`     | time; `Word::expire`, by whoever needs to know                                         |
+//! | `Expire`                       | time, and `Word::expire` by whoever needs to know                                      |
 //! | `Beat`                         | `Word::beat`, where that is not atomic                                                 |
 //! | `ReadRow` twice                | `session::row`, and `Call::slot_of` of what was read                                   |
 //! | `KeepDead`                     | `Call::slot_of` of a session whose lease a prepared transaction has taken over           |
 //! | `Reclaim`                      | `Shared::reclaim` of a tombstone                                                       |
-//! | `Renew`                        | `lease_renew`, or `already_held`: a holder is told so, and for how long                  |
 //! | `Crash`                        | shared memory is made anew; rows and prepared transactions are recovered                 |
 //! | `WatchPrepared`                | `Launcher::watch_prepared`                                                             |
 //! | `TakeDirty`                    | `dead_sessions`, `take_flags`, `look_through` with `settle_sessions`, `take_dirty`       |
@@ -47,7 +51,9 @@
 //!   former self, semaphores and groups (whose hand-over comes to the same grants), several places of one session in one queue, notifications, and
 //!   the snapshot that a fenced transaction works on.
 //!
-//! What is to hold is in [`properties`], and what is done so that it does, each with a test that takes it out, in [`guards`].
+//! What is to hold is in [`properties`], and what is done so that it does in [`guards`]. Each guard is taken out once (`tests/guards.rs`), and
+//! what goes wrong is found. Three of them are doubled by another, and are taken out together with it: `AbortPosts`, `FenceIsDrawnLast` and
+//! `Tombstone`.
 
 pub mod canon;
 pub mod client;

@@ -15,6 +15,7 @@ pub const ONE_TRUST: &str = "never two holders: no two trust at one time that th
 pub const DEAD_IS_DEAD: &str = "a dead session is never alive again";
 pub const FENCES_RISE: &str = "fences only rise";
 pub const NOBODY_WAITS: &str = "an acquire never waits";
+pub const IN_LINE: &str = "first come, first served: who asks is not granted what another waits for";
 pub const GRANTED: &str = "every free resource with a live waiter is granted in the end";
 pub const SERVED: &str = "the first in line is served by its own acquire, with the worker stopped";
 pub const TIDY: &str = "what has ended is taken away in the end";
@@ -31,6 +32,7 @@ pub fn all() -> Vec<Property<System>> {
         Property::always(DEAD_IS_DEAD, |_, state: &State| !state.broken.revived),
         Property::always(FENCES_RISE, |_, state: &State| !state.broken.fence_fell),
         Property::always(NOBODY_WAITS, |_, state: &State| !state.broken.waited),
+        Property::always(IN_LINE, |_, state: &State| !state.broken.jumped),
         Property::always(GRANTED, System::grants_in_the_end),
         Property::always(SERVED, System::serves_without_the_worker),
         Property::always(TIDY, System::tidies_in_the_end),
@@ -73,7 +75,8 @@ impl System {
             let is = &next.sessions[s];
             // Until somebody has found out that it is kept dead, nobody has been told.
             let told = is.row.is_committed() && !self.is_kept_dead(next, s);
-            let (known, lives) = (is.word != Word::Free || told, self.lives(next, s));
+            let gone = is.row == Fact::Absent && is.reading;
+            let (known, lives) = (is.word != Word::Free || told || gone, self.lives(next, s));
             next.broken.revived |= is.dead && lives;
             next.sessions[s].dead |= known && !lives && step != Step::Crash;
         }

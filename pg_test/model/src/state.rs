@@ -165,8 +165,20 @@ pub struct State {
     /// Fences that have been drawn may be forgotten, and none has been raised above them.
     pub lost: bool,
     pub transactions: [Transaction; CLIENTS + 1],
+    pub left: Budget,
     pub broken: Broken,
 }
+
+/// How often something may still happen.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Hash, Debug)]
+pub struct Budget {
+    pub calls: u8,
+    pub prepares: u8,
+    pub crashes: u8,
+}
+
+/// In a budget: as often as it likes.
+pub const ANY: u8 = u8::MAX;
 
 /// What is found out in the course of a step and not seen of a state.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash, Debug)]
@@ -174,6 +186,7 @@ pub struct Broken {
     pub fence_fell: bool,
     pub revived: bool,
     pub waited: bool,
+    pub jumped: bool,
 }
 
 impl Fact {
@@ -267,7 +280,7 @@ impl Transaction {
     /// Whether anybody is to be told of its end. What the worker commits it has judged itself.
     pub fn tells(&self, x: usize, committed: bool) -> bool {
         let ends = !self.ended.is_empty() || !self.opened.is_empty() || self.fenced != [0; RESOURCES];
-        let posts = !self.post.is_empty() && !(committed && x == WORKER);
+        let posts = !(self.post.is_empty() || committed && x == WORKER);
         let puts_back = !committed && (!self.judged.is_empty() || self.rescans || self.boots);
         ends || posts || puts_back
     }
@@ -296,6 +309,7 @@ impl State {
             ended_prepared: false,
             lost: false,
             transactions: Default::default(),
+            left: Budget::default(),
             broken: Broken::default(),
         }
     }

@@ -2,15 +2,15 @@
 
 use crate::client::Verb;
 use crate::guards::Guard;
-use crate::state::{CLIENTS, Phase, RESOURCES, SESSIONS, State, WORKER};
+use crate::state::{ANY, Budget, CLIENTS, Phase, RESOURCES, SESSIONS, State, WORKER};
 use crate::{canon, properties};
 use stateright::{Model, Property};
 
 /// What is explored.
 #[derive(Clone, Copy, Debug)]
 pub struct System {
-    /// The guard that is taken out.
-    pub without: Option<Guard>,
+    /// The guards that are taken out.
+    pub without: &'static [Guard],
     pub sessions: usize,
     pub resources: usize,
     /// Transactions of clients at one time, and verbs in each.
@@ -18,8 +18,8 @@ pub struct System {
     pub verbs: u8,
     /// Sessions are opened and may be opened anew; else all are there from the start.
     pub opening: bool,
-    pub preparing: bool,
-    pub crashing: bool,
+    /// How often clients call verbs, transactions are prepared, and the server crashes.
+    pub budget: Budget,
     pub fencing: bool,
     pub cancelling: bool,
     /// A session's slot may be made by somebody who has read its row long ago.
@@ -63,14 +63,13 @@ pub enum Step {
 impl System {
     /// Everything at once.
     pub const WHOLE: System = System {
-        without: None,
+        without: &[],
         sessions: SESSIONS,
         resources: RESOURCES,
         clients: CLIENTS,
         verbs: 1,
         opening: false,
-        preparing: true,
-        crashing: true,
+        budget: Budget { calls: ANY, prepares: ANY, crashes: ANY },
         fencing: true,
         cancelling: true,
         reading: true,
@@ -80,13 +79,13 @@ impl System {
         ring_size: RESOURCES,
     };
 
-    pub fn without(self, guard: Guard) -> System {
-        System { without: Some(guard), ..self }
+    pub fn without(self, guards: &'static [Guard]) -> System {
+        System { without: guards, ..self }
     }
 
     /// Whether a guard is in place.
     pub fn has(&self, guard: Guard) -> bool {
-        self.without != Some(guard)
+        !self.without.contains(&guard)
     }
 
     fn verbs(&self) -> impl Iterator<Item = Verb> {
@@ -106,16 +105,16 @@ impl System {
             let transaction = &state.transactions[x];
             let call = |s| move |verb| Step::Call { x, s, verb };
             match transaction.phase {
-                Phase::Idle if first_idle == Some(x) => {
+                Phase::Idle if first_idle == Some(x) && state.left.calls > 0 => {
                     (0..self.sessions).for_each(|s| steps.extend(self.verbs().map(call(s))));
                 }
                 Phase::Idle | Phase::Passes => (),
                 Phase::Open => {
-                    if transaction.verbs < self.verbs {
+                    if transaction.verbs < self.verbs && state.left.calls > 0 {
                         steps.extend(self.verbs().map(call(usize::from(transaction.me))));
                     }
                     steps.extend([Step::Freeze { x }, Step::Commit { x }, Step::Abort { x }]);
-                    steps.extend(self.preparing.then_some(Step::Prepare { x }));
+                    steps.extend((state.left.prepares > 0).then_some(Step::Prepare { x }));
                 }
                 Phase::Wants { .. } => steps.extend([Step::Take { x }, Step::Abort { x }]),
                 Phase::Releases { .. } => steps.extend([Step::LetGo { x }, Step::Abort { x }]),
@@ -123,7 +122,7 @@ impl System {
                 Phase::Checks { .. } => steps.extend([Step::Check { x }, Step::Abort { x }]),
                 Phase::Frozen => {
                     steps.extend([Step::Commit { x }, Step::Abort { x }]);
-                    steps.extend(self.preparing.then_some(Step::Prepare { x }));
+                    steps.extend((state.left.prepares > 0).then_some(Step::Prepare { x }));
                 }
                 Phase::Ended { .. } => steps.push(Step::Settle { x }),
                 Phase::Told => steps.push(Step::Unlock { x }),
@@ -222,6 +221,20 @@ impl System {
     }
 }
 
+impl Budget {
+    fn spend(&mut self, step: Step) {
+        let left = match step {
+            Step::Call { .. } => &mut self.calls,
+            Step::Prepare { .. } => &mut self.prepares,
+            Step::Crash => &mut self.crashes,
+            _ => return,
+        };
+        if *left != ANY {
+            *left -= 1;
+        }
+    }
+}
+
 impl Model for System {
     type State = State;
     type Action = Step;
@@ -231,6 +244,7 @@ impl Model for System {
         for s in self.sessions..SESSIONS {
             state.sessions[s] = Default::default();
         }
+        state.left = self.budget;
         vec![state]
     }
 
@@ -246,7 +260,7 @@ impl Model for System {
             steps.extend((self.reading || self.opening).then_some(Step::Reclaim { s }));
             steps.extend((!self.has(Guard::AtomicExpiry)).then_some(Step::Beat { s }));
         }
-        steps.extend(self.crashing.then_some(Step::Crash));
+        steps.extend((state.left.crashes > 0).then_some(Step::Crash));
     }
 
     fn next_state(&self, last: &State, step: Step) -> Option<State> {
@@ -257,6 +271,7 @@ impl Model for System {
         if !self.goes_on(&mut next, step) {
             return None;
         }
+        next.left.spend(step);
         self.watch_the_dead(&mut next, step);
         self.renew(&mut next);
         Some(canon::canonical(next, self)).filter(|next| next != last)

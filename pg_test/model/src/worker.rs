@@ -79,6 +79,8 @@ impl System {
             state.transactions[WORKER].dead.add(s);
             if state.sessions[s].word == Word::Free {
                 state.sessions[s].word = Word::Dead;
+            } else {
+                state.rescan |= self.has(StrayIsRetried);
             }
         }
     }
@@ -169,7 +171,9 @@ impl System {
         let clean = !state.leases.iter().any(|lease| lease.seen_by(WORKER).is_some_and(has))
             && !state.sessions[s].places.iter().any(|place| place.fact.seen_by(WORKER));
         let guarded = self.has(GranteeIsLocked);
-        if !clean || guarded && !self.is_alone(state, WORKER, s) || state.sessions[s].row.is_taken_from(WORKER) {
+        let row = state.sessions[s].row;
+        let taken = row.seen_by(WORKER) && row.is_taken_from(WORKER);
+        if !clean || guarded && !self.is_alone(state, WORKER, s) || taken {
             return;
         }
         let transaction = &mut state.transactions[WORKER];
@@ -178,7 +182,9 @@ impl System {
         }
         transaction.ended.add(s);
         transaction.gone.add(s);
-        state.sessions[s].row.delete(WORKER);
+        if row.seen_by(WORKER) {
+            state.sessions[s].row.delete(WORKER);
+        }
     }
 
     /// Whether the pass has done all and can only commit.
