@@ -18,10 +18,6 @@ impl Set {
         self.0 &= !(1 << member);
     }
 
-    pub fn add_all(&mut self, others: Set) {
-        self.0 |= others.0;
-    }
-
     pub fn is_empty(self) -> bool {
         self.0 == 0
     }
