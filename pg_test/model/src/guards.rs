@@ -1,0 +1,72 @@
+//! What the code does so that nothing goes wrong. Each can be taken out, and the checker then finds what goes wrong.
+
+/// A guard of the code; without it, the property that is named is violated.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Guard {
+    /// A heartbeat is a compare-and-swap of the whole word. Without: it reads the word and writes it later.
+    AtomicExpiry,
+    /// A commit posts what its transaction has noted.
+    CommitPosts,
+    /// So does an abort.
+    AbortPosts,
+    /// And an abort that thaws a session has all looked through that it may have been passed over for.
+    ThawRescans,
+    /// What is posted is posted once it is visible. Without: before the commit.
+    PostedOnceVisible,
+    /// A prepared transaction is watched for its end.
+    PrepareIsWatched,
+    /// After a start, those are watched that were prepared before it.
+    BootFindsPrepared,
+    /// A full ring asks for a rescan. Without: the entry is dropped.
+    FullRingRescans,
+    /// What is in somebody's hands is tried again.
+    BusyIsRetried,
+    /// What the dead hold and somebody waits for stays theirs until it can be handed over. Without: it is freed, and nobody comes back.
+    BusyStaysDead,
+    /// A pass that fails puts back what it had taken out of the ring.
+    JudgedIsPutBack,
+    /// And sets the flags again that it had taken.
+    FlagsAreSetAgain,
+    /// A fence is judged after S and F are had.
+    FenceIsJudgedLocked,
+    /// A close takes S exclusively, so it waits for the session's own fenced transactions.
+    CloseExcludesFenced,
+    /// A release takes F exclusively.
+    ReleaseExcludesFenced,
+    /// Whoever takes over from the dead tests F.
+    TakeOverTestsFence,
+    /// Whoever takes over and is prepared keeps the dead dead, over a restart too.
+    PreparedKeepsDead,
+    /// Whoever grants has G of the grantee in share mode, and whoever ends it exclusively.
+    GranteeIsLocked,
+    /// So does whoever queues, with G of its session.
+    QueueingIsLocked,
+    /// The row and the slot of the grantee are read again after that.
+    GranteeIsReadAgain,
+    /// A free slot goes to nobody but the first in line.
+    FirstComesFirst,
+    /// The row of a lease is claimed only if it is still the one that was looked at.
+    SeenRowIsClaimed,
+    /// Whoever makes the first row of a name holds its stripe, and looks again under it.
+    NameIsGuarded,
+    /// A fence is drawn with the row in hand.
+    FenceIsDrawnLast,
+    /// Fences are raised above all history after a start.
+    FencesAreRaised,
+    /// A dead session leaves a tombstone for one TTL.
+    Tombstone,
+    /// A row of an older start lives until `t0 + ttl`. Without: no slot, no life.
+    OldRowsLive,
+    /// Whoever has made a slot from a row reads the row again.
+    RowIsReadAgain,
+    /// A rescan thaws the session whose close was prepared and has been rolled back.
+    RescanThaws,
+    /// A rescan that could not tell whether a frozen session is ended is done again.
+    FrozenIsRetried,
+    /// A rescan that has found something of a session that has nothing but a tombstone is done again: it may be in somebody's hands.
+    StrayIsRetried,
+    /// A rescan ends the slot whose row is gone.
+    RescanEndsOrphans,
+    /// A session that was swept before its opening was committed is found by a rescan.
+    LateOpeningRescans,
+}

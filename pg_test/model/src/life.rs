@@ -1,0 +1,191 @@
+//! Who lives: slots and the rows behind them (liveness::{word, slots, map}, session::Call).
+
+use crate::guards::Guard::*;
+use crate::state::{Fact, RESOURCES, SESSIONS, Session, State, WORKER, Word};
+use crate::system::System;
+
+impl System {
+    /// `standing`: by its slot, or by its row where it has none.
+    pub fn lives(&self, state: &State, s: usize) -> bool {
+        let session = &state.sessions[s];
+        match session.word {
+            Word::Alive | Word::Frozen => true,
+            Word::Free => self.lives_by_row(state, s),
+            Word::Dead | Word::Gone => false,
+        }
+    }
+
+    fn lives_by_row(&self, state: &State, s: usize) -> bool {
+        let session = &state.sessions[s];
+        session.row.is_committed() && self.is_young(session) && !self.is_kept_dead(state, s)
+    }
+
+    /// `boot_id != boot_id() && now < t0 + ttl`.
+    fn is_young(&self, session: &Session) -> bool {
+        session.old && !session.past && self.has(OldRowsLive)
+    }
+
+    /// A prepared transaction has taken something over from it, before the restart.
+    pub fn is_kept_dead(&self, state: &State, s: usize) -> bool {
+        self.has(PreparedKeepsDead) && state.transactions.iter().any(|t| t.keeps_dead.has(s))
+    }
+
+    /// Alive and not ending: what a waiter has to be (`_eligible`), and a grantee.
+    pub fn is_eligible(&self, state: &State, s: usize) -> bool {
+        state.sessions[s].word != Word::Frozen && self.lives(state, s)
+    }
+
+    /// `slot_of`: the slot of a session that lives, made again if need be.
+    pub fn adopt(&self, state: &mut State, s: usize) {
+        if state.sessions[s].word == Word::Free && self.lives_by_row(state, s) {
+            self.enter(state, s);
+        }
+    }
+
+    /// The same for one that is kept dead: it is dead for good, whatever becomes of the transaction that keeps it so.
+    pub fn keep_dead(&self, state: &mut State, s: usize) -> bool {
+        let session = &state.sessions[s];
+        let found = session.word == Word::Free && session.row.is_committed() && self.is_kept_dead(state, s);
+        if found {
+            state.sessions[s].word = Word::Dead;
+        }
+        found
+    }
+
+    fn enter(&self, state: &mut State, s: usize) {
+        state.sessions[s].word = Word::Alive;
+    }
+
+    /// The deadline passes, and somebody takes the step of `expire`: whoever looks does, and who does not look sees no difference. Without a
+    /// slot it is the time of the row that passes. From here on nobody trusts the session.
+    pub fn expire(&self, state: &mut State, s: usize) -> bool {
+        let session = &mut state.sessions[s];
+        let by_row = session.old
+            && !session.past
+            && match session.word {
+                Word::Free => session.row != Fact::Absent,
+                Word::Dead | Word::Gone => session.reading,
+                Word::Alive | Word::Frozen => false,
+            };
+        let by_slot = matches!(session.word, Word::Alive | Word::Frozen);
+        if by_slot {
+            session.word = Word::Dead;
+        }
+        if by_slot || by_row {
+            (session.past, session.trusts) = (session.old, Default::default());
+        }
+        by_slot || by_row
+    }
+
+    /// A heartbeat that is no compare-and-swap: it reads a living word, and writes one later.
+    pub fn beat(&self, state: &mut State, s: usize) -> bool {
+        let session = &mut state.sessions[s];
+        if self.has(AtomicExpiry) {
+            return false;
+        }
+        if session.beating {
+            (session.beating, session.word) = (false, Word::Alive);
+            return true;
+        }
+        session.beating = session.word == Word::Alive;
+        session.beating
+    }
+
+    /// `slot_of` in two steps: finds no slot and reads the row; makes the slot, if there is still none, of a row that may be gone by now.
+    pub fn reads_row(&self, state: &mut State, s: usize) -> bool {
+        let session = &state.sessions[s];
+        if session.reading {
+            if session.word == Word::Free && self.is_young(session) && !self.is_kept_dead(state, s) {
+                self.enter(state, s);
+                if !state.sessions[s].row.is_committed() && self.has(RowIsReadAgain) {
+                    self.end(state, s, true);
+                }
+            }
+            state.sessions[s].reading = false;
+            return true;
+        }
+        let found = session.word == Word::Free && session.old && session.row.is_committed();
+        state.sessions[s].reading |= found;
+        found
+    }
+
+    /// `reclaim`: the tombstone has stood for one TTL, and so longer than an old row lives.
+    pub fn reclaim(&self, state: &mut State, s: usize) -> bool {
+        let session = &mut state.sessions[s];
+        let over = session.word == Word::Gone && (!session.old || session.past);
+        if over {
+            session.word = Word::Free;
+        }
+        over
+    }
+
+    /// `Word::freeze`.
+    pub fn freeze(&self, state: &mut State, s: usize) {
+        let session = &mut state.sessions[s];
+        if session.word == Word::Alive {
+            session.word = Word::Frozen;
+        }
+    }
+
+    /// `Word::thaw`.
+    pub fn thaw(&self, state: &mut State, s: usize) -> bool {
+        let frozen = state.sessions[s].word == Word::Frozen;
+        if frozen {
+            state.sessions[s].word = Word::Alive;
+        }
+        frozen
+    }
+
+    /// `Word::end`, and `Word::bury` of a dead one.
+    pub fn end(&self, state: &mut State, s: usize, gone: bool) {
+        let tombstone = if self.has(Tombstone) { Word::Gone } else { Word::Free };
+        let session = &mut state.sessions[s];
+        session.word = match session.word {
+            Word::Alive | Word::Frozen if !gone => Word::Dead,
+            Word::Alive | Word::Frozen | Word::Dead if gone => tombstone,
+            other => other,
+        };
+    }
+
+    /// `erase`: nobody but the transaction that opened it has ever seen it.
+    pub fn erase(&self, state: &mut State, s: usize) {
+        let session = &mut state.sessions[s];
+        session.word = match session.word {
+            Word::Alive | Word::Frozen => Word::Free,
+            Word::Dead => Word::Gone,
+            other => other,
+        };
+    }
+
+    /// `renew`, or `already_held`: who holds a lease is told so, and for how long to trust that. Here it has always just been told.
+    pub fn renew(&self, state: &mut State) {
+        for (s, r) in (0..SESSIONS).flat_map(|s| (0..RESOURCES).map(move |r| (s, r))) {
+            if state.leases[r].row.is_some_and(|row| row.is_of(s))
+                && state.sessions[s].row.is_committed()
+                && self.is_eligible(state, s)
+            {
+                state.sessions[s].trusts.add(r);
+            }
+        }
+    }
+
+    /// `crash`: shared memory is lost, and what was not committed. What is committed stays, and what is prepared.
+    pub fn crash(&self, state: &mut State) {
+        for x in 0..=WORKER {
+            if !state.transactions[x].is_prepared() {
+                self.settle_rows(state, x, false);
+                state.transactions[x] = Default::default();
+            } else {
+                state.transactions[x].watched = false;
+            }
+        }
+        for session in &mut state.sessions {
+            let (known, places, trusts) = (session.row != Fact::Absent, session.places, session.trusts);
+            let dead = !known && session.dead;
+            *session = Session { row: session.row, old: known, dead, places, trusts, ..Session::default() };
+        }
+        state.ring = Default::default();
+        (state.rescan, state.boot, state.ended_prepared) = (false, true, false);
+        state.lost = !self.has(FencesAreRaised);
+    }
+}

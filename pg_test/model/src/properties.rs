@@ -1,0 +1,175 @@
+//! What holds in every state.
+//!
+//! "In the end" is not left to the checker, which knows it only for paths without a cycle. It is a property of each state: from here on
+//! let nobody but the worker take steps, and let those who have ended tell so; then what is waited for has been granted, or a
+//! transaction that is still open is in the way, and will tell when it ends. As every end of it leads to a state for which the same holds, a
+//! free resource is granted to its waiter as soon as clients leave the worker alone for some passes.
+
+use crate::client::Verb;
+use crate::state::{Broken, CLIENTS, Fact, Phase, RESOURCES, SESSIONS, State, WORKER, Word};
+use crate::system::{Step, System};
+use stateright::Property;
+
+pub const ONE_HOLDER: &str = "never two holders: while a fenced transaction is open nobody else is granted its lease";
+pub const ONE_TRUST: &str = "never two holders: no two trust at one time that they have a lease";
+pub const DEAD_IS_DEAD: &str = "a dead session is never alive again";
+pub const FENCES_RISE: &str = "fences only rise";
+pub const NOBODY_WAITS: &str = "an acquire never waits";
+pub const IN_LINE: &str = "first come, first served: who asks is not granted what another waits for";
+pub const GRANTED: &str = "every free resource with a live waiter is granted in the end";
+pub const SERVED: &str = "the first in line is served by its own acquire, with the worker stopped";
+pub const TIDY: &str = "what has ended is taken away in the end";
+
+/// Passes after which the worker has done what it can.
+const PASSES: usize = 6;
+/// Somebody who sees what is committed and no more.
+const NOBODY: usize = usize::MAX;
+
+pub fn all() -> Vec<Property<System>> {
+    vec![
+        Property::always(ONE_HOLDER, |_, state: &State| state.has_one_holder()),
+        Property::always(ONE_TRUST, |_, state: &State| state.has_one_trust()),
+        Property::always(DEAD_IS_DEAD, |_, state: &State| !state.broken.revived),
+        Property::always(FENCES_RISE, |_, state: &State| !state.broken.fence_fell),
+        Property::always(NOBODY_WAITS, |_, state: &State| !state.broken.waited),
+        Property::always(IN_LINE, |_, state: &State| !state.broken.jumped),
+        Property::always(GRANTED, System::grants_in_the_end),
+        Property::always(SERVED, System::serves_without_the_worker),
+        Property::always(TIDY, System::tidies_in_the_end),
+    ]
+}
+
+impl Broken {
+    pub fn is_broken(self) -> bool {
+        self != Broken::default()
+    }
+}
+
+impl State {
+    fn has_one_holder(&self) -> bool {
+        (0..RESOURCES).all(|r| {
+            let fences = |x: &usize| self.transactions[*x].is_open() && self.transactions[*x].fenced[r] != 0;
+            let mut open = (0..CLIENTS).filter(fences);
+            let granted = |x: usize| {
+                let (lease, fence) = (self.leases[r], self.transactions[x].fenced[r]);
+                lease.seen_by(x).is_some_and(|row| row.fence == fence)
+            };
+            let first = open.clone().next().map(|x| self.transactions[x].fenced[r]);
+            open.all(|x| granted(x) && Some(self.transactions[x].fenced[r]) == first)
+        })
+    }
+
+    fn has_one_trust(&self) -> bool {
+        (0..RESOURCES).all(|r| self.sessions.iter().filter(|session| session.trusts.has(r)).count() < 2)
+    }
+
+    fn is_anybody_open(&self) -> bool {
+        self.transactions.iter().any(|transaction| transaction.is_open())
+    }
+}
+
+impl System {
+    /// Notes who has been dead, and whether anybody of them lives.
+    pub fn watch_the_dead(&self, next: &mut State, step: Step) {
+        for s in 0..SESSIONS {
+            let is = &next.sessions[s];
+            // Until somebody has found out that it is kept dead, nobody has been told.
+            let told = is.row.is_committed() && !self.is_kept_dead(next, s);
+            let gone = is.row == Fact::Absent && is.reading;
+            let (known, lives) = (is.word != Word::Free || told || gone, self.lives(next, s));
+            next.broken.revived |= is.dead && lives;
+            next.sessions[s].dead |= known && !lives && step != Step::Crash;
+        }
+    }
+
+    /// Resources that are free, or whose holder is dead, and that somebody alive waits for.
+    fn is_owed(&self, state: &State, r: usize) -> bool {
+        let row = state.leases[r].row;
+        self.first_in_line(state, NOBODY, r, Default::default()).is_some()
+            && row.and_then(|row| self.living_holder(state, NOBODY, row)).is_none()
+    }
+
+    fn grants_in_the_end(&self, state: &State) -> bool {
+        let owed = |state: &State| (0..self.resources).filter(|r| self.is_owed(state, *r)).collect::<Vec<_>>();
+        if owed(state).is_empty() {
+            return true;
+        }
+        let end = self.left_to_the_worker(state);
+        owed(&end).into_iter().all(|r| self.is_somebody_in_the_way(&end, r))
+    }
+
+    /// A transaction is open that tells of the resource when it ends, or the worker tries again for as long as any is.
+    fn is_somebody_in_the_way(&self, state: &State, r: usize) -> bool {
+        let holder = state.leases[r].row.and_then(|row| row.holder).map(usize::from);
+        let tried_again = state.ring.has(r) || holder.is_some_and(|s| state.sessions[s].word == Word::Dead);
+        state.transactions.iter().filter(|transaction| transaction.is_open()).any(|transaction| {
+            let tells = transaction.post.has(r) || transaction.is_prepared() && transaction.watched;
+            tells || tried_again
+        })
+    }
+
+    /// What stands when clients have taken no step for some passes of the worker.
+    fn left_to_the_worker(&self, state: &State) -> State {
+        let mut state = *state;
+        for _ in 0..PASSES {
+            self.tell(&mut state);
+            self.watch_prepared(&mut state);
+            let mut next = state;
+            if state.transactions[WORKER].phase == Phase::Idle && self.take_dirty(&mut next) {
+                state = next;
+            }
+            if state.transactions[WORKER].phase == Phase::Idle {
+                break;
+            }
+            for r in 0..self.resources {
+                self.judge(&mut state, r);
+            }
+            self.sweep(&mut state);
+            self.freeze_ended(&mut state, WORKER);
+            self.commit(&mut state, WORKER);
+        }
+        self.tell(&mut state);
+        state
+    }
+
+    /// Lets those who have ended tell so.
+    pub fn tell(&self, state: &mut State) {
+        for x in 0..=WORKER {
+            self.settle(state, x);
+            self.unlock(state, x);
+        }
+    }
+
+    fn serves_without_the_worker(&self, state: &State) -> bool {
+        if state.is_anybody_open() || (0..self.resources).all(|r| !self.is_owed(state, r)) {
+            return true;
+        }
+        let mut settled = *state;
+        self.tell(&mut settled);
+        (0..self.resources).filter(|r| self.is_owed(&settled, *r)).all(|r| {
+            let mut state = settled;
+            let Some(s) = self.first_in_line(&state, NOBODY, r, Default::default()) else { return true };
+            let steps = [Step::Call { x: 0, s, verb: Verb::Acquire(r) }, Step::Take { x: 0 }, Step::Commit { x: 0 }];
+            steps.into_iter().all(|step| self.step(&mut state, step))
+                && state.leases[r].row.is_some_and(|row| row.is_of(s))
+        })
+    }
+
+    /// Nobody stays frozen, no slot and no place or lease outlives its session's row, and no dead session's row stays.
+    fn tidies_in_the_end(&self, state: &State) -> bool {
+        let is_tidy = |state: &State| {
+            (0..SESSIONS).all(|s| {
+                let session = &state.sessions[s];
+                let row = session.row.is_committed();
+                let has = session.places.iter().any(|place| place.fact != Fact::Absent)
+                    || state.leases.iter().any(|lease| lease.row.is_some_and(|row| row.is_of(s)));
+                match session.word {
+                    Word::Frozen | Word::Dead => false,
+                    Word::Alive => row,
+                    Word::Free | Word::Gone => !has && !row || session.word == Word::Free && self.lives(state, s),
+                }
+            })
+        };
+        state.is_anybody_open() || is_tidy(state) || is_tidy(&self.left_to_the_worker(state))
+    }
+}

@@ -1,0 +1,283 @@
+//! The model as stateright explores it: what may happen next, and what is to hold.
+
+use crate::client::Verb;
+use crate::guards::Guard;
+use crate::state::{ANY, Budget, CLIENTS, Phase, RESOURCES, SESSIONS, State, WORKER};
+use crate::{canon, properties};
+use stateright::{Model, Property};
+
+/// What is explored.
+#[derive(Clone, Copy, Debug)]
+pub struct System {
+    /// The guards that are taken out.
+    pub without: &'static [Guard],
+    pub sessions: usize,
+    pub resources: usize,
+    /// Transactions of clients at one time, and verbs in each.
+    pub clients: usize,
+    pub verbs: u8,
+    /// Sessions are opened and may be opened anew; else all are there from the start.
+    pub opening: bool,
+    /// How often clients call verbs, transactions are prepared, and the server crashes.
+    pub budget: Budget,
+    pub fencing: bool,
+    pub cancelling: bool,
+    /// A session's slot may be made by somebody who has read its row long ago.
+    pub reading: bool,
+    /// Which of these come to their end in many steps, with others' in between; else they are one step.
+    pub calls_in_steps: bool,
+    pub ends_in_steps: bool,
+    pub passes_in_steps: bool,
+    /// Resources that the ring has room for.
+    pub ring_size: usize,
+}
+
+/// One step of somebody, by the name that the code has for it. `x`: whose transaction; `s`: which session; `r`: which resource.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Step {
+    Call { x: usize, s: usize, verb: Verb },
+    Take { x: usize },
+    LetGo { x: usize },
+    EndSession { x: usize },
+    Check { x: usize },
+    Freeze { x: usize },
+    Commit { x: usize },
+    Abort { x: usize },
+    Prepare { x: usize },
+    CommitPrepared { x: usize },
+    RollbackPrepared { x: usize },
+    Settle { x: usize },
+    Unlock { x: usize },
+    Expire { s: usize },
+    Beat { s: usize },
+    ReadRow { s: usize },
+    KeepDead { s: usize },
+    Reclaim { s: usize },
+    Crash,
+    WatchPrepared,
+    TakeDirty,
+    Judge { r: usize },
+    Sweep,
+}
+
+impl System {
+    /// Everything at once.
+    pub const WHOLE: System = System {
+        without: &[],
+        sessions: SESSIONS,
+        resources: RESOURCES,
+        clients: CLIENTS,
+        verbs: 1,
+        opening: false,
+        budget: Budget { calls: ANY, prepares: ANY, crashes: ANY },
+        fencing: true,
+        cancelling: true,
+        reading: true,
+        calls_in_steps: false,
+        ends_in_steps: false,
+        passes_in_steps: false,
+        ring_size: RESOURCES,
+    };
+
+    pub fn without(self, guards: &'static [Guard]) -> System {
+        System { without: guards, ..self }
+    }
+
+    /// Whether a guard is in place.
+    pub fn has(&self, guard: Guard) -> bool {
+        !self.without.contains(&guard)
+    }
+
+    fn verbs(&self) -> impl Iterator<Item = Verb> {
+        let of_resource = move |r| {
+            let fencing = self.fencing.then_some(Verb::FenceCheck(r));
+            let cancelling = self.cancelling.then_some(Verb::Cancel(r));
+            [Verb::Acquire(r), Verb::Release(r)].into_iter().chain(fencing).chain(cancelling)
+        };
+        let opening = self.opening.then_some(Verb::Open);
+        (0..self.resources).flat_map(of_resource).chain([Verb::Close, Verb::Wait]).chain(opening)
+    }
+
+    /// What a client may do next. Clients are all alike, so a new transaction is that of the first who has none.
+    fn client_steps(&self, state: &State, steps: &mut Vec<Step>) {
+        let first_idle = (0..self.clients).find(|x| state.transactions[*x].phase == Phase::Idle);
+        for x in 0..self.clients {
+            let transaction = &state.transactions[x];
+            let call = |s| move |verb| Step::Call { x, s, verb };
+            match transaction.phase {
+                Phase::Idle if first_idle == Some(x) && state.left.calls > 0 => {
+                    (0..self.sessions).for_each(|s| steps.extend(self.verbs().map(call(s))));
+                }
+                Phase::Idle | Phase::Passes => (),
+                Phase::Open => {
+                    if transaction.verbs < self.verbs && state.left.calls > 0 {
+                        steps.extend(self.verbs().map(call(usize::from(transaction.me))));
+                    }
+                    steps.extend([Step::Freeze { x }, Step::Commit { x }, Step::Abort { x }]);
+                    steps.extend((state.left.prepares > 0).then_some(Step::Prepare { x }));
+                }
+                Phase::Wants { .. } => steps.extend([Step::Take { x }, Step::Abort { x }]),
+                Phase::Releases { .. } => steps.extend([Step::LetGo { x }, Step::Abort { x }]),
+                Phase::Closes => steps.extend([Step::EndSession { x }, Step::Abort { x }]),
+                Phase::Checks { .. } => steps.extend([Step::Check { x }, Step::Abort { x }]),
+                Phase::Frozen => {
+                    steps.extend([Step::Commit { x }, Step::Abort { x }]);
+                    steps.extend((state.left.prepares > 0).then_some(Step::Prepare { x }));
+                }
+                Phase::Ended { .. } => steps.push(Step::Settle { x }),
+                Phase::Told => steps.push(Step::Unlock { x }),
+                Phase::Prepared => steps.extend([Step::CommitPrepared { x }, Step::RollbackPrepared { x }]),
+            }
+        }
+    }
+
+    fn worker_steps(&self, state: &State, steps: &mut Vec<Step>) {
+        let x = WORKER;
+        steps.push(Step::WatchPrepared);
+        match state.transactions[x].phase {
+            Phase::Idle => steps.push(Step::TakeDirty),
+            Phase::Passes if self.is_done(state) => {
+                steps.extend([Step::Freeze { x }, Step::Commit { x }, Step::Abort { x }]);
+            }
+            Phase::Passes => {
+                steps.extend((0..self.resources).map(|r| Step::Judge { r }));
+                steps.extend([Step::Sweep, Step::Abort { x }]);
+            }
+            Phase::Frozen => steps.extend([Step::Commit { x }, Step::Abort { x }]),
+            Phase::Ended { .. } => steps.push(Step::Settle { x }),
+            Phase::Told => steps.push(Step::Unlock { x }),
+            _ => (),
+        }
+    }
+
+    /// Takes a step, if it is to be taken.
+    pub fn step(&self, state: &mut State, step: Step) -> bool {
+        if matches!(step, Step::Call { .. } | Step::Take { .. } | Step::TakeDirty | Step::Judge { .. } | Step::Sweep) {
+            // Whoever judges a session finds out, and has all others find the same.
+            for s in 0..self.sessions {
+                self.keep_dead(state, s);
+            }
+        }
+        match step {
+            Step::Call { x, s, verb } => self.call(state, x, s, verb),
+            Step::Take { x } => self.take(state, x),
+            Step::LetGo { x } => self.let_go(state, x),
+            Step::EndSession { x } => self.end_session(state, x),
+            Step::Check { x } => self.check(state, x),
+            Step::Freeze { x } => self.freeze_ended(state, x),
+            Step::Commit { x } => self.commit(state, x),
+            Step::Abort { x } => self.abort(state, x),
+            Step::Prepare { x } => self.prepare(state, x),
+            Step::CommitPrepared { x } => self.end_prepared(state, x, true),
+            Step::RollbackPrepared { x } => self.end_prepared(state, x, false),
+            Step::Settle { x } => self.settle(state, x),
+            Step::Unlock { x } => self.unlock(state, x),
+            Step::Expire { s } => self.expire(state, s),
+            Step::Beat { s } => self.beat(state, s),
+            Step::ReadRow { s } => self.reads_row(state, s),
+            Step::KeepDead { s } => self.keep_dead(state, s),
+            Step::Reclaim { s } => self.reclaim(state, s),
+            Step::Crash => {
+                self.crash(state);
+                true
+            }
+            Step::WatchPrepared => self.watch_prepared(state),
+            Step::TakeDirty => self.take_dirty(state),
+            Step::Judge { r } => self.judge(state, r),
+            Step::Sweep => self.sweep(state),
+        }
+    }
+}
+
+impl System {
+    /// Takes the further steps of what is not to be left in the middle. False where it would wait.
+    fn goes_on(&self, state: &mut State, step: Step) -> bool {
+        if let Step::Call { x, .. } = step
+            && !self.calls_in_steps
+        {
+            let done = match state.transactions[x].phase {
+                Phase::Wants { .. } => self.take(state, x),
+                Phase::Releases { .. } => self.let_go(state, x),
+                Phase::Closes => self.end_session(state, x),
+                Phase::Checks { .. } => self.check(state, x),
+                _ => true,
+            };
+            if !done {
+                return false;
+            }
+        }
+        if step == Step::TakeDirty && !self.passes_in_steps {
+            (0..self.resources).for_each(|r| {
+                self.judge(state, r);
+            });
+            self.sweep(state);
+            self.freeze_ended(state, WORKER);
+            self.commit(state, WORKER);
+        }
+        if !self.ends_in_steps {
+            self.tell(state);
+        }
+        true
+    }
+}
+
+impl Budget {
+    fn spend(&mut self, step: Step) {
+        let left = match step {
+            Step::Call { .. } => &mut self.calls,
+            Step::Prepare { .. } => &mut self.prepares,
+            Step::Crash => &mut self.crashes,
+            _ => return,
+        };
+        if *left != ANY {
+            *left -= 1;
+        }
+    }
+}
+
+impl Model for System {
+    type State = State;
+    type Action = Step;
+
+    fn init_states(&self) -> Vec<State> {
+        let mut state = if self.opening { State::empty() } else { State::opened() };
+        for s in self.sessions..SESSIONS {
+            state.sessions[s] = Default::default();
+        }
+        state.left = self.budget;
+        vec![state]
+    }
+
+    fn actions(&self, state: &State, steps: &mut Vec<Step>) {
+        if state.broken.is_broken() {
+            return;
+        }
+        self.client_steps(state, steps);
+        self.worker_steps(state, steps);
+        for s in 0..self.sessions {
+            steps.extend([Step::Expire { s }, Step::KeepDead { s }]);
+            steps.extend(self.reading.then_some(Step::ReadRow { s }));
+            steps.extend((self.reading || self.opening).then_some(Step::Reclaim { s }));
+            steps.extend((!self.has(Guard::AtomicExpiry)).then_some(Step::Beat { s }));
+        }
+        steps.extend((state.left.crashes > 0).then_some(Step::Crash));
+    }
+
+    fn next_state(&self, last: &State, step: Step) -> Option<State> {
+        let mut next = *last;
+        if !self.step(&mut next, step) {
+            return None;
+        }
+        if !self.goes_on(&mut next, step) {
+            return None;
+        }
+        next.left.spend(step);
+        self.watch_the_dead(&mut next, step);
+        self.renew(&mut next);
+        Some(canon::canonical(next, self)).filter(|next| next != last)
+    }
+
+    fn properties(&self) -> Vec<Property<System>> {
+        properties::all()
+    }
+}
