@@ -79,8 +79,11 @@ pub fn retire(call: &Call, now: u64, most: usize, at_once: bool) -> bool {
     if !at_once && now < next_look(database) {
         return false;
     }
-    let (mut more, at_once) = (false, at_once || database.retention_looked.load(Ordering::Relaxed) == 0);
-    for kind in KINDS.iter().filter(|kind| at_once || database.kept_since(kind.kept).is_some()) {
+    let (mut more, first) = (false, database.retention_looked.load(Ordering::Relaxed) == 0);
+    // To look for such claims is to look at all claims, and there is hardly ever one.
+    let may_be =
+        |kind: &Kind| kind.kept != Kept::Claims || at_once || first || database.kept_since(kind.kept).is_some();
+    for kind in KINDS.iter().filter(|kind| may_be(kind)) {
         if let Some(seconds) = kind.seconds() {
             let values = vec![Value::Double(seconds.into()), Value::Long(most as i64)];
             more |= call.db().execute(kind.retire, values) == most as u64;

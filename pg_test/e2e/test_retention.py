@@ -178,3 +178,18 @@ def test_claims_that_were_finished_side_by_side(server, connect, second):
         assert call(one, "item_done", [live[1].id], live[1].fence) == 1
     finally:
         server.set(eskit_lease__row_retention=None)
+
+
+def test_released_leases(server, no_worker, connect):
+    """Also where there was none when somebody last looked."""
+    conn = connect()
+    session = Session(conn, ttl="600 s")
+    released = lambda: conn.execute("SELECT count(*) FROM eskit_lease._leases").fetchone()[0]  # noqa: E731
+    server.set(eskit_lease__row_retention="0")
+    try:
+        for name in ("first", "second"):
+            session.take(name)
+            assert session.release(name)
+            wait_until(lambda: call(conn, "session_sweep") and not released(), pause=0.1)
+    finally:
+        server.set(eskit_lease__row_retention=None)
