@@ -264,14 +264,13 @@ fn look_through(call: &Call, flags: u32, now: u64, pass: &mut Pass) -> Result<Ve
         }
     }
     // First who lives, then who is next: a session may only now be found, or be brought back.
-    let dead = settle_sessions(call, flags)?;
+    let (dead, mut left) = settle_sessions(call, flags)?;
     let waited_for = |after: &str| {
         let values = vec![Value::Text(after), Value::Long(grant::BATCH as i64)];
         call.db().run(&WAITED_FOR, values, |row| row.text(1))
     };
     let groups = |after: &str| group::page(call, after, grant::BATCH);
     let sources: [&dyn Fn(&str) -> Vec<String>; 2] = [&waited_for, &groups];
-    let mut left = false;
     for fetch in sources {
         let mut after = String::new();
         loop {
@@ -297,10 +296,11 @@ fn look_through(call: &Call, flags: u32, now: u64, pass: &mut Pass) -> Result<Ve
     Ok(dead)
 }
 
-/// Brings slots and rows together again, after a restart or the end of a prepared transaction.
-fn settle_sessions(call: &Call, flags: u32) -> Result<Vec<Uuid>> {
+/// Brings slots and rows together again, after a restart or the end of a prepared transaction. Gives the dead; and whether somebody else
+/// may have stood in the way, so that it is to be done again later.
+fn settle_sessions(call: &Call, flags: u32) -> Result<(Vec<Uuid>, bool)> {
     let sessions = call.db().run(&ALL_SESSIONS, vec![], |row| row.uuid(1));
-    let mut dead = Vec::new();
+    let (mut dead, mut left) = (Vec::new(), false);
     for chunk in sessions.chunks(grant::BATCH) {
         for row in session::rows(chunk) {
             // Sessions of before the restart get their slot here, if nobody has needed it yet.
@@ -312,7 +312,7 @@ fn settle_sessions(call: &Call, flags: u32) -> Result<Vec<Uuid>> {
                     dead.push((row.session, row.role, row.ttl_ms));
                 }
                 Ok(Some(at)) => {
-                    thaw(call, at);
+                    left |= !thaw(call, at);
                     if flags & REVISE != 0 {
                         // It may have been granted something by a commit of which only that is known.
                         call.shared.unproven_since_prepared(at);
@@ -325,28 +325,38 @@ fn settle_sessions(call: &Call, flags: u32) -> Result<Vec<Uuid>> {
     }
     end_orphans(call, &sessions.into_iter().collect());
     dead.extend(call.db().run(&STRAYS, vec![Value::Long(MAX_DEAD as i64)], |row| (row.uuid(1), 0, 0)));
-    // Each gets a dead slot, so that it is come back to if it is in somebody's hands now.
+    // Each gets a dead slot, so that it is come back to if it is in somebody's hands now. A tombstone does not do that.
     for (session, role, ttl_ms) in &dead {
+        left |= call.shared.find(call.home, *session).is_some_and(|at| is_in_state(call, at, State::Gone));
         let (deadline, private, opened_by) = (clock::now(), false, 0);
         let opening = Opening { session: *session, role: *role, ttl_ms: *ttl_ms, private, deadline, opened_by };
         // Without a free slot there is the next look-through.
         drop(call.shared.enter(call.home, opening));
     }
-    Ok(dead.into_iter().map(|(session, ..)| session).collect())
+    Ok((dead.into_iter().map(|(session, ..)| session).collect(), left))
+}
+
+fn is_in_state(call: &Call, at: SlotRef, state: State) -> bool {
+    call.shared.look(at).is_some_and(|standing| standing.state == state)
 }
 
 /// Brings a session back whose end was prepared and has been rolled back: it is frozen, nobody holds the guard that its close holds, and
-/// nobody is deleting its row, as a take-over does that could not have the guard.
-fn thaw(call: &Call, at: SlotRef) {
-    let frozen = call.shared.look(at).is_some_and(|standing| standing.state == State::Frozen);
-    let end = call.fencer(at);
-    if frozen && end.try_lock(Mode::Shared) {
-        let (_, deleting) = session::lock_rows(vec![at.session()]);
-        if !deleting && session::row(at.session()).is_some() {
-            call.shared.thaw(at);
-        }
-        end.unlock(Mode::Shared);
+/// nobody is deleting its row, as a take-over does that could not have the guard. False where that cannot be told yet: PostgreSQL lets go
+/// of the guard after all can see that the transaction has ended.
+fn thaw(call: &Call, at: SlotRef) -> bool {
+    if !is_in_state(call, at, State::Frozen) {
+        return true;
     }
+    let end = call.fencer(at);
+    if !end.try_lock(Mode::Shared) {
+        return false;
+    }
+    let (_, deleting) = session::lock_rows(vec![at.session()]);
+    if !deleting && session::row(at.session()).is_some() {
+        call.shared.thaw(at);
+    }
+    end.unlock(Mode::Shared);
+    !deleting
 }
 
 /// Ends the sessions that have a slot and no row, once the transaction that opened them has ended.

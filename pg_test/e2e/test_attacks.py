@@ -1,5 +1,7 @@
 """What a hostile reader found once: each was a second holder, a wake-up that was lost, or a worker that one user could stop."""
 
+import threading
+
 import psycopg
 import pytest
 from client import Session, call, stat
@@ -36,6 +38,49 @@ def test_a_close_that_was_prepared_and_rolled_back(connect):
     conn = connect()
     conn.execute("ROLLBACK PREPARED 'closing'")
     is_granted(conn, waiter, "r")
+
+
+def test_a_close_that_was_rolled_back_while_others_have_the_row(connect):
+    """The session cannot be judged when the end of its close is found, and is come back to well before its deadline."""
+    session, closer, other, watcher = Session(connect(), ttl="60 s"), connect(autocommit=False), connect(autocommit=False), connect()
+    assert call(closer, "session_close", session.id)
+    closer.execute("PREPARE TRANSACTION 'closing'")
+    closer.commit()
+    assert session.heartbeat().reason == "closing"
+    waiting = threading.Thread(
+        target=other.execute, args=("SELECT FROM eskit_lease._sessions WHERE session = %s FOR UPDATE", (session.id,))
+    )
+    waiting.start()
+    is_waiting = "SELECT 1 FROM pg_stat_activity WHERE pid = %s AND wait_event_type = 'Lock'"
+    wait_until(lambda: watcher.execute(is_waiting, (other.info.backend_pid,)).fetchone())
+    rescans = stat(watcher, "rescans")
+    watcher.execute("ROLLBACK PREPARED 'closing'")
+    waiting.join()
+    wait_until(lambda: stat(watcher, "rescans") > rescans)
+    assert session.heartbeat().reason == "closing"
+    other.rollback()
+    wait_until(lambda: session.heartbeat().reason != "closing", timeout=20)
+    assert session.heartbeat().alive
+
+
+def test_a_lease_of_a_session_that_is_gone_is_swept_once_it_can_be_had(connect):
+    """Such a lease stays when a prepared close is committed while, after a restart, somebody makes the session's slot from its row."""
+    gone, holder, watcher = Session(connect()), Session(connect()), connect()
+    preparer, other = connect(autocommit=False), connect(autocommit=False)
+    holder.take("r")
+    assert call(watcher, "session_close", gone.id)
+    watcher.execute("UPDATE eskit_lease._leases SET session = %s WHERE resource = 'r'", (gone.id,))
+    other.execute("SELECT FROM eskit_lease._leases WHERE resource = 'r' FOR UPDATE")
+    call(preparer, "lease_acquire", "another", holder.id)
+    preparer.execute("PREPARE TRANSACTION 'another'")
+    preparer.commit()
+    rescans = stat(watcher, "rescans")
+    watcher.execute("COMMIT PREPARED 'another'")
+    wait_until(lambda: stat(watcher, "rescans") > rescans)
+    left = "SELECT 1 FROM eskit_lease._leases WHERE session = %s"
+    assert watcher.execute(left, (gone.id,)).fetchone()
+    other.rollback()
+    wait_until(lambda: not watcher.execute(left, (gone.id,)).fetchone(), timeout=20)
 
 
 def test_a_close_that_was_rolled_back_while_the_holder_let_go(connect):
