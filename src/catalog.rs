@@ -46,9 +46,6 @@ pub fn relation(name: &'static CStr) -> Oid {
 pub fn needed(name: &'static CStr) -> Oid {
     let oid = relation(name);
     if oid == Oid::INVALID {
-        if home_if_any().is_none() {
-            gone();
-        }
         version::unserved(format!("There is no relation {}.", name.to_string_lossy()));
     }
     oid

@@ -12,6 +12,7 @@
 //!   ([`another_is_preloaded`]).
 //! * **An object that this library needs is not there** ([`unserved`]).
 
+use crate::catalog;
 use crate::error::{Error, Result};
 use crate::text::Text;
 use pgrx::pg_sys::panic::ErrorReport;
@@ -39,8 +40,11 @@ pub fn another_is_preloaded() -> bool {
     }
 }
 
-/// Raises that the objects of this database are not those that this library needs.
+/// Raises that the objects of this database are not those that this library needs, or that there are none any more.
 pub fn unserved(why: String) -> ! {
+    if catalog::home_if_any().is_none() {
+        catalog::gone();
+    }
     pgrx::pg_sys::panic::ErrorReportable::unwrap_or_report(Err(ErrorReport::from(Error::Unserved(why))))
 }
 
