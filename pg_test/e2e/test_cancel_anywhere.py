@@ -158,6 +158,13 @@ class Theatre:
     def what_stands(self):
         return self.watcher.execute(self.state).fetchone()
 
+    def queue_is_new(self):
+        """Once whoever was disturbed has let go of it."""
+        try:
+            return self.watcher.execute("SELECT eskit_lease.queue_drop('q', true), eskit_lease.queue_create('q')")
+        except psycopg.errors.LockNotAvailable:
+            return None
+
     def clear(self):
         """All leave. What is left over is swept, and there is nothing that could not be."""
         if self.conn.info.transaction_status == psycopg.pq.TransactionStatus.IDLE:
@@ -165,7 +172,7 @@ class Theatre:
         else:
             self.conn.close()
         self.watcher.execute("SELECT eskit_lease.session_close(session) FROM eskit_lease.sessions")
-        self.watcher.execute("SELECT eskit_lease.queue_drop('q', true), eskit_lease.queue_create('q')")
+        wait_until(self.queue_is_new)
 
         def nothing_is_left():
             self.watcher.execute("SELECT eskit_lease.session_sweep()")

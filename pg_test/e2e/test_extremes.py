@@ -75,8 +75,11 @@ def server():
 def stage(server):
     """A database with something of each kind for the calls to find."""
     name = f"stage_{next(numbers)}"
-    server.query(f"CREATE DATABASE {name}")
-    server.query(STAGE, dbname=name)
+    # Others may be at the template, and the server's limit is for the calls.
+    with server.connect(options="-c lock_timeout=0") as conn:
+        conn.execute(f"CREATE DATABASE {name}")
+    with server.connect(name, options="-c lock_timeout=0") as conn:
+        conn.execute(STAGE)
     with server.connect(name) as owner, server.connect(name, user="extreme_consumer") as conn, server.connect(name, user="extreme_other") as other:
         session = Session(conn, "extreme consumer", ttl="60 s")
         sessions = {"mine": session.id, "drained": Session(conn, "d", ttl="60 s").id, "closed": Session(conn, "c", ttl="60 s").id}

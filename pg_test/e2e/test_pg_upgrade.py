@@ -48,13 +48,13 @@ def pg_upgrade(old, new, *options):
 def test_everything_goes_on(installed):
     """The second of the two is on another timeline when it is upgraded, on which nobody has asked for anything again; the new server
     begins at the first."""
-    old = Server("e2e-old", major=OLD)
+    old = Server("e2e-old", of=OLD)
     estate = Estate(old)
     with old.connect(options="-c allow_system_table_mods=on") as conn:
         conn.execute(WITHOUT_VERSIONS)
     old.stop()
     (old.data / "recovery.signal").touch()
-    promoted = Server("e2e-old-promoted", "restore_command = 'false'", copy_of=old.data, major=OLD)
+    promoted = Server("e2e-old-promoted", "restore_command = 'false'", copy_of=old.data, of=OLD)
     (old.data / "recovery.signal").unlink()
     wait_until(lambda: promoted.query("SELECT pg_is_in_recovery()") == [(False,)])
     promoted.stop()
