@@ -308,6 +308,7 @@ class Act:
             return
         what = (self.names, self.shape, self.how, error)
         refused = error.sqlstate in self.ANSWERS and self.shape != "alone"
+        refused |= error.sqlstate == "25P02" and self.shape == "savepoint"  # its own end was given up
         assert refused or error.sqlstate == GIVEN_UP[self.how] or isinstance(error, psycopg.OperationalError) and not error.sqlstate, what
         if self.conn.broken or self.conn.closed:
             # It may have been committed when the connection was ended.

@@ -173,6 +173,12 @@ pub struct Fault {
     pub disconnects: bool,
 }
 
+impl Fault {
+    pub fn ends_server(&self) -> bool {
+        self.disconnects && self.client.is_none()
+    }
+}
+
 /// A committed row of the guarded set. `serial` is its place in the order of commits of its slot.
 #[derive(Serialize, Deserialize, Clone, Debug)]
 pub struct Row {

@@ -1,4 +1,5 @@
-//! The dead stay dead: a session that has been told that it has ended is never told anything else again.
+//! The dead stay dead: a session that has been told that it has ended is never told anything else again. But for a restart: who has expired is
+//! in no row, and nobody is expired early by it, so a session that has not been swept yet has its time to live anew.
 
 use super::Fault;
 use super::facts::{Facts, is_dead};
@@ -19,7 +20,9 @@ pub fn check(facts: &Facts) -> Option<Fault> {
         let session = call.session.as_deref()?;
         let end = died.get(session)?;
         let alive = call.answer.as_ref().is_some_and(|answer| answer.trust_ms.is_some());
-        (alive && Some(call.from) > end.to)
+        let meanwhile = end.from..=call.to.unwrap_or(u64::MAX);
+        let restarted = facts.history.faults.iter().any(|fault| fault.ends_server() && meanwhile.contains(&fault.at));
+        (alive && !restarted && Some(call.from) > end.to)
             .then(|| Fault::new(CHECK, format!("session {session} lives again"), [*end, call]))
     })
 }
@@ -28,11 +31,22 @@ pub fn check(facts: &Facts) -> Option<Fault> {
 mod tests {
     use super::super::fabricate::Story;
     use super::*;
+    use crate::history;
 
     #[test]
     fn a_revival_is_found() {
         assert!(Story::of(&["a"]).heartbeat(10..11, "a", false).heartbeat(20..21, "a", true).by(check).is_some());
         assert!(Story::of(&["a"]).heartbeat(10..11, "a", true).heartbeat(20..21, "a", false).by(check).is_none());
+    }
+
+    #[test]
+    fn a_restart_may_revive_who_has_expired() {
+        for (at, is_fault) in [(5_000, true), (15_000, false)] {
+            let mut story = Story::of(&["a"]);
+            story.heartbeat(10..11, "a", false).heartbeat(20..21, "a", true);
+            story.0.faults.push(history::Fault { at, what: "crash".into(), client: None, disconnects: true });
+            assert_eq!(story.by(check).is_some(), is_fault);
+        }
     }
 
     #[test]
