@@ -86,7 +86,7 @@ FROM eskit_lease._queues AS q
 JOIN eskit_lease._later AS l ON l.queue = q.number;
 
 COMMENT ON FUNCTION eskit_lease.session_heartbeat(uuid) IS
-'Keeps the session, and with it every lease that it holds, for another TTL. Writes no row and no WAL. Reasons: alive, unconfirmed (trust_ms is 0 until synchronous standbys have confirmed that this is the primary, see eskit_lease.confirm_interval), closing (its end is being committed), expired (for ever), unknown_session. Raises 42501 for another role''s session.';
+'Keeps the session, and with it every lease that it holds, for another TTL. Writes no row and no WAL. Reasons: alive, unconfirmed (trust_ms is 0 until synchronous standbys have confirmed that this is the primary, see eskit_lease.confirm_interval), closing (its end is being committed), expired (for good, unless the server is restarted before anybody sees to it), unknown_session. Raises 42501 for another role''s session.';
 COMMENT ON FUNCTION eskit_lease.session_wait(uuid, bigint, interval) IS
 'A heartbeat that answers once the revision of the session is greater than the one given, at the timeout (default and limit eskit_lease.max_wait), or in time for the next heartbeat. Reasons: changed, timeout, heartbeat, unconfirmed (as for session_heartbeat), wait_limit (too many waiting calls, answered at once), closing, expired, unknown_session.';
 COMMENT ON FUNCTION eskit_lease.lease_acquire(text, uuid, boolean) IS

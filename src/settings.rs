@@ -39,8 +39,8 @@ pub fn define_at_preload() {
     );
     int(
         c"eskit_lease.max_databases",
-        c"Databases that may have sessions at the same time.",
-        c"Each takes about 200 bytes of shared memory.",
+        c"Databases of this server that may use the extension.",
+        c"One counts from its first use since the server started until it or its extension is dropped. Each takes about 350 bytes of shared memory.",
         &MAX_DATABASES,
         (1, 10_000),
         GucContext::Postmaster,
