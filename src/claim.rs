@@ -1,11 +1,23 @@
 //! The row of a lease as it stands, and the claim to it. See [`crate::table`] for why nothing here waits or fails.
 
+use crate::spi::Value;
 use crate::table::{Flight, Key, Locked, Sight, Table, Tuple};
 use pgrx::Uuid;
-use pgrx::pg_sys::{ItemPointerData, TransactionId};
+use pgrx::pg_sys::{self, Datum, ItemPointerData, TransactionId};
 
 /// A slot of a resource: the permit of a semaphore, the partition of a group; slot 0 of an exclusive lease.
 pub type Seat = (String, i32);
+
+mod column {
+    pub const SLOT: usize = 2;
+    pub const SESSION: usize = 3;
+    pub const FENCE: usize = 4;
+    pub const TIMELINE: usize = 5;
+    pub const GRANTED_AT: usize = 6;
+    pub const RELEASED_AT: usize = 7;
+    pub const EXPIRED: usize = 8;
+    pub const DECLARED: usize = 9;
+}
 
 #[derive(Clone, Copy, Debug)]
 pub struct LeaseRow {
@@ -26,15 +38,23 @@ impl LeaseRow {
     fn read(row: &Tuple) -> LeaseRow {
         LeaseRow {
             tid: row.tid(),
-            slot: row.get(2).unwrap_or(0),
-            session: row.get(3),
-            fence: row.get(4).unwrap_or(0),
-            timeline: row.get(5).unwrap_or(0),
-            expired: row.get(8).unwrap_or(false),
-            declared: row.get(9).unwrap_or(false),
+            slot: row.get(column::SLOT).unwrap_or(0),
+            session: row.get(column::SESSION),
+            fence: row.get(column::FENCE).unwrap_or(0),
+            timeline: row.get(column::TIMELINE).unwrap_or(0),
+            expired: row.get(column::EXPIRED).unwrap_or(false),
+            declared: row.get(column::DECLARED).unwrap_or(false),
             made_by: row.made_by(),
         }
     }
+}
+
+/// Who is to own a slot, and under which fence.
+pub struct Owner {
+    pub session: Uuid,
+    pub fence: i64,
+    pub timeline: i32,
+    pub declared: bool,
 }
 
 /// What stands for a slot, what others have not committed included.
@@ -144,6 +164,48 @@ impl Leases {
     /// Locks the row against changes, to the end of the transaction.
     pub fn lock(&self, tid: ItemPointerData, wait: bool) -> Locked {
         self.0.lock(tid, wait)
+    }
+
+    /// Whether rows may be written as below, and not by statements, which take longer.
+    pub fn is_plain(&self) -> bool {
+        self.0.is_plain()
+    }
+
+    /// Writes down who owns a slot, which the caller has claimed: without a row, or with one that is locked.
+    pub fn give(&self, resource: &str, slot: i32, is_new: bool, owner: &Owner) {
+        // SAFETY: no preconditions
+        let now = Datum::from(unsafe { pg_sys::GetCurrentTimestamp() });
+        let columns = [
+            (column::SESSION, Value::Uuid(owner.session).datum()),
+            (column::FENCE, Some(owner.fence.into())),
+            (column::TIMELINE, Some(owner.timeline.into())),
+            (column::GRANTED_AT, Some(now)),
+            (column::RELEASED_AT, None),
+            (column::EXPIRED, Some(false.into())),
+            (column::DECLARED, Some(owner.declared.into())),
+        ];
+        if is_new {
+            let key = [Value::Text(resource).datum(), Some(slot.into())];
+            self.0.try_insert(&key.into_iter().chain(columns.map(|(_, value)| value)).collect::<Vec<_>>());
+        } else {
+            self.change(resource, slot, &columns);
+        }
+    }
+
+    /// Writes down that nobody owns a slot any more, whose row the caller has locked. `expired`: taken from a session that had expired.
+    pub fn free(&self, resource: &str, slot: i32, expired: bool) {
+        // SAFETY: no preconditions
+        let now = Datum::from(unsafe { pg_sys::GetCurrentTimestamp() });
+        let columns =
+            [(column::SESSION, None), (column::RELEASED_AT, Some(now)), (column::EXPIRED, Some(expired.into()))];
+        self.change(resource, slot, &columns);
+    }
+
+    fn change(&self, resource: &str, slot: i32, columns: &[(usize, Option<Datum>)]) {
+        let changes: Vec<_> = columns.iter().map(|(column, value)| (*column as i32, *value)).collect();
+        if self.0.scan(Sight::Latest, &[Key::Text(resource), Key::Int(slot)], |_, _| Some(())).is_some() {
+            self.0.update(&changes);
+        }
     }
 }
 

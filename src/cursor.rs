@@ -74,7 +74,7 @@ fn advance(group: &str, partition: i32, position: i64, fence: i64, from: i64) ->
         }
         // SAFETY: no preconditions
         let now = unsafe { pg_sys::GetCurrentTimestamp() };
-        if cursors.update(&[(3, position.into()), (5, fence.into()), (6, now.into())]) {
+        if cursors.update(&[(3, Some(position.into())), (5, Some(fence.into())), (6, Some(now.into()))]) {
             return Ok(true);
         }
         pgrx::check_for_interrupts!();

@@ -13,14 +13,14 @@
 //! 6. A slot of a declared resource is given back at once if the declaration has changed meanwhile (see [`crate::declaration`]).
 
 use crate::call::Call;
-use crate::claim::{self, LeaseRow, Leases, Probe, Seat};
+use crate::claim::{self, LeaseRow, Leases, Owner, Probe, Seat};
 use crate::declaration::{self, Declarations, Kind, Stands};
 use crate::fence;
 use crate::guard::{Guard, Mode};
 use crate::keys;
 use crate::liveness::databases::Counter;
 use crate::liveness::slots::SlotRef;
-use crate::spi::{Statement, Value};
+use crate::spi::{self, Statement, Value};
 use crate::table::{Locked, Table};
 use crate::{queue, release};
 use pgrx::Uuid;
@@ -84,7 +84,7 @@ fn grant_batch(call: &Call, leases: &Leases, mut candidates: Vec<Candidate>, fen
     candidates.retain(|candidate| claim(leases, &waiters, candidate, &stripes, &plain));
     if !candidates.is_empty() {
         fence::raise(call);
-        write(call, &candidates, fences);
+        write(call, leases, &candidates, fences);
         give_back(call, &mut candidates, fences);
         let mut places: Vec<_> = candidates.iter().flat_map(|candidate| candidate.places.iter().copied()).collect();
         queue::leave(call.db(), &mut places);
@@ -161,8 +161,22 @@ fn is_only_permit(candidate: &Candidate) -> bool {
         && claim::of_session(&candidate.resource, session).iter().all(|row| row.slot == candidate.slot)
 }
 
-/// Writes the rows, a statement for each grantee and kind.
-fn write(call: &Call, candidates: &[Candidate], fences: &mut HashMap<Seat, i64>) {
+/// Writes the rows: one by one, or if the table is not as we made it by a statement for each grantee and kind.
+fn write(call: &Call, leases: &Leases, candidates: &[Candidate], fences: &mut HashMap<Seat, i64>) {
+    if leases.is_plain() {
+        for candidate in candidates {
+            let owner = Owner {
+                session: candidate.grantee.session(),
+                fence: spi::next(c"fence_seq"),
+                timeline: timeline(),
+                declared: candidate.declared.is_some(),
+            };
+            leases.give(&candidate.resource, candidate.slot, candidate.row.is_none(), &owner);
+            fences.insert((candidate.resource.clone(), candidate.slot), owner.fence);
+        }
+        spi::durably();
+        return;
+    }
     let mut statements: BTreeMap<(Uuid, bool, bool), (Vec<&str>, Vec<i32>)> = BTreeMap::new();
     for candidate in candidates {
         let group = (candidate.grantee.session(), candidate.row.is_none(), candidate.declared.is_some());

@@ -50,7 +50,16 @@ pub fn release(call: &Call, at: SlotRef, rows: Vec<(String, LeaseRow)>) -> Resul
 
 /// Marks the rows of leases, which the caller has locked, as released, or as taken from sessions that had expired.
 pub fn free(call: &Call, seats: &[Seat], expired: bool) {
-    if !seats.is_empty() {
+    if seats.is_empty() {
+        return;
+    }
+    let leases = Leases::open();
+    if leases.is_plain() {
+        for (resource, slot) in seats {
+            leases.free(resource, *slot, expired);
+        }
+        spi::durably();
+    } else {
         let (resources, slots): (Vec<&str>, Vec<i32>) = seats.iter().map(|(name, slot)| (name.as_str(), *slot)).unzip();
         call.db().execute(&RELEASE, vec![Value::Texts(resources), Value::Ints(&slots), Value::Bool(expired)]);
     }

@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Reads,
-    /// What a verb answers for: durable at commit, whatever the caller's synchronous_commit. An answer that a crash takes back is a lie.
+    /// What a verb answers for: see [`durably`].
     Writes,
     /// What may be done again, or is a part of the caller's own work: its commit waits for the disk only if the caller wishes so.
     Tidies,
@@ -88,6 +88,12 @@ impl Statement {
 fn missing(error: CaughtError) -> *mut pg_sys::_SPI_plan {
     let (CaughtError::PostgresError(report) | CaughtError::ErrorReport(report)) = &error else { error.rethrow() };
     version::unserved(format!("PostgreSQL says: {}.", report.message()))
+}
+
+/// What a verb answers for is durable at commit, whatever the caller's synchronous_commit. An answer that a crash takes back is a lie.
+pub fn durably() {
+    // SAFETY: in a transaction
+    unsafe { pg_sys::ForceSyncCommit() };
 }
 
 /// A value for a statement.
@@ -277,7 +283,7 @@ impl Db {
                 rows
             };
             if statement.kind == Kind::Writes {
-                pg_sys::ForceSyncCommit();
+                durably();
             }
             if statement.kind != Kind::Reads {
                 pg_sys::CommandCounterIncrement();

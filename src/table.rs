@@ -6,11 +6,15 @@
 //! locked. And keys are looked up in one of two ways ([`Sight`]): by the latest snapshot, which misses nothing that is committed, or
 //! with a dirty snapshot, which also sees what others are in the middle of. The latter is no snapshot at all: a row that is moved by
 //! an update while the scan is under way may be seen in neither place. It can say "here" and "in flight", never "nowhere".
+//!
+//! Few rows are also written by their place and not by a statement, which costs many times as much: only where the table is plain, as we made
+//! it, so that nothing but the row and its index entries is to be written.
 
 use crate::catalog;
 use crate::text::text_datum;
 use pgrx::pg_sys::{self, Datum, ItemPointerData, Oid, TM_Result, TransactionId};
 use pgrx::{FromDatum, Uuid};
+use std::cell::OnceCell;
 use std::ffi::CStr;
 
 /// A table of ours that is open, its lock held to the end of the transaction.
@@ -18,7 +22,18 @@ pub struct Table {
     relation: pg_sys::Relation,
     key: pg_sys::Relation,
     slot: *mut pg_sys::TupleTableSlot,
+    /// Opened with the first row that is written.
+    indexes: OnceCell<Indexes>,
 }
+
+/// The indexes of a table that rows are written to, for the executor.
+struct Indexes {
+    executor: *mut pg_sys::EState,
+    relations: *mut pg_sys::ResultRelInfo,
+}
+
+/// A column, counted from 1, and its new value.
+pub type Change = (i32, Option<Datum>);
 
 /// The value of a key column.
 #[derive(Clone, Copy)]
@@ -137,7 +152,7 @@ impl Table {
             }
             let key = pg_sys::index_open(catalog::needed(key), lock);
             let slot = pg_sys::table_slot_create(relation, std::ptr::null_mut());
-            Table { relation, key, slot }
+            Table { relation, key, slot, indexes: OnceCell::new() }
         }
     }
 
@@ -279,14 +294,14 @@ impl Table {
         true
     }
 
-    /// Gives columns of the row that the last scan stopped at, counted from 1, other values; waits for whoever has it. Whether it still was
-    /// the same row. For a table that is plain.
-    pub fn update(&self, changes: &[(i32, Datum)]) -> bool {
+    /// Gives columns of the row that the last scan stopped at other values; waits for whoever has it. Whether it still was the same row. For
+    /// a table that is plain.
+    pub fn update(&self, changes: &[Change]) -> bool {
         self.change(changes) == Locked::Mine
     }
 
     /// The same without waiting, also of the row that a scan stands at.
-    pub fn try_update(&self, changes: &[(i32, Datum)]) -> Locked {
+    pub fn try_update(&self, changes: &[Change]) -> Locked {
         // heap_update() has an argument for it, and an assertion that it is not used where somebody has the row.
         match self.lock(self.row().tid(), false) {
             Locked::Mine => self.change(changes),
@@ -294,9 +309,10 @@ impl Table {
         }
     }
 
-    fn change(&self, changes: &[(i32, Datum)]) -> Locked {
-        let (mut columns, mut values): (Vec<_>, Vec<_>) = changes.iter().copied().unzip();
-        let mut nulls = vec![false; changes.len()];
+    fn change(&self, changes: &[Change]) -> Locked {
+        let mut columns: Vec<i32> = changes.iter().map(|(column, _)| *column).collect();
+        let mut nulls: Vec<bool> = changes.iter().map(|(_, value)| value.is_none()).collect();
+        let mut values: Vec<Datum> = changes.iter().map(|(_, value)| value.unwrap_or(Datum::from(0))).collect();
         let (mut should_free, count) = (false, columns.len() as i32);
         // SAFETY: the values are of the columns' types, and as many; the table is plain, so nothing else is to be done for a change
         unsafe {
@@ -348,19 +364,31 @@ impl Table {
     /// Adds a version of a row to the table's indexes: to its key, to those that an administrator has made, and while one is made again to
     /// both of it.
     unsafe fn index(&self, tuple: pg_sys::HeapTuple, version: Version) {
-        // SAFETY: the tuple is one of the table's; what the executor is given is ended here, or by whoever cleans up after an error
+        let Indexes { executor, relations } = *self.indexes.get_or_init(|| self.open_indexes());
+        // SAFETY: the tuple is one of the table's; what the executor needs for a row it has in a context of its own
         unsafe {
             pg_sys::ExecForceStoreHeapTuple(tuple, self.slot, false);
             ((*self.slot).tts_tid, (*self.slot).tts_tableOid) = ((*tuple).t_self, (*self.relation).rd_id);
+            index_insert(relations, self.slot, executor, version);
+            if let Some(context) = (*executor).es_per_tuple_exprcontext.as_ref() {
+                pg_sys::MemoryContextReset(context.ecxt_per_tuple_memory);
+            }
+        }
+    }
+
+    /// Whoever changes which there are waits for those who have opened the table before.
+    fn open_indexes(&self) -> Indexes {
+        // SAFETY: what is made here is ended by Drop, or by whoever cleans up after an error; it must live as long as the table, and so does
+        // the context of its slot
+        unsafe {
+            let context = pg_sys::MemoryContextSwitchTo((*self.slot).tts_mcxt);
             let executor = pg_sys::CreateExecutorState();
-            let into = pg_sys::palloc0(size_of::<pg_sys::ResultRelInfo>()).cast::<pg_sys::ResultRelInfo>();
-            (*into).type_ = pg_sys::NodeTag::T_ResultRelInfo;
-            pg_sys::InitResultRelInfo(into, self.relation, 0, std::ptr::null_mut(), 0);
-            pg_sys::ExecOpenIndices(into, false);
-            index_insert(into, self.slot, executor, version);
-            pg_sys::ExecCloseIndices(into);
-            pg_sys::FreeExecutorState(executor);
-            pg_sys::pfree(into.cast());
+            let relations = pg_sys::palloc0(size_of::<pg_sys::ResultRelInfo>()).cast::<pg_sys::ResultRelInfo>();
+            (*relations).type_ = pg_sys::NodeTag::T_ResultRelInfo;
+            pg_sys::InitResultRelInfo(relations, self.relation, 0, std::ptr::null_mut(), 0);
+            pg_sys::ExecOpenIndices(relations, false);
+            pg_sys::MemoryContextSwitchTo(context);
+            Indexes { executor, relations }
         }
     }
 }
@@ -428,6 +456,11 @@ impl Drop for Table {
         if !std::thread::panicking() {
             // SAFETY: opened by open()
             unsafe {
+                if let Some(Indexes { executor, relations }) = self.indexes.take() {
+                    pg_sys::ExecCloseIndices(relations);
+                    pg_sys::FreeExecutorState(executor);
+                    pg_sys::pfree(relations.cast());
+                }
                 pg_sys::ExecDropSingleTupleTableSlot(self.slot);
                 pg_sys::index_close(self.key, pg_sys::NoLock as i32);
                 pg_sys::table_close(self.relation, pg_sys::NoLock as i32);

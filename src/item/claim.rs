@@ -135,7 +135,7 @@ impl Claimer<'_> {
         let fence = self.fence();
         let attempt = row.get::<i32>(column::ATTEMPT).unwrap_or(0).saturating_add(1);
         let (id, key, payload) = (row.get(column::ID).unwrap_or(0), row.get(column::KEY), row.get(column::PAYLOAD));
-        let changes = [(column::CLAIM as i32, fence.into()), (column::ATTEMPT as i32, attempt.into())];
+        let changes = [(column::CLAIM as i32, Some(fence.into())), (column::ATTEMPT as i32, Some(attempt.into()))];
         let mine = items.try_update(&changes) == Locked::Mine;
         if mine {
             self.taken.push(Taken { partition, place, id, key, payload, attempt });
@@ -267,8 +267,7 @@ impl Claimer<'_> {
         ];
         let row: Vec<Option<Datum>> = values.into_iter().map(Value::datum).collect();
         if Claim::table().try_insert(&row) {
-            // SAFETY: in a transaction; as after a statement that writes
-            unsafe { pg_sys::ForceSyncCommit() };
+            spi::durably();
         } else {
             let given = |column: Option<Datum>| column.map_or(Value::Null, Value::Datum);
             self.call.db().execute(&CLAIM, row.into_iter().map(given).collect());

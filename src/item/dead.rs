@@ -87,7 +87,7 @@ fn free_claim(call: &Call, claim: &Claim) -> bool {
         }
         let last = attempt >= queue.max_attempts;
         let locked =
-            if last { items.lock(tid, false) } else { items.try_update(&[(column::CLAIM as i32, 0i64.into())]) };
+            if last { items.lock(tid, false) } else { items.try_update(&[(column::CLAIM as i32, Some(0i64.into()))]) };
         match locked {
             Locked::Busy => return false,
             Locked::Changed => {

@@ -243,7 +243,7 @@ fn item_unclaim(ids: Option<Vec<Option<i64>>>, fence: Option<i64>) -> Result<i32
     for item in &items {
         let free = |item: Item| {
             let (claim, attempt) = (pg_sys::Datum::from(0i64), pg_sys::Datum::from((item.attempt - 1).max(0)));
-            held.items.try_update(&[(column::CLAIM as i32, claim), (column::ATTEMPT as i32, attempt)])
+            held.items.try_update(&[(column::CLAIM as i32, Some(claim)), (column::ATTEMPT as i32, Some(attempt))])
         };
         let item = held.change(*item, free)?;
         held.freed(&queue, item);
