@@ -1,0 +1,84 @@
+"""What an administrator does to the table of leases, while they are granted and freed: with rows that are written one by one, and by statements."""
+
+import pytest
+from client import Session, rows
+from conftest import wait_until
+
+MANY = [f"many/{n}" for n in range(600)]  # more than are granted in one batch
+
+
+def stands(conn, by):
+    """What the rows say, looked up in a way that takes the index."""
+    conn.execute("SET enable_seqscan = off")
+    return conn.execute(f"SELECT count(*) FROM eskit_lease._leases WHERE {by}").fetchone()[0]
+
+
+def each_way(conn):
+    """Leases that are new, that are taken again, handed over, refused, freed, and taken from the dead. Their fences."""
+    first, second = Session(conn, "first", ttl="60 s"), Session(conn, "second", ttl="60 s")
+    fences = [first.take("one")]
+    second.queue("one")
+    assert first.release("one")  # to the second
+    assert second.holds("one")
+    fences.append(second.fences["one"])
+    assert second.release("one")
+    fences.append(first.take("one"))
+    granted = rows(conn, "lease_acquire_many", MANY, second.id)
+    assert all(row.granted for row in granted)
+    fences += [row.fence for row in granted]
+    assert stands(conn, f"session = '{second.id}'") == len(MANY)
+    assert all(row.released for row in rows(conn, "lease_release_many", MANY, second.id))
+    assert stands(conn, f"session = '{second.id}'") == 0
+    dead = Session(conn, "dead", ttl="1 s")
+    fences.append(dead.take("of the dead"))
+    wait_until(lambda: dead.expired(conn))
+    fences.append(second.take("of the dead"))
+    assert first.close() and second.close()
+    assert stands(conn, "session IS NULL AND released_at IS NOT NULL") == len(MANY) + 2
+    assert sorted(set(fences)) == fences
+
+
+@pytest.mark.parametrize(
+    "index", ["(fence)", "(released_at) INCLUDE (fence)", "((fence + 1)) WHERE NOT declared", "USING brin (granted_at)"]
+)
+def test_where_there_is_another_index(connect, index):
+    conn = connect()
+    conn.execute(f"CREATE INDEX extra ON eskit_lease._leases {index}")
+    each_way(conn)
+
+
+def test_where_there_is_a_trigger(connect):
+    """It sees every change: the rows are written by statements."""
+    conn = connect()
+    conn.execute("""
+        CREATE TABLE seen (what text);
+        GRANT INSERT ON seen TO PUBLIC;
+        CREATE FUNCTION see() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN INSERT INTO public.seen VALUES (TG_OP); RETURN NEW; END';
+        CREATE TRIGGER see AFTER INSERT OR UPDATE ON eskit_lease._leases FOR EACH ROW EXECUTE FUNCTION see()""")
+    each_way(conn)
+    inserts, updates = (conn.execute("SELECT count(*) FROM seen WHERE what = %s", (what,)).fetchone()[0] for what in ("INSERT", "UPDATE"))
+    # Each name is new once and freed in the end; before that one is handed over, freed and taken again, and one taken from the dead, who
+    # may have been swept.
+    assert inserts == len(MANY) + 2 and updates - inserts in (4, 5)
+
+
+@pytest.mark.parametrize("index", ["_leases_pkey", "_leases_session", "_leases_released_at"])
+def test_while_an_index_is_made_again(connect, background, index):
+    """Which is done in several steps, and each of them waits for who has begun before."""
+    conn, old, reindexing = connect(), connect(autocommit=False), connect()
+    old.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+    old.execute("SELECT count(*) FROM pg_class")  # a snapshot that REINDEX waits for, and that keeps each version
+    reindex = background(reindexing.execute, f"REINDEX INDEX CONCURRENTLY eskit_lease.{index}")
+    wait_until(lambda: conn.execute("SELECT FROM pg_stat_progress_create_index WHERE phase LIKE 'waiting for%'").rowcount == 1)
+    session = Session(conn, "holder", ttl="60 s")
+    for n in range(50):
+        session.take(f"r/{n % 5}")
+        assert session.release(f"r/{n % 5}")
+    session.take("r/0")
+    old.rollback()
+    reindex.result()
+    assert session.acquire("r/0").reason == "already_held"
+    assert stands(conn, f"session = '{session.id}'") == 1
+    assert stands(conn, "session IS NULL AND released_at > now() - interval '1 h'") == 4
+    assert stands(conn, "resource >= 'r/' AND resource < 'r0'") == 5
+    conn.execute(f"REINDEX INDEX eskit_lease.{index}")  # as it finds whatever is there twice
