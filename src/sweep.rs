@@ -93,7 +93,7 @@ fn dissolve_into(call: &Call, sessions: &[Uuid], most: usize, ending: bool, pass
     let inherited = if ending { Inherited::default() } else { takeover::inherit_from_dead(call, sessions, most)? };
     pass.handed_over += inherited.leases;
     pass.blocked |= inherited.left;
-    let mut sessions = sessions.to_vec();
+    let (ended, mut sessions) = (sessions, sessions.to_vec());
     sessions.retain(|session| !inherited.sessions.contains(session));
     let sessions = sessions.as_slice();
     let limits =
@@ -146,7 +146,8 @@ fn dissolve_into(call: &Call, sessions: &[Uuid], most: usize, ending: bool, pass
     })?;
     let waiters = queue::table();
     let places = |most, skip| queue::places_of(call.db(), sessions, most, skip);
-    let items = item::free(call, sessions, most);
+    // What they have claimed no successor inherits.
+    let items = item::free(call, ended, most);
     pass.more |= items.more;
     pass.blocked |= items.blocked;
     let left = in_pages(most, places, |places| {

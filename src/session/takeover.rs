@@ -2,7 +2,8 @@
 //!
 //! A session opened with `takeover` ends the living sessions of the same consumer and role, with its own transaction, and gets what they
 //! have under new fences: leases, permits, places in queues, memberships and partitions. (What lock_acquire and grace keep in private
-//! sessions stays there; the latter the successor may take back.) A predecessor ends as by session_close, save that nothing of it goes to strangers:
+//! sessions stays there; the latter the successor may take back.) A predecessor ends as by session_close, save that nothing of it goes to strangers
+//! but the work items that it has claimed:
 //!
 //! * Its leases are granted to the successor, who is in nobody's way: S of the predecessor is held exclusively, or, where a transaction
 //!   of its own is fenced, F of each lease that is not. What is fenced stays until that transaction ends; the successor waits for it at
