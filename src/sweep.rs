@@ -121,7 +121,7 @@ fn dissolve_into(call: &Call, sessions: &[Uuid], most: usize, ending: bool, pass
         return Ok(());
     }
     if !ending {
-        sessions.iter().for_each(|dead| call.seam().taken_from(*dead));
+        ended.iter().for_each(|dead| call.seam().taken_from(*dead));
     }
     let rows = Leases::open();
     // A free row is granted without asking for its old fence, so it is not made free while a fenced transaction is open. Nor is one that
