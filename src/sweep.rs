@@ -423,8 +423,7 @@ fn session_sweep(max_leases: default!(Option<i32>, "1000")) -> Result<Swept> {
         max: 100_000,
     })?;
     let call = Call::open(shared)?;
-    // An administrator may have put items below them, by COPY say.
-    shared.forget_floors(call.home.database);
+    item::expect_copies(&call);
     let pass = pass(&call, most, true)?;
     let count = |number: usize| i32::try_from(number).unwrap_or(i32::MAX);
     let more = pass.more || pass.blocked;

@@ -119,7 +119,8 @@ pub struct Database {
     pub raised: AtomicU32,
     /// Queues in which some session has found less than it asked for, by their bits.
     pub(super) hungry: AtomicU32,
-    /// The fence of a claim of work items of this start of shared memory; zero before the first.
+    /// A claim of work items under this fence or a later one has a row for as long as it has items; zero before the first claim in this start of
+    /// shared memory.
     pub first_claim: AtomicI64,
     /// Oid of the sequence `position_high` whose state, and that of its fellows, is kept here in this start of shared memory; the next three
     /// are valid then.
