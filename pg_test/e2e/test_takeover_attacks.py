@@ -130,6 +130,17 @@ def test_what_a_predecessor_has_claimed_is_free_though_not_all_is_inherited_yet(
     wait_until(lambda: not rows_of(conn, "_successions", "session", old))
 
 
+def test_a_successor_that_drains_is_in_nobodys_way(connect):
+    """It gets nothing new, neither what it was to inherit."""
+    conn, work, old = connect(), connect(autocommit=False), Session(connect(), "me", "60 s")
+    call(work, "fence_check", "r", old.take("r"))
+    waiter = Session(connect(), "waiter", "60 s").queue("r")
+    heir = Session(connect(), "me", "60 s", takeover=True)
+    assert call(conn, "session_drain", heir.id)
+    work.commit()
+    is_granted(conn, waiter, "r")
+
+
 def test_two_takeovers_at_once_leave_one_session(connect, background):
     old, watcher = Session(connect(), "me", "60 s"), connect()
     old.take("r")
