@@ -271,6 +271,10 @@ pub fn slots_in_use(call: &Call, resource: &str, kind: Option<Kind>) -> Result<O
         if leases.lock(row.tid, false) != Locked::Mine {
             return Err(busy().into());
         }
+        // The caller is about to take it away.
+        if let Some(dead) = row.session {
+            call.seam().taken_from(dead);
+        }
     }
     Ok(None)
 }

@@ -51,6 +51,12 @@ pub fn raise(call: &Call) {
     }
 }
 
+/// The same though it has been done: an administrator may have set the sequences back, as a restore of data alone does.
+pub fn raise_again(call: &Call) {
+    call.database.raised.store(0, Ordering::Release);
+    raise(call);
+}
+
 /// Keeps fenced transactions away from a fence, to the end of this transaction; waits for those that are open.
 pub fn exclude(fences: impl IntoIterator<Item = i64>) {
     for fence in fences {

@@ -88,8 +88,10 @@ pub fn retire(call: &Call, now: u64, most: usize, at_once: bool) -> bool {
             let values = vec![Value::Double(seconds.into()), Value::Long(most as i64)];
             more |= call.db().execute(kind.retire, values) == most as u64;
         }
-        database.look_for_kept(kind.kept);
-        let age = call.db().run(kind.oldest, vec![], |row| row.get::<f64>(1)).pop().flatten();
+        // Then somebody comes again.
+        let may_miss = database.look_for_kept(kind.kept);
+        let oldest = call.db().run(kind.oldest, vec![], |row| row.get::<f64>(1)).pop().flatten();
+        let age = oldest.or(may_miss.then_some(0.0));
         database.found_kept(kind.kept, age.map(|age| now.cast_signed() - (age * 1e6) as i64));
     }
     if !more {

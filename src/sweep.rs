@@ -93,7 +93,7 @@ fn dissolve_into(call: &Call, sessions: &[Uuid], most: usize, ending: bool, pass
     let inherited = if ending { Inherited::default() } else { takeover::inherit_from_dead(call, sessions, most)? };
     pass.handed_over += inherited.leases;
     pass.blocked |= inherited.left;
-    let mut sessions = sessions.to_vec();
+    let (ended, mut sessions) = (sessions, sessions.to_vec());
     sessions.retain(|session| !inherited.sessions.contains(session));
     let sessions = sessions.as_slice();
     let limits =
@@ -121,7 +121,7 @@ fn dissolve_into(call: &Call, sessions: &[Uuid], most: usize, ending: bool, pass
         return Ok(());
     }
     if !ending {
-        sessions.iter().for_each(|dead| call.seam().taken_from(*dead));
+        ended.iter().for_each(|dead| call.seam().taken_from(*dead));
     }
     let rows = Leases::open();
     // A free row is granted without asking for its old fence, so it is not made free while a fenced transaction is open. Nor is one that
@@ -146,7 +146,8 @@ fn dissolve_into(call: &Call, sessions: &[Uuid], most: usize, ending: bool, pass
     })?;
     let waiters = queue::table();
     let places = |most, skip| queue::places_of(call.db(), sessions, most, skip);
-    let items = item::free(call, sessions, most);
+    // What they have claimed no successor inherits.
+    let items = item::free(call, ended, most);
     pass.more |= items.more;
     pass.blocked |= items.blocked;
     let left = in_pages(most, places, |places| {
@@ -422,8 +423,7 @@ fn session_sweep(max_leases: default!(Option<i32>, "1000")) -> Result<Swept> {
         max: 100_000,
     })?;
     let call = Call::open(shared)?;
-    // An administrator may have put items below them, by COPY say.
-    shared.forget_floors(call.home.database);
+    item::expect_copies(&call);
     let pass = pass(&call, most, true)?;
     let count = |number: usize| i32::try_from(number).unwrap_or(i32::MAX);
     let more = pass.more || pass.blocked;

@@ -7,6 +7,7 @@ import psycopg
 import pytest
 from client import Session, call, rows
 from conftest import Server, wait_until
+from psycopg.types.json import Jsonb
 
 
 class Scene:
@@ -281,3 +282,41 @@ def test_the_dead_stay_dead_over_a_restart(restarted, end):
         assert not dead.heartbeat().alive, "what has been told that it is dead is dead for good"
         assert heir.acquire("r").granted
         assert heir.fences["r"] > old
+
+
+def take_name(conn, dead, heir):
+    call(conn, "semaphore_create", "r", 2)
+
+
+def take_attempt(conn, dead, heir):
+    assert call(conn, "execution_resolve", "k", "retry")
+
+
+def take_items(conn, dead, heir):
+    assert len(rows(conn, "item_claim", "q", heir.id, 2)) == 1
+
+
+@pytest.mark.parametrize("take", [take_name, take_attempt, take_items])
+def test_the_dead_stay_dead_whatever_was_taken(restarted, take):
+    """Their name, their attempt, or one of their items, while they were just finishing the other one."""
+    restarted.query("CREATE EXTENSION eskit_lease")
+    restarted.set(eskit_lease__worker="off")
+    wait_until(lambda: not restarted.workers())
+    with psycopg.connect(restarted.dsn()) as conn, psycopg.connect(restarted.dsn()) as work, restarted.connect() as other:
+        call(other, "queue_create", "q")
+        call(other, "item_add_many", "q", [Jsonb(1)] * 2)
+        dead, heir = Session(other, "dead", ttl="2 s"), Session(other, "heir", ttl="120 s")
+        dead.take("r")
+        assert call(other, "execution_begin", "k", dead.id).first
+        one, _ = rows(other, "item_claim", "q", dead.id, 2)
+        assert call(work, "item_done", [one.id], one.fence) == 1
+        wait_until(lambda: dead.expired(other))
+        take(conn, dead, heir)
+        conn.execute("PREPARE TRANSACTION 'takes'")
+        conn.rollback()
+        work.rollback()
+    restarted.restart("immediate")
+    with restarted.connect() as other:
+        dead.conn = other
+        assert not dead.heartbeat().alive
+        other.execute("COMMIT PREPARED 'takes'")

@@ -6,8 +6,10 @@ import time
 from pathlib import Path
 
 import pytest
+from client import Session, call, rows
 from conftest import Server, once, wait_until
 from estate import Estate
+from psycopg.types.json import Jsonb
 
 TOOLS = Path(os.environ["PG_BIN"])
 
@@ -89,3 +91,32 @@ def test_dump_and_restore(tmp_path):
     finally:
         for server in (origin, fresh, unloaded):
             server.stop("immediate")
+
+
+@pytest.mark.parametrize("first", ["former", "used"])
+def test_data_alone_into_a_database_that_is_used(tmp_path, first):
+    """After a sweep items that were claimed when they were dumped are there, and fences and ids rise above those given here before, whichever of
+    the two was the first to give any."""
+    server, dbnames = Server("e2e-data-alone"), ("former", "used")
+    try:
+        conns, sessions, ids, fences = {}, {}, {}, {}
+        for dbname in dbnames if first == "former" else reversed(dbnames):
+            server.query(f"CREATE DATABASE {dbname}")
+            server.query("CREATE EXTENSION eskit_lease", dbname=dbname)
+            conns[dbname] = conn = server.connect(dbname)
+            sessions[dbname] = Session(conn, dbname, "60 s")
+            call(conn, "queue_create", dbname)
+            ids[dbname] = call(conn, "item_add", dbname, Jsonb(dbname))
+            fences[dbname] = rows(conn, "item_claim", dbname, sessions[dbname].id)[0].fence
+        call(conns["used"], "queue_drop", "used", True)  # the other one's has the same number
+        assert min(fences, key=fences.get) == min(ids, key=ids.get) == first
+        run("pg_dump", "-d", server.dsn("former"), "--data-only", "-f", tmp_path / "data")
+        run("psql", "-X", "-q", "-v", "ON_ERROR_STOP=1", "-d", server.dsn("used"), "-f", tmp_path / "data")
+        conn = conns["used"]
+        call(conn, "session_sweep")
+        assert call(conn, "item_add", "former", Jsonb("later")) > max(ids.values())
+        item, _ = rows(conn, "item_claim", "former", sessions["used"].id, 10)
+        assert item.id == ids["former"] and item.fence > max(fences.values())
+        assert sessions["used"].take("r") > item.fence
+    finally:
+        server.stop("immediate")

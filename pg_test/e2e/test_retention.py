@@ -180,6 +180,27 @@ def test_claims_that_were_finished_side_by_side(server, connect, second):
         server.set(eskit_lease__row_retention=None)
 
 
+def test_claims_that_were_finished_side_by_side_by_one_who_is_slow(server, connect):
+    """Who finished first commits last, long after somebody has looked for such claims."""
+    one, other = connect(), connect(autocommit=False)
+    session = Session(one, "session", ttl="600 s")
+    call(one, "queue_create", "q")
+    call(one, "item_add_many", "q", [psycopg.types.json.Jsonb(1)] * 2)
+    server.set(eskit_lease__row_retention="1 s")
+    try:
+        first, second = rows(one, "item_claim", "q", session.id, 2)
+        for conn, item in ((other, first), (one, second)):
+            assert call(conn, "item_done", [item.id], item.fence) == 1
+        for turn in range(2):
+            session.take(f"turn {turn}")
+            assert session.release(f"turn {turn}")
+            wait_until(lambda: call(one, "session_sweep") and one.execute("SELECT FROM eskit_lease._leases").rowcount == 0, pause=0.1)
+        other.commit()
+        wait_until(lambda: one.execute("SELECT FROM eskit_lease._claims").rowcount == 0, timeout=20, pause=0.1)
+    finally:
+        server.set(eskit_lease__row_retention=None)
+
+
 def test_released_leases(server, no_worker, connect):
     """Also where there was none when somebody last looked."""
     conn = connect()

@@ -1,8 +1,9 @@
 """What a hostile reader found in take-over, grace and semaphores: second holders, wake-ups that were lost, waits that nobody may wait."""
 
 import pytest
-from client import Session, call, stat
+from client import Session, call, rows, stat
 from conftest import Server, wait_until
+from psycopg.types.json import Jsonb
 from test_attacks import is_granted
 
 
@@ -109,6 +110,35 @@ def test_a_successor_gets_no_permit_beyond_those_there_are(connect):
     assert first.holds("s") and not heir.holds("s")
     assert first.release("s")
     assert Session(conn, "another", "60 s").take("s")
+
+
+def test_what_a_predecessor_has_claimed_is_free_though_not_all_is_inherited_yet(connect):
+    """The worker frees it, and has nothing left to do with the predecessor once the rest is inherited."""
+    conn, work = connect(), connect(autocommit=False)
+    old, hungry = Session(connect(), "me", "60 s"), Session(conn, "hungry", "60 s")
+    call(conn, "queue_create", "q")
+    item = call(conn, "item_add", "q", Jsonb("x"))
+    assert [claimed.id for claimed in rows(old.conn, "item_claim", "q", old.id)] == [item]
+    hungry.revision = hungry.heartbeat().revision
+    assert rows(conn, "item_claim", "q", hungry.id) == []
+    call(work, "fence_check", "r", old.take("r"))
+    heir = Session(connect(), "me", "60 s", takeover=True)
+    assert hungry.wait("10 s").reason == "changed"
+    assert [claimed.id for claimed in rows(conn, "item_claim", "q", hungry.id)] == [item]
+    work.commit()
+    is_granted(conn, heir, "r")
+    wait_until(lambda: not rows_of(conn, "_successions", "session", old))
+
+
+def test_a_successor_that_drains_is_in_nobodys_way(connect):
+    """It gets nothing new, neither what it was to inherit."""
+    conn, work, old = connect(), connect(autocommit=False), Session(connect(), "me", "60 s")
+    call(work, "fence_check", "r", old.take("r"))
+    waiter = Session(connect(), "waiter", "60 s").queue("r")
+    heir = Session(connect(), "me", "60 s", takeover=True)
+    assert call(conn, "session_drain", heir.id)
+    work.commit()
+    is_granted(conn, waiter, "r")
 
 
 def test_two_takeovers_at_once_leave_one_session(connect, background):

@@ -37,6 +37,8 @@ const ENDED: &str = "session ended";
 #[derive(Default)]
 pub struct Freed {
     items: usize,
+    /// Whether any item is free that was not.
+    any: bool,
     /// Whether there may be more to free.
     pub more: bool,
     /// Whether something was in somebody's hands.
@@ -53,7 +55,9 @@ pub fn free(call: &Call, sessions: &[Uuid], most: usize) -> Freed {
         for fence in &fences {
             // Not locked: two who free the same items meet at the first of them.
             let Some(claim) = Claim::of(*fence) else { continue };
-            if free_claim(call, &claim) && Claim::forget(*fence) {
+            let (any, all) = free_claim(call, &claim);
+            freed.any |= any;
+            if all && Claim::forget(*fence) {
                 freed.items += claim.items.len();
             } else {
                 freed.blocked = true;
@@ -70,12 +74,13 @@ pub fn free(call: &Call, sessions: &[Uuid], most: usize) -> Freed {
     }
 }
 
-/// Frees the items of a claim; false if any is in somebody's hands.
-fn free_claim(call: &Call, claim: &Claim) -> bool {
-    let Some(queue) = Queue::numbered(claim.queue) else { return true };
+/// Frees the items of a claim. Whether it has freed any, and whether none is left in somebody's hands.
+fn free_claim(call: &Call, claim: &Claim) -> (bool, bool) {
+    let Some(queue) = Queue::numbered(claim.queue) else { return (false, true) };
     let items = Table::open(ITEMS, c"_items_pkey");
     let heads = (claim.order != Order::None).then(|| Heads::of(call, queue.number));
-    let free = |(partition, place, id): &(i32, i64, i64)| loop {
+    let mut any = false;
+    let mut free = |(partition, place, id): &(i32, i64, i64)| loop {
         let key = [Key::Int(claim.queue), Key::Int(*partition), Key::Long(*place)];
         let look = || {
             let read = |row: &Tuple| (row.get::<i64>(column::CLAIM), row.get::<i32>(column::ATTEMPT));
@@ -105,11 +110,13 @@ fn free_claim(call: &Call, claim: &Claim) -> bool {
                 let (queue, partition, place) = (Value::Int(queue.number), Value::Int(*partition), Value::Long(*place));
                 call.db().execute(&BURY, vec![queue, partition, place, Value::Long(fence), Value::Text(ENDED)]);
                 call.seam().kept(Kept::DeadItems);
+                any = true;
                 return true;
             }
             Locked::Mine => {
                 call.seam().places(lane(call, ITEMS, queue.number, *partition), *place, false);
                 call.seam().items(queue.number, &queue.name);
+                any = true;
                 return true;
             }
         }
@@ -119,7 +126,7 @@ fn free_claim(call: &Call, claim: &Claim) -> bool {
     for item in &claim.items {
         all &= free(item);
     }
-    all
+    (any, all)
 }
 
 /// For a claim that finds less than it asks for, so that nothing waits for the worker: frees what dead sessions have claimed. Whether
@@ -137,7 +144,7 @@ pub fn free_dead(call: &Call) -> bool {
         let rows = session::rows(&sessions).into_iter();
         dead.extend(rows.filter(|row| call.standing_of(row).is_none()).map(|row| row.session));
     }
-    let freed = !dead.is_empty() && free(call, &dead, MOST).items > 0;
+    let freed = !dead.is_empty() && free(call, &dead, MOST).any;
     if freed {
         dead.iter().for_each(|dead| call.seam().taken_from(*dead));
     }

@@ -20,7 +20,8 @@
 //! * The claims of a session that has ended are freed by [`free`]: by its close, by the worker's sweep, or by a claim that finds less than
 //!   it asks for. A dead session finishes nothing, and what it was just finishing is in the hands of that transaction.
 //! * Claims are not dumped. An item whose claim has no row is free. To ask for the row each time that a claim passes a claimed item
-//!   would be dear; it is asked for only if the fence is older than the first claim of this start of shared memory.
+//!   would be dear; it is asked for only if the fence is older than the first claim of this start of shared memory, or than the last time
+//!   that somebody has expected copies of items ([`expect_copies`]).
 //!
 //! **Order**, where a queue has one: see [`heads`], and [`claim`] for who comes first.
 //!
@@ -47,9 +48,11 @@ use crate::keys::partition_of;
 use crate::liveness::floors::Lane;
 use crate::table::{Flight, Key, Locked, Sight, Table, Tuple};
 use crate::text::Text;
+use crate::{fence, spi};
 use pgrx::Uuid;
 use pgrx::pg_sys::ItemPointerData;
 use std::ffi::CStr;
+use std::sync::atomic::Ordering;
 
 /// Items in one claim.
 pub const MAX_CLAIM: i32 = 1_000;
@@ -125,6 +128,15 @@ fn read(row: &Tuple) -> Queue {
         group: text(7),
         tid: row.tid(),
     }
+}
+
+/// An administrator may have put items in, by COPY say or as a restore of data alone does: below the floors; and under claims of another
+/// database, or of before, of which there is no row.
+pub fn expect_copies(call: &Call) {
+    fence::raise_again(call);
+    call.database.first_claim.store(spi::next(c"fence_seq"), Ordering::Release);
+    // Last: until now some have passed them as claimed.
+    call.shared.forget_floors(call.home.database);
 }
 
 /// Where items of a queue are, for one partition.

@@ -119,7 +119,8 @@ pub struct Database {
     pub raised: AtomicU32,
     /// Queues in which some session has found less than it asked for, by their bits.
     pub(super) hungry: AtomicU32,
-    /// The fence of a claim of work items of this start of shared memory; zero before the first.
+    /// A claim of work items under this fence or a later one has a row for as long as it has items; zero before the first claim in this start of
+    /// shared memory.
     pub first_claim: AtomicI64,
     /// Oid of the sequence `position_high` whose state, and that of its fellows, is kept here in this start of shared memory; the next three
     /// are valid then.
@@ -139,6 +140,8 @@ pub struct Database {
     pub retention_looked: AtomicU64,
     /// Since when the oldest of each kind is kept, by the clock, and before its zero too; zero for none, or one of the above.
     kept_since: [AtomicI64; 4],
+    /// Ids of transactions that have finished items of the claims among these are below this; zero when all of them have ended.
+    claims_before: AtomicU64,
     /// Of dead sessions whose rows are in somebody's hands.
     pub blocked: Retry,
     /// Of looking through the database, when more is in somebody's hands than the ring has room for.
@@ -244,6 +247,7 @@ impl Shared {
         }
         database.worker.store(std::ptr::null_mut(), Ordering::Relaxed);
         database.retention_looked.store(0, Ordering::Relaxed);
+        database.claims_before.store(0, Ordering::Relaxed);
         for since in &database.kept_since {
             since.store(0, Ordering::Relaxed);
         }
@@ -310,8 +314,13 @@ impl Database {
         flags.into_iter().chain(timer).min()
     }
 
-    /// A row is kept from now on, and visible. Whether it is the only one, so that somebody has to learn of it.
+    /// A row is kept from now on, and visible; a claim, once all others who have finished items of it have ended too. Whether it is the only
+    /// one, so that somebody has to learn of it.
     pub fn keep(&self, kind: Kept, now: u64) -> bool {
+        if kind == Kept::Claims {
+            // SAFETY: reads a number of PostgreSQL's shared memory
+            self.claims_before.fetch_max(unsafe { pg_sys::ReadNextFullTransactionId() }.value, Ordering::AcqRel);
+        }
         let first = |since: i64| match since {
             0 => Some(now.cast_signed()),
             LOOKING => Some(UNKNOWN),
@@ -320,9 +329,27 @@ impl Database {
         self.kept_since[kind as usize].fetch_update(Ordering::AcqRel, Ordering::Acquire, first) == Ok(0)
     }
 
-    /// Before the oldest row of a kind is looked for: what is kept from now on may be missed by the look.
-    pub fn look_for_kept(&self, kind: Kept) {
-        self.kept_since[kind as usize].store(LOOKING, Ordering::Release);
+    /// Before the oldest row of a kind is looked for: what is kept from now on may be missed by the look. Whether rows that were kept before
+    /// that may be missed as well.
+    pub fn look_for_kept(&self, kind: Kept) -> bool {
+        self.kept_since[kind as usize].swap(LOOKING, Ordering::AcqRel);
+        kind == Kept::Claims && self.claims_are_being_finished()
+    }
+
+    fn claims_are_being_finished(&self) -> bool {
+        let before = self.claims_before.load(Ordering::Acquire);
+        if before == 0 {
+            return false;
+        }
+        // SAFETY: in a transaction; of the snapshot one number is read
+        let open = unsafe {
+            let oldest = (*pg_sys::GetLatestSnapshot()).xmin;
+            pg_sys::TransactionIdPrecedes(oldest, pg_sys::TransactionId::from(before as u32))
+        };
+        if !open {
+            self.claims_before.compare_exchange(before, 0, Ordering::AcqRel, Ordering::Relaxed).ok();
+        }
+        open
     }
 
     /// After that.

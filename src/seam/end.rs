@@ -5,7 +5,7 @@
 use super::notes::{NOTES, Note, Notes, What, next_epoch};
 use crate::error::Error;
 use crate::guard::{Guard, Mode};
-use crate::liveness::databases::{Database, RESCAN};
+use crate::liveness::databases::{Database, Kept, RESCAN};
 use crate::liveness::slots::SlotRef;
 use crate::liveness::{Shared, clock, confirm};
 use pgrx::Uuid;
@@ -66,7 +66,7 @@ unsafe extern "C-unwind" fn at_end(event: pg_sys::XactEvent::Type, _argument: *m
             if let Some((shared, database)) = notes.shared.take() {
                 let stirred = match event {
                     XACT_EVENT_PREPARE => {
-                        notes.list.iter().for_each(|note| note.lower(shared, database));
+                        notes.list.iter().for_each(|note| note.prepare(shared, database));
                         notes.gainers().for_each(|session| shared.unproven_while_prepared(session));
                         shared.watch_prepared(database, notes.xid);
                         true
@@ -283,6 +283,14 @@ impl Note {
             }
             What::AllPlaces => shared.feed_all(database),
             _ => (),
+        }
+    }
+
+    /// It is going to be committed, or not: what nobody can tell later is said now.
+    fn prepare(&self, shared: &Shared, database: &Database) {
+        self.lower(shared, database);
+        if let What::Kept(Kept::Claims) = self.what {
+            database.keep(Kept::Claims, clock::now());
         }
     }
 

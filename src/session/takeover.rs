@@ -2,13 +2,14 @@
 //!
 //! A session opened with `takeover` ends the living sessions of the same consumer and role, with its own transaction, and gets what they
 //! have under new fences: leases, permits, places in queues, memberships and partitions. (What lock_acquire and grace keep in private
-//! sessions stays there; the latter the successor may take back.) A predecessor ends as by session_close, save that nothing of it goes to strangers:
+//! sessions stays there; the latter the successor may take back.) A predecessor ends as by session_close, save that nothing of it goes to strangers
+//! but the work items that it has claimed:
 //!
 //! * Its leases are granted to the successor, who is in nobody's way: S of the predecessor is held exclusively, or, where a transaction
 //!   of its own is fenced, F of each lease that is not. What is fenced stays until that transaction ends; the successor waits for it at
 //!   the head of the queue, and a partition has it for its target.
 //! * What could not be had (fenced, or in the middle of being granted to the predecessor) is inherited by the sweep, which finds the
-//!   successor of a dead session in a row of its own. For what the predecessor had waited for, and is just
+//!   successor of a dead session in a row of its own; or goes to others if that drains. For what the predecessor had waited for, and is just
 //!   granted, the successor is at the head of the queue as well.
 
 use super::{SessionRow, delete, lock_row, lock_rows, row};
@@ -194,7 +195,7 @@ fn give_up(call: &Call, leases: &Leases, spare: Vec<(Seat, LeaseRow, bool)>) -> 
 /// What came of passing on what is left of dead sessions.
 #[derive(Default)]
 pub struct Inherited {
-    /// Those that have living successors: nothing of them goes to anybody else.
+    /// Those that have successors who inherit: nothing of them goes to anybody else.
     pub sessions: HashSet<Uuid>,
     pub leases: usize,
     /// Whether anything is left.
@@ -206,7 +207,8 @@ pub fn inherit_from_dead(call: &Call, dead: &[Uuid], most: usize) -> Result<Inhe
     let mut inherited = Inherited::default();
     let successors = call.db().run(&SUCCESSORS, vec![Value::Uuids(dead)], |row| (row.uuid(1), row.uuid(2)));
     for (from, to) in successors {
-        let Some(to) = call.living(to)?.filter(|to| row(to.session()).is_some()) else { continue };
+        let takes = |to: &SlotRef| row(to.session()).is_some_and(|row| !row.draining);
+        let Some(to) = call.living(to)?.filter(takes) else { continue };
         let seats = call.db().run(&HELD, vec![Value::Uuid(from), Value::Long(most as i64)], seat);
         // Nobody keeps fenced transactions away here: whether one is open is tested for each.
         let Inheritance { leases, left, .. } = inherit(call, from, to, seats, &|_| Some(false));
@@ -217,11 +219,11 @@ pub fn inherit_from_dead(call: &Call, dead: &[Uuid], most: usize) -> Result<Inhe
     Ok(inherited)
 }
 
-/// The living successor of a dead session, which is to have what is left of that.
+/// The living successor of a dead session, which is to have what is left of that. One that drains takes nothing new.
 pub fn heir(call: &Call, session: Uuid) -> Option<Uuid> {
     let table = Table::open(c"_successions", c"_successions_pkey");
     let heir = table.scan(Sight::Latest, &[Key::Uuid(session)], |row, _| row.get::<Uuid>(2))?;
-    row(heir).and_then(|row| call.standing_of(&row)).map(|_| heir)
+    row(heir).filter(|row| !row.draining).and_then(|row| call.standing_of(&row)).map(|_| heir)
 }
 
 /// Forgets the successors of sessions of which nothing is left. A row that somebody is just changing stays: it says nothing any more.
