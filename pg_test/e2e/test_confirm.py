@@ -262,6 +262,26 @@ def test_prepared_grants(pair, conn):
     assert session.holds("prepared") and session.close()
 
 
+def test_granted_while_off(pair, conn):
+    """What was granted while nobody was to confirm it does not become known when the setting is on again."""
+    session = Session(conn, ttl="1 min")
+    wait_until(lambda: trusted(session))
+    pair.primary.set(eskit_lease__confirm_interval="0")
+    wait_until(lambda: not pair.confirmers())
+    pair.by_stopping()
+    with pair.primary.connect() as local:
+        local.execute("SET synchronous_commit = local")
+        session.conn = local
+        session.take("while off")
+        assert trusted(session)
+        pair.primary.set(eskit_lease__confirm_interval=None)
+        wait_until(pair.waiting)
+        assert not beats(session, 0.3) and session.renew("while off").reason == "unconfirmed"
+        pair.heal()
+        wait_until(lambda: trusted(session))
+        assert session.close()
+
+
 def test_no_room(pair):
     """Without a free slot for the confirmer nothing is confirmed, which the log says once; what is answered is right."""
     pair.primary.query("ALTER SYSTEM SET max_worker_processes = 2")
