@@ -1,5 +1,7 @@
 """A primary whose synchronous standby does not acknowledge stops vouching for its sessions, in time, and begins again when that is back."""
 
+import os
+import signal
 import time
 
 import pytest
@@ -280,6 +282,21 @@ def test_granted_while_off(pair, conn):
         pair.heal()
         wait_until(lambda: trusted(session))
         assert session.close()
+
+
+def test_switched_off_without_the_launcher(pair):
+    """The confirmer needs nobody to end, and does not write the log full meanwhile."""
+    (launcher,) = pair.primary.workers("launcher")
+    os.kill(launcher, signal.SIGSTOP)
+    try:
+        before = pair.primary.query("SELECT pg_current_wal_insert_lsn()")[0][0]
+        pair.primary.set(eskit_lease__confirm_interval="0")
+        time.sleep(0.5)
+        written = pair.primary.query("SELECT pg_current_wal_insert_lsn() - %s::pg_lsn", before)[0][0]
+        assert written < 10_000
+        wait_until(lambda: not pair.confirmers(), timeout=5)
+    finally:
+        os.kill(launcher, signal.SIGCONT)
 
 
 def test_no_room(pair):

@@ -38,7 +38,8 @@ pub extern "C-unwind" fn eskit_lease_confirmer_main(_argument: pg_sys::Datum) {
     // SAFETY: as above; with no database it is there for pg_stat_activity to show
     unsafe { pg_sys::BackgroundWorkerInitializeConnection(std::ptr::null(), std::ptr::null(), 0) };
     let Ok(shared) = shared() else { return };
-    loop {
+    // The launcher ends it too, but may be held up; and without an interval it would write one record after the other.
+    while confirm::is_on() {
         let began = clock::now();
         report_activity(c"eskit_lease: confirmation");
         let (lsn, mut pause) = (write(), FIRST_PAUSE);
