@@ -299,6 +299,18 @@ def test_switched_off_without_the_launcher(pair):
         os.kill(launcher, signal.SIGCONT)
 
 
+def test_views_in_the_granting_transaction(pair, conn):
+    """They vouch for no more than its own answers do."""
+    session = Session(conn, ttl="1 min")
+    shown = "SELECT trust_ms > 0 FROM eskit_lease.leases WHERE resource = 'shown'"
+    with conn.transaction():
+        session.take("shown")
+        assert session.trust_ms == 0 and not trusted(session)
+        assert conn.execute(shown).fetchone() == (False,)
+    wait_until(lambda: conn.execute(shown).fetchone() == (True,))
+    assert session.close()
+
+
 def test_no_room(pair):
     """Without a free slot for the confirmer nothing is confirmed, which the log says once; what is answered is right."""
     pair.primary.query("ALTER SYSTEM SET max_worker_processes = 2")
