@@ -311,6 +311,21 @@ def test_views_in_the_granting_transaction(pair, conn):
     assert session.close()
 
 
+def test_prepared_when_its_slot_is_another_s(pair, conn):
+    """A session that did not live to see its opening prepared has nothing to do with who has its place now."""
+    with pair.primary.connect() as opening:
+        opening.execute("BEGIN")
+        Session(opening, "gone", ttl="1 s")
+        time.sleep(4)
+        others = [Session(conn, f"other {i}", ttl="1 min") for i in range(5)]
+        opening.execute("PREPARE TRANSACTION 'late'")
+        try:
+            wait_until(lambda: all(map(trusted, others)), timeout=5)
+        finally:
+            opening.execute("ROLLBACK PREPARED 'late'")
+        assert all(other.close() for other in others)
+
+
 def test_no_room(pair):
     """Without a free slot for the confirmer nothing is confirmed, which the log says once; what is answered is right."""
     pair.primary.query("ALTER SYSTEM SET max_worker_processes = 2")

@@ -68,19 +68,30 @@ impl Shared {
         Some(self.header.confirmed.load(Ordering::Acquire)).filter(|start| *start != 0)
     }
 
+    /// Since when it takes a confirmation for what a session was granted; `None` where its slot is another's by now.
+    fn unproven_of(&self, at: SlotRef) -> Option<&AtomicU64> {
+        (self.slot(at).session() == at.session).then(|| &self.unproven[at.index as usize])
+    }
+
     /// What was granted to a session is known to nobody else: it takes a confirmation from now on.
     pub fn unproven(&self, at: SlotRef) {
-        self.unproven[at.index as usize].fetch_max(clock::now(), Ordering::AcqRel);
+        if let Some(unproven) = self.unproven_of(at) {
+            unproven.fetch_max(clock::now(), Ordering::AcqRel);
+        }
     }
 
     /// What is granted to a session is going to be committed, or not, at a time that nobody can tell.
     pub fn unproven_while_prepared(&self, at: SlotRef) {
-        self.unproven[at.index as usize].store(FOREVER, Ordering::Release);
+        if let Some(unproven) = self.unproven_of(at) {
+            unproven.store(FOREVER, Ordering::Release);
+        }
     }
 
     /// A prepared transaction has ended, which may have been that, and have been committed alone.
     pub fn unproven_since_prepared(&self, at: SlotRef) {
-        self.unproven[at.index as usize].store(clock::now(), Ordering::Release);
+        if let Some(unproven) = self.unproven_of(at) {
+            unproven.store(clock::now(), Ordering::Release);
+        }
     }
 
     /// Nothing has been granted to whoever gets this slot.
