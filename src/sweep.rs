@@ -313,8 +313,8 @@ fn settle_sessions(call: &Call, flags: u32) -> Result<(Vec<Uuid>, bool)> {
                 }
                 Ok(Some(at)) => {
                     left |= !thaw(call, at);
-                    if flags & REVISE != 0 {
-                        // It may have been granted something by a commit of which only that is known.
+                    // It may have been granted something by a commit of which only that is known, or, after a start, not even that.
+                    if flags & REVISE != 0 || flags & BOOT != 0 && row.boot_id != call.shared.boot_id() {
                         call.shared.unproven_since_prepared(at);
                         call.shared.bump(at);
                     }

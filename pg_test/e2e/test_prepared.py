@@ -281,3 +281,20 @@ def test_the_dead_stay_dead_over_a_restart(restarted, end):
         assert not dead.heartbeat().alive, "what has been told that it is dead is dead for good"
         assert heir.acquire("r").granted
         assert heir.fences["r"] > old
+
+
+def test_ended_before_anybody_looked(restarted):
+    """After a start the worker finds who is prepared then. Whoever was granted something by one that ended before is told too."""
+    restarted.query("CREATE EXTENSION eskit_lease")
+    with psycopg.connect(restarted.dsn()) as conn, restarted.connect() as other:
+        scene = prepare(Scene(conn, other), "lease_release", "unseen")
+    restarted.set(eskit_lease__worker="off")
+    restarted.restart()
+    with restarted.connect() as conn:
+        waiter = scene.waiter
+        waiter.conn = conn
+        waiter.revision = waiter.heartbeat().revision
+        conn.execute("COMMIT PREPARED 'unseen'")
+        assert waiter.holds("r")
+        restarted.set(eskit_lease__worker=None)
+        wait_until(lambda: waiter.wait("100 ms").reason == "changed", timeout=10)
