@@ -264,6 +264,65 @@ def test_prepared_grants(pair, conn):
     assert session.holds("prepared") and session.close()
 
 
+def test_several_prepared_grants(pair, conn):
+    """That one has ended says nothing of another that has not."""
+    session = Session(conn, ttl="1 min")
+    for name in ("first", "second"):
+        conn.execute("BEGIN")
+        session.take(name)
+        conn.execute(f"PREPARE TRANSACTION '{name}'")
+    revision = session.heartbeat().revision
+    conn.execute("COMMIT PREPARED 'first'")
+    wait_until(lambda: session.heartbeat().revision > revision)  # which is noticed
+    assert not beats(session, 0.3)
+    pair.by_stopping()
+    conn.execute("SET synchronous_commit = local")
+    conn.execute("COMMIT PREPARED 'second'")
+    assert session.holds("second") and session.renew("second").reason == "unconfirmed"
+    assert not beats(session, 2)
+    pair.heal()
+    wait_until(lambda: trusted(session))
+    assert session.renew("second").reason == "held" and session.close()
+
+
+def test_prepared_grants_over_a_restart(pair):
+    """Also of those that it has not been told of itself."""
+    with pair.primary.connect() as conn:
+        session = Session(conn, ttl="1 min")
+        conn.execute("BEGIN")
+        session.take("over a restart")
+        conn.execute("PREPARE TRANSACTION 'over a restart'")
+    pair.primary.restart()
+    with pair.primary.connect() as conn:
+        other = Session(conn, ttl="1 min")
+        wait_until(lambda: trusted(other))
+        session.conn = conn
+        assert not beats(session, 0.3)
+        pair.by_stopping()
+        conn.execute("SET synchronous_commit = local")
+        conn.execute("COMMIT PREPARED 'over a restart'")
+        assert session.holds("over a restart") and session.renew("over a restart").reason == "unconfirmed"
+        assert not beats(session, 2)
+        pair.heal()
+        wait_until(lambda: trusted(session))
+        assert session.close() and other.close()
+
+
+def test_prepared_when_its_slot_is_another_s(pair, conn):
+    """A session that did not live to see its opening prepared has nothing to do with who has its place now."""
+    with pair.primary.connect() as opening:
+        opening.execute("BEGIN")
+        Session(opening, "gone", ttl="1 s")
+        time.sleep(4)
+        others = [Session(conn, f"other {i}", ttl="1 min") for i in range(5)]
+        opening.execute("PREPARE TRANSACTION 'late'")
+        try:
+            wait_until(lambda: all(map(trusted, others)), timeout=5)
+        finally:
+            opening.execute("ROLLBACK PREPARED 'late'")
+        assert all(other.close() for other in others)
+
+
 def test_granted_while_off(pair, conn):
     """What was granted while nobody was to confirm it does not become known when the setting is on again."""
     session = Session(conn, ttl="1 min")
@@ -284,6 +343,18 @@ def test_granted_while_off(pair, conn):
         assert session.close()
 
 
+def test_views_in_the_granting_transaction(pair, conn):
+    """They vouch for no more than its own answers do."""
+    session = Session(conn, ttl="1 min")
+    shown = "SELECT trust_ms > 0 FROM eskit_lease.leases WHERE resource = 'shown'"
+    with conn.transaction():
+        session.take("shown")
+        assert session.trust_ms == 0 and not trusted(session)
+        assert conn.execute(shown).fetchone() == (False,)
+    wait_until(lambda: conn.execute(shown).fetchone() == (True,))
+    assert session.close()
+
+
 def test_switched_off_without_the_launcher(pair):
     """The confirmer needs nobody to end, and does not write the log full meanwhile."""
     (launcher,) = pair.primary.workers("launcher")
@@ -297,33 +368,6 @@ def test_switched_off_without_the_launcher(pair):
         wait_until(lambda: not pair.confirmers(), timeout=5)
     finally:
         os.kill(launcher, signal.SIGCONT)
-
-
-def test_views_in_the_granting_transaction(pair, conn):
-    """They vouch for no more than its own answers do."""
-    session = Session(conn, ttl="1 min")
-    shown = "SELECT trust_ms > 0 FROM eskit_lease.leases WHERE resource = 'shown'"
-    with conn.transaction():
-        session.take("shown")
-        assert session.trust_ms == 0 and not trusted(session)
-        assert conn.execute(shown).fetchone() == (False,)
-    wait_until(lambda: conn.execute(shown).fetchone() == (True,))
-    assert session.close()
-
-
-def test_prepared_when_its_slot_is_another_s(pair, conn):
-    """A session that did not live to see its opening prepared has nothing to do with who has its place now."""
-    with pair.primary.connect() as opening:
-        opening.execute("BEGIN")
-        Session(opening, "gone", ttl="1 s")
-        time.sleep(4)
-        others = [Session(conn, f"other {i}", ttl="1 min") for i in range(5)]
-        opening.execute("PREPARE TRANSACTION 'late'")
-        try:
-            wait_until(lambda: all(map(trusted, others)), timeout=5)
-        finally:
-            opening.execute("ROLLBACK PREPARED 'late'")
-        assert all(other.close() for other in others)
 
 
 def test_no_room(pair):

@@ -14,7 +14,8 @@
 //!   only by what was acknowledged after it. Mostly that is its own commit. Where the commit did not wait, or its wait was
 //!   cancelled (PostgreSQL then warns, and commits all the same), its sessions are *unproven* until a confirmation that has begun later. While
 //!   the granting transaction is open its own answers vouch for nothing (see [`crate::session::Touch`]); and one that has been
-//!   prepared makes its sessions unproven until it is known to have ended.
+//!   prepared makes its sessions unproven until it is known to have ended. A guard says which those are, over a restart too; the others are
+//!   unproven when they are found after it, as one that had granted to them may have ended since.
 //!
 //! "Acknowledged" is never inferred from a wait that has ended, but read from where PostgreSQL keeps it: the position up to which the
 //! synchronous standbys have flushed. So a cancelled wait, a dying process, and the time after a start in which commits do not wait yet (older
@@ -87,24 +88,24 @@ impl Shared {
         }
     }
 
-    /// A prepared transaction has ended, which may have been that, and have been committed alone.
+    /// Whether that is so.
+    pub fn is_promised(&self, at: SlotRef) -> bool {
+        self.unproven_of(at).is_some_and(|unproven| unproven.load(Ordering::Acquire) == FOREVER)
+    }
+
+    /// All that was so has ended by now, and may have been committed alone. The caller has seen to it that nothing else is being prepared.
     pub fn unproven_since_prepared(&self, at: SlotRef) {
         if let Some(unproven) = self.unproven_of(at) {
             unproven.store(clock::now(), Ordering::Release);
         }
     }
 
-    /// Nothing has been granted to whoever gets this slot.
-    pub(super) fn is_proven(&self, index: u32) {
-        self.unproven[index as usize].store(0, Ordering::Relaxed);
-    }
-
-    /// Until when a session may be told to trust itself, whatever its deadline; `index`: of its slot, if it has one.
+    /// Until when a session may be told to trust itself, whatever its deadline; `index`: of its slot, without which nothing is known of it.
     pub(super) fn vouched_until(&self, index: Option<u32>, ttl: u64) -> u64 {
         if !is_on() {
             return FOREVER;
         }
-        let unproven = index.map_or(0, |index| self.unproven[index as usize].load(Ordering::Acquire));
+        let unproven = index.map_or(FOREVER, |index| self.unproven[index as usize].load(Ordering::Acquire));
         self.confirmed().filter(|start| *start > unproven).map_or(0, |start| start + ttl)
     }
 }
