@@ -119,7 +119,7 @@ fn posts_due(shared: &Shared, oid: u32, now: u64) -> u64 {
 /// do for it.
 fn work(shared: &'static Shared, database: &Database, anybody_due: bool) -> Result<Option<Pass>> {
     if catalog::home_if_any().is_none() {
-        shared.forget(database.oid.load(Ordering::Acquire));
+        shared.forget(database.oid.load(Ordering::Acquire), || catalog::extension().is_none());
         return Ok(None);
     }
     Ok(Some(sweep::pass(&Call::open(shared)?, MOST, anybody_due)?))
