@@ -20,7 +20,7 @@ use crate::liveness::word::State;
 use crate::session::takeover::{self, Inherited};
 use crate::spi::{self, Statement, Value};
 use crate::table::Locked;
-use crate::{grant, group, item, queue, release, retention, row, session};
+use crate::{catalog, grant, group, item, queue, release, retention, row, session};
 use pgrx::Uuid;
 use pgrx::pg_sys::{self, INT8OID, ItemPointerData, TEXTOID, TransactionId, UUIDARRAYOID};
 use pgrx::prelude::*;
@@ -438,6 +438,8 @@ fn session_sweep(max_leases: default!(Option<i32>, "1000")) -> Result<Swept> {
         min: 1,
         max: 100_000,
     })?;
+    // As the worker does: else sessions of an extension made meanwhile would be taken for those of one that was dropped.
+    catalog::lock_extension();
     let call = Call::open(shared)?;
     // An administrator may have put items below them, by COPY say.
     shared.forget_floors(call.home.database);
