@@ -370,6 +370,25 @@ def test_switched_off_without_the_launcher(pair):
         os.kill(launcher, signal.SIGCONT)
 
 
+def test_switched_on_during_a_call(pair, conn, background):
+    """One statement may call for days, as a procedure does, and hears of no reload; it is told no more than others are."""
+    session = Session(conn, ttl="1 min")
+    pair.primary.set(eskit_lease__confirm_interval="0")
+    wait_until(lambda: not pair.confirmers())
+    pair.by_stopping()
+    isolated_at = time.monotonic()
+    looped = "SELECT h.trust_ms FROM (SELECT pg_sleep(3)) AS s, eskit_lease.session_heartbeat(%s) AS h"
+    with pair.primary.connect() as calling:
+        answer, asked_at = background(lambda: calling.execute(looped, (session.id,)).fetchone()), time.monotonic()
+        pair.primary.set(eskit_lease__confirm_interval=None)
+        wait_until(pair.waiting)
+        (trust_ms,) = answer.result()
+        assert asked_at + trust_ms / 1000 < isolated_at + 60
+    pair.heal()
+    wait_until(lambda: trusted(session))
+    assert session.close()
+
+
 def test_no_room(pair):
     """Without a free slot for the confirmer nothing is confirmed, which the log says once; what is answered is right."""
     pair.primary.query("ALTER SYSTEM SET max_worker_processes = 2")

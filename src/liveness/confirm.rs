@@ -28,7 +28,7 @@
 //! The promise holds where every standby that may be promoted must acknowledge, for as long as the clocks run: one machine that is stopped
 //! without its `CLOCK_BOOTTIME` counting on (a virtual one, paused by its host) does not know how late it is. A client relies on what it was
 //! granted by an answer that it has asked for afterwards; the moment between the end of a cancelled wait and the note that is taken of it is
-//! too short for that. With the setting off a heartbeat pays one plain read for all this.
+//! too short for that. With the setting off a heartbeat pays two plain reads for all this.
 
 use super::slots::SlotRef;
 use super::word::FOREVER;
@@ -37,7 +37,7 @@ use crate::settings;
 use pgrx::pg_sys;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Whether what this server says of trust is bounded by confirmations.
+/// Whether there are to be confirmations, by what this process has heard.
 pub fn is_on() -> bool {
     settings::CONFIRM_INTERVAL.get() > 0
 }
@@ -59,6 +59,17 @@ pub fn committed_alone() -> bool {
 }
 
 impl Shared {
+    /// The launcher has heard whether there are to be confirmations.
+    pub fn set_confirming(&self) {
+        self.header.confirming.store(is_on(), Ordering::Release);
+    }
+
+    /// Whether what this server says of trust is bounded by confirmations: also in a statement that has gone on since before the setting was
+    /// switched on, and hears of no reload.
+    pub fn is_confirming(&self) -> bool {
+        is_on() || self.header.confirming.load(Ordering::Acquire)
+    }
+
     /// A confirmation that has begun at `start` is acknowledged.
     pub fn confirm(&self, start: u64) {
         self.header.confirmed.fetch_max(start, Ordering::AcqRel);
@@ -102,7 +113,7 @@ impl Shared {
 
     /// Until when a session may be told to trust itself, whatever its deadline; `index`: of its slot, without which nothing is known of it.
     pub(super) fn vouched_until(&self, index: Option<u32>, ttl: u64) -> u64 {
-        if !is_on() {
+        if !self.is_confirming() {
             return FOREVER;
         }
         let unproven = index.map_or(FOREVER, |index| self.unproven[index as usize].load(Ordering::Acquire));

@@ -18,7 +18,7 @@ use crate::liveness::databases::Counter;
 use crate::liveness::map::Opening;
 use crate::liveness::slots::{Home, SlotRef, Standing};
 use crate::liveness::word::{FOREVER, State};
-use crate::liveness::{Shared, clock, confirm};
+use crate::liveness::{Shared, clock, shared};
 use crate::seam;
 use crate::spi::{Db, Statement, Value};
 use crate::sweep;
@@ -209,7 +209,8 @@ impl Touch {
     /// transaction that grants to the session vouches for nothing: it is yet to be committed, and that to be acknowledged.
     pub fn trust_ms(&self) -> Option<i32> {
         let standing = self.standing.filter(Standing::alive)?;
-        let granting = confirm::is_on() && self.at.is_some_and(seam::revises);
+        let confirming = shared().is_ok_and(Shared::is_confirming);
+        let granting = confirming && self.at.is_some_and(seam::revises);
         Some(if granting { 0 } else { standing.trust_ms() })
     }
 

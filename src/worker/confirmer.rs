@@ -118,6 +118,7 @@ impl Keeper {
     /// Has the confirmer run if it is to, and says when to look again.
     pub fn turn(&mut self, shared: &Shared, now: u64) -> u64 {
         self.reap(now);
+        shared.set_confirming();
         if !confirm::is_on() {
             end();
             (self.since, self.not_before, self.silent) = (0, 0, false);
