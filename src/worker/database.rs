@@ -33,7 +33,9 @@ pub extern "C-unwind" fn eskit_lease_database_main(argument: pg_sys::Datum) {
         pg_sys::BackgroundWorkerInitializeConnectionByOid(oid, pg_sys::Oid::INVALID, flags);
     }
     let Ok(shared) = shared() else { return };
-    let Some(database) = shared.known_database(oid.to_u32()) else { return };
+    // A session that was just being opened when its database was forgotten has no entry to be swept by.
+    let Some(index) = shared.register(oid.to_u32()) else { return };
+    let database = &shared.databases[index];
     seam::i_am_a_worker();
     database.finished.store(serve(shared, database), Ordering::Release);
     shared.wake_launcher();
