@@ -70,21 +70,23 @@ pub fn gone() -> ! {
     unreachable!()
 }
 
+/// The oid of the extension, by what is committed now: no cache is asked, which may not have heard of that yet.
+pub fn extension() -> Option<Oid> {
+    // SAFETY: in a transaction; reads the catalog
+    Some(unsafe { pg_sys::get_extension_oid(c"eskit_lease".as_ptr(), true) }).filter(|oid| *oid != Oid::INVALID)
+}
+
 /// Keeps the extension from being dropped, to the end of the transaction; waits for whoever is dropping it.
 pub fn lock_extension() {
-    // SAFETY: in a transaction; reads the catalog
-    let find = || unsafe { pg_sys::get_extension_oid(c"eskit_lease".as_ptr(), true) };
-    let mut extension = find();
-    while extension != Oid::INVALID {
-        // SAFETY: as above; whoever waits here is told of what has changed meanwhile
-        unsafe {
-            pg_sys::LockDatabaseObject(pg_sys::ExtensionRelationId, extension, 0, pg_sys::AccessShareLock as i32);
-        }
+    let mut found = extension();
+    while let Some(oid) = found {
+        // SAFETY: in a transaction; whoever waits here is told of what has changed meanwhile
+        unsafe { pg_sys::LockDatabaseObject(pg_sys::ExtensionRelationId, oid, 0, pg_sys::AccessShareLock as i32) };
         // After the wait there may be another one, made since, that is not locked.
-        extension = match find() {
-            found if found == extension => return,
-            found => found,
-        };
+        found = extension();
+        if found == Some(oid) {
+            return;
+        }
     }
 }
 

@@ -9,6 +9,7 @@
 //! | `Seat` (P)   | exclusively by whoever gives one session a permit of one semaphore, or makes it a member of one group |
 //! | `Stripe` (N) | exclusively, for the time of one call, by whoever makes the first row of a slot, or the head of a key |
 //! | `Taken` (T)  | jointly by prepared transactions that took something from the session when it was dead: no restart revives it |
+//! | `Promised` (W) | jointly by prepared transactions that granted something to the session: nobody vouches for it meanwhile |
 //! | `Raise` (R)  | exclusively, for the time of one call, by whoever lifts a sequence above all history, or reserves or raises positions |
 //!
 //! F is keyed by the fence, not by the name: a fence belongs to one resource and one session for ever, so there is nothing to look up
@@ -16,7 +17,7 @@
 
 use pgrx::{Uuid, pg_sys};
 
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Guard {
     Grantee(Uuid),
     Fencer(Uuid),
@@ -25,6 +26,7 @@ pub enum Guard {
     Seat(Uuid, u64),
     Stripe(u16),
     Taken(Uuid),
+    Promised(Uuid),
     Raise,
 }
 
@@ -50,6 +52,7 @@ impl Guard {
             Guard::Raise => (CLASS + 4, 0),
             Guard::Seat(session, semaphore) => (CLASS + 5, of_session(session) ^ semaphore),
             Guard::Taken(session) => (CLASS + 6, of_session(session)),
+            Guard::Promised(session) => (CLASS + 7, of_session(session)),
         };
         pg_sys::LOCKTAG {
             // SAFETY: a plain read
@@ -90,6 +93,15 @@ impl Guard {
             self.unlock(Mode::Exclusive);
         }
         free
+    }
+
+    /// Whether prepared transactions hold it jointly, or such as are being prepared.
+    pub fn is_held_jointly(self) -> bool {
+        let free = self.try_lock(Mode::Shared);
+        if free {
+            self.unlock(Mode::Shared);
+        }
+        !free
     }
 }
 

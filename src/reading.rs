@@ -9,7 +9,7 @@ use crate::liveness::databases::COUNTERS;
 use crate::liveness::word::State;
 use crate::liveness::{clock, shared};
 use crate::row;
-use crate::session::wall_clock;
+use crate::session::{Touch, wall_clock};
 use crate::text::Text;
 use pgrx::datum::{Interval, TimestampWithTimeZone};
 use pgrx::prelude::*;
@@ -41,7 +41,8 @@ fn _standing(session: Uuid, boot_id: i64, ttl_ms: i32) -> Result<Standing> {
     }
     let standing = shared.standing(home, session, boot_id, ttl_ms);
     let left = standing.left();
-    let pid = shared.find(home, session).and_then(|at| shared.attached_pid(at));
+    let at = shared.find(home, session);
+    let pid = at.and_then(|at| shared.attached_pid(at));
     let (state, expires_at) = match standing.state {
         State::Alive => ("alive", wall_clock(left)),
         State::Frozen => ("closing", wall_clock(left)),
@@ -49,7 +50,9 @@ fn _standing(session: Uuid, boot_id: i64, ttl_ms: i32) -> Result<Standing> {
     };
     // Without a slot there is none yet.
     let revision = Some(standing.revision.cast_signed()).filter(|revision| *revision != 0);
-    let trust_ms = Some(standing.trust_ms());
+    // Of what this very transaction grants the views vouch for as little as its answers do.
+    let touch = Touch { home, at, standing: Some(standing) };
+    let trust_ms = Some(touch.trust_ms().unwrap_or(0));
     Ok(Standing { state: Text::from(state), trust_ms, expires_at, revision, attached_pid: pid })
 }
 

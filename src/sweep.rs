@@ -20,7 +20,7 @@ use crate::liveness::word::State;
 use crate::session::takeover::{self, Inherited};
 use crate::spi::{self, Statement, Value};
 use crate::table::Locked;
-use crate::{grant, group, item, queue, release, retention, row, session};
+use crate::{catalog, grant, group, item, queue, release, retention, row, session};
 use pgrx::Uuid;
 use pgrx::pg_sys::{self, INT8OID, ItemPointerData, TEXTOID, TransactionId, UUIDARRAYOID};
 use pgrx::prelude::*;
@@ -313,10 +313,9 @@ fn settle_sessions(call: &Call, flags: u32) -> Result<(Vec<Uuid>, bool)> {
                     dead.push((row.session, row.role, row.ttl_ms));
                 }
                 Ok(Some(at)) => {
-                    left |= !thaw(call, at);
-                    if flags & REVISE != 0 {
-                        // It may have been granted something by a commit of which only that is known.
-                        call.shared.unproven_since_prepared(at);
+                    left |= !thaw(call, at) | !prove(call, at, flags);
+                    // It may have been granted something by a commit of which only that is known, or, after a start, not even that.
+                    if flags & REVISE != 0 || flags & BOOT != 0 && row.boot_id != call.shared.boot_id() {
                         call.shared.bump(at);
                     }
                 }
@@ -330,7 +329,8 @@ fn settle_sessions(call: &Call, flags: u32) -> Result<(Vec<Uuid>, bool)> {
     for (session, role, ttl_ms) in &dead {
         left |= call.shared.find(call.home, *session).is_some_and(|at| is_in_state(call, at, State::Gone));
         let (deadline, private, opened_by) = (clock::now(), false, 0);
-        let opening = Opening { session: *session, role: *role, ttl_ms: *ttl_ms, private, deadline, opened_by };
+        let opening =
+            Opening { session: *session, role: *role, ttl_ms: *ttl_ms, private, deadline, opened_by, unproven: 0 };
         // Without a free slot there is the next look-through.
         drop(call.shared.enter(call.home, opening));
     }
@@ -358,6 +358,23 @@ fn thaw(call: &Call, at: SlotRef) -> bool {
     }
     end.unlock(Mode::Shared);
     !deleting
+}
+
+/// Has a session vouched for again, from the next confirmation on, to which prepared transactions had granted something, once all of these
+/// have ended. False where that cannot be told yet, as above.
+fn prove(call: &Call, at: SlotRef, flags: u32) -> bool {
+    if !call.shared.is_promised(at) {
+        return true;
+    }
+    let promised = Guard::Promised(at.session());
+    // While this is held nothing more is prepared that grants to it.
+    let ended = promised.try_lock(Mode::Shared);
+    if ended {
+        call.shared.unproven_since_prepared(at);
+        promised.unlock(Mode::Shared);
+    }
+    // Others may be prepared for long; when they end this is done again anyhow.
+    ended || flags & REVISE == 0 && call.shared.watches_prepared(call.database)
 }
 
 /// Ends the sessions that have a slot and no row, once the transaction that opened them has ended.
@@ -422,6 +439,8 @@ fn session_sweep(max_leases: default!(Option<i32>, "1000")) -> Result<Swept> {
         min: 1,
         max: 100_000,
     })?;
+    // As the worker does: else sessions of an extension made meanwhile would be taken for those of one that was dropped.
+    catalog::lock_extension();
     let call = Call::open(shared)?;
     item::expect_copies(&call);
     let pass = pass(&call, most, true)?;

@@ -1,5 +1,7 @@
 """A primary whose synchronous standby does not acknowledge stops vouching for its sessions, in time, and begins again when that is back."""
 
+import os
+import signal
 import time
 
 import pytest
@@ -260,6 +262,131 @@ def test_prepared_grants(pair, conn):
     conn.execute("COMMIT PREPARED 'grants'")
     wait_until(lambda: trusted(session))
     assert session.holds("prepared") and session.close()
+
+
+def test_several_prepared_grants(pair, conn):
+    """That one has ended says nothing of another that has not."""
+    session = Session(conn, ttl="1 min")
+    for name in ("first", "second"):
+        conn.execute("BEGIN")
+        session.take(name)
+        conn.execute(f"PREPARE TRANSACTION '{name}'")
+    revision = session.heartbeat().revision
+    conn.execute("COMMIT PREPARED 'first'")
+    wait_until(lambda: session.heartbeat().revision > revision)  # which is noticed
+    assert not beats(session, 0.3)
+    pair.by_stopping()
+    conn.execute("SET synchronous_commit = local")
+    conn.execute("COMMIT PREPARED 'second'")
+    assert session.holds("second") and session.renew("second").reason == "unconfirmed"
+    assert not beats(session, 2)
+    pair.heal()
+    wait_until(lambda: trusted(session))
+    assert session.renew("second").reason == "held" and session.close()
+
+
+def test_prepared_grants_over_a_restart(pair):
+    """Also of those that it has not been told of itself."""
+    with pair.primary.connect() as conn:
+        session = Session(conn, ttl="1 min")
+        conn.execute("BEGIN")
+        session.take("over a restart")
+        conn.execute("PREPARE TRANSACTION 'over a restart'")
+    pair.primary.restart()
+    with pair.primary.connect() as conn:
+        other = Session(conn, ttl="1 min")
+        wait_until(lambda: trusted(other))
+        session.conn = conn
+        assert not beats(session, 0.3)
+        pair.by_stopping()
+        conn.execute("SET synchronous_commit = local")
+        conn.execute("COMMIT PREPARED 'over a restart'")
+        assert session.holds("over a restart") and session.renew("over a restart").reason == "unconfirmed"
+        assert not beats(session, 2)
+        pair.heal()
+        wait_until(lambda: trusted(session))
+        assert session.close() and other.close()
+
+
+def test_prepared_when_its_slot_is_another_s(pair, conn):
+    """A session that did not live to see its opening prepared has nothing to do with who has its place now."""
+    with pair.primary.connect() as opening:
+        opening.execute("BEGIN")
+        Session(opening, "gone", ttl="1 s")
+        time.sleep(4)
+        others = [Session(conn, f"other {i}", ttl="1 min") for i in range(5)]
+        opening.execute("PREPARE TRANSACTION 'late'")
+        try:
+            wait_until(lambda: all(map(trusted, others)), timeout=5)
+        finally:
+            opening.execute("ROLLBACK PREPARED 'late'")
+        assert all(other.close() for other in others)
+
+
+def test_granted_while_off(pair, conn):
+    """What was granted while nobody was to confirm it does not become known when the setting is on again."""
+    session = Session(conn, ttl="1 min")
+    wait_until(lambda: trusted(session))
+    pair.primary.set(eskit_lease__confirm_interval="0")
+    wait_until(lambda: not pair.confirmers())
+    pair.by_stopping()
+    with pair.primary.connect() as local:
+        local.execute("SET synchronous_commit = local")
+        session.conn = local
+        session.take("while off")
+        assert trusted(session)
+        pair.primary.set(eskit_lease__confirm_interval=None)
+        wait_until(pair.waiting)
+        assert not beats(session, 0.3) and session.renew("while off").reason == "unconfirmed"
+        pair.heal()
+        wait_until(lambda: trusted(session))
+        assert session.close()
+
+
+def test_views_in_the_granting_transaction(pair, conn):
+    """They vouch for no more than its own answers do."""
+    session = Session(conn, ttl="1 min")
+    shown = "SELECT trust_ms > 0 FROM eskit_lease.leases WHERE resource = 'shown'"
+    with conn.transaction():
+        session.take("shown")
+        assert session.trust_ms == 0 and not trusted(session)
+        assert conn.execute(shown).fetchone() == (False,)
+    wait_until(lambda: conn.execute(shown).fetchone() == (True,))
+    assert session.close()
+
+
+def test_switched_off_without_the_launcher(pair):
+    """The confirmer needs nobody to end, and does not write the log full meanwhile."""
+    (launcher,) = pair.primary.workers("launcher")
+    os.kill(launcher, signal.SIGSTOP)
+    try:
+        before = pair.primary.query("SELECT pg_current_wal_insert_lsn()")[0][0]
+        pair.primary.set(eskit_lease__confirm_interval="0")
+        time.sleep(0.5)
+        written = pair.primary.query("SELECT pg_current_wal_insert_lsn() - %s::pg_lsn", before)[0][0]
+        assert written < 10_000
+        wait_until(lambda: not pair.confirmers(), timeout=5)
+    finally:
+        os.kill(launcher, signal.SIGCONT)
+
+
+def test_switched_on_during_a_call(pair, conn, background):
+    """One statement may call for days, as a procedure does, and hears of no reload; it is told no more than others are."""
+    session = Session(conn, ttl="1 min")
+    pair.primary.set(eskit_lease__confirm_interval="0")
+    wait_until(lambda: not pair.confirmers())
+    pair.by_stopping()
+    isolated_at = time.monotonic()
+    looped = "SELECT h.trust_ms FROM (SELECT pg_sleep(3)) AS s, eskit_lease.session_heartbeat(%s) AS h"
+    with pair.primary.connect() as calling:
+        answer, asked_at = background(lambda: calling.execute(looped, (session.id,)).fetchone()), time.monotonic()
+        pair.primary.set(eskit_lease__confirm_interval=None)
+        wait_until(pair.waiting)
+        (trust_ms,) = answer.result()
+        assert asked_at + trust_ms / 1000 < isolated_at + 60
+    pair.heal()
+    wait_until(lambda: trusted(session))
+    assert session.close()
 
 
 def test_no_room(pair):

@@ -320,3 +320,20 @@ def test_the_dead_stay_dead_whatever_was_taken(restarted, take):
         dead.conn = other
         assert not dead.heartbeat().alive
         other.execute("COMMIT PREPARED 'takes'")
+
+
+def test_ended_before_anybody_looked(restarted):
+    """After a start the worker finds who is prepared then. Whoever was granted something by one that ended before is told too."""
+    restarted.query("CREATE EXTENSION eskit_lease")
+    with psycopg.connect(restarted.dsn()) as conn, restarted.connect() as other:
+        scene = prepare(Scene(conn, other), "lease_release", "unseen")
+    restarted.set(eskit_lease__worker="off")
+    restarted.restart()
+    with restarted.connect() as conn:
+        waiter = scene.waiter
+        waiter.conn = conn
+        waiter.revision = waiter.heartbeat().revision
+        conn.execute("COMMIT PREPARED 'unseen'")
+        assert waiter.holds("r")
+        restarted.set(eskit_lease__worker=None)
+        wait_until(lambda: waiter.wait("100 ms").reason == "changed", timeout=10)

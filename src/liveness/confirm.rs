@@ -14,7 +14,8 @@
 //!   only by what was acknowledged after it. Mostly that is its own commit. Where the commit did not wait, or its wait was
 //!   cancelled (PostgreSQL then warns, and commits all the same), its sessions are *unproven* until a confirmation that has begun later. While
 //!   the granting transaction is open its own answers vouch for nothing (see [`crate::session::Touch`]); and one that has been
-//!   prepared makes its sessions unproven until it is known to have ended.
+//!   prepared makes its sessions unproven until it is known to have ended. A guard says which those are, over a restart too; the others are
+//!   unproven when they are found after it, as one that had granted to them may have ended since.
 //!
 //! "Acknowledged" is never inferred from a wait that has ended, but read from where PostgreSQL keeps it: the position up to which the
 //! synchronous standbys have flushed. So a cancelled wait, a dying process, and the time after a start in which commits do not wait yet (older
@@ -27,7 +28,7 @@
 //! The promise holds where every standby that may be promoted must acknowledge, for as long as the clocks run: one machine that is stopped
 //! without its `CLOCK_BOOTTIME` counting on (a virtual one, paused by its host) does not know how late it is. A client relies on what it was
 //! granted by an answer that it has asked for afterwards; the moment between the end of a cancelled wait and the note that is taken of it is
-//! too short for that. With the setting off a heartbeat pays one plain read for all this.
+//! too short for that. With the setting off a heartbeat pays two plain reads for all this.
 
 use super::slots::SlotRef;
 use super::word::FOREVER;
@@ -36,7 +37,7 @@ use crate::settings;
 use pgrx::pg_sys;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Whether what this server says of trust is bounded by confirmations.
+/// Whether there are to be confirmations, by what this process has heard.
 pub fn is_on() -> bool {
     settings::CONFIRM_INTERVAL.get() > 0
 }
@@ -50,13 +51,25 @@ pub fn is_acknowledged(lsn: u64) -> bool {
     flushed.load(Ordering::Acquire) >= lsn
 }
 
-/// Whether this transaction, which has just been committed, is known to nobody else as far as can be told.
+/// Whether this transaction, which has just been committed, is known to nobody else as far as can be told. That is told with the setting off,
+/// too: it may be switched on while a confirmation from the last time that it was on still counts.
 pub fn committed_alone() -> bool {
     // SAFETY: a plain read
-    is_on() && !is_acknowledged(unsafe { pg_sys::XactLastCommitEnd })
+    !is_acknowledged(unsafe { pg_sys::XactLastCommitEnd })
 }
 
 impl Shared {
+    /// The launcher has heard whether there are to be confirmations.
+    pub fn set_confirming(&self) {
+        self.header.confirming.store(is_on(), Ordering::Release);
+    }
+
+    /// Whether what this server says of trust is bounded by confirmations: also in a statement that has gone on since before the setting was
+    /// switched on, and hears of no reload.
+    pub fn is_confirming(&self) -> bool {
+        is_on() || self.header.confirming.load(Ordering::Acquire)
+    }
+
     /// A confirmation that has begun at `start` is acknowledged.
     pub fn confirm(&self, start: u64) {
         self.header.confirmed.fetch_max(start, Ordering::AcqRel);
@@ -67,32 +80,43 @@ impl Shared {
         Some(self.header.confirmed.load(Ordering::Acquire)).filter(|start| *start != 0)
     }
 
+    /// Since when it takes a confirmation for what a session was granted; `None` where its slot is another's by now.
+    fn unproven_of(&self, at: SlotRef) -> Option<&AtomicU64> {
+        (self.slot(at).session() == at.session).then(|| &self.unproven[at.index as usize])
+    }
+
     /// What was granted to a session is known to nobody else: it takes a confirmation from now on.
     pub fn unproven(&self, at: SlotRef) {
-        self.unproven[at.index as usize].fetch_max(clock::now(), Ordering::AcqRel);
+        if let Some(unproven) = self.unproven_of(at) {
+            unproven.fetch_max(clock::now(), Ordering::AcqRel);
+        }
     }
 
     /// What is granted to a session is going to be committed, or not, at a time that nobody can tell.
     pub fn unproven_while_prepared(&self, at: SlotRef) {
-        self.unproven[at.index as usize].store(FOREVER, Ordering::Release);
+        if let Some(unproven) = self.unproven_of(at) {
+            unproven.store(FOREVER, Ordering::Release);
+        }
     }
 
-    /// A prepared transaction has ended, which may have been that, and have been committed alone.
+    /// Whether that is so.
+    pub fn is_promised(&self, at: SlotRef) -> bool {
+        self.unproven_of(at).is_some_and(|unproven| unproven.load(Ordering::Acquire) == FOREVER)
+    }
+
+    /// All that was so has ended by now, and may have been committed alone. The caller has seen to it that nothing else is being prepared.
     pub fn unproven_since_prepared(&self, at: SlotRef) {
-        self.unproven[at.index as usize].store(clock::now(), Ordering::Release);
+        if let Some(unproven) = self.unproven_of(at) {
+            unproven.store(clock::now(), Ordering::Release);
+        }
     }
 
-    /// Nothing has been granted to whoever gets this slot.
-    pub(super) fn is_proven(&self, index: u32) {
-        self.unproven[index as usize].store(0, Ordering::Relaxed);
-    }
-
-    /// Until when a session may be told to trust itself, whatever its deadline; `index`: of its slot, if it has one.
+    /// Until when a session may be told to trust itself, whatever its deadline; `index`: of its slot, without which nothing is known of it.
     pub(super) fn vouched_until(&self, index: Option<u32>, ttl: u64) -> u64 {
-        if !is_on() {
+        if !self.is_confirming() {
             return FOREVER;
         }
-        let unproven = index.map_or(0, |index| self.unproven[index as usize].load(Ordering::Acquire));
+        let unproven = index.map_or(FOREVER, |index| self.unproven[index as usize].load(Ordering::Acquire));
         self.confirmed().filter(|start| *start > unproven).map_or(0, |start| start + ttl)
     }
 }

@@ -208,23 +208,28 @@ impl Shared {
     pub fn forget_dropped(&self, dropped: impl FnOnce(Vec<u32>) -> Vec<u32>) {
         let known = self.databases.iter().map(|known| known.oid.load(Ordering::Acquire));
         for oid in dropped(known.filter(|oid| *oid != 0).collect()) {
-            self.forget(oid);
+            self.forget(oid, || true);
         }
     }
 
-    /// Forgets a database that is no more, or has no tables of ours, and with it its sessions. One that is just being opened, after
-    /// an extension that is not committed either, is left alone, and so is the entry.
-    pub fn forget(&self, oid: u32) {
-        let mut left = false;
+    /// Forgets a database that is no more, or has no extension of ours, and with it its sessions. One that is just being opened, after
+    /// an extension that is not committed either, is left alone, and so is the entry. `is_gone` says whether it is so; asked once it is known
+    /// who is just opening one, because whoever has finished that has committed the extension too.
+    pub fn forget(&self, oid: u32, is_gone: impl FnOnce() -> bool) {
+        let (mut sessions, mut left) = (Vec::new(), false);
         self.each(clock::now(), |at, home, _, _| {
             if home.database == oid {
                 if self.being_opened(at) {
                     left = true;
                 } else {
-                    self.end(at, true);
+                    sessions.push(at);
                 }
             }
         });
+        if !is_gone() {
+            return;
+        }
+        sessions.into_iter().for_each(|at| self.end(at, true));
         self.drop_dirty(oid);
         let _held = self.lock(Lock::Alloc, true);
         // By now somebody else may have forgotten it, and given its entry to another.

@@ -187,6 +187,12 @@ impl Shared {
         }
     }
 
+    /// Whether the end of any prepared transaction of a database is watched for.
+    pub fn watches_prepared(&self, database: &Database) -> bool {
+        let oid = u64::from(database.oid.load(Ordering::Relaxed));
+        self.pending.iter().any(|known| known.0.load(Ordering::Acquire) >> 32 == oid)
+    }
+
     /// Takes away the prepared transactions that have ended, and says whether any is left.
     pub fn each_ended_prepared(&self, ended: impl Fn(u32) -> bool, mut visit: impl FnMut(u32)) -> bool {
         let mut left = false;

@@ -17,6 +17,8 @@ pub struct Opening {
     pub deadline: u64,
     /// The transaction that opens it; zero for one from before a restart.
     pub opened_by: u32,
+    /// Since when it takes a confirmation for what it was granted (see [`super::confirm`]); zero while that is nothing.
+    pub unproven: u64,
 }
 
 #[repr(C)]
@@ -111,7 +113,7 @@ impl Shared {
         slot.opened_by.store(opening.opened_by, Ordering::Relaxed);
         slot.attached.store(0, Ordering::Relaxed);
         self.is_fed(index);
-        self.is_proven(index);
+        self.unproven[index as usize].store(opening.unproven, Ordering::Relaxed);
         let key = Key { uuid: *session.as_bytes(), database: home.database, table: home.table };
         let mut found = false;
         // SAFETY: the map is PostgreSQL's own, changed under the lock of the key's partition; ENTER_NULL does not raise

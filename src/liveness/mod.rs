@@ -43,7 +43,7 @@ use map::MapEntry;
 use pgrx::pg_sys;
 use slots::Slot;
 use std::ffi::CStr;
-use std::sync::atomic::{AtomicI64, AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 const TRANCHE: &CStr = c"eskit_lease";
 const MAP_PARTITIONS: usize = 16;
@@ -70,6 +70,8 @@ pub struct Header {
     ring_len: AtomicU32,
     /// Turns of floors so far.
     turns: AtomicU64,
+    /// Whether the launcher has heard that there are to be confirmations.
+    confirming: AtomicBool,
     /// When the last acknowledged confirmation began; zero before the first.
     confirmed: AtomicU64,
 }

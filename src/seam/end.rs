@@ -8,7 +8,6 @@ use crate::guard::{Guard, Mode};
 use crate::liveness::databases::{Database, Kept, RESCAN};
 use crate::liveness::slots::SlotRef;
 use crate::liveness::{Shared, clock, confirm};
-use pgrx::Uuid;
 use pgrx::pg_sys::panic::ErrorReport;
 use pgrx::pg_sys::{self, SubTransactionId};
 use std::collections::HashSet;
@@ -43,12 +42,16 @@ fn before_end(event: pg_sys::XactEvent::Type) -> bool {
     })
 }
 
-/// A restart gives sessions of before it their time to live anew; but this transaction outlives it too, and has found these dead.
-fn mark_taken() {
-    let taken = |note: &Note| if let What::TakenFrom(session) = note.what { Some(session) } else { None };
-    let sessions: HashSet<Uuid> = NOTES.with_borrow(|notes| notes.list.iter().filter_map(taken).collect());
-    for session in sessions {
-        Guard::Taken(session).lock(Mode::Joint);
+/// What is to be known of this transaction for as long as it is prepared, also after a restart. That gives sessions of before it their time to
+/// live anew, but this transaction has found some dead; and it grants to some at a time that nobody can tell.
+fn mark() {
+    let taken = |note: &Note| if let What::TakenFrom(session) = note.what { Some(Guard::Taken(session)) } else { None };
+    let marks: HashSet<Guard> = NOTES.with_borrow(|notes| {
+        let promised = notes.gainers().map(|session| Guard::Promised(session.session()));
+        notes.list.iter().filter_map(taken).chain(promised).collect()
+    });
+    for mark in marks {
+        mark.lock(Mode::Joint);
     }
 }
 
@@ -61,7 +64,7 @@ unsafe extern "C-unwind" fn at_end(event: pg_sys::XactEvent::Type, _argument: *m
         XACT_EVENT_PRE_COMMIT | XACT_EVENT_PRE_PREPARE if before_end(event) => {
             ErrorReport::from(Error::AttachPrepared).report(pgrx::PgLogLevel::ERROR);
         }
-        XACT_EVENT_PRE_PREPARE => mark_taken(),
+        XACT_EVENT_PRE_PREPARE => mark(),
         XACT_EVENT_COMMIT | XACT_EVENT_ABORT | XACT_EVENT_PREPARE => NOTES.with_borrow_mut(|notes| {
             if let Some((shared, database)) = notes.shared.take() {
                 let stirred = match event {

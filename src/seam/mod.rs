@@ -10,7 +10,7 @@
 //! | pre-commit       |                      | frozen              |            |                        |
 //! | commit           | unproven if need be  | dead                | unproven if need be; bumped | to the ring |
 //! | abort            | dead, without a trace | alive again        |            | to the ring, unchanged |
-//! | pre-prepare      | refused if attached  | frozen; dead ones that were taken from are marked so | |              |
+//! | pre-prepare      | refused if attached; promised | frozen; dead ones that were taken from are marked so | promised | |
 //! | prepare          | unproven             | stay frozen         | unproven   | the xid is watched, then all are rescanned |
 //! | rollback to savepoint | dead, without a trace | nothing was done yet |       | to the ring at once, unchanged |
 //!

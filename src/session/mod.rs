@@ -17,8 +17,8 @@ use crate::guard::{Guard, Mode};
 use crate::liveness::databases::Counter;
 use crate::liveness::map::Opening;
 use crate::liveness::slots::{Home, SlotRef, Standing};
-use crate::liveness::word::State;
-use crate::liveness::{Shared, clock, confirm};
+use crate::liveness::word::{FOREVER, State};
+use crate::liveness::{Shared, clock, shared};
 use crate::seam;
 use crate::spi::{Db, Statement, Value};
 use crate::sweep;
@@ -120,9 +120,12 @@ impl Call {
             return Ok(None);
         }
         // It had expired when a transaction took something from it that was prepared before the restart.
-        let deadline = if is_taken(row.session) { by_row.now } else { by_row.until };
+        let deadline = if Guard::Taken(row.session).is_held_jointly() { by_row.now } else { by_row.until };
+        // And what such a one has granted to it is committed at a time that nobody can tell, or has been since the restart.
+        let unproven = if Guard::Promised(row.session).is_held_jointly() { FOREVER } else { clock::now() };
         let (session, role, ttl_ms, private) = (row.session, row.role, row.ttl_ms, row.private);
-        let at = self.shared.enter(self.home, Opening { session, role, ttl_ms, private, deadline, opened_by: 0 })?;
+        let opening = Opening { session, role, ttl_ms, private, deadline, opened_by: 0, unproven };
+        let at = self.shared.enter(self.home, opening)?;
         if row.fencer.is_some() {
             self.shared.cap(at, deadline);
         }
@@ -179,16 +182,6 @@ impl Call {
     }
 }
 
-/// Whether a prepared transaction has taken something from the session, which was dead then.
-fn is_taken(session: Uuid) -> bool {
-    let guard = Guard::Taken(session);
-    let free = guard.try_lock(Mode::Shared);
-    if free {
-        guard.unlock(Mode::Shared);
-    }
-    !free
-}
-
 /// A session is used by the role that opened it, or by a member of that role, whoever knows its uuid. `resource`: what it has, where the
 /// caller has named that and not the session.
 pub fn authorize(caller: pg_sys::Oid, role: u32, resource: Option<&str>) -> Result<()> {
@@ -216,7 +209,8 @@ impl Touch {
     /// transaction that grants to the session vouches for nothing: it is yet to be committed, and that to be acknowledged.
     pub fn trust_ms(&self) -> Option<i32> {
         let standing = self.standing.filter(Standing::alive)?;
-        let granting = confirm::is_on() && self.at.is_some_and(seam::revises);
+        let confirming = shared().is_ok_and(Shared::is_confirming);
+        let granting = confirming && self.at.is_some_and(seam::revises);
         Some(if granting { 0 } else { standing.trust_ms() })
     }
 
@@ -296,7 +290,8 @@ pub fn open(call: &Call, new: New) -> Result<SlotRef> {
     let deadline = clock::now() + u64::from(ttl_ms.cast_unsigned()) * 1_000;
     // SAFETY: the transaction has written a row, so it has an id
     let opened_by = unsafe { pg_sys::GetTopTransactionIdIfAny() }.into_inner();
-    let at = call.shared.enter(call.home, Opening { session, role, ttl_ms, private, deadline, opened_by })?;
+    let opening = Opening { session, role, ttl_ms, private, deadline, opened_by, unproven: 0 };
+    let at = call.shared.enter(call.home, opening)?;
     call.seam().opened(at, attached);
     call.database.add(Counter::SessionsOpened, 1);
     Ok(at)

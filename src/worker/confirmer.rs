@@ -38,7 +38,8 @@ pub extern "C-unwind" fn eskit_lease_confirmer_main(_argument: pg_sys::Datum) {
     // SAFETY: as above; with no database it is there for pg_stat_activity to show
     unsafe { pg_sys::BackgroundWorkerInitializeConnection(std::ptr::null(), std::ptr::null(), 0) };
     let Ok(shared) = shared() else { return };
-    loop {
+    // The launcher ends it too, but may be held up; and without an interval it would write one record after the other.
+    while confirm::is_on() {
         let began = clock::now();
         report_activity(c"eskit_lease: confirmation");
         let (lsn, mut pause) = (write(), FIRST_PAUSE);
@@ -117,6 +118,7 @@ impl Keeper {
     /// Has the confirmer run if it is to, and says when to look again.
     pub fn turn(&mut self, shared: &Shared, now: u64) -> u64 {
         self.reap(now);
+        shared.set_confirming();
         if !confirm::is_on() {
             end();
             (self.since, self.not_before, self.silent) = (0, 0, false);

@@ -33,7 +33,9 @@ pub extern "C-unwind" fn eskit_lease_database_main(argument: pg_sys::Datum) {
         pg_sys::BackgroundWorkerInitializeConnectionByOid(oid, pg_sys::Oid::INVALID, flags);
     }
     let Ok(shared) = shared() else { return };
-    let Some(database) = shared.known_database(oid.to_u32()) else { return };
+    // A session that was just being opened when its database was forgotten has no entry to be swept by.
+    let Some(index) = shared.register(oid.to_u32()) else { return };
+    let database = &shared.databases[index];
     seam::i_am_a_worker();
     database.finished.store(serve(shared, database), Ordering::Release);
     shared.wake_launcher();
@@ -119,7 +121,7 @@ fn posts_due(shared: &Shared, oid: u32, now: u64) -> u64 {
 /// do for it.
 fn work(shared: &'static Shared, database: &Database, anybody_due: bool) -> Result<Option<Pass>> {
     if catalog::home_if_any().is_none() {
-        shared.forget(database.oid.load(Ordering::Acquire));
+        shared.forget(database.oid.load(Ordering::Acquire), || catalog::extension().is_none());
         return Ok(None);
     }
     Ok(Some(sweep::pass(&Call::open(shared)?, MOST, anybody_due)?))

@@ -213,7 +213,7 @@ impl Launcher {
         }
         // One that lets no more connections in has its old ones still, and their sessions.
         if !databases().iter().any(|(known, _)| *known == oid) {
-            self.shared.forget(oid);
+            self.shared.forget(oid, || true);
             return;
         }
         if self.running() >= usize::try_from(settings::MAX_WORKERS.get()).unwrap_or(1) {
