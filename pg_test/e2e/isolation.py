@@ -2,78 +2,22 @@
 
 import os
 import signal
-import socket
-import threading
 from pathlib import Path
 
 import psycopg
 from conftest import wait_until
 
 
-class Proxy:
-    """Between a standby and its primary: WAL goes one way, acknowledgements the other, and either can be cut. What is on its way meanwhile is late, not lost."""
-
-    def __init__(self, server):
-        self.server = server
-        self.flows = {"wal": threading.Event(), "acknowledgements": threading.Event()}
-        self.heal()
-        self.listener = socket.create_server(("127.0.0.1", 0))
-        self.port = self.listener.getsockname()[1]
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def conninfo(self):
-        return f"host=127.0.0.1 port={self.port} user=postgres"
-
-    def cut(self, *ways):
-        for way in ways or self.flows:
-            self.flows[way].clear()
-
-    def heal(self):
-        for flow in self.flows.values():
-            flow.set()
-
-    def close(self):
-        self.listener.close()
-        self.heal()
-
-    def _accept(self):
-        while True:
-            try:
-                standby, _ = self.listener.accept()
-            except OSError:
-                return
-            try:
-                primary = socket.create_connection(("127.0.0.1", self.server.port))
-            except OSError:  # it is just being restarted
-                standby.close()
-                continue
-            for source, sink, way in ((primary, standby, "wal"), (standby, primary, "acknowledgements")):
-                threading.Thread(target=self._pump, args=(source, sink, self.flows[way]), daemon=True).start()
-
-    def _pump(self, source, sink, flow):
-        try:
-            while data := source.recv(65536):
-                flow.wait()
-                sink.sendall(data)
-        except OSError:
-            pass
-        for end in (source, sink):
-            try:
-                end.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                pass
-
-
 class Pair:
-    """A primary and the synchronous standby that it asks."""
+    """A primary and the synchronous standby that it asks, over a link."""
 
-    def __init__(self, primary, standby, proxy):
-        self.primary, self.standby, self.proxy = primary, standby, proxy
+    def __init__(self, primary, standby, link):
+        self.primary, self.standby, self.link = primary, standby, link
         self.hba = primary.data / "pg_hba.conf"
         self.allowed, self.stopped = self.hba.read_text(), []
 
-    def by_proxy(self):
-        self.proxy.cut()
+    def by_cutting(self):
+        self.link.cut()
 
     def by_stopping(self):
         self.stopped = [pid for (pid,) in self.standby.query("SELECT pid FROM pg_stat_wal_receiver")]
@@ -93,7 +37,7 @@ class Pair:
         wait_until(lambda: self.primary.logged("pg_hba.conf rejects replication connection"))
 
     def heal(self):
-        self.proxy.heal()
+        self.link.mend()
         for pid in self.stopped:
             os.kill(pid, signal.SIGCONT)
         self.stopped = []

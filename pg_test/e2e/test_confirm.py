@@ -7,7 +7,8 @@ import time
 import pytest
 from client import Session, call, stat
 from conftest import Server, standby_of, wait_until
-from isolation import Pair, Proxy
+from isolation import Pair
+from links import Link
 
 TTL = 2  # seconds
 
@@ -19,10 +20,10 @@ def made():
     )  # fmt: skip
     primary.query("SET synchronous_commit = local; CREATE EXTENSION eskit_lease")
     standby = standby_of(primary, "e2e-confirming")
-    proxy = Proxy(primary)
-    standby.set(primary_conninfo=proxy.conninfo(), wal_retrieve_retry_interval="100 ms")
-    yield Pair(primary, standby, proxy)
-    proxy.close()
+    link = Link(primary.port)
+    standby.set(primary_conninfo=link.dsn(), wal_retrieve_retry_interval="100 ms")
+    yield Pair(primary, standby, link)
+    link.end()
     for server in (standby, primary):
         server.stop("immediate")
 
@@ -61,7 +62,7 @@ def beats(session, seconds):
     return found
 
 
-@pytest.mark.parametrize("isolate", [Pair.by_proxy, Pair.by_stopping, Pair.by_refusing], ids=lambda how: how.__name__)
+@pytest.mark.parametrize("isolate", [Pair.by_cutting, Pair.by_stopping, Pair.by_refusing], ids=lambda how: how.__name__)
 def test_isolated(pair, conn, isolate):
     """Nothing is trusted beyond a TTL after the standby was last heard of."""
     session = Session(conn, ttl=f"{TTL} s")

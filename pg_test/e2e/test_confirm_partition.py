@@ -10,7 +10,7 @@ import psycopg
 import pytest
 from client import Session
 from conftest import Server, promote, wait_until
-from isolation import Proxy
+from links import Link
 
 SEED, ROUNDS = 7, 4
 TTL = 2.0
@@ -122,8 +122,8 @@ def partition(template, chance):
     as_primary, as_standby = template
     confirming = ("synchronous_standby_names = '*'", "eskit_lease.confirm_interval = '50 ms'")
     primary = Server("e2e-cut-off", *LINES, *confirming, copy_of=as_primary)
-    proxy = Proxy(primary)
-    standby = Server("e2e-promoted", *LINES, f"primary_conninfo = '{proxy.conninfo()}'", copy_of=as_standby)
+    link = Link(primary.port)
+    standby = Server("e2e-promoted", *LINES, f"primary_conninfo = '{link.dsn()}'", copy_of=as_standby)
     clients = []
     try:
         clients = [Holder(primary, chance), Newcomer(primary, chance)]
@@ -131,7 +131,7 @@ def partition(template, chance):
         for client in clients:
             client.start()
         time.sleep(chance.uniform(0, 0.5))
-        proxy.cut(*chance.choice([(), ("wal",), ("acknowledgements",)]))
+        link.cut(*chance.choice([(), (link.to_client,), (link.to_server,)]))  # all, WAL, or what acknowledges it
         time.sleep(chance.uniform(0, 0.5))
         promote(standby)
         known = len(standby.query("SELECT FROM eskit_lease.leases WHERE resource LIKE 'new %'"))
@@ -143,7 +143,7 @@ def partition(template, chance):
     finally:
         for client in clients:
             client.stopping.set()
-        proxy.close()
+        link.end()
         for server in (primary, standby):
             server.stop("immediate")
 

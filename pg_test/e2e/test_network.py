@@ -1,79 +1,23 @@
 """The network between clients and server: links that stall without a word, and links that are cut for good. Who is beyond one lives until its TTL
 and no longer, takes up no place that others wait for, and does nothing twice when it is back."""
 
-import contextlib
-import socket
 import subprocess
 import sys
-import threading
 import time
 
 import psycopg
 import pytest
 from client import Session, call, stat
 from conftest import ROOT, Server, once, wait_until
+from links import Link
 from psycopg.conninfo import make_conninfo
 
 pytestmark = once
 
 
-class Link:
-    """A way to the server over loopback that can be cut, in one direction or both, without either side being told."""
-
-    def __init__(self, server):
-        self.server, self.sockets = server, []
-        self.to_server, self.to_client = threading.Event(), threading.Event()
-        self.mend()
-        self.listener = socket.create_server(("127.0.0.1", 0))
-        self.port = self.listener.getsockname()[1]
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def dsn(self, dbname, **kw):
-        return make_conninfo(host="127.0.0.1", port=self.port, user="postgres", dbname=dbname, **kw)
-
-    def cut(self, *directions):
-        for direction in directions or (self.to_server, self.to_client):
-            direction.clear()
-
-    def mend(self):
-        self.to_server.set()
-        self.to_client.set()
-
-    def end(self):
-        for each in (self.listener, *self.sockets):
-            with contextlib.suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)  # wakes whoever reads
-            each.close()
-        self.mend()
-
-    def _accept(self):
-        while True:
-            try:
-                client, _ = self.listener.accept()
-            except OSError:
-                return
-            server = socket.create_connection(("127.0.0.1", self.server.port))
-            self.sockets += [client, server]
-            for args in ((client, server, self.to_server), (server, client, self.to_client)):
-                threading.Thread(target=self._carry, args=args, daemon=True).start()
-
-    @staticmethod
-    def _carry(source, target, open):
-        try:
-            while True:
-                data = source.recv(65536)
-                open.wait()  # the end of a connection is no sooner heard of than what was sent
-                if not data:
-                    target.shutdown(socket.SHUT_WR)
-                    return
-                target.sendall(data)
-        except OSError:
-            pass
-
-
 @pytest.fixture
 def link(server):
-    link = Link(server)
+    link = Link(server.port)
     yield link
     link.end()
 

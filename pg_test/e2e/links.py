@@ -1,0 +1,78 @@
+"""The network between programs of one machine: links over loopback that can be cut, in one direction or both, without either side being told."""
+
+import contextlib
+import socket
+import threading
+
+from psycopg.conninfo import make_conninfo
+
+
+class Link:
+    """A way to a port. What is sent over it while it is cut is late, not lost; who asks for a connection meanwhile has one that does not answer."""
+
+    def __init__(self, target):
+        self.target, self.sockets = target, set()
+        self.to_server, self.to_client = threading.Event(), threading.Event()
+        self.mend()
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self.listener.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def dsn(self, dbname="postgres", **kw):
+        return make_conninfo(host="127.0.0.1", port=self.port, user="postgres", dbname=dbname, **kw)
+
+    def cut(self, *directions):
+        for direction in directions or (self.to_server, self.to_client):
+            direction.clear()
+
+    def mend(self):
+        self.to_server.set()
+        self.to_client.set()
+
+    def end(self):
+        for each in (self.listener, *self.sockets.copy()):
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)  # wakes whoever reads
+        self.listener.close()
+        self.mend()
+
+    def _accept(self):
+        while True:
+            try:
+                client, _ = self.listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._serve, args=(client,), daemon=True).start()
+
+    def _serve(self, client):
+        with self._known(client):
+            self.to_server.wait()
+            try:
+                server = socket.create_connection(("127.0.0.1", self.target))
+            except OSError:  # nobody listens
+                return
+            with self._known(server):
+                back = threading.Thread(target=self._carry, args=(server, client, self.to_client), daemon=True)
+                back.start()
+                self._carry(client, server, self.to_server)
+                back.join()
+
+    @contextlib.contextmanager
+    def _known(self, end):
+        self.sockets.add(end)
+        with end:
+            yield
+        self.sockets.discard(end)
+
+    @staticmethod
+    def _carry(source, target, open):
+        try:
+            while data := source.recv(65536):
+                open.wait()
+                target.sendall(data)
+            ends = socket.SHUT_WR
+        except OSError:
+            ends = socket.SHUT_RDWR
+        open.wait()  # the end of a connection is no sooner heard of than what was sent
+        with contextlib.suppress(OSError):
+            target.shutdown(ends)
