@@ -1,4 +1,5 @@
-"""PostgreSQL as many let it fail over by itself: two nodes that Patroni looks after by way of etcd, and HAProxy in front of them."""
+"""PostgreSQL as many let it fail over by itself: two nodes that Patroni looks after by way of etcd, and HAProxy in front of them. Each is as good
+as a host of its own: whatever they have to say to each other goes over links that can be cut."""
 
 import contextlib
 import json
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import psycopg
 from conftest import MAJOR, ROOT, wait_until
+from links import Link
 from psycopg.conninfo import make_conninfo
 
 PROGRAMS = ROOT / "target/patroni"
@@ -71,22 +73,26 @@ class Node:
     def __init__(self, stack, name):
         self.directory, self.name, self.port, self.api = stack.directory, name, free_port(), free_port()
         self.data, self.conf = stack.directory / name, stack.directory / f"{name}.json"
+        self.to_etcd = Link(stack.etcd_port)
+        self.from_haproxy, self.from_peer = ({to: Link(to) for to in (self.port, self.api)} for _ in range(2))
         trust = [f"host {database} all 127.0.0.1/32 trust" for database in ("all", "replication")]
         config = {
             "scope": "eskit", "name": name,
-            "restapi": {"listen": f"127.0.0.1:{self.api}", "connect_address": f"127.0.0.1:{self.api}"},
-            # Not etcd3: by that a leader which was stopped for too long takes the lock from its successor (Patroni 3.0).
-            "etcd": {"hosts": [f"127.0.0.1:{stack.etcd_port}"]},
+            "restapi": {"listen": f"127.0.0.1:{self.api}", "connect_address": f"127.0.0.1:{self.from_peer[self.api].port}"},
+            # Not etcd3: by that a leader which was stopped for too long takes the lock from its successor (Patroni 3.0). As a proxy: not by
+            # the address that etcd gives of itself.
+            "etcd": {"hosts": [f"127.0.0.1:{self.to_etcd.port}"], "use_proxies": True},
             "watchdog": {"mode": "off"},
             "bootstrap": {
                 "dcs": {
-                    "ttl": BELIEVED, "loop_wait": LOOKS, "retry_timeout": 2,
-                    "postgresql": {"use_pg_rewind": True, "parameters": {"shared_preload_libraries": "eskit_lease"}},
+                    "ttl": BELIEVED, "loop_wait": LOOKS, "retry_timeout": 2, **stack.modes,
+                    "maximum_lag_on_failover": 1 << 27,  # tests have it lag
+                    "postgresql": {"use_pg_rewind": True, "parameters": stack.parameters},
                 },
-                "initdb": [{"encoding": "UTF8"}, {"locale": "C"}],
+                "initdb": [{"encoding": "UTF8"}, {"locale": "C"}, {"wal-segsize": "1"}],  # whole segments are what pg_rewind copies
             },
             "postgresql": {
-                "listen": f"127.0.0.1:{self.port}", "connect_address": f"127.0.0.1:{self.port}",
+                "listen": f"127.0.0.1:{self.port}", "connect_address": f"127.0.0.1:{self.from_peer[self.port].port}",
                 "data_dir": str(self.data), "bin_dir": os.environ["PG_BIN"], "pg_hba": trust,
                 "authentication": {"superuser": {"username": "postgres"}, "replication": {"username": "replicator"}},
                 "parameters": {"unix_socket_directories": "", "fsync": "off", "statement_timeout": "120s", "lc_messages": "C"},
@@ -129,10 +135,15 @@ class Node:
 
 
 class Stack:
-    """`connect` is by way of HAProxy, to whichever node leads."""
+    """`connect` is by way of HAProxy, to whichever node leads. `modes` are Patroni's own; in the synchronous ones the leader asks its standby
+    for confirmations."""
 
-    def __init__(self, directory):
+    def __init__(self, directory, **modes):
         self.directory, self.port, self.etcd_port = directory, free_port(), free_port()
+        self.modes, self.parameters = modes, {"shared_preload_libraries": "eskit_lease"}
+        self.synchronous, self.strict = "synchronous_mode" in modes, "synchronous_mode_strict" in modes
+        if self.synchronous:
+            self.parameters["eskit_lease.confirm_interval"] = "100 ms"
         client, peer = f"http://127.0.0.1:{self.etcd_port}", f"http://127.0.0.1:{free_port()}"
         self.etcd = Program(
             directory, "etcd", PROGRAMS / "usr/bin/etcd", "--data-dir", directory / "etcd", "--enable-v2", "--unsafe-no-fsync",
@@ -141,21 +152,31 @@ class Stack:
         )  # fmt: skip
         self.nodes = [Node(self, name) for name in ("node-1", "node-2")]
         (directory / "haproxy.cfg").write_text(HAPROXY.format(port=self.port, servers="\n".join(
-            f"    server {node.name} 127.0.0.1:{node.port} check port {node.api}" for node in self.nodes
+            f"    server {node.name} 127.0.0.1:{node.from_haproxy[node.port].port} check port {node.from_haproxy[node.api].port}"
+            for node in self.nodes
         )))  # fmt: skip
         self.haproxy = Program(directory, "haproxy", PROGRAMS / "usr/sbin/haproxy", "-db", "-f", directory / "haproxy.cfg")
 
     def leads(self, node):
-        return node.answers("primary")
+        """Patroni says so before it has promoted PostgreSQL."""
+        return node.answers("primary") and node.query("SELECT pg_is_in_recovery()") == [(False,)]
+
+    def between_nodes(self):
+        return [link for node in self.nodes for link in node.from_peer.values()]
+
+    def around(self, node):
+        """All links between its host and the others."""
+        return [node.to_etcd, *node.from_haproxy.values(), *self.between_nodes()]
 
     def pair(self):
-        """The leader, and the node that follows it: once there is the one and the other streams from it."""
+        """The leader, and the node that follows it: once there is the one and the other streams from it, and may be promoted."""
 
         def found():
-            leader = next(filter(self.leads, self.nodes), None)
-            if leader and leader.query("SELECT count(*) FROM pg_stat_replication WHERE state = 'streaming'") == [(1,)]:
-                (follower,) = (node for node in self.nodes if node is not leader)
-                return follower.answers("replica") and (leader, follower)
+            with contextlib.suppress(psycopg.OperationalError):  # Patroni answers while it stops PostgreSQL
+                leader = next(filter(self.leads, self.nodes), None)
+                if leader and leader.query("SELECT count(*) FROM pg_stat_replication WHERE state = 'streaming'") == [(1,)]:
+                    (follower,) = (node for node in self.nodes if node is not leader)
+                    return follower.answers("synchronous" if self.synchronous else "replica") and (leader, follower)
 
         return wait_until(found, timeout=120, pause=0.2)
 
@@ -173,6 +194,8 @@ class Stack:
             node.signal(signal.SIGCONT)
             node.patroni.signal(signal.SIGCONT)
             node.kill()
+            for link in self.around(node):
+                link.end()
         self.haproxy.kill()
         self.etcd.kill()
 

@@ -1,7 +1,9 @@
-"""Consumers go on while Patroni fails over: its leader is killed, stopped for longer than it is believed and continued, and switched over."""
+"""Consumers go on while Patroni fails over: its leader is killed, stopped for longer than it is believed and continued, cut off from everybody
+but a client on its own host, and switched over."""
 
 import contextlib
 import signal
+import threading
 import time
 import warnings
 
@@ -16,93 +18,183 @@ TTL = 10  # longer than it takes to fail over
 
 
 @pytest.fixture
-def patroni(tmp_path):
+def patroni(tmp_path, request):
     if stack.missing():
         warnings.warn("Patroni, etcd and HAProxy are not here, and failovers under Patroni are not tested", stacklevel=2)
         pytest.skip("no Patroni, etcd and HAProxy")
-    running = stack.Stack(tmp_path)
+    running = stack.Stack(tmp_path, **request.param)
     yield running
     running.stop()
 
 
-class Zombie:
-    """A consumer that has the leader's own address, and does not hear of failovers."""
+class Zombie(threading.Thread):
+    """A consumer on the leader's own host, that does not hear of failovers: it sends heartbeats until the leader is stopped, and works when
+    it is told to."""
 
-    def __init__(self, leader):
-        self.conn = leader.connect()
-        self.session = Session(self.conn, "zombie", ttl=f"{TTL} s")
-        self.session.take("of the zombie")
-        self.written = 0
-        self.write()
+    def __init__(self, leader, name):
+        super().__init__(daemon=True)
+        self.name, self.lease = name, f"of the {name}"
+        self.conn, self.other_conn = leader.connect(), leader.connect()
+        self.session = Session(self.conn, self.name, ttl="2 s")
+        self.fence = self.greatest_fence = self.session.take(self.lease)
+        self.works, self.reason, self.trusted_until = 0, None, 0
+        wait_until(self.trusted)
+        self.work()
+        self.start()
 
-    def write(self):
-        with self.conn.transaction():
-            self.session.check("of the zombie")
-            self.written += 1
-            self.conn.execute(NOTE, ("lease", "of the zombie", self.session.fences["of the zombie"], self.session.id, f"zombie {self.written}"))
+    def trusted(self):
+        """By a heartbeat; `trusted_until`: by all of them."""
+        answer = self.session.heartbeat()
+        self.reason = answer.alive and answer.reason
+        if answer.trust_ms:
+            self.trusted_until = self.session.deadline
+        return answer.trust_ms
+
+    def run(self):
+        with contextlib.suppress(psycopg.Error):
+            while True:
+                self.trusted()
+                time.sleep(0.01)
+
+    def work(self):
+        """Writes under its lease, and takes another."""
+        self.works += 1
+        tag = f"{self.name} {self.works}"
+        with self.other_conn.transaction():
+            call(self.other_conn, "fence_check", self.lease, self.fence)
+            self.other_conn.execute(NOTE, ("lease", self.lease, self.fence, self.session.id, tag))
+        answer = call(self.other_conn, "lease_acquire", tag, self.session.id)
+        self.greatest_fence = answer.fence or self.greatest_fence
 
 
-def kill(patroni, leader, follower):
+@contextlib.contextmanager
+def heir(leader, zombie):
+    """Whoever takes what the zombie had, and has it for the time of a `with`; and the zombie has it no more."""
+    with leader.connect() as conn:
+        heir = Session(conn, "heir", ttl=f"{TTL} s")
+        wait_until(lambda: heir.heartbeat().alive and heir.acquire(zombie.lease).granted, pause=0.05)
+        yield
+        assert heir.fences[zombie.lease] > zombie.greatest_fence
+        with pytest.raises(psycopg.Error) as lost:
+            call(conn, "fence_check", zombie.lease, zombie.fence)
+        assert lost.value.sqlstate == "LF001"
+        heir.close()
+
+
+# ---- faults: each waits until the other node leads, and returns what heals it ----
+
+
+def kill(patroni, leader, follower, *_):
     leader.kill()
     wait_until(lambda: patroni.leads(follower), timeout=60)
     return leader.start
 
 
-def stop(patroni, leader, follower):
+def stop(patroni, leader, follower, *_):
     """Stopped, and with it its Patroni, until the other leads; and then PostgreSQL is continued first, as nobody would wish."""
-    zombie = Zombie(leader)
+    zombie = Zombie(leader, "stop")
     caught_up(leader, follower)
     leader.patroni.signal(signal.SIGSTOP)
     leader.signal(signal.SIGSTOP)
     wait_until(lambda: patroni.leads(follower), timeout=60)
 
     def heal():
-        with follower.connect() as conn:
-            heir = Session(conn, "heir", ttl=f"{TTL} s")
-            wait_until(lambda: heir.heartbeat().alive and heir.acquire("of the zombie").granted, pause=0.1)
+        with heir(follower, zombie):
             leader.signal(signal.SIGCONT)
             with contextlib.suppress(psycopg.Error):  # where it is it may be let; what it writes there is lost
-                zombie.write()
-            with pytest.raises(psycopg.Error) as lost:
-                call(conn, "fence_check", "of the zombie", zombie.session.fences["of the zombie"])
-            assert lost.value.sqlstate == "LF001"
-            heir.close()
-        zombie.conn.close()
+                zombie.work()
         leader.patroni.signal(signal.SIGCONT)
+        zombie.join()
 
     return heal
 
 
-def switch_over(patroni, leader, follower):
+def cut_off(patroni, leader, follower, load, background):
+    """Its host is, from etcd, HAProxy and the other node, but not from the zombie there. An asynchronous standby is cut off first, and lags. With
+    a synchronous one its Patroni hangs as well: then nobody stops PostgreSQL before the network is mended, and what counts is what it says itself."""
+    zombie = Zombie(leader, "cut_off")
+    caught_up(leader, follower)
+    if patroni.synchronous:
+        leader.patroni.signal(signal.SIGSTOP)
+    else:
+        for link in patroni.between_nodes():
+            link.cut()
+        load.works(writes=10)
+    for link in patroni.around(leader):
+        link.cut()
+    work = background(zombie.work)
+    wait_until(lambda: patroni.leads(follower), timeout=60)
+
+    def inherit():
+        with heir(follower, zombie):
+            return time.monotonic()
+
+    def heal():
+        inherited = background(inherit)
+        if not patroni.strict:  # without a standby nobody is granted anything
+            inherited.result()
+        if patroni.synchronous:
+            wait_until(lambda: zombie.reason == "unconfirmed")
+            assert zombie.is_alive() and not work.done()
+        else:
+            work.result()
+            zombie.join()  # its Patroni has stopped it
+        for link in patroni.around(leader):
+            link.mend()
+        leader.patroni.signal(signal.SIGCONT)
+        inherited_at = inherited.result()
+        if patroni.synchronous:
+            assert zombie.trusted_until < inherited_at
+            assert isinstance(work.exception(), psycopg.Error)
+            zombie.join()
+
+    return heal
+
+
+def switch_over(patroni, leader, follower, *_):
     patroni.patronictl("switchover", "eskit", "--leader", leader.name, "--candidate", follower.name, "--force")
     return lambda: None
 
 
 @once
-def test_failovers_under_load(patroni):
+@pytest.mark.parametrize(
+    ("patroni", "faults"),
+    [
+        pytest.param({}, (kill, stop, cut_off, switch_over), id="asynchronous"),
+        pytest.param({"synchronous_mode": True}, (kill, cut_off, switch_over), id="synchronous"),
+        pytest.param({"synchronous_mode": True, "synchronous_mode_strict": True}, (cut_off,), id="strict"),
+    ],
+    indirect=["patroni"],
+)
+def test_failovers_under_load(background, patroni, faults):  # in this order: what waits in the background ends with the servers
     leader, follower = patroni.pair()
     leader.query(TABLES)
     wait_until(lambda: reaches(patroni, 1))
     since, lost_from, took = {}, {}, {}
     with Load(patroni, ttl=TTL, each=6) as load:
-        for timeline, fault in enumerate((kill, stop, switch_over), start=2):
+        for timeline, fault in enumerate(faults, start=2):
             load.works(timeline=timeline - 1, writes=10)
-            if fault is not switch_over:
+            if not patroni.synchronous and fault is not switch_over:
                 lost_from[timeline - 1] = time.monotonic()
                 caught_up(leader, follower)
             since[timeline] = time.monotonic()
-            heal = fault(patroni, leader, follower)
+            heal = fault(patroni, leader, follower, load, background)
+            if patroni.strict:  # without a standby nothing is committed
+                heal()
             load.works(timeline=timeline, writes=1)
             took[fault.__name__] = round(time.monotonic() - since[timeline], 1)
             load.works(timeline=timeline, writes=10)
-            heal()
+            if not patroni.strict:
+                heal()
             new, leader = leader, follower
             assert patroni.pair() == (leader, new)
             follower = new
         with leader.connect() as conn:
             load.end(conn)
             lost = load.check(conn, since, lost_from)
-            assert conn.execute("SELECT tag FROM journal WHERE name = 'of the zombie'").fetchall() == [("zombie 1",)]
+            of_zombies = conn.execute("SELECT tag FROM journal WHERE name LIKE 'of the %' ORDER BY place").fetchall()
+            assert of_zombies == [(f"{fault.__name__} 1",) for fault in faults if fault in (stop, cut_off)]
+    assert bool(lost) != patroni.synchronous
     print(f"{len(load.acknowledged)} writes, {lost} of them lost; seconds until all had written on the new leader: {took}")
 
 
