@@ -172,10 +172,11 @@ class Stack:
         """The leader, and the node that follows it: once there is the one and the other streams from it, and may be promoted."""
 
         def found():
-            leader = next(filter(self.leads, self.nodes), None)
-            if leader and leader.query("SELECT count(*) FROM pg_stat_replication WHERE state = 'streaming'") == [(1,)]:
-                (follower,) = (node for node in self.nodes if node is not leader)
-                return follower.answers("synchronous" if self.synchronous else "replica") and (leader, follower)
+            with contextlib.suppress(psycopg.OperationalError):  # Patroni answers while it stops PostgreSQL
+                leader = next(filter(self.leads, self.nodes), None)
+                if leader and leader.query("SELECT count(*) FROM pg_stat_replication WHERE state = 'streaming'") == [(1,)]:
+                    (follower,) = (node for node in self.nodes if node is not leader)
+                    return follower.answers("synchronous" if self.synchronous else "replica") and (leader, follower)
 
         return wait_until(found, timeout=120, pause=0.2)
 

@@ -63,7 +63,8 @@ class Zombie(threading.Thread):
         with self.other_conn.transaction():
             call(self.other_conn, "fence_check", self.lease, self.fence)
             self.other_conn.execute(NOTE, ("lease", self.lease, self.fence, self.session.id, tag))
-        self.greatest_fence = call(self.other_conn, "lease_acquire", tag, self.session.id).fence
+        answer = call(self.other_conn, "lease_acquire", tag, self.session.id)
+        self.greatest_fence = answer.fence or self.greatest_fence
 
 
 @contextlib.contextmanager
