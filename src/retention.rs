@@ -79,6 +79,7 @@ pub fn retire(call: &Call, now: u64, most: usize, at_once: bool) -> bool {
     if !at_once && now < next_look(database) {
         return false;
     }
+    call.seam().retired();
     let (mut more, first) = (false, database.retention_looked.load(Ordering::Relaxed) == 0);
     // To look for such claims is to look at all claims, and there is hardly ever one.
     let may_be =

@@ -207,14 +207,14 @@ fn dead_sessions(call: &Call, now: u64) -> Vec<Uuid> {
     call.shared.each(now, |at, home, word, _| {
         if home == call.home && word.state() == State::Dead {
             dead.push(at.session());
-        } else if home.database == call.home.database && home.table != call.home.table {
+        } else if home.database == call.home.database && home.table != call.home.table && word.state() != State::Gone {
             of_dropped.push(at);
         }
     });
-    // Sessions of an extension that was dropped have no rows any more.
+    // Sessions of an extension that was dropped have no rows any more; if it was by this very transaction, once that is committed.
     for at in of_dropped {
         if !call.shared.being_opened(at) {
-            call.shared.end(at, true);
+            call.seam().ended(at, true);
         }
     }
     dead

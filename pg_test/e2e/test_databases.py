@@ -129,3 +129,16 @@ def test_drop_extension_never_deadlocks_with_the_worker(server, db, connect):
         conn.execute("CREATE EXTENSION eskit_lease")
     print(f"met the worker {met} times")
     assert server.workers("launcher")
+
+
+def test_an_extension_that_is_dropped_and_made_again_and_is_not(connect):
+    """Whoever sweeps in that transaction takes the sessions for those of a former extension."""
+    conn, other = connect(), connect(autocommit=False)
+    session = Session(conn, ttl="60 s")
+    fence = session.take("r")
+    other.execute("DROP EXTENSION eskit_lease")
+    other.execute("CREATE EXTENSION eskit_lease")
+    call(other, "session_sweep")
+    other.rollback()
+    assert session.heartbeat().alive
+    assert session.acquire("r").fence == fence

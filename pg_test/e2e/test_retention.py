@@ -201,6 +201,37 @@ def test_claims_that_were_finished_side_by_side_by_one_who_is_slow(server, conne
         server.set(eskit_lease__row_retention=None)
 
 
+@pytest.mark.parametrize("end", ["ROLLBACK", "ROLLBACK TO here"])
+def test_a_sweep_that_is_rolled_back(server, no_worker, connect, end):
+    """It has found nothing left, and that was not so."""
+    one, other = connect(), connect(autocommit=False)
+    session = Session(one, "session", ttl="600 s")
+    call(one, "queue_create", "q")
+    call(one, "item_add_many", "q", [psycopg.types.json.Jsonb(1)] * 2)
+    items = rows(one, "item_claim", "q", session.id, 2)
+    one.execute("BEGIN")
+    for conn, item in zip((one, other), items, strict=True):
+        assert call(conn, "item_done", [item.id], item.fence) == 1
+    one.execute("COMMIT")
+    other.commit()
+    claims = lambda: one.execute("SELECT FROM eskit_lease._claims").rowcount  # noqa: E731
+    call(one, "session_sweep")  # which looks through what is new to it
+    assert claims() == 1
+    server.set(eskit_lease__row_retention="0")
+    try:
+        wait_until(lambda: one.execute("SHOW eskit_lease.row_retention").fetchone() == ("0",))
+        one.execute("BEGIN")
+        one.execute("SAVEPOINT here")
+        wait_until(lambda: call(one, "session_sweep") and not claims(), pause=0.1)
+        one.execute(end)
+        assert claims() == 1
+        one.execute("COMMIT")
+        server.set(eskit_lease__worker=None)
+        wait_until(lambda: not claims(), timeout=20, pause=0.1)
+    finally:
+        server.set(eskit_lease__row_retention=None)
+
+
 def test_released_leases(server, no_worker, connect):
     """Also where there was none when somebody last looked."""
     conn = connect()

@@ -334,6 +334,14 @@ impl Database {
         self.kept_since[kind as usize].fetch_update(Ordering::AcqRel, Ordering::Acquire, first) == Ok(0)
     }
 
+    /// There may be rows of any kind, whatever was found.
+    pub fn may_keep(&self) {
+        for since in &self.kept_since {
+            since.store(UNKNOWN, Ordering::Release);
+        }
+        self.retention_looked.store(0, Ordering::Release);
+    }
+
     /// Before the oldest row of a kind is looked for: what is kept from now on may be missed by the look. Whether rows that were kept before
     /// that may be missed as well.
     pub fn look_for_kept(&self, kind: Kept) -> bool {

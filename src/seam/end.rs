@@ -224,6 +224,7 @@ impl Notes {
                 | What::EndedHeads(_)
                 | What::Due { .. }
                 | What::Kept(_)
+                | What::Retired
                 | What::TakenFrom(_)
                 | What::Items { .. } => (),
             }
@@ -255,6 +256,7 @@ impl Note {
             }
             What::Many => database.flag(RESCAN),
             What::Flags(flags) => database.flag(*flags),
+            What::Retired => database.may_keep(),
             What::Opened(session) => shared.erase(*session),
             // While it was frozen it was passed over, and what it waits for may have been judged without it.
             What::Ended { session, .. } => {

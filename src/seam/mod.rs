@@ -192,6 +192,11 @@ impl Seam {
         }
     }
 
+    /// This transaction says what is left of the rows that are kept, which is not so if it fails.
+    pub fn retired(self) {
+        self.note(What::Retired);
+    }
+
     /// This transaction tells listeners of items, as the ring has asked for.
     pub fn told(self, queue: &str) {
         self.note(What::Told(queue.to_owned()));

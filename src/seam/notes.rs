@@ -67,6 +67,8 @@ pub enum What {
     EndedHeads(i64),
     /// A row is kept for a while from now on.
     Kept(Kept),
+    /// This transaction has looked for rows that are kept, and deleted such.
+    Retired,
     /// Listeners are to be told of items, which has been taken out of the ring.
     Told(String),
     /// This transaction has taken something from a session that is dead.
