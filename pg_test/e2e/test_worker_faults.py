@@ -34,6 +34,20 @@ def stopped(*pids):
                 os.kill(pid, signal.SIGCONT)
 
 
+def test_held_up(worked):
+    """A launcher that waits for a lock does not take that for a pause of the machine, though nobody else calls meanwhile."""
+    with worked.connect() as conn, worked.connect() as locking:
+        Session(conn, "long", ttl="1 min")
+        wait_until(lambda: not worked.workers())
+        Session(conn, "over while it is locked", ttl="2 s")
+        time.sleep(1.5)  # the worker that came for it is gone
+        with locking.transaction():
+            locking.execute("LOCK TABLE pg_database IN ACCESS EXCLUSIVE MODE")
+            time.sleep(4)
+        wait_until(lambda: conn.execute("SELECT count(*) FROM eskit_lease._sessions").fetchone() == (1,))
+    assert not worked.logged("the machine was paused")
+
+
 @pytest.mark.parametrize("kind", ["launcher", "worker"])
 def test_stopped(worked, kind):
     """A process that stands still is in nobody's way: what is waited for is served by those who ask. Then it goes on."""

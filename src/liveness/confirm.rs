@@ -104,6 +104,16 @@ impl Shared {
         self.unproven_of(at).is_some_and(|unproven| unproven.load(Ordering::Acquire) == FOREVER)
     }
 
+    /// Since when it takes a confirmation for what a session was granted that is found after a start; `promised`: by transactions that are
+    /// prepared now. Where there is no room for any, none can have ended since the start.
+    pub fn unproven_when_found(&self, promised: bool) -> u64 {
+        match self.pending.len() {
+            ..=1 => 0,
+            _ if promised => FOREVER,
+            _ => clock::now(),
+        }
+    }
+
     /// All that was so has ended by now, and may have been committed alone. The caller has seen to it that nothing else is being prepared.
     pub fn unproven_since_prepared(&self, at: SlotRef) {
         if let Some(unproven) = self.unproven_of(at) {

@@ -17,7 +17,7 @@ use crate::guard::{Guard, Mode};
 use crate::liveness::databases::Counter;
 use crate::liveness::map::Opening;
 use crate::liveness::slots::{Home, SlotRef, Standing};
-use crate::liveness::word::{FOREVER, State};
+use crate::liveness::word::State;
 use crate::liveness::{Shared, clock, shared};
 use crate::seam;
 use crate::spi::{Db, Statement, Value};
@@ -122,7 +122,7 @@ impl Call {
         // It had expired when a transaction took something from it that was prepared before the restart.
         let deadline = if Guard::Taken(row.session).is_held_jointly() { by_row.now } else { by_row.until };
         // And what such a one has granted to it is committed at a time that nobody can tell, or has been since the restart.
-        let unproven = if Guard::Promised(row.session).is_held_jointly() { FOREVER } else { clock::now() };
+        let unproven = self.shared.unproven_when_found(Guard::Promised(row.session).is_held_jointly());
         let (session, role, ttl_ms, private) = (row.session, row.role, row.ttl_ms, row.private);
         let opening = Opening { session, role, ttl_ms, private, deadline, opened_by: 0, unproven };
         let at = self.shared.enter(self.home, opening)?;

@@ -60,6 +60,8 @@ pub extern "C-unwind" fn eskit_lease_launcher_main(_argument: pg_sys::Datum) {
         let wake_at = if settings::WORKER.get() { launcher.turn(now) } else { now + TICK };
         let wake_at = wake_at.min(confirmer.turn(shared, now));
         shared.header.launcher_wakes.store(wake_at, Ordering::Release);
+        // Whatever held it up until here, as a lock on pg_database does, was no pause.
+        shared.seen(clock::now());
         sleep(wake_at.saturating_sub(clock::now()));
         launcher.notice_pause(wake_at);
     }
