@@ -122,17 +122,22 @@ def test_cancelled_wait(pair, conn):
     wait_until(lambda: trusted(session))
     pair.by_stopping()
     wait_until(lambda: not trusted(session))
+
+    def meanwhile(condition):
+        """Keeps the session alive until that holds."""
+        wait_until(lambda: session.heartbeat().alive and condition())
+
     for end in ("pg_cancel_backend", "pg_terminate_backend") * 2:
-        wait_until(pair.waiting)
+        meanwhile(pair.waiting)
         (pid,) = pair.confirmers()
         conn.execute(f"SELECT {end}(%s)", (pid,))
         if end == "pg_terminate_backend":
-            wait_until(lambda: pair.confirmers() not in ([], [pid]))
+            meanwhile(lambda: pair.confirmers() not in ([], [pid]))
         assert not beats(session, 0.2)
     # The launcher takes it along.
     (pid,) = pair.confirmers()
     conn.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE backend_type = 'eskit_lease launcher'")
-    wait_until(lambda: pair.confirmers() not in ([], [pid]) and pair.waiting())
+    meanwhile(lambda: pair.confirmers() not in ([], [pid]) and pair.waiting())
     assert not beats(session, 0.2)
     pair.heal()
     wait_until(lambda: trusted(session))
