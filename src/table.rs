@@ -274,11 +274,16 @@ impl Table {
         }
     }
 
-    /// Adds a row, if the table is plain and has just these columns. Whether it is.
-    pub fn try_insert(&self, columns: &[Option<Datum>]) -> bool {
+    /// Whether it has just so many columns. An administrator may have added one, which leaves its place even when it is dropped.
+    pub fn has_columns(&self, count: usize) -> bool {
         // SAFETY: the relation is open
-        let known = usize::try_from(unsafe { (*(*self.relation).rd_att).natts }) == Ok(columns.len());
-        if !known || !self.is_plain() {
+        usize::try_from(unsafe { (*(*self.relation).rd_att).natts }) == Ok(count)
+    }
+
+    /// Adds a row, if the table is plain and has just these columns. Whether it is.
+    #[must_use]
+    pub fn try_insert(&self, columns: &[Option<Datum>]) -> bool {
+        if !self.has_columns(columns.len()) || !self.is_plain() {
             return false;
         }
         let mut nulls: Vec<bool> = columns.iter().map(Option::is_none).collect();

@@ -82,3 +82,15 @@ def test_while_an_index_is_made_again(connect, background, index):
     assert stands(conn, "session IS NULL AND released_at > now() - interval '1 h'") == 4
     assert stands(conn, "resource >= 'r/' AND resource < 'r0'") == 5
     conn.execute(f"REINDEX INDEX eskit_lease.{index}")  # as it finds whatever is there twice
+
+
+@pytest.mark.parametrize("then", ["", "ALTER TABLE eskit_lease._leases DROP COLUMN note"])
+def test_where_there_is_another_column(connect, then):
+    """Or was one, whose place stays: the rows are written by statements, and not left out."""
+    conn = connect()
+    conn.execute("ALTER TABLE eskit_lease._leases ADD COLUMN note text NOT NULL DEFAULT 'none'")
+    conn.execute(then)
+    holder, other = Session(conn, "holder", ttl="60 s"), Session(conn, "other", ttl="60 s")
+    holder.take("r")
+    assert other.acquire("r").reason == "held"
+    each_way(conn)
