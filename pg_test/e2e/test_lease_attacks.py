@@ -94,3 +94,34 @@ def test_where_there_is_another_column(connect, then):
     holder.take("r")
     assert other.acquire("r").reason == "held"
     each_way(conn)
+
+
+@pytest.mark.parametrize("index", ["(adm.known(resource))", "(fence) WHERE adm.known(resource) <> ''"])
+def test_what_an_index_computes_is_the_owners(server, connect, db, index):
+    """Whoever acquires: it may be one who may not run it, or one who may do more, and one who has put something else in the way."""
+    conn, caller = connect(), connect()
+    role = f"caller_of_{db}"
+    conn.execute(f"""
+        CREATE ROLE {role};
+        SELECT eskit_lease.grant_consumer('{role}');
+        CREATE SCHEMA adm;
+        CREATE FUNCTION adm.known(name text) RETURNS text IMMUTABLE LANGUAGE plpgsql AS $$BEGIN
+            RAISE NOTICE '% by %', current_user, current_setting('search_path'); RETURN name; END$$;
+        REVOKE ALL ON FUNCTION adm.known(text) FROM PUBLIC;
+        CREATE INDEX computed ON eskit_lease._leases {index}""")
+    seen = []
+    caller.add_notice_handler(lambda notice: seen.append(notice.message_primary))
+    try:
+        for who in (role, "postgres"):
+            caller.execute(f"SET ROLE {who}; SET search_path = public")
+            session = Session(caller, "caller", ttl="60 s")
+            for _ in range(3):
+                session.take("r")
+                assert session.release("r")
+            assert session.close()
+            assert caller.execute("SELECT current_user, current_setting('search_path')").fetchone() == (who, "public")
+        assert set(seen) == {"postgres by pg_catalog, pg_temp"} and len(seen) >= 12
+    finally:
+        caller.close()
+        server.query(f"DROP OWNED BY {role}", dbname=db)
+        server.query(f"DROP ROLE {role}")
