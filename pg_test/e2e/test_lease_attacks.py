@@ -1,5 +1,6 @@
 """What an administrator does to the table of leases, while they are granted and freed: with rows that are written one by one, and by statements."""
 
+import psycopg
 import pytest
 from client import Session, rows
 from conftest import wait_until
@@ -125,3 +126,28 @@ def test_what_an_index_computes_is_the_owners(server, connect, db, index):
         caller.close()
         server.query(f"DROP OWNED BY {role}", dbname=db)
         server.query(f"DROP ROLE {role}")
+
+
+def test_freeing_many_is_cancelled_in_the_middle(connect, background):
+    """While it waits for nobody."""
+    conn, watcher = connect(), connect()
+    names = [f"freed/{n}" for n in range(20_000)]
+    session = Session(conn, "holder", ttl="600 s")
+
+    def log_written():
+        return watcher.execute("SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint").fetchone()[0]
+
+    def take():
+        assert all(row.granted for row in rows(conn, "lease_acquire_many", names, session.id))
+        return log_written()
+
+    before = take()
+    rows(conn, "lease_release_many", names, session.id)
+    whole = log_written() - before
+    before = take()
+    releasing = background(rows, conn, "lease_release_many", names, session.id)
+    wait_until(lambda: log_written() > before + whole / 3)  # all is locked, which is less than that, and some of it is free
+    watcher.execute("SELECT pg_cancel_backend(%s)", (conn.info.backend_pid,))
+    assert isinstance(releasing.exception(), psycopg.errors.QueryCanceled)
+    assert log_written() < before + whole * 0.9
+    assert stands(conn, f"session = '{session.id}'") == len(names)
