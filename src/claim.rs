@@ -17,6 +17,7 @@ mod column {
     pub const RELEASED_AT: usize = 7;
     pub const EXPIRED: usize = 8;
     pub const DECLARED: usize = 9;
+    pub const COUNT: usize = DECLARED;
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -168,7 +169,7 @@ impl Leases {
 
     /// Whether rows may be written as below, and not by statements, which take longer.
     pub fn is_plain(&self) -> bool {
-        self.0.is_plain()
+        self.0.has_columns(column::COUNT) && self.0.is_plain()
     }
 
     /// Writes down who owns a slot, which the caller has claimed: without a row, or with one that is locked.
@@ -184,11 +185,15 @@ impl Leases {
             (column::EXPIRED, Some(false.into())),
             (column::DECLARED, Some(owner.declared.into())),
         ];
-        if is_new {
+        let written = if is_new {
             let key = [Value::Text(resource).datum(), Some(slot.into())];
-            self.0.try_insert(&key.into_iter().chain(columns.map(|(_, value)| value)).collect::<Vec<_>>());
+            self.0.try_insert(&key.into_iter().chain(columns.map(|(_, value)| value)).collect::<Vec<_>>())
         } else {
-            self.change(resource, slot, &columns);
+            self.change(resource, slot, &columns)
+        };
+        if !written {
+            // A fence without a row would be one of several.
+            pgrx::error!("eskit_lease could not write who owns slot {slot} of resource \"{resource}\"");
         }
     }
 
@@ -201,11 +206,10 @@ impl Leases {
         self.change(resource, slot, &columns);
     }
 
-    fn change(&self, resource: &str, slot: i32, columns: &[(usize, Option<Datum>)]) {
+    fn change(&self, resource: &str, slot: i32, columns: &[(usize, Option<Datum>)]) -> bool {
         let changes: Vec<_> = columns.iter().map(|(column, value)| (*column as i32, *value)).collect();
-        if self.0.scan(Sight::Latest, &[Key::Text(resource), Key::Int(slot)], |_, _| Some(())).is_some() {
-            self.0.update(&changes);
-        }
+        self.0.scan(Sight::Latest, &[Key::Text(resource), Key::Int(slot)], |_, _| Some(())).is_some()
+            && self.0.update(&changes)
     }
 }
 

@@ -28,7 +28,10 @@ static RELEASE: Statement =
 /// holder, which lives. Gives those that were still held.
 pub fn release(call: &Call, at: SlotRef, rows: Vec<(String, LeaseRow)>) -> Result<HashSet<Seat>> {
     let leases = Leases::open();
-    let mine = |row: &LeaseRow| leases.lock(row.tid, true) == Locked::Mine;
+    let mine = |row: &LeaseRow| {
+        pgrx::check_for_interrupts!();
+        leases.lock(row.tid, true) == Locked::Mine
+    };
     let rows: Vec<(String, LeaseRow)> = rows.into_iter().filter(|(_, row)| mine(row)).collect();
     let fences: HashSet<i64> = rows.iter().map(|(_, row)| row.fence).collect();
     let handed_over = if rows.len() <= grant::BATCH {
@@ -56,6 +59,8 @@ pub fn free(call: &Call, seats: &[Seat], expired: bool) {
     let leases = Leases::open();
     if leases.is_plain() {
         for (resource, slot) in seats {
+            // There may be 100,000 of them, and nothing else hears of a cancel.
+            pgrx::check_for_interrupts!();
             leases.free(resource, *slot, expired);
         }
         spi::durably();
@@ -165,6 +170,7 @@ fn lease_release_many(
         let held = |wait| {
             let mine = |row: &LeaseRow| row.session == Some(session);
             let rows = |name: &String| -> Vec<LeaseRow> {
+                pgrx::check_for_interrupts!();
                 match leases.probe(name, 0) {
                     Probe::Row(row) if !row.declared => Some(row).filter(mine).into_iter().collect(),
                     Probe::InFlight(Some(row)) if !row.declared => {

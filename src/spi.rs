@@ -171,12 +171,54 @@ fn array(mut elements: Vec<Datum>, element: Oid, length: i32, align: c_char) -> 
     unsafe { Datum::from(pg_sys::construct_array(elements.as_mut_ptr(), count, element, length, by_value, align)) }
 }
 
-/// A connection to SPI as the extension's owner.
-pub struct Db {
+/// The rights of the extension's owner, and nothing of the caller's where names are looked up.
+pub struct AsOwner {
     caller: Oid,
     security: i32,
     settings: i32,
+}
+
+impl AsOwner {
+    pub fn begin(owner: Oid) -> AsOwner {
+        let (mut caller, mut security) = (Oid::INVALID, 0);
+        // SAFETY: in a transaction; what is switched here is switched back by Drop, or by PostgreSQL when it raises
+        unsafe {
+            pg_sys::GetUserIdAndSecContext(&mut caller, &mut security);
+            let restricted = pg_sys::SECURITY_LOCAL_USERID_CHANGE | pg_sys::SECURITY_RESTRICTED_OPERATION;
+            pg_sys::SetUserIdAndSecContext(owner, security | restricted as i32);
+            let settings = pg_sys::NewGUCNestLevel();
+            pg_sys::set_config_option(
+                c"search_path".as_ptr(),
+                c"pg_catalog, pg_temp".as_ptr(),
+                pg_sys::GucContext::PGC_USERSET,
+                pg_sys::GucSource::PGC_S_SESSION,
+                pg_sys::GucAction::GUC_ACTION_SAVE,
+                true,
+                0,
+                false,
+            );
+            AsOwner { caller, security, settings }
+        }
+    }
+}
+
+impl Drop for AsOwner {
+    fn drop(&mut self) {
+        // SAFETY: puts back what begin() found. When PostgreSQL has raised, the abort that follows does the rest.
+        unsafe {
+            pg_sys::SetUserIdAndSecContext(self.caller, self.security);
+            if !std::thread::panicking() {
+                pg_sys::AtEOXact_GUC(true, self.settings);
+            }
+        }
+    }
+}
+
+/// A connection to SPI as the extension's owner.
+pub struct Db {
     planner: [bool; 10],
+    /// To the end.
+    _owner: AsOwner,
 }
 
 /// The planner's ways to get at rows, and at their order, and whether it may take them, whatever the caller has set: plans are kept. Those
@@ -199,29 +241,15 @@ fn ways() -> [(*mut bool, bool); 10] {
 
 impl Db {
     pub fn open(home: Home) -> Db {
-        let (mut caller, mut security) = (Oid::INVALID, 0);
+        let owner = catalog::owner(home);
         // SAFETY: in a transaction; what is switched here is switched back by Drop, or by PostgreSQL when it raises
         unsafe {
-            let owner = catalog::owner(home);
-            pg_sys::GetUserIdAndSecContext(&mut caller, &mut security);
             if pg_sys::SPI_connect() != pg_sys::SPI_OK_CONNECT as i32 {
                 pgrx::error!("eskit_lease could not connect to SPI");
             }
-            let restricted = pg_sys::SECURITY_LOCAL_USERID_CHANGE | pg_sys::SECURITY_RESTRICTED_OPERATION;
-            pg_sys::SetUserIdAndSecContext(owner, security | restricted as i32);
-            let settings = pg_sys::NewGUCNestLevel();
-            pg_sys::set_config_option(
-                c"search_path".as_ptr(),
-                c"pg_catalog, pg_temp".as_ptr(),
-                pg_sys::GucContext::PGC_USERSET,
-                pg_sys::GucSource::PGC_S_SESSION,
-                pg_sys::GucAction::GUC_ACTION_SAVE,
-                true,
-                0,
-                false,
-            );
+            let _owner = AsOwner::begin(owner);
             let planner = ways().map(|(way, may)| way.replace(may));
-            Db { caller, security, settings, planner }
+            Db { planner, _owner }
         }
     }
 
@@ -307,9 +335,7 @@ impl Drop for Db {
             for ((way, _), before) in ways().into_iter().zip(self.planner) {
                 way.write(before);
             }
-            pg_sys::SetUserIdAndSecContext(self.caller, self.security);
             if !std::thread::panicking() {
-                pg_sys::AtEOXact_GUC(true, self.settings);
                 pg_sys::SPI_finish();
             }
         }

@@ -11,9 +11,10 @@
 //! it, so that nothing but the row and its index entries is to be written.
 
 use crate::catalog;
+use crate::spi::AsOwner;
 use crate::text::text_datum;
 use pgrx::pg_sys::{self, Datum, ItemPointerData, Oid, TM_Result, TransactionId};
-use pgrx::{FromDatum, Uuid};
+use pgrx::{FromDatum, PgList, Uuid};
 use std::cell::OnceCell;
 use std::ffi::CStr;
 
@@ -30,6 +31,8 @@ pub struct Table {
 struct Indexes {
     executor: *mut pg_sys::EState,
     relations: *mut pg_sys::ResultRelInfo,
+    /// Whether a function may be called for a row that is not PostgreSQL's own.
+    calls: bool,
 }
 
 /// A column, counted from 1, and its new value.
@@ -274,11 +277,16 @@ impl Table {
         }
     }
 
-    /// Adds a row, if the table is plain and has just these columns. Whether it is.
-    pub fn try_insert(&self, columns: &[Option<Datum>]) -> bool {
+    /// Whether it has just so many columns. An administrator may have added one, which leaves its place even when it is dropped.
+    pub fn has_columns(&self, count: usize) -> bool {
         // SAFETY: the relation is open
-        let known = usize::try_from(unsafe { (*(*self.relation).rd_att).natts }) == Ok(columns.len());
-        if !known || !self.is_plain() {
+        usize::try_from(unsafe { (*(*self.relation).rd_att).natts }) == Ok(count)
+    }
+
+    /// Adds a row, if the table is plain and has just these columns. Whether it is.
+    #[must_use]
+    pub fn try_insert(&self, columns: &[Option<Datum>]) -> bool {
+        if !self.has_columns(columns.len()) || !self.is_plain() {
             return false;
         }
         let mut nulls: Vec<bool> = columns.iter().map(Option::is_none).collect();
@@ -364,9 +372,11 @@ impl Table {
     /// Adds a version of a row to the table's indexes: to its key, to those that an administrator has made, and while one is made again to
     /// both of it.
     unsafe fn index(&self, tuple: pg_sys::HeapTuple, version: Version) {
-        let Indexes { executor, relations } = *self.indexes.get_or_init(|| self.open_indexes());
+        let Indexes { executor, relations, calls } = *self.indexes.get_or_init(|| self.open_indexes());
         // SAFETY: the tuple is one of the table's; what the executor needs for a row it has in a context of its own
         unsafe {
+            // What an administrator has an index compute is not the caller's to run, nor to have look up names where the caller wishes.
+            let _owner = calls.then(|| AsOwner::begin((*(*self.relation).rd_rel).relowner));
             pg_sys::ExecForceStoreHeapTuple(tuple, self.slot, false);
             ((*self.slot).tts_tid, (*self.slot).tts_tableOid) = ((*tuple).t_self, (*self.relation).rd_id);
             index_insert(relations, self.slot, executor, version);
@@ -388,7 +398,12 @@ impl Table {
             pg_sys::InitResultRelInfo(relations, self.relation, 0, std::ptr::null_mut(), 0);
             pg_sys::ExecOpenIndices(relations, false);
             pg_sys::MemoryContextSwitchTo(context);
-            Indexes { executor, relations }
+            let count = usize::try_from((*relations).ri_NumIndices).unwrap_or(0);
+            let calls = (0..count).any(|i| {
+                let index = *(*relations).ri_IndexRelationInfo.add(i);
+                !all_plain((*index).ii_Expressions) || !all_plain((*index).ii_Predicate)
+            });
+            Indexes { executor, relations, calls }
         }
     }
 }
@@ -456,7 +471,7 @@ impl Drop for Table {
         if !std::thread::panicking() {
             // SAFETY: opened by open()
             unsafe {
-                if let Some(Indexes { executor, relations }) = self.indexes.take() {
+                if let Some(Indexes { executor, relations, .. }) = self.indexes.take() {
                     pg_sys::ExecCloseIndices(relations);
                     pg_sys::FreeExecutorState(executor);
                     pg_sys::pfree(relations.cast());
@@ -499,6 +514,27 @@ unsafe fn heap_update(
         let result =
             pg_sys::heap_update(table, old, new, command, no_crosscheck, true, &mut failure, &mut mode, &mut indexes);
         (result, indexes == pg_sys::TU_UpdateIndexes::TU_Summarizing)
+    }
+}
+
+/// Whether expressions of an index are no more than columns, constants and PostgreSQL's own operators, as ours are.
+unsafe fn all_plain(expressions: *mut pg_sys::List) -> bool {
+    // SAFETY: a list of expressions, or none
+    unsafe { PgList::from_pg(expressions).iter_ptr().all(|expression| is_plain(expression)) }
+}
+
+unsafe fn is_plain(expression: *mut pg_sys::Node) -> bool {
+    // SAFETY: a node is what its tag says
+    unsafe {
+        match (*expression).type_ {
+            pg_sys::NodeTag::T_Var | pg_sys::NodeTag::T_Const => true,
+            pg_sys::NodeTag::T_NullTest => is_plain((*expression.cast::<pg_sys::NullTest>()).arg.cast()),
+            pg_sys::NodeTag::T_OpExpr => {
+                let operator = &*expression.cast::<pg_sys::OpExpr>();
+                operator.opfuncid.to_u32() < pg_sys::FirstNormalObjectId && all_plain(operator.args)
+            }
+            _ => false,
+        }
     }
 }
 

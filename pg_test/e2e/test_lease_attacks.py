@@ -1,5 +1,6 @@
 """What an administrator does to the table of leases, while they are granted and freed: with rows that are written one by one, and by statements."""
 
+import psycopg
 import pytest
 from client import Session, rows
 from conftest import wait_until
@@ -82,3 +83,71 @@ def test_while_an_index_is_made_again(connect, background, index):
     assert stands(conn, "session IS NULL AND released_at > now() - interval '1 h'") == 4
     assert stands(conn, "resource >= 'r/' AND resource < 'r0'") == 5
     conn.execute(f"REINDEX INDEX eskit_lease.{index}")  # as it finds whatever is there twice
+
+
+@pytest.mark.parametrize("then", ["", "ALTER TABLE eskit_lease._leases DROP COLUMN note"])
+def test_where_there_is_another_column(connect, then):
+    """Or was one, whose place stays: the rows are written by statements, and not left out."""
+    conn = connect()
+    conn.execute("ALTER TABLE eskit_lease._leases ADD COLUMN note text NOT NULL DEFAULT 'none'")
+    conn.execute(then)
+    holder, other = Session(conn, "holder", ttl="60 s"), Session(conn, "other", ttl="60 s")
+    holder.take("r")
+    assert other.acquire("r").reason == "held"
+    each_way(conn)
+
+
+@pytest.mark.parametrize("index", ["(adm.known(resource))", "(fence) WHERE adm.known(resource) <> ''"])
+def test_what_an_index_computes_is_the_owners(server, connect, db, index):
+    """Whoever acquires: it may be one who may not run it, or one who may do more, and one who has put something else in the way."""
+    conn, caller = connect(), connect()
+    role = f"caller_of_{db}"
+    conn.execute(f"""
+        CREATE ROLE {role};
+        SELECT eskit_lease.grant_consumer('{role}');
+        CREATE SCHEMA adm;
+        CREATE FUNCTION adm.known(name text) RETURNS text IMMUTABLE LANGUAGE plpgsql AS $$BEGIN
+            RAISE NOTICE '% by %', current_user, current_setting('search_path'); RETURN name; END$$;
+        REVOKE ALL ON FUNCTION adm.known(text) FROM PUBLIC;
+        CREATE INDEX computed ON eskit_lease._leases {index}""")
+    seen = []
+    caller.add_notice_handler(lambda notice: seen.append(notice.message_primary))
+    try:
+        for who in (role, "postgres"):
+            caller.execute(f"SET ROLE {who}; SET search_path = public")
+            session = Session(caller, "caller", ttl="60 s")
+            for _ in range(3):
+                session.take("r")
+                assert session.release("r")
+            assert session.close()
+            assert caller.execute("SELECT current_user, current_setting('search_path')").fetchone() == (who, "public")
+        assert set(seen) == {"postgres by pg_catalog, pg_temp"} and len(seen) >= 12
+    finally:
+        caller.close()
+        server.query(f"DROP OWNED BY {role}", dbname=db)
+        server.query(f"DROP ROLE {role}")
+
+
+def test_freeing_many_is_cancelled_in_the_middle(connect, background):
+    """While it waits for nobody."""
+    conn, watcher = connect(), connect()
+    names = [f"freed/{n}" for n in range(20_000)]
+    session = Session(conn, "holder", ttl="600 s")
+
+    def log_written():
+        return watcher.execute("SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint").fetchone()[0]
+
+    def take():
+        assert all(row.granted for row in rows(conn, "lease_acquire_many", names, session.id))
+        return log_written()
+
+    before = take()
+    rows(conn, "lease_release_many", names, session.id)
+    whole = log_written() - before
+    before = take()
+    releasing = background(rows, conn, "lease_release_many", names, session.id)
+    wait_until(lambda: log_written() > before + whole / 3)  # all is locked, which is less than that, and some of it is free
+    watcher.execute("SELECT pg_cancel_backend(%s)", (conn.info.backend_pid,))
+    assert isinstance(releasing.exception(), psycopg.errors.QueryCanceled)
+    assert log_written() < before + whole * 0.9
+    assert stands(conn, f"session = '{session.id}'") == len(names)
