@@ -71,12 +71,12 @@ def test_hundreds_come_and_go():
         server.query("CREATE DATABASE original")
         server.query("CREATE EXTENSION eskit_lease", dbname="original")
         with server.connect("original") as conn:
-            kept = Session(conn, "kept", ttl="600 s")
+            kept = Session(conn, "kept", ttl="1 h")
             kept.take("r")
         wait_until(lambda: not server.query("SELECT FROM pg_stat_activity WHERE datname = 'original'"))
         log, pid, started_at = Log(server), server.pid, time.monotonic()
         with Competition(server, count=2) as competition, server.connect() as conn:
-            here = Session(conn, "here", ttl="600 s")
+            here = Session(conn, "here", ttl="1 h")
             fence = here.take("here")
             numbers = iter(range(DATABASES))
             makers = [Maker(server, Shared(numbers)) for _ in range(AT_ONCE)]

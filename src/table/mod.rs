@@ -7,7 +7,7 @@
 //! with a dirty snapshot, which also sees what others are in the middle of. The latter is no snapshot at all: a row that is moved by
 //! an update while the scan is under way may be seen in neither place. It can say "here" and "in flight", never "nowhere".
 //!
-//! Those that are changed most are also written here: see [`write`].
+//! Those that are changed most are also written here: see [`mod@write`].
 
 mod write;
 
