@@ -11,15 +11,7 @@ REVOKE ALL ON TYPE
     eskit_lease.lease_answer,
     eskit_lease.lease_state,
     eskit_lease.execution_answer,
-    eskit_lease._session_standing,
-    eskit_lease._sessions, eskit_lease._successions, eskit_lease._declarations, eskit_lease._leases,
-    eskit_lease._waiters, eskit_lease._groups, eskit_lease._members, eskit_lease._partitions,
-    eskit_lease._cursors, eskit_lease._heads, eskit_lease._queues, eskit_lease._items, eskit_lease._later,
-    eskit_lease._claims, eskit_lease._item_heads, eskit_lease._dead_items, eskit_lease._executions,
-    eskit_lease.sessions, eskit_lease.leases, eskit_lease.waiters, eskit_lease.semaphores, eskit_lease.groups,
-    eskit_lease.group_members, eskit_lease.group_partitions, eskit_lease.group_lag, eskit_lease.executions,
-    eskit_lease.fenced_tables, eskit_lease.blockers, eskit_lease.queues, eskit_lease.items,
-    eskit_lease.dead_items, eskit_lease.position_blockers
+    eskit_lease._session_standing
 FROM PUBLIC;
 
 CREATE OR REPLACE VIEW eskit_lease.semaphores AS
@@ -85,6 +77,8 @@ SELECT q.queue, l.id, l.partition, 'later', l.key, l.payload, l.attempt, l.error
 FROM eskit_lease._queues AS q
 JOIN eskit_lease._later AS l ON l.queue = q.number;
 
+COMMENT ON FUNCTION eskit_lease.lock_acquire(text, text, interval, uuid) IS
+'Asks for a lease without a session of one''s own, as ShedLock does: a private session of the owner lives for ttl and ends with the lease. Renew and release by name and fence. Asked again with the same role, owner and request: the same fence, renewed for the ttl that was given first. Reasons as for lease_acquire.';
 COMMENT ON FUNCTION eskit_lease.session_heartbeat(uuid) IS
 'Keeps the session, and with it every lease that it holds, for another TTL. Writes no row and no WAL. Reasons: alive, unconfirmed (trust_ms is 0 until synchronous standbys have confirmed that this is the primary, see eskit_lease.confirm_interval), closing (its end is being committed), expired (for good, unless the server is restarted before anybody sees to it), unknown_session. Raises 42501 for another role''s session.';
 COMMENT ON FUNCTION eskit_lease.session_wait(uuid, bigint, interval) IS

@@ -8,8 +8,8 @@ GRANT USAGE ON SCHEMA eskit_lease TO PUBLIC;
 REVOKE ALL ON ALL TABLES IN SCHEMA eskit_lease FROM PUBLIC;
 REVOKE ALL ON ALL SEQUENCES IN SCHEMA eskit_lease FROM PUBLIC;
 REVOKE ALL ON ALL FUNCTIONS IN SCHEMA eskit_lease FROM PUBLIC;
--- Whoever calls a function or reads a view needs no right to its type; this is for objects of their own that would depend on it. With a column of a
--- table's row type anybody could keep that table from being altered.
+-- Whoever calls a function needs no right to its type; this is for objects of their own that would depend on it. The row types of tables and views are
+-- as PostgreSQL makes them: of those that have a privilege taken away pg_dump complains, one by one, in each dump.
 REVOKE ALL ON TYPE
     eskit_lease.opened_session,
     eskit_lease.session_state,
@@ -17,15 +17,7 @@ REVOKE ALL ON TYPE
     eskit_lease.lease_answer,
     eskit_lease.lease_state,
     eskit_lease.execution_answer,
-    eskit_lease._session_standing,
-    eskit_lease._sessions, eskit_lease._successions, eskit_lease._declarations, eskit_lease._leases,
-    eskit_lease._waiters, eskit_lease._groups, eskit_lease._members, eskit_lease._partitions,
-    eskit_lease._cursors, eskit_lease._heads, eskit_lease._queues, eskit_lease._items, eskit_lease._later,
-    eskit_lease._claims, eskit_lease._item_heads, eskit_lease._dead_items, eskit_lease._executions,
-    eskit_lease.sessions, eskit_lease.leases, eskit_lease.waiters, eskit_lease.semaphores, eskit_lease.groups,
-    eskit_lease.group_members, eskit_lease.group_partitions, eskit_lease.group_lag, eskit_lease.executions,
-    eskit_lease.fenced_tables, eskit_lease.blockers, eskit_lease.queues, eskit_lease.items,
-    eskit_lease.dead_items, eskit_lease.position_blockers
+    eskit_lease._session_standing
 FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION
     eskit_lease.group_lock_key(text),
@@ -76,7 +68,7 @@ COMMENT ON FUNCTION eskit_lease.lease_cancel(text, uuid) IS
 COMMENT ON FUNCTION eskit_lease.lease_force_release(text, bigint, text) IS
 'Takes the lease from its holder, whose fence is no longer valid, and hands it to the first in line. Waits for fenced transactions of the holder. why goes to the server log. For administrators.';
 COMMENT ON FUNCTION eskit_lease.lock_acquire(text, text, interval, uuid) IS
-'Asks for a lease without a session of one''s own, as ShedLock does: a private session of the owner lives for ttl and ends with the lease. Renew and release by name and fence. Asked again with the same role, owner and request: the same fence. Reasons as for lease_acquire.';
+'Asks for a lease without a session of one''s own, as ShedLock does: a private session of the owner lives for ttl and ends with the lease. Renew and release by name and fence. Asked again with the same role, owner and request: the same fence, renewed for the ttl that was given first. Reasons as for lease_acquire.';
 COMMENT ON FUNCTION eskit_lease.fence_check(text, bigint) IS
 'Asserts that the lease is held under this fence, to the end of the transaction: nobody else gets it before. Call it in each transaction that writes, as a statement of its own before what is to be written is read: inside a function, the statement around that may have an older snapshot. Raises LF001 when the fence is no longer valid, 55P03 while the lease is changing hands, or when a partition was to be released by now, 40001 when it was granted after what this transaction reads, 42501 for another role''s lease.';
 COMMENT ON FUNCTION eskit_lease.fence_table(regclass, text, text) IS

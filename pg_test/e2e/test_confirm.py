@@ -189,6 +189,21 @@ def test_switched(pair, conn):
     assert session.close()
 
 
+def test_nobody_to_ask(pair):
+    """Without standbys to ask, whoever has been granted something is vouched for at once, however long it is to the next confirmation."""
+    pair.primary.set(synchronous_standby_names="", eskit_lease__confirm_interval="1 h")
+    try:
+        with pair.primary.connect() as conn:
+            wait_until(lambda: conn.execute("SHOW eskit_lease.confirm_interval").fetchone() == ("1h",))
+            session = Session(conn, ttl="60 s")
+            assert trusted(session)
+            session.take("r")
+            assert trusted(session) and session.renew("r").trust_ms > 0
+            assert session.close()
+    finally:
+        pair.primary.set(synchronous_standby_names=None)
+
+
 def test_log(pair):
     silent, back = "have acknowledged no confirmation for", "acknowledge confirmations again"
     pair.primary.set(eskit_lease__confirm_interval="0")  # what was to be logged of the tests before is not any more

@@ -72,7 +72,7 @@ def test_dump_and_restore(tmp_path):
         origin.query("CREATE DATABASE origin")
         estate = Estate(origin, "origin")
         for form in ("plain", "custom"):
-            run("pg_dump", "-d", origin.dsn("origin"), f"--format={form}", "-f", tmp_path / form)
+            assert run("pg_dump", "-d", origin.dsn("origin"), f"--format={form}", "-f", tmp_path / form).stderr == ""
         run("pg_dumpall", "-d", origin.dsn(), "-f", tmp_path / "all")
         done = run("psql", "-X", "-q", "-d", fresh.dsn(), "-f", tmp_path / "all")
         assert [line for line in done.stderr.splitlines() if "postgres\" already exists" not in line] == []

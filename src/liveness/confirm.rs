@@ -22,7 +22,7 @@
 //! minor versions of PostgreSQL) acknowledge nothing. Flushed is enough, whatever `synchronous_commit` asks for: a standby
 //! that is promoted replays all that it has flushed.
 //!
-//! Where `synchronous_standby_names` is empty nobody can be asked, which is the operator's decision: confirmations then count at once. A start of
+//! Where `synchronous_standby_names` is empty nobody can be asked, which is the operator's decision: confirmations and grants then count at once. A start of
 //! shared memory knows of none, so that an isolated primary cannot vouch again by being restarted.
 //!
 //! The promise holds where every standby that may be promoted must acknowledge, for as long as the clocks run: one machine that is stopped
@@ -42,8 +42,17 @@ pub fn is_on() -> bool {
     settings::CONFIRM_INTERVAL.get() > 0
 }
 
-/// Whether the synchronous standbys have flushed the WAL up to a position.
+/// Whether there is anybody to ask, by the settings.
+fn has_synchronous_standbys() -> bool {
+    // SAFETY: null, or the text of a setting
+    unsafe { !pg_sys::SyncRepStandbyNames.is_null() && *pg_sys::SyncRepStandbyNames != 0 }
+}
+
+/// Whether the synchronous standbys have flushed the WAL up to a position: all that there are.
 pub fn is_acknowledged(lsn: u64) -> bool {
+    if !has_synchronous_standbys() {
+        return true;
+    }
     let mode = pg_sys::SYNC_REP_WAIT_FLUSH as usize;
     // SAFETY: made with shared memory, and never moved. The position only grows, and is written whole; an older one that is read without
     // SyncRepLock says less.

@@ -43,7 +43,7 @@ pub extern "C-unwind" fn eskit_lease_confirmer_main(_argument: pg_sys::Datum) {
         let began = clock::now();
         report_activity(c"eskit_lease: confirmation");
         let (lsn, mut pause) = (write(), FIRST_PAUSE);
-        while has_synchronous_standbys() && !confirm::is_acknowledged(lsn) {
+        while !confirm::is_acknowledged(lsn) {
             sleep(pause);
             pause = (pause * 2).min(LAST_PAUSE);
         }
@@ -71,12 +71,6 @@ fn write() -> u64 {
         pg_sys::XLogFlush(lsn);
         lsn
     }
-}
-
-/// Whether there is anybody to ask, by the settings.
-fn has_synchronous_standbys() -> bool {
-    // SAFETY: null, or the text of a setting
-    unsafe { !pg_sys::SyncRepStandbyNames.is_null() && *pg_sys::SyncRepStandbyNames != 0 }
 }
 
 thread_local! {
