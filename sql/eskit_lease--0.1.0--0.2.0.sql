@@ -103,7 +103,10 @@ COMMENT ON FUNCTION eskit_lease.group_join(text, uuid) IS
 'Makes the session a member of the group, once; counts as its heartbeat. Partitions come by and by, as others release them: see group_assignment. Returns the generation. Raises 55000 for a session that has ended or drains, 42704, 42809, 42501, 55P03 (somebody is just changing or dropping the group).';
 COMMENT ON FUNCTION eskit_lease.group_leave(text, uuid) IS
 'Ends the membership, and releases the session''s partitions to those who are to have them. Waits for its own fenced transactions, under lock_timeout. False if it was no member. Raises 42704, 42809, 42501, 55P03 (lock_timeout ran out, or somebody is just changing the group).';
+COMMENT ON FUNCTION eskit_lease.grant_monitor(regrole) IS 'Lets a role read the views and stats(), report heads with cursor_head(), and call position_horizon(). For whoever may grant that.';
 COMMENT ON FUNCTION eskit_lease.stats() IS 'Counters of this database since the server started (they grow), and the numbers of living sessions, of resources that wait for the worker, and of waiting session_wait calls. confirmed_ms_ago: how long ago the last acknowledged confirmation was begun (see eskit_lease.confirm_interval), NULL before the first.';
+COMMENT ON FUNCTION eskit_lease.queue_alter(text, integer, interval) IS
+'Changes settings of a queue; NULL, the default, keeps one. Raises 42704, 42501 unless the caller made it, 22023, 55P03 (somebody is just changing it).';
 COMMENT ON FUNCTION eskit_lease.item_add(text, jsonb, text, timestamptz) IS
 'Adds an item to a queue, with this transaction, and returns its id. payload: up to 1 MiB, and 16 MiB as text. key (1 to 255 bytes): decides the partition in a queue that is bound to a group, and what is given one at a time where the ordering is key. run_at: not to be claimed before. Raises 42704, 22004, 22023, 54000 (payload too large), 55P03 (the queue is just being dropped, or its group resized).';
 COMMENT ON FUNCTION eskit_lease.item_claim(text, uuid, integer) IS

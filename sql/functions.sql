@@ -123,7 +123,7 @@ COMMENT ON FUNCTION eskit_lease.position_raise(bigint) IS
 'Has all positions to come be above this one (0 to 4611686018427387903), at once, whatever becomes of this transaction. For rows that came with greater positions: copied from elsewhere, or from before the extension was dropped and made again. Waits for nobody; the horizon stands below all that transactions open now have drawn until they have ended. False if all to come are above it anyhow. Goes to the server log. Raises 22023, 22004, 25006, 53400, 55000. For administrators.';
 COMMENT ON FUNCTION eskit_lease._revoke_in(bigint, bigint, integer) IS 'Internal: how long an owner has left to release a partition; under the views.';
 COMMENT ON FUNCTION eskit_lease.grant_consumer(regrole) IS 'Lets a role open sessions, use leases, locks and fences, make and use semaphores and groups, move cursors, draw and read positions, run what is run once, make queues and work off their items, and fence tables of its own. For whoever may grant that.';
-COMMENT ON FUNCTION eskit_lease.grant_monitor(regrole) IS 'Lets a role read the views and stats(), and report heads with cursor_head(). For whoever may grant that.';
+COMMENT ON FUNCTION eskit_lease.grant_monitor(regrole) IS 'Lets a role read the views and stats(), report heads with cursor_head(), and call position_horizon(). For whoever may grant that.';
 COMMENT ON FUNCTION eskit_lease.stats() IS 'Counters of this database since the server started (they grow), and the numbers of living sessions, of resources that wait for the worker, and of waiting session_wait calls. confirmed_ms_ago: how long ago the last acknowledged confirmation was begun (see eskit_lease.confirm_interval), NULL before the first.';
 COMMENT ON FUNCTION eskit_lease._eligible(uuid, bigint, integer) IS 'Internal: whether a waiter may be granted to.';
 COMMENT ON FUNCTION eskit_lease._require_library(text) IS 'Internal: what an update begins with; refuses it where the library that runs is older than this version.';
@@ -131,7 +131,7 @@ COMMENT ON FUNCTION eskit_lease._standing(uuid, bigint, integer) IS 'Internal: w
 COMMENT ON FUNCTION eskit_lease.queue_create(text, integer, interval, text, text) IS
 'Makes a queue of work items (1 to 255 bytes; queues have a name space of their own). max_attempts (1 to 1000000): how often an item is claimed before it is dead. retry_backoff (0 to 1 day): how long after the first failure it is tried again; twice as long after each further one, up to 1 hour. ordering: none, about in the order of adding; key, the items of a key one at a time and in order, the next one when the one before is done or dead; fifo, so all items of a partition. group_name: a session then claims only items of the partitions that it owns there. Raises 42710, 42704 (group), 42809, 22023, 22004.';
 COMMENT ON FUNCTION eskit_lease.queue_alter(text, integer, interval) IS
-'Changes settings of a queue; NULL, the default, keeps one. Raises 42704, 42501 unless the caller made it, 22023.';
+'Changes settings of a queue; NULL, the default, keeps one. Raises 42704, 42501 unless the caller made it, 22023, 55P03 (somebody is just changing it).';
 COMMENT ON FUNCTION eskit_lease.queue_drop(text, boolean) IS
 'Drops a queue; with items, also its items, dead ones too. Raises 55006 if it has items otherwise, 55P03 while one of them is in the hands of an open transaction, 42704, 42501.';
 COMMENT ON FUNCTION eskit_lease.item_add(text, jsonb, text, timestamptz) IS
