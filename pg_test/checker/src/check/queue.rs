@@ -3,8 +3,8 @@
 //! A session whose `queued` was answered before another session asked at all is ahead of it, by the order of their commits. The fences of a
 //! resource are drawn in the order of its grants. So if the later one has a lower fence than the earlier one gets for its place, it was
 //! served first; or if it has one at all, and the earlier one is told after that that it waits still. That is a fault, unless the
-//! earlier one did something meanwhile that lets it be passed over: gave up its place, drained, or tried to close. A session that took
-//! over from another has inherited places, and may come first.
+//! earlier one did something meanwhile that lets it be passed over: gave up its place, drained, or tried to close; or had the resource all the
+//! time. A session that took over from another has inherited places, and may come first.
 
 use super::Fault;
 use super::facts::{Facts, Fate, Tenure};
@@ -111,7 +111,10 @@ fn places<'a>(
             ("queued", _) => {
                 // Served by the first grant that it did not know of when it asked.
                 let served = own.iter().find(|tenure| tenure.learned > call.from).copied();
-                places.push(Place { session, queued: call, since: at, served, waits: call, yields: yields(at) });
+                // Its own release was in flight, and came to nothing: it has what it asked for, and no place is kept for that.
+                let holds = own.iter().any(|tenure| tenure.learned <= call.from && tenure.given_up > at);
+                let yields = if holds { 0 } else { yields(at) };
+                places.push(Place { session, queued: call, since: at, served, waits: call, yields });
             }
             _ => (),
         }
@@ -165,6 +168,14 @@ mod tests {
         assert!(story().call(35..36, cancel, Ok(done())).acquire(50..51, "a", "already_held", 3).by(check).is_none());
         let close = about(Verb::Close, "a", 0);
         assert!(story().call(35..36, close, Err("55P03")).acquire(50..51, "a", "already_held", 3).by(check).is_none());
+    }
+
+    #[test]
+    fn who_has_it_still_waits_for_nothing() {
+        let mut story = Story::of(&["a", "b"]);
+        story.acquire(5..6, "a", "granted", 1).acquire(10..11, "a", "queued", 0).acquire(20..21, "b", "queued", 0);
+        story.acquire(40..41, "b", "already_held", 2).acquire(50..51, "a", "already_held", 3);
+        assert!(story.by(check).is_none());
     }
 
     #[test]
