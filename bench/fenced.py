@@ -1,5 +1,5 @@
 """Fenced tables: a transaction of a fence_check and 100 rows, where the table is fenced and where it is not. As its client sees it, from
-BEGIN to the answer of COMMIT; and for information in processor time of the backend, which the wait for client and disk does not hide."""
+BEGIN to the answer of COMMIT; and in processor time of the backend, where no wait for client or disk hides what the triggers cost."""
 
 import time
 
@@ -54,4 +54,4 @@ def fenced(report):
             for form, what in (("table", "fenced table"), ("column", "by a column")):
                 (ours, cpu_ours), (plain, cpu_plain) = zip(*values[form]), zip(*values["plain"])
                 report.ratio(f"{what}, 100 rows by {how}", ours, "not fenced", plain, at_least=0.9)
-                report.ratio("  in processor time (information)", cpu_ours, "not fenced", cpu_plain, "/cpu s")
+                report.ratio("  in processor time", cpu_ours, "not fenced", cpu_plain, "/cpu s", at_least=0.9)
