@@ -383,10 +383,9 @@ def test_switched_off_without_the_launcher(pair):
     try:
         before = pair.primary.query("SELECT pg_current_wal_insert_lsn()")[0][0]
         pair.primary.set(eskit_lease__confirm_interval="0")
-        time.sleep(0.5)
+        wait_until(lambda: not pair.confirmers(), timeout=5)
         written = pair.primary.query("SELECT pg_current_wal_insert_lsn() - %s::pg_lsn", before)[0][0]
         assert written < 10_000
-        wait_until(lambda: not pair.confirmers(), timeout=5)
     finally:
         os.kill(launcher, signal.SIGCONT)
 
