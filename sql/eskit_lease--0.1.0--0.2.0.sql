@@ -47,6 +47,37 @@ CROSS JOIN LATERAL (
     JOIN eskit_lease._sessions AS s ON s.session = c.session
     WHERE c.queue = q.number) AS c;
 
+CREATE OR REPLACE VIEW eskit_lease.fenced_tables AS -- what fence_table() makes is its triggers, and no row
+SELECT t.tgrelid::regclass AS table_name,
+       convert_from(substring(a.args FOR position(decode('00', 'hex') IN a.args || decode('00', 'hex')) - 1), getdatabaseencoding()) AS resource,
+       CASE WHEN t.tgnargs > 1 THEN convert_from(substring(a.args FROM position(decode('00', 'hex') IN a.args) + 1), getdatabaseencoding())
+       END AS partition_column,
+       CASE t.tgtype & 1 WHEN 1 THEN 'row' ELSE 'statement' END AS checks_each,
+       -- ROW, BEFORE, INSERT, DELETE, UPDATE, TRUNCATE and INSTEAD are the bits 1, 2, 4, 8, 16, 32 and 64 of tgtype.
+       a.args IS NOT NULL AND NOT EXISTS (
+           -- As an array, of which ten elements are expected: a thousand partitions would seem to be worth a JIT compilation.
+           SELECT FROM unnest(t.tgrelid || ARRAY(SELECT p.relid::oid FROM pg_partition_tree(t.tgrelid) AS p)) AS r (relid)
+           JOIN pg_class AS c ON c.oid = r.relid
+           -- No statement trigger of a partition fires for what is written by way of another table; nor any in inheritance.
+           WHERE (SELECT coalesce(bit_or(x.tgtype & CASE WHEN (c.relispartition OR c.relkind = 'p') AND x.tgtype & 1 = 0 THEN 32 ELSE 60 END), 0)
+                  FROM pg_trigger AS x
+                  WHERE x.tgrelid = r.relid AND x.tgfoid = t.tgfoid AND x.tgargs = t.tgargs AND x.tgenabled = 'A' AND x.tgtype & 66 = 0
+                    AND x.tgqual IS NULL AND x.tgattr::text = '' AND x.tgconstraint = 0
+                    -- By a column, statements are checked by what they have written.
+                    AND (x.tgnargs = 1 OR x.tgtype & 33 <> 0
+                         OR (x.tgtype & 20 = 0 OR x.tgnewtable IS NOT NULL) AND (x.tgtype & 24 = 0 OR x.tgoldtable IS NOT NULL))) <> 60
+              OR NOT c.relispartition AND EXISTS (SELECT FROM pg_inherits AS i WHERE i.inhrelid = c.oid)
+              OR c.relkind = 'r' AND EXISTS (SELECT FROM pg_inherits AS i WHERE i.inhparent = c.oid)) AS complete
+FROM pg_namespace AS n
+JOIN pg_proc AS f ON f.pronamespace = n.oid AND f.proname = 'require_fence'
+CROSS JOIN (
+    SELECT '{eskit_lease_fence,eskit_lease_fence_update,eskit_lease_fence_delete,eskit_lease_fence_truncate}'::name[] AS names) AS ours
+-- By name, so that what has been put in its place is seen; by the first that there is.
+JOIN pg_trigger AS t ON t.tgparentid = 0 AND t.tgname = ANY (ours.names)
+    AND NOT EXISTS (SELECT FROM pg_trigger AS w WHERE w.tgrelid = t.tgrelid AND w.tgname = ANY (ours.names) AND w.tgname < t.tgname)
+CROSS JOIN LATERAL rtrim(CASE WHEN t.tgfoid = f.oid AND t.tgnargs BETWEEN 1 AND 2 THEN t.tgargs END, decode('00', 'hex')) AS a (args)
+WHERE n.nspname = 'eskit_lease';
+
 CREATE OR REPLACE VIEW eskit_lease.items AS
 SELECT q.queue,
        i.id,
@@ -115,3 +146,4 @@ COMMENT ON COLUMN eskit_lease.sessions.trust_ms IS 'Milliseconds left without an
 COMMENT ON COLUMN eskit_lease.leases.trust_ms IS 'Milliseconds that the holder''s session has left without another heartbeat, as far as this server vouches for it.';
 COMMENT ON COLUMN eskit_lease.items.state IS 'ready (in a queue with an order perhaps behind another of its key), claimed, expired (its claimer has ended; about to be ready again), or later (claimed from its run_at on).';
 COMMENT ON COLUMN eskit_lease.items.run_at IS 'When its time comes, or came, for one that is later.';
+COMMENT ON COLUMN eskit_lease.fenced_tables.checks_each IS 'When it is checked: after each statement, or after each row.';

@@ -288,16 +288,19 @@ SELECT t.tgrelid::regclass AS table_name,
            WHERE (SELECT coalesce(bit_or(x.tgtype & CASE WHEN (c.relispartition OR c.relkind = 'p') AND x.tgtype & 1 = 0 THEN 32 ELSE 60 END), 0)
                   FROM pg_trigger AS x
                   WHERE x.tgrelid = r.relid AND x.tgfoid = t.tgfoid AND x.tgargs = t.tgargs AND x.tgenabled = 'A' AND x.tgtype & 66 = 0
-                    AND x.tgqual IS NULL AND x.tgattr::text = '' AND x.tgconstraint = 0) <> 60
+                    AND x.tgqual IS NULL AND x.tgattr::text = '' AND x.tgconstraint = 0
+                    -- By a column, statements are checked by what they have written.
+                    AND (x.tgnargs = 1 OR x.tgtype & 33 <> 0
+                         OR (x.tgtype & 20 = 0 OR x.tgnewtable IS NOT NULL) AND (x.tgtype & 24 = 0 OR x.tgoldtable IS NOT NULL))) <> 60
               OR NOT c.relispartition AND EXISTS (SELECT FROM pg_inherits AS i WHERE i.inhrelid = c.oid)
               OR c.relkind = 'r' AND EXISTS (SELECT FROM pg_inherits AS i WHERE i.inhparent = c.oid)) AS complete
 FROM pg_namespace AS n
 JOIN pg_proc AS f ON f.pronamespace = n.oid AND f.proname = 'require_fence'
--- By name, so that what has been put in its place is seen; by that for TRUNCATE where that is all that there is.
-JOIN pg_trigger AS t ON t.tgparentid = 0
-    AND (t.tgname = 'eskit_lease_fence'
-         OR t.tgname = 'eskit_lease_fence_truncate'
-            AND NOT EXISTS (SELECT FROM pg_trigger AS w WHERE w.tgrelid = t.tgrelid AND w.tgname = 'eskit_lease_fence'))
+CROSS JOIN (
+    SELECT '{eskit_lease_fence,eskit_lease_fence_update,eskit_lease_fence_delete,eskit_lease_fence_truncate}'::name[] AS names) AS ours
+-- By name, so that what has been put in its place is seen; by the first that there is.
+JOIN pg_trigger AS t ON t.tgparentid = 0 AND t.tgname = ANY (ours.names)
+    AND NOT EXISTS (SELECT FROM pg_trigger AS w WHERE w.tgrelid = t.tgrelid AND w.tgname = ANY (ours.names) AND w.tgname < t.tgname)
 CROSS JOIN LATERAL rtrim(CASE WHEN t.tgfoid = f.oid AND t.tgnargs BETWEEN 1 AND 2 THEN t.tgargs END, decode('00', 'hex')) AS a (args)
 WHERE n.nspname = 'eskit_lease';
 
@@ -305,7 +308,7 @@ COMMENT ON VIEW eskit_lease.fenced_tables IS 'Tables that are written only under
 COMMENT ON COLUMN eskit_lease.fenced_tables.table_name IS 'The table.';
 COMMENT ON COLUMN eskit_lease.fenced_tables.resource IS 'What must be held by whoever writes it; NULL if the trigger that asks for it has been replaced by another.';
 COMMENT ON COLUMN eskit_lease.fenced_tables.partition_column IS 'The column that tells each row''s partition, where the resource is a group whose partitions are fenced one by one.';
-COMMENT ON COLUMN eskit_lease.fenced_tables.checks_each IS 'What is checked: each statement, or each row.';
+COMMENT ON COLUMN eskit_lease.fenced_tables.checks_each IS 'When it is checked: after each statement, or after each row.';
 COMMENT ON COLUMN eskit_lease.fenced_tables.complete IS 'False if a trigger has been disabled, dropped or replaced, or the table attached to another since, or given a partition that TRUNCATE is not held for: call fence_table() again. And if it takes part in inheritance, where it cannot be held.';
 
 CREATE VIEW eskit_lease.blockers AS -- lock classes as in src/guard.rs

@@ -151,6 +151,25 @@ def test_dump_and_restore(server, db, connect, tmp_path):
         server.query(f"DROP DATABASE {copy} WITH (FORCE)")
 
 
+def test_half_a_trigger(connect):
+    """One of a column that does not see what has been written refuses all, and the view says that it is not as it should be."""
+    conn = connect()
+    conn.execute("CREATE TABLE work (i int, p int)")
+    call(conn, "group_create", "g", 2)
+    assert call(conn, "fence_table", "work", "g", "p")
+    complete = "SELECT complete FROM eskit_lease.fenced_tables"
+    by = "EXECUTE FUNCTION eskit_lease.require_fence('g', 'p')"
+    for events, written in (("INSERT", "INSERT INTO work VALUES (1, 0)"), ("INSERT OR DELETE", "DELETE FROM work")):
+        conn.execute(f"CREATE OR REPLACE TRIGGER eskit_lease_fence AFTER {events} ON work {by}")
+        conn.execute("ALTER TABLE work ENABLE ALWAYS TRIGGER eskit_lease_fence")
+        assert state(conn, written) == "39P01"
+        assert conn.execute(complete).fetchall() == [(False,)]
+        assert call(conn, "fence_table", "work", "g", "p")
+        assert conn.execute(complete).fetchall() == [(True,)]
+    conn.execute("DROP TRIGGER eskit_lease_fence ON work")
+    assert conn.execute(complete).fetchall() == [(False,)]
+
+
 def test_without_shared_memory():
     """Nobody can have passed: refused, also to superusers. It can be unfenced."""
     server = Server("e2e-fenced", "eskit_lease.fence_superusers = off")
@@ -210,11 +229,16 @@ def test_logical_replication():
             call(conn, "unfence_table", "work")
             call(conn, "group_create", "g", 2)
             call(conn, "fence_table", "work", "g", "p")
+            server.query("TRUNCATE work")
             server.query("INSERT INTO work VALUES (3, 0)")
+            wait_until(lambda: rows(conn) == [3])
+            conn.execute("CREATE TABLE whole (i int, p int) PARTITION BY LIST (p); ALTER TABLE whole ATTACH PARTITION work DEFAULT")
+            call(conn, "fence_table", "work", "g", "p")
+            server.query("INSERT INTO work VALUES (4, 0)")
             wait_until(lambda: server.logged('partition 0 of table "work" is fenced by "g"'))
-            assert rows(conn) == [1, 2]
+            assert rows(conn) == [3]
             call(conn, "unfence_table", "work")
-            wait_until(lambda: rows(conn) == [1, 2, 3])
+            wait_until(lambda: rows(conn) == [3, 4])
             conn.execute("ALTER SUBSCRIPTION s DISABLE")
             conn.execute("ALTER SUBSCRIPTION s SET (slot_name = NONE)")
             conn.execute("DROP SUBSCRIPTION s")

@@ -222,8 +222,74 @@ UPDATE shards SET p = 3 - p;
 COMMIT;
 SELECT * FROM shards ORDER BY t;
 
-DROP TABLE t, u, places, shards;
-DROP FUNCTION nothing;
+-- By a column, a plain table's statements are checked, each by what it has written; also where there are
+-- conflicts, where several tables of rows are written at once, and where others read them.
+CREATE TABLE c (i int PRIMARY KEY, p int);
+SELECT fence_table('c', 'g', 'p'), fence_table('c', 'g', 'p') AS again;
+SELECT * FROM triggers WHERE on_table = 'c'::regclass;
+CREATE FUNCTION count_rows() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    RAISE NOTICE '% has written % rows', TG_NAME, (SELECT count(*) FROM n);
+    RETURN NULL;
+END
+$$;
+CREATE TRIGGER a_reader AFTER INSERT ON c REFERENCING NEW TABLE AS n EXECUTE FUNCTION count_rows();
+CREATE TRIGGER z_reader AFTER INSERT ON c REFERENCING NEW TABLE AS n EXECUTE FUNCTION count_rows();
+BEGIN;
+SELECT fence_check('g', :g1);
+INSERT INTO c VALUES (1, 1), (2, 1), (3, 1);
+SELECT pg_temp.error_of(statement)
+FROM unnest(ARRAY['INSERT INTO c VALUES (4, 1), (5, 2)', 'INSERT INTO c VALUES (4, 2), (5, 1)', 'INSERT INTO c VALUES (1, 2) ON CONFLICT DO NOTHING',
+                  'INSERT INTO c VALUES (1, 1) ON CONFLICT (i) DO UPDATE SET p = 2', 'INSERT INTO c VALUES (1, 1), (4, 1) ON CONFLICT (i) DO UPDATE SET p = 1',
+                  'MERGE INTO c USING (VALUES (1), (7)) AS s (x) ON i = x WHEN MATCHED THEN DELETE WHEN NOT MATCHED THEN INSERT VALUES (x, 2)',
+                  'WITH w AS (UPDATE c SET p = 2 WHERE i = 1 RETURNING i) DELETE FROM c WHERE i = 2', 'UPDATE c SET p = 2 WHERE i = 3']) AS statement;
+SELECT fence_check('g', :g2);
+-- More than work_mem holds.
+SET LOCAL work_mem = '64kB';
+INSERT INTO c SELECT i, 1 + i % 2 FROM generate_series(100, 20000) AS i;
+SELECT pg_temp.error_of('UPDATE c SET p = CASE i WHEN 20000 THEN 3 ELSE p END');
+UPDATE c SET p = 3 - p;
+DELETE FROM c WHERE p = 2;
+COMMIT;
+BEGIN;
+SELECT fence_check('g', :g1);
+SELECT pg_temp.error_of(statement)
+FROM unnest(ARRAY['INSERT INTO c VALUES (1, 2) ON CONFLICT DO NOTHING', 'DELETE FROM c WHERE i = 101', 'INSERT INTO c VALUES (101, 1) ON CONFLICT (i) DO UPDATE SET p = 2']) AS statement;
+COMMIT;
+-- One of its triggers disabled, dropped or replaced; and one too many.
+CREATE FUNCTION pg_temp.after(statement text) RETURNS TABLE (complete boolean, again boolean, after boolean, deletes text) LANGUAGE plpgsql AS $$
+BEGIN
+    EXECUTE statement;
+    SELECT f.complete INTO complete FROM fences AS f WHERE table_name = 'c'::regclass;
+    again := eskit_lease.fence_table('c', 'g', 'p');
+    SELECT f.complete INTO after FROM fences AS f WHERE table_name = 'c'::regclass;
+    deletes := pg_temp.state_of('DELETE FROM c');
+    RETURN NEXT;
+END
+$$;
+SET client_min_messages = error;
+SELECT statement, x.*
+FROM unnest(ARRAY['ALTER TABLE c DISABLE TRIGGER eskit_lease_fence_delete', 'DROP TRIGGER eskit_lease_fence_update ON c', 'DROP TRIGGER eskit_lease_fence_truncate ON c',
+                  'CREATE OR REPLACE TRIGGER eskit_lease_fence_delete AFTER DELETE ON c EXECUTE FUNCTION nothing()',
+                  'CREATE OR REPLACE TRIGGER eskit_lease_fence AFTER INSERT OR UPDATE OR DELETE ON c FOR EACH ROW EXECUTE FUNCTION eskit_lease.require_fence(''g'', ''p'')',
+                  'SELECT 1']) AS statement, pg_temp.after(statement) AS x;
+RESET client_min_messages;
+SELECT * FROM triggers WHERE on_table = 'c'::regclass;
+-- As a partition it is checked row by row; and alone again, as before.
+CREATE TABLE cs (i int, p int) PARTITION BY LIST (p);
+ALTER TABLE cs ATTACH PARTITION c DEFAULT;
+SELECT * FROM fences WHERE table_name = 'c'::regclass;
+SELECT fence_table('c', 'g', 'p'), fence_table('c', 'g', 'p') AS again;
+SELECT * FROM triggers WHERE on_table = 'c'::regclass;
+SELECT pg_temp.error_of('INSERT INTO cs VALUES (7, 2)');
+ALTER TABLE cs DETACH PARTITION c;
+SELECT fence_table('c', 'g', 'p'), fence_table('c', 'g', 'p') AS again;
+SELECT * FROM triggers WHERE on_table = 'c'::regclass;
+SELECT unfence_table('c'), unfence_table('c') AS again;
+SELECT * FROM triggers WHERE on_table = 'c'::regclass;
+
+DROP TABLE t, u, places, shards, c, cs;
+DROP FUNCTION nothing, count_rows;
 DROP VIEW fences, triggers;
 DROP OWNED BY regress_trigger, regress_other;
 DROP ROLE regress_trigger, regress_other;

@@ -7,10 +7,12 @@
 //! | form                               | triggers                                                                |
 //! |------------------------------------|-------------------------------------------------------------------------|
 //! | a table                            | one, after each statement                                               |
+//! | a table by a column that tells a partition of a group | one after each kind of statement, with the rows that it has written (a transition table has one event); and one that refuses TRUNCATE |
 //! | a partitioned table, a partition   | one after each row, which PostgreSQL gives to all partitions, those to come too: no statement trigger fires for what is written to a partition by way of its parent, or the other way round; and one after TRUNCATE for each partition that there is |
-//! | by a column that tells a partition of a group | after each row, which then is as all BEFORE triggers and generated columns have left it; and one that refuses TRUNCATE |
 //!
-//! After, and not before: so the check may be a part of the very statement that writes. What is refused then is rolled back with it.
+//! After, and not before: so the check may be a part of the very statement that writes, and a row is as all BEFORE triggers and generated
+//! columns have left it. What is refused then is rolled back with it. Row triggers are for where there is no other way: that PostgreSQL
+//! queues an event for each row and fetches the row anew costs a tenth of writing it, whatever the trigger does.
 //!
 //! In inheritance, rows of one table are written by statements that name another, and no trigger could be made for the tables to come.
 //! So such tables are refused.
@@ -25,12 +27,13 @@ use crate::oids::Class;
 use crate::spi::{self, Db, Row, Statement, Value};
 use crate::text::{Text, TextArray, from_server, text_datum};
 use pgrx::pg_sys::panic::ErrorReport;
-use pgrx::pg_sys::{self, OIDOID, Oid, TEXTOID};
+use pgrx::pg_sys::{self, OIDOID, Oid, TEXTARRAYOID, TEXTOID};
 use pgrx::prelude::*;
 use std::ffi::CStr;
 use trigger::integer;
 
-static TREE: Statement = Statement::reads(include_str!("../../sql/query/fenced/tree.sql"), &[OIDOID, TEXTOID, TEXTOID]);
+static TREE: Statement =
+    Statement::reads(include_str!("../../sql/query/fenced/tree.sql"), &[OIDOID, TEXTOID, TEXTOID, TEXTARRAYOID]);
 
 const CREATE: &str = include_str!("../../sql/query/fenced/create.sql");
 const ALWAYS: &str = include_str!("../../sql/query/fenced/always.sql");
@@ -40,39 +43,75 @@ const DROP: &str = include_str!("../../sql/query/fenced/drop.sql");
 struct Shape {
     name: &'static str,
     events: &'static str,
-    level: &'static str,
+    /// What it sees of the rows.
+    rows: &'static str,
     /// Level, time and events as the catalog has them.
     bits: u32,
+    old_table: bool,
+    new_table: bool,
 }
 
-const WRITE_BITS: u32 = pg_sys::TRIGGER_TYPE_INSERT | pg_sys::TRIGGER_TYPE_UPDATE | pg_sys::TRIGGER_TYPE_DELETE;
+const WRITES: u32 = pg_sys::TRIGGER_TYPE_INSERT | pg_sys::TRIGGER_TYPE_UPDATE | pg_sys::TRIGGER_TYPE_DELETE;
 
-static STATEMENTS: Shape = Shape {
+const STATEMENTS: Shape = Shape {
     name: "eskit_lease_fence",
     events: "INSERT OR UPDATE OR DELETE OR TRUNCATE",
-    level: "STATEMENT",
-    bits: WRITE_BITS | pg_sys::TRIGGER_TYPE_TRUNCATE,
+    rows: "FOR EACH STATEMENT",
+    bits: WRITES | pg_sys::TRIGGER_TYPE_TRUNCATE,
+    old_table: false,
+    new_table: false,
 };
-static ROWS: Shape = Shape {
-    name: STATEMENTS.name,
+const ROWS: Shape = Shape {
     events: "INSERT OR UPDATE OR DELETE",
-    level: "ROW",
-    bits: WRITE_BITS | pg_sys::TRIGGER_TYPE_ROW,
+    rows: "FOR EACH ROW",
+    bits: WRITES | pg_sys::TRIGGER_TYPE_ROW,
+    ..STATEMENTS
 };
-static TRUNCATE: Shape = Shape {
-    name: "eskit_lease_fence_truncate",
-    events: "TRUNCATE",
-    level: "STATEMENT",
-    bits: pg_sys::TRIGGER_TYPE_TRUNCATE,
+const INSERT: Shape = Shape {
+    events: "INSERT",
+    rows: "REFERENCING NEW TABLE AS new_rows FOR EACH STATEMENT",
+    bits: pg_sys::TRIGGER_TYPE_INSERT,
+    new_table: true,
+    ..STATEMENTS
 };
+const UPDATE: Shape = Shape {
+    name: "eskit_lease_fence_update",
+    events: "UPDATE",
+    rows: "REFERENCING OLD TABLE AS old_rows NEW TABLE AS new_rows FOR EACH STATEMENT",
+    bits: pg_sys::TRIGGER_TYPE_UPDATE,
+    old_table: true,
+    new_table: true,
+};
+const DELETE: Shape = Shape {
+    name: "eskit_lease_fence_delete",
+    events: "DELETE",
+    rows: "REFERENCING OLD TABLE AS old_rows FOR EACH STATEMENT",
+    bits: pg_sys::TRIGGER_TYPE_DELETE,
+    old_table: true,
+    ..STATEMENTS
+};
+const TRUNCATE: Shape =
+    Shape { name: "eskit_lease_fence_truncate", events: "TRUNCATE", bits: pg_sys::TRIGGER_TYPE_TRUNCATE, ..STATEMENTS };
+
+/// sql/views.sql has them too.
+const NAMES: [&str; 4] = [STATEMENTS.name, UPDATE.name, DELETE.name, TRUNCATE.name];
+
+impl Shape {
+    fn is_of_rows(&self) -> bool {
+        self.bits & pg_sys::TRIGGER_TYPE_ROW != 0
+    }
+}
 
 /// A trigger that is there.
 struct Found {
+    name: &'static str,
     /// The resource, and the column that tells the partition; `None` if it only has the name.
     arguments: Option<Vec<String>>,
     bits: u32,
     /// Without conditions and columns, and no constraint.
     plain: bool,
+    old_table: bool,
+    new_table: bool,
     /// A trigger of a constraint, which cannot be replaced.
     constraint: bool,
     /// Of the partitioned table above.
@@ -83,23 +122,30 @@ struct Found {
 impl Found {
     fn read(row: &Row, first: i32) -> Option<Found> {
         let is = |column| row.get(first + column).unwrap_or(false);
-        let bits: i32 = row.get(first + 1)?;
+        let name: Text = row.get(first)?;
+        let bits: i32 = row.get(first + 2)?;
         let arguments = |arguments: Vec<u8>| {
             let arguments = arguments.strip_suffix(b"\0").unwrap_or(&arguments);
             arguments.split(|byte| *byte == 0).map(from_server).collect()
         };
         Some(Found {
-            arguments: row.get(first).map(arguments),
+            name: NAMES.into_iter().find(|known| *known == &*name)?,
+            arguments: row.get(first + 1).map(arguments),
             bits: bits.cast_unsigned(),
-            plain: is(2),
-            constraint: is(3),
-            inherited: is(4),
-            always: is(5),
+            plain: is(3),
+            old_table: is(4),
+            new_table: is(5),
+            constraint: is(6),
+            inherited: is(7),
+            always: is(8),
         })
     }
 
     fn is(&self, shape: &Shape) -> bool {
-        self.arguments.is_some() && self.plain && !self.constraint && self.bits == shape.bits
+        self.arguments.is_some()
+            && self.plain
+            && !self.constraint
+            && (self.bits, self.old_table, self.new_table) == (shape.bits, shape.old_table, shape.new_table)
     }
 }
 
@@ -114,14 +160,13 @@ struct Member {
     inherits: bool,
     /// What the arguments are to be, as SQL has it.
     wanted: String,
-    writes: Option<Found>,
-    truncate: Option<Found>,
     /// Others than its owner who may replace its triggers.
     others: Vec<Option<Text>>,
+    triggers: Vec<Found>,
 }
 
 impl Member {
-    fn read(row: Row) -> Member {
+    fn read(row: &Row) -> Member {
         let is = |column| row.get(column).unwrap_or(false);
         Member {
             quoted: row.text(1),
@@ -131,10 +176,13 @@ impl Member {
             is_partition: is(5),
             inherits: is(6),
             wanted: row.text(7),
-            writes: Found::read(&row, 8),
-            truncate: Found::read(&row, 14),
-            others: row.get(20).map_or(Vec::new(), |TextArray(others)| others),
+            others: row.get(8).map_or(Vec::new(), |TextArray(others)| others),
+            triggers: Vec::new(),
         }
+    }
+
+    fn found(&self, name: &str) -> Option<&Found> {
+        self.triggers.iter().find(|found| found.name == name)
     }
 
     /// Why it cannot be fenced.
@@ -152,17 +200,22 @@ impl Member {
         })
     }
 
-    /// What fences it: each statement, or each row.
-    fn shape(&self, by_column: bool) -> &'static Shape {
-        if by_column || self.kind == "p" || self.is_partition { &ROWS } else { &STATEMENTS }
+    /// What fences it.
+    fn shapes(&self, by_column: bool) -> &'static [&'static Shape] {
+        match by_column {
+            _ if self.kind == "p" || self.is_partition => &[&ROWS, &TRUNCATE],
+            true => &[&INSERT, &UPDATE, &DELETE, &TRUNCATE],
+            false => &[&STATEMENTS],
+        }
     }
 
     /// Runs a statement as the caller. What is filled in is quoted, and may have braces of its own.
-    fn run(&self, statement: &str, shape: &Shape) {
+    fn run(&self, statement: &str, name: &str, shape: Option<&Shape>) {
+        let of = |part: fn(&Shape) -> &'static str| shape.map_or("", part);
         let filled = statement.split('{').map(|part| match part.split_once('}') {
-            Some(("name", rest)) => [shape.name, rest].concat(),
-            Some(("events", rest)) => [shape.events, rest].concat(),
-            Some(("level", rest)) => [shape.level, rest].concat(),
+            Some(("name", rest)) => [name, rest].concat(),
+            Some(("events", rest)) => [of(|shape| shape.events), rest].concat(),
+            Some(("rows", rest)) => [of(|shape| shape.rows), rest].concat(),
             Some(("table", rest)) => [&self.quoted, rest].concat(),
             Some(("arguments", rest)) => [&self.wanted, rest].concat(),
             _ => part.to_owned(),
@@ -171,23 +224,44 @@ impl Member {
     }
 
     /// Makes a trigger what it is to be. Whether there was anything to do.
-    fn ensure(&self, found: Option<&Found>, shape: &Shape) -> bool {
+    fn ensure(&self, shape: &Shape) -> bool {
+        let found = self.found(shape.name);
         let is = found.is_some_and(|found| found.is(shape));
         if !is {
-            self.run(CREATE, shape);
+            self.run(CREATE, shape.name, Some(shape));
         }
         let change = !is || found.is_none_or(|found| !found.always);
         if change {
-            self.run(ALWAYS, shape);
+            self.run(ALWAYS, shape.name, None);
         }
         change
+    }
+
+    /// Drops those of its triggers that are not the parent's. Whether there were any.
+    fn drop_where(&self, wanted: impl Fn(&Found) -> bool) -> bool {
+        let gone: Vec<_> = self.triggers.iter().filter(|found| !found.inherited && wanted(found)).collect();
+        for found in &gone {
+            self.run(DROP, found.name, None);
+        }
+        !gone.is_empty()
     }
 }
 
 /// The table, which comes first, and its partitions.
 fn tree(table: Oid, resource: &str, column: Option<&str>) -> Vec<Member> {
     let column = column.map_or(Value::Null, Value::Text);
-    Db::open(catalog::home()).run(&TREE, vec![Value::Oid(table.to_u32()), Value::Text(resource), column], Member::read)
+    let values = vec![Value::Oid(table.to_u32()), Value::Text(resource), column, Value::Texts(NAMES.to_vec())];
+    let rows = Db::open(catalog::home()).run(&TREE, values, |row| (Member::read(&row), Found::read(&row, 9)));
+    let mut members: Vec<Member> = Vec::new();
+    for (member, found) in rows {
+        if members.last().is_none_or(|last| last.quoted != member.quoted) {
+            members.push(member);
+        }
+        if let Some(last) = members.last_mut() {
+            last.triggers.extend(found);
+        }
+    }
+    members
 }
 
 #[cfg(feature = "pg15")]
@@ -277,17 +351,17 @@ fn fence_table(
     let wanted: Vec<&str> = std::iter::once(resource.as_str()).chain(column).collect();
     for member in &members {
         // By something else, or by itself where it is now to be with the whole.
-        let mut known = [&member.writes, &member.truncate].into_iter().flatten().flat_map(|found| &found.arguments);
+        let mut known = member.triggers.iter().flat_map(|found| &found.arguments);
         if let Some(other) = known.find(|known| **known != wanted) {
             let resource = other.first().cloned().unwrap_or_default();
             return Err(Error::FencedAlready { table: member.name.clone(), resource }.into());
         }
     }
-    let shape = top.shape(column.is_some());
-    if top.writes.as_ref().is_some_and(|writes| writes.inherited && !writes.is(shape)) {
+    let shapes = top.shapes(column.is_some());
+    if top.triggers.iter().any(|found| found.inherited && !found.is(&ROWS)) {
         return Err(Error::FencedAbove(top.name.clone()).into());
     }
-    let changed = make(&members, top, shape);
+    let changed = make(&members, top, shapes);
     let mut others: Vec<&str> =
         members.iter().flat_map(|member| member.others.iter().flatten().map(|role| &**role)).collect();
     others.sort_unstable();
@@ -300,25 +374,26 @@ fn fence_table(
 }
 
 /// Makes all triggers what they are to be. Whether there was anything to do.
-fn make(members: &[Member], top: &Member, shape: &Shape) -> bool {
+fn make(members: &[Member], top: &Member, shapes: &[&Shape]) -> bool {
+    let mut changed = false;
     for member in members {
-        for (found, shape) in [(&member.writes, shape), (&member.truncate, &TRUNCATE)] {
-            if found.as_ref().is_some_and(|found| found.constraint && !found.inherited) {
-                member.run(DROP, shape);
-            }
-        }
+        // What cannot be replaced, and what is of another form.
+        let unwanted = |found: &Found| found.constraint || shapes.iter().all(|shape| shape.name != found.name);
+        changed |= member.drop_where(unwanted);
     }
-    // Replaces those of partitions that are fenced alone, and what others have put in its place.
-    let mut changed = top.ensure(top.writes.as_ref(), shape);
-    let off = |member: &Member| member.writes.as_ref().is_some_and(|writes| !writes.always);
-    if !changed && members.iter().any(off) {
-        top.run(ALWAYS, shape); // and with it the partitions
-        changed = true;
-    }
-    if shape.bits & TRUNCATE.bits == 0 {
-        for member in members {
-            changed |= member.ensure(member.truncate.as_ref(), &TRUNCATE);
+    for shape in shapes {
+        if !shape.is_of_rows() {
+            changed = members.iter().fold(changed, |changed, member| member.ensure(shape) || changed);
+            continue;
         }
+        // Replaces those of partitions that are fenced alone, and what others have put in its place.
+        let made = top.ensure(shape);
+        let off = |member: &Member| member.found(shape.name).is_some_and(|found| !found.always);
+        if !made && members.iter().any(off) {
+            top.run(ALWAYS, shape.name, None); // and with it the partitions
+            changed = true;
+        }
+        changed |= made;
     }
     changed
 }
@@ -329,17 +404,17 @@ fn unfence_table(target: Option<Class>) -> Result<bool> {
     let Class(table) = target.ok_or(Error::Null("target"))?;
     lock_owned(table, pg_sys::AccessExclusiveLock)?;
     let members = tree(table, "", None);
-    let Some(top) = members.first() else { return Ok(false) };
-    if top.writes.is_some() {
-        top.run(DROP, &STATEMENTS);
+    let Some((top, partitions)) = members.split_first() else { return Ok(false) };
+    let mut changed = !top.triggers.is_empty();
+    for found in &top.triggers {
+        top.run(DROP, found.name, None); // of which PostgreSQL says what is the parent's
     }
-    // Those of partitions below that are fenced on their own stay.
-    let alone = |found: &Found| !found.inherited && found.arguments.is_some();
-    let theirs = |member: &&Member| !member.writes.as_ref().is_some_and(alone) || member.quoted == top.quoted;
-    let mut changed = top.writes.is_some();
-    for member in members.iter().filter(theirs).filter(|member| member.truncate.is_some()) {
-        member.run(DROP, &TRUNCATE);
-        changed = true;
+    // Those of partitions that are fenced on their own stay.
+    let alone = |member: &&Member| {
+        member.found(STATEMENTS.name).is_some_and(|found| !found.inherited && found.arguments.is_some())
+    };
+    for member in partitions.iter().filter(|member| !alone(member)) {
+        changed |= member.drop_where(|found| found.name != STATEMENTS.name);
     }
     Ok(changed)
 }

@@ -4,7 +4,7 @@
 //! now is current at commit, and there is nothing to be read but that list. It is gone with its savepoint; it ended when this transaction
 //! gave the lease away itself, or ended the session.
 //!
-//! This runs for each row that is written. What was found is remembered until the list changes.
+//! By a column, this is for each row that is written: what was found is remembered until the list changes.
 
 use crate::catalog;
 use crate::claim;
@@ -58,32 +58,87 @@ unsafe extern "C-unwind" fn eskit_lease_require_fence(call: pg_sys::FunctionCall
 }
 
 unsafe fn require(call: pg_sys::FunctionCallInfo, data: &TriggerData) -> Result<()> {
-    // SAFETY: a trigger has as many arguments as it says, each of which ends in NUL; the slots hold the rows of the event
+    // SAFETY: a trigger has as many arguments as it says, each of which ends in NUL
     unsafe {
         let trigger = &*data.tg_trigger;
         let argument = |i: usize| CStr::from_ptr(*trigger.tgargs.add(i));
-        let (operation, by_row) =
-            (data.tg_event & pg_sys::TRIGGER_EVENT_OPMASK, data.tg_event & pg_sys::TRIGGER_EVENT_ROW != 0);
-        match (data.tg_event & pg_sys::TRIGGER_EVENT_TIMINGMASK, trigger.tgnargs) {
-            (pg_sys::TRIGGER_EVENT_AFTER, 1) => hold(data, argument(0), None),
-            (pg_sys::TRIGGER_EVENT_AFTER, 2) if by_row => {
-                let (resource, name) = (argument(0), argument(1));
-                let column = column(call, data, name)?;
-                hold(data, resource, Some(partition(data, data.tg_trigslot, name, column)?))?;
-                if operation == pg_sys::TRIGGER_EVENT_UPDATE {
-                    hold(data, resource, Some(partition(data, data.tg_newslot, name, column)?))?;
-                }
-                Ok(())
+        match trigger.tgnargs {
+            _ if data.tg_event & pg_sys::TRIGGER_EVENT_TIMINGMASK != pg_sys::TRIGGER_EVENT_AFTER => {
+                Err(Error::NoFenceTrigger.into())
             }
-            (pg_sys::TRIGGER_EVENT_AFTER, 2) if operation == pg_sys::TRIGGER_EVENT_TRUNCATE => {
-                Err(Error::TruncateFenced {
-                    table: table_name(data),
-                    column: from_server(argument(1).to_bytes()),
-                    resource: from_server(argument(0).to_bytes()),
-                }
-                .into())
-            }
+            _ if is_replicated(data) => Ok(()),
+            1 => hold(data, argument(0), None),
+            2 => Rows { data, resource: argument(0), name: argument(1) }.hold(call),
             _ => Err(Error::NoFenceTrigger.into()),
+        }
+    }
+}
+
+/// What an event has written, of a table whose column tells the partitions.
+struct Rows<'a> {
+    data: &'a TriggerData,
+    resource: &'a CStr,
+    name: &'a CStr,
+}
+
+impl Rows<'_> {
+    unsafe fn hold(&self, call: pg_sys::FunctionCallInfo) -> Result<()> {
+        let data = self.data;
+        let operation = data.tg_event & pg_sys::TRIGGER_EVENT_OPMASK;
+        // SAFETY: the slots and the transition tables hold the rows of the event, as far as they are there
+        unsafe {
+            if operation == pg_sys::TRIGGER_EVENT_TRUNCATE {
+                return Err(Error::TruncateFenced {
+                    table: table_name(data),
+                    column: from_server(self.name.to_bytes()),
+                    resource: from_server(self.resource.to_bytes()),
+                }
+                .into());
+            }
+            let column = column(call, data, self.name)?;
+            if data.tg_event & pg_sys::TRIGGER_EVENT_ROW != 0 {
+                self.hold_row(data.tg_trigslot, column)?;
+                if operation == pg_sys::TRIGGER_EVENT_UPDATE {
+                    self.hold_row(data.tg_newslot, column)?;
+                }
+                return Ok(());
+            }
+            if operation != pg_sys::TRIGGER_EVENT_INSERT {
+                self.hold_table(data.tg_oldtable, column)?;
+            }
+            if operation != pg_sys::TRIGGER_EVENT_DELETE {
+                self.hold_table(data.tg_newtable, column)?;
+            }
+            Ok(())
+        }
+    }
+
+    unsafe fn hold_row(&self, row: *mut TupleTableSlot, column: Column) -> Result<()> {
+        // SAFETY: as the caller says
+        unsafe { hold(self.data, self.resource, Some(partition(self.data, row, self.name, column)?)) }
+    }
+
+    unsafe fn hold_table(&self, rows: *mut pg_sys::Tuplestorestate, column: Column) -> Result<()> {
+        if rows.is_null() {
+            return Err(Error::NoFenceTrigger.into());
+        }
+        // SAFETY: as the caller says. Others read the transition table too, each from a place of its own. When PostgreSQL raises, the
+        // slot goes with its memory.
+        unsafe {
+            let row = pg_sys::MakeSingleTupleTableSlot(
+                (*self.data.tg_relation).rd_att,
+                &raw const pg_sys::TTSOpsMinimalTuple,
+            );
+            let place = pg_sys::tuplestore_alloc_read_pointer(rows, pg_sys::EXEC_FLAG_REWIND as i32);
+            pg_sys::tuplestore_select_read_pointer(rows, place);
+            pg_sys::tuplestore_rescan(rows);
+            let mut held = Ok(());
+            while held.is_ok() && pg_sys::tuplestore_gettupleslot(rows, true, false, row) {
+                pg_sys::check_for_interrupts!();
+                held = self.hold_row(row, column);
+            }
+            pg_sys::ExecDropSingleTupleTableSlot(row);
+            held
         }
     }
 }
@@ -105,7 +160,8 @@ pub fn integer(is: Oid) -> Option<fn(Datum) -> i64> {
     }
 }
 
-/// A column that tells the partition. Kept with the call's function, and so for a statement, which no change of the table comes into.
+/// A column that tells the partition. Kept with the call's function, and so for all rows of a statement, which no change of the table comes
+/// into.
 #[derive(Clone, Copy)]
 struct Column {
     number: i32,
@@ -193,10 +249,6 @@ unsafe fn hold(data: &TriggerData, resource: &CStr, slot: Option<i32>) -> Result
     if !settings::FENCE_SUPERUSERS.get() && unsafe { pg_sys::superuser_arg(pg_sys::GetOuterUserId()) } {
         return Ok(());
     }
-    // SAFETY: as the caller says
-    if unsafe { is_replicated(data) } {
-        return Ok(());
-    }
     let given_away = given_away || !standing.is_empty();
     // SAFETY: as the caller says
     let table = unsafe { table_name(data) };
@@ -204,14 +256,15 @@ unsafe fn hold(data: &TriggerData, resource: &CStr, slot: Option<i32>) -> Result
     Err(Error::FenceRequired { table, resource: name, partition: slot, partitions, given_away }.into())
 }
 
-/// Whether logical replication itself runs the statement: a first copy or a TRUNCATE. It passes, as the rows do that are applied later, for
-/// which no statement trigger fires. (A trigger that holds TRUNCATE only is of a table whose rows are checked, and refused.)
+/// Whether logical replication itself runs the statement, on a table for whose statements its triggers are: a first copy or a TRUNCATE. It
+/// passes, as the rows do that are applied later, for which no statement trigger fires.
 unsafe fn is_replicated(data: &TriggerData) -> bool {
-    // SAFETY: the trigger is there; the rest are plain reads. Of another trigger, which may do anything, the depth is greater.
+    // SAFETY: the relation is open; the rest are plain reads. Of another trigger, which may do anything, the depth is greater.
     unsafe {
-        data.tg_event & pg_sys::TRIGGER_EVENT_ROW == 0
-            && u32::from((*data.tg_trigger).tgtype.cast_unsigned()) & pg_sys::TRIGGER_TYPE_INSERT != 0
-            && pg_sys::IsLogicalWorker()
+        pg_sys::IsLogicalWorker()
+            && data.tg_event & pg_sys::TRIGGER_EVENT_ROW == 0
+            && !(*(*data.tg_relation).rd_rel).relispartition
+            && (*(*data.tg_relation).rd_rel).relkind as u8 == pg_sys::RELKIND_RELATION
             && pg_sys::pg_trigger_depth(std::ptr::null_mut()).value() == 1
     }
 }

@@ -1,5 +1,5 @@
--- A table and its partitions, each with the triggers of the names of those that fence it, without arguments where they are others;
--- and who else may replace them. $2, $3: the arguments that they are to have.
+-- A table and its partitions, and who else may replace their triggers; with each of the triggers of the names of those that fence it,
+-- without arguments where they are others. $2, $3: the arguments that they are to have. $4: the names.
 SELECT pg_catalog.format('%I.%I', n.nspname, c.relname),
        c.relname::text,
        n.nspname = 'eskit_lease',
@@ -8,26 +8,22 @@ SELECT pg_catalog.format('%I.%I', n.nspname, c.relname),
        NOT c.relispartition AND EXISTS (SELECT FROM pg_catalog.pg_inherits AS i WHERE i.inhrelid = c.oid)
            OR c.relkind = 'r' AND EXISTS (SELECT FROM pg_catalog.pg_inherits AS i WHERE i.inhparent = c.oid),
        pg_catalog.concat_ws(', ', pg_catalog.quote_literal($2), pg_catalog.quote_literal($3)),
-       CASE WHEN w.tgfoid = f.oid AND w.tgnargs BETWEEN 1 AND 2 THEN w.tgargs END,
-       w.tgtype::integer,
-       w.tgqual IS NULL AND w.tgattr::text = '',
-       w.tgconstraint <> 0,
-       w.tgparentid <> 0,
-       w.tgenabled = 'A',
+       (SELECT pg_catalog.array_agg(CASE a.grantee WHEN 0 THEN 'PUBLIC' ELSE pg_catalog.pg_get_userbyid(a.grantee)::text END)
+        FROM pg_catalog.aclexplode(c.relacl) AS a
+        WHERE a.privilege_type = 'TRIGGER' AND a.grantee <> c.relowner),
+       t.tgname::text,
        CASE WHEN t.tgfoid = f.oid AND t.tgnargs BETWEEN 1 AND 2 THEN t.tgargs END,
        t.tgtype::integer,
        t.tgqual IS NULL AND t.tgattr::text = '',
+       t.tgoldtable IS NOT NULL,
+       t.tgnewtable IS NOT NULL,
        t.tgconstraint <> 0,
        t.tgparentid <> 0,
-       t.tgenabled = 'A',
-       (SELECT pg_catalog.array_agg(CASE a.grantee WHEN 0 THEN 'PUBLIC' ELSE pg_catalog.pg_get_userbyid(a.grantee)::text END)
-        FROM pg_catalog.aclexplode(c.relacl) AS a
-        WHERE a.privilege_type = 'TRIGGER' AND a.grantee <> c.relowner)
+       t.tgenabled = 'A'
 FROM (SELECT $1 AS relid UNION SELECT p.relid FROM pg_catalog.pg_partition_tree($1) AS p) AS r
 JOIN pg_catalog.pg_class AS c ON c.oid = r.relid
 JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
 JOIN pg_catalog.pg_proc AS f ON f.proname = 'require_fence'
 JOIN pg_catalog.pg_namespace AS o ON o.oid = f.pronamespace AND o.nspname = 'eskit_lease'
-LEFT JOIN pg_catalog.pg_trigger AS w ON w.tgrelid = c.oid AND w.tgname = 'eskit_lease_fence'
-LEFT JOIN pg_catalog.pg_trigger AS t ON t.tgrelid = c.oid AND t.tgname = 'eskit_lease_fence_truncate'
-ORDER BY c.oid <> $1, c.oid
+LEFT JOIN pg_catalog.pg_trigger AS t ON t.tgrelid = c.oid AND t.tgname::text = ANY ($4)
+ORDER BY c.oid <> $1, c.oid, t.tgname
