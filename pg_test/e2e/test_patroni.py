@@ -71,7 +71,7 @@ class Zombie(threading.Thread):
 def heir(leader, zombie):
     """Whoever takes what the zombie had, and has it for the time of a `with`; and the zombie has it no more."""
     with leader.connect() as conn:
-        heir = Session(conn, "heir", ttl=f"{TTL} s")
+        heir = Session(conn, "heir", ttl="1 h")  # where nothing is committed without a standby, it may be old when it is told of
         wait_until(lambda: heir.heartbeat().alive and heir.acquire(zombie.lease).granted, pause=0.05)
         yield
         assert heir.fences[zombie.lease] > zombie.greatest_fence
