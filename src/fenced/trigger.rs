@@ -95,14 +95,15 @@ impl Rows<'_> {
                 }
                 .into());
             }
-            let column = column(call, data, self.name)?;
             if data.tg_event & pg_sys::TRIGGER_EVENT_ROW != 0 {
+                let column = kept_column(call, data, self.name)?;
                 self.hold_row(data.tg_trigslot, column)?;
                 if operation == pg_sys::TRIGGER_EVENT_UPDATE {
                     self.hold_row(data.tg_newslot, column)?;
                 }
                 return Ok(());
             }
+            let column = column(data, self.name)?;
             if operation != pg_sys::TRIGGER_EVENT_INSERT {
                 self.hold_table(data.tg_oldtable, column)?;
             }
@@ -160,8 +161,7 @@ pub fn integer(is: Oid) -> Option<fn(Datum) -> i64> {
     }
 }
 
-/// A column that tells the partition. Kept with the call's function, and so for all rows of a statement, which no change of the table comes
-/// into.
+/// A column that tells the partition.
 #[derive(Clone, Copy)]
 struct Column {
     number: i32,
@@ -169,21 +169,29 @@ struct Column {
 }
 
 /// The column of this name.
-unsafe fn column(call: pg_sys::FunctionCallInfo, data: &TriggerData, name: &CStr) -> Result<Column> {
-    // SAFETY: the relation is open. What is kept was put there below, for this trigger; its memory lives as long as it
+unsafe fn column(data: &TriggerData, name: &CStr) -> Result<Column> {
+    // SAFETY: the relation is open
+    unsafe {
+        let columns = (*data.tg_relation).rd_att;
+        let number = pg_sys::SPI_fnumber(columns, name.as_ptr());
+        // It may have been renamed or dropped, or be another one of that name.
+        let read = if number > 0 { integer(pg_sys::SPI_gettypeid(columns, number)) } else { None };
+        match read {
+            Some(read) => Ok(Column { number, read }),
+            None => Err(Error::ColumnGone { table: table_name(data), column: from_server(name.to_bytes()) }.into()),
+        }
+    }
+}
+
+/// The same, looked up once for all rows of a statement, which no change of the table comes into: kept with the call's function.
+unsafe fn kept_column(call: pg_sys::FunctionCallInfo, data: &TriggerData, name: &CStr) -> Result<Column> {
+    // SAFETY: what is kept was put there below, for this trigger; its memory lives as long as it
     unsafe {
         let function = (*call).flinfo;
         if let Some(known) = (*function).fn_extra.cast::<Column>().as_ref() {
             return Ok(*known);
         }
-        let columns = (*data.tg_relation).rd_att;
-        let number = pg_sys::SPI_fnumber(columns, name.as_ptr());
-        // It may have been renamed or dropped, or be another one of that name.
-        let read = if number > 0 { integer(pg_sys::SPI_gettypeid(columns, number)) } else { None };
-        let Some(read) = read else {
-            return Err(Error::ColumnGone { table: table_name(data), column: from_server(name.to_bytes()) }.into());
-        };
-        let found = Column { number, read };
+        let found = column(data, name)?;
         let kept = pg_sys::MemoryContextAlloc((*function).fn_mcxt, size_of::<Column>()).cast::<Column>();
         kept.write(found);
         (*function).fn_extra = kept.cast();
@@ -191,15 +199,18 @@ unsafe fn column(call: pg_sys::FunctionCallInfo, data: &TriggerData, name: &CStr
     }
 }
 
-/// The value of a column in a row. Where the row is as the table has it, this calls nothing of PostgreSQL's for a column at a fixed place,
-/// a row's triggers being called for each.
+/// The value of a column in a row. For a column at a fixed place this calls nothing of PostgreSQL's, where the row is as the table or a
+/// transition table has it: it is asked for each.
 unsafe fn value(row: *mut TupleTableSlot, number: i32) -> Option<Datum> {
     let at = (number - 1) as usize;
     // SAFETY: the slot holds a row with this column; by its operations it is of the kind that has a tuple
     unsafe {
         if i32::from((*row).tts_nvalid) < number {
-            let tuple = if std::ptr::eq((*row).tts_ops, &raw const pg_sys::TTSOpsBufferHeapTuple) {
+            let is = |kind: *const pg_sys::TupleTableSlotOps| std::ptr::eq((*row).tts_ops, kind);
+            let tuple = if is(&raw const pg_sys::TTSOpsBufferHeapTuple) {
                 (*row.cast::<pg_sys::BufferHeapTupleTableSlot>()).base.tuple
+            } else if is(&raw const pg_sys::TTSOpsMinimalTuple) {
+                (*row.cast::<pg_sys::MinimalTupleTableSlot>()).tuple
             } else {
                 std::ptr::null_mut()
             };
@@ -261,7 +272,8 @@ unsafe fn hold(data: &TriggerData, resource: &CStr, slot: Option<i32>) -> Result
 unsafe fn is_replicated(data: &TriggerData) -> bool {
     // SAFETY: the relation is open; the rest are plain reads. Of another trigger, which may do anything, the depth is greater.
     unsafe {
-        pg_sys::IsLogicalWorker()
+        !pg_sys::MyBgworkerEntry.is_null()
+            && pg_sys::IsLogicalWorker()
             && data.tg_event & pg_sys::TRIGGER_EVENT_ROW == 0
             && !(*(*data.tg_relation).rd_rel).relispartition
             && (*(*data.tg_relation).rd_rel).relkind as u8 == pg_sys::RELKIND_RELATION
