@@ -4,6 +4,12 @@ REVOKE ALL ON FUNCTION eskit_lease._require_library(text) FROM PUBLIC;
 COMMENT ON FUNCTION eskit_lease._require_library(text) IS 'Internal: what an update begins with; refuses it where the library that runs is older than this version.';
 SELECT eskit_lease._require_library('0.2.0');
 
+CREATE TABLE eskit_lease._deaths (
+    session uuid NOT NULL
+);
+CREATE INDEX _deaths_session ON eskit_lease._deaths (session);
+COMMENT ON TABLE eskit_lease._deaths IS 'Private: sessions that no restart revives.';
+
 REVOKE ALL ON TYPE
     eskit_lease.opened_session,
     eskit_lease.session_state,
@@ -111,7 +117,7 @@ JOIN eskit_lease._later AS l ON l.queue = q.number;
 COMMENT ON FUNCTION eskit_lease.lock_acquire(text, text, interval, uuid) IS
 'Asks for a lease without a session of one''s own, as ShedLock does: a private session of the owner lives for ttl and ends with the lease. Renew and release by name and fence. Asked again with the same role, owner and request: the same fence, renewed for the ttl that was given first. Reasons as for lease_acquire.';
 COMMENT ON FUNCTION eskit_lease.session_heartbeat(uuid) IS
-'Keeps the session, and with it every lease that it holds, for another TTL. Writes no row and no WAL. Reasons: alive, unconfirmed (trust_ms is 0 until synchronous standbys have confirmed that this is the primary, see eskit_lease.confirm_interval), closing (its end is being committed), expired (for good, unless the server is restarted before anybody sees to it), unknown_session. Raises 42501 for another role''s session.';
+'Keeps the session, and with it every lease that it holds, for another TTL. Writes no row and no WAL. Reasons: alive, unconfirmed (trust_ms is 0 until synchronous standbys have confirmed that this is the primary, see eskit_lease.confirm_interval), closing (its end is being committed), expired (for good, unless the server is restarted before anybody takes anything from it), unknown_session. Raises 42501 for another role''s session.';
 COMMENT ON FUNCTION eskit_lease.session_wait(uuid, bigint, interval) IS
 'A heartbeat that answers once the revision of the session is greater than the one given, at the timeout (default and limit eskit_lease.max_wait), or in time for the next heartbeat. Reasons: changed, timeout, heartbeat, unconfirmed (as for session_heartbeat), wait_limit (too many waiting calls, answered at once), closing, expired, unknown_session.';
 COMMENT ON FUNCTION eskit_lease.session_sweep(integer) IS

@@ -43,6 +43,13 @@ CREATE TABLE eskit_lease._successions (
 );
 CREATE INDEX _successions_successor ON eskit_lease._successions (successor);
 
+-- Sessions that are dead though they have a row, because somebody has taken something from them (src/session/death.rs). No unique key: who
+-- takes waits for nobody.
+CREATE TABLE eskit_lease._deaths (
+    session uuid NOT NULL
+);
+CREATE INDEX _deaths_session ON eskit_lease._deaths (session);
+
 -- Names that are not exclusive leases. The owner is a name, for a dump to be restored where roles have other oids.
 CREATE TABLE eskit_lease._declarations (
     resource text COLLATE "C" PRIMARY KEY,
@@ -286,6 +293,7 @@ COMMENT ON SEQUENCE eskit_lease.position_origin IS 'Private: a random number, by
 COMMENT ON TABLE eskit_lease._sessions IS 'Private: rows of sessions; see the view sessions.';
 COMMENT ON TABLE eskit_lease._leases IS 'Private: rows of leases; see the view leases.';
 COMMENT ON TABLE eskit_lease._successions IS 'Private: who takes over what is left of ended sessions.';
+COMMENT ON TABLE eskit_lease._deaths IS 'Private: sessions that no restart revives.';
 COMMENT ON TABLE eskit_lease._declarations IS 'Private: names of semaphores and groups.';
 COMMENT ON TABLE eskit_lease._groups IS 'Private: settings and generation of groups; see the view groups.';
 COMMENT ON TABLE eskit_lease._members IS 'Private: sessions in groups; see the view group_members.';

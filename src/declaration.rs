@@ -273,7 +273,7 @@ pub fn slots_in_use(call: &Call, resource: &str, kind: Option<Kind>) -> Result<O
         }
         // The caller is about to take it away.
         if let Some(dead) = row.session {
-            call.seam().taken_from(dead);
+            call.taken_from(&[dead]);
         }
     }
     Ok(None)

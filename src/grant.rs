@@ -92,15 +92,17 @@ fn grant_batch(call: &Call, leases: &Leases, mut candidates: Vec<Candidate>, fen
     for stripe in stripes {
         Guard::Stripe(stripe).unlock(Mode::Exclusive);
     }
+    let mut dead_owners = Vec::new();
     for candidate in &candidates {
         call.seam().changed(&candidate.resource, candidate.slot);
         call.seam().revise(candidate.grantee);
         let taken_from = candidate.row.and_then(|row| row.session);
         if let Some(dead) = taken_from.filter(|from| !candidate.released && *from != candidate.grantee.session()) {
-            call.seam().taken_from(dead);
+            dead_owners.push(dead);
         }
         call.database.add(if taken_from.is_some() { Counter::Takeovers } else { Counter::Grants }, 1);
     }
+    call.taken_from(&dead_owners);
 }
 
 pub fn stripe(resource: &str, slot: i32) -> u16 {

@@ -9,7 +9,7 @@ use crate::liveness::databases::COUNTERS;
 use crate::liveness::word::State;
 use crate::liveness::{clock, shared};
 use crate::row;
-use crate::session::{Touch, wall_clock};
+use crate::session::{self, Touch, wall_clock};
 use crate::text::Text;
 use pgrx::datum::{Interval, TimestampWithTimeZone};
 use pgrx::prelude::*;
@@ -18,7 +18,7 @@ use pgrx::{Uuid, name};
 /// Whether a waiter may be granted to: alive, and not ending.
 #[pg_extern(schema = "eskit_lease", strict)]
 fn _eligible(session: Uuid, boot_id: i64, ttl_ms: i32) -> Result<bool> {
-    Ok(enter()?.standing(catalog::home(), session, boot_id, ttl_ms).state == State::Alive)
+    Ok(session::standing(enter()?, catalog::home(), session, boot_id, ttl_ms).state == State::Alive)
 }
 
 row::composite! {
@@ -39,7 +39,7 @@ fn _standing(session: Uuid, boot_id: i64, ttl_ms: i32) -> Result<Standing> {
         let state = Text::from("unknown");
         return Ok(Standing { state, trust_ms: None, expires_at: None, revision: None, attached_pid: None });
     }
-    let standing = shared.standing(home, session, boot_id, ttl_ms);
+    let standing = session::standing(shared, home, session, boot_id, ttl_ms);
     let left = standing.left();
     let at = shared.find(home, session);
     let pid = at.and_then(|at| shared.attached_pid(at));

@@ -17,6 +17,7 @@ use crate::liveness::dirty::Dirty;
 use crate::liveness::map::Opening;
 use crate::liveness::slots::{Home, SlotRef};
 use crate::liveness::word::State;
+use crate::session::death;
 use crate::session::takeover::{self, Inherited};
 use crate::spi::{self, Statement, Value};
 use crate::table::Locked;
@@ -121,7 +122,9 @@ fn dissolve_into(call: &Call, sessions: &[Uuid], most: usize, ending: bool, pass
         return Ok(());
     }
     if !ending {
-        ended.iter().for_each(|dead| call.seam().taken_from(*dead));
+        for dead in ended {
+            call.seam().taken_from(*dead);
+        }
     }
     let rows = Leases::open();
     // A free row is granted without asking for its old fence, so it is not made free while a fenced transaction is open. Nor is one that
@@ -191,7 +194,9 @@ pub fn pass(call: &Call, most: usize, anybody_due: bool) -> Result<Pass> {
         }
         dissolve_into(call, &dead, most, false, &mut pass)?;
         let full = dead.len() == MAX_DEAD;
-        bury(call, &dead, &mut pass);
+        let buried = bury(call, &dead, &mut pass);
+        dead.retain(|session| !buried.contains(session));
+        death::record(call, &dead);
         pass.more |= full && pass.ended > 0;
     }
     if anybody_due {
@@ -324,6 +329,9 @@ fn settle_sessions(call: &Call, flags: u32) -> Result<(Vec<Uuid>, bool)> {
         }
     }
     end_orphans(call, &sessions.into_iter().collect());
+    if flags & BOOT != 0 {
+        death::tidy(call);
+    }
     dead.extend(call.db().run(&STRAYS, vec![Value::Long(MAX_DEAD as i64)], |row| (row.uuid(1), 0, 0)));
     // Each gets a dead slot, so that it is come back to if it is in somebody's hands now. A tombstone does not do that.
     for (session, role, ttl_ms) in &dead {
@@ -394,14 +402,14 @@ fn end_orphans(call: &Call, with_row: &HashSet<Uuid>) {
     }
 }
 
-/// Takes away the rows of dead sessions that have nothing left.
-fn bury(call: &Call, dead: &[Uuid], pass: &mut Pass) {
+/// Takes away the rows of dead sessions that have nothing left. Which these were.
+fn bury(call: &Call, dead: &[Uuid], pass: &mut Pass) -> HashSet<Uuid> {
     let clean = call.db().run(&CLEAN, vec![Value::Uuids(dead)], |row| row.uuid(1));
     let (done, blocked): (Vec<Uuid>, Vec<Uuid>) =
         clean.into_iter().partition(|session| Guard::Grantee(*session).try_lock(Mode::Exclusive));
     pass.blocked |= !blocked.is_empty();
     if done.is_empty() {
-        return;
+        return HashSet::new();
     }
     // Somebody may be changing the row: a drain, or a close that could not have G.
     let (done, changing) = session::lock_rows(done);
@@ -411,12 +419,14 @@ fn bury(call: &Call, dead: &[Uuid], pass: &mut Pass) {
     // Closed sessions have no row any more; those that still have one have expired.
     call.database.add(Counter::SessionsExpired, session::delete(call.db(), &done));
     takeover::forget(call, &done);
+    death::forget(call, &done);
     for session in &done {
         if let Some(at) = call.shared.find(call.home, *session) {
             call.seam().ended(at, true);
         }
     }
     pass.ended += done.len();
+    done.into_iter().collect()
 }
 
 row::composite! {

@@ -296,9 +296,22 @@ def take_items(conn, dead, heir):
     assert len(rows(conn, "item_claim", "q", heir.id, 2)) == 1
 
 
-@pytest.mark.parametrize("take", [take_name, take_attempt, take_items])
-def test_the_dead_stay_dead_whatever_was_taken(restarted, take):
-    """Their name, their attempt, or one of their items, while they were just finishing the other one."""
+def take_lease(conn, dead, heir):
+    assert call(conn, "lease_acquire", "r", heir.id).granted
+
+
+def take_doubt(conn, dead, heir):
+    assert call(conn, "execution_begin", "k", heir.id).first
+
+
+def take_something(conn, dead, heir):
+    assert call(conn, "session_sweep").more
+
+
+@pytest.mark.parametrize("how", ["COMMIT", "PREPARE TRANSACTION 'takes'"])
+@pytest.mark.parametrize("take", [take_lease, take_name, take_attempt, take_doubt, take_items, take_something])
+def test_the_dead_stay_dead_whatever_was_taken(restarted, take, how):
+    """Their lease, their name, their attempt, or one of their items, while they were just finishing the other one."""
     restarted.query("CREATE EXTENSION eskit_lease")
     restarted.set(eskit_lease__worker="off")
     wait_until(lambda: not restarted.workers())
@@ -307,19 +320,29 @@ def test_the_dead_stay_dead_whatever_was_taken(restarted, take):
         call(other, "item_add_many", "q", [Jsonb(1)] * 2)
         dead, heir = Session(other, "dead", ttl="2 s"), Session(other, "heir", ttl="120 s")
         dead.take("r")
-        assert call(other, "execution_begin", "k", dead.id).first
+        assert call(other, "execution_begin", "k", dead.id, True).first
         one, _ = rows(other, "item_claim", "q", dead.id, 2)
         assert call(work, "item_done", [one.id], one.fence) == 1
         wait_until(lambda: dead.expired(other))
         take(conn, dead, heir)
-        conn.execute("PREPARE TRANSACTION 'takes'")
+        conn.execute(how)
         conn.rollback()
         work.rollback()
     restarted.restart("immediate")
     with restarted.connect() as other:
-        dead.conn = other
+        standing = "SELECT state FROM eskit_lease.sessions WHERE session = %s"
+        assert how != "COMMIT" or other.execute(standing, (dead.id,)).fetchall() == [("expired",)]
+        dead.conn = heir.conn = other
         assert not dead.heartbeat().alive
-        other.execute("COMMIT PREPARED 'takes'")
+        if how != "COMMIT":
+            other.execute("COMMIT PREPARED 'takes'")
+    restarted.restart("immediate")
+    with restarted.connect() as other:
+        dead.conn = heir.conn = other
+        assert not dead.heartbeat().alive
+        assert heir.heartbeat().alive
+        assert call(other, "session_sweep").ended == 1
+        assert other.execute("SELECT count(*) FROM eskit_lease._deaths").fetchone() == (0,)
 
 
 def test_ended_before_anybody_looked(restarted):

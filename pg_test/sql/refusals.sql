@@ -45,7 +45,7 @@ SELECT function, role FROM calls WHERE has_function_privilege('regress_' || role
 CREATE TEMP TABLE uses AS
 SELECT c.relkind, c.relname COLLATE "C" AS relation, r.role, u.use, pg_temp.tried('regress_' || r.role, format(u.statement, c.relname, a.attname)) = 'yes' AS may
 FROM pg_class AS c
-LEFT JOIN pg_attribute AS a ON a.attrelid = c.oid AND a.attnum = 2
+LEFT JOIN pg_attribute AS a ON a.attrelid = c.oid AND a.attnum = least(2, c.relnatts)
 JOIN (VALUES ('vr', 'reads', 'TABLE eskit_lease.%I LIMIT 0'), ('r', 'inserts', 'INSERT INTO eskit_lease.%I DEFAULT VALUES'),
              ('r', 'updates', 'UPDATE eskit_lease.%I SET %I = NULL WHERE false'), ('r', 'deletes', 'DELETE FROM eskit_lease.%I WHERE false'),
              ('r', 'truncates', 'TRUNCATE eskit_lease.%I'), ('vr', 'locks', 'LOCK TABLE eskit_lease.%I IN ROW EXCLUSIVE MODE'),

@@ -138,7 +138,7 @@ fn begin(call: &Call, me: SlotRef, key: &str, retry_in_doubt: bool) -> Result<An
                     return Err(Error::AttemptNewer { key: key.to_owned() }.into());
                 }
                 if row.state == State::Running {
-                    call.seam().taken_from(row.session);
+                    call.taken_from(&[row.session]);
                 }
                 Ok(start(call, &session, key, retry_in_doubt, &AGAIN))
             }

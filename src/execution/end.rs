@@ -147,7 +147,7 @@ fn execution_resolve(
         return Err(in_flight());
     }
     if row.state == State::Running {
-        call.seam().taken_from(row.session);
+        call.taken_from(&[row.session]);
     }
     let by = role_name(call.caller);
     log!("eskit_lease: role \"{by}\" resolves execution \"{key}\", fence {}, as {}", row.fence, state.name());

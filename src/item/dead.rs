@@ -16,6 +16,7 @@ use crate::text::Text;
 use pgrx::Uuid;
 use pgrx::pg_sys::{FLOAT8OID, INT4OID, INT8OID, UUIDARRAYOID};
 use pgrx::prelude::*;
+use std::collections::HashSet;
 
 static CLAIMS_OF: Statement =
     Statement::reads(include_str!("../../sql/query/item/claims_of.sql"), &[UUIDARRAYOID, INT8OID, INT8OID]);
@@ -37,8 +38,8 @@ const ENDED: &str = "session ended";
 #[derive(Default)]
 pub struct Freed {
     items: usize,
-    /// Whether any item is free that was not.
-    any: bool,
+    /// Who had items that are free now.
+    from: HashSet<Uuid>,
     /// Whether there may be more to free.
     pub more: bool,
     /// Whether something was in somebody's hands.
@@ -56,7 +57,7 @@ pub fn free(call: &Call, sessions: &[Uuid], most: usize) -> Freed {
             // Not locked: two who free the same items meet at the first of them.
             let Some(claim) = Claim::of(*fence) else { continue };
             let (any, all) = free_claim(call, &claim);
-            freed.any |= any;
+            freed.from.extend(any.then_some(claim.session));
             if all && Claim::forget(*fence) {
                 freed.items += claim.items.len();
             } else {
@@ -144,11 +145,12 @@ pub fn free_dead(call: &Call) -> bool {
         let rows = session::rows(&sessions).into_iter();
         dead.extend(rows.filter(|row| call.standing_of(row).is_none()).map(|row| row.session));
     }
-    let freed = !dead.is_empty() && free(call, &dead, MOST).any;
-    if freed {
-        dead.iter().for_each(|dead| call.seam().taken_from(*dead));
+    if dead.is_empty() {
+        return false;
     }
-    freed
+    let from: Vec<Uuid> = free(call, &dead, MOST).from.into_iter().collect();
+    call.taken_from(&from);
+    !from.is_empty()
 }
 
 #[pg_extern(schema = "eskit_lease")]

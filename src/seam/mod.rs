@@ -119,11 +119,13 @@ impl Seam {
     }
 
     /// Something of the session, which is dead, has been taken. Prepared, this transaction keeps it dead over a restart, where it would
-    /// else get its time to live anew.
-    pub fn taken_from(self, session: Uuid) {
-        if !near(|what| matches!(what, What::TakenFrom(known) if *known == session)) {
+    /// else get its time to live anew. Whether that is new.
+    pub fn taken_from(self, session: Uuid) -> bool {
+        let known = near(|what| matches!(what, What::TakenFrom(known) if *known == session));
+        if !known {
             self.note(What::TakenFrom(session));
         }
+        !known
     }
 
     pub fn ended(self, session: SlotRef, gone: bool) {

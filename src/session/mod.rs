@@ -7,6 +7,7 @@
 //! A session ends by its deadline, or early by close. Both make the slot dead, and dead for good; an early end becomes so with the
 //! commit of its transaction (see [`crate::seam`]). What rows are left of it is taken away by [`crate::sweep`].
 
+pub mod death;
 pub mod takeover;
 mod verbs;
 
@@ -109,6 +110,13 @@ pub fn delete(db: &Db, sessions: &[Uuid]) -> u64 {
     db.execute(&DELETE, vec![Value::Uuids(sessions)])
 }
 
+/// What stands for a session that has a row, by its slot, or by that row where it has none; judges nobody.
+pub fn standing(shared: &'static Shared, home: Home, session: Uuid, boot_id: i64, ttl_ms: i32) -> Standing {
+    let standing = shared.standing(home, session, boot_id, ttl_ms);
+    let by_row = standing.alive() && shared.find(home, session).is_none();
+    if by_row && death::is_recorded(session) { Standing::dead() } else { standing }
+}
+
 impl Call {
     /// The slot of a session that has a row, made again if the server has been restarted since; `None` for one that is dead for good.
     pub fn slot_of(&self, row: &SessionRow) -> Result<Option<SlotRef>> {
@@ -121,6 +129,10 @@ impl Call {
         }
         // It had expired when a transaction took something from it that was prepared before the restart.
         let deadline = if Guard::Taken(row.session).is_held_jointly() { by_row.now } else { by_row.until };
+        // After that: PostgreSQL lets go of a guard once all can see what its transaction has written.
+        if death::is_recorded(row.session) {
+            return Ok(None);
+        }
         // And what such a one has granted to it is committed at a time that nobody can tell, or has been since the restart.
         let unproven = self.shared.unproven_when_found(Guard::Promised(row.session).is_held_jointly());
         let (session, role, ttl_ms, private) = (row.session, row.role, row.ttl_ms, row.private);
@@ -142,7 +154,7 @@ impl Call {
         // Whoever judges a session of before a restart makes its slot, so that all judge alike from then on.
         let standing = match self.slot_of(row) {
             Ok(at) => at.and_then(|at| self.shared.look(at)),
-            Err(_) => Some(self.shared.standing(self.home, row.session, row.boot_id, row.ttl_ms)),
+            Err(_) => Some(standing(self.shared, self.home, row.session, row.boot_id, row.ttl_ms)),
         };
         standing.filter(Standing::alive)
     }

@@ -98,7 +98,6 @@ impl System {
                 opened: Set::default(),
                 ended: Set::default(),
                 gone: Set::default(),
-                took_from: Set::default(),
                 ..old
             };
         }
@@ -234,6 +233,10 @@ impl System {
             if session.opened_by == Some(x as u8) {
                 session.opened_by = None;
             }
+        }
+        for (s, session) in state.sessions.iter_mut().enumerate() {
+            session.taken |= committed && state.transactions[x].took_from.has(s);
+            session.taken &= session.row.is_committed();
         }
     }
 }

@@ -35,7 +35,9 @@ pub enum Guard {
     ReleaseExcludesFenced,
     /// Whoever takes over from the dead tests F.
     TakeOverTestsFence,
-    /// Whoever takes over and is prepared keeps the dead dead, over a restart too.
+    /// Whoever takes over writes that the dead are dead, over a restart too.
+    DeathIsWritten,
+    /// And if it is prepared keeps them so until all can see that.
     PreparedKeepsDead,
     /// Whoever grants has G of the grantee in share mode, and whoever ends it exclusively.
     GranteeIsLocked,

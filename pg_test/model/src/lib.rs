@@ -24,13 +24,13 @@
 //! | `Expire`                       | time, and `Word::expire` by whoever needs to know                                      |
 //! | `Beat`                         | `Word::beat`, where that is not atomic                                                 |
 //! | `ReadRow` twice                | `session::row`, and `Call::slot_of` of what was read                                   |
-//! | `KeepDead`                     | `Call::slot_of` of a session whose lease a prepared transaction has taken over           |
+//! | `KeepDead`                     | `Call::slot_of` of a session whose lease has been taken over                              |
 //! | `Reclaim`                      | `Shared::reclaim` of a tombstone                                                       |
 //! | `Crash`                        | shared memory is made anew; rows and prepared transactions are recovered                 |
 //! | `WatchPrepared`                | `Launcher::watch_prepared`                                                             |
 //! | `TakeDirty`                    | `dead_sessions`, `take_flags`, `look_through` with `settle_sessions`, `take_dirty`       |
 //! | `Judge`                        | `judge_dirty` with `hand_over`, `post_retry` and `leave_own`                           |
-//! | `Sweep`                        | `dissolve_into` and `bury`                                                             |
+//! | `Sweep`                        | `dissolve_into`, `bury` and `death::record`                                            |
 //!
 //! # What it leaves out, and why it may
 //!

@@ -25,9 +25,10 @@ impl System {
         session.old && !session.past && self.has(OldRowsLive)
     }
 
-    /// A prepared transaction has taken something over from it, before the restart.
+    /// Something has been taken from it before the restart, by a transaction that is committed, or prepared.
     pub fn is_kept_dead(&self, state: &State, s: usize) -> bool {
-        self.has(PreparedKeepsDead) && state.transactions.iter().any(|t| t.keeps_dead.has(s))
+        self.has(DeathIsWritten) && state.sessions[s].taken
+            || self.has(PreparedKeepsDead) && state.transactions.iter().any(|t| t.keeps_dead.has(s))
     }
 
     /// Alive and not ending: what a waiter has to be (`_eligible`), and a grantee.
@@ -181,8 +182,8 @@ impl System {
         }
         for session in &mut state.sessions {
             let (known, places, trusts) = (session.row != Fact::Absent, session.places, session.trusts);
-            let dead = !known && session.dead;
-            *session = Session { row: session.row, old: known, dead, places, trusts, ..Session::default() };
+            let (taken, dead) = (session.taken, session.dead && (session.taken || !known));
+            *session = Session { row: session.row, old: known, dead, taken, places, trusts, ..Session::default() };
         }
         state.ring = Default::default();
         (state.rescan, state.boot, state.ended_prepared) = (false, true, false);

@@ -75,6 +75,8 @@ pub struct Session {
     pub beating: bool,
     /// It has been dead in this start of shared memory.
     pub dead: bool,
+    /// And something has been taken from it, which is committed: it has a row of its death.
+    pub taken: bool,
     pub places: [Place; RESOURCES],
     /// What it has been told that it holds, within a time that it may trust.
     pub trusts: Set,
@@ -139,7 +141,7 @@ pub struct Transaction {
     /// S in share mode, of `me`, and exclusively.
     pub fences: bool,
     pub closes: Set,
-    /// The dead that it has taken leases from; once it is prepared, they stay dead by a lock of its own.
+    /// The dead that it has taken leases from, of whose death it has written; once it is prepared, they stay dead by a lock of its own.
     pub took_from: Set,
     pub keeps_dead: Set,
     /// Its end is watched for, once it is prepared.

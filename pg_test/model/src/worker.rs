@@ -142,6 +142,9 @@ impl System {
                     self.dissolve(state, s, r);
                 }
                 self.bury(state, s);
+                if state.sessions[s].row.seen_by(WORKER) {
+                    state.transactions[WORKER].took_from.add(s);
+                }
             }
         }
         ready

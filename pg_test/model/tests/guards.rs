@@ -156,6 +156,11 @@ fn a_take_over_during_a_fenced_transaction() {
 }
 
 #[test]
+fn the_dead_revived_by_a_restart_after_a_take_over() {
+    finds(&[DeathIsWritten], crashed(two(calls(2))), DEAD_IS_DEAD);
+}
+
+#[test]
 fn the_dead_revived_by_a_restart_under_a_prepared_take_over() {
     finds(&[PreparedKeepsDead], crashed(prepared(two(calls(2)))), ONE_TRUST);
     finds(&[PreparedKeepsDead], fenced(crashed(prepared(two(calls(4))))), ONE_HOLDER);

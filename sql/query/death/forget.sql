@@ -1,0 +1,1 @@
+DELETE FROM eskit_lease._deaths WHERE session = ANY ($1)

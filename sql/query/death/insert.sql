@@ -1,0 +1,1 @@
+INSERT INTO eskit_lease._deaths (session) VALUES ($1)

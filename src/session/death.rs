@@ -1,0 +1,69 @@
+//! Death that outlasts the server. An expired session is dead in shared memory, but its row stands until a sweep has taken away all that it
+//! had; and a restart gives whoever has a row its time to live anew. So whoever takes something from a dead session writes a row here,
+//! in the same transaction: the session stays dead.
+//!
+//! A table of its own, because the session's row may be in somebody's hands, and without a unique key, because who takes waits for nobody: two
+//! rows say the same. They go with the session's row. Until a transaction that was prepared has ended, nobody sees what it has written: there it is
+//! [`Guard::Taken`](crate::guard::Guard::Taken) that keeps the session dead.
+
+use crate::call::Call;
+use crate::catalog;
+use crate::session;
+use crate::spi::{Statement, Value};
+use crate::table::{Key, Sight, Table};
+use pgrx::pg_sys::{Oid, UUIDARRAYOID, UUIDOID};
+use pgrx::{IntoDatum, Uuid};
+
+static INSERT: Statement = Statement::writes(include_str!("../../sql/query/death/insert.sql"), &[UUIDOID]);
+static FORGET: Statement = Statement::tidies(include_str!("../../sql/query/death/forget.sql"), &[UUIDARRAYOID]);
+static TIDY: Statement = Statement::tidies(include_str!("../../sql/query/death/tidy.sql"), &[]);
+
+/// The table; version 0.1.0 had none.
+fn table() -> Option<Table> {
+    let is_there = catalog::relation(c"_deaths") != Oid::INVALID;
+    is_there.then(|| Table::open(c"_deaths", c"_deaths_session"))
+}
+
+fn is_in(table: &Table, session: Uuid) -> bool {
+    table.scan(Sight::Latest, &[Key::Uuid(session)], |_, _| Some(())).is_some()
+}
+
+/// Whether the session is dead, whatever its row says.
+pub fn is_recorded(session: Uuid) -> bool {
+    table().is_some_and(|table| is_in(&table, session))
+}
+
+/// Has dead sessions stay dead, if this commits. Of one without a row there is nothing to be revived.
+pub fn record(call: &Call, sessions: &[Uuid]) {
+    if sessions.is_empty() {
+        return;
+    }
+    let Some(table) = table() else { return };
+    for row in session::rows(sessions) {
+        if !is_in(&table, row.session) && !table.try_insert(&[row.session.into_datum()]) {
+            call.db().execute(&INSERT, vec![Value::Uuid(row.session)]);
+        }
+    }
+}
+
+/// Forgets sessions whose rows are gone.
+pub fn forget(call: &Call, sessions: &[Uuid]) {
+    if table().is_some() {
+        call.db().execute(&FORGET, vec![Value::Uuids(sessions)]);
+    }
+}
+
+/// The same for those that somebody has taken from while their rows went.
+pub fn tidy(call: &Call) {
+    if table().is_some() {
+        call.db().execute(&TIDY, vec![]);
+    }
+}
+
+impl Call {
+    /// Something of sessions that are dead has been taken: they stay dead, over a restart too.
+    pub fn taken_from(&self, sessions: &[Uuid]) {
+        let new: Vec<Uuid> = sessions.iter().copied().filter(|session| self.seam().taken_from(*session)).collect();
+        record(self, &new);
+    }
+}
