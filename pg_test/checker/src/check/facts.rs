@@ -212,9 +212,13 @@ impl<'a> Facts<'a> {
             }
         }
         for tenure in self.resources.values_mut().flat_map(BTreeMap::values_mut) {
-            if let Some(session) = self.sessions.get(tenure.session) {
-                tenure.given_up = session.ended_from;
-                tenure.ends_from = session.ended_from.min(session.trusted_until);
+            match self.sessions.get(tenure.session) {
+                Some(session) => {
+                    tenure.given_up = session.ended_from;
+                    tenure.ends_from = session.ended_from.min(session.trusted_until);
+                }
+                // Its opening had no answer: nobody was told to trust it, and nobody knows for how long it lives.
+                None => tenure.ends_from = 0,
             }
             tenure.given_up = tenure.given_up.min(told_dead.get(tenure.session).copied().unwrap_or(u64::MAX));
             for call in &tenure.calls {

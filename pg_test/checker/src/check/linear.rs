@@ -192,6 +192,14 @@ mod tests {
     }
 
     #[test]
+    fn after_a_session_that_nobody_was_told_of_another_may_have_it() {
+        let seen = Answer { fence: Some(1), slot: Some(0), ..Answer::default() };
+        let mut story = Story::of(&["a"]);
+        story.call(10..20, about(Verb::Look, "unknown", 0), Ok(seen)).acquire(30..31, "a", "granted", 2);
+        assert!(story.by(check).is_none());
+    }
+
+    #[test]
     fn after_its_trust_or_its_close_another_may_have_it() {
         let mut late = Story::of(&["a", "b"]);
         late.acquire(10..20, "a", "granted", 1).acquire(1_005..1_011, "b", "granted", 2).renew(
