@@ -8,6 +8,8 @@ CREATE TABLE eskit_lease._deaths (
     session uuid NOT NULL
 );
 CREATE INDEX _deaths_session ON eskit_lease._deaths (session);
+-- Without a key, rows are not deleted where a publication has all tables.
+ALTER TABLE eskit_lease._deaths REPLICA IDENTITY FULL;
 COMMENT ON TABLE eskit_lease._deaths IS 'Private: sessions that no restart revives.';
 
 REVOKE ALL ON TYPE

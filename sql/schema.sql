@@ -49,6 +49,8 @@ CREATE TABLE eskit_lease._deaths (
     session uuid NOT NULL
 );
 CREATE INDEX _deaths_session ON eskit_lease._deaths (session);
+-- Without a key, rows are not deleted where a publication has all tables.
+ALTER TABLE eskit_lease._deaths REPLICA IDENTITY FULL;
 
 -- Names that are not exclusive leases. The owner is a name, for a dump to be restored where roles have other oids.
 CREATE TABLE eskit_lease._declarations (

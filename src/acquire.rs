@@ -16,7 +16,7 @@
 //! With `queue` a refused session takes a place, and is told `queued`.
 
 use crate::call::Call;
-use crate::claim::{LeaseRow, Leases, Probe};
+use crate::claim::{self, LeaseRow, Leases, Probe};
 use crate::declaration::{self, Declaration, Declarations, Kind};
 use crate::error::Result;
 use crate::grant::{self, Candidate, timeline};
@@ -124,7 +124,7 @@ fn acquire_batch(call: &Call, me: SlotRef, resources: &[String], queue: bool) ->
     if queue {
         for (resource, answer) in resources.iter().zip(&mut answers) {
             if matches!(answer.reason, "held" | "awaited" | "busy") {
-                answer.reason = line_up(call, me, resource)?;
+                line_up(call, me, resource, answer)?;
             }
         }
     }
@@ -187,19 +187,39 @@ fn look_at_permits(call: &Call, me: SlotRef, resource: &str, declaration: &Decla
     Ok(Look::Wanted(Wanted { declared, choices, ..Wanted::default() }))
 }
 
-/// Takes a place in the queue, unless the session is not to be granted anything.
-fn line_up(call: &Call, me: SlotRef, resource: &str) -> Result<&'static str> {
+/// Has a refused session wait in the queue, unless it is not to be granted anything.
+fn line_up(call: &Call, me: SlotRef, resource: &String, answer: &mut Answer) -> Result<()> {
     spi::require_writes("lease_acquire()")?;
     // As before a grant: else it could end and be swept while nobody sees its place yet, which would then stay.
     if !Guard::Grantee(me.session()).try_lock(Mode::Shared) {
-        return Ok("closing");
+        answer.reason = "closing";
+        return Ok(());
     }
-    Ok(match session::row(me.session()) {
-        None => "expired",
-        Some(row) if row.draining => "draining",
-        Some(_) if queue::take_place(call, resource, me.session())? => "queued",
-        Some(_) => "busy",
-    })
+    match session::row(me.session()) {
+        None => answer.reason = "expired",
+        Some(row) if row.draining => answer.reason = "draining",
+        Some(_) => {
+            if !queue::has_place(resource, me.session()) {
+                // It may have had one, and just been served: with another it would get the resource again when it lets go of it, unasked.
+                let served = !claim::of_session(resource, me.session()).is_empty();
+                if served
+                    && let Some(now) = acquire_batch(call, me, std::slice::from_ref(resource), false)?.pop()
+                    && now.is_granted()
+                {
+                    *answer = now;
+                    return Ok(());
+                }
+                if !queue::take_place(call, resource, me.session())? {
+                    answer.reason = "busy";
+                    return Ok(());
+                }
+            }
+            answer.reason = "queued";
+            // Whoever lets go of the resource meanwhile does not see this place yet.
+            call.seam().judge(resource);
+        }
+    }
+    Ok(())
 }
 
 /// The session's row if it may be granted something, and cannot end under the grant: it is looked at after the lock that its end

@@ -97,30 +97,27 @@ pub fn leave(db: &Db, places: &mut [ItemPointerData]) {
     }
 }
 
-/// Queues a session, which then has a place whether it had one or not. False for a name that is just becoming a group, or is one.
+pub fn has_place(resource: &str, session: Uuid) -> bool {
+    !places(&[resource], &[session]).is_empty()
+}
+
+/// Gives a session a place that has none. False for a name that is just becoming a group, or is one.
 pub fn take_place(call: &Call, resource: &str, session: Uuid) -> Result<bool> {
-    if places(&[resource], &[session]).is_empty() {
-        if is_full(session) {
-            return Err(Error::PlacesFull.into());
-        }
-        let stripe = Guard::Stripe(grant::stripe(resource, 0));
-        stripe.lock(Mode::Exclusive);
-        let kind = match declaration::stands(resource) {
-            Stands::Absent => None,
-            Stands::InFlight(kind) => Some(kind),
-            Stands::Declared(declaration) => Some(declaration.kind),
-        };
-        if kind != Some(Kind::Group) {
-            call.db().execute(&ENTER, vec![Value::Text(resource), Value::Uuid(session)]);
-        }
-        stripe.unlock(Mode::Exclusive);
-        if kind == Some(Kind::Group) {
-            return Ok(false);
-        }
+    if is_full(session) {
+        return Err(Error::PlacesFull.into());
     }
-    // Whoever lets go of the resource meanwhile does not see this place yet.
-    call.seam().judge(resource);
-    Ok(true)
+    let stripe = Guard::Stripe(grant::stripe(resource, 0));
+    stripe.lock(Mode::Exclusive);
+    let kind = match declaration::stands(resource) {
+        Stands::Absent => None,
+        Stands::InFlight(kind) => Some(kind),
+        Stands::Declared(declaration) => Some(declaration.kind),
+    };
+    if kind != Some(Kind::Group) {
+        call.db().execute(&ENTER, vec![Value::Text(resource), Value::Uuid(session)]);
+    }
+    stripe.unlock(Mode::Exclusive);
+    Ok(kind != Some(Kind::Group))
 }
 
 /// The sessions that have a place for a resource; and whether anybody is in the middle of taking one or of giving it up.

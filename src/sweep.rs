@@ -329,9 +329,7 @@ fn settle_sessions(call: &Call, flags: u32) -> Result<(Vec<Uuid>, bool)> {
         }
     }
     end_orphans(call, &sessions.into_iter().collect());
-    if flags & BOOT != 0 {
-        death::tidy(call);
-    }
+    death::tidy(call);
     dead.extend(call.db().run(&STRAYS, vec![Value::Long(MAX_DEAD as i64)], |row| (row.uuid(1), 0, 0)));
     // Each gets a dead slot, so that it is come back to if it is in somebody's hands now. A tombstone does not do that.
     for (session, role, ttl_ms) in &dead {

@@ -226,6 +226,19 @@ def test_logical_replication():
             assert rows(conn) == [1]
             conn.execute("DROP TRIGGER note ON work")
             wait_until(lambda: rows(conn) == [1, 2])
+            # Nor is what an expression of the table does.
+            conn.execute("CREATE TABLE another (i int)")
+            call(conn, "fence_table", "another", "r")
+            conn.execute(
+                """
+                CREATE FUNCTION peek(i int) RETURNS boolean LANGUAGE plpgsql AS 'BEGIN INSERT INTO public.another VALUES (i); RETURN true; END';
+                ALTER TABLE work ADD CONSTRAINT peek CHECK (peek(i)) NOT VALID
+                """
+            )
+            server.query("INSERT INTO work VALUES (3, 0)")
+            wait_until(lambda: server.logged('table "another" is fenced by "r"'))
+            conn.execute("ALTER TABLE work DROP CONSTRAINT peek")
+            wait_until(lambda: rows(conn) == [1, 2, 3])
             call(conn, "unfence_table", "work")
             call(conn, "group_create", "g", 2)
             call(conn, "fence_table", "work", "g", "p")

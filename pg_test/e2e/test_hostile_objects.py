@@ -215,3 +215,15 @@ def test_a_schema_that_was_there_before(server, mallory):
             assert others.fetchone() == (0,)
     finally:
         server.query("DROP DATABASE squatted WITH (FORCE)")
+
+
+def test_a_publication_of_all_tables(connect):
+    """Has nothing of ours stand still: what is deleted can be told by its row."""
+    conn = connect()
+    conn.execute("SET client_min_messages = error; CREATE PUBLICATION everything FOR ALL TABLES")
+    dead, heir = Session(conn, "dead", ttl="1 s"), Session(conn, "heir", ttl="1 h")
+    dead.take("r")
+    heir.queue("r")
+    wait_until(lambda: heir.holds("r"))
+    wait_until(lambda: conn.execute("SELECT count(*) FROM eskit_lease._sessions").fetchone() == (1,))
+    assert heir.close()

@@ -304,23 +304,33 @@ def take_doubt(conn, dead, heir):
     assert call(conn, "execution_begin", "k", heir.id).first
 
 
+def take_membership(conn, dead, heir):
+    call(conn, "group_join", "g", heir.id)
+
+
+def take_group(conn, dead, heir):
+    call(conn, "group_drop", "g")
+
+
 def take_something(conn, dead, heir):
     assert call(conn, "session_sweep").more
 
 
 @pytest.mark.parametrize("how", ["COMMIT", "PREPARE TRANSACTION 'takes'"])
-@pytest.mark.parametrize("take", [take_lease, take_name, take_attempt, take_doubt, take_items, take_something])
+@pytest.mark.parametrize("take", [take_lease, take_name, take_attempt, take_doubt, take_items, take_membership, take_group, take_something])
 def test_the_dead_stay_dead_whatever_was_taken(restarted, take, how):
-    """Their lease, their name, their attempt, or one of their items, while they were just finishing the other one."""
+    """Their lease, their name, their attempt, their membership, or one of their items, while they were just finishing the other one."""
     restarted.query("CREATE EXTENSION eskit_lease")
     restarted.set(eskit_lease__worker="off")
     wait_until(lambda: not restarted.workers())
     with psycopg.connect(restarted.dsn()) as conn, psycopg.connect(restarted.dsn()) as work, restarted.connect() as other:
         call(other, "queue_create", "q")
         call(other, "item_add_many", "q", [Jsonb(1)] * 2)
+        call(other, "group_create", "g", 2)
         dead, heir = Session(other, "dead", ttl="2 s"), Session(other, "heir", ttl="120 s")
         dead.take("r")
         assert call(other, "execution_begin", "k", dead.id, True).first
+        call(other, "group_join", "g", dead.id)
         one, _ = rows(other, "item_claim", "q", dead.id, 2)
         assert call(work, "item_done", [one.id], one.fence) == 1
         wait_until(lambda: dead.expired(other))

@@ -140,3 +140,19 @@ def test_polling_bargers_never_overtake_a_waiter(server, db, connect, background
     assert reasons <= {"held", "awaited", "busy"}
     assert fences == sorted(set(fences)), "fences rise with every change of owner"
     assert order[4:] == order[:-4], "first come, first served"
+
+
+def test_who_asks_while_it_is_served_waits_for_nothing_more(connect, background):
+    """Between the look at the lease and the one at its place in line somebody hands over: a second place would get it the lease again when it
+    has let go of it."""
+    left = "SELECT (SELECT count(*) FROM eskit_lease._waiters WHERE session = %s) + (SELECT count(*) FROM eskit_lease._leases WHERE session = %s)"
+
+    def go_on_asking(session):
+        for _ in range(2 * ROUNDS):
+            while not (answer := call(session.conn, "lease_acquire", "r", session.id, True)).granted:
+                pass
+            assert call(session.conn, "lease_release", "r", answer.fence)
+            assert session.conn.execute(left, (session.id, session.id)).fetchone() == (0,)
+
+    for asked in [background(go_on_asking, Session(connect(), f"asks {i}", ttl="60 s")) for i in range(3)]:
+        asked.result()

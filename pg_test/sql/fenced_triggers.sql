@@ -256,6 +256,17 @@ SELECT fence_check('g', :g1);
 SELECT pg_temp.error_of(statement)
 FROM unnest(ARRAY['INSERT INTO c VALUES (1, 2) ON CONFLICT DO NOTHING', 'DELETE FROM c WHERE i = 101', 'INSERT INTO c VALUES (101, 1) ON CONFLICT (i) DO UPDATE SET p = 2']) AS statement;
 COMMIT;
+-- A MERGE with something else on the same table, of whose rows old minor versions lost some.
+CREATE TABLE m (i int PRIMARY KEY, parent int REFERENCES m ON DELETE CASCADE ON UPDATE CASCADE, p int);
+INSERT INTO m SELECT i, NULL, 1 FROM generate_series(1, 3) AS i;
+SELECT fence_table('m', 'g', 'p');
+SELECT pg_temp.state_of(statement), statement
+FROM unnest(ARRAY['WITH w AS (UPDATE m SET p = 1 WHERE false) MERGE INTO m USING (VALUES (1)) AS v (x) ON i = x WHEN MATCHED THEN UPDATE SET p = 3',
+                  'WITH w AS (DELETE FROM m WHERE false) MERGE INTO m USING (VALUES (2)) AS v (x) ON i = x WHEN MATCHED THEN DELETE',
+                  'WITH w AS (INSERT INTO m SELECT 1, NULL, 1 WHERE false) MERGE INTO m USING (VALUES (7)) AS v (x) ON i = x WHEN NOT MATCHED THEN INSERT VALUES (7, NULL, 0)',
+                  'MERGE INTO m USING (VALUES (2)) AS v (x) ON i = x WHEN MATCHED THEN DELETE',
+                  'MERGE INTO m USING (VALUES (3)) AS v (x) ON i = x WHEN MATCHED THEN UPDATE SET i = 33, p = 2']) AS statement;
+SELECT * FROM m ORDER BY i;
 -- One of its triggers disabled, dropped or replaced; and one too many.
 CREATE FUNCTION pg_temp.after(statement text) RETURNS TABLE (complete boolean, again boolean, after boolean, deletes text) LANGUAGE plpgsql AS $$
 BEGIN
@@ -288,7 +299,7 @@ SELECT * FROM triggers WHERE on_table = 'c'::regclass;
 SELECT unfence_table('c'), unfence_table('c') AS again;
 SELECT * FROM triggers WHERE on_table = 'c'::regclass;
 
-DROP TABLE t, u, places, shards, c, cs;
+DROP TABLE t, u, places, shards, c, cs, m;
 DROP FUNCTION nothing, count_rows;
 DROP VIEW fences, triggers;
 DROP OWNED BY regress_trigger, regress_other;

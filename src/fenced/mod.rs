@@ -11,7 +11,9 @@
 //! | a partitioned table, a partition   | one after each row, which PostgreSQL gives to all partitions, those to come too: no statement trigger fires for what is written to a partition by way of its parent, or the other way round; and one after TRUNCATE for each partition that there is |
 //!
 //! After, and not before: so the check may be a part of the very statement that writes, and a row is as all BEFORE triggers and generated
-//! columns have left it. What is refused then is rolled back with it. Row triggers are for where there is no other way: that PostgreSQL
+//! columns have left it. What is refused then is rolled back with it.
+//!
+//! Row triggers are for where there is no other way: that PostgreSQL
 //! queues an event for each row and fetches the row anew costs a tenth of writing it, whatever the trigger does.
 //!
 //! In inheritance, rows of one table are written by statements that name another, and no trigger could be made for the tables to come.
@@ -204,6 +206,7 @@ impl Member {
     fn shapes(&self, by_column: bool) -> &'static [&'static Shape] {
         match by_column {
             _ if self.kind == "p" || self.is_partition => &[&ROWS, &TRUNCATE],
+            true if !trigger::sees_all_rows() => &[&ROWS, &TRUNCATE],
             true => &[&INSERT, &UPDATE, &DELETE, &TRUNCATE],
             false => &[&STATEMENTS],
         }

@@ -18,6 +18,7 @@ use pgrx::pg_sys::{self, Datum, Oid, TriggerData, TupleTableSlot};
 use pgrx::prelude::*;
 use std::cell::RefCell;
 use std::ffi::CStr;
+use std::sync::OnceLock;
 
 /// What stands by a pass: a resource, as the trigger names it, and slots of it.
 struct Passed {
@@ -74,6 +75,30 @@ unsafe fn require(call: pg_sys::FunctionCallInfo, data: &TriggerData) -> Result<
     }
 }
 
+/// Whether transition tables have all rows. Before these minor versions a MERGE and another statement on the same table, in one query, could
+/// leave one of them without ("Fix trigger transition table capture for MERGE in CTE queries", PostgreSQL's release notes).
+pub fn sees_all_rows() -> bool {
+    static SEES: OnceLock<bool> = OnceLock::new();
+    *SEES.get_or_init(|| {
+        // SAFETY: a setting of every server, a string that ends in NUL
+        let version = unsafe { pg_sys::GetConfigOption(c"server_version_num".as_ptr(), false, false) };
+        // SAFETY: as above
+        let version = unsafe { CStr::from_ptr(version) }.to_str().ok().and_then(|version| version.parse().ok());
+        version.is_some_and(|version: i32| has_whole_transition_tables(version))
+    })
+}
+
+fn has_whole_transition_tables(version: i32) -> bool {
+    let since = match version / 10_000 {
+        15 => 16,
+        16 => 12,
+        17 => 8,
+        18 => 2,
+        _ => 0,
+    };
+    version % 10_000 >= since
+}
+
 /// What an event has written, of a table whose column tells the partitions.
 struct Rows<'a> {
     data: &'a TriggerData,
@@ -120,7 +145,7 @@ impl Rows<'_> {
     }
 
     unsafe fn hold_table(&self, rows: *mut pg_sys::Tuplestorestate, column: Column) -> Result<()> {
-        if rows.is_null() {
+        if rows.is_null() || !sees_all_rows() {
             return Err(Error::NoFenceTrigger.into());
         }
         // SAFETY: as the caller says. Others read the transition table too, each from a place of its own. When PostgreSQL raises, the
@@ -278,6 +303,20 @@ unsafe fn is_replicated(data: &TriggerData) -> bool {
             && !(*(*data.tg_relation).rd_rel).relispartition
             && (*(*data.tg_relation).rd_rel).relkind as u8 == pg_sys::RELKIND_RELATION
             && pg_sys::pg_trigger_depth(std::ptr::null_mut()).value() == 1
+            && is_subscribed((*data.tg_relation).rd_id)
+    }
+}
+
+/// Whether a subscription brings the table: what an expression of another one does while that is replicated is no part of it.
+unsafe fn is_subscribed(table: Oid) -> bool {
+    // SAFETY: reads the catalog through its cache; the list is released once
+    unsafe {
+        let (key, none) = (Datum::from(table), Datum::from(0));
+        let list =
+            pg_sys::SearchSysCacheList(pg_sys::SysCacheIdentifier::SUBSCRIPTIONRELMAP as i32, 1, key, none, none);
+        let found = (*list).n_members > 0;
+        pg_sys::ReleaseCatCacheList(list);
+        found
     }
 }
 
@@ -296,4 +335,16 @@ fn is_kept(shared: &'static Shared, resource: &str, fence: i64) -> bool {
     let session = claim::by_fence(resource, fence).and_then(|row| row.session);
     let at = session.and_then(|session| shared.find(catalog::home(), session));
     at.is_some_and(|at| !seam::has_ended(at))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::has_whole_transition_tables;
+
+    #[test]
+    fn old_minor_versions_are_told_apart() {
+        let whole = |version| has_whole_transition_tables(version);
+        assert!([150_016, 160_012, 170_008, 180_002, 190_000].into_iter().all(whole));
+        assert!(![150_015, 160_011, 170_007, 180_001].into_iter().any(whole));
+    }
 }

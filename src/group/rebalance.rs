@@ -11,7 +11,7 @@ use crate::handover::HandOver;
 use crate::item;
 use crate::liveness::clock;
 use crate::liveness::databases::Counter;
-use crate::session::takeover;
+use crate::session::{self, takeover};
 use crate::spi::{Statement, Value};
 use pgrx::Uuid;
 use pgrx::pg_sys::{INT4ARRAYOID, INT8ARRAYOID, INT8OID, TEXTOID, UUIDARRAYOID};
@@ -58,7 +58,12 @@ pub fn rebalance(
             Some(counted) => {
                 call.db().execute(&COUNT, vec![Value::Text(&name), Value::Uuids(&mine), Value::Text(counted)]);
             }
-            None => remove(call, &name, &mine),
+            None => {
+                remove(call, &name, &mine);
+                // Not of those that are ending with this transaction.
+                let dead = session::rows(&mine).into_iter().filter(|row| call.standing_of(row).is_none());
+                call.taken_from(&dead.map(|row| row.session).collect::<Vec<_>>());
+            }
         }
     }
     write_targets(call, state, &plan.changed);

@@ -150,6 +150,7 @@ fn group_drop(group_name: Option<Text>) -> Result<()> {
         return Err(Error::InUse { kind, name, why }.into());
     }
     item::require_unbound(&call, &name)?;
+    call.taken_from(&members);
     for statement in [&DROP, &DROP_MEMBERS, &DROP_PARTITIONS] {
         call.db().execute(statement, vec![Value::Text(&name)]);
     }

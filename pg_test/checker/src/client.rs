@@ -131,6 +131,11 @@ impl Worker {
                 self.recover(failure).await;
             }
         }
+        while self.phase() == Phase::Calm
+            && let Err(failure) = self.put_down().await
+        {
+            self.recover(failure).await;
+        }
         for (resource, _) in RESOURCES {
             let mut turns = if resource == QUIET { QUIET_TURNS } else { 1 };
             while turns > 0 && self.phase() == Phase::Calm {
@@ -181,6 +186,23 @@ impl Worker {
         self.write(&holding, false).await?;
         let released = self.about(Verb::Release, resource, Some(holding.fence)).await?;
         Ok(released.done == Some(true))
+    }
+
+    /// Gives up all places, and all that these have got it: else it might hold that while it waits for something else, and two of them each
+    /// for the other.
+    async fn put_down(&mut self) -> Result<(), Failure> {
+        let Some(session) = self.session.as_ref().map(|session| session.id.clone()) else { return Ok(()) };
+        for (resource, _) in RESOURCES {
+            self.about(Verb::Cancel, resource, None).await?;
+        }
+        for (resource, _) in RESOURCES {
+            let (resource, session) = (Some(resource.to_owned()), Some(session.clone()));
+            let ask = Call { verb: Verb::Acquire, session, resource: resource.clone(), ..Call::default() };
+            if let Some(fence) = self.call(ask).await?.fence {
+                self.call(Call { verb: Verb::Release, resource, fence: Some(fence), ..Call::default() }).await?;
+            }
+        }
+        Ok(())
     }
 
     /// Asks for a resource, and waits for it if it is told to.
