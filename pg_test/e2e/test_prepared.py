@@ -305,11 +305,12 @@ def take_doubt(conn, dead, heir):
 
 
 def take_membership(conn, dead, heir):
-    call(conn, "group_join", "g", heir.id)
+    newcomer = call(conn, "session_open", "newcomer", "120 s").session
+    call(conn, "group_join", "g", newcomer)
 
 
 def take_group(conn, dead, heir):
-    call(conn, "group_drop", "g")
+    call(conn, "group_drop", "h")
 
 
 def take_something(conn, dead, heir):
@@ -326,11 +327,13 @@ def test_the_dead_stay_dead_whatever_was_taken(restarted, take, how):
     with psycopg.connect(restarted.dsn()) as conn, psycopg.connect(restarted.dsn()) as work, restarted.connect() as other:
         call(other, "queue_create", "q")
         call(other, "item_add_many", "q", [Jsonb(1)] * 2)
-        call(other, "group_create", "g", 2)
+        call(other, "group_create", "g", 1)
+        call(other, "group_create", "h", 1)
         dead, heir = Session(other, "dead", ttl="2 s"), Session(other, "heir", ttl="120 s")
         dead.take("r")
         assert call(other, "execution_begin", "k", dead.id, True).first
-        call(other, "group_join", "g", dead.id)
+        for group, member in (("g", heir), ("g", dead), ("h", dead)):  # of the one it has no partition
+            call(other, "group_join", group, member.id)
         one, _ = rows(other, "item_claim", "q", dead.id, 2)
         assert call(work, "item_done", [one.id], one.fence) == 1
         wait_until(lambda: dead.expired(other))
