@@ -10,6 +10,7 @@ CREATE TABLE eskit_lease._deaths (
 CREATE INDEX _deaths_session ON eskit_lease._deaths (session);
 -- Without a key, rows are not deleted where a publication has all tables.
 ALTER TABLE eskit_lease._deaths REPLICA IDENTITY FULL;
+REVOKE ALL ON TABLE eskit_lease._deaths FROM PUBLIC;
 COMMENT ON TABLE eskit_lease._deaths IS 'Private: sessions that no restart revives.';
 
 REVOKE ALL ON TYPE
