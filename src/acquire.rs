@@ -123,8 +123,16 @@ fn acquire_batch(call: &Call, me: SlotRef, resources: &[String], queue: bool) ->
     }
     if queue {
         for (resource, answer) in resources.iter().zip(&mut answers) {
-            if matches!(answer.reason, "held" | "awaited" | "busy") {
-                line_up(call, me, resource, answer)?;
+            match answer.reason {
+                "held" | "awaited" | "busy" => line_up(call, me, resource, answer)?,
+                // It waits no more: with a place it would get the resource again when it lets go of it, unasked.
+                "already_held"
+                    if queue::has_place(resource, me.session()) && spi::require_writes("lease_acquire()").is_ok() =>
+                {
+                    let own = claim::of_session(resource, me.session()).into_iter();
+                    queue::leave_own(call, own.map(|row| (resource.clone(), row)).collect());
+                }
+                _ => (),
             }
         }
     }

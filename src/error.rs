@@ -147,7 +147,7 @@ pub enum Error {
     #[error("triggers that fence table \"{table}\" may be replaced by others than its owner")]
     FenceReplaceable { table: String, by: String },
     #[error("table \"{table}\" is fenced already")]
-    FencedAlready { table: String, resource: String },
+    FencedAlready { table: String, resource: String, column: Option<String> },
     #[error("cannot truncate table \"{table}\", which is fenced by its column \"{column}\"")]
     TruncateFenced { table: String, column: String, resource: String },
     #[error("require_fence() is not used as fence_table() makes its triggers")]
@@ -297,7 +297,10 @@ impl Error {
             Error::PartitionColumn { why, .. } => why.clone(),
             Error::Unfenceable { why, .. } => (*why).to_owned(),
             Error::FenceReplaceable { by, .. } => format!("The privilege TRIGGER is granted to {by}."),
-            Error::FencedAlready { resource, .. } => format!("It is fenced by \"{resource}\"."),
+            Error::FencedAlready { resource, column, .. } => match column {
+                Some(column) => format!("It is fenced by \"{resource}\", by its column \"{column}\"."),
+                None => format!("It is fenced by \"{resource}\"."),
+            },
             Error::TruncateFenced { resource, .. } => {
                 format!("It would take the rows of all partitions of group \"{resource}\".")
             }
@@ -401,7 +404,7 @@ impl Error {
                 Error::FenceRequired { partition: Some(partition), partitions: Some(partitions), .. }
                     if !(0..*partitions).contains(partition) =>
                 {
-                    "Correct the row, or give the group more partitions with group_resize."
+                    "Give the row another partition; for one that is in the table, call eskit_lease.unfence_table() first, or give the group more partitions with group_resize."
                 }
                 Error::FenceRequired { resource, partition: None, .. } => {
                     let name = literal(resource);
@@ -416,6 +419,9 @@ impl Error {
                 }
                 Error::FenceReplaceable { .. } => "Revoke TRIGGER on it, and on its partitions, if they are not to be trusted with it.",
                 Error::FencedAbove(_) => "Call eskit_lease.fence_table() for that table.",
+                Error::PartitionNull { .. } => {
+                    "Give the row a partition; for one that is in the table, call eskit_lease.unfence_table() first."
+                }
                 Error::FencedAlready { .. } => "Call eskit_lease.unfence_table() first.",
                 Error::ColumnGone { .. } => "Call eskit_lease.unfence_table(), and fence it by the column that there is now.",
                 Error::TruncateFenced { .. } => "Delete the rows, or call eskit_lease.unfence_table() first.",

@@ -131,6 +131,15 @@ pub fn waiting(resource: &str) -> (Vec<Uuid>, bool) {
     (sessions, in_flight)
 }
 
+/// Takes away what places of a session nobody else has in hands.
+pub fn leave_places(call: &Call, resource: &str, session: Uuid) {
+    let table = table();
+    let found = places(&[resource], &[session]);
+    let mut mine: Vec<_> =
+        found.into_values().flatten().filter(|place| table.lock(*place, false) == Locked::Mine).collect();
+    leave(call.db(), &mut mine);
+}
+
 /// Gives up a session's places for a resource, waiting for whoever is just granting to it. Whether there were any.
 pub fn cancel(call: &Call, resource: &str, at: SlotRef) -> bool {
     let table = table();
@@ -179,8 +188,8 @@ pub fn note_places(call: &Call, sessions: &[Uuid]) {
 }
 
 /// Takes away the places that living holders have in the queues of what they hold: one connection of a session may queue while
-/// another is just granted the same. The rows of the leases are locked, for else the holder could have released and queued anew since
-/// they were read; so this is for the worker, whose transactions are short.
+/// another is just granted the same, or has a release open that is rolled back. The rows of the leases are locked, for else the holder could
+/// have released and queued anew since they were read.
 pub fn leave_own(call: &Call, held: Vec<(String, LeaseRow)>) {
     let pairs = held.iter().filter_map(|(resource, row)| Some((resource.as_str(), row.session?)));
     let (resources, sessions): (Vec<&str>, Vec<Uuid>) = pairs.unzip();

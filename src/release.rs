@@ -14,7 +14,7 @@ use crate::liveness::slots::SlotRef;
 use crate::spi::{self, Statement, Value};
 use crate::table::Locked;
 use crate::text::{Text, TextArray, role_name};
-use crate::{fence, grace, grant, handover, interval, row, session};
+use crate::{fence, grace, grant, handover, interval, queue, row, session};
 use pgrx::datum::Interval;
 use pgrx::pg_sys::{BOOLOID, INT4ARRAYOID, TEXTARRAYOID};
 use pgrx::prelude::*;
@@ -110,6 +110,10 @@ pub fn release_seat(call: &Call, resource: &str, slot: i32, fence: i64, authoriz
     fence::exclude([fence]);
     // After the wait, what was read before it means nothing.
     let Some((row, at)) = held(true)? else { return Ok(false) };
+    if !authorize {
+        // By force it is taken from the holder, also where that waits for it to come back.
+        queue::leave_places(call, resource, at.session());
+    }
     let released = !release(call, at, vec![(resource.to_owned(), row)])?.is_empty();
     if released && call.shared.is_private(at) && session::lock_row(at.session()).is_some() {
         session::end(call, at)?;

@@ -156,3 +156,31 @@ def test_who_asks_while_it_is_served_waits_for_nothing_more(connect, background)
 
     for asked in [background(go_on_asking, Session(connect(), f"asks {i}", ttl="60 s")) for i in range(3)]:
         asked.result()
+
+
+def queue_behind_oneself(connect):
+    """A holder who has taken a place while a release of its own was open, which is rolled back then."""
+    conn, other = connect(), connect(autocommit=False)
+    holder = Session(conn, "holder", ttl="60 s")
+    fence = holder.take("r")
+    assert call(other, "lease_release", "r", fence)
+    assert call(conn, "lease_acquire", "r", holder.id, True).reason == "queued"
+    other.rollback()
+    return conn, holder, fence
+
+
+HELD = "SELECT count(*) FROM eskit_lease.leases WHERE resource = 'r' AND state = 'held'"
+
+
+def test_who_is_told_that_it_holds_waits_no_more(connect, no_worker):
+    conn, holder, fence = queue_behind_oneself(connect)
+    assert call(conn, "lease_acquire", "r", holder.id, True).reason == "already_held"
+    assert conn.execute("SELECT count(*) FROM eskit_lease.waiters").fetchone() == (0,)
+    assert call(conn, "lease_release", "r", fence)
+    assert conn.execute(HELD).fetchone() == (0,)
+
+
+def test_what_is_taken_by_force_does_not_come_back(connect, no_worker):
+    conn, _, fence = queue_behind_oneself(connect)
+    assert call(conn, "lease_force_release", "r", fence, "test")
+    assert conn.execute(HELD).fetchone() == (0,)

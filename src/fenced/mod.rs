@@ -356,8 +356,8 @@ fn fence_table(
         // By something else, or by itself where it is now to be with the whole.
         let mut known = member.triggers.iter().flat_map(|found| &found.arguments);
         if let Some(other) = known.find(|known| **known != wanted) {
-            let resource = other.first().cloned().unwrap_or_default();
-            return Err(Error::FencedAlready { table: member.name.clone(), resource }.into());
+            let (resource, column) = (other.first().cloned().unwrap_or_default(), other.get(1).cloned());
+            return Err(Error::FencedAlready { table: member.name.clone(), resource, column }.into());
         }
     }
     let shapes = top.shapes(column.is_some());
