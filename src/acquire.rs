@@ -13,7 +13,7 @@
 //! | free or dead, others are in line or a successor lives | `awaited`                                                     |
 //! | free or dead, nobody else is first      | `granted`, or `busy` if somebody was faster                   |
 //!
-//! With `queue` a refused session takes a place, and is told `queued`.
+//! With `queue` a refused session takes a place, and is told `queued`; one that holds the lease gives up what place it has.
 
 use crate::call::Call;
 use crate::claim::{self, LeaseRow, Leases, Probe};

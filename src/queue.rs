@@ -131,27 +131,24 @@ pub fn waiting(resource: &str) -> (Vec<Uuid>, bool) {
     (sessions, in_flight)
 }
 
-/// Takes away what places of a session nobody else has in hands.
-pub fn leave_places(call: &Call, resource: &str, session: Uuid) {
+/// Takes away a session's places for a resource; with `wait` also those that somebody is just granting to. Whether there were any.
+pub fn leave_places(call: &Call, resource: &str, session: Uuid, wait: bool) -> bool {
     let table = table();
     let found = places(&[resource], &[session]);
     let mut mine: Vec<_> =
-        found.into_values().flatten().filter(|place| table.lock(*place, false) == Locked::Mine).collect();
+        found.into_values().flatten().filter(|place| table.lock(*place, wait) == Locked::Mine).collect();
     leave(call.db(), &mut mine);
+    !mine.is_empty()
 }
 
 /// Gives up a session's places for a resource, waiting for whoever is just granting to it. Whether there were any.
 pub fn cancel(call: &Call, resource: &str, at: SlotRef) -> bool {
-    let table = table();
-    let found = places(&[resource], &[at.session()]);
-    let mut mine: Vec<_> =
-        found.into_values().flatten().filter(|place| table.lock(*place, true) == Locked::Mine).collect();
-    leave(call.db(), &mut mine);
-    if !mine.is_empty() {
+    let left = leave_places(call, resource, at.session(), true);
+    if left {
         call.seam().judge(resource);
         call.seam().revise(at);
     }
-    !mine.is_empty()
+    left
 }
 
 /// Has the session's successor wait in its place, unless it has what is waited for. The resources for which that could not be had:

@@ -112,7 +112,7 @@ pub fn release_seat(call: &Call, resource: &str, slot: i32, fence: i64, authoriz
     let Some((row, at)) = held(true)? else { return Ok(false) };
     if !authorize {
         // By force it is taken from the holder, also where that waits for it to come back.
-        queue::leave_places(call, resource, at.session());
+        queue::leave_places(call, resource, at.session(), false);
     }
     let released = !release(call, at, vec![(resource.to_owned(), row)])?.is_empty();
     if released && call.shared.is_private(at) && session::lock_row(at.session()).is_some() {

@@ -13,8 +13,8 @@
 //! After, and not before: so the check may be a part of the very statement that writes, and a row is as all BEFORE triggers and generated
 //! columns have left it. What is refused then is rolled back with it.
 //!
-//! Row triggers are for where there is no other way: that PostgreSQL
-//! queues an event for each row and fetches the row anew costs a tenth of writing it, whatever the trigger does.
+//! Row triggers are for where there is no other way: that PostgreSQL queues an event for each row and fetches the row anew costs a tenth of
+//! writing it, whatever the trigger does. Nor is there one where transition tables do not have all rows ([`trigger::sees_all_rows`]).
 //!
 //! In inheritance, rows of one table are written by statements that name another, and no trigger could be made for the tables to come.
 //! So such tables are refused.

@@ -2,7 +2,8 @@
 //!
 //! A session is a row (who, as which role, with which TTL) and a slot in shared memory (until when). Opening writes the row and enters
 //! the slot; a heartbeat touches the slot alone. After a restart the slot is made again from the row by whoever needs it first, the
-//! worker at the latest: the session is then alive until `t0 + ttl`, as [`crate::liveness::slots`] says.
+//! worker at the latest: the session is then alive until `t0 + ttl`, as [`crate::liveness::slots`] says; but for one that had expired, and
+//! from which somebody has taken something ([`death`]).
 //!
 //! A session ends by its deadline, or early by close. Both make the slot dead, and dead for good; an early end becomes so with the
 //! commit of its transaction (see [`crate::seam`]). What rows are left of it is taken away by [`crate::sweep`].
