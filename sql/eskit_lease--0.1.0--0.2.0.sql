@@ -13,6 +13,172 @@ ALTER TABLE eskit_lease._deaths REPLICA IDENTITY FULL;
 REVOKE ALL ON TABLE eskit_lease._deaths FROM PUBLIC;
 COMMENT ON TABLE eskit_lease._deaths IS 'Private: sessions that no restart revives.';
 
+CREATE TABLE eskit_lease._bridges (
+    resource text COLLATE "C" PRIMARY KEY,
+    lock_key bigint NOT NULL
+);
+SELECT pg_catalog.pg_extension_config_dump('eskit_lease._bridges', '');
+COMMENT ON TABLE eskit_lease._bridges IS 'Private: locks that names are bridged to; see the view bridges.';
+COMMENT ON TABLE eskit_lease._declarations IS 'Private: names of semaphores, groups and bridges.';
+
+CREATE FUNCTION eskit_lease.bridge_create(resource text, lock_key bigint) RETURNS void LANGUAGE c AS 'MODULE_PATHNAME', 'bridge_create_wrapper';
+CREATE FUNCTION eskit_lease.bridge_drop(resource text) RETURNS boolean LANGUAGE c AS 'MODULE_PATHNAME', 'bridge_drop_wrapper';
+CREATE VIEW eskit_lease.bridges AS -- lock class as in src/guard.rs
+SELECT b.resource,
+       b.lock_key,
+       h.pid IS NOT NULL AS held,
+       coalesce(k.blocked_by, '{}') AS blocked_by,
+       d.owner
+FROM eskit_lease._bridges AS b
+JOIN eskit_lease._declarations AS d ON d.resource = b.resource
+LEFT JOIN (
+    SELECT (k.classid::bigint << 32) | k.objid::bigint AS key, k.pid
+    FROM pg_locks AS k
+    WHERE k.locktype = 'advisory' AND k.objsubid = 4509 AND k.mode = 'ExclusiveLock' AND k.granted
+      AND k.database = (SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database())) AS h
+    ON h.key = eskit_lease.group_lock_key(b.resource)
+LEFT JOIN (
+    SELECT (k.classid::bigint << 32) | k.objid::bigint AS key, array_agg(coalesce(k.pid, 0) ORDER BY k.granted DESC, k.pid) AS blocked_by
+    FROM pg_locks AS k
+    WHERE k.locktype = 'advisory' AND k.objsubid = 1 AND k.mode = 'ExclusiveLock'
+      AND k.database = (SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database())
+    GROUP BY 1) AS k
+    ON k.key = b.lock_key;
+REVOKE ALL ON TABLE eskit_lease._bridges, eskit_lease.bridges FROM PUBLIC;
+REVOKE ALL ON FUNCTION eskit_lease.bridge_create(text, bigint), eskit_lease.bridge_drop(text) FROM PUBLIC;
+COMMENT ON FUNCTION eskit_lease.bridge_create(text, bigint) IS
+'Bridges a name to an advisory lock, for workers that hold pg_advisory_lock(lock_key) and workers that hold the lease to keep each other out. The worker gives the lease, to who is in line, while it has the lock in share mode; fence_check shares the lock to the end of the transaction, or raises 55P03. Whenever the worker has lost the lock and has it back the holder gets a new fence. Several names may have one lock. Raises 42710 for a name that is declared, held or waited for, 53400 (more than 250 bridges), 22023, 22004. For administrators.';
+COMMENT ON FUNCTION eskit_lease.bridge_drop(text) IS
+'Makes a bridge a name as any other, once nobody holds it or waits for it. False if there is nothing of that name. Raises 55006 otherwise, 42809, 42501, 55P03 (somebody is just changing it). For administrators.';
+COMMENT ON VIEW eskit_lease.bridges IS 'Bridges to advisory locks; who holds and waits for their leases is in the views leases and waiters.';
+COMMENT ON COLUMN eskit_lease.bridges.resource IS 'The name, for lease_acquire.';
+COMMENT ON COLUMN eskit_lease.bridges.lock_key IS 'The key of the lock, as for pg_advisory_lock.';
+COMMENT ON COLUMN eskit_lease.bridges.held IS 'Whether the worker has the lock, and fences can be checked.';
+COMMENT ON COLUMN eskit_lease.bridges.blocked_by IS 'Processes that have the lock exclusively, and then those that wait for that; 0 for a prepared transaction.';
+COMMENT ON COLUMN eskit_lease.bridges.owner IS 'The role that made it, and may drop it.';
+
+CREATE TABLE eskit_lease._history (
+    at            timestamptz NOT NULL,
+    event         text COLLATE "C" NOT NULL,
+    resource      text COLLATE "C" NOT NULL,
+    slot          integer NOT NULL,
+    fence         bigint NOT NULL,
+    consumer      text COLLATE "C",
+    next_consumer text COLLATE "C",
+    next_fence    bigint,
+    forced_by     text COLLATE "C",
+    why           text
+);
+CREATE INDEX _history_at ON eskit_lease._history (at);
+ALTER TABLE eskit_lease._history REPLICA IDENTITY FULL;
+REVOKE ALL ON TABLE eskit_lease._history FROM PUBLIC;
+COMMENT ON TABLE eskit_lease._history IS 'Private: what became of leases; see the view history.';
+
+-- pg_extension, as for most views: nobody writes through it.
+CREATE VIEW eskit_lease.history AS
+SELECT h.at, h.event, h.resource, h.slot, h.fence, h.consumer, h.next_consumer, h.next_fence, h.forced_by, h.why
+FROM pg_extension AS e
+CROSS JOIN eskit_lease._history AS h
+WHERE e.extname = 'eskit_lease';
+
+COMMENT ON VIEW eskit_lease.history IS 'Who has lost which lease, and how, for eskit_lease.history_retention; with eskit_lease.history_grants ordinary grants and releases too. To be read with a condition on at.';
+COMMENT ON COLUMN eskit_lease.history.at IS 'When it happened.';
+COMMENT ON COLUMN eskit_lease.history.event IS 'expired (its session ended without closing, as that of a lock does which nobody releases), taken_over (by a new session of the same consumer), revoked (a partition that was not released in time), forced (by an administrator); and with history_grants granted and released.';
+COMMENT ON COLUMN eskit_lease.history.resource IS 'The resource.';
+COMMENT ON COLUMN eskit_lease.history.slot IS 'Which of its slots: permit of a semaphore, partition of a group; 0 for an exclusive lease.';
+COMMENT ON COLUMN eskit_lease.history.fence IS 'The fence that was lost, or granted.';
+COMMENT ON COLUMN eskit_lease.history.consumer IS 'Who lost it, or was granted it; NULL for what a session has released by closing.';
+COMMENT ON COLUMN eskit_lease.history.next_consumer IS 'Who got it in the same step; NULL if nobody did.';
+COMMENT ON COLUMN eskit_lease.history.next_fence IS 'Under which fence.';
+COMMENT ON COLUMN eskit_lease.history.forced_by IS 'The role that took it by force, by the name that it had.';
+COMMENT ON COLUMN eskit_lease.history.why IS 'Why, in the words of whoever did.';
+
+CREATE VIEW eskit_lease.flapping AS
+SELECT h.resource,
+       coalesce(max(h.nth) FILTER (WHERE h.event <> 'released'), 0) AS changes,
+       count(*) FILTER (WHERE h.event = 'expired') AS expired,
+       count(*) FILTER (WHERE h.event = 'taken_over') AS taken_over,
+       count(*) FILTER (WHERE h.event = 'revoked') AS revoked,
+       count(*) FILTER (WHERE h.event = 'forced') AS forced,
+       count(*) FILTER (WHERE h.event = 'granted') AS granted,
+       count(DISTINCT h.slot) AS slots,
+       count(DISTINCT h.consumer) AS consumers,
+       max(h.at) AS last_at
+-- Counted by slot: whoever crashes once loses all partitions that it has, and that is no flapping.
+FROM (SELECT h.*, row_number() OVER (PARTITION BY h.resource, h.slot, CASE WHEN h.event IN ('granted', 'released') THEN h.event END) AS nth
+      FROM eskit_lease._history AS h
+      WHERE h.at > statement_timestamp() - interval '1 hour') AS h
+GROUP BY h.resource;
+
+COMMENT ON VIEW eskit_lease.flapping IS 'What has changed hands within the last hour, by the history.';
+COMMENT ON COLUMN eskit_lease.flapping.resource IS 'The resource.';
+COMMENT ON COLUMN eskit_lease.flapping.changes IS 'How often one of its slots was lost, or with history_grants granted: the one that changed hands most often. The columns after it are of all slots.';
+COMMENT ON COLUMN eskit_lease.flapping.expired IS 'How often a holder''s session ended without closing.';
+COMMENT ON COLUMN eskit_lease.flapping.taken_over IS 'How often a new session of the same consumer took it over.';
+COMMENT ON COLUMN eskit_lease.flapping.revoked IS 'How often a partition was taken from an owner that did not release it in time.';
+COMMENT ON COLUMN eskit_lease.flapping.forced IS 'How often an administrator took it.';
+COMMENT ON COLUMN eskit_lease.flapping.granted IS 'How often it was granted, with history_grants.';
+COMMENT ON COLUMN eskit_lease.flapping.slots IS 'How many of its slots it was about.';
+COMMENT ON COLUMN eskit_lease.flapping.consumers IS 'How many consumers.';
+COMMENT ON COLUMN eskit_lease.flapping.last_at IS 'When the last time.';
+
+CREATE VIEW eskit_lease.top AS
+SELECT c.resource,
+       coalesce(d.kind, 'lease') AS kind,
+       h.held,
+       coalesce(d.slots, 1) AS slots,
+       h.consumer,
+       h.held_for,
+       h.trust_ms,
+       c.waiters,
+       clock_timestamp() - c.waiting_since AS waiting_for,
+       clock_timestamp() - b.since AS open_for,
+       c.losses,
+       (SELECT sum(g.lag)::bigint FROM eskit_lease.group_lag AS g WHERE d.kind = 'group' AND g.group_name = c.resource) AS lag
+-- Chosen first: to tell who lives is what takes time, and there may be 100,000 leases.
+FROM (SELECT n.resource, sum(n.waiters)::bigint AS waiters, min(n.waiting_since) AS waiting_since, max(n.losses) AS losses, max(n.at) AS at
+      FROM (SELECT w.resource, 1 AS waiters, w.queued_at AS waiting_since, 0 AS losses, w.queued_at AS at
+            FROM eskit_lease._waiters AS w
+            UNION ALL
+            SELECT h.resource, 0, NULL, count(*), max(h.at)
+            FROM eskit_lease._history AS h
+            WHERE h.at > statement_timestamp() - interval '1 hour' AND h.event NOT IN ('granted', 'released')
+            GROUP BY h.resource, h.slot
+            UNION ALL
+            SELECT l.resource, 0, NULL, 0, l.granted_at
+            FROM eskit_lease._leases AS l
+            WHERE l.session IS NOT NULL) AS n
+      GROUP BY n.resource
+      ORDER BY 3, 4 DESC, 5 DESC, 1
+      LIMIT 40) AS c
+LEFT JOIN eskit_lease._declarations AS d ON d.resource = c.resource
+LEFT JOIN (SELECT b.resource, min(b.since) AS since FROM eskit_lease.blockers AS b GROUP BY b.resource) AS b ON b.resource = c.resource
+CROSS JOIN LATERAL (
+    SELECT count(*) AS held,
+           (array_agg(s.consumer ORDER BY l.granted_at, l.slot))[1] AS consumer,
+           clock_timestamp() - min(l.granted_at) AS held_for,
+           min(t.trust_ms) AS trust_ms
+    FROM eskit_lease._leases AS l
+    JOIN eskit_lease._sessions AS s ON s.session = l.session
+    CROSS JOIN LATERAL eskit_lease._standing(s.session, s.boot_id, s.ttl_ms) AS t
+    WHERE l.resource = c.resource AND t.state <> 'expired') AS h
+ORDER BY c.waiting_since, c.losses DESC, c.at DESC, c.resource;
+
+COMMENT ON VIEW eskit_lease.top IS 'Where most is going on, for \watch: up to 40 resources, first those that are waited for longest, then those that were lost most often within the last hour, then those that were granted last.';
+COMMENT ON COLUMN eskit_lease.top.resource IS 'The resource.';
+COMMENT ON COLUMN eskit_lease.top.kind IS 'lease, semaphore, group or bridge.';
+COMMENT ON COLUMN eskit_lease.top.held IS 'How many of its slots living sessions have.';
+COMMENT ON COLUMN eskit_lease.top.slots IS 'How many it has.';
+COMMENT ON COLUMN eskit_lease.top.consumer IS 'Who has had one for longest.';
+COMMENT ON COLUMN eskit_lease.top.held_for IS 'For how long.';
+COMMENT ON COLUMN eskit_lease.top.trust_ms IS 'Milliseconds that the holders'' sessions have left without another heartbeat: the least of them.';
+COMMENT ON COLUMN eskit_lease.top.waiters IS 'Number of places in the queue.';
+COMMENT ON COLUMN eskit_lease.top.waiting_for IS 'How long the first has waited.';
+COMMENT ON COLUMN eskit_lease.top.open_for IS 'For how long a transaction has been open that keeps it from changing hands; see the view blockers.';
+COMMENT ON COLUMN eskit_lease.top.losses IS 'How often it was lost within the last hour, or the slot that was lost most often; see the view flapping.';
+COMMENT ON COLUMN eskit_lease.top.lag IS 'Positions that a group has still to do, where heads are reported.';
+REVOKE ALL ON TABLE eskit_lease.history, eskit_lease.flapping, eskit_lease.top FROM PUBLIC;
+
 REVOKE ALL ON TYPE
     eskit_lease.opened_session,
     eskit_lease.session_state,
@@ -38,6 +204,33 @@ CROSS JOIN LATERAL (
     WHERE l.resource = d.resource AND t.state <> 'expired') AS h
 WHERE d.kind = 'semaphore';
 
+CREATE OR REPLACE VIEW eskit_lease.blockers AS -- lock classes as in src/guard.rs
+SELECT CASE k.objsubid
+           WHEN 4501 THEN CASE k.mode WHEN 'ShareLock' THEN 'granting to the session' ELSE 'ending the session' END
+           WHEN 4502 THEN CASE k.mode WHEN 'ShareLock' THEN 'fenced by the session' ELSE 'ending the session' END
+           ELSE CASE k.mode WHEN 'ShareLock' THEN 'fenced' ELSE 'releasing' END
+       END AS doing,
+       l.resource,
+       coalesce(o.consumer, s.consumer) AS consumer,
+       k.granted,
+       k.pid,
+       p.gid AS prepared,
+       coalesce(p.prepared, a.xact_start) AS since
+FROM (SELECT k.*, (k.classid::bigint << 32) | k.objid::bigint AS key
+      FROM pg_locks AS k
+      WHERE k.locktype = 'advisory' AND k.objsubid BETWEEN 4501 AND 4503
+        AND k.database = (SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database())) AS k
+LEFT JOIN eskit_lease._leases AS l ON k.objsubid = 4503 AND l.fence = k.key
+LEFT JOIN eskit_lease._sessions AS o ON o.session = l.session
+-- By an equality, which is hashed: there may be many sessions, and many locks.
+LEFT JOIN eskit_lease._sessions AS s
+    ON ('x' || right(replace(s.session::text, '-', ''), 16))::bit(64)::bigint = CASE WHEN k.objsubid <> 4503 THEN k.key END
+-- A prepared transaction has no process; it is known by the lock that it holds on its own id.
+LEFT JOIN pg_locks AS x ON k.pid IS NULL AND x.pid IS NULL AND x.locktype = 'transactionid' AND x.mode = 'ExclusiveLock'
+    AND x.virtualtransaction = k.virtualtransaction
+LEFT JOIN pg_prepared_xacts AS p ON p.transaction = x.transactionid
+LEFT JOIN pg_stat_activity AS a ON a.pid = k.pid;
+
 CREATE OR REPLACE VIEW eskit_lease.queues AS
 SELECT q.queue,
        q.ordering,
@@ -48,7 +241,16 @@ SELECT q.queue,
        (SELECT count(*) FROM (SELECT FROM eskit_lease._items AS i WHERE i.queue = q.number LIMIT 10001) AS i) AS items,
        (SELECT count(*) FROM (SELECT FROM eskit_lease._later AS l WHERE l.queue = q.number LIMIT 10001) AS l) AS later,
        (SELECT count(*) FROM (SELECT FROM eskit_lease._dead_items AS d WHERE d.queue = q.number LIMIT 10001) AS d) AS dead,
-       q.owner
+       q.owner,
+       -- One look for each partition: that of all items would take as long as there are many.
+       (SELECT min(f.added_at)
+        FROM generate_series(0, coalesce((SELECT d.slots FROM eskit_lease._declarations AS d WHERE d.resource = q.group_name), 1) - 1) AS p (partition)
+        CROSS JOIN LATERAL (
+            SELECT i.added_at
+            FROM eskit_lease._items AS i
+            WHERE i.queue = q.number AND i.partition = p.partition AND i.claim = 0
+            ORDER BY i.place
+            LIMIT 1) AS f) AS ready_since
 FROM eskit_lease._queues AS q
 CROSS JOIN LATERAL (
     SELECT count(*) AS claims
@@ -126,7 +328,7 @@ COMMENT ON FUNCTION eskit_lease.session_wait(uuid, bigint, interval) IS
 COMMENT ON FUNCTION eskit_lease.session_sweep(integer) IS
 'One bounded pass of what the background worker does: hands over, and takes away the rows of sessions that have ended, up to max_leases leases (1 to 100000). Returns sessions ended, leases handed over, and whether there is more to do. After it work items are found that were not added but copied in, and fences and ids rise above all given before, also where a restore of data alone has set them back. For administrators.';
 COMMENT ON FUNCTION eskit_lease.lease_acquire(text, uuid, boolean) IS
-'Asks for the lease of a resource (1 to 255 bytes), or for any free permit of a semaphore (slot tells which), without ever waiting; counts as a heartbeat of the session. queue: take a place in the queue if refused. Reasons: granted, already_held (same fence, also out of grace), refenced (new fence after a promotion); held (holder says by whom; NULL for a semaphore), busy (somebody is in the middle of it), awaited (others are in line), queued, draining, closing, expired, unknown_session. trust_ms: how long from the start of the call the lease may be believed held; with eskit_lease.confirm_interval 0 for what this transaction grants: ask session_heartbeat after its commit. Raises 42501, 22004, 22023, 42809 (a group), 53400 (too many places in queues).';
+'Asks for the lease of a resource (1 to 255 bytes), or for any free permit of a semaphore (slot tells which), without ever waiting; counts as a heartbeat of the session. queue: take a place in the queue if refused. Reasons: granted, already_held (same fence, also out of grace), refenced (new fence after a promotion); held (holder says by whom; NULL for a semaphore), busy (somebody is in the middle of it), awaited (others are in line), bridged (free, but a bridge: given to who is in line), queued, draining, closing, expired, unknown_session. trust_ms: how long from the start of the call the lease may be believed held; with eskit_lease.confirm_interval 0 for what this transaction grants: ask session_heartbeat after its commit. Raises 42501, 22004, 22023, 42809 (a group), 53400 (too many places in queues).';
 COMMENT ON FUNCTION eskit_lease.lease_renew(text, bigint) IS
 'Whether the lease is still held under this fence; counts as a heartbeat of its session. Reasons: held, refence (held, but acquire again for a fence of the new timeline), unconfirmed (held; as for session_heartbeat); expired, released, superseded (with by whom), unknown. Raises 42501 for another role''s lease.';
 COMMENT ON FUNCTION eskit_lease.semaphore_resize(text, integer) IS
@@ -143,6 +345,10 @@ COMMENT ON FUNCTION eskit_lease.group_join(text, uuid) IS
 'Makes the session a member of the group, once; counts as its heartbeat. Partitions come by and by, as others release them: see group_assignment. Returns the generation. Raises 55000 for a session that has ended or drains, 42704, 42809, 42501, 55P03 (somebody is just changing or dropping the group).';
 COMMENT ON FUNCTION eskit_lease.group_leave(text, uuid) IS
 'Ends the membership, and releases the session''s partitions to those who are to have them. Waits for its own fenced transactions, under lock_timeout. False if it was no member. Raises 42704, 42809, 42501, 55P03 (lock_timeout ran out, or somebody is just changing the group).';
+COMMENT ON FUNCTION eskit_lease.fence_check(text, bigint) IS
+'Asserts that the lease is held under this fence, to the end of the transaction: nobody else gets it before. Call it in each transaction that writes, as a statement of its own before what is to be written is read: inside a function, the statement around that may have an older snapshot. Raises LF001 when the fence is no longer valid, 55P03 while the lease is changing hands, when a partition was to be released by now, or when the lock of a bridge is not to be had, 40001 when it was granted after what this transaction reads, 42501 for another role''s lease.';
+COMMENT ON FUNCTION eskit_lease.grant_consumer(regrole) IS 'Lets a role open sessions, use leases, locks and fences, make and use semaphores and groups, move cursors, draw and read positions, run what is run once, make queues and work off their items, and fence tables of its own. For whoever may grant that.';
+COMMENT ON COLUMN eskit_lease.waiters.holder IS 'Who holds the resource; NULL for a semaphore, which several hold, and for a bridge.';
 COMMENT ON FUNCTION eskit_lease.grant_monitor(regrole) IS 'Lets a role read the views and stats(), report heads with cursor_head(), and call position_horizon(). For whoever may grant that.';
 COMMENT ON FUNCTION eskit_lease.stats() IS 'Counters of this database since the server started (they grow), and the numbers of living sessions, of resources that wait for the worker, and of waiting session_wait calls. confirmed_ms_ago: how long ago the last acknowledged confirmation was begun (see eskit_lease.confirm_interval), NULL before the first.';
 COMMENT ON FUNCTION eskit_lease.queue_alter(text, integer, interval) IS
@@ -156,3 +362,29 @@ COMMENT ON COLUMN eskit_lease.leases.trust_ms IS 'Milliseconds that the holder''
 COMMENT ON COLUMN eskit_lease.items.state IS 'ready (in a queue with an order perhaps behind another of its key), claimed, expired (its claimer has ended; about to be ready again), or later (claimed from its run_at on).';
 COMMENT ON COLUMN eskit_lease.items.run_at IS 'When its time comes, or came, for one that is later.';
 COMMENT ON COLUMN eskit_lease.fenced_tables.checks_each IS 'When it is checked: after each statement, or after each row.';
+COMMENT ON COLUMN eskit_lease.session_state.reason IS 'Why: the words are in the comments of session_heartbeat() and session_wait().';
+COMMENT ON COLUMN eskit_lease.lease_answer.reason IS 'Why: the words are in the comment of lease_acquire().';
+COMMENT ON COLUMN eskit_lease.lease_state.reason IS 'Why: the words are in the comment of lease_renew().';
+COMMENT ON COLUMN eskit_lease.queues.ready_since IS 'When the first of its items that are ready was added, of whichever partition; NULL if none is.';
+
+-- What ALTER DEFAULT PRIVILEGES has given roles of what is made here is taken back: nobody writes these tables, and whoever reads them has the
+-- handles of all sessions.
+DO $$
+DECLARE
+    given record;
+BEGIN
+    FOR given IN
+        SELECT 'TABLE' AS kind, c.oid::regclass::text AS name, a.grantee::regrole::text AS role
+        FROM pg_class AS c
+        CROSS JOIN LATERAL aclexplode(c.relacl) AS a
+        WHERE c.relnamespace = 'eskit_lease'::regnamespace AND c.relname IN ('_deaths', '_bridges', 'bridges', '_history', 'history', 'flapping', 'top') AND a.grantee NOT IN (0, c.relowner)
+        UNION
+        SELECT 'FUNCTION', p.oid::regprocedure::text, a.grantee::regrole::text
+        FROM pg_proc AS p
+        CROSS JOIN LATERAL aclexplode(p.proacl) AS a
+        WHERE p.pronamespace = 'eskit_lease'::regnamespace AND p.proname IN ('_require_library', 'bridge_create', 'bridge_drop') AND a.grantee NOT IN (0, p.proowner)
+    LOOP
+        EXECUTE format('REVOKE ALL ON %s %s FROM %s', given.kind, given.name, given.role);
+    END LOOP;
+END
+$$;

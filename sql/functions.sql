@@ -54,7 +54,7 @@ COMMENT ON FUNCTION eskit_lease.session_close(uuid) IS
 COMMENT ON FUNCTION eskit_lease.session_sweep(integer) IS
 'One bounded pass of what the background worker does: hands over, and takes away the rows of sessions that have ended, up to max_leases leases (1 to 100000). Returns sessions ended, leases handed over, and whether there is more to do. After it work items are found that were not added but copied in, and fences and ids rise above all given before, also where a restore of data alone has set them back. For administrators.';
 COMMENT ON FUNCTION eskit_lease.lease_acquire(text, uuid, boolean) IS
-'Asks for the lease of a resource (1 to 255 bytes), or for any free permit of a semaphore (slot tells which), without ever waiting; counts as a heartbeat of the session. queue: take a place in the queue if refused. Reasons: granted, already_held (same fence, also out of grace), refenced (new fence after a promotion); held (holder says by whom; NULL for a semaphore), busy (somebody is in the middle of it), awaited (others are in line), queued, draining, closing, expired, unknown_session. trust_ms: how long from the start of the call the lease may be believed held; with eskit_lease.confirm_interval 0 for what this transaction grants: ask session_heartbeat after its commit. Raises 42501, 22004, 22023, 42809 (a group), 53400 (too many places in queues).';
+'Asks for the lease of a resource (1 to 255 bytes), or for any free permit of a semaphore (slot tells which), without ever waiting; counts as a heartbeat of the session. queue: take a place in the queue if refused. Reasons: granted, already_held (same fence, also out of grace), refenced (new fence after a promotion); held (holder says by whom; NULL for a semaphore), busy (somebody is in the middle of it), awaited (others are in line), bridged (free, but a bridge: given to who is in line), queued, draining, closing, expired, unknown_session. trust_ms: how long from the start of the call the lease may be believed held; with eskit_lease.confirm_interval 0 for what this transaction grants: ask session_heartbeat after its commit. Raises 42501, 22004, 22023, 42809 (a group), 53400 (too many places in queues).';
 COMMENT ON FUNCTION eskit_lease.lease_acquire_many(text[], uuid) IS
 'lease_acquire for up to 100000 resources in one call, without queueing: a row for each distinct resource.';
 COMMENT ON FUNCTION eskit_lease.lease_renew(text, bigint) IS
@@ -70,7 +70,7 @@ COMMENT ON FUNCTION eskit_lease.lease_force_release(text, bigint, text) IS
 COMMENT ON FUNCTION eskit_lease.lock_acquire(text, text, interval, uuid) IS
 'Asks for a lease without a session of one''s own, as ShedLock does: a private session of the owner lives for ttl and ends with the lease. Renew and release by name and fence. Asked again with the same role, owner and request: the same fence, renewed for the ttl that was given first. Reasons as for lease_acquire.';
 COMMENT ON FUNCTION eskit_lease.fence_check(text, bigint) IS
-'Asserts that the lease is held under this fence, to the end of the transaction: nobody else gets it before. Call it in each transaction that writes, as a statement of its own before what is to be written is read: inside a function, the statement around that may have an older snapshot. Raises LF001 when the fence is no longer valid, 55P03 while the lease is changing hands, or when a partition was to be released by now, 40001 when it was granted after what this transaction reads, 42501 for another role''s lease.';
+'Asserts that the lease is held under this fence, to the end of the transaction: nobody else gets it before. Call it in each transaction that writes, as a statement of its own before what is to be written is read: inside a function, the statement around that may have an older snapshot. Raises LF001 when the fence is no longer valid, 55P03 while the lease is changing hands, when a partition was to be released by now, or when the lock of a bridge is not to be had, 40001 when it was granted after what this transaction reads, 42501 for another role''s lease.';
 COMMENT ON FUNCTION eskit_lease.fence_table(regclass, text, text) IS
 'From now on the table is written only in transactions that have passed fence_check, cursor_commit or cursor_ack for the resource (of a semaphore or group: for any slot). partition_column: an integer column; the resource is a group, and each row is written under the pass for its partition; TRUNCATE is refused. For the table''s owner. True if anything changed. Raises 42501, 42710 (fenced by another resource), 42809 (no table, or one in inheritance), 42703 and 42804 (column), 42704, 22023, 22004. Other writes raise LF002.';
 COMMENT ON FUNCTION eskit_lease.unfence_table(regclass) IS
@@ -83,6 +83,10 @@ COMMENT ON FUNCTION eskit_lease.semaphore_resize(text, integer) IS
 'Changes the number of permits. One that shrinks takes effect as permits come back. Raises 42704, 42809 (a group), 42501 unless the caller made it, 55P03 (somebody is just changing it).';
 COMMENT ON FUNCTION eskit_lease.semaphore_drop(text) IS
 'Drops a semaphore that nobody holds or waits for. Raises 55006 otherwise, 42704, 42809, 42501, 55P03 (somebody is just changing it).';
+COMMENT ON FUNCTION eskit_lease.bridge_create(text, bigint) IS
+'Bridges a name to an advisory lock, for workers that hold pg_advisory_lock(lock_key) and workers that hold the lease to keep each other out. The worker gives the lease, to who is in line, while it has the lock in share mode; fence_check shares the lock to the end of the transaction, or raises 55P03. Whenever the worker has lost the lock and has it back the holder gets a new fence. Several names may have one lock. Raises 42710 for a name that is declared, held or waited for, 53400 (more than 250 bridges), 22023, 22004. For administrators.';
+COMMENT ON FUNCTION eskit_lease.bridge_drop(text) IS
+'Makes a bridge a name as any other, once nobody holds it or waits for it. False if there is nothing of that name. Raises 55006 otherwise, 42809, 42501, 55P03 (somebody is just changing it). For administrators.';
 COMMENT ON FUNCTION eskit_lease.group_create(text, integer, text, interval, interval) IS
 'Makes a consumer group with partitions 0 to partitions - 1 (1 to 32768 of them). assignor: sticky (default; balanced with the fewest moves) or range (neighbours together). rebalance_timeout: how long an owner has to release a partition that goes to another. settle_delay: how long newcomers are gathered for one rebalance. Intervals are 0 to 1 day. Raises 42710 for a name that is declared, held or waited for, 22023, 22004.';
 COMMENT ON FUNCTION eskit_lease.group_alter(text, text, interval, interval) IS
@@ -148,3 +152,30 @@ COMMENT ON FUNCTION eskit_lease.item_unclaim(bigint[], bigint) IS
 'Gives items back, to their places; the attempt does not count. Raises as item_done. Returns how many.';
 COMMENT ON FUNCTION eskit_lease.item_requeue(bigint) IS
 'Makes a dead item ready again, as the newest of its queue and with all its attempts. For the owner of the queue. Raises 42704, 42501, 55P03.';
+
+-- What ALTER DEFAULT PRIVILEGES has given roles of what is made here is taken back: nobody writes these tables, and whoever reads them has the
+-- handles of all sessions.
+DO $$
+DECLARE
+    given record;
+BEGIN
+    FOR given IN
+        SELECT 'SCHEMA' AS kind, n.oid::regnamespace::text AS name, a.grantee::regrole::text AS role
+        FROM pg_namespace AS n
+        CROSS JOIN LATERAL aclexplode(n.nspacl) AS a
+        WHERE n.nspname = 'eskit_lease' AND a.grantee NOT IN (0, n.nspowner)
+        UNION
+        SELECT 'TABLE', c.oid::regclass::text, a.grantee::regrole::text
+        FROM pg_class AS c
+        CROSS JOIN LATERAL aclexplode(c.relacl) AS a
+        WHERE c.relnamespace = 'eskit_lease'::regnamespace AND a.grantee NOT IN (0, c.relowner)
+        UNION
+        SELECT 'FUNCTION', p.oid::regprocedure::text, a.grantee::regrole::text
+        FROM pg_proc AS p
+        CROSS JOIN LATERAL aclexplode(p.proacl) AS a
+        WHERE p.pronamespace = 'eskit_lease'::regnamespace AND a.grantee NOT IN (0, p.proowner)
+    LOOP
+        EXECUTE format('REVOKE ALL ON %s %s FROM %s', given.kind, given.name, given.role);
+    END LOOP;
+END
+$$;

@@ -60,6 +60,12 @@ CREATE TABLE eskit_lease._declarations (
     owner    text COLLATE "C" NOT NULL
 );
 
+-- Bridges, each of which is in _declarations too.
+CREATE TABLE eskit_lease._bridges (
+    resource text COLLATE "C" PRIMARY KEY,
+    lock_key bigint NOT NULL
+);
+
 -- No foreign key to _sessions: a lease whose session has no row is free, in every query.
 CREATE TABLE eskit_lease._leases (
     resource    text COLLATE "C" NOT NULL,
@@ -78,6 +84,23 @@ CREATE INDEX _leases_session ON eskit_lease._leases (session, resource) WHERE se
 -- Slot 0 is found by its name; a fence of another slot, by this.
 CREATE INDEX _leases_fence ON eskit_lease._leases (resource, fence) WHERE slot > 0;
 CREATE INDEX _leases_released_at ON eskit_lease._leases (released_at) WHERE session IS NULL;
+
+-- What became of leases (src/history.rs). No unique key: who writes waits for nobody.
+CREATE TABLE eskit_lease._history (
+    at            timestamptz NOT NULL,
+    event         text COLLATE "C" NOT NULL,
+    resource      text COLLATE "C" NOT NULL,
+    slot          integer NOT NULL,
+    fence         bigint NOT NULL,
+    consumer      text COLLATE "C",
+    next_consumer text COLLATE "C",
+    next_fence    bigint,
+    forced_by     text COLLATE "C",
+    why           text
+);
+CREATE INDEX _history_at ON eskit_lease._history (at);
+-- As for _deaths.
+ALTER TABLE eskit_lease._history REPLICA IDENTITY FULL;
 
 -- No unique key on (resource, session): it would make one call wait for another's uncommitted place. A second place of the same
 -- session is harmless; a grant takes them all away.
@@ -284,6 +307,7 @@ SELECT pg_catalog.pg_extension_config_dump('eskit_lease._later', '');
 SELECT pg_catalog.pg_extension_config_dump('eskit_lease._item_heads', '');
 SELECT pg_catalog.pg_extension_config_dump('eskit_lease._dead_items', '');
 SELECT pg_catalog.pg_extension_config_dump('eskit_lease._executions', '');
+SELECT pg_catalog.pg_extension_config_dump('eskit_lease._bridges', '');
 
 COMMENT ON SCHEMA eskit_lease IS 'competing consumers: sessions, leases with fencing tokens, hand-over in milliseconds';
 COMMENT ON SEQUENCE eskit_lease.fence_seq IS 'Private: source of fences; never falls.';
@@ -296,7 +320,9 @@ COMMENT ON TABLE eskit_lease._sessions IS 'Private: rows of sessions; see the vi
 COMMENT ON TABLE eskit_lease._leases IS 'Private: rows of leases; see the view leases.';
 COMMENT ON TABLE eskit_lease._successions IS 'Private: who takes over what is left of ended sessions.';
 COMMENT ON TABLE eskit_lease._deaths IS 'Private: sessions that no restart revives.';
-COMMENT ON TABLE eskit_lease._declarations IS 'Private: names of semaphores and groups.';
+COMMENT ON TABLE eskit_lease._declarations IS 'Private: names of semaphores, groups and bridges.';
+COMMENT ON TABLE eskit_lease._bridges IS 'Private: locks that names are bridged to; see the view bridges.';
+COMMENT ON TABLE eskit_lease._history IS 'Private: what became of leases; see the view history.';
 COMMENT ON TABLE eskit_lease._groups IS 'Private: settings and generation of groups; see the view groups.';
 COMMENT ON TABLE eskit_lease._members IS 'Private: sessions in groups; see the view group_members.';
 COMMENT ON TABLE eskit_lease._partitions IS 'Private: who is to own what; see the view group_partitions.';
@@ -323,7 +349,7 @@ COMMENT ON COLUMN eskit_lease.session_state.alive IS 'Whether the session lives;
 COMMENT ON COLUMN eskit_lease.session_state.trust_ms IS 'Milliseconds until the session expires unless it beats; count them from before the call, on a monotonic clock. NULL if it does not live.';
 COMMENT ON COLUMN eskit_lease.session_state.expires_at IS 'The same on the server''s clock, for people.';
 COMMENT ON COLUMN eskit_lease.session_state.revision IS 'Grows with each change of what the session holds or waits for; for session_wait().';
-COMMENT ON COLUMN eskit_lease.session_state.reason IS 'Why: see the README for the words of each function.';
+COMMENT ON COLUMN eskit_lease.session_state.reason IS 'Why: the words are in the comments of session_heartbeat() and session_wait().';
 COMMENT ON TYPE eskit_lease.sweep_result IS 'What session_sweep() answers.';
 COMMENT ON COLUMN eskit_lease.sweep_result.ended IS 'Sessions whose last row has been taken away.';
 COMMENT ON COLUMN eskit_lease.sweep_result.handed_over IS 'Leases handed over.';
@@ -334,12 +360,12 @@ COMMENT ON COLUMN eskit_lease.lease_answer.fence IS 'The fencing token of the gr
 COMMENT ON COLUMN eskit_lease.lease_answer.slot IS 'Which permit of a semaphore; 0 for a plain resource. NULL unless granted.';
 COMMENT ON COLUMN eskit_lease.lease_answer.holder IS 'The consumer that holds it.';
 COMMENT ON COLUMN eskit_lease.lease_answer.trust_ms IS 'Milliseconds for which the lease is held unless the session beats. NULL unless granted.';
-COMMENT ON COLUMN eskit_lease.lease_answer.reason IS 'Why: see the README for the words.';
+COMMENT ON COLUMN eskit_lease.lease_answer.reason IS 'Why: the words are in the comment of lease_acquire().';
 COMMENT ON TYPE eskit_lease.lease_state IS 'What lease_renew() answers.';
 COMMENT ON COLUMN eskit_lease.lease_state.held IS 'Whether the lease is held still, under this fence.';
 COMMENT ON COLUMN eskit_lease.lease_state.trust_ms IS 'Milliseconds for which it is held unless the session beats. NULL unless held.';
 COMMENT ON COLUMN eskit_lease.lease_state.expires_at IS 'The same on the server''s clock, for people.';
-COMMENT ON COLUMN eskit_lease.lease_state.reason IS 'Why: see the README for the words.';
+COMMENT ON COLUMN eskit_lease.lease_state.reason IS 'Why: the words are in the comment of lease_renew().';
 COMMENT ON TYPE eskit_lease.execution_answer IS 'What execution_begin() answers.';
 COMMENT ON COLUMN eskit_lease.execution_answer.first IS 'Whether the caller is the one to run this attempt.';
 COMMENT ON COLUMN eskit_lease.execution_answer.state IS 'running, done, failed or in_doubt.';

@@ -94,7 +94,7 @@ COMMENT ON COLUMN eskit_lease.waiters.session IS 'Its session; NULL unless the r
 COMMENT ON COLUMN eskit_lease.waiters.state IS 'State of its session, as in the view sessions.';
 COMMENT ON COLUMN eskit_lease.waiters.queued_at IS 'Since when.';
 COMMENT ON COLUMN eskit_lease.waiters.waiting_for IS 'How long already.';
-COMMENT ON COLUMN eskit_lease.waiters.holder IS 'Who holds the resource; NULL for a semaphore, which several hold.';
+COMMENT ON COLUMN eskit_lease.waiters.holder IS 'Who holds the resource; NULL for a semaphore, which several hold, and for a bridge.';
 
 CREATE VIEW eskit_lease.semaphores AS
 SELECT d.resource AS name,
@@ -117,6 +117,35 @@ COMMENT ON COLUMN eskit_lease.semaphores.permits IS 'How many sessions may hold 
 COMMENT ON COLUMN eskit_lease.semaphores.held IS 'How many do; more than permits after it was made smaller, until they release.';
 COMMENT ON COLUMN eskit_lease.semaphores.waiters IS 'Number of places in the queue.';
 COMMENT ON COLUMN eskit_lease.semaphores.owner IS 'The role that made it, and may resize and drop it.';
+
+CREATE VIEW eskit_lease.bridges AS -- lock class as in src/guard.rs
+SELECT b.resource,
+       b.lock_key,
+       h.pid IS NOT NULL AS held,
+       coalesce(k.blocked_by, '{}') AS blocked_by,
+       d.owner
+FROM eskit_lease._bridges AS b
+JOIN eskit_lease._declarations AS d ON d.resource = b.resource
+LEFT JOIN (
+    SELECT (k.classid::bigint << 32) | k.objid::bigint AS key, k.pid
+    FROM pg_locks AS k
+    WHERE k.locktype = 'advisory' AND k.objsubid = 4509 AND k.mode = 'ExclusiveLock' AND k.granted
+      AND k.database = (SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database())) AS h
+    ON h.key = eskit_lease.group_lock_key(b.resource)
+LEFT JOIN (
+    SELECT (k.classid::bigint << 32) | k.objid::bigint AS key, array_agg(coalesce(k.pid, 0) ORDER BY k.granted DESC, k.pid) AS blocked_by
+    FROM pg_locks AS k
+    WHERE k.locktype = 'advisory' AND k.objsubid = 1 AND k.mode = 'ExclusiveLock'
+      AND k.database = (SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database())
+    GROUP BY 1) AS k
+    ON k.key = b.lock_key;
+
+COMMENT ON VIEW eskit_lease.bridges IS 'Bridges to advisory locks; who holds and waits for their leases is in the views leases and waiters.';
+COMMENT ON COLUMN eskit_lease.bridges.resource IS 'The name, for lease_acquire.';
+COMMENT ON COLUMN eskit_lease.bridges.lock_key IS 'The key of the lock, as for pg_advisory_lock.';
+COMMENT ON COLUMN eskit_lease.bridges.held IS 'Whether the worker has the lock, and fences can be checked.';
+COMMENT ON COLUMN eskit_lease.bridges.blocked_by IS 'Processes that have the lock exclusively, and then those that wait for that; 0 for a prepared transaction.';
+COMMENT ON COLUMN eskit_lease.bridges.owner IS 'The role that made it, and may drop it.';
 
 CREATE VIEW eskit_lease.groups AS
 SELECT g.group_name,
@@ -318,7 +347,7 @@ SELECT CASE k.objsubid
            ELSE CASE k.mode WHEN 'ShareLock' THEN 'fenced' ELSE 'releasing' END
        END AS doing,
        l.resource,
-       s.consumer,
+       coalesce(o.consumer, s.consumer) AS consumer,
        k.granted,
        k.pid,
        p.gid AS prepared,
@@ -328,9 +357,10 @@ FROM (SELECT k.*, (k.classid::bigint << 32) | k.objid::bigint AS key
       WHERE k.locktype = 'advisory' AND k.objsubid BETWEEN 4501 AND 4503
         AND k.database = (SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database())) AS k
 LEFT JOIN eskit_lease._leases AS l ON k.objsubid = 4503 AND l.fence = k.key
+LEFT JOIN eskit_lease._sessions AS o ON o.session = l.session
+-- By an equality, which is hashed: there may be many sessions, and many locks.
 LEFT JOIN eskit_lease._sessions AS s
-    ON CASE WHEN k.objsubid = 4503 THEN s.session = l.session
-            ELSE ('x' || right(replace(s.session::text, '-', ''), 16))::bit(64)::bigint = k.key END
+    ON ('x' || right(replace(s.session::text, '-', ''), 16))::bit(64)::bigint = CASE WHEN k.objsubid <> 4503 THEN k.key END
 -- A prepared transaction has no process; it is known by the lock that it holds on its own id.
 LEFT JOIN pg_locks AS x ON k.pid IS NULL AND x.pid IS NULL AND x.locktype = 'transactionid' AND x.mode = 'ExclusiveLock'
     AND x.virtualtransaction = k.virtualtransaction
@@ -356,7 +386,16 @@ SELECT q.queue,
        (SELECT count(*) FROM (SELECT FROM eskit_lease._items AS i WHERE i.queue = q.number LIMIT 10001) AS i) AS items,
        (SELECT count(*) FROM (SELECT FROM eskit_lease._later AS l WHERE l.queue = q.number LIMIT 10001) AS l) AS later,
        (SELECT count(*) FROM (SELECT FROM eskit_lease._dead_items AS d WHERE d.queue = q.number LIMIT 10001) AS d) AS dead,
-       q.owner
+       q.owner,
+       -- One look for each partition: that of all items would take as long as there are many.
+       (SELECT min(f.added_at)
+        FROM generate_series(0, coalesce((SELECT d.slots FROM eskit_lease._declarations AS d WHERE d.resource = q.group_name), 1) - 1) AS p (partition)
+        CROSS JOIN LATERAL (
+            SELECT i.added_at
+            FROM eskit_lease._items AS i
+            WHERE i.queue = q.number AND i.partition = p.partition AND i.claim = 0
+            ORDER BY i.place
+            LIMIT 1) AS f) AS ready_since
 FROM eskit_lease._queues AS q
 CROSS JOIN LATERAL (
     SELECT count(*) AS claims
@@ -375,6 +414,7 @@ COMMENT ON COLUMN eskit_lease.queues.items IS 'Items that are ready or claimed; 
 COMMENT ON COLUMN eskit_lease.queues.later IS 'Items whose time has not come; 10001 for more than 10000.';
 COMMENT ON COLUMN eskit_lease.queues.dead IS 'Items that are tried no more; 10001 for more than 10000.';
 COMMENT ON COLUMN eskit_lease.queues.owner IS 'The role that made it, and may alter and drop it and requeue its dead items.';
+COMMENT ON COLUMN eskit_lease.queues.ready_since IS 'When the first of its items that are ready was added, of whichever partition; NULL if none is.';
 
 CREATE VIEW eskit_lease.items AS
 SELECT q.queue,

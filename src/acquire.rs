@@ -12,16 +12,17 @@
 //! | being changed by somebody               | `busy`                                                        |
 //! | free or dead, others are in line or a successor lives | `awaited`                                                     |
 //! | free or dead, nobody else is first      | `granted`, or `busy` if somebody was faster                   |
+//! | free or dead, and a bridge              | `bridged` (see [`crate::bridge`])                             |
 //!
 //! With `queue` a refused session takes a place, and is told `queued`; one that holds the lease gives up what place it has.
 
 use crate::call::Call;
 use crate::claim::{self, LeaseRow, Leases, Probe};
-use crate::declaration::{self, Declaration, Declarations, Kind};
+use crate::declaration::{self, Declaration, Kind};
 use crate::error::Result;
 use crate::grant::{self, Candidate, timeline};
 use crate::guard::{Guard, Mode};
-use crate::holders::Holders;
+use crate::holders::{Holder, Holders};
 use crate::liveness::databases::Counter;
 use crate::liveness::slots::SlotRef;
 use crate::liveness::word::State;
@@ -45,7 +46,7 @@ impl Answer {
         Answer { reason, ..Answer::default() }
     }
 
-    pub fn held_by(holder: &SessionRow) -> Answer {
+    pub fn held_by(holder: &Holder) -> Answer {
         Answer { holder: Some(holder.consumer.clone()), ..Answer::refused("held") }
     }
 
@@ -98,17 +99,16 @@ fn acquire_batch(call: &Call, me: SlotRef, resources: &[String], queue: bool) ->
     let holders = Holders::of(call, probes.iter().filter_map(session_of));
     let mut answers: Vec<Answer> = Vec::with_capacity(resources.len());
     let mut wanted: Vec<(usize, Wanted)> = Vec::new();
-    let declarations = LazyCell::new(Declarations::open);
-    let plain = resources.len() > 1 && declarations.none();
+    let plain = LazyCell::new(|| call.declarations().none());
     for (index, (probe, resource)) in probes.iter().zip(resources).enumerate() {
         let declaration = match probe {
             Probe::Row(row) | Probe::InFlight(Some(row)) if !row.declared => None,
-            _ if plain => None,
-            _ => declarations.of(resource),
+            _ if *plain => None,
+            _ => call.declarations().of(resource),
         };
         let look = match declaration {
             Some(declaration) => look_at_permits(call, me, resource, &declaration)?,
-            None => look_at_lease(call, me, probe, holders.living(session_of(probe)).map(|(holder, _)| holder)),
+            None => look_at_lease(call, me, probe, holders.living(session_of(probe))),
         };
         answers.push(match look {
             Look::Answer(answer) => answer,
@@ -124,7 +124,7 @@ fn acquire_batch(call: &Call, me: SlotRef, resources: &[String], queue: bool) ->
     if queue {
         for (resource, answer) in resources.iter().zip(&mut answers) {
             match answer.reason {
-                "held" | "awaited" | "busy" => line_up(call, me, resource, answer)?,
+                "held" | "awaited" | "busy" | "bridged" => line_up(call, me, resource, answer)?,
                 // It waits no more: with a place it would get the resource again when it lets go of it, unasked.
                 "already_held"
                     if queue::has_place(resource, me.session()) && spi::require_writes("lease_acquire()").is_ok() =>
@@ -139,7 +139,7 @@ fn acquire_batch(call: &Call, me: SlotRef, resources: &[String], queue: bool) ->
     Ok(answers)
 }
 
-fn look_at_lease(call: &Call, me: SlotRef, probe: &Probe, holder: Option<&SessionRow>) -> Look {
+fn look_at_lease(call: &Call, me: SlotRef, probe: &Probe, holder: Option<&Holder>) -> Look {
     match (probe, holder) {
         (Probe::InFlight(_), _) => Look::Answer(Answer::refused("busy")),
         (Probe::Absent, _) => Look::Wanted(Wanted { choices: vec![(0, None)], ..Wanted::default() }),
@@ -158,7 +158,7 @@ fn look_at_lease(call: &Call, me: SlotRef, probe: &Probe, holder: Option<&Sessio
 }
 
 /// A lease of a living holder, if that is this session or what keeps it for this session.
-fn look_at_own(me: SlotRef, row: &LeaseRow, holder: &SessionRow) -> Option<Look> {
+fn look_at_own(me: SlotRef, row: &LeaseRow, holder: &Holder) -> Option<Look> {
     let in_grace = holder.grace_of == Some(me.session());
     if row.session != Some(me.session()) && !in_grace {
         return None;
@@ -178,7 +178,7 @@ fn look_at_own(me: SlotRef, row: &LeaseRow, holder: &SessionRow) -> Option<Look>
 fn look_at_permits(call: &Call, me: SlotRef, resource: &str, declaration: &Declaration) -> Result<Look> {
     declaration::require_leasable(resource, declaration)?;
     let permits = semaphore::survey(call, resource, declaration, &|_| false);
-    let declared = Some((Kind::Semaphore, declaration.slots));
+    let declared = Some((declaration.kind, declaration.slots));
     if let Some(own) = permits.held.iter().find_map(|(row, holder)| look_at_own(me, row, holder)) {
         return Ok(match own {
             Look::Wanted(want) => Look::Wanted(Wanted { declared, ..want }),
@@ -186,7 +186,14 @@ fn look_at_permits(call: &Call, me: SlotRef, resource: &str, declaration: &Decla
         });
     }
     if permits.free.is_empty() || permits.arriving.contains(&me.session()) {
-        return Ok(Look::Answer(Answer::refused(if permits.in_flight { "busy" } else { "held" })));
+        return Ok(Look::Answer(match permits.held.first() {
+            _ if permits.in_flight => Answer::refused("busy"),
+            Some((_, holder)) if declaration.kind == Kind::Bridge => Answer::held_by(holder),
+            _ => Answer::refused("held"),
+        }));
+    }
+    if declaration.kind == Kind::Bridge {
+        return Ok(Look::Answer(Answer::refused("bridged")));
     }
     let mut choices = permits.free;
     // Those who come at the same time begin with different ones.
@@ -293,11 +300,12 @@ fn take(
             let resource = resources[*index].clone();
             let (slot, row) = want.choices.pop()?;
             let places = places.get(&(resource.clone(), me.session())).cloned().unwrap_or_default();
-            Some(Candidate { resource, slot, declared: want.declared, row, released: false, grantee: me, places })
+            let (declared, released, inherited) = (want.declared, false, false);
+            Some(Candidate { resource, slot, declared, row, released, inherited, grantee: me, places })
         };
-        let fences = grant::grant(call, leases, wanted.iter_mut().filter_map(candidate).collect());
+        let grants = grant::grant(call, leases, wanted.iter_mut().filter_map(candidate).collect());
         let mut granted: HashMap<&str, (i32, i64)> =
-            fences.iter().map(|((resource, slot), fence)| (resource.as_str(), (*slot, *fence))).collect();
+            grants.iter().map(|((resource, slot), grant)| (resource.as_str(), (*slot, grant.fence))).collect();
         wanted.retain(|(index, want)| match granted.remove(resources[*index].as_str()) {
             Some((slot, fence)) => {
                 let reason = if want.refences { "refenced" } else { "granted" };

@@ -2,15 +2,18 @@
 
 use crate::MAX_NAME;
 use crate::catalog;
+use crate::declaration::Declarations;
 use crate::error::{Error, Result};
 use crate::liveness::databases::Database;
 use crate::liveness::slots::Home;
 use crate::liveness::{Shared, shared};
+use crate::queue;
 use crate::seam::Seam;
 use crate::spi::Db;
+use crate::table::Table;
 use crate::text::Text;
 use pgrx::pg_sys::{self, Oid};
-use std::cell::OnceCell;
+use std::cell::{Cell, OnceCell};
 
 /// Shared memory, on a server that is neither without it nor in recovery.
 pub fn enter() -> Result<&'static Shared> {
@@ -18,10 +21,17 @@ pub fn enter() -> Result<&'static Shared> {
     if in_recovery() { Err(Error::Recovery.into()) } else { Ok(shared) }
 }
 
+thread_local! {
+    /// Whether recovery has been seen to be over, which it is for good.
+    static RECOVERED: Cell<bool> = const { Cell::new(false) };
+}
+
 /// Whether this is a standby.
 pub fn in_recovery() -> bool {
     // SAFETY: no preconditions in a backend
-    unsafe { pg_sys::RecoveryInProgress() }
+    let recovered = RECOVERED.get() || unsafe { !pg_sys::RecoveryInProgress() };
+    RECOVERED.set(recovered);
+    !recovered
 }
 
 /// A call that reads or writes rows.
@@ -31,6 +41,9 @@ pub struct Call {
     pub home: Home,
     /// Whose call it is.
     pub caller: Oid,
+    // Closed before the connection to SPI is: what they have in memory may be of its.
+    declarations: OnceCell<Declarations>,
+    waiters: OnceCell<Table>,
     db: OnceCell<Db>,
 }
 
@@ -39,7 +52,19 @@ impl Call {
         let home = catalog::home();
         // SAFETY: a plain read
         let caller = unsafe { pg_sys::GetUserId() };
-        Ok(Call { shared, database: shared.database(home)?, home, caller, db: OnceCell::new() })
+        let database = shared.database(home)?;
+        let (declarations, waiters, db) = (OnceCell::new(), OnceCell::new(), OnceCell::new());
+        Ok(Call { shared, database, home, caller, declarations, waiters, db })
+    }
+
+    /// The declarations, opened when they are first looked at.
+    pub fn declarations(&self) -> &Declarations {
+        self.declarations.get_or_init(Declarations::open)
+    }
+
+    /// The places of those who wait, by resource, opened when they are first looked at.
+    pub fn waiters(&self) -> &Table {
+        self.waiters.get_or_init(queue::table)
     }
 
     /// The connection to SPI, made when the first statement is to run: many an answer needs none.

@@ -2,6 +2,7 @@
 
 use crate::spi::Value;
 use crate::table::{Flight, Key, Locked, Sight, Table, Tuple};
+use crate::text::Text;
 use pgrx::Uuid;
 use pgrx::pg_sys::{self, Datum, ItemPointerData, TransactionId};
 
@@ -9,6 +10,7 @@ use pgrx::pg_sys::{self, Datum, ItemPointerData, TransactionId};
 pub type Seat = (String, i32);
 
 mod column {
+    pub const RESOURCE: usize = 1;
     pub const SLOT: usize = 2;
     pub const SESSION: usize = 3;
     pub const FENCE: usize = 4;
@@ -97,6 +99,9 @@ impl Leases {
 
     /// What stands.
     pub fn probe(&self, resource: &str, slot: i32) -> Probe {
+        if !self.0.has_entry(&[Key::Text(resource), Key::Int(slot)]) {
+            return Probe::Absent;
+        }
         for _ in 0..PROBES {
             let seen = self.glance(resource, slot);
             // A dirty scan cannot say that there is no row.
@@ -119,7 +124,8 @@ impl Leases {
         let mut found = Probe::Absent;
         self.0.scan(sight, &[Key::Text(resource), Key::Int(slot)], |row, flight| {
             found = found.and(LeaseRow::read(row), flight);
-            None::<()>
+            // A row that nobody is changing is the only one of its key.
+            (flight == Flight::None).then_some(())
         });
         found
     }
@@ -157,6 +163,21 @@ impl Leases {
         rows
     }
 
+    /// The row of the lease under a fence: committed, or written by this transaction.
+    pub fn by_fence(&self, resource: &str, fence: i64) -> Option<LeaseRow> {
+        let first = self.row(resource, 0);
+        match first {
+            Some(row) if row.fence == fence => Some(row),
+            // An exclusive lease has no other slots.
+            Some(row) if !row.declared => None,
+            _ => Table::open(c"_leases", c"_leases_fence").scan(
+                Sight::Latest,
+                &[Key::Text(resource), Key::Long(fence)],
+                |row, _| Some(LeaseRow::read(row)),
+            ),
+        }
+    }
+
     /// Whether any slot of the resource has a greater fence.
     pub fn has_newer(&self, resource: &str, fence: i64) -> bool {
         self.rows(resource).iter().any(|row| row.fence > fence)
@@ -167,13 +188,27 @@ impl Leases {
         self.0.lock(tid, wait)
     }
 
+    /// The same for a row that was seen a while ago: whether it is still the one of that resource and fence. Its place may be another's now.
+    pub fn lock_again(&self, resource: &str, seen: &LeaseRow) -> bool {
+        self.0.lock(seen.tid, true) == Locked::Mine
+            && self.is_of(resource, seen.slot)
+            && LeaseRow::read(&self.0.row()).fence == seen.fence
+    }
+
+    /// Whether the row that has just been locked is that of a slot.
+    fn is_of(&self, resource: &str, slot: i32) -> bool {
+        let row = self.0.row();
+        row.get::<i32>(column::SLOT) == Some(slot)
+            && row.get::<Text>(column::RESOURCE).is_some_and(|of| *of == *resource)
+    }
+
     /// Whether rows may be written as below, and not by statements, which take longer.
     pub fn is_plain(&self) -> bool {
         self.0.has_columns(column::COUNT) && self.0.is_plain()
     }
 
-    /// Writes down who owns a slot, which the caller has claimed: without a row, or with one that is locked.
-    pub fn give(&self, resource: &str, slot: i32, is_new: bool, owner: &Owner) {
+    /// Writes down who owns a slot, which the caller has claimed: without a row, or with one that is locked, `tid`.
+    pub fn give(&self, resource: &str, slot: i32, tid: Option<ItemPointerData>, owner: &Owner) {
         // SAFETY: no preconditions
         let now = Datum::from(unsafe { pg_sys::GetCurrentTimestamp() });
         let columns = [
@@ -185,11 +220,12 @@ impl Leases {
             (column::EXPIRED, Some(false.into())),
             (column::DECLARED, Some(owner.declared.into())),
         ];
-        let written = if is_new {
-            let key = [Value::Text(resource).datum(), Some(slot.into())];
-            self.0.try_insert(&key.into_iter().chain(columns.map(|(_, value)| value)).collect::<Vec<_>>())
-        } else {
-            self.change(resource, slot, &columns)
+        let written = match tid {
+            Some(tid) => self.stand_at(resource, slot, tid) && self.0.update(&changes(&columns)),
+            None => {
+                let key = [Value::Text(resource).datum(), Some(slot.into())];
+                self.0.try_insert(&key.into_iter().chain(columns.map(|(_, value)| value)).collect::<Vec<_>>())
+            }
         };
         if !written {
             // A fence without a row would be one of several.
@@ -198,34 +234,26 @@ impl Leases {
     }
 
     /// Writes down that nobody owns a slot any more, whose row the caller has locked. `expired`: taken from a session that had expired.
-    pub fn free(&self, resource: &str, slot: i32, expired: bool) {
+    pub fn free(&self, resource: &str, slot: i32, tid: ItemPointerData, expired: bool) {
         // SAFETY: no preconditions
         let now = Datum::from(unsafe { pg_sys::GetCurrentTimestamp() });
         let columns =
             [(column::SESSION, None), (column::RELEASED_AT, Some(now)), (column::EXPIRED, Some(expired.into()))];
-        self.change(resource, slot, &columns);
+        if self.stand_at(resource, slot, tid) {
+            self.0.update(&changes(&columns));
+        }
     }
 
-    fn change(&self, resource: &str, slot: i32, columns: &[(usize, Option<Datum>)]) -> bool {
-        let changes: Vec<_> = columns.iter().map(|(column, value)| (*column as i32, *value)).collect();
-        self.0.scan(Sight::Latest, &[Key::Text(resource), Key::Int(slot)], |_, _| Some(())).is_some()
-            && self.0.update(&changes)
+    /// Stands at the row of a slot, which the caller has locked, for it to be updated: by its place, or by its key if this transaction has written
+    /// it since, as one that was granted and is taken back. Whether there is one.
+    fn stand_at(&self, resource: &str, slot: i32, tid: ItemPointerData) -> bool {
+        self.lock(tid, false) == Locked::Mine && self.is_of(resource, slot)
+            || self.0.scan(Sight::Latest, &[Key::Text(resource), Key::Int(slot)], |_, _| Some(())).is_some()
     }
 }
 
-/// The row of the lease under a fence: committed, or written by this transaction.
-pub fn by_fence(resource: &str, fence: i64) -> Option<LeaseRow> {
-    let first = Leases::open().row(resource, 0);
-    match first {
-        Some(row) if row.fence == fence => Some(row),
-        // An exclusive lease has no other slots.
-        Some(row) if !row.declared => None,
-        _ => Table::open(c"_leases", c"_leases_fence").scan(
-            Sight::Latest,
-            &[Key::Text(resource), Key::Long(fence)],
-            |row, _| Some(LeaseRow::read(row)),
-        ),
-    }
+fn changes(columns: &[(usize, Option<Datum>)]) -> Vec<(i32, Option<Datum>)> {
+    columns.iter().map(|(column, value)| (*column as i32, *value)).collect()
 }
 
 /// The rows of the leases that a session has of one resource.

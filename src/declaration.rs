@@ -1,4 +1,5 @@
-//! Declarations: names that are not exclusive leases but have a number of slots, the permits of a semaphore or the partitions of a group.
+//! Declarations: names that are not exclusive leases but have a number of slots, the permits of a semaphore or the partitions of a group;
+//! or that have one, as a lease has, and a bridge to a user's lock (see [`crate::bridge`]).
 //!
 //! There is one name space. Nobody may declare a name that is held or waited for, nor make a plain lease of a declared one. As neither
 //! sees what the other has not committed, both hold the name's stripe for the time of the call (see [`crate::grant`]) and look with a
@@ -42,6 +43,7 @@ pub const MAX_SLOTS: i32 = 32_768;
 pub enum Kind {
     Semaphore,
     Group,
+    Bridge,
 }
 
 impl Kind {
@@ -49,6 +51,7 @@ impl Kind {
         match self {
             Kind::Semaphore => "semaphore",
             Kind::Group => "group",
+            Kind::Bridge => "bridge",
         }
     }
 }
@@ -75,9 +78,10 @@ fn table() -> Table {
 }
 
 fn read(row: &Tuple) -> Declaration {
-    let group = row.get::<Text>(2).is_some_and(|kind| &*kind == Kind::Group.name());
+    let name = row.get::<Text>(2);
+    let is = |kind: &Kind| name.as_ref().is_some_and(|name| **name == *kind.name());
     Declaration {
-        kind: if group { Kind::Group } else { Kind::Semaphore },
+        kind: [Kind::Group, Kind::Bridge].into_iter().find(is).unwrap_or(Kind::Semaphore),
         slots: row.get(3).unwrap_or(0),
         owner: row.get::<Text>(4).map(|owner| owner.0).unwrap_or_default(),
         tid: row.tid(),
@@ -99,6 +103,9 @@ impl Declarations {
 
     /// What stands for a name.
     pub fn stands(&self, resource: &str) -> Stands {
+        if !self.0.has_entry(&[Key::Text(resource)]) {
+            return Stands::Absent;
+        }
         let mut found = Stands::Absent;
         self.0.scan(Sight::Dirty, &[Key::Text(resource)], |row, flight| {
             let declaration = read(row);
@@ -117,7 +124,8 @@ impl Declarations {
 
     /// Whether nothing is declared at all, nor being declared: mostly so, and said in one look.
     pub fn none(&self) -> bool {
-        [Sight::Dirty, Sight::Latest].into_iter().all(|sight| self.0.scan(sight, &[], |_, _| Some(())).is_none())
+        !self.0.has_entry(&[])
+            || [Sight::Dirty, Sight::Latest].into_iter().all(|sight| self.0.scan(sight, &[], |_, _| Some(())).is_none())
     }
 }
 
@@ -130,12 +138,11 @@ pub fn stands(resource: &str) -> Stands {
 }
 
 /// The groups among some names, and the others.
-pub fn groups_among(names: Vec<String>) -> (Vec<String>, Vec<String>) {
-    let declarations = Declarations::open();
-    if names.len() > 1 && declarations.none() {
+pub fn groups_among(call: &Call, names: Vec<String>) -> (Vec<String>, Vec<String>) {
+    if call.declarations().none() {
         return (Vec::new(), names);
     }
-    names.into_iter().partition(|name| declarations.of(name).is_some_and(|known| known.kind == Kind::Group))
+    names.into_iter().partition(|name| call.declarations().of(name).is_some_and(|known| known.kind == Kind::Group))
 }
 
 /// The declaration of a name that has to be of a kind.
@@ -165,7 +172,7 @@ pub fn partition_arg(group: &str, partition: Option<i32>) -> Result<i32> {
 /// Refuses what can not be acquired: of a group nobody asks for a lease.
 pub fn require_leasable(resource: &str, declaration: &Declaration) -> Result<()> {
     match declaration.kind {
-        Kind::Semaphore => Ok(()),
+        Kind::Semaphore | Kind::Bridge => Ok(()),
         Kind::Group => {
             Err(Error::WrongKind { name: resource.to_owned(), is: Kind::Group.name(), wanted: "lease" }.into())
         }
@@ -240,7 +247,7 @@ fn in_use(call: &Call, resource: &str, kind: Option<Kind>) -> Result<Option<Stri
     }
     let holders = Holders::of(call, waiting.iter().copied());
     let waiter = waiting.iter().find_map(|session| holders.living(Some(*session)));
-    Ok(waiter.map(|(waiter, _)| format!("\"{}\" waits for it.", waiter.consumer)))
+    Ok(waiter.map(|waiter| format!("\"{}\" waits for it.", waiter.consumer)))
 }
 
 /// Who holds a slot: nobody, if the rows of the slots are this transaction's now.
@@ -256,11 +263,11 @@ pub fn slots_in_use(call: &Call, resource: &str, kind: Option<Kind>) -> Result<O
     }
     let holders = Holders::of(call, rows.iter().filter_map(|row| row.session));
     for row in rows {
-        if let Some((holder, _)) = holders.living(row.session) {
+        if let Some(holder) = holders.living(row.session) {
             let held = match kind {
                 Some(Kind::Group) => format!("owns partition {}", row.slot),
                 Some(Kind::Semaphore) => "holds a permit".to_owned(),
-                None => "holds it".to_owned(),
+                Some(Kind::Bridge) | None => "holds it".to_owned(),
             };
             return Ok(Some(format!("\"{}\" {held} under fence {}.", holder.consumer, row.fence)));
         }

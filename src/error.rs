@@ -2,6 +2,7 @@
 //! error: verbs that ask answer it with a reason.
 
 use crate::group::assign::Assignor;
+use crate::interval;
 use crate::settings;
 use crate::version::VERSION;
 use pgrx::pg_sys;
@@ -36,6 +37,8 @@ pub enum Error {
     Interval { what: &'static str, given_ms: i128, min_ms: i64, max_ms: i64 },
     #[error("number of {what} is out of range")]
     Number { what: &'static str, given: i64, min: i64, max: i64 },
+    #[error("{argument} is out of range")]
+    Argument { argument: &'static str, given: i64, min: i64, max: i64 },
     #[error("number of partitions must be greater than zero")]
     Partitions(i32),
     #[error("{what} must not be given twice")]
@@ -50,12 +53,16 @@ pub enum Error {
     DatabasesFull,
     #[error("too many places in queues")]
     PlacesFull,
+    #[error("too many bridges")]
+    BridgesFull,
     #[error("cannot PREPARE a transaction that has attached a session to its connection")]
     AttachPrepared,
     #[error("fence {fence} of resource \"{resource}\" is no longer valid")]
     FenceLost { resource: String, fence: i64, why: String },
     #[error("lease of resource \"{resource}\" is changing hands")]
     InFlight { resource: String, fence: i64 },
+    #[error("could not share advisory lock {lock_key}, to which \"{resource}\" is bridged")]
+    BridgeClosed { resource: String, lock_key: i64, why: &'static str },
     #[error("partition {partition} of group \"{group}\" was to be released by now")]
     Overdue { group: String, partition: i32, fence: i64 },
     #[error("lease of resource \"{resource}\" is newer than the snapshot of this transaction")]
@@ -88,7 +95,7 @@ pub enum Error {
     AcksFull { group: String, partition: i32, most: i64 },
     #[error("partitions of a group are released without grace")]
     NoGrace { name: String },
-    #[error("session cannot be used: {0}")]
+    #[error("session {}", how_it_stands(.0))]
     SessionEnded(&'static str),
     #[error("membership of group \"{group}\" is being changed in another transaction")]
     Joining { group: String },
@@ -158,6 +165,28 @@ fn what_is_fenced(partition: Option<i32>) -> String {
     partition.map_or("table".to_owned(), |partition| format!("partition {partition} of table"))
 }
 
+/// How a session stands, by the reason of a refusal.
+fn how_it_stands(reason: &str) -> &'static str {
+    match reason {
+        "closing" => "is being closed",
+        "draining" => "is draining",
+        "unknown_session" => "does not exist",
+        _ => "has ended",
+    }
+}
+
+/// As many of something, as they are counted.
+fn count(number: usize, what: &str) -> String {
+    format!("{number} {what}{}", if number == 1 { "" } else { "s" })
+}
+
+fn partitions(number: i32) -> String {
+    match number {
+        1 => "1 partition, which is number 0".to_owned(),
+        _ => format!("{number} partitions, numbered from 0 to {}", number - 1),
+    }
+}
+
 /// A text as an SQL literal, to be shown.
 fn literal(text: &str) -> String {
     format!("'{}'", text.replace('\'', "''"))
@@ -174,6 +203,7 @@ impl Error {
             Error::Name { .. }
             | Error::Interval { .. }
             | Error::Number { .. }
+            | Error::Argument { .. }
             | Error::PositionRaised { .. }
             | Error::Partitions(_)
             | Error::NoPartition { .. }
@@ -187,9 +217,11 @@ impl Error {
             | Error::NotAttached
             | Error::Position(_) => Code::ERRCODE_INVALID_PARAMETER_VALUE,
             Error::Foreign { .. } | Error::NotOwner { .. } => Code::ERRCODE_INSUFFICIENT_PRIVILEGE,
-            Error::SessionsFull | Error::DatabasesFull | Error::PlacesFull | Error::AcksFull { .. } => {
-                Code::ERRCODE_CONFIGURATION_LIMIT_EXCEEDED
-            }
+            Error::SessionsFull
+            | Error::DatabasesFull
+            | Error::PlacesFull
+            | Error::BridgesFull
+            | Error::AcksFull { .. } => Code::ERRCODE_CONFIGURATION_LIMIT_EXCEEDED,
             Error::Declared { .. }
             | Error::NameInUse { .. }
             | Error::FencedAlready { .. }
@@ -215,6 +247,7 @@ impl Error {
             Error::TruncateFenced { .. } => Code::ERRCODE_FEATURE_NOT_SUPPORTED,
             Error::NoFenceTrigger => Code::ERRCODE_E_R_I_E_TRIGGER_PROTOCOL_VIOLATED,
             Error::InFlight { .. }
+            | Error::BridgeClosed { .. }
             | Error::Overdue { .. }
             | Error::BeingDeclared { .. }
             | Error::Joining { .. }
@@ -236,9 +269,10 @@ impl Error {
             Error::Unserved(why) => why.clone(),
             Error::Name { what, length } => format!("The {what} given is {length} bytes long."),
             Error::Interval { given_ms, min_ms, max_ms, .. } => {
-                format!("{given_ms} ms was given; the limits are {min_ms} ms and {max_ms} ms.")
+                let [given, min, max] = [*given_ms, (*min_ms).into(), (*max_ms).into()].map(interval::told);
+                format!("{given} was given; the limits are {min} and {max}.")
             }
-            Error::Number { given, min, max, .. } => {
+            Error::Number { given, min, max, .. } | Error::Argument { given, min, max, .. } => {
                 format!("{given} was given; the limits are {min} and {max}.")
             }
             Error::Partitions(given) => format!("{given} was given."),
@@ -248,6 +282,7 @@ impl Error {
             Error::PlacesFull => {
                 format!("The session waits for {} resources.", crate::queue::MAX_PLACES)
             }
+            Error::BridgesFull => format!("There may be {} of them in a database.", crate::bridge::MAX_BRIDGES),
             Error::FenceLost { why, .. }
             | Error::ClaimLost { why, .. }
             | Error::AttemptLost { why, .. }
@@ -262,13 +297,13 @@ impl Error {
                 format!("It is the session that has resource \"{resource}\" under this fence.")
             }
             Error::NotOwner { owner, .. } => format!("It belongs to role \"{owner}\"."),
-            Error::NoPartition { partitions, .. } => {
-                format!("It has {partitions} partitions, numbered from 0 to {}.", partitions - 1)
-            }
+            Error::NoPartition { partitions: number, .. } => format!("It has {}.", partitions(*number)),
             Error::Payload { bytes, most, as_text } => {
                 format!("It has {bytes} bytes{}; the limit is {most}.", if *as_text { " as text" } else { "" })
             }
-            Error::Keys { keys, payloads } => format!("There are {payloads} payloads and {keys} keys."),
+            Error::Keys { keys, payloads } => {
+                format!("Given were {} and {}.", count(*payloads, "payload"), count(*keys, "key"))
+            }
             Error::Position(given) => format!("{given} was given; the limits are 1 and {}.", i64::MAX - 1),
             Error::AcksFull { most, .. } => format!("There may be {most} ranges of them."),
             Error::PositionRaised { given, most } => format!("{given} was given; the limits are 0 and {most}."),
@@ -285,17 +320,17 @@ impl Error {
             Error::FenceRequired { given_away: true, .. } => {
                 "The pass of this transaction ended when it gave the lease away.".to_owned()
             }
-            Error::FenceRequired { partition: Some(partition), partitions: Some(partitions), resource, .. }
-                if !(0..*partitions).contains(partition) =>
+            Error::FenceRequired { partition: Some(partition), partitions: Some(number), resource, .. }
+                if !(0..*number).contains(partition) =>
             {
-                format!("Group \"{resource}\" has {partitions} partitions, numbered from 0 to {}.", partitions - 1)
+                format!("Group \"{resource}\" has {}.", partitions(*number))
             }
             Error::FenceRequired { .. } => {
                 "This transaction has not passed fence_check() for it, or has rolled that back to a savepoint."
                     .to_owned()
             }
             Error::PartitionColumn { why, .. } => why.clone(),
-            Error::Unfenceable { why, .. } => (*why).to_owned(),
+            Error::Unfenceable { why, .. } | Error::BridgeClosed { why, .. } => (*why).to_owned(),
             Error::FenceReplaceable { by, .. } => format!("The privilege TRIGGER is granted to {by}."),
             Error::FencedAlready { resource, column, .. } => match column {
                 Some(column) => format!("It is fenced by \"{resource}\", by its column \"{column}\"."),
@@ -327,11 +362,14 @@ impl Error {
                 }
                 Error::Recovery => "Connect to the primary server.",
                 Error::ReadOnly(_) => {
-                    "Only session_heartbeat, session_wait, lease_renew, fence_check, group_assignment, cursor_position and \
-                     position_horizon work in a read-only transaction."
+                    "Only session_heartbeat, session_wait, session_detach, lease_renew, fence_check, group_assignment, cursor_position, \
+                     position_horizon and, where they change nothing, lease_acquire and lease_acquire_many work in a read-only transaction."
                 }
                 Error::Interval { what, .. } if *what == "ttl" => {
                     "The limits are the settings eskit_lease.min_ttl and eskit_lease.max_ttl."
+                }
+                Error::Interval { what, .. } if *what == "eskit_lease.default_ttl" => {
+                    "Give a ttl, or set it to one from eskit_lease.min_ttl to eskit_lease.max_ttl."
                 }
                 Error::Assignor(_) => {
                     return Some(format!("The assignors are {}.", Assignor::ALL.map(Assignor::name).join(" and ")));
@@ -342,8 +380,9 @@ impl Error {
                     "Close sessions that are not needed, or raise eskit_lease.max_sessions and restart the server."
                 }
                 Error::DatabasesFull => "Raise eskit_lease.max_databases and restart the server.",
+                Error::BridgesFull => "Drop bridges that are not needed with bridge_drop.",
                 Error::PlacesFull => "Leave queues with lease_cancel, or wait in several sessions.",
-                Error::Declared { .. } => "Choose another name: leases, semaphores and groups share one name space.",
+                Error::Declared { .. } => "Choose another name: leases, semaphores, groups and bridges share one name space.",
                 Error::NameInUse { .. } => "Declare the name before it is used, or once nobody holds it or waits for it.",
                 Error::Owned { .. } => {
                     "Resize it with drain => true, which first has its members release their partitions."
@@ -364,6 +403,9 @@ impl Error {
                 }
                 Error::WrongKind { is: "semaphore", .. } => {
                     "A permit of a semaphore is acquired with lease_acquire; semaphore_resize and semaphore_drop are for its owner."
+                }
+                Error::WrongKind { is: "bridge", .. } => {
+                    "A bridge is acquired with lease_acquire and a place in its queue; bridge_drop is for its owner."
                 }
                 Error::Unknown { kind: "group", .. } => "Groups are made with group_create, and known once that is committed.",
                 Error::Unknown { kind: "execution", .. } => {
@@ -397,6 +439,9 @@ impl Error {
                 Error::Outcome(_) => "The outcomes are done, failed and retry.",
                 Error::NoResult(_) => "Give a result with the outcome done.",
                 Error::InFlight { .. } => "Roll back and ask again: the lease may have been lost.",
+                Error::BridgeClosed { .. } => {
+                    "Roll back and ask again: the lease may have a new fence by then. Whoever may read the view bridges sees which process has the lock."
+                }
                 Error::Overdue { .. } => "Roll back, and give the partition back with group_release.",
                 Error::FenceRequired { given_away: true, .. } => {
                     "Write before the lease is given away, or check its new fence once it has been granted again."
@@ -494,6 +539,13 @@ fn raise_own(code: i32) {
 
 #[cfg(test)]
 mod tests {
+    #[test]
+    fn one_and_many() {
+        assert_eq!([0, 1, 2].map(|number| super::count(number, "key")), ["0 keys", "1 key", "2 keys"]);
+        assert_eq!(super::partitions(1), "1 partition, which is number 0");
+        assert_eq!(super::partitions(3), "3 partitions, numbered from 0 to 2");
+    }
+
     #[test]
     fn codes_of_our_own() {
         for (code, expected) in [(super::FENCE_LOST, "LF001"), (super::FENCE_REQUIRED, "LF002")] {

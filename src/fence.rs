@@ -13,10 +13,11 @@
 //!
 //! A pass also needs the grant to be visible to what the caller reads: else its work would rest on data from before the lease.
 
+use crate::bridge;
 use crate::call::{Call, enter, text_arg};
 use crate::catalog;
-use crate::claim::{self, LeaseRow, Leases};
-use crate::declaration;
+use crate::claim::{LeaseRow, Leases};
+use crate::declaration::{self, Kind};
 use crate::error::{Error, Result};
 use crate::group;
 use crate::guard::{Guard, Mode};
@@ -83,7 +84,7 @@ pub enum Fate {
 pub fn fate(resource: &str, slot: Option<i32>, fence: i64) -> Fate {
     let leases = Leases::open();
     let newer = slot.and_then(|slot| leases.row(resource, slot)).filter(|row| row.fence > fence);
-    match (claim::by_fence(resource, fence), leases.row(resource, 0)) {
+    match (leases.by_fence(resource, fence), leases.row(resource, 0)) {
         (Some(row), _) => match row.session {
             Some(session) => Fate::Current { session, row },
             None if row.expired => Fate::Expired,
@@ -134,9 +135,10 @@ fn fence_check(resource: Option<Text>, fence: Option<i64>) -> Result<()> {
 /// Asserts, to the end of the transaction, that a lease is held under a fence. `slot`: which, where it is known.
 pub fn check(call: &Call, resource: &str, slot: Option<i32>, fence: i64) -> Result<()> {
     call.database.add(Counter::FenceChecks, 1);
+    let leases = Leases::open();
     let find = || match slot {
-        Some(slot) => Leases::open().row(resource, slot).filter(|row| row.fence == fence),
-        None => claim::by_fence(resource, fence),
+        Some(slot) => leases.row(resource, slot).filter(|row| row.fence == fence),
+        None => leases.by_fence(resource, fence),
     };
     let lost = || lost(call, resource, slot, fence);
     let in_flight = || ErrorReport::from(Error::InFlight { resource: resource.to_owned(), fence });
@@ -167,9 +169,17 @@ pub fn check(call: &Call, resource: &str, slot: Option<i32>, fence: i64) -> Resu
     if call.seam().has_fenced(fence) {
         return Ok(());
     }
+    // A bridge has one slot, and of partitions it is mostly known which.
+    let kind = (row.declared && slot.is_none() && row.slot == 0).then(|| call.declarations().of(resource)).flatten();
+    let kind = kind.map_or(Kind::Group, |known| known.kind);
+    if kind == Kind::Bridge {
+        bridge::cross(resource)?;
+    }
     match call.shared.look(at).map(|standing| standing.state) {
         // Transactions that follow each other without a gap would keep a partition for ever.
-        Some(State::Alive) if row.declared && group::state::is_overdue(call, resource, row.slot, fence) => {
+        Some(State::Alive)
+            if row.declared && kind == Kind::Group && group::state::is_overdue(call, resource, row.slot, fence) =>
+        {
             return Err(Error::Overdue { group: resource.to_owned(), partition: row.slot, fence }.into());
         }
         Some(State::Alive) => (),

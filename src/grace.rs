@@ -6,7 +6,7 @@
 //! by acquiring it. Afterwards it lapses, though the session lives.
 
 use crate::call::Call;
-use crate::claim::{self, LeaseRow, Leases};
+use crate::claim::{LeaseRow, Leases};
 use crate::declaration::{self, Kind};
 use crate::error::{Error, Result};
 use crate::guard::{Guard, Mode};
@@ -28,7 +28,7 @@ fn give_to(call: &Call, resource: &str, slot: i32, session: Uuid) {
 /// Lets go of a lease with grace. Whether it was held.
 pub fn give(call: &Call, resource: &str, fence: i64, grace_ms: i32) -> Result<bool> {
     let leases = Leases::open();
-    let Some(row) = claim::by_fence(resource, fence) else { return Ok(false) };
+    let Some(row) = leases.by_fence(resource, fence) else { return Ok(false) };
     if row.declared && declaration::of(resource).is_some_and(|known| known.kind == Kind::Group) {
         return Err(Error::NoGrace { name: resource.to_owned() }.into());
     }

@@ -10,19 +10,21 @@
 //! 4. A session has one permit of a semaphore at most: Seat(resource, grantee) is taken, to the end of the transaction, and there is
 //!    no other.
 //! 5. The fence is drawn with the row in hand, so it is greater than that of every owner before.
-//! 6. A slot of a declared resource is given back at once if the declaration has changed meanwhile (see [`crate::declaration`]).
+//! 6. The lease of a bridge is given by the worker, and while it has the lock (see [`crate::bridge`]); its holder may have a new fence.
+//! 7. A slot of a declared resource is given back at once if the declaration has changed meanwhile (see [`crate::declaration`]).
 
+use crate::bridge::tend;
 use crate::call::Call;
 use crate::claim::{self, LeaseRow, Leases, Owner, Probe, Seat};
-use crate::declaration::{self, Declarations, Kind, Stands};
+use crate::declaration::{self, Kind, Stands};
 use crate::fence;
 use crate::guard::{Guard, Mode};
 use crate::keys;
 use crate::liveness::databases::Counter;
 use crate::liveness::slots::SlotRef;
 use crate::spi::{self, Statement, Value};
-use crate::table::{Locked, Table};
-use crate::{queue, release};
+use crate::table::Locked;
+use crate::{history, queue, release};
 use pgrx::Uuid;
 use pgrx::pg_sys::{self, BOOLOID, INT4ARRAYOID, INT4OID, ItemPointerData, TEXTARRAYOID, UUIDOID};
 use std::cell::LazyCell;
@@ -53,9 +55,26 @@ pub struct Candidate {
     pub row: Option<LeaseRow>,
     /// Whether this transaction releases it, and so keeps fenced transactions away itself.
     pub released: bool,
+    /// Whether the grantee is the successor of the session that has it.
+    pub inherited: bool,
     pub grantee: SlotRef,
     /// The grantee's places in the queue of the resource.
     pub places: Vec<ItemPointerData>,
+}
+
+impl Candidate {
+    /// The session that has it, if that is another one; and its row.
+    pub fn taken_from(&self) -> Option<(Uuid, LeaseRow)> {
+        let row = self.row?;
+        row.session.filter(|from| *from != self.grantee.session()).map(|from| (from, row))
+    }
+}
+
+/// Who has been granted a slot, and under which fence.
+#[derive(Clone, Copy)]
+pub struct Grant {
+    pub fence: i64,
+    pub session: Uuid,
 }
 
 /// The timeline that new fences belong to.
@@ -64,45 +83,50 @@ pub fn timeline() -> i32 {
     unsafe { pg_sys::GetWALInsertionTimeLine() }.cast_signed()
 }
 
-/// Grants to the candidates that nobody is in the way of: their fences.
-pub fn grant(call: &Call, leases: &Leases, candidates: Vec<Candidate>) -> HashMap<Seat, i64> {
-    let mut fences = HashMap::new();
+/// Grants to the candidates that nobody is in the way of.
+pub fn grant(call: &Call, leases: &Leases, candidates: Vec<Candidate>) -> HashMap<Seat, Grant> {
+    let mut granted = HashMap::new();
     let mut candidates = candidates.into_iter().peekable();
     while candidates.peek().is_some() {
-        grant_batch(call, leases, candidates.by_ref().take(BATCH).collect(), &mut fences);
+        grant_batch(call, leases, candidates.by_ref().take(BATCH).collect(), &mut granted);
     }
-    fences
+    granted
 }
 
-fn grant_batch(call: &Call, leases: &Leases, mut candidates: Vec<Candidate>, fences: &mut HashMap<Seat, i64>) {
+fn grant_batch(call: &Call, leases: &Leases, mut candidates: Vec<Candidate>, granted: &mut HashMap<Seat, Grant>) {
     let stripes = take_stripes(&candidates);
-    let waiters = queue::table();
     // Looked at now that the stripes are had, if at all: most candidates have a row, and most databases no declarations.
-    let declarations = LazyCell::new(Declarations::open);
-    let none = LazyCell::new(|| declarations.none());
-    let plain = |resource: &str| *none || matches!(declarations.stands(resource), Stands::Absent);
-    candidates.retain(|candidate| claim(leases, &waiters, candidate, &stripes, &plain));
+    let none = LazyCell::new(|| call.declarations().none());
+    let plain = |resource: &str| *none || matches!(call.declarations().stands(resource), Stands::Absent);
+    candidates.retain(|candidate| claim(call, leases, candidate, &stripes, &plain));
     if !candidates.is_empty() {
         fence::raise(call);
-        write(call, leases, &candidates, fences);
-        give_back(call, &mut candidates, fences);
+        write(call, leases, &candidates, granted);
+        give_back(call, leases, &mut candidates, granted);
         let mut places: Vec<_> = candidates.iter().flat_map(|candidate| candidate.places.iter().copied()).collect();
-        queue::leave(call.db(), &mut places);
+        queue::leave(call, &mut places);
     }
     for stripe in stripes {
         Guard::Stripe(stripe).unlock(Mode::Exclusive);
     }
-    let mut dead_owners = Vec::new();
+    let (mut grantees, mut dead_owners) = (Vec::new(), Vec::new());
     for candidate in &candidates {
         call.seam().changed(&candidate.resource, candidate.slot);
-        call.seam().revise(candidate.grantee);
-        let taken_from = candidate.row.and_then(|row| row.session);
-        if let Some(dead) = taken_from.filter(|from| !candidate.released && *from != candidate.grantee.session()) {
+        grantees.push(candidate.grantee);
+        if let Some((dead, _)) = candidate.taken_from().filter(|_| !candidate.released) {
             dead_owners.push(dead);
         }
-        call.database.add(if taken_from.is_some() { Counter::Takeovers } else { Counter::Grants }, 1);
+        let had_owner = candidate.row.is_some_and(|row| row.session.is_some());
+        call.database.add(if had_owner { Counter::Takeovers } else { Counter::Grants }, 1);
     }
+    // One may be granted many.
+    grantees.sort_unstable_by_key(|at| *at.session().as_bytes());
+    grantees.dedup();
+    grantees.into_iter().for_each(|grantee| call.seam().revise(grantee));
+    dead_owners.sort_unstable_by_key(|dead| *dead.as_bytes());
+    dead_owners.dedup();
     call.taken_from(&dead_owners);
+    history::granted(call, &candidates, granted);
 }
 
 pub fn stripe(resource: &str, slot: i32) -> u16 {
@@ -130,8 +154,8 @@ fn take_stripes(candidates: &[Candidate]) -> BTreeSet<u16> {
 
 /// Locks what the candidate takes, if nobody is in its way. `plain`: whether a name is not declared.
 fn claim(
+    call: &Call,
     leases: &Leases,
-    waiters: &Table,
     candidate: &Candidate,
     stripes: &BTreeSet<u16>,
     plain: &dyn Fn(&str) -> bool,
@@ -140,10 +164,15 @@ fn claim(
     if candidate.row.is_some_and(fenced) {
         return false;
     }
-    if candidate.declared.is_some_and(|(kind, _)| kind == Kind::Semaphore) && !is_only_permit(candidate) {
+    let allowed = match candidate.declared {
+        Some((Kind::Semaphore, _)) => is_only_permit(candidate),
+        Some((Kind::Bridge, _)) => is_own(candidate) || tend::may_grant(&candidate.resource),
+        Some((Kind::Group, _)) | None => true,
+    };
+    if !allowed {
         return false;
     }
-    if !candidate.places.iter().all(|place| waiters.lock(*place, false) == Locked::Mine) {
+    if !candidate.places.iter().all(|place| call.waiters().lock(*place, false) == Locked::Mine) {
         return false;
     }
     match &candidate.row {
@@ -163,8 +192,13 @@ fn is_only_permit(candidate: &Candidate) -> bool {
         && claim::of_session(&candidate.resource, session).iter().all(|row| row.slot == candidate.slot)
 }
 
+/// Whether the grantee has it already.
+fn is_own(candidate: &Candidate) -> bool {
+    candidate.row.is_some_and(|row| row.session == Some(candidate.grantee.session()))
+}
+
 /// Writes the rows: one by one, or if the table is not as we made it by a statement for each grantee and kind.
-fn write(call: &Call, leases: &Leases, candidates: &[Candidate], fences: &mut HashMap<Seat, i64>) {
+fn write(call: &Call, leases: &Leases, candidates: &[Candidate], granted: &mut HashMap<Seat, Grant>) {
     if leases.is_plain() {
         for candidate in candidates {
             let owner = Owner {
@@ -173,8 +207,9 @@ fn write(call: &Call, leases: &Leases, candidates: &[Candidate], fences: &mut Ha
                 timeline: timeline(),
                 declared: candidate.declared.is_some(),
             };
-            leases.give(&candidate.resource, candidate.slot, candidate.row.is_none(), &owner);
-            fences.insert((candidate.resource.clone(), candidate.slot), owner.fence);
+            leases.give(&candidate.resource, candidate.slot, candidate.row.map(|row| row.tid), &owner);
+            let grant = Grant { fence: owner.fence, session: owner.session };
+            granted.insert((candidate.resource.clone(), candidate.slot), grant);
         }
         spi::durably();
         return;
@@ -195,12 +230,13 @@ fn write(call: &Call, leases: &Leases, candidates: &[Candidate], fences: &mut Ha
             Value::Bool(declared),
         ];
         let statement = if is_new { &INSERT } else { &UPDATE };
-        fences.extend(call.db().run(statement, values, |row| ((row.text(1), row.int(2)), row.long(3))));
+        let grant = |row: spi::Row| ((row.text(1), row.int(2)), Grant { fence: row.long(3), session });
+        granted.extend(call.db().run(statement, values, grant));
     }
 }
 
 /// Takes back what was granted of a resource whose declaration has changed meanwhile.
-fn give_back(call: &Call, candidates: &mut Vec<Candidate>, fences: &mut HashMap<Seat, i64>) {
+fn give_back(call: &Call, leases: &Leases, candidates: &mut Vec<Candidate>, granted: &mut HashMap<Seat, Grant>) {
     let declared = |candidate: &Candidate| Some((candidate.resource.clone(), candidate.declared?));
     let mut changed: HashSet<(String, (Kind, i32))> = candidates.iter().filter_map(declared).collect();
     changed.retain(|(resource, declared)| !declaration::still(resource, *declared));
@@ -208,12 +244,14 @@ fn give_back(call: &Call, candidates: &mut Vec<Candidate>, fences: &mut HashMap<
         return;
     }
     let gone = |candidate: &Candidate| declared(candidate).is_some_and(|seen| changed.contains(&seen));
-    let changed: Vec<Seat> = candidates
+    let changed: Vec<(Seat, ItemPointerData)> = candidates
         .extract_if(.., |candidate| gone(candidate))
-        .map(|candidate| (candidate.resource, candidate.slot))
+        .filter_map(|Candidate { resource, slot, .. }| {
+            let seat = (resource, slot);
+            granted.remove(&seat);
+            let tid = leases.row(&seat.0, slot)?.tid;
+            Some((seat, tid))
+        })
         .collect();
     release::free(call, &changed, false);
-    for seat in &changed {
-        fences.remove(seat);
-    }
 }

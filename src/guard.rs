@@ -10,6 +10,7 @@
 //! | `Stripe` (N) | exclusively, for the time of one call, by whoever makes the first row of a slot, or the head of a key |
 //! | `Taken` (T)  | jointly by prepared transactions that took something from the session when it was dead: no restart revives it |
 //! | `Promised` (W) | jointly by prepared transactions that granted something to the session: nobody vouches for it meanwhile |
+//! | `Bridge` (B) | exclusively by the worker, beyond its transactions, while the lease of a bridge is good; shared for an instant by a check |
 //! | `Raise` (R)  | exclusively, for the time of one call, by whoever lifts a sequence above all history, or reserves or raises positions |
 //!
 //! F is keyed by the fence, not by the name: a fence belongs to one resource and one session for ever, so there is nothing to look up
@@ -27,6 +28,8 @@ pub enum Guard {
     Stripe(u16),
     Taken(Uuid),
     Promised(Uuid),
+    /// The key of a name, as that of a group.
+    Bridge(i64),
     Raise,
 }
 
@@ -42,7 +45,7 @@ pub enum Mode {
 const CLASS: u16 = 4_501;
 
 impl Guard {
-    fn tag(self) -> pg_sys::LOCKTAG {
+    pub fn tag(self) -> pg_sys::LOCKTAG {
         let of_session = |session: Uuid| u128::from_be_bytes(*session.as_bytes()) as u64;
         let (class, key) = match self {
             Guard::Grantee(session) => (CLASS, of_session(session)),
@@ -53,16 +56,9 @@ impl Guard {
             Guard::Seat(session, semaphore) => (CLASS + 5, of_session(session) ^ semaphore),
             Guard::Taken(session) => (CLASS + 6, of_session(session)),
             Guard::Promised(session) => (CLASS + 7, of_session(session)),
+            Guard::Bridge(key) => (CLASS + 8, key.cast_unsigned()),
         };
-        pg_sys::LOCKTAG {
-            // SAFETY: a plain read
-            locktag_field1: unsafe { pg_sys::MyDatabaseId }.to_u32(),
-            locktag_field2: (key >> 32) as u32,
-            locktag_field3: key as u32,
-            locktag_field4: class,
-            locktag_type: pg_sys::LockTagType::LOCKTAG_ADVISORY as u8,
-            locktag_lockmethodid: pg_sys::USER_LOCKMETHOD as u8,
-        }
+        advisory_tag(class, key)
     }
 
     fn acquire(self, mode: Mode, wait: bool) -> bool {
@@ -105,9 +101,22 @@ impl Guard {
     }
 }
 
+/// The tag of an advisory-type lock of this database.
+pub fn advisory_tag(class: u16, key: u64) -> pg_sys::LOCKTAG {
+    pg_sys::LOCKTAG {
+        // SAFETY: a plain read
+        locktag_field1: unsafe { pg_sys::MyDatabaseId }.to_u32(),
+        locktag_field2: (key >> 32) as u32,
+        locktag_field3: key as u32,
+        locktag_field4: class,
+        locktag_type: pg_sys::LockTagType::LOCKTAG_ADVISORY as u8,
+        locktag_lockmethodid: pg_sys::USER_LOCKMETHOD as u8,
+    }
+}
+
 /// Has what is locked belong to the (sub)transaction, and not to the portal that the call runs in: a cursor that fails in a
 /// savepoint takes along what it has locked before that savepoint.
-fn as_transaction<T>(work: impl FnOnce() -> T) -> T {
+pub fn as_transaction<T>(work: impl FnOnce() -> T) -> T {
     // SAFETY: in a transaction. When PostgreSQL raises, whoever catches it sets the owner anew.
     unsafe {
         let owner = pg_sys::CurrentResourceOwner;

@@ -9,23 +9,22 @@ use crate::call::Call;
 use crate::claim::{LeaseRow, Leases, Probe, Seat};
 use crate::declaration::{self, Kind};
 use crate::error::Result;
-use crate::grant::{self, Candidate};
+use crate::grant::{self, Candidate, Grant};
 use crate::group;
 use crate::guard::{Guard, Mode};
 use crate::holders::Holders;
 use crate::liveness::databases::Counter;
 use crate::liveness::slots::SlotRef;
-use crate::liveness::word::State;
 use crate::queue;
 use crate::semaphore;
 use crate::session::{self, takeover};
 use pgrx::Uuid;
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 /// What came of a hand-over.
 #[derive(Default)]
 pub struct HandOver {
-    pub granted: HashSet<Seat>,
+    pub granted: HashMap<Seat, Grant>,
     /// Waited for and free or dead, but in somebody's hands for now.
     pub busy: HashSet<String>,
     /// Waited for, and held by the living.
@@ -43,7 +42,7 @@ struct Free {
 /// transactions away from its fence.
 pub fn hand_over(call: &Call, resources: Vec<String>, letting_go: &dyn Fn(&LeaseRow) -> bool) -> Result<HandOver> {
     let mut result = HandOver::default();
-    let (groups, queued) = declaration::groups_among(resources);
+    let (groups, queued) = declaration::groups_among(call, resources);
     for group in groups {
         group::judge(call, &group, None, letting_go, &mut result)?;
     }
@@ -60,7 +59,7 @@ pub fn hand_over(call: &Call, resources: Vec<String>, letting_go: &dyn Fn(&Lease
 /// Grants what is free to the first in line, again and again while there is more of both.
 fn serve(
     call: &Call,
-    first: &mut HashMap<String, Uuid>,
+    first: &mut BTreeMap<String, Uuid>,
     free: &mut HashMap<String, Vec<Free>>,
     letting_go: &dyn Fn(&LeaseRow) -> bool,
     result: &mut HandOver,
@@ -74,7 +73,8 @@ fn serve(
             return;
         }
         let skipped = admit(call, first.values().copied().collect(), &mut ready);
-        let (again, now): (Vec<_>, Vec<_>) = first.drain().partition(|(_, session)| skipped.contains(session));
+        let (again, now): (Vec<_>, Vec<_>) =
+            std::mem::take(first).into_iter().partition(|(_, session)| skipped.contains(session));
         let (names, sessions): (Vec<&str>, Vec<Uuid>) =
             now.iter().map(|(resource, session)| (resource.as_str(), *session)).unzip();
         let mut places = queue::places(&names, &sessions);
@@ -85,6 +85,7 @@ fn serve(
                 slot,
                 declared,
                 released: row.is_some_and(|row| letting_go(&row)),
+                inherited: false,
                 row,
                 grantee: *ready.get(session)?,
                 // Without a place it has just given up waiting, and is not to be given what it no longer asks for.
@@ -92,8 +93,10 @@ fn serve(
             })
         });
         let granted = grant::grant(call, &leases, candidates.collect());
-        let is_served = |name: &String| granted.keys().any(|(resource, _)| resource == name);
-        let (served, failed): (Vec<_>, Vec<_>) = now.into_iter().map(|(resource, _)| resource).partition(is_served);
+        let names: HashSet<&str> = granted.keys().map(|(resource, _)| resource.as_str()).collect();
+        let (mut served, failed): (Vec<_>, Vec<_>) =
+            now.into_iter().map(|(resource, _)| resource).partition(|name| names.contains(name.as_str()));
+        served.retain(|resource| free.get(resource).is_some_and(|slots| !slots.is_empty()));
         // The first in line comes first, also where others might be served at once.
         result.busy.extend(failed);
         ending.extend(skipped);
@@ -101,7 +104,7 @@ fn serve(
         *first = queue::first_in_line(call, again.iter().chain(&served).map(String::as_str).collect(), &ending);
         // Whoever was skipped may come back: what nobody else waits for is not done with.
         result.busy.extend(again.into_iter().filter(|resource| !first.contains_key(resource)));
-        result.granted.extend(granted.into_keys());
+        result.granted.extend(granted);
         pgrx::check_for_interrupts!();
     }
 }
@@ -109,7 +112,7 @@ fn serve(
 /// The slots of the resources that nobody alive has.
 fn free_among(
     call: &Call,
-    first: &HashMap<String, Uuid>,
+    first: &BTreeMap<String, Uuid>,
     letting_go: &dyn Fn(&LeaseRow) -> bool,
     result: &mut HandOver,
 ) -> HashMap<String, Vec<Free>> {
@@ -140,10 +143,13 @@ fn free_among(
         }
     }
     let holders = Holders::of(call, held.iter().filter_map(|(_, row, _)| row.session));
+    // One of the dead may have had many.
+    let mut heirs: HashMap<Uuid, Option<Uuid>> = HashMap::new();
+    let mut heir = |dead| *heirs.entry(dead).or_insert_with(|| takeover::heir(call, dead));
     for (resource, row, next) in held {
         if holders.living(row.session).is_some() {
             result.held.push((resource.clone(), row));
-        } else if row.session.and_then(|dead| takeover::heir(call, dead)).is_some_and(|heir| heir != *next) {
+        } else if row.session.and_then(&mut heir).is_some_and(|heir| heir != *next) {
             // It is a successor's, who gets it from the sweep.
             result.busy.insert(resource.clone());
         } else {
@@ -159,7 +165,7 @@ fn free_permits(
     letting_go: &dyn Fn(&LeaseRow) -> bool,
     result: &mut HandOver,
 ) -> Vec<Free> {
-    let Some(declaration) = declaration::of(resource).filter(|known| known.kind == Kind::Semaphore) else {
+    let Some(declaration) = declaration::of(resource).filter(|known| known.kind != Kind::Group) else {
         return Vec::new();
     };
     let permits = semaphore::survey(call, resource, &declaration, letting_go);
@@ -167,7 +173,7 @@ fn free_permits(
         result.busy.insert(resource.to_owned());
     }
     result.held.extend(permits.held.into_iter().map(|(row, _)| (resource.to_owned(), row)));
-    let declared = Some((Kind::Semaphore, declaration.slots));
+    let declared = Some((declaration.kind, declaration.slots));
     permits.free.into_iter().rev().map(|(slot, row)| Free { slot, row, declared }).collect()
 }
 
@@ -178,11 +184,8 @@ pub fn admit(call: &Call, sessions: HashSet<Uuid>, ready: &mut HashMap<Uuid, Slo
         new.partition(|session| Guard::Grantee(*session).try_lock(Mode::Shared));
     let mut skipped: HashSet<Uuid> = closed.into_iter().chain(open.iter().copied()).collect();
     for row in session::rows(&open) {
-        // One whose end is being committed has leases still, but is not to get more.
-        let alive = call.standing_of(&row).is_some_and(|standing| standing.state == State::Alive);
-        if let Ok(Some(at)) = call.slot_of(&row)
-            && alive
-            && !row.draining
+        if call.is_eligible(&row)
+            && let Ok(Some(at)) = call.slot_of(&row)
         {
             ready.insert(row.session, at);
             skipped.remove(&row.session);

@@ -1,29 +1,83 @@
 //! Who lives among the holders of leases and the owners of places.
 
 use crate::call::Call;
-use crate::liveness::slots::Standing;
+use crate::liveness::word::State;
+use crate::seam;
 use crate::session::{self, SessionRow};
+use fnv::FnvHashMap;
 use pgrx::Uuid;
-use std::collections::{HashMap, HashSet};
+use std::cell::RefCell;
 
-/// The living among some sessions, each with its row.
-pub struct Holders(HashMap<Uuid, (SessionRow, Standing)>);
+/// A living session, as far as others have to know it.
+#[derive(Clone, Debug)]
+pub struct Holder {
+    pub session: Uuid,
+    pub consumer: String,
+    /// Who may take back the lease that it keeps for a while.
+    pub grace_of: Option<Uuid>,
+}
+
+/// How many names a backend remembers.
+const NAMES: usize = 256;
+
+thread_local! {
+    /// The names of sessions that are not private, which never change: whoever is refused time and again reads no row of the holder's.
+    static KNOWN: RefCell<FnvHashMap<Uuid, String>> = RefCell::new(FnvHashMap::default());
+}
+
+/// The living among some sessions.
+pub struct Holders(FnvHashMap<Uuid, Option<Holder>>);
 
 impl Holders {
     pub fn of(call: &Call, sessions: impl Iterator<Item = Uuid>) -> Holders {
-        let sessions: Vec<Uuid> = sessions.collect::<HashSet<_>>().into_iter().collect();
-        let mut living = HashMap::new();
-        if !sessions.is_empty() {
-            for row in session::rows(&sessions) {
-                if let Some(standing) = call.standing_of(&row) {
-                    living.insert(row.session, (row, standing));
+        let (mut holders, mut unknown) = (FnvHashMap::default(), Vec::new());
+        for session in sessions {
+            holders.entry(session).or_insert_with(|| {
+                let known = remembered(call, session);
+                if known.is_none() {
+                    unknown.push(session);
                 }
-            }
+                known
+            });
         }
-        Holders(living)
+        for row in living_rows(call, &unknown) {
+            remember(&row);
+            let SessionRow { session, consumer, grace_of, .. } = row;
+            holders.insert(session, Some(Holder { session, consumer, grace_of }));
+        }
+        Holders(holders)
     }
 
-    pub fn living(&self, session: Option<Uuid>) -> Option<&(SessionRow, Standing)> {
-        self.0.get(&session?)
+    pub fn living(&self, session: Option<Uuid>) -> Option<&Holder> {
+        self.0.get(&session?)?.as_ref()
     }
+}
+
+/// The rows of those that live.
+pub fn living_rows(call: &Call, sessions: &[Uuid]) -> Vec<SessionRow> {
+    if sessions.is_empty() {
+        return Vec::new();
+    }
+    session::rows(sessions).into_iter().filter(|row| call.standing_of(row).is_some()).collect()
+}
+
+/// A session whose slot lives, and whose end nobody has begun: so it has a row, and its name is that of before.
+fn remembered(call: &Call, session: Uuid) -> Option<Holder> {
+    let consumer = KNOWN.with_borrow(|known| known.get(&session).cloned())?;
+    let at = call.shared.find(call.home, session)?;
+    let lives = call.shared.look(at).is_some_and(|standing| standing.state == State::Alive);
+    // Ended by this very transaction, of which shared memory does not know yet.
+    (lives && !seam::has_ended(at)).then_some(Holder { session, consumer, grace_of: None })
+}
+
+fn remember(row: &SessionRow) {
+    if row.private {
+        return;
+    }
+    KNOWN.with_borrow_mut(|known| {
+        if known.len() == NAMES {
+            known.clear();
+        }
+        known.insert(row.session, row.consumer.clone());
+    });
 }

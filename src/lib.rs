@@ -6,6 +6,7 @@
 //! [`worker`] calls the same modules as everybody else. Each module's head says its protocol.
 
 mod acquire;
+mod bridge;
 mod call;
 mod catalog;
 mod claim;
@@ -20,6 +21,7 @@ mod grant;
 mod group;
 mod guard;
 mod handover;
+mod history;
 mod holders;
 mod interval;
 mod item;
@@ -61,7 +63,12 @@ extension_sql_file!("../sql/schema.sql", name = "schema", bootstrap);
 #[pg_schema]
 mod eskit_lease {}
 
-extension_sql_file!("../sql/views.sql", name = "views", requires = [reading::_standing, reading::_revoke_in]);
+extension_sql_file!(
+    "../sql/views.sql",
+    name = "views",
+    requires = [keys::group_lock_key, reading::_standing, reading::_revoke_in]
+);
+extension_sql_file!("../sql/watching.sql", name = "watching", requires = ["views"]);
 extension_sql_file!("../sql/functions.sql", name = "functions", finalize);
 
 /// Without shared_preload_libraries the keys work, and so do dump, restore and upgrade; the rest says what is missing when called.

@@ -5,10 +5,10 @@
 use crate::acquire::{Answer, acquire};
 use crate::call::{Call, enter, text_arg};
 use crate::claim::{Leases, Probe};
-use crate::declaration;
+use crate::declaration::{self, Kind};
 use crate::error::{Error, Result};
 use crate::guard::{Guard, Mode};
-use crate::holders::Holders;
+use crate::holders::{Holder, Holders, living_rows};
 use crate::lease::{LeaseAnswer, acquirer};
 use crate::liveness::databases::Counter;
 use crate::session::{self, New, SessionRow, Touch, touch};
@@ -22,7 +22,7 @@ use pgrx::prelude::*;
 /// What stands for a name, as far as can be seen.
 struct Seen {
     /// The living among those who have it.
-    holders: Vec<SessionRow>,
+    holders: Vec<Holder>,
     /// The answer to others, if there is nothing left for them.
     refusal: Option<Answer>,
 }
@@ -42,16 +42,21 @@ fn look(call: &Call, name: &str, request: Option<Uuid>) -> Result<std::result::R
             return busy();
         }
         let permits = semaphore::survey(call, name, &declaration, &|_| false);
-        let holders = permits.held.into_iter().map(|(_, holder)| holder).collect();
-        let full = permits.free.is_empty() && !permits.in_flight;
-        return Ok(Ok(Seen { holders, refusal: full.then(|| Answer::refused("held")) }));
+        let holders: Vec<Holder> = permits.held.into_iter().map(|(_, holder)| holder).collect();
+        let refusal = match (declaration.kind, holders.first()) {
+            (Kind::Bridge, Some(holder)) => Some(Answer::held_by(holder)),
+            (Kind::Bridge, None) => Some(Answer::refused(if permits.in_flight { "busy" } else { "bridged" })),
+            _ if permits.free.is_empty() && !permits.in_flight => Some(Answer::refused("held")),
+            _ => None,
+        };
+        return Ok(Ok(Seen { holders, refusal }));
     }
     let row = match probe {
         Probe::InFlight(_) => return busy(),
         Probe::Row(row) => row,
         Probe::Absent => return Ok(Ok(Seen { holders: Vec::new(), refusal: None })),
     };
-    let holder = Holders::of(call, row.session.into_iter()).living(row.session).map(|(holder, _)| holder.clone());
+    let holder = Holders::of(call, row.session.into_iter()).living(row.session).cloned();
     if holder.is_none() && row.session.is_some() && !Guard::Fence(row.fence).is_free() {
         call.seam().judge(name);
         return busy();
@@ -82,11 +87,12 @@ fn lock_acquire(
         Ok(seen) => seen,
         Err(busy) => return refused(busy),
     };
-    let is_asked_again = |holder: &&SessionRow| {
+    let is_asked_again = |holder: &SessionRow| {
         let theirs = (holder.request, holder.role, &holder.consumer);
-        holder.private && request.is_some() && theirs == (request, call.caller.to_u32(), &owner)
+        holder.private && theirs == (request, call.caller.to_u32(), &owner)
     };
-    if let Some(holder) = seen.holders.iter().find(is_asked_again) {
+    let holders: Vec<Uuid> = seen.holders.iter().filter(|_| request.is_some()).map(|holder| holder.session).collect();
+    if let Some(holder) = living_rows(&call, &holders).into_iter().find(is_asked_again) {
         let touch = touch(shared, holder.session)?;
         if let Ok(me) = acquirer(&touch) {
             let answer = acquire(&call, me, &[name], false)?.pop().unwrap_or_default();

@@ -3,28 +3,32 @@
 
 use crate::error::{Error, Result};
 use crate::oids::Role;
-use crate::spi;
 use crate::text::from_server;
+use crate::{bridge, history, spi};
 use pgrx::prelude::*;
 
-/// Runs `GRANT .. TO role` statements. GRANT takes no parameters, so the role's name is quoted by PostgreSQL.
-fn grant(statements: &str, role: Option<Role>) -> Result<()> {
+/// Runs those `GRANT .. TO role` statements whose objects are there. GRANT takes no parameters, so the role's name is quoted by PostgreSQL.
+fn grant(statements: &[(bool, &str)], role: Option<Role>) -> Result<()> {
     let Role(role) = role.ok_or(Error::Null("role"))?;
     // SAFETY: raises for a role that is no more; the quoted name ends in NUL
     let name = unsafe {
         let quoted = pg_sys::quote_identifier(pg_sys::GetUserNameFromId(role, false));
         from_server(std::ffi::CStr::from_ptr(quoted).to_bytes())
     };
-    spi::run_as_caller(&statements.replace("{role}", &name));
+    let there: Vec<&str> = statements.iter().filter(|(there, _)| *there).map(|(_, statements)| *statements).collect();
+    spi::run_as_caller(&there.join(";\n").replace("{role}", &name));
     Ok(())
 }
 
 #[pg_extern(schema = "eskit_lease")]
 fn grant_consumer(role: Option<Role>) -> Result<()> {
-    grant(include_str!("../sql/query/privilege/consumer.sql"), role)
+    grant(&[(true, include_str!("../sql/query/privilege/consumer.sql"))], role)
 }
 
 #[pg_extern(schema = "eskit_lease")]
 fn grant_monitor(role: Option<Role>) -> Result<()> {
-    grant(include_str!("../sql/query/privilege/monitor.sql"), role)
+    let monitor = include_str!("../sql/query/privilege/monitor.sql");
+    let bridges = include_str!("../sql/query/privilege/monitor_bridges.sql");
+    let watch = include_str!("../sql/query/privilege/watch.sql");
+    grant(&[(true, monitor), (bridge::may_be(), bridges), (history::is_there(), watch)], role)
 }

@@ -15,7 +15,8 @@ use pgrx::datum::{Interval, TimestampWithTimeZone};
 use pgrx::prelude::*;
 use pgrx::{Uuid, name};
 
-/// Whether a waiter may be granted to: alive, and not ending.
+/// Whether a waiter may be granted to: alive, and not ending. For version 0.1.0 of the library, which asks in SQL: where it was loaded it goes on
+/// until the server is restarted.
 #[pg_extern(schema = "eskit_lease", strict)]
 fn _eligible(session: Uuid, boot_id: i64, ttl_ms: i32) -> Result<bool> {
     Ok(session::standing(enter()?, catalog::home(), session, boot_id, ttl_ms).state == State::Alive)

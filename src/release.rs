@@ -14,12 +14,12 @@ use crate::liveness::slots::SlotRef;
 use crate::spi::{self, Statement, Value};
 use crate::table::Locked;
 use crate::text::{Text, TextArray, role_name};
-use crate::{fence, grace, grant, handover, interval, queue, row, session};
+use crate::{fence, grace, grant, handover, history, interval, queue, row, session};
 use pgrx::datum::Interval;
-use pgrx::pg_sys::{BOOLOID, INT4ARRAYOID, TEXTARRAYOID};
+use pgrx::pg_sys::{BOOLOID, INT4ARRAYOID, ItemPointerData, TEXTARRAYOID};
 use pgrx::prelude::*;
 use pgrx::{Uuid, name};
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 static RELEASE: Statement =
     Statement::writes(include_str!("../sql/query/lease/release.sql"), &[TEXTARRAYOID, INT4ARRAYOID, BOOLOID]);
@@ -39,33 +39,36 @@ pub fn release(call: &Call, at: SlotRef, rows: Vec<(String, LeaseRow)>) -> Resul
         handover::hand_over(call, resources.into_iter().collect(), &|row| fences.contains(&row.fence))?.granted
     } else {
         call.seam().many();
-        HashSet::new()
+        HashMap::new()
     };
-    let seats: HashSet<Seat> = rows.into_iter().map(|(resource, row)| (resource, row.slot)).collect();
-    free(call, &seats.difference(&handed_over).cloned().collect::<Vec<_>>(), false);
-    for (resource, slot) in &seats {
+    let seats: HashMap<Seat, LeaseRow> = rows.into_iter().map(|(resource, row)| ((resource, row.slot), row)).collect();
+    let left = || seats.iter().filter(|(seat, _)| !handed_over.contains_key(*seat));
+    free(call, &left().map(|(seat, row)| (seat.clone(), row.tid)).collect::<Vec<_>>(), false);
+    history::freed(call, left().map(|(seat, row)| (seat, row.fence, row.session)), false);
+    for (resource, slot) in seats.keys() {
         call.seam().changed(resource, *slot);
     }
     call.seam().revise(at);
     call.database.add(Counter::Releases, seats.len() as u64);
-    Ok(seats)
+    Ok(seats.into_keys().collect())
 }
 
 /// Marks the rows of leases, which the caller has locked, as released, or as taken from sessions that had expired.
-pub fn free(call: &Call, seats: &[Seat], expired: bool) {
+pub fn free(call: &Call, seats: &[(Seat, ItemPointerData)], expired: bool) {
     if seats.is_empty() {
         return;
     }
     let leases = Leases::open();
     if leases.is_plain() {
-        for (resource, slot) in seats {
+        for ((resource, slot), tid) in seats {
             // There may be 100,000 of them, and nothing else hears of a cancel.
             pgrx::check_for_interrupts!();
-            leases.free(resource, *slot, expired);
+            leases.free(resource, *slot, *tid, expired);
         }
         spi::durably();
     } else {
-        let (resources, slots): (Vec<&str>, Vec<i32>) = seats.iter().map(|(name, slot)| (name.as_str(), *slot)).unzip();
+        let (resources, slots): (Vec<&str>, Vec<i32>) =
+            seats.iter().map(|((name, slot), _)| (name.as_str(), *slot)).unzip();
         call.db().execute(&RELEASE, vec![Value::Texts(resources), Value::Ints(&slots), Value::Bool(expired)]);
     }
 }
@@ -92,38 +95,58 @@ pub fn find(
     }
 }
 
-/// Releases the lease of a slot under a fence, and with it a private session. Whether it was held.
-pub fn release_seat(call: &Call, resource: &str, slot: i32, fence: i64, authorize: bool) -> Result<bool> {
+/// The row of a lease after its fence has been excluded: after the wait, what was read before it means nothing, but for a row that is as it was.
+fn still_held(leases: &Leases, resource: &str, seen: LeaseRow) -> Option<LeaseRow> {
+    if leases.lock_again(resource, &seen) {
+        return Some(seen);
+    }
+    find(leases, resource, seen.slot, true, |row| row.fence == seen.fence)
+}
+
+/// Releases the lease of a slot under a fence. Whether it was held.
+pub fn release_seat(call: &Call, resource: &str, slot: i32, fence: i64) -> Result<bool> {
     let leases = Leases::open();
-    let held = |wait| -> Result<Option<(LeaseRow, SlotRef)>> {
-        let Some(row) = find(&leases, resource, slot, wait, |row| row.fence == fence) else { return Ok(None) };
+    match find(&leases, resource, slot, false, |row| row.fence == fence) {
+        Some(row) => release_row(call, &leases, resource, row, None),
+        None => Ok(false),
+    }
+}
+
+/// Releases a lease as it has been seen, and with it a private session. `forced`: why it is taken from its holder, by an administrator.
+/// Whether it was held.
+fn release_row(call: &Call, leases: &Leases, resource: &str, seen: LeaseRow, forced: Option<&str>) -> Result<bool> {
+    let held = |row: LeaseRow| -> Result<Option<(LeaseRow, SlotRef)>> {
         let at = row.session.map(|session| call.living(session)).transpose()?.flatten();
         Ok(at.map(|at| (row, at)))
     };
-    let Some((_, at)) = held(false)? else { return Ok(false) };
-    if authorize {
+    let Some((_, at)) = held(seen)? else { return Ok(false) };
+    if forced.is_none() {
         session::authorize(call.caller, call.shared.role(at), Some(resource))?;
     }
     if call.shared.is_private(at) {
         call.fencer(at).lock(Mode::Exclusive);
     }
-    fence::exclude([fence]);
-    // After the wait, what was read before it means nothing.
-    let Some((row, at)) = held(true)? else { return Ok(false) };
-    if !authorize {
+    fence::exclude([seen.fence]);
+    let Some((row, at)) = still_held(leases, resource, seen).map(held).transpose()?.flatten() else { return Ok(false) };
+    if forced.is_some() {
         // By force it is taken from the holder, also where that waits for it to come back.
         queue::leave_places(call, resource, at.session(), false);
     }
     let released = !release(call, at, vec![(resource.to_owned(), row)])?.is_empty();
+    if let Some(why) = forced.filter(|_| released) {
+        let holder = session::row(at.session()).map(|row| row.consumer);
+        history::forced(call, resource, &row, holder, leases.row(resource, row.slot), why);
+    }
     if released && call.shared.is_private(at) && session::lock_row(at.session()).is_some() {
         session::end(call, at)?;
     }
     Ok(released)
 }
 
-fn release_fence(call: &Call, resource: &str, fence: i64, authorize: bool) -> Result<bool> {
-    match claim::by_fence(resource, fence) {
-        Some(row) => release_seat(call, resource, row.slot, fence, authorize),
+fn release_fence(call: &Call, resource: &str, fence: i64, forced: Option<&str>) -> Result<bool> {
+    let leases = Leases::open();
+    match leases.by_fence(resource, fence) {
+        Some(row) => release_row(call, &leases, resource, row, forced),
         None => Ok(false),
     }
 }
@@ -137,7 +160,7 @@ fn lease_release(resource: Option<Text>, fence: Option<i64>, grace: default!(Opt
     let grace_ms = interval::grace_ms("grace", grace.ok_or(Error::Null("grace"))?)?;
     let call = Call::open(shared)?;
     if grace_ms == 0 {
-        release_fence(&call, &resource, fence, true)
+        release_fence(&call, &resource, fence, None)
     } else {
         grace::give(&call, &resource, fence, grace_ms)
     }
@@ -154,7 +177,7 @@ fn lease_force_release(resource: Option<Text>, fence: Option<i64>, why: Option<T
     let call = Call::open(shared)?;
     let by = role_name(call.caller);
     log!("eskit_lease: role \"{by}\" asks to release resource \"{resource}\" under fence {fence} by force: {why}");
-    release_fence(&call, &resource, fence, false)
+    release_fence(&call, &resource, fence, Some(&why))
 }
 
 #[pg_extern(schema = "eskit_lease")]
@@ -171,24 +194,24 @@ fn lease_release_many(
     let mut released = HashSet::new();
     if let Some(at) = call.session(session)?.filter(alive) {
         let leases = Leases::open();
-        let held = |wait| {
-            let mine = |row: &LeaseRow| row.session == Some(session);
-            let rows = |name: &String| -> Vec<LeaseRow> {
-                pgrx::check_for_interrupts!();
-                match leases.probe(name, 0) {
-                    Probe::Row(row) if !row.declared => Some(row).filter(mine).into_iter().collect(),
-                    Probe::InFlight(Some(row)) if !row.declared => {
-                        find(&leases, name, 0, wait, mine).into_iter().collect()
-                    }
-                    _ => {
-                        let slots = claim::of_session(name, session).into_iter().map(|row| row.slot);
-                        slots.filter_map(|slot| find(&leases, name, slot, wait, mine)).collect()
-                    }
+        let mine = |row: &LeaseRow| row.session == Some(session);
+        let held = |name: &String| -> Vec<LeaseRow> {
+            pgrx::check_for_interrupts!();
+            // What is named here is mostly held, and found so at once.
+            match leases.glance(name, 0) {
+                Probe::Row(row) if !row.declared => Some(row).filter(mine).into_iter().collect(),
+                Probe::InFlight(Some(row)) if !row.declared => {
+                    find(&leases, name, 0, false, mine).into_iter().collect()
                 }
-            };
-            names.iter().flat_map(|name| rows(name).into_iter().map(|row| (name.clone(), row))).collect::<Vec<_>>()
+                _ => {
+                    let slots = claim::of_session(name, session).into_iter().map(|row| row.slot);
+                    slots.filter_map(|slot| find(&leases, name, slot, false, mine)).collect()
+                }
+            }
         };
-        let mut fences: Vec<i64> = held(false).into_iter().map(|(_, row)| row.fence).collect();
+        let seen: Vec<(String, LeaseRow)> =
+            names.iter().flat_map(|name| held(name).into_iter().map(|row| (name.clone(), row))).collect();
+        let mut fences: Vec<i64> = seen.iter().map(|(_, row)| row.fence).collect();
         if fences.len() > grant::BATCH {
             // One lock for all: the lock table has no room for one each.
             call.fencer(at).lock(Mode::Exclusive);
@@ -197,7 +220,13 @@ fn lease_release_many(
             fence::exclude(fences);
         }
         if alive(&at) {
-            released = release(&call, at, held(true))?.into_iter().map(|(resource, _)| resource).collect();
+            let still = |(name, row): (String, LeaseRow)| {
+                pgrx::check_for_interrupts!();
+                let row = still_held(&leases, &name, row)?;
+                Some((name, row))
+            };
+            let rows = seen.into_iter().filter_map(still).collect();
+            released = release(&call, at, rows)?.into_iter().map(|(resource, _)| resource).collect();
         }
     }
     let row = |name: String| {

@@ -1,20 +1,22 @@
 //! Retention: rows that are kept for a while after their end, for people to see, and then deleted in bounded batches.
 //!
-//! Every pass of a sweep sees to it, once a minute at most, or ten times in the shortest retention; one that looks through the database, as
-//! after a start, at once. And somebody comes when the oldest row that was left has been kept long enough, though nothing else happens: shared
+//! After each pass of a sweep the worker sees to it, in a transaction of its own, once a minute at most, or ten times in the shortest retention;
+//! after one that looks through the database, as after a start, at once. A batch begins where the one before has ended: what has been deleted
+//! may still be there for an old snapshot, and is not to be looked at again and again. And somebody comes when the oldest row that was left has been kept long enough, though nothing else happens: shared
 //! memory holds since when it is kept. With none left, whoever ends the next one says so, when that is visible (see [`crate::seam`]).
 
 use crate::call::Call;
 use crate::liveness::databases::{Database, Kept};
 use crate::settings;
 use crate::spi::{Statement, Value};
-use crate::{execution, item};
+use crate::{execution, history, item};
 use pgrx::GucSetting;
 use pgrx::pg_sys::{FLOAT8OID, INT8OID};
+use std::cell::Cell;
 use std::sync::atomic::Ordering;
 
 static RETIRE_LEASES: Statement =
-    Statement::tidies(include_str!("../sql/query/lease/retire.sql"), &[FLOAT8OID, INT8OID]);
+    Statement::tidies(include_str!("../sql/query/lease/retire.sql"), &[FLOAT8OID, INT8OID, FLOAT8OID]);
 static OLDEST_LEASE: Statement = Statement::reads(include_str!("../sql/query/lease/oldest.sql"), &[]);
 
 struct Kind {
@@ -25,7 +27,7 @@ struct Kind {
     oldest: &'static Statement,
 }
 
-static KINDS: [Kind; 4] = [
+static KINDS: [Kind; 5] = [
     Kind { kept: Kept::Leases, setting: &settings::ROW_RETENTION, retire: &RETIRE_LEASES, oldest: &OLDEST_LEASE },
     Kind {
         kept: Kept::Executions,
@@ -46,6 +48,12 @@ static KINDS: [Kind; 4] = [
         retire: &item::RETIRE_CLAIMS,
         oldest: &item::OLDEST_CLAIM,
     },
+    Kind {
+        kept: Kept::History,
+        setting: &settings::HISTORY_RETENTION,
+        retire: &history::RETIRE,
+        oldest: &history::OLDEST,
+    },
 ];
 
 impl Kind {
@@ -56,7 +64,9 @@ impl Kind {
 
 /// When it is time to look for rows that are older than their retention.
 fn next_look(database: &Database) -> u64 {
-    let shortest = KINDS.iter().filter_map(Kind::seconds).min().map_or(u64::MAX, u64::from);
+    // Of a history that is off there are no new rows.
+    let kinds = KINDS.iter().filter(|kind| kind.kept != Kept::History || kind.setting.get() != 0);
+    let shortest = kinds.filter_map(Kind::seconds).min().map_or(u64::MAX, u64::from);
     let every = shortest.saturating_mul(100_000).clamp(1_000_000, 60_000_000);
     match database.retention_looked.load(Ordering::Relaxed) {
         0 => 0,
@@ -73,21 +83,47 @@ pub fn due(database: &Database) -> Option<u64> {
     KINDS.iter().filter_map(due).min().map(|due| due.max(next_look(database)))
 }
 
+thread_local! {
+    /// Of each kind, the end of the last row of a batch after which there may be more; in seconds since 1970.
+    static DONE_UNTIL: [Cell<Option<f64>>; KINDS.len()] = const { [const { Cell::new(None) }; KINDS.len()] };
+}
+
+/// Whether it is time to look for such rows.
+pub fn is_time(database: &Database, now: u64, at_once: bool) -> bool {
+    at_once || now >= next_look(database)
+}
+
 /// Deletes rows that have been kept long enough, up to `most` of a kind. Whether there are more.
 pub fn retire(call: &Call, now: u64, most: usize, at_once: bool) -> bool {
     let database = call.database;
-    if !at_once && now < next_look(database) {
-        return false;
-    }
     call.seam().retired();
     let (mut more, first) = (false, database.retention_looked.load(Ordering::Relaxed) == 0);
-    // To look for such claims is to look at all claims, and there is hardly ever one.
-    let may_be =
-        |kind: &Kind| kind.kept != Kept::Claims || at_once || first || database.kept_since(kind.kept).is_some();
-    for kind in KINDS.iter().filter(|kind| may_be(kind)) {
+    let may_be = |kind: &Kind| match kind.kept {
+        // To look for such claims is to look at all claims, and there is hardly ever one.
+        Kept::Claims => at_once || first || database.kept_since(kind.kept).is_some(),
+        Kept::History => history::is_there(),
+        _ => true,
+    };
+    for (kind, place) in KINDS.iter().zip(0..) {
+        if !may_be(kind) {
+            // Version 0.1.0 has no history, of which there may be said to be rows.
+            if kind.kept == Kept::History {
+                database.look_for_kept(kind.kept);
+                database.found_kept(kind.kept, None);
+            }
+            continue;
+        }
         if let Some(seconds) = kind.seconds() {
-            let values = vec![Value::Double(seconds.into()), Value::Long(most as i64)];
-            more |= call.db().execute(kind.retire, values) == most as u64;
+            let from = DONE_UNTIL.with(|kinds| kinds[place].take());
+            let values =
+                vec![Value::Double(seconds.into()), Value::Long(most as i64), Value::Double(from.unwrap_or(0.0))];
+            let gone = call.db().run(kind.retire, values, |row| (row.long(1), row.get::<f64>(2))).pop();
+            if let Some((_, until)) = gone.filter(|(count, _)| *count == most as i64) {
+                DONE_UNTIL.with(|kinds| kinds[place].set(until));
+                more = true;
+                // Somebody comes at once.
+                continue;
+            }
         }
         // Then somebody comes again.
         let may_miss = database.look_for_kept(kind.kept);

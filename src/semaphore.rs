@@ -12,8 +12,7 @@ use crate::claim::{LeaseRow, Leases, Probe};
 use crate::declaration::{self, Declaration, Kind};
 use crate::error::Result;
 use crate::guard::Guard;
-use crate::holders::Holders;
-use crate::session::SessionRow;
+use crate::holders::{Holder, Holders};
 use crate::spi;
 use crate::text::Text;
 use pgrx::Uuid;
@@ -25,7 +24,7 @@ pub struct Permits {
     /// Slots to be had, each with its row if it has one; as many as may be granted.
     pub free: Vec<(i32, Option<LeaseRow>)>,
     /// What living holders have.
-    pub held: Vec<(LeaseRow, SessionRow)>,
+    pub held: Vec<(LeaseRow, Holder)>,
     /// Whether somebody is in the middle of taking or giving back a permit.
     pub in_flight: bool,
     /// Whether slots are taken that there are no permits for any more.
@@ -66,7 +65,7 @@ fn count(call: &Call, resource: &str, declaration: &Declaration, letting_go: &dy
         let fenced = |row: &LeaseRow| row.session.is_some() && !letting_go(row) && !Guard::Fence(row.fence).is_free();
         beyond |= slot >= declaration.slots && !matches!(probe, Probe::Row(row) if row.session.is_none());
         match (probe, holders.living(session_of(&probe))) {
-            (Probe::Row(row), Some((holder, _))) => held.push((row, holder.clone())),
+            (Probe::Row(row), Some(holder)) => held.push((row, holder.clone())),
             (Probe::Row(row), None) if slot < declaration.slots => free.push((slot, Some(row))),
             (Probe::Row(row), None) if fenced(&row) => taken += 1,
             (Probe::Row(_) | Probe::Absent, _) => (),

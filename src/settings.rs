@@ -15,6 +15,8 @@ pub static CONFIRM_INTERVAL: GucSetting<i32> = GucSetting::<i32>::new(0);
 static MAX_WAITING: GucSetting<i32> = GucSetting::<i32>::new(-1);
 pub static FENCE_SUPERUSERS: GucSetting<bool> = GucSetting::<bool>::new(true);
 pub static ROW_RETENTION: GucSetting<i32> = GucSetting::<i32>::new(3_600);
+pub static HISTORY_RETENTION: GucSetting<i32> = GucSetting::<i32>::new(86_400);
+pub static HISTORY_GRANTS: GucSetting<bool> = GucSetting::<bool>::new(false);
 pub static DEAD_ITEM_RETENTION: GucSetting<i32> = GucSetting::<i32>::new(30 * 86_400);
 pub static EXECUTION_RETENTION: GucSetting<i32> = GucSetting::<i32>::new(30 * 86_400);
 
@@ -58,7 +60,7 @@ pub fn define_at_preload() {
     int(
         c"eskit_lease.max_workers",
         c"Database workers that may run at the same time.",
-        c"Each needs one of max_worker_processes while its database has work to do.",
+        c"Each needs one of max_worker_processes while its database has work to do. One that has the locks of bridges stays, and is not counted.",
         &MAX_WORKERS,
         (1, 1_000),
         GucContext::Sighup,
@@ -134,6 +136,23 @@ pub fn define_at_preload() {
         (0, 2_147_483),
         GucContext::Sighup,
         GucFlags::UNIT_S,
+    );
+    int(
+        c"eskit_lease.history_retention",
+        c"How long it is kept who has lost which lease, and how; 0 for not at all.",
+        c"Each row of the view history takes about 200 bytes. -1 keeps them for ever.",
+        &HISTORY_RETENTION,
+        (-1, i32::MAX),
+        GucContext::Sighup,
+        GucFlags::UNIT_S,
+    );
+    GucRegistry::define_bool_guc(
+        c"eskit_lease.history_grants",
+        c"Whether ordinary grants and releases are kept in the history too.",
+        c"Each then writes one row more.",
+        &HISTORY_GRANTS,
+        GucContext::Sighup,
+        GucFlags::empty(),
     );
     int(
         c"eskit_lease.execution_retention",

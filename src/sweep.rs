@@ -6,9 +6,11 @@
 //!
 //! What others have locked is skipped and tried again later. A pass is bounded by leases, not by sessions.
 
+use crate::bridge::{self, tend};
 use crate::call::{Call, enter};
 use crate::claim::{LeaseRow, Leases, Seat};
 use crate::error::{Error, Result};
+use crate::grant::Grant;
 use crate::guard::{Guard, Mode};
 use crate::handover::{self, HandOver};
 use crate::liveness::clock;
@@ -21,11 +23,11 @@ use crate::session::death;
 use crate::session::takeover::{self, Inherited};
 use crate::spi::{self, Statement, Value};
 use crate::table::Locked;
-use crate::{catalog, grant, group, item, queue, release, retention, row, session};
+use crate::{catalog, grant, group, history, item, queue, release, retention, row, session};
 use pgrx::Uuid;
 use pgrx::pg_sys::{self, INT8OID, ItemPointerData, TEXTOID, TransactionId, UUIDARRAYOID};
 use pgrx::prelude::*;
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 static WAITED: Statement =
     Statement::reads(include_str!("../sql/query/sweep/waited.sql"), &[UUIDARRAYOID, INT8OID, INT8OID]);
@@ -50,14 +52,22 @@ pub struct Pass {
     /// Sessions whose last row has been taken away.
     pub ended: usize,
     pub handed_over: usize,
-    /// Slots whose owner changed, in this pass or in a transaction that posted them.
-    pub changed: HashSet<Seat>,
+    /// Slots whose owner changed, in this pass, which knows what it has granted, or in a transaction that posted them.
+    pub changed: BTreeMap<Seat, Option<Grant>>,
     /// Queues in which work items have become free for somebody who waited for them.
     pub items: HashSet<String>,
     /// Whether there is more to do at once.
     pub more: bool,
     /// Whether something was in somebody's hands and is to be tried again soon.
     pub blocked: bool,
+    /// Whether the whole database has been looked through.
+    pub looked_through: bool,
+}
+
+impl Pass {
+    fn has_granted(&mut self, granted: HashMap<Seat, Grant>) {
+        self.changed.extend(granted.into_iter().map(|(seat, grant)| (seat, Some(grant))));
+    }
 }
 
 /// Takes away what ending sessions hold and wait for, up to `most` leases; hands over what is waited for. The caller holds their S
@@ -90,7 +100,9 @@ fn in_pages<T>(
     }
 }
 
-fn dissolve_into(call: &Call, sessions: &[Uuid], most: usize, ending: bool, pass: &mut Pass) -> Result<()> {
+/// The same, into what a pass has done. Which of the sessions have been looked at, so that they may be buried, or are recorded as dead: in a storm
+/// hand-overs come before all else, and the others' turn comes later.
+fn dissolve_into(call: &Call, sessions: &[Uuid], most: usize, ending: bool, pass: &mut Pass) -> Result<HashSet<Uuid>> {
     let inherited = if ending { Inherited::default() } else { takeover::inherit_from_dead(call, sessions, most)? };
     pass.handed_over += inherited.leases;
     pass.blocked |= inherited.left;
@@ -102,24 +114,30 @@ fn dissolve_into(call: &Call, sessions: &[Uuid], most: usize, ending: bool, pass
     let theirs: HashSet<Uuid> = sessions.iter().copied().collect();
     let letting_go = |row: &LeaseRow| ending && row.session.is_some_and(|session| theirs.contains(&session));
     let mut outcome = HandOver::default();
-    group::leave_all(call, sessions, &letting_go, &mut outcome)?;
+    let had_groups = group::leave_all(call, sessions, &letting_go, &mut outcome)?;
     pass.handed_over += outcome.granted.len();
     pass.blocked |= !outcome.busy.is_empty();
-    pass.changed.extend(outcome.granted);
+    pass.has_granted(outcome.granted);
     let mut busy: HashSet<String> = HashSet::new();
-    let waited = |most, skip| call.db().run(&WAITED, limits(most, skip), |row| row.text(1));
-    let handed_over = in_pages(most, waited, |resources| {
+    let mut looked_at = HashSet::new();
+    let waited = |most, skip| call.db().run(&WAITED, limits(most, skip), |row| (row.text(1), row.uuid(2)));
+    let handed_over = in_pages(most, waited, |waited| {
+        let (resources, holders): (Vec<String>, Vec<Uuid>) = waited.into_iter().unzip();
+        looked_at.extend(holders);
         let outcome = handover::hand_over(call, resources, &letting_go)?;
         let granted = outcome.granted.len();
         pass.blocked |= !outcome.busy.is_empty();
-        pass.changed.extend(outcome.granted);
+        pass.has_granted(outcome.granted);
         busy.extend(outcome.busy);
         Ok(granted)
     })?;
     pass.handed_over += handed_over;
+    // What groups and successors have taken is not told session by session: then all have been looked at, and stay dead.
+    let everybody = || ended.iter().copied().collect();
+    let by_lease = !had_groups && inherited.sessions.is_empty();
     if handed_over == most {
         pass.more = true;
-        return Ok(());
+        return Ok(if by_lease { looked_at } else { everybody() });
     }
     if !ending {
         for dead in ended {
@@ -131,20 +149,23 @@ fn dissolve_into(call: &Call, sessions: &[Uuid], most: usize, ending: bool, pass
     // somebody waits for: a dead holder is what has the worker come back.
     let is_to_be_freed = |name: &str, fence: i64| ending || !busy.contains(name) && Guard::Fence(fence).is_free();
     let held = |most, skip| {
-        call.db().run(&HELD, limits(most, skip), |row| ((row.text(1), row.int(2)), row.tid(3), row.long(4)))
+        let held = |row: spi::Row| ((row.text(1), row.int(2)), row.tid(3), row.long(4), row.get::<Uuid>(5));
+        call.db().run(&HELD, limits(most, skip), held)
     };
     let freed = in_pages(most, held, |held| {
-        let (freed, locked): (Vec<_>, Vec<_>) = held.into_iter().partition(|((name, _), tid, fence)| {
+        let (freed, locked): (Vec<_>, Vec<_>) = held.into_iter().partition(|((name, _), tid, fence, _)| {
             is_to_be_freed(name, *fence) && rows.lock(*tid, false) == Locked::Mine
         });
         pass.blocked |= !locked.is_empty();
-        let freed: Vec<Seat> = freed.into_iter().map(|(seat, ..)| seat).collect();
+        history::freed(call, freed.iter().map(|(seat, _, fence, session)| (seat, *fence, *session)), !ending);
+        looked_at.extend(freed.iter().filter_map(|(.., session)| *session));
+        let freed: Vec<(Seat, ItemPointerData)> = freed.into_iter().map(|(seat, tid, ..)| (seat, tid)).collect();
         release::free(call, &freed, !ending);
-        for (resource, slot) in &freed {
+        for ((resource, slot), _) in &freed {
             call.seam().changed(resource, *slot);
         }
         let count = freed.len();
-        pass.changed.extend(freed);
+        pass.changed.extend(freed.into_iter().map(|(seat, _)| (seat, None)));
         Ok(count)
     })?;
     let waiters = queue::table();
@@ -158,14 +179,15 @@ fn dissolve_into(call: &Call, sessions: &[Uuid], most: usize, ending: bool, pass
             places.into_iter().partition(|(_, tid)| waiters.lock(*tid, false) == Locked::Mine);
         pass.blocked |= !locked.is_empty();
         let (resources, mut places): (Vec<String>, Vec<ItemPointerData>) = left.into_iter().unzip();
-        queue::leave(call.db(), &mut places);
+        queue::leave(call, &mut places);
         for resource in &resources {
             call.seam().judge(resource);
         }
         Ok(resources.len())
     })?;
     pass.more |= freed == most || left == most;
-    Ok(())
+    looked_at.extend(items.from);
+    Ok(if by_lease && freed == most && left == 0 { looked_at } else { everybody() })
 }
 
 /// One pass over a database. `most`: leases freed or handed over; `anybody_due`: whether it is worth looking for sessions that are dead, or
@@ -180,6 +202,7 @@ pub fn pass(call: &Call, most: usize, anybody_due: bool) -> Result<Pass> {
     let flags = call.database.take_flags(now);
     let mut dead = if anybody_due { dead_sessions(call, now) } else { Vec::new() };
     if flags != 0 {
+        pass.looked_through = true;
         call.seam().flags(flags);
         dead.extend(look_through(call, flags, now, &mut pass)?);
     }
@@ -192,8 +215,10 @@ pub fn pass(call: &Call, most: usize, anybody_due: bool) -> Result<Pass> {
             dead.rotate_left(first);
             dead.truncate(MAX_DEAD);
         }
-        dissolve_into(call, &dead, most, false, &mut pass)?;
         let full = dead.len() == MAX_DEAD;
+        let looked_at = dissolve_into(call, &dead, most, false, &mut pass)?;
+        tend::look_again(call, pass.changed.keys());
+        dead.retain(|session| looked_at.contains(session));
         let buried = bury(call, &dead, &mut pass);
         dead.retain(|session| !buried.contains(session));
         death::record(call, &dead);
@@ -202,7 +227,6 @@ pub fn pass(call: &Call, most: usize, anybody_due: bool) -> Result<Pass> {
     if anybody_due {
         call.database.blocked.set(pass.blocked && !pass.more, now);
     }
-    pass.more |= retention::retire(call, now, most, flags != 0);
     Ok(pass)
 }
 
@@ -242,22 +266,30 @@ fn judge_dirty(call: &Call, now: u64, pass: &mut Pass) -> Result<()> {
     for dirty in &dirty {
         call.seam().judged(&dirty.resource, dirty.changed);
     }
-    let outcome = handover::hand_over(call, names.into_iter().collect(), &|_| false)?;
+    let outcome = judge(call, names.into_iter().collect())?;
     queue::leave_own(call, outcome.held);
     let mut left = false;
     for dirty in dirty {
         if outcome.busy.contains(&dirty.resource) {
             left |= !call.shared.post_retry(call.database, &dirty, now);
         } else if let Some(slot) = dirty.changed {
-            pass.changed.insert((dirty.resource, slot));
+            pass.changed.entry((dirty.resource, slot)).or_default();
         }
     }
     if left {
         call.database.look_through_later(now);
     }
     pass.handed_over += outcome.granted.len();
-    pass.changed.extend(outcome.granted);
+    pass.has_granted(outcome.granted);
     Ok(())
+}
+
+/// Hands over, and sees to the bridges among the resources first. Those of which the lock is not to be had are not busy: they come again by themselves.
+fn judge(call: &Call, resources: Vec<String>) -> Result<HandOver> {
+    let closed = tend::tend(call, &resources);
+    let mut outcome = handover::hand_over(call, resources, &|_| false)?;
+    outcome.busy.retain(|resource| !closed.contains(resource));
+    Ok(outcome)
 }
 
 /// What the flags ask for: judges all that is waited for, finds the sessions that have no slot or no row. Gives those that are dead.
@@ -276,17 +308,18 @@ fn look_through(call: &Call, flags: u32, now: u64, pass: &mut Pass) -> Result<Ve
         call.db().run(&WAITED_FOR, values, |row| row.text(1))
     };
     let groups = |after: &str| group::page(call, after, grant::BATCH);
-    let sources: [&dyn Fn(&str) -> Vec<String>; 2] = [&waited_for, &groups];
+    let bridges = |after: &str| bridge::page(call, after, grant::BATCH);
+    let sources: [&dyn Fn(&str) -> Vec<String>; 3] = [&waited_for, &groups, &bridges];
     for fetch in sources {
         let mut after = String::new();
         loop {
             let resources = fetch(&after);
             let Some(last) = resources.last() else { break };
             after.clone_from(last);
-            let outcome = handover::hand_over(call, resources, &|_| false)?;
+            let outcome = judge(call, resources)?;
             queue::leave_own(call, outcome.held);
             pass.handed_over += outcome.granted.len();
-            pass.changed.extend(outcome.granted);
+            pass.has_granted(outcome.granted);
             for resource in outcome.busy {
                 let dirty = Dirty { resource, changed: None, backoff_ms: 0, items: false };
                 left |= !call.shared.post_retry(call.database, &dirty, now);
@@ -441,8 +474,8 @@ fn session_sweep(max_leases: default!(Option<i32>, "1000")) -> Result<Swept> {
     let shared = enter()?;
     spi::require_writes("session_sweep()")?;
     let max_leases = max_leases.ok_or(Error::Null("max_leases"))?;
-    let most = usize::try_from(max_leases).ok().filter(|most| (1..=100_000).contains(most)).ok_or(Error::Number {
-        what: "leases",
+    let most = usize::try_from(max_leases).ok().filter(|most| (1..=100_000).contains(most)).ok_or(Error::Argument {
+        argument: "max_leases",
         given: max_leases.into(),
         min: 1,
         max: 100_000,
@@ -451,7 +484,10 @@ fn session_sweep(max_leases: default!(Option<i32>, "1000")) -> Result<Swept> {
     catalog::lock_extension();
     let call = Call::open(shared)?;
     item::expect_copies(&call);
-    let pass = pass(&call, most, true)?;
+    let mut pass = pass(&call, most, true)?;
+    let now = clock::now();
+    pass.more |= retention::is_time(call.database, now, pass.looked_through)
+        && retention::retire(&call, now, most, pass.looked_through);
     let count = |number: usize| i32::try_from(number).unwrap_or(i32::MAX);
     let more = pass.more || pass.blocked;
     Ok(Swept { ended: count(pass.ended), handed_over: count(pass.handed_over), more })

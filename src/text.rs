@@ -8,6 +8,7 @@ use pgrx::pgrx_sql_entity_graph::metadata::{
     ArgumentError, ReturnsError, ReturnsRef, SqlMappingRef, SqlTranslatable, TypeOrigin,
 };
 use pgrx::{FromDatum, IntoDatum};
+use std::cell::OnceCell;
 use std::ops::Deref;
 
 /// An SQL `text`, held as UTF-8.
@@ -41,8 +42,22 @@ impl FromDatum for Text {
     }
 }
 
+thread_local! {
+    /// Whether there is nothing to convert in this backend's database.
+    static UTF8: OnceCell<bool> = const { OnceCell::new() };
+}
+
+fn is_utf8() -> bool {
+    // SAFETY: connected to a database, which has an encoding
+    let encoding = || unsafe { pg_sys::GetDatabaseEncoding() };
+    UTF8.with(|known| *known.get_or_init(|| encoding() == pg_sys::pg_enc::PG_UTF8 as i32))
+}
+
 /// Text in the server's encoding as UTF-8.
 pub fn from_server(text: &[u8]) -> String {
+    if is_utf8() {
+        return String::from_utf8_lossy(text).into_owned();
+    }
     let length = i32::try_from(text.len()).unwrap_or(i32::MAX);
     // SAFETY: PostgreSQL reads `length` bytes, of which there are as many
     let utf8 = unsafe { pg_sys::pg_server_to_any(text.as_ptr().cast(), length, pg_sys::pg_enc::PG_UTF8 as i32) };
@@ -87,9 +102,12 @@ impl IntoDatum for Text {
 /// A text datum in the server's encoding, in the current memory context.
 pub fn text_datum(text: &str) -> pg_sys::Datum {
     let length = i32::try_from(text.len()).unwrap_or(i32::MAX);
+    let bytes = text.as_ptr().cast();
     // SAFETY: PostgreSQL reads `length` bytes, of which there are as many; where it converts, the result ends in NUL
     unsafe {
-        let bytes = text.as_ptr().cast();
+        if is_utf8() {
+            return pg_sys::Datum::from(pg_sys::cstring_to_text_with_len(bytes, length));
+        }
         let server = pg_sys::pg_any_to_server(bytes, length, pg_sys::pg_enc::PG_UTF8 as i32);
         if std::ptr::eq(server, bytes) {
             pg_sys::Datum::from(pg_sys::cstring_to_text_with_len(bytes, length))

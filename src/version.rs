@@ -15,7 +15,7 @@
 use crate::catalog;
 use crate::error::{Error, Result};
 use crate::text::Text;
-use pgrx::pg_sys::panic::ErrorReport;
+use pgrx::pg_sys::{self, panic::ErrorReport};
 use pgrx::prelude::*;
 
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -42,10 +42,13 @@ pub fn another_is_preloaded() -> bool {
 
 /// Raises that the objects of this database are not those that this library needs, or that there are none any more.
 pub fn unserved(why: String) -> ! {
-    if catalog::home_if_any().is_none() {
+    // What a commit has changed reaches a process in parts: it may know that one table is gone, and not yet that all are.
+    // SAFETY: in a transaction
+    unsafe { pg_sys::AcceptInvalidationMessages() };
+    if catalog::extension().is_none() || catalog::home_if_any().is_none() {
         catalog::gone();
     }
-    pgrx::pg_sys::panic::ErrorReportable::unwrap_or_report(Err(ErrorReport::from(Error::Unserved(why))))
+    pg_sys::panic::ErrorReportable::unwrap_or_report(Err(ErrorReport::from(Error::Unserved(why))))
 }
 
 #[cfg(test)]

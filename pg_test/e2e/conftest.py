@@ -56,7 +56,7 @@ class Server:
         """The rows of one statement on a connection of its own."""
         with self.connect(dbname) as conn:
             cur = conn.execute(sql, params or None)
-            return cur.fetchall() if cur.description else []
+            return cur.fetchall() if cur.description is not None else []
 
     def workers(self, kind="worker", dbname=None):
         """Process ids of database workers, or of the launcher."""
@@ -153,9 +153,11 @@ class Pooler:
         self.pidfile = directory / "pgbouncer.pid"
         settings = {
             "listen_addr": "127.0.0.1", "listen_port": self.port, "unix_socket_dir": "",
-            "auth_type": "any", "pool_mode": "transaction", "default_pool_size": 10, "max_client_conn": 500,
+            "auth_type": "scram-sha-256", "auth_file": directory / "userlist.txt", "pool_mode": "transaction", "default_pool_size": 10, "max_client_conn": 500,
+            "ignore_startup_parameters": "extra_float_digits",  # which JDBC sends
             "pidfile": self.pidfile, "logfile": directory / "pgbouncer.log",
         } | settings  # fmt: skip
+        (directory / "userlist.txt").write_text(f'"postgres" "{os.environ["PGPASSWORD"]}"\n')
         ini = directory / "pgbouncer.ini"
         ini.write_text(
             f"[databases]\n* = host={server.host} port={server.port} user=postgres\n[pgbouncer]\n"

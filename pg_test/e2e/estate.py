@@ -11,6 +11,7 @@ from psycopg.types.json import Jsonb
 # What must be the same wherever rows survive, sessions or not.
 KEPT = (
     "SELECT name, permits, owner FROM eskit_lease.semaphores",
+    "SELECT resource, lock_key, owner FROM eskit_lease.bridges",
     "SELECT group_name, partitions, assignor, owner FROM eskit_lease.groups",
     "SELECT partition, position, acked_ahead FROM eskit_lease.group_lag ORDER BY 1",
     "SELECT queue, ordering, max_attempts, owner FROM eskit_lease.queues ORDER BY 1",
@@ -20,7 +21,7 @@ KEPT = (
     "SELECT table_name::text, resource, complete FROM eskit_lease.fenced_tables",
     "SELECT what FROM ledger ORDER BY 1",
 )
-NOBODY = ("sessions", "leases", "waiters", "group_members")
+NOBODY = ("sessions", "leases", "waiters", "group_members", "history")
 
 
 class Estate:
@@ -32,12 +33,15 @@ class Estate:
         with server.connect(dbname) as conn:
             conn.execute("CREATE EXTENSION eskit_lease")
             conn.execute("SELECT eskit_lease.grant_consumer('app'), eskit_lease.grant_monitor('app')")
+            conn.execute("GRANT EXECUTE ON FUNCTION eskit_lease.bridge_create TO app")
             conn.execute("CREATE TABLE ledger (what text); ALTER TABLE ledger OWNER TO app")
         with self.connect(server) as conn:
             self.holder, self.lost, self.heir = (Session(conn, name, ttl=f"{ttl} s") for name in ("holder", "lost", "heir"))
             self.fence = self.holder.take("r")
             self.lost.take("of lost")
             self.heir.queue("of lost")
+            self.lost.take("taken")
+            server.query("SELECT eskit_lease.lease_force_release(resource, fence, 'why') FROM eskit_lease.leases WHERE resource = 'taken'", dbname=dbname)
             self.declare(conn)
             self.work(conn)
             self.greatest = self.lost.take("last")  # of all that were ever answered
@@ -48,6 +52,7 @@ class Estate:
 
     def declare(self, conn):
         call(conn, "semaphore_create", "s", 3)
+        call(conn, "bridge_create", "b", -7)
         call(conn, "group_create", "g", 4, "range")
         call(conn, "queue_create", "q")
         call(conn, "queue_create", "mortal", 1, "1 s", "key")

@@ -11,7 +11,7 @@ class Link:
     """A way to a port. What is sent over it while it is cut is late, not lost; who asks for a connection meanwhile has one that does not answer."""
 
     def __init__(self, target):
-        self.target, self.sockets = target, set()
+        self.target, self.sockets, self.forgotten = target, set(), []
         self.to_server, self.to_client = threading.Event(), threading.Event()
         self.mend()
         self.listener = socket.create_server(("127.0.0.1", 0))
@@ -29,12 +29,20 @@ class Link:
         self.to_server.set()
         self.to_client.set()
 
+    def forget(self):
+        """What is connected now is silent for ever, as beyond a firewall that has forgotten it. Who connects from now on gets through."""
+        self.cut()
+        self.forgotten += self.to_server, self.to_client
+        self.to_server, self.to_client = threading.Event(), threading.Event()
+        self.mend()
+
     def end(self):
         for each in (self.listener, *self.sockets.copy()):
             with contextlib.suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)  # wakes whoever reads
         self.listener.close()
-        self.mend()
+        for way in (self.to_server, self.to_client, *self.forgotten):
+            way.set()
 
     def _accept(self):
         while True:

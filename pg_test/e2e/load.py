@@ -2,7 +2,7 @@
 
 Each competes for a few resources. Under a fence that it was given it writes in one checked transaction: a row of the journal, an item
 added, a run-once key that others try too. The items that it claims it finishes in the transaction that notes them. It knows of
-failovers no more than README's loop does: when its connection breaks it connects again, asks again for what it had, and stops where it is
+failovers no more than the loop of docs/consumer.md does: when its connection breaks it connects again, asks again for what it had, and stops where it is
 refused."""
 
 import itertools

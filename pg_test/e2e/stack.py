@@ -75,7 +75,8 @@ class Node:
         self.data, self.conf = stack.directory / name, stack.directory / f"{name}.json"
         self.to_etcd = Link(stack.etcd_port)
         self.from_haproxy, self.from_peer = ({to: Link(to) for to in (self.port, self.api)} for _ in range(2))
-        trust = [f"host {database} all 127.0.0.1/32 trust" for database in ("all", "replication")]
+        hba = [f"host {database} all 127.0.0.1/32 scram-sha-256" for database in ("all", "replication")]
+        password = os.environ["PGPASSWORD"]
         config = {
             "scope": "eskit", "name": name,
             "restapi": {"listen": f"127.0.0.1:{self.api}", "connect_address": f"127.0.0.1:{self.from_peer[self.api].port}"},
@@ -93,8 +94,10 @@ class Node:
             },
             "postgresql": {
                 "listen": f"127.0.0.1:{self.port}", "connect_address": f"127.0.0.1:{self.from_peer[self.port].port}",
-                "data_dir": str(self.data), "bin_dir": os.environ["PG_BIN"], "pg_hba": trust,
-                "authentication": {"superuser": {"username": "postgres"}, "replication": {"username": "replicator"}},
+                "data_dir": str(self.data), "bin_dir": os.environ["PG_BIN"], "pg_hba": hba,
+                "authentication": {
+                    who: {"username": name, "password": password} for who, name in (("superuser", "postgres"), ("replication", "replicator"))
+                },
                 "parameters": {"unix_socket_directories": "", "fsync": "off", "statement_timeout": "120s", "lc_messages": "C"},
             },
         }  # fmt: skip

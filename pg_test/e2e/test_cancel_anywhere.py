@@ -25,6 +25,8 @@ TABLES = "SELECT relname FROM pg_class WHERE relnamespace = 'eskit_lease'::regna
 # How to call each of them so that it works on what stands: a stage, see below.
 CALLS = {
     "advisory_lock_id": lambda s: ("x",),
+    "bridge_create": lambda s: (s.fresh, 7),
+    "bridge_drop": lambda s: ("spare bridge",),
     "cursor_ack": lambda s: ("g", s.partition, 7, s.partition_fence),
     "cursor_commit": lambda s: ("g", s.partition, 5, s.partition_fence),
     "cursor_head": lambda s: ("g", s.partition, 9),
@@ -96,6 +98,8 @@ AGAIN = """
     SELECT eskit_lease.group_create('spare group', 4) WHERE NOT EXISTS (SELECT FROM eskit_lease.groups WHERE group_name = 'spare group');
     SELECT eskit_lease.semaphore_create('spare semaphore', 2)
         WHERE NOT EXISTS (SELECT FROM eskit_lease.semaphores WHERE name = 'spare semaphore');
+    SELECT eskit_lease.bridge_drop(resource) FROM eskit_lease.bridges WHERE resource LIKE 'fresh %'; -- there may be so many
+    SELECT eskit_lease.bridge_create('spare bridge', 7) WHERE NOT EXISTS (SELECT FROM eskit_lease.bridges WHERE resource = 'spare bridge');
     SELECT eskit_lease.queue_create('spare queue') WHERE NOT EXISTS (SELECT FROM eskit_lease.queues WHERE queue = 'spare queue');
     SELECT eskit_lease.unfence_table('plain'), eskit_lease.fence_table('fenced', 'held')"""
 

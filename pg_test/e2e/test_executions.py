@@ -125,10 +125,14 @@ def test_each_row_once_whoever_is_killed(clean):
                 pass
 
     def kill():
+        """Somebody, whenever there is another row: as long as there is work, and so that there is an end to it."""
         victims = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"
-        kills = 0
-        while not stop.wait(0.15) and kills < 20:
-            kills += len(admin.execute(f"{victims} ORDER BY random() LIMIT 1").fetchall())
+        kills = rows = 0
+        while not stop.wait(0.005) and kills < 20:
+            (now,) = admin.execute("SELECT count(*) FROM worked").fetchone()
+            if now > rows:
+                kills += len(admin.execute(f"{victims} ORDER BY random() LIMIT 1").fetchall())
+                rows = now
         return kills
 
     with ThreadPoolExecutor(workers + 1) as pool:

@@ -290,6 +290,8 @@ def test_an_extension_that_goes_in_the_middle_of_a_statement(server, db, connect
     """Nobody keeps it from going while a statement has not used it yet; the call that comes too late says so."""
     conn, gate, admin = connect(), connect(), connect()
     session = Session(conn, ttl="60 s")
+    # It waits for as long as the DROP takes.
+    conn.execute("SET lock_timeout = '60 s'")
     gate.execute("SELECT pg_advisory_lock(1)")
     late = function.replace("%s", f"'{session.id}'")
     waiting = background(conn.execute, f"SELECT pg_advisory_lock(1), (SELECT count(*) FROM eskit_lease.{late})")

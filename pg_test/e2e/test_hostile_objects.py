@@ -83,6 +83,11 @@ def use_everything(conn, watcher, prefix):
     call(conn, "semaphore_create", f"{prefix} s", 2)
     call(conn, "semaphore_resize", f"{prefix} s", 3)
     assert session.acquire(f"{prefix} s").granted
+    call(conn, "bridge_create", f"{prefix} b", 7)
+    session.queue(f"{prefix} b")
+    bridged = wait_until(lambda: session.acquire(f"{prefix} b").fence)
+    call(conn, "fence_check", f"{prefix} b", bridged)
+    assert call(conn, "lease_release", f"{prefix} b", bridged) and call(conn, "bridge_drop", f"{prefix} b")
     assert call(conn, "lock_acquire", f"{prefix} l", "owner", "30 s").granted
     call(conn, "group_create", group, 2)
     call(conn, "group_alter", group, "range")
@@ -122,6 +127,7 @@ def test_nothing_of_ours_meets_an_object_of_the_users(server, connect, db, mallo
     owner = connect()
     assert lay_traps(owner, "hostile") > 1000
     call(owner, "grant_consumer", mallory)
+    owner.execute(f"GRANT EXECUTE ON FUNCTION eskit_lease.bridge_create, eskit_lease.bridge_drop TO {mallory}")
     call(owner, "grant_monitor", mallory)
     path = "hostile, pg_temp, eskit_lease, pg_catalog"
     server.query(f"ALTER ROLE mallory IN DATABASE {db} SET search_path = {path}")
@@ -215,6 +221,34 @@ def test_a_schema_that_was_there_before(server, mallory):
             assert others.fetchone() == (0,)
     finally:
         server.query("DROP DATABASE squatted WITH (FORCE)")
+
+
+@pytest.mark.parametrize("former", [False, True], ids=["new", "updated"])
+def test_default_privileges_give_nothing_away(server, mallory, former):
+    """Many a database gives an application all that its owner makes. What an older version has made is as it was."""
+    server.query("CREATE DATABASE generous")
+    try:
+        with server.connect("generous") as admin:
+            create = "CREATE EXTENSION eskit_lease"
+            if former:
+                admin.execute(f"{create} VERSION '0.1.0'")
+                create = "ALTER EXTENSION eskit_lease UPDATE"
+            for kind in ("TABLES", "SEQUENCES", "FUNCTIONS", "TYPES", "SCHEMAS"):
+                admin.execute(f"ALTER DEFAULT PRIVILEGES GRANT ALL ON {kind} TO mallory")
+            admin.execute(create)
+            given = admin.execute("""
+                SELECT c.relname FROM pg_class AS c, aclexplode(c.relacl) AS a
+                WHERE c.relnamespace = 'eskit_lease'::regnamespace AND a.grantee = 'mallory'::regrole
+                UNION ALL
+                SELECT p.proname FROM pg_proc AS p, aclexplode(p.proacl) AS a
+                WHERE p.pronamespace = 'eskit_lease'::regnamespace AND a.grantee = 'mallory'::regrole""")
+            assert given.fetchall() == []
+        with server.connect("generous", user="mallory") as conn:
+            for wrong in ("SELECT FROM eskit_lease._sessions", "UPDATE eskit_lease._leases SET session = NULL", "CREATE TABLE eskit_lease.t ()"):
+                with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                    conn.execute(wrong)
+    finally:
+        server.query("DROP DATABASE generous WITH (FORCE)")
 
 
 def test_a_publication_of_all_tables(connect):

@@ -137,3 +137,44 @@ def test_a_dropped_database_gives_its_place_to_the_next_at_once():
             assert here.heartbeat().alive
     finally:
         server.stop()
+
+
+def test_databases_that_always_have_work_share_the_workers():
+    """A worker stays for more to come only as long as no other database waits for one."""
+    server = Server("e2e-shared-workers", "eskit_lease.max_workers = 1")
+    over, busy, threads = threading.Event(), {"postgres": 1, "busy": 500}, []
+    try:
+        for name in ("busy", "quiet"):
+            server.query(f"CREATE DATABASE {name}")
+        for name in (*busy, "quiet"):
+            server.query("CREATE EXTENSION eskit_lease", dbname=name)
+
+        def keep_busy(name, times):
+            with server.connect(name) as conn:
+                worker = Session(conn, "busy", ttl="1 h")
+                # So often in a row that there is something due at any moment.
+                again = f"""DO $$ DECLARE own bigint; BEGIN FOR i IN 1..{times} LOOP
+                    own := (SELECT fence FROM eskit_lease.lease_acquire('r', '{worker.id}'));
+                    PERFORM eskit_lease.lease_release('r', own);
+                    COMMIT; END LOOP; END $$"""
+                while not over.wait(0.1 if times == 1 else 0):
+                    conn.execute(again)
+
+        threads += [threading.Thread(target=keep_busy, args=item) for item in busy.items()]
+        for thread in threads:
+            thread.start()
+        with server.connect("quiet") as conn, server.connect() as other:
+            for _ in range(3):
+                holder, waiter = Session(conn, "holder", ttl="1 s"), Session(conn, "waiter", ttl="1 h")
+                holder.take("r")
+                # It asks for nothing more, so that nobody but the worker can give it the lease.
+                assert waiter.acquire("r", queue=True).reason == "queued"
+                wait_until(lambda: waiter.holds("r"))
+                assert waiter.close()
+            done = stat(other, "notifications")
+            wait_until(lambda: stat(other, "notifications") > done)
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+        server.stop()

@@ -184,3 +184,44 @@ def test_what_is_taken_by_force_does_not_come_back(connect, no_worker):
     conn, _, fence = queue_behind_oneself(connect)
     assert call(conn, "lease_force_release", "r", fence, "test")
     assert conn.execute(HELD).fetchone() == (0,)
+
+
+def test_an_index_is_made_anew_while_names_are_acquired(server, db, connect, background):
+    """Transactions that began before have heard of the old one only."""
+    over, admin = threading.Event(), connect()
+    sessions = [Session(connect(), f"racer {i}", ttl="1 h") for i in range(4)]
+
+    def race(session):
+        for i in itertools.count():
+            if over.is_set():
+                return i
+            with session.conn.transaction():
+                session.conn.execute("SELECT 1")
+                answer = session.acquire(f"made anew {i % 3}")
+            if answer.granted:
+                assert session.release(f"made anew {i % 3}")
+
+    races = [background(race, session) for session in sessions]
+    try:
+        for _ in range(5):
+            for table in ("_leases", "_waiters", "_sessions"):
+                admin.execute(f"REINDEX TABLE CONCURRENTLY eskit_lease.{table}")
+    finally:
+        over.set()
+    assert all(done.result() > 0 for done in races)
+
+
+def test_what_a_transaction_has_closed_is_closed_for_it(server, db, connect):
+    """Whoever was refused before knows the name of the holder, which says nothing of its life."""
+    conn = connect()
+    closed, other = Session(conn, "closed", ttl="1 h"), Session(conn, "other", ttl="1 h")
+    names = [f"of the closed {i}" for i in range(1_500)]
+    conn.execute("SELECT count(*) FROM eskit_lease.lease_acquire_many(%s, %s)", (names, closed.id))
+    assert other.acquire(names[0]).reason == "held"
+    with conn.transaction():
+        assert closed.close()
+        # More than a close takes along: the worker gets to the rest.
+        (left,) = conn.execute("SELECT min(resource) FROM eskit_lease._leases WHERE session = %s", (closed.id,)).fetchone()
+        assert closed.acquire(left).reason == "expired"
+        assert other.acquire(left).granted
+    assert other.renew(left).held

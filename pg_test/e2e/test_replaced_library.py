@@ -17,7 +17,7 @@ UPDATE = "ALTER EXTENSION eskit_lease UPDATE"
 VARIANT = """
     rm -rf target/variant
     mkdir -p target/variant/debug target/variant/source
-    cp -r Cargo.toml Cargo.lock src sql pg_test target/variant/source/
+    cp -r Cargo.toml Cargo.lock src sql pg_test bench target/variant/source/
     cp -a target/debug/.fingerprint target/variant/debug/
     flock target/log/lock cp -al target/debug/{build,deps} target/variant/debug/
     rm -f target/variant/debug/deps/*eskit_lease*

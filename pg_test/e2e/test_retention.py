@@ -1,8 +1,8 @@
-"""For how long what has ended is kept: run-once keys that are done or resolved, and items that are dead."""
+"""For how long what has ended is kept: run-once keys that are done or resolved, items that are dead, and the history of leases."""
 
 import psycopg
 import pytest
-from client import Session, call, rows
+from client import Session, call, rows, stat
 from conftest import wait_until
 
 
@@ -75,6 +75,25 @@ class DeadItems:
         return [f"{when} {i} kept {how}" for i in range(4) for when in ("old", "new") for how in ("claimed", "ready")]
 
 
+class History:
+    setting = "eskit_lease.history_retention"
+    ids = "SELECT resource FROM eskit_lease._history ORDER BY 1"
+    age = "UPDATE eskit_lease._history SET at = at - interval '31 days' WHERE resource LIKE 'old %'"
+    lose = """SELECT count(eskit_lease.lease_force_release(a.resource, a.fence, 'why'))
+              FROM eskit_lease.lease_acquire_many(%s::text[], %s) AS a"""
+
+    @staticmethod
+    def end(conn, session, count):
+        names = [f"ended {i}" for i in range(count)]
+        assert conn.execute(History.lose, (names, session.id)).fetchone() == (count,)
+
+    @staticmethod
+    def every_kind(conn, session):
+        names = [f"{when} {i}" for i in range(8) for when in ("old", "new")]
+        conn.execute(History.lose, (names, session.id))
+        return []
+
+
 def keep(server, kind, retention):
     server.set(**{kind.setting.replace(".", "__"): retention})
     if retention is not None:
@@ -86,7 +105,7 @@ def left(conn, kind):
     return [key for (key,) in conn.execute(kind.ids)]
 
 
-@pytest.fixture(params=[Keys, DeadItems], ids=["keys", "dead items"])
+@pytest.fixture(params=[Keys, DeadItems, History], ids=["keys", "dead items", "history"])
 def kind(request, server):
     yield request.param
     keep(server, request.param, None)
@@ -230,6 +249,29 @@ def test_a_sweep_that_is_rolled_back(server, no_worker, connect, end):
         wait_until(lambda: not claims(), timeout=20, pause=0.1)
     finally:
         server.set(eskit_lease__row_retention=None)
+
+
+def test_history_that_is_written_just_after_a_look(server, connect):
+    """Nothing was there to come for, and nothing happens afterwards."""
+    keep(server, History, "2 s")
+    try:
+        conn = connect()
+        session = Session(conn, ttl="600 s")
+        session.take("lost")
+        sweeps = stat(conn, "sweeps")
+
+        def swept():
+            # One that has begun by now counts already, and may see to this as well: so it is done again.
+            session.take("let go")
+            session.release("let go")
+            return stat(conn, "sweeps") > sweeps
+
+        wait_until(swept)
+        assert call(conn, "lease_force_release", "lost", session.fences["lost"], "why")
+        assert left(conn, History) == ["lost"]
+        wait_until(lambda: not left(conn, History), timeout=20, pause=0.2)
+    finally:
+        keep(server, History, None)
 
 
 def test_released_leases(server, no_worker, connect):

@@ -346,3 +346,18 @@ def test_a_restart_leaves_graces_and_successions_their_end():
             wait_until(lambda: not rows_of(conn, "_successions", "session", old))
     finally:
         server.stop()
+
+
+def test_the_history_tells_of_what_an_heir_did_not_live_to_get(connect):
+    """A fenced transaction kept it from the heir, who is dead when a stranger gets it: somebody has lost it all the same."""
+    conn, fenced = connect(), connect()
+    former = Session(fenced, "me", "60 s")
+    fence = former.take("r")
+    with fenced.transaction():
+        former.check("r")
+        heir = Session(conn, "me", "1 s", takeover=True)
+        stranger = Session(conn, "stranger", "60 s").queue("r")
+        wait_until(lambda: not heir.heartbeat().alive, pause=1.5)
+    wait_until(lambda: stranger.holds("r"))
+    lost = conn.execute("SELECT event, fence, next_consumer FROM eskit_lease.history WHERE resource = 'r'").fetchall()
+    assert lost == [("taken_over", fence, "stranger")]

@@ -110,6 +110,8 @@ SELECT fence_check('r', :f);
 SELECT granted, reason FROM lease_acquire('r', :'a');
 SELECT granted, reason FROM lease_acquire('r', :'b');
 SELECT granted, reason FROM lease_acquire('r', '00000000-0000-4000-8000-000000000000');
+SELECT resource, granted, reason FROM lease_acquire_many('{r}', :'a');
+SELECT session_detach(:'a');
 SELECT count(*) FROM sessions;
 SELECT count(*) FROM leases WHERE resource = 'r';
 SELECT count(*) FROM waiters;

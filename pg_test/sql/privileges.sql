@@ -19,6 +19,7 @@ CROSS JOIN LATERAL (
     SELECT c.relname || ' ' || string_agg(v.privilege, ' ' ORDER BY v.privilege)
     FROM pg_class AS c, unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE', 'TRUNCATE', 'REFERENCES', 'TRIGGER']) AS v (privilege)
     WHERE c.relnamespace = 'eskit_lease'::regnamespace AND c.relkind IN ('r', 'v') AND has_table_privilege(r.oid, c.oid, v.privilege)
+      AND c.relname NOT IN ('history', 'flapping', 'top') -- which 0.1.0 has not: see history.sql
     GROUP BY c.relname
     UNION ALL
     SELECT c.relname || ' ' || v.privilege
@@ -30,8 +31,9 @@ WHERE r.rolname LIKE 'regress\_%';
 SELECT what FROM may WHERE role = 'regress_nobody' ORDER BY 1;
 
 SELECT grant_consumer('regress_consumer'), grant_consumer('regress_other'), grant_monitor('regress_monitor');
-SELECT what FROM may WHERE role = 'regress_consumer' EXCEPT SELECT what FROM may WHERE role = 'regress_nobody' ORDER BY 1;
-SELECT what FROM may WHERE role = 'regress_monitor' EXCEPT SELECT what FROM may WHERE role = 'regress_nobody' ORDER BY 1;
+-- Bridges are left to refusals.sql: this is run over 0.1.0 too, which had none.
+SELECT what FROM may WHERE role = 'regress_consumer' AND what NOT LIKE 'bridge%' EXCEPT SELECT what FROM may WHERE role = 'regress_nobody' ORDER BY 1;
+SELECT what FROM may WHERE role = 'regress_monitor' AND what NOT LIKE 'bridge%' EXCEPT SELECT what FROM may WHERE role = 'regress_nobody' ORDER BY 1;
 
 -- Refused to who has been given nothing, and to everybody what is for administrators.
 CREATE FUNCTION pg_temp.attempt(statement text) RETURNS text LANGUAGE sql AS $$

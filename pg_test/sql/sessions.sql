@@ -102,14 +102,16 @@ SELECT session AS e FROM session_open('worker-5') \gset
 SELECT alive, reason FROM session_heartbeat(:'e');
 SELECT granted FROM lease_acquire('s7', :'e');
 ROLLBACK;
-SELECT alive, reason IN ('expired', 'unknown_session') AS "has ended" FROM session_heartbeat(:'e');
+SELECT alive, reason FROM session_heartbeat(:'e');
+SELECT alive, reason FROM session_wait(:'e', 0);
+SELECT granted, reason FROM lease_acquire('s7', :'e');
 SELECT count(*) FROM sessions WHERE consumer = 'worker-5';
 
 BEGIN;
 SAVEPOINT one;
 SELECT session AS e FROM session_open('worker-5') \gset
 ROLLBACK TO one;
-SELECT alive, reason IN ('expired', 'unknown_session') AS "has ended" FROM session_heartbeat(:'e');
+SELECT alive, reason FROM session_heartbeat(:'e');
 SELECT session AS e FROM session_open('worker-5') \gset
 SAVEPOINT two;
 SELECT session_close(:'e');

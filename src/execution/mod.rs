@@ -37,7 +37,7 @@ use pgrx::pg_sys::{FLOAT8OID, INT8OID, ItemPointerData, TransactionId};
 
 /// What is done or resolved, and older than so many seconds; up to so many rows.
 pub static RETIRE: Statement =
-    Statement::tidies(include_str!("../../sql/query/execution/retire.sql"), &[FLOAT8OID, INT8OID]);
+    Statement::tidies(include_str!("../../sql/query/execution/retire.sql"), &[FLOAT8OID, INT8OID, FLOAT8OID]);
 /// How long the oldest of them is done or resolved, in seconds.
 pub static OLDEST: Statement = Statement::reads(include_str!("../../sql/query/execution/oldest.sql"), &[]);
 

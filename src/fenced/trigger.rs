@@ -7,7 +7,7 @@
 //! By a column, this is for each row that is written: what was found is remembered until the list changes.
 
 use crate::catalog;
-use crate::claim;
+use crate::claim::Leases;
 use crate::declaration;
 use crate::error::{Error, Result};
 use crate::liveness::{Shared, shared};
@@ -332,7 +332,7 @@ fn remember(resource: &[u8], slot: Option<i32>) {
 
 /// Whether this transaction does not end the session that has the lease. (It may have moved it into another's grace.)
 fn is_kept(shared: &'static Shared, resource: &str, fence: i64) -> bool {
-    let session = claim::by_fence(resource, fence).and_then(|row| row.session);
+    let session = Leases::open().by_fence(resource, fence).and_then(|row| row.session);
     let at = session.and_then(|session| shared.find(catalog::home(), session));
     at.is_some_and(|at| !seam::has_ended(at))
 }

@@ -95,9 +95,12 @@ fn remove(call: &Call, group: &str, sessions: &[Uuid]) {
     }
 }
 
-/// The groups that sessions are members of.
+/// The groups that sessions are members of, in order: two take-overs that lock the same groups do so one after the other.
 pub fn of_sessions(call: &Call, sessions: &[Uuid]) -> Vec<String> {
-    call.db().run(&OF_SESSIONS, vec![Value::Uuids(sessions)], |row| row.text(1))
+    let mut groups = call.db().run(&OF_SESSIONS, vec![Value::Uuids(sessions)], |row| row.text(1));
+    groups.sort_unstable();
+    groups.dedup();
+    groups
 }
 
 /// Has the worker judge the groups of sessions.
@@ -107,22 +110,23 @@ pub fn note_groups(call: &Call, sessions: &[Uuid]) {
     }
 }
 
-/// Takes sessions that have ended, or end with this transaction, out of their groups, and judges these. The groups that had to be left
-/// to the worker.
+/// Takes sessions that have ended, or end with this transaction, out of their groups, and judges these. Whether there were any.
 pub fn leave_all(
     call: &Call,
     sessions: &[Uuid],
     letting_go: &dyn Fn(&LeaseRow) -> bool,
     result: &mut HandOver,
-) -> Result<()> {
-    for group in of_sessions(call, sessions) {
+) -> Result<bool> {
+    let groups = of_sessions(call, sessions);
+    let any = !groups.is_empty();
+    for group in groups {
         // Their rows go with the lock on the group's: the dead are taken out by whoever has it.
         remove(call, &group, &state::lock_members(&group, sessions));
         judge(call, &group, None, letting_go, result)?;
         // Nobody comes back to these sessions for what could not be done now, neither the worker.
         call.seam().judge_at(&group, clock::now());
     }
-    Ok(())
+    Ok(any)
 }
 
 /// Keeps others from making the session a member, to the end of the transaction: they would wait for each other's row. False if somebody

@@ -4,9 +4,10 @@ use super::state::{Partition, State};
 use crate::call::Call;
 use crate::claim::{LeaseRow, Leases, Seat};
 use crate::declaration::Kind;
-use crate::grant::{self, Candidate};
+use crate::grant::{self, Candidate, Grant};
 use crate::guard::{Guard, Mode};
 use crate::handover::{HandOver, admit};
+use crate::history;
 use crate::liveness::slots::SlotRef;
 use crate::release;
 use crate::table::Locked;
@@ -52,6 +53,7 @@ pub fn serve(
             declared: Some((Kind::Group, state.partitions.len() as i32)),
             row: known.row,
             released: known.row.is_some_and(|row| released(&row)),
+            inherited: false,
             grantee: *ready.get(target)?,
             places: Vec::new(),
         })
@@ -68,7 +70,7 @@ pub fn serve(
     }
     let moved = !granted.is_empty() || !overdue.is_empty();
     free_ungranted(call, state, &leases, overdue.into_values().collect(), &granted, result);
-    result.granted.extend(granted.into_keys());
+    result.granted.extend(granted);
     moved
 }
 
@@ -104,18 +106,31 @@ fn free_ungranted(
     state: &State,
     leases: &Leases,
     taken: Vec<(i32, Uuid)>,
-    granted: &HashMap<Seat, i64>,
+    granted: &HashMap<Seat, Grant>,
     result: &mut HandOver,
 ) {
     let seat = |partition: i32| (state.name.clone(), partition);
     let row = |partition: i32| state.partitions[partition as usize].row;
     let ungranted = taken.iter().map(|(partition, _)| *partition).filter(|p| !granted.contains_key(&seat(*p)));
-    let (freed, locked): (Vec<i32>, Vec<i32>) =
-        ungranted.partition(|partition| row(*partition).is_some_and(|row| leases.lock(row.tid, false) == Locked::Mine));
-    if !locked.is_empty() {
-        result.busy.insert(state.name.clone());
+    let mut freed = Vec::new();
+    for partition in ungranted {
+        match row(partition).filter(|row| leases.lock(row.tid, false) == Locked::Mine) {
+            Some(row) => freed.push((seat(partition), row.tid)),
+            None => {
+                result.busy.insert(state.name.clone());
+            }
+        }
     }
-    release::free(call, &freed.into_iter().map(seat).collect::<Vec<_>>(), false);
+    release::free(call, &freed, false);
+    let next = |partition: i32| {
+        let target = state.partitions[partition as usize].target?;
+        granted.get(&seat(partition)).map(|grant| (target, grant.fence))
+    };
+    let lost = |(partition, _): &(i32, Uuid)| {
+        let gone = granted.contains_key(&seat(*partition)) || freed.iter().any(|((_, slot), _)| slot == partition);
+        Some((state.partitions[*partition as usize].row.as_ref().filter(|_| gone)?, next(*partition)))
+    };
+    history::revoked(call, &state.name, taken.iter().filter_map(lost));
     for (partition, owner) in taken {
         call.seam().changed(&state.name, partition);
         if let Some(at) = call.shared.find(call.home, owner) {

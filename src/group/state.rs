@@ -4,13 +4,14 @@ use super::assign::Assignor;
 use crate::call::Call;
 use crate::claim::{LeaseRow, Leases};
 use crate::declaration::{self, Kind};
-use crate::holders::Holders;
+use crate::holders::{Holders, living_rows};
 use crate::liveness::clock;
+use crate::session::SessionRow;
 use crate::table::{Flight, Key, Locked, Sight, Table};
 use crate::text::Text;
 use pgrx::Uuid;
 use pgrx::pg_sys::ItemPointerData;
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 /// How long newcomers are left to the worker, in microseconds.
 const PATIENCE: u64 = 1_000_000;
@@ -137,11 +138,8 @@ impl State {
         state.partitions = vec![Partition { row: None, owner: None, target: None, revoking: None }; slots as usize];
         state.read_members(settle_delay, call.shared.boot_id());
         let rows = Leases::open().rows(name);
-        // Owners are mostly members, and each session is looked up once.
-        let members = state.members.iter().map(|member| member.session);
-        let holders = Holders::of(call, members.chain(rows.iter().filter_map(|row| row.session)));
-        state.tell_living(&holders);
-        state.set_owners(rows, &holders, letting_go);
+        state.tell_living(call);
+        state.set_owners(call, rows, letting_go);
         state.read_targets(call);
         Some(state)
     }
@@ -163,20 +161,29 @@ impl State {
         });
     }
 
-    fn tell_living(&mut self, holders: &Holders) {
+    fn tell_living(&mut self, call: &Call) {
+        let sessions: Vec<Uuid> = self.members.iter().map(|member| member.session).collect();
+        let living: HashMap<Uuid, SessionRow> =
+            living_rows(call, &sessions).into_iter().map(|row| (row.session, row)).collect();
         for member in &mut self.members {
-            if let Some((row, _)) = holders.living(Some(member.session)) {
+            if let Some(row) = living.get(&member.session) {
                 member.id = format!("{}\0{}", row.consumer, row.session);
                 (member.alive, member.draining) = (true, row.draining);
             }
         }
     }
 
-    fn set_owners(&mut self, rows: Vec<LeaseRow>, holders: &Holders, letting_go: &dyn Fn(&LeaseRow) -> bool) {
+    fn set_owners(&mut self, call: &Call, rows: Vec<LeaseRow>, letting_go: &dyn Fn(&LeaseRow) -> bool) {
+        // Owners are mostly members, and each session is looked up once.
+        let members: HashMap<Uuid, bool> = self.members.iter().map(|member| (member.session, member.alive)).collect();
+        let sessions = rows.iter().filter_map(|row| row.session);
+        let others = Holders::of(call, sessions.filter(|session| !members.contains_key(session)));
+        let lives =
+            |session: &Uuid| members.get(session).copied().unwrap_or_else(|| others.living(Some(*session)).is_some());
         for row in rows {
             if let Some(partition) = usize::try_from(row.slot).ok().and_then(|slot| self.partitions.get_mut(slot)) {
                 partition.row = Some(row);
-                partition.owner = row.session.filter(|_| holders.living(row.session).is_some() && !letting_go(&row));
+                partition.owner = row.session.filter(|session| lives(session) && !letting_go(&row));
             }
         }
     }

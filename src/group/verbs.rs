@@ -145,7 +145,7 @@ fn group_drop(group_name: Option<Text>) -> Result<()> {
         return Err(Error::BeingDeclared { name }.into());
     }
     let living = Holders::of(&call, members.iter().copied());
-    if let Some((member, _)) = members.iter().find_map(|member| living.living(Some(*member))) {
+    if let Some(member) = members.iter().find_map(|member| living.living(Some(*member))) {
         let (kind, why) = (Kind::Group.name(), format!("\"{}\" is a member.", member.consumer));
         return Err(Error::InUse { kind, name, why }.into());
     }
@@ -272,5 +272,5 @@ fn group_release(group_name: Option<Text>, partition: Option<i32>, fence: Option
     spi::require_writes("group_release()")?;
     let name = text_arg("group_name", group_name)?;
     let partition = declaration::partition_arg(&name, partition)?;
-    release_seat(&Call::open(shared)?, &name, partition, fence.ok_or(Error::Null("fence"))?, true)
+    release_seat(&Call::open(shared)?, &name, partition, fence.ok_or(Error::Null("fence"))?)
 }

@@ -319,8 +319,8 @@ fn item_claim(
     let name = text_arg("queue", queue)?;
     let session = session.ok_or(Error::Null("session"))?;
     let most = max_items.ok_or(Error::Null("max_items"))?;
-    let want = usize::try_from(most).ok().filter(|_| (1..=MAX_CLAIM).contains(&most)).ok_or(Error::Number {
-        what: "max_items",
+    let want = usize::try_from(most).ok().filter(|_| (1..=MAX_CLAIM).contains(&most)).ok_or(Error::Argument {
+        argument: "max_items",
         given: most.into(),
         min: 1,
         max: MAX_CLAIM.into(),

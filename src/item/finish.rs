@@ -27,7 +27,7 @@ pub static BURY: Statement =
 
 /// Claims of more than so many seconds ago that have no item left; up to so many rows.
 pub static RETIRE_CLAIMS: Statement =
-    Statement::tidies(include_str!("../../sql/query/item/retire_claims.sql"), &[FLOAT8OID, INT8OID]);
+    Statement::tidies(include_str!("../../sql/query/item/retire_claims.sql"), &[FLOAT8OID, INT8OID, FLOAT8OID]);
 pub static OLDEST_CLAIM: Statement = Statement::reads(include_str!("../../sql/query/item/oldest_claim.sql"), &[]);
 
 /// A claim that this transaction finishes items of.

@@ -65,6 +65,7 @@ pub enum Kept {
     DeadItems,
     /// Claims whose last items were finished by several transactions at once, none of which could see that all are.
     Claims,
+    History,
 }
 
 /// There may be rows of a kind, since nobody knows when; and somebody is looking for them.
@@ -134,12 +135,14 @@ pub struct Database {
     flags: AtomicU32,
     pub waiting: AtomicU32,
     pub worker: AtomicPtr<pg_sys::Latch>,
+    /// Whether its worker has locks that end with it, and so stays, beyond `eskit_lease.max_workers`.
+    pub tending: AtomicBool,
     /// Whether the last worker has left because there was nothing to do, and not because it failed.
     pub finished: AtomicBool,
     /// When somebody last saw to the rows that are kept for a while, and left none that is older than that.
     pub retention_looked: AtomicU64,
     /// Since when the oldest of each kind is kept, by the clock, and before its zero too; zero for none, or one of the above.
-    kept_since: [AtomicI64; 4],
+    kept_since: [AtomicI64; 5],
     /// Ids of transactions that have finished items of the claims among these are below this; zero when all of them have ended.
     claims_before: AtomicU64,
     /// Of dead sessions whose rows are in somebody's hands.

@@ -51,8 +51,8 @@ pub unsafe fn init_map(sessions: usize) -> *mut pg_sys::HTAB {
 }
 
 thread_local! {
-    /// The slot that this backend used last: a steady client's heartbeat looks nothing up.
-    static LAST: Cell<Option<SlotRef>> = const { Cell::new(None) };
+    /// Slots that this backend used last, each at a place that its uuid gives: a steady client's heartbeat looks nothing up.
+    static LAST: [Cell<Option<SlotRef>>; 16] = const { [const { Cell::new(None) }; 16] };
 }
 
 fn halves(session: Uuid) -> [u64; 2] {
@@ -70,7 +70,8 @@ impl Shared {
                 && slot.session() == session
                 && slot.home() == home
         };
-        if let Some(last) = LAST.get().filter(is_it) {
+        let place = usize::from(session.as_bytes()[0] & 15);
+        if let Some(last) = LAST.with(|slots| slots[place].get()).filter(is_it) {
             return Some(last);
         }
         let key = Key { uuid: *session.as_bytes(), database: home.database, table: home.table };
@@ -90,7 +91,7 @@ impl Shared {
         };
         let at = SlotRef { index: index?, session };
         is_it(&at).then(|| {
-            LAST.set(Some(at));
+            LAST.with(|slots| slots[place].set(Some(at)));
             at
         })
     }
@@ -173,11 +174,13 @@ impl Shared {
         self.slots[index as usize].word.store(Word::new(State::Free, u64::from(next)).0, Ordering::Release);
     }
 
-    /// Frees the slots whose tombstones have stood long enough.
-    pub fn reclaim(&self, now: u64) {
+    /// Frees the slots whose tombstones have stood long enough. Whether there was any tombstone.
+    pub fn reclaim(&self, now: u64) -> bool {
+        let mut any = false;
         for index in 0..self.used() {
             let slot = &self.slots[index as usize];
             let word = slot.word();
+            any |= word.state() == State::Gone;
             if !word.reclaimable(now) {
                 continue;
             }
@@ -199,5 +202,6 @@ impl Shared {
                 self.give_back(index);
             }
         }
+        any
     }
 }

@@ -62,6 +62,8 @@ pub struct Header {
     pub launcher: AtomicPtr<pg_sys::Latch>,
     /// When the launcher wakes by itself.
     pub launcher_wakes: AtomicU64,
+    /// Whether databases wait for a worker while there are as many as may be.
+    pub crowded: AtomicBool,
     /// First of the free slots plus one, under Lock::Alloc.
     free: AtomicU32,
     /// Slots that have ever been in use, under Lock::Alloc.

@@ -148,7 +148,8 @@ impl Shared {
         self.seen(now);
         let (word, extended) = slot.change(at.session, |word| word.beat(slot.cap(), now, slot.ttl()))?;
         let word = if extended { word } else { self.expire(slot, at.session, now)? };
-        Some(self.standing_at(at, word, now))
+        // A tombstone that may be reclaimed says nothing any more. That of a session whose opening was rolled back may be so at once.
+        (!word.reclaimable(now)).then(|| self.standing_at(at, word, now))
     }
 
     /// What stands, without extending anything. A session past its deadline is made dead here.
@@ -176,11 +177,12 @@ impl Shared {
     fn expire(&self, slot: &Slot, session: Uuid, now: u64) -> Option<Word> {
         let (word, taken) = slot.change(session, |word| word.expire(slot.cap(), now, slot.ttl()))?;
         if taken {
-            self.header.stirred.fetch_add(1, Ordering::AcqRel);
             if let Some(database) = self.known_database(slot.home().database) {
                 // Whatever the other dead ones wait for, this one is looked at.
                 database.blocked.hurry();
             }
+            // After that: whoever has seen the slots before it looks again.
+            self.header.stirred.fetch_add(1, Ordering::AcqRel);
         }
         Some(word)
     }

@@ -194,6 +194,21 @@ impl Notes {
                     stirred |= committed && database.keep(*kind, clock::now());
                     continue;
                 }
+                // There is nothing to be done before its deadline, for which somebody is woken already.
+                What::Opened(session) if committed && shared.look(*session).is_some_and(|now| now.alive()) => continue,
+                What::Revision(session) if committed => {
+                    shared.bump(*session);
+                    continue;
+                }
+                // Nothing is left of it.
+                What::Ended { session, gone: true } if committed => {
+                    if self.opened(*session) {
+                        shared.erase(*session)
+                    } else {
+                        shared.end(*session, true)
+                    }
+                    continue;
+                }
                 _ => (),
             }
             stirred = true;
@@ -206,15 +221,11 @@ impl Notes {
                 What::Resource { name, changed } => shared.post(database, name, *changed),
                 What::Later { name, at } => shared.post_at(database, name, *at),
                 What::Many => database.flag(RESCAN),
-                What::Revision(session) => shared.bump(*session),
-                What::Ended { session, gone: true } if self.opened(*session) => shared.erase(*session),
-                What::Ended { session, gone } => shared.end(*session, *gone),
-                // Its time may have passed while its transaction was open, so that it was swept before it had a row.
-                What::Opened(session) if shared.look(*session).is_none_or(|standing| !standing.alive()) => {
-                    database.flag(RESCAN);
-                }
-                What::Opened(_)
-                | What::Attached
+                What::Ended { session, .. } => shared.end(*session, false),
+                // Its time has passed while its transaction was open, so that it may have been swept before it had a row.
+                What::Opened(_) => database.flag(RESCAN),
+                What::Attached
+                | What::Revision(_)
                 | What::Flags(_)
                 | What::Judged { .. }
                 | What::Told(_)

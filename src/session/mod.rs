@@ -160,6 +160,11 @@ impl Call {
         standing.filter(Standing::alive)
     }
 
+    /// Whether a waiter may be granted to: one whose end is being committed has leases still, but is not to get more.
+    pub fn is_eligible(&self, row: &SessionRow) -> bool {
+        !row.draining && self.standing_of(row).is_some_and(|standing| standing.state == State::Alive)
+    }
+
     /// The slot of a session that lives.
     pub fn living(&self, session: Uuid) -> Result<Option<SlotRef>> {
         let at = match self.shared.find(self.home, session) {

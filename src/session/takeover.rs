@@ -25,9 +25,9 @@ use crate::liveness::slots::SlotRef;
 use crate::queue;
 use crate::spi::{Row, Statement, Value};
 use crate::table::{Key, Locked, Sight, Table};
-use crate::{group, release};
+use crate::{group, history, release};
 use pgrx::Uuid;
-use pgrx::pg_sys::{INT8OID, OIDOID, TEXTOID, UUIDARRAYOID, UUIDOID};
+use pgrx::pg_sys::{INT8OID, ItemPointerData, OIDOID, TEXTOID, UUIDARRAYOID, UUIDOID};
 use std::collections::{HashMap, HashSet};
 
 static PREDECESSORS: Statement =
@@ -51,7 +51,9 @@ const MAX_FENCES: usize = 1_000;
 pub fn take_over(call: &Call, new: SlotRef, consumer: &str) -> Result<()> {
     loop {
         let values = vec![Value::Text(consumer), Value::Oid(call.caller.to_u32()), Value::Uuid(new.session())];
-        let found = call.db().run(&PREDECESSORS, values, |row| row.uuid(1));
+        let mut found = call.db().run(&PREDECESSORS, values, |row| row.uuid(1));
+        // In order, as another take-over locks them.
+        found.sort_unstable_by_key(|session| *session.as_bytes());
         let mut again = false;
         // In order, and before anything else that is waited for: another take-over may want the same groups.
         for group in group::of_sessions(call, &found) {
@@ -151,9 +153,10 @@ fn inherit(
                 spare.push((seat, row, released));
             }
             Some(released) => {
-                let (row, grantee) = (Some(row), to);
+                let (row, inherited, grantee) = (Some(row), true, to);
                 let places = places.remove(&(seat.0.clone(), to.session())).unwrap_or_default();
-                candidates.push(Candidate { resource: seat.0, slot: seat.1, declared, row, released, grantee, places });
+                let (resource, slot) = seat;
+                candidates.push(Candidate { resource, slot, declared, row, released, inherited, grantee, places });
             }
             None => missed.push((seat, declared)),
         }
@@ -167,7 +170,7 @@ fn inherit(
     let left = !joined || kept || !ahead.is_empty() || !missed.is_empty();
     for ((resource, _), declared) in missed {
         // A partition has the successor for its target already.
-        if declared.is_none_or(|(kind, _)| kind == Kind::Semaphore) {
+        if declared.is_none_or(|(kind, _)| kind != Kind::Group) {
             ahead.push(resource);
         } else {
             call.seam().judge(&resource);
@@ -182,10 +185,12 @@ fn give_up(call: &Call, leases: &Leases, spare: Vec<(Seat, LeaseRow, bool)>) -> 
     let free = |row: &LeaseRow, released: bool| {
         (released || Guard::Fence(row.fence).is_free()) && leases.lock(row.tid, false) == Locked::Mine
     };
-    let freed: Vec<Seat> =
-        spare.into_iter().filter(|(_, row, released)| free(row, *released)).map(|(seat, ..)| seat).collect();
+    let freed = spare.into_iter().filter(|(_, row, released)| free(row, *released));
+    let freed: Vec<(Seat, LeaseRow)> = freed.map(|(seat, row, _)| (seat, row)).collect();
+    history::freed(call, freed.iter().map(|(seat, row)| (seat, row.fence, row.session)), false);
+    let freed: Vec<(Seat, ItemPointerData)> = freed.into_iter().map(|(seat, row)| (seat, row.tid)).collect();
     release::free(call, &freed, false);
-    for (resource, slot) in &freed {
+    for ((resource, slot), _) in &freed {
         call.seam().changed(resource, *slot);
         call.seam().judge_at(resource, clock::now());
     }
@@ -219,10 +224,15 @@ pub fn inherit_from_dead(call: &Call, dead: &[Uuid], most: usize) -> Result<Inhe
     Ok(inherited)
 }
 
+/// The successor of a session that was taken over, whatever has become of it, for as long as anything of that session is left.
+pub fn successor(session: Uuid) -> Option<Uuid> {
+    let table = Table::open(c"_successions", c"_successions_pkey");
+    table.scan(Sight::Latest, &[Key::Uuid(session)], |row, _| row.get::<Uuid>(2))
+}
+
 /// The living successor of a dead session, which is to have what is left of that. One that drains takes nothing new.
 pub fn heir(call: &Call, session: Uuid) -> Option<Uuid> {
-    let table = Table::open(c"_successions", c"_successions_pkey");
-    let heir = table.scan(Sight::Latest, &[Key::Uuid(session)], |row, _| row.get::<Uuid>(2))?;
+    let heir = successor(session)?;
     row(heir).filter(|row| !row.draining).and_then(|row| call.standing_of(&row)).map(|_| heir)
 }
 

@@ -9,10 +9,12 @@
 //!
 //! Those that are changed most are also written here: see [`mod@write`].
 
+mod raw;
 mod write;
 
 use crate::catalog;
 use crate::text::text_datum;
+use pgrx::pg_sys::ffi::pg_guard_ffi_boundary as guarded;
 use pgrx::pg_sys::{self, Datum, ItemPointerData, Oid, TM_Result, TransactionId};
 use pgrx::{FromDatum, Uuid};
 use std::cell::OnceCell;
@@ -118,7 +120,12 @@ impl Tuple {
         // SAFETY: as above; the caller reads the type that the schema declares, and copies it
         unsafe {
             if usize::from((*self.0).tts_nvalid.cast_unsigned()) < column {
-                pg_sys::slot_getsomeattrs_int(self.0, column as i32);
+                let all = (*(*self.0).tts_tupleDescriptor).natts;
+                if column > usize::try_from(all).unwrap_or(0) {
+                    return None;
+                }
+                // All at once: each call is a boundary between Rust and PostgreSQL, which costs more than a column does.
+                pg_sys::slot_getsomeattrs_int(self.0, all);
             }
             T::from_datum(*(*self.0).tts_values.add(column - 1), *(*self.0).tts_isnull.add(column - 1))
         }
@@ -136,17 +143,18 @@ impl Tuple {
 
 impl Table {
     pub fn open(table: &'static CStr, key: &'static CStr) -> Table {
-        let lock = pg_sys::RowExclusiveLock as i32;
+        let (lock, none) = (pg_sys::RowExclusiveLock as i32, std::ptr::null_mut());
+        let table = catalog::needed(table);
         // SAFETY: in a transaction; null where there is no such table
-        unsafe {
-            let relation = pg_sys::try_table_open(catalog::needed(table), lock);
-            if relation.is_null() {
-                catalog::gone();
-            }
-            let key = pg_sys::index_open(catalog::needed(key), lock);
-            let slot = pg_sys::table_slot_create(relation, std::ptr::null_mut());
-            Table { relation, key, slot, indexes: OnceCell::new() }
+        let relation = unsafe { guarded(|| raw::try_table_open(table, lock)) };
+        if relation.is_null() {
+            catalog::gone();
         }
+        // Only now: an index that is made anew has another oid, and whoever drops the old one waits for those who have the table locked.
+        let key = catalog::needed(key);
+        // SAFETY: as above
+        let (key, slot) = unsafe { guarded(|| (raw::index_open(key, lock), raw::table_slot_create(relation, none))) };
+        Table { relation, key, slot, indexes: OnceCell::new() }
     }
 
     /// Shows the rows of a key, or of its first columns, until `visit` has an answer.
@@ -165,11 +173,13 @@ impl Table {
         let snapshot_type = pg_sys::SnapshotType::SNAPSHOT_DIRTY;
         let mut dirty = Box::new(pg_sys::SnapshotData { snapshot_type, ..Default::default() });
         // SAFETY: the scan ends before its keys and its snapshot
-        unsafe {
-            let latest = (sight == Sight::Latest).then(|| pg_sys::RegisterSnapshot(pg_sys::GetLatestSnapshot()));
-            let scan = self.begin(latest.unwrap_or(&raw mut *dirty), key);
-            Walk { table: self, scan, dirty, latest }
-        }
+        let (scan, snapshot) = unsafe {
+            self.begin(key, || match sight {
+                Sight::Latest => raw::RegisterSnapshot(raw::GetLatestSnapshot()),
+                Sight::Dirty => &raw mut *dirty,
+            })
+        };
+        Walk { table: self, scan, dirty, latest: (sight == Sight::Latest).then_some(snapshot) }
     }
 
     /// The row that a scan or a walk stands at, or that the last one stopped at.
@@ -177,52 +187,59 @@ impl Table {
         Tuple(self.slot)
     }
 
+    /// Whether the index has an entry for a key, or for its first columns. If not, there is no such row, whatever the sight: a row that is moved
+    /// gets a new entry before its old version is dead to anybody, and an entry stays until its version is dead to all.
+    pub fn has_entry(&self, key: &[Key]) -> bool {
+        self.entries(key, 1) > 0
+    }
+
     /// How many entries the index has for a key, or for its first columns, up to `most`. There are no more rows than that, and perhaps fewer:
     /// those that have been deleted are counted until they are cleaned away. No row is looked at, which is what takes the time of a scan.
     pub fn entries(&self, key: &[Key], most: usize) -> usize {
-        unsafe extern "C-unwind" {
-            fn index_getnext_tid(
-                scan: pg_sys::IndexScanDesc,
-                direction: pg_sys::ScanDirection::Type,
-            ) -> pg_sys::ItemPointer;
-        }
         let forward = pg_sys::ScanDirection::ForwardScanDirection;
-        // SAFETY: the scan ends before its keys; a snapshot that sees all is asked about nothing. One boundary for all entries: what
-        // PostgreSQL raises inside becomes a panic at it, over which no destructor is pending.
+        // SAFETY: the scan ends before its keys; a snapshot that sees all is asked about nothing
         unsafe {
-            let scan = self.begin(&raw mut pg_sys::SnapshotAnyData, key);
-            let found = pg_sys::ffi::pg_guard_ffi_boundary(|| {
-                (0..most).take_while(|_| !index_getnext_tid(scan, forward).is_null()).count()
-            });
-            pg_sys::index_endscan(scan);
-            found
+            let (scan, _) = self.begin(key, || &raw mut pg_sys::SnapshotAnyData);
+            guarded(|| {
+                let found = (0..most).take_while(|_| !raw::index_getnext_tid(scan, forward).is_null()).count();
+                raw::index_endscan(scan);
+                found
+            })
         }
     }
 
-    /// Begins a scan of a key, or of its first columns, which are to outlive it.
-    unsafe fn begin(&self, snapshot: pg_sys::Snapshot, key: &[Key]) -> pg_sys::IndexScanDesc {
-        let mut keys = [pg_sys::ScanKeyData::default(); 4];
-        let count = key.len().min(keys.len()) as i32;
-        for (column, (into, value)) in (1..).zip(keys.iter_mut().zip(key)) {
-            let mut strategy = pg_sys::BTEqualStrategyNumber;
-            let (compare, datum) = match value {
-                Key::Text(text) => (pg_sys::F_TEXTEQ, text_datum(text)),
-                Key::Int(number) => (pg_sys::F_INT4EQ, Datum::from(*number)),
-                Key::Long(number) => (pg_sys::F_INT8EQ, Datum::from(*number)),
-                Key::Uuid(uuid) => (pg_sys::F_UUID_EQ, Datum::from(uuid.as_bytes().as_ptr())),
-                Key::From(least) => {
-                    strategy = pg_sys::BTGreaterEqualStrategyNumber;
-                    (pg_sys::F_INT8GE, Datum::from(*least))
-                }
+    /// Begins a scan of a key, or of its first columns, which are to outlive it, with a snapshot that is made under the same boundary.
+    unsafe fn begin(
+        &self,
+        key: &[Key],
+        snapshot: impl FnOnce() -> pg_sys::Snapshot,
+    ) -> (pg_sys::IndexScanDesc, pg_sys::Snapshot) {
+        let (mut keys, none) = ([pg_sys::ScanKeyData::default(); 4], std::ptr::null_mut());
+        let mut values = [(0, 0, Datum::null()); 4];
+        let count = key.len().min(keys.len());
+        for (into, value) in values.iter_mut().zip(key) {
+            let equal = pg_sys::BTEqualStrategyNumber;
+            *into = match value {
+                Key::Text(text) => (equal, pg_sys::F_TEXTEQ, text_datum(text)),
+                Key::Int(number) => (equal, pg_sys::F_INT4EQ, Datum::from(*number)),
+                Key::Long(number) => (equal, pg_sys::F_INT8EQ, Datum::from(*number)),
+                Key::Uuid(uuid) => (equal, pg_sys::F_UUID_EQ, Datum::from(uuid.as_bytes().as_ptr())),
+                Key::From(least) => (pg_sys::BTGreaterEqualStrategyNumber, pg_sys::F_INT8GE, Datum::from(*least)),
             };
-            // SAFETY: the values match the key's columns (text COLLATE "C", integer, bigint, uuid)
-            unsafe { pg_sys::ScanKeyInit(into, column, strategy as u16, Oid::from(compare), datum) };
         }
-        // SAFETY: both relations are open; what the scan is to keep of the array it copies
+        // SAFETY: both relations are open; the values match the key's columns (text COLLATE "C", integer, bigint, uuid); what the scan is to
+        // keep of the keys it copies
         unsafe {
-            let scan = begin_scan(self.relation, self.key, snapshot, count);
-            pg_sys::index_rescan(scan, keys.as_mut_ptr(), count, std::ptr::null_mut(), 0);
-            scan
+            guarded(|| {
+                let parts = (1..).zip(keys.iter_mut().zip(values)).take(count);
+                for (column, (into, (strategy, compare, datum))) in parts {
+                    raw::ScanKeyInit(into, column, strategy as u16, Oid::from(compare), datum);
+                }
+                let snapshot = snapshot();
+                let scan = raw::index_beginscan(self.relation, self.key, snapshot, count as i32);
+                raw::index_rescan(scan, keys.as_mut_ptr(), count as i32, none, 0);
+                (scan, snapshot)
+            })
         }
     }
 
@@ -281,10 +298,12 @@ impl Drop for Walk<'_> {
         if !std::thread::panicking() {
             // SAFETY: begun by walk()
             unsafe {
-                pg_sys::index_endscan(self.scan);
-                if let Some(latest) = self.latest {
-                    pg_sys::UnregisterSnapshot(latest);
-                }
+                guarded(|| {
+                    raw::index_endscan(self.scan);
+                    if let Some(latest) = self.latest {
+                        raw::UnregisterSnapshot(latest);
+                    }
+                });
             }
         }
     }
@@ -322,9 +341,11 @@ impl Drop for Table {
                 if let Some(indexes) = self.indexes.take() {
                     indexes.close();
                 }
-                pg_sys::ExecDropSingleTupleTableSlot(self.slot);
-                pg_sys::index_close(self.key, pg_sys::NoLock as i32);
-                pg_sys::table_close(self.relation, pg_sys::NoLock as i32);
+                guarded(|| {
+                    raw::ExecDropSingleTupleTableSlot(self.slot);
+                    raw::index_close(self.key, pg_sys::NoLock as i32);
+                    raw::table_close(self.relation, pg_sys::NoLock as i32);
+                });
             }
         }
     }
@@ -335,23 +356,5 @@ fn locked(result: TM_Result::Type) -> Locked {
         TM_Result::TM_Ok => Locked::Mine,
         TM_Result::TM_WouldBlock | TM_Result::TM_BeingModified => Locked::Busy,
         _ => Locked::Changed,
-    }
-}
-
-unsafe fn begin_scan(
-    table: pg_sys::Relation,
-    index: pg_sys::Relation,
-    snapshot: pg_sys::Snapshot,
-    keys: i32,
-) -> pg_sys::IndexScanDesc {
-    // SAFETY: both relations are open, and the snapshot outlives the scan
-    #[cfg(not(feature = "pg18"))]
-    unsafe {
-        pg_sys::index_beginscan(table, index, snapshot, keys, 0)
-    }
-    // SAFETY: as above; no instrumentation
-    #[cfg(feature = "pg18")]
-    unsafe {
-        pg_sys::index_beginscan(table, index, snapshot, std::ptr::null_mut(), keys, 0)
     }
 }

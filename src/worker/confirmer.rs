@@ -149,7 +149,7 @@ impl Keeper {
         }
         if failed && !self.short_of_slots {
             pgrx::log!(
-                "eskit_lease: no free background worker slot for the confirmer; consider raising max_worker_processes"
+                "eskit_lease: no free background worker slot for the confirmer: until there is one, sessions are told to trust themselves for a TTL from the last confirmation; raise max_worker_processes"
             );
         }
         self.short_of_slots = failed;
@@ -163,7 +163,7 @@ impl Keeper {
         let silent = now > last + limit;
         if silent && !self.silent {
             pgrx::log!(
-                "eskit_lease: the synchronous standbys have acknowledged no confirmation for {} ms; sessions are told to trust themselves for a TTL from the last one",
+                "eskit_lease: the synchronous standbys have acknowledged no confirmation for {} ms; sessions are told to trust themselves for a TTL from the last one; see pg_stat_replication and synchronous_standby_names",
                 (now - last) / 1_000
             );
         } else if self.silent && !silent {

@@ -1,14 +1,15 @@
 //! A database worker: passes over one database until there is nothing to do.
 
 use super::{
-    Due, LINGER, each_post_due, each_session_due, handle_signals, notify, report_activity, report_idle, sleep,
+    AHEAD, Due, LINGER, SessionsDue, each_post_due, handle_signals, notify, report_activity, report_idle, sleep,
 };
+use crate::bridge::tend;
 use crate::call::Call;
 use crate::error::Result;
 use crate::liveness::databases::Database;
 use crate::liveness::{Shared, clock, my_latch, shared};
 use crate::sweep::{self, Pass};
-use crate::{catalog, seam, settings};
+use crate::{catalog, retention, seam, settings};
 use pgrx::PgTryBuilder;
 use pgrx::pg_sys;
 use pgrx::pg_sys::panic::CaughtError;
@@ -19,6 +20,8 @@ use std::sync::atomic::Ordering;
 const MOST: usize = 1_000;
 /// Posts come in crowds: those within this time after a pass are left to one further pass. In microseconds.
 const GATHER: u64 = 3_000;
+/// How long a worker stays at least where others wait for one: it takes a good part of that to start the next.
+const TURN: u64 = 50_000;
 /// What is due later than this is left to the next worker.
 const SOON: u64 = 100_000;
 
@@ -37,50 +40,49 @@ pub extern "C-unwind" fn eskit_lease_database_main(argument: pg_sys::Datum) {
     let Some(index) = shared.register(oid.to_u32()) else { return };
     let database = &shared.databases[index];
     seam::i_am_a_worker();
+    tend::begin();
     database.finished.store(serve(shared, database), Ordering::Release);
     shared.wake_launcher();
 }
 
-/// When sessions of this database become due, as it was last seen.
-struct SessionsDue {
-    stirred: u64,
-    due: u64,
-}
-
-impl SessionsDue {
-    /// Looks at the slots again, but only if what was seen of them is no longer true.
-    fn refresh(&mut self, shared: &Shared, oid: u32, now: u64) -> u64 {
-        let stirred = shared.header.stirred.load(Ordering::Acquire);
-        if stirred != self.stirred || self.due <= now {
-            let mut due = Due::default();
-            each_session_due(shared, now, |whose, at| {
-                if whose == oid {
-                    due.at(at);
-                }
-            });
-            *self = SessionsDue { stirred, due: due.earliest().unwrap_or(u64::MAX) };
-        }
-        self.due
-    }
+/// When the first session of this database becomes due.
+fn sessions_due(known: &mut SessionsDue, shared: &Shared, oid: u32, now: u64) -> u64 {
+    known.refresh(shared, now, |database, due| database == oid && due <= now);
+    known.each().find(|(database, _)| *database == oid).map_or(u64::MAX, |(_, due)| due)
 }
 
 /// Works until there is nothing to do, or until there is nothing to work on: false, to be tried again later.
 fn serve(shared: &'static Shared, database: &'static Database) -> bool {
     let oid = database.oid.load(Ordering::Acquire);
-    let (mut stay_until, mut gather_until) = (clock::now() + LINGER, 0);
-    let mut sessions = SessionsDue { stirred: 0, due: 0 };
+    let began = clock::now();
+    let (mut stay_until, mut gather_until) = (began + LINGER, 0);
+    let mut sessions = SessionsDue::default();
     database.worker.store(my_latch(), Ordering::Release);
     while settings::WORKER.get() {
         let now = clock::now();
-        let (of_sessions, of_posts) = (sessions.refresh(shared, oid, now), posts_due(shared, oid, now));
+        let (of_sessions, of_posts) = (sessions_due(&mut sessions, shared, oid, now), posts_due(shared, oid, now));
         let due = of_sessions.min(of_posts);
-        if of_sessions <= now || of_posts <= now && gather_until <= now {
+        // The locks of bridges end with the worker that has them.
+        let tending = tend::is_tending();
+        if database.tending.swap(tending, Ordering::AcqRel) != tending {
+            // One more may run beside it, or one less.
+            shared.wake_launcher();
+        }
+        let crowded = !tending && shared.header.crowded.load(Ordering::Acquire);
+        if crowded && (now > began + LINGER || due > now + AHEAD && now > began + TURN) {
+            // Others wait for a worker, and this database has had its turn: what is left of it comes after them.
+            break;
+        } else if of_sessions <= now || of_posts <= now && gather_until <= now {
             report_activity(c"eskit_lease: hand-over and sweep");
             let Some(pass) = transaction(|| work(shared, database, of_sessions <= now)) else {
                 database.worker.store(std::ptr::null_mut(), Ordering::Release);
                 return false;
             };
             tell(shared, &pass);
+            // Nobody's hand-over waits for that.
+            if retention::is_time(database, now, pass.looked_through) {
+                transaction(|| retire(shared, now, pass.looked_through));
+            }
             report_idle();
             let now = clock::now();
             (stay_until, gather_until) = (now + LINGER, now + GATHER);
@@ -91,18 +93,26 @@ fn serve(shared: &'static Shared, database: &'static Database) -> bool {
             unsafe { pg_sys::pg_usleep((gather_until - now) as std::ffi::c_long) };
         } else if due <= now + SOON {
             sleep(due - now);
+        } else if crowded {
+            sleep(began + TURN - now.min(began + TURN));
+        } else if tending {
+            sleep(due.min(now + LINGER) - now);
+            if due > now + LINGER {
+                tend::remind(shared, database);
+            }
         } else if now < stay_until && database.blocked.until() == 0 {
             sleep(stay_until.min(due) - now);
         } else {
             // Whoever posts something from now on wakes the launcher; what was posted before is seen in this last look.
             database.worker.store(std::ptr::null_mut(), Ordering::Release);
             let now = clock::now();
-            if sessions.refresh(shared, oid, now).min(posts_due(shared, oid, now)) > now + SOON {
+            if sessions_due(&mut sessions, shared, oid, now).min(posts_due(shared, oid, now)) > now + SOON {
                 break;
             }
             database.worker.store(my_latch(), Ordering::Release);
         }
     }
+    database.tending.store(false, Ordering::Release);
     database.worker.store(std::ptr::null_mut(), Ordering::Release);
     true
 }
@@ -127,6 +137,13 @@ fn work(shared: &'static Shared, database: &Database, anybody_due: bool) -> Resu
     Ok(Some(sweep::pass(&Call::open(shared)?, MOST, anybody_due)?))
 }
 
+fn retire(shared: &'static Shared, now: u64, at_once: bool) -> Result<()> {
+    if catalog::home_if_any().is_some() {
+        retention::retire(&Call::open(shared)?, now, MOST, at_once);
+    }
+    Ok(())
+}
+
 /// Tells listeners, in a transaction of its own: a hint that cannot be given, because the queue of notifications is full, must not undo
 /// what it hints at.
 fn tell(shared: &'static Shared, pass: &Pass) {
@@ -142,7 +159,7 @@ fn tell(shared: &'static Shared, pass: &Pass) {
             };
             // SAFETY: the error has been caught, and its transaction is still to be cleaned up
             unsafe { pg_sys::AbortCurrentTransaction() };
-            pgrx::log!("eskit_lease: listeners could not be notified: {message}");
+            pgrx::log!("eskit_lease: listeners could not be notified, who find out with their next call: {message}");
             // Nobody can listen while this lasts: there is no use in trying at once again, and none in filling the log.
             sleep(LINGER / 10);
         })

@@ -1,9 +1,9 @@
 //! The launcher: sleeps until something is due anywhere, and has a database worker there in time.
 
 use super::confirmer::Keeper;
-use super::{AHEAD, Due, each_post_due, each_session_due, handle_signals, library, sleep, start};
+use super::{AHEAD, Due, SessionsDue, each_post_due, handle_signals, library, sleep, start};
 use crate::liveness::databases::{BOOT, Database, RESCAN, REVISE};
-use crate::liveness::{Shared, clock, my_latch, shared};
+use crate::liveness::{Shared, clock, my_latch, set_latch, shared};
 use crate::settings;
 use pgrx::bgworkers::{BackgroundWorkerBuilder, BgWorkerStartTime};
 use pgrx::pg_sys;
@@ -14,6 +14,8 @@ use std::time::Duration;
 /// Longest sleep while sessions are alive, so that a pause of the machine is noticed; in microseconds.
 const TICK: u64 = 1_000_000;
 const IDLE: u64 = 60_000_000;
+/// How often tombstones are looked for where there was none; in microseconds.
+const RECLAIM: u64 = 10_000_000;
 /// A launcher that wakes this much too late was not the only one that stood still.
 const PAUSE: u64 = 1_000_000;
 const PAUSE_AT_MOST_EVERY: u64 = 60_000_000;
@@ -48,9 +50,12 @@ pub extern "C-unwind" fn eskit_lease_launcher_main(_argument: pg_sys::Datum) {
         shared,
         unvisited: databases().into_iter().filter_map(|(oid, open)| open.then_some(oid)).collect(),
         workers: HashMap::new(),
+        served: HashMap::new(),
+        reclaim_at: 0,
         watched_at: 0,
         postponed_at: 0,
         short_of_slots: false,
+        sessions: SessionsDue::default(),
     };
     let mut confirmer = Keeper::new();
     loop {
@@ -92,11 +97,16 @@ struct Launcher {
     /// Databases that have not been looked into since the start.
     unvisited: BTreeSet<u32>,
     workers: HashMap<u32, Worker>,
+    /// When each database was last given a worker.
+    served: HashMap<u32, u64>,
+    /// When tombstones are to be looked for.
+    reclaim_at: u64,
     /// When prepared transactions were last looked at.
     watched_at: u64,
     postponed_at: u64,
     /// Whether the last worker could not be started, which has been logged.
     short_of_slots: bool,
+    sessions: SessionsDue,
 }
 
 impl Launcher {
@@ -106,9 +116,12 @@ impl Launcher {
         self.visit_more();
         let mut next = Due::default();
         next.at(self.watch_prepared(now));
-        self.shared.reclaim(now);
+        if now >= self.reclaim_at {
+            self.reclaim_at = now + if self.shared.reclaim(now) { 0 } else { RECLAIM };
+        }
+        self.sessions.refresh(self.shared, now, |_, due| due.saturating_sub(AHEAD) <= now);
         let mut due: HashMap<u32, Due> = HashMap::new();
-        each_session_due(self.shared, now, |database, at| due.entry(database).or_default().at(at));
+        self.sessions.each().for_each(|(database, at)| due.entry(database).or_default().at(at));
         let no_sessions = due.is_empty();
         each_post_due(self.shared, now, |database, at| due.entry(database).or_default().at(at));
         // Rows may be kept for weeks.
@@ -116,14 +129,24 @@ impl Launcher {
         next.at(now + if no_sessions && nothing_soon && self.unvisited.is_empty() { IDLE } else { TICK });
         self.reap(now);
         self.forget_dropped();
-        for (database, at) in due.into_iter().filter_map(|(database, due)| Some((database, due.earliest()?))) {
+        let mut due: Vec<(u64, u32)> =
+            due.into_iter().filter_map(|(database, due)| Some((due.earliest()?, database))).collect();
+        // Those first that have had none for longest: what is posted is due at once, for ever, and says nothing.
+        due.sort_unstable_by_key(|(at, database)| (self.served.get(database).copied().unwrap_or(0), *at, *database));
+        let mut crowded = false;
+        for (at, database) in due {
             let start_at =
                 at.saturating_sub(AHEAD).max(self.workers.get(&database).map_or(0, |known| known.not_before));
             if start_at > now {
                 next.at(start_at);
             } else {
-                self.start(database, now);
+                crowded |= !self.start(database, now);
             }
+        }
+        self.shared.header.crowded.store(crowded, Ordering::Release);
+        if crowded {
+            // Whoever stays for more to come leaves.
+            self.shared.databases.iter().for_each(|database| set_latch(&database.worker));
         }
         next.earliest().unwrap_or(now + TICK)
     }
@@ -165,8 +188,12 @@ impl Launcher {
         now + if left { TICK } else { IDLE }
     }
 
+    /// Workers that others may have to wait for.
     fn running(&self) -> usize {
-        self.workers.values().filter(|worker| !worker.handle.is_null()).count()
+        let stays = |oid: &u32| {
+            self.shared.known_database(*oid).is_some_and(|database| database.tending.load(Ordering::Acquire))
+        };
+        self.workers.iter().filter(|(oid, worker)| !worker.handle.is_null() && !stays(oid)).count()
     }
 
     /// Takes note of the workers that have gone.
@@ -185,6 +212,11 @@ impl Launcher {
                 if let Some(database) = database {
                     // One that was terminated could not do this itself.
                     database.worker.store(std::ptr::null_mut(), Ordering::Release);
+                    database.tending.store(false, Ordering::Release);
+                }
+                // What has gone well for so long has nothing to do with how it failed before.
+                if self.served.get(oid).is_none_or(|at| now > *at + LAST_BACKOFF) {
+                    worker.backoff = 0;
                 }
                 if database.is_none_or(|database| database.finished.swap(false, Ordering::AcqRel)) {
                     (worker.not_before, worker.backoff) = (0, 0);
@@ -194,6 +226,8 @@ impl Launcher {
                 }
             }
         }
+        // Who had one longer ago than all of these is as good as one that never had.
+        self.served.retain(|_, at| now < *at + IDLE);
         self.workers.retain(|_, worker| !worker.handle.is_null() || now < worker.not_before + LAST_BACKOFF);
     }
 
@@ -209,17 +243,19 @@ impl Launcher {
         }
     }
 
-    fn start(&mut self, oid: u32, now: u64) {
+    /// Starts a worker for a database that has none. False if there are as many as may be.
+    fn start(&mut self, oid: u32, now: u64) -> bool {
         if self.workers.get(&oid).is_some_and(|worker| !worker.handle.is_null()) {
-            return;
+            return true;
+        }
+        if self.running() >= usize::try_from(settings::MAX_WORKERS.get()).unwrap_or(1) {
+            return false;
         }
         // One that lets no more connections in has its old ones still, and their sessions.
         if !databases().iter().any(|(known, _)| *known == oid) {
             self.shared.forget(oid, || true);
-            return;
-        }
-        if self.running() >= usize::try_from(settings::MAX_WORKERS.get()).unwrap_or(1) {
-            return;
+            self.served.remove(&oid);
+            return true;
         }
         let first = Worker { handle: std::ptr::null_mut(), not_before: 0, backoff: 0 };
         let worker = self.workers.entry(oid).or_insert(first);
@@ -227,13 +263,17 @@ impl Launcher {
         worker.handle = start(&name, "eskit_lease worker", "eskit_lease_database_main", oid);
         if worker.handle.is_null() {
             if !std::mem::replace(&mut self.short_of_slots, true) {
-                pgrx::log!("eskit_lease: no free background worker slot; consider raising max_worker_processes");
+                pgrx::log!(
+                    "eskit_lease: no free background worker slot for database {oid}: until there is one, leases go to whoever asks, and nothing is swept; raise max_worker_processes"
+                );
             }
             worker.backoff = (worker.backoff * 2).clamp(FIRST_BACKOFF, LAST_BACKOFF);
             worker.not_before = now + worker.backoff;
         } else {
+            self.served.insert(oid, now);
             self.short_of_slots = false;
         }
+        true
     }
 
     /// A launcher that was to wake at `wake_at` and wakes much later, when nobody else has been seen to run since, was paused with the

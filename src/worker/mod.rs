@@ -4,7 +4,9 @@
 //! The launcher is connected to no database, so it is in nobody's way. It sleeps until the earliest deadline, or until a latch tells it
 //! of something new. A database worker lives only while its database has work: it is started a little ahead of a deadline, so as to
 //! be there when it passes, and exits when there has been nothing to do for a second, or when what is left is to be tried again
-//! later. That is why DROP DATABASE, CREATE DATABASE .. TEMPLATE and RENAME need not know of it.
+//! later. Where more databases have work than there may be workers they take turns: who has had none for longest is next, and a worker
+//! leaves after a second, or as soon as there is nothing due. That is why DROP DATABASE, CREATE DATABASE .. TEMPLATE and RENAME need not know of it.
+//! But for a worker that has the locks of bridges (see [`crate::bridge::tend`]): it stays, and is not one of those that take turns.
 //!
 //! Where standbys are to confirm that this is the primary the launcher keeps a [`confirmer`] as well.
 //!
@@ -38,6 +40,43 @@ impl Due {
 
     pub fn earliest(self) -> Option<u64> {
         self.0
+    }
+}
+
+/// When the first session of each database becomes due, as it was last seen.
+#[derive(Default)]
+pub struct SessionsDue {
+    /// As of which change of the slots; `None` before the first look.
+    stirred: Option<u64>,
+    seen: Vec<(u32, u64)>,
+}
+
+impl SessionsDue {
+    /// Looks at the slots again, but only if what was seen of them is no longer true, or if it is `over` for a database: heartbeats move
+    /// deadlines only further away, so what was seen is never too late.
+    pub fn refresh(&mut self, shared: &Shared, now: u64, over: impl Fn(u32, u64) -> bool) {
+        let stirred = Some(shared.header.stirred.load(Ordering::Acquire));
+        if stirred == self.stirred && !self.seen.iter().any(|(database, due)| over(*database, *due)) {
+            return;
+        }
+        self.stirred = stirred;
+        self.seen.clear();
+        let (seen, mut last) = (&mut self.seen, 0);
+        each_session_due(shared, now, |database, at| {
+            // There are many sessions, and few databases.
+            if seen.get(last).is_none_or(|(known, _)| *known != database) {
+                last = seen.iter().position(|(known, _)| *known == database).unwrap_or(seen.len());
+            }
+            match seen.get_mut(last) {
+                Some((_, due)) => *due = at.min(*due),
+                None => seen.push((database, at)),
+            }
+        });
+    }
+
+    /// Each database that has sessions, and when the first of them becomes due.
+    pub fn each(&self) -> impl Iterator<Item = (u32, u64)> {
+        self.seen.iter().copied()
     }
 }
 

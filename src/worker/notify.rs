@@ -2,18 +2,18 @@
 //! heartbeat. A pass sends one message for each slot whose owner has changed, saying how it stands now.
 
 use crate::call::Call;
-use crate::claim::Seat;
+use crate::claim::{Leases, Seat};
+use crate::grant::Grant;
 use crate::liveness::databases::Counter;
+use crate::session;
 use crate::spi::{Statement, Value};
 use crate::sweep::Pass;
-use crate::text::Text;
 use pgrx::Uuid;
-use pgrx::pg_sys::{INT4ARRAYOID, TEXTARRAYOID};
+use pgrx::pg_sys::TEXTARRAYOID;
 use serde::Serialize;
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashMap};
+use std::rc::Rc;
 
-static STATE: Statement =
-    Statement::reads(include_str!("../../sql/query/worker/state.sql"), &[TEXTARRAYOID, INT4ARRAYOID]);
 static NOTIFY: Statement = Statement::tidies(include_str!("../../sql/query/worker/notify.sql"), &[TEXTARRAYOID]);
 
 /// Numbers that may be beyond 2^53 are strings, as JavaScript would round them.
@@ -26,15 +26,22 @@ struct Event<'a> {
     consumer: Option<&'a str>,
     fence: String,
     #[serde(skip_serializing_if = "Option::is_none")]
+    revision: Option<&'a str>,
+}
+
+/// Who has a lease.
+struct Owner {
+    consumer: String,
     revision: Option<String>,
 }
 
-struct Lease {
-    resource: String,
-    slot: i32,
-    fence: i64,
-    session: Option<Uuid>,
-    consumer: Option<String>,
+impl Owner {
+    /// A session that has a row.
+    fn of(call: &Call, session: Uuid) -> Option<Owner> {
+        let consumer = session::row(session)?.consumer;
+        let standing = call.shared.find(call.home, session).and_then(|at| call.shared.look(at));
+        Some(Owner { consumer, revision: standing.map(|standing| standing.revision.to_string()) })
+    }
 }
 
 /// Work items have become free in a queue.
@@ -52,34 +59,30 @@ pub fn send(call: &Call, pass: &Pass) {
     call.database.add(Counter::Notifications, events.len() as u64);
 }
 
-fn of_leases(call: &Call, changed: &HashSet<Seat>) -> Vec<String> {
+fn of_leases(call: &Call, changed: &BTreeMap<Seat, Option<Grant>>) -> Vec<String> {
     if changed.is_empty() {
         return Vec::new();
     }
-    let (names, slots): (Vec<&str>, Vec<i32>) = changed.iter().map(|(name, slot)| (name.as_str(), *slot)).unzip();
-    let leases = call.db().run(&STATE, vec![Value::Texts(names), Value::Ints(&slots)], |row| Lease {
-        resource: row.text(1),
-        slot: row.int(2),
-        fence: row.long(3),
-        session: row.get(4),
-        consumer: row.get::<Text>(5).map(|text| text.0),
-    });
-    let revision = |lease: &Lease| {
-        let at = call.shared.find(call.home, lease.session?)?;
-        call.shared.look(at).map(|standing| standing.revision.to_string())
+    // Each session is looked up once: a storm changes many leases of few.
+    let (leases, mut owners) = (Leases::open(), HashMap::new());
+    let mut owns =
+        |session: Uuid| owners.entry(session).or_insert_with(|| Owner::of(call, session).map(Rc::new)).clone();
+    let mut event = |(resource, slot): &Seat, granted: Option<Grant>| {
+        // Whoever was granted it may be gone by now.
+        let known = granted.and_then(|grant| Some((grant.fence, Some(owns(grant.session)?))));
+        let (fence, owner) = match known {
+            Some(known) => known,
+            None => leases.row(resource, *slot).map(|row| (row.fence, row.session.and_then(&mut owns)))?,
+        };
+        let event = Event {
+            event: if owner.is_some() { "granted" } else { "released" },
+            resource,
+            slot: *slot,
+            consumer: owner.as_ref().map(|owner| owner.consumer.as_str()),
+            fence: fence.to_string(),
+            revision: owner.as_ref().and_then(|owner| owner.revision.as_deref()),
+        };
+        serde_json::to_string(&event).ok()
     };
-    leases
-        .iter()
-        .filter_map(|lease| {
-            let event = Event {
-                event: if lease.consumer.is_some() { "granted" } else { "released" },
-                resource: &lease.resource,
-                slot: lease.slot,
-                consumer: lease.consumer.as_deref(),
-                fence: lease.fence.to_string(),
-                revision: revision(lease),
-            };
-            serde_json::to_string(&event).ok()
-        })
-        .collect()
+    changed.iter().filter_map(|(seat, granted)| event(seat, *granted)).collect()
 }

@@ -1,4 +1,4 @@
-SELECT l.resource
+SELECT l.resource, l.session
 FROM eskit_lease._leases AS l
 WHERE l.session = ANY ($1)
   AND EXISTS (SELECT FROM eskit_lease._waiters AS w WHERE w.resource = l.resource)

@@ -1,14 +1,16 @@
 //! Names folded to numbers, the same for ever: users store these values, index by them and take advisory locks on them.
 
+mod fold;
+
+pub use fold::{fnv1a, fold_sha256, partition_of};
+
 use crate::error::{Error, Result};
 use crate::text::Text;
 use pgrx::Uuid;
 use pgrx::prelude::*;
-use sha2::{Digest, Sha256};
-use std::hash::Hasher;
 
 #[pg_extern(schema = "eskit_lease", immutable, strict, parallel_safe)]
-fn group_lock_key(group_name: Text) -> i64 {
+pub(crate) fn group_lock_key(group_name: Text) -> i64 {
     fold_sha256(&group_name)
 }
 
@@ -26,25 +28,6 @@ fn partition_for(key: Text, partitions: i32) -> Result<i32> {
 fn partition_of_uuid(id: Uuid, partitions: i32) -> Result<i32> {
     let id = u128::from_be_bytes(*id.as_bytes());
     Ok(range_of(id, partitions).ok_or(Error::Partitions(partitions))?)
-}
-
-/// SHA-256 of the name, its first eight bytes, big-endian, signed. Compatible with pyfly's group locks.
-fn fold_sha256(name: &str) -> i64 {
-    let digest = Sha256::digest(name.as_bytes());
-    digest.iter().take(8).fold(0i64, |key, byte| key << 8 | i64::from(*byte))
-}
-
-/// FNV-1a 64 of the name. Compatible with eskit's lock ids.
-pub fn fnv1a(name: &str) -> u64 {
-    let mut hasher = fnv::FnvHasher::default();
-    hasher.write(name.as_bytes());
-    hasher.finish()
-}
-
-/// Partition of a key, in `0..partitions`; `None` where there is no partition.
-pub fn partition_of(key: &str, partitions: i32) -> Option<i32> {
-    let partitions = u64::try_from(partitions).ok().filter(|count| *count > 0)?;
-    i32::try_from(fnv1a(key) % partitions).ok()
 }
 
 /// Which of so many equal ranges of all uuids one lies in: id * partitions / 2^128, rounded down, by halves so that nothing overflows.

@@ -1,0 +1,1 @@
+INSERT INTO eskit_lease._bridges (resource, lock_key) VALUES ($1, $2)

@@ -1,0 +1,1 @@
+DELETE FROM eskit_lease._bridges WHERE resource = $1

@@ -1,0 +1,232 @@
+//! What the database worker does for bridges: it holds the lock of each whose lease lives, or is waited for.
+//!
+//! A bridge that is wanted is judged again and again, by way of the ring: once a second while all is well, to see whether it is still
+//! wanted and whether an old worker waits; and while the lock is not to be had, or the holder not to be given a new fence, after 10 ms, doubling to
+//! a second. The entry outlives the worker, so that another one is started for it. A worker that has such bridges stays, for its locks
+//! end with it.
+
+use super::{advisory, key_of, may_be, table};
+use crate::call::Call;
+use crate::claim::{LeaseRow, Leases, Probe, Seat};
+use crate::declaration::Kind;
+use crate::grant::{self, Candidate};
+use crate::guard::{Guard, Mode};
+use crate::holders::Holders;
+use crate::liveness::databases::Database;
+use crate::liveness::{Shared, clock};
+use crate::queue;
+use pgrx::pg_sys;
+use std::cell::RefCell;
+use std::collections::{HashMap, HashSet};
+
+/// Between two looks at a lock that is held; in microseconds, as all of these.
+const WATCH: u64 = 1_000_000;
+/// Between two tries.
+const FIRST_WAIT: u64 = 10_000;
+const LAST_WAIT: u64 = 1_000_000;
+
+/// When a transaction began, which tells it from others of the same process.
+type Transaction = i64;
+
+fn this_transaction() -> Transaction {
+    // SAFETY: a plain read
+    unsafe { pg_sys::GetCurrentTransactionStartTimestamp() }
+}
+
+/// A bridge that is wanted.
+struct Bridge {
+    key: i64,
+    /// Whether this process has the lock.
+    held: bool,
+    /// The fence that it has given the holder since, whom it found when it took the lock; and in which transaction.
+    renewed: Option<(i64, Transaction)>,
+    /// Whether checks may pass, and the lease may be given to somebody.
+    open: bool,
+    wait: u64,
+}
+
+/// What stands for the lease of a bridge.
+enum Lease {
+    Unwanted,
+    /// Free, and somebody is in line.
+    Awaited,
+    Held(LeaseRow),
+    /// Somebody is in the middle of releasing it.
+    Changing,
+}
+
+#[derive(Default)]
+struct Tended {
+    /// Of which extension: another one may have been made since.
+    home: u32,
+    bridges: HashMap<String, Bridge>,
+}
+
+thread_local! {
+    /// In a database worker only.
+    static TENDED: RefCell<Option<Tended>> = const { RefCell::new(None) };
+}
+
+/// From now on this process is a database worker.
+pub fn begin() {
+    TENDED.set(Some(Tended::default()));
+}
+
+/// Whether this process has bridges to tend.
+pub fn is_tending() -> bool {
+    TENDED.with_borrow(|tended| tended.as_ref().is_some_and(|tended| !tended.bridges.is_empty()))
+}
+
+/// Whether this process may give the lease of a bridge to somebody. An old worker that waits comes first.
+pub fn may_grant(resource: &str) -> bool {
+    let bridge = |tended: &Tended| {
+        let bridge = tended.bridges.get(resource)?;
+        Some(bridge.open && !advisory::is_waited_for(bridge.key))
+    };
+    // While bridges are tended their holders alone are given anything: a new fence.
+    TENDED.with(|tended| tended.try_borrow().ok().and_then(|tended| tended.as_ref().and_then(bridge)).unwrap_or(false))
+}
+
+/// Takes the locks of the bridges among some names, or lets go of them. The bridges whose leases cannot be given to anybody yet: these are
+/// judged again without being asked for.
+pub fn tend(call: &Call, names: &[String]) -> HashSet<String> {
+    let any = || !call.declarations().none() && may_be() && table().has_entry(&[]);
+    if !is_tending() && !any() {
+        return HashSet::new();
+    }
+    let is_bridge = |name: &str| call.declarations().of(name).is_some_and(|known| known.kind == Kind::Bridge);
+    TENDED.with_borrow_mut(|tended| match tended {
+        Some(tended) => {
+            tended.come_home(call);
+            let closed = |name: &&String| {
+                let key = if is_bridge(name) { key_of(name) } else { None };
+                !tended.tend(call, name, key)
+            };
+            names.iter().filter(closed).cloned().collect()
+        }
+        None => {
+            let bridges: HashSet<String> = names.iter().filter(|name| is_bridge(name)).cloned().collect();
+            // The worker is to do it, and they are out of the ring.
+            let wanted = bridges.iter().filter(|name| !matches!(look(call, name), Lease::Unwanted));
+            wanted.for_each(|name| call.seam().judge_at(name, clock::now()));
+            bridges
+        }
+    })
+}
+
+/// Has all judged again: somebody else may have taken them out of the ring.
+pub fn remind(shared: &Shared, database: &Database) {
+    TENDED.with_borrow(|tended| {
+        for name in tended.iter().flat_map(|tended| tended.bridges.keys()) {
+            shared.post_at(database, name, clock::now());
+        }
+    });
+}
+
+/// Has those judged again whose leases a sweep has freed, for their locks.
+pub fn look_again<'a>(call: &Call, changed: impl Iterator<Item = &'a Seat>) {
+    TENDED.with_borrow(|tended| {
+        let Some(tended) = tended else { return };
+        for (name, _) in changed.filter(|(name, _)| tended.bridges.contains_key(name)) {
+            call.seam().judge_at(name, clock::now());
+        }
+    });
+}
+
+fn look(call: &Call, name: &str) -> Lease {
+    match Leases::open().probe(name, 0) {
+        Probe::InFlight(_) => Lease::Changing,
+        Probe::Row(row) if Holders::of(call, row.session.into_iter()).living(row.session).is_some() => Lease::Held(row),
+        _ if queue::first_in_line(call, vec![name], &[]).is_empty() => Lease::Unwanted,
+        _ => Lease::Awaited,
+    }
+}
+
+/// Has the holder of a lease go on under a new fence: an old worker may have been at work since the grant. `None` while a transaction is
+/// open that is fenced under the old one, or somebody is ending the session.
+fn renew(call: &Call, name: &str, row: LeaseRow) -> Option<i64> {
+    let session = row.session?;
+    // To the end of this transaction no check of the old fence passes, as for a release.
+    if !Guard::Fence(row.fence).try_lock(Mode::Exclusive) || !Guard::Grantee(session).try_lock(Mode::Shared) {
+        return None;
+    }
+    let grantee = call.living(session).ok().flatten()?;
+    let (resource, declared) = (name.to_owned(), Some((Kind::Bridge, 1)));
+    let again = Candidate {
+        resource,
+        slot: 0,
+        declared,
+        row: Some(row),
+        released: true,
+        inherited: false,
+        grantee,
+        places: Vec::new(),
+    };
+    grant::grant(call, &Leases::open(), vec![again]).into_values().next().map(|grant| grant.fence)
+}
+
+impl Tended {
+    /// Lets go of what is left of an extension that was dropped.
+    fn come_home(&mut self, call: &Call) {
+        if self.home != call.home.table {
+            self.home = call.home.table;
+            self.let_go(|_, _| true);
+            self.bridges.clear();
+        }
+    }
+
+    /// Sees to one name; `key`: of its lock, if it is a bridge. Whether there is nothing in the way of a grant.
+    fn tend(&mut self, call: &Call, name: &str, key: Option<i64>) -> bool {
+        let lease = if key.is_some() { look(call, name) } else { Lease::Unwanted };
+        let wanted = key.filter(|_| !matches!(lease, Lease::Unwanted));
+        if self.bridges.get(name).is_some_and(|known| Some(known.key) != wanted) {
+            self.let_go(|of, _| of == name);
+            self.bridges.remove(name);
+        }
+        let Some(key) = wanted else { return true };
+        if self.bridges.get(name).is_some_and(|known| known.held) && advisory::is_waited_for(key) {
+            self.let_go(|_, bridge| bridge.key == key);
+        }
+        let new = Bridge { key, held: false, renewed: None, open: false, wait: 0 };
+        let bridge = self.bridges.entry(name.to_owned()).or_insert(new);
+        bridge.take(call, name, lease);
+        call.seam().judge_at(name, clock::now() + if bridge.open { WATCH } else { bridge.wait });
+        bridge.open
+    }
+
+    fn let_go(&mut self, which: impl Fn(&str, &Bridge) -> bool) {
+        for (name, bridge) in &mut self.bridges {
+            if bridge.held && which(name, bridge) {
+                if bridge.open {
+                    advisory::close(name);
+                }
+                advisory::let_go(bridge.key);
+                (bridge.held, bridge.renewed, bridge.open) = (false, None, false);
+            }
+        }
+    }
+}
+
+impl Bridge {
+    /// Takes the lock, and opens the bridge once its lease is free or has a fence of since then, for all to see.
+    fn take(&mut self, call: &Call, name: &str, lease: Lease) {
+        if !self.held && advisory::hold(self.key) {
+            (self.held, self.wait) = (true, 0);
+        }
+        if self.held && !self.open {
+            self.open = match lease {
+                // What an earlier transaction of this process has granted is committed; this one's may come to nothing.
+                Lease::Held(row) => match self.renewed {
+                    Some((fence, by)) if fence == row.fence => by != this_transaction() && advisory::open(name),
+                    _ => {
+                        self.renewed = renew(call, name, row).map(|fence| (fence, this_transaction()));
+                        false
+                    }
+                },
+                Lease::Awaited => advisory::open(name),
+                Lease::Changing | Lease::Unwanted => false,
+            };
+        }
+        self.wait = if self.open { 0 } else { (self.wait * 2).clamp(FIRST_WAIT, LAST_WAIT) };
+    }
+}

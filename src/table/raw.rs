@@ -1,0 +1,66 @@
+//! Functions of PostgreSQL as they are. pgrx has a boundary around each, at which what PostgreSQL raises becomes a panic; it costs more than
+//! many of these functions do. Whoever calls several in a row puts one boundary around them all, with nothing in it that has a destructor.
+
+use pgrx::pg_sys::{
+    AttrNumber, Datum, IndexScanDesc, ItemPointer, LOCKMODE, List, Oid, RegProcedure, Relation, ScanDirection, ScanKey,
+    Snapshot, StrategyNumber, TupleTableSlot,
+};
+use std::ffi::c_int;
+
+unsafe extern "C-unwind" {
+    pub fn try_table_open(table: Oid, lock: LOCKMODE) -> Relation;
+    pub fn table_close(table: Relation, lock: LOCKMODE);
+    pub fn index_open(index: Oid, lock: LOCKMODE) -> Relation;
+    pub fn index_close(index: Relation, lock: LOCKMODE);
+    pub fn table_slot_create(table: Relation, list: *mut *mut List) -> *mut TupleTableSlot;
+    pub fn ExecDropSingleTupleTableSlot(slot: *mut TupleTableSlot);
+    pub fn GetLatestSnapshot() -> Snapshot;
+    pub fn RegisterSnapshot(snapshot: Snapshot) -> Snapshot;
+    pub fn UnregisterSnapshot(snapshot: Snapshot);
+    pub fn ScanKeyInit(
+        key: ScanKey,
+        column: AttrNumber,
+        strategy: StrategyNumber,
+        procedure: RegProcedure,
+        value: Datum,
+    );
+    pub fn index_rescan(scan: IndexScanDesc, keys: ScanKey, count: c_int, orders: ScanKey, order_count: c_int);
+    pub fn index_getnext_tid(scan: IndexScanDesc, direction: ScanDirection::Type) -> ItemPointer;
+    pub fn index_endscan(scan: IndexScanDesc);
+}
+
+/// # Safety
+/// Both relations are open, and the snapshot outlives the scan.
+pub unsafe fn index_beginscan(table: Relation, index: Relation, snapshot: Snapshot, keys: c_int) -> IndexScanDesc {
+    #[cfg(not(feature = "pg18"))]
+    unsafe extern "C-unwind" {
+        fn index_beginscan(
+            table: Relation,
+            index: Relation,
+            snapshot: Snapshot,
+            keys: c_int,
+            orders: c_int,
+        ) -> IndexScanDesc;
+    }
+    #[cfg(feature = "pg18")]
+    unsafe extern "C-unwind" {
+        fn index_beginscan(
+            table: Relation,
+            index: Relation,
+            snapshot: Snapshot,
+            instrument: *mut pgrx::pg_sys::IndexScanInstrumentation,
+            keys: c_int,
+            orders: c_int,
+        ) -> IndexScanDesc;
+    }
+    // SAFETY: as the caller promises
+    #[cfg(not(feature = "pg18"))]
+    unsafe {
+        index_beginscan(table, index, snapshot, keys, 0)
+    }
+    // SAFETY: as above; no instrumentation
+    #[cfg(feature = "pg18")]
+    unsafe {
+        index_beginscan(table, index, snapshot, std::ptr::null_mut(), keys, 0)
+    }
+}
