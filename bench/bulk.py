@@ -59,6 +59,6 @@ def bulk(report):
 
         variants = {"acquire": acquire, "insert": insert, "again": again, "release": release, "update": update}
         values = interleave(variants, ROUNDS)
-        report.ratio(f"lease_acquire_many of {BULK:,} names", values["acquire"], "INSERT .. SELECT", values["insert"], "s", at_most=2.5)
+        report.ratio(f"lease_acquire_many of {BULK:,} names", values["acquire"], "INSERT .. SELECT", values["insert"], "s", at_most=2)
         report.ratio("the same again by the holder (information)", values["again"], "INSERT .. SELECT", values["insert"], "s")
-        report.ratio("lease_release_many of them (information)", values["release"], "UPDATE", values["update"], "s")
+        report.ratio("lease_release_many of them", values["release"], "UPDATE", values["update"], "s", at_most=2)

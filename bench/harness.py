@@ -23,12 +23,13 @@ def number(name, default):
     return int(os.environ.get(name, default))
 
 
-SECONDS = number("BENCH_SECONDS", 1)
-REPEAT = number("BENCH_REPEAT", 15)
+SECONDS = number("BENCH_SECONDS", 2)
+REPEAT = number("BENCH_REPEAT", 9)
 CLIENTS = number("BENCH_CLIENTS", 16)
 THREADS = number("BENCH_THREADS", 2)
 BULK = number("BENCH_BULK", 100_000)
 SESSIONS = number("BENCH_SESSIONS", 10_000)
+ROUNDS = number("BENCH_ROUNDS", 500)
 
 
 def connect():
@@ -85,6 +86,10 @@ def interleave(variants, repeat=REPEAT):
     return values
 
 
+def percentiles(values):
+    return [percentile(values, percent) for percent in range(101)]
+
+
 def percentile(values, percent):
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, len(ordered) * percent // 100)] if ordered else float("nan")
@@ -94,7 +99,7 @@ class Report:
     """The rows of the table: figures, what they are compared with, and whether a bound holds."""
 
     def __init__(self):
-        self.rows = []
+        self.rows, self.charts = [], {}
 
     def add(self, what, measured, compared="", ratio="", bound="", ok=None):
         verdict = "" if ok is None else "PASS" if ok else "FAIL"
@@ -117,6 +122,14 @@ class Report:
     def check(self, what, measured, bound, ok):
         self.add(what, measured, "", "", bound, ok)
 
+    def chart(self, name, kind, title, x, y, data, weaker=None):
+        """What bench/plots.py draws, to bench/results/NAME.svg. `data` has for each label: of "bars" the values, of a "distribution" its
+        percentiles from 0 to 100, of "lines" for each x the values there: [[x, values], ...]. Bars may be in groups that are compared within:
+        then `data` has such labels for each group. `x` and `y` say what is measured, with its unit. Labels with eskit_lease in them stand out.
+        Of "peers", bars in a group for each operation, more being better, the overview is made too, where `weaker` are those of a group that
+        promise less, and are no rivals."""
+        self.charts[name] = {"kind": kind, "title": title, "x": x, "y": y, "data": data, "weaker": weaker or {}}
+
     def failed(self):
         return [row["what"] for row in self.rows if row["verdict"] == "FAIL"]
 
@@ -132,10 +145,13 @@ class Report:
             "server": server,
             "extension": f"{version} {revision()}",
         }
-        load = {"seconds": SECONDS, "repeat": REPEAT, "clients": CLIENTS, "threads": THREADS, "bulk": BULK, "sessions": SESSIONS}
+        load = {"seconds": SECONDS, "repeat": REPEAT, "clients": CLIENTS, "threads": THREADS, "bulk": BULK, "sessions": SESSIONS, "rounds": ROUNDS}
         when = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
         path.parent.mkdir(exist_ok=True)
-        path.write_text(json.dumps({"when": when, "machine": machine, "load": load, "rows": self.rows}, indent=1) + "\n")
+        text = json.dumps({"when": when, "machine": machine, "load": load, "rows": self.rows, "charts": self.charts}, indent=1)
+        # Many numbers in a row are one line.
+        text = re.sub(r"\[[-+0-9.e,\s]+\]", lambda found: re.sub(r"\s+", " ", found[0]), text)
+        path.write_text(text + "\n")
 
 
 def show(values, unit):

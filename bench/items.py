@@ -4,7 +4,8 @@ old snapshot is open in which everything that has been done since is still to be
 import time
 
 from harness import REPEAT, connect, interleave, number
-from queues import GraphileWorker, Missing, Ours, Pgq, Plain
+from queues import GraphileWorker, Ours, Pgq, Plain
+from services import Missing
 
 # How old the snapshot is when the measurements begin, and how many items each queue has done meanwhile, evenly over that time.
 SNAPSHOT_SECONDS = number("BENCH_SNAPSHOT_SECONDS", 480)

@@ -6,23 +6,14 @@ import re
 import subprocess
 
 from harness import HERE, ROOT, SECONDS, one, pgbench
-
-
-class Missing(Exception):
-    pass
-
-
-def peer(name):
-    done = subprocess.run([HERE / "peers", name], capture_output=True, text=True)
-    if done.returncode != 0:
-        raise Missing((done.stderr.strip().splitlines() or ["no reason given"])[-1])
+from services import Missing, peer
 
 
 class Queue:
     """What all have in common. A run that finds nothing more to claim fails: then PER_SECOND is too small."""
 
     # Items, by the size of a batch: more than anybody does in a second.
-    PER_SECOND = {1: 8_000, 100: 150_000}
+    PER_SECOND = {1: 25_000, 100: 300_000}
     count: str
     tables: str
     # Items that one statement adds.
@@ -117,7 +108,7 @@ class Pgq(Queue):
 
     script = "pgq"
     tables = "pgq.subscription, pgq.tick, pgq.event_1_0"
-    PER_SECOND = {1: 2_000, 100: 100_000}
+    PER_SECOND = {1: 6_000, 100: 300_000}
 
     def __init__(self, db):
         peer("pgq")

@@ -8,9 +8,17 @@ CREATE SEQUENCE plain_fences CACHE 1;
 CREATE TABLE plain_sessions (n integer PRIMARY KEY, beat_at timestamptz NOT NULL);
 INSERT INTO plain_sessions SELECT n, now() FROM generate_series(0, 255) AS n;
 
+-- A lease by timestamp, as people write it by hand; this one is somebody's for the whole run.
+CREATE TABLE plain_locks (name text COLLATE "C" PRIMARY KEY, owner uuid NOT NULL, until timestamptz NOT NULL);
+INSERT INTO plain_locks VALUES ('bench/held', gen_random_uuid(), now() + interval '1 day');
+
 -- One session for each connection of pgbench.
 CREATE TABLE clients (n integer PRIMARY KEY, session uuid NOT NULL);
 INSERT INTO clients SELECT n, s.session FROM generate_series(0, 255) AS n, eskit_lease.session_open('client-' || n, '1 h') AS s;
+
+-- A lease as outboxes in tables keep it: it is good for as long as its holder's session.
+CREATE TABLE outbox_topics (topic text PRIMARY KEY, consumer uuid);
+CREATE TABLE outbox_sessions (consumer uuid PRIMARY KEY, expires_at timestamptz NOT NULL);
 
 -- What a fenced transaction writes.
 CREATE TABLE work (n bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, client integer NOT NULL, payload text NOT NULL);

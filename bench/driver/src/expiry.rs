@@ -1,0 +1,63 @@
+//! A holder goes silent: from its deadline to the answer of session_wait to the next in line. A round takes as long as the shortest TTL,
+//! so many pairs are at it at the same time, each with its own lease, one after the other within that time.
+
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use serde_json::json;
+use tokio::task::JoinSet;
+use tokio::time::sleep;
+
+use crate::Result;
+use crate::bounded::{bounded, longer};
+use crate::lease::Consumer;
+use crate::postgres::Names;
+
+/// The shortest that eskit_lease.min_ttl allows by default.
+const TTL: Duration = Duration::from_secs(1);
+const HOUR: Duration = Duration::from_secs(3_600);
+
+/// The clock of this machine, which is that of the server, in seconds since 1970.
+fn now() -> Result<f64> {
+    Ok(SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs_f64())
+}
+
+async fn expire(holder: &mut Consumer, next: &Consumer, name: &str) -> Result<f64> {
+    holder.reopen("driver-silent", TTL).await?;
+    holder.acquire(name).await?;
+    let revision = next.queue(name).await?;
+    let deadline = holder.heartbeat().await?.expires_at;
+    let arrived = next.news(revision).await?;
+    let late = now()? - arrived.elapsed().as_secs_f64() - deadline;
+    let fence = next.held(name).await?;
+    next.release(name, fence).await?;
+    Ok((late * 1e6).round() / 1e3)
+}
+
+/// The pairs share the rounds, and their deadlines are spread over a TTL.
+pub async fn run(rounds: usize, pairs: usize) -> Result<serde_json::Value> {
+    let mut running = JoinSet::new();
+    for pair in 0..pairs {
+        let share = rounds / pairs + usize::from(pair < rounds % pairs);
+        running.spawn(async move {
+            let name = Names::of(pair).next();
+            let open = async {
+                Result::Ok((
+                    Consumer::open("driver-silent", TTL, false).await?,
+                    Consumer::open("driver-next", HOUR, false).await?,
+                ))
+            };
+            let (mut holder, next) = bounded("expiry", open).await?;
+            sleep(TTL.mul_f64(pair as f64 / pairs as f64)).await;
+            let mut late = Vec::new();
+            for _ in 0..share {
+                late.push(longer(TTL, "expiry", expire(&mut holder, &next, &name)).await?);
+            }
+            Result::Ok(late)
+        });
+    }
+    let (start, mut late) = (Instant::now(), Vec::new());
+    while let Some(done) = running.join_next().await {
+        late.extend(done??);
+    }
+    Ok(json!({"late": late, "seconds": start.elapsed().as_secs_f64()}))
+}

@@ -1,0 +1,110 @@
+//! Drives what pgbench cannot: latencies between connections, and other systems with as many connections as PostgreSQL. All of them are
+//! called from here, so that what a client costs is much the same for each. What it measures it prints as JSON, for bench/*.py.
+
+mod bounded;
+mod crash;
+#[cfg(feature = "etcd")]
+mod etcd;
+mod expiry;
+mod handover;
+mod lease;
+mod outbox;
+mod postgres;
+mod redis;
+mod turns;
+mod wakeup;
+
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand};
+
+pub type Failure = Box<dyn std::error::Error + Send + Sync>;
+pub type Result<T> = std::result::Result<T, Failure>;
+
+#[derive(Parser)]
+struct Command {
+    #[command(flatten)]
+    servers: Servers,
+    #[command(subcommand)]
+    what: What,
+}
+
+/// Where the others are. PostgreSQL is where PGHOST, PGPORT and PGUSER say, and its socket where PGSOCKET does.
+#[derive(Args, Clone, Default)]
+pub struct Servers {
+    /// HOST:PORT of etcd
+    #[arg(long, default_value = "")]
+    etcd: String,
+    /// HOST:PORT of a Redis that keeps nothing
+    #[arg(long, default_value = "")]
+    redis: String,
+    /// HOST:PORT of a Redis that answers once its file is synced: appendonly yes, appendfsync always
+    #[arg(long, default_value = "")]
+    redis_always: String,
+}
+
+#[derive(Subcommand)]
+enum What {
+    /// The systems that this was built with
+    Systems,
+    /// Operations per second of each system, turn by turn
+    Turns(turns::Options),
+    /// Milliseconds from a release to the next one's knowing
+    Handover {
+        #[arg(long)]
+        rounds: usize,
+        systems: Vec<String>,
+    },
+    /// Milliseconds from the deadline of a holder that is silent to the next one's knowing
+    Expiry {
+        #[arg(long)]
+        rounds: usize,
+        /// Holders that expire independently of each other, and those who wait for them
+        #[arg(long)]
+        pairs: usize,
+    },
+    /// Milliseconds from the kill of a client with an attached session to the next one's knowing
+    Crash {
+        #[arg(long)]
+        rounds: usize,
+    },
+    /// What crash kills: holds a lease by an attached session
+    Hold { name: String },
+}
+
+fn systems() -> serde_json::Value {
+    let mut all = vec!["postgres", "redis"];
+    if cfg!(feature = "etcd") {
+        all.push("etcd");
+    }
+    all.into()
+}
+
+async fn run(command: Command) -> Result<()> {
+    let servers = command.servers;
+    let answer = match command.what {
+        What::Systems => systems(),
+        What::Turns(options) => turns::run(options, &servers).await?,
+        What::Handover { rounds, systems } => handover::run(rounds, &systems, &servers).await?,
+        What::Expiry { rounds, pairs } => expiry::run(rounds, pairs).await?,
+        What::Crash { rounds } => crash::run(rounds).await?,
+        What::Hold { name } => return crash::hold(&name).await,
+    };
+    println!("{answer}");
+    Ok(())
+}
+
+/// A failed precondition of the measurement: what was answered is not what was to be measured.
+pub fn ensure(holds: bool, otherwise: impl Into<Failure>) -> Result<()> {
+    if holds { Ok(()) } else { Err(otherwise.into()) }
+}
+
+pub fn milliseconds(time: Duration) -> f64 {
+    (time.as_secs_f64() * 1e6).round() / 1e3
+}
+
+fn main() -> Result<()> {
+    let command = Command::parse();
+    // One thread, on which nobody wakes another. Turns have more of this kind.
+    tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(run(command))
+}

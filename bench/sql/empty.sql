@@ -1,0 +1,2 @@
+\i include/session.sql
+SELECT * FROM bench_empty(:session);
