@@ -1,6 +1,6 @@
 """One consumer of the stream of orders. Any number of these may run: one of them leads, and the others wait in line.
 
-The loop of README.md with an ordinary client, and no library of ours. It logs JSON lines.
+The loop of docs/consumer.md with an ordinary client, and no library of ours. It logs JSON lines.
 """
 
 import sys

@@ -1,6 +1,6 @@
 """One member of the group `payments`. Any number of these may run: each gets a share of the partitions.
 
-The loop of README.md with an ordinary client. It logs JSON lines.
+The loop of docs/consumer.md with an ordinary client. It logs JSON lines.
 """
 
 import argparse

@@ -1,0 +1,120 @@
+"""A competing consumer, with psycopg 3: applies the events of its share of the partitions. ../README.md explains the steps (1) to (9)."""
+
+import os
+import signal
+import sys
+import threading
+import time
+
+import psycopg
+from psycopg.rows import namedtuple_row
+
+GROUP = os.environ.get("CONSUMER_GROUP", "ledger")
+CONSUMER = os.environ.get("CONSUMER", f"python-{os.uname().nodename}-{os.getpid()}")
+TTL = int(os.environ.get("TTL", "10"))
+PAUSE = 0.1  # how often to look for news
+
+RELEASE = "SELECT eskit_lease.group_release(%s, partition, fence) FROM eskit_lease.group_assignment(%s, %s)"
+OWNED = """SELECT array_agg(partition) AS partitions, array_agg(fence) AS fences
+           FROM eskit_lease.group_assignment(%s, %s) WHERE state = 'owned'"""
+NEWS = """SELECT mine.* FROM unnest(%s::int[], %s::bigint[]) AS mine (partition, fence), eskit_lease.cursor_position(%s, partition) AS done
+          WHERE EXISTS (SELECT FROM events AS e WHERE e.partition = mine.partition AND e.position > done
+                        AND e.position < eskit_lease.position_horizon()) ORDER BY random()"""
+READ = """SELECT position, account, cents FROM events
+          WHERE partition = %s AND position > (SELECT eskit_lease.cursor_position(%s, %s)) AND position < eskit_lease.position_horizon()
+          ORDER BY position LIMIT 50"""
+COMMIT = "SELECT eskit_lease.cursor_commit(%s, %s, %s, %s)"
+APPLY = "INSERT INTO ledger (position, account, cents, consumer) VALUES (%s, %s, %s, %s)"
+
+stopping = threading.Event()
+
+
+class Lost(Exception):
+    """The session has ended: what it held may be somebody else's now."""
+
+
+class Connection(psycopg.Connection):
+    def wait(self, gen, interval=0.1, timeout=TTL):  # for each answer: by default for ever
+        try:
+            return super().wait(gen, interval, timeout)
+        except psycopg.OperationalError as error:
+            if error.sqlstate is None:  # not from the server, of which nothing is to be asked any more
+                self.close()
+            raise
+
+
+class Session:
+    def __init__(self, db):
+        self.db = db
+        self.id = db.execute("SELECT session FROM eskit_lease.session_open(%s, %s, takeover => true)", (CONSUMER, f"{TTL} s")).fetchone().session  # (1)
+        self.heartbeat()
+
+    def ask(self, sql, *params):
+        started = time.monotonic()  # (3) before the call: the answer may be long on its way
+        answer = self.db.execute(sql, params).fetchone()
+        if not answer.alive:
+            raise Lost(answer.reason)
+        self.trusted_until = started + answer.trust_ms / 1000
+        self.next_heartbeat = started + answer.trust_ms / 3000
+        self.revision = answer.revision
+        return answer
+
+    def heartbeat(self):
+        self.ask("SELECT * FROM eskit_lease.session_heartbeat(%s)", self.id)
+
+    def wait(self):
+        answer = self.ask("SELECT * FROM eskit_lease.session_wait(%s, %s, %s)", self.id, self.revision, f"{PAUSE} s")
+        if answer.reason == "wait_limit":  # at once, as too many are waiting: wait here
+            time.sleep(PAUSE)
+
+    def trusted(self):
+        return time.monotonic() < self.trusted_until
+
+
+def consume(db):
+    session = Session(db)
+    db.execute("SELECT eskit_lease.group_join(%s, %s)", (GROUP, session.id))  # (2)
+    owned = asked_at = None
+    while not stopping.is_set():
+        if asked_at != session.revision:  # (4)
+            asked_at = session.revision
+            db.execute(RELEASE + " WHERE state = 'revoking'", (GROUP, GROUP, session.id))  # nothing of them is in hand
+            owned = db.execute(OWNED, (GROUP, session.id)).fetchone()
+        news = db.execute(NEWS, (*owned, GROUP)).fetchall()
+        for partition, fence in news:
+            if stopping.is_set() or asked_at != session.revision or not session.trusted():  # (3)
+                break
+            if not apply_batch(db, partition, fence):
+                asked_at = None
+            if time.monotonic() >= session.next_heartbeat:
+                session.heartbeat()  # (7)
+        session.heartbeat() if news and session.trusted() else session.wait()
+    db.execute("SELECT eskit_lease.session_drain(%s)", (session.id,))  # (8)
+    db.execute(RELEASE, (GROUP, GROUP, session.id))
+    db.execute("SELECT eskit_lease.session_close(%s)", (session.id,))
+
+
+def apply_batch(db, partition, fence):
+    """(5) What comes next in a partition, and how far that is, in one transaction under the fence. False if it was refused."""
+    try:
+        with db.transaction():
+            batch = db.execute(READ, (partition, GROUP, partition)).fetchall()
+            if batch and db.execute(COMMIT, (GROUP, partition, batch[-1].position, fence)).fetchone()[0]:
+                for event in batch:
+                    db.execute(APPLY, (event.position, event.account, event.cents, CONSUMER))
+        return True
+    except psycopg.Error as error:  # (6)
+        if error.sqlstate not in ("LF001", "55P03", "40001"):
+            raise
+        return False
+
+
+signal.signal(signal.SIGTERM, lambda *_: stopping.set())
+while not stopping.is_set():
+    try:
+        # Statements that are prepared under a name do not get through PgBouncer in transaction mode.
+        with Connection.connect(os.environ["DATABASE_URL"], autocommit=True, connect_timeout=TTL, prepare_threshold=None, row_factory=namedtuple_row) as db:
+            consume(db)
+    except (Lost, psycopg.Error) as error:  # (9)
+        print(f"{CONSUMER} begins anew: {error}", file=sys.stderr)
+        time.sleep(1)
