@@ -5,12 +5,12 @@ PG_CONFIG ?= pg_config
 SECONDS ?= 600
 MAJORS := 15 16 17 18
 
-.PHONY: help demo test test-all soak bench install lint clean
+.PHONY: help all demo test test-all test-deb soak bench install deb dist lint clean
 
 help: ## this list
 	@sed -nE 's/^([a-z-]+): ## (.*)/make \1\t\2/p' Makefile | expand -t 18
 
-demo: ## consumers compete for one stream and share the partitions of another, and are killed, stopped and released
+demo: ## consumers compete for one stream and share the partitions of another, and are killed, stopped and drained
 	@bash demo/run
 
 test: ## all tests on one major of PostgreSQL (PG=15)
@@ -28,12 +28,31 @@ soak: ## clients come, fail and go at random, and all that they were answered is
 bench: ## benchmarks, side by side
 	@bash bench/run
 
-install: ## a release build for, and into, the server of PG_CONFIG=/path/to/pg_config
+# $(call pgrx,SUBCOMMAND): of cargo pgrx, on a release build for the server of PG_CONFIG. `write` is --sudo where only root may write to it.
+define pgrx
 	@pg_test/setup
 	@config=$$(realpath -e "$$(command -v $(PG_CONFIG))") || { echo "no such pg_config: $(PG_CONFIG)" >&2; exit 1; }; \
 		. pg_test/env 15 && export CARGO_TARGET_DIR=target/install PGRX_PG_CONFIG_PATH=$$config && \
-		if [ -w "$$($$config --pkglibdir)" ]; then sudo=; else sudo=--sudo; fi && \
-		cargo pgrx install --release --pg-config $$config $$sudo
+		if [ -w "$$($$config --pkglibdir)" ]; then write=; else write=--sudo; fi && \
+		cargo pgrx $(1) --pg-config $$config
+endef
+
+all: ## a release build for the server of PG_CONFIG, which install then only has to put there
+	$(call pgrx,package)
+
+install: ## a release build for, and into, the server of PG_CONFIG=/path/to/pg_config
+	$(call pgrx,install --release $$write)
+
+deb: ## a Debian package for the server of Debian's packages, into target/deb/ (PG=15)
+	@pg_test/setup
+	@packaging/deb/build $(PG)
+
+dist: ## the sources as PGXN takes them, into target/dist/
+	@packaging/pgxn/build
+
+test-deb: ## what deb and dist make, and what apt does with the package in a clean Debian (PG=15)
+	@pg_test/setup $(PG)
+	@pg_test/package $(PG)
 
 lint: ## rustfmt, clippy, rustdoc and shellcheck
 	@pg_test/setup $(PG)
