@@ -1,0 +1,62 @@
+"""The documentation, as tests read it: its pages, with their headings, links, tables and examples."""
+
+import re
+from typing import NamedTuple
+
+from conftest import ROOT
+
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "bench/README.md", *sorted(ROOT.glob("docs/**/*.md")), *sorted(ROOT.glob("examples/*.md"))]
+REFERENCE = ROOT / "docs/reference"
+
+
+class Table(NamedTuple):
+    section: str  # the heading that it stands under, as an anchor
+    header: list[str]
+    rows: list[list[str]]
+
+
+def prose(text):
+    """Without the examples."""
+    return re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)
+
+
+def anchor(heading):
+    """What GitHub makes of a heading."""
+    words = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading).lower()
+    return re.sub(r"[^\w\- ]", "", words).replace(" ", "-")
+
+
+def anchors(text):
+    return [anchor(heading) for heading in re.findall(r"^#+ (.*)$", prose(text), re.M)]
+
+
+def links(text):
+    """What it links to, and shows."""
+    return re.findall(r"\]\(([^)\s]+)\)", re.sub(r"`[^`]*`", "", prose(text)))
+
+
+def sections(text):
+    """{anchor: the text under that heading, up to the next one}"""
+    parts = re.split(r"^#+ (.*)$", prose(text), flags=re.M)
+    return {anchor(heading): body for heading, body in zip(parts[1::2], parts[2::2], strict=True)}
+
+
+def tables(text):
+    found = []
+    for section, body in sections(text).items():
+        for block in re.findall(r"(?:^\|.*\n)+", body, re.M):
+            header, _, *rows = ([cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in block.splitlines())
+            found.append(Table(section, header, rows))
+    return found
+
+
+def code(cell):
+    """What a cell has as code."""
+    return re.findall(r"`([^`]+)`", cell)
+
+
+def examples(text):
+    """The examples in SQL, in order, each with the name of the psql that it is for: the reader's only one, or that of its first line."""
+    blocks = re.findall(r"^```sql\n(.*?)^```", text, re.M | re.S)
+    named = (re.match(r"-- \[([\w-]+)\]", block) for block in blocks)
+    return [(name[1] if name else "", block) for name, block in zip(named, blocks, strict=True)]

@@ -1,0 +1,54 @@
+"""The documentation holds together: what it links to is there, and every page is linked to."""
+
+import hashlib
+
+from conftest import ROOT, once
+from documents import PAGES, anchors, links
+
+pytestmark = once
+
+PICTURES = ROOT / "docs/pictures"
+
+
+def targets(page):
+    """The files that a page links to, each with the anchor or '': those of the project."""
+    for link in links(page.read_text()):
+        if not link.startswith(("http://", "https://")):
+            path, _, where = link.partition("#")
+            yield link, (page.parent / path).resolve() if path else page, where
+
+
+def test_links_lead_somewhere():
+    broken = []
+    for page in PAGES:
+        for link, path, where in targets(page):
+            if not path.exists() or where and where not in anchors(path.read_text()):
+                broken.append(f"{page.relative_to(ROOT)}: {link}")
+    assert not broken
+
+
+def test_headings_of_a_page_differ():
+    named = {page: anchors(page.read_text()) for page in PAGES}
+    assert not [(page.name, name) for page, names in named.items() for name in set(names) if names.count(name) > 1]
+
+
+def test_every_page_is_found_from_the_front_page():
+    found, new = set(), {ROOT / "README.md"}
+    while new:
+        found |= new
+        new = {path for page in new for _, path, _ in targets(page) if path in PAGES} - found
+    assert sorted(set(PAGES) - found) == []
+
+
+def test_the_front_page_is_short():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 350
+
+
+def test_pictures_are_those_of_their_sources():
+    """docs/pictures/draw notes in each picture what it was drawn from."""
+    sources = {source.with_suffix(".svg"): hashlib.sha256(source.read_bytes()).hexdigest() for source in PICTURES.glob("*.dot")}
+    assert set(sources) == set(PICTURES.glob("*.svg"))
+    stale = [picture.name for picture, drawn_from in sources.items() if drawn_from not in picture.read_text()]
+    assert not stale, "run docs/pictures/draw"
+    shown = {path for page in PAGES for _, path, _ in targets(page)}
+    assert set(sources) <= shown

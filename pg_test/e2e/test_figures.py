@@ -1,0 +1,111 @@
+"""The figures of the front page and of the comparison are those of bench/results, as they were measured last."""
+
+import json
+import re
+
+from conftest import ROOT, once
+
+pytestmark = once
+
+README, COMPARISON = ROOT / "README.md", ROOT / "docs/comparison.md"
+RESULTS = {file.stem: json.loads(file.read_text()) for file in (ROOT / "bench/results").glob("*.json")}
+BEAT, REFUSED, HOLDER = "session_heartbeat", "lease_acquire, refused", "lease_acquire by the holder"
+NEW, CHECK, RELEASE = "lease_acquire of a new name + lease_release", "fence_check with an INSERT", "lease_release until"
+DONE, STORM = "items claimed, then done, {} at a time, {}", "expiry of 100,000 leases, {} waited for"
+
+
+def row(part, what, other=""):
+    """The first row of this name, or of those set in below it, that has the other in its own name or is compared with it."""
+    above = ""
+    for found in RESULTS[part]["rows"]:
+        above = above if found["what"].startswith(" ") else found["what"]
+        if above.startswith(what) and (found["compared"].startswith(other) or found["what"].lstrip().startswith(other)):
+            return found
+    raise LookupError(f"{part}: {what}: {other}")
+
+
+def numbers(cell):
+    return [float(number.replace(",", "")) for number in re.findall(r"(?<![\w.])\d[\d,]*(?:\.\d+)?", cell)]
+
+
+def ratio(*name):
+    return numbers(row(*name)["ratio"])[0]
+
+
+def measured(*name):
+    return numbers(row(*name)["measured"])
+
+
+def compared(*name):
+    return numbers(row(*name)["compared"])
+
+
+def front_page():
+    yield "{:.2f} of `SELECT 1`, and {:.2f} of an empty function in C", ratio("rates", BEAT, "SELECT 1"), ratio("rates", BEAT, "an empty function")
+    by_pgbench, by_driver = ratio("rates", BEAT, "UPDATE"), ratio("peers", BEAT, "UPDATE, synchronous_commit on")
+    yield "{:.1f} times an UPDATE of a row ({:.1f} times over TCP), {:.1f} times etcd's", by_pgbench, by_driver, ratio("peers", BEAT, "etcd")
+    yield "{:,.0f} times as quick as", round(ratio("heartbeats", "one heartbeat that keeps"), -3)
+    yield "writes {:.0f} MB of WAL", ratio("heartbeats", "one heartbeat that keeps", "in WAL") / 1e6
+    yield "{:.2f} of `SELECT 1`; {:.2f} times an upsert by hand", ratio("rates", REFUSED, "SELECT 1"), ratio("rates", REFUSED, "guarded upsert")
+    crowd = REFUSED + ", 64 clients"
+    yield "{:.0f} times a plain one where 64 clients", measured("rates", crowd)[0] / measured("rates", crowd, "plain upsert")[0]
+    yield "{:.2f} of two bare statements that write such rows; {:.1f} times etcd's", ratio("grants", NEW), ratio("peers", NEW, "etcd")
+    yield "{:.2f} of `SELECT 1`; {:.1f} times a row lock", ratio("rates", HOLDER, "SELECT 1"), ratio("peers", HOLDER, "row lock")
+    yield "{:.2f} of that transaction without it", ratio("fence", CHECK, "without")
+    yield "in one statement too, does {:.2f}.", ratio("fence", CHECK, "SELECT .. FOR SHARE")
+    yield "which is a round trip more, {:.2f}.", ratio("fence", CHECK, "in a statement of its own")
+    yield "half of them within {:.2f} ms and 99 % within {:.2f}; an UPDATE", *measured("handover", RELEASE)
+    yield "an UPDATE with NOTIFY takes {:.2f} and {:.2f}", *compared("handover", RELEASE, "UPDATE with NOTIFY")
+    yield "etcd's mutex {:.2f} and {:.2f}", *compared("handover", RELEASE, "etcd mutex")
+    yield "half of them within {:.1f} ms and 99 % within {:.1f}; after", *measured("expiry", "deadline")
+    yield "attached client {:.1f} and {:.1f}", *measured("expiry", "kill")
+    yield "acquired in {:.2f} times, released in {:.2f} times", ratio("bulk", "lease_acquire_many"), ratio("bulk", "lease_release_many")
+    some, all_of_them = STORM.format("10,000"), STORM.format("100,000")
+    yield "10,000 of them waited for: all of these handed over within {:.2f} s", *measured("storm", some)
+    yield "all 100,000 waited for: within {:.2f} s", *measured("storm", all_of_them)
+    yield "99 % of others' heartbeats take {:.2f} ms at most", measured("storm", all_of_them, "heartbeats of others")[1]
+    yield "at most, and {:.2f} before", compared("storm", all_of_them, "heartbeats of others")[1]
+
+
+def comparison():
+    yield "keep-alive stream | {:.1f} |", ratio("peers", BEAT, "etcd")
+    yield "beside grant, put and revoke | {:.1f} |", ratio("peers", NEW, "etcd")
+    in_memory, always = (1 / ratio("peers", NEW, f"Redis, {how}") for how in ("in memory", "appendfsync always"))
+    yield "are {:.1f} times as many in memory as here, and {:.1f} times as many with", in_memory, always
+    yield "Renewing is {:.1f} times as fast, in memory", 1 / ratio("peers", BEAT, "Redis, in memory")
+    yield "a heartbeat here is {:.1f} times as fast", ratio("peers", BEAT, "Redis, appendfsync always")
+    advisory, upsert = ratio("peers", NEW, "session advisory lock"), ratio("peers", NEW, "INSERT .. ON CONFLICT")
+    yield "{:.1f} times as many as `lease_acquire` and `lease_release` (ratio {:.2f})", 1 / advisory, advisory
+    yield "{:.1f} times as fast as `lease_acquire` and `lease_release` (ratio {:.2f})", 1 / upsert, upsert
+    yield "`hashtext` gave {:,.0f} collisions", *measured("keys", "hashtext")
+    for many in (1, 100):
+        for age, named in ("idle", "idle"), ("old snapshot", "with a snapshot that is 8 minutes old" if many == 1 else "with that"):
+            ratios = [ratio("items", DONE.format(many, age), other) for other in ("graphile-worker", "UPDATE, DELETE")]
+            yield f"| {many} at a time, {named} | " + ("{:.1f} | {:.1f} |" if age == "idle" else "{:.0f} | {:.0f} |"), *ratios
+    pgq = [ratio("items", DONE.format(many, age), "pgq") for age in ("idle", "old snapshot") for many in (1, 100)]
+    yield "claimed and done are {:.1f} times as many one at a time. In batches of 100 there is little between them ({:.2f},", *pgq[:2]
+    yield "With an old snapshot the ratios are {:.0f} and {:.0f}", *pgq[2:]
+    by_pgbench, by_driver = ratio("rates", BEAT, "UPDATE"), ratio("peers", BEAT, "UPDATE, synchronous_commit on")
+    yield "beside an UPDATE of one row | {:.1f} by `pgbench`, {:.1f} over TCP |", by_pgbench, by_driver
+    yield "`synchronous_commit` off | {:.1f} |", ratio("peers", BEAT, "UPDATE, synchronous_commit off")
+    yield "a holder in one transaction | {:.1f} |", ratio("peers", HOLDER, "row lock")
+    yield "beside the same by such a transaction | {:.1f} |", ratio("peers", NEW, "row lock")
+    yield "looks before it writes | {:.2f} |", ratio("rates", REFUSED, "guarded upsert")
+
+
+def stale(page, figures):
+    text = " ".join(page.read_text().split())
+    return [f"{page.name}: {said}" for said in (template.format(*values) for template, *values in figures) if said not in text]
+
+
+def test_figures_are_those_that_were_measured():
+    assert stale(README, front_page()) + stale(COMPARISON, comparison()) == []
+
+
+def test_pages_tell_when_it_was_measured():
+    parts = {
+        README: ("rates", "peers", "heartbeats", "grants", "fence", "handover", "expiry", "bulk", "storm"),
+        COMPARISON: ("rates", "peers", "items", "keys", "wal"),
+    }
+    wanted = {page: {RESULTS[part]["when"].split()[0] for part in names} for page, names in parts.items()}
+    assert {page: set(re.findall(r"\d{4}-\d\d-\d\d", page.read_text())) for page in parts} == wanted
