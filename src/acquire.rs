@@ -272,9 +272,9 @@ fn take(
     };
     let names =
         |wanted: &[(usize, Wanted)]| wanted.iter().map(|(index, _)| resources[*index].as_str()).collect::<Vec<_>>();
-    let first = queue::first_in_line(call, names(&wanted), &[]);
+    let mut first = queue::first_in_line(call, names(&wanted), &[]);
     wanted.retain(|(index, want)| {
-        let barging = first.get(&resources[*index]).is_some_and(|first| *first != me.session());
+        let barging = first.get(&resources[*index]).is_some_and(|first| first.session != me.session());
         if barging && !want.own {
             answers[*index].reason = "awaited";
         }
@@ -289,17 +289,14 @@ fn take(
         }
         _ => true,
     });
-    let mut places = if first.values().any(|first| *first == me.session()) {
-        queue::places(&names(&wanted), &vec![me.session(); wanted.len()])
-    } else {
-        HashMap::new()
-    };
+    first.retain(|_, first| first.session == me.session());
+    let mut places = queue::places_of_first(&first);
     // Of a semaphore there may be another permit when somebody was faster.
     while !wanted.is_empty() {
         let candidate = |(index, want): &mut (usize, Wanted)| {
             let resource = resources[*index].clone();
             let (slot, row) = want.choices.pop()?;
-            let places = places.get(&(resource.clone(), me.session())).cloned().unwrap_or_default();
+            let places = places.get(&resource).cloned().unwrap_or_default();
             let (declared, released, inherited) = (want.declared, false, false);
             Some(Candidate { resource, slot, declared, row, released, inherited, grantee: me, places })
         };
@@ -310,7 +307,7 @@ fn take(
             Some((slot, fence)) => {
                 let reason = if want.refences { "refenced" } else { "granted" };
                 answers[*index] = Answer::granted(reason, slot, fence, &row.consumer);
-                places.remove(&(resources[*index].clone(), me.session()));
+                places.remove(&resources[*index]);
                 false
             }
             None if want.choices.is_empty() => {

@@ -97,6 +97,12 @@ impl Leases {
         self.look(Sight::Dirty, resource, slot)
     }
 
+    /// The same of an exclusive lease whose row has just been seen at a place, unless it has changed.
+    pub fn glance_at(&self, tid: ItemPointerData, resource: &str) -> Option<Probe> {
+        let stands = self.0.fetch(tid) == Some(Flight::None) && self.is_of(resource, 0);
+        stands.then(|| Probe::Row(LeaseRow::read(&self.0.row())))
+    }
+
     /// What stands.
     pub fn probe(&self, resource: &str, slot: i32) -> Probe {
         if !self.0.has_entry(&[Key::Text(resource), Key::Int(slot)]) {
@@ -195,7 +201,7 @@ impl Leases {
             && LeaseRow::read(&self.0.row()).fence == seen.fence
     }
 
-    /// Whether the row that has just been locked is that of a slot.
+    /// Whether the row that has just been locked or fetched is that of a slot.
     fn is_of(&self, resource: &str, slot: i32) -> bool {
         let row = self.0.row();
         row.get::<i32>(column::SLOT) == Some(slot)
@@ -256,16 +262,28 @@ fn changes(columns: &[(usize, Option<Datum>)]) -> Vec<(i32, Option<Datum>)> {
     columns.iter().map(|(column, value)| (*column as i32, *value)).collect()
 }
 
+/// The leases by who has them.
+fn by_session() -> Table {
+    Table::open(c"_leases", c"_leases_session")
+}
+
+/// Shows what a session has, in the order of names, those behind one if it is given: the resources, and where the rows are.
+pub fn each_of<T>(
+    session: Uuid,
+    after: Option<&str>,
+    mut visit: impl FnMut(String, ItemPointerData) -> Option<T>,
+) -> Option<T> {
+    let keys = [Key::Uuid(session), Key::After(after.unwrap_or_default())];
+    // Nothing has an empty name.
+    by_session().scan(Sight::Latest, &keys, |row, _| visit(row.get::<Text>(column::RESOURCE)?.0, row.tid()))
+}
+
 /// The rows of the leases that a session has of one resource.
 pub fn of_session(resource: &str, session: Uuid) -> Vec<LeaseRow> {
     let mut found = Vec::new();
-    Table::open(c"_leases", c"_leases_session").scan(
-        Sight::Latest,
-        &[Key::Uuid(session), Key::Text(resource)],
-        |row, _| {
-            found.push(LeaseRow::read(row));
-            None::<()>
-        },
-    );
+    by_session().scan(Sight::Latest, &[Key::Uuid(session), Key::Text(resource)], |row, _| {
+        found.push(LeaseRow::read(row));
+        None::<()>
+    });
     found
 }

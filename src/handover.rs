@@ -15,10 +15,11 @@ use crate::guard::{Guard, Mode};
 use crate::holders::Holders;
 use crate::liveness::databases::Counter;
 use crate::liveness::slots::SlotRef;
-use crate::queue;
+use crate::queue::{self, First};
 use crate::semaphore;
 use crate::session::{self, takeover};
 use pgrx::Uuid;
+use pgrx::pg_sys::ItemPointerData;
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 /// What came of a hand-over.
@@ -38,9 +39,17 @@ struct Free {
     declared: Option<(Kind, i32)>,
 }
 
+/// Where rows of leases have just been seen, which is worth a look before their keys are looked up.
+pub type Seen = BTreeMap<String, ItemPointerData>;
+
 /// Hands over resources to whoever is next. `letting_go` says of a row that this transaction releases it, and that it keeps fenced
 /// transactions away from its fence.
-pub fn hand_over(call: &Call, resources: Vec<String>, letting_go: &dyn Fn(&LeaseRow) -> bool) -> Result<HandOver> {
+pub fn hand_over(
+    call: &Call,
+    resources: Vec<String>,
+    seen: &Seen,
+    letting_go: &dyn Fn(&LeaseRow) -> bool,
+) -> Result<HandOver> {
     let mut result = HandOver::default();
     let (groups, queued) = declaration::groups_among(call, resources);
     for group in groups {
@@ -49,7 +58,7 @@ pub fn hand_over(call: &Call, resources: Vec<String>, letting_go: &dyn Fn(&Lease
     // Few resources are waited for; only these are worth a look at their lease.
     let mut first = queue::first_in_line(call, queued.iter().map(String::as_str).collect(), &[]);
     if !first.is_empty() {
-        let mut free = free_among(call, &first, letting_go, &mut result);
+        let mut free = free_among(call, &first, seen, letting_go, &mut result);
         serve(call, &mut first, &mut free, letting_go, &mut result);
     }
     call.database.add(Counter::HandOvers, result.granted.len() as u64);
@@ -59,7 +68,7 @@ pub fn hand_over(call: &Call, resources: Vec<String>, letting_go: &dyn Fn(&Lease
 /// Grants what is free to the first in line, again and again while there is more of both.
 fn serve(
     call: &Call,
-    first: &mut BTreeMap<String, Uuid>,
+    first: &mut BTreeMap<String, First>,
     free: &mut HashMap<String, Vec<Free>>,
     letting_go: &dyn Fn(&LeaseRow) -> bool,
     result: &mut HandOver,
@@ -72,13 +81,11 @@ fn serve(
         if first.is_empty() {
             return;
         }
-        let skipped = admit(call, first.values().copied().collect(), &mut ready);
-        let (again, now): (Vec<_>, Vec<_>) =
-            std::mem::take(first).into_iter().partition(|(_, session)| skipped.contains(session));
-        let (names, sessions): (Vec<&str>, Vec<Uuid>) =
-            now.iter().map(|(resource, session)| (resource.as_str(), *session)).unzip();
-        let mut places = queue::places(&names, &sessions);
-        let candidates = now.iter().filter_map(|(resource, session)| {
+        let skipped = admit(call, first.values().map(|first| first.session).collect(), &mut ready);
+        let (again, now): (BTreeMap<_, _>, BTreeMap<_, _>) =
+            std::mem::take(first).into_iter().partition(|(_, first)| skipped.contains(&first.session));
+        let mut places = queue::places_of_first(&now);
+        let candidates = now.iter().filter_map(|(resource, First { session, .. })| {
             let Free { slot, row, declared } = free.get_mut(resource)?.pop()?;
             Some(Candidate {
                 resource: resource.clone(),
@@ -89,18 +96,17 @@ fn serve(
                 row,
                 grantee: *ready.get(session)?,
                 // Without a place it has just given up waiting, and is not to be given what it no longer asks for.
-                places: places.remove(&(resource.clone(), *session))?,
+                places: places.remove(resource)?,
             })
         });
         let granted = grant::grant(call, &leases, candidates.collect());
         let names: HashSet<&str> = granted.keys().map(|(resource, _)| resource.as_str()).collect();
-        let (mut served, failed): (Vec<_>, Vec<_>) =
-            now.into_iter().map(|(resource, _)| resource).partition(|name| names.contains(name.as_str()));
+        let (mut served, failed): (Vec<_>, Vec<_>) = now.into_keys().partition(|name| names.contains(name.as_str()));
         served.retain(|resource| free.get(resource).is_some_and(|slots| !slots.is_empty()));
         // The first in line comes first, also where others might be served at once.
         result.busy.extend(failed);
         ending.extend(skipped);
-        let again: HashSet<String> = again.into_iter().map(|(resource, _)| resource).collect();
+        let again: HashSet<String> = again.into_keys().collect();
         *first = queue::first_in_line(call, again.iter().chain(&served).map(String::as_str).collect(), &ending);
         // Whoever was skipped may come back: what nobody else waits for is not done with.
         result.busy.extend(again.into_iter().filter(|resource| !first.contains_key(resource)));
@@ -112,7 +118,8 @@ fn serve(
 /// The slots of the resources that nobody alive has.
 fn free_among(
     call: &Call,
-    first: &BTreeMap<String, Uuid>,
+    first: &BTreeMap<String, First>,
+    seen: &Seen,
     letting_go: &dyn Fn(&LeaseRow) -> bool,
     result: &mut HandOver,
 ) -> HashMap<String, Vec<Free>> {
@@ -120,7 +127,8 @@ fn free_among(
     let (mut free, mut held) = (HashMap::new(), Vec::new());
     let exclusive = |row| vec![Free { slot: 0, row, declared: None }];
     for (resource, next) in first {
-        match leases.glance(resource, 0) {
+        let at = seen.get(resource).and_then(|tid| leases.glance_at(*tid, resource));
+        match at.unwrap_or_else(|| leases.glance(resource, 0)) {
             Probe::Row(row) if row.declared && declaration::of(resource).is_some() => {
                 free.insert(resource.clone(), free_permits(call, resource, letting_go, result));
             }
@@ -149,7 +157,7 @@ fn free_among(
     for (resource, row, next) in held {
         if holders.living(row.session).is_some() {
             result.held.push((resource.clone(), row));
-        } else if row.session.and_then(&mut heir).is_some_and(|heir| heir != *next) {
+        } else if row.session.and_then(&mut heir).is_some_and(|heir| heir != next.session) {
             // It is a successor's, who gets it from the sweep.
             result.busy.insert(resource.clone());
         } else {
@@ -199,7 +207,7 @@ pub fn judge_places(call: &Call, at: SlotRef) -> Result<()> {
     let places = queue::places_of(call.db(), &[at.session()], grant::BATCH, 0);
     let resources: HashSet<String> = places.into_iter().map(|(resource, _)| resource).collect();
     if !resources.is_empty() {
-        hand_over(call, resources.into_iter().collect(), &|_| false)?;
+        hand_over(call, resources.into_iter().collect(), &Seen::new(), &|_| false)?;
     }
     Ok(())
 }

@@ -34,6 +34,8 @@ const SESSION: usize = 3;
 
 /// Resources that one session may wait for.
 pub const MAX_PLACES: usize = 10_000;
+/// Places behind the first in line that are looked at for its others, before these are looked up by who waits.
+const MAX_BEYOND: usize = 4;
 
 /// The table of places.
 pub fn table() -> Table {
@@ -45,9 +47,16 @@ fn by_session() -> Table {
     Table::open(c"_waiters", c"_waiters_session")
 }
 
+/// Who is first in line for a resource.
+pub struct First {
+    pub session: Uuid,
+    /// All its places there, if the walk to the first of them has come by the end of the line.
+    places: Option<Vec<ItemPointerData>>,
+}
+
 /// The first in line for each of the resources, with some sessions left out. By name: rows that are next to each other in an index are in
 /// the processor's cache.
-pub fn first_in_line(call: &Call, resources: Vec<&str>, without: &[Uuid]) -> BTreeMap<String, Uuid> {
+pub fn first_in_line(call: &Call, resources: Vec<&str>, without: &[Uuid]) -> BTreeMap<String, First> {
     let table = call.waiters();
     // Mostly nobody waits, for the one or at all, which a look into the key tells for less than a scan costs.
     let all_or_one = if let [one] = *resources { Some(Key::Text(one)) } else { None };
@@ -60,9 +69,43 @@ pub fn first_in_line(call: &Call, resources: Vec<&str>, without: &[Uuid]) -> BTr
         *known.entry(*session).or_insert_with(|| session::row(*session).is_some_and(|row| call.is_eligible(&row)))
     };
     let mut first = |resource: &str| {
-        table.scan(Sight::Latest, &[Key::Text(resource)], |row, _| row.get::<Uuid>(SESSION).filter(&mut is_eligible))
+        let (mut first, mut beyond) = (None::<First>, 0);
+        table.scan(Sight::Latest, &[Key::Text(resource)], |row, _| {
+            let session = row.get::<Uuid>(SESSION)?;
+            match &mut first {
+                None if is_eligible(&session) => first = Some(First { session, places: Some(vec![row.tid()]) }),
+                None => (),
+                Some(first) => {
+                    beyond += 1;
+                    if beyond > MAX_BEYOND {
+                        first.places = None;
+                    } else if session == first.session {
+                        first.places.iter_mut().for_each(|places| places.push(row.tid()));
+                    }
+                }
+            }
+            (beyond > MAX_BEYOND).then_some(())
+        });
+        first
     };
     resources.into_iter().filter_map(|resource| Some((resource.to_owned(), first(resource)?))).collect()
+}
+
+/// The places of the first in line, for each of the resources.
+pub fn places_of_first(first: &BTreeMap<String, First>) -> HashMap<String, Vec<ItemPointerData>> {
+    let (mut found, mut unknown) = (HashMap::new(), (Vec::new(), Vec::new()));
+    for (resource, First { session, places }) in first {
+        match places {
+            Some(places) => drop(found.insert(resource.clone(), places.clone())),
+            None => {
+                unknown.0.push(resource.as_str());
+                unknown.1.push(*session);
+            }
+        }
+    }
+    let looked_up = places(&unknown.0, &unknown.1);
+    found.extend(looked_up.into_iter().map(|((resource, _), places)| (resource, places)));
+    found
 }
 
 type Places = HashMap<(String, Uuid), Vec<ItemPointerData>>;
@@ -112,6 +155,11 @@ pub fn leave(call: &Call, places: &mut [ItemPointerData]) {
         }
     }
     spi::durably();
+}
+
+/// Whether somebody may be waiting: what has been given up is counted until it is cleaned away.
+pub fn may_be_waited_for(call: &Call, resource: &str) -> bool {
+    call.waiters().has_entry(&[Key::Text(resource)])
 }
 
 pub fn has_place(resource: &str, session: Uuid) -> bool {

@@ -8,13 +8,14 @@ use crate::call::{Call, enter, text_arg};
 use crate::claim::{self, LeaseRow, Leases, Probe, Seat};
 use crate::error::{Error, Result};
 use crate::guard::Mode;
+use crate::handover::{self, Seen};
 use crate::lease::names;
 use crate::liveness::databases::Counter;
 use crate::liveness::slots::SlotRef;
 use crate::spi::{self, Statement, Value};
 use crate::table::Locked;
 use crate::text::{Text, TextArray, role_name};
-use crate::{fence, grace, grant, handover, history, interval, queue, row, session};
+use crate::{fence, grace, grant, history, interval, queue, row, session};
 use pgrx::datum::Interval;
 use pgrx::pg_sys::{BOOLOID, INT4ARRAYOID, ItemPointerData, TEXTARRAYOID};
 use pgrx::prelude::*;
@@ -35,8 +36,9 @@ pub fn release(call: &Call, at: SlotRef, rows: Vec<(String, LeaseRow)>) -> Resul
     let rows: Vec<(String, LeaseRow)> = rows.into_iter().filter(|(_, row)| mine(row)).collect();
     let fences: HashSet<i64> = rows.iter().map(|(_, row)| row.fence).collect();
     let handed_over = if rows.len() <= grant::BATCH {
-        let resources: HashSet<String> = rows.iter().map(|(resource, _)| resource.clone()).collect();
-        handover::hand_over(call, resources.into_iter().collect(), &|row| fences.contains(&row.fence))?.granted
+        let seen: Seen = rows.iter().map(|(resource, row)| (resource.clone(), row.tid)).collect();
+        let resources = seen.keys().cloned().collect();
+        handover::hand_over(call, resources, &seen, &|row| fences.contains(&row.fence))?.granted
     } else {
         call.seam().many();
         HashMap::new()

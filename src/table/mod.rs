@@ -39,6 +39,8 @@ pub enum Key<'a> {
     Uuid(Uuid),
     /// This number or a greater one; only as the last.
     From(i64),
+    /// A greater text than this; only as the last.
+    After(&'a str),
 }
 
 /// What a scan sees.
@@ -224,6 +226,7 @@ impl Table {
                 Key::Int(number) => (equal, pg_sys::F_INT4EQ, Datum::from(*number)),
                 Key::Long(number) => (equal, pg_sys::F_INT8EQ, Datum::from(*number)),
                 Key::Uuid(uuid) => (equal, pg_sys::F_UUID_EQ, Datum::from(uuid.as_bytes().as_ptr())),
+                Key::After(text) => (pg_sys::BTGreaterStrategyNumber, pg_sys::F_TEXT_GT, text_datum(text)),
                 Key::From(least) => (pg_sys::BTGreaterEqualStrategyNumber, pg_sys::F_INT8GE, Datum::from(*least)),
             };
         }
@@ -241,6 +244,19 @@ impl Table {
                 (scan, snapshot)
             })
         }
+    }
+
+    /// The row at a place as a dirty snapshot sees it, which is [`Table::row`] then, and what others are doing to it. `None`: there is none now.
+    pub fn fetch(&self, tid: ItemPointerData) -> Option<Flight> {
+        let snapshot_type = pg_sys::SnapshotType::SNAPSHOT_DIRTY;
+        let mut dirty = pg_sys::SnapshotData { snapshot_type, ..Default::default() };
+        let mut tid = tid;
+        // SAFETY: the relation is open and its access method complete; no destructor is pending over the closure
+        let found = unsafe {
+            let fetch = (*(*self.relation).rd_tableam).tuple_fetch_row_version;
+            fetch.is_some_and(|fetch| guarded(|| fetch(self.relation, &raw mut tid, &raw mut dirty, self.slot)))
+        };
+        found.then(|| flight(&dirty))
     }
 
     /// Locks a row against changes, to the end of the transaction. With `wait`, waits for whoever has it.
@@ -280,16 +296,7 @@ impl Walk<'_> {
         let found = unsafe {
             pg_sys::index_getnext_slot(self.scan, pg_sys::ScanDirection::ForwardScanDirection, self.table.slot)
         };
-        // A dirty snapshot names whoever is inserting the row, or is updating or deleting it.
-        found.then(|| {
-            if self.dirty.xmin != pg_sys::InvalidTransactionId {
-                Flight::Inserting
-            } else if self.dirty.xmax != pg_sys::InvalidTransactionId {
-                Flight::Changing
-            } else {
-                Flight::None
-            }
-        })
+        found.then(|| flight(&self.dirty))
     }
 }
 
@@ -348,6 +355,17 @@ impl Drop for Table {
                 });
             }
         }
+    }
+}
+
+/// A dirty snapshot names whoever is inserting the row that it has been asked about, or is updating or deleting it.
+fn flight(dirty: &pg_sys::SnapshotData) -> Flight {
+    if dirty.xmin != pg_sys::InvalidTransactionId {
+        Flight::Inserting
+    } else if dirty.xmax != pg_sys::InvalidTransactionId {
+        Flight::Changing
+    } else {
+        Flight::None
     }
 }
 

@@ -8,7 +8,7 @@ use crate::call::Call;
 use crate::error::Result;
 use crate::liveness::databases::Database;
 use crate::liveness::{Shared, clock, my_latch, shared};
-use crate::sweep::{self, Pass};
+use crate::sweep::{self, Pass, waited::Looked};
 use crate::{catalog, retention, seam, settings};
 use pgrx::PgTryBuilder;
 use pgrx::pg_sys;
@@ -56,7 +56,7 @@ fn serve(shared: &'static Shared, database: &'static Database) -> bool {
     let oid = database.oid.load(Ordering::Acquire);
     let began = clock::now();
     let (mut stay_until, mut gather_until) = (began + LINGER, 0);
-    let mut sessions = SessionsDue::default();
+    let (mut sessions, mut looked) = (SessionsDue::default(), Looked::default());
     database.worker.store(my_latch(), Ordering::Release);
     while settings::WORKER.get() {
         let now = clock::now();
@@ -74,7 +74,7 @@ fn serve(shared: &'static Shared, database: &'static Database) -> bool {
             break;
         } else if of_sessions <= now || of_posts <= now && gather_until <= now {
             report_activity(c"eskit_lease: hand-over and sweep");
-            let Some(pass) = transaction(|| work(shared, database, of_sessions <= now)) else {
+            let Some(pass) = transaction(|| work(shared, database, of_sessions <= now, &mut looked)) else {
                 database.worker.store(std::ptr::null_mut(), Ordering::Release);
                 return false;
             };
@@ -129,12 +129,12 @@ fn posts_due(shared: &Shared, oid: u32, now: u64) -> u64 {
 
 /// One pass: what it has done. `None` when the extension is not in this database, so that there is nothing to
 /// do for it.
-fn work(shared: &'static Shared, database: &Database, anybody_due: bool) -> Result<Option<Pass>> {
+fn work(shared: &'static Shared, database: &Database, anybody_due: bool, looked: &mut Looked) -> Result<Option<Pass>> {
     if catalog::home_if_any().is_none() {
         shared.forget(database.oid.load(Ordering::Acquire), || catalog::extension().is_none());
         return Ok(None);
     }
-    Ok(Some(sweep::pass(&Call::open(shared)?, MOST, anybody_due)?))
+    Ok(Some(sweep::pass(&Call::open(shared)?, MOST, anybody_due, looked)?))
 }
 
 fn retire(shared: &'static Shared, now: u64, at_once: bool) -> Result<()> {

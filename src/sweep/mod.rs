@@ -6,13 +6,15 @@
 //!
 //! What others have locked is skipped and tried again later. A pass is bounded by leases, not by sessions.
 
+pub mod waited;
+
 use crate::bridge::{self, tend};
 use crate::call::{Call, enter};
 use crate::claim::{LeaseRow, Leases, Seat};
 use crate::error::{Error, Result};
 use crate::grant::Grant;
 use crate::guard::{Guard, Mode};
-use crate::handover::{self, HandOver};
+use crate::handover::{self, HandOver, Seen};
 use crate::liveness::clock;
 use crate::liveness::databases::{BOOT, Counter, REVISE};
 use crate::liveness::dirty::Dirty;
@@ -28,16 +30,16 @@ use pgrx::Uuid;
 use pgrx::pg_sys::{self, INT8OID, ItemPointerData, TEXTOID, TransactionId, UUIDARRAYOID};
 use pgrx::prelude::*;
 use std::collections::{BTreeMap, HashMap, HashSet};
+use waited::{Looked, Looks};
 
-static WAITED: Statement =
-    Statement::reads(include_str!("../sql/query/sweep/waited.sql"), &[UUIDARRAYOID, INT8OID, INT8OID]);
 static HELD: Statement =
-    Statement::reads(include_str!("../sql/query/sweep/held.sql"), &[UUIDARRAYOID, INT8OID, INT8OID]);
-static CLEAN: Statement = Statement::reads(include_str!("../sql/query/sweep/clean.sql"), &[UUIDARRAYOID]);
-static ALL_SESSIONS: Statement = Statement::reads(include_str!("../sql/query/sweep/all_sessions.sql"), &[]);
-static STRAYS: Statement = Statement::reads(include_str!("../sql/query/sweep/strays.sql"), &[INT8OID]);
-static WAITED_FOR: Statement = Statement::reads(include_str!("../sql/query/sweep/waited_for.sql"), &[TEXTOID, INT8OID]);
-static PREPARED: Statement = Statement::reads(include_str!("../sql/query/sweep/prepared.sql"), &[]);
+    Statement::reads(include_str!("../../sql/query/sweep/held.sql"), &[UUIDARRAYOID, INT8OID, INT8OID]);
+static CLEAN: Statement = Statement::reads(include_str!("../../sql/query/sweep/clean.sql"), &[UUIDARRAYOID]);
+static ALL_SESSIONS: Statement = Statement::reads(include_str!("../../sql/query/sweep/all_sessions.sql"), &[]);
+static STRAYS: Statement = Statement::reads(include_str!("../../sql/query/sweep/strays.sql"), &[INT8OID]);
+static WAITED_FOR: Statement =
+    Statement::reads(include_str!("../../sql/query/sweep/waited_for.sql"), &[TEXTOID, INT8OID]);
+static PREPARED: Statement = Statement::reads(include_str!("../../sql/query/sweep/prepared.sql"), &[]);
 
 /// Leases handed over in one transaction: each takes a lock on its new holder's session.
 pub const MAX_HAND_OVER: usize = 1_000;
@@ -74,7 +76,7 @@ impl Pass {
 /// exclusively, so no transaction of theirs is fenced. Whether anything is left.
 pub fn dissolve(call: &Call, sessions: &[Uuid], most: usize) -> Result<bool> {
     let mut pass = Pass::default();
-    dissolve_into(call, sessions, most, true, &mut pass)?;
+    dissolve_into(call, sessions, most, true, &mut Looked::default(), &mut pass)?;
     Ok(pass.more || pass.blocked)
 }
 
@@ -102,7 +104,14 @@ fn in_pages<T>(
 
 /// The same, into what a pass has done. Which of the sessions have been looked at, so that they may be buried, or are recorded as dead: in a storm
 /// hand-overs come before all else, and the others' turn comes later.
-fn dissolve_into(call: &Call, sessions: &[Uuid], most: usize, ending: bool, pass: &mut Pass) -> Result<HashSet<Uuid>> {
+fn dissolve_into(
+    call: &Call,
+    sessions: &[Uuid],
+    most: usize,
+    ending: bool,
+    looked: &mut Looked,
+    pass: &mut Pass,
+) -> Result<HashSet<Uuid>> {
     let inherited = if ending { Inherited::default() } else { takeover::inherit_from_dead(call, sessions, most)? };
     pass.handed_over += inherited.leases;
     pass.blocked |= inherited.left;
@@ -120,23 +129,40 @@ fn dissolve_into(call: &Call, sessions: &[Uuid], most: usize, ending: bool, pass
     pass.has_granted(outcome.granted);
     let mut busy: HashSet<String> = HashSet::new();
     let mut looked_at = HashSet::new();
-    let waited = |most, skip| call.db().run(&WAITED, limits(most, skip), |row| (row.text(1), row.uuid(2)));
-    let handed_over = in_pages(most, waited, |waited| {
-        let (resources, holders): (Vec<String>, Vec<Uuid>) = waited.into_iter().unzip();
-        looked_at.extend(holders);
-        let outcome = handover::hand_over(call, resources, &letting_go)?;
-        let granted = outcome.granted.len();
-        pass.blocked |= !outcome.busy.is_empty();
+    let (mut handed_over, mut looks) = (0, Looks::of_a_pass());
+    loop {
+        let room = most - handed_over;
+        let waited = looked.next(call, sessions, room, &mut looks);
+        let all = waited.len() < room && !looks.are_spent();
+        for (_, holder, _) in &waited {
+            // They are dead for good by the end of this pass: buried, or recorded.
+            if looked_at.insert(*holder) && !ending {
+                call.seam().taken_from(*holder);
+            }
+        }
+        let seen: Seen = waited.into_iter().map(|(resource, _, tid)| (resource, tid)).collect();
+        let outcome = handover::hand_over(call, seen.keys().cloned().collect(), &seen, &letting_go)?;
+        // With one permit there may be more to be handed over than was asked for.
+        handed_over = most.min(handed_over + outcome.granted.len());
         pass.has_granted(outcome.granted);
+        pass.blocked |= !outcome.busy.is_empty();
+        if !ending && !come_back_to(call, &outcome.busy) {
+            looked.forget(sessions);
+        }
         busy.extend(outcome.busy);
-        Ok(granted)
-    })?;
+        if all {
+            break;
+        }
+        if handed_over == most || looks.are_spent() {
+            pass.more = true;
+            break;
+        }
+    }
     pass.handed_over += handed_over;
     // What groups and successors have taken is not told session by session: then all have been looked at, and stay dead.
     let everybody = || ended.iter().copied().collect();
     let by_lease = !had_groups && inherited.sessions.is_empty();
-    if handed_over == most {
-        pass.more = true;
+    if handed_over == most || looks.are_spent() {
         return Ok(if by_lease { looked_at } else { everybody() });
     }
     if !ending {
@@ -191,8 +217,8 @@ fn dissolve_into(call: &Call, sessions: &[Uuid], most: usize, ending: bool, pass
 }
 
 /// One pass over a database. `most`: leases freed or handed over; `anybody_due`: whether it is worth looking for sessions that are dead, or
-/// are to be woken.
-pub fn pass(call: &Call, most: usize, anybody_due: bool) -> Result<Pass> {
+/// are to be woken; `looked`: at which leases of the dead earlier passes have looked.
+pub fn pass(call: &Call, most: usize, anybody_due: bool, looked: &mut Looked) -> Result<Pass> {
     let now = clock::now();
     let mut pass = Pass::default();
     call.database.add(Counter::Sweeps, 1);
@@ -216,10 +242,11 @@ pub fn pass(call: &Call, most: usize, anybody_due: bool) -> Result<Pass> {
             dead.truncate(MAX_DEAD);
         }
         let full = dead.len() == MAX_DEAD;
-        let looked_at = dissolve_into(call, &dead, most, false, &mut pass)?;
+        let looked_at = dissolve_into(call, &dead, most, false, looked, &mut pass)?;
         tend::look_again(call, pass.changed.keys());
         dead.retain(|session| looked_at.contains(session));
         let buried = bury(call, &dead, &mut pass);
+        looked.forget(&buried);
         dead.retain(|session| !buried.contains(session));
         death::record(call, &dead);
         pass.more |= full && pass.ended > 0;
@@ -287,7 +314,7 @@ fn judge_dirty(call: &Call, now: u64, pass: &mut Pass) -> Result<()> {
 /// Hands over, and sees to the bridges among the resources first. Those of which the lock is not to be had are not busy: they come again by themselves.
 fn judge(call: &Call, resources: Vec<String>) -> Result<HandOver> {
     let closed = tend::tend(call, &resources);
-    let mut outcome = handover::hand_over(call, resources, &|_| false)?;
+    let mut outcome = handover::hand_over(call, resources, &Seen::new(), &|_| false)?;
     outcome.busy.retain(|resource| !closed.contains(resource));
     Ok(outcome)
 }
@@ -320,10 +347,7 @@ fn look_through(call: &Call, flags: u32, now: u64, pass: &mut Pass) -> Result<Ve
             queue::leave_own(call, outcome.held);
             pass.handed_over += outcome.granted.len();
             pass.has_granted(outcome.granted);
-            for resource in outcome.busy {
-                let dirty = Dirty { resource, changed: None, backoff_ms: 0, items: false };
-                left |= !call.shared.post_retry(call.database, &dirty, now);
-            }
+            left |= !come_back_to(call, &outcome.busy);
             if pass.handed_over >= MAX_HAND_OVER {
                 call.database.flag(flags);
                 pass.more = true;
@@ -374,6 +398,15 @@ fn settle_sessions(call: &Call, flags: u32) -> Result<(Vec<Uuid>, bool)> {
         drop(call.shared.enter(call.home, opening));
     }
     Ok((dead.into_iter().map(|(session, ..)| session).collect(), left))
+}
+
+/// Has what was in somebody's hands judged again. False if there is no room to note it.
+fn come_back_to(call: &Call, busy: &HashSet<String>) -> bool {
+    let now = clock::now();
+    busy.iter().fold(true, |noted, resource| {
+        let dirty = Dirty { resource: resource.clone(), changed: None, backoff_ms: 0, items: false };
+        call.shared.post_retry(call.database, &dirty, now) && noted
+    })
 }
 
 fn is_in_state(call: &Call, at: SlotRef, state: State) -> bool {
@@ -435,9 +468,10 @@ fn end_orphans(call: &Call, with_row: &HashSet<Uuid>) {
 
 /// Takes away the rows of dead sessions that have nothing left. Which these were.
 fn bury(call: &Call, dead: &[Uuid], pass: &mut Pass) -> HashSet<Uuid> {
-    let clean = call.db().run(&CLEAN, vec![Value::Uuids(dead)], |row| row.uuid(1));
+    // Before they are looked at: a grant that was in flight is committed then, or comes to nothing.
     let (done, blocked): (Vec<Uuid>, Vec<Uuid>) =
-        clean.into_iter().partition(|session| Guard::Grantee(*session).try_lock(Mode::Exclusive));
+        dead.iter().copied().partition(|session| Guard::Grantee(*session).try_lock(Mode::Exclusive));
+    let done = call.db().run(&CLEAN, vec![Value::Uuids(&done)], |row| row.uuid(1));
     pass.blocked |= !blocked.is_empty();
     if done.is_empty() {
         return HashSet::new();
@@ -445,8 +479,6 @@ fn bury(call: &Call, dead: &[Uuid], pass: &mut Pass) -> HashSet<Uuid> {
     // Somebody may be changing the row: a drain, or a close that could not have G.
     let (done, changing) = session::lock_rows(done);
     pass.blocked |= changing;
-    // Looked at again under the lock: a grant that was in flight may have been committed.
-    let done = call.db().run(&CLEAN, vec![Value::Uuids(&done)], |row| row.uuid(1));
     // Closed sessions have no row any more; those that still have one have expired.
     call.database.add(Counter::SessionsExpired, session::delete(call.db(), &done));
     takeover::forget(call, &done);
@@ -484,7 +516,7 @@ fn session_sweep(max_leases: default!(Option<i32>, "1000")) -> Result<Swept> {
     catalog::lock_extension();
     let call = Call::open(shared)?;
     item::expect_copies(&call);
-    let mut pass = pass(&call, most, true)?;
+    let mut pass = pass(&call, most, true, &mut Looked::default())?;
     let now = clock::now();
     pass.more |= retention::is_time(call.database, now, pass.looked_through)
         && retention::retire(&call, now, most, pass.looked_through);
