@@ -27,6 +27,7 @@ def sizes(report):
     bulk(report)
     rebalance(report)
     with cluster("sizes", f"eskit_lease.max_sessions = {2 * ROUNDS * DEAD + 1_000}", "max_locks_per_transaction = 256") as server:
+        sweep_of_one(report, server)
         sweep(report, server)
 
 
@@ -85,6 +86,26 @@ def rebalance(report):
         report.add(f"group_join, member {MEMBERS} of {partitions:,} partitions", f"{middle:.2f} ms ({min(joins):.2f}-{max(joins):.2f})",
                    "", "", "< 20 ms" if bounded else "", middle < 20 if bounded else None)  # fmt: skip
     report.chart("sizes_rebalance", "lines", f"Member {MEMBERS} joins a group", "partitions", "ms", {"until answered": answered, "processor time of the server": spent})
+
+
+def sweep_of_one(report, server):
+    """One session dies that had many leases, with its connection; the worker takes them away in many passes. From the last heartbeat to the last."""
+    points = []
+    with server.connect() as db:
+        for size in tens(BULK)[-2:]:
+            found = []
+            for round_of in range(ROUNDS):
+                with server.connect() as attached:
+                    session = one(attached, "SELECT session FROM eskit_lease.session_open('one', '1 h', attach => true)")
+                    names = [f"one/{size}/{round_of}/{n}" for n in range(size)]
+                    assert one(attached, "SELECT count(*) FILTER (WHERE granted) FROM eskit_lease.lease_acquire_many(%s, %s)", names, session) == size
+                start, held = time.perf_counter(), "SELECT EXISTS (SELECT FROM eskit_lease._leases WHERE session = %s)"
+                while one(db, held, session):
+                    time.sleep(0.001)
+                    assert time.perf_counter() < start + 120
+                found.append(time.perf_counter() - start)
+            points.append([size, found])
+    linear(report, "death of one session with many leases, to the last", points, "a lease")
 
 
 def sweep(report, server):
