@@ -12,7 +12,6 @@ use crate::spi::{Statement, Value};
 use crate::{execution, history, item};
 use pgrx::GucSetting;
 use pgrx::pg_sys::{FLOAT8OID, INT8OID};
-use std::cell::Cell;
 use std::sync::atomic::Ordering;
 
 static RETIRE_LEASES: Statement =
@@ -83,10 +82,10 @@ pub fn due(database: &Database) -> Option<u64> {
     KINDS.iter().filter_map(due).min().map(|due| due.max(next_look(database)))
 }
 
-thread_local! {
-    /// Of each kind, the end of the last row of a batch after which there may be more; in seconds since 1970.
-    static DONE_UNTIL: [Cell<Option<f64>>; KINDS.len()] = const { [const { Cell::new(None) }; KINDS.len()] };
-}
+/// Of each kind, the end of the last row of a batch after which there may be more, in seconds since 1970: for whoever deletes several in a
+/// row, each in a transaction that does not fail.
+#[derive(Default)]
+pub struct DoneUntil([Option<f64>; KINDS.len()]);
 
 /// Whether it is time to look for such rows.
 pub fn is_time(database: &Database, now: u64, at_once: bool) -> bool {
@@ -94,7 +93,7 @@ pub fn is_time(database: &Database, now: u64, at_once: bool) -> bool {
 }
 
 /// Deletes rows that have been kept long enough, up to `most` of a kind. Whether there are more.
-pub fn retire(call: &Call, now: u64, most: usize, at_once: bool) -> bool {
+pub fn retire(call: &Call, now: u64, most: usize, at_once: bool, done: &mut DoneUntil) -> bool {
     let database = call.database;
     call.seam().retired();
     let (mut more, first) = (false, database.retention_looked.load(Ordering::Relaxed) == 0);
@@ -104,7 +103,7 @@ pub fn retire(call: &Call, now: u64, most: usize, at_once: bool) -> bool {
         Kept::History => history::is_there(),
         _ => true,
     };
-    for (kind, place) in KINDS.iter().zip(0..) {
+    for (kind, done) in KINDS.iter().zip(&mut done.0) {
         if !may_be(kind) {
             // Version 0.1.0 has no history, of which there may be said to be rows.
             if kind.kept == Kept::History {
@@ -114,14 +113,13 @@ pub fn retire(call: &Call, now: u64, most: usize, at_once: bool) -> bool {
             continue;
         }
         if let Some(seconds) = kind.seconds() {
-            let from = DONE_UNTIL.with(|kinds| kinds[place].take());
-            let values =
-                vec![Value::Double(seconds.into()), Value::Long(most as i64), Value::Double(from.unwrap_or(0.0))];
+            let from = done.take().unwrap_or(0.0);
+            let values = vec![Value::Double(seconds.into()), Value::Long(most as i64), Value::Double(from)];
             let gone = call.db().run(kind.retire, values, |row| (row.long(1), row.get::<f64>(2))).pop();
             if let Some((_, until)) = gone.filter(|(count, _)| *count == most as i64) {
-                DONE_UNTIL.with(|kinds| kinds[place].set(until));
-                more = true;
-                // Somebody comes at once.
+                (*done, more) = (until, true);
+                // Somebody comes at once, also for rows of before a start, of which nobody has said that there are any.
+                database.are_kept(kind.kept);
                 continue;
             }
         }

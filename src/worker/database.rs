@@ -8,8 +8,9 @@ use crate::call::Call;
 use crate::error::Result;
 use crate::liveness::databases::Database;
 use crate::liveness::{Shared, clock, my_latch, shared};
+use crate::retention::{self, DoneUntil};
 use crate::sweep::{self, Pass};
-use crate::{catalog, retention, seam, settings};
+use crate::{catalog, seam, settings};
 use pgrx::PgTryBuilder;
 use pgrx::pg_sys;
 use pgrx::pg_sys::panic::CaughtError;
@@ -56,7 +57,7 @@ fn serve(shared: &'static Shared, database: &'static Database) -> bool {
     let oid = database.oid.load(Ordering::Acquire);
     let began = clock::now();
     let (mut stay_until, mut gather_until) = (began + LINGER, 0);
-    let mut sessions = SessionsDue::default();
+    let (mut sessions, mut retired) = (SessionsDue::default(), DoneUntil::default());
     database.worker.store(my_latch(), Ordering::Release);
     while settings::WORKER.get() {
         let now = clock::now();
@@ -81,7 +82,7 @@ fn serve(shared: &'static Shared, database: &'static Database) -> bool {
             tell(shared, &pass);
             // Nobody's hand-over waits for that.
             if retention::is_time(database, now, pass.looked_through) {
-                transaction(|| retire(shared, now, pass.looked_through));
+                transaction(|| retire(shared, now, pass.looked_through, &mut retired));
             }
             report_idle();
             let now = clock::now();
@@ -137,9 +138,9 @@ fn work(shared: &'static Shared, database: &Database, anybody_due: bool) -> Resu
     Ok(Some(sweep::pass(&Call::open(shared)?, MOST, anybody_due)?))
 }
 
-fn retire(shared: &'static Shared, now: u64, at_once: bool) -> Result<()> {
+fn retire(shared: &'static Shared, now: u64, at_once: bool, done: &mut DoneUntil) -> Result<()> {
     if catalog::home_if_any().is_some() {
-        retention::retire(&Call::open(shared)?, now, MOST, at_once);
+        retention::retire(&Call::open(shared)?, now, MOST, at_once, done);
     }
     Ok(())
 }
