@@ -1,7 +1,7 @@
 //! Retention: rows that are kept for a while after their end, for people to see, and then deleted in bounded batches.
 //!
 //! After each pass of a sweep the worker sees to it, in a transaction of its own, once a minute at most, or ten times in the shortest retention;
-//! after one that looks through the database, as after a start, at once. A batch begins where the one before has ended: what has been deleted
+//! after one that looks through the database, as after a start, at once. A batch of the worker begins where the one before has ended: what has been deleted
 //! may still be there for an old snapshot, and is not to be looked at again and again. And somebody comes when the oldest row that was left has been kept long enough, though nothing else happens: shared
 //! memory holds since when it is kept. With none left, whoever ends the next one says so, when that is visible (see [`crate::seam`]).
 

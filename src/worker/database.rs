@@ -2,6 +2,7 @@
 
 use super::{
     AHEAD, Due, LINGER, SessionsDue, each_post_due, handle_signals, notify, report_activity, report_idle, sleep,
+    without_timeouts,
 };
 use crate::bridge::tend;
 use crate::call::Call;
@@ -36,6 +37,7 @@ pub extern "C-unwind" fn eskit_lease_database_main(argument: pg_sys::Datum) {
         let flags = pg_sys::BGWORKER_BYPASS_ALLOWCONN;
         pg_sys::BackgroundWorkerInitializeConnectionByOid(oid, pg_sys::Oid::INVALID, flags);
     }
+    without_timeouts();
     let Ok(shared) = shared() else { return };
     // A session that was just being opened when its database was forgotten has no entry to be swept by.
     let Some(index) = shared.register(oid.to_u32()) else { return };
