@@ -9,9 +9,10 @@ use crate::call::Call;
 use crate::liveness::databases::{Database, Kept};
 use crate::settings;
 use crate::spi::{Statement, Value};
-use crate::{execution, history, item};
+use crate::{catalog, execution, history, item};
 use pgrx::GucSetting;
 use pgrx::pg_sys::{FLOAT8OID, INT8OID};
+use std::ffi::CStr;
 use std::sync::atomic::Ordering;
 
 static RETIRE_LEASES: Statement =
@@ -20,6 +21,7 @@ static OLDEST_LEASE: Statement = Statement::reads(include_str!("../sql/query/lea
 
 struct Kind {
     kept: Kept,
+    table: &'static CStr,
     /// For so many seconds; -1: for ever.
     setting: &'static GucSetting<i32>,
     retire: &'static Statement,
@@ -27,15 +29,23 @@ struct Kind {
 }
 
 static KINDS: [Kind; 5] = [
-    Kind { kept: Kept::Leases, setting: &settings::ROW_RETENTION, retire: &RETIRE_LEASES, oldest: &OLDEST_LEASE },
+    Kind {
+        kept: Kept::Leases,
+        table: c"_leases",
+        setting: &settings::ROW_RETENTION,
+        retire: &RETIRE_LEASES,
+        oldest: &OLDEST_LEASE,
+    },
     Kind {
         kept: Kept::Executions,
+        table: c"_executions",
         setting: &settings::EXECUTION_RETENTION,
         retire: &execution::RETIRE,
         oldest: &execution::OLDEST,
     },
     Kind {
         kept: Kept::DeadItems,
+        table: c"_dead_items",
         setting: &settings::DEAD_ITEM_RETENTION,
         retire: &item::RETIRE,
         oldest: &item::OLDEST,
@@ -43,12 +53,14 @@ static KINDS: [Kind; 5] = [
     // Nobody looks at these; they only take room.
     Kind {
         kept: Kept::Claims,
+        table: c"_claims",
         setting: &settings::ROW_RETENTION,
         retire: &item::RETIRE_CLAIMS,
         oldest: &item::OLDEST_CLAIM,
     },
     Kind {
         kept: Kept::History,
+        table: c"_history",
         setting: &settings::HISTORY_RETENTION,
         retire: &history::RETIRE,
         oldest: &history::OLDEST,
@@ -110,6 +122,11 @@ pub fn retire(call: &Call, now: u64, most: usize, at_once: bool, done: &mut Done
                 database.look_for_kept(kind.kept);
                 database.found_kept(kind.kept, None);
             }
+            continue;
+        }
+        if !catalog::try_lock(kind.table) {
+            // Whoever has it locked may have it for long, as VACUUM FULL does, and hand-overs would wait: somebody comes again later.
+            database.are_kept(kind.kept);
             continue;
         }
         if let Some(seconds) = kind.seconds() {

@@ -7,6 +7,7 @@ from conftest import wait_until
 
 
 class Keys:
+    table = "_executions"
     setting = "eskit_lease.execution_retention"
     ids = 'SELECT key FROM eskit_lease._executions ORDER BY key COLLATE "C"'
     age = """UPDATE eskit_lease._executions SET started_at = started_at - interval '31 days', finished_at = finished_at - interval '31 days',
@@ -44,6 +45,7 @@ class Keys:
 
 
 class DeadItems:
+    table = "_dead_items"
     setting = "eskit_lease.dead_item_retention"
     ids = "SELECT key FROM eskit_lease._dead_items UNION ALL SELECT key FROM eskit_lease._items ORDER BY 1"
     age = "UPDATE eskit_lease._dead_items SET added_at = added_at - interval '31 days', died_at = died_at - interval '31 days' WHERE key LIKE 'old %'"
@@ -237,6 +239,27 @@ def test_hand_overs_are_committed_before_rows_are_deleted(server, released_at_on
     granted = conn.execute("SELECT xmin::text FROM eskit_lease._leases WHERE session = %s", (session.id,)).fetchall()
     deleted = old.execute("SELECT DISTINCT xmax::text FROM eskit_lease._leases WHERE resource LIKE 'released %'").fetchall()
     assert len(granted) == len(deleted) == 1 and granted != deleted
+
+
+@pytest.mark.parametrize("kept", [Keys, DeadItems])
+def test_hand_overs_do_not_wait_for_a_table_that_is_locked(server, no_worker, connect, kept):
+    """As VACUUM FULL has it, for long. What is to be deleted is so later."""
+    conn, locker = connect(), connect()
+    session, holder = Session(conn, ttl="600 s"), Session(conn, "holder", ttl="1 s")
+    kept.end(conn, session, 2)
+    holder.take("held")
+    session.queue("held")
+    keep(server, kept, "1 s")
+    try:
+        locker.execute("BEGIN")
+        locker.execute(f"LOCK TABLE eskit_lease.{kept.table} IN ACCESS EXCLUSIVE MODE")
+        server.set(eskit_lease__worker=None)
+        owner = "SELECT session FROM eskit_lease._leases WHERE resource = 'held'"
+        wait_until(lambda: conn.execute(owner).fetchone() == (session.id,), timeout=20)
+        locker.execute("ROLLBACK")
+        wait_until(lambda: not left(conn, kept), timeout=20)
+    finally:
+        keep(server, kept, None)
 
 
 @pytest.mark.parametrize("second", ["COMMIT", "ROLLBACK", "COMMIT PREPARED"])
