@@ -42,6 +42,12 @@ pub fn relation(name: &'static CStr) -> Oid {
     oid
 }
 
+/// Locks a table of ours for rows to be changed, to the end of the transaction, if nobody has it locked against that.
+pub fn try_lock(table: &'static CStr) -> bool {
+    // SAFETY: in a transaction; of one that is dropped meanwhile the lock says nothing, and does no harm
+    unsafe { pg_sys::ConditionalLockRelationOid(needed(table), pg_sys::RowExclusiveLock as i32) }
+}
+
 /// The oid of a relation without which nothing can be done.
 pub fn needed(name: &'static CStr) -> Oid {
     let oid = relation(name);

@@ -1,7 +1,7 @@
 //! Retention: rows that are kept for a while after their end, for people to see, and then deleted in bounded batches.
 //!
 //! After each pass of a sweep the worker sees to it, in a transaction of its own, once a minute at most, or ten times in the shortest retention;
-//! after one that looks through the database, as after a start, at once. A batch begins where the one before has ended: what has been deleted
+//! after one that looks through the database, as after a start, at once. A batch of the worker begins where the one before has ended: what has been deleted
 //! may still be there for an old snapshot, and is not to be looked at again and again. And somebody comes when the oldest row that was left has been kept long enough, though nothing else happens: shared
 //! memory holds since when it is kept. With none left, whoever ends the next one says so, when that is visible (see [`crate::seam`]).
 
@@ -9,10 +9,10 @@ use crate::call::Call;
 use crate::liveness::databases::{Database, Kept};
 use crate::settings;
 use crate::spi::{Statement, Value};
-use crate::{execution, history, item};
+use crate::{catalog, execution, history, item};
 use pgrx::GucSetting;
 use pgrx::pg_sys::{FLOAT8OID, INT8OID};
-use std::cell::Cell;
+use std::ffi::CStr;
 use std::sync::atomic::Ordering;
 
 static RETIRE_LEASES: Statement =
@@ -21,6 +21,7 @@ static OLDEST_LEASE: Statement = Statement::reads(include_str!("../sql/query/lea
 
 struct Kind {
     kept: Kept,
+    table: &'static CStr,
     /// For so many seconds; -1: for ever.
     setting: &'static GucSetting<i32>,
     retire: &'static Statement,
@@ -28,15 +29,23 @@ struct Kind {
 }
 
 static KINDS: [Kind; 5] = [
-    Kind { kept: Kept::Leases, setting: &settings::ROW_RETENTION, retire: &RETIRE_LEASES, oldest: &OLDEST_LEASE },
+    Kind {
+        kept: Kept::Leases,
+        table: c"_leases",
+        setting: &settings::ROW_RETENTION,
+        retire: &RETIRE_LEASES,
+        oldest: &OLDEST_LEASE,
+    },
     Kind {
         kept: Kept::Executions,
+        table: c"_executions",
         setting: &settings::EXECUTION_RETENTION,
         retire: &execution::RETIRE,
         oldest: &execution::OLDEST,
     },
     Kind {
         kept: Kept::DeadItems,
+        table: c"_dead_items",
         setting: &settings::DEAD_ITEM_RETENTION,
         retire: &item::RETIRE,
         oldest: &item::OLDEST,
@@ -44,12 +53,14 @@ static KINDS: [Kind; 5] = [
     // Nobody looks at these; they only take room.
     Kind {
         kept: Kept::Claims,
+        table: c"_claims",
         setting: &settings::ROW_RETENTION,
         retire: &item::RETIRE_CLAIMS,
         oldest: &item::OLDEST_CLAIM,
     },
     Kind {
         kept: Kept::History,
+        table: c"_history",
         setting: &settings::HISTORY_RETENTION,
         retire: &history::RETIRE,
         oldest: &history::OLDEST,
@@ -83,10 +94,10 @@ pub fn due(database: &Database) -> Option<u64> {
     KINDS.iter().filter_map(due).min().map(|due| due.max(next_look(database)))
 }
 
-thread_local! {
-    /// Of each kind, the end of the last row of a batch after which there may be more; in seconds since 1970.
-    static DONE_UNTIL: [Cell<Option<f64>>; KINDS.len()] = const { [const { Cell::new(None) }; KINDS.len()] };
-}
+/// Of each kind, the end of the last row of a batch after which there may be more, in seconds since 1970: for whoever deletes several in a
+/// row, each in a transaction that does not fail.
+#[derive(Default)]
+pub struct DoneUntil([Option<f64>; KINDS.len()]);
 
 /// Whether it is time to look for such rows.
 pub fn is_time(database: &Database, now: u64, at_once: bool) -> bool {
@@ -94,7 +105,7 @@ pub fn is_time(database: &Database, now: u64, at_once: bool) -> bool {
 }
 
 /// Deletes rows that have been kept long enough, up to `most` of a kind. Whether there are more.
-pub fn retire(call: &Call, now: u64, most: usize, at_once: bool) -> bool {
+pub fn retire(call: &Call, now: u64, most: usize, at_once: bool, done: &mut DoneUntil) -> bool {
     let database = call.database;
     call.seam().retired();
     let (mut more, first) = (false, database.retention_looked.load(Ordering::Relaxed) == 0);
@@ -104,7 +115,7 @@ pub fn retire(call: &Call, now: u64, most: usize, at_once: bool) -> bool {
         Kept::History => history::is_there(),
         _ => true,
     };
-    for (kind, place) in KINDS.iter().zip(0..) {
+    for (kind, done) in KINDS.iter().zip(&mut done.0) {
         if !may_be(kind) {
             // Version 0.1.0 has no history, of which there may be said to be rows.
             if kind.kept == Kept::History {
@@ -113,15 +124,19 @@ pub fn retire(call: &Call, now: u64, most: usize, at_once: bool) -> bool {
             }
             continue;
         }
+        if !catalog::try_lock(kind.table) {
+            // Whoever has it locked may have it for long, as VACUUM FULL does, and hand-overs would wait: somebody comes again later.
+            database.are_kept(kind.kept);
+            continue;
+        }
         if let Some(seconds) = kind.seconds() {
-            let from = DONE_UNTIL.with(|kinds| kinds[place].take());
-            let values =
-                vec![Value::Double(seconds.into()), Value::Long(most as i64), Value::Double(from.unwrap_or(0.0))];
+            let from = done.take().unwrap_or(0.0);
+            let values = vec![Value::Double(seconds.into()), Value::Long(most as i64), Value::Double(from)];
             let gone = call.db().run(kind.retire, values, |row| (row.long(1), row.get::<f64>(2))).pop();
             if let Some((_, until)) = gone.filter(|(count, _)| *count == most as i64) {
-                DONE_UNTIL.with(|kinds| kinds[place].set(until));
-                more = true;
-                // Somebody comes at once.
+                (*done, more) = (until, true);
+                // Somebody comes at once, also for rows of before a start, of which nobody has said that there are any.
+                database.are_kept(kind.kept);
                 continue;
             }
         }

@@ -197,6 +197,23 @@ def test_defaults_of_the_database_do_not_reach_the_worker(server, db, connect):
     is_granted(connect(), waiter, "r")
 
 
+def test_lock_timeout_of_the_database_does_not_reach_the_worker(server, db, connect):
+    """It waits for whoever has a table locked, and does not begin anew, ever later."""
+    server.query(f"ALTER DATABASE {db} SET lock_timeout = '1ms'")
+    conn, locker = (connect(options="-c lock_timeout=20s") for _ in range(2))
+    holder, waiter = Session(conn, ttl="1 s"), Session(conn, ttl="60 s")
+    holder.take("r")
+    waiter.queue("r")
+    locker.execute("BEGIN")
+    locker.execute("LOCK TABLE eskit_lease._leases IN ACCESS EXCLUSIVE MODE")
+    waits = """SELECT pid FROM pg_locks AS l JOIN pg_stat_activity AS a USING (pid)
+               WHERE a.datname = %s AND a.backend_type = 'eskit_lease worker' AND l.waitstart < clock_timestamp() - interval '100 ms'"""
+    (worker,) = wait_until(lambda: server.query(waits, db), timeout=20)
+    locker.execute("ROLLBACK")
+    is_granted(conn, waiter, "r")
+    assert worker[0] in server.workers(dbname=db)
+
+
 def test_locked_leases_of_the_dead_keep_the_worker_from_nothing(connect):
     """It passes over what others have locked, and does not spin on it."""
     holder = Session(connect(autocommit=False), ttl="2 s")

@@ -358,6 +358,33 @@ def test_the_dead_stay_dead_whatever_was_taken(restarted, take, how):
         assert other.execute("SELECT count(*) FROM eskit_lease._deaths").fetchone() == (0,)
 
 
+def test_the_dead_stay_dead_though_a_sweep_ends_early(restarted):
+    """It has taken the membership of one, and then no more than the lease of the other."""
+    restarted.query("CREATE EXTENSION eskit_lease")
+    restarted.set(eskit_lease__worker="off")
+    wait_until(lambda: not restarted.workers())
+    with restarted.connect() as other:
+        call(other, "group_create", "g", 1)
+        heir = Session(other, "heir", ttl="120 s")
+        holder, member = (Session(other, name, ttl="2 s") for name in ("holder", "member"))
+        for session in (heir, member):  # who has no partition
+            call(other, "group_join", "g", session.id)
+        member.take("nobody waits for this")
+        for name in ("r", "s"):
+            holder.take(name)
+            heir.queue(name)
+        assert not call(other, "session_sweep").more, "else it would be another look that hands over"
+        wait_until(lambda: holder.expired(other) and member.expired(other))
+        swept = call(other, "session_sweep", 1)
+        assert (swept.ended, swept.handed_over, swept.more) == (0, 1, True)
+        assert other.execute("SELECT session FROM eskit_lease._members").fetchall() == [(heir.id,)]
+    restarted.restart("immediate")
+    with restarted.connect() as other:
+        for session, lives in ((holder, False), (member, False), (heir, True)):
+            session.conn = other
+            assert session.heartbeat().alive == lives
+
+
 def test_ended_before_anybody_looked(restarted):
     """After a start the worker finds who is prepared then. Whoever was granted something by one that ended before is told too."""
     restarted.query("CREATE EXTENSION eskit_lease")

@@ -7,6 +7,7 @@ from conftest import wait_until
 
 
 class Keys:
+    table = "_executions"
     setting = "eskit_lease.execution_retention"
     ids = 'SELECT key FROM eskit_lease._executions ORDER BY key COLLATE "C"'
     age = """UPDATE eskit_lease._executions SET started_at = started_at - interval '31 days', finished_at = finished_at - interval '31 days',
@@ -44,6 +45,7 @@ class Keys:
 
 
 class DeadItems:
+    table = "_dead_items"
     setting = "eskit_lease.dead_item_retention"
     ids = "SELECT key FROM eskit_lease._dead_items UNION ALL SELECT key FROM eskit_lease._items ORDER BY 1"
     age = "UPDATE eskit_lease._dead_items SET added_at = added_at - interval '31 days', died_at = died_at - interval '31 days' WHERE key LIKE 'old %'"
@@ -166,6 +168,98 @@ def test_worker_comes_though_nothing_happens(server, kind, connect, how):
         keep(server, kind, "2 s")
     with server.connect(connect().info.dbname) as conn:
         wait_until(lambda: not left(conn, kind), pause=0.2)
+
+
+def test_worker_takes_all_that_was_old_when_the_server_started(server, kind, no_worker, connect):
+    """More than one batch, and nobody says that there is more."""
+    with connect() as conn:
+        kind.end(conn, Session(conn, "session", ttl="600 s"), 1500)
+        conn.execute(kind.age.replace("old %", "ended %"))
+    server.query("ALTER SYSTEM RESET eskit_lease.worker")
+    server.restart("immediate")
+    with server.connect(connect().info.dbname) as conn:
+        wait_until(lambda: not left(conn, kind), pause=0.1)
+
+
+def test_batches_after_one_that_is_rolled_back(old_and_new, kind):
+    """What it had deleted is there again."""
+    conn, kept = old_and_new
+    conn.execute("BEGIN")
+    assert call(conn, "session_sweep", 3).more
+    conn.execute("ROLLBACK")
+    while call(conn, "session_sweep", 3).more:
+        pass
+    assert left(conn, kind) == kept
+
+
+@pytest.fixture
+def released_at_once(server, no_worker):
+    """For as long as nobody works, what is released is not yet looked for."""
+    server.set(eskit_lease__row_retention="0")
+    yield
+    server.set(eskit_lease__row_retention=None)
+
+
+def old_snapshot(conn):
+    conn.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+    conn.execute("SELECT FROM eskit_lease._leases LIMIT 1")
+
+
+def test_batches_go_on_where_the_last_one_ended(server, released_at_once, connect):
+    """What has been deleted is there for an old snapshot, and is not looked at again by each batch."""
+    conn, old = connect(), connect()
+    session, names = Session(conn, ttl="600 s"), [f"lease {i}" for i in range(8_000)]
+    call(conn, "session_sweep")  # which looks through what is new to it
+    for function in ("lease_acquire_many", "lease_release_many"):
+        assert len(rows(conn, function, names, session.id)) == len(names)
+    old_snapshot(old)
+    read = "SELECT idx_tup_read FROM pg_stat_all_indexes WHERE indexrelname = '_leases_released_at'"
+    server.set(eskit_lease__worker=None)
+    wait_until(lambda: conn.execute("SELECT FROM eskit_lease._leases LIMIT 1").rowcount == 0)
+    server.set(eskit_lease__worker="off")
+    wait_until(lambda: not server.workers())  # by then they have said what they have read
+    (entries,) = conn.execute(read).fetchone()
+    # Once by the batches, and by the look for the oldest at their end. Each from the beginning, the batches alone would read 36,000.
+    assert len(names) <= entries < 3 * len(names)
+
+
+def test_hand_overs_are_committed_before_rows_are_deleted(server, released_at_once, connect):
+    """Deleting them may take long, for which nobody waits who is granted something."""
+    conn, old = connect(), connect()
+    session, holder = Session(conn, ttl="600 s"), Session(conn, "holder", ttl="1 s")
+    for name in (f"released {i}" for i in range(10)):
+        session.take(name)
+        assert session.release(name)
+    holder.take("held")
+    session.queue("held")
+    old_snapshot(old)
+    wait_until(lambda: holder.expired(conn))
+    server.set(eskit_lease__worker=None)
+    wait_until(lambda: conn.execute("SELECT resource FROM eskit_lease._leases").fetchall() == [("held",)])
+    granted = conn.execute("SELECT xmin::text FROM eskit_lease._leases WHERE session = %s", (session.id,)).fetchall()
+    deleted = old.execute("SELECT DISTINCT xmax::text FROM eskit_lease._leases WHERE resource LIKE 'released %'").fetchall()
+    assert len(granted) == len(deleted) == 1 and granted != deleted
+
+
+@pytest.mark.parametrize("kept", [Keys, DeadItems])
+def test_hand_overs_do_not_wait_for_a_table_that_is_locked(server, no_worker, connect, kept):
+    """As VACUUM FULL has it, for long. What is to be deleted is so later."""
+    conn, locker = connect(), connect()
+    session, holder = Session(conn, ttl="600 s"), Session(conn, "holder", ttl="1 s")
+    kept.end(conn, session, 2)
+    holder.take("held")
+    session.queue("held")
+    keep(server, kept, "1 s")
+    try:
+        locker.execute("BEGIN")
+        locker.execute(f"LOCK TABLE eskit_lease.{kept.table} IN ACCESS EXCLUSIVE MODE")
+        server.set(eskit_lease__worker=None)
+        owner = "SELECT session FROM eskit_lease._leases WHERE resource = 'held'"
+        wait_until(lambda: conn.execute(owner).fetchone() == (session.id,), timeout=20)
+        locker.execute("ROLLBACK")
+        wait_until(lambda: not left(conn, kept), timeout=20)
+    finally:
+        keep(server, kept, None)
 
 
 @pytest.mark.parametrize("second", ["COMMIT", "ROLLBACK", "COMMIT PREPARED"])

@@ -345,6 +345,11 @@ impl Database {
         self.retention_looked.store(0, Ordering::Release);
     }
 
+    /// There may be more rows of a kind than have been looked at.
+    pub fn are_kept(&self, kind: Kept) {
+        self.kept_since[kind as usize].store(UNKNOWN, Ordering::Release);
+    }
+
     /// Before the oldest row of a kind is looked for: what is kept from now on may be missed by the look. Whether rows that were kept before
     /// that may be missed as well.
     pub fn look_for_kept(&self, kind: Kept) -> bool {

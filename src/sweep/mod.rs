@@ -21,11 +21,12 @@ use crate::liveness::dirty::Dirty;
 use crate::liveness::map::Opening;
 use crate::liveness::slots::{Home, SlotRef};
 use crate::liveness::word::State;
+use crate::retention::{self, DoneUntil};
 use crate::session::death;
 use crate::session::takeover::{self, Inherited};
 use crate::spi::{self, Statement, Value};
 use crate::table::Locked;
-use crate::{catalog, grant, group, history, item, queue, release, retention, row, session};
+use crate::{catalog, grant, group, history, item, queue, release, row, session};
 use pgrx::Uuid;
 use pgrx::pg_sys::{self, INT8OID, ItemPointerData, TEXTOID, TransactionId, UUIDARRAYOID};
 use pgrx::prelude::*;
@@ -519,7 +520,7 @@ fn session_sweep(max_leases: default!(Option<i32>, "1000")) -> Result<Swept> {
     let mut pass = pass(&call, most, true, &mut Looked::default())?;
     let now = clock::now();
     pass.more |= retention::is_time(call.database, now, pass.looked_through)
-        && retention::retire(&call, now, most, pass.looked_through);
+        && retention::retire(&call, now, most, pass.looked_through, &mut DoneUntil::default());
     let count = |number: usize| i32::try_from(number).unwrap_or(i32::MAX);
     let more = pass.more || pass.blocked;
     Ok(Swept { ended: count(pass.ended), handed_over: count(pass.handed_over), more })

@@ -2,14 +2,16 @@
 
 use super::{
     AHEAD, Due, LINGER, SessionsDue, each_post_due, handle_signals, notify, report_activity, report_idle, sleep,
+    without_timeouts,
 };
 use crate::bridge::tend;
 use crate::call::Call;
 use crate::error::Result;
 use crate::liveness::databases::Database;
 use crate::liveness::{Shared, clock, my_latch, shared};
+use crate::retention::{self, DoneUntil};
 use crate::sweep::{self, Pass, waited::Looked};
-use crate::{catalog, retention, seam, settings};
+use crate::{catalog, seam, settings};
 use pgrx::PgTryBuilder;
 use pgrx::pg_sys;
 use pgrx::pg_sys::panic::CaughtError;
@@ -35,6 +37,7 @@ pub extern "C-unwind" fn eskit_lease_database_main(argument: pg_sys::Datum) {
         let flags = pg_sys::BGWORKER_BYPASS_ALLOWCONN;
         pg_sys::BackgroundWorkerInitializeConnectionByOid(oid, pg_sys::Oid::INVALID, flags);
     }
+    without_timeouts();
     let Ok(shared) = shared() else { return };
     // A session that was just being opened when its database was forgotten has no entry to be swept by.
     let Some(index) = shared.register(oid.to_u32()) else { return };
@@ -56,7 +59,9 @@ fn serve(shared: &'static Shared, database: &'static Database) -> bool {
     let oid = database.oid.load(Ordering::Acquire);
     let began = clock::now();
     let (mut stay_until, mut gather_until) = (began + LINGER, 0);
-    let (mut sessions, mut looked) = (SessionsDue::default(), Looked::default());
+    let mut sessions = SessionsDue::default();
+    // What an error undoes is not remembered: it ends this process.
+    let (mut looked, mut retired) = (Looked::default(), DoneUntil::default());
     database.worker.store(my_latch(), Ordering::Release);
     while settings::WORKER.get() {
         let now = clock::now();
@@ -81,7 +86,7 @@ fn serve(shared: &'static Shared, database: &'static Database) -> bool {
             tell(shared, &pass);
             // Nobody's hand-over waits for that.
             if retention::is_time(database, now, pass.looked_through) {
-                transaction(|| retire(shared, now, pass.looked_through));
+                transaction(|| retire(shared, now, pass.looked_through, &mut retired));
             }
             report_idle();
             let now = clock::now();
@@ -137,9 +142,9 @@ fn work(shared: &'static Shared, database: &Database, anybody_due: bool, looked:
     Ok(Some(sweep::pass(&Call::open(shared)?, MOST, anybody_due, looked)?))
 }
 
-fn retire(shared: &'static Shared, now: u64, at_once: bool) -> Result<()> {
+fn retire(shared: &'static Shared, now: u64, at_once: bool, done: &mut DoneUntil) -> Result<()> {
     if catalog::home_if_any().is_some() {
-        retention::retire(&Call::open(shared)?, now, MOST, at_once);
+        retention::retire(&Call::open(shared)?, now, MOST, at_once, done);
     }
     Ok(())
 }

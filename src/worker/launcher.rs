@@ -1,7 +1,7 @@
 //! The launcher: sleeps until something is due anywhere, and has a database worker there in time.
 
 use super::confirmer::Keeper;
-use super::{AHEAD, Due, SessionsDue, each_post_due, handle_signals, library, sleep, start};
+use super::{AHEAD, Due, SessionsDue, each_post_due, handle_signals, library, sleep, start, without_timeouts};
 use crate::liveness::databases::{BOOT, Database, RESCAN, REVISE};
 use crate::liveness::{Shared, clock, my_latch, set_latch, shared};
 use crate::settings;
@@ -42,6 +42,7 @@ pub extern "C-unwind" fn eskit_lease_launcher_main(_argument: pg_sys::Datum) {
     handle_signals();
     // SAFETY: at the start of a background worker; with no database there are shared catalogs only
     unsafe { pg_sys::BackgroundWorkerInitializeConnection(std::ptr::null(), std::ptr::null(), 0) };
+    without_timeouts();
     let Ok(shared) = shared() else { return };
     shared.header.launcher.store(my_latch(), Ordering::Release);
     shared.t0();

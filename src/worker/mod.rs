@@ -152,6 +152,20 @@ fn handle_signals() {
     }
 }
 
+/// Puts aside the limits of the configuration and of the database, which are meant for their users, as autovacuum does: a worker that gave up
+/// waiting for a lock would begin anew, ever later.
+fn without_timeouts() {
+    #[cfg(any(feature = "pg15", feature = "pg16"))]
+    let timeouts = [c"lock_timeout"];
+    #[cfg(not(any(feature = "pg15", feature = "pg16")))]
+    let timeouts = [c"lock_timeout", c"transaction_timeout"];
+    for timeout in timeouts {
+        let (context, source) = (pg_sys::GucContext::PGC_SUSET, pg_sys::GucSource::PGC_S_OVERRIDE);
+        // SAFETY: at the start of a background worker that knows its settings
+        unsafe { pg_sys::SetConfigOption(timeout.as_ptr(), c"0".as_ptr(), context, source) };
+    }
+}
+
 /// Has the postmaster start a process of a type, at the given function. Null when there is no free slot for it.
 fn start(name: &str, kind: &str, function: &str, argument: u32) -> *mut pg_sys::BackgroundWorkerHandle {
     fn fill(into: &mut [std::ffi::c_char], text: &str) {
