@@ -17,7 +17,7 @@ use crate::text::text_datum;
 use pgrx::pg_sys::ffi::pg_guard_ffi_boundary as guarded;
 use pgrx::pg_sys::{self, Datum, ItemPointerData, Oid, TM_Result, TransactionId};
 use pgrx::{FromDatum, Uuid};
-use std::cell::OnceCell;
+use std::cell::{Cell, OnceCell};
 use std::ffi::CStr;
 use write::Indexes;
 
@@ -26,6 +26,10 @@ pub struct Table {
     relation: pg_sys::Relation,
     key: pg_sys::Relation,
     slot: *mut pg_sys::TupleTableSlot,
+    /// Where the slot is, and what else lives as long as it.
+    context: pg_sys::MemoryContext,
+    /// A scan that has ended, and how many keys it takes: to begin one anew costs as much as to find a row does.
+    idle: Cell<Option<(pg_sys::IndexScanDesc, usize)>>,
     /// Opened with the first row that is written.
     indexes: OnceCell<Indexes>,
 }
@@ -75,6 +79,7 @@ pub enum Locked {
 pub struct Walk<'a> {
     table: &'a Table,
     scan: pg_sys::IndexScanDesc,
+    keys: usize,
     dirty: Box<pg_sys::SnapshotData>,
     latest: Option<pg_sys::Snapshot>,
 }
@@ -156,7 +161,9 @@ impl Table {
         let key = catalog::needed(key);
         // SAFETY: as above
         let (key, slot) = unsafe { guarded(|| (raw::index_open(key, lock), raw::table_slot_create(relation, none))) };
-        Table { relation, key, slot, indexes: OnceCell::new() }
+        // SAFETY: a plain read
+        let context = unsafe { pg_sys::CurrentMemoryContext };
+        Table { relation, key, slot, context, idle: Cell::new(None), indexes: OnceCell::new() }
     }
 
     /// Shows the rows of a key, or of its first columns, until `visit` has an answer.
@@ -181,7 +188,7 @@ impl Table {
                 Sight::Dirty => &raw mut *dirty,
             })
         };
-        Walk { table: self, scan, dirty, latest: (sight == Sight::Latest).then_some(snapshot) }
+        Walk { table: self, scan, keys: key.len(), dirty, latest: (sight == Sight::Latest).then_some(snapshot) }
     }
 
     /// The row that a scan or a walk stands at, or that the last one stopped at.
@@ -204,7 +211,7 @@ impl Table {
             let (scan, _) = self.begin(key, || &raw mut pg_sys::SnapshotAnyData);
             guarded(|| {
                 let found = (0..most).take_while(|_| !raw::index_getnext_tid(scan, forward).is_null()).count();
-                raw::index_endscan(scan);
+                self.end(scan, key.len());
                 found
             })
         }
@@ -239,10 +246,37 @@ impl Table {
                     raw::ScanKeyInit(into, column, strategy as u16, Oid::from(compare), datum);
                 }
                 let snapshot = snapshot();
-                let scan = raw::index_beginscan(self.relation, self.key, snapshot, count as i32);
+                let scan = match self.idle.take() {
+                    Some((idle, keys)) if keys == count => {
+                        (*idle).xs_snapshot = snapshot;
+                        idle
+                    }
+                    other => {
+                        if let Some((idle, _)) = other {
+                            raw::index_endscan(idle);
+                        }
+                        let former = pg_sys::MemoryContextSwitchTo(self.context);
+                        let scan = raw::index_beginscan(self.relation, self.key, snapshot, count as i32);
+                        pg_sys::MemoryContextSwitchTo(former);
+                        scan
+                    }
+                };
                 raw::index_rescan(scan, keys.as_mut_ptr(), count as i32, none, 0);
                 (scan, snapshot)
             })
+        }
+    }
+
+    /// Ends a scan, and keeps it for the next one. It lets go of the pages it stands at, and forgets its snapshot.
+    unsafe fn end(&self, scan: pg_sys::IndexScanDesc, keys: usize) {
+        // SAFETY: begun by begin(), with so many keys; under a boundary of the caller's
+        unsafe {
+            if let Some((other, _)) = self.idle.take() {
+                raw::index_endscan(other);
+            }
+            (*scan).xs_snapshot = &raw mut pg_sys::SnapshotAnyData;
+            raw::index_rescan(scan, std::ptr::null_mut(), keys as i32, std::ptr::null_mut(), 0);
+            self.idle.set(Some((scan, keys)));
         }
     }
 
@@ -306,7 +340,7 @@ impl Drop for Walk<'_> {
             // SAFETY: begun by walk()
             unsafe {
                 guarded(|| {
-                    raw::index_endscan(self.scan);
+                    self.table.end(self.scan, self.keys);
                     if let Some(latest) = self.latest {
                         raw::UnregisterSnapshot(latest);
                     }
@@ -348,7 +382,11 @@ impl Drop for Table {
                 if let Some(indexes) = self.indexes.take() {
                     indexes.close();
                 }
+                let idle = self.idle.take();
                 guarded(|| {
+                    if let Some((scan, _)) = idle {
+                        raw::index_endscan(scan);
+                    }
                     raw::ExecDropSingleTupleTableSlot(self.slot);
                     raw::index_close(self.key, pg_sys::NoLock as i32);
                     raw::table_close(self.relation, pg_sys::NoLock as i32);
