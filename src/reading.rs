@@ -76,7 +76,7 @@ fn stats() -> Result<row::TableIterator<(name!(name, Text), name!(value, Option<
     let counted = |(i, name): (usize, &&'static str)| (Text::from(*name), Some(database.counter(i).cast_signed()));
     let mut rows: Vec<(Text, Option<i64>)> = COUNTERS.iter().enumerate().map(counted).collect();
     let (mut here, mut dirty) = (0, 0);
-    shared.each(clock::now(), |_, at, word, _| {
+    shared.each(clock::now(), |_, at, word| {
         here += i64::from(at == home && matches!(word.state(), State::Alive | State::Frozen));
     });
     shared.each_dirty(|oid, _| dirty += i64::from(oid == home.database));

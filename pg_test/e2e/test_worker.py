@@ -5,12 +5,14 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import psycopg
 import pytest
-from client import Session, best_of, call
+from client import Session, best_of, call, rows
 from conftest import Server, wait_until
+from psycopg.types.json import Jsonb
 
 ATTACHED = """
 import sys, psycopg
@@ -112,6 +114,37 @@ def test_without_worker_a_waiter_is_served_by_its_own_wait(connect, no_worker):
     follower.queue("r")
     told_at = follower.wait_for("r")
     assert told_at > leader.deadline - 0.010
+
+
+MANY = "SELECT count(s.session) FROM generate_series(1, 300) AS n, eskit_lease.session_open('many ' || n, '1 h') AS s"
+
+
+def test_the_few_that_are_due_are_found_among_many(connect, no_worker, background):
+    """Whoever looks for them passes over many sessions at a time of which none is due, just when others are opened there."""
+    opener, looker = connect(), connect()
+    for queue in ("q", "empty"):
+        call(opener, "queue_create", queue)
+    call(opener, "session_sweep")  # from now on nobody looks for what was there before the server's start
+    watching, opened = Session(looker, "watching", ttl="1 h"), threading.Event()
+
+    def look():
+        while not opened.is_set():
+            assert not rows(looker, "item_claim", "empty", watching.id)
+
+    looks = background(look)
+    few = []
+    for _ in range(6):
+        opener.execute(MANY)
+        for _ in range(3):
+            few.append(Session(opener, "one of few", ttl="2 s"))
+            call(opener, "item_add", "q", Jsonb("work"))
+            assert rows(opener, "item_claim", "q", few[-1].id)
+    opened.set()
+    looks.result()
+    expired = "SELECT count(*) FROM eskit_lease.sessions WHERE state = 'expired'"  # looks at each by itself
+    wait_until(lambda: opener.execute(expired).fetchone() == (len(few),))
+    assert len(rows(looker, "item_claim", "q", watching.id, 100)) == len(few)
+    assert call(opener, "session_sweep").ended == len(few)
 
 
 @pytest.mark.parametrize("how", ["terminate", "kill -TERM"])

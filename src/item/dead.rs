@@ -16,9 +16,7 @@ use crate::text::Text;
 use pgrx::Uuid;
 use pgrx::pg_sys::{FLOAT8OID, INT4OID, INT8OID, UUIDARRAYOID};
 use pgrx::prelude::*;
-use std::cell::Cell;
 use std::collections::HashSet;
-use std::sync::atomic::Ordering;
 
 static CLAIMS_OF: Statement =
     Statement::reads(include_str!("../../sql/query/item/claims_of.sql"), &[UUIDARRAYOID, INT8OID, INT8OID]);
@@ -132,25 +130,15 @@ fn free_claim(call: &Call, claim: &Claim) -> (bool, bool) {
     (any, all)
 }
 
-thread_local! {
-    /// As of which change of the slots nobody of this database was dead; and until when that is so, if nothing else changes.
-    static NOBODY: Cell<(u64, u64)> = const { Cell::new((0, 0)) };
-}
-
 /// For a claim that finds less than it asks for, so that nothing waits for the worker: frees what dead sessions have claimed. Whether
 /// there was any.
 pub fn free_dead(call: &Call) -> bool {
-    let (mut dead, now, mut first) = (Vec::new(), clock::now(), u64::MAX);
-    let stirred = call.shared.header.stirred.load(Ordering::Acquire);
-    let (as_of, until) = NOBODY.get();
-    if as_of != stirred || until <= now {
-        call.shared.each(now, |at, home, word, until| match word.state() {
-            State::Dead if home == call.home => dead.push(at.session()),
-            State::Alive | State::Frozen => first = first.min(until),
-            _ => (),
-        });
-        NOBODY.set(if dead.is_empty() { (stirred, first) } else { (0, 0) });
-    }
+    let (mut dead, now) = (Vec::new(), clock::now());
+    call.shared.each_due(now, now, |at, home, word, _| {
+        if home == call.home && word.state() == State::Dead {
+            dead.push(at.session());
+        }
+    });
     if call.database.flags() & BOOT != 0 {
         // Nobody has looked yet who of before the restart is still there.
         let sessions = call.db().run(&ALL_SESSIONS, vec![], |row| row.uuid(1));

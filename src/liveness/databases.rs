@@ -183,6 +183,9 @@ impl Shared {
             database.raised.store(0, Ordering::Release);
             database.first_claim.store(0, Ordering::Release);
             database.positions_of.store(0, Ordering::Release);
+            // For sessions of a former table, which nobody asks for any more.
+            database.flag(RESCAN);
+            self.wake(database);
         }
         MINE.set(Some(index));
         Ok(database)
@@ -220,7 +223,7 @@ impl Shared {
     /// who is just opening one, because whoever has finished that has committed the extension too.
     pub fn forget(&self, oid: u32, is_gone: impl FnOnce() -> bool) {
         let (mut sessions, mut left) = (Vec::new(), false);
-        self.each(clock::now(), |at, home, _, _| {
+        self.each(clock::now(), |at, home, _| {
             if home.database == oid {
                 if self.being_opened(at) {
                     left = true;

@@ -12,6 +12,7 @@
 
 use super::databases::Database;
 use super::slots::SlotRef;
+use super::word::FOREVER;
 use super::{Shared, clock};
 use pgrx::pg_sys;
 use std::collections::BTreeSet;
@@ -57,7 +58,7 @@ impl Shared {
         if let Some(due) = due.map(on_our_clock)
             && hunger.until(queue, due)
         {
-            self.anticipate(database.oid.load(Ordering::Relaxed), due);
+            self.due_at(at, due);
         }
     }
 
@@ -68,9 +69,11 @@ impl Shared {
         }
         let (due, oid, mut sooner) = (on_our_clock(due), database.oid.load(Ordering::Relaxed), false);
         for (index, hunger) in (0..self.used()).zip(self.hunger) {
+            let slot = &self.slots[index as usize];
             let hungry = hunger.bits.load(Ordering::Acquire) & bit(queue) != 0;
-            if hungry && self.slots[index as usize].home().database == oid {
-                sooner |= hunger.until(queue, due);
+            if hungry && slot.home().database == oid && hunger.until(queue, due) {
+                self.block_of(SlotRef { index, session: slot.session() }).lower(due);
+                sooner = true;
             }
         }
         if sooner {
@@ -79,23 +82,24 @@ impl Shared {
     }
 
     /// When something becomes due that a session waits for.
-    pub fn meal_of(&self, at: SlotRef) -> Option<u64> {
-        Some(self.hunger[at.index as usize].due.load(Ordering::Acquire)).filter(|due| *due != 0)
+    pub(super) fn meal_of(&self, at: SlotRef) -> u64 {
+        let due = self.hunger[at.index as usize].due.load(Ordering::Acquire);
+        if due == 0 { FOREVER } else { due }
     }
 
     /// Wakes the sessions of a database for whom something has become due, and says in which queues.
     pub fn feed_due(&self, database: &Database, now: u64) -> BTreeSet<i32> {
         let (oid, mut queues) = (database.oid.load(Ordering::Relaxed), BTreeSet::new());
-        for (index, hunger) in (0..self.used()).zip(self.hunger) {
-            let slot = &self.slots[index as usize];
+        self.each_due(now, now, |at, home, _, _| {
+            let hunger = &self.hunger[at.index as usize];
             let queue = hunger.queue.load(Ordering::Acquire);
             let past = |due: u64| (due != 0 && due <= now).then_some(0);
             let is_due = || hunger.due.fetch_update(Ordering::AcqRel, Ordering::Acquire, past).is_ok();
-            if slot.home().database == oid && is_due() {
-                self.bump(SlotRef { index, session: slot.session() });
+            if home.database == oid && is_due() {
+                self.bump(at);
                 queues.insert(queue);
             }
-        }
+        });
         queues
     }
 

@@ -139,9 +139,9 @@ impl Shared {
         if entered != Some(index) {
             self.give_back(index);
         }
-        let index = entered.ok_or(Error::SessionsFull)?;
-        self.anticipate(home.database, opening.deadline);
-        Ok(SlotRef { index, session })
+        let at = SlotRef { index: entered.ok_or(Error::SessionsFull)?, session };
+        self.due_at(at, opening.deadline);
+        Ok(at)
     }
 
     fn allocate(&self) -> Result<u32> {
@@ -174,18 +174,17 @@ impl Shared {
         self.slots[index as usize].word.store(Word::new(State::Free, u64::from(next)).0, Ordering::Release);
     }
 
-    /// Frees the slots whose tombstones have stood long enough. Whether there was any tombstone.
-    pub fn reclaim(&self, now: u64) -> bool {
-        let mut any = false;
-        for index in 0..self.used() {
+    /// Frees the slots whose tombstones have stood long enough. Until when the next one stands.
+    pub fn reclaim(&self, now: u64) -> u64 {
+        let (mut over, mut next) = (Vec::new(), FOREVER);
+        self.each(now, |at, home, word| match word.state() {
+            State::Gone if word.reclaimable(now) => over.push((at, home, word)),
+            State::Gone => next = next.min(word.at()),
+            _ => (),
+        });
+        for (SlotRef { index, session }, home, word) in over {
             let slot = &self.slots[index as usize];
-            let word = slot.word();
-            any |= word.state() == State::Gone;
-            if !word.reclaimable(now) {
-                continue;
-            }
-            let home = slot.home();
-            let key = Key { uuid: *slot.session().as_bytes(), database: home.database, table: home.table };
+            let key = Key { uuid: *session.as_bytes(), database: home.database, table: home.table };
             // SAFETY: as in find() and enter()
             let freed = unsafe {
                 let hash = pg_sys::get_hash_value(self.map, (&raw const key).cast());
@@ -202,6 +201,6 @@ impl Shared {
                 self.give_back(index);
             }
         }
-        any
+        next
     }
 }

@@ -10,6 +10,7 @@
 //!   mistaken for the old one: it is free for reuse only past its last deadline, so no new word of it equals an old one. (A session
 //!   whose opening was rolled back is freed earlier: nobody but its opener has heard of it, and a deadline of the same microsecond
 //!   would have to be mistaken for it.)
+//! * Which slots are due is found by the words of **blocks** of them (see [`block`]), which heartbeats leave alone.
 //! * **Uuid to slot** is a partitioned hash table of PostgreSQL's, each partition under its own LWLock ([`Lock::Map`]). Reclaiming
 //!   a slot and entering one happen under the partition's exclusive lock, so there is never a slot without its entry.
 //! * **Free slots** and the table of databases are under [`Lock::Alloc`], the **dirty ring** under [`Lock::Ring`], the **floors** of
@@ -20,6 +21,7 @@
 //! process that looks around and sleeps on, which latches allow for.
 
 pub mod attach;
+mod block;
 pub mod clock;
 pub mod confirm;
 pub mod databases;
@@ -35,6 +37,7 @@ use crate::error::{Error, Result};
 use crate::settings;
 use crate::version;
 use crate::worker::{AHEAD, LINGER};
+use block::Block;
 use databases::Database;
 use dirty::{Pending, RingEntry};
 use floors::{FLOORS, Floor};
@@ -57,8 +60,6 @@ pub struct Header {
     t0: AtomicU64,
     /// The last time that anybody was seen to run, to tell a pause of the machine from a silent client.
     pub last_seen: AtomicU64,
-    /// Grows whenever a slot becomes due earlier than it was: what was seen of the slots before is then no longer enough.
-    pub stirred: AtomicU64,
     pub launcher: AtomicPtr<pg_sys::Latch>,
     /// When the launcher wakes by itself.
     pub launcher_wakes: AtomicU64,
@@ -82,6 +83,7 @@ pub struct Header {
 pub struct Shared {
     pub header: &'static Header,
     slots: &'static [Slot],
+    blocks: &'static [Block],
     waits: *mut pg_sys::ConditionVariable,
     map: *mut pg_sys::HTAB,
     pub databases: &'static [Database],
@@ -146,9 +148,8 @@ impl Shared {
         set_latch(&self.header.launcher);
     }
 
-    /// Something becomes due in a database at `at`: wakes whoever would sleep past it.
+    /// Something becomes due in a database at `at`, which whoever looks from now on sees: wakes whoever would sleep past it.
     pub fn anticipate(&self, database: u32, at: u64) {
-        self.header.stirred.fetch_add(1, Ordering::AcqRel);
         if at.saturating_sub(AHEAD) < self.header.launcher_wakes.load(Ordering::Acquire) {
             self.wake_launcher();
         }
@@ -246,9 +247,11 @@ unsafe extern "C-unwind" fn request() {
             previous();
         }
         let (sessions, databases) = (count(&settings::MAX_SESSIONS), count(&settings::MAX_DATABASES));
+        let blocks = sessions.div_ceil(block::SLOTS);
         let sizes = [
             size_of::<Header>(),
             sessions * size_of::<Slot>(),
+            blocks * size_of::<Block>(),
             sessions * size_of::<pg_sys::ConditionVariable>(),
             databases * size_of::<Database>(),
             count(&settings::RING_SIZE) * size_of::<RingEntry>(),
@@ -299,10 +302,11 @@ unsafe extern "C-unwind" fn startup() {
         for i in 0..sessions {
             pg_sys::ConditionVariableInit(waits.add(i));
         }
-        let databases = count(&settings::MAX_DATABASES);
+        let (blocks, databases) = (sessions.div_ceil(block::SLOTS), count(&settings::MAX_DATABASES));
         let shared = Shared {
             header,
             slots: std::slice::from_raw_parts(array::<Slot>(c"eskit_lease slots", sessions), sessions),
+            blocks: std::slice::from_raw_parts(array(c"eskit_lease blocks", blocks), blocks),
             waits,
             map: map::init_map(sessions),
             databases: std::slice::from_raw_parts(array(c"eskit_lease databases", databases), databases),

@@ -5,7 +5,8 @@
 //! `boot_id` is dead. A dead session keeps its slot as a tombstone for one TTL, so that nobody whose snapshot still shows its row
 //! revives it.
 
-use super::word::{State, Word};
+use super::block::{self, Block};
+use super::word::{FOREVER, State, Word};
 use super::{Shared, clock};
 use pgrx::Uuid;
 use pgrx::pg_sys;
@@ -176,13 +177,9 @@ impl Shared {
     /// Makes a session dead that is past its deadline. The word that then stands.
     fn expire(&self, slot: &Slot, session: Uuid, now: u64) -> Option<Word> {
         let (word, taken) = slot.change(session, |word| word.expire(slot.cap(), now, slot.ttl()))?;
-        if taken {
-            if let Some(database) = self.known_database(slot.home().database) {
-                // Whatever the other dead ones wait for, this one is looked at.
-                database.blocked.hurry();
-            }
-            // After that: whoever has seen the slots before it looks again.
-            self.header.stirred.fetch_add(1, Ordering::AcqRel);
+        if taken && let Some(database) = self.known_database(slot.home().database) {
+            // Whatever the other dead ones wait for, this one is looked at.
+            database.blocked.hurry();
         }
         Some(word)
     }
@@ -203,7 +200,7 @@ impl Shared {
         let (slot, now) = (self.slot(at), clock::now());
         slot.change(at.session, |word| word.end(gone, now, slot.ttl()));
         if !gone {
-            self.anticipate(slot.home().database, now);
+            self.due_at(at, now);
         }
         self.notice(at);
     }
@@ -220,7 +217,7 @@ impl Shared {
         let slot = self.slot(at);
         if slot.session() == at.session {
             slot.cap.fetch_min(deadline, Ordering::AcqRel);
-            self.anticipate(slot.home().database, deadline);
+            self.due_at(at, deadline);
         }
     }
 
@@ -272,16 +269,58 @@ impl Shared {
         xid != pg_sys::InvalidTransactionId && unsafe { pg_sys::TransactionIdIsInProgress(xid) }
     }
 
+    /// A session is due at a time, which may be earlier than it was. Called once that can be seen in its slot.
+    pub(super) fn due_at(&self, at: SlotRef, due: u64) {
+        self.block_of(at).lower(due);
+        self.anticipate(self.slot(at).home().database, due);
+    }
+
+    pub(super) fn block_of(&self, at: SlotRef) -> &'static Block {
+        &self.blocks[at.index as usize / block::SLOTS]
+    }
+
     /// Every slot in use, with its home and its word, taken past its deadline if it is.
-    pub fn each(&self, now: u64, mut visit: impl FnMut(SlotRef, Home, Word, u64)) {
-        for (index, slot) in (0..self.used()).zip(self.slots) {
-            if slot.word().state() == State::Free {
+    pub fn each(&self, now: u64, mut visit: impl FnMut(SlotRef, Home, Word)) {
+        self.each_due(u64::MAX, now, |at, home, word, _| visit(at, home, word));
+    }
+
+    /// The slots that are due by a time, each with when it is, and others that are in the same blocks. Whether there are such as are not due
+    /// by then in the other blocks.
+    pub fn each_due(&self, by: u64, now: u64, mut visit: impl FnMut(SlotRef, Home, Word, u64)) -> bool {
+        block::before_look();
+        let in_use = (self.used() as usize).div_ceil(block::SLOTS);
+        let mut later = false;
+        for (number, block) in self.blocks.iter().enumerate().take(in_use) {
+            let bound = block.read();
+            if bound.at() > by {
+                later |= bound.at() < FOREVER;
                 continue;
             }
-            let at = SlotRef { index, session: slot.session() };
-            if let Some(word) = self.expire(slot, at.session, now) {
-                visit(at, slot.home(), word, word.at().min(slot.cap()));
+            let mut earliest = FOREVER;
+            let first = number * block::SLOTS;
+            // As many as are in use now: none is missing of those for which the word has been lowered.
+            for (index, slot) in (first as u32..self.used()).zip(&self.slots[first..]).take(block::SLOTS) {
+                if slot.word().state() == State::Free {
+                    continue;
+                }
+                let at = SlotRef { index, session: slot.session() };
+                if let Some(word) = self.expire(slot, at.session, now) {
+                    let due = self.due(at, word);
+                    earliest = earliest.min(due);
+                    visit(at, slot.home(), word, due);
+                }
             }
+            block.raise(bound, earliest);
+        }
+        later
+    }
+
+    /// When a session is due that has such a word: at its deadline, or when it is to be woken for work items. A dead one is so until it is gone.
+    fn due(&self, at: SlotRef, word: Word) -> u64 {
+        match word.state() {
+            State::Alive | State::Frozen => word.at().min(self.slot(at).cap()).min(self.meal_of(at)),
+            State::Dead => 0,
+            State::Free | State::Gone => FOREVER,
         }
     }
 

@@ -20,7 +20,7 @@ use crate::liveness::databases::{BOOT, Counter, REVISE};
 use crate::liveness::dirty::Dirty;
 use crate::liveness::map::Opening;
 use crate::liveness::slots::{Home, SlotRef};
-use crate::liveness::word::State;
+use crate::liveness::word::{State, Word};
 use crate::retention::{self, DoneUntil};
 use crate::session::death;
 use crate::session::takeover::{self, Inherited};
@@ -259,22 +259,30 @@ pub fn pass(call: &Call, most: usize, anybody_due: bool, looked: &mut Looked) ->
 }
 
 fn dead_sessions(call: &Call, now: u64) -> Vec<Uuid> {
-    let mut dead = Vec::new();
-    let mut of_dropped = Vec::new();
-    call.shared.each(now, |at, home, word, _| {
+    let (mut dead, mut of_dropped) = (Vec::new(), Vec::new());
+    call.shared.each_due(now, now, |at, home, word, _| {
         if home == call.home && word.state() == State::Dead {
             dead.push(at.session());
-        } else if home.database == call.home.database && home.table != call.home.table && word.state() != State::Gone {
+        } else if is_of_dropped(call, home, word) {
             of_dropped.push(at);
         }
     });
-    // Sessions of an extension that was dropped have no rows any more; if it was by this very transaction, once that is committed.
+    end_dropped(call, of_dropped);
+    dead
+}
+
+/// Whether a slot is that of a session of an extension that was dropped here.
+fn is_of_dropped(call: &Call, home: Home, word: Word) -> bool {
+    home.database == call.home.database && home.table != call.home.table && word.state() != State::Gone
+}
+
+/// Ends sessions of an extension that was dropped, which have no rows any more; if it was by this very transaction, once that is committed.
+fn end_dropped(call: &Call, of_dropped: Vec<SlotRef>) {
     for at in of_dropped {
         if !call.shared.being_opened(at) {
             call.seam().ended(at, true);
         }
     }
-    dead
 }
 
 /// Judges the resources in the ring that are due.
@@ -452,13 +460,16 @@ fn prove(call: &Call, at: SlotRef, flags: u32) -> bool {
 
 /// Ends the sessions that have a slot and no row, once the transaction that opened them has ended.
 fn end_orphans(call: &Call, with_row: &HashSet<Uuid>) {
-    let mut orphans: Vec<SlotRef> = Vec::new();
-    call.shared.each(clock::now(), |at, home: Home, word, _| {
+    let (mut orphans, mut of_dropped) = (Vec::new(), Vec::new());
+    call.shared.each(clock::now(), |at, home, word| {
         let living = matches!(word.state(), State::Alive | State::Frozen);
         if home == call.home && living && !with_row.contains(&at.session()) {
             orphans.push(at);
+        } else if is_of_dropped(call, home, word) {
+            of_dropped.push(at);
         }
     });
+    end_dropped(call, of_dropped);
     for at in orphans {
         // A session opened and committed since the rows were read has its row now.
         if !call.shared.being_opened(at) && session::row(at.session()).is_none() {

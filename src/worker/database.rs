@@ -1,7 +1,7 @@
 //! A database worker: passes over one database until there is nothing to do.
 
 use super::{
-    AHEAD, Due, LINGER, SessionsDue, each_post_due, handle_signals, notify, report_activity, report_idle, sleep,
+    AHEAD, Due, LINGER, each_post_due, each_session_due, handle_signals, notify, report_activity, report_idle, sleep,
     without_timeouts,
 };
 use crate::bridge::tend;
@@ -48,10 +48,15 @@ pub extern "C-unwind" fn eskit_lease_database_main(argument: pg_sys::Datum) {
     shared.wake_launcher();
 }
 
-/// When the first session of this database becomes due.
-fn sessions_due(known: &mut SessionsDue, shared: &Shared, oid: u32, now: u64) -> u64 {
-    known.refresh(shared, now, |database, due| database == oid && due <= now);
-    known.each().find(|(database, _)| *database == oid).map_or(u64::MAX, |(_, due)| due)
+/// When the first session of this database becomes due, if it does so while this worker stays.
+fn sessions_due(shared: &Shared, oid: u32, now: u64) -> u64 {
+    let mut due = Due::default();
+    each_session_due(shared, now, |whose, at| {
+        if whose == oid {
+            due.at(at);
+        }
+    });
+    due.earliest().unwrap_or(u64::MAX)
 }
 
 /// Works until there is nothing to do, or until there is nothing to work on: false, to be tried again later.
@@ -59,13 +64,12 @@ fn serve(shared: &'static Shared, database: &'static Database) -> bool {
     let oid = database.oid.load(Ordering::Acquire);
     let began = clock::now();
     let (mut stay_until, mut gather_until) = (began + LINGER, 0);
-    let mut sessions = SessionsDue::default();
     // What an error undoes is not remembered: it ends this process.
     let (mut looked, mut retired) = (Looked::default(), DoneUntil::default());
     database.worker.store(my_latch(), Ordering::Release);
     while settings::WORKER.get() {
         let now = clock::now();
-        let (of_sessions, of_posts) = (sessions_due(&mut sessions, shared, oid, now), posts_due(shared, oid, now));
+        let (of_sessions, of_posts) = (sessions_due(shared, oid, now), posts_due(shared, oid, now));
         let due = of_sessions.min(of_posts);
         // The locks of bridges end with the worker that has them.
         let tending = tend::is_tending();
@@ -111,7 +115,7 @@ fn serve(shared: &'static Shared, database: &'static Database) -> bool {
             // Whoever posts something from now on wakes the launcher; what was posted before is seen in this last look.
             database.worker.store(std::ptr::null_mut(), Ordering::Release);
             let now = clock::now();
-            if sessions_due(&mut sessions, shared, oid, now).min(posts_due(shared, oid, now)) > now + SOON {
+            if sessions_due(shared, oid, now).min(posts_due(shared, oid, now)) > now + SOON {
                 break;
             }
             database.worker.store(my_latch(), Ordering::Release);

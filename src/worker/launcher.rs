@@ -1,7 +1,7 @@
 //! The launcher: sleeps until something is due anywhere, and has a database worker there in time.
 
 use super::confirmer::Keeper;
-use super::{AHEAD, Due, SessionsDue, each_post_due, handle_signals, library, sleep, start, without_timeouts};
+use super::{AHEAD, Due, each_post_due, each_session_due, handle_signals, library, sleep, start, without_timeouts};
 use crate::liveness::databases::{BOOT, Database, RESCAN, REVISE};
 use crate::liveness::{Shared, clock, my_latch, set_latch, shared};
 use crate::settings;
@@ -14,7 +14,7 @@ use std::time::Duration;
 /// Longest sleep while sessions are alive, so that a pause of the machine is noticed; in microseconds.
 const TICK: u64 = 1_000_000;
 const IDLE: u64 = 60_000_000;
-/// How often tombstones are looked for where there was none; in microseconds.
+/// How often tombstones are looked for where none was over earlier; in microseconds.
 const RECLAIM: u64 = 10_000_000;
 /// A launcher that wakes this much too late was not the only one that stood still.
 const PAUSE: u64 = 1_000_000;
@@ -56,7 +56,6 @@ pub extern "C-unwind" fn eskit_lease_launcher_main(_argument: pg_sys::Datum) {
         watched_at: 0,
         postponed_at: 0,
         short_of_slots: false,
-        sessions: SessionsDue::default(),
     };
     let mut confirmer = Keeper::new();
     loop {
@@ -107,7 +106,6 @@ struct Launcher {
     postponed_at: u64,
     /// Whether the last worker could not be started, which has been logged.
     short_of_slots: bool,
-    sessions: SessionsDue,
 }
 
 impl Launcher {
@@ -118,12 +116,11 @@ impl Launcher {
         let mut next = Due::default();
         next.at(self.watch_prepared(now));
         if now >= self.reclaim_at {
-            self.reclaim_at = now + if self.shared.reclaim(now) { 0 } else { RECLAIM };
+            self.reclaim_at = self.shared.reclaim(now).min(now + RECLAIM);
         }
-        self.sessions.refresh(self.shared, now, |_, due| due.saturating_sub(AHEAD) <= now);
         let mut due: HashMap<u32, Due> = HashMap::new();
-        self.sessions.each().for_each(|(database, at)| due.entry(database).or_default().at(at));
-        let no_sessions = due.is_empty();
+        let later = each_session_due(self.shared, now, |database, at| due.entry(database).or_default().at(at));
+        let no_sessions = due.is_empty() && !later;
         each_post_due(self.shared, now, |database, at| due.entry(database).or_default().at(at));
         // Rows may be kept for weeks.
         let nothing_soon = due.values().all(|due| due.earliest().is_none_or(|at| at > now + IDLE));

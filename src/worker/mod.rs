@@ -43,54 +43,23 @@ impl Due {
     }
 }
 
-/// When the first session of each database becomes due, as it was last seen.
-#[derive(Default)]
-pub struct SessionsDue {
-    /// As of which change of the slots; `None` before the first look.
-    stirred: Option<u64>,
-    seen: Vec<(u32, u64)>,
-}
-
-impl SessionsDue {
-    /// Looks at the slots again, but only if what was seen of them is no longer true, or if it is `over` for a database: heartbeats move
-    /// deadlines only further away, so what was seen is never too late.
-    pub fn refresh(&mut self, shared: &Shared, now: u64, over: impl Fn(u32, u64) -> bool) {
-        let stirred = Some(shared.header.stirred.load(Ordering::Acquire));
-        if stirred == self.stirred && !self.seen.iter().any(|(database, due)| over(*database, *due)) {
-            return;
+/// Shows when each session becomes due that does so while a worker stays, with its database: at its deadline, when its rows are to be swept,
+/// or when it is to be woken for work items. Whether there may be others. Sessions past their deadline are made dead here.
+pub fn each_session_due(shared: &Shared, now: u64, mut visit: impl FnMut(u32, u64)) -> bool {
+    let (by, mut beside) = (now + LINGER, false);
+    let later = shared.each_due(by, now, |_, home, word, due| {
+        let due = match word.state() {
+            State::Alive | State::Frozen => due,
+            State::Dead => shared.known_database(home.database).map_or(0, |database| database.blocked.until()).max(now),
+            State::Free | State::Gone => return,
+        };
+        if due <= by {
+            visit(home.database, due);
+        } else {
+            beside = true;
         }
-        self.stirred = stirred;
-        self.seen.clear();
-        let (seen, mut last) = (&mut self.seen, 0);
-        each_session_due(shared, now, |database, at| {
-            // There are many sessions, and few databases.
-            if seen.get(last).is_none_or(|(known, _)| *known != database) {
-                last = seen.iter().position(|(known, _)| *known == database).unwrap_or(seen.len());
-            }
-            match seen.get_mut(last) {
-                Some((_, due)) => *due = at.min(*due),
-                None => seen.push((database, at)),
-            }
-        });
-    }
-
-    /// Each database that has sessions, and when the first of them becomes due.
-    pub fn each(&self) -> impl Iterator<Item = (u32, u64)> {
-        self.seen.iter().copied()
-    }
-}
-
-/// Shows when each session becomes due, with its database: at its deadline, when its rows are to be swept, or when it is to be woken for
-/// work items. Sessions past their deadline are made dead here.
-pub fn each_session_due(shared: &Shared, now: u64, mut visit: impl FnMut(u32, u64)) {
-    shared.each(now, |at, home, word, until| match word.state() {
-        State::Alive | State::Frozen => visit(home.database, shared.meal_of(at).map_or(until, |meal| meal.min(until))),
-        State::Dead => {
-            let blocked_until = shared.known_database(home.database).map_or(0, |database| database.blocked.until());
-            visit(home.database, blocked_until.max(now));
-        }
-        State::Free | State::Gone => (),
     });
+    later || beside
 }
 
 /// Shows when everything else becomes due: resources in the ring, and databases to be looked through.
