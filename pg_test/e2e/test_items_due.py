@@ -94,6 +94,19 @@ def test_the_earliest_of_many(conn):
     assert is_given(conn, "q7", session, id)
 
 
+def test_who_waits_for_two_queues_is_woken_for_each(conn):
+    for queue in ("q", "r"):
+        call(conn, "queue_create", queue)
+    sessions = [hungry(conn, "q") for _ in range(3)]
+    for session in sessions:
+        assert rows(conn, "item_claim", "r", session.id) == []
+    for queue in ("q", "r"):
+        for session in sessions:
+            session.revision = session.heartbeat().revision
+        call(conn, "item_add", queue, Jsonb("now"))
+        assert [session.wait("10 s").reason for session in sessions] == ["changed"] * len(sessions)
+
+
 def test_far_off_items_keep_no_worker(due_server, conn):
     call(conn, "queue_create", "q")
     call(conn, "item_add", "q", Jsonb("far"), None, soon(conn, 3_600_000))

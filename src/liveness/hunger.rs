@@ -9,11 +9,14 @@
 //! listeners; it looks at nothing else for that, however many items there are for later, and in how many queues. Nobody has to be told of
 //! what nobody waits for, and each claim looks for itself; so after a restart, when no session is hungry, nothing is to be found again.
 //! One time is kept for each session, the earliest, with the queue that it is for.
+//!
+//! Those who are hungry are few among many sessions. So of each [`block`] of slots it is counted how many are, or are just about to be, and
+//! blocks without any are passed over.
 
 use super::databases::Database;
 use super::slots::SlotRef;
 use super::word::FOREVER;
-use super::{Shared, clock};
+use super::{Shared, block, clock};
 use pgrx::pg_sys;
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
@@ -53,7 +56,11 @@ impl Shared {
     /// A session has found less than it asked for, and that something becomes due at a time, in microseconds since 2000.
     pub fn hunger(&self, database: &Database, at: SlotRef, queue: i32, due: Option<i64>) {
         let hunger = &self.hunger[at.index as usize];
-        hunger.bits.fetch_or(bit(queue), Ordering::AcqRel);
+        // Before the bit can be found, so that nobody passes over it.
+        self.hungry_in(at.index).fetch_add(1, Ordering::AcqRel);
+        if hunger.bits.fetch_or(bit(queue), Ordering::AcqRel) != 0 {
+            self.hungry_in(at.index).fetch_sub(1, Ordering::AcqRel);
+        }
         database.hungry.fetch_or(bit(queue), Ordering::AcqRel);
         if let Some(due) = due.map(on_our_clock)
             && hunger.until(queue, due)
@@ -68,11 +75,9 @@ impl Shared {
             return;
         }
         let (due, oid, mut sooner) = (on_our_clock(due), database.oid.load(Ordering::Relaxed), false);
-        for (index, hunger) in (0..self.used()).zip(self.hunger) {
-            let slot = &self.slots[index as usize];
-            let hungry = hunger.bits.load(Ordering::Acquire) & bit(queue) != 0;
-            if hungry && slot.home().database == oid && hunger.until(queue, due) {
-                self.block_of(SlotRef { index, session: slot.session() }).lower(due);
+        for at in self.hungry(bit(queue), oid) {
+            if self.hunger[at.index as usize].until(queue, due) {
+                self.block_of(at).lower(due);
                 sooner = true;
             }
         }
@@ -106,7 +111,7 @@ impl Shared {
     /// A slot has a new session, which is not hungry.
     pub(super) fn is_fed(&self, index: u32) {
         let hunger = &self.hunger[index as usize];
-        hunger.bits.store(0, Ordering::Release);
+        self.is_not_hungry(index, u32::MAX);
         hunger.due.store(0, Ordering::Release);
     }
 
@@ -119,14 +124,35 @@ impl Shared {
         }
         database.hungry.fetch_and(!bit, Ordering::AcqRel);
         let oid = database.oid.load(Ordering::Relaxed);
-        for (index, hunger) in (0..self.used()).zip(self.hunger) {
-            let slot = &self.slots[index as usize];
-            if hunger.bits.load(Ordering::Acquire) & bit != 0 && slot.home().database == oid {
-                hunger.bits.fetch_and(!bit, Ordering::AcqRel);
-                self.bump(SlotRef { index, session: slot.session() });
-            }
+        for at in self.hungry(bit, oid) {
+            self.is_not_hungry(at.index, bit);
+            self.bump(at);
         }
         true
+    }
+
+    /// How many sessions of the block of a slot have any bit, or are about to.
+    fn hungry_in(&self, index: u32) -> &AtomicU32 {
+        &self.hungry[index as usize / block::SLOTS]
+    }
+
+    /// The sessions of a database that have a bit.
+    fn hungry(&self, bit: u32, database: u32) -> impl Iterator<Item = SlotRef> {
+        let blocks = self.hungry.iter().zip(self.hunger.chunks(block::SLOTS)).zip((0..).step_by(block::SLOTS));
+        let hungry = blocks.filter(|((count, _), _)| count.load(Ordering::Acquire) != 0);
+        let slots = hungry.flat_map(|((_, block), first)| (first..).zip(block));
+        slots.filter(move |(_, hunger)| hunger.bits.load(Ordering::Acquire) & bit != 0).filter_map(move |(index, _)| {
+            let slot = &self.slots[index as usize];
+            (slot.home().database == database).then(|| SlotRef { index, session: slot.session() })
+        })
+    }
+
+    /// Takes bits away from a session.
+    fn is_not_hungry(&self, index: u32, bits: u32) {
+        let before = self.hunger[index as usize].bits.fetch_and(!bits, Ordering::AcqRel);
+        if before != 0 && before & !bits == 0 {
+            self.hungry_in(index).fetch_sub(1, Ordering::AcqRel);
+        }
     }
 
     /// The same for all queues: more has become free than anybody has noted.

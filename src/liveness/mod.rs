@@ -93,6 +93,8 @@ pub struct Shared {
     floors: *mut Floor,
     /// Of each session, in which queues it has found less than it asked for, and until when (see [`hunger`]).
     hunger: &'static [Hunger],
+    /// Of each block of slots, how many of these are hungry.
+    hungry: &'static [AtomicU32],
     /// Of each session, when it was last granted something that nobody else is known to know of (see [`confirm`]).
     unproven: &'static [AtomicU64],
     locks: *mut pg_sys::LWLockPadded,
@@ -258,6 +260,7 @@ unsafe extern "C-unwind" fn request() {
             pending_count() * size_of::<Pending>(),
             FLOORS * size_of::<Floor>(),
             sessions * size_of::<Hunger>(),
+            blocks * size_of::<AtomicU32>(),
             sessions * size_of::<AtomicU64>(),
         ];
         for size in sizes {
@@ -315,6 +318,7 @@ unsafe extern "C-unwind" fn startup() {
             pending: std::slice::from_raw_parts(array(c"eskit_lease prepared", pending_count()), pending_count()),
             floors: array(c"eskit_lease floors", FLOORS),
             hunger: std::slice::from_raw_parts(array(c"eskit_lease hunger", sessions), sessions),
+            hungry: std::slice::from_raw_parts(array(c"eskit_lease hungry", blocks), blocks),
             unproven: std::slice::from_raw_parts(array(c"eskit_lease unproven", sessions), sessions),
             locks: pg_sys::GetNamedLWLockTranche(TRANCHE.as_ptr()),
         };
