@@ -101,7 +101,7 @@ def test_drop_extension_is_blocked_by_nothing_of_the_worker(connect):
         conn.execute("CREATE EXTENSION eskit_lease")
 
 
-MANY_SESSIONS = "SELECT session FROM generate_series(1, 500), LATERAL eskit_lease.session_open('one of many', '3 s')"
+MANY_SESSIONS = "SELECT session FROM generate_series(1, 500) AS n, LATERAL eskit_lease.session_open('one of many ' || n, '3 s')"
 # More than a transaction notes one by one, so that the worker looks through the database.
 MANY_LEASES = "SELECT count(*) FROM eskit_lease.lease_acquire_many(ARRAY(SELECT 'r' || i FROM generate_series(1, 1100) AS i), %s)"
 IN_THE_MIDDLE = """
