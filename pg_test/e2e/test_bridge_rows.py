@@ -124,7 +124,7 @@ def test_a_table_that_becomes_unfit(bridged, scene):
     session, old = scene
     fence, told = session.fences["r"], len(bridged.logged(REFUSED))
     bridged.query("SELECT eskit_lease.bridge_create_row('s', 'topics', 'invoices', 'owner', 'until')")
-    bridged.query("CREATE FUNCTION nothing() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN new; END'")
+    bridged.query("CREATE OR REPLACE FUNCTION nothing() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN new; END'")
     bridged.query("CREATE TRIGGER nosy BEFORE UPDATE ON topics FOR EACH ROW EXECUTE FUNCTION nothing()")
     due(bridged)
     wait_until(lambda: not held(bridged))
@@ -305,6 +305,8 @@ def test_whoever_owns_the_table(bridged, mallory):
     """Hangs on it whatever would run with a write."""
     bridged.query("CREATE SCHEMA hers AUTHORIZATION mallory")
     bridged.query(TOPICS.replace("topics", "hers.topics"))
+    # So that each write of the row is one to all indexes.
+    bridged.query("CREATE INDEX ON hers.topics (until)")
     bridged.query("ALTER TABLE hers.topics OWNER TO mallory")
     statements = [
         "CREATE TRIGGER spy BEFORE UPDATE ON hers.topics FOR EACH ROW WHEN (new.topic = 'orders') EXECUTE FUNCTION public.spy()",
@@ -317,4 +319,5 @@ def test_whoever_owns_the_table(bridged, mallory):
         "SELECT pg_sleep(0.3)",
     ]  # fmt: skip
     is_kept_through(bridged, "hers", statements, 20)
+    assert bridged.query("SELECT 1 FROM seen LIMIT 1") == [(1,)], "what mallory does herself is seen"
     bridged.query("DROP SCHEMA hers CASCADE")

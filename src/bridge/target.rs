@@ -21,7 +21,7 @@ use std::ffi::CStr;
 static FIT: Statement = Statement::reads(include_str!("../../sql/query/bridge/fit.sql"), &[OIDOID, INT2OID, INT2OID]);
 
 /// How long a write waits for what may still be in its way, a toast table that is made anew: in milliseconds.
-const LOCK_TIMEOUT: i32 = 100;
+const LOCK_TIMEOUT: i32 = 20;
 
 /// Which row, and which of its columns tell the owner and until when.
 #[derive(Clone, Debug, PartialEq, Eq)]
