@@ -135,6 +135,7 @@ impl Opened<'_> {
 
     /// Refuses a table of whose rows more would have to be seen to when they are written.
     pub fn require_fit(&self, call: &Call) -> Result<(), Shut> {
+        self.table.require_identity();
         let values = [self.owner.number, self.until.number].map(|number| Value::Datum(Datum::from(number)));
         let [owner, until] = values;
         let why = call.db().run(&FIT, vec![Value::Oid(self.target.table.to_u32()), owner, until], |row| row.text(1));
@@ -170,7 +171,6 @@ impl Opened<'_> {
         self.table.try_lock_indexes()?;
         let _bounded = LockTimeout::begin();
         let _owner = AsOwner::begin(self.table.owner());
-        self.table.require_identity();
         let owner = owner.map(|owner| (i32::from(self.owner.number), Some(text_datum(owner))));
         let until = (i32::from(self.until.number), Some(Datum::from(until)));
         let changes: Vec<_> = owner.into_iter().chain([until]).collect();
