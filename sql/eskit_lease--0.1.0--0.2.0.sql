@@ -14,20 +14,32 @@ REVOKE ALL ON TABLE eskit_lease._deaths FROM PUBLIC;
 COMMENT ON TABLE eskit_lease._deaths IS 'Private: sessions that no restart revives.';
 
 CREATE TABLE eskit_lease._bridges (
-    resource text COLLATE "C" PRIMARY KEY,
-    lock_key bigint NOT NULL
+    resource     text COLLATE "C" PRIMARY KEY,
+    lock_key     bigint,
+    -- Or a row: its table and the value of its primary key, as text, and the columns by which old workers lease it.
+    target       regclass,
+    key          text COLLATE "C",
+    owner_column text COLLATE "C",
+    until_column text COLLATE "C",
+    UNIQUE (target, key),
+    CHECK (num_nonnulls(lock_key, target) = 1 AND num_nulls(target, key, owner_column, until_column) IN (0, 4))
 );
 SELECT pg_catalog.pg_extension_config_dump('eskit_lease._bridges', '');
-COMMENT ON TABLE eskit_lease._bridges IS 'Private: locks that names are bridged to; see the view bridges.';
+COMMENT ON TABLE eskit_lease._bridges IS 'Private: locks and rows that names are bridged to; see the view bridges.';
 COMMENT ON TABLE eskit_lease._declarations IS 'Private: names of semaphores, groups and bridges.';
 
 CREATE FUNCTION eskit_lease.bridge_create(resource text, lock_key bigint) RETURNS void LANGUAGE c AS 'MODULE_PATHNAME', 'bridge_create_wrapper';
+CREATE FUNCTION eskit_lease.bridge_create_row(resource text, target regclass, key text, owner_column text, until_column text) RETURNS void LANGUAGE c AS 'MODULE_PATHNAME', 'bridge_create_row_wrapper';
 CREATE FUNCTION eskit_lease.bridge_drop(resource text) RETURNS boolean LANGUAGE c AS 'MODULE_PATHNAME', 'bridge_drop_wrapper';
 CREATE VIEW eskit_lease.bridges AS -- lock class as in src/guard.rs
 SELECT b.resource,
        b.lock_key,
+       b.target,
+       b.key,
+       b.owner_column,
+       b.until_column,
        h.pid IS NOT NULL AS held,
-       coalesce(k.blocked_by, '{}') AS blocked_by,
+       CASE WHEN b.target IS NULL THEN coalesce(k.blocked_by, '{}') END AS blocked_by,
        d.owner
 FROM eskit_lease._bridges AS b
 JOIN eskit_lease._declarations AS d ON d.resource = b.resource
@@ -45,16 +57,22 @@ LEFT JOIN (
     GROUP BY 1) AS k
     ON k.key = b.lock_key;
 REVOKE ALL ON TABLE eskit_lease._bridges, eskit_lease.bridges FROM PUBLIC;
-REVOKE ALL ON FUNCTION eskit_lease.bridge_create(text, bigint), eskit_lease.bridge_drop(text) FROM PUBLIC;
+REVOKE ALL ON FUNCTION eskit_lease.bridge_create(text, bigint), eskit_lease.bridge_create_row(text, regclass, text, text, text), eskit_lease.bridge_drop(text) FROM PUBLIC;
 COMMENT ON FUNCTION eskit_lease.bridge_create(text, bigint) IS
 'Bridges a name to an advisory lock, for workers that hold pg_advisory_lock(lock_key) and workers that hold the lease to keep each other out. The worker gives the lease, to who is in line, while it has the lock in share mode; fence_check shares the lock to the end of the transaction, or raises 55P03. Whenever the worker has lost the lock and has it back the holder gets a new fence. Several names may have one lock. Raises 42710 for a name that is declared, held or waited for, 53400 (more than 250 bridges), 22023, 22004. For administrators.';
+COMMENT ON FUNCTION eskit_lease.bridge_create_row(text, regclass, text, text, text) IS
+'Bridges a name to a row by which workers lease, for those that own the row and those that hold the lease to keep each other out. An old worker owns the row of primary key key while owner_column (text or varchar) names it and until_column (timestamptz, or timestamp in UTC) is not over. The worker gives the lease, to who is in line, while it owns the row as eskit_lease:resource:number; fence_check locks the row in share mode to the end of the transaction, or raises 55P03. When another has owned the row meanwhile the holder gets a new fence. For administrators, of a table of theirs that is plain. Raises 42501 (not theirs), 42809 (not plain), 42703, 42P01, P0002 (no such row), 22P02 (no such key), 42710 for a name that is declared, held or waited for and for a row that is bridged, 55P03 (the table is locked), 53400 (more than 250 bridges), 22023, 22004.';
 COMMENT ON FUNCTION eskit_lease.bridge_drop(text) IS
-'Makes a bridge a name as any other, once nobody holds it or waits for it. False if there is nothing of that name. Raises 55006 otherwise, 42809, 42501, 55P03 (somebody is just changing it). For administrators.';
-COMMENT ON VIEW eskit_lease.bridges IS 'Bridges to advisory locks; who holds and waits for their leases is in the views leases and waiters.';
+'Makes a bridge a name as any other, once nobody holds it or waits for it. A row it leads to is free within 30 seconds. False if there is nothing of that name. Raises 55006 otherwise, 42809, 42501, 55P03 (somebody is just changing it). For administrators.';
+COMMENT ON VIEW eskit_lease.bridges IS 'Bridges to advisory locks, and to rows that workers lease by; who holds and waits for their leases is in the views leases and waiters.';
 COMMENT ON COLUMN eskit_lease.bridges.resource IS 'The name, for lease_acquire.';
-COMMENT ON COLUMN eskit_lease.bridges.lock_key IS 'The key of the lock, as for pg_advisory_lock.';
-COMMENT ON COLUMN eskit_lease.bridges.held IS 'Whether the worker has the lock, and fences can be checked.';
-COMMENT ON COLUMN eskit_lease.bridges.blocked_by IS 'Processes that have the lock exclusively, and then those that wait for that; 0 for a prepared transaction.';
+COMMENT ON COLUMN eskit_lease.bridges.lock_key IS 'The key of the lock, as for pg_advisory_lock; NULL for a row.';
+COMMENT ON COLUMN eskit_lease.bridges.target IS 'The table of the row.';
+COMMENT ON COLUMN eskit_lease.bridges.key IS 'The value of its primary key.';
+COMMENT ON COLUMN eskit_lease.bridges.owner_column IS 'The column that names its owner.';
+COMMENT ON COLUMN eskit_lease.bridges.until_column IS 'The column that says until when.';
+COMMENT ON COLUMN eskit_lease.bridges.held IS 'Whether the worker has the lock, and fences can be checked; or whether it has the row, for which they are checked with the row itself.';
+COMMENT ON COLUMN eskit_lease.bridges.blocked_by IS 'Processes that have the lock exclusively, and then those that wait for that; 0 for a prepared transaction. NULL for a row, which names its owner itself.';
 COMMENT ON COLUMN eskit_lease.bridges.owner IS 'The role that made it, and may drop it.';
 
 CREATE TABLE eskit_lease._history (
@@ -346,7 +364,7 @@ COMMENT ON FUNCTION eskit_lease.group_join(text, uuid) IS
 COMMENT ON FUNCTION eskit_lease.group_leave(text, uuid) IS
 'Ends the membership, and releases the session''s partitions to those who are to have them. Waits for its own fenced transactions, under lock_timeout. False if it was no member. Raises 42704, 42809, 42501, 55P03 (lock_timeout ran out, or somebody is just changing the group).';
 COMMENT ON FUNCTION eskit_lease.fence_check(text, bigint) IS
-'Asserts that the lease is held under this fence, to the end of the transaction: nobody else gets it before. Call it in each transaction that writes, as a statement of its own before what is to be written is read: inside a function, the statement around that may have an older snapshot. Raises LF001 when the fence is no longer valid, 55P03 while the lease is changing hands, when a partition was to be released by now, or when the lock of a bridge is not to be had, 40001 when it was granted after what this transaction reads, 42501 for another role''s lease.';
+'Asserts that the lease is held under this fence, to the end of the transaction: nobody else gets it before. Call it in each transaction that writes, as a statement of its own before what is to be written is read: inside a function, the statement around that may have an older snapshot. Raises LF001 when the fence is no longer valid, 55P03 while the lease is changing hands, when a partition was to be released by now, or when the lock or the row of a bridge is not to be had, 40001 when it was granted after what this transaction reads, 42501 for another role''s lease.';
 COMMENT ON FUNCTION eskit_lease.grant_consumer(regrole) IS 'Lets a role open sessions, use leases, locks and fences, make and use semaphores and groups, move cursors, draw and read positions, run what is run once, make queues and work off their items, and fence tables of its own. For whoever may grant that.';
 COMMENT ON COLUMN eskit_lease.waiters.holder IS 'Who holds the resource; NULL for a semaphore, which several hold, and for a bridge.';
 COMMENT ON FUNCTION eskit_lease.grant_monitor(regrole) IS 'Lets a role read the views and stats(), report heads with cursor_head(), and call position_horizon(). For whoever may grant that.';
@@ -382,7 +400,7 @@ BEGIN
         SELECT 'FUNCTION', p.oid::regprocedure::text, a.grantee::regrole::text
         FROM pg_proc AS p
         CROSS JOIN LATERAL aclexplode(p.proacl) AS a
-        WHERE p.pronamespace = 'eskit_lease'::regnamespace AND p.proname IN ('_require_library', 'bridge_create', 'bridge_drop') AND a.grantee NOT IN (0, p.proowner)
+        WHERE p.pronamespace = 'eskit_lease'::regnamespace AND p.proname IN ('_require_library', 'bridge_create', 'bridge_create_row', 'bridge_drop') AND a.grantee NOT IN (0, p.proowner)
     LOOP
         EXECUTE format('REVOKE ALL ON %s %s FROM %s', given.kind, given.name, given.role);
     END LOOP;

@@ -62,8 +62,15 @@ CREATE TABLE eskit_lease._declarations (
 
 -- Bridges, each of which is in _declarations too.
 CREATE TABLE eskit_lease._bridges (
-    resource text COLLATE "C" PRIMARY KEY,
-    lock_key bigint NOT NULL
+    resource     text COLLATE "C" PRIMARY KEY,
+    lock_key     bigint,
+    -- Or a row: its table and the value of its primary key, as text, and the columns by which old workers lease it.
+    target       regclass,
+    key          text COLLATE "C",
+    owner_column text COLLATE "C",
+    until_column text COLLATE "C",
+    UNIQUE (target, key),
+    CHECK (num_nonnulls(lock_key, target) = 1 AND num_nulls(target, key, owner_column, until_column) IN (0, 4))
 );
 
 -- No foreign key to _sessions: a lease whose session has no row is free, in every query.
@@ -321,7 +328,7 @@ COMMENT ON TABLE eskit_lease._leases IS 'Private: rows of leases; see the view l
 COMMENT ON TABLE eskit_lease._successions IS 'Private: who takes over what is left of ended sessions.';
 COMMENT ON TABLE eskit_lease._deaths IS 'Private: sessions that no restart revives.';
 COMMENT ON TABLE eskit_lease._declarations IS 'Private: names of semaphores, groups and bridges.';
-COMMENT ON TABLE eskit_lease._bridges IS 'Private: locks that names are bridged to; see the view bridges.';
+COMMENT ON TABLE eskit_lease._bridges IS 'Private: locks and rows that names are bridged to; see the view bridges.';
 COMMENT ON TABLE eskit_lease._history IS 'Private: what became of leases; see the view history.';
 COMMENT ON TABLE eskit_lease._groups IS 'Private: settings and generation of groups; see the view groups.';
 COMMENT ON TABLE eskit_lease._members IS 'Private: sessions in groups; see the view group_members.';

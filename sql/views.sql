@@ -121,8 +121,12 @@ COMMENT ON COLUMN eskit_lease.semaphores.owner IS 'The role that made it, and ma
 CREATE VIEW eskit_lease.bridges AS -- lock class as in src/guard.rs
 SELECT b.resource,
        b.lock_key,
+       b.target,
+       b.key,
+       b.owner_column,
+       b.until_column,
        h.pid IS NOT NULL AS held,
-       coalesce(k.blocked_by, '{}') AS blocked_by,
+       CASE WHEN b.target IS NULL THEN coalesce(k.blocked_by, '{}') END AS blocked_by,
        d.owner
 FROM eskit_lease._bridges AS b
 JOIN eskit_lease._declarations AS d ON d.resource = b.resource
@@ -140,11 +144,15 @@ LEFT JOIN (
     GROUP BY 1) AS k
     ON k.key = b.lock_key;
 
-COMMENT ON VIEW eskit_lease.bridges IS 'Bridges to advisory locks; who holds and waits for their leases is in the views leases and waiters.';
+COMMENT ON VIEW eskit_lease.bridges IS 'Bridges to advisory locks, and to rows that workers lease by; who holds and waits for their leases is in the views leases and waiters.';
 COMMENT ON COLUMN eskit_lease.bridges.resource IS 'The name, for lease_acquire.';
-COMMENT ON COLUMN eskit_lease.bridges.lock_key IS 'The key of the lock, as for pg_advisory_lock.';
-COMMENT ON COLUMN eskit_lease.bridges.held IS 'Whether the worker has the lock, and fences can be checked.';
-COMMENT ON COLUMN eskit_lease.bridges.blocked_by IS 'Processes that have the lock exclusively, and then those that wait for that; 0 for a prepared transaction.';
+COMMENT ON COLUMN eskit_lease.bridges.lock_key IS 'The key of the lock, as for pg_advisory_lock; NULL for a row.';
+COMMENT ON COLUMN eskit_lease.bridges.target IS 'The table of the row.';
+COMMENT ON COLUMN eskit_lease.bridges.key IS 'The value of its primary key.';
+COMMENT ON COLUMN eskit_lease.bridges.owner_column IS 'The column that names its owner.';
+COMMENT ON COLUMN eskit_lease.bridges.until_column IS 'The column that says until when.';
+COMMENT ON COLUMN eskit_lease.bridges.held IS 'Whether the worker has the lock, and fences can be checked; or whether it has the row, for which they are checked with the row itself.';
+COMMENT ON COLUMN eskit_lease.bridges.blocked_by IS 'Processes that have the lock exclusively, and then those that wait for that; 0 for a prepared transaction. NULL for a row, which names its owner itself.';
 COMMENT ON COLUMN eskit_lease.bridges.owner IS 'The role that made it, and may drop it.';
 
 CREATE VIEW eskit_lease.groups AS

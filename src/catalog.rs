@@ -1,7 +1,8 @@
 //! What is found in the catalog by name: the relations of ours in this database, the extension, and its owner.
 
-use crate::error::Error;
+use crate::error::{Error, Result};
 use crate::liveness::slots::Home;
+use crate::text::from_server;
 use crate::version;
 use pgrx::pg_sys::panic::ErrorReport;
 use pgrx::pg_sys::{self, Datum, Oid};
@@ -113,4 +114,41 @@ pub fn owner(home: Home) -> Oid {
         pg_sys::ReleaseSysCache(tuple);
         owner
     }
+}
+
+#[cfg(feature = "pg15")]
+unsafe fn is_owner(table: Oid, role: Oid) -> bool {
+    // SAFETY: reads the catalog through its cache; raises for a table that is no more
+    unsafe { pg_sys::pg_class_ownercheck(table, role) }
+}
+
+#[cfg(not(feature = "pg15"))]
+unsafe fn is_owner(table: Oid, role: Oid) -> bool {
+    // SAFETY: as above
+    unsafe { pg_sys::object_ownercheck(pg_sys::RelationRelationId, table, role) }
+}
+
+/// The name of a table; `None` if it is no more.
+pub fn table_name(table: Oid) -> Option<String> {
+    // SAFETY: reads the catalog through its cache; null, or a name that ends in NUL
+    unsafe {
+        let name = pg_sys::get_rel_name(table);
+        (!name.is_null()).then(|| from_server(CStr::from_ptr(name).to_bytes()))
+    }
+}
+
+/// Refuses a user's table that is not the caller's.
+pub fn require_owner(table: Oid) -> Result<()> {
+    // SAFETY: reads the catalog through its cache; the name ends in NUL
+    unsafe {
+        let name = pg_sys::get_rel_name(table);
+        if name.is_null() {
+            return Err(Error::NoTable(table.to_u32()).into());
+        }
+        if !is_owner(table, pg_sys::GetUserId()) {
+            let kind = pg_sys::get_relkind_objtype(pg_sys::get_rel_relkind(table));
+            pg_sys::aclcheck_error(pg_sys::AclResult::ACLCHECK_NOT_OWNER, kind, name);
+        }
+    }
+    Ok(())
 }

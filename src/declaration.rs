@@ -1,5 +1,5 @@
 //! Declarations: names that are not exclusive leases but have a number of slots, the permits of a semaphore or the partitions of a group;
-//! or that have one, as a lease has, and a bridge to a user's lock (see [`crate::bridge`]).
+//! or that have one, as a lease has, and a bridge to a user's lock or row (see [`crate::bridge`]).
 //!
 //! There is one name space. Nobody may declare a name that is held or waited for, nor make a plain lease of a declared one. As neither
 //! sees what the other has not committed, both hold the name's stripe for the time of the call (see [`crate::grant`]) and look with a

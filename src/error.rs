@@ -61,8 +61,16 @@ pub enum Error {
     FenceLost { resource: String, fence: i64, why: String },
     #[error("lease of resource \"{resource}\" is changing hands")]
     InFlight { resource: String, fence: i64 },
-    #[error("could not share advisory lock {lock_key}, to which \"{resource}\" is bridged")]
-    BridgeClosed { resource: String, lock_key: i64, why: &'static str },
+    #[error("could not share {to}, to which \"{resource}\" is bridged")]
+    BridgeClosed { resource: String, to: String, why: String },
+    #[error("table \"{table}\" cannot be bridged to")]
+    Unbridgeable { table: String, why: String },
+    #[error("table \"{table}\" has no row of key \"{key}\"")]
+    NoRow { table: String, key: String },
+    #[error("{to} is bridged already")]
+    BridgedAlready { to: String, resource: String },
+    #[error("could not lock table \"{table}\"")]
+    TableLocked { table: String },
     #[error("partition {partition} of group \"{group}\" was to be released by now")]
     Overdue { group: String, partition: i32, fence: i64 },
     #[error("lease of resource \"{resource}\" is newer than the snapshot of this transaction")]
@@ -225,11 +233,14 @@ impl Error {
             Error::Declared { .. }
             | Error::NameInUse { .. }
             | Error::FencedAlready { .. }
+            | Error::BridgedAlready { .. }
             | Error::QueueExists { .. } => Code::ERRCODE_DUPLICATE_OBJECT,
             Error::InUse { .. } | Error::Bound { .. } | Error::Owned { .. } => Code::ERRCODE_OBJECT_IN_USE,
-            Error::WrongKind { .. } | Error::NoGrace { .. } | Error::Unfenceable { .. } => {
-                Code::ERRCODE_WRONG_OBJECT_TYPE
-            }
+            Error::WrongKind { .. }
+            | Error::NoGrace { .. }
+            | Error::Unfenceable { .. }
+            | Error::Unbridgeable { .. } => Code::ERRCODE_WRONG_OBJECT_TYPE,
+            Error::NoRow { .. } => Code::ERRCODE_NO_DATA_FOUND,
             Error::Unknown { .. } | Error::NoExtension => Code::ERRCODE_UNDEFINED_OBJECT,
             Error::SessionEnded(_) | Error::NotMember { .. } | Error::FencedAbove(_) => {
                 Code::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE
@@ -248,6 +259,7 @@ impl Error {
             Error::NoFenceTrigger => Code::ERRCODE_E_R_I_E_TRIGGER_PROTOCOL_VIOLATED,
             Error::InFlight { .. }
             | Error::BridgeClosed { .. }
+            | Error::TableLocked { .. }
             | Error::Overdue { .. }
             | Error::BeingDeclared { .. }
             | Error::Joining { .. }
@@ -330,7 +342,10 @@ impl Error {
                     .to_owned()
             }
             Error::PartitionColumn { why, .. } => why.clone(),
-            Error::Unfenceable { why, .. } | Error::BridgeClosed { why, .. } => (*why).to_owned(),
+            Error::Unfenceable { why, .. } => (*why).to_owned(),
+            Error::BridgeClosed { why, .. } | Error::Unbridgeable { why, .. } => why.clone(),
+            Error::BridgedAlready { resource, .. } => format!("It is bridged to \"{resource}\"."),
+            Error::TableLocked { .. } => "Another process has it, or an index of it, locked.".to_owned(),
             Error::FenceReplaceable { by, .. } => format!("The privilege TRIGGER is granted to {by}."),
             Error::FencedAlready { resource, column, .. } => match column {
                 Some(column) => format!("It is fenced by \"{resource}\", by its column \"{column}\"."),
@@ -440,8 +455,14 @@ impl Error {
                 Error::NoResult(_) => "Give a result with the outcome done.",
                 Error::InFlight { .. } => "Roll back and ask again: the lease may have been lost.",
                 Error::BridgeClosed { .. } => {
-                    "Roll back and ask again: the lease may have a new fence by then. Whoever may read the view bridges sees which process has the lock."
+                    "Roll back and ask again: the lease may have a new fence by then. Whoever may read the view bridges sees which process has the lock; a row names its owner itself."
                 }
+                Error::Unbridgeable { .. } => {
+                    "The row is written by its place, without triggers and the like: take away what is in the way, or keep the columns of the lease in a table of their own."
+                }
+                Error::NoRow { .. } => "Insert the row that old workers lease by first.",
+                Error::BridgedAlready { .. } => "Acquire that name, or drop its bridge first.",
+                Error::TableLocked { .. } => "Try again when that process is done.",
                 Error::Overdue { .. } => "Roll back, and give the partition back with group_release.",
                 Error::FenceRequired { given_away: true, .. } => {
                     "Write before the lease is given away, or check its new fence once it has been granted again."

@@ -173,7 +173,7 @@ pub fn check(call: &Call, resource: &str, slot: Option<i32>, fence: i64) -> Resu
     let kind = (row.declared && slot.is_none() && row.slot == 0).then(|| call.declarations().of(resource)).flatten();
     let kind = kind.map_or(Kind::Group, |known| known.kind);
     if kind == Kind::Bridge {
-        bridge::cross(resource)?;
+        bridge::cross(resource, fence)?;
     }
     match call.shared.look(at).map(|standing| standing.state) {
         // Transactions that follow each other without a gap would keep a partition for ever.

@@ -10,7 +10,7 @@
 //! 4. A session has one permit of a semaphore at most: Seat(resource, grantee) is taken, to the end of the transaction, and there is
 //!    no other.
 //! 5. The fence is drawn with the row in hand, so it is greater than that of every owner before.
-//! 6. The lease of a bridge is given by the worker, and while it has the lock (see [`crate::bridge`]); its holder may have a new fence.
+//! 6. The lease of a bridge is given by the worker, and while it has the lock or the row (see [`crate::bridge`]); its holder may have a new fence.
 //! 7. A slot of a declared resource is given back at once if the declaration has changed meanwhile (see [`crate::declaration`]).
 
 use crate::bridge::tend;

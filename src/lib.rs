@@ -38,6 +38,7 @@ mod reading;
 mod release;
 mod retention;
 mod row;
+mod savepoint;
 mod seam;
 mod semaphore;
 mod session;

@@ -11,7 +11,7 @@ from psycopg.types.json import Jsonb
 # What must be the same wherever rows survive, sessions or not.
 KEPT = (
     "SELECT name, permits, owner FROM eskit_lease.semaphores",
-    "SELECT resource, lock_key, owner FROM eskit_lease.bridges",
+    "SELECT resource, lock_key, target::text, key, owner_column, until_column, owner FROM eskit_lease.bridges ORDER BY 1",
     "SELECT group_name, partitions, assignor, owner FROM eskit_lease.groups",
     "SELECT partition, position, acked_ahead FROM eskit_lease.group_lag ORDER BY 1",
     "SELECT queue, ordering, max_attempts, owner FROM eskit_lease.queues ORDER BY 1",
@@ -33,8 +33,10 @@ class Estate:
         with server.connect(dbname) as conn:
             conn.execute("CREATE EXTENSION eskit_lease")
             conn.execute("SELECT eskit_lease.grant_consumer('app'), eskit_lease.grant_monitor('app')")
-            conn.execute("GRANT EXECUTE ON FUNCTION eskit_lease.bridge_create TO app")
+            conn.execute("GRANT EXECUTE ON FUNCTION eskit_lease.bridge_create, eskit_lease.bridge_create_row TO app")
             conn.execute("CREATE TABLE ledger (what text); ALTER TABLE ledger OWNER TO app")
+            conn.execute("CREATE TABLE leased (key text PRIMARY KEY, owner text, until timestamptz); ALTER TABLE leased OWNER TO app")
+            conn.execute("INSERT INTO leased VALUES ('k')")
         with self.connect(server) as conn:
             self.holder, self.lost, self.heir = (Session(conn, name, ttl=f"{ttl} s") for name in ("holder", "lost", "heir"))
             self.fence = self.holder.take("r")
@@ -53,6 +55,7 @@ class Estate:
     def declare(self, conn):
         call(conn, "semaphore_create", "s", 3)
         call(conn, "bridge_create", "b", -7)
+        call(conn, "bridge_create_row", "b of a row", "leased", "k", "owner", "until")
         call(conn, "group_create", "g", 4, "range")
         call(conn, "queue_create", "q")
         call(conn, "queue_create", "mortal", 1, "1 s", "key")

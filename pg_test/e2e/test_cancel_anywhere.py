@@ -26,6 +26,7 @@ TABLES = "SELECT relname FROM pg_class WHERE relnamespace = 'eskit_lease'::regna
 CALLS = {
     "advisory_lock_id": lambda s: ("x",),
     "bridge_create": lambda s: (s.fresh, 7),
+    "bridge_create_row": lambda s: (s.fresh, "leased", "k", "owner", "until"),
     "bridge_drop": lambda s: ("spare bridge",),
     "cursor_ack": lambda s: ("g", s.partition, 7, s.partition_fence),
     "cursor_commit": lambda s: ("g", s.partition, 5, s.partition_fence),
@@ -91,6 +92,8 @@ SETUP = """
     CREATE ROLE somebody;
     CREATE TABLE plain (i int);
     CREATE TABLE fenced (i int);
+    CREATE TABLE leased (key text PRIMARY KEY, owner text, until timestamptz);
+    INSERT INTO leased VALUES ('k');
     SELECT eskit_lease.semaphore_create('permits', 2), eskit_lease.group_create('g', 4), eskit_lease.queue_create('q'),
            eskit_lease.queue_create('brittle', 1)"""
 # What calls have taken away is made again.

@@ -74,6 +74,8 @@ def leases(call, me, other):
     call("semaphore_drop", "gpu")
     call("bridge_create", "former", -6664241359945616607)
     call("bridge_drop", "former")
+    call("bridge_create_row", "former", "leased", "k", "owner", "until")
+    call("bridge_drop", "former")
     assert call("fence_table", "totals", "r", NULL) is True
     assert call("unfence_table", "totals") is True
 
@@ -147,6 +149,8 @@ def administration(call, me, other):
 def test_every_function_from_every_driver(server, db, language, style):
     require(language)
     server.query("CREATE TABLE totals (customer text)", dbname=db)
+    server.query("CREATE TABLE leased (key text PRIMARY KEY, owner text, until timestamptz)", dbname=db)
+    server.query("INSERT INTO leased VALUES ('k')", dbname=db)
     call = Caller(server.query(SURFACE, dbname=db), language, style, f"postgresql://127.0.0.1:{server.port}/{db}?user=postgres")
     me, other = sessions(call)
     leases(call, me, other)

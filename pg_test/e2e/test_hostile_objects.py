@@ -83,11 +83,13 @@ def use_everything(conn, watcher, prefix):
     call(conn, "semaphore_create", f"{prefix} s", 2)
     call(conn, "semaphore_resize", f"{prefix} s", 3)
     assert session.acquire(f"{prefix} s").granted
-    call(conn, "bridge_create", f"{prefix} b", 7)
-    session.queue(f"{prefix} b")
-    bridged = wait_until(lambda: session.acquire(f"{prefix} b").fence)
-    call(conn, "fence_check", f"{prefix} b", bridged)
-    assert call(conn, "lease_release", f"{prefix} b", bridged) and call(conn, "bridge_drop", f"{prefix} b")
+    watcher.execute("INSERT INTO kept.leased VALUES (%s)", (prefix,))
+    for to, *what in (("bridge_create", 7), ("bridge_create_row", "kept.leased", prefix, "owner", "until")):
+        call(conn, to, f"{prefix} b", *what)
+        session.queue(f"{prefix} b")
+        bridged = wait_until(lambda: session.acquire(f"{prefix} b").fence)
+        call(conn, "fence_check", f"{prefix} b", bridged)
+        assert call(conn, "lease_release", f"{prefix} b", bridged) and call(conn, "bridge_drop", f"{prefix} b")
     assert call(conn, "lock_acquire", f"{prefix} l", "owner", "30 s").granted
     call(conn, "group_create", group, 2)
     call(conn, "group_alter", group, "range")
@@ -127,7 +129,9 @@ def test_nothing_of_ours_meets_an_object_of_the_users(server, connect, db, mallo
     owner = connect()
     assert lay_traps(owner, "hostile") > 1000
     call(owner, "grant_consumer", mallory)
-    owner.execute(f"GRANT EXECUTE ON FUNCTION eskit_lease.bridge_create, eskit_lease.bridge_drop TO {mallory}")
+    owner.execute(f"GRANT EXECUTE ON FUNCTION eskit_lease.bridge_create, eskit_lease.bridge_create_row, eskit_lease.bridge_drop TO {mallory}")
+    owner.execute(f"CREATE SCHEMA kept; GRANT USAGE ON SCHEMA kept TO {mallory}")
+    owner.execute(f"CREATE TABLE kept.leased (key text PRIMARY KEY, owner text, until timestamptz); ALTER TABLE kept.leased OWNER TO {mallory}")
     call(owner, "grant_monitor", mallory)
     path = "hostile, pg_temp, eskit_lease, pg_catalog"
     server.query(f"ALTER ROLE mallory IN DATABASE {db} SET search_path = {path}")

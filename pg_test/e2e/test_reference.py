@@ -32,7 +32,7 @@ VIEWS = """
 SETTINGS = """
     SELECT name, boot_val, unit, min_val, max_val, context FROM pg_settings WHERE name LIKE 'eskit\\_lease.%'"""
 CONTEXTS = {"postmaster": "restart", "sighup": "reload", "user": "any time", "superuser": "at once; superusers only"}
-STATE = re.compile(r"\b(?:0[18A]|2[25]|3[9F]|4[02]|5[3457]|LF)[0-9A-Z]{3}\b")
+STATE = re.compile(r"\b(?:0[18A]|2[25]|3[9F]|4[02]|5[3457]|LF|P0)[0-9A-Z]{3}\b")
 UNITS = {"ms": 1, "s": 1000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 

@@ -93,6 +93,16 @@ def test_a_bridge_is_led_by_whoever_has_its_lock(no_worker, connect):
     assert measured(conn)["leaderless_seconds"] > 0
 
 
+def test_a_bridge_to_a_row_is_led_by_whoever_owns_it(no_worker, connect):
+    conn = connect()
+    conn.execute("CREATE TABLE leased (key text PRIMARY KEY, owner text, until timestamptz)")
+    conn.execute("INSERT INTO leased VALUES ('k', 'old', 'infinity')")
+    call(conn, "bridge_create_row", "reports", "leased", "k", "owner", "until")
+    Session(conn, "new", ttl="600 s").queue("reports")
+    found = measured(conn)
+    assert (found["waiters"], found["leaderless_seconds"]) == (1, 0)
+
+
 def test_no_confirmation_is_missed_that_nobody_asks_for(server, connect):
     conn = connect()
     assert measured(conn)["confirm_interval_seconds"] == 0

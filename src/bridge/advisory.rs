@@ -24,7 +24,7 @@ fn try_lock(tag: &LOCKTAG, mode: LOCKMODE, for_session: bool) -> bool {
 }
 
 /// Shares a user's lock to the end of the (sub)transaction, unless somebody has it exclusively or waits for that.
-pub fn share(key: i64) -> bool {
+fn share(key: i64) -> bool {
     as_transaction(|| try_lock(&tag(key), SHARED, false))
 }
 
@@ -54,8 +54,19 @@ pub fn close(name: &str) {
     unsafe { pg_sys::LockRelease(&guard(name).tag(), EXCLUSIVE, true) };
 }
 
+/// Holds the lock to the end of the transaction; refused unless the worker has it as well, and has had since the grant: why.
+pub fn cross(resource: &str, key: i64) -> Result<(), String> {
+    if !share(key) {
+        Err("Another process has it exclusively, or waits for that.".to_owned())
+    } else if !is_open(resource) {
+        Err("The worker of eskit_lease has not taken it, or is just taking it again.".to_owned())
+    } else {
+        Ok(())
+    }
+}
+
 /// Whether the worker has opened a bridge.
-pub fn is_open(name: &str) -> bool {
+fn is_open(name: &str) -> bool {
     let guard = guard(name);
     let closed = guard.try_lock(Mode::Shared);
     if closed {

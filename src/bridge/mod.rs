@@ -1,5 +1,10 @@
-//! Bridges: a resource whose holders and those of a user's advisory lock keep each other out, so that workers that hold the lock and
-//! workers that hold the lease may run side by side while one replaces the other.
+//! Bridges: a resource whose holders and the workers of an older kind keep each other out, so that workers that hold the lock of the old kind
+//! and workers that hold the lease may run side by side while one replaces the other. There are two old kinds:
+//!
+//! * [`advisory`]: who works holds an advisory lock of one bigint, as `pg_advisory_lock` and its like take it.
+//! * [`row`]: who works is the owner of a row until some time, as two of its columns say.
+//!
+//! What follows is told of the advisory lock; a row differs in that it is not lost when the worker is, and that nobody is seen to wait for it.
 //!
 //! An old worker works while it holds the lock exclusively. On the side of the lease the same lock is held in share mode, twice over:
 //!
@@ -33,24 +38,41 @@
 pub mod tend;
 
 mod advisory;
+mod row;
+mod target;
 
 use crate::call::{Call, enter, text_arg};
 use crate::catalog;
 use crate::declaration::{self, Kind};
 use crate::error::{Error, Result};
+use crate::oids::Class;
 use crate::spi::{self, Statement, Value};
-use crate::table::{Key, Sight, Table};
+use crate::table::user::Shut;
+use crate::table::{Key, Sight, Table, Tuple};
 use crate::text::Text;
-use pgrx::pg_sys::{INT4OID, INT8OID, TEXTOID};
+use pgrx::pg_sys::{INT4OID, INT8OID, OIDOID, TEXTOID};
 use pgrx::prelude::*;
+use target::Target;
 
-static CREATE: Statement = Statement::writes(include_str!("../../sql/query/bridge/create.sql"), &[TEXTOID, INT8OID]);
+static CREATE: Statement = Statement::writes(
+    include_str!("../../sql/query/bridge/create.sql"),
+    &[TEXTOID, INT8OID, OIDOID, TEXTOID, TEXTOID, TEXTOID],
+);
+static OF_ROW: Statement = Statement::reads(include_str!("../../sql/query/bridge/of_row.sql"), &[OIDOID, TEXTOID]);
 static DROP: Statement = Statement::writes(include_str!("../../sql/query/bridge/drop.sql"), &[TEXTOID]);
 static PAGE: Statement = Statement::reads(include_str!("../../sql/query/bridge/page.sql"), &[TEXTOID, INT4OID]);
 
-/// Bridges of one database. The worker may have two locks for each, and four while it takes them back; the lock table is for the whole server,
-/// and has room for 6,400 where it is smallest by PostgreSQL's own settings.
+/// Bridges of one database. The worker may have two locks for each, and four while it takes them back, or one for each table and index of a
+/// row; the lock table is for the whole server, and has room for 6,400 where it is smallest by PostgreSQL's own settings.
 pub const MAX_BRIDGES: usize = 250;
+
+/// What a bridge leads to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Side {
+    /// The advisory lock of this key.
+    Lock(i64),
+    Row(Target),
+}
 
 fn table() -> Table {
     Table::open(c"_bridges", c"_bridges_pkey")
@@ -61,9 +83,20 @@ pub fn may_be() -> bool {
     catalog::relation(c"_bridges") != pg_sys::Oid::INVALID
 }
 
-/// The key of the lock that a bridge leads to.
-fn key_of(resource: &str) -> Option<i64> {
-    table().scan(Sight::Latest, &[Key::Text(resource)], |row, _| row.get(2))
+impl Side {
+    fn read(row: &Tuple) -> Option<Side> {
+        if let Some(key) = row.get(2) {
+            return Some(Side::Lock(key));
+        }
+        let text = |column| row.get::<Text>(column).map(|text| text.0);
+        let (table, key) = (row.get(3)?, text(4)?);
+        Some(Side::Row(Target { table, key, owner_column: text(5)?, until_column: text(6)? }))
+    }
+
+    /// Of a resource.
+    fn of(resource: &str) -> Option<Side> {
+        table().scan(Sight::Latest, &[Key::Text(resource)], |row, _| Side::read(row))
+    }
 }
 
 fn is_full() -> bool {
@@ -75,17 +108,15 @@ fn is_full() -> bool {
     table.entries(&[], MAX_BRIDGES) == MAX_BRIDGES && table.scan(Sight::Latest, &[], |_, _| enough()).is_some()
 }
 
-/// Holds the lock of a bridge to the end of the transaction; refused unless the worker has it as well, and has had since the grant.
-pub fn cross(resource: &str) -> Result<()> {
-    let Some(lock_key) = key_of(resource) else { return Ok(()) };
-    let why = if !advisory::share(lock_key) {
-        "Another process has it exclusively, or waits for that."
-    } else if !advisory::is_open(resource) {
-        "The worker of eskit_lease has not taken it, or is just taking it again."
-    } else {
-        return Ok(());
+/// Holds what a bridge leads to, to the end of the transaction; refused unless the worker has had it since the grant.
+pub fn cross(resource: &str, fence: i64) -> Result<()> {
+    let Some(side) = Side::of(resource) else { return Ok(()) };
+    let (to, crossed) = match &side {
+        Side::Lock(key) => (format!("advisory lock {key}"), advisory::cross(resource, *key)),
+        Side::Row(target) => (target.told(), row::cross(resource, fence, target)),
     };
-    Err(Error::BridgeClosed { resource: resource.to_owned(), lock_key, why }.into())
+    let closed = |why| Error::BridgeClosed { resource: resource.to_owned(), to, why };
+    crossed.map_err(|why| closed(why).into())
 }
 
 /// The bridges, in order, page by page.
@@ -99,12 +130,71 @@ fn bridge_create(resource: Option<Text>, lock_key: Option<i64>) -> Result<()> {
     spi::require_writes("bridge_create()")?;
     let resource = text_arg("resource", resource)?;
     let lock_key = lock_key.ok_or(Error::Null("lock_key"))?;
+    create(&Call::open(shared)?, &resource, &Side::Lock(lock_key))
+}
+
+#[pg_extern(schema = "eskit_lease")]
+fn bridge_create_row(
+    resource: Option<Text>,
+    target: Option<Class>,
+    key: Option<Text>,
+    owner_column: Option<Text>,
+    until_column: Option<Text>,
+) -> Result<()> {
+    let shared = enter()?;
+    spi::require_writes("bridge_create_row()")?;
+    let resource = text_arg("resource", resource)?;
+    let Class(table) = target.ok_or(Error::Null("target"))?;
+    let text = |what, text: Option<Text>| text.map(|text| text.0).ok_or(Error::Null(what));
+    let (key, owner_column) = (text("key", key)?, text("owner_column", owner_column)?);
+    let until_column = text("until_column", until_column)?;
+    catalog::require_owner(table)?;
     let call = Call::open(shared)?;
+    let target = require_row(&call, &resource, Target { table, key, owner_column, until_column })?;
+    let rows = vec![Value::Oid(table.to_u32()), Value::Text(&target.key)];
+    if let Some(other) = call.db().run(&OF_ROW, rows, |row| row.text(1)).into_iter().next() {
+        return Err(Error::BridgedAlready { to: target.told(), resource: other }.into());
+    }
+    create(&call, &resource, &Side::Row(target))
+}
+
+/// Refuses a row that cannot be bridged to; gives it with its key as the type of that writes it.
+fn require_row(call: &Call, resource: &str, target: Target) -> Result<Target> {
+    let id = target.table;
+    let table = || catalog::table_name(id).unwrap_or_default();
+    let refused = |shut| match shut {
+        Shut::Busy => Error::TableLocked { table: table() },
+        Shut::NoColumn(column) => Error::NoColumn { table: table(), column },
+        Shut::Unfit(why) => Error::Unbridgeable { table: table(), why },
+    };
+    let row = target.open(pg_sys::RowExclusiveLock).map_err(refused)?;
+    row.require_fit(call).and_then(|()| row.require_room(row::marker_length(resource))).map_err(refused)?;
+    let key = target::canonical(row.key_type().map_err(refused)?, &target.key);
+    drop(row);
+    let target = Target { key, ..target };
+    match target.open(pg_sys::RowExclusiveLock).and_then(|row| row.find()).map_err(refused)? {
+        Some(_) => Ok(target),
+        None => Err(Error::NoRow { table: table(), key: target.key }.into()),
+    }
+}
+
+fn create(call: &Call, resource: &str, side: &Side) -> Result<()> {
     if is_full() {
         return Err(Error::BridgesFull.into());
     }
-    declaration::declare(&call, &resource, Kind::Bridge, 1)?;
-    call.db().execute(&CREATE, vec![Value::Text(&resource), Value::Long(lock_key)]);
+    declaration::declare(call, resource, Kind::Bridge, 1)?;
+    let mut values = vec![Value::Text(resource)];
+    values.extend(match side {
+        Side::Lock(key) => [Value::Long(*key), Value::Null, Value::Null, Value::Null, Value::Null],
+        Side::Row(row) => [
+            Value::Null,
+            Value::Oid(row.table.to_u32()),
+            Value::Text(&row.key),
+            Value::Text(&row.owner_column),
+            Value::Text(&row.until_column),
+        ],
+    });
+    call.db().execute(&CREATE, values);
     Ok(())
 }
 
@@ -120,7 +210,7 @@ fn bridge_drop(resource: Option<Text>) -> Result<bool> {
     declaration::lock_owned(&call, &resource, Kind::Bridge)?;
     declaration::undeclare(&call, &resource, Kind::Bridge)?;
     call.db().execute(&DROP, vec![Value::Text(&resource)]);
-    // The worker may still have the lock.
+    // The worker may still have the lock. A row it leaves to its time.
     call.seam().judge(&resource);
     Ok(true)
 }

@@ -1,11 +1,12 @@
-//! What the database worker does for bridges: it holds the lock of each whose lease lives, or is waited for.
+//! What the database worker does for bridges: it holds what each leads to whose lease lives, or is waited for: a lock, or a row.
 //!
 //! A bridge that is wanted is judged again and again, by way of the ring: once a second while all is well, to see whether it is still
-//! wanted and whether an old worker waits; and while the lock is not to be had, or the holder not to be given a new fence, after 10 ms, doubling to
-//! a second. The entry outlives the worker, so that another one is started for it. A worker that has such bridges stays, for its locks
+//! wanted and whether an old worker waits, or to keep the row; and while the lock or the row is not to be had, or the holder not to be given a new
+//! fence, after 10 ms, doubling to a second, or when the row's time is over. The entry outlives the worker, so that another one is started for it. A worker that has such bridges stays, for its locks
 //! end with it.
 
-use super::{advisory, key_of, may_be, table};
+use super::row::{self, Taken};
+use super::{Side, advisory, may_be, table};
 use crate::call::Call;
 use crate::claim::{LeaseRow, Leases, Probe, Seat};
 use crate::declaration::Kind;
@@ -33,16 +34,18 @@ fn this_transaction() -> Transaction {
     unsafe { pg_sys::GetCurrentTransactionStartTimestamp() }
 }
 
-/// A bridge that is wanted.
+/// A bridge that is wanted, or whose row is still to be left.
 struct Bridge {
-    key: i64,
-    /// Whether this process has the lock.
+    side: Side,
+    /// Whether this process has the lock. Whether it has the row is for the row to say, each time.
     held: bool,
     /// The fence that it has given the holder since, whom it found when it took the lock; and in which transaction.
     renewed: Option<(i64, Transaction)>,
-    /// Whether checks may pass, and the lease may be given to somebody.
+    /// Whether checks may pass, and the lease may be given to somebody; of a row, as it was last seen.
     open: bool,
     wait: u64,
+    /// What the log has been told of why the row cannot be kept.
+    told: Option<String>,
 }
 
 /// What stands for the lease of a bridge.
@@ -81,13 +84,13 @@ pub fn is_tending() -> bool {
 pub fn may_grant(resource: &str) -> bool {
     let bridge = |tended: &Tended| {
         let bridge = tended.bridges.get(resource)?;
-        Some(bridge.open && !advisory::is_waited_for(bridge.key))
+        Some(bridge.open && !bridge.is_waited_for())
     };
     // While bridges are tended their holders alone are given anything: a new fence.
     TENDED.with(|tended| tended.try_borrow().ok().and_then(|tended| tended.as_ref().and_then(bridge)).unwrap_or(false))
 }
 
-/// Takes the locks of the bridges among some names, or lets go of them. The bridges whose leases cannot be given to anybody yet: these are
+/// Takes what the bridges among some names lead to, or lets go of it. The bridges whose leases cannot be given to anybody yet: these are
 /// judged again without being asked for.
 pub fn tend(call: &Call, names: &[String]) -> HashSet<String> {
     let any = || !call.declarations().none() && may_be() && table().has_entry(&[]);
@@ -99,8 +102,8 @@ pub fn tend(call: &Call, names: &[String]) -> HashSet<String> {
         Some(tended) => {
             tended.come_home(call);
             let closed = |name: &&String| {
-                let key = if is_bridge(name) { key_of(name) } else { None };
-                !tended.tend(call, name, key)
+                let side = if is_bridge(name) { Side::of(name) } else { None };
+                !tended.tend(call, name, side)
             };
             names.iter().filter(closed).cloned().collect()
         }
@@ -175,58 +178,131 @@ impl Tended {
         }
     }
 
-    /// Sees to one name; `key`: of its lock, if it is a bridge. Whether there is nothing in the way of a grant.
-    fn tend(&mut self, call: &Call, name: &str, key: Option<i64>) -> bool {
-        let lease = if key.is_some() { look(call, name) } else { Lease::Unwanted };
-        let wanted = key.filter(|_| !matches!(lease, Lease::Unwanted));
-        if self.bridges.get(name).is_some_and(|known| Some(known.key) != wanted) {
+    /// Sees to one name; `side`: where it leads to, if it is a bridge. Whether there is nothing in the way of a grant.
+    fn tend(&mut self, call: &Call, name: &str, side: Option<Side>) -> bool {
+        if self.bridges.get(name).is_some_and(|known| Some(&known.side) != side.as_ref()) {
             self.let_go(|of, _| of == name);
             self.bridges.remove(name);
         }
-        let Some(key) = wanted else { return true };
-        if self.bridges.get(name).is_some_and(|known| known.held) && advisory::is_waited_for(key) {
-            self.let_go(|_, bridge| bridge.key == key);
+        let Some(side) = side else { return true };
+        let lease = look(call, name);
+        if self.bridges.get(name).is_some_and(|known| known.held && known.is_waited_for()) {
+            self.let_go(|_, bridge| bridge.side == side);
         }
-        let new = Bridge { key, held: false, renewed: None, open: false, wait: 0 };
+        let new = Bridge { side, held: false, renewed: None, open: false, wait: 0, told: None };
         let bridge = self.bridges.entry(name.to_owned()).or_insert(new);
+        if matches!(lease, Lease::Unwanted) {
+            if bridge.leave(call, name) {
+                self.bridges.remove(name);
+            } else {
+                call.seam().judge_at(name, clock::now() + bridge.wait);
+            }
+            return true;
+        }
         bridge.take(call, name, lease);
         call.seam().judge_at(name, clock::now() + if bridge.open { WATCH } else { bridge.wait });
         bridge.open
     }
 
     fn let_go(&mut self, which: impl Fn(&str, &Bridge) -> bool) {
-        for (name, bridge) in &mut self.bridges {
-            if bridge.held && which(name, bridge) {
-                if bridge.open {
-                    advisory::close(name);
-                }
-                advisory::let_go(bridge.key);
-                (bridge.held, bridge.renewed, bridge.open) = (false, None, false);
-            }
-        }
+        self.bridges
+            .iter_mut()
+            .filter(|(name, bridge)| which(name, bridge))
+            .for_each(|(name, bridge)| bridge.let_go(name));
     }
 }
 
 impl Bridge {
-    /// Takes the lock, and opens the bridge once its lease is free or has a fence of since then, for all to see.
-    fn take(&mut self, call: &Call, name: &str, lease: Lease) {
-        if !self.held && advisory::hold(self.key) {
-            (self.held, self.wait) = (true, 0);
+    fn is_waited_for(&self) -> bool {
+        matches!(self.side, Side::Lock(key) if advisory::is_waited_for(key))
+    }
+
+    /// Lets go of the lock. A row is left ([`Bridge::leave`]), or left to its time.
+    fn let_go(&mut self, name: &str) {
+        self.set_open(name, false);
+        if let Side::Lock(key) = self.side
+            && self.held
+        {
+            advisory::let_go(key);
         }
-        if self.held && !self.open {
-            self.open = match lease {
-                // What an earlier transaction of this process has granted is committed; this one's may come to nothing.
-                Lease::Held(row) => match self.renewed {
-                    Some((fence, by)) if fence == row.fence => by != this_transaction() && advisory::open(name),
-                    _ => {
-                        self.renewed = renew(call, name, row).map(|fence| (fence, this_transaction()));
-                        false
-                    }
-                },
-                Lease::Awaited => advisory::open(name),
-                Lease::Changing | Lease::Unwanted => false,
+        (self.held, self.renewed) = (false, None);
+    }
+
+    /// Lets the other side have it. False if that is to be tried again.
+    fn leave(&mut self, call: &Call, name: &str) -> bool {
+        self.let_go(name);
+        self.back_off();
+        !matches!(&self.side, Side::Row(target) if row::leave(call, name, target))
+    }
+
+    fn set_open(&mut self, name: &str, open: bool) {
+        if open != self.open {
+            self.open = if open {
+                advisory::open(name)
+            } else {
+                advisory::close(name);
+                false
             };
         }
-        self.wait = if self.open { 0 } else { (self.wait * 2).clamp(FIRST_WAIT, LAST_WAIT) };
+    }
+
+    fn back_off(&mut self) {
+        self.wait = (self.wait * 2).clamp(FIRST_WAIT, LAST_WAIT);
+    }
+
+    /// Takes the lock or the row, and opens the bridge once its lease is free or has a fence of since then, for all to see.
+    fn take(&mut self, call: &Call, name: &str, lease: Lease) {
+        let taken = match &self.side {
+            Side::Lock(key) => {
+                if !self.held && advisory::hold(*key) {
+                    (self.held, self.wait) = (true, 0);
+                }
+                if self.held { None } else { Some(Taken::Busy) }
+            }
+            Side::Row(target) => Some(row::keep(call, name, target)),
+        };
+        let good = match &taken {
+            // A lock that is held has been since the bridge was opened.
+            None => self.open || self.is_good(call, name, lease, None),
+            Some(Taken::Ours(since)) => self.is_good(call, name, lease, Some(*since)),
+            Some(_) => false,
+        };
+        self.set_open(name, good);
+        match taken {
+            _ if self.open => self.wait = 0,
+            Some(Taken::Theirs(left)) => self.wait = left.clamp(FIRST_WAIT, LAST_WAIT),
+            _ => self.back_off(),
+        }
+        match taken {
+            Some(Taken::Failed(why)) => self.tell(name, why),
+            Some(Taken::Busy) => (),
+            _ => self.told = None,
+        }
+    }
+
+    /// Whether the lease is free, or has a fence of after the lock or the row was taken; `since`: when the row was, as a fence.
+    fn is_good(&mut self, call: &Call, name: &str, lease: Lease, since: Option<i64>) -> bool {
+        match lease {
+            Lease::Held(row) => match (since, self.renewed) {
+                (Some(since), _) if since < row.fence => true,
+                // What an earlier transaction of this process has granted is committed; this one's may come to nothing.
+                (None, Some((fence, by))) if fence == row.fence => by != this_transaction(),
+                _ => {
+                    self.renewed = renew(call, name, row).map(|fence| (fence, this_transaction()));
+                    false
+                }
+            },
+            Lease::Awaited => true,
+            Lease::Changing => self.open,
+            Lease::Unwanted => false,
+        }
+    }
+
+    /// Has the log say what is in the way, once.
+    fn tell(&mut self, name: &str, why: String) {
+        if self.told.as_ref() != Some(&why) {
+            pgrx::log!("eskit_lease: the lease of bridge \"{name}\" is given to nobody: {why}");
+            self.told = Some(why);
+        }
     }
 }

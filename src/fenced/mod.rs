@@ -267,39 +267,11 @@ fn tree(table: Oid, resource: &str, column: Option<&str>) -> Vec<Member> {
     members
 }
 
-#[cfg(feature = "pg15")]
-unsafe fn is_owner(table: Oid, role: Oid) -> bool {
-    // SAFETY: reads the catalog through its cache; raises for a table that is no more
-    unsafe { pg_sys::pg_class_ownercheck(table, role) }
-}
-
-#[cfg(not(feature = "pg15"))]
-unsafe fn is_owner(table: Oid, role: Oid) -> bool {
-    // SAFETY: as above
-    unsafe { pg_sys::object_ownercheck(pg_sys::RelationRelationId, table, role) }
-}
-
-/// Refuses a table that is not the caller's, before it is locked and after.
-fn require_owner(table: Oid) -> Result<()> {
-    // SAFETY: reads the catalog through its cache; the name ends in NUL
-    unsafe {
-        let name = pg_sys::get_rel_name(table);
-        if name.is_null() {
-            return Err(Error::NoTable(table.to_u32()).into());
-        }
-        if !is_owner(table, pg_sys::GetUserId()) {
-            let kind = pg_sys::get_relkind_objtype(pg_sys::get_rel_relkind(table));
-            pg_sys::aclcheck_error(pg_sys::AclResult::ACLCHECK_NOT_OWNER, kind, name);
-        }
-    }
-    Ok(())
-}
-
 fn lock_owned(table: Oid, mode: u32) -> Result<()> {
-    require_owner(table)?;
+    catalog::require_owner(table)?;
     // SAFETY: in a transaction
     unsafe { pg_sys::LockRelationOid(table, mode as pg_sys::LOCKMODE) };
-    require_owner(table)
+    catalog::require_owner(table)
 }
 
 /// Refuses a column that cannot tell a partition.

@@ -7,7 +7,9 @@
 //! with a dirty snapshot, which also sees what others are in the middle of. The latter is no snapshot at all: a row that is moved by
 //! an update while the scan is under way may be seen in neither place. It can say "here" and "in flight", never "nowhere".
 //!
-//! Those that are changed most are also written here: see [`mod@write`].
+//! Those that are changed most are also written here: see [`mod@write`]. Tables of users are opened by their oid: see [`user`].
+
+pub mod user;
 
 mod raw;
 mod write;
@@ -38,6 +40,7 @@ pub struct Table {
 #[derive(Clone, Copy)]
 pub enum Key<'a> {
     Text(&'a str),
+    Short(i16),
     Int(i32),
     Long(i64),
     Uuid(Uuid),
@@ -161,6 +164,11 @@ impl Table {
         let key = catalog::needed(key);
         // SAFETY: as above
         let (key, slot) = unsafe { guarded(|| (raw::index_open(key, lock), raw::table_slot_create(relation, none))) };
+        Table::of(relation, key, slot)
+    }
+
+    /// Of what is open; the slot has been made here and now.
+    fn of(relation: pg_sys::Relation, key: pg_sys::Relation, slot: *mut pg_sys::TupleTableSlot) -> Table {
         // SAFETY: a plain read
         let context = unsafe { pg_sys::CurrentMemoryContext };
         Table { relation, key, slot, context, idle: Cell::new(None), indexes: OnceCell::new() }
@@ -230,6 +238,7 @@ impl Table {
             let equal = pg_sys::BTEqualStrategyNumber;
             *into = match value {
                 Key::Text(text) => (equal, pg_sys::F_TEXTEQ, text_datum(text)),
+                Key::Short(number) => (equal, pg_sys::F_INT2EQ, Datum::from(*number)),
                 Key::Int(number) => (equal, pg_sys::F_INT4EQ, Datum::from(*number)),
                 Key::Long(number) => (equal, pg_sys::F_INT8EQ, Datum::from(*number)),
                 Key::Uuid(uuid) => (equal, pg_sys::F_UUID_EQ, Datum::from(uuid.as_bytes().as_ptr())),
@@ -237,13 +246,23 @@ impl Table {
                 Key::From(least) => (pg_sys::BTGreaterEqualStrategyNumber, pg_sys::F_INT8GE, Datum::from(*least)),
             };
         }
-        // SAFETY: both relations are open; the values match the key's columns (text COLLATE "C", integer, bigint, uuid); what the scan is to
-        // keep of the keys it copies
+        // SAFETY: both relations are open; the values match the key's columns (text, integers, uuid), which are sorted by the collations of
+        // the index; what the scan is to keep of the keys it copies
         unsafe {
             guarded(|| {
-                let parts = (1..).zip(keys.iter_mut().zip(values)).take(count);
+                let parts = (1u16..).zip(keys.iter_mut().zip(values)).take(count);
                 for (column, (into, (strategy, compare, datum))) in parts {
-                    raw::ScanKeyInit(into, column, strategy as u16, Oid::from(compare), datum);
+                    let (any, collation) = (Oid::INVALID, *(*self.key).rd_indcollation.add(usize::from(column) - 1));
+                    raw::ScanKeyEntryInitialize(
+                        into,
+                        0,
+                        column as i16,
+                        strategy as u16,
+                        any,
+                        collation,
+                        compare.into(),
+                        datum,
+                    );
                 }
                 let snapshot = snapshot();
                 let scan = match self.idle.take() {
@@ -295,6 +314,11 @@ impl Table {
 
     /// Locks a row against changes, to the end of the transaction. With `wait`, waits for whoever has it.
     pub fn lock(&self, tid: ItemPointerData, wait: bool) -> Locked {
+        self.lock_as(tid, pg_sys::LockTupleMode::LockTupleExclusive, wait)
+    }
+
+    /// The same in another mode. A row that is locked is the one that the table stands at.
+    pub fn lock_as(&self, tid: ItemPointerData, mode: pg_sys::LockTupleMode::Type, wait: bool) -> Locked {
         let policy = if wait { pg_sys::LockWaitPolicy::LockWaitBlock } else { pg_sys::LockWaitPolicy::LockWaitSkip };
         let mut failure = pg_sys::TM_FailureData::default();
         let mut tid = tid;
@@ -311,7 +335,7 @@ impl Table {
                         &raw mut pg_sys::SnapshotAnyData,
                         self.slot,
                         command,
-                        pg_sys::LockTupleMode::LockTupleExclusive,
+                        mode,
                         policy,
                         0,
                         &mut failure,

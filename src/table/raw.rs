@@ -17,10 +17,13 @@ unsafe extern "C-unwind" {
     pub fn GetLatestSnapshot() -> Snapshot;
     pub fn RegisterSnapshot(snapshot: Snapshot) -> Snapshot;
     pub fn UnregisterSnapshot(snapshot: Snapshot);
-    pub fn ScanKeyInit(
+    pub fn ScanKeyEntryInitialize(
         key: ScanKey,
+        flags: c_int,
         column: AttrNumber,
         strategy: StrategyNumber,
+        subtype: Oid,
+        collation: Oid,
         procedure: RegProcedure,
         value: Datum,
     );

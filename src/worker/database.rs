@@ -11,10 +11,9 @@ use crate::liveness::databases::Database;
 use crate::liveness::{Shared, clock, my_latch, shared};
 use crate::retention::{self, DoneUntil};
 use crate::sweep::{self, Pass, waited::Looked};
-use crate::{catalog, seam, settings};
+use crate::{catalog, savepoint, seam, settings};
 use pgrx::PgTryBuilder;
 use pgrx::pg_sys;
-use pgrx::pg_sys::panic::CaughtError;
 use std::panic::AssertUnwindSafe;
 use std::sync::atomic::Ordering;
 
@@ -162,10 +161,7 @@ fn tell(shared: &'static Shared, pass: &Pass) {
     let send = || Call::open(shared).map(|call| notify::send(&call, pass));
     PgTryBuilder::new(AssertUnwindSafe(|| transaction(send)))
         .catch_others(|error| {
-            let message = match &error {
-                CaughtError::PostgresError(report) | CaughtError::ErrorReport(report) => report.message().to_owned(),
-                CaughtError::RustPanic { ereport, .. } => ereport.message().to_owned(),
-            };
+            let message = savepoint::message(&error);
             // SAFETY: the error has been caught, and its transaction is still to be cleaned up
             unsafe { pg_sys::AbortCurrentTransaction() };
             pgrx::log!("eskit_lease: listeners could not be notified, who find out with their next call: {message}");

@@ -1,0 +1,47 @@
+-- What is in the way of writing two columns ($2, $3) of a row of a table ($1) by its place, where only entries of indexes are seen to, and by
+-- PostgreSQL's own code alone: one of the reasons, or no row. The caller has the table locked in a mode that keeps others from making such
+-- things, but for indexes (CONCURRENTLY): of these all count that are in the catalog, ready or not, for no row is written to one that came later.
+-- What is not built in has an oid from 16384 on.
+SELECT 'It is of eskit_lease.' AS why
+FROM pg_catalog.pg_class AS c
+JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
+WHERE c.oid = $1 AND n.nspname = 'eskit_lease'
+UNION ALL
+SELECT 'It is a partition.' FROM pg_catalog.pg_class AS c WHERE c.oid = $1 AND c.relispartition
+UNION ALL
+SELECT 'It takes part in inheritance: there may be another row of this key.'
+WHERE EXISTS (SELECT FROM pg_catalog.pg_inherits AS i WHERE i.inhrelid = $1) OR EXISTS (SELECT FROM pg_catalog.pg_inherits AS i WHERE i.inhparent = $1)
+UNION ALL
+SELECT 'It has row security.' FROM pg_catalog.pg_class AS c WHERE c.oid = $1 AND c.relrowsecurity
+UNION ALL
+SELECT pg_catalog.format('It has rule "%s".', r.rulename) FROM pg_catalog.pg_rewrite AS r WHERE r.ev_class = $1
+UNION ALL
+SELECT pg_catalog.format('It has trigger "%s", which fires on UPDATE.', t.tgname)
+FROM pg_catalog.pg_trigger AS t
+WHERE t.tgrelid = $1 AND NOT t.tgisinternal AND t.tgenabled <> 'D' AND t.tgtype & 16 <> 0
+  AND (t.tgattr::text = '' OR $2 = ANY (t.tgattr::smallint[]) OR $3 = ANY (t.tgattr::smallint[]))
+UNION ALL
+-- A column 0 is the whole row. PostgreSQL's own NOT NULL is kept: no NULL is written.
+SELECT pg_catalog.format('It has constraint "%s".', k.conname)
+FROM pg_catalog.pg_constraint AS k
+WHERE k.conrelid = $1
+  AND (k.contype = 'x' OR k.contype IN ('c', 'f', 'p', 'u') AND (0::smallint = ANY (k.conkey) OR $2 = ANY (k.conkey) OR $3 = ANY (k.conkey)))
+UNION ALL
+SELECT pg_catalog.format('Its column "%s" is generated, and kept.', a.attname)
+FROM pg_catalog.pg_attribute AS a
+WHERE a.attrelid = $1 AND a.attgenerated = 's' AND NOT a.attisdropped
+UNION ALL
+SELECT pg_catalog.format('It has index "%s" %s.', c.relname, CASE
+           WHEN i.indexprs IS NOT NULL THEN 'on an expression'
+           WHEN i.indpred IS NOT NULL THEN 'with a condition'
+           WHEN i.indisunique THEN 'which is unique and has one of the columns, or is deferrable'
+           ELSE 'on types that are not PostgreSQL''s own'
+       END)
+FROM pg_catalog.pg_index AS i
+JOIN pg_catalog.pg_class AS c ON c.oid = i.indexrelid
+WHERE i.indrelid = $1
+  AND (i.indexprs IS NOT NULL OR i.indpred IS NOT NULL
+       OR i.indisunique AND (NOT i.indimmediate OR $2 = ANY (i.indkey::smallint[]) OR $3 = ANY (i.indkey::smallint[]))
+       OR EXISTS (SELECT FROM pg_catalog.unnest(i.indclass::oid[]) AS o WHERE o >= 16384)
+       OR EXISTS (SELECT FROM pg_catalog.pg_attribute AS a WHERE a.attrelid = i.indexrelid AND a.atttypid >= 16384))
+LIMIT 1

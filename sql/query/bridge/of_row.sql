@@ -1,0 +1,1 @@
+SELECT resource FROM eskit_lease._bridges WHERE target = $1 AND key = $2

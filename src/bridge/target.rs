@@ -1,0 +1,196 @@
+//! The row of a user's table that a bridge leads to, and whether it is fit for that.
+//!
+//! The worker is a superuser, and the table may be anybody's. So nothing of the table's is run: it is found by its oid, the row by a primary
+//! key of one of PostgreSQL's own types, and two columns of it are written by its place ([`crate::table`]). There is no statement whose names
+//! could come to mean something else, and no plan. What is left, the entries in the indexes, is written with the rights of the table's owner.
+//!
+//! Written so, a row's triggers, rules, policies and constraints are not asked. So the table must have none that would have had something to
+//! say: that is looked at each time before the row is written (sql/query/bridge/fit.sql), with the table locked against changes of that.
+//! Whoever only locks the row to read it needs none of this.
+
+use crate::call::Call;
+use crate::catalog;
+use crate::spi::{AsOwner, Statement, Value};
+use crate::table::user::{Column, Shut};
+use crate::table::{Key, Locked, Sight, Table, Tuple};
+use crate::text::{Text, from_server, text_datum};
+use pgrx::Uuid;
+use pgrx::pg_sys::{self, Datum, INT2OID, INT4OID, INT8OID, OIDOID, Oid, TEXTOID, UUIDOID, VARCHAROID};
+use std::ffi::CStr;
+
+static FIT: Statement = Statement::reads(include_str!("../../sql/query/bridge/fit.sql"), &[OIDOID, INT2OID, INT2OID]);
+
+/// How long a write waits for what may still be in its way, a toast table that is made anew: in milliseconds.
+const LOCK_TIMEOUT: i32 = 20;
+
+/// Which row, and which of its columns tell the owner and until when.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Target {
+    pub table: Oid,
+    /// As the key's type writes it.
+    pub key: String,
+    pub owner_column: String,
+    pub until_column: String,
+}
+
+/// The table of a target, open and locked to the end of the transaction.
+pub struct Opened<'a> {
+    table: Table,
+    target: &'a Target,
+    owner: Column,
+    until: Column,
+}
+
+/// What the row says.
+pub struct Lease {
+    pub owner: Option<String>,
+    /// Of which moment, as PostgreSQL counts it.
+    pub until: Option<i64>,
+}
+
+impl Target {
+    /// Opens the table if it has what the bridge needs. `mode`: of its lock, which is not waited for.
+    pub fn open(&self, mode: u32) -> Result<Opened<'_>, Shut> {
+        let table = Table::of_user(self.table, mode)?;
+        let owner = typed(&table, &self.owner_column, &[TEXTOID, VARCHAROID], "text or varchar")?;
+        let until = typed(&table, &self.until_column, &[pg_sys::TIMESTAMPTZOID, pg_sys::TIMESTAMPOID], "timestamp")?;
+        Ok(Opened { table, target: self, owner, until })
+    }
+
+    /// As it is told.
+    pub fn told(&self) -> String {
+        let of = |name| format!("row \"{}\" of table {name}", self.key);
+        catalog::table_name(self.table)
+            .map_or_else(|| of(format!("with OID {}", self.table.to_u32())), |name| of(format!("\"{name}\"")))
+    }
+}
+
+fn typed(table: &Table, name: &str, types: &[Oid], wanted: &str) -> Result<Column, Shut> {
+    match table.column(name) {
+        None => Err(Shut::NoColumn(name.to_owned())),
+        Some(column) if types.contains(&column.is) => Ok(column),
+        Some(column) => {
+            Err(Shut::Unfit(format!("Its column \"{name}\" is of type {}, not {wanted}.", type_name(column.is))))
+        }
+    }
+}
+
+fn type_name(is: Oid) -> String {
+    // SAFETY: reads the catalog through its cache; the answer ends in NUL
+    unsafe { from_server(CStr::from_ptr(pg_sys::format_type_be(is)).to_bytes()) }
+}
+
+/// A key as its type writes it; raises what the type says to a text that is none.
+pub fn canonical(is: Oid, key: &str) -> String {
+    let (mut read, mut write, mut parameter, mut varlena) = (Oid::INVALID, Oid::INVALID, Oid::INVALID, false);
+    // SAFETY: functions of one of PostgreSQL's own types; text_to_cstring and what a type writes end in NUL
+    unsafe {
+        pg_sys::getTypeInputInfo(is, &mut read, &mut parameter);
+        pg_sys::getTypeOutputInfo(is, &mut write, &mut varlena);
+        let text = pg_sys::text_to_cstring(text_datum(key).cast_mut_ptr());
+        let value = pg_sys::OidInputFunctionCall(read, text, parameter, -1);
+        from_server(CStr::from_ptr(pg_sys::OidOutputFunctionCall(write, value)).to_bytes())
+    }
+}
+
+/// The value of a key for a column of a type. (A type may have been changed since the key was written.)
+fn key(is: Oid, key: &str) -> Option<Key<'_>> {
+    match is {
+        TEXTOID | VARCHAROID => Some(Key::Text(key)),
+        INT2OID => key.parse().ok().map(Key::Short),
+        INT4OID => key.parse().ok().map(Key::Int),
+        INT8OID => key.parse().ok().map(Key::Long),
+        UUIDOID => {
+            let digits = u128::from_str_radix(&key.replace('-', ""), 16).ok();
+            digits.map(|digits| Key::Uuid(Uuid::from_bytes(digits.to_be_bytes())))
+        }
+        _ => None,
+    }
+}
+
+impl Opened<'_> {
+    /// Refuses a key that is of no type that can be looked up here.
+    pub fn key_type(&self) -> Result<Oid, Shut> {
+        let is = self.table.key_column().is;
+        if matches!(is, TEXTOID | VARCHAROID | INT2OID | INT4OID | INT8OID | UUIDOID) {
+            return Ok(is);
+        }
+        Err(Shut::Unfit(format!(
+            "Its primary key is of type {}, not text, varchar, uuid, smallint, integer or bigint.",
+            type_name(is)
+        )))
+    }
+
+    /// What the row says, by the latest snapshot; `None` if there is none. The table stands at it.
+    pub fn find(&self) -> Result<Option<Lease>, Shut> {
+        let Some(key) = key(self.key_type()?, &self.target.key) else { return Ok(None) };
+        Ok(self.table.scan(Sight::Latest, &[key], |row, _| Some(self.read(row))))
+    }
+
+    /// What the row says that the table stands at.
+    fn read(&self, row: &Tuple) -> Lease {
+        let at = |column: &Column| usize::try_from(column.number).unwrap_or(0);
+        Lease { owner: row.get::<Text>(at(&self.owner)).map(|text| text.0), until: row.get(at(&self.until)) }
+    }
+
+    /// Refuses a table of whose rows more would have to be seen to when they are written.
+    pub fn require_fit(&self, call: &Call) -> Result<(), Shut> {
+        self.table.require_identity();
+        let values = [self.owner.number, self.until.number].map(|number| Value::Datum(Datum::from(number)));
+        let [owner, until] = values;
+        let why = call.db().run(&FIT, vec![Value::Oid(self.target.table.to_u32()), owner, until], |row| row.text(1));
+        why.into_iter().next().map_or(Ok(()), |why| Err(Shut::Unfit(why)))
+    }
+
+    /// Refuses an owner column that is too short.
+    pub fn require_room(&self, length: usize) -> Result<(), Shut> {
+        match self.owner.most.filter(|most| *most < length) {
+            Some(most) => {
+                Err(Shut::Unfit(format!("Its owner column holds {most} characters, and {length} are needed.")))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Locks the row that the table stands at, against all who would change it, without waiting. False if somebody has it, or has changed it.
+    pub fn try_lock(&self) -> bool {
+        self.lock_as(pg_sys::LockTupleMode::LockTupleNoKeyExclusive)
+    }
+
+    /// The same, shared with others.
+    pub fn try_share(&self) -> bool {
+        self.lock_as(pg_sys::LockTupleMode::LockTupleShare)
+    }
+
+    fn lock_as(&self, mode: pg_sys::LockTupleMode::Type) -> bool {
+        self.table.lock_as(self.table.row().tid(), mode, false) == Locked::Mine
+    }
+
+    /// Writes the row that has been locked; `owner`: if it is to be another one. A timestamp without time zone is one in UTC, as ShedLock has it.
+    pub fn write(&self, owner: Option<&str>, until: i64) -> Result<(), Shut> {
+        self.table.try_lock_indexes()?;
+        let _bounded = LockTimeout::begin();
+        let _owner = AsOwner::begin(self.table.owner());
+        let owner = owner.map(|owner| (i32::from(self.owner.number), Some(text_datum(owner))));
+        let until = (i32::from(self.until.number), Some(Datum::from(until)));
+        let changes: Vec<_> = owner.into_iter().chain([until]).collect();
+        if self.table.update(&changes) { Ok(()) } else { Err(Shut::Busy) }
+    }
+}
+
+/// A lock_timeout for what is done while this lives, whatever is set.
+struct LockTimeout(i32);
+
+impl LockTimeout {
+    fn begin() -> LockTimeout {
+        // SAFETY: a setting of this process, put back by Drop
+        unsafe { LockTimeout((&raw mut pg_sys::LockTimeout).replace(LOCK_TIMEOUT)) }
+    }
+}
+
+impl Drop for LockTimeout {
+    fn drop(&mut self) {
+        // SAFETY: as above
+        unsafe { pg_sys::LockTimeout = self.0 };
+    }
+}
