@@ -133,3 +133,28 @@ def test_under_a_crowd(used):
     print(f"{deadlocks} deadlocks; users were told {set().union(*(user.told for user in users))}")
     wait_until(lambda: used.workers("launcher"))
     log.is_clean()
+
+
+def test_its_sessions_make_room():
+    """What they had in shared memory is free again, though no row tells of them any more."""
+    server = Server("e2e-room", "eskit_lease.max_sessions = 16")
+    try:
+        with server.connect() as conn:
+            conn.execute("CREATE EXTENSION eskit_lease")
+            for i in range(16):
+                Session(conn, f"before {i}", ttl="2 s")
+            with conn.transaction():  # so that nobody ever sees the database without it
+                conn.execute("DROP EXTENSION eskit_lease")
+                conn.execute("CREATE EXTENSION eskit_lease")
+            after = []
+
+            def opened():
+                try:
+                    after.append(Session(conn, f"after {len(after)}", ttl="60 s"))
+                except psycopg.errors.ConfigurationLimitExceeded:
+                    return False
+                return len(after) == 16
+
+            wait_until(opened, timeout=30)
+    finally:
+        server.stop()
