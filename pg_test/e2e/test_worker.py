@@ -242,7 +242,7 @@ def test_a_dead_session_with_more_leases_than_one_sweep_looks_at(no_worker, conn
     wait_until(lambda: dead.expired(conn), timeout=20)
     left = conn.execute(LEASES_OF, (dead.id,)).rowcount
     assert call(conn, "session_sweep", 1_000).more
-    assert conn.execute(LEASES_OF, (dead.id,)).rowcount == left - 1_000
+    assert conn.execute(LEASES_OF, (dead.id,)).rowcount <= left - 1_000
     for _ in range(3):
         call(conn, "session_sweep", 100_000)
     assert not conn.execute(LEASES_OF, (dead.id,)).rowcount
