@@ -157,6 +157,64 @@ def test_a_table_that_is_dropped(bridged, scene):
     wait_until(lambda: not workers(bridged))
 
 
+@pytest.fixture
+def waiter(bridged):
+    """Who waits, beside others, for a row that its test makes."""
+    reset(bridged)
+    with bridged.connect() as conn:
+        yield Session(conn, "waiter", ttl="60 s")
+
+
+def others_are_served(session):
+    """By the same worker, and soon."""
+    plain, other = Session(session.conn, "plain"), Session(session.conn, "other")
+    plain.take("plain")
+    other.queue("plain")
+    plain.close()
+    other.wait_for("plain")
+    other.close()
+
+
+def test_an_owner_column_that_becomes_short(bridged, waiter):
+    """What is written by its place is held against no length but here."""
+    told = len(bridged.logged(REFUSED))
+    bridged.query("ALTER TABLE topics ALTER owner TYPE varchar(5)")
+    waiter.queue("r")
+    wait_until(lambda: bridged.logged(REFUSED)[told:])
+    assert "holds 5 characters" in bridged.logged(REFUSED)[told]
+    assert bridged.query("SELECT owner FROM topics WHERE topic = 'orders'") == [(None,)]
+    bridged.query("ALTER TABLE topics ALTER owner TYPE text")
+    waiter.wait_for("r")
+
+
+def test_long_values_that_are_locked(bridged, waiter):
+    """An administrator makes the index of the long values anew, and one of these is the owner."""
+    bridged.query("ALTER TABLE topics ALTER owner SET STORAGE EXTERNAL")
+    bridged.query("UPDATE topics SET owner = repeat('x', 5000), until = clock_timestamp() WHERE topic = 'orders'")
+    ((toast,),) = bridged.query("SELECT reltoastrelid::regclass::text FROM pg_class WHERE relname = 'topics'")
+    with bridged.connect() as conn, conn.transaction():
+        conn.execute(f"REINDEX TABLE {toast}")
+        waiter.queue("r")
+        for _ in range(3):
+            others_are_served(waiter)
+        assert not held(bridged)
+    waiter.wait_for("r")
+
+
+def test_an_owner_of_any_length(bridged, waiter):
+    """Somebody's, and not read: it would be again and again."""
+    bridged.query("UPDATE topics SET owner = repeat('x', 300000000), until = clock_timestamp() + interval '1 h' WHERE topic = 'orders'")
+    waiter.queue("r")
+    for _ in range(3):
+        others_are_served(waiter)
+    (pid,) = workers(bridged)
+    with open(f"/proc/{pid}/status") as status:
+        (peak,) = (int(line.split()[1]) for line in status if line.startswith("VmHWM"))
+    assert peak < 400_000, f"{peak} kB"
+    bridged.query("UPDATE topics SET until = clock_timestamp() WHERE topic = 'orders'")
+    waiter.wait_for("r")
+
+
 class Old(Stubborn):
     """Works while it owns the row."""
 

@@ -24,6 +24,11 @@ print(session, flush=True)
 sys.stdin.read()
 """
 
+ACQUIRE_RANGE = """
+SELECT eskit_lease.lease_acquire_many(array(SELECT 'many ' || lpad(i::text, 6, '0') FROM generate_series(%s::int, %s::int) AS i), %s)
+"""
+LEASES_OF = "SELECT FROM eskit_lease._leases WHERE session = %s"
+
 
 def test_expired_lease_is_handed_over_at_the_deadline(connect, background):
     holder, waiter = connect(), connect()
@@ -224,3 +229,21 @@ def test_lazily_works_without_a_worker_slot_and_recovers(crowded):
         waiter.queue("t")
         wait_until(lambda: waiter.holds("t"))  # by the worker: it makes no call of its own
         wait_until(lambda: crowded.query("SELECT count(*) FROM eskit_lease._sessions WHERE consumer IN ('leader', 'again')") == [(0,)])
+
+
+def test_a_dead_session_with_more_leases_than_one_sweep_looks_at(no_worker, connect):
+    """Whoever sweeps by hand remembers no looks of before. What is waited for is not merely freed, wherever it stands."""
+    conn = connect()
+    waiter, dead = Session(conn, "waiter", ttl="600 s"), Session(conn, "dead", ttl="5 s")
+    for first in (0, 30_000):
+        conn.execute(ACQUIRE_RANGE, (first, first + 29_999, dead.id))
+    last = f"many {59_999:06}"
+    waiter.queue(last)
+    wait_until(lambda: dead.expired(conn), timeout=20)
+    left = conn.execute(LEASES_OF, (dead.id,)).rowcount
+    assert call(conn, "session_sweep", 1_000).more
+    assert conn.execute(LEASES_OF, (dead.id,)).rowcount <= left - 1_000
+    for _ in range(3):
+        call(conn, "session_sweep", 100_000)
+    assert not conn.execute(LEASES_OF, (dead.id,)).rowcount
+    assert waiter.acquire(last).reason == "already_held"

@@ -114,6 +114,7 @@ CALL pg_temp.wait_for('(SELECT tens_left <= 0 FROM pg_temp.row WHERE topic = ''o
 CREATE FUNCTION pg_temp.foreign_code() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN new; END';
 CREATE FUNCTION pg_temp.same(text) RETURNS text LANGUAGE sql IMMUTABLE AS 'SELECT $1';
 CREATE TYPE pg_temp.mood AS ENUM ('good', 'bad');
+CREATE TYPE pg_temp.lengths AS RANGE (subtype = float8, multirange_type_name = pg_temp.many_lengths);
 -- Refused as it is, after some statements about a table of its own.
 CREATE FUNCTION pg_temp.refusal(changes text, key text DEFAULT 'k') RETURNS text LANGUAGE plpgsql AS $$
 BEGIN
@@ -151,6 +152,10 @@ SELECT changes, pg_temp.refusal(changes) FROM unnest(ARRAY[
     'ALTER TABLE t ADD CONSTRAINT x UNIQUE (other, owner)',
     'ALTER TABLE t ADD CONSTRAINT x UNIQUE (other) DEFERRABLE',
     'CREATE INDEX x ON t (mood)',
+    'ALTER TABLE t ADD lengths pg_temp.lengths; CREATE INDEX x ON t USING brin (lengths)',
+    'ALTER TABLE t ADD lengths pg_temp.many_lengths; CREATE INDEX x ON t USING gist (lengths)',
+    'ALTER TABLE t ADD many int[]; CREATE INDEX x ON t USING gin (many)',
+    'ALTER TABLE t ADD CHECK (current_setting(''x.y'', true) IS NULL)',
     'ALTER TABLE t DROP CONSTRAINT t_pkey, ADD PRIMARY KEY (key) DEFERRABLE',
     'ALTER TABLE t DROP CONSTRAINT t_pkey',
     'ALTER TABLE t DROP CONSTRAINT t_pkey; UPDATE t SET other = ''x''; ALTER TABLE t ADD PRIMARY KEY (key, other)',

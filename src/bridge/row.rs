@@ -89,6 +89,7 @@ fn try_keep(call: &Call, resource: &str, target: &Target) -> Result<Taken, Shut>
     if owner.is_some() && left > 0 {
         return Ok(Taken::Theirs(left.cast_unsigned()));
     }
+    row.require_room(marker_length(resource))?;
     let mut since = 0;
     let draw = || {
         since = spi::next(c"fence_seq");

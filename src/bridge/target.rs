@@ -20,8 +20,11 @@ use std::ffi::CStr;
 
 static FIT: Statement = Statement::reads(include_str!("../../sql/query/bridge/fit.sql"), &[OIDOID, INT2OID, INT2OID]);
 
-/// How long a write waits for what may still be in its way, a toast table that is made anew: in milliseconds.
+/// How long a write waits for what may still be in its way, as an index that somebody has just made: in milliseconds.
 const LOCK_TIMEOUT: i32 = 20;
+
+/// Bytes of an owner that is read: a marker has less, and others may have any number.
+const LONGEST: usize = 1_000;
 
 /// Which row, and which of its columns tell the owner and until when.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,6 +46,7 @@ pub struct Opened<'a> {
 
 /// What the row says.
 pub struct Lease {
+    /// Empty if it is too long to be ours.
     pub owner: Option<String>,
     /// Of which moment, as PostgreSQL counts it.
     pub until: Option<i64>,
@@ -130,7 +134,12 @@ impl Opened<'_> {
     /// What the row says that the table stands at.
     fn read(&self, row: &Tuple) -> Lease {
         let at = |column: &Column| usize::try_from(column.number).unwrap_or(0);
-        Lease { owner: row.get::<Text>(at(&self.owner)).map(|text| text.0), until: row.get(at(&self.until)) }
+        // SAFETY: the column is a text or varchar, of which the length is read
+        let is_short = |owner| unsafe { pg_sys::toast_raw_datum_size(owner) } <= LONGEST;
+        let text = || row.get::<Text>(at(&self.owner)).map(|text| text.0);
+        let owner = row.get::<Datum>(at(&self.owner));
+        let owner = owner.map(|owner| if is_short(owner) { text() } else { None }.unwrap_or_default());
+        Lease { owner, until: row.get(at(&self.until)) }
     }
 
     /// Refuses a table of whose rows more would have to be seen to when they are written.

@@ -163,7 +163,7 @@ fn dissolve_into(
     // What groups and successors have taken is not told session by session: then all have been looked at, and stay dead.
     let everybody = || ended.iter().copied().collect();
     let by_lease = !had_groups && inherited.sessions.is_empty();
-    if handed_over == most || looks.are_spent() {
+    if handed_over == most {
         return Ok(if by_lease { looked_at } else { everybody() });
     }
     if !ending {
@@ -174,7 +174,13 @@ fn dissolve_into(
     let rows = Leases::open();
     // A free row is granted without asking for its old fence, so it is not made free while a fenced transaction is open. Nor is one that
     // somebody waits for: a dead holder is what has the worker come back.
-    let is_to_be_freed = |name: &str, fence: i64| ending || !busy.contains(name) && Guard::Fence(fence).is_free();
+    let can_be_freed = |name: &str, fence: i64| ending || !busy.contains(name) && Guard::Fence(fence).is_free();
+    // Something is freed also where the looks did not come to the end: whoever does not remember how far they came would never get there. What
+    // may be waited for stays for its look.
+    let all_looked_at = !looks.are_spent();
+    let is_to_be_freed = |name: &str, fence: i64| {
+        (all_looked_at || !queue::may_be_waited_for(call, name)) && can_be_freed(name, fence)
+    };
     let held = |most, skip| {
         let held = |row: spi::Row| ((row.text(1), row.int(2)), row.tid(3), row.long(4), row.get::<Uuid>(5));
         call.db().run(&HELD, limits(most, skip), held)

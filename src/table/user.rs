@@ -40,8 +40,8 @@ unsafe fn try_lock(relation: Oid, mode: LOCKMODE) -> Result<(), Shut> {
 }
 
 impl Table {
-    /// Opens a table that somebody has made, if nobody else has it locked and it has a primary key of one column; with its lock to the end of the
-    /// transaction.
+    /// Opens a table that somebody has made, if nobody else has it locked, or its long values, and it has a primary key of one column; with its lock
+    /// to the end of the transaction.
     pub fn of_user(table: Oid, mode: u32) -> Result<Table, Shut> {
         let mode = mode as LOCKMODE;
         // SAFETY: in a transaction; looked at when it is locked, and what is open is closed by Drop, or by PostgreSQL when it raises
@@ -57,7 +57,7 @@ impl Table {
             if relation.is_null() {
                 return Shut::unfit("It is no more.");
             }
-            match open_key(relation, mode) {
+            match try_lock_toast(relation, mode).and_then(|()| open_key(relation, mode)) {
                 Ok(key) => {
                     let slot = guarded(|| raw::table_slot_create(relation, std::ptr::null_mut()));
                     Ok(Table::of(relation, key, slot))
@@ -100,12 +100,33 @@ impl Table {
 
     /// Locks the indexes without waiting, so that nobody is waited for when a row is written.
     pub fn try_lock_indexes(&self) -> Result<(), Shut> {
-        // SAFETY: the relation is open; the list is a copy
-        unsafe {
-            let list = pg_sys::RelationGetIndexList(self.relation);
-            let indexes: Vec<Oid> = pgrx::PgList::<Oid>::from_pg(list).iter_oid().collect();
-            indexes.into_iter().try_for_each(|index| try_lock(index, pg_sys::RowExclusiveLock as LOCKMODE))
+        // SAFETY: the relation is open
+        unsafe { try_lock_indexes(self.relation, pg_sys::RowExclusiveLock as LOCKMODE) }
+    }
+}
+
+unsafe fn try_lock_indexes(table: pg_sys::Relation, mode: LOCKMODE) -> Result<(), Shut> {
+    // SAFETY: the relation is open, as the caller promises; the list is a copy
+    unsafe {
+        let list = pg_sys::RelationGetIndexList(table);
+        let indexes: Vec<Oid> = pgrx::PgList::<Oid>::from_pg(list).iter_oid().collect();
+        indexes.into_iter().try_for_each(|index| try_lock(index, mode))
+    }
+}
+
+/// Locks the table of long values and its index without waiting: any column of the row may be there, and whoever reads one would wait.
+unsafe fn try_lock_toast(table: pg_sys::Relation, mode: LOCKMODE) -> Result<(), Shut> {
+    // SAFETY: the relation is open and locked, so that its table of long values stays the same
+    unsafe {
+        let toast = (*(*table).rd_rel).reltoastrelid;
+        if toast == Oid::INVALID {
+            return Ok(());
         }
+        try_lock(toast, mode)?;
+        let toast = guarded(|| raw::try_table_open(toast, pg_sys::NoLock as LOCKMODE));
+        let locked = try_lock_indexes(toast, mode);
+        guarded(|| raw::table_close(toast, pg_sys::NoLock as LOCKMODE));
+        locked
     }
 }
 
