@@ -69,6 +69,8 @@ CREATE TABLE eskit_lease._bridges (
     key          text COLLATE "C",
     owner_column text COLLATE "C",
     until_column text COLLATE "C",
+    -- Why the worker cannot have the row.
+    trouble      text COLLATE "C",
     UNIQUE (target, key),
     CHECK (num_nonnulls(lock_key, target) = 1 AND num_nulls(target, key, owner_column, until_column) IN (0, 4))
 );

@@ -127,6 +127,7 @@ SELECT b.resource,
        b.until_column,
        h.pid IS NOT NULL AS held,
        CASE WHEN b.target IS NULL THEN coalesce(k.blocked_by, '{}') END AS blocked_by,
+       b.trouble,
        d.owner
 FROM eskit_lease._bridges AS b
 JOIN eskit_lease._declarations AS d ON d.resource = b.resource
@@ -153,6 +154,7 @@ COMMENT ON COLUMN eskit_lease.bridges.owner_column IS 'The column that names its
 COMMENT ON COLUMN eskit_lease.bridges.until_column IS 'The column that says until when.';
 COMMENT ON COLUMN eskit_lease.bridges.held IS 'Whether the worker has the lock, and fences can be checked; or whether it has the row, for which they are checked with the row itself.';
 COMMENT ON COLUMN eskit_lease.bridges.blocked_by IS 'Processes that have the lock exclusively, and then those that wait for that; 0 for a prepared transaction. NULL for a row, which names its owner itself.';
+COMMENT ON COLUMN eskit_lease.bridges.trouble IS 'Why the worker could not have the row when it last tried, and nobody new gets the lease; NULL if nothing is wrong, as while another owns the row.';
 COMMENT ON COLUMN eskit_lease.bridges.owner IS 'The role that made it, and may drop it.';
 
 CREATE VIEW eskit_lease.groups AS

@@ -137,6 +137,15 @@ pub fn table_name(table: Oid) -> Option<String> {
     }
 }
 
+/// The name of this database.
+pub fn database_name() -> String {
+    // SAFETY: reads the catalog through its cache; null, or a name that ends in NUL
+    unsafe {
+        let name = pg_sys::get_database_name(pg_sys::MyDatabaseId);
+        if name.is_null() { String::new() } else { from_server(CStr::from_ptr(name).to_bytes()) }
+    }
+}
+
 /// Refuses a user's table that is not the caller's.
 pub fn require_owner(table: Oid) -> Result<()> {
     // SAFETY: reads the catalog through its cache; the name ends in NUL

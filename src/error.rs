@@ -62,9 +62,11 @@ pub enum Error {
     #[error("lease of resource \"{resource}\" is changing hands")]
     InFlight { resource: String, fence: i64 },
     #[error("could not share {to}, to which \"{resource}\" is bridged")]
-    BridgeClosed { resource: String, to: String, why: String },
+    BridgeClosed { resource: String, to: String, why: String, hint: &'static str },
     #[error("table \"{table}\" cannot be bridged to")]
-    Unbridgeable { table: String, why: String },
+    Unbridgeable { table: String, why: String, hint: &'static str },
+    #[error("column \"{column}\" has no time zone, and is read as UTC")]
+    ReadAsUtc { column: String },
     #[error("table \"{table}\" has no row of key \"{key}\"")]
     NoRow { table: String, key: String },
     #[error("{to} is bridged already")]
@@ -253,7 +255,7 @@ impl Error {
             | Error::FenceRequired { .. } => Code::ERRCODE_RAISE_EXCEPTION,
             Error::NoColumn { .. } | Error::ColumnGone { .. } => Code::ERRCODE_UNDEFINED_COLUMN,
             Error::PartitionColumn { .. } => Code::ERRCODE_DATATYPE_MISMATCH,
-            Error::FenceReplaceable { .. } => Code::ERRCODE_WARNING,
+            Error::FenceReplaceable { .. } | Error::ReadAsUtc { .. } => Code::ERRCODE_WARNING,
             Error::NoTable(_) => Code::ERRCODE_UNDEFINED_TABLE,
             Error::TruncateFenced { .. } => Code::ERRCODE_FEATURE_NOT_SUPPORTED,
             Error::NoFenceTrigger => Code::ERRCODE_E_R_I_E_TRIGGER_PROTOCOL_VIOLATED,
@@ -454,11 +456,9 @@ impl Error {
                 Error::Outcome(_) => "The outcomes are done, failed and retry.",
                 Error::NoResult(_) => "Give a result with the outcome done.",
                 Error::InFlight { .. } => "Roll back and ask again: the lease may have been lost.",
-                Error::BridgeClosed { .. } => {
-                    "Roll back and ask again: the lease may have a new fence by then. Whoever may read the view bridges sees which process has the lock; a row names its owner itself."
-                }
-                Error::Unbridgeable { .. } => {
-                    "The row is written by its place, without triggers and the like: take away what is in the way, or keep the columns of the lease in a table of their own."
+                Error::BridgeClosed { hint, .. } | Error::Unbridgeable { hint, .. } => hint,
+                Error::ReadAsUtc { .. } => {
+                    "Old workers must write UTC into it, whatever their time zone. If that is not certain, make it timestamptz first."
                 }
                 Error::NoRow { .. } => "Insert the row that old workers lease by first.",
                 Error::BridgedAlready { .. } => "Acquire that name, or drop its bridge first.",

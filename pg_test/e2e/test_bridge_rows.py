@@ -16,7 +16,7 @@ TOPICS = """CREATE TABLE topics (topic text PRIMARY KEY, owner text, until times
     INSERT INTO topics (topic) VALUES ('orders'), ('invoices')"""
 TAKE = """UPDATE topics SET owner = %(me)s, until = clock_timestamp() + interval '5 s'
     WHERE topic = 'orders' AND (owner IS NULL OR until IS NULL OR until < clock_timestamp() OR owner = %(me)s)"""
-REFUSED = "is given to nobody"
+REFUSED = "nobody new gets the lease"
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +129,9 @@ def test_a_table_that_becomes_unfit(bridged, scene):
     due(bridged)
     wait_until(lambda: not held(bridged))
     (line,) = bridged.logged(REFUSED)[told:]
-    assert 'bridge "r"' in line and 'row "orders" of table "topics"' in line and '"nosy"' in line
+    assert 'bridge "r" in database "postgres"' in line and 'row "orders" of table "topics"' in line and '"nosy"' in line
+    trouble = "SELECT trouble FROM eskit_lease.bridges WHERE resource = 'r'"
+    assert '"nosy"' in bridged.query(trouble)[0][0]
     assert checks(session)
     bridged.query("UPDATE topics SET until = clock_timestamp() WHERE topic = 'orders'")
     assert takes(old) and not checks(session)
@@ -141,7 +143,8 @@ def test_a_table_that_becomes_unfit(bridged, scene):
     bridged.query("DROP FUNCTION nothing CASCADE")
     frees(old)
     assert goes_on(session) and session.fences["r"] > fence
-    assert len(bridged.logged(REFUSED)) == told + 1
+    assert len(bridged.logged(REFUSED)) == told + 1 and bridged.logged("can be kept again")
+    assert bridged.query(trouble) == [(None,)]
 
 
 def test_a_table_that_is_dropped(bridged, scene):

@@ -101,6 +101,8 @@ def test_a_bridge_to_a_row_is_led_by_whoever_owns_it(no_worker, connect):
     Session(conn, "new", ttl="600 s").queue("reports")
     found = measured(conn)
     assert (found["waiters"], found["leaderless_seconds"]) == (1, 0)
+    conn.execute("UPDATE eskit_lease._bridges SET trouble = 'It is no more.'")
+    assert measured(conn)["leaderless_seconds"] > 0
 
 
 def test_no_confirmation_is_missed_that_nobody_asks_for(server, connect):

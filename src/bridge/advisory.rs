@@ -1,5 +1,6 @@
 //! The locks of a bridge: that of the user, an advisory lock of one bigint as `pg_advisory_lock` and its like take it, and the guard of the name.
 
+use super::Closed;
 use crate::guard::{Guard, Mode, advisory_tag, as_transaction};
 use crate::keys;
 use pgrx::pg_sys::{self, LOCKMODE, LOCKTAG};
@@ -55,14 +56,19 @@ pub fn close(name: &str) {
 }
 
 /// Holds the lock to the end of the transaction; refused unless the worker has it as well, and has had since the grant: why.
-pub fn cross(resource: &str, key: i64) -> Result<(), String> {
+pub fn cross(resource: &str, key: i64) -> Result<(), Closed> {
     if !share(key) {
-        Err("Another process has it exclusively, or waits for that.".to_owned())
+        Err(closed("Another process has it exclusively, or waits for that."))
     } else if !is_open(resource) {
-        Err("The worker of eskit_lease has not taken it, or is just taking it again.".to_owned())
+        Err(closed("The worker of eskit_lease has not taken it, or is just taking it again."))
     } else {
         Ok(())
     }
+}
+
+fn closed(why: &str) -> Closed {
+    let hint = "Roll back and ask again: the lease may have a new fence by then. Whoever may read the view bridges sees which process has the lock.";
+    Closed { why: why.to_owned(), hint }
 }
 
 /// Whether the worker has opened a bridge.

@@ -48,8 +48,9 @@ use crate::error::{Error, Result};
 use crate::oids::Class;
 use crate::spi::{self, Statement, Value};
 use crate::table::user::Shut;
-use crate::table::{Key, Sight, Table, Tuple};
+use crate::table::{Key, Locked, Sight, Table, Tuple};
 use crate::text::Text;
+use pgrx::pg_sys::panic::ErrorReport;
 use pgrx::pg_sys::{INT4OID, INT8OID, OIDOID, TEXTOID};
 use pgrx::prelude::*;
 use target::Target;
@@ -72,6 +73,12 @@ enum Side {
     /// The advisory lock of this key.
     Lock(i64),
     Row(Target),
+}
+
+/// Why a check cannot pass, and what is to be done.
+struct Closed {
+    why: String,
+    hint: &'static str,
 }
 
 fn table() -> Table {
@@ -99,6 +106,15 @@ impl Side {
     }
 }
 
+/// Notes why the row of a bridge cannot be kept, or that it can. False if somebody has the bridge in hand.
+fn note(resource: &str, trouble: Option<&str>) -> bool {
+    let (table, column) = (table(), 7);
+    let noted = table.scan(Sight::Latest, &[Key::Text(resource)], |row, _| Some(row.get::<Text>(column)));
+    // No constraint of the table is about this column.
+    let change = || table.try_update(&[(column as i32, Value::MaybeText(trouble).datum())]) == Locked::Mine;
+    noted.is_none_or(|noted| noted.as_deref() == trouble || change())
+}
+
 fn is_full() -> bool {
     let (table, mut count) = (table(), 0);
     let mut enough = || {
@@ -115,8 +131,8 @@ pub fn cross(resource: &str, fence: i64) -> Result<()> {
         Side::Lock(key) => (format!("advisory lock {key}"), advisory::cross(resource, *key)),
         Side::Row(target) => (target.told(), row::cross(resource, fence, target)),
     };
-    let closed = |why| Error::BridgeClosed { resource: resource.to_owned(), to, why };
-    crossed.map_err(|why| closed(why).into())
+    let closed = |Closed { why, hint }| Error::BridgeClosed { resource: resource.to_owned(), to, why, hint };
+    crossed.map_err(|refused| closed(refused).into())
 }
 
 /// The bridges, in order, page by page.
@@ -155,7 +171,13 @@ fn bridge_create_row(
     if let Some(other) = call.db().run(&OF_ROW, rows, |row| row.text(1)).into_iter().next() {
         return Err(Error::BridgedAlready { to: target.told(), resource: other }.into());
     }
-    create(&call, &resource, &Side::Row(target))
+    let local = target.open(pg_sys::RowShareLock).is_ok_and(|row| row.is_without_time_zone());
+    let until_column = target.until_column.clone();
+    create(&call, &resource, &Side::Row(target))?;
+    if local {
+        ErrorReport::from(Error::ReadAsUtc { column: until_column }).report(pgrx::PgLogLevel::WARNING);
+    }
+    Ok(())
 }
 
 /// Refuses a row that cannot be bridged to; gives it with its key as the type of that writes it.
@@ -165,7 +187,21 @@ fn require_row(call: &Call, resource: &str, target: Target) -> Result<Target> {
     let refused = |shut| match shut {
         Shut::Busy => Error::TableLocked { table: table() },
         Shut::NoColumn(column) => Error::NoColumn { table: table(), column },
-        Shut::Unfit(why) => Error::Unbridgeable { table: table(), why },
+        Shut::Unfit(why) => Error::Unbridgeable {
+            table: table(),
+            why,
+            hint: "Keep the columns of the lease in a table of their own: an ordinary one, with types that can be bridged to.",
+        },
+        Shut::Unplain(why) => Error::Unbridgeable {
+            table: table(),
+            why,
+            hint: "The row is written by its place, without triggers and the like: take away what is in the way, or keep the columns of the lease in a table of their own.",
+        },
+        Shut::Narrow(why) => Error::Unbridgeable {
+            table: table(),
+            why,
+            hint: "Make the column longer, or give the bridge a shorter name.",
+        },
     };
     let row = target.open(pg_sys::RowExclusiveLock).map_err(refused)?;
     row.require_fit(call).and_then(|()| row.require_room(row::marker_length(resource))).map_err(refused)?;

@@ -18,6 +18,7 @@
 //! Nothing waits here for whoever has the row or the table locked, but for a check: it may meet the worker moving the time, which takes
 //! a moment.
 
+use super::Closed;
 use super::target::{Opened, Target};
 use crate::call::Call;
 use crate::table::user::Shut;
@@ -138,22 +139,23 @@ fn told(shut: Shut) -> String {
     match shut {
         Shut::Busy => "Another process has the table, or its key, locked.".to_owned(),
         Shut::NoColumn(column) => format!("It has no column \"{column}\"."),
-        Shut::Unfit(why) => why,
+        Shut::Unfit(why) | Shut::Unplain(why) | Shut::Narrow(why) => why,
     }
 }
 
 /// Holds the row to the end of the transaction, if it has been ours since before the fence was granted. If not: why.
-pub fn cross(resource: &str, fence: i64, target: &Target) -> Result<(), String> {
+pub fn cross(resource: &str, fence: i64, target: &Target) -> Result<(), Closed> {
     let row = match target.open(pg_sys::RowShareLock) {
         Ok(row) => row,
-        Err(shut) => return Err(told(shut)),
+        Err(Shut::Busy) => return Err(passing(&told(Shut::Busy))),
+        Err(shut) => return Err(lasting(told(shut))),
     };
     for _ in 0..TRIES {
-        let Ok(Some(found)) = row.find() else { return Err("There is no such row.".to_owned()) };
+        let Ok(Some(found)) = row.find() else { return Err(lasting(told(no_row()))) };
         match found.owner.and_then(|owner| since(resource, &owner)) {
-            None => return Err("The worker of eskit_lease does not own it, as its owner column says.".to_owned()),
+            None => return Err(passing("The worker of eskit_lease does not own it, as its owner column says.")),
             Some(since) if since > fence => {
-                return Err("Another worker has owned it since the fence was granted, or may have.".to_owned());
+                return Err(passing("Another worker has owned it since the fence was granted, or may have."));
             }
             Some(_) if row.try_share() => return Ok(()),
             Some(_) => (),
@@ -162,7 +164,18 @@ pub fn cross(resource: &str, fence: i64, target: &Target) -> Result<(), String> 
         // SAFETY: returns before its time when there is a signal
         unsafe { pg_sys::pg_usleep(PAUSE) };
     }
-    Err("Another transaction has it locked.".to_owned())
+    Err(passing("Another transaction has it locked."))
+}
+
+fn passing(why: &str) -> Closed {
+    Closed {
+        why: why.to_owned(),
+        hint: "Roll back and ask again: the lease may have a new fence by then. The row names its owner.",
+    }
+}
+
+fn lasting(why: String) -> Closed {
+    Closed { why, hint: "This does not pass by itself: have somebody mend the table, or drop the bridge." }
 }
 
 #[cfg(test)]

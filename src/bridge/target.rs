@@ -57,7 +57,12 @@ impl Target {
     pub fn open(&self, mode: u32) -> Result<Opened<'_>, Shut> {
         let table = Table::of_user(self.table, mode)?;
         let owner = typed(&table, &self.owner_column, &[TEXTOID, VARCHAROID], "text or varchar")?;
-        let until = typed(&table, &self.until_column, &[pg_sys::TIMESTAMPTZOID, pg_sys::TIMESTAMPOID], "timestamp")?;
+        let until = typed(
+            &table,
+            &self.until_column,
+            &[pg_sys::TIMESTAMPTZOID, pg_sys::TIMESTAMPOID],
+            "timestamptz or timestamp",
+        )?;
         Ok(Opened { table, target: self, owner, until })
     }
 
@@ -148,14 +153,19 @@ impl Opened<'_> {
         let values = [self.owner.number, self.until.number].map(|number| Value::Datum(Datum::from(number)));
         let [owner, until] = values;
         let why = call.db().run(&FIT, vec![Value::Oid(self.target.table.to_u32()), owner, until], |row| row.text(1));
-        why.into_iter().next().map_or(Ok(()), |why| Err(Shut::Unfit(why)))
+        why.into_iter().next().map_or(Ok(()), |why| Err(Shut::Unplain(why)))
+    }
+
+    /// Whether the time in the row is of no time zone, and so read as UTC.
+    pub fn is_without_time_zone(&self) -> bool {
+        self.until.is == pg_sys::TIMESTAMPOID
     }
 
     /// Refuses an owner column that is too short.
     pub fn require_room(&self, length: usize) -> Result<(), Shut> {
         match self.owner.most.filter(|most| *most < length) {
             Some(most) => {
-                Err(Shut::Unfit(format!("Its owner column holds {most} characters, and {length} are needed.")))
+                Err(Shut::Narrow(format!("Its owner column holds {most} characters, and {length} are needed.")))
             }
             None => Ok(()),
         }

@@ -8,6 +8,7 @@
 use super::row::{self, Taken};
 use super::{Side, advisory, may_be, table};
 use crate::call::Call;
+use crate::catalog;
 use crate::claim::{LeaseRow, Leases, Probe, Seat};
 use crate::declaration::Kind;
 use crate::grant::{self, Candidate};
@@ -44,8 +45,8 @@ struct Bridge {
     /// Whether checks may pass, and the lease may be given to somebody; of a row, as it was last seen.
     open: bool,
     wait: u64,
-    /// What the log has been told of why the row cannot be kept.
-    told: Option<String>,
+    /// What has been told of why the row cannot be kept, if anything yet.
+    told: Option<Option<String>>,
 }
 
 /// What stands for the lease of a bridge.
@@ -274,9 +275,9 @@ impl Bridge {
             _ => self.back_off(),
         }
         match taken {
-            Some(Taken::Failed(why)) => self.tell(name, why),
+            Some(Taken::Failed(why)) => self.tell(name, Some(why)),
             Some(Taken::Busy) => (),
-            _ => self.told = None,
+            _ => self.tell(name, None),
         }
     }
 
@@ -298,11 +299,21 @@ impl Bridge {
         }
     }
 
-    /// Has the log say what is in the way, once.
-    fn tell(&mut self, name: &str, why: String) {
-        if self.told.as_ref() != Some(&why) {
-            pgrx::log!("eskit_lease: the lease of bridge \"{name}\" is given to nobody: {why}");
-            self.told = Some(why);
+    /// Has the log and the view say what is in the way, once, and that it is no more.
+    fn tell(&mut self, name: &str, trouble: Option<String>) {
+        if self.told.as_ref() == Some(&trouble) || !super::note(name, trouble.as_deref()) {
+            return;
         }
+        let database = catalog::database_name();
+        match (&trouble, &self.told) {
+            (Some(why), _) => pgrx::log!(
+                "eskit_lease: nobody new gets the lease of bridge \"{name}\" in database \"{database}\": {why}"
+            ),
+            (None, Some(Some(_))) => {
+                pgrx::log!("eskit_lease: the row of bridge \"{name}\" in database \"{database}\" can be kept again");
+            }
+            (None, _) => (),
+        }
+        self.told = Some(trouble);
     }
 }

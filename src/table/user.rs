@@ -15,7 +15,12 @@ pub enum Shut {
     /// Somebody else has it locked.
     Busy,
     NoColumn(String),
+    /// It is not of a kind, or has not the types, that can be written here.
     Unfit(String),
+    /// There is more to be seen to when it is written.
+    Unplain(String),
+    /// A column has too little room.
+    Narrow(String),
 }
 
 impl Shut {
