@@ -34,6 +34,7 @@ use pgrx::prelude::*;
 use std::cell::Cell;
 use std::sync::atomic::Ordering;
 
+static DRAWN: Statement = Statement::reads(include_str!("../sql/query/fence/drawn.sql"), &[]);
 static RAISE: Statement = Statement::writes(include_str!("../sql/query/fence/raise.sql"), &[]);
 static VISIBLE: Statement =
     Statement::reads(include_str!("../sql/query/fence/visible.sql"), &[TEXTOID, INT4OID, INT8OID]);
@@ -56,6 +57,11 @@ pub fn raise(call: &Call) {
 pub fn raise_again(call: &Call) {
     call.database.raised.store(0, Ordering::Release);
     raise(call);
+}
+
+/// The last fence that has been drawn, or one after it.
+pub fn drawn(call: &Call) -> i64 {
+    call.db().run(&DRAWN, vec![], |row| row.long(1)).pop().unwrap_or(0)
 }
 
 /// Keeps fenced transactions away from a fence, to the end of this transaction; waits for those that are open.

@@ -119,6 +119,17 @@ def test_without_a_worker(bridged, scene):
     assert goes_on(session) and not takes(old)
 
 
+def test_a_name_that_only_looks_like_the_worker_s(bridged, scene):
+    """With a number above all fences no fence would ever be above it, and the holder would be given new ones for ever."""
+    session, _ = scene
+    fence = session.fences["r"]
+    bridged.query("UPDATE topics SET owner = 'eskit_lease:r:9000000000000000000' WHERE topic = 'orders'")
+    wait_until(lambda: bridged.query("SELECT trouble FROM eskit_lease.bridges WHERE resource = 'r'") != [(None,)])
+    assert session.acquire("r").fence == fence and not checks(session)
+    bridged.query("UPDATE topics SET owner = NULL WHERE topic = 'orders'")
+    assert goes_on(session)
+
+
 def test_a_table_that_becomes_unfit(bridged, scene):
     """The row is not kept, the log says why, once, and others are not held up. What is fenced goes on until somebody takes the row."""
     session, old = scene

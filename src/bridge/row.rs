@@ -83,6 +83,9 @@ fn try_keep(call: &Call, resource: &str, target: &Target) -> Result<Taken, Shut>
     let (now, owner) = (now(), found.owner.as_deref());
     let left = found.until.map_or(0, |until| until.saturating_sub(now));
     if let Some(since) = owner.and_then(|owner| since(resource, owner)) {
+        if since > fence::drawn(call) {
+            return Err(Shut::Unfit("Its owner column has a number that nobody has drawn.".to_owned()));
+        }
         // Others may have the row locked for a while. It is ours meanwhile, and nobody's but by a later look if its time is over.
         let kept = left >= RENEW || write(call, &row, || None, now + KEEP)? || left > 0;
         return Ok(if kept { Taken::Ours(since) } else { Taken::Busy });

@@ -1,0 +1,1 @@
+SELECT last_value FROM eskit_lease.fence_seq
