@@ -8,36 +8,37 @@
 
 pub mod waited;
 
+mod dissolve;
+mod settle;
+
+pub use dissolve::dissolve;
+
 use crate::bridge::{self, tend};
 use crate::call::{Call, enter};
-use crate::claim::{LeaseRow, Leases, Seat};
+use crate::claim::Seat;
 use crate::error::{Error, Result};
 use crate::grant::Grant;
 use crate::guard::{Guard, Mode};
 use crate::handover::{self, HandOver, Seen};
 use crate::liveness::clock;
-use crate::liveness::databases::{BOOT, Counter, REVISE};
+use crate::liveness::databases::{BOOT, Counter};
 use crate::liveness::dirty::Dirty;
-use crate::liveness::map::Opening;
 use crate::liveness::slots::{Home, SlotRef};
 use crate::liveness::word::{State, Word};
 use crate::retention::{self, DoneUntil};
 use crate::session::death;
-use crate::session::takeover::{self, Inherited};
+use crate::session::takeover;
 use crate::spi::{self, Statement, Value};
-use crate::table::Locked;
-use crate::{catalog, grant, group, history, item, queue, release, row, session};
+use crate::{catalog, grant, group, item, queue, row, session};
+use dissolve::dissolve_into;
 use pgrx::Uuid;
-use pgrx::pg_sys::{self, INT8OID, ItemPointerData, TEXTOID, TransactionId, UUIDARRAYOID};
+use pgrx::pg_sys::{self, INT8OID, TEXTOID, TransactionId, UUIDARRAYOID};
 use pgrx::prelude::*;
+use settle::settle_sessions;
 use std::collections::{BTreeMap, HashMap, HashSet};
-use waited::{Looked, Looks};
+use waited::Looked;
 
-static HELD: Statement =
-    Statement::reads(include_str!("../../sql/query/sweep/held.sql"), &[UUIDARRAYOID, INT8OID, INT8OID]);
 static CLEAN: Statement = Statement::reads(include_str!("../../sql/query/sweep/clean.sql"), &[UUIDARRAYOID]);
-static ALL_SESSIONS: Statement = Statement::reads(include_str!("../../sql/query/sweep/all_sessions.sql"), &[]);
-static STRAYS: Statement = Statement::reads(include_str!("../../sql/query/sweep/strays.sql"), &[INT8OID]);
 static WAITED_FOR: Statement =
     Statement::reads(include_str!("../../sql/query/sweep/waited_for.sql"), &[TEXTOID, INT8OID]);
 static PREPARED: Statement = Statement::reads(include_str!("../../sql/query/sweep/prepared.sql"), &[]);
@@ -46,8 +47,6 @@ static PREPARED: Statement = Statement::reads(include_str!("../../sql/query/swee
 pub const MAX_HAND_OVER: usize = 1_000;
 /// Dead sessions that one pass looks at.
 const MAX_DEAD: usize = 1_000;
-/// Rows in somebody's hands that one pass looks beyond.
-const MAX_PASSED_OVER: usize = 20_000;
 
 /// What one pass has done.
 #[derive(Default)]
@@ -71,155 +70,6 @@ impl Pass {
     fn has_granted(&mut self, granted: HashMap<Seat, Grant>) {
         self.changed.extend(granted.into_iter().map(|(seat, grant)| (seat, Some(grant))));
     }
-}
-
-/// Takes away what ending sessions hold and wait for, up to `most` leases; hands over what is waited for. The caller holds their S
-/// exclusively, so no transaction of theirs is fenced. Whether anything is left.
-pub fn dissolve(call: &Call, sessions: &[Uuid], most: usize) -> Result<bool> {
-    let mut pass = Pass::default();
-    dissolve_into(call, sessions, most, true, &mut Looked::default(), &mut pass)?;
-    Ok(pass.more || pass.blocked)
-}
-
-/// Fetches rows page by page and takes what can be had of them, until `most` are taken. `take` says how many it took; the others stay
-/// where they are and are passed over. How many were taken.
-fn in_pages<T>(
-    most: usize,
-    fetch: impl Fn(usize, usize) -> Vec<T>,
-    mut take: impl FnMut(Vec<T>) -> Result<usize>,
-) -> Result<usize> {
-    let (mut taken, mut passed_over) = (0, 0);
-    loop {
-        let room = most - taken;
-        let page = fetch(room, passed_over);
-        let count = page.len();
-        // With one permit there may be more to be handed over than was asked for.
-        let took = take(page)?;
-        taken = most.min(taken + took);
-        passed_over += count.saturating_sub(took);
-        if count < room || taken == most || passed_over > MAX_PASSED_OVER {
-            return Ok(taken);
-        }
-    }
-}
-
-/// The same, into what a pass has done. Which of the sessions have been looked at, so that they may be buried, or are recorded as dead: in a storm
-/// hand-overs come before all else, and the others' turn comes later.
-fn dissolve_into(
-    call: &Call,
-    sessions: &[Uuid],
-    most: usize,
-    ending: bool,
-    looked: &mut Looked,
-    pass: &mut Pass,
-) -> Result<HashSet<Uuid>> {
-    let inherited = if ending { Inherited::default() } else { takeover::inherit_from_dead(call, sessions, most)? };
-    pass.handed_over += inherited.leases;
-    pass.blocked |= inherited.left;
-    let (ended, mut sessions) = (sessions, sessions.to_vec());
-    sessions.retain(|session| !inherited.sessions.contains(session));
-    let sessions = sessions.as_slice();
-    let limits =
-        |most: usize, skip: usize| vec![Value::Uuids(sessions), Value::Long(most as i64), Value::Long(skip as i64)];
-    let theirs: HashSet<Uuid> = sessions.iter().copied().collect();
-    let letting_go = |row: &LeaseRow| ending && row.session.is_some_and(|session| theirs.contains(&session));
-    let mut outcome = HandOver::default();
-    let had_groups = group::leave_all(call, sessions, &letting_go, &mut outcome)?;
-    pass.handed_over += outcome.granted.len();
-    pass.blocked |= !outcome.busy.is_empty();
-    pass.has_granted(outcome.granted);
-    let mut busy: HashSet<String> = HashSet::new();
-    let mut looked_at = HashSet::new();
-    let (mut handed_over, mut looks) = (0, Looks::of_a_pass());
-    loop {
-        let room = most - handed_over;
-        let waited = looked.next(call, sessions, room, &mut looks);
-        let all = waited.len() < room && !looks.are_spent();
-        for (_, holder, _) in &waited {
-            // They are dead for good by the end of this pass: buried, or recorded.
-            if looked_at.insert(*holder) && !ending {
-                call.seam().taken_from(*holder);
-            }
-        }
-        let seen: Seen = waited.into_iter().map(|(resource, _, tid)| (resource, tid)).collect();
-        let outcome = handover::hand_over(call, seen.keys().cloned().collect(), &seen, &letting_go)?;
-        // With one permit there may be more to be handed over than was asked for.
-        handed_over = most.min(handed_over + outcome.granted.len());
-        pass.has_granted(outcome.granted);
-        pass.blocked |= !outcome.busy.is_empty();
-        if !ending && !come_back_to(call, &outcome.busy) {
-            looked.forget(sessions);
-        }
-        busy.extend(outcome.busy);
-        if all {
-            break;
-        }
-        if handed_over == most || looks.are_spent() {
-            pass.more = true;
-            break;
-        }
-    }
-    pass.handed_over += handed_over;
-    // What groups and successors have taken is not told session by session: then all have been looked at, and stay dead.
-    let everybody = || ended.iter().copied().collect();
-    let by_lease = !had_groups && inherited.sessions.is_empty();
-    if handed_over == most {
-        return Ok(if by_lease { looked_at } else { everybody() });
-    }
-    if !ending {
-        for dead in ended {
-            call.seam().taken_from(*dead);
-        }
-    }
-    let rows = Leases::open();
-    // A free row is granted without asking for its old fence, so it is not made free while a fenced transaction is open. Nor is one that
-    // somebody waits for: a dead holder is what has the worker come back.
-    let can_be_freed = |name: &str, fence: i64| ending || !busy.contains(name) && Guard::Fence(fence).is_free();
-    // Something is freed also where the looks did not come to the end: whoever does not remember how far they came would never get there. What
-    // may be waited for stays for its look.
-    let all_looked_at = !looks.are_spent();
-    let is_to_be_freed =
-        |name: &str, fence: i64| (all_looked_at || !queue::may_be_waited_for(call, name)) && can_be_freed(name, fence);
-    let held = |most, skip| {
-        let held = |row: spi::Row| ((row.text(1), row.int(2)), row.tid(3), row.long(4), row.get::<Uuid>(5));
-        call.db().run(&HELD, limits(most, skip), held)
-    };
-    let freed = in_pages(most, held, |held| {
-        let (freed, locked): (Vec<_>, Vec<_>) = held.into_iter().partition(|((name, _), tid, fence, _)| {
-            is_to_be_freed(name, *fence) && rows.lock(*tid, false) == Locked::Mine
-        });
-        pass.blocked |= !locked.is_empty();
-        history::freed(call, freed.iter().map(|(seat, _, fence, session)| (seat, *fence, *session)), !ending);
-        looked_at.extend(freed.iter().filter_map(|(.., session)| *session));
-        let freed: Vec<(Seat, ItemPointerData)> = freed.into_iter().map(|(seat, tid, ..)| (seat, tid)).collect();
-        release::free(call, &freed, !ending);
-        for ((resource, slot), _) in &freed {
-            call.seam().changed(resource, *slot);
-        }
-        let count = freed.len();
-        pass.changed.extend(freed.into_iter().map(|(seat, _)| (seat, None)));
-        Ok(count)
-    })?;
-    let waiters = queue::table();
-    let places = |most, skip| queue::places_of(call.db(), sessions, most, skip);
-    // What they have claimed no successor inherits.
-    let items = item::free(call, ended, most);
-    pass.more |= items.more;
-    pass.blocked |= items.blocked;
-    let left = in_pages(most, places, |places| {
-        let (left, locked): (Vec<_>, Vec<_>) =
-            places.into_iter().partition(|(_, tid)| waiters.lock(*tid, false) == Locked::Mine);
-        pass.blocked |= !locked.is_empty();
-        let (resources, mut places): (Vec<String>, Vec<ItemPointerData>) = left.into_iter().unzip();
-        queue::leave(call, &mut places);
-        for resource in &resources {
-            call.seam().judge(resource);
-        }
-        Ok(resources.len())
-    })?;
-    pass.more |= freed == most || left == most;
-    looked_at.extend(items.from);
-    Ok(if by_lease && freed == most && left == 0 { looked_at } else { everybody() })
 }
 
 /// One pass over a database. `most`: leases freed or handed over; `anybody_due`: whether it is worth looking for sessions that are dead, or
@@ -373,47 +223,6 @@ fn look_through(call: &Call, flags: u32, now: u64, pass: &mut Pass) -> Result<Ve
     Ok(dead)
 }
 
-/// Brings slots and rows together again, after a restart or the end of a prepared transaction. Gives the dead; and whether somebody else
-/// may have stood in the way, so that it is to be done again later.
-fn settle_sessions(call: &Call, flags: u32) -> Result<(Vec<Uuid>, bool)> {
-    let sessions = call.db().run(&ALL_SESSIONS, vec![], |row| row.uuid(1));
-    let (mut dead, mut left) = (Vec::new(), false);
-    for chunk in sessions.chunks(grant::BATCH) {
-        for row in session::rows(chunk) {
-            // Sessions of before the restart get their slot here, if nobody has needed it yet.
-            match call.slot_of(&row) {
-                // No slot is free: the session lives by its row for now, and is found again by whoever asks for it.
-                Err(_) => (),
-                // It was swept before it had a row.
-                Ok(Some(at)) if call.shared.look(at).is_none_or(|standing| standing.state == State::Gone) => {
-                    dead.push((row.session, row.role, row.ttl_ms));
-                }
-                Ok(Some(at)) => {
-                    left |= !thaw(call, at) | !prove(call, at, flags);
-                    // It may have been granted something by a commit of which only that is known, or, after a start, not even that.
-                    if flags & REVISE != 0 || flags & BOOT != 0 && row.boot_id != call.shared.boot_id() {
-                        call.shared.bump(at);
-                    }
-                }
-                Ok(None) => dead.push((row.session, row.role, row.ttl_ms)),
-            }
-        }
-    }
-    end_orphans(call, &sessions.into_iter().collect());
-    death::tidy(call);
-    dead.extend(call.db().run(&STRAYS, vec![Value::Long(MAX_DEAD as i64)], |row| (row.uuid(1), 0, 0)));
-    // Each gets a dead slot, so that it is come back to if it is in somebody's hands now. A tombstone does not do that.
-    for (session, role, ttl_ms) in &dead {
-        left |= call.shared.find(call.home, *session).is_some_and(|at| is_in_state(call, at, State::Gone));
-        let (deadline, private, opened_by) = (clock::now(), false, 0);
-        let opening =
-            Opening { session: *session, role: *role, ttl_ms: *ttl_ms, private, deadline, opened_by, unproven: 0 };
-        // Without a free slot there is the next look-through.
-        drop(call.shared.enter(call.home, opening));
-    }
-    Ok((dead.into_iter().map(|(session, ..)| session).collect(), left))
-}
-
 /// Has what was in somebody's hands judged again. False if there is no room to note it.
 fn come_back_to(call: &Call, busy: &HashSet<String>) -> bool {
     let now = clock::now();
@@ -421,66 +230,6 @@ fn come_back_to(call: &Call, busy: &HashSet<String>) -> bool {
         let dirty = Dirty { resource: resource.clone(), changed: None, backoff_ms: 0, items: false };
         call.shared.post_retry(call.database, &dirty, now) && noted
     })
-}
-
-fn is_in_state(call: &Call, at: SlotRef, state: State) -> bool {
-    call.shared.look(at).is_some_and(|standing| standing.state == state)
-}
-
-/// Brings a session back whose end was prepared and has been rolled back: it is frozen, nobody holds the guard that its close holds, and
-/// nobody is deleting its row, as a take-over does that could not have the guard. False where that cannot be told yet: PostgreSQL lets go
-/// of the guard after all can see that the transaction has ended.
-fn thaw(call: &Call, at: SlotRef) -> bool {
-    if !is_in_state(call, at, State::Frozen) {
-        return true;
-    }
-    let end = call.fencer(at);
-    if !end.try_lock(Mode::Shared) {
-        return false;
-    }
-    let (_, deleting) = session::lock_rows(vec![at.session()]);
-    if !deleting && session::row(at.session()).is_some() {
-        call.shared.thaw(at);
-    }
-    end.unlock(Mode::Shared);
-    !deleting
-}
-
-/// Has a session vouched for again, from the next confirmation on, to which prepared transactions had granted something, once all of these
-/// have ended. False where that cannot be told yet, as above.
-fn prove(call: &Call, at: SlotRef, flags: u32) -> bool {
-    if !call.shared.is_promised(at) {
-        return true;
-    }
-    let promised = Guard::Promised(at.session());
-    // While this is held nothing more is prepared that grants to it.
-    let ended = promised.try_lock(Mode::Shared);
-    if ended {
-        call.shared.unproven_since_prepared(at);
-        promised.unlock(Mode::Shared);
-    }
-    // Others may be prepared for long; when they end this is done again anyhow.
-    ended || flags & REVISE == 0 && call.shared.watches_prepared(call.database)
-}
-
-/// Ends the sessions that have a slot and no row, once the transaction that opened them has ended.
-fn end_orphans(call: &Call, with_row: &HashSet<Uuid>) {
-    let (mut orphans, mut of_dropped) = (Vec::new(), Vec::new());
-    call.shared.each(clock::now(), |at, home, word| {
-        let living = matches!(word.state(), State::Alive | State::Frozen);
-        if home == call.home && living && !with_row.contains(&at.session()) {
-            orphans.push(at);
-        } else if is_of_dropped(call, home, word) {
-            of_dropped.push(at);
-        }
-    });
-    end_dropped(call, of_dropped);
-    for at in orphans {
-        // A session opened and committed since the rows were read has its row now.
-        if !call.shared.being_opened(at) && session::row(at.session()).is_none() {
-            call.seam().ended(at, false);
-        }
-    }
 }
 
 /// Takes away the rows of dead sessions that have nothing left. Which these were.

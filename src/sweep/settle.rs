@@ -1,0 +1,121 @@
+//! Sessions whose slots and rows do not fit together, after a restart or the end of a prepared transaction.
+
+use super::{MAX_DEAD, end_dropped, is_of_dropped};
+use crate::call::Call;
+use crate::error::Result;
+use crate::grant;
+use crate::guard::{Guard, Mode};
+use crate::liveness::clock;
+use crate::liveness::databases::{BOOT, REVISE};
+use crate::liveness::map::Opening;
+use crate::liveness::slots::SlotRef;
+use crate::liveness::word::State;
+use crate::session::{self, death};
+use crate::spi::{Statement, Value};
+use pgrx::Uuid;
+use pgrx::pg_sys::INT8OID;
+use std::collections::HashSet;
+
+static ALL_SESSIONS: Statement = Statement::reads(include_str!("../../sql/query/sweep/all_sessions.sql"), &[]);
+static STRAYS: Statement = Statement::reads(include_str!("../../sql/query/sweep/strays.sql"), &[INT8OID]);
+
+/// Brings slots and rows together again, after a restart or the end of a prepared transaction. Gives the dead; and whether somebody else
+/// may have stood in the way, so that it is to be done again later.
+pub(super) fn settle_sessions(call: &Call, flags: u32) -> Result<(Vec<Uuid>, bool)> {
+    let sessions = call.db().run(&ALL_SESSIONS, vec![], |row| row.uuid(1));
+    let (mut dead, mut left) = (Vec::new(), false);
+    for chunk in sessions.chunks(grant::BATCH) {
+        for row in session::rows(chunk) {
+            // Sessions of before the restart get their slot here, if nobody has needed it yet.
+            match call.slot_of(&row) {
+                // No slot is free: the session lives by its row for now, and is found again by whoever asks for it.
+                Err(_) => (),
+                // It was swept before it had a row.
+                Ok(Some(at)) if call.shared.look(at).is_none_or(|standing| standing.state == State::Gone) => {
+                    dead.push((row.session, row.role, row.ttl_ms));
+                }
+                Ok(Some(at)) => {
+                    left |= !thaw(call, at) | !prove(call, at, flags);
+                    // It may have been granted something by a commit of which only that is known, or, after a start, not even that.
+                    if flags & REVISE != 0 || flags & BOOT != 0 && row.boot_id != call.shared.boot_id() {
+                        call.shared.bump(at);
+                    }
+                }
+                Ok(None) => dead.push((row.session, row.role, row.ttl_ms)),
+            }
+        }
+    }
+    end_orphans(call, &sessions.into_iter().collect());
+    death::tidy(call);
+    dead.extend(call.db().run(&STRAYS, vec![Value::Long(MAX_DEAD as i64)], |row| (row.uuid(1), 0, 0)));
+    // Each gets a dead slot, so that it is come back to if it is in somebody's hands now. A tombstone does not do that.
+    for (session, role, ttl_ms) in &dead {
+        left |= call.shared.find(call.home, *session).is_some_and(|at| is_in_state(call, at, State::Gone));
+        let (deadline, private, opened_by) = (clock::now(), false, 0);
+        let opening =
+            Opening { session: *session, role: *role, ttl_ms: *ttl_ms, private, deadline, opened_by, unproven: 0 };
+        // Without a free slot there is the next look-through.
+        drop(call.shared.enter(call.home, opening));
+    }
+    Ok((dead.into_iter().map(|(session, ..)| session).collect(), left))
+}
+
+fn is_in_state(call: &Call, at: SlotRef, state: State) -> bool {
+    call.shared.look(at).is_some_and(|standing| standing.state == state)
+}
+
+/// Brings a session back whose end was prepared and has been rolled back: it is frozen, nobody holds the guard that its close holds, and
+/// nobody is deleting its row, as a take-over does that could not have the guard. False where that cannot be told yet: PostgreSQL lets go
+/// of the guard after all can see that the transaction has ended.
+fn thaw(call: &Call, at: SlotRef) -> bool {
+    if !is_in_state(call, at, State::Frozen) {
+        return true;
+    }
+    let end = call.fencer(at);
+    if !end.try_lock(Mode::Shared) {
+        return false;
+    }
+    let (_, deleting) = session::lock_rows(vec![at.session()]);
+    if !deleting && session::row(at.session()).is_some() {
+        call.shared.thaw(at);
+    }
+    end.unlock(Mode::Shared);
+    !deleting
+}
+
+/// Has a session vouched for again, from the next confirmation on, to which prepared transactions had granted something, once all of these
+/// have ended. False where that cannot be told yet, as above.
+fn prove(call: &Call, at: SlotRef, flags: u32) -> bool {
+    if !call.shared.is_promised(at) {
+        return true;
+    }
+    let promised = Guard::Promised(at.session());
+    // While this is held nothing more is prepared that grants to it.
+    let ended = promised.try_lock(Mode::Shared);
+    if ended {
+        call.shared.unproven_since_prepared(at);
+        promised.unlock(Mode::Shared);
+    }
+    // Others may be prepared for long; when they end this is done again anyhow.
+    ended || flags & REVISE == 0 && call.shared.watches_prepared(call.database)
+}
+
+/// Ends the sessions that have a slot and no row, once the transaction that opened them has ended.
+fn end_orphans(call: &Call, with_row: &HashSet<Uuid>) {
+    let (mut orphans, mut of_dropped) = (Vec::new(), Vec::new());
+    call.shared.each(clock::now(), |at, home, word| {
+        let living = matches!(word.state(), State::Alive | State::Frozen);
+        if home == call.home && living && !with_row.contains(&at.session()) {
+            orphans.push(at);
+        } else if is_of_dropped(call, home, word) {
+            of_dropped.push(at);
+        }
+    });
+    end_dropped(call, of_dropped);
+    for at in orphans {
+        // A session opened and committed since the rows were read has its row now.
+        if !call.shared.being_opened(at) && session::row(at.session()).is_none() {
+            call.seam().ended(at, false);
+        }
+    }
+}
