@@ -178,9 +178,8 @@ fn dissolve_into(
     // Something is freed also where the looks did not come to the end: whoever does not remember how far they came would never get there. What
     // may be waited for stays for its look.
     let all_looked_at = !looks.are_spent();
-    let is_to_be_freed = |name: &str, fence: i64| {
-        (all_looked_at || !queue::may_be_waited_for(call, name)) && can_be_freed(name, fence)
-    };
+    let is_to_be_freed =
+        |name: &str, fence: i64| (all_looked_at || !queue::may_be_waited_for(call, name)) && can_be_freed(name, fence);
     let held = |most, skip| {
         let held = |row: spi::Row| ((row.text(1), row.int(2)), row.tid(3), row.long(4), row.get::<Uuid>(5));
         call.db().run(&HELD, limits(most, skip), held)
