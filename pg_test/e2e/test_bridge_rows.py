@@ -180,12 +180,10 @@ def waiter(bridged):
 
 
 def others_are_served(session):
-    """By the same worker, and soon."""
-    plain, other = Session(session.conn, "plain"), Session(session.conn, "other")
+    """By the same worker, and soon: before they would look themselves."""
+    plain, other = Session(session.conn, "plain", ttl="1 s"), Session(session.conn, "other", ttl="60 s")
     plain.take("plain")
-    other.queue("plain")
-    plain.close()
-    other.wait_for("plain")
+    other.queue("plain").wait_for("plain", limit=4)
     other.close()
 
 

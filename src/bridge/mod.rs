@@ -64,7 +64,7 @@ static DROP: Statement = Statement::writes(include_str!("../../sql/query/bridge/
 static PAGE: Statement = Statement::reads(include_str!("../../sql/query/bridge/page.sql"), &[TEXTOID, INT4OID]);
 
 /// Bridges of one database. The worker may have two locks for each, and four while it takes them back, or one for each table and index of a
-/// row; the lock table is for the whole server, and has room for 6,400 where it is smallest by PostgreSQL's own settings.
+/// row, and of its long values; the lock table is for the whole server, and has room for 6,400 where it is smallest by PostgreSQL's own settings.
 pub const MAX_BRIDGES: usize = 250;
 
 /// What a bridge leads to.
