@@ -46,7 +46,8 @@ impl Due {
 /// Shows when each session becomes due that does so while a worker stays, with its database: at its deadline, when its rows are to be swept,
 /// or when it is to be woken for work items. Whether there may be others. Sessions past their deadline are made dead here.
 pub fn each_session_due(shared: &Shared, now: u64, mut visit: impl FnMut(u32, u64)) -> bool {
-    let (by, mut beside) = (now + LINGER, false);
+    // The launcher looks again after LINGER at the latest, and starts a worker ahead of what is due then.
+    let (by, mut beside) = (now + LINGER + 2 * AHEAD, false);
     let later = shared.each_due(by, now, |_, home, word, due| {
         let due = match word.state() {
             State::Alive | State::Frozen => due,
