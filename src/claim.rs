@@ -263,25 +263,30 @@ fn changes(columns: &[(usize, Option<Datum>)]) -> Vec<(i32, Option<Datum>)> {
 }
 
 /// The leases by who has them.
-fn by_session() -> Table {
-    Table::open(c"_leases", c"_leases_session")
-}
+pub struct Held(Table);
 
-/// Shows what a session has, in the order of names, those behind one if it is given: the resources, and where the rows are.
-pub fn each_of<T>(
-    session: Uuid,
-    after: Option<&str>,
-    mut visit: impl FnMut(String, ItemPointerData) -> Option<T>,
-) -> Option<T> {
-    let keys = [Key::Uuid(session), Key::After(after.unwrap_or_default())];
-    // Nothing has an empty name.
-    by_session().scan(Sight::Latest, &keys, |row, _| visit(row.get::<Text>(column::RESOURCE)?.0, row.tid()))
+impl Held {
+    pub fn open() -> Held {
+        Held(Table::open(c"_leases", c"_leases_session"))
+    }
+
+    /// Shows what a session has, in the order of names, those behind one if it is given: the resources, and where the rows are.
+    pub fn each<T>(
+        &self,
+        session: Uuid,
+        after: Option<&str>,
+        mut visit: impl FnMut(String, ItemPointerData) -> Option<T>,
+    ) -> Option<T> {
+        // Nothing has an empty name.
+        let keys = [Key::Uuid(session), Key::After(after.unwrap_or_default())];
+        self.0.scan(Sight::Latest, &keys, |row, _| visit(row.get::<Text>(column::RESOURCE)?.0, row.tid()))
+    }
 }
 
 /// The rows of the leases that a session has of one resource.
 pub fn of_session(resource: &str, session: Uuid) -> Vec<LeaseRow> {
     let mut found = Vec::new();
-    by_session().scan(Sight::Latest, &[Key::Uuid(session), Key::Text(resource)], |row, _| {
+    Held::open().0.scan(Sight::Latest, &[Key::Uuid(session), Key::Text(resource)], |row, _| {
         found.push(LeaseRow::read(row));
         None::<()>
     });

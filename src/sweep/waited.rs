@@ -5,7 +5,7 @@
 //! was found waited for and could not be handed over. Nothing here has to be remembered: whoever has forgotten looks once more.
 
 use crate::call::Call;
-use crate::claim;
+use crate::claim::Held;
 use crate::queue;
 use pgrx::Uuid;
 use pgrx::pg_sys::ItemPointerData;
@@ -50,14 +50,14 @@ impl Looked {
         if self.0.len() > MAX_SESSIONS {
             self.0.clear();
         }
-        let mut waited = Vec::new();
+        let (held, mut waited) = (Held::open(), Vec::new());
         for session in sessions {
             let after = match self.0.get(session) {
                 Some(Reached::End) => continue,
                 Some(Reached::After(resource)) => Some(resource.as_str()),
                 None => None,
             };
-            let reached = claim::each_of(*session, after, |resource, tid| {
+            let reached = held.each(*session, after, |resource, tid| {
                 pgrx::check_for_interrupts!();
                 looks.0 -= 1;
                 if queue::may_be_waited_for(call, &resource) {
