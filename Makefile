@@ -30,9 +30,8 @@ bench: ## benchmarks, side by side
 
 # $(call pgrx,SUBCOMMAND): of cargo pgrx, on a release build for the server of PG_CONFIG. `write` is --sudo where only root may write to it.
 define pgrx
-	@pg_test/setup
-	@config=$$(realpath -e "$$(command -v $(PG_CONFIG))") || { echo "no such pg_config: $(PG_CONFIG)" >&2; exit 1; }; \
-		. pg_test/env 15 && export CARGO_TARGET_DIR=target/install PGRX_PG_CONFIG_PATH=$$config && \
+	@config=$$(realpath -e "$$(command -v $(PG_CONFIG))" 2>/dev/null) || { echo "no such pg_config: $(PG_CONFIG)" >&2; exit 1; }; \
+		pg_test/setup && . pg_test/env 15 && export CARGO_TARGET_DIR=target/install PGRX_PG_CONFIG_PATH=$$config && \
 		if [ -w "$$($$config --pkglibdir)" ]; then write=; else write=--sudo; fi && \
 		cargo pgrx $(1) --pg-config $$config
 endef
