@@ -11,7 +11,7 @@ use pgrx::Uuid;
 use pgrx::pg_sys::ItemPointerData;
 use std::collections::HashMap;
 
-/// Leases that one pass looks at: 50 ms, while which nobody else is handed over to.
+/// Leases that one pass looks at: 50 ms, during which nobody else is handed over to.
 const MAX_LOOKS: usize = 50_000;
 /// Sessions that are remembered.
 const MAX_SESSIONS: usize = 100_000;
