@@ -166,22 +166,21 @@ fn bridge_create_row(
     let until_column = text("until_column", until_column)?;
     catalog::require_owner(table)?;
     let call = Call::open(shared)?;
-    let target = require_row(&call, &resource, Target { table, key, owner_column, until_column })?;
+    let (target, without_time_zone) = require_row(&call, &resource, Target { table, key, owner_column, until_column })?;
     let rows = vec![Value::Oid(table.to_u32()), Value::Text(&target.key)];
     if let Some(other) = call.db().run(&OF_ROW, rows, |row| row.text(1)).into_iter().next() {
         return Err(Error::BridgedAlready { to: target.told(), resource: other }.into());
     }
-    let local = target.open(pg_sys::RowShareLock).is_ok_and(|row| row.is_without_time_zone());
     let until_column = target.until_column.clone();
     create(&call, &resource, &Side::Row(target))?;
-    if local {
+    if without_time_zone {
         ErrorReport::from(Error::ReadAsUtc { column: until_column }).report(pgrx::PgLogLevel::WARNING);
     }
     Ok(())
 }
 
-/// Refuses a row that cannot be bridged to; gives it with its key as the type of that writes it.
-fn require_row(call: &Call, resource: &str, target: Target) -> Result<Target> {
+/// Refuses a row that cannot be bridged to; gives it with its key as the type of that writes it, and whether its time is of no time zone.
+fn require_row(call: &Call, resource: &str, target: Target) -> Result<(Target, bool)> {
     let id = target.table;
     let table = || catalog::table_name(id).unwrap_or_default();
     let refused = |shut| match shut {
@@ -205,11 +204,12 @@ fn require_row(call: &Call, resource: &str, target: Target) -> Result<Target> {
     };
     let row = target.open(pg_sys::RowExclusiveLock).map_err(refused)?;
     row.require_fit(call).and_then(|()| row.require_room(row::marker_length(resource))).map_err(refused)?;
+    let without_time_zone = row.is_without_time_zone();
     let key = target::canonical(row.key_type().map_err(refused)?, &target.key);
     drop(row);
     let target = Target { key, ..target };
     match target.open(pg_sys::RowExclusiveLock).and_then(|row| row.find()).map_err(refused)? {
-        Some(_) => Ok(target),
+        Some(_) => Ok((target, without_time_zone)),
         None => Err(Error::NoRow { table: table(), key: target.key }.into()),
     }
 }
