@@ -151,7 +151,7 @@ pub fn leave(call: &Call, places: &mut [ItemPointerData]) {
     }
     for place in places {
         if table.lock(*place, false) == Locked::Mine {
-            table.try_delete();
+            table.delete_locked();
         }
     }
     spi::durably();
