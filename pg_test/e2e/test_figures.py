@@ -65,6 +65,7 @@ def front_page():
     yield "all 100,000 waited for: within {:.2f} s", *measured("storm", all_of_them)
     yield "99 % of others' heartbeats take {:.2f} ms at most", measured("storm", all_of_them, "heartbeats of others")[1]
     yield "at most, and {:.2f} before", compared("storm", all_of_them, "heartbeats of others")[1]
+    yield "before (beside a process that only computes {:.2f})", measured("storm", all_of_them, "heartbeats beside a process that only computes")[1]
 
 
 def comparison():
@@ -83,7 +84,7 @@ def comparison():
             ratios = [ratio("items", DONE.format(many, age), other) for other in ("graphile-worker", "UPDATE, DELETE")]
             yield f"| {many} at a time, {named} | " + ("{:.1f} | {:.1f} |" if age == "idle" else "{:.0f} | {:.0f} |"), *ratios
     pgq = [ratio("items", DONE.format(many, age), "pgq") for age in ("idle", "old snapshot") for many in (1, 100)]
-    yield "claimed and done are {:.1f} times as many one at a time. In batches of 100 there is little between them ({:.2f},", *pgq[:2]
+    yield "claimed and done are {:.1f} times as many one at a time, and {:.1f} times as many in batches of 100", *pgq[:2]
     yield "With an old snapshot the ratios are {:.0f} and {:.0f}", *pgq[2:]
     by_pgbench, by_driver = ratio("rates", BEAT, "UPDATE"), ratio("peers", BEAT, "UPDATE, synchronous_commit on")
     yield "beside an UPDATE of one row | {:.1f} by `pgbench`, {:.1f} over TCP |", by_pgbench, by_driver
