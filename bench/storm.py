@@ -12,13 +12,12 @@ import time
 import typing
 
 from crowd import BATCH, LEASES, enlist, gather
-from harness import SESSIONS, connect, number, one, percentile, pgbench_command, show, stats
+from harness import REPEAT, SESSIONS, connect, one, percentile, pgbench_command, show, stats
 
 WAITERS = 100
 TTL = 10  # seconds
 RATE = 1_000  # heartbeats per second
 BUSY = 2  # seconds, as long as the largest storm takes
-STORMS = number("BENCH_STORMS", 5)
 PATIENCE = 30  # seconds
 BEAT = "SELECT count(*) FILTER (WHERE h.alive), max(h.expires_at) FROM {} AS s, eskit_lease.session_heartbeat(s.session) AS h"
 
@@ -41,7 +40,7 @@ def storm(report):
     sizes = (SESSIONS // 10, SESSIONS, SESSIONS * LEASES)
     strikes = {waited: [] for waited in sizes}
     beside_others = {"that only computes": [], "that updates rows of a plain table, 1,000 at a time": []}
-    for _ in range(STORMS):
+    for _ in range(REPEAT):
         for waited in sizes:
             strikes[waited].append(strike(waited))
         for measured, work in zip(beside_others.values(), (compute, write)):
