@@ -150,9 +150,7 @@ pub fn leave(call: &Call, places: &mut [ItemPointerData]) {
         return;
     }
     for place in places {
-        if table.lock(*place, false) == Locked::Mine {
-            table.delete_locked();
-        }
+        table.try_delete_at(*place);
     }
     spi::durably();
 }

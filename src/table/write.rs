@@ -5,7 +5,7 @@
 use super::{Locked, Table, locked};
 use crate::spi::AsOwner;
 use pgrx::PgList;
-use pgrx::pg_sys::{self, Datum, TM_Result};
+use pgrx::pg_sys::{self, Datum, ItemPointerData, TM_Result};
 
 /// The indexes of a table that rows are written to, for the executor.
 pub(super) struct Indexes {
@@ -115,17 +115,18 @@ impl Table {
     pub fn try_delete(&self) -> Locked {
         match self.delete(false) {
             // This transaction, perhaps.
-            Locked::Busy => match self.lock(self.row().tid(), false) {
-                Locked::Mine => self.delete_locked(),
-                other => other,
-            },
+            Locked::Busy => self.try_delete_at(self.row().tid()),
             known => known,
         }
     }
 
-    /// Deletes the row that was locked last, which spares the try without waiting: that takes this transaction's own lock for somebody else's.
-    pub fn delete_locked(&self) -> Locked {
-        self.delete(true)
+    /// Deletes the row at a place, if nobody else has it. Where this transaction has locked it already, that spares a try that takes its own
+    /// lock for somebody else's.
+    pub fn try_delete_at(&self, tid: ItemPointerData) -> Locked {
+        match self.lock(tid, false) {
+            Locked::Mine => self.delete(true),
+            other => other,
+        }
     }
 
     fn delete(&self, wait: bool) -> Locked {
