@@ -385,6 +385,28 @@ def test_the_dead_stay_dead_though_a_sweep_ends_early(restarted):
             assert session.heartbeat().alive == lives
 
 
+def test_the_dead_stay_dead_though_a_sweep_had_no_room_for_them(restarted):
+    """What it leaves is taken by somebody else, in the same transaction."""
+    restarted.query("CREATE EXTENSION eskit_lease")
+    restarted.set(eskit_lease__worker="off")
+    wait_until(lambda: not restarted.workers())
+    with restarted.connect() as other:
+        heir, dead = Session(other, "heir", ttl="120 s"), [Session(other, f"dead {i}", ttl="2 s") for i in range(2)]
+        for session in dead:
+            session.take(session.consumer)
+        wait_until(lambda: all(session.expired(other) for session in dead))
+        other.execute("BEGIN")
+        assert call(other, "session_sweep", 1).more
+        for session in dead:
+            heir.take(session.consumer)
+        other.execute("COMMIT")
+    restarted.restart("immediate")
+    with restarted.connect() as other:
+        for session in (*dead, heir):
+            session.conn = other
+            assert session.heartbeat().alive == (session is heir)
+
+
 def test_ended_before_anybody_looked(restarted):
     """After a start the worker finds who is prepared then. Whoever was granted something by one that ended before is told too."""
     restarted.query("CREATE EXTENSION eskit_lease")

@@ -45,10 +45,14 @@ fn before_end(event: pg_sys::XactEvent::Type) -> bool {
 /// What is to be known of this transaction for as long as it is prepared, also after a restart. That gives sessions of before it their time to
 /// live anew, but this transaction has found some dead; and it grants to some at a time that nobody can tell.
 fn mark() {
-    let taken = |note: &Note| if let What::TakenFrom(session) = note.what { Some(Guard::Taken(session)) } else { None };
-    let marks: HashSet<Guard> = NOTES.with_borrow(|notes| {
-        let promised = notes.gainers().map(|session| Guard::Promised(session.session()));
-        notes.list.iter().filter_map(taken).chain(promised).collect()
+    let marks = NOTES.with_borrow(|notes| {
+        let mut marks: HashSet<Guard> = notes.gainers().map(|session| Guard::Promised(session.session())).collect();
+        for note in &notes.list {
+            if let What::TakenFrom(sessions) = &note.what {
+                marks.extend(sessions.iter().map(|session| Guard::Taken(*session)));
+            }
+        }
+        marks
     });
     for mark in marks {
         mark.lock(Mode::Joint);

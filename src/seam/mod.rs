@@ -32,6 +32,7 @@ use crate::liveness::slots::SlotRef;
 use notes::{NOTES, Note, What, near, note};
 use pgrx::Uuid;
 use pgrx::pg_sys;
+use std::collections::HashSet;
 
 pub use notes::epoch;
 
@@ -118,14 +119,29 @@ impl Seam {
         }
     }
 
-    /// Something of the session, which is dead, has been taken. Prepared, this transaction keeps it dead over a restart, where it would
-    /// else get its time to live anew. Whether that is new.
-    pub fn taken_from(self, session: Uuid) -> bool {
-        let known = near(|what| matches!(what, What::TakenFrom(known) if *known == session));
-        if !known {
-            self.note(What::TakenFrom(session));
+    /// Something of sessions that are dead has been taken. Prepared, this transaction keeps them dead over a restart, where they would else
+    /// get their time to live anew. Which of them have not been noted before.
+    pub fn taken_from(self, sessions: &[Uuid]) -> Vec<Uuid> {
+        if sessions.is_empty() {
+            return Vec::new();
         }
-        !known
+        // SAFETY: in a transaction
+        let now = unsafe { pg_sys::GetCurrentSubTransactionId() };
+        let add =
+            |noted: &mut HashSet<Uuid>| sessions.iter().copied().filter(|session| noted.insert(*session)).collect();
+        let known = NOTES.with_borrow_mut(|notes| {
+            let noted = notes.list.iter_mut().find_map(|note| match &mut note.what {
+                What::TakenFrom(noted) if note.subtransaction == now => Some(noted),
+                _ => None,
+            });
+            noted.map(add)
+        });
+        known.unwrap_or_else(|| {
+            let mut noted = HashSet::new();
+            let new = add(&mut noted);
+            self.note(What::TakenFrom(noted));
+            new
+        })
     }
 
     pub fn ended(self, session: SlotRef, gone: bool) {

@@ -8,6 +8,7 @@ use crate::liveness::slots::SlotRef;
 use pgrx::Uuid;
 use pgrx::pg_sys::{self, SubTransactionId};
 use std::cell::{Cell, RefCell};
+use std::collections::HashSet;
 
 /// Resources that one transaction notes one by one; beyond, its database is rescanned. And lanes; beyond, all floors are forgotten.
 const MAX_NOTES: usize = 1_000;
@@ -71,8 +72,8 @@ pub enum What {
     Retired,
     /// Listeners are to be told of items, which has been taken out of the ring.
     Told(String),
-    /// This transaction has taken something from a session that is dead.
-    TakenFrom(Uuid),
+    /// This transaction has taken something from these sessions, which are dead.
+    TakenFrom(HashSet<Uuid>),
     Opened(SlotRef),
     /// Opened with attach, which ends with this backend and so cannot be prepared.
     Attached,

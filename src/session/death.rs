@@ -63,7 +63,6 @@ pub fn tidy(call: &Call) {
 impl Call {
     /// Something of sessions that are dead has been taken: they stay dead, over a restart too.
     pub fn taken_from(&self, sessions: &[Uuid]) {
-        let new: Vec<Uuid> = sessions.iter().copied().filter(|session| self.seam().taken_from(*session)).collect();
-        record(self, &new);
+        record(self, &self.seam().taken_from(sessions));
     }
 }

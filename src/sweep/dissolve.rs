@@ -83,12 +83,12 @@ pub(super) fn dissolve_into(
         let room = most - handed_over;
         let waited = looked.next(call, sessions, room, &mut looks);
         let all = waited.len() < room && !looks.are_spent();
-        for (_, holder, _) in &waited {
+        let holders: Vec<Uuid> = waited.iter().map(|(_, holder, _)| *holder).collect();
+        if !ending {
             // They are dead for good by the end of this pass: buried, or recorded.
-            if looked_at.insert(*holder) && !ending {
-                call.seam().taken_from(*holder);
-            }
+            call.seam().taken_from(&holders);
         }
+        looked_at.extend(holders);
         let seen: Seen = waited.into_iter().map(|(resource, _, tid)| (resource, tid)).collect();
         let outcome = handover::hand_over(call, seen.keys().cloned().collect(), &seen, &letting_go)?;
         // With one permit there may be more to be handed over than was asked for.
@@ -113,11 +113,6 @@ pub(super) fn dissolve_into(
     let by_lease = !had_groups && inherited.sessions.is_empty();
     if handed_over == most {
         return Ok(if by_lease { looked_at } else { everybody() });
-    }
-    if !ending {
-        for dead in ended {
-            call.seam().taken_from(*dead);
-        }
     }
     let rows = Leases::open();
     // A free row is granted without asking for its old fence, so it is not made free while a fenced transaction is open. Nor is one that
@@ -167,5 +162,9 @@ pub(super) fn dissolve_into(
     })?;
     pass.more |= freed == most || left == most;
     looked_at.extend(items.from);
-    Ok(if by_lease && freed == most && left == 0 { looked_at } else { everybody() })
+    let looked_at = if by_lease && freed == most && left == 0 { looked_at } else { everybody() };
+    if !ending {
+        call.seam().taken_from(&Vec::from_iter(looked_at.iter().copied()));
+    }
+    Ok(looked_at)
 }
