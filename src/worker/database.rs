@@ -158,7 +158,10 @@ fn tell(shared: &'static Shared, pass: &Pass) {
     if pass.changed.is_empty() && pass.items.is_empty() {
         return;
     }
-    let send = || Call::open(shared).map(|call| notify::send(&call, pass));
+    let send = || {
+        without_waiting_for_the_disk();
+        Call::open(shared).map(|call| notify::send(&call, pass))
+    };
     PgTryBuilder::new(AssertUnwindSafe(|| transaction(send)))
         .catch_others(|error| {
             let message = savepoint::message(&error);
@@ -169,6 +172,17 @@ fn tell(shared: &'static Shared, pass: &Pass) {
             sleep(LINGER / 10);
         })
         .execute();
+}
+
+/// Of this transaction's commit nothing needs to outlast a crash.
+fn without_waiting_for_the_disk() {
+    let (context, source) = (pg_sys::GucContext::PGC_USERSET, pg_sys::GucSource::PGC_S_SESSION);
+    let (local, no_level) = (pg_sys::GucAction::GUC_ACTION_LOCAL, 0);
+    // SAFETY: in a transaction, whose end puts it back
+    unsafe {
+        let (name, off) = (c"synchronous_commit".as_ptr(), c"off".as_ptr());
+        pg_sys::set_config_option(name, off, context, source, local, true, no_level, false);
+    }
 }
 
 /// Runs work in a transaction of its own, so that no snapshot stays open between two pieces of work. What it raises ends the process.
