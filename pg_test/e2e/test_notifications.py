@@ -64,6 +64,33 @@ def test_grant_hand_over_and_release_are_told(connect, heard):
     assert "consumer" not in event
 
 
+@pytest.mark.parametrize(
+    ("database", "client", "name"),
+    [
+        ("UTF8", "UTF8", "Köln 注文 😀"),
+        ("UTF8", "LATIN1", "Köln 注文 😀"),  # PostgreSQL ends a connection that it has to tell what its encoding does not have
+        ("LATIN1", "LATIN1", "für Köln"),
+        ("LATIN1", "UTF8", "für Köln"),
+        ("EUC_JP", "UTF8", "注文"),
+        ("SQL_ASCII", "UTF8", "注文"),
+    ],
+)
+def test_names_in_any_encoding(server, database, client, name):
+    server.query(f"CREATE DATABASE encoded TEMPLATE template0 ENCODING '{database}' LC_COLLATE 'C' LC_CTYPE 'C'")
+    try:
+        with server.connect("encoded") as conn, server.connect("encoded", client_encoding=client) as listener:
+            conn.execute("CREATE EXTENSION eskit_lease")
+            listener.execute("LISTEN eskit_lease")
+            if database != "SQL_ASCII":
+                conn.execute("SET client_encoding = 'UTF8'")
+            Session(conn, name).take(name)
+            (note,) = listener.notifies(timeout=20, stop_after=1)
+            event = json.loads(note.payload)
+            assert (event["resource"], event["consumer"]) == (name, name)
+    finally:
+        server.query("DROP DATABASE encoded WITH (FORCE)")
+
+
 def test_expiry_hand_over_and_close_are_told(connect, heard):
     leader, follower = Session(connect(), "leader", ttl="1 s"), Session(connect(), "follower")
     leader.take("r")

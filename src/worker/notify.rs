@@ -10,8 +10,11 @@ use crate::sweep::Pass;
 use pgrx::Uuid;
 use pgrx::pg_sys::ffi::pg_guard_ffi_boundary as guarded;
 use serde::Serialize;
+use serde_json::Serializer;
+use serde_json::ser::Formatter;
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::{CStr, CString, c_char};
+use std::io::{self, Write};
 use std::rc::Rc;
 
 /// The channel.
@@ -66,7 +69,24 @@ pub fn send(call: &Call, pass: &Pass) {
 }
 
 fn text(event: &impl Serialize) -> Option<CString> {
-    CString::new(serde_json::to_vec(event).ok()?).ok()
+    let mut json = Vec::new();
+    event.serialize(&mut Serializer::with_formatter(&mut json, Ascii)).ok()?;
+    CString::new(json).ok()
+}
+
+/// JSON in ASCII, which every encoding has. PostgreSQL ends the connection of a listener to whom it cannot show a notification in the encoding
+/// of that client; and names are anybody's choice.
+struct Ascii;
+
+impl Formatter for Ascii {
+    fn write_string_fragment<W: Write + ?Sized>(&mut self, into: &mut W, text: &str) -> io::Result<()> {
+        text.chars().try_for_each(|character| {
+            if character.is_ascii() {
+                return into.write_all(&[character as u8]);
+            }
+            character.encode_utf16(&mut [0; 2]).iter().try_for_each(|unit| write!(into, "\\u{unit:04x}"))
+        })
+    }
 }
 
 fn of_leases(call: &Call, changed: &BTreeMap<Seat, Option<Grant>>) -> Vec<CString> {
