@@ -358,7 +358,8 @@ def test_the_dead_stay_dead_whatever_was_taken(restarted, take, how):
         assert other.execute("SELECT count(*) FROM eskit_lease._deaths").fetchone() == (0,)
 
 
-def test_the_dead_stay_dead_though_a_sweep_ends_early(restarted):
+@pytest.mark.parametrize("end", ["COMMIT", "PREPARE TRANSACTION 'sweeps'"])
+def test_the_dead_stay_dead_though_a_sweep_ends_early(restarted, end):
     """It has taken the membership of one, and then no more than the lease of the other."""
     restarted.query("CREATE EXTENSION eskit_lease")
     restarted.set(eskit_lease__worker="off")
@@ -375,14 +376,19 @@ def test_the_dead_stay_dead_though_a_sweep_ends_early(restarted):
             heir.queue(name)
         assert not call(other, "session_sweep").more, "else it would be another look that hands over"
         wait_until(lambda: holder.expired(other) and member.expired(other))
+        other.execute("BEGIN")
         swept = call(other, "session_sweep", 1)
         assert (swept.ended, swept.handed_over, swept.more) == (0, 1, True)
         assert other.execute("SELECT session FROM eskit_lease._members").fetchall() == [(heir.id,)]
+        other.execute(end)
     restarted.restart("immediate")
     with restarted.connect() as other:
         for session, lives in ((holder, False), (member, False), (heir, True)):
             session.conn = other
             assert session.heartbeat().alive == lives
+        if end != "COMMIT":
+            other.execute("COMMIT PREPARED 'sweeps'")
+        assert not member.heartbeat().alive
 
 
 def test_the_dead_stay_dead_though_a_sweep_had_no_room_for_them(restarted):

@@ -130,11 +130,9 @@ impl Seam {
         let add =
             |noted: &mut HashSet<Uuid>| sessions.iter().copied().filter(|session| noted.insert(*session)).collect();
         let known = NOTES.with_borrow_mut(|notes| {
-            let noted = notes.list.iter_mut().find_map(|note| match &mut note.what {
-                What::TakenFrom(noted) if note.subtransaction == now => Some(noted),
-                _ => None,
-            });
-            noted.map(add)
+            // Those of this subtransaction are the last.
+            let mut of_now = notes.list.iter_mut().rev().take_while(|note| note.subtransaction == now);
+            of_now.find_map(|note| if let What::TakenFrom(noted) = &mut note.what { Some(add(noted)) } else { None })
         });
         known.unwrap_or_else(|| {
             let mut noted = HashSet::new();

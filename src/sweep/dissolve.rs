@@ -85,7 +85,7 @@ pub(super) fn dissolve_into(
         let all = waited.len() < room && !looks.are_spent();
         let holders: Vec<Uuid> = waited.iter().map(|(_, holder, _)| *holder).collect();
         if !ending {
-            // They are dead for good by the end of this pass: buried, or recorded.
+            // Not to be recorded by each grant: by the end of this pass they are dead for good, buried or recorded.
             call.seam().taken_from(&holders);
         }
         looked_at.extend(holders);
@@ -162,9 +162,5 @@ pub(super) fn dissolve_into(
     })?;
     pass.more |= freed == most || left == most;
     looked_at.extend(items.from);
-    let looked_at = if by_lease && freed == most && left == 0 { looked_at } else { everybody() };
-    if !ending {
-        call.seam().taken_from(&Vec::from_iter(looked_at.iter().copied()));
-    }
-    Ok(looked_at)
+    Ok(if by_lease && freed == most && left == 0 { looked_at } else { everybody() })
 }

@@ -101,6 +101,7 @@ pub fn pass(call: &Call, most: usize, anybody_due: bool, looked: &mut Looked) ->
         let looked_at = dissolve_into(call, &dead, most, false, looked, &mut pass)?;
         tend::look_again(call, pass.changed.keys());
         dead.retain(|session| looked_at.contains(session));
+        call.seam().taken_from(&dead);
         let buried = bury(call, &dead, &mut pass);
         looked.forget(&buried);
         dead.retain(|session| !buried.contains(session));

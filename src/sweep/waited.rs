@@ -2,7 +2,8 @@
 //!
 //! Each lease is looked at once, for a dead session may have had a million that nobody waits for, which are taken away in a thousand passes.
 //! That is enough: whoever comes to wait for it later, or gives up what is in the way, has it judged by way of the ring, and so it is with what
-//! was found waited for and could not be handed over. Nothing here has to be remembered: whoever has forgotten looks once more.
+//! was found waited for and could not be handed over. Nothing here has to be remembered: whoever has forgotten looks once more. Who is first in
+//! line is asked by the hand-over, when all have been looked at: by then it may be somebody else.
 
 use crate::call::Call;
 use crate::claim::Held;
