@@ -1,5 +1,5 @@
 //! Text as it comes from and goes to SQL. Rust's strings are UTF-8, a database's need not be: every text of ours crosses here, so
-//! that a name means the same in a LATIN1 database.
+//! that a name means the same in a LATIN1 database; but for notifications, which are ASCII ([`crate::worker`]).
 
 use pgrx::callconv::{Arg, ArgAbi, BoxRet, FcInfo};
 use pgrx::nullable::Nullable;

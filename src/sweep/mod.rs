@@ -101,6 +101,7 @@ pub fn pass(call: &Call, most: usize, anybody_due: bool, looked: &mut Looked) ->
         let looked_at = dissolve_into(call, &dead, most, false, looked, &mut pass)?;
         tend::look_again(call, pass.changed.keys());
         dead.retain(|session| looked_at.contains(session));
+        // Also of those of whom it was no lease: a membership, a claim, or what a successor got.
         call.seam().taken_from(&dead);
         let buried = bury(call, &dead, &mut pass);
         looked.forget(&buried);
