@@ -56,13 +56,24 @@ pub fn hand_over(
         group::judge(call, &group, None, letting_go, &mut result)?;
     }
     // Few resources are waited for; only these are worth a look at their lease.
-    let mut first = queue::first_in_line(call, queued.iter().map(String::as_str).collect(), &[]);
+    let first = queue::first_in_line(call, queued.iter().map(String::as_str).collect(), &[]);
+    hand_over_to(call, first, seen, letting_go, &mut result);
+    Ok(result)
+}
+
+/// The same of resources of which it has just been looked up who is first in line, groups not among them.
+pub fn hand_over_to(
+    call: &Call,
+    mut first: BTreeMap<String, First>,
+    seen: &Seen,
+    letting_go: &dyn Fn(&LeaseRow) -> bool,
+    result: &mut HandOver,
+) {
     if !first.is_empty() {
-        let mut free = free_among(call, &first, seen, letting_go, &mut result);
-        serve(call, &mut first, &mut free, letting_go, &mut result);
+        let mut free = free_among(call, &first, seen, letting_go, result);
+        serve(call, &mut first, &mut free, letting_go, result);
     }
     call.database.add(Counter::HandOvers, result.granted.len() as u64);
-    Ok(result)
 }
 
 /// Grants what is free to the first in line, again and again while there is more of both.

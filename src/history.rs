@@ -12,6 +12,7 @@ use crate::call::Call;
 use crate::catalog;
 use crate::claim::{LeaseRow, Seat};
 use crate::grant::{Candidate, Grant};
+use crate::holders;
 use crate::liveness::databases::Kept;
 use crate::session::{self, SessionRow, takeover};
 use crate::settings;
@@ -161,7 +162,7 @@ pub fn granted(call: &Call, candidates: &[Candidate], granted: &HashMap<Seat, Gr
     for candidate in candidates.iter().filter(|candidate| with_grants || lost(candidate)) {
         let (resource, slot, grantee) = (&candidate.resource, candidate.slot, candidate.grantee.session());
         let Some(Grant { fence, .. }) = granted.get(&(resource.clone(), slot)).copied() else { continue };
-        let next = sessions.name(grantee);
+        let next = holders::name(grantee);
         if let Some((from, row)) = candidate.taken_from() {
             let event = match (candidate.inherited, candidate.released) {
                 (true, _) => Event::TakenOver,

@@ -34,7 +34,7 @@ impl Holders {
         for session in sessions {
             holders.entry(session).or_insert_with(|| {
                 let known = remembered(call, session);
-                if known.is_none() {
+                if known.is_none() && !is_dead(call, session) {
                     unknown.push(session);
                 }
                 known
@@ -59,6 +59,21 @@ pub fn living_rows(call: &Call, sessions: &[Uuid]) -> Vec<SessionRow> {
         return Vec::new();
     }
     session::rows(sessions).into_iter().filter(|row| call.standing_of(row).is_some()).collect()
+}
+
+/// Whether a slot says that the session is dead, whatever its row says.
+fn is_dead(call: &Call, session: Uuid) -> bool {
+    let standing = call.shared.find(call.home, session).and_then(|at| call.shared.look(at));
+    standing.is_some_and(|standing| !standing.alive())
+}
+
+/// The name of a session that has a row, or had one when it was asked before.
+pub fn name(session: Uuid) -> Option<String> {
+    KNOWN.with_borrow(|known| known.get(&session).cloned()).or_else(|| {
+        let row = session::row(session)?;
+        remember(&row);
+        Some(row.consumer)
+    })
 }
 
 /// A session whose slot lives, and whose end nobody has begun: so it has a row, and its name is that of before.

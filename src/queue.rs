@@ -16,6 +16,7 @@ use crate::session;
 use crate::spi::{self, Db, Statement, Value};
 use crate::table::{Flight, Key, Locked, Sight, Table};
 use crate::text::Text;
+use fnv::FnvHashMap;
 use pgrx::Uuid;
 use pgrx::pg_sys::{INT8OID, ItemPointerData, TEXTOID, TIDARRAYOID, UUIDARRAYOID, UUIDOID};
 use pgrx::prelude::*;
@@ -63,14 +64,31 @@ pub fn first_in_line(call: &Call, resources: Vec<&str>, without: &[Uuid]) -> BTr
     if !table.has_entry(all_or_one.as_slice()) {
         return BTreeMap::new();
     }
-    // Many resources, and few who wait for them.
-    let mut known: HashMap<Uuid, bool> = without.iter().map(|session| (*session, false)).collect();
-    let mut is_eligible = |session: &Uuid| {
-        *known.entry(*session).or_insert_with(|| session::row(*session).is_some_and(|row| call.is_eligible(&row)))
-    };
-    let mut first = |resource: &str| {
+    let mut lines = Lines::of(call, without);
+    resources.into_iter().filter_map(|resource| Some((resource.to_owned(), lines.first(resource)?))).collect()
+}
+
+/// The lines, as they are walked one after the other. Who may be granted to is asked once, of many resources and few who wait for them: it is not
+/// to be kept for longer than that takes.
+pub struct Lines<'a> {
+    call: &'a Call,
+    eligible: FnvHashMap<Uuid, bool>,
+}
+
+impl Lines<'_> {
+    /// With some sessions left out.
+    pub fn of<'a>(call: &'a Call, without: &[Uuid]) -> Lines<'a> {
+        Lines { call, eligible: without.iter().map(|session| (*session, false)).collect() }
+    }
+
+    pub fn first(&mut self, resource: &str) -> Option<First> {
+        let Lines { call, eligible } = self;
+        let mut is_eligible = |session: &Uuid| {
+            let of_row = || session::row(*session).is_some_and(|row| call.is_eligible(&row));
+            *eligible.entry(*session).or_insert_with(of_row)
+        };
         let (mut first, mut beyond) = (None::<First>, 0);
-        table.scan(Sight::Latest, &[Key::Text(resource)], |row, _| {
+        call.waiters().scan(Sight::Latest, &[Key::Text(resource)], |row, _| {
             let session = row.get::<Uuid>(SESSION)?;
             match &mut first {
                 None if is_eligible(&session) => first = Some(First { session, places: Some(vec![row.tid()]) }),
@@ -87,8 +105,7 @@ pub fn first_in_line(call: &Call, resources: Vec<&str>, without: &[Uuid]) -> BTr
             (beyond > MAX_BEYOND).then_some(())
         });
         first
-    };
-    resources.into_iter().filter_map(|resource| Some((resource.to_owned(), first(resource)?))).collect()
+    }
 }
 
 /// The places of the first in line, for each of the resources.

@@ -73,6 +73,11 @@ fn members() -> Table {
     Table::open(c"_members", c"_members_pkey")
 }
 
+/// Whether any group may have members.
+pub fn has_members() -> bool {
+    members().has_entry(&[])
+}
+
 /// Locks the rows of members that nobody else has locked. Gives these.
 pub fn lock_members(group: &str, sessions: &[Uuid]) -> Vec<Uuid> {
     let members = members();

@@ -39,8 +39,6 @@ static REDIRECT: Statement =
 static GRACES: Statement = Statement::reads(include_str!("../../sql/query/takeover/graces.sql"), &[UUIDOID]);
 static ADOPT: Statement =
     Statement::writes(include_str!("../../sql/query/takeover/adopt.sql"), &[UUIDARRAYOID, UUIDOID]);
-static SUCCESSORS: Statement =
-    Statement::reads(include_str!("../../sql/query/takeover/successors.sql"), &[UUIDARRAYOID]);
 static FORGET: Statement = Statement::tidies(include_str!("../../sql/query/takeover/forget.sql"), &[UUIDARRAYOID]);
 static HELD: Statement = Statement::reads(include_str!("../../sql/query/takeover/held.sql"), &[UUIDOID, INT8OID]);
 
@@ -209,9 +207,10 @@ pub struct Inherited {
 
 /// Passes on what is left of dead sessions that have living successors, up to `most` leases of each.
 pub fn inherit_from_dead(call: &Call, dead: &[Uuid], most: usize) -> Result<Inherited> {
-    let mut inherited = Inherited::default();
-    let successors = call.db().run(&SUCCESSORS, vec![Value::Uuids(dead)], |row| (row.uuid(1), row.uuid(2)));
-    for (from, to) in successors {
+    let (mut inherited, table) = (Inherited::default(), table());
+    // Mostly nobody has been taken over.
+    let dead = if table.has_entry(&[]) { dead } else { &[] };
+    for (from, to) in dead.iter().filter_map(|from| Some((*from, successor_in(&table, *from)?))) {
         let takes = |to: &SlotRef| row(to.session()).is_some_and(|row| !row.draining);
         let Some(to) = call.living(to)?.filter(takes) else { continue };
         let seats = call.db().run(&HELD, vec![Value::Uuid(from), Value::Long(most as i64)], seat);
@@ -226,7 +225,14 @@ pub fn inherit_from_dead(call: &Call, dead: &[Uuid], most: usize) -> Result<Inhe
 
 /// The successor of a session that was taken over, whatever has become of it, for as long as anything of that session is left.
 pub fn successor(session: Uuid) -> Option<Uuid> {
-    let table = Table::open(c"_successions", c"_successions_pkey");
+    successor_in(&table(), session)
+}
+
+fn table() -> Table {
+    Table::open(c"_successions", c"_successions_pkey")
+}
+
+fn successor_in(table: &Table, session: Uuid) -> Option<Uuid> {
     table.scan(Sight::Latest, &[Key::Uuid(session)], |row, _| row.get::<Uuid>(2))
 }
 
@@ -238,7 +244,7 @@ pub fn heir(call: &Call, session: Uuid) -> Option<Uuid> {
 
 /// Forgets the successors of sessions of which nothing is left. A row that somebody is just changing stays: it says nothing any more.
 pub fn forget(call: &Call, sessions: &[Uuid]) {
-    let table = Table::open(c"_successions", c"_successions_pkey");
+    let table = table();
     let mine = |session: &Uuid| {
         let row = table.scan(Sight::Latest, &[Key::Uuid(*session)], |row, _| Some(row.tid()));
         row.is_some_and(|tid| table.lock(tid, false) == Locked::Mine)

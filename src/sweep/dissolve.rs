@@ -6,7 +6,7 @@ use crate::call::Call;
 use crate::claim::{LeaseRow, Leases, Seat};
 use crate::error::Result;
 use crate::guard::Guard;
-use crate::handover::{self, HandOver, Seen};
+use crate::handover::{self, HandOver};
 use crate::session::takeover::{self, Inherited};
 use crate::spi::{self, Statement, Value};
 use crate::table::Locked;
@@ -80,17 +80,14 @@ pub(super) fn dissolve_into(
     let mut looked_at = HashSet::new();
     let (mut handed_over, mut looks) = (0, Looks::of_a_pass());
     loop {
-        let room = most - handed_over;
-        let waited = looked.next(call, sessions, room, &mut looks);
-        let all = waited.len() < room && !looks.are_spent();
-        let holders: Vec<Uuid> = waited.iter().map(|(_, holder, _)| *holder).collect();
+        let page = looked.next(call, sessions, most - handed_over, &mut looks);
         if !ending {
             // Not to be recorded by each grant: by the end of this pass they are dead for good, buried or recorded.
-            call.seam().taken_from(&holders);
+            call.seam().taken_from(&page.holders);
         }
-        looked_at.extend(holders);
-        let seen: Seen = waited.into_iter().map(|(resource, _, tid)| (resource, tid)).collect();
-        let outcome = handover::hand_over(call, seen.keys().cloned().collect(), &seen, &letting_go)?;
+        looked_at.extend(page.holders);
+        let mut outcome = HandOver::default();
+        handover::hand_over_to(call, page.first, &page.seen, &letting_go, &mut outcome);
         // With one permit there may be more to be handed over than was asked for.
         handed_over = most.min(handed_over + outcome.granted.len());
         pass.has_granted(outcome.granted);
@@ -99,7 +96,7 @@ pub(super) fn dissolve_into(
             looked.forget(sessions);
         }
         busy.extend(outcome.busy);
-        if all {
+        if page.is_last {
             break;
         }
         if handed_over == most || looks.are_spent() {

@@ -29,16 +29,17 @@ use crate::retention::{self, DoneUntil};
 use crate::session::death;
 use crate::session::takeover;
 use crate::spi::{self, Statement, Value};
+use crate::table::{Key, Sight, Table};
 use crate::{catalog, grant, group, item, queue, row, session};
 use dissolve::dissolve_into;
 use pgrx::Uuid;
-use pgrx::pg_sys::{self, INT8OID, TEXTOID, TransactionId, UUIDARRAYOID};
+use pgrx::pg_sys::{self, INT8OID, TEXTOID, TransactionId};
 use pgrx::prelude::*;
 use settle::settle_sessions;
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::ffi::CStr;
 use waited::Looked;
 
-static CLEAN: Statement = Statement::reads(include_str!("../../sql/query/sweep/clean.sql"), &[UUIDARRAYOID]);
 static WAITED_FOR: Statement =
     Statement::reads(include_str!("../../sql/query/sweep/waited_for.sql"), &[TEXTOID, INT8OID]);
 static PREPARED: Statement = Statement::reads(include_str!("../../sql/query/sweep/prepared.sql"), &[]);
@@ -47,6 +48,14 @@ static PREPARED: Statement = Statement::reads(include_str!("../../sql/query/swee
 pub const MAX_HAND_OVER: usize = 1_000;
 /// Dead sessions that one pass looks at.
 const MAX_DEAD: usize = 1_000;
+
+/// What sessions leave rows in, each with its index by session.
+const LEFT_IN: [(&CStr, &CStr); 4] = [
+    (c"_leases", c"_leases_session"),
+    (c"_waiters", c"_waiters_session"),
+    (c"_members", c"_members_session"),
+    (c"_claims", c"_claims_session"),
+];
 
 /// What one pass has done.
 #[derive(Default)]
@@ -237,9 +246,12 @@ fn come_back_to(call: &Call, busy: &HashSet<String>) -> bool {
 /// Takes away the rows of dead sessions that have nothing left. Which these were.
 fn bury(call: &Call, dead: &[Uuid], pass: &mut Pass) -> HashSet<Uuid> {
     // Before they are looked at: a grant that was in flight is committed then, or comes to nothing.
-    let (done, blocked): (Vec<Uuid>, Vec<Uuid>) =
+    let (mut done, blocked): (Vec<Uuid>, Vec<Uuid>) =
         dead.iter().copied().partition(|session| Guard::Grantee(*session).try_lock(Mode::Exclusive));
-    let done = call.db().run(&CLEAN, vec![Value::Uuids(&done)], |row| row.uuid(1));
+    let tables = LEFT_IN.map(|(table, by_session)| Table::open(table, by_session));
+    let has_row =
+        |table: &Table, session| table.scan(Sight::Latest, &[Key::Uuid(session)], |_, _| Some(())).is_some();
+    done.retain(|session| !tables.iter().any(|table| has_row(table, *session)));
     pass.blocked |= !blocked.is_empty();
     if done.is_empty() {
         return HashSet::new();

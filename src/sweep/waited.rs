@@ -2,23 +2,37 @@
 //!
 //! Each lease is looked at once, for a dead session may have had a million that nobody waits for, which are taken away in a thousand passes.
 //! That is enough: whoever comes to wait for it later, or gives up what is in the way, has it judged by way of the ring, and so it is with what
-//! was found waited for and could not be handed over. Nothing here has to be remembered: whoever has forgotten looks once more. Who is first in
-//! line is asked by the hand-over, when all have been looked at: by then it may be somebody else.
+//! was found waited for and could not be handed over. Nothing here has to be remembered: whoever has forgotten looks once more.
+//!
+//! The look says who is first in line, and the hand-over serves just these. So few are looked at before what was found is handed over: meanwhile
+//! somebody may come to be first whose place was taken earlier and is committed only now.
 
 use crate::call::Call;
 use crate::claim::Held;
-use crate::queue;
+use crate::handover::Seen;
+use crate::queue::{First, Lines};
 use pgrx::Uuid;
-use pgrx::pg_sys::ItemPointerData;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
-/// Leases that one pass looks at: 50 ms, during which nobody else is handed over to.
+/// Leases that one pass looks at: 50 ms.
 const MAX_LOOKS: usize = 50_000;
+/// Leases that are looked at before what was found is handed over, which takes longer than to look at as many.
+const PAGE: usize = 1_000;
 /// Sessions that are remembered.
 const MAX_SESSIONS: usize = 100_000;
 
-/// A lease of a dead session, which is waited for: the resource, the session, and where the row is.
-pub type Waited = (String, Uuid, ItemPointerData);
+/// Leases of dead sessions that have been looked at, as far as they are waited for.
+#[derive(Default)]
+pub struct Page {
+    /// Who is first in line for each.
+    pub first: BTreeMap<String, First>,
+    /// Where their rows are.
+    pub seen: Seen,
+    /// Whose they are.
+    pub holders: Vec<Uuid>,
+    /// Whether there are no more to look at.
+    pub is_last: bool,
+}
 
 /// How far one has come with a session.
 #[derive(Clone)]
@@ -46,12 +60,13 @@ impl Looks {
 }
 
 impl Looked {
-    /// The next leases that are waited for, up to `most`, or perhaps fewer if the looks are spent.
-    pub fn next(&mut self, call: &Call, sessions: &[Uuid], most: usize, looks: &mut Looks) -> Vec<Waited> {
+    /// Looks at the next leases, until `most` have been found that are waited for.
+    pub fn next(&mut self, call: &Call, sessions: &[Uuid], most: usize, looks: &mut Looks) -> Page {
         if self.0.len() > MAX_SESSIONS {
             self.0.clear();
         }
-        let (held, mut waited) = (Held::open(), Vec::new());
+        let (held, mut lines) = (Held::open(), Lines::of(call, &[]));
+        let (mut page, mut left) = (Page::default(), PAGE);
         for session in sessions {
             let after = match self.0.get(session) {
                 Some(Reached::End) => continue,
@@ -61,18 +76,22 @@ impl Looked {
             let reached = held.each(*session, after, |resource, tid| {
                 pgrx::check_for_interrupts!();
                 looks.0 -= 1;
-                if queue::may_be_waited_for(call, &resource) {
-                    waited.push((resource.clone(), *session, tid));
+                left -= 1;
+                if let Some(first) = lines.first(&resource) {
+                    page.first.insert(resource.clone(), first);
+                    page.seen.insert(resource.clone(), tid);
+                    page.holders.push(*session);
                 }
-                (waited.len() == most || looks.are_spent()).then_some(resource)
+                (page.first.len() == most || left == 0 || looks.are_spent()).then_some(resource)
             });
             let full = reached.is_some();
             self.0.insert(*session, reached.map_or(Reached::End, Reached::After));
             if full {
-                break;
+                return page;
             }
         }
-        waited
+        page.is_last = true;
+        page
     }
 
     pub fn forget<'a>(&mut self, sessions: impl IntoIterator<Item = &'a Uuid>) {

@@ -4,7 +4,9 @@
 use crate::call::Call;
 use crate::claim::{Leases, Seat};
 use crate::grant::Grant;
+use crate::holders;
 use crate::liveness::databases::Counter;
+use crate::liveness::word::State;
 use crate::session;
 use crate::sweep::Pass;
 use pgrx::Uuid;
@@ -42,8 +44,10 @@ struct Owner {
 impl Owner {
     /// A session that has a row.
     fn of(call: &Call, session: Uuid) -> Option<Owner> {
-        let consumer = session::row(session)?.consumer;
         let standing = call.shared.find(call.home, session).and_then(|at| call.shared.look(at));
+        let lives = standing.as_ref().is_some_and(|standing| standing.state == State::Alive);
+        // Of others the row may be gone.
+        let consumer = if lives { holders::name(session)? } else { session::row(session)?.consumer };
         Some(Owner { consumer, revision: standing.map(|standing| standing.revision.to_string()) })
     }
 }
