@@ -97,12 +97,6 @@ impl Leases {
         self.look(Sight::Dirty, resource, slot)
     }
 
-    /// The same of an exclusive lease whose row has just been seen at a place, unless it has changed.
-    pub fn glance_at(&self, tid: ItemPointerData, resource: &str) -> Option<Probe> {
-        let stands = self.0.fetch(tid) == Some(Flight::None) && self.is_of(resource, 0);
-        stands.then(|| Probe::Row(LeaseRow::read(&self.0.row())))
-    }
-
     /// What stands.
     pub fn probe(&self, resource: &str, slot: i32) -> Probe {
         if !self.0.has_entry(&[Key::Text(resource), Key::Int(slot)]) {
@@ -201,7 +195,7 @@ impl Leases {
             && LeaseRow::read(&self.0.row()).fence == seen.fence
     }
 
-    /// Whether the row that has just been locked or fetched is that of a slot.
+    /// Whether the row that has just been locked is that of a slot.
     fn is_of(&self, resource: &str, slot: i32) -> bool {
         let row = self.0.row();
         row.get::<i32>(column::SLOT) == Some(slot)
@@ -270,16 +264,16 @@ impl Held {
         Held(Table::open(c"_leases", c"_leases_session"))
     }
 
-    /// Shows what a session has, in the order of names, those behind one if it is given: the resources, and where the rows are.
+    /// Shows what a session has, in the order of names, those behind one if it is given.
     pub fn each<T>(
         &self,
         session: Uuid,
         after: Option<&str>,
-        mut visit: impl FnMut(String, ItemPointerData) -> Option<T>,
+        mut visit: impl FnMut(String, LeaseRow) -> Option<T>,
     ) -> Option<T> {
         // Nothing has an empty name.
         let keys = [Key::Uuid(session), Key::After(after.unwrap_or_default())];
-        self.0.scan(Sight::Latest, &keys, |row, _| visit(row.get::<Text>(column::RESOURCE)?.0, row.tid()))
+        self.0.scan(Sight::Latest, &keys, |row, _| visit(row.get::<Text>(column::RESOURCE)?.0, LeaseRow::read(row)))
     }
 }
 

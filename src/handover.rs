@@ -19,7 +19,6 @@ use crate::queue::{self, First};
 use crate::semaphore;
 use crate::session::{self, takeover};
 use pgrx::Uuid;
-use pgrx::pg_sys::ItemPointerData;
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 /// What came of a hand-over.
@@ -39,8 +38,8 @@ struct Free {
     declared: Option<(Kind, i32)>,
 }
 
-/// Where rows of leases have just been seen, which is worth a look before their keys are looked up.
-pub type Seen = BTreeMap<String, ItemPointerData>;
+/// Rows of leases that have just been read. Whoever is granted one locks it first, which finds out if it has changed.
+pub type Seen = BTreeMap<String, LeaseRow>;
 
 /// Hands over resources to whoever is next. `letting_go` says of a row that this transaction releases it, and that it keeps fenced
 /// transactions away from its fence.
@@ -138,8 +137,8 @@ fn free_among(
     let (mut free, mut held) = (HashMap::new(), Vec::new());
     let exclusive = |row| vec![Free { slot: 0, row, declared: None }];
     for (resource, next) in first {
-        let at = seen.get(resource).and_then(|tid| leases.glance_at(*tid, resource));
-        match at.unwrap_or_else(|| leases.glance(resource, 0)) {
+        let row = seen.get(resource).filter(|row| row.slot == 0);
+        match row.map_or_else(|| leases.glance(resource, 0), |row| Probe::Row(*row)) {
             Probe::Row(row) if row.declared && declaration::of(resource).is_some() => {
                 free.insert(resource.clone(), free_permits(call, resource, letting_go, result));
             }

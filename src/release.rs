@@ -36,7 +36,7 @@ pub fn release(call: &Call, at: SlotRef, rows: Vec<(String, LeaseRow)>) -> Resul
     let rows: Vec<(String, LeaseRow)> = rows.into_iter().filter(|(_, row)| mine(row)).collect();
     let fences: HashSet<i64> = rows.iter().map(|(_, row)| row.fence).collect();
     let handed_over = if rows.len() <= grant::BATCH {
-        let seen: Seen = rows.iter().map(|(resource, row)| (resource.clone(), row.tid)).collect();
+        let seen: Seen = rows.iter().cloned().collect();
         let resources = seen.keys().cloned().collect();
         handover::hand_over(call, resources, &seen, &|row| fences.contains(&row.fence))?.granted
     } else {

@@ -249,8 +249,7 @@ fn bury(call: &Call, dead: &[Uuid], pass: &mut Pass) -> HashSet<Uuid> {
     let (mut done, blocked): (Vec<Uuid>, Vec<Uuid>) =
         dead.iter().copied().partition(|session| Guard::Grantee(*session).try_lock(Mode::Exclusive));
     let tables = LEFT_IN.map(|(table, by_session)| Table::open(table, by_session));
-    let has_row =
-        |table: &Table, session| table.scan(Sight::Latest, &[Key::Uuid(session)], |_, _| Some(())).is_some();
+    let has_row = |table: &Table, session| table.scan(Sight::Latest, &[Key::Uuid(session)], |_, _| Some(())).is_some();
     done.retain(|session| !tables.iter().any(|table| has_row(table, *session)));
     pass.blocked |= !blocked.is_empty();
     if done.is_empty() {

@@ -26,7 +26,7 @@ const MAX_SESSIONS: usize = 100_000;
 pub struct Page {
     /// Who is first in line for each.
     pub first: BTreeMap<String, First>,
-    /// Where their rows are.
+    /// Their rows.
     pub seen: Seen,
     /// Whose they are.
     pub holders: Vec<Uuid>,
@@ -73,13 +73,13 @@ impl Looked {
                 Some(Reached::After(resource)) => Some(resource.as_str()),
                 None => None,
             };
-            let reached = held.each(*session, after, |resource, tid| {
+            let reached = held.each(*session, after, |resource, row| {
                 pgrx::check_for_interrupts!();
                 looks.0 -= 1;
                 left -= 1;
                 if let Some(first) = lines.first(&resource) {
                     page.first.insert(resource.clone(), first);
-                    page.seen.insert(resource.clone(), tid);
+                    page.seen.insert(resource.clone(), row);
                     page.holders.push(*session);
                 }
                 (page.first.len() == most || left == 0 || looks.are_spent()).then_some(resource)

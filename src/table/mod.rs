@@ -299,19 +299,6 @@ impl Table {
         }
     }
 
-    /// The row at a place as a dirty snapshot sees it, which is [`Table::row`] then, and what others are doing to it. `None`: there is none now.
-    pub fn fetch(&self, tid: ItemPointerData) -> Option<Flight> {
-        let snapshot_type = pg_sys::SnapshotType::SNAPSHOT_DIRTY;
-        let mut dirty = pg_sys::SnapshotData { snapshot_type, ..Default::default() };
-        let mut tid = tid;
-        // SAFETY: the relation is open and its access method complete; no destructor is pending over the closure
-        let found = unsafe {
-            let fetch = (*(*self.relation).rd_tableam).tuple_fetch_row_version;
-            fetch.is_some_and(|fetch| guarded(|| fetch(self.relation, &raw mut tid, &raw mut dirty, self.slot)))
-        };
-        found.then(|| flight(&dirty))
-    }
-
     /// Locks a row against changes, to the end of the transaction. With `wait`, waits for whoever has it.
     pub fn lock(&self, tid: ItemPointerData, wait: bool) -> Locked {
         self.lock_as(tid, pg_sys::LockTupleMode::LockTupleExclusive, wait)
