@@ -99,18 +99,19 @@ fn grant_batch(call: &Call, leases: &Leases, mut candidates: Vec<Candidate>, gra
     let none = LazyCell::new(|| call.declarations().none());
     let plain = |resource: &str| *none || matches!(call.declarations().stands(resource), Stands::Absent);
     candidates.retain_mut(|candidate| claim(call, leases, candidate, &stripes, &plain));
+    let mut done = Vec::new();
     if !candidates.is_empty() {
         fence::raise(call);
-        write(call, leases, &candidates, granted);
-        give_back(call, leases, &mut candidates, granted);
-        let mut places: Vec<_> = candidates.iter().flat_map(|candidate| candidate.places.iter().copied()).collect();
+        done = write(call, leases, candidates);
+        give_back(call, leases, &mut done);
+        let mut places: Vec<_> = done.iter().flat_map(|(candidate, _)| candidate.places.iter().copied()).collect();
         queue::leave(call, &mut places);
     }
     for stripe in stripes {
         Guard::Stripe(stripe).unlock(Mode::Exclusive);
     }
     let (mut grantees, mut dead_owners) = (Vec::new(), Vec::new());
-    for candidate in &candidates {
+    for (candidate, _) in &done {
         call.seam().changed(&candidate.resource, candidate.slot);
         grantees.push(candidate.grantee);
         if let Some((dead, _)) = candidate.taken_from().filter(|_| !candidate.released) {
@@ -126,7 +127,11 @@ fn grant_batch(call: &Call, leases: &Leases, mut candidates: Vec<Candidate>, gra
     dead_owners.sort_unstable_by_key(|dead| *dead.as_bytes());
     dead_owners.dedup();
     call.taken_from(&dead_owners);
-    history::granted(call, &candidates, granted);
+    history::granted(call, &done);
+    granted.extend(done.into_iter().map(|(candidate, fence)| {
+        let Candidate { resource, slot, grantee, .. } = candidate;
+        ((resource, slot), Grant { fence, session: grantee.session() })
+    }));
 }
 
 pub fn stripe(resource: &str, slot: i32) -> u16 {
@@ -208,10 +213,10 @@ fn is_own(candidate: &Candidate) -> bool {
     candidate.row.is_some_and(|row| row.session == Some(candidate.grantee.session()))
 }
 
-/// Writes the rows: one by one, or if the table is not as we made it by a statement for each grantee and kind.
-fn write(call: &Call, leases: &Leases, candidates: &[Candidate], granted: &mut HashMap<Seat, Grant>) {
+/// Writes the rows: one by one, or if the table is not as we made it by a statement for each grantee and kind. Gives the new fences.
+fn write(call: &Call, leases: &Leases, candidates: Vec<Candidate>) -> Vec<(Candidate, i64)> {
     if leases.is_plain() {
-        for candidate in candidates {
+        let give = |candidate: Candidate| {
             let owner = Owner {
                 session: candidate.grantee.session(),
                 fence: spi::next(c"fence_seq"),
@@ -219,19 +224,19 @@ fn write(call: &Call, leases: &Leases, candidates: &[Candidate], granted: &mut H
                 declared: candidate.declared.is_some(),
             };
             leases.give(&candidate.resource, candidate.slot, candidate.row.map(|row| row.tid), &owner);
-            let grant = Grant { fence: owner.fence, session: owner.session };
-            granted.insert((candidate.resource.clone(), candidate.slot), grant);
-        }
+            (candidate, owner.fence)
+        };
         spi::durably();
-        return;
+        return candidates.into_iter().map(give).collect();
     }
     let mut statements: BTreeMap<(Uuid, bool, bool), (Vec<&str>, Vec<i32>)> = BTreeMap::new();
-    for candidate in candidates {
+    for candidate in &candidates {
         let group = (candidate.grantee.session(), candidate.row.is_none(), candidate.declared.is_some());
         let (resources, slots) = statements.entry(group).or_default();
         resources.push(&candidate.resource);
         slots.push(candidate.slot);
     }
+    let mut fences = HashMap::<Seat, i64>::new();
     for ((session, is_new, declared), (resources, slots)) in statements {
         let values = vec![
             Value::Texts(resources),
@@ -241,27 +246,26 @@ fn write(call: &Call, leases: &Leases, candidates: &[Candidate], granted: &mut H
             Value::Bool(declared),
         ];
         let statement = if is_new { &INSERT } else { &UPDATE };
-        let grant = |row: spi::Row| ((row.text(1), row.int(2)), Grant { fence: row.long(3), session });
-        granted.extend(call.db().run(statement, values, grant));
+        fences.extend(call.db().run(statement, values, |row| ((row.text(1), row.int(2)), row.long(3))));
     }
+    let fence = |candidate: &Candidate| fences.get(&(candidate.resource.clone(), candidate.slot)).copied();
+    candidates.into_iter().filter_map(|candidate| fence(&candidate).map(|fence| (candidate, fence))).collect()
 }
 
 /// Takes back what was granted of a resource whose declaration has changed meanwhile.
-fn give_back(call: &Call, leases: &Leases, candidates: &mut Vec<Candidate>, granted: &mut HashMap<Seat, Grant>) {
-    let declared = |candidate: &Candidate| Some((candidate.resource.clone(), candidate.declared?));
-    let mut changed: HashSet<(String, (Kind, i32))> = candidates.iter().filter_map(declared).collect();
+fn give_back(call: &Call, leases: &Leases, done: &mut Vec<(Candidate, i64)>) {
+    let declared = |(candidate, _): &(Candidate, i64)| Some((candidate.resource.clone(), candidate.declared?));
+    let mut changed: HashSet<(String, (Kind, i32))> = done.iter().filter_map(declared).collect();
     changed.retain(|(resource, declared)| !declaration::still(resource, *declared));
     if changed.is_empty() {
         return;
     }
-    let gone = |candidate: &Candidate| declared(candidate).is_some_and(|seen| changed.contains(&seen));
-    let changed: Vec<(Seat, ItemPointerData)> = candidates
-        .extract_if(.., |candidate| gone(candidate))
-        .filter_map(|Candidate { resource, slot, .. }| {
-            let seat = (resource, slot);
-            granted.remove(&seat);
-            let tid = leases.row(&seat.0, slot)?.tid;
-            Some((seat, tid))
+    let gone = |done: &(Candidate, i64)| declared(done).is_some_and(|seen| changed.contains(&seen));
+    let changed: Vec<(Seat, ItemPointerData)> = done
+        .extract_if(.., |done| gone(done))
+        .filter_map(|(Candidate { resource, slot, .. }, _)| {
+            let tid = leases.row(&resource, slot)?.tid;
+            Some(((resource, slot), tid))
         })
         .collect();
     release::free(call, &changed, false);

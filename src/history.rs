@@ -11,7 +11,7 @@
 use crate::call::Call;
 use crate::catalog;
 use crate::claim::{LeaseRow, Seat};
-use crate::grant::{Candidate, Grant};
+use crate::grant::Candidate;
 use crate::holders;
 use crate::liveness::databases::Kept;
 use crate::session::{self, SessionRow, takeover};
@@ -151,17 +151,16 @@ fn write(call: &Call, entries: &[Entry]) {
     call.seam().kept(Kept::History);
 }
 
-/// Records what has been granted: who had it before, and, of all, who has it now.
-pub fn granted(call: &Call, candidates: &[Candidate], granted: &HashMap<Seat, Grant>) {
+/// Records what has been granted, and under which fences: who had it before, and, of all, who has it now.
+pub fn granted(call: &Call, granted: &[(Candidate, i64)]) {
     let lost = |candidate: &Candidate| candidate.taken_from().is_some() && (!candidate.released || candidate.inherited);
     let (with_grants, mut entries) = (has_grants(), Vec::new());
-    if !(with_grants || candidates.iter().any(lost) && has_losses()) {
+    if !(with_grants || granted.iter().any(|(candidate, _)| lost(candidate)) && has_losses()) {
         return;
     }
     let mut sessions = Sessions::default();
-    for candidate in candidates.iter().filter(|candidate| with_grants || lost(candidate)) {
+    for (candidate, fence) in granted.iter().filter(|(candidate, _)| with_grants || lost(candidate)) {
         let (resource, slot, grantee) = (&candidate.resource, candidate.slot, candidate.grantee.session());
-        let Some(Grant { fence, .. }) = granted.get(&(resource.clone(), slot)).copied() else { continue };
         let next = holders::name(grantee);
         if let Some((from, row)) = candidate.taken_from() {
             let event = match (candidate.inherited, candidate.released) {
@@ -171,12 +170,12 @@ pub fn granted(call: &Call, candidates: &[Candidate], granted: &HashMap<Seat, Gr
             };
             let consumer = sessions.name(from);
             if with_grants || !event.is_ordinary() {
-                let next = next.clone().map(|next| (next, fence));
+                let next = next.clone().map(|next| (next, *fence));
                 entries.push(Entry { next, ..Entry::new(event, resource, slot, row.fence, consumer) });
             }
         }
         if with_grants {
-            entries.push(Entry::new(Event::Granted, resource, slot, fence, next));
+            entries.push(Entry::new(Event::Granted, resource, slot, *fence, next));
         }
     }
     write(call, &entries);
