@@ -231,6 +231,19 @@ def test_lazily_works_without_a_worker_slot_and_recovers(crowded):
         wait_until(lambda: crowded.query("SELECT count(*) FROM eskit_lease._sessions WHERE consumer IN ('leader', 'again')") == [(0,)])
 
 
+def test_what_is_waited_for_far_apart_is_handed_over_by_one_sweep(no_worker, connect):
+    """A sweep looks at a thousand leases, hands over what was found, and goes on."""
+    conn = connect()
+    waiter, dead = Session(conn, "waiter", ttl="600 s"), Session(conn, "dead", ttl="5 s")
+    conn.execute(ACQUIRE_RANGE, (0, 2_499, dead.id))
+    wanted = [f"many {number:06}" for number in (0, 999, 1_000, 1_700, 2_499)]
+    for name in wanted:
+        waiter.queue(name)
+    wait_until(lambda: dead.expired(conn), timeout=20)
+    assert call(conn, "session_sweep", 1_000).handed_over == len(wanted)
+    assert [waiter.acquire(name).reason for name in wanted] == ["already_held"] * len(wanted)
+
+
 def test_a_dead_session_with_more_leases_than_one_sweep_looks_at(no_worker, connect):
     """Whoever sweeps by hand remembers no looks of before. What is waited for is not merely freed, wherever it stands."""
     conn = connect()
