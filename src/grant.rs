@@ -5,8 +5,9 @@
 //! 1. The caller has taken G(grantee) in share mode and read the grantee's row after that, so the session cannot end under the
 //!    grant without the worker seeing the lease (see [`crate::sweep`]).
 //! 2. F(old fence) must be free: no fenced transaction of the old holder is open, and none can begin (see [`crate::fence`]).
-//! 3. The row of the lease is locked. A slot without a row has nothing to lock: whoever makes the row holds the slot's stripe for the time
-//!    of the call, and looks again under it, what is not committed included. The grantee's places in the queue are taken away, or locked.
+//! 3. The grantee's places in the queue are locked, and then the row of the lease: a lease that is locked in vain is nobody's until that
+//!    transaction ends. A slot without a row has nothing to lock: whoever makes the row holds the slot's stripe for the time of the call, and
+//!    looks again under it, what is not committed included.
 //! 4. A session has one permit of a semaphore at most: Seat(resource, grantee) is taken, to the end of the transaction, and there is
 //!    no other.
 //! 5. The fence is drawn with the row in hand, so it is greater than that of every owner before.
@@ -98,7 +99,7 @@ fn grant_batch(call: &Call, leases: &Leases, mut candidates: Vec<Candidate>, gra
     // Looked at now that the stripes are had, if at all: most candidates have a row, and most databases no declarations.
     let none = LazyCell::new(|| call.declarations().none());
     let plain = |resource: &str| *none || matches!(call.declarations().stands(resource), Stands::Absent);
-    candidates.retain_mut(|candidate| claim(call, leases, candidate, &stripes, &plain));
+    candidates.retain(|candidate| claim(call, leases, candidate, &stripes, &plain));
     let mut done = Vec::new();
     if !candidates.is_empty() {
         fence::raise(call);
@@ -161,7 +162,7 @@ fn take_stripes(candidates: &[Candidate]) -> BTreeSet<u16> {
 fn claim(
     call: &Call,
     leases: &Leases,
-    candidate: &mut Candidate,
+    candidate: &Candidate,
     stripes: &BTreeSet<u16>,
     plain: &dyn Fn(&str) -> bool,
 ) -> bool {
@@ -177,27 +178,16 @@ fn claim(
     if !allowed {
         return false;
     }
-    let had = match &candidate.row {
+    if !candidate.places.iter().all(|place| call.waiters().lock(*place, false) == Locked::Mine) {
+        return false;
+    }
+    match &candidate.row {
         Some(row) => leases.lock(row.tid, false) == Locked::Mine,
         None => {
             stripes.contains(&stripe(&candidate.resource, candidate.slot))
                 && matches!(leases.probe(&candidate.resource, candidate.slot), Probe::Absent)
                 && (candidate.declared.is_some() || plain(&candidate.resource))
         }
-    };
-    had && take_places(call, candidate)
-}
-
-/// Takes the grantee's place away: the one that there mostly is at once, which spares a lock; others are locked until all is granted, as they
-/// are where a grant may have to be taken back.
-fn take_places(call: &Call, candidate: &mut Candidate) -> bool {
-    let waiters = call.waiters();
-    match candidate.places[..] {
-        [place] if candidate.declared.is_none() && waiters.is_plain() => {
-            candidate.places.clear();
-            waiters.try_delete_at(place) == Locked::Mine
-        }
-        _ => candidate.places.iter().all(|place| waiters.lock(*place, false) == Locked::Mine),
     }
 }
 

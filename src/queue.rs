@@ -167,7 +167,7 @@ pub fn leave(call: &Call, places: &mut [ItemPointerData]) {
         return;
     }
     for place in places {
-        table.delete_locked(*place);
+        table.try_delete_at(*place);
     }
     spi::durably();
 }

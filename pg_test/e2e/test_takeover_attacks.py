@@ -141,6 +141,22 @@ def test_a_successor_that_drains_is_in_nobodys_way(connect):
     is_granted(conn, waiter, "r")
 
 
+def test_a_successor_that_is_just_closing_inherits_nothing(connect):
+    """Its close has looked for what it has, and would leave behind what comes after."""
+    conn, releasing, closing = connect(), connect(autocommit=False), connect(autocommit=False)
+    old, holder = Session(conn, "me", "60 s"), Session(conn, "holder", "60 s")
+    holder.take("r")
+    old.queue("r")
+    assert call(releasing, "lease_release", "r", holder.fences["r"])
+    heir = Session(connect(), "me", "60 s", takeover=True)
+    assert call(closing, "session_close", heir.id)
+    releasing.rollback()
+    worker_passes(conn)
+    closing.commit()
+    left_in = ("_waiters", "_sessions")
+    wait_until(lambda: not any(rows_of(conn, table, "session", session) for table in left_in for session in (old, heir)))
+
+
 def test_two_takeovers_at_once_leave_one_session(connect, background):
     old, watcher = Session(connect(), "me", "60 s"), connect()
     old.take("r")

@@ -121,7 +121,7 @@ struct Inheritance {
     ahead: Vec<String>,
 }
 
-/// Passes on what a session has. `free` says of a lease whether it may be taken; and if so, whether this transaction keeps fenced ones
+/// Passes on what a session has; all of it stays where the other one is just ending, which would leave it behind. `free` says of a lease whether it may be taken; and if so, whether this transaction keeps fenced ones
 /// away from it.
 fn inherit(
     call: &Call,
@@ -130,9 +130,11 @@ fn inherit(
     seats: Vec<Seat>,
     free: &dyn Fn(&LeaseRow) -> Option<bool>,
 ) -> Inheritance {
+    if !admit(call, HashSet::from([to.session()]), &mut HashMap::new()).is_empty() {
+        return Inheritance { leases: 0, left: true, ahead: Vec::new() };
+    }
     let joined = group::inherit(call, from, to.session());
     let leases = Leases::open();
-    let able = admit(call, HashSet::from([to.session()]), &mut HashMap::new()).is_empty();
     // It may have been put at the head of the queue of what it gets now.
     let names: Vec<&str> = seats.iter().map(|(resource, _)| resource.as_str()).collect();
     let mut places = queue::places(&names, &vec![to.session(); seats.len()]);
@@ -146,7 +148,7 @@ fn inherit(
             let beyond = !released && seat.1 >= slots;
             kind == Kind::Semaphore && (beyond || !claim::of_session(&seat.0, to.session()).is_empty())
         };
-        match free(&row).filter(|_| able) {
+        match free(&row) {
             Some(released) if declared.is_some_and(|declared| is_spare(released, declared)) => {
                 spare.push((seat, row, released));
             }

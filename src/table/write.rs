@@ -113,31 +113,27 @@ impl Table {
 
     /// Deletes the row that the last scan stopped at, or that a scan stands at, if nobody else has it.
     pub fn try_delete(&self) -> Locked {
-        self.try_delete_at(self.row().tid())
-    }
-
-    /// Deletes the row at a place, if nobody else has it.
-    pub fn try_delete_at(&self, tid: ItemPointerData) -> Locked {
-        match self.delete(tid, false) {
+        match self.delete(false) {
             // This transaction, perhaps.
-            Locked::Busy => self.delete_locked(tid),
+            Locked::Busy => self.try_delete_at(self.row().tid()),
             known => known,
         }
     }
 
-    /// Deletes the row at a place that this transaction has locked, which a try alone would take for somebody else's lock.
-    pub fn delete_locked(&self, tid: ItemPointerData) -> Locked {
+    /// Deletes the row at a place, if nobody else has it. Where this transaction has locked it already, that spares a try that takes its own
+    /// lock for somebody else's.
+    pub fn try_delete_at(&self, tid: ItemPointerData) -> Locked {
         match self.lock(tid, false) {
-            Locked::Mine => self.delete(tid, true),
+            Locked::Mine => self.delete(true),
             other => other,
         }
     }
 
-    fn delete(&self, mut tid: ItemPointerData, wait: bool) -> Locked {
+    fn delete(&self, wait: bool) -> Locked {
         let mut failure = pg_sys::TM_FailureData::default();
-        // SAFETY: a place in the table, which is a heap without triggers
+        // SAFETY: the slot holds a row of the table, which is a heap without triggers
         unsafe {
-            let (command, tid) = (pg_sys::GetCurrentCommandId(true), &raw mut tid);
+            let (command, tid) = (pg_sys::GetCurrentCommandId(true), &raw mut (*self.slot).tts_tid);
             let crosscheck = std::ptr::null_mut();
             let result = pg_sys::heap_delete(self.relation, tid, command, crosscheck, wait, &mut failure, false);
             pg_sys::CommandCounterIncrement();
