@@ -394,7 +394,7 @@ impl Error {
                 Error::Foreign { .. } => "A session is used by the role that opened it, or by a member of that role.",
                 Error::NotAttached => "Open the session with attach => true, or leave attach_grace out.",
                 Error::SessionsFull => {
-                    "Close sessions that are not needed, or raise eskit_lease.max_sessions and restart the server."
+                    "Close sessions that are not needed, whose places are free one TTL later, or raise eskit_lease.max_sessions and restart the server."
                 }
                 Error::DatabasesFull => "Raise eskit_lease.max_databases and restart the server.",
                 Error::BridgesFull => "Drop bridges that are not needed with bridge_drop.",
