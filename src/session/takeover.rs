@@ -84,9 +84,10 @@ fn succeed(call: &Call, old: &SessionRow, at: SlotRef, new: SlotRef) -> Result<(
     let (from, to) = (old.session, new.session());
     // Had already where it holds more than there is room for locks.
     let excluded = Guard::Fencer(from).try_lock(Mode::Exclusive);
-    let seats = call.db().run(&HELD, vec![Value::Uuid(from), Value::Long(i64::MAX)], seat);
-    // While somebody is granting to it, what it is given is not to be seen yet: the sweep passes it on.
+    // While somebody is granting to it, what it is given is not to be seen yet: the sweep passes it on. Asked before it is read what it has, for
+    // somebody may have done so by then.
     let alone = Guard::Grantee(from).try_lock(Mode::Exclusive);
+    let seats = call.db().run(&HELD, vec![Value::Uuid(from), Value::Long(i64::MAX)], seat);
     delete(call.db(), &[from]);
     for statement in [&SUCCEED, &REDIRECT] {
         call.db().execute(statement, vec![Value::Uuid(from), Value::Uuid(to)]);
@@ -121,8 +122,8 @@ struct Inheritance {
     ahead: Vec<String>,
 }
 
-/// Passes on what a session has; all of it stays where the other one is just ending, which would leave it behind. `free` says of a lease whether it may be taken; and if so, whether this transaction keeps fenced ones
-/// away from it.
+/// Passes on what a session has. All of it stays while the successor is just ending, which would leave it behind. `free` says of a lease
+/// whether it may be taken; and if so, whether this transaction keeps fenced ones away from it.
 fn inherit(
     call: &Call,
     from: Uuid,
