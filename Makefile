@@ -5,7 +5,7 @@ PG_CONFIG ?= pg_config
 SECONDS ?= 600
 MAJORS := 15 16 17 18
 
-.PHONY: help all demo test test-all test-deb soak bench install deb dist lint clean
+.PHONY: help all demo test test-all test-ends test-deb soak bench install deb dist lint clean
 
 help: ## this list
 	@sed -nE 's/^([a-z-]+): ## (.*)/make \1\t\2/p' Makefile | expand -t 18
@@ -20,6 +20,10 @@ test: ## all tests on one major of PostgreSQL (PG=15)
 test-all: ## all tests on 15, 16, 17 and 18
 	@pg_test/setup $(MAJORS)
 	@pg_test/run $(MAJORS)
+
+test-ends: ## all tests on the oldest and the newest of these, on the others what depends on the major
+	@pg_test/setup $(MAJORS)
+	@pg_test/run --ends $(MAJORS)
 
 soak: ## clients come, fail and go at random, and all that they were answered is checked (PG=15 SECONDS=600 SEED=...)
 	@pg_test/setup 15 $(PG)

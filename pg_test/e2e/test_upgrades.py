@@ -1,4 +1,4 @@
-"""From 0.1.0, whose SQL is frozen in pg_test/upgrade, to this version. The suite `upgrade` of pg_test/run tests what both can do."""
+"""From former versions, whose SQL is frozen in pg_test/upgrade, to this version. The suite `upgrade` of pg_test/run tests what both can do."""
 
 import os
 import subprocess
@@ -14,12 +14,18 @@ from psycopg.types.json import Jsonb
 UPDATE = "ALTER EXTENSION eskit_lease UPDATE"
 
 
+@pytest.fixture(params=("0.1.0", "0.2.0"))
+def before(request):
+    """A former version."""
+    return request.param
+
+
 @pytest.fixture
-def former(server, db):
-    """A database with 0.1.0."""
+def former(server, db, before):
+    """A database with a former version."""
     name = f"{db}_former"
     server.query(f"CREATE DATABASE {name}")
-    server.query("CREATE EXTENSION eskit_lease VERSION '0.1.0'", dbname=name)
+    server.query(f"CREATE EXTENSION eskit_lease VERSION '{before}'", dbname=name)
     yield name
     server.query(f"DROP DATABASE {name} WITH (FORCE)")
 
@@ -28,9 +34,9 @@ def version(conn):
     return conn.execute("SELECT extversion FROM pg_extension WHERE extname = 'eskit_lease'").fetchone()[0]
 
 
-def test_an_updated_database_is_as_a_fresh_one(connect, former):
+def test_an_updated_database_is_as_a_fresh_one(connect, former, before):
     fresh, updated = connect(), connect(dbname=former)
-    assert version(updated) == "0.1.0"
+    assert version(updated) == before
     updated.execute(UPDATE)
     assert version(updated) == version(fresh)
     found = differences(facts(fresh), facts(updated))
@@ -94,12 +100,12 @@ SIGNATURES = """
     FROM pg_proc AS p WHERE probin = '$libdir/eskit_lease'"""
 
 
-def test_the_library_has_each_function_of_before(connect, former):
-    before = connect(dbname=former).execute(SIGNATURES).fetchall()
+def test_the_library_has_each_function_of_before(connect, former, before):
+    functions = connect(dbname=former).execute(SIGNATURES).fetchall()
     now = {symbol: signature for symbol, *signature in connect().execute(SIGNATURES)}
-    assert len(before) == 62
+    assert len(functions) == {"0.1.0": 62, "0.2.0": 66}[before]
     # Of the symbols that are still in use the arguments are those of before; others, the validator has found.
-    assert [(symbol, *now.get(symbol, signature)) for symbol, *signature in before] == before
+    assert [(symbol, *now.get(symbol, signature)) for symbol, *signature in functions] == functions
 
 
 @once
@@ -237,13 +243,13 @@ def test_an_update_while_everything_is_in_use(server, connect, former, backgroun
 
 
 @once
-def test_who_may_update(server, connect, former):
+def test_who_may_update(server, connect, former, before):
     admin = connect(dbname=former)
     admin.execute("CREATE ROLE upgrades_nobody LOGIN")
     try:
         with pytest.raises(psycopg.errors.InsufficientPrivilege, match="must be owner of extension eskit_lease"):
             connect(dbname=former, user="upgrades_nobody").execute(UPDATE)
-        assert version(admin) == "0.1.0"
+        assert version(admin) == before
         admin.execute(UPDATE)
         with pytest.raises(psycopg.errors.InsufficientPrivilege, match="permission denied for function _require_library"):
             connect(dbname=former, user="upgrades_nobody").execute("SELECT eskit_lease._require_library('0.1.0')")
