@@ -155,6 +155,7 @@ fn sql(call: &Call) -> String {
         Verb::Lock => of("lock_acquire", format!("{resource}, {consumer}, '{ttl} ms', {session}")),
         Verb::Renew => of("lease_renew", format!("{resource}, {fence}")),
         Verb::Release => of("lease_release", format!("{resource}, {fence}")),
+        Verb::Grace => of("lease_release", format!("{resource}, {fence}, '{ttl} ms'")),
         Verb::Cancel => of("lease_cancel", format!("{resource}, {session}")),
         Verb::Force => of("lease_force_release", format!("{resource}, {fence}, 'the checker'")),
         Verb::Look | Verb::Hangup => String::new(),

@@ -331,6 +331,9 @@ impl Worker {
 
     /// Releases, mostly by itself, and sometimes in a transaction that is prepared or rolled back.
     async fn let_go(&mut self, holding: &Holding) -> Result<(), Failure> {
+        if self.chance(12) {
+            return self.let_go_with_grace(holding).await;
+        }
         if !self.chance(6) {
             return self.about(Verb::Release, &holding.resource, Some(holding.fence)).await.map(drop);
         }
@@ -344,6 +347,25 @@ impl Worker {
         end?;
         self.tx = None;
         Ok(())
+    }
+
+    /// The lease goes on alone under its fence. The client finishes under that, takes the lease back, or leaves it to lapse.
+    async fn let_go_with_grace(&mut self, holding: &Holding) -> Result<(), Failure> {
+        let grace = self.random.random_range(100..1_500);
+        let (resource, fence) = (Some(holding.resource.clone()), Some(holding.fence));
+        let ask = Call { verb: Verb::Grace, resource, fence, ttl_ms: Some(grace), ..Call::default() };
+        if self.call(ask).await?.done != Some(true) {
+            return Ok(());
+        }
+        sleep(Duration::from_millis(self.random.random_range(0..grace))).await;
+        match self.random.random_range(0..3) {
+            0 => self.write(holding, false).await?,
+            1 if self.about(Verb::Acquire, &holding.resource, None).await?.fence == fence => {
+                self.write(holding, false).await?;
+            }
+            _ => return Ok(()),
+        }
+        self.about(Verb::Release, &holding.resource, fence).await.map(drop)
     }
 
     /// Not in the calm, where nobody decides what is prepared.

@@ -34,6 +34,8 @@ pub enum Verb {
     Lock,
     Renew,
     Release,
+    /// lease_release with a grace of `ttl_ms`.
+    Grace,
     Cancel,
     Force,
     /// Somebody else has seen in the view `leases` who holds it.

@@ -93,6 +93,11 @@ impl Story {
         self.call(time, about(Verb::Release, session, fence), Ok(done()))
     }
 
+    /// A release with a grace of so many milliseconds.
+    pub fn grace(&mut self, time: std::ops::Range<u64>, session: &str, fence: i64, grace: u64) -> &mut Story {
+        self.call(time, Call { ttl_ms: Some(grace), ..about(Verb::Grace, session, fence) }, Ok(done()))
+    }
+
     /// A fenced transaction, in steps of a millisecond from `at` on, save that its end is asked for at `end`.
     pub fn write(&mut self, at: u64, end: u64, session: &str, fence: i64, commit: Result<(), &str>) -> &mut Story {
         let tx = Some(at);

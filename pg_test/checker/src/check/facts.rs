@@ -6,7 +6,8 @@
 //! **Sessions.** A session certainly lives until the latest time that an answer has vouched for, the call's start plus `trust_ms`, unless
 //! its end was asked for before: by its own role, or, if it is attached, by whatever ends its connection.
 //!
-//! **Tenures.** A fence is one tenure of one session in one slot, known from whichever answer or row tells of it.
+//! **Tenures.** A fence is one tenure of one session in one slot, known from whichever answer or row tells of it. A release with grace gives up
+//! the tenure, which then may end when the grace is over; what is answered about its fence from then on says nothing about the session.
 
 use crate::history::{Call, History, Verb};
 use std::collections::{BTreeMap, HashMap};
@@ -155,7 +156,7 @@ impl<'a> Facts<'a> {
                 let answer = call.answer.as_ref()?;
                 let session = match call.verb {
                     Verb::Open => answer.session.as_deref()?,
-                    Verb::Renew => self.tenure(call)?.session,
+                    Verb::Renew => self.tenure(call).filter(|tenure| !tenure.is_in_grace(call))?.session,
                     _ => call.session.as_deref()?,
                 };
                 Some((session, call.from + answer.trust_ms? * 1_000))
@@ -230,6 +231,12 @@ impl<'a> Facts<'a> {
                             tenure.ends_from = tenure.ends_from.min(call.from);
                         }
                     }
+                    // From then on the lease lives alone, for its grace.
+                    Verb::Grace if fate != Some(Fate::Undone) => {
+                        let over = call.from + call.ttl_ms.unwrap_or(0) * 1_000;
+                        tenure.given_up = tenure.given_up.min(call.from);
+                        tenure.ends_from = tenure.ends_from.min(over);
+                    }
                     Verb::Renew | Verb::Check if is_lost(call) => {
                         tenure.given_up = tenure.given_up.min(call.to.unwrap_or(u64::MAX));
                     }
@@ -254,6 +261,11 @@ impl<'a> Tenure<'a> {
             ends_from: never,
             calls: Vec::new(),
         }
+    }
+
+    /// Whether an answer about the fence may be about the time that the lease lives without its session.
+    fn is_in_grace(&self, call: &Call) -> bool {
+        self.calls.iter().any(|other| other.verb == Verb::Grace && other.from <= call.ended())
     }
 }
 

@@ -90,6 +90,8 @@ fn step<'a>(facts: &Facts, tenure: &Tenure, call: &'a Call) -> Option<Operation<
     let (step, to) = match (call.verb, facts.fate(call)) {
         (Verb::Release | Verb::Force, Fate::Done(at)) if done == Some(true) => (Step::Release { fence }, at),
         (Verb::Release | Verb::Force, Fate::Done(at)) => (Step::Lost { fence, to: at }, at),
+        (Verb::Grace, Fate::Done(at)) if done == Some(true) => (Step::Held { fence }, at),
+        (Verb::Grace, Fate::Done(at)) => (Step::Lost { fence, to: at }, at),
         (Verb::Acquire | Verb::Lock, Fate::Done(at))
             if tenure.granted.is_none_or(|(granted, _)| !std::ptr::eq(granted, call)) =>
         {
@@ -242,6 +244,16 @@ mod tests {
     fn a_lease_that_is_lost_for_nothing_is_found() {
         let mut story = Story::of(&["a"]);
         assert!(story.acquire(10..20, "a", "granted", 1).renew(30..31, "a", 1, false).by(check).is_some());
+    }
+
+    #[test]
+    fn a_lease_in_grace_is_held_until_that_is_over() {
+        let mut story = Story::of(&["a", "b"]);
+        story.acquire(10..20, "a", "granted", 1).grace(30..31, "a", 1, 200).acquire(40..41, "a", "already_held", 1);
+        assert!(story.by(check).is_none());
+        story.acquire(240..241, "b", "granted", 2);
+        assert!(story.by(check).is_none());
+        assert!(story.acquire(100..101, "b", "granted", 2).by(check).is_some());
     }
 
     #[test]

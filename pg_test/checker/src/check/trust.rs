@@ -97,6 +97,18 @@ mod tests {
     }
 
     #[test]
+    fn a_lease_in_grace_vouches_for_nothing_else() {
+        assert!(story(1_000).grace(950..951, "a", 1, 100).by(check).is_none());
+        let mut other = story(1_500);
+        let about_it = |verb, fence| Call { resource: Some("s".into()), ..about(verb, "a", fence) };
+        let (granted, held) = (Some(1_000), Some(true));
+        let answer = crate::history::Answer { fence: Some(7), slot: Some(0), trust_ms: granted, held, ..done() };
+        other.call(20..21, about_it(Verb::Acquire, 0), Ok(answer.clone()));
+        other.call(30..31, Call { ttl_ms: Some(5_000), ..about_it(Verb::Grace, 7) }, Ok(done()));
+        assert!(other.call(800..801, about_it(Verb::Renew, 7), Ok(answer)).by(check).is_none());
+    }
+
+    #[test]
     fn a_take_over_ends_what_was_before() {
         let open = Call { verb: Verb::Open, consumer: Some("a".into()), takeover: true, ..Call::default() };
         assert!(story(1_000).call(950..951, open, Ok(done())).by(check).is_none());

@@ -15,7 +15,21 @@ use std::collections::HashMap;
 const CHECK: &str = "fenced writes";
 
 pub fn check(facts: &Facts) -> Option<Fault> {
-    falling(facts).or_else(|| overlapping(facts))
+    falling(facts).or_else(|| shared(facts)).or_else(|| overlapping(facts))
+}
+
+/// A session that is told that it holds a fence of another. Of a session that nobody has opened nothing is known: a lease in grace, and a
+/// lock, are seen in the view under private ones.
+fn shared(facts: &Facts) -> Option<Fault> {
+    facts.history.calls.iter().filter(|call| matches!(call.verb, Verb::Acquire | Verb::Lock)).find_map(|call| {
+        let told = call.answer.as_ref()?.fence?;
+        let (tenure, session) = (facts.tenure(call)?, call.session.as_deref()?);
+        let owner = facts.sessions.get(tenure.session)?;
+        (tenure.session != session && facts.fate(call) != Fate::Undone).then(|| {
+            let what = format!("fence {told} of {} is told to {session}, too", owner.consumer);
+            Fault::new(CHECK, what, tenure.calls.iter().take(1).copied().chain([call]))
+        })
+    })
 }
 
 fn falling(facts: &Facts) -> Option<Fault> {
@@ -128,6 +142,15 @@ mod tests {
     #[test]
     fn a_fence_of_two_sessions_is_found() {
         assert!(story().row(3, 50, "a", 2).by(check).is_some_and(|fault| fault.what.contains("belongs to two")));
+    }
+
+    #[test]
+    fn a_fence_that_is_told_to_a_successor_is_found() {
+        for (session, wrong) in [("b", true), ("a", false)] {
+            let mut story = Story::of(&["a", "b"]);
+            story.acquire(10..11, "a", "granted", 1).grace(20..21, "a", 1, 500);
+            assert_eq!(story.acquire(30..31, session, "already_held", 1).by(check).is_some(), wrong);
+        }
     }
 
     #[test]
