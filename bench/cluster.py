@@ -14,8 +14,15 @@ SETTINGS = (
 )  # fmt: skip
 
 
+def run(*arguments):
+    done = subprocess.run([ROOT / "pg_test/cluster", *arguments], capture_output=True, text=True)
+    if done.returncode != 0:
+        raise SystemExit(f"pg_test/cluster {' '.join(arguments)} failed:\n{done.stdout}{done.stderr}")
+
+
 class Cluster:
     def __init__(self, name):
+        self.name = name
         conf = subprocess.run([ROOT / "pg_test/cluster", "conf", name], capture_output=True, text=True, check=True).stdout
         known = dict(re.findall(r"(\w+)='([^']*)'", conf))
         self.address = f"host={known['PGHOST']} port={known['PGPORT']} user=postgres"
@@ -23,6 +30,9 @@ class Cluster:
 
     def connect(self, database="postgres"):
         return psycopg.connect(f"{self.address} dbname={database}", autocommit=True)
+
+    def restart(self):
+        run("restart", self.name)
 
     def create(self, database):
         """A database with the extension."""
@@ -35,12 +45,6 @@ class Cluster:
 @contextlib.contextmanager
 def cluster(name, *settings):
     """A new server with these further settings, and the extension in its database postgres; gone afterwards."""
-
-    def run(*arguments):
-        done = subprocess.run([ROOT / "pg_test/cluster", *arguments], capture_output=True, text=True)
-        if done.returncode != 0:
-            raise SystemExit(f"pg_test/cluster {' '.join(arguments)} failed:\n{done.stdout}{done.stderr}")
-
     run("stop", name)
     run("start", name, "15", *SETTINGS, *settings)
     try:

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 
+from adverse import adverse
 from bloat import bloat
 from bulk import bulk
 from crowd import crowd
@@ -46,6 +47,7 @@ PARTS = {
     "growth": growth,
     "idle": idle,
     "bloat": bloat,
+    "adverse": adverse,
 }
 
 
