@@ -8,6 +8,7 @@
 //! |-----------------------------------------|---------------------------------------------------------------|
 //! | held by this session                    | `already_held`, the same fence; `refenced` on a new timeline  |
 //! | in grace of this session                | `already_held`, the same fence (see [`crate::grace`])         |
+//! | in grace of a session that this one took over | `granted`, a new fence; `busy` while work under the old one is open |
 //! | held by a living session; every permit is | `held`                                                      |
 //! | being changed by somebody               | `busy`                                                        |
 //! | free or dead, others are in line or a successor lives | `awaited`                                                     |
@@ -73,7 +74,10 @@ struct Wanted {
     choices: Vec<(i32, Option<LeaseRow>)>,
     /// It is this session's own already, in its grace, or left to it by a predecessor: who is in line does not matter.
     own: bool,
-    in_grace: bool,
+    /// It is in grace, and comes back under its fence.
+    takes_back: bool,
+    /// It is in grace, and this session gets it under a new fence: the row of before.
+    takes_over: Option<LeaseRow>,
     /// It is this session's own already, under a fence of another timeline.
     refences: bool,
 }
@@ -163,14 +167,19 @@ fn look_at_own(me: SlotRef, row: &LeaseRow, holder: &Holder) -> Option<Look> {
     if row.session != Some(me.session()) && !in_grace {
         return None;
     }
-    if !in_grace && row.timeline == timeline() {
+    let is_current = row.timeline == timeline();
+    if !in_grace && is_current {
         return Some(Look::Answer(Answer::granted("already_held", row.slot, row.fence, &holder.consumer)));
     }
+    // A process that the session was taken over from may still work under the fence.
+    let let_go = !in_grace || holder.fencer == Some(me.session());
+    let takes_back = in_grace && is_current && let_go;
     Some(Look::Wanted(Wanted {
         choices: vec![(row.slot, Some(*row))],
         own: true,
-        in_grace,
-        refences: !in_grace,
+        takes_back,
+        takes_over: (in_grace && !takes_back).then_some(*row),
+        refences: !is_current && let_go,
         ..Wanted::default()
     }))
 }
@@ -179,7 +188,9 @@ fn look_at_permits(call: &Call, me: SlotRef, resource: &str, declaration: &Decla
     declaration::require_leasable(resource, declaration)?;
     let permits = semaphore::survey(call, resource, declaration, &|_| false);
     let declared = Some((declaration.kind, declaration.slots));
-    if let Some(own) = permits.held.iter().find_map(|(row, holder)| look_at_own(me, row, holder)) {
+    // A permit in grace is no reason for a second one.
+    let mine = permits.held.iter().find(|(row, _)| row.session == Some(me.session()));
+    if let Some(own) = mine.into_iter().chain(&permits.held).find_map(|(row, holder)| look_at_own(me, row, holder)) {
         return Ok(match own {
             Look::Wanted(want) => Look::Wanted(Wanted { declared, ..want }),
             answer => answer,
@@ -270,9 +281,11 @@ fn take(
             return Ok(());
         }
     };
-    let names =
-        |wanted: &[(usize, Wanted)]| wanted.iter().map(|(index, _)| resources[*index].as_str()).collect::<Vec<_>>();
-    let mut first = queue::first_in_line(call, names(&wanted), &[]);
+    let names = |wanted: &[(usize, Wanted)], which: fn(&Wanted) -> bool| {
+        let those = wanted.iter().filter(|(_, want)| which(want));
+        those.map(|(index, _)| resources[*index].as_str()).collect::<Vec<_>>()
+    };
+    let mut first = queue::first_in_line(call, names(&wanted, |_| true), &[]);
     wanted.retain(|(index, want)| {
         let barging = first.get(&resources[*index]).is_some_and(|first| first.session != me.session());
         if barging && !want.own {
@@ -280,24 +293,29 @@ fn take(
         }
         want.own || !barging
     });
-    wanted.retain(|(index, want)| match want.choices.first() {
-        Some((slot, Some(lease))) if want.in_grace => {
+    wanted.retain(|(index, want)| match (want.choices.first(), want.takes_over) {
+        (Some((slot, Some(lease))), _) if want.takes_back => {
             if grace::take_back(call, leases, me, &resources[*index], lease) {
                 answers[*index] = Answer::granted("already_held", *slot, lease.fence, &row.consumer);
             }
             false
         }
+        (_, Some(lease)) => grace::reserve(call, &lease),
         _ => true,
     });
     first.retain(|_, first| first.session == me.session());
     let mut places = queue::places_of_first(&first);
+    let taken_over: Vec<&str> = names(&wanted, |want| want.takes_over.is_some());
+    for ((resource, _), own) in queue::places(&taken_over, &vec![me.session(); taken_over.len()]) {
+        places.insert(resource, own);
+    }
     // Of a semaphore there may be another permit when somebody was faster.
     while !wanted.is_empty() {
         let candidate = |(index, want): &mut (usize, Wanted)| {
             let resource = resources[*index].clone();
             let (slot, row) = want.choices.pop()?;
             let places = places.get(&resource).cloned().unwrap_or_default();
-            let (declared, released, inherited) = (want.declared, false, false);
+            let (declared, released, inherited) = (want.declared, want.takes_over.is_some(), want.takes_over.is_some());
             Some(Candidate { resource, slot, declared, row, released, inherited, grantee: me, places })
         };
         let grants = grant::grant(call, leases, wanted.iter_mut().filter_map(candidate).collect());
@@ -308,9 +326,15 @@ fn take(
                 let reason = if want.refences { "refenced" } else { "granted" };
                 answers[*index] = Answer::granted(reason, slot, fence, &row.consumer);
                 places.remove(&resources[*index]);
+                if let Some(lease) = want.takes_over {
+                    grace::end(call, &lease);
+                }
                 false
             }
             None if want.choices.is_empty() => {
+                if let Some(lease) = want.takes_over {
+                    grace::leave(&lease);
+                }
                 // A fenced transaction of the dead holder may be in the way: whoever waits is served when it ends.
                 call.seam().judge(&resources[*index]);
                 false

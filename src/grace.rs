@@ -4,11 +4,18 @@
 //! fence stays, so that the holder may finish under it, and nobody has to be kept away from it: open fenced transactions go on, and
 //! for [`crate::fence`] both sessions are the same. Until the grace is over the holder may release the lease for good, or take it back
 //! by acquiring it. Afterwards it lapses, though the session lives.
+//!
+//! A session that takes over from the one that let go may acquire the lease too, before all who are in line, and gets a new fence: the
+//! process of before may still work under the old one. As the private session lives, a check of the old fence could begin at any time; so
+//! the successor holds F of it from before the grant to the end of its transaction, and ends the private session with the grant. It is told
+//! `busy` while a transaction under the old fence is open. The private session says by `grace_of` which session may acquire the lease, and
+//! by `fencer` which one let go. After a promotion the session that let go gets a new fence in the same way, as of any lease that it holds.
 
 use crate::call::Call;
 use crate::claim::{LeaseRow, Leases};
 use crate::declaration::{self, Kind};
 use crate::error::{Error, Result};
+use crate::grant;
 use crate::guard::{Guard, Mode};
 use crate::liveness::clock;
 use crate::liveness::slots::SlotRef;
@@ -59,18 +66,59 @@ pub fn give(call: &Call, resource: &str, fence: i64, grace_ms: i32) -> Result<bo
     Ok(true)
 }
 
-/// Takes a lease back that is in grace of a session. False if somebody was faster, or the grace is over.
+/// The private session of a lease in grace.
+fn private(call: &Call, row: &LeaseRow) -> Option<SlotRef> {
+    call.shared.find(call.home, row.session?)
+}
+
+/// Locks the row of the private session, without waiting. False if that fails, or the grace is over.
+fn lock(call: &Call, private: SlotRef) -> bool {
+    !session::lock_rows(vec![private.session()]).1 && call.shared.look(private).is_some_and(|standing| standing.alive())
+}
+
+fn end_private(call: &Call, private: SlotRef) {
+    session::delete(call.db(), &[private.session()]);
+    call.seam().ended(private, true);
+}
+
+/// Gives a lease in grace back to the session that let go of it, under its fence. False if another call was faster, if the grace is over, or
+/// if the session has another permit meanwhile.
 pub fn take_back(call: &Call, leases: &Leases, me: SlotRef, resource: &str, row: &LeaseRow) -> bool {
-    let Some(private) = row.session.and_then(|session| call.shared.find(call.home, session)) else { return false };
-    let mine = leases.lock(row.tid, false) == Locked::Mine && !session::lock_rows(vec![private.session()]).1;
-    // Of a predecessor that was taken over: its guard is not this session's, so nothing may be fenced when the lease comes here.
-    let guarded = call.fencer(private) == call.fencer(me) || Guard::Fence(row.fence).try_lock(Mode::Exclusive);
-    if !mine || !guarded || !call.shared.look(private).is_some_and(|standing| standing.alive()) {
+    let Some(private) = private(call, row) else { return false };
+    // Another connection of the session may be getting a permit for it at this moment.
+    if row.declared && !grant::is_only_permit(resource, row.slot, me.session()) {
+        return false;
+    }
+    if leases.lock(row.tid, false) != Locked::Mine || !lock(call, private) {
         return false;
     }
     give_to(call, resource, row.slot, me.session());
-    session::delete(call.db(), &[private.session()]);
-    call.seam().ended(private, true);
+    end_private(call, private);
     call.seam().revise(me);
     true
+}
+
+/// Keeps the fence of a lease in grace from new checks, and its private session as it is, for a grant to come. False while a fenced
+/// transaction is open, while another call has the lease in hand, or when the grace is over.
+pub fn reserve(call: &Call, row: &LeaseRow) -> bool {
+    if !Guard::Fence(row.fence).try_lock(Mode::Exclusive) {
+        return false;
+    }
+    let reserved = private(call, row).is_some_and(|private| lock(call, private));
+    if !reserved {
+        leave(row);
+    }
+    reserved
+}
+
+/// Lets checks of the fence pass again: the lease was not granted.
+pub fn leave(row: &LeaseRow) {
+    Guard::Fence(row.fence).unlock(Mode::Exclusive);
+}
+
+/// Ends the private session of a lease that has been granted to another session.
+pub fn end(call: &Call, row: &LeaseRow) {
+    if let Some(private) = private(call, row) {
+        end_private(call, private);
+    }
 }

@@ -9,7 +9,7 @@
 //!    transaction ends. A slot without a row has nothing to lock: whoever makes the row holds the slot's stripe for the time of the call, and
 //!    looks again under it, what is not committed included.
 //! 4. A session has one permit of a semaphore at most: Seat(resource, grantee) is taken, to the end of the transaction, and there is
-//!    no other.
+//!    no other. What takes a permit back out of grace does the same.
 //! 5. The fence is drawn with the row in hand, so it is greater than that of every owner before.
 //! 6. The lease of a bridge is given by the worker, and while it has the lock or the row (see [`crate::bridge`]); its holder may have a new fence.
 //! 7. A slot of a declared resource is given back at once if the declaration has changed meanwhile (see [`crate::declaration`]).
@@ -171,7 +171,7 @@ fn claim(
         return false;
     }
     let allowed = match candidate.declared {
-        Some((Kind::Semaphore, _)) => is_only_permit(candidate),
+        Some((Kind::Semaphore, _)) => is_only_permit(&candidate.resource, candidate.slot, candidate.grantee.session()),
         Some((Kind::Bridge, _)) => is_own(candidate) || tend::may_grant(&candidate.resource),
         Some((Kind::Group, _)) | None => true,
     };
@@ -191,11 +191,10 @@ fn claim(
     }
 }
 
-/// Whether the grantee has no other permit of the semaphore, and is given none until this transaction ends.
-fn is_only_permit(candidate: &Candidate) -> bool {
-    let session = candidate.grantee.session();
-    Guard::Seat(session, keys::fnv1a(&candidate.resource)).try_lock(Mode::Exclusive)
-        && claim::of_session(&candidate.resource, session).iter().all(|row| row.slot == candidate.slot)
+/// Whether a session has no permit of the semaphore but in this slot, and is given none until this transaction ends.
+pub fn is_only_permit(resource: &str, slot: i32, session: Uuid) -> bool {
+    Guard::Seat(session, keys::fnv1a(resource)).try_lock(Mode::Exclusive)
+        && claim::of_session(resource, session).iter().all(|row| row.slot == slot)
 }
 
 /// Whether the grantee has it already.

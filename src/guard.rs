@@ -5,7 +5,7 @@
 //! |--------------|-----------------------------------------------------------------------------------------------|
 //! | `Grantee` (G)| shared by whoever grants to the session; exclusively by whoever takes its last rows away         |
 //! | `Fencer` (S) | shared by a fenced transaction of the session; exclusively by its close and by bulk releases     |
-//! | `Fence` (F)  | shared by a fenced transaction; exclusively by a release, or for an instant to see that none is open |
+//! | `Fence` (F)  | shared by a fenced transaction; exclusively by a release and by a successor who gets what is in grace; or for an instant to see that none is open |
 //! | `Seat` (P)   | exclusively by whoever gives one session a permit of one semaphore, or makes it a member of one group |
 //! | `Stripe` (N) | exclusively, for the time of one call, by whoever makes the first row of a slot, or the head of a key |
 //! | `Taken` (T)  | jointly by prepared transactions that took something from the session when it was dead: no restart revives it |

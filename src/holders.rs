@@ -13,8 +13,10 @@ use std::cell::RefCell;
 pub struct Holder {
     pub session: Uuid,
     pub consumer: String,
-    /// Who may take back the lease that it keeps for a while.
+    /// The session that may have the lease that this one keeps for a while.
     pub grace_of: Option<Uuid>,
+    /// The session that let go of that lease.
+    pub fencer: Option<Uuid>,
 }
 
 /// How many names a backend remembers.
@@ -42,8 +44,8 @@ impl Holders {
         }
         for row in living_rows(call, &unknown) {
             remember(&row);
-            let SessionRow { session, consumer, grace_of, .. } = row;
-            holders.insert(session, Some(Holder { session, consumer, grace_of }));
+            let SessionRow { session, consumer, grace_of, fencer, .. } = row;
+            holders.insert(session, Some(Holder { session, consumer, grace_of, fencer }));
         }
         Holders(holders)
     }
@@ -82,7 +84,7 @@ fn remembered(call: &Call, session: Uuid) -> Option<Holder> {
     let at = call.shared.find(call.home, session)?;
     let lives = call.shared.look(at).is_some_and(|standing| standing.state == State::Alive);
     // Ended by this very transaction, of which shared memory does not know yet.
-    (lives && !seam::has_ended(at)).then_some(Holder { session, consumer, grace_of: None })
+    (lives && !seam::has_ended(at)).then_some(Holder { session, consumer, grace_of: None, fencer: None })
 }
 
 fn remember(row: &SessionRow) {

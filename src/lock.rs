@@ -11,7 +11,7 @@ use crate::guard::{Guard, Mode};
 use crate::holders::{Holder, Holders, living_rows};
 use crate::lease::{LeaseAnswer, acquirer};
 use crate::liveness::databases::Counter;
-use crate::session::{self, New, SessionRow, Touch, touch};
+use crate::session::{self, New, SessionRow, Touch, touch_holder};
 use crate::spi;
 use crate::text::Text;
 use crate::{interval, keys, queue, semaphore};
@@ -93,7 +93,7 @@ fn lock_acquire(
     };
     let holders: Vec<Uuid> = seen.holders.iter().filter(|_| request.is_some()).map(|holder| holder.session).collect();
     if let Some(holder) = living_rows(&call, &holders).into_iter().find(is_asked_again) {
-        let touch = touch(shared, holder.session)?;
+        let touch = touch_holder(shared, holder.session, Some(&name))?;
         if let Ok(me) = acquirer(&touch) {
             let answer = acquire(&call, me, &[name], false)?.pop().unwrap_or_default();
             return one(answer, touch.trust_ms());

@@ -123,16 +123,14 @@ def test_an_open_drain_of_a_dead_session_stops_nobody_else(connect):
     wait_until(lambda: not watcher.execute("SELECT 1 FROM eskit_lease.sessions WHERE session = %s", (drained.id,)).fetchone())
 
 
-def test_a_private_session_ends_whole(connect):
-    """What else its owner has had it acquire goes with it."""
-    conn, waiter = connect(), Session(connect(), ttl="60 s")
+def test_a_private_session_has_its_one_lease(connect):
+    conn = connect()
     fence = call(conn, "lock_acquire", "one", "owner", "60 s").fence
     (private,) = conn.execute("SELECT session FROM eskit_lease.sessions WHERE private").fetchone()
-    assert call(conn, "lease_acquire", "two", private).granted
-    waiter.queue("two")
-    assert call(conn, "lease_release", "one", fence)
-    is_granted(conn, waiter, "two")
+    assert call(conn, "lease_acquire", "two", private).reason == "unknown_session"
     assert not call(conn, "session_heartbeat", private).alive
+    assert call(conn, "lease_release", "one", fence)
+    assert not conn.execute("SELECT 1 FROM eskit_lease.sessions WHERE private").fetchone()
 
 
 def test_a_database_that_lets_nobody_in_keeps_its_sessions(server, db, connect):

@@ -335,12 +335,12 @@ def test_a_session_that_is_over_before_it_is_committed(connect):
 
 
 def test_a_grace_of_another_transaction_is_not_waited_for(connect):
-    holder, draining = Session(connect(options="-c lock_timeout=20s"), ttl="60 s"), connect(autocommit=False)
+    holder, closing = Session(connect(options="-c lock_timeout=20s"), ttl="60 s"), connect(autocommit=False)
     assert call(holder.conn, "lease_release", "r", holder.take("r"), "60 s")
-    (private,) = draining.execute("SELECT session FROM eskit_lease.sessions WHERE private").fetchone()
-    assert call(draining, "session_drain", private)
+    (private,) = closing.execute("SELECT session FROM eskit_lease.sessions WHERE private").fetchone()
+    assert call(closing, "session_close", private)
     assert holder.acquire("r").reason == "busy"
-    draining.rollback()
+    closing.rollback()
     assert holder.acquire("r").reason == "already_held"
 
 

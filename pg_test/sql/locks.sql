@@ -77,6 +77,31 @@ SELECT granted, reason FROM lock_acquire('t', 'host-3', '30 s', :'r2');
 SELECT lease_release('t', fence) FROM leases WHERE resource = 't';
 SELECT session_close(:'a');
 
+-- The private session of a lock is none for those who name a session: it has its one lease.
+SELECT group_create('lock_group', 1), queue_create('lock_queue');
+SELECT fence AS f FROM lock_acquire('private', 'host-1', '30 s') \gset
+SELECT session AS s FROM sessions WHERE private \gset
+SELECT alive, reason FROM session_heartbeat(:'s');
+SELECT alive, reason FROM session_wait(:'s', 0);
+SELECT session_drain(:'s'), session_detach(:'s');
+SELECT granted, reason FROM lease_acquire('other', :'s');
+SELECT granted, reason FROM lease_acquire('other', :'s', queue => true);
+SELECT granted, reason FROM lease_acquire_many(ARRAY['other', 'private'], :'s');
+SELECT released FROM lease_release_many(ARRAY['private'], :'s');
+SELECT lease_cancel('private', :'s');
+\set VERBOSITY sqlstate
+SELECT group_join('lock_group', :'s');
+SELECT * FROM group_assignment('lock_group', :'s');
+SELECT group_leave('lock_group', :'s');
+SELECT * FROM item_claim('lock_queue', :'s');
+SELECT first, state FROM execution_begin('lock_key', :'s');
+\set VERBOSITY default
+SELECT held, reason FROM lease_renew('private', :f);
+SELECT fence_check('private', :f);
+-- It may be closed, which gives back that lease.
+SELECT session_close(:'s'), lease_release('private', :f);
+SELECT group_drop('lock_group'), queue_drop('lock_queue');
+
 -- Expired: the next owner takes it on the spot.
 \i pg_test/sql/include/worker_off.psql
 SELECT granted, fence AS f FROM lock_acquire('short', 'host-1', '1 s') \gset

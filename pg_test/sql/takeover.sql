@@ -153,9 +153,27 @@ SELECT pg_temp.has(:'a3'), pg_temp.has(:'a4');
 SELECT held, reason FROM lease_renew('lock', :lf);
 SELECT fence_check('lock', :lf);
 SELECT held, reason FROM lease_renew('in grace', :gf);
--- The successor may take back what was let go of with grace.
-SELECT granted, fence = :gf AS same, reason FROM lease_acquire('in grace', :'a4');
-SELECT lease_release('lock', :lf), lease_release('in grace', :gf);
+-- The successor may have what was let go of with grace: under a new fence, as the process before may still work under the old one.
+SELECT granted, fence > :gf AS newer, fence AS ngf, reason FROM lease_acquire('in grace', :'a4') \gset
+SELECT :'granted' AS granted, :'newer' AS newer, :'reason' AS reason;
+SELECT reason FROM lease_acquire('in grace', :'a4');
+SELECT held, reason FROM lease_renew('in grace', :gf);
+SELECT lease_release('lock', :lf), lease_release('in grace', :gf), lease_release('in grace', :ngf);
+-- A permit in grace is no second one.
+SELECT semaphore_create('two', 2);
+SELECT session AS p1 FROM session_open('p', '1 hour') \gset
+SELECT session AS p2 FROM session_open('p', '1 hour') \gset
+SELECT fence AS pf FROM lease_acquire('two', :'p1') \gset
+SELECT granted FROM lease_acquire('two', :'p2');
+SELECT lease_release('two', :pf, '1 hour');
+SELECT session AS p3 FROM session_open('p', '1 hour', takeover => true) \gset
+SELECT reason FROM lease_acquire('two', :'p3');
+SELECT s.private FROM eskit_lease._leases AS l JOIN eskit_lease._sessions AS s USING (session) WHERE resource = 'two' ORDER BY 1;
+-- With none of its own, the successor gets it.
+SELECT lease_release('two', fence) FROM eskit_lease._leases WHERE resource = 'two' AND session = :'p3';
+SELECT granted, fence > :pf AS newer, reason FROM lease_acquire('two', :'p3');
+SELECT session_close(:'p3');
+SELECT semaphore_drop('two');
 
 -- Several predecessors: all of them. Where they had the same thing, or waited for the same, it is one.
 SELECT session AS n1 FROM session_open('n', '1 hour') \gset

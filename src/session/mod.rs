@@ -181,12 +181,14 @@ impl Call {
         Guard::Fencer(of.unwrap_or(at.session()))
     }
 
-    /// The slot of a session that the caller may use: by its slot if it has one, by its row otherwise.
+    /// The slot of a session that the caller has named and may use: by its slot if it has one, by its row otherwise. `None` for a private
+    /// one.
     pub fn session(&self, session: Uuid) -> Result<Option<SlotRef>> {
-        self.holder(session, None)
+        if is_private(self.shared, self.home, session) { Ok(None) } else { self.holder(session, None) }
     }
 
-    /// The same for the session that has a resource, where that is what the caller has named.
+    /// The slot of a session that the caller may use, private or not. `resource`: what it has, where the caller has named that and not the
+    /// session.
     pub fn holder(&self, session: Uuid, resource: Option<&str>) -> Result<Option<SlotRef>> {
         if let Some(at) = self.shared.find(self.home, session) {
             authorize(self.caller, self.shared.role(at), resource)?;
@@ -249,8 +251,21 @@ impl Touch {
     }
 }
 
-/// A heartbeat for a session that the caller may use. A steady client's touches nothing but its slot.
+/// Whether a session exists for one lease, which is used by its name and fence. To all verbs that take a session but session_close it is
+/// unknown: it could come to hold other things, and they would end with that one lease.
+fn is_private(shared: &'static Shared, home: Home, session: Uuid) -> bool {
+    match shared.find(home, session) {
+        Some(at) => shared.is_private(at),
+        None => row(session).is_some_and(|row| row.private),
+    }
+}
+
+/// A heartbeat for a session that the caller has named and may use. A steady client's touches nothing but its slot.
 pub fn touch(shared: &'static Shared, session: Uuid) -> Result<Touch> {
+    let home = catalog::home();
+    if is_private(shared, home, session) {
+        return Ok(Touch { home, at: None, standing: None });
+    }
     touch_holder(shared, session, None)
 }
 

@@ -2,7 +2,7 @@
 //!
 //! A session opened with `takeover` ends the living sessions of the same consumer and role, with its own transaction, and gets what they
 //! have under new fences: leases, permits, places in queues, memberships and partitions. (What lock_acquire and grace keep in private
-//! sessions stays there; the latter the successor may take back.) A predecessor ends as by session_close, save that nothing of it goes to strangers
+//! sessions stays there; what is in grace the successor may acquire, see [`crate::grace`].) A predecessor ends as by session_close, save that nothing of it goes to strangers
 //! but the work items that it has claimed:
 //!
 //! * Its leases are granted to the successor, who is in nobody's way: S of the predecessor is held exclusively, or, where a transaction
@@ -92,7 +92,7 @@ fn succeed(call: &Call, old: &SessionRow, at: SlotRef, new: SlotRef) -> Result<(
     for statement in [&SUCCEED, &REDIRECT] {
         call.db().execute(statement, vec![Value::Uuid(from), Value::Uuid(to)]);
     }
-    // What is in grace of it the successor may take back; not if somebody is just ending that.
+    // What is in grace of it the successor may acquire; not if another transaction is ending that.
     let (graces, _) = lock_rows(call.db().run(&GRACES, vec![Value::Uuid(from)], |row| row.uuid(1)));
     call.db().execute(&ADOPT, vec![Value::Uuids(&graces), Value::Uuid(to)]);
     let free = |row: &LeaseRow| (excluded || Guard::Fence(row.fence).try_lock(Mode::Exclusive)).then_some(true);

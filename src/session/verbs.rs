@@ -176,7 +176,8 @@ fn session_close(session: Option<Uuid>) -> Result<bool> {
     let session = session.ok_or(Error::Null("session"))?;
     let call = Call::open(shared)?;
     let alive = |at: &SlotRef| shared.look(*at).is_some_and(|standing| standing.alive());
-    let Some(at) = call.session(session)?.filter(alive) else {
+    // Also of a private session, whose one lease is given back so.
+    let Some(at) = call.holder(session, None)?.filter(alive) else {
         return Ok(false);
     };
     // Waits for this session's own fenced transactions: a close after the work means that the work is done.
