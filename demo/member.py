@@ -96,7 +96,7 @@ class Member:
                     return
                 log("read", partition=partition, fence=fence, position=position)
                 toil()
-                if not self.ask("cursor_commit(%s, %s, %s, %s)", GROUP, partition, batch[-1].position, fence):
+                if not self.ask("cursor_commit(%s, %s, %s, %s, %s)", GROUP, partition, batch[-1].position, fence, position):
                     raise RuntimeError(f"partition {partition} is beyond {batch[-1].position} already")
                 positions, accounts = [event.position for event in batch], [event.account for event in batch]
                 witness = {"partition": partition, "fence": fence, "member": ME, "positions": positions, "accounts": accounts}

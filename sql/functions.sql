@@ -105,8 +105,8 @@ COMMENT ON FUNCTION eskit_lease.group_assignment(text, uuid) IS
 'The partitions that the session owns; counts as its heartbeat. To be asked whenever the revision of the session has changed. state: owned, or revoking: finish, commit the cursor and release it with group_release, within revoke_in (NULL for a session that drains: in its own time). Raises 55000 for a session that has ended or is no member.';
 COMMENT ON FUNCTION eskit_lease.group_release(text, integer, bigint) IS
 'Gives a partition back, to whoever is to have it; the answer to a revocation. Waits for the owner''s own fenced transactions, under lock_timeout. False if it is not owned under this fence.';
-COMMENT ON FUNCTION eskit_lease.cursor_commit(text, integer, bigint, bigint) IS
-'Moves the cursor of a partition forward to position (from 1 on), with this transaction, under the partition''s fence as fence_check does. False if it is there already, or further. Raises LF001 on a stale fence, 55P03, 40001 as fence_check, 22023.';
+COMMENT ON FUNCTION eskit_lease.cursor_commit(text, integer, bigint, bigint, bigint) IS
+'Moves the cursor of a partition forward to position (from 1 on), with this transaction, under the partition''s fence as fence_check does. expected: where the batch began, for transactions at READ COMMITTED of which several may use one fence. False if the cursor is there already, or further. Raises LF001 on a stale fence, 55P03, 40001 as fence_check, and where another transaction under this fence has moved the cursor since this one''s snapshot, or from where it was expected; 22023.';
 COMMENT ON FUNCTION eskit_lease.cursor_ack(text, integer, bigint, bigint) IS
 'Acknowledges one position, in any order, with this transaction and under the fence. Returns the cursor: the end of the contiguous part. Raises as cursor_commit, and 53400 beyond 1000 separate ranges.';
 COMMENT ON FUNCTION eskit_lease.cursor_position(text, integer) IS

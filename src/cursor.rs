@@ -4,6 +4,10 @@
 //! partition's present fence. So the owner to come reads a cursor that includes all that the owner before has committed, whose later
 //! commits are refused. A cursor only goes forward.
 //!
+//! One fence may be used by several transactions at a time. They take turns at the row of the cursor, but each has chosen its events before
+//! that. So a transaction with one snapshot is refused (40001) where its snapshot does not include the last change of the row, as PostgreSQL
+//! refuses an UPDATE; and under READ COMMITTED the caller says where it began: a cursor that is elsewhere by then is not moved.
+//!
 //! Positions are counted from 1; a cursor at 0 has seen nothing. Acknowledgements may come in any order: those beyond the cursor are kept
 //! as ranges, and the cursor follows the contiguous part.
 
@@ -11,12 +15,15 @@ use crate::call::{Call, enter, text_arg};
 use crate::declaration::{self, Kind, partition_arg, require_partition};
 use crate::error::{Error, Result};
 use crate::fence;
+use crate::seam;
 use crate::spi::{self, Statement, Value};
-use crate::table::{Flight, Key, Locked, Sight, Table};
+use crate::table::{Flight, Key, Locked, Sight, Table, Tuple};
 use crate::text::Text;
 use pgrx::pg_sys::{INT4OID, INT8OID, TEXTOID};
 use pgrx::prelude::*;
 
+static FIRST: Statement =
+    Statement::tidies(include_str!("../sql/query/cursor/first.sql"), &[TEXTOID, INT4OID, INT8OID]);
 static COMMIT: Statement =
     Statement::tidies(include_str!("../sql/query/cursor/commit.sql"), &[TEXTOID, INT4OID, INT8OID, INT8OID]);
 static ACK: Statement =
@@ -57,45 +64,106 @@ fn fenced(
     Ok((call, group, partition, position, fence))
 }
 
-/// Moves a cursor that is at `from` or beyond, if nothing is acknowledged out of order. That is the common case, for a fraction of what
-/// a statement costs.
-fn advance(group: &str, partition: i32, position: i64, fence: i64, from: i64) -> Result<bool> {
-    let cursors = Table::open(c"_cursors", c"_cursors_pkey");
-    let find = || {
-        cursors.scan(Sight::Latest, &[Key::Text(group), Key::Int(partition)], |row, _| {
-            Some((row.get::<i64>(3)?, row.has_no_range(4)))
-        })
-    };
-    // Of any other the executor knows more.
-    let plain = cursors.is_plain();
-    while plain && let Some((at, true)) = find() {
-        if !(from..position).contains(&at) {
-            break;
-        }
-        // SAFETY: no preconditions
-        let now = unsafe { pg_sys::GetCurrentTimestamp() };
-        if cursors.update(&[(3, Some(position.into())), (5, Some(fence.into())), (6, Some(now.into()))]) {
-            return Ok(true);
-        }
-        pgrx::check_for_interrupts!();
-    }
-    // Semaphores have fences too, but no cursors.
-    require_partition(group, partition).map(|()| false)
+/// A cursor that is to be moved.
+struct Move<'a> {
+    call: &'a Call,
+    group: &'a str,
+    partition: i32,
+    position: i64,
+    fence: i64,
+    /// Where it must be, at least, to be moved without a statement.
+    from: i64,
+    /// Where the caller has read it.
+    expected: Option<i64>,
 }
 
-#[pg_extern(schema = "eskit_lease")]
+impl Move<'_> {
+    /// Moves the cursor, if nothing is acknowledged out of order. That is the common case, for a fraction of what a statement costs. Otherwise
+    /// the row is locked, so that a statement finds it as it was judged. `None`: the cursor is at the position, or beyond.
+    fn run(&self) -> Result<Option<bool>> {
+        let cursors = Table::open(c"_cursors", c"_cursors_pkey");
+        // Of any other the executor knows more.
+        let plain = cursors.is_plain();
+        loop {
+            pgrx::check_for_interrupts!();
+            let Some((at, no_ranges)) = self.find(&cursors)? else {
+                // Semaphores have fences too, but no cursors.
+                require_partition(self.group, self.partition)?;
+                if !self.is_strict() {
+                    return Ok(Some(false));
+                }
+                let values = vec![Value::Text(self.group), Value::Int(self.partition), Value::Long(self.fence)];
+                self.call.db().execute(&FIRST, values);
+                continue;
+            };
+            if at >= self.position {
+                return Ok(None);
+            }
+            if let Some(expected) = self.expected.filter(|expected| *expected != at) {
+                let (group, partition) = (self.group.to_owned(), self.partition);
+                return Err(Error::CursorElsewhere { group, partition, at, expected }.into());
+            }
+            let done = if plain && no_ranges && at >= self.from {
+                // SAFETY: no preconditions
+                let now = unsafe { pg_sys::GetCurrentTimestamp() };
+                let position = Some(self.position.into());
+                cursors.update(&[(3, position), (5, Some(self.fence.into())), (6, Some(now.into()))]).then_some(true)
+            } else {
+                (cursors.lock(cursors.row().tid(), true) == Locked::Mine).then_some(false)
+            };
+            if done.is_some() {
+                return Ok(done);
+            }
+        }
+    }
+
+    /// Where the cursor is, and whether nothing is acknowledged beyond it.
+    fn find(&self, cursors: &Table) -> Result<Option<(i64, bool)>> {
+        let row = cursors.scan(Sight::Latest, &[Key::Text(self.group), Key::Int(self.partition)], |row, _| {
+            Some((row.get::<i64>(3)?, row.has_no_range(4), row.is_seen()))
+        });
+        match row {
+            Some((.., false)) => {
+                Err(Error::CursorNewer { group: self.group.to_owned(), partition: self.partition }.into())
+            }
+            Some((at, no_ranges, true)) => Ok(Some((at, no_ranges))),
+            None => Ok(None),
+        }
+    }
+
+    /// Whether another transaction that makes the row first is not to be passed over.
+    fn is_strict(&self) -> bool {
+        // SAFETY: a plain read
+        self.expected.is_some() || unsafe { pg_sys::XactIsoLevel >= pg_sys::XACT_REPEATABLE_READ as i32 }
+    }
+}
+
+#[pg_extern(schema = "eskit_lease", name = "cursor_commit")]
+fn cursor_commit_from(
+    group_name: Option<Text>,
+    partition: Option<i32>,
+    position: Option<i64>,
+    fence: Option<i64>,
+    expected: default!(Option<i64>, "NULL"),
+) -> Result<bool> {
+    let (call, group, partition, position, fence) = fenced("cursor_commit()", group_name, partition, position, fence)?;
+    let values = vec![Value::Text(&group), Value::Int(partition), Value::Long(position), Value::Long(fence)];
+    match (Move { call: &call, group: &group, partition, position, fence, from: 0, expected }).run()? {
+        Some(true) => Ok(true),
+        Some(false) => Ok(!call.db().run(&COMMIT, values, |_| ()).is_empty()),
+        None => Ok(false),
+    }
+}
+
+/// As versions up to 0.2.0 declare it.
+#[pg_extern(sql = false)]
 fn cursor_commit(
     group_name: Option<Text>,
     partition: Option<i32>,
     position: Option<i64>,
     fence: Option<i64>,
 ) -> Result<bool> {
-    let (call, group, partition, position, fence) = fenced("cursor_commit()", group_name, partition, position, fence)?;
-    if advance(&group, partition, position, fence, 0)? {
-        return Ok(true);
-    }
-    let values = vec![Value::Text(&group), Value::Int(partition), Value::Long(position), Value::Long(fence)];
-    Ok(!call.db().run(&COMMIT, values, |_| ()).is_empty())
+    cursor_commit_from(group_name, partition, position, fence, None)
 }
 
 #[pg_extern(schema = "eskit_lease")]
@@ -106,7 +174,8 @@ fn cursor_ack(
     fence: Option<i64>,
 ) -> Result<i64> {
     let (call, group, partition, position, fence) = fenced("cursor_ack()", group_name, partition, position, fence)?;
-    if advance(&group, partition, position, fence, position - 1)? {
+    let (from, expected) = (position - 1, None);
+    if (Move { call: &call, group: &group, partition, position, fence, from, expected }).run()? == Some(true) {
         return Ok(position);
     }
     let values = vec![
@@ -128,6 +197,14 @@ fn cursor_position(group_name: Option<Text>, partition: Option<i32>) -> Result<i
     let group = text_arg("group_name", group_name)?;
     let partition = partition_arg(&group, partition)?;
     let values = vec![Value::Text(&group), Value::Int(partition)];
+    // The batch that a fenced transaction is about to apply begins here, and is read by its snapshot.
+    if !seam::passes(&group, Some(partition)).0.is_empty() {
+        let cursors = Table::open(c"_cursors", c"_cursors_pkey");
+        let is_newer = |row: &Tuple| (!row.is_seen()).then_some(());
+        if cursors.scan(Sight::Latest, &[Key::Text(&group), Key::Int(partition)], |row, _| is_newer(row)).is_some() {
+            return Err(Error::CursorNewer { group, partition }.into());
+        }
+    }
     Ok(Call::open(shared)?.db().run(&POSITION, values, |row| row.long(1)).pop().unwrap_or(0))
 }
 

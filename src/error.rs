@@ -77,6 +77,10 @@ pub enum Error {
     Overdue { group: String, partition: i32, fence: i64 },
     #[error("lease of resource \"{resource}\" is newer than the snapshot of this transaction")]
     NewerThanSnapshot { resource: String, fence: i64 },
+    #[error("cursor of partition {partition} of group \"{group}\" has been moved since this transaction's snapshot")]
+    CursorNewer { group: String, partition: i32 },
+    #[error("cursor of partition {partition} of group \"{group}\" is at {at}, and not at {expected}")]
+    CursorElsewhere { group: String, partition: i32, at: i64, expected: i64 },
     #[error("{is} \"{name}\" already exists")]
     Declared { name: String, is: &'static str },
     #[error("resource \"{name}\" is in use")]
@@ -269,7 +273,10 @@ impl Error {
             | Error::ItemInFlight { .. }
             | Error::AttemptInFlight { .. } => Code::ERRCODE_LOCK_NOT_AVAILABLE,
             Error::Payload { .. } | Error::ResultTooLarge { .. } => Code::ERRCODE_PROGRAM_LIMIT_EXCEEDED,
-            Error::NewerThanSnapshot { .. } | Error::AttemptNewer { .. } => Code::ERRCODE_T_R_SERIALIZATION_FAILURE,
+            Error::NewerThanSnapshot { .. }
+            | Error::AttemptNewer { .. }
+            | Error::CursorNewer { .. }
+            | Error::CursorElsewhere { .. } => Code::ERRCODE_T_R_SERIALIZATION_FAILURE,
             Error::PositionsFull => Code::ERRCODE_PROGRAM_LIMIT_EXCEEDED,
             Error::ClientGone => Code::ERRCODE_CONNECTION_FAILURE,
         }
@@ -493,6 +500,10 @@ impl Error {
                 Error::TruncateFenced { .. } => "Delete the rows, or call eskit_lease.unfence_table() first.",
                 Error::NoFenceTrigger => "Call eskit_lease.fence_table().",
                 Error::AttemptNewer { .. } => "Retry the transaction.",
+                Error::CursorNewer { .. } | Error::CursorElsewhere { .. } => {
+                    "Another transaction under the same fence has moved it. Roll back, read the position again in a new transaction, and \
+                     begin there."
+                }
                 Error::NewerThanSnapshot { .. } => {
                     "Begin the transaction after the lease has been granted, and retry it."
                 }

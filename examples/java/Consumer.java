@@ -17,9 +17,9 @@ public class Consumer {
         WHERE EXISTS (SELECT FROM events AS e WHERE e.partition = mine.partition AND e.position > done
                       AND e.position < eskit_lease.position_horizon()) ORDER BY random()""";
     static final String READ = """
-        SELECT position, account, cents FROM events WHERE partition = ? AND position > (SELECT eskit_lease.cursor_position(?, ?))
+        SELECT position, account, cents, done FROM eskit_lease.cursor_position(?, ?) AS done, events WHERE partition = ? AND position > done
         AND position < eskit_lease.position_horizon() ORDER BY position LIMIT 50""";
-    static final String COMMIT = "SELECT eskit_lease.cursor_commit(?, ?, ?, ?)";
+    static final String COMMIT = "SELECT eskit_lease.cursor_commit(?, ?, ?, ?, ?)";
     static final String APPLY = "INSERT INTO ledger (position, account, cents, consumer) VALUES (?, ?, ?, ?)";
 
     static volatile boolean stopping;
@@ -86,8 +86,8 @@ public class Consumer {
     void applyBatch(Object partition, Object fence) throws SQLException {
         db.setAutoCommit(false);
         try {
-            List<Object[]> batch = query(READ, partition, GROUP, partition);
-            if (!batch.isEmpty() && (Boolean) query(COMMIT, GROUP, partition, batch.get(batch.size() - 1)[0], fence).get(0)[0]) {
+            List<Object[]> batch = query(READ, GROUP, partition, partition);
+            if (!batch.isEmpty() && (Boolean) query(COMMIT, GROUP, partition, batch.get(batch.size() - 1)[0], fence, batch.get(0)[3]).get(0)[0]) {
                 for (Object[] event : batch) query(APPLY, event[0], event[1], event[2], CONSUMER);
             }
             db.commit();

@@ -20,10 +20,10 @@ OWNED = """SELECT array_agg(partition) AS partitions, array_agg(fence) AS fences
 NEWS = """SELECT mine.* FROM unnest(%s::int[], %s::bigint[]) AS mine (partition, fence), eskit_lease.cursor_position(%s, partition) AS done
           WHERE EXISTS (SELECT FROM events AS e WHERE e.partition = mine.partition AND e.position > done
                         AND e.position < eskit_lease.position_horizon()) ORDER BY random()"""
-READ = """SELECT position, account, cents FROM events
-          WHERE partition = %s AND position > (SELECT eskit_lease.cursor_position(%s, %s)) AND position < eskit_lease.position_horizon()
+READ = """SELECT position, account, cents, done FROM eskit_lease.cursor_position(%s, %s) AS done, events
+          WHERE partition = %s AND position > done AND position < eskit_lease.position_horizon()
           ORDER BY position LIMIT 50"""
-COMMIT = "SELECT eskit_lease.cursor_commit(%s, %s, %s, %s)"
+COMMIT = "SELECT eskit_lease.cursor_commit(%s, %s, %s, %s, %s)"
 APPLY = "INSERT INTO ledger (position, account, cents, consumer) VALUES (%s, %s, %s, %s)"
 
 stopping = threading.Event()
@@ -98,8 +98,8 @@ def apply_batch(db, partition, fence):
     """(5) What comes next in a partition, and how far that is, in one transaction under the fence. False if it was refused."""
     try:
         with db.transaction():
-            batch = db.execute(READ, (partition, GROUP, partition)).fetchall()
-            if batch and db.execute(COMMIT, (GROUP, partition, batch[-1].position, fence)).fetchone()[0]:
+            batch = db.execute(READ, (GROUP, partition, partition)).fetchall()
+            if batch and db.execute(COMMIT, (GROUP, partition, batch[-1].position, fence, batch[0].done)).fetchone()[0]:
                 for event in batch:
                     db.execute(APPLY, (event.position, event.account, event.cents, CONSUMER))
         return True

@@ -14,8 +14,8 @@ const NEWS = `SELECT mine.*
               FROM unnest($1::int[], $2::bigint[]) AS mine (partition, fence), eskit_lease.cursor_position($3, partition) AS done
               WHERE EXISTS (SELECT FROM events AS e WHERE e.partition = mine.partition AND e.position > done
                             AND e.position < eskit_lease.position_horizon()) ORDER BY random()`;
-const READ = `SELECT position, account, cents FROM events
-              WHERE partition = $2 AND position > (SELECT eskit_lease.cursor_position($1, $2)) AND position < eskit_lease.position_horizon()
+const READ = `SELECT position, account, cents, done FROM eskit_lease.cursor_position($1, $2) AS done, events
+              WHERE partition = $2 AND position > done AND position < eskit_lease.position_horizon()
               ORDER BY position LIMIT 50`;
 const APPLY = "INSERT INTO ledger (position, account, cents, consumer) VALUES ($1, $2, $3, $4)";
 
@@ -23,7 +23,7 @@ const APPLY = "INSERT INTO ledger (position, account, cents, consumer) VALUES ($
 type Standing = { alive: boolean; trust_ms: number; revision: string; reason: string };
 type Shares = { partitions: number[] | null; fences: string[] | null };
 type Share = { partition: number; fence: string };
-type Event = { position: string; account: string; cents: string };
+type Event = { position: string; account: string; cents: string; done: string };
 
 let stopping = false;
 process.on("SIGTERM", () => (stopping = true));
@@ -90,9 +90,9 @@ async function consume(db: pg.Client) {
 async function applyBatch(db: pg.Client, partition: number, fence: string) {
   try {
     await db.query("BEGIN");
-    const batch = (await db.query<Event>(READ, [GROUP, partition])).rows;
-    const commit = "SELECT eskit_lease.cursor_commit($1, $2, $3, $4) AS moved";
-    if (batch.length > 0 && (await db.query(commit, [GROUP, partition, batch.at(-1)!.position, fence])).rows[0].moved) {
+    const batch = (await db.query<Event>(READ, [GROUP, partition])).rows, last = batch.at(-1);
+    const commit = "SELECT eskit_lease.cursor_commit($1, $2, $3, $4, $5) AS moved";
+    if (last && (await db.query(commit, [GROUP, partition, last.position, fence, last.done])).rows[0].moved) {
       for (const event of batch) await db.query(APPLY, [event.position, event.account, event.cents, CONSUMER]);
     }
     await db.query("COMMIT");

@@ -258,6 +258,36 @@ def test_who_may_update(server, connect, former, before):
 
 
 @once
+def test_a_function_that_is_made_anew_keeps_its_grants(server, connect, former, before):
+    """cursor_commit has one argument more than in 0.2.0."""
+    conn = connect(dbname=former)
+    function = "eskit_lease.cursor_commit(text, integer, bigint, bigint)"
+    acl = """SELECT coalesce(rolname, 'PUBLIC'), is_grantable FROM pg_proc, aclexplode(proacl) LEFT JOIN pg_roles AS r ON r.oid = grantee
+             WHERE proname = 'cursor_commit' ORDER BY 1"""
+    roles = f"{former}_user", f"{former} giver"
+    for role in roles:
+        conn.execute(f'CREATE ROLE "{role}"')
+    try:
+        for role, option in zip(roles, ("", "WITH GRANT OPTION"), strict=True):
+            conn.execute(f'GRANT EXECUTE ON FUNCTION {function} TO "{role}" {option}')
+        granted = conn.execute(acl).fetchall()
+        conn.execute("CREATE VIEW public.depends AS SELECT eskit_lease.cursor_commit('g', 0, 1, 1)")
+        with pytest.raises(psycopg.errors.DependentObjectsStillExist) as refused:
+            conn.execute(UPDATE)
+        assert "view public.depends depends on function eskit_lease.cursor_commit" in refused.value.diag.message_detail
+        conn.execute("DROP VIEW public.depends")
+        conn.execute(UPDATE)
+        assert conn.execute(acl).fetchall() == granted
+        command = [Path(os.environ["PG_BIN"]) / "pg_dump", "-d", server.dsn(former)]
+        dump = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
+        grants = [line for line in dump if line.startswith("GRANT") and "cursor_commit" in line and "expected bigint" in line]
+        assert all(any(role in line for line in grants) for role in roles), grants
+    finally:
+        for role in roles:
+            conn.execute(f'DROP OWNED BY "{role}"; DROP ROLE "{role}"')
+
+
+@once
 def test_there_is_no_way_back(connect):
     conn = connect()
     with pytest.raises(psycopg.errors.InvalidParameterValue, match=f'no update path from version "{version(conn)}" to version "0.1.0"'):

@@ -114,6 +114,17 @@ impl Tuple {
         }
     }
 
+    /// Whether what the caller's statement reads includes this version of the row. Under READ COMMITTED each statement reads anew.
+    pub fn is_seen(&self) -> bool {
+        let made_by = self.made_by();
+        // SAFETY: plain reads, in a function that a statement has called
+        unsafe {
+            pg_sys::XactIsoLevel < pg_sys::XACT_REPEATABLE_READ as i32
+                || pg_sys::TransactionIdIsCurrentTransactionId(made_by)
+                || !pg_sys::XidInMVCCSnapshot(made_by, pg_sys::GetActiveSnapshot())
+        }
+    }
+
     /// Whether somebody has changed or deleted this version of the row, or has tried to: a row that is being inserted tells nothing else of it.
     pub fn is_marked(&self) -> bool {
         // SAFETY: as above

@@ -15,9 +15,9 @@ const OWNED: &str =
 const NEWS: &str = "SELECT mine.* FROM unnest($1, $2) AS mine (partition, fence), eskit_lease.cursor_position($3, partition) AS done WHERE EXISTS \
                     (SELECT FROM events AS e WHERE e.partition = mine.partition AND e.position > done AND e.position < eskit_lease.position_horizon()) \
                     ORDER BY random()";
-const READ: &str = "SELECT position, account, cents FROM events WHERE partition = $2 AND position > (SELECT eskit_lease.cursor_position($1, $2)) \
+const READ: &str = "SELECT position, account, cents, done FROM eskit_lease.cursor_position($1, $2) AS done, events WHERE partition = $2 AND position > done \
                     AND position < eskit_lease.position_horizon() ORDER BY position LIMIT 50";
-const COMMIT: &str = "SELECT eskit_lease.cursor_commit($1, $2, $3, $4)";
+const COMMIT: &str = "SELECT eskit_lease.cursor_commit($1, $2, $3, $4, $5)";
 const APPLY: &str = "INSERT INTO ledger (position, account, cents, consumer) VALUES ($1, $2, $3, $4)";
 
 static GROUP: Lazy<String> = Lazy::new(|| env::var("CONSUMER_GROUP").unwrap_or("ledger".into()));
@@ -93,8 +93,8 @@ async fn apply_batch(db: &mut Client, partition: i32, fence: i64) -> std::result
     let transaction = db.transaction().await?;
     let [group, of]: [Value<'_>; 2] = [(&*GROUP, Type::TEXT), (&partition, Type::INT4)];
     let batch = transaction.query_typed(READ, &[group.clone(), of.clone()]).await?;
-    let last: Option<i64> = batch.last().map(|event| event.get(0));
-    let to: [Value<'_>; 4] = [group, of, (&last, Type::INT8), (&fence, Type::INT8)];
+    let (last, done): (Option<i64>, Option<i64>) = (batch.last().map(|event| event.get(0)), batch.first().map(|event| event.get(3)));
+    let to: [Value<'_>; 5] = [group, of, (&last, Type::INT8), (&fence, Type::INT8), (&done, Type::INT8)];
     if last.is_some() && transaction.query_typed_one(COMMIT, &to).await?.get(0) {
         for event in &batch {
             let (position, account, cents): (i64, &str, i64) = (event.get(0), event.get(1), event.get(2));

@@ -26,7 +26,8 @@ GRANT EXECUTE ON FUNCTION
     eskit_lease.group_leave(pg_catalog.text, pg_catalog.uuid),
     eskit_lease.group_assignment(pg_catalog.text, pg_catalog.uuid),
     eskit_lease.group_release(pg_catalog.text, integer, bigint),
-    eskit_lease.cursor_commit(pg_catalog.text, integer, bigint, bigint),
+    -- With the arguments that this database has: versions up to 0.2.0 declare four.
+    eskit_lease.cursor_commit,
     eskit_lease.cursor_ack(pg_catalog.text, integer, bigint, bigint),
     eskit_lease.cursor_position(pg_catalog.text, integer),
     eskit_lease.cursor_head(pg_catalog.text, integer, bigint),
