@@ -30,3 +30,42 @@ BEGIN
 END $$;
 COMMENT ON FUNCTION eskit_lease.cursor_commit(text, integer, bigint, bigint, bigint) IS
 'Moves the cursor of a partition forward to position (from 1 on), with this transaction, under the partition''s fence as fence_check does. expected: where the batch began, for transactions at READ COMMITTED of which several may use one fence. False if the cursor is there already, or further. Raises LF001 on a stale fence, 55P03, 40001 as fence_check, and where another transaction under this fence has moved the cursor since this one''s snapshot, or from where it was expected; 22023.';
+
+-- It shows what has the row of a lease in hand, too.
+CREATE OR REPLACE VIEW eskit_lease.blockers AS -- lock classes as in src/guard.rs
+SELECT CASE k.objsubid
+           WHEN 4501 THEN CASE k.mode WHEN 'ShareLock' THEN 'granting to the session' ELSE 'ending the session' END
+           WHEN 4502 THEN CASE k.mode WHEN 'ShareLock' THEN 'fenced by the session' ELSE 'ending the session' END
+           ELSE CASE k.mode WHEN 'ShareLock' THEN 'fenced' ELSE 'releasing' END
+       END AS doing,
+       l.resource,
+       coalesce(o.consumer, s.consumer) AS consumer,
+       k.granted,
+       k.pid,
+       p.gid AS prepared,
+       coalesce(p.prepared, a.xact_start) AS since
+FROM (SELECT k.*, (k.classid::bigint << 32) | k.objid::bigint AS key
+      FROM pg_locks AS k
+      WHERE k.locktype = 'advisory' AND k.objsubid BETWEEN 4501 AND 4503
+        AND k.database = (SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database())) AS k
+LEFT JOIN eskit_lease._leases AS l ON k.objsubid = 4503 AND l.fence = k.key
+LEFT JOIN eskit_lease._sessions AS o ON o.session = l.session
+-- By an equality, which is hashed: there may be many sessions, and many locks.
+LEFT JOIN eskit_lease._sessions AS s
+    ON ('x' || right(replace(s.session::text, '-', ''), 16))::bit(64)::bigint = CASE WHEN k.objsubid <> 4503 THEN k.key END
+-- A prepared transaction has no process; it is known by the lock that it holds on its own id.
+LEFT JOIN pg_locks AS x ON k.pid IS NULL AND x.pid IS NULL AND x.locktype = 'transactionid' AND x.mode = 'ExclusiveLock'
+    AND x.virtualtransaction = k.virtualtransaction
+LEFT JOIN pg_prepared_xacts AS p ON p.transaction = x.transactionid
+LEFT JOIN pg_stat_activity AS a ON a.pid = k.pid
+UNION ALL
+-- The row of a lease is in one transaction's hands at a time: a release with grace needs no other lock.
+SELECT 'changing', l.resource, o.consumer, true, x.pid, p.gid, coalesce(p.prepared, a.xact_start)
+FROM pg_locks AS x
+JOIN eskit_lease._leases AS l ON l.xmax = x.transactionid
+LEFT JOIN eskit_lease._sessions AS o ON o.session = l.session
+LEFT JOIN pg_prepared_xacts AS p ON p.transaction = x.transactionid
+LEFT JOIN pg_stat_activity AS a ON a.pid = x.pid
+WHERE x.locktype = 'transactionid' AND x.mode = 'ExclusiveLock' AND x.granted;
+
+COMMENT ON COLUMN eskit_lease.blockers.doing IS 'What the transaction does: fenced, fenced by the session, releasing, granting to the session, ending the session; changing: it has the row of a lease, to acquire it, to release it, at once or with grace, or to take it back.';

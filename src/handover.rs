@@ -2,8 +2,9 @@
 //! line of an exclusive lease or of a semaphore, the target of a group's partition.
 //!
 //! It runs in the transaction of the holder's release or close, in the worker, and (through [`judge_places`]) at the end of a waiter's
-//! own session_wait. A waiter that is just ending is skipped; what is in somebody else's hands is left, and reported as busy, for the
-//! worker to try again.
+//! own session_wait, which may be inside a long transaction and so grants to that waiter only. A waiter that is ending is skipped, and so
+//! is a place that an open transaction deletes; what is in another transaction's hands is left, and reported as busy, for the worker to
+//! try again.
 
 use crate::call::Call;
 use crate::claim::{LeaseRow, Leases, Probe, Seat};
@@ -24,6 +25,8 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 /// What came of a hand-over.
 #[derive(Default)]
 pub struct HandOver {
+    /// The one session to be granted to, if not whichever is next.
+    only: Option<Uuid>,
     pub granted: HashMap<Seat, Grant>,
     /// Waited for and free or dead, but in somebody's hands for now.
     pub busy: HashSet<String>,
@@ -55,8 +58,9 @@ pub fn hand_over(
         group::judge(call, &group, None, letting_go, &mut result)?;
     }
     // Few resources are waited for; only these are worth a look at their lease.
-    let first = queue::first_in_line(call, queued.iter().map(String::as_str).collect(), &[]);
-    hand_over_to(call, first, seen, letting_go, &mut result);
+    let line = queue::first_in_line(call, queued.iter().map(String::as_str).collect(), &[]);
+    result.busy.extend(line.leaving);
+    hand_over_to(call, line.first, seen, letting_go, &mut result);
     Ok(result)
 }
 
@@ -68,11 +72,12 @@ pub fn hand_over_to(
     letting_go: &dyn Fn(&LeaseRow) -> bool,
     result: &mut HandOver,
 ) {
+    let before = result.granted.len();
     if !first.is_empty() {
         let mut free = free_among(call, &first, seen, letting_go, result);
         serve(call, &mut first, &mut free, letting_go, result);
     }
-    call.database.add(Counter::HandOvers, result.granted.len() as u64);
+    call.database.add(Counter::HandOvers, (result.granted.len() - before) as u64);
 }
 
 /// Grants what is free to the first in line, again and again while there is more of both.
@@ -87,7 +92,8 @@ fn serve(
     let (mut ending, mut ready) = (Vec::new(), HashMap::<Uuid, SlotRef>::new());
     // Each round takes a free slot, or leaves out those that were found to be ending: there are no more rounds than of both.
     loop {
-        first.retain(|resource, _| free.get(resource).is_some_and(|slots| !slots.is_empty()));
+        let is_meant = |first: &First| result.only.is_none_or(|only| only == first.session);
+        first.retain(|resource, first| is_meant(first) && free.get(resource).is_some_and(|slots| !slots.is_empty()));
         if first.is_empty() {
             return;
         }
@@ -117,8 +123,9 @@ fn serve(
         result.busy.extend(failed);
         ending.extend(skipped);
         let again: HashSet<String> = again.into_keys().collect();
-        *first = queue::first_in_line(call, again.iter().chain(&served).map(String::as_str).collect(), &ending);
-        // Whoever was skipped may come back: what nobody else waits for is not done with.
+        let line = queue::first_in_line(call, again.iter().chain(&served).map(String::as_str).collect(), &ending);
+        (*first, result.busy) = (line.first, result.busy.drain().chain(line.leaving).collect());
+        // A session that was skipped may come back: what no other waits for is not done with.
         result.busy.extend(again.into_iter().filter(|resource| !first.contains_key(resource)));
         result.granted.extend(granted);
         pgrx::check_for_interrupts!();
@@ -212,12 +219,15 @@ pub fn admit(call: &Call, sessions: HashSet<Uuid>, ready: &mut HashMap<Uuid, Slo
     skipped
 }
 
-/// Hands over what the session waits for and nobody has: so that waiters are served with the worker stopped.
-pub fn judge_places(call: &Call, at: SlotRef) -> Result<()> {
-    let places = queue::places_of(call.db(), &[at.session()], grant::BATCH, 0);
-    let resources: HashSet<String> = places.into_iter().map(|(resource, _)| resource).collect();
-    if !resources.is_empty() {
-        hand_over(call, resources.into_iter().collect(), &Seen::new(), &|_| false)?;
+/// Grants the session what it is first in line for and no living session has: so that waiters are served with the worker stopped.
+pub fn judge_places(call: &Call, at: SlotRef) {
+    let places = queue::places_of(call.db(), &[at.session()], queue::MAX_PLACES, 0);
+    let resources: Vec<String> = places.into_iter().map(|(resource, _)| resource).collect();
+    let mut result = HandOver { only: Some(at.session()), ..HandOver::default() };
+    for page in resources.chunks(grant::BATCH) {
+        let mut first = queue::first_in_line(call, page.iter().map(String::as_str).collect(), &[]).first;
+        first.retain(|_, first| first.session == at.session());
+        hand_over_to(call, first, &Seen::new(), &|_| false, &mut result);
+        pgrx::check_for_interrupts!();
     }
-    Ok(())
 }

@@ -102,7 +102,7 @@ fn lock_acquire(
     if let Some(refusal) = seen.refusal {
         return refused(refusal);
     }
-    if !queue::first_in_line(&call, vec![&name], &[]).is_empty() {
+    if !queue::first_in_line(&call, vec![&name], &[]).first.is_empty() {
         return refused(Answer::refused("awaited"));
     }
     let me = session::open(&call, New { private: true, request, ..New::of(&call, &owner, ttl_ms) })?;

@@ -3,6 +3,10 @@
 //! A place is a row; its order is that of a sequence. The first place whose session is alive, not draining and not ending is the
 //! **first in line**, and a free resource goes to nobody else. A barger that finds it free takes a place, or is told `awaited`. Who
 //! hands over to the first in line, and when, is said in [`crate::handover`].
+//!
+//! A place that an open transaction is giving up (its row is deleted, and the end of that transaction decides) is passed over: a
+//! transaction that is left open keeps nothing from those behind. If it is rolled back the place is where it was, and has lost no more than
+//! what was granted meanwhile. A place that is locked or moved is not passed over: the one is being granted to, the other is a successor's.
 
 use crate::call::{Call, enter, text_arg};
 use crate::claim::{self, LeaseRow, Leases};
@@ -55,17 +59,26 @@ pub struct First {
     places: Option<Vec<ItemPointerData>>,
 }
 
-/// The first in line for each of the resources, with some sessions left out. By name: rows that are next to each other in an index are in
-/// the processor's cache.
-pub fn first_in_line(call: &Call, resources: Vec<&str>, without: &[Uuid]) -> BTreeMap<String, First> {
+/// Who is first in line for some resources. By name: rows that are next to each other in an index are in the processor's cache.
+#[derive(Default)]
+pub struct Line {
+    pub first: BTreeMap<String, First>,
+    /// What others wait for only in places that open transactions are giving up, and may have back.
+    pub leaving: Vec<String>,
+}
+
+/// The first in line for each of the resources, with some sessions left out.
+pub fn first_in_line(call: &Call, resources: Vec<&str>, without: &[Uuid]) -> Line {
     let table = call.waiters();
     // Mostly nobody waits, for the one or at all, which a look into the key tells for less than a scan costs.
     let all_or_one = if let [one] = *resources { Some(Key::Text(one)) } else { None };
     if !table.has_entry(all_or_one.as_slice()) {
-        return BTreeMap::new();
+        return Line::default();
     }
     let mut lines = Lines::of(call, without);
-    resources.into_iter().filter_map(|resource| Some((resource.to_owned(), lines.first(resource)?))).collect()
+    let first =
+        resources.into_iter().filter_map(|resource| Some((resource.to_owned(), lines.first(resource)?))).collect();
+    Line { first, leaving: lines.leaving }
 }
 
 /// The lines, as they are walked one after the other. Who may be granted to is asked once, of many resources and few who wait for them: it is not
@@ -73,26 +86,30 @@ pub fn first_in_line(call: &Call, resources: Vec<&str>, without: &[Uuid]) -> BTr
 pub struct Lines<'a> {
     call: &'a Call,
     eligible: FnvHashMap<Uuid, bool>,
+    /// As of [`Line`].
+    pub leaving: Vec<String>,
 }
 
 impl Lines<'_> {
     /// With some sessions left out.
     pub fn of<'a>(call: &'a Call, without: &[Uuid]) -> Lines<'a> {
-        Lines { call, eligible: without.iter().map(|session| (*session, false)).collect() }
+        let eligible = without.iter().map(|session| (*session, false)).collect();
+        Lines { call, eligible, leaving: Vec::new() }
     }
 
     pub fn first(&mut self, resource: &str) -> Option<First> {
-        let Lines { call, eligible } = self;
+        let Lines { call, eligible, leaving } = self;
         let mut is_eligible = |session: &Uuid| {
             let of_row = || session::row(*session).is_some_and(|row| call.is_eligible(&row));
             *eligible.entry(*session).or_insert_with(of_row)
         };
-        let (mut first, mut beyond) = (None::<First>, 0);
+        let (mut first, mut beyond, mut passed) = (None::<First>, 0, false);
         call.waiters().scan(Sight::Latest, &[Key::Text(resource)], |row, _| {
             let session = row.get::<Uuid>(SESSION)?;
             match &mut first {
-                None if is_eligible(&session) => first = Some(First { session, places: Some(vec![row.tid()]) }),
-                None => (),
+                None if !is_eligible(&session) => (),
+                None if row.is_being_deleted() => passed = true,
+                None => first = Some(First { session, places: Some(vec![row.tid()]) }),
                 Some(first) => {
                     beyond += 1;
                     if beyond > MAX_BEYOND {
@@ -104,6 +121,9 @@ impl Lines<'_> {
             }
             (beyond > MAX_BEYOND).then_some(())
         });
+        if passed && first.is_none() {
+            leaving.push(resource.to_owned());
+        }
         first
     }
 }

@@ -85,7 +85,7 @@ def groups(call, me):
     call("group_alter", "g", "range", "20 seconds", NULL)
     assert call("group_join", "g", me) > 0
     one, other, *_ = call.rows("group_assignment", "g", me)
-    assert call("cursor_commit", "g", one["partition"], 10, one["fence"]) is True
+    assert call("cursor_commit", "g", one["partition"], 10, one["fence"], 0) is True
     assert call("cursor_ack", "g", one["partition"], 12, one["fence"]) == 10
     assert call("cursor_position", "g", one["partition"]) == 10
     assert call("cursor_head", "g", one["partition"], 2**53 + 1) is True

@@ -99,13 +99,26 @@ SELECT * FROM pg_temp.ask('p', :'c');
 SELECT resource, position, consumer, state FROM waiters ORDER BY position;
 SELECT granted, holder, reason, fence > :f AS greater FROM lease_acquire('p', :'b');
 SELECT resource, position, consumer, holder FROM waiters ORDER BY position;
--- The end of a session_wait judges the session's places.
+-- The end of a session_wait judges the session's places, and grants to no other session: the transaction it is in may be long.
 SELECT session AS short FROM session_open('short', '2 s') \gset
 SELECT granted FROM lease_acquire('w', :'short');
 SELECT (pg_temp.ask('w', :'b', true)).reason, (pg_temp.ask('w', :'c', true)).reason;
 CALL pg_temp.wait_for('state = ''expired'' FROM eskit_lease.leases WHERE resource = ''w''');
+SELECT alive FROM session_heartbeat(:'c') AS h, LATERAL (SELECT w.reason FROM session_wait(:'c', h.revision, '0') AS w) AS w;
+SELECT consumer, state, waiters FROM leases WHERE resource = 'w';
 SELECT alive FROM session_heartbeat(:'b') AS h, LATERAL (SELECT w.reason FROM session_wait(:'b', h.revision, '0') AS w) AS w;
 SELECT consumer, state, waiters FROM leases WHERE resource = 'w';
+-- However many places these are.
+SELECT session AS short FROM session_open('short', '2 s') \gset
+SELECT session AS many FROM session_open('many', '60 s') \gset
+SELECT array_agg('many-' || i) AS names FROM generate_series(1, 1200) AS i \gset
+SELECT count(*) FILTER (WHERE granted) FROM lease_acquire_many(:'names', :'short');
+SELECT count(*) FROM unnest(:'names'::text[]) AS name, LATERAL pg_temp.ask(name, :'many', true) AS x WHERE x.reason = 'queued';
+CALL pg_temp.wait_for('state = ''expired'' FROM eskit_lease.leases WHERE resource = ''many-1200''');
+SELECT alive FROM session_heartbeat(:'many') AS h, LATERAL (SELECT w.reason FROM session_wait(:'many', h.revision, '0') AS w) AS w;
+SELECT count(*) FROM leases WHERE consumer = 'many';
+SELECT session_close(:'many');
+CALL pg_temp.wait_for('NOT more FROM eskit_lease.session_sweep()');
 -- A waiter that has expired is skipped.
 SELECT session AS short FROM session_open('short', '2 s') \gset
 SELECT fence AS f FROM lease_acquire('x', :'b') \gset

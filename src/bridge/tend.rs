@@ -141,7 +141,7 @@ fn look(call: &Call, name: &str) -> Lease {
     match Leases::open().probe(name, 0) {
         Probe::InFlight(_) => Lease::Changing,
         Probe::Row(row) if Holders::of(call, row.session.into_iter()).living(row.session).is_some() => Lease::Held(row),
-        _ if queue::first_in_line(call, vec![name], &[]).is_empty() => Lease::Unwanted,
+        _ if queue::first_in_line(call, vec![name], &[]).first.is_empty() => Lease::Unwanted,
         _ => Lease::Awaited,
     }
 }

@@ -10,6 +10,7 @@
 use crate::call::Call;
 use crate::claim::Held;
 use crate::handover::Seen;
+use crate::liveness::clock;
 use crate::queue::{First, Lines};
 use pgrx::Uuid;
 use std::collections::{BTreeMap, HashMap};
@@ -84,6 +85,10 @@ impl Looked {
                 }
                 (page.first.len() == most || left == 0 || looks.are_spent()).then_some(resource)
             });
+            for resource in lines.leaving.drain(..) {
+                // Its lease is freed, and has a waiter after all if that transaction is rolled back.
+                call.seam().judge_at(&resource, clock::now());
+            }
             let full = reached.is_some();
             self.0.insert(*session, reached.map_or(Reached::End, Reached::After));
             if full {

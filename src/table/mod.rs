@@ -136,6 +136,27 @@ impl Tuple {
         }
     }
 
+    /// Whether an open transaction, another one, has deleted the row: not locked it, nor changed it.
+    pub fn is_being_deleted(&self) -> bool {
+        // SAFETY: as above; of a multixact PostgreSQL looks up the member that has changed the row
+        unsafe {
+            let mut should_free = false;
+            let tuple = pg_sys::ExecFetchSlotHeapTuple(self.0, false, &mut should_free);
+            let header = &*(*tuple).t_data;
+            let mask = u32::from(header.t_infomask);
+            if mask & (pg_sys::HEAP_XMAX_INVALID | pg_sys::HEAP_XMAX_LOCK_ONLY) != 0 {
+                return false;
+            }
+            let [here, next] = [(*tuple).t_self, header.t_ctid].map(pgrx::itemptr::item_pointer_get_both);
+            let by = if mask & pg_sys::HEAP_XMAX_IS_MULTI == 0 {
+                header.t_choice.t_heap.t_xmax
+            } else {
+                pg_sys::HeapTupleGetUpdateXid((*tuple).t_data)
+            };
+            here == next && pg_sys::TransactionIdIsInProgress(by)
+        }
+    }
+
     /// A column, counted from 1.
     pub fn get<T: FromDatum>(&self, column: usize) -> Option<T> {
         // SAFETY: as above; the caller reads the type that the schema declares, and copies it
