@@ -69,3 +69,5 @@ LEFT JOIN pg_stat_activity AS a ON a.pid = x.pid
 WHERE x.locktype = 'transactionid' AND x.mode = 'ExclusiveLock' AND x.granted;
 
 COMMENT ON COLUMN eskit_lease.blockers.doing IS 'What the transaction does: fenced, fenced by the session, releasing, granting to the session, ending the session; changing: it has the row of a lease, to acquire it, to release it, at once or with grace, or to take it back.';
+
+COMMENT ON COLUMN eskit_lease.items.added_at IS 'When it was added, or requeued.';

@@ -474,7 +474,7 @@ COMMENT ON COLUMN eskit_lease.items.key IS 'The key that it was added with.';
 COMMENT ON COLUMN eskit_lease.items.payload IS 'What it was added with.';
 COMMENT ON COLUMN eskit_lease.items.attempt IS 'How often it has been claimed.';
 COMMENT ON COLUMN eskit_lease.items.error IS 'Why it last failed.';
-COMMENT ON COLUMN eskit_lease.items.added_at IS 'When it was added.';
+COMMENT ON COLUMN eskit_lease.items.added_at IS 'When it was added, or requeued.';
 COMMENT ON COLUMN eskit_lease.items.run_at IS 'When its time comes, or came, for one that is later.';
 COMMENT ON COLUMN eskit_lease.items.consumer IS 'Who has claimed it.';
 COMMENT ON COLUMN eskit_lease.items.session IS 'The claimer''s session; NULL unless the reader may use it or is an administrator.';

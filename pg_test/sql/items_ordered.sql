@@ -160,6 +160,28 @@ SELECT pg_temp.add('f', NULL, '5');
 SELECT pg_temp.next('f', :'a', 10), pg_temp.done('2'), pg_temp.next('f', :'a', 10), pg_temp.done('3'), pg_temp.next('f', :'a', 10), pg_temp.done('4'), pg_temp.next('f', :'a', 10), pg_temp.done('5'), pg_temp.next('f', :'a', 10);
 SELECT count(*) FROM eskit_lease._item_heads;
 
+-- Requeued: the newest of its key, behind what was due before. A time that has passed is that of the call, and what is added is so when the
+-- function is called, however long its statement takes.
+SELECT queue_create('line', max_attempts => 1, ordering => 'key');
+SELECT pg_temp.add('line', 'x', 'dead');
+SELECT pg_temp.next('line', :'a'), pg_temp.fail('dead', '0');
+SELECT item_add('line', '"due"', 'x', clock_timestamp() + interval '0.02 s') > 0 AS added;
+CALL pg_temp.wait_for($$(SELECT pg_temp.is_due('due'))$$);
+SELECT item_requeue(id) FROM dead_items WHERE queue = 'line';
+SELECT item_add('line', '"past"', 'x', '2000-01-01') > 0 AS added, cardinality(item_add_many('line', ARRAY['"past too"']::jsonb[], ARRAY['x'], '1999-12-31')) AS many;
+SELECT pg_temp.next('line', :'a', 10), pg_temp.done('due'), pg_temp.next('line', :'a', 10), pg_temp.done('dead'), pg_temp.next('line', :'a', 10), pg_temp.done('past');
+SELECT pg_temp.next('line', :'a', 10);
+SELECT pg_temp.done('past too');
+SELECT item_add('line', '"due"', 'x', clock_timestamp() + interval '0.02 s') > 0 AS added;
+DO $$
+BEGIN
+    WHILE NOT pg_temp.is_due('due') LOOP
+        PERFORM pg_sleep(0.001);
+    END LOOP;
+    PERFORM eskit_lease.item_add('line', '"late"', 'x'), eskit_lease.item_add_many('line', ARRAY['"later"']::jsonb[], ARRAY['x']);
+END $$;
+SELECT pg_temp.next('line', :'a', 10), pg_temp.done('due'), pg_temp.next('line', :'a', 10), pg_temp.done('late'), pg_temp.next('line', :'a', 10), pg_temp.done('later');
+
 -- Of a group: one for each partition that the session owns.
 SELECT group_create('g', 4, 'range', '1 hour');
 SELECT queue_create('fg', ordering => 'fifo', group_name => 'g'), queue_create('kg', ordering => 'key', group_name => 'g');

@@ -1,2 +1,2 @@
 INSERT INTO eskit_lease._later (queue, partition, id, key, payload, due, added_at)
-VALUES ($1, $2, $3, $4, $5, $6, statement_timestamp())
+VALUES ($1, $2, $3, $4, $5, $6, clock_timestamp())
