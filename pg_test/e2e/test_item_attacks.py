@@ -154,3 +154,21 @@ def test_added_while_the_group_is_drained(conn):
     conn.execute("SELECT eskit_lease.queue_drop('grouped', true)")
     assert owner.close()
     call(conn, "group_drop", "g")
+
+
+def test_each_partition_has_its_turn_though_each_claim_has_a_new_connection(attacked, conn):
+    call(conn, "group_create", "turns", 2)
+    call(conn, "queue_create", "turns", 20, "1 s", "none", "turns")
+    owner = Session(conn, "owner", ttl="60 s").join("turns")
+    wait_until(lambda: len(owner.assignment("turns")) == 2)
+    call(conn, "item_add_many", "turns", [Jsonb("x")] * 200, [str(n) for n in range(200)])
+    had = {0: 0, 1: 0}
+    for _ in range(60):
+        with attacked.connect() as new:
+            (item,) = rows(new, "item_claim", "turns", owner.id)
+            had[call(new, "partition_for", item.key, 2)] += 1
+    # Each is the first one half of the time: less than 8 of 60 is a chance of one in a billion.
+    assert min(had.values()) >= 8, had
+    conn.execute("SELECT eskit_lease.queue_drop('turns', true)")
+    assert owner.close()
+    call(conn, "group_drop", "turns")

@@ -217,6 +217,22 @@ SELECT item_done(array_agg(id), fence) FROM items WHERE queue = 'bound' GROUP BY
 SELECT group_resize('g', 2);
 SELECT queue_drop('bound'), group_drop('g');
 
+-- No partition is starved by the others, whatever else the connection claims: two sessions, and two queues, in turns.
+SELECT group_create('fair', 4, 'range', '1 hour');
+SELECT queue_create('fair', group_name => 'fair'), queue_create('too', group_name => 'fair');
+SELECT group_join('fair', :'m') > 0 AS joined, group_join('fair', :'n') > 0 AS joined;
+SELECT group_release('fair', partition, fence) FROM group_assignment('fair', :'m') WHERE state = 'revoking';
+SELECT count(*) FILTER (WHERE session = :'m') AS m, count(*) FILTER (WHERE session = :'n') AS n FROM group_members, group_assignment('fair', session)
+WHERE group_name = 'fair';
+SELECT array_length(item_add_many(queue, array_fill('{}'::jsonb, ARRAY[1600]), (SELECT array_agg(n::text) FROM generate_series(1, 1600) AS n)), 1)
+FROM unnest(ARRAY['fair', 'too']) AS queue;
+CREATE TEMP TABLE had AS
+SELECT queue, partition_for(c.key, 4) AS partition FROM generate_series(1, 160) AS n, unnest(ARRAY['fair', 'too']) AS queue,
+unnest(ARRAY[:'m', :'n']::uuid[]) AS who, item_claim(queue, who, least(n, 1)) AS c;
+SELECT queue, partition, count(*) > 20 AS served FROM had GROUP BY 1, 2 ORDER BY 1, 2;
+SELECT group_leave('fair', :'m'), group_leave('fair', :'n');
+SELECT queue_drop('fair', true), queue_drop('too', true), group_drop('fair');
+
 -- Refused, and nothing is changed.
 SELECT session AS z FROM session_open('z', '1 hour') \gset
 SELECT session_drain(:'z');

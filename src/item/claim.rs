@@ -2,7 +2,7 @@
 
 mod ordered;
 
-use super::{Claim, ITEMS, LATER, MAX_CLAIM, Order, Queue, column, dead, id, lane};
+use super::{Claim, ITEMS, LATER, MAX_CLAIM, Order, Queue, column, dead, id, lane, partitions};
 use crate::acquire::grantee;
 use crate::call::{Call, enter, text_arg};
 use crate::error::{Error, Result};
@@ -13,12 +13,11 @@ use crate::session::touch;
 use crate::spi::{self, Statement, Value};
 use crate::table::{Flight, Key, Locked, Sight, Table, Tuple};
 use crate::text::Text;
-use crate::{claim, fence, group, row};
+use crate::{fence, row};
 use ordered::Look;
 use pgrx::pg_sys::{self, Datum, INT4ARRAYOID, INT4OID, INT8ARRAYOID, INT8OID, TEXTOID, TIMESTAMPTZOID, UUIDOID};
 use pgrx::prelude::*;
 use pgrx::{Uuid, name};
-use std::cell::Cell;
 use std::collections::HashSet;
 use std::sync::atomic::Ordering;
 
@@ -275,25 +274,6 @@ impl Claimer<'_> {
     }
 }
 
-thread_local! {
-    /// Calls for queues with partitions, so that each begins at another one.
-    static CALLS: Cell<usize> = const { Cell::new(0) };
-}
-
-/// The partitions that a session may claim items of.
-fn partitions_of(queue: &Queue, session: Uuid) -> Result<Vec<i32>> {
-    let Some(group) = &queue.group else { return Ok(vec![0]) };
-    let mut partitions: Vec<i32> = claim::of_session(group, session).into_iter().map(|row| row.slot).collect();
-    if !partitions.is_empty() {
-        CALLS.set(CALLS.get().wrapping_add(1));
-        let first = CALLS.get() % partitions.len();
-        partitions.rotate_left(first);
-    } else if !group::state::is_member(group, session) {
-        return Err(Error::NotMember { group: group.clone() }.into());
-    }
-    Ok(partitions)
-}
-
 /// For the worker: wakes the sessions for whom something has become due, and gives the queues in which it has.
 pub fn announce_due(call: &Call, now: u64) -> HashSet<String> {
     let due = call.shared.feed_due(call.database, now);
@@ -337,7 +317,7 @@ fn item_claim(
     let (fence, taken) = (None, Vec::with_capacity(want.min(100)));
     let mut claimer =
         Claimer { call: &call, queue: &queue, want, fence, taken, seen: Vec::new(), next_due: None, known: None };
-    claimer.claim(me, &partitions_of(&queue, session)?)?;
+    claimer.claim(me, &partitions::of(&queue, session)?)?;
     let Some(fence) = claimer.fence.filter(|_| !claimer.taken.is_empty()) else {
         return Ok(row::TableIterator::of(Vec::new()));
     };

@@ -34,6 +34,7 @@ mod dead;
 mod finish;
 mod heads;
 mod id;
+mod partitions;
 mod queue;
 
 pub use claim::announce_due;
