@@ -31,6 +31,10 @@ END $$;
 COMMENT ON FUNCTION eskit_lease.cursor_commit(text, integer, bigint, bigint, bigint) IS
 'Moves the cursor of a partition forward to position (from 1 on), with this transaction, under the partition''s fence as fence_check does. expected: where the batch began, for transactions at READ COMMITTED of which several may use one fence. False if the cursor is there already, or further. Raises LF001 on a stale fence, 55P03, 40001 as fence_check, and where another transaction under this fence has moved the cursor since this one''s snapshot, or from where it was expected; 22023.';
 
+CREATE FUNCTION eskit_lease._open_transaction(xid xid) RETURNS xid LANGUAGE c STRICT AS 'MODULE_PATHNAME', '_open_transaction_wrapper';
+COMMENT ON FUNCTION eskit_lease._open_transaction(xid) IS 'Internal: the open transaction that has a row in hand; under the view blockers.';
+REVOKE ALL ON FUNCTION eskit_lease._open_transaction(xid) FROM PUBLIC;
+
 -- It shows what has the row of a lease in hand, too.
 CREATE OR REPLACE VIEW eskit_lease.blockers AS -- lock classes as in src/guard.rs
 SELECT CASE k.objsubid
@@ -61,12 +65,11 @@ LEFT JOIN pg_stat_activity AS a ON a.pid = k.pid
 UNION ALL
 -- The row of a lease is in one transaction's hands at a time: a release with grace needs no other lock.
 SELECT 'changing', l.resource, o.consumer, true, x.pid, p.gid, coalesce(p.prepared, a.xact_start)
-FROM pg_locks AS x
-JOIN eskit_lease._leases AS l ON l.xmax = x.transactionid
+FROM (SELECT l.resource, l.session, eskit_lease._open_transaction(l.xmax) AS xid FROM eskit_lease._leases AS l WHERE l.xmax <> '0') AS l
+JOIN pg_locks AS x ON x.locktype = 'transactionid' AND x.mode = 'ExclusiveLock' AND x.granted AND x.transactionid = l.xid
 LEFT JOIN eskit_lease._sessions AS o ON o.session = l.session
-LEFT JOIN pg_prepared_xacts AS p ON p.transaction = x.transactionid
-LEFT JOIN pg_stat_activity AS a ON a.pid = x.pid
-WHERE x.locktype = 'transactionid' AND x.mode = 'ExclusiveLock' AND x.granted;
+LEFT JOIN pg_prepared_xacts AS p ON p.transaction = l.xid
+LEFT JOIN pg_stat_activity AS a ON a.pid = x.pid;
 
 COMMENT ON COLUMN eskit_lease.blockers.doing IS 'What the transaction does: fenced, fenced by the session, releasing, granting to the session, ending the session; changing: it has the row of a lease, to acquire it, to release it, at once or with grace, or to take it back.';
 

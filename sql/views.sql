@@ -379,12 +379,11 @@ LEFT JOIN pg_stat_activity AS a ON a.pid = k.pid
 UNION ALL
 -- The row of a lease is in one transaction's hands at a time: a release with grace needs no other lock.
 SELECT 'changing', l.resource, o.consumer, true, x.pid, p.gid, coalesce(p.prepared, a.xact_start)
-FROM pg_locks AS x
-JOIN eskit_lease._leases AS l ON l.xmax = x.transactionid
+FROM (SELECT l.resource, l.session, eskit_lease._open_transaction(l.xmax) AS xid FROM eskit_lease._leases AS l WHERE l.xmax <> '0') AS l
+JOIN pg_locks AS x ON x.locktype = 'transactionid' AND x.mode = 'ExclusiveLock' AND x.granted AND x.transactionid = l.xid
 LEFT JOIN eskit_lease._sessions AS o ON o.session = l.session
-LEFT JOIN pg_prepared_xacts AS p ON p.transaction = x.transactionid
-LEFT JOIN pg_stat_activity AS a ON a.pid = x.pid
-WHERE x.locktype = 'transactionid' AND x.mode = 'ExclusiveLock' AND x.granted;
+LEFT JOIN pg_prepared_xacts AS p ON p.transaction = l.xid
+LEFT JOIN pg_stat_activity AS a ON a.pid = x.pid;
 
 COMMENT ON VIEW eskit_lease.blockers IS 'Open transactions that keep leases from changing hands, by connection or prepared transaction.';
 COMMENT ON COLUMN eskit_lease.blockers.doing IS 'What the transaction does: fenced, fenced by the session, releasing, granting to the session, ending the session; changing: it has the row of a lease, to acquire it, to release it, at once or with grace, or to take it back.';

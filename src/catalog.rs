@@ -77,6 +77,18 @@ pub fn gone() -> ! {
     unreachable!()
 }
 
+/// Whether a function of ours is there, with arguments of these types: former versions have fewer.
+pub fn has_function(name: &CStr, arguments: &[Oid]) -> bool {
+    // SAFETY: in a transaction; reads the catalog through its caches; the types are as many as is said
+    unsafe {
+        let schema = pg_sys::get_namespace_oid(c"eskit_lease".as_ptr(), true);
+        let types = pg_sys::buildoidvector(arguments.as_ptr(), arguments.len() as i32);
+        let (name, types) = (Datum::from(name.as_ptr()), Datum::from(types));
+        let cache = pg_sys::SysCacheIdentifier::PROCNAMEARGSNSP as i32;
+        pg_sys::SearchSysCacheExists(cache, name, types, Datum::from(schema), Datum::from(0))
+    }
+}
+
 /// The oid of the extension, by what is committed now: no cache is asked, which may not have heard of that yet.
 pub fn extension() -> Option<Oid> {
     // SAFETY: in a transaction; reads the catalog

@@ -67,7 +67,7 @@ mod eskit_lease {}
 extension_sql_file!(
     "../sql/views.sql",
     name = "views",
-    requires = [keys::group_lock_key, reading::_standing, reading::_revoke_in]
+    requires = [keys::group_lock_key, reading::_standing, reading::_revoke_in, reading::_open_transaction]
 );
 extension_sql_file!("../sql/watching.sql", name = "watching", requires = ["views"]);
 extension_sql_file!("../sql/functions.sql", name = "functions", finalize);

@@ -4,7 +4,7 @@
 use crate::error::{Error, Result};
 use crate::oids::Role;
 use crate::text::from_server;
-use crate::{bridge, history, spi};
+use crate::{bridge, catalog, history, spi};
 use pgrx::prelude::*;
 
 /// Runs those `GRANT .. TO role` statements whose objects are there. GRANT takes no parameters, so the role's name is quoted by PostgreSQL.
@@ -30,5 +30,9 @@ fn grant_monitor(role: Option<Role>) -> Result<()> {
     let monitor = include_str!("../sql/query/privilege/monitor.sql");
     let bridges = include_str!("../sql/query/privilege/monitor_bridges.sql");
     let watch = include_str!("../sql/query/privilege/watch.sql");
-    grant(&[(true, monitor), (bridge::may_be(), bridges), (history::is_there(), watch)], role)
+    let blockers = include_str!("../sql/query/privilege/monitor_blockers.sql");
+    let open_transaction = catalog::has_function(c"_open_transaction", &[pg_sys::XIDOID]);
+    let statements =
+        [(true, monitor), (bridge::may_be(), bridges), (history::is_there(), watch), (open_transaction, blockers)];
+    grant(&statements, role)
 }

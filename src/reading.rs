@@ -68,6 +68,14 @@ fn _revoke_in(revoke_at: i64, boot_id: i64, rebalance_timeout_ms: i32) -> Result
     Ok(Some(Interval::from_micros(i64::try_from(at.saturating_sub(clock::now())).unwrap_or(0))))
 }
 
+/// The transaction that a row's xmax belongs to, if that is open or prepared. A subtransaction that has been committed to its parent keeps no
+/// lock on its own id, by which SQL could find it.
+#[pg_extern(schema = "eskit_lease", strict)]
+fn _open_transaction(xid: pg_sys::TransactionId) -> Option<pg_sys::TransactionId> {
+    // SAFETY: reads PostgreSQL's list of transactions, and the parents of one that is in it
+    unsafe { pg_sys::TransactionIdIsInProgress(xid).then(|| pg_sys::SubTransGetTopmostTransaction(xid)) }
+}
+
 #[pg_extern(schema = "eskit_lease")]
 fn stats() -> Result<row::TableIterator<(name!(name, Text), name!(value, Option<i64>))>> {
     let shared = shared()?;
