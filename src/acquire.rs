@@ -30,8 +30,10 @@ use crate::liveness::word::State;
 use crate::queue;
 use crate::session::{self, SessionRow, takeover};
 use crate::{grace, semaphore, spi};
+use pgrx::Uuid;
 use std::cell::LazyCell;
 use std::collections::HashMap;
+use std::rc::Rc;
 
 /// What an acquire says of one resource.
 #[derive(Clone, Debug, Default)]
@@ -80,6 +82,8 @@ struct Wanted {
     takes_over: Option<LeaseRow>,
     /// It is this session's own already, under a fence of another timeline.
     refences: bool,
+    /// Those without whose deaths there would be no choice.
+    gone: Rc<[Uuid]>,
 }
 
 /// Acquires resources for a living session that the caller may use; the answers are in the order of the resources.
@@ -210,7 +214,7 @@ fn look_at_permits(call: &Call, me: SlotRef, resource: &str, declaration: &Decla
     // Those who come at the same time begin with different ones.
     let first = me.session().as_bytes().iter().fold(0, |sum, byte| sum + usize::from(*byte)) % choices.len();
     choices.rotate_left(first);
-    Ok(Look::Wanted(Wanted { declared, choices, ..Wanted::default() }))
+    Ok(Look::Wanted(Wanted { declared, choices, gone: permits.gone, ..Wanted::default() }))
 }
 
 /// Has a refused session wait in the queue, unless it is not to be granted anything.
@@ -315,8 +319,8 @@ fn take(
             let resource = resources[*index].clone();
             let (slot, row) = want.choices.pop()?;
             let places = places.get(&resource).cloned().unwrap_or_default();
-            let (declared, released, inherited) = (want.declared, want.takes_over.is_some(), want.takes_over.is_some());
-            Some(Candidate { resource, slot, declared, row, released, inherited, grantee: me, places })
+            let (declared, gone, inherited) = (want.declared, want.gone.clone(), want.takes_over.is_some());
+            Some(Candidate { resource, slot, declared, row, released: inherited, inherited, grantee: me, places, gone })
         };
         let grants = grant::grant(call, leases, wanted.iter_mut().filter_map(candidate).collect());
         let mut granted: HashMap<&str, (i32, i64)> =

@@ -246,8 +246,12 @@ fn in_use(call: &Call, resource: &str, kind: Option<Kind>) -> Result<Option<Stri
         return Err(Error::BeingDeclared { name: resource.to_owned() }.into());
     }
     let holders = Holders::of(call, waiting.iter().copied());
-    let waiter = waiting.iter().find_map(|session| holders.living(Some(*session)));
-    Ok(waiter.map(|waiter| format!("\"{}\" waits for it.", waiter.consumer)))
+    if let Some(waiter) = waiting.iter().find_map(|session| holders.living(Some(*session))) {
+        return Ok(Some(format!("\"{}\" waits for it.", waiter.consumer)));
+    }
+    // What they wait for is something else from now on.
+    call.taken_from(&waiting);
+    Ok(None)
 }
 
 /// Who holds a slot: nobody, if the rows of the slots are this transaction's now.

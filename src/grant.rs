@@ -30,6 +30,7 @@ use pgrx::Uuid;
 use pgrx::pg_sys::{self, BOOLOID, INT4ARRAYOID, INT4OID, ItemPointerData, TEXTARRAYOID, UUIDOID};
 use std::cell::LazyCell;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::rc::Rc;
 
 static INSERT: Statement = Statement::writes(
     include_str!("../sql/query/lease/insert.sql"),
@@ -61,6 +62,8 @@ pub struct Candidate {
     pub grantee: SlotRef,
     /// The grantee's places in the queue of the resource.
     pub places: Vec<ItemPointerData>,
+    /// Others without whose deaths there would be nothing to be granted (see [`crate::semaphore`]).
+    pub gone: Rc<[Uuid]>,
 }
 
 impl Candidate {
@@ -118,6 +121,7 @@ fn grant_batch(call: &Call, leases: &Leases, mut candidates: Vec<Candidate>, gra
         if let Some((dead, _)) = candidate.taken_from().filter(|_| !candidate.released) {
             dead_owners.push(dead);
         }
+        dead_owners.extend(candidate.gone.iter());
         let had_owner = candidate.row.is_some_and(|row| row.session.is_some());
         call.database.add(if had_owner { Counter::Takeovers } else { Counter::Grants }, 1);
     }

@@ -21,6 +21,7 @@ use crate::semaphore;
 use crate::session::{self, takeover};
 use pgrx::Uuid;
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::rc::Rc;
 
 /// What came of a hand-over.
 #[derive(Default)]
@@ -39,6 +40,8 @@ struct Free {
     slot: i32,
     row: Option<LeaseRow>,
     declared: Option<(Kind, i32)>,
+    /// As of a candidate.
+    gone: Rc<[Uuid]>,
 }
 
 /// Rows of leases that have just been read. Whoever is granted one locks it first, which finds out if it has changed.
@@ -102,7 +105,7 @@ fn serve(
             std::mem::take(first).into_iter().partition(|(_, first)| skipped.contains(&first.session));
         let mut places = queue::places_of_first(&now);
         let candidates = now.iter().filter_map(|(resource, First { session, .. })| {
-            let Free { slot, row, declared } = free.get_mut(resource)?.pop()?;
+            let Free { slot, row, declared, gone } = free.get_mut(resource)?.pop()?;
             Some(Candidate {
                 resource: resource.clone(),
                 slot,
@@ -113,6 +116,7 @@ fn serve(
                 grantee: *ready.get(session)?,
                 // Without a place it has just given up waiting, and is not to be given what it no longer asks for.
                 places: places.remove(resource)?,
+                gone,
             })
         });
         let granted = grant::grant(call, &leases, candidates.collect());
@@ -142,7 +146,7 @@ fn free_among(
 ) -> HashMap<String, Vec<Free>> {
     let leases = Leases::open();
     let (mut free, mut held) = (HashMap::new(), Vec::new());
-    let exclusive = |row| vec![Free { slot: 0, row, declared: None }];
+    let exclusive = |row| vec![Free { slot: 0, row, declared: None, gone: Rc::default() }];
     for (resource, next) in first {
         let row = seen.get(resource).filter(|row| row.slot == 0);
         match row.map_or_else(|| leases.glance(resource, 0), |row| Probe::Row(*row)) {
@@ -199,7 +203,8 @@ fn free_permits(
     }
     result.held.extend(permits.held.into_iter().map(|(row, _)| (resource.to_owned(), row)));
     let declared = Some((declaration.kind, declaration.slots));
-    permits.free.into_iter().rev().map(|(slot, row)| Free { slot, row, declared }).collect()
+    let of = |(slot, row)| Free { slot, row, declared, gone: permits.gone.clone() };
+    permits.free.into_iter().rev().map(of).collect()
 }
 
 /// Takes G of the sessions in share mode and reads their rows after that. Gives those that are not to be granted to.

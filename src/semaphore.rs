@@ -6,6 +6,8 @@
 //!
 //! A semaphore that shrinks takes back nothing. While a slot beyond the number of permits is held, slots are granted only under a
 //! lock on the declaration, so that what is counted under it stands: the number of holders then falls with each permit that comes back.
+//! A permit is free then because holders are dead, whichever slots these have. So the grant records their deaths ([`crate::session::death`]):
+//! a restart would else revive one more holder than there are permits.
 
 use crate::call::{Call, enter, text_arg};
 use crate::claim::{LeaseRow, Leases, Probe};
@@ -18,6 +20,7 @@ use crate::text::Text;
 use pgrx::Uuid;
 use pgrx::prelude::*;
 use std::collections::HashSet;
+use std::rc::Rc;
 
 /// The permits of a semaphore as they stand.
 pub struct Permits {
@@ -31,6 +34,8 @@ pub struct Permits {
     beyond: bool,
     /// Sessions that are in the middle of getting one.
     pub arriving: Vec<Uuid>,
+    /// Dead holders that had to be counted as gone for the slots to be free: of any slot, while slots are taken that there are no permits for.
+    pub gone: Rc<[Uuid]>,
 }
 
 /// Counts the permits. `letting_go` says of a row that this transaction releases it.
@@ -57,18 +62,21 @@ fn count(call: &Call, resource: &str, declaration: &Declaration, letting_go: &dy
         _ => None,
     };
     let holders = Holders::of(call, slots.iter().filter_map(|(_, probe)| session_of(probe)));
-    let (mut free, mut held, mut known) = (Vec::new(), Vec::new(), HashSet::new());
+    let (mut free, mut held, mut known, mut gone) = (Vec::new(), Vec::new(), HashSet::new(), Vec::new());
     let (mut taken, mut beyond) = (0, false);
     for (slot, probe) in slots {
         known.insert(slot);
-        // A dead holder's fenced transaction keeps its slot; beyond the permits nobody asks for that slot, but it counts.
+        // A dead holder's fenced transaction keeps its slot.
         let fenced = |row: &LeaseRow| row.session.is_some() && !letting_go(row) && !Guard::Fence(row.fence).is_free();
         beyond |= slot >= declaration.slots && !matches!(probe, Probe::Row(row) if row.session.is_none());
         match (probe, holders.living(session_of(&probe))) {
             (Probe::Row(row), Some(holder)) => held.push((row, holder.clone())),
-            (Probe::Row(row), None) if slot < declaration.slots => free.push((slot, Some(row))),
             (Probe::Row(row), None) if fenced(&row) => taken += 1,
-            (Probe::Row(_) | Probe::Absent, _) => (),
+            (Probe::Row(row), None) => {
+                gone.extend(row.session.filter(|_| !letting_go(&row)));
+                free.extend((slot < declaration.slots).then_some((slot, Some(row))));
+            }
+            (Probe::Absent, _) => (),
             (Probe::InFlight(_), _) => taken += 1,
         }
     }
@@ -77,7 +85,10 @@ fn count(call: &Call, resource: &str, declaration: &Declaration, letting_go: &dy
     let new = (0..declaration.slots).filter(|slot| !known.contains(slot)).map(|slot| (slot, None));
     free.extend(new.take(room.saturating_sub(free.len())));
     free.truncate(room);
-    Permits { free, held, in_flight: taken > 0, beyond, arriving }
+    if !beyond {
+        gone.clear();
+    }
+    Permits { free, held, in_flight: taken > 0, beyond, arriving, gone: gone.into() }
 }
 
 #[pg_extern(schema = "eskit_lease")]

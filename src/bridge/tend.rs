@@ -17,9 +17,11 @@ use crate::holders::Holders;
 use crate::liveness::databases::Database;
 use crate::liveness::{Shared, clock};
 use crate::queue;
+use pgrx::Uuid;
 use pgrx::pg_sys;
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
+use std::rc::Rc;
 
 /// Between two looks at a lock that is held; in microseconds, as all of these.
 const WATCH: u64 = 1_000_000;
@@ -51,7 +53,8 @@ struct Bridge {
 
 /// What stands for the lease of a bridge.
 enum Lease {
-    Unwanted,
+    /// Nobody is in line, and it is free, or its holder is this one, which is dead.
+    Unwanted(Option<Uuid>),
     /// Free, and somebody is in line.
     Awaited,
     Held(LeaseRow),
@@ -111,7 +114,7 @@ pub fn tend(call: &Call, names: &[String]) -> HashSet<String> {
         None => {
             let bridges: HashSet<String> = names.iter().filter(|name| is_bridge(name)).cloned().collect();
             // The worker is to do it, and they are out of the ring.
-            let wanted = bridges.iter().filter(|name| !matches!(look(call, name), Lease::Unwanted));
+            let wanted = bridges.iter().filter(|name| !matches!(look(call, name), Lease::Unwanted(_)));
             wanted.for_each(|name| call.seam().judge_at(name, clock::now()));
             bridges
         }
@@ -138,12 +141,15 @@ pub fn look_again<'a>(call: &Call, changed: impl Iterator<Item = &'a Seat>) {
 }
 
 fn look(call: &Call, name: &str) -> Lease {
-    match Leases::open().probe(name, 0) {
-        Probe::InFlight(_) => Lease::Changing,
-        Probe::Row(row) if Holders::of(call, row.session.into_iter()).living(row.session).is_some() => Lease::Held(row),
-        _ if queue::first_in_line(call, vec![name], &[]).first.is_empty() => Lease::Unwanted,
-        _ => Lease::Awaited,
-    }
+    let dead = match Leases::open().probe(name, 0) {
+        Probe::InFlight(_) => return Lease::Changing,
+        Probe::Row(row) if Holders::of(call, row.session.into_iter()).living(row.session).is_some() => {
+            return Lease::Held(row);
+        }
+        Probe::Row(row) => row.session,
+        Probe::Absent => None,
+    };
+    if queue::first_in_line(call, vec![name], &[]).first.is_empty() { Lease::Unwanted(dead) } else { Lease::Awaited }
 }
 
 /// Has the holder of a lease go on under a new fence: an old worker may have been at work since the grant. `None` while a transaction is
@@ -165,6 +171,7 @@ fn renew(call: &Call, name: &str, row: LeaseRow) -> Option<i64> {
         inherited: false,
         grantee,
         places: Vec::new(),
+        gone: Rc::default(),
     };
     grant::grant(call, &Leases::open(), vec![again]).into_values().next().map(|grant| grant.fence)
 }
@@ -192,7 +199,9 @@ impl Tended {
         }
         let new = Bridge { side, held: false, renewed: None, open: false, wait: 0, told: None };
         let bridge = self.bridges.entry(name.to_owned()).or_insert(new);
-        if matches!(lease, Lease::Unwanted) {
+        if let Lease::Unwanted(dead) = lease {
+            // The other side may have it from now on.
+            call.taken_from(dead.as_slice());
             if bridge.leave(call, name) {
                 self.bridges.remove(name);
             } else {
@@ -295,7 +304,7 @@ impl Bridge {
             },
             Lease::Awaited => true,
             Lease::Changing => self.open,
-            Lease::Unwanted => false,
+            Lease::Unwanted(_) => false,
         }
     }
 

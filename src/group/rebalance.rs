@@ -40,6 +40,9 @@ pub fn rebalance(
     let now = clock::now();
     let before = state.targets();
     let mut plan = plan::plan(state, now, u64::from(state.rebalance_timeout_ms.cast_unsigned()) * 1_000);
+    // Others are to have their partitions, whether or not they can be taken out now. Not of those that are ending with this transaction.
+    let gone = session::rows(&plan.dead).into_iter().filter(|row| call.standing_of(row).is_none());
+    call.taken_from(&gone.map(|row| row.session).collect::<Vec<_>>());
     // The membership of one that was taken over goes to its successor, which the sweep makes a member.
     let dead = plan.dead.len();
     plan.dead.retain(|session| takeover::heir(call, *session).is_none());
@@ -58,12 +61,7 @@ pub fn rebalance(
             Some(counted) => {
                 call.db().execute(&COUNT, vec![Value::Text(&name), Value::Uuids(&mine), Value::Text(counted)]);
             }
-            None => {
-                remove(call, &name, &mine);
-                // Not of those that are ending with this transaction.
-                let dead = session::rows(&mine).into_iter().filter(|row| call.standing_of(row).is_none());
-                call.taken_from(&dead.map(|row| row.session).collect::<Vec<_>>());
-            }
+            None => remove(call, &name, &mine),
         }
     }
     write_targets(call, state, &plan.changed);

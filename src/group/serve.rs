@@ -13,6 +13,7 @@ use crate::release;
 use crate::table::Locked;
 use pgrx::Uuid;
 use std::collections::{HashMap, HashSet};
+use std::rc::Rc;
 
 /// Grants to the targets what is free, dead or let go of, and takes back what was to be released by now. Whether that changed any owner.
 pub fn serve(
@@ -56,6 +57,7 @@ pub fn serve(
             inherited: false,
             grantee: *ready.get(target)?,
             places: Vec::new(),
+            gone: Rc::default(),
         })
     });
     let candidates: Vec<Candidate> = candidates.collect();

@@ -29,6 +29,7 @@ use crate::{group, history, release};
 use pgrx::Uuid;
 use pgrx::pg_sys::{INT8OID, ItemPointerData, OIDOID, TEXTOID, UUIDARRAYOID, UUIDOID};
 use std::collections::{HashMap, HashSet};
+use std::rc::Rc;
 
 static PREDECESSORS: Statement =
     Statement::reads(include_str!("../../sql/query/takeover/predecessors.sql"), &[TEXTOID, OIDOID, UUIDOID]);
@@ -64,12 +65,14 @@ pub fn take_over(call: &Call, new: SlotRef, consumer: &str) -> Result<()> {
                 Guard::Fencer(old).lock(Mode::Exclusive);
             }
             match lock_row(old) {
-                Some(old) => {
-                    if let Some(at) = call.living(old.session)? {
+                Some(old) => match call.living(old.session)? {
+                    Some(at) => {
                         succeed(call, &old, at, new)?;
                         again = true;
                     }
-                }
+                    // It is not ended here, and must not live beside the new one after a restart.
+                    None => call.taken_from(&[old.session]),
+                },
                 // Another take-over was under way: this one comes after it, and finds the other's session as its predecessor.
                 None => again = true,
             }
@@ -157,7 +160,18 @@ fn inherit(
                 let (row, inherited, grantee) = (Some(row), true, to);
                 let places = places.remove(&(seat.0.clone(), to.session())).unwrap_or_default();
                 let (resource, slot) = seat;
-                candidates.push(Candidate { resource, slot, declared, row, released, inherited, grantee, places });
+                let gone = Rc::default();
+                candidates.push(Candidate {
+                    resource,
+                    slot,
+                    declared,
+                    row,
+                    released,
+                    inherited,
+                    grantee,
+                    places,
+                    gone,
+                });
             }
             None => missed.push((seat, declared)),
         }
