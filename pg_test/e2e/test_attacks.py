@@ -41,7 +41,7 @@ def test_a_close_that_was_prepared_and_rolled_back(connect):
 
 
 def test_a_close_that_was_rolled_back_while_others_have_the_row(connect):
-    """The session cannot be judged when the end of its close is found, and is come back to well before its deadline."""
+    """They have locked it, which ends nobody: the session lives again while they have it."""
     session, closer, other, watcher = Session(connect(), ttl="60 s"), connect(autocommit=False), connect(autocommit=False), connect()
     assert call(closer, "session_close", session.id)
     closer.execute("PREPARE TRANSACTION 'closing'")
@@ -53,14 +53,10 @@ def test_a_close_that_was_rolled_back_while_others_have_the_row(connect):
     waiting.start()
     is_waiting = "SELECT 1 FROM pg_stat_activity WHERE pid = %s AND wait_event_type = 'Lock'"
     wait_until(lambda: watcher.execute(is_waiting, (other.info.backend_pid,)).fetchone())
-    rescans = stat(watcher, "rescans")
     watcher.execute("ROLLBACK PREPARED 'closing'")
     waiting.join()
-    wait_until(lambda: stat(watcher, "rescans") > rescans)
-    assert session.heartbeat().reason == "closing"
+    wait_until(lambda: session.heartbeat().reason == "alive", timeout=20)
     other.rollback()
-    wait_until(lambda: session.heartbeat().reason != "closing", timeout=20)
-    assert session.heartbeat().alive
 
 
 def test_a_lease_of_a_session_that_is_gone_is_swept_once_it_can_be_had(connect):

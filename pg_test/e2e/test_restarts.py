@@ -1,8 +1,8 @@
-"""A restart gives each session its TTL anew, but not to one because of whose death others were granted something."""
+"""A restart gives each session its TTL anew: not to one because of whose death others were granted something, and once to one whose end is prepared."""
 
 import psycopg
 import pytest
-from client import Session, call
+from client import Session, call, rows
 from conftest import Server, wait_until
 
 DEATHS = "SELECT count(*) FROM eskit_lease._deaths"
@@ -123,3 +123,107 @@ def test_a_name_that_was_waited_for(idle, conn):
     with idle.connect() as conn:
         waiter.conn = conn
         assert not waiter.heartbeat().alive
+
+
+def closes(conn, session):
+    assert call(conn, "session_close", session.id)
+
+
+def drains_and_closes(conn, session):
+    """Its row has a new version, which is the one that is deleted."""
+    assert call(conn, "session_drain", session.id)
+    closes(conn, session)
+
+
+def takes_over(conn, session):
+    call(conn, "session_open", session.consumer, "120 s", False, "0", True)
+
+
+def ended_by(idle, conn, ends):
+    """A session that holds r, whose end has been prepared before a restart by `ends`."""
+    session = Session(conn, "consumer", ttl="120 s")
+    session.take("r")
+    conn.execute("BEGIN")
+    ends(conn, session)
+    conn.execute("PREPARE TRANSACTION 'ends'")
+    assert session.heartbeat().reason == "closing"
+    idle.restart("immediate")
+    return session
+
+
+@pytest.mark.parametrize("ends", [closes, drains_and_closes, takes_over])
+@pytest.mark.parametrize("end", ["COMMIT", "ROLLBACK"])
+def test_a_prepared_end(idle, conn, ends, end):
+    session = ended_by(idle, conn, ends)
+    with idle.connect() as conn:
+        session.conn = conn
+        standing = "SELECT state FROM eskit_lease.sessions WHERE session = %s"
+        assert conn.execute(standing, (session.id,)).fetchone() == ("closing",), "nobody has made its slot yet"
+        first = session.heartbeat()
+        assert (first.alive, first.reason) == (True, "closing")
+        assert session.heartbeat().trust_ms <= first.trust_ms
+        assert session.acquire("another").reason == "closing"
+        assert conn.execute(standing, (session.id,)).fetchone() == ("closing",)
+        conn.execute(f"{end} PREPARED 'ends'")
+        if end == "COMMIT":
+            assert not session.heartbeat().alive, "at once: nobody else has looked"
+        else:
+            wait_until(lambda: call(conn, "session_sweep") and session.heartbeat().reason == "alive")
+            assert passes(session, "r", conn)
+
+
+def test_a_prepared_release_of_a_lock(idle, conn):
+    fence = call(conn, "lock_acquire", "r", "owner", "120 s").fence
+    conn.execute("BEGIN")
+    assert call(conn, "lease_release", "r", fence)
+    conn.execute("PREPARE TRANSACTION 'ends'")
+    before = call(conn, "lease_renew", "r", fence)
+    idle.restart("immediate")
+    with idle.connect() as conn:
+        first = call(conn, "lease_renew", "r", fence)
+        assert (first.held, first.reason) == (before.held, before.reason)
+        assert call(conn, "lease_renew", "r", fence).trust_ms <= first.trust_ms
+        assert conn.execute("SELECT state FROM eskit_lease.sessions WHERE private").fetchone() == ("closing",)
+        conn.execute("COMMIT PREPARED 'ends'")
+        assert call(conn, "lock_acquire", "r", "another", "120 s").granted
+        assert not call(conn, "lease_renew", "r", fence).held
+
+
+def releases_many(conn, session):
+    assert len(rows(conn, "lease_release_many", [f"r {i}" for i in range(501)], session.id)) == 501
+
+
+def leaves(conn, session):
+    assert call(conn, "group_leave", "g", session.id)
+
+
+def has_not_closed(conn, session):
+    conn.execute("SAVEPOINT s")
+    closes(conn, session)
+    conn.execute("ROLLBACK TO s")
+    assert call(conn, "session_drain", session.id)
+
+
+@pytest.mark.parametrize("act", [releases_many, leaves, has_not_closed])
+@pytest.mark.parametrize("again", [False, True])
+def test_what_ends_nobody(idle, conn, act, again):
+    """A transaction has the guard that a close has, and is prepared: before a restart, or just after a close was rolled back."""
+    session = Session(conn, "consumer", ttl="120 s")
+    call(conn, "group_create", "g", 1)
+    call(conn, "group_join", "g", session.id)
+    assert all(row.granted for row in rows(conn, "lease_acquire_many", [f"r {i}" for i in range(501)], session.id))
+    if again:
+        conn.execute("BEGIN")
+        closes(conn, session)
+        conn.execute("PREPARE TRANSACTION 'closes'")
+        conn.execute("ROLLBACK PREPARED 'closes'")
+    conn.execute("BEGIN")
+    act(conn, session)
+    conn.execute("PREPARE TRANSACTION 'acts'")
+    if not again:
+        idle.restart("immediate")
+    with idle.connect() as conn:
+        session.conn = conn
+        wait_until(lambda: call(conn, "session_sweep") and session.heartbeat().reason == "alive")
+        conn.execute("COMMIT PREPARED 'acts'")
+        assert session.heartbeat().alive

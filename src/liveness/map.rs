@@ -19,6 +19,8 @@ pub struct Opening {
     pub opened_by: u32,
     /// Since when it takes a confirmation for what it was granted (see [`super::confirm`]); zero while that is nothing.
     pub unproven: u64,
+    /// Whether an end of the session is prepared.
+    pub frozen: bool,
 }
 
 #[repr(C)]
@@ -131,7 +133,8 @@ impl Shared {
             entry.cast::<MapEntry>().as_mut().map(|entry| {
                 if !found {
                     entry.slot = index;
-                    slot.word.store(Word::new(State::Alive, opening.deadline).0, Ordering::Release);
+                    let state = if opening.frozen { State::Frozen } else { State::Alive };
+                    slot.word.store(Word::new(state, opening.deadline).0, Ordering::Release);
                 }
                 entry.slot
             })

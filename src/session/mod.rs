@@ -9,6 +9,7 @@
 //! commit of its transaction (see [`crate::seam`]). What rows are left of it is taken away by [`crate::sweep`].
 
 pub mod death;
+pub mod ending;
 pub mod takeover;
 mod verbs;
 
@@ -113,9 +114,16 @@ pub fn delete(db: &Db, sessions: &[Uuid]) -> u64 {
 
 /// What stands for a session that has a row, by its slot, or by that row where it has none; judges nobody.
 pub fn standing(shared: &'static Shared, home: Home, session: Uuid, boot_id: i64, ttl_ms: i32) -> Standing {
-    let standing = shared.standing(home, session, boot_id, ttl_ms);
-    let by_row = standing.alive() && shared.find(home, session).is_none();
-    if by_row && death::is_recorded(session) { Standing::dead() } else { standing }
+    let mut standing = shared.standing(home, session, boot_id, ttl_ms);
+    if standing.alive() && shared.find(home, session).is_none() {
+        if death::is_recorded(session) {
+            return Standing::dead();
+        }
+        if ending::is_ending(session) {
+            standing.state = State::Frozen;
+        }
+    }
+    standing
 }
 
 impl Call {
@@ -137,15 +145,18 @@ impl Call {
         // And what such a one has granted to it is committed at a time that nobody can tell, or has been since the restart.
         let unproven = self.shared.unproven_when_found(Guard::Promised(row.session).is_held_jointly());
         let (session, role, ttl_ms, private) = (row.session, row.role, row.ttl_ms, row.private);
-        let opening = Opening { session, role, ttl_ms, private, deadline, opened_by: 0, unproven };
+        // Whoever ends a session of this start has made its slot before.
+        let frozen = ending::is_ending(session);
+        let opening = Opening { session, role, ttl_ms, private, deadline, opened_by: 0, unproven, frozen };
         let at = self.shared.enter(self.home, opening)?;
         if row.fencer.is_some() {
             self.shared.cap(at, deadline);
         }
-        // A close that was prepared before the restart left no tombstone: had it been committed since the row was read, nobody would look
-        // for this slot any more.
+        // The end of a close that was prepared before the restart, since the row was looked at, nobody else would find.
         if self::row(row.session).is_none() {
             self.shared.end(at, true);
+        } else if frozen {
+            ending::thaw(self.shared, at);
         }
         Ok(Some(at))
     }
@@ -292,7 +303,7 @@ pub fn touch_holder(shared: &'static Shared, session: Uuid, resource: Option<&st
             }
         }
     }
-    let standing = at.and_then(|at| shared.beat(at));
+    let standing = at.and_then(|at| shared.beat(at).map(|standing| ending::ended_meanwhile(shared, at, standing)));
     Ok(Touch { home, at, standing })
 }
 
@@ -323,7 +334,7 @@ pub fn open(call: &Call, new: New) -> Result<SlotRef> {
     let deadline = clock::now() + u64::from(ttl_ms.cast_unsigned()) * 1_000;
     // SAFETY: the transaction has written a row, so it has an id
     let opened_by = unsafe { pg_sys::GetTopTransactionIdIfAny() }.into_inner();
-    let opening = Opening { session, role, ttl_ms, private, deadline, opened_by, unproven: 0 };
+    let opening = Opening { session, role, ttl_ms, private, deadline, opened_by, unproven: 0, frozen: false };
     let at = call.shared.enter(call.home, opening)?;
     call.seam().opened(at, attached);
     call.database.add(Counter::SessionsOpened, 1);

@@ -10,7 +10,7 @@ use crate::liveness::databases::{BOOT, REVISE};
 use crate::liveness::map::Opening;
 use crate::liveness::slots::SlotRef;
 use crate::liveness::word::State;
-use crate::session::{self, death};
+use crate::session::{self, death, ending};
 use crate::spi::{Statement, Value};
 use pgrx::Uuid;
 use pgrx::pg_sys::INT8OID;
@@ -35,7 +35,8 @@ pub(super) fn settle_sessions(call: &Call, flags: u32) -> Result<(Vec<Uuid>, boo
                     dead.push((row.session, row.role, row.ttl_ms));
                 }
                 Ok(Some(at)) => {
-                    left |= !thaw(call, at) | !prove(call, at, flags);
+                    ending::thaw(call.shared, at);
+                    left |= !prove(call, at, flags);
                     // It may have been granted something by a commit of which only that is known, or, after a start, not even that.
                     if flags & REVISE != 0 || flags & BOOT != 0 && row.boot_id != call.shared.boot_id() {
                         call.shared.bump(at);
@@ -51,9 +52,9 @@ pub(super) fn settle_sessions(call: &Call, flags: u32) -> Result<(Vec<Uuid>, boo
     // Each gets a dead slot, so that it is come back to if it is in somebody's hands now. A tombstone does not do that.
     for (session, role, ttl_ms) in &dead {
         left |= call.shared.find(call.home, *session).is_some_and(|at| is_in_state(call, at, State::Gone));
-        let (deadline, private, opened_by) = (clock::now(), false, 0);
-        let opening =
-            Opening { session: *session, role: *role, ttl_ms: *ttl_ms, private, deadline, opened_by, unproven: 0 };
+        let (deadline, private, opened_by, frozen) = (clock::now(), false, 0, false);
+        let (session, role, ttl_ms) = (*session, *role, *ttl_ms);
+        let opening = Opening { session, role, ttl_ms, private, deadline, opened_by, unproven: 0, frozen };
         // Without a free slot there is the next look-through.
         drop(call.shared.enter(call.home, opening));
     }
@@ -62,25 +63,6 @@ pub(super) fn settle_sessions(call: &Call, flags: u32) -> Result<(Vec<Uuid>, boo
 
 fn is_in_state(call: &Call, at: SlotRef, state: State) -> bool {
     call.shared.look(at).is_some_and(|standing| standing.state == state)
-}
-
-/// Brings a session back whose end was prepared and has been rolled back: it is frozen, nobody holds the guard that its close holds, and
-/// nobody is deleting its row, as a take-over does that could not have the guard. False where that cannot be told yet: PostgreSQL lets go
-/// of the guard after all can see that the transaction has ended.
-fn thaw(call: &Call, at: SlotRef) -> bool {
-    if !is_in_state(call, at, State::Frozen) {
-        return true;
-    }
-    let end = call.fencer(at);
-    if !end.try_lock(Mode::Shared) {
-        return false;
-    }
-    let (_, deleting) = session::lock_rows(vec![at.session()]);
-    if !deleting && session::row(at.session()).is_some() {
-        call.shared.thaw(at);
-    }
-    end.unlock(Mode::Shared);
-    !deleting
 }
 
 /// Has a session vouched for again, from the next confirmation on, to which prepared transactions had granted something, once all of these

@@ -63,8 +63,8 @@ pub enum Guard {
     RowIsReadAgain,
     /// A rescan thaws the session whose close was prepared and has been rolled back.
     RescanThaws,
-    /// A rescan that could not tell whether a frozen session is ended is done again.
-    FrozenIsRetried,
+    /// A slot that is made from a row that is being deleted is frozen.
+    PreparedEndFreezes,
     /// A rescan that has found something of a session that has nothing but a tombstone is done again: it may be in somebody's hands.
     StrayIsRetried,
     /// A rescan ends the slot whose row is gone.

@@ -33,7 +33,11 @@ impl System {
 
     /// Alive and not ending: what a waiter has to be (`_eligible`), and a grantee.
     pub fn is_eligible(&self, state: &State, s: usize) -> bool {
-        state.sessions[s].word != Word::Frozen && self.lives(state, s)
+        let frozen = match state.sessions[s].word {
+            Word::Free => self.is_ending(state, s) && self.has(PreparedEndFreezes),
+            word => word == Word::Frozen,
+        };
+        !frozen && self.lives(state, s)
     }
 
     /// `slot_of`: the slot of a session that lives, made again if need be.
@@ -53,8 +57,15 @@ impl System {
         found
     }
 
+    /// `enter`, by `slot_of`: frozen, if a transaction that is prepared deletes the row.
     fn enter(&self, state: &mut State, s: usize) {
-        state.sessions[s].word = Word::Alive;
+        let ending = self.is_ending(state, s) && self.has(PreparedEndFreezes);
+        state.sessions[s].word = if ending { Word::Frozen } else { Word::Alive };
+    }
+
+    /// `is_ending`: a transaction deletes the row.
+    pub fn is_ending(&self, state: &State, s: usize) -> bool {
+        matches!(state.sessions[s].row, Fact::Deleting(_))
     }
 
     /// The deadline passes, and somebody takes the step of `expire`: whoever looks does, and who does not look sees no difference. Without a
@@ -166,6 +177,8 @@ impl System {
                 && self.is_eligible(state, s)
             {
                 state.sessions[s].trusts.add(r);
+                let by = |by: u8| state.transactions[usize::from(by)].is_prepared();
+                state.broken.extended |= matches!(state.sessions[s].row, Fact::Deleting(x) if by(x));
             }
         }
     }

@@ -15,6 +15,7 @@ pub const ONE_TRUST: &str = "never two holders: no two trust at one time that th
 pub const DEAD_IS_DEAD: &str = "a dead session is never alive again";
 pub const FENCES_RISE: &str = "fences only rise";
 pub const NOBODY_WAITS: &str = "an acquire never waits";
+pub const ENDING: &str = "nothing is extended of a session whose end is prepared";
 pub const IN_LINE: &str = "first come, first served: who asks is not granted what another waits for";
 pub const GRANTED: &str = "every free resource with a live waiter is granted in the end";
 pub const SERVED: &str = "the first in line is served by its own acquire, with the worker stopped";
@@ -32,6 +33,7 @@ pub fn all() -> Vec<Property<System>> {
         Property::always(DEAD_IS_DEAD, |_, state: &State| !state.broken.revived),
         Property::always(FENCES_RISE, |_, state: &State| !state.broken.fence_fell),
         Property::always(NOBODY_WAITS, |_, state: &State| !state.broken.waited),
+        Property::always(ENDING, |_, state: &State| !state.broken.extended),
         Property::always(IN_LINE, |_, state: &State| !state.broken.jumped),
         Property::always(GRANTED, System::grants_in_the_end),
         Property::always(SERVED, System::serves_without_the_worker),

@@ -189,6 +189,7 @@ pub struct Broken {
     pub revived: bool,
     pub waited: bool,
     pub jumped: bool,
+    pub extended: bool,
 }
 
 impl Fact {

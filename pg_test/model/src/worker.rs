@@ -6,7 +6,7 @@
 
 use crate::guards::Guard::*;
 use crate::handover::HandOver;
-use crate::state::{Fact, Phase, RESOURCES, SESSIONS, State, WORKER, Word};
+use crate::state::{Phase, RESOURCES, SESSIONS, State, WORKER, Word};
 use crate::system::System;
 
 impl System {
@@ -61,9 +61,8 @@ impl System {
     fn settle_session(&self, state: &mut State, s: usize) {
         if state.sessions[s].row.seen_by(WORKER) {
             self.adopt(state, s);
-            if state.sessions[s].word == Word::Frozen && self.has(RescanThaws) {
-                let thawed = self.thaw_unended(state, s);
-                state.rescan |= !thawed && self.has(FrozenIsRetried);
+            if state.sessions[s].word == Word::Frozen && self.has(RescanThaws) && !self.is_ending(state, s) {
+                self.thaw(state, s);
             }
         } else {
             self.end_orphan(state, s);
@@ -83,17 +82,6 @@ impl System {
                 state.rescan |= self.has(StrayIsRetried);
             }
         }
-    }
-
-    /// `thaw`: nobody holds the guard that its close holds, and nobody is deleting its row.
-    fn thaw_unended(&self, state: &mut State, s: usize) -> bool {
-        let closing = state.transactions.iter().any(|transaction| transaction.closes.has(s));
-        let unended = !closing && !state.sessions[s].row.is_taken_from(WORKER);
-        if unended {
-            state.sessions[s].row = Fact::Locked(WORKER as u8);
-            self.thaw(state, s);
-        }
-        unended
     }
 
     /// `end_orphans`: a slot without a row, once the transaction that opened it has ended.

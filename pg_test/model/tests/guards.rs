@@ -234,8 +234,8 @@ fn a_close_that_was_prepared_and_rolled_back() {
 }
 
 #[test]
-fn a_close_that_was_prepared_and_rolled_back_just_now() {
-    finds(&[FrozenIsRetried], ends_in_steps(prepared(two(calls(1)))), TIDY);
+fn a_close_that_was_prepared_and_is_forgotten_over_a_crash() {
+    finds(&[PreparedEndFreezes], crashed(prepared(two(calls(2)))), ENDING);
 }
 
 #[test]

@@ -1,0 +1,41 @@
+//! Ends that are prepared. While its end is being committed, or is prepared, a session is frozen: it has what it had, and nothing is extended.
+//!
+//! Over a restart a prepared end is told by the session's row, which it deletes, and by nothing else: the guard that a close has is also that of
+//! a bulk release, which ends nobody. A slot that is made from such a row is frozen. `COMMIT PREPARED` and `ROLLBACK PREPARED` call nobody: a
+//! session that is frozen and has no row any more has ended, which its next heartbeat finds; and one whose row is deleted no more is thawed by a
+//! look through its database.
+
+use super::{row, table};
+use crate::liveness::Shared;
+use crate::liveness::slots::{SlotRef, Standing};
+use crate::liveness::word::State;
+use crate::table::{Key, Sight};
+use pgrx::Uuid;
+
+/// Whether an open transaction, another one, deletes the row of a session: if that commits, the session has ended. It may have changed the row
+/// before, which the latest snapshot shows as it was.
+pub fn is_ending(session: Uuid) -> bool {
+    table().scan(Sight::Dirty, &[Key::Uuid(session)], |row, _| row.is_being_deleted().then_some(())).is_some()
+}
+
+/// What stands for a session, found to have ended if it is frozen and has no row any more.
+pub fn ended_meanwhile(shared: &Shared, at: SlotRef, standing: Standing) -> Standing {
+    if standing.state != State::Frozen || row(at.session()).is_some() {
+        return standing;
+    }
+    shared.end(at, false);
+    Standing::dead()
+}
+
+/// Brings back a session whose end was prepared and has been rolled back: it is frozen, and has a row that no open transaction deletes. Where one
+/// does, it is that transaction that thaws the session, or whoever finds the end of it if it is prepared.
+pub fn thaw(shared: &Shared, at: SlotRef) {
+    let is_frozen = shared.look(at).is_some_and(|standing| standing.state == State::Frozen);
+    if is_frozen && !is_ending(at.session()) && row(at.session()).is_some() {
+        shared.thaw(at);
+        // One that has begun to end it since may have come to its commit and found it frozen.
+        if is_ending(at.session()) {
+            shared.freeze(at);
+        }
+    }
+}
