@@ -1,33 +1,21 @@
 -- From 0.2.0 to 0.3.0. Refused where the server still runs the library of 0.2.0.
 SELECT eskit_lease._require_library('0.3.0');
 
--- cursor_commit has another argument. Its privileges stay, and stay such as pg_dump dumps: what a script grants would count as a part of the
--- extension (pg_init_privs). What of the user's depends on it is told by DROP FUNCTION, which is then refused.
-DO $$
-DECLARE
-    former CONSTANT oid = 'eskit_lease.cursor_commit(text, integer, bigint, bigint)'::pg_catalog.regprocedure;
-    acl pg_catalog.aclitem[];
-    initial pg_catalog.aclitem[];
-    granted record;
-BEGIN
-    SELECT p.proacl INTO acl FROM pg_catalog.pg_proc AS p WHERE p.oid OPERATOR(pg_catalog.=) former;
-    SELECT i.initprivs INTO initial FROM pg_catalog.pg_init_privs AS i
-    WHERE i.objoid OPERATOR(pg_catalog.=) former AND i.classoid OPERATOR(pg_catalog.=) 'pg_catalog.pg_proc'::pg_catalog.regclass;
-    DROP FUNCTION eskit_lease.cursor_commit(text, integer, bigint, bigint);
-    CREATE FUNCTION eskit_lease.cursor_commit(group_name text, partition integer, "position" bigint, fence bigint, expected bigint DEFAULT NULL) RETURNS boolean LANGUAGE c AS 'MODULE_PATHNAME', 'cursor_commit_from_wrapper';
-    REVOKE ALL ON FUNCTION eskit_lease.cursor_commit(text, integer, bigint, bigint, bigint) FROM PUBLIC;
-    FOR granted IN
-        SELECT a.grantee, a.is_grantable, r.rolname FROM pg_catalog.aclexplode(acl) AS a
-        LEFT JOIN pg_catalog.pg_roles AS r ON r.oid OPERATOR(pg_catalog.=) a.grantee
-    LOOP
-        EXECUTE pg_catalog.format('GRANT EXECUTE ON FUNCTION eskit_lease.cursor_commit(text, integer, bigint, bigint, bigint) TO %s%s',
-            CASE WHEN granted.grantee OPERATOR(pg_catalog.=) 0::oid THEN 'PUBLIC' ELSE pg_catalog.quote_ident(granted.rolname) END,
-            CASE WHEN granted.is_grantable THEN ' WITH GRANT OPTION' ELSE '' END);
-    END LOOP;
-    UPDATE pg_catalog.pg_init_privs AS i SET initprivs = initial
-    WHERE i.objoid OPERATOR(pg_catalog.=) 'eskit_lease.cursor_commit(text, integer, bigint, bigint, bigint)'::pg_catalog.regprocedure
-      AND i.classoid OPERATOR(pg_catalog.=) 'pg_catalog.pg_proc'::pg_catalog.regclass;
-END $$;
+-- What there is before, with its privileges: the last block of this script says what for.
+SELECT set_config('eskit_lease_update.former', jsonb_object_agg(o.kind || ' ' || o.oid, to_jsonb(o))::text, true)
+FROM (SELECT 'FUNCTION' AS kind, p.oid, p.proname AS name, p.proacl::text AS acl, i.initprivs::text AS initial
+      FROM pg_proc AS p
+      LEFT JOIN pg_init_privs AS i ON i.objoid = p.oid AND i.classoid = 'pg_proc'::regclass
+      WHERE p.pronamespace = 'eskit_lease'::regnamespace
+      UNION ALL
+      SELECT 'TABLE', c.oid, c.relname, c.relacl::text, i.initprivs::text
+      FROM pg_class AS c
+      LEFT JOIN pg_init_privs AS i ON i.objoid = c.oid AND i.classoid = 'pg_class'::regclass AND i.objsubid = 0
+      WHERE c.relnamespace = 'eskit_lease'::regnamespace AND c.relkind IN ('r', 'v', 'S')) AS o;
+
+-- cursor_commit has another argument. DROP FUNCTION is refused while an object of the user's depends on it, and names that object.
+DROP FUNCTION eskit_lease.cursor_commit(text, integer, bigint, bigint);
+CREATE FUNCTION eskit_lease.cursor_commit(group_name text, partition integer, "position" bigint, fence bigint, expected bigint DEFAULT NULL) RETURNS boolean LANGUAGE c AS 'MODULE_PATHNAME', 'cursor_commit_from_wrapper';
 COMMENT ON FUNCTION eskit_lease.cursor_commit(text, integer, bigint, bigint, bigint) IS
 'Moves the cursor of a partition forward to position (from 1 on), with this transaction, under the partition''s fence as fence_check does. expected: where the batch began, for transactions at READ COMMITTED of which several may use one fence. False if the cursor is there already, or further. Raises LF001 on a stale fence, 55P03, 40001 as fence_check, and where another transaction under this fence has moved the cursor since this one''s snapshot, or from where it was expected; 22023.';
 
@@ -74,3 +62,51 @@ LEFT JOIN pg_stat_activity AS a ON a.pid = x.pid;
 COMMENT ON COLUMN eskit_lease.blockers.doing IS 'What the transaction does: fenced, fenced by the session, releasing, granting to the session, ending the session; changing: it has the row of a lease, to acquire it, to release it, at once or with grace, or to take it back.';
 
 COMMENT ON COLUMN eskit_lease.items.added_at IS 'When it was added, or requeued.';
+
+-- The last block: new ones belong above it. What this script has made gets no privileges but its owner's, whatever ALTER DEFAULT PRIVILEGES
+-- gives; and where it takes the place of what is dropped above, under the same name, the privileges of that. Those must be such as pg_dump dumps: what
+-- a script grants would count as a part of the extension (pg_init_privs).
+DO $$
+DECLARE
+    former CONSTANT jsonb = current_setting('eskit_lease_update.former');
+    made record;
+    given record;
+    of_before jsonb;
+    initial aclitem[];
+BEGIN
+    FOR made IN
+        SELECT 'FUNCTION' AS kind, 'pg_proc'::regclass AS catalog, p.oid, p.proname AS name, p.oid::regprocedure::text AS called, p.proowner AS owner, p.proacl AS acl
+        FROM pg_proc AS p
+        WHERE p.pronamespace = 'eskit_lease'::regnamespace AND NOT former ? ('FUNCTION ' || p.oid)
+        UNION ALL
+        SELECT 'TABLE', 'pg_class'::regclass, c.oid, c.relname, c.oid::regclass::text, c.relowner, c.relacl
+        FROM pg_class AS c
+        WHERE c.relnamespace = 'eskit_lease'::regnamespace AND c.relkind IN ('r', 'v', 'S') AND NOT former ? ('TABLE ' || c.oid)
+    LOOP
+        FOR given IN SELECT DISTINCT a.grantee::regrole::text AS role FROM aclexplode(made.acl) AS a WHERE a.grantee NOT IN (0, made.owner)
+        LOOP
+            EXECUTE format('REVOKE ALL ON %s %s FROM %s', made.kind, made.called, given.role);
+        END LOOP;
+        EXECUTE format('REVOKE ALL ON %s %s FROM PUBLIC', made.kind, made.called);
+        SELECT o.value INTO of_before
+        FROM jsonb_each(former) AS o
+        WHERE o.value ->> 'kind' = made.kind AND o.value ->> 'name' = made.name
+          -- It is there no more.
+          AND pg_describe_object(made.catalog, (o.value ->> 'oid')::oid, 0) IS NULL;
+        CONTINUE WHEN NOT FOUND;
+        FOR given IN
+            SELECT a.privilege_type, CASE a.grantee WHEN 0 THEN 'PUBLIC' ELSE a.grantee::regrole::text END AS role, a.is_grantable
+            FROM aclexplode((of_before ->> 'acl')::aclitem[]) AS a
+            WHERE a.grantee <> made.owner
+        LOOP
+            EXECUTE format('GRANT %s ON %s %s TO %s%s', given.privilege_type, made.kind, made.called, given.role,
+                CASE WHEN given.is_grantable THEN ' WITH GRANT OPTION' ELSE '' END);
+        END LOOP;
+        initial = (of_before ->> 'initial')::aclitem[];
+        UPDATE pg_init_privs AS i SET initprivs = initial WHERE i.objoid = made.oid AND i.classoid = made.catalog AND i.objsubid = 0;
+        -- From 17 on roles that are named there cannot be dropped.
+        DELETE FROM pg_shdepend AS d
+        WHERE d.dbid = (SELECT b.oid FROM pg_database AS b WHERE b.datname = current_database()) AND d.classid = made.catalog AND d.objid = made.oid
+          AND d.deptype = 'i' AND d.refobjid NOT IN (SELECT a.grantee FROM aclexplode(initial) AS a);
+    END LOOP;
+END $$;

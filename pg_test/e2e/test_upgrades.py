@@ -264,9 +264,10 @@ def test_a_function_that_is_made_anew_keeps_its_grants(server, connect, former, 
     function = "eskit_lease.cursor_commit(text, integer, bigint, bigint)"
     acl = """SELECT coalesce(rolname, 'PUBLIC'), is_grantable FROM pg_proc, aclexplode(proacl) LEFT JOIN pg_roles AS r ON r.oid = grantee
              WHERE proname = 'cursor_commit' ORDER BY 1"""
-    roles = f"{former}_user", f"{former} giver"
-    for role in roles:
+    roles, other = (f"{former}_user", f"{former} giver"), f"{former}_other"
+    for role in (*roles, other):
         conn.execute(f'CREATE ROLE "{role}"')
+    conn.execute(f'ALTER DEFAULT PRIVILEGES GRANT EXECUTE ON FUNCTIONS TO "{other}"')
     try:
         for role, option in zip(roles, ("", "WITH GRANT OPTION"), strict=True):
             conn.execute(f'GRANT EXECUTE ON FUNCTION {function} TO "{role}" {option}')
@@ -283,7 +284,7 @@ def test_a_function_that_is_made_anew_keeps_its_grants(server, connect, former, 
         grants = [line for line in dump if line.startswith("GRANT") and "cursor_commit" in line and "expected bigint" in line]
         assert all(any(role in line for line in grants) for role in roles), grants
     finally:
-        for role in roles:
+        for role in (*roles, other):
             conn.execute(f'DROP OWNED BY "{role}"; DROP ROLE "{role}"')
 
 
