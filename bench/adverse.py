@@ -18,6 +18,7 @@ DATABASES = number("BENCH_ADVERSE_DATABASES", 10)
 RESTARTED = number("BENCH_ADVERSE_RESTARTED", 50)  # databases that are looked into after a restart
 CALLS = 20  # of one measurement
 ROUNDS = 60  # hand-overs of each database
+POLLS = 2_000  # of one name, while there is a hand-over in another database
 
 
 def adverse(report):
@@ -28,6 +29,7 @@ def adverse(report):
         shares(report, db)
         claims(report, db)
         subtransactions(report, db)
+        polls(report, server)
     for slots in (1, 0):
         few_slots(report, slots)
     restart(report)
@@ -179,6 +181,53 @@ def subtransactions(report, db):
         few.append(statistics.median(added(NESTED // 20) for _ in range(5)))
     what = f"item_add in {NESTED:,} subtransactions, each"
     report.ratio(what, many[1:], f"in {NESTED // 20:,}", few[1:], unit="ms", at_most=1.5)
+
+
+def polls(report, server):
+    """Hand-overs by the worker, while one name is polled in another database that a dead holder's open transaction keeps."""
+    server.create("polled")
+    with server.connect("polled") as polling, server.connect("polled") as fenced, server.connect() as db:
+        dead, poller = one(polling, "SELECT session FROM eskit_lease.session_open('dead', '1 s')"), session(polling, "poller")
+        fence = one(polling, "SELECT fence FROM eskit_lease.lease_acquire('r', %s)", dead)
+        polls = f"PERFORM FROM eskit_lease.lease_acquire('r', '{poller}', true)"
+        ours, theirs = [], []
+        with fenced.transaction():
+            one(fenced, "SELECT eskit_lease.fence_check('r', %s)", fence)
+            time.sleep(1.1)
+            for round in range(REPEAT + 1):
+                theirs.append(cut_off(server, db, f"alone {round}"))
+                thread = threading.Thread(
+                    target=polling.execute, args=(f"DO $$ BEGIN FOR n IN 1..{POLLS} LOOP {polls}; COMMIT; END LOOP; END $$",)
+                )
+                thread.start()
+                time.sleep(0.2)
+                ours.append(cut_off(server, db, f"polled {round}"))
+                thread.join()
+    what = f"hand-over while another database is polled {POLLS:,} times"
+    report.ratio(what, ours[1:], "while it is not", theirs[1:], unit="ms", at_most=3)
+
+
+def cut_off(server, db, name):
+    """The connection of an attached holder is closed, and the waiter hears of it. Milliseconds."""
+    heir, told = session(db, "heir"), []
+    with server.connect() as holder:
+        dying = one(holder, "SELECT session FROM eskit_lease.session_open('dying', '1 h', true)")
+        assert one(holder, "SELECT granted FROM eskit_lease.lease_acquire(%s, %s)", name, dying)
+        revision = one(db, "SELECT revision FROM eskit_lease.session_heartbeat(%s)", heir)
+        assert one(db, "SELECT reason FROM eskit_lease.lease_acquire(%s, %s, true)", name, heir) == "queued"
+
+        def wait():
+            told.append((one(db, "SELECT reason FROM eskit_lease.session_wait(%s, %s)", heir, revision), time.perf_counter()))
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        time.sleep(0.05)
+        start = time.perf_counter()
+    thread.join()
+    ((reason, at),) = told
+    assert reason == "changed", reason
+    one(db, "SELECT eskit_lease.session_close(%s)", heir)
+    return (at - start) * 1_000
 
 
 def few_slots(report, slots):

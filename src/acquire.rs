@@ -243,10 +243,10 @@ fn line_up(call: &Call, me: SlotRef, resource: &String, answer: &mut Answer) -> 
                     answer.reason = "busy";
                     return Ok(());
                 }
+                // Whoever lets go of the resource meanwhile does not see this place yet. One that was there is no news.
+                call.seam().judge(resource);
             }
             answer.reason = "queued";
-            // Whoever lets go of the resource meanwhile does not see this place yet.
-            call.seam().judge(resource);
         }
     }
     Ok(())
@@ -339,8 +339,10 @@ fn take(
                 if let Some(lease) = want.takes_over {
                     grace::leave(&lease);
                 }
-                // A fenced transaction of the dead holder may be in the way: whoever waits is served when it ends.
-                call.seam().judge(&resources[*index]);
+                // A fenced transaction of the dead holder may be in the way: who waits is served when it ends. Without a place nobody does.
+                if places.contains_key(&resources[*index]) {
+                    call.seam().in_vain(&resources[*index]);
+                }
                 false
             }
             None => true,

@@ -182,9 +182,19 @@ fn claim(
     if !allowed {
         return false;
     }
-    if !candidate.places.iter().all(|place| call.waiters().lock(*place, false) == Locked::Mine) {
-        return false;
+    let places =
+        candidate.places.iter().take_while(|place| call.waiters().lock(**place, false) == Locked::Mine).count();
+    let granted = places == candidate.places.len() && takes_slot(leases, candidate, stripes, plain);
+    let has_seat = matches!(candidate.declared, Some((Kind::Semaphore, _)));
+    if !granted && (places > 0 || has_seat) {
+        // What is locked in vain is in the way of the others until this transaction ends.
+        call.seam().judge(&candidate.resource);
     }
+    granted
+}
+
+/// Locks the slot of a candidate, if nobody else has it in hand.
+fn takes_slot(leases: &Leases, candidate: &Candidate, stripes: &BTreeSet<u16>, plain: &dyn Fn(&str) -> bool) -> bool {
     match &candidate.row {
         Some(row) => leases.lock(row.tid, false) == Locked::Mine,
         None => {

@@ -58,7 +58,6 @@ fn look(call: &Call, name: &str, request: Option<Uuid>) -> Result<std::result::R
     };
     let holder = Holders::of(call, row.session.into_iter()).living(row.session).cloned();
     if holder.is_none() && row.session.is_some() && !Guard::Fence(row.fence).is_free() {
-        call.seam().judge(name);
         return busy();
     }
     Ok(Ok(Seen { refusal: holder.as_ref().map(Answer::held_by), holders: holder.into_iter().collect() }))

@@ -78,3 +78,47 @@ def test_left_open(patient):
     competition.prove(patient)
     nothing_left(patient)
     log.is_clean()
+
+
+POLLS = {
+    "lease": "lease_acquire('dead', '{waiter}', true)",
+    "unqueued": "lease_acquire('dead lock', '{waiter}')",
+    "permit": "lease_acquire('dead permit', '{waiter}', true)",
+    "lock": "lock_acquire('dead lock', 'nobody', '1 min')",
+    "assignment": "group_assignment('dead group', '{waiter}')",
+}
+
+
+def test_polls_for_what_is_blocked_are_no_news(connect):
+    """What a dead holder's open transaction keeps is tried again ever more rarely, however often those ask who wait for it."""
+    conn, idle = connect(), connect()
+    dead, waiter = Session(conn, "dead", ttl="2 s"), Session(conn, "waiter", ttl="600 s")
+    call(conn, "semaphore_create", "dead permit", 1)
+    call(conn, "group_create", "dead group", 1)
+    dead.join("dead group")
+    wait_until(lambda: dead.assignment("dead group"))
+    waiter.join("dead group")
+    (owned,) = dead.assignment("dead group")
+    fences = [("dead group", owned.fence), *((name, dead.take(name)) for name in ("dead", "dead permit", "dead lock"))]
+    idle.execute("BEGIN")
+    for fence in fences:
+        call(idle, "fence_check", *fence)
+    waiter.queue("dead")
+    waiter.queue("dead permit")
+    wait_until(lambda: dead.expired(conn))
+    # Until it is tried a second time: what is looked at is no longer the death itself.
+    passes, rescans = stat(conn, "sweeps"), stat(conn, "rescans")
+    wait_until(lambda: stat(conn, "sweeps") >= passes + 6)
+    for what, poll in POLLS.items():
+        passes, began = stat(conn, "sweeps"), time.monotonic()
+        poll = poll.format(waiter=waiter.id)
+        conn.execute(f"DO $$ BEGIN FOR i IN 1..2000 LOOP PERFORM FROM eskit_lease.{poll}; COMMIT; END LOOP; END $$")
+        entries, passes = stat(conn, "resources_dirty"), stat(conn, "sweeps") - passes
+        print(f"{what}: {passes} passes in {time.monotonic() - began:.1f} s, {entries} entries")
+        assert entries <= 8, what
+        # It was each poll, but for a few milliseconds after a pass.
+        assert passes <= 30 + 10 * (time.monotonic() - began), what
+    assert stat(conn, "rescans") == rescans
+    idle.execute("COMMIT")
+    wait_until(lambda: waiter.holds("dead") and waiter.holds("dead permit"))
+    wait_until(lambda: waiter.assignment("dead group"))

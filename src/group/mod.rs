@@ -61,7 +61,7 @@ pub fn judge(
     result: &mut HandOver,
 ) -> Result<Option<State>> {
     let Some(mut state) = State::read(call, name, letting_go) else { return Ok(None) };
-    let mut now = clock::now();
+    let (mut now, mut locked) = (clock::now(), false);
     if state.wants_rebalance(now) {
         // SAFETY: reads the state of the transaction
         let stays_open = unsafe { pg_sys::IsInTransactionBlock(true) };
@@ -69,8 +69,8 @@ pub fn judge(
             call.seam().judge(name);
         } else if state.lock() {
             // What was read before the lock may have been changed by whoever had it.
-            let Some(locked) = State::read(call, name, letting_go) else { return Ok(None) };
-            state = locked;
+            let Some(again) = State::read(call, name, letting_go) else { return Ok(None) };
+            (state, locked) = (again, true);
             rebalance::rebalance(call, &mut state, letting_go, result)?;
             now = clock::now();
         } else {
@@ -79,8 +79,13 @@ pub fn judge(
     }
     let moved = serve::serve(call, &state, now, only, letting_go, result);
     if result.busy.contains(name) {
-        // The worker tries again what it could not do, ever more rarely; from anybody else it hears of it here.
-        call.seam().judge(name);
+        // The worker tries again what it could not do, ever more rarely; from anybody else it hears of it here. What this transaction has
+        // had in hand may have been in its way.
+        if moved || locked {
+            call.seam().judge(name);
+        } else {
+            call.seam().in_vain(name);
+        }
     }
     if let Some(at) = state.next_due(now) {
         call.seam().judge_at(name, at);

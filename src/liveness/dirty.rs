@@ -3,24 +3,13 @@
 //! when they end.
 //!
 //! The ring is never waited for and nothing is ever dropped: when it is full, the database is to be rescanned. Entries that are tried
-//! again later carry the time; they are the retry set. When these alone fill the ring, the rescan is what is tried again later.
+//! again later carry the time; they are the retry set. When these alone fill the ring, the rescan is what is tried again later. A resource
+//! has one entry, and one for each slot that listeners are to be told of, however often it is posted (see [`ring`](super::ring)).
 
 use super::databases::{Database, RESCAN};
+use super::ring::{Entry, Ring, chains};
 use super::{Lock, Shared};
-use crate::MAX_NAME;
 use std::sync::atomic::{AtomicU64, Ordering};
-
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct RingEntry {
-    due: u64,
-    database: u32,
-    backoff_ms: u32,
-    /// The slot whose owner changed, so that listeners are told; below 0 for none, ITEMS where the name is that of a queue of work items.
-    changed: i32,
-    length: u8,
-    name: [u8; MAX_NAME],
-}
 
 /// A dirty resource, taken out of the ring.
 #[derive(Clone, Debug)]
@@ -46,7 +35,7 @@ const LAST_BACKOFF_MS: u32 = 1_000;
 impl Shared {
     /// Posts a resource to be judged at once.
     pub fn post(&self, database: &Database, resource: &str, changed: Option<i32>) {
-        if !self.push(database, resource, changed, 0, 0) {
+        if self.push(database, resource, changed, 0, 0).is_none() {
             database.flag(RESCAN);
         }
     }
@@ -59,86 +48,66 @@ impl Shared {
     /// Posts a resource that could not be judged, to be tried again after twice the time of before. Whether there was room.
     pub fn post_retry(&self, database: &Database, dirty: &Dirty, now: u64) -> bool {
         let backoff_ms = (dirty.backoff_ms * 2).clamp(FIRST_BACKOFF_MS, LAST_BACKOFF_MS);
-        self.push(database, &dirty.resource, dirty.changed, now + u64::from(backoff_ms) * 1_000, backoff_ms)
+        let due = now + u64::from(backoff_ms) * 1_000;
+        self.push(database, &dirty.resource, dirty.changed, due, backoff_ms).is_some()
     }
 
-    /// Posts a resource to be judged at a time; once, however often it is asked for.
+    /// Posts a resource that somebody could not be served with, to be tried soon if it is not tried again already. Whether that is news.
+    pub fn post_in_vain(&self, database: &Database, resource: &str, now: u64) -> bool {
+        let due = now + u64::from(FIRST_BACKOFF_MS) * 1_000;
+        self.push(database, resource, None, due, FIRST_BACKOFF_MS).unwrap_or_else(|| {
+            database.flag_at(due);
+            true
+        })
+    }
+
+    /// Posts a resource to be judged at a time.
     pub fn post_at(&self, database: &Database, resource: &str, at: u64) {
-        let oid = database.oid.load(Ordering::Relaxed);
-        {
-            let _held = self.lock(Lock::Ring, true);
-            // SAFETY: under the lock
-            let known = unsafe { self.ring() }.iter_mut().find(|entry| {
-                entry.due > 0
-                    && entry.database == oid
-                    && entry.name[..usize::from(entry.length)] == *resource.as_bytes()
-            });
-            if let Some(known) = known {
-                known.due = known.due.min(at);
-                return;
-            }
-        }
-        if !self.push(database, resource, None, at, 0) {
+        if self.push(database, resource, None, at, 0).is_none() {
             database.flag_at(at);
         }
     }
 
-    fn push(&self, database: &Database, resource: &str, changed: Option<i32>, due: u64, backoff_ms: u32) -> bool {
-        let bytes = resource.as_bytes();
-        let length = bytes.len().min(MAX_NAME);
-        let mut name = [0; MAX_NAME];
-        name[..length].copy_from_slice(&bytes[..length]);
-        let entry = RingEntry {
-            due,
-            database: database.oid.load(Ordering::Relaxed),
-            backoff_ms,
-            changed: changed.unwrap_or(-1),
-            length: length as u8,
-            name,
-        };
+    /// Whether the entry is new, or sooner than the one there was; `None` if there is no room for it.
+    fn push(
+        &self,
+        database: &Database,
+        resource: &str,
+        changed: Option<i32>,
+        due: u64,
+        backoff_ms: u32,
+    ) -> Option<bool> {
+        let database = database.oid.load(Ordering::Relaxed);
+        let entry = Entry::new(database, resource, changed.unwrap_or(-1), due, backoff_ms);
         let _held = self.lock(Lock::Ring, true);
-        let length = self.header.ring_len.load(Ordering::Relaxed) as usize;
-        if length == self.ring_size {
-            return false;
-        }
-        // SAFETY: below the size of the ring, under its lock
-        unsafe { self.ring.add(length).write(entry) };
-        self.header.ring_len.store(length as u32 + 1, Ordering::Release);
-        true
+        // SAFETY: under the lock
+        unsafe { self.ring() }.put(entry)
     }
 
-    /// The entries of the ring; under its lock.
+    /// The ring, in which nothing may be changed under less than the exclusive lock.
     ///
     /// # Safety
-    /// The caller holds Lock::Ring, exclusively if it writes.
-    #[allow(clippy::mut_from_ref)]
-    unsafe fn ring(&self) -> &mut [RingEntry] {
-        let length = self.header.ring_len.load(Ordering::Relaxed) as usize;
+    /// The caller holds Lock::Ring for as long as it has the answer.
+    unsafe fn ring(&self) -> Ring<'_> {
         // SAFETY: as the caller promises
-        unsafe { std::slice::from_raw_parts_mut(self.ring, length) }
+        unsafe {
+            Ring {
+                entries: std::slice::from_raw_parts_mut(self.ring, self.ring_size),
+                heads: std::slice::from_raw_parts_mut(self.ring_heads, chains(self.ring_size)),
+                len: &self.header.ring_len,
+            }
+        }
     }
 
     /// Takes up to `most` due resources of a database out of the ring.
     pub fn take_dirty(&self, database: u32, now: u64, most: usize) -> Vec<Dirty> {
-        let mut taken: Vec<RingEntry> = Vec::with_capacity(most);
-        {
+        let taken = {
             let _held = self.lock(Lock::Ring, true);
             // SAFETY: under the lock
-            let ring = unsafe { self.ring() };
-            let (mut at, mut length) = (0, ring.len());
-            while at < length && taken.len() < most {
-                if ring[at].database == database && ring[at].due <= now {
-                    taken.push(ring[at]);
-                    length -= 1;
-                    ring[at] = ring[length];
-                } else {
-                    at += 1;
-                }
-            }
-            self.header.ring_len.store(length as u32, Ordering::Release);
-        }
-        let dirty = |entry: RingEntry| Dirty {
-            resource: String::from_utf8_lossy(&entry.name[..usize::from(entry.length)]).into_owned(),
+            unsafe { self.ring() }.take(most, |entry| entry.database == database && entry.due <= now)
+        };
+        let dirty = |entry: Entry| Dirty {
+            resource: String::from_utf8_lossy(entry.name()).into_owned(),
             changed: Some(entry.changed).filter(|slot| *slot >= 0),
             backoff_ms: entry.backoff_ms,
             items: entry.changed == ITEMS,
@@ -152,26 +121,16 @@ impl Shared {
             return;
         }
         let _held = self.lock(Lock::Ring, false);
-        // SAFETY: under the lock, and only read
-        for entry in unsafe { self.ring() } {
-            visit(entry.database, entry.due);
-        }
+        // SAFETY: under the lock, the entries below the length, which are only read
+        let entries =
+            unsafe { std::slice::from_raw_parts(self.ring, self.header.ring_len.load(Ordering::Relaxed) as usize) };
+        entries.iter().for_each(|entry| visit(entry.database, entry.due));
     }
 
     pub(super) fn drop_dirty(&self, database: u32) {
         let _held = self.lock(Lock::Ring, true);
         // SAFETY: under the lock
-        let ring = unsafe { self.ring() };
-        let (mut at, mut length) = (0, ring.len());
-        while at < length {
-            if ring[at].database == database {
-                length -= 1;
-                ring[at] = ring[length];
-            } else {
-                at += 1;
-            }
-        }
-        self.header.ring_len.store(length as u32, Ordering::Release);
+        unsafe { self.ring() }.take(usize::MAX, |entry| entry.database == database);
     }
 
     /// Watches for the end of a prepared transaction. Without a free place the database is looked through as after a start.

@@ -29,6 +29,7 @@ pub mod dirty;
 pub mod floors;
 pub mod hunger;
 pub mod map;
+mod ring;
 pub mod slots;
 pub mod wait;
 pub mod word;
@@ -39,11 +40,12 @@ use crate::version;
 use crate::worker::{AHEAD, LINGER};
 use block::Block;
 use databases::Database;
-use dirty::{Pending, RingEntry};
+use dirty::Pending;
 use floors::{FLOORS, Floor};
 use hunger::Hunger;
 use map::MapEntry;
 use pgrx::pg_sys;
+use ring::Entry;
 use slots::Slot;
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicPtr, AtomicU32, AtomicU64, Ordering};
@@ -87,7 +89,8 @@ pub struct Shared {
     waits: *mut pg_sys::ConditionVariable,
     map: *mut pg_sys::HTAB,
     pub databases: &'static [Database],
-    ring: *mut RingEntry,
+    ring: *mut Entry,
+    ring_heads: *mut u32,
     ring_size: usize,
     pending: &'static [Pending],
     floors: *mut Floor,
@@ -256,7 +259,8 @@ unsafe extern "C-unwind" fn request() {
             blocks * size_of::<Block>(),
             sessions * size_of::<pg_sys::ConditionVariable>(),
             databases * size_of::<Database>(),
-            count(&settings::RING_SIZE) * size_of::<RingEntry>(),
+            count(&settings::RING_SIZE) * size_of::<Entry>(),
+            ring::chains(count(&settings::RING_SIZE)) * size_of::<u32>(),
             pending_count() * size_of::<Pending>(),
             FLOORS * size_of::<Floor>(),
             sessions * size_of::<Hunger>(),
@@ -314,6 +318,7 @@ unsafe extern "C-unwind" fn startup() {
             map: map::init_map(sessions),
             databases: std::slice::from_raw_parts(array(c"eskit_lease databases", databases), databases),
             ring: array(c"eskit_lease ring", ring_size),
+            ring_heads: array(c"eskit_lease ring chains", ring::chains(ring_size)),
             ring_size,
             pending: std::slice::from_raw_parts(array(c"eskit_lease prepared", pending_count()), pending_count()),
             floors: array(c"eskit_lease floors", FLOORS),

@@ -194,6 +194,10 @@ impl Notes {
                     }
                     continue;
                 }
+                What::InVain { name } => {
+                    stirred |= !self.worker && shared.post_in_vain(database, name, clock::now());
+                    continue;
+                }
                 What::Kept(kind) => {
                     stirred |= committed && database.keep(*kind, clock::now());
                     continue;
@@ -230,6 +234,7 @@ impl Notes {
                 What::Opened(_) => database.flag(RESCAN),
                 What::Attached
                 | What::Revision(_)
+                | What::InVain { .. }
                 | What::Flags(_)
                 | What::Judged { .. }
                 | What::Told(_)
@@ -266,6 +271,7 @@ impl Note {
         match &self.what {
             What::Resource { name, .. } | What::Later { name, .. } => shared.post(database, name, None),
             What::Judged { name, changed } => shared.post(database, name, *changed),
+            What::InVain { name } => drop(shared.post_in_vain(database, name, clock::now())),
             What::Fenced { name, session, .. } => {
                 post_if_dead(shared, database, name, *session);
             }

@@ -64,9 +64,16 @@ impl Seam {
         self.note(What::Resource { name: resource.to_owned(), changed: Some(slot) });
     }
 
-    /// Somebody queues, or could not be served.
+    /// A session queues, or this transaction has had something in hand that may have been in others' way.
     pub fn judge(self, resource: &str) {
         self.note(What::Resource { name: resource.to_owned(), changed: None });
+    }
+
+    /// A session could not be served. However often it asks, that is no news: the worker is to try, as often as it does anyhow.
+    pub fn in_vain(self, resource: &str) {
+        if !near(|what| matches!(what, What::InVain { name } if name == resource)) {
+            self.note(What::InVain { name: resource.to_owned() });
+        }
     }
 
     /// Something is to be done about the resource at a time, if this commits.

@@ -22,6 +22,10 @@ pub enum What {
         name: String,
         changed: Option<i32>,
     },
+    /// Could not be served by this transaction: to be tried soon, if it is not tried again already.
+    InVain {
+        name: String,
+    },
     /// To be judged again at a time, if this commits.
     Later {
         name: String,
@@ -136,7 +140,9 @@ pub fn note(shared: &'static Shared, database: &'static Database, what: What) {
         let subtransaction = unsafe { pg_sys::GetCurrentSubTransactionId() };
         notes.newest = subtransaction;
         let what = match what {
-            What::Resource { .. } | What::Later { .. } if notes.resources == MAX_NOTES => What::Many,
+            What::Resource { .. } | What::Later { .. } | What::InVain { .. } if notes.resources == MAX_NOTES => {
+                What::Many
+            }
             What::Places { .. } if notes.lanes == MAX_NOTES => What::AllPlaces,
             what => what,
         };
@@ -147,7 +153,7 @@ pub fn note(shared: &'static Shared, database: &'static Database, what: What) {
             What::AllPlaces if notes.list.iter().any(|n| n.is_all_places() && n.subtransaction == subtransaction) => {
                 return;
             }
-            What::Resource { .. } | What::Later { .. } => notes.resources += 1,
+            What::Resource { .. } | What::Later { .. } | What::InVain { .. } => notes.resources += 1,
             What::Fenced { .. } => notes.passes += 1,
             What::Places { .. } => notes.lanes += 1,
             _ => (),
