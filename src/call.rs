@@ -9,7 +9,7 @@ use crate::liveness::slots::Home;
 use crate::liveness::{Shared, shared};
 use crate::queue;
 use crate::seam::Seam;
-use crate::spi::Db;
+use crate::spi::{Db, Statement, Value};
 use crate::table::Table;
 use crate::text::Text;
 use pgrx::pg_sys::{self, Oid};
@@ -70,6 +70,17 @@ impl Call {
     /// The connection to SPI, made when the first statement is to run: many an answer needs none.
     pub fn db(&self) -> &Db {
         self.db.get_or_init(|| Db::open(self.home))
+    }
+
+    /// Finishes a write by place, or does it by a statement where the table is not plain. How many rows were written.
+    pub fn written(&self, by_place: Option<u64>, otherwise: &'static Statement, values: Vec<Value>) -> u64 {
+        match by_place {
+            Some(rows) => {
+                otherwise.is_done();
+                rows
+            }
+            None => self.db().execute(otherwise, values),
+        }
     }
 
     /// Whose extension it is.

@@ -1,7 +1,7 @@
 //! The row of a lease as it stands, and the claim to it. See [`crate::table`] for why nothing here waits or fails.
 
 use crate::spi::Value;
-use crate::table::{Flight, Key, Locked, Sight, Table, Tuple};
+use crate::table::{Flight, Key, Locked, Sight, Table, Tuple, page_of};
 use crate::text::Text;
 use pgrx::Uuid;
 use pgrx::pg_sys::{self, Datum, ItemPointerData, TransactionId};
@@ -118,6 +118,12 @@ impl Leases {
             Probe::Row(row) => Some(row),
             _ => None,
         }
+    }
+
+    /// Whether the statement that has called reads the row of a slot under a fence.
+    pub fn is_seen(&self, resource: &str, slot: i32, fence: i64) -> bool {
+        let is_it = |row: &Tuple| (row.get(column::FENCE) == Some(fence)).then_some(());
+        self.0.scan(Sight::Caller, &[Key::Text(resource), Key::Int(slot)], |row, _| is_it(row)).is_some()
     }
 
     fn look(&self, sight: Sight, resource: &str, slot: i32) -> Probe {
@@ -244,6 +250,21 @@ impl Leases {
         }
     }
 
+    /// Gives a slot to another session under the same fence. `None` where that takes a statement.
+    pub fn pass_on(&self, resource: &str, slot: i32, session: Uuid) -> Option<u64> {
+        let change = |_: &Tuple| Some(changes(&[(column::SESSION, Value::Uuid(session).datum())]));
+        self.0.update_rows(&[Key::Text(resource), Key::Int(slot)], change)
+    }
+
+    /// Deletes the rows of all slots from one on. `None` where that takes a statement.
+    pub fn delete_from(&self, resource: &str, slot: i32) -> Option<u64> {
+        if slot == 0 {
+            return self.0.delete_rows(&[Key::Text(resource)]);
+        }
+        let beyond = self.rows(resource).into_iter().filter(|row| row.slot >= slot);
+        beyond.map(|row| self.0.delete_rows(&[Key::Text(resource), Key::Int(row.slot)])).sum()
+    }
+
     /// Stands at the row of a slot, which the caller has locked, for it to be updated: by its place, or by its key if this transaction has written
     /// it since, as one that was granted and is taken back. Whether there is one.
     fn stand_at(&self, resource: &str, slot: i32, tid: ItemPointerData) -> bool {
@@ -275,6 +296,15 @@ impl Held {
         let keys = [Key::Uuid(session), Key::After(after.unwrap_or_default())];
         self.0.scan(Sight::Latest, &keys, |row, _| visit(row.get::<Text>(column::RESOURCE)?.0, LeaseRow::read(row)))
     }
+}
+
+/// Where up to `most` leases of sessions are, after the first `skip`, with fence and session.
+pub fn held_by(sessions: &[Uuid], most: usize, skip: usize) -> Vec<(Seat, LeaseRow)> {
+    let seat = |row: &Tuple| {
+        let lease = LeaseRow::read(row);
+        Some(((row.get::<Text>(column::RESOURCE)?.0, lease.slot), lease))
+    };
+    page_of(&Held::open().0, sessions, most, skip, seat)
 }
 
 /// The rows of the leases that a session has of one resource.

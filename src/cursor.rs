@@ -28,7 +28,6 @@ static COMMIT: Statement =
     Statement::tidies(include_str!("../sql/query/cursor/commit.sql"), &[TEXTOID, INT4OID, INT8OID, INT8OID]);
 static ACK: Statement =
     Statement::tidies(include_str!("../sql/query/cursor/ack.sql"), &[TEXTOID, INT4OID, INT8OID, INT8OID, INT8OID]);
-static POSITION: Statement = Statement::reads(include_str!("../sql/query/cursor/position.sql"), &[TEXTOID, INT4OID]);
 static HEAD: Statement =
     Statement::tidies(include_str!("../sql/query/cursor/head.sql"), &[TEXTOID, INT4OID, INT8OID, INT4OID]);
 static FIRST_HEAD: Statement =
@@ -193,19 +192,19 @@ fn cursor_ack(
 
 #[pg_extern(schema = "eskit_lease")]
 fn cursor_position(group_name: Option<Text>, partition: Option<i32>) -> Result<i64> {
-    let shared = enter()?;
+    enter()?;
     let group = text_arg("group_name", group_name)?;
     let partition = partition_arg(&group, partition)?;
-    let values = vec![Value::Text(&group), Value::Int(partition)];
-    // The batch that a fenced transaction is about to apply begins here, and is read by its snapshot.
-    if !seam::passes(&group, Some(partition)).0.is_empty() {
-        let cursors = Table::open(c"_cursors", c"_cursors_pkey");
-        let is_newer = |row: &Tuple| (!row.is_seen()).then_some(());
-        if cursors.scan(Sight::Latest, &[Key::Text(&group), Key::Int(partition)], |row, _| is_newer(row)).is_some() {
-            return Err(Error::CursorNewer { group, partition }.into());
+    let cursors = Table::open(c"_cursors", c"_cursors_pkey");
+    let read = |row: &Tuple| Some((row.get::<i64>(3)?, row.is_seen()));
+    let found = cursors.scan(Sight::Latest, &[Key::Text(&group), Key::Int(partition)], |row, _| read(row));
+    match found {
+        // The batch that a fenced transaction is about to apply begins here, and is read by its snapshot.
+        Some((_, false)) if !seam::passes(&group, Some(partition)).0.is_empty() => {
+            Err(Error::CursorNewer { group, partition }.into())
         }
+        found => Ok(found.map_or(0, |(position, _)| position)),
     }
-    Ok(Call::open(shared)?.db().run(&POSITION, values, |row| row.long(1)).pop().unwrap_or(0))
 }
 
 #[pg_extern(schema = "eskit_lease")]
@@ -225,15 +224,24 @@ fn cursor_head(group_name: Option<Text>, partition: Option<i32>, position: Optio
         known = Some((row.get::<i64>(3).filter(|_| row.get(4) == Some(partitions)).unwrap_or(0), row.tid()));
         None::<()>
     });
-    let statement = match known {
+    let values = vec![Value::Text(&group), Value::Int(partition), Value::Long(position), Value::Int(partitions)];
+    let written = match known {
         _ if in_flight => return Ok(false),
         Some((newest, _)) if newest >= position => return Ok(false),
         Some((_, tid)) if heads.lock(tid, false) != Locked::Mine => return Ok(false),
-        Some(_) => &HEAD,
-        None => &FIRST_HEAD,
+        Some(_) => {
+            // SAFETY: no preconditions
+            let now = unsafe { pg_sys::GetCurrentTimestamp() };
+            let changes = || vec![(3, Some(position.into())), (4, Some(partitions.into())), (5, Some(now.into()))];
+            call.written(
+                heads.update_rows(&[Key::Text(&group), Key::Int(partition)], |_| Some(changes())),
+                &HEAD,
+                values,
+            )
+        }
+        None => call.db().execute(&FIRST_HEAD, values),
     };
-    let values = vec![Value::Text(&group), Value::Int(partition), Value::Long(position), Value::Int(partitions)];
-    Ok(call.db().execute(statement, values) > 0)
+    Ok(written > 0)
 }
 
 /// Every cursor of a group that gets another number of partitions begins at the least position of them all: nothing is skipped.
@@ -253,8 +261,8 @@ pub fn drop_all(call: &Call, group: &str) -> Result<()> {
         });
         Ok(reports.into_iter().all(|report| heads.lock(report, false) == Locked::Mine).then_some(()))
     })?;
-    for statement in [&DROP, &DROP_HEADS] {
-        call.db().execute(statement, vec![Value::Text(group)]);
-    }
+    let (cursors, key) = (Table::open(c"_cursors", c"_cursors_pkey"), [Key::Text(group)]);
+    call.written(cursors.delete_rows(&key), &DROP, vec![Value::Text(group)]);
+    call.written(heads.delete_rows(&key), &DROP_HEADS, vec![Value::Text(group)]);
     Ok(())
 }

@@ -207,7 +207,7 @@ pub fn declare(call: &Call, resource: &str, kind: Kind, slots: i32) -> Result<()
     if let Some(why) = in_use(call, resource, None)? {
         return Err(Error::NameInUse { name: resource.to_owned(), why }.into());
     }
-    call.db().execute(&DELETE_SLOTS, vec![Value::Text(resource), Value::Int(0)]);
+    forget_slots(call, resource, 0);
     call.db().execute(
         &INSERT,
         vec![Value::Text(resource), Value::Text(kind.name()), Value::Int(slots), Value::Text(&role_name(call.caller))],
@@ -218,22 +218,25 @@ pub fn declare(call: &Call, resource: &str, kind: Kind, slots: i32) -> Result<()
 
 /// Takes back a declaration whose slots nobody holds or waits for. The caller holds its row.
 pub fn undeclare(call: &Call, resource: &str, kind: Kind) -> Result<()> {
-    call.db().execute(&DELETE, vec![Value::Text(resource)]);
+    let deleted = table().delete_rows(&[Key::Text(resource)]);
+    call.written(deleted, &DELETE, vec![Value::Text(resource)]);
     if let Some(why) = in_use(call, resource, Some(kind))? {
         return Err(Error::InUse { kind: kind.name(), name: resource.to_owned(), why }.into());
     }
-    call.db().execute(&DELETE_SLOTS, vec![Value::Text(resource), Value::Int(0)]);
+    forget_slots(call, resource, 0);
     Ok(())
 }
 
 /// Changes the number of slots. The caller holds the declaration's row.
 pub fn resize(call: &Call, resource: &str, slots: i32) {
-    call.db().execute(&UPDATE, vec![Value::Text(resource), Value::Int(slots)]);
+    let resized = table().update_rows(&[Key::Text(resource)], |_| Some(vec![(3, Some(slots.into()))]));
+    call.written(resized, &UPDATE, vec![Value::Text(resource), Value::Int(slots)]);
 }
 
 /// Deletes the rows of slots that are no more; the caller has seen that nobody holds them.
 pub fn forget_slots(call: &Call, resource: &str, from: i32) {
-    call.db().execute(&DELETE_SLOTS, vec![Value::Text(resource), Value::Int(from)]);
+    let deleted = Leases::open().delete_from(resource, from);
+    call.written(deleted, &DELETE_SLOTS, vec![Value::Text(resource), Value::Int(from)]);
 }
 
 /// Who holds or waits for a name, of a kind if it is declared: nobody, if the rows of its slots are this transaction's now.

@@ -25,19 +25,17 @@ use crate::liveness::databases::Counter;
 use crate::liveness::word::State;
 use crate::seam;
 use crate::session;
-use crate::spi::{Statement, Value};
+use crate::spi::Statement;
 use crate::text::Text;
 use pgrx::Uuid;
+use pgrx::pg_sys;
 use pgrx::pg_sys::panic::ErrorReport;
-use pgrx::pg_sys::{self, INT4OID, INT8OID, TEXTOID};
 use pgrx::prelude::*;
 use std::cell::Cell;
 use std::sync::atomic::Ordering;
 
 static DRAWN: Statement = Statement::reads(include_str!("../sql/query/fence/drawn.sql"), &[]);
 static RAISE: Statement = Statement::writes(include_str!("../sql/query/fence/raise.sql"), &[]);
-static VISIBLE: Statement =
-    Statement::reads(include_str!("../sql/query/fence/visible.sql"), &[TEXTOID, INT4OID, INT8OID]);
 
 /// Makes sure that the sequence, and that of items, is above all history. The guard is let go at once: it must not wait for a user's transaction.
 pub fn raise(call: &Call) {
@@ -192,7 +190,7 @@ pub fn check(call: &Call, resource: &str, slot: Option<i32>, fence: i64) -> Resu
         Some(State::Frozen) => return Err(in_flight()),
         _ => return Err(lost()),
     }
-    if !visible(call, resource, &row) {
+    if !visible(&leases, resource, &row) {
         return Err(Error::NewerThanSnapshot { resource: resource.to_owned(), fence }.into());
     }
     call.seam().fenced(resource, row.slot, fence, at);
@@ -200,7 +198,7 @@ pub fn check(call: &Call, resource: &str, slot: Option<i32>, fence: i64) -> Resu
 }
 
 /// Whether the grant is part of what the caller's statement reads.
-fn visible(call: &Call, resource: &str, row: &LeaseRow) -> bool {
+fn visible(leases: &Leases, resource: &str, row: &LeaseRow) -> bool {
     let granted_by = row.made_by;
     // SAFETY: plain reads, in a function that a statement has called
     unsafe {
@@ -213,8 +211,6 @@ fn visible(call: &Call, resource: &str, row: &LeaseRow) -> bool {
             return true;
         }
     }
-    !call
-        .db()
-        .run_as_caller(&VISIBLE, vec![Value::Text(resource), Value::Int(row.slot), Value::Long(row.fence)], |_| ())
-        .is_empty()
+    // Into grace and back, the row changes under its fence.
+    leases.is_seen(resource, row.slot, row.fence)
 }

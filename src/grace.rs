@@ -29,7 +29,8 @@ use pgrx::pg_sys::{INT4OID, TEXTOID, UUIDOID};
 static MOVE: Statement = Statement::writes(include_str!("../sql/query/lease/move.sql"), &[TEXTOID, INT4OID, UUIDOID]);
 
 fn give_to(call: &Call, resource: &str, slot: i32, session: Uuid) {
-    call.db().execute(&MOVE, vec![Value::Text(resource), Value::Int(slot), Value::Uuid(session)]);
+    let given = Leases::open().pass_on(resource, slot, session);
+    call.written(given, &MOVE, vec![Value::Text(resource), Value::Int(slot), Value::Uuid(session)]);
 }
 
 /// Lets go of a lease with grace. Whether it was held.
@@ -77,7 +78,7 @@ fn lock(call: &Call, private: SlotRef) -> bool {
 }
 
 fn end_private(call: &Call, private: SlotRef) {
-    session::delete(call.db(), &[private.session()]);
+    session::delete(call, &[private.session()]);
     call.seam().ended(private, true);
 }
 

@@ -226,7 +226,7 @@ pub fn admit(call: &Call, sessions: HashSet<Uuid>, ready: &mut HashMap<Uuid, Slo
 
 /// Grants the session what it is first in line for and no living session has: so that waiters are served with the worker stopped.
 pub fn judge_places(call: &Call, at: SlotRef) {
-    let places = queue::places_of(call.db(), &[at.session()], queue::MAX_PLACES, 0);
+    let places = queue::places_of(&[at.session()], queue::MAX_PLACES, 0);
     let resources: Vec<String> = places.into_iter().map(|(resource, _)| resource).collect();
     let mut result = HandOver { only: Some(at.session()), ..HandOver::default() };
     for page in resources.chunks(grant::BATCH) {

@@ -107,7 +107,7 @@ fn lock_acquire(
     let me = session::open(&call, New { private: true, request, ..New::of(&call, &owner, ttl_ms) })?;
     let answer = acquire(&call, me, &[name], false)?.pop().unwrap_or_default();
     if !answer.is_granted() {
-        session::delete(call.db(), &[me.session()]);
+        session::delete(&call, &[me.session()]);
         call.seam().ended(me, true);
     }
     let touch = Touch { home: call.home, at: Some(me), standing: shared.look(me) };

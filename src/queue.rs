@@ -17,24 +17,23 @@ use crate::guard::{Guard, Mode};
 use crate::liveness::clock;
 use crate::liveness::slots::SlotRef;
 use crate::session;
-use crate::spi::{self, Db, Statement, Value};
-use crate::table::{Flight, Key, Locked, Sight, Table};
+use crate::spi::{self, Statement, Value};
+use crate::table::{Flight, Key, Locked, Sight, Table, page_of};
 use crate::text::Text;
 use fnv::FnvHashMap;
 use pgrx::Uuid;
-use pgrx::pg_sys::{INT8OID, ItemPointerData, TEXTOID, TIDARRAYOID, UUIDARRAYOID, UUIDOID};
+use pgrx::pg_sys::{ItemPointerData, TEXTOID, TIDARRAYOID, UUIDOID};
 use pgrx::prelude::*;
 use std::collections::{BTreeMap, HashMap};
 
-static PLACES_OF: Statement =
-    Statement::reads(include_str!("../sql/query/queue/places_of.sql"), &[UUIDARRAYOID, INT8OID, INT8OID]);
 static ENTER: Statement = Statement::writes(include_str!("../sql/query/queue/enter.sql"), &[TEXTOID, UUIDOID]);
 static ENTER_FIRST: Statement =
     Statement::writes(include_str!("../sql/query/queue/enter_first.sql"), &[TEXTOID, UUIDOID]);
 static INHERIT: Statement = Statement::writes(include_str!("../sql/query/queue/inherit.sql"), &[TIDARRAYOID, UUIDOID]);
 static LEAVE: Statement = Statement::writes(include_str!("../sql/query/queue/leave.sql"), &[TIDARRAYOID]);
 
-/// The column of the table that says who waits.
+/// The columns of the table that say what is waited for, and who waits.
+const RESOURCE: usize = 2;
 const SESSION: usize = 3;
 
 /// Resources that one session may wait for.
@@ -171,9 +170,8 @@ fn is_full(session: Uuid) -> bool {
 }
 
 /// Up to `most` places of sessions, after the first `skip`, with their resources.
-pub fn places_of(db: &Db, sessions: &[Uuid], most: usize, skip: usize) -> Vec<(String, ItemPointerData)> {
-    let values = vec![Value::Uuids(sessions), Value::Long(most as i64), Value::Long(skip as i64)];
-    db.run(&PLACES_OF, values, |row| (row.text(1), row.tid(2)))
+pub fn places_of(sessions: &[Uuid], most: usize, skip: usize) -> Vec<(String, ItemPointerData)> {
+    page_of(&by_session(), sessions, most, skip, |row| Some((row.get::<Text>(RESOURCE)?.0, row.tid())))
 }
 
 /// Takes away places that the caller has locked.
@@ -255,15 +253,24 @@ pub fn cancel(call: &Call, resource: &str, at: SlotRef) -> bool {
 /// somebody is just granting there.
 pub fn inherit(call: &Call, from: Uuid, to: Uuid) -> Vec<String> {
     let table = table();
-    let (mine, others): (Vec<_>, Vec<_>) = places_of(call.db(), &[from], MAX_PLACES, 0)
-        .into_iter()
-        .partition(|(_, place)| table.lock(*place, false) == Locked::Mine);
+    let (mine, others): (Vec<_>, Vec<_>) =
+        places_of(&[from], MAX_PLACES, 0).into_iter().partition(|(_, place)| table.lock(*place, false) == Locked::Mine);
     let served = |resource: &String| !claim::of_session(resource, to).is_empty();
     let (spare, inherited): (Vec<_>, Vec<_>) = mine.into_iter().partition(|(resource, _)| served(resource));
     leave(call, &mut spare.iter().map(|(_, place)| *place).collect::<Vec<_>>());
     let mut moved: Vec<ItemPointerData> = inherited.iter().map(|(_, place)| *place).collect();
     if !moved.is_empty() {
-        call.db().execute(&INHERIT, vec![Value::Tids(&mut moved), Value::Uuid(to)]);
+        if table.is_plain() {
+            for place in &moved {
+                // Locked above.
+                if table.lock(*place, false) == Locked::Mine {
+                    table.update(&[(SESSION as i32, Value::Uuid(to).datum())]);
+                }
+            }
+            spi::durably();
+        } else {
+            call.db().execute(&INHERIT, vec![Value::Tids(&mut moved), Value::Uuid(to)]);
+        }
     }
     for (resource, _) in spare.into_iter().chain(inherited) {
         // At a time, for the worker that does this to judge them as well.
@@ -279,7 +286,7 @@ pub fn take_first_place(call: &Call, resource: &str, session: Uuid) {
 
 /// Has the worker look at what sessions wait for: they may have been first in line.
 pub fn note_places(call: &Call, sessions: &[Uuid]) {
-    for (resource, _) in places_of(call.db(), sessions, MAX_PLACES, 0) {
+    for (resource, _) in places_of(sessions, MAX_PLACES, 0) {
         call.seam().judge(&resource);
     }
 }

@@ -4,6 +4,10 @@
 //! Every statement runs on the latest snapshot, whatever the isolation level of the caller, as the triggers of foreign keys do: under
 //! REPEATABLE READ a refusal is then an answer by the latest state, not a serialization failure. The search path is pinned. Plans look
 //! rows up by index, one by one, and do nothing else: these tables are small when a plan is made and need not be when it is used.
+//!
+//! Under SERIALIZABLE a statement that reads a table takes predicate locks, by which transactions conflict that have nothing in common. What
+//! sessions call reads tables by [`crate::table`] alone, and statements only insert there, unless an administrator has hung something on
+//! a table. What administrators call, and the worker, uses statements that read.
 
 use crate::catalog;
 use crate::error::{Error, Result};
@@ -50,6 +54,13 @@ impl Statement {
 
     const fn new(sql: &'static str, arguments: &'static [Oid], kind: Kind) -> Statement {
         Statement { sql, arguments, kind, plan: AtomicPtr::new(std::ptr::null_mut()) }
+    }
+
+    /// What it does has been done in another way.
+    pub fn is_done(&self) {
+        if self.kind == Kind::Writes {
+            durably();
+        }
     }
 
     fn plan(&self) -> *mut pg_sys::_SPI_plan {
@@ -310,9 +321,7 @@ impl Db {
                 pg_sys::SPI_freetuptable(table);
                 rows
             };
-            if statement.kind == Kind::Writes {
-                durably();
-            }
+            statement.is_done();
             if statement.kind != Kind::Reads {
                 pg_sys::CommandCounterIncrement();
             }
@@ -372,10 +381,6 @@ impl Row {
 
     pub fn int(&self, column: i32) -> i32 {
         self.get(column).unwrap_or(0)
-    }
-
-    pub fn tid(&self, column: i32) -> pg_sys::ItemPointerData {
-        self.get(column).unwrap_or_default()
     }
 }
 

@@ -1,6 +1,6 @@
 //! Beginning an attempt.
 
-use super::{Execution, Executions, Probe, State};
+use super::{Execution, Executions, Probe, State, column, now};
 use crate::acquire::grantee;
 use crate::call::{Call, enter, text_arg};
 use crate::error::{Error, Result};
@@ -14,6 +14,7 @@ use crate::liveness::slots::SlotRef;
 use crate::row;
 use crate::session::{SessionRow, touch};
 use crate::spi::{self, Statement, Value};
+use crate::table::Tuple;
 use crate::text::{Text, role_name};
 use pgrx::Uuid;
 use pgrx::datum::TimestampWithTimeZone;
@@ -54,8 +55,15 @@ impl Answer {
     }
 }
 
-/// Begins an attempt of a key whose stripe or row this call has.
-fn start(call: &Call, me: &SessionRow, key: &str, retry_in_doubt: bool, statement: &'static Statement) -> Answer {
+/// Begins an attempt of a key whose stripe this call has, or, where it has been tried before, whose row.
+fn start(
+    call: &Call,
+    executions: &Executions,
+    me: &SessionRow,
+    key: &str,
+    retry_in_doubt: bool,
+    first: bool,
+) -> Answer {
     let role = role_name(pg_sys::Oid::from(me.role));
     let values = vec![
         Value::Text(key),
@@ -64,10 +72,49 @@ fn start(call: &Call, me: &SessionRow, key: &str, retry_in_doubt: bool, statemen
         Value::Text(&role),
         Value::Bool(retry_in_doubt),
     ];
-    let (fence, started_at) =
-        call.db().run(statement, values, |row| (row.get(1), row.get(2))).pop().unwrap_or_default();
+    let by_place = if first { None } else { again(executions, me, &role, key, retry_in_doubt) };
+    let (fence, started_at) = match by_place {
+        Some((fence, started_at)) => {
+            AGAIN.is_done();
+            (Some(fence), started_at)
+        }
+        None => {
+            let statement = if first { &BEGIN } else { &AGAIN };
+            call.db().run(statement, values, |row| (row.get(1), row.get(2))).pop().unwrap_or_default()
+        }
+    };
     call.database.add(Counter::ExecutionsBegun, 1);
     Answer { first: true, state: State::Running.name().into(), fence, result: None, started_at }
+}
+
+/// Begins another attempt by the row's place: nothing of the one before is left but that it was. `None` where that takes a statement.
+fn again(
+    executions: &Executions,
+    me: &SessionRow,
+    role: &str,
+    key: &str,
+    retry_in_doubt: bool,
+) -> Option<(i64, Option<TimestampWithTimeZone>)> {
+    let (fence, started_at) = (spi::next(c"fence_seq"), now());
+    let change = |row: &Tuple| {
+        let attempts = row.get::<i32>(column::ATTEMPTS as usize).unwrap_or(0).saturating_add(1);
+        let emptied = [column::FINISHED_AT, column::RESULT, column::ERROR, column::RESOLVED_BY, column::RESOLVED_AT];
+        let set = [
+            (column::STATE, Value::Text(State::Running.name()).datum()),
+            (column::SESSION, Value::Uuid(me.session).datum()),
+            (column::CONSUMER, Value::Text(&me.consumer).datum()),
+            (column::ROLE, Value::Text(role).datum()),
+            (column::FENCE, Some(fence.into())),
+            (column::ATTEMPTS, Some(attempts.into())),
+            (column::RETRY_IN_DOUBT, Some(retry_in_doubt.into())),
+            (column::STARTED_AT, started_at),
+        ];
+        set.into_iter().chain(emptied.map(|column| (column, None))).collect()
+    };
+    executions.change(key, change)?;
+    // SAFETY: a timestamp, made above
+    let started_at = started_at.and_then(|at| unsafe { TimestampWithTimeZone::from_datum(at, false) });
+    Some((fence, started_at))
 }
 
 /// Whether the stripe is had, which other calls have for a moment.
@@ -113,7 +160,7 @@ fn begin(call: &Call, me: SlotRef, key: &str, retry_in_doubt: bool) -> Result<An
                     return Err(Error::AttemptInFlight { key: key.to_owned() }.into());
                 }
                 let absent = matches!(executions.probe(key), Probe::Absent);
-                let answer = absent.then(|| start(call, &session, key, retry_in_doubt, &BEGIN));
+                let answer = absent.then(|| start(call, &executions, &session, key, retry_in_doubt, true));
                 stripe.unlock(Mode::Exclusive);
                 match answer {
                     Some(answer) => return Ok(answer),
@@ -140,7 +187,7 @@ fn begin(call: &Call, me: SlotRef, key: &str, retry_in_doubt: bool) -> Result<An
                 if row.state == State::Running {
                     call.taken_from(&[row.session]);
                 }
-                Ok(start(call, &session, key, retry_in_doubt, &AGAIN))
+                Ok(start(call, &executions, &session, key, retry_in_doubt, false))
             }
         };
     }

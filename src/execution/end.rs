@@ -1,6 +1,6 @@
 //! Ending an attempt: by whoever runs it, or by an administrator.
 
-use super::{Executions, MAX_RESULT, Probe, State};
+use super::{Executions, MAX_RESULT, Probe, State, column, now};
 use crate::call::{Call, enter, text_arg};
 use crate::error::{Error, Result};
 use crate::guard::Mode;
@@ -9,9 +9,10 @@ use crate::liveness::databases::{Counter, Kept};
 use crate::liveness::word;
 use crate::seam;
 use crate::spi::{self, Statement, Value};
+use crate::table::Tuple;
 use crate::text::{Text, role_name, role_of_name};
 use pgrx::pg_sys::panic::ErrorReport;
-use pgrx::pg_sys::{self, JSONBOID, TEXTOID};
+use pgrx::pg_sys::{self, Datum, JSONBOID, TEXTOID};
 use pgrx::prelude::*;
 
 static FINISH: Statement =
@@ -67,6 +68,10 @@ fn claim(call: &Call, key: &str, fence: i64, ended: &[State]) -> Result<bool> {
     }
 }
 
+fn state(state: State) -> Option<Datum> {
+    Value::Text(state.name()).datum()
+}
+
 /// A result that is not too large.
 fn require_size(key: &str, result: Option<&Jsonb>) -> Result<()> {
     match result.map_or(0, Jsonb::text_length) {
@@ -85,7 +90,12 @@ fn execution_finish(key: Option<Text>, fence: Option<i64>, result: default!(Opti
     let call = Call::open(shared)?;
     let mine = claim(&call, &key, fence, &[State::Done])?;
     if mine {
-        call.db().execute(&FINISH, vec![Value::Text(&key), Value::MaybeJson(result.as_ref())]);
+        let change = |_: &Tuple| {
+            let result = Value::MaybeJson(result.as_ref()).datum();
+            vec![(column::STATE, state(State::Done)), (column::FINISHED_AT, now()), (column::RESULT, result)]
+        };
+        let values = vec![Value::Text(&key), Value::MaybeJson(result.as_ref())];
+        call.written(Executions::open().change(&key, change), &FINISH, values);
         call.database.add(Counter::ExecutionsFinished, 1);
         call.seam().kept(Kept::Executions);
     }
@@ -108,9 +118,14 @@ fn execution_fail(
     let call = Call::open(shared)?;
     let mine = claim(&call, &key, fence, &[State::Failed, State::Retry])?;
     if mine {
-        let state = if retry { State::Retry } else { State::Failed };
+        let ended = if retry { State::Retry } else { State::Failed };
         let kept = &error[..error.floor_char_boundary(MAX_ERROR)];
-        call.db().execute(&FAIL, vec![Value::Text(&key), Value::Text(state.name()), Value::Text(kept)]);
+        let change = |_: &Tuple| {
+            let error = Value::Text(kept).datum();
+            vec![(column::STATE, state(ended)), (column::FINISHED_AT, now()), (column::ERROR, error)]
+        };
+        let values = vec![Value::Text(&key), Value::Text(ended.name()), Value::Text(kept)];
+        call.written(Executions::open().change(&key, change), &FAIL, values);
         call.database.add(Counter::ExecutionsFailed, 1);
     }
     Ok(mine)
@@ -153,7 +168,19 @@ fn execution_resolve(
     log!("eskit_lease: role \"{by}\" resolves execution \"{key}\", fence {}, as {}", row.fence, state.name());
     let values =
         vec![Value::Text(&key), Value::Text(state.name()), Value::MaybeJson(result.as_ref()), Value::Text(&by)];
-    call.db().execute(&RESOLVE, values);
+    let change = |row: &Tuple| {
+        let finished_at = row.get(column::FINISHED_AT as usize).or_else(now);
+        let result = Value::MaybeJson(result.as_ref()).datum();
+        let by = Value::Text(&by).datum();
+        vec![
+            (column::STATE, self::state(state)),
+            (column::RESULT, result),
+            (column::FINISHED_AT, finished_at),
+            (column::RESOLVED_BY, by),
+            (column::RESOLVED_AT, now()),
+        ]
+    };
+    call.written(executions.change(&key, change), &RESOLVE, values);
     call.seam().kept(Kept::Executions);
     Ok(true)
 }

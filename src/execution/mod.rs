@@ -29,11 +29,11 @@ use crate::call::Call;
 use crate::json::Jsonb;
 use crate::session;
 use crate::spi::Statement;
-use crate::table::{Flight, Key, Locked, Sight, Table, Tuple};
+use crate::table::{Change, Flight, Key, Locked, Sight, Table, Tuple};
 use crate::text::Text;
 use pgrx::Uuid;
 use pgrx::datum::TimestampWithTimeZone;
-use pgrx::pg_sys::{FLOAT8OID, INT8OID, ItemPointerData, TransactionId};
+use pgrx::pg_sys::{self, Datum, FLOAT8OID, INT8OID, ItemPointerData, TransactionId};
 
 /// What is done or resolved, and older than so many seconds; up to so many rows.
 pub static RETIRE: Statement =
@@ -121,12 +121,34 @@ impl Execution {
     }
 }
 
+fn now() -> Option<Datum> {
+    // SAFETY: no preconditions
+    Some(Datum::from(unsafe { pg_sys::GetCurrentTimestamp() }))
+}
+
 /// What stands for a key, what others have not committed included.
 enum Probe {
     Absent,
     /// Another transaction has it in hand.
     InFlight,
     Row(Execution),
+}
+
+/// Columns that are changed after the first attempt has begun.
+mod column {
+    pub const STATE: i32 = 2;
+    pub const SESSION: i32 = 3;
+    pub const CONSUMER: i32 = 4;
+    pub const ROLE: i32 = 5;
+    pub const FENCE: i32 = 6;
+    pub const ATTEMPTS: i32 = 7;
+    pub const RETRY_IN_DOUBT: i32 = 8;
+    pub const STARTED_AT: i32 = 9;
+    pub const FINISHED_AT: i32 = 10;
+    pub const RESULT: i32 = 11;
+    pub const ERROR: i32 = 12;
+    pub const RESOLVED_BY: i32 = 13;
+    pub const RESOLVED_AT: i32 = 14;
 }
 
 struct Executions(Table);
@@ -155,6 +177,11 @@ impl Executions {
             }
         }
         Probe::InFlight
+    }
+
+    /// Changes the row of a key, which the caller has locked. `None` where that takes a statement.
+    fn change(&self, key: &str, changes: impl Fn(&Tuple) -> Vec<Change>) -> Option<u64> {
+        self.0.update_rows(&[Key::Text(key)], |row| Some(changes(row)))
     }
 
     /// Locks the row if it is still as it was read, and nobody else has it.

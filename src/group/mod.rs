@@ -34,15 +34,15 @@ use crate::guard::{Guard, Mode};
 use crate::handover::HandOver;
 use crate::liveness::clock;
 use crate::spi::{Statement, Value};
+use crate::table::{Key, Table, page_of};
+use crate::text::Text;
 use crate::{keys, settings};
 use pgrx::Uuid;
 use pgrx::pg_sys::{self, INT4OID, TEXTOID, UUIDARRAYOID, UUIDOID};
-use state::State;
+use state::{STALE, State};
 
 static REMOVE: Statement =
     Statement::writes(include_str!("../../sql/query/group/remove.sql"), &[TEXTOID, UUIDARRAYOID]);
-static OF_SESSIONS: Statement =
-    Statement::reads(include_str!("../../sql/query/group/of_sessions.sql"), &[UUIDARRAYOID]);
 static INHERIT: Statement =
     Statement::writes(include_str!("../../sql/query/group/inherit.sql"), &[TEXTOID, UUIDOID, UUIDOID]);
 static INHERIT_TARGETS: Statement =
@@ -96,17 +96,21 @@ pub fn judge(
 /// Takes sessions out of a group; the caller has locked their rows.
 fn remove(call: &Call, group: &str, sessions: &[Uuid]) {
     if !sessions.is_empty() {
-        call.db().execute(&REMOVE, vec![Value::Text(group), Value::Uuids(sessions)]);
+        let members = state::members();
+        let delete = |session: &Uuid| members.delete_rows(&[Key::Text(group), Key::Uuid(*session)]);
+        let removed = sessions.iter().map(delete).sum();
+        call.written(removed, &REMOVE, vec![Value::Text(group), Value::Uuids(sessions)]);
     }
 }
 
 /// The groups that sessions are members of, in order: two take-overs that lock the same groups do so one after the other.
-pub fn of_sessions(call: &Call, sessions: &[Uuid]) -> Vec<String> {
+pub fn of_sessions(sessions: &[Uuid]) -> Vec<String> {
     // Mostly nobody is a member of any.
     if !state::has_members() {
         return Vec::new();
     }
-    let mut groups = call.db().run(&OF_SESSIONS, vec![Value::Uuids(sessions)], |row| row.text(1));
+    let table = Table::open(c"_members", c"_members_session");
+    let mut groups = page_of(&table, sessions, usize::MAX, 0, |row| Some(row.get::<Text>(1)?.0));
     groups.sort_unstable();
     groups.dedup();
     groups
@@ -114,7 +118,7 @@ pub fn of_sessions(call: &Call, sessions: &[Uuid]) -> Vec<String> {
 
 /// Has the worker judge the groups of sessions.
 pub fn note_groups(call: &Call, sessions: &[Uuid]) {
-    for group in of_sessions(call, sessions) {
+    for group in of_sessions(sessions) {
         call.seam().judge(&group);
     }
 }
@@ -126,7 +130,7 @@ pub fn leave_all(
     letting_go: &dyn Fn(&LeaseRow) -> bool,
     result: &mut HandOver,
 ) -> Result<bool> {
-    let groups = of_sessions(call, sessions);
+    let groups = of_sessions(sessions);
     let any = !groups.is_empty();
     for group in groups {
         // Their rows go with the lock on the group's: the dead are taken out by whoever has it.
@@ -154,22 +158,36 @@ pub fn lock(call: &Call, group: &str) {
 /// Makes a session the successor of another in its groups. Whether all of it could be done.
 pub fn inherit(call: &Call, old: Uuid, new: Uuid) -> bool {
     let mut all = true;
-    for group in of_sessions(call, &[old]) {
+    for group in of_sessions(&[old]) {
         let locked = State::read(call, &group, &|_| false).is_some_and(|state| state.lock());
         if locked && claim_membership(&group, new) && state::lock_members(&group, &[old]).contains(&old) {
             if state::is_member(&group, new) {
                 // Two have become one, and what each had is too much for one.
-                call.db().execute(&UNBALANCED, vec![Value::Text(&group)]);
+                let unbalanced = state::change(&group, |_| Some(vec![(STALE, Some(true.into()))]));
+                call.written(unbalanced, &UNBALANCED, vec![Value::Text(&group)]);
             }
-            for statement in [&INHERIT, &INHERIT_TARGETS] {
-                call.db().execute(statement, vec![Value::Text(&group), Value::Uuid(old), Value::Uuid(new)]);
-            }
+            pass_on(call, &group, old, new);
         } else {
             all = false;
         }
         call.seam().judge(&group);
     }
     all
+}
+
+/// Gives the membership of a session, whose row the caller has locked, to its successor, unless that has one; and what it is to own.
+fn pass_on(call: &Call, group: &str, old: Uuid, new: Uuid) {
+    let values = || vec![Value::Text(group), Value::Uuid(old), Value::Uuid(new)];
+    let (members, key) = (state::members(), [Key::Text(group), Key::Uuid(old)]);
+    let passed_on = if state::is_member(group, new) {
+        members.delete_rows(&key)
+    } else {
+        members.update_rows(&key, |_| Some(vec![(2, Value::Uuid(new).datum())]))
+    };
+    call.written(passed_on, &INHERIT, values());
+    let targets = Table::open(c"_partitions", c"_partitions_target");
+    let passed_on = targets.update_rows(&key, |_| Some(vec![(3, Value::Uuid(new).datum())]));
+    call.written(passed_on, &INHERIT_TARGETS, values());
 }
 
 /// The names of groups after one, in order.

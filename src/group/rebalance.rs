@@ -1,6 +1,6 @@
 //! Rebalancing: new targets for the partitions of a group.
 
-use super::state::{self, State};
+use super::state::{self, GENERATION, RESIZE_TO, STALE, State};
 use super::{plan, remove};
 use crate::call::Call;
 use crate::claim::LeaseRow;
@@ -13,6 +13,7 @@ use crate::liveness::clock;
 use crate::liveness::databases::Counter;
 use crate::session::{self, takeover};
 use crate::spi::{Statement, Value};
+use crate::table::{Key, Table, Tuple};
 use pgrx::Uuid;
 use pgrx::pg_sys::{INT4ARRAYOID, INT8ARRAYOID, INT8OID, TEXTOID, UUIDARRAYOID};
 
@@ -24,7 +25,7 @@ static COUNT: Statement =
     Statement::writes(include_str!("../../sql/query/group/count.sql"), &[TEXTOID, UUIDARRAYOID, TEXTOID]);
 static ADVANCE: Statement = Statement::writes(include_str!("../../sql/query/group/advance.sql"), &[TEXTOID, INT8OID]);
 static RESIZED: Statement = Statement::writes(include_str!("../../sql/query/group/resized.sql"), &[TEXTOID]);
-pub static DROP_PARTITIONS: Statement =
+static DROP_PARTITIONS: Statement =
     Statement::writes(include_str!("../../sql/query/group/drop_partitions.sql"), &[TEXTOID]);
 
 /// Computes the targets anew, and tells the owners that are to give something back, or not any more. The caller has locked the group.
@@ -49,6 +50,7 @@ pub fn rebalance(
     if plan.dead.len() < dead {
         result.busy.insert(name.clone());
     }
+    let members = state::members();
     for (counted, sessions) in [(Some("active"), &plan.active), (Some("draining"), &plan.draining), (None, &plan.dead)]
     {
         // One that is just leaving is left to whoever judges next.
@@ -59,14 +61,22 @@ pub fn rebalance(
         match counted {
             Some(_) if mine.is_empty() => (),
             Some(counted) => {
-                call.db().execute(&COUNT, vec![Value::Text(&name), Value::Uuids(&mine), Value::Text(counted)]);
+                let change = |_: &Tuple| Some(vec![(6, Value::Text(counted).datum())]);
+                let count = |session: &Uuid| members.update_rows(&[Key::Text(&name), Key::Uuid(*session)], change);
+                let values = vec![Value::Text(&name), Value::Uuids(&mine), Value::Text(counted)];
+                call.written(mine.iter().map(count).sum(), &COUNT, values);
             }
             None => remove(call, &name, &mine),
         }
     }
     write_targets(call, state, &plan.changed);
     let moved = i64::from(before != state.targets());
-    call.db().execute(&ADVANCE, vec![Value::Text(&name), Value::Long(moved)]);
+    let advance = |row: &Tuple| {
+        let generation = row.get::<i64>(GENERATION as usize)? + moved;
+        let due = moved > 0 || row.get(STALE as usize) == Some(true);
+        due.then(|| vec![(GENERATION, Some(generation.into())), (STALE, Some(false.into()))])
+    };
+    call.written(state::change(&name, advance), &ADVANCE, vec![Value::Text(&name), Value::Long(moved)]);
     for session in plan.told {
         if let Some(at) = call.shared.find(call.home, session) {
             call.seam().revise(at);
@@ -131,12 +141,19 @@ pub fn resize(call: &Call, name: &str, partitions: i32) -> Result<Option<String>
     }
     cursor::resize(call, name, before, partitions);
     declaration::forget_slots(call, name, 0);
-    call.db().execute(&DROP_PARTITIONS, vec![Value::Text(name)]);
+    drop_partitions(call, name);
     keep_size(call, name);
     Ok(None)
 }
 
 /// The group is not to be resized any more: it has been, or that was called off.
 pub fn keep_size(call: &Call, name: &str) {
-    call.db().execute(&RESIZED, vec![Value::Text(name)]);
+    let resized = state::change(name, |_| Some(vec![(RESIZE_TO, None), (STALE, Some(true.into()))]));
+    call.written(resized, &RESIZED, vec![Value::Text(name)]);
+}
+
+/// Forgets who is to own the partitions.
+pub fn drop_partitions(call: &Call, name: &str) {
+    let dropped = Table::open(c"_partitions", c"_partitions_pkey").delete_rows(&[Key::Text(name)]);
+    call.written(dropped, &DROP_PARTITIONS, vec![Value::Text(name)]);
 }

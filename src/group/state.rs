@@ -7,7 +7,7 @@ use crate::declaration::{self, Kind};
 use crate::holders::{Holders, living_rows};
 use crate::liveness::clock;
 use crate::session::SessionRow;
-use crate::table::{Flight, Key, Locked, Sight, Table};
+use crate::table::{Change, Flight, Key, Locked, Sight, Table, Tuple};
 use crate::text::Text;
 use pgrx::Uuid;
 use pgrx::pg_sys::ItemPointerData;
@@ -65,12 +65,22 @@ pub struct State {
     tid: ItemPointerData,
 }
 
-fn table() -> Table {
+pub fn table() -> Table {
     Table::open(c"_groups", c"_groups_pkey")
 }
 
-fn members() -> Table {
+pub fn members() -> Table {
     Table::open(c"_members", c"_members_pkey")
+}
+
+/// Columns of the table that are changed while the group stands.
+pub const GENERATION: i32 = 5;
+pub const STALE: i32 = 6;
+pub const RESIZE_TO: i32 = 7;
+
+/// Changes the row of a group by its place. `None` where that takes a statement.
+pub fn change(group: &str, changes: impl Fn(&Tuple) -> Option<Vec<Change>>) -> Option<u64> {
+    table().update_rows(&[Key::Text(group)], changes)
 }
 
 /// Whether any group may have members.

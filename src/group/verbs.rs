@@ -1,8 +1,8 @@
 //! The SQL functions of groups.
 
 use super::assign::Assignor;
-use super::rebalance::{DROP_PARTITIONS, keep_size, resize};
-use super::state::{self, State};
+use super::rebalance::{drop_partitions, keep_size, resize};
+use super::state::{self, RESIZE_TO, STALE, State};
 use super::{claim_membership, judge};
 use crate::acquire::grantee;
 use crate::call::{Call, enter, text_arg};
@@ -17,6 +17,7 @@ use crate::liveness::slots::SlotRef;
 use crate::release::{self, find, release_seat};
 use crate::session::touch;
 use crate::spi::{self, Statement, Value};
+use crate::table::{Key, Tuple};
 use crate::text::Text;
 use crate::{cursor, fence, grant, interval, item, row};
 use pgrx::datum::Interval;
@@ -93,7 +94,16 @@ fn group_alter(
         Value::MaybeInt(timeout),
         Value::MaybeInt(settle),
     ];
-    call.db().execute(&ALTER, values);
+    let change = |_: &Tuple| {
+        let assignor = assignor.unwrap_or(state.assignor);
+        let mut columns = vec![(2, Value::Text(assignor.name()).datum())];
+        columns.extend(
+            [(3, timeout), (4, settle)].into_iter().filter_map(|(column, ms)| Some((column, Some(ms?.into())))),
+        );
+        columns.extend((assignor != state.assignor).then_some((STALE, Some(true.into()))));
+        Some(columns)
+    };
+    call.written(state::change(&name, change), &ALTER, values);
     judge(&call, &name, None, &|_| false, &mut HandOver::default())?;
     call.seam().judge(&name);
     Ok(())
@@ -117,7 +127,9 @@ fn group_resize(
             None => (),
             Some(why) if !drain => return Err(Error::Owned { name, why }.into()),
             Some(_) => {
-                call.db().execute(&DRAIN, vec![Value::Text(&name), Value::Int(partitions)]);
+                let change = |_: &Tuple| Some(vec![(RESIZE_TO, Some(partitions.into())), (STALE, Some(true.into()))]);
+                let values = vec![Value::Text(&name), Value::Int(partitions)];
+                call.written(state::change(&name, change), &DRAIN, values);
             }
         }
     } else if state.resize_to.is_some() {
@@ -151,9 +163,10 @@ fn group_drop(group_name: Option<Text>) -> Result<()> {
     }
     item::require_unbound(&call, &name)?;
     call.taken_from(&members);
-    for statement in [&DROP, &DROP_MEMBERS, &DROP_PARTITIONS] {
-        call.db().execute(statement, vec![Value::Text(&name)]);
-    }
+    let key = [Key::Text(&name)];
+    call.written(state::table().delete_rows(&key), &DROP, vec![Value::Text(&name)]);
+    call.written(state::members().delete_rows(&key), &DROP_MEMBERS, vec![Value::Text(&name)]);
+    drop_partitions(&call, &name);
     cursor::drop_all(&call, &name)
 }
 
@@ -211,7 +224,8 @@ fn group_leave(group_name: Option<Text>, session: Option<Uuid>) -> Result<bool> 
         fences.sort_unstable();
         fence::exclude(fences.iter().copied());
     }
-    if call.db().execute(&LEAVE, vec![Value::Text(&name), Value::Uuid(session)]) == 0 {
+    let left = state::members().delete_rows(&[Key::Text(&name), Key::Uuid(session)]);
+    if call.written(left, &LEAVE, vec![Value::Text(&name), Value::Uuid(session)]) == 0 {
         return Ok(false);
     }
     let leases = claim::Leases::open();

@@ -2,7 +2,8 @@
 
 mod ordered;
 
-use super::{Claim, ITEMS, LATER, MAX_CLAIM, Order, Queue, column, dead, id, lane, partitions};
+use super::moves::Claimed;
+use super::{Claim, ITEMS, LATER, MAX_CLAIM, Order, Queue, column, dead, id, lane, moves, partitions};
 use crate::acquire::grantee;
 use crate::call::{Call, enter, text_arg};
 use crate::error::{Error, Result};
@@ -24,10 +25,6 @@ use std::sync::atomic::Ordering;
 static CLAIM: Statement = Statement::writes(
     include_str!("../../sql/query/item/claim.sql"),
     &[INT8OID, UUIDOID, INT4OID, TIMESTAMPTZOID, INT8ARRAYOID, INT4ARRAYOID, INT8ARRAYOID, TEXTOID],
-);
-static CLAIM_LATER: Statement = Statement::writes(
-    include_str!("../../sql/query/item/claim_later.sql"),
-    &[INT4OID, INT4OID, INT8OID, INT8OID, INT8OID, INT8OID],
 );
 
 /// Looks at the lanes of one call: something may become free each time before the claimer is known to be hungry.
@@ -180,23 +177,9 @@ impl Claimer<'_> {
     /// Moves an item that is due and locked to those that are claimed.
     fn take_due(&mut self, partition: i32, due: i64, id: i64, place: i64) {
         let fence = self.fence();
-        let values = vec![
-            Value::Int(self.queue.number),
-            Value::Int(partition),
-            Value::Long(due),
-            Value::Long(id),
-            Value::Long(place),
-            Value::Long(fence),
-        ];
-        let taken = self.call.db().run(&CLAIM_LATER, values, |row| Taken {
-            partition,
-            place,
-            id,
-            key: row.get(1),
-            payload: row.get(2),
-            attempt: row.int(3),
-        });
-        self.taken.extend(taken);
+        let to = Claimed { queue: self.queue.number, partition, place, fence };
+        let taken = moves::claim(self.call, due, id, to);
+        self.taken.extend(taken.map(|(key, payload, attempt)| Taken { partition, place, id, key, payload, attempt }));
     }
 
     fn look(&mut self, partitions: &[i32], from_beginning: bool) {

@@ -1,7 +1,7 @@
 //! The claims of sessions that have ended, and items that are tried no more.
 
-use super::finish::BURY;
 use super::heads::{self, Heads};
+use super::moves::{self, Claimed};
 use super::{Claim, ITEMS, Order, Queue, column, id, lane, partition};
 use crate::call::{Call, enter};
 use crate::error::{Error, Result};
@@ -10,19 +10,13 @@ use crate::liveness::databases::{BOOT, Kept};
 use crate::liveness::floors::NOWHERE;
 use crate::liveness::word::State;
 use crate::session;
-use crate::spi::{self, Statement, Value};
-use crate::table::{Key, Locked, Sight, Table, Tuple};
+use crate::spi::{self, Statement};
+use crate::table::{Key, Locked, Sight, Table, Tuple, page_of};
 use crate::text::Text;
 use pgrx::Uuid;
-use pgrx::pg_sys::{FLOAT8OID, INT4OID, INT8OID, UUIDARRAYOID};
+use pgrx::pg_sys::{FLOAT8OID, INT8OID};
 use pgrx::prelude::*;
 use std::collections::HashSet;
-
-static CLAIMS_OF: Statement =
-    Statement::reads(include_str!("../../sql/query/item/claims_of.sql"), &[UUIDARRAYOID, INT8OID, INT8OID]);
-static ALL_SESSIONS: Statement = Statement::reads(include_str!("../../sql/query/sweep/all_sessions.sql"), &[]);
-static REQUEUE: Statement =
-    Statement::writes(include_str!("../../sql/query/item/requeue.sql"), &[INT8OID, INT4OID, INT8OID]);
 
 /// What has died more than so many seconds ago; up to so many rows.
 pub static RETIRE: Statement =
@@ -51,8 +45,7 @@ pub fn free(call: &Call, sessions: &[Uuid], most: usize) -> Freed {
     let mut freed = Freed::default();
     let mut passed_over = 0;
     loop {
-        let values = vec![Value::Uuids(sessions), Value::Long(most as i64), Value::Long(passed_over)];
-        let fences = call.db().run(&CLAIMS_OF, values, |row| row.long(1));
+        let fences = claims_of(sessions, most, passed_over);
         for fence in &fences {
             // Not locked: two who free the same items meet at the first of them.
             let Some(claim) = Claim::of(*fence) else { continue };
@@ -73,6 +66,12 @@ pub fn free(call: &Call, sessions: &[Uuid], most: usize) -> Freed {
             return freed;
         }
     }
+}
+
+/// The fences of up to `most` claims of sessions, after the first `skip`.
+fn claims_of(sessions: &[Uuid], most: usize, skip: usize) -> Vec<i64> {
+    let table = Table::open(c"_claims", c"_claims_session");
+    page_of(&table, sessions, most, skip, |row| row.get::<i64>(1))
 }
 
 /// Frees the items of a claim. Whether it has freed any, and whether none is left in somebody's hands.
@@ -108,8 +107,8 @@ fn free_claim(call: &Call, claim: &Claim) -> (bool, bool) {
                     call.seam().places(lane(call, ITEMS, queue.number, *partition), NOWHERE, false);
                     call.seam().items(queue.number, &queue.name);
                 }
-                let (queue, partition, place) = (Value::Int(queue.number), Value::Int(*partition), Value::Long(*place));
-                call.db().execute(&BURY, vec![queue, partition, place, Value::Long(fence), Value::Text(ENDED)]);
+                let (queue, partition, place) = (queue.number, *partition, *place);
+                moves::bury(call, Claimed { queue, partition, place, fence }, ENDED);
                 call.seam().kept(Kept::DeadItems);
                 any = true;
                 return true;
@@ -141,8 +140,7 @@ pub fn free_dead(call: &Call) -> bool {
     });
     if call.database.flags() & BOOT != 0 {
         // Nobody has looked yet who of before the restart is still there.
-        let sessions = call.db().run(&ALL_SESSIONS, vec![], |row| row.uuid(1));
-        let rows = session::rows(&sessions).into_iter();
+        let rows = session::rows(&session::all()).into_iter();
         dead.extend(rows.filter(|row| call.standing_of(row).is_none()).map(|row| row.session));
     }
     if dead.is_empty() {
@@ -178,7 +176,7 @@ fn item_requeue(id: Option<i64>) -> Result<()> {
     };
     let (partitions, place) = (queue.partitions()?, id::next(&call));
     let partition = partition(key.as_deref(), id, partitions);
-    call.db().execute(&REQUEUE, vec![Value::Long(id), Value::Int(partition), Value::Long(place)]);
+    moves::requeue(&call, id, partition, place);
     queue.require_still(partitions)?;
     call.seam().places(lane(&call, ITEMS, queue.number, partition), place, false);
     call.seam().items(queue.number, &queue.name);

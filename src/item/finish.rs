@@ -1,7 +1,8 @@
 //! Finishing items: done, failed, or given back.
 
 use super::heads::{self, At, Heads};
-use super::{Claim, ITEMS, LATER, MAX_CLAIM, MAX_ERROR, Order, Queue, column, lane};
+use super::moves::Claimed;
+use super::{Claim, ITEMS, LATER, MAX_CLAIM, MAX_ERROR, Order, Queue, column, lane, moves};
 use crate::call::{Call, enter};
 use crate::error::{Error, Result};
 use crate::guard::Mode;
@@ -9,21 +10,14 @@ use crate::interval;
 use crate::liveness::databases::{Counter, Kept};
 use crate::liveness::floors::NOWHERE;
 use crate::liveness::word::State;
-use crate::spi::{self, Statement, Value};
+use crate::spi::{self, Statement};
 use crate::table::{Flight, Key, Locked, Sight, Table, Tuple};
 use crate::text::Text;
 use pgrx::datum::Interval;
 use pgrx::pg_sys::panic::ErrorReport;
-use pgrx::pg_sys::{self, FLOAT8OID, INT4OID, INT8OID, TEXTOID};
+use pgrx::pg_sys::{self, FLOAT8OID, INT8OID};
 use pgrx::prelude::*;
 use std::collections::{HashMap, HashSet};
-
-static RETRY: Statement = Statement::tidies(
-    include_str!("../../sql/query/item/retry.sql"),
-    &[INT4OID, INT4OID, INT8OID, INT8OID, TEXTOID, INT8OID],
-);
-pub static BURY: Statement =
-    Statement::tidies(include_str!("../../sql/query/item/bury.sql"), &[INT4OID, INT4OID, INT8OID, INT8OID, TEXTOID]);
 
 /// Claims of more than so many seconds ago that have no item left; up to so many rows.
 pub static RETIRE_CLAIMS: Statement =
@@ -272,19 +266,12 @@ fn item_fail(
     let item = held.change(found, |item| held.lock(item))?;
     let key = held.key();
     let again = item.attempt < queue.max_attempts;
-    let mut values = vec![
-        Value::Int(queue.number),
-        Value::Int(item.partition),
-        Value::Long(item.place),
-        Value::Long(fence),
-        Value::Text(&error),
-    ];
+    let claimed = Claimed { queue: queue.number, partition: item.partition, place: item.place, fence };
     if again {
         let wait_ms = retry_ms.map_or_else(|| queue.backoff_ms(item.attempt), i64::from);
         // SAFETY: no preconditions
         let due = unsafe { pg_sys::GetCurrentTimestamp() } + wait_ms * 1_000;
-        values.push(Value::Long(due));
-        call.db().execute(&RETRY, values);
+        moves::retry(&call, claimed, &error, due);
         held.head(&queue, item, key, Some(At::Later(due)))?;
         call.seam().places(lane(&call, LATER, queue.number, item.partition), due, false);
         if wait_ms == 0 {
@@ -293,7 +280,7 @@ fn item_fail(
             call.seam().due(queue.number, due);
         }
     } else {
-        call.db().execute(&BURY, values);
+        moves::bury(&call, claimed, &error);
         call.seam().kept(Kept::DeadItems);
         held.head(&queue, item, key, None)?;
     }

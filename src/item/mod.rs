@@ -34,6 +34,7 @@ mod dead;
 mod finish;
 mod heads;
 mod id;
+mod moves;
 mod partitions;
 mod queue;
 

@@ -53,9 +53,9 @@ pub fn record(call: &Call, sessions: &[Uuid]) {
 
 /// Forgets sessions whose rows are gone.
 pub fn forget(call: &Call, sessions: &[Uuid]) {
-    if table().is_some() {
-        call.db().execute(&FORGET, vec![Value::Uuids(sessions)]);
-    }
+    let Some(table) = table() else { return };
+    let forgotten = sessions.iter().map(|session| table.delete_rows(&[Key::Uuid(*session)])).sum();
+    call.written(forgotten, &FORGET, vec![Value::Uuids(sessions)]);
 }
 
 /// The same for those that somebody has taken from while their rows went.

@@ -23,9 +23,9 @@ use crate::liveness::slots::{Home, SlotRef, Standing};
 use crate::liveness::word::State;
 use crate::liveness::{Shared, clock, shared};
 use crate::seam;
-use crate::spi::{Db, Statement, Value};
+use crate::spi::{Statement, Value};
 use crate::sweep;
-use crate::table::{Key, Locked, Sight, Table};
+use crate::table::{Key, Locked, Sight, Table, Tuple};
 use crate::text::{Text, role_name};
 use pgrx::Uuid;
 use pgrx::datum::TimestampWithTimeZone;
@@ -36,6 +36,7 @@ static INSERT: Statement = Statement::writes(
     &[UUIDOID, TEXTOID, OIDOID, INT4OID, INT8OID, BOOLOID, UUIDOID, UUIDOID, UUIDOID],
 );
 static DELETE: Statement = Statement::writes(include_str!("../../sql/query/session/delete.sql"), &[UUIDARRAYOID]);
+static DRAIN: Statement = Statement::writes(include_str!("../../sql/query/session/drain.sql"), &[UUIDOID]);
 
 /// The row of a session.
 #[derive(Clone, Debug)]
@@ -108,8 +109,27 @@ pub fn row(session: Uuid) -> Option<SessionRow> {
 }
 
 /// Deletes the rows of sessions, and says how many there were.
-pub fn delete(db: &Db, sessions: &[Uuid]) -> u64 {
-    db.execute(&DELETE, vec![Value::Uuids(sessions)])
+pub fn delete(call: &Call, sessions: &[Uuid]) -> u64 {
+    let table = table();
+    let deleted = sessions.iter().map(|session| table.delete_rows(&[Key::Uuid(*session)])).sum();
+    call.written(deleted, &DELETE, vec![Value::Uuids(sessions)])
+}
+
+/// Has a session drain.
+fn drain(call: &Call, session: Uuid) {
+    let change = |row: &Tuple| (row.get(7) == Some(false)).then(|| vec![(7, Some(true.into()))]);
+    let drained = table().update_rows(&[Key::Uuid(session)], change);
+    call.written(drained, &DRAIN, vec![Value::Uuid(session)]);
+}
+
+/// All sessions that have a row.
+pub fn all() -> Vec<Uuid> {
+    let mut sessions = Vec::new();
+    table().scan(Sight::Latest, &[], |row, _| {
+        sessions.extend(row.get::<Uuid>(1));
+        None::<()>
+    });
+    sessions
 }
 
 /// What stands for a session that has a row, by its slot, or by that row where it has none; judges nobody.
@@ -357,7 +377,7 @@ fn random_uuid() -> Uuid {
 pub fn end(call: &Call, at: SlotRef) -> Result<()> {
     // While somebody is granting to the session, what it is given is not to be seen yet: the worker takes it away.
     let alone = Guard::Grantee(at.session()).try_lock(Mode::Exclusive);
-    delete(call.db(), &[at.session()]);
+    delete(call, &[at.session()]);
     let left = sweep::dissolve(call, &[at.session()], sweep::MAX_HAND_OVER)?;
     call.seam().ended(at, alone && !left);
     Ok(())

@@ -23,25 +23,21 @@ use crate::handover::admit;
 use crate::liveness::clock;
 use crate::liveness::slots::SlotRef;
 use crate::queue;
-use crate::spi::{Row, Statement, Value};
-use crate::table::{Key, Locked, Sight, Table};
+use crate::spi::{Statement, Value};
+use crate::table::{Key, Locked, Sight, Table, Tuple, page_of};
 use crate::{group, history, release};
 use pgrx::Uuid;
-use pgrx::pg_sys::{INT8OID, ItemPointerData, OIDOID, TEXTOID, UUIDARRAYOID, UUIDOID};
+use pgrx::pg_sys::{ItemPointerData, Oid, UUIDARRAYOID, UUIDOID};
 use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
 
-static PREDECESSORS: Statement =
-    Statement::reads(include_str!("../../sql/query/takeover/predecessors.sql"), &[TEXTOID, OIDOID, UUIDOID]);
 static SUCCEED: Statement =
     Statement::writes(include_str!("../../sql/query/takeover/succeed.sql"), &[UUIDOID, UUIDOID]);
 static REDIRECT: Statement =
     Statement::writes(include_str!("../../sql/query/takeover/redirect.sql"), &[UUIDOID, UUIDOID]);
-static GRACES: Statement = Statement::reads(include_str!("../../sql/query/takeover/graces.sql"), &[UUIDOID]);
 static ADOPT: Statement =
     Statement::writes(include_str!("../../sql/query/takeover/adopt.sql"), &[UUIDARRAYOID, UUIDOID]);
 static FORGET: Statement = Statement::tidies(include_str!("../../sql/query/takeover/forget.sql"), &[UUIDARRAYOID]);
-static HELD: Statement = Statement::reads(include_str!("../../sql/query/takeover/held.sql"), &[UUIDOID, INT8OID]);
 
 /// Leases of one predecessor for each of which F is held, while one of its transactions is fenced: the lock table has no room for more.
 const MAX_FENCES: usize = 1_000;
@@ -49,19 +45,17 @@ const MAX_FENCES: usize = 1_000;
 /// Ends the living sessions of the consumer, of the same role, and has the new one inherit from them.
 pub fn take_over(call: &Call, new: SlotRef, consumer: &str) -> Result<()> {
     loop {
-        let values = vec![Value::Text(consumer), Value::Oid(call.caller.to_u32()), Value::Uuid(new.session())];
-        let mut found = call.db().run(&PREDECESSORS, values, |row| row.uuid(1));
+        let mut found = predecessors(consumer, call.caller, new.session());
         // In order, as another take-over locks them.
         found.sort_unstable_by_key(|session| *session.as_bytes());
         let mut again = false;
         // In order, and before anything else that is waited for: another take-over may want the same groups.
-        for group in group::of_sessions(call, &found) {
+        for group in group::of_sessions(&found) {
             group::lock(call, &group);
         }
         for old in found {
             // As session_close: first the guard, if it is to be waited for, then the row.
-            let many = vec![Value::Uuid(old), Value::Long(MAX_FENCES as i64 + 1)];
-            if call.db().run(&HELD, many, |_| ()).len() > MAX_FENCES {
+            if held(old, MAX_FENCES + 1).len() > MAX_FENCES {
                 Guard::Fencer(old).lock(Mode::Exclusive);
             }
             match lock_row(old) {
@@ -90,14 +84,18 @@ fn succeed(call: &Call, old: &SessionRow, at: SlotRef, new: SlotRef) -> Result<(
     // While somebody is granting to it, what it is given is not to be seen yet: the sweep passes it on. Asked before it is read what it has, for
     // somebody may have done so by then.
     let alone = Guard::Grantee(from).try_lock(Mode::Exclusive);
-    let seats = call.db().run(&HELD, vec![Value::Uuid(from), Value::Long(i64::MAX)], seat);
-    delete(call.db(), &[from]);
-    for statement in [&SUCCEED, &REDIRECT] {
-        call.db().execute(statement, vec![Value::Uuid(from), Value::Uuid(to)]);
-    }
+    let seats = held(from, usize::MAX);
+    delete(call, &[from]);
+    call.db().execute(&SUCCEED, vec![Value::Uuid(from), Value::Uuid(to)]);
+    let of_former = Table::open(c"_successions", c"_successions_successor");
+    let redirected = of_former.update_rows(&[Key::Uuid(from)], |_| Some(vec![(2, Value::Uuid(to).datum())]));
+    call.written(redirected, &REDIRECT, vec![Value::Uuid(from), Value::Uuid(to)]);
     // What is in grace of it the successor may acquire; not if another transaction is ending that.
-    let (graces, _) = lock_rows(call.db().run(&GRACES, vec![Value::Uuid(from)], |row| row.uuid(1)));
-    call.db().execute(&ADOPT, vec![Value::Uuids(&graces), Value::Uuid(to)]);
+    let (graces, _) = lock_rows(page_of(&graces(), &[from], usize::MAX, 0, |row| row.get(1)));
+    let sessions = super::table();
+    let adopt = |_: &Tuple| Some(vec![(10, Value::Uuid(to).datum())]);
+    let adopted = graces.iter().map(|session| sessions.update_rows(&[Key::Uuid(*session)], adopt)).sum();
+    call.written(adopted, &ADOPT, vec![Value::Uuids(&graces), Value::Uuid(to)]);
     let free = |row: &LeaseRow| (excluded || Guard::Fence(row.fence).try_lock(Mode::Exclusive)).then_some(true);
     let Inheritance { left, ahead, .. } = inherit(call, from, new, seats, &free);
     for resource in ahead {
@@ -112,8 +110,25 @@ fn succeed(call: &Call, old: &SessionRow, at: SlotRef, new: SlotRef) -> Result<(
     Ok(())
 }
 
-fn seat(row: Row) -> Seat {
-    (row.text(1), row.int(2))
+/// The living sessions, and those that are to be found dead, of a consumer and role, but for one and those that are private.
+fn predecessors(consumer: &str, role: Oid, but: Uuid) -> Vec<Uuid> {
+    let (table, mut found) = (Table::open(c"_sessions", c"_sessions_consumer"), Vec::new());
+    table.scan(Sight::Latest, &[Key::Text(consumer)], |row, _| {
+        let of_role = row.get::<Oid>(3) == Some(role);
+        found.extend(row.get::<Uuid>(1).filter(|session| of_role && *session != but));
+        None::<()>
+    });
+    found
+}
+
+/// Sessions by whom they may give a lease in grace back to.
+fn graces() -> Table {
+    Table::open(c"_sessions", c"_sessions_grace_of")
+}
+
+/// Up to so many seats that a session has.
+fn held(session: Uuid, most: usize) -> Vec<Seat> {
+    claim::held_by(&[session], most, 0).into_iter().map(|(seat, _)| seat).collect()
 }
 
 /// What came of passing on what a session has.
@@ -230,7 +245,7 @@ pub fn inherit_from_dead(call: &Call, dead: &[Uuid], most: usize) -> Result<Inhe
     for (from, to) in dead.iter().filter_map(|from| Some((*from, successor_in(&table, *from)?))) {
         let takes = |to: &SlotRef| row(to.session()).is_some_and(|row| !row.draining);
         let Some(to) = call.living(to)?.filter(takes) else { continue };
-        let seats = call.db().run(&HELD, vec![Value::Uuid(from), Value::Long(most as i64)], seat);
+        let seats = held(from, most);
         // Nobody keeps fenced transactions away here: whether one is open is tested for each.
         let Inheritance { leases, left, .. } = inherit(call, from, to, seats, &|_| Some(false));
         inherited.sessions.insert(from);
@@ -267,7 +282,6 @@ pub fn forget(call: &Call, sessions: &[Uuid]) {
         row.is_some_and(|tid| table.lock(tid, false) == Locked::Mine)
     };
     let forgotten: Vec<Uuid> = sessions.iter().copied().filter(mine).collect();
-    if !forgotten.is_empty() {
-        call.db().execute(&FORGET, vec![Value::Uuids(&forgotten)]);
-    }
+    let deleted = forgotten.iter().map(|session| table.delete_rows(&[Key::Uuid(*session)])).sum();
+    call.written(deleted, &FORGET, vec![Value::Uuids(&forgotten)]);
 }

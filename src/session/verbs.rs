@@ -1,22 +1,20 @@
 //! The SQL functions of sessions.
 
 use super::takeover::take_over;
-use super::{New, Touch, end, lock_row, open, touch, wall_clock};
+use super::{New, Touch, drain, end, lock_row, open, touch, wall_clock};
 use crate::call::{Call, enter, text_arg};
 use crate::error::{Error, Result};
 use crate::guard::Mode;
 use crate::liveness::attach;
 use crate::liveness::databases::Counter;
 use crate::liveness::slots::{SlotRef, Standing};
-use crate::spi::{self, Statement, Value};
+use crate::spi;
 use crate::text::Text;
 use crate::{group, handover, interval, queue, row, settings};
 use pgrx::Uuid;
 use pgrx::datum::{Interval, TimestampWithTimeZone};
-use pgrx::pg_sys::{self, UUIDOID};
+use pgrx::pg_sys;
 use pgrx::prelude::*;
-
-static DRAIN: Statement = Statement::writes(include_str!("../../sql/query/session/drain.sql"), &[UUIDOID]);
 
 row::composite! {
     /// A new session.
@@ -154,7 +152,7 @@ fn session_drain(session: Option<Uuid>) -> Result<bool> {
     let call = Call::open(shared)?;
     let locked = lock_row(session).is_some();
     if locked {
-        call.db().execute(&DRAIN, vec![Value::Uuid(session)]);
+        drain(&call, session);
         // What it was first in line for goes to the next.
         queue::note_places(&call, &[session]);
         group::note_groups(&call, &[session]);

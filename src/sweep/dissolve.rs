@@ -3,20 +3,16 @@
 use super::waited::{Looked, Looks};
 use super::{Pass, come_back_to};
 use crate::call::Call;
-use crate::claim::{LeaseRow, Leases, Seat};
+use crate::claim::{self, LeaseRow, Leases, Seat};
 use crate::error::Result;
 use crate::guard::Guard;
 use crate::handover::{self, HandOver};
 use crate::session::takeover::{self, Inherited};
-use crate::spi::{self, Statement, Value};
 use crate::table::Locked;
 use crate::{group, history, item, queue, release};
 use pgrx::Uuid;
-use pgrx::pg_sys::{INT8OID, ItemPointerData, UUIDARRAYOID};
+use pgrx::pg_sys::ItemPointerData;
 use std::collections::HashSet;
-
-static HELD: Statement =
-    Statement::reads(include_str!("../../sql/query/sweep/held.sql"), &[UUIDARRAYOID, INT8OID, INT8OID]);
 
 /// Rows in somebody's hands that one pass looks beyond.
 const MAX_PASSED_OVER: usize = 20_000;
@@ -67,8 +63,6 @@ pub(super) fn dissolve_into(
     let (ended, mut sessions) = (sessions, sessions.to_vec());
     sessions.retain(|session| !inherited.sessions.contains(session));
     let sessions = sessions.as_slice();
-    let limits =
-        |most: usize, skip: usize| vec![Value::Uuids(sessions), Value::Long(most as i64), Value::Long(skip as i64)];
     let theirs: HashSet<Uuid> = sessions.iter().copied().collect();
     let letting_go = |row: &LeaseRow| ending && row.session.is_some_and(|session| theirs.contains(&session));
     let mut outcome = HandOver::default();
@@ -121,8 +115,8 @@ pub(super) fn dissolve_into(
     let is_to_be_freed =
         |name: &str, fence: i64| (all_looked_at || !queue::may_be_waited_for(call, name)) && can_be_freed(name, fence);
     let held = |most, skip| {
-        let held = |row: spi::Row| ((row.text(1), row.int(2)), row.tid(3), row.long(4), row.get::<Uuid>(5));
-        call.db().run(&HELD, limits(most, skip), held)
+        let held = |(seat, row): (Seat, LeaseRow)| (seat, row.tid, row.fence, row.session);
+        claim::held_by(sessions, most, skip).into_iter().map(held).collect()
     };
     let freed = in_pages(most, held, |held| {
         let (freed, locked): (Vec<_>, Vec<_>) = held.into_iter().partition(|((name, _), tid, fence, _)| {
@@ -141,7 +135,7 @@ pub(super) fn dissolve_into(
         Ok(count)
     })?;
     let waiters = queue::table();
-    let places = |most, skip| queue::places_of(call.db(), sessions, most, skip);
+    let places = |most, skip| queue::places_of(sessions, most, skip);
     // What they have claimed no successor inherits.
     let items = item::free(call, ended, most);
     pass.more |= items.more;

@@ -259,7 +259,7 @@ fn bury(call: &Call, dead: &[Uuid], pass: &mut Pass) -> HashSet<Uuid> {
     let (done, changing) = session::lock_rows(done);
     pass.blocked |= changing;
     // Closed sessions have no row any more; those that still have one have expired.
-    call.database.add(Counter::SessionsExpired, session::delete(call.db(), &done));
+    call.database.add(Counter::SessionsExpired, session::delete(call, &done));
     takeover::forget(call, &done);
     death::forget(call, &done);
     for session in &done {

@@ -16,13 +16,12 @@ use pgrx::Uuid;
 use pgrx::pg_sys::INT8OID;
 use std::collections::HashSet;
 
-static ALL_SESSIONS: Statement = Statement::reads(include_str!("../../sql/query/sweep/all_sessions.sql"), &[]);
 static STRAYS: Statement = Statement::reads(include_str!("../../sql/query/sweep/strays.sql"), &[INT8OID]);
 
 /// Brings slots and rows together again, after a restart or the end of a prepared transaction. Gives the dead; and whether somebody else
 /// may have stood in the way, so that it is to be done again later.
 pub(super) fn settle_sessions(call: &Call, flags: u32) -> Result<(Vec<Uuid>, bool)> {
-    let sessions = call.db().run(&ALL_SESSIONS, vec![], |row| row.uuid(1));
+    let sessions = session::all();
     let (mut dead, mut left) = (Vec::new(), false);
     for chunk in sessions.chunks(grant::BATCH) {
         for row in session::rows(chunk) {

@@ -7,6 +7,11 @@
 //! with a dirty snapshot, which also sees what others are in the middle of. The latter is no snapshot at all: a row that is moved by
 //! an update while the scan is under way may be seen in neither place. It can say "here" and "in flight", never "nowhere".
 //!
+//! No scan of a table of ours takes predicate locks. Under SERIALIZABLE PostgreSQL takes them for each scan with an MVCC snapshot, and a
+//! scan of one index page would make transactions conflict that have no name in common. The locks would protect nothing: they say that what
+//! the transaction's snapshot shows has not changed, and no verb reads by that. So a scan runs with a snapshot that shows every version
+//! which is not dead to all, and each version is judged by the snapshot that is meant. A scan of a user's table takes predicate locks as ever.
+//!
 //! Those that are changed most are also written here: see [`mod@write`]. Tables of users are opened by their oid: see [`user`].
 
 pub mod user;
@@ -21,6 +26,7 @@ use pgrx::pg_sys::{self, Datum, ItemPointerData, Oid, TM_Result, TransactionId};
 use pgrx::{FromDatum, Uuid};
 use std::cell::{Cell, OnceCell};
 use std::ffi::CStr;
+pub use write::Change;
 use write::Indexes;
 
 /// A table of ours that is open, its lock held to the end of the transaction.
@@ -30,6 +36,8 @@ pub struct Table {
     slot: *mut pg_sys::TupleTableSlot,
     /// Where the slot is, and what else lives as long as it.
     context: pg_sys::MemoryContext,
+    /// Whether it is a table of this extension.
+    ours: bool,
     /// A scan that has ended, and how many keys it takes: to begin one anew costs as much as to find a row does.
     idle: Cell<Option<(pg_sys::IndexScanDesc, usize)>>,
     /// Opened with the first row that is written.
@@ -55,6 +63,8 @@ pub enum Key<'a> {
 pub enum Sight {
     /// What is committed, and what this transaction did.
     Latest,
+    /// What the statement reads that has called.
+    Caller,
     /// Also what others have not committed; may miss a row that is just moved.
     Dirty,
 }
@@ -83,8 +93,10 @@ pub struct Walk<'a> {
     table: &'a Table,
     scan: pg_sys::IndexScanDesc,
     keys: usize,
-    dirty: Box<pg_sys::SnapshotData>,
-    latest: Option<pg_sys::Snapshot>,
+    /// What the scan shows.
+    shown: Box<pg_sys::SnapshotData>,
+    /// What says of each version whether it is seen.
+    judge: Option<pg_sys::Snapshot>,
 }
 
 /// What was committed at a moment, or done by this transaction.
@@ -196,14 +208,14 @@ impl Table {
         let key = catalog::needed(key);
         // SAFETY: as above
         let (key, slot) = unsafe { guarded(|| (raw::index_open(key, lock), raw::table_slot_create(relation, none))) };
-        Table::of(relation, key, slot)
+        Table::of(relation, key, slot, true)
     }
 
     /// Of what is open; the slot has been made here and now.
-    fn of(relation: pg_sys::Relation, key: pg_sys::Relation, slot: *mut pg_sys::TupleTableSlot) -> Table {
+    fn of(relation: pg_sys::Relation, key: pg_sys::Relation, slot: *mut pg_sys::TupleTableSlot, ours: bool) -> Table {
         // SAFETY: a plain read
         let context = unsafe { pg_sys::CurrentMemoryContext };
-        Table { relation, key, slot, context, idle: Cell::new(None), indexes: OnceCell::new() }
+        Table { relation, key, slot, context, ours, idle: Cell::new(None), indexes: OnceCell::new() }
     }
 
     /// Shows the rows of a key, or of its first columns, until `visit` has an answer.
@@ -219,16 +231,30 @@ impl Table {
 
     /// The same, row by row: each is [`Table::row`] until the next. Of one table there is one walk at a time.
     pub fn walk<'a>(&'a self, sight: Sight, key: &'a [Key]) -> Walk<'a> {
-        let snapshot_type = pg_sys::SnapshotType::SNAPSHOT_DIRTY;
-        let mut dirty = Box::new(pg_sys::SnapshotData { snapshot_type, ..Default::default() });
-        // SAFETY: the scan ends before its keys and its snapshot
-        let (scan, snapshot) = unsafe {
-            self.begin(key, || match sight {
-                Sight::Latest => raw::RegisterSnapshot(raw::GetLatestSnapshot()),
-                Sight::Dirty => &raw mut *dirty,
+        let snapshot_type = match sight {
+            Sight::Latest | Sight::Caller => pg_sys::SnapshotType::SNAPSHOT_NON_VACUUMABLE,
+            Sight::Dirty => pg_sys::SnapshotType::SNAPSHOT_DIRTY,
+        };
+        let mut shown = Box::new(pg_sys::SnapshotData { snapshot_type, ..Default::default() });
+        let mut judge = None;
+        // SAFETY: the scan ends before its keys and its snapshots. What a snapshot sees is not dead to all while that snapshot is registered.
+        let scan = unsafe {
+            self.begin(key, || {
+                let snapshot = match sight {
+                    Sight::Latest => raw::GetLatestSnapshot(),
+                    Sight::Caller => raw::GetActiveSnapshot(),
+                    Sight::Dirty => return &raw mut *shown,
+                };
+                let snapshot = raw::RegisterSnapshot(snapshot);
+                judge = Some(snapshot);
+                if !self.ours {
+                    return snapshot;
+                }
+                shown.vistest = raw::GlobalVisTestFor(self.relation);
+                &raw mut *shown
             })
         };
-        Walk { table: self, scan, keys: key.len(), dirty, latest: (sight == Sight::Latest).then_some(snapshot) }
+        Walk { table: self, scan, keys: key.len(), shown, judge }
     }
 
     /// The row that a scan or a walk stands at, or that the last one stopped at.
@@ -248,7 +274,7 @@ impl Table {
         let forward = pg_sys::ScanDirection::ForwardScanDirection;
         // SAFETY: the scan ends before its keys; a snapshot that sees all is asked about nothing
         unsafe {
-            let (scan, _) = self.begin(key, || &raw mut pg_sys::SnapshotAnyData);
+            let scan = self.begin(key, || &raw mut pg_sys::SnapshotAnyData);
             guarded(|| {
                 let found = (0..most).take_while(|_| !raw::index_getnext_tid(scan, forward).is_null()).count();
                 self.end(scan, key.len());
@@ -258,11 +284,7 @@ impl Table {
     }
 
     /// Begins a scan of a key, or of its first columns, which are to outlive it, with a snapshot that is made under the same boundary.
-    unsafe fn begin(
-        &self,
-        key: &[Key],
-        snapshot: impl FnOnce() -> pg_sys::Snapshot,
-    ) -> (pg_sys::IndexScanDesc, pg_sys::Snapshot) {
+    unsafe fn begin(&self, key: &[Key], snapshot: impl FnOnce() -> pg_sys::Snapshot) -> pg_sys::IndexScanDesc {
         let (mut keys, none) = ([pg_sys::ScanKeyData::default(); 4], std::ptr::null_mut());
         let mut values = [(0, 0, Datum::null()); 4];
         let count = key.len().min(keys.len());
@@ -313,7 +335,7 @@ impl Table {
                     }
                 };
                 raw::index_rescan(scan, keys.as_mut_ptr(), count as i32, none, 0);
-                (scan, snapshot)
+                scan
             })
         }
     }
@@ -366,14 +388,54 @@ impl Table {
     }
 }
 
+/// Up to `most` rows of sessions, after the first `skip`, from a table whose index begins with the session.
+pub fn page_of<T>(
+    table: &Table,
+    sessions: &[Uuid],
+    most: usize,
+    skip: usize,
+    read: impl Fn(&Tuple) -> Option<T>,
+) -> Vec<T> {
+    let (mut rows, mut passed) = (Vec::new(), 0);
+    for session in sessions {
+        let full = most == 0
+            || table
+                .scan(Sight::Latest, &[Key::Uuid(*session)], |row, _| {
+                    passed += 1;
+                    if passed > skip {
+                        rows.extend(read(row));
+                    }
+                    (rows.len() == most).then_some(())
+                })
+                .is_some();
+        if full {
+            break;
+        }
+    }
+    rows
+}
+
 impl Walk<'_> {
     /// Goes on to the next row, and says what others are doing to it.
     pub fn next(&mut self) -> Option<Flight> {
-        // SAFETY: the scan and its snapshot are open
+        let Walk { table, scan, judge, .. } = self;
+        let judge = judge.filter(|_| table.ours);
+        // SAFETY: the scan and its snapshots are open; the slot holds a row of the relation, whose access method is complete
         let found = unsafe {
-            pg_sys::index_getnext_slot(self.scan, pg_sys::ScanDirection::ForwardScanDirection, self.table.slot)
+            let sees = (*(*table.relation).rd_tableam).tuple_satisfies_snapshot;
+            guarded(|| {
+                loop {
+                    if !raw::index_getnext_slot(*scan, pg_sys::ScanDirection::ForwardScanDirection, table.slot) {
+                        return false;
+                    }
+                    let (Some(judge), Some(sees)) = (judge, sees) else { return true };
+                    if sees(table.relation, table.slot, judge) {
+                        return true;
+                    }
+                }
+            })
         };
-        found.then(|| flight(&self.dirty))
+        found.then(|| flight(&self.shown))
     }
 }
 
@@ -384,8 +446,8 @@ impl Drop for Walk<'_> {
             unsafe {
                 guarded(|| {
                     self.table.end(self.scan, self.keys);
-                    if let Some(latest) = self.latest {
-                        raw::UnregisterSnapshot(latest);
+                    if let Some(judge) = self.judge {
+                        raw::UnregisterSnapshot(judge);
                     }
                 });
             }

@@ -2,8 +2,8 @@
 //! many of these functions do. Whoever calls several in a row puts one boundary around them all, with nothing in it that has a destructor.
 
 use pgrx::pg_sys::{
-    AttrNumber, Datum, IndexScanDesc, ItemPointer, LOCKMODE, List, Oid, RegProcedure, Relation, ScanDirection, ScanKey,
-    Snapshot, StrategyNumber, TupleTableSlot,
+    AttrNumber, Datum, GlobalVisState, IndexScanDesc, ItemPointer, LOCKMODE, List, Oid, RegProcedure, Relation,
+    ScanDirection, ScanKey, Snapshot, StrategyNumber, TupleTableSlot,
 };
 use std::ffi::c_int;
 
@@ -14,9 +14,11 @@ unsafe extern "C-unwind" {
     pub fn index_close(index: Relation, lock: LOCKMODE);
     pub fn table_slot_create(table: Relation, list: *mut *mut List) -> *mut TupleTableSlot;
     pub fn ExecDropSingleTupleTableSlot(slot: *mut TupleTableSlot);
+    pub fn GetActiveSnapshot() -> Snapshot;
     pub fn GetLatestSnapshot() -> Snapshot;
     pub fn RegisterSnapshot(snapshot: Snapshot) -> Snapshot;
     pub fn UnregisterSnapshot(snapshot: Snapshot);
+    pub fn GlobalVisTestFor(relation: Relation) -> *mut GlobalVisState;
     pub fn ScanKeyEntryInitialize(
         key: ScanKey,
         flags: c_int,
@@ -29,6 +31,7 @@ unsafe extern "C-unwind" {
     );
     pub fn index_rescan(scan: IndexScanDesc, keys: ScanKey, count: c_int, orders: ScanKey, order_count: c_int);
     pub fn index_getnext_tid(scan: IndexScanDesc, direction: ScanDirection::Type) -> ItemPointer;
+    pub fn index_getnext_slot(scan: IndexScanDesc, direction: ScanDirection::Type, slot: *mut TupleTableSlot) -> bool;
     pub fn index_endscan(scan: IndexScanDesc);
 }
 

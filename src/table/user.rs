@@ -65,7 +65,7 @@ impl Table {
             match try_lock_toast(relation, mode).and_then(|()| open_key(relation, mode)) {
                 Ok(key) => {
                     let slot = guarded(|| raw::table_slot_create(relation, std::ptr::null_mut()));
-                    Ok(Table::of(relation, key, slot))
+                    Ok(Table::of(relation, key, slot, false))
                 }
                 Err(shut) => {
                     guarded(|| raw::table_close(relation, pg_sys::NoLock as LOCKMODE));

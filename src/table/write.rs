@@ -2,7 +2,7 @@
 //! nothing but the row and its index entries is to be written. Whoever has a statement to fall back on asks before; items have none, and what an
 //! administrator hangs on their table sees no claims.
 
-use super::{Locked, Table, locked};
+use super::{Key, Locked, Sight, Table, Tuple, locked};
 use crate::spi::AsOwner;
 use pgrx::PgList;
 use pgrx::pg_sys::{self, Datum, ItemPointerData, TM_Result};
@@ -109,6 +109,37 @@ impl Table {
             pg_sys::CommandCounterIncrement();
             result
         }
+    }
+
+    /// Deletes the rows of a key, or of its first columns, waiting for transactions that have one. How many; `None`: the table is not plain,
+    /// and that takes a statement.
+    pub fn delete_rows(&self, key: &[Key]) -> Option<u64> {
+        self.each_row(key, |_| Some(self.delete(true)))
+    }
+
+    /// Gives columns of these rows other values, as `changes` says; rows of which that says nothing stay as they are.
+    pub fn update_rows(&self, key: &[Key], changes: impl Fn(&Tuple) -> Option<Vec<Change>>) -> Option<u64> {
+        self.each_row(key, |row| Some(self.change(&changes(row)?)))
+    }
+
+    fn each_row(&self, key: &[Key], write: impl Fn(&Tuple) -> Option<Locked>) -> Option<u64> {
+        if !self.is_plain() {
+            return None;
+        }
+        let (mut rows, mut count) = (Vec::new(), 0);
+        self.scan(Sight::Latest, key, |row, _| {
+            rows.push(row.tid());
+            None::<()>
+        });
+        for tid in rows {
+            pgrx::check_for_interrupts!();
+            match self.lock(tid, true) {
+                Locked::Mine => count += u64::from(write(&self.row()).is_some()),
+                // Another transaction has changed it meanwhile: what stands now is in another place, or nowhere.
+                Locked::Busy | Locked::Changed => return Some(count + self.each_row(key, write)?),
+            }
+        }
+        Some(count)
     }
 
     /// Deletes the row that the last scan stopped at, or that a scan stands at, if nobody else has it.

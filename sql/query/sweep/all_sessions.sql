@@ -1,1 +1,0 @@
-SELECT session FROM eskit_lease._sessions

@@ -1,0 +1,139 @@
+//! Moves of items between their tables, which are in the hands of this transaction. A row is written and deleted by its place, so that no
+//! predicate locks are taken (see [`crate::table`]); by a statement where an administrator has hung something on one of the tables.
+
+use super::{ITEMS, LATER, column};
+use crate::call::Call;
+use crate::json::Jsonb;
+use crate::spi::{self, Statement, Value};
+use crate::table::{Key, Sight, Table, Tuple};
+use crate::text::Text;
+use pgrx::pg_sys::{self, Datum, INT4OID, INT8OID, TEXTOID};
+
+static CLAIM_LATER: Statement = Statement::writes(
+    include_str!("../../sql/query/item/claim_later.sql"),
+    &[INT4OID, INT4OID, INT8OID, INT8OID, INT8OID, INT8OID],
+);
+static RETRY: Statement = Statement::tidies(
+    include_str!("../../sql/query/item/retry.sql"),
+    &[INT4OID, INT4OID, INT8OID, INT8OID, TEXTOID, INT8OID],
+);
+static BURY: Statement =
+    Statement::tidies(include_str!("../../sql/query/item/bury.sql"), &[INT4OID, INT4OID, INT8OID, INT8OID, TEXTOID]);
+static REQUEUE: Statement =
+    Statement::writes(include_str!("../../sql/query/item/requeue.sql"), &[INT8OID, INT4OID, INT8OID]);
+
+/// Where an item of `_items` is, and the fence of its claim.
+#[derive(Clone, Copy)]
+pub struct Claimed {
+    pub queue: i32,
+    pub partition: i32,
+    pub place: i64,
+    pub fence: i64,
+}
+
+/// What a claim gives of an item: key, payload and attempt.
+pub type Given = (Option<Text>, Option<Jsonb>, i32);
+
+type Columns = Vec<Option<Datum>>;
+
+/// Moves the row of a key to another table, in the shape that `new` gives it; `None` of `new`: it is not the row that is meant. False
+/// where that takes a statement.
+fn moved(from: &Table, key: &[Key], into: &Table, new: impl Fn(&Tuple) -> Option<Columns>) -> bool {
+    if !from.is_plain() {
+        return false;
+    }
+    // What is kept outside of the row is read again by the insert, so it comes first.
+    let Some(columns) = from.scan(Sight::Latest, key, |row, _| Some(new(row))).flatten() else { return true };
+    let written = into.try_insert(&columns);
+    if written {
+        from.try_delete();
+    }
+    written
+}
+
+fn now() -> Option<Datum> {
+    // SAFETY: no preconditions
+    Some(Datum::from(unsafe { pg_sys::GetCurrentTimestamp() }))
+}
+
+fn claimed(row: &Tuple, of: Claimed) -> Option<()> {
+    (row.get(column::CLAIM) == Some(of.fence)).then_some(())
+}
+
+/// Claims an item that has become due: it gets a place among those that are ready.
+pub fn claim(call: &Call, due: i64, id: i64, to: Claimed) -> Option<Given> {
+    let (later, items) = (Table::open(LATER, c"_later_pkey"), Table::open(ITEMS, c"_items_pkey"));
+    let Claimed { queue, partition, place, fence } = to;
+    let key = [Key::Int(queue), Key::Int(partition), Key::Long(due), Key::Long(id)];
+    let given = later.scan(Sight::Latest, &key, |row, _| {
+        Some((row.get(7), row.get(9), row.get::<i32>(5).unwrap_or(0).saturating_add(1)))
+    })?;
+    let new = |row: &Tuple| {
+        let (attempt, place, fence) = (given.2, place.into(), fence.into());
+        let mut columns = vec![Some(queue.into()), Some(partition.into()), Some(place), Some(id.into()), Some(fence)];
+        columns.push(Some(attempt.into()));
+        // added_at, key, error, payload
+        columns.extend((6..=9).map(|column| row.get(column)));
+        Some(columns)
+    };
+    if moved(&later, &key, &items, new) {
+        spi::durably();
+        return Some(given);
+    }
+    let values = [Value::Long(due), Value::Long(id), Value::Long(place), Value::Long(fence)];
+    let values = [Value::Int(queue), Value::Int(partition)].into_iter().chain(values).collect();
+    call.db().run(&CLAIM_LATER, values, |row| (row.get(1), row.get(2), row.int(3))).pop()
+}
+
+/// Has an item wait until it is due again.
+pub fn retry(call: &Call, item: Claimed, error: &str, due: i64) {
+    let (items, later) = (Table::open(ITEMS, c"_items_pkey"), Table::open(LATER, c"_later_pkey"));
+    let Claimed { queue, partition, place, fence } = item;
+    let key = [Key::Int(queue), Key::Int(partition), Key::Long(place)];
+    let new = |row: &Tuple| {
+        claimed(row, item)?;
+        let mut columns = vec![Some(queue.into()), Some(partition.into()), Some(due.into())];
+        columns.extend([column::ID, column::ATTEMPT, column::ADDED_AT, column::KEY].map(|column| row.get(column)));
+        columns.extend([Value::Text(error).datum(), row.get(column::PAYLOAD)]);
+        Some(columns)
+    };
+    if !moved(&items, &key, &later, new) {
+        let values = [Value::Long(place), Value::Long(fence), Value::Text(error), Value::Long(due)];
+        call.db().execute(&RETRY, [Value::Int(queue), Value::Int(partition)].into_iter().chain(values).collect());
+    }
+}
+
+/// Moves an item that has failed for good to the dead.
+pub fn bury(call: &Call, item: Claimed, error: &str) {
+    let (items, dead) = (Table::open(ITEMS, c"_items_pkey"), Table::open(c"_dead_items", c"_dead_items_pkey"));
+    let Claimed { queue, partition, place, fence } = item;
+    let key = [Key::Int(queue), Key::Int(partition), Key::Long(place)];
+    let new = |row: &Tuple| {
+        claimed(row, item)?;
+        let mut columns = vec![row.get(column::ID), Some(queue.into()), row.get(column::ATTEMPT)];
+        columns.extend([row.get(column::ADDED_AT), now(), row.get(column::KEY)]);
+        columns.extend([Value::Text(error).datum(), row.get(column::PAYLOAD)]);
+        Some(columns)
+    };
+    if !moved(&items, &key, &dead, new) {
+        let values = [Value::Long(place), Value::Long(fence), Value::Text(error)];
+        call.db().execute(&BURY, [Value::Int(queue), Value::Int(partition)].into_iter().chain(values).collect());
+    }
+}
+
+/// Moves an item from the dead to those that are ready.
+pub fn requeue(call: &Call, id: i64, partition: i32, place: i64) {
+    let (dead, items) = (Table::open(c"_dead_items", c"_dead_items_pkey"), Table::open(ITEMS, c"_items_pkey"));
+    let new = |row: &Tuple| {
+        let mut columns = vec![row.get(2), Some(partition.into()), Some(place.into()), Some(id.into())];
+        columns.extend([Some(0i64.into()), Some(0i32.into()), now()]);
+        // key, error, payload
+        columns.extend((6..=8).map(|column| row.get(column)));
+        Some(columns)
+    };
+    if moved(&dead, &[Key::Long(id)], &items, new) {
+        spi::durably();
+    } else {
+        call.db().execute(&REQUEUE, vec![Value::Long(id), Value::Int(partition), Value::Long(place)]);
+    }
+}
