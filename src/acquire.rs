@@ -18,6 +18,7 @@
 //! With `queue` a refused session takes a place, and is told `queued`; one that holds the lease gives up what place it has.
 
 use crate::call::Call;
+use crate::catalog;
 use crate::claim::{self, LeaseRow, Leases, Probe};
 use crate::declaration::{self, Declaration, Kind};
 use crate::error::Result;
@@ -33,6 +34,7 @@ use crate::{grace, semaphore, spi};
 use pgrx::Uuid;
 use std::cell::LazyCell;
 use std::collections::HashMap;
+use std::ffi::CStr;
 use std::rc::Rc;
 
 /// What an acquire says of one resource.
@@ -86,11 +88,29 @@ struct Wanted {
     gone: Rc<[Uuid]>,
 }
 
+/// The tables that every look at a resource may read, and those that every grant reads or writes as well.
+const LOOKED_INTO: [&CStr; 3] = [c"_leases", c"_sessions", c"_declarations"];
+const GRANTED_BY: [&CStr; 2] = [c"_waiters", c"_history"];
+
+/// Whether nobody, such as VACUUM FULL, has the tables locked that a look at a resource needs.
+pub fn can_look() -> bool {
+    catalog::lock_all(&LOOKED_INTO)
+}
+
+/// The same for a grant, or a place in line.
+pub fn can_take() -> bool {
+    catalog::lock_all(&GRANTED_BY)
+}
+
 /// Acquires resources for a living session that the caller may use; the answers are in the order of the resources.
 pub fn acquire(call: &Call, me: SlotRef, resources: &[String], queue: bool) -> Result<Vec<Answer>> {
     let mut answers = Vec::with_capacity(resources.len());
-    for batch in resources.chunks(grant::BATCH) {
-        answers.extend(acquire_batch(call, me, batch, queue)?);
+    if !can_look() {
+        answers.resize(resources.len(), Answer::refused("busy"));
+    } else {
+        for batch in resources.chunks(grant::BATCH) {
+            answers.extend(acquire_batch(call, me, batch, queue)?);
+        }
     }
     let refused = answers.iter().filter(|answer| !answer.is_granted()).count();
     call.database.add(Counter::Refusals, refused as u64);
@@ -125,6 +145,9 @@ fn acquire_batch(call: &Call, me: SlotRef, resources: &[String], queue: bool) ->
                 Answer::refused("busy")
             }
         });
+    }
+    if (queue || !wanted.is_empty()) && !can_take() {
+        return Ok(answers);
     }
     if !wanted.is_empty() {
         take(call, me, &leases, resources, wanted, &mut answers)?;

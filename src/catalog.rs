@@ -1,9 +1,10 @@
 //! What is found in the catalog by name: the relations of ours in this database, the extension, and its owner.
 
 use crate::error::{Error, Result};
+use crate::liveness::clock;
 use crate::liveness::slots::Home;
 use crate::text::from_server;
-use crate::version;
+use crate::{seam, version};
 use pgrx::pg_sys::panic::ErrorReport;
 use pgrx::pg_sys::{self, Datum, Oid};
 use std::cell::RefCell;
@@ -45,8 +46,55 @@ pub fn relation(name: &'static CStr) -> Oid {
 
 /// Locks a table of ours for rows to be changed, to the end of the transaction, if nobody has it locked against that.
 pub fn try_lock(table: &'static CStr) -> bool {
+    try_lock_oid(needed(table))
+}
+
+fn try_lock_oid(table: Oid) -> bool {
     // SAFETY: in a transaction; of one that is dropped meanwhile the lock says nothing, and does no harm
-    unsafe { pg_sys::ConditionalLockRelationOid(needed(table), pg_sys::RowExclusiveLock as i32) }
+    unsafe { pg_sys::ConditionalLockRelationOid(table, pg_sys::RowExclusiveLock as i32) }
+}
+
+/// How long a call tries for a table, in microseconds, and how often. The worker waits.
+const PATIENCE: u64 = 100_000;
+const PAUSE: std::ffi::c_long = 2_000;
+
+/// Locks a table of ours for rows to be changed, to the end of the transaction. VACUUM FULL and REINDEX keep everybody out for as long as they
+/// wait for a transaction that is open, so a call gives up soon. Whether the lock is had.
+fn lock_soon(table: Oid) -> bool {
+    if try_lock_oid(table) {
+        return true;
+    }
+    if seam::am_i_a_worker() {
+        // SAFETY: in a transaction
+        unsafe { pg_sys::LockRelationOid(table, pg_sys::RowExclusiveLock as i32) };
+        return true;
+    }
+    // SAFETY: a plain read
+    let limit = u64::try_from(unsafe { pg_sys::LockTimeout }).ok().filter(|limit| *limit > 0);
+    let until = clock::now() + limit.map_or(PATIENCE, |limit| PATIENCE.min(limit * 1_000));
+    while clock::now() < until {
+        pgrx::check_for_interrupts!();
+        // SAFETY: returns before its time when there is a signal
+        unsafe { pg_sys::pg_usleep(PAUSE) };
+        if try_lock_oid(table) {
+            return true;
+        }
+    }
+    false
+}
+
+/// Locks a table of ours, as above, or raises 55P03.
+pub fn lock(table: &'static CStr) {
+    if !lock_soon(needed(table)) {
+        ErrorReport::from(Error::TableLocked { table: table.to_string_lossy().into_owned() })
+            .report(pgrx::PgLogLevel::ERROR);
+    }
+}
+
+/// Locks those of some tables of ours that this version of the SQL has. False where one is not to be had: a verb that has a word for that
+/// asks before it begins.
+pub fn lock_all(tables: &[&'static CStr]) -> bool {
+    tables.iter().map(|table| relation(table)).all(|oid| oid == Oid::INVALID || lock_soon(oid))
 }
 
 /// The oid of a relation without which nothing can be done.

@@ -2,7 +2,7 @@
 //! and ends with the lease; it is renewed and released by name and fence. A reply that was lost is had again by asking with the same
 //! request: the same role, owner and request get the same fence.
 
-use crate::acquire::{Answer, acquire};
+use crate::acquire::{Answer, acquire, can_look, can_take};
 use crate::call::{Call, enter, text_arg};
 use crate::claim::{Leases, Probe};
 use crate::declaration::{self, Kind};
@@ -81,6 +81,9 @@ fn lock_acquire(
         call.database.add(Counter::Refusals, 1);
         one(answer, None)
     };
+    if !can_look() {
+        return refused(Answer::refused("busy"));
+    }
     // A refusal is to cost nothing, so a session is opened only when the lease is to be had, as far as can be seen.
     let seen = match look(&call, &name, request)? {
         Ok(seen) => seen,
@@ -100,6 +103,9 @@ fn lock_acquire(
     }
     if let Some(refusal) = seen.refusal {
         return refused(refusal);
+    }
+    if !can_take() {
+        return refused(Answer::refused("busy"));
     }
     if !queue::first_in_line(&call, vec![&name], &[]).first.is_empty() {
         return refused(Answer::refused("awaited"));

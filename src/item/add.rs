@@ -3,6 +3,7 @@
 use super::{ITEMS, LATER, MAX_PAYLOAD, MAX_PAYLOAD_TEXT, Queue, SURELY_SHORT, id, lane, partition};
 use crate::MAX_NAMES;
 use crate::call::{Call, enter, text_arg};
+use crate::catalog;
 use crate::error::{Error, Result};
 use crate::json::{Jsonb, JsonbArray};
 use crate::spi::{self, Statement, Value};
@@ -85,6 +86,8 @@ fn item_add(
     let queue = Queue::of(&name)?;
     let (partitions, id) = (queue.partitions()?, id::next(&call));
     let partition = partition(key.as_deref(), id, partitions);
+    // A statement would wait for it.
+    catalog::lock(if due.is_none() { ITEMS } else { LATER });
     let db = call.db();
     let mut values = vec![
         Value::Int(queue.number),
@@ -144,6 +147,8 @@ fn item_add_many(
     for (partition, id) in places.iter().zip(&ids) {
         first.entry(*partition).or_insert(*id);
     }
+    // As above.
+    catalog::lock(if due.is_none() { ITEMS } else { LATER });
     let db = call.db();
     let mut values = vec![
         Value::Int(queue.number),

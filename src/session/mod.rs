@@ -337,6 +337,8 @@ pub fn wall_clock(left: u64) -> Option<TimestampWithTimeZone> {
 pub fn open(call: &Call, new: New) -> Result<SlotRef> {
     let New { consumer, role, ttl_ms, private, request, grace_of, fencer, attached } = new;
     let session = random_uuid();
+    // A statement would wait for it.
+    catalog::lock(c"_sessions");
     call.db().execute(
         &INSERT,
         vec![

@@ -198,8 +198,9 @@ impl Tuple {
 impl Table {
     pub fn open(table: &'static CStr, key: &'static CStr) -> Table {
         let (lock, none) = (pg_sys::RowExclusiveLock as i32, std::ptr::null_mut());
+        catalog::lock(table);
         let table = catalog::needed(table);
-        // SAFETY: in a transaction; null where there is no such table
+        // SAFETY: in a transaction; null where there is no such table; locked above, and again if that was one of the same name
         let relation = unsafe { guarded(|| raw::try_table_open(table, lock)) };
         if relation.is_null() {
             catalog::gone();
