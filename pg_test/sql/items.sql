@@ -233,6 +233,72 @@ SELECT queue, partition, count(*) > 20 AS served FROM had GROUP BY 1, 2 ORDER BY
 SELECT group_leave('fair', :'m'), group_leave('fair', :'n');
 SELECT queue_drop('fair', true), queue_drop('too', true), group_drop('fair');
 
+-- A claim ends with the item that brings its payloads to 16 MiB, whichever way they come; and who then waits for more does not wait.
+SELECT queue_create('large'), queue_create('large key', ordering => 'key');
+CREATE FUNCTION pg_temp.large(queue text, how_many int, run_at timestamptz DEFAULT NULL) RETURNS int LANGUAGE sql AS $$
+    SELECT array_length(eskit_lease.item_add_many(queue, array_agg(to_jsonb(n || repeat('x', 1 << 19))), array_agg(n::text), run_at), 1)
+    FROM generate_series(1, how_many) AS n
+$$;
+SELECT pg_temp.large('large', 40), pg_temp.large('large key', 40);
+SELECT revision AS r FROM session_heartbeat(:'m') \gset
+SELECT count(*) FROM item_claim('large', :'m', 1000);
+SELECT reason FROM session_wait(:'m', :r, '1 min');
+SELECT count(*) FROM item_claim('large', :'m', 1000);
+SELECT revision AS r FROM session_heartbeat(:'m') \gset
+SELECT reason FROM session_wait(:'m', :r, '1 ms');
+SELECT count(*) FROM item_claim('large key', :'m', 1000);
+SELECT count(*) FROM item_claim('large key', :'m', 1000);
+SELECT pg_temp.large('large', 40, clock_timestamp() + '1 hour'), pg_temp.large('large key', 40, clock_timestamp() + '1 hour');
+-- Their time comes; a sweep has floors forgotten, as after a restore.
+WITH due AS (UPDATE eskit_lease._later SET due = id WHERE queue IN (SELECT number FROM eskit_lease._queues WHERE queue LIKE 'large%') RETURNING id)
+SELECT count(*) FROM due;
+SELECT ended IS NOT NULL AS swept FROM session_sweep();
+SELECT count(*) FROM item_claim('large', :'m', 1000);
+SELECT count(*) FROM item_claim('large', :'m', 1000);
+-- Each key has a head, which is claimed.
+SELECT item_done(array_agg(id), fence) FROM items WHERE queue = 'large key' AND state = 'claimed' GROUP BY fence ORDER BY 1;
+SELECT count(*) FROM item_claim('large key', :'m', 1000);
+SELECT count(*) FROM item_claim('large key', :'m', 1000);
+SELECT queue_drop('large', true), queue_drop('large key', true);
+
+-- Added, claimed and finished in more savepoints than there are notes, some of them rolled back to.
+SELECT queue_create('nested');
+DO $$
+DECLARE
+    who uuid := (SELECT session FROM eskit_lease.session_open('nested', '1 min'));
+    claimed record;
+BEGIN
+    FOR n IN 1..1200 LOOP
+        BEGIN
+            BEGIN
+                PERFORM eskit_lease.item_add('nested', to_jsonb(n));
+                IF n % 3 = 0 THEN
+                    RAISE division_by_zero;
+                END IF;
+            EXCEPTION WHEN division_by_zero THEN NULL;
+            END;
+            IF n % 5 = 0 THEN
+                RAISE division_by_zero;
+            END IF;
+        EXCEPTION WHEN division_by_zero THEN NULL;
+        END;
+    END LOOP;
+    COMMIT;
+    FOR n IN 1..400 LOOP
+        BEGIN
+            SELECT * INTO claimed FROM eskit_lease.item_claim('nested', who);
+            PERFORM eskit_lease.item_done(ARRAY[claimed.id], claimed.fence);
+            IF n % 4 = 0 THEN
+                RAISE division_by_zero;
+            END IF;
+        EXCEPTION WHEN division_by_zero THEN NULL;
+        END;
+    END LOOP;
+END $$;
+SELECT count(*), count(*) FILTER (WHERE (payload #>> '{}')::int % 15 IN (0, 3, 5, 6, 9, 10, 12)) AS wrong FROM items WHERE queue = 'nested';
+SELECT count(*) FROM item_claim('nested', :'m', 1000);
+SELECT queue_drop('nested', true);
+
 -- Refused, and nothing is changed.
 SELECT session AS z FROM session_open('z', '1 hour') \gset
 SELECT session_drain(:'z');

@@ -3,7 +3,7 @@
 mod ordered;
 
 use super::moves::Claimed;
-use super::{Claim, ITEMS, LATER, MAX_CLAIM, Order, Queue, column, dead, id, lane, moves, partitions};
+use super::{Claim, ITEMS, LATER, MAX_CLAIM, MAX_CLAIM_BYTES, Order, Queue, column, dead, id, lane, moves, partitions};
 use crate::acquire::grantee;
 use crate::call::{Call, enter, text_arg};
 use crate::error::{Error, Result};
@@ -47,6 +47,8 @@ struct Claimer<'a> {
     /// Drawn when there is something to claim.
     fence: Option<i64>,
     taken: Vec<Taken>,
+    /// Bytes of their payloads, and of those that are just being taken.
+    bytes: usize,
     /// Lanes that have been looked at, as they were before.
     seen: Vec<(Lane, Start)>,
     /// When something becomes due that has been seen not to be.
@@ -57,7 +59,12 @@ struct Claimer<'a> {
 
 impl Claimer<'_> {
     fn has_all(&self) -> bool {
-        self.taken.len() >= self.want
+        self.taken.len() >= self.want || self.is_full()
+    }
+
+    /// Whether it has as many bytes as one claim gets.
+    fn is_full(&self) -> bool {
+        self.bytes >= MAX_CLAIM_BYTES
     }
 
     fn fence(&mut self) -> i64 {
@@ -134,6 +141,7 @@ impl Claimer<'_> {
         let changes = [(column::CLAIM as i32, Some(fence.into())), (column::ATTEMPT as i32, Some(attempt.into()))];
         let mine = items.try_update(&changes) == Locked::Mine;
         if mine {
+            self.bytes += payload.as_ref().map_or(0, Jsonb::len);
             self.taken.push(Taken { partition, place, id, key, payload, attempt });
         }
         mine
@@ -151,7 +159,7 @@ impl Claimer<'_> {
         let key = [Key::Int(self.queue.number), Key::Int(partition), Key::From(start.at)];
         later.scan(Sight::Dirty, &key, |row, flight| {
             let (due, id): (i64, i64) = (row.get(3).unwrap_or(0), row.get(4).unwrap_or(0));
-            if due > now || found.len() == room {
+            if due > now || found.len() == room || self.is_full() {
                 if due > now {
                     self.next_due = Some(self.next_due.map_or(due, |next| next.min(due)));
                 }
@@ -159,6 +167,7 @@ impl Claimer<'_> {
                 return Some(());
             }
             if flight == Flight::None && later.lock(row.tid(), false) == Locked::Mine {
+                self.bytes += row.size(column::LATER_PAYLOAD);
                 found.push((due, id));
             } else {
                 stop = stop.min(due);
@@ -211,7 +220,7 @@ impl Claimer<'_> {
         }
         for _ in 1..LOOKS {
             if self.has_all() {
-                return Ok(());
+                break;
             }
             self.hungers(me);
             if self.seen.iter().all(|(lane, start)| self.call.shared.is_turn(*lane, *start)) {
@@ -219,7 +228,10 @@ impl Claimer<'_> {
             }
             self.look(partitions, false);
         }
-        if !self.has_all() {
+        if self.taken.len() < self.want && self.is_full() {
+            // There may be more, so who then waits for it is not to wait.
+            self.call.shared.bump(me);
+        } else if !self.has_all() {
             self.hungers(me);
         }
         Ok(())
@@ -298,8 +310,17 @@ fn item_claim(
     grantee(&call, me).map_err(Error::SessionEnded)?;
     fence::raise(&call);
     let (fence, taken) = (None, Vec::with_capacity(want.min(100)));
-    let mut claimer =
-        Claimer { call: &call, queue: &queue, want, fence, taken, seen: Vec::new(), next_due: None, known: None };
+    let mut claimer = Claimer {
+        call: &call,
+        queue: &queue,
+        want,
+        fence,
+        taken,
+        bytes: 0,
+        seen: Vec::new(),
+        next_due: None,
+        known: None,
+    };
     claimer.claim(me, &partitions::of(&queue, session)?)?;
     let Some(fence) = claimer.fence.filter(|_| !claimer.taken.is_empty()) else {
         return Ok(row::TableIterator::of(Vec::new()));

@@ -2,6 +2,7 @@
 
 use super::heads::{self, At, Heads};
 use super::moves::Claimed;
+use super::partitions::shuffled;
 use super::{Claim, ITEMS, LATER, MAX_CLAIM, MAX_ERROR, Order, Queue, column, lane, moves};
 use crate::call::{Call, enter};
 use crate::error::{Error, Result};
@@ -121,13 +122,17 @@ impl Held<'_> {
     fn finished(&self, ids: &[i64]) {
         let ids: HashSet<i64> = ids.iter().copied().collect();
         let mut in_flight = false;
-        let left = |(partition, place, id): &(i32, i64, i64)| {
+        let mut left = |(partition, place, id): &(i32, i64, i64)| {
             let flight = if ids.contains(id) { None } else { self.flight(*partition, *place) };
             in_flight |= flight.is_some_and(|flight| flight != Flight::None);
             flight == Some(Flight::None)
         };
-        // Mostly they are finished in order, so that the last one is left.
-        if self.claim.items.iter().rev().any(left) {
+        // Mostly they are finished in order, from one end or the other. In any other order a look at one by chance finds soon one that is left,
+        // where there are many, and no order in which they are finished can prevent it.
+        let items = &self.claim.items;
+        if items.iter().rev().take(1).chain(items.iter().take(1)).any(&mut left)
+            || shuffled(items.clone()).any(|item| left(&item))
+        {
             return;
         }
         if in_flight {

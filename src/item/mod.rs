@@ -58,6 +58,8 @@ use std::sync::atomic::Ordering;
 
 /// Items in one claim.
 pub const MAX_CLAIM: i32 = 1_000;
+/// Bytes of payloads at which a claim ends, whatever it asks for: it is in memory more than once, as 1,000 of the largest would be with 3 GB.
+const MAX_CLAIM_BYTES: usize = 16 << 20;
 /// Bytes of a payload, as jsonb is kept before compression.
 const MAX_PAYLOAD: usize = 1 << 20;
 /// The same as text: a number of a few bytes may have 147,455 digits.
@@ -81,6 +83,8 @@ mod column {
     pub const ADDED_AT: usize = 7;
     pub const KEY: usize = 8;
     pub const PAYLOAD: usize = 10;
+    /// Of `_later`.
+    pub const LATER_PAYLOAD: usize = 9;
 }
 
 /// Which items of a queue are given one at a time, in order: none, those of a key, or all of a partition.

@@ -82,6 +82,7 @@ unsafe extern "C-unwind" fn at_end(event: pg_sys::XactEvent::Type, _argument: *m
                 };
                 notes.resources = 0;
                 notes.passes = 0;
+                notes.given_away = 0;
                 notes.lanes = 0;
                 notes.newest = 0;
                 notes.list.clear();
@@ -110,27 +111,11 @@ unsafe extern "C-unwind" fn at_subtransaction_end(
             return;
         }
         match event {
-            pg_sys::SubXactEvent::SUBXACT_EVENT_COMMIT_SUB => {
-                for note in &mut notes.list {
-                    for at in note.subtransactions().filter(|at| **at == mine) {
-                        *at = parent;
-                    }
-                }
-            }
+            pg_sys::SubXactEvent::SUBXACT_EVENT_COMMIT_SUB => notes.hand_up(mine, parent),
             pg_sys::SubXactEvent::SUBXACT_EVENT_ABORT_SUB => {
-                let before = notes.list.len();
-                for note in notes.in_order().filter(|note| note.subtransaction == mine) {
-                    note.undo(shared, database);
-                }
-                notes.list.retain(|note| note.subtransaction != mine);
-                notes.lanes = notes.list.iter().filter(|note| matches!(note.what, What::Places { .. })).count();
-                for note in &mut notes.list {
-                    // What was given away is back.
-                    if let What::Fenced { given_away, .. } = &mut note.what {
-                        given_away.take_if(|at| *at == mine);
-                    }
-                }
-                if notes.list.len() < before {
+                let taken = notes.take_back(mine);
+                in_order(&taken).for_each(|note| note.undo(shared, database));
+                if !taken.is_empty() {
                     shared.wake(database);
                 }
             }
@@ -139,6 +124,12 @@ unsafe extern "C-unwind" fn at_subtransaction_end(
         // Those that are open now are before it, and it was the last.
         notes.newest = parent;
     });
+}
+
+/// Some notes; who lives is settled, and floors are lowered, before anybody is told to look at what they wait for.
+fn in_order(notes: &[Note]) -> impl Iterator<Item = &Note> {
+    let those = |first: bool| notes.iter().filter(move |note| note.is_first() == first);
+    those(true).chain(those(false))
 }
 
 impl Notes {
@@ -154,12 +145,6 @@ impl Notes {
         })
     }
 
-    /// The notes; who lives is settled, and floors are lowered, before anybody is told to look at what they wait for.
-    fn in_order(&self) -> impl Iterator<Item = &Note> {
-        let those = |first: bool| self.list.iter().filter(move |note| note.is_first() == first);
-        those(true).chain(those(false))
-    }
-
     /// The transaction has ended, and what it did is visible, or never will be. Whether the worker is to look: not for a transaction that
     /// was fenced by the living and did nothing else, as most are.
     fn settle(&self, shared: &'static Shared, database: &'static Database, committed: bool) -> bool {
@@ -168,7 +153,7 @@ impl Notes {
             self.gainers().for_each(|session| shared.unproven(session));
         }
         let mut stirred = false;
-        for note in self.in_order() {
+        for note in in_order(&self.list) {
             match &note.what {
                 What::Fenced { name, session, .. } => {
                     stirred |= post_if_dead(shared, database, name, *session);
@@ -254,15 +239,6 @@ impl Notes {
 }
 
 impl Note {
-    /// That which it was made in, and for a pass that which ended it.
-    fn subtransactions(&mut self) -> impl Iterator<Item = &mut SubTransactionId> {
-        let ended = match &mut self.what {
-            What::Fenced { given_away, .. } => given_away.as_mut(),
-            _ => None,
-        };
-        std::iter::once(&mut self.subtransaction).chain(ended)
-    }
-
     fn is_first(&self) -> bool {
         matches!(self.what, What::Opened(_) | What::Ended { .. } | What::Places { .. } | What::AllPlaces)
     }

@@ -52,12 +52,14 @@ impl Seam {
             // A bulk call changes many, and mostly has passed nothing.
             notes.newest = now;
             let noted = if notes.passes > 0 { notes.list.as_mut_slice() } else { &mut [] };
+            let given_away = &mut notes.given_away;
             for note in noted {
                 if let What::Fenced { name, slot: of, given_away: given @ None, .. } = &mut note.what
                     && *of == slot
                     && name == resource
                 {
                     *given = Some(now);
+                    *given_away += 1;
                 }
             }
         });
@@ -71,9 +73,7 @@ impl Seam {
 
     /// A session could not be served. However often it asks, that is no news: the worker is to try, as often as it does anyhow.
     pub fn in_vain(self, resource: &str) {
-        if !near(|what| matches!(what, What::InVain { name } if name == resource)) {
-            self.note(What::InVain { name: resource.to_owned() });
-        }
+        self.note_once(What::InVain { name: resource.to_owned() });
     }
 
     /// Something is to be done about the resource at a time, if this commits.
@@ -155,51 +155,22 @@ impl Seam {
 
     /// Items of a lane have been claimed, or else made free: none before the place `from`.
     pub fn places(self, lane: Lane, from: i64, claimed: bool) {
-        let known = near(|what| match what {
-            What::Places { lane: known, from: least, claimed: same } if (*known, *same) == (lane, claimed) => {
-                *least = from.min(*least);
-                true
-            }
-            _ => false,
-        });
-        if !known {
-            self.note(What::Places { lane, from, claimed });
-        }
+        self.note_once(What::Places { lane, from, claimed });
     }
 
     /// Items have become free in a queue if this commits.
     pub fn items(self, queue: i32, name: &str) {
-        if !near(|what| matches!(what, What::Items { queue: known, .. } if *known == queue)) {
-            self.note(What::Items { queue, name: name.to_owned() });
-        }
+        self.note_once(What::Items { queue, name: name.to_owned() });
     }
 
     /// Items of a queue become due at a time if this commits: none before it.
     pub fn due(self, queue: i32, at: i64) {
-        let known = near(|what| match what {
-            What::Due { queue: known, at: first } if *known == queue => {
-                *first = at.min(*first);
-                true
-            }
-            _ => false,
-        });
-        if !known {
-            self.note(What::Due { queue, at });
-        }
+        self.note_once(What::Due { queue, at });
     }
 
     /// The head of a key is ended, which had this number in its lane.
     pub fn ended_head(self, since: i64) {
-        let known = near(|what| match what {
-            What::EndedHeads(first) => {
-                *first = since.min(*first);
-                true
-            }
-            _ => false,
-        });
-        if !known {
-            self.note(What::EndedHeads(since));
-        }
+        self.note_once(What::EndedHeads(since));
     }
 
     /// The first number of those that this transaction has ended: they are back if it fails.
@@ -210,9 +181,7 @@ impl Seam {
 
     /// A row has come to its end and is kept for a while, if this commits.
     pub fn kept(self, kind: Kept) {
-        if !near(|what| matches!(what, What::Kept(known) if *known == kind)) {
-            self.note(What::Kept(kind));
-        }
+        self.note_once(What::Kept(kind));
     }
 
     /// This transaction says what is left of the rows that are kept, which is not so if it fails.
@@ -227,6 +196,13 @@ impl Seam {
 
     fn note(self, what: What) {
         note(self.shared, self.database, what);
+    }
+
+    /// Notes what one of the last notes may say already.
+    fn note_once(self, what: What) {
+        if !near(&what) {
+            self.note(what);
+        }
     }
 }
 

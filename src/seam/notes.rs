@@ -100,6 +100,8 @@ pub struct Notes {
     pub resources: usize,
     /// Passes among them, or more.
     pub passes: usize,
+    /// Passes that have ended because this transaction has given the lease away.
+    pub given_away: usize,
     pub lanes: usize,
     /// No note is of a subtransaction after this one.
     pub newest: SubTransactionId,
@@ -112,7 +114,8 @@ pub struct Notes {
 thread_local! {
     pub static NOTES: RefCell<Notes> = const {
         RefCell::new(Notes {
-            registered: false, shared: None, list: Vec::new(), resources: 0, passes: 0, lanes: 0, newest: 0, xid: 0, worker: false
+            registered: false, shared: None, list: Vec::new(), resources: 0, passes: 0, given_away: 0, lanes: 0, newest: 0, xid: 0,
+            worker: false
         })
     };
     /// Grows with everything that can make or end a pass.
@@ -162,17 +165,97 @@ pub fn note(shared: &'static Shared, database: &'static Database, what: What) {
     });
 }
 
-/// Whether one of the last notes of this subtransaction is one that serves, made so by `serves` itself.
-pub fn near(mut serves: impl FnMut(&mut What) -> bool) -> bool {
+/// Whether one of the last notes of this subtransaction says so already, or does so now.
+pub fn near(what: &What) -> bool {
     // SAFETY: in a transaction
     let now = unsafe { pg_sys::GetCurrentSubTransactionId() };
-    NOTES.with_borrow_mut(|notes| {
-        notes.list.iter_mut().rev().take(NEAR).any(|note| note.subtransaction == now && serves(&mut note.what))
-    })
+    NOTES.with_borrow_mut(|notes| absorbed(&mut notes.list, now, what))
+}
+
+/// Whether one of the last of some notes is of a subtransaction, and says what another one does, or does so now.
+fn absorbed(notes: &mut [Note], of: SubTransactionId, what: &What) -> bool {
+    notes.iter_mut().rev().take(NEAR).any(|note| note.subtransaction == of && note.what.absorb(what))
+}
+
+impl What {
+    /// Whether this says what another one does, of the same subtransaction; where it is about a range it is made wide enough.
+    fn absorb(&mut self, other: &What) -> bool {
+        match (self, other) {
+            (What::Places { lane, from, claimed }, What::Places { lane: of, from: other, claimed: same })
+                if (*lane, *claimed) == (*of, *same) =>
+            {
+                *from = (*from).min(*other);
+                true
+            }
+            (What::Due { queue, at }, What::Due { queue: of, at: other }) if queue == of => {
+                *at = (*at).min(*other);
+                true
+            }
+            (What::EndedHeads(first), What::EndedHeads(other)) => {
+                *first = (*first).min(*other);
+                true
+            }
+            (What::Items { queue, .. }, What::Items { queue: of, .. }) => queue == of,
+            (What::InVain { name }, What::InVain { name: of }) => name == of,
+            (What::Kept(kind), What::Kept(other)) => kind == other,
+            (What::Revision(session), What::Revision(other)) => session == other,
+            (What::AllPlaces, What::AllPlaces) => true,
+            _ => false,
+        }
+    }
+}
+
+impl Notes {
+    /// Where the notes of the innermost subtransaction begin: none that is open was begun later, so they are the last.
+    fn begin_of(&self, mine: SubTransactionId) -> usize {
+        self.list.iter().rposition(|note| note.subtransaction != mine).map_or(0, |before| before + 1)
+    }
+
+    /// A subtransaction commits: its notes are its parent's. What that has noted already is not noted again, so that with many
+    /// subtransactions the list does not grow with their number; and only the notes of this one are looked at.
+    pub fn hand_up(&mut self, mine: SubTransactionId, parent: SubTransactionId) {
+        let first = self.begin_of(mine);
+        let mut end = first;
+        for next in first..self.list.len() {
+            let (before, rest) = self.list.split_at_mut(next);
+            if absorbed(&mut before[..end], parent, &rest[0].what) {
+                self.lanes -= usize::from(rest[0].is_places());
+            } else {
+                rest[0].subtransaction = parent;
+                self.list.swap(end, next);
+                end += 1;
+            }
+        }
+        self.list.truncate(end);
+        if self.given_away > 0 {
+            let given = self.list.iter_mut().filter_map(Note::given_away);
+            given.filter(|given| **given == Some(mine)).for_each(|given| *given = Some(parent));
+        }
+    }
+
+    /// A subtransaction is rolled back: takes its notes away and gives them. What it had given away is back.
+    pub fn take_back(&mut self, mine: SubTransactionId) -> Vec<Note> {
+        let taken = self.list.split_off(self.begin_of(mine));
+        self.lanes -= taken.iter().filter(|note| note.is_places()).count();
+        if self.given_away > 0 {
+            let given = self.list.iter_mut().filter_map(Note::given_away).filter(|given| **given == Some(mine));
+            self.given_away -= given.map(|given| *given = None).count();
+        }
+        taken
+    }
 }
 
 impl Note {
     fn is_all_places(&self) -> bool {
         matches!(self.what, What::AllPlaces)
+    }
+
+    fn is_places(&self) -> bool {
+        matches!(self.what, What::Places { .. })
+    }
+
+    /// Of a pass, in which subtransaction it was ended.
+    fn given_away(&mut self) -> Option<&mut Option<SubTransactionId>> {
+        if let What::Fenced { given_away, .. } = &mut self.what { Some(given_away) } else { None }
     }
 }

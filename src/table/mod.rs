@@ -185,6 +185,12 @@ impl Tuple {
         }
     }
 
+    /// How many bytes a column takes whose values differ in length, before compression; without fetching it.
+    pub fn size(&self, column: usize) -> usize {
+        // SAFETY: the column is of such a type, as the caller knows from the schema
+        self.get::<Datum>(column).map_or(0, |value| unsafe { pg_sys::toast_raw_datum_size(value) })
+    }
+
     /// Whether a column that is a multirange has no range.
     pub fn has_no_range(&self, column: usize) -> bool {
         // SAFETY: the column is a multirange, as the caller knows from the schema

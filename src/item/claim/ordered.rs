@@ -100,7 +100,7 @@ impl<'a, 'b> Look<'a, 'b> {
     }
 
     fn has_all(&self) -> bool {
-        self.claimer.taken.len() + self.found.len() >= self.claimer.want
+        self.claimer.taken.len() + self.found.len() >= self.claimer.want || self.claimer.is_full()
     }
 
     /// Goes through what is ready and what is due, until there is enough.
@@ -286,6 +286,7 @@ impl<'a, 'b> Look<'a, 'b> {
     fn lock_due(&mut self, later: &Table, due: Due, place: i64) -> bool {
         let locked = later.lock(later.row().tid(), false) == Locked::Mine;
         if locked {
+            self.claimer.bytes += later.row().size(column::LATER_PAYLOAD);
             self.found.push((due, place));
         }
         locked
@@ -293,13 +294,14 @@ impl<'a, 'b> Look<'a, 'b> {
 
     /// The same for one that is the head of its key.
     fn take_due_head(&mut self, later: &Table, key: &str, due: Due) -> bool {
-        let place = id::next(self.claimer.call);
+        let (place, before) = (id::next(self.claimer.call), self.claimer.bytes);
         if !self.lock_due(later, due, place) {
             return false;
         }
         let moves = self.heads.moves(self.partition, key, due.1, At::Ready(place));
         if !moves {
             self.found.pop();
+            self.claimer.bytes = before;
         }
         moves
     }
