@@ -12,6 +12,7 @@ from harness import REPEAT, number, one
 
 HOLDERS = number("BENCH_ADVERSE_HOLDERS", 3_000)  # of one semaphore
 PARTITIONS = number("BENCH_ADVERSE_PARTITIONS", 8_192)  # of a queue's group, all of one session
+WIDEST = number("BENCH_ADVERSE_WIDEST", 32_768)  # partitions of the group that releases are measured in
 BATCH = number("BENCH_ADVERSE_BATCH", 1_000)  # items of one claim
 NESTED = number("BENCH_ADVERSE_NESTED", 2_000)  # subtransactions of one transaction
 DATABASES = number("BENCH_ADVERSE_DATABASES", 10)
@@ -27,6 +28,7 @@ def adverse(report):
         semaphore(report, db)
         partitions(report, db)
         shares(report, db)
+        releases(report, db)
         claims(report, db)
         subtransactions(report, db)
         polls(report, server)
@@ -138,6 +140,36 @@ def shares(report, db):
     least = min(had.values()) / 50
     shown = f"{least:.2f} of a fair one"
     report.check("least share of 8 full partitions, one connection", shown, ">= 0.5", least >= 0.5)
+
+
+def releases(report, db):
+    """Partitions that are given back one by one, and many in one call, in a small group and in one of the most that there may be."""
+    given = {}
+    for name, count in (("small", 64), ("huge", WIDEST)):
+        owner, heir = (session(db, f"{who} of {name}") for who in ("owner", "heir"))
+        one(db, "SELECT eskit_lease.group_create(%s, %s, rebalance_timeout => '1 hour')", name, count)
+        for who in (owner, heir):
+            one(db, "SELECT eskit_lease.group_join(%s, %s)", name, who)
+        revoked = "SELECT partition, fence FROM eskit_lease.group_assignment(%s, %s) WHERE state = 'revoking'"
+        given[name] = iter(wait_for_rows(db, revoked, (name, owner), count // 2))
+
+    def release(name):
+        assert one(db, "SELECT eskit_lease.group_release(%s, %s, %s)", name, *next(given[name]))
+
+    what = f"group_release, {WIDEST:,} partitions"
+    beside(report, what, lambda: release("huge"), "64 partitions", lambda: release("small"), 2, calls=32 // (REPEAT + 1))
+    rest = list(given["huge"])[:1_024]
+    took = milliseconds(lambda: db.execute(
+        "SELECT count(*) FROM eskit_lease.group_release_many('huge', %s, %s)", [list(of) for of in zip(*rest, strict=True)]))  # fmt: skip
+    report.check("group_release_many of 1,024", f"{took:,.0f} ms", "<= 500 ms", took <= 500)
+
+
+def wait_for_rows(db, query, values, count):
+    end = time.monotonic() + 60
+    while len(found := db.execute(query, values).fetchall()) < count:
+        assert time.monotonic() < end, (len(found), count)
+        time.sleep(0.05)
+    return found
 
 
 def claims(report, db):

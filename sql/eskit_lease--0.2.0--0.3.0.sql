@@ -63,6 +63,16 @@ COMMENT ON COLUMN eskit_lease.blockers.doing IS 'What the transaction does: fenc
 
 COMMENT ON COLUMN eskit_lease.items.added_at IS 'When it was added, or requeued.';
 
+-- partition_assign has another argument, too.
+DROP FUNCTION eskit_lease.partition_assign(text, text[], text[]);
+CREATE FUNCTION eskit_lease.partition_assign(assignor text, members text[], owners text[], group_name text DEFAULT '') RETURNS text[] IMMUTABLE PARALLEL SAFE LANGUAGE c AS 'MODULE_PATHNAME', 'partition_assign_in_wrapper';
+COMMENT ON FUNCTION eskit_lease.partition_assign(text, text[], text[], text) IS
+'Who is to own each partition: for each element of owners, its present owner or NULL, one of members; all NULL without members. Shares differ by at most one. Assignors: range (neighbouring partitions to each member, in the byte order of their UTF-8 ids), sticky (as few partitions move as balance allows). group_name: sticky gives the larger shares to the first members by group_lock_key(group_name || '':'' || member), so that many groups of few partitions are spread; with an empty one, the default, to those who have them. Whatever the order of members, the answer is the same. Raises 22004, and 22023 for an unknown assignor, a member given twice, more than 100000 members, or not 1 to 32768 partitions.';
+
+CREATE FUNCTION eskit_lease.group_release_many(group_name text, partitions integer[], fences bigint[]) RETURNS TABLE (partition integer, released boolean) LANGUAGE c AS 'MODULE_PATHNAME', 'group_release_many_wrapper';
+COMMENT ON FUNCTION eskit_lease.group_release_many(text, integer[], bigint[]) IS
+'The same for many partitions, each with its fence, in one step: a row for each, and whether it was held. Raises 22023, too, for arrays of different lengths and for a partition that is given twice.';
+
 -- The last block: new ones belong above it. What this script has made gets no privileges but its owner's, whatever ALTER DEFAULT PRIVILEGES
 -- gives; and where it takes the place of what is dropped above, under the same name, the privileges of that. Those must be such as pg_dump dumps: what
 -- a script grants would count as a part of the extension (pg_init_privs).

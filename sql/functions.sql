@@ -24,7 +24,7 @@ GRANT EXECUTE ON FUNCTION
     eskit_lease.advisory_lock_id(text),
     eskit_lease.partition_for(text, integer),
     eskit_lease.partition_of_uuid(uuid, integer),
-    eskit_lease.partition_assign(text, text[], text[]),
+    eskit_lease.partition_assign(text, text[], text[], text),
     -- Whoever owns a fenced table makes its triggers anew with each partition. It runs as a trigger and not otherwise.
     eskit_lease.require_fence()
 TO PUBLIC;
@@ -37,8 +37,8 @@ COMMENT ON FUNCTION eskit_lease.partition_for(text, integer) IS
 'Partition of a key, 0 to partitions - 1: FNV-1a 64 of the UTF-8 text, unsigned, modulo partitions. The same on every version. Raises 22023 unless partitions > 0.';
 COMMENT ON FUNCTION eskit_lease.partition_of_uuid(uuid, integer) IS
 'Partition of a uuid, 0 to partitions - 1: which of so many equal ranges of all uuids it lies in, so that a partition is one range of an index. For random uuids (v4): of those in the order of time (v7) all lie in one. Raises 22023 unless partitions > 0.';
-COMMENT ON FUNCTION eskit_lease.partition_assign(text, text[], text[]) IS
-'Who is to own each partition: for each element of owners, its present owner or NULL, one of members; all NULL without members. Shares differ by at most one. Assignors: range (neighbouring partitions to each member, in the byte order of their UTF-8 ids), sticky (as few partitions move as balance allows). Whatever the order of members, the answer is the same. Raises 22004, and 22023 for an unknown assignor, a member given twice, more than 100000 members, or not 1 to 32768 partitions.';
+COMMENT ON FUNCTION eskit_lease.partition_assign(text, text[], text[], text) IS
+'Who is to own each partition: for each element of owners, its present owner or NULL, one of members; all NULL without members. Shares differ by at most one. Assignors: range (neighbouring partitions to each member, in the byte order of their UTF-8 ids), sticky (as few partitions move as balance allows). group_name: sticky gives the larger shares to the first members by group_lock_key(group_name || '':'' || member), so that many groups of few partitions are spread; with an empty one, the default, to those who have them. Whatever the order of members, the answer is the same. Raises 22004, and 22023 for an unknown assignor, a member given twice, more than 100000 members, or not 1 to 32768 partitions.';
 COMMENT ON FUNCTION eskit_lease.session_open(text, interval, boolean, interval, boolean) IS
 'Opens a session for a consumer (1 to 255 bytes). ttl: time to live between heartbeats, min_ttl to max_ttl, default eskit_lease.default_ttl. attach: the session also ends, after attach_grace, when this connection ends. takeover: ends the living sessions of this consumer and role, and inherits their leases, places in queues and partitions under new fences; what a transaction of theirs has fenced follows when that ends; their run-once attempts are in doubt, and the items that they have claimed are free. Returns the session, a handle to keep private; trust_ms, how long from the start of the call it may be believed alive; and its revision. Raises 22004, 22023, 53400 (too many sessions), 55000 (not preloaded), 25006 (read-only or standby).';
 COMMENT ON FUNCTION eskit_lease.session_heartbeat(uuid) IS
@@ -105,6 +105,8 @@ COMMENT ON FUNCTION eskit_lease.group_assignment(text, uuid) IS
 'The partitions that the session owns; counts as its heartbeat. To be asked whenever the revision of the session has changed. state: owned, or revoking: finish, commit the cursor and release it with group_release, within revoke_in (NULL for a session that drains: in its own time). Raises 55000 for a session that has ended or is no member.';
 COMMENT ON FUNCTION eskit_lease.group_release(text, integer, bigint) IS
 'Gives a partition back, to whoever is to have it; the answer to a revocation. Waits for the owner''s own fenced transactions, under lock_timeout. False if it is not owned under this fence.';
+COMMENT ON FUNCTION eskit_lease.group_release_many(text, integer[], bigint[]) IS
+'The same for many partitions, each with its fence, in one step: a row for each, and whether it was held. Raises 22023, too, for arrays of different lengths and for a partition that is given twice.';
 COMMENT ON FUNCTION eskit_lease.cursor_commit(text, integer, bigint, bigint, bigint) IS
 'Moves the cursor of a partition forward to position (from 1 on), with this transaction, under the partition''s fence as fence_check does. expected: where the batch began, for transactions at READ COMMITTED of which several may use one fence. False if the cursor is there already, or further. Raises LF001 on a stale fence, 55P03, 40001 as fence_check, and where another transaction under this fence has moved the cursor since this one''s snapshot, or from where it was expected; 22023.';
 COMMENT ON FUNCTION eskit_lease.cursor_ack(text, integer, bigint, bigint) IS

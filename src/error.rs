@@ -123,6 +123,8 @@ pub enum Error {
     Payload { bytes: usize, most: usize, as_text: bool },
     #[error("numbers of payloads and keys differ")]
     Keys { keys: usize, payloads: usize },
+    #[error("numbers of partitions and fences differ")]
+    Fences { fences: usize, partitions: usize },
     #[error("{0} must be finite")]
     Infinite(&'static str),
     #[error("claim under fence {fence} is no longer valid")]
@@ -227,6 +229,7 @@ impl Error {
             | Error::Twice { .. }
             | Error::Ordering(_)
             | Error::Keys { .. }
+            | Error::Fences { .. }
             | Error::Infinite(_)
             | Error::NotAttached
             | Error::Position(_) => Code::ERRCODE_INVALID_PARAMETER_VALUE,
@@ -324,6 +327,9 @@ impl Error {
             }
             Error::Keys { keys, payloads } => {
                 format!("Given were {} and {}.", count(*payloads, "payload"), count(*keys, "key"))
+            }
+            Error::Fences { fences, partitions } => {
+                format!("Given were {} and {}.", count(*partitions, "partition"), count(*fences, "fence"))
             }
             Error::Position(given) => format!("{given} was given; the limits are 1 and {}.", i64::MAX - 1),
             Error::AcksFull { most, .. } => format!("There may be {most} ranges of them."),

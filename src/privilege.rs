@@ -5,6 +5,7 @@ use crate::error::{Error, Result};
 use crate::oids::Role;
 use crate::text::from_server;
 use crate::{bridge, catalog, history, spi};
+use pgrx::pg_sys::{INT4ARRAYOID, INT8ARRAYOID, TEXTOID};
 use pgrx::prelude::*;
 
 /// Runs those `GRANT .. TO role` statements whose objects are there. GRANT takes no parameters, so the role's name is quoted by PostgreSQL.
@@ -22,7 +23,9 @@ fn grant(statements: &[(bool, &str)], role: Option<Role>) -> Result<()> {
 
 #[pg_extern(schema = "eskit_lease")]
 fn grant_consumer(role: Option<Role>) -> Result<()> {
-    grant(&[(true, include_str!("../sql/query/privilege/consumer.sql"))], role)
+    let release_many = catalog::has_function(c"group_release_many", &[TEXTOID, INT4ARRAYOID, INT8ARRAYOID]);
+    let consumer = include_str!("../sql/query/privilege/consumer.sql");
+    grant(&[(true, consumer), (release_many, include_str!("../sql/query/privilege/release_many.sql"))], role)
 }
 
 #[pg_extern(schema = "eskit_lease")]

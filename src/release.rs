@@ -2,25 +2,29 @@
 //!
 //! A release first keeps fenced transactions away from the fence, and waits for those that are open: that is what a release after the
 //! work means. It then looks again, hands over to the first in line in its own transaction, and otherwise keeps the row with its
-//! last fence for a while. Force is the same in an administrator's name. See [`crate::fence`] for what is kept away from what.
+//! last fence for a while. A partition goes to its target instead ([`crate::group`]), whatever the size of its group. Force is the same in an
+//! administrator's name. See [`crate::fence`] for what is kept away from what.
 
 use crate::call::{Call, enter, text_arg};
 use crate::claim::{self, LeaseRow, Leases, Probe, Seat};
+use crate::declaration::Kind;
 use crate::error::{Error, Result};
+use crate::grant::{self, Grant};
 use crate::guard::Mode;
-use crate::handover::{self, Seen};
+use crate::handover::{self, HandOver, Seen};
 use crate::lease::names;
 use crate::liveness::databases::Counter;
 use crate::liveness::slots::SlotRef;
 use crate::spi::{self, Statement, Value};
 use crate::table::Locked;
 use crate::text::{Text, TextArray, role_name};
-use crate::{fence, grace, grant, history, interval, queue, row, session};
+use crate::{fence, grace, group, history, interval, queue, row, session};
 use pgrx::datum::Interval;
 use pgrx::pg_sys::{BOOLOID, INT4ARRAYOID, ItemPointerData, TEXTARRAYOID};
 use pgrx::prelude::*;
 use pgrx::{Uuid, name};
-use std::collections::{HashMap, HashSet};
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 static RELEASE: Statement =
     Statement::writes(include_str!("../sql/query/lease/release.sql"), &[TEXTARRAYOID, INT4ARRAYOID, BOOLOID]);
@@ -34,15 +38,7 @@ pub fn release(call: &Call, at: SlotRef, rows: Vec<(String, LeaseRow)>) -> Resul
         leases.lock(row.tid, true) == Locked::Mine
     };
     let rows: Vec<(String, LeaseRow)> = rows.into_iter().filter(|(_, row)| mine(row)).collect();
-    let fences: HashSet<i64> = rows.iter().map(|(_, row)| row.fence).collect();
-    let handed_over = if rows.len() <= grant::BATCH {
-        let seen: Seen = rows.iter().cloned().collect();
-        let resources = seen.keys().cloned().collect();
-        handover::hand_over(call, resources, &seen, &|row| fences.contains(&row.fence))?.granted
-    } else {
-        call.seam().many();
-        HashMap::new()
-    };
+    let handed_over = hand_over(call, at, &rows)?;
     let seats: HashMap<Seat, LeaseRow> = rows.into_iter().map(|(resource, row)| ((resource, row.slot), row)).collect();
     let left = || seats.iter().filter(|(seat, _)| !handed_over.contains_key(*seat));
     free(call, &left().map(|(seat, row)| (seat.clone(), row.tid)).collect::<Vec<_>>(), false);
@@ -53,6 +49,32 @@ pub fn release(call: &Call, at: SlotRef, rows: Vec<(String, LeaseRow)>) -> Resul
     call.seam().revise(at);
     call.database.add(Counter::Releases, seats.len() as u64);
     Ok(seats.into_keys().collect())
+}
+
+/// Hands over what this transaction lets go of: partitions to their targets, and what is waited for to the first in line.
+fn hand_over(call: &Call, at: SlotRef, rows: &[(String, LeaseRow)]) -> Result<HashMap<Seat, Grant>> {
+    let fences: HashSet<i64> = rows.iter().map(|(_, row)| row.fence).collect();
+    let letting_go = |row: &LeaseRow| fences.contains(&row.fence);
+    let is_group = |name: &str| call.declarations().of(name).is_some_and(|known| known.kind == Kind::Group);
+    let (mut groups, mut seen) = (BTreeMap::<&str, Vec<LeaseRow>>::new(), Seen::new());
+    for (resource, row) in rows {
+        if row.declared && (groups.contains_key(resource.as_str()) || is_group(resource)) {
+            groups.entry(resource).or_default().push(*row);
+        } else {
+            seen.insert(resource.clone(), *row);
+        }
+    }
+    let mut result = HandOver::default();
+    for (group, rows) in groups {
+        group::hand_over(call, group, at.session(), &rows, &letting_go, &mut result)?;
+    }
+    if seen.len() <= grant::BATCH {
+        let resources = seen.keys().cloned().collect();
+        result.granted.extend(handover::hand_over(call, resources, &seen, &letting_go)?.granted);
+    } else {
+        call.seam().many();
+    }
+    Ok(result.granted)
 }
 
 /// Marks the rows of leases, which the caller has locked, as released, or as taken from sessions that had expired.
@@ -103,6 +125,56 @@ fn still_held(leases: &Leases, resource: &str, seen: LeaseRow) -> Option<LeaseRo
         return Some(seen);
     }
     find(leases, resource, seen.slot, true, |row| row.fence == seen.fence)
+}
+
+fn is_alive(call: &Call, at: SlotRef) -> bool {
+    call.shared.look(at).is_some_and(|standing| standing.alive())
+}
+
+/// Releases leases of one session as they have been seen. Gives those that were still held.
+fn release_seen(call: &Call, leases: &Leases, at: SlotRef, seen: Vec<(String, LeaseRow)>) -> Result<HashSet<Seat>> {
+    let mut fences: Vec<i64> = seen.iter().map(|(_, row)| row.fence).collect();
+    if fences.len() > grant::BATCH {
+        // One lock for all: the lock table has no room for one each.
+        call.fencer(at).lock(Mode::Exclusive);
+    } else {
+        fences.sort_unstable();
+        fence::exclude(fences);
+    }
+    if !is_alive(call, at) {
+        return Ok(HashSet::new());
+    }
+    let still = |(name, row): (String, LeaseRow)| {
+        pgrx::check_for_interrupts!();
+        let row = still_held(leases, &name, row)?;
+        Some((name, row))
+    };
+    release(call, at, seen.into_iter().filter_map(still).collect())
+}
+
+/// Releases slots of a resource, each under its fence. Gives those that were held. All of them are the caller's to release, or none is.
+pub fn release_seats(call: &Call, resource: &str, seats: &[(i32, i64)]) -> Result<HashSet<i32>> {
+    let leases = Leases::open();
+    let mut of_sessions = BTreeMap::<[u8; 16], (SlotRef, Vec<(String, LeaseRow)>)>::new();
+    for (slot, fence) in seats {
+        pgrx::check_for_interrupts!();
+        let Some(row) = find(&leases, resource, *slot, false, |row| row.fence == *fence) else { continue };
+        let Some(session) = row.session else { continue };
+        let seen = match of_sessions.entry(*session.as_bytes()) {
+            Entry::Occupied(known) => &mut known.into_mut().1,
+            Entry::Vacant(new) => {
+                let Some(at) = call.living(session)? else { continue };
+                session::authorize(call.caller, call.shared.role(at), Some(resource))?;
+                &mut new.insert((at, Vec::new())).1
+            }
+        };
+        seen.push((resource.to_owned(), row));
+    }
+    let mut released = HashSet::new();
+    for (at, seen) in of_sessions.into_values() {
+        released.extend(release_seen(call, &leases, at, seen)?.into_iter().map(|(_, slot)| slot));
+    }
+    Ok(released)
 }
 
 /// Releases the lease of a slot under a fence. Whether it was held.
@@ -192,9 +264,8 @@ fn lease_release_many(
     let names = names(resources)?;
     let session = session.ok_or(Error::Null("session"))?;
     let call = Call::open(shared)?;
-    let alive = |at: &SlotRef| shared.look(*at).is_some_and(|standing| standing.alive());
     let mut released = HashSet::new();
-    if let Some(at) = call.session(session)?.filter(alive) {
+    if let Some(at) = call.session(session)?.filter(|at| is_alive(&call, *at)) {
         let leases = Leases::open();
         let mine = |row: &LeaseRow| row.session == Some(session);
         let held = |name: &String| -> Vec<LeaseRow> {
@@ -213,23 +284,7 @@ fn lease_release_many(
         };
         let seen: Vec<(String, LeaseRow)> =
             names.iter().flat_map(|name| held(name).into_iter().map(|row| (name.clone(), row))).collect();
-        let mut fences: Vec<i64> = seen.iter().map(|(_, row)| row.fence).collect();
-        if fences.len() > grant::BATCH {
-            // One lock for all: the lock table has no room for one each.
-            call.fencer(at).lock(Mode::Exclusive);
-        } else {
-            fences.sort_unstable();
-            fence::exclude(fences);
-        }
-        if alive(&at) {
-            let still = |(name, row): (String, LeaseRow)| {
-                pgrx::check_for_interrupts!();
-                let row = still_held(&leases, &name, row)?;
-                Some((name, row))
-            };
-            let rows = seen.into_iter().filter_map(still).collect();
-            released = release(&call, at, rows)?.into_iter().map(|(resource, _)| resource).collect();
-        }
+        released = release_seen(&call, &leases, at, seen)?.into_iter().map(|(resource, _)| resource).collect();
     }
     let row = |name: String| {
         let released = released.contains(&name);

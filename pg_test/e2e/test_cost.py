@@ -67,6 +67,36 @@ def test_a_refused_acquire_takes_no_transaction_id(still):
         assert inside.execute("SELECT txid_current_if_assigned()").fetchone() == (None,)
 
 
+BUFFERS = "EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) SELECT eskit_lease.group_release(%s, %s, %s)"
+
+
+def test_a_release_of_a_partition_does_not_look_at_the_others(still):
+    """By the pages that it reads, in a group of 64 and in one of 4,096; also one by one in one transaction, for hundreds of them."""
+    read = {}
+    with still.connect() as conn, psycopg.connect(still.dsn()) as inside:
+        for partitions in (64, 4_096):
+            name = f"of {partitions}"
+            owner, heir = Session(conn, "owner", ttl="60 s"), Session(conn, "heir", ttl="60 s")
+            call(conn, "group_create", name, partitions, "sticky", "1 hour")
+            for member in (owner, heir):
+                member.join(name)
+            asked = [row for row in owner.assignment(name) if row.state == "revoking"]
+            assert len(asked) == partitions // 2
+
+            def pages(row, conn=inside, name=name):
+                (plan,) = conn.execute(BUFFERS, (name, row.partition, row.fence)).fetchone()[0]
+                return plan["Plan"]["Shared Hit Blocks"] + plan["Plan"]["Shared Read Blocks"]
+
+            for row in asked[:3]:  # the first ones read catalogs
+                pages(row)
+            read[partitions] = min(pages(row) for row in asked[3:8])
+            read[f"the last of {partitions}"] = min(pages(row) for row in asked[8:][-8:])
+            inside.commit()
+            assert heir.owns(conn, name) == min(len(asked), 16)
+    print(read)
+    assert read[4_096] < 2 * read[64], read
+
+
 CLIENTS, EACH = 8, 1_250
 
 

@@ -90,6 +90,7 @@ def groups(call, me):
     assert call("cursor_position", "g", one["partition"]) == 10
     assert call("cursor_head", "g", one["partition"], 2**53 + 1) is True
     assert call("group_release", "g", other["partition"], other["fence"]) is True
+    assert call("group_release_many", "g", one["partition"], one["fence"]) == {"partition": one["partition"], "released": True}
     assert call("group_leave", "g", me) is True
     assert call("group_resize", "g", 8, "false") is True
     call("group_drop", "g")
@@ -126,7 +127,7 @@ def keys_and_positions(call):
     assert call("advisory_lock_id", "sub:orders") == -1214547986480760684
     assert call("partition_for", "customer-42", 16) == 14
     assert call("partition_of_uuid", "80000000-0000-4000-8000-000000000000", 16) == 8
-    assert call("partition_assign", "range", "a|b", "|".join([NULL] * 4)) == ["a", "a", "b", "b"]
+    assert call("partition_assign", "range", "a|b", "|".join([NULL] * 4), "") == ["a", "a", "b", "b"]
     assert call("next_position") > 0 and call("position_horizon") > 0
     assert call("position_raise", 1) is False
 

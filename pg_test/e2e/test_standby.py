@@ -35,7 +35,7 @@ VERBS = {
     "lock_acquire": ("r", "owner", "5 s"), "fence_check": ("r", 1), "fence_table": ("pg_class", "r"),
     "bridge_create": ("b", 1), "bridge_create_row": ("b", "pg_class", "k", "owner", "until"), "bridge_drop": ("b",), "semaphore_create": ("s", 1), "semaphore_resize": ("s", 1), "semaphore_drop": ("s",), "group_create": ("h", 1),
     "group_alter": ("g",), "group_resize": ("g", 1), "group_drop": ("g",), "group_join": ("g", "{id}"), "group_leave": ("g", "{id}"),
-    "group_assignment": ("g", "{id}"), "group_release": ("g", 0, 1), "cursor_commit": ("g", 0, 1, 1), "cursor_ack": ("g", 0, 1, 1),
+    "group_assignment": ("g", "{id}"), "group_release": ("g", 0, 1), "group_release_many": ("g", [0], [1]), "cursor_commit": ("g", 0, 1, 1), "cursor_ack": ("g", 0, 1, 1),
     "cursor_position": ("g", 0), "cursor_head": ("g", 0, 1), "next_position": (), "position_raise": (1,),
     "execution_begin": ("key", "{id}"), "execution_finish": ("key", 1), "execution_fail": ("key", 1, "error"),
     "execution_resolve": ("key", "retry"), "queue_create": ("p",), "queue_alter": ("q",), "queue_drop": ("q",),

@@ -259,8 +259,10 @@ def test_who_may_update(server, connect, former, before):
 
 @once
 def test_a_function_that_is_made_anew_keeps_its_grants(server, connect, former, before):
-    """cursor_commit has one argument more than in 0.2.0."""
+    """cursor_commit and partition_assign have one argument more than in 0.2.0."""
     conn = connect(dbname=former)
+    pure = "SELECT proacl FROM pg_proc WHERE proname = 'partition_assign'"
+    of_all = conn.execute(pure).fetchone()
     function = "eskit_lease.cursor_commit(text, integer, bigint, bigint)"
     acl = """SELECT coalesce(rolname, 'PUBLIC'), is_grantable FROM pg_proc, aclexplode(proacl) LEFT JOIN pg_roles AS r ON r.oid = grantee
              WHERE proname = 'cursor_commit' ORDER BY 1"""
@@ -279,6 +281,7 @@ def test_a_function_that_is_made_anew_keeps_its_grants(server, connect, former, 
         conn.execute("DROP VIEW public.depends")
         conn.execute(UPDATE)
         assert conn.execute(acl).fetchall() == granted
+        assert conn.execute(pure).fetchone() == of_all
         command = [Path(os.environ["PG_BIN"]) / "pg_dump", "-d", server.dsn(former)]
         dump = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
         grants = [line for line in dump if line.startswith("GRANT") and "cursor_commit" in line and "expected bigint" in line]
@@ -286,6 +289,32 @@ def test_a_function_that_is_made_anew_keeps_its_grants(server, connect, former, 
     finally:
         for role in (*roles, other):
             conn.execute(f'DROP OWNED BY "{role}"; DROP ROLE "{role}"')
+
+
+def test_an_update_moves_no_partition(connect, former):
+    """Versions up to 0.2.0 left many small groups to the member that came first. It keeps them, until a member comes or goes."""
+    conn, names = connect(dbname=former), [f"g{number}" for number in range(20)]
+    members = [Session(conn, f"member {number}", ttl="600 s") for number in range(4)]
+    for name in names:
+        call(conn, "group_create", name, 1)
+        for member in members:
+            member.join(name)
+    first = members[0].id
+    conn.execute("SELECT eskit_lease.group_release(group_name, partition, fence) FROM eskit_lease.group_partitions WHERE state = 'revoking'")
+    wait_until(lambda: conn.execute("SELECT count(*) FROM eskit_lease.group_partitions WHERE state = 'owned'").fetchone() == (20,))
+    with conn.transaction():
+        conn.execute("UPDATE eskit_lease._partitions SET target = %s", (first,))
+        conn.execute("UPDATE eskit_lease._leases SET session = %s", (first,))
+    owned = "SELECT group_name, session, fence, state, target FROM eskit_lease.group_partitions ORDER BY 1"
+    generations = "SELECT group_name, generation FROM eskit_lease.groups ORDER BY 1"
+    before = [conn.execute(query).fetchall() for query in (owned, generations)]
+    assert {row[1] for row in before[0]} == {first}
+    conn.execute(UPDATE)
+    for name in names:
+        assert [len(member.assignment(name)) for member in members] == [1, 0, 0, 0]
+    while conn.execute("SELECT more FROM eskit_lease.session_sweep()").fetchone()[0]:
+        pass
+    assert [conn.execute(query).fetchall() for query in (owned, generations)] == before
 
 
 @once

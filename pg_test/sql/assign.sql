@@ -23,6 +23,23 @@ SELECT partition_assign('sticky', '{b,""}', '{"",NULL,"",gone}');
 -- What is balanced stays.
 SELECT partition_assign('sticky', '{a,b,c}', '{c,a,b,a,c,b,b}');
 
+-- In a group the larger shares go by lots, whoever has them now; a member that leaves moves only its own.
+SELECT array_agg(m ORDER BY group_lock_key('orders:' || m)) AS lots FROM unnest('{a,b,c,d}'::text[]) AS m;
+SELECT partition_assign('sticky', '{d,c,b,a}', '{a}', 'orders'), partition_assign('sticky', '{a,b,c,d}', '{NULL,NULL,NULL,NULL,NULL}', 'orders');
+SELECT partition_assign('sticky', members, partition_assign('sticky', '{a,b,c,d}', '{a,a,a,a,a,a}', 'orders'), 'orders')
+FROM unnest(ARRAY['{"m":["a","b","c","d"]}', '{"m":["b","c","d"]}', '{"m":["a","c","d"]}', '{"m":["a","b","d"]}', '{"m":["a","b","c"]}']::jsonb[]) AS j,
+     LATERAL (SELECT array_agg(e) FROM jsonb_array_elements_text(j -> 'm') AS e) AS v (members);
+SELECT partition_assign('range', '{a,b,c,d}', '{a,NULL}', 'orders') = partition_assign('range', '{a,b,c,d}', '{a,NULL}') AS "range has none";
+-- A hundred groups of one partition. All four at first; one dies, another comes.
+WITH first AS (
+    SELECT g, partition_assign('sticky', '{w1,w2,w3,w4}', '{w1}', g) AS owners FROM (SELECT 'orders-' || n FROM generate_series(1, 100) AS n) AS v (g)
+), died AS (SELECT g, partition_assign('sticky', '{w1,w2,w4}', owners, g) AS owners FROM first
+), came AS (SELECT g, partition_assign('sticky', '{w1,w2,w4,w5}', owners, g) AS owners FROM died)
+SELECT step, min(n) >= low AND max(n) <= high AS fair, count(*) AS members
+FROM (SELECT 1, 15, 35, owners[1], count(*) FROM first GROUP BY 4 UNION ALL SELECT 2, 20, 46, owners[1], count(*) FROM died GROUP BY 4
+      UNION ALL SELECT 3, 15, 35, owners[1], count(*) FROM came GROUP BY 4) AS v (step, low, high, owner, n)
+GROUP BY step, low, high ORDER BY 1;
+
 -- No members, no owners: not even the present ones.
 SELECT partition_assign(assignor, '{}', '{a,NULL,b}') FROM unnest(ARRAY['range', 'sticky']) AS assignor;
 
@@ -53,7 +70,7 @@ SELECT pg_temp.refused(
     'NULL, ''{a}'', ''{NULL}''', '''range'', NULL, ''{NULL}''', '''range'', ''{a}'', NULL', '''range'', ''{a,NULL}'', ''{NULL}''',
     '''roundrobin'', ''{a}'', ''{NULL}''', '''Range'', ''{a}'', ''{NULL}''', ''''', ''{a}'', ''{NULL}''',
     '''sticky'', ''{b,a,c,a}'', ''{NULL}''', '''range'', ''{"",""}'', ''{NULL}''',
-    '''range'', ''{a}'', ''{}''', '''range'', ''{}'', ''{}''', '''range'', ''{a}'', array_fill(NULL::text, ARRAY[32769])',
+    '''sticky'', ''{a}'', ''{NULL}'', NULL', '''range'', ''{a}'', ''{}''', '''range'', ''{}'', ''{}''', '''range'', ''{a}'', array_fill(NULL::text, ARRAY[32769])',
     '''range'', array_fill(''same''::text, ARRAY[100001]), ''{NULL}''');
 -- More than an array can hold, and nothing is lost by asking.
 SELECT pg_temp.refused('''range'', ARRAY[repeat(''x'', 1048576)], array_fill(NULL::text, ARRAY[32768])');

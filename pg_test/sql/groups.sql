@@ -153,13 +153,13 @@ SELECT * FROM pg_temp.mine('g', :'a');
 COMMIT;
 
 -- More members than partitions: the surplus has nothing, until somebody goes.
-SELECT group_create('few', 2);
-SELECT group_join('few', session) > 0 AS joined FROM unnest(ARRAY[:'a', :'b', :'c']::uuid[]) AS session;
-SELECT pg_temp.acknowledge('few', :'a');
-SELECT * FROM pg_temp.who('few');
-SELECT * FROM pg_temp.mine('few', :'c');
-SELECT group_leave('few', :'a');
-SELECT * FROM pg_temp.who('few');
+SELECT group_create('two', 2);
+SELECT group_join('two', session) > 0 AS joined FROM unnest(ARRAY[:'a', :'b', :'c']::uuid[]) AS session;
+SELECT pg_temp.acknowledge('two', :'a');
+SELECT * FROM pg_temp.who('two');
+SELECT * FROM pg_temp.mine('two', :'c');
+SELECT group_leave('two', :'a');
+SELECT * FROM pg_temp.who('two');
 -- A session may be in many groups.
 SELECT group_name, consumer, partitions FROM group_members WHERE consumer = 'b' ORDER BY 1;
 
@@ -209,20 +209,20 @@ ROLLBACK;
 SELECT assignor, rebalance_timeout, settle_delay FROM groups WHERE group_name = 'r';
 
 -- Drained: it keeps what it has, in its own time, and is given nothing new.
-SELECT * FROM pg_temp.who('few');
+SELECT * FROM pg_temp.who('two');
 SELECT session_drain(:'b');
-SELECT * FROM pg_temp.mine('few', :'b');
-SELECT * FROM pg_temp.mine('few', :'c');
-SELECT * FROM pg_temp.who('few');
-SELECT consumer, state, partitions, targets FROM group_members WHERE group_name = 'few' ORDER BY 1;
-SELECT pg_temp.acknowledge('few', :'b');
-SELECT * FROM pg_temp.who('few');
-SELECT consumer, state, partitions, targets FROM group_members WHERE group_name = 'few' ORDER BY 1;
-SELECT group_leave('few', :'c');
-SELECT * FROM pg_temp.who('few');
-SELECT group_join('few', :'b') > 0 AS "is a member still";
-SELECT * FROM pg_temp.mine('few', :'b');
-SELECT group_leave('few', :'b');
+SELECT * FROM pg_temp.mine('two', :'b');
+SELECT * FROM pg_temp.mine('two', :'c');
+SELECT * FROM pg_temp.who('two');
+SELECT consumer, state, partitions, targets FROM group_members WHERE group_name = 'two' ORDER BY 1;
+SELECT pg_temp.acknowledge('two', :'b');
+SELECT * FROM pg_temp.who('two');
+SELECT consumer, state, partitions, targets FROM group_members WHERE group_name = 'two' ORDER BY 1;
+SELECT group_leave('two', :'c');
+SELECT * FROM pg_temp.who('two');
+SELECT group_join('two', :'b') > 0 AS "is a member still";
+SELECT * FROM pg_temp.mine('two', :'b');
+SELECT group_leave('two', :'b');
 -- One that was asked to release something need not any more.
 SELECT group_create('drain', 4);
 SELECT group_join('drain', :'a') > 0 AS joined, group_join('drain', :'d') > 0 AS joined;
@@ -308,14 +308,14 @@ SELECT fence > :lost AS greater FROM group_assignment('late', :'e') WHERE partit
 SELECT held, reason FROM lease_renew('late', :lost);
 SELECT pg_temp.generation('late') = :generation AS "same generation";
 -- Another time is for those who are asked after it.
-SELECT group_create('later', 4, rebalance_timeout => '1 day');
-SELECT group_join('later', :'c') > 0 AS joined;
-SELECT group_join('later', :'e') AS generation \gset
-SELECT group_alter('later', rebalance_timeout => '0');
-SELECT revoke_in > '1 hour' AS "asked before" FROM group_assignment('later', :'c') WHERE partition = 3;
+SELECT group_create('new', 4, rebalance_timeout => '1 day');
+SELECT group_join('new', :'c') > 0 AS joined;
+SELECT group_join('new', :'e') AS generation \gset
+SELECT group_alter('new', rebalance_timeout => '0');
+SELECT revoke_in > '1 hour' AS "asked before" FROM group_assignment('new', :'c') WHERE partition = 3;
 SELECT session AS f FROM session_open('f', '1 hour') \gset
-SELECT group_join('later', :'f') > :generation AS joined;
-SELECT * FROM pg_temp.who('later');
+SELECT group_join('new', :'f') > :generation AS joined;
+SELECT * FROM pg_temp.who('new');
 
 SELECT session AS s FROM session_open('short', '1 s') \gset
 SELECT group_create('died', 4);
@@ -423,14 +423,14 @@ SELECT partitions, resize_to FROM groups WHERE group_name = 'size';
 
 -- Dropped once nobody is in it, and all of it is gone.
 SELECT pg_temp.refused('group_drop(''size'')');
-SELECT group_join('few', :'c') > 0 AS joined, group_join('few', :'e') > 0 AS joined;
+SELECT group_join('two', :'c') > 0 AS joined, group_join('two', :'e') > 0 AS joined;
 SELECT session AS b FROM session_open('b', '1 hour') \gset
-SELECT group_join('few', :'b') > 0 AS joined;
-SELECT lease_release_many('{few}', :'c') IS NOT NULL AS released;
+SELECT group_join('two', :'b') > 0 AS joined;
+SELECT lease_release_many('{two}', :'c') IS NOT NULL AS released;
 -- A member that has nothing is a member.
 SELECT group_create('idle', 1, settle_delay => '1 day');
 SELECT group_join('idle', :'b') AS "not yet";
-SELECT pg_temp.refused('group_drop(''idle'')', 'group_drop(''few'')');
+SELECT pg_temp.refused('group_drop(''idle'')', 'group_drop(''two'')');
 SELECT group_leave('idle', :'b');
 BEGIN;
 SELECT group_drop('idle');

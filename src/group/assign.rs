@@ -3,10 +3,16 @@
 //!
 //! Members are ranked by their ids, never by where they stand in a list. Of P partitions each of N members gets P / N, and P % N of
 //! them get one more.
+//!
+//! Who gets one more decides everything where groups have few partitions: a hundred groups of one would all go to one member, the first of
+//! the ids, or the first that came. So within a named group the sticky assignor ranks members by a hash of the group's name and theirs, and the
+//! first of that rank get one more, whatever they have now. A member that leaves changes nothing between those that stay: no share becomes
+//! smaller. One that comes may get one more than the fewest moves would give it, and no other partition moves for that.
 
 use crate::MAX_NAMES;
 use crate::declaration::MAX_SLOTS;
 use crate::error::{Error, Result};
+use crate::keys;
 use crate::text::{Text, TextArray, Texts};
 use pgrx::prelude::*;
 use std::collections::HashMap;
@@ -36,20 +42,36 @@ impl Assignor {
     }
 }
 
+/// What ranks a member within a group, before its id.
+type Lot = (i64, i64);
+
+/// The lots of a group's members: by their names, and behind these, after a NUL, by what tells two of one name apart.
+pub fn lot(group: &str, id: &str) -> Lot {
+    let hash = |of: &str| keys::fold_sha256(&format!("{group}:{of}"));
+    (hash(id.split('\0').next().unwrap_or_default()), hash(id))
+}
+
 /// For each partition, given its present owner, who is to own it: an index into `members`, which are distinct. `None` only where
-/// there are no members. Owners that are not among the members count for nobody.
-pub fn assign<Id: Ord + Hash>(assignor: Assignor, members: &[Id], owners: &[Option<Id>]) -> Vec<Option<usize>> {
-    let mut ranked: Vec<(&Id, usize)> = members.iter().zip(0..).collect();
+/// there are no members. Owners that are not among the members count for nobody. `lot`: of a group that has a name.
+pub fn assign<Id: Ord + Hash>(
+    assignor: Assignor,
+    members: &[Id],
+    owners: &[Option<Id>],
+    lot: Option<&dyn Fn(&Id) -> Lot>,
+) -> Vec<Option<usize>> {
+    let lot = lot.filter(|_| assignor == Assignor::Sticky);
+    let ranked = members.iter().zip(0..).map(|(id, at)| (lot.map(|lot| lot(id)), id, at));
+    let mut ranked: Vec<(Option<Lot>, &Id, usize)> = ranked.collect();
     ranked.sort_unstable();
     let ranks = match assignor {
         Assignor::Range => range(members.len(), owners.len()),
         Assignor::Sticky => {
-            let rank_of: HashMap<&Id, usize> = ranked.iter().zip(0..).map(|((id, _), rank)| (*id, rank)).collect();
+            let rank_of: HashMap<&Id, usize> = ranked.iter().zip(0..).map(|((_, id, _), rank)| (*id, rank)).collect();
             let rank_of = |owner: &Option<Id>| owner.as_ref().and_then(|id| rank_of.get(id).copied());
-            sticky(members.len(), owners.iter().map(rank_of).collect())
+            sticky(members.len(), owners.iter().map(rank_of).collect(), lot.is_some())
         }
     };
-    ranks.into_iter().map(|rank| Some(ranked.get(rank?)?.1)).collect()
+    ranks.into_iter().map(|rank| Some(ranked.get(rank?)?.2)).collect()
 }
 
 /// Rank i owns the partitions from i * P / N, rounded down, to before (i + 1) * P / N.
@@ -64,15 +86,15 @@ fn range(members: usize, partitions: usize) -> Vec<Option<usize>> {
 /// Takes and gives the rank of each partition's owner.
 ///
 /// A member keeps what fits into its share. The larger shares go first to those who have enough to fill them, since only there they
-/// save a move; that makes the moves the fewest possible.
-fn sticky(members: usize, mut owners: Vec<Option<usize>>) -> Vec<Option<usize>> {
+/// save a move; that makes the moves the fewest possible. Or they go by rank: that makes them the fewest possible for these shares.
+fn sticky(members: usize, mut owners: Vec<Option<usize>>, by_rank: bool) -> Vec<Option<usize>> {
     if members == 0 {
         return owners;
     }
     let (share, larger) = (owners.len() / members, owners.len() % members);
     let mut owned = vec![0; members];
     owners.iter().flatten().for_each(|rank| owned[*rank] += 1);
-    let (filling, others): (Vec<usize>, Vec<usize>) = (0..members).partition(|rank| owned[*rank] > share);
+    let (filling, others): (Vec<usize>, Vec<usize>) = (0..members).partition(|rank| by_rank || owned[*rank] > share);
     let mut room = vec![share; members];
     filling.into_iter().chain(others).take(larger).for_each(|rank| room[rank] += 1);
 
@@ -85,8 +107,14 @@ fn sticky(members: usize, mut owners: Vec<Option<usize>>) -> Vec<Option<usize>> 
     owners
 }
 
-#[pg_extern(schema = "eskit_lease", immutable, parallel_safe)]
-fn partition_assign(assignor: Option<Text>, members: Option<TextArray>, owners: Option<TextArray>) -> Result<Texts> {
+#[pg_extern(schema = "eskit_lease", name = "partition_assign", immutable, parallel_safe)]
+fn partition_assign_in(
+    assignor: Option<Text>,
+    members: Option<TextArray>,
+    owners: Option<TextArray>,
+    group_name: default!(Option<Text>, "''"),
+) -> Result<Texts> {
+    let group = group_name.ok_or(Error::Null("group_name"))?;
     let assignor = assignor.ok_or(Error::Null("assignor"))?;
     let members = members.ok_or(Error::Null("members"))?.0;
     let owners = owners.ok_or(Error::Null("owners"))?.0;
@@ -99,7 +127,15 @@ fn partition_assign(assignor: Option<Text>, members: Option<TextArray>, owners: 
     if let Some([twice, _]) = sorted.array_windows().find(|[a, b]| a == b) {
         return Err(Error::Twice { what: "member", given: twice.0.clone() }.into());
     }
-    Ok(Texts { elements: assign(assignor, &members, &owners), texts: members })
+    let lot = |member: &Text| lot(&group, member);
+    let lot: Option<&dyn Fn(&Text) -> Lot> = if group.is_empty() { None } else { Some(&lot) };
+    Ok(Texts { elements: assign(assignor, &members, &owners, lot), texts: members })
+}
+
+/// As versions up to 0.2.0 declare it.
+#[pg_extern(sql = false)]
+fn partition_assign(assignor: Option<Text>, members: Option<TextArray>, owners: Option<TextArray>) -> Result<Texts> {
+    partition_assign_in(assignor, members, owners, Some(Text(String::new())))
 }
 
 fn within(what: &'static str, given: usize, min: i64, max: i64) -> Result<()> {
@@ -142,7 +178,7 @@ mod tests {
 
     /// With the numbers 0.. as the ids of so many members; higher numbers are owners that are not among them.
     fn assign_numbers(assignor: Assignor, members: usize, owners: &[Option<usize>]) -> Vec<Option<usize>> {
-        assign(assignor, &(0..members).collect::<Vec<_>>(), owners)
+        assign(assignor, &(0..members).collect::<Vec<_>>(), owners, None)
     }
 
     /// All lists of so many elements, each below `choices`.
@@ -162,7 +198,7 @@ mod tests {
 
     #[test]
     fn ranges() {
-        let range = |members: &[&str]| shares(members.len(), &assign(Assignor::Range, members, &[None; 8]));
+        let range = |members: &[&str]| shares(members.len(), &assign(Assignor::Range, members, &[None; 8], None));
         assert_eq!(range(&["a"]), [[0, 1, 2, 3, 4, 5, 6, 7]]);
         assert_eq!(range(&["a", "c"]), [[0, 1, 2, 3], [4, 5, 6, 7]]);
         assert_eq!(range(&["a", "b", "c"]), [vec![0, 1], vec![2, 3, 4], vec![5, 6, 7]]);
@@ -175,7 +211,7 @@ mod tests {
 
     #[test]
     fn sticky_moves() {
-        let sticky = |members: &[&str], owners: &[Option<&str>]| assign(Assignor::Sticky, members, owners);
+        let sticky = |members: &[&str], owners: &[Option<&str>]| assign(Assignor::Sticky, members, owners, None);
         let (a, b, c) = (Some("a"), Some("b"), Some("c"));
         // One joins: two that are too many go to it, the last of each.
         assert_eq!(
@@ -196,9 +232,9 @@ mod tests {
     #[test]
     fn nobody_and_nothing() {
         for assignor in Assignor::ALL {
-            assert_eq!(assign(assignor, &[], &[Some("a"), None]), [None, None]);
-            assert_eq!(assign(assignor, &["a"], &[]), []);
-            assert_eq!(assign::<&str>(assignor, &[], &[]), []);
+            assert_eq!(assign(assignor, &[], &[Some("a"), None], None), [None, None]);
+            assert_eq!(assign(assignor, &["a"], &[], None), []);
+            assert_eq!(assign::<&str>(assignor, &[], &[], None), []);
         }
     }
 
@@ -237,7 +273,60 @@ mod tests {
         }
     }
 
+    /// How many partitions each member has of a hundred groups of one, which go from owners to owners.
+    fn shares_of_small_groups(members: &[&'static str], owners: &mut [Option<&'static str>; 100]) -> Vec<usize> {
+        for (group, owner) in owners.iter_mut().enumerate() {
+            let name = format!("orders-{group}");
+            let assigned = assign(Assignor::Sticky, members, &[*owner], Some(&|id: &&str| lot(&name, id)));
+            *owner = assigned[0].map(|member| members[member]);
+        }
+        members.iter().map(|member| owners.iter().filter(|owner| **owner == Some(*member)).count()).collect()
+    }
+
+    /// Also after one has died and one has come, and where the members came one after the other.
+    #[test]
+    fn many_small_groups_are_shared() {
+        let mut owners = [None; 100];
+        let fair = |shares: Vec<usize>| shares.into_iter().all(|share| (15..=35).contains(&share));
+        let steps: &[&[&str]] = &[&["w1", "w2", "w3", "w4"], &["w2", "w3", "w4", "w5"], &["w2", "w3", "w4", "w1"]];
+        for members in steps {
+            let shares = shares_of_small_groups(members, &mut owners);
+            assert!(fair(shares.clone()), "{members:?}: {shares:?}");
+        }
+        let mut owners = [None; 100];
+        for count in 1..4 {
+            shares_of_small_groups(&steps[0][..count], &mut owners);
+        }
+        assert!(fair(shares_of_small_groups(steps[0], &mut owners)));
+        // One name for all: what follows it tells them apart, and shares as fairly.
+        let shares = shares_of_small_groups(&["w\0a", "w\0b", "w\0c", "w\0d"], &mut [None; 100]);
+        assert!(fair(shares.clone()), "{shares:?}");
+    }
+
     proptest! {
+        /// Members of a group with a name join and leave one by one: balanced, no move more than the fewest at a leave, and one at a join.
+        #[test]
+        fn lots_cost_one_move_of_a_join(partitions in 1usize..64, steps in vec(0u8..24, 1..200)) {
+            let (mut members, mut owners): (Vec<u8>, Vec<Option<u8>>) = (Vec::new(), vec![None; partitions]);
+            let known: Vec<Lot> = (0..24).map(|id: u8| lot("g", &id.to_string())).collect();
+            let lots: &dyn Fn(&u8) -> Lot = &|id| known[usize::from(*id)];
+            for id in steps {
+                let joins = !members.contains(&id);
+                if joins { members.push(id) } else { members.retain(|member| *member != id) }
+                let assigned = assign(Assignor::Sticky, &members, &owners, Some(lots));
+                let place = |owner: &Option<u8>| members.iter().position(|member| Some(*member) == *owner);
+                let before: Vec<_> = owners.iter().map(place).collect();
+                if !members.is_empty() {
+                    prop_assert!(balanced(members.len(), &assigned));
+                    let stayed = stay(&before, &assigned);
+                    prop_assert!(stayed + usize::from(joins) >= most_that_stay(members.len(), &before));
+                }
+                owners = assigned.iter().map(|i| i.map(|i| members[i])).collect();
+                let again = assign(Assignor::Sticky, &members, &owners, Some(lots));
+                prop_assert_eq!(again, assigned);
+            }
+        }
+
         #[test]
         fn range_is_balanced_in_order_and_blind(
             members in 1usize..40,
@@ -256,11 +345,13 @@ mod tests {
             owners in vec(option::of(0usize..25), 0..100),
         ) {
             let owners: Vec<_> = owners.iter().map(|owner| owner.and_then(|i| members.get(i).cloned())).collect();
-            let ids = |assignor, members: &[String]| {
-                assign(assignor, members, &owners).into_iter().map(|i| i.map(|i| members[i].clone())).collect::<Vec<_>>()
+            let ids = |assignor, members: &[String], lots: Option<&dyn Fn(&String) -> Lot>| {
+                assign(assignor, members, &owners, lots).into_iter().map(|i| i.map(|i| members[i].clone())).collect::<Vec<_>>()
             };
             for assignor in Assignor::ALL {
-                prop_assert_eq!(ids(assignor, &members), ids(assignor, &shuffled));
+                for lots in [None, Some(&(|id: &String| lot("g", id)) as &dyn Fn(&String) -> Lot)] {
+                    prop_assert_eq!(ids(assignor, &members, lots), ids(assignor, &shuffled, lots));
+                }
             }
         }
 
@@ -280,7 +371,7 @@ mod tests {
                         None => members.push(id),
                     }
                 }
-                let assigned = assign(Assignor::Sticky, &members, &owners);
+                let assigned = assign(Assignor::Sticky, &members, &owners, None);
                 let after: Vec<Option<u8>> = assigned.iter().map(|i| i.map(|i| members[i])).collect();
                 if members.is_empty() {
                     prop_assert!(after.iter().all(Option::is_none));

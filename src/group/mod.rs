@@ -15,8 +15,11 @@
 //! A group is judged by whoever changes something (join, leave, release, close), by a member that asks for its assignment, and by the
 //! worker. Targets are written only by whoever has locked the group's row, which is tried and never waited for: who does not get it
 //! leaves the work to the worker, so joins never wait for each other and never deadlock. Nor does a transaction block take it, which
-//! may stay open, unless the worker should have been there already. Handing over needs no such lock: two who judge by different targets can only
+//! may stay open, unless the worker should have been there already; and one that only asks for an assignment does so at its commit. Handing over needs no such lock: two who judge by different targets can only
 //! give a partition to a member that is then asked to give it back, never to two.
+//!
+//! So a release does not judge the group, which takes as long as the group is large: it looks up the targets of its own partitions, and gives
+//! these to them ([`hand_over`]). What has no living target is left to the worker.
 //!
 //! A target that changes is a new **generation**. The owners concerned are told by their revision, as of everything else.
 
@@ -32,7 +35,7 @@ use crate::claim::LeaseRow;
 use crate::error::Result;
 use crate::guard::{Guard, Mode};
 use crate::handover::HandOver;
-use crate::liveness::clock;
+use crate::liveness::{Shared, clock};
 use crate::spi::{Statement, Value};
 use crate::table::{Key, Table, page_of};
 use crate::text::Text;
@@ -60,12 +63,45 @@ pub fn judge(
     letting_go: &dyn Fn(&LeaseRow) -> bool,
     result: &mut HandOver,
 ) -> Result<Option<State>> {
+    let rebalances = |state: &State, now| !(in_block() && settings::WORKER.get() && state.can_wait(now));
+    judge_if(call, name, only, letting_go, result, rebalances)
+}
+
+/// The same for one that reads its assignment. Its transaction block does not keep the group's row from all who join, leave or end: where the
+/// worker does not come it judges the group at its commit.
+fn judge_for_reader(call: &Call, name: &str, reader: Uuid) -> Result<Option<State>> {
+    let rebalances = |state: &State, now| {
+        if in_block() && !(settings::WORKER.get() && state.can_wait(now)) {
+            call.seam().at_commit(name, judge_at_commit);
+        }
+        !in_block()
+    };
+    judge_if(call, name, Some(reader), &|_| false, &mut HandOver::default(), rebalances)
+}
+
+fn judge_at_commit(shared: &'static Shared, name: &str) -> Result<()> {
+    let call = Call::open(shared)?;
+    judge_if(&call, name, None, &|_| false, &mut HandOver::default(), |_, _| true).map(drop)
+}
+
+fn in_block() -> bool {
+    // SAFETY: reads the state of the transaction
+    unsafe { pg_sys::IsInTransactionBlock(true) }
+}
+
+/// `rebalances`: whether this call does so, of a state that wants it; otherwise it is left to the worker.
+fn judge_if(
+    call: &Call,
+    name: &str,
+    only: Option<Uuid>,
+    letting_go: &dyn Fn(&LeaseRow) -> bool,
+    result: &mut HandOver,
+    rebalances: impl Fn(&State, u64) -> bool,
+) -> Result<Option<State>> {
     let Some(mut state) = State::read(call, name, letting_go) else { return Ok(None) };
     let (mut now, mut locked) = (clock::now(), false);
     if state.wants_rebalance(now) {
-        // SAFETY: reads the state of the transaction
-        let stays_open = unsafe { pg_sys::IsInTransactionBlock(true) };
-        if stays_open && settings::WORKER.get() && state.can_wait(now) {
+        if !rebalances(&state, now) {
             call.seam().judge(name);
         } else if state.lock() {
             // What was read before the lock may have been changed by whoever had it.
@@ -91,6 +127,24 @@ pub fn judge(
         call.seam().judge_at(name, at);
     }
     Ok((!moved).then_some(state))
+}
+
+/// Gives partitions, which `from` lets go of in this transaction, to their targets. What has none that lives is left to the worker, which judges
+/// the group after the commit; but with the worker off, or where `from` is no member any more, the group is judged here.
+pub fn hand_over(
+    call: &Call,
+    name: &str,
+    from: Uuid,
+    rows: &[LeaseRow],
+    letting_go: &dyn Fn(&LeaseRow) -> bool,
+    result: &mut HandOver,
+) -> Result<()> {
+    let is_done = serve::hand_over(call, name, rows, result);
+    let is_left_to_worker = || settings::WORKER.get() && state::is_member(name, from);
+    if is_done || is_left_to_worker() {
+        return Ok(());
+    }
+    judge(call, name, None, letting_go, result).map(drop)
 }
 
 /// Takes sessions out of a group; the caller has locked their rows.

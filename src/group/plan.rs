@@ -1,6 +1,6 @@
 //! What a rebalance changes: the targets, and which owners are asked to release.
 
-use super::assign::assign;
+use super::assign::{assign, lot};
 use super::state::{Counted, Member, State};
 use pgrx::Uuid;
 use std::collections::{HashMap, HashSet};
@@ -77,5 +77,6 @@ fn targets(state: &State) -> Vec<Option<Uuid>> {
         // What is on its way to a member is not sent elsewhere.
         .map(|known| [known.owner, known.target].into_iter().flatten().find_map(|session| id_of.get(&session).copied()))
         .collect();
-    assign(state.assignor, &ids, &owners).into_iter().map(|member| member.map(|index| active[index].session)).collect()
+    let members = assign(state.assignor, &ids, &owners, Some(&|id| lot(&state.name, id)));
+    members.into_iter().map(|member| member.map(|index| active[index].session)).collect()
 }

@@ -1,9 +1,9 @@
-//! Serving: partitions go to those who are to have them.
+//! Serving: partitions go to those who are to have them: all of a group that can, or those that are just released.
 
-use super::state::{Partition, State};
+use super::state::{self, Partition, State};
 use crate::call::Call;
 use crate::claim::{LeaseRow, Leases, Seat};
-use crate::declaration::Kind;
+use crate::declaration::{self, Kind};
 use crate::grant::{self, Candidate, Grant};
 use crate::guard::{Guard, Mode};
 use crate::handover::{HandOver, admit};
@@ -74,6 +74,36 @@ pub fn serve(
     free_ungranted(call, state, &leases, overdue.into_values().collect(), &granted, result);
     result.granted.extend(granted);
     moved
+}
+
+/// Gives partitions, which this transaction lets go of, to their targets as these stand. Whether all of them have been given.
+pub fn hand_over(call: &Call, name: &str, rows: &[LeaseRow], result: &mut HandOver) -> bool {
+    let Some(partitions) = declaration::of(name).filter(|known| known.kind == Kind::Group).map(|known| known.slots)
+    else {
+        return false;
+    };
+    let targets = state::targets_of(name, rows.iter().map(|row| row.slot).filter(|slot| *slot < partitions));
+    let members: HashSet<Uuid> = targets.values().copied().collect();
+    let members = members.into_iter().filter(|target| state::is_member(name, *target)).collect();
+    let mut ready = HashMap::<Uuid, SlotRef>::new();
+    admit(call, members, &mut ready);
+    let candidates = rows.iter().filter_map(|row| {
+        Some(Candidate {
+            resource: name.to_owned(),
+            slot: row.slot,
+            declared: Some((Kind::Group, partitions)),
+            row: Some(*row),
+            released: true,
+            inherited: false,
+            grantee: *ready.get(targets.get(&row.slot)?)?,
+            places: Vec::new(),
+            gone: Rc::default(),
+        })
+    });
+    let granted = grant::grant(call, &Leases::open(), candidates.collect());
+    let all = granted.len() == rows.len();
+    result.granted.extend(granted);
+    all
 }
 
 /// Takes what was to be released by now from owners that live: their partitions and sessions, by fence. Whether there is more, which the

@@ -127,6 +127,15 @@ pub fn is_overdue(call: &Call, group: &str, partition: i32, fence: i64) -> bool 
     call.shared.of_this_start(at, boot_id, timeout_ms) <= clock::now()
 }
 
+/// Who is to own some partitions, of those that have a target.
+pub fn targets_of(group: &str, partitions: impl Iterator<Item = i32>) -> HashMap<i32, Uuid> {
+    let table = Table::open(c"_partitions", c"_partitions_pkey");
+    let target = |partition| {
+        table.scan(Sight::Latest, &[Key::Text(group), Key::Int(partition)], |row, _| Some(row.get::<Uuid>(3)))
+    };
+    partitions.filter_map(|partition| Some((partition, target(partition)??))).collect()
+}
+
 /// The number of the group's targets as they stand.
 pub fn generation(group: &str) -> Option<i64> {
     table().scan(Sight::Latest, &[Key::Text(group)], |row, _| row.get(5))

@@ -3,7 +3,7 @@
 use super::assign::Assignor;
 use super::rebalance::{drop_partitions, keep_size, resize};
 use super::state::{self, RESIZE_TO, STALE, State};
-use super::{claim_membership, judge};
+use super::{claim_membership, judge, judge_for_reader};
 use crate::acquire::grantee;
 use crate::call::{Call, enter, text_arg};
 use crate::claim;
@@ -14,7 +14,7 @@ use crate::handover::HandOver;
 use crate::holders::Holders;
 use crate::liveness::clock;
 use crate::liveness::slots::SlotRef;
-use crate::release::{self, find, release_seat};
+use crate::release::{self, find, release_seat, release_seats};
 use crate::session::touch;
 use crate::spi::{self, Statement, Value};
 use crate::table::{Key, Tuple};
@@ -24,6 +24,7 @@ use pgrx::datum::Interval;
 use pgrx::pg_sys::{self, INT4OID, INT8OID, TEXTOID, UUIDOID};
 use pgrx::prelude::*;
 use pgrx::{Uuid, name};
+use std::collections::HashSet;
 
 static CREATE: Statement =
     Statement::writes(include_str!("../../sql/query/group/create.sql"), &[TEXTOID, TEXTOID, INT4OID, INT4OID]);
@@ -262,7 +263,7 @@ fn group_assignment(
         None
     } else {
         // So that partitions move with the worker stopped, too.
-        judge(&call, &name, Some(me.session()), &|_| false, &mut HandOver::default())?
+        judge_for_reader(&call, &name, me.session())?
     };
     let now = clock::now();
     let state = judged.or_else(|| State::read(&call, &name, &|_| false));
@@ -287,4 +288,45 @@ fn group_release(group_name: Option<Text>, partition: Option<i32>, fence: Option
     let name = text_arg("group_name", group_name)?;
     let partition = declaration::partition_arg(&name, partition)?;
     release_seat(&Call::open(shared)?, &name, partition, fence.ok_or(Error::Null("fence"))?)
+}
+
+/// The partitions and fences of two arrays, pair by pair.
+fn seats_arg(
+    group: &str,
+    partitions: Option<Vec<Option<i32>>>,
+    fences: Option<Vec<Option<i64>>>,
+) -> Result<Vec<(i32, i64)>> {
+    let partitions = partitions.ok_or(Error::Null("partitions"))?;
+    let fences = fences.ok_or(Error::Null("fences"))?;
+    if partitions.len() != fences.len() {
+        return Err(Error::Fences { fences: fences.len(), partitions: partitions.len() }.into());
+    }
+    let count = declaration::of_kind(group, Kind::Group)?.slots;
+    let mut seen = HashSet::new();
+    let seat = |(partition, fence): (Option<i32>, Option<i64>)| {
+        let partition = partition.ok_or(Error::Null("partition"))?;
+        if !(0..count).contains(&partition) {
+            return Err(Error::NoPartition { group: group.to_owned(), partition, partitions: count });
+        }
+        if !seen.insert(partition) {
+            return Err(Error::Twice { what: "partition", given: partition.to_string() });
+        }
+        Ok((partition, fence.ok_or(Error::Null("fence"))?))
+    };
+    Ok(partitions.into_iter().zip(fences).map(seat).collect::<std::result::Result<_, Error>>()?)
+}
+
+#[pg_extern(schema = "eskit_lease")]
+fn group_release_many(
+    group_name: Option<Text>,
+    partitions: Option<Vec<Option<i32>>>,
+    fences: Option<Vec<Option<i64>>>,
+) -> Result<row::TableIterator<(name!(partition, i32), name!(released, bool))>> {
+    let shared = enter()?;
+    spi::require_writes("group_release_many()")?;
+    let name = text_arg("group_name", group_name)?;
+    let seats = seats_arg(&name, partitions, fences)?;
+    let released = release_seats(&Call::open(shared)?, &name, &seats)?;
+    let row = |(partition, _)| (partition, released.contains(&partition));
+    Ok(row::TableIterator::of(seats.into_iter().map(row).collect()))
 }

@@ -1,6 +1,7 @@
 //! What becomes of the notes when their transaction, or subtransaction, ends.
 //!
-//! The callbacks run where an ERROR would bring the server down, so they only copy, change atomics and set latches.
+//! The callbacks run where an ERROR would bring the server down, so they only copy, change atomics and set latches; but before a commit, or a
+//! prepare, an ERROR is an ordinary one.
 
 use super::notes::{NOTES, Note, Notes, What, next_epoch};
 use crate::error::Error;
@@ -42,6 +43,31 @@ fn before_end(event: pg_sys::XactEvent::Type) -> bool {
     })
 }
 
+/// Does what was put off until the commit, where it may still write: nobody waits for the end of this transaction for long any more.
+fn act() {
+    let acts = |notes: &mut Notes| {
+        let shared = notes.shared.map(|(shared, _)| shared);
+        let taken = notes.list.extract_if(.., |note| matches!(note.what, What::AtCommit { .. }));
+        (shared, taken.map(|note| note.what).collect::<Vec<_>>())
+    };
+    let (Some(shared), acts) = NOTES.with_borrow_mut(acts) else { return };
+    // SAFETY: plain reads
+    if acts.is_empty() || unsafe { pg_sys::XactReadOnly } {
+        return;
+    }
+    // SAFETY: in a transaction, which has no snapshot that is active any more; an ERROR takes it away with the rest
+    unsafe { pg_sys::PushActiveSnapshot(pg_sys::GetTransactionSnapshot()) };
+    for what in acts {
+        if let What::AtCommit { name, act } = what
+            && let Err(error) = act(shared, &name)
+        {
+            error.report(pgrx::PgLogLevel::ERROR);
+        }
+    }
+    // SAFETY: as above
+    unsafe { pg_sys::PopActiveSnapshot() };
+}
+
 /// What is to be known of this transaction for as long as it is prepared, also after a restart. That gives sessions of before it their time to
 /// live anew, but this transaction has found some dead; and it grants to some at a time that nobody can tell.
 fn mark() {
@@ -63,6 +89,9 @@ fn mark() {
 unsafe extern "C-unwind" fn at_end(event: pg_sys::XactEvent::Type, _argument: *mut std::ffi::c_void) {
     use pg_sys::XactEvent::*;
     next_epoch();
+    if event == XACT_EVENT_PRE_COMMIT {
+        act();
+    }
     match event {
         // Before a prepare an error is an ordinary one.
         XACT_EVENT_PRE_COMMIT | XACT_EVENT_PRE_PREPARE if before_end(event) => {
@@ -231,7 +260,8 @@ impl Notes {
                 | What::Kept(_)
                 | What::Retired
                 | What::TakenFrom(_)
-                | What::Items { .. } => (),
+                | What::Items { .. }
+                | What::AtCommit { .. } => (),
             }
         }
         stirred
@@ -273,7 +303,8 @@ impl Note {
             | What::Kept(_)
             | What::Due { .. }
             | What::TakenFrom(_)
-            | What::EndedHeads(_) => (),
+            | What::EndedHeads(_)
+            | What::AtCommit { .. } => (),
         }
     }
 

@@ -7,7 +7,7 @@
 //!
 //! | event            | sessions opened here | sessions ended here | revisions  | resources              |
 //! |------------------|----------------------|---------------------|------------|------------------------|
-//! | pre-commit       |                      | frozen              |            |                        |
+//! | pre-commit       |                      | frozen              |            | what is put off until then is done |
 //! | commit           | unproven if need be  | dead                | unproven if need be; bumped | to the ring |
 //! | abort            | dead, without a trace | alive again        |            | to the ring, unchanged |
 //! | pre-prepare      | refused if attached; promised | frozen; dead ones that were taken from are marked so | promised | |
@@ -29,7 +29,7 @@ use crate::liveness::Shared;
 use crate::liveness::databases::{Database, Kept};
 use crate::liveness::floors::Lane;
 use crate::liveness::slots::SlotRef;
-use notes::{NOTES, Note, What, near, note};
+use notes::{Act, NOTES, Note, What, near, note};
 use pgrx::Uuid;
 use pgrx::pg_sys;
 use std::collections::HashSet;
@@ -79,6 +79,11 @@ impl Seam {
     /// Something is to be done about the resource at a time, if this commits.
     pub fn judge_at(self, resource: &str, at: u64) {
         self.note(What::Later { name: resource.to_owned(), at });
+    }
+
+    /// Has `act` done for the resource when this transaction commits, just before.
+    pub fn at_commit(self, resource: &str, act: Act) {
+        self.note_once(What::AtCommit { name: resource.to_owned(), act });
     }
 
     pub fn fenced(self, resource: &str, slot: i32, fence: i64, session: SlotRef) {

@@ -1,6 +1,7 @@
 //! The notes of one transaction: a list that is local to its backend, and the kinds of them.
 
 use super::end;
+use crate::error::Result;
 use crate::liveness::Shared;
 use crate::liveness::databases::{Database, Kept};
 use crate::liveness::floors::Lane;
@@ -14,6 +15,9 @@ use std::collections::HashSet;
 const MAX_NOTES: usize = 1_000;
 /// Notes among which one of the same lane is looked for.
 const NEAR: usize = 16;
+
+/// What is put off until a transaction commits: an ERROR of it is one of the COMMIT.
+pub type Act = fn(&'static Shared, &str) -> Result<()>;
 
 #[derive(Debug)]
 pub enum What {
@@ -30,6 +34,11 @@ pub enum What {
     Later {
         name: String,
         at: u64,
+    },
+    /// To be done just before this commits.
+    AtCommit {
+        name: String,
+        act: Act,
     },
     /// Fenced by this transaction: to be judged again if the session is dead by then.
     Fenced {
@@ -197,6 +206,7 @@ impl What {
             }
             (What::Items { queue, .. }, What::Items { queue: of, .. }) => queue == of,
             (What::InVain { name }, What::InVain { name: of }) => name == of,
+            (What::AtCommit { name, .. }, What::AtCommit { name: of, .. }) => name == of,
             (What::Kept(kind), What::Kept(other)) => kind == other,
             (What::Revision(session), What::Revision(other)) => session == other,
             (What::AllPlaces, What::AllPlaces) => true,

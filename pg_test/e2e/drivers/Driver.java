@@ -23,7 +23,7 @@ import org.postgresql.util.PGobject;
  * the URL of the database; `native`, `text` (strings, with casts), or `unspecified` (strings, and stringtype=unspecified).
  */
 public class Driver {
-    static final Map<String, String> ELEMENTS = Map.of("text[]", "text", "bigint[]", "int8", "jsonb[]", "jsonb");
+    static final Map<String, String> ELEMENTS = Map.of("text[]", "text", "bigint[]", "int8", "integer[]", "int4", "jsonb[]", "jsonb");
 
     static String style;
     static Connection db;

@@ -13,6 +13,7 @@ const native = {
   "jsonb": JSON.parse, // an object; an array would be taken for one of PostgreSQL's: pass JSON.stringify(array)
   "text[]": elements(String),
   "bigint[]": elements(BigInt),
+  "integer[]": elements(Number),
   "jsonb[]": elements(JSON.parse),
 };
 const array = (value) => `{${elements(JSON.stringify)(value).map((element) => element ?? "NULL").join(",")}}`;

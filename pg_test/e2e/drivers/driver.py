@@ -26,7 +26,7 @@ NATIVE = {
     "text": str, "integer": int, "bigint": int, "boolean": lambda value: value == "true", "uuid": UUID,
     "interval": lambda value: timedelta(seconds=int(value.split()[0])), "timestamp with time zone": datetime.fromisoformat,
     "jsonb": lambda value: Jsonb(json.loads(value)), "regclass": str, "regrole": str,
-    "text[]": elements(str), "bigint[]": elements(int), "jsonb[]": elements(lambda value: Jsonb(json.loads(value))),
+    "text[]": elements(str), "bigint[]": elements(int), "integer[]": elements(int), "jsonb[]": elements(lambda value: Jsonb(json.loads(value))),
 }  # fmt: skip
 
 

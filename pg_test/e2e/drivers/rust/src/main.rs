@@ -38,6 +38,7 @@ fn passed(native: bool, kind: &str, value: &str) -> Result<Passed, Failure> {
         "timestamp with time zone" => Box::new(given.map(str::parse::<DateTime<Utc>>).transpose()?),
         "jsonb" => Box::new(given.map(serde_json::from_str::<Value>).transpose()?),
         "text[]" => Box::new(given.map(|value| elements(value, |element| Ok(element.to_owned()))).transpose()?),
+        "integer[]" => Box::new(given.map(|value| elements(value, |element| Ok(element.parse::<i32>()?))).transpose()?),
         "bigint[]" => Box::new(given.map(|value| elements(value, |element| Ok(element.parse::<i64>()?))).transpose()?),
         "jsonb[]" => Box::new(
             given.map(|value| elements(value, |element| Ok(serde_json::from_str::<Value>(element)?))).transpose()?,
