@@ -73,6 +73,10 @@ CREATE FUNCTION eskit_lease.group_release_many(group_name text, partitions integ
 COMMENT ON FUNCTION eskit_lease.group_release_many(text, integer[], bigint[]) IS
 'The same for many partitions, each with its fence, in one step: a row for each, and whether it was held. Raises 22023, too, for arrays of different lengths and for a partition that is given twice.';
 
+-- The bits below are drawn by chance at each start.
+ALTER SEQUENCE eskit_lease.fence_seq INCREMENT 64;
+ALTER SEQUENCE eskit_lease._item_seq INCREMENT 64;
+
 -- The last block: new ones belong above it. What this script has made gets no privileges but its owner's, whatever ALTER DEFAULT PRIVILEGES
 -- gives; and where it takes the place of what is dropped above, under the same name, the privileges of that. Those must be such as pg_dump dumps: what
 -- a script grants would count as a part of the extension (pg_init_privs).

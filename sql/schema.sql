@@ -6,7 +6,7 @@
 CREATE SCHEMA eskit_lease;
 
 -- CACHE 1: a fence drawn later must be greater, whichever connection draws it.
-CREATE SEQUENCE eskit_lease.fence_seq AS bigint CACHE 1;
+CREATE SEQUENCE eskit_lease.fence_seq AS bigint INCREMENT 64 CACHE 1; -- as in src/liveness/pace.rs
 
 -- What positions are made of (src/position.rs). Sequences, because what is set in them is not undone by a rollback.
 CREATE SEQUENCE eskit_lease.position_base AS bigint MINVALUE 0 START 0;
@@ -199,7 +199,7 @@ CREATE INDEX _queues_group_name ON eskit_lease._queues (group_name) WHERE group_
 
 -- Items that are ready, or claimed: claim is the fence of the claim, 0 without one, so that a claim does not change a row's length.
 -- The key is the only index and pages are left half empty, so that it does not change the index either (a HOT update).
-CREATE SEQUENCE eskit_lease._item_seq AS bigint;
+CREATE SEQUENCE eskit_lease._item_seq AS bigint INCREMENT 64;
 CREATE TABLE eskit_lease._items (
     queue     integer NOT NULL,
     partition integer NOT NULL,

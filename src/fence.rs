@@ -1,9 +1,9 @@
 //! Fences: numbers that grow with every change of owner, and the check that holds at commit time.
 //!
 //! **Drawing.** A fence is `nextval` of one sequence. Before the first one in each start of shared memory the sequence is raised to
-//! the seconds since 2025 and a minute, times 2^22. It never catches up with the clock, so every incarnation of the server starts
-//! above what any older history of it can have granted: after a crash with unflushed answers, a promotion of a lagging standby, a
-//! restored dump, snapshot or point in time. The numbers of work items are raised with it, for the same reason.
+//! the seconds since 2025 and a minute, times 2^22. It never catches up with the clock ([`crate::liveness::pace`]), so every incarnation
+//! of the server starts above what any older history of it can have granted: after a crash with unflushed answers, a promotion of a
+//! lagging standby, a restored dump, snapshot or point in time. The numbers of work items are raised with it, for the same reason.
 //!
 //! **Checking.** [`fence_check`] takes S(session) and F(fence) in share mode, to the end of the transaction and without waiting, and only
 //! then reads the row and the session's slot. Whoever takes the lease from a living session holds F or S exclusively, from before
@@ -21,11 +21,13 @@ use crate::declaration::{self, Kind};
 use crate::error::{Error, Result};
 use crate::group;
 use crate::guard::{Guard, Mode};
+use crate::liveness::clock;
 use crate::liveness::databases::Counter;
+use crate::liveness::pace::Pace;
 use crate::liveness::word::State;
 use crate::seam;
 use crate::session;
-use crate::spi::Statement;
+use crate::spi::{self, Statement};
 use crate::text::Text;
 use pgrx::Uuid;
 use pgrx::pg_sys;
@@ -44,7 +46,10 @@ pub fn raise(call: &Call) {
     if !raised() {
         Guard::Raise.lock(Mode::Exclusive);
         if !raised() {
-            call.db().execute(&RAISE, vec![]);
+            for (fence, item) in call.db().run(&RAISE, vec![], |row| (row.long(1), row.long(2))) {
+                call.database.fences.begin(fence, clock::now());
+                call.database.items.begin(item, clock::now());
+            }
             call.database.raised.store(sequence, Ordering::Release);
         }
         Guard::Raise.unlock(Mode::Exclusive);
@@ -55,6 +60,27 @@ pub fn raise(call: &Call) {
 pub fn raise_again(call: &Call) {
     call.database.raised.store(0, Ordering::Release);
     raise(call);
+}
+
+/// A new fence, greater than all before.
+pub fn next(call: &Call) -> i64 {
+    let fence = spi::next(c"fence_seq");
+    hold_back(&call.database.fences, fence);
+    fence
+}
+
+/// Waits until the clock has reached a number that has just been drawn.
+pub fn hold_back(pace: &Pace, number: i64) {
+    const LONGEST: u64 = 10_000;
+    loop {
+        let ahead = pace.ahead(number, clock::now());
+        if ahead == 0 {
+            return;
+        }
+        // SAFETY: sleeps for a moment
+        unsafe { pg_sys::pg_usleep(ahead.min(LONGEST) as std::ffi::c_long) };
+        pgrx::check_for_interrupts!();
+    }
 }
 
 /// The last fence that has been drawn, or one after it.

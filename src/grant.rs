@@ -222,7 +222,7 @@ fn write(call: &Call, leases: &Leases, candidates: Vec<Candidate>) -> Vec<(Candi
         let give = |candidate: Candidate| {
             let owner = Owner {
                 session: candidate.grantee.session(),
-                fence: spi::next(c"fence_seq"),
+                fence: fence::next(call),
                 timeline: timeline(),
                 declared: candidate.declared.is_some(),
             };
@@ -250,6 +250,9 @@ fn write(call: &Call, leases: &Leases, candidates: Vec<Candidate>) -> Vec<(Candi
         ];
         let statement = if is_new { &INSERT } else { &UPDATE };
         fences.extend(call.db().run(statement, values, |row| ((row.text(1), row.int(2)), row.long(3))));
+    }
+    if let Some(last) = fences.values().max() {
+        fence::hold_back(&call.database.fences, *last);
     }
     let fence = |candidate: &Candidate| fences.get(&(candidate.resource.clone(), candidate.slot)).copied();
     candidates.into_iter().filter_map(|candidate| fence(&candidate).map(|fence| (candidate, fence))).collect()

@@ -147,3 +147,27 @@ CALL pg_temp.wait_for('state = ''free'' FROM eskit_lease.leases WHERE resource =
 SELECT held, reason FROM lease_renew('late', :fe);
 SELECT pg_temp.error_of(format('SELECT eskit_lease.fence_check(%L, %s)', 'late', :fe));
 SELECT lease_release('late', :fe);
+
+-- Nor are they drawn faster than the clock is, which an older history is judged by: what is a second ahead of it waits for that.
+SELECT session AS a FROM session_open('fast', '60 s') \gset
+CREATE FUNCTION pg_temp.reached() RETURNS bigint LANGUAGE sql AS
+'SELECT floor((extract(epoch FROM clock_timestamp()) - 1735689600 + 60) * (1 << 22))::bigint';
+SELECT setval('eskit_lease.fence_seq', pg_temp.reached() + (1 << 22)) > 0 AS set_ahead, clock_timestamp() AS began \gset
+SELECT fence AS f1 FROM lease_acquire('fast', :'a') \gset
+SELECT :f1 <= pg_temp.reached() AS behind, clock_timestamp() - :'began' > '0.5 s' AS waited;
+-- What is set by hand is not waited for.
+SELECT setval('eskit_lease.fence_seq', pg_temp.reached() + 3600::bigint * (1 << 22)) > 0 AS "set by hand";
+SELECT fence > :f1 AS greater FROM lease_acquire('by hand', :'a');
+
+-- The bits below the step are drawn by chance at each raise, and kept until the next.
+SELECT f.last_value AS before, s.increment_by AS step FROM eskit_lease.fence_seq AS f, pg_sequences AS s WHERE s.sequencename = 'fence_seq' \gset
+SELECT bool_and((f.fence - :before) % :step = 0) AS kept FROM generate_series(1, 20) AS i, lease_acquire('kept' || i, :'a') AS f;
+CREATE TEMP TABLE raised (fence bigint, item bigint);
+DO $$ BEGIN
+    FOR i IN 1..20 LOOP
+        PERFORM eskit_lease.session_sweep(1);
+        INSERT INTO raised SELECT f.last_value & 63, n.last_value & 63 FROM eskit_lease.fence_seq AS f, eskit_lease._item_seq AS n;
+    END LOOP;
+END $$;
+SELECT count(DISTINCT fence) > 1 AS fences, count(DISTINCT item) > 1 AS items FROM raised;
+SELECT session_close(:'a');

@@ -22,7 +22,7 @@ use super::Closed;
 use super::target::{Opened, Target};
 use crate::call::Call;
 use crate::table::user::Shut;
-use crate::{fence, savepoint, spi};
+use crate::{fence, savepoint};
 use pgrx::pg_sys;
 
 /// For how long a row is kept, and with how much of that left it is kept for longer; in microseconds.
@@ -96,7 +96,7 @@ fn try_keep(call: &Call, resource: &str, target: &Target) -> Result<Taken, Shut>
     row.require_room(marker_length(resource))?;
     let mut since = 0;
     let draw = || {
-        since = spi::next(c"fence_seq");
+        since = fence::next(call);
         Some(marker(resource, since))
     };
     Ok(if write(call, &row, draw, now + KEEP)? { Taken::Ours(since) } else { Taken::Busy })

@@ -73,7 +73,7 @@ fn start(
         Value::Bool(retry_in_doubt),
     ];
     let by_place = if first { None } else { again(executions, me, &role, key, retry_in_doubt) };
-    let (fence, started_at) = match by_place {
+    let (fence, started_at): (Option<i64>, _) = match by_place {
         Some((fence, started_at)) => {
             AGAIN.is_done();
             (Some(fence), started_at)
@@ -83,6 +83,9 @@ fn start(
             call.db().run(statement, values, |row| (row.get(1), row.get(2))).pop().unwrap_or_default()
         }
     };
+    if let Some(fence) = fence {
+        fence::hold_back(&call.database.fences, fence);
+    }
     call.database.add(Counter::ExecutionsBegun, 1);
     Answer { first: true, state: State::Running.name().into(), fence, result: None, started_at }
 }

@@ -70,7 +70,7 @@ impl Claimer<'_> {
     fn fence(&mut self) -> i64 {
         let call = self.call;
         *self.fence.get_or_insert_with(|| {
-            let fence = spi::next(c"fence_seq");
+            let fence = fence::next(call);
             // Whichever is first: the claim is looked for by its row if another came before with a greater fence.
             let first = &call.database.first_claim;
             first.compare_exchange(0, fence, Ordering::AcqRel, Ordering::Relaxed).ok();

@@ -9,5 +9,7 @@ use crate::{fence, spi};
 
 pub fn next(call: &Call) -> i64 {
     fence::raise(call);
-    spi::next(c"_item_seq")
+    let number = spi::next(c"_item_seq");
+    fence::hold_back(&call.database.items, number);
+    number
 }

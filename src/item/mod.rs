@@ -46,11 +46,11 @@ pub use queue::{has_items, require_no_items, require_unbound};
 use crate::call::Call;
 use crate::catalog;
 use crate::error::{Error, Result};
+use crate::fence;
 use crate::keys::partition_of;
 use crate::liveness::floors::Lane;
 use crate::table::{Flight, Key, Locked, Sight, Table, Tuple};
 use crate::text::Text;
-use crate::{fence, spi};
 use pgrx::Uuid;
 use pgrx::pg_sys::ItemPointerData;
 use std::ffi::CStr;
@@ -140,7 +140,7 @@ fn read(row: &Tuple) -> Queue {
 /// database, or of before, of which there is no row.
 pub fn expect_copies(call: &Call) {
     fence::raise_again(call);
-    call.database.first_claim.store(spi::next(c"fence_seq"), Ordering::Release);
+    call.database.first_claim.store(fence::next(call), Ordering::Release);
     // Last: until now some have passed them as claimed.
     call.shared.forget_floors(call.home.database);
 }

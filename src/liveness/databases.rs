@@ -1,5 +1,6 @@
 //! Databases: what is known of each one that has, or had, sessions since the server started.
 
+use super::pace::Pace;
 use super::slots::Home;
 use super::{Lock, Shared, clock, set_latch};
 use crate::error::{Error, Result};
@@ -118,6 +119,9 @@ pub struct Database {
     table: AtomicU32,
     /// Oid of the fence sequence that has been raised above all history in this start of shared memory.
     pub raised: AtomicU32,
+    /// Of the fences and the numbers of items that are drawn since.
+    pub fences: Pace,
+    pub items: Pace,
     /// Queues in which some session has found less than it asked for, by their bits.
     pub(super) hungry: AtomicU32,
     /// A claim of work items under this fence or a later one has a row for as long as it has items; zero before the first claim in this start of

@@ -29,6 +29,7 @@ pub mod dirty;
 pub mod floors;
 pub mod hunger;
 pub mod map;
+pub mod pace;
 mod ring;
 pub mod slots;
 pub mod wait;
