@@ -419,6 +419,12 @@ def test_no_room(pair):
             session = Session(conn, ttl="10 s")
             wait_until(lambda: pair.primary.logged("no free background worker slot for the confirmer"))
             assert not beats(session, 0.3)
+            # Where there is nobody to ask it takes no process.
+            pair.primary.set(synchronous_standby_names="")
+            wait_until(lambda: trusted(session))
+            pair.primary.set(synchronous_standby_names=None)
+            wait_until(lambda: not trusted(session), 30)
     finally:
+        pair.primary.set(synchronous_standby_names=None)
         pair.primary.query("ALTER SYSTEM RESET max_worker_processes")
         pair.primary.restart()

@@ -22,8 +22,8 @@
 //! minor versions of PostgreSQL) acknowledge nothing. Flushed is enough, whatever `synchronous_commit` asks for: a standby
 //! that is promoted replays all that it has flushed.
 //!
-//! Where `synchronous_standby_names` is empty nobody can be asked, which is the operator's decision: confirmations and grants then count at once. A start of
-//! shared memory knows of none, so that an isolated primary cannot vouch again by being restarted.
+//! Where `synchronous_standby_names` is empty nobody can be asked, which is the operator's decision: grants then count at once, and the launcher itself
+//! confirms once per interval, so that no process is needed for it. A start of shared memory knows of none, so that an isolated primary cannot vouch again by being restarted.
 //!
 //! The promise holds where every standby that may be promoted must acknowledge, for as long as the clocks run: one machine that is stopped
 //! without its `CLOCK_BOOTTIME` counting on (a virtual one, paused by its host) does not know how late it is. A client relies on what it was
@@ -43,7 +43,7 @@ pub fn is_on() -> bool {
 }
 
 /// Whether there is anybody to ask, by the settings.
-fn has_synchronous_standbys() -> bool {
+pub fn has_synchronous_standbys() -> bool {
     // SAFETY: null, or the text of a setting
     unsafe { !pg_sys::SyncRepStandbyNames.is_null() && *pg_sys::SyncRepStandbyNames != 0 }
 }

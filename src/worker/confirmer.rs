@@ -8,8 +8,8 @@
 //! It does not wait as a commit does, in PostgreSQL's queue of those who wait for standbys: there a process holds off what others ask of all
 //! processes, and CREATE and DROP DATABASE would wait for the standbys too; a cancel would end the wait; and changed settings would not be seen.
 //!
-//! The launcher keeps it: it has the confirmer started while the setting is not zero, ended when it is, and takes it along when it exits
-//! itself. Should two ever run at a time, both tell the truth.
+//! The launcher keeps it: it has the confirmer started while the setting is not zero and there are standbys to ask, ended when that is no longer so,
+//! and takes it along when it exits itself. Without standbys to ask the launcher confirms by itself. Should two ever run at a time, both tell the truth.
 
 use super::{handle_signals, report_activity, report_idle, sleep, start};
 use crate::liveness::{Shared, clock, confirm, shared};
@@ -120,6 +120,12 @@ impl Keeper {
         }
         if self.since == 0 {
             self.since = now;
+        }
+        if !confirm::has_synchronous_standbys() {
+            end();
+            shared.confirm(now);
+            self.tell(shared, now);
+            return now + interval().min(LOOK_EVERY);
         }
         if HANDLE.get().is_null() && self.not_before <= now {
             self.start(now);
