@@ -77,6 +77,9 @@ COMMENT ON FUNCTION eskit_lease.group_release_many(text, integer[], bigint[]) IS
 ALTER SEQUENCE eskit_lease.fence_seq INCREMENT 64;
 ALTER SEQUENCE eskit_lease._item_seq INCREMENT 64;
 
+-- The free permits of a semaphore, where there are many others.
+CREATE INDEX _leases_free ON eskit_lease._leases (resource, slot) WHERE session IS NULL AND declared;
+
 -- The last block: new ones belong above it. What this script has made gets no privileges but its owner's, whatever ALTER DEFAULT PRIVILEGES
 -- gives; and where it takes the place of what is dropped above, under the same name, the privileges of that. Those must be such as pg_dump dumps: what
 -- a script grants would count as a part of the extension (pg_init_privs).

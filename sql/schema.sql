@@ -92,6 +92,8 @@ CREATE TABLE eskit_lease._leases (
 CREATE INDEX _leases_session ON eskit_lease._leases (session, resource) WHERE session IS NOT NULL;
 -- Slot 0 is found by its name; a fence of another slot, by this.
 CREATE INDEX _leases_fence ON eskit_lease._leases (resource, fence) WHERE slot > 0;
+-- The free permits of a semaphore, where there are many others.
+CREATE INDEX _leases_free ON eskit_lease._leases (resource, slot) WHERE session IS NULL AND declared;
 CREATE INDEX _leases_released_at ON eskit_lease._leases (released_at) WHERE session IS NULL;
 
 -- What became of leases (src/history.rs). No unique key: who writes waits for nobody.

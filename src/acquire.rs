@@ -213,8 +213,18 @@ fn look_at_own(me: SlotRef, row: &LeaseRow, holder: &Holder) -> Option<Look> {
 
 fn look_at_permits(call: &Call, me: SlotRef, resource: &str, declaration: &Declaration) -> Result<Look> {
     declaration::require_leasable(resource, declaration)?;
-    let permits = semaphore::survey(call, resource, declaration, &|_| false);
     let declared = Some((declaration.kind, declaration.slots));
+    let spread = |mut choices: Vec<(i32, Option<LeaseRow>)>| {
+        // Those who come at the same time begin with different ones.
+        let first = me.session().as_bytes().iter().fold(0, |sum, byte| sum + usize::from(*byte)) % choices.len();
+        choices.rotate_left(first);
+        choices
+    };
+    let free = semaphore::some_free(resource, declaration, me.session());
+    if !free.is_empty() {
+        return Ok(Look::Wanted(Wanted { declared, choices: spread(free), ..Wanted::default() }));
+    }
+    let permits = semaphore::survey(call, resource, declaration, &|_| false);
     // A permit in grace is no reason for a second one.
     let mine = permits.held.iter().find(|(row, _)| row.session == Some(me.session()));
     if let Some(own) = mine.into_iter().chain(&permits.held).find_map(|(row, holder)| look_at_own(me, row, holder)) {
@@ -233,11 +243,7 @@ fn look_at_permits(call: &Call, me: SlotRef, resource: &str, declaration: &Decla
     if declaration.kind == Kind::Bridge {
         return Ok(Look::Answer(Answer::refused("bridged")));
     }
-    let mut choices = permits.free;
-    // Those who come at the same time begin with different ones.
-    let first = me.session().as_bytes().iter().fold(0, |sum, byte| sum + usize::from(*byte)) % choices.len();
-    choices.rotate_left(first);
-    Ok(Look::Wanted(Wanted { declared, choices, gone: permits.gone, ..Wanted::default() }))
+    Ok(Look::Wanted(Wanted { declared, choices: spread(permits.free), gone: permits.gone, ..Wanted::default() }))
 }
 
 /// Has a refused session wait in the queue, unless it is not to be granted anything.

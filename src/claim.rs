@@ -1,10 +1,11 @@
 //! The row of a lease as it stands, and the claim to it. See [`crate::table`] for why nothing here waits or fails.
 
+use crate::catalog;
 use crate::spi::Value;
 use crate::table::{Flight, Key, Locked, Sight, Table, Tuple, page_of};
 use crate::text::Text;
 use pgrx::Uuid;
-use pgrx::pg_sys::{self, Datum, ItemPointerData, TransactionId};
+use pgrx::pg_sys::{self, Datum, ItemPointerData, Oid, TransactionId};
 
 /// A slot of a resource: the permit of a semaphore, the partition of a group; slot 0 of an exclusive lease.
 pub type Seat = (String, i32);
@@ -159,6 +160,20 @@ impl Leases {
         (slots, arriving)
     }
 
+    /// Whether any slot from one on has a holder, living or not, or is in another transaction's hands.
+    pub fn is_any_taken(&self, resource: &str, from: i32) -> bool {
+        let key = [Key::Text(resource), Key::IntFrom(from)];
+        let taken =
+            |row: &Tuple, flight| (flight != Flight::None || row.get::<Uuid>(column::SESSION).is_some()).then_some(());
+        // A dirty scan misses a row that is just being moved.
+        [Sight::Dirty, Sight::Latest].into_iter().any(|sight| self.0.scan(sight, &key, taken).is_some())
+    }
+
+    /// Whether a slot may have a row.
+    pub fn has_entry(&self, resource: &str, slot: i32) -> bool {
+        self.0.has_entry(&[Key::Text(resource), Key::Int(slot)])
+    }
+
     /// The rows of a resource that are committed, or were written by this transaction; in the order of slots.
     pub fn rows(&self, resource: &str) -> Vec<LeaseRow> {
         let mut rows = Vec::new();
@@ -305,6 +320,25 @@ pub fn held_by(sessions: &[Uuid], most: usize, skip: usize) -> Vec<(Seat, LeaseR
         Some(((row.get::<Text>(column::RESOURCE)?.0, lease.slot), lease))
     };
     page_of(&Held::open().0, sessions, most, skip, seat)
+}
+
+/// Up to `most` rows of free slots of a declared resource. None where versions before 0.3.0 have not made the index.
+pub fn free_rows(resource: &str, most: usize) -> Vec<LeaseRow> {
+    let (index, mut rows) = (c"_leases_free", Vec::new());
+    if catalog::relation(index) != Oid::INVALID {
+        Table::open(c"_leases", index).scan(Sight::Latest, &[Key::Text(resource)], |row, _| {
+            rows.push(LeaseRow::read(row));
+            (rows.len() == most).then_some(())
+        });
+    }
+    rows
+}
+
+/// Whether a session has a slot of a resource, or another transaction is giving it one or taking one from it.
+pub fn may_have_any(resource: &str, session: Uuid) -> bool {
+    let key = [Key::Uuid(session), Key::Text(resource)];
+    let held = Held::open();
+    [Sight::Dirty, Sight::Latest].into_iter().any(|sight| held.0.scan(sight, &key, |_, _| Some(())).is_some())
 }
 
 /// The rows of the leases that a session has of one resource.

@@ -151,7 +151,7 @@ fn free_among(
         let row = seen.get(resource).filter(|row| row.slot == 0);
         match row.map_or_else(|| leases.glance(resource, 0), |row| Probe::Row(*row)) {
             Probe::Row(row) if row.declared && declaration::of(resource).is_some() => {
-                free.insert(resource.clone(), free_permits(call, resource, letting_go, result));
+                free.insert(resource.clone(), free_permits(call, resource, seen.get(resource), letting_go, result));
             }
             Probe::Row(row) if row.session.is_none() || letting_go(&row) => {
                 free.insert(resource.clone(), exclusive(Some(row)));
@@ -161,7 +161,7 @@ fn free_among(
                 result.busy.insert(resource.clone());
             }
             Probe::InFlight(_) | Probe::Absent if declaration::of(resource).is_some() => {
-                free.insert(resource.clone(), free_permits(call, resource, letting_go, result));
+                free.insert(resource.clone(), free_permits(call, resource, seen.get(resource), letting_go, result));
             }
             Probe::InFlight(_) => {
                 result.busy.insert(resource.clone());
@@ -191,18 +191,24 @@ fn free_among(
 fn free_permits(
     call: &Call,
     resource: &str,
+    seen: Option<&LeaseRow>,
     letting_go: &dyn Fn(&LeaseRow) -> bool,
     result: &mut HandOver,
 ) -> Vec<Free> {
     let Some(declaration) = declaration::of(resource).filter(|known| known.kind != Kind::Group) else {
         return Vec::new();
     };
+    let declared = Some((declaration.kind, declaration.slots));
+    // What is given up goes to the first in line, whoever has the others.
+    let given_up = seen.filter(|row| letting_go(row) && semaphore::is_one_of_many(resource, &declaration, row.slot));
+    if let Some(row) = given_up {
+        return vec![Free { slot: row.slot, row: Some(*row), declared, gone: [].into() }];
+    }
     let permits = semaphore::survey(call, resource, &declaration, letting_go);
     if permits.in_flight {
         result.busy.insert(resource.to_owned());
     }
     result.held.extend(permits.held.into_iter().map(|(row, _)| (resource.to_owned(), row)));
-    let declared = Some((declaration.kind, declaration.slots));
     let of = |(slot, row)| Free { slot, row, declared, gone: permits.gone.clone() };
     permits.free.into_iter().rev().map(of).collect()
 }

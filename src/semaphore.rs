@@ -8,13 +8,18 @@
 //! lock on the declaration, so that what is counted under it stands: the number of holders then falls with each permit that comes back.
 //! A permit is free then because holders are dead, whichever slots these have. So the grant records their deaths ([`crate::session::death`]):
 //! a restart would else revive one more holder than there are permits.
+//!
+//! Counting reads the rows of all holders. Where no slot beyond the permits is taken, each free slot is a permit of its own, and one of them
+//! is found without a count: by the index of free rows, or by a look at slots that are drawn by chance, for one without a row. That is
+//! tried first where there are many permits, by sessions that have none. Only a count can tell that all permits are held.
 
 use crate::call::{Call, enter, text_arg};
-use crate::claim::{LeaseRow, Leases, Probe};
+use crate::claim::{self, LeaseRow, Leases, Probe};
 use crate::declaration::{self, Declaration, Kind};
 use crate::error::Result;
 use crate::guard::Guard;
 use crate::holders::{Holder, Holders};
+use crate::session::takeover;
 use crate::spi;
 use crate::text::Text;
 use pgrx::Uuid;
@@ -36,6 +41,45 @@ pub struct Permits {
     pub arriving: Vec<Uuid>,
     /// Dead holders that had to be counted as gone for the slots to be free: of any slot, while slots are taken that there are no permits for.
     pub gone: Rc<[Uuid]>,
+}
+
+/// Semaphores of no more permits are always counted.
+const FEW: i32 = 64;
+/// Free rows that are offered to a session, and slots that are looked at for one without a row.
+const MOST: usize = 64;
+const TRIES: u64 = 16;
+
+/// Slots of a semaphore with many permits that are free for a session, found without counting its holders. Empty where it is to be counted.
+pub fn some_free(resource: &str, declaration: &Declaration, session: Uuid) -> Vec<(i32, Option<LeaseRow>)> {
+    let none = Vec::new();
+    if declaration.kind != Kind::Semaphore || declaration.slots <= FEW {
+        return none;
+    }
+    // In this order: what leaves the session for its grace is seen in one of both.
+    if claim::may_have_any(resource, session) || takeover::has_grace(session) {
+        return none;
+    }
+    let leases = Leases::open();
+    if leases.is_any_taken(resource, declaration.slots) {
+        return none;
+    }
+    let rows = claim::free_rows(resource, MOST).into_iter().filter(|row| row.slot < declaration.slots);
+    let free: Vec<_> = rows.map(|row| (row.slot, Some(row))).collect();
+    if !free.is_empty() {
+        return free;
+    }
+    let (first, _) = session.as_bytes().split_at(8);
+    let first = first.iter().fold(0u64, |number, byte| number << 8 | u64::from(*byte));
+    let slots = u64::from(declaration.slots.cast_unsigned());
+    // The odd factor spreads the tries over the slots.
+    let tries = (1..=TRIES).map(|n| (first.wrapping_mul(2 * n + 1) % slots) as i32);
+    tries.filter(|slot| !leases.has_entry(resource, *slot)).map(|slot| (slot, None)).take(1).collect()
+}
+
+/// Whether a slot that the caller lets go of may be handed over without counting the permits.
+pub fn is_one_of_many(resource: &str, declaration: &Declaration, slot: i32) -> bool {
+    let many = declaration.kind == Kind::Semaphore && declaration.slots > FEW && slot < declaration.slots;
+    many && !Leases::open().is_any_taken(resource, declaration.slots)
 }
 
 /// Counts the permits. `letting_go` says of a row that this transaction releases it.

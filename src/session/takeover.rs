@@ -126,6 +126,11 @@ fn graces() -> Table {
     Table::open(c"_sessions", c"_sessions_grace_of")
 }
 
+/// Whether a session may take back any lease that is in grace.
+pub fn has_grace(session: Uuid) -> bool {
+    !page_of(&graces(), &[session], 1, 0, |row| row.get::<Uuid>(1)).is_empty()
+}
+
 /// Up to so many seats that a session has.
 fn held(session: Uuid, most: usize) -> Vec<Seat> {
     claim::held_by(&[session], most, 0).into_iter().map(|(seat, _)| seat).collect()

@@ -54,6 +54,8 @@ pub enum Key<'a> {
     Uuid(Uuid),
     /// This number or a greater one; only as the last.
     From(i64),
+    /// The same of an integer.
+    IntFrom(i32),
     /// A greater text than this; only as the last.
     After(&'a str),
 }
@@ -305,6 +307,7 @@ impl Table {
                 Key::Uuid(uuid) => (equal, pg_sys::F_UUID_EQ, Datum::from(uuid.as_bytes().as_ptr())),
                 Key::After(text) => (pg_sys::BTGreaterStrategyNumber, pg_sys::F_TEXT_GT, text_datum(text)),
                 Key::From(least) => (pg_sys::BTGreaterEqualStrategyNumber, pg_sys::F_INT8GE, Datum::from(*least)),
+                Key::IntFrom(least) => (pg_sys::BTGreaterEqualStrategyNumber, pg_sys::F_INT4GE, Datum::from(*least)),
             };
         }
         // SAFETY: both relations are open; the values match the key's columns (text, integers, uuid), which are sorted by the collations of

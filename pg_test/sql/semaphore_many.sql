@@ -1,0 +1,56 @@
+-- A permit of many is acquired, released and handed over without a look at all holders. What is read is counted, not timed.
+\i pg_test/sql/include/worker_off.psql
+CREATE FUNCTION pg_temp.rows_read() RETURNS bigint LANGUAGE sql AS $$
+    SELECT pg_stat_get_xact_tuples_fetched('eskit_lease._leases'::regclass) + pg_stat_get_xact_tuples_fetched('eskit_lease._leases_pkey'::regclass)
+$$;
+SELECT semaphore_create('many', 1000);
+CREATE TEMPORARY TABLE holders AS
+SELECT n, s.session, a.fence, a.slot FROM generate_series(1, 1000) AS n, session_open('h' || n, '1 hour') AS s, lease_acquire('many', s.session) AS a;
+SELECT count(DISTINCT slot) AS slots, count(fence) AS granted FROM holders;
+SELECT session AS me FROM session_open('me', '1 hour') \gset
+SELECT session AS waiter FROM session_open('waiter', '1 hour') \gset
+-- That all are held, a count tells.
+BEGIN;
+SELECT pg_temp.rows_read() AS before \gset
+SELECT reason FROM lease_acquire('many', :'me');
+SELECT pg_temp.rows_read() - :before >= 1000 AS all;
+COMMIT;
+SELECT lease_release('many', fence) FROM holders WHERE n = 500;
+
+BEGIN;
+SELECT pg_temp.rows_read() AS before \gset
+SELECT fence AS f, reason FROM lease_acquire('many', :'me') \gset
+SELECT :'reason' AS reason, pg_temp.rows_read() - :before < 50 AS few;
+SELECT slot = (SELECT slot FROM holders WHERE n = 500) AS same FROM leases WHERE resource = 'many' AND fence = :f;
+COMMIT;
+SELECT reason FROM lease_acquire('many', :'me');
+SELECT reason FROM lease_acquire('many', :'waiter');
+SELECT reason FROM lease_acquire('many', :'waiter', true);
+BEGIN;
+SELECT pg_temp.rows_read() AS before \gset
+SELECT lease_release('many', :f);
+SELECT pg_temp.rows_read() - :before < 50 AS few;
+COMMIT;
+SELECT consumer FROM leases WHERE resource = 'many' AND consumer NOT LIKE 'h%';
+
+-- A permit in grace is no reason for a second one.
+SELECT fence AS f FROM lease_acquire('many', :'waiter') \gset
+SELECT lease_release('many', :f, '1 hour');
+SELECT lease_release('many', fence) FROM holders WHERE n = 501;
+SELECT fence = :f AS same, reason FROM lease_acquire('many', :'waiter');
+SELECT count(*) FROM leases WHERE resource = 'many' AND consumer = 'waiter';
+-- While one is held that there is no permit for any more, all are counted.
+SELECT semaphore_resize('many', 999);
+SELECT lease_release('many', fence) FROM holders WHERE slot = (SELECT slot FROM holders WHERE slot < 999 AND n NOT IN (500, 501) ORDER BY n LIMIT 1);
+SELECT held <= 999 AS fits FROM semaphores;
+SELECT reason FROM lease_acquire('many', :'me');
+SELECT held <= 999 AS fits FROM semaphores;
+SELECT session AS other FROM session_open('other', '1 hour') \gset
+SELECT reason FROM lease_acquire('many', :'other');
+-- A dead holder's permit is found, by a count.
+SELECT session_close(session) FROM holders WHERE n = 700;
+SELECT reason FROM lease_acquire('many', :'other');
+
+SELECT count(*) > 0 AS closed FROM (SELECT session_close(session) FROM sessions) AS s;
+SELECT semaphore_drop('many');
+SELECT count(*) FROM sessions;
