@@ -343,10 +343,15 @@ pub fn may_have_any(resource: &str, session: Uuid) -> bool {
 
 /// The rows of the leases that a session has of one resource.
 pub fn of_session(resource: &str, session: Uuid) -> Vec<LeaseRow> {
+    some_of_session(resource, session, usize::MAX)
+}
+
+/// The same, up to so many.
+pub fn some_of_session(resource: &str, session: Uuid, most: usize) -> Vec<LeaseRow> {
     let mut found = Vec::new();
     Held::open().0.scan(Sight::Latest, &[Key::Uuid(session), Key::Text(resource)], |row, _| {
         found.push(LeaseRow::read(row));
-        None::<()>
+        (found.len() >= most).then_some(())
     });
     found
 }

@@ -250,7 +250,7 @@ SELECT count(*) FROM item_claim('large key', :'m', 1000);
 SELECT count(*) FROM item_claim('large key', :'m', 1000);
 SELECT pg_temp.large('large', 40, clock_timestamp() + '1 hour'), pg_temp.large('large key', 40, clock_timestamp() + '1 hour');
 -- Their time comes; a sweep has floors forgotten, as after a restore.
-WITH due AS (UPDATE eskit_lease._later SET due = id WHERE queue IN (SELECT number FROM eskit_lease._queues WHERE queue LIKE 'large%') RETURNING id)
+WITH due AS (UPDATE eskit_lease._later SET due = 1 WHERE queue IN (SELECT number FROM eskit_lease._queues WHERE queue LIKE 'large%') RETURNING id)
 SELECT count(*) FROM due;
 SELECT ended IS NOT NULL AS swept FROM session_sweep();
 SELECT count(*) FROM item_claim('large', :'m', 1000);
@@ -298,6 +298,42 @@ END $$;
 SELECT count(*), count(*) FILTER (WHERE (payload #>> '{}')::int % 15 IN (0, 3, 5, 6, 9, 10, 12)) AS wrong FROM items WHERE queue = 'nested';
 SELECT count(*) FROM item_claim('nested', :'m', 1000);
 SELECT queue_drop('nested', true);
+
+-- Of many partitions a claim looks at those only in which something may be had.
+SELECT group_create('wide', 300, 'range', '1 hour');
+SELECT queue_create('wide', group_name => 'wide'), queue_create('wide key', ordering => 'key', group_name => 'wide');
+SELECT group_join('wide', :'m') > 0 AS joined;
+SELECT count(*) FROM group_assignment('wide', :'m') WHERE state = 'owned';
+CREATE FUNCTION pg_temp.looks() RETURNS bigint LANGUAGE sql AS $$
+    SELECT sum(pg_stat_get_xact_numscans(index)) FROM unnest(ARRAY['eskit_lease._items_pkey', 'eskit_lease._later_pkey']::regclass[]) AS index
+$$;
+SELECT count(*) FROM unnest(ARRAY['wide', 'wide key']) AS queue, item_claim(queue, :'m');
+BEGIN;
+SELECT pg_temp.looks() AS looks \gset
+SELECT count(*) FROM unnest(ARRAY['wide', 'wide key']) AS queue, item_claim(queue, :'m');
+SELECT pg_temp.looks() - :looks AS looks;
+COMMIT;
+-- What is added, comes due, is given back, or claimed and rolled back is found again.
+SELECT array_length(item_add_many('wide', ARRAY['1', '2', '3']::jsonb[], ARRAY['a', 'b', 'c']), 1), item_add('wide key', '1', 'a') > 0 AS added;
+BEGIN;
+SELECT pg_temp.looks() AS looks \gset
+SELECT count(*) FROM item_claim('wide', :'m', 10);
+SELECT count(*) FROM item_claim('wide', :'m', 10);
+SELECT pg_temp.looks() - :looks < 30 AS few;
+ROLLBACK;
+SELECT count(*) FROM item_claim('wide key', :'m', 10);
+SELECT count(*), min(fence) AS f, array_agg(id) AS ids FROM item_claim('wide', :'m', 10) \gset
+SELECT :count;
+SELECT count(*) FROM item_claim('wide', :'m', 10);
+SELECT item_unclaim(:'ids', :f);
+SELECT count(*), min(fence) AS f, array_agg(id) AS ids FROM item_claim('wide', :'m', 10) \gset
+SELECT :count;
+SELECT item_fail(id, :f, 'again', '1 s') FROM unnest(:'ids'::bigint[]) AS id;
+SELECT count(*) FROM item_claim('wide', :'m', 10);
+CALL pg_temp.wait_for($$clock_timestamp() > (SELECT max(run_at) FROM eskit_lease.items WHERE queue = 'wide')$$);
+SELECT count(*) FROM item_claim('wide', :'m', 10);
+SELECT group_leave('wide', :'m');
+SELECT queue_drop('wide', true), queue_drop('wide key', true), group_drop('wide');
 
 -- Refused, and nothing is changed.
 SELECT session AS z FROM session_open('z', '1 hour') \gset

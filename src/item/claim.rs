@@ -3,13 +3,15 @@
 mod ordered;
 
 use super::moves::Claimed;
-use super::{Claim, ITEMS, LATER, MAX_CLAIM, MAX_CLAIM_BYTES, Order, Queue, column, dead, id, lane, moves, partitions};
+use super::partitions::Owned;
+use super::{Claim, ITEMS, LATER, MAX_CLAIM, MAX_CLAIM_BYTES, Order, Queue, column, dead, id, lane, moves};
 use crate::acquire::grantee;
 use crate::call::{Call, enter, text_arg};
 use crate::error::{Error, Result};
 use crate::json::Jsonb;
 use crate::liveness::floors::{Lane, Start};
 use crate::liveness::slots::SlotRef;
+use crate::liveness::spans::Noted;
 use crate::session::touch;
 use crate::spi::{self, Statement, Value};
 use crate::table::{Flight, Key, Locked, Sight, Table, Tuple};
@@ -51,6 +53,8 @@ struct Claimer<'a> {
     bytes: usize,
     /// Lanes that have been looked at, as they were before.
     seen: Vec<(Lane, Start)>,
+    /// What was known of the queue's partitions before the last look, in a group's queue.
+    noted: Vec<Noted>,
     /// When something becomes due that has been seen not to be.
     next_due: Option<i64>,
     /// The last fence whose claim has been looked for, and whether it has a row.
@@ -100,8 +104,9 @@ impl Claimer<'_> {
         if from_beginning { start.at_the_beginning() } else { start }
     }
 
-    /// Claims what is ready in a partition. `from_beginning`: this transaction has freed something below the floor.
-    fn ready(&mut self, partition: i32, from_beginning: bool) {
+    /// Claims what is ready in a partition. `from_beginning`: this transaction has freed something below the floor. Whether nothing more is to
+    /// be had.
+    fn ready(&mut self, partition: i32, from_beginning: bool) -> bool {
         let lane = lane(self.call, ITEMS, self.queue.number, partition);
         let start = self.start(lane, from_beginning);
         let items = Table::open(ITEMS, c"_items_pkey");
@@ -131,6 +136,7 @@ impl Claimer<'_> {
             self.call.seam().places(lane, first, true);
         }
         self.call.shared.raise(lane, start, stop);
+        stop == i64::MAX
     }
 
     /// Claims the row that the scan stands at, if nobody has it in hand.
@@ -147,8 +153,8 @@ impl Claimer<'_> {
         mine
     }
 
-    /// Claims what has become due in a partition.
-    fn due(&mut self, partition: i32) {
+    /// Claims what has become due in a partition. Until when nothing more becomes so, if that is known.
+    fn due(&mut self, partition: i32) -> Option<i64> {
         let lane = lane(self.call, LATER, self.queue.number, partition);
         let start = self.start(lane, false);
         let later = Table::open(LATER, c"_later_pkey");
@@ -181,6 +187,7 @@ impl Claimer<'_> {
             self.take_due(partition, due, id, id::next(self.call));
         }
         self.call.shared.raise(lane, start, stop);
+        (stop > now).then_some(stop)
     }
 
     /// Moves an item that is due and locked to those that are claimed.
@@ -191,42 +198,62 @@ impl Claimer<'_> {
         self.taken.extend(taken.map(|(key, payload, attempt)| Taken { partition, place, id, key, payload, attempt }));
     }
 
-    fn look(&mut self, partitions: &[i32], from_beginning: bool) {
+    /// Looks at the partition that all have, or at the session's in which something may be had.
+    fn look(&mut self, owned: Option<&Owned>, from_beginning: bool) {
         self.seen.clear();
         self.next_due = None;
-        for partition in partitions {
-            if self.queue.order != Order::None {
-                if self.has_all() {
-                    return;
-                }
-                Look::of(self, *partition, from_beginning).claim();
-                continue;
+        let Some(owned) = owned else {
+            self.look_at(0, from_beginning);
+            return;
+        };
+        let noted = owned.note();
+        self.next_due = owned.next_due(&noted);
+        for partition in owned.candidates(&noted) {
+            if self.has_all() {
+                break;
             }
-            for ready in [false, true] {
-                match ready {
-                    _ if self.has_all() => return,
-                    false => self.due(*partition),
-                    true => self.ready(*partition, from_beginning),
-                }
+            let lane = lane(self.call, ITEMS, self.queue.number, partition);
+            let turn = self.call.shared.span_turn(lane);
+            if let Some(due) = self.look_at(partition, from_beginning) {
+                self.call.shared.pass_over(lane, turn, due);
             }
+        }
+        self.noted = noted;
+    }
+
+    /// Claims from a partition. Until when nothing more is to be had, if that is known.
+    fn look_at(&mut self, partition: i32, from_beginning: bool) -> Option<i64> {
+        if self.queue.order != Order::None {
+            return Look::of(self, partition, from_beginning).claim();
+        }
+        let due = self.due(partition);
+        if self.has_all() || !self.ready(partition, from_beginning) { None } else { due }
+    }
+
+    /// Whether nothing has become free since the look began.
+    fn is_turn(&self, owned: Option<&Owned>) -> bool {
+        match owned {
+            // Of many lanes not all have floors, so their spans are asked.
+            Some(owned) => self.noted.iter().zip(&owned.note()).all(|(before, now)| before.is_same_turn(now)),
+            None => self.seen.iter().all(|(lane, start)| self.call.shared.is_turn(*lane, *start)),
         }
     }
 
     /// Looks until there is enough, or nothing more and the session is known to be hungry.
-    fn claim(&mut self, me: SlotRef, partitions: &[i32]) -> Result<()> {
-        self.look(partitions, false);
+    fn claim(&mut self, me: SlotRef, owned: Option<&Owned>) {
+        self.look(owned, false);
         if !self.has_all() && dead::free_dead(self.call) {
-            self.look(partitions, true);
+            self.look(owned, true);
         }
         for _ in 1..LOOKS {
             if self.has_all() {
                 break;
             }
             self.hungers(me);
-            if self.seen.iter().all(|(lane, start)| self.call.shared.is_turn(*lane, *start)) {
-                return Ok(());
+            if self.is_turn(owned) {
+                return;
             }
-            self.look(partitions, false);
+            self.look(owned, false);
         }
         if self.taken.len() < self.want && self.is_full() {
             // There may be more, so who then waits for it is not to wait.
@@ -234,7 +261,6 @@ impl Claimer<'_> {
         } else if !self.has_all() {
             self.hungers(me);
         }
-        Ok(())
     }
 
     /// Has the session woken when there is more, or when something that has been seen becomes due.
@@ -318,10 +344,12 @@ fn item_claim(
         taken,
         bytes: 0,
         seen: Vec::new(),
+        noted: Vec::new(),
         next_due: None,
         known: None,
     };
-    claimer.claim(me, &partitions::of(&queue, session)?)?;
+    let owned = Owned::of(&call, &queue, session)?;
+    claimer.claim(me, owned.as_ref());
     let Some(fence) = claimer.fence.filter(|_| !claimer.taken.is_empty()) else {
         return Ok(row::TableIterator::of(Vec::new()));
     };

@@ -87,7 +87,7 @@ impl Shared {
         unsafe { std::slice::from_raw_parts_mut(self.floors.add(lane.bucket() * WAYS), WAYS) }
     }
 
-    fn next_turn(&self) -> u64 {
+    pub(super) fn next_turn(&self) -> u64 {
         self.header.turns.fetch_add(1, Ordering::Relaxed) + 1
     }
 
@@ -119,6 +119,8 @@ impl Shared {
     pub fn lower(&self, lane: Lane, to: i64) {
         let _held = self.lock(Lock::Floors, true);
         // SAFETY: under the lock
+        unsafe { self.stir(lane) };
+        // SAFETY: as above
         if let Some(known) = unsafe { self.ways(lane) }.iter_mut().find(|floor| floor.lane == lane) {
             match to {
                 NOWHERE => known.stirred = self.next_turn(),
@@ -149,6 +151,8 @@ impl Shared {
     /// Forgets the floors of a database: more has become free than anybody has noted.
     pub fn forget_floors(&self, database: u32) {
         let _held = self.lock(Lock::Floors, true);
+        // SAFETY: under the lock
+        unsafe { self.forget_spans(database) };
         for index in 0..FLOORS {
             // SAFETY: within the array, under the lock
             let floor = unsafe { &mut *self.floors.add(index) };

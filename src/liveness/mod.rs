@@ -14,7 +14,7 @@
 //! * **Uuid to slot** is a partitioned hash table of PostgreSQL's, each partition under its own LWLock ([`Lock::Map`]). Reclaiming
 //!   a slot and entering one happen under the partition's exclusive lock, so there is never a slot without its entry.
 //! * **Free slots** and the table of databases are under [`Lock::Alloc`], the **dirty ring** under [`Lock::Ring`], the **floors** of
-//!   queues of work items under [`Lock::Floors`].
+//!   queues of work items, and their **spans**, under [`Lock::Floors`].
 //! * No two of these locks are held together, and none over anything that can raise: no allocation by PostgreSQL, no catalog.
 //!
 //! Latches of the launcher and of database workers are kept as pointers into PostgreSQL's array of processes. A stale one wakes a
@@ -32,6 +32,7 @@ pub mod map;
 pub mod pace;
 mod ring;
 pub mod slots;
+pub mod spans;
 pub mod wait;
 pub mod word;
 
@@ -48,6 +49,7 @@ use map::MapEntry;
 use pgrx::pg_sys;
 use ring::Entry;
 use slots::Slot;
+use spans::{SPANS, Span};
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
@@ -95,6 +97,7 @@ pub struct Shared {
     ring_size: usize,
     pending: &'static [Pending],
     floors: *mut Floor,
+    spans: *mut Span,
     /// Of each session, in which queues it has found less than it asked for, and until when (see [`hunger`]).
     hunger: &'static [Hunger],
     /// Of each block of slots, how many of these are hungry.
@@ -264,6 +267,7 @@ unsafe extern "C-unwind" fn request() {
             ring::chains(count(&settings::RING_SIZE)) * size_of::<u32>(),
             pending_count() * size_of::<Pending>(),
             FLOORS * size_of::<Floor>(),
+            SPANS * size_of::<Span>(),
             sessions * size_of::<Hunger>(),
             blocks * size_of::<AtomicU32>(),
             sessions * size_of::<AtomicU64>(),
@@ -323,6 +327,7 @@ unsafe extern "C-unwind" fn startup() {
             ring_size,
             pending: std::slice::from_raw_parts(array(c"eskit_lease prepared", pending_count()), pending_count()),
             floors: array(c"eskit_lease floors", FLOORS),
+            spans: array(c"eskit_lease spans", SPANS),
             hunger: std::slice::from_raw_parts(array(c"eskit_lease hunger", sessions), sessions),
             hungry: std::slice::from_raw_parts(array(c"eskit_lease hungry", blocks), blocks),
             unproven: std::slice::from_raw_parts(array(c"eskit_lease unproven", sessions), sessions),

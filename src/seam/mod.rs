@@ -163,6 +163,18 @@ impl Seam {
         self.note_once(What::Places { lane, from, claimed });
     }
 
+    /// The partitions in which this transaction has made items of a queue free; `None`: in more than are noted.
+    pub fn freed(self, queue: i32) -> Option<HashSet<i32>> {
+        let of = |note: &Note| match note.what {
+            What::Places { lane, claimed: false, .. } if lane.queue == queue => Some(lane.partition),
+            _ => None,
+        };
+        NOTES.with_borrow(|notes| {
+            let all = notes.list.iter().any(|note| matches!(note.what, What::AllPlaces));
+            (!all).then(|| notes.list.iter().filter_map(of).collect())
+        })
+    }
+
     /// Items have become free in a queue if this commits.
     pub fn items(self, queue: i32, name: &str) {
         self.note_once(What::Items { queue, name: name.to_owned() });

@@ -75,7 +75,8 @@ impl<'a, 'b> Look<'a, 'b> {
         Look { claimer, partition, heads, met: HashSet::new(), moment, now, ready, due, found: Vec::new() }
     }
 
-    pub(super) fn claim(mut self) {
+    /// Claims. Until when nothing more is to be had, if that is known.
+    pub(super) fn claim(mut self) -> Option<i64> {
         let head = match self.claimer.queue.order {
             Order::Fifo => self.heads.find(self.partition, ""),
             _ => Head::None,
@@ -85,7 +86,9 @@ impl<'a, 'b> Look<'a, 'b> {
             Head::InFlight => (),
             Head::Is { id, at } => self.take_head("", id, at),
         }
-        let Look { claimer, partition, ready, due, found, .. } = self;
+        let Look { claimer, partition, ready, due, found, now, .. } = self;
+        let all = matches!(head, Head::None) && ready.stop == NOWHERE && due.stop > now;
+        let until = due.stop;
         for ((due, id), place) in found {
             claimer.take_due(partition, due, id, place);
         }
@@ -97,6 +100,7 @@ impl<'a, 'b> Look<'a, 'b> {
                 claimer.call.shared.raise(stretch.lane, stretch.start, stretch.stop);
             }
         }
+        all.then_some(until)
     }
 
     fn has_all(&self) -> bool {
