@@ -80,6 +80,13 @@ ALTER SEQUENCE eskit_lease._item_seq INCREMENT 64;
 -- The free permits of a semaphore, where there are many others.
 CREATE INDEX _leases_free ON eskit_lease._leases (resource, slot) WHERE session IS NULL AND declared;
 
+-- Fences below its value are of before.
+CREATE SEQUENCE eskit_lease._refence AS bigint MINVALUE 0 START 0;
+COMMENT ON SEQUENCE eskit_lease._refence IS 'Private: the fence below which holders are to get new ones.';
+CREATE FUNCTION eskit_lease.lease_refence_all() RETURNS bigint STRICT LANGUAGE c AS 'MODULE_PATHNAME', 'lease_refence_all_wrapper';
+COMMENT ON FUNCTION eskit_lease.lease_refence_all() IS
+'Has every holder in this database get a new fence, as after a promotion: lease_renew says refence, lease_acquire gives it (refenced), partitions are given out anew. Returns the first fence that is not of before. For a server that was started from a storage snapshot, which nothing tells from a crash. At once, whatever becomes of this transaction; what is held stays held. Goes to the server log. Raises 25006. For administrators.';
+
 -- The last block: new ones belong above it. What this script has made gets no privileges but its owner's, whatever ALTER DEFAULT PRIVILEGES
 -- gives; and where it takes the place of what is dropped above, under the same name, the privileges of that. Those must be such as pg_dump dumps: what
 -- a script grants would count as a part of the extension (pg_init_privs).

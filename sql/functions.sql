@@ -67,6 +67,8 @@ COMMENT ON FUNCTION eskit_lease.lease_cancel(text, uuid) IS
 'Gives up the place of the session in the queue of the resource. False if it had none.';
 COMMENT ON FUNCTION eskit_lease.lease_force_release(text, bigint, text) IS
 'Takes the lease from its holder, whose fence is no longer valid, and hands it to the first in line. Waits for fenced transactions of the holder. why goes to the server log. For administrators.';
+COMMENT ON FUNCTION eskit_lease.lease_refence_all() IS
+'Has every holder in this database get a new fence, as after a promotion: lease_renew says refence, lease_acquire gives it (refenced), partitions are given out anew. Returns the first fence that is not of before. For a server that was started from a storage snapshot, which nothing tells from a crash. At once, whatever becomes of this transaction; what is held stays held. Goes to the server log. Raises 25006. For administrators.';
 COMMENT ON FUNCTION eskit_lease.lock_acquire(text, text, interval, uuid) IS
 'Asks for a lease without a session of one''s own, as ShedLock does: a private session of the owner lives for ttl and ends with the lease. Renew and release by name and fence. Asked again with the same role, owner and request: the same fence, renewed for the ttl that was given first. Reasons as for lease_acquire.';
 COMMENT ON FUNCTION eskit_lease.fence_check(text, bigint) IS

@@ -9,6 +9,8 @@ CREATE SCHEMA eskit_lease;
 CREATE SEQUENCE eskit_lease.fence_seq AS bigint INCREMENT 64 CACHE 1; -- as in src/liveness/pace.rs
 
 -- What positions are made of (src/position.rs). Sequences, because what is set in them is not undone by a rollback.
+-- Fences below its value are of before (src/refence.rs).
+CREATE SEQUENCE eskit_lease._refence AS bigint MINVALUE 0 START 0;
 CREATE SEQUENCE eskit_lease.position_base AS bigint MINVALUE 0 START 0;
 CREATE SEQUENCE eskit_lease.position_high AS bigint MINVALUE 0 START 0;
 CREATE SEQUENCE eskit_lease.position_cluster AS bigint MINVALUE -9223372036854775808 START 0;
@@ -322,6 +324,7 @@ SELECT pg_catalog.pg_extension_config_dump('eskit_lease._bridges', '');
 
 COMMENT ON SCHEMA eskit_lease IS 'competing consumers: sessions, leases with fencing tokens, hand-over in milliseconds';
 COMMENT ON SEQUENCE eskit_lease.fence_seq IS 'Private: source of fences; never falls.';
+COMMENT ON SEQUENCE eskit_lease._refence IS 'Private: the fence below which holders are to get new ones.';
 COMMENT ON SEQUENCE eskit_lease.position_base IS 'Private: what is added to the id of a transaction to make its positions.';
 COMMENT ON SEQUENCE eskit_lease.position_high IS 'Private: up to where positions may have been given; never falls.';
 COMMENT ON SEQUENCE eskit_lease.position_cluster IS 'Private: the history that position_base is right for.';

@@ -6,7 +6,7 @@
 //!
 //! | what stands                             | answer                                                        |
 //! |-----------------------------------------|---------------------------------------------------------------|
-//! | held by this session                    | `already_held`, the same fence; `refenced` on a new timeline  |
+//! | held by this session                    | `already_held`, the same fence; `refenced` for one of before  |
 //! | in grace of this session                | `already_held`, the same fence (see [`crate::grace`])         |
 //! | in grace of a session that this one took over | `granted`, a new fence; `busy` while work under the old one is open |
 //! | held by a living session; every permit is | `held`                                                      |
@@ -22,7 +22,7 @@ use crate::catalog;
 use crate::claim::{self, LeaseRow, Leases, Probe};
 use crate::declaration::{self, Declaration, Kind};
 use crate::error::Result;
-use crate::grant::{self, Candidate, timeline};
+use crate::grant::{self, Candidate};
 use crate::guard::{Guard, Mode};
 use crate::holders::{Holder, Holders};
 use crate::liveness::databases::Counter;
@@ -30,7 +30,7 @@ use crate::liveness::slots::SlotRef;
 use crate::liveness::word::State;
 use crate::queue;
 use crate::session::{self, SessionRow, takeover};
-use crate::{grace, semaphore, spi};
+use crate::{grace, refence, semaphore, spi};
 use pgrx::Uuid;
 use std::cell::LazyCell;
 use std::collections::HashMap;
@@ -82,7 +82,7 @@ struct Wanted {
     takes_back: bool,
     /// It is in grace, and this session gets it under a new fence: the row of before.
     takes_over: Option<LeaseRow>,
-    /// It is this session's own already, under a fence of another timeline.
+    /// It is this session's own already, under a fence of before.
     refences: bool,
     /// Those without whose deaths there would be no choice.
     gone: Rc<[Uuid]>,
@@ -175,7 +175,7 @@ fn look_at_lease(call: &Call, me: SlotRef, probe: &Probe, holder: Option<&Holder
         (Probe::InFlight(_), _) => Look::Answer(Answer::refused("busy")),
         (Probe::Absent, _) => Look::Wanted(Wanted { choices: vec![(0, None)], ..Wanted::default() }),
         (Probe::Row(row), Some(holder)) => {
-            look_at_own(me, row, holder).unwrap_or_else(|| Look::Answer(Answer::held_by(holder)))
+            look_at_own(call, me, row, holder).unwrap_or_else(|| Look::Answer(Answer::held_by(holder)))
         }
         (Probe::Row(row), None) => {
             let heir = row.session.and_then(|dead| takeover::heir(call, dead));
@@ -189,12 +189,12 @@ fn look_at_lease(call: &Call, me: SlotRef, probe: &Probe, holder: Option<&Holder
 }
 
 /// A lease of a living holder, if that is this session or what keeps it for this session.
-fn look_at_own(me: SlotRef, row: &LeaseRow, holder: &Holder) -> Option<Look> {
+fn look_at_own(call: &Call, me: SlotRef, row: &LeaseRow, holder: &Holder) -> Option<Look> {
     let in_grace = holder.grace_of == Some(me.session());
     if row.session != Some(me.session()) && !in_grace {
         return None;
     }
-    let is_current = row.timeline == timeline();
+    let is_current = refence::is_current(call, row);
     if !in_grace && is_current {
         return Some(Look::Answer(Answer::granted("already_held", row.slot, row.fence, &holder.consumer)));
     }
@@ -227,7 +227,9 @@ fn look_at_permits(call: &Call, me: SlotRef, resource: &str, declaration: &Decla
     let permits = semaphore::survey(call, resource, declaration, &|_| false);
     // A permit in grace is no reason for a second one.
     let mine = permits.held.iter().find(|(row, _)| row.session == Some(me.session()));
-    if let Some(own) = mine.into_iter().chain(&permits.held).find_map(|(row, holder)| look_at_own(me, row, holder)) {
+    if let Some(own) =
+        mine.into_iter().chain(&permits.held).find_map(|(row, holder)| look_at_own(call, me, row, holder))
+    {
         return Ok(match own {
             Look::Wanted(want) => Look::Wanted(Wanted { declared, ..want }),
             answer => answer,

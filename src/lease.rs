@@ -5,11 +5,10 @@ use crate::acquire::{Answer, acquire};
 use crate::call::{Call, enter, text_arg};
 use crate::error::{Error, Result};
 use crate::fence::{self, Fate};
-use crate::grant::timeline;
 use crate::liveness::slots::SlotRef;
-use crate::row;
 use crate::session::{self, Touch, touch, touch_holder, wall_clock};
 use crate::text::{Text, TextArray};
+use crate::{refence, row};
 use pgrx::datum::TimestampWithTimeZone;
 use pgrx::prelude::*;
 use pgrx::{Uuid, name};
@@ -125,8 +124,8 @@ fn lease_renew(resource: Option<Text>, fence: Option<i64>) -> Result<LeaseState>
     let fence = fence.ok_or(Error::Null("fence"))?;
     let refused =
         |reason: &str| Ok(LeaseState { held: false, trust_ms: None, expires_at: None, reason: Text::from(reason) });
-    let (session, fenced_on) = match fence::fate(&resource, None, fence) {
-        Fate::Current { session, row } => (session, row.timeline),
+    let (session, row) = match fence::fate(&resource, None, fence) {
+        Fate::Current { session, row } => (session, row),
         Fate::Expired => return refused("expired"),
         Fate::Released => return refused("released"),
         Fate::Superseded(newer) => {
@@ -139,7 +138,7 @@ fn lease_renew(resource: Option<Text>, fence: Option<i64>) -> Result<LeaseState>
     let Some(standing) = touch.standing.filter(|standing| standing.alive()) else {
         return refused("expired");
     };
-    let reason = match (fenced_on == timeline(), touch.unconfirmed()) {
+    let reason = match (refence::is_current(&Call::open(shared)?, &row), touch.unconfirmed()) {
         (false, _) => "refence",
         (true, true) => "unconfirmed",
         (true, false) => "held",

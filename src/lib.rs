@@ -35,6 +35,7 @@ mod position;
 mod privilege;
 mod queue;
 mod reading;
+mod refence;
 mod release;
 mod retention;
 mod row;

@@ -105,14 +105,15 @@ class Server:
         wait_until(recovered)
 
 
-def standby_of(primary, name="e2e-standby"):
-    """A hot standby that streams from `primary`, which has room for it."""
+def standby_of(primary, name="e2e-standby", signal=True):
+    """A hot standby that streams from `primary`, which has room for it; without a signal, the base backup of it."""
     base = Path(str(primary.data) + "-base")
     shutil.rmtree(base, ignore_errors=True)
     base.mkdir(mode=0o700)
     tool = Path(os.environ["PG_BIN"]) / "pg_basebackup"
     subprocess.run([tool, "-d", primary.dsn(), "-D", base, "-X", "stream", "-c", "fast", "--no-sync"], check=True)
-    (base / "standby.signal").touch()
+    if signal:
+        (base / "standby.signal").touch()
     connection = f"host={primary.host} port={primary.port} user=postgres"
     server = Server(name, f"primary_conninfo = '{connection}'", "hot_standby = on", copy_of=base)
     shutil.rmtree(base)

@@ -32,6 +32,7 @@ VERBS = {
     "session_detach": ("{id}",), "session_close": ("{id}",), "session_sweep": (), "lease_acquire": ("r", "{id}"),
     "lease_acquire_many": (["r"], "{id}"), "lease_release_many": (["r"], "{id}"), "lease_renew": ("r", 1),
     "lease_release": ("r", 1), "lease_cancel": ("r", "{id}"), "lease_force_release": ("r", 1, "why"),
+    "lease_refence_all": (),
     "lock_acquire": ("r", "owner", "5 s"), "fence_check": ("r", 1), "fence_table": ("pg_class", "r"),
     "bridge_create": ("b", 1), "bridge_create_row": ("b", "pg_class", "k", "owner", "until"), "bridge_drop": ("b",), "semaphore_create": ("s", 1), "semaphore_resize": ("s", 1), "semaphore_drop": ("s",), "group_create": ("h", 1),
     "group_alter": ("g",), "group_resize": ("g", 1), "group_drop": ("g",), "group_join": ("g", "{id}"), "group_leave": ("g", "{id}"),
@@ -167,6 +168,42 @@ def test_standby_and_its_promotion(primary, standby):
         conn.execute("INSERT INTO events (what) VALUES ('promoted')")
         wait_until(lambda: [what for (what,) in conn.execute(SETTLED)] == ["a", "b", "open", "after it", "raised", "promoted"])
         assert standby.workers("launcher")
+
+
+def test_a_restored_base_backup(primary):
+    """Who held something is told to get a new fence: above its own, others may have been given since the backup was made."""
+    with primary.connect() as conn:
+        session = Session(conn, ttl="1 h")
+        fences = {resource: session.take(resource) for resource in ("asked", "later")}
+        call(conn, "group_create", "g", 1)
+        session.join("g")
+        wait_until(lambda: session.owns(conn, "g") == 1)
+        partition = session.assignment("g")[0].fence
+        server = standby_of(primary, "e2e-restored", signal=False)
+        since = Session(conn, ttl="1 h").take("since")
+    try:
+        with server.connect() as conn:
+            assert conn.execute("SELECT timeline_id FROM pg_control_checkpoint()").fetchone() == (1,)
+            for resource in fences:
+                assert call(conn, "lease_renew", resource, fences[resource]).reason == "refence"
+            again = call(conn, "lease_acquire", "asked", session.id)
+            assert again.reason == "refenced" and again.fence > since > fences["asked"]
+            assert call(conn, "lease_renew", "asked", again.fence).reason == "held"
+            wait_until(lambda: rows(conn, "group_assignment", "g", session.id)[0].fence > since)
+            assert partition < since
+        server.restart()
+        with server.connect() as conn:
+            # Whoever has not asked yet is told so after another start, too; and nobody twice.
+            assert call(conn, "lease_renew", "later", fences["later"]).reason == "refence"
+            assert call(conn, "lease_renew", "asked", again.fence).reason == "held"
+            assert call(conn, "lease_acquire", "asked", session.id).reason == "already_held"
+            first = call(conn, "lease_refence_all")
+            assert call(conn, "lease_renew", "asked", again.fence).reason == "refence"
+            newest = call(conn, "lease_acquire", "asked", session.id)
+            assert newest.reason == "refenced" and newest.fence > first > again.fence
+            assert call(conn, "lease_acquire", "asked", session.id).reason == "already_held"
+    finally:
+        server.stop("immediate")
 
 
 def test_not_preloaded(tmp_path):

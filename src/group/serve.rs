@@ -9,8 +9,8 @@ use crate::guard::{Guard, Mode};
 use crate::handover::{HandOver, admit};
 use crate::history;
 use crate::liveness::slots::SlotRef;
-use crate::release;
 use crate::table::Locked;
+use crate::{refence, release};
 use pgrx::Uuid;
 use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
@@ -32,8 +32,8 @@ pub fn serve(
     let (overdue, more) = take_overdue(state, now, wanted, result);
     let released = |row: &LeaseRow| letting_go(row) || overdue.contains_key(&row.fence);
     let is_free = |known: &Partition| match (known.owner, known.row) {
-        // A fence of before a promotion is replaced: above it others may have been granted, and lost.
-        (Some(owner), Some(row)) if known.target == Some(owner) => row.timeline != grant::timeline(),
+        // A fence of before is replaced: above it others may have been granted, and lost.
+        (Some(owner), Some(row)) if known.target == Some(owner) => !refence::is_current(call, &row),
         (Some(_), row) => row.is_some_and(|row| overdue.contains_key(&row.fence)),
         (None, _) => true,
     };

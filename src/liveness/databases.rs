@@ -119,6 +119,8 @@ pub struct Database {
     table: AtomicU32,
     /// Oid of the fence sequence that has been raised above all history in this start of shared memory.
     pub raised: AtomicU32,
+    /// Fences below this one are of before (see [`crate::refence`]); zero when that is not known yet.
+    pub refence: AtomicI64,
     /// Of the fences and the numbers of items that are drawn since.
     pub fences: Pace,
     pub items: Pace,
@@ -185,6 +187,7 @@ impl Shared {
         let database = &self.databases[index];
         if database.table.swap(home.table, Ordering::AcqRel) != home.table {
             database.raised.store(0, Ordering::Release);
+            database.refence.store(0, Ordering::Release);
             database.first_claim.store(0, Ordering::Release);
             database.positions_of.store(0, Ordering::Release);
             // For sessions of a former table, which nobody asks for any more.
@@ -267,6 +270,7 @@ impl Shared {
             since.store(0, Ordering::Relaxed);
         }
         database.first_claim.store(0, Ordering::Relaxed);
+        database.refence.store(0, Ordering::Relaxed);
         database.blocked.clear();
         database.look_through.clear();
         database.timer.store(0, Ordering::Relaxed);

@@ -61,6 +61,8 @@ const MAP_PARTITIONS: usize = 16;
 pub struct Header {
     /// Names this start of shared memory; a session row stores that of its opening.
     pub boot_id: AtomicI64,
+    /// Whether this start is that of a restored base backup.
+    restored: AtomicBool,
     /// End of recovery, zero before anybody has seen it.
     t0: AtomicU64,
     /// The last time that anybody was seen to run, to tell a pause of the machine from a silent client.
@@ -134,6 +136,11 @@ impl Shared {
 
     pub fn boot_id(&self) -> i64 {
         self.header.boot_id.load(Ordering::Relaxed)
+    }
+
+    /// Whether the server was started from a base backup, and not from a data directory of its own.
+    pub fn is_restored(&self) -> bool {
+        self.header.restored.load(Ordering::Relaxed)
     }
 
     /// A time that a row has kept, by the clock of shared memory. One of an earlier start of it means `span_ms` after this one: nobody
@@ -310,6 +317,8 @@ unsafe extern "C-unwind" fn startup() {
             boot_id = clock::wall().to_ne_bytes();
         }
         header.boot_id.store(i64::from_ne_bytes(boot_id), Ordering::Relaxed);
+        // In the data directory, which the postmaster is in. Recovery takes it away, and has not begun yet.
+        header.restored.store(std::path::Path::new("backup_label").exists(), Ordering::Relaxed);
         let waits = array::<pg_sys::ConditionVariable>(c"eskit_lease waits", sessions);
         for i in 0..sessions {
             pg_sys::ConditionVariableInit(waits.add(i));

@@ -30,7 +30,7 @@ use crate::session::death;
 use crate::session::takeover;
 use crate::spi::{self, Statement, Value};
 use crate::table::{Key, Sight, Table};
-use crate::{catalog, grant, group, item, queue, row, session};
+use crate::{catalog, grant, group, item, queue, refence, row, session};
 use dissolve::dissolve_into;
 use pgrx::Uuid;
 use pgrx::pg_sys::{self, INT8OID, TEXTOID, TransactionId};
@@ -198,6 +198,7 @@ fn judge(call: &Call, resources: Vec<String>) -> Result<HandOver> {
 fn look_through(call: &Call, flags: u32, now: u64, pass: &mut Pass) -> Result<Vec<Uuid>> {
     call.database.add(Counter::Rescans, 1);
     if flags & BOOT != 0 {
+        refence::see_to_mark(call);
         let xid = |row: spi::Row| row.get::<TransactionId>(1).unwrap_or(pg_sys::InvalidTransactionId);
         for xid in call.db().run(&PREPARED, vec![], xid) {
             call.shared.watch_prepared(call.database, xid.into_inner());
