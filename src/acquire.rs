@@ -283,9 +283,17 @@ fn line_up(call: &Call, me: SlotRef, resource: &String, answer: &mut Answer) -> 
     Ok(())
 }
 
-/// The session's row if it may be granted something, and cannot end under the grant: it is looked at after the lock that its end
+/// What a session that has no slot is told when it asks for something new (see [`crate::liveness::stand_in`]).
+pub const SESSIONS_FULL: &str = "sessions_full";
+
+/// The session's row if it may be granted something new, and cannot end under the grant: it is looked at after the lock that its end
 /// wants. Why not, otherwise.
 pub fn grantee(call: &Call, me: SlotRef) -> std::result::Result<SessionRow, &'static str> {
+    if me.is_stand_in() { Err(SESSIONS_FULL) } else { holder(call, me) }
+}
+
+/// The same for what is the session's own already.
+fn holder(call: &Call, me: SlotRef) -> std::result::Result<SessionRow, &'static str> {
     if !Guard::Grantee(me.session()).try_lock(Mode::Shared) {
         return Err("closing");
     }
@@ -307,7 +315,14 @@ fn take(
     answers: &mut [Answer],
 ) -> Result<()> {
     spi::require_writes("lease_acquire()")?;
-    let row = match grantee(call, me) {
+    wanted.retain(|(index, want)| {
+        let may = want.own || !me.is_stand_in();
+        if !may {
+            answers[*index].reason = SESSIONS_FULL;
+        }
+        may
+    });
+    let row = match holder(call, me) {
         Ok(row) => row,
         Err(refusal) => {
             for (index, _) in wanted {

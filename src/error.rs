@@ -186,6 +186,7 @@ fn how_it_stands(reason: &str) -> &'static str {
     match reason {
         "closing" => "is being closed",
         "draining" => "is draining",
+        "sessions_full" => "has found no place since the server was started",
         "unknown_session" => "does not exist",
         _ => "has ended",
     }
@@ -456,6 +457,9 @@ impl Error {
                 Error::PositionsFull => "Write the rows in several transactions.",
                 Error::NoGrace { .. } => "Release a partition with group_release.",
                 Error::SessionEnded("draining") => "A session that drains begins nothing, joins no group and claims no items.",
+                Error::SessionEnded("sessions_full") => {
+                    "It keeps what it has for its TTL; ask again when places are free, or raise eskit_lease.max_sessions and restart the server."
+                }
                 Error::SessionEnded(_) => "Open a new session.",
                 Error::NotMember { .. } => "Join the group with group_join.",
                 Error::AttachPrepared => "Open the session without attach, or commit before PREPARE TRANSACTION.",

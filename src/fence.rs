@@ -192,7 +192,7 @@ pub fn check(call: &Call, resource: &str, slot: Option<i32>, fence: i64) -> Resu
     };
     LAST.set(Some((call.home.table, fence, session)));
     // Ended by this very transaction, which may have left rows of it to the worker.
-    if seam::has_ended(at) {
+    if seam::has_ended(at.session()) {
         return Err(lost());
     }
     // A pass of before, in this transaction, still stands: nobody can have taken the lease since, whatever the deadline.

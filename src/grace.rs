@@ -69,7 +69,7 @@ pub fn give(call: &Call, resource: &str, fence: i64, grace_ms: i32) -> Result<bo
 
 /// The private session of a lease in grace.
 fn private(call: &Call, row: &LeaseRow) -> Option<SlotRef> {
-    call.shared.find(call.home, row.session?)
+    call.living(row.session?).ok().flatten()
 }
 
 /// Locks the row of the private session, without waiting. False if that fails, or the grace is over.

@@ -84,7 +84,7 @@ fn remembered(call: &Call, session: Uuid) -> Option<Holder> {
     let at = call.shared.find(call.home, session)?;
     let lives = call.shared.look(at).is_some_and(|standing| standing.state == State::Alive);
     // Ended by this very transaction, of which shared memory does not know yet.
-    (lives && !seam::has_ended(at)).then_some(Holder { session, consumer, grace_of: None, fencer: None })
+    (lives && !seam::has_ended(session)).then_some(Holder { session, consumer, grace_of: None, fencer: None })
 }
 
 fn remember(row: &SessionRow) {

@@ -58,7 +58,7 @@ fn claim(call: &Call, key: &str, fence: i64, ended: &[State]) -> Result<bool> {
         return Err(in_flight());
     }
     // Ended by this very transaction.
-    if seam::has_ended(at) {
+    if seam::has_ended(at.session()) {
         return Err(lost(row.why_over()));
     }
     match call.shared.look(at).map(|standing| standing.state) {

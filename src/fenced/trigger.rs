@@ -6,11 +6,10 @@
 //!
 //! By a column, this is for each row that is written: what was found is remembered until the list changes.
 
-use crate::catalog;
 use crate::claim::Leases;
 use crate::declaration;
 use crate::error::{Error, Result};
-use crate::liveness::{Shared, shared};
+use crate::liveness::shared;
 use crate::seam;
 use crate::settings;
 use crate::text::from_server;
@@ -273,10 +272,10 @@ unsafe fn hold(data: &TriggerData, resource: &CStr, slot: Option<i32>) -> Result
     if known {
         return Ok(());
     }
-    let shared = shared()?;
+    shared()?;
     let name = from_server(bytes);
     let (standing, given_away) = seam::passes(&name, slot);
-    if standing.iter().any(|fence| !seam::ends_sessions() || is_kept(shared, &name, *fence)) {
+    if standing.iter().any(|fence| !seam::ends_sessions() || is_kept(&name, *fence)) {
         remember(bytes, slot);
         return Ok(());
     }
@@ -331,10 +330,9 @@ fn remember(resource: &[u8], slot: Option<i32>) {
 }
 
 /// Whether this transaction does not end the session that has the lease. (It may have moved it into another's grace.)
-fn is_kept(shared: &'static Shared, resource: &str, fence: i64) -> bool {
+fn is_kept(resource: &str, fence: i64) -> bool {
     let session = Leases::open().by_fence(resource, fence).and_then(|row| row.session);
-    let at = session.and_then(|session| shared.find(catalog::home(), session));
-    at.is_some_and(|at| !seam::has_ended(at))
+    session.is_some_and(|session| !seam::has_ended(session))
 }
 
 #[cfg(test)]

@@ -91,7 +91,8 @@ impl Shared {
 
     /// Since when it takes a confirmation for what a session was granted; `None` where its slot is another's by now.
     fn unproven_of(&self, at: SlotRef) -> Option<&AtomicU64> {
-        (self.slot(at).session() == at.session).then(|| &self.unproven[at.index as usize])
+        let at = self.current(at);
+        (!at.is_stand_in() && self.slot(at).session() == at.session).then(|| &self.unproven[at.index as usize])
     }
 
     /// What was granted to a session is known to nobody else: it takes a confirmation from now on.

@@ -140,6 +140,8 @@ pub struct Database {
     pub position_high: AtomicI64,
     flags: AtomicU32,
     pub waiting: AtomicU32,
+    /// Living sessions that the last look through the database has found no slot for.
+    pub without_slot: AtomicU32,
     pub worker: AtomicPtr<pg_sys::Latch>,
     /// Whether its worker has locks that end with it, and so stays, beyond `eskit_lease.max_workers`.
     pub tending: AtomicBool,
@@ -259,6 +261,7 @@ impl Shared {
             &database.positions_of,
             &database.flags,
             &database.waiting,
+            &database.without_slot,
             &database.hungry,
         ] {
             field.store(0, Ordering::Relaxed);

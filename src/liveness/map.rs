@@ -8,6 +8,9 @@ use pgrx::{Uuid, pg_sys};
 use std::cell::Cell;
 use std::sync::atomic::Ordering;
 
+/// How often all slots are looked through for such as may be used again, by those who find none free; in microseconds.
+const RECLAIM_AT_MOST_EVERY: u64 = 10_000;
+
 /// What a session is made with.
 pub struct Opening {
     pub session: Uuid,
@@ -57,7 +60,7 @@ thread_local! {
     static LAST: [Cell<Option<SlotRef>>; 16] = const { [const { Cell::new(None) }; 16] };
 }
 
-fn halves(session: Uuid) -> [u64; 2] {
+pub(super) fn halves(session: Uuid) -> [u64; 2] {
     let bits = u128::from_be_bytes(*session.as_bytes());
     [(bits >> 64) as u64, bits as u64]
 }
@@ -164,8 +167,11 @@ impl Shared {
                     return Ok(unused);
                 }
             }
-            if attempt == 0 {
-                self.reclaim(clock::now());
+            // After a restart many sessions may ask in vain, each for all that name it.
+            let now = clock::now();
+            if attempt == 0 && now >= self.header.reclaim_at.load(Ordering::Relaxed) {
+                self.header.reclaim_at.store(now + RECLAIM_AT_MOST_EVERY, Ordering::Relaxed);
+                self.reclaim(now);
             }
         }
         Err(Error::SessionsFull.into())

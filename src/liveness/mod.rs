@@ -33,6 +33,7 @@ pub mod pace;
 mod ring;
 pub mod slots;
 pub mod spans;
+pub mod stand_in;
 pub mod wait;
 pub mod word;
 
@@ -76,6 +77,8 @@ pub struct Header {
     free: AtomicU32,
     /// Slots that have ever been in use, under Lock::Alloc.
     used: AtomicU32,
+    /// Before that it is of no use to look for slots that may be used again.
+    reclaim_at: AtomicU64,
     /// Entries of the ring, under Lock::Ring.
     ring_len: AtomicU32,
     /// Turns of floors so far.

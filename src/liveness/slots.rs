@@ -3,9 +3,10 @@
 //! A session is alive by its slot. One without a slot, after a restart, is alive by its row: one of an older `boot_id` exactly until
 //! `t0 + ttl`, whoever asks and whenever, because nobody could send a heartbeat while the server was down; one of the current
 //! `boot_id` is dead. A dead session keeps its slot as a tombstone for one TTL, so that nobody whose snapshot still shows its row
-//! revives it.
+//! revives it. Where all slots are taken there are [stand-ins](super::stand_in).
 
 use super::block::{self, Block};
+use super::databases::RESCAN;
 use super::word::{FOREVER, State, Word};
 use super::{Shared, clock};
 use pgrx::Uuid;
@@ -43,10 +44,17 @@ pub struct Home {
 }
 
 /// A slot and whose it was when it was found. Every use compares again.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct SlotRef {
     pub(super) index: u32,
     pub(super) session: Uuid,
+}
+
+/// Of the same session: that may have got its slot after it had a [stand-in](super::stand_in).
+impl PartialEq for SlotRef {
+    fn eq(&self, other: &SlotRef) -> bool {
+        self.session == other.session
+    }
 }
 
 /// What a look at a session's slot says.
@@ -131,12 +139,12 @@ impl Shared {
             until: word.at().min(slot.cap()),
             now,
             revision: slot.revision.load(Ordering::Acquire),
-            vouched_until: self.vouched_until(Some(at.index), slot.ttl()),
+            vouched_until: self.vouched_until((!at.is_stand_in()).then_some(at.index), slot.ttl()),
         }
     }
 
     pub(super) fn slot(&self, at: SlotRef) -> &'static Slot {
-        &self.slots[at.index as usize]
+        at.of_this_process().unwrap_or_else(|| &self.slots[at.index as usize])
     }
 
     pub fn used(&self) -> u32 {
@@ -145,6 +153,9 @@ impl Shared {
 
     /// A heartbeat: extends the deadline if the session lives, and says what stands.
     pub fn beat(&self, at: SlotRef) -> Option<Standing> {
+        if at.is_stand_in() {
+            return self.look(at);
+        }
         let (slot, now) = (self.slot(at), clock::now());
         self.seen(now);
         let (word, extended) = slot.change(at.session, |word| word.beat(slot.cap(), now, slot.ttl()))?;
@@ -155,6 +166,7 @@ impl Shared {
 
     /// What stands, without extending anything. A session past its deadline is made dead here.
     pub fn look(&self, at: SlotRef) -> Option<Standing> {
+        let at = self.current(at);
         let (slot, now) = (self.slot(at), clock::now());
         let word = self.expire(slot, at.session, now)?;
         Some(self.standing_at(at, word, now))
@@ -186,17 +198,27 @@ impl Shared {
 
     /// The commit of an early end is near: nothing is extended any more.
     pub fn freeze(&self, at: SlotRef) {
+        let at = self.current(at);
         let (slot, now) = (self.slot(at), clock::now());
         slot.change(at.session, |word| word.freeze(slot.cap(), now));
     }
 
     /// The early end comes to nothing. Whether it was that near.
     pub fn thaw(&self, at: SlotRef) -> bool {
+        let at = self.current(at);
         self.slot(at).change(at.session, Word::thaw).is_some_and(|(_, thawed)| thawed)
     }
 
     /// The early end is committed. `gone`: and no row of the session is left.
     pub fn end(&self, at: SlotRef, gone: bool) {
+        let at = self.current(at);
+        if at.is_stand_in() {
+            // No slot has the worker come for the rows that are left.
+            if let Some(database) = self.known_database(self.slot(at).home().database).filter(|_| !gone) {
+                database.flag(RESCAN);
+            }
+            return;
+        }
         let (slot, now) = (self.slot(at), clock::now());
         slot.change(at.session, |word| word.end(gone, now, slot.ttl()));
         if !gone {
@@ -214,6 +236,7 @@ impl Shared {
 
     /// Heartbeats cannot move the end beyond `deadline` any more.
     pub fn cap(&self, at: SlotRef, deadline: u64) {
+        let at = self.current(at);
         let slot = self.slot(at);
         if slot.session() == at.session {
             slot.cap.fetch_min(deadline, Ordering::AcqRel);
@@ -223,6 +246,7 @@ impl Shared {
 
     /// Something that the session holds or waits for has changed: its revision grows, and whoever waits for that wakes up.
     pub fn bump(&self, at: SlotRef) {
+        let at = self.current(at);
         let slot = self.slot(at);
         if slot.session() == at.session {
             slot.revision.fetch_add(1, Ordering::AcqRel);
@@ -232,6 +256,9 @@ impl Shared {
 
     /// Wakes whoever waits in session_wait for this session.
     fn notice(&self, at: SlotRef) {
+        if at.is_stand_in() {
+            return;
+        }
         // SAFETY: one condition variable for each slot, initialised at start
         unsafe { pg_sys::ConditionVariableBroadcast(self.wait_of(at)) };
     }
@@ -271,6 +298,9 @@ impl Shared {
 
     /// A session is due at a time, which may be earlier than it was. Called once that can be seen in its slot.
     pub(super) fn due_at(&self, at: SlotRef, due: u64) {
+        if at.is_stand_in() {
+            return;
+        }
         self.block_of(at).lower(due);
         self.anticipate(self.slot(at).home().database, due);
     }

@@ -31,6 +31,11 @@ impl Shared {
     }
 }
 
+/// Sleeps for up to `span` microseconds, and no longer than it takes to see to the client.
+pub fn pause(span: u64) -> Result<()> {
+    if sleep(span) { Ok(()) } else { Err(Error::ClientGone.into()) }
+}
+
 /// How often a waiter looks whether its client is still there, in microseconds.
 const LOOK_AT_CLIENT_EVERY: u64 = 250_000;
 

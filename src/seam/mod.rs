@@ -244,8 +244,8 @@ pub fn passes(resource: &str, slot: Option<i32>) -> (Vec<i64>, bool) {
 }
 
 /// Whether this transaction ends the session.
-pub fn has_ended(session: SlotRef) -> bool {
-    let is_it = |note: &Note| matches!(note.what, What::Ended { session: noted, .. } if noted == session);
+pub fn has_ended(session: Uuid) -> bool {
+    let is_it = |note: &Note| matches!(note.what, What::Ended { session: noted, .. } if noted.session() == session);
     NOTES.with_borrow(|notes| notes.list.iter().any(is_it))
 }
 

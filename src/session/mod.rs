@@ -3,7 +3,8 @@
 //! A session is a row (who, as which role, with which TTL) and a slot in shared memory (until when). Opening writes the row and enters
 //! the slot; a heartbeat touches the slot alone. After a restart the slot is made again from the row by whoever needs it first, the
 //! worker at the latest: the session is then alive until `t0 + ttl`, as [`crate::liveness::slots`] says; but for one that had expired, and
-//! from which somebody has taken something ([`death`]).
+//! from which somebody has taken something ([`death`]). Where all slots are taken it lives until then, and no longer
+//! ([`crate::liveness::stand_in`]).
 //!
 //! A session ends by its deadline, or early by close. Both make the slot dead, and dead for good; an early end becomes so with the
 //! commit of its transaction (see [`crate::seam`]). What rows are left of it is taken away by [`crate::sweep`].
@@ -17,7 +18,7 @@ use crate::call::Call;
 use crate::catalog;
 use crate::error::{Error, Result};
 use crate::guard::{Guard, Mode};
-use crate::liveness::databases::Counter;
+use crate::liveness::databases::{Counter, RESCAN};
 use crate::liveness::map::Opening;
 use crate::liveness::slots::{Home, SlotRef, Standing};
 use crate::liveness::word::State;
@@ -30,6 +31,7 @@ use crate::text::{Text, role_name};
 use pgrx::Uuid;
 use pgrx::datum::TimestampWithTimeZone;
 use pgrx::pg_sys::{self, BOOLOID, INT4OID, INT8OID, OIDOID, TEXTOID, UUIDARRAYOID, UUIDOID};
+use std::sync::atomic::Ordering;
 
 static INSERT: Statement = Statement::writes(
     include_str!("../../sql/query/session/insert.sql"),
@@ -147,38 +149,61 @@ pub fn standing(shared: &'static Shared, home: Home, session: Uuid, boot_id: i64
 }
 
 impl Call {
-    /// The slot of a session that has a row, made again if the server has been restarted since; `None` for one that is dead for good.
+    /// The slot of a session that has a row, made again if the server has been restarted since; `None` for one that is dead for good. An error
+    /// where all slots are taken: the session lives by its row.
     pub fn slot_of(&self, row: &SessionRow) -> Result<Option<SlotRef>> {
         if let Some(at) = self.shared.find(self.home, row.session) {
             return Ok(Some(at));
         }
-        let by_row = self.shared.standing(self.home, row.session, row.boot_id, row.ttl_ms);
-        if !by_row.alive() {
-            return Ok(None);
-        }
-        // It had expired when a transaction took something from it that was prepared before the restart.
-        let deadline = if Guard::Taken(row.session).is_held_jointly() { by_row.now } else { by_row.until };
-        // After that: PostgreSQL lets go of a guard once all can see what its transaction has written.
-        if death::is_recorded(row.session) {
-            return Ok(None);
-        }
-        // And what such a one has granted to it is committed at a time that nobody can tell, or has been since the restart.
-        let unproven = self.shared.unproven_when_found(Guard::Promised(row.session).is_held_jointly());
-        let (session, role, ttl_ms, private) = (row.session, row.role, row.ttl_ms, row.private);
-        // Whoever ends a session of this start has made its slot before.
-        let frozen = ending::is_ending(session);
-        let opening = Opening { session, role, ttl_ms, private, deadline, opened_by: 0, unproven, frozen };
+        let Some(opening) = self.opening_of(row) else { return Ok(None) };
+        let (deadline, frozen) = (opening.deadline, opening.frozen);
         let at = self.shared.enter(self.home, opening)?;
         if row.fencer.is_some() {
             self.shared.cap(at, deadline);
+        }
+        if self.database.without_slot.load(Ordering::Acquire) > 0 {
+            // It was passed over in line while it had no slot.
+            self.database.flag(RESCAN);
+            self.shared.wake(self.database);
         }
         // The end of a close that was prepared before the restart, since the row was looked at, nobody else would find.
         if self::row(row.session).is_none() {
             self.shared.end(at, true);
         } else if frozen {
             ending::thaw(self.shared, at);
+        } else if ending::is_ending(row.session) {
+            // By a stand-in, and it may have come to its commit before there was a slot to freeze.
+            self.shared.freeze(at);
         }
         Ok(Some(at))
+    }
+
+    /// The same for a call that names the session: a stand-in where all slots are taken.
+    fn at_of(&self, row: &SessionRow) -> Option<SlotRef> {
+        if let Ok(at) = self.slot_of(row) {
+            return at;
+        }
+        let at = self.shared.stand_in(self.home, &self.opening_of(row)?);
+        self::row(row.session).map(|_| at)
+    }
+
+    /// What the slot of a session is made with that has a row and none; `None` for one that is dead for good.
+    fn opening_of(&self, row: &SessionRow) -> Option<Opening> {
+        let by_row = self.shared.standing(self.home, row.session, row.boot_id, row.ttl_ms);
+        if !by_row.alive() {
+            return None;
+        }
+        // It had expired when a transaction took something from it that was prepared before the restart.
+        let deadline = if Guard::Taken(row.session).is_held_jointly() { by_row.now } else { by_row.until };
+        // After that: PostgreSQL lets go of a guard once all can see what its transaction has written.
+        if death::is_recorded(row.session) {
+            return None;
+        }
+        // And what such a one has granted to it is committed at a time that nobody can tell, or has been since the restart.
+        let unproven = self.shared.unproven_when_found(Guard::Promised(row.session).is_held_jointly());
+        let (session, role, ttl_ms, private) = (row.session, row.role, row.ttl_ms, row.private);
+        let frozen = ending::is_ending(session);
+        Some(Opening { session, role, ttl_ms, private, deadline, opened_by: 0, unproven, frozen })
     }
 
     /// What stands for a session that has a row. `None`: it is dead.
@@ -191,15 +216,16 @@ impl Call {
         standing.filter(Standing::alive)
     }
 
-    /// Whether a waiter may be granted to: one whose end is being committed has leases still, but is not to get more.
+    /// Whether a waiter may be granted to: one whose end is being committed has leases still, but is not to get more; nor is one without a slot.
     pub fn is_eligible(&self, row: &SessionRow) -> bool {
-        !row.draining && self.standing_of(row).is_some_and(|standing| standing.state == State::Alive)
+        let at = if row.draining { None } else { self.slot_of(row).ok().flatten() };
+        at.and_then(|at| self.shared.look(at)).is_some_and(|standing| standing.state == State::Alive)
     }
 
-    /// The slot of a session that lives.
+    /// The slot of a session that lives, or its stand-in.
     pub fn living(&self, session: Uuid) -> Result<Option<SlotRef>> {
         let at = match self.shared.find(self.home, session) {
-            None => row(session).map(|row| self.slot_of(&row)).transpose()?.flatten(),
+            None => row(session).and_then(|row| self.at_of(&row)),
             at => at,
         };
         Ok(at.filter(|at| self.shared.look(*at).is_some_and(|standing| standing.alive())))
@@ -229,7 +255,7 @@ impl Call {
             return Ok(None);
         };
         authorize(self.caller, row.role, resource)?;
-        self.slot_of(&row)
+        Ok(self.at_of(&row))
     }
 }
 
@@ -269,6 +295,11 @@ impl Touch {
     pub fn unconfirmed(&self) -> bool {
         let lives_on = self.standing.is_some_and(|standing| clock::trust_ms(standing.left()) > 0);
         lives_on && self.trust_ms() == Some(0)
+    }
+
+    /// Whether the session lives and has no slot: no heartbeat extends it.
+    pub fn without_slot(&self) -> bool {
+        self.alive() && self.at.is_some_and(|at| at.is_stand_in())
     }
 
     /// Why there is nothing to do for the session; `None` while it lives.
@@ -313,7 +344,7 @@ pub fn touch_holder(shared: &'static Shared, session: Uuid, resource: Option<&st
         match row(session) {
             Some(row) => {
                 authorize(caller, row.role, resource)?;
-                at = call.slot_of(&row)?;
+                at = call.at_of(&row);
                 if at.is_none() {
                     return Ok(Touch { home, at, standing: Some(Standing::dead()) });
                 }

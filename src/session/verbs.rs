@@ -2,12 +2,14 @@
 
 use super::takeover::take_over;
 use super::{New, Touch, drain, end, lock_row, open, touch, wall_clock};
+use crate::acquire::SESSIONS_FULL;
 use crate::call::{Call, enter, text_arg};
 use crate::error::{Error, Result};
 use crate::guard::Mode;
-use crate::liveness::attach;
 use crate::liveness::databases::Counter;
 use crate::liveness::slots::{SlotRef, Standing};
+use crate::liveness::wait::pause;
+use crate::liveness::{Shared, attach, clock};
 use crate::spi;
 use crate::text::Text;
 use crate::{group, handover, interval, queue, row, settings};
@@ -37,11 +39,15 @@ row::composite! {
     }
 }
 
-/// `unconfirmed` is said instead of what tells a client nothing to do.
+/// `sessions_full` and `unconfirmed` are said instead of what tells a client nothing to do.
 fn answer(touch: &Touch, reason: &str) -> SessionState {
     let living = touch.standing.filter(Standing::alive);
     let quiet = matches!(reason, "alive" | "timeout" | "heartbeat");
-    let reason = if quiet && touch.unconfirmed() { "unconfirmed" } else { reason };
+    let reason = match quiet {
+        true if touch.without_slot() => SESSIONS_FULL,
+        true if touch.unconfirmed() => "unconfirmed",
+        _ => reason,
+    };
     SessionState {
         alive: living.is_some(),
         trust_ms: touch.trust_ms(),
@@ -121,6 +127,10 @@ fn session_wait(
     // In time for the next heartbeat, which is due after a third of the TTL.
     let heartbeat = standing.now + u64::from(shared.ttl_ms(at)) * 1_000 / 3;
     let until = (standing.now + timeout).min(heartbeat);
+    if at.is_stand_in() {
+        wait_for_slot(shared, session, until, &mut touch)?;
+        return Ok(answer(&touch, if touch.without_slot() { "timeout" } else { "changed" }));
+    }
     touch.standing = shared.wait_for_revision(at, revision, until)?;
     drop(place);
     let changed = touch.standing.is_some_and(|standing| standing.revision > revision);
@@ -139,6 +149,19 @@ fn session_wait(
             "timeout"
         },
     ))
+}
+
+/// A session without a slot has no revision: waits until it gets one, ends, or `until`.
+fn wait_for_slot(shared: &'static Shared, session: Uuid, until: u64, now: &mut Touch) -> Result<()> {
+    while now.without_slot() {
+        let left = until.saturating_sub(clock::now());
+        if left == 0 {
+            break;
+        }
+        pause(left)?;
+        *now = touch(shared, session)?;
+    }
+    Ok(())
 }
 
 #[pg_extern(schema = "eskit_lease")]

@@ -11,10 +11,13 @@ use crate::liveness::map::Opening;
 use crate::liveness::slots::SlotRef;
 use crate::liveness::word::State;
 use crate::session::{self, death, ending};
+use crate::settings;
 use crate::spi::{Statement, Value};
-use pgrx::Uuid;
 use pgrx::pg_sys::INT8OID;
+use pgrx::pg_sys::panic::ErrorReport;
+use pgrx::{PgSqlErrorCode, Uuid};
 use std::collections::HashSet;
+use std::sync::atomic::Ordering;
 
 static STRAYS: Statement = Statement::reads(include_str!("../../sql/query/sweep/strays.sql"), &[INT8OID]);
 
@@ -22,13 +25,18 @@ static STRAYS: Statement = Statement::reads(include_str!("../../sql/query/sweep/
 /// may have stood in the way, so that it is to be done again later.
 pub(super) fn settle_sessions(call: &Call, flags: u32) -> Result<(Vec<Uuid>, bool)> {
     let sessions = session::all();
-    let (mut dead, mut left) = (Vec::new(), false);
+    // Whoever gets a slot from here on is judged after that.
+    call.database.without_slot.store(0, Ordering::Release);
+    let (mut dead, mut left, mut without_slot) = (Vec::new(), false, Vec::new());
     for chunk in sessions.chunks(grant::BATCH) {
         for row in session::rows(chunk) {
             // Sessions of before the restart get their slot here, if nobody has needed it yet.
             match call.slot_of(&row) {
-                // No slot is free: the session lives by its row for now, and is found again by whoever asks for it.
-                Err(_) => (),
+                // No slot is free: the session lives by its row, and keeps what it holds until its time is over.
+                Err(_) => {
+                    let by_row = call.shared.standing(call.home, row.session, row.boot_id, row.ttl_ms);
+                    without_slot.push(by_row.until);
+                }
                 // It was swept before it had a row.
                 Ok(Some(at)) if call.shared.look(at).is_none_or(|standing| standing.state == State::Gone) => {
                     dead.push((row.session, row.role, row.ttl_ms));
@@ -45,6 +53,7 @@ pub(super) fn settle_sessions(call: &Call, flags: u32) -> Result<(Vec<Uuid>, boo
             }
         }
     }
+    come_back_for(call, &without_slot, flags);
     end_orphans(call, &sessions.into_iter().collect());
     death::tidy(call);
     dead.extend(call.db().run(&STRAYS, vec![Value::Long(MAX_DEAD as i64)], |row| (row.uuid(1), 0, 0)));
@@ -54,10 +63,32 @@ pub(super) fn settle_sessions(call: &Call, flags: u32) -> Result<(Vec<Uuid>, boo
         let (deadline, private, opened_by, frozen) = (clock::now(), false, 0, false);
         let (session, role, ttl_ms) = (*session, *role, *ttl_ms);
         let opening = Opening { session, role, ttl_ms, private, deadline, opened_by, unproven: 0, frozen };
-        // Without a free slot there is the next look-through.
-        drop(call.shared.enter(call.home, opening));
+        // Without a free slot it is the next look-through that comes back.
+        left |= call.shared.enter(call.home, opening).is_err();
     }
     Ok((dead.into_iter().map(|(session, ..)| session).collect(), left))
+}
+
+/// Has the database looked through again when the first of the living sessions that have no slot, and live until the given times, is dead. Says
+/// after a start how many they are.
+fn come_back_for(call: &Call, without_slot: &[u64], flags: u32) {
+    let count = u32::try_from(without_slot.len()).unwrap_or(u32::MAX);
+    call.database.without_slot.store(count, Ordering::Release);
+    let Some(first) = without_slot.iter().min() else { return };
+    call.database.flag_at(*first);
+    if flags & BOOT != 0 {
+        let last = without_slot.iter().max().map_or(0, |last| last.saturating_sub(clock::now()) / 1_000);
+        let most = settings::MAX_SESSIONS.get();
+        let said =
+            format!("eskit_lease: {count} living sessions have no place among the {most} of eskit_lease.max_sessions");
+        let detail = format!(
+            "They keep what they hold for {last} ms at most: no heartbeat extends them until places become free."
+        );
+        ErrorReport::new(PgSqlErrorCode::ERRCODE_CONFIGURATION_LIMIT_EXCEEDED, said, "settle_sessions")
+            .set_detail(detail)
+            .set_hint("Raise eskit_lease.max_sessions and restart the server.")
+            .report(pgrx::PgLogLevel::WARNING);
+    }
 }
 
 fn is_in_state(call: &Call, at: SlotRef, state: State) -> bool {
