@@ -66,8 +66,6 @@ pub struct Header {
     restored: AtomicBool,
     /// End of recovery, zero before anybody has seen it.
     t0: AtomicU64,
-    /// The last time that anybody was seen to run, to tell a pause of the machine from a silent client.
-    pub last_seen: AtomicU64,
     pub launcher: AtomicPtr<pg_sys::Latch>,
     /// When the launcher wakes by itself.
     pub launcher_wakes: AtomicU64,
@@ -153,13 +151,6 @@ impl Shared {
             at.cast_unsigned()
         } else {
             self.t0() + u64::from(span_ms.cast_unsigned()) * 1_000
-        }
-    }
-
-    /// Says that somebody runs. Written rarely, so that the line stays shared among processors.
-    pub fn seen(&self, now: u64) {
-        if now.saturating_sub(self.header.last_seen.load(Ordering::Relaxed)) > 50_000 {
-            self.header.last_seen.store(now, Ordering::Relaxed);
         }
     }
 

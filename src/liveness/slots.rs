@@ -157,7 +157,6 @@ impl Shared {
             return self.look(at);
         }
         let (slot, now) = (self.slot(at), clock::now());
-        self.seen(now);
         let (word, extended) = slot.change(at.session, |word| word.beat(slot.cap(), now, slot.ttl()))?;
         let word = if extended { word } else { self.expire(slot, at.session, now)? };
         // A tombstone that may be reclaimed says nothing any more. That of a session whose opening was rolled back may be so at once.
@@ -354,11 +353,11 @@ impl Shared {
         }
     }
 
-    /// After a pause of the machine: nobody alive is held to a deadline that no heartbeat could have met.
-    pub fn postpone(&self, gap: u64) {
+    /// After a pause of the machine that began at `from`: nobody who lived then is held to a deadline that no heartbeat could have met.
+    pub fn postpone(&self, from: u64, gap: u64) {
         for index in 0..self.used() {
             let slot = &self.slots[index as usize];
-            slot.change(slot.session(), |word| word.postpone(gap));
+            slot.change(slot.session(), |word| word.postpone(slot.cap(), from, gap));
         }
     }
 }

@@ -98,9 +98,10 @@ impl Word {
         (self.state() == State::Dead).then(|| Word::new(State::Gone, self.at()))
     }
 
-    /// After a pause of the whole machine in which nobody could have sent a heartbeat.
-    pub fn postpone(self, gap: u64) -> Option<Word> {
-        (self.state() == State::Alive).then(|| Word::new(State::Alive, self.at().saturating_add(gap)))
+    /// After a pause of the whole machine, which began at `from`, and in which nobody could have sent a heartbeat.
+    pub fn postpone(self, cap: u64, from: u64, gap: u64) -> Option<Word> {
+        (self.state() == State::Alive && self.lives(cap, from))
+            .then(|| Word::new(State::Alive, self.at().saturating_add(gap)))
     }
 
     pub fn reclaimable(self, now: u64) -> bool {
@@ -158,7 +159,7 @@ mod tests {
                     Step::Expire => word.expire(cap, now, TTL),
                     Step::End(gone) => word.end(gone, now, TTL),
                     Step::Bury => word.bury(),
-                    Step::Postpone(gap) => word.postpone(gap),
+                    Step::Postpone(gap) => word.postpone(cap, now - wait, gap),
                     Step::Cap => { cap = cap.min(now); None }
                 };
                 if matches!(step, Step::Beat) && next.is_some() {
@@ -192,6 +193,13 @@ mod tests {
         assert!(word.lives(FOREVER, 499) && word.beat(FOREVER, 400, TTL).is_none());
         assert_eq!(word.expire(FOREVER, 500, TTL).map(Word::state), Some(State::Dead));
         assert_eq!(word.thaw(), Some(Word::new(State::Alive, 500)));
+    }
+
+    #[test]
+    fn a_pause_gives_time_to_those_who_lived_when_it_began() {
+        let word = Word::new(State::Alive, 500);
+        assert_eq!(word.postpone(FOREVER, 499, 7_000), Some(Word::new(State::Alive, 7_500)));
+        assert!(word.postpone(FOREVER, 500, 7_000).is_none() && word.postpone(400, 450, 7_000).is_none());
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! The launcher: sleeps until something is due anywhere, and has a database worker there in time.
 
 use super::confirmer::Keeper;
+use super::witness::Witness;
 use super::{AHEAD, Due, each_post_due, each_session_due, handle_signals, library, sleep, start, without_timeouts};
 use crate::liveness::databases::{BOOT, Database, RESCAN, REVISE};
 use crate::liveness::{Shared, clock, my_latch, set_latch, shared};
@@ -16,9 +17,8 @@ const TICK: u64 = 1_000_000;
 const IDLE: u64 = 60_000_000;
 /// How often tombstones are looked for where none was over earlier; in microseconds.
 const RECLAIM: u64 = 10_000_000;
-/// A launcher that wakes this much too late was not the only one that stood still.
+/// A launcher that wakes this much too late was paused: alone, or with the whole machine.
 const PAUSE: u64 = 1_000_000;
-const PAUSE_AT_MOST_EVERY: u64 = 60_000_000;
 /// Waits between tries to start a worker, in microseconds.
 const FIRST_BACKOFF: u64 = 100_000;
 const LAST_BACKOFF: u64 = 10_000_000;
@@ -54,10 +54,10 @@ pub extern "C-unwind" fn eskit_lease_launcher_main(_argument: pg_sys::Datum) {
         served: HashMap::new(),
         reclaim_at: 0,
         watched_at: 0,
-        postponed_at: 0,
         short_of_slots: false,
     };
     let mut confirmer = Keeper::new();
+    let mut witness = Witness::new();
     loop {
         let now = clock::now();
         // Whatever comes while this looks around wakes it up again.
@@ -65,10 +65,11 @@ pub extern "C-unwind" fn eskit_lease_launcher_main(_argument: pg_sys::Datum) {
         let wake_at = if settings::WORKER.get() { launcher.turn(now) } else { now + TICK };
         let wake_at = wake_at.min(confirmer.turn(shared, now));
         shared.header.launcher_wakes.store(wake_at, Ordering::Release);
-        // Whatever held it up until here, as a lock on pg_database does, was no pause.
-        shared.seen(clock::now());
-        sleep(wake_at.saturating_sub(clock::now()));
-        launcher.notice_pause(wake_at);
+        let asleep = clock::now();
+        sleep(wake_at.saturating_sub(asleep));
+        if let Some(witness) = &mut witness {
+            notice_pause(shared, witness, asleep, wake_at.max(asleep));
+        }
     }
 }
 
@@ -103,7 +104,6 @@ struct Launcher {
     reclaim_at: u64,
     /// When prepared transactions were last looked at.
     watched_at: u64,
-    postponed_at: u64,
     /// Whether the last worker could not be started, which has been logged.
     short_of_slots: bool,
 }
@@ -111,7 +111,6 @@ struct Launcher {
 impl Launcher {
     /// Does what is due, and says when the next thing is.
     fn turn(&mut self, now: u64) -> u64 {
-        self.shared.seen(now);
         self.visit_more();
         let mut next = Due::default();
         next.at(self.watch_prepared(now));
@@ -273,18 +272,16 @@ impl Launcher {
         }
         true
     }
+}
 
-    /// A launcher that was to wake at `wake_at` and wakes much later, when nobody else has been seen to run since, was paused with the
-    /// whole machine. No client can have sent a heartbeat.
-    fn notice_pause(&mut self, wake_at: u64) {
-        let now = clock::now();
-        let idle_since = wake_at.max(self.shared.header.last_seen.load(Ordering::Relaxed));
-        let gap = now.saturating_sub(idle_since);
-        if gap > PAUSE && now > self.postponed_at + PAUSE_AT_MOST_EVERY {
-            self.postponed_at = now;
-            self.shared.postpone(gap);
-            pgrx::log!("eskit_lease: the machine was paused for {} ms; sessions got that much longer", gap / 1_000);
-        }
+/// Gives sessions back what time all of the server stood still, and no client could send a heartbeat. The launcher has slept since `asleep`, and was
+/// to wake at `wake_at`: it tells of a pause by waking much later, and the witness whether it was the only one.
+fn notice_pause(shared: &Shared, witness: &mut Witness, asleep: u64, wake_at: u64) {
+    let now = clock::now();
+    let Some((from, to)) = witness.pause(asleep, now) else { return };
+    if now > wake_at + PAUSE && to > from + PAUSE {
+        shared.postpone(from, to - from);
+        pgrx::log!("eskit_lease: the machine was paused for {} ms; sessions got that much longer", (to - from) / 1_000);
     }
 }
 

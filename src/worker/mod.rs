@@ -17,6 +17,7 @@ pub mod confirmer;
 pub mod database;
 pub mod launcher;
 pub mod notify;
+mod witness;
 
 use crate::liveness::word::State;
 use crate::liveness::{Shared, my_latch};
