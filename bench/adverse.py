@@ -123,7 +123,7 @@ def shares(report, db):
     one(db, "SELECT eskit_lease.queue_create('shared', group_name => 'shared')")
     one(db, """SELECT count(*) FROM eskit_lease.item_add_many('shared', array_fill('{}'::jsonb, ARRAY[8000]),
                keys => ARRAY(SELECT n::text FROM generate_series(1, 8000) AS n))""")  # fmt: skip
-    owned = """SELECT count(*) FILTER (WHERE l.session IS NOT DISTINCT FROM p.target AND p.revoking IS NULL)
+    owned = """SELECT count(*) FILTER (WHERE l.session IS NOT DISTINCT FROM p.target)
                FROM eskit_lease._partitions AS p
                JOIN eskit_lease._leases AS l ON (l.resource, l.slot) = (p.group_name, p.partition)
                WHERE p.group_name = 'shared'"""
