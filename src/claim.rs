@@ -129,7 +129,7 @@ impl Leases {
 
     fn look(&self, sight: Sight, resource: &str, slot: i32) -> Probe {
         let mut found = Probe::Absent;
-        self.0.scan(sight, &[Key::Text(resource), Key::Int(slot)], |row, flight| {
+        self.0.find(sight, &[Key::Text(resource), Key::Int(slot)], |row, flight| {
             found = found.and(LeaseRow::read(row), flight);
             // A row that nobody is changing is the only one of its key.
             (flight == Flight::None).then_some(())

@@ -118,7 +118,7 @@ impl Move<'_> {
 
     /// Where the cursor is, and whether nothing is acknowledged beyond it.
     fn find(&self, cursors: &Table) -> Result<Option<(i64, bool)>> {
-        let row = cursors.scan(Sight::Latest, &[Key::Text(self.group), Key::Int(self.partition)], |row, _| {
+        let row = cursors.find(Sight::Latest, &[Key::Text(self.group), Key::Int(self.partition)], |row, _| {
             Some((row.get::<i64>(3)?, row.has_no_range(4), row.is_seen()))
         });
         match row {
@@ -197,7 +197,7 @@ fn cursor_position(group_name: Option<Text>, partition: Option<i32>) -> Result<i
     let partition = partition_arg(&group, partition)?;
     let cursors = Table::open(c"_cursors", c"_cursors_pkey");
     let read = |row: &Tuple| Some((row.get::<i64>(3)?, row.is_seen()));
-    let found = cursors.scan(Sight::Latest, &[Key::Text(&group), Key::Int(partition)], |row, _| read(row));
+    let found = cursors.find(Sight::Latest, &[Key::Text(&group), Key::Int(partition)], |row, _| read(row));
     match found {
         // The batch that a fenced transaction is about to apply begins here, and is read by its snapshot.
         Some((_, false)) if !seam::passes(&group, Some(partition)).0.is_empty() => {
@@ -219,10 +219,11 @@ fn cursor_head(group_name: Option<Text>, partition: Option<i32>, position: Optio
     let partitions = declaration::of_kind(&group, Kind::Group)?.slots;
     let heads = Table::open(c"_heads", c"_heads_pkey");
     let (mut known, mut in_flight) = (None, false);
-    heads.scan(Sight::Dirty, &[Key::Text(&group), Key::Int(partition)], |row, flight| {
-        in_flight |= flight != Flight::None;
+    heads.find(Sight::Dirty, &[Key::Text(&group), Key::Int(partition)], |row, flight| {
+        in_flight = flight != Flight::None;
         known = Some((row.get::<i64>(3).filter(|_| row.get(4) == Some(partitions)).unwrap_or(0), row.tid()));
-        None::<()>
+        // A row that nobody is changing is the only one of its key, and one that is being changed is enough to know.
+        Some(())
     });
     let values = vec![Value::Text(&group), Value::Int(partition), Value::Long(position), Value::Int(partitions)];
     let written = match known {
@@ -232,12 +233,10 @@ fn cursor_head(group_name: Option<Text>, partition: Option<i32>, position: Optio
         Some(_) => {
             // SAFETY: no preconditions
             let now = unsafe { pg_sys::GetCurrentTimestamp() };
-            let changes = || vec![(3, Some(position.into())), (4, Some(partitions.into())), (5, Some(now.into()))];
-            call.written(
-                heads.update_rows(&[Key::Text(&group), Key::Int(partition)], |_| Some(changes())),
-                &HEAD,
-                values,
-            )
+            let changes = [(3, Some(position.into())), (4, Some(partitions.into())), (5, Some(now.into()))];
+            // It is the row that has just been locked.
+            let by_place = heads.is_plain().then(|| u64::from(heads.update(&changes)));
+            call.written(by_place, &HEAD, values)
         }
         None => call.db().execute(&FIRST_HEAD, values),
     };

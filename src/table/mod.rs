@@ -95,6 +95,7 @@ pub struct Walk<'a> {
     table: &'a Table,
     scan: pg_sys::IndexScanDesc,
     keys: usize,
+    direction: pg_sys::ScanDirection::Type,
     /// What the scan shows.
     shown: Box<pg_sys::SnapshotData>,
     /// What says of each version whether it is seen.
@@ -203,6 +204,8 @@ impl Tuple {
     }
 }
 
+const FORWARD: pg_sys::ScanDirection::Type = pg_sys::ScanDirection::ForwardScanDirection;
+
 impl Table {
     pub fn open(table: &'static CStr, key: &'static CStr) -> Table {
         let (lock, none) = (pg_sys::RowExclusiveLock as i32, std::ptr::null_mut());
@@ -238,6 +241,20 @@ impl Table {
         answer
     }
 
+    /// The same from the end of the index, for the row of a whole key: versions of a row stand there as they were made, by and large. While an
+    /// old snapshot is open no version goes, and the one that counts comes first.
+    pub fn find<T>(&self, sight: Sight, key: &[Key], mut visit: impl FnMut(&Tuple, Flight) -> Option<T>) -> Option<T> {
+        let mut walk = self.walk(sight, key);
+        walk.direction = pg_sys::ScanDirection::BackwardScanDirection;
+        let mut answer = None;
+        while answer.is_none()
+            && let Some(flight) = walk.next()
+        {
+            answer = visit(&self.row(), flight);
+        }
+        answer
+    }
+
     /// The same, row by row: each is [`Table::row`] until the next. Of one table there is one walk at a time.
     pub fn walk<'a>(&'a self, sight: Sight, key: &'a [Key]) -> Walk<'a> {
         let snapshot_type = match sight {
@@ -263,7 +280,7 @@ impl Table {
                 &raw mut *shown
             })
         };
-        Walk { table: self, scan, keys: key.len(), shown, judge }
+        Walk { table: self, scan, keys: key.len(), direction: FORWARD, shown, judge }
     }
 
     /// The row that a scan or a walk stands at, or that the last one stopped at.
@@ -280,12 +297,11 @@ impl Table {
     /// How many entries the index has for a key, or for its first columns, up to `most`. There are no more rows than that, and perhaps fewer:
     /// those that have been deleted are counted until they are cleaned away. No row is looked at, which is what takes the time of a scan.
     pub fn entries(&self, key: &[Key], most: usize) -> usize {
-        let forward = pg_sys::ScanDirection::ForwardScanDirection;
         // SAFETY: the scan ends before its keys; a snapshot that sees all is asked about nothing
         unsafe {
             let scan = self.begin(key, || &raw mut pg_sys::SnapshotAnyData);
             guarded(|| {
-                let found = (0..most).take_while(|_| !raw::index_getnext_tid(scan, forward).is_null()).count();
+                let found = (0..most).take_while(|_| !raw::index_getnext_tid(scan, FORWARD).is_null()).count();
                 self.end(scan, key.len());
                 found
             })
@@ -428,14 +444,14 @@ pub fn page_of<T>(
 impl Walk<'_> {
     /// Goes on to the next row, and says what others are doing to it.
     pub fn next(&mut self) -> Option<Flight> {
-        let Walk { table, scan, judge, .. } = self;
+        let Walk { table, scan, judge, direction, .. } = self;
         let judge = judge.filter(|_| table.ours);
         // SAFETY: the scan and its snapshots are open; the slot holds a row of the relation, whose access method is complete
         let found = unsafe {
             let sees = (*(*table.relation).rd_tableam).tuple_satisfies_snapshot;
             guarded(|| {
                 loop {
-                    if !raw::index_getnext_slot(*scan, pg_sys::ScanDirection::ForwardScanDirection, table.slot) {
+                    if !raw::index_getnext_slot(*scan, *direction, table.slot) {
                         return false;
                     }
                     let (Some(judge), Some(sees)) = (judge, sees) else { return true };
