@@ -16,6 +16,8 @@ WIDEST = number("BENCH_ADVERSE_WIDEST", 32_768)  # partitions of the group that 
 BATCH = number("BENCH_ADVERSE_BATCH", 1_000)  # items of one claim
 NESTED = number("BENCH_ADVERSE_NESTED", 2_000)  # subtransactions of one transaction
 DATABASES = number("BENCH_ADVERSE_DATABASES", 10)
+BLOCKED = number("BENCH_ADVERSE_BLOCKED", 100_000)  # keys whose first item has failed, each with one that waits
+WORKERS = 8  # that wait for items
 RESTARTED = number("BENCH_ADVERSE_RESTARTED", 50)  # databases that are looked into after a restart
 CALLS = 20  # of one measurement
 ROUNDS = 60  # hand-overs of each database
@@ -32,6 +34,7 @@ def adverse(report):
         claims(report, db)
         subtransactions(report, db)
         polls(report, server)
+        blocked_keys(report, db, server)
     for slots in (1, 0):
         few_slots(report, slots)
     restart(report)
@@ -260,6 +263,55 @@ def cut_off(server, db, name):
     assert reason == "changed", reason
     one(db, "SELECT eskit_lease.session_close(%s)", heir)
     return (at - start) * 1_000
+
+
+def blocked_keys(report, db, server):
+    worker = session(db, "worker")
+    for name, count in (("clear", 0), ("blocked", BLOCKED)):
+        one(db, "SELECT eskit_lease.queue_create(%s, ordering => 'key')", name)
+        for _ in range(2 if count else 0):
+            one(db, """SELECT cardinality(eskit_lease.item_add_many(%s, array_fill('{}'::jsonb, ARRAY[%s]),
+                       keys => ARRAY(SELECT n::text FROM generate_series(1, %s) AS n)))""", name, count, count)  # fmt: skip
+        failed = 0
+        while failed < count:
+            failed += one(db, """SELECT count(eskit_lease.item_fail(i.id, i.fence, 'blocked', '1 h'))
+                                FROM eskit_lease.item_claim(%s, %s, 1000) AS i""", name, worker)  # fmt: skip
+
+    def claim_and_done(name):
+        one(db, "SELECT eskit_lease.item_add(%s, '{}', 'well')", name)
+        id, fence = one(db, "SELECT id, fence FROM eskit_lease.item_claim(%s, %s)", name, worker)
+        assert one(db, "SELECT eskit_lease.item_done(ARRAY[%s::bigint], %s)", id, fence) == 1
+
+    blocked, clear = ((lambda name=name: claim_and_done(name)) for name in ("blocked", "clear"))
+    beside(report, f"add, claim and done, {BLOCKED:,} keys blocked", blocked, "none", clear, 1.5)
+    over, late = threading.Event(), []
+
+    def work(db):
+        me = session(db, "worker")
+        while not over.is_set():
+            revision = one(db, "SELECT revision FROM eskit_lease.session_heartbeat(%s)", me)
+            item = one(db, "SELECT id, fence, payload FROM eskit_lease.item_claim('blocked', %s)", me)
+            if item is None:
+                one(db, "SELECT alive FROM eskit_lease.session_wait(%s, %s, '1 s')", me, revision)
+            else:
+                late.append((time.time() - item[2]) * 1_000)
+                one(db, "SELECT eskit_lease.item_done(ARRAY[%s::bigint], %s)", item[0], item[1])
+
+    with contextlib.ExitStack() as stack:
+        threads = [threading.Thread(target=work, args=(stack.enter_context(server.connect()),)) for _ in range(WORKERS)]
+        for thread in threads:
+            thread.start()
+        time.sleep(1)
+        for n in range(ROUNDS):
+            one(db, "SELECT eskit_lease.item_add('blocked', to_jsonb(%s::float8), %s)", time.time(), f"new {n}")
+            time.sleep(0.05)
+        over.set()
+        for thread in threads:
+            thread.join()
+    median = statistics.median(late)
+    report.check(
+        f"item added until one of {WORKERS} waiting workers has it", f"p50 {median:.1f} ms", "<= 10 ms", median <= 10
+    )
 
 
 def few_slots(report, slots):

@@ -146,3 +146,7 @@ END $$;
 -- A claim is bounded by bytes.
 COMMENT ON FUNCTION eskit_lease.item_claim(text, uuid, integer) IS
 'Claims up to max_items (1 to 1000) items for the session, without ever waiting; counts as its heartbeat. A row for each, none if there is nothing; it ends with the item that brings the payloads to 16 MiB, so that it does not take gigabytes of memory, and session_wait answers changed at once then; all under one fence, for item_done and its like. In a queue with an order at most one of each key, or partition. Whoever is given less is woken when there is more, or when an item is due. The claim lasts until they are finished, or the session ends. Raises 55000 for a session that has ended or drains, or is no member of the queue''s group, 42704, 42501, 22023, 22004.';
+
+-- Which item of a key comes next: claims pass over those that wait, from now on.
+CREATE INDEX _items_key ON eskit_lease._items (queue, partition, key, place) WHERE key IS NOT NULL;
+CREATE INDEX _later_key ON eskit_lease._later (queue, partition, key, due) WHERE key IS NOT NULL;

@@ -202,7 +202,7 @@ CREATE INDEX _queues_number ON eskit_lease._queues (number);
 CREATE INDEX _queues_group_name ON eskit_lease._queues (group_name) WHERE group_name IS NOT NULL;
 
 -- Items that are ready, or claimed: claim is the fence of the claim, 0 without one, so that a claim does not change a row's length.
--- The key is the only index and pages are left half empty, so that it does not change the index either (a HOT update).
+-- No index has what it changes and pages are left half empty, so that it changes no index either (a HOT update).
 CREATE SEQUENCE eskit_lease._item_seq AS bigint INCREMENT 64;
 CREATE TABLE eskit_lease._items (
     queue     integer NOT NULL,
@@ -217,6 +217,8 @@ CREATE TABLE eskit_lease._items (
     payload   jsonb NOT NULL,
     PRIMARY KEY (queue, partition, place)
 ) WITH (fillfactor = 50);
+-- The next one of a key (src/item/next.rs); here and below.
+CREATE INDEX _items_key ON eskit_lease._items (queue, partition, key, place) WHERE key IS NOT NULL;
 
 -- Items whose time has not come. due: microseconds since 2000, as PostgreSQL keeps times.
 CREATE TABLE eskit_lease._later (
@@ -231,6 +233,7 @@ CREATE TABLE eskit_lease._later (
     payload   jsonb NOT NULL,
     PRIMARY KEY (queue, partition, due, id)
 );
+CREATE INDEX _later_key ON eskit_lease._later (queue, partition, key, due) WHERE key IS NOT NULL;
 
 -- One row for each item_claim that got something. partitions: NULL where all are 0; ids: NULL where they are the places.
 CREATE TABLE eskit_lease._claims (

@@ -1,5 +1,7 @@
 """Whoever waits for work items is woken when one becomes due."""
 
+import threading
+
 import pytest
 from client import Session, call, rows
 from conftest import Server, wait_until
@@ -8,7 +10,7 @@ from psycopg.types.json import Jsonb
 
 @pytest.fixture(scope="module")
 def due_server():
-    server = Server("e2e-due", "fsync = off", "max_prepared_transactions = 10")
+    server = Server("e2e-due", "fsync = off", "max_prepared_transactions = 10", "eskit_lease.max_waiting = 20")
     server.query("CREATE EXTENSION eskit_lease")
     yield server
     server.stop()
@@ -140,3 +142,66 @@ def test_prepared(due_server, conn):
 
     # Once when it is known that the transaction has ended, and once when the item is due.
     assert is_given(conn, "q", session, id)
+
+
+@pytest.fixture
+def waiters(due_server, conn):
+    """Sessions that sleep until there are items, each with what it does then: until it says that it has had enough, or all are to end."""
+    threads, over = [], threading.Event()
+
+    def start(queue, count, woken):
+        def wait(conn, session):
+            while not over.is_set():
+                if not rows(conn, "item_claim", queue, session.id):
+                    while not over.is_set() and session.wait("250 ms").reason != "changed":
+                        pass
+                    if not over.is_set() and not woken(conn, session):
+                        return
+
+        for n in range(count):
+            conn_of_one = due_server.connect()
+            thread = threading.Thread(target=wait, args=(conn_of_one, Session(conn_of_one, f"waiter {n}", ttl="60 s")))
+            threads.append((thread, conn_of_one))
+            thread.start()
+        asleep = "SELECT count(*) FROM pg_stat_activity WHERE query LIKE '%session_wait%' AND state = 'active' AND pid <> pg_backend_pid()"
+        wait_until(lambda: conn.execute(asleep).fetchone()[0] == count)
+
+    yield start
+    over.set()
+    for thread, conn_of_one in threads:
+        thread.join()
+        conn_of_one.close()
+
+
+def test_an_item_wakes_one(conn, waiters):
+    call(conn, "queue_create", "q")
+    wakes = []
+    waiters("q", 8, lambda *_: wakes.append(1) or True)
+    for n in range(20):
+        call(conn, "item_add", "q", Jsonb(n))
+        wait_until(lambda: not conn.execute("SELECT FROM eskit_lease.items WHERE state = 'ready'").fetchall())
+    # Some come late on a busy machine, so that others are woken too; never all of them each time.
+    assert 20 <= len(wakes) < 80, len(wakes)
+
+
+@pytest.mark.parametrize("worker", ["on", "off"])
+def test_the_next_is_woken_where_one_does_not_claim(due_server, conn, waiters, worker):
+    call(conn, "queue_create", "q")
+    due_server.set(**{"eskit_lease.worker": worker})
+    try:
+        woken = []
+        waiters("q", 4, lambda _, session: woken.append(session.id))
+        call(conn, "item_add", "q", Jsonb("for nobody"))
+        wait_until(lambda: len(woken) == 4)
+        assert len(set(woken)) == 4
+    finally:
+        due_server.set(**{"eskit_lease.worker": "on"})
+
+
+def test_as_many_are_woken_as_there_are_items(conn, waiters):
+    call(conn, "queue_create", "q")
+    woken = []
+    waiters("q", 4, lambda conn, session: woken.extend(rows(conn, "item_claim", "q", session.id)))
+    call(conn, "item_add_many", "q", [Jsonb(n) for n in range(4)])
+    wait_until(lambda: len(woken) == 4)
+    assert len({item.id for item in woken}) == 4

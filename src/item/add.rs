@@ -54,16 +54,24 @@ fn require_fits(bytes: usize, text_length: impl FnOnce() -> usize) -> Result<()>
     Ok(())
 }
 
-/// Notes what has been added, and that nobody was to drop the queue meanwhile. `first`: the first place, or time, in each partition.
-fn added(call: &Call, queue: &Queue, partitions: i32, due: Option<i64>, first: &HashMap<i32, i64>) -> Result<()> {
+/// Notes what has been added, and that nobody was to drop the queue meanwhile. `first`: in each partition the first place, and how many.
+fn added(
+    call: &Call,
+    queue: &Queue,
+    partitions: i32,
+    due: Option<i64>,
+    first: &HashMap<i32, (i64, usize)>,
+) -> Result<()> {
     queue.require_still(partitions)?;
-    for (partition, place) in first {
+    for (partition, (place, count)) in first {
         let (table, from) = due.map_or((ITEMS, *place), |due| (LATER, due));
         call.seam().places(lane(call, table, queue.number, *partition), from, false);
+        if due.is_none() {
+            queue.feeds(call, *partition, *count);
+        }
     }
-    match due {
-        None => call.seam().items(queue.number, &queue.name),
-        Some(due) => call.seam().due(queue.number, due),
+    if let Some(due) = due {
+        call.seam().due(queue.number, due);
     }
     Ok(())
 }
@@ -103,7 +111,7 @@ fn item_add(
             db.execute(&ADD_LATER, values)
         }
     };
-    added(&call, &queue, partitions, due, &HashMap::from([(partition, id)]))?;
+    added(&call, &queue, partitions, due, &HashMap::from([(partition, (id, 1))]))?;
     Ok(id)
 }
 
@@ -145,7 +153,7 @@ fn item_add_many(
     let places: Vec<i32> = keys.iter().zip(&ids).map(|(key, id)| partition(key.as_deref(), *id, partitions)).collect();
     let mut first = HashMap::new();
     for (partition, id) in places.iter().zip(&ids) {
-        first.entry(*partition).or_insert(*id);
+        first.entry(*partition).or_insert((*id, 0)).1 += 1;
     }
     // As above.
     catalog::lock(if due.is_none() { ITEMS } else { LATER });

@@ -241,6 +241,7 @@ impl Claimer<'_> {
 
     /// Looks until there is enough, or nothing more and the session is known to be hungry.
     fn claim(&mut self, me: SlotRef, owned: Option<&Owned>) {
+        self.call.shared.looks(self.call.database, me, self.queue.number);
         self.look(owned, false);
         if !self.has_all() && dead::free_dead(self.call) {
             self.look(owned, true);
@@ -249,7 +250,7 @@ impl Claimer<'_> {
             if self.has_all() {
                 break;
             }
-            self.hungers(me);
+            self.hungers(me, owned);
             if self.is_turn(owned) {
                 return;
             }
@@ -259,13 +260,14 @@ impl Claimer<'_> {
             // There may be more, so who then waits for it is not to wait.
             self.call.shared.bump(me);
         } else if !self.has_all() {
-            self.hungers(me);
+            self.hungers(me, owned);
         }
     }
 
     /// Has the session woken when there is more, or when something that has been seen becomes due.
-    fn hungers(&self, me: SlotRef) {
-        self.call.shared.hunger(self.call.database, me, self.queue.number, self.next_due);
+    fn hungers(&self, me: SlotRef, owned: Option<&Owned>) {
+        let partitions = owned.map_or(Some([].as_slice()), Owned::known);
+        self.call.shared.hunger(self.call.database, me, self.queue.number, partitions, self.next_due);
     }
 
     /// Writes the row of the claim: by hand, as there is one for each call, if the table is as we made it.

@@ -2,12 +2,12 @@
 
 use super::heads::{self, Heads};
 use super::moves::{self, Claimed};
+use super::next;
 use super::{Claim, ITEMS, Order, Queue, column, id, lane, partition};
 use crate::call::{Call, enter};
 use crate::error::{Error, Result};
 use crate::liveness::clock;
 use crate::liveness::databases::{BOOT, Kept};
-use crate::liveness::floors::NOWHERE;
 use crate::liveness::word::State;
 use crate::session;
 use crate::spi::{self, Statement};
@@ -100,12 +100,10 @@ fn free_claim(call: &Call, claim: &Claim) -> (bool, bool) {
             }
             Locked::Mine if last => {
                 let key = heads::key(queue.order, items.row().get(column::KEY));
-                if let (Some(heads), Some(key)) = (&heads, key) {
-                    if heads.end(*partition, &key, *id) == Locked::Busy {
-                        return false;
-                    }
-                    call.seam().places(lane(call, ITEMS, queue.number, *partition), NOWHERE, false);
-                    call.seam().items(queue.number, &queue.name);
+                if let (Some(heads), Some(key)) = (&heads, key)
+                    && !next::end(call, heads, &queue, *partition, &key, *id)
+                {
+                    return false;
                 }
                 let (queue, partition, place) = (queue.number, *partition, *place);
                 moves::bury(call, Claimed { queue, partition, place, fence }, ENDED);
@@ -115,7 +113,7 @@ fn free_claim(call: &Call, claim: &Claim) -> (bool, bool) {
             }
             Locked::Mine => {
                 call.seam().places(lane(call, ITEMS, queue.number, *partition), *place, false);
-                call.seam().items(queue.number, &queue.name);
+                queue.feeds(call, *partition, 1);
                 any = true;
                 return true;
             }
@@ -179,6 +177,6 @@ fn item_requeue(id: Option<i64>) -> Result<()> {
     moves::requeue(&call, id, partition, place);
     queue.require_still(partitions)?;
     call.seam().places(lane(&call, ITEMS, queue.number, partition), place, false);
-    call.seam().items(queue.number, &queue.name);
+    queue.feeds(&call, partition, 1);
     Ok(())
 }

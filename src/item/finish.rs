@@ -2,6 +2,7 @@
 
 use super::heads::{self, At, Heads};
 use super::moves::Claimed;
+use super::next;
 use super::partitions::shuffled;
 use super::{Claim, ITEMS, LATER, MAX_CLAIM, MAX_ERROR, Order, Queue, column, lane, moves};
 use crate::call::{Call, enter};
@@ -9,7 +10,6 @@ use crate::error::{Error, Result};
 use crate::guard::Mode;
 use crate::interval;
 use crate::liveness::databases::{Counter, Kept};
-use crate::liveness::floors::NOWHERE;
 use crate::liveness::word::State;
 use crate::spi::{self, Statement};
 use crate::table::{Flight, Key, Locked, Sight, Table, Tuple};
@@ -160,27 +160,20 @@ impl Held<'_> {
         self.heads.as_ref().and_then(|_| heads::key(self.claim.order, self.items.row().get(column::KEY)))
     }
 
-    /// An item of a key, if it has one, is finished: the next one is free. Or it goes to be tried again, and stays the head.
+    /// An item of a key, if it has one, is gone: the next one is free. Or it goes to be tried again, and stays the head.
     fn head(&self, queue: &Queue, item: Item, key: Option<String>, goes: Option<At>) -> Result<()> {
         let (Some(heads), Some(key)) = (&self.heads, key) else { return Ok(()) };
         let had = match goes {
             Some(to) => heads.moves(item.partition, &key, item.id, to),
-            None => heads.end(item.partition, &key, item.id) != Locked::Busy,
+            None => next::end(self.call, heads, queue, item.partition, &key, item.id),
         };
-        if !had {
-            return Err(Error::ItemInFlight { id: item.id }.into());
-        }
-        if goes.is_none() {
-            self.call.seam().places(lane(self.call, ITEMS, queue.number, item.partition), NOWHERE, false);
-            self.call.seam().items(queue.number, &queue.name);
-        }
-        Ok(())
+        if had { Ok(()) } else { Err(Error::ItemInFlight { id: item.id }.into()) }
     }
 
     /// An item is free again in its place.
     fn freed(&self, queue: &Queue, item: Item) {
         self.call.seam().places(lane(self.call, ITEMS, queue.number, item.partition), item.place, false);
-        self.call.seam().items(queue.number, &queue.name);
+        queue.feeds(self.call, item.partition, 1);
     }
 
     fn queue(&self) -> Result<Queue> {
@@ -280,7 +273,7 @@ fn item_fail(
         held.head(&queue, item, key, Some(At::Later(due)))?;
         call.seam().places(lane(&call, LATER, queue.number, item.partition), due, false);
         if wait_ms == 0 {
-            call.seam().items(queue.number, &queue.name);
+            queue.feeds(&call, item.partition, 1);
         } else {
             call.seam().due(queue.number, due);
         }

@@ -60,9 +60,11 @@ pub enum Head {
     None,
     /// Somebody is making it, or about to end it.
     InFlight,
+    /// `firm`: made by a transaction that is committed, another one.
     Is {
         id: i64,
         at: At,
+        firm: bool,
     },
 }
 
@@ -101,7 +103,7 @@ impl Heads<'_> {
             stop = stop.min(row.get(column::SINCE).unwrap_or(from));
             if is_of(row, partition, key) {
                 head = match (flight, read(row)) {
-                    (Flight::None, Some((id, at))) => Head::Is { id, at },
+                    (Flight::None, Some((id, at))) => Head::Is { id, at, firm: !row.is_mine() },
                     _ => Head::InFlight,
                 };
             }
@@ -130,6 +132,11 @@ impl Heads<'_> {
         }
         stripe.unlock(Mode::Exclusive);
         none
+    }
+
+    /// Makes an item the head of a key whose head this transaction has just ended, so that nobody else makes one.
+    pub fn succeed(&self, partition: i32, key: &str, id: i64, at: At) {
+        self.insert(self.lane(partition, key), partition, key, id, at);
     }
 
     fn insert(&self, lane: Lane, partition: i32, key: &str, id: i64, at: At) -> i64 {
@@ -171,7 +178,7 @@ impl Heads<'_> {
     pub fn moves(&self, partition: i32, key: &str, id: i64, to: At) -> bool {
         match self.end(partition, key, id) {
             Locked::Mine => {
-                self.insert(self.lane(partition, key), partition, key, id, to);
+                self.succeed(partition, key, id, to);
                 true
             }
             Locked::Busy => false,

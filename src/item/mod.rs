@@ -23,7 +23,7 @@
 //!   would be dear; it is asked for only if the fence is older than the first claim of this start of shared memory, or than the last time
 //!   that somebody has expected copies of items ([`expect_copies`]).
 //!
-//! **Order**, where a queue has one: see [`heads`], and [`claim`] for who comes first.
+//! **Order**, where a queue has one: see [`heads`], [`claim`] for who comes first, and [`next`] for who comes after.
 //!
 //! **Queues** are declared; a drop and an addition that cross see each other as any declaration and its use do: whoever adds reads the
 //! queue again after writing, and whoever drops looks for items after deleting, both with a dirty snapshot.
@@ -35,6 +35,7 @@ mod finish;
 mod heads;
 mod id;
 mod moves;
+mod next;
 mod partitions;
 mod queue;
 
@@ -49,6 +50,7 @@ use crate::error::{Error, Result};
 use crate::fence;
 use crate::keys::partition_of;
 use crate::liveness::floors::Lane;
+use crate::liveness::hunger::Food;
 use crate::table::{Flight, Key, Locked, Sight, Table, Tuple};
 use crate::text::Text;
 use pgrx::Uuid;
@@ -177,6 +179,12 @@ impl Queue {
         };
         let stands = |row: &Tuple, flight| (stays(row, flight) && row.get(2) == Some(self.number)).then_some(());
         Queue::table().scan(Sight::Dirty, &[Key::Text(&self.name)], stands).is_some()
+    }
+
+    /// Notes that items have become free in a partition, if this commits.
+    fn feeds(&self, call: &Call, partition: i32, count: usize) {
+        let partition = self.group.is_some().then_some(partition);
+        call.seam().items(self.number, &self.name, Food::of(count, partition));
     }
 
     /// How long after a failed attempt the next one is.

@@ -22,6 +22,13 @@ static BURY: Statement =
 static REQUEUE: Statement =
     Statement::writes(include_str!("../../sql/query/item/requeue.sql"), &[INT8OID, INT4OID, INT8OID]);
 
+static ADVANCE: Statement =
+    Statement::tidies(include_str!("../../sql/query/item/advance.sql"), &[INT4OID, INT4OID, INT8OID, INT8OID]);
+static ADVANCE_LATER: Statement = Statement::tidies(
+    include_str!("../../sql/query/item/advance_later.sql"),
+    &[INT4OID, INT4OID, INT8OID, INT8OID, INT8OID],
+);
+
 /// Where an item of `_items` is, and the fence of its claim.
 #[derive(Clone, Copy)]
 pub struct Claimed {
@@ -135,5 +142,40 @@ pub fn requeue(call: &Call, id: i64, partition: i32, place: i64) {
         spi::durably();
     } else {
         call.db().execute(&REQUEUE, vec![Value::Long(id), Value::Int(partition), Value::Long(place)]);
+    }
+}
+
+/// Gives a ready item, without a claim, another place.
+pub fn advance(call: &Call, item: Claimed, to: i64) {
+    let (items, into) = (Table::open(ITEMS, c"_items_pkey"), Table::open(ITEMS, c"_items_pkey"));
+    let Claimed { queue, partition, place, .. } = item;
+    let new = |row: &Tuple| {
+        claimed(row, item)?;
+        let mut columns = vec![Some(queue.into()), Some(partition.into()), Some(to.into())];
+        // id, claim, attempt, added_at, key, error, payload
+        columns.extend((4..=10).map(|column| row.get(column)));
+        Some(columns)
+    };
+    if !moved(&items, &[Key::Int(queue), Key::Int(partition), Key::Long(place)], &into, new) {
+        let values = vec![Value::Int(queue), Value::Int(partition), Value::Long(place), Value::Long(to)];
+        call.db().execute(&ADVANCE, values);
+    }
+}
+
+/// Makes an item that is due ready, without a claim.
+pub fn advance_due(call: &Call, due: i64, id: i64, to: Claimed) {
+    let (later, items) = (Table::open(LATER, c"_later_pkey"), Table::open(ITEMS, c"_items_pkey"));
+    let Claimed { queue, partition, place, fence } = to;
+    let new = |row: &Tuple| {
+        let mut columns = vec![Some(queue.into()), Some(partition.into()), Some(place.into()), Some(id.into())];
+        columns.push(Some(fence.into()));
+        // attempt, added_at, key, error, payload
+        columns.extend((5..=9).map(|column| row.get(column)));
+        Some(columns)
+    };
+    if !moved(&later, &[Key::Int(queue), Key::Int(partition), Key::Long(due), Key::Long(id)], &items, new) {
+        let values = [Value::Long(due), Value::Long(id), Value::Long(place)];
+        call.db()
+            .execute(&ADVANCE_LATER, [Value::Int(queue), Value::Int(partition)].into_iter().chain(values).collect());
     }
 }

@@ -89,6 +89,11 @@ impl<'a> Owned<'a> {
         Ok(Some(Owned { call, queue, group, session, count, few }))
     }
 
+    /// All that the session owns, if they are few.
+    pub fn known(&self) -> Option<&[i32]> {
+        self.few.as_deref()
+    }
+
     /// What is known of the queue's partitions, to be noted before a look.
     pub fn note(&self) -> Vec<Noted> {
         // SAFETY: no preconditions

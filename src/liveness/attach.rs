@@ -11,8 +11,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 thread_local! {
     /// Sessions attached here, each with its grace in microseconds.
     static ATTACHED: RefCell<Vec<(SlotRef, u64)>> = const { RefCell::new(Vec::new()) };
-    /// The counter of waiting calls that this backend has a place in.
-    static WAITING: Cell<Option<&'static AtomicU32>> = const { Cell::new(None) };
+    /// The counters of waiting calls that this backend has a place in: of its database, and of the session.
+    static WAITING: Cell<Option<[Option<&'static AtomicU32>; 2]>> = const { Cell::new(None) };
     static REGISTERED: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -37,12 +37,19 @@ impl Shared {
 /// A place among the waiting calls of a database, given back when dropped or when the backend exits.
 pub struct WaitingPlace;
 
-/// Takes a place unless `most` are taken.
-pub fn take_waiting_place(waiting: &'static AtomicU32, most: u32) -> Option<WaitingPlace> {
+/// Takes a place unless `most` are taken. `sleepers`: of the session, if it has a slot, which is counted with it.
+pub fn take_waiting_place(
+    waiting: &'static AtomicU32,
+    most: u32,
+    sleepers: Option<&'static AtomicU32>,
+) -> Option<WaitingPlace> {
     register();
     let free = |taken: u32| (taken < most).then_some(taken + 1);
     waiting.fetch_update(Ordering::AcqRel, Ordering::Relaxed, free).ok()?;
-    WAITING.set(Some(waiting));
+    if let Some(sleepers) = sleepers {
+        sleepers.fetch_add(1, Ordering::AcqRel);
+    }
+    WAITING.set(Some([Some(waiting), sleepers]));
     Some(WaitingPlace)
 }
 
@@ -53,8 +60,8 @@ impl Drop for WaitingPlace {
 }
 
 fn give_back_waiting_place() {
-    if let Some(waiting) = WAITING.take() {
-        waiting.fetch_update(Ordering::AcqRel, Ordering::Relaxed, |taken| taken.checked_sub(1)).ok();
+    for counter in WAITING.take().into_iter().flatten().flatten() {
+        counter.fetch_update(Ordering::AcqRel, Ordering::Relaxed, |taken| taken.checked_sub(1)).ok();
     }
 }
 

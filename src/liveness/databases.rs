@@ -6,7 +6,7 @@ use super::{Lock, Shared, clock, set_latch};
 use crate::error::{Error, Result};
 use pgrx::pg_sys;
 use std::cell::Cell;
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicI64, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 /// What is counted since the server started; `stats()` shows each under its name.
 #[derive(Clone, Copy)]
@@ -126,6 +126,12 @@ pub struct Database {
     pub items: Pace,
     /// Queues in which some session has found less than it asked for, by their bits.
     pub(super) hungry: AtomicU32,
+    /// The queue of each bit, if sessions have been hungry for one only.
+    pub(super) queues: [AtomicI32; u32::BITS as usize],
+    /// How many sessions have been woken for items of the queues of each bit, and have not claimed since.
+    pub(super) woken: [AtomicU32; u32::BITS as usize],
+    /// Until when they have time to do so; zero if nobody has been woken.
+    pub(super) patience: AtomicU64,
     /// A claim of work items under this fence or a later one has a row for as long as it has items; zero before the first claim in this start of
     /// shared memory.
     pub first_claim: AtomicI64,
@@ -266,6 +272,9 @@ impl Shared {
         ] {
             field.store(0, Ordering::Relaxed);
         }
+        database.queues.iter().for_each(|queue| queue.store(0, Ordering::Relaxed));
+        database.woken.iter().for_each(|woken| woken.store(0, Ordering::Relaxed));
+        database.patience.store(0, Ordering::Relaxed);
         database.worker.store(std::ptr::null_mut(), Ordering::Relaxed);
         database.retention_looked.store(0, Ordering::Relaxed);
         database.claims_before.store(0, Ordering::Relaxed);
@@ -327,6 +336,12 @@ impl Database {
     pub fn flag_at(&self, at: u64) {
         let sooner = |timer: u64| (timer == 0 || at < timer).then_some(at);
         self.timer.fetch_update(Ordering::AcqRel, Ordering::Relaxed, sooner).ok();
+    }
+
+    /// When others are to be woken for items than those who have been; `None` when these have claimed.
+    pub fn patience(&self) -> Option<u64> {
+        let woken = self.woken.iter().any(|woken| woken.load(Ordering::Acquire) != 0);
+        Some(self.patience.load(Ordering::Acquire)).filter(|until| woken && *until != 0)
     }
 
     /// When the database is to be looked through; `None` when there is no reason to.

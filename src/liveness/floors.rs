@@ -10,11 +10,13 @@
 //! * Whoever makes an item free (adds it, or gives back, fails or frees what was claimed) [`Shared::lower`]s the floor once that is
 //!   visible, at the end of its transaction; so does whoever claimed and then rolled back, as it may have raised the floor over
 //!   its own claim. At PREPARE both are done: from then on the item is in flight, and no floor passes it until the end.
-//! * Each lowering begins a new turn, and a floor is raised only in the turn that was read before the scan. So an item that becomes
-//!   visible behind a scan's back is not lost: either it was seen (in flight, at the least), or its lowering came after the turn was
-//!   read, and undoes or prevents the raise.
-//! * Items that only wait for another of their key are free for nobody, and no floor passes them. They become free without a change of
-//!   their own, so nothing is to be lowered then; whoever is about to sleep in vain is told that there is something new all the same.
+//! * Each lowering begins a new turn, and a scan raises the floor no higher than any lowering since the turn that was read before it.
+//!   So an item that becomes visible behind a scan's back is not lost: either it was seen (in flight, at the least), or its lowering
+//!   came after the turn was read, and undoes or bounds the raise. The lowest of the lowerings is kept from two turns on: a scan that
+//!   began before both raises nothing.
+//! * Items that only wait for another of their key are free for nobody. A floor passes them where whoever finishes that other one
+//!   finds them without it (see [`crate::item::next`]); then they are moved above it, or it is lowered. Whoever is about to sleep in vain
+//!   is told that there is something new all the same.
 //!
 //! A lane without an entry has no floor: it is scanned from its beginning, which is slower and just as right. Hence entries are evicted
 //! at will, and after a crash or a promotion there are none. Turns are never used twice, so a raise that was meant for an evicted entry
@@ -43,6 +45,16 @@ pub struct Floor {
     stirred: u64,
     at: i64,
     lane: Lane,
+    /// The newer one first.
+    lowered: [Lowered; 2],
+}
+
+/// The lowest place that a lane has been lowered to after a turn.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Lowered {
+    since: u64,
+    to: i64,
 }
 
 /// What a claimer has noted before its scan.
@@ -76,6 +88,25 @@ impl Lane {
     }
 }
 
+impl Floor {
+    fn lower(&mut self, turn: u64, to: i64) {
+        (self.turn, self.at) = (turn, self.at.min(to));
+        for lowered in &mut self.lowered {
+            lowered.to = lowered.to.min(to);
+        }
+    }
+
+    /// As far as a scan may that has read the floor in a turn.
+    fn raise(&mut self, turn: u64, to: i64) {
+        let Some(index) = self.lowered.iter().position(|lowered| lowered.since <= turn) else { return };
+        self.at = self.at.max(to.min(self.lowered[index].to));
+        if index == 0 {
+            // Scans that begin from now on are not held by what was lowered before.
+            self.lowered = [Lowered { since: self.turn, to: i64::MAX }, self.lowered[0]];
+        }
+    }
+}
+
 impl Shared {
     /// The entries among which that of a lane is; under the lock.
     ///
@@ -99,7 +130,8 @@ impl Shared {
         if let Some(known) = ways.iter().find(|floor| floor.lane == lane) {
             return Start { turn: known.turn, stirred: known.stirred, at: known.at };
         }
-        let new = Floor { turn: self.next_turn(), stirred: 0, at: i64::MIN, lane };
+        let turn = self.next_turn();
+        let new = Floor { turn, stirred: 0, at: i64::MIN, lane, lowered: [Lowered { since: turn, to: i64::MAX }; 2] };
         let oldest = ways.iter_mut().min_by_key(|floor| if floor.lane.database == 0 { 0 } else { floor.turn });
         if let Some(oldest) = oldest {
             *oldest = new;
@@ -124,7 +156,7 @@ impl Shared {
         if let Some(known) = unsafe { self.ways(lane) }.iter_mut().find(|floor| floor.lane == lane) {
             match to {
                 NOWHERE => known.stirred = self.next_turn(),
-                _ => *known = Floor { turn: self.next_turn(), at: known.at.min(to), ..*known },
+                _ => known.lower(self.next_turn(), to),
             }
         }
     }
@@ -137,8 +169,8 @@ impl Shared {
         let _held = self.lock(Lock::Floors, true);
         // SAFETY: under the lock
         let ways = unsafe { self.ways(lane) };
-        if let Some(known) = ways.iter_mut().find(|floor| floor.lane == lane && floor.turn == from.turn) {
-            known.at = known.at.max(to);
+        if let Some(known) = ways.iter_mut().find(|floor| floor.lane == lane) {
+            known.raise(from.turn, to);
         }
     }
 
@@ -158,6 +190,52 @@ impl Shared {
             let floor = unsafe { &mut *self.floors.add(index) };
             if floor.lane.database == database {
                 floor.lane.database = 0;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const LANE: Lane = Lane { database: 1, table: 1, queue: 1, partition: 0 };
+
+    #[derive(Clone, Debug)]
+    enum Step {
+        Lower(i64),
+        /// One of some scans begins, or ends and has seen that nothing is free below a place, but for what was made free meanwhile.
+        Scan(usize, i64),
+    }
+
+    proptest! {
+        /// However lowerings and scans cross, no floor is above what has become free since the scan began that raised it.
+        #[test]
+        fn nothing_is_passed_over(steps in prop::collection::vec(prop_oneof![
+            (0..9i64).prop_map(Step::Lower), (0..3usize, 0..9i64).prop_map(|(scan, to)| Step::Scan(scan, to))], 1..60)) {
+            let start = Lowered { since: 1, to: i64::MAX };
+            let mut floor = Floor { turn: 1, stirred: 0, at: i64::MIN, lane: LANE, lowered: [start; 2] };
+            // Of each scan its turn, and the lowest place that was lowered since.
+            let (mut turn, mut scans) = (1, [None::<(u64, i64)>; 3]);
+            for step in steps {
+                match step {
+                    Step::Lower(to) => {
+                        turn += 1;
+                        floor.lower(turn, to);
+                        scans.iter_mut().flatten().for_each(|(_, low)| *low = to.min(*low));
+                        prop_assert!(floor.at <= to);
+                    }
+                    Step::Scan(scan, to) => match scans[scan].take() {
+                        None => scans[scan] = Some((floor.turn, i64::MAX)),
+                        Some((began, low)) => {
+                            let (before, alone) = (floor.at, began == floor.turn);
+                            floor.raise(began, to);
+                            prop_assert!(floor.at <= before.max(to.min(low)));
+                            prop_assert!(!alone || floor.at == before.max(to));
+                        }
+                    },
+                }
             }
         }
     }

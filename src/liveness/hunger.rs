@@ -1,7 +1,7 @@
 //! Hunger: which sessions wait for work items.
 //!
 //! A claim that finds less than it asked for says so here, for the queue's bit (of 32, so queues may share one). Whoever commits items wakes
-//! the sessions that have the bit, by their revisions, and takes it away. The claimer looks for items again once it has the bit, if the
+//! sessions that have the bit, by their revisions, and takes it away. The claimer looks for items again once it has the bit, if the
 //! lane's turn has changed meanwhile: either it sees what was just added, or whoever adds sees the bit. Nothing here needs the worker.
 //!
 //! **Until when.** Items become due without anybody doing anything. So a claimer notes the first time at which one that it has seen will
@@ -9,6 +9,14 @@
 //! listeners; it looks at nothing else for that, however many items there are for later, and in how many queues. Nobody has to be told of
 //! what nobody waits for, and each claim looks for itself; so after a restart, when no session is hungry, nothing is to be found again.
 //! One time is kept for each session, the earliest, with the queue that it is for.
+//!
+//! **How many.** Of those who sleep in session_wait as many are woken as there are items to be had: were it all, each item would cost as many
+//! claims as there are workers. One that is woken may be stopped, or gone. So it is noted that it has been, until it claims, and
+//! if that takes longer than [`PATIENCE`] the next one is woken; the worker does so, or whoever else waits. Those who are
+//! hungry and do not sleep are no help: they are told, and do not count. In a queue with partitions only their owners can
+//! claim what is there; whoever is hungry has noted the partitions that it owns, modulo [`PARTITIONS`], or all if they are many, and all who have noted one are
+//! woken.
+//! So are all where a bit has been that of several queues: who is woken for one of them looks into another.
 //!
 //! Those who are hungry are few among many sessions. So of each [`block`] of slots it is counted how many are, or are just about to be, and
 //! blocks without any are passed over.
@@ -27,6 +35,53 @@ pub struct Hunger {
     bits: AtomicU32,
     queue: AtomicI32,
     due: AtomicU64,
+    /// Calls that sleep in session_wait.
+    waiting: AtomicU32,
+    /// The bits of queues for which it has been woken, and has not looked since.
+    woken: AtomicU32,
+    partitions: [AtomicU64; WORDS],
+}
+
+/// How long a session that has been woken has time to claim, in microseconds.
+const PATIENCE: u64 = 50_000;
+/// In the place of a queue.
+const SEVERAL: i32 = -1;
+/// So many partitions are told from each other.
+const PARTITIONS: usize = 256;
+const WORDS: usize = PARTITIONS / u64::BITS as usize;
+
+/// Items that have become free in a queue: how many, or in which partitions.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Food {
+    count: u32,
+    partitions: [u64; WORDS],
+    bound: bool,
+}
+
+impl Food {
+    /// More than anybody has noted.
+    pub const ALL: Food = Food { count: u32::MAX, partitions: [u64::MAX; WORDS], bound: false };
+
+    /// `partition`: in a queue that has such.
+    pub fn of(count: usize, partition: Option<i32>) -> Food {
+        let mut partitions = [0; WORDS];
+        if let Some(partition) = partition {
+            let (word, bit) = place_of(partition);
+            partitions[word] |= bit;
+        }
+        Food { count: u32::try_from(count).unwrap_or(u32::MAX), partitions, bound: partition.is_some() }
+    }
+
+    pub fn add(&mut self, more: Food) {
+        self.count = self.count.saturating_add(more.count);
+        self.bound |= more.bound;
+        self.partitions.iter_mut().zip(more.partitions).for_each(|(of, more)| *of |= more);
+    }
+}
+
+fn place_of(partition: i32) -> (usize, u64) {
+    let number = partition.cast_unsigned() as usize % PARTITIONS;
+    (number / u64::BITS as usize, 1 << (number % u64::BITS as usize))
 }
 
 /// A time in microseconds since 2000, by the clock of shared memory: no sooner, so that whoever then looks finds the item due.
@@ -53,9 +108,24 @@ impl Hunger {
 }
 
 impl Shared {
-    /// A session has found less than it asked for, and that something becomes due at a time, in microseconds since 2000.
-    pub fn hunger(&self, database: &Database, at: SlotRef, queue: i32, due: Option<i64>) {
+    /// A session has found less than it asked for in some partitions, or in more than it lists, and that something becomes due at a time, in
+    /// microseconds since 2000.
+    pub fn hunger(&self, database: &Database, at: SlotRef, queue: i32, partitions: Option<&[i32]>, due: Option<i64>) {
         let hunger = &self.hunger[at.index as usize];
+        // They stay noted, at worst to be woken in vain: other queues may have the same ones.
+        if partitions.is_none() {
+            hunger.partitions.iter().for_each(|word| word.store(u64::MAX, Ordering::Release));
+        }
+        for partition in partitions.into_iter().flatten() {
+            let (word, bit) = place_of(*partition);
+            if hunger.partitions[word].load(Ordering::Relaxed) & bit == 0 {
+                hunger.partitions[word].fetch_or(bit, Ordering::AcqRel);
+            }
+        }
+        let queue_of_bit = &database.queues[bit(queue).trailing_zeros() as usize];
+        if queue_of_bit.compare_exchange(0, queue, Ordering::AcqRel, Ordering::Acquire).is_err_and(|of| of != queue) {
+            queue_of_bit.store(SEVERAL, Ordering::Release);
+        }
         // Before the bit can be found, so that nobody passes over it.
         self.hungry_in(at.index).fetch_add(1, Ordering::AcqRel);
         if hunger.bits.fetch_or(bit(queue), Ordering::AcqRel) != 0 {
@@ -113,22 +183,95 @@ impl Shared {
         let hunger = &self.hunger[index as usize];
         self.is_not_hungry(index, u32::MAX);
         hunger.due.store(0, Ordering::Release);
+        hunger.waiting.store(0, Ordering::Release);
+        hunger.woken.store(0, Ordering::Release);
+        hunger.partitions.iter().for_each(|word| word.store(0, Ordering::Release));
+    }
+
+    /// How many calls sleep until the session has news.
+    pub fn sleepers(&self, at: SlotRef) -> &'static AtomicU32 {
+        &self.hunger[at.index as usize].waiting
+    }
+
+    /// A session looks for items of a queue: what it has been woken for it sees.
+    pub fn looks(&self, database: &Database, at: SlotRef, queue: i32) {
+        let bit = bit(queue);
+        let hunger = &self.hunger[at.index as usize];
+        if hunger.woken.load(Ordering::Acquire) & bit != 0 && hunger.woken.fetch_and(!bit, Ordering::AcqRel) & bit != 0
+        {
+            let woken = &database.woken[bit.trailing_zeros() as usize];
+            woken.fetch_update(Ordering::AcqRel, Ordering::Relaxed, |count| count.checked_sub(1)).ok();
+        }
     }
 
     /// Items have become free in a queue: wakes those who wait for them. Whether there was anybody.
-    pub fn feed(&self, database: &Database, queue: i32) -> bool {
+    pub fn feed(&self, database: &Database, queue: i32, food: Food) -> bool {
         let bit = bit(queue);
+        // Whoever is woken for another queue of the same bit does not look into this one.
+        let is_known = database.queues[bit.trailing_zeros() as usize].load(Ordering::Acquire) == queue;
+        self.feed_bit(database, bit, if is_known { food } else { Food::ALL })
+    }
+
+    fn feed_bit(&self, database: &Database, bit: u32, food: Food) -> bool {
         // Whoever is hungry has noted it under the lock that lowering a floor has just taken, or will look again.
         if database.hungry.load(Ordering::Acquire) & bit == 0 {
             return false;
         }
-        database.hungry.fetch_and(!bit, Ordering::AcqRel);
-        let oid = database.oid.load(Ordering::Relaxed);
+        let until = clock::now() + PATIENCE;
+        if database.patience().is_none() {
+            // It may be that of sessions that have claimed since.
+            database.patience.store(until, Ordering::Release);
+        }
+        let (oid, mut any, mut woken) = (database.oid.load(Ordering::Relaxed), false, 0);
         for at in self.hungry(bit, oid) {
-            self.is_not_hungry(at.index, bit);
+            let hunger = &self.hunger[at.index as usize];
+            let sleeps = hunger.waiting.load(Ordering::Acquire) > 0;
+            let eats = || {
+                let noted = hunger.partitions.iter().map(|word| word.load(Ordering::Acquire));
+                noted.zip(food.partitions).any(|(noted, partitions)| noted & partitions != 0)
+            };
+            let is_meant = if food.bound { eats() } else { !sleeps || woken < food.count };
+            // Who has taken the bit away wakes it.
+            if !is_meant || !self.is_not_hungry(at.index, bit) {
+                continue;
+            }
+            any = true;
+            // Before it hears of it, and looks.
+            if sleeps && !food.bound && food.count < u32::MAX && self.look(at).is_some_and(|standing| standing.alive())
+            {
+                woken += 1;
+                hunger.woken.fetch_or(bit, Ordering::AcqRel);
+                database.woken[bit.trailing_zeros() as usize].fetch_add(1, Ordering::AcqRel);
+            }
             self.bump(at);
         }
-        true
+        if woken > 0 {
+            // Those that were waited for may have been given up meanwhile.
+            database.patience.compare_exchange(0, until, Ordering::AcqRel, Ordering::Relaxed).ok();
+        }
+        any
+    }
+
+    /// Wakes the next ones, where those who have been woken do not claim in time.
+    pub fn feed_others(&self, database: &Database, now: u64) {
+        let until = database.patience.load(Ordering::Acquire);
+        let is_time = until != 0 && until <= now;
+        if !is_time || database.patience.compare_exchange(until, 0, Ordering::AcqRel, Ordering::Relaxed).is_err() {
+            return;
+        }
+        let oid = database.oid.load(Ordering::Relaxed);
+        for (number, woken) in (0u32..).zip(&database.woken) {
+            let count = woken.swap(0, Ordering::AcqRel);
+            if count > 0 {
+                // They count no more: whoever looks late has nothing to take from the next ones.
+                for (slot, hunger) in self.slots.iter().zip(self.hunger).take(self.used() as usize) {
+                    if slot.home().database == oid {
+                        hunger.woken.fetch_and(!(1 << number), Ordering::AcqRel);
+                    }
+                }
+                self.feed_bit(database, 1 << number, Food { count, ..Food::default() });
+            }
+        }
     }
 
     /// How many sessions of the block of a slot have any bit, or are about to.
@@ -147,18 +290,19 @@ impl Shared {
         })
     }
 
-    /// Takes bits away from a session.
-    fn is_not_hungry(&self, index: u32, bits: u32) {
+    /// Takes bits away from a session. Whether it had any of them.
+    fn is_not_hungry(&self, index: u32, bits: u32) -> bool {
         let before = self.hunger[index as usize].bits.fetch_and(!bits, Ordering::AcqRel);
         if before != 0 && before & !bits == 0 {
             self.hungry_in(index).fetch_sub(1, Ordering::AcqRel);
         }
+        before & bits != 0
     }
 
     /// The same for all queues: more has become free than anybody has noted.
     pub fn feed_all(&self, database: &Database) {
         for queue in (0..).take(u32::BITS as usize) {
-            self.feed(database, queue);
+            self.feed(database, queue, Food::ALL);
         }
     }
 }

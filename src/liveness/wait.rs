@@ -1,6 +1,7 @@
 //! Waiting for a session's revision. The waiter sleeps on the slot's condition variable, and wakes for a bump, for the end of the
 //! session, for a timeout, and when its client is gone: nobody would read the answer.
 
+use super::databases::Database;
 use super::slots::{SlotRef, Standing};
 use super::{Shared, clock};
 use crate::error::{Error, Result};
@@ -8,7 +9,13 @@ use pgrx::pg_sys;
 
 impl Shared {
     /// Sleeps until the revision is greater than `revision`, the session has ended, or `until`. Extends nothing.
-    pub fn wait_for_revision(&self, at: SlotRef, revision: u64, until: u64) -> Result<Option<Standing>> {
+    pub fn wait_for_revision(
+        &self,
+        database: &Database,
+        at: SlotRef,
+        revision: u64,
+        until: u64,
+    ) -> Result<Option<Standing>> {
         let condition = self.wait_of(at);
         // SAFETY: the condition variable lives in shared memory; an error on the way cancels the sleep in AbortTransaction
         unsafe { pg_sys::ConditionVariablePrepareToSleep(condition) };
@@ -24,6 +31,8 @@ impl Shared {
                 unsafe { pg_sys::ConditionVariableCancelSleep() };
                 return Err(Error::ClientGone.into());
             }
+            // Where there is no worker.
+            self.feed_others(database, clock::now());
         };
         // SAFETY: as above
         unsafe { pg_sys::ConditionVariableCancelSleep() };

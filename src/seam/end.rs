@@ -7,6 +7,7 @@ use super::notes::{NOTES, Note, Notes, What, next_epoch};
 use crate::error::Error;
 use crate::guard::{Guard, Mode};
 use crate::liveness::databases::{Database, Kept, RESCAN};
+use crate::liveness::hunger::Food;
 use crate::liveness::slots::SlotRef;
 use crate::liveness::{Shared, clock, confirm};
 use pgrx::pg_sys::panic::ErrorReport;
@@ -201,8 +202,8 @@ impl Notes {
                     note.feed(shared, database);
                     continue;
                 }
-                What::Items { queue, name } => {
-                    if committed && shared.feed(database, *queue) {
+                What::Items { queue, name, food } => {
+                    if committed && shared.feed(database, *queue, *food) {
                         shared.post_items(database, name);
                         stirred = true;
                     }
@@ -312,7 +313,7 @@ impl Note {
     fn feed(&self, shared: &Shared, database: &Database) {
         match &self.what {
             What::Places { lane, claimed: true, .. } => {
-                shared.feed(database, lane.queue);
+                shared.feed(database, lane.queue, Food::ALL);
             }
             What::AllPlaces => shared.feed_all(database),
             _ => (),

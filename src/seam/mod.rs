@@ -28,6 +28,7 @@ mod notes;
 use crate::liveness::Shared;
 use crate::liveness::databases::{Database, Kept};
 use crate::liveness::floors::Lane;
+use crate::liveness::hunger::Food;
 use crate::liveness::slots::SlotRef;
 use notes::{Act, NOTES, Note, What, near, note};
 use pgrx::Uuid;
@@ -176,8 +177,8 @@ impl Seam {
     }
 
     /// Items have become free in a queue if this commits.
-    pub fn items(self, queue: i32, name: &str) {
-        self.note_once(What::Items { queue, name: name.to_owned() });
+    pub fn items(self, queue: i32, name: &str, food: Food) {
+        self.note_once(What::Items { queue, name: name.to_owned(), food });
     }
 
     /// Items of a queue become due at a time if this commits: none before it.

@@ -5,6 +5,7 @@ use crate::error::Result;
 use crate::liveness::Shared;
 use crate::liveness::databases::{Database, Kept};
 use crate::liveness::floors::Lane;
+use crate::liveness::hunger::Food;
 use crate::liveness::slots::SlotRef;
 use pgrx::Uuid;
 use pgrx::pg_sys::{self, SubTransactionId};
@@ -71,6 +72,7 @@ pub enum What {
     Items {
         queue: i32,
         name: String,
+        food: Food,
     },
     /// Work items of a queue become due at a time, in microseconds since 2000.
     Due {
@@ -204,7 +206,10 @@ impl What {
                 *first = (*first).min(*other);
                 true
             }
-            (What::Items { queue, .. }, What::Items { queue: of, .. }) => queue == of,
+            (What::Items { queue, food, .. }, What::Items { queue: of, food: other, .. }) if queue == of => {
+                food.add(*other);
+                true
+            }
             (What::InVain { name }, What::InVain { name: of }) => name == of,
             (What::AtCommit { name, .. }, What::AtCommit { name: of, .. }) => name == of,
             (What::Kept(kind), What::Kept(other)) => kind == other,

@@ -120,7 +120,8 @@ fn session_wait(
     if standing.revision > revision {
         return Ok(answer(&touch, "changed"));
     }
-    let Some(place) = attach::take_waiting_place(&database.waiting, settings::max_waiting()) else {
+    let sleepers = (!at.is_stand_in()).then(|| shared.sleepers(at));
+    let Some(place) = attach::take_waiting_place(&database.waiting, settings::max_waiting(), sleepers) else {
         database.add(Counter::WaitsRefused, 1);
         return Ok(answer(&touch, "wait_limit"));
     };
@@ -131,7 +132,7 @@ fn session_wait(
         wait_for_slot(shared, session, until, &mut touch)?;
         return Ok(answer(&touch, if touch.without_slot() { "timeout" } else { "changed" }));
     }
-    touch.standing = shared.wait_for_revision(at, revision, until)?;
+    touch.standing = shared.wait_for_revision(database, at, revision, until)?;
     drop(place);
     let changed = touch.standing.is_some_and(|standing| standing.revision > revision);
     // SAFETY: a plain read

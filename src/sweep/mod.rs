@@ -87,6 +87,7 @@ pub fn pass(call: &Call, most: usize, anybody_due: bool, looked: &mut Looked) ->
     let now = clock::now();
     let mut pass = Pass::default();
     call.database.add(Counter::Sweeps, 1);
+    call.shared.feed_others(call.database, now);
     if anybody_due {
         pass.items = item::announce_due(call, now);
     }

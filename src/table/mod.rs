@@ -129,6 +129,12 @@ impl Tuple {
         }
     }
 
+    /// Whether this transaction has made this version of the row.
+    pub fn is_mine(&self) -> bool {
+        // SAFETY: reads what this process keeps of its transaction
+        unsafe { pg_sys::TransactionIdIsCurrentTransactionId(self.made_by()) }
+    }
+
     /// Whether what the caller's statement reads includes this version of the row. Under READ COMMITTED each statement reads anew.
     pub fn is_seen(&self) -> bool {
         let made_by = self.made_by();

@@ -69,7 +69,11 @@ pub fn each_post_due(shared: &Shared, now: u64, mut visit: impl FnMut(u32, u64))
     shared.each_dirty(&mut visit);
     for database in shared.databases {
         let oid = database.oid.load(Ordering::Acquire);
-        for due in [database.flags_due(), retention::due(database)].into_iter().flatten().filter(|_| oid != 0) {
+        for due in [database.flags_due(), database.patience(), retention::due(database)]
+            .into_iter()
+            .flatten()
+            .filter(|_| oid != 0)
+        {
             visit(oid, due.max(now));
         }
     }

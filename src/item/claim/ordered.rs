@@ -1,9 +1,10 @@
 //! Claiming in order: what one call takes from a partition of a queue whose ordering is `key` or `fifo`.
 //!
 //! An item comes when it is added, or when it is due. The look goes through what is ready and what is due in one order, that in which
-//! they came, so the first item that it meets of a key is the first of that key; all others are stepped over, and hold the floor. Of
-//! the first one, the key's head decides (see [`crate::item::heads`]): none, and this becomes it; or another one, which is then
-//! taken where it is, if it is free. To a `fifo` the head is the whole answer, if there is one.
+//! they came, so the first item that it meets of a key is the first of that key; all others wait. Of the first one, the key's head decides
+//! (see [`crate::item::heads`]): none, and this becomes it; or another one, which is then taken where it is, if it is free. To a
+//! `fifo` the head is the whole answer, if there is one. Items that wait hold the floor, unless they are many: then it passes those of
+//! which [`crate::item::next`] takes care.
 //!
 //! **What makes it right.** One at a time: an item is taken only by whoever has its key's head, made or found, with nothing in flight.
 //! In order: an item becomes a head only if it was there when the look began ([`Moment`], and the floors are read after that). An item
@@ -15,15 +16,29 @@
 
 use super::Claimer;
 use crate::item::heads::{self, At, Head, Heads};
-use crate::item::{ITEMS, LATER, Order, column, id, lane};
+use crate::item::{ITEMS, LATER, Order, column, id, lane, next};
 use crate::liveness::floors::{Lane, NOWHERE, Start};
 use crate::table::{Flight, Key, Locked, Moment, Sight, Table, Walk};
 use crate::text::Text;
 use pgrx::pg_sys;
-use std::collections::HashSet;
+use std::collections::HashMap;
 
 /// An item that is due: its time, and its id.
 type Due = (i64, i64);
+
+/// So many items that wait hold the floor: to step over them costs less than to move them above it, one by one, later.
+const FEW: usize = 32;
+
+/// What a look makes of an item.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Meeting {
+    /// It is taken, or somebody's: the floor may pass it.
+    Taken,
+    /// It is free, and behind another one of its key.
+    Waits,
+    /// It is to be looked at again.
+    Stays,
+}
 
 /// A stretch of a lane that is looked through.
 struct Stretch {
@@ -33,6 +48,8 @@ struct Stretch {
     first: i64,
     /// The first that is to be looked at again.
     stop: i64,
+    /// Of each key the first item that waits.
+    waiting: HashMap<String, i64>,
 }
 
 impl Stretch {
@@ -43,14 +60,26 @@ impl Stretch {
     fn stops(&mut self, place: i64) {
         self.stop = self.stop.min(place);
     }
+
+    fn meets(&mut self, place: i64, meeting: Meeting, key: Option<String>) {
+        match (meeting, key) {
+            (Meeting::Taken, _) => (),
+            (Meeting::Waits, Some(key)) => {
+                self.waiting.entry(key).or_insert(place);
+            }
+            _ => self.stops(place),
+        }
+    }
 }
 
 pub(super) struct Look<'a, 'b> {
     claimer: &'a mut Claimer<'b>,
     partition: i32,
     heads: Heads<'b>,
-    /// Keys of items that have been met, so that what comes after has to wait.
-    met: HashSet<String>,
+    /// Keys of items that have been met, so that what comes after has to wait; and the head of each that was found to be firm.
+    met: HashMap<String, Option<i64>>,
+    /// How many items wait.
+    waiting: usize,
     moment: Moment,
     now: i64,
     ready: Stretch,
@@ -67,12 +96,13 @@ impl<'a, 'b> Look<'a, 'b> {
         let (moment, heads) = (Moment::now(), Heads::of(call, queue));
         let mut stretch = |table, from_beginning| {
             let lane = lane(call, table, queue, partition);
-            Stretch { lane, start: claimer.start(lane, from_beginning), first: NOWHERE, stop: NOWHERE }
+            let (start, waiting) = (claimer.start(lane, from_beginning), HashMap::new());
+            Stretch { lane, start, first: NOWHERE, stop: NOWHERE, waiting }
         };
         let (due, ready) = (stretch(LATER, false), stretch(ITEMS, from_beginning));
         // SAFETY: no preconditions
         let now = unsafe { pg_sys::GetCurrentTimestamp() };
-        Look { claimer, partition, heads, met: HashSet::new(), moment, now, ready, due, found: Vec::new() }
+        Look { claimer, partition, heads, met: HashMap::new(), waiting: 0, moment, now, ready, due, found: Vec::new() }
     }
 
     /// Claims. Until when nothing more is to be had, if that is known.
@@ -84,8 +114,9 @@ impl<'a, 'b> Look<'a, 'b> {
         match head {
             Head::None => self.merge(),
             Head::InFlight => (),
-            Head::Is { id, at } => self.take_head("", id, at),
+            Head::Is { id, at, .. } => self.take_head("", id, at),
         }
+        self.hold_floors();
         let Look { claimer, partition, ready, due, found, now, .. } = self;
         let all = matches!(head, Head::None) && ready.stop == NOWHERE && due.stop > now;
         let until = due.stop;
@@ -129,17 +160,20 @@ impl<'a, 'b> Look<'a, 'b> {
                     return;
                 }
                 (Some((at, id, flight)), _) if is_due => {
-                    if self.meet_due(&later, (at, id), flight) {
-                        self.due.took(at);
-                    } else {
-                        self.due.stops(at);
+                    let key = self.key(later.row().get(7));
+                    let meeting = self.meet_due(&later, (at, id), flight, key.clone());
+                    match meeting {
+                        Meeting::Taken => self.due.took(at),
+                        other => self.due.meets(at, other, key),
                     }
+                    self.waiting += usize::from(meeting == Meeting::Waits);
                     due = self.next_due(&later, &mut dues);
                 }
                 (_, Some((place, _, flight))) => {
-                    if !self.meet_ready(&items, place, flight) {
-                        self.ready.stops(place);
-                    }
+                    let key = self.key(items.row().get(column::KEY));
+                    let meeting = self.meet_ready(&items, place, flight, key.clone());
+                    self.waiting += usize::from(meeting == Meeting::Waits);
+                    self.ready.meets(place, meeting, key);
                     ready = next_ready(&items, &mut readies);
                 }
                 (Some(_), None) => return,
@@ -173,27 +207,27 @@ impl<'a, 'b> Look<'a, 'b> {
         Some((due, id, flight))
     }
 
-    /// Looks at a row of those that are ready. Whether the floor may pass it.
-    fn meet_ready(&mut self, items: &Table, place: i64, flight: Flight) -> bool {
+    /// Looks at a row of those that are ready.
+    fn meet_ready(&mut self, items: &Table, place: i64, flight: Flight, key: Option<String>) -> Meeting {
         let row = items.row();
         let (id, claim): (i64, i64) = (row.get(column::ID).unwrap_or(0), row.get(column::CLAIM).unwrap_or(0));
         if self.claimer.fence == Some(claim) {
-            return true;
+            return Meeting::Taken;
         }
         // Whoever adds at the same time comes before nobody.
         if flight == Flight::Inserting {
-            return false;
+            return Meeting::Stays;
         }
-        let key = self.key(row.get(column::KEY));
         let claimed = flight == Flight::None && !self.claimer.is_free(claim);
         if claimed || flight != Flight::None {
-            self.met.extend(key);
-            return claimed;
+            key.into_iter().for_each(|key| self.meet(key));
+            return if claimed { Meeting::Taken } else { Meeting::Stays };
         }
-        let Some(key) = key else { return self.take(items, place) };
-        if !self.met.insert(key.clone()) {
-            return false;
+        let Some(key) = key else { return taken(self.take(items, place)) };
+        if self.met.contains_key(&key) {
+            return Meeting::Waits;
         }
+        self.meet(key.clone());
         match self.heads.find(self.partition, &key) {
             Head::None => {
                 let comes_first =
@@ -202,30 +236,28 @@ impl<'a, 'b> Look<'a, 'b> {
                 if comes_first && !taken {
                     self.take_back(&key, id);
                 }
-                taken
+                self::taken(taken)
             }
-            Head::Is { id: head, .. } if head == id => self.take(items, place),
-            Head::Is { id: head, at } => {
-                self.take_head(&key, head, at);
-                false
-            }
-            Head::InFlight => false,
+            Head::Is { id: head, .. } if head == id => taken(self.take(items, place)),
+            Head::Is { id: head, at, firm } => self.waits_for(key, head, at, firm),
+            Head::InFlight => Meeting::Stays,
         }
     }
 
-    /// Looks at a row of those that are due. Whether it is taken.
-    fn meet_due(&mut self, later: &Table, (due, id): Due, flight: Flight) -> bool {
-        let (row, key) = (later.row(), self.key(later.row().get(7)));
+    /// Looks at a row of those that are due.
+    fn meet_due(&mut self, later: &Table, (due, id): Due, flight: Flight, key: Option<String>) -> Meeting {
+        let row = later.row();
         if flight != Flight::None {
             if flight == Flight::Changing {
-                self.met.extend(key);
+                key.into_iter().for_each(|key| self.meet(key));
             }
-            return false;
+            return Meeting::Stays;
         }
-        let Some(key) = key else { return self.lock_due(later, (due, id), id::next(self.claimer.call)) };
-        if !self.met.insert(key.clone()) {
-            return false;
+        let Some(key) = key else { return taken(self.lock_due(later, (due, id), id::next(self.claimer.call))) };
+        if self.met.contains_key(&key) {
+            return Meeting::Waits;
         }
+        self.meet(key.clone());
         match self.heads.find(self.partition, &key) {
             Head::None => {
                 let place = id::next(self.claimer.call);
@@ -234,14 +266,49 @@ impl<'a, 'b> Look<'a, 'b> {
                 if comes_first && !taken {
                     self.take_back(&key, id);
                 }
-                taken
+                self::taken(taken)
             }
-            Head::Is { id: head, .. } if head == id => self.take_due_head(later, &key, (due, id)),
-            Head::Is { id: head, at } => {
-                self.take_head(&key, head, at);
-                false
+            Head::Is { id: head, .. } if head == id => taken(self.take_due_head(later, &key, (due, id))),
+            Head::Is { id: head, at, firm } => self.waits_for(key, head, at, firm),
+            Head::InFlight => Meeting::Stays,
+        }
+    }
+
+    /// What comes after in this look has to wait.
+    fn meet(&mut self, key: String) {
+        self.met.entry(key).or_insert(None);
+    }
+
+    /// An item has met the head of its key, which is another one: takes that, if it is free.
+    fn waits_for(&mut self, key: String, head: i64, at: At, firm: bool) -> Meeting {
+        self.take_head(&key, head, at);
+        self.met.insert(key, Some(head).filter(|_| firm));
+        Meeting::Waits
+    }
+
+    /// Whether whoever ends the head of a key finds the items that wait for it from a place on.
+    fn is_cared_for(&mut self, key: &str, place: i64) -> bool {
+        let known = self.met.get(key).copied().flatten();
+        let firm = known.or_else(|| match self.heads.find(self.partition, key) {
+            Head::Is { id, firm: true, .. } => Some(id),
+            _ => None,
+        });
+        firm.is_some_and(|head| place > head)
+    }
+
+    /// Has the floors stop at items that wait: at all, if these are few.
+    fn hold_floors(&mut self) {
+        let pass = self.waiting > FEW && next::may_pass(self.claimer.queue.order);
+        for (key, place) in std::mem::take(&mut self.ready.waiting) {
+            if !(pass && self.is_cared_for(&key, place)) {
+                self.ready.stops(place);
             }
-            Head::InFlight => false,
+        }
+        for (key, due) in std::mem::take(&mut self.due.waiting) {
+            // Looked for from the beginning.
+            if !(pass && self.is_cared_for(&key, i64::MAX)) {
+                self.due.stops(due);
+            }
         }
     }
 
@@ -313,10 +380,13 @@ impl<'a, 'b> Look<'a, 'b> {
     /// The head that has just been made could not be taken. Others may have seen it.
     fn take_back(&mut self, key: &str, id: i64) {
         self.heads.end(self.partition, key, id);
-        let queue = self.claimer.queue;
         self.claimer.call.seam().places(self.ready.lane, NOWHERE, false);
-        self.claimer.call.seam().items(queue.number, &queue.name);
+        self.claimer.queue.feeds(self.claimer.call, self.partition, 1);
     }
+}
+
+fn taken(taken: bool) -> Meeting {
+    if taken { Meeting::Taken } else { Meeting::Stays }
 }
 
 /// The next row of those that are ready: its place, when it was added, and what others do to it. The walk stands at it.

@@ -1,0 +1,180 @@
+//! Which item of a key comes next, in a queue whose ordering is `key`.
+//!
+//! Most items of a key wait behind its head, for as long as that takes: an hour, perhaps, with a hundred thousand others. Claims are
+//! not to step over all of these each time. So a look passes over an item that waits, and the floor is raised above it, and **whoever ends
+//! a head finds the next one** by the index of keys: what a claim has passed is moved to a new place, above the floor, and is the head from
+//! then on; what no claim has passed is found there by the next one, and becomes the head then.
+//!
+//! **What makes it right.** A look passes an item only if it is committed and waits behind a head that is firm: committed, and not
+//! about to be ended. Whoever ends that head does so later, looks for the next one after, and so finds the item. Should it read the floor
+//! before the look raises it, it lowers it at its commit, and the raise is undone or bounded. If it fails, the head is back.
+//!
+//! * Looked for is from the id of the head on, or from the floor if that is lower: no item is passed whose place is below its head's id.
+//!   Therefore dead entries of the key's former items are out of the way. Places of those that are moved are new, ids are not.
+//! * While a key has no head, the floor has passed none of its items but for such as come after one that it has not passed.
+//! * An item that another transaction has in hand is left where it is: the floor is lowered to it.
+//!
+//! Floors are all that remembers who was passed. Where they are forgotten, claims look at each item again. Objects of 0.2.0 have no
+//! index of keys, and there nothing is passed.
+
+use super::heads::{At, Heads};
+use super::moves::{self, Claimed};
+use super::{ITEMS, LATER, Order, Queue, column, id, lane};
+use crate::call::Call;
+use crate::catalog;
+use crate::liveness::floors::NOWHERE;
+use crate::table::{Flight, Key, Locked, Sight, Table};
+use pgrx::pg_sys::{self, ItemPointerData, Oid};
+use std::ffi::CStr;
+
+const ITEMS_KEY: &CStr = c"_items_key";
+const LATER_KEY: &CStr = c"_later_key";
+
+/// Whether floors may pass over items that wait for others of their key.
+pub fn may_pass(order: Order) -> bool {
+    order == Order::Key && [ITEMS_KEY, LATER_KEY].into_iter().all(|index| catalog::relation(index) != Oid::INVALID)
+}
+
+/// The first item of a key in a table.
+enum First {
+    None,
+    /// Another transaction has it in hand.
+    Taken(i64),
+    Free(Waiting),
+}
+
+#[derive(Clone, Copy)]
+struct Waiting {
+    /// Its place, or when it was due.
+    at: i64,
+    id: i64,
+    came: i64,
+    tid: ItemPointerData,
+}
+
+impl First {
+    fn at(&self) -> Option<i64> {
+        match self {
+            First::None => None,
+            First::Taken(at) | First::Free(Waiting { at, .. }) => Some(*at),
+        }
+    }
+}
+
+/// A key whose head this transaction has just ended.
+struct Ended<'a> {
+    call: &'a Call,
+    heads: &'a Heads<'a>,
+    queue: &'a Queue,
+    partition: i32,
+    key: &'a str,
+    /// The item that was its head: it may still be there.
+    id: i64,
+}
+
+impl Ended<'_> {
+    fn floor(&self, table: &'static CStr) -> i64 {
+        self.call.shared.floor_at(lane(self.call, table, self.queue.number, self.partition))
+    }
+
+    fn lower(&self, table: &'static CStr, to: i64) {
+        let lane = lane(self.call, table, self.queue.number, self.partition);
+        self.call.seam().places(lane, to, false);
+        self.queue.feeds(self.call, self.partition, 1);
+    }
+
+    fn range(&self, from: i64) -> [Key<'_>; 4] {
+        [Key::Int(self.queue.number), Key::Int(self.partition), Key::Text(self.key), Key::From(from)]
+    }
+
+    /// What is just being added makes itself known.
+    fn first_ready(&self, items: &Table, from: i64) -> First {
+        let first = items.scan(Sight::Dirty, &self.range(from), |row, flight| {
+            let (place, id) = (row.get(column::PLACE)?, row.get(column::ID)?);
+            match flight {
+                _ if id == self.id => None,
+                Flight::Inserting => None,
+                Flight::None if row.get(column::CLAIM) == Some(0i64) => {
+                    Some(First::Free(Waiting { at: place, id, came: row.get(column::ADDED_AT)?, tid: row.tid() }))
+                }
+                _ => Some(First::Taken(place)),
+            }
+        });
+        first.unwrap_or(First::None)
+    }
+
+    fn first_due(&self, later: &Table) -> First {
+        // SAFETY: no preconditions
+        let now = unsafe { pg_sys::GetCurrentTimestamp() };
+        let first = later.scan(Sight::Dirty, &self.range(i64::MIN), |row, flight| {
+            let (due, id) = (row.get(3)?, row.get(4)?);
+            match flight {
+                _ if due > now => Some(First::None),
+                Flight::Inserting => None,
+                Flight::None => Some(First::Free(Waiting { at: due, id, came: due, tid: row.tid() })),
+                Flight::Changing => Some(First::Taken(due)),
+            }
+        });
+        first.unwrap_or(First::None)
+    }
+
+    /// Moves an item to a new place, as the head of its key. Whether it was to be had.
+    fn advance(&self, table: &Table, item: Waiting, from: &'static CStr) -> bool {
+        if table.lock(item.tid, false) != Locked::Mine {
+            return false;
+        }
+        let place = id::next(self.call);
+        let at = |place| Claimed { queue: self.queue.number, partition: self.partition, place, fence: 0 };
+        if from == LATER {
+            moves::advance_due(self.call, item.at, item.id, at(place));
+        } else {
+            moves::advance(self.call, at(item.at), place);
+        }
+        self.heads.succeed(self.partition, self.key, item.id, At::Ready(place));
+        self.lower(ITEMS, place);
+        true
+    }
+
+    /// Makes the next item the head, if a claim has passed it; else sees to it that claims find it.
+    fn goes_on(&self) {
+        if !may_pass(self.queue.order) {
+            return self.lower(ITEMS, NOWHERE);
+        }
+        // What statements keep is not to be among what the tables keep.
+        self.call.db();
+        let (items, later) = (Table::open(ITEMS, ITEMS_KEY), Table::open(LATER, LATER_KEY));
+        let (floor, floor_of_due) = (self.floor(ITEMS), self.floor(LATER));
+        let (ready, due) = (self.first_ready(&items, floor.min(self.id)), self.first_due(&later));
+        let (ready_passed, due_passed) =
+            (ready.at().is_some_and(|at| at < floor), due.at().is_some_and(|at| at < floor_of_due));
+        let advanced = (ready_passed || due_passed)
+            && match (&ready, &due) {
+                (First::Free(item), First::None) => self.advance(&items, *item, ITEMS),
+                (First::None, First::Free(item)) => self.advance(&later, *item, LATER),
+                (First::Free(item), First::Free(due)) if item.came < due.came => {
+                    ready_passed && self.advance(&items, *item, ITEMS)
+                }
+                // Its id is where the next one is looked for.
+                (First::Free(item), First::Free(due)) => due.id < item.at && self.advance(&later, *due, LATER),
+                _ => false,
+            };
+        if !advanced {
+            for (table, first) in [(ITEMS, ready), (LATER, due)] {
+                if let Some(at) = first.at() {
+                    self.lower(table, at);
+                }
+            }
+        }
+    }
+}
+
+/// An item that this transaction has in hand is the head of its key no more, and the next one is free. Whether the head was to be had.
+pub fn end(call: &Call, heads: &Heads, queue: &Queue, partition: i32, key: &str, id: i64) -> bool {
+    match heads.end(partition, key, id) {
+        Locked::Busy => return false,
+        Locked::Mine => Ended { call, heads, queue, partition, key, id }.goes_on(),
+        // It was not the head: whoever is goes first.
+        Locked::Changed => (),
+    }
+    true
+}
