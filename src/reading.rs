@@ -80,21 +80,25 @@ fn _open_transaction(xid: pg_sys::TransactionId) -> Option<pg_sys::TransactionId
 fn stats() -> Result<row::TableIterator<(name!(name, Text), name!(value, Option<i64>))>> {
     let shared = shared()?;
     let home = catalog::home();
-    let database = shared.database(home)?;
-    let counted = |(i, name): (usize, &&'static str)| (Text::from(*name), Some(database.counter(i).cast_signed()));
+    // A look takes no place of a database that is in use.
+    let database = shared.known_database(home.database);
+    let count = |i| database.map_or(0, |database| database.counter(i)).cast_signed();
+    let counted = |(i, name): (usize, &&'static str)| (Text::from(*name), Some(count(i)));
     let mut rows: Vec<(Text, Option<i64>)> = COUNTERS.iter().enumerate().map(counted).collect();
     let (mut here, mut dirty) = (0, 0);
     shared.each(clock::now(), |_, at, word| {
         here += i64::from(at == home && matches!(word.state(), State::Alive | State::Frozen));
     });
     shared.each_dirty(|oid, _| dirty += i64::from(oid == home.database));
-    let waiting = database.waiting.load(std::sync::atomic::Ordering::Relaxed);
+    let waiting = database.map_or(0, |database| database.waiting.load(std::sync::atomic::Ordering::Relaxed));
     let confirmed = shared.confirmed().map(|start| i64::from(clock::trust_ms(clock::now().saturating_sub(start))));
     rows.extend([
         (Text::from("sessions_alive"), Some(here)),
         (Text::from("resources_dirty"), Some(dirty)),
         (Text::from("calls_waiting"), Some(i64::from(waiting))),
         (Text::from("confirmed_ms_ago"), confirmed),
+        (Text::from("databases_in_use"), i64::try_from(shared.databases_in_use()).ok()),
+        (Text::from("since"), database.map(|database| database.since().cast_signed())),
     ]);
     Ok(row::TableIterator::of(rows))
 }

@@ -53,7 +53,7 @@ def test_too_many_sessions(small):
 
 def test_too_many_databases(small):
     with small.connect() as conn:
-        Session(conn, "first", ttl="60 s").close()
+        first = Session(conn, "first", ttl="60 s")
         for name in ("second", "third"):
             conn.execute(f"CREATE DATABASE {name}")
             small.query("CREATE EXTENSION eskit_lease", dbname=name)
@@ -66,7 +66,7 @@ def test_too_many_databases(small):
                 assert error.diag.message_hint
                 assert third.execute("SELECT eskit_lease.partition_for('x', 3)").fetchone()
                 assert third.execute("SELECT count(*) FROM eskit_lease._sessions").fetchone() == (0,)
-            assert kept.heartbeat().alive
+            assert kept.heartbeat().alive and first.heartbeat().alive
         # The place of a database that is no more can be had, once its sessions would have ended at the latest.
         conn.execute("DROP DATABASE second WITH (FORCE)")
 

@@ -1,4 +1,4 @@
-//! Databases: what is known of each one that has, or had, sessions since the server started.
+//! Databases: what is known of each one that is in use, or was and has not given up its entry since (see [`super::room`]).
 
 use super::pace::Pace;
 use super::slots::Home;
@@ -8,7 +8,7 @@ use pgrx::pg_sys;
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicI64, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
-/// What is counted since the server started; `stats()` shows each under its name.
+/// What is counted since the database got its entry; `stats()` shows each under its name.
 #[derive(Clone, Copy)]
 #[repr(usize)]
 pub enum Counter {
@@ -117,6 +117,10 @@ impl Retry {
 pub struct Database {
     pub oid: AtomicU32,
     table: AtomicU32,
+    /// It may be given up (see [`super::room`]).
+    pub(super) leaving: AtomicBool,
+    /// Since when it counts, in microseconds since 1970.
+    since: AtomicU64,
     /// Oid of the fence sequence that has been raised above all history in this start of shared memory.
     pub raised: AtomicU32,
     /// Fences below this one are of before (see [`crate::refence`]); zero when that is not known yet.
@@ -178,17 +182,19 @@ impl Shared {
         let is_it = |database: &Database| {
             database.oid.load(Ordering::Acquire) == home.database
                 && database.table.load(Ordering::Relaxed) == home.table
+                && !database.leaving.load(Ordering::SeqCst)
         };
         if let Some(mine) = MINE.get().map(|index| &self.databases[index]).filter(|mine| is_it(mine)) {
             return Ok(mine);
         }
-        let index = self.register(home.database).or_else(|| {
+        let known = self.register(home.database).or_else(|| {
             self.forget_dropped(|mut known| {
                 known.retain(|oid| !exists(*oid));
                 known
             });
             self.register(home.database)
         });
+        let index = known.or_else(|| self.register_in_room(home.database));
         // To look into a new one.
         self.wake_launcher();
         let index = index.ok_or(Error::DatabasesFull)?;
@@ -206,17 +212,34 @@ impl Shared {
         Ok(database)
     }
 
-    /// The index of a database's entry, made if there is none; `None` when all are in use.
+    /// The same as `register`, with an entry that another database gives up.
+    pub fn register_in_room(&self, oid: u32) -> Option<usize> {
+        // Others may take what has been given up.
+        (0..self.databases.len())
+            .find_map(|_| if self.make_room() { self.register(oid).map(Some) } else { Some(None) })?
+    }
+
+    /// The index of a database's entry, made if there is none; `None` when all are taken.
     pub fn register(&self, oid: u32) -> Option<usize> {
+        self.register_for(oid, std::ptr::null_mut())
+    }
+
+    /// The same for a worker of the database, by its latch: its entry is not given up while it is there.
+    pub fn register_for(&self, oid: u32, worker: *mut pg_sys::Latch) -> Option<usize> {
         let known = || self.databases.iter().position(|known| known.oid.load(Ordering::Relaxed) == oid);
         let _held = self.lock(Lock::Alloc, true);
-        if let Some(index) = known() {
-            return Some(index);
+        let index = known().or_else(|| {
+            let index = self.databases.iter().position(|known| known.oid.load(Ordering::Relaxed) == 0)?;
+            // What it holds from before is not known: a copy of another database has that one's rows.
+            self.databases[index].flag(BOOT);
+            self.databases[index].since.store(clock::wall(), Ordering::Relaxed);
+            self.databases[index].oid.store(oid, Ordering::Release);
+            Some(index)
+        })?;
+        self.databases[index].leaving.store(false, Ordering::SeqCst);
+        if !worker.is_null() {
+            self.databases[index].worker.store(worker, Ordering::Release);
         }
-        let index = self.databases.iter().position(|known| known.oid.load(Ordering::Relaxed) == 0)?;
-        // What it holds from before is not known: a copy of another database has that one's rows.
-        self.databases[index].flag(BOOT);
-        self.databases[index].oid.store(oid, Ordering::Release);
         Some(index)
     }
 
@@ -261,35 +284,7 @@ impl Shared {
         if left {
             return;
         }
-        for field in [
-            &database.table,
-            &database.raised,
-            &database.positions_of,
-            &database.flags,
-            &database.waiting,
-            &database.without_slot,
-            &database.hungry,
-        ] {
-            field.store(0, Ordering::Relaxed);
-        }
-        database.queues.iter().for_each(|queue| queue.store(0, Ordering::Relaxed));
-        database.woken.iter().for_each(|woken| woken.store(0, Ordering::Relaxed));
-        database.patience.store(0, Ordering::Relaxed);
-        database.worker.store(std::ptr::null_mut(), Ordering::Relaxed);
-        database.retention_looked.store(0, Ordering::Relaxed);
-        database.claims_before.store(0, Ordering::Relaxed);
-        for since in &database.kept_since {
-            since.store(0, Ordering::Relaxed);
-        }
-        database.first_claim.store(0, Ordering::Relaxed);
-        database.refence.store(0, Ordering::Relaxed);
-        database.blocked.clear();
-        database.look_through.clear();
-        database.timer.store(0, Ordering::Relaxed);
-        for counter in &database.counters {
-            counter.store(0, Ordering::Relaxed);
-        }
-        database.oid.store(0, Ordering::Release);
+        database.clear();
     }
 
     /// Wakes whoever serves the database: its worker, or the launcher, which starts one.
@@ -318,6 +313,52 @@ fn exists(oid: u32) -> bool {
 }
 
 impl Database {
+    /// Makes the entry one that is free, under Lock::Alloc.
+    pub(super) fn clear(&self) {
+        for field in [
+            &self.table,
+            &self.raised,
+            &self.positions_of,
+            &self.flags,
+            &self.waiting,
+            &self.without_slot,
+            &self.hungry,
+        ] {
+            field.store(0, Ordering::Relaxed);
+        }
+        self.queues.iter().for_each(|queue| queue.store(0, Ordering::Relaxed));
+        self.woken.iter().for_each(|woken| woken.store(0, Ordering::Relaxed));
+        self.patience.store(0, Ordering::Relaxed);
+        self.worker.store(std::ptr::null_mut(), Ordering::Relaxed);
+        self.leaving.store(false, Ordering::Relaxed);
+        self.retention_looked.store(0, Ordering::Relaxed);
+        self.claims_before.store(0, Ordering::Relaxed);
+        for since in &self.kept_since {
+            since.store(0, Ordering::Relaxed);
+        }
+        self.first_claim.store(0, Ordering::Relaxed);
+        self.refence.store(0, Ordering::Relaxed);
+        self.blocked.clear();
+        self.look_through.clear();
+        self.timer.store(0, Ordering::Relaxed);
+        for counter in &self.counters {
+            counter.store(0, Ordering::Relaxed);
+        }
+        self.oid.store(0, Ordering::Release);
+    }
+
+    /// Whether the entry is in somebody's hands, or says what is still to be done.
+    pub(super) fn is_busy(&self) -> bool {
+        self.waiting.load(Ordering::Acquire) != 0
+            || !self.worker.load(Ordering::Acquire).is_null()
+            || self.flags_due().is_some()
+    }
+
+    /// Since when the counters count, in seconds since 1970.
+    pub fn since(&self) -> u64 {
+        self.since.load(Ordering::Relaxed) / 1_000_000
+    }
+
     pub fn add(&self, counter: Counter, by: u64) {
         self.counters[counter as usize].fetch_add(by, Ordering::Relaxed);
     }

@@ -31,6 +31,7 @@ pub mod hunger;
 pub mod map;
 pub mod pace;
 mod ring;
+mod room;
 pub mod slots;
 pub mod spans;
 pub mod stand_in;
@@ -77,6 +78,8 @@ pub struct Header {
     used: AtomicU32,
     /// Before that it is of no use to look for slots that may be used again.
     reclaim_at: AtomicU64,
+    /// The entry at which the next look for one that can be given up begins.
+    room_hand: AtomicU32,
     /// Entries of the ring, under Lock::Ring.
     ring_len: AtomicU32,
     /// Turns of floors so far.

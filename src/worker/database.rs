@@ -39,7 +39,7 @@ pub extern "C-unwind" fn eskit_lease_database_main(argument: pg_sys::Datum) {
     without_timeouts();
     let Ok(shared) = shared() else { return };
     // A session that was just being opened when its database was forgotten has no entry to be swept by.
-    let Some(index) = shared.register(oid.to_u32()) else { return };
+    let Some(index) = shared.register_for(oid.to_u32(), my_latch()) else { return };
     let database = &shared.databases[index];
     seam::i_am_a_worker();
     tend::begin();
@@ -117,7 +117,11 @@ fn serve(shared: &'static Shared, database: &'static Database) -> bool {
             if sessions_due(shared, oid, now).min(posts_due(shared, oid, now)) > now + SOON {
                 break;
             }
-            database.worker.store(my_latch(), Ordering::Release);
+            // Where its entry has been given up meanwhile the launcher starts another worker.
+            let index = shared.register_for(oid, my_latch());
+            if !index.is_some_and(|index| std::ptr::eq(&shared.databases[index], database)) {
+                break;
+            }
         }
     }
     database.tending.store(false, Ordering::Release);

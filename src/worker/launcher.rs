@@ -5,7 +5,7 @@ use super::witness::Witness;
 use super::{AHEAD, Due, each_post_due, each_session_due, handle_signals, library, sleep, start, without_timeouts};
 use crate::liveness::databases::{BOOT, Database, RESCAN, REVISE};
 use crate::liveness::{Shared, clock, my_latch, set_latch, shared};
-use crate::settings;
+use crate::{retention, settings};
 use pgrx::bgworkers::{BackgroundWorkerBuilder, BgWorkerStartTime};
 use pgrx::pg_sys;
 use std::collections::{BTreeSet, HashMap};
@@ -55,6 +55,9 @@ pub extern "C-unwind" fn eskit_lease_launcher_main(_argument: pg_sys::Datum) {
         reclaim_at: 0,
         watched_at: 0,
         short_of_slots: false,
+        kept_until: HashMap::new(),
+        room_looked_at: 0,
+        warned_of_room: false,
     };
     let mut confirmer = Keeper::new();
     let mut witness = Witness::new();
@@ -106,13 +109,20 @@ struct Launcher {
     watched_at: u64,
     /// Whether the last worker could not be started, which has been logged.
     short_of_slots: bool,
+    /// When rows are to be removed that a database keeps for a while: also of those that have given up their entries.
+    kept_until: HashMap<u32, u64>,
+    /// When it was last looked how many databases are in use, and whether it has been said that these are nearly all that there may be.
+    room_looked_at: u64,
+    warned_of_room: bool,
 }
 
 impl Launcher {
     /// Does what is due, and says when the next thing is.
     fn turn(&mut self, now: u64) -> u64 {
-        self.visit_more();
         let mut next = Due::default();
+        next.at(self.remember_kept(now));
+        self.visit_more();
+        self.warn_of_room(now);
         next.at(self.watch_prepared(now));
         if now >= self.reclaim_at {
             self.reclaim_at = self.shared.reclaim(now).min(now + RECLAIM);
@@ -148,13 +158,59 @@ impl Launcher {
         next.earliest().unwrap_or(now + TICK)
     }
 
+    /// Remembers when rows are to be removed that databases keep for a while, and has those looked into again in which it is time, and that have
+    /// given up their entries. When that is so for the first of them.
+    fn remember_kept(&mut self, now: u64) -> u64 {
+        for database in self.shared.databases {
+            let oid = database.oid.load(Ordering::Acquire);
+            if oid != 0 {
+                match retention::due(database) {
+                    Some(due) => self.kept_until.insert(oid, due),
+                    None => self.kept_until.remove(&oid),
+                };
+            }
+        }
+        let mut next = u64::MAX;
+        let known: BTreeSet<u32> =
+            self.shared.databases.iter().map(|known| known.oid.load(Ordering::Acquire)).collect();
+        for (oid, due) in self.kept_until.iter().filter(|(oid, _)| !known.contains(oid)) {
+            if *due <= now {
+                self.unvisited.insert(*oid);
+            } else {
+                next = next.min(*due);
+            }
+        }
+        next
+    }
+
+    /// Says once when more than nine in ten of the places for databases are in use.
+    fn warn_of_room(&mut self, now: u64) {
+        let taken = |database: &&Database| database.oid.load(Ordering::Acquire) != 0;
+        let (places, in_use) = (self.shared.databases.len(), self.shared.databases.iter().filter(taken).count());
+        if in_use * 10 <= places * 9 {
+            self.warned_of_room = false;
+        }
+        if in_use * 10 <= places * 9 || now < self.room_looked_at + RECLAIM {
+            return;
+        }
+        self.room_looked_at = now;
+        let in_use = self.shared.databases_in_use();
+        let few_left = in_use * 10 > places * 9;
+        if few_left && !std::mem::replace(&mut self.warned_of_room, few_left) {
+            pgrx::warning!(
+                "eskit_lease: {in_use} of {places} places for databases (eskit_lease.max_databases) are in use; without one, calls in a database are refused"
+            );
+        }
+        self.warned_of_room = few_left;
+    }
+
     /// After a start of the server every database is looked into once, a few at a time.
     fn visit_more(&mut self) {
         while self.running() < usize::try_from(settings::MAX_WORKERS.get()).unwrap_or(1) {
             let Some(oid) = self.unvisited.pop_first() else {
                 break;
             };
-            match self.shared.register(oid) {
+            match self.shared.register(oid).or_else(|| self.shared.register_in_room(oid)) {
                 Some(index) => self.shared.databases[index].flag(BOOT),
                 None => {
                     self.unvisited.insert(oid);
@@ -252,6 +308,7 @@ impl Launcher {
         if !databases().iter().any(|(known, _)| *known == oid) {
             self.shared.forget(oid, || true);
             self.served.remove(&oid);
+            self.kept_until.remove(&oid);
             return true;
         }
         let first = Worker { handle: std::ptr::null_mut(), not_before: 0, backoff: 0 };
