@@ -99,7 +99,8 @@ impl Floor {
     /// As far as a scan may that has read the floor in a turn.
     fn raise(&mut self, turn: u64, to: i64) {
         let Some(index) = self.lowered.iter().position(|lowered| lowered.since <= turn) else { return };
-        self.at = self.at.max(to.min(self.lowered[index].to));
+        let bound = if turn == self.turn { i64::MAX } else { self.lowered[index].to };
+        self.at = self.at.max(to.min(bound));
         if index == 0 {
             // Scans that begin from now on are not held by what was lowered before.
             self.lowered = [Lowered { since: self.turn, to: i64::MAX }, self.lowered[0]];
