@@ -61,6 +61,7 @@ CALLS = {
     "lease_acquire_many": lambda s: ([f"many {i}" for i in range(300)], s.me.id),
     "lease_cancel": lambda s: ("held", s.rival.id),
     "lease_force_release": lambda s: ("held", s.fence, "a test"),
+    "lease_refence_all": lambda s: (),
     "lease_release": lambda s: ("held", s.fence, random.choice(["0", "5 s"])),
     "lease_release_many": lambda s: (["held", "also held"], s.me.id),
     "lease_renew": lambda s: ("held", s.fence),
