@@ -5,7 +5,7 @@
 use crate::call::{enter, in_recovery};
 use crate::catalog;
 use crate::error::Result;
-use crate::liveness::databases::COUNTERS;
+use crate::liveness::databases::{COUNTERS, Database};
 use crate::liveness::word::State;
 use crate::liveness::{clock, shared};
 use crate::row;
@@ -91,6 +91,7 @@ fn stats() -> Result<row::TableIterator<(name!(name, Text), name!(value, Option<
     });
     shared.each_dirty(|oid, _| dirty += i64::from(oid == home.database));
     let waiting = database.map_or(0, |database| database.waiting.load(std::sync::atomic::Ordering::Relaxed));
+    let unserved = database.map_or(0, Database::unserved_ms);
     let confirmed = shared.confirmed().map(|start| i64::from(clock::trust_ms(clock::now().saturating_sub(start))));
     rows.extend([
         (Text::from("sessions_alive"), Some(here)),
@@ -99,6 +100,7 @@ fn stats() -> Result<row::TableIterator<(name!(name, Text), name!(value, Option<
         (Text::from("confirmed_ms_ago"), confirmed),
         (Text::from("databases_in_use"), i64::try_from(shared.databases_in_use()).ok()),
         (Text::from("since"), database.map(|database| database.since().cast_signed())),
+        (Text::from("unserved_ms"), Some(i64::from(unserved))),
     ]);
     Ok(row::TableIterator::of(rows))
 }

@@ -1,6 +1,7 @@
 //! What a backend must undo when it goes, however it goes: sessions attached to it end (after their grace), and its place among the
 //! waiting calls is given back. A backend that is terminated does not unwind, so both are done by a callback at its exit.
 
+use super::databases::Database;
 use super::slots::SlotRef;
 use super::word::FOREVER;
 use super::{Shared, clock, shared};
@@ -13,6 +14,8 @@ thread_local! {
     static ATTACHED: RefCell<Vec<(SlotRef, u64)>> = const { RefCell::new(Vec::new()) };
     /// The counters of waiting calls that this backend has a place in: of its database, and of the session.
     static WAITING: Cell<Option<[Option<&'static AtomicU32>; 2]>> = const { Cell::new(None) };
+    /// The database in which this backend may be asked for help while it waits.
+    static HELPING: Cell<Option<&'static Database>> = const { Cell::new(None) };
     static REGISTERED: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -39,17 +42,18 @@ pub struct WaitingPlace;
 
 /// Takes a place unless `most` are taken. `sleepers`: of the session, if it has a slot, which is counted with it.
 pub fn take_waiting_place(
-    waiting: &'static AtomicU32,
+    database: &'static Database,
     most: u32,
     sleepers: Option<&'static AtomicU32>,
 ) -> Option<WaitingPlace> {
     register();
     let free = |taken: u32| (taken < most).then_some(taken + 1);
-    waiting.fetch_update(Ordering::AcqRel, Ordering::Relaxed, free).ok()?;
+    database.waiting.fetch_update(Ordering::AcqRel, Ordering::Relaxed, free).ok()?;
     if let Some(sleepers) = sleepers {
         sleepers.fetch_add(1, Ordering::AcqRel);
     }
-    WAITING.set(Some([Some(waiting), sleepers]));
+    WAITING.set(Some([Some(&database.waiting), sleepers]));
+    HELPING.set(Some(database));
     Some(WaitingPlace)
 }
 
@@ -60,6 +64,9 @@ impl Drop for WaitingPlace {
 }
 
 fn give_back_waiting_place() {
+    if let Some(database) = HELPING.take() {
+        database.end_help();
+    }
     for counter in WAITING.take().into_iter().flatten().flatten() {
         counter.fetch_update(Ordering::AcqRel, Ordering::Relaxed, |taken| taken.checked_sub(1)).ok();
     }

@@ -2,7 +2,7 @@
 
 use super::pace::Pace;
 use super::slots::Home;
-use super::{Lock, Shared, clock, set_latch};
+use super::{Lock, Shared, clock, my_latch, set_latch};
 use crate::error::{Error, Result};
 use pgrx::pg_sys;
 use std::cell::Cell;
@@ -153,6 +153,12 @@ pub struct Database {
     /// Living sessions that the last look through the database has found no slot for.
     pub without_slot: AtomicU32,
     pub worker: AtomicPtr<pg_sys::Latch>,
+    /// The latch of a waiting call that does a pass when it is asked to, for want of a worker.
+    pub helper: AtomicPtr<pg_sys::Latch>,
+    /// Whether a waiting call is asked for that.
+    pub asked: AtomicBool,
+    /// Since when it has had something to do, and there is no slot for its worker; zero for not.
+    pub unserved_since: AtomicU64,
     /// Whether its worker has locks that end with it, and so stays, beyond `eskit_lease.max_workers`.
     pub tending: AtomicBool,
     /// Whether the last worker has left because there was nothing to do, and not because it failed.
@@ -330,6 +336,9 @@ impl Database {
         self.woken.iter().for_each(|woken| woken.store(0, Ordering::Relaxed));
         self.patience.store(0, Ordering::Relaxed);
         self.worker.store(std::ptr::null_mut(), Ordering::Relaxed);
+        self.helper.store(std::ptr::null_mut(), Ordering::Relaxed);
+        self.asked.store(false, Ordering::Relaxed);
+        self.unserved_since.store(0, Ordering::Relaxed);
         self.leaving.store(false, Ordering::Relaxed);
         self.retention_looked.store(0, Ordering::Relaxed);
         self.claims_before.store(0, Ordering::Relaxed);
@@ -365,6 +374,27 @@ impl Database {
 
     pub fn counter(&self, index: usize) -> u64 {
         self.counters[index].load(Ordering::Relaxed)
+    }
+
+    /// This process waits, and does a pass if it is asked to, unless another one does.
+    pub fn offer_help(&self) {
+        self.helper.compare_exchange(std::ptr::null_mut(), my_latch(), Ordering::AcqRel, Ordering::Relaxed).ok();
+    }
+
+    pub fn end_help(&self) {
+        self.helper.compare_exchange(my_latch(), std::ptr::null_mut(), Ordering::AcqRel, Ordering::Relaxed).ok();
+    }
+
+    /// How long something has been due here while there is no slot for the worker.
+    pub fn unserved_ms(&self) -> i32 {
+        let since = self.unserved_since.load(Ordering::Relaxed);
+        if since == 0 { 0 } else { clock::trust_ms(clock::now().saturating_sub(since)) }
+    }
+
+    /// Asks a waiting call to do a pass.
+    pub fn ask_for_help(&self) {
+        self.asked.store(true, Ordering::Release);
+        set_latch(&self.helper);
     }
 
     /// Sets flags, to be seen to at once.

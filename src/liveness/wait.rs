@@ -1,20 +1,24 @@
 //! Waiting for a session's revision. The waiter sleeps on the slot's condition variable, and wakes for a bump, for the end of the
-//! session, for a timeout, and when its client is gone: nobody would read the answer.
+//! session, for a timeout, and when its client is gone: nobody would read the answer. And it wakes, if it can be of use, when its database has
+//! something to do and there is no process for the worker (see [`crate::worker`]).
 
 use super::databases::Database;
 use super::slots::{SlotRef, Standing};
 use super::{Shared, clock};
 use crate::error::{Error, Result};
 use pgrx::pg_sys;
+use std::sync::atomic::Ordering;
 
 impl Shared {
-    /// Sleeps until the revision is greater than `revision`, the session has ended, or `until`. Extends nothing.
+    /// Sleeps until the revision is greater than `revision`, the session has ended, or `until`; or, with `helps`, until help is asked for. Extends
+    /// nothing.
     pub fn wait_for_revision(
         &self,
         database: &Database,
         at: SlotRef,
         revision: u64,
         until: u64,
+        helps: bool,
     ) -> Result<Option<Standing>> {
         let condition = self.wait_of(at);
         // SAFETY: the condition variable lives in shared memory; an error on the way cancels the sleep in AbortTransaction
@@ -24,6 +28,12 @@ impl Shared {
             let Some(seen) = standing else { break standing };
             if !seen.alive() || seen.revision > revision || seen.now >= until {
                 break standing;
+            }
+            if helps {
+                database.offer_help();
+                if database.asked.load(Ordering::Acquire) {
+                    break standing;
+                }
             }
             let span = until.min(seen.until).saturating_sub(clock::now());
             if !sleep(span) {

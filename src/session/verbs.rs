@@ -11,8 +11,9 @@ use crate::liveness::slots::{SlotRef, Standing};
 use crate::liveness::wait::pause;
 use crate::liveness::{Shared, attach, clock};
 use crate::spi;
+use crate::sweep::stand_in;
 use crate::text::Text;
-use crate::{group, handover, interval, queue, row, settings};
+use crate::{group, handover, interval, queue, row, seam, settings};
 use pgrx::Uuid;
 use pgrx::datum::{Interval, TimestampWithTimeZone};
 use pgrx::pg_sys;
@@ -121,7 +122,7 @@ fn session_wait(
         return Ok(answer(&touch, "changed"));
     }
     let sleepers = (!at.is_stand_in()).then(|| shared.sleepers(at));
-    let Some(place) = attach::take_waiting_place(&database.waiting, settings::max_waiting(), sleepers) else {
+    let Some(place) = attach::take_waiting_place(database, settings::max_waiting(), sleepers) else {
         database.add(Counter::WaitsRefused, 1);
         return Ok(answer(&touch, "wait_limit"));
     };
@@ -132,19 +133,25 @@ fn session_wait(
         wait_for_slot(shared, session, until, &mut touch)?;
         return Ok(answer(&touch, if touch.without_slot() { "timeout" } else { "changed" }));
     }
-    touch.standing = shared.wait_for_revision(database, at, revision, until)?;
+    let helps = stand_in::is_able();
+    touch.standing = shared.wait_for_revision(database, at, revision, until, helps)?;
     drop(place);
-    let changed = touch.standing.is_some_and(|standing| standing.revision > revision);
+    let mut changed = touch.standing.is_some_and(|standing| standing.revision > revision);
     // SAFETY: a plain read
     let may_write = !unsafe { pg_sys::XactReadOnly };
+    let mut helped = false;
     if !changed && touch.alive() && may_write {
-        handover::judge_places(&Call::open(shared)?, at);
+        let call = Call::open(shared)?;
+        helped = helps && stand_in::pass_if_asked(&call)?;
+        handover::judge_places(&call, at);
+        // Its client looks at what has been granted once this is committed.
+        changed = helped && seam::revises(at);
     }
     Ok(answer(
         &touch,
         if changed {
             "changed"
-        } else if until == heartbeat {
+        } else if helped || until == heartbeat {
             "heartbeat"
         } else {
             "timeout"

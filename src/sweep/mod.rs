@@ -6,6 +6,7 @@
 //!
 //! What others have locked is skipped and tried again later. A pass is bounded by leases, not by sessions.
 
+pub mod stand_in;
 pub mod waited;
 
 mod dissolve;

@@ -19,7 +19,11 @@ const IDLE: u64 = 60_000_000;
 const RECLAIM: u64 = 10_000_000;
 /// A launcher that wakes this much too late was paused: alone, or with the whole machine.
 const PAUSE: u64 = 1_000_000;
-/// Waits between tries to start a worker, in microseconds.
+/// How often a slot for a worker is looked for where there is none; in microseconds.
+const SLOT: u64 = 50_000;
+/// How often it is told of a database that there is none.
+const TOLD_EVERY: u64 = 600_000_000;
+/// Waits between tries to start a worker that fails, in microseconds.
 const FIRST_BACKOFF: u64 = 100_000;
 const LAST_BACKOFF: u64 = 10_000_000;
 
@@ -47,17 +51,19 @@ pub extern "C-unwind" fn eskit_lease_launcher_main(_argument: pg_sys::Datum) {
     shared.header.launcher.store(my_latch(), Ordering::Release);
     shared.t0();
     warn_of_the_clock();
+    warn_of_the_slots();
     let mut launcher = Launcher {
         shared,
-        unvisited: databases().into_iter().filter_map(|(oid, open)| open.then_some(oid)).collect(),
+        unvisited: databases().into_iter().filter_map(|(oid, open, _)| open.then_some(oid)).collect(),
         workers: HashMap::new(),
         served: HashMap::new(),
         reclaim_at: 0,
         watched_at: 0,
-        short_of_slots: false,
         kept_until: HashMap::new(),
         room_looked_at: 0,
         warned_of_room: false,
+        no_slot_at: 0,
+        told: HashMap::new(),
     };
     let mut confirmer = Keeper::new();
     let mut witness = Witness::new();
@@ -88,12 +94,39 @@ fn warn_of_the_clock() {
     }
 }
 
+/// What parallel queries leave is for the launcher and the workers.
+fn warn_of_the_slots() {
+    let number = |name: &std::ffi::CStr| {
+        // SAFETY: a setting that every server has; the text ends in NUL
+        let value = unsafe { std::ffi::CStr::from_ptr(pg_sys::GetConfigOption(name.as_ptr(), false, false)) };
+        value.to_str().ok().and_then(|number| number.parse::<i32>().ok()).unwrap_or(0)
+    };
+    let (slots, parallel) = (number(c"max_worker_processes"), number(c"max_parallel_workers"));
+    let others = i32::from(number(c"max_logical_replication_workers") > 0);
+    let confirmer = i32::from(settings::CONFIRM_INTERVAL.get() > 0);
+    let wanted = 1 + settings::MAX_WORKERS.get() + confirmer + others;
+    if slots - parallel.min(slots) < wanted {
+        pgrx::warning!(
+            "eskit_lease: parallel queries may leave no process for database workers: max_worker_processes is {slots}, which is to be at least max_parallel_workers ({parallel}) and {wanted} more"
+        );
+    }
+}
+
 /// A database worker as the launcher knows it.
 struct Worker {
     /// Null when it could not be started, or has gone.
     handle: *mut pg_sys::BackgroundWorkerHandle,
     not_before: u64,
     backoff: u64,
+}
+
+/// What a database lacks to be given a worker.
+#[derive(PartialEq, Eq)]
+enum Lack {
+    /// There are as many workers as may be.
+    Turn,
+    /// PostgreSQL has no free slot for one.
+    Slot,
 }
 
 struct Launcher {
@@ -107,13 +140,15 @@ struct Launcher {
     reclaim_at: u64,
     /// When prepared transactions were last looked at.
     watched_at: u64,
-    /// Whether the last worker could not be started, which has been logged.
-    short_of_slots: bool,
     /// When rows are to be removed that a database keeps for a while: also of those that have given up their entries.
     kept_until: HashMap<u32, u64>,
     /// When it was last looked how many databases are in use, and whether it has been said that these are nearly all that there may be.
     room_looked_at: u64,
     warned_of_room: bool,
+    /// The turn in which PostgreSQL was last found to have no slot for a worker.
+    no_slot_at: u64,
+    /// When that was last logged of each database.
+    told: HashMap<u32, u64>,
 }
 
 impl Launcher {
@@ -140,16 +175,26 @@ impl Launcher {
             due.into_iter().filter_map(|(database, due)| Some((due.earliest()?, database))).collect();
         // Those first that have had none for longest: what is posted is due at once, for ever, and says nothing.
         due.sort_unstable_by_key(|(at, database)| (self.served.get(database).copied().unwrap_or(0), *at, *database));
-        let mut crowded = false;
+        let (mut crowded, mut unserved) = (false, BTreeSet::new());
         for (at, database) in due {
             let start_at =
                 at.saturating_sub(AHEAD).max(self.workers.get(&database).map_or(0, |known| known.not_before));
             if start_at > now {
                 next.at(start_at);
             } else {
-                crowded |= !self.start(database, now);
+                let lack = self.start(database, now);
+                crowded |= lack.is_some();
+                if lack == Some(Lack::Slot) {
+                    next.at(now + SLOT);
+                    if at > now {
+                        next.at(at);
+                    } else {
+                        unserved.insert(database);
+                    }
+                }
             }
         }
+        self.ask_for_help(&unserved, now);
         self.shared.header.crowded.store(crowded, Ordering::Release);
         if crowded {
             // Whoever stays for more to come leaves.
@@ -202,6 +247,20 @@ impl Launcher {
             );
         }
         self.warned_of_room = few_left;
+    }
+
+    /// Has a waiting call of each of these databases do what is due there.
+    fn ask_for_help(&self, unserved: &BTreeSet<u32>, now: u64) {
+        for database in self.shared.databases {
+            let oid = database.oid.load(Ordering::Acquire);
+            if oid != 0 && unserved.contains(&oid) {
+                database.unserved_since.compare_exchange(0, now, Ordering::Relaxed, Ordering::Relaxed).ok();
+                database.ask_for_help();
+            } else if database.unserved_since.load(Ordering::Relaxed) != 0 {
+                database.unserved_since.store(0, Ordering::Relaxed);
+                database.asked.store(false, Ordering::Relaxed);
+            }
+        }
     }
 
     /// After a start of the server every database is looked into once, a few at a time.
@@ -281,6 +340,7 @@ impl Launcher {
         }
         // Who had one longer ago than all of these is as good as one that never had.
         self.served.retain(|_, at| now < *at + IDLE);
+        self.told.retain(|_, at| now < *at + TOLD_EVERY);
         self.workers.retain(|_, worker| !worker.handle.is_null() || now < worker.not_before + LAST_BACKOFF);
     }
 
@@ -290,44 +350,47 @@ impl Launcher {
         if self.shared.databases.iter().all(|database| taken(&database)) {
             self.shared.forget_dropped(|mut known| {
                 let there = databases();
-                known.retain(|oid| !there.iter().any(|(there, _)| there == oid));
+                known.retain(|oid| !there.iter().any(|(there, ..)| there == oid));
                 known
             });
         }
     }
 
-    /// Starts a worker for a database that has none. False if there are as many as may be.
-    fn start(&mut self, oid: u32, now: u64) -> bool {
+    /// Starts a worker for a database that has none.
+    fn start(&mut self, oid: u32, now: u64) -> Option<Lack> {
         if self.workers.get(&oid).is_some_and(|worker| !worker.handle.is_null()) {
-            return true;
+            return None;
         }
         if self.running() >= usize::try_from(settings::MAX_WORKERS.get()).unwrap_or(1) {
-            return false;
+            return Some(Lack::Turn);
+        }
+        let is_told = self.told.get(&oid).is_some_and(|at| now < at + TOLD_EVERY);
+        if self.no_slot_at == now && is_told {
+            return Some(Lack::Slot);
         }
         // One that lets no more connections in has its old ones still, and their sessions.
-        if !databases().iter().any(|(known, _)| *known == oid) {
+        let Some((.., name)) = databases().into_iter().find(|(known, ..)| *known == oid) else {
             self.shared.forget(oid, || true);
             self.served.remove(&oid);
             self.kept_until.remove(&oid);
-            return true;
-        }
+            return None;
+        };
         let first = Worker { handle: std::ptr::null_mut(), not_before: 0, backoff: 0 };
         let worker = self.workers.entry(oid).or_insert(first);
-        let name = format!("eskit_lease worker for database {oid}");
-        worker.handle = start(&name, "eskit_lease worker", "eskit_lease_database_main", oid);
-        if worker.handle.is_null() {
-            if !std::mem::replace(&mut self.short_of_slots, true) {
-                pgrx::log!(
-                    "eskit_lease: no free background worker slot for database {oid}: until there is one, leases go to whoever asks, and nothing is swept; raise max_worker_processes"
-                );
-            }
-            worker.backoff = (worker.backoff * 2).clamp(FIRST_BACKOFF, LAST_BACKOFF);
-            worker.not_before = now + worker.backoff;
-        } else {
+        let title = format!("eskit_lease worker for database {oid}");
+        worker.handle = start(&title, "eskit_lease worker", "eskit_lease_database_main", oid);
+        if !worker.handle.is_null() {
             self.served.insert(oid, now);
-            self.short_of_slots = false;
+            return None;
         }
-        true
+        self.no_slot_at = now;
+        if !is_told {
+            self.told.insert(oid, now);
+            pgrx::log!(
+                "eskit_lease: no free background worker slot for database \"{name}\": until there is one, its session_wait calls hand leases over, and where there are none leases go to whoever asks and dead rows stay; raise max_worker_processes, or lower max_parallel_workers"
+            );
+        }
+        Some(Lack::Slot)
     }
 }
 
@@ -342,8 +405,8 @@ fn notice_pause(shared: &Shared, witness: &mut Witness, asleep: u64, wake_at: u6
     }
 }
 
-/// The databases of this server, each with whether it lets connections in.
-fn databases() -> Vec<(u32, bool)> {
+/// The databases of this server, each with whether it lets connections in, and its name.
+fn databases() -> Vec<(u32, bool, String)> {
     let mut found = Vec::new();
     // SAFETY: outside of a transaction; a scan of a shared catalog, as the autovacuum launcher does it
     unsafe {
@@ -357,7 +420,8 @@ fn databases() -> Vec<(u32, bool)> {
                 break;
             }
             let row = &*pg_sys::heap_tuple_get_struct::<pg_sys::FormData_pg_database>(tuple);
-            found.push((row.oid.to_u32(), row.datallowconn));
+            let name = std::ffi::CStr::from_ptr(row.datname.data.as_ptr()).to_string_lossy().into_owned();
+            found.push((row.oid.to_u32(), row.datallowconn, name));
         }
         pg_sys::table_endscan(scan);
         pg_sys::table_close(relation, pg_sys::AccessShareLock as i32);

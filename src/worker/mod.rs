@@ -8,6 +8,11 @@
 //! leaves after a second, or as soon as there is nothing due. That is why DROP DATABASE, CREATE DATABASE .. TEMPLATE and RENAME need not know of it.
 //! But for a worker that has the locks of bridges (see [`crate::bridge::tend`]): it stays, and is not one of those that take turns.
 //!
+//! PostgreSQL's slots for such processes are shared with parallel queries and others. Where there is none for a worker the launcher looks for one
+//! every 50 ms, workers that there are leave as if they had to take turns, and a session_wait of each database in which something is due is woken
+//! and does the pass itself (see [`crate::sweep::stand_in`]): one that is outside of a transaction block, and answers when that is done. Only
+//! databases in which nothing waits so are left to their turn.
+//!
 //! Where standbys are to confirm that this is the primary the launcher keeps a [`confirmer`] as well.
 //!
 //! Nothing depends on either for its answer. An ERROR or pg_terminate_backend ends the process; PostgreSQL starts the launcher again

@@ -1,0 +1,46 @@
+//! A pass by a waiting call: where PostgreSQL has no process for the worker of a database, a session_wait there is woken and does its work.
+//!
+//! What it grants is seen once its transaction has ended, so only a call that ends it by its answer does this, and then answers at once. It sees
+//! what is committed, as every statement of ours does, whatever the age of its own snapshot; at READ COMMITTED, so that no conflict is found that
+//! is not its client's.
+
+use super::waited::Looked;
+use super::{MAX_HAND_OVER, pass};
+use crate::call::Call;
+use crate::catalog;
+use crate::error::Result;
+use crate::liveness::clock;
+use crate::retention::{self, DoneUntil};
+use crate::worker::notify;
+use pgrx::pg_sys;
+use std::sync::atomic::Ordering;
+
+/// Whether this call may do a pass.
+pub fn is_able() -> bool {
+    // SAFETY: reads the state of the transaction
+    unsafe {
+        !pg_sys::XactReadOnly
+            && pg_sys::XactIsoLevel == pg_sys::XACT_READ_COMMITTED as i32
+            && !pg_sys::IsInTransactionBlock(true)
+    }
+}
+
+/// Does a pass if one is asked for, and no other call has taken that on.
+pub fn pass_if_asked(call: &Call) -> Result<bool> {
+    if !call.database.asked.swap(false, Ordering::AcqRel) {
+        return Ok(false);
+    }
+    // As the worker does: else sessions of an extension made meanwhile would be taken for those of one that was dropped.
+    catalog::lock_extension();
+    let mut done = pass(call, MAX_HAND_OVER, true, &mut Looked::default())?;
+    let now = clock::now();
+    if retention::is_time(call.database, now, done.looked_through) {
+        retention::retire(call, now, MAX_HAND_OVER, done.looked_through, &mut DoneUntil::default());
+    }
+    // Of its own grants the ring is told at the end of this transaction, as of any other's.
+    done.changed.retain(|_, granted| granted.is_none());
+    if !done.changed.is_empty() || !done.items.is_empty() {
+        notify::send(call, &done);
+    }
+    Ok(true)
+}
