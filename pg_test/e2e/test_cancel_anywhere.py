@@ -257,7 +257,8 @@ def test_while_it_waits(theatre, how):
             if interrupter.ident:
                 interrupter.join()
         if error:
-            assert error.sqlstate == GIVEN_UP[how], (name, error)
+            # Most give up a locked table by themselves, before anybody sees them wait.
+            assert error.sqlstate in (GIVEN_UP[how], "55P03"), (name, error)
             theatre.given_up += 1
             assert theatre.what_stands() == before, name
             if conn.broken:

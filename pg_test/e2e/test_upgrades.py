@@ -1,5 +1,6 @@
 """From former versions, whose SQL is frozen in pg_test/upgrade, to this version. The suite `upgrade` of pg_test/run tests what both can do."""
 
+import contextlib
 import os
 import subprocess
 from pathlib import Path
@@ -150,10 +151,17 @@ class Worker(Stubborn):
                         session.check("busy")
                         conn.execute("UPDATE counter SET n = n + 1, fence = %s WHERE fence <= %s", (session.fences["busy"],) * 2)
                     self.done += 1
-                except psycopg.errors.SerializationFailure:
-                    pass  # a table that is written anew is newer than the snapshot, with all its rows
-                session.release("busy")
-            session.close()
+                except (psycopg.errors.SerializationFailure, psycopg.errors.LockNotAvailable):
+                    pass  # a table that is written anew is newer than the snapshot, with all its rows; and it is locked meanwhile
+                unlocked(session.release, "busy")
+            unlocked(session.close)
+
+
+def unlocked(call, *arguments):
+    """Calls again for as long as the update has a table locked."""
+    while True:
+        with contextlib.suppress(psycopg.errors.LockNotAvailable):
+            return call(*arguments)
 
 
 # What an update may do to tables, indexes, views and functions, and none has done yet.
