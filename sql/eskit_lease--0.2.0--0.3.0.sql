@@ -98,6 +98,14 @@ COMMENT ON FUNCTION eskit_lease.lease_acquire(text, uuid, boolean) IS
 -- Counters begin anew when a database has given up its place.
 COMMENT ON FUNCTION eskit_lease.stats() IS 'Counters of this database since the second since (since 1970: the server''s start, or when the database got its place; they grow), and the numbers of living sessions, of resources that wait for the worker, and of waiting session_wait calls. confirmed_ms_ago: how long ago the last acknowledged confirmation was begun (see eskit_lease.confirm_interval), NULL before the first. databases_in_use: how many of the places of eskit_lease.max_databases are in use, by sessions, waiting calls, or work to do; a database that is not in use gives its place up for one that needs it, and counts anew when it has one again. unserved_ms: how long something has been due here while PostgreSQL has no process for the worker (see max_worker_processes) and no waiting session_wait call does it; 0 for not.';
 
+-- A claim is bounded by bytes.
+COMMENT ON FUNCTION eskit_lease.item_claim(text, uuid, integer) IS
+'Claims up to max_items (1 to 1000) items for the session, without ever waiting; counts as its heartbeat. A row for each, none if there is nothing; it ends with the item that brings the payloads to 16 MiB, so that it does not take gigabytes of memory, and session_wait answers changed at once then; all under one fence, for item_done and its like. In a queue with an order at most one of each key, or partition. Whoever is given less is woken when there is more, or when an item is due. The claim lasts until they are finished, or the session ends. Raises 55000 for a session that has ended or drains, or is no member of the queue''s group, 42704, 42501, 22023, 22004.';
+
+-- Which item of a key comes next: claims pass over those that wait, from now on.
+CREATE INDEX _items_key ON eskit_lease._items (queue, partition, key, place) WHERE key IS NOT NULL;
+CREATE INDEX _later_key ON eskit_lease._later (queue, partition, key, due) WHERE key IS NOT NULL;
+
 -- The last block: new ones belong above it. What this script has made gets no privileges but its owner's, whatever ALTER DEFAULT PRIVILEGES
 -- gives; and where it takes the place of what is dropped above, under the same name, the privileges of that. Those must be such as pg_dump dumps: what
 -- a script grants would count as a part of the extension (pg_init_privs).
@@ -125,9 +133,13 @@ BEGIN
         EXECUTE format('REVOKE ALL ON %s %s FROM PUBLIC', made.kind, made.called);
         SELECT o.value INTO of_before
         FROM jsonb_each(former) AS o
-        WHERE o.value ->> 'kind' = made.kind AND o.value ->> 'name' = made.name
-          -- It is there no more.
-          AND pg_describe_object(made.catalog, (o.value ->> 'oid')::oid, 0) IS NULL;
+        WHERE o.value ->> 'kind' = made.kind
+          AND CASE made.name
+              -- Readers of the view blockers call it from now on, and they are those who may call this one.
+              WHEN '_open_transaction' THEN o.value ->> 'name' = '_standing'
+              -- It is there no more.
+              ELSE o.value ->> 'name' = made.name AND pg_describe_object(made.catalog, (o.value ->> 'oid')::oid, 0) IS NULL
+          END;
         CONTINUE WHEN NOT FOUND;
         FOR given IN
             SELECT a.privilege_type, CASE a.grantee WHEN 0 THEN 'PUBLIC' ELSE a.grantee::regrole::text END AS role, a.is_grantable
@@ -145,11 +157,3 @@ BEGIN
           AND d.deptype = 'i' AND d.refobjid NOT IN (SELECT a.grantee FROM aclexplode(initial) AS a);
     END LOOP;
 END $$;
-
--- A claim is bounded by bytes.
-COMMENT ON FUNCTION eskit_lease.item_claim(text, uuid, integer) IS
-'Claims up to max_items (1 to 1000) items for the session, without ever waiting; counts as its heartbeat. A row for each, none if there is nothing; it ends with the item that brings the payloads to 16 MiB, so that it does not take gigabytes of memory, and session_wait answers changed at once then; all under one fence, for item_done and its like. In a queue with an order at most one of each key, or partition. Whoever is given less is woken when there is more, or when an item is due. The claim lasts until they are finished, or the session ends. Raises 55000 for a session that has ended or drains, or is no member of the queue''s group, 42704, 42501, 22023, 22004.';
-
--- Which item of a key comes next: claims pass over those that wait, from now on.
-CREATE INDEX _items_key ON eskit_lease._items (queue, partition, key, place) WHERE key IS NOT NULL;
-CREATE INDEX _later_key ON eskit_lease._later (queue, partition, key, due) WHERE key IS NOT NULL;

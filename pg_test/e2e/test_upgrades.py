@@ -144,7 +144,10 @@ class Worker(Stubborn):
             conn.prepare_threshold = 1
             session = Session(conn, f"worker {self.number}", ttl="60 s")
             while not self.stopping.is_set():
-                if not session.acquire("busy", queue=True).granted:
+                answer = session.acquire("busy", queue=True)
+                if answer.reason == "busy":
+                    continue  # the update has a table locked, and it got no place in line
+                if not answer.granted:
                     session.wait_for("busy")
                 try:
                     with conn.transaction():
@@ -222,9 +225,13 @@ def test_an_update_while_everything_is_in_use(server, connect, former, backgroun
 
     worked()
     fencing.execute("SELECT eskit_lease.fence_check('fenced', %s)", (holder.fences["fenced"],))
-    admin.execute(UPDATE)
+    # It makes an index on leases, so it waits for that transaction, and gives way to all others.
+    updating = background(patiently, admin, UPDATE)
+    worked()
+    assert not updating.done()
     fencing.execute("UPDATE counter SET fence = fence")
     fencing.commit()
+    updating.result()
     worked()
     patiently(admin, OTHER_OIDS)
     worked()
@@ -263,6 +270,22 @@ def test_who_may_update(server, connect, former, before):
             connect(dbname=former, user="upgrades_nobody").execute("SELECT eskit_lease._require_library('0.1.0')")
     finally:
         admin.execute("DROP ROLE upgrades_nobody")
+
+
+def test_who_watches_goes_on_watching(connect, former):
+    """A view that calls a new function is read by the roles that have read it before."""
+    admin, role = connect(dbname=former), f"{former}_monitor"
+    admin.execute(f'CREATE ROLE "{role}"')
+    try:
+        call(admin, "grant_monitor", role)
+        admin.execute(UPDATE)
+        admin.execute(f'SET ROLE "{role}"')
+        views = admin.execute("""SELECT oid::regclass::text FROM pg_class
+                                 WHERE relnamespace = 'eskit_lease'::regnamespace AND relkind = 'v' AND has_table_privilege(oid, 'SELECT')""")
+        for (view,) in views.fetchall():
+            admin.execute(f"SELECT FROM {view}")
+    finally:
+        admin.execute(f'RESET ROLE; DROP OWNED BY "{role}"; DROP ROLE "{role}"')
 
 
 @once
