@@ -15,7 +15,7 @@
 //!   came after the turn was read, and undoes or bounds the raise. The lowest of the lowerings is kept from two turns on: a scan that
 //!   began before both raises nothing.
 //! * Items that only wait for another of their key are free for nobody. A floor passes them where whoever finishes that other one
-//!   finds them without it (see [`crate::item::next`]); then they are moved above it, or it is lowered. Whoever is about to sleep in vain
+//!   finds them without it (see [`crate::item`]); then they are moved above it, or it is lowered. Whoever is about to sleep in vain
 //!   is told that there is something new all the same.
 //!
 //! A lane without an entry has no floor: it is scanned from its beginning, which is slower and just as right. Hence entries are evicted

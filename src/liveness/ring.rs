@@ -223,7 +223,7 @@ mod tests {
                     }
                 }
                 prop_assert_eq!(ring.len(), model.len());
-                for (key, _) in &model {
+                for key in model.keys() {
                     let name = std::str::from_utf8(&key.2).unwrap_or("");
                     prop_assert!(ring.find(&Entry::new(key.0, name, key.1, 0, 0)).is_some());
                 }

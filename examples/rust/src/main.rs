@@ -93,7 +93,7 @@ async fn apply_batch(db: &mut Client, partition: i32, fence: i64) -> std::result
     let transaction = db.transaction().await?;
     let [group, of]: [Value<'_>; 2] = [(&*GROUP, Type::TEXT), (&partition, Type::INT4)];
     let batch = transaction.query_typed(READ, &[group.clone(), of.clone()]).await?;
-    let (last, done): (Option<i64>, Option<i64>) = (batch.last().map(|event| event.get(0)), batch.first().map(|event| event.get(3)));
+    let [last, done]: [Option<i64>; 2] = [batch.last().map(|e| e.get(0)), batch.first().map(|e| e.get(3))];
     let to: [Value<'_>; 5] = [group, of, (&last, Type::INT8), (&fence, Type::INT8), (&done, Type::INT8)];
     if last.is_some() && transaction.query_typed_one(COMMIT, &to).await?.get(0) {
         for event in &batch {
