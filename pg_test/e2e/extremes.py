@@ -83,6 +83,8 @@ CLASSES = [
     "(SELECT reltoastrelid FROM pg_class WHERE relname = 'stored')", "'information_schema.tables'",
     ]
 ]  # fmt: skip
+# None, those that PostgreSQL keeps for itself, one of long ago, the last one, and one's own.
+XIDS = ["NULL", *(f"'{xid}'::xid" for xid in (0, 1, 2, 3, 4294967295)), "pg_current_xact_id()::xid"]
 ROLES = ["NULL", "0::regrole", "4294967295::regrole", "'extreme_nobody'::regrole", "'\"eXtreme {role}; \"'::regrole", "'pg_monitor'::regrole"]
 
 OF_TYPE = {
@@ -90,23 +92,25 @@ OF_TYPE = {
     "timestamp with time zone": st.sampled_from(TIMES), "jsonb": jsons, "boolean": st.sampled_from(BOOLEANS), "regclass": st.sampled_from(CLASSES),
     "regrole": st.sampled_from(ROLES),
     "text[]": array(texts, "text"), "jsonb[]": array(jsons, "jsonb"), "bigint[]": array(longs, "bigint"),
+    "integer[]": array(integers, "integer"), "xid": st.sampled_from(XIDS),
 }  # fmt: skip
 
 # The extremes themselves, of which each argument is to have each.
 EXTREMES = {
     "text": TEXTS, "uuid": ["NULL", "gen_random_uuid()", "'00000000-0000-0000-0000-000000000000'"], "bigint": LONGS,
     "integer": ["NULL", *(f"'{number}'::integer" for number in INTEGERS)], "interval": INTERVALS, "timestamp with time zone": TIMES, "jsonb": JSONS,
-    "boolean": BOOLEANS, "regclass": CLASSES, "regrole": ROLES,
+    "boolean": BOOLEANS, "regclass": CLASSES, "regrole": ROLES, "xid": XIDS,
 } | {
     f"{type}[]": ["NULL", f"'{{}}'::{type}[]", f"array_fill(NULL::{type}, ARRAY[100001])", f"array_fill({one}::{type}, ARRAY[2, 2], ARRAY[-5, 2147483000])",
                   f"array_fill({one}::{type}, ARRAY[100001])"]
-    for type, one in [("text", "'r'"), ("jsonb", "'1'"), ("bigint", "'1'")]
+    for type, one in [("text", "'r'"), ("jsonb", "'1'"), ("bigint", "'1'"), ("integer", "'1'")]
 }  # fmt: skip
 # What leads further in, for the other arguments.
 SOUND = {
     "text": "'r'", "uuid": "(SELECT uuid FROM stage WHERE name = 'mine')", "bigint": "(SELECT number FROM stage WHERE name = 'lease')", "integer": "'1'::integer",
     "interval": "'1 minute'", "timestamp with time zone": "now()", "jsonb": "'1'::jsonb", "boolean": "true", "regclass": "'mine'::regclass",
     "regrole": "'extreme_nobody'::regrole", "text[]": "'{r}'::text[]", "jsonb[]": "'{1}'::jsonb[]", "bigint[]": "'{1}'::bigint[]",
+    "integer[]": "'{1}'::integer[]", "xid": "pg_current_xact_id()::xid",
 }  # fmt: skip
 
 

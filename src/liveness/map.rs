@@ -104,7 +104,7 @@ impl Shared {
     /// Gives a session its slot; the one that it has, if another was faster.
     pub fn enter(&self, home: Home, opening: Opening) -> Result<SlotRef> {
         let session = opening.session;
-        let index = self.allocate()?;
+        let index = self.allocate(opening.opened_by != 0)?;
         let slot = &self.slots[index as usize];
         for (half, value) in slot.uuid.iter().zip(halves(session)) {
             half.store(value, Ordering::Relaxed);
@@ -150,7 +150,8 @@ impl Shared {
         Ok(at)
     }
 
-    fn allocate(&self) -> Result<u32> {
+    /// A free slot. `new`: for a session that is being opened, which is refused for good if there is none.
+    fn allocate(&self, new: bool) -> Result<u32> {
         for attempt in 0..2 {
             {
                 let _held = self.lock(Lock::Alloc, true);
@@ -167,9 +168,9 @@ impl Shared {
                     return Ok(unused);
                 }
             }
-            // After a restart many sessions may ask in vain, each for all that name it.
+            // After a restart many sessions of before may ask in vain, each for all that name it. They ask again.
             let now = clock::now();
-            if attempt == 0 && now >= self.header.reclaim_at.load(Ordering::Relaxed) {
+            if attempt == 0 && (new || now >= self.header.reclaim_at.load(Ordering::Relaxed)) {
                 self.header.reclaim_at.store(now + RECLAIM_AT_MOST_EVERY, Ordering::Relaxed);
                 self.reclaim(now);
             }
