@@ -137,6 +137,7 @@ def administration(call, me, other):
     call("grant_monitor", "pg_monitor")
     assert {row["name"] for row in call.rows("stats")} >= {"heartbeats"}
     call("session_sweep", 100)
+    assert call("lease_refence_all") > 0
     assert call("session_detach", other) is False
     assert call("session_drain", other) is True
     assert call("session_close", me) is True
