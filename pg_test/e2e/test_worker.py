@@ -195,7 +195,8 @@ def crowded(background):
     server.query("CREATE EXTENSION eskit_lease")
     server.query("CREATE TABLE busy AS SELECT generate_series(1, 100000) AS i")
     server.query("ALTER TABLE busy SET (parallel_workers = 1)")
-    # Each database is looked into once after the start; this is the last one.
+    # Each database is looked into once after the start, and this one when it is first used; it is the last one.
+    server.query("SELECT eskit_lease.session_close(session) FROM eskit_lease.session_open('first')")
     rescans = "SELECT value FROM eskit_lease.stats() WHERE name = 'rescans'"
     wait_until(lambda: server.query(rescans) == [(1,)] and not server.workers())
     conn = server.connect()
