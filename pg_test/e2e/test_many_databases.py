@@ -1,8 +1,10 @@
 """Hundreds of databases come and go, each with the extension, sessions and work for the worker: made from a template, renamed, made a template
 themselves, dropped. The table of databases in shared memory has room for a few of them, and is never full for who is there."""
 
+import itertools
 import os
 import random
+import re
 import threading
 import time
 
@@ -177,4 +179,29 @@ def test_databases_that_always_have_work_share_the_workers():
         over.set()
         for thread in threads:
             thread.join()
+        server.stop()
+
+
+def test_after_a_restart_each_is_looked_into_without_a_pause():
+    """A worker that has nothing more to do stays for a second, but not while databases wait for their first look."""
+    server = Server("e2e-visits", "eskit_lease.max_workers = 1", "log_min_messages = debug1", "log_line_prefix = '%n '")
+    try:
+        server.query("CREATE EXTENSION eskit_lease", dbname="template1")
+        for number in range(10):
+            server.query(f"CREATE DATABASE d{number}")
+        all_of_them = {oid for (oid,) in server.query("SELECT oid FROM pg_database WHERE datallowconn")}
+        before = len(server.log.read_text())
+        server.restart()
+
+        def starts():
+            """When a worker was started for which database, since the restart."""
+            pattern = r'^([\d.]+) .*starting background worker process "eskit_lease worker for database (\d+)"'
+            found = re.findall(pattern, server.log.read_text()[before:], re.MULTILINE)
+            return [(float(at), int(oid)) for at, oid in found]
+
+        wait_until(lambda: {oid for _, oid in starts()} == all_of_them, pause=0.1)
+        times = [at for at, _ in starts()]
+        pauses = [later - at for at, later in itertools.pairwise(times) if later - at > 0.9]
+        assert len(pauses) < len(times) / 4, (pauses, times)
+    finally:
         server.stop()

@@ -1,11 +1,12 @@
 //! The launcher: sleeps until something is due anywhere, and has a database worker there in time.
 
 use super::confirmer::Keeper;
+use super::visits::Visits;
 use super::witness::Witness;
 use super::{AHEAD, Due, each_post_due, each_session_due, handle_signals, library, sleep, start, without_timeouts};
-use crate::liveness::databases::{BOOT, Database, RESCAN, REVISE};
+use crate::liveness::databases::{Database, RESCAN, REVISE};
 use crate::liveness::{Shared, clock, my_latch, set_latch, shared};
-use crate::{retention, settings};
+use crate::settings;
 use pgrx::bgworkers::{BackgroundWorkerBuilder, BgWorkerStartTime};
 use pgrx::pg_sys;
 use std::collections::{BTreeSet, HashMap};
@@ -54,12 +55,11 @@ pub extern "C-unwind" fn eskit_lease_launcher_main(_argument: pg_sys::Datum) {
     warn_of_the_slots();
     let mut launcher = Launcher {
         shared,
-        unvisited: databases().into_iter().filter_map(|(oid, open, _)| open.then_some(oid)).collect(),
+        visits: Visits::new(shared, databases().into_iter().filter_map(|(oid, open, _)| open.then_some(oid))),
         workers: HashMap::new(),
         served: HashMap::new(),
         reclaim_at: 0,
         watched_at: 0,
-        kept_until: HashMap::new(),
         room_looked_at: 0,
         warned_of_room: false,
         no_slot_at: 0,
@@ -131,8 +131,7 @@ enum Lack {
 
 struct Launcher {
     shared: &'static Shared,
-    /// Databases that have not been looked into since the start.
-    unvisited: BTreeSet<u32>,
+    visits: Visits,
     workers: HashMap<u32, Worker>,
     /// When each database was last given a worker.
     served: HashMap<u32, u64>,
@@ -140,8 +139,6 @@ struct Launcher {
     reclaim_at: u64,
     /// When prepared transactions were last looked at.
     watched_at: u64,
-    /// When rows are to be removed that a database keeps for a while: also of those that have given up their entries.
-    kept_until: HashMap<u32, u64>,
     /// When it was last looked how many databases are in use, and whether it has been said that these are nearly all that there may be.
     room_looked_at: u64,
     warned_of_room: bool,
@@ -151,12 +148,18 @@ struct Launcher {
     told: HashMap<u32, u64>,
 }
 
+fn most_workers() -> usize {
+    usize::try_from(settings::MAX_WORKERS.get()).unwrap_or(1)
+}
+
 impl Launcher {
     /// Does what is due, and says when the next thing is.
     fn turn(&mut self, now: u64) -> u64 {
         let mut next = Due::default();
-        next.at(self.remember_kept(now));
-        self.visit_more();
+        // First: the place of a worker that has gone is for the next database.
+        self.reap(now);
+        next.at(self.visits.remember_kept(now));
+        let visiting = self.visits.begin(self.running(), most_workers());
         self.warn_of_room(now);
         next.at(self.watch_prepared(now));
         if now >= self.reclaim_at {
@@ -168,14 +171,13 @@ impl Launcher {
         each_post_due(self.shared, now, |database, at| due.entry(database).or_default().at(at));
         // Rows may be kept for weeks.
         let nothing_soon = due.values().all(|due| due.earliest().is_none_or(|at| at > now + IDLE));
-        next.at(now + if no_sessions && nothing_soon && self.unvisited.is_empty() { IDLE } else { TICK });
-        self.reap(now);
+        next.at(now + if no_sessions && nothing_soon && self.visits.are_over() { IDLE } else { TICK });
         self.forget_dropped();
         let mut due: Vec<(u64, u32)> =
             due.into_iter().filter_map(|(database, due)| Some((due.earliest()?, database))).collect();
         // Those first that have had none for longest: what is posted is due at once, for ever, and says nothing.
         due.sort_unstable_by_key(|(at, database)| (self.served.get(database).copied().unwrap_or(0), *at, *database));
-        let (mut crowded, mut unserved) = (false, BTreeSet::new());
+        let (mut crowded, mut unserved) = (visiting, BTreeSet::new());
         for (at, database) in due {
             let start_at =
                 at.saturating_sub(AHEAD).max(self.workers.get(&database).map_or(0, |known| known.not_before));
@@ -201,31 +203,6 @@ impl Launcher {
             self.shared.databases.iter().for_each(|database| set_latch(&database.worker));
         }
         next.earliest().unwrap_or(now + TICK)
-    }
-
-    /// Remembers when rows are to be removed that databases keep for a while, and has those looked into again in which it is time, and that have
-    /// given up their entries. When that is so for the first of them.
-    fn remember_kept(&mut self, now: u64) -> u64 {
-        for database in self.shared.databases {
-            let oid = database.oid.load(Ordering::Acquire);
-            if oid != 0 {
-                match retention::due(database) {
-                    Some(due) => self.kept_until.insert(oid, due),
-                    None => self.kept_until.remove(&oid),
-                };
-            }
-        }
-        let mut next = u64::MAX;
-        let known: BTreeSet<u32> =
-            self.shared.databases.iter().map(|known| known.oid.load(Ordering::Acquire)).collect();
-        for (oid, due) in self.kept_until.iter().filter(|(oid, _)| !known.contains(oid)) {
-            if *due <= now {
-                self.unvisited.insert(*oid);
-            } else {
-                next = next.min(*due);
-            }
-        }
-        next
     }
 
     /// Says once when more than nine in ten of the places for databases are in use.
@@ -259,25 +236,6 @@ impl Launcher {
             } else if database.unserved_since.load(Ordering::Relaxed) != 0 {
                 database.unserved_since.store(0, Ordering::Relaxed);
                 database.asked.store(false, Ordering::Relaxed);
-            }
-        }
-    }
-
-    /// After a start of the server every database is looked into once, a few at a time.
-    fn visit_more(&mut self) {
-        while self.running() < usize::try_from(settings::MAX_WORKERS.get()).unwrap_or(1) {
-            let Some(oid) = self.unvisited.pop_first() else {
-                break;
-            };
-            match self.shared.register(oid).or_else(|| self.shared.register_in_room(oid)) {
-                Some(index) => self.shared.databases[index].flag(BOOT),
-                None => {
-                    self.unvisited.insert(oid);
-                    break;
-                }
-            }
-            if self.shared.databases.iter().filter(|known| known.flags() & BOOT != 0).count() >= 2 {
-                break;
             }
         }
     }
@@ -361,7 +319,7 @@ impl Launcher {
         if self.workers.get(&oid).is_some_and(|worker| !worker.handle.is_null()) {
             return None;
         }
-        if self.running() >= usize::try_from(settings::MAX_WORKERS.get()).unwrap_or(1) {
+        if self.running() >= most_workers() {
             return Some(Lack::Turn);
         }
         let is_told = self.told.get(&oid).is_some_and(|at| now < at + TOLD_EVERY);
@@ -372,7 +330,7 @@ impl Launcher {
         let Some((.., name)) = databases().into_iter().find(|(known, ..)| *known == oid) else {
             self.shared.forget(oid, || true);
             self.served.remove(&oid);
-            self.kept_until.remove(&oid);
+            self.visits.forget(oid);
             return None;
         };
         let first = Worker { handle: std::ptr::null_mut(), not_before: 0, backoff: 0 };

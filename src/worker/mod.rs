@@ -22,6 +22,7 @@ pub mod confirmer;
 pub mod database;
 pub mod launcher;
 pub mod notify;
+mod visits;
 mod witness;
 
 use crate::liveness::word::State;

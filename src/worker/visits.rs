@@ -1,0 +1,86 @@
+//! Visits: which databases the launcher still has to have looked into.
+//!
+//! After a start of the server that is each database, once: what its rows say of before is not in shared memory.
+//! Later it is one that has given up its entry (see [`crate::liveness::databases`]) and keeps rows for a while, when
+//! the first of them is to be removed.
+//!
+//! A visit needs an entry and a worker. As many begin at a time as there may be workers, and one more in each turn of
+//! the launcher, so that databases in which workers fail do not keep the others waiting. While databases wait for a
+//! visit workers leave as if others had to take turns.
+
+use crate::liveness::Shared;
+use crate::liveness::databases::BOOT;
+use crate::retention;
+use std::collections::{BTreeSet, HashMap};
+use std::sync::atomic::Ordering;
+
+pub struct Visits {
+    shared: &'static Shared,
+    /// Databases to look into as soon as there is room.
+    unvisited: BTreeSet<u32>,
+    /// When rows are to be removed that a database keeps for a while: also of those that have given up their entries.
+    kept_until: HashMap<u32, u64>,
+}
+
+impl Visits {
+    pub fn new(shared: &'static Shared, unvisited: impl Iterator<Item = u32>) -> Self {
+        Self { shared, unvisited: unvisited.collect(), kept_until: HashMap::new() }
+    }
+
+    /// Whether each database has been given its visit.
+    pub fn are_over(&self) -> bool {
+        self.unvisited.is_empty()
+    }
+
+    /// Forgets a database that is no more.
+    pub fn forget(&mut self, oid: u32) {
+        self.unvisited.remove(&oid);
+        self.kept_until.remove(&oid);
+    }
+
+    /// Remembers when rows are to be removed that databases keep for a while. A database that has given up its entry
+    /// is visited at that time. Returns the time of the first such visit to come.
+    pub fn remember_kept(&mut self, now: u64) -> u64 {
+        for database in self.shared.databases {
+            let oid = database.oid.load(Ordering::Acquire);
+            if oid != 0 {
+                match retention::due(database) {
+                    Some(due) => self.kept_until.insert(oid, due),
+                    None => self.kept_until.remove(&oid),
+                };
+            }
+        }
+        let mut next = u64::MAX;
+        let known: BTreeSet<u32> =
+            self.shared.databases.iter().map(|known| known.oid.load(Ordering::Acquire)).collect();
+        for (oid, due) in self.kept_until.iter().filter(|(oid, _)| !known.contains(oid)) {
+            if *due <= now {
+                self.unvisited.insert(*oid);
+            } else {
+                next = next.min(*due);
+            }
+        }
+        next
+    }
+
+    /// Begins visits, `running` workers being there of at most `most`. Returns whether databases wait for these
+    /// visits to end. One that waits for an entry does not count: what has the entries may be in use for long.
+    pub fn begin(&mut self, running: usize, most: usize) -> bool {
+        if running >= most {
+            return !self.are_over();
+        }
+        while let Some(oid) = self.unvisited.pop_first() {
+            match self.shared.register(oid).or_else(|| self.shared.register_in_room(oid)) {
+                Some(index) => self.shared.databases[index].flag(BOOT),
+                None => {
+                    self.unvisited.insert(oid);
+                    return false;
+                }
+            }
+            if self.shared.databases.iter().filter(|known| known.flags() & BOOT != 0).count() >= most {
+                break;
+            }
+        }
+        !self.are_over()
+    }
+}
