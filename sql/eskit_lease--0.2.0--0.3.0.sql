@@ -78,7 +78,14 @@ ALTER SEQUENCE eskit_lease.fence_seq INCREMENT 64;
 ALTER SEQUENCE eskit_lease._item_seq INCREMENT 64;
 
 -- The free permits of a semaphore, where there are many others.
-CREATE INDEX _leases_free ON eskit_lease._leases (resource, slot) WHERE session IS NULL AND declared;
+CREATE INDEX _leases_free ON eskit_lease._leases (resource, fence) WHERE session IS NULL AND declared;
+
+-- Rows of leases are found by their last version; nothing looks at all versions of one with each change.
+ALTER TABLE eskit_lease._leases DROP CONSTRAINT _leases_pkey;
+ALTER TABLE eskit_lease._leases REPLICA IDENTITY FULL;
+CREATE INDEX _leases_seat ON eskit_lease._leases (resource, slot, fence);
+DROP INDEX eskit_lease._leases_session;
+CREATE INDEX _leases_session ON eskit_lease._leases (session, resource, slot) WHERE session IS NOT NULL;
 
 -- Fences below its value are of before.
 CREATE SEQUENCE eskit_lease._refence AS bigint MINVALUE 0 START 0;

@@ -88,14 +88,17 @@ CREATE TABLE eskit_lease._leases (
     released_at timestamptz,
     expired     boolean NOT NULL DEFAULT false,
     -- Of a semaphore or a group: whoever meets the row need not ask what the name is.
-    declared    boolean NOT NULL DEFAULT false,
-    PRIMARY KEY (resource, slot)
+    declared    boolean NOT NULL DEFAULT false
 );
-CREATE INDEX _leases_session ON eskit_lease._leases (session, resource) WHERE session IS NOT NULL;
+-- A seat has one row, but src/grant.rs sees to that: a unique key would look at all versions of the row with each change (src/claim.rs).
+CREATE INDEX _leases_seat ON eskit_lease._leases (resource, slot, fence);
+-- As for _deaths.
+ALTER TABLE eskit_lease._leases REPLICA IDENTITY FULL;
+CREATE INDEX _leases_session ON eskit_lease._leases (session, resource, slot) WHERE session IS NOT NULL;
 -- Slot 0 is found by its name; a fence of another slot, by this.
 CREATE INDEX _leases_fence ON eskit_lease._leases (resource, fence) WHERE slot > 0;
--- The free permits of a semaphore, where there are many others.
-CREATE INDEX _leases_free ON eskit_lease._leases (resource, slot) WHERE session IS NULL AND declared;
+-- The free permits of a semaphore, where there are many others; what was given back last, last.
+CREATE INDEX _leases_free ON eskit_lease._leases (resource, fence) WHERE session IS NULL AND declared;
 CREATE INDEX _leases_released_at ON eskit_lease._leases (released_at) WHERE session IS NULL;
 
 -- What became of leases (src/history.rs). No unique key: who writes waits for nobody.

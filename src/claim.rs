@@ -1,8 +1,17 @@
 //! The row of a lease as it stands, and the claim to it. See [`crate::table`] for why nothing here waits or fails.
+//!
+//! Each change of hands makes a new version of the row. The index by seats is not unique: PostgreSQL would look at all versions of the row with
+//! each change, which are thousands while an old snapshot is open. A seat has one row all the same: [`crate::grant`] makes the first one under a
+//! lock, and a row that is there is locked before it is changed. In the index the fence comes after the seat, and fences grow: the version that
+//! counts is the last one, and is read from there. Where many seats are read, one with many versions is read so on its own.
+
+mod held;
+
+pub use held::{Held, free_rows, held_by, may_have_any, of_session, some_of_session};
 
 use crate::catalog;
 use crate::spi::Value;
-use crate::table::{Flight, Key, Locked, Sight, Table, Tuple, page_of};
+use crate::table::{Flight, Key, Locked, Sight, Stand, Table, Tuple};
 use crate::text::Text;
 use pgrx::Uuid;
 use pgrx::pg_sys::{self, Datum, ItemPointerData, Oid, TransactionId};
@@ -90,7 +99,13 @@ pub struct Leases(Table);
 
 impl Leases {
     pub fn open() -> Leases {
-        Leases(Table::open(c"_leases", c"_leases_pkey"))
+        let is_there = || catalog::relation(c"_leases_seat") != Oid::INVALID;
+        // Before 0.3.0 a seat was the primary key. What the lock waits for may be the update.
+        let by_seat = is_there() || {
+            catalog::lock(c"_leases");
+            is_there()
+        };
+        Leases(Table::open(c"_leases", if by_seat { c"_leases_seat" } else { c"_leases_pkey" }))
     }
 
     /// What a dirty scan sees: with luck `Absent` of a row that is just being moved. For whoever claims the row and so looks again.
@@ -123,32 +138,81 @@ impl Leases {
 
     /// Whether the statement that has called reads the row of a slot under a fence.
     pub fn is_seen(&self, resource: &str, slot: i32, fence: i64) -> bool {
-        let is_it = |row: &Tuple| (row.get(column::FENCE) == Some(fence)).then_some(());
-        self.0.scan(Sight::Caller, &[Key::Text(resource), Key::Int(slot)], |row, _| is_it(row)).is_some()
+        let key = [Key::Text(resource), Key::Int(slot), Key::Long(fence)];
+        let key = &key[..key.len().min(self.0.key_columns())];
+        self.0.find(Sight::Caller, key, |row, _| Some(row.get(column::FENCE) == Some(fence))) == Some(true)
     }
 
     fn look(&self, sight: Sight, resource: &str, slot: i32) -> Probe {
-        let mut found = Probe::Absent;
+        self.look_at(sight, resource, slot).0
+    }
+
+    /// And which sessions are in the middle of getting the slot.
+    fn look_at(&self, sight: Sight, resource: &str, slot: i32) -> (Probe, Vec<Uuid>) {
+        let (mut found, mut arriving) = (Probe::Absent, Vec::new());
         self.0.find(sight, &[Key::Text(resource), Key::Int(slot)], |row, flight| {
-            found = found.and(LeaseRow::read(row), flight);
+            let lease = LeaseRow::read(row);
+            found = found.and(lease, flight);
+            arriving.extend(lease.session.filter(|_| flight == Flight::Inserting));
             // A row that nobody is changing is the only one of its key.
             (flight == Flight::None).then_some(())
         });
-        found
+        (found, arriving)
+    }
+
+    /// Shows what stands for the slots of a resource that have a row, from one on and in order, and which sessions are in the middle of getting
+    /// them; until `visit` has an answer.
+    fn each<T>(
+        &self,
+        sight: Sight,
+        resource: &str,
+        from: i32,
+        mut visit: impl FnMut(i32, Probe, Vec<Uuid>) -> Option<T>,
+    ) -> Option<T> {
+        let mut from = from;
+        loop {
+            let key = [Key::Text(resource), Key::IntFrom(from)];
+            let mut walk = self.0.walk_versions(sight, &key);
+            let mut seen = None::<(i32, Probe, Vec<Uuid>)>;
+            let stale = loop {
+                let flight = match walk.step() {
+                    Stand::Row(flight) => flight,
+                    Stand::Stale => break Some(LeaseRow::read(&self.0.row()).slot),
+                    Stand::End => break None,
+                };
+                let lease = LeaseRow::read(&self.0.row());
+                if let Some((slot, probe, arriving)) = seen.take_if(|(slot, ..)| *slot != lease.slot)
+                    && let Some(answer) = visit(slot, probe, arriving)
+                {
+                    return Some(answer);
+                }
+                let (_, probe, arriving) = seen.get_or_insert((lease.slot, Probe::Absent, Vec::new()));
+                *probe = probe.and(lease, flight);
+                arriving.extend(lease.session.filter(|_| flight == Flight::Inserting));
+            };
+            drop(walk);
+            if let Some((slot, probe, arriving)) = seen.filter(|(slot, ..)| Some(*slot) != stale)
+                && let Some(answer) = visit(slot, probe, arriving)
+            {
+                return Some(answer);
+            }
+            let slot = stale?;
+            let (probe, arriving) = self.look_at(sight, resource, slot);
+            if !matches!(probe, Probe::Absent)
+                && let Some(answer) = visit(slot, probe, arriving)
+            {
+                return Some(answer);
+            }
+            from = slot + 1;
+        }
     }
 
     /// What stands for every slot of a resource that has a row, in order; and which sessions are in the middle of getting one.
     pub fn slots(&self, resource: &str) -> (Vec<(i32, Probe)>, Vec<Uuid>) {
         let (mut slots, mut arriving) = (Vec::<(i32, Probe)>::new(), Vec::new());
-        self.0.scan(Sight::Dirty, &[Key::Text(resource)], |row, flight| {
-            let lease = LeaseRow::read(row);
-            match slots.last_mut().filter(|(slot, _)| *slot == lease.slot) {
-                Some((_, known)) => *known = known.and(lease, flight),
-                None => slots.push((lease.slot, Probe::Absent.and(lease, flight))),
-            }
-            if flight == Flight::Inserting {
-                arriving.extend(lease.session);
-            }
+        self.each(Sight::Dirty, resource, 0, |slot, probe, sessions| {
+            slots.push((slot, probe));
+            arriving.extend(sessions);
             None::<()>
         });
         // A dirty scan misses a row that is just being moved.
@@ -162,11 +226,11 @@ impl Leases {
 
     /// Whether any slot from one on has a holder, living or not, or is in another transaction's hands.
     pub fn is_any_taken(&self, resource: &str, from: i32) -> bool {
-        let key = [Key::Text(resource), Key::IntFrom(from)];
-        let taken =
-            |row: &Tuple, flight| (flight != Flight::None || row.get::<Uuid>(column::SESSION).is_some()).then_some(());
+        let taken = |probe: Probe| (!matches!(probe, Probe::Row(row) if row.session.is_none())).then_some(());
         // A dirty scan misses a row that is just being moved.
-        [Sight::Dirty, Sight::Latest].into_iter().any(|sight| self.0.scan(sight, &key, taken).is_some())
+        [Sight::Dirty, Sight::Latest]
+            .into_iter()
+            .any(|sight| self.each(sight, resource, from, |_, probe, _| taken(probe)).is_some())
     }
 
     /// Whether a slot may have a row.
@@ -177,8 +241,11 @@ impl Leases {
     /// The rows of a resource that are committed, or were written by this transaction; in the order of slots.
     pub fn rows(&self, resource: &str) -> Vec<LeaseRow> {
         let mut rows = Vec::new();
-        self.0.scan(Sight::Latest, &[Key::Text(resource)], |row, _| {
-            rows.push(LeaseRow::read(row));
+        self.each(Sight::Latest, resource, 0, |_, probe, _| {
+            rows.extend(match probe {
+                Probe::Row(row) => Some(row),
+                _ => None,
+            });
             None::<()>
         });
         rows
@@ -265,10 +332,10 @@ impl Leases {
         }
     }
 
-    /// Gives a slot to another session under the same fence. `None` where that takes a statement.
-    pub fn pass_on(&self, resource: &str, slot: i32, session: Uuid) -> Option<u64> {
-        let change = |_: &Tuple| Some(changes(&[(column::SESSION, Value::Uuid(session).datum())]));
-        self.0.update_rows(&[Key::Text(resource), Key::Int(slot)], change)
+    /// Gives a slot, whose row the caller has locked, to another session under the same fence. `None` where that takes a statement.
+    pub fn pass_on(&self, resource: &str, slot: i32, tid: ItemPointerData, session: Uuid) -> Option<u64> {
+        let change = [(column::SESSION as i32, Value::Uuid(session).datum())];
+        self.0.is_plain().then(|| u64::from(self.stand_at(resource, slot, tid) && self.0.update(&change)))
     }
 
     /// Deletes the rows of all slots from one on. `None` where that takes a statement.
@@ -284,74 +351,10 @@ impl Leases {
     /// it since, as one that was granted and is taken back. Whether there is one.
     fn stand_at(&self, resource: &str, slot: i32, tid: ItemPointerData) -> bool {
         self.lock(tid, false) == Locked::Mine && self.is_of(resource, slot)
-            || self.0.scan(Sight::Latest, &[Key::Text(resource), Key::Int(slot)], |_, _| Some(())).is_some()
+            || self.0.find(Sight::Latest, &[Key::Text(resource), Key::Int(slot)], |_, _| Some(())).is_some()
     }
 }
 
 fn changes(columns: &[(usize, Option<Datum>)]) -> Vec<(i32, Option<Datum>)> {
     columns.iter().map(|(column, value)| (*column as i32, *value)).collect()
-}
-
-/// The leases by who has them.
-pub struct Held(Table);
-
-impl Held {
-    pub fn open() -> Held {
-        Held(Table::open(c"_leases", c"_leases_session"))
-    }
-
-    /// Shows what a session has, in the order of names, those behind one if it is given.
-    pub fn each<T>(
-        &self,
-        session: Uuid,
-        after: Option<&str>,
-        mut visit: impl FnMut(String, LeaseRow) -> Option<T>,
-    ) -> Option<T> {
-        // Nothing has an empty name.
-        let keys = [Key::Uuid(session), Key::After(after.unwrap_or_default())];
-        self.0.scan(Sight::Latest, &keys, |row, _| visit(row.get::<Text>(column::RESOURCE)?.0, LeaseRow::read(row)))
-    }
-}
-
-/// Where up to `most` leases of sessions are, after the first `skip`, with fence and session.
-pub fn held_by(sessions: &[Uuid], most: usize, skip: usize) -> Vec<(Seat, LeaseRow)> {
-    let seat = |row: &Tuple| {
-        let lease = LeaseRow::read(row);
-        Some(((row.get::<Text>(column::RESOURCE)?.0, lease.slot), lease))
-    };
-    page_of(&Held::open().0, sessions, most, skip, seat)
-}
-
-/// Up to `most` rows of free slots of a declared resource. None where versions before 0.3.0 have not made the index.
-pub fn free_rows(resource: &str, most: usize) -> Vec<LeaseRow> {
-    let (index, mut rows) = (c"_leases_free", Vec::new());
-    if catalog::relation(index) != Oid::INVALID {
-        Table::open(c"_leases", index).scan(Sight::Latest, &[Key::Text(resource)], |row, _| {
-            rows.push(LeaseRow::read(row));
-            (rows.len() == most).then_some(())
-        });
-    }
-    rows
-}
-
-/// Whether a session has a slot of a resource, or another transaction is giving it one or taking one from it.
-pub fn may_have_any(resource: &str, session: Uuid) -> bool {
-    let key = [Key::Uuid(session), Key::Text(resource)];
-    let held = Held::open();
-    [Sight::Dirty, Sight::Latest].into_iter().any(|sight| held.0.scan(sight, &key, |_, _| Some(())).is_some())
-}
-
-/// The rows of the leases that a session has of one resource.
-pub fn of_session(resource: &str, session: Uuid) -> Vec<LeaseRow> {
-    some_of_session(resource, session, usize::MAX)
-}
-
-/// The same, up to so many.
-pub fn some_of_session(resource: &str, session: Uuid, most: usize) -> Vec<LeaseRow> {
-    let mut found = Vec::new();
-    Held::open().0.scan(Sight::Latest, &[Key::Uuid(session), Key::Text(resource)], |row, _| {
-        found.push(LeaseRow::read(row));
-        (found.len() >= most).then_some(())
-    });
-    found
 }

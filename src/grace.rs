@@ -28,9 +28,10 @@ use pgrx::pg_sys::{INT4OID, TEXTOID, UUIDOID};
 
 static MOVE: Statement = Statement::writes(include_str!("../sql/query/lease/move.sql"), &[TEXTOID, INT4OID, UUIDOID]);
 
-fn give_to(call: &Call, resource: &str, slot: i32, session: Uuid) {
-    let given = Leases::open().pass_on(resource, slot, session);
-    call.written(given, &MOVE, vec![Value::Text(resource), Value::Int(slot), Value::Uuid(session)]);
+/// Gives a lease, whose row is locked, to another session.
+fn give_to(call: &Call, resource: &str, row: &LeaseRow, session: Uuid) {
+    let given = Leases::open().pass_on(resource, row.slot, row.tid, session);
+    call.written(given, &MOVE, vec![Value::Text(resource), Value::Int(row.slot), Value::Uuid(session)]);
 }
 
 /// Lets go of a lease with grace. Whether it was held.
@@ -59,7 +60,7 @@ pub fn give(call: &Call, resource: &str, fence: i64, grace_ms: i32) -> Result<bo
     };
     let private = session::open(call, alone)?;
     call.shared.cap(private, clock::now() + u64::from(grace_ms.cast_unsigned()) * 1_000);
-    give_to(call, resource, row.slot, private.session());
+    give_to(call, resource, &row, private.session());
     if holder.private && session::lock_row(holder.session).is_some() {
         session::end(call, at)?;
     }
@@ -93,7 +94,7 @@ pub fn take_back(call: &Call, leases: &Leases, me: SlotRef, resource: &str, row:
     if leases.lock(row.tid, false) != Locked::Mine || !lock(call, private) {
         return false;
     }
-    give_to(call, resource, row.slot, me.session());
+    give_to(call, resource, row, me.session());
     end_private(call, private);
     call.seam().revise(me);
     true

@@ -63,7 +63,7 @@ def test_where_there_is_a_trigger(connect):
     assert inserts == len(MANY) + 2 and updates - inserts in (4, 5)
 
 
-@pytest.mark.parametrize("index", ["_leases_pkey", "_leases_session", "_leases_released_at"])
+@pytest.mark.parametrize("index", ["_leases_seat", "_leases_session", "_leases_released_at"])
 def test_while_an_index_is_made_again(connect, background, index):
     """Which is done in several steps, and each of them waits for who has begun before."""
     conn, old, reindexing = connect(), connect(autocommit=False), connect()

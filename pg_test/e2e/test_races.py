@@ -1,6 +1,7 @@
 """Races between many clients: exactly one owner, nobody waits for anybody, and the queue is kept."""
 
 import itertools
+import random
 import threading
 import time
 from concurrent.futures import wait
@@ -40,6 +41,41 @@ def test_race_for_a_fresh_name(server, db, connect, background):
     print(f"slowest answer {slowest * 1000:.1f} ms")
     fences = watcher.execute("SELECT fence FROM eskit_lease.leases ORDER BY fence").fetchall()
     assert len(set(fences)) == ROUNDS
+
+
+def test_many_fresh_names_at_a_time(connect, background):
+    """Several clients acquire the same new names, each in an order of its own, and some roll that back: no seat ever has two rows."""
+    names, rounds = [f"new {n}" for n in range(3_000)], 3
+    watcher = connect()
+    call(watcher, "semaphore_create", "permits", 100)
+
+    def acquire(number):
+        chance, session = random.Random(number), Session(connect(autocommit=False), f"racer {number}", ttl="60 s")
+        session.conn.commit()
+        for _ in range(rounds):
+            order = chance.sample(names, len(names))
+            for at in range(0, len(order), 100):
+                session.conn.execute("SAVEPOINT s")
+                session.conn.execute("SELECT FROM eskit_lease.lease_acquire_many(%s, %s)", (order[at : at + 100], session.id))
+                session.conn.execute("SELECT FROM eskit_lease.lease_acquire('permits', %s)", (session.id,))
+                if chance.random() < 0.3:
+                    session.conn.execute("ROLLBACK TO s")
+                if chance.random() < 0.5:
+                    session.conn.rollback()
+                elif chance.random() < 0.5:
+                    session.conn.commit()
+            session.conn.commit()
+            session.conn.execute("SELECT FROM eskit_lease.lease_release_many(%s, %s)", (names, session.id))
+            session.conn.commit()
+
+    done = [background(acquire, number) for number in range(4)]
+    twice = "SELECT resource, slot FROM eskit_lease._leases GROUP BY resource, slot HAVING count(*) > 1"
+    while wait(done, timeout=0.05).not_done:
+        assert not watcher.execute(twice).fetchall()
+    for racer in done:
+        racer.result()
+    assert not watcher.execute(twice).fetchall()
+    assert watcher.execute("SELECT count(*) FROM eskit_lease._leases WHERE slot = 0").fetchone()[0] >= len(names) * 0.9
 
 
 OPEN = {

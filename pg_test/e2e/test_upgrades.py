@@ -62,7 +62,7 @@ TAMPERED = {
     "column 4 of table eskit_lease._cursors": "ALTER TABLE eskit_lease._cursors ALTER acked SET STORAGE MAIN",
     "column 12 of table eskit_lease._sessions": "ALTER TABLE eskit_lease._sessions ADD more text",
     "table eskit_lease._items": "ALTER TABLE eskit_lease._items SET (fillfactor = 90)",
-    "constraint _leases_pkey on table eskit_lease._leases": "ALTER TABLE eskit_lease._leases DROP CONSTRAINT _leases_pkey",
+    "constraint _waiters_pkey on table eskit_lease._waiters": "ALTER TABLE eskit_lease._waiters DROP CONSTRAINT _waiters_pkey",
     "index eskit_lease._leases_released_at":
         "DROP INDEX eskit_lease._leases_released_at; CREATE INDEX _leases_released_at ON eskit_lease._leases (released_at)",
     "rule _RETURN on view eskit_lease.dead_items": "ALTER VIEW eskit_lease.dead_items RENAME id TO other",
@@ -114,7 +114,7 @@ def test_objects_that_are_missing(server, connect, former):
     """What an object of a later version would be to this library: it is told that there is nothing of that kind, and what to do."""
     changes = {
         "ALTER TABLE eskit_lease._sessions RENAME consumer TO other": ("session_open", "a"),
-        "ALTER INDEX eskit_lease._leases_pkey RENAME TO other": ("lease_acquire", "r", "{session}"),
+        "ALTER INDEX eskit_lease._sessions_pkey RENAME TO other": ("lease_acquire", "r", "{session}"),
         "ALTER SEQUENCE eskit_lease.fence_seq RENAME TO other": ("lease_acquire", "r", "{session}"),
         "ALTER TABLE eskit_lease._executions RENAME TO other": ("execution_begin", "k", "{session}"),
         "ALTER TYPE eskit_lease.session_state ADD ATTRIBUTE other text": ("session_heartbeat", "{session}"),

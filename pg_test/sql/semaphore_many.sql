@@ -1,7 +1,7 @@
 -- A permit of many is acquired, released and handed over without a look at all holders. What is read is counted, not timed.
 \i pg_test/sql/include/worker_off.psql
 CREATE FUNCTION pg_temp.rows_read() RETURNS bigint LANGUAGE sql AS $$
-    SELECT pg_stat_get_xact_tuples_fetched('eskit_lease._leases'::regclass) + pg_stat_get_xact_tuples_fetched('eskit_lease._leases_pkey'::regclass)
+    SELECT pg_stat_get_xact_tuples_fetched('eskit_lease._leases'::regclass) + pg_stat_get_xact_tuples_fetched('eskit_lease._leases_seat'::regclass)
 $$;
 SELECT semaphore_create('many', 1000);
 CREATE TEMPORARY TABLE holders AS

@@ -17,6 +17,7 @@
 pub mod user;
 
 mod raw;
+mod walk;
 mod write;
 
 use crate::catalog;
@@ -26,6 +27,8 @@ use pgrx::pg_sys::{self, Datum, ItemPointerData, Oid, TM_Result, TransactionId};
 use pgrx::{FromDatum, Uuid};
 use std::cell::{Cell, OnceCell};
 use std::ffi::CStr;
+use walk::FORWARD;
+pub use walk::{Stand, Walk};
 pub use write::Change;
 use write::Indexes;
 
@@ -88,18 +91,6 @@ pub enum Locked {
     Busy,
     /// It is no longer the row that was found.
     Changed,
-}
-
-/// A scan that goes on when it is asked to.
-pub struct Walk<'a> {
-    table: &'a Table,
-    scan: pg_sys::IndexScanDesc,
-    keys: usize,
-    direction: pg_sys::ScanDirection::Type,
-    /// What the scan shows.
-    shown: Box<pg_sys::SnapshotData>,
-    /// What says of each version whether it is seen.
-    judge: Option<pg_sys::Snapshot>,
 }
 
 /// What was committed at a moment, or done by this transaction.
@@ -210,8 +201,6 @@ impl Tuple {
     }
 }
 
-const FORWARD: pg_sys::ScanDirection::Type = pg_sys::ScanDirection::ForwardScanDirection;
-
 impl Table {
     pub fn open(table: &'static CStr, key: &'static CStr) -> Table {
         let (lock, none) = (pg_sys::RowExclusiveLock as i32, std::ptr::null_mut());
@@ -234,59 +223,6 @@ impl Table {
         // SAFETY: a plain read
         let context = unsafe { pg_sys::CurrentMemoryContext };
         Table { relation, key, slot, context, ours, idle: Cell::new(None), indexes: OnceCell::new() }
-    }
-
-    /// Shows the rows of a key, or of its first columns, until `visit` has an answer.
-    pub fn scan<T>(&self, sight: Sight, key: &[Key], mut visit: impl FnMut(&Tuple, Flight) -> Option<T>) -> Option<T> {
-        let (mut walk, mut answer) = (self.walk(sight, key), None);
-        while answer.is_none()
-            && let Some(flight) = walk.next()
-        {
-            answer = visit(&self.row(), flight);
-        }
-        answer
-    }
-
-    /// The same from the end of the index, for the row of a whole key: versions of a row stand there as they were made, by and large. While an
-    /// old snapshot is open no version goes, and the one that counts comes first.
-    pub fn find<T>(&self, sight: Sight, key: &[Key], mut visit: impl FnMut(&Tuple, Flight) -> Option<T>) -> Option<T> {
-        let mut walk = self.walk(sight, key);
-        walk.direction = pg_sys::ScanDirection::BackwardScanDirection;
-        let mut answer = None;
-        while answer.is_none()
-            && let Some(flight) = walk.next()
-        {
-            answer = visit(&self.row(), flight);
-        }
-        answer
-    }
-
-    /// The same, row by row: each is [`Table::row`] until the next. Of one table there is one walk at a time.
-    pub fn walk<'a>(&'a self, sight: Sight, key: &'a [Key]) -> Walk<'a> {
-        let snapshot_type = match sight {
-            Sight::Latest | Sight::Caller => pg_sys::SnapshotType::SNAPSHOT_NON_VACUUMABLE,
-            Sight::Dirty => pg_sys::SnapshotType::SNAPSHOT_DIRTY,
-        };
-        let mut shown = Box::new(pg_sys::SnapshotData { snapshot_type, ..Default::default() });
-        let mut judge = None;
-        // SAFETY: the scan ends before its keys and its snapshots. What a snapshot sees is not dead to all while that snapshot is registered.
-        let scan = unsafe {
-            self.begin(key, || {
-                let snapshot = match sight {
-                    Sight::Latest => raw::GetLatestSnapshot(),
-                    Sight::Caller => raw::GetActiveSnapshot(),
-                    Sight::Dirty => return &raw mut *shown,
-                };
-                let snapshot = raw::RegisterSnapshot(snapshot);
-                judge = Some(snapshot);
-                if !self.ours {
-                    return snapshot;
-                }
-                shown.vistest = raw::GlobalVisTestFor(self.relation);
-                &raw mut *shown
-            })
-        };
-        Walk { table: self, scan, keys: key.len(), direction: FORWARD, shown, judge }
     }
 
     /// The row that a scan or a walk stands at, or that the last one stopped at.
@@ -312,6 +248,12 @@ impl Table {
                 found
             })
         }
+    }
+
+    /// How many columns the index has: former versions of the extension have fewer.
+    pub fn key_columns(&self) -> usize {
+        // SAFETY: the relation is open
+        usize::try_from(unsafe { (*(*self.key).rd_att).natts }).unwrap_or(0)
     }
 
     /// Begins a scan of a key, or of its first columns, which are to outlive it, with a snapshot that is made under the same boundary.
@@ -447,46 +389,6 @@ pub fn page_of<T>(
     rows
 }
 
-impl Walk<'_> {
-    /// Goes on to the next row, and says what others are doing to it.
-    pub fn next(&mut self) -> Option<Flight> {
-        let Walk { table, scan, judge, direction, .. } = self;
-        let judge = judge.filter(|_| table.ours);
-        // SAFETY: the scan and its snapshots are open; the slot holds a row of the relation, whose access method is complete
-        let found = unsafe {
-            let sees = (*(*table.relation).rd_tableam).tuple_satisfies_snapshot;
-            guarded(|| {
-                loop {
-                    if !raw::index_getnext_slot(*scan, *direction, table.slot) {
-                        return false;
-                    }
-                    let (Some(judge), Some(sees)) = (judge, sees) else { return true };
-                    if sees(table.relation, table.slot, judge) {
-                        return true;
-                    }
-                }
-            })
-        };
-        found.then(|| flight(&self.shown))
-    }
-}
-
-impl Drop for Walk<'_> {
-    fn drop(&mut self) {
-        if !std::thread::panicking() {
-            // SAFETY: begun by walk()
-            unsafe {
-                guarded(|| {
-                    self.table.end(self.scan, self.keys);
-                    if let Some(judge) = self.judge {
-                        raw::UnregisterSnapshot(judge);
-                    }
-                });
-            }
-        }
-    }
-}
-
 impl Moment {
     pub fn now() -> Moment {
         // SAFETY: in a transaction
@@ -530,17 +432,6 @@ impl Drop for Table {
                 });
             }
         }
-    }
-}
-
-/// A dirty snapshot names whoever is inserting the row that it has been asked about, or is updating or deleting it.
-fn flight(dirty: &pg_sys::SnapshotData) -> Flight {
-    if dirty.xmin != pg_sys::InvalidTransactionId {
-        Flight::Inserting
-    } else if dirty.xmax != pg_sys::InvalidTransactionId {
-        Flight::Changing
-    } else {
-        Flight::None
     }
 }
 

@@ -1,0 +1,75 @@
+-- A prepared transaction that is forgotten keeps every version of a row. What is done time and again costs what it did: at most twice the pages
+-- after 500 times. What is read is counted, not timed.
+\i pg_test/sql/include/worker_off.psql
+CREATE TEMPORARY TABLE known AS
+SELECT name, s.session FROM unnest(ARRAY['a', 'b']) AS name, session_open(name, '1 hour') AS s;
+SELECT semaphore_create('often few', 3), semaphore_create('often many', 100);
+CREATE FUNCTION pg_temp.who(name text) RETURNS uuid LANGUAGE sql AS $$ SELECT k.session FROM known AS k WHERE k.name = $1 $$;
+CREATE FUNCTION pg_temp.take_and_release(resource text, name text, grace interval DEFAULT '0') RETURNS boolean LANGUAGE sql AS $$
+    SELECT lease_release($1, a.fence, $3) FROM lease_acquire($1, pg_temp.who($2)) AS a
+$$;
+-- What is done, the n-th time.
+CREATE FUNCTION pg_temp.act(what text, n integer) RETURNS boolean LANGUAGE plpgsql AS $$
+DECLARE
+    holder CONSTANT text = CASE n % 2 WHEN 0 THEN 'a' ELSE 'b' END;
+    waiter CONSTANT text = CASE n % 2 WHEN 0 THEN 'b' ELSE 'a' END;
+    had bigint;
+BEGIN
+    CASE what
+    WHEN 'lease' THEN RETURN pg_temp.take_and_release('often', 'a');
+    WHEN 'grace' THEN RETURN pg_temp.take_and_release('often grace', 'a', '1 hour');
+    WHEN 'few permits', 'many permits' THEN RETURN pg_temp.take_and_release('often ' || split_part(what, ' ', 1), 'a');
+    WHEN 'lock' THEN
+        RETURN (SELECT lease_release('often lock', a.fence) FROM lock_acquire('often lock', 'owner', '1 hour') AS a);
+    WHEN 'hand-over' THEN
+        SELECT fence INTO had FROM lease_acquire('often handed over', pg_temp.who(holder));
+        RETURN (SELECT reason = 'queued' FROM lease_acquire('often handed over', pg_temp.who(waiter), true)) AND lease_release('often handed over', had);
+    END CASE;
+END
+$$;
+CREATE FUNCTION pg_temp.pages(what text, n integer) RETURNS bigint LANGUAGE plpgsql AS $$
+DECLARE
+    plan json;
+BEGIN
+    EXECUTE format('EXPLAIN (ANALYZE, BUFFERS, TIMING off, FORMAT json) SELECT pg_temp.act(%L, %s)', what, n) INTO plan;
+    RETURN (plan #>> '{0,Plan,Shared Hit Blocks}')::bigint + (plan #>> '{0,Plan,Shared Read Blocks}')::bigint;
+END
+$$;
+CREATE TEMPORARY TABLE taken (what text, n integer, pages bigint);
+CREATE PROCEDURE pg_temp.again_and_again(what text) LANGUAGE plpgsql AS $$
+BEGIN
+    FOR n IN 0..519 LOOP
+        IF n BETWEEN 10 AND 19 OR n >= 510 THEN
+            INSERT INTO taken VALUES (what, n, pg_temp.pages(what, n));
+        ELSE
+            ASSERT pg_temp.act(what, n), what;
+        END IF;
+        COMMIT;
+    END LOOP;
+END
+$$;
+BEGIN;
+SELECT pg_current_xact_id() IS NOT NULL AS writes;
+PREPARE TRANSACTION 'forgotten';
+CALL pg_temp.again_and_again('lease');
+CALL pg_temp.again_and_again('grace');
+CALL pg_temp.again_and_again('few permits');
+CALL pg_temp.again_and_again('many permits');
+CALL pg_temp.again_and_again('lock');
+SELECT what, median.late <= 2 * median.early AS within_twice, CASE WHEN median.late > 2 * median.early THEN median.early || ' to ' || median.late END AS pages
+FROM (SELECT what, percentile_disc(0.5) WITHIN GROUP (ORDER BY pages) FILTER (WHERE n < 20) AS early,
+             percentile_disc(0.5) WITHIN GROUP (ORDER BY pages) FILTER (WHERE n > 20) AS late
+      FROM taken GROUP BY what) AS median ORDER BY what COLLATE "C";
+-- What is read so is what stands.
+SELECT resource, state, consumer FROM leases WHERE resource LIKE 'often%' ORDER BY 1;
+SELECT count(*) AS permits FROM lease_acquire('often few', pg_temp.who('a')) AS a WHERE granted;
+SELECT reason FROM lease_acquire('often few', pg_temp.who('a'));
+SELECT reason FROM lease_acquire('often grace', pg_temp.who('a'));
+SELECT resource, released FROM lease_release_many(ARRAY['often', 'often few', 'often grace'], pg_temp.who('a')) ORDER BY 1;
+SELECT reason FROM lease_acquire('often few', pg_temp.who('a'));
+SELECT count(*) AS of_a FROM leases WHERE consumer = 'a';
+SELECT session_close(session) FROM known;
+SELECT resource, state FROM leases WHERE resource LIKE 'often%' ORDER BY 1;
+ROLLBACK PREPARED 'forgotten';
+SELECT semaphore_drop('often few'), semaphore_drop('often many');
+SELECT count(*) FROM sessions;

@@ -1,0 +1,190 @@
+//! Going through rows in the order of an index.
+//!
+//! While an old snapshot is open, or a prepared transaction is forgotten, no version of a row goes away, and a row that is changed time and again
+//! has thousands. Two ways keep clear of them. A row of a whole key is read from the end of the index, where its last version stands
+//! ([`Table::find`]). And where each of many rows may have old versions before it, a walk stops after some that do not count ([`Stand::Stale`]):
+//! whoever walks asks for that one row in another way, and goes on behind it.
+
+use super::{Flight, Key, Sight, Table, Tuple, raw};
+use pgrx::pg_sys;
+use pgrx::pg_sys::ffi::pg_guard_ffi_boundary as guarded;
+
+pub(super) const FORWARD: pg_sys::ScanDirection::Type = pg_sys::ScanDirection::ForwardScanDirection;
+
+/// Versions that a walk steps over before it stops: to ask for a row costs about as much.
+const PATIENCE: usize = 8;
+
+/// A scan that goes on when it is asked to.
+pub struct Walk<'a> {
+    table: &'a Table,
+    scan: pg_sys::IndexScanDesc,
+    keys: usize,
+    direction: pg_sys::ScanDirection::Type,
+    /// What the scan shows.
+    shown: Box<pg_sys::SnapshotData>,
+    /// What says of each version whether it counts.
+    judge: Option<Judge>,
+}
+
+enum Judge {
+    Registered(pg_sys::Snapshot),
+    Dirty(Box<pg_sys::SnapshotData>),
+}
+
+/// Where a walk has come to.
+pub enum Stand {
+    /// A row that counts, and what others are doing to it.
+    Row(Flight),
+    /// A version that does not count, after some others.
+    Stale,
+    End,
+}
+
+impl Table {
+    /// Shows the rows of a key, or of its first columns, until `visit` has an answer.
+    pub fn scan<T>(&self, sight: Sight, key: &[Key], visit: impl FnMut(&Tuple, Flight) -> Option<T>) -> Option<T> {
+        self.walk(sight, key).show(visit)
+    }
+
+    /// The same from the end of the index, for the row of a whole key: versions of a row stand there as they were made, by and large, and the one
+    /// that counts comes first.
+    pub fn find<T>(&self, sight: Sight, key: &[Key], visit: impl FnMut(&Tuple, Flight) -> Option<T>) -> Option<T> {
+        self.walk(sight, key).backward().show(visit)
+    }
+
+    /// The same, row by row: each is [`Table::row`] until the next. Of one table there is one walk at a time.
+    pub fn walk<'a>(&'a self, sight: Sight, key: &'a [Key]) -> Walk<'a> {
+        self.walk_by(sight, key, false)
+    }
+
+    /// The same, version by version: it can stop at those that do not count, whatever the sight. For tables of ours.
+    pub fn walk_versions<'a>(&'a self, sight: Sight, key: &'a [Key]) -> Walk<'a> {
+        self.walk_by(sight, key, true)
+    }
+
+    fn walk_by<'a>(&'a self, sight: Sight, key: &'a [Key], versions: bool) -> Walk<'a> {
+        let of = |snapshot_type| Box::new(pg_sys::SnapshotData { snapshot_type, ..Default::default() });
+        let dirty = || of(pg_sys::SnapshotType::SNAPSHOT_DIRTY);
+        let all = sight != Sight::Dirty || versions;
+        let mut shown = if all { of(pg_sys::SnapshotType::SNAPSHOT_NON_VACUUMABLE) } else { dirty() };
+        let mut judge = versions.then(|| Judge::Dirty(dirty()));
+        // SAFETY: the scan ends before its keys and its snapshots. What a snapshot sees is not dead to all while that snapshot is registered.
+        let scan = unsafe {
+            self.begin(key, || {
+                let snapshot = match sight {
+                    Sight::Latest => raw::GetLatestSnapshot(),
+                    Sight::Caller => raw::GetActiveSnapshot(),
+                    Sight::Dirty => {
+                        if versions {
+                            shown.vistest = raw::GlobalVisTestFor(self.relation);
+                        }
+                        return &raw mut *shown;
+                    }
+                };
+                let snapshot = raw::RegisterSnapshot(snapshot);
+                judge = Some(Judge::Registered(snapshot));
+                if !self.ours {
+                    return snapshot;
+                }
+                shown.vistest = raw::GlobalVisTestFor(self.relation);
+                &raw mut *shown
+            })
+        };
+        Walk { table: self, scan, keys: key.len(), direction: FORWARD, shown, judge }
+    }
+}
+
+impl Walk<'_> {
+    /// The same from the end.
+    pub fn backward(mut self) -> Self {
+        self.direction = pg_sys::ScanDirection::BackwardScanDirection;
+        self
+    }
+
+    fn show<T>(mut self, mut visit: impl FnMut(&Tuple, Flight) -> Option<T>) -> Option<T> {
+        let mut answer = None;
+        while answer.is_none()
+            && let Some(flight) = self.next()
+        {
+            answer = visit(&self.table.row(), flight);
+        }
+        answer
+    }
+
+    /// Goes on to the next row, and says what others are doing to it.
+    pub fn next(&mut self) -> Option<Flight> {
+        match self.advance(usize::MAX) {
+            Stand::Row(flight) => Some(flight),
+            Stand::Stale | Stand::End => None,
+        }
+    }
+
+    /// The same, or goes on to a version that does not count, after some of that kind.
+    pub fn step(&mut self) -> Stand {
+        self.advance(PATIENCE)
+    }
+
+    fn advance(&mut self, patience: usize) -> Stand {
+        let Walk { table, scan, judge, direction, .. } = self;
+        let judge = match judge {
+            Some(Judge::Dirty(snapshot)) => Some(&raw mut **snapshot),
+            Some(Judge::Registered(snapshot)) => Some(*snapshot).filter(|_| table.ours),
+            None => None,
+        };
+        // SAFETY: the scan and its snapshots are open; the slot holds a row of the relation, whose access method is complete
+        let stand = unsafe {
+            let sees = (*(*table.relation).rd_tableam).tuple_satisfies_snapshot;
+            guarded(|| {
+                let mut stale = 0;
+                loop {
+                    if !raw::index_getnext_slot(*scan, *direction, table.slot) {
+                        return Stand::End;
+                    }
+                    let (Some(judge), Some(sees)) = (judge, sees) else { return Stand::Row(Flight::None) };
+                    if sees(table.relation, table.slot, judge) {
+                        return Stand::Row(Flight::None);
+                    }
+                    stale += 1;
+                    if stale == patience {
+                        return Stand::Stale;
+                    }
+                }
+            })
+        };
+        match stand {
+            Stand::Row(_) => Stand::Row(self.flight()),
+            other => other,
+        }
+    }
+
+    /// A dirty snapshot names whoever is inserting the row that it has been asked about, or is updating or deleting it.
+    fn flight(&self) -> Flight {
+        let asked = match &self.judge {
+            Some(Judge::Dirty(snapshot)) => snapshot,
+            _ => &self.shown,
+        };
+        if asked.xmin != pg_sys::InvalidTransactionId {
+            Flight::Inserting
+        } else if asked.xmax != pg_sys::InvalidTransactionId {
+            Flight::Changing
+        } else {
+            Flight::None
+        }
+    }
+}
+
+impl Drop for Walk<'_> {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            // SAFETY: begun by walk_by()
+            unsafe {
+                guarded(|| {
+                    self.table.end(self.scan, self.keys);
+                    if let Some(Judge::Registered(snapshot)) = self.judge {
+                        raw::UnregisterSnapshot(snapshot);
+                    }
+                });
+            }
+        }
+    }
+}
