@@ -1,14 +1,16 @@
 """More databases have the extension than there are places (max_databases): those in use have one."""
 
+import contextlib
+import threading
 import time
 
 import psycopg
 import pytest
 from client import Session, call, stat
-from conftest import Server, once, wait_until
+from conftest import Server, caught_up, cut_off, once, promote, standby_of, wait_until
 
 pytestmark = once
-PLACES, NAMES = 4, [f"d{i}" for i in range(8)]
+PLACES, NAMES = 4, [f"d{i}" for i in range(12)]
 IN_USE = NAMES[-3:]  # those that a look at all databases comes to last
 
 
@@ -23,30 +25,39 @@ def crowded():
     server.stop()
 
 
-def looked_through(server):
-    """Whether nothing is due in any database: each has been looked into."""
-    return not server.workers()
+def leaders_of(server):
+    """A living leader in each database in use."""
+    leaders, fences = {}, {}
+    for name in IN_USE:
+        with server.connect(name) as conn:
+            conn.execute("SELECT eskit_lease.session_close(session) FROM eskit_lease.sessions")  # of a test before
+            leaders[name] = Session(conn, f"leader of {name}", ttl="60 s")
+            fences[name] = leaders[name].take("r")
+    return leaders, fences
 
 
-def beats(server, leader, dbname):
-    with server.connect(dbname) as conn:
-        leader.conn = conn
-        try:
-            return leader.heartbeat().alive
-        except psycopg.errors.ConfigurationLimitExceeded:
-            return False
+class Beats(threading.Thread):
+    """Heartbeats of a leader in a row, each on a connection of its own, as soon as the server accepts one."""
+
+    def __init__(self, server, dbname, leader):
+        super().__init__()
+        self.server, self.dbname, self.leader = server, dbname, leader
+        self.over, self.answers, self.refused = threading.Event(), [], []
+
+    def run(self):
+        while not self.over.wait(0.005):
+            try:
+                with self.server.connect(self.dbname) as conn:
+                    self.answers.append(call(conn, "session_heartbeat", self.leader.id).alive)
+            except psycopg.errors.ConfigurationLimitExceeded as refused:
+                self.refused.append(refused)
+            except psycopg.Error:  # the server is down
+                continue
 
 
 def test_those_in_use_have_a_place_after_a_restart(crowded):
-    leaders, fences = {}, {}
-    for name in IN_USE:
-        with crowded.connect(name) as conn:
-            conn.execute("SELECT eskit_lease.session_close(session) FROM eskit_lease.sessions")  # of a try before
-            leaders[name] = Session(conn, f"leader of {name}", ttl="60 s")
-            fences[name] = leaders[name].take("r")
+    leaders, fences = leaders_of(crowded)
     crowded.restart()
-    # Until each database has been looked into, workers that are in others have the places.
-    wait_until(lambda: looked_through(crowded) and all(beats(crowded, leaders[name], name) for name in IN_USE), pause=0.2)
     for _ in range(3):
         for name in IN_USE:
             with crowded.connect(name) as conn:
@@ -56,7 +67,7 @@ def test_those_in_use_have_a_place_after_a_restart(crowded):
         # The others take turns, and can be used as before.
         for name in NAMES[:-3]:
             with crowded.connect(name) as conn:
-                session = wait_until(lambda conn=conn: opened(conn), pause=0.1)
+                session = Session(conn, "in turn", ttl="60 s")
                 fence = session.take("r")
                 session.check("r")
                 assert fence > 0 and session.release("r") and session.close()
@@ -69,17 +80,53 @@ def test_those_in_use_have_a_place_after_a_restart(crowded):
             leaders[name].close()
 
 
-def opened(conn):
-    """A session, once a place is free: a worker may still be in the database that is to give its up."""
+def never_refused(server, leaders, begin):
+    """Has leaders beat from the first moment on while the server begins anew, and looks into all databases."""
+    beats = [Beats(server, name, leader) for name, leader in leaders.items()]
+    for beat in beats:
+        beat.start()
     try:
-        return Session(conn, "in turn", ttl="60 s")
-    except psycopg.errors.ConfigurationLimitExceeded:
-        return None
+        begin()
+        # What is visited meanwhile gives its entry up, though a transaction is open there.
+        with contextlib.ExitStack() as bystanders:
+            for name in NAMES[:-3]:
+                bystanders.enter_context(server.connect(name)).execute("BEGIN; SELECT FROM pg_class")
+            wait_until(lambda: server.workers("launcher") and not server.workers(), pause=0.05)
+            asked = [len(beat.answers) for beat in beats]
+            answered = lambda beat, before: len(beat.answers) > before + 5 or beat.refused
+            wait_until(lambda: all(answered(*beat) for beat in zip(beats, asked, strict=True)))
+    finally:
+        for beat in beats:
+            beat.over.set()
+        for beat in beats:
+            beat.join()
+    for beat in beats:
+        assert not beat.refused, (beat.dbname, len(beat.refused), beat.refused[0])
+        assert beat.answers and all(beat.answers)
+
+
+def test_a_leader_is_never_refused_while_databases_are_looked_into(crowded):
+    leaders, _ = leaders_of(crowded)
+    for _ in range(3):
+        never_refused(crowded, leaders, crowded.restart)
+    standby = standby_of(crowded, "e2e-places-of-databases-standby")
+    try:
+        with (standby.data / "postgresql.auto.conf").open("a") as settings:
+            settings.write(f"eskit_lease.max_databases = {PLACES}\n")
+        standby.restart()
+        caught_up(crowded, standby)
+        cut_off(standby)
+        never_refused(standby, leaders, lambda: promote(standby))
+    finally:
+        standby.stop()
+    for name, leader in leaders.items():
+        with crowded.connect(name) as leader.conn:
+            assert leader.close()
 
 
 def test_what_is_kept_is_removed_where_a_place_was_given_up(crowded):
     with crowded.connect("d0") as conn:
-        session = wait_until(lambda: opened(conn), pause=0.1)
+        session = Session(conn, "in turn", ttl="60 s")
         before = stat(conn, "since")
         fence = call(conn, "execution_begin", "k", session.id).fence
         call(conn, "execution_finish", "k", fence, "1")
@@ -87,11 +134,11 @@ def test_what_is_kept_is_removed_where_a_place_was_given_up(crowded):
         # A connection that is in no transaction keeps no place.
         for name in NAMES[1:]:
             with crowded.connect(name) as other:
-                wait_until(lambda other=other: opened(other), pause=0.1).close()
+                Session(other, "in turn", ttl="60 s").close()
         wait_until(lambda: stat(conn, "since") is None, timeout=30, pause=0.1)
         wait_until(lambda: conn.execute("SELECT count(*) FROM eskit_lease._executions").fetchone() == (0,), timeout=60, pause=0.1)
         time.sleep(1)
-        session = wait_until(lambda: opened(conn), pause=0.1)
+        session = Session(conn, "in turn", ttl="60 s")
         assert stat(conn, "since") > before and stat(conn, "sessions_opened") == 1, "it counts anew"
         session.close()
 
@@ -99,7 +146,7 @@ def test_what_is_kept_is_removed_where_a_place_was_given_up(crowded):
 def test_all_in_use(crowded):
     conns = [crowded.connect(name) for name in NAMES]
     try:
-        sessions = [wait_until(lambda conn=conn: opened(conn), pause=0.1) for conn in conns[:PLACES]]
+        sessions = [Session(conn, "one of those", ttl="60 s") for conn in conns[:PLACES]]
         assert stat(conns[0], "databases_in_use") == PLACES
         with pytest.raises(psycopg.errors.ConfigurationLimitExceeded):
             Session(conns[PLACES], "one too many")
@@ -113,7 +160,7 @@ def test_all_in_use(crowded):
         with pytest.raises(psycopg.errors.ConfigurationLimitExceeded):
             Session(conns[PLACES], "still one too many")
         conns[0].execute("COMMIT")
-        assert wait_until(lambda: opened(conns[PLACES]), pause=0.1).heartbeat().alive
+        assert Session(conns[PLACES], "in its place", ttl="60 s").heartbeat().alive
     finally:
         for conn in conns:
             conn.close()

@@ -1,11 +1,8 @@
-//! Databases: what is known of each one that is in use, or was and has not given up its entry since (see [`super::room`]).
+//! Databases: what is known of each one that has an entry (see [`super::places`]).
 
 use super::pace::Pace;
-use super::slots::Home;
-use super::{Lock, Shared, clock, my_latch, set_latch};
-use crate::error::{Error, Result};
+use super::{clock, my_latch, set_latch};
 use pgrx::pg_sys;
-use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicI64, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 /// What is counted since the database got its entry; `stats()` shows each under its name.
@@ -116,11 +113,13 @@ impl Retry {
 #[repr(C)]
 pub struct Database {
     pub oid: AtomicU32,
-    table: AtomicU32,
+    pub(super) table: AtomicU32,
     /// It may be given up (see [`super::room`]).
     pub(super) leaving: AtomicBool,
+    /// It has this entry to be looked into, beside the places (see [`super::places`]).
+    pub(super) visited: AtomicBool,
     /// Since when it counts, in microseconds since 1970.
-    since: AtomicU64,
+    pub(super) since: AtomicU64,
     /// Oid of the fence sequence that has been raised above all history in this start of shared memory.
     pub raised: AtomicU32,
     /// Fences below this one are of before (see [`crate::refence`]); zero when that is not known yet.
@@ -178,146 +177,6 @@ pub struct Database {
     counters: [AtomicU64; COUNTERS.len()],
 }
 
-thread_local! {
-    static MINE: Cell<Option<usize>> = const { Cell::new(None) };
-}
-
-impl Shared {
-    /// The entry of a database, made if there is none.
-    pub fn database(&self, home: Home) -> Result<&'static Database> {
-        let is_it = |database: &Database| {
-            database.oid.load(Ordering::Acquire) == home.database
-                && database.table.load(Ordering::Relaxed) == home.table
-                && !database.leaving.load(Ordering::SeqCst)
-        };
-        if let Some(mine) = MINE.get().map(|index| &self.databases[index]).filter(|mine| is_it(mine)) {
-            return Ok(mine);
-        }
-        let known = self.register(home.database).or_else(|| {
-            self.forget_dropped(|mut known| {
-                known.retain(|oid| !exists(*oid));
-                known
-            });
-            self.register(home.database)
-        });
-        let index = known.or_else(|| self.register_in_room(home.database));
-        // To look into a new one.
-        self.wake_launcher();
-        let index = index.ok_or(Error::DatabasesFull)?;
-        let database = &self.databases[index];
-        if database.table.swap(home.table, Ordering::AcqRel) != home.table {
-            database.raised.store(0, Ordering::Release);
-            database.refence.store(0, Ordering::Release);
-            database.first_claim.store(0, Ordering::Release);
-            database.positions_of.store(0, Ordering::Release);
-            // For sessions of a former table, which nobody asks for any more.
-            database.flag(RESCAN);
-            self.wake(database);
-        }
-        MINE.set(Some(index));
-        Ok(database)
-    }
-
-    /// The same as `register`, with an entry that another database gives up.
-    pub fn register_in_room(&self, oid: u32) -> Option<usize> {
-        // Others may take what has been given up.
-        (0..self.databases.len())
-            .find_map(|_| if self.make_room() { self.register(oid).map(Some) } else { Some(None) })?
-    }
-
-    /// The index of a database's entry, made if there is none; `None` when all are taken.
-    pub fn register(&self, oid: u32) -> Option<usize> {
-        self.register_for(oid, std::ptr::null_mut())
-    }
-
-    /// The same for a worker of the database, by its latch: its entry is not given up while it is there.
-    pub fn register_for(&self, oid: u32, worker: *mut pg_sys::Latch) -> Option<usize> {
-        let known = || self.databases.iter().position(|known| known.oid.load(Ordering::Relaxed) == oid);
-        let _held = self.lock(Lock::Alloc, true);
-        let index = known().or_else(|| {
-            let index = self.databases.iter().position(|known| known.oid.load(Ordering::Relaxed) == 0)?;
-            // What it holds from before is not known: a copy of another database has that one's rows.
-            self.databases[index].flag(BOOT);
-            self.databases[index].since.store(clock::wall(), Ordering::Relaxed);
-            self.databases[index].oid.store(oid, Ordering::Release);
-            Some(index)
-        })?;
-        self.databases[index].leaving.store(false, Ordering::SeqCst);
-        if !worker.is_null() {
-            self.databases[index].worker.store(worker, Ordering::Release);
-        }
-        Some(index)
-    }
-
-    pub fn known_database(&self, oid: u32) -> Option<&'static Database> {
-        self.databases.iter().find(|known| known.oid.load(Ordering::Acquire) == oid)
-    }
-
-    /// Gives back the entries of databases that are no more, without waiting for their sessions' deadlines. `dropped` says which they are, of
-    /// those that have one: in this order, a database that is just being made is not taken for one that is no more.
-    pub fn forget_dropped(&self, dropped: impl FnOnce(Vec<u32>) -> Vec<u32>) {
-        let known = self.databases.iter().map(|known| known.oid.load(Ordering::Acquire));
-        for oid in dropped(known.filter(|oid| *oid != 0).collect()) {
-            self.forget(oid, || true);
-        }
-    }
-
-    /// Forgets a database that is no more, or has no extension of ours, and with it its sessions. One that is just being opened, after
-    /// an extension that is not committed either, is left alone, and so is the entry. `is_gone` says whether it is so; asked once it is known
-    /// who is just opening one, because whoever has finished that has committed the extension too.
-    pub fn forget(&self, oid: u32, is_gone: impl FnOnce() -> bool) {
-        let (mut sessions, mut left) = (Vec::new(), false);
-        self.each(clock::now(), |at, home, _| {
-            if home.database == oid {
-                if self.being_opened(at) {
-                    left = true;
-                } else {
-                    sessions.push(at);
-                }
-            }
-        });
-        if !is_gone() {
-            return;
-        }
-        sessions.into_iter().for_each(|at| self.end(at, true));
-        self.drop_dirty(oid);
-        let _held = self.lock(Lock::Alloc, true);
-        // By now somebody else may have forgotten it, and given its entry to another.
-        let Some(database) = self.known_database(oid) else {
-            return;
-        };
-        database.take_flags(u64::MAX);
-        if left {
-            return;
-        }
-        database.clear();
-    }
-
-    /// Wakes whoever serves the database: its worker, or the launcher, which starts one.
-    pub fn wake(&self, database: &Database) {
-        if database.worker.load(Ordering::Acquire).is_null() {
-            self.wake_launcher();
-        } else {
-            set_latch(&database.worker);
-        }
-    }
-}
-
-/// Whether there is such a database.
-fn exists(oid: u32) -> bool {
-    // SAFETY: in a transaction, under no lock of ours; reads the catalog through its cache, after what others have committed has been heard of
-    unsafe {
-        pg_sys::AcceptInvalidationMessages();
-        pg_sys::SearchSysCacheExists(
-            pg_sys::SysCacheIdentifier::DATABASEOID as i32,
-            pg_sys::Datum::from(oid),
-            pg_sys::Datum::from(0),
-            pg_sys::Datum::from(0),
-            pg_sys::Datum::from(0),
-        )
-    }
-}
-
 impl Database {
     /// Makes the entry one that is free, under Lock::Alloc.
     pub(super) fn clear(&self) {
@@ -340,6 +199,7 @@ impl Database {
         self.asked.store(false, Ordering::Relaxed);
         self.unserved_since.store(0, Ordering::Relaxed);
         self.leaving.store(false, Ordering::Relaxed);
+        self.visited.store(false, Ordering::Relaxed);
         self.retention_looked.store(0, Ordering::Relaxed);
         self.claims_before.store(0, Ordering::Relaxed);
         for since in &self.kept_since {
@@ -357,7 +217,7 @@ impl Database {
     }
 
     /// Whether the entry is in somebody's hands, or says what is still to be done.
-    pub(super) fn is_busy(&self) -> bool {
+    pub fn is_busy(&self) -> bool {
         self.waiting.load(Ordering::Acquire) != 0
             || !self.worker.load(Ordering::Acquire).is_null()
             || self.flags_due().is_some()

@@ -30,6 +30,7 @@ pub mod floors;
 pub mod hunger;
 pub mod map;
 pub mod pace;
+pub mod places;
 mod ring;
 mod room;
 pub mod slots;
@@ -80,6 +81,8 @@ pub struct Header {
     reclaim_at: AtomicU64,
     /// The entry at which the next look for one that can be given up begins.
     room_hand: AtomicU32,
+    /// Until when calls wait for a database to give up its place.
+    room_wanted: AtomicU64,
     /// Entries of the ring, under Lock::Ring.
     ring_len: AtomicU32,
     /// Turns of floors so far.
@@ -245,6 +248,11 @@ fn count(setting: &pgrx::GucSetting<i32>) -> usize {
     usize::try_from(setting.get()).unwrap_or(0)
 }
 
+/// Of databases.
+fn entries() -> usize {
+    count(&settings::MAX_DATABASES) + places::VISITS
+}
+
 fn pending_count() -> usize {
     // SAFETY: a setting that every server has; the text ends in NUL
     let setting =
@@ -259,7 +267,7 @@ unsafe extern "C-unwind" fn request() {
         if let Some(previous) = PREVIOUS_REQUEST {
             previous();
         }
-        let (sessions, databases) = (count(&settings::MAX_SESSIONS), count(&settings::MAX_DATABASES));
+        let (sessions, databases) = (count(&settings::MAX_SESSIONS), entries());
         let blocks = sessions.div_ceil(block::SLOTS);
         let sizes = [
             size_of::<Header>(),
@@ -320,7 +328,7 @@ unsafe extern "C-unwind" fn startup() {
         for i in 0..sessions {
             pg_sys::ConditionVariableInit(waits.add(i));
         }
-        let (blocks, databases) = (sessions.div_ceil(block::SLOTS), count(&settings::MAX_DATABASES));
+        let (blocks, databases) = (sessions.div_ceil(block::SLOTS), entries());
         let shared = Shared {
             header,
             slots: std::slice::from_raw_parts(array::<Slot>(c"eskit_lease slots", sessions), sessions),

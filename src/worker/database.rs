@@ -43,7 +43,7 @@ pub extern "C-unwind" fn eskit_lease_database_main(argument: pg_sys::Datum) {
     let database = &shared.databases[index];
     seam::i_am_a_worker();
     tend::begin();
-    database.finished.store(serve(shared, database), Ordering::Release);
+    serve(shared, database);
     shared.wake_launcher();
 }
 
@@ -58,8 +58,15 @@ fn sessions_due(shared: &Shared, oid: u32, now: u64) -> u64 {
     due.earliest().unwrap_or(u64::MAX)
 }
 
-/// Works until there is nothing to do, or until there is nothing to work on: false, to be tried again later.
-fn serve(shared: &'static Shared, database: &'static Database) -> bool {
+/// Leaves the entry, which may be that of another database from then on.
+fn leave(database: &Database, finished: bool) {
+    database.finished.store(finished, Ordering::Release);
+    database.tending.store(false, Ordering::Release);
+    database.worker.store(std::ptr::null_mut(), Ordering::Release);
+}
+
+/// Works until there is nothing to do, or until there is nothing to work on, to be tried again later.
+fn serve(shared: &'static Shared, database: &'static Database) {
     let oid = database.oid.load(Ordering::Acquire);
     let began = clock::now();
     let (mut stay_until, mut gather_until) = (began + LINGER, 0);
@@ -76,15 +83,18 @@ fn serve(shared: &'static Shared, database: &'static Database) -> bool {
             // One more may run beside it, or one less.
             shared.wake_launcher();
         }
-        let crowded = !tending && shared.header.crowded.load(Ordering::Acquire);
+        let crowded = !tending && (shared.header.crowded.load(Ordering::Acquire) || shared.is_room_wanted(now));
         if crowded && (now > began + LINGER || due > now + AHEAD && now > began + TURN) {
             // Others wait for a worker, and this database has had its turn: what is left of it comes after them.
             break;
         } else if of_sessions <= now || of_posts <= now && gather_until <= now {
             report_activity(c"eskit_lease: hand-over and sweep");
             let Some(pass) = transaction(|| work(shared, database, of_sessions <= now, &mut looked)) else {
-                database.worker.store(std::ptr::null_mut(), Ordering::Release);
-                return false;
+                // It may have been forgotten, and its entry be another's.
+                if shared.known_database(oid).is_some_and(|known| std::ptr::eq(known, database)) {
+                    leave(database, false);
+                }
+                return;
             };
             tell(shared, &pass);
             // Nobody's hand-over waits for that.
@@ -112,21 +122,20 @@ fn serve(shared: &'static Shared, database: &'static Database) -> bool {
             sleep(stay_until.min(due) - now);
         } else {
             // Whoever posts something from now on wakes the launcher; what was posted before is seen in this last look.
-            database.worker.store(std::ptr::null_mut(), Ordering::Release);
+            leave(database, true);
             let now = clock::now();
             if sessions_due(shared, oid, now).min(posts_due(shared, oid, now)) > now + SOON {
-                break;
+                return;
             }
             // Where its entry has been given up meanwhile the launcher starts another worker.
             let index = shared.register_for(oid, my_latch());
             if !index.is_some_and(|index| std::ptr::eq(&shared.databases[index], database)) {
-                break;
+                return;
             }
+            database.finished.store(false, Ordering::Release);
         }
     }
-    database.tending.store(false, Ordering::Release);
-    database.worker.store(std::ptr::null_mut(), Ordering::Release);
-    true
+    leave(database, true);
 }
 
 fn posts_due(shared: &Shared, oid: u32, now: u64) -> u64 {

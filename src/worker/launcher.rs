@@ -208,7 +208,7 @@ impl Launcher {
     /// Says once when more than nine in ten of the places for databases are in use.
     fn warn_of_room(&mut self, now: u64) {
         let taken = |database: &&Database| database.oid.load(Ordering::Acquire) != 0;
-        let (places, in_use) = (self.shared.databases.len(), self.shared.databases.iter().filter(taken).count());
+        let (places, in_use) = (self.shared.places(), self.shared.databases.iter().filter(taken).count());
         if in_use * 10 <= places * 9 {
             self.warned_of_room = false;
         }
@@ -293,6 +293,7 @@ impl Launcher {
                 } else {
                     worker.not_before = now + worker.backoff;
                     worker.backoff = (worker.backoff * 2).clamp(FIRST_BACKOFF, LAST_BACKOFF);
+                    database.into_iter().for_each(|database| self.visits.failed(database, worker.not_before));
                 }
             }
         }
@@ -304,8 +305,7 @@ impl Launcher {
 
     /// When all entries are taken, those of databases that are no more are given back before their sessions' deadlines.
     fn forget_dropped(&self) {
-        let taken = |database: &&Database| database.oid.load(Ordering::Acquire) != 0;
-        if self.shared.databases.iter().all(|database| taken(&database)) {
+        if self.shared.is_full() {
             self.shared.forget_dropped(|mut known| {
                 let there = databases();
                 known.retain(|oid| !there.iter().any(|(there, ..)| there == oid));

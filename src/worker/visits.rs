@@ -1,15 +1,15 @@
 //! Visits: which databases the launcher still has to have looked into.
 //!
-//! After a start of the server that is each database, once: what its rows say of before is not in shared memory.
-//! Later it is one that has given up its entry (see [`crate::liveness::databases`]) and keeps rows for a while, when
-//! the first of them is to be removed.
+//! After a start of the server that is each database, once: what its rows say of before is not in shared memory. Later
+//! it is one that has given up its entry (see [`crate::liveness::databases`]) and keeps rows for a while, when the
+//! first of them is to be removed.
 //!
 //! A visit needs an entry and a worker. As many begin at a time as there may be workers, and one more in each turn of
 //! the launcher, so that databases in which workers fail do not keep the others waiting. While databases wait for a
 //! visit workers leave as if others had to take turns.
 
 use crate::liveness::Shared;
-use crate::liveness::databases::BOOT;
+use crate::liveness::databases::{BOOT, Database};
 use crate::retention;
 use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::Ordering;
@@ -41,15 +41,7 @@ impl Visits {
     /// Remembers when rows are to be removed that databases keep for a while. A database that has given up its entry
     /// is visited at that time. Returns the time of the first such visit to come.
     pub fn remember_kept(&mut self, now: u64) -> u64 {
-        for database in self.shared.databases {
-            let oid = database.oid.load(Ordering::Acquire);
-            if oid != 0 {
-                match retention::due(database) {
-                    Some(due) => self.kept_until.insert(oid, due),
-                    None => self.kept_until.remove(&oid),
-                };
-            }
-        }
+        self.shared.databases.iter().for_each(|database| self.remember(database));
         let mut next = u64::MAX;
         let known: BTreeSet<u32> =
             self.shared.databases.iter().map(|known| known.oid.load(Ordering::Acquire)).collect();
@@ -63,20 +55,52 @@ impl Visits {
         next
     }
 
-    /// Begins visits, `running` workers being there of at most `most`. Returns whether databases wait for these
-    /// visits to end. One that waits for an entry does not count: what has the entries may be in use for long.
+    fn remember(&mut self, database: &Database) {
+        let oid = database.oid.load(Ordering::Acquire);
+        if oid != 0 {
+            match retention::due(database) {
+                Some(due) => self.kept_until.insert(oid, due),
+                None => self.kept_until.remove(&oid),
+            };
+        }
+    }
+
+    /// Notes that the visit to a database has failed: the entry is for others until the next try, at `again`.
+    pub fn failed(&mut self, database: &Database, again: u64) {
+        let oid = database.oid.load(Ordering::Acquire);
+        if self.shared.end_visit(database, true) {
+            self.kept_until.insert(oid, again);
+        }
+    }
+
+    /// Ends visits that have found nothing to stay for, so that there are entries for others.
+    fn end_visits(&mut self) {
+        for database in self.shared.databases.iter().filter(|known| known.is_visited()) {
+            // What it keeps is final once its worker has left.
+            if database.worker.load(Ordering::Acquire).is_null() {
+                self.remember(database);
+                self.shared.end_visit(database, false);
+            }
+        }
+    }
+
+    /// Begins visits, `running` workers being there of at most `most`. Returns whether databases wait for these visits
+    /// to end. One that waits for an entry does not count: what has the entries may be in use for long.
     pub fn begin(&mut self, running: usize, most: usize) -> bool {
         if running >= most {
             return !self.are_over();
         }
         while let Some(oid) = self.unvisited.pop_first() {
-            match self.shared.register(oid).or_else(|| self.shared.register_in_room(oid)) {
-                Some(index) => self.shared.databases[index].flag(BOOT),
-                None => {
-                    self.unvisited.insert(oid);
-                    return false;
-                }
-            }
+            let begin = || self.shared.register_visit(oid, std::ptr::null_mut());
+            let index = begin().or_else(|| {
+                self.end_visits();
+                begin()
+            });
+            let Some(index) = index else {
+                self.unvisited.insert(oid);
+                return self.shared.databases.iter().any(|known| known.is_visited() && known.is_busy());
+            };
+            self.shared.databases[index].flag(BOOT);
             if self.shared.databases.iter().filter(|known| known.flags() & BOOT != 0).count() >= most {
                 break;
             }
