@@ -19,6 +19,8 @@ pub static HISTORY_RETENTION: GucSetting<i32> = GucSetting::<i32>::new(86_400);
 pub static HISTORY_GRANTS: GucSetting<bool> = GucSetting::<bool>::new(false);
 pub static DEAD_ITEM_RETENTION: GucSetting<i32> = GucSetting::<i32>::new(30 * 86_400);
 pub static EXECUTION_RETENTION: GucSetting<i32> = GucSetting::<i32>::new(30 * 86_400);
+/// What no setting lets a time to live exceed.
+pub const LONGEST_TTL_MS: i32 = 86_400_000;
 
 /// How many session_wait calls may wait in one database at the same time.
 pub fn max_waiting() -> u32 {
@@ -79,7 +81,7 @@ pub fn define_at_preload() {
         c"Time to live of a session that is opened without one.",
         c"A session that sends no heartbeat for this long has ended.",
         &DEFAULT_TTL,
-        (100, 86_400_000),
+        (100, LONGEST_TTL_MS),
         GucContext::Userset,
         GucFlags::UNIT_MS,
     );
@@ -88,7 +90,7 @@ pub fn define_at_preload() {
         c"Shortest time to live that a session may ask for.",
         c"A client that pauses for longer than its time to live loses what it holds.",
         &MIN_TTL,
-        (100, 86_400_000),
+        (100, LONGEST_TTL_MS),
         GucContext::Sighup,
         GucFlags::UNIT_MS,
     );
@@ -97,7 +99,7 @@ pub fn define_at_preload() {
         c"Longest time to live that a session may ask for.",
         c"What a crashed client holds stays held for up to this long.",
         &MAX_TTL,
-        (100, 86_400_000),
+        (100, LONGEST_TTL_MS),
         GucContext::Sighup,
         GucFlags::UNIT_MS,
     );

@@ -1,5 +1,6 @@
 //! Liveness: the only shared memory. Which session is alive, until when, and what the worker has to look at. All of it may be lost
-//! with the server: rows say what is owned, and a session that was alive stays so for one TTL after a restart (see [`slots`]).
+//! with the server: rows say what is owned, and a session that was alive stays so for one TTL after a restart (see [`slots`]), or for what
+//! it had left at an orderly stop (see [`kept`]).
 //!
 //! # Who may touch what
 //!
@@ -28,6 +29,7 @@ pub mod databases;
 pub mod dirty;
 pub mod floors;
 pub mod hunger;
+mod kept;
 pub mod map;
 pub mod pace;
 pub mod places;
@@ -48,6 +50,7 @@ use databases::Database;
 use dirty::Pending;
 use floors::{FLOORS, Floor};
 use hunger::Hunger;
+use kept::Kept;
 use map::MapEntry;
 use pgrx::pg_sys;
 use ring::Entry;
@@ -69,6 +72,8 @@ pub struct Header {
     /// End of recovery, zero before anybody has seen it.
     t0: AtomicU64,
     pub launcher: AtomicPtr<pg_sys::Latch>,
+    /// When the launcher has ended; zero while it runs.
+    stop: AtomicU64,
     /// When the launcher wakes by itself.
     pub launcher_wakes: AtomicU64,
     /// Whether databases wait for a worker while there are as many as may be.
@@ -114,6 +119,8 @@ pub struct Shared {
     /// Of each session, when it was last granted something that nobody else is known to know of (see [`confirm`]).
     unproven: &'static [AtomicU64],
     locks: *mut pg_sys::LWLockPadded,
+    /// What sessions of the last start have left. In memory of the postmaster's, which its children inherit.
+    kept: Kept,
 }
 
 /// Set by the postmaster and inherited; null where it was not this library that was preloaded.
@@ -346,6 +353,7 @@ unsafe extern "C-unwind" fn startup() {
             hungry: std::slice::from_raw_parts(array(c"eskit_lease hungry", blocks), blocks),
             unproven: std::slice::from_raw_parts(array(c"eskit_lease unproven", sessions), sessions),
             locks: pg_sys::GetNamedLWLockTranche(TRANCHE.as_ptr()),
+            kept: kept::take(),
         };
         SHARED.store(Box::leak(Box::new(shared)), Ordering::Release);
     }

@@ -1,8 +1,8 @@
 //! Slots: one session each.
 //!
 //! A session is alive by its slot. One without a slot, after a restart, is alive by its row: one of an older `boot_id` exactly until
-//! `t0 + ttl`, whoever asks and whenever, because nobody could send a heartbeat while the server was down; one of the current
-//! `boot_id` is dead. A dead session keeps its slot as a tombstone for one TTL, so that nobody whose snapshot still shows its row
+//! `t0 + ttl`, whoever asks and whenever, because nobody could send a heartbeat while the server was down (over an orderly stop it may be
+//! less than the TTL, see [`super::kept`]); one of the current `boot_id` is dead. A dead session keeps its slot as a tombstone for one TTL, so that nobody whose snapshot still shows its row
 //! revives it. Where all slots are taken there are [stand-ins](super::stand_in).
 
 use super::block::{self, Block};
@@ -96,11 +96,11 @@ impl Slot {
         Word(self.word.load(Ordering::Acquire))
     }
 
-    fn cap(&self) -> u64 {
+    pub(super) fn cap(&self) -> u64 {
         self.cap.load(Ordering::Acquire)
     }
 
-    fn ttl(&self) -> u64 {
+    pub(super) fn ttl(&self) -> u64 {
         u64::from(self.ttl_ms.load(Ordering::Relaxed) & !PRIVATE) * 1_000
     }
 
@@ -179,7 +179,7 @@ impl Shared {
             return standing;
         }
         let ttl = u64::try_from(ttl_ms).unwrap_or(0) * 1_000;
-        let until = self.t0() + ttl;
+        let until = self.t0() + self.given(home, session, ttl);
         let alive = boot_id != self.boot_id() && now < until;
         let state = if alive { State::Alive } else { State::Dead };
         Standing { state, until, now, revision: 0, vouched_until: self.vouched_until(None, ttl) }

@@ -50,7 +50,7 @@ pub extern "C-unwind" fn eskit_lease_launcher_main(_argument: pg_sys::Datum) {
     without_timeouts();
     let Ok(shared) = shared() else { return };
     shared.header.launcher.store(my_latch(), Ordering::Release);
-    shared.t0();
+    shared.launcher_begins();
     warn_of_the_clock();
     warn_of_the_slots();
     let mut launcher = Launcher {

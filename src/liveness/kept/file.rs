@@ -1,0 +1,129 @@
+//! The file of what sessions have left: eight bytes for its format, a checksum, what tells where it comes from, and the
+//! entries. Nothing here knows PostgreSQL.
+
+use super::{Kept, Key};
+use std::fs::Metadata;
+use std::hash::Hasher;
+use std::os::unix::fs::MetadataExt;
+use std::time::UNIX_EPOCH;
+
+/// What comes of another format is ignored.
+const MAGIC: &[u8; 8] = b"eskkept1";
+/// As much of pg_control as PostgreSQL uses.
+pub const CONTROL: usize = 512;
+
+/// What tells a file from a copy of it, and one stop from another.
+#[derive(Clone, Copy)]
+pub struct Origin<'a> {
+    control: &'a [u8; CONTROL],
+    inode: u64,
+    born: u64,
+}
+
+impl Origin<'_> {
+    pub fn of<'a>(control: &'a [u8; CONTROL], file: &Metadata) -> Origin<'a> {
+        // Where the file system does not know it, zero both times.
+        let born = file.created().ok().and_then(|at| at.duration_since(UNIX_EPOCH).ok());
+        Origin { control, inode: file.ino(), born: born.map_or(0, |at| at.as_nanos() as u64) }
+    }
+}
+
+fn checksum(body: &[u8]) -> [u8; 8] {
+    let mut hasher = fnv::FnvHasher::default();
+    hasher.write(body);
+    hasher.finish().to_le_bytes()
+}
+
+/// Takes a number of N bytes off the front.
+fn split<const N: usize>(bytes: &mut &[u8]) -> Option<[u8; N]> {
+    let (first, rest) = bytes.split_first_chunk::<N>()?;
+    *bytes = rest;
+    Some(*first)
+}
+
+impl Kept {
+    pub(super) fn encode(&self, origin: Origin) -> Vec<u8> {
+        let mut body = origin.control.to_vec();
+        for number in [origin.inode, origin.born, self.silent] {
+            body.extend(number.to_le_bytes());
+        }
+        for ((session, database, table), left) in &self.left {
+            body.extend(session.to_le_bytes());
+            body.extend(database.to_le_bytes());
+            body.extend(table.to_le_bytes());
+            body.extend(left.to_le_bytes());
+        }
+        [MAGIC.as_slice(), &checksum(&body), &body].concat()
+    }
+
+    /// What a file says, or why it does not count.
+    pub(super) fn decode(mut bytes: &[u8], origin: Origin) -> Result<Kept, &'static str> {
+        if split(&mut bytes) != Some(*MAGIC) {
+            return Err("is of another format");
+        }
+        let sum = split(&mut bytes);
+        if sum != Some(checksum(bytes)) {
+            return Err("is damaged");
+        }
+        if split(&mut bytes) != Some(*origin.control) {
+            return Err("is of another stop than the last");
+        }
+        let mut number = || split(&mut bytes).map(u64::from_le_bytes);
+        let found = (number(), number(), number());
+        let (Some(inode), Some(born), Some(silent)) = found else { return Err("is damaged") };
+        if (inode, born) != (origin.inode, origin.born) {
+            return Err("is a copy");
+        }
+        let mut kept = Kept { left: Vec::with_capacity(bytes.len() / 32), silent };
+        while !bytes.is_empty() {
+            kept.left.push(entry(&mut bytes).ok_or("is damaged")?);
+        }
+        kept.left.sort_unstable();
+        Ok(kept)
+    }
+}
+
+fn entry(bytes: &mut &[u8]) -> Option<(Key, u64)> {
+    let session = u128::from_le_bytes(split(bytes)?);
+    let (database, table) = (u32::from_le_bytes(split(bytes)?), u32::from_le_bytes(split(bytes)?));
+    Some(((session, database, table), u64::from_le_bytes(split(bytes)?)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const ORIGIN: Origin = Origin { control: &[7; CONTROL], inode: 11, born: 13 };
+
+    fn kept() -> impl Strategy<Value = Kept> {
+        let entries = prop::collection::btree_map(any::<Key>(), any::<u64>(), 0..20);
+        (entries, any::<u64>()).prop_map(|(left, silent)| Kept { left: left.into_iter().collect(), silent })
+    }
+
+    proptest! {
+        #[test]
+        fn comes_back_as_it_was(kept in kept()) {
+            prop_assert_eq!(Kept::decode(&kept.encode(ORIGIN), ORIGIN), Ok(kept));
+        }
+
+        #[test]
+        fn what_is_damaged_does_not_count(kept in kept(), at in any::<prop::sample::Index>(), bits in 1u8..) {
+            let mut bytes = kept.encode(ORIGIN);
+            let at = at.index(bytes.len());
+            prop_assert!(Kept::decode(&bytes[..at], ORIGIN).is_err());
+            bytes[at] ^= bits;
+            prop_assert!(Kept::decode(&bytes, ORIGIN).is_err());
+        }
+    }
+
+    #[test]
+    fn what_is_of_elsewhere_does_not_count() {
+        let bytes = Kept::default().encode(ORIGIN);
+        let another_stop = Origin { control: &[8; CONTROL], ..ORIGIN };
+        assert_eq!(Kept::decode(&bytes, another_stop), Err("is of another stop than the last"));
+        assert_eq!(Kept::decode(&bytes, Origin { inode: 12, ..ORIGIN }), Err("is a copy"));
+        assert_eq!(Kept::decode(&bytes, Origin { born: 12, ..ORIGIN }), Err("is a copy"));
+        assert_eq!(Kept::decode(b"eskkept0", ORIGIN), Err("is of another format"));
+    }
+}
