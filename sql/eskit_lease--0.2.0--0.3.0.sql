@@ -87,6 +87,10 @@ CREATE INDEX _leases_seat ON eskit_lease._leases (resource, slot, fence);
 DROP INDEX eskit_lease._leases_session;
 CREATE INDEX _leases_session ON eskit_lease._leases (session, resource, slot) WHERE session IS NOT NULL;
 
+-- Places that are gone are not looked at.
+DROP INDEX eskit_lease._waiters_session;
+CREATE INDEX _waiters_session ON eskit_lease._waiters (session, resource, place);
+
 -- Fences below its value are of before.
 CREATE SEQUENCE eskit_lease._refence AS bigint MINVALUE 0 START 0;
 COMMENT ON SEQUENCE eskit_lease._refence IS 'Private: the fence below which holders are to get new ones.';

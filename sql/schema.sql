@@ -127,7 +127,7 @@ CREATE TABLE eskit_lease._waiters (
     queued_at timestamptz NOT NULL,
     PRIMARY KEY (resource, place)
 );
-CREATE INDEX _waiters_session ON eskit_lease._waiters (session, resource);
+CREATE INDEX _waiters_session ON eskit_lease._waiters (session, resource, place);
 
 CREATE TABLE eskit_lease._groups (
     group_name           text COLLATE "C" PRIMARY KEY,

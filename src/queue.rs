@@ -7,6 +7,13 @@
 //! A place that an open transaction is giving up (its row is deleted, and the end of that transaction decides) is passed over: a
 //! transaction that is left open keeps nothing from those behind. If it is rolled back the place is where it was, and has lost no more than
 //! what was granted meanwhile. A place that is locked or moved is not passed over: the one is being granted to, the other is a successor's.
+//!
+//! Places that are gone stay in the way while an old snapshot is open: [`floor`] says how a line is read without them.
+
+mod floor;
+mod places;
+
+pub use places::{has_place, places, places_of};
 
 use crate::call::{Call, enter, text_arg};
 use crate::claim::{self, LeaseRow, Leases};
@@ -18,7 +25,7 @@ use crate::liveness::clock;
 use crate::liveness::slots::SlotRef;
 use crate::session;
 use crate::spi::{self, Statement, Value};
-use crate::table::{Flight, Key, Locked, Sight, Table, page_of};
+use crate::table::{Flight, Key, Locked, Sight, Stand, Table, Tuple};
 use crate::text::Text;
 use fnv::FnvHashMap;
 use pgrx::Uuid;
@@ -32,7 +39,8 @@ static ENTER_FIRST: Statement =
 static INHERIT: Statement = Statement::writes(include_str!("../sql/query/queue/inherit.sql"), &[TIDARRAYOID, UUIDOID]);
 static LEAVE: Statement = Statement::writes(include_str!("../sql/query/queue/leave.sql"), &[TIDARRAYOID]);
 
-/// The columns of the table that say what is waited for, and who waits.
+/// The columns of the table that say where, what is waited for, and who waits.
+const PLACE: usize = 1;
 const RESOURCE: usize = 2;
 const SESSION: usize = 3;
 
@@ -44,11 +52,6 @@ const MAX_BEYOND: usize = 4;
 /// The table of places.
 pub fn table() -> Table {
     Table::open(c"_waiters", c"_waiters_pkey")
-}
-
-/// The same, by who waits.
-fn by_session() -> Table {
-    Table::open(c"_waiters", c"_waiters_session")
 }
 
 /// Who is first in line for a resource.
@@ -103,7 +106,7 @@ impl Lines<'_> {
             *eligible.entry(*session).or_insert_with(of_row)
         };
         let (mut first, mut beyond, mut passed) = (None::<First>, 0, false);
-        call.waiters().scan(Sight::Latest, &[Key::Text(resource)], |row, _| {
+        let mut visit = |row: &Tuple| {
             let session = row.get::<Uuid>(SESSION)?;
             match &mut first {
                 None if !is_eligible(&session) => (),
@@ -119,11 +122,46 @@ impl Lines<'_> {
                 }
             }
             (beyond > MAX_BEYOND).then_some(())
-        });
+        };
+        if let Some(floor) = walk_line(call.waiters(), resource, None, &mut visit) {
+            walk_line(call.waiters(), resource, Some(floor), &mut visit);
+        }
         if passed && first.is_none() {
             leaving.push(resource.to_owned());
         }
         first
+    }
+}
+
+/// Shows the places of a line, in order, until `visit` has an answer. Without a floor the line may prove to have one, which the walk ends before.
+fn walk_line(
+    table: &Table,
+    resource: &str,
+    floor: Option<i64>,
+    visit: &mut impl FnMut(&Tuple) -> Option<()>,
+) -> Option<i64> {
+    let (key, mut may_ask) = ([Key::Text(resource), Key::From(floor.unwrap_or(i64::MIN))], floor.is_none());
+    let mut walk = table.walk_versions(Sight::Latest, &key);
+    loop {
+        match walk.step() {
+            Stand::Row(_) => {
+                if visit(&table.row()).is_some() {
+                    return None;
+                }
+            }
+            Stand::Stale => {
+                let place = table.row().get::<i64>(PLACE).unwrap_or(i64::MIN);
+                if may_ask && place >= 0 {
+                    may_ask = false;
+                    // By a table of its own, as this one is being walked.
+                    let floor = floor::raise(resource);
+                    if floor > place {
+                        return Some(floor);
+                    }
+                }
+            }
+            Stand::End => return None,
+        }
     }
 }
 
@@ -142,36 +180,6 @@ pub fn places_of_first(first: &BTreeMap<String, First>) -> HashMap<String, Vec<I
     let looked_up = places(&unknown.0, &unknown.1);
     found.extend(looked_up.into_iter().map(|((resource, _), places)| (resource, places)));
     found
-}
-
-type Places = HashMap<(String, Uuid), Vec<ItemPointerData>>;
-
-/// The places of sessions in the queues of resources, pair by pair. Looked up by key and not by a statement, whose plan may have been made
-/// while nobody waited, and then reads all places there are.
-pub fn places(resources: &[&str], sessions: &[Uuid]) -> Places {
-    let (table, mut places) = (by_session(), Places::new());
-    for (resource, session) in resources.iter().zip(sessions) {
-        table.scan(Sight::Latest, &[Key::Uuid(*session), Key::Text(resource)], |row, _| {
-            places.entry(((*resource).to_owned(), *session)).or_default().push(row.tid());
-            None::<()>
-        });
-    }
-    places
-}
-
-/// Whether a session waits for as many resources as it may.
-fn is_full(session: Uuid) -> bool {
-    let (table, key, mut count) = (by_session(), [Key::Uuid(session)], 0);
-    let mut enough = || {
-        count += 1;
-        (count == MAX_PLACES).then_some(())
-    };
-    table.entries(&key, MAX_PLACES) == MAX_PLACES && table.scan(Sight::Latest, &key, |_, _| enough()).is_some()
-}
-
-/// Up to `most` places of sessions, after the first `skip`, with their resources.
-pub fn places_of(sessions: &[Uuid], most: usize, skip: usize) -> Vec<(String, ItemPointerData)> {
-    page_of(&by_session(), sessions, most, skip, |row| Some((row.get::<Text>(RESOURCE)?.0, row.tid())))
 }
 
 /// Takes away places that the caller has locked.
@@ -195,13 +203,9 @@ pub fn may_be_waited_for(call: &Call, resource: &str) -> bool {
     call.waiters().has_entry(&[Key::Text(resource)])
 }
 
-pub fn has_place(resource: &str, session: Uuid) -> bool {
-    !places(&[resource], &[session]).is_empty()
-}
-
 /// Gives a session a place that has none. False for a name that is just becoming a group, or is one.
 pub fn take_place(call: &Call, resource: &str, session: Uuid) -> Result<bool> {
-    if is_full(session) {
+    if places::is_full(session) {
         return Err(Error::PlacesFull.into());
     }
     let stripe = Guard::Stripe(grant::stripe(resource, 0));

@@ -23,7 +23,9 @@ BEGIN
         RETURN (SELECT lease_release('often lock', a.fence) FROM lock_acquire('often lock', 'owner', '1 hour') AS a);
     WHEN 'hand-over' THEN
         SELECT fence INTO had FROM lease_acquire('often handed over', pg_temp.who(holder));
-        RETURN (SELECT reason = 'queued' FROM lease_acquire('often handed over', pg_temp.who(waiter), true)) AND lease_release('often handed over', had);
+        -- A wait looks at what the session waits for, before it returns.
+        RETURN (SELECT reason = 'queued' FROM lease_acquire('often handed over', pg_temp.who(waiter), true))
+            AND (SELECT alive FROM session_wait(pg_temp.who(waiter), 0)) AND lease_release('often handed over', had);
     END CASE;
 END
 $$;
@@ -56,6 +58,7 @@ CALL pg_temp.again_and_again('grace');
 CALL pg_temp.again_and_again('few permits');
 CALL pg_temp.again_and_again('many permits');
 CALL pg_temp.again_and_again('lock');
+CALL pg_temp.again_and_again('hand-over');
 SELECT what, median.late <= 2 * median.early AS within_twice, CASE WHEN median.late > 2 * median.early THEN median.early || ' to ' || median.late END AS pages
 FROM (SELECT what, percentile_disc(0.5) WITHIN GROUP (ORDER BY pages) FILTER (WHERE n < 20) AS early,
              percentile_disc(0.5) WITHIN GROUP (ORDER BY pages) FILTER (WHERE n > 20) AS late

@@ -18,6 +18,8 @@
 //!   finds them without it (see [`crate::item`]); then they are moved above it, or it is lowered. Whoever is about to sleep in vain
 //!   is told that there is something new all the same.
 //!
+//! The line of those who wait for a lease is a lane too, whose floor nothing ever lowers (see [`crate::queue`]).
+//!
 //! A lane without an entry has no floor: it is scanned from its beginning, which is slower and just as right. Hence entries are evicted
 //! at will, and after a crash or a promotion there are none. Turns are never used twice, so a raise that was meant for an evicted entry
 //! does nothing.

@@ -16,12 +16,14 @@
 
 pub mod user;
 
+mod moment;
 mod raw;
 mod walk;
 mod write;
 
 use crate::catalog;
 use crate::text::text_datum;
+pub use moment::Moment;
 use pgrx::pg_sys::ffi::pg_guard_ffi_boundary as guarded;
 use pgrx::pg_sys::{self, Datum, ItemPointerData, Oid, TM_Result, TransactionId};
 use pgrx::{FromDatum, Uuid};
@@ -93,9 +95,6 @@ pub enum Locked {
     Changed,
 }
 
-/// What was committed at a moment, or done by this transaction.
-pub struct Moment(pg_sys::Snapshot);
-
 /// A row that a scan stands at.
 pub struct Tuple(*mut pg_sys::TupleTableSlot);
 
@@ -148,8 +147,8 @@ impl Tuple {
         }
     }
 
-    /// Whether an open transaction, another one, has deleted the row: not locked it, nor changed it.
-    pub fn is_being_deleted(&self) -> bool {
+    /// The transaction that has changed or deleted this version of the row, or has tried to; not one that has only locked it.
+    fn changed_by(&self) -> Option<TransactionId> {
         // SAFETY: as above; of a multixact PostgreSQL looks up the member that has changed the row
         unsafe {
             let mut should_free = false;
@@ -157,14 +156,24 @@ impl Tuple {
             let header = &*(*tuple).t_data;
             let mask = u32::from(header.t_infomask);
             if mask & (pg_sys::HEAP_XMAX_INVALID | pg_sys::HEAP_XMAX_LOCK_ONLY) != 0 {
-                return false;
+                return None;
             }
-            let [here, next] = [(*tuple).t_self, header.t_ctid].map(pgrx::itemptr::item_pointer_get_both);
-            let by = if mask & pg_sys::HEAP_XMAX_IS_MULTI == 0 {
+            Some(if mask & pg_sys::HEAP_XMAX_IS_MULTI == 0 {
                 header.t_choice.t_heap.t_xmax
             } else {
                 pg_sys::HeapTupleGetUpdateXid((*tuple).t_data)
-            };
+            })
+        }
+    }
+
+    /// Whether an open transaction, another one, has deleted the row: not locked it, nor changed it.
+    pub fn is_being_deleted(&self) -> bool {
+        let Some(by) = self.changed_by() else { return false };
+        // SAFETY: as above
+        unsafe {
+            let mut should_free = false;
+            let tuple = pg_sys::ExecFetchSlotHeapTuple(self.0, false, &mut should_free);
+            let [here, next] = [(*tuple).t_self, (*(*tuple).t_data).t_ctid].map(pgrx::itemptr::item_pointer_get_both);
             here == next && pg_sys::TransactionIdIsInProgress(by)
         }
     }
@@ -387,29 +396,6 @@ pub fn page_of<T>(
         }
     }
     rows
-}
-
-impl Moment {
-    pub fn now() -> Moment {
-        // SAFETY: in a transaction
-        Moment(unsafe { pg_sys::RegisterSnapshot(pg_sys::GetLatestSnapshot()) })
-    }
-
-    /// Whether a row that is not in flight was there, as this version of it, at that moment.
-    pub fn shows(&self, row: &Tuple) -> bool {
-        let by = row.made_by();
-        // SAFETY: the snapshot is registered; reads PostgreSQL's lists of transactions
-        unsafe { pg_sys::TransactionIdIsCurrentTransactionId(by) || !pg_sys::XidInMVCCSnapshot(by, self.0) }
-    }
-}
-
-impl Drop for Moment {
-    fn drop(&mut self) {
-        if !std::thread::panicking() {
-            // SAFETY: registered by now()
-            unsafe { pg_sys::UnregisterSnapshot(self.0) };
-        }
-    }
 }
 
 impl Drop for Table {

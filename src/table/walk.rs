@@ -124,6 +124,11 @@ impl Walk<'_> {
         self.advance(PATIENCE)
     }
 
+    /// The same, or goes on to the next version.
+    pub fn one_version(&mut self) -> Stand {
+        self.advance(1)
+    }
+
     fn advance(&mut self, patience: usize) -> Stand {
         let Walk { table, scan, judge, direction, .. } = self;
         let judge = match judge {
