@@ -1,11 +1,13 @@
 //! Every mistake and refusal that raises, and what is warned of: its SQLSTATE, message, detail and hint in one place. Contention is no
 //! error: verbs that ask answer it with a reason.
 
+mod own;
+
 use crate::group::assign::Assignor;
 use crate::interval;
 use crate::settings;
 use crate::version::VERSION;
-use pgrx::pg_sys;
+use own::{FENCE_LOST, FENCE_REQUIRED, raise_own};
 use pgrx::pg_sys::panic::ErrorReport;
 use pgrx::prelude::PgSqlErrorCode as Code;
 
@@ -49,6 +51,8 @@ pub enum Error {
     NotAttached,
     #[error("too many sessions")]
     SessionsFull,
+    #[error("too many sessions of role \"{role}\"")]
+    RoleFull { role: String, most: u32 },
     #[error("too many databases with sessions")]
     DatabasesFull,
     #[error("too many places in queues")]
@@ -236,6 +240,7 @@ impl Error {
             | Error::Position(_) => Code::ERRCODE_INVALID_PARAMETER_VALUE,
             Error::Foreign { .. } | Error::NotOwner { .. } => Code::ERRCODE_INSUFFICIENT_PRIVILEGE,
             Error::SessionsFull
+            | Error::RoleFull { .. }
             | Error::DatabasesFull
             | Error::PlacesFull
             | Error::BridgesFull
@@ -303,6 +308,7 @@ impl Error {
             Error::Partitions(given) => format!("{given} was given."),
             Error::Twice { given, .. } => format!("\"{given}\" was given more than once."),
             Error::SessionsFull => format!("eskit_lease.max_sessions is {}.", settings::MAX_SESSIONS.get()),
+            Error::RoleFull { most, .. } => format!("eskit_lease.max_sessions_per_role is {most}."),
             Error::DatabasesFull => format!("eskit_lease.max_databases is {}.", settings::MAX_DATABASES.get()),
             Error::PlacesFull => {
                 format!("The session waits for {} resources.", crate::queue::MAX_PLACES)
@@ -408,7 +414,10 @@ impl Error {
                 Error::Foreign { .. } => "A session is used by the role that opened it, or by a member of that role.",
                 Error::NotAttached => "Open the session with attach => true, or leave attach_grace out.",
                 Error::SessionsFull => {
-                    "Close sessions that are not needed, whose places are free one TTL later, or raise eskit_lease.max_sessions and restart the server."
+                    "Close sessions that are not needed, or raise eskit_lease.max_sessions and restart the server."
+                }
+                Error::RoleFull { .. } => {
+                    "Close sessions that are not needed, or have a superuser raise eskit_lease.max_sessions_per_role for the role."
                 }
                 Error::DatabasesFull => "Raise eskit_lease.max_databases and restart the server.",
                 Error::BridgesFull => "Drop bridges that are not needed with bridge_drop.",
@@ -542,43 +551,6 @@ impl From<Error> for ErrorReport {
     }
 }
 
-/// In PostgreSQL's six bits a character. A class of our own: 40001 would be retried blindly by the very worker that must stop.
-const fn sqlstate(code: [u8; 5]) -> i32 {
-    const fn six_bits(c: u8) -> i32 {
-        (c as i32 - b'0' as i32) & 0x3F
-    }
-    let [a, b, c, d, e] = code;
-    six_bits(a) | six_bits(b) << 6 | six_bits(c) << 12 | six_bits(d) << 18 | six_bits(e) << 24
-}
-
-const FENCE_LOST: i32 = sqlstate(*b"LF001");
-const FENCE_REQUIRED: i32 = sqlstate(*b"LF002");
-
-/// Gives the error that is about to be raised a code of our own. pgrx knows only PostgreSQL's; an error context callback, which runs
-/// while the error is put together, may set others (PostgreSQL's parser sets positions in the same way). The handler that catches
-/// the error puts the stack of callbacks back to what it was, as for any function that raises.
-fn raise_own(code: i32) {
-    unsafe extern "C-unwind" {
-        fn errcode(sqlerrcode: std::ffi::c_int) -> std::ffi::c_int;
-    }
-    unsafe extern "C-unwind" fn callback(code: *mut std::ffi::c_void) {
-        // SAFETY: PostgreSQL calls this while it assembles an error, which is when errcode may be called
-        unsafe { errcode(code.addr() as std::ffi::c_int) };
-    }
-    static mut CALLBACK: pg_sys::ErrorContextCallback =
-        pg_sys::ErrorContextCallback { previous: std::ptr::null_mut(), callback: None, arg: std::ptr::null_mut() };
-    // SAFETY: backends have one thread; the entry is static, so it outlives whatever stack refers to it
-    unsafe {
-        let entry = &raw mut CALLBACK;
-        if pg_sys::error_context_stack != entry {
-            (*entry).previous = pg_sys::error_context_stack;
-            (*entry).callback = Some(callback);
-            pg_sys::error_context_stack = entry;
-        }
-        (*entry).arg = std::ptr::without_provenance_mut(code.cast_unsigned() as usize);
-    }
-}
-
 #[cfg(test)]
 mod tests {
     #[test]
@@ -586,14 +558,5 @@ mod tests {
         assert_eq!([0, 1, 2].map(|number| super::count(number, "key")), ["0 keys", "1 key", "2 keys"]);
         assert_eq!(super::partitions(1), "1 partition, which is number 0");
         assert_eq!(super::partitions(3), "3 partitions, numbered from 0 to 2");
-    }
-
-    #[test]
-    fn codes_of_our_own() {
-        for (code, expected) in [(super::FENCE_LOST, "LF001"), (super::FENCE_REQUIRED, "LF002")] {
-            let text: String =
-                (0..5).map(|i| char::from(b'0' + u8::try_from(code >> (6 * i) & 0x3F).unwrap_or(0))).collect();
-            assert_eq!(text, expected);
-        }
     }
 }

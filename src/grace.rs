@@ -43,7 +43,8 @@ pub fn give(call: &Call, resource: &str, fence: i64, grace_ms: i32) -> Result<bo
     }
     let Some(row) = find(&leases, resource, row.slot, true, |row| row.fence == fence) else { return Ok(false) };
     let Some(at) = row.session.map(|session| call.living(session)).transpose()?.flatten() else { return Ok(false) };
-    session::authorize(call.caller, call.shared.role(at), Some(resource))?;
+    let Some(role) = call.shared.role(at) else { return Ok(false) };
+    session::authorize(call.caller, role, Some(resource))?;
     let Some(holder) = session::row(at.session()) else { return Ok(false) };
     if leases.lock(row.tid, true) != Locked::Mine {
         return Ok(false);

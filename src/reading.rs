@@ -85,9 +85,13 @@ fn stats() -> Result<row::TableIterator<(name!(name, Text), name!(value, Option<
     let count = |i| database.map_or(0, |database| database.counter(i)).cast_signed();
     let counted = |(i, name): (usize, &&'static str)| (Text::from(*name), Some(count(i)));
     let mut rows: Vec<(Text, Option<i64>)> = COUNTERS.iter().enumerate().map(counted).collect();
-    let (mut here, mut dirty) = (0, 0);
-    shared.each(clock::now(), |_, at, word| {
-        here += i64::from(at == home && matches!(word.state(), State::Alive | State::Frozen));
+    let (mut here, mut taken, mut of_ended, mut dirty) = (0, 0, 0, 0);
+    let now = clock::now();
+    shared.each(now, |_, at, word| {
+        let lives = matches!(word.state(), State::Alive | State::Frozen);
+        here += i64::from(lives && at == home);
+        taken += i64::from(!word.reclaimable(now));
+        of_ended += i64::from(!lives && !word.reclaimable(now));
     });
     shared.each_dirty(|oid, _| dirty += i64::from(oid == home.database));
     let waiting = database.map_or(0, |database| database.waiting.load(std::sync::atomic::Ordering::Relaxed));
@@ -95,6 +99,8 @@ fn stats() -> Result<row::TableIterator<(name!(name, Text), name!(value, Option<
     let confirmed = shared.confirmed().map(|start| i64::from(clock::trust_ms(clock::now().saturating_sub(start))));
     rows.extend([
         (Text::from("sessions_alive"), Some(here)),
+        (Text::from("slots_taken"), Some(taken)),
+        (Text::from("slots_of_ended"), Some(of_ended)),
         (Text::from("resources_dirty"), Some(dirty)),
         (Text::from("calls_waiting"), Some(i64::from(waiting))),
         (Text::from("confirmed_ms_ago"), confirmed),

@@ -164,7 +164,8 @@ pub fn release_seats(call: &Call, resource: &str, seats: &[(i32, i64)]) -> Resul
             Entry::Occupied(known) => &mut known.into_mut().1,
             Entry::Vacant(new) => {
                 let Some(at) = call.living(session)? else { continue };
-                session::authorize(call.caller, call.shared.role(at), Some(resource))?;
+                let Some(role) = call.shared.role(at) else { continue };
+                session::authorize(call.caller, role, Some(resource))?;
                 &mut new.insert((at, Vec::new())).1
             }
         };
@@ -195,7 +196,8 @@ fn release_row(call: &Call, leases: &Leases, resource: &str, seen: LeaseRow, for
     };
     let Some((_, at)) = held(seen)? else { return Ok(false) };
     if forced.is_none() {
-        session::authorize(call.caller, call.shared.role(at), Some(resource))?;
+        let Some(role) = call.shared.role(at) else { return Ok(false) };
+        session::authorize(call.caller, role, Some(resource))?;
     }
     if call.shared.is_private(at) {
         call.fencer(at).lock(Mode::Exclusive);

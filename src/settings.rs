@@ -3,6 +3,7 @@
 use pgrx::{GucContext, GucFlags, GucRegistry, GucSetting, pg_sys};
 
 pub static MAX_SESSIONS: GucSetting<i32> = GucSetting::<i32>::new(10_000);
+static MAX_SESSIONS_PER_ROLE: GucSetting<i32> = GucSetting::<i32>::new(0);
 pub static MAX_DATABASES: GucSetting<i32> = GucSetting::<i32>::new(64);
 pub static RING_SIZE: GucSetting<i32> = GucSetting::<i32>::new(4_096);
 pub static MAX_WORKERS: GucSetting<i32> = GucSetting::<i32>::new(4);
@@ -22,6 +23,11 @@ pub static EXECUTION_RETENTION: GucSetting<i32> = GucSetting::<i32>::new(30 * 86
 /// What no setting lets a time to live exceed.
 pub const LONGEST_TTL_MS: i32 = 86_400_000;
 
+/// How many sessions one role may have, if that is bounded for the caller.
+pub fn max_sessions_per_role() -> Option<u32> {
+    u32::try_from(MAX_SESSIONS_PER_ROLE.get()).ok().filter(|most| *most > 0)
+}
+
 /// How many session_wait calls may wait in one database at the same time.
 pub fn max_waiting() -> u32 {
     // SAFETY: a plain read of a server setting
@@ -35,10 +41,19 @@ pub fn define_at_preload() {
     int(
         c"eskit_lease.max_sessions",
         c"Sessions that may be alive at the same time in the whole server.",
-        c"Each takes about 150 bytes of shared memory. A session that has ended keeps its place for one TTL.",
+        c"Each takes about 230 bytes of shared memory. A session that has ended needs none, but for one TTL where it was opened before the server was restarted.",
         &MAX_SESSIONS,
         (16, 1_000_000),
         GucContext::Postmaster,
+        GucFlags::empty(),
+    );
+    int(
+        c"eskit_lease.max_sessions_per_role",
+        c"Sessions that one role may have at the same time in the whole server; 0 for as many as there is room for.",
+        c"A role that opens sessions and lets them expire takes room from others for their times to live. May be set for a role, by a superuser.",
+        &MAX_SESSIONS_PER_ROLE,
+        (0, 1_000_000),
+        GucContext::Suset,
         GucFlags::empty(),
     );
     int(

@@ -32,7 +32,7 @@ def test_too_many_sessions(small):
         assert error.sqlstate == "53400"
         assert conn.execute("SELECT count(*) FROM eskit_lease.leases").fetchone() == (0,)
         assert all(session.heartbeat().alive for session in sessions)
-        # Places come back a TTL after a session has ended, however it did.
+        # There is room again as soon as a session has been closed, or swept.
         for session in sessions[:4]:
             session.close()
 

@@ -34,7 +34,7 @@ def shrunk(conn, slot):
         session = Session(conn, name, ttl="120 s")
         holders[session.acquire("s").slot] = session
     assert holders.pop(slot).release("s")
-    dying = holders[slot] = Session(conn, "dying", ttl="2 s")
+    dying = holders[slot] = Session(conn, "dying", ttl="1 s")
     dying.take("s")
     call(conn, "semaphore_resize", "s", 2)
     return holders, dying
@@ -89,7 +89,7 @@ def test_a_permit_that_a_transaction_of_the_dead_still_uses(idle, conn):
 
 
 def test_a_predecessor_that_had_expired(idle, conn):
-    former = Session(conn, "consumer", ttl="2 s")
+    former = Session(conn, "consumer", ttl="1 s")
     former.take("r")
     wait_until(lambda: former.expired(conn))
     Session(conn, "consumer", ttl="120 s", takeover=True)
@@ -102,7 +102,7 @@ def test_a_predecessor_that_had_expired(idle, conn):
 def test_a_member_that_cannot_be_taken_out_now(idle, conn):
     """Partitions are dealt out among the others; it has none."""
     call(conn, "group_create", "g", 1)
-    members = [Session(conn, f"member {i}", ttl="120 s" if i == 0 else "2 s") for i in range(2)]
+    members = [Session(conn, f"member {i}", ttl="120 s" if i == 0 else "1 s") for i in range(2)]
     for member in members:
         call(conn, "group_join", "g", member.id)
     wait_until(lambda: members[1].expired(conn))
@@ -113,7 +113,7 @@ def test_a_member_that_cannot_be_taken_out_now(idle, conn):
 
 
 def test_a_name_that_was_waited_for(idle, conn):
-    holder, waiter = Session(conn, "holder", ttl="120 s"), Session(conn, "waiter", ttl="2 s")
+    holder, waiter = Session(conn, "holder", ttl="120 s"), Session(conn, "waiter", ttl="1 s")
     holder.take("r")
     waiter.queue("r")
     wait_until(lambda: waiter.expired(conn))

@@ -7,15 +7,13 @@ use super::word::FOREVER;
 use super::{Shared, clock, shared};
 use pgrx::pg_sys;
 use std::cell::{Cell, RefCell};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::Ordering;
 
 thread_local! {
     /// Sessions attached here, each with its grace in microseconds.
     static ATTACHED: RefCell<Vec<(SlotRef, u64)>> = const { RefCell::new(Vec::new()) };
-    /// The counters of waiting calls that this backend has a place in: of its database, and of the session.
-    static WAITING: Cell<Option<[Option<&'static AtomicU32>; 2]>> = const { Cell::new(None) };
-    /// The database in which this backend may be asked for help while it waits.
-    static HELPING: Cell<Option<&'static Database>> = const { Cell::new(None) };
+    /// The place of this backend among the waiting calls: in which database, where it may be asked for help, and the session that it waits for.
+    static WAITING: Cell<Option<(&'static Database, SlotRef)>> = const { Cell::new(None) };
     static REGISTERED: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -23,8 +21,8 @@ impl Shared {
     /// Ends the session when this backend exits, after `grace` microseconds.
     pub fn attach(&self, at: SlotRef, grace: u64) {
         register();
-        // SAFETY: a plain read
-        self.attached(at).store(unsafe { pg_sys::MyProcPid }, Ordering::Release);
+        let me = my_pid();
+        self.change_attached(at, |_| Some(me));
         ATTACHED.with_borrow_mut(|attached| {
             attached.retain(|(known, _)| self.look(*known).is_some());
             attached.push((at, grace));
@@ -33,28 +31,41 @@ impl Shared {
 
     /// Whether there was an attachment to end. The backend it is attached to finds out when it exits.
     pub fn detach(&self, at: SlotRef) -> bool {
-        self.attached(at).swap(0, Ordering::AcqRel) != 0
+        self.change_attached(at, |pid| (pid != 0).then_some(0))
     }
+
+    /// Changes which backend a session is attached to. Whether there was anything to do.
+    fn change_attached(&self, at: SlotRef, step: impl Fn(u64) -> Option<u64>) -> bool {
+        // A stand-in has none.
+        let attached = self.attached.get(at.index as usize);
+        attached.is_some_and(|attached| attached.change(|| self.is_still(at), step).is_some())
+    }
+
+    /// Process id of the backend that the session is attached to.
+    pub fn attached_pid(&self, at: SlotRef) -> Option<i32> {
+        let pid = self.attached.get(at.index as usize)?.get();
+        i32::try_from(pid).ok().filter(|pid| *pid != 0 && self.is_still(at))
+    }
+}
+
+fn my_pid() -> u64 {
+    // SAFETY: a plain read
+    u64::from(unsafe { pg_sys::MyProcPid }.cast_unsigned())
 }
 
 /// A place among the waiting calls of a database, given back when dropped or when the backend exits.
 pub struct WaitingPlace;
 
-/// Takes a place unless `most` are taken. `sleepers`: of the session, if it has a slot, which is counted with it.
-pub fn take_waiting_place(
-    database: &'static Database,
-    most: u32,
-    sleepers: Option<&'static AtomicU32>,
-) -> Option<WaitingPlace> {
-    register();
-    let free = |taken: u32| (taken < most).then_some(taken + 1);
-    database.waiting.fetch_update(Ordering::AcqRel, Ordering::Relaxed, free).ok()?;
-    if let Some(sleepers) = sleepers {
-        sleepers.fetch_add(1, Ordering::AcqRel);
+impl Shared {
+    /// Takes a place for a call that waits for a session, unless `most` are taken.
+    pub fn take_waiting_place(&self, database: &'static Database, most: u32, at: SlotRef) -> Option<WaitingPlace> {
+        register();
+        let free = |taken: u32| (taken < most).then_some(taken + 1);
+        database.waiting.fetch_update(Ordering::AcqRel, Ordering::Relaxed, free).ok()?;
+        self.sleeps(at, true);
+        WAITING.set(Some((database, at)));
+        Some(WaitingPlace)
     }
-    WAITING.set(Some([Some(&database.waiting), sleepers]));
-    HELPING.set(Some(database));
-    Some(WaitingPlace)
 }
 
 impl Drop for WaitingPlace {
@@ -64,11 +75,12 @@ impl Drop for WaitingPlace {
 }
 
 fn give_back_waiting_place() {
-    if let Some(database) = HELPING.take() {
-        database.end_help();
-    }
-    for counter in WAITING.take().into_iter().flatten().flatten() {
-        counter.fetch_update(Ordering::AcqRel, Ordering::Relaxed, |taken| taken.checked_sub(1)).ok();
+    let Some((database, at)) = WAITING.take() else { return };
+    database.end_help();
+    database.waiting.fetch_update(Ordering::AcqRel, Ordering::Relaxed, |taken| taken.checked_sub(1)).ok();
+    if let Ok(shared) = shared() {
+        // The session may have ended meanwhile, and its slot be another's.
+        shared.sleeps(at, false);
     }
 }
 
@@ -82,10 +94,9 @@ fn register() {
 unsafe extern "C-unwind" fn at_exit(_: std::ffi::c_int, _: pg_sys::Datum) {
     give_back_waiting_place();
     let Ok(shared) = shared() else { return };
-    // SAFETY: a plain read
-    let me = unsafe { pg_sys::MyProcPid };
+    let me = my_pid();
     for (at, grace) in ATTACHED.take() {
-        if shared.attached(at).compare_exchange(me, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+        if shared.change_attached(at, |pid| (pid == me).then_some(0)) {
             shared.cap(at, clock::now().saturating_add(grace).min(FOREVER));
         }
     }

@@ -30,6 +30,7 @@
 //! granted by an answer that it has asked for afterwards; the moment between the end of a cancelled wait and the note that is taken of it is
 //! too short for that. With the setting off a heartbeat pays two plain reads for all this.
 
+use super::counted::Counted;
 use super::slots::SlotRef;
 use super::word::FOREVER;
 use super::{Shared, clock};
@@ -89,29 +90,30 @@ impl Shared {
         Some(self.header.confirmed.load(Ordering::Acquire)).filter(|start| *start != 0)
     }
 
-    /// Since when it takes a confirmation for what a session was granted; `None` where its slot is another's by now.
-    fn unproven_of(&self, at: SlotRef) -> Option<&AtomicU64> {
+    /// Changes since when it takes a confirmation for what a session was granted.
+    fn change_unproven(&self, at: SlotRef, step: impl Fn(u64) -> u64) {
         let at = self.current(at);
-        (!at.is_stand_in() && self.slot(at).session() == at.session).then(|| &self.unproven[at.index as usize])
+        if let Some(unproven) = self.unproven.get(at.index as usize) {
+            unproven.change(|| self.is_still(at), |since| Some(step(since)));
+        }
     }
 
     /// What was granted to a session is known to nobody else: it takes a confirmation from now on.
     pub fn unproven(&self, at: SlotRef) {
-        if let Some(unproven) = self.unproven_of(at) {
-            unproven.fetch_max(clock::now(), Ordering::AcqRel);
-        }
+        let now = clock::now();
+        self.change_unproven(at, |since| since.max(now));
     }
 
     /// What is granted to a session is going to be committed, or not, at a time that nobody can tell.
     pub fn unproven_while_prepared(&self, at: SlotRef) {
-        if let Some(unproven) = self.unproven_of(at) {
-            unproven.store(FOREVER, Ordering::Release);
-        }
+        self.change_unproven(at, |_| FOREVER);
     }
 
     /// Whether that is so.
     pub fn is_promised(&self, at: SlotRef) -> bool {
-        self.unproven_of(at).is_some_and(|unproven| unproven.load(Ordering::Acquire) == FOREVER)
+        let at = self.current(at);
+        let since = self.unproven.get(at.index as usize).map(Counted::get);
+        self.is_still(at) && since == Some(FOREVER)
     }
 
     /// Since when it takes a confirmation for what a session was granted that is found after a start; `promised`: by transactions that are
@@ -126,9 +128,8 @@ impl Shared {
 
     /// All that was so has ended by now, and may have been committed alone. The caller has seen to it that nothing else is being prepared.
     pub fn unproven_since_prepared(&self, at: SlotRef) {
-        if let Some(unproven) = self.unproven_of(at) {
-            unproven.store(clock::now(), Ordering::Release);
-        }
+        let now = clock::now();
+        self.change_unproven(at, |_| now);
     }
 
     /// Until when a session may be told to trust itself, whatever its deadline; `index`: of its slot, without which nothing is known of it.
@@ -136,7 +137,7 @@ impl Shared {
         if !self.is_confirming() {
             return FOREVER;
         }
-        let unproven = index.map_or(FOREVER, |index| self.unproven[index as usize].load(Ordering::Acquire));
+        let unproven = index.map_or(FOREVER, |index| self.unproven[index as usize].get());
         self.confirmed().filter(|start| *start > unproven).map_or(0, |start| start + ttl)
     }
 }

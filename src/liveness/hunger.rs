@@ -21,24 +21,26 @@
 //! Those who are hungry are few among many sessions. So of each [`block`] of slots it is counted how many are, or are just about to be, and
 //! blocks without any are passed over.
 
+use super::counted::Counted;
 use super::databases::Database;
 use super::slots::SlotRef;
 use super::word::FOREVER;
 use super::{Shared, block, clock};
 use pgrx::pg_sys;
 use std::collections::BTreeSet;
-use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// Of a session: the bits of queues, and when something becomes due in one of them, zero for never.
 #[repr(C)]
 pub struct Hunger {
-    bits: AtomicU32,
-    queue: AtomicI32,
-    due: AtomicU64,
+    bits: Counted,
+    queue: Counted,
+    due: Counted,
     /// Calls that sleep in session_wait.
-    waiting: AtomicU32,
+    waiting: Counted,
     /// The bits of queues for which it has been woken, and has not looked since.
-    woken: AtomicU32,
+    woken: Counted,
+    /// Not counted: one that a stopped process notes for the slot's next session wakes that in vain, at worst.
     partitions: [AtomicU64; WORDS],
 }
 
@@ -88,20 +90,26 @@ fn place_of(partition: i32) -> (usize, u64) {
 fn on_our_clock(at: i64) -> u64 {
     // SAFETY: no preconditions
     let left = at.saturating_sub(unsafe { pg_sys::GetCurrentTimestamp() });
-    clock::now().saturating_add(u64::try_from(left).unwrap_or(0)).max(1)
+    clock::now().saturating_add(u64::try_from(left).unwrap_or(0)).clamp(1, FOREVER)
 }
 
 fn bit(queue: i32) -> u32 {
     1 << (queue.cast_unsigned() % u32::BITS)
 }
 
+/// Takes a bit away from those of a slot's session. What they were, if it was among them.
+fn take(bits: &Counted, is_mine: impl Fn() -> bool, bit: u32) -> Option<u64> {
+    let bit = u64::from(bit);
+    bits.change(is_mine, |bits| (bits & bit != 0).then_some(bits & !bit))
+}
+
 impl Hunger {
     /// Something becomes due in a queue. Whether that is sooner than anything else.
-    fn until(&self, queue: i32, at: u64) -> bool {
+    fn until(&self, queue: i32, at: u64, is_mine: impl Fn() -> bool) -> bool {
         let sooner = |due: u64| (due == 0 || at < due).then_some(at);
-        let is_first = self.due.fetch_update(Ordering::AcqRel, Ordering::Acquire, sooner).is_ok();
+        let is_first = self.due.change(&is_mine, sooner).is_some();
         if is_first {
-            self.queue.store(queue, Ordering::Release);
+            self.queue.change(&is_mine, |_| Some(queue.cast_unsigned().into()));
         }
         is_first
     }
@@ -128,12 +136,13 @@ impl Shared {
         }
         // Before the bit can be found, so that nobody passes over it.
         self.hungry_in(at.index).fetch_add(1, Ordering::AcqRel);
-        if hunger.bits.fetch_or(bit(queue), Ordering::AcqRel) != 0 {
+        let add = |bits: u64| Some(bits | u64::from(bit(queue)));
+        if hunger.bits.change(|| self.is_still(at), add) != Some(0) {
             self.hungry_in(at.index).fetch_sub(1, Ordering::AcqRel);
         }
         database.hungry.fetch_or(bit(queue), Ordering::AcqRel);
         if let Some(due) = due.map(on_our_clock)
-            && hunger.until(queue, due)
+            && hunger.until(queue, due, || self.is_still(at))
         {
             self.due_at(at, due);
         }
@@ -146,7 +155,7 @@ impl Shared {
         }
         let (due, oid, mut sooner) = (on_our_clock(due), database.oid.load(Ordering::Relaxed), false);
         for at in self.hungry(bit(queue), oid) {
-            if self.hunger[at.index as usize].until(queue, due) {
+            if self.hunger[at.index as usize].until(queue, due, || self.is_still(at)) {
                 self.block_of(at).lower(due);
                 sooner = true;
             }
@@ -158,7 +167,7 @@ impl Shared {
 
     /// When something becomes due that a session waits for.
     pub(super) fn meal_of(&self, at: SlotRef) -> u64 {
-        let due = self.hunger[at.index as usize].due.load(Ordering::Acquire);
+        let due = self.hunger[at.index as usize].due.get();
         if due == 0 { FOREVER } else { due }
     }
 
@@ -167,9 +176,9 @@ impl Shared {
         let (oid, mut queues) = (database.oid.load(Ordering::Relaxed), BTreeSet::new());
         self.each_due(now, now, |at, home, _, _| {
             let hunger = &self.hunger[at.index as usize];
-            let queue = hunger.queue.load(Ordering::Acquire);
+            let queue = hunger.queue.get() as i32;
             let past = |due: u64| (due != 0 && due <= now).then_some(0);
-            let is_due = || hunger.due.fetch_update(Ordering::AcqRel, Ordering::Acquire, past).is_ok();
+            let is_due = || hunger.due.change(|| self.is_still(at), past).is_some();
             if home.database == oid && is_due() {
                 self.bump(at);
                 queues.insert(queue);
@@ -179,26 +188,30 @@ impl Shared {
     }
 
     /// A slot has a new session, which is not hungry.
-    pub(super) fn is_fed(&self, index: u32) {
+    pub(super) fn is_fed(&self, index: u32, count: u8) {
         let hunger = &self.hunger[index as usize];
-        self.is_not_hungry(index, u32::MAX);
-        hunger.due.store(0, Ordering::Release);
-        hunger.waiting.store(0, Ordering::Release);
-        hunger.woken.store(0, Ordering::Release);
+        if hunger.bits.begin(count, 0) != 0 {
+            self.hungry_in(index).fetch_sub(1, Ordering::AcqRel);
+        }
+        for number in [&hunger.queue, &hunger.due, &hunger.waiting, &hunger.woken] {
+            number.begin(count, 0);
+        }
         hunger.partitions.iter().for_each(|word| word.store(0, Ordering::Release));
     }
 
-    /// How many calls sleep until the session has news.
-    pub fn sleepers(&self, at: SlotRef) -> &'static AtomicU32 {
-        &self.hunger[at.index as usize].waiting
+    /// A call begins to sleep until the session has news, or no longer does.
+    pub(super) fn sleeps(&self, at: SlotRef, begins: bool) {
+        let count = |calls: u64| if begins { Some(calls + 1) } else { calls.checked_sub(1) };
+        // A stand-in has none.
+        if let Some(hunger) = self.hunger.get(at.index as usize) {
+            hunger.waiting.change(|| self.is_still(at), count);
+        }
     }
 
     /// A session looks for items of a queue: what it has been woken for it sees.
     pub fn looks(&self, database: &Database, at: SlotRef, queue: i32) {
         let bit = bit(queue);
-        let hunger = &self.hunger[at.index as usize];
-        if hunger.woken.load(Ordering::Acquire) & bit != 0 && hunger.woken.fetch_and(!bit, Ordering::AcqRel) & bit != 0
-        {
+        if take(&self.hunger[at.index as usize].woken, || self.is_still(at), bit).is_some() {
             let woken = &database.woken[bit.trailing_zeros() as usize];
             woken.fetch_update(Ordering::AcqRel, Ordering::Relaxed, |count| count.checked_sub(1)).ok();
         }
@@ -225,14 +238,14 @@ impl Shared {
         let (oid, mut any, mut woken) = (database.oid.load(Ordering::Relaxed), false, 0);
         for at in self.hungry(bit, oid) {
             let hunger = &self.hunger[at.index as usize];
-            let sleeps = hunger.waiting.load(Ordering::Acquire) > 0;
+            let sleeps = hunger.waiting.get() > 0;
             let eats = || {
                 let noted = hunger.partitions.iter().map(|word| word.load(Ordering::Acquire));
                 noted.zip(food.partitions).any(|(noted, partitions)| noted & partitions != 0)
             };
             let is_meant = if food.bound { eats() } else { !sleeps || woken < food.count };
             // Who has taken the bit away wakes it.
-            if !is_meant || !self.is_not_hungry(at.index, bit) {
+            if !is_meant || !self.is_not_hungry(at, bit) {
                 continue;
             }
             any = true;
@@ -240,8 +253,7 @@ impl Shared {
             if sleeps && !food.bound && food.count < u32::MAX && self.look(at).is_some_and(|standing| standing.alive())
             {
                 woken += 1;
-                hunger.woken.fetch_or(bit, Ordering::AcqRel);
-                database.woken[bit.trailing_zeros() as usize].fetch_add(1, Ordering::AcqRel);
+                self.has_woken(database, at, bit);
             }
             self.bump(at);
         }
@@ -250,6 +262,14 @@ impl Shared {
             database.patience.compare_exchange(0, until, Ordering::AcqRel, Ordering::Relaxed).ok();
         }
         any
+    }
+
+    /// A session is woken for some of the items of a queue's bit, and has not looked yet.
+    fn has_woken(&self, database: &Database, at: SlotRef, bit: u32) {
+        let add = |bits: u64| Some(bits | u64::from(bit));
+        if self.hunger[at.index as usize].woken.change(|| self.is_still(at), add).is_some() {
+            database.woken[bit.trailing_zeros() as usize].fetch_add(1, Ordering::AcqRel);
+        }
     }
 
     /// Wakes the next ones, where those who have been woken do not claim in time.
@@ -265,9 +285,7 @@ impl Shared {
             if count > 0 {
                 // They count no more: whoever looks late has nothing to take from the next ones.
                 for (slot, hunger) in self.slots.iter().zip(self.hunger).take(self.used() as usize) {
-                    if slot.home().database == oid {
-                        hunger.woken.fetch_and(!(1 << number), Ordering::AcqRel);
-                    }
+                    take(&hunger.woken, || slot.home().database == oid, 1 << number);
                 }
                 self.feed_bit(database, 1 << number, Food { count, ..Food::default() });
             }
@@ -284,19 +302,19 @@ impl Shared {
         let blocks = self.hungry.iter().zip(self.hunger.chunks(block::SLOTS)).zip((0..).step_by(block::SLOTS));
         let hungry = blocks.filter(|((count, _), _)| count.load(Ordering::Acquire) != 0);
         let slots = hungry.flat_map(|((_, block), first)| (first..).zip(block));
-        slots.filter(move |(_, hunger)| hunger.bits.load(Ordering::Acquire) & bit != 0).filter_map(move |(index, _)| {
+        slots.filter(move |(_, hunger)| hunger.bits.get() & u64::from(bit) != 0).filter_map(move |(index, _)| {
             let slot = &self.slots[index as usize];
             (slot.home().database == database).then(|| SlotRef { index, session: slot.session() })
         })
     }
 
-    /// Takes bits away from a session. Whether it had any of them.
-    fn is_not_hungry(&self, index: u32, bits: u32) -> bool {
-        let before = self.hunger[index as usize].bits.fetch_and(!bits, Ordering::AcqRel);
-        if before != 0 && before & !bits == 0 {
-            self.hungry_in(index).fetch_sub(1, Ordering::AcqRel);
+    /// Takes a bit away from a session. Whether it had it.
+    fn is_not_hungry(&self, at: SlotRef, bit: u32) -> bool {
+        let before = take(&self.hunger[at.index as usize].bits, || self.is_still(at), bit);
+        if before == Some(bit.into()) {
+            self.hungry_in(at.index).fetch_sub(1, Ordering::AcqRel);
         }
-        before & bits != 0
+        before.is_some()
     }
 
     /// The same for all queues: more has become free than anybody has noted.

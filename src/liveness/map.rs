@@ -1,9 +1,10 @@
 //! The map from session to slot, and the slots that are free.
 
-use super::slots::{Home, PRIVATE, SlotRef};
-use super::word::{FOREVER, State, Word};
+use super::slots::{Home, PRIVATE, Slot, SlotRef};
+use super::word::{FOREVER, State};
 use super::{Lock, Shared, clock};
 use crate::error::{Error, Result};
+use crate::text::role_name;
 use pgrx::{Uuid, pg_sys};
 use std::cell::Cell;
 use std::sync::atomic::Ordering;
@@ -24,7 +25,12 @@ pub struct Opening {
     pub unproven: u64,
     /// Whether an end of the session is prepared.
     pub frozen: bool,
+    /// How many slots its role may have, if that is bounded.
+    pub most: Option<u32>,
 }
+
+/// How often a free slot is looked for, with tombstones reclaimed in between: others may take what has just been found.
+const TRIES: usize = 4;
 
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -104,22 +110,22 @@ impl Shared {
     /// Gives a session its slot; the one that it has, if another was faster.
     pub fn enter(&self, home: Home, opening: Opening) -> Result<SlotRef> {
         let session = opening.session;
-        let index = self.allocate(opening.opened_by != 0)?;
+        let index = self.allocate(&opening)?;
         let slot = &self.slots[index as usize];
         for (half, value) in slot.uuid.iter().zip(halves(session)) {
             half.store(value, Ordering::Relaxed);
         }
-        slot.cap.store(FOREVER, Ordering::Relaxed);
-        slot.revision.store(clock::wall(), Ordering::Relaxed);
+        let count = slot.word().next(State::Free, 0).count();
+        slot.cap.begin(count, FOREVER);
+        slot.revision.begin(count, clock::wall());
         slot.database.store(home.database, Ordering::Relaxed);
         slot.table.store(home.table, Ordering::Relaxed);
-        slot.role.store(opening.role, Ordering::Relaxed);
         let private = if opening.private { PRIVATE } else { 0 };
         slot.ttl_ms.store(opening.ttl_ms.cast_unsigned() | private, Ordering::Relaxed);
         slot.opened_by.store(opening.opened_by, Ordering::Relaxed);
-        slot.attached.store(0, Ordering::Relaxed);
-        self.is_fed(index);
-        self.unproven[index as usize].store(opening.unproven, Ordering::Relaxed);
+        self.attached[index as usize].begin(count, 0);
+        self.is_fed(index, count);
+        self.unproven[index as usize].begin(count, opening.unproven);
         let key = Key { uuid: *session.as_bytes(), database: home.database, table: home.table };
         let mut found = false;
         // SAFETY: the map is PostgreSQL's own, changed under the lock of the key's partition; ENTER_NULL does not raise
@@ -137,7 +143,7 @@ impl Shared {
                 if !found {
                     entry.slot = index;
                     let state = if opening.frozen { State::Frozen } else { State::Alive };
-                    slot.word.store(Word::new(state, opening.deadline).0, Ordering::Release);
+                    slot.word.store(slot.word().next(state, opening.deadline).0, Ordering::Release);
                 }
                 entry.slot
             })
@@ -150,41 +156,65 @@ impl Shared {
         Ok(at)
     }
 
-    /// A free slot. `new`: for a session that is being opened, which is refused for good if there is none.
-    fn allocate(&self, new: bool) -> Result<u32> {
-        for attempt in 0..2 {
-            {
-                let _held = self.lock(Lock::Alloc, true);
-                let (free, used) = (&self.header.free, &self.header.used);
-                let first = free.load(Ordering::Relaxed);
-                if first != 0 {
-                    let next = self.slots[first as usize - 1].word().at();
-                    free.store(next as u32, Ordering::Relaxed);
-                    return Ok(first - 1);
-                }
-                let unused = used.load(Ordering::Relaxed);
-                if (unused as usize) < self.slots.len() {
-                    used.store(unused + 1, Ordering::Release);
-                    return Ok(unused);
-                }
+    /// Takes a slot that is free, or that an ended session needs no more.
+    fn allocate(&self, opening: &Opening) -> Result<u32> {
+        for attempt in 0..TRIES {
+            match self.take_free(opening) {
+                Ok(Some(index)) => return Ok(index),
+                Ok(None) => (),
+                Err(most) => return Err(Error::RoleFull { role: role_name(opening.role.into()), most }.into()),
             }
-            // After a restart many sessions of before may ask in vain, each for all that name it. They ask again.
+            // A new session is refused for good. Sessions of before a restart are not: many may ask in vain, each for all that name it, and ask again.
             let now = clock::now();
-            if attempt == 0 && (new || now >= self.header.reclaim_at.load(Ordering::Relaxed)) {
-                self.header.reclaim_at.store(now + RECLAIM_AT_MOST_EVERY, Ordering::Relaxed);
-                self.reclaim(now);
+            let must_look = attempt == 0 && opening.opened_by != 0;
+            if !must_look && now < self.header.reclaim_at.load(Ordering::Acquire) {
+                break;
             }
+            self.header.reclaim_at.store(now + RECLAIM_AT_MOST_EVERY, Ordering::Release);
+            self.reclaim(now);
         }
         Err(Error::SessionsFull.into())
     }
 
-    fn give_back(&self, index: u32) {
+    /// Takes a slot that is free, if there is one; or says how many the role may have that has as many.
+    fn take_free(&self, opening: &Opening) -> std::result::Result<Option<u32>, u32> {
         let _held = self.lock(Lock::Alloc, true);
-        let next = self.header.free.swap(index + 1, Ordering::Relaxed);
-        self.slots[index as usize].word.store(Word::new(State::Free, u64::from(next)).0, Ordering::Release);
+        if let Some(most) = opening.most.filter(|most| self.slots_of(opening.role) >= *most) {
+            return Err(most);
+        }
+        let (free, used) = (&self.header.free, &self.header.used);
+        let (first, unused) = (free.load(Ordering::Relaxed), used.load(Ordering::Relaxed));
+        let index = if first != 0 {
+            free.store(self.slots[first as usize - 1].word().at() as u32, Ordering::Relaxed);
+            first - 1
+        } else if (unused as usize) < self.slots.len() {
+            used.store(unused + 1, Ordering::Release);
+            unused
+        } else {
+            return Ok(None);
+        };
+        // It counts from now on.
+        self.slots[index as usize].role.store(opening.role, Ordering::Release);
+        Ok(Some(index))
     }
 
-    /// Frees the slots whose tombstones have stood long enough. Until when the next one stands.
+    /// Slots that the sessions of a role have. The caller has Lock::Alloc, so that one that is just being entered counts.
+    fn slots_of(&self, role: u32) -> u32 {
+        let now = clock::now();
+        let is_its = |slot: &&Slot| slot.role.load(Ordering::Relaxed) == role && !slot.word().reclaimable(now);
+        let count = self.slots[..self.used() as usize].iter().filter(is_its).count();
+        u32::try_from(count).unwrap_or(u32::MAX)
+    }
+
+    fn give_back(&self, index: u32) {
+        let _held = self.lock(Lock::Alloc, true);
+        let slot = &self.slots[index as usize];
+        let next = self.header.free.swap(index + 1, Ordering::Relaxed);
+        slot.role.store(0, Ordering::Release);
+        slot.word.store(slot.word().free(u64::from(next)).0, Ordering::Release);
+    }
+
+    /// Frees the slots that ended sessions need no more. Until when the next one is needed.
     pub fn reclaim(&self, now: u64) -> u64 {
         let (mut over, mut next) = (Vec::new(), FOREVER);
         self.each(now, |at, home, word| match word.state() {
@@ -200,7 +230,7 @@ impl Shared {
                 let hash = pg_sys::get_hash_value(self.map, (&raw const key).cast());
                 let _held = self.lock(Lock::Map(hash), true);
                 let freed =
-                    slot.word.compare_exchange(word.0, Word::FREE.0, Ordering::AcqRel, Ordering::Acquire).is_ok();
+                    slot.word.compare_exchange(word.0, word.free(0).0, Ordering::AcqRel, Ordering::Acquire).is_ok();
                 if freed {
                     let (key, remove) = ((&raw const key).cast(), pg_sys::HASHACTION::HASH_REMOVE);
                     pg_sys::hash_search_with_hash_value(self.map, key, hash, remove, std::ptr::null_mut());

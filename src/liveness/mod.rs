@@ -6,11 +6,13 @@
 //!
 //! * A **slot** (one session, 64 bytes) is a set of atomics. Its [`word`] changes by compare-and-swap only, and holds the whole
 //!   decision whether the session lives; that is why a heartbeat takes no lock. The other fields are written before the slot gets
-//!   a living word and do not change until it is free, save the revision, the cap and the attached backend, each of which is a
-//!   number of its own. Whoever has found a slot reads the word, compares the key, and only then swaps. A recycled slot cannot be
-//!   mistaken for the old one: it is free for reuse only past its last deadline, so no new word of it equals an old one. (A session
-//!   whose opening was rolled back is freed earlier: nobody but its opener has heard of it, and a deadline of the same microsecond
-//!   would have to be mistaken for it.)
+//!   a living word and do not change until it is free, save some numbers, each of which changes by itself: the revision, the cap, what
+//!   the session waits for, what is unproven of it, and the backend that it is attached to.
+//! * **Reuse.** A slot is free for the next session as soon as nothing needs it (see [`slots`]), while processes may still refer to it for the
+//!   former. To write, a process reads the word or the number, compares the session's uuid, and only then swaps. Word and numbers contain a count of
+//!   the slot's sessions, so that the swap fails if the slot has changed hands since the read (see [`counted`]). To read, a process reads, and
+//!   compares the uuid after that ([`Shared::is_still`](slots)). Until its slot is needed an ended session leaves a word there: a client is told
+//!   that its session has ended, and not that there is none.
 //! * Which slots are due is found by the words of **blocks** of them (see [`block`]), which heartbeats leave alone.
 //! * **Uuid to slot** is a partitioned hash table of PostgreSQL's, each partition under its own LWLock ([`Lock::Map`]). Reclaiming
 //!   a slot and entering one happen under the partition's exclusive lock, so there is never a slot without its entry.
@@ -25,6 +27,7 @@ pub mod attach;
 mod block;
 pub mod clock;
 pub mod confirm;
+mod counted;
 pub mod databases;
 pub mod dirty;
 pub mod floors;
@@ -33,11 +36,15 @@ mod kept;
 pub mod map;
 pub mod pace;
 pub mod places;
+#[cfg(feature = "pg_test")]
+#[path = "../../pg_test/reuse.rs"]
+mod reuse;
 mod ring;
 mod room;
 pub mod slots;
 pub mod spans;
 pub mod stand_in;
+pub mod standing;
 pub mod wait;
 pub mod word;
 
@@ -46,6 +53,7 @@ use crate::settings;
 use crate::version;
 use crate::worker::{AHEAD, LINGER};
 use block::Block;
+use counted::Counted;
 use databases::Database;
 use dirty::Pending;
 use floors::{FLOORS, Floor};
@@ -117,7 +125,9 @@ pub struct Shared {
     /// Of each block of slots, how many of these are hungry.
     hungry: &'static [AtomicU32],
     /// Of each session, when it was last granted something that nobody else is known to know of (see [`confirm`]).
-    unproven: &'static [AtomicU64],
+    unproven: &'static [Counted],
+    /// Of each session, the process id of the backend that it is attached to, zero without one.
+    attached: &'static [Counted],
     locks: *mut pg_sys::LWLockPadded,
     /// What sessions of the last start have left. In memory of the postmaster's, which its children inherit.
     kept: Kept,
@@ -289,7 +299,8 @@ unsafe extern "C-unwind" fn request() {
             SPANS * size_of::<Span>(),
             sessions * size_of::<Hunger>(),
             blocks * size_of::<AtomicU32>(),
-            sessions * size_of::<AtomicU64>(),
+            sessions * size_of::<Counted>(),
+            sessions * size_of::<Counted>(),
         ];
         for size in sizes {
             pg_sys::RequestAddinShmemSpace(size + 64);
@@ -352,6 +363,7 @@ unsafe extern "C-unwind" fn startup() {
             hunger: std::slice::from_raw_parts(array(c"eskit_lease hunger", sessions), sessions),
             hungry: std::slice::from_raw_parts(array(c"eskit_lease hungry", blocks), blocks),
             unproven: std::slice::from_raw_parts(array(c"eskit_lease unproven", sessions), sessions),
+            attached: std::slice::from_raw_parts(array(c"eskit_lease attached", sessions), sessions),
             locks: pg_sys::GetNamedLWLockTranche(TRANCHE.as_ptr()),
             kept: kept::take(),
         };

@@ -2,33 +2,39 @@
 //!
 //! A session is alive by its slot. One without a slot, after a restart, is alive by its row: one of an older `boot_id` exactly until
 //! `t0 + ttl`, whoever asks and whenever, because nobody could send a heartbeat while the server was down (over an orderly stop it may be
-//! less than the TTL, see [`super::kept`]); one of the current `boot_id` is dead. A dead session keeps its slot as a tombstone for one TTL, so that nobody whose snapshot still shows its row
-//! revives it. Where all slots are taken there are [stand-ins](super::stand_in).
+//! less than the TTL, see [`super::kept`]); one of the current `boot_id` is dead.
+//!
+//! So an old snapshot that still shows the row of a session of this start does not revive it: its slot is free as soon as no row of it is left. A
+//! session of an earlier start would be revived, and keeps its slot as a tombstone for one TTL after its end. A prepared end leaves its session
+//! frozen, in its slot, until the prepared transaction has ended. Where all slots are taken there are [stand-ins](super::stand_in).
 
 use super::block::{self, Block};
+use super::counted::Counted;
 use super::databases::RESCAN;
+use super::standing::Standing;
 use super::word::{FOREVER, State, Word};
 use super::{Shared, clock};
 use pgrx::Uuid;
 use pgrx::pg_sys;
-use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 #[repr(C, align(64))]
+#[derive(Default)]
 pub struct Slot {
     pub(super) word: AtomicU64,
     /// A deadline that heartbeats cannot move: the end of an attachment. FOREVER without one.
-    pub(super) cap: AtomicU64,
-    pub(super) revision: AtomicU64,
+    pub(super) cap: Counted,
+    pub(super) revision: Counted,
     pub(super) uuid: [AtomicU64; 2],
     pub(super) database: AtomicU32,
     /// Oid of the table of sessions, which a new CREATE EXTENSION changes.
     pub(super) table: AtomicU32,
+    /// Zero without a session.
     pub(super) role: AtomicU32,
     /// Milliseconds, and PRIVATE.
     pub(super) ttl_ms: AtomicU32,
+    /// The transaction that has opened the session, zero for one of before the start of shared memory.
     pub(super) opened_by: AtomicU32,
-    /// Process id of the attached backend, zero without one.
-    pub(super) attached: AtomicI32,
 }
 
 const _: () = assert!(size_of::<Slot>() == 64);
@@ -57,51 +63,22 @@ impl PartialEq for SlotRef {
     }
 }
 
-/// What a look at a session's slot says.
-#[derive(Clone, Copy, Debug)]
-pub struct Standing {
-    pub state: State,
-    /// When its leases end, by [`clock::now`]; in the past for a dead one.
-    pub until: u64,
-    pub now: u64,
-    pub revision: u64,
-    /// Until when the session may be told to trust itself, whatever its deadline (see [`super::confirm`]).
-    vouched_until: u64,
-}
-
-impl Standing {
-    pub fn alive(&self) -> bool {
-        matches!(self.state, State::Alive | State::Frozen)
-    }
-
-    /// Microseconds that the session has left.
-    pub fn left(&self) -> u64 {
-        if self.alive() { self.until.saturating_sub(self.now) } else { 0 }
-    }
-
-    /// What of that its program may rely on.
-    pub fn trust_ms(&self) -> i32 {
-        clock::trust_ms(self.left().min(self.vouched_until.saturating_sub(self.now)))
-    }
-
-    /// That of a session that has ended, and left nothing in shared memory.
-    pub fn dead() -> Standing {
-        let now = clock::now();
-        Standing { state: State::Dead, until: now, now, revision: 0, vouched_until: 0 }
-    }
-}
-
 impl Slot {
     pub(super) fn word(&self) -> Word {
         Word(self.word.load(Ordering::Acquire))
     }
 
     pub(super) fn cap(&self) -> u64 {
-        self.cap.load(Ordering::Acquire)
+        self.cap.get()
     }
 
     pub(super) fn ttl(&self) -> u64 {
-        u64::from(self.ttl_ms.load(Ordering::Relaxed) & !PRIVATE) * 1_000
+        u64::from(self.ttl_ms.load(Ordering::Acquire) & !PRIVATE) * 1_000
+    }
+
+    /// How long the slot is kept when the session has ended.
+    fn kept(&self) -> u64 {
+        if self.opened_by.load(Ordering::Relaxed) == 0 { self.ttl() } else { 0 }
     }
 
     pub(super) fn session(&self) -> Uuid {
@@ -132,15 +109,11 @@ impl Slot {
 }
 
 impl Shared {
-    fn standing_at(&self, at: SlotRef, word: Word, now: u64) -> Standing {
+    /// Returns whether the slot is still that of the session. The word is read before the uuid, which is written before a word that lives.
+    /// A write after such a look must fail if the slot has changed hands since: see [`super::counted`].
+    pub(super) fn is_still(&self, at: SlotRef) -> bool {
         let slot = self.slot(at);
-        Standing {
-            state: word.state(),
-            until: word.at().min(slot.cap()),
-            now,
-            revision: slot.revision.load(Ordering::Acquire),
-            vouched_until: self.vouched_until((!at.is_stand_in()).then_some(at.index), slot.ttl()),
-        }
+        slot.word().state() != State::Free && slot.session() == at.session
     }
 
     pub(super) fn slot(&self, at: SlotRef) -> &'static Slot {
@@ -159,8 +132,8 @@ impl Shared {
         let (slot, now) = (self.slot(at), clock::now());
         let (word, extended) = slot.change(at.session, |word| word.beat(slot.cap(), now, slot.ttl()))?;
         let word = if extended { word } else { self.expire(slot, at.session, now)? };
-        // A tombstone that may be reclaimed says nothing any more. That of a session whose opening was rolled back may be so at once.
-        (!word.reclaimable(now)).then(|| self.standing_at(at, word, now))
+        // Of a session whose opening was rolled back nobody has heard.
+        if word.is_erased() { None } else { self.standing_at(at, word, now) }
     }
 
     /// What stands, without extending anything. A session past its deadline is made dead here.
@@ -168,26 +141,12 @@ impl Shared {
         let at = self.current(at);
         let (slot, now) = (self.slot(at), clock::now());
         let word = self.expire(slot, at.session, now)?;
-        Some(self.standing_at(at, word, now))
-    }
-
-    /// What stands for a session that has a row: by its slot, or by the row's start of the server and TTL where there is none.
-    pub fn standing(&self, home: Home, session: Uuid, boot_id: i64, ttl_ms: i32) -> Standing {
-        // The time before the look: whoever makes the slot after it, and beats, does so at a later time, and finds the same deadline past.
-        let now = clock::now();
-        if let Some(standing) = self.find(home, session).and_then(|at| self.look(at)) {
-            return standing;
-        }
-        let ttl = u64::try_from(ttl_ms).unwrap_or(0) * 1_000;
-        let until = self.t0() + self.given(home, session, ttl);
-        let alive = boot_id != self.boot_id() && now < until;
-        let state = if alive { State::Alive } else { State::Dead };
-        Standing { state, until, now, revision: 0, vouched_until: self.vouched_until(None, ttl) }
+        self.standing_at(at, word, now)
     }
 
     /// Makes a session dead that is past its deadline. The word that then stands.
     fn expire(&self, slot: &Slot, session: Uuid, now: u64) -> Option<Word> {
-        let (word, taken) = slot.change(session, |word| word.expire(slot.cap(), now, slot.ttl()))?;
+        let (word, taken) = slot.change(session, |word| word.expire(slot.cap(), now, slot.kept()))?;
         if taken && let Some(database) = self.known_database(slot.home().database) {
             // Whatever the other dead ones wait for, this one is looked at.
             database.blocked.hurry();
@@ -208,6 +167,13 @@ impl Shared {
         self.slot(at).change(at.session, Word::thaw).is_some_and(|(_, thawed)| thawed)
     }
 
+    /// A session has ended: has the next call that finds no free slot look for one, though another has just looked in vain.
+    fn ended_one(&self) {
+        if self.header.reclaim_at.load(Ordering::Relaxed) != 0 {
+            self.header.reclaim_at.store(0, Ordering::Release);
+        }
+    }
+
     /// The early end is committed. `gone`: and no row of the session is left.
     pub fn end(&self, at: SlotRef, gone: bool) {
         let at = self.current(at);
@@ -219,7 +185,8 @@ impl Shared {
             return;
         }
         let (slot, now) = (self.slot(at), clock::now());
-        slot.change(at.session, |word| word.end(gone, now, slot.ttl()));
+        slot.change(at.session, |word| word.end(gone, now, slot.kept()));
+        self.ended_one();
         if !gone {
             self.due_at(at, now);
         }
@@ -228,17 +195,16 @@ impl Shared {
 
     /// Ends a session that no transaction but the one that opened it has ever seen: it needs no tombstone.
     pub fn erase(&self, at: SlotRef) {
-        let now = clock::now();
-        self.slot(at).change(at.session, |word| word.end(true, now, 0));
+        self.slot(at).change(at.session, Word::erase);
+        self.ended_one();
         self.notice(at);
     }
 
     /// Heartbeats cannot move the end beyond `deadline` any more.
     pub fn cap(&self, at: SlotRef, deadline: u64) {
         let at = self.current(at);
-        let slot = self.slot(at);
-        if slot.session() == at.session {
-            slot.cap.fetch_min(deadline, Ordering::AcqRel);
+        let sooner = |cap: u64| (deadline < cap).then_some(deadline);
+        if self.slot(at).cap.change(|| self.is_still(at), sooner).is_some() {
             self.due_at(at, deadline);
         }
     }
@@ -246,9 +212,7 @@ impl Shared {
     /// Something that the session holds or waits for has changed: its revision grows, and whoever waits for that wakes up.
     pub fn bump(&self, at: SlotRef) {
         let at = self.current(at);
-        let slot = self.slot(at);
-        if slot.session() == at.session {
-            slot.revision.fetch_add(1, Ordering::AcqRel);
+        if self.slot(at).revision.change(|| self.is_still(at), |revision| Some(revision + 1)).is_some() {
             self.notice(at);
         }
     }
@@ -267,25 +231,20 @@ impl Shared {
         unsafe { self.waits.add(at.index as usize) }
     }
 
-    pub fn role(&self, at: SlotRef) -> u32 {
-        self.slot(at).role.load(Ordering::Relaxed)
+    /// Whose the session is; `None` if it has its slot no more.
+    pub fn role(&self, at: SlotRef) -> Option<u32> {
+        let role = self.slot(at).role.load(Ordering::Acquire);
+        self.is_still(at).then_some(role)
     }
 
     pub fn ttl_ms(&self, at: SlotRef) -> u32 {
         self.slot(at).ttl_ms.load(Ordering::Relaxed) & !PRIVATE
     }
 
+    /// Whether the session is private; not when it has its slot no more.
     pub fn is_private(&self, at: SlotRef) -> bool {
-        self.slot(at).ttl_ms.load(Ordering::Relaxed) & PRIVATE != 0
-    }
-
-    pub(super) fn attached(&self, at: SlotRef) -> &AtomicI32 {
-        &self.slot(at).attached
-    }
-
-    /// Process id of the backend that the session is attached to.
-    pub fn attached_pid(&self, at: SlotRef) -> Option<i32> {
-        Some(self.attached(at).load(Ordering::Relaxed)).filter(|pid| *pid != 0)
+        let private = self.slot(at).ttl_ms.load(Ordering::Acquire) & PRIVATE != 0;
+        private && self.is_still(at)
     }
 
     /// Whether the transaction that opened the session is still open, or prepared.
@@ -365,5 +324,38 @@ impl Shared {
 impl SlotRef {
     pub fn session(&self) -> Uuid {
         self.session
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::Cell;
+
+    fn session(number: u8) -> Uuid {
+        Uuid::from_bytes(u128::from(number).to_be_bytes())
+    }
+
+    fn enter(slot: &Slot, number: u8) {
+        slot.uuid[1].store(number.into(), Ordering::Relaxed);
+        slot.word.store(slot.word().next(State::Alive, 500).0, Ordering::Release);
+    }
+
+    /// A process is stopped between look and write, and goes on when the slot has its next session, whose deadline is the same.
+    #[test]
+    fn the_word_of_another_session_is_not_written() {
+        let (slot, stopped) = (Slot::default(), Cell::new(false));
+        enter(&slot, 1);
+        let beat = |word: Word| {
+            if !stopped.replace(true) {
+                slot.word.store(slot.word().free(0).0, Ordering::Release);
+                enter(&slot, 2);
+            }
+            word.beat(FOREVER, 400, 1_000)
+        };
+        assert!(slot.change(session(1), beat).is_none());
+        assert_eq!((slot.session(), slot.word().state(), slot.word().at()), (session(2), State::Alive, 500));
+        assert!(slot.change(session(2), beat).is_some());
+        assert_eq!(slot.word().at(), 1_400);
     }
 }

@@ -9,10 +9,11 @@
 //! the session has been given one meanwhile ([`Shared::current`]); if it has none there is nothing to see but the row.
 
 use super::Shared;
+use super::counted::Counted;
 use super::map::{Opening, halves};
 use super::slots::{Home, PRIVATE, Slot, SlotRef};
-use super::word::{FOREVER, State, Word};
-use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
+use super::word::{FOREVER, State};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// Stand-ins that a process has at a time. One call works with few; an older one answers as a session that has ended.
 const STAND_INS: usize = 64;
@@ -23,15 +24,14 @@ const FIRST: u32 = u32::MAX - STAND_INS as u32;
 static SLOTS: [Slot; STAND_INS] = [const {
     Slot {
         word: AtomicU64::new(0),
-        cap: AtomicU64::new(FOREVER),
-        revision: AtomicU64::new(0),
+        cap: Counted::new(FOREVER),
+        revision: Counted::new(0),
         uuid: [const { AtomicU64::new(0) }; 2],
         database: AtomicU32::new(0),
         table: AtomicU32::new(0),
         role: AtomicU32::new(0),
         ttl_ms: AtomicU32::new(0),
         opened_by: AtomicU32::new(0),
-        attached: AtomicI32::new(0),
     }
 }; STAND_INS];
 static NEXT: AtomicU32 = AtomicU32::new(0);
@@ -64,7 +64,7 @@ impl Shared {
         let private = if opening.private { PRIVATE } else { 0 };
         slot.ttl_ms.store(opening.ttl_ms.cast_unsigned() | private, Ordering::Relaxed);
         let state = if opening.frozen { State::Frozen } else { State::Alive };
-        slot.word.store(Word::new(state, opening.deadline).0, Ordering::Relaxed);
+        slot.word.store(slot.word().next(state, opening.deadline).0, Ordering::Relaxed);
         SlotRef { index: FIRST + number as u32, session: opening.session }
     }
 

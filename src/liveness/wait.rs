@@ -3,7 +3,8 @@
 //! something to do and there is no process for the worker (see [`crate::worker`]).
 
 use super::databases::Database;
-use super::slots::{SlotRef, Standing};
+use super::slots::SlotRef;
+use super::standing::Standing;
 use super::{Shared, clock};
 use crate::error::{Error, Result};
 use pgrx::pg_sys;

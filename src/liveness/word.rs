@@ -1,4 +1,4 @@
-//! The word of a slot: a deadline and a state in 64 bits, so that every step of a session's life is one compare-and-swap.
+//! The word of a slot: a deadline, a state and a count in 64 bits, so that every step of a session's life is one compare-and-swap.
 //!
 //! | from            | step                     | to                                              |
 //! |-----------------|--------------------------|-------------------------------------------------|
@@ -6,18 +6,21 @@
 //! | `Alive`         | heartbeat, not past      | `Alive`, later deadline                         |
 //! | `Alive`         | freeze (pre-commit of an early end) | `Frozen`, same deadline              |
 //! | `Frozen`        | thaw (abort)             | `Alive`, same deadline                          |
-//! | `Alive`, `Frozen` | expire, past           | `Dead`, until one TTL from now                  |
-//! | `Alive`, `Frozen` | end (commit of an early end) | `Dead` or `Gone`, until one TTL from now  |
+//! | `Alive`, `Frozen` | expire, past           | `Dead`, for as long as its slot is kept from now on |
+//! | `Alive`, `Frozen` | end (commit of an early end) | `Dead` or `Gone`, for as long as its slot is kept from now on |
 //! | `Dead`          | bury (its rows are gone) | `Gone`, same time                               |
 //! | `Gone`          | reclaim, past            | `Free`                                          |
 //!
-//! There is no way from `Dead` to `Alive`. Times are microseconds of `CLOCK_BOOTTIME`. Nothing here knows PostgreSQL.
+//! There is no way from `Dead` to `Alive`. The count grows with each session that the slot has: a process that has looked at the word for one, and
+//! is stopped, does not take the word of a later one for it, though the deadline may be the same. Times are microseconds of `CLOCK_BOOTTIME`. Nothing here knows
+//! PostgreSQL.
 
-/// Low bits of the word that hold the state.
+/// Low bits of the word that hold the state; above them is the count.
 const STATE_BITS: u32 = 3;
 const STATE_MASK: u64 = (1 << STATE_BITS) - 1;
-/// The latest time that a word can hold; about 73,000 years.
-pub const FOREVER: u64 = u64::MAX >> STATE_BITS;
+const TIME_SHIFT: u32 = STATE_BITS + u8::BITS;
+/// The latest time that a word can hold; 285 years.
+pub const FOREVER: u64 = u64::MAX >> TIME_SHIFT;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
@@ -37,10 +40,27 @@ pub enum State {
 pub struct Word(pub u64);
 
 impl Word {
-    pub const FREE: Word = Word(0);
+    /// The word of a slot's next session, after this one.
+    pub fn next(self, state: State, at: u64) -> Word {
+        Word::of(self.count().wrapping_add(1), state, at)
+    }
 
-    pub fn new(state: State, at: u64) -> Word {
-        Word(at.min(FOREVER) << STATE_BITS | state as u64)
+    fn of(count: u8, state: State, at: u64) -> Word {
+        Word(at.min(FOREVER) << TIME_SHIFT | u64::from(count) << STATE_BITS | state as u64)
+    }
+
+    /// The word in another state, or with another time, of the same session.
+    fn with(self, state: State, at: u64) -> Word {
+        Word::of(self.count(), state, at)
+    }
+
+    /// That of a slot without a session, whose time is a number.
+    pub fn free(self, number: u64) -> Word {
+        self.with(State::Free, number)
+    }
+
+    pub fn count(self) -> u8 {
+        (self.0 >> STATE_BITS) as u8
     }
 
     pub fn state(self) -> State {
@@ -55,7 +75,7 @@ impl Word {
 
     /// The deadline of a living session, the end of the tombstone of a dead one.
     pub fn at(self) -> u64 {
-        self.0 >> STATE_BITS
+        self.0 >> TIME_SHIFT
     }
 
     /// Whether the session has its leases at `now`. `cap` is a deadline that heartbeats cannot move.
@@ -66,42 +86,51 @@ impl Word {
     /// A heartbeat at `now`: the word to be, or `None` where there is nothing to extend.
     pub fn beat(self, cap: u64, now: u64, ttl: u64) -> Option<Word> {
         (self.state() == State::Alive && self.lives(cap, now))
-            .then(|| Word::new(State::Alive, self.at().max(now.saturating_add(ttl))))
+            .then(|| self.with(State::Alive, self.at().max(now.saturating_add(ttl))))
     }
 
     pub fn freeze(self, cap: u64, now: u64) -> Option<Word> {
-        (self.state() == State::Alive && self.lives(cap, now)).then(|| Word::new(State::Frozen, self.at()))
+        (self.state() == State::Alive && self.lives(cap, now)).then(|| self.with(State::Frozen, self.at()))
     }
 
     pub fn thaw(self) -> Option<Word> {
-        (self.state() == State::Frozen).then(|| Word::new(State::Alive, self.at()))
+        (self.state() == State::Frozen).then(|| self.with(State::Alive, self.at()))
     }
 
-    /// The one step of expiry: whoever needs to know may take it, and all then agree.
-    pub fn expire(self, cap: u64, now: u64, ttl: u64) -> Option<Word> {
+    /// The one step of expiry: whoever needs to know may take it, and all then agree. `kept`: for how long its slot is.
+    pub fn expire(self, cap: u64, now: u64, kept: u64) -> Option<Word> {
         (matches!(self.state(), State::Alive | State::Frozen) && !self.lives(cap, now))
-            .then(|| Word::new(State::Dead, now.saturating_add(ttl)))
+            .then(|| self.with(State::Dead, now.saturating_add(kept)))
     }
 
     /// The end before the deadline; `Gone` when no row of the session is left.
-    pub fn end(self, gone: bool, now: u64, ttl: u64) -> Option<Word> {
+    pub fn end(self, gone: bool, now: u64, kept: u64) -> Option<Word> {
         match self.state() {
             State::Alive | State::Frozen => {
-                Some(Word::new(if gone { State::Gone } else { State::Dead }, now.saturating_add(ttl)))
+                Some(self.with(if gone { State::Gone } else { State::Dead }, now.saturating_add(kept)))
             }
             State::Dead if gone => self.bury(),
             _ => None,
         }
     }
 
+    /// The end of a session that no transaction but the one that opened it has ever seen: nothing is to be said of it.
+    pub fn erase(self) -> Option<Word> {
+        self.end(true, 0, 0)
+    }
+
+    pub fn is_erased(self) -> bool {
+        self.state() == State::Gone && self.at() == 0
+    }
+
     pub fn bury(self) -> Option<Word> {
-        (self.state() == State::Dead).then(|| Word::new(State::Gone, self.at()))
+        (self.state() == State::Dead).then(|| self.with(State::Gone, self.at()))
     }
 
     /// After a pause of the whole machine, which began at `from`, and in which nobody could have sent a heartbeat.
     pub fn postpone(self, cap: u64, from: u64, gap: u64) -> Option<Word> {
         (self.state() == State::Alive && self.lives(cap, from))
-            .then(|| Word::new(State::Alive, self.at().saturating_add(gap)))
+            .then(|| self.with(State::Alive, self.at().saturating_add(gap)))
     }
 
     pub fn reclaimable(self, now: u64) -> bool {
@@ -115,6 +144,10 @@ mod tests {
     use proptest::prelude::*;
 
     const TTL: u64 = 1_000;
+
+    fn new(state: State, at: u64) -> Word {
+        Word::of(7, state, at)
+    }
 
     #[derive(Clone, Debug)]
     enum Step {
@@ -148,7 +181,7 @@ mod tests {
         #[test]
         fn dead_is_for_ever(steps in steps()) {
             let (mut now, mut cap) = (10_000, FOREVER);
-            let mut word = Word::new(State::Alive, now + TTL);
+            let mut word = new(State::Alive, now + TTL);
             for (step, wait) in steps {
                 now += wait;
                 let before = word;
@@ -166,6 +199,7 @@ mod tests {
                     prop_assert!(before.lives(cap, now));
                 }
                 word = next.unwrap_or(word);
+                prop_assert_eq!(word.count(), 7);
                 let ended = |w: Word| matches!(w.state(), State::Dead | State::Gone);
                 if ended(before) {
                     prop_assert!(ended(word));
@@ -178,35 +212,36 @@ mod tests {
         }
 
         #[test]
-        fn packs(at in 0..=FOREVER, state in 0usize..5) {
+        fn packs(at in 0..=FOREVER, state in 0usize..5, count: u8) {
             let state = [State::Free, State::Alive, State::Frozen, State::Dead, State::Gone][state];
-            let word = Word::new(state, at);
-            prop_assert_eq!((word.state(), word.at()), (state, at));
+            let word = Word::of(count, state, at);
+            prop_assert_eq!((word.state(), word.at(), word.count()), (state, at, count));
+            prop_assert_eq!(word.free(3).next(State::Alive, at).count(), count.wrapping_add(1));
         }
     }
 
     #[test]
     fn frozen_answers_and_extends_nothing() {
-        let word = Word::new(State::Alive, 500).freeze(FOREVER, 100);
-        assert_eq!(word, Some(Word::new(State::Frozen, 500)));
-        let word = Word::new(State::Frozen, 500);
+        let word = new(State::Alive, 500).freeze(FOREVER, 100);
+        assert_eq!(word, Some(new(State::Frozen, 500)));
+        let word = new(State::Frozen, 500);
         assert!(word.lives(FOREVER, 499) && word.beat(FOREVER, 400, TTL).is_none());
         assert_eq!(word.expire(FOREVER, 500, TTL).map(Word::state), Some(State::Dead));
-        assert_eq!(word.thaw(), Some(Word::new(State::Alive, 500)));
+        assert_eq!(word.thaw(), Some(new(State::Alive, 500)));
     }
 
     #[test]
     fn a_pause_gives_time_to_those_who_lived_when_it_began() {
-        let word = Word::new(State::Alive, 500);
-        assert_eq!(word.postpone(FOREVER, 499, 7_000), Some(Word::new(State::Alive, 7_500)));
+        let word = new(State::Alive, 500);
+        assert_eq!(word.postpone(FOREVER, 499, 7_000), Some(new(State::Alive, 7_500)));
         assert!(word.postpone(FOREVER, 500, 7_000).is_none() && word.postpone(400, 450, 7_000).is_none());
     }
 
     #[test]
-    fn a_tombstone_stays_for_one_ttl() {
-        let word = Word::new(State::Alive, 500).expire(FOREVER, 500, TTL).and_then(Word::bury);
-        assert_eq!(word, Some(Word::new(State::Gone, 1_500)));
-        let word = Word::new(State::Gone, 1_500);
+    fn a_tombstone_stays_for_as_long_as_it_is_to_be_kept() {
+        let word = new(State::Alive, 500).expire(FOREVER, 500, TTL).and_then(Word::bury);
+        assert_eq!(word, Some(new(State::Gone, 1_500)));
+        let word = new(State::Gone, 1_500);
         assert!(!word.reclaimable(1_499) && word.reclaimable(1_500));
     }
 }

@@ -7,7 +7,8 @@
 
 use super::{row, table};
 use crate::liveness::Shared;
-use crate::liveness::slots::{SlotRef, Standing};
+use crate::liveness::slots::SlotRef;
+use crate::liveness::standing::Standing;
 use crate::liveness::word::State;
 use crate::table::{Key, Sight};
 use pgrx::Uuid;

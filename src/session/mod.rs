@@ -12,7 +12,10 @@
 pub mod death;
 pub mod ending;
 pub mod takeover;
+mod touch;
 mod verbs;
+
+pub use touch::{Touch, touch, touch_holder};
 
 use crate::call::Call;
 use crate::catalog;
@@ -20,10 +23,11 @@ use crate::error::{Error, Result};
 use crate::guard::{Guard, Mode};
 use crate::liveness::databases::{Counter, RESCAN};
 use crate::liveness::map::Opening;
-use crate::liveness::slots::{Home, SlotRef, Standing};
+use crate::liveness::slots::{Home, SlotRef};
+use crate::liveness::standing::Standing;
 use crate::liveness::word::State;
-use crate::liveness::{Shared, clock, shared};
-use crate::seam;
+use crate::liveness::{Shared, clock};
+use crate::settings;
 use crate::spi::{Statement, Value};
 use crate::sweep;
 use crate::table::{Key, Locked, Sight, Table, Tuple};
@@ -203,7 +207,7 @@ impl Call {
         let unproven = self.shared.unproven_when_found(Guard::Promised(row.session).is_held_jointly());
         let (session, role, ttl_ms, private) = (row.session, row.role, row.ttl_ms, row.private);
         let frozen = ending::is_ending(session);
-        Some(Opening { session, role, ttl_ms, private, deadline, opened_by: 0, unproven, frozen })
+        Some(Opening { session, role, ttl_ms, private, deadline, opened_by: 0, unproven, frozen, most: None })
     }
 
     /// What stands for a session that has a row. `None`: it is dead.
@@ -247,8 +251,8 @@ impl Call {
     /// The slot of a session that the caller may use, private or not. `resource`: what it has, where the caller has named that and not the
     /// session.
     pub fn holder(&self, session: Uuid, resource: Option<&str>) -> Result<Option<SlotRef>> {
-        if let Some(at) = self.shared.find(self.home, session) {
-            authorize(self.caller, self.shared.role(at), resource)?;
+        if let Some((at, role)) = find(self.shared, self.home, session) {
+            authorize(self.caller, role, resource)?;
             return Ok(Some(at));
         }
         let Some(row) = row(session) else {
@@ -257,6 +261,12 @@ impl Call {
         authorize(self.caller, row.role, resource)?;
         Ok(self.at_of(&row))
     }
+}
+
+/// The slot of a session, and whose that is.
+fn find(shared: &Shared, home: Home, session: Uuid) -> Option<(SlotRef, u32)> {
+    let at = shared.find(home, session)?;
+    Some((at, shared.role(at)?))
 }
 
 /// A session is used by the role that opened it, or by a member of that role, whoever knows its uuid. `resource`: what it has, where the
@@ -270,49 +280,6 @@ pub fn authorize(caller: pg_sys::Oid, role: u32, resource: Option<&str>) -> Resu
     Err(Error::Foreign { owner: role_name(role), resource: resource.map(str::to_owned) }.into())
 }
 
-/// What became of a heartbeat.
-pub struct Touch {
-    pub home: Home,
-    pub at: Option<SlotRef>,
-    pub standing: Option<Standing>,
-}
-
-impl Touch {
-    pub fn alive(&self) -> bool {
-        self.standing.is_some_and(|standing| standing.alive())
-    }
-
-    /// How long the session may be trusted, counted from the start of the call; `None` unless it lives. Where that takes confirmations, a
-    /// transaction that grants to the session vouches for nothing: it is yet to be committed, and that to be acknowledged.
-    pub fn trust_ms(&self) -> Option<i32> {
-        let standing = self.standing.filter(Standing::alive)?;
-        let confirming = shared().is_ok_and(Shared::is_confirming);
-        let granting = confirming && self.at.is_some_and(seam::revises);
-        Some(if granting { 0 } else { standing.trust_ms() })
-    }
-
-    /// Whether it is only for want of a confirmation that a living session may not be trusted.
-    pub fn unconfirmed(&self) -> bool {
-        let lives_on = self.standing.is_some_and(|standing| clock::trust_ms(standing.left()) > 0);
-        lives_on && self.trust_ms() == Some(0)
-    }
-
-    /// Whether the session lives and has no slot: no heartbeat extends it.
-    pub fn without_slot(&self) -> bool {
-        self.alive() && self.at.is_some_and(|at| at.is_stand_in())
-    }
-
-    /// Why there is nothing to do for the session; `None` while it lives.
-    pub fn refusal(&self) -> Option<&'static str> {
-        match self.standing.map(|standing| standing.state) {
-            Some(State::Alive) => None,
-            Some(State::Frozen) => Some("closing"),
-            Some(_) => Some("expired"),
-            None => Some("unknown_session"),
-        }
-    }
-}
-
 /// Whether a session exists for one lease, which is used by its name and fence. To all verbs that take a session but session_close it is
 /// unknown: it could come to hold other things, and they would end with that one lease.
 fn is_private(shared: &'static Shared, home: Home, session: Uuid) -> bool {
@@ -320,42 +287,6 @@ fn is_private(shared: &'static Shared, home: Home, session: Uuid) -> bool {
         Some(at) => shared.is_private(at),
         None => row(session).is_some_and(|row| row.private),
     }
-}
-
-/// A heartbeat for a session that the caller has named and may use. A steady client's touches nothing but its slot.
-pub fn touch(shared: &'static Shared, session: Uuid) -> Result<Touch> {
-    let home = catalog::home();
-    if is_private(shared, home, session) {
-        return Ok(Touch { home, at: None, standing: None });
-    }
-    touch_holder(shared, session, None)
-}
-
-/// The same for the session that has a resource, where that is what the caller has named.
-pub fn touch_holder(shared: &'static Shared, session: Uuid, resource: Option<&str>) -> Result<Touch> {
-    // SAFETY: a plain read
-    let caller = unsafe { pg_sys::GetUserId() };
-    let home = catalog::home();
-    let mut at = shared.find(home, session);
-    if let Some(at) = at {
-        authorize(caller, shared.role(at), resource)?;
-    } else {
-        let call = Call::open(shared)?;
-        match row(session) {
-            Some(row) => {
-                authorize(caller, row.role, resource)?;
-                at = call.at_of(&row);
-                if at.is_none() {
-                    return Ok(Touch { home, at, standing: Some(Standing::dead()) });
-                }
-            }
-            None => {
-                return Ok(Touch { home, at: None, standing: None });
-            }
-        }
-    }
-    let standing = at.and_then(|at| shared.beat(at).map(|standing| ending::ended_meanwhile(shared, at, standing)));
-    Ok(Touch { home, at, standing })
 }
 
 /// When a span of shared memory's clock ends, for people.
@@ -387,7 +318,8 @@ pub fn open(call: &Call, new: New) -> Result<SlotRef> {
     let deadline = clock::now() + u64::from(ttl_ms.cast_unsigned()) * 1_000;
     // SAFETY: the transaction has written a row, so it has an id
     let opened_by = unsafe { pg_sys::GetTopTransactionIdIfAny() }.into_inner();
-    let opening = Opening { session, role, ttl_ms, private, deadline, opened_by, unproven: 0, frozen: false };
+    let (unproven, frozen, most) = (0, false, settings::max_sessions_per_role());
+    let opening = Opening { session, role, ttl_ms, private, deadline, opened_by, unproven, frozen, most };
     let at = call.shared.enter(call.home, opening)?;
     call.seam().opened(at, attached);
     call.database.add(Counter::SessionsOpened, 1);

@@ -7,9 +7,10 @@ use crate::call::{Call, enter, text_arg};
 use crate::error::{Error, Result};
 use crate::guard::Mode;
 use crate::liveness::databases::Counter;
-use crate::liveness::slots::{SlotRef, Standing};
+use crate::liveness::slots::SlotRef;
+use crate::liveness::standing::Standing;
 use crate::liveness::wait::pause;
-use crate::liveness::{Shared, attach, clock};
+use crate::liveness::{Shared, clock};
 use crate::spi;
 use crate::sweep::stand_in;
 use crate::text::Text;
@@ -121,8 +122,7 @@ fn session_wait(
     if standing.revision > revision {
         return Ok(answer(&touch, "changed"));
     }
-    let sleepers = (!at.is_stand_in()).then(|| shared.sleepers(at));
-    let Some(place) = attach::take_waiting_place(database, settings::max_waiting(), sleepers) else {
+    let Some(place) = shared.take_waiting_place(database, settings::max_waiting(), at) else {
         database.add(Counter::WaitsRefused, 1);
         return Ok(answer(&touch, "wait_limit"));
     };

@@ -62,7 +62,7 @@ pub(super) fn settle_sessions(call: &Call, flags: u32) -> Result<(Vec<Uuid>, boo
         left |= call.shared.find(call.home, *session).is_some_and(|at| is_in_state(call, at, State::Gone));
         let (deadline, private, opened_by, frozen) = (clock::now(), false, 0, false);
         let (session, role, ttl_ms) = (*session, *role, *ttl_ms);
-        let opening = Opening { session, role, ttl_ms, private, deadline, opened_by, unproven: 0, frozen };
+        let opening = Opening { session, role, ttl_ms, private, deadline, opened_by, unproven: 0, frozen, most: None };
         // Without a free slot it is the next look-through that comes back.
         left |= call.shared.enter(call.home, opening).is_err();
     }

@@ -54,6 +54,8 @@
 //! What is to hold is in [`properties`], and what is done so that it does in [`guards`]. Each guard is taken out once (`tests/guards.rs`), and
 //! what goes wrong is found. Three of them are doubled by another, and are taken out together with it: `AbortPosts`, `FenceIsDrawnLast` and
 //! `Tombstone`.
+//!
+//! That a slot has its next session at once, whoever has just looked at it for the former, is a model of its own: [`reuse`].
 
 pub mod canon;
 pub mod client;
@@ -62,6 +64,7 @@ pub mod guards;
 pub mod handover;
 pub mod life;
 pub mod properties;
+pub mod reuse;
 pub mod set;
 pub mod state;
 pub mod system;

@@ -1,0 +1,89 @@
+//! Touching a session: a heartbeat, and what it says.
+
+use super::{authorize, ending, find, is_private, row};
+use crate::call::Call;
+use crate::catalog;
+use crate::error::Result;
+use crate::liveness::slots::{Home, SlotRef};
+use crate::liveness::standing::Standing;
+use crate::liveness::word::State;
+use crate::liveness::{Shared, clock, shared};
+use crate::seam;
+use pgrx::Uuid;
+use pgrx::pg_sys;
+
+/// What became of a heartbeat.
+pub struct Touch {
+    pub home: Home,
+    pub at: Option<SlotRef>,
+    pub standing: Option<Standing>,
+}
+
+impl Touch {
+    pub fn alive(&self) -> bool {
+        self.standing.is_some_and(|standing| standing.alive())
+    }
+
+    /// How long the session may be trusted, counted from the start of the call; `None` unless it lives. Where that takes confirmations, a
+    /// transaction that grants to the session vouches for nothing: it is yet to be committed, and that to be acknowledged.
+    pub fn trust_ms(&self) -> Option<i32> {
+        let standing = self.standing.filter(Standing::alive)?;
+        let confirming = shared().is_ok_and(Shared::is_confirming);
+        let granting = confirming && self.at.is_some_and(seam::revises);
+        Some(if granting { 0 } else { standing.trust_ms() })
+    }
+
+    /// Whether it is only for want of a confirmation that a living session may not be trusted.
+    pub fn unconfirmed(&self) -> bool {
+        let lives_on = self.standing.is_some_and(|standing| clock::trust_ms(standing.left()) > 0);
+        lives_on && self.trust_ms() == Some(0)
+    }
+
+    /// Whether the session lives and has no slot: no heartbeat extends it.
+    pub fn without_slot(&self) -> bool {
+        self.alive() && self.at.is_some_and(|at| at.is_stand_in())
+    }
+
+    /// Why there is nothing to do for the session; `None` while it lives.
+    pub fn refusal(&self) -> Option<&'static str> {
+        match self.standing.map(|standing| standing.state) {
+            Some(State::Alive) => None,
+            Some(State::Frozen) => Some("closing"),
+            Some(_) => Some("expired"),
+            None => Some("unknown_session"),
+        }
+    }
+}
+
+/// A heartbeat for a session that the caller has named and may use. A steady client's touches nothing but its slot.
+pub fn touch(shared: &'static Shared, session: Uuid) -> Result<Touch> {
+    let home = catalog::home();
+    if is_private(shared, home, session) {
+        return Ok(Touch { home, at: None, standing: None });
+    }
+    touch_holder(shared, session, None)
+}
+
+/// The same for the session that has a resource, where that is what the caller has named.
+pub fn touch_holder(shared: &'static Shared, session: Uuid, resource: Option<&str>) -> Result<Touch> {
+    // SAFETY: a plain read
+    let caller = unsafe { pg_sys::GetUserId() };
+    let home = catalog::home();
+    let at = match find(shared, home, session) {
+        Some((at, role)) => {
+            authorize(caller, role, resource)?;
+            at
+        }
+        None => {
+            let call = Call::open(shared)?;
+            let Some(row) = row(session) else { return Ok(Touch { home, at: None, standing: None }) };
+            authorize(caller, row.role, resource)?;
+            match call.at_of(&row) {
+                Some(at) => at,
+                None => return Ok(Touch { home, at: None, standing: Some(Standing::dead()) }),
+            }
+        }
+    };
+    let standing = shared.beat(at).map(|standing| ending::ended_meanwhile(shared, at, standing));
+    Ok(Touch { home, at: Some(at), standing })
+}
