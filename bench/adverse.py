@@ -9,6 +9,7 @@ import time
 import tenants
 from cluster import cluster
 from harness import REPEAT, number, one
+from old_snapshot import old_snapshot
 
 HOLDERS = number("BENCH_ADVERSE_HOLDERS", 3_000)  # of one semaphore
 PARTITIONS = number("BENCH_ADVERSE_PARTITIONS", 8_192)  # of a queue's group, all of one session
@@ -38,6 +39,7 @@ def adverse(report):
     for slots in (1, 0):
         few_slots(report, slots)
     restart(report)
+    old_snapshot(report)
 
 
 def session(db, consumer):

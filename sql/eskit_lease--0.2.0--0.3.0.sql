@@ -87,7 +87,9 @@ CREATE INDEX _leases_seat ON eskit_lease._leases (resource, slot, fence);
 DROP INDEX eskit_lease._leases_session;
 CREATE INDEX _leases_session ON eskit_lease._leases (session, resource, slot) WHERE session IS NOT NULL;
 
--- Places that are gone are not looked at.
+-- Sessions and places that are gone are not looked at.
+DROP INDEX eskit_lease._sessions_consumer;
+CREATE INDEX _sessions_consumer ON eskit_lease._sessions (consumer, role, opened_at) WHERE NOT private;
 DROP INDEX eskit_lease._waiters_session;
 CREATE INDEX _waiters_session ON eskit_lease._waiters (session, resource, place);
 

@@ -36,7 +36,7 @@ CREATE TABLE eskit_lease._sessions (
     fencer    uuid
 );
 CREATE INDEX _sessions_grace_of ON eskit_lease._sessions (grace_of) WHERE grace_of IS NOT NULL;
-CREATE INDEX _sessions_consumer ON eskit_lease._sessions (consumer, role) WHERE NOT private;
+CREATE INDEX _sessions_consumer ON eskit_lease._sessions (consumer, role, opened_at) WHERE NOT private;
 
 -- Who takes over what is left of a session that has ended (src/session/takeover.rs).
 CREATE TABLE eskit_lease._successions (

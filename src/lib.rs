@@ -16,6 +16,7 @@ mod error;
 mod execution;
 mod fence;
 mod fenced;
+mod floor;
 mod grace;
 mod grant;
 mod group;

@@ -8,9 +8,8 @@
 //! transaction that is left open keeps nothing from those behind. If it is rolled back the place is where it was, and has lost no more than
 //! what was granted meanwhile. A place that is locked or moved is not passed over: the one is being granted to, the other is a successor's.
 //!
-//! Places that are gone stay in the way while an old snapshot is open: [`floor`] says how a line is read without them.
+//! Places that are gone stay in the way while an old snapshot is open: [`crate::floor`] says how a line is read without them.
 
-mod floor;
 mod places;
 
 pub use places::{has_place, places, places_of};
@@ -19,6 +18,7 @@ use crate::call::{Call, enter, text_arg};
 use crate::claim::{self, LeaseRow, Leases};
 use crate::declaration::{self, Kind, Stands};
 use crate::error::{Error, Result};
+use crate::floor;
 use crate::grant;
 use crate::guard::{Guard, Mode};
 use crate::liveness::clock;
@@ -32,6 +32,7 @@ use pgrx::Uuid;
 use pgrx::pg_sys::{ItemPointerData, TEXTOID, TIDARRAYOID, UUIDOID};
 use pgrx::prelude::*;
 use std::collections::{BTreeMap, HashMap};
+use std::ffi::CStr;
 
 static ENTER: Statement = Statement::writes(include_str!("../sql/query/queue/enter.sql"), &[TEXTOID, UUIDOID]);
 static ENTER_FIRST: Statement =
@@ -39,6 +40,7 @@ static ENTER_FIRST: Statement =
 static INHERIT: Statement = Statement::writes(include_str!("../sql/query/queue/inherit.sql"), &[TIDARRAYOID, UUIDOID]);
 static LEAVE: Statement = Statement::writes(include_str!("../sql/query/queue/leave.sql"), &[TIDARRAYOID]);
 
+const TABLE: &CStr = c"_waiters";
 /// The columns of the table that say where, what is waited for, and who waits.
 const PLACE: usize = 1;
 const RESOURCE: usize = 2;
@@ -51,7 +53,7 @@ const MAX_BEYOND: usize = 4;
 
 /// The table of places.
 pub fn table() -> Table {
-    Table::open(c"_waiters", c"_waiters_pkey")
+    Table::open(TABLE, c"_waiters_pkey")
 }
 
 /// Who is first in line for a resource.
@@ -154,7 +156,8 @@ fn walk_line(
                 if may_ask && place >= 0 {
                     may_ask = false;
                     // By a table of its own, as this one is being walked.
-                    let floor = floor::raise(resource);
+                    let key = |from| vec![Key::Text(resource), Key::From(from)];
+                    let floor = floor::raise(floor::lane(TABLE, resource), &self::table(), PLACE, key);
                     if floor > place {
                         return Some(floor);
                     }

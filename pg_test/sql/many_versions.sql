@@ -26,6 +26,7 @@ BEGIN
         -- A wait looks at what the session waits for, before it returns.
         RETURN (SELECT reason = 'queued' FROM lease_acquire('often handed over', pg_temp.who(waiter), true))
             AND (SELECT alive FROM session_wait(pg_temp.who(waiter), 0)) AND lease_release('often handed over', had);
+    WHEN 'take-over' THEN RETURN (SELECT session IS NOT NULL FROM session_open('often', '1 hour', takeover => true));
     END CASE;
 END
 $$;
@@ -59,12 +60,14 @@ CALL pg_temp.again_and_again('few permits');
 CALL pg_temp.again_and_again('many permits');
 CALL pg_temp.again_and_again('lock');
 CALL pg_temp.again_and_again('hand-over');
+CALL pg_temp.again_and_again('take-over');
 SELECT what, median.late <= 2 * median.early AS within_twice, CASE WHEN median.late > 2 * median.early THEN median.early || ' to ' || median.late END AS pages
 FROM (SELECT what, percentile_disc(0.5) WITHIN GROUP (ORDER BY pages) FILTER (WHERE n < 20) AS early,
              percentile_disc(0.5) WITHIN GROUP (ORDER BY pages) FILTER (WHERE n > 20) AS late
       FROM taken GROUP BY what) AS median ORDER BY what COLLATE "C";
 -- What is read so is what stands.
 SELECT resource, state, consumer FROM leases WHERE resource LIKE 'often%' ORDER BY 1;
+SELECT count(*) AS often, count(session_close(session)) AS closed FROM sessions WHERE consumer = 'often' AND state = 'alive';
 SELECT count(*) AS permits FROM lease_acquire('often few', pg_temp.who('a')) AS a WHERE granted;
 SELECT reason FROM lease_acquire('often few', pg_temp.who('a'));
 SELECT reason FROM lease_acquire('often grace', pg_temp.who('a'));

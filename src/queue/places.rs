@@ -1,7 +1,8 @@
 //! Places by who has them. What a session has had of a line stays in the index while an old snapshot is open; below the floor of that line (see
-//! [`super::floor`]) it is not looked at.
+//! [`crate::floor`]) it is not looked at.
 
-use super::{MAX_PLACES, PLACE, RESOURCE, floor};
+use super::{MAX_PLACES, PLACE, RESOURCE, TABLE};
+use crate::floor;
 use crate::table::{Key, Sight, Stand, Table, Tuple};
 use crate::text::Text;
 use pgrx::Uuid;
@@ -22,7 +23,7 @@ enum Went<T> {
 
 impl BySession {
     fn open() -> BySession {
-        BySession(Table::open(c"_waiters", c"_waiters_session"))
+        BySession(Table::open(TABLE, c"_waiters_session"))
     }
 
     /// Shows the places of a session in the order of names, until `visit` has an answer.
@@ -78,7 +79,7 @@ impl BySession {
                     let row = self.0.row();
                     if let (Some(Text(resource)), Some(place)) = (row.get(RESOURCE), row.get::<i64>(PLACE))
                         && place >= 0
-                        && let floor = floor::of(&resource)
+                        && let floor = floor::of(floor::lane(TABLE, &resource))
                         && floor > place
                     {
                         return Went::Below(resource, floor);

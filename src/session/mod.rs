@@ -11,6 +11,7 @@
 
 pub mod death;
 pub mod ending;
+mod named;
 pub mod takeover;
 mod touch;
 mod verbs;
@@ -32,14 +33,15 @@ use crate::spi::{Statement, Value};
 use crate::sweep;
 use crate::table::{Key, Locked, Sight, Table, Tuple};
 use crate::text::{Text, role_name};
+use named::Name;
 use pgrx::Uuid;
 use pgrx::datum::TimestampWithTimeZone;
-use pgrx::pg_sys::{self, BOOLOID, INT4OID, INT8OID, OIDOID, TEXTOID, UUIDARRAYOID, UUIDOID};
+use pgrx::pg_sys::{self, BOOLOID, INT4OID, INT8OID, OIDOID, TEXTOID, TIMESTAMPTZOID, UUIDARRAYOID, UUIDOID};
 use std::sync::atomic::Ordering;
 
 static INSERT: Statement = Statement::writes(
     include_str!("../../sql/query/session/insert.sql"),
-    &[UUIDOID, TEXTOID, OIDOID, INT4OID, INT8OID, BOOLOID, UUIDOID, UUIDOID, UUIDOID],
+    &[UUIDOID, TEXTOID, OIDOID, INT4OID, INT8OID, TIMESTAMPTZOID, BOOLOID, UUIDOID, UUIDOID, UUIDOID],
 );
 static DELETE: Statement = Statement::writes(include_str!("../../sql/query/session/delete.sql"), &[UUIDARRAYOID]);
 static DRAIN: Statement = Statement::writes(include_str!("../../sql/query/session/drain.sql"), &[UUIDOID]);
@@ -301,20 +303,17 @@ pub fn open(call: &Call, new: New) -> Result<SlotRef> {
     let session = random_uuid();
     // A statement would wait for it.
     catalog::lock(c"_sessions");
-    call.db().execute(
-        &INSERT,
-        vec![
-            Value::Uuid(session),
-            Value::Text(consumer),
-            Value::Oid(role),
-            Value::Int(ttl_ms),
-            Value::Long(call.shared.boot_id()),
-            Value::Bool(private),
-            Value::MaybeUuid(request),
-            Value::MaybeUuid(grace_of),
-            Value::MaybeUuid(fencer),
-        ],
-    );
+    let insert = |opened_at| {
+        let mut values = vec![Value::Uuid(session), Value::Text(consumer), Value::Oid(role), Value::Int(ttl_ms)];
+        values.extend([Value::Long(call.shared.boot_id()), Value::Long(opened_at), Value::Bool(private)]);
+        values.extend([request, grace_of, fencer].map(Value::MaybeUuid));
+        call.db().execute(&INSERT, values);
+    };
+    if private {
+        insert(named::now())
+    } else {
+        Name::of(consumer, role.into()).open(insert)
+    }
     let deadline = clock::now() + u64::from(ttl_ms.cast_unsigned()) * 1_000;
     // SAFETY: the transaction has written a row, so it has an id
     let opened_by = unsafe { pg_sys::GetTopTransactionIdIfAny() }.into_inner();

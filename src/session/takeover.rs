@@ -12,6 +12,7 @@
 //!   successor of a dead session in a row of its own; or goes to others if that drains. For what the predecessor had waited for, and is just
 //!   granted, the successor is at the head of the queue as well.
 
+use super::named::Name;
 use super::{SessionRow, delete, lock_row, lock_rows, row};
 use crate::call::Call;
 use crate::claim::{self, LeaseRow, Leases, Seat};
@@ -112,12 +113,8 @@ fn succeed(call: &Call, old: &SessionRow, at: SlotRef, new: SlotRef) -> Result<(
 
 /// The living sessions, and those that are to be found dead, of a consumer and role, but for one and those that are private.
 fn predecessors(consumer: &str, role: Oid, but: Uuid) -> Vec<Uuid> {
-    let (table, mut found) = (Table::open(c"_sessions", c"_sessions_consumer"), Vec::new());
-    table.scan(Sight::Latest, &[Key::Text(consumer)], |row, _| {
-        let of_role = row.get::<Oid>(3) == Some(role);
-        found.extend(row.get::<Uuid>(1).filter(|session| of_role && *session != but));
-        None::<()>
-    });
+    let mut found = Name::of(consumer, role).sessions();
+    found.retain(|session| *session != but);
     found
 }
 

@@ -57,10 +57,13 @@ pub enum Key<'a> {
     Int(i32),
     Long(i64),
     Uuid(Uuid),
+    Oid(Oid),
     /// This number or a greater one; only as the last.
     From(i64),
     /// The same of an integer.
     IntFrom(i32),
+    /// The same of a time, in microseconds since 2000.
+    TimeFrom(i64),
     /// A greater text than this; only as the last.
     After(&'a str),
 }
@@ -278,8 +281,12 @@ impl Table {
                 Key::Int(number) => (equal, pg_sys::F_INT4EQ, Datum::from(*number)),
                 Key::Long(number) => (equal, pg_sys::F_INT8EQ, Datum::from(*number)),
                 Key::Uuid(uuid) => (equal, pg_sys::F_UUID_EQ, Datum::from(uuid.as_bytes().as_ptr())),
+                Key::Oid(oid) => (equal, pg_sys::F_OIDEQ, Datum::from(*oid)),
                 Key::After(text) => (pg_sys::BTGreaterStrategyNumber, pg_sys::F_TEXT_GT, text_datum(text)),
                 Key::From(least) => (pg_sys::BTGreaterEqualStrategyNumber, pg_sys::F_INT8GE, Datum::from(*least)),
+                Key::TimeFrom(least) => {
+                    (pg_sys::BTGreaterEqualStrategyNumber, pg_sys::F_TIMESTAMPTZ_GE, Datum::from(*least))
+                }
                 Key::IntFrom(least) => (pg_sys::BTGreaterEqualStrategyNumber, pg_sys::F_INT4GE, Datum::from(*least)),
             };
         }

@@ -1,0 +1,116 @@
+//! Sessions by the name of their consumer and its role, but for private ones.
+//!
+//! Those that have ended stay in the index while an old snapshot is open. So they are in the order in which they were opened, and a line with a floor
+//! (see [`crate::floor`]): each is opened later than the last one of its name, by the clock or by a microsecond, under a stripe. The floor is
+//! raised under that stripe too, as a clock may have been set back.
+
+use crate::floor;
+use crate::grant;
+use crate::guard::{Guard, Mode};
+use crate::liveness::floors::Lane;
+use crate::table::{Key, Sight, Stand, Table};
+use pgrx::Uuid;
+use pgrx::pg_sys::{self, Oid};
+
+const SESSION: usize = 1;
+const ROLE: usize = 3;
+const OPENED_AT: usize = 6;
+
+pub struct Name<'a> {
+    consumer: &'a str,
+    role: Oid,
+    table: Table,
+}
+
+impl<'a> Name<'a> {
+    pub fn of(consumer: &'a str, role: Oid) -> Name<'a> {
+        Name { consumer, role, table: Table::open(c"_sessions", c"_sessions_consumer") }
+    }
+
+    /// Before 0.3.0 the index did not say when a session was opened.
+    fn is_line(&self) -> bool {
+        self.table.key_columns() > 2
+    }
+
+    fn stripe(&self) -> Guard {
+        Guard::Stripe(grant::stripe(self.consumer, 0))
+    }
+
+    fn lane(&self) -> Lane {
+        floor::lane(c"_sessions", &format!("{} {}", self.role.to_u32(), self.consumer))
+    }
+
+    fn key(&self, from: i64) -> Vec<Key<'a>> {
+        vec![Key::Text(self.consumer), Key::Oid(self.role), Key::TimeFrom(from)]
+    }
+
+    /// When a session of this name is opened, which `write` does with that.
+    pub fn open(&self, write: impl FnOnce(i64)) {
+        self.stripe().lock(Mode::Exclusive);
+        let mut at = now();
+        if self.is_line() {
+            let key = [Key::Text(self.consumer), Key::Oid(self.role)];
+            let mut walk = self.table.walk_versions(Sight::Latest, &key).backward();
+            if !matches!(walk.one_version(), Stand::End) {
+                at = at.max(self.table.row().get::<i64>(OPENED_AT).unwrap_or(0) + 1);
+            }
+            at = at.max(floor::of(self.lane()));
+        }
+        write(at);
+        self.stripe().unlock(Mode::Exclusive);
+    }
+
+    /// The sessions that have a row.
+    pub fn sessions(&self) -> Vec<Uuid> {
+        let (mut found, mut from) = (Vec::new(), None);
+        while let Some(floor) = self.read(from, &mut found) {
+            from = Some(floor);
+        }
+        found
+    }
+
+    /// Reads those from a floor on. Without one the line may prove to have one, before which there is none.
+    fn read(&self, from: Option<i64>, found: &mut Vec<Uuid>) -> Option<i64> {
+        let mut may_ask = from.is_none() && self.is_line();
+        let key = match from {
+            Some(from) => self.key(from),
+            None => vec![Key::Text(self.consumer)],
+        };
+        let mut walk = self.table.walk_versions(Sight::Latest, &key);
+        loop {
+            let stand = walk.step();
+            let row = self.table.row();
+            match stand {
+                Stand::Row(_) => found.extend(row.get::<Uuid>(SESSION).filter(|_| row.get(ROLE) == Some(self.role))),
+                Stand::Stale if may_ask && row.get(ROLE) == Some(self.role) => {
+                    may_ask = false;
+                    let at = row.get::<i64>(OPENED_AT).unwrap_or(0);
+                    if let Some(floor) = self.raise().filter(|floor| *floor > at) {
+                        found.clear();
+                        return Some(floor);
+                    }
+                }
+                Stand::Stale => (),
+                Stand::End => return None,
+            }
+        }
+    }
+
+    /// Raises the floor, if nobody is just opening a session of this name.
+    fn raise(&self) -> Option<i64> {
+        if !self.stripe().try_lock(Mode::Exclusive) {
+            return None;
+        }
+        // By a table of its own, as this one is being walked.
+        let table = Name::of(self.consumer, self.role).table;
+        let floor = floor::raise(self.lane(), &table, OPENED_AT, |from| self.key(from));
+        self.stripe().unlock(Mode::Exclusive);
+        Some(floor)
+    }
+}
+
+/// This moment, in microseconds since 2000.
+pub fn now() -> i64 {
+    // SAFETY: no preconditions
+    unsafe { pg_sys::GetCurrentTimestamp() }
+}
