@@ -29,8 +29,9 @@ use crate::liveness::databases::Counter;
 use crate::liveness::slots::SlotRef;
 use crate::liveness::word::State;
 use crate::queue;
+use crate::semaphore::{self, Glance};
 use crate::session::{self, SessionRow, takeover};
-use crate::{grace, refence, semaphore, spi};
+use crate::{grace, refence, spi};
 use pgrx::Uuid;
 use std::cell::LazyCell;
 use std::collections::HashMap;
@@ -221,16 +222,15 @@ fn look_at_permits(call: &Call, me: SlotRef, resource: &str, declaration: &Decla
         choices.rotate_left(first);
         choices
     };
-    let free = semaphore::some_free(resource, declaration, me.session());
-    if !free.is_empty() {
-        return Ok(Look::Wanted(Wanted { declared, choices: spread(free), ..Wanted::default() }));
+    match semaphore::glance(call, resource, declaration, me.session()) {
+        Glance::Free(free) => return Ok(Look::Wanted(Wanted { declared, choices: spread(free), ..Wanted::default() })),
+        Glance::AllHeld => return Ok(Look::Answer(Answer::refused("held"))),
+        Glance::Unknown => (),
     }
     let permits = semaphore::survey(call, resource, declaration, &|_| false);
     // A permit in grace is no reason for a second one.
     let mine = permits.held.iter().find(|(row, _)| row.session == Some(me.session()));
-    if let Some(own) =
-        mine.into_iter().chain(&permits.held).find_map(|(row, holder)| look_at_own(call, me, row, holder))
-    {
+    if let Some(own) = mine.into_iter().chain(&permits.held).find_map(|(row, who)| look_at_own(call, me, row, who)) {
         return Ok(match own {
             Look::Wanted(want) => Look::Wanted(Wanted { declared, ..want }),
             answer => answer,

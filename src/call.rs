@@ -34,6 +34,12 @@ pub fn in_recovery() -> bool {
     !recovered
 }
 
+/// Whether this transaction has written anything.
+pub fn has_written() -> bool {
+    // SAFETY: a plain read
+    unsafe { pg_sys::GetTopTransactionIdIfAny() != pg_sys::InvalidTransactionId }
+}
+
 /// A call that reads or writes rows.
 pub struct Call {
     pub shared: &'static Shared,

@@ -237,6 +237,7 @@ pub fn resize(call: &Call, resource: &str, slots: i32) {
 pub fn forget_slots(call: &Call, resource: &str, from: i32) {
     let deleted = Leases::open().delete_from(resource, from);
     call.written(deleted, &DELETE_SLOTS, vec![Value::Text(resource), Value::Int(from)]);
+    call.shared.removed_permits(call.home);
 }
 
 /// Who holds or waits for a name, of a kind if it is declared: nobody, if the rows of its slots are this transaction's now.

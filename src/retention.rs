@@ -133,6 +133,9 @@ pub fn retire(call: &Call, now: u64, most: usize, at_once: bool, done: &mut Done
             let from = done.take().unwrap_or(0.0);
             let values = vec![Value::Double(seconds.into()), Value::Long(most as i64), Value::Double(from)];
             let gone = call.db().run(kind.retire, values, |row| (row.long(1), row.get::<f64>(2))).pop();
+            if kind.kept == Kept::Leases && gone.is_some_and(|(count, _)| count != 0) {
+                call.shared.removed_permits(call.home);
+            }
             if let Some((_, until)) = gone.filter(|(count, _)| *count == most as i64) {
                 (*done, more) = (until, true);
                 // Somebody comes at once, also for rows of before a start, of which nobody has said that there are any.

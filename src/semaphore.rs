@@ -1,24 +1,37 @@
 //! Semaphores: a resource with several slots, its permits, each of which is a lease of its own.
 //!
-//! Whoever is granted a permit is its holder in a row, under a fence; how many are taken is never a number that somebody keeps, but
-//! the rows of living holders, counted. A session has one permit of a semaphore at most. What is counted free is granted like any lease
-//! (see [`crate::grant`]), in the order of the one queue that all permits share.
+//! Whoever is granted a permit is its holder in a row, under a fence; how many are taken is never a number that
+//! somebody keeps, but the rows of living holders, counted. A session has one permit of a semaphore at most. What is
+//! counted free is granted like any lease (see [`crate::grant`]), in the order of the one queue that all permits
+//! share.
 //!
-//! A semaphore that shrinks takes back nothing. While a slot beyond the number of permits is held, slots are granted only under a
-//! lock on the declaration, so that what is counted under it stands: the number of holders then falls with each permit that comes back.
-//! A permit is free then because holders are dead, whichever slots these have. So the grant records their deaths ([`crate::session::death`]):
-//! a restart would else revive one more holder than there are permits.
+//! A semaphore that shrinks takes back nothing. While a slot beyond the number of permits is held, slots are granted
+//! only under a lock on the declaration, so that what is counted under it stands: the number of holders then falls
+//! with each permit that comes back. A permit is free then because holders are dead, whichever slots these have. So
+//! the grant records their deaths ([`crate::session::death`]): a restart would else revive one more holder than there
+//! are permits.
 //!
-//! Counting reads the rows of all holders. Where no slot beyond the permits is taken, each free slot is a permit of its own, and one of them
-//! is found without a count: by the index of free rows, or by a look at slots that are drawn by chance, for one without a row. That is
-//! tried first where there are many permits, by sessions that have none. Only a count can tell that all permits are held.
+//! Counting reads the rows of all holders. Where there are many permits a session that has none looks first, without a
+//! count:
+//!
+//! * Where no slot beyond the permits is taken, each free slot is a permit of its own. It is found by the index of free
+//!   rows, or by a look at slots that are drawn by chance, for one without a row.
+//! * That all are held only a count can tell. Once one has told it there is no permit without a row (see
+//!   [`crate::liveness::surveyed`]), so that one is free only where its row says so, which the index tells, or where its
+//!   holder is dead: dead sessions are looked for in shared memory, and each for a permit. Where one of them has a
+//!   permit, or there is a doubt, all are counted.
+//!
+//! A refusal that rests on this may miss what is just being released; its caller is told `held`, and not `busy`.
 
-use crate::call::{Call, enter, text_arg};
+use crate::call::{Call, enter, has_written, text_arg};
 use crate::claim::{self, LeaseRow, Leases, Probe};
 use crate::declaration::{self, Declaration, Kind};
 use crate::error::Result;
 use crate::guard::Guard;
 use crate::holders::{Holder, Holders};
+use crate::liveness::clock;
+use crate::liveness::databases::BOOT;
+use crate::liveness::word::State;
 use crate::session::takeover;
 use crate::spi;
 use crate::text::Text;
@@ -26,6 +39,7 @@ use pgrx::Uuid;
 use pgrx::prelude::*;
 use std::collections::HashSet;
 use std::rc::Rc;
+use std::sync::atomic::Ordering;
 
 /// The permits of a semaphore as they stand.
 pub struct Permits {
@@ -39,7 +53,8 @@ pub struct Permits {
     beyond: bool,
     /// Sessions that are in the middle of getting one.
     pub arriving: Vec<Uuid>,
-    /// Dead holders that had to be counted as gone for the slots to be free: of any slot, while slots are taken that there are no permits for.
+    /// Dead holders that had to be counted as gone for the slots to be free: of any slot, while slots are taken that
+    /// there are no permits for.
     pub gone: Rc<[Uuid]>,
 }
 
@@ -49,31 +64,67 @@ const FEW: i32 = 64;
 const MOST: usize = 64;
 const TRIES: u64 = 16;
 
-/// Slots of a semaphore with many permits that are free for a session, found without counting its holders. Empty where it is to be counted.
-pub fn some_free(resource: &str, declaration: &Declaration, session: Uuid) -> Vec<(i32, Option<LeaseRow>)> {
-    let none = Vec::new();
+/// What a session that has no permit finds without a count.
+pub enum Glance {
+    /// Slots that are free, each with its row if it has one.
+    Free(Vec<(i32, Option<LeaseRow>)>),
+    /// Living sessions have all permits.
+    AllHeld,
+    /// The permits are to be counted.
+    Unknown,
+}
+
+/// Looks for a free slot of a semaphore with many permits without counting its holders.
+pub fn glance(call: &Call, resource: &str, declaration: &Declaration, session: Uuid) -> Glance {
     if declaration.kind != Kind::Semaphore || declaration.slots <= FEW {
-        return none;
+        return Glance::Unknown;
     }
     // In this order: what leaves the session for its grace is seen in one of both.
     if claim::may_have_any(resource, session) || takeover::has_grace(session) {
-        return none;
+        return Glance::Unknown;
     }
     let leases = Leases::open();
     if leases.is_any_taken(resource, declaration.slots) {
-        return none;
+        return Glance::Unknown;
     }
-    let rows = claim::free_rows(resource, MOST).into_iter().filter(|row| row.slot < declaration.slots);
-    let free: Vec<_> = rows.map(|row| (row.slot, Some(row))).collect();
+    let is_surveyed = call.shared.is_surveyed(call.shared.semaphore(call.home, resource, declaration.slots));
+    let (rows, all) = claim::free_rows(resource, MOST);
+    let free: Vec<_> =
+        rows.into_iter().filter(|row| row.slot < declaration.slots).map(|row| (row.slot, Some(row))).collect();
     if !free.is_empty() {
-        return free;
+        return Glance::Free(free);
+    }
+    if is_surveyed {
+        return if all && is_of_the_living(call, resource) { Glance::AllHeld } else { Glance::Unknown };
     }
     let (first, _) = session.as_bytes().split_at(8);
     let first = first.iter().fold(0u64, |number, byte| number << 8 | u64::from(*byte));
     let slots = u64::from(declaration.slots.cast_unsigned());
     // The odd factor spreads the tries over the slots.
-    let tries = (1..=TRIES).map(|n| (first.wrapping_mul(2 * n + 1) % slots) as i32);
-    tries.filter(|slot| !leases.has_entry(resource, *slot)).map(|slot| (slot, None)).take(1).collect()
+    let mut tries = (1..=TRIES).map(|n| (first.wrapping_mul(2 * n + 1) % slots) as i32);
+    let new = tries.find(|slot| !leases.has_entry(resource, *slot));
+    new.map_or(Glance::Unknown, |slot| Glance::Free(vec![(slot, None)]))
+}
+
+/// Whether no permit of a semaphore is a dead session's, all holders having slots.
+fn is_of_the_living(call: &Call, resource: &str) -> bool {
+    let database = call.database;
+    // After a start there are sessions without slots. The commit of a prepared close is seen in rows first, as what
+    // this transaction has ended.
+    if database.flags() & BOOT != 0
+        || database.without_slot.load(Ordering::Relaxed) != 0
+        || call.shared.watches_prepared(database)
+        || has_written()
+    {
+        return false;
+    }
+    let (mut dead, now) = (Vec::new(), clock::now());
+    call.shared.each_due(now, now, |at, home, word, _| {
+        if home == call.home && word.state() == State::Dead {
+            dead.push(at.session());
+        }
+    });
+    dead.len() <= MOST && !dead.into_iter().any(|session| claim::may_have_any(resource, session))
 }
 
 /// Whether a slot that the caller lets go of may be handed over without counting the permits.
@@ -89,7 +140,20 @@ pub fn survey(
     declaration: &Declaration,
     letting_go: &dyn Fn(&LeaseRow) -> bool,
 ) -> Permits {
+    let known = call.shared.semaphore(call.home, resource, declaration.slots);
     let permits = count(call, resource, declaration, letting_go);
+    // What this transaction has written may be undone.
+    if permits.held.len() == usize::try_from(declaration.slots).unwrap_or(0)
+        && declaration.slots > FEW
+        && !permits.beyond
+        && !permits.in_flight
+        && !has_written()
+    {
+        let has_slot = |session: Uuid| call.shared.find(call.home, session).is_some();
+        if permits.held.iter().all(|(row, _)| row.session.is_some_and(has_slot)) {
+            call.shared.surveyed(known);
+        }
+    }
     if !permits.beyond || permits.free.is_empty() {
         permits
     } else if declaration::try_lock(declaration) {

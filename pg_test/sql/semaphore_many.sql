@@ -15,6 +15,15 @@ SELECT pg_temp.rows_read() AS before \gset
 SELECT reason FROM lease_acquire('many', :'me');
 SELECT pg_temp.rows_read() - :before >= 1000 AS all;
 COMMIT;
+-- And once it has, whoever asks.
+BEGIN;
+SELECT pg_temp.rows_read() AS before \gset
+SELECT reason FROM lease_acquire('many', :'me');
+SELECT reason FROM lease_acquire('many', :'waiter');
+SELECT reason FROM lease_acquire('many', :'waiter', true);
+SELECT pg_temp.rows_read() - :before < 50 AS few;
+COMMIT;
+SELECT lease_cancel('many', :'waiter');
 SELECT lease_release('many', fence) FROM holders WHERE n = 500;
 
 BEGIN;
@@ -53,4 +62,43 @@ SELECT reason FROM lease_acquire('many', :'other');
 
 SELECT count(*) > 0 AS closed FROM (SELECT session_close(session) FROM sessions) AS s;
 SELECT semaphore_drop('many');
+
+-- After a count that found all held: a permit of a session that was closed, or that expired, is found.
+SELECT semaphore_create('full', 100);
+CREATE TEMPORARY TABLE filled AS SELECT n, s.session FROM generate_series(1, 100) AS n, session_open('f' || n, '1 hour') AS s;
+SELECT count(*) FILTER (WHERE a.granted) FROM filled, lease_acquire('full', session) AS a;
+SELECT session AS late FROM session_open('late', '1 hour') \gset
+SELECT reason FROM lease_acquire('full', :'late');
+SELECT session_close(session) FROM filled WHERE n = 7;
+SELECT reason, fence AS f FROM lease_acquire('full', :'late') \gset
+SELECT :'reason' AS reason, lease_release('full', :f);
+SELECT session AS short FROM session_open('short', '1 s') \gset
+SELECT reason FROM lease_acquire('full', :'short');
+SELECT reason FROM lease_acquire('full', :'late');
+DO $$ BEGIN WHILE (SELECT count(*) > 0 FROM sessions WHERE consumer = 'short' AND state = 'alive') LOOP PERFORM pg_sleep(0.05); END LOOP; END $$;
+SELECT reason FROM lease_acquire('full', :'late');
+-- One whose row is gone is found.
+SELECT count(*) FROM session_sweep();
+SELECT session AS later FROM session_open('later', '1 hour') \gset
+SELECT reason FROM lease_acquire('full', :'later');
+SELECT count(*) > 0 AS closed FROM (SELECT session_close(session) FROM sessions) AS s;
+SELECT count(*) FROM session_sweep();
+SELECT semaphore_drop('full');
+SELECT semaphore_create('full', 100);
+SELECT session AS late FROM session_open('late', '1 hour') \gset
+SELECT reason FROM lease_acquire('full', :'late');
+SELECT session_close(:'late');
+SELECT semaphore_drop('full');
+-- What a transaction has counted that is undone is not remembered.
+SELECT semaphore_create('undone', 70);
+SELECT count(*) FILTER (WHERE a.granted) FROM generate_series(1, 69) AS n, session_open('u' || n, '1 hour') AS s, lease_acquire('undone', s.session) AS a;
+SELECT session AS late FROM session_open('late', '1 hour') \gset
+SELECT session AS later FROM session_open('later', '1 hour') \gset
+BEGIN;
+SELECT reason FROM lease_acquire('undone', :'late');
+SELECT reason FROM lease_acquire('undone', :'later');
+ROLLBACK;
+SELECT reason FROM lease_acquire('undone', :'later');
+SELECT count(*) > 0 AS closed FROM (SELECT session_close(session) FROM sessions) AS s;
+SELECT semaphore_drop('undone');
 SELECT count(*) FROM sessions;

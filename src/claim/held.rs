@@ -135,12 +135,12 @@ pub fn held_by(sessions: &[Uuid], most: usize, skip: usize) -> Vec<(Seat, LeaseR
     rows
 }
 
-/// Up to `most` rows of free slots of a declared resource, or fewer: where many that were free are in use, others are not looked for. None where
-/// versions before 0.3.0 have not made the index.
-pub fn free_rows(resource: &str, most: usize) -> Vec<LeaseRow> {
+/// Up to `most` rows of free slots of a declared resource, and whether these are all. Or fewer: where many that were free are in use, others are not
+/// looked for. None where versions before 0.3.0 have not made the index.
+pub fn free_rows(resource: &str, most: usize) -> (Vec<LeaseRow>, bool) {
     let (index, mut rows) = (c"_leases_free", Vec::new());
     if catalog::relation(index) == Oid::INVALID {
-        return rows;
+        return (rows, false);
     }
     let (table, key) = (Table::open(c"_leases", index), [Key::Text(resource)]);
     let mut walk = table.walk_versions(Sight::Latest, &key).backward();
@@ -148,10 +148,10 @@ pub fn free_rows(resource: &str, most: usize) -> Vec<LeaseRow> {
         match walk.step() {
             Stand::Row(_) => rows.push(LeaseRow::read(&table.row())),
             Stand::Stale => (),
-            Stand::End => break,
+            Stand::End => return (rows, true),
         }
     }
-    rows
+    (rows, false)
 }
 
 /// Whether a session has a slot of a resource, or another transaction may be giving it one or taking one from it.

@@ -45,6 +45,7 @@ pub mod slots;
 pub mod spans;
 pub mod stand_in;
 pub mod standing;
+pub mod surveyed;
 pub mod wait;
 pub mod word;
 
@@ -66,6 +67,7 @@ use slots::Slot;
 use spans::{SPANS, Span};
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use surveyed::Surveyed;
 
 const TRANCHE: &CStr = c"eskit_lease";
 const MAP_PARTITIONS: usize = 16;
@@ -128,6 +130,7 @@ pub struct Shared {
     unproven: &'static [Counted],
     /// Of each session, the process id of the backend that it is attached to, zero without one.
     attached: &'static [Counted],
+    surveyed: &'static Surveyed,
     locks: *mut pg_sys::LWLockPadded,
     /// What sessions of the last start have left. In memory of the postmaster's, which its children inherit.
     kept: Kept,
@@ -301,6 +304,7 @@ unsafe extern "C-unwind" fn request() {
             blocks * size_of::<AtomicU32>(),
             sessions * size_of::<Counted>(),
             sessions * size_of::<Counted>(),
+            size_of::<Surveyed>(),
         ];
         for size in sizes {
             pg_sys::RequestAddinShmemSpace(size + 64);
@@ -364,6 +368,7 @@ unsafe extern "C-unwind" fn startup() {
             hungry: std::slice::from_raw_parts(array(c"eskit_lease hungry", blocks), blocks),
             unproven: std::slice::from_raw_parts(array(c"eskit_lease unproven", sessions), sessions),
             attached: std::slice::from_raw_parts(array(c"eskit_lease attached", sessions), sessions),
+            surveyed: &*array::<Surveyed>(c"eskit_lease surveyed", 1),
             locks: pg_sys::GetNamedLWLockTranche(TRANCHE.as_ptr()),
             kept: kept::take(),
         };
