@@ -39,10 +39,11 @@ use crate::liveness::{Shared, clock};
 use crate::spi::{Statement, Value};
 use crate::table::{Key, Table, page_of};
 use crate::text::Text;
-use crate::{keys, settings};
+use crate::{catalog, keys, settings};
 use pgrx::Uuid;
 use pgrx::pg_sys::{self, INT4OID, TEXTOID, UUIDARRAYOID, UUIDOID};
 use state::{STALE, State};
+use std::ffi::CStr;
 
 static REMOVE: Statement =
     Statement::writes(include_str!("../../sql/query/group/remove.sql"), &[TEXTOID, UUIDARRAYOID]);
@@ -52,6 +53,25 @@ static INHERIT_TARGETS: Statement =
     Statement::writes(include_str!("../../sql/query/group/inherit_targets.sql"), &[TEXTOID, UUIDOID, UUIDOID]);
 static UNBALANCED: Statement = Statement::writes(include_str!("../../sql/query/group/unbalanced.sql"), &[TEXTOID]);
 static PAGE: Statement = Statement::reads(include_str!("../../sql/query/group/page.sql"), &[TEXTOID, INT4OID]);
+
+/// The tables that a rebalance reads or writes, with those that it needs where the group is resized.
+const REBALANCED_BY: [&CStr; 15] = [
+    c"_declarations",
+    c"_groups",
+    c"_members",
+    c"_partitions",
+    c"_leases",
+    c"_sessions",
+    c"_deaths",
+    c"_successions",
+    c"_history",
+    c"_waiters",
+    c"_cursors",
+    c"_heads",
+    c"_queues",
+    c"_items",
+    c"_later",
+];
 
 /// Brings the owners of a group's partitions and their targets together, as far as nobody is in the way. `only`: grants to this session
 /// alone; what others are to have is not for a transaction that may stay open for long. Gives the group as it stands, unless it has
@@ -74,13 +94,23 @@ fn judge_for_reader(call: &Call, name: &str, reader: Uuid) -> Result<Option<Stat
         if in_block() && !(settings::WORKER.get() && state.can_wait(now)) {
             call.seam().at_commit(name, judge_at_commit);
         }
-        !in_block()
+        !in_block() && can_rebalance()
     };
     judge_if(call, name, Some(reader), &|_| false, &mut HandOver::default(), rebalances)
 }
 
+/// Returns whether no other session, such as one that runs VACUUM FULL, has any table locked that a rebalance needs. Neither a commit nor a look at
+/// an assignment fails for that: the group is judged later.
+fn can_rebalance() -> bool {
+    catalog::lock_all(&REBALANCED_BY)
+}
+
 fn judge_at_commit(shared: &'static Shared, name: &str) -> Result<()> {
     let call = Call::open(shared)?;
+    if !can_rebalance() {
+        call.seam().judge(name);
+        return Ok(());
+    }
     judge_if(&call, name, None, &|_| false, &mut HandOver::default(), |_, _| true).map(drop)
 }
 

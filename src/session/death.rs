@@ -29,6 +29,11 @@ fn table() -> Option<Table> {
     is_there.then(|| Table::open(c"_deaths", c"_deaths_session"))
 }
 
+/// Returns whether no other session, such as one that runs VACUUM FULL, has any table locked that taking from the dead needs.
+pub fn can_record() -> bool {
+    catalog::lock_all(&[c"_deaths", c"_successions"])
+}
+
 fn is_in(table: &Table, session: Uuid) -> bool {
     table.scan(Sight::Latest, &[Key::Uuid(session)], |_, _| Some(())).is_some()
 }

@@ -1,7 +1,7 @@
 //! The SQL functions of sessions.
 
 use super::takeover::take_over;
-use super::{New, Touch, drain, end, lock_row, open, touch, wall_clock};
+use super::{New, Touch, death, drain, end, lock_row, open, touch, wall_clock};
 use crate::acquire::SESSIONS_FULL;
 use crate::call::{Call, enter, text_arg};
 use crate::error::{Error, Result};
@@ -141,7 +141,8 @@ fn session_wait(
     let may_write = !unsafe { pg_sys::XactReadOnly };
     let mut helped = false;
     // A wait is a heartbeat, which is not to fail because an administrator has a table locked.
-    if !changed && touch.alive() && may_write && acquire::can_look() && acquire::can_take() {
+    let can_judge = || acquire::can_look() && acquire::can_take() && death::can_record();
+    if !changed && touch.alive() && may_write && can_judge() {
         let call = Call::open(shared)?;
         helped = helps && stand_in::pass_if_asked(&call)?;
         handover::judge_places(&call, at);

@@ -1,0 +1,70 @@
+"""A table of ours that an administrator has locked: what can be put off is, and no commit fails for it."""
+
+from client import Session, call
+from conftest import wait_until
+
+
+def owned(conn, session):
+    return sorted(partition for (partition,) in conn.execute("SELECT partition FROM eskit_lease.group_assignment('g', %s)", (session.id,)))
+
+
+def test_an_assignment_is_read_though_a_rebalance_cannot_be_done(no_worker, connect):
+    """The other member is dead, which a rebalance records. Nobody else judges the group."""
+    conn, admin = connect(), connect()
+    call(conn, "group_create", "g", 4)
+    session, dying = Session(conn, "lives", ttl="1 h"), Session(conn, "dies", ttl="1 s")
+    for member in (session, dying):
+        call(conn, "group_join", "g", member.id)
+    wait_until(lambda: dying.expired(conn))
+    for table in ("_deaths", "_successions"):
+        admin.execute("BEGIN")
+        admin.execute(f"LOCK TABLE eskit_lease.{table} IN ACCESS EXCLUSIVE MODE")
+        before = owned(conn, session)
+        with conn.transaction():
+            assert owned(conn, session) == before
+        admin.execute("ROLLBACK")
+
+    def has_all():
+        with conn.transaction():
+            owned(conn, session)
+        return owned(conn, session) == [0, 1, 2, 3]
+
+    wait_until(has_all)
+
+
+def test_a_wait_behind_a_dead_holder(no_worker, connect):
+    """What it is first in line for it gets once it can be recorded that the holder is dead."""
+    conn, admin = connect(), connect()
+    waiter, dying = Session(conn, "waits", ttl="1 h"), Session(conn, "dies", ttl="1 s")
+    dying.take("r")
+    waiter.queue("r")
+    wait_until(lambda: dying.expired(conn))
+    admin.execute("BEGIN")
+    admin.execute("LOCK TABLE eskit_lease._deaths IN ACCESS EXCLUSIVE MODE")
+    assert waiter.wait("10 ms").reason == "timeout"
+    assert not waiter.holds("r")
+    admin.execute("ROLLBACK")
+
+    def is_served():
+        waiter.wait("10 ms")
+        return waiter.holds("r")
+
+    wait_until(is_served)
+
+
+def test_a_lock_between_the_look_and_the_commit(no_worker, connect):
+    conn, admin = connect(), connect()
+    call(conn, "group_create", "g", 4)
+    session, dying = Session(conn, "lives", ttl="1 h"), Session(conn, "dies", ttl="1 s")
+    for member in (session, dying):
+        call(conn, "group_join", "g", member.id)
+    wait_until(lambda: dying.expired(conn))
+    with conn.transaction():
+        conn.execute("CREATE TABLE mine ()")
+        owned(conn, session)
+        admin.execute("BEGIN")
+        admin.execute("LOCK TABLE eskit_lease._deaths IN ACCESS EXCLUSIVE MODE")
+    admin.execute("ROLLBACK")
+    assert conn.execute("SELECT to_regclass('mine') IS NOT NULL").fetchone() == (True,), "what else it did is committed"
+    call(conn, "session_sweep")
+    wait_until(lambda: owned(conn, session) == [0, 1, 2, 3])
