@@ -1,6 +1,6 @@
 //! Liveness: the only shared memory. Which session is alive, until when, and what the worker has to look at. All of it may be lost
 //! with the server: rows say what is owned, and a session that was alive stays so for one TTL after a restart (see [`slots`]), or for what
-//! it had left at an orderly stop (see [`kept`]).
+//! it had left at an orderly stop (see [`left`]).
 //!
 //! # Who may touch what
 //!
@@ -32,7 +32,7 @@ pub mod databases;
 pub mod dirty;
 pub mod floors;
 pub mod hunger;
-mod kept;
+mod left;
 pub mod map;
 pub mod pace;
 pub mod places;
@@ -59,7 +59,7 @@ use databases::Database;
 use dirty::Pending;
 use floors::{FLOORS, Floor};
 use hunger::Hunger;
-use kept::Kept;
+use left::Left;
 use map::MapEntry;
 use pgrx::pg_sys;
 use ring::Entry;
@@ -133,7 +133,7 @@ pub struct Shared {
     surveyed: &'static Surveyed,
     locks: *mut pg_sys::LWLockPadded,
     /// What sessions of the last start have left. In memory of the postmaster's, which its children inherit.
-    kept: Kept,
+    left: Left,
 }
 
 /// Set by the postmaster and inherited; null where it was not this library that was preloaded.
@@ -370,7 +370,7 @@ unsafe extern "C-unwind" fn startup() {
             attached: std::slice::from_raw_parts(array(c"eskit_lease attached", sessions), sessions),
             surveyed: &*array::<Surveyed>(c"eskit_lease surveyed", 1),
             locks: pg_sys::GetNamedLWLockTranche(TRANCHE.as_ptr()),
-            kept: kept::take(),
+            left: left::take(),
         };
         SHARED.store(Box::leak(Box::new(shared)), Ordering::Release);
     }

@@ -2,7 +2,7 @@
 //!
 //! A session is alive by its slot. One without a slot, after a restart, is alive by its row: one of an older `boot_id` exactly until
 //! `t0 + ttl`, whoever asks and whenever, because nobody could send a heartbeat while the server was down (over an orderly stop it may be
-//! less than the TTL, see [`super::kept`]); one of the current `boot_id` is dead.
+//! less than the TTL, see [`super::left`]); one of the current `boot_id` is dead.
 //!
 //! So an old snapshot that still shows the row of a session of this start does not revive it: its slot is free as soon as no row of it is left. A
 //! session of an earlier start would be revived, and keeps its slot as a tombstone for one TTL after its end. A prepared end leaves its session

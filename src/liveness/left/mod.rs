@@ -69,34 +69,34 @@ fn key(home: Home, session: Uuid) -> Key {
 
 /// What sessions of an earlier start have left, in microseconds. Empty, it says that each has its TTL.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Kept {
+pub struct Left {
     /// Sorted.
-    left: Vec<(Key, u64)>,
+    sessions: Vec<(Key, u64)>,
     /// What a session that is not listed has less than its TTL.
     silent: u64,
 }
 
-impl Kept {
+impl Left {
     /// For how long a session of an earlier start lives from the end of recovery on.
     fn given(&self, key: Key, ttl: u64) -> u64 {
-        match self.left.binary_search_by_key(&key, |(key, _)| *key) {
-            Ok(at) => self.left[at].1,
+        match self.sessions.binary_search_by_key(&key, |(key, _)| *key) {
+            Ok(at) => self.sessions[at].1,
             Err(_) => ttl.saturating_sub(self.silent),
         }
     }
 
     /// What is kept at a stop. `slots`: the sessions that have a slot, each with what it has left; `ran`: for how long
     /// the server has run.
-    fn at_stop(&self, mut slots: Vec<(Key, u64)>, ran: u64) -> Kept {
+    fn at_stop(&self, mut slots: Vec<(Key, u64)>, ran: u64) -> Left {
         slots.sort_unstable();
         let is_in = |key: &Key| slots.binary_search_by_key(key, |(key, _)| *key).is_ok();
-        let without_slot = self.left.iter().filter(|(key, _)| !is_in(key));
-        let mut left: Vec<_> = without_slot.map(|(key, left)| (*key, left.saturating_sub(ran))).collect();
-        left.append(&mut slots);
+        let without_slot = self.sessions.iter().filter(|(key, _)| !is_in(key));
+        let mut sessions: Vec<_> = without_slot.map(|(key, left)| (*key, left.saturating_sub(ran))).collect();
+        sessions.append(&mut slots);
         let silent = self.silent.saturating_add(ran);
-        left.retain(|(_, left)| *left > 0 || silent < u64::from(LONGEST_TTL_MS.cast_unsigned()) * 1_000);
-        left.sort_unstable();
-        Kept { left, silent }
+        sessions.retain(|(_, left)| *left > 0 || silent < u64::from(LONGEST_TTL_MS.cast_unsigned()) * 1_000);
+        sessions.sort_unstable();
+        Left { sessions, silent }
     }
 }
 
@@ -109,7 +109,7 @@ fn left_at_stop(deadline: u64, ttl: u64, t0: u64, stop: u64) -> u64 {
 
 impl Slot {
     /// What the session that has this slot has left at a stop; `None` without one.
-    fn kept_at_stop(&self, t0: u64, stop: u64) -> Option<(Key, u64)> {
+    fn at_stop(&self, t0: u64, stop: u64) -> Option<(Key, u64)> {
         let (word, ttl) = (self.word(), self.ttl());
         let attached = self.cap() != FOREVER && self.ttl_ms.load(Ordering::Relaxed) & PRIVATE == 0;
         let left = match word.state() {
@@ -125,7 +125,7 @@ impl Slot {
 impl Shared {
     /// For how long a session of an earlier start lives from the end of recovery on.
     pub(super) fn given(&self, home: Home, session: Uuid, ttl: u64) -> u64 {
-        self.kept.given(key(home, session), ttl)
+        self.left.given(key(home, session), ttl)
     }
 
     /// The launcher begins to run: sessions are served from now on, until it ends.
@@ -137,16 +137,16 @@ impl Shared {
     }
 
     /// Writes what sessions have left, if it is known when the server began to serve them and when it stopped.
-    fn keep(&self) -> io::Result<()> {
+    fn write_down(&self) -> io::Result<()> {
         let (t0, stop) = (self.header.t0.load(Ordering::Acquire), self.header.stop.load(Ordering::Acquire));
         let Some(control) = control().filter(|_| t0 != 0 && stop != 0) else { return Ok(()) };
         let in_use = &self.slots[..self.used() as usize];
-        let slots = in_use.iter().filter_map(|slot| slot.kept_at_stop(t0, stop)).collect();
-        let kept = self.kept.at_stop(slots, stop.saturating_sub(t0));
+        let slots = in_use.iter().filter_map(|slot| slot.at_stop(t0, stop)).collect();
+        let left = self.left.at_stop(slots, stop.saturating_sub(t0));
         let mut file = File::create(path(NEW_FILE))?;
-        let bytes = kept.encode(Origin::of(&control, &file.metadata()?));
+        let bytes = left.encode(Origin::of(&control, &file.metadata()?));
         if bytes.len() > MOST_BYTES {
-            return Err(io::Error::other(format!("{} sessions are too many", kept.left.len())));
+            return Err(io::Error::other(format!("{} sessions are too many", left.sessions.len())));
         }
         file.write_all(&bytes)?;
         drop(file);
@@ -168,9 +168,9 @@ fn control() -> Option<[u8; CONTROL]> {
 }
 
 /// What the last stop has left, or why the file does not count. Without a file sessions have their TTL.
-fn read() -> Result<Kept, String> {
+fn read() -> Result<Left, String> {
     let file = match fs::metadata(path(FILE)) {
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Kept::default()),
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Left::default()),
         found => found.map_err(|error| format!("cannot be read ({error})"))?,
     };
     if ["backup_label", "standby.signal", "recovery.signal"].iter().any(|sign| Path::new(sign).exists()) {
@@ -181,12 +181,12 @@ fn read() -> Result<Kept, String> {
     }
     let control = control().ok_or("is of another stop than the last")?;
     let bytes = fs::read(path(FILE)).map_err(|error| format!("cannot be read ({error})"))?;
-    Kept::decode(&bytes, Origin::of(&control, &file)).map_err(str::to_owned)
+    Left::decode(&bytes, Origin::of(&control, &file)).map_err(str::to_owned)
 }
 
 /// Reads the file and removes it; in the postmaster, when shared memory is made. After a crash of a backend there is
 /// none.
-pub(super) fn take() -> Kept {
+pub(super) fn take() -> Left {
     let found = read();
     if path(FILE).exists() {
         // SAFETY: the text ends in NUL; a failure is logged, and does no harm, as pg_control is about to change
@@ -199,7 +199,7 @@ pub(super) fn take() -> Kept {
             "eskit_lease: ignored \"{}\", which {why}: each session has its whole TTL from now on",
             path(FILE).display()
         );
-        Kept::default()
+        Left::default()
     })
 }
 
@@ -213,7 +213,7 @@ unsafe extern "C-unwind" fn launcher_ends(_: std::ffi::c_int, _: pg_sys::Datum) 
 unsafe extern "C-unwind" fn at_exit(code: std::ffi::c_int, _: pg_sys::Datum) {
     if code == 0
         && let Ok(shared) = shared()
-        && let Err(error) = shared.keep()
+        && let Err(error) = shared.write_down()
     {
         fs::remove_file(path(NEW_FILE)).ok();
         pgrx::log!("eskit_lease: could not write \"{}\": {error}", path(FILE).display());
@@ -254,13 +254,13 @@ mod tests {
         /// server has run.
         #[test]
         fn nobody_loses_what_was_told_and_the_dead_do_not_live_on(starts in starts()) {
-            let (key, mut kept, mut now) = ((1, 2, 3), Kept::default(), 1_000);
+            let (key, mut left, mut now) = ((1, 2, 3), Left::default(), 1_000);
             // Until when it was told to trust itself, and for how long the server has run since then, or since a crash.
             let (mut told, mut silent_for, mut dead) = (now + TTL, 0, false);
             for (number, start) in starts.iter().enumerate() {
                 let (t0, stop) = (now, now + start.runs);
                 let first = number == 0;
-                let mut deadline = t0 + if first { TTL } else { kept.given(key, TTL) };
+                let mut deadline = t0 + if first { TTL } else { left.given(key, TTL) };
                 prop_assert!(deadline >= told, "{} < {}", deadline, told);
                 prop_assert!(!dead || deadline == t0, "it lives again");
                 let mut has_slot = first || start.is_asked_for;
@@ -283,7 +283,7 @@ mod tests {
                     dead = !start.crashes;
                 }
                 let slots = if has_slot { vec![(key, left_at_stop(deadline, TTL, t0, stop))] } else { vec![] };
-                kept = if start.crashes { Kept::default() } else { kept.at_stop(slots, start.runs) };
+                left = if start.crashes { Left::default() } else { left.at_stop(slots, start.runs) };
                 if start.crashes {
                     silent_for = 0;
                 }
@@ -307,9 +307,9 @@ mod tests {
     #[test]
     fn entries_go_once_they_say_nothing_more() {
         let longest = u64::from(LONGEST_TTL_MS.cast_unsigned()) * 1_000;
-        let kept = Kept::default().at_stop(vec![((1, 2, 3), 0), ((2, 2, 3), 5)], 1_000);
-        assert_eq!((kept.left.len(), kept.given((1, 2, 3), TTL), kept.given((9, 2, 3), TTL)), (2, 0, TTL - 1_000));
-        let kept = kept.at_stop(vec![], longest);
-        assert_eq!((kept.left.len(), kept.given((1, 2, 3), longest), kept.given((2, 2, 3), longest)), (0, 0, 0));
+        let left = Left::default().at_stop(vec![((1, 2, 3), 0), ((2, 2, 3), 5)], 1_000);
+        assert_eq!((left.sessions.len(), left.given((1, 2, 3), TTL), left.given((9, 2, 3), TTL)), (2, 0, TTL - 1_000));
+        let left = left.at_stop(vec![], longest);
+        assert_eq!((left.sessions.len(), left.given((1, 2, 3), longest), left.given((2, 2, 3), longest)), (0, 0, 0));
     }
 }

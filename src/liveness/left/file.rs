@@ -1,14 +1,14 @@
 //! The file of what sessions have left: eight bytes for its format, a checksum, what tells where it comes from, and the
 //! entries. Nothing here knows PostgreSQL.
 
-use super::{Kept, Key};
+use super::{Key, Left};
 use std::fs::Metadata;
 use std::hash::Hasher;
 use std::os::unix::fs::MetadataExt;
 use std::time::UNIX_EPOCH;
 
 /// What comes of another format is ignored.
-const MAGIC: &[u8; 8] = b"eskkept1";
+const MAGIC: &[u8; 8] = b"eskleft1";
 /// As much of pg_control as PostgreSQL uses.
 pub const CONTROL: usize = 512;
 
@@ -41,13 +41,13 @@ fn split<const N: usize>(bytes: &mut &[u8]) -> Option<[u8; N]> {
     Some(*first)
 }
 
-impl Kept {
+impl Left {
     pub(super) fn encode(&self, origin: Origin) -> Vec<u8> {
         let mut body = origin.control.to_vec();
         for number in [origin.inode, origin.born, self.silent] {
             body.extend(number.to_le_bytes());
         }
-        for ((session, database, table), left) in &self.left {
+        for ((session, database, table), left) in &self.sessions {
             body.extend(session.to_le_bytes());
             body.extend(database.to_le_bytes());
             body.extend(table.to_le_bytes());
@@ -57,7 +57,7 @@ impl Kept {
     }
 
     /// What a file says, or why it does not count.
-    pub(super) fn decode(mut bytes: &[u8], origin: Origin) -> Result<Kept, &'static str> {
+    pub(super) fn decode(mut bytes: &[u8], origin: Origin) -> Result<Left, &'static str> {
         if split(&mut bytes) != Some(*MAGIC) {
             return Err("is of another format");
         }
@@ -74,12 +74,12 @@ impl Kept {
         if (inode, born) != (origin.inode, origin.born) {
             return Err("is a copy");
         }
-        let mut kept = Kept { left: Vec::with_capacity(bytes.len() / 32), silent };
+        let mut left = Left { sessions: Vec::with_capacity(bytes.len() / 32), silent };
         while !bytes.is_empty() {
-            kept.left.push(entry(&mut bytes).ok_or("is damaged")?);
+            left.sessions.push(entry(&mut bytes).ok_or("is damaged")?);
         }
-        kept.left.sort_unstable();
-        Ok(kept)
+        left.sessions.sort_unstable();
+        Ok(left)
     }
 }
 
@@ -96,34 +96,34 @@ mod tests {
 
     const ORIGIN: Origin = Origin { control: &[7; CONTROL], inode: 11, born: 13 };
 
-    fn kept() -> impl Strategy<Value = Kept> {
+    fn left() -> impl Strategy<Value = Left> {
         let entries = prop::collection::btree_map(any::<Key>(), any::<u64>(), 0..20);
-        (entries, any::<u64>()).prop_map(|(left, silent)| Kept { left: left.into_iter().collect(), silent })
+        (entries, any::<u64>()).prop_map(|(sessions, silent)| Left { sessions: sessions.into_iter().collect(), silent })
     }
 
     proptest! {
         #[test]
-        fn comes_back_as_it_was(kept in kept()) {
-            prop_assert_eq!(Kept::decode(&kept.encode(ORIGIN), ORIGIN), Ok(kept));
+        fn comes_back_as_it_was(left in left()) {
+            prop_assert_eq!(Left::decode(&left.encode(ORIGIN), ORIGIN), Ok(left));
         }
 
         #[test]
-        fn what_is_damaged_does_not_count(kept in kept(), at in any::<prop::sample::Index>(), bits in 1u8..) {
-            let mut bytes = kept.encode(ORIGIN);
+        fn what_is_damaged_does_not_count(left in left(), at in any::<prop::sample::Index>(), bits in 1u8..) {
+            let mut bytes = left.encode(ORIGIN);
             let at = at.index(bytes.len());
-            prop_assert!(Kept::decode(&bytes[..at], ORIGIN).is_err());
+            prop_assert!(Left::decode(&bytes[..at], ORIGIN).is_err());
             bytes[at] ^= bits;
-            prop_assert!(Kept::decode(&bytes, ORIGIN).is_err());
+            prop_assert!(Left::decode(&bytes, ORIGIN).is_err());
         }
     }
 
     #[test]
     fn what_is_of_elsewhere_does_not_count() {
-        let bytes = Kept::default().encode(ORIGIN);
+        let bytes = Left::default().encode(ORIGIN);
         let another_stop = Origin { control: &[8; CONTROL], ..ORIGIN };
-        assert_eq!(Kept::decode(&bytes, another_stop), Err("is of another stop than the last"));
-        assert_eq!(Kept::decode(&bytes, Origin { inode: 12, ..ORIGIN }), Err("is a copy"));
-        assert_eq!(Kept::decode(&bytes, Origin { born: 12, ..ORIGIN }), Err("is a copy"));
-        assert_eq!(Kept::decode(b"eskkept0", ORIGIN), Err("is of another format"));
+        assert_eq!(Left::decode(&bytes, another_stop), Err("is of another stop than the last"));
+        assert_eq!(Left::decode(&bytes, Origin { inode: 12, ..ORIGIN }), Err("is a copy"));
+        assert_eq!(Left::decode(&bytes, Origin { born: 12, ..ORIGIN }), Err("is a copy"));
+        assert_eq!(Left::decode(b"eskleft0", ORIGIN), Err("is of another format"));
     }
 }
