@@ -10,11 +10,12 @@ mod held;
 pub use held::{Held, free_rows, held_by, may_have_any, of_session, some_of_session};
 
 use crate::catalog;
+use crate::liveness::clock;
 use crate::spi::Value;
 use crate::table::{Flight, Key, Locked, Sight, Stand, Table, Tuple};
 use crate::text::Text;
 use pgrx::Uuid;
-use pgrx::pg_sys::{self, Datum, ItemPointerData, Oid, TransactionId};
+use pgrx::pg_sys::{Datum, ItemPointerData, Oid, TransactionId};
 
 /// A slot of a resource: the permit of a semaphore, the partition of a group; slot 0 of an exclusive lease.
 pub type Seat = (String, i32);
@@ -297,8 +298,7 @@ impl Leases {
 
     /// Writes down who owns a slot, which the caller has claimed: without a row, or with one that is locked, `tid`.
     pub fn give(&self, resource: &str, slot: i32, tid: Option<ItemPointerData>, owner: &Owner) {
-        // SAFETY: no preconditions
-        let now = Datum::from(unsafe { pg_sys::GetCurrentTimestamp() });
+        let now = Datum::from(clock::timestamp());
         let columns = [
             (column::SESSION, Value::Uuid(owner.session).datum()),
             (column::FENCE, Some(owner.fence.into())),
@@ -323,8 +323,7 @@ impl Leases {
 
     /// Writes down that nobody owns a slot any more, whose row the caller has locked. `expired`: taken from a session that had expired.
     pub fn free(&self, resource: &str, slot: i32, tid: ItemPointerData, expired: bool) {
-        // SAFETY: no preconditions
-        let now = Datum::from(unsafe { pg_sys::GetCurrentTimestamp() });
+        let now = Datum::from(clock::timestamp());
         let columns =
             [(column::SESSION, None), (column::RELEASED_AT, Some(now)), (column::EXPIRED, Some(expired.into()))];
         if self.stand_at(resource, slot, tid) {

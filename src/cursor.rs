@@ -15,6 +15,7 @@ use crate::call::{Call, enter, text_arg};
 use crate::declaration::{self, Kind, partition_arg, require_partition};
 use crate::error::{Error, Result};
 use crate::fence;
+use crate::liveness::clock;
 use crate::seam;
 use crate::spi::{self, Statement, Value};
 use crate::table::{Flight, Key, Locked, Sight, Table, Tuple};
@@ -103,8 +104,7 @@ impl Move<'_> {
                 return Err(Error::CursorElsewhere { group, partition, at, expected }.into());
             }
             let done = if plain && no_ranges && at >= self.from {
-                // SAFETY: no preconditions
-                let now = unsafe { pg_sys::GetCurrentTimestamp() };
+                let now = clock::timestamp();
                 let position = Some(self.position.into());
                 cursors.update(&[(3, position), (5, Some(self.fence.into())), (6, Some(now.into()))]).then_some(true)
             } else {
@@ -231,8 +231,7 @@ fn cursor_head(group_name: Option<Text>, partition: Option<i32>, position: Optio
         Some((newest, _)) if newest >= position => return Ok(false),
         Some((_, tid)) if heads.lock(tid, false) != Locked::Mine => return Ok(false),
         Some(_) => {
-            // SAFETY: no preconditions
-            let now = unsafe { pg_sys::GetCurrentTimestamp() };
+            let now = clock::timestamp();
             let changes = [(3, Some(position.into())), (4, Some(partitions.into())), (5, Some(now.into()))];
             // It is the row that has just been locked.
             let by_place = heads.is_plain().then(|| u64::from(heads.update(&changes)));

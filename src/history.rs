@@ -13,6 +13,7 @@ use crate::catalog;
 use crate::claim::{LeaseRow, Seat};
 use crate::grant::Candidate;
 use crate::holders;
+use crate::liveness::clock;
 use crate::liveness::databases::Kept;
 use crate::session::{self, SessionRow, takeover};
 use crate::settings;
@@ -20,7 +21,7 @@ use crate::spi::{Statement, Value};
 use crate::table::Table;
 use crate::text::role_name;
 use pgrx::Uuid;
-use pgrx::pg_sys::{self, Datum, FLOAT8OID, INT4OID, INT8OID, Oid, TEXTOID};
+use pgrx::pg_sys::{Datum, FLOAT8OID, INT4OID, INT8OID, Oid, TEXTOID};
 use std::collections::HashMap;
 
 static INSERT: Statement = Statement::writes(
@@ -140,8 +141,7 @@ fn write(call: &Call, entries: &[Entry]) {
     for entry in entries {
         // There may be 100,000 of them.
         pgrx::check_for_interrupts!();
-        // SAFETY: no preconditions
-        let now = Datum::from(unsafe { pg_sys::GetCurrentTimestamp() });
+        let now = Datum::from(clock::timestamp());
         let columns: Vec<Option<Datum>> =
             std::iter::once(Some(now)).chain(entry.values().into_iter().map(Value::datum)).collect();
         if !table.try_insert(&columns) {

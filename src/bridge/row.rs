@@ -21,6 +21,7 @@
 use super::Closed;
 use super::target::{Opened, Target};
 use crate::call::Call;
+use crate::liveness::clock;
 use crate::table::user::Shut;
 use crate::{fence, savepoint};
 use pgrx::pg_sys;
@@ -66,11 +67,6 @@ pub fn marker_length(resource: &str) -> usize {
     prefix(resource).chars().count() + MAX_DIGITS
 }
 
-fn now() -> i64 {
-    // SAFETY: a plain read of the clock
-    unsafe { pg_sys::GetCurrentTimestamp() }
-}
-
 /// Takes the row if it is free, and keeps it if it is ours.
 pub fn keep(call: &Call, resource: &str, target: &Target) -> Taken {
     fence::raise(call);
@@ -80,7 +76,7 @@ pub fn keep(call: &Call, resource: &str, target: &Target) -> Taken {
 fn try_keep(call: &Call, resource: &str, target: &Target) -> Result<Taken, Shut> {
     let row = target.open(pg_sys::RowExclusiveLock)?;
     let found = row.find()?.ok_or_else(no_row)?;
-    let (now, owner) = (now(), found.owner.as_deref());
+    let (now, owner) = (clock::timestamp(), found.owner.as_deref());
     let left = found.until.map_or(0, |until| until.saturating_sub(now));
     if let Some(since) = owner.and_then(|owner| since(resource, owner)) {
         if since > fence::drawn(call) {
@@ -116,7 +112,7 @@ pub fn leave(call: &Call, resource: &str, target: &Target) -> bool {
     let try_leave = || {
         let row = target.open(pg_sys::RowExclusiveLock)?;
         let found = row.find()?.ok_or_else(no_row)?;
-        let (now, ours) = (now(), found.owner.is_some_and(|owner| since(resource, &owner).is_some()));
+        let (now, ours) = (clock::timestamp(), found.owner.is_some_and(|owner| since(resource, &owner).is_some()));
         let left = !ours || found.until.is_none_or(|until| until <= now) || write(call, &row, || None, now)?;
         Ok(if left { Taken::Theirs(0) } else { Taken::Busy })
     };

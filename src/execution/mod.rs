@@ -27,13 +27,14 @@ mod end;
 
 use crate::call::Call;
 use crate::json::Jsonb;
+use crate::liveness::clock;
 use crate::session;
 use crate::spi::Statement;
 use crate::table::{Change, Flight, Key, Locked, Sight, Table, Tuple};
 use crate::text::Text;
 use pgrx::Uuid;
 use pgrx::datum::TimestampWithTimeZone;
-use pgrx::pg_sys::{self, Datum, FLOAT8OID, INT8OID, ItemPointerData, TransactionId};
+use pgrx::pg_sys::{Datum, FLOAT8OID, INT8OID, ItemPointerData, TransactionId};
 
 /// What is done or resolved, and older than so many seconds; up to so many rows.
 pub static RETIRE: Statement =
@@ -122,8 +123,7 @@ impl Execution {
 }
 
 fn now() -> Option<Datum> {
-    // SAFETY: no preconditions
-    Some(Datum::from(unsafe { pg_sys::GetCurrentTimestamp() }))
+    Some(clock::timestamp().into())
 }
 
 /// What stands for a key, what others have not committed included.

@@ -6,6 +6,7 @@ use crate::call::{Call, enter, text_arg};
 use crate::catalog;
 use crate::error::{Error, Result};
 use crate::json::{Jsonb, JsonbArray};
+use crate::liveness::clock;
 use crate::spi::{self, Statement, Value};
 use crate::text::{Text, TextArray};
 use pgrx::datum::TimestampWithTimeZone;
@@ -36,8 +37,7 @@ fn due_arg(run_at: Option<TimestampWithTimeZone>) -> Result<Option<i64>> {
     if at == i64::MAX || at == i64::MIN {
         return Err(Error::Infinite("run_at").into());
     }
-    // SAFETY: no preconditions
-    Ok(Some(at).filter(|at| *at > unsafe { pg_sys::GetCurrentTimestamp() }))
+    Ok(Some(at).filter(|at| *at > clock::timestamp()))
 }
 
 /// Refuses a payload that is too large, as it is kept or as text: one that no client could be given would be claimed for ever, and in vain.

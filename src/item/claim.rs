@@ -9,6 +9,7 @@ use crate::acquire::grantee;
 use crate::call::{Call, enter, text_arg};
 use crate::error::{Error, Result};
 use crate::json::Jsonb;
+use crate::liveness::clock;
 use crate::liveness::floors::{Lane, Start};
 use crate::liveness::slots::SlotRef;
 use crate::liveness::spans::Noted;
@@ -18,7 +19,7 @@ use crate::table::{Flight, Key, Locked, Sight, Table, Tuple};
 use crate::text::Text;
 use crate::{fence, row};
 use ordered::Look;
-use pgrx::pg_sys::{self, Datum, INT4ARRAYOID, INT4OID, INT8ARRAYOID, INT8OID, TEXTOID, TIMESTAMPTZOID, UUIDOID};
+use pgrx::pg_sys::{Datum, INT4ARRAYOID, INT4OID, INT8ARRAYOID, INT8OID, TEXTOID, TIMESTAMPTZOID, UUIDOID};
 use pgrx::prelude::*;
 use pgrx::{Uuid, name};
 use std::collections::HashSet;
@@ -158,8 +159,7 @@ impl Claimer<'_> {
         let lane = lane(self.call, LATER, self.queue.number, partition);
         let start = self.start(lane, false);
         let later = Table::open(LATER, c"_later_pkey");
-        // SAFETY: no preconditions
-        let now = unsafe { pg_sys::GetCurrentTimestamp() };
+        let now = clock::timestamp();
         let (mut found, mut stop) = (Vec::new(), i64::MAX);
         let room = self.want - self.taken.len();
         let key = [Key::Int(self.queue.number), Key::Int(partition), Key::From(start.at)];
@@ -275,8 +275,7 @@ impl Claimer<'_> {
         let partitions: Vec<i32> = self.taken.iter().map(|item| item.partition).collect();
         let places: Vec<i64> = self.taken.iter().map(|item| item.place).collect();
         let ids: Vec<i64> = self.taken.iter().map(|item| item.id).collect();
-        // SAFETY: no preconditions
-        let now = unsafe { pg_sys::GetCurrentTimestamp() };
+        let now = clock::timestamp();
         let values = vec![
             Value::Long(fence),
             Value::Uuid(session),

@@ -9,6 +9,7 @@ use crate::call::{Call, enter};
 use crate::error::{Error, Result};
 use crate::guard::Mode;
 use crate::interval;
+use crate::liveness::clock;
 use crate::liveness::databases::{Counter, Kept};
 use crate::liveness::word::State;
 use crate::spi::{self, Statement};
@@ -267,8 +268,7 @@ fn item_fail(
     let claimed = Claimed { queue: queue.number, partition: item.partition, place: item.place, fence };
     if again {
         let wait_ms = retry_ms.map_or_else(|| queue.backoff_ms(item.attempt), i64::from);
-        // SAFETY: no preconditions
-        let due = unsafe { pg_sys::GetCurrentTimestamp() } + wait_ms * 1_000;
+        let due = clock::timestamp() + wait_ms * 1_000;
         moves::retry(&call, claimed, &error, due);
         held.head(&queue, item, key, Some(At::Later(due)))?;
         call.seam().places(lane(&call, LATER, queue.number, item.partition), due, false);

@@ -4,10 +4,11 @@
 use super::{ITEMS, LATER, column};
 use crate::call::Call;
 use crate::json::Jsonb;
+use crate::liveness::clock;
 use crate::spi::{self, Statement, Value};
 use crate::table::{Key, Sight, Table, Tuple};
 use crate::text::Text;
-use pgrx::pg_sys::{self, Datum, INT4OID, INT8OID, TEXTOID};
+use pgrx::pg_sys::{Datum, INT4OID, INT8OID, TEXTOID};
 
 static CLAIM_LATER: Statement = Statement::writes(
     include_str!("../../sql/query/item/claim_later.sql"),
@@ -56,11 +57,6 @@ fn moved(from: &Table, key: &[Key], into: &Table, new: impl Fn(&Tuple) -> Option
         from.try_delete();
     }
     written
-}
-
-fn now() -> Option<Datum> {
-    // SAFETY: no preconditions
-    Some(Datum::from(unsafe { pg_sys::GetCurrentTimestamp() }))
 }
 
 fn claimed(row: &Tuple, of: Claimed) -> Option<()> {
@@ -118,7 +114,7 @@ pub fn bury(call: &Call, item: Claimed, error: &str) {
     let new = |row: &Tuple| {
         claimed(row, item)?;
         let mut columns = vec![row.get(column::ID), Some(queue.into()), row.get(column::ATTEMPT)];
-        columns.extend([row.get(column::ADDED_AT), now(), row.get(column::KEY)]);
+        columns.extend([row.get(column::ADDED_AT), Some(clock::timestamp().into()), row.get(column::KEY)]);
         columns.extend([Value::Text(error).datum(), row.get(column::PAYLOAD)]);
         Some(columns)
     };
@@ -133,7 +129,7 @@ pub fn requeue(call: &Call, id: i64, partition: i32, place: i64) {
     let (dead, items) = (Table::open(c"_dead_items", c"_dead_items_pkey"), Table::open(ITEMS, c"_items_pkey"));
     let new = |row: &Tuple| {
         let mut columns = vec![row.get(2), Some(partition.into()), Some(place.into()), Some(id.into())];
-        columns.extend([Some(0i64.into()), Some(0i32.into()), now()]);
+        columns.extend([Some(0i64.into()), Some(0i32.into()), Some(clock::timestamp().into())]);
         // key, error, payload
         columns.extend((6..=8).map(|column| row.get(column)));
         Some(columns)

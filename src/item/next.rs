@@ -22,9 +22,10 @@ use super::moves::{self, Claimed};
 use super::{ITEMS, LATER, Order, Queue, column, id, lane};
 use crate::call::Call;
 use crate::catalog;
+use crate::liveness::clock;
 use crate::liveness::floors::NOWHERE;
 use crate::table::{Flight, Key, Locked, Sight, Table};
-use pgrx::pg_sys::{self, ItemPointerData, Oid};
+use pgrx::pg_sys::{ItemPointerData, Oid};
 use std::ffi::CStr;
 
 const ITEMS_KEY: &CStr = c"_items_key";
@@ -104,8 +105,7 @@ impl Ended<'_> {
     }
 
     fn first_due(&self, later: &Table) -> First {
-        // SAFETY: no preconditions
-        let now = unsafe { pg_sys::GetCurrentTimestamp() };
+        let now = clock::timestamp();
         let first = later.scan(Sight::Dirty, &self.range(i64::MIN), |row, flight| {
             let (due, id) = (row.get(3)?, row.get(4)?);
             match flight {

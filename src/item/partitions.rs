@@ -11,38 +11,18 @@ use super::Queue;
 use crate::call::Call;
 use crate::claim::Leases;
 use crate::error::{Error, Result};
+use crate::liveness::clock;
 use crate::liveness::spans::{self, Noted};
 use crate::{claim, group};
 use pgrx::Uuid;
 use pgrx::pg_sys;
-use std::cell::Cell;
 use std::collections::HashSet;
 
-thread_local! {
-    /// State of the generator, zero before it is first used.
-    static STATE: Cell<u64> = const { Cell::new(0) };
-}
-
-/// A number below a bound, drawn by chance: the generator is splitmix64, begun at random in each backend.
+/// A number below a bound, drawn by chance: PostgreSQL begins this generator at random in each process.
 pub fn chance(below: usize) -> usize {
-    let mut state = STATE.get();
-    if state == 0 {
-        // SAFETY: as many bytes as there is room for. Without randomness the clock and the process tell backends apart.
-        unsafe {
-            if !pg_sys::pg_strong_random((&raw mut state).cast(), size_of::<u64>()) {
-                state =
-                    pg_sys::GetCurrentTimestamp().cast_unsigned() ^ u64::from(pg_sys::MyProcPid.cast_unsigned()) << 32;
-            }
-        }
-    }
-    state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
-    STATE.set(state);
-    let mut mixed = state;
-    mixed = (mixed ^ mixed >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
-    mixed ^= mixed >> 31;
-    // The product's upper half is even enough below any bound that fits into 32 bits.
-    ((u128::from(mixed) * below as u128) >> 64) as usize
+    let most = (below as u64).saturating_sub(1);
+    // SAFETY: the state is this process's own
+    unsafe { pg_sys::pg_prng_uint64_range(&raw mut pg_sys::pg_global_prng_state, 0, most) as usize }
 }
 
 /// Shuffles a list as it goes through it, so that the elements after those that are asked for cost nothing.
@@ -96,8 +76,7 @@ impl<'a> Owned<'a> {
 
     /// What is known of the queue's partitions, to be noted before a look.
     pub fn note(&self) -> Vec<Noted> {
-        // SAFETY: no preconditions
-        let now = unsafe { pg_sys::GetCurrentTimestamp() };
+        let now = clock::timestamp();
         let spans = self.count.div_euclid(spans::WIDTH) + i32::from(self.count % spans::WIDTH != 0);
         self.call.shared.spans(self.call.home.database, self.queue.number, spans, now)
     }

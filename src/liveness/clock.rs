@@ -19,6 +19,12 @@ pub fn wall() -> u64 {
         .unwrap_or(0)
 }
 
+/// What rows keep as a timestamptz: microseconds since 2000 by the wall clock.
+pub fn timestamp() -> i64 {
+    // SAFETY: no preconditions
+    unsafe { pgrx::pg_sys::GetCurrentTimestamp() }
+}
+
 /// The whole milliseconds of a span, never more than there are: what a program may trust.
 pub fn trust_ms(span: u64) -> i32 {
     i32::try_from(span / 1_000).unwrap_or(i32::MAX)

@@ -17,10 +17,10 @@
 use super::Claimer;
 use crate::item::heads::{self, At, Head, Heads};
 use crate::item::{ITEMS, LATER, Order, column, id, lane, next};
+use crate::liveness::clock;
 use crate::liveness::floors::{Lane, NOWHERE, Start};
 use crate::table::{Flight, Key, Locked, Moment, Sight, Table, Walk};
 use crate::text::Text;
-use pgrx::pg_sys;
 use std::collections::HashMap;
 
 /// An item that is due: its time, and its id.
@@ -100,8 +100,7 @@ impl<'a, 'b> Look<'a, 'b> {
             Stretch { lane, start, first: NOWHERE, stop: NOWHERE, waiting }
         };
         let (due, ready) = (stretch(LATER, false), stretch(ITEMS, from_beginning));
-        // SAFETY: no preconditions
-        let now = unsafe { pg_sys::GetCurrentTimestamp() };
+        let now = clock::timestamp();
         Look { claimer, partition, heads, met: HashMap::new(), waiting: 0, moment, now, ready, due, found: Vec::new() }
     }
 
