@@ -42,7 +42,7 @@ KINDS = {
 
 
 def old_snapshot(report):
-    with cluster("old-snapshot", "autovacuum_naptime = 1s") as server, server.connect() as db:
+    with cluster("old-snapshot", f"eskit_lease.max_sessions = {3 * TIMES + 10_000}") as server, server.connect() as db:
         server.create("other")
         db.execute("""CREATE TEMPORARY TABLE known AS
             SELECT n AS name, s.session FROM unnest(ARRAY['a', 'b', 'c']) AS n, eskit_lease.session_open(n, '1 hour') AS s""")
