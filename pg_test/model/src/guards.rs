@@ -71,4 +71,22 @@ pub enum Guard {
     RescanEndsOrphans,
     /// A session that was swept before its opening was committed is found by a rescan.
     LateOpeningRescans,
+    /// A successor gets what is in grace of its predecessor under a new fence. From here on: [`crate::succession`].
+    SuccessorGetsNewFence,
+    /// The successor holds F of the old fence to the end of its transaction. Without: it tests F.
+    GraceFenceIsHeld,
+    /// A take-over takes F of each lease that it passes on, and leaves what is fenced.
+    TakeOverExcludesFenced,
+    /// A grant of a permit holds the seat of the session to the end of its transaction.
+    SeatIsLocked,
+    /// The grant sees that the session has no other permit.
+    SeatIsLookedAt,
+    /// What takes a permit back out of grace does the same.
+    TakeBackHasSeat,
+    /// While a slot beyond the permits is held, permits are counted and granted under the declaration's lock.
+    CountIsLocked,
+    /// The dead that were counted as gone stay dead over a restart.
+    CountedDeathIsWritten,
+    /// What was granted of a semaphore that has been resized meanwhile is given back.
+    ResizeIsSeen,
 }

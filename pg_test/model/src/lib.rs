@@ -47,9 +47,12 @@
 //! * **Fences and places** are numbers, of which only the order matters, and of which only those are told apart that somebody still
 //!   knows. Released rows are kept for ever here, as row_retention keeps them.
 //! * **Names**: sessions may be exchanged, and resources (see [`canon`]). A session that has left no trace makes room for a new one.
-//! * **Not here**: savepoints (a rollback to one posts what it takes back, as an abort does), drains, grace, take-over of a consumer's
-//!   former self, semaphores and groups (whose hand-over comes to the same grants), several places of one session in one queue, notifications, and
+//! * **Not here**: savepoints (a rollback to one posts what it takes back, as an abort does), drains, groups (whose hand-over comes to the
+//!   same grants), several places of one session in one queue, notifications, and
 //!   the snapshot that a fenced transaction works on.
+//!
+//! Grace, take-over by name and permits have a model of their own, [`succession`]: with all of this around them there would be too
+//! many states.
 //!
 //! What is to hold is in [`properties`], and what is done so that it does in [`guards`]. Each guard is taken out once (`tests/guards.rs`), and
 //! what goes wrong is found. Three of them are doubled by another, and are taken out together with it: `AbortPosts`, `FenceIsDrawnLast` and
@@ -67,5 +70,6 @@ pub mod properties;
 pub mod reuse;
 pub mod set;
 pub mod state;
+pub mod succession;
 pub mod system;
 pub mod worker;

@@ -1,0 +1,154 @@
+//! Rows, sessions and transactions.
+
+use crate::set::Set;
+
+pub const SESSIONS: usize = 3;
+pub const SLOTS: usize = 3;
+pub const CLIENTS: usize = 2;
+pub const FORMER: usize = 0;
+pub const SUCCESSOR: usize = 1;
+/// Fences that may be drawn, and one for none.
+pub const FENCES: usize = 10;
+
+#[derive(Clone, Copy, Default, PartialEq, Eq, Hash, Debug)]
+pub enum Holder {
+    #[default]
+    Nobody,
+    Session(u8),
+    /// A private session. `of`: who may acquire it; `fencer`: who let go of it.
+    Grace {
+        of: u8,
+        fencer: u8,
+    },
+}
+
+#[derive(Clone, Copy, Default, PartialEq, Eq, Hash, Debug)]
+pub struct Row {
+    pub holder: Holder,
+    pub fence: u8,
+    /// It was held before the last resize, by this session or by one that it inherits from.
+    pub older: bool,
+}
+
+/// A slot: what is committed, who has it locked, and what that transaction makes of it.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Hash, Debug)]
+pub struct Slot {
+    pub row: Row,
+    pub by: Option<u8>,
+    pub new: Row,
+    /// The private session has lapsed; and there is a row of that.
+    pub lapsed: bool,
+    pub buried: bool,
+}
+
+#[derive(Clone, Copy, Default, PartialEq, Eq, Hash, Debug)]
+pub enum Life {
+    #[default]
+    Unopened,
+    Alive,
+    /// It lives again after a crash, unless its death is in a row.
+    Expired,
+    Ended,
+}
+
+#[derive(Clone, Copy, Default, PartialEq, Eq, Hash, Debug)]
+pub enum Phase {
+    #[default]
+    Idle,
+    /// Has seen what may be had.
+    Looked {
+        slot: u8,
+        seen: Row,
+        how: How,
+    },
+    Written,
+    TakesOver,
+    Fenced {
+        slot: u8,
+        fence: u8,
+    },
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum How {
+    Granted,
+    TakenBack,
+    TakenOver,
+}
+
+#[derive(Clone, Copy, Default, PartialEq, Eq, Hash, Debug)]
+pub struct Transaction {
+    pub phase: Phase,
+    pub me: u8,
+    /// How many permits there were when it looked.
+    pub permits: u8,
+    /// Sessions, and slots of private ones, that it has counted as gone.
+    pub gone: Set,
+    pub lapsed: Set,
+    /// Locks: Seat of `me`, the declaration, and F exclusively of these slots' fences.
+    pub seat: bool,
+    pub declaration: bool,
+    pub excludes: [u8; SLOTS],
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct State {
+    pub slots: [Slot; SLOTS],
+    pub lives: [Life; SESSIONS],
+    /// Those of whose death there is a row.
+    pub recorded: Set,
+    pub permits: u8,
+    pub transactions: [Transaction; CLIENTS],
+    pub last_fence: u8,
+    /// Who has been told each fence; zero for none.
+    pub told: [u8; FENCES],
+    pub shared: bool,
+    pub calls: u8,
+    pub resizes: u8,
+    pub crashes: u8,
+}
+
+impl State {
+    pub fn lives(&self, slot: usize) -> bool {
+        match self.slots[slot].row.holder {
+            Holder::Nobody => false,
+            Holder::Session(s) => self.lives[usize::from(s)] == Life::Alive,
+            Holder::Grace { .. } => !self.slots[slot].lapsed,
+        }
+    }
+
+    pub fn is_of(&self, slot: usize, s: usize) -> bool {
+        self.slots[slot].row.holder == Holder::Session(s as u8)
+    }
+
+    /// Whether another transaction has checked the fence of a slot and is open.
+    pub fn is_fenced(&self, x: usize, slot: usize) -> bool {
+        let at = |phase: Phase| matches!(phase, Phase::Fenced { slot: of, .. } if usize::from(of) == slot);
+        self.transactions.iter().enumerate().any(|(y, other)| y != x && at(other.phase))
+    }
+
+    pub fn is_locked(&self, x: usize, slot: usize) -> bool {
+        self.slots[slot].by.is_some_and(|by| usize::from(by) != x)
+    }
+
+    pub fn write(&mut self, x: usize, slot: usize, new: Row) {
+        (self.slots[slot].by, self.slots[slot].new) = (Some(x as u8), new);
+    }
+
+    pub fn draw(&mut self) -> u8 {
+        self.last_fence += 1;
+        self.last_fence
+    }
+
+    pub fn tell(&mut self, row: Row) {
+        if let Holder::Session(s) = row.holder {
+            let told = &mut self.told[usize::from(row.fence)];
+            self.shared |= *told != 0 && *told != s + 1;
+            *told = s + 1;
+        }
+    }
+
+    pub fn holders(&self) -> usize {
+        (0..SLOTS).filter(|slot| self.lives(*slot)).count()
+    }
+}
