@@ -158,6 +158,9 @@ fn sql(call: &Call) -> String {
         Verb::Grace => of("lease_release", format!("{resource}, {fence}, '{ttl} ms'")),
         Verb::Cancel => of("lease_cancel", format!("{resource}, {session}")),
         Verb::Force => of("lease_force_release", format!("{resource}, {fence}, 'the checker'")),
+        Verb::Resize => {
+            format!("SELECT eskit_lease.semaphore_resize({resource}, {})", call.permits.unwrap_or(1))
+        }
         Verb::Look | Verb::Hangup => String::new(),
         Verb::Begin => "BEGIN".into(),
         Verb::Check => format!("SELECT eskit_lease.fence_check({resource}, {fence})"),

@@ -6,11 +6,12 @@
 //! It never looks at its clock: whether its trust was justified is judged from the history.
 
 mod calls;
+mod parting;
 
 use crate::caller::{Caller, Connection, Failure, config};
 use crate::heart;
 use crate::history::{Answer, Call, Line, Verb, now};
-use crate::workload::{LOCK, QUIET, QUIET_TURNS, RESOURCES};
+use crate::workload::{LOCK, QUIET, QUIET_TURNS, RESOURCES, SPARE};
 use anyhow::Result;
 use clap::Args;
 use rand::RngExt;
@@ -18,6 +19,7 @@ use rand::SeedableRng;
 use rand::rngs::ChaCha8Rng;
 use rand::seq::IndexedRandom;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::io::{AsyncBufReadExt, BufReader, stdin};
@@ -71,6 +73,12 @@ struct Worker {
     config: Config,
     consumer: String,
     takeover: bool,
+    /// It has yet to ask for all that it may have inherited.
+    inherits: bool,
+    /// Another process is about to take over.
+    told_to_part: Arc<AtomicBool>,
+    /// It works slowly, so that the other process comes meanwhile.
+    parting: bool,
     connection: Option<Connection>,
     session: Option<Session>,
     beating: Beating,
@@ -85,10 +93,16 @@ pub async fn run(options: Options) -> Result<()> {
     let caller = Arc::new(Caller::new(&options.name, &options.history)?);
     let config = config(&options.database, &format!("checker {}", options.name));
     let (tell, phase) = watch::channel(Phase::Storm);
+    let told_to_part = Arc::new(AtomicBool::new(false));
+    let told = told_to_part.clone();
     tokio::spawn(async move {
         let mut lines = BufReader::new(stdin()).lines();
-        while let Ok(Some(_)) = lines.next_line().await {
-            tell.send_replace(Phase::Calm);
+        while let Ok(Some(line)) = lines.next_line().await {
+            if line == "part" {
+                told.store(true, Ordering::Relaxed);
+            } else {
+                tell.send_replace(Phase::Calm);
+            }
         }
         tell.send_replace(Phase::Leave);
     });
@@ -103,6 +117,9 @@ pub async fn run(options: Options) -> Result<()> {
         config,
         consumer,
         takeover,
+        inherits: takeover,
+        told_to_part,
+        parting: false,
         connection: None,
         session: None,
         beating,
@@ -166,6 +183,9 @@ impl Worker {
 
     async fn turn(&mut self) -> Result<(), Failure> {
         self.open().await?;
+        if std::mem::take(&mut self.inherits) {
+            return self.ask_for_all().await;
+        }
         if self.random.random_range(0..10) == 0 {
             return self.lock().await;
         }
@@ -218,18 +238,16 @@ impl Worker {
             let crossing = resource == QUIET && !storm;
             let answer = if crossing || self.chance(5) {
                 self.acquire_in_block(resource).await?
+            } else if resource == SPARE && self.chance(60) {
+                self.ask_twice(resource).await?
             } else {
                 self.about(Verb::Acquire, resource, None).await?
             };
             let Some(session) = self.session.as_ref().map(|session| session.id.clone()) else { return Ok(None) };
             match (answer.fence, answer.reason.as_deref()) {
                 (Some(fence), _) => {
-                    return Ok(Some(Holding {
-                        resource: resource.into(),
-                        slot: answer.slot.unwrap_or(0),
-                        fence,
-                        session,
-                    }));
+                    let slot = answer.slot.unwrap_or(0);
+                    return Ok(Some(Holding { resource: resource.into(), slot, fence, session }));
                 }
                 (_, Some("queued")) => (),
                 (_, Some("expired" | "unknown_session" | "draining")) => {
@@ -292,6 +310,10 @@ impl Worker {
 
     /// Works under a lease, and lets go of it in one of several ways, or not at all.
     async fn use_up(&mut self, holding: Holding) -> Result<(), Failure> {
+        self.parting = self.told_to_part.swap(false, Ordering::Relaxed);
+        if self.parting {
+            return self.part(&holding).await;
+        }
         let forgetful = self.chance(6);
         if forgetful {
             // Its session expires under its hands, and it does not know.
@@ -329,45 +351,6 @@ impl Worker {
         }
     }
 
-    /// Releases, mostly by itself, and sometimes in a transaction that is prepared or rolled back.
-    async fn let_go(&mut self, holding: &Holding) -> Result<(), Failure> {
-        if self.chance(12) {
-            return self.let_go_with_grace(holding).await;
-        }
-        if !self.chance(6) {
-            return self.about(Verb::Release, &holding.resource, Some(holding.fence)).await.map(drop);
-        }
-        self.begin("BEGIN").await?;
-        self.about(Verb::Release, &holding.resource, Some(holding.fence)).await?;
-        let end = match self.random.random_range(0..3) {
-            0 => self.prepare().await,
-            1 => self.call(Call { verb: Verb::Rollback, ..Call::default() }).await.map(drop),
-            _ => self.call(Call { verb: Verb::Commit, ..Call::default() }).await.map(drop),
-        };
-        end?;
-        self.tx = None;
-        Ok(())
-    }
-
-    /// The lease goes on alone under its fence. The client finishes under that, takes the lease back, or leaves it to lapse.
-    async fn let_go_with_grace(&mut self, holding: &Holding) -> Result<(), Failure> {
-        let grace = self.random.random_range(100..1_500);
-        let (resource, fence) = (Some(holding.resource.clone()), Some(holding.fence));
-        let ask = Call { verb: Verb::Grace, resource, fence, ttl_ms: Some(grace), ..Call::default() };
-        if self.call(ask).await?.done != Some(true) {
-            return Ok(());
-        }
-        sleep(Duration::from_millis(self.random.random_range(0..grace))).await;
-        match self.random.random_range(0..3) {
-            0 => self.write(holding, false).await?,
-            1 if self.about(Verb::Acquire, &holding.resource, None).await?.fence == fence => {
-                self.write(holding, false).await?;
-            }
-            _ => return Ok(()),
-        }
-        self.about(Verb::Release, &holding.resource, fence).await.map(drop)
-    }
-
     /// Not in the calm, where nobody decides what is prepared.
     async fn prepare(&mut self) -> Result<(), Failure> {
         if self.phase() > Phase::Storm {
@@ -383,8 +366,9 @@ impl Worker {
         let strict = self.chance(20);
         self.begin(if strict { "BEGIN ISOLATION LEVEL REPEATABLE READ" } else { "BEGIN" }).await?;
         self.about(Verb::Check, &holding.resource, Some(holding.fence)).await?;
-        if self.chance(40) {
-            sleep(Duration::from_millis(self.random.random_range(0..10))).await;
+        if self.parting || self.chance(40) {
+            let most = if self.parting { 400 } else { 10 };
+            sleep(Duration::from_millis(self.random.random_range(0..most))).await;
         }
         let element = format!("{} {}", self.caller.name, self.count);
         let Holding { resource, slot, fence, session } = holding;

@@ -104,6 +104,14 @@ impl Crowd {
         caller.fault(format!("stop for {} ms", time.as_millis()), Some(&process.name), false);
     }
 
+    /// Has a process do what matters to another one, which is about to take over from it: keep a lease in grace, work slowly.
+    pub async fn part(&mut self, index: usize) {
+        if let Some(input) = &mut self.processes[index].input {
+            drop(input.write_all(b"part\n").await);
+            drop(input.flush().await);
+        }
+    }
+
     /// There are no more faults.
     pub async fn calm(&mut self) {
         for input in self.processes.iter_mut().filter_map(|process| process.input.as_mut()) {

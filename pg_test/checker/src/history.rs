@@ -38,6 +38,8 @@ pub enum Verb {
     Grace,
     Cancel,
     Force,
+    /// semaphore_resize, asked for until it is done.
+    Resize,
     /// Somebody else has seen in the view `leases` who holds it.
     Look,
     Begin,
@@ -77,6 +79,8 @@ pub struct Call {
     pub ttl_ms: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub revision: Option<i64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub permits: Option<i32>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub element: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -1,11 +1,14 @@
 //! The faults, by a schedule that is drawn from a seed. What is done to a client's connections or to the whole server is written down,
 //! because sessions that are attached end with their connection.
 
+mod permits;
+
 use crate::caller::{Caller, Connection, Failure, config};
 use crate::crowd::Crowd;
 use crate::history::{Answer, Call, Verb, now};
 use crate::workload::TTLS;
 use anyhow::Result;
+use clap::ValueEnum;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use rand::RngExt;
@@ -17,7 +20,7 @@ use tokio::time::sleep;
 use tokio_postgres::{Config, SimpleQueryMessage};
 
 /// What may happen next, and how often; the last two take the whole server down.
-const FAULTS: [(Kind, u32); 13] = [
+const FAULTS: [(Kind, u32); 15] = [
     (Kind::Kill, 6),
     (Kind::Stop, 14),
     (Kind::TakeOver, 4),
@@ -29,12 +32,17 @@ const FAULTS: [(Kind, u32); 13] = [
     (Kind::WorkerEnds, 3),
     (Kind::Resolve, 24),
     (Kind::Drain, 1),
+    (Kind::Resize, 3),
+    (Kind::Shrink, 1),
     (Kind::Crash, 1),
     (Kind::Restart, 1),
 ];
 
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Kind {
+/// How much more often the one comes that is favoured.
+const FAVOUR: u32 = 40;
+
+#[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
+pub enum Kind {
     Kill,
     Stop,
     TakeOver,
@@ -46,6 +54,10 @@ enum Kind {
     WorkerEnds,
     Resolve,
     Drain,
+    /// Of a semaphore.
+    Resize,
+    /// Of another semaphore, while one of its holders dies; and then a crash.
+    Shrink,
     Crash,
     Restart,
 }
@@ -59,6 +71,7 @@ pub struct Nemesis {
     snapshot: Option<Connection>,
     restart: Option<String>,
     crash: bool,
+    pub favour: Option<Kind>,
 }
 
 type Row = Vec<Option<String>>;
@@ -72,7 +85,7 @@ impl Nemesis {
         crash: bool,
     ) -> Nemesis {
         let config = config(database, "checker nemesis");
-        Nemesis { caller, random, config, connection: None, snapshot: None, restart, crash }
+        Nemesis { caller, random, config, connection: None, snapshot: None, restart, crash, favour: None }
     }
 
     /// The rows of a statement, once the server answers.
@@ -112,14 +125,16 @@ impl Nemesis {
         let possible: Vec<(Kind, u32)> = FAULTS
             .into_iter()
             .filter(|(kind, _)| match kind {
-                Kind::Crash => self.crash,
+                Kind::Crash | Kind::Shrink => self.crash,
                 Kind::Restart => self.restart.is_some(),
                 _ => true,
             })
+            .map(|(kind, weight)| (kind, if self.favour == Some(kind) { weight * FAVOUR } else { weight }))
             .collect();
         let Ok((kind, _)) = possible.choose_weighted(&mut self.random, |(_, weight)| *weight) else { return Ok(()) };
         match kind {
             Kind::Kill | Kind::Stop | Kind::TakeOver => self.strike_client(*kind, crowd).await?,
+            Kind::Resize => self.resize_by_chance().await,
             // A server that is just coming back does not take part.
             kind => drop(self.strike_server(*kind).await),
         }
@@ -141,6 +156,9 @@ impl Nemesis {
                 let asleep = self.random.random_range(0..2) == 0;
                 if asleep {
                     crowd.stop(index, self.pause(), &self.caller);
+                } else {
+                    crowd.part(index).await;
+                    sleep(Duration::from_millis(self.random.random_range(0..300))).await;
                 }
                 let name = crowd.start(&consumer, true)?.to_owned();
                 self.caller.fault("take over".into(), Some(&name), false);
@@ -190,6 +208,11 @@ impl Nemesis {
                     self.call(Call { verb, session: Some(session.clone()), ..Call::default() }).await?;
                 }
             }
+            Kind::Shrink => {
+                let done = self.shrink().await;
+                self.worker(true).await;
+                done?;
+            }
             Kind::Force => self.force().await?,
             Kind::WorkerOff => self.worker_off().await?,
             Kind::WorkerEnds => {
@@ -236,18 +259,23 @@ impl Nemesis {
     }
 
     async fn worker_off(&mut self) -> Result<(), Failure> {
-        self.caller.fault("worker off".into(), None, false);
-        self.rows("ALTER SYSTEM SET eskit_lease.worker = off").await?;
-        self.rows("SELECT pg_reload_conf()").await?;
+        self.worker(false).await;
         sleep(Duration::from_millis(self.random.random_range(200..2_500))).await;
-        self.worker_on().await;
+        self.worker(true).await;
         Ok(())
     }
 
-    pub async fn worker_on(&mut self) {
-        self.insist("ALTER SYSTEM RESET eskit_lease.worker").await;
+    pub async fn worker(&mut self, on: bool) {
+        if on {
+            self.insist("ALTER SYSTEM RESET eskit_lease.worker").await;
+        } else {
+            self.caller.fault("worker off".into(), None, false);
+            self.insist("ALTER SYSTEM SET eskit_lease.worker = off").await;
+        }
         self.insist("SELECT pg_reload_conf()").await;
-        self.caller.fault("worker on".into(), None, false);
+        if on {
+            self.caller.fault("worker on".into(), None, false);
+        }
     }
 
     /// Decides prepared transactions that others have left behind.
@@ -297,7 +325,7 @@ impl Nemesis {
     pub async fn make_peace(&mut self, crowd: &mut Crowd) {
         self.snapshot = None;
         crowd.wake(&self.caller, true);
-        self.worker_on().await;
+        self.worker(true).await;
         // Those that are just being prepared come later.
         for _ in 0..3 {
             while self.resolve().await.is_err() {

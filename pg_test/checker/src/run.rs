@@ -4,8 +4,9 @@ use crate::caller::{Caller, Connection, config, create_tables};
 use crate::check;
 use crate::crowd::Crowd;
 use crate::history::{History, Line, Row, now};
+use crate::nemesis::Kind;
 use crate::nemesis::Nemesis;
-use crate::workload::{LOCK, RESOURCES};
+use crate::workload::{CREW, LOCK, MOST, RESOURCES};
 use anyhow::{Context, Result};
 use clap::Args;
 use rand::rngs::ChaCha8Rng;
@@ -37,6 +38,9 @@ pub struct Options {
     /// A command that restarts the server at once, as after a power failure.
     #[arg(long)]
     restart: Option<String>,
+    /// A kind of fault that is to come much more often than it does by itself.
+    #[arg(long)]
+    favour: Option<Kind>,
     /// Backends are on this machine, and are killed too, so that the server crashes.
     #[arg(long)]
     crash: bool,
@@ -53,11 +57,12 @@ pub async fn run(options: Options) -> Result<bool> {
 
     let own = PathBuf::from(format!("{}.nemesis", history.display()));
     let caller = Arc::new(Caller::new("nemesis", &own)?);
-    for (resource, permits) in RESOURCES {
+    for (resource, permits) in RESOURCES.into_iter().chain([(CREW, 1)]) {
         caller.write(&Line::Permits { resource: resource.into(), permits });
     }
     let schedule = ChaCha8Rng::seed_from_u64(random.random());
     let mut nemesis = Nemesis::new(caller.clone(), schedule, &database, options.restart.clone(), options.crash);
+    nemesis.favour = options.favour;
     for number in 0..options.clients {
         crowd.start(&format!("c{number}"), false)?;
     }
@@ -83,10 +88,12 @@ async fn prepare(database: &str) -> Result<()> {
     server.client.batch_execute(&format!("CREATE DATABASE {database}")).await?;
     let db = Connection::open(&config(database, "checker")).await?;
     db.client.batch_execute("CREATE EXTENSION eskit_lease").await?;
+    db.client.batch_execute(&format!("SELECT eskit_lease.semaphore_create('{CREW}', 1)")).await?;
     let mut slots = RESOURCES.to_vec();
     slots.push((LOCK, 1));
-    for (resource, permits) in RESOURCES.iter().filter(|(_, permits)| *permits > 1) {
+    for (resource, permits) in slots.iter_mut().filter(|(_, permits)| *permits > 1) {
         db.client.batch_execute(&format!("SELECT eskit_lease.semaphore_create('{resource}', {permits})")).await?;
+        *permits = MOST.max(*permits);
     }
     create_tables(&db.client, &slots).await
 }

@@ -1,8 +1,15 @@
 //! What is competed for.
 
-/// Waited for by session_wait, by heartbeats alone (so that a wake-up that is lost stays lost), and a semaphore.
-pub const RESOURCES: [(&str, i32); 4] = [("hot", 1), ("warm", 1), (QUIET, 1), ("pool", 2)];
+/// Waited for by session_wait, by heartbeats alone (so that a wake-up that is lost stays lost), and two semaphores: one that is
+/// resized, and one that has permits to spare.
+pub const RESOURCES: [(&str, i32); 5] = [("hot", 1), ("warm", 1), (QUIET, 1), (POOL, 2), (SPARE, 5)];
 pub const QUIET: &str = "quiet";
+pub const POOL: &str = "pool";
+/// The most permits that it has at any time.
+pub const MOST: i32 = 3;
+pub const SPARE: &str = "spare";
+/// Another semaphore, for whom the faults stand in as clients.
+pub const CREW: &str = "crew";
 /// How often each client is to have it in the calm, where its callers cross: a wake-up is lost only between two that do.
 pub const QUIET_TURNS: u32 = 8;
 /// Taken by lock_acquire, without a session of the client's own.

@@ -12,6 +12,9 @@
 use crate::history::{Call, History, Verb};
 use std::collections::{BTreeMap, HashMap};
 
+/// The end of the server is written down before it is brought about. The server may still answer for so many microseconds after that.
+const DYING: u64 = 2_000_000;
+
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Fate {
     /// By this time.
@@ -74,6 +77,12 @@ impl<'a> Facts<'a> {
 
     pub fn fate(&self, call: &Call) -> Fate {
         self.fates.get(&(call.client.as_str(), call.number)).copied().unwrap_or(Fate::Unknown)
+    }
+
+    /// Whether the server may have been restarted between these times. A session that has expired may then live again.
+    pub fn may_revive(&self, from: u64, to: u64) -> bool {
+        let meanwhile = from.saturating_sub(DYING)..=to;
+        self.history.faults.iter().any(|fault| fault.ends_server() && meanwhile.contains(&fault.at))
     }
 
     pub fn tenure(&self, call: &Call) -> Option<&Tenure<'a>> {

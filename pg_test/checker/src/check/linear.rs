@@ -29,6 +29,7 @@ struct Operation<'a> {
 pub fn check(facts: &Facts) -> Option<Fault> {
     facts.resources.iter().find_map(|(resource, tenures)| {
         let mut operations = operations(facts, tenures);
+        operations.extend(resizes(facts, resource));
         operations.sort_by_key(|operation| (operation.from, operation.to));
         let mut state =
             Permits { permits: facts.history.permits.get(*resource).copied().unwrap_or(1), ..Permits::default() };
@@ -67,7 +68,8 @@ fn operations<'a>(facts: &Facts<'a>, tenures: &BTreeMap<i64, Tenure<'a>>) -> Vec
                 (opened.max(told).min(tenure.seen), tenure.seen, first)
             }
         };
-        let holder = Holder { session, fence: tenure.fence, ends_from: tenure.ends_from };
+        let inherits = facts.sessions.get(tenure.session).is_some_and(|session| session.takeover);
+        let holder = Holder { session, inherits, fence: tenure.fence, ends_from: tenure.ends_from };
         operations.push(Operation { from, to, step: Step::Grant { slot: tenure.slot, holder, to }, calls });
         let answered = tenure.calls.iter().filter_map(|call| step(facts, tenure, call));
         let latest = said.entry(tenure.slot).or_default();
@@ -80,6 +82,14 @@ fn operations<'a>(facts: &Facts<'a>, tenures: &BTreeMap<i64, Tenure<'a>>) -> Vec
         }
     }
     operations
+}
+
+fn resizes<'a>(facts: &Facts<'a>, resource: &str) -> impl Iterator<Item = Operation<'a>> {
+    let of = |call: &&Call| call.verb == Verb::Resize && call.resource.as_deref() == Some(resource);
+    facts.history.calls.iter().filter(of).filter_map(|call| {
+        let step = Step::Resize { permits: call.permits? };
+        Some(Operation { from: call.from, to: call.to?, step, calls: vec![call] })
+    })
 }
 
 /// What an answer about a fence says, other than its first grant.
@@ -146,8 +156,10 @@ fn settle(state: &mut Permits, window: &[Operation]) {
         }
     }
     for operation in window {
-        if let Step::Release { fence } = operation.step {
-            state.release(fence);
+        match operation.step {
+            Step::Release { fence } => state.release(fence),
+            Step::Resize { permits } => state.permits = permits,
+            _ => (),
         }
     }
 }
@@ -157,8 +169,8 @@ fn shrink<'a>(state: &Permits, mut window: Vec<Operation<'a>>) -> Vec<Operation<
     let mut at = 0;
     while at < window.len() {
         let left_out = window.remove(at);
-        let is_needed =
-            matches!(left_out.step, Step::Grant { .. } | Step::Release { .. }) || is_linearizable(state, &window);
+        let is_needed = matches!(left_out.step, Step::Grant { .. } | Step::Release { .. } | Step::Resize { .. })
+            || is_linearizable(state, &window);
         if is_needed {
             window.insert(at, left_out);
             at += 1;
@@ -291,6 +303,45 @@ mod tests {
         assert!(story.by(check).is_none());
         story.acquire(30..31, "c", "granted", 30);
         assert!(story.by(check).is_some());
+    }
+
+    #[test]
+    fn a_semaphore_that_shrinks_grants_nothing_before_as_many_have_gone() {
+        for (released, wrong) in [("b", true), ("a", true), ("both", false)] {
+            let mut story = Story::of(&["a", "b", "c", "d"]);
+            story.0.permits.insert("r".into(), 3);
+            for (slot, session) in ["a", "b", "c"].into_iter().enumerate() {
+                let at = 10 * (slot as u64 + 1);
+                story.acquire(at..at + 1, session, "granted", at as i64).in_slot(slot as i32);
+            }
+            let shrink = Call { permits: Some(2), ..about(Verb::Resize, "nemesis", 0) };
+            story.call(40..41, shrink, Ok(done()));
+            if released != "b" {
+                story.release(50..51, "a", 10);
+            }
+            if released != "a" {
+                story.release(60..61, "b", 20);
+            }
+            story.acquire(70..71, "d", "granted", 70).in_slot(i32::from(released == "b"));
+            assert_eq!(story.by(check).is_some(), wrong, "{released}");
+        }
+    }
+
+    #[test]
+    fn a_successor_inherits_a_permit_beyond() {
+        for takeover in [true, false] {
+            let mut story = Story::of(&["a", "b"]);
+            story.0.permits.insert("r".into(), 2);
+            story.acquire(10..11, "b", "granted", 10).in_slot(0);
+            story.acquire(20..21, "a", "granted", 20).in_slot(1);
+            story.call(30..31, Call { permits: Some(1), ..about(Verb::Resize, "nemesis", 0) }, Ok(done()));
+            story.release(35..36, "a", 20);
+            let (consumer, client) = (Some("a".into()), "next".into());
+            let opened = Answer { session: Some("next".into()), trust_ms: Some(1_000), ..Answer::default() };
+            let open = Call { verb: Verb::Open, consumer, client, takeover, ..Call::default() };
+            story.call(40..41, open, Ok(opened)).acquire(50..51, "next", "already_held", 50).in_slot(1);
+            assert_eq!(story.by(check).is_some(), !takeover);
+        }
     }
 
     #[test]

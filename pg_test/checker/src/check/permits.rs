@@ -3,6 +3,9 @@
 //! It is sequential, and each operation bears the answer that was given, so that a step is either possible or not. Time comes in at one
 //! place: a tenure may end without an answer (its session expires, is closed, is taken over), not before `ends_from`. Whatever an
 //! operation implies of such an end is possible if the operation itself was not over by then.
+//!
+//! A semaphore that shrinks takes nothing back, and grants nothing while as many hold it as it has permits. A successor inherits a
+//! permit in any case, also one that its predecessor was never told of.
 
 use std::collections::BTreeMap;
 use todc_utils::Specification;
@@ -10,6 +13,8 @@ use todc_utils::Specification;
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Holder {
     pub session: u32,
+    /// Whether its session has taken over from another.
+    pub inherits: bool,
     pub fence: i64,
     pub ends_from: u64,
 }
@@ -43,6 +48,9 @@ pub enum Step {
     Release {
         fence: i64,
     },
+    Resize {
+        permits: i32,
+    },
 }
 
 impl Permits {
@@ -52,7 +60,9 @@ impl Permits {
 
     fn may_grant(&self, slot: i32, holder: &Holder, to: u64) -> bool {
         let live = |other: &Holder| other.ends_from > to;
-        (0..self.permits).contains(&slot)
+        let is_permit = (0..self.permits).contains(&slot)
+            && self.holders.values().filter(|other| live(other)).count() < self.permits as usize;
+        (is_permit || holder.inherits)
             && self.last.get(&slot).is_none_or(|last| *last < holder.fence)
             && !self.holders.get(&slot).is_some_and(live)
             && !self.holders.values().any(|other| other.session == holder.session && live(other))
@@ -94,6 +104,10 @@ impl Specification for Permits {
             Step::Release { fence } => {
                 next.release(*fence);
                 state.slot_of(*fence).is_some()
+            }
+            Step::Resize { permits } => {
+                next.permits = *permits;
+                true
             }
         };
         (possible, next)

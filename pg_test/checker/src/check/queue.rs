@@ -4,7 +4,8 @@
 //! resource are drawn in the order of its grants. So if the later one has a lower fence than the earlier one gets for its place, it was
 //! served first; or if it has one at all, and the earlier one is told after that that it waits still. That is a fault, unless the
 //! earlier one did something meanwhile that lets it be passed over: gave up its place, drained, or tried to close; or had the resource all the
-//! time. A session that took over from another has inherited places, and may come first.
+//! time. A session that took over from another has inherited places, and may come first. One that had expired may live again after a restart, in
+//! its place, so over a restart nothing proves that it lived all the time.
 
 use super::Fault;
 use super::facts::{Facts, Fate, Tenure};
@@ -54,6 +55,7 @@ fn overtaken(facts: &Facts, resource: &str, tenures: &BTreeMap<i64, Tenure>) -> 
                 && place.yields > later.seen
                 && place.served.is_none_or(|served| served.fence > later.fence)
                 && (place.served.is_some() || place.waits.from > later.seen)
+                && !facts.may_revive(later.seen, place.served.map_or(place.waits.from, |served| served.seen))
         };
         if let Some(place) = places.iter().find(passed) {
             let what = format!(
@@ -143,6 +145,15 @@ mod tests {
         // A look of somebody else is known as well as an answer.
         let look = crate::history::Answer { fence: Some(3), slot: Some(0), ..Default::default() };
         assert!(story().call(60..61, about(Verb::Look, "a", 0), Ok(look)).by(check).is_some());
+    }
+
+    #[test]
+    fn who_lives_again_may_have_been_passed_over() {
+        let mut story = story();
+        story.acquire(50..51, "a", "already_held", 3);
+        let (what, client) = ("crash".into(), None);
+        story.0.faults.push(crate::history::Fault { at: 45_000, what, client, disconnects: true });
+        assert!(story.by(check).is_none());
     }
 
     #[test]
