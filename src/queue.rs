@@ -6,7 +6,8 @@
 //!
 //! A place that an open transaction is giving up (its row is deleted, and the end of that transaction decides) is passed over: a
 //! transaction that is left open keeps nothing from those behind. If it is rolled back the place is where it was, and has lost no more than
-//! what was granted meanwhile. A place that is locked or moved is not passed over: the one is being granted to, the other is a successor's.
+//! what was granted meanwhile; but a session that was granted past its own place, and lets go, waits no more ([`leave_behind`]). A place that is
+//! locked or moved is not passed over: the one is being granted to, the other is a successor's.
 //!
 //! Places that are gone stay in the way while an old snapshot is open: [`crate::floor`] says how a line is read without them.
 
@@ -236,24 +237,31 @@ pub fn waiting(resource: &str) -> (Vec<Uuid>, bool) {
     (sessions, in_flight)
 }
 
-/// Takes away a session's places for a resource; with `wait` also those that somebody is just granting to. Whether there were any.
-pub fn leave_places(call: &Call, resource: &str, session: Uuid, wait: bool) -> bool {
-    let table = table();
-    let found = places(&[resource], &[session]);
-    let mut mine: Vec<_> =
-        found.into_values().flatten().filter(|place| table.lock(*place, wait) == Locked::Mine).collect();
+/// Takes away the places of a session for what it lets go of, which would come back to it unasked: it was granted past them, or has queued
+/// while a release was open that was rolled back. What another transaction has in hand stays: a release waits for nobody's place.
+pub fn leave_behind<'a>(call: &Call, session: Uuid, resources: impl Iterator<Item = &'a str>) {
+    // Mostly it waits for nothing.
+    if !places::may_wait(session) {
+        return;
+    }
+    let resources: Vec<&str> = resources.collect();
+    let (table, sessions) = (table(), vec![session; resources.len()]);
+    let found = places(&resources, &sessions).into_values().flatten();
+    let mut mine: Vec<_> = found.filter(|place| table.lock(*place, false) == Locked::Mine).collect();
     leave(call, &mut mine);
-    !mine.is_empty()
 }
 
 /// Gives up a session's places for a resource, waiting for whoever is just granting to it. Whether there were any.
 pub fn cancel(call: &Call, resource: &str, at: SlotRef) -> bool {
-    let left = leave_places(call, resource, at.session(), true);
-    if left {
+    let (table, found) = (table(), places(&[resource], &[at.session()]));
+    let mut mine: Vec<_> =
+        found.into_values().flatten().filter(|place| table.lock(*place, true) == Locked::Mine).collect();
+    leave(call, &mut mine);
+    if !mine.is_empty() {
         call.seam().judge(resource);
         call.seam().revise(at);
     }
-    left
+    !mine.is_empty()
 }
 
 /// Has the session's successor wait in its place, unless it has what is waited for. The resources for which that could not be had:
@@ -286,9 +294,12 @@ pub fn inherit(call: &Call, from: Uuid, to: Uuid) -> Vec<String> {
     others.into_iter().map(|(resource, _)| resource).collect()
 }
 
-/// Puts a session at the head of the queue.
+/// Puts a session at the head of the queue, unless it is there.
 pub fn take_first_place(call: &Call, resource: &str, session: Uuid) {
-    call.db().execute(&ENTER_FIRST, vec![Value::Text(resource), Value::Uuid(session)]);
+    if first_in_line(call, vec![resource], &[]).first.get(resource).is_none_or(|first| first.session != session) {
+        call.db().execute(&ENTER_FIRST, vec![Value::Text(resource), Value::Uuid(session)]);
+        call.seam().judge(resource);
+    }
 }
 
 /// Has the worker look at what sessions wait for: they may have been first in line.

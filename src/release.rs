@@ -38,6 +38,8 @@ pub fn release(call: &Call, at: SlotRef, rows: Vec<(String, LeaseRow)>) -> Resul
         leases.lock(row.tid, true) == Locked::Mine
     };
     let rows: Vec<(String, LeaseRow)> = rows.into_iter().filter(|(_, row)| mine(row)).collect();
+    // Whatever the holder waits for here is older than this release.
+    queue::leave_behind(call, at.session(), rows.iter().map(|(resource, _)| resource.as_str()));
     let handed_over = hand_over(call, at, &rows)?;
     let seats: HashMap<Seat, LeaseRow> = rows.into_iter().map(|(resource, row)| ((resource, row.slot), row)).collect();
     let left = || seats.iter().filter(|(seat, _)| !handed_over.contains_key(*seat));
@@ -204,10 +206,6 @@ fn release_row(call: &Call, leases: &Leases, resource: &str, seen: LeaseRow, for
     }
     fence::exclude([seen.fence]);
     let Some((row, at)) = still_held(leases, resource, seen).map(held).transpose()?.flatten() else { return Ok(false) };
-    if forced.is_some() {
-        // By force it is taken from the holder, also where that waits for it to come back.
-        queue::leave_places(call, resource, at.session(), false);
-    }
     let released = !release(call, at, vec![(resource.to_owned(), row)])?.is_empty();
     if let Some(why) = forced.filter(|_| released) {
         let holder = session::row(at.session()).map(|row| row.consumer);

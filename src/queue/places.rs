@@ -105,6 +105,11 @@ pub fn places(resources: &[&str], sessions: &[Uuid]) -> Places {
     places
 }
 
+/// Whether a session may have any place: what has been given up is counted until it is cleaned away.
+pub fn may_wait(session: Uuid) -> bool {
+    BySession::open().0.has_entry(&[Key::Uuid(session)])
+}
+
 /// Whether a session waits for as many resources as it may.
 pub fn is_full(session: Uuid) -> bool {
     let (table, mut count) = (BySession::open(), 0);
