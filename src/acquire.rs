@@ -261,7 +261,8 @@ fn line_up(call: &Call, me: SlotRef, resource: &String, answer: &mut Answer) -> 
         None => answer.reason = "expired",
         Some(row) if row.draining => answer.reason = "draining",
         Some(_) => {
-            if !queue::has_place(resource, me.session()) {
+            let ahead = answer.reason == "busy" && takeover::waits_ahead(call, resource, me.session());
+            if !ahead && !queue::has_place(resource, me.session()) {
                 // It may have had one, and just been served: with another it would get the resource again when it lets go of it, unasked.
                 let served = !claim::of_session(resource, me.session()).is_empty();
                 if served

@@ -9,7 +9,10 @@
 //! process of before may still work under the old one. As the private session lives, a check of the old fence could begin at any time; so
 //! the successor holds F of it from before the grant to the end of its transaction, and ends the private session with the grant. It is told
 //! `busy` while a transaction under the old fence is open. The private session says by `grace_of` which session may acquire the lease, and
-//! by `fencer` which one let go. After a promotion the session that let go gets a new fence in the same way, as of any lease that it holds.
+//! by `fencer` which one let go. A release with grace that crosses the take-over names the predecessor: there the succession says who it is now
+//! ([`crate::session::takeover`]). Told `busy`, it waits at the head of the queue, and is woken when that transaction has ended ([`tell`]).
+//!
+//! After a promotion the session that let go gets a new fence in the same way, as of any lease that it holds.
 
 use crate::call::Call;
 use crate::claim::{LeaseRow, Leases};
@@ -17,8 +20,10 @@ use crate::declaration::{self, Kind};
 use crate::error::{Error, Result};
 use crate::grant;
 use crate::guard::{Guard, Mode};
+use crate::holders::Holders;
 use crate::liveness::clock;
 use crate::liveness::slots::SlotRef;
+use crate::queue;
 use crate::release::find;
 use crate::session::{self, New};
 use crate::spi::{Statement, Value};
@@ -49,6 +54,10 @@ pub fn give(call: &Call, resource: &str, fence: i64, grace_ms: i32) -> Result<bo
     if leases.lock(row.tid, true) != Locked::Mine {
         return Ok(false);
     }
+    // Read again: a take-over may have been at it, which has another session acquire the lease.
+    let locked = if holder.private { session::lock_row(holder.session) } else { Some(holder) };
+    let Some(holder) = locked else { return Ok(false) };
+    queue::leave_behind(call, at.session(), std::iter::once(resource));
     // Grace upon grace, or for a lock: the private session of before makes room, and the guard stays.
     let grace_of = if holder.private { holder.grace_of } else { Some(holder.session) };
     let alone = New {
@@ -62,7 +71,7 @@ pub fn give(call: &Call, resource: &str, fence: i64, grace_ms: i32) -> Result<bo
     let private = session::open(call, alone)?;
     call.shared.cap(private, clock::now() + u64::from(grace_ms.cast_unsigned()) * 1_000);
     give_to(call, resource, &row, private.session());
-    if holder.private && session::lock_row(holder.session).is_some() {
+    if holder.private {
         session::end(call, at)?;
     }
     call.seam().revise(at);
@@ -117,6 +126,24 @@ pub fn reserve(call: &Call, row: &LeaseRow) -> bool {
 /// Lets checks of the fence pass again: the lease was not granted.
 pub fn leave(row: &LeaseRow) {
     Guard::Fence(row.fence).unlock(Mode::Exclusive);
+}
+
+/// Wakes those who wait for what is in grace and may acquire it, of resources that are waited for and held; as no fenced transaction is open any
+/// more. The resources for which one still is.
+pub fn tell(call: &Call, held: &[(String, LeaseRow)]) -> Vec<String> {
+    let (holders, mut busy) = (Holders::of(call, held.iter().filter_map(|(_, row)| row.session)), Vec::new());
+    for (resource, row) in held {
+        let Some(next) = holders.living(row.session).and_then(|holder| holder.grace_of) else { continue };
+        if !queue::has_place(resource, next) {
+            continue;
+        }
+        if !Guard::Fence(row.fence).is_free() {
+            busy.push(resource.clone());
+        } else if let Ok(Some(at)) = call.living(next) {
+            call.seam().revise(at);
+        }
+    }
+    busy
 }
 
 /// Ends the private session of a lease that has been granted to another session.

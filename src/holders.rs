@@ -3,7 +3,7 @@
 use crate::call::Call;
 use crate::liveness::word::State;
 use crate::seam;
-use crate::session::{self, SessionRow};
+use crate::session::{self, SessionRow, takeover};
 use fnv::FnvHashMap;
 use pgrx::Uuid;
 use std::cell::RefCell;
@@ -13,7 +13,7 @@ use std::cell::RefCell;
 pub struct Holder {
     pub session: Uuid,
     pub consumer: String,
-    /// The session that may have the lease that this one keeps for a while.
+    /// The session that may have the lease that this one keeps for a while, also where its row does not say so yet.
     pub grace_of: Option<Uuid>,
     /// The session that let go of that lease.
     pub fencer: Option<Uuid>,
@@ -45,6 +45,7 @@ impl Holders {
         for row in living_rows(call, &unknown) {
             remember(&row);
             let SessionRow { session, consumer, grace_of, fencer, .. } = row;
+            let grace_of = grace_of.map(|of| takeover::successor(of).unwrap_or(of));
             holders.insert(session, Some(Holder { session, consumer, grace_of, fencer }));
         }
         Holders(holders)

@@ -247,6 +247,11 @@ impl Shared {
         private && self.is_still(at)
     }
 
+    /// Whether the session keeps a lease for its grace.
+    pub fn keeps_grace(&self, at: SlotRef) -> bool {
+        self.is_private(at) && self.slot(self.current(at)).cap() != FOREVER
+    }
+
     /// Whether the transaction that opened the session is still open, or prepared.
     pub fn being_opened(&self, at: SlotRef) -> bool {
         let xid = pg_sys::TransactionId::from(self.slot(at).opened_by.load(Ordering::Relaxed));

@@ -186,7 +186,7 @@ impl Notes {
         for note in in_order(&self.list) {
             match &note.what {
                 What::Fenced { name, session, .. } => {
-                    stirred |= post_if_dead(shared, database, name, *session);
+                    stirred |= post_if_left(shared, database, name, *session);
                     continue;
                 }
                 What::Places { claimed, .. } if *claimed == committed => continue,
@@ -280,7 +280,7 @@ impl Note {
             What::Judged { name, changed } => shared.post(database, name, *changed),
             What::InVain { name } => drop(shared.post_in_vain(database, name, clock::now())),
             What::Fenced { name, session, .. } => {
-                post_if_dead(shared, database, name, *session);
+                post_if_left(shared, database, name, *session);
             }
             What::Many => database.flag(RESCAN),
             What::Flags(flags) => database.flag(*flags),
@@ -338,11 +338,12 @@ impl Note {
     }
 }
 
-/// While a fenced transaction was open nobody could take over. Who lives needs nobody to look. Whether it was posted.
-fn post_if_dead(shared: &Shared, database: &Database, resource: &str, session: SlotRef) -> bool {
-    let dead = shared.look(session).is_none_or(|standing| !standing.alive());
-    if dead {
+/// While a fenced transaction was open nobody could take over. For a lease of the living, but for one in its grace, nobody needs to look. Whether it
+/// was posted.
+fn post_if_left(shared: &Shared, database: &Database, resource: &str, session: SlotRef) -> bool {
+    let left = shared.look(session).is_none_or(|standing| !standing.alive()) || shared.keeps_grace(session);
+    if left {
         shared.post(database, resource, None);
     }
-    dead
+    left
 }

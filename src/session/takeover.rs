@@ -21,6 +21,7 @@ use crate::error::Result;
 use crate::grant::{self, Candidate};
 use crate::guard::{Guard, Mode};
 use crate::handover::admit;
+use crate::holders::{Holder, Holders};
 use crate::liveness::clock;
 use crate::liveness::slots::SlotRef;
 use crate::queue;
@@ -91,16 +92,13 @@ fn succeed(call: &Call, old: &SessionRow, at: SlotRef, new: SlotRef) -> Result<(
     let of_former = Table::open(c"_successions", c"_successions_successor");
     let redirected = of_former.update_rows(&[Key::Uuid(from)], |_| Some(vec![(2, Value::Uuid(to).datum())]));
     call.written(redirected, &REDIRECT, vec![Value::Uuid(from), Value::Uuid(to)]);
-    // What is in grace of it the successor may acquire; not if another transaction is ending that.
-    let (graces, _) = lock_rows(page_of(&graces(), &[from], usize::MAX, 0, |row| row.get(1)));
-    let sessions = super::table();
-    let adopt = |_: &Tuple| Some(vec![(10, Value::Uuid(to).datum())]);
-    let adopted = graces.iter().map(|session| sessions.update_rows(&[Key::Uuid(*session)], adopt)).sum();
-    call.written(adopted, &ADOPT, vec![Value::Uuids(&graces), Value::Uuid(to)]);
     let free = |row: &LeaseRow| (excluded || Guard::Fence(row.fence).try_lock(Mode::Exclusive)).then_some(true);
     let Inheritance { left, ahead, .. } = inherit(call, from, new, seats, &free);
+    // After that: what was let go of with grace meanwhile is found here, and what is just being let go of is left.
+    let left = !adopt_graces(call, from, to) || left;
     for resource in ahead {
         queue::take_first_place(call, &resource, to);
+        // Also where it is there, in its predecessor's place: that is news to it.
         call.seam().judge(&resource);
     }
     call.seam().ended(at, false);
@@ -123,8 +121,46 @@ fn graces() -> Table {
     Table::open(c"_sessions", c"_sessions_grace_of")
 }
 
-/// Whether a session may take back any lease that is in grace.
+/// Has a session acquire what is in grace of its predecessor. False while another transaction has any of that in hand: until it has ended,
+/// whoever reads whose grace that is finds the successor by the succession.
+fn adopt_graces(call: &Call, from: Uuid, to: Uuid) -> bool {
+    let (graces, left) = lock_rows(page_of(&graces(), &[from], usize::MAX, 0, |row| row.get(1)));
+    let sessions = super::table();
+    let adopt = |_: &Tuple| Some(vec![(10, Value::Uuid(to).datum())]);
+    let adopted = graces.iter().map(|session| sessions.update_rows(&[Key::Uuid(*session)], adopt)).sum();
+    call.written(adopted, &ADOPT, vec![Value::Uuids(&graces), Value::Uuid(to)]);
+    !left
+}
+
+/// Whether anything is in grace of a session that has a successor, which is yet to be the successor's.
+pub fn leaves_grace(session: Uuid) -> bool {
+    is_in_grace_of(session) && successor(session).is_some()
+}
+
+/// Puts a session at the head of the queue of what its predecessor has let go of with grace: it has that before all who are in line. False for
+/// any other resource.
+pub fn waits_ahead(call: &Call, resource: &str, session: Uuid) -> bool {
+    // Mostly nothing is in grace.
+    if !graces().has_entry(&[]) {
+        return false;
+    }
+    let rows = Leases::open().rows(resource);
+    let holders = Holders::of(call, rows.iter().filter_map(|row| row.session));
+    let is_left = |holder: &Holder| holder.grace_of == Some(session) && holder.fencer != Some(session);
+    let ahead = rows.iter().any(|row| holders.living(row.session).is_some_and(is_left));
+    if ahead {
+        queue::take_first_place(call, resource, session);
+    }
+    ahead
+}
+
+/// Whether a session may acquire any lease that is in grace, or has a predecessor of which something may be left.
 pub fn has_grace(session: Uuid) -> bool {
+    let of_former = Table::open(c"_successions", c"_successions_successor");
+    is_in_grace_of(session) || of_former.has_entry(&[Key::Uuid(session)])
+}
+
+fn is_in_grace_of(session: Uuid) -> bool {
     !page_of(&graces(), &[session], 1, 0, |row| row.get::<Uuid>(1)).is_empty()
 }
 
@@ -245,6 +281,7 @@ pub fn inherit_from_dead(call: &Call, dead: &[Uuid], most: usize) -> Result<Inhe
     // Mostly nobody has been taken over.
     let dead = if table.has_entry(&[]) { dead } else { &[] };
     for (from, to) in dead.iter().filter_map(|from| Some((*from, successor_in(&table, *from)?))) {
+        inherited.left |= !adopt_graces(call, from, to);
         let takes = |to: &SlotRef| row(to.session()).is_some_and(|row| !row.draining);
         let Some(to) = call.living(to)?.filter(takes) else { continue };
         let seats = held(from, most);

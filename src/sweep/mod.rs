@@ -31,7 +31,7 @@ use crate::session::death;
 use crate::session::takeover;
 use crate::spi::{self, Statement, Value};
 use crate::table::{Key, Sight, Table};
-use crate::{catalog, grant, group, item, queue, refence, row, session};
+use crate::{catalog, grace, grant, group, item, queue, refence, row, session};
 use dissolve::dissolve_into;
 use pgrx::Uuid;
 use pgrx::pg_sys::{self, INT8OID, TEXTOID, TransactionId};
@@ -193,6 +193,7 @@ fn judge(call: &Call, resources: Vec<String>) -> Result<HandOver> {
     let closed = tend::tend(call, &resources);
     let mut outcome = handover::hand_over(call, resources, &Seen::new(), &|_| false)?;
     outcome.busy.retain(|resource| !closed.contains(resource));
+    outcome.busy.extend(grace::tell(call, &outcome.held));
     Ok(outcome)
 }
 
@@ -255,6 +256,10 @@ fn bury(call: &Call, dead: &[Uuid], pass: &mut Pass) -> HashSet<Uuid> {
     let has_row = |table: &Table, session| table.scan(Sight::Latest, &[Key::Uuid(session)], |_, _| Some(())).is_some();
     done.retain(|session| !tables.iter().any(|table| has_row(table, *session)));
     pass.blocked |= !blocked.is_empty();
+    // After that: what leaves the session for its grace is seen in one of both.
+    let count = done.len();
+    done.retain(|session| !takeover::leaves_grace(*session));
+    pass.blocked |= done.len() < count;
     if done.is_empty() {
         return HashSet::new();
     }
