@@ -10,37 +10,111 @@ use pgrx::pg_sys::{self, Datum, Oid};
 use std::cell::RefCell;
 use std::ffi::{CStr, c_char};
 
-thread_local! {
-    /// Relations that have been found, by where their name is in memory. Every call looks some of them up.
-    static FOUND: RefCell<Option<Vec<(*const c_char, Oid)>>> = const { RefCell::new(None) };
+/// What has been found of the extension here. A name alone says nothing: a role that may make schemas can make one of that name where the
+/// extension is not, or where its schema has been renamed. So ours are the schema and the relations that are members of the extension,
+/// and the indexes of such relations.
+#[derive(Default)]
+struct Found {
+    /// The schema, and the extension.
+    schema: Option<(Oid, Oid)>,
+    /// Relations, by where their name is in memory. Every call looks some of them up.
+    relations: Vec<(*const c_char, Oid)>,
+    /// Those of which it is known that they are members.
+    members: Vec<Oid>,
+    /// How often something was forgotten: what was read before that may not be kept.
+    forgotten: u64,
 }
 
-/// Forgets what has been found, when any relation or schema comes, changes or goes.
-unsafe extern "C-unwind" fn forget(_: Datum, _: std::ffi::c_int, _: u32) {
-    FOUND.with_borrow_mut(|found| found.iter_mut().for_each(Vec::clear));
+thread_local! {
+    static FOUND: RefCell<Option<Found>> = const { RefCell::new(None) };
+}
+
+/// Forgets the relations, when any comes, changes or goes, and all else with any schema: a relation stays a member for as long as its schema is.
+unsafe extern "C-unwind" fn forget(_: Datum, cache: std::ffi::c_int, _: u32) {
+    FOUND.with_borrow_mut(|found| {
+        let Some(found) = found else { return };
+        found.forgotten += 1;
+        found.relations.clear();
+        if cache == pg_sys::SysCacheIdentifier::NAMESPACENAME as i32 {
+            found.members.clear();
+            found.schema = None;
+        }
+    });
+}
+
+/// Reads something of what has been found. The callbacks are registered once.
+fn found<T>(read: impl FnOnce(&mut Found) -> T) -> T {
+    if FOUND.with_borrow(Option::is_none) {
+        for cache in [pg_sys::SysCacheIdentifier::RELNAMENSP, pg_sys::SysCacheIdentifier::NAMESPACENAME] {
+            // SAFETY: a function that lives as long as the process
+            unsafe { pg_sys::CacheRegisterSyscacheCallback(cache as i32, Some(forget), Datum::from(0)) };
+        }
+    }
+    FOUND.with_borrow_mut(|found| read(found.get_or_insert_default()))
+}
+
+/// Keeps what has been read since, unless something has been forgotten meanwhile.
+fn keep(since: u64, keep: impl FnOnce(&mut Found)) {
+    found(|found| {
+        if found.forgotten == since {
+            keep(found);
+        }
+    });
+}
+
+/// The schema of the extension, and the extension; `None` in a database without it, or where its schema has another name.
+fn schema() -> Option<(Oid, Oid)> {
+    let (known, since) = found(|found| (found.schema, found.forgotten));
+    if known.is_some() {
+        return known;
+    }
+    // SAFETY: reads the catalog, in a transaction
+    let schema = unsafe { pg_sys::get_namespace_oid(c"eskit_lease".as_ptr(), true) };
+    if schema == Oid::INVALID {
+        return None;
+    }
+    let extension = extension()?;
+    // SAFETY: as above
+    if unsafe { pg_sys::getExtensionOfObject(pg_sys::NamespaceRelationId, schema) } != extension {
+        return None;
+    }
+    keep(since, |found| found.schema = Some((schema, extension)));
+    Some((schema, extension))
+}
+
+/// Whether a relation, or the table of an index, is a member of the extension.
+fn is_member(relation: Oid, extension: Oid) -> bool {
+    // SAFETY: reads the catalog, in a transaction
+    unsafe {
+        let is_index = pg_sys::get_rel_relkind(relation) as u8 == pg_sys::RELKIND_INDEX;
+        let table = if is_index { pg_sys::IndexGetRelation(relation, true) } else { relation };
+        pg_sys::getExtensionOfObject(pg_sys::RelationRelationId, table) == extension
+    }
 }
 
 /// The oid of a table, index or sequence of ours; zero in a database without the extension.
 pub fn relation(name: &'static CStr) -> Oid {
-    let known =
-        FOUND.with_borrow(|found| found.iter().flatten().find(|known| known.0 == name.as_ptr()).map(|known| known.1));
+    let known = found(|found| found.relations.iter().find(|known| known.0 == name.as_ptr()).map(|known| known.1));
     if let Some(known) = known {
         return known;
     }
-    // SAFETY: reads the catalog through its cache, in a transaction; the callbacks are registered once
-    let oid = unsafe {
-        if FOUND.with_borrow(Option::is_none) {
-            for cache in [pg_sys::SysCacheIdentifier::RELNAMENSP, pg_sys::SysCacheIdentifier::NAMESPACENAME] {
-                pg_sys::CacheRegisterSyscacheCallback(cache as i32, Some(forget), Datum::from(0));
-            }
-            FOUND.set(Some(Vec::new()));
-        }
-        let schema = pg_sys::get_namespace_oid(c"eskit_lease".as_ptr(), true);
-        if schema == Oid::INVALID { schema } else { pg_sys::get_relname_relid(name.as_ptr(), schema) }
-    };
-    if oid != Oid::INVALID {
-        FOUND.with_borrow_mut(|found| found.get_or_insert_default().push((name.as_ptr(), oid)));
+    let Some((schema, extension)) = schema() else { return Oid::INVALID };
+    let since = found(|found| found.forgotten);
+    // SAFETY: reads the catalog through its cache, in a transaction
+    let oid = unsafe { pg_sys::get_relname_relid(name.as_ptr(), schema) };
+    if oid == Oid::INVALID {
+        return oid;
     }
+    let is_known = found(|found| found.members.contains(&oid));
+    if !is_known && !is_member(oid, extension) {
+        return Oid::INVALID;
+    }
+    keep(since, |found| {
+        found.relations.push((name.as_ptr(), oid));
+        if !is_known {
+            found.members.push(oid);
+        }
+    });
     oid
 }
 
@@ -119,17 +193,19 @@ pub fn home() -> Home {
     home_if_any().unwrap_or_else(|| gone())
 }
 
-/// The extension has been dropped since the statement began that runs here.
+/// The extension has been dropped since the statement began that runs here, or its schema has got another name.
 pub fn gone() -> ! {
-    ErrorReport::from(Error::NoExtension).report(pgrx::PgLogLevel::ERROR);
+    let is_elsewhere = extension().is_some() && schema().is_none();
+    ErrorReport::from(if is_elsewhere { Error::SchemaRenamed } else { Error::NoExtension })
+        .report(pgrx::PgLogLevel::ERROR);
     unreachable!()
 }
 
 /// Whether a function of ours is there, with arguments of these types: former versions have fewer.
 pub fn has_function(name: &CStr, arguments: &[Oid]) -> bool {
+    let Some((schema, _)) = schema() else { return false };
     // SAFETY: in a transaction; reads the catalog through its caches; the types are as many as is said
     unsafe {
-        let schema = pg_sys::get_namespace_oid(c"eskit_lease".as_ptr(), true);
         let types = pg_sys::buildoidvector(arguments.as_ptr(), arguments.len() as i32);
         let (name, types) = (Datum::from(name.as_ptr()), Datum::from(types));
         let cache = pg_sys::SysCacheIdentifier::PROCNAMEARGSNSP as i32;

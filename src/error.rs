@@ -19,6 +19,8 @@ pub enum Error {
     NotPreloaded,
     #[error("extension eskit_lease is not in this database any more")]
     NoExtension,
+    #[error("the schema of extension eskit_lease has been renamed")]
+    SchemaRenamed,
     #[error("shared memory is that of another build of eskit_lease")]
     AnotherPreloaded,
     #[error("library of eskit_lease is of version {VERSION}, before {0}")]
@@ -216,9 +218,11 @@ fn literal(text: &str) -> String {
 impl Error {
     fn code(&self) -> Code {
         match self {
-            Error::NotPreloaded | Error::AnotherPreloaded | Error::LibraryOlder(_) | Error::Unserved(_) => {
-                Code::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE
-            }
+            Error::NotPreloaded
+            | Error::AnotherPreloaded
+            | Error::LibraryOlder(_)
+            | Error::Unserved(_)
+            | Error::SchemaRenamed => Code::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
             Error::Recovery | Error::ReadOnly(_) => Code::ERRCODE_READ_ONLY_SQL_TRANSACTION,
             Error::Null(_) | Error::PartitionNull { .. } => Code::ERRCODE_NULL_VALUE_NOT_ALLOWED,
             Error::Name { .. }
@@ -396,6 +400,9 @@ impl Error {
                 }
                 Error::Unserved(_) => {
                     "Run ALTER EXTENSION eskit_lease UPDATE. If that finds nothing to do, install the library of that version and restart the server."
+                }
+                Error::SchemaRenamed => {
+                    "Name it eskit_lease again (ALTER SCHEMA .. RENAME TO eskit_lease); if another schema has that name now, rename that one first."
                 }
                 Error::Recovery => "Connect to the primary server.",
                 Error::ReadOnly(_) => {

@@ -4,7 +4,7 @@ whoever calls it, may run into one: what runs in the trap has the rights of its 
 import psycopg
 import pytest
 from client import Session, call, rows
-from conftest import once, wait_until
+from conftest import ROOT, Server, once, wait_until
 from psycopg.types.json import Jsonb
 
 pytestmark = once
@@ -225,6 +225,81 @@ def test_a_schema_that_was_there_before(server, mallory):
             assert others.fetchone() == (0,)
     finally:
         server.query("DROP DATABASE squatted WITH (FORCE)")
+
+
+@pytest.fixture
+def trusting():
+    """A server of its own: what a hostile role does here is to bring down all of it."""
+    server = Server("e2e-trusting")
+    server.query("CREATE ROLE mallory LOGIN")
+    server.query("GRANT CREATE ON DATABASE postgres TO mallory")
+    yield server
+    server.stop()
+
+
+def squat(conn):
+    """A schema of the extension's name, with a table of a name of its, but of other types."""
+    conn.execute("CREATE SCHEMA eskit_lease")
+    conn.execute("CREATE TABLE eskit_lease._sessions (session bigint PRIMARY KEY)")
+    conn.execute("INSERT INTO eskit_lease._sessions VALUES (1)")
+
+
+def forge(conn):
+    """The tables of the extension, as its script makes them, with rows that have the worker lease the row of a superuser's table to mallory."""
+    script = (ROOT / "sql/schema.sql").read_text().splitlines()
+    conn.execute("\n".join(line for line in script if "pg_extension_config_dump" not in line))
+    session = "11111111-1111-4111-8111-111111111111"
+    conn.execute(f"""
+        INSERT INTO eskit_lease._sessions
+        SELECT '{session}', 'x', oid, 3600000, 1, now(), false, false FROM pg_roles WHERE rolname = 'mallory';
+        INSERT INTO eskit_lease._declarations VALUES ('job', 'bridge', 1, 'mallory');
+        INSERT INTO eskit_lease._bridges VALUES ('job', NULL, 'public.jobs'::regclass, 'orders', 'owner', 'leased_until', NULL);
+        INSERT INTO eskit_lease._waiters (resource, session, queued_at) VALUES ('job', '{session}', now())""")
+
+
+@pytest.mark.parametrize("make", [squat, forge])
+def test_the_worker_believes_no_schema_by_its_name(trusting, make):
+    """Without the extension. The worker is a superuser, and looks into all databases after a restart."""
+    trusting.query("CREATE TABLE public.jobs (topic text PRIMARY KEY, owner text, leased_until timestamptz)")
+    trusting.query("INSERT INTO public.jobs VALUES ('orders', 'alice', '2000-01-01')")
+    trusting.query("CREATE DATABASE other")
+    trusting.query("CREATE EXTENSION eskit_lease", dbname="other")
+    with trusting.connect(user="mallory") as conn:
+        make(conn)
+    trusting.restart()
+    with trusting.connect("other") as conn:
+        # A worker for a database is started in turn with those of the others: by now that of the schema has been.
+        for number in range(3):
+            holder, waiter = Session(conn, "holder", ttl="1 s"), Session(conn, "waiter", ttl="60 s")
+            holder.take(f"r{number}")
+            waiter.queue(f"r{number}")
+            wait_until(lambda waiter=waiter, number=number: waiter.holds(f"r{number}"))
+    assert not trusting.logged("was terminated by signal")
+    assert trusting.query("SELECT owner FROM public.jobs") == [("alice",)]
+
+
+def test_a_schema_that_has_been_renamed(trusting):
+    """Nothing is served, and another of its name is not believed, until it has its name back."""
+    trusting.query("CREATE EXTENSION eskit_lease")
+    trusting.query("SELECT eskit_lease.grant_consumer('mallory')")
+    with trusting.connect() as conn, trusting.connect(user="mallory") as hostile:
+        session = Session(conn, "there", ttl="60 s")
+        session.take("r")
+        own = Session(hostile, "mallory's", ttl="60 s")
+        with pytest.raises(psycopg.errors.FeatureNotSupported):
+            conn.execute("ALTER EXTENSION eskit_lease SET SCHEMA public")
+        conn.execute("ALTER SCHEMA eskit_lease RENAME TO lease")
+        squat(hostile)
+        for caller in (conn, hostile):
+            for what in ("session_open('x')", f"session_heartbeat('{own.id}')", f"lease_acquire('r', '{own.id}')", "session_sweep()"):
+                if caller is hostile and what == "session_sweep()":
+                    continue
+                with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState, match="has been renamed"):
+                    caller.execute(f"SELECT lease.{what}")
+        hostile.execute("DROP SCHEMA eskit_lease CASCADE")
+        conn.execute("ALTER SCHEMA lease RENAME TO eskit_lease")
+        assert session.renew("r").held and own.take("free")
+    assert not trusting.logged("was terminated by signal")
 
 
 @pytest.mark.parametrize("former", [False, True], ids=["new", "updated"])
