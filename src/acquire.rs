@@ -89,9 +89,9 @@ struct Wanted {
     gone: Rc<[Uuid]>,
 }
 
-/// The tables that every look at a resource may read, and those that every grant reads or writes as well.
+/// The tables that every look at a resource may read, and what every grant reads, writes or draws from as well.
 const LOOKED_INTO: [&CStr; 3] = [c"_leases", c"_sessions", c"_declarations"];
-const GRANTED_BY: [&CStr; 2] = [c"_waiters", c"_history"];
+const GRANTED_BY: [&CStr; 3] = [c"_waiters", c"_history", catalog::FENCES];
 
 /// Whether nobody, such as VACUUM FULL, has the tables locked that a look at a resource needs.
 pub fn can_look() -> bool {

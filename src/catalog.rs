@@ -128,19 +128,13 @@ fn try_lock_oid(table: Oid) -> bool {
     unsafe { pg_sys::ConditionalLockRelationOid(table, pg_sys::RowExclusiveLock as i32) }
 }
 
-/// How long a call tries for a table, in microseconds, and how often. The worker waits.
+/// How long a call tries for a lock, in microseconds, and how often. The worker waits.
 const PATIENCE: u64 = 100_000;
 const PAUSE: std::ffi::c_long = 2_000;
 
-/// Locks a table of ours for rows to be changed, to the end of the transaction. VACUUM FULL and REINDEX keep everybody out for as long as they
-/// wait for a transaction that is open, so a call gives up soon. Whether the lock is had.
-fn lock_soon(table: Oid) -> bool {
-    if try_lock_oid(table) {
-        return true;
-    }
-    if seam::am_i_a_worker() {
-        // SAFETY: in a transaction
-        unsafe { pg_sys::LockRelationOid(table, pg_sys::RowExclusiveLock as i32) };
+/// Tries for a lock again and again, for as long as a call has patience. Whether it is had.
+fn soon(attempt: impl Fn() -> bool) -> bool {
+    if attempt() {
         return true;
     }
     // SAFETY: a plain read
@@ -150,22 +144,43 @@ fn lock_soon(table: Oid) -> bool {
         pgrx::check_for_interrupts!();
         // SAFETY: returns before its time when there is a signal
         unsafe { pg_sys::pg_usleep(PAUSE) };
-        if try_lock_oid(table) {
+        if attempt() {
             return true;
         }
     }
     false
 }
 
-/// Locks a table of ours, as above, or raises 55P03.
-pub fn lock(table: &'static CStr) {
-    if !lock_soon(needed(table)) {
-        ErrorReport::from(Error::TableLocked { table: table.to_string_lossy().into_owned() })
+/// Locks a table or a sequence of ours for rows to be changed or numbers to be drawn, to the end of the transaction. VACUUM FULL, REINDEX and
+/// ALTER SEQUENCE keep everybody out for as long as they wait for a transaction that is open, so a call gives up soon. Whether the lock is had.
+fn lock_soon(relation: Oid) -> bool {
+    if try_lock_oid(relation) {
+        return true;
+    }
+    if seam::am_i_a_worker() {
+        // SAFETY: in a transaction
+        unsafe { pg_sys::LockRelationOid(relation, pg_sys::RowExclusiveLock as i32) };
+        return true;
+    }
+    soon(|| try_lock_oid(relation))
+}
+
+/// Locks a table or a sequence of ours, as above, or raises 55P03.
+pub fn lock(name: &'static CStr) {
+    needed(name);
+    lock_if_any(name);
+}
+
+/// The same, of what former versions may lack.
+pub fn lock_if_any(name: &'static CStr) {
+    let oid = relation(name);
+    if oid != Oid::INVALID && !lock_soon(oid) {
+        ErrorReport::from(Error::TableLocked { table: name.to_string_lossy().into_owned() })
             .report(pgrx::PgLogLevel::ERROR);
     }
 }
 
-/// Locks those of some tables of ours that this version of the SQL has. False where one is not to be had: a verb that has a word for that
+/// Locks those of some tables and sequences of ours that this version of the SQL has. False where one is not to be had: a verb that has a word for that
 /// asks before it begins.
 pub fn lock_all(tables: &[&'static CStr]) -> bool {
     tables.iter().map(|table| relation(table)).all(|oid| oid == Oid::INVALID || lock_soon(oid))
@@ -186,6 +201,11 @@ pub fn home_if_any() -> Option<Home> {
     // SAFETY: a plain read
     let database = unsafe { pg_sys::MyDatabaseId }.to_u32();
     (table != Oid::INVALID).then(|| Home { database, table: table.to_u32() })
+}
+
+/// Locks all tables and sequences of ours by those names, if none of them is locked against that. Whether the locks are had.
+pub fn try_lock_all(names: &[&'static CStr]) -> bool {
+    names.iter().map(|name| relation(name)).all(|oid| oid == Oid::INVALID || try_lock_oid(oid))
 }
 
 /// Where the rows of this database are.
@@ -233,8 +253,22 @@ pub fn lock_extension() {
     }
 }
 
+/// The same, if nobody is dropping it, nor is about to. Whether the lock is had.
+pub fn lock_extension_soon() -> bool {
+    let Some(oid) = extension() else { return false };
+    // SAFETY: in a transaction
+    let attempt = || unsafe {
+        pg_sys::ConditionalLockDatabaseObject(pg_sys::ExtensionRelationId, oid, 0, pg_sys::AccessShareLock as i32)
+    };
+    // After the wait there may be another one, made since, that is not locked.
+    soon(attempt) && extension() == Some(oid)
+}
+
+/// What fences are drawn from.
+pub const FENCES: &CStr = c"fence_seq";
+
 pub fn fence_sequence() -> Oid {
-    relation(c"fence_seq")
+    relation(FENCES)
 }
 
 /// The owner of the tables, and so of the extension.

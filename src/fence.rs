@@ -44,6 +44,8 @@ pub fn raise(call: &Call) {
     let sequence = catalog::fence_sequence().to_u32();
     let raised = || call.database.raised.load(Ordering::Acquire) == sequence;
     if !raised() {
+        // Not to wait for somebody's transaction under the guard.
+        [catalog::FENCES, c"_item_seq"].into_iter().for_each(catalog::lock);
         Guard::Raise.lock(Mode::Exclusive);
         if !raised() {
             for (fence, item) in call.db().run(&RAISE, vec![], |row| (row.long(1), row.long(2))) {
@@ -64,7 +66,7 @@ pub fn raise_again(call: &Call) {
 
 /// A new fence, greater than all before.
 pub fn next(call: &Call) -> i64 {
-    let fence = spi::next(c"fence_seq");
+    let fence = spi::next(catalog::FENCES);
     hold_back(&call.database.fences, fence);
     fence
 }

@@ -9,18 +9,22 @@
 //! sessions call reads tables by [`crate::table`] alone, and statements only insert there, unless an administrator has hung something on
 //! a table. What administrators call, and the worker, uses statements that read.
 
+mod value;
+
+pub use value::Value;
+
 use crate::catalog;
 use crate::error::{Error, Result};
-use crate::json::Jsonb;
 use crate::liveness::slots::Home;
-use crate::text::{Text, text_array, text_datum};
+use crate::text::{Text, text_datum};
 use crate::version;
 use pgrx::pg_sys::panic::CaughtError;
 use pgrx::pg_sys::{self, Datum, Oid};
 use pgrx::prelude::PgSqlErrorCode as Code;
-use pgrx::{FromDatum, IntoDatum, PgTryBuilder, Uuid};
-use std::ffi::{CStr, c_char};
+use pgrx::{FromDatum, PgTryBuilder, Uuid};
+use std::ffi::{CStr, CString, c_char};
 use std::panic::AssertUnwindSafe;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -37,6 +41,7 @@ pub struct Statement {
     arguments: &'static [Oid],
     kind: Kind,
     plan: AtomicPtr<pg_sys::_SPI_plan>,
+    relations: OnceLock<Vec<CString>>,
 }
 
 impl Statement {
@@ -53,7 +58,12 @@ impl Statement {
     }
 
     const fn new(sql: &'static str, arguments: &'static [Oid], kind: Kind) -> Statement {
-        Statement { sql, arguments, kind, plan: AtomicPtr::new(std::ptr::null_mut()) }
+        Statement { sql, arguments, kind, plan: AtomicPtr::new(std::ptr::null_mut()), relations: OnceLock::new() }
+    }
+
+    /// Locks what the statement names of ours, or raises 55P03: PostgreSQL would wait for it as long as it takes, before the plan is made too.
+    fn lock(&'static self) {
+        self.relations.get_or_init(|| named(self.sql)).iter().for_each(|name| catalog::lock_if_any(name));
     }
 
     /// What it does has been done in another way.
@@ -95,6 +105,18 @@ impl Statement {
     }
 }
 
+/// The relations of ours in the text of a statement, each once; perhaps other things too, but no functions.
+fn named(sql: &str) -> Vec<CString> {
+    let mut names: Vec<CString> = Vec::new();
+    for part in sql.split("eskit_lease.").skip(1) {
+        let end = part.find(|c: char| !c.is_ascii_alphanumeric() && c != '_').unwrap_or(part.len());
+        let (name, rest) = part.split_at(end);
+        let name = CString::new(name).ok().filter(|name| !rest.starts_with('(') && !names.contains(name));
+        names.extend(name);
+    }
+    names
+}
+
 /// A statement names what is not there.
 fn missing(error: CaughtError) -> *mut pg_sys::_SPI_plan {
     let (CaughtError::PostgresError(report) | CaughtError::ErrorReport(report)) = &error else { error.rethrow() };
@@ -105,81 +127,6 @@ fn missing(error: CaughtError) -> *mut pg_sys::_SPI_plan {
 pub fn durably() {
     // SAFETY: in a transaction
     unsafe { pg_sys::ForceSyncCommit() };
-}
-
-/// A value for a statement.
-pub enum Value<'a> {
-    Text(&'a str),
-    MaybeText(Option<&'a str>),
-    Null,
-    Texts(Vec<&'a str>),
-    MaybeTexts(Vec<Option<&'a str>>),
-    Uuid(Uuid),
-    MaybeUuid(Option<Uuid>),
-    Uuids(&'a [Uuid]),
-    Tids(&'a mut [pg_sys::ItemPointerData]),
-    Long(i64),
-    Int(i32),
-    MaybeInt(Option<i32>),
-    Ints(&'a [i32]),
-    Longs(&'a [i64]),
-    Double(f64),
-    Bool(bool),
-    MaybeJson(Option<&'a Jsonb>),
-    Oid(u32),
-    /// Of a type that only the statement knows.
-    Datum(Datum),
-}
-
-impl Value<'_> {
-    pub fn datum(self) -> Option<Datum> {
-        match self {
-            Value::Text(text) => Some(text_datum(text)),
-            Value::MaybeText(text) => text.map(text_datum),
-            Value::Null => None,
-            Value::Texts(texts) => {
-                let align = pg_sys::TYPALIGN_INT as c_char;
-                Some(array(texts.into_iter().map(text_datum).collect(), pg_sys::TEXTOID, -1, align))
-            }
-            Value::MaybeTexts(texts) => Some(text_array(texts.into_iter().map(|text| text.map(text_datum)).collect())),
-            Value::Uuid(uuid) => uuid.into_datum(),
-            Value::MaybeUuid(uuid) => uuid.and_then(IntoDatum::into_datum),
-            Value::Uuids(uuids) => {
-                let align = pg_sys::TYPALIGN_CHAR as c_char;
-                // A uuid's datum is a pointer to its 16 bytes, which construct_array copies.
-                let datums = uuids.iter().map(|uuid| Datum::from(uuid.as_bytes().as_ptr())).collect();
-                Some(array(datums, pg_sys::UUIDOID, 16, align))
-            }
-            Value::Tids(tids) => {
-                let align = pg_sys::TYPALIGN_SHORT as c_char;
-                let datums = tids.iter_mut().map(|tid| Datum::from(std::ptr::from_mut(tid))).collect();
-                Some(array(datums, pg_sys::TIDOID, size_of::<pg_sys::ItemPointerData>() as i32, align))
-            }
-            Value::Long(number) => number.into_datum(),
-            Value::Int(number) => number.into_datum(),
-            Value::MaybeInt(number) => number.and_then(IntoDatum::into_datum),
-            Value::Longs(numbers) => {
-                let align = pg_sys::TYPALIGN_DOUBLE as c_char;
-                Some(array(numbers.iter().map(|number| Datum::from(*number)).collect(), pg_sys::INT8OID, 8, align))
-            }
-            Value::Ints(numbers) => {
-                let align = pg_sys::TYPALIGN_INT as c_char;
-                Some(array(numbers.iter().map(|number| Datum::from(*number)).collect(), pg_sys::INT4OID, 4, align))
-            }
-            Value::Double(number) => number.into_datum(),
-            Value::Bool(truth) => truth.into_datum(),
-            Value::MaybeJson(json) => json.map(Jsonb::datum),
-            Value::Oid(oid) => Some(Datum::from(oid)),
-            Value::Datum(datum) => Some(datum),
-        }
-    }
-}
-
-fn array(mut elements: Vec<Datum>, element: Oid, length: i32, align: c_char) -> Datum {
-    let count = i32::try_from(elements.len()).unwrap_or(i32::MAX);
-    let by_value = matches!(element, pg_sys::INT4OID | pg_sys::INT8OID);
-    // SAFETY: the elements are of the type that length, alignment and passing describe
-    unsafe { Datum::from(pg_sys::construct_array(elements.as_mut_ptr(), count, element, length, by_value, align)) }
 }
 
 /// The rights of the extension's owner, and nothing of the caller's where names are looked up.
@@ -290,6 +237,7 @@ impl Db {
         values: Vec<Value>,
         read: impl Fn(Row) -> T,
     ) -> Vec<T> {
+        statement.lock();
         let mut nulls = Vec::with_capacity(values.len());
         let mut datums = Vec::with_capacity(values.len());
         for value in values {
@@ -396,11 +344,13 @@ pub fn run_as_caller(sql: &str) {
     }
 }
 
-/// The next number of a sequence of ours.
+/// The next number of a sequence of ours. Raises 55P03 where somebody has it locked.
 pub fn next(sequence: &'static CStr) -> i64 {
     unsafe extern "C-unwind" {
         fn nextval_internal(relid: Oid, check_permissions: bool) -> i64;
     }
+    // PostgreSQL would wait for the lock, behind whoever waits for a transaction that has drawn a number.
+    catalog::lock(sequence);
     let sequence = catalog::needed(sequence);
     // SAFETY: in a transaction; what PostgreSQL raises inside becomes a panic at the boundary, over which no destructor is pending
     unsafe { pg_sys::ffi::pg_guard_ffi_boundary(|| nextval_internal(sequence, false)) }

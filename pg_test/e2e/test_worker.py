@@ -7,10 +7,11 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import ExitStack
 
 import psycopg
 import pytest
-from client import Session, best_of, call, rows
+from client import Session, best_of, call, rows, stat
 from conftest import Server, wait_until
 from psycopg.types.json import Jsonb
 
@@ -208,6 +209,31 @@ def crowded(background):
     conn.cancel()
     assert isinstance(query.exception(), psycopg.errors.QueryCanceled)
     server.stop()
+
+
+def test_a_waiting_call_does_not_wait_for_who_drops_the_extension(crowded, background):
+    """It does the work of the worker, which has no process, but later."""
+    with ExitStack() as stack:
+        conn, other, third, dropping = (stack.enter_context(crowded.connect()) for _ in range(4))
+        leader, follower, waiter, busy = (
+            Session(c, str(n), ttl=ttl) for n, (c, ttl) in enumerate(zip((conn, conn, other, third), ("3 s", "1 h", "1 h", "1 h"), strict=True))
+        )
+        leader.take("r")
+        follower.queue("r")
+        sweeps = stat(conn, "sweeps")
+        other.execute("SET statement_timeout = '10 s'")
+        with third.transaction():
+            busy.take("other")
+            drop = background(dropping.execute, "DROP EXTENSION eskit_lease CASCADE")
+            wait_until(lambda: crowded.query("SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE 'DROP EXTENSION%'"))
+            # The leader is dead by then, and help has been asked for.
+            until = time.monotonic() + 6
+            while time.monotonic() < until:
+                assert waiter.wait("1 s").alive
+            dropping.cancel()
+            assert isinstance(drop.exception(), psycopg.errors.QueryCanceled)
+        wait_until(lambda: waiter.wait("100 ms").alive and follower.holds("r"))
+        assert stat(conn, "sweeps") > sweeps
 
 
 def test_lazily_works_without_a_worker_slot_and_recovers(crowded):

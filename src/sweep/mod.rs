@@ -300,7 +300,10 @@ fn session_sweep(max_leases: default!(Option<i32>, "1000")) -> Result<Swept> {
         max: 100_000,
     })?;
     // As the worker does: else sessions of an extension made meanwhile would be taken for those of one that was dropped.
-    catalog::lock_extension();
+    if !catalog::lock_extension_soon() {
+        // Somebody is dropping it, or about to.
+        return Ok(Swept { ended: 0, handed_over: 0, more: true });
+    }
     let call = Call::open(shared)?;
     item::expect_copies(&call);
     let mut pass = pass(&call, most, true, &mut Looked::default())?;

@@ -13,7 +13,33 @@ use crate::liveness::clock;
 use crate::retention::{self, DoneUntil};
 use crate::worker::notify;
 use pgrx::pg_sys;
+use std::ffi::CStr;
 use std::sync::atomic::Ordering;
+
+/// What a pass may read or write.
+const TOUCHED: [&CStr; 21] = [
+    c"fence_seq",
+    c"_refence",
+    c"_sessions",
+    c"_successions",
+    c"_deaths",
+    c"_declarations",
+    c"_bridges",
+    c"_leases",
+    c"_history",
+    c"_waiters",
+    c"_groups",
+    c"_members",
+    c"_partitions",
+    c"_cursors",
+    c"_heads",
+    c"_queues",
+    c"_items",
+    c"_later",
+    c"_claims",
+    c"_item_heads",
+    c"_dead_items",
+];
 
 /// Whether this call may do a pass.
 pub fn is_able() -> bool {
@@ -30,8 +56,12 @@ pub fn pass_if_asked(call: &Call) -> Result<bool> {
     if !call.database.asked.swap(false, Ordering::AcqRel) {
         return Ok(false);
     }
-    // As the worker does: else sessions of an extension made meanwhile would be taken for those of one that was dropped.
-    catalog::lock_extension();
+    // Of the extension as the worker does: else sessions of one made meanwhile would be taken for those of one that was dropped. A wait is a
+    // heartbeat, and neither waits nor fails because somebody has something locked: then it is done later, by this call's next or another.
+    if !catalog::lock_extension_soon() || !catalog::try_lock_all(&TOUCHED) {
+        call.database.asked.store(true, Ordering::Release);
+        return Ok(false);
+    }
     let mut done = pass(call, MAX_HAND_OVER, true, &mut Looked::default())?;
     let now = clock::now();
     if retention::is_time(call.database, now, done.looked_through) {
