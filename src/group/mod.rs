@@ -54,8 +54,9 @@ static INHERIT_TARGETS: Statement =
 static UNBALANCED: Statement = Statement::writes(include_str!("../../sql/query/group/unbalanced.sql"), &[TEXTOID]);
 static PAGE: Statement = Statement::reads(include_str!("../../sql/query/group/page.sql"), &[TEXTOID, INT4OID]);
 
-/// The tables that a rebalance reads or writes, with those that it needs where the group is resized.
-const REBALANCED_BY: [&CStr; 15] = [
+/// What a rebalance reads, writes or draws from, with those that it needs where the group is resized.
+const REBALANCED_BY: [&CStr; 16] = [
+    catalog::FENCES,
     c"_declarations",
     c"_groups",
     c"_members",
