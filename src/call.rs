@@ -14,6 +14,7 @@ use crate::table::Table;
 use crate::text::Text;
 use pgrx::pg_sys::{self, Oid};
 use std::cell::{Cell, OnceCell};
+use std::ffi::CStr;
 
 /// Shared memory, on a server that is neither without it nor in recovery.
 pub fn enter() -> Result<&'static Shared> {
@@ -40,6 +41,27 @@ pub fn has_written() -> bool {
     unsafe { pg_sys::GetTopTransactionIdIfAny() != pg_sys::InvalidTransactionId }
 }
 
+/// Whether the transaction ends with the answer of the verb that was just entered: a client's own SELECT outside a transaction block has called
+/// it, or the worker. PostgreSQL does not count DO, a procedure, a function of a user and a trigger as blocks, though they may go on for long: there
+/// another query than the client's has called. Of a pipeline PostgreSQL knows from its second statement on.
+pub fn ends_with_answer() -> bool {
+    // SAFETY: plain reads; a portal that runs a SELECT has the state of its query, which lives in a context of that name
+    unsafe {
+        if pg_sys::IsInTransactionBlock(true) {
+            return false;
+        }
+        let Some(portal) = pg_sys::ActivePortal.as_ref() else { return true };
+        let Some(query) = portal.queryDesc.as_ref() else { return false };
+        let mut context = pg_sys::CurrentMemoryContext;
+        while let Some(inner) = context.as_ref()
+            && CStr::from_ptr(inner.name) != c"ExecutorState"
+        {
+            context = inner.parent;
+        }
+        query.estate.as_ref().is_some_and(|state| state.es_query_cxt == context)
+    }
+}
+
 /// A call that reads or writes rows.
 pub struct Call {
     pub shared: &'static Shared,
@@ -47,6 +69,8 @@ pub struct Call {
     pub home: Home,
     /// Whose call it is.
     pub caller: Oid,
+    /// Whether the transaction ends with the answer, see [`ends_with_answer`].
+    pub is_brief: bool,
     // Closed before the connection to SPI is: what they have in memory may be of its.
     declarations: OnceCell<Declarations>,
     waiters: OnceCell<Table>,
@@ -59,8 +83,9 @@ impl Call {
         // SAFETY: a plain read
         let caller = unsafe { pg_sys::GetUserId() };
         let database = shared.database(home)?;
-        let (declarations, waiters, db) = (OnceCell::new(), OnceCell::new(), OnceCell::new());
-        Ok(Call { shared, database, home, caller, declarations, waiters, db })
+        let (is_brief, declarations, waiters, db) =
+            (ends_with_answer(), OnceCell::new(), OnceCell::new(), OnceCell::new());
+        Ok(Call { shared, database, home, caller, is_brief, declarations, waiters, db })
     }
 
     /// The declarations, opened when they are first looked at.

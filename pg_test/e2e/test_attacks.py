@@ -40,6 +40,29 @@ def test_a_close_that_was_prepared_and_rolled_back(connect):
     is_granted(conn, waiter, "r")
 
 
+def test_a_heartbeat_finds_that_a_close_was_rolled_back(connect, no_worker):
+    session, closer = Session(connect(), ttl="60 s"), connect(autocommit=False)
+    assert call(closer, "session_close", session.id)
+    closer.execute("PREPARE TRANSACTION 'closing'")
+    closer.commit()
+    assert session.heartbeat().reason == "closing"
+    session.conn.execute("ROLLBACK PREPARED 'closing'")
+    assert session.heartbeat().reason == "alive"
+
+
+def test_a_heartbeat_in_a_close_that_is_rolled_back_after_another_one(connect, no_worker):
+    """The first one leaves the session as if its end was near, and to the second one its row is gone."""
+    session, closer = Session(connect(), ttl="60 s"), connect(autocommit=False)
+    assert call(closer, "session_close", session.id)
+    closer.execute("PREPARE TRANSACTION 'closing'")
+    closer.commit()
+    session.conn.execute("ROLLBACK PREPARED 'closing'")
+    assert call(closer, "session_close", session.id)
+    call(closer, "session_heartbeat", session.id)
+    closer.rollback()
+    assert session.heartbeat().reason == "alive"
+
+
 def test_a_close_that_was_rolled_back_while_others_have_the_row(connect):
     """They have locked it, which ends nobody: the session lives again while they have it."""
     session, closer, other, watcher = Session(connect(), ttl="60 s"), connect(autocommit=False), connect(autocommit=False), connect()

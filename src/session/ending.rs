@@ -1,15 +1,16 @@
 //! Ends that are prepared. While its end is being committed, or is prepared, a session is frozen: it has what it had, and nothing is extended.
 //!
 //! Over a restart a prepared end is told by the session's row, which it deletes, and by nothing else: the guard that a close has is also that of
-//! a bulk release, which ends nobody. A slot that is made from such a row is frozen. `COMMIT PREPARED` and `ROLLBACK PREPARED` call nobody: a
-//! session that is frozen and has no row any more has ended, which its next heartbeat finds; and one whose row is deleted no more is thawed by a
-//! look through its database.
+//! a bulk release, which ends nobody. A slot that is made from such a row is frozen. `COMMIT PREPARED` and `ROLLBACK PREPARED` call nobody. What
+//! became of the end its session's next heartbeat finds, or a look through the database: without a row the session has ended, and with a row
+//! that no transaction deletes any more it is thawed.
 
 use super::{row, table};
 use crate::liveness::Shared;
 use crate::liveness::slots::SlotRef;
 use crate::liveness::standing::Standing;
 use crate::liveness::word::State;
+use crate::seam;
 use crate::table::{Key, Sight};
 use pgrx::Uuid;
 
@@ -19,13 +20,18 @@ pub fn is_ending(session: Uuid) -> bool {
     table().scan(Sight::Dirty, &[Key::Uuid(session)], |row, _| row.is_being_deleted().then_some(())).is_some()
 }
 
-/// What stands for a session, found to have ended if it is frozen and has no row any more.
-pub fn ended_meanwhile(shared: &Shared, at: SlotRef, standing: Standing) -> Standing {
-    if standing.state != State::Frozen || row(at.session()).is_some() {
+/// What stands for a session that has just been heard of. A frozen one is found to have ended, or is thawed and heard of anew; but not where this
+/// transaction ends it, to which its row is gone whether it commits or not.
+pub fn found(shared: &Shared, at: SlotRef, standing: Standing) -> Standing {
+    if standing.state != State::Frozen || seam::has_ended(at.session()) {
         return standing;
     }
-    shared.end(at, false);
-    Standing::dead()
+    if row(at.session()).is_none() {
+        shared.end(at, false);
+        return Standing::dead();
+    }
+    thaw(shared, at);
+    shared.beat(at).unwrap_or(standing)
 }
 
 /// Brings back a session whose end was prepared and has been rolled back: it is frozen, and has a row that no open transaction deletes. Where one

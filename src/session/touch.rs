@@ -84,6 +84,6 @@ pub fn touch_holder(shared: &'static Shared, session: Uuid, resource: Option<&st
             }
         }
     };
-    let standing = shared.beat(at).map(|standing| ending::ended_meanwhile(shared, at, standing));
+    let standing = shared.beat(at).map(|standing| ending::found(shared, at, standing));
     Ok(Touch { home, at: Some(at), standing })
 }

@@ -6,7 +6,7 @@
 
 use super::waited::Looked;
 use super::{MAX_HAND_OVER, pass};
-use crate::call::Call;
+use crate::call::{Call, ends_with_answer};
 use crate::catalog;
 use crate::error::Result;
 use crate::liveness::clock;
@@ -44,11 +44,7 @@ const TOUCHED: [&CStr; 21] = [
 /// Whether this call may do a pass.
 pub fn is_able() -> bool {
     // SAFETY: reads the state of the transaction
-    unsafe {
-        !pg_sys::XactReadOnly
-            && pg_sys::XactIsoLevel == pg_sys::XACT_READ_COMMITTED as i32
-            && !pg_sys::IsInTransactionBlock(true)
-    }
+    unsafe { !pg_sys::XactReadOnly && pg_sys::XactIsoLevel == pg_sys::XACT_READ_COMMITTED as i32 && ends_with_answer() }
 }
 
 /// Does a pass if one is asked for, and no other call has taken that on.
