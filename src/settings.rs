@@ -59,7 +59,7 @@ pub fn define_at_preload() {
     int(
         c"eskit_lease.max_databases",
         c"Databases of this server that may use the extension at a time.",
-        c"One counts while it is in use: by sessions, waiting calls, or work to do. Another one gives its place up for one that needs it. Each takes about 350 bytes of shared memory.",
+        c"One counts while it is in use: by sessions, waiting calls, or work to do. Another one gives its place up for one that needs it. Each takes about 700 bytes of shared memory.",
         &MAX_DATABASES,
         (1, 10_000),
         GucContext::Postmaster,
