@@ -69,8 +69,6 @@ pub struct Call {
     pub home: Home,
     /// Whose call it is.
     pub caller: Oid,
-    /// Whether the transaction ends with the answer, see [`ends_with_answer`].
-    pub is_brief: bool,
     // Closed before the connection to SPI is: what they have in memory may be of its.
     declarations: OnceCell<Declarations>,
     waiters: OnceCell<Table>,
@@ -83,9 +81,8 @@ impl Call {
         // SAFETY: a plain read
         let caller = unsafe { pg_sys::GetUserId() };
         let database = shared.database(home)?;
-        let (is_brief, declarations, waiters, db) =
-            (ends_with_answer(), OnceCell::new(), OnceCell::new(), OnceCell::new());
-        Ok(Call { shared, database, home, caller, is_brief, declarations, waiters, db })
+        let (declarations, waiters, db) = (OnceCell::new(), OnceCell::new(), OnceCell::new());
+        Ok(Call { shared, database, home, caller, declarations, waiters, db })
     }
 
     /// The declarations, opened when they are first looked at.

@@ -268,27 +268,3 @@ def test_a_resize_takes_back_what_an_owner_does_not_release(connect, drains):
     assert conn.execute(asked).fetchone() == (2,)
     wait_until(lambda: partitions(conn) == 4, timeout=30)
     assert member.heartbeat().alive
-
-
-@pytest.mark.parametrize("statement", ["DO $$ BEGIN PERFORM {join}; PERFORM {more}; END $$", "SELECT joins_and_goes_on()"])
-def test_a_join_in_a_statement_that_goes_on_keeps_nobody_waiting(connect, background, statement):
-    conn, gate, joining = connect(), connect(), connect()
-    group(conn, 4)
-    first, dying = (Session(connect(), name, "60 s").join("g") for name in ("first", "dying"))
-    release_revoked(first)
-    wait_until(lambda: first.owns(conn, "g") == dying.owns(conn, "g") == 2)
-    joiner = Session(joining, "joiner", "60 s")
-    join, more = f"eskit_lease.group_join('g', '{joiner.id}')", "pg_advisory_xact_lock(1)"
-    body = f"$body$ BEGIN PERFORM {join}; PERFORM {more}; END $body$"
-    conn.execute(f"CREATE FUNCTION joins_and_goes_on() RETURNS void LANGUAGE plpgsql AS {body}")
-    gate.execute("SELECT pg_advisory_lock(1)")
-    goes_on = background(joining.execute, statement.format(join=join, more=more))
-    wait_until(lambda: waits(conn, joining))
-    try:
-        call(dying.conn, "session_close", dying.id)
-        wait_until(lambda: first.owns(conn, "g") == 4, timeout=20)
-    finally:
-        gate.execute("SELECT pg_advisory_unlock(1)")
-    goes_on.result()
-    release_revoked(first)
-    wait_until(lambda: joiner.owns(conn, "g") == 2)

@@ -126,6 +126,10 @@ def test_what_nobody_does_is_told(crowded):
             stranger = Session(other, "stranger", ttl="60 s")
             assert call(other, "session_wait", stranger.id, stranger.revision, "500 ms").reason == "timeout"
             assert not follower.holds("untold")
+        # Nor does one in a statement that may go on for long.
+        wait = f"eskit_lease.session_wait('{stranger.id}', {stranger.revision}, '500 ms')"
+        other.execute(f"DO $$ BEGIN PERFORM {wait}; END $$")
+        assert not follower.holds("untold")
         # One outside of it does it at once, of whatever session, and says so by an answer before its time.
         asked = time.monotonic()
         assert call(other, "session_wait", stranger.id, stranger.revision, "15 s").reason == "heartbeat"

@@ -14,10 +14,9 @@
 //!
 //! A group is judged by whoever changes something (join, leave, release, close), by a member that asks for its assignment, and by the
 //! worker. Targets are written only by whoever has locked the group's row, which is tried and never waited for: who does not get it
-//! leaves the work to the worker, so joins never wait for each other and never deadlock. Nor does a transaction that may stay open
-//! (a block, a DO statement, a user's function), unless the worker should have been there already; and one that only asks for an assignment
-//! does so at its commit. Handing over needs no such lock: two who judge by different targets can only give a partition to a member that is
-//! then asked to give it back, never to two.
+//! leaves the work to the worker, so joins never wait for each other and never deadlock. Nor does a transaction block take it, which
+//! may stay open, unless the worker should have been there already; and one that only asks for an assignment does so at its commit. Handing over needs no such lock: two who judge by different targets can only
+//! give a partition to a member that is then asked to give it back, never to two.
 //!
 //! So a release does not judge the group, which takes as long as the group is large: it looks up the targets of its own partitions, and gives
 //! these to them ([`hand_over`]). What has no living target is left to the worker.
@@ -85,19 +84,18 @@ pub fn judge(
     letting_go: &dyn Fn(&LeaseRow) -> bool,
     result: &mut HandOver,
 ) -> Result<Option<State>> {
-    let rebalances = |state: &State, now| call.is_brief || !settings::WORKER.get() || !state.can_wait(now);
+    let rebalances = |state: &State, now| !(in_block() && settings::WORKER.get() && state.can_wait(now));
     judge_if(call, name, only, letting_go, result, rebalances)
 }
 
-/// The same for one that reads its assignment. A transaction that may go on does not keep the group's row from all who join, leave or end: where
-/// the worker does not come it judges the group at its commit. A function of a user counts as such only where there is the worker.
+/// The same for one that reads its assignment. Its transaction block does not keep the group's row from all who join, leave or end: where the
+/// worker does not come it judges the group at its commit.
 fn judge_for_reader(call: &Call, name: &str, reader: Uuid) -> Result<Option<State>> {
     let rebalances = |state: &State, now| {
-        let goes_on = if settings::WORKER.get() { !call.is_brief } else { in_block() };
-        if goes_on && !(settings::WORKER.get() && state.can_wait(now)) {
+        if in_block() && !(settings::WORKER.get() && state.can_wait(now)) {
             call.seam().at_commit(name, judge_at_commit);
         }
-        !goes_on && can_rebalance()
+        !in_block() && can_rebalance()
     };
     judge_if(call, name, Some(reader), &|_| false, &mut HandOver::default(), rebalances)
 }
