@@ -148,6 +148,9 @@ fn acquire_batch(call: &Call, me: SlotRef, resources: &[String], queue: bool) ->
         });
     }
     if (queue || !wanted.is_empty()) && !can_take() {
+        // Whoever is to wait has no place in line now, and has to be told so.
+        let waits = |answer: &&mut Answer| queue && matches!(answer.reason, "held" | "awaited" | "bridged");
+        answers.iter_mut().filter(waits).for_each(|answer| *answer = Answer::refused("busy"));
         return Ok(answers);
     }
     if !wanted.is_empty() {

@@ -11,6 +11,8 @@ pytestmark = once
 
 # Functions by what they need. Each is called on a connection of its own, which has made no plan before.
 LOCKED = {
+    # No place in line is to be had, and `held` would say that there is nothing to ask for again.
+    "_waiters": ("lease_acquire", "known", "other", True),
     "_groups": ("group_create", "new", 2),
     "_queues": ("group_resize", "g", 4),
     "_successions": ("session_open", "former", "1 h", False, "0 s", True),
@@ -23,7 +25,7 @@ LOCKED = {
 DRAWS = {
     "fence_seq": [
         ("lease_acquire", "free", "session"), ("lease_acquire_many", ["free"], "session"), ("lock_acquire", "lock", "host", "1 h"),
-        ("execution_begin", "key", "session"), ("item_claim", "q", "session"),
+        ("execution_begin", "key", "session"), ("item_claim", "q", "session"), ("lease_acquire", "known", "other", True),
     ],
     "_item_seq": [("item_add", "q", Jsonb(1)), ("item_add_many", "q", [Jsonb(1), Jsonb(2)])],
 }  # fmt: skip
@@ -40,12 +42,13 @@ def set_up(conn):
     call(conn, "item_add", "q", Jsonb(1))
     # As every backend does once, after a start of the server.
     session.take("known")
+    session.other = Session(conn, "other", ttl="1 h").id
     return session
 
 
 def is_refused(server, db, session, function, *args):
     """Whether a call is told in words, or by 55P03, that something is locked: 57014 is what it has that waits."""
-    args = [session.id if arg == "session" else arg for arg in args]
+    args = [{"session": session.id, "other": session.other}.get(arg, arg) if isinstance(arg, str) else arg for arg in args]
     with server.connect(db) as conn:
         conn.execute(LIMIT)
         try:
