@@ -47,7 +47,9 @@ def resize_meets_a_grant(connect, background, asks):
     targeted = "SELECT count(*) FROM eskit_lease.group_partitions WHERE target = 'member' AND state = 'free'"
     wait_until(lambda: conn.execute(targeted).fetchone() == (4,))
     blocking, resizing = connect(autocommit=False), connect()
-    blocking.execute("LOCK TABLE eskit_lease._cursors IN SHARE MODE")
+    cursor = "INSERT INTO eskit_lease._cursors (group_name, partition, position, fence, committed_at) VALUES ('g', 0, 1, 1, now())"
+    conn.execute(cursor)
+    blocking.execute("SELECT FROM eskit_lease._cursors FOR UPDATE")
     resize = background(call, resizing, "group_resize", "g", 8)
     wait_until(lambda: waits(conn, resizing))
     closing.rollback()

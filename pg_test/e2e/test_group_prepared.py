@@ -83,7 +83,7 @@ def taken_over(s, committed):
     else:
         wait_until(lambda: s.a.heartbeat().reason == "alive")
         assert s.a.renew("r").held and s.a.assignment() == {s.p: s.fence}
-        assert not s.new.heartbeat().alive
+        wait_until(lambda: not s.new.heartbeat().alive)
 
 
 def lets_go(s):
