@@ -233,7 +233,11 @@ fn look_at_permits(call: &Call, me: SlotRef, resource: &str, declaration: &Decla
     let permits = semaphore::survey(call, resource, declaration, &|_| false);
     // A permit in grace is no reason for a second one.
     let mine = permits.held.iter().find(|(row, _)| row.session == Some(me.session()));
-    if let Some(own) = mine.into_iter().chain(&permits.held).find_map(|(row, who)| look_at_own(call, me, row, who)) {
+    // Its own before a predecessor's: it may not have both.
+    let let_go = permits.held.iter().find(|(_, who)| who.fencer == Some(me.session()));
+    if let Some(own) =
+        mine.into_iter().chain(let_go).chain(&permits.held).find_map(|(row, who)| look_at_own(call, me, row, who))
+    {
         return Ok(match own {
             Look::Wanted(want) => Look::Wanted(Wanted { declared, ..want }),
             answer => answer,

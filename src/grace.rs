@@ -98,7 +98,7 @@ fn end_private(call: &Call, private: SlotRef) {
 pub fn take_back(call: &Call, leases: &Leases, me: SlotRef, resource: &str, row: &LeaseRow) -> bool {
     let Some(private) = private(call, row) else { return false };
     // Another connection of the session may be getting a permit for it at this moment.
-    if row.declared && !grant::is_only_permit(resource, row.slot, me.session()) {
+    if row.declared && !grant::is_only_permit(call, resource, row.slot, me.session()) {
         return false;
     }
     if leases.lock(row.tid, false) != Locked::Mine || !lock(call, private) {

@@ -23,6 +23,7 @@ use crate::guard::{Guard, Mode};
 use crate::keys;
 use crate::liveness::databases::Counter;
 use crate::liveness::slots::SlotRef;
+use crate::session::takeover;
 use crate::spi::{self, Statement, Value};
 use crate::table::Locked;
 use crate::{history, queue, release};
@@ -175,7 +176,9 @@ fn claim(
         return false;
     }
     let allowed = match candidate.declared {
-        Some((Kind::Semaphore, _)) => is_only_permit(&candidate.resource, candidate.slot, candidate.grantee.session()),
+        Some((Kind::Semaphore, _)) => {
+            is_only_permit(call, &candidate.resource, candidate.slot, candidate.grantee.session())
+        }
         Some((Kind::Bridge, _)) => is_own(candidate) || tend::may_grant(&candidate.resource),
         Some((Kind::Group, _)) | None => true,
     };
@@ -205,10 +208,12 @@ fn takes_slot(leases: &Leases, candidate: &Candidate, stripes: &BTreeSet<u16>, p
     }
 }
 
-/// Whether a session has no permit of the semaphore but in this slot, and is given none until this transaction ends.
-pub fn is_only_permit(resource: &str, slot: i32, session: Uuid) -> bool {
+/// Whether a session has no permit of the semaphore but in this slot, and is given none until this transaction ends. One that it has let go of is its
+/// own for its grace: work under that fence is still accepted.
+pub fn is_only_permit(call: &Call, resource: &str, slot: i32, session: Uuid) -> bool {
     Guard::Seat(session, keys::fnv1a(resource)).try_lock(Mode::Exclusive)
         && claim::of_session(resource, session).iter().all(|row| row.slot == slot)
+        && !takeover::keeps_another(call, resource, slot, session)
 }
 
 /// Whether the grantee has it already.

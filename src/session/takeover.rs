@@ -160,6 +160,17 @@ pub fn has_grace(session: Uuid) -> bool {
     is_in_grace_of(session) || of_former.has_entry(&[Key::Uuid(session)])
 }
 
+/// Whether a session has let go with grace, which is not over, of another slot of a resource than this one.
+pub fn keeps_another(call: &Call, resource: &str, slot: i32, session: Uuid) -> bool {
+    // After the session's own rows: what leaves it for its grace is seen in one of both.
+    let privates = page_of(&graces(), &[session], usize::MAX, 0, |row| row.get::<Uuid>(1));
+    privates.into_iter().any(|private| {
+        row(private).is_some_and(|row| row.fencer == Some(session))
+            && claim::of_session(resource, private).iter().any(|row| row.slot != slot)
+            && !matches!(call.living(private), Ok(None))
+    })
+}
+
 fn is_in_grace_of(session: Uuid) -> bool {
     !page_of(&graces(), &[session], 1, 0, |row| row.get::<Uuid>(1)).is_empty()
 }
