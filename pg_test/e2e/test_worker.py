@@ -276,8 +276,8 @@ def test_a_dead_session_with_more_leases_than_one_sweep_looks_at(no_worker, conn
     """Whoever sweeps by hand remembers no looks of before. What is waited for is not merely freed, wherever it stands."""
     conn = connect()
     waiter, dead = Session(conn, "waiter", ttl="600 s"), Session(conn, "dead", ttl="5 s")
-    for first in (0, 30_000):
-        conn.execute(ACQUIRE_RANGE, (first, first + 29_999, dead.id))
+    for first in range(0, 60_000, 10_000):  # each is a heartbeat
+        conn.execute(ACQUIRE_RANGE, (first, first + 9_999, dead.id))
     last = f"many {59_999:06}"
     waiter.queue(last)
     wait_until(lambda: dead.expired(conn), timeout=20)
