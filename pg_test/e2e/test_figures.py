@@ -1,4 +1,4 @@
-"""The figures of the front page and of the comparison are those of bench/results, as they were measured last."""
+"""The figures of the front page, of the page on speed and of the comparison are those of bench/results, as they were measured last."""
 
 import json
 import re
@@ -7,7 +7,7 @@ from conftest import ROOT, once
 
 pytestmark = once
 
-README, COMPARISON = ROOT / "README.md", ROOT / "docs/comparison.md"
+README, SPEED, COMPARISON = ROOT / "README.md", ROOT / "docs/speed.md", ROOT / "docs/comparison.md"
 RESULTS = {file.stem: json.loads(file.read_text()) for file in (ROOT / "bench/results").glob("*.json")}
 BEAT, REFUSED, HOLDER = "session_heartbeat", "lease_acquire, refused", "lease_acquire by the holder"
 NEW, CHECK, RELEASE = "lease_acquire of a new name + lease_release", "fence_check with an INSERT", "lease_release until"
@@ -41,6 +41,12 @@ def compared(*name):
 
 
 def front_page():
+    yield "{:.2f} of the rate of `SELECT 1`", ratio("rates", BEAT, "SELECT 1")
+    yield "{:.2f} of the rate of that transaction without it", ratio("fence", CHECK, "without")
+    yield "half within {:.2f} ms, 99 % within {:.2f} ms", *measured("handover", RELEASE)
+
+
+def speed():
     yield "{:.2f} of `SELECT 1`, and {:.2f} of an empty function in C", ratio("rates", BEAT, "SELECT 1"), ratio("rates", BEAT, "an empty function")
     by_pgbench, by_driver = ratio("rates", BEAT, "UPDATE"), ratio("peers", BEAT, "UPDATE, synchronous_commit on")
     yield "{:.1f} times an UPDATE of a row ({:.1f} times over TCP), {:.1f} times etcd's", by_pgbench, by_driver, ratio("peers", BEAT, "etcd")
@@ -61,8 +67,8 @@ def front_page():
     yield "attached client {:.1f} and {:.1f}", *measured("expiry", "kill")
     yield "acquired in {:.2f} times, released in {:.2f} times", ratio("bulk", "lease_acquire_many"), ratio("bulk", "lease_release_many")
     some, all_of_them = STORM.format("10,000"), STORM.format("100,000")
-    yield "10,000 of them waited for: all of these handed over within {:.2f} s", *measured("storm", some)
-    yield "all 100,000 waited for: within {:.2f} s", *measured("storm", all_of_them)
+    yield "with 10,000 of them waited for: all of these handed over within {:.2f} s", *measured("storm", some)
+    yield "with all 100,000 waited for: within {:.2f} s", *measured("storm", all_of_them)
     yield "(by SQL that does no more than change the rows, {:.2f})", compared("storm", all_of_them, "SQL by hand")[0]
     yield "99 % of others' heartbeats take {:.2f} ms at most", measured("storm", all_of_them, "heartbeats of others")[1]
     yield "at most, and {:.2f} before", compared("storm", all_of_them, "heartbeats of others")[1]
@@ -101,12 +107,13 @@ def stale(page, figures):
 
 
 def test_figures_are_those_that_were_measured():
-    assert stale(README, front_page()) + stale(COMPARISON, comparison()) == []
+    assert stale(README, front_page()) + stale(SPEED, speed()) + stale(COMPARISON, comparison()) == []
 
 
 def test_pages_tell_when_it_was_measured():
     parts = {
-        README: ("rates", "peers", "heartbeats", "grants", "fence", "handover", "expiry", "bulk", "storm"),
+        README: ("rates", "fence", "handover"),
+        SPEED: ("rates", "peers", "heartbeats", "grants", "fence", "handover", "expiry", "bulk", "storm"),
         COMPARISON: ("rates", "peers", "items", "keys", "wal"),
     }
     wanted = {page: {RESULTS[part]["when"].split()[0] for part in names} for page, names in parts.items()}
