@@ -31,6 +31,9 @@ KINDS = {
         SELECT fence INTO had FROM eskit_lease.lock_acquire('lock', 'owner', '1 min');
         ASSERT eskit_lease.lease_release('lock', had);""",
     "session with take-over": "PERFORM eskit_lease.session_open('again', '1 hour', takeover => true);",
+    "run-once key, tried again": """
+        SELECT fence INTO had FROM eskit_lease.execution_begin('key', pg_temp.who('a'));
+        ASSERT eskit_lease.execution_fail('key', had, 'not yet', true);""",
     "cursor_commit": """
         SELECT fence INTO had FROM eskit_lease.group_assignment('group', pg_temp.who('a'));
         ASSERT eskit_lease.cursor_commit('group', 0, n + 1, had);""",

@@ -87,6 +87,9 @@ CREATE INDEX _leases_seat ON eskit_lease._leases (resource, slot, fence);
 DROP INDEX eskit_lease._leases_session;
 CREATE INDEX _leases_session ON eskit_lease._leases (session, resource, slot) WHERE session IS NOT NULL;
 
+-- So are run-once keys.
+ALTER TABLE eskit_lease._executions DROP CONSTRAINT _executions_pkey, ADD PRIMARY KEY (key, fence);
+
 -- Sessions and places that are gone are not looked at.
 DROP INDEX eskit_lease._sessions_consumer;
 CREATE INDEX _sessions_consumer ON eskit_lease._sessions (consumer, role, opened_at) WHERE NOT private;

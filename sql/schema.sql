@@ -282,7 +282,7 @@ CREATE INDEX _dead_items_died_at ON eskit_lease._dead_items (died_at);
 -- src/execution reads columns by their number. state: running, done, failed, or retry, which is free for another attempt; that a
 -- running one is in doubt is not written here, but said by its session. Roles by their names, as in _declarations.
 CREATE TABLE eskit_lease._executions (
-    key            text COLLATE "C" PRIMARY KEY,
+    key            text COLLATE "C" NOT NULL,
     state          text COLLATE "C" NOT NULL,
     session        uuid NOT NULL,
     consumer       text COLLATE "C" NOT NULL,
@@ -295,7 +295,9 @@ CREATE TABLE eskit_lease._executions (
     result         jsonb,
     error          text,
     resolved_by    text COLLATE "C",
-    resolved_at    timestamptz
+    resolved_at    timestamptz,
+    -- A key has one row, as src/execution sees to; its last version is at the end of the key.
+    PRIMARY KEY (key, fence)
 );
 CREATE INDEX _executions_ended_at ON eskit_lease._executions (coalesce(resolved_at, finished_at))
     WHERE state = 'done' OR resolved_at IS NOT NULL;

@@ -96,6 +96,44 @@ def test_one_first_of_a_hundred(clean):
     watcher.close()
 
 
+def test_one_row_for_a_key(clean):
+    """Keys are begun, finished, failed, rolled back and removed, beside an old snapshot: no key ever has two rows, nor is one done twice in a life."""
+    keys, workers = [f"key {i}" for i in range(10)], 4
+    old, watcher = clean.connect(), clean.connect()
+    old.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+    old.execute("SELECT count(*) FROM eskit_lease._executions")
+    watcher.execute("DROP TABLE IF EXISTS done; CREATE TABLE done (key text, fence bigint PRIMARY KEY)")
+    stop = threading.Event()
+
+    def work(number):
+        chance, session = random.Random(number), Session(clean.connect(), f"worker {number}", ttl="60 s")
+        while not stop.is_set():
+            with session.conn.transaction(force_rollback=chance.random() < 0.3):
+                key = chance.choice(keys)
+                answer = begin(session, key)
+                if answer.first and chance.random() < 0.5:
+                    assert call(session.conn, "execution_fail", key, answer.fence, "no", chance.random() < 0.9)
+                elif answer.first:
+                    session.conn.execute("INSERT INTO done VALUES (%s, %s)", (key, answer.fence))
+                    assert finish(session.conn, key, answer.fence)
+
+    removed = 0
+    with ThreadPoolExecutor(workers) as pool:
+        running = [pool.submit(work, number) for number in range(workers)]
+        until = time.monotonic() + 5
+        while time.monotonic() < until and not any(future.done() for future in running):
+            removed += len(watcher.execute("DELETE FROM eskit_lease._executions WHERE state IN ('done', 'failed') RETURNING key").fetchall())
+            assert not watcher.execute("SELECT key FROM eskit_lease._executions GROUP BY key HAVING count(*) > 1").fetchall()
+        stop.set()
+        for future in running:
+            future.result()
+    done, left = watcher.execute("SELECT (SELECT count(*) FROM done), (SELECT count(*) FROM eskit_lease._executions WHERE state = 'done')").fetchone()
+    assert removed > 100 and done <= removed + left
+    watcher.execute("DROP TABLE done")
+    for conn in (old, watcher):
+        conn.close()
+
+
 def test_each_row_once_whoever_is_killed(clean):
     """Key and work in one transaction: connections are killed all the time, and in the end each key has its row, once."""
     keys, workers = [f"order {i}" for i in range(60)], 6

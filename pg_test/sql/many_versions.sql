@@ -14,6 +14,7 @@ DECLARE
     holder CONSTANT text = CASE n % 2 WHEN 0 THEN 'a' ELSE 'b' END;
     waiter CONSTANT text = CASE n % 2 WHEN 0 THEN 'b' ELSE 'a' END;
     had bigint;
+    other uuid;
 BEGIN
     CASE what
     WHEN 'lease' THEN RETURN pg_temp.take_and_release('often', 'a');
@@ -26,6 +27,11 @@ BEGIN
         -- A wait looks at what the session waits for, before it returns.
         RETURN (SELECT reason = 'queued' FROM lease_acquire('often handed over', pg_temp.who(waiter), true))
             AND (SELECT alive FROM session_wait(pg_temp.who(waiter), 0)) AND lease_release('often handed over', had);
+    WHEN 'retry' THEN RETURN (SELECT execution_fail('often', b.fence, 'not yet', true) FROM execution_begin('often', pg_temp.who('a')) AS b);
+    WHEN 'run-once key' THEN RETURN (SELECT execution_finish('often gone', b.fence) FROM execution_begin('often gone', pg_temp.who('a')) AS b WHERE b.first);
+    WHEN 'in doubt' THEN
+        SELECT session INTO other FROM session_open('b', '1 hour');
+        RETURN (SELECT first FROM execution_begin('often in doubt', other, true)) AND session_close(other);
     WHEN 'take-over' THEN RETURN (SELECT session IS NOT NULL FROM session_open('often', '1 hour', takeover => true));
     END CASE;
 END
@@ -48,6 +54,9 @@ BEGIN
             ASSERT pg_temp.act(what, n), what;
         END IF;
         COMMIT;
+        -- As when it has been kept long enough.
+        DELETE FROM eskit_lease._executions WHERE key = 'often gone';
+        COMMIT;
     END LOOP;
 END
 $$;
@@ -61,6 +70,9 @@ CALL pg_temp.again_and_again('many permits');
 CALL pg_temp.again_and_again('lock');
 CALL pg_temp.again_and_again('hand-over');
 CALL pg_temp.again_and_again('take-over');
+CALL pg_temp.again_and_again('retry');
+CALL pg_temp.again_and_again('run-once key');
+CALL pg_temp.again_and_again('in doubt');
 SELECT what, median.late <= 2 * median.early AS within_twice, CASE WHEN median.late > 2 * median.early THEN median.early || ' to ' || median.late END AS pages
 FROM (SELECT what, percentile_disc(0.5) WITHIN GROUP (ORDER BY pages) FILTER (WHERE n < 20) AS early,
              percentile_disc(0.5) WITHIN GROUP (ORDER BY pages) FILTER (WHERE n > 20) AS late
@@ -74,8 +86,12 @@ SELECT reason FROM lease_acquire('often grace', pg_temp.who('a'));
 SELECT resource, released FROM lease_release_many(ARRAY['often', 'often few', 'often grace'], pg_temp.who('a')) ORDER BY 1;
 SELECT reason FROM lease_acquire('often few', pg_temp.who('a'));
 SELECT count(*) AS of_a FROM leases WHERE consumer = 'a';
+SELECT key, state, attempts FROM executions WHERE key LIKE 'often%' ORDER BY 1;
+SELECT execution_resolve('often in doubt', 'done', '1');
+SELECT key, first, state, result FROM unnest(ARRAY['often', 'often gone', 'often in doubt']) AS key, execution_begin(key, pg_temp.who('a')) ORDER BY 1;
 SELECT session_close(session) FROM known;
 SELECT resource, state FROM leases WHERE resource LIKE 'often%' ORDER BY 1;
 ROLLBACK PREPARED 'forgotten';
 SELECT semaphore_drop('often few'), semaphore_drop('often many');
+DELETE FROM eskit_lease._executions;
 SELECT count(*) FROM sessions;

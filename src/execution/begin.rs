@@ -18,7 +18,7 @@ use crate::table::Tuple;
 use crate::text::{Text, role_name};
 use pgrx::Uuid;
 use pgrx::datum::TimestampWithTimeZone;
-use pgrx::pg_sys::{self, BOOLOID, TEXTOID, UUIDOID};
+use pgrx::pg_sys::{self, BOOLOID, INT8OID, TEXTOID, UUIDOID};
 use pgrx::prelude::*;
 
 static BEGIN: Statement = Statement::writes(
@@ -27,7 +27,7 @@ static BEGIN: Statement = Statement::writes(
 );
 static AGAIN: Statement = Statement::writes(
     include_str!("../../sql/query/execution/again.sql"),
-    &[TEXTOID, UUIDOID, TEXTOID, TEXTOID, BOOLOID],
+    &[TEXTOID, UUIDOID, TEXTOID, TEXTOID, BOOLOID, INT8OID],
 );
 
 /// Tries for a stripe, half a millisecond apart. It is held for the time of a call, also by calls for other names, and a key that nobody
@@ -55,31 +55,32 @@ impl Answer {
     }
 }
 
-/// Begins an attempt of a key whose stripe this call has, or, where it has been tried before, whose row.
+/// Begins an attempt of a key whose stripe this call has, or whose row, where it has been tried under the fence `before`.
 fn start(
     call: &Call,
     executions: &Executions,
     me: &SessionRow,
     key: &str,
     retry_in_doubt: bool,
-    first: bool,
+    before: Option<i64>,
 ) -> Answer {
     let role = role_name(pg_sys::Oid::from(me.role));
-    let values = vec![
+    let mut values = vec![
         Value::Text(key),
         Value::Uuid(me.session),
         Value::Text(&me.consumer),
         Value::Text(&role),
         Value::Bool(retry_in_doubt),
     ];
-    let by_place = if first { None } else { again(executions, me, &role, key, retry_in_doubt) };
+    let by_place = before.and_then(|before| again(executions, me, &role, (key, before), retry_in_doubt));
+    values.extend(before.map(Value::Long));
     let (fence, started_at): (Option<i64>, _) = match by_place {
         Some((fence, started_at)) => {
             AGAIN.is_done();
             (Some(fence), started_at)
         }
         None => {
-            let statement = if first { &BEGIN } else { &AGAIN };
+            let statement = if before.is_none() { &BEGIN } else { &AGAIN };
             call.db().run(statement, values, |row| (row.get(1), row.get(2))).pop().unwrap_or_default()
         }
     };
@@ -95,7 +96,7 @@ fn again(
     executions: &Executions,
     me: &SessionRow,
     role: &str,
-    key: &str,
+    (key, before): (&str, i64),
     retry_in_doubt: bool,
 ) -> Option<(i64, Option<TimestampWithTimeZone>)> {
     let (fence, started_at) = (spi::next(c"fence_seq"), now());
@@ -114,7 +115,7 @@ fn again(
         ];
         set.into_iter().chain(emptied.map(|column| (column, None))).collect()
     };
-    executions.change(key, change)?;
+    executions.change(key, before, change)?;
     // SAFETY: a timestamp, made above
     let started_at = started_at.and_then(|at| unsafe { TimestampWithTimeZone::from_datum(at, false) });
     Some((fence, started_at))
@@ -163,7 +164,7 @@ fn begin(call: &Call, me: SlotRef, key: &str, retry_in_doubt: bool) -> Result<An
                     return Err(Error::AttemptInFlight { key: key.to_owned() }.into());
                 }
                 let absent = matches!(executions.probe(key), Probe::Absent);
-                let answer = absent.then(|| start(call, &executions, &session, key, retry_in_doubt, true));
+                let answer = absent.then(|| start(call, &executions, &session, key, retry_in_doubt, None));
                 stripe.unlock(Mode::Exclusive);
                 match answer {
                     Some(answer) => return Ok(answer),
@@ -190,7 +191,7 @@ fn begin(call: &Call, me: SlotRef, key: &str, retry_in_doubt: bool) -> Result<An
                 if row.state == State::Running {
                     call.taken_from(&[row.session]);
                 }
-                Ok(start(call, &executions, &session, key, retry_in_doubt, false))
+                Ok(start(call, &executions, &session, key, retry_in_doubt, Some(row.fence)))
             }
         };
     }

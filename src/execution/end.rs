@@ -12,15 +12,17 @@ use crate::spi::{self, Statement, Value};
 use crate::table::Tuple;
 use crate::text::{Text, role_name, role_of_name};
 use pgrx::pg_sys::panic::ErrorReport;
-use pgrx::pg_sys::{self, Datum, JSONBOID, TEXTOID};
+use pgrx::pg_sys::{self, Datum, INT8OID, JSONBOID, TEXTOID};
 use pgrx::prelude::*;
 
 static FINISH: Statement =
-    Statement::writes(include_str!("../../sql/query/execution/finish.sql"), &[TEXTOID, JSONBOID]);
+    Statement::writes(include_str!("../../sql/query/execution/finish.sql"), &[TEXTOID, JSONBOID, INT8OID]);
 static FAIL: Statement =
-    Statement::writes(include_str!("../../sql/query/execution/fail.sql"), &[TEXTOID, TEXTOID, TEXTOID]);
-static RESOLVE: Statement =
-    Statement::writes(include_str!("../../sql/query/execution/resolve.sql"), &[TEXTOID, TEXTOID, JSONBOID, TEXTOID]);
+    Statement::writes(include_str!("../../sql/query/execution/fail.sql"), &[TEXTOID, TEXTOID, TEXTOID, INT8OID]);
+static RESOLVE: Statement = Statement::writes(
+    include_str!("../../sql/query/execution/resolve.sql"),
+    &[TEXTOID, TEXTOID, JSONBOID, TEXTOID, INT8OID],
+);
 
 /// Bytes that are kept of an error.
 const MAX_ERROR: usize = 8 << 10;
@@ -94,8 +96,8 @@ fn execution_finish(key: Option<Text>, fence: Option<i64>, result: default!(Opti
             let result = Value::MaybeJson(result.as_ref()).datum();
             vec![(column::STATE, state(State::Done)), (column::FINISHED_AT, now()), (column::RESULT, result)]
         };
-        let values = vec![Value::Text(&key), Value::MaybeJson(result.as_ref())];
-        call.written(Executions::open().change(&key, change), &FINISH, values);
+        let values = vec![Value::Text(&key), Value::MaybeJson(result.as_ref()), Value::Long(fence)];
+        call.written(Executions::open().change(&key, fence, change), &FINISH, values);
         call.database.add(Counter::ExecutionsFinished, 1);
         call.seam().kept(Kept::Executions);
     }
@@ -124,8 +126,8 @@ fn execution_fail(
             let error = Value::Text(kept).datum();
             vec![(column::STATE, state(ended)), (column::FINISHED_AT, now()), (column::ERROR, error)]
         };
-        let values = vec![Value::Text(&key), Value::Text(ended.name()), Value::Text(kept)];
-        call.written(Executions::open().change(&key, change), &FAIL, values);
+        let values = vec![Value::Text(&key), Value::Text(ended.name()), Value::Text(kept), Value::Long(fence)];
+        call.written(Executions::open().change(&key, fence, change), &FAIL, values);
         call.database.add(Counter::ExecutionsFailed, 1);
     }
     Ok(mine)
@@ -166,8 +168,13 @@ fn execution_resolve(
     }
     let by = role_name(call.caller);
     log!("eskit_lease: role \"{by}\" resolves execution \"{key}\", fence {}, as {}", row.fence, state.name());
-    let values =
-        vec![Value::Text(&key), Value::Text(state.name()), Value::MaybeJson(result.as_ref()), Value::Text(&by)];
+    let values = vec![
+        Value::Text(&key),
+        Value::Text(state.name()),
+        Value::MaybeJson(result.as_ref()),
+        Value::Text(&by),
+        Value::Long(row.fence),
+    ];
     let change = |row: &Tuple| {
         let finished_at = row.get(column::FINISHED_AT as usize).or_else(now);
         let result = Value::MaybeJson(result.as_ref()).datum();
@@ -180,7 +187,7 @@ fn execution_resolve(
             (column::RESOLVED_AT, now()),
         ]
     };
-    call.written(executions.change(&key, change), &RESOLVE, values);
+    call.written(executions.change(&key, row.fence, change), &RESOLVE, values);
     call.seam().kept(Kept::Executions);
     Ok(true)
 }

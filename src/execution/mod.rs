@@ -15,8 +15,12 @@
 //!
 //! Exactly one begins an attempt. Of a new key, because whoever makes its row has the key's stripe for the time of the call (see
 //! [`crate::grant`]) and looks again under it, what is not committed included. Of a known one, because the row is locked as it was read.
-//! Neither is waited for. Another attempt needs the row as it is to be part of what a transaction with one snapshot reads, as the check of
-//! a fence does: else it would rest on data from before the attempt that it goes on from. Rolled back, it was never begun; in the transaction that does the work, work and key stand or fall together.
+//! Neither is waited for. The index is unique by key and fence, and not by key: PostgreSQL looks at all versions with the same unique key
+//! at each change, and there are thousands while an old snapshot is open. Fences grow, so the version that counts is the last of its key.
+//!
+//! Another attempt needs the row as it is to be part of what a transaction with one snapshot reads, as the check of a fence does: else it
+//! would rest on data from before the attempt that it goes on from. Rolled back, it was never begun; in the transaction that does the
+//! work, work and key stand or fall together.
 //!
 //! An attempt ends under its fence only, while its session lives. That is looked at with S(session) in share mode and the row locked, to
 //! the end of the transaction: nobody ends the session, begins another attempt or resolves this one before that. So what was told to have
@@ -30,7 +34,7 @@ use crate::json::Jsonb;
 use crate::liveness::clock;
 use crate::session;
 use crate::spi::Statement;
-use crate::table::{Change, Flight, Key, Locked, Sight, Table, Tuple};
+use crate::table::{Change, Flight, Key, Locked, Moment, Sight, Stand, Table, Tuple};
 use crate::text::Text;
 use pgrx::Uuid;
 use pgrx::datum::TimestampWithTimeZone;
@@ -158,19 +162,19 @@ impl Executions {
         Executions(Table::open(c"_executions", c"_executions_pkey"))
     }
 
+    /// The columns of the index: before 0.3.0 the key alone.
+    fn key<'a>(&self, key: &'a str, fence: i64) -> Vec<Key<'a>> {
+        let mut columns = vec![Key::Text(key), Key::Long(fence)];
+        columns.truncate(self.0.key_columns());
+        columns
+    }
+
     fn probe(&self, key: &str) -> Probe {
         for _ in 0..PROBES {
-            let (mut found, mut in_flight) = (None, false);
-            self.0.scan(Sight::Dirty, &[Key::Text(key)], |row, flight| {
-                in_flight |= flight != Flight::None;
-                found = Some(Execution::read(row)).filter(|_| !in_flight);
-                None::<()>
-            });
-            match found {
-                _ if in_flight => return Probe::InFlight,
-                Some(row) => return Probe::Row(row),
+            match self.look(key) {
+                Some(probe) => return probe,
                 // A dirty scan cannot say that there is no row.
-                None if self.0.scan(Sight::Latest, &[Key::Text(key)], |_, _| Some(())).is_none() => {
+                None if self.0.find(Sight::Latest, &[Key::Text(key)], |_, _| Some(())).is_none() => {
                     return Probe::Absent;
                 }
                 None => (),
@@ -179,9 +183,36 @@ impl Executions {
         Probe::InFlight
     }
 
-    /// Changes the row of a key, which the caller has locked. `None` where that takes a statement.
-    fn change(&self, key: &str, changes: impl Fn(&Tuple) -> Vec<Change>) -> Option<u64> {
-        self.0.update_rows(&[Key::Text(key)], |row| Some(changes(row)))
+    /// Returns what the last versions of the row say; `None` where the row may just be moved. Where a version was deleted before the look
+    /// began, all under lower fences are gone too, and are not looked at.
+    fn look(&self, key: &str) -> Option<Probe> {
+        let (moment, key, in_order) = (Moment::now(), [Key::Text(key)], self.0.key_columns() > 1);
+        let mut walk = self.0.walk_versions(Sight::Dirty, &key).backward();
+        let (mut gone, mut moved) = (None::<i64>, false);
+        loop {
+            let (stand, row) = (walk.one_version(), self.0.row());
+            match stand {
+                Stand::Row(Flight::None) => return Some(Probe::Row(Execution::read(&row))),
+                Stand::Row(_) => return Some(Probe::InFlight),
+                Stand::End => break,
+                Stand::Stale => (),
+            }
+            let fence = row.get::<i64>(column::FENCE as usize).unwrap_or(0);
+            if in_order && gone.is_some_and(|gone| fence < gone) {
+                break;
+            }
+            if moment.has_gone(&row) {
+                gone = gone.or(Some(fence));
+            } else {
+                moved = true;
+            }
+        }
+        (!moved).then_some(Probe::Absent)
+    }
+
+    /// Changes the row of a key and a fence, which the caller has locked. `None` where that takes a statement.
+    fn change(&self, key: &str, fence: i64, changes: impl Fn(&Tuple) -> Vec<Change>) -> Option<u64> {
+        self.0.update_rows(&self.key(key, fence), |row| Some(changes(row)))
     }
 
     /// Locks the row if it is still as it was read, and nobody else has it.
