@@ -76,12 +76,12 @@ def speed():
 
 
 def comparison():
-    yield "keep-alive stream | {:.1f} |", ratio("peers", BEAT, "etcd")
-    yield "beside grant, put and revoke | {:.1f} |", ratio("peers", NEW, "etcd")
+    yield "does {:.1f} times as many as its keep-alive stream", ratio("peers", BEAT, "etcd")
+    yield "of a new name and `lease_release` {:.1f} times as many as grant, put and revoke", ratio("peers", NEW, "etcd")
     in_memory, always = (1 / ratio("peers", NEW, f"Redis, {how}") for how in ("in memory", "appendfsync always"))
     yield "are {:.1f} times as many in memory as here, and {:.1f} times as many with", in_memory, always
     yield "Renewing is {:.1f} times as fast, in memory", 1 / ratio("peers", BEAT, "Redis, in memory")
-    yield "a heartbeat here is {:.1f} times as fast", ratio("peers", BEAT, "Redis, appendfsync always")
+    yield "A heartbeat here is {:.1f} times as fast as with `appendfsync always`", ratio("peers", BEAT, "Redis, appendfsync always")
     advisory, upsert = ratio("peers", NEW, "session advisory lock"), ratio("peers", NEW, "INSERT .. ON CONFLICT")
     yield "{:.1f} times as many as `lease_acquire` and `lease_release` (ratio {:.2f})", 1 / advisory, advisory
     yield "{:.1f} times as fast as `lease_acquire` and `lease_release` (ratio {:.2f})", 1 / upsert, upsert
@@ -98,7 +98,7 @@ def comparison():
     yield "`synchronous_commit` off | {:.1f} |", ratio("peers", BEAT, "UPDATE, synchronous_commit off")
     yield "a holder in one transaction | {:.1f} |", ratio("peers", HOLDER, "row lock")
     yield "beside the same by such a transaction | {:.1f} |", ratio("peers", NEW, "row lock")
-    yield "looks before it writes | {:.2f} |", ratio("rates", REFUSED, "guarded upsert")
+    yield "looks before it writes (by `pgbench`) | {:.2f} |", ratio("rates", REFUSED, "guarded upsert")
 
 
 def stale(page, figures):
