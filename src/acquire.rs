@@ -243,14 +243,22 @@ fn look_at_permits(call: &Call, me: SlotRef, resource: &str, declaration: &Decla
             answer => answer,
         });
     }
-    if permits.free.is_empty() || permits.arriving.contains(&me.session()) {
+    let (is_bridge, is_arriving) = (declaration.kind == Kind::Bridge, permits.arriving.contains(&me.session()));
+    let left_to_me = permits.left.iter().find(|(_, heir)| *heir == me.session() && !is_bridge && !is_arriving);
+    if let Some((row, _)) = left_to_me {
+        let choices = vec![(row.slot, Some(*row))];
+        return Ok(Look::Wanted(Wanted { declared, choices, own: true, ..Wanted::default() }));
+    }
+    if permits.free.is_empty() || is_arriving {
         return Ok(Look::Answer(match permits.held.first() {
             _ if permits.in_flight => Answer::refused("busy"),
-            Some((_, holder)) if declaration.kind == Kind::Bridge => Answer::held_by(holder),
+            Some((_, holder)) if is_bridge => Answer::held_by(holder),
+            None if is_bridge => Answer::refused("bridged"),
+            _ if !permits.left.is_empty() => Answer::refused("awaited"),
             _ => Answer::refused("held"),
         }));
     }
-    if declaration.kind == Kind::Bridge {
+    if is_bridge {
         return Ok(Look::Answer(Answer::refused("bridged")));
     }
     Ok(Look::Wanted(Wanted { declared, choices: spread(permits.free), gone: permits.gone, ..Wanted::default() }))

@@ -146,12 +146,15 @@ fn free_among(
 ) -> HashMap<String, Vec<Free>> {
     let leases = Leases::open();
     let (mut free, mut held) = (HashMap::new(), Vec::new());
+    let permits = |resource: &str, next: &First, result: &mut HandOver| {
+        free_permits(call, resource, next, seen.get(resource), letting_go, result)
+    };
     let exclusive = |row| vec![Free { slot: 0, row, declared: None, gone: Rc::default() }];
     for (resource, next) in first {
         let row = seen.get(resource).filter(|row| row.slot == 0);
         match row.map_or_else(|| leases.glance(resource, 0), |row| Probe::Row(*row)) {
             Probe::Row(row) if row.declared && declaration::of(resource).is_some() => {
-                free.insert(resource.clone(), free_permits(call, resource, seen.get(resource), letting_go, result));
+                free.insert(resource.clone(), permits(resource, next, result));
             }
             Probe::Row(row) if row.session.is_none() || letting_go(&row) => {
                 free.insert(resource.clone(), exclusive(Some(row)));
@@ -161,7 +164,7 @@ fn free_among(
                 result.busy.insert(resource.clone());
             }
             Probe::InFlight(_) | Probe::Absent if declaration::of(resource).is_some() => {
-                free.insert(resource.clone(), free_permits(call, resource, seen.get(resource), letting_go, result));
+                free.insert(resource.clone(), permits(resource, next, result));
             }
             Probe::InFlight(_) => {
                 result.busy.insert(resource.clone());
@@ -172,13 +175,12 @@ fn free_among(
         }
     }
     let holders = Holders::of(call, held.iter().filter_map(|(_, row, _)| row.session));
-    // One of the dead may have had many.
-    let mut heirs: HashMap<Uuid, Option<Uuid>> = HashMap::new();
-    let mut heir = |dead| *heirs.entry(dead).or_insert_with(|| takeover::heir(call, dead));
+    let dead = held.iter().filter_map(|(_, row, _)| row.session.filter(|_| holders.living(row.session).is_none()));
+    let heirs = takeover::heirs(call, dead);
     for (resource, row, next) in held {
         if holders.living(row.session).is_some() {
             result.held.push((resource.clone(), row));
-        } else if row.session.and_then(&mut heir).is_some_and(|heir| heir != next.session) {
+        } else if row.session.and_then(|dead| heirs.get(&dead)).is_some_and(|heir| *heir != next.session) {
             // It is a successor's, who gets it from the sweep.
             result.busy.insert(resource.clone());
         } else {
@@ -191,6 +193,7 @@ fn free_among(
 fn free_permits(
     call: &Call,
     resource: &str,
+    next: &First,
     seen: Option<&LeaseRow>,
     letting_go: &dyn Fn(&LeaseRow) -> bool,
     result: &mut HandOver,
@@ -205,12 +208,16 @@ fn free_permits(
         return vec![Free { slot: row.slot, row: Some(*row), declared, gone: [].into() }];
     }
     let permits = semaphore::survey(call, resource, &declaration, letting_go);
-    if permits.in_flight {
+    let (own, left): (Vec<_>, Vec<_>) = permits.left.into_iter().partition(|(_, heir)| *heir == next.session);
+    // What is a successor's the sweep passes on.
+    if permits.in_flight || !left.is_empty() {
         result.busy.insert(resource.to_owned());
     }
     result.held.extend(permits.held.into_iter().map(|(row, _)| (resource.to_owned(), row)));
     let of = |(slot, row)| Free { slot, row, declared, gone: permits.gone.clone() };
-    permits.free.into_iter().rev().map(of).collect()
+    let own = own.into_iter().map(|(row, _)| (row.slot, Some(row)));
+    // The last is granted first.
+    permits.free.into_iter().rev().chain(own).map(of).collect()
 }
 
 /// Takes G of the sessions in share mode and reads their rows after that. Gives those that are not to be granted to.

@@ -46,7 +46,9 @@ fn look(call: &Call, name: &str, request: Option<Uuid>) -> Result<std::result::R
         let refusal = match (declaration.kind, holders.first()) {
             (Kind::Bridge, Some(holder)) => Some(Answer::held_by(holder)),
             (Kind::Bridge, None) => Some(Answer::refused(if permits.in_flight { "busy" } else { "bridged" })),
-            _ if permits.free.is_empty() && !permits.in_flight => Some(Answer::refused("held")),
+            _ if permits.free.is_empty() && !permits.in_flight => {
+                Some(Answer::refused(if permits.left.is_empty() { "held" } else { "awaited" }))
+            }
             _ => None,
         };
         return Ok(Ok(Seen { holders, refusal }));

@@ -47,6 +47,8 @@ pub struct Permits {
     pub free: Vec<(i32, Option<LeaseRow>)>,
     /// What living holders have.
     pub held: Vec<(LeaseRow, Holder)>,
+    /// What dead holders had whose successors live and have none, each with that successor: nobody else is granted it.
+    pub left: Vec<(LeaseRow, Uuid)>,
     /// Whether somebody is in the middle of taking or giving back a permit.
     pub in_flight: bool,
     /// Whether slots are taken that there are no permits for any more.
@@ -170,7 +172,8 @@ fn count(call: &Call, resource: &str, declaration: &Declaration, letting_go: &dy
         _ => None,
     };
     let holders = Holders::of(call, slots.iter().filter_map(|(_, probe)| session_of(probe)));
-    let (mut free, mut held, mut known, mut gone) = (Vec::new(), Vec::new(), HashSet::new(), Vec::new());
+    let (mut free, mut held, mut known) = (Vec::new(), Vec::new(), HashSet::new());
+    let (mut of_dead, mut gone) = (Vec::new(), Vec::new());
     let (mut taken, mut beyond) = (0, false);
     for (slot, probe) in slots {
         known.insert(slot);
@@ -180,15 +183,28 @@ fn count(call: &Call, resource: &str, declaration: &Declaration, letting_go: &dy
         match (probe, holders.living(session_of(&probe))) {
             (Probe::Row(row), Some(holder)) => held.push((row, holder.clone())),
             (Probe::Row(row), None) if fenced(&row) => taken += 1,
-            (Probe::Row(row), None) => {
-                gone.extend(row.session.filter(|_| !letting_go(&row)));
-                free.extend((slot < declaration.slots).then_some((slot, Some(row))));
-            }
+            (Probe::Row(row), None) => match session_of(&probe) {
+                Some(dead) => of_dead.push((row, dead)),
+                None => free.extend((slot < declaration.slots).then_some((slot, Some(row)))),
+            },
             (Probe::Absent, _) => (),
             (Probe::InFlight(_), _) => taken += 1,
         }
     }
-    let room = usize::try_from(declaration.slots).unwrap_or(0).saturating_sub(held.len() + taken);
+    let heirs = takeover::heirs(call, of_dead.iter().map(|(_, dead)| *dead));
+    let has_one = |heir: Uuid| held.iter().any(|(row, who)| row.session == Some(heir) || who.fencer == Some(heir));
+    let mut left = Vec::new();
+    for (row, dead) in of_dead {
+        match heirs.get(&dead).filter(|heir| row.slot < declaration.slots && !has_one(**heir)) {
+            Some(heir) => left.push((row, *heir)),
+            None => {
+                gone.push(dead);
+                free.extend((row.slot < declaration.slots).then_some((row.slot, Some(row))));
+            }
+        }
+    }
+    let taken_or_left = held.len() + taken + left.len();
+    let room = usize::try_from(declaration.slots).unwrap_or(0).saturating_sub(taken_or_left);
     // Slots that have a row first: a new row costs more.
     let new = (0..declaration.slots).filter(|slot| !known.contains(slot)).map(|slot| (slot, None));
     free.extend(new.take(room.saturating_sub(free.len())));
@@ -196,7 +212,7 @@ fn count(call: &Call, resource: &str, declaration: &Declaration, letting_go: &dy
     if !beyond {
         gone.clear();
     }
-    Permits { free, held, in_flight: taken > 0, beyond, arriving, gone: gone.into() }
+    Permits { free, held, left, in_flight: taken > 0, beyond, arriving, gone: gone.into() }
 }
 
 #[pg_extern(schema = "eskit_lease")]

@@ -324,6 +324,18 @@ pub fn heir(call: &Call, session: Uuid) -> Option<Uuid> {
     row(heir).filter(|row| !row.draining).and_then(|row| call.standing_of(&row)).map(|_| heir)
 }
 
+/// The living successors of those among some dead sessions that have one, as [`heir`] finds them.
+pub fn heirs(call: &Call, dead: impl Iterator<Item = Uuid>) -> HashMap<Uuid, Uuid> {
+    let mut dead = dead.peekable();
+    // Mostly nobody is dead, and nobody has been taken over.
+    if dead.peek().is_none() || !table().has_entry(&[]) {
+        return HashMap::new();
+    }
+    // One of the dead may have had many.
+    let dead: HashSet<Uuid> = dead.collect();
+    dead.into_iter().filter_map(|dead| Some((dead, heir(call, dead)?))).collect()
+}
+
 /// Forgets the successors of sessions of which nothing is left. A row that somebody is just changing stays: it says nothing any more.
 pub fn forget(call: &Call, sessions: &[Uuid]) {
     let table = table();
