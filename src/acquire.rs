@@ -352,7 +352,7 @@ fn take(
         let those = wanted.iter().filter(|(_, want)| which(want));
         those.map(|(index, _)| resources[*index].as_str()).collect::<Vec<_>>()
     };
-    let mut first = queue::first_in_line(call, names(&wanted, |_| true), &[]).first;
+    let mut first = queue::first_in_line(call, names(&wanted, |_| true)).first;
     wanted.retain(|(index, want)| {
         let barging = first.get(&resources[*index]).is_some_and(|first| first.session != me.session());
         if barging && !want.own {

@@ -3,8 +3,8 @@
 //!
 //! It runs in the transaction of the holder's release or close, in the worker, and (through [`judge_places`]) at the end of a waiter's
 //! own session_wait, which may be inside a long transaction and so grants to that waiter only. A waiter that is ending is skipped, and so
-//! is a place that an open transaction deletes; what is in another transaction's hands is left, and reported as busy, for the worker to
-//! try again.
+//! is a place that an open transaction deletes; what is in another transaction's hands, or waited for by a session that is being taken over, is
+//! left, and reported as busy, for the worker to try again.
 
 use crate::call::Call;
 use crate::claim::{LeaseRow, Leases, Probe, Seat};
@@ -61,7 +61,7 @@ pub fn hand_over(
         group::judge(call, &group, None, letting_go, &mut result)?;
     }
     // Few resources are waited for; only these are worth a look at their lease.
-    let line = queue::first_in_line(call, queued.iter().map(String::as_str).collect(), &[]);
+    let line = queue::first_in_line(call, queued.iter().map(String::as_str).collect());
     result.busy.extend(line.leaving);
     hand_over_to(call, line.first, seen, letting_go, &mut result);
     Ok(result)
@@ -92,7 +92,7 @@ fn serve(
     result: &mut HandOver,
 ) {
     let leases = Leases::open();
-    let (mut ending, mut ready) = (Vec::new(), HashMap::<Uuid, SlotRef>::new());
+    let (mut ending, mut ready) = (HashSet::new(), HashMap::<Uuid, SlotRef>::new());
     // Each round takes a free slot, or leaves out those that were found to be ending: there are no more rounds than of both.
     loop {
         let is_meant = |first: &First| result.only.is_none_or(|only| only == first.session);
@@ -127,8 +127,11 @@ fn serve(
         result.busy.extend(failed);
         ending.extend(skipped);
         let again: HashSet<String> = again.into_keys().collect();
-        let line = queue::first_in_line(call, again.iter().chain(&served).map(String::as_str).collect(), &ending);
-        (*first, result.busy) = (line.first, result.busy.drain().chain(line.leaving).collect());
+        let line = queue::next_in_line(call, again.iter().chain(&served).map(String::as_str).collect(), &ending);
+        *first = line.first;
+        // What was skipped, and is first in line again, is a successor's.
+        let left_to_successors = first.extract_if(.., |_, first| ending.contains(&first.session));
+        result.busy.extend(left_to_successors.map(|(resource, _)| resource).chain(line.leaving));
         // A session that was skipped may come back: what no other waits for is not done with.
         result.busy.extend(again.into_iter().filter(|resource| !first.contains_key(resource)));
         result.granted.extend(granted);
@@ -243,7 +246,7 @@ pub fn judge_places(call: &Call, at: SlotRef) {
     let resources: Vec<String> = places.into_iter().map(|(resource, _)| resource).collect();
     let mut result = HandOver { only: Some(at.session()), ..HandOver::default() };
     for page in resources.chunks(grant::BATCH) {
-        let mut first = queue::first_in_line(call, page.iter().map(String::as_str).collect(), &[]).first;
+        let mut first = queue::first_in_line(call, page.iter().map(String::as_str).collect()).first;
         first.retain(|_, first| first.session == at.session());
         hand_over_to(call, first, &Seen::new(), &|_| false, &mut result);
         pgrx::check_for_interrupts!();

@@ -109,7 +109,7 @@ fn lock_acquire(
     if !can_take() {
         return refused(Answer::refused("busy"));
     }
-    if !queue::first_in_line(&call, vec![&name], &[]).first.is_empty() {
+    if !queue::first_in_line(&call, vec![&name]).first.is_empty() {
         return refused(Answer::refused("awaited"));
     }
     let me = session::open(&call, New { private: true, request, ..New::of(&call, &owner, ttl_ms) })?;

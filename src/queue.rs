@@ -7,7 +7,8 @@
 //! A place that an open transaction is giving up (its row is deleted, and the end of that transaction decides) is passed over: a
 //! transaction that is left open keeps nothing from those behind. If it is rolled back the place is where it was, and has lost no more than
 //! what was granted meanwhile; but a session that was granted past its own place, and lets go, waits no more ([`leave_behind`]). A place that is
-//! locked or moved is not passed over: the one is being granted to, the other is a successor's.
+//! locked is not passed over: it is being granted to. Nor is that of a session that is being taken over, though nothing is granted to that: when the
+//! take-over is committed it is the successor's, and until then nobody can tell whether it is.
 //!
 //! Places that are gone stay in the way while an old snapshot is open: [`crate::floor`] says how a line is read without them.
 
@@ -24,7 +25,7 @@ use crate::grant;
 use crate::guard::{Guard, Mode};
 use crate::liveness::clock;
 use crate::liveness::slots::SlotRef;
-use crate::session;
+use crate::session::{self, takeover};
 use crate::spi::{self, Statement, Value};
 use crate::table::{Flight, Key, Locked, Sight, Stand, Table, Tuple};
 use crate::text::Text;
@@ -32,7 +33,7 @@ use fnv::FnvHashMap;
 use pgrx::Uuid;
 use pgrx::pg_sys::{ItemPointerData, TEXTOID, TIDARRAYOID, UUIDOID};
 use pgrx::prelude::*;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ffi::CStr;
 
 static ENTER: Statement = Statement::writes(include_str!("../sql/query/queue/enter.sql"), &[TEXTOID, UUIDOID]);
@@ -57,7 +58,7 @@ pub fn table() -> Table {
     Table::open(TABLE, c"_waiters_pkey")
 }
 
-/// Who is first in line for a resource.
+/// Who is first in line for a resource; or a session that is not to be granted to and whose place is a successor's, so that nobody behind it is.
 pub struct First {
     pub session: Uuid,
     /// All its places there, if the walk to the first of them has come by the end of the line.
@@ -72,15 +73,20 @@ pub struct Line {
     pub leaving: Vec<String>,
 }
 
-/// The first in line for each of the resources, with some sessions left out.
-pub fn first_in_line(call: &Call, resources: Vec<&str>, without: &[Uuid]) -> Line {
+/// The first in line for each of the resources.
+pub fn first_in_line(call: &Call, resources: Vec<&str>) -> Line {
+    next_in_line(call, resources, &HashSet::new())
+}
+
+/// The same where some sessions are not to be granted to.
+pub fn next_in_line(call: &Call, resources: Vec<&str>, but: &HashSet<Uuid>) -> Line {
     let table = call.waiters();
     // Mostly nobody waits, for the one or at all, which a look into the key tells for less than a scan costs.
     let all_or_one = if let [one] = *resources { Some(Key::Text(one)) } else { None };
     if !table.has_entry(all_or_one.as_slice()) {
         return Line::default();
     }
-    let mut lines = Lines::of(call, without);
+    let mut lines = Lines::of(call, Some(but));
     let first =
         resources.into_iter().filter_map(|resource| Some((resource.to_owned(), lines.first(resource)?))).collect();
     Line { first, leaving: lines.leaving }
@@ -90,29 +96,32 @@ pub fn first_in_line(call: &Call, resources: Vec<&str>, without: &[Uuid]) -> Lin
 /// to be kept for longer than that takes.
 pub struct Lines<'a> {
     call: &'a Call,
-    eligible: FnvHashMap<Uuid, bool>,
+    but: Option<&'a HashSet<Uuid>>,
+    /// Whether nobody behind a place of a session is served: it may be granted to, or its successor may.
+    has_turn: FnvHashMap<Uuid, bool>,
     /// As of [`Line`].
     pub leaving: Vec<String>,
 }
 
 impl Lines<'_> {
-    /// With some sessions left out.
-    pub fn of<'a>(call: &'a Call, without: &[Uuid]) -> Lines<'a> {
-        let eligible = without.iter().map(|session| (*session, false)).collect();
-        Lines { call, eligible, leaving: Vec::new() }
+    /// `but`: sessions that are not to be granted to.
+    pub fn of<'a>(call: &'a Call, but: Option<&'a HashSet<Uuid>>) -> Lines<'a> {
+        Lines { call, but, has_turn: FnvHashMap::default(), leaving: Vec::new() }
     }
 
     pub fn first(&mut self, resource: &str) -> Option<First> {
-        let Lines { call, eligible, leaving } = self;
-        let mut is_eligible = |session: &Uuid| {
-            let of_row = || session::row(*session).is_some_and(|row| call.is_eligible(&row));
-            *eligible.entry(*session).or_insert_with(of_row)
+        let Lines { call, but, has_turn, leaving } = self;
+        let mut has_turn = |session: &Uuid| {
+            let is_eligible = || session::row(*session).is_some_and(|row| call.is_eligible(&row));
+            let is_left_out = but.is_some_and(|but| but.contains(session));
+            let look = || !is_left_out && is_eligible() || takeover::has_successor(call, *session);
+            *has_turn.entry(*session).or_insert_with(look)
         };
         let (mut first, mut beyond, mut passed) = (None::<First>, 0, false);
         let mut visit = |row: &Tuple| {
             let session = row.get::<Uuid>(SESSION)?;
             match &mut first {
-                None if !is_eligible(&session) => (),
+                None if !has_turn(&session) => (),
                 None if row.is_being_deleted() => passed = true,
                 None => first = Some(First { session, places: Some(vec![row.tid()]) }),
                 Some(first) => {
@@ -296,7 +305,7 @@ pub fn inherit(call: &Call, from: Uuid, to: Uuid) -> Vec<String> {
 
 /// Puts a session at the head of the queue, unless it is there.
 pub fn take_first_place(call: &Call, resource: &str, session: Uuid) {
-    if first_in_line(call, vec![resource], &[]).first.get(resource).is_none_or(|first| first.session != session) {
+    if first_in_line(call, vec![resource]).first.get(resource).is_none_or(|first| first.session != session) {
         call.db().execute(&ENTER_FIRST, vec![Value::Text(resource), Value::Uuid(session)]);
         call.seam().judge(resource);
     }

@@ -149,7 +149,7 @@ fn look(call: &Call, name: &str) -> Lease {
         Probe::Row(row) => row.session,
         Probe::Absent => None,
     };
-    if queue::first_in_line(call, vec![name], &[]).first.is_empty() { Lease::Unwanted(dead) } else { Lease::Awaited }
+    if queue::first_in_line(call, vec![name]).first.is_empty() { Lease::Unwanted(dead) } else { Lease::Awaited }
 }
 
 /// Has the holder of a lease go on under a new fence: an old worker may have been at work since the grant. `None` while a transaction is

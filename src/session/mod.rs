@@ -225,7 +225,10 @@ impl Call {
     /// Whether a waiter may be granted to: one whose end is being committed has leases still, but is not to get more; nor is one without a slot.
     pub fn is_eligible(&self, row: &SessionRow) -> bool {
         let at = if row.draining { None } else { self.slot_of(row).ok().flatten() };
-        at.and_then(|at| self.shared.look(at)).is_some_and(|standing| standing.state == State::Alive)
+        let Some(at) = at else { return false };
+        // An end that was prepared may have been rolled back, which tells nobody.
+        ending::thaw(self.shared, at);
+        self.shared.look(at).is_some_and(|standing| standing.state == State::Alive)
     }
 
     /// The slot of a session that lives, or its stand-in.

@@ -26,7 +26,7 @@ use crate::liveness::clock;
 use crate::liveness::slots::SlotRef;
 use crate::queue;
 use crate::spi::{Statement, Value};
-use crate::table::{Key, Locked, Sight, Table, Tuple, page_of};
+use crate::table::{Flight, Key, Locked, Sight, Table, Tuple, page_of};
 use crate::{group, history, release};
 use pgrx::Uuid;
 use pgrx::pg_sys::{ItemPointerData, Oid, UUIDARRAYOID, UUIDOID};
@@ -81,6 +81,8 @@ pub fn take_over(call: &Call, new: SlotRef, consumer: &str) -> Result<()> {
 
 fn succeed(call: &Call, old: &SessionRow, at: SlotRef, new: SlotRef) -> Result<()> {
     let (from, to) = (old.session, new.session());
+    // Before anything that a hand-over finds in its way: it asks then whether there is a successor.
+    call.db().execute(&SUCCEED, vec![Value::Uuid(from), Value::Uuid(to)]);
     // Had already where it holds more than there is room for locks.
     let excluded = Guard::Fencer(from).try_lock(Mode::Exclusive);
     // While somebody is granting to it, what it is given is not to be seen yet: the sweep passes it on. Asked before it is read what it has, for
@@ -88,7 +90,6 @@ fn succeed(call: &Call, old: &SessionRow, at: SlotRef, new: SlotRef) -> Result<(
     let alone = Guard::Grantee(from).try_lock(Mode::Exclusive);
     let seats = held(from, usize::MAX);
     delete(call, &[from]);
-    call.db().execute(&SUCCEED, vec![Value::Uuid(from), Value::Uuid(to)]);
     let of_former = Table::open(c"_successions", c"_successions_successor");
     let redirected = of_former.update_rows(&[Key::Uuid(from)], |_| Some(vec![(2, Value::Uuid(to).datum())]));
     call.written(redirected, &REDIRECT, vec![Value::Uuid(from), Value::Uuid(to)]);
@@ -322,6 +323,15 @@ fn successor_in(table: &Table, session: Uuid) -> Option<Uuid> {
 pub fn heir(call: &Call, session: Uuid) -> Option<Uuid> {
     let heir = successor(session)?;
     row(heir).filter(|row| !row.draining).and_then(|row| call.standing_of(&row)).map(|_| heir)
+}
+
+/// Whether a session has a living successor, or gets one if a transaction commits that is open. So what it waits for is not given to those behind
+/// it: the successor may have its place, and not be seen there yet.
+pub fn has_successor(call: &Call, session: Uuid) -> bool {
+    let table = table();
+    let being_written = || table.scan(Sight::Dirty, &[Key::Uuid(session)], |_, flight| Some(flight != Flight::None));
+    // Mostly nobody has been taken over. In this order: what is committed meanwhile is seen in one of both.
+    table.has_entry(&[]) && (being_written() == Some(true) || heir(call, session).is_some())
 }
 
 /// The living successors of those among some dead sessions that have one, as [`heir`] finds them.

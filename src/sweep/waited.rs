@@ -66,7 +66,7 @@ impl Looked {
         if self.0.len() > MAX_SESSIONS {
             self.0.clear();
         }
-        let (held, mut lines) = (Held::open(), Lines::of(call, &[]));
+        let (held, mut lines) = (Held::open(), Lines::of(call, None));
         let (mut page, mut left) = (Page::default(), PAGE);
         for session in sessions {
             let after = match self.0.get(session) {
