@@ -24,6 +24,10 @@ KINDS = {
     "one of 100 permits": """
         SELECT fence INTO had FROM eskit_lease.lease_acquire('many', pg_temp.who('b'));
         ASSERT eskit_lease.lease_release('many', had);""",
+    "permit of a resized semaphore": """
+        PERFORM eskit_lease.semaphore_resize('few', 4 + n % 2);
+        SELECT fence INTO had FROM eskit_lease.lease_acquire('few', pg_temp.who('a'));
+        ASSERT eskit_lease.lease_release('few', had);""",
     "lease into grace and back": """
         SELECT fence INTO had FROM eskit_lease.lease_acquire('grace', pg_temp.who('c'));
         ASSERT eskit_lease.lease_release('grace', had, '1 hour');""",

@@ -21,7 +21,7 @@ use crate::holders::Holders;
 use crate::liveness::clock;
 use crate::queue;
 use crate::spi::{Statement, Value};
-use crate::table::{Flight, Key, Locked, Sight, Table, Tuple};
+use crate::table::{Flight, Key, Locked, Sight, Stand, Table, Tuple};
 use crate::text::{Text, role_name, role_of_name};
 use pgrx::pg_sys::{self, INT4OID, ItemPointerData, TEXTOID};
 
@@ -98,7 +98,7 @@ impl Declarations {
 
     /// The declaration of a name: committed, or of this transaction.
     pub fn of(&self, resource: &str) -> Option<Declaration> {
-        self.0.scan(Sight::Latest, &[Key::Text(resource)], |row, _| Some(read(row)))
+        self.0.find(Sight::Latest, &[Key::Text(resource)], |row, _| Some(read(row)))
     }
 
     /// What stands for a name.
@@ -106,26 +106,27 @@ impl Declarations {
         if !self.0.has_entry(&[Key::Text(resource)]) {
             return Stands::Absent;
         }
-        let mut found = Stands::Absent;
-        self.0.scan(Sight::Dirty, &[Key::Text(resource)], |row, flight| {
+        let found = self.0.find(Sight::Dirty, &[Key::Text(resource)], |row, flight| {
             let declaration = read(row);
-            found = match flight {
+            Some(match flight {
                 Flight::None => Stands::Declared(declaration),
                 _ => Stands::InFlight(declaration.kind),
-            };
-            None::<()>
+            })
         });
         // A dirty scan cannot say that there is no row: it may just be moved.
-        match (found, self.of(resource)) {
-            (Stands::Absent, Some(declaration)) => Stands::InFlight(declaration.kind),
-            (found, _) => found,
-        }
+        found.unwrap_or_else(|| match self.of(resource) {
+            Some(declaration) => Stands::InFlight(declaration.kind),
+            None => Stands::Absent,
+        })
     }
 
-    /// Whether nothing is declared at all, nor being declared: mostly so, and said in one look.
+    /// Whether nothing is declared, nor being declared: mostly so, and said in one look. False, too, where many declarations are gone that an old
+    /// snapshot keeps.
     pub fn none(&self) -> bool {
         !self.0.has_entry(&[])
-            || [Sight::Dirty, Sight::Latest].into_iter().all(|sight| self.0.scan(sight, &[], |_, _| Some(())).is_none())
+            || [Sight::Dirty, Sight::Latest]
+                .into_iter()
+                .all(|sight| matches!(self.0.walk_versions(sight, &[]).step(), Stand::End))
     }
 }
 

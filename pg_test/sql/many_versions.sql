@@ -3,7 +3,7 @@
 \i pg_test/sql/include/worker_off.psql
 CREATE TEMPORARY TABLE known AS
 SELECT name, s.session FROM unnest(ARRAY['a', 'b']) AS name, session_open(name, '1 hour') AS s;
-SELECT semaphore_create('often few', 3), semaphore_create('often many', 100);
+SELECT semaphore_create('often few', 3), semaphore_create('often many', 100), semaphore_create('often resized', 3);
 CREATE FUNCTION pg_temp.who(name text) RETURNS uuid LANGUAGE sql AS $$ SELECT k.session FROM known AS k WHERE k.name = $1 $$;
 CREATE FUNCTION pg_temp.take_and_release(resource text, name text, grace interval DEFAULT '0') RETURNS boolean LANGUAGE sql AS $$
     SELECT lease_release($1, a.fence, $3) FROM lease_acquire($1, pg_temp.who($2)) AS a
@@ -32,6 +32,8 @@ BEGIN
     WHEN 'in doubt' THEN
         SELECT session INTO other FROM session_open('b', '1 hour');
         RETURN (SELECT first FROM execution_begin('often in doubt', other, true)) AND session_close(other);
+    WHEN 'resize' THEN PERFORM semaphore_resize('often resized', 3 + i % 2) FROM generate_series(1, 20) AS i; RETURN true;
+    WHEN 'permit of a resized' THEN RETURN pg_temp.take_and_release('often resized', 'a');
     WHEN 'take-over' THEN RETURN (SELECT session IS NOT NULL FROM session_open('often', '1 hour', takeover => true));
     END CASE;
 END
@@ -45,13 +47,14 @@ BEGIN
 END
 $$;
 CREATE TEMPORARY TABLE taken (what text, n integer, pages bigint);
-CREATE PROCEDURE pg_temp.again_and_again(what text) LANGUAGE plpgsql AS $$
+-- Meanwhile: what is done 500 times before the second look, which is not counted.
+CREATE PROCEDURE pg_temp.again_and_again(what text, meanwhile text DEFAULT NULL) LANGUAGE plpgsql AS $$
 BEGIN
     FOR n IN 0..519 LOOP
         IF n BETWEEN 10 AND 19 OR n >= 510 THEN
             INSERT INTO taken VALUES (what, n, pg_temp.pages(what, n));
         ELSE
-            ASSERT pg_temp.act(what, n), what;
+            ASSERT pg_temp.act(CASE WHEN n < 20 THEN what ELSE coalesce(meanwhile, what) END, n), what;
         END IF;
         COMMIT;
         -- As when it has been kept long enough.
@@ -70,6 +73,8 @@ CALL pg_temp.again_and_again('many permits');
 CALL pg_temp.again_and_again('lock');
 CALL pg_temp.again_and_again('hand-over');
 CALL pg_temp.again_and_again('take-over');
+CALL pg_temp.again_and_again('permit of a resized', 'resize');
+CALL pg_temp.again_and_again('resize');
 CALL pg_temp.again_and_again('retry');
 CALL pg_temp.again_and_again('run-once key');
 CALL pg_temp.again_and_again('in doubt');
@@ -92,6 +97,6 @@ SELECT key, first, state, result FROM unnest(ARRAY['often', 'often gone', 'often
 SELECT session_close(session) FROM known;
 SELECT resource, state FROM leases WHERE resource LIKE 'often%' ORDER BY 1;
 ROLLBACK PREPARED 'forgotten';
-SELECT semaphore_drop('often few'), semaphore_drop('often many');
+SELECT semaphore_drop('often few'), semaphore_drop('often many'), semaphore_drop('often resized');
 DELETE FROM eskit_lease._executions;
 SELECT count(*) FROM sessions;

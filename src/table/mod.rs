@@ -268,6 +268,14 @@ impl Table {
         usize::try_from(unsafe { (*(*self.key).rd_att).natts }).unwrap_or(0)
     }
 
+    /// Whether no two rows have this key.
+    fn is_whole(&self, key: &[Key]) -> bool {
+        let is_range = |key: &Key| matches!(key, Key::From(_) | Key::IntFrom(_) | Key::TimeFrom(_) | Key::After(_));
+        // SAFETY: the relation is open, and an index
+        let is_unique = unsafe { (*(*self.key).rd_index).indisunique };
+        is_unique && key.len() == self.key_columns() && !key.iter().any(is_range)
+    }
+
     /// Begins a scan of a key, or of its first columns, which are to outlive it, with a snapshot that is made under the same boundary.
     unsafe fn begin(&self, key: &[Key], snapshot: impl FnOnce() -> pg_sys::Snapshot) -> pg_sys::IndexScanDesc {
         let (mut keys, none) = ([pg_sys::ScanKeyData::default(); 4], std::ptr::null_mut());

@@ -127,10 +127,15 @@ impl Table {
             return None;
         }
         let (mut rows, mut count) = (Vec::new(), 0);
-        self.scan(Sight::Latest, key, |row, _| {
+        let mut add = |row: &Tuple, only| {
             rows.push(row.tid());
-            None::<()>
-        });
+            only
+        };
+        if self.is_whole(key) {
+            self.find(Sight::Latest, key, |row, _| add(row, Some(())));
+        } else {
+            self.scan(Sight::Latest, key, |row, _| add(row, None::<()>));
+        }
         for tid in rows {
             pgrx::check_for_interrupts!();
             match self.lock(tid, true) {
