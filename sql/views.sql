@@ -19,20 +19,20 @@ CROSS JOIN eskit_lease._sessions AS s
 CROSS JOIN LATERAL eskit_lease._standing(s.session, s.boot_id, s.ttl_ms) AS t
 WHERE e.extname = 'eskit_lease';
 
-COMMENT ON VIEW eskit_lease.sessions IS 'Sessions with rows, each with its state by shared memory.';
-COMMENT ON COLUMN eskit_lease.sessions.session IS 'The handle; NULL unless the reader may use the session or is an administrator.';
-COMMENT ON COLUMN eskit_lease.sessions.consumer IS 'The name that the process gave itself.';
+COMMENT ON VIEW eskit_lease.sessions IS 'Sessions with rows; shared memory tells their states.';
+COMMENT ON COLUMN eskit_lease.sessions.session IS 'The handle; NULL unless the reader may use it or is an administrator.';
+COMMENT ON COLUMN eskit_lease.sessions.consumer IS 'The name that the process chose.';
 COMMENT ON COLUMN eskit_lease.sessions.role IS 'The role that opened it.';
-COMMENT ON COLUMN eskit_lease.sessions.state IS 'alive, draining, closing (its end is being committed), expired (not swept yet), or unknown (on a standby).';
-COMMENT ON COLUMN eskit_lease.sessions.ttl_ms IS 'Time to live between heartbeats, in milliseconds.';
-COMMENT ON COLUMN eskit_lease.sessions.trust_ms IS 'Milliseconds left without another heartbeat, as far as this server vouches for it.';
-COMMENT ON COLUMN eskit_lease.sessions.expires_at IS 'The same as a time, for people; NULL for an expired session.';
-COMMENT ON COLUMN eskit_lease.sessions.revision IS 'Grows whenever a lease is granted to it or taken from it; NULL until the session is heard of after a restart.';
-COMMENT ON COLUMN eskit_lease.sessions.attached_pid IS 'Process id of the connection that it ends with, if any.';
-COMMENT ON COLUMN eskit_lease.sessions.private IS 'Whether it was made by lock_acquire, or by a release with grace, and ends with its lease.';
+COMMENT ON COLUMN eskit_lease.sessions.state IS 'alive, draining, closing (its end is committing), expired (not swept yet), or unknown (on a standby).';
+COMMENT ON COLUMN eskit_lease.sessions.ttl_ms IS 'Time to live after a heartbeat, in milliseconds.';
+COMMENT ON COLUMN eskit_lease.sessions.trust_ms IS 'Milliseconds left without another heartbeat, as far as this server vouches.';
+COMMENT ON COLUMN eskit_lease.sessions.expires_at IS 'The same as a time, for people; NULL if expired.';
+COMMENT ON COLUMN eskit_lease.sessions.revision IS 'Grows with each lease granted to it or taken from it; NULL after a restart until its first call.';
+COMMENT ON COLUMN eskit_lease.sessions.attached_pid IS 'Process id of the connection that it is attached to, if any.';
+COMMENT ON COLUMN eskit_lease.sessions.private IS 'Whether lock_acquire or a release with grace made it; it ends with its lease.';
 COMMENT ON COLUMN eskit_lease.sessions.opened_at IS 'When it was opened.';
-COMMENT ON COLUMN eskit_lease.sessions.leases IS 'Number of leases that it holds.';
-COMMENT ON COLUMN eskit_lease.sessions.waiting_for IS 'Number of its places in queues.';
+COMMENT ON COLUMN eskit_lease.sessions.leases IS 'Leases that it holds.';
+COMMENT ON COLUMN eskit_lease.sessions.waiting_for IS 'Its places in line.';
 
 CREATE VIEW eskit_lease.leases AS
 SELECT l.resource,
@@ -54,20 +54,20 @@ LEFT JOIN eskit_lease._sessions AS s ON s.session = l.session
 LEFT JOIN LATERAL eskit_lease._standing(s.session, s.boot_id, s.ttl_ms) AS t ON true
 WHERE e.extname = 'eskit_lease';
 
-COMMENT ON VIEW eskit_lease.leases IS 'Who holds what, under which fence, since when, for how much longer; released leases for eskit_lease.row_retention.';
+COMMENT ON VIEW eskit_lease.leases IS 'Leases with holder, fence and time left; released ones for eskit_lease.row_retention.';
 COMMENT ON COLUMN eskit_lease.leases.resource IS 'The name that sessions compete for.';
-COMMENT ON COLUMN eskit_lease.leases.slot IS 'Which of the resource''s slots: permit of a semaphore, partition of a group; 0 for an exclusive lease.';
-COMMENT ON COLUMN eskit_lease.leases.state IS 'held, free (released), or expired (its session has ended; free for whoever asks).';
+COMMENT ON COLUMN eskit_lease.leases.slot IS 'Permit of a semaphore or partition of a group; 0 for an exclusive lease.';
+COMMENT ON COLUMN eskit_lease.leases.state IS 'held, free (released), or expired (its session has ended; free for the next acquire).';
 COMMENT ON COLUMN eskit_lease.leases.consumer IS 'The holder.';
 COMMENT ON COLUMN eskit_lease.leases.session IS 'The holder''s session; NULL unless the reader may use it or is an administrator.';
 COMMENT ON COLUMN eskit_lease.leases.role IS 'The role of the holder.';
-COMMENT ON COLUMN eskit_lease.leases.fence IS 'The fencing token, or the last one if free.';
+COMMENT ON COLUMN eskit_lease.leases.fence IS 'The fencing token; the last one if free.';
 COMMENT ON COLUMN eskit_lease.leases.granted_at IS 'When the fence was granted.';
-COMMENT ON COLUMN eskit_lease.leases.released_at IS 'When it was released, if it was.';
+COMMENT ON COLUMN eskit_lease.leases.released_at IS 'When it was released, if so.';
 COMMENT ON COLUMN eskit_lease.leases.held_for IS 'From the grant to the release, or to now.';
-COMMENT ON COLUMN eskit_lease.leases.trust_ms IS 'Milliseconds that the holder''s session has left without another heartbeat, as far as this server vouches for it.';
+COMMENT ON COLUMN eskit_lease.leases.trust_ms IS 'Milliseconds left to the holder''s session without another heartbeat, as far as this server vouches.';
 COMMENT ON COLUMN eskit_lease.leases.expires_at IS 'The same as a time, for people.';
-COMMENT ON COLUMN eskit_lease.leases.waiters IS 'Number of places in the queue.';
+COMMENT ON COLUMN eskit_lease.leases.waiters IS 'Places in line.';
 
 CREATE VIEW eskit_lease.waiters AS
 SELECT w.resource,
@@ -86,15 +86,15 @@ LEFT JOIN eskit_lease._leases AS l ON l.resource = w.resource AND l.slot = 0 AND
 LEFT JOIN eskit_lease._sessions AS h ON h.session = l.session
 WHERE e.extname = 'eskit_lease';
 
-COMMENT ON VIEW eskit_lease.waiters IS 'Who waits for what, in order.';
-COMMENT ON COLUMN eskit_lease.waiters.resource IS 'The resource waited for.';
-COMMENT ON COLUMN eskit_lease.waiters.position IS 'Place in the queue, from 1; places whose state is not alive are skipped.';
-COMMENT ON COLUMN eskit_lease.waiters.consumer IS 'Who waits.';
+COMMENT ON VIEW eskit_lease.waiters IS 'Waiters, in the order of their turns.';
+COMMENT ON COLUMN eskit_lease.waiters.resource IS 'The resource.';
+COMMENT ON COLUMN eskit_lease.waiters.position IS 'Place in line, from 1; places whose state is not alive are skipped.';
+COMMENT ON COLUMN eskit_lease.waiters.consumer IS 'The waiter.';
 COMMENT ON COLUMN eskit_lease.waiters.session IS 'Its session; NULL unless the reader may use it or is an administrator.';
-COMMENT ON COLUMN eskit_lease.waiters.state IS 'State of its session, as in the view sessions.';
-COMMENT ON COLUMN eskit_lease.waiters.queued_at IS 'Since when.';
-COMMENT ON COLUMN eskit_lease.waiters.waiting_for IS 'How long already.';
-COMMENT ON COLUMN eskit_lease.waiters.holder IS 'Who holds the resource; NULL for a semaphore, which several hold, and for a bridge.';
+COMMENT ON COLUMN eskit_lease.waiters.state IS 'As in the view sessions.';
+COMMENT ON COLUMN eskit_lease.waiters.queued_at IS 'Start of the wait.';
+COMMENT ON COLUMN eskit_lease.waiters.waiting_for IS 'Length of the wait.';
+COMMENT ON COLUMN eskit_lease.waiters.holder IS 'The present holder; NULL for a semaphore, which several hold, and for a bridge.';
 
 CREATE VIEW eskit_lease.semaphores AS
 SELECT d.resource AS name,
@@ -111,11 +111,11 @@ CROSS JOIN LATERAL (
     WHERE l.resource = d.resource AND t.state <> 'expired') AS h
 WHERE d.kind = 'semaphore';
 
-COMMENT ON VIEW eskit_lease.semaphores IS 'Semaphores; who holds their permits is in the view leases.';
+COMMENT ON VIEW eskit_lease.semaphores IS 'Semaphores; the view leases has the holders of their permits.';
 COMMENT ON COLUMN eskit_lease.semaphores.name IS 'The name, for lease_acquire.';
-COMMENT ON COLUMN eskit_lease.semaphores.permits IS 'How many sessions may hold it at a time.';
-COMMENT ON COLUMN eskit_lease.semaphores.held IS 'How many do; more than permits after it was made smaller, until they release.';
-COMMENT ON COLUMN eskit_lease.semaphores.waiters IS 'Number of places in the queue.';
+COMMENT ON COLUMN eskit_lease.semaphores.permits IS 'How many sessions may hold it at once.';
+COMMENT ON COLUMN eskit_lease.semaphores.held IS 'How many hold it; after it was made smaller perhaps more than permits.';
+COMMENT ON COLUMN eskit_lease.semaphores.waiters IS 'Places in line.';
 COMMENT ON COLUMN eskit_lease.semaphores.owner IS 'The role that made it, and may resize and drop it.';
 
 CREATE VIEW eskit_lease.bridges AS -- lock class as in src/guard.rs
@@ -145,16 +145,16 @@ LEFT JOIN (
     GROUP BY 1) AS k
     ON k.key = b.lock_key;
 
-COMMENT ON VIEW eskit_lease.bridges IS 'Bridges to advisory locks, and to rows that workers lease by; who holds and waits for their leases is in the views leases and waiters.';
+COMMENT ON VIEW eskit_lease.bridges IS 'Bridges to advisory locks and to rows; the views leases and waiters have their holders and waiters.';
 COMMENT ON COLUMN eskit_lease.bridges.resource IS 'The name, for lease_acquire.';
-COMMENT ON COLUMN eskit_lease.bridges.lock_key IS 'The key of the lock, as for pg_advisory_lock; NULL for a row.';
+COMMENT ON COLUMN eskit_lease.bridges.lock_key IS 'The key for pg_advisory_lock; NULL for a row.';
 COMMENT ON COLUMN eskit_lease.bridges.target IS 'The table of the row.';
-COMMENT ON COLUMN eskit_lease.bridges.key IS 'The value of its primary key.';
-COMMENT ON COLUMN eskit_lease.bridges.owner_column IS 'The column that names its owner.';
-COMMENT ON COLUMN eskit_lease.bridges.until_column IS 'The column that says until when.';
-COMMENT ON COLUMN eskit_lease.bridges.held IS 'Whether the worker has the lock, and fences can be checked; or whether it has the row, for which they are checked with the row itself.';
-COMMENT ON COLUMN eskit_lease.bridges.blocked_by IS 'Processes that have the lock exclusively, and then those that wait for that; 0 for a prepared transaction. NULL for a row, which names its owner itself.';
-COMMENT ON COLUMN eskit_lease.bridges.trouble IS 'Why the worker could not have the row when it last tried, and nobody new gets the lease; NULL if nothing is wrong, as while another owns the row.';
+COMMENT ON COLUMN eskit_lease.bridges.key IS 'The row''s primary key.';
+COMMENT ON COLUMN eskit_lease.bridges.owner_column IS 'The column that names the owner.';
+COMMENT ON COLUMN eskit_lease.bridges.until_column IS 'The column with the end of the owner''s time.';
+COMMENT ON COLUMN eskit_lease.bridges.held IS 'Whether the worker has the lock, so that fences can be checked; or the row, which each check looks at.';
+COMMENT ON COLUMN eskit_lease.bridges.blocked_by IS 'Processes that hold the lock exclusively, then those that wait for that; 0 for a prepared transaction. NULL for a row, which names its owner.';
+COMMENT ON COLUMN eskit_lease.bridges.trouble IS 'Why the worker could not take the row at its last try, so that no other session gets the lease; NULL if all is well, as while another owns the row.';
 COMMENT ON COLUMN eskit_lease.bridges.owner IS 'The role that made it, and may drop it.';
 
 CREATE VIEW eskit_lease.groups AS
@@ -175,14 +175,14 @@ FROM eskit_lease._groups AS g
 JOIN eskit_lease._declarations AS d ON d.resource = g.group_name;
 
 COMMENT ON VIEW eskit_lease.groups IS 'Consumer groups.';
-COMMENT ON COLUMN eskit_lease.groups.group_name IS 'The name; a resource as any other.';
-COMMENT ON COLUMN eskit_lease.groups.partitions IS 'Number of partitions, numbered from 0.';
-COMMENT ON COLUMN eskit_lease.groups.assignor IS 'How partitions are assigned: sticky or range; see partition_assign().';
-COMMENT ON COLUMN eskit_lease.groups.rebalance_timeout IS 'How long an owner has to release a partition that goes to another.';
-COMMENT ON COLUMN eskit_lease.groups.settle_delay IS 'How long newcomers are gathered before they are taken into account.';
-COMMENT ON COLUMN eskit_lease.groups.generation IS 'Grows with each change of who is to own what.';
-COMMENT ON COLUMN eskit_lease.groups.members IS 'Number of living members.';
-COMMENT ON COLUMN eskit_lease.groups.resize_to IS 'Number of partitions to be, once all owners have released theirs; NULL unless it is being resized.';
+COMMENT ON COLUMN eskit_lease.groups.group_name IS 'The name, also a resource.';
+COMMENT ON COLUMN eskit_lease.groups.partitions IS 'Number of partitions, from 0.';
+COMMENT ON COLUMN eskit_lease.groups.assignor IS 'sticky or range; see partition_assign().';
+COMMENT ON COLUMN eskit_lease.groups.rebalance_timeout IS 'How long an owner may take to release a partition that moves.';
+COMMENT ON COLUMN eskit_lease.groups.settle_delay IS 'How long newcomers are gathered for one rebalance.';
+COMMENT ON COLUMN eskit_lease.groups.generation IS 'Grows with each change of the assignment.';
+COMMENT ON COLUMN eskit_lease.groups.members IS 'Living members.';
+COMMENT ON COLUMN eskit_lease.groups.resize_to IS 'Number of partitions after all owners have released theirs; NULL unless it is being resized.';
 COMMENT ON COLUMN eskit_lease.groups.owner IS 'The role that made it, and may alter, resize and drop it.';
 
 CREATE VIEW eskit_lease.group_members AS
@@ -200,15 +200,15 @@ LEFT JOIN eskit_lease._sessions AS s ON s.session = m.session
 LEFT JOIN LATERAL eskit_lease._standing(s.session, s.boot_id, s.ttl_ms) AS t ON true
 WHERE e.extname = 'eskit_lease';
 
-COMMENT ON VIEW eskit_lease.group_members IS 'Who is in which group.';
+COMMENT ON VIEW eskit_lease.group_members IS 'Members of groups.';
 COMMENT ON COLUMN eskit_lease.group_members.group_name IS 'The group.';
 COMMENT ON COLUMN eskit_lease.group_members.consumer IS 'The member.';
 COMMENT ON COLUMN eskit_lease.group_members.session IS 'Its session; NULL unless the reader may use it or is an administrator.';
 COMMENT ON COLUMN eskit_lease.group_members.role IS 'The role of its session.';
-COMMENT ON COLUMN eskit_lease.group_members.state IS 'State of its session, as in the view sessions.';
-COMMENT ON COLUMN eskit_lease.group_members.joined_at IS 'Since when; a successor by take-over has the time of its predecessor.';
-COMMENT ON COLUMN eskit_lease.group_members.partitions IS 'Number of partitions that it owns.';
-COMMENT ON COLUMN eskit_lease.group_members.targets IS 'Number of partitions that it is to own.';
+COMMENT ON COLUMN eskit_lease.group_members.state IS 'As in the view sessions.';
+COMMENT ON COLUMN eskit_lease.group_members.joined_at IS 'When it joined; a successor by take-over has its predecessor''s time.';
+COMMENT ON COLUMN eskit_lease.group_members.partitions IS 'Partitions that it owns.';
+COMMENT ON COLUMN eskit_lease.group_members.targets IS 'Partitions assigned to it.';
 
 CREATE VIEW eskit_lease.group_partitions AS
 SELECT g.group_name,
@@ -235,16 +235,16 @@ LEFT JOIN LATERAL eskit_lease._standing(s.session, s.boot_id, s.ttl_ms) AS t ON 
 LEFT JOIN eskit_lease._sessions AS o ON o.session = p.target
 WHERE e.extname = 'eskit_lease';
 
-COMMENT ON VIEW eskit_lease.group_partitions IS 'Who owns which partition, and who is to.';
+COMMENT ON VIEW eskit_lease.group_partitions IS 'Partitions, with present and next owners.';
 COMMENT ON COLUMN eskit_lease.group_partitions.group_name IS 'The group.';
 COMMENT ON COLUMN eskit_lease.group_partitions.partition IS 'The partition, from 0.';
-COMMENT ON COLUMN eskit_lease.group_partitions.state IS 'free, owned, revoking (to be released for another member), or expired (its owner has ended; about to move).';
-COMMENT ON COLUMN eskit_lease.group_partitions.owner IS 'The consumer that has it.';
+COMMENT ON COLUMN eskit_lease.group_partitions.state IS 'free, owned, revoking (the owner must release it), or expired (its owner has ended; about to move).';
+COMMENT ON COLUMN eskit_lease.group_partitions.owner IS 'The consumer that owns it.';
 COMMENT ON COLUMN eskit_lease.group_partitions.session IS 'The owner''s session; NULL unless the reader may use it or is an administrator.';
-COMMENT ON COLUMN eskit_lease.group_partitions.fence IS 'The fencing token, or the last one if free.';
+COMMENT ON COLUMN eskit_lease.group_partitions.fence IS 'The fencing token; the last one if free.';
 COMMENT ON COLUMN eskit_lease.group_partitions.granted_at IS 'When the fence was granted.';
-COMMENT ON COLUMN eskit_lease.group_partitions.target IS 'The consumer that is to have it.';
-COMMENT ON COLUMN eskit_lease.group_partitions.revoke_in IS 'How long the owner has left to release it; NULL for one that drains, which keeps it until it does.';
+COMMENT ON COLUMN eskit_lease.group_partitions.target IS 'The consumer that it is assigned to.';
+COMMENT ON COLUMN eskit_lease.group_partitions.revoke_in IS 'The owner''s time left to release it; NULL for a draining one, which has no limit.';
 
 CREATE VIEW eskit_lease.group_lag AS
 SELECT g.group_name,
@@ -264,15 +264,15 @@ LEFT JOIN (SELECT c.*, (SELECT sum(upper(r.range) - lower(r.range)) FROM unnest(
            FROM eskit_lease._cursors AS c) AS c ON c.group_name = g.group_name AND c.partition = n.partition
 LEFT JOIN eskit_lease._heads AS h ON h.group_name = g.group_name AND h.partition = n.partition AND h.partitions = d.slots;
 
-COMMENT ON VIEW eskit_lease.group_lag IS 'How far each group has come in each partition, and how much is left.';
+COMMENT ON VIEW eskit_lease.group_lag IS 'Progress and lag of each group in each partition.';
 COMMENT ON COLUMN eskit_lease.group_lag.group_name IS 'The group.';
 COMMENT ON COLUMN eskit_lease.group_lag.partition IS 'The partition, from 0.';
-COMMENT ON COLUMN eskit_lease.group_lag.position IS 'The cursor: all up to here is done.';
-COMMENT ON COLUMN eskit_lease.group_lag.head IS 'The newest position reported with cursor_head(); NULL if none was.';
+COMMENT ON COLUMN eskit_lease.group_lag.position IS 'The cursor: all positions up to it are done.';
+COMMENT ON COLUMN eskit_lease.group_lag.head IS 'The newest position reported by cursor_head(); NULL without a report.';
 COMMENT ON COLUMN eskit_lease.group_lag.lag IS 'Positions between the two; NULL without a report.';
-COMMENT ON COLUMN eskit_lease.group_lag.acked_ahead IS 'Positions beyond the cursor that have been acknowledged already.';
-COMMENT ON COLUMN eskit_lease.group_lag.fence IS 'The fence that the cursor was last committed under.';
-COMMENT ON COLUMN eskit_lease.group_lag.committed_at IS 'When.';
+COMMENT ON COLUMN eskit_lease.group_lag.acked_ahead IS 'Acknowledged positions beyond the cursor.';
+COMMENT ON COLUMN eskit_lease.group_lag.fence IS 'The fence of the cursor''s last commit.';
+COMMENT ON COLUMN eskit_lease.group_lag.committed_at IS 'When that was.';
 COMMENT ON COLUMN eskit_lease.group_lag.reported_at IS 'When the head was last reported.';
 
 CREATE VIEW eskit_lease.executions AS
@@ -296,20 +296,20 @@ LEFT JOIN eskit_lease._sessions AS s ON s.session = x.session
 LEFT JOIN LATERAL eskit_lease._standing(s.session, s.boot_id, s.ttl_ms) AS t ON true
 WHERE e.extname = 'eskit_lease';
 
-COMMENT ON VIEW eskit_lease.executions IS 'Run-once keys; what is done or resolved, for eskit_lease.execution_retention.';
+COMMENT ON VIEW eskit_lease.executions IS 'Run-once keys; done and resolved ones for eskit_lease.execution_retention.';
 COMMENT ON COLUMN eskit_lease.executions.key IS 'The key.';
-COMMENT ON COLUMN eskit_lease.executions.state IS 'running, done, failed, in_doubt (its session ended before it did), or retry (free for another attempt).';
-COMMENT ON COLUMN eskit_lease.executions.consumer IS 'Who began the last attempt.';
+COMMENT ON COLUMN eskit_lease.executions.state IS 'running, done, failed, in_doubt (its session ended first), or retry (free for another attempt).';
+COMMENT ON COLUMN eskit_lease.executions.consumer IS 'The consumer of the last attempt.';
 COMMENT ON COLUMN eskit_lease.executions.session IS 'Its session; NULL unless the reader may use it or is an administrator.';
-COMMENT ON COLUMN eskit_lease.executions.role IS 'The role of its session, by the name that it had.';
+COMMENT ON COLUMN eskit_lease.executions.role IS 'The role of its session, by its name then.';
 COMMENT ON COLUMN eskit_lease.executions.fence IS 'The fence of the last attempt.';
-COMMENT ON COLUMN eskit_lease.executions.attempts IS 'How many attempts have begun.';
-COMMENT ON COLUMN eskit_lease.executions.started_at IS 'When the last one did.';
+COMMENT ON COLUMN eskit_lease.executions.attempts IS 'Attempts so far.';
+COMMENT ON COLUMN eskit_lease.executions.started_at IS 'Start of the last attempt.';
 COMMENT ON COLUMN eskit_lease.executions.finished_at IS 'When it was finished, failed or resolved.';
-COMMENT ON COLUMN eskit_lease.executions.result IS 'The result of what is done.';
+COMMENT ON COLUMN eskit_lease.executions.result IS 'The result, if done.';
 COMMENT ON COLUMN eskit_lease.executions.error IS 'Why it failed.';
-COMMENT ON COLUMN eskit_lease.executions.retry_in_doubt IS 'Whether it is begun again, without being resolved, when it is in doubt.';
-COMMENT ON COLUMN eskit_lease.executions.resolved_by IS 'The role that resolved it, if one did.';
+COMMENT ON COLUMN eskit_lease.executions.retry_in_doubt IS 'Whether another attempt may begin without a decision when it is in doubt.';
+COMMENT ON COLUMN eskit_lease.executions.resolved_by IS 'The role that resolved it, if any.';
 COMMENT ON COLUMN eskit_lease.executions.resolved_at IS 'When.';
 
 CREATE VIEW eskit_lease.fenced_tables AS -- what fence_table() makes is its triggers, and no row
@@ -345,10 +345,10 @@ WHERE n.nspname = 'eskit_lease';
 
 COMMENT ON VIEW eskit_lease.fenced_tables IS 'Tables that are written only under a fence.';
 COMMENT ON COLUMN eskit_lease.fenced_tables.table_name IS 'The table.';
-COMMENT ON COLUMN eskit_lease.fenced_tables.resource IS 'What must be held by whoever writes it; NULL if the trigger that asks for it has been replaced by another.';
-COMMENT ON COLUMN eskit_lease.fenced_tables.partition_column IS 'The column that tells each row''s partition, where the resource is a group whose partitions are fenced one by one.';
-COMMENT ON COLUMN eskit_lease.fenced_tables.checks_each IS 'When it is checked: after each statement, or after each row.';
-COMMENT ON COLUMN eskit_lease.fenced_tables.complete IS 'False if a trigger has been disabled, dropped or replaced, or the table attached to another since, or given a partition that TRUNCATE is not held for: call fence_table() again. And if it takes part in inheritance, where it cannot be held.';
+COMMENT ON COLUMN eskit_lease.fenced_tables.resource IS 'The resource that writers must hold; NULL if another trigger has replaced the one that checks it.';
+COMMENT ON COLUMN eskit_lease.fenced_tables.partition_column IS 'The column with each row''s partition, if the partitions of a group fence it one by one.';
+COMMENT ON COLUMN eskit_lease.fenced_tables.checks_each IS 'Whether it is checked after each statement or each row.';
+COMMENT ON COLUMN eskit_lease.fenced_tables.complete IS 'False if fence_table() must be called again: a trigger was disabled, dropped or replaced, the table was attached to another, or has a partition without a fence for TRUNCATE. False too in inheritance, where it cannot be held.';
 
 CREATE VIEW eskit_lease.blockers AS -- lock classes as in src/guard.rs
 SELECT CASE k.objsubid
@@ -386,10 +386,10 @@ LEFT JOIN pg_prepared_xacts AS p ON p.transaction = l.xid
 LEFT JOIN pg_stat_activity AS a ON a.pid = x.pid;
 
 COMMENT ON VIEW eskit_lease.blockers IS 'Open transactions that keep leases from changing hands, by connection or prepared transaction.';
-COMMENT ON COLUMN eskit_lease.blockers.doing IS 'What the transaction does: fenced, fenced by the session, releasing, granting to the session, ending the session; changing: it has the row of a lease, to acquire it, to release it, at once or with grace, or to take it back.';
-COMMENT ON COLUMN eskit_lease.blockers.resource IS 'The resource, where it is one.';
+COMMENT ON COLUMN eskit_lease.blockers.doing IS 'fenced, fenced by the session, releasing, granting to the session, ending the session, or changing: the transaction has the lease''s row to acquire it, release it (also with grace), or take it back.';
+COMMENT ON COLUMN eskit_lease.blockers.resource IS 'The resource, if it is one.';
 COMMENT ON COLUMN eskit_lease.blockers.consumer IS 'The session concerned.';
-COMMENT ON COLUMN eskit_lease.blockers.granted IS 'False while it waits itself.';
+COMMENT ON COLUMN eskit_lease.blockers.granted IS 'False while the transaction itself waits.';
 COMMENT ON COLUMN eskit_lease.blockers.pid IS 'Process id of the connection; NULL for a prepared transaction.';
 COMMENT ON COLUMN eskit_lease.blockers.prepared IS 'Identifier of the prepared transaction, for COMMIT PREPARED or ROLLBACK PREPARED.';
 COMMENT ON COLUMN eskit_lease.blockers.since IS 'When the transaction began or was prepared; NULL for another role''s connection unless the reader is a member of pg_read_all_stats.';
@@ -421,18 +421,18 @@ CROSS JOIN LATERAL (
     JOIN eskit_lease._sessions AS s ON s.session = c.session
     WHERE c.queue = q.number) AS c;
 
-COMMENT ON VIEW eskit_lease.queues IS 'Queues of work items. Counts end at 10001, so that a look at a long queue is cheap.';
-COMMENT ON COLUMN eskit_lease.queues.queue IS 'The name; queues have a name space of their own.';
-COMMENT ON COLUMN eskit_lease.queues.ordering IS 'none: about in the order of adding; key: the items of a key one at a time, in order; fifo: all items of a partition so.';
-COMMENT ON COLUMN eskit_lease.queues.max_attempts IS 'How often an item is claimed before it is dead.';
-COMMENT ON COLUMN eskit_lease.queues.retry_backoff IS 'How long after the first failure an item is tried again; twice as long after each further one, up to 1 hour.';
-COMMENT ON COLUMN eskit_lease.queues.group_name IS 'The group whose partitions decide who claims what; NULL if anybody claims anything.';
-COMMENT ON COLUMN eskit_lease.queues.claims IS 'Calls of item_claim some of whose items are not finished.';
-COMMENT ON COLUMN eskit_lease.queues.items IS 'Items that are ready or claimed; 10001 for more than 10000.';
-COMMENT ON COLUMN eskit_lease.queues.later IS 'Items whose time has not come; 10001 for more than 10000.';
-COMMENT ON COLUMN eskit_lease.queues.dead IS 'Items that are tried no more; 10001 for more than 10000.';
+COMMENT ON VIEW eskit_lease.queues IS 'Queues of work items. Counts end at 10001, so that long queues cost little.';
+COMMENT ON COLUMN eskit_lease.queues.queue IS 'The name, in the name space of queues.';
+COMMENT ON COLUMN eskit_lease.queues.ordering IS 'none: about in the order of adding; key: the items of a key one at a time, in order; fifo: so all items of a partition.';
+COMMENT ON COLUMN eskit_lease.queues.max_attempts IS 'Attempts until an item is dead.';
+COMMENT ON COLUMN eskit_lease.queues.retry_backoff IS 'Time until an item is retried after the first failure; doubles with each further one, up to 1 hour.';
+COMMENT ON COLUMN eskit_lease.queues.group_name IS 'The group whose partitions decide which session claims what; NULL without one.';
+COMMENT ON COLUMN eskit_lease.queues.claims IS 'item_claim calls with unfinished items.';
+COMMENT ON COLUMN eskit_lease.queues.items IS 'Ready and claimed items; 10001 for more than 10000.';
+COMMENT ON COLUMN eskit_lease.queues.later IS 'Items that are not due yet; 10001 for more than 10000.';
+COMMENT ON COLUMN eskit_lease.queues.dead IS 'Dead items; 10001 for more than 10000.';
 COMMENT ON COLUMN eskit_lease.queues.owner IS 'The role that made it, and may alter and drop it and requeue its dead items.';
-COMMENT ON COLUMN eskit_lease.queues.ready_since IS 'When the first of its items that are ready was added, of whichever partition; NULL if none is.';
+COMMENT ON COLUMN eskit_lease.queues.ready_since IS 'When its first ready item, of any partition, was added; NULL if none is.';
 
 CREATE VIEW eskit_lease.items AS
 SELECT q.queue,
@@ -464,18 +464,18 @@ SELECT q.queue, l.id, l.partition, 'later', l.key, l.payload, l.attempt, l.error
 FROM eskit_lease._queues AS q
 JOIN eskit_lease._later AS l ON l.queue = q.number;
 
-COMMENT ON VIEW eskit_lease.items IS 'Work items that are not finished. To be read with a condition on queue: there may be millions.';
+COMMENT ON VIEW eskit_lease.items IS 'Unfinished work items. Read it with a condition on queue: there may be millions.';
 COMMENT ON COLUMN eskit_lease.items.queue IS 'The queue.';
-COMMENT ON COLUMN eskit_lease.items.id IS 'The item, for ever.';
+COMMENT ON COLUMN eskit_lease.items.id IS 'The item''s id, for ever.';
 COMMENT ON COLUMN eskit_lease.items.partition IS 'Partition of the queue''s group; 0 without one.';
-COMMENT ON COLUMN eskit_lease.items.state IS 'ready (in a queue with an order perhaps behind another of its key), claimed, expired (its claimer has ended; about to be ready again), or later (claimed from its run_at on).';
-COMMENT ON COLUMN eskit_lease.items.key IS 'The key that it was added with.';
-COMMENT ON COLUMN eskit_lease.items.payload IS 'What it was added with.';
-COMMENT ON COLUMN eskit_lease.items.attempt IS 'How often it has been claimed.';
-COMMENT ON COLUMN eskit_lease.items.error IS 'Why it last failed.';
+COMMENT ON COLUMN eskit_lease.items.state IS 'ready (with an ordering, perhaps behind another), claimed, expired (its claimer has ended; about to be ready), or later (claimed from its run_at on).';
+COMMENT ON COLUMN eskit_lease.items.key IS 'Its key.';
+COMMENT ON COLUMN eskit_lease.items.payload IS 'Its payload.';
+COMMENT ON COLUMN eskit_lease.items.attempt IS 'How often it was claimed.';
+COMMENT ON COLUMN eskit_lease.items.error IS 'Its last error.';
 COMMENT ON COLUMN eskit_lease.items.added_at IS 'When it was added, or requeued.';
-COMMENT ON COLUMN eskit_lease.items.run_at IS 'When its time comes, or came, for one that is later.';
-COMMENT ON COLUMN eskit_lease.items.consumer IS 'Who has claimed it.';
+COMMENT ON COLUMN eskit_lease.items.run_at IS 'When an item that is later was or will be due.';
+COMMENT ON COLUMN eskit_lease.items.consumer IS 'The claimer.';
 COMMENT ON COLUMN eskit_lease.items.session IS 'The claimer''s session; NULL unless the reader may use it or is an administrator.';
 COMMENT ON COLUMN eskit_lease.items.fence IS 'The fence of its claim.';
 COMMENT ON COLUMN eskit_lease.items.claimed_at IS 'When it was claimed.';
@@ -485,13 +485,13 @@ SELECT q.queue, d.id, d.key, d.payload, d.attempt, d.error, d.added_at, d.died_a
 FROM eskit_lease._queues AS q
 JOIN eskit_lease._dead_items AS d ON d.queue = q.number;
 
-COMMENT ON VIEW eskit_lease.dead_items IS 'Dead letters: items that have failed as often as their queue allows, for eskit_lease.dead_item_retention. item_requeue() gives them another start.';
+COMMENT ON VIEW eskit_lease.dead_items IS 'Dead letters: items that failed as often as their queue allows, for eskit_lease.dead_item_retention. item_requeue() retries them.';
 COMMENT ON COLUMN eskit_lease.dead_items.queue IS 'The queue.';
 COMMENT ON COLUMN eskit_lease.dead_items.id IS 'The item.';
-COMMENT ON COLUMN eskit_lease.dead_items.key IS 'The key that it was added with.';
-COMMENT ON COLUMN eskit_lease.dead_items.payload IS 'What it was added with.';
+COMMENT ON COLUMN eskit_lease.dead_items.key IS 'Its key.';
+COMMENT ON COLUMN eskit_lease.dead_items.payload IS 'Its payload.';
 COMMENT ON COLUMN eskit_lease.dead_items.attempt IS 'How often it was claimed.';
-COMMENT ON COLUMN eskit_lease.dead_items.error IS 'Why it failed the last time; session ended: its claimer ended before it had finished it.';
+COMMENT ON COLUMN eskit_lease.dead_items.error IS 'Its last error; session ended: its claimer ended before it was finished.';
 COMMENT ON COLUMN eskit_lease.dead_items.added_at IS 'When it was added.';
 COMMENT ON COLUMN eskit_lease.dead_items.died_at IS 'When it failed the last time.';
 
@@ -508,10 +508,10 @@ UNION ALL
 SELECT NULL, p.gid, p.database, p.owner, p.prepared, age(p.transaction)
 FROM pg_prepared_xacts AS p;
 
-COMMENT ON VIEW eskit_lease.position_blockers IS 'Open transactions that have written, of all databases, by connection or prepared transaction: position_horizon() lags behind the oldest of them. The transaction that reads the view is left out.';
+COMMENT ON VIEW eskit_lease.position_blockers IS 'Open transactions of all databases that have written, by connection or prepared transaction, but for the reader''s own: position_horizon() lags behind the oldest.';
 COMMENT ON COLUMN eskit_lease.position_blockers.pid IS 'Process id of the connection; NULL for a prepared transaction.';
 COMMENT ON COLUMN eskit_lease.position_blockers.prepared IS 'Identifier of the prepared transaction, for COMMIT PREPARED or ROLLBACK PREPARED.';
-COMMENT ON COLUMN eskit_lease.position_blockers.database IS 'Where it writes.';
-COMMENT ON COLUMN eskit_lease.position_blockers.role IS 'Whose it is.';
+COMMENT ON COLUMN eskit_lease.position_blockers.database IS 'The database that it writes.';
+COMMENT ON COLUMN eskit_lease.position_blockers.role IS 'Its role.';
 COMMENT ON COLUMN eskit_lease.position_blockers.since IS 'When it began or was prepared; NULL for another role''s connection unless the reader is a member of pg_read_all_stats.';
-COMMENT ON COLUMN eskit_lease.position_blockers.behind IS 'How many transaction ids have been given since; the greatest is what holds the horizon back.';
+COMMENT ON COLUMN eskit_lease.position_blockers.behind IS 'Transaction ids given since; the greatest is what holds the horizon back.';

@@ -7,17 +7,17 @@ FROM pg_extension AS e
 CROSS JOIN eskit_lease._history AS h
 WHERE e.extname = 'eskit_lease';
 
-COMMENT ON VIEW eskit_lease.history IS 'Who has lost which lease, and how, for eskit_lease.history_retention; with eskit_lease.history_grants ordinary grants and releases too. To be read with a condition on at.';
+COMMENT ON VIEW eskit_lease.history IS 'Lost leases, for eskit_lease.history_retention; with eskit_lease.history_grants also ordinary grants and releases. Read it with a condition on at.';
 COMMENT ON COLUMN eskit_lease.history.at IS 'When it happened.';
-COMMENT ON COLUMN eskit_lease.history.event IS 'expired (its session ended without closing, as that of a lock does which nobody releases), taken_over (by a new session of the same consumer), revoked (a partition that was not released in time), forced (by an administrator); and with history_grants granted and released.';
+COMMENT ON COLUMN eskit_lease.history.event IS 'expired (its session ended without closing, as that of a lock does that is not released), taken_over (by a new session of the same consumer), revoked (a partition that was not released in time), forced (by an administrator); with history_grants also granted and released.';
 COMMENT ON COLUMN eskit_lease.history.resource IS 'The resource.';
-COMMENT ON COLUMN eskit_lease.history.slot IS 'Which of its slots: permit of a semaphore, partition of a group; 0 for an exclusive lease.';
-COMMENT ON COLUMN eskit_lease.history.fence IS 'The fence that was lost, or granted.';
-COMMENT ON COLUMN eskit_lease.history.consumer IS 'Who lost it, or was granted it; NULL for what a session has released by closing.';
-COMMENT ON COLUMN eskit_lease.history.next_consumer IS 'Who got it in the same step; NULL if nobody did.';
-COMMENT ON COLUMN eskit_lease.history.next_fence IS 'Under which fence.';
-COMMENT ON COLUMN eskit_lease.history.forced_by IS 'The role that took it by force, by the name that it had.';
-COMMENT ON COLUMN eskit_lease.history.why IS 'Why, in the words of whoever did.';
+COMMENT ON COLUMN eskit_lease.history.slot IS 'Permit of a semaphore or partition of a group; 0 for an exclusive lease.';
+COMMENT ON COLUMN eskit_lease.history.fence IS 'The fence lost or granted.';
+COMMENT ON COLUMN eskit_lease.history.consumer IS 'The consumer that lost it or was granted it; NULL if a session released it by closing.';
+COMMENT ON COLUMN eskit_lease.history.next_consumer IS 'The consumer that got it in the same step; NULL if none.';
+COMMENT ON COLUMN eskit_lease.history.next_fence IS 'The fence of that consumer.';
+COMMENT ON COLUMN eskit_lease.history.forced_by IS 'The role that took it by force, by its name then.';
+COMMENT ON COLUMN eskit_lease.history.why IS 'The reason that this role gave.';
 
 CREATE VIEW eskit_lease.flapping AS
 SELECT h.resource,
@@ -36,17 +36,17 @@ FROM (SELECT h.*, row_number() OVER (PARTITION BY h.resource, h.slot, CASE WHEN 
       WHERE h.at > statement_timestamp() - interval '1 hour') AS h
 GROUP BY h.resource;
 
-COMMENT ON VIEW eskit_lease.flapping IS 'What has changed hands within the last hour, by the history.';
+COMMENT ON VIEW eskit_lease.flapping IS 'Resources that changed hands within the last hour, by the history.';
 COMMENT ON COLUMN eskit_lease.flapping.resource IS 'The resource.';
-COMMENT ON COLUMN eskit_lease.flapping.changes IS 'How often one of its slots was lost, or with history_grants granted: the one that changed hands most often. The columns after it are of all slots.';
-COMMENT ON COLUMN eskit_lease.flapping.expired IS 'How often a holder''s session ended without closing.';
-COMMENT ON COLUMN eskit_lease.flapping.taken_over IS 'How often a new session of the same consumer took it over.';
-COMMENT ON COLUMN eskit_lease.flapping.revoked IS 'How often a partition was taken from an owner that did not release it in time.';
-COMMENT ON COLUMN eskit_lease.flapping.forced IS 'How often an administrator took it.';
-COMMENT ON COLUMN eskit_lease.flapping.granted IS 'How often it was granted, with history_grants.';
-COMMENT ON COLUMN eskit_lease.flapping.slots IS 'How many of its slots it was about.';
-COMMENT ON COLUMN eskit_lease.flapping.consumers IS 'How many consumers.';
-COMMENT ON COLUMN eskit_lease.flapping.last_at IS 'When the last time.';
+COMMENT ON COLUMN eskit_lease.flapping.changes IS 'Losses, and with history_grants grants, of the slot with most of them. The columns after it count all slots.';
+COMMENT ON COLUMN eskit_lease.flapping.expired IS 'Losses by a session that ended without closing.';
+COMMENT ON COLUMN eskit_lease.flapping.taken_over IS 'Losses to a new session of the same consumer.';
+COMMENT ON COLUMN eskit_lease.flapping.revoked IS 'Partitions taken from owners that did not release them in time.';
+COMMENT ON COLUMN eskit_lease.flapping.forced IS 'Losses to an administrator.';
+COMMENT ON COLUMN eskit_lease.flapping.granted IS 'Grants, with history_grants.';
+COMMENT ON COLUMN eskit_lease.flapping.slots IS 'Slots concerned.';
+COMMENT ON COLUMN eskit_lease.flapping.consumers IS 'Consumers concerned.';
+COMMENT ON COLUMN eskit_lease.flapping.last_at IS 'Time of the last one.';
 
 CREATE VIEW eskit_lease.top AS
 SELECT c.resource,
@@ -90,16 +90,16 @@ CROSS JOIN LATERAL (
     WHERE l.resource = c.resource AND t.state <> 'expired') AS h
 ORDER BY c.waiting_since, c.losses DESC, c.at DESC, c.resource;
 
-COMMENT ON VIEW eskit_lease.top IS 'Where most is going on, for \watch: up to 40 resources, first those that are waited for longest, then those that were lost most often within the last hour, then those that were granted last.';
+COMMENT ON VIEW eskit_lease.top IS 'The busiest resources, for \watch: up to 40, first the longest waited for, then the most often lost within the last hour, then the last granted.';
 COMMENT ON COLUMN eskit_lease.top.resource IS 'The resource.';
 COMMENT ON COLUMN eskit_lease.top.kind IS 'lease, semaphore, group or bridge.';
-COMMENT ON COLUMN eskit_lease.top.held IS 'How many of its slots living sessions have.';
-COMMENT ON COLUMN eskit_lease.top.slots IS 'How many it has.';
-COMMENT ON COLUMN eskit_lease.top.consumer IS 'Who has had one for longest.';
-COMMENT ON COLUMN eskit_lease.top.held_for IS 'For how long.';
-COMMENT ON COLUMN eskit_lease.top.trust_ms IS 'Milliseconds that the holders'' sessions have left without another heartbeat: the least of them.';
-COMMENT ON COLUMN eskit_lease.top.waiters IS 'Number of places in the queue.';
+COMMENT ON COLUMN eskit_lease.top.held IS 'Slots that living sessions hold.';
+COMMENT ON COLUMN eskit_lease.top.slots IS 'All of its slots.';
+COMMENT ON COLUMN eskit_lease.top.consumer IS 'The longest holder.';
+COMMENT ON COLUMN eskit_lease.top.held_for IS 'How long that is.';
+COMMENT ON COLUMN eskit_lease.top.trust_ms IS 'Milliseconds left to the holders'' sessions without another heartbeat: the least of them.';
+COMMENT ON COLUMN eskit_lease.top.waiters IS 'Places in line.';
 COMMENT ON COLUMN eskit_lease.top.waiting_for IS 'How long the first has waited.';
-COMMENT ON COLUMN eskit_lease.top.open_for IS 'For how long a transaction has been open that keeps it from changing hands; see the view blockers.';
-COMMENT ON COLUMN eskit_lease.top.losses IS 'How often it was lost within the last hour, or the slot that was lost most often; see the view flapping.';
-COMMENT ON COLUMN eskit_lease.top.lag IS 'Positions that a group has still to do, where heads are reported.';
+COMMENT ON COLUMN eskit_lease.top.open_for IS 'Age of the transaction that keeps it from changing hands; see the view blockers.';
+COMMENT ON COLUMN eskit_lease.top.losses IS 'Losses within the last hour, of the slot with most; see the view flapping.';
+COMMENT ON COLUMN eskit_lease.top.lag IS 'Positions that a group has to do, if heads are reported.';
