@@ -48,10 +48,19 @@ def functions(conn):
     return {name: rest for name, *rest in rows}
 
 
+SHORT = {"int": "integer", "timestamptz": "timestamp with time zone"}
+
+
 def spelled(type_name):
     """A type as PostgreSQL spells it."""
     base, array = re.fullmatch(r"(.*?)((?:\[\])?)", type_name).groups()
-    return {"int": "integer", "timestamptz": "timestamp with time zone"}.get(base, base) + array
+    return SHORT.get(base, base) + array
+
+
+def shortened(type_name):
+    """A type of the catalog as the pages spell it."""
+    base, array = re.fullmatch(r"(.*?)((?:\[\])?)", type_name).groups()
+    return {long: short for short, long in SHORT.items()}.get(base, base) + array
 
 
 def columns(text):
@@ -104,8 +113,8 @@ def test_functions_are_described(functions):
 def test_views(conn):
     expected = {}
     for view, about, column, kind, what in conn.execute(VIEWS):
-        block = expected.setdefault(view, f"\n\n{about}\n\n| column | type | what it is |\n|---|---|---|\n")
-        expected[view] = block + f"| `{column}` | {kind} | {what} |\n"
+        block = expected.setdefault(view, f"\n\n{about}\n\n| column | type | meaning |\n|---|---|---|\n")
+        expected[view] = block + f"| `{column}` | {shortened(kind)} | {what} |\n"
     described = sections(PAGES["views.md"])
     described.pop("views")
     for view, block in expected.items():
