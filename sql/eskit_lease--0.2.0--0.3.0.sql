@@ -156,7 +156,7 @@ COMMENT ON VIEW eskit_lease.bridges IS 'Bridges to advisory locks and to rows; t
 COMMENT ON COLUMN eskit_lease.bridges.lock_key IS 'The key for pg_advisory_lock; NULL for a row.';
 COMMENT ON COLUMN eskit_lease.bridges.key IS 'The row''s primary key.';
 COMMENT ON COLUMN eskit_lease.bridges.owner_column IS 'The column that names the owner.';
-COMMENT ON COLUMN eskit_lease.bridges.until_column IS 'The column with the end of the owner''s time.';
+COMMENT ON COLUMN eskit_lease.bridges.until_column IS 'The column that says until when.';
 COMMENT ON COLUMN eskit_lease.bridges.held IS 'Whether the worker has the lock, so that fences can be checked; or the row, which each check looks at.';
 COMMENT ON COLUMN eskit_lease.bridges.blocked_by IS 'Processes that hold the lock exclusively, then those that wait for that; 0 for a prepared transaction. NULL for a row, which names its owner.';
 COMMENT ON COLUMN eskit_lease.bridges.trouble IS 'Why the worker could not take the row at its last try, so that no other session gets the lease; NULL if all is well, as while another owns the row.';
@@ -205,7 +205,7 @@ COMMENT ON VIEW eskit_lease.queues IS 'Queues of work items. Counts end at 10001
 COMMENT ON COLUMN eskit_lease.queues.queue IS 'The name, in the name space of queues.';
 COMMENT ON COLUMN eskit_lease.queues.ordering IS 'none: about in the order of adding; key: the items of a key one at a time, in order; fifo: so all items of a partition.';
 COMMENT ON COLUMN eskit_lease.queues.max_attempts IS 'Attempts until an item is dead.';
-COMMENT ON COLUMN eskit_lease.queues.retry_backoff IS 'Time until an item is retried after the first failure; doubles with each further one, up to 1 hour.';
+COMMENT ON COLUMN eskit_lease.queues.retry_backoff IS 'Pause before the first retry of an item; doubles with each further one, up to 1 hour.';
 COMMENT ON COLUMN eskit_lease.queues.group_name IS 'The group whose partitions decide which session claims what; NULL without one.';
 COMMENT ON COLUMN eskit_lease.queues.claims IS 'item_claim calls with unfinished items.';
 COMMENT ON COLUMN eskit_lease.queues.items IS 'Ready and claimed items; 10001 for more than 10000.';
@@ -239,7 +239,7 @@ COMMENT ON COLUMN eskit_lease.history.next_fence IS 'The fence of that consumer.
 COMMENT ON COLUMN eskit_lease.history.forced_by IS 'The role that took it by force, by its name then.';
 COMMENT ON COLUMN eskit_lease.history.why IS 'The reason that this role gave.';
 COMMENT ON VIEW eskit_lease.flapping IS 'Resources that changed hands within the last hour, by the history.';
-COMMENT ON COLUMN eskit_lease.flapping.changes IS 'Losses, and with history_grants grants, of the slot with most of them. The columns after it count all slots.';
+COMMENT ON COLUMN eskit_lease.flapping.changes IS 'Losses (with history_grants also grants) of the slot with most of them. The columns after it count all slots.';
 COMMENT ON COLUMN eskit_lease.flapping.expired IS 'Losses by a session that ended without closing.';
 COMMENT ON COLUMN eskit_lease.flapping.taken_over IS 'Losses to a new session of the same consumer.';
 COMMENT ON COLUMN eskit_lease.flapping.revoked IS 'Partitions taken from owners that did not release them in time.';
@@ -256,8 +256,14 @@ COMMENT ON COLUMN eskit_lease.top.held_for IS 'How long that is.';
 COMMENT ON COLUMN eskit_lease.top.trust_ms IS 'Milliseconds left to the holders'' sessions without another heartbeat: the least of them.';
 COMMENT ON COLUMN eskit_lease.top.waiters IS 'Places in line.';
 COMMENT ON COLUMN eskit_lease.top.open_for IS 'Age of the transaction that keeps it from changing hands; see the view blockers.';
-COMMENT ON COLUMN eskit_lease.top.losses IS 'Losses within the last hour, of the slot with most; see the view flapping.';
+COMMENT ON COLUMN eskit_lease.top.losses IS 'Losses within the last hour of the slot with most losses; see the view flapping.';
 COMMENT ON COLUMN eskit_lease.top.lag IS 'Positions that a group has to do, if heads are reported.';
+COMMENT ON COLUMN eskit_lease.leases.session IS 'The holder''s session; NULL as in the view sessions.';
+COMMENT ON COLUMN eskit_lease.waiters.session IS 'The waiter''s session; NULL as in the view sessions.';
+COMMENT ON COLUMN eskit_lease.group_members.session IS 'Its session; NULL as in the view sessions.';
+COMMENT ON COLUMN eskit_lease.group_partitions.session IS 'The owner''s session; NULL as in the view sessions.';
+COMMENT ON COLUMN eskit_lease.executions.session IS 'Its session; NULL as in the view sessions.';
+COMMENT ON COLUMN eskit_lease.items.session IS 'The claimer''s session; NULL as in the view sessions.';
 
 -- The last block: new ones belong above it. What this script has made gets no privileges but its owner's, whatever ALTER DEFAULT PRIVILEGES
 -- gives; and where it takes the place of what is dropped above, under the same name, the privileges of that. Those must be such as pg_dump dumps: what

@@ -38,7 +38,7 @@ GROUP BY h.resource;
 
 COMMENT ON VIEW eskit_lease.flapping IS 'Resources that changed hands within the last hour, by the history.';
 COMMENT ON COLUMN eskit_lease.flapping.resource IS 'The resource.';
-COMMENT ON COLUMN eskit_lease.flapping.changes IS 'Losses, and with history_grants grants, of the slot with most of them. The columns after it count all slots.';
+COMMENT ON COLUMN eskit_lease.flapping.changes IS 'Losses (with history_grants also grants) of the slot with most of them. The columns after it count all slots.';
 COMMENT ON COLUMN eskit_lease.flapping.expired IS 'Losses by a session that ended without closing.';
 COMMENT ON COLUMN eskit_lease.flapping.taken_over IS 'Losses to a new session of the same consumer.';
 COMMENT ON COLUMN eskit_lease.flapping.revoked IS 'Partitions taken from owners that did not release them in time.';
@@ -101,5 +101,5 @@ COMMENT ON COLUMN eskit_lease.top.trust_ms IS 'Milliseconds left to the holders'
 COMMENT ON COLUMN eskit_lease.top.waiters IS 'Places in line.';
 COMMENT ON COLUMN eskit_lease.top.waiting_for IS 'How long the first has waited.';
 COMMENT ON COLUMN eskit_lease.top.open_for IS 'Age of the transaction that keeps it from changing hands; see the view blockers.';
-COMMENT ON COLUMN eskit_lease.top.losses IS 'Losses within the last hour, of the slot with most; see the view flapping.';
+COMMENT ON COLUMN eskit_lease.top.losses IS 'Losses within the last hour of the slot with most losses; see the view flapping.';
 COMMENT ON COLUMN eskit_lease.top.lag IS 'Positions that a group has to do, if heads are reported.';
