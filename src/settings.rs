@@ -36,8 +36,18 @@ pub fn max_waiting() -> u32 {
     u32::try_from(if set < 0 { tenth.max(1) } else { set }).unwrap_or(1)
 }
 
-/// Settings that need shared memory are defined only where the library is preloaded: PostgreSQL lets nobody define them later.
+/// Defines all settings. Those that need shared memory are there only where the library is preloaded: PostgreSQL refuses to define them later.
 pub fn define_at_preload() {
+    define_sessions();
+    define_waiting();
+    define_work();
+    define_retention();
+    define_fences();
+    // SAFETY: called while the library is being loaded, as PostgreSQL asks
+    unsafe { pg_sys::MarkGUCPrefixReserved(c"eskit_lease".as_ptr()) };
+}
+
+fn define_sessions() {
     int(
         c"eskit_lease.max_sessions",
         c"Sessions that may be alive at the same time in the whole server.",
@@ -56,6 +66,66 @@ pub fn define_at_preload() {
         GucContext::Suset,
         GucFlags::empty(),
     );
+    int(
+        c"eskit_lease.default_ttl",
+        c"Time to live of a session that is opened without one.",
+        c"A session that sends no heartbeat for this long has ended.",
+        &DEFAULT_TTL,
+        (100, LONGEST_TTL_MS),
+        GucContext::Userset,
+        GucFlags::UNIT_MS,
+    );
+    int(
+        c"eskit_lease.min_ttl",
+        c"Shortest time to live that a session may ask for.",
+        c"A client that pauses for longer than its time to live loses what it holds.",
+        &MIN_TTL,
+        (100, LONGEST_TTL_MS),
+        GucContext::Sighup,
+        GucFlags::UNIT_MS,
+    );
+    int(
+        c"eskit_lease.max_ttl",
+        c"Longest time to live that a session may ask for.",
+        c"What a crashed client holds stays held for up to this long.",
+        &MAX_TTL,
+        (100, LONGEST_TTL_MS),
+        GucContext::Sighup,
+        GucFlags::UNIT_MS,
+    );
+    int(
+        c"eskit_lease.confirm_interval",
+        c"How often the synchronous standbys confirm that this is the primary; 0 for never.",
+        c"No session is told to trust itself for longer than its time to live from the start of the last confirmation. A third of the shortest time to live, or less.",
+        &CONFIRM_INTERVAL,
+        (0, 3_600_000),
+        GucContext::Sighup,
+        GucFlags::UNIT_MS,
+    );
+}
+
+fn define_waiting() {
+    int(
+        c"eskit_lease.max_wait",
+        c"Longest time that one session_wait waits.",
+        c"A waiting statement holds a snapshot, which keeps VACUUM from removing newer dead rows.",
+        &MAX_WAIT,
+        (1, 600_000),
+        GucContext::Sighup,
+        GucFlags::UNIT_MS,
+    );
+    int(
+        c"eskit_lease.max_waiting",
+        c"session_wait calls that may wait at the same time in one database.",
+        c"-1 means a tenth of max_connections. Further calls answer at once, so that waiters never starve the heartbeats of their own pool.",
+        &MAX_WAITING,
+        (-1, 262_143),
+        GucContext::Sighup,
+        GucFlags::empty(),
+    );
+}
+
+fn define_work() {
     int(
         c"eskit_lease.max_databases",
         c"Databases of this server that may use the extension at a time.",
@@ -91,60 +161,9 @@ pub fn define_at_preload() {
         GucContext::Sighup,
         GucFlags::empty(),
     );
-    int(
-        c"eskit_lease.default_ttl",
-        c"Time to live of a session that is opened without one.",
-        c"A session that sends no heartbeat for this long has ended.",
-        &DEFAULT_TTL,
-        (100, LONGEST_TTL_MS),
-        GucContext::Userset,
-        GucFlags::UNIT_MS,
-    );
-    int(
-        c"eskit_lease.min_ttl",
-        c"Shortest time to live that a session may ask for.",
-        c"A client that pauses for longer than its time to live loses what it holds.",
-        &MIN_TTL,
-        (100, LONGEST_TTL_MS),
-        GucContext::Sighup,
-        GucFlags::UNIT_MS,
-    );
-    int(
-        c"eskit_lease.max_ttl",
-        c"Longest time to live that a session may ask for.",
-        c"What a crashed client holds stays held for up to this long.",
-        &MAX_TTL,
-        (100, LONGEST_TTL_MS),
-        GucContext::Sighup,
-        GucFlags::UNIT_MS,
-    );
-    int(
-        c"eskit_lease.max_wait",
-        c"Longest time that one session_wait waits.",
-        c"A waiting statement holds a snapshot, which keeps VACUUM from removing newer dead rows.",
-        &MAX_WAIT,
-        (1, 600_000),
-        GucContext::Sighup,
-        GucFlags::UNIT_MS,
-    );
-    int(
-        c"eskit_lease.max_waiting",
-        c"session_wait calls that may wait at the same time in one database.",
-        c"-1 means a tenth of max_connections. Further calls answer at once, so that waiters never starve the heartbeats of their own pool.",
-        &MAX_WAITING,
-        (-1, 262_143),
-        GucContext::Sighup,
-        GucFlags::empty(),
-    );
-    int(
-        c"eskit_lease.confirm_interval",
-        c"How often the synchronous standbys confirm that this is the primary; 0 for never.",
-        c"No session is told to trust itself for longer than its time to live from the start of the last confirmation. A third of the shortest time to live, or less.",
-        &CONFIRM_INTERVAL,
-        (0, 3_600_000),
-        GucContext::Sighup,
-        GucFlags::UNIT_MS,
-    );
+}
+
+fn define_retention() {
     int(
         c"eskit_lease.row_retention",
         c"How long the row of a released lease is kept.",
@@ -191,6 +210,9 @@ pub fn define_at_preload() {
         GucContext::Sighup,
         GucFlags::UNIT_S,
     );
+}
+
+fn define_fences() {
     GucRegistry::define_bool_guc(
         c"eskit_lease.fence_superusers",
         c"Whether what superusers write to fenced tables is held too.",
@@ -199,8 +221,6 @@ pub fn define_at_preload() {
         GucContext::Suset,
         GucFlags::empty(),
     );
-    // SAFETY: called while the library is being loaded, as PostgreSQL asks
-    unsafe { pg_sys::MarkGUCPrefixReserved(c"eskit_lease".as_ptr()) };
 }
 
 fn int(
