@@ -169,8 +169,8 @@ def test_reasons(functions):
 
 
 def sqlstates():
-    """Those that src/error.rs raises."""
-    source = "".join((ROOT / "src" / name).read_text() for name in ("error.rs", "error/own.rs"))
+    """Those that errors are raised with."""
+    source = "".join(path.read_text() for path in (ROOT / "src").rglob("error/*.rs"))
     include = subprocess.run([os.environ["PG_CONFIG"], "--includedir-server"], capture_output=True, text=True, check=True).stdout.strip()
     header = (Path(include) / "utils/errcodes.h").read_text()
     codes = {name: "".join(re.findall(r"'(.)'", chars)) for name, chars in re.findall(r"#define (ERRCODE_\w+) MAKE_SQLSTATE\((.*)\)", header)}

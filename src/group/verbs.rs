@@ -306,14 +306,14 @@ fn seats_arg(
     let seat = |(partition, fence): (Option<i32>, Option<i64>)| {
         let partition = partition.ok_or(Error::Null("partition"))?;
         if !(0..count).contains(&partition) {
-            return Err(Error::NoPartition { group: group.to_owned(), partition, partitions: count });
+            return Err(Error::NoPartition { group: group.to_owned(), partition, partitions: count }.into());
         }
         if !seen.insert(partition) {
-            return Err(Error::Twice { what: "partition", given: partition.to_string() });
+            return Err(Error::Twice { what: "partition", given: partition.to_string() }.into());
         }
         Ok((partition, fence.ok_or(Error::Null("fence"))?))
     };
-    Ok(partitions.into_iter().zip(fences).map(seat).collect::<std::result::Result<_, Error>>()?)
+    partitions.into_iter().zip(fences).map(seat).collect()
 }
 
 #[pg_extern(schema = "eskit_lease")]

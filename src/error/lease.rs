@@ -1,0 +1,44 @@
+//! What is refused to a holder, or under a fence.
+
+use super::report::{busy, fence_lost, report};
+use pgrx::pg_sys::panic::ErrorReport;
+use pgrx::prelude::PgSqlErrorCode as Code;
+
+#[derive(Debug)]
+pub enum LeaseError {
+    FenceLost { resource: String, fence: i64, why: String },
+    InFlight { resource: String, fence: i64 },
+    NewerThanSnapshot { resource: String, fence: i64 },
+    NoGrace { name: String },
+}
+
+impl From<LeaseError> for ErrorReport {
+    fn from(error: LeaseError) -> ErrorReport {
+        use LeaseError::*;
+        match error {
+            FenceLost { resource, fence, why } => {
+                fence_lost(format!("fence {fence} of resource \"{resource}\" is no longer valid"))
+                    .set_detail(why)
+                    .set_hint(
+                        "Stop this work and roll back: somebody else may hold the lease. Acquire it again before \
+                         going on.",
+                    )
+            }
+            InFlight { resource, fence } => busy(format!("lease of resource \"{resource}\" is changing hands"))
+                .set_detail(format!(
+                    "The end, the release or the take-over of fence {fence} is in progress in another transaction."
+                ))
+                .set_hint("Roll back and ask again: the lease may have been lost."),
+            NewerThanSnapshot { resource, fence } => report(
+                Code::ERRCODE_T_R_SERIALIZATION_FAILURE,
+                format!("lease of resource \"{resource}\" is newer than the snapshot of this transaction"),
+            )
+            .set_detail(format!("Fence {fence} was granted after what this transaction reads."))
+            .set_hint("Begin the transaction after the lease has been granted, and retry it."),
+            NoGrace { name: _ } => {
+                report(Code::ERRCODE_WRONG_OBJECT_TYPE, "partitions of a group are released without grace")
+                    .set_hint("Release a partition with group_release.")
+            }
+        }
+    }
+}

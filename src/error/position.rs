@@ -1,0 +1,24 @@
+//! What is refused of positions.
+
+use super::report::{invalid, report};
+use pgrx::pg_sys::panic::ErrorReport;
+use pgrx::prelude::PgSqlErrorCode as Code;
+
+#[derive(Debug)]
+pub enum PositionError {
+    PositionsFull,
+    PositionRaised { given: i64, most: i64 },
+}
+
+impl From<PositionError> for ErrorReport {
+    fn from(error: PositionError) -> ErrorReport {
+        use PositionError::*;
+        match error {
+            PositionsFull => report(Code::ERRCODE_PROGRAM_LIMIT_EXCEEDED, "too many positions in one transaction")
+                .set_detail(format!("There may be {} of them.", crate::position::MOST))
+                .set_hint("Write the rows in several transactions."),
+            PositionRaised { given, most } => invalid("positions cannot be raised above this one")
+                .set_detail(format!("{given} was given; the limits are 0 and {most}.")),
+        }
+    }
+}

@@ -1,0 +1,105 @@
+//! Puts a refusal together, under an SQLSTATE of PostgreSQL's or of our own, which pgrx does not know.
+
+use pgrx::pg_sys;
+use pgrx::pg_sys::panic::ErrorReport;
+use pgrx::prelude::PgSqlErrorCode as Code;
+use std::borrow::Cow;
+
+pub fn report(code: Code, message: impl Into<Cow<'static, str>>) -> ErrorReport {
+    ErrorReport::new(code, message, "eskit_lease")
+}
+
+/// 22023: a value that no state of anything would allow.
+pub fn invalid(message: impl Into<Cow<'static, str>>) -> ErrorReport {
+    report(Code::ERRCODE_INVALID_PARAMETER_VALUE, message)
+}
+
+/// 53400: there are as many as a setting, or a bound of ours, allows.
+pub fn full(message: impl Into<Cow<'static, str>>) -> ErrorReport {
+    report(Code::ERRCODE_CONFIGURATION_LIMIT_EXCEEDED, message)
+}
+
+/// 55P03: another transaction is at it, and what to answer depends on how that ends.
+pub fn busy(message: impl Into<Cow<'static, str>>) -> ErrorReport {
+    report(Code::ERRCODE_LOCK_NOT_AVAILABLE, message)
+}
+
+/// LF001: the caller must stop its work.
+pub fn fence_lost(message: impl Into<Cow<'static, str>>) -> ErrorReport {
+    raise_own(FENCE_LOST);
+    report(Code::ERRCODE_RAISE_EXCEPTION, message)
+}
+
+/// LF002: the caller must check its fence before it writes.
+pub fn fence_required(message: impl Into<Cow<'static, str>>) -> ErrorReport {
+    raise_own(FENCE_REQUIRED);
+    report(Code::ERRCODE_RAISE_EXCEPTION, message)
+}
+
+/// As many of something, as they are counted.
+pub fn count(number: usize, what: &str) -> String {
+    format!("{number} {what}{}", if number == 1 { "" } else { "s" })
+}
+
+/// The partitions of a group, and how they are numbered.
+pub fn numbered(partitions: i32) -> String {
+    match partitions {
+        1 => "1 partition, which is number 0".to_owned(),
+        _ => format!("{partitions} partitions, numbered from 0 to {}", partitions - 1),
+    }
+}
+
+/// In PostgreSQL's six bits a character. A class of our own: 40001 would be retried blindly by the very worker that must stop.
+const fn sqlstate(code: [u8; 5]) -> i32 {
+    const fn six_bits(c: u8) -> i32 {
+        (c as i32 - b'0' as i32) & 0x3F
+    }
+    let [a, b, c, d, e] = code;
+    six_bits(a) | six_bits(b) << 6 | six_bits(c) << 12 | six_bits(d) << 18 | six_bits(e) << 24
+}
+
+const FENCE_LOST: i32 = sqlstate(*b"LF001");
+const FENCE_REQUIRED: i32 = sqlstate(*b"LF002");
+
+/// Gives the error that is about to be raised a code of our own. pgrx knows only PostgreSQL's; an error context callback, which runs
+/// while the error is put together, may set others (PostgreSQL's parser sets positions in the same way). The handler that catches
+/// the error puts the stack of callbacks back to what it was, as for any function that raises.
+fn raise_own(code: i32) {
+    unsafe extern "C-unwind" {
+        fn errcode(sqlerrcode: std::ffi::c_int) -> std::ffi::c_int;
+    }
+    unsafe extern "C-unwind" fn callback(code: *mut std::ffi::c_void) {
+        // SAFETY: PostgreSQL calls this while it assembles an error, which is when errcode may be called
+        unsafe { errcode(code.addr() as std::ffi::c_int) };
+    }
+    static mut CALLBACK: pg_sys::ErrorContextCallback =
+        pg_sys::ErrorContextCallback { previous: std::ptr::null_mut(), callback: None, arg: std::ptr::null_mut() };
+    // SAFETY: backends have one thread; the entry is static, so it outlives whatever stack refers to it
+    unsafe {
+        let entry = &raw mut CALLBACK;
+        if pg_sys::error_context_stack != entry {
+            (*entry).previous = pg_sys::error_context_stack;
+            (*entry).callback = Some(callback);
+            pg_sys::error_context_stack = entry;
+        }
+        (*entry).arg = std::ptr::without_provenance_mut(code.cast_unsigned() as usize);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn codes_of_our_own() {
+        for (code, expected) in [(super::FENCE_LOST, "LF001"), (super::FENCE_REQUIRED, "LF002")] {
+            let text: String =
+                (0..5).map(|i| char::from(b'0' + u8::try_from(code >> (6 * i) & 0x3F).unwrap_or(0))).collect();
+            assert_eq!(text, expected);
+        }
+    }
+    #[test]
+    fn one_and_many() {
+        assert_eq!([0, 1, 2].map(|number| super::count(number, "key")), ["0 keys", "1 key", "2 keys"]);
+        assert_eq!(super::numbered(1), "1 partition, which is number 0");
+        assert_eq!(super::numbered(3), "3 partitions, numbered from 0 to 2");
+    }
+}

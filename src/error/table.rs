@@ -1,0 +1,57 @@
+//! Why a table of a user can be neither bridged to nor fenced, and what to watch there.
+
+use super::report::{busy, report};
+use pgrx::pg_sys::panic::ErrorReport;
+use pgrx::prelude::PgSqlErrorCode as Code;
+
+#[derive(Debug)]
+pub enum TableError {
+    NoTable(u32),
+    NoColumn { table: String, column: String },
+    NoRow { table: String, key: String },
+    TableLocked { table: String },
+    Unbridgeable { table: String, why: String, hint: &'static str },
+    ReadAsUtc { column: String },
+    Unfenceable { table: String, why: &'static str },
+    PartitionColumn { table: String, column: String, why: String },
+}
+
+impl From<TableError> for ErrorReport {
+    fn from(error: TableError) -> ErrorReport {
+        use TableError::*;
+        match error {
+            NoTable(oid) => report(Code::ERRCODE_UNDEFINED_TABLE, format!("table with OID {oid} does not exist")),
+            NoColumn { table, column } => report(
+                Code::ERRCODE_UNDEFINED_COLUMN,
+                format!("column \"{column}\" of relation \"{table}\" does not exist"),
+            ),
+            NoRow { table, key } => {
+                report(Code::ERRCODE_NO_DATA_FOUND, format!("table \"{table}\" has no row of key \"{key}\""))
+                    .set_hint("Insert the row that old workers lease by first.")
+            }
+            TableLocked { table } => busy(format!("could not lock table \"{table}\""))
+                .set_detail("Another process has it, or an index of it, locked.")
+                .set_hint("Try again when that process is done."),
+            Unbridgeable { table, why, hint } => {
+                report(Code::ERRCODE_WRONG_OBJECT_TYPE, format!("table \"{table}\" cannot be bridged to"))
+                    .set_detail(why)
+                    .set_hint(hint)
+            }
+            ReadAsUtc { column } => {
+                report(Code::ERRCODE_WARNING, format!("column \"{column}\" has no time zone, and is read as UTC"))
+                    .set_hint(
+                        "Old workers must write UTC into it, whatever their time zone. If that is not certain, make \
+                         it timestamptz first.",
+                    )
+            }
+            Unfenceable { table, why } => {
+                report(Code::ERRCODE_WRONG_OBJECT_TYPE, format!("\"{table}\" cannot be fenced")).set_detail(why)
+            }
+            PartitionColumn { table, column, why } => report(
+                Code::ERRCODE_DATATYPE_MISMATCH,
+                format!("column \"{column}\" of relation \"{table}\" cannot tell the partition"),
+            )
+            .set_detail(why),
+        }
+    }
+}
