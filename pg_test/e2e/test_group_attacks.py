@@ -109,31 +109,6 @@ def test_thousands_of_overdue_partitions_all_move(connect):
     wait_until(lambda: other.owns(conn, "g") == member.owns(conn, "g") == 1_500)
 
 
-def test_a_dead_member_is_served_for_though_a_cancelled_takeover_had_the_group(connect, background):
-    conn, blocking, taking = connect(), connect(autocommit=False), connect()
-    for name in ("g1", "g2"):
-        group(conn, 4, name)
-        Session(conn, "me", "60 s").join(name)
-    dying, living = Session(connect(), "dying", attach=True).join("g1"), Session(connect(), "living", "60 s").join("g1")
-    for _ in range(3):  # the first owner gives to both
-        for session in conn.execute("SELECT session FROM eskit_lease.group_partitions WHERE state = 'revoking'").fetchall():
-            for row in rows(conn, "group_assignment", "g1", *session):
-                call(conn, "group_release", "g1", row.partition, row.fence)
-    wait_until(lambda: dying.owns(conn, "g1"))
-    call(blocking, "group_alter", "g2", None, "9 s")
-    take = background(Session, taking, "me", "60 s", takeover=True)
-    wait_until(lambda: waits(conn, taking))
-    dying.conn.close()
-    wait_until(lambda: dying.expired(conn))
-    worker_passes(conn)
-    taking.cancel()
-    with pytest.raises(psycopg.errors.QueryCanceled):
-        take.result()
-    blocking.rollback()
-    targets = "SELECT count(*) FROM eskit_lease.group_partitions WHERE group_name = 'g1' AND state = 'owned' AND target = owner"
-    wait_until(lambda: conn.execute(targets).fetchone() == (4,) and living.owns(conn, "g1") == 2)
-
-
 def test_a_member_in_transactions_without_a_worker():
     """The launcher has the only place for a background worker; a transaction block does then what is left to nobody."""
     server = Server("e2e-no-worker", "max_worker_processes = 1", "max_logical_replication_workers = 0")

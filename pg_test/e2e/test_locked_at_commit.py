@@ -68,3 +68,19 @@ def test_a_lock_between_the_look_and_the_commit(no_worker, connect):
     assert conn.execute("SELECT to_regclass('mine') IS NOT NULL").fetchone() == (True,), "what else it did is committed"
     call(conn, "session_sweep")
     wait_until(lambda: owned(conn, session) == [0, 1, 2, 3])
+
+
+def test_a_takeover_is_committed_though_its_groups_cannot_be_passed_on(no_worker, connect):
+    """The heir is a member in the name of its predecessor until the sweep comes."""
+    conn, admin = connect(), connect()
+    call(conn, "group_create", "g", 4)
+    before = Session(conn, "me", ttl="1 h").join("g")
+    wait_until(lambda: owned(conn, before) == [0, 1, 2, 3])
+    with conn.transaction():
+        heir = Session(conn, "me", ttl="1 h", takeover=True)
+        admin.execute("BEGIN")
+        admin.execute("LOCK TABLE eskit_lease._deaths IN ACCESS EXCLUSIVE MODE")
+    admin.execute("ROLLBACK")
+    assert owned(conn, heir) == [0, 1, 2, 3]
+    call(conn, "session_sweep")
+    assert conn.execute("SELECT session FROM eskit_lease._members").fetchall() == [(heir.id,)]

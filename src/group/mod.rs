@@ -21,6 +21,10 @@
 //! So a release does not judge the group, which takes as long as the group is large: it looks up the targets of its own partitions, and gives
 //! these to them ([`hand_over`]). What has no living target is left to the worker.
 //!
+//! A member that was taken over has its place until its successor's row is there: the take-over writes that at its commit, and where another
+//! transaction is in the way the sweep or the next rebalance does. Whoever reads the group meanwhile finds the successor in the place of its predecessor,
+//! as a member and as a target ([`State::heirs`]), so that no partition of it is anybody else's.
+//!
 //! A target that changes is a new **generation**. The owners concerned are told by their revision, as of everything else.
 
 pub mod assign;
@@ -36,10 +40,11 @@ use crate::error::Result;
 use crate::guard::{Guard, Mode};
 use crate::handover::HandOver;
 use crate::liveness::{Shared, clock};
+use crate::session::{self, takeover};
 use crate::spi::{Statement, Value};
 use crate::table::{Key, Table, page_of};
 use crate::text::Text;
-use crate::{catalog, keys, settings};
+use crate::{catalog, keys, seam, settings};
 use pgrx::Uuid;
 use pgrx::pg_sys::{self, INT4OID, TEXTOID, UUIDARRAYOID, UUIDOID};
 use state::{STALE, State};
@@ -188,7 +193,7 @@ fn remove(call: &Call, group: &str, sessions: &[Uuid]) {
     }
 }
 
-/// The groups that sessions are members of, in order: two take-overs that lock the same groups do so one after the other.
+/// The groups in which sessions are members in their own names, in order.
 pub fn of_sessions(sessions: &[Uuid]) -> Vec<String> {
     // Mostly nobody is a member of any.
     if !state::has_members() {
@@ -233,38 +238,51 @@ fn claim_membership(group: &str, session: Uuid) -> bool {
     Guard::Seat(session, keys::fnv1a(group)).try_lock(Mode::Exclusive)
 }
 
-/// Locks a group, waiting for whoever has it.
-pub fn lock(call: &Call, group: &str) {
-    while State::read(call, group, &|_| false).is_some_and(|state| !state.lock_waiting()) {
-        pgrx::check_for_interrupts!();
-    }
-}
-
-/// Makes a session the successor of another in its groups. Whether all of it could be done.
+/// Makes a session the successor of another in its groups. Returns whether all of it could be done.
 pub fn inherit(call: &Call, old: Uuid, new: Uuid) -> bool {
     let mut all = true;
     for group in of_sessions(&[old]) {
-        let locked = State::read(call, &group, &|_| false).is_some_and(|state| state.lock());
-        if locked && claim_membership(&group, new) && state::lock_members(&group, &[old]).contains(&old) {
-            if state::is_member(&group, new) {
-                // Two have become one, and what each had is too much for one.
-                let unbalanced = state::change(&group, |_| Some(vec![(STALE, Some(true.into()))]));
-                call.written(unbalanced, &UNBALANCED, vec![Value::Text(&group)]);
-            }
-            pass_on(call, &group, old, new);
-        } else {
-            all = false;
-        }
+        all &= state::try_lock(&group) && pass_on(call, &group, old, new);
         call.seam().judge(&group);
     }
     all
 }
 
-/// Gives the membership of a session, whose row the caller has locked, to its successor, unless that has one; and what it is to own.
-fn pass_on(call: &Call, group: &str, old: Uuid, new: Uuid) {
+/// Has a session that this transaction takes over passed on in its groups when that commits. Returns whether it is in none. Prepared, or where
+/// another transaction is in the way, this is left to the sweep.
+pub fn inherit_at_commit(call: &Call, old: Uuid) -> bool {
+    let groups = of_sessions(&[old]);
+    if !groups.is_empty() {
+        call.seam().at_commit("", pass_on_at_commit);
+    }
+    groups.iter().for_each(|group| call.seam().judge(group));
+    groups.is_empty()
+}
+
+fn pass_on_at_commit(shared: &'static Shared, _: &str) -> Result<()> {
+    let call = Call::open(shared)?;
+    if can_rebalance() {
+        for old in seam::ended() {
+            takeover::living_successor(&call, old).map(|new| inherit(&call, old, new.session));
+        }
+    }
+    Ok(())
+}
+
+/// Gives the membership of a session to its successor, unless that has one in its own name; and what it is to own. The caller has locked the group.
+/// Returns whether no other transaction is in the way.
+fn pass_on(call: &Call, group: &str, old: Uuid, new: Uuid) -> bool {
+    // One that is just ending has looked for its groups.
+    let stays = || Guard::Grantee(new).try_lock(Mode::Shared) && session::row(new).is_some();
+    if !claim_membership(group, new) || !stays() || !state::lock_members(group, &[old]).contains(&old) {
+        return false;
+    }
     let values = || vec![Value::Text(group), Value::Uuid(old), Value::Uuid(new)];
     let (members, key) = (state::members(), [Key::Text(group), Key::Uuid(old)]);
-    let passed_on = if state::is_member(group, new) {
+    let passed_on = if state::has_row(group, new) {
+        // Two have become one, and what each had is too much for one.
+        let unbalanced = state::change(group, |_| Some(vec![(STALE, Some(true.into()))]));
+        call.written(unbalanced, &UNBALANCED, vec![Value::Text(group)]);
         members.delete_rows(&key)
     } else {
         members.update_rows(&key, |_| Some(vec![(2, Value::Uuid(new).datum())]))
@@ -273,6 +291,7 @@ fn pass_on(call: &Call, group: &str, old: Uuid, new: Uuid) {
     let targets = Table::open(c"_partitions", c"_partitions_target");
     let passed_on = targets.update_rows(&key, |_| Some(vec![(3, Value::Uuid(new).datum())]));
     call.written(passed_on, &INHERIT_TARGETS, values());
+    true
 }
 
 /// The names of groups after one, in order.

@@ -1,7 +1,7 @@
 //! Rebalancing: new targets for the partitions of a group.
 
 use super::state::{self, GENERATION, RESIZE_TO, STALE, State};
-use super::{plan, remove};
+use super::{pass_on, plan, remove};
 use crate::call::Call;
 use crate::claim::LeaseRow;
 use crate::cursor;
@@ -11,7 +11,7 @@ use crate::handover::HandOver;
 use crate::item;
 use crate::liveness::clock;
 use crate::liveness::databases::Counter;
-use crate::session::{self, takeover};
+use crate::session;
 use crate::spi::{Statement, Value};
 use crate::table::{Key, Table, Tuple};
 use pgrx::Uuid;
@@ -37,19 +37,22 @@ pub fn rebalance(
 ) -> Result<()> {
     let name = state.name.clone();
     call.database.add(Counter::Rebalances, 1);
+    if !state.knows_heirs {
+        result.busy.insert(name);
+        return Ok(());
+    }
+    for (old, new) in &state.heirs {
+        if !pass_on(call, &name, *old, *new) {
+            result.busy.insert(name.clone());
+        }
+    }
     resize_when_drained(call, state, letting_go)?;
     let now = clock::now();
     let before = state.targets();
-    let mut plan = plan::plan(state, now, u64::from(state.rebalance_timeout_ms.cast_unsigned()) * 1_000);
+    let plan = plan::plan(state, now, u64::from(state.rebalance_timeout_ms.cast_unsigned()) * 1_000);
     // Others are to have their partitions, whether or not they can be taken out now. Not of those that are ending with this transaction.
     let gone = session::rows(&plan.dead).into_iter().filter(|row| call.standing_of(row).is_none());
     call.taken_from(&gone.map(|row| row.session).collect::<Vec<_>>());
-    // The membership of one that was taken over goes to its successor, which the sweep makes a member.
-    let dead = plan.dead.len();
-    plan.dead.retain(|session| takeover::heir(call, *session).is_none());
-    if plan.dead.len() < dead {
-        result.busy.insert(name.clone());
-    }
     let members = state::members();
     for (counted, sessions) in [(Some("active"), &plan.active), (Some("draining"), &plan.draining), (None, &plan.dead)]
     {

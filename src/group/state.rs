@@ -2,11 +2,12 @@
 
 use super::assign::Assignor;
 use crate::call::Call;
+use crate::catalog;
 use crate::claim::{LeaseRow, Leases};
 use crate::declaration::{self, Kind};
 use crate::holders::{Holders, living_rows};
 use crate::liveness::clock;
-use crate::session::SessionRow;
+use crate::session::{SessionRow, takeover};
 use crate::table::{Change, Flight, Key, Locked, Sight, Table, Tuple};
 use crate::text::Text;
 use pgrx::Uuid;
@@ -47,6 +48,15 @@ pub struct Partition {
     pub revoking: Option<(i64, u64)>,
 }
 
+impl Member {
+    /// This session is the member, and lives.
+    fn lives(&mut self, row: &SessionRow) {
+        self.session = row.session;
+        self.id = format!("{}\0{}", row.consumer, row.session);
+        (self.alive, self.draining) = (true, row.draining);
+    }
+}
+
 impl Partition {
     /// The owner's fence.
     pub fn fence(&self) -> Option<i64> {
@@ -61,6 +71,10 @@ pub struct State {
     pub resize_to: Option<i32>,
     pub members: Vec<Member>,
     pub partitions: Vec<Partition>,
+    /// Sessions in whose names memberships stand, each with the successor that is the member: they were taken over.
+    pub heirs: HashMap<Uuid, Uuid>,
+    /// Whether these are all. Where the table is locked, by VACUUM FULL or such, an assignment is read without them.
+    pub knows_heirs: bool,
     stale: bool,
     tid: ItemPointerData,
 }
@@ -83,6 +97,13 @@ pub fn change(group: &str, changes: impl Fn(&Tuple) -> Option<Vec<Change>>) -> O
     table().update_rows(&[Key::Text(group)], changes)
 }
 
+/// Locks the row of a group if nobody else has it locked.
+pub fn try_lock(group: &str) -> bool {
+    let groups = table();
+    let tid = groups.scan(Sight::Latest, &[Key::Text(group)], |row, _| Some(row.tid()));
+    tid.is_some_and(|tid| groups.lock(tid, false) == Locked::Mine)
+}
+
 /// Whether any group may have members.
 pub fn has_members() -> bool {
     members().has_entry(&[])
@@ -98,8 +119,13 @@ pub fn lock_members(group: &str, sessions: &[Uuid]) -> Vec<Uuid> {
     sessions.iter().copied().filter(mine).collect()
 }
 
-/// The session's place in the group, what others have not committed left out.
+/// Whether a session is a member, also in the name of one that it took over. What others have not committed is left out.
 pub fn is_member(group: &str, session: Uuid) -> bool {
+    has_row(group, session) || takeover::former(session).into_iter().any(|former| has_row(group, former))
+}
+
+/// Whether a session is a member in its own name.
+pub fn has_row(group: &str, session: Uuid) -> bool {
     members().scan(Sight::Latest, &[Key::Text(group), Key::Uuid(session)], |_, _| Some(())).is_some()
 }
 
@@ -156,6 +182,8 @@ impl State {
                 resize_to: row.get(7),
                 members: Vec::new(),
                 partitions: Vec::new(),
+                heirs: HashMap::new(),
+                knows_heirs: true,
                 tid: row.tid(),
             })
         })?;
@@ -189,12 +217,20 @@ impl State {
         let sessions: Vec<Uuid> = self.members.iter().map(|member| member.session).collect();
         let living: HashMap<Uuid, SessionRow> =
             living_rows(call, &sessions).into_iter().map(|row| (row.session, row)).collect();
-        for member in &mut self.members {
+        let mut named: HashSet<Uuid> = living.keys().copied().collect();
+        self.members.retain_mut(|member| {
             if let Some(row) = living.get(&member.session) {
-                member.id = format!("{}\0{}", row.consumer, row.session);
-                (member.alive, member.draining) = (true, row.draining);
+                member.lives(row);
+                return true;
             }
-        }
+            self.knows_heirs = self.knows_heirs && catalog::lock_all(&[c"_successions"]);
+            let heir = self.knows_heirs.then(|| takeover::living_successor(call, member.session));
+            let Some(row) = heir.flatten() else { return true };
+            self.heirs.insert(member.session, row.session);
+            member.lives(&row);
+            // It is one member, whatever it inherits.
+            named.insert(row.session)
+        });
     }
 
     fn set_owners(&mut self, call: &Call, rows: Vec<LeaseRow>, letting_go: &dyn Fn(&LeaseRow) -> bool) {
@@ -218,7 +254,8 @@ impl State {
             let known = row.get::<i32>(2).and_then(|slot| usize::try_from(slot).ok());
             if let Some(partition) = known.and_then(|slot| partitions.get_mut(slot)) {
                 let at = call.shared.of_this_start(row.get(5).unwrap_or(0), row.get(6).unwrap_or(0), timeout_ms);
-                partition.target = row.get(3);
+                let target = row.get::<Uuid>(3);
+                partition.target = target.map(|target| self.heirs.get(&target).copied().unwrap_or(target));
                 // What an owner of before was asked for means nothing.
                 let revoking = row.get::<i64>(4).filter(|fence| partition.fence() == Some(*fence));
                 partition.revoking = revoking.map(|fence| (fence, at));
@@ -249,6 +286,7 @@ impl State {
                 && known.owner.is_some_and(|owner| self.resize_to.is_some() || !is_draining(owner))
         };
         self.stale
+            || !self.heirs.is_empty()
             || self.members.iter().any(of_member)
             || self.partitions.iter().any(is_unasked)
             || (self.resize_to.is_some() && !self.is_owned())
@@ -281,11 +319,6 @@ impl State {
     /// Locks the group's row if nobody else has it locked or has changed it.
     pub fn lock(&self) -> bool {
         table().lock(self.tid, false) == Locked::Mine
-    }
-
-    /// Locks it in any case, waiting for whoever has it. False if it has changed meanwhile.
-    pub fn lock_waiting(&self) -> bool {
-        table().lock(self.tid, true) == Locked::Mine
     }
 
     /// When something is to be done that nobody announces, next after `now`.

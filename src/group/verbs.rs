@@ -15,7 +15,7 @@ use crate::holders::Holders;
 use crate::liveness::clock;
 use crate::liveness::slots::SlotRef;
 use crate::release::{self, find, release_seat, release_seats};
-use crate::session::touch;
+use crate::session::{takeover, touch};
 use crate::spi::{self, Statement, Value};
 use crate::table::{Key, Tuple};
 use crate::text::Text;
@@ -157,8 +157,10 @@ fn group_drop(group_name: Option<Text>) -> Result<()> {
     if joining {
         return Err(Error::BeingDeclared { name }.into());
     }
-    let living = Holders::of(&call, members.iter().copied());
-    if let Some(member) = members.iter().find_map(|member| living.living(Some(*member))) {
+    let heirs = members.iter().filter_map(|member| takeover::successor(*member));
+    let named: Vec<Uuid> = members.iter().copied().chain(heirs).collect();
+    let living = Holders::of(&call, named.iter().copied());
+    if let Some(member) = named.iter().find_map(|member| living.living(Some(*member))) {
         let (kind, why) = (Kind::Group.name(), format!("\"{}\" is a member.", member.consumer));
         return Err(Error::InUse { kind, name, why }.into());
     }
@@ -207,6 +209,16 @@ fn group_join(group_name: Option<Text>, session: Option<Uuid>) -> Result<i64> {
     Ok(state::generation(&name).unwrap_or(0))
 }
 
+/// Takes a session out of a group. Returns how many rows that were: it is a member in the names of those that it took over, too, and before all in
+/// theirs, of which the sweep may just be making its own.
+fn leave(call: &Call, group: &str, session: Uuid) -> u64 {
+    let delete = |named: Uuid| {
+        let left = state::members().delete_rows(&[Key::Text(group), Key::Uuid(named)]);
+        call.written(left, &LEAVE, vec![Value::Text(group), Value::Uuid(named)])
+    };
+    takeover::former(session).into_iter().chain([session]).map(delete).sum()
+}
+
 #[pg_extern(schema = "eskit_lease")]
 fn group_leave(group_name: Option<Text>, session: Option<Uuid>) -> Result<bool> {
     let shared = enter()?;
@@ -225,8 +237,7 @@ fn group_leave(group_name: Option<Text>, session: Option<Uuid>) -> Result<bool> 
         fences.sort_unstable();
         fence::exclude(fences.iter().copied());
     }
-    let left = state::members().delete_rows(&[Key::Text(&name), Key::Uuid(session)]);
-    if call.written(left, &LEAVE, vec![Value::Text(&name), Value::Uuid(session)]) == 0 {
+    if leave(&call, &name, session) == 0 {
         return Ok(false);
     }
     let leases = claim::Leases::open();

@@ -82,7 +82,7 @@ impl Seam {
         self.note(What::Later { name: resource.to_owned(), at });
     }
 
-    /// Has `act` done for the resource when this transaction commits, just before.
+    /// Has `act` done for the resource just before this transaction commits; not where it is prepared.
     pub fn at_commit(self, resource: &str, act: Act) {
         self.note_once(What::AtCommit { name: resource.to_owned(), act });
     }
@@ -248,6 +248,12 @@ pub fn passes(resource: &str, slot: Option<i32>) -> (Vec<i64>, bool) {
 pub fn has_ended(session: Uuid) -> bool {
     let is_it = |note: &Note| matches!(note.what, What::Ended { session: noted, .. } if noted.session() == session);
     NOTES.with_borrow(|notes| notes.list.iter().any(is_it))
+}
+
+/// The sessions that this transaction ends.
+pub fn ended() -> Vec<Uuid> {
+    let of = |note: &Note| if let What::Ended { session, .. } = note.what { Some(session.session()) } else { None };
+    NOTES.with_borrow(|notes| notes.list.iter().filter_map(of).collect())
 }
 
 /// Whether this transaction changes what the session holds or waits for.

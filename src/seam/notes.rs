@@ -211,7 +211,9 @@ impl What {
                 true
             }
             (What::InVain { name }, What::InVain { name: of }) => name == of,
-            (What::AtCommit { name, .. }, What::AtCommit { name: of, .. }) => name == of,
+            (What::AtCommit { name, act }, What::AtCommit { name: of, act: other }) => {
+                name == of && std::ptr::fn_addr_eq(*act, *other)
+            }
             (What::Kept(kind), What::Kept(other)) => kind == other,
             (What::Revision(session), What::Revision(other)) => session == other,
             (What::AllPlaces, What::AllPlaces) => true,

@@ -11,6 +11,8 @@
 //! * What could not be had (fenced, or in the middle of being granted to the predecessor) is inherited by the sweep, which finds the
 //!   successor of a dead session in a row of its own; or goes to others if that drains. For what the predecessor had waited for, and is just
 //!   granted, the successor is at the head of the queue as well.
+//! * Its memberships pass on at the commit, or by the sweep: a take-over that is left open, or prepared, keeps no group from being rebalanced.
+//!   Until then they stand in the predecessor's name, and each reader of a group finds the successor for it (see [`crate::group`]).
 
 use super::named::Name;
 use super::{SessionRow, delete, lock_row, lock_rows, row};
@@ -51,10 +53,6 @@ pub fn take_over(call: &Call, new: SlotRef, consumer: &str) -> Result<()> {
         // In order, as another take-over locks them.
         found.sort_unstable_by_key(|session| *session.as_bytes());
         let mut again = false;
-        // In order, and before anything else that is waited for: another take-over may want the same groups.
-        for group in group::of_sessions(&found) {
-            group::lock(call, &group);
-        }
         for old in found {
             // As session_close: first the guard, if it is to be waited for, then the row.
             if held(old, MAX_FENCES + 1).len() > MAX_FENCES {
@@ -94,7 +92,8 @@ fn succeed(call: &Call, old: &SessionRow, at: SlotRef, new: SlotRef) -> Result<(
     let redirected = of_former.update_rows(&[Key::Uuid(from)], |_| Some(vec![(2, Value::Uuid(to).datum())]));
     call.written(redirected, &REDIRECT, vec![Value::Uuid(from), Value::Uuid(to)]);
     let free = |row: &LeaseRow| (excluded || Guard::Fence(row.fence).try_lock(Mode::Exclusive)).then_some(true);
-    let Inheritance { left, ahead, .. } = inherit(call, from, new, seats, &free);
+    let Inheritance { left, ahead, .. } =
+        inherit(call, from, new, seats, &free, || group::inherit_at_commit(call, from));
     // After that: what was let go of with grace meanwhile is found here, and what is just being let go of is left.
     let left = !adopt_graces(call, from, to) || left;
     for resource in ahead {
@@ -191,18 +190,20 @@ struct Inheritance {
 }
 
 /// Passes on what a session has. All of it stays while the successor is just ending, which would leave it behind. `free` says of a lease
-/// whether it may be taken; and if so, whether this transaction keeps fenced ones away from it.
+/// whether it may be taken; and if so, whether this transaction keeps fenced ones away from it. `join` passes on its memberships, and returns whether
+/// none is left.
 fn inherit(
     call: &Call,
     from: Uuid,
     to: SlotRef,
     seats: Vec<Seat>,
     free: &dyn Fn(&LeaseRow) -> Option<bool>,
+    join: impl FnOnce() -> bool,
 ) -> Inheritance {
     if !admit(call, HashSet::from([to.session()]), &mut HashMap::new()).is_empty() {
         return Inheritance { leases: 0, left: true, ahead: Vec::new() };
     }
-    let joined = group::inherit(call, from, to.session());
+    let joined = join();
     let leases = Leases::open();
     // It may have been put at the head of the queue of what it gets now.
     let names: Vec<&str> = seats.iter().map(|(resource, _)| resource.as_str()).collect();
@@ -294,11 +295,16 @@ pub fn inherit_from_dead(call: &Call, dead: &[Uuid], most: usize) -> Result<Inhe
     let dead = if table.has_entry(&[]) { dead } else { &[] };
     for (from, to) in dead.iter().filter_map(|from| Some((*from, successor_in(&table, *from)?))) {
         inherited.left |= !adopt_graces(call, from, to);
-        let takes = |to: &SlotRef| row(to.session()).is_some_and(|row| !row.draining);
-        let Some(to) = call.living(to)?.filter(takes) else { continue };
+        let Some(to) = call.living(to)? else { continue };
+        if row(to.session()).is_none_or(|row| row.draining) {
+            // It owns what it had when it began to drain, as a member.
+            inherited.left |= !group::inherit(call, from, to.session());
+            continue;
+        }
         let seats = held(from, most);
+        let join = || group::inherit(call, from, to.session());
         // Nobody keeps fenced transactions away here: whether one is open is tested for each.
-        let Inheritance { leases, left, .. } = inherit(call, from, to, seats, &|_| Some(false));
+        let Inheritance { leases, left, .. } = inherit(call, from, to, seats, &|_| Some(false), join);
         inherited.sessions.insert(from);
         inherited.leases += leases;
         inherited.left |= left;
@@ -319,10 +325,20 @@ fn successor_in(table: &Table, session: Uuid) -> Option<Uuid> {
     table.scan(Sight::Latest, &[Key::Uuid(session)], |row, _| row.get::<Uuid>(2))
 }
 
+/// The row of the living successor of a dead session.
+pub fn living_successor(call: &Call, session: Uuid) -> Option<SessionRow> {
+    row(successor(session)?).filter(|row| call.standing_of(row).is_some())
+}
+
 /// The living successor of a dead session, which is to have what is left of that. One that drains takes nothing new.
 pub fn heir(call: &Call, session: Uuid) -> Option<Uuid> {
-    let heir = successor(session)?;
-    row(heir).filter(|row| !row.draining).and_then(|row| call.standing_of(&row)).map(|_| heir)
+    living_successor(call, session).filter(|row| !row.draining).map(|row| row.session)
+}
+
+/// The sessions that a session took over, for as long as anything of them is left.
+pub fn former(session: Uuid) -> Vec<Uuid> {
+    let of_former = Table::open(c"_successions", c"_successions_successor");
+    page_of(&of_former, &[session], usize::MAX, 0, |row| row.get(1))
 }
 
 /// Whether a session has a living successor, or gets one if a transaction commits that is open. So what it waits for is not given to those behind

@@ -1,0 +1,186 @@
+"""Transactions that are left open, idle or prepared, over members of a group: the others join, leave and end as ever, and no partition is a stranger's."""
+
+import pytest
+from client import call, rows
+from conftest import wait_until
+from members import Member, create, owners, settle
+
+PATIENT = {"options": "-c lock_timeout=20s"}  # a call that must not wait fails, and not only the test
+
+
+def member(connect, consumer, **kw):
+    return Member(connect(**PATIENT), consumer, "1 h", **kw).join()
+
+
+def two_members(connect):
+    """A group whose partitions two members share, one of which dies with its connection; and a connection that watches."""
+    conn = connect()
+    create(conn, 6)
+    me, other = member(connect, "me"), member(connect, "other", attach=True)
+    settle(conn, [me, other])
+    return conn, me, other
+
+
+def of(conn, session):
+    """The partitions that a session owns, by the rows."""
+    return {partition for partition, owner in enumerate(owners(conn)) if owner == session.id}
+
+
+class Heir(Member):
+    """A session that takes over in a transaction that is left open."""
+
+    def __init__(self, connect, consumer="me"):
+        super().__init__(connect(autocommit=False, **PATIENT), consumer, "1 h", takeover=True)
+
+    def prepare(self, watcher):
+        self.conn.execute("PREPARE TRANSACTION 'taking over'")
+        self.conn.commit()
+        self.end = lambda how: watcher.execute(f"{how} PREPARED 'taking over'")
+
+    def end(self, how):
+        self.conn.execute(how)
+
+    def at_home(self, connect):
+        self.conn = connect(**PATIENT)
+        return self
+
+
+@pytest.mark.parametrize("end", ["COMMIT", "ROLLBACK"])
+@pytest.mark.parametrize("way", ["open", "prepared"])
+def test_the_others_are_rebalanced_beside_a_takeover(connect, way, end):
+    conn, me, other = two_members(connect)
+    had = of(conn, me)
+    heir = Heir(connect)
+    if way == "prepared":
+        heir.prepare(conn)
+    third = member(connect, "third")
+    wait_until(other.give_back, timeout=20)
+    wait_until(lambda: len(of(conn, third)) == 1, timeout=20)
+    other.conn.close()
+    wait_until(lambda: len(of(conn, third)) == 3, timeout=20)
+    assert of(conn, me) == had
+    heir.end(end)
+    session = heir.at_home(connect) if end == "COMMIT" else me
+    wait_until(lambda: session.heartbeat().reason == "alive")
+    wait_until(lambda: of(conn, session) == had)
+    settle(conn, [session, third])
+    assert of(conn, session) == had and set(session.assignment()) == had
+    assert conn.execute("SELECT consumer FROM eskit_lease.group_members ORDER BY 1").fetchall() == [("me",), ("third",)]
+
+
+def test_a_takeover_waits_for_no_group(connect):
+    conn, me, other = two_members(connect)
+    had, altering = of(conn, me), connect(autocommit=False)
+    call(altering, "group_alter", "g", None, "2 h")
+    heir = Heir(connect)
+    assert set(heir.assignment()) == had, "in its own transaction"
+    heir.end("COMMIT")
+    heir.at_home(connect)
+    # The group is still locked. The heir is a member, in the name of its predecessor.
+    assert set(heir.assignment()) == had and not heir.revoking
+    given, fence = min(heir.owned.items())
+    assert call(heir.conn, "group_release", "g", given, fence)
+    third = member(connect, "third")
+    altering.commit()
+    settle(conn, [heir, other, third])
+    assert of(conn, heir) <= had
+
+
+def test_an_heir_leaves_in_the_name_of_its_predecessor(connect):
+    conn, me, other = two_members(connect)
+    altering, heir = connect(autocommit=False), Heir(connect)
+    call(altering, "group_alter", "g", None, "2 h")
+    heir.end("COMMIT")
+    assert heir.at_home(connect).leave()
+    altering.commit()
+    settle(conn, [other])
+    assert conn.execute("SELECT count(*) FROM eskit_lease._members").fetchone() == (1,)
+
+
+@pytest.fixture
+def committed(connect, no_worker):
+    """A take-over that was prepared and is committed: without a worker its member stands in the predecessor's name until a rebalance."""
+    conn = connect()
+    create(conn, 6)
+    me, other = member(connect, "me"), member(connect, "other")
+
+    def is_shared():
+        for each in (me, other):
+            each.give_back()
+        return [len(each.assignment()) for each in (me, other)] == [3, 3]
+
+    wait_until(is_shared)
+    had, heir = of(conn, me), Heir(connect)
+    heir.prepare(conn)
+    heir.end("COMMIT")
+    named = conn.execute("SELECT count(*) FROM eskit_lease._members WHERE session = %s", (me.id,)).fetchone()
+    assert named == (1,) and of(conn, heir) == had
+    return conn, heir.at_home(connect), other, had
+
+
+def test_a_rebalance_makes_the_heir_a_member(connect, committed):
+    conn, heir, other, had = committed
+    third = member(connect, "third")
+
+    def is_shared():
+        for each in (heir, other, third):
+            each.give_back()
+        return [len(each.assignment()) for each in (heir, other, third)] == [2, 2, 2]
+
+    wait_until(is_shared)
+    assert of(conn, heir) < had, "it gave one away, and was given none that it did not have"
+    named = conn.execute("SELECT count(*) FROM eskit_lease._members WHERE session = %s", (heir.id,)).fetchone()
+    assert named == (1,)
+
+
+def test_a_group_of_an_heir_is_in_use(committed):
+    conn, heir, other, _ = committed
+    other.close()
+    assert all(call(heir.conn, "group_release", "g", *seat) for seat in heir.assignment().items())
+    with pytest.raises(Exception, match='"me" (is a member|owns partition)'):
+        call(conn, "group_drop", "g")
+
+
+def test_an_heir_that_drains_keeps_what_it_has(committed):
+    conn, heir, other, had = committed
+    assert call(heir.conn, "session_drain", heir.id)
+    call(conn, "session_sweep")
+    for _ in range(3):
+        other.give_back()
+        assert {row.partition for row in rows(heir.conn, "group_assignment", "g", heir.id) if row.revoke_in is None} == had
+    assert conn.execute("SELECT state FROM eskit_lease.group_members WHERE consumer = 'me'").fetchall() == [("draining",)]
+
+
+def test_an_heir_that_ends_before_it_is_a_member(committed):
+    conn, heir, other, _ = committed
+    assert heir.close()
+    call(conn, "session_sweep")
+    wait_until(lambda: len(other.assignment()) == 6)
+    assert conn.execute("SELECT session FROM eskit_lease._members").fetchall() == [(other.id,)]
+
+
+def test_two_predecessors_are_one_member(connect):
+    conn = connect()
+    create(conn, 12)
+    old, other = [member(connect, "me") for _ in range(2)], member(connect, "other")
+    settle(conn, [*old, other])
+    had, heir = of(conn, old[0]) | of(conn, old[1]), Heir(connect)
+    third = member(connect, "third")
+    wait_until(other.give_back)
+    heir.end("COMMIT")
+    settle(conn, [heir.at_home(connect), other, third])
+    assert of(conn, heir) <= had
+
+
+def test_a_takeover_after_a_takeover(connect):
+    """The second one begins before the member of the first has a row of its own."""
+    conn, me, other = two_members(connect)
+    had, altering = of(conn, me), connect(autocommit=False)
+    call(altering, "group_alter", "g", None, "2 h")
+    for _ in range(2):
+        heir = Heir(connect)
+        heir.end("COMMIT")
+    assert set(heir.at_home(connect).assignment()) == had
+    altering.rollback()
+    wait_until(lambda: not conn.execute("SELECT FROM eskit_lease._successions").fetchone())
+    assert set(heir.assignment()) == had and not heir.revoking
