@@ -26,7 +26,7 @@ use crate::liveness::slots::SlotRef;
 use crate::session::takeover;
 use crate::spi::{self, Statement, Value};
 use crate::table::Locked;
-use crate::{history, queue, release};
+use crate::{history, queue, refence, release};
 use pgrx::Uuid;
 use pgrx::pg_sys::{self, BOOLOID, INT4ARRAYOID, INT4OID, ItemPointerData, TEXTARRAYOID, UUIDOID};
 use std::cell::LazyCell;
@@ -107,6 +107,7 @@ fn grant_batch(call: &Call, leases: &Leases, mut candidates: Vec<Candidate>, gra
     let mut done = Vec::new();
     if !candidates.is_empty() {
         fence::raise(call);
+        refence::see_to_mark(call);
         done = write(call, leases, candidates);
         give_back(call, leases, &mut done);
         let mut places: Vec<_> = done.iter().flat_map(|(candidate, _)| candidate.places.iter().copied()).collect();

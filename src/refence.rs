@@ -8,7 +8,8 @@
 //! * **A mark**, in a private sequence: fences below it are of before. A sequence is changed at once and without waiting, and no row is touched.
 //!
 //! A base backup that is started without recovery.signal begins no timeline. It is known by its `backup_label`, which is still there when the
-//! postmaster makes shared memory: in such a start the first look into a database sets the mark, that of the worker at the latest. A
+//! postmaster makes shared memory: in such a start the first look into a database sets the mark, that of a grant or of the worker at the latest. So
+//! it is where a base backup becomes a standby that is promoted before its next start, though the timeline would tell all there. A
 //! storage snapshot is told from a crash by nothing; there an administrator sets the mark ([`lease_refence_all`]).
 
 use crate::call::{Call, enter};
@@ -69,7 +70,8 @@ fn set(call: &Call) {
     call.database.refence.fetch_max(fence, Ordering::AcqRel);
 }
 
-/// The worker's look into a database after a start.
+/// Sets the mark if it is yet to be set. The worker does so when it looks into a database after a start; a grant that comes sooner does it first,
+/// for else its fence would be below the mark.
 pub fn see_to_mark(call: &Call) {
     mark(call);
 }

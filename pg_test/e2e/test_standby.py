@@ -206,6 +206,23 @@ def test_a_restored_base_backup(primary):
         server.stop("immediate")
 
 
+@pytest.mark.parametrize("promoted", [False, True])
+def test_the_first_grant(primary, promoted):
+    """What is granted before the worker has looked into the database is of this history."""
+    primary.set(eskit_lease__worker="off")
+    server = standby_of(primary, "e2e-restored", signal=promoted)
+    try:
+        if promoted:
+            promote(server)
+        with server.connect() as conn:
+            session = Session(conn)
+            session.take("r")
+            assert session.renew("r").reason == "held"
+            assert session.acquire("r").reason == "already_held"
+    finally:
+        server.stop("immediate")
+
+
 def test_not_preloaded(tmp_path):
     server = Server("e2e-plain", "shared_preload_libraries = ''")
     try:
