@@ -20,20 +20,30 @@
 //!
 //! Unproven is what [`crate::liveness::confirm`] does not vouch for yet.
 //!
-//! What is noted is in [`notes`], what becomes of it in [`end`].
+//! Each kind of note is a type with its [`effect`]s: of [`resources`], [`sessions`], [`items`] and the worker's own
+//! [`work`]. Their list is in [`notes`]; [`end`] has them take effect: who lives, then floors, then all that wakes.
 
+mod effect;
 mod end;
+mod items;
 mod notes;
+mod resources;
+mod sessions;
+mod work;
 
 use crate::liveness::Shared;
 use crate::liveness::databases::{Database, Kept};
 use crate::liveness::floors::Lane;
 use crate::liveness::hunger::Food;
 use crate::liveness::slots::SlotRef;
-use notes::{Act, NOTES, Note, What, near, note};
+use effect::Memory;
+use items::{AllPlaces, Due, EndedHeads, Items, Places};
+use notes::{Kind, NOTES, What, near, next_epoch, now};
 use pgrx::Uuid;
-use pgrx::pg_sys;
+use resources::{Act, AtCommit, InVain, Later, Many, Pass, Resource};
+use sessions::{Ended, Left, Opened, Revision, TakenFrom};
 use std::collections::HashSet;
+use work::{Retained, Taken};
 
 pub use notes::epoch;
 
@@ -47,89 +57,78 @@ pub struct Seam {
 impl Seam {
     /// The owner of a slot of the resource changes if this commits.
     pub fn changed(self, resource: &str, slot: i32) {
-        // SAFETY: in a transaction
-        let now = unsafe { pg_sys::GetCurrentSubTransactionId() };
         NOTES.with_borrow_mut(|notes| {
             // A bulk call changes many, and mostly has passed nothing.
-            notes.newest = now;
+            notes.newest = now();
             let noted = if notes.passes > 0 { notes.list.as_mut_slice() } else { &mut [] };
-            let given_away = &mut notes.given_away;
-            for note in noted {
-                if let What::Fenced { name, slot: of, given_away: given @ None, .. } = &mut note.what
-                    && *of == slot
-                    && name == resource
-                {
-                    *given = Some(now);
-                    *given_away += 1;
+            for pass in noted.iter_mut().filter_map(|note| Pass::of_mut(&mut note.what)) {
+                if pass.given_away.is_none() && pass.slot == slot && pass.name == resource {
+                    pass.given_away = Some(notes.newest);
+                    notes.given_away += 1;
                 }
             }
         });
-        self.note(What::Resource { name: resource.to_owned(), changed: Some(slot) });
+        self.note(Resource { name: resource.to_owned(), changed: Some(slot) });
     }
 
     /// A session queues, or this transaction has had something in hand that may have been in others' way.
     pub fn judge(self, resource: &str) {
-        self.note(What::Resource { name: resource.to_owned(), changed: None });
+        self.note(Resource { name: resource.to_owned(), changed: None });
     }
 
     /// A session could not be served. However often it asks, that is no news: the worker is to try, as often as it does anyhow.
     pub fn in_vain(self, resource: &str) {
-        self.note_once(What::InVain { name: resource.to_owned() });
+        self.note_once(InVain { name: resource.to_owned() });
     }
 
     /// Something is to be done about the resource at a time, if this commits.
     pub fn judge_at(self, resource: &str, at: u64) {
-        self.note(What::Later { name: resource.to_owned(), at });
+        self.note(Later { name: resource.to_owned(), at });
     }
 
     /// Has `act` done for the resource just before this transaction commits; not where it is prepared.
     pub fn at_commit(self, resource: &str, act: Act) {
-        self.note_once(What::AtCommit { name: resource.to_owned(), act });
+        self.note_once(AtCommit { name: resource.to_owned(), act });
     }
 
     pub fn fenced(self, resource: &str, slot: i32, fence: i64, session: SlotRef) {
-        self.note(What::Fenced { name: resource.to_owned(), slot, fence, session, given_away: None });
+        self.note(Pass { name: resource.to_owned(), slot, fence, session, given_away: None });
     }
 
     /// Whether this transaction has noted a check of the fence that still stands: a rollback to a savepoint forgets those after it, and
     /// who gives the lease away ends it.
     pub fn has_fenced(self, fence: i64) -> bool {
-        let is_it =
-            |note: &Note| matches!(note.what, What::Fenced { fence: noted, given_away: None, .. } if noted == fence);
-        NOTES.with_borrow(|notes| notes.list.iter().any(is_it))
+        let stands = |pass: &Pass| pass.fence == fence && pass.given_away.is_none();
+        NOTES.with_borrow(|notes| notes.each().any(stands))
     }
 
     /// This transaction judges what it has taken out of the ring.
     pub fn judged(self, resource: &str, changed: Option<i32>) {
-        self.note(What::Judged { name: resource.to_owned(), changed });
+        self.note(Taken::Resource { name: resource.to_owned(), changed });
     }
 
     /// More resources than anybody lists.
     pub fn many(self) {
-        self.note(What::Many);
+        self.note(Many);
     }
 
     /// This transaction does what these flags of the database ask for; they are set again if it fails.
     pub fn flags(self, flags: u32) {
-        self.note(What::Flags(flags));
+        self.note(Taken::Flags(flags));
     }
 
     /// What the session holds or waits for changes if this commits.
     pub fn revise(self, session: SlotRef) {
-        let known = |note: &Note| matches!(note.what, What::Revision(known) if known == session);
-        // SAFETY: in a transaction
-        let now = unsafe { pg_sys::GetCurrentSubTransactionId() };
-        let twice = NOTES.with_borrow(|notes| notes.list.iter().any(|n| n.subtransaction == now && known(n)));
+        let now = now();
+        let known = |what: &What| Revision::of(what).is_some_and(|known| known.session == session);
+        let twice = NOTES.with_borrow(|notes| notes.list.iter().any(|n| n.subtransaction == now && known(&n.what)));
         if !twice {
-            self.note(What::Revision(session));
+            self.note(Revision { session });
         }
     }
 
     pub fn opened(self, session: SlotRef, attached: bool) {
-        self.note(What::Opened(session));
-        if attached {
-            self.note(What::Attached);
-        }
+        self.note(Opened { session, attached });
     }
 
     /// Something of sessions that are dead has been taken. Prepared, this transaction keeps them dead over a restart, where they would else
@@ -138,86 +137,94 @@ impl Seam {
         if sessions.is_empty() {
             return Vec::new();
         }
-        // SAFETY: in a transaction
-        let now = unsafe { pg_sys::GetCurrentSubTransactionId() };
+        let now = now();
         let add =
             |noted: &mut HashSet<Uuid>| sessions.iter().copied().filter(|session| noted.insert(*session)).collect();
         let known = NOTES.with_borrow_mut(|notes| {
             // Those of this subtransaction are the last.
             let mut of_now = notes.list.iter_mut().rev().take_while(|note| note.subtransaction == now);
-            of_now.find_map(|note| if let What::TakenFrom(noted) = &mut note.what { Some(add(noted)) } else { None })
+            of_now.find_map(|note| TakenFrom::of_mut(&mut note.what)).map(|taken| add(&mut taken.sessions))
         });
         known.unwrap_or_else(|| {
             let mut noted = HashSet::new();
             let new = add(&mut noted);
-            self.note(What::TakenFrom(noted));
+            self.note(TakenFrom { sessions: noted });
             new
         })
     }
 
+    /// This transaction ends the session; `gone`: and no row of it is left.
     pub fn ended(self, session: SlotRef, gone: bool) {
-        self.note(What::Ended { session, gone });
+        let opened_here = || NOTES.with_borrow(|notes| notes.each().any(|opened: &Opened| opened.session == session));
+        let left = match gone {
+            false => Left::Rows,
+            true if opened_here() => Left::Nothing,
+            true => Left::Tombstone,
+        };
+        self.note(Ended { session, left });
     }
 
     /// Items of a lane have been claimed, or else made free: none before the place `from`.
     pub fn places(self, lane: Lane, from: i64, claimed: bool) {
-        self.note_once(What::Places { lane, from, claimed });
+        self.note_once(Places { lane, from, claimed });
     }
 
     /// The partitions in which this transaction has made items of a queue free; `None`: in more than are noted.
     pub fn freed(self, queue: i32) -> Option<HashSet<i32>> {
-        let of = |note: &Note| match note.what {
-            What::Places { lane, claimed: false, .. } if lane.queue == queue => Some(lane.partition),
-            _ => None,
-        };
+        let is_freed = |places: &&Places| !places.claimed && places.lane.queue == queue;
         NOTES.with_borrow(|notes| {
-            let all = notes.list.iter().any(|note| matches!(note.what, What::AllPlaces));
-            (!all).then(|| notes.list.iter().filter_map(of).collect())
+            let all = notes.each::<AllPlaces>().next().is_some();
+            (!all).then(|| notes.each().filter(is_freed).map(|places| places.lane.partition).collect())
         })
     }
 
     /// Items have become free in a queue if this commits.
     pub fn items(self, queue: i32, name: &str, food: Food) {
-        self.note_once(What::Items { queue, name: name.to_owned(), food });
+        self.note_once(Items { queue, name: name.to_owned(), food });
     }
 
     /// Items of a queue become due at a time if this commits: none before it.
     pub fn due(self, queue: i32, at: i64) {
-        self.note_once(What::Due { queue, at });
+        self.note_once(Due { queue, at });
     }
 
     /// The head of a key is ended, which had this number in its lane.
     pub fn ended_head(self, since: i64) {
-        self.note_once(What::EndedHeads(since));
+        self.note_once(EndedHeads { first: since });
     }
 
     /// The first number of those that this transaction has ended: they are back if it fails.
     pub fn first_ended_head(self) -> i64 {
-        let first = |note: &Note| if let What::EndedHeads(first) = note.what { Some(first) } else { None };
-        NOTES.with_borrow(|notes| notes.list.iter().filter_map(first).min()).unwrap_or(i64::MAX)
+        NOTES.with_borrow(|notes| notes.each().map(|heads: &EndedHeads| heads.first).min()).unwrap_or(i64::MAX)
     }
 
     /// A row has come to its end and is kept for a while, if this commits.
     pub fn kept(self, kind: Kept) {
-        self.note_once(What::Kept(kind));
+        self.note_once(Retained { kind });
     }
 
     /// This transaction says what is left of the rows that are kept, which is not so if it fails.
     pub fn retired(self) {
-        self.note(What::Retired);
+        self.note(Taken::Retention);
     }
 
     /// This transaction tells listeners of items, as the ring has asked for.
     pub fn told(self, queue: &str) {
-        self.note(What::Told(queue.to_owned()));
+        self.note(Taken::Listeners { queue: queue.to_owned() });
     }
 
-    fn note(self, what: What) {
-        note(self.shared, self.database, what);
+    fn note(self, what: impl Into<What>) {
+        next_epoch();
+        end::register();
+        NOTES.with_borrow_mut(|notes| {
+            let memory = Memory { shared: self.shared, database: self.database, worker: notes.worker };
+            notes.add(memory, what.into());
+        });
     }
 
     /// Notes what one of the last notes may say already.
-    fn note_once(self, what: What) {
+    fn note_once(self, what: impl Into<What>) {
+        let what = what.into();
         if !near(&what) {
             self.note(what);
         }
@@ -229,15 +236,11 @@ impl Seam {
 pub fn passes(resource: &str, slot: Option<i32>) -> (Vec<i64>, bool) {
     let (mut standing, mut given) = (Vec::new(), false);
     NOTES.with_borrow(|notes| {
-        for note in &notes.list {
-            if let What::Fenced { name, slot: of, fence, given_away, .. } = &note.what
-                && slot.is_none_or(|slot| slot == *of)
-                && name == resource
-            {
-                match given_away {
-                    None => standing.push(*fence),
-                    Some(_) => given = true,
-                }
+        let of = |pass: &&Pass| slot.is_none_or(|slot| slot == pass.slot) && pass.name == resource;
+        for pass in notes.each().filter(of) {
+            match pass.given_away {
+                None => standing.push(pass.fence),
+                Some(_) => given = true,
             }
         }
     });
@@ -246,25 +249,22 @@ pub fn passes(resource: &str, slot: Option<i32>) -> (Vec<i64>, bool) {
 
 /// Whether this transaction ends the session.
 pub fn has_ended(session: Uuid) -> bool {
-    let is_it = |note: &Note| matches!(note.what, What::Ended { session: noted, .. } if noted.session() == session);
-    NOTES.with_borrow(|notes| notes.list.iter().any(is_it))
+    NOTES.with_borrow(|notes| notes.each().any(|ended: &Ended| ended.session.session() == session))
 }
 
 /// The sessions that this transaction ends.
 pub fn ended() -> Vec<Uuid> {
-    let of = |note: &Note| if let What::Ended { session, .. } = note.what { Some(session.session()) } else { None };
-    NOTES.with_borrow(|notes| notes.list.iter().filter_map(of).collect())
+    NOTES.with_borrow(|notes| notes.each().map(|ended: &Ended| ended.session.session()).collect())
 }
 
 /// Whether this transaction changes what the session holds or waits for.
 pub fn revises(session: SlotRef) -> bool {
-    let is_it = |note: &Note| matches!(note.what, What::Revision(noted) if noted == session);
-    NOTES.with_borrow(|notes| notes.list.iter().any(is_it))
+    NOTES.with_borrow(|notes| notes.each().any(|revision: &Revision| revision.session == session))
 }
 
 /// Whether this transaction ends any session.
 pub fn ends_sessions() -> bool {
-    NOTES.with_borrow(|notes| notes.list.iter().any(|note| matches!(note.what, What::Ended { .. })))
+    NOTES.with_borrow(|notes| notes.each::<Ended>().next().is_some())
 }
 
 /// From now on this backend is a worker: what its transactions commit is not posted to itself.

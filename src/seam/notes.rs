@@ -1,103 +1,73 @@
-//! The notes of one transaction: a list that is local to its backend, and the kinds of them.
+//! The notes of one transaction: a list that is local to its backend.
 
-use super::end;
-use crate::error::Result;
-use crate::liveness::Shared;
-use crate::liveness::databases::{Database, Kept};
-use crate::liveness::floors::Lane;
-use crate::liveness::hunger::Food;
+use super::effect::{Effect, Memory};
+use super::items::{AllPlaces, Due, EndedHeads, Items, Places};
+use super::resources::{AtCommit, InVain, Later, Many, Pass, Resource};
+use super::sessions::{Ended, Opened, Revision, TakenFrom};
+use super::work::{Retained, Taken};
 use crate::liveness::slots::SlotRef;
-use pgrx::Uuid;
 use pgrx::pg_sys::{self, SubTransactionId};
 use std::cell::{Cell, RefCell};
-use std::collections::HashSet;
 
-/// Resources that one transaction notes one by one; beyond, its database is rescanned. And lanes; beyond, all floors are forgotten.
+/// Resources that one transaction notes one by one; beyond, its database is rescanned. And lanes; beyond, all floors are
+/// forgotten.
 const MAX_NOTES: usize = 1_000;
 /// Notes among which one of the same lane is looked for.
 const NEAR: usize = 16;
 
-/// What is put off until a transaction commits: an ERROR of it is one of the COMMIT.
-pub type Act = fn(&'static Shared, &str) -> Result<()>;
-
-#[derive(Debug)]
-pub enum What {
-    /// To be judged again; `changed`: and listeners told of this slot, if this commits.
-    Resource {
-        name: String,
-        changed: Option<i32>,
-    },
-    /// Could not be served by this transaction: to be tried soon, if it is not tried again already.
-    InVain {
-        name: String,
-    },
-    /// To be judged again at a time, if this commits.
-    Later {
-        name: String,
-        at: u64,
-    },
-    /// To be done just before this commits.
-    AtCommit {
-        name: String,
-        act: Act,
-    },
-    /// Fenced by this transaction: to be judged again if the session is dead by then.
-    Fenced {
-        name: String,
-        slot: i32,
-        fence: i64,
-        session: SlotRef,
-        /// Where this transaction has given the lease away itself, and the pass ended.
-        given_away: Option<SubTransactionId>,
-    },
-    /// Taken out of the ring to be judged by this transaction; put back if it fails.
-    Judged {
-        name: String,
-        changed: Option<i32>,
-    },
-    /// More resources than are noted.
-    Many,
-    /// Flags of the database that this transaction has taken and does what they ask for.
-    Flags(u32),
-    Revision(SlotRef),
-    /// Work items at this place of a lane, or beyond, have been claimed, or else made free.
-    Places {
-        lane: Lane,
-        from: i64,
-        claimed: bool,
-    },
-    /// In more lanes than are noted.
-    AllPlaces,
-    /// Work items have become free in a queue.
-    Items {
-        queue: i32,
-        name: String,
-        food: Food,
-    },
-    /// Work items of a queue become due at a time, in microseconds since 2000.
-    Due {
-        queue: i32,
-        at: i64,
-    },
-    /// Heads of keys have been ended, the first of them at this number.
-    EndedHeads(i64),
-    /// A row is kept for a while from now on.
-    Kept(Kept),
-    /// This transaction has looked for rows that are kept, and deleted such.
-    Retired,
-    /// Listeners are to be told of items, which has been taken out of the ring.
-    Told(String),
-    /// This transaction has taken something from these sessions, which are dead.
-    TakenFrom(HashSet<Uuid>),
-    Opened(SlotRef),
-    /// Opened with attach, which ends with this backend and so cannot be prepared.
-    Attached,
-    /// `gone`: and no row of it is left.
-    Ended {
-        session: SlotRef,
-        gone: bool,
-    },
+/// A kind of note.
+pub trait Kind: Effect + 'static {
+    fn of(what: &What) -> Option<&Self>;
+    fn of_mut(what: &mut What) -> Option<&mut Self>;
 }
+
+macro_rules! kinds {
+    ($($kind:ident),*) => {
+        /// A note of any kind.
+        pub enum What {
+            $($kind($kind)),*
+        }
+
+        impl What {
+            pub fn effect(&self) -> &dyn Effect {
+                match self {
+                    $(What::$kind(note) => note),*
+                }
+            }
+
+            /// See [`Effect::absorb`]: only notes of one kind do.
+            fn absorb(&mut self, other: &What) -> bool {
+                match (self, other) {
+                    $((What::$kind(note), What::$kind(other)) => note.absorb(other),)*
+                    _ => false,
+                }
+            }
+        }
+
+        $(
+            impl From<$kind> for What {
+                fn from(note: $kind) -> What {
+                    What::$kind(note)
+                }
+            }
+
+            impl Kind for $kind {
+                fn of(what: &What) -> Option<&$kind> {
+                    if let What::$kind(note) = what { Some(note) } else { None }
+                }
+
+                fn of_mut(what: &mut What) -> Option<&mut $kind> {
+                    if let What::$kind(note) = what { Some(note) } else { None }
+                }
+            }
+        )*
+    };
+}
+
+kinds!(
+    Resource, Later, InVain, Many, AtCommit, Pass, Opened, Ended, Revision, TakenFrom, Places, AllPlaces, Items, Due,
+    EndedHeads, Taken, Retained
+);
 
 pub struct Note {
     pub subtransaction: SubTransactionId,
@@ -105,27 +75,27 @@ pub struct Note {
 }
 
 pub struct Notes {
-    pub registered: bool,
-    pub shared: Option<(&'static Shared, &'static Database)>,
+    /// Of the transaction that has noted something.
+    pub memory: Option<Memory>,
     pub list: Vec<Note>,
-    pub resources: usize,
+    resources: usize,
     /// Passes among them, or more.
     pub passes: usize,
     /// Passes that have ended because this transaction has given the lease away.
     pub given_away: usize,
-    pub lanes: usize,
+    lanes: usize,
     /// No note is of a subtransaction after this one.
     pub newest: SubTransactionId,
     /// Of this transaction when it is being prepared.
     pub xid: u32,
-    /// Whether this backend is a worker, which has judged what it commits and tells listeners itself.
+    /// Whether this backend is a worker.
     pub worker: bool,
 }
 
 thread_local! {
     pub static NOTES: RefCell<Notes> = const {
         RefCell::new(Notes {
-            registered: false, shared: None, list: Vec::new(), resources: 0, passes: 0, given_away: 0, lanes: 0, newest: 0, xid: 0,
+            memory: None, list: Vec::new(), resources: 0, passes: 0, given_away: 0, lanes: 0, newest: 0, xid: 0,
             worker: false
         })
     };
@@ -142,45 +112,15 @@ pub fn next_epoch() {
     EPOCH.set(EPOCH.get().wrapping_add(1));
 }
 
-pub fn note(shared: &'static Shared, database: &'static Database, what: What) {
-    next_epoch();
-    NOTES.with_borrow_mut(|notes| {
-        if !notes.registered {
-            end::register();
-            notes.registered = true;
-        }
-        notes.shared = Some((shared, database));
-        // SAFETY: in a transaction
-        let subtransaction = unsafe { pg_sys::GetCurrentSubTransactionId() };
-        notes.newest = subtransaction;
-        let what = match what {
-            What::Resource { .. } | What::Later { .. } | What::InVain { .. } if notes.resources == MAX_NOTES => {
-                What::Many
-            }
-            What::Places { .. } if notes.lanes == MAX_NOTES => What::AllPlaces,
-            what => what,
-        };
-        match what {
-            What::Many if notes.list.iter().any(|note| matches!(note.what, What::Many)) => {
-                return;
-            }
-            What::AllPlaces if notes.list.iter().any(|n| n.is_all_places() && n.subtransaction == subtransaction) => {
-                return;
-            }
-            What::Resource { .. } | What::Later { .. } | What::InVain { .. } => notes.resources += 1,
-            What::Fenced { .. } => notes.passes += 1,
-            What::Places { .. } => notes.lanes += 1,
-            _ => (),
-        }
-        notes.list.push(Note { subtransaction, what });
-    });
+/// The subtransaction that this backend is in.
+pub fn now() -> SubTransactionId {
+    // SAFETY: in a transaction
+    unsafe { pg_sys::GetCurrentSubTransactionId() }
 }
 
 /// Whether one of the last notes of this subtransaction says so already, or does so now.
 pub fn near(what: &What) -> bool {
-    // SAFETY: in a transaction
-    let now = unsafe { pg_sys::GetCurrentSubTransactionId() };
-    NOTES.with_borrow_mut(|notes| absorbed(&mut notes.list, now, what))
+    NOTES.with_borrow_mut(|notes| absorbed(&mut notes.list, now(), what))
 }
 
 /// Whether one of the last of some notes is of a subtransaction, and says what another one does, or does so now.
@@ -188,41 +128,62 @@ fn absorbed(notes: &mut [Note], of: SubTransactionId, what: &What) -> bool {
     notes.iter_mut().rev().take(NEAR).any(|note| note.subtransaction == of && note.what.absorb(what))
 }
 
-impl What {
-    /// Whether this says what another one does, of the same subtransaction; where it is about a range it is made wide enough.
-    fn absorb(&mut self, other: &What) -> bool {
-        match (self, other) {
-            (What::Places { lane, from, claimed }, What::Places { lane: of, from: other, claimed: same })
-                if (*lane, *claimed) == (*of, *same) =>
-            {
-                *from = (*from).min(*other);
-                true
-            }
-            (What::Due { queue, at }, What::Due { queue: of, at: other }) if queue == of => {
-                *at = (*at).min(*other);
-                true
-            }
-            (What::EndedHeads(first), What::EndedHeads(other)) => {
-                *first = (*first).min(*other);
-                true
-            }
-            (What::Items { queue, food, .. }, What::Items { queue: of, food: other, .. }) if queue == of => {
-                food.add(*other);
-                true
-            }
-            (What::InVain { name }, What::InVain { name: of }) => name == of,
-            (What::AtCommit { name, act }, What::AtCommit { name: of, act: other }) => {
-                name == of && std::ptr::fn_addr_eq(*act, *other)
-            }
-            (What::Kept(kind), What::Kept(other)) => kind == other,
-            (What::Revision(session), What::Revision(other)) => session == other,
-            (What::AllPlaces, What::AllPlaces) => true,
-            _ => false,
-        }
-    }
+/// Some notes; who lives is settled, and floors are lowered, before anything is woken to look at what it waits for.
+pub fn in_order(notes: &[Note]) -> impl Iterator<Item = &dyn Effect> {
+    let those = |first: bool| notes.iter().map(|note| note.what.effect()).filter(move |note| note.is_first() == first);
+    those(true).chain(those(false))
 }
 
 impl Notes {
+    /// All notes of a kind.
+    pub fn each<K: Kind>(&self) -> impl Iterator<Item = &K> {
+        self.list.iter().filter_map(|note| K::of(&note.what))
+    }
+
+    fn each_mut<K: Kind>(&mut self) -> impl Iterator<Item = &mut K> {
+        self.list.iter_mut().filter_map(|note| K::of_mut(&mut note.what))
+    }
+
+    pub fn add(&mut self, memory: Memory, what: What) {
+        self.memory = Some(memory);
+        self.newest = now();
+        let what = match what {
+            What::Resource(_) | What::Later(_) | What::InVain(_) if self.resources == MAX_NOTES => Many.into(),
+            What::Places(_) if self.lanes == MAX_NOTES => AllPlaces.into(),
+            what => what,
+        };
+        match what {
+            What::Many(_) if self.each::<Many>().next().is_some() => return,
+            What::AllPlaces(_) if self.has_all_places() => return,
+            What::Resource(_) | What::Later(_) | What::InVain(_) => self.resources += 1,
+            What::Pass(_) => self.passes += 1,
+            What::Places(_) => self.lanes += 1,
+            _ => (),
+        }
+        self.list.push(Note { subtransaction: self.newest, what });
+    }
+
+    /// Whether this subtransaction has noted places in more lanes than are noted.
+    fn has_all_places(&self) -> bool {
+        self.list.iter().any(|note| note.subtransaction == self.newest && AllPlaces::of(&note.what).is_some())
+    }
+
+    /// Begins the notes of the next transaction.
+    pub fn clear(&mut self) {
+        (self.resources, self.passes, self.given_away, self.lanes, self.newest) = (0, 0, 0, 0, 0);
+        self.list.clear();
+    }
+
+    /// The sessions that may have been granted something.
+    pub fn gainers(&self) -> impl Iterator<Item = SlotRef> {
+        self.list.iter().filter_map(|note| note.what.effect().gainer())
+    }
+
+    /// Passes that ended because a subtransaction gave the lease away.
+    fn given_away_by(&mut self, by: SubTransactionId) -> impl Iterator<Item = &mut Pass> {
+        self.each_mut::<Pass>().filter(move |pass| pass.given_away == Some(by))
+    }
+
     /// Where the notes of the innermost subtransaction begin: none that is open was begun later, so they are the last.
     fn begin_of(&self, mine: SubTransactionId) -> usize {
         self.list.iter().rposition(|note| note.subtransaction != mine).map_or(0, |before| before + 1)
@@ -236,7 +197,7 @@ impl Notes {
         for next in first..self.list.len() {
             let (before, rest) = self.list.split_at_mut(next);
             if absorbed(&mut before[..end], parent, &rest[0].what) {
-                self.lanes -= usize::from(rest[0].is_places());
+                self.lanes -= usize::from(Places::of(&rest[0].what).is_some());
             } else {
                 rest[0].subtransaction = parent;
                 self.list.swap(end, next);
@@ -245,34 +206,17 @@ impl Notes {
         }
         self.list.truncate(end);
         if self.given_away > 0 {
-            let given = self.list.iter_mut().filter_map(Note::given_away);
-            given.filter(|given| **given == Some(mine)).for_each(|given| *given = Some(parent));
+            self.given_away_by(mine).for_each(|pass| pass.given_away = Some(parent));
         }
     }
 
     /// A subtransaction is rolled back: takes its notes away and gives them. What it had given away is back.
     pub fn take_back(&mut self, mine: SubTransactionId) -> Vec<Note> {
         let taken = self.list.split_off(self.begin_of(mine));
-        self.lanes -= taken.iter().filter(|note| note.is_places()).count();
+        self.lanes -= taken.iter().filter(|note| Places::of(&note.what).is_some()).count();
         if self.given_away > 0 {
-            let given = self.list.iter_mut().filter_map(Note::given_away).filter(|given| **given == Some(mine));
-            self.given_away -= given.map(|given| *given = None).count();
+            self.given_away -= self.given_away_by(mine).map(|pass| pass.given_away = None).count();
         }
         taken
-    }
-}
-
-impl Note {
-    fn is_all_places(&self) -> bool {
-        matches!(self.what, What::AllPlaces)
-    }
-
-    fn is_places(&self) -> bool {
-        matches!(self.what, What::Places { .. })
-    }
-
-    /// Of a pass, in which subtransaction it was ended.
-    fn given_away(&mut self) -> Option<&mut Option<SubTransactionId>> {
-        if let What::Fenced { given_away, .. } = &mut self.what { Some(given_away) } else { None }
     }
 }

@@ -18,7 +18,7 @@
 //! | `Call(Cancel)`, `Call(Wait)`   | `queue::cancel`; `handover::judge_places`                                              |
 //! | `Freeze`                       | `seam::end::before_end`: pre-commit and pre-prepare                                    |
 //! | `Commit`, `Abort`              | PostgreSQL ends the transaction, and all see it so                                     |
-//! | `Settle`                       | `seam::end::at_end`: `Notes::settle`, `undo`, `post`                                   |
+//! | `Settle`                       | `seam::end::at_end`: `Notes::settle` and each note's `Effect`                          |
 //! | `Unlock`                       | PostgreSQL lets go of the locks of [`guard`](guards), which is after the callbacks       |
 //! | `Prepare`, `CommitPrepared`, `RollbackPrepared` | PREPARE TRANSACTION with `watch_prepared`, and its ends, which call nobody |
 //! | `Expire`                       | time, and `Word::expire` by whoever needs to know                                      |

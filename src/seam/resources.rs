@@ -1,0 +1,134 @@
+//! Notes about resources: what the worker judges again.
+
+use super::effect::{Effect, Memory};
+use crate::error::Result;
+use crate::liveness::databases::RESCAN;
+use crate::liveness::slots::SlotRef;
+use crate::liveness::{Shared, clock};
+use pgrx::pg_sys::SubTransactionId;
+
+/// What is put off until a transaction commits: an ERROR of it is one of the COMMIT.
+pub type Act = fn(&'static Shared, &str) -> Result<()>;
+
+/// Must be judged again; `changed`: and listeners told of this slot, if this commits.
+pub struct Resource {
+    pub name: String,
+    pub changed: Option<i32>,
+}
+
+impl Effect for Resource {
+    fn at_commit(&self, memory: &Memory) -> bool {
+        if !memory.worker {
+            memory.shared.post(memory.database, &self.name, self.changed);
+        }
+        true
+    }
+
+    fn at_abort(&self, memory: &Memory) -> bool {
+        memory.shared.post(memory.database, &self.name, None);
+        true
+    }
+}
+
+/// Must be judged again at a time, if this commits.
+pub struct Later {
+    pub name: String,
+    pub at: u64,
+}
+
+impl Effect for Later {
+    fn at_commit(&self, memory: &Memory) -> bool {
+        memory.shared.post_at(memory.database, &self.name, self.at);
+        true
+    }
+
+    fn at_abort(&self, memory: &Memory) -> bool {
+        memory.shared.post(memory.database, &self.name, None);
+        true
+    }
+}
+
+/// Could not be served by this transaction: the worker tries it soon, if it does not try it again already.
+pub struct InVain {
+    pub name: String,
+}
+
+impl InVain {
+    fn post(&self, memory: &Memory) -> bool {
+        !memory.worker && memory.shared.post_in_vain(memory.database, &self.name, clock::now())
+    }
+}
+
+impl Effect for InVain {
+    fn at_commit(&self, memory: &Memory) -> bool {
+        self.post(memory)
+    }
+
+    fn at_abort(&self, memory: &Memory) -> bool {
+        self.post(memory)
+    }
+
+    fn absorb(&mut self, other: &Self) -> bool {
+        self.name == other.name
+    }
+}
+
+/// More resources than are noted.
+pub struct Many;
+
+impl Effect for Many {
+    fn at_commit(&self, memory: &Memory) -> bool {
+        memory.database.flag(RESCAN);
+        true
+    }
+
+    fn at_abort(&self, memory: &Memory) -> bool {
+        memory.database.flag(RESCAN);
+        true
+    }
+}
+
+/// An act that is done just before this commits. The commit takes it out of the notes first.
+pub struct AtCommit {
+    pub name: String,
+    pub act: Act,
+}
+
+impl Effect for AtCommit {
+    fn absorb(&mut self, other: &Self) -> bool {
+        self.name == other.name && std::ptr::fn_addr_eq(self.act, other.act)
+    }
+}
+
+/// A check of a fence that this transaction has passed.
+pub struct Pass {
+    pub name: String,
+    pub slot: i32,
+    pub fence: i64,
+    pub session: SlotRef,
+    /// Where this transaction has given the lease away itself, and the pass ended.
+    pub given_away: Option<SubTransactionId>,
+}
+
+impl Pass {
+    /// While the transaction was open, the lease could not be taken over. The worker must look at it where its session
+    /// is dead, or keeps it in its grace.
+    fn post_if_left(&self, memory: &Memory) -> bool {
+        let alive = memory.shared.look(self.session).is_some_and(|standing| standing.alive());
+        let left = !alive || memory.shared.keeps_grace(self.session);
+        if left {
+            memory.shared.post(memory.database, &self.name, None);
+        }
+        left
+    }
+}
+
+impl Effect for Pass {
+    fn at_commit(&self, memory: &Memory) -> bool {
+        self.post_if_left(memory)
+    }
+
+    fn at_abort(&self, memory: &Memory) -> bool {
+        self.post_if_left(memory)
+    }
+}
