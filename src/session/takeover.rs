@@ -43,6 +43,8 @@ static ADOPT: Statement =
     Statement::writes(include_str!("../../sql/query/takeover/adopt.sql"), &[UUIDARRAYOID, UUIDOID]);
 static FORGET: Statement = Statement::tidies(include_str!("../../sql/query/takeover/forget.sql"), &[UUIDARRAYOID]);
 
+/// What a session keeps in grace is looked through for one permit if it is less than that, and else the permits are.
+const MAX_GRACES: usize = 64;
 /// Leases of one predecessor for each of which F is held, while one of its transactions is fenced: the lock table has no room for more.
 const MAX_FENCES: usize = 1_000;
 
@@ -162,13 +164,18 @@ pub fn has_grace(session: Uuid) -> bool {
 
 /// Whether a session has let go with grace, which is not over, of another slot of a resource than this one.
 pub fn keeps_another(call: &Call, resource: &str, slot: i32, session: Uuid) -> bool {
+    let is_kept_in = |private: Uuid| {
+        row(private).is_some_and(|row| row.fencer == Some(session)) && !matches!(call.living(private), Ok(None))
+    };
     // After the session's own rows: what leaves it for its grace is seen in one of both.
-    let privates = page_of(&graces(), &[session], usize::MAX, 0, |row| row.get::<Uuid>(1));
-    privates.into_iter().any(|private| {
-        row(private).is_some_and(|row| row.fencer == Some(session))
-            && claim::of_session(resource, private).iter().any(|row| row.slot != slot)
-            && !matches!(call.living(private), Ok(None))
-    })
+    let graces = graces();
+    if graces.entries(&[Key::Uuid(session)], MAX_GRACES) < MAX_GRACES {
+        let privates = page_of(&graces, &[session], usize::MAX, 0, |row| row.get::<Uuid>(1));
+        let has_another = |private: Uuid| claim::of_session(resource, private).iter().any(|row| row.slot != slot);
+        return privates.into_iter().any(|private| has_another(private) && is_kept_in(private));
+    }
+    let others = Leases::open().rows(resource).into_iter().filter(|row| row.slot != slot);
+    others.filter_map(|row| row.session).any(|holder| holder != session && is_kept_in(holder))
 }
 
 fn is_in_grace_of(session: Uuid) -> bool {
