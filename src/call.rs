@@ -12,6 +12,7 @@ use crate::seam::Seam;
 use crate::spi::{Db, Statement, Value};
 use crate::table::Table;
 use crate::text::Text;
+use pgrx::PgList;
 use pgrx::pg_sys::{self, Oid};
 use std::cell::{Cell, OnceCell};
 use std::ffi::CStr;
@@ -59,6 +60,34 @@ pub fn ends_with_answer() -> bool {
             context = inner.parent;
         }
         query.estate.as_ref().is_some_and(|state| state.es_query_cxt == context)
+    }
+}
+
+/// Whether a DO statement or a procedure has called, by a statement of its own or by a function. It may go on for long,
+/// and PostgreSQL counts none as a transaction block. A cursor has a portal of its own: so the client's portal is
+/// looked at too, which mostly has no name.
+pub fn runs_code() -> bool {
+    // SAFETY: plain reads; a portal that is active has its statements
+    unsafe {
+        let runs = |portal: *mut pg_sys::PortalData| {
+            portal
+                .as_ref()
+                .is_some_and(|portal| portal.status == pg_sys::PortalStatus::PORTAL_ACTIVE && is_code(portal))
+        };
+        pg_sys::SPI_inside_nonatomic_context()
+            || runs(pg_sys::ActivePortal)
+            || runs(pg_sys::GetPortalByName(c"".as_ptr()))
+    }
+}
+
+/// Whether a portal is that of a DO statement or a procedure.
+unsafe fn is_code(portal: &pg_sys::PortalData) -> bool {
+    // SAFETY: a list of planned statements, or none
+    unsafe {
+        PgList::<pg_sys::PlannedStmt>::from_pg(portal.stmts).iter_ptr().any(|statement| {
+            let utility = (*statement).utilityStmt.as_ref().map(|utility| utility.type_);
+            matches!(utility, Some(pg_sys::NodeTag::T_DoStmt | pg_sys::NodeTag::T_CallStmt))
+        })
     }
 }
 

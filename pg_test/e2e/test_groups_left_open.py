@@ -4,6 +4,7 @@ import pytest
 from client import call, rows
 from conftest import wait_until
 from members import Member, create, owners, settle
+from test_takeover_attacks import waits
 
 PATIENT = {"options": "-c lock_timeout=20s"}  # a call that must not wait fails, and not only the test
 
@@ -184,3 +185,71 @@ def test_a_takeover_after_a_takeover(connect):
     altering.rollback()
     wait_until(lambda: not conn.execute("SELECT FROM eskit_lease._successions").fetchone())
     assert set(heir.assignment()) == had and not heir.revoking
+
+
+FUNCTION = "CREATE FUNCTION act() RETURNS void LANGUAGE plpgsql AS $body$ BEGIN PERFORM {verb}; END $body$"
+PROCEDURE = "CREATE PROCEDURE act_and_go_on() LANGUAGE plpgsql AS $body$ BEGIN PERFORM {verb}; PERFORM {more}; END $body$"
+LOOP = """CREATE FUNCTION act() RETURNS void LANGUAGE plpgsql AS $body$
+    DECLARE answer text; BEGIN FOR answer IN SELECT {verb} LOOP NULL; END LOOP; END $body$"""
+GOES_ON = {
+    "DO": ("SELECT 1", "DO $do$ BEGIN PERFORM {verb}; PERFORM {more}; END $do$"),
+    "function in DO": (FUNCTION, "DO $do$ BEGIN PERFORM act(); PERFORM {more}; END $do$"),
+    "loop in DO": (LOOP, "DO $do$ BEGIN PERFORM act(); PERFORM {more}; END $do$"),
+    "CALL": (PROCEDURE, "CALL act_and_go_on()"),
+}
+
+
+@pytest.mark.parametrize("how", GOES_ON)
+@pytest.mark.parametrize("verb", ["group_join", "group_leave"])
+def test_a_statement_that_goes_on_keeps_nobody_waiting(connect, background, verb, how):
+    conn, gate, acting = connect(), connect(), connect()
+    create(conn, 6)
+    first, leaver, dying = member(connect, "first"), member(connect, "leaver"), member(connect, "dying", attach=True)
+    settle(conn, [first, leaver, dying])
+    joiner = Member(connect(), "joiner", "1 h")
+    who = joiner if verb == "group_join" else leaver
+    more, called = "pg_advisory_xact_lock(1)", f"eskit_lease.{verb}('g', '{who.id}')"
+    made, statement = (each.format(verb=called, more=more) for each in GOES_ON[how])
+    conn.execute(made)
+    gate.execute("SELECT pg_advisory_lock(1)")
+    goes_on = background(acting.execute, statement)
+    wait_until(lambda: waits(conn, acting))
+    try:
+        dying.conn.close()
+        wait_until(lambda: len(of(conn, first)) == 3, timeout=20)
+    finally:
+        gate.execute("SELECT pg_advisory_unlock(1)")
+    goes_on.result()
+    settle(conn, [first, leaver, joiner] if verb == "group_join" else [first])
+
+
+@pytest.mark.parametrize("verb", ["group_join", "group_leave", "group_assignment"])
+def test_a_statement_that_goes_on_judges_at_its_commit(connect, no_worker, verb):
+    """Where no worker does: a member has died, which each of these finds."""
+    conn = connect()
+    create(conn, 6)
+    first, dying = member(connect, "first"), member(connect, "dying", attach=True)
+    leaver = member(connect, "leaver")
+    for _ in range(3):
+        assert [len(each.assignment()) + each.give_back() for each in (first, dying, leaver)]
+    dying.conn.close()
+    wait_until(lambda: dying.expired(conn))
+    joiner = Member(connect(), "joiner", "1 h")
+    who = {"group_join": joiner, "group_leave": leaver, "group_assignment": first}[verb]
+    conn.execute(f"DO $do$ BEGIN PERFORM eskit_lease.{verb}('g', '{who.id}'); END $do$")
+    assert {owner for owner in owners(conn) if owner != joiner.id} == ({first.id, leaver.id} if verb != "group_leave" else {first.id})
+
+
+def test_a_function_of_a_user_hears_of_its_partitions(connect, no_worker):
+    conn = connect()
+    create(conn, 6)
+    first, dying = member(connect, "first"), member(connect, "dying", attach=True)
+    conn.execute(
+        """CREATE FUNCTION mine(session uuid) RETURNS SETOF int LANGUAGE plpgsql AS $body$
+           BEGIN RETURN QUERY SELECT partition FROM eskit_lease.group_assignment('g', session); END $body$"""
+    )
+    for _ in range(2):
+        assert [len(each.assignment()) + each.give_back() for each in (first, dying)]
+    dying.conn.close()
+    wait_until(lambda: dying.expired(conn))
+    assert conn.execute("SELECT array_agg(mine) FROM mine(%s)", (first.id,)).fetchone() == ([*range(6)],)

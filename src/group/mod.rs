@@ -15,15 +15,18 @@
 //! A group is judged by whoever changes something (join, leave, release, close), by a member that asks for its assignment, and by the
 //! worker. Targets are written only by whoever has locked the group's row, which is tried and never waited for: who does not get it
 //! leaves the work to the worker, so joins never wait for each other and never deadlock. Nor does a transaction block take it, which
-//! may stay open, unless the worker should have been there already; and one that only asks for an assignment does so at its commit. Handing over needs no such lock: two who judge by different targets can only
-//! give a partition to a member that is then asked to give it back, never to two.
+//! may stay open, unless the worker should have been there already; a DO statement and a procedure, which may go on for
+//! long, do so at their commit then, and so does a block that only asks for an assignment. (A user's function in a
+//! client's own statement hears of its partitions at once.) Handing over needs no such lock: two who judge by different
+//! targets can only give a partition to a member that is then asked to give it back, never to two.
 //!
 //! So a release does not judge the group, which takes as long as the group is large: it looks up the targets of its own partitions, and gives
 //! these to them ([`hand_over`]). What has no living target is left to the worker.
 //!
-//! A member that was taken over has its place until its successor's row is there: the take-over writes that at its commit, and where another
-//! transaction is in the way the sweep or the next rebalance does. Whoever reads the group meanwhile finds the successor in the place of its predecessor,
-//! as a member and as a target ([`State::heirs`]), so that no partition of it is anybody else's.
+//! A member that was taken over has its place until its successor's row is there: the take-over writes that at its
+//! commit, and where another transaction is in the way the sweep or the next rebalance does. Whoever reads the group
+//! meanwhile finds the successor in the place of its predecessor, as a member and as a target ([`State::heirs`]), so
+//! that no partition of it is anybody else's.
 //!
 //! A target that changes is a new **generation**. The owners concerned are told by their revision, as of everything else.
 
@@ -34,7 +37,7 @@ mod serve;
 pub mod state;
 mod verbs;
 
-use crate::call::Call;
+use crate::call::{Call, runs_code};
 use crate::claim::LeaseRow;
 use crate::error::Result;
 use crate::guard::{Guard, Mode};
@@ -89,20 +92,42 @@ pub fn judge(
     letting_go: &dyn Fn(&LeaseRow) -> bool,
     result: &mut HandOver,
 ) -> Result<Option<State>> {
-    let rebalances = |state: &State, now| !(in_block() && settings::WORKER.get() && state.can_wait(now));
+    let rebalances = |state: &State, now| {
+        if runs_code() {
+            return put_off(call, state, now);
+        }
+        !(in_block() && worker_comes(state, now))
+    };
     judge_if(call, name, only, letting_go, result, rebalances)
 }
 
-/// The same for one that reads its assignment. Its transaction block does not keep the group's row from all who join, leave or end: where the
-/// worker does not come it judges the group at its commit.
+/// The same for one that reads its assignment. Its transaction block does not keep the group's row from all who join,
+/// leave or end.
 fn judge_for_reader(call: &Call, name: &str, reader: Uuid) -> Result<Option<State>> {
     let rebalances = |state: &State, now| {
-        if in_block() && !(settings::WORKER.get() && state.can_wait(now)) {
-            call.seam().at_commit(name, judge_at_commit);
+        if in_block() || runs_code() {
+            return put_off(call, state, now);
         }
-        !in_block() && can_rebalance()
+        can_rebalance()
     };
     judge_if(call, name, Some(reader), &|_| false, &mut HandOver::default(), rebalances)
+}
+
+/// Leaves a rebalance to the worker, or to this transaction's commit where the worker does not come.
+fn put_off(call: &Call, state: &State, now: u64) -> bool {
+    if !worker_comes(state, now) {
+        call.seam().at_commit(&state.name, judge_at_commit);
+    }
+    false
+}
+
+fn worker_comes(state: &State, now: u64) -> bool {
+    settings::WORKER.get() && state.can_wait(now)
+}
+
+fn in_block() -> bool {
+    // SAFETY: reads the state of the transaction
+    unsafe { pg_sys::IsInTransactionBlock(true) }
 }
 
 /// Returns whether no other session, such as one that runs VACUUM FULL, has any table locked that a rebalance needs. Neither a commit nor a look at
@@ -118,11 +143,6 @@ fn judge_at_commit(shared: &'static Shared, name: &str) -> Result<()> {
         return Ok(());
     }
     judge_if(&call, name, None, &|_| false, &mut HandOver::default(), |_, _| true).map(drop)
-}
-
-fn in_block() -> bool {
-    // SAFETY: reads the state of the transaction
-    unsafe { pg_sys::IsInTransactionBlock(true) }
 }
 
 /// `rebalances`: whether this call does so, of a state that wants it; otherwise it is left to the worker.
@@ -248,8 +268,8 @@ pub fn inherit(call: &Call, old: Uuid, new: Uuid) -> bool {
     all
 }
 
-/// Has a session that this transaction takes over passed on in its groups when that commits. Returns whether it is in none. Prepared, or where
-/// another transaction is in the way, this is left to the sweep.
+/// Has a session that this transaction takes over passed on in its groups when that commits. Returns whether it is in
+/// none. Prepared, or where another transaction is in the way, this is left to the sweep.
 pub fn inherit_at_commit(call: &Call, old: Uuid) -> bool {
     let groups = of_sessions(&[old]);
     if !groups.is_empty() {
@@ -269,8 +289,8 @@ fn pass_on_at_commit(shared: &'static Shared, _: &str) -> Result<()> {
     Ok(())
 }
 
-/// Gives the membership of a session to its successor, unless that has one in its own name; and what it is to own. The caller has locked the group.
-/// Returns whether no other transaction is in the way.
+/// Gives the membership of a session to its successor, unless that has one in its own name; and what it is to own. The
+/// caller has locked the group. Returns whether no other transaction is in the way.
 fn pass_on(call: &Call, group: &str, old: Uuid, new: Uuid) -> bool {
     // One that is just ending has looked for its groups.
     let stays = || Guard::Grantee(new).try_lock(Mode::Shared) && session::row(new).is_some();

@@ -119,7 +119,8 @@ pub fn lock_members(group: &str, sessions: &[Uuid]) -> Vec<Uuid> {
     sessions.iter().copied().filter(mine).collect()
 }
 
-/// Whether a session is a member, also in the name of one that it took over. What others have not committed is left out.
+/// Whether a session is a member, also in the name of one that it took over. What others have not committed is left
+/// out.
 pub fn is_member(group: &str, session: Uuid) -> bool {
     has_row(group, session) || takeover::former(session).into_iter().any(|former| has_row(group, former))
 }

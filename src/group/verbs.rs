@@ -209,8 +209,8 @@ fn group_join(group_name: Option<Text>, session: Option<Uuid>) -> Result<i64> {
     Ok(state::generation(&name).unwrap_or(0))
 }
 
-/// Takes a session out of a group. Returns how many rows that were: it is a member in the names of those that it took over, too, and before all in
-/// theirs, of which the sweep may just be making its own.
+/// Takes a session out of a group. Returns how many rows that were: it is a member in the names of those that it took
+/// over, too, and before all in theirs, of which the sweep may just be making its own.
 fn leave(call: &Call, group: &str, session: Uuid) -> u64 {
     let delete = |named: Uuid| {
         let left = state::members().delete_rows(&[Key::Text(group), Key::Uuid(named)]);

@@ -12,7 +12,8 @@
 //!   successor of a dead session in a row of its own; or goes to others if that drains. For what the predecessor had waited for, and is just
 //!   granted, the successor is at the head of the queue as well.
 //! * Its memberships pass on at the commit, or by the sweep: a take-over that is left open, or prepared, keeps no group from being rebalanced.
-//!   Until then they stand in the predecessor's name, and each reader of a group finds the successor for it (see [`crate::group`]).
+//!   Until then they stand in the predecessor's name, and each reader of a group finds the successor for it (see
+//! [`crate::group`]).
 
 use super::named::Name;
 use super::{SessionRow, delete, lock_row, lock_rows, row};
@@ -197,8 +198,8 @@ struct Inheritance {
 }
 
 /// Passes on what a session has. All of it stays while the successor is just ending, which would leave it behind. `free` says of a lease
-/// whether it may be taken; and if so, whether this transaction keeps fenced ones away from it. `join` passes on its memberships, and returns whether
-/// none is left.
+/// whether it may be taken; and if so, whether this transaction keeps fenced ones away from it. `join` passes on its
+/// memberships, and returns whether none is left.
 fn inherit(
     call: &Call,
     from: Uuid,
