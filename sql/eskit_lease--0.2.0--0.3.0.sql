@@ -51,12 +51,26 @@ LEFT JOIN pg_locks AS x ON k.pid IS NULL AND x.pid IS NULL AND x.locktype = 'tra
 LEFT JOIN pg_prepared_xacts AS p ON p.transaction = x.transactionid
 LEFT JOIN pg_stat_activity AS a ON a.pid = k.pid
 UNION ALL
--- The row of a lease is in one transaction's hands at a time: a release with grace needs no other lock.
-SELECT 'changing', l.resource, o.consumer, true, x.pid, p.gid, coalesce(p.prepared, a.xact_start)
-FROM (SELECT l.resource, l.session, eskit_lease._open_transaction(l.xmax) AS xid FROM eskit_lease._leases AS l WHERE l.xmax <> '0') AS l
-JOIN pg_locks AS x ON x.locktype = 'transactionid' AND x.mode = 'ExclusiveLock' AND x.granted AND x.transactionid = l.xid
-LEFT JOIN eskit_lease._sessions AS o ON o.session = l.session
-LEFT JOIN pg_prepared_xacts AS p ON p.transaction = l.xid
+-- A row is in one transaction's hands at a time: a release with grace needs no other lock, nor does a change of a group.
+SELECT c.doing, c.resource, coalesce(c.consumer, o.consumer), true, x.pid, p.gid, coalesce(p.prepared, a.xact_start)
+FROM (SELECT 'changing' AS doing, l.resource, NULL::text AS consumer, l.session, eskit_lease._open_transaction(l.xmax) AS xid
+      FROM eskit_lease._leases AS l
+      WHERE l.xmax <> '0'
+      UNION ALL
+      SELECT 'changing the group', g.group_name, NULL, NULL, eskit_lease._open_transaction(g.xmax)
+      FROM eskit_lease._groups AS g
+      WHERE g.xmax <> '0'
+      UNION ALL
+      SELECT CASE d.kind WHEN 'semaphore' THEN 'changing the semaphore' ELSE 'changing the bridge' END, d.resource, NULL, NULL, eskit_lease._open_transaction(d.xmax)
+      FROM eskit_lease._declarations AS d
+      WHERE d.kind <> 'group' AND d.xmax <> '0'
+      UNION ALL
+      SELECT 'changing the session', NULL, s.consumer, NULL, eskit_lease._open_transaction(s.xmax)
+      FROM eskit_lease._sessions AS s
+      WHERE s.xmax <> '0') AS c
+JOIN pg_locks AS x ON x.locktype = 'transactionid' AND x.mode = 'ExclusiveLock' AND x.granted AND x.transactionid = c.xid
+LEFT JOIN eskit_lease._sessions AS o ON o.session = c.session
+LEFT JOIN pg_prepared_xacts AS p ON p.transaction = c.xid
 LEFT JOIN pg_stat_activity AS a ON a.pid = x.pid;
 
 COMMENT ON COLUMN eskit_lease.items.added_at IS 'When it was added, or requeued.';
@@ -198,7 +212,8 @@ COMMENT ON COLUMN eskit_lease.fenced_tables.resource IS 'The resource that write
 COMMENT ON COLUMN eskit_lease.fenced_tables.partition_column IS 'The column with each row''s partition, if the partitions of a group fence it one by one.';
 COMMENT ON COLUMN eskit_lease.fenced_tables.checks_each IS 'Whether it is checked after each statement or each row.';
 COMMENT ON COLUMN eskit_lease.fenced_tables.complete IS 'False if fence_table() must be called again: a trigger was disabled, dropped or replaced, the table was attached to another, or has a partition without a fence for TRUNCATE. False too in inheritance, where it cannot be held.';
-COMMENT ON COLUMN eskit_lease.blockers.doing IS 'fenced, fenced by the session, releasing, granting to the session, ending the session, or changing: the transaction has the lease''s row to acquire it, release it (also with grace), or take it back.';
+COMMENT ON VIEW eskit_lease.blockers IS 'Open transactions that keep leases from changing hands, or keep a group, a semaphore, a bridge or a session as it is, by connection or prepared transaction.';
+COMMENT ON COLUMN eskit_lease.blockers.doing IS 'fenced, fenced by the session, releasing, granting to the session, ending the session; changing: the transaction has the lease''s row to acquire it, release it (also with grace), or take it back; changing the group, the semaphore, the bridge, or the session (to drain or to end it).';
 COMMENT ON COLUMN eskit_lease.blockers.resource IS 'The resource, if it is one.';
 COMMENT ON COLUMN eskit_lease.blockers.granted IS 'False while the transaction itself waits.';
 COMMENT ON VIEW eskit_lease.queues IS 'Queues of work items. Counts end at 10001, so that long queues cost little.';

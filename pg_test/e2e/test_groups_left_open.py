@@ -253,3 +253,37 @@ def test_a_function_of_a_user_hears_of_its_partitions(connect, no_worker):
     dying.conn.close()
     wait_until(lambda: dying.expired(conn))
     assert conn.execute("SELECT array_agg(mine) FROM mine(%s)", (first.id,)).fetchone() == ([*range(6)],)
+
+
+CHANGES = {
+    "group_alter": ("changing the group", "g", ("g", None, "2 h")),
+    "group_resize": ("changing the group", "g", ("g", 8, True)),
+    "group_drop": ("changing the group", "empty", ("empty",)),
+    "semaphore_resize": ("changing the semaphore", "s", ("s", 3)),
+    "bridge_drop": ("changing the bridge", "b", ("b",)),
+    "session_drain": ("changing the session", "me", None),
+    "session_close": ("changing the session", "me", None),
+}
+
+
+@pytest.mark.parametrize("way", ["open", "prepared"])
+@pytest.mark.parametrize("verb", CHANGES)
+def test_the_view_shows_what_is_in_the_way(connect, verb, way):
+    conn, changing = connect(), connect(autocommit=False)
+    create(conn, 6)
+    me = member(connect, "me")
+    call(conn, "group_create", "empty", 2)
+    call(conn, "semaphore_create", "s", 2)
+    call(conn, "bridge_create", "b", 77)
+    doing, what, args = CHANGES[verb]
+    call(changing, verb, *(args or (me.id,)))
+    pid, gid = changing.info.backend_pid, f"{verb} left open"
+    if way == "prepared":
+        changing.execute(f"PREPARE TRANSACTION '{gid}'")
+        changing.commit()
+    shown = "SELECT DISTINCT resource, consumer, granted, pid, prepared, since <= now() FROM eskit_lease.blockers WHERE doing = %s"
+    named = (None, what) if doing == "changing the session" else (what, None)
+    by = (pid, None) if way == "open" else (None, gid)
+    wait_until(lambda: conn.execute(shown, (doing,)).fetchall() == [(*named, True, *by, True)], timeout=20)
+    conn.execute(f"ROLLBACK PREPARED '{gid}'") if way == "prepared" else changing.rollback()
+    wait_until(lambda: not conn.execute(shown, (doing,)).fetchall(), timeout=20)
