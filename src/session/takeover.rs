@@ -11,9 +11,9 @@
 //! * What could not be had (fenced, or in the middle of being granted to the predecessor) is inherited by the sweep, which finds the
 //!   successor of a dead session in a row of its own; or goes to others if that drains. For what the predecessor had waited for, and is just
 //!   granted, the successor is at the head of the queue as well.
-//! * Its memberships pass on at the commit, or by the sweep: a take-over that is left open, or prepared, keeps no group from being rebalanced.
-//!   Until then they stand in the predecessor's name, and each reader of a group finds the successor for it (see
-//! [`crate::group`]).
+//! * Its memberships pass on at the commit, or by the sweep: a take-over that is left open, or prepared, keeps no group
+//!   from being rebalanced. Until then they stand in the predecessor's name, and each reader of a group finds the
+//!   successor for it (see [`crate::group`]).
 
 use super::named::Name;
 use super::{SessionRow, delete, lock_row, lock_rows, row};
