@@ -105,6 +105,14 @@ class Server:
         wait_until(recovered)
 
 
+def make_anew(conn):
+    """Makes the extension anew, for a test on a server that others have used; rolls back what they left prepared."""
+    for (left,) in conn.execute("SELECT gid FROM pg_prepared_xacts").fetchall():
+        conn.execute(f"ROLLBACK PREPARED '{left}'")
+    conn.execute("DROP EXTENSION IF EXISTS eskit_lease")
+    conn.execute("CREATE EXTENSION eskit_lease")
+
+
 def standby_of(primary, name="e2e-standby", signal=True):
     """A hot standby that streams from `primary`, which has room for it; without a signal, the base backup of it."""
     base = Path(str(primary.data) + "-base")

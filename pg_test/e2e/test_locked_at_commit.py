@@ -8,17 +8,26 @@ def owned(conn, session):
     return sorted(partition for (partition,) in conn.execute("SELECT partition FROM eskit_lease.group_assignment('g', %s)", (session.id,)))
 
 
+def beside_a_dead_member(conn):
+    """A living member of a group, whose other member has died."""
+    call(conn, "group_create", "g", 4)
+    session, dying = Session(conn, "lives", ttl="1 h").join("g"), Session(conn, "dies", ttl="1 s").join("g")
+    wait_until(lambda: dying.expired(conn))
+    return session
+
+
+def lock(admin, table):
+    """Until that transaction is rolled back."""
+    admin.execute("BEGIN")
+    admin.execute(f"LOCK TABLE eskit_lease.{table} IN ACCESS EXCLUSIVE MODE")
+
+
 def test_an_assignment_is_read_though_a_rebalance_cannot_be_done(no_worker, connect):
     """The other member is dead, which a rebalance records. Nobody else judges the group."""
     conn, admin = connect(), connect()
-    call(conn, "group_create", "g", 4)
-    session, dying = Session(conn, "lives", ttl="1 h"), Session(conn, "dies", ttl="1 s")
-    for member in (session, dying):
-        call(conn, "group_join", "g", member.id)
-    wait_until(lambda: dying.expired(conn))
+    session = beside_a_dead_member(conn)
     for table in ("_deaths", "_successions"):
-        admin.execute("BEGIN")
-        admin.execute(f"LOCK TABLE eskit_lease.{table} IN ACCESS EXCLUSIVE MODE")
+        lock(admin, table)
         before = owned(conn, session)
         with conn.transaction():
             assert owned(conn, session) == before
@@ -39,8 +48,7 @@ def test_a_wait_behind_a_dead_holder(no_worker, connect):
     dying.take("r")
     waiter.queue("r")
     wait_until(lambda: dying.expired(conn))
-    admin.execute("BEGIN")
-    admin.execute("LOCK TABLE eskit_lease._deaths IN ACCESS EXCLUSIVE MODE")
+    lock(admin, "_deaths")
     assert waiter.wait("10 ms").reason == "timeout"
     assert not waiter.holds("r")
     admin.execute("ROLLBACK")
@@ -54,16 +62,11 @@ def test_a_wait_behind_a_dead_holder(no_worker, connect):
 
 def test_a_lock_between_the_look_and_the_commit(no_worker, connect):
     conn, admin = connect(), connect()
-    call(conn, "group_create", "g", 4)
-    session, dying = Session(conn, "lives", ttl="1 h"), Session(conn, "dies", ttl="1 s")
-    for member in (session, dying):
-        call(conn, "group_join", "g", member.id)
-    wait_until(lambda: dying.expired(conn))
+    session = beside_a_dead_member(conn)
     with conn.transaction():
         conn.execute("CREATE TABLE mine ()")
         owned(conn, session)
-        admin.execute("BEGIN")
-        admin.execute("LOCK TABLE eskit_lease._deaths IN ACCESS EXCLUSIVE MODE")
+        lock(admin, "_deaths")
     admin.execute("ROLLBACK")
     assert conn.execute("SELECT to_regclass('mine') IS NOT NULL").fetchone() == (True,), "what else it did is committed"
     call(conn, "session_sweep")
@@ -78,8 +81,7 @@ def test_a_takeover_is_committed_though_its_groups_cannot_be_passed_on(no_worker
     wait_until(lambda: owned(conn, before) == [0, 1, 2, 3])
     with conn.transaction():
         heir = Session(conn, "me", ttl="1 h", takeover=True)
-        admin.execute("BEGIN")
-        admin.execute("LOCK TABLE eskit_lease._deaths IN ACCESS EXCLUSIVE MODE")
+        lock(admin, "_deaths")
     admin.execute("ROLLBACK")
     assert owned(conn, heir) == [0, 1, 2, 3]
     call(conn, "session_sweep")

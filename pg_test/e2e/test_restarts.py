@@ -3,7 +3,7 @@
 import psycopg
 import pytest
 from client import Session, call, rows
-from conftest import Server, wait_until
+from conftest import Server, make_anew, wait_until
 
 DEATHS = "SELECT count(*) FROM eskit_lease._deaths"
 
@@ -19,10 +19,7 @@ def idle():
 @pytest.fixture
 def conn(idle):
     with idle.connect() as conn:
-        for (left,) in conn.execute("SELECT gid FROM pg_prepared_xacts").fetchall():
-            conn.execute(f"ROLLBACK PREPARED '{left}'")
-        conn.execute("DROP EXTENSION IF EXISTS eskit_lease")
-        conn.execute("CREATE EXTENSION eskit_lease")
+        make_anew(conn)
         yield conn
 
 

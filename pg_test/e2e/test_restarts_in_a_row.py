@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from client import Session, call
-from conftest import Server, standby_of, wait_until
+from conftest import Server, make_anew, standby_of, wait_until
 
 TTL = 6
 RUNS = 1  # seconds that the server runs, so that a silent session has that much less
@@ -28,10 +28,7 @@ def server():
 @pytest.fixture
 def conn(server):
     with server.connect() as conn:
-        for (left,) in conn.execute("SELECT gid FROM pg_prepared_xacts").fetchall():
-            conn.execute(f"ROLLBACK PREPARED '{left}'")
-        conn.execute("DROP EXTENSION IF EXISTS eskit_lease")
-        conn.execute("CREATE EXTENSION eskit_lease")
+        make_anew(conn)
         yield conn
 
 
