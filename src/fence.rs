@@ -146,7 +146,7 @@ fn lost(call: &Call, resource: &str, slot: Option<i32>, fence: i64) -> ErrorRepo
             None => format!("The last fence granted is {}.", newer.fence),
         },
         Fate::Superseded(None) => "A newer fence has been granted.".to_owned(),
-        Fate::Unknown => "No such fence has been granted.".to_owned(),
+        Fate::Unknown => return Error::FenceUnknown { resource: resource.to_owned(), fence }.into(),
     };
     Error::FenceLost { resource: resource.to_owned(), fence, why }.into()
 }

@@ -6,10 +6,27 @@ use pgrx::prelude::PgSqlErrorCode as Code;
 
 #[derive(Debug)]
 pub enum LeaseError {
-    FenceLost { resource: String, fence: i64, why: String },
-    InFlight { resource: String, fence: i64 },
-    NewerThanSnapshot { resource: String, fence: i64 },
-    NoGrace { name: String },
+    FenceLost {
+        resource: String,
+        fence: i64,
+        why: String,
+    },
+    /// Of which nothing is known.
+    FenceUnknown {
+        resource: String,
+        fence: i64,
+    },
+    InFlight {
+        resource: String,
+        fence: i64,
+    },
+    NewerThanSnapshot {
+        resource: String,
+        fence: i64,
+    },
+    NoGrace {
+        name: String,
+    },
 }
 
 impl From<LeaseError> for ErrorReport {
@@ -24,6 +41,14 @@ impl From<LeaseError> for ErrorReport {
                          going on.",
                     )
             }
+            FenceUnknown { resource, fence } => fence_lost(format!(
+                "fence {fence} of resource \"{resource}\" is no longer valid"
+            ))
+            .set_detail("No such fence has been granted.")
+            .set_hint(
+                "Stop this work and roll back. Check that the name and the fence are those of one grant. If they \
+                         are, acquire the lease again before going on.",
+            ),
             InFlight { resource, fence } => busy(format!("lease of resource \"{resource}\" is changing hands"))
                 .set_detail(format!(
                     "The end, the release or the take-over of fence {fence} is in progress in another transaction."
