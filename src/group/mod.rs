@@ -15,8 +15,8 @@
 //! A group is judged by whoever changes something (join, leave, release, close), by a member that asks for its assignment, and by the
 //! worker. Targets are written only by whoever has locked the group's row, which is tried and never waited for: who does not get it
 //! leaves the work to the worker, so joins never wait for each other and never deadlock. Nor does a transaction block take it, which
-//! may stay open, unless the worker should have been there already; a DO statement and a procedure, which may go on for
-//! long, do so at their commit then, and so does a block that only asks for an assignment. (A user's function in a
+//! may stay open, unless the worker should have been there already; one that only asks for an assignment does so at its
+//! commit then. A DO statement and a procedure, which may go on for long, do it at their commit. (A user's function in a
 //! client's own statement hears of its partitions at once.) Handing over needs no such lock: two who judge by different
 //! targets can only give a partition to a member that is then asked to give it back, never to two.
 //!
@@ -94,7 +94,8 @@ pub fn judge(
 ) -> Result<Option<State>> {
     let rebalances = |state: &State, now| {
         if runs_code() {
-            return put_off(call, state, now);
+            call.seam().at_commit(&state.name, judge_at_commit);
+            return false;
         }
         !(in_block() && worker_comes(state, now))
     };
@@ -105,20 +106,13 @@ pub fn judge(
 /// leave or end.
 fn judge_for_reader(call: &Call, name: &str, reader: Uuid) -> Result<Option<State>> {
     let rebalances = |state: &State, now| {
-        if in_block() || runs_code() {
-            return put_off(call, state, now);
+        let runs_code = runs_code();
+        if runs_code || in_block() && !worker_comes(state, now) {
+            call.seam().at_commit(&state.name, judge_at_commit);
         }
-        can_rebalance()
+        !runs_code && !in_block() && can_rebalance()
     };
     judge_if(call, name, Some(reader), &|_| false, &mut HandOver::default(), rebalances)
-}
-
-/// Leaves a rebalance to the worker, or to this transaction's commit where the worker does not come.
-fn put_off(call: &Call, state: &State, now: u64) -> bool {
-    if !worker_comes(state, now) {
-        call.seam().at_commit(&state.name, judge_at_commit);
-    }
-    false
 }
 
 fn worker_comes(state: &State, now: u64) -> bool {
