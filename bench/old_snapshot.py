@@ -35,6 +35,13 @@ KINDS = {
         SELECT fence INTO had FROM eskit_lease.lock_acquire('lock', 'owner', '1 min');
         ASSERT eskit_lease.lease_release('lock', had);""",
     "session with take-over": "PERFORM eskit_lease.session_open('again', '1 hour', takeover => true);",
+    "member that joins and leaves": """
+        PERFORM eskit_lease.group_join('members', pg_temp.who('b'));
+        ASSERT eskit_lease.group_leave('members', pg_temp.who('b'));""",
+    "session that joins and ends": """
+        SELECT session INTO other FROM eskit_lease.session_open('d', '1 hour');
+        PERFORM eskit_lease.group_join('sessions', other);
+        ASSERT eskit_lease.session_close(other);""",
     "run-once key, tried again": """
         SELECT fence INTO had FROM eskit_lease.execution_begin('key', pg_temp.who('a'));
         ASSERT eskit_lease.execution_fail('key', had, 'not yet', true);""",
@@ -57,7 +64,8 @@ def old_snapshot(report):
             AS 'SELECT session FROM pg_temp.known WHERE name = $1'""")
         db.execute("SELECT eskit_lease.semaphore_create('few', 4), eskit_lease.semaphore_create('many', 100)")
         db.execute("SELECT eskit_lease.group_create('group', 1)")
-        db.execute("SELECT eskit_lease.group_join('group', pg_temp.who('a'))")
+        db.execute("SELECT eskit_lease.group_create('members', 4), eskit_lease.group_create('sessions', 4)")
+        db.execute("SELECT eskit_lease.group_join(g, pg_temp.who('a')) FROM unnest(ARRAY['group', 'members', 'sessions']) AS g")
         while not one(db, "SELECT count(*) FROM eskit_lease.group_assignment('group', pg_temp.who('a')) WHERE state = 'owned'"):
             time.sleep(0.05)
         for order in ("none", "key", "fifo"):
@@ -71,7 +79,7 @@ def old_snapshot(report):
 
 def kind(report, db, what, body):
     db.execute(f"""CREATE OR REPLACE PROCEDURE pg_temp.again(first integer, times integer, INOUT ms float8 DEFAULT 0) LANGUAGE plpgsql AS $$
-        DECLARE had bigint; began timestamptz = clock_timestamp();
+        DECLARE had bigint; other uuid; began timestamptz = clock_timestamp();
         BEGIN
             FOR n IN first..first + times - 1 LOOP {body} COMMIT; END LOOP;
             ms = extract(epoch FROM clock_timestamp() - began) * 1000 / times;

@@ -102,6 +102,33 @@ CREATE INDEX _leases_session ON eskit_lease._leases (session, resource, slot) WH
 -- So are run-once keys.
 ALTER TABLE eskit_lease._executions DROP CONSTRAINT _executions_pkey, ADD PRIMARY KEY (key, fence);
 
+-- What changes in groups changes no index.
+ALTER TABLE eskit_lease._groups SET (fillfactor = 10);
+ALTER TABLE eskit_lease._partitions SET (fillfactor = 50);
+DROP INDEX eskit_lease._partitions_target;
+ALTER TABLE eskit_lease._members
+    DROP CONSTRAINT _members_pkey,
+    ADD COLUMN place bigint GENERATED ALWAYS AS IDENTITY,
+    ADD PRIMARY KEY (group_name, place);
+DROP INDEX eskit_lease._members_session;
+CREATE INDEX _members_session ON eskit_lease._members (session, group_name, place);
+CREATE OR REPLACE VIEW eskit_lease.group_members AS
+SELECT m.group_name,
+       s.consumer,
+       CASE WHEN pg_has_role(s.role, 'USAGE') OR pg_has_role(e.extowner, 'USAGE') THEN m.session END AS session,
+       pg_get_userbyid(s.role) AS role,
+       coalesce(CASE WHEN s.draining AND t.state = 'alive' THEN 'draining' ELSE t.state END, 'expired') AS state,
+       m.joined_at,
+       (SELECT count(*) FROM eskit_lease._leases AS l WHERE l.session = m.session AND l.resource = m.group_name) AS partitions,
+       coalesce(p.targets, 0) AS targets
+FROM pg_extension AS e
+CROSS JOIN eskit_lease._members AS m
+LEFT JOIN (SELECT p.group_name, p.target, count(*) AS targets FROM eskit_lease._partitions AS p GROUP BY 1, 2) AS p
+    ON p.group_name = m.group_name AND p.target = m.session
+LEFT JOIN eskit_lease._sessions AS s ON s.session = m.session
+LEFT JOIN LATERAL eskit_lease._standing(s.session, s.boot_id, s.ttl_ms) AS t ON true
+WHERE e.extname = 'eskit_lease';
+
 -- Sessions and places that are gone are not looked at.
 DROP INDEX eskit_lease._sessions_consumer;
 CREATE INDEX _sessions_consumer ON eskit_lease._sessions (consumer, role, opened_at) WHERE NOT private;

@@ -139,10 +139,10 @@ CREATE TABLE eskit_lease._groups (
     stale                boolean NOT NULL DEFAULT false,
     -- How many partitions there are to be once nobody owns any.
     resize_to            integer
-);
+) WITH (fillfactor = 10); -- few rows, and each rebalance changes one (a HOT update)
 
 -- counted: how the targets take the member into account, as one that may be given more (active), or only keeps (draining); NULL
--- for a newcomer. joined: microseconds of the clock of shared memory, in this start of it.
+-- for a newcomer. A session is a member of a group once, as src/group sees to. joined: microseconds of the clock of shared memory, in this start of it.
 CREATE TABLE eskit_lease._members (
     group_name text COLLATE "C" NOT NULL,
     session    uuid NOT NULL,
@@ -150,9 +150,10 @@ CREATE TABLE eskit_lease._members (
     joined     bigint NOT NULL,
     boot_id    bigint NOT NULL,
     counted    text COLLATE "C",
-    PRIMARY KEY (group_name, session)
+    place      bigint GENERATED ALWAYS AS IDENTITY,
+    PRIMARY KEY (group_name, place)
 );
-CREATE INDEX _members_session ON eskit_lease._members (session);
+CREATE INDEX _members_session ON eskit_lease._members (session, group_name, place);
 
 -- Who is to own each partition. revoking: the fence whose owner has been asked to release; revoke_at: until when, as joined above.
 CREATE TABLE eskit_lease._partitions (
@@ -163,8 +164,7 @@ CREATE TABLE eskit_lease._partitions (
     revoke_at  bigint,
     boot_id    bigint,
     PRIMARY KEY (group_name, partition)
-);
-CREATE INDEX _partitions_target ON eskit_lease._partitions (group_name, target);
+) WITH (fillfactor = 50); -- as for _items
 
 -- acked: positions beyond the cursor that have been acknowledged already.
 CREATE TABLE eskit_lease._cursors (

@@ -193,9 +193,11 @@ SELECT m.group_name,
        coalesce(CASE WHEN s.draining AND t.state = 'alive' THEN 'draining' ELSE t.state END, 'expired') AS state,
        m.joined_at,
        (SELECT count(*) FROM eskit_lease._leases AS l WHERE l.session = m.session AND l.resource = m.group_name) AS partitions,
-       (SELECT count(*) FROM eskit_lease._partitions AS p WHERE p.group_name = m.group_name AND p.target = m.session) AS targets
+       coalesce(p.targets, 0) AS targets
 FROM pg_extension AS e
 CROSS JOIN eskit_lease._members AS m
+LEFT JOIN (SELECT p.group_name, p.target, count(*) AS targets FROM eskit_lease._partitions AS p GROUP BY 1, 2) AS p
+    ON p.group_name = m.group_name AND p.target = m.session
 LEFT JOIN eskit_lease._sessions AS s ON s.session = m.session
 LEFT JOIN LATERAL eskit_lease._standing(s.session, s.boot_id, s.ttl_ms) AS t ON true
 WHERE e.extname = 'eskit_lease';

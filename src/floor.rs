@@ -1,4 +1,4 @@
-//! Where the line of a name begins: the places of those who wait for it, and the sessions that a consumer has opened.
+//! Where the line of a name begins: the places of those who wait for it, the members of a group, and the sessions that a consumer has opened.
 //!
 //! Rows that are gone stay in the index while an old snapshot is open, and all of them stand before those that count. So a line has a floor: **no row
 //! below it is there, or comes back**. It is in shared memory, as floors of work items are (see [`crate::liveness::floors`]); a line without one
@@ -13,6 +13,10 @@
 //!   deleted. Nothing lowers a floor.
 //! * The head of a line of places (see [`crate::queue::take_first_place`]) has a number below zero and is made without a stripe. No floor says anything
 //!   of those.
+
+mod by_session;
+
+pub use by_session::BySession;
 
 use crate::catalog;
 use crate::keys::fold_sha256;

@@ -4,6 +4,8 @@
 CREATE TEMPORARY TABLE known AS
 SELECT name, s.session FROM unnest(ARRAY['a', 'b']) AS name, session_open(name, '1 hour') AS s;
 SELECT semaphore_create('often few', 3), semaphore_create('often many', 100), semaphore_create('often resized', 3);
+SELECT group_create(g, CASE g WHEN 'often rebalance' THEN 2 ELSE 4 END), group_join(g, session)
+FROM known, unnest(ARRAY['often member', 'often member beside', 'often session in a group', 'often rebalance']) AS g WHERE name = 'a';
 CREATE FUNCTION pg_temp.who(name text) RETURNS uuid LANGUAGE sql AS $$ SELECT k.session FROM known AS k WHERE k.name = $1 $$;
 CREATE FUNCTION pg_temp.take_and_release(resource text, name text, grace interval DEFAULT '0') RETURNS boolean LANGUAGE sql AS $$
     SELECT lease_release($1, a.fence, $3) FROM lease_acquire($1, pg_temp.who($2)) AS a
@@ -15,6 +17,7 @@ DECLARE
     waiter CONSTANT text = CASE n % 2 WHEN 0 THEN 'b' ELSE 'a' END;
     had bigint;
     other uuid;
+    moved boolean;
 BEGIN
     CASE what
     WHEN 'lease' THEN RETURN pg_temp.take_and_release('often', 'a');
@@ -34,6 +37,16 @@ BEGIN
         RETURN (SELECT first FROM execution_begin('often in doubt', other, true)) AND session_close(other);
     WHEN 'resize' THEN PERFORM semaphore_resize('often resized', 3 + i % 2) FROM generate_series(1, 20) AS i; RETURN true;
     WHEN 'permit of a resized' THEN RETURN pg_temp.take_and_release('often resized', 'a');
+    WHEN 'member', 'member beside' THEN RETURN group_join('often ' || what, pg_temp.who('b')) >= 0 AND group_leave('often ' || what, pg_temp.who('b'));
+    WHEN 'session in a group' THEN
+        SELECT session INTO other FROM session_open('b', '1 hour');
+        RETURN group_join('often ' || what, other) >= 0 AND session_close(other);
+    WHEN 'assignment' THEN RETURN (SELECT count(*) = 4 FROM group_assignment('often member beside', pg_temp.who('a')));
+    WHEN 'rebalance' THEN
+        -- A partition goes from one to the other.
+        SELECT group_release('often ' || what, x.partition, x.fence) INTO STRICT moved FROM (
+            SELECT * FROM group_join('often ' || what, pg_temp.who('b')) AS j, group_assignment('often ' || what, pg_temp.who('a')) WHERE state = 'revoking') AS x;
+        RETURN moved AND (SELECT count(*) = 1 FROM group_assignment('often ' || what, pg_temp.who('b'))) AND group_leave('often ' || what, pg_temp.who('b'));
     WHEN 'take-over' THEN RETURN (SELECT session IS NOT NULL FROM session_open('often', '1 hour', takeover => true));
     END CASE;
 END
@@ -47,14 +60,14 @@ BEGIN
 END
 $$;
 CREATE TEMPORARY TABLE taken (what text, n integer, pages bigint);
--- Meanwhile: what is done 500 times before the second look, which is not counted.
-CREATE PROCEDURE pg_temp.again_and_again(what text, meanwhile text DEFAULT NULL) LANGUAGE plpgsql AS $$
+-- Meanwhile: what is done between the looks that are counted. Early: how often before the first.
+CREATE PROCEDURE pg_temp.again_and_again(what text, meanwhile text DEFAULT NULL, early integer DEFAULT 10) LANGUAGE plpgsql AS $$
 BEGIN
-    FOR n IN 0..519 LOOP
-        IF n BETWEEN 10 AND 19 OR n >= 510 THEN
+    FOR n IN 0..early + 509 LOOP
+        IF n BETWEEN early AND early + 9 OR n >= early + 500 THEN
             INSERT INTO taken VALUES (what, n, pg_temp.pages(what, n));
         ELSE
-            ASSERT pg_temp.act(CASE WHEN n < 20 THEN what ELSE coalesce(meanwhile, what) END, n), what;
+            ASSERT pg_temp.act(coalesce(meanwhile, what), n), what;
         END IF;
         COMMIT;
         -- As when it has been kept long enough.
@@ -75,12 +88,16 @@ CALL pg_temp.again_and_again('hand-over');
 CALL pg_temp.again_and_again('take-over');
 CALL pg_temp.again_and_again('permit of a resized', 'resize');
 CALL pg_temp.again_and_again('resize');
+CALL pg_temp.again_and_again('assignment', 'member beside', 110);
+CALL pg_temp.again_and_again('member', early => 110);
+CALL pg_temp.again_and_again('session in a group', early => 110);
+CALL pg_temp.again_and_again('rebalance', early => 110);
 CALL pg_temp.again_and_again('retry');
 CALL pg_temp.again_and_again('run-once key');
 CALL pg_temp.again_and_again('in doubt');
 SELECT what, median.late <= 2 * median.early AS within_twice, CASE WHEN median.late > 2 * median.early THEN median.early || ' to ' || median.late END AS pages
-FROM (SELECT what, percentile_disc(0.5) WITHIN GROUP (ORDER BY pages) FILTER (WHERE n < 20) AS early,
-             percentile_disc(0.5) WITHIN GROUP (ORDER BY pages) FILTER (WHERE n > 20) AS late
+FROM (SELECT what, percentile_disc(0.5) WITHIN GROUP (ORDER BY pages) FILTER (WHERE n < 200) AS early,
+             percentile_disc(0.5) WITHIN GROUP (ORDER BY pages) FILTER (WHERE n > 200) AS late
       FROM taken GROUP BY what) AS median ORDER BY what COLLATE "C";
 -- What is read so is what stands.
 SELECT resource, state, consumer FROM leases WHERE resource LIKE 'often%' ORDER BY 1;
@@ -98,5 +115,6 @@ SELECT session_close(session) FROM known;
 SELECT resource, state FROM leases WHERE resource LIKE 'often%' ORDER BY 1;
 ROLLBACK PREPARED 'forgotten';
 SELECT semaphore_drop('often few'), semaphore_drop('often many'), semaphore_drop('often resized');
+SELECT group_drop(group_name) FROM groups WHERE group_name LIKE 'often%';
 DELETE FROM eskit_lease._executions;
 SELECT count(*) FROM sessions;

@@ -31,10 +31,12 @@
 //! A target that changes is a new **generation**. The owners concerned are told by their revision, as of everything else.
 
 pub mod assign;
+pub mod members;
 mod plan;
 mod rebalance;
 mod serve;
 pub mod state;
+mod targets;
 mod verbs;
 
 use crate::call::{Call, runs_code};
@@ -45,29 +47,22 @@ use crate::handover::HandOver;
 use crate::liveness::{Shared, clock};
 use crate::session::{self, takeover};
 use crate::spi::{Statement, Value};
-use crate::table::{Key, Table, page_of};
-use crate::text::Text;
 use crate::{catalog, keys, seam, settings};
 use pgrx::Uuid;
-use pgrx::pg_sys::{self, INT4OID, TEXTOID, UUIDARRAYOID, UUIDOID};
+use pgrx::pg_sys::{self, INT4OID, TEXTOID};
 use state::{STALE, State};
 use std::ffi::CStr;
 
-static REMOVE: Statement =
-    Statement::writes(include_str!("../../sql/query/group/remove.sql"), &[TEXTOID, UUIDARRAYOID]);
-static INHERIT: Statement =
-    Statement::writes(include_str!("../../sql/query/group/inherit.sql"), &[TEXTOID, UUIDOID, UUIDOID]);
-static INHERIT_TARGETS: Statement =
-    Statement::writes(include_str!("../../sql/query/group/inherit_targets.sql"), &[TEXTOID, UUIDOID, UUIDOID]);
 static UNBALANCED: Statement = Statement::writes(include_str!("../../sql/query/group/unbalanced.sql"), &[TEXTOID]);
 static PAGE: Statement = Statement::reads(include_str!("../../sql/query/group/page.sql"), &[TEXTOID, INT4OID]);
 
 /// What a rebalance reads, writes or draws from, with those that it needs where the group is resized.
-const REBALANCED_BY: [&CStr; 16] = [
+const REBALANCED_BY: [&CStr; 17] = [
     catalog::FENCES,
     c"_declarations",
     c"_groups",
     c"_members",
+    c"_members_place_seq",
     c"_partitions",
     c"_leases",
     c"_sessions",
@@ -190,34 +185,17 @@ pub fn hand_over(
     result: &mut HandOver,
 ) -> Result<()> {
     let is_done = serve::hand_over(call, name, rows, result);
-    let is_left_to_worker = || settings::WORKER.get() && state::is_member(name, from);
+    let is_left_to_worker = || settings::WORKER.get() && members::is_member(name, from);
     if is_done || is_left_to_worker() {
         return Ok(());
     }
     judge(call, name, None, letting_go, result).map(drop)
 }
 
-/// Takes sessions out of a group; the caller has locked their rows.
-fn remove(call: &Call, group: &str, sessions: &[Uuid]) {
-    if !sessions.is_empty() {
-        let members = state::members();
-        let delete = |session: &Uuid| members.delete_rows(&[Key::Text(group), Key::Uuid(*session)]);
-        let removed = sessions.iter().map(delete).sum();
-        call.written(removed, &REMOVE, vec![Value::Text(group), Value::Uuids(sessions)]);
-    }
-}
-
 /// The groups in which sessions are members in their own names, in order.
 pub fn of_sessions(sessions: &[Uuid]) -> Vec<String> {
     // Mostly nobody is a member of any.
-    if !state::has_members() {
-        return Vec::new();
-    }
-    let table = Table::open(c"_members", c"_members_session");
-    let mut groups = page_of(&table, sessions, usize::MAX, 0, |row| Some(row.get::<Text>(1)?.0));
-    groups.sort_unstable();
-    groups.dedup();
-    groups
+    if members::may_be() { members::groups_of(sessions) } else { Vec::new() }
 }
 
 /// Has the worker judge the groups of sessions.
@@ -238,7 +216,7 @@ pub fn leave_all(
     let any = !groups.is_empty();
     for group in groups {
         // Their rows go with the lock on the group's: the dead are taken out by whoever has it.
-        remove(call, &group, &state::lock_members(&group, sessions));
+        members::remove(call, &group, &members::lock(&group, sessions));
         judge(call, &group, None, letting_go, result)?;
         // Nobody comes back to these sessions for what could not be done now, neither the worker.
         call.seam().judge_at(&group, clock::now());
@@ -288,23 +266,16 @@ fn pass_on_at_commit(shared: &'static Shared, _: &str) -> Result<()> {
 fn pass_on(call: &Call, group: &str, old: Uuid, new: Uuid) -> bool {
     // One that is just ending has looked for its groups.
     let stays = || Guard::Grantee(new).try_lock(Mode::Shared) && session::row(new).is_some();
-    if !claim_membership(group, new) || !stays() || !state::lock_members(group, &[old]).contains(&old) {
+    if !claim_membership(group, new) || !stays() || !members::lock(group, &[old]).contains(&old) {
         return false;
     }
-    let values = || vec![Value::Text(group), Value::Uuid(old), Value::Uuid(new)];
-    let (members, key) = (state::members(), [Key::Text(group), Key::Uuid(old)]);
-    let passed_on = if state::has_row(group, new) {
+    if members::has_row(group, new) {
         // Two have become one, and what each had is too much for one.
         let unbalanced = state::change(group, |_| Some(vec![(STALE, Some(true.into()))]));
         call.written(unbalanced, &UNBALANCED, vec![Value::Text(group)]);
-        members.delete_rows(&key)
-    } else {
-        members.update_rows(&key, |_| Some(vec![(2, Value::Uuid(new).datum())]))
-    };
-    call.written(passed_on, &INHERIT, values());
-    let targets = Table::open(c"_partitions", c"_partitions_target");
-    let passed_on = targets.update_rows(&key, |_| Some(vec![(3, Value::Uuid(new).datum())]));
-    call.written(passed_on, &INHERIT_TARGETS, values());
+    }
+    members::inherit(call, group, old, new);
+    targets::inherit(call, group, old, new);
     true
 }
 

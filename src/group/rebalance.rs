@@ -1,7 +1,7 @@
 //! Rebalancing: new targets for the partitions of a group.
 
 use super::state::{self, GENERATION, RESIZE_TO, STALE, State};
-use super::{pass_on, plan, remove};
+use super::{in_block, members, pass_on, plan, targets};
 use crate::call::Call;
 use crate::claim::LeaseRow;
 use crate::cursor;
@@ -13,20 +13,11 @@ use crate::liveness::clock;
 use crate::liveness::databases::Counter;
 use crate::session;
 use crate::spi::{Statement, Value};
-use crate::table::{Key, Table, Tuple};
-use pgrx::Uuid;
-use pgrx::pg_sys::{INT4ARRAYOID, INT8ARRAYOID, INT8OID, TEXTOID, UUIDARRAYOID};
+use crate::table::Tuple;
+use pgrx::pg_sys::{INT8OID, TEXTOID};
 
-static TARGETS: Statement = Statement::writes(
-    include_str!("../../sql/query/group/targets.sql"),
-    &[TEXTOID, INT4ARRAYOID, UUIDARRAYOID, INT8ARRAYOID, INT8ARRAYOID, INT8OID],
-);
-static COUNT: Statement =
-    Statement::writes(include_str!("../../sql/query/group/count.sql"), &[TEXTOID, UUIDARRAYOID, TEXTOID]);
 static ADVANCE: Statement = Statement::writes(include_str!("../../sql/query/group/advance.sql"), &[TEXTOID, INT8OID]);
 static RESIZED: Statement = Statement::writes(include_str!("../../sql/query/group/resized.sql"), &[TEXTOID]);
-static DROP_PARTITIONS: Statement =
-    Statement::writes(include_str!("../../sql/query/group/drop_partitions.sql"), &[TEXTOID]);
 
 /// Computes the targets anew, and tells the owners that are to give something back, or not any more. The caller has locked the group.
 pub fn rebalance(
@@ -53,26 +44,26 @@ pub fn rebalance(
     // Others are to have their partitions, whether or not they can be taken out now. Not of those that are ending with this transaction.
     let gone = session::rows(&plan.dead).into_iter().filter(|row| call.standing_of(row).is_none());
     call.taken_from(&gone.map(|row| row.session).collect::<Vec<_>>());
-    let members = state::members();
     for (counted, sessions) in [(Some("active"), &plan.active), (Some("draining"), &plan.draining), (None, &plan.dead)]
     {
         // One that is just leaving is left to whoever judges next.
-        let mine = state::lock_members(&name, sessions);
+        let mine = members::lock(&name, sessions);
         if mine.len() < sessions.len() {
             result.busy.insert(name.clone());
         }
         match counted {
-            Some(_) if mine.is_empty() => (),
-            Some(counted) => {
-                let change = |_: &Tuple| Some(vec![(6, Value::Text(counted).datum())]);
-                let count = |session: &Uuid| members.update_rows(&[Key::Text(&name), Key::Uuid(*session)], change);
-                let values = vec![Value::Text(&name), Value::Uuids(&mine), Value::Text(counted)];
-                call.written(mine.iter().map(count).sum(), &COUNT, values);
+            _ if mine.is_empty() => (),
+            Some(counted) => members::count(call, &name, &mine, counted),
+            None => {
+                members::remove(call, &name, &mine);
             }
-            None => remove(call, &name, &mine),
         }
     }
-    write_targets(call, state, &plan.changed);
+    // Not where it may stay open: who leaves would wait.
+    if state.is_crowded() && !in_block() {
+        members::move_up(&name, &state.members.iter().map(|member| member.session).collect::<Vec<_>>());
+    }
+    targets::write(call, state, &plan.changed);
     let moved = i64::from(before != state.targets());
     let advance = |row: &Tuple| {
         let generation = row.get::<i64>(GENERATION as usize)? + moved;
@@ -86,29 +77,6 @@ pub fn rebalance(
         }
     }
     Ok(())
-}
-
-/// Writes the targets and revocations of some partitions.
-fn write_targets(call: &Call, state: &State, partitions: &[i32]) {
-    if partitions.is_empty() {
-        return;
-    }
-    let nil = Uuid::from_bytes([0; 16]);
-    let known = || partitions.iter().map(|partition| &state.partitions[*partition as usize]);
-    let targets: Vec<Uuid> = known().map(|known| known.target.unwrap_or(nil)).collect();
-    let fences: Vec<i64> = known().map(|known| known.revoking.map_or(0, |(fence, _)| fence)).collect();
-    let until: Vec<i64> = known().map(|known| known.revoking.map_or(0, |(_, at)| at.cast_signed())).collect();
-    call.db().execute(
-        &TARGETS,
-        vec![
-            Value::Text(&state.name),
-            Value::Ints(partitions),
-            Value::Uuids(&targets),
-            Value::Longs(&fences),
-            Value::Longs(&until),
-            Value::Long(call.shared.boot_id()),
-        ],
-    );
 }
 
 /// Gives the group its new number of partitions once nobody owns any: every cursor begins where the last of them had come to. With
@@ -144,7 +112,7 @@ pub fn resize(call: &Call, name: &str, partitions: i32) -> Result<Option<String>
     }
     cursor::resize(call, name, before, partitions);
     declaration::forget_slots(call, name, 0);
-    drop_partitions(call, name);
+    targets::drop_all(call, name);
     keep_size(call, name);
     Ok(None)
 }
@@ -153,10 +121,4 @@ pub fn resize(call: &Call, name: &str, partitions: i32) -> Result<Option<String>
 pub fn keep_size(call: &Call, name: &str) {
     let resized = state::change(name, |_| Some(vec![(RESIZE_TO, None), (STALE, Some(true.into()))]));
     call.written(resized, &RESIZED, vec![Value::Text(name)]);
-}
-
-/// Forgets who is to own the partitions.
-pub fn drop_partitions(call: &Call, name: &str) {
-    let dropped = Table::open(c"_partitions", c"_partitions_pkey").delete_rows(&[Key::Text(name)]);
-    call.written(dropped, &DROP_PARTITIONS, vec![Value::Text(name)]);
 }

@@ -1,6 +1,7 @@
 //! Serving: partitions go to those who are to have them: all of a group that can, or those that are just released.
 
-use super::state::{self, Partition, State};
+use super::state::{Partition, State};
+use super::{members, targets};
 use crate::call::Call;
 use crate::claim::{LeaseRow, Leases, Seat};
 use crate::declaration::{self, Kind};
@@ -82,9 +83,9 @@ pub fn hand_over(call: &Call, name: &str, rows: &[LeaseRow], result: &mut HandOv
     else {
         return false;
     };
-    let targets = state::targets_of(name, rows.iter().map(|row| row.slot).filter(|slot| *slot < partitions));
+    let targets = targets::of_partitions(name, rows.iter().map(|row| row.slot).filter(|slot| *slot < partitions));
     let members: HashSet<Uuid> = targets.values().copied().collect();
-    let members = members.into_iter().filter(|target| state::is_member(name, *target)).collect();
+    let members = members.into_iter().filter(|target| members::is_member(name, *target)).collect();
     let mut ready = HashMap::<Uuid, SlotRef>::new();
     admit(call, members, &mut ready);
     let candidates = rows.iter().filter_map(|row| {

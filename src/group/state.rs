@@ -1,6 +1,7 @@
 //! What is known of a group: its settings, its members and who lives among them, its partitions with owners and targets.
 
 use super::assign::Assignor;
+use super::{members, targets};
 use crate::call::Call;
 use crate::catalog;
 use crate::claim::{LeaseRow, Leases};
@@ -8,12 +9,14 @@ use crate::declaration::{self, Kind};
 use crate::holders::{Holders, living_rows};
 use crate::liveness::clock;
 use crate::session::{SessionRow, takeover};
-use crate::table::{Change, Flight, Key, Locked, Sight, Table, Tuple};
+use crate::table::{Change, Key, Locked, Sight, Table, Tuple};
 use crate::text::Text;
 use pgrx::Uuid;
 use pgrx::pg_sys::ItemPointerData;
 use std::collections::{HashMap, HashSet};
 
+/// How many times members may be read past some that went, each time eight.
+const CROWD: usize = 8;
 /// How long newcomers are left to the worker, in microseconds.
 const PATIENCE: u64 = 1_000_000;
 
@@ -75,16 +78,14 @@ pub struct State {
     pub heirs: HashMap<Uuid, Uuid>,
     /// Whether these are all. Where the table is locked, by VACUUM FULL or such, an assignment is read without them.
     pub knows_heirs: bool,
+    /// How many times the members were read past some that went.
+    stale_members: usize,
     stale: bool,
     tid: ItemPointerData,
 }
 
 pub fn table() -> Table {
     Table::open(c"_groups", c"_groups_pkey")
-}
-
-pub fn members() -> Table {
-    Table::open(c"_members", c"_members_pkey")
 }
 
 /// Columns of the table that are changed while the group stands.
@@ -100,72 +101,22 @@ pub fn change(group: &str, changes: impl Fn(&Tuple) -> Option<Vec<Change>>) -> O
 /// Locks the row of a group if nobody else has it locked.
 pub fn try_lock(group: &str) -> bool {
     let groups = table();
-    let tid = groups.scan(Sight::Latest, &[Key::Text(group)], |row, _| Some(row.tid()));
+    let tid = groups.find(Sight::Latest, &[Key::Text(group)], |row, _| Some(row.tid()));
     tid.is_some_and(|tid| groups.lock(tid, false) == Locked::Mine)
-}
-
-/// Whether any group may have members.
-pub fn has_members() -> bool {
-    members().has_entry(&[])
-}
-
-/// Locks the rows of members that nobody else has locked. Gives these.
-pub fn lock_members(group: &str, sessions: &[Uuid]) -> Vec<Uuid> {
-    let members = members();
-    let tid = |session: &Uuid| {
-        members.scan(Sight::Latest, &[Key::Text(group), Key::Uuid(*session)], |row, _| Some(row.tid()))
-    };
-    let mine = |session: &Uuid| tid(session).is_some_and(|tid| members.lock(tid, false) == Locked::Mine);
-    sessions.iter().copied().filter(mine).collect()
-}
-
-/// Whether a session is a member, also in the name of one that it took over. What others have not committed is left
-/// out.
-pub fn is_member(group: &str, session: Uuid) -> bool {
-    has_row(group, session) || takeover::former(session).into_iter().any(|former| has_row(group, former))
-}
-
-/// Whether a session is a member in its own name.
-pub fn has_row(group: &str, session: Uuid) -> bool {
-    members().scan(Sight::Latest, &[Key::Text(group), Key::Uuid(session)], |_, _| Some(())).is_some()
-}
-
-/// The sessions in a group, what others have not committed included; and whether there is such.
-pub fn sessions(group: &str) -> (Vec<Uuid>, bool) {
-    let (mut sessions, mut in_flight) = (Vec::new(), false);
-    members().scan(Sight::Dirty, &[Key::Text(group)], |row, flight| {
-        in_flight |= flight != Flight::None;
-        sessions.extend(row.get::<Uuid>(2));
-        None::<()>
-    });
-    (sessions, in_flight)
 }
 
 /// Whether an owner was to have released a partition by now, and so may begin nothing more under its fence.
 pub fn is_overdue(call: &Call, group: &str, partition: i32, fence: i64) -> bool {
-    let revocation = Table::open(c"_partitions", c"_partitions_pkey").scan(
-        Sight::Latest,
-        &[Key::Text(group), Key::Int(partition)],
-        |row, _| Some((row.get::<i64>(4)?, row.get::<i64>(5)?, row.get::<i64>(6)?)),
-    );
-    let Some((_, at, boot_id)) = revocation.filter(|(revoked, ..)| *revoked == fence) else { return false };
-    let timeout_ms = || table().scan(Sight::Latest, &[Key::Text(group)], |row, _| row.get::<i32>(3)).unwrap_or(0);
-    let timeout_ms = if boot_id == call.shared.boot_id() { 0 } else { timeout_ms() };
-    call.shared.of_this_start(at, boot_id, timeout_ms) <= clock::now()
-}
-
-/// Who is to own some partitions, of those that have a target.
-pub fn targets_of(group: &str, partitions: impl Iterator<Item = i32>) -> HashMap<i32, Uuid> {
-    let table = Table::open(c"_partitions", c"_partitions_pkey");
-    let target = |partition| {
-        table.scan(Sight::Latest, &[Key::Text(group), Key::Int(partition)], |row, _| Some(row.get::<Uuid>(3)))
-    };
-    partitions.filter_map(|partition| Some((partition, target(partition)??))).collect()
+    let revocation = targets::of(group, partition).filter(|row| row.revoking == Some(fence));
+    let Some(row) = revocation else { return false };
+    let timeout_ms = || table().find(Sight::Latest, &[Key::Text(group)], |row, _| row.get::<i32>(3)).unwrap_or(0);
+    let timeout_ms = if row.boot_id == call.shared.boot_id() { 0 } else { timeout_ms() };
+    call.shared.of_this_start(row.revoke_at, row.boot_id, timeout_ms) <= clock::now()
 }
 
 /// The number of the group's targets as they stand.
 pub fn generation(group: &str) -> Option<i64> {
-    table().scan(Sight::Latest, &[Key::Text(group)], |row, _| row.get(5))
+    table().find(Sight::Latest, &[Key::Text(group)], |row, _| row.get(5))
 }
 
 impl State {
@@ -173,7 +124,7 @@ impl State {
     pub fn read(call: &Call, name: &str, letting_go: &dyn Fn(&LeaseRow) -> bool) -> Option<State> {
         let slots = declaration::of(name).filter(|known| known.kind == Kind::Group)?.slots;
         let mut settle_delay = 0;
-        let mut state = table().scan(Sight::Latest, &[Key::Text(name)], |row, _| {
+        let mut state = table().find(Sight::Latest, &[Key::Text(name)], |row, _| {
             settle_delay = u64::from(row.get::<i32>(4).unwrap_or(0).cast_unsigned()) * 1_000;
             Some(State {
                 name: name.to_owned(),
@@ -185,6 +136,7 @@ impl State {
                 partitions: Vec::new(),
                 heirs: HashMap::new(),
                 knows_heirs: true,
+                stale_members: 0,
                 tid: row.tid(),
             })
         })?;
@@ -198,19 +150,20 @@ impl State {
     }
 
     fn read_members(&mut self, settle_delay: u64, boot_id: i64) {
-        members().scan(Sight::Latest, &[Key::Text(&self.name)], |row, _| {
-            let joined = row.get::<i64>(4).filter(|_| row.get(5) == Some(boot_id)).unwrap_or(0).cast_unsigned();
-            self.members.push(Member {
-                session: row.get(2)?,
+        let Self { name, members: known, .. } = self;
+        self.stale_members = members::each(name, |row| {
+            let Some(session) = row.get(members::SESSION) else { return };
+            let of_this_start = row.get(members::BOOT_ID) == Some(boot_id);
+            let joined = row.get::<i64>(members::JOINED).filter(|_| of_this_start).unwrap_or(0).cast_unsigned();
+            let counted = row.get::<Text>(members::COUNTED);
+            known.push(Member {
+                session,
                 id: String::new(),
                 alive: false,
                 draining: false,
-                counted: row
-                    .get::<Text>(6)
-                    .map(|counted| if &*counted == "active" { Counted::Active } else { Counted::Draining }),
+                counted: counted.map(|as_| if &*as_ == "active" { Counted::Active } else { Counted::Draining }),
                 settles_at: joined + settle_delay,
             });
-            None::<()>
         });
     }
 
@@ -251,18 +204,20 @@ impl State {
 
     fn read_targets(&mut self, call: &Call) {
         let (timeout_ms, partitions) = (self.rebalance_timeout_ms, &mut self.partitions);
-        Table::open(c"_partitions", c"_partitions_pkey").scan(Sight::Latest, &[Key::Text(&self.name)], |row, _| {
-            let known = row.get::<i32>(2).and_then(|slot| usize::try_from(slot).ok());
-            if let Some(partition) = known.and_then(|slot| partitions.get_mut(slot)) {
-                let at = call.shared.of_this_start(row.get(5).unwrap_or(0), row.get(6).unwrap_or(0), timeout_ms);
-                let target = row.get::<Uuid>(3);
-                partition.target = target.map(|target| self.heirs.get(&target).copied().unwrap_or(target));
+        targets::each(&self.name, |row| {
+            if let Some(partition) = usize::try_from(row.partition).ok().and_then(|slot| partitions.get_mut(slot)) {
+                let at = call.shared.of_this_start(row.revoke_at, row.boot_id, timeout_ms);
+                partition.target = row.target.map(|target| self.heirs.get(&target).copied().unwrap_or(target));
                 // What an owner of before was asked for means nothing.
-                let revoking = row.get::<i64>(4).filter(|fence| partition.fence() == Some(*fence));
+                let revoking = row.revoking.filter(|fence| partition.fence() == Some(*fence));
                 partition.revoking = revoking.map(|fence| (fence, at));
             }
-            None::<()>
         });
+    }
+
+    /// Whether members that stay are to have new places: the rows of those that went are twice as many, at least.
+    pub fn is_crowded(&self) -> bool {
+        self.stale_members > CROWD.max(self.members.len() / 4)
     }
 
     /// Whether the targets would be other ones if they were computed now.

@@ -1,9 +1,9 @@
 //! The SQL functions of groups.
 
 use super::assign::Assignor;
-use super::rebalance::{drop_partitions, keep_size, resize};
+use super::rebalance::{keep_size, resize};
 use super::state::{self, RESIZE_TO, STALE, State};
-use super::{claim_membership, judge, judge_for_reader};
+use super::{claim_membership, judge, judge_for_reader, members, targets};
 use crate::acquire::grantee;
 use crate::call::{Call, enter, text_arg};
 use crate::claim;
@@ -21,7 +21,7 @@ use crate::table::{Key, Tuple};
 use crate::text::Text;
 use crate::{cursor, fence, grant, interval, item, row};
 use pgrx::datum::Interval;
-use pgrx::pg_sys::{self, INT4OID, INT8OID, TEXTOID, UUIDOID};
+use pgrx::pg_sys::{self, INT4OID, TEXTOID};
 use pgrx::prelude::*;
 use pgrx::{Uuid, name};
 use std::collections::HashSet;
@@ -32,10 +32,6 @@ static ALTER: Statement =
     Statement::writes(include_str!("../../sql/query/group/alter.sql"), &[TEXTOID, TEXTOID, INT4OID, INT4OID]);
 static DRAIN: Statement = Statement::writes(include_str!("../../sql/query/group/drain.sql"), &[TEXTOID, INT4OID]);
 static DROP: Statement = Statement::writes(include_str!("../../sql/query/group/drop.sql"), &[TEXTOID]);
-static DROP_MEMBERS: Statement = Statement::writes(include_str!("../../sql/query/group/drop_members.sql"), &[TEXTOID]);
-static JOIN: Statement =
-    Statement::writes(include_str!("../../sql/query/group/join.sql"), &[TEXTOID, UUIDOID, INT8OID, INT8OID]);
-static LEAVE: Statement = Statement::writes(include_str!("../../sql/query/group/leave.sql"), &[TEXTOID, UUIDOID]);
 
 fn assignor_arg(name: &str) -> Result<Assignor> {
     Assignor::parse(name).ok_or_else(|| Error::Assignor(name.to_owned()).into())
@@ -153,7 +149,7 @@ fn group_drop(group_name: Option<Text>) -> Result<()> {
     lock_owned(&call, &name)?;
     declaration::undeclare(&call, &name, Kind::Group)?;
     // Looked at once the declaration is gone: whoever joins looks at that after it has a member's row.
-    let (members, joining) = state::sessions(&name);
+    let (members, joining) = members::sessions(&name);
     if joining {
         return Err(Error::BeingDeclared { name }.into());
     }
@@ -168,8 +164,8 @@ fn group_drop(group_name: Option<Text>) -> Result<()> {
     call.taken_from(&members);
     let key = [Key::Text(&name)];
     call.written(state::table().delete_rows(&key), &DROP, vec![Value::Text(&name)]);
-    call.written(state::members().delete_rows(&key), &DROP_MEMBERS, vec![Value::Text(&name)]);
-    drop_partitions(&call, &name);
+    members::drop_all(&call, &name);
+    targets::drop_all(&call, &name);
     cursor::drop_all(&call, &name)
 }
 
@@ -190,14 +186,15 @@ fn group_join(group_name: Option<Text>, session: Option<Uuid>) -> Result<i64> {
     let me = living(shared, session)?;
     let call = Call::open(shared)?;
     declaration::of_kind(&name, Kind::Group)?;
-    if !state::is_member(&name, me.session()) {
+    if !members::is_member(&name, me.session()) {
         grantee(&call, me).map_err(Error::SessionEnded)?;
         if !claim_membership(&name, me.session()) {
             return Err(Error::Joining { group: name }.into());
         }
-        let now = Value::Long(clock::now().cast_signed());
-        let values = vec![Value::Text(&name), Value::Uuid(me.session()), now, Value::Long(shared.boot_id())];
-        call.db().execute(&JOIN, values);
+        // Another connection of the session may have joined before the claim.
+        if !members::is_member(&name, me.session()) {
+            members::join(&call, &name, me.session());
+        }
         // Whoever drops the group looks for members after it has dropped the declaration.
         if !matches!(declaration::stands(&name), Stands::Declared(_)) {
             return Err(Error::BeingDeclared { name }.into());
@@ -212,11 +209,8 @@ fn group_join(group_name: Option<Text>, session: Option<Uuid>) -> Result<i64> {
 /// Takes a session out of a group. Returns how many rows that were: it is a member in the names of those that it took
 /// over, too, and before all in theirs, of which the sweep may just be making its own.
 fn leave(call: &Call, group: &str, session: Uuid) -> u64 {
-    let delete = |named: Uuid| {
-        let left = state::members().delete_rows(&[Key::Text(group), Key::Uuid(named)]);
-        call.written(left, &LEAVE, vec![Value::Text(group), Value::Uuid(named)])
-    };
-    takeover::former(session).into_iter().chain([session]).map(delete).sum()
+    let named: Vec<Uuid> = takeover::former(session).into_iter().chain([session]).collect();
+    members::remove(call, group, &named)
 }
 
 #[pg_extern(schema = "eskit_lease")]
@@ -227,7 +221,7 @@ fn group_leave(group_name: Option<Text>, session: Option<Uuid>) -> Result<bool> 
     let session = session.ok_or(Error::Null("session"))?;
     let call = Call::open(shared)?;
     declaration::of_kind(&name, Kind::Group)?;
-    let Some(at) = call.session(session)?.filter(|_| state::is_member(&name, session)) else { return Ok(false) };
+    let Some(at) = call.session(session)?.filter(|_| members::is_member(&name, session)) else { return Ok(false) };
     // As for a release: waits for this session's own fenced transactions, and keeps others away.
     let owned = || claim::of_session(&name, session);
     let mut fences: Vec<i64> = owned().into_iter().map(|row| row.fence).collect();
@@ -266,7 +260,7 @@ fn group_assignment(
     let me = living(shared, session)?;
     let call = Call::open(shared)?;
     declaration::of_kind(&name, Kind::Group)?;
-    if !state::is_member(&name, me.session()) {
+    if !members::is_member(&name, me.session()) {
         return Err(Error::NotMember { group: name }.into());
     }
     // SAFETY: a plain read

@@ -17,7 +17,7 @@ use std::ffi::CStr;
 use std::sync::atomic::Ordering;
 
 /// What a pass may read or write.
-const TOUCHED: [&CStr; 21] = [
+const TOUCHED: [&CStr; 22] = [
     c"fence_seq",
     c"_refence",
     c"_sessions",
@@ -30,6 +30,7 @@ const TOUCHED: [&CStr; 21] = [
     c"_waiters",
     c"_groups",
     c"_members",
+    c"_members_place_seq",
     c"_partitions",
     c"_cursors",
     c"_heads",

@@ -1,1 +1,0 @@
-DELETE FROM eskit_lease._members WHERE group_name = $1 AND session = $2

@@ -1,0 +1,206 @@
+//! The members of groups. A membership is a row; a session has one of a group at most, as [`super::claim_membership`] keeps others from making
+//! a second.
+//!
+//! Sessions come and go, and while an old snapshot is open the rows of those that went stay in the index. So the members of a group are a line with a
+//! floor (see [`crate::floor`]), in the order of their places. A rebalance that meets many rows of those that went gives those that stay new places
+//! behind them.
+
+use crate::call::Call;
+use crate::floor::{self, BySession};
+use crate::grant;
+use crate::guard::{Guard, Mode};
+use crate::liveness::clock;
+use crate::session::takeover;
+use crate::spi::{self, Statement, Value};
+use crate::table::{Change, Flight, Key, Locked, Sight, Stand, Table, Tuple};
+use crate::text::Text;
+use pgrx::Uuid;
+use pgrx::pg_sys::{INT8OID, ItemPointerData, TEXTOID, UUIDARRAYOID, UUIDOID};
+use std::ffi::CStr;
+
+static JOIN: Statement =
+    Statement::writes(include_str!("../../sql/query/group/join.sql"), &[TEXTOID, UUIDOID, INT8OID, INT8OID]);
+static COUNT: Statement =
+    Statement::writes(include_str!("../../sql/query/group/count.sql"), &[TEXTOID, UUIDARRAYOID, TEXTOID]);
+static REMOVE: Statement =
+    Statement::writes(include_str!("../../sql/query/group/remove.sql"), &[TEXTOID, UUIDARRAYOID]);
+static INHERIT: Statement =
+    Statement::writes(include_str!("../../sql/query/group/inherit.sql"), &[TEXTOID, UUIDOID, UUIDOID]);
+static DROP: Statement = Statement::writes(include_str!("../../sql/query/group/drop_members.sql"), &[TEXTOID]);
+
+const TABLE: &CStr = c"_members";
+const GROUP: usize = 1;
+pub const SESSION: usize = 2;
+pub const JOINED: usize = 4;
+pub const BOOT_ID: usize = 5;
+pub const COUNTED: usize = 6;
+const PLACE: usize = 7;
+
+fn table() -> Table {
+    Table::open(TABLE, c"_members_pkey")
+}
+
+fn by_session() -> BySession {
+    BySession::open(TABLE, c"_members_session", GROUP, PLACE)
+}
+
+/// Whether any group may have members.
+pub fn may_be() -> bool {
+    table().has_entry(&[])
+}
+
+/// Shows the members of a group that are committed, or were made by this transaction. Returns how many times it stepped over some that went.
+pub fn each(group: &str, mut visit: impl FnMut(&Tuple)) -> usize {
+    let mut stale = 0;
+    if let Some(floor) = walk(group, None, &mut visit, &mut stale) {
+        stale = 0;
+        walk(group, Some(floor), &mut visit, &mut stale);
+    }
+    stale
+}
+
+/// The same from a floor on. Without one the line may prove to have one, which the walk ends before. Before 0.3.0 members have no places.
+fn walk(group: &str, floor: Option<i64>, visit: &mut impl FnMut(&Tuple), stale: &mut usize) -> Option<i64> {
+    let (table, mut may_ask) = (table(), floor.is_none());
+    let key = [Key::Text(group), Key::From(floor.unwrap_or(0))];
+    let mut walk = table.walk_versions(Sight::Latest, if may_ask { &key[..1] } else { &key });
+    loop {
+        match walk.step() {
+            Stand::Row(_) => visit(&table.row()),
+            Stand::Stale => {
+                let Some(place) = table.row().get::<i64>(PLACE) else { continue };
+                *stale += 1;
+                if may_ask {
+                    may_ask = false;
+                    // By a table of its own, as this one is being walked.
+                    let key = |from| vec![Key::Text(group), Key::From(from)];
+                    let floor = floor::raise(floor::lane(TABLE, group), &self::table(), PLACE, key);
+                    if floor > place {
+                        return Some(floor);
+                    }
+                }
+            }
+            Stand::End => return None,
+        }
+    }
+}
+
+/// The sessions in a group, what others have not committed included; and whether there is such.
+pub fn sessions(group: &str) -> (Vec<Uuid>, bool) {
+    let (mut sessions, mut in_flight) = (Vec::new(), false);
+    table().scan(Sight::Dirty, &[Key::Text(group)], |row, flight| {
+        in_flight |= flight != Flight::None;
+        sessions.extend(row.get::<Uuid>(SESSION));
+        None::<()>
+    });
+    (sessions, in_flight)
+}
+
+/// The groups that sessions are members of, in order.
+pub fn groups_of(sessions: &[Uuid]) -> Vec<String> {
+    let (table, mut groups) = (by_session(), Vec::new());
+    for session in sessions {
+        table.each(*session, &mut |row| {
+            groups.extend(row.get::<Text>(GROUP).map(|group| group.0));
+            None::<()>
+        });
+    }
+    groups.sort_unstable();
+    groups.dedup();
+    groups
+}
+
+/// Where the row of a member is, what others have not committed left out.
+fn row_of(group: &str, session: Uuid) -> Option<ItemPointerData> {
+    by_session().each_of(session, group, i64::MIN, &mut |row| {
+        row.get::<Text>(GROUP).filter(|of| **of == *group).map(|_| row.tid())
+    })
+}
+
+/// Whether a session is a member, also in the name of one that it took over. What others have not committed is left out.
+pub fn is_member(group: &str, session: Uuid) -> bool {
+    has_row(group, session) || takeover::former(session).into_iter().any(|former| has_row(group, former))
+}
+
+/// Whether a session is a member in its own name.
+pub fn has_row(group: &str, session: Uuid) -> bool {
+    row_of(group, session).is_some()
+}
+
+/// Locks the rows of members that nobody else has locked. Gives these.
+pub fn lock(group: &str, sessions: &[Uuid]) -> Vec<Uuid> {
+    let table = table();
+    let mine = |session: &Uuid| row_of(group, *session).is_some_and(|tid| table.lock(tid, false) == Locked::Mine);
+    sessions.iter().copied().filter(mine).collect()
+}
+
+/// Makes a session a member, that is none; the caller has claimed the membership.
+pub fn join(call: &Call, group: &str, session: Uuid) {
+    let now = Value::Long(clock::now().cast_signed());
+    let values = vec![Value::Text(group), Value::Uuid(session), now, Value::Long(call.shared.boot_id())];
+    // For the line's floor: before a place that is there, all lower ones are.
+    let stripe = Guard::Stripe(grant::stripe(group, 0));
+    stripe.lock(Mode::Exclusive);
+    call.db().execute(&JOIN, values);
+    stripe.unlock(Mode::Exclusive);
+}
+
+/// Gives members that stay new places, behind those that went: a member of long standing keeps the floor below them all. Leaves out those whose rows
+/// other transactions have. The caller has locked the group.
+pub fn move_up(group: &str, sessions: &[Uuid]) {
+    let mine = lock(group, sessions);
+    let stripe = Guard::Stripe(grant::stripe(group, 0));
+    stripe.lock(Mode::Exclusive);
+    let next = || vec![(PLACE as i32, Some(spi::next(c"_members_place_seq").into()))];
+    write(group, &mine, |table, _| table.update(&next()));
+    stripe.unlock(Mode::Exclusive);
+    spi::durably();
+}
+
+/// Writes how the targets take some members into account.
+pub fn count(call: &Call, group: &str, sessions: &[Uuid], counted: &str) {
+    let counts = || vec![(COUNTED as i32, Value::Text(counted).datum())];
+    let values = vec![Value::Text(group), Value::Uuids(sessions), Value::Text(counted)];
+    call.written(write(group, sessions, |table, _| table.update(&counts())), &COUNT, values);
+}
+
+/// Takes sessions out of a group. Returns how many were in it.
+pub fn remove(call: &Call, group: &str, sessions: &[Uuid]) -> u64 {
+    let removed = write(group, sessions, |table, tid| table.try_delete_at(tid) == Locked::Mine);
+    call.written(removed, &REMOVE, vec![Value::Text(group), Value::Uuids(sessions)])
+}
+
+/// Gives the membership of a session, whose row the caller has locked, to its successor, unless that has one.
+pub fn inherit(call: &Call, group: &str, old: Uuid, new: Uuid) {
+    let change: [Change; 1] = [(SESSION as i32, Value::Uuid(new).datum())];
+    let passed_on = if has_row(group, new) {
+        write(group, &[old], |table, tid| table.try_delete_at(tid) == Locked::Mine)
+    } else {
+        write(group, &[old], |table, _| table.update(&change))
+    };
+    call.written(passed_on, &INHERIT, vec![Value::Text(group), Value::Uuid(old), Value::Uuid(new)]);
+}
+
+/// Takes all out of a group.
+pub fn drop_all(call: &Call, group: &str) {
+    call.written(table().delete_rows(&[Key::Text(group)]), &DROP, vec![Value::Text(group)]);
+}
+
+/// Writes to the rows of members, waiting for transactions that have one. How many; `None` where that takes a statement.
+fn write(group: &str, sessions: &[Uuid], write: impl Fn(&Table, ItemPointerData) -> bool) -> Option<u64> {
+    let table = table();
+    if !table.is_plain() {
+        return None;
+    }
+    let mut written = 0;
+    for session in sessions {
+        while let Some(tid) = row_of(group, *session) {
+            pgrx::check_for_interrupts!();
+            if table.lock(tid, true) == Locked::Mine {
+                written += u64::from(write(&table, tid));
+                break;
+            }
+        }
+    }
+    Some(written)
+}
