@@ -4,8 +4,8 @@
 CREATE TEMPORARY TABLE known AS
 SELECT name, s.session FROM unnest(ARRAY['a', 'b']) AS name, session_open(name, '1 hour') AS s;
 SELECT semaphore_create('often few', 3), semaphore_create('often many', 100), semaphore_create('often resized', 3);
-SELECT group_create(g, CASE g WHEN 'often rebalance' THEN 2 ELSE 4 END), group_join(g, session)
-FROM known, unnest(ARRAY['often member', 'often member beside', 'often session in a group', 'often rebalance']) AS g WHERE name = 'a';
+SELECT group_create(g, 4), group_join(g, session)
+FROM known, unnest(ARRAY['often member', 'often member beside', 'often session in a group']) AS g WHERE name = 'a';
 CREATE FUNCTION pg_temp.who(name text) RETURNS uuid LANGUAGE sql AS $$ SELECT k.session FROM known AS k WHERE k.name = $1 $$;
 CREATE FUNCTION pg_temp.take_and_release(resource text, name text, grace interval DEFAULT '0') RETURNS boolean LANGUAGE sql AS $$
     SELECT lease_release($1, a.fence, $3) FROM lease_acquire($1, pg_temp.who($2)) AS a
@@ -17,7 +17,6 @@ DECLARE
     waiter CONSTANT text = CASE n % 2 WHEN 0 THEN 'b' ELSE 'a' END;
     had bigint;
     other uuid;
-    moved boolean;
 BEGIN
     CASE what
     WHEN 'lease' THEN RETURN pg_temp.take_and_release('often', 'a');
@@ -42,11 +41,6 @@ BEGIN
         SELECT session INTO other FROM session_open('b', '1 hour');
         RETURN group_join('often ' || what, other) >= 0 AND session_close(other);
     WHEN 'assignment' THEN RETURN (SELECT count(*) = 4 FROM group_assignment('often member beside', pg_temp.who('a')));
-    WHEN 'rebalance' THEN
-        -- A partition goes from one to the other.
-        SELECT group_release('often ' || what, x.partition, x.fence) INTO STRICT moved FROM (
-            SELECT * FROM group_join('often ' || what, pg_temp.who('b')) AS j, group_assignment('often ' || what, pg_temp.who('a')) WHERE state = 'revoking') AS x;
-        RETURN moved AND (SELECT count(*) = 1 FROM group_assignment('often ' || what, pg_temp.who('b'))) AND group_leave('often ' || what, pg_temp.who('b'));
     WHEN 'take-over' THEN RETURN (SELECT session IS NOT NULL FROM session_open('often', '1 hour', takeover => true));
     END CASE;
 END
@@ -91,7 +85,6 @@ CALL pg_temp.again_and_again('resize');
 CALL pg_temp.again_and_again('assignment', 'member beside', 110);
 CALL pg_temp.again_and_again('member', early => 110);
 CALL pg_temp.again_and_again('session in a group', early => 110);
-CALL pg_temp.again_and_again('rebalance', early => 110);
 CALL pg_temp.again_and_again('retry');
 CALL pg_temp.again_and_again('run-once key');
 CALL pg_temp.again_and_again('in doubt');
