@@ -32,7 +32,7 @@ use crate::session::takeover;
 use crate::spi::{self, Statement, Value};
 use crate::table::{Key, Sight, Table};
 use crate::{catalog, grace, grant, group, item, queue, refence, row, session};
-use dissolve::dissolve_into;
+use dissolve::dissolve_dead;
 use pgrx::Uuid;
 use pgrx::pg_sys::{self, INT8OID, TEXTOID, TransactionId};
 use pgrx::prelude::*;
@@ -109,7 +109,7 @@ pub fn pass(call: &Call, most: usize, anybody_due: bool, looked: &mut Looked) ->
             dead.truncate(MAX_DEAD);
         }
         let full = dead.len() == MAX_DEAD;
-        let looked_at = dissolve_into(call, &dead, most, false, looked, &mut pass)?;
+        let looked_at = dissolve_dead(call, &dead, most, looked, &mut pass)?;
         tend::look_again(call, pass.changed.keys());
         dead.retain(|session| looked_at.contains(session));
         // Also of those of whom it was no lease: a membership, a claim, or what a successor got.

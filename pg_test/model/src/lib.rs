@@ -30,7 +30,7 @@
 //! | `WatchPrepared`                | `Launcher::watch_prepared`                                                             |
 //! | `TakeDirty`                    | `dead_sessions`, `take_flags`, `look_through` with `settle_sessions`, `take_dirty`       |
 //! | `Judge`                        | `judge_dirty` with `hand_over`, `post_retry` and `leave_own`                           |
-//! | `Sweep`                        | `dissolve_into`, `bury` and `death::record`                                            |
+//! | `Sweep`                        | `dissolve_dead`, `bury` and `death::record`                                            |
 //!
 //! # What it leaves out, and why it may
 //!
