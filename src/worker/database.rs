@@ -65,13 +65,19 @@ fn leave(database: &Database, finished: bool) {
     database.worker.store(std::ptr::null_mut(), Ordering::Release);
 }
 
+/// What a worker remembers from one pass to the next. What an error undoes is not remembered: it ends this process.
+#[derive(Default)]
+struct Known {
+    looked: Looked,
+    retired: DoneUntil,
+}
+
 /// Works until there is nothing to do, or until there is nothing to work on, to be tried again later.
 fn serve(shared: &'static Shared, database: &'static Database) {
     let oid = database.oid.load(Ordering::Acquire);
     let began = clock::now();
     let (mut stay_until, mut gather_until) = (began + LINGER, 0);
-    // What an error undoes is not remembered: it ends this process.
-    let (mut looked, mut retired) = (Looked::default(), DoneUntil::default());
+    let mut known = Known::default();
     database.worker.store(my_latch(), Ordering::Release);
     while settings::WORKER.get() {
         let now = clock::now();
@@ -88,20 +94,13 @@ fn serve(shared: &'static Shared, database: &'static Database) {
             // Others wait for a worker, and this database has had its turn: what is left of it comes after them.
             break;
         } else if of_sessions <= now || of_posts <= now && gather_until <= now {
-            report_activity(c"eskit_lease: hand-over and sweep");
-            let Some(pass) = transaction(|| work(shared, database, of_sessions <= now, &mut looked)) else {
+            if !pass_over(shared, database, of_sessions <= now, &mut known) {
                 // It may have been forgotten, and its entry be another's.
-                if shared.known_database(oid).is_some_and(|known| std::ptr::eq(known, database)) {
+                if shared.known_database(oid).is_some_and(|entry| std::ptr::eq(entry, database)) {
                     leave(database, false);
                 }
                 return;
-            };
-            tell(shared, &pass);
-            // Nobody's hand-over waits for that.
-            if retention::is_time(database, now, pass.looked_through) {
-                transaction(|| retire(shared, now, pass.looked_through, &mut retired));
             }
-            report_idle();
             let now = clock::now();
             (stay_until, gather_until) = (now + LINGER, now + GATHER);
             // Settings and interrupts are seen to between two passes, however many there are.
@@ -120,22 +119,28 @@ fn serve(shared: &'static Shared, database: &'static Database) {
             }
         } else if now < stay_until && database.blocked.until() == 0 {
             sleep(stay_until.min(due) - now);
-        } else {
-            // Whoever posts something from now on wakes the launcher; what was posted before is seen in this last look.
-            leave(database, true);
-            let now = clock::now();
-            if sessions_due(shared, oid, now).min(posts_due(shared, oid, now)) > now + SOON {
-                return;
-            }
-            // Where its entry has been given up meanwhile the launcher starts another worker.
-            let index = shared.register_for(oid, my_latch());
-            if !index.is_some_and(|index| std::ptr::eq(&shared.databases[index], database)) {
-                return;
-            }
-            database.finished.store(false, Ordering::Release);
+        } else if !look_once_more(shared, database, oid) {
+            return;
         }
     }
     leave(database, true);
+}
+
+/// Leaves, unless something is due soon. Returns whether this worker stays.
+fn look_once_more(shared: &Shared, database: &Database, oid: u32) -> bool {
+    // A post from now on wakes the launcher; what was posted before is seen in this last look.
+    leave(database, true);
+    let now = clock::now();
+    if sessions_due(shared, oid, now).min(posts_due(shared, oid, now)) > now + SOON {
+        return false;
+    }
+    // Where its entry has been given up meanwhile the launcher starts another worker.
+    let index = shared.register_for(oid, my_latch());
+    let stays = index.is_some_and(|index| std::ptr::eq(&shared.databases[index], database));
+    if stays {
+        database.finished.store(false, Ordering::Release);
+    }
+    stays
 }
 
 fn posts_due(shared: &Shared, oid: u32, now: u64) -> u64 {
@@ -146,6 +151,23 @@ fn posts_due(shared: &Shared, oid: u32, now: u64) -> u64 {
         }
     });
     due.earliest().unwrap_or(u64::MAX)
+}
+
+/// One pass, told to listeners, and retention where it is time for that. Returns false when the extension is not in this
+/// database.
+fn pass_over(shared: &'static Shared, database: &Database, anybody_due: bool, known: &mut Known) -> bool {
+    let now = clock::now();
+    report_activity(c"eskit_lease: hand-over and sweep");
+    let Some(pass) = transaction(|| work(shared, database, anybody_due, &mut known.looked)) else {
+        return false;
+    };
+    tell(shared, &pass);
+    // No hand-over waits for that.
+    if retention::is_time(database, now, pass.looked_through) {
+        transaction(|| retire(shared, now, pass.looked_through, &mut known.retired));
+    }
+    report_idle();
+    true
 }
 
 /// One pass: what it has done. `None` when the extension is not in this database, so that there is nothing to
