@@ -10,13 +10,14 @@ pub fn postgresql_conf_options() -> Vec<&'static str> {
 #[cfg(feature = "pg_test")]
 #[pgrx::pg_schema]
 mod tests {
+    use crate::base::interval;
     use crate::call::{Call, enter};
-    use crate::claim::{Leases, Probe};
-    use crate::guard::{Guard, Mode};
-    use crate::session::New;
-    use crate::table::Locked;
-    use crate::text::{Text, text_datum};
-    use crate::{acquire, fence, interval, session};
+    use crate::lease::row::{Leases, Probe};
+    use crate::lease::{acquire, fence};
+    use crate::pg::guard::{Guard, Mode};
+    use crate::pg::table::Locked;
+    use crate::pg::text::{Text, text_datum};
+    use crate::session::{self, New};
     use pgrx::FromDatum;
     use pgrx::datum::Interval;
     use pgrx::prelude::*;

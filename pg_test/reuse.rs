@@ -3,11 +3,12 @@
 #[pgrx::pg_schema]
 mod tests {
     use crate::call::{Call, enter};
-    use crate::liveness::hunger::Food;
-    use crate::liveness::map::Opening;
-    use crate::liveness::slots::SlotRef;
-    use crate::liveness::word::State;
-    use crate::liveness::{Shared, clock};
+    use crate::pg::clock;
+    use crate::shmem::Shared;
+    use crate::shmem::hunger::Food;
+    use crate::shmem::map::Opening;
+    use crate::shmem::slots::SlotRef;
+    use crate::shmem::word::State;
     use pgrx::pg_sys;
     use pgrx::prelude::*;
 

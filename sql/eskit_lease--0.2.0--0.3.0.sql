@@ -24,7 +24,7 @@ COMMENT ON FUNCTION eskit_lease._open_transaction(xid) IS 'Internal: the open tr
 REVOKE ALL ON FUNCTION eskit_lease._open_transaction(xid) FROM PUBLIC;
 
 -- It shows what has the row of a lease in hand, too.
-CREATE OR REPLACE VIEW eskit_lease.blockers AS -- lock classes as in src/guard.rs
+CREATE OR REPLACE VIEW eskit_lease.blockers AS -- lock classes as in src/pg/guard.rs
 SELECT CASE k.objsubid
            WHEN 4501 THEN CASE k.mode WHEN 'ShareLock' THEN 'granting to the session' ELSE 'ending the session' END
            WHEN 4502 THEN CASE k.mode WHEN 'ShareLock' THEN 'fenced by the session' ELSE 'ending the session' END

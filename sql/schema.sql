@@ -1,4 +1,4 @@
--- The rows: what must survive. Liveness is not here but in shared memory (src/liveness), so a heartbeat writes none of these.
+-- The rows: what must survive. Liveness is not here but in shared memory (src/shmem), so a heartbeat writes none of these.
 -- Nobody but the functions writes them, and these check their arguments; a CHECK would be parsed anew for each statement.
 --
 -- A plain CREATE, not IF NOT EXISTS: a schema of this name that is already there belongs to somebody, who could have put
@@ -6,10 +6,10 @@
 CREATE SCHEMA eskit_lease;
 
 -- CACHE 1: a fence drawn later must be greater, whichever connection draws it.
-CREATE SEQUENCE eskit_lease.fence_seq AS bigint INCREMENT 64 CACHE 1; -- as in src/liveness/pace.rs
+CREATE SEQUENCE eskit_lease.fence_seq AS bigint INCREMENT 64 CACHE 1; -- as in src/shmem/pace.rs
 
--- What positions are made of (src/position.rs). Sequences, because what is set in them is not undone by a rollback.
--- Fences below its value are of before (src/refence.rs).
+-- What positions are made of (src/position/mod.rs). Sequences, because what is set in them is not undone by a rollback.
+-- Fences below its value are of before (src/lease/refence.rs).
 CREATE SEQUENCE eskit_lease._refence AS bigint MINVALUE 0 START 0;
 CREATE SEQUENCE eskit_lease.position_base AS bigint MINVALUE 0 START 0;
 CREATE SEQUENCE eskit_lease.position_high AS bigint MINVALUE 0 START 0;
@@ -20,7 +20,7 @@ CREATE SEQUENCE eskit_lease.position_since AS bigint MINVALUE 0 START 0;
 CREATE SEQUENCE eskit_lease.position_origin AS bigint MINVALUE 0 START 0;
 SELECT pg_catalog.setval('eskit_lease.position_origin', ('x' || pg_catalog.substr(pg_catalog.md5(pg_catalog.gen_random_uuid()::text), 1, 15))::bit(60)::bigint);
 
--- src/session.rs, src/claim.rs and src/queue.rs read columns by their number.
+-- src/session/mod.rs, src/lease/row.rs and src/lease/line.rs read columns by their number.
 CREATE TABLE eskit_lease._sessions (
     session   uuid PRIMARY KEY,
     consumer  text COLLATE "C" NOT NULL,
@@ -31,14 +31,14 @@ CREATE TABLE eskit_lease._sessions (
     draining  boolean NOT NULL DEFAULT false,
     private   boolean NOT NULL DEFAULT false,
     request   uuid,
-    -- The session that may take back the lease in grace, and the one whose guard its fenced transactions have (src/grace.rs).
+    -- The session that may take back the lease in grace, and the one whose guard its fenced transactions have (src/lease/grace.rs).
     grace_of  uuid,
     fencer    uuid
 );
 CREATE INDEX _sessions_grace_of ON eskit_lease._sessions (grace_of) WHERE grace_of IS NOT NULL;
 CREATE INDEX _sessions_consumer ON eskit_lease._sessions (consumer, role, opened_at) WHERE NOT private;
 
--- Who takes over what is left of a session that has ended (src/session/takeover.rs).
+-- Who takes over what is left of a session that has ended (src/ending/takeover.rs).
 CREATE TABLE eskit_lease._successions (
     session   uuid PRIMARY KEY,
     successor uuid NOT NULL
@@ -90,7 +90,7 @@ CREATE TABLE eskit_lease._leases (
     -- Of a semaphore or a group: whoever meets the row need not ask what the name is.
     declared    boolean NOT NULL DEFAULT false
 );
--- A seat has one row, but src/grant.rs sees to that: a unique key would look at all versions of the row with each change (src/claim.rs).
+-- A seat has one row, but src/lease/grant.rs sees to that: a unique key would look at all versions of the row with each change (src/lease/row.rs).
 CREATE INDEX _leases_seat ON eskit_lease._leases (resource, slot, fence);
 -- As for _deaths.
 ALTER TABLE eskit_lease._leases REPLICA IDENTITY FULL;
@@ -101,7 +101,7 @@ CREATE INDEX _leases_fence ON eskit_lease._leases (resource, fence) WHERE slot >
 CREATE INDEX _leases_free ON eskit_lease._leases (resource, fence) WHERE session IS NULL AND declared;
 CREATE INDEX _leases_released_at ON eskit_lease._leases (released_at) WHERE session IS NULL;
 
--- What became of leases (src/history.rs). No unique key: who writes waits for nobody.
+-- What became of leases (src/lease/history.rs). No unique key: who writes waits for nobody.
 CREATE TABLE eskit_lease._history (
     at            timestamptz NOT NULL,
     event         text COLLATE "C" NOT NULL,
@@ -304,7 +304,7 @@ CREATE INDEX _executions_ended_at ON eskit_lease._executions (coalesce(resolved_
 
 -- Only what a restored dump needs: with the sequences, fences and positions go on above those already given. Sessions, leases, waiters and
 -- members are of the incarnation of the server that they were made in; an execution of theirs that was running is in doubt.
--- What functions answer with one row. src/row.rs says why these are types.
+-- What functions answer with one row. src/pg/row.rs says why these are types.
 CREATE TYPE eskit_lease.opened_session AS (session uuid, trust_ms integer, expires_at timestamptz, revision bigint);
 CREATE TYPE eskit_lease.session_state AS (alive boolean, trust_ms integer, expires_at timestamptz, revision bigint, reason text);
 CREATE TYPE eskit_lease.sweep_result AS (ended integer, handed_over integer, more boolean);

@@ -118,7 +118,7 @@ COMMENT ON COLUMN eskit_lease.semaphores.held IS 'How many hold it; after it was
 COMMENT ON COLUMN eskit_lease.semaphores.waiters IS 'Places in line.';
 COMMENT ON COLUMN eskit_lease.semaphores.owner IS 'The role that made it, and may resize and drop it.';
 
-CREATE VIEW eskit_lease.bridges AS -- lock class as in src/guard.rs
+CREATE VIEW eskit_lease.bridges AS -- lock class as in src/pg/guard.rs
 SELECT b.resource,
        b.lock_key,
        b.target,
@@ -352,7 +352,7 @@ COMMENT ON COLUMN eskit_lease.fenced_tables.partition_column IS 'The column with
 COMMENT ON COLUMN eskit_lease.fenced_tables.checks_each IS 'Whether it is checked after each statement or each row.';
 COMMENT ON COLUMN eskit_lease.fenced_tables.complete IS 'False if fence_table() must be called again: a trigger was disabled, dropped or replaced, the table was attached to another, or has a partition without a fence for TRUNCATE. False too in inheritance, where it cannot be held.';
 
-CREATE VIEW eskit_lease.blockers AS -- lock classes as in src/guard.rs
+CREATE VIEW eskit_lease.blockers AS -- lock classes as in src/pg/guard.rs
 SELECT CASE k.objsubid
            WHEN 4501 THEN CASE k.mode WHEN 'ShareLock' THEN 'granting to the session' ELSE 'ending the session' END
            WHEN 4502 THEN CASE k.mode WHEN 'ShareLock' THEN 'fenced by the session' ELSE 'ending the session' END

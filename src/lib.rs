@@ -1,55 +1,42 @@
 //! eskit_lease: competing consumers for PostgreSQL. Sessions with one heartbeat for everything, leases with fencing tokens that hold at
 //! commit time, hand-over in milliseconds.
 //!
-//! Data flows one way: an SQL function in a concept module ([`session`], [`lease`], [`fence`], [`queue`]), one parameterised statement
-//! through [`spi`], rows. A heartbeat stops at [`liveness`], the shared memory. [`seam`] joins the two when a transaction ends, and the
+//! Data flows one way: an SQL function in a concept module ([`session`], [`lease::verbs`], [`lease::fence`], [`lease::line`]), one parameterised statement
+//! through [`pg::spi`], rows. A heartbeat stops at [`shmem`], the shared memory. [`seam`] joins the two when a transaction ends, and the
 //! [`worker`] calls the same modules as everybody else. Each module's head says its protocol.
+//!
+//! A module imports only from floors below its own, which `pg_test/lint` proves. A floor is a folder; from low to high:
+//!
+//! 1. [`base`]: errors, settings, intervals
+//! 2. [`pg`]: PostgreSQL's C: SPI, tables, the catalog, lock tags, values
+//! 3. [`keys`]: the folds of names, pure
+//! 4. [`shmem`]: who lives: shared memory, where heartbeats stop
+//! 5. [`seam`]: what shared memory is told when a transaction ends
+//! 6. [`call`]: one call of a verb
+//! 7. [`session`]: rows of sessions, and who lives among them
+//! 8. [`lease`]: leases, semaphores and locks, with their fences
+//! 9. [`group`], [`bridge`], [`execution`], [`position`], [`fenced`]: a concept each; none imports another
+//! 10. [`item`]: queues of work items; a queue may be bound to a group
+//! 11. [`ending`]: close, take-over, the sweep, retention
+//! 12. [`admin`]: privileges, and what views show
+//! 13. [`worker`]: the background workers
 
-mod acquire;
+mod admin;
+mod base;
 mod bridge;
 mod call;
-mod catalog;
-mod claim;
-mod cursor;
-mod declaration;
-mod error;
+mod ending;
 mod execution;
-mod fence;
 mod fenced;
-mod floor;
-mod grace;
-mod grant;
 mod group;
-mod guard;
-mod handover;
-mod history;
-mod holders;
-mod interval;
 mod item;
-mod json;
 mod keys;
 mod lease;
-mod liveness;
-mod lock;
-mod oids;
+mod pg;
 mod position;
-mod privilege;
-mod queue;
-mod reading;
-mod refence;
-mod release;
-mod retention;
-mod row;
-mod savepoint;
 mod seam;
-mod semaphore;
 mod session;
-mod settings;
-mod spi;
-mod sweep;
-mod table;
-mod text;
-mod version;
+mod shmem;
 mod worker;
 
 use pgrx::prelude::*;
@@ -69,7 +56,12 @@ mod eskit_lease {}
 extension_sql_file!(
     "../sql/views.sql",
     name = "views",
-    requires = [keys::group_lock_key, reading::_standing, reading::_revoke_in, reading::_open_transaction]
+    requires = [
+        keys::group_lock_key,
+        admin::reading::_standing,
+        admin::reading::_revoke_in,
+        admin::reading::_open_transaction
+    ]
 );
 extension_sql_file!("../sql/watching.sql", name = "watching", requires = ["views"]);
 extension_sql_file!("../sql/functions.sql", name = "functions", finalize);
@@ -79,8 +71,8 @@ extension_sql_file!("../sql/functions.sql", name = "functions", finalize);
 pub extern "C-unwind" fn _PG_init() {
     // SAFETY: a plain read
     if unsafe { pg_sys::process_shared_preload_libraries_in_progress } {
-        settings::define_at_preload();
-        liveness::install();
+        base::settings::define_at_preload();
+        shmem::install();
         worker::launcher::register();
     }
 }

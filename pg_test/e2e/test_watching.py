@@ -122,7 +122,7 @@ def test_alerts_ask_for_what_there_is():
     names = {name for expression in expressions for name in re.findall(r"\beskit_lease_\w+", expression)}
     assert len(expressions) > 10 and names <= METRICS
     counted = {event for expression in expressions for event in re.findall(r'event="(\w+)"', expression)}
-    counters = (ROOT / "src/liveness/databases.rs").read_text()
+    counters = (ROOT / "src/shmem/databases.rs").read_text()
     assert all(f'"{event}"' in counters for event in counted)
 
 

@@ -1,8 +1,8 @@
 //! The locks of a bridge: that of the user, an advisory lock of one bigint as `pg_advisory_lock` and its like take it, and the guard of the name.
 
 use super::Closed;
-use crate::guard::{Guard, Mode, advisory_tag, as_transaction};
 use crate::keys;
+use crate::pg::guard::{Guard, Mode, advisory_tag, as_transaction};
 use pgrx::pg_sys::{self, LOCKMODE, LOCKTAG};
 
 /// What PostgreSQL has for locks of one bigint, where those of two integers have 2.

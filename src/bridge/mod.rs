@@ -26,8 +26,8 @@
 //! | a check is prepared         | kept by the prepared transaction too, to its end | stays with its holder                             |
 //!
 //! *Under a new fence*, because the old worker was an owner in between: what rests on data from before that must not be written. A check needs its
-//! grant to be visible to what the caller reads (see [`crate::fence`]), and a fence that is granted anew says so. Until then none may pass, so the
-//! worker has a guard of the name ([`Guard::Bridge`](crate::guard::Guard::Bridge)) from when the lease has a fence of its own time to when it lets go.
+//! grant to be visible to what the caller reads (see [`crate::lease::fence`]), and a fence that is granted anew says so. Until then none may pass, so the
+//! worker has a guard of the name ([`Guard::Bridge`](crate::pg::guard::Guard::Bridge)) from when the lease has a fence of its own time to when it lets go.
 //! A check has the lock first and looks for the guard then: if it is there, the worker has had the lock since the grant, and the check has it from now on.
 //!
 //! *An old worker waits* is what `pg_advisory_lock` does where `pg_try_advisory_lock` would be refused. PostgreSQL lets nobody share a lock past
@@ -41,15 +41,15 @@ mod advisory;
 mod row;
 mod target;
 
+use crate::base::error::{Error, Result};
 use crate::call::{Call, enter, text_arg};
-use crate::catalog;
-use crate::declaration::{self, Kind};
-use crate::error::{Error, Result};
-use crate::oids::Class;
-use crate::spi::{self, Statement, Value};
-use crate::table::user::Shut;
-use crate::table::{Key, Locked, Sight, Table, Tuple};
-use crate::text::Text;
+use crate::lease::declaration::{self, Kind};
+use crate::pg::catalog;
+use crate::pg::oids::Class;
+use crate::pg::spi::{self, Statement, Value};
+use crate::pg::table::user::Shut;
+use crate::pg::table::{Key, Locked, Sight, Table, Tuple};
+use crate::pg::text::Text;
 use pgrx::pg_sys::panic::ErrorReport;
 use pgrx::pg_sys::{INT4OID, INT8OID, OIDOID, TEXTOID};
 use pgrx::prelude::*;

@@ -21,9 +21,9 @@
 use super::Closed;
 use super::target::{Opened, Target};
 use crate::call::Call;
-use crate::liveness::clock;
-use crate::table::user::Shut;
-use crate::{fence, savepoint};
+use crate::lease::fence;
+use crate::pg::table::user::Shut;
+use crate::pg::{clock, savepoint};
 use pgrx::pg_sys;
 
 /// For how long a row is kept, and with how much of that left it is kept for longer; in microseconds.

@@ -1,7 +1,7 @@
 //! The row of a user's table that a bridge leads to, and whether it is fit for that.
 //!
 //! The worker is a superuser, and the table may be anybody's. So nothing of the table's is run: it is found by its oid, the row by a primary
-//! key of one of PostgreSQL's own types, and two columns of it are written by its place ([`crate::table`]). There is no statement whose names
+//! key of one of PostgreSQL's own types, and two columns of it are written by its place ([`crate::pg::table`]). There is no statement whose names
 //! could come to mean something else, and no plan. What is left, the entries in the indexes, is written with the rights of the table's owner.
 //!
 //! Written so, a row's triggers, rules, policies and constraints are not asked. So the table must have none that would have had something to
@@ -9,11 +9,11 @@
 //! Whoever only locks the row to read it needs none of this.
 
 use crate::call::Call;
-use crate::catalog;
-use crate::spi::{AsOwner, Statement, Value};
-use crate::table::user::{Column, Shut};
-use crate::table::{Key, Locked, Sight, Table, Tuple};
-use crate::text::{Text, from_server, text_datum};
+use crate::pg::catalog;
+use crate::pg::spi::{AsOwner, Statement, Value};
+use crate::pg::table::user::{Column, Shut};
+use crate::pg::table::{Key, Locked, Sight, Table, Tuple};
+use crate::pg::text::{Text, from_server, text_datum};
 use pgrx::Uuid;
 use pgrx::pg_sys::{self, Datum, INT2OID, INT4OID, INT8OID, OIDOID, Oid, TEXTOID, UUIDOID, VARCHAROID};
 use std::ffi::CStr;

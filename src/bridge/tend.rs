@@ -8,15 +8,15 @@
 use super::row::{self, Taken};
 use super::{Side, advisory, may_be, table};
 use crate::call::Call;
-use crate::catalog;
-use crate::claim::{LeaseRow, Leases, Probe, Seat};
-use crate::declaration::Kind;
-use crate::grant::{self, Candidate};
-use crate::guard::{Guard, Mode};
-use crate::holders::Holders;
-use crate::liveness::databases::Database;
-use crate::liveness::{Shared, clock};
-use crate::queue;
+use crate::lease::declaration::Kind;
+use crate::lease::grant::{self, Candidate};
+use crate::lease::line;
+use crate::lease::row::{LeaseRow, Leases, Probe, Seat};
+use crate::pg::guard::{Guard, Mode};
+use crate::pg::{catalog, clock};
+use crate::session::holders::Holders;
+use crate::shmem::Shared;
+use crate::shmem::databases::Database;
 use pgrx::Uuid;
 use pgrx::pg_sys;
 use std::cell::RefCell;
@@ -149,7 +149,7 @@ fn look(call: &Call, name: &str) -> Lease {
         Probe::Row(row) => row.session,
         Probe::Absent => None,
     };
-    if queue::first_in_line(call, vec![name]).first.is_empty() { Lease::Unwanted(dead) } else { Lease::Awaited }
+    if line::first_in_line(call, vec![name]).first.is_empty() { Lease::Unwanted(dead) } else { Lease::Awaited }
 }
 
 /// Has the holder of a lease go on under a new fence: an old worker may have been at work since the grant. `None` while a transaction is

@@ -1,21 +1,21 @@
 //! Beginning an attempt.
 
 use super::{Execution, Executions, Probe, State, column, now};
-use crate::acquire::grantee;
+use crate::base::error::{Error, Result};
 use crate::call::{Call, enter, text_arg};
-use crate::error::{Error, Result};
-use crate::fence;
-use crate::grant::stripe;
-use crate::guard::{Guard, Mode};
-use crate::json::Jsonb;
-use crate::lease::acquirer;
-use crate::liveness::databases::Counter;
-use crate::liveness::slots::SlotRef;
-use crate::row;
+use crate::lease::acquire::grantee;
+use crate::lease::fence;
+use crate::lease::grant::stripe;
+use crate::lease::verbs::acquirer;
+use crate::pg::guard::{Guard, Mode};
+use crate::pg::json::Jsonb;
+use crate::pg::row;
+use crate::pg::spi::{self, Statement, Value};
+use crate::pg::table::Tuple;
+use crate::pg::text::{Text, role_name};
 use crate::session::{SessionRow, touch};
-use crate::spi::{self, Statement, Value};
-use crate::table::Tuple;
-use crate::text::{Text, role_name};
+use crate::shmem::databases::Counter;
+use crate::shmem::slots::SlotRef;
 use pgrx::Uuid;
 use pgrx::datum::TimestampWithTimeZone;
 use pgrx::pg_sys::{self, BOOLOID, INT8OID, TEXTOID, UUIDOID};

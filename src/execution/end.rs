@@ -1,16 +1,16 @@
 //! Ending an attempt: by whoever runs it, or by an administrator.
 
 use super::{Executions, MAX_RESULT, Probe, State, column, now};
+use crate::base::error::{Error, Result};
 use crate::call::{Call, enter, text_arg};
-use crate::error::{Error, Result};
-use crate::guard::Mode;
-use crate::json::Jsonb;
-use crate::liveness::databases::{Counter, Kept};
-use crate::liveness::word;
+use crate::pg::guard::Mode;
+use crate::pg::json::Jsonb;
+use crate::pg::spi::{self, Statement, Value};
+use crate::pg::table::Tuple;
+use crate::pg::text::{Text, role_name, role_of_name};
 use crate::seam;
-use crate::spi::{self, Statement, Value};
-use crate::table::Tuple;
-use crate::text::{Text, role_name, role_of_name};
+use crate::shmem::databases::{Counter, Kept};
+use crate::shmem::word;
 use pgrx::pg_sys::panic::ErrorReport;
 use pgrx::pg_sys::{self, Datum, INT8OID, JSONBOID, TEXTOID};
 use pgrx::prelude::*;

@@ -14,7 +14,7 @@
 //! | not committed yet  |             | `running`: whoever has it in hand will have it so, or not          |
 //!
 //! Exactly one begins an attempt. Of a new key, because whoever makes its row has the key's stripe for the time of the call (see
-//! [`crate::grant`]) and looks again under it, what is not committed included. Of a known one, because the row is locked as it was read.
+//! [`crate::lease::grant`]) and looks again under it, what is not committed included. Of a known one, because the row is locked as it was read.
 //! Neither is waited for. The index is unique by key and fence, and not by key: PostgreSQL looks at all versions with the same unique key
 //! at each change, and there are thousands while an old snapshot is open. Fences grow, so the version that counts is the last of its key.
 //!
@@ -30,12 +30,12 @@ mod begin;
 mod end;
 
 use crate::call::Call;
-use crate::json::Jsonb;
-use crate::liveness::clock;
+use crate::pg::clock;
+use crate::pg::json::Jsonb;
+use crate::pg::spi::Statement;
+use crate::pg::table::{Change, Flight, Key, Locked, Moment, Sight, Stand, Table, Tuple};
+use crate::pg::text::Text;
 use crate::session;
-use crate::spi::Statement;
-use crate::table::{Change, Flight, Key, Locked, Moment, Sight, Stand, Table, Tuple};
-use crate::text::Text;
 use pgrx::Uuid;
 use pgrx::datum::TimestampWithTimeZone;
 use pgrx::pg_sys::{Datum, FLOAT8OID, INT8OID, ItemPointerData, TransactionId};

@@ -21,13 +21,13 @@
 
 mod trigger;
 
+use crate::base::error::{Error, Result};
 use crate::call::{enter, text_arg};
-use crate::catalog;
-use crate::declaration::{self, Kind};
-use crate::error::{Error, Result};
-use crate::oids::Class;
-use crate::spi::{self, Db, Row, Statement, Value};
-use crate::text::{Text, TextArray, from_server, text_datum};
+use crate::lease::declaration::{self, Kind};
+use crate::pg::catalog;
+use crate::pg::oids::Class;
+use crate::pg::spi::{self, Db, Row, Statement, Value};
+use crate::pg::text::{Text, TextArray, from_server, text_datum};
 use pgrx::pg_sys::panic::ErrorReport;
 use pgrx::pg_sys::{self, OIDOID, Oid, TEXTARRAYOID, TEXTOID};
 use pgrx::prelude::*;

@@ -1,18 +1,18 @@
 //! What the triggers of fenced tables ask: does a pass of this transaction stand?
 //!
-//! A pass is what [`crate::fence::check`] has noted in [`crate::seam`]. It holds the lease to the end of the transaction, so one that stands
+//! A pass is what [`crate::lease::fence::check`] has noted in [`crate::seam`]. It holds the lease to the end of the transaction, so one that stands
 //! now is current at commit, and there is nothing to be read but that list. It is gone with its savepoint; it ended when this transaction
 //! gave the lease away itself, or ended the session.
 //!
 //! By a column, this is for each row that is written: what was found is remembered until the list changes.
 
-use crate::claim::Leases;
-use crate::declaration;
-use crate::error::{Error, Result};
-use crate::liveness::shared;
+use crate::base::error::{Error, Result};
+use crate::base::settings;
+use crate::lease::declaration;
+use crate::lease::row::Leases;
+use crate::pg::text::from_server;
 use crate::seam;
-use crate::settings;
-use crate::text::from_server;
+use crate::shmem::shared;
 use pgrx::pg_sys::{self, Datum, Oid, TriggerData, TupleTableSlot};
 use pgrx::prelude::*;
 use std::cell::RefCell;

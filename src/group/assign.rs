@@ -9,11 +9,10 @@
 //! first of that rank get one more, whatever they have now. A member that leaves changes nothing between those that stay: no share becomes
 //! smaller. One that comes may get one more than the fewest moves would give it, and no other partition moves for that.
 
-use crate::MAX_NAMES;
-use crate::declaration::MAX_SLOTS;
-use crate::error::{Error, Result};
-use crate::keys;
-use crate::text::{Text, TextArray, Texts};
+use crate::base::error::{Error, Result};
+use crate::lease::declaration::MAX_SLOTS;
+use crate::pg::text::{Text, TextArray, Texts};
+use crate::{MAX_NAMES, keys};
 use pgrx::prelude::*;
 use std::collections::HashMap;
 use std::hash::Hash;

@@ -2,18 +2,18 @@
 //! a second.
 //!
 //! Sessions come and go, and while an old snapshot is open the rows of those that went stay in the index. So the members of a group are a line with a
-//! floor (see [`crate::floor`]), in the order of their places. A rebalance that meets many rows of those that went gives those that stay new places
+//! floor (see [`crate::session::floor`]), in the order of their places. A rebalance that meets many rows of those that went gives those that stay new places
 //! behind them.
 
 use crate::call::Call;
-use crate::floor::{self, BySession};
-use crate::grant;
-use crate::guard::{Guard, Mode};
-use crate::liveness::clock;
-use crate::session::takeover;
-use crate::spi::{self, Statement, Value};
-use crate::table::{Change, Flight, Key, Locked, Sight, Stand, Table, Tuple};
-use crate::text::Text;
+use crate::ending::takeover;
+use crate::lease::grant;
+use crate::pg::clock;
+use crate::pg::guard::{Guard, Mode};
+use crate::pg::spi::{self, Statement, Value};
+use crate::pg::table::{Change, Flight, Key, Locked, Sight, Stand, Table, Tuple};
+use crate::pg::text::Text;
+use crate::session::floor::{self, BySession};
 use pgrx::Uuid;
 use pgrx::pg_sys::{INT8OID, ItemPointerData, TEXTOID, UUIDARRAYOID, UUIDOID};
 use std::ffi::CStr;

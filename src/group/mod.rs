@@ -31,6 +31,7 @@
 //! A target that changes is a new **generation**. The owners concerned are told by their revision, as of everything else.
 
 pub mod assign;
+pub mod cursor;
 pub mod members;
 mod plan;
 mod rebalance;
@@ -39,15 +40,17 @@ pub mod state;
 mod targets;
 mod verbs;
 
+use crate::base::error::Result;
+use crate::base::settings;
 use crate::call::{Call, runs_code};
-use crate::claim::LeaseRow;
-use crate::error::Result;
-use crate::guard::{Guard, Mode};
-use crate::handover::HandOver;
-use crate::liveness::{Shared, clock};
-use crate::session::{self, takeover};
-use crate::spi::{Statement, Value};
-use crate::{catalog, keys, seam, settings};
+use crate::ending::takeover;
+use crate::lease::handover::HandOver;
+use crate::lease::row::LeaseRow;
+use crate::pg::guard::{Guard, Mode};
+use crate::pg::spi::{Statement, Value};
+use crate::pg::{catalog, clock};
+use crate::shmem::Shared;
+use crate::{keys, seam, session};
 use pgrx::Uuid;
 use pgrx::pg_sys::{self, INT4OID, TEXTOID};
 use state::{STALE, State};

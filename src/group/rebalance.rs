@@ -1,19 +1,17 @@
 //! Rebalancing: new targets for the partitions of a group.
 
 use super::state::{self, GENERATION, RESIZE_TO, STALE, State};
-use super::{in_block, members, pass_on, plan, targets};
+use super::{cursor, in_block, members, pass_on, plan, targets};
+use crate::base::error::Result;
 use crate::call::Call;
-use crate::claim::LeaseRow;
-use crate::cursor;
-use crate::declaration::{self, Kind};
-use crate::error::Result;
-use crate::handover::HandOver;
-use crate::item;
-use crate::liveness::clock;
-use crate::liveness::databases::Counter;
-use crate::session;
-use crate::spi::{Statement, Value};
-use crate::table::Tuple;
+use crate::lease::declaration::{self, Kind};
+use crate::lease::handover::HandOver;
+use crate::lease::row::LeaseRow;
+use crate::pg::clock;
+use crate::pg::spi::{Statement, Value};
+use crate::pg::table::Tuple;
+use crate::shmem::databases::Counter;
+use crate::{item, session};
 use pgrx::pg_sys::{INT8OID, TEXTOID};
 
 static ADVANCE: Statement = Statement::writes(include_str!("../../sql/query/group/advance.sql"), &[TEXTOID, INT8OID]);

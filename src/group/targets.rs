@@ -5,8 +5,8 @@
 
 use super::state::{Partition, State};
 use crate::call::Call;
-use crate::spi::{Statement, Value};
-use crate::table::{Key, Sight, Stand, Table, Tuple};
+use crate::pg::spi::{Statement, Value};
+use crate::pg::table::{Key, Sight, Stand, Table, Tuple};
 use pgrx::Uuid;
 use pgrx::pg_sys::{INT4ARRAYOID, INT8ARRAYOID, INT8OID, TEXTOID, UUIDARRAYOID, UUIDOID};
 use std::collections::HashMap;

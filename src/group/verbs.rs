@@ -3,23 +3,26 @@
 use super::assign::Assignor;
 use super::rebalance::{keep_size, resize};
 use super::state::{self, RESIZE_TO, STALE, State};
-use super::{claim_membership, judge, judge_for_reader, members, targets};
-use crate::acquire::grantee;
+use super::{claim_membership, cursor, judge, judge_for_reader, members, targets};
+use crate::base::error::{Error, Result};
+use crate::base::interval;
 use crate::call::{Call, enter, text_arg};
-use crate::claim;
-use crate::declaration::{self, Kind, Stands};
-use crate::error::{Error, Result};
-use crate::guard::{Guard, Mode};
-use crate::handover::HandOver;
-use crate::holders::Holders;
-use crate::liveness::clock;
-use crate::liveness::slots::SlotRef;
-use crate::release::{self, find, release_seat, release_seats};
-use crate::session::{takeover, touch};
-use crate::spi::{self, Statement, Value};
-use crate::table::{Key, Tuple};
-use crate::text::Text;
-use crate::{cursor, fence, grant, interval, item, row};
+use crate::ending::takeover;
+use crate::item;
+use crate::lease::acquire::grantee;
+use crate::lease::declaration::{self, Kind, Stands};
+use crate::lease::handover::HandOver;
+use crate::lease::release::{self, find, release_seat, release_seats};
+use crate::lease::{fence, grant, row};
+use crate::pg::clock;
+use crate::pg::guard::{Guard, Mode};
+use crate::pg::row::TableIterator;
+use crate::pg::spi::{self, Statement, Value};
+use crate::pg::table::{Key, Tuple};
+use crate::pg::text::Text;
+use crate::session::holders::Holders;
+use crate::session::touch;
+use crate::shmem::slots::SlotRef;
 use pgrx::datum::Interval;
 use pgrx::pg_sys::{self, INT4OID, TEXTOID};
 use pgrx::prelude::*;
@@ -170,7 +173,7 @@ fn group_drop(group_name: Option<Text>) -> Result<()> {
 }
 
 /// A heartbeat for a session that has to be alive.
-fn living(shared: &'static crate::liveness::Shared, session: Option<Uuid>) -> Result<SlotRef> {
+fn living(shared: &'static crate::shmem::Shared, session: Option<Uuid>) -> Result<SlotRef> {
     let touch = touch(shared, session.ok_or(Error::Null("session"))?)?;
     match (touch.refusal(), touch.at) {
         (None, Some(at)) => Ok(at),
@@ -223,7 +226,7 @@ fn group_leave(group_name: Option<Text>, session: Option<Uuid>) -> Result<bool> 
     declaration::of_kind(&name, Kind::Group)?;
     let Some(at) = call.session(session)?.filter(|_| members::is_member(&name, session)) else { return Ok(false) };
     // As for a release: waits for this session's own fenced transactions, and keeps others away.
-    let owned = || claim::of_session(&name, session);
+    let owned = || row::of_session(&name, session);
     let mut fences: Vec<i64> = owned().into_iter().map(|row| row.fence).collect();
     if fences.len() > grant::BATCH {
         Guard::Fencer(session).lock(Mode::Exclusive);
@@ -234,8 +237,8 @@ fn group_leave(group_name: Option<Text>, session: Option<Uuid>) -> Result<bool> 
     if leave(&call, &name, session) == 0 {
         return Ok(false);
     }
-    let leases = claim::Leases::open();
-    let excluded = |row: &claim::LeaseRow| row.session == Some(session) && fences.contains(&row.fence);
+    let leases = row::Leases::open();
+    let excluded = |row: &row::LeaseRow| row.session == Some(session) && fences.contains(&row.fence);
     let rows = owned().into_iter().filter_map(|row| find(&leases, &name, row.slot, true, excluded));
     release::release(&call, at, rows.map(|row| (name.clone(), row)).collect())?;
     judge(&call, &name, None, &|_| false, &mut HandOver::default())?;
@@ -248,12 +251,7 @@ fn group_assignment(
     group_name: Option<Text>,
     session: Option<Uuid>,
 ) -> Result<
-    row::TableIterator<(
-        name!(partition, i32),
-        name!(fence, i64),
-        name!(state, Text),
-        name!(revoke_in, Option<Interval>),
-    )>,
+    TableIterator<(name!(partition, i32), name!(fence, i64), name!(state, Text), name!(revoke_in, Option<Interval>))>,
 > {
     let shared = enter()?;
     let name = text_arg("group_name", group_name)?;
@@ -283,7 +281,7 @@ fn group_assignment(
             Some((partition, known.fence()?, Text::from(if revoking { "revoking" } else { "owned" }), revoke_in))
         })
         .collect();
-    Ok(row::TableIterator::of(mine))
+    Ok(TableIterator::of(mine))
 }
 
 #[pg_extern(schema = "eskit_lease")]
@@ -326,12 +324,12 @@ fn group_release_many(
     group_name: Option<Text>,
     partitions: Option<Vec<Option<i32>>>,
     fences: Option<Vec<Option<i64>>>,
-) -> Result<row::TableIterator<(name!(partition, i32), name!(released, bool))>> {
+) -> Result<TableIterator<(name!(partition, i32), name!(released, bool))>> {
     let shared = enter()?;
     spi::require_writes("group_release_many()")?;
     let name = text_arg("group_name", group_name)?;
     let seats = seats_arg(&name, partitions, fences)?;
     let released = release_seats(&Call::open(shared)?, &name, &seats)?;
     let row = |(partition, _)| (partition, released.contains(&partition));
-    Ok(row::TableIterator::of(seats.into_iter().map(row).collect()))
+    Ok(TableIterator::of(seats.into_iter().map(row).collect()))
 }

@@ -2,13 +2,12 @@
 
 use super::{ITEMS, LATER, MAX_PAYLOAD, MAX_PAYLOAD_TEXT, Queue, SURELY_SHORT, id, lane, partition};
 use crate::MAX_NAMES;
+use crate::base::error::{Error, Result};
 use crate::call::{Call, enter, text_arg};
-use crate::catalog;
-use crate::error::{Error, Result};
-use crate::json::{Jsonb, JsonbArray};
-use crate::liveness::clock;
-use crate::spi::{self, Statement, Value};
-use crate::text::{Text, TextArray};
+use crate::pg::json::{Jsonb, JsonbArray};
+use crate::pg::spi::{self, Statement, Value};
+use crate::pg::text::{Text, TextArray};
+use crate::pg::{catalog, clock};
 use pgrx::datum::TimestampWithTimeZone;
 use pgrx::pg_sys::{
     self, INT4ARRAYOID, INT4OID, INT8ARRAYOID, INT8OID, JSONBARRAYOID, JSONBOID, TEXTARRAYOID, TEXTOID,

@@ -2,22 +2,22 @@
 
 mod ordered;
 
-use super::moves::Claimed;
+use super::moves::{self, Claimed};
 use super::partitions::Owned;
-use super::{Claim, ITEMS, LATER, MAX_CLAIM, MAX_CLAIM_BYTES, Order, Queue, column, dead, id, lane, moves};
-use crate::acquire::grantee;
+use super::{Claim, ITEMS, LATER, MAX_CLAIM, MAX_CLAIM_BYTES, Order, Queue, column, dead, id, lane};
+use crate::base::error::{Error, Result};
 use crate::call::{Call, enter, text_arg};
-use crate::error::{Error, Result};
-use crate::json::Jsonb;
-use crate::liveness::clock;
-use crate::liveness::floors::{Lane, Start};
-use crate::liveness::slots::SlotRef;
-use crate::liveness::spans::Noted;
+use crate::lease::acquire::grantee;
+use crate::lease::fence;
+use crate::pg::json::Jsonb;
+use crate::pg::spi::{self, Statement, Value};
+use crate::pg::table::{Flight, Key, Locked, Sight, Table, Tuple};
+use crate::pg::text::Text;
+use crate::pg::{clock, row};
 use crate::session::touch;
-use crate::spi::{self, Statement, Value};
-use crate::table::{Flight, Key, Locked, Sight, Table, Tuple};
-use crate::text::Text;
-use crate::{fence, row};
+use crate::shmem::floors::{Lane, Start};
+use crate::shmem::slots::SlotRef;
+use crate::shmem::spans::Noted;
 use ordered::Look;
 use pgrx::pg_sys::{Datum, INT4ARRAYOID, INT4OID, INT8ARRAYOID, INT8OID, TEXTOID, TIMESTAMPTZOID, UUIDOID};
 use pgrx::prelude::*;

@@ -2,17 +2,16 @@
 
 use super::heads::{self, Heads};
 use super::moves::{self, Claimed};
-use super::next;
-use super::{Claim, ITEMS, Order, Queue, column, id, lane, partition};
+use super::{Claim, ITEMS, Order, Queue, column, id, lane, next, partition};
+use crate::base::error::{Error, Result};
 use crate::call::{Call, enter};
-use crate::error::{Error, Result};
-use crate::liveness::clock;
-use crate::liveness::databases::{BOOT, Kept};
-use crate::liveness::word::State;
+use crate::pg::clock;
+use crate::pg::spi::{self, Statement};
+use crate::pg::table::{Key, Locked, Sight, Table, Tuple, page_of};
+use crate::pg::text::Text;
 use crate::session;
-use crate::spi::{self, Statement};
-use crate::table::{Key, Locked, Sight, Table, Tuple, page_of};
-use crate::text::Text;
+use crate::shmem::databases::{BOOT, Kept};
+use crate::shmem::word::State;
 use pgrx::Uuid;
 use pgrx::pg_sys::{FLOAT8OID, INT8OID};
 use pgrx::prelude::*;

@@ -1,20 +1,19 @@
 //! Finishing items: done, failed, or given back.
 
 use super::heads::{self, At, Heads};
-use super::moves::Claimed;
-use super::next;
+use super::moves::{self, Claimed};
 use super::partitions::shuffled;
-use super::{Claim, ITEMS, LATER, MAX_CLAIM, MAX_ERROR, Order, Queue, column, lane, moves};
+use super::{Claim, ITEMS, LATER, MAX_CLAIM, MAX_ERROR, Order, Queue, column, lane, next};
+use crate::base::error::{Error, Result};
+use crate::base::interval;
 use crate::call::{Call, enter};
-use crate::error::{Error, Result};
-use crate::guard::Mode;
-use crate::interval;
-use crate::liveness::clock;
-use crate::liveness::databases::{Counter, Kept};
-use crate::liveness::word::State;
-use crate::spi::{self, Statement};
-use crate::table::{Flight, Key, Locked, Sight, Table, Tuple};
-use crate::text::Text;
+use crate::pg::clock;
+use crate::pg::guard::Mode;
+use crate::pg::spi::{self, Statement};
+use crate::pg::table::{Flight, Key, Locked, Sight, Table, Tuple};
+use crate::pg::text::Text;
+use crate::shmem::databases::{Counter, Kept};
+use crate::shmem::word::State;
 use pgrx::datum::Interval;
 use pgrx::pg_sys::panic::ErrorReport;
 use pgrx::pg_sys::{self, FLOAT8OID, INT8OID};

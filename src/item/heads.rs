@@ -13,18 +13,18 @@
 //!   who has the item in hand: until the end of that transaction both are in flight.
 //!
 //! A key's rows are dead soon, and as many as it had items. For these to stay out of the way while an old snapshot is open, each key has
-//! a lane with a floor (see [`crate::liveness::floors`]), where it is told from others by a hash. What is new in it has the greatest
+//! a lane with a floor (see [`crate::shmem::floors`]), where it is told from others by a hash. What is new in it has the greatest
 //! number, as that is drawn under the stripe. The floor is raised under the stripe too, and only over rows that are gone for ever: not
 //! those in flight, nor those that this very transaction has deleted, which are back if it fails. So it is never to be lowered.
 
 use super::{Order, id, lane};
 use crate::call::Call;
-use crate::guard::{Guard, Mode};
 use crate::keys::fnv1a;
-use crate::liveness::floors::Lane;
-use crate::spi::{Statement, Value};
-use crate::table::{Flight, Key, Locked, Sight, Table, Tuple};
-use crate::text::Text;
+use crate::pg::guard::{Guard, Mode};
+use crate::pg::spi::{Statement, Value};
+use crate::pg::table::{Flight, Key, Locked, Sight, Table, Tuple};
+use crate::pg::text::Text;
+use crate::shmem::floors::Lane;
 use pgrx::pg_sys::{INT4OID, INT8OID, TEXTOID};
 use std::ffi::CStr;
 

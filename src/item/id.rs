@@ -5,7 +5,8 @@
 //! all that any older history can have given. They stay below 2^53, exact in JavaScript.
 
 use crate::call::Call;
-use crate::{fence, spi};
+use crate::lease::fence;
+use crate::pg::spi;
 
 pub fn next(call: &Call) -> i64 {
     fence::raise(call);

@@ -7,7 +7,7 @@
 //! **Claiming** waits for nobody. A claim looks at its lanes (a queue has one for each partition of its group, or just one) with a dirty
 //! snapshot, in order: what is due from `_later` first, then what is ready. What is free it takes by changing or deleting the row without
 //! waiting; what somebody else has in hand it leaves. A row changes hands by one UPDATE that touches no index and does not change the
-//! row's length. So no item is given twice, and dead rows are kept out of the way by the lanes' floors: see [`crate::liveness::floors`].
+//! row's length. So no item is given twice, and dead rows are kept out of the way by the lanes' floors: see [`crate::shmem::floors`].
 //!
 //! **A claim** is a row: one for each call, with the fence that it drew and the session whose it is. An item names the fence of its
 //! claim. Whoever finishes items names the fence too, and finishes those that still have it. A thread whose session has claimed the
@@ -16,7 +16,7 @@
 //!
 //! * A finish takes S(session) in share mode, then looks at the session's slot, then deletes or changes the rows of the items, without
 //!   waiting. From then on to its end nobody can take these items, even past the session's deadline; a close waits for it.
-//! * A claim takes G(session) in share mode as a grant does (see [`crate::grant`]), so that a session's last row is not taken away under it.
+//! * A claim takes G(session) in share mode as a grant does (see [`crate::lease::grant`]), so that a session's last row is not taken away under it.
 //! * The claims of a session that has ended are freed by [`free`]: by its close, by the worker's sweep, or by a claim that finds less than
 //!   it asks for. A dead session finishes nothing, and what it was just finishing is in the hands of that transaction.
 //! * Claims are not dumped. An item whose claim has no row is free. To ask for the row each time that a claim passes a claimed item
@@ -44,15 +44,15 @@ pub use dead::{OLDEST, RETIRE, free};
 pub use finish::{OLDEST_CLAIM, RETIRE_CLAIMS};
 pub use queue::{has_items, require_no_items, require_unbound};
 
+use crate::base::error::{Error, Result};
 use crate::call::Call;
-use crate::catalog;
-use crate::error::{Error, Result};
-use crate::fence;
 use crate::keys::partition_of;
-use crate::liveness::floors::Lane;
-use crate::liveness::hunger::Food;
-use crate::table::{Flight, Key, Locked, Sight, Table, Tuple};
-use crate::text::Text;
+use crate::lease::fence;
+use crate::pg::catalog;
+use crate::pg::table::{Flight, Key, Locked, Sight, Table, Tuple};
+use crate::pg::text::Text;
+use crate::shmem::floors::Lane;
+use crate::shmem::hunger::Food;
 use pgrx::Uuid;
 use pgrx::pg_sys::ItemPointerData;
 use std::ffi::CStr;

@@ -1,13 +1,13 @@
 //! Moves of items between their tables, which are in the hands of this transaction. A row is written and deleted by its place, so that no
-//! predicate locks are taken (see [`crate::table`]); by a statement where an administrator has hung something on one of the tables.
+//! predicate locks are taken (see [`crate::pg::table`]); by a statement where an administrator has hung something on one of the tables.
 
 use super::{ITEMS, LATER, column};
 use crate::call::Call;
-use crate::json::Jsonb;
-use crate::liveness::clock;
-use crate::spi::{self, Statement, Value};
-use crate::table::{Key, Sight, Table, Tuple};
-use crate::text::Text;
+use crate::pg::clock;
+use crate::pg::json::Jsonb;
+use crate::pg::spi::{self, Statement, Value};
+use crate::pg::table::{Key, Sight, Table, Tuple};
+use crate::pg::text::Text;
 use pgrx::pg_sys::{Datum, INT4OID, INT8OID, TEXTOID};
 
 static CLAIM_LATER: Statement = Statement::writes(

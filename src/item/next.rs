@@ -21,10 +21,9 @@ use super::heads::{At, Heads};
 use super::moves::{self, Claimed};
 use super::{ITEMS, LATER, Order, Queue, column, id, lane};
 use crate::call::Call;
-use crate::catalog;
-use crate::liveness::clock;
-use crate::liveness::floors::NOWHERE;
-use crate::table::{Flight, Key, Locked, Sight, Table};
+use crate::pg::table::{Flight, Key, Locked, Sight, Table};
+use crate::pg::{catalog, clock};
+use crate::shmem::floors::NOWHERE;
 use pgrx::pg_sys::{ItemPointerData, Oid};
 use std::ffi::CStr;
 

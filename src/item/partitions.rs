@@ -5,15 +5,15 @@
 //! connection, and begins anew with each connection. The order is drawn by chance for each claim. Each partition that has items is
 //! the first one as often as any other, whatever else the connection does, and nothing is to be remembered.
 //!
-//! Those in which nothing is to be had are not looked at, however many they are: see [`crate::liveness::spans`].
+//! Those in which nothing is to be had are not looked at, however many they are: see [`crate::shmem::spans`].
 
 use super::Queue;
+use crate::base::error::{Error, Result};
 use crate::call::Call;
-use crate::claim::Leases;
-use crate::error::{Error, Result};
-use crate::liveness::clock;
-use crate::liveness::spans::{self, Noted};
-use crate::{claim, group};
+use crate::group;
+use crate::lease::row::{self, Leases};
+use crate::pg::clock;
+use crate::shmem::spans::{self, Noted};
 use pgrx::Uuid;
 use pgrx::pg_sys;
 use std::collections::HashSet;
@@ -61,7 +61,7 @@ impl<'a> Owned<'a> {
     pub fn of(call: &'a Call, queue: &'a Queue, session: Uuid) -> Result<Option<Owned<'a>>> {
         let Some(group) = queue.group.as_deref() else { return Ok(None) };
         let count = queue.partitions()?;
-        let some = claim::some_of_session(group, session, FEW + 1);
+        let some = row::some_of_session(group, session, FEW + 1);
         if some.is_empty() && !group::members::is_member(group, session) {
             return Err(Error::NotMember { group: group.to_owned() }.into());
         }
@@ -115,7 +115,7 @@ impl<'a> Owned<'a> {
             let mine = leases.row(self.group, *partition).is_some_and(|row| row.session == Some(self.session));
             misses += usize::from(!mine);
             if misses == MISSES {
-                all = Some(claim::of_session(self.group, self.session).into_iter().map(|row| row.slot).collect());
+                all = Some(row::of_session(self.group, self.session).into_iter().map(|row| row.slot).collect());
             }
             mine
         }

@@ -1,15 +1,15 @@
 //! The SQL functions of queues.
 
 use super::{ITEMS, LATER, Order, Queue, heads};
+use crate::base::error::{Error, Result};
+use crate::base::interval;
 use crate::call::{Call, enter, text_arg};
-use crate::declaration::{self, Kind, Stands};
-use crate::error::{Error, Result};
-use crate::grant::stripe;
-use crate::guard::{Guard, Mode};
-use crate::interval;
-use crate::spi::{self, Statement, Value};
-use crate::table::{Flight, Key, Locked, Sight, Table};
-use crate::text::{Text, role_name, role_of_name};
+use crate::lease::declaration::{self, Kind, Stands};
+use crate::lease::grant::stripe;
+use crate::pg::guard::{Guard, Mode};
+use crate::pg::spi::{self, Statement, Value};
+use crate::pg::table::{Flight, Key, Locked, Sight, Table};
+use crate::pg::text::{Text, role_name, role_of_name};
 use pgrx::datum::Interval;
 use pgrx::pg_sys::{self, INT4OID, TEXTOID};
 use pgrx::prelude::*;

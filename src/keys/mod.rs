@@ -4,8 +4,8 @@ mod fold;
 
 pub use fold::{fnv1a, fold_sha256, partition_of};
 
-use crate::error::{Error, Result};
-use crate::text::Text;
+use crate::base::error::{Error, Result};
+use crate::pg::text::Text;
 use pgrx::Uuid;
 use pgrx::prelude::*;
 

@@ -2,10 +2,10 @@
 //!
 //! An effect runs where an ERROR would bring the server down, so it only copies, changes atomics and sets latches.
 
-use crate::guard::Guard;
-use crate::liveness::Shared;
-use crate::liveness::databases::Database;
-use crate::liveness::slots::SlotRef;
+use crate::pg::guard::Guard;
+use crate::shmem::Shared;
+use crate::shmem::databases::Database;
+use crate::shmem::slots::SlotRef;
 use std::collections::HashSet;
 
 /// Where the effects of one transaction go.

@@ -4,9 +4,9 @@
 
 use super::effect::Memory;
 use super::notes::{NOTES, Notes, What, in_order, next_epoch};
-use crate::error::Error;
-use crate::guard::{Guard, Mode};
-use crate::liveness::confirm;
+use crate::base::error::Error;
+use crate::pg::guard::{Guard, Mode};
+use crate::shmem::confirm;
 use pgrx::pg_sys::panic::ErrorReport;
 use pgrx::pg_sys::{self, SubTransactionId};
 use std::cell::Cell;

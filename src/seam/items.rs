@@ -1,8 +1,8 @@
 //! Notes about work items: floors of lanes, and what feeds the hungry.
 
 use super::effect::{Effect, Memory};
-use crate::liveness::floors::Lane;
-use crate::liveness::hunger::Food;
+use crate::shmem::floors::Lane;
+use crate::shmem::hunger::Food;
 use std::sync::atomic::Ordering;
 
 /// Work items at this place of a lane, or beyond, have been claimed, or else made free.

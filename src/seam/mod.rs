@@ -14,11 +14,11 @@
 //! | prepare          | unproven             | stay frozen         | unproven   | the xid is watched, then all are rescanned |
 //! | rollback to savepoint | dead, without a trace | nothing was done yet |       | to the ring at once, unchanged |
 //!
-//! Work items have floors instead (see [`crate::liveness::floors`]): what has become free lowers them at commit, what was claimed does so
+//! Work items have floors instead (see [`crate::shmem::floors`]): what has become free lowers them at commit, what was claimed does so
 //! at a rollback, and both do at PREPARE. Whoever waits for items is woken at commit, or when they are due, and at the rollback of a claim. And somebody is to come, at
-//! its time, for what has been ended and is kept for a while (see [`crate::retention`]).
+//! its time, for what has been ended and is kept for a while (see [`crate::ending::retention`]).
 //!
-//! Unproven is what [`crate::liveness::confirm`] does not vouch for yet.
+//! Unproven is what [`crate::shmem::confirm`] does not vouch for yet.
 //!
 //! Each kind of note is a type with its [`effect`]s: of [`resources`], [`sessions`], [`items`] and the worker's own
 //! [`work`]. Their list is in [`notes`]; [`end`] has them take effect: who lives, then floors, then all that wakes.
@@ -31,11 +31,11 @@ mod resources;
 mod sessions;
 mod work;
 
-use crate::liveness::Shared;
-use crate::liveness::databases::{Database, Kept};
-use crate::liveness::floors::Lane;
-use crate::liveness::hunger::Food;
-use crate::liveness::slots::SlotRef;
+use crate::shmem::Shared;
+use crate::shmem::databases::{Database, Kept};
+use crate::shmem::floors::Lane;
+use crate::shmem::hunger::Food;
+use crate::shmem::slots::SlotRef;
 use effect::Memory;
 use items::{AllPlaces, Due, EndedHeads, Items, Places};
 use notes::{Kind, NOTES, What, near, next_epoch, now};

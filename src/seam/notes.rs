@@ -5,7 +5,7 @@ use super::items::{AllPlaces, Due, EndedHeads, Items, Places};
 use super::resources::{AtCommit, InVain, Later, Many, Pass, Resource};
 use super::sessions::{Ended, Opened, Revision, TakenFrom};
 use super::work::{Retained, Taken};
-use crate::liveness::slots::SlotRef;
+use crate::shmem::slots::SlotRef;
 use pgrx::pg_sys::{self, SubTransactionId};
 use std::cell::{Cell, RefCell};
 

@@ -1,10 +1,11 @@
 //! Notes about resources: what the worker judges again.
 
 use super::effect::{Effect, Memory};
-use crate::error::Result;
-use crate::liveness::databases::RESCAN;
-use crate::liveness::slots::SlotRef;
-use crate::liveness::{Shared, clock};
+use crate::base::error::Result;
+use crate::pg::clock;
+use crate::shmem::Shared;
+use crate::shmem::databases::RESCAN;
+use crate::shmem::slots::SlotRef;
 use pgrx::pg_sys::SubTransactionId;
 
 /// What is put off until a transaction commits: an ERROR of it is one of the COMMIT.

@@ -1,9 +1,9 @@
 //! Notes about sessions: who lives, and whose revision grows.
 
 use super::effect::{Effect, Memory};
-use crate::guard::Guard;
-use crate::liveness::databases::RESCAN;
-use crate::liveness::slots::SlotRef;
+use crate::pg::guard::Guard;
+use crate::shmem::databases::RESCAN;
+use crate::shmem::slots::SlotRef;
 use pgrx::Uuid;
 use std::collections::HashSet;
 

@@ -1,8 +1,8 @@
 //! Notes about the worker's work: what it has taken out of shared memory to do, and what it must do one day.
 
 use super::effect::{Effect, Memory};
-use crate::liveness::clock;
-use crate::liveness::databases::Kept;
+use crate::pg::clock;
+use crate::shmem::databases::Kept;
 
 /// What this transaction has taken out of shared memory, and does. If it fails, it is put back.
 pub enum Taken {

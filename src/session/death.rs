@@ -3,19 +3,19 @@
 //! in the same transaction: the session stays dead.
 //!
 //! So does a transaction that grants to others because a session is dead, though that session keeps what it has: a permit, as the holder of another
-//! slot is gone ([`crate::semaphore`]); a partition's target, as a member is; what is on the other side of a bridge, as the holder is; a declared
+//! slot is gone ([`crate::lease::semaphore`]); a partition's target, as a member is; what is on the other side of a bridge, as the holder is; a declared
 //! name, as a waiter is; the name of a consumer to a session that takes over. A refusal records nothing. Nor is a waiter recorded that was passed
 //! over: it has lost its turn, and keeps its place.
 //!
 //! A table of its own, because the session's row may be in somebody's hands, and without a unique key, because who takes waits for nobody: two
 //! rows say the same. They go with the session's row. Until a transaction that was prepared has ended, nobody sees what it has written: there it is
-//! [`Guard::Taken`](crate::guard::Guard::Taken) that keeps the session dead.
+//! [`Guard::Taken`](crate::pg::guard::Guard::Taken) that keeps the session dead.
 
 use crate::call::Call;
-use crate::catalog;
+use crate::pg::catalog;
+use crate::pg::spi::{Statement, Value};
+use crate::pg::table::{Key, Sight, Table};
 use crate::session;
-use crate::spi::{Statement, Value};
-use crate::table::{Key, Sight, Table};
 use pgrx::pg_sys::{Oid, UUIDARRAYOID, UUIDOID};
 use pgrx::{IntoDatum, Uuid};
 

@@ -6,12 +6,12 @@
 //! that no transaction deletes any more it is thawed.
 
 use super::{row, table};
-use crate::liveness::Shared;
-use crate::liveness::slots::SlotRef;
-use crate::liveness::standing::Standing;
-use crate::liveness::word::State;
+use crate::pg::table::{Key, Sight};
 use crate::seam;
-use crate::table::{Key, Sight};
+use crate::shmem::Shared;
+use crate::shmem::slots::SlotRef;
+use crate::shmem::standing::Standing;
+use crate::shmem::word::State;
 use pgrx::Uuid;
 
 /// Whether an open transaction, another one, deletes the row of a session: if that commits, the session has ended. It may have changed the row

@@ -2,37 +2,37 @@
 //!
 //! A session is a row (who, as which role, with which TTL) and a slot in shared memory (until when). Opening writes the row and enters
 //! the slot; a heartbeat touches the slot alone. After a restart the slot is made again from the row by whoever needs it first, the
-//! worker at the latest: the session is then alive until `t0 + ttl`, as [`crate::liveness::slots`] says; but for one that had expired, and
+//! worker at the latest: the session is then alive until `t0 + ttl`, as [`crate::shmem::slots`] says; but for one that had expired, and
 //! from which somebody has taken something ([`death`]). Where all slots are taken it lives until then, and no longer
-//! ([`crate::liveness::stand_in`]).
+//! ([`crate::shmem::stand_in`]).
 //!
 //! A session ends by its deadline, or early by close. Both make the slot dead, and dead for good; an early end becomes so with the
-//! commit of its transaction (see [`crate::seam`]). What rows are left of it is taken away by [`crate::sweep`].
+//! commit of its transaction (see [`crate::seam`]). What rows are left of it is taken away by [`crate::ending::sweep`].
 
 pub mod death;
 pub mod ending;
-mod named;
-pub mod takeover;
+pub mod floor;
+pub mod holders;
+pub mod named;
 mod touch;
-mod verbs;
 
 pub use touch::{Touch, touch, touch_holder};
 
+use crate::base::error::{Error, Result};
+use crate::base::settings;
 use crate::call::Call;
-use crate::catalog;
-use crate::error::{Error, Result};
-use crate::guard::{Guard, Mode};
-use crate::liveness::databases::{Counter, RESCAN};
-use crate::liveness::map::Opening;
-use crate::liveness::slots::{Home, SlotRef};
-use crate::liveness::standing::Standing;
-use crate::liveness::word::State;
-use crate::liveness::{Shared, clock};
-use crate::settings;
-use crate::spi::{Statement, Value};
-use crate::sweep;
-use crate::table::{Key, Locked, Sight, Table, Tuple};
-use crate::text::{Text, role_name};
+use crate::ending::sweep;
+use crate::pg::guard::{Guard, Mode};
+use crate::pg::spi::{Statement, Value};
+use crate::pg::table::{Key, Locked, Sight, Table, Tuple};
+use crate::pg::text::{Text, role_name};
+use crate::pg::{catalog, clock};
+use crate::shmem::Shared;
+use crate::shmem::databases::{Counter, RESCAN};
+use crate::shmem::map::Opening;
+use crate::shmem::slots::{Home, SlotRef};
+use crate::shmem::standing::Standing;
+use crate::shmem::word::State;
 use named::Name;
 use pgrx::Uuid;
 use pgrx::datum::TimestampWithTimeZone;
@@ -102,7 +102,7 @@ fn read(table: &Table, session: &Uuid) -> Option<SessionRow> {
     })
 }
 
-fn table() -> Table {
+pub fn table() -> Table {
     Table::open(c"_sessions", c"_sessions_pkey")
 }
 
@@ -124,7 +124,7 @@ pub fn delete(call: &Call, sessions: &[Uuid]) -> u64 {
 }
 
 /// Has a session drain.
-fn drain(call: &Call, session: Uuid) {
+pub fn drain(call: &Call, session: Uuid) {
     let change = |row: &Tuple| (row.get(7) == Some(false)).then(|| vec![(7, Some(true.into()))]);
     let drained = table().update_rows(&[Key::Uuid(session)], change);
     call.written(drained, &DRAIN, vec![Value::Uuid(session)]);

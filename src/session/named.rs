@@ -1,14 +1,14 @@
 //! Sessions by the name of their consumer and its role, but for private ones.
 //!
 //! Those that have ended stay in the index while an old snapshot is open. So they are in the order in which they were opened, and a line with a floor
-//! (see [`crate::floor`]): each is opened later than the last one of its name, by the clock or by a microsecond, under a stripe. The floor is
+//! (see [`crate::session::floor`]): each is opened later than the last one of its name, by the clock or by a microsecond, under a stripe. The floor is
 //! raised under that stripe too, as a clock may have been set back.
 
-use crate::floor;
-use crate::grant;
-use crate::guard::{Guard, Mode};
-use crate::liveness::floors::Lane;
-use crate::table::{Key, Sight, Stand, Table};
+use super::floor;
+use crate::lease::grant;
+use crate::pg::guard::{Guard, Mode};
+use crate::pg::table::{Key, Sight, Stand, Table};
+use crate::shmem::floors::Lane;
 use pgrx::Uuid;
 use pgrx::pg_sys::{self, Oid};
 

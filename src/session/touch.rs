@@ -1,14 +1,14 @@
 //! Touching a session: a heartbeat, and what it says.
 
 use super::{authorize, ending, find, is_private, row};
+use crate::base::error::Result;
 use crate::call::Call;
-use crate::catalog;
-use crate::error::Result;
-use crate::liveness::slots::{Home, SlotRef};
-use crate::liveness::standing::Standing;
-use crate::liveness::word::State;
-use crate::liveness::{Shared, clock, shared};
+use crate::pg::{catalog, clock};
 use crate::seam;
+use crate::shmem::slots::{Home, SlotRef};
+use crate::shmem::standing::Standing;
+use crate::shmem::word::State;
+use crate::shmem::{Shared, shared};
 use pgrx::Uuid;
 use pgrx::pg_sys;
 

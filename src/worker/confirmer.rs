@@ -1,4 +1,4 @@
-//! The confirmer: a process of its own, since it waits for standbys for as long as they are away. [`crate::liveness::confirm`] says what
+//! The confirmer: a process of its own, since it waits for standbys for as long as they are away. [`crate::shmem::confirm`] says what
 //! its confirmations mean.
 //!
 //! Once per interval it writes one record of WAL without content, flushes it, and looks until the synchronous standbys have acknowledged
@@ -12,8 +12,9 @@
 //! and takes it along when it exits itself. Without standbys to ask the launcher confirms by itself. Should two ever run at a time, both tell the truth.
 
 use super::{handle_signals, report_activity, report_idle, sleep, start};
-use crate::liveness::{Shared, clock, confirm, shared};
-use crate::settings;
+use crate::base::settings;
+use crate::pg::clock;
+use crate::shmem::{Shared, confirm, shared};
 use pgrx::pg_sys;
 use std::cell::Cell;
 use std::ffi::c_int;

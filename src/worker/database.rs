@@ -1,17 +1,21 @@
 //! A database worker: passes over one database until there is nothing to do.
 
 use super::{
-    AHEAD, Due, LINGER, each_post_due, each_session_due, handle_signals, notify, report_activity, report_idle, sleep,
+    AHEAD, Due, LINGER, each_post_due, each_session_due, handle_signals, report_activity, report_idle, sleep,
     without_timeouts,
 };
+use crate::base::error::Result;
+use crate::base::settings;
 use crate::bridge::tend;
 use crate::call::Call;
-use crate::error::Result;
-use crate::liveness::databases::Database;
-use crate::liveness::{Shared, clock, my_latch, shared};
-use crate::retention::{self, DoneUntil};
-use crate::sweep::{self, Pass, waited::Looked};
-use crate::{catalog, savepoint, seam, settings};
+use crate::ending::notify;
+use crate::ending::retention::{self, DoneUntil};
+use crate::ending::sweep::waited::Looked;
+use crate::ending::sweep::{self, Pass};
+use crate::pg::{catalog, clock, savepoint};
+use crate::seam;
+use crate::shmem::databases::Database;
+use crate::shmem::{Shared, my_latch, shared};
 use pgrx::PgTryBuilder;
 use pgrx::pg_sys;
 use std::panic::AssertUnwindSafe;

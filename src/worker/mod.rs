@@ -10,7 +10,7 @@
 //!
 //! PostgreSQL's slots for such processes are shared with parallel queries and others. Where there is none for a worker the launcher looks for one
 //! every 50 ms, workers that there are leave as if they had to take turns, and a session_wait of each database in which something is due is woken
-//! and does the pass itself (see [`crate::sweep::stand_in`]): one that is outside of a transaction block, and answers when that is done. Only
+//! and does the pass itself (see [`crate::ending::sweep::stand_in`]): one that is outside of a transaction block, and answers when that is done. Only
 //! databases in which nothing waits so are left to their turn.
 //!
 //! Where standbys are to confirm that this is the primary the launcher keeps a [`confirmer`] as well.
@@ -21,13 +21,12 @@
 pub mod confirmer;
 pub mod database;
 pub mod launcher;
-pub mod notify;
 mod visits;
 mod witness;
 
-use crate::liveness::word::State;
-use crate::liveness::{Shared, my_latch};
-use crate::retention;
+use crate::ending::retention;
+use crate::shmem::word::State;
+use crate::shmem::{Shared, my_latch};
 use pgrx::pg_sys;
 use std::sync::atomic::Ordering;
 
@@ -102,7 +101,7 @@ pub fn sleep(span: u64) {
 }
 
 /// What background workers are to load: this library, which their process has inherited, by the name of the file that it was loaded from.
-/// By its short name it would be searched for, and what is found first now may be another (see [`crate::version`]).
+/// By its short name it would be searched for, and what is found first now may be another (see [`crate::pg::version`]).
 fn library() -> String {
     let mut found = std::mem::MaybeUninit::<libc::Dl_info>::zeroed();
     // SAFETY: asks about a function of this library; the answer's name, where there is one, ends in NUL and lives as long as the library

@@ -1,16 +1,16 @@
 //! Visits: which databases the launcher still has to have looked into.
 //!
 //! After a start of the server that is each database, once: what its rows say of before is not in shared memory. Later
-//! it is one that has given up its entry (see [`crate::liveness::databases`]) and keeps rows for a while, when the
+//! it is one that has given up its entry (see [`crate::shmem::databases`]) and keeps rows for a while, when the
 //! first of them is to be removed.
 //!
 //! A visit needs an entry and a worker. As many begin at a time as there may be workers, and one more in each turn of
 //! the launcher, so that databases in which workers fail do not keep the others waiting. While databases wait for a
 //! visit workers leave as if others had to take turns.
 
-use crate::liveness::Shared;
-use crate::liveness::databases::{BOOT, Database};
-use crate::retention;
+use crate::ending::retention;
+use crate::shmem::Shared;
+use crate::shmem::databases::{BOOT, Database};
 use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::Ordering;
 

@@ -11,7 +11,7 @@
 //! The child ends with its parent, for whatever reason that does: the kernel sends it a signal. It always ends by an exit of its own, with status
 //! zero. In a container the postmaster may be process 1, which inherits the child, and takes any other end for the crash of a backend.
 
-use crate::liveness::clock;
+use crate::pg::clock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 

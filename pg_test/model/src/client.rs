@@ -1,4 +1,4 @@
-//! The verbs of clients (acquire, release, session::verbs, fence, queue). A verb that looks first and locks later is two steps.
+//! The verbs of clients (lease::{acquire, release, fence, line}, ending::verbs). A verb that looks first and locks later is two steps.
 
 use crate::guards::Guard::*;
 use crate::handover::HandOver;

@@ -15,7 +15,7 @@
 //! | `Call(Release)`, `LetGo`       | `release::release_seat` up to `fence::exclude`; `release::release` with `hand_over` and `free` |
 //! | `Call(Close)`, `EndSession`    | `session_close` up to S; `session::end` with `sweep::dissolve`                          |
 //! | `Call(FenceCheck)`, `Check`    | `fence::check` up to the look; from `try_lock` of S and F on                             |
-//! | `Call(Cancel)`, `Call(Wait)`   | `queue::cancel`; `handover::judge_places`                                              |
+//! | `Call(Cancel)`, `Call(Wait)`   | `line::cancel`; `handover::judge_places`                                               |
 //! | `Freeze`                       | `seam::end::before_end`: pre-commit and pre-prepare                                    |
 //! | `Commit`, `Abort`              | PostgreSQL ends the transaction, and all see it so                                     |
 //! | `Settle`                       | `seam::end::at_end`: `Notes::settle` and each note's `Effect`                          |

@@ -1,4 +1,4 @@
-//! Who lives: slots and the rows behind them (liveness::{word, slots, map}, session::Call).
+//! Who lives: slots and the rows behind them (shmem::{word, slots, map}, session::Call).
 
 use crate::guards::Guard::*;
 use crate::state::{Fact, RESOURCES, SESSIONS, Session, State, WORKER, Word};

@@ -1,5 +1,5 @@
 //! One slot that several sessions have, one after another, and a process that looks at it for one of them and is stopped in between
-//! (liveness::{counted, slots}).
+//! (shmem::{counted, slots}).
 //!
 //! The process reads a number of the slot, compares whose the slot is, and writes; each is a step of its own. A number begins with the same
 //! value for each session, as the cap does, and what is unproven. Fewer sessions have the slot than there are counts.

@@ -17,10 +17,10 @@
 use super::Claimer;
 use crate::item::heads::{self, At, Head, Heads};
 use crate::item::{ITEMS, LATER, Order, column, id, lane, next};
-use crate::liveness::clock;
-use crate::liveness::floors::{Lane, NOWHERE, Start};
-use crate::table::{Flight, Key, Locked, Moment, Sight, Table, Walk};
-use crate::text::Text;
+use crate::pg::clock;
+use crate::pg::table::{Flight, Key, Locked, Moment, Sight, Table, Walk};
+use crate::pg::text::Text;
+use crate::shmem::floors::{Lane, NOWHERE, Start};
 use std::collections::HashMap;
 
 /// An item that is due: its time, and its id.

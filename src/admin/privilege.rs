@@ -1,0 +1,43 @@
+//! Privileges: PUBLIC may call the key functions, and these two hand out the rest, as whoever calls them: PostgreSQL's own rules for
+//! GRANT say who may.
+
+use crate::base::error::{Error, Result};
+use crate::bridge;
+use crate::lease::history;
+use crate::pg::oids::Role;
+use crate::pg::text::from_server;
+use crate::pg::{catalog, spi};
+use pgrx::pg_sys::{INT4ARRAYOID, INT8ARRAYOID, TEXTOID};
+use pgrx::prelude::*;
+
+/// Runs those `GRANT .. TO role` statements whose objects are there. GRANT takes no parameters, so the role's name is quoted by PostgreSQL.
+fn grant(statements: &[(bool, &str)], role: Option<Role>) -> Result<()> {
+    let Role(role) = role.ok_or(Error::Null("role"))?;
+    // SAFETY: raises for a role that is no more; the quoted name ends in NUL
+    let name = unsafe {
+        let quoted = pg_sys::quote_identifier(pg_sys::GetUserNameFromId(role, false));
+        from_server(std::ffi::CStr::from_ptr(quoted).to_bytes())
+    };
+    let there: Vec<&str> = statements.iter().filter(|(there, _)| *there).map(|(_, statements)| *statements).collect();
+    spi::run_as_caller(&there.join(";\n").replace("{role}", &name));
+    Ok(())
+}
+
+#[pg_extern(schema = "eskit_lease")]
+fn grant_consumer(role: Option<Role>) -> Result<()> {
+    let release_many = catalog::has_function(c"group_release_many", &[TEXTOID, INT4ARRAYOID, INT8ARRAYOID]);
+    let consumer = include_str!("../../sql/query/privilege/consumer.sql");
+    grant(&[(true, consumer), (release_many, include_str!("../../sql/query/privilege/release_many.sql"))], role)
+}
+
+#[pg_extern(schema = "eskit_lease")]
+fn grant_monitor(role: Option<Role>) -> Result<()> {
+    let monitor = include_str!("../../sql/query/privilege/monitor.sql");
+    let bridges = include_str!("../../sql/query/privilege/monitor_bridges.sql");
+    let watch = include_str!("../../sql/query/privilege/watch.sql");
+    let blockers = include_str!("../../sql/query/privilege/monitor_blockers.sql");
+    let open_transaction = catalog::has_function(c"_open_transaction", &[pg_sys::XIDOID]);
+    let statements =
+        [(true, monitor), (bridge::may_be(), bridges), (history::is_there(), watch), (open_transaction, blockers)];
+    grant(&statements, role)
+}

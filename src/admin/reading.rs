@@ -1,0 +1,111 @@
+//! What SQL sees of shared memory: the functions under the views, and the counters.
+//!
+//! A standby has the rows and does not know who lives. There the views show the rows, and say so.
+
+use crate::base::error::Result;
+use crate::call::{enter, in_recovery};
+use crate::pg::text::Text;
+use crate::pg::{catalog, clock, row};
+use crate::session::{self, Touch, wall_clock};
+use crate::shmem::databases::{COUNTERS, Database};
+use crate::shmem::shared;
+use crate::shmem::word::State;
+use pgrx::datum::{Interval, TimestampWithTimeZone};
+use pgrx::prelude::*;
+use pgrx::{Uuid, name};
+
+/// Whether a waiter may be granted to: alive, and not ending. For version 0.1.0 of the library, which asks in SQL: where it was loaded it goes on
+/// until the server is restarted.
+#[pg_extern(schema = "eskit_lease", strict)]
+fn _eligible(session: Uuid, boot_id: i64, ttl_ms: i32) -> Result<bool> {
+    Ok(session::standing(enter()?, catalog::home(), session, boot_id, ttl_ms).state == State::Alive)
+}
+
+row::composite! {
+    /// What shared memory says of a session.
+    Standing = "eskit_lease._session_standing" {
+        state: Text,
+        trust_ms: Option<i32>,
+        expires_at: Option<TimestampWithTimeZone>,
+        revision: Option<i64>,
+        attached_pid: Option<i32>,
+    }
+}
+
+#[pg_extern(schema = "eskit_lease", strict)]
+fn _standing(session: Uuid, boot_id: i64, ttl_ms: i32) -> Result<Standing> {
+    let (shared, home) = (shared()?, catalog::home());
+    if in_recovery() {
+        let state = Text::from("unknown");
+        return Ok(Standing { state, trust_ms: None, expires_at: None, revision: None, attached_pid: None });
+    }
+    let standing = session::standing(shared, home, session, boot_id, ttl_ms);
+    let left = standing.left();
+    let at = shared.find(home, session);
+    let pid = at.and_then(|at| shared.attached_pid(at));
+    let (state, expires_at) = match standing.state {
+        State::Alive => ("alive", wall_clock(left)),
+        State::Frozen => ("closing", wall_clock(left)),
+        _ => ("expired", None),
+    };
+    // Without a slot there is none yet.
+    let revision = Some(standing.revision.cast_signed()).filter(|revision| *revision != 0);
+    // Of what this very transaction grants the views vouch for as little as its answers do.
+    let touch = Touch { home, at, standing: Some(standing) };
+    let trust_ms = Some(touch.trust_ms().unwrap_or(0));
+    Ok(Standing { state: Text::from(state), trust_ms, expires_at, revision, attached_pid: pid })
+}
+
+/// How long an owner has left to release a partition.
+#[pg_extern(schema = "eskit_lease", strict)]
+fn _revoke_in(revoke_at: i64, boot_id: i64, rebalance_timeout_ms: i32) -> Result<Option<Interval>> {
+    let shared = shared()?;
+    if in_recovery() {
+        return Ok(None);
+    }
+    let at = shared.of_this_start(revoke_at, boot_id, rebalance_timeout_ms);
+    Ok(Some(Interval::from_micros(i64::try_from(at.saturating_sub(clock::now())).unwrap_or(0))))
+}
+
+/// The transaction that a row's xmax belongs to, if that is open or prepared. A subtransaction that has been committed to its parent keeps no
+/// lock on its own id, by which SQL could find it.
+#[pg_extern(schema = "eskit_lease", strict)]
+fn _open_transaction(xid: pg_sys::TransactionId) -> Option<pg_sys::TransactionId> {
+    // SAFETY: reads PostgreSQL's list of transactions, and the parents of one that is in it
+    unsafe { pg_sys::TransactionIdIsInProgress(xid).then(|| pg_sys::SubTransGetTopmostTransaction(xid)) }
+}
+
+#[pg_extern(schema = "eskit_lease")]
+fn stats() -> Result<row::TableIterator<(name!(name, Text), name!(value, Option<i64>))>> {
+    let shared = shared()?;
+    let home = catalog::home();
+    // A look takes no place of a database that is in use.
+    let database = shared.known_database(home.database);
+    let count = |i| database.map_or(0, |database| database.counter(i)).cast_signed();
+    let counted = |(i, name): (usize, &&'static str)| (Text::from(*name), Some(count(i)));
+    let mut rows: Vec<(Text, Option<i64>)> = COUNTERS.iter().enumerate().map(counted).collect();
+    let (mut here, mut taken, mut of_ended, mut dirty) = (0, 0, 0, 0);
+    let now = clock::now();
+    shared.each(now, |_, at, word| {
+        let lives = matches!(word.state(), State::Alive | State::Frozen);
+        here += i64::from(lives && at == home);
+        taken += i64::from(!word.reclaimable(now));
+        of_ended += i64::from(!lives && !word.reclaimable(now));
+    });
+    shared.each_dirty(|oid, _| dirty += i64::from(oid == home.database));
+    let waiting = database.map_or(0, |database| database.waiting.load(std::sync::atomic::Ordering::Relaxed));
+    let unserved = database.map_or(0, Database::unserved_ms);
+    let confirmed = shared.confirmed().map(|start| i64::from(clock::trust_ms(clock::now().saturating_sub(start))));
+    rows.extend([
+        (Text::from("sessions_alive"), Some(here)),
+        (Text::from("slots_taken"), Some(taken)),
+        (Text::from("slots_of_ended"), Some(of_ended)),
+        (Text::from("resources_dirty"), Some(dirty)),
+        (Text::from("calls_waiting"), Some(i64::from(waiting))),
+        (Text::from("confirmed_ms_ago"), confirmed),
+        (Text::from("databases_in_use"), i64::try_from(shared.databases_in_use()).ok()),
+        (Text::from("since"), database.map(|database| database.since().cast_signed())),
+        (Text::from("unserved_ms"), Some(i64::from(unserved))),
+    ]);
+    Ok(row::TableIterator::of(rows))
+}

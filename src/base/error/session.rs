@@ -1,0 +1,84 @@
+//! What is refused to a session, or in place of one.
+
+use super::report::{full, invalid, report};
+use crate::base::settings;
+use pgrx::pg_sys::panic::ErrorReport;
+use pgrx::prelude::PgSqlErrorCode as Code;
+
+#[derive(Debug)]
+pub enum SessionError {
+    Foreign {
+        owner: String,
+        resource: Option<String>,
+    },
+    NotAttached,
+    AttachPrepared,
+    SessionsFull,
+    RoleFull {
+        role: String,
+        most: u32,
+    },
+    PlacesFull,
+    /// With the reason of the refusal.
+    SessionEnded(&'static str),
+}
+
+impl From<SessionError> for ErrorReport {
+    fn from(error: SessionError) -> ErrorReport {
+        use SessionError::*;
+        match error {
+            Foreign { owner, resource } => {
+                let message = format!("permission denied for session of role {owner}");
+                let report = report(Code::ERRCODE_INSUFFICIENT_PRIVILEGE, message)
+                    .set_hint("A session is used by the role that opened it, or by a member of that role.");
+                match resource {
+                    Some(resource) => report
+                        .set_detail(format!("It is the session that has resource \"{resource}\" under this fence.")),
+                    None => report,
+                }
+            }
+            NotAttached => invalid("attach_grace is given without attach")
+                .set_hint("Open the session with attach => true, or leave attach_grace out."),
+            AttachPrepared => report(
+                Code::ERRCODE_FEATURE_NOT_SUPPORTED,
+                "cannot PREPARE a transaction that has attached a session to its connection",
+            )
+            .set_hint("Open the session without attach, or commit before PREPARE TRANSACTION."),
+            SessionsFull => full("too many sessions")
+                .set_detail(format!("eskit_lease.max_sessions is {}.", settings::MAX_SESSIONS.get()))
+                .set_hint(
+                    "Close sessions that are not needed, or raise eskit_lease.max_sessions and restart the server.",
+                ),
+            RoleFull { role, most } => full(format!("too many sessions of role \"{role}\""))
+                .set_detail(format!("eskit_lease.max_sessions_per_role is {most}."))
+                .set_hint(
+                    "Close sessions that are not needed, or have a superuser raise \
+                     eskit_lease.max_sessions_per_role for the role.",
+                ),
+            PlacesFull => full("too many places in queues")
+                .set_detail(format!("The session waits for {} resources.", crate::lease::line::MAX_PLACES))
+                .set_hint("Leave queues with lease_cancel, or wait in several sessions."),
+            SessionEnded(reason) => ended(reason),
+        }
+    }
+}
+
+/// How a session stands that is refused for a reason.
+fn ended(reason: &str) -> ErrorReport {
+    let how = match reason {
+        "closing" => "is being closed",
+        "draining" => "is draining",
+        "sessions_full" => "has found no place since the server was started",
+        "unknown_session" => "does not exist",
+        _ => "has ended",
+    };
+    let hint = match reason {
+        "draining" => "A session that drains begins nothing, joins no group and claims no items.",
+        "sessions_full" => {
+            "It keeps what it has for its TTL; ask again when places are free, or raise eskit_lease.max_sessions and \
+             restart the server."
+        }
+        _ => "Open a new session.",
+    };
+    report(Code::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE, format!("session {how}")).set_hint(hint)
+}

@@ -1,0 +1,5 @@
+//! What everything else stands on: errors, settings, and intervals as callers give them. It imports nothing of ours.
+
+pub mod error;
+pub mod interval;
+pub mod settings;

@@ -1,0 +1,8 @@
+//! What takes away: closing, draining and taking over a session, the sweep for the dead, and retention. The verbs of sessions stand here, as most
+//! of them end something. It imports from all floors of concepts.
+
+pub mod notify;
+pub mod retention;
+pub mod sweep;
+pub mod takeover;
+pub mod verbs;

@@ -1,0 +1,121 @@
+//! Notifications: hints on the channel `eskit_lease`, sent by the worker alone. The truth is the row, and the revision in each
+//! heartbeat. A pass sends one message for each slot whose owner has changed, saying how it stands now.
+
+use super::sweep::Pass;
+use crate::call::Call;
+use crate::lease::grant::Grant;
+use crate::lease::row::{Leases, Seat};
+use crate::session::{self, holders};
+use crate::shmem::databases::Counter;
+use crate::shmem::word::State;
+use pgrx::Uuid;
+use pgrx::pg_sys::ffi::pg_guard_ffi_boundary as guarded;
+use serde::Serialize;
+use serde_json::Serializer;
+use serde_json::ser::Formatter;
+use std::collections::{BTreeMap, HashMap};
+use std::ffi::{CStr, CString, c_char};
+use std::io::{self, Write};
+use std::rc::Rc;
+
+/// The channel.
+const CHANNEL: &CStr = c"eskit_lease";
+
+/// Numbers that may be beyond 2^53 are strings, as JavaScript would round them.
+#[derive(Serialize)]
+struct Event<'a> {
+    event: &'static str,
+    resource: &'a str,
+    slot: i32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    consumer: Option<&'a str>,
+    fence: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    revision: Option<&'a str>,
+}
+
+/// Who has a lease.
+struct Owner {
+    consumer: String,
+    revision: Option<String>,
+}
+
+impl Owner {
+    /// A session that has a row.
+    fn of(call: &Call, session: Uuid) -> Option<Owner> {
+        let standing = call.shared.find(call.home, session).and_then(|at| call.shared.look(at));
+        let lives = standing.as_ref().is_some_and(|standing| standing.state == State::Alive);
+        // Of others the row may be gone.
+        let consumer = if lives { holders::name(session)? } else { session::row(session)?.consumer };
+        Some(Owner { consumer, revision: standing.map(|standing| standing.revision.to_string()) })
+    }
+}
+
+/// Work items have become free in a queue.
+#[derive(Serialize)]
+struct Items<'a> {
+    event: &'static str,
+    queue: &'a str,
+}
+
+/// Sends, with the commit of this transaction, how the resources stand, and where there are items.
+pub fn send(call: &Call, pass: &Pass) {
+    // What NOTIFY and pg_notify() come to; by way of a statement, a thousand events take twice as long.
+    unsafe extern "C-unwind" {
+        fn Async_Notify(channel: *const c_char, payload: *const c_char);
+    }
+    let items = pass.items.iter().filter_map(|queue| text(&Items { event: "items", queue }));
+    let events: Vec<CString> = of_leases(call, &pass.changed).into_iter().chain(items).collect();
+    // SAFETY: in a transaction; both texts end in NUL, and are copied
+    unsafe { guarded(|| events.iter().for_each(|event| Async_Notify(CHANNEL.as_ptr(), event.as_ptr()))) };
+    call.database.add(Counter::Notifications, events.len() as u64);
+}
+
+fn text(event: &impl Serialize) -> Option<CString> {
+    let mut json = Vec::new();
+    event.serialize(&mut Serializer::with_formatter(&mut json, Ascii)).ok()?;
+    CString::new(json).ok()
+}
+
+/// JSON in ASCII, which every encoding has. PostgreSQL ends the connection of a listener to whom it cannot show a notification in the encoding
+/// of that client; and names are anybody's choice.
+struct Ascii;
+
+impl Formatter for Ascii {
+    fn write_string_fragment<W: Write + ?Sized>(&mut self, into: &mut W, text: &str) -> io::Result<()> {
+        text.chars().try_for_each(|character| {
+            if character.is_ascii() {
+                return into.write_all(&[character as u8]);
+            }
+            character.encode_utf16(&mut [0; 2]).iter().try_for_each(|unit| write!(into, "\\u{unit:04x}"))
+        })
+    }
+}
+
+fn of_leases(call: &Call, changed: &BTreeMap<Seat, Option<Grant>>) -> Vec<CString> {
+    if changed.is_empty() {
+        return Vec::new();
+    }
+    // Each session is looked up once: a storm changes many leases of few.
+    let (leases, mut owners) = (Leases::open(), HashMap::new());
+    let mut owns =
+        |session: Uuid| owners.entry(session).or_insert_with(|| Owner::of(call, session).map(Rc::new)).clone();
+    let mut event = |(resource, slot): &Seat, granted: Option<Grant>| {
+        // Whoever was granted it may be gone by now.
+        let known = granted.and_then(|grant| Some((grant.fence, Some(owns(grant.session)?))));
+        let (fence, owner) = match known {
+            Some(known) => known,
+            None => leases.row(resource, *slot).map(|row| (row.fence, row.session.and_then(&mut owns)))?,
+        };
+        let event = Event {
+            event: if owner.is_some() { "granted" } else { "released" },
+            resource,
+            slot: *slot,
+            consumer: owner.as_ref().map(|owner| owner.consumer.as_str()),
+            fence: fence.to_string(),
+            revision: owner.as_ref().and_then(|owner| owner.revision.as_deref()),
+        };
+        text(&event)
+    };
+    changed.iter().filter_map(|(seat, granted)| event(seat, *granted)).collect()
+}

@@ -1,0 +1,228 @@
+//! What dead or ending sessions have left: it is handed over where somebody waits for it, and taken away otherwise.
+
+use super::waited::{Looked, Looks};
+use super::{Pass, come_back_to};
+use crate::base::error::Result;
+use crate::call::Call;
+use crate::ending::takeover;
+use crate::lease::handover::{self, HandOver};
+use crate::lease::row::{self, LeaseRow, Leases, Seat};
+use crate::lease::{history, line, release};
+use crate::pg::guard::Guard;
+use crate::pg::table::Locked;
+use crate::{group, item};
+use pgrx::Uuid;
+use pgrx::pg_sys::ItemPointerData;
+use std::collections::HashSet;
+
+/// Rows in somebody's hands that one pass looks beyond.
+const MAX_PASSED_OVER: usize = 20_000;
+
+/// Takes away what ending sessions hold and wait for, up to `most` leases; hands over what is waited for. The caller
+/// holds their S exclusively, so no transaction of theirs is fenced. Returns whether anything is left.
+pub fn dissolve(call: &Call, sessions: &[Uuid], most: usize) -> Result<bool> {
+    let mut pass = Pass::default();
+    Dissolution::new(call, most, true, sessions, &mut pass).run(&mut Looked::default())?;
+    Ok(pass.more || pass.blocked)
+}
+
+/// Does the same for the dead, in a pass, after what their successors inherit. Returns those that have been looked at,
+/// so that they may be buried, or are recorded as dead: in a storm hand-overs come before all else, and the others'
+/// turn comes later.
+pub(super) fn dissolve_dead(
+    call: &Call,
+    dead: &[Uuid],
+    most: usize,
+    looked: &mut Looked,
+    pass: &mut Pass,
+) -> Result<HashSet<Uuid>> {
+    let inherited = takeover::inherit_from_dead(call, dead, most)?;
+    pass.handed_over += inherited.leases;
+    pass.blocked |= inherited.left;
+    let mut sessions = dead.to_vec();
+    sessions.retain(|session| !inherited.sessions.contains(session));
+    let mut dissolution = Dissolution::new(call, most, false, &sessions, pass);
+    dissolution.claimers = dead;
+    dissolution.by_lease = inherited.sessions.is_empty();
+    dissolution.run(looked)
+}
+
+/// Sessions on their way out.
+struct Dissolution<'a> {
+    call: &'a Call,
+    /// Leases that are handed over, and that are freed.
+    most: usize,
+    /// Whether their own transaction ends them, and they are not dead.
+    ending: bool,
+    sessions: &'a [Uuid],
+    /// They, and the dead that a successor has inherited from: it does not inherit what they have claimed.
+    claimers: &'a [Uuid],
+    /// Those of them that let go of what they hold.
+    letting_go: HashSet<Uuid>,
+    /// Whether all that was taken so far was a lease: what groups and successors take is not told session by session.
+    by_lease: bool,
+    /// Resources that another transaction has in hand.
+    busy: HashSet<String>,
+    looks: Looks,
+    looked_at: HashSet<Uuid>,
+    pass: &'a mut Pass,
+}
+
+impl<'a> Dissolution<'a> {
+    fn new(call: &'a Call, most: usize, ending: bool, sessions: &'a [Uuid], pass: &'a mut Pass) -> Dissolution<'a> {
+        Dissolution {
+            call,
+            most,
+            ending,
+            sessions,
+            claimers: sessions,
+            letting_go: if ending { sessions.iter().copied().collect() } else { HashSet::new() },
+            by_lease: true,
+            busy: HashSet::new(),
+            looks: Looks::of_a_pass(),
+            looked_at: HashSet::new(),
+            pass,
+        }
+    }
+
+    /// Returns the sessions that have been looked at.
+    fn run(mut self, looked: &mut Looked) -> Result<HashSet<Uuid>> {
+        self.leave_groups()?;
+        let handed_over = self.hand_over(looked);
+        self.pass.handed_over += handed_over;
+        if handed_over == self.most {
+            return Ok(self.those_looked_at());
+        }
+        let freed = self.free_leases()?;
+        let items = item::free(self.call, self.claimers, self.most);
+        self.pass.more |= items.more;
+        self.pass.blocked |= items.blocked;
+        let left = self.leave_queues()?;
+        self.pass.more |= freed == self.most || left == self.most;
+        self.looked_at.extend(items.from);
+        self.by_lease &= freed == self.most && left == 0;
+        Ok(self.those_looked_at())
+    }
+
+    /// Where it is not told session by session, all have been looked at, and stay dead.
+    fn those_looked_at(self) -> HashSet<Uuid> {
+        if self.by_lease { self.looked_at } else { self.claimers.iter().copied().collect() }
+    }
+
+    fn leave_groups(&mut self) -> Result<()> {
+        let mut outcome = HandOver::default();
+        let letting_go = |row: &LeaseRow| row.session.is_some_and(|session| self.letting_go.contains(&session));
+        let had_groups = group::leave_all(self.call, self.sessions, &letting_go, &mut outcome)?;
+        self.by_lease &= !had_groups;
+        self.pass.handed_over += outcome.granted.len();
+        self.pass.blocked |= !outcome.busy.is_empty();
+        self.pass.has_granted(outcome.granted);
+        Ok(())
+    }
+
+    /// Hands over what is waited for, page by page. Returns how many leases were handed over.
+    fn hand_over(&mut self, looked: &mut Looked) -> usize {
+        let mut handed_over = 0;
+        loop {
+            let page = looked.next(self.call, self.sessions, self.most - handed_over, &mut self.looks);
+            if !self.ending {
+                // Not to be recorded by each grant: by the end of this pass they are dead for good, buried or recorded.
+                self.call.seam().taken_from(&page.holders);
+            }
+            self.looked_at.extend(page.holders);
+            let mut outcome = HandOver::default();
+            let letting_go = |row: &LeaseRow| row.session.is_some_and(|session| self.letting_go.contains(&session));
+            handover::hand_over_to(self.call, page.first, &page.seen, &letting_go, &mut outcome);
+            // With one permit there may be more to be handed over than was asked for.
+            handed_over = self.most.min(handed_over + outcome.granted.len());
+            self.pass.has_granted(outcome.granted);
+            self.pass.blocked |= !outcome.busy.is_empty();
+            if !self.ending && !come_back_to(self.call, &outcome.busy) {
+                looked.forget(self.sessions);
+            }
+            self.busy.extend(outcome.busy);
+            if page.is_last {
+                return handed_over;
+            }
+            if handed_over == self.most || self.looks.are_spent() {
+                self.pass.more = true;
+                return handed_over;
+            }
+        }
+    }
+
+    fn free_leases(&mut self) -> Result<usize> {
+        let (rows, sessions) = (Leases::open(), self.sessions);
+        in_pages(self.most, |most, skip| row::held_by(sessions, most, skip), |held| Ok(self.free_page(&rows, held)))
+    }
+
+    fn free_page(&mut self, rows: &Leases, held: Vec<(Seat, LeaseRow)>) -> usize {
+        let call = self.call;
+        let (freed, locked): (Vec<_>, Vec<_>) = held.into_iter().partition(|((name, _), row)| {
+            self.can_be_freed(name, row.fence) && rows.lock(row.tid, false) == Locked::Mine
+        });
+        self.pass.blocked |= !locked.is_empty();
+        history::freed(call, freed.iter().map(|(seat, row)| (seat, row.fence, row.session)), !self.ending);
+        self.looked_at.extend(freed.iter().filter_map(|(_, row)| row.session));
+        let freed: Vec<(Seat, ItemPointerData)> = freed.into_iter().map(|(seat, row)| (seat, row.tid)).collect();
+        release::free(call, &freed, !self.ending);
+        for ((resource, slot), _) in &freed {
+            call.seam().changed(resource, *slot);
+        }
+        let count = freed.len();
+        self.pass.changed.extend(freed.into_iter().map(|(seat, _)| (seat, None)));
+        count
+    }
+
+    /// Leases are freed also where the looks did not come to the end: a worker that does not remember how far it came
+    /// would never get there. What may be waited for stays for its look.
+    fn can_be_freed(&self, name: &str, fence: i64) -> bool {
+        if self.looks.are_spent() && line::may_be_waited_for(self.call, name) {
+            return false;
+        }
+        // A free row is granted without asking for its old fence, so it is not made free while a fenced transaction is
+        // open. Nor is one that is waited for: a dead holder is what has the worker come back.
+        self.ending || !self.busy.contains(name) && Guard::Fence(fence).is_free()
+    }
+
+    fn leave_queues(&mut self) -> Result<usize> {
+        let (waiters, sessions) = (line::table(), self.sessions);
+        in_pages(
+            self.most,
+            |most, skip| line::places_of(sessions, most, skip),
+            |places| {
+                let (left, locked): (Vec<_>, Vec<_>) =
+                    places.into_iter().partition(|(_, tid)| waiters.lock(*tid, false) == Locked::Mine);
+                self.pass.blocked |= !locked.is_empty();
+                let (resources, mut places): (Vec<String>, Vec<ItemPointerData>) = left.into_iter().unzip();
+                line::leave(self.call, &mut places);
+                for resource in &resources {
+                    self.call.seam().judge(resource);
+                }
+                Ok(resources.len())
+            },
+        )
+    }
+}
+
+/// Fetches rows page by page and takes what can be had of them, until `most` are taken. `take` says how many it took; the others stay
+/// where they are and are passed over. How many were taken.
+fn in_pages<T>(
+    most: usize,
+    fetch: impl Fn(usize, usize) -> Vec<T>,
+    mut take: impl FnMut(Vec<T>) -> Result<usize>,
+) -> Result<usize> {
+    let (mut taken, mut passed_over) = (0, 0);
+    loop {
+        let room = most - taken;
+        let page = fetch(room, passed_over);
+        let count = page.len();
+        // With one permit there may be more to be handed over than was asked for.
+        let took = take(page)?;
+        taken = most.min(taken + took);
+        passed_over += count.saturating_sub(took);
+        if count < room || taken == most || passed_over > MAX_PASSED_OVER {
+            return Ok(taken);
+        }
+    }
+}

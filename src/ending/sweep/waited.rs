@@ -1,0 +1,107 @@
+//! Which leases of the dead somebody waits for: these are handed over before anything else is taken from the dead.
+//!
+//! Each lease is looked at once, for a dead session may have had a million that nobody waits for, which are taken away in a thousand passes.
+//! That is enough: whoever comes to wait for it later, or gives up what is in the way, has it judged by way of the ring, and so it is with what
+//! was found waited for and could not be handed over. Nothing here has to be remembered: whoever has forgotten looks once more.
+//!
+//! The look says who is first in line, and the hand-over serves just these. So few are looked at before what was found is handed over: meanwhile
+//! somebody may come to be first whose place was taken earlier and is committed only now.
+
+use crate::call::Call;
+use crate::lease::handover::Seen;
+use crate::lease::line::{First, Lines};
+use crate::lease::row::Held;
+use crate::pg::clock;
+use pgrx::Uuid;
+use std::collections::{BTreeMap, HashMap};
+
+/// Leases that one pass looks at: 50 ms.
+const MAX_LOOKS: usize = 50_000;
+/// Leases that are looked at before what was found is handed over, which takes longer than to look at as many.
+const PAGE: usize = 1_000;
+/// Sessions that are remembered.
+const MAX_SESSIONS: usize = 100_000;
+
+/// Leases of dead sessions that have been looked at, as far as they are waited for.
+#[derive(Default)]
+pub struct Page {
+    /// Who is first in line for each.
+    pub first: BTreeMap<String, First>,
+    /// Their rows.
+    pub seen: Seen,
+    /// Whose they are.
+    pub holders: Vec<Uuid>,
+    /// Whether there are no more to look at.
+    pub is_last: bool,
+}
+
+/// How far one has come with a session.
+#[derive(Clone)]
+enum Reached {
+    /// With the leases of the resources up to this one.
+    After(String),
+    End,
+}
+
+/// What has been looked at.
+#[derive(Default)]
+pub struct Looked(HashMap<Uuid, Reached>);
+
+/// What one pass may look at yet.
+pub struct Looks(usize);
+
+impl Looks {
+    pub fn of_a_pass() -> Looks {
+        Looks(MAX_LOOKS)
+    }
+
+    pub fn are_spent(&self) -> bool {
+        self.0 == 0
+    }
+}
+
+impl Looked {
+    /// Looks at the next leases, until `most` have been found that are waited for.
+    pub fn next(&mut self, call: &Call, sessions: &[Uuid], most: usize, looks: &mut Looks) -> Page {
+        if self.0.len() > MAX_SESSIONS {
+            self.0.clear();
+        }
+        let (held, mut lines) = (Held::open(), Lines::of(call, None));
+        let (mut page, mut left) = (Page::default(), PAGE);
+        for session in sessions {
+            let after = match self.0.get(session) {
+                Some(Reached::End) => continue,
+                Some(Reached::After(resource)) => Some(resource.as_str()),
+                None => None,
+            };
+            let reached = held.each(*session, after, |resource, row| {
+                pgrx::check_for_interrupts!();
+                looks.0 -= 1;
+                left -= 1;
+                if let Some(first) = lines.first(&resource) {
+                    page.first.insert(resource.clone(), first);
+                    page.seen.insert(resource.clone(), row);
+                    page.holders.push(*session);
+                }
+                (page.first.len() == most || left == 0 || looks.are_spent()).then_some(resource)
+            });
+            for resource in lines.leaving.drain(..) {
+                // Its lease is freed, and has a waiter after all if that transaction is rolled back.
+                call.seam().judge_at(&resource, clock::now());
+            }
+            let full = reached.is_some();
+            self.0.insert(*session, reached.map_or(Reached::End, Reached::After));
+            if full {
+                return page;
+            }
+        }
+        page.is_last = true;
+        page
+    }
+
+    pub fn forget<'a>(&mut self, sessions: impl IntoIterator<Item = &'a Uuid>) {
+        for session in sessions {
+            self.0.remove(session);
+        }
+    }
+}

@@ -1,0 +1,224 @@
+//! The SQL functions of sessions.
+
+use super::sweep::stand_in;
+use super::takeover::take_over;
+use crate::base::error::{Error, Result};
+use crate::base::{interval, settings};
+use crate::call::{Call, enter, text_arg};
+use crate::lease::acquire::{self, SESSIONS_FULL};
+use crate::lease::{handover, line};
+use crate::pg::guard::Mode;
+use crate::pg::text::Text;
+use crate::pg::{clock, row, spi};
+use crate::session::{New, Touch, death, drain, end, lock_row, open, touch, wall_clock};
+use crate::shmem::Shared;
+use crate::shmem::databases::Counter;
+use crate::shmem::slots::SlotRef;
+use crate::shmem::standing::Standing;
+use crate::shmem::wait::pause;
+use crate::{group, seam};
+use pgrx::Uuid;
+use pgrx::datum::{Interval, TimestampWithTimeZone};
+use pgrx::pg_sys;
+use pgrx::prelude::*;
+
+row::composite! {
+    /// A new session.
+    OpenedSession = "eskit_lease.opened_session" {
+        session: Uuid,
+        trust_ms: i32,
+        expires_at: Option<TimestampWithTimeZone>,
+        revision: i64,
+    }
+}
+
+row::composite! {
+    /// How a session stands.
+    SessionState = "eskit_lease.session_state" {
+        alive: bool,
+        trust_ms: Option<i32>,
+        expires_at: Option<TimestampWithTimeZone>,
+        revision: Option<i64>,
+        reason: Text,
+    }
+}
+
+/// `sessions_full` and `unconfirmed` are said instead of what tells a client nothing to do.
+fn answer(touch: &Touch, reason: &str) -> SessionState {
+    let living = touch.standing.filter(Standing::alive);
+    let quiet = matches!(reason, "alive" | "timeout" | "heartbeat");
+    let reason = match quiet {
+        true if touch.without_slot() => SESSIONS_FULL,
+        true if touch.unconfirmed() => "unconfirmed",
+        _ => reason,
+    };
+    SessionState {
+        alive: living.is_some(),
+        trust_ms: touch.trust_ms(),
+        expires_at: living.and_then(|standing| wall_clock(standing.left())),
+        revision: living.map(|standing| standing.revision.cast_signed()),
+        reason: Text::from(touch.refusal().unwrap_or(reason)),
+    }
+}
+
+#[pg_extern(schema = "eskit_lease")]
+fn session_open(
+    consumer: Option<Text>,
+    ttl: default!(Option<Interval>, "NULL"),
+    attach: default!(Option<bool>, "false"),
+    attach_grace: default!(Option<Interval>, "'0'"),
+    takeover: default!(Option<bool>, "false"),
+) -> Result<OpenedSession> {
+    let shared = enter()?;
+    spi::require_writes("session_open()")?;
+    let consumer = text_arg("consumer", consumer)?;
+    let ttl_ms = interval::ttl_ms(ttl)?;
+    let attach = attach.ok_or(Error::Null("attach"))?;
+    let grace_ms = interval::grace_ms("attach_grace", attach_grace.ok_or(Error::Null("attach_grace"))?)?;
+    let takeover = takeover.ok_or(Error::Null("takeover"))?;
+    if grace_ms > 0 && !attach {
+        return Err(Error::NotAttached.into());
+    }
+    let call = Call::open(shared)?;
+    let at = open(&call, New { attached: attach, ..New::of(&call, &consumer, ttl_ms) })?;
+    if attach {
+        shared.attach(at, u64::from(grace_ms.cast_unsigned()) * 1_000);
+    }
+    if takeover {
+        take_over(&call, at, &consumer)?;
+    }
+    let standing = shared.look(at).ok_or(Error::SessionsFull)?;
+    let touch = Touch { home: call.home, at: Some(at), standing: Some(standing) };
+    Ok(OpenedSession {
+        session: at.session(),
+        trust_ms: touch.trust_ms().unwrap_or(0),
+        expires_at: wall_clock(standing.left()),
+        revision: standing.revision.cast_signed(),
+    })
+}
+
+#[pg_extern(schema = "eskit_lease")]
+fn session_heartbeat(session: Option<Uuid>) -> Result<SessionState> {
+    let shared = enter()?;
+    let touch = touch(shared, session.ok_or(Error::Null("session"))?)?;
+    let counter = if touch.alive() { Counter::Heartbeats } else { Counter::HeartbeatsRefused };
+    shared.database(touch.home)?.add(counter, 1);
+    Ok(answer(&touch, "alive"))
+}
+
+#[pg_extern(schema = "eskit_lease")]
+fn session_wait(
+    session: Option<Uuid>,
+    revision: Option<i64>,
+    timeout: default!(Option<Interval>, "NULL"),
+) -> Result<SessionState> {
+    let shared = enter()?;
+    let session = session.ok_or(Error::Null("session"))?;
+    let revision = revision.ok_or(Error::Null("revision"))?.max(0).cast_unsigned();
+    let timeout = u64::from(interval::wait_ms(timeout)?) * 1_000;
+    let mut touch = touch(shared, session)?;
+    let database = shared.database(touch.home)?;
+    let (Some(at), Some(standing)) = (touch.at, touch.standing.filter(Standing::alive)) else {
+        return Ok(answer(&touch, "expired"));
+    };
+    if standing.revision > revision {
+        return Ok(answer(&touch, "changed"));
+    }
+    let Some(place) = shared.take_waiting_place(database, settings::max_waiting(), at) else {
+        database.add(Counter::WaitsRefused, 1);
+        return Ok(answer(&touch, "wait_limit"));
+    };
+    // In time for the next heartbeat, which is due after a third of the TTL.
+    let heartbeat = standing.now + u64::from(shared.ttl_ms(at)) * 1_000 / 3;
+    let until = (standing.now + timeout).min(heartbeat);
+    if at.is_stand_in() {
+        wait_for_slot(shared, session, until, &mut touch)?;
+        return Ok(answer(&touch, if touch.without_slot() { "timeout" } else { "changed" }));
+    }
+    let helps = stand_in::is_able();
+    touch.standing = shared.wait_for_revision(database, at, revision, until, helps)?;
+    drop(place);
+    let mut changed = touch.standing.is_some_and(|standing| standing.revision > revision);
+    // SAFETY: a plain read
+    let may_write = !unsafe { pg_sys::XactReadOnly };
+    let mut helped = false;
+    // A wait is a heartbeat, which is not to fail because an administrator has a table locked.
+    let can_judge = || acquire::can_look() && acquire::can_take() && death::can_record();
+    if !changed && touch.alive() && may_write && can_judge() {
+        let call = Call::open(shared)?;
+        helped = helps && stand_in::pass_if_asked(&call)?;
+        handover::judge_places(&call, at);
+        // Its client looks at what has been granted once this is committed.
+        changed = helped && seam::revises(at);
+    }
+    Ok(answer(
+        &touch,
+        if changed {
+            "changed"
+        } else if helped || until == heartbeat {
+            "heartbeat"
+        } else {
+            "timeout"
+        },
+    ))
+}
+
+/// A session without a slot has no revision: waits until it gets one, ends, or `until`.
+fn wait_for_slot(shared: &'static Shared, session: Uuid, until: u64, now: &mut Touch) -> Result<()> {
+    while now.without_slot() {
+        let left = until.saturating_sub(clock::now());
+        if left == 0 {
+            break;
+        }
+        pause(left)?;
+        *now = touch(shared, session)?;
+    }
+    Ok(())
+}
+
+#[pg_extern(schema = "eskit_lease")]
+fn session_drain(session: Option<Uuid>) -> Result<bool> {
+    let shared = enter()?;
+    spi::require_writes("session_drain()")?;
+    let session = session.ok_or(Error::Null("session"))?;
+    if !touch(shared, session)?.alive() {
+        return Ok(false);
+    }
+    let call = Call::open(shared)?;
+    let locked = lock_row(session).is_some();
+    if locked {
+        drain(&call, session);
+        // What it was first in line for goes to the next.
+        line::note_places(&call, &[session]);
+        group::note_groups(&call, &[session]);
+    }
+    Ok(locked)
+}
+
+#[pg_extern(schema = "eskit_lease")]
+fn session_detach(session: Option<Uuid>) -> Result<bool> {
+    let shared = enter()?;
+    let touch = touch(shared, session.ok_or(Error::Null("session"))?)?;
+    Ok(touch.alive() && touch.at.is_some_and(|at| shared.detach(at)))
+}
+
+#[pg_extern(schema = "eskit_lease")]
+fn session_close(session: Option<Uuid>) -> Result<bool> {
+    let shared = enter()?;
+    spi::require_writes("session_close()")?;
+    let session = session.ok_or(Error::Null("session"))?;
+    let call = Call::open(shared)?;
+    let alive = |at: &SlotRef| shared.look(*at).is_some_and(|standing| standing.alive());
+    // Also of a private session, whose one lease is given back so.
+    let Some(at) = call.holder(session, None)?.filter(alive) else {
+        return Ok(false);
+    };
+    // Waits for this session's own fenced transactions: a close after the work means that the work is done.
+    call.fencer(at).lock(Mode::Exclusive);
+    if !alive(&at) || lock_row(session).is_none() {
+        return Ok(false);
+    }
+    end(&call, at)?;
+    call.database.add(Counter::SessionsClosed, 1);
+    Ok(true)
+}

@@ -1,0 +1,266 @@
+//! Cursors: how far a group has come in each partition.
+//!
+//! A commit of a cursor is a fenced write in the caller's transaction: it stands with the caller's work or not at all, and only under the
+//! partition's present fence. So the owner to come reads a cursor that includes all that the owner before has committed, whose later
+//! commits are refused. A cursor only goes forward.
+//!
+//! One fence may be used by several transactions at a time. They take turns at the row of the cursor, but each has chosen its events before
+//! that. So a transaction with one snapshot is refused (40001) where its snapshot does not include the last change of the row, as PostgreSQL
+//! refuses an UPDATE; and under READ COMMITTED the caller says where it began: a cursor that is elsewhere by then is not moved.
+//!
+//! Positions are counted from 1; a cursor at 0 has seen nothing. Acknowledgements may come in any order: those beyond the cursor are kept
+//! as ranges, and the cursor follows the contiguous part.
+
+use crate::base::error::{Error, Result};
+use crate::call::{Call, enter, text_arg};
+use crate::lease::declaration::{self, Kind, partition_arg, require_partition};
+use crate::lease::fence;
+use crate::pg::clock;
+use crate::pg::spi::{self, Statement, Value};
+use crate::pg::table::{Flight, Key, Locked, Sight, Table, Tuple};
+use crate::pg::text::Text;
+use crate::seam;
+use pgrx::pg_sys::{INT4OID, INT8OID, TEXTOID};
+use pgrx::prelude::*;
+
+static FIRST: Statement =
+    Statement::tidies(include_str!("../../sql/query/cursor/first.sql"), &[TEXTOID, INT4OID, INT8OID]);
+static COMMIT: Statement =
+    Statement::tidies(include_str!("../../sql/query/cursor/commit.sql"), &[TEXTOID, INT4OID, INT8OID, INT8OID]);
+static ACK: Statement =
+    Statement::tidies(include_str!("../../sql/query/cursor/ack.sql"), &[TEXTOID, INT4OID, INT8OID, INT8OID, INT8OID]);
+static HEAD: Statement =
+    Statement::tidies(include_str!("../../sql/query/cursor/head.sql"), &[TEXTOID, INT4OID, INT8OID, INT4OID]);
+static FIRST_HEAD: Statement =
+    Statement::tidies(include_str!("../../sql/query/cursor/first_head.sql"), &[TEXTOID, INT4OID, INT8OID, INT4OID]);
+static RESIZE: Statement =
+    Statement::writes(include_str!("../../sql/query/cursor/resize.sql"), &[TEXTOID, INT4OID, INT4OID]);
+static DROP: Statement = Statement::writes(include_str!("../../sql/query/cursor/drop.sql"), &[TEXTOID]);
+static DROP_HEADS: Statement = Statement::writes(include_str!("../../sql/query/cursor/drop_heads.sql"), &[TEXTOID]);
+
+/// Ranges of acknowledged positions beyond a cursor: an acknowledgement out of order rewrites them all.
+const MAX_RANGES: i64 = 1_000;
+
+fn position_arg(position: Option<i64>) -> Result<i64> {
+    let position = position.ok_or(Error::Null("position"))?;
+    if (1..i64::MAX).contains(&position) { Ok(position) } else { Err(Error::Position(position).into()) }
+}
+
+/// The arguments of a fenced call, whose fence holds from here to the end of the transaction.
+fn fenced(
+    verb: &'static str,
+    group: Option<Text>,
+    partition: Option<i32>,
+    position: Option<i64>,
+    fence: Option<i64>,
+) -> Result<(Call, String, i32, i64, i64)> {
+    let shared = enter()?;
+    spi::require_writes(verb)?;
+    let group = text_arg("group_name", group)?;
+    let (partition, position) = (partition.ok_or(Error::Null("partition"))?, position_arg(position)?);
+    let fence = fence.ok_or(Error::Null("fence"))?;
+    let call = Call::open(shared)?;
+    fence::check(&call, &group, Some(partition), fence)?;
+    Ok((call, group, partition, position, fence))
+}
+
+/// A cursor that is to be moved.
+struct Move<'a> {
+    call: &'a Call,
+    group: &'a str,
+    partition: i32,
+    position: i64,
+    fence: i64,
+    /// Where it must be, at least, to be moved without a statement.
+    from: i64,
+    /// Where the caller has read it.
+    expected: Option<i64>,
+}
+
+impl Move<'_> {
+    /// Moves the cursor, if nothing is acknowledged out of order. That is the common case, for a fraction of what a statement costs. Otherwise
+    /// the row is locked, so that a statement finds it as it was judged. `None`: the cursor is at the position, or beyond.
+    fn run(&self) -> Result<Option<bool>> {
+        let cursors = Table::open(c"_cursors", c"_cursors_pkey");
+        // Of any other the executor knows more.
+        let plain = cursors.is_plain();
+        loop {
+            pgrx::check_for_interrupts!();
+            let Some((at, no_ranges)) = self.find(&cursors)? else {
+                // Semaphores have fences too, but no cursors.
+                require_partition(self.group, self.partition)?;
+                if !self.is_strict() {
+                    return Ok(Some(false));
+                }
+                let values = vec![Value::Text(self.group), Value::Int(self.partition), Value::Long(self.fence)];
+                self.call.db().execute(&FIRST, values);
+                continue;
+            };
+            if at >= self.position {
+                return Ok(None);
+            }
+            if let Some(expected) = self.expected.filter(|expected| *expected != at) {
+                let (group, partition) = (self.group.to_owned(), self.partition);
+                return Err(Error::CursorElsewhere { group, partition, at, expected }.into());
+            }
+            let done = if plain && no_ranges && at >= self.from {
+                let now = clock::timestamp();
+                let position = Some(self.position.into());
+                cursors.update(&[(3, position), (5, Some(self.fence.into())), (6, Some(now.into()))]).then_some(true)
+            } else {
+                (cursors.lock(cursors.row().tid(), true) == Locked::Mine).then_some(false)
+            };
+            if done.is_some() {
+                return Ok(done);
+            }
+        }
+    }
+
+    /// Where the cursor is, and whether nothing is acknowledged beyond it.
+    fn find(&self, cursors: &Table) -> Result<Option<(i64, bool)>> {
+        let row = cursors.find(Sight::Latest, &[Key::Text(self.group), Key::Int(self.partition)], |row, _| {
+            Some((row.get::<i64>(3)?, row.has_no_range(4), row.is_seen()))
+        });
+        match row {
+            Some((.., false)) => {
+                Err(Error::CursorNewer { group: self.group.to_owned(), partition: self.partition }.into())
+            }
+            Some((at, no_ranges, true)) => Ok(Some((at, no_ranges))),
+            None => Ok(None),
+        }
+    }
+
+    /// Whether another transaction that makes the row first is not to be passed over.
+    fn is_strict(&self) -> bool {
+        // SAFETY: a plain read
+        self.expected.is_some() || unsafe { pg_sys::XactIsoLevel >= pg_sys::XACT_REPEATABLE_READ as i32 }
+    }
+}
+
+#[pg_extern(schema = "eskit_lease", name = "cursor_commit")]
+fn cursor_commit_from(
+    group_name: Option<Text>,
+    partition: Option<i32>,
+    position: Option<i64>,
+    fence: Option<i64>,
+    expected: default!(Option<i64>, "NULL"),
+) -> Result<bool> {
+    let (call, group, partition, position, fence) = fenced("cursor_commit()", group_name, partition, position, fence)?;
+    let values = vec![Value::Text(&group), Value::Int(partition), Value::Long(position), Value::Long(fence)];
+    match (Move { call: &call, group: &group, partition, position, fence, from: 0, expected }).run()? {
+        Some(true) => Ok(true),
+        Some(false) => Ok(!call.db().run(&COMMIT, values, |_| ()).is_empty()),
+        None => Ok(false),
+    }
+}
+
+/// As versions up to 0.2.0 declare it.
+#[pg_extern(sql = false)]
+fn cursor_commit(
+    group_name: Option<Text>,
+    partition: Option<i32>,
+    position: Option<i64>,
+    fence: Option<i64>,
+) -> Result<bool> {
+    cursor_commit_from(group_name, partition, position, fence, None)
+}
+
+#[pg_extern(schema = "eskit_lease")]
+fn cursor_ack(
+    group_name: Option<Text>,
+    partition: Option<i32>,
+    position: Option<i64>,
+    fence: Option<i64>,
+) -> Result<i64> {
+    let (call, group, partition, position, fence) = fenced("cursor_ack()", group_name, partition, position, fence)?;
+    let (from, expected) = (position - 1, None);
+    if (Move { call: &call, group: &group, partition, position, fence, from, expected }).run()? == Some(true) {
+        return Ok(position);
+    }
+    let values = vec![
+        Value::Text(&group),
+        Value::Int(partition),
+        Value::Long(position),
+        Value::Long(fence),
+        Value::Long(MAX_RANGES),
+    ];
+    match call.db().run(&ACK, values, |row| row.long(1)).pop() {
+        Some(cursor) => Ok(cursor),
+        None => Err(Error::AcksFull { group, partition, most: MAX_RANGES }.into()),
+    }
+}
+
+#[pg_extern(schema = "eskit_lease")]
+fn cursor_position(group_name: Option<Text>, partition: Option<i32>) -> Result<i64> {
+    enter()?;
+    let group = text_arg("group_name", group_name)?;
+    let partition = partition_arg(&group, partition)?;
+    let cursors = Table::open(c"_cursors", c"_cursors_pkey");
+    let read = |row: &Tuple| Some((row.get::<i64>(3)?, row.is_seen()));
+    let found = cursors.find(Sight::Latest, &[Key::Text(&group), Key::Int(partition)], |row, _| read(row));
+    match found {
+        // The batch that a fenced transaction is about to apply begins here, and is read by its snapshot.
+        Some((_, false)) if !seam::passes(&group, Some(partition)).0.is_empty() => {
+            Err(Error::CursorNewer { group, partition }.into())
+        }
+        found => Ok(found.map_or(0, |(position, _)| position)),
+    }
+}
+
+#[pg_extern(schema = "eskit_lease")]
+fn cursor_head(group_name: Option<Text>, partition: Option<i32>, position: Option<i64>) -> Result<bool> {
+    let shared = enter()?;
+    spi::require_writes("cursor_head()")?;
+    let group = text_arg("group_name", group_name)?;
+    let partition = partition_arg(&group, partition)?;
+    let position = position_arg(position)?;
+    let call = Call::open(shared)?;
+    // A report waits for nobody: one that finds another being committed is left out. One for another number of partitions means nothing.
+    let partitions = declaration::of_kind(&group, Kind::Group)?.slots;
+    let heads = Table::open(c"_heads", c"_heads_pkey");
+    let (mut known, mut in_flight) = (None, false);
+    heads.find(Sight::Dirty, &[Key::Text(&group), Key::Int(partition)], |row, flight| {
+        in_flight = flight != Flight::None;
+        known = Some((row.get::<i64>(3).filter(|_| row.get(4) == Some(partitions)).unwrap_or(0), row.tid()));
+        // A row that nobody is changing is the only one of its key, and one that is being changed is enough to know.
+        Some(())
+    });
+    let values = vec![Value::Text(&group), Value::Int(partition), Value::Long(position), Value::Int(partitions)];
+    let written = match known {
+        _ if in_flight => return Ok(false),
+        Some((newest, _)) if newest >= position => return Ok(false),
+        Some((_, tid)) if heads.lock(tid, false) != Locked::Mine => return Ok(false),
+        Some(_) => {
+            let now = clock::timestamp();
+            let changes = [(3, Some(position.into())), (4, Some(partitions.into())), (5, Some(now.into()))];
+            // It is the row that has just been locked.
+            let by_place = heads.is_plain().then(|| u64::from(heads.update(&changes)));
+            call.written(by_place, &HEAD, values)
+        }
+        None => call.db().execute(&FIRST_HEAD, values),
+    };
+    Ok(written > 0)
+}
+
+/// Every cursor of a group that gets another number of partitions begins at the least position of them all: nothing is skipped.
+pub fn resize(call: &Call, group: &str, before: i32, partitions: i32) {
+    call.db().execute(&RESIZE, vec![Value::Text(group), Value::Int(before), Value::Int(partitions)]);
+}
+
+/// Forgets how far a group has come, and what has been reported of it.
+pub fn drop_all(call: &Call, group: &str) -> Result<()> {
+    let heads = Table::open(c"_heads", c"_heads_pkey");
+    // A report may be a part of a transaction that stays open.
+    declaration::patiently(group, || {
+        let mut reports = Vec::new();
+        heads.scan(Sight::Latest, &[Key::Text(group)], |row, _| {
+            reports.push(row.tid());
+            None::<()>
+        });
+        Ok(reports.into_iter().all(|report| heads.lock(report, false) == Locked::Mine).then_some(()))
+    })?;
+    let (cursors, key) = (Table::open(c"_cursors", c"_cursors_pkey"), [Key::Text(group)]);
+    call.written(cursors.delete_rows(&key), &DROP, vec![Value::Text(group)]);
+    call.written(heads.delete_rows(&key), &DROP_HEADS, vec![Value::Text(group)]);
+    Ok(())
+}

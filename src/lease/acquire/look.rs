@@ -1,0 +1,130 @@
+//! The look before an acquire: what stands for a resource, and what of it the session may get. It locks no lease.
+
+use super::Answer;
+use crate::base::error::Result;
+use crate::call::Call;
+use crate::ending::takeover;
+use crate::lease::declaration::{self, Declaration, Kind};
+use crate::lease::refence;
+use crate::lease::row::{LeaseRow, Probe};
+use crate::lease::semaphore::{self, Glance};
+use crate::session::holders::Holder;
+use crate::shmem::slots::SlotRef;
+use pgrx::Uuid;
+use std::rc::Rc;
+
+/// What a look at a resource comes to.
+pub(super) enum Look {
+    Answer(Answer),
+    Wanted(Wanted),
+}
+
+/// What a session may get of a resource.
+#[derive(Default)]
+pub(super) struct Wanted {
+    pub declared: Option<(Kind, i32)>,
+    /// Slots that are free or dead, or this session's own and to get a new fence; the last is tried first.
+    pub choices: Vec<(i32, Option<LeaseRow>)>,
+    /// It is this session's own already, in its grace, or left to it by a predecessor: who is in line does not matter.
+    pub own: bool,
+    /// It is in grace, and comes back under its fence.
+    pub takes_back: bool,
+    /// It is in grace, and this session gets it under a new fence: the row of before.
+    pub takes_over: Option<LeaseRow>,
+    /// It is this session's own already, under a fence of before.
+    pub refences: bool,
+    /// Those without whose deaths there would be no choice.
+    pub gone: Rc<[Uuid]>,
+}
+
+/// Looks at an exclusive lease.
+pub(super) fn look_at_lease(call: &Call, me: SlotRef, probe: &Probe, holder: Option<&Holder>) -> Look {
+    match (probe, holder) {
+        (Probe::InFlight(_), _) => Look::Answer(Answer::refused("busy")),
+        (Probe::Absent, _) => Look::Wanted(Wanted { choices: vec![(0, None)], ..Wanted::default() }),
+        (Probe::Row(row), Some(holder)) => {
+            look_at_own(call, me, row, holder).unwrap_or_else(|| Look::Answer(Answer::held_by(holder)))
+        }
+        (Probe::Row(row), None) => {
+            let heir = row.session.and_then(|dead| takeover::heir(call, dead));
+            let own = heir == Some(me.session());
+            if heir.is_some() && !own {
+                return Look::Answer(Answer::refused("awaited"));
+            }
+            Look::Wanted(Wanted { choices: vec![(0, Some(*row))], own, ..Wanted::default() })
+        }
+    }
+}
+
+/// A lease of a living holder, if that is this session or what keeps it for this session.
+fn look_at_own(call: &Call, me: SlotRef, row: &LeaseRow, holder: &Holder) -> Option<Look> {
+    let in_grace = holder.grace_of == Some(me.session());
+    if row.session != Some(me.session()) && !in_grace {
+        return None;
+    }
+    let is_current = refence::is_current(call, row);
+    if !in_grace && is_current {
+        return Some(Look::Answer(Answer::granted("already_held", row.slot, row.fence, &holder.consumer)));
+    }
+    // A process that the session was taken over from may still work under the fence.
+    let let_go = !in_grace || holder.fencer == Some(me.session());
+    let takes_back = in_grace && is_current && let_go;
+    Some(Look::Wanted(Wanted {
+        choices: vec![(row.slot, Some(*row))],
+        own: true,
+        takes_back,
+        takes_over: (in_grace && !takes_back).then_some(*row),
+        refences: !is_current && let_go,
+        ..Wanted::default()
+    }))
+}
+
+/// Looks at the permits of a semaphore, or at the lease of a bridge.
+pub(super) fn look_at_permits(call: &Call, me: SlotRef, resource: &str, declaration: &Declaration) -> Result<Look> {
+    declaration::require_leasable(resource, declaration)?;
+    let declared = Some((declaration.kind, declaration.slots));
+    let spread = |mut choices: Vec<(i32, Option<LeaseRow>)>| {
+        // Those who come at the same time begin with different ones, and a session that comes again with the one that it had.
+        choices.sort_unstable_by_key(|(slot, _)| *slot);
+        let first = me.session().as_bytes().iter().fold(0, |sum, byte| sum + usize::from(*byte)) % choices.len();
+        choices.rotate_left(first);
+        choices
+    };
+    match semaphore::glance(call, resource, declaration, me.session()) {
+        Glance::Free(free) => return Ok(Look::Wanted(Wanted { declared, choices: spread(free), ..Wanted::default() })),
+        Glance::AllHeld => return Ok(Look::Answer(Answer::refused("held"))),
+        Glance::Unknown => (),
+    }
+    let permits = semaphore::survey(call, resource, declaration, &|_| false);
+    // A permit in grace is no reason for a second one.
+    let mine = permits.held.iter().find(|(row, _)| row.session == Some(me.session()));
+    // Its own before a predecessor's: it may not have both.
+    let let_go = permits.held.iter().find(|(_, who)| who.fencer == Some(me.session()));
+    if let Some(own) =
+        mine.into_iter().chain(let_go).chain(&permits.held).find_map(|(row, who)| look_at_own(call, me, row, who))
+    {
+        return Ok(match own {
+            Look::Wanted(want) => Look::Wanted(Wanted { declared, ..want }),
+            answer => answer,
+        });
+    }
+    let (is_bridge, is_arriving) = (declaration.kind == Kind::Bridge, permits.arriving.contains(&me.session()));
+    let left_to_me = permits.left.iter().find(|(_, heir)| *heir == me.session() && !is_bridge && !is_arriving);
+    if let Some((row, _)) = left_to_me {
+        let choices = vec![(row.slot, Some(*row))];
+        return Ok(Look::Wanted(Wanted { declared, choices, own: true, ..Wanted::default() }));
+    }
+    if permits.free.is_empty() || is_arriving {
+        return Ok(Look::Answer(match permits.held.first() {
+            _ if permits.in_flight => Answer::refused("busy"),
+            Some((_, holder)) if is_bridge => Answer::held_by(holder),
+            None if is_bridge => Answer::refused("bridged"),
+            _ if !permits.left.is_empty() => Answer::refused("awaited"),
+            _ => Answer::refused("held"),
+        }));
+    }
+    if is_bridge {
+        return Ok(Look::Answer(Answer::refused("bridged")));
+    }
+    Ok(Look::Wanted(Wanted { declared, choices: spread(permits.free), gone: permits.gone, ..Wanted::default() }))
+}

@@ -1,0 +1,349 @@
+//! Declarations: names that are not exclusive leases but have a number of slots, the permits of a semaphore or the partitions of a group;
+//! or that have one, as a lease has, and a bridge to a user's lock or row (see [`crate::bridge`]).
+//!
+//! There is one name space. Nobody may declare a name that is held or waited for, nor make a plain lease of a declared one. As neither
+//! sees what the other has not committed, both hold the name's stripe for the time of the call (see [`crate::lease::grant`]) and look with a
+//! dirty snapshot: the later one finds the earlier one's rows in flight and gives up.
+//!
+//! The number of slots may change, or the declaration go, while somebody is granting a slot of it. Whoever grants writes first and reads
+//! the declaration again then; whoever drops a declaration does so first and then looks at the slots. One of the two sees the other.
+//!
+//! Whoever changes a declaration locks its row. It is locked for moments by others as well, a group's by each rebalance and that of a
+//! semaphore that shrinks by each grant, so it is asked for again for a while ([`patiently`]). But nobody waits for a transaction that
+//! stays open.
+
+use super::grant::stripe;
+use super::line;
+use super::row::{Leases, Probe};
+use crate::base::error::{Error, Result};
+use crate::call::Call;
+use crate::pg::clock;
+use crate::pg::guard::{Guard, Mode};
+use crate::pg::spi::{Statement, Value};
+use crate::pg::table::{Flight, Key, Locked, Sight, Stand, Table, Tuple};
+use crate::pg::text::{Text, role_name, role_of_name};
+use crate::session::holders::Holders;
+use pgrx::pg_sys::{self, INT4OID, ItemPointerData, TEXTOID};
+
+static INSERT: Statement =
+    Statement::writes(include_str!("../../sql/query/declaration/insert.sql"), &[TEXTOID, TEXTOID, INT4OID, TEXTOID]);
+static UPDATE: Statement =
+    Statement::writes(include_str!("../../sql/query/declaration/update.sql"), &[TEXTOID, INT4OID]);
+static DELETE: Statement = Statement::writes(include_str!("../../sql/query/declaration/delete.sql"), &[TEXTOID]);
+static DELETE_SLOTS: Statement =
+    Statement::writes(include_str!("../../sql/query/declaration/delete_slots.sql"), &[TEXTOID, INT4OID]);
+
+/// How long somebody may have a declaration who is not said to be in the way, in microseconds; and how often that is looked at.
+const PATIENCE: u64 = 1_000_000;
+const PAUSE: std::ffi::c_long = 5_000;
+
+/// Permits of a semaphore, partitions of a group.
+pub const MAX_SLOTS: i32 = 32_768;
+
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Kind {
+    Semaphore,
+    Group,
+    Bridge,
+}
+
+impl Kind {
+    pub fn name(self) -> &'static str {
+        match self {
+            Kind::Semaphore => "semaphore",
+            Kind::Group => "group",
+            Kind::Bridge => "bridge",
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+pub struct Declaration {
+    pub kind: Kind,
+    pub slots: i32,
+    owner: String,
+    tid: ItemPointerData,
+}
+
+/// What stands for a name, what others have not committed included.
+#[derive(Debug)]
+pub enum Stands {
+    Absent,
+    /// Somebody is declaring, changing or dropping it.
+    InFlight(Kind),
+    Declared(Declaration),
+}
+
+fn table() -> Table {
+    Table::open(c"_declarations", c"_declarations_pkey")
+}
+
+fn read(row: &Tuple) -> Declaration {
+    let name = row.get::<Text>(2);
+    let is = |kind: &Kind| name.as_ref().is_some_and(|name| **name == *kind.name());
+    Declaration {
+        kind: [Kind::Group, Kind::Bridge].into_iter().find(is).unwrap_or(Kind::Semaphore),
+        slots: row.get(3).unwrap_or(0),
+        owner: row.get::<Text>(4).map(|owner| owner.0).unwrap_or_default(),
+        tid: row.tid(),
+    }
+}
+
+/// The table of declarations, for whoever looks at many names.
+pub struct Declarations(Table);
+
+impl Declarations {
+    pub fn open() -> Declarations {
+        Declarations(table())
+    }
+
+    /// The declaration of a name: committed, or of this transaction.
+    pub fn of(&self, resource: &str) -> Option<Declaration> {
+        self.0.find(Sight::Latest, &[Key::Text(resource)], |row, _| Some(read(row)))
+    }
+
+    /// What stands for a name.
+    pub fn stands(&self, resource: &str) -> Stands {
+        if !self.0.has_entry(&[Key::Text(resource)]) {
+            return Stands::Absent;
+        }
+        let found = self.0.find(Sight::Dirty, &[Key::Text(resource)], |row, flight| {
+            let declaration = read(row);
+            Some(match flight {
+                Flight::None => Stands::Declared(declaration),
+                _ => Stands::InFlight(declaration.kind),
+            })
+        });
+        // A dirty scan cannot say that there is no row: it may just be moved.
+        found.unwrap_or_else(|| match self.of(resource) {
+            Some(declaration) => Stands::InFlight(declaration.kind),
+            None => Stands::Absent,
+        })
+    }
+
+    /// Whether nothing is declared, nor being declared: mostly so, and said in one look. False, too, where many declarations are gone that an old
+    /// snapshot keeps.
+    pub fn none(&self) -> bool {
+        !self.0.has_entry(&[])
+            || [Sight::Dirty, Sight::Latest]
+                .into_iter()
+                .all(|sight| matches!(self.0.walk_versions(sight, &[]).step(), Stand::End))
+    }
+}
+
+pub fn of(resource: &str) -> Option<Declaration> {
+    Declarations::open().of(resource)
+}
+
+pub fn stands(resource: &str) -> Stands {
+    Declarations::open().stands(resource)
+}
+
+/// The groups among some names, and the others.
+pub fn groups_among(call: &Call, names: Vec<String>) -> (Vec<String>, Vec<String>) {
+    if call.declarations().none() {
+        return (Vec::new(), names);
+    }
+    names.into_iter().partition(|name| call.declarations().of(name).is_some_and(|known| known.kind == Kind::Group))
+}
+
+/// The declaration of a name that has to be of a kind.
+pub fn of_kind(resource: &str, kind: Kind) -> Result<Declaration> {
+    let declaration = of(resource).ok_or_else(|| Error::Unknown { kind: kind.name(), name: resource.to_owned() })?;
+    if declaration.kind == kind {
+        return Ok(declaration);
+    }
+    Err(Error::WrongKind { name: resource.to_owned(), is: declaration.kind.name(), wanted: kind.name() }.into())
+}
+
+/// Refuses a partition that there is not.
+pub fn require_partition(group: &str, partition: i32) -> Result<()> {
+    let partitions = of_kind(group, Kind::Group)?.slots;
+    if (0..partitions).contains(&partition) {
+        return Ok(());
+    }
+    Err(Error::NoPartition { group: group.to_owned(), partition, partitions }.into())
+}
+
+/// A partition of a group that there is.
+pub fn partition_arg(group: &str, partition: Option<i32>) -> Result<i32> {
+    let partition = partition.ok_or(Error::Null("partition"))?;
+    require_partition(group, partition).map(|()| partition)
+}
+
+/// Refuses what can not be acquired: of a group nobody asks for a lease.
+pub fn require_leasable(resource: &str, declaration: &Declaration) -> Result<()> {
+    match declaration.kind {
+        Kind::Semaphore | Kind::Bridge => Ok(()),
+        Kind::Group => {
+            Err(Error::WrongKind { name: resource.to_owned(), is: Kind::Group.name(), wanted: "lease" }.into())
+        }
+    }
+}
+
+/// Whether a name is still declared as it was when a slot of it was chosen.
+pub fn still(resource: &str, (kind, slots): (Kind, i32)) -> bool {
+    matches!(stands(resource), Stands::Declared(known) if (known.kind, known.slots) == (kind, slots))
+}
+
+/// A number of slots within its limits.
+pub fn slots_arg(what: &'static str, slots: Option<i32>) -> Result<i32> {
+    let slots = slots.ok_or(Error::Null(what))?;
+    if (1..=MAX_SLOTS).contains(&slots) {
+        return Ok(slots);
+    }
+    Err(Error::Number { what, given: slots.into(), min: 1, max: MAX_SLOTS.into() }.into())
+}
+
+/// Declares a name that nobody holds or waits for.
+pub fn declare(call: &Call, resource: &str, kind: Kind, slots: i32) -> Result<()> {
+    let stripe = Guard::Stripe(stripe(resource, 0));
+    stripe.lock(Mode::Exclusive);
+    match stands(resource) {
+        Stands::Absent => (),
+        Stands::InFlight(_) => return Err(Error::BeingDeclared { name: resource.to_owned() }.into()),
+        Stands::Declared(declaration) => {
+            return Err(Error::Declared { name: resource.to_owned(), is: declaration.kind.name() }.into());
+        }
+    }
+    if let Some(why) = in_use(call, resource, None)? {
+        return Err(Error::NameInUse { name: resource.to_owned(), why }.into());
+    }
+    forget_slots(call, resource, 0);
+    call.db().execute(
+        &INSERT,
+        vec![Value::Text(resource), Value::Text(kind.name()), Value::Int(slots), Value::Text(&role_name(call.caller))],
+    );
+    stripe.unlock(Mode::Exclusive);
+    Ok(())
+}
+
+/// Takes back a declaration whose slots nobody holds or waits for. The caller holds its row.
+pub fn undeclare(call: &Call, resource: &str, kind: Kind) -> Result<()> {
+    let deleted = table().delete_rows(&[Key::Text(resource)]);
+    call.written(deleted, &DELETE, vec![Value::Text(resource)]);
+    if let Some(why) = in_use(call, resource, Some(kind))? {
+        return Err(Error::InUse { kind: kind.name(), name: resource.to_owned(), why }.into());
+    }
+    forget_slots(call, resource, 0);
+    Ok(())
+}
+
+/// Changes the number of slots. The caller holds the declaration's row.
+pub fn resize(call: &Call, resource: &str, slots: i32) {
+    let resized = table().update_rows(&[Key::Text(resource)], |_| Some(vec![(3, Some(slots.into()))]));
+    call.written(resized, &UPDATE, vec![Value::Text(resource), Value::Int(slots)]);
+}
+
+/// Deletes the rows of slots that are no more; the caller has seen that nobody holds them.
+pub fn forget_slots(call: &Call, resource: &str, from: i32) {
+    let deleted = Leases::open().delete_from(resource, from);
+    call.written(deleted, &DELETE_SLOTS, vec![Value::Text(resource), Value::Int(from)]);
+    call.shared.removed_permits(call.home);
+}
+
+/// Who holds or waits for a name, of a kind if it is declared: nobody, if the rows of its slots are this transaction's now.
+fn in_use(call: &Call, resource: &str, kind: Option<Kind>) -> Result<Option<String>> {
+    if let Some(why) = slots_in_use(call, resource, kind)? {
+        return Ok(Some(why));
+    }
+    let (waiting, arriving) = line::waiting(resource);
+    if arriving {
+        return Err(Error::BeingDeclared { name: resource.to_owned() }.into());
+    }
+    let holders = Holders::of(call, waiting.iter().copied());
+    if let Some(waiter) = waiting.iter().find_map(|session| holders.living(Some(*session))) {
+        return Ok(Some(format!("\"{}\" waits for it.", waiter.consumer)));
+    }
+    // What they wait for is something else from now on.
+    call.taken_from(&waiting);
+    Ok(None)
+}
+
+/// Who holds a slot: nobody, if the rows of the slots are this transaction's now.
+pub fn slots_in_use(call: &Call, resource: &str, kind: Option<Kind>) -> Result<Option<String>> {
+    let busy = || Error::BeingDeclared { name: resource.to_owned() };
+    let leases = Leases::open();
+    let mut rows = Vec::new();
+    for (_, probe) in leases.slots(resource).0 {
+        match probe {
+            Probe::Row(row) => rows.push(row),
+            _ => return Err(busy().into()),
+        }
+    }
+    let holders = Holders::of(call, rows.iter().filter_map(|row| row.session));
+    for row in rows {
+        if let Some(holder) = holders.living(row.session) {
+            let held = match kind {
+                Some(Kind::Group) => format!("owns partition {}", row.slot),
+                Some(Kind::Semaphore) => "holds a permit".to_owned(),
+                Some(Kind::Bridge) | None => "holds it".to_owned(),
+            };
+            return Ok(Some(format!("\"{}\" {held} under fence {}.", holder.consumer, row.fence)));
+        }
+        // A dead holder's fenced transaction may still be open.
+        if row.session.is_some() && !Guard::Fence(row.fence).is_free() {
+            return Ok(Some(format!("A transaction under fence {} is open.", row.fence)));
+        }
+        if leases.lock(row.tid, false) != Locked::Mine {
+            return Err(busy().into());
+        }
+        // The caller is about to take it away.
+        if let Some(dead) = row.session {
+            call.taken_from(&[dead]);
+        }
+    }
+    Ok(None)
+}
+
+/// The declaration of a name that the caller owns.
+pub fn owned(call: &Call, resource: &str, kind: Kind) -> Result<Declaration> {
+    let declaration = of_kind(resource, kind)?;
+    authorize(call, resource, &declaration)?;
+    Ok(declaration)
+}
+
+/// Locks the declaration of a name that the caller owns.
+pub fn lock_owned(call: &Call, resource: &str, kind: Kind) -> Result<Declaration> {
+    patiently(resource, || {
+        let declaration = owned(call, resource, kind)?;
+        Ok(try_lock(&declaration).then_some(declaration))
+    })
+}
+
+/// Tries what somebody may be in the way of for moments, until it is done. Refuses when it takes longer, or longer than the lock_timeout.
+pub fn patiently<T>(name: &str, mut attempt: impl FnMut() -> Result<Option<T>>) -> Result<T> {
+    // SAFETY: a plain read
+    let limit = u64::try_from(unsafe { pg_sys::LockTimeout }).ok().filter(|limit| *limit > 0);
+    let until = clock::now() + limit.map_or(PATIENCE, |limit| PATIENCE.min(limit * 1_000));
+    loop {
+        if let Some(done) = attempt()? {
+            return Ok(done);
+        }
+        if clock::now() >= until {
+            return Err(Error::BeingDeclared { name: name.to_owned() }.into());
+        }
+        pgrx::check_for_interrupts!();
+        // SAFETY: returns before its time when there is a signal
+        unsafe { pg_sys::pg_usleep(PAUSE) };
+    }
+}
+
+/// Locks the declaration if nobody else has it locked or has changed it.
+pub fn try_lock(declaration: &Declaration) -> bool {
+    table().lock(declaration.tid, false) == Locked::Mine
+}
+
+/// A declaration is changed by the role that made it, by a member of that role, and by the extension's owner. The role is kept by its
+/// name, because a dump has to be restored where roles have other oids.
+fn authorize(call: &Call, resource: &str, declaration: &Declaration) -> Result<()> {
+    let may_use = |role: pg_sys::Oid| {
+        // SAFETY: reads the catalog through its cache
+        role != pg_sys::Oid::INVALID && unsafe { pg_sys::has_privs_of_role(call.caller, role) }
+    };
+    if may_use(role_of_name(&declaration.owner)) || may_use(call.owner()) {
+        return Ok(());
+    }
+    let (kind, name, owner) = (declaration.kind.name(), resource.to_owned(), declaration.owner.clone());
+    Err(Error::NotOwner { kind, name, owner }.into())
+}

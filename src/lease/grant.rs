@@ -1,0 +1,283 @@
+//! Granting: the one place where a lease gets an owner. A holder's release, a waiter's own acquire and the worker all come here.
+//!
+//! A candidate is granted if nobody is in its way, and left alone otherwise; nothing here waits. In order:
+//!
+//! 1. The caller has taken G(grantee) in share mode and read the grantee's row after that, so the session cannot end under the
+//!    grant without the worker seeing the lease (see [`crate::ending::sweep`]).
+//! 2. F(old fence) must be free: no fenced transaction of the old holder is open, and none can begin (see [`crate::lease::fence`]).
+//! 3. The grantee's places in the queue are locked, and then the row of the lease: a lease that is locked in vain is nobody's until that
+//!    transaction ends. A slot without a row has nothing to lock: whoever makes the row holds the slot's stripe for the time of the call, and
+//!    looks again under it, what is not committed included.
+//! 4. A session has one permit of a semaphore at most: Seat(resource, grantee) is taken, to the end of the transaction, and there is
+//!    no other. What takes a permit back out of grace does the same.
+//! 5. The fence is drawn with the row in hand, so it is greater than that of every owner before.
+//! 6. The lease of a bridge is given by the worker, and while it has the lock or the row (see [`crate::bridge`]); its holder may have a new fence.
+//! 7. A slot of a declared resource is given back at once if the declaration has changed meanwhile (see [`crate::lease::declaration`]).
+
+use super::declaration::{self, Kind, Stands};
+use super::row::{self, LeaseRow, Leases, Owner, Probe, Seat};
+use super::{fence, history, line, refence, release};
+use crate::bridge::tend;
+use crate::call::Call;
+use crate::ending::takeover;
+use crate::keys;
+use crate::pg::guard::{Guard, Mode};
+use crate::pg::spi::{self, Statement, Value};
+use crate::pg::table::Locked;
+use crate::shmem::databases::Counter;
+use crate::shmem::slots::SlotRef;
+use pgrx::Uuid;
+use pgrx::pg_sys::{self, BOOLOID, INT4ARRAYOID, INT4OID, ItemPointerData, TEXTARRAYOID, UUIDOID};
+use std::cell::LazyCell;
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::rc::Rc;
+
+static INSERT: Statement = Statement::writes(
+    include_str!("../../sql/query/lease/insert.sql"),
+    &[TEXTARRAYOID, INT4ARRAYOID, UUIDOID, INT4OID, BOOLOID],
+);
+static UPDATE: Statement = Statement::writes(
+    include_str!("../../sql/query/lease/update.sql"),
+    &[TEXTARRAYOID, INT4ARRAYOID, UUIDOID, INT4OID, BOOLOID],
+);
+
+/// Leases granted in one statement: what bounds the stripes held at one time.
+pub const BATCH: usize = 500;
+/// Far more than calls that make new names at one time, so that few meet on a stripe by accident.
+const STRIPES: u64 = 1 << 16;
+/// Tries for a stripe, half a millisecond apart: it is held for the time of a statement.
+const STRIPE_TRIES: u32 = 30;
+
+pub struct Candidate {
+    pub resource: String,
+    pub slot: i32,
+    /// What the resource is declared as, with how many slots; `None` for an exclusive lease.
+    pub declared: Option<(Kind, i32)>,
+    /// The row as probed; `None` for a slot without one.
+    pub row: Option<LeaseRow>,
+    /// Whether this transaction releases it, and so keeps fenced transactions away itself.
+    pub released: bool,
+    /// Whether the grantee is the successor of the session that has it.
+    pub inherited: bool,
+    pub grantee: SlotRef,
+    /// The grantee's places in the queue of the resource.
+    pub places: Vec<ItemPointerData>,
+    /// Others without whose deaths there would be nothing to be granted (see [`crate::lease::semaphore`]).
+    pub gone: Rc<[Uuid]>,
+}
+
+impl Candidate {
+    /// The session that has it, if that is another one; and its row.
+    pub fn taken_from(&self) -> Option<(Uuid, LeaseRow)> {
+        let row = self.row?;
+        row.session.filter(|from| *from != self.grantee.session()).map(|from| (from, row))
+    }
+}
+
+/// Who has been granted a slot, and under which fence.
+#[derive(Clone, Copy)]
+pub struct Grant {
+    pub fence: i64,
+    pub session: Uuid,
+}
+
+/// The timeline that new fences belong to.
+pub fn timeline() -> i32 {
+    // SAFETY: no preconditions outside of recovery
+    unsafe { pg_sys::GetWALInsertionTimeLine() }.cast_signed()
+}
+
+/// Grants to the candidates that nobody is in the way of.
+pub fn grant(call: &Call, leases: &Leases, candidates: Vec<Candidate>) -> HashMap<Seat, Grant> {
+    let mut granted = HashMap::new();
+    let mut candidates = candidates.into_iter().peekable();
+    while candidates.peek().is_some() {
+        grant_batch(call, leases, candidates.by_ref().take(BATCH).collect(), &mut granted);
+    }
+    granted
+}
+
+fn grant_batch(call: &Call, leases: &Leases, mut candidates: Vec<Candidate>, granted: &mut HashMap<Seat, Grant>) {
+    let stripes = take_stripes(&candidates);
+    // Looked at now that the stripes are had, if at all: most candidates have a row, and most databases no declarations.
+    let none = LazyCell::new(|| call.declarations().none());
+    let plain = |resource: &str| *none || matches!(call.declarations().stands(resource), Stands::Absent);
+    candidates.retain(|candidate| claim(call, leases, candidate, &stripes, &plain));
+    let mut done = Vec::new();
+    if !candidates.is_empty() {
+        fence::raise(call);
+        refence::see_to_mark(call);
+        done = write(call, leases, candidates);
+        give_back(call, leases, &mut done);
+        let mut places: Vec<_> = done.iter().flat_map(|(candidate, _)| candidate.places.iter().copied()).collect();
+        line::leave(call, &mut places);
+    }
+    for stripe in stripes {
+        Guard::Stripe(stripe).unlock(Mode::Exclusive);
+    }
+    let (mut grantees, mut dead_owners) = (Vec::new(), Vec::new());
+    for (candidate, _) in &done {
+        call.seam().changed(&candidate.resource, candidate.slot);
+        grantees.push(candidate.grantee);
+        if let Some((dead, _)) = candidate.taken_from().filter(|_| !candidate.released) {
+            dead_owners.push(dead);
+        }
+        dead_owners.extend(candidate.gone.iter());
+        let had_owner = candidate.row.is_some_and(|row| row.session.is_some());
+        call.database.add(if had_owner { Counter::Takeovers } else { Counter::Grants }, 1);
+    }
+    // One may be granted many.
+    grantees.sort_unstable_by_key(|at| *at.session().as_bytes());
+    grantees.dedup();
+    grantees.into_iter().for_each(|grantee| call.seam().revise(grantee));
+    dead_owners.sort_unstable_by_key(|dead| *dead.as_bytes());
+    dead_owners.dedup();
+    call.taken_from(&dead_owners);
+    history::granted(call, &done);
+    granted.extend(done.into_iter().map(|(candidate, fence)| {
+        let Candidate { resource, slot, grantee, .. } = candidate;
+        ((resource, slot), Grant { fence, session: grantee.session() })
+    }));
+}
+
+pub fn stripe(resource: &str, slot: i32) -> u16 {
+    (keys::fnv1a(resource).wrapping_add(u64::from(slot.cast_unsigned())) % STRIPES) as u16
+}
+
+/// The stripes of the new rows among the candidates, as far as they are to be had; in order.
+fn take_stripes(candidates: &[Candidate]) -> BTreeSet<u16> {
+    let new = candidates.iter().filter(|candidate| candidate.row.is_none());
+    let wanted: BTreeSet<u16> = new.map(|candidate| stripe(&candidate.resource, candidate.slot)).collect();
+    let mut tries = STRIPE_TRIES;
+    let mut take = |stripe: &u16| loop {
+        if Guard::Stripe(*stripe).try_lock(Mode::Exclusive) {
+            return true;
+        }
+        tries = tries.saturating_sub(1);
+        if tries == 0 {
+            return false;
+        }
+        // SAFETY: sleeps for half a millisecond
+        unsafe { pg_sys::pg_usleep(500) };
+    };
+    wanted.into_iter().filter(|stripe| take(stripe)).collect()
+}
+
+/// Locks what the candidate takes, if nobody is in its way. `plain`: whether a name is not declared.
+fn claim(
+    call: &Call,
+    leases: &Leases,
+    candidate: &Candidate,
+    stripes: &BTreeSet<u16>,
+    plain: &dyn Fn(&str) -> bool,
+) -> bool {
+    let fenced = |row: LeaseRow| row.session.is_some() && !candidate.released && !Guard::Fence(row.fence).is_free();
+    if candidate.row.is_some_and(fenced) {
+        return false;
+    }
+    let allowed = match candidate.declared {
+        Some((Kind::Semaphore, _)) => {
+            is_only_permit(call, &candidate.resource, candidate.slot, candidate.grantee.session())
+        }
+        Some((Kind::Bridge, _)) => is_own(candidate) || tend::may_grant(&candidate.resource),
+        Some((Kind::Group, _)) | None => true,
+    };
+    if !allowed {
+        return false;
+    }
+    let places =
+        candidate.places.iter().take_while(|place| call.waiters().lock(**place, false) == Locked::Mine).count();
+    let granted = places == candidate.places.len() && takes_slot(leases, candidate, stripes, plain);
+    let has_seat = matches!(candidate.declared, Some((Kind::Semaphore, _)));
+    if !granted && (places > 0 || has_seat) {
+        // What is locked in vain is in the way of the others until this transaction ends.
+        call.seam().judge(&candidate.resource);
+    }
+    granted
+}
+
+/// Locks the slot of a candidate, if nobody else has it in hand.
+fn takes_slot(leases: &Leases, candidate: &Candidate, stripes: &BTreeSet<u16>, plain: &dyn Fn(&str) -> bool) -> bool {
+    match &candidate.row {
+        Some(row) => leases.lock(row.tid, false) == Locked::Mine,
+        None => {
+            stripes.contains(&stripe(&candidate.resource, candidate.slot))
+                && matches!(leases.probe(&candidate.resource, candidate.slot), Probe::Absent)
+                && (candidate.declared.is_some() || plain(&candidate.resource))
+        }
+    }
+}
+
+/// Whether a session has no permit of the semaphore but in this slot, and is given none until this transaction ends. One that it has let go of is its
+/// own for its grace: work under that fence is still accepted.
+pub fn is_only_permit(call: &Call, resource: &str, slot: i32, session: Uuid) -> bool {
+    Guard::Seat(session, keys::fnv1a(resource)).try_lock(Mode::Exclusive)
+        && row::of_session(resource, session).iter().all(|row| row.slot == slot)
+        && !takeover::keeps_another(call, resource, slot, session)
+}
+
+/// Whether the grantee has it already.
+fn is_own(candidate: &Candidate) -> bool {
+    candidate.row.is_some_and(|row| row.session == Some(candidate.grantee.session()))
+}
+
+/// Writes the rows: one by one, or if the table is not as we made it by a statement for each grantee and kind. Gives the new fences.
+fn write(call: &Call, leases: &Leases, candidates: Vec<Candidate>) -> Vec<(Candidate, i64)> {
+    if leases.is_plain() {
+        let give = |candidate: Candidate| {
+            let owner = Owner {
+                session: candidate.grantee.session(),
+                fence: fence::next(call),
+                timeline: timeline(),
+                declared: candidate.declared.is_some(),
+            };
+            leases.give(&candidate.resource, candidate.slot, candidate.row.map(|row| row.tid), &owner);
+            (candidate, owner.fence)
+        };
+        spi::durably();
+        return candidates.into_iter().map(give).collect();
+    }
+    let mut statements: BTreeMap<(Uuid, bool, bool), (Vec<&str>, Vec<i32>)> = BTreeMap::new();
+    for candidate in &candidates {
+        let group = (candidate.grantee.session(), candidate.row.is_none(), candidate.declared.is_some());
+        let (resources, slots) = statements.entry(group).or_default();
+        resources.push(&candidate.resource);
+        slots.push(candidate.slot);
+    }
+    let mut fences = HashMap::<Seat, i64>::new();
+    for ((session, is_new, declared), (resources, slots)) in statements {
+        let values = vec![
+            Value::Texts(resources),
+            Value::Ints(&slots),
+            Value::Uuid(session),
+            Value::Int(timeline()),
+            Value::Bool(declared),
+        ];
+        let statement = if is_new { &INSERT } else { &UPDATE };
+        fences.extend(call.db().run(statement, values, |row| ((row.text(1), row.int(2)), row.long(3))));
+    }
+    if let Some(last) = fences.values().max() {
+        fence::hold_back(&call.database.fences, *last);
+    }
+    let fence = |candidate: &Candidate| fences.get(&(candidate.resource.clone(), candidate.slot)).copied();
+    candidates.into_iter().filter_map(|candidate| fence(&candidate).map(|fence| (candidate, fence))).collect()
+}
+
+/// Takes back what was granted of a resource whose declaration has changed meanwhile.
+fn give_back(call: &Call, leases: &Leases, done: &mut Vec<(Candidate, i64)>) {
+    let declared = |(candidate, _): &(Candidate, i64)| Some((candidate.resource.clone(), candidate.declared?));
+    let mut changed: HashSet<(String, (Kind, i32))> = done.iter().filter_map(declared).collect();
+    changed.retain(|(resource, declared)| !declaration::still(resource, *declared));
+    if changed.is_empty() {
+        return;
+    }
+    let gone = |done: &(Candidate, i64)| declared(done).is_some_and(|seen| changed.contains(&seen));
+    let changed: Vec<(Seat, ItemPointerData)> = done
+        .extract_if(.., |done| gone(done))
+        .filter_map(|(Candidate { resource, slot, .. }, _)| {
+            let tid = leases.row(&resource, slot)?.tid;
+            Some(((resource, slot), tid))
+        })
+        .collect();
+    release::free(call, &changed, false);
+}

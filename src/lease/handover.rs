@@ -1,0 +1,254 @@
+//! Handing over: what is free, or whose holder is dead or is letting go in this very transaction, goes to whoever is next: the first in
+//! line of an exclusive lease or of a semaphore, the target of a group's partition.
+//!
+//! It runs in the transaction of the holder's release or close, in the worker, and (through [`judge_places`]) at the end of a waiter's
+//! own session_wait, which may be inside a long transaction and so grants to that waiter only. A waiter that is ending is skipped, and so
+//! is a place that an open transaction deletes; what is in another transaction's hands, or waited for by a session that is being taken over, is
+//! left, and reported as busy, for the worker to try again.
+
+use super::declaration::{self, Kind};
+use super::grant::{self, Candidate, Grant};
+use super::line::{self, First};
+use super::row::{LeaseRow, Leases, Probe, Seat};
+use super::semaphore;
+use crate::base::error::Result;
+use crate::call::Call;
+use crate::ending::takeover;
+use crate::pg::guard::{Guard, Mode};
+use crate::session::holders::Holders;
+use crate::shmem::databases::Counter;
+use crate::shmem::slots::SlotRef;
+use crate::{group, session};
+use pgrx::Uuid;
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::rc::Rc;
+
+/// What came of a hand-over.
+#[derive(Default)]
+pub struct HandOver {
+    /// The one session to be granted to, if not whichever is next.
+    only: Option<Uuid>,
+    pub granted: HashMap<Seat, Grant>,
+    /// Waited for and free or dead, but in somebody's hands for now.
+    pub busy: HashSet<String>,
+    /// Waited for, and held by the living.
+    pub held: Vec<(String, LeaseRow)>,
+}
+
+/// A slot that can be handed over.
+struct Free {
+    slot: i32,
+    row: Option<LeaseRow>,
+    declared: Option<(Kind, i32)>,
+    /// As of a candidate.
+    gone: Rc<[Uuid]>,
+}
+
+/// Rows of leases that have just been read. Whoever is granted one locks it first, which finds out if it has changed.
+pub type Seen = BTreeMap<String, LeaseRow>;
+
+/// Hands over resources to whoever is next. `letting_go` says of a row that this transaction releases it, and that it keeps fenced
+/// transactions away from its fence.
+pub fn hand_over(
+    call: &Call,
+    resources: Vec<String>,
+    seen: &Seen,
+    letting_go: &dyn Fn(&LeaseRow) -> bool,
+) -> Result<HandOver> {
+    let mut result = HandOver::default();
+    let (groups, queued) = declaration::groups_among(call, resources);
+    for group in groups {
+        group::judge(call, &group, None, letting_go, &mut result)?;
+    }
+    // Few resources are waited for; only these are worth a look at their lease.
+    let line = line::first_in_line(call, queued.iter().map(String::as_str).collect());
+    result.busy.extend(line.leaving);
+    hand_over_to(call, line.first, seen, letting_go, &mut result);
+    Ok(result)
+}
+
+/// The same of resources of which it has just been looked up who is first in line, groups not among them.
+pub fn hand_over_to(
+    call: &Call,
+    mut first: BTreeMap<String, First>,
+    seen: &Seen,
+    letting_go: &dyn Fn(&LeaseRow) -> bool,
+    result: &mut HandOver,
+) {
+    let before = result.granted.len();
+    if !first.is_empty() {
+        let mut free = free_among(call, &first, seen, letting_go, result);
+        serve(call, &mut first, &mut free, letting_go, result);
+    }
+    call.database.add(Counter::HandOvers, (result.granted.len() - before) as u64);
+}
+
+/// Grants what is free to the first in line, again and again while there is more of both.
+fn serve(
+    call: &Call,
+    first: &mut BTreeMap<String, First>,
+    free: &mut HashMap<String, Vec<Free>>,
+    letting_go: &dyn Fn(&LeaseRow) -> bool,
+    result: &mut HandOver,
+) {
+    let leases = Leases::open();
+    let (mut ending, mut ready) = (HashSet::new(), HashMap::<Uuid, SlotRef>::new());
+    // Each round takes a free slot, or leaves out those that were found to be ending: there are no more rounds than of both.
+    loop {
+        let is_meant = |first: &First| result.only.is_none_or(|only| only == first.session);
+        first.retain(|resource, first| is_meant(first) && free.get(resource).is_some_and(|slots| !slots.is_empty()));
+        if first.is_empty() {
+            return;
+        }
+        let skipped = admit(call, first.values().map(|first| first.session).collect(), &mut ready);
+        let (again, now): (BTreeMap<_, _>, BTreeMap<_, _>) =
+            std::mem::take(first).into_iter().partition(|(_, first)| skipped.contains(&first.session));
+        let mut places = line::places_of_first(&now);
+        let candidates = now.iter().filter_map(|(resource, First { session, .. })| {
+            let Free { slot, row, declared, gone } = free.get_mut(resource)?.pop()?;
+            Some(Candidate {
+                resource: resource.clone(),
+                slot,
+                declared,
+                released: row.is_some_and(|row| letting_go(&row)),
+                inherited: false,
+                row,
+                grantee: *ready.get(session)?,
+                // Without a place it has just given up waiting, and is not to be given what it no longer asks for.
+                places: places.remove(resource)?,
+                gone,
+            })
+        });
+        let granted = grant::grant(call, &leases, candidates.collect());
+        let names: HashSet<&str> = granted.keys().map(|(resource, _)| resource.as_str()).collect();
+        let (mut served, failed): (Vec<_>, Vec<_>) = now.into_keys().partition(|name| names.contains(name.as_str()));
+        served.retain(|resource| free.get(resource).is_some_and(|slots| !slots.is_empty()));
+        // The first in line comes first, also where others might be served at once.
+        result.busy.extend(failed);
+        ending.extend(skipped);
+        let again: HashSet<String> = again.into_keys().collect();
+        let line = line::next_in_line(call, again.iter().chain(&served).map(String::as_str).collect(), &ending);
+        *first = line.first;
+        // What was skipped, and is first in line again, is a successor's.
+        let left_to_successors = first.extract_if(.., |_, first| ending.contains(&first.session));
+        result.busy.extend(left_to_successors.map(|(resource, _)| resource).chain(line.leaving));
+        // A session that was skipped may come back: what no other waits for is not done with.
+        result.busy.extend(again.into_iter().filter(|resource| !first.contains_key(resource)));
+        result.granted.extend(granted);
+        pgrx::check_for_interrupts!();
+    }
+}
+
+/// The slots of the resources that nobody alive has.
+fn free_among(
+    call: &Call,
+    first: &BTreeMap<String, First>,
+    seen: &Seen,
+    letting_go: &dyn Fn(&LeaseRow) -> bool,
+    result: &mut HandOver,
+) -> HashMap<String, Vec<Free>> {
+    let leases = Leases::open();
+    let (mut free, mut held) = (HashMap::new(), Vec::new());
+    let permits = |resource: &str, next: &First, result: &mut HandOver| {
+        free_permits(call, resource, next, seen.get(resource), letting_go, result)
+    };
+    let exclusive = |row| vec![Free { slot: 0, row, declared: None, gone: Rc::default() }];
+    for (resource, next) in first {
+        let row = seen.get(resource).filter(|row| row.slot == 0);
+        match row.map_or_else(|| leases.glance(resource, 0), |row| Probe::Row(*row)) {
+            Probe::Row(row) if row.declared && declaration::of(resource).is_some() => {
+                free.insert(resource.clone(), permits(resource, next, result));
+            }
+            Probe::Row(row) if row.session.is_none() || letting_go(&row) => {
+                free.insert(resource.clone(), exclusive(Some(row)));
+            }
+            Probe::Row(row) => held.push((resource, row, next)),
+            Probe::InFlight(Some(row)) if !row.declared => {
+                result.busy.insert(resource.clone());
+            }
+            Probe::InFlight(_) | Probe::Absent if declaration::of(resource).is_some() => {
+                free.insert(resource.clone(), permits(resource, next, result));
+            }
+            Probe::InFlight(_) => {
+                result.busy.insert(resource.clone());
+            }
+            Probe::Absent => {
+                free.insert(resource.clone(), exclusive(None));
+            }
+        }
+    }
+    let holders = Holders::of(call, held.iter().filter_map(|(_, row, _)| row.session));
+    let dead = held.iter().filter_map(|(_, row, _)| row.session.filter(|_| holders.living(row.session).is_none()));
+    let heirs = takeover::heirs(call, dead);
+    for (resource, row, next) in held {
+        if holders.living(row.session).is_some() {
+            result.held.push((resource.clone(), row));
+        } else if row.session.and_then(|dead| heirs.get(&dead)).is_some_and(|heir| *heir != next.session) {
+            // It is a successor's, who gets it from the sweep.
+            result.busy.insert(resource.clone());
+        } else {
+            free.insert(resource.clone(), exclusive(Some(row)));
+        }
+    }
+    free
+}
+
+fn free_permits(
+    call: &Call,
+    resource: &str,
+    next: &First,
+    seen: Option<&LeaseRow>,
+    letting_go: &dyn Fn(&LeaseRow) -> bool,
+    result: &mut HandOver,
+) -> Vec<Free> {
+    let Some(declaration) = declaration::of(resource).filter(|known| known.kind != Kind::Group) else {
+        return Vec::new();
+    };
+    let declared = Some((declaration.kind, declaration.slots));
+    // What is given up goes to the first in line, whoever has the others.
+    let given_up = seen.filter(|row| letting_go(row) && semaphore::is_one_of_many(resource, &declaration, row.slot));
+    if let Some(row) = given_up {
+        return vec![Free { slot: row.slot, row: Some(*row), declared, gone: [].into() }];
+    }
+    let permits = semaphore::survey(call, resource, &declaration, letting_go);
+    let (own, left): (Vec<_>, Vec<_>) = permits.left.into_iter().partition(|(_, heir)| *heir == next.session);
+    // What is a successor's the sweep passes on.
+    if permits.in_flight || !left.is_empty() {
+        result.busy.insert(resource.to_owned());
+    }
+    result.held.extend(permits.held.into_iter().map(|(row, _)| (resource.to_owned(), row)));
+    let of = |(slot, row)| Free { slot, row, declared, gone: permits.gone.clone() };
+    let own = own.into_iter().map(|(row, _)| (row.slot, Some(row)));
+    // The last is granted first.
+    permits.free.into_iter().rev().chain(own).map(of).collect()
+}
+
+/// Takes G of the sessions in share mode and reads their rows after that. Gives those that are not to be granted to.
+pub fn admit(call: &Call, sessions: HashSet<Uuid>, ready: &mut HashMap<Uuid, SlotRef>) -> HashSet<Uuid> {
+    let new = sessions.into_iter().filter(|session| !ready.contains_key(session));
+    let (open, closed): (Vec<Uuid>, Vec<Uuid>) =
+        new.partition(|session| Guard::Grantee(*session).try_lock(Mode::Shared));
+    let mut skipped: HashSet<Uuid> = closed.into_iter().chain(open.iter().copied()).collect();
+    for row in session::rows(&open) {
+        if call.is_eligible(&row)
+            && let Ok(Some(at)) = call.slot_of(&row)
+        {
+            ready.insert(row.session, at);
+            skipped.remove(&row.session);
+        }
+    }
+    skipped
+}
+
+/// Grants the session what it is first in line for and no living session has: so that waiters are served with the worker stopped.
+pub fn judge_places(call: &Call, at: SlotRef) {
+    let places = line::places_of(&[at.session()], line::MAX_PLACES, 0);
+    let resources: Vec<String> = places.into_iter().map(|(resource, _)| resource).collect();
+    let mut result = HandOver { only: Some(at.session()), ..HandOver::default() };
+    for page in resources.chunks(grant::BATCH) {
+        let mut first = line::first_in_line(call, page.iter().map(String::as_str).collect()).first;
+        first.retain(|_, first| first.session == at.session());
+        hand_over_to(call, first, &Seen::new(), &|_| false, &mut result);
+        pgrx::check_for_interrupts!();
+    }
+}

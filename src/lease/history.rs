@@ -1,0 +1,225 @@
+//! History: what became of leases, for people to read. A row is written in the transaction that makes the change, so that neither is ever
+//! seen without the other.
+//!
+//! What somebody has lost without having let go of it is recorded for as long as `eskit_lease.history_retention` says. That is rare: it takes
+//! the end of a session that did not close, a take-over, a revocation that was not answered in time, or an administrator. Of ordinary
+//! grants and releases there may be thousands in a second, each of which would cost another row; they are recorded with
+//! `eskit_lease.history_grants` only. Who has a lease now, and since when, its own row tells.
+//!
+//! Who writes here waits for nobody: there is no unique key, and nothing is read.
+
+use super::grant::Candidate;
+use super::row::{LeaseRow, Seat};
+use crate::base::settings;
+use crate::call::Call;
+use crate::ending::takeover;
+use crate::pg::spi::{Statement, Value};
+use crate::pg::table::Table;
+use crate::pg::text::role_name;
+use crate::pg::{catalog, clock};
+use crate::session::{self, SessionRow, holders};
+use crate::shmem::databases::Kept;
+use pgrx::Uuid;
+use pgrx::pg_sys::{Datum, FLOAT8OID, INT4OID, INT8OID, Oid, TEXTOID};
+use std::collections::HashMap;
+
+static INSERT: Statement = Statement::writes(
+    include_str!("../../sql/query/history/insert.sql"),
+    &[TEXTOID, TEXTOID, INT4OID, INT8OID, TEXTOID, TEXTOID, INT8OID, TEXTOID, TEXTOID],
+);
+pub static RETIRE: Statement =
+    Statement::tidies(include_str!("../../sql/query/history/retire.sql"), &[FLOAT8OID, INT8OID, FLOAT8OID]);
+pub static OLDEST: Statement = Statement::reads(include_str!("../../sql/query/history/oldest.sql"), &[]);
+
+/// Whether there is the table; version 0.1.0 had none.
+pub fn is_there() -> bool {
+    catalog::relation(c"_history") != Oid::INVALID
+}
+
+fn has_losses() -> bool {
+    settings::HISTORY_RETENTION.get() != 0 && is_there()
+}
+
+fn has_grants() -> bool {
+    settings::HISTORY_GRANTS.get() && has_losses()
+}
+
+/// What has happened to a lease.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Event {
+    Granted,
+    Released,
+    Expired,
+    TakenOver,
+    Revoked,
+    Forced,
+}
+
+impl Event {
+    fn name(self) -> &'static str {
+        match self {
+            Event::Granted => "granted",
+            Event::Released => "released",
+            Event::Expired => "expired",
+            Event::TakenOver => "taken_over",
+            Event::Revoked => "revoked",
+            Event::Forced => "forced",
+        }
+    }
+
+    fn is_ordinary(self) -> bool {
+        matches!(self, Event::Granted | Event::Released)
+    }
+}
+
+struct Entry<'a> {
+    event: Event,
+    resource: &'a str,
+    slot: i32,
+    fence: i64,
+    /// Who was granted it, or else had it.
+    consumer: Option<String>,
+    /// Who got it in the same step, and under which fence.
+    next: Option<(String, i64)>,
+    /// The administrator, and why.
+    forced: Option<(String, &'a str)>,
+}
+
+impl Entry<'_> {
+    fn new(event: Event, resource: &str, slot: i32, fence: i64, consumer: Option<String>) -> Entry<'_> {
+        Entry { event, resource, slot, fence, consumer, next: None, forced: None }
+    }
+
+    /// All columns but the time.
+    fn values(&self) -> Vec<Value<'_>> {
+        vec![
+            Value::Text(self.event.name()),
+            Value::Text(self.resource),
+            Value::Int(self.slot),
+            Value::Long(self.fence),
+            Value::MaybeText(self.consumer.as_deref()),
+            Value::MaybeText(self.next.as_ref().map(|(consumer, _)| consumer.as_str())),
+            self.next.as_ref().map_or(Value::Null, |(_, fence)| Value::Long(*fence)),
+            Value::MaybeText(self.forced.as_ref().map(|(by, _)| by.as_str())),
+            Value::MaybeText(self.forced.as_ref().map(|(_, why)| *why)),
+        ]
+    }
+}
+
+/// The rows of sessions, each read once; `None` of those that have closed.
+#[derive(Default)]
+struct Sessions(HashMap<Uuid, Option<SessionRow>>);
+
+impl Sessions {
+    fn of(&mut self, session: Uuid) -> Option<&SessionRow> {
+        self.0.entry(session).or_insert_with(|| session::row(session)).as_ref()
+    }
+
+    /// Of one that was taken over there is no row any more, but its successor has its name.
+    fn name(&mut self, session: Uuid) -> Option<String> {
+        let name = |row: &SessionRow| row.consumer.clone();
+        self.of(session).map(name).or_else(|| self.of(takeover::successor(session)?).map(name))
+    }
+
+    /// How a dead session came to have a lease no more. One without a row has closed, or was taken over; and what lapses in its grace has been
+    /// let go of.
+    fn end_of_dead(&mut self, from: Uuid) -> Event {
+        match self.of(from) {
+            Some(row) if row.fencer.is_none() => Event::Expired,
+            None if takeover::successor(from).is_some() => Event::TakenOver,
+            _ => Event::Released,
+        }
+    }
+}
+
+fn write(call: &Call, entries: &[Entry]) {
+    if entries.is_empty() {
+        return;
+    }
+    let table = Table::open(c"_history", c"_history_at");
+    for entry in entries {
+        // There may be 100,000 of them.
+        pgrx::check_for_interrupts!();
+        let now = Datum::from(clock::timestamp());
+        let columns: Vec<Option<Datum>> =
+            std::iter::once(Some(now)).chain(entry.values().into_iter().map(Value::datum)).collect();
+        if !table.try_insert(&columns) {
+            call.db().execute(&INSERT, entry.values());
+        }
+    }
+    call.seam().kept(Kept::History);
+}
+
+/// Records what has been granted, and under which fences: who had it before, and, of all, who has it now.
+pub fn granted(call: &Call, granted: &[(Candidate, i64)]) {
+    let lost = |candidate: &Candidate| candidate.taken_from().is_some() && (!candidate.released || candidate.inherited);
+    let (with_grants, mut entries) = (has_grants(), Vec::new());
+    if !(with_grants || granted.iter().any(|(candidate, _)| lost(candidate)) && has_losses()) {
+        return;
+    }
+    let mut sessions = Sessions::default();
+    for (candidate, fence) in granted.iter().filter(|(candidate, _)| with_grants || lost(candidate)) {
+        let (resource, slot, grantee) = (&candidate.resource, candidate.slot, candidate.grantee.session());
+        let next = holders::name(grantee);
+        if let Some((from, row)) = candidate.taken_from() {
+            let event = match (candidate.inherited, candidate.released) {
+                (true, _) => Event::TakenOver,
+                (false, true) => Event::Released,
+                (false, false) => sessions.end_of_dead(from),
+            };
+            let consumer = sessions.name(from);
+            if with_grants || !event.is_ordinary() {
+                let next = next.clone().map(|next| (next, *fence));
+                entries.push(Entry { next, ..Entry::new(event, resource, slot, row.fence, consumer) });
+            }
+        }
+        if with_grants {
+            entries.push(Entry::new(Event::Granted, resource, slot, *fence, next));
+        }
+    }
+    write(call, &entries);
+}
+
+/// Records leases that have come back and that nobody was there for. `dead`: because their sessions are dead; otherwise these have let go.
+pub fn freed<'a>(call: &Call, leases: impl Iterator<Item = (&'a Seat, i64, Option<Uuid>)>, dead: bool) {
+    let with_grants = has_grants();
+    if !(with_grants || dead && has_losses()) {
+        return;
+    }
+    let (mut sessions, mut entries) = (Sessions::default(), Vec::new());
+    for ((resource, slot), fence, from) in leases {
+        let Some(from) = from else { continue };
+        let event = if dead { sessions.end_of_dead(from) } else { Event::Released };
+        if with_grants || !event.is_ordinary() {
+            entries.push(Entry::new(event, resource, *slot, fence, sessions.name(from)));
+        }
+    }
+    write(call, &entries);
+}
+
+/// Records partitions that were taken from owners that live, each with the fence of who got it.
+pub fn revoked<'a>(call: &Call, group: &str, taken: impl Iterator<Item = (&'a LeaseRow, Option<(Uuid, i64)>)>) {
+    if !has_losses() {
+        return;
+    }
+    let mut sessions = Sessions::default();
+    let entries: Vec<Entry> = taken
+        .map(|(row, next)| {
+            let consumer = row.session.and_then(|from| sessions.name(from));
+            let next = next.and_then(|(to, fence)| Some((sessions.name(to)?, fence)));
+            Entry { next, ..Entry::new(Event::Revoked, group, row.slot, row.fence, consumer) }
+        })
+        .collect();
+    write(call, &entries);
+}
+
+/// Records that the caller has taken a lease from `holder`, and who got it, if anybody.
+pub fn forced(call: &Call, resource: &str, row: &LeaseRow, holder: Option<String>, next: Option<LeaseRow>, why: &str) {
+    if !has_losses() {
+        return;
+    }
+    let next = next.and_then(|next| Some((session::row(next.session?)?.consumer, next.fence)));
+    let forced = Some((role_name(call.caller), why));
+    let entry = Entry { next, forced, ..Entry::new(Event::Forced, resource, row.slot, row.fence, holder) };
+    write(call, &[entry]);
+}

@@ -1,0 +1,66 @@
+//! Places by who has them. What a session has had of a line stays in the index while an old snapshot is open; below the floor of that line (see
+//! [`crate::session::floor`]) it is not looked at.
+
+use super::{MAX_PLACES, PLACE, RESOURCE, TABLE};
+use crate::pg::table::{Key, Tuple};
+use crate::pg::text::Text;
+use crate::session::floor::BySession;
+use pgrx::Uuid;
+use pgrx::pg_sys::ItemPointerData;
+use std::collections::HashMap;
+
+type Places = HashMap<(String, Uuid), Vec<ItemPointerData>>;
+
+fn by_session() -> BySession {
+    BySession::open(TABLE, c"_waiters_session", RESOURCE, PLACE)
+}
+
+/// The places of sessions in the queues of resources, pair by pair. Looked up by key and not by a statement, whose plan may have been made
+/// while nobody waited, and then reads all places there are.
+pub fn places(resources: &[&str], sessions: &[Uuid]) -> Places {
+    let (table, mut places) = (by_session(), Places::new());
+    for (resource, session) in resources.iter().zip(sessions) {
+        table.each_of(*session, resource, i64::MIN, &mut |row| {
+            places.entry(((*resource).to_owned(), *session)).or_default().push(row.tid());
+            None::<()>
+        });
+    }
+    places
+}
+
+/// Whether a session may have any place: what has been given up is counted until it is cleaned away.
+pub fn may_wait(session: Uuid) -> bool {
+    by_session().table.has_entry(&[Key::Uuid(session)])
+}
+
+/// Whether a session waits for as many resources as it may.
+pub fn is_full(session: Uuid) -> bool {
+    let (table, mut count) = (by_session(), 0);
+    let mut enough = |_: &Tuple| {
+        count += 1;
+        (count == MAX_PLACES).then_some(())
+    };
+    table.table.entries(&[Key::Uuid(session)], MAX_PLACES) == MAX_PLACES && table.each(session, &mut enough).is_some()
+}
+
+/// Up to `most` places of sessions, after the first `skip`, with their resources.
+pub fn places_of(sessions: &[Uuid], most: usize, skip: usize) -> Vec<(String, ItemPointerData)> {
+    let (table, mut found, mut passed) = (by_session(), Vec::new(), 0);
+    for session in sessions {
+        if found.len() == most {
+            break;
+        }
+        table.each(*session, &mut |row| {
+            passed += 1;
+            if passed > skip {
+                found.extend(row.get::<Text>(RESOURCE).map(|resource| (resource.0, row.tid())));
+            }
+            (found.len() == most).then_some(())
+        });
+    }
+    found
+}
+
+pub fn has_place(resource: &str, session: Uuid) -> bool {
+    !places(&[resource], &[session]).is_empty()
+}

@@ -1,0 +1,125 @@
+//! Locks: a lease without a session of one's own, as ShedLock's users know it. The owner gets a private session that lives for the TTL
+//! and ends with the lease; it is renewed and released by name and fence. A reply that was lost is had again by asking with the same
+//! request: the same role, owner and request get the same fence.
+
+use super::acquire::{Answer, acquire, can_look, can_take};
+use super::declaration::{self, Kind};
+use super::row::{Leases, Probe};
+use super::verbs::{LeaseAnswer, acquirer};
+use super::{line, semaphore};
+use crate::base::error::{Error, Result};
+use crate::base::interval;
+use crate::call::{Call, enter, text_arg};
+use crate::keys;
+use crate::pg::guard::{Guard, Mode};
+use crate::pg::spi;
+use crate::pg::text::Text;
+use crate::session::holders::{Holder, Holders, living_rows};
+use crate::session::{self, New, SessionRow, Touch, touch_holder};
+use crate::shmem::databases::Counter;
+use pgrx::Uuid;
+use pgrx::datum::Interval;
+use pgrx::prelude::*;
+
+/// What stands for a name, as far as can be seen.
+struct Seen {
+    /// The living among those who have it.
+    holders: Vec<Holder>,
+    /// The answer to others, if there is nothing left for them.
+    refusal: Option<Answer>,
+}
+
+fn look(call: &Call, name: &str, request: Option<Uuid>) -> Result<std::result::Result<Seen, Answer>> {
+    let busy = || Ok(Err(Answer::refused("busy")));
+    let probe = Leases::open().glance(name, 0);
+    let declaration = match probe {
+        Probe::Row(row) | Probe::InFlight(Some(row)) if !row.declared => None,
+        _ => declaration::of(name),
+    };
+    if let Some(declaration) = declaration {
+        declaration::require_leasable(name, &declaration)?;
+        // There may be a permit for each of two who ask with one request at a time.
+        let mine = |request| Guard::Seat(request, keys::fnv1a(name)).try_lock(Mode::Exclusive);
+        if !request.is_none_or(mine) {
+            return busy();
+        }
+        let permits = semaphore::survey(call, name, &declaration, &|_| false);
+        let holders: Vec<Holder> = permits.held.into_iter().map(|(_, holder)| holder).collect();
+        let refusal = match (declaration.kind, holders.first()) {
+            (Kind::Bridge, Some(holder)) => Some(Answer::held_by(holder)),
+            (Kind::Bridge, None) => Some(Answer::refused(if permits.in_flight { "busy" } else { "bridged" })),
+            _ if permits.free.is_empty() && !permits.in_flight => {
+                Some(Answer::refused(if permits.left.is_empty() { "held" } else { "awaited" }))
+            }
+            _ => None,
+        };
+        return Ok(Ok(Seen { holders, refusal }));
+    }
+    let row = match probe {
+        Probe::InFlight(_) => return busy(),
+        Probe::Row(row) => row,
+        Probe::Absent => return Ok(Ok(Seen { holders: Vec::new(), refusal: None })),
+    };
+    let holder = Holders::of(call, row.session.into_iter()).living(row.session).cloned();
+    if holder.is_none() && row.session.is_some() && !Guard::Fence(row.fence).is_free() {
+        return busy();
+    }
+    Ok(Ok(Seen { refusal: holder.as_ref().map(Answer::held_by), holders: holder.into_iter().collect() }))
+}
+
+#[pg_extern(schema = "eskit_lease")]
+fn lock_acquire(
+    name: Option<Text>,
+    owner: Option<Text>,
+    ttl: Option<Interval>,
+    request: default!(Option<Uuid>, "NULL"),
+) -> Result<LeaseAnswer> {
+    let shared = enter()?;
+    spi::require_writes("lock_acquire()")?;
+    let name = text_arg("name", name)?;
+    let owner = text_arg("owner", owner)?;
+    let ttl_ms = interval::ttl_ms(Some(ttl.ok_or(Error::Null("ttl"))?))?;
+    let call = Call::open(shared)?;
+    let one = |answer, trust_ms| Ok(LeaseAnswer::new(answer, trust_ms));
+    let refused = |answer| {
+        call.database.add(Counter::Refusals, 1);
+        one(answer, None)
+    };
+    if !can_look() {
+        return refused(Answer::refused("busy"));
+    }
+    // A refusal is to cost nothing, so a session is opened only when the lease is to be had, as far as can be seen.
+    let seen = match look(&call, &name, request)? {
+        Ok(seen) => seen,
+        Err(busy) => return refused(busy),
+    };
+    let is_asked_again = |holder: &SessionRow| {
+        let theirs = (holder.request, holder.role, &holder.consumer);
+        holder.private && theirs == (request, call.caller.to_u32(), &owner)
+    };
+    let holders: Vec<Uuid> = seen.holders.iter().filter(|_| request.is_some()).map(|holder| holder.session).collect();
+    if let Some(holder) = living_rows(&call, &holders).into_iter().find(is_asked_again) {
+        let touch = touch_holder(shared, holder.session, Some(&name))?;
+        if let Ok(me) = acquirer(&touch) {
+            let answer = acquire(&call, me, &[name], false)?.pop().unwrap_or_default();
+            return one(answer, touch.trust_ms());
+        }
+    }
+    if let Some(refusal) = seen.refusal {
+        return refused(refusal);
+    }
+    if !can_take() {
+        return refused(Answer::refused("busy"));
+    }
+    if !line::first_in_line(&call, vec![&name]).first.is_empty() {
+        return refused(Answer::refused("awaited"));
+    }
+    let me = session::open(&call, New { private: true, request, ..New::of(&call, &owner, ttl_ms) })?;
+    let answer = acquire(&call, me, &[name], false)?.pop().unwrap_or_default();
+    if !answer.is_granted() {
+        session::delete(&call, &[me.session()]);
+        call.seam().ended(me, true);
+    }
+    let touch = Touch { home: call.home, at: Some(me), standing: shared.look(me) };
+    one(answer, touch.trust_ms())
+}

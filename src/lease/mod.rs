@@ -1,0 +1,17 @@
+//! Leases: a name, a place in its line, a grant under a fence, a release. A semaphore is a lease with several permits, a lock a lease with a
+//! session of its own. It imports from [`crate::session`] and below.
+
+pub mod acquire;
+pub mod declaration;
+pub mod fence;
+pub mod grace;
+pub mod grant;
+pub mod handover;
+pub mod history;
+pub mod line;
+pub mod lock;
+pub mod refence;
+pub mod release;
+pub mod row;
+pub mod semaphore;
+pub mod verbs;

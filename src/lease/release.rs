@@ -1,0 +1,297 @@
+//! Releasing: how a living holder's leases change hands.
+//!
+//! A release first keeps fenced transactions away from the fence, and waits for those that are open: that is what a release after the
+//! work means. It then looks again, hands over to the first in line in its own transaction, and otherwise keeps the row with its
+//! last fence for a while. A partition goes to its target instead ([`crate::group`]), whatever the size of its group. Force is the same in an
+//! administrator's name. See [`crate::lease::fence`] for what is kept away from what.
+
+use super::declaration::Kind;
+use super::grant::{self, Grant};
+use super::handover::{self, HandOver, Seen};
+use super::row::{self, LeaseRow, Leases, Probe, Seat};
+use super::verbs::names;
+use super::{fence, grace, history, line};
+use crate::base::error::{Error, Result};
+use crate::base::interval;
+use crate::call::{Call, enter, text_arg};
+use crate::pg::guard::Mode;
+use crate::pg::row::TableIterator;
+use crate::pg::spi::{self, Statement, Value};
+use crate::pg::table::Locked;
+use crate::pg::text::{Text, TextArray, role_name};
+use crate::shmem::databases::Counter;
+use crate::shmem::slots::SlotRef;
+use crate::{group, session};
+use pgrx::datum::Interval;
+use pgrx::pg_sys::{BOOLOID, INT4ARRAYOID, ItemPointerData, TEXTARRAYOID};
+use pgrx::prelude::*;
+use pgrx::{Uuid, name};
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+static RELEASE: Statement =
+    Statement::writes(include_str!("../../sql/query/lease/release.sql"), &[TEXTARRAYOID, INT4ARRAYOID, BOOLOID]);
+
+/// Lets go of leases whose fences this transaction has excluded: hands over what is waited for, and frees the rest. `at`: their
+/// holder, which lives. Gives those that were still held.
+pub fn release(call: &Call, at: SlotRef, rows: Vec<(String, LeaseRow)>) -> Result<HashSet<Seat>> {
+    let leases = Leases::open();
+    let mine = |row: &LeaseRow| {
+        pgrx::check_for_interrupts!();
+        leases.lock(row.tid, true) == Locked::Mine
+    };
+    let rows: Vec<(String, LeaseRow)> = rows.into_iter().filter(|(_, row)| mine(row)).collect();
+    // Whatever the holder waits for here is older than this release.
+    line::leave_behind(call, at.session(), rows.iter().map(|(resource, _)| resource.as_str()));
+    let handed_over = hand_over(call, at, &rows)?;
+    let seats: HashMap<Seat, LeaseRow> = rows.into_iter().map(|(resource, row)| ((resource, row.slot), row)).collect();
+    let left = || seats.iter().filter(|(seat, _)| !handed_over.contains_key(*seat));
+    free(call, &left().map(|(seat, row)| (seat.clone(), row.tid)).collect::<Vec<_>>(), false);
+    history::freed(call, left().map(|(seat, row)| (seat, row.fence, row.session)), false);
+    for (resource, slot) in seats.keys() {
+        call.seam().changed(resource, *slot);
+    }
+    call.seam().revise(at);
+    call.database.add(Counter::Releases, seats.len() as u64);
+    Ok(seats.into_keys().collect())
+}
+
+/// Hands over what this transaction lets go of: partitions to their targets, and what is waited for to the first in line.
+fn hand_over(call: &Call, at: SlotRef, rows: &[(String, LeaseRow)]) -> Result<HashMap<Seat, Grant>> {
+    let fences: HashSet<i64> = rows.iter().map(|(_, row)| row.fence).collect();
+    let letting_go = |row: &LeaseRow| fences.contains(&row.fence);
+    let is_group = |name: &str| call.declarations().of(name).is_some_and(|known| known.kind == Kind::Group);
+    let (mut groups, mut seen) = (BTreeMap::<&str, Vec<LeaseRow>>::new(), Seen::new());
+    for (resource, row) in rows {
+        if row.declared && (groups.contains_key(resource.as_str()) || is_group(resource)) {
+            groups.entry(resource).or_default().push(*row);
+        } else {
+            seen.insert(resource.clone(), *row);
+        }
+    }
+    let mut result = HandOver::default();
+    for (group, rows) in groups {
+        group::hand_over(call, group, at.session(), &rows, &letting_go, &mut result)?;
+    }
+    if seen.len() <= grant::BATCH {
+        let resources = seen.keys().cloned().collect();
+        result.granted.extend(handover::hand_over(call, resources, &seen, &letting_go)?.granted);
+    } else {
+        call.seam().many();
+    }
+    Ok(result.granted)
+}
+
+/// Marks the rows of leases, which the caller has locked, as released, or as taken from sessions that had expired.
+pub fn free(call: &Call, seats: &[(Seat, ItemPointerData)], expired: bool) {
+    if seats.is_empty() {
+        return;
+    }
+    let leases = Leases::open();
+    if leases.is_plain() {
+        for ((resource, slot), tid) in seats {
+            // There may be 100,000 of them, and nothing else hears of a cancel.
+            pgrx::check_for_interrupts!();
+            leases.free(resource, *slot, *tid, expired);
+        }
+        spi::durably();
+    } else {
+        let (resources, slots): (Vec<&str>, Vec<i32>) =
+            seats.iter().map(|((name, slot), _)| (name.as_str(), *slot)).unzip();
+        call.db().execute(&RELEASE, vec![Value::Texts(resources), Value::Ints(&slots), Value::Bool(expired)]);
+    }
+}
+
+/// The row of a lease for which `mine` holds, also while somebody is changing it: that may come to nothing. With `wait`, only once it
+/// has come to something.
+pub fn find(
+    leases: &Leases,
+    resource: &str,
+    slot: i32,
+    wait: bool,
+    mine: impl Fn(&LeaseRow) -> bool,
+) -> Option<LeaseRow> {
+    loop {
+        match leases.probe(resource, slot) {
+            Probe::Row(row) => return Some(row).filter(&mine),
+            Probe::InFlight(Some(row)) if mine(&row) && wait => {
+                leases.lock(row.tid, true);
+                pgrx::check_for_interrupts!();
+            }
+            Probe::InFlight(Some(row)) => return Some(row).filter(&mine),
+            Probe::InFlight(None) | Probe::Absent => return None,
+        }
+    }
+}
+
+/// The row of a lease after its fence has been excluded: after the wait, what was read before it means nothing, but for a row that is as it was.
+fn still_held(leases: &Leases, resource: &str, seen: LeaseRow) -> Option<LeaseRow> {
+    if leases.lock_again(resource, &seen) {
+        return Some(seen);
+    }
+    find(leases, resource, seen.slot, true, |row| row.fence == seen.fence)
+}
+
+fn is_alive(call: &Call, at: SlotRef) -> bool {
+    call.shared.look(at).is_some_and(|standing| standing.alive())
+}
+
+/// Releases leases of one session as they have been seen. Gives those that were still held.
+fn release_seen(call: &Call, leases: &Leases, at: SlotRef, seen: Vec<(String, LeaseRow)>) -> Result<HashSet<Seat>> {
+    let mut fences: Vec<i64> = seen.iter().map(|(_, row)| row.fence).collect();
+    if fences.len() > grant::BATCH {
+        // One lock for all: the lock table has no room for one each.
+        call.fencer(at).lock(Mode::Exclusive);
+    } else {
+        fences.sort_unstable();
+        fence::exclude(fences);
+    }
+    if !is_alive(call, at) {
+        return Ok(HashSet::new());
+    }
+    let still = |(name, row): (String, LeaseRow)| {
+        pgrx::check_for_interrupts!();
+        let row = still_held(leases, &name, row)?;
+        Some((name, row))
+    };
+    release(call, at, seen.into_iter().filter_map(still).collect())
+}
+
+/// Releases slots of a resource, each under its fence. Gives those that were held. All of them are the caller's to release, or none is.
+pub fn release_seats(call: &Call, resource: &str, seats: &[(i32, i64)]) -> Result<HashSet<i32>> {
+    let leases = Leases::open();
+    let mut of_sessions = BTreeMap::<[u8; 16], (SlotRef, Vec<(String, LeaseRow)>)>::new();
+    for (slot, fence) in seats {
+        pgrx::check_for_interrupts!();
+        let Some(row) = find(&leases, resource, *slot, false, |row| row.fence == *fence) else { continue };
+        let Some(session) = row.session else { continue };
+        let seen = match of_sessions.entry(*session.as_bytes()) {
+            Entry::Occupied(known) => &mut known.into_mut().1,
+            Entry::Vacant(new) => {
+                let Some(at) = call.living(session)? else { continue };
+                let Some(role) = call.shared.role(at) else { continue };
+                session::authorize(call.caller, role, Some(resource))?;
+                &mut new.insert((at, Vec::new())).1
+            }
+        };
+        seen.push((resource.to_owned(), row));
+    }
+    let mut released = HashSet::new();
+    for (at, seen) in of_sessions.into_values() {
+        released.extend(release_seen(call, &leases, at, seen)?.into_iter().map(|(_, slot)| slot));
+    }
+    Ok(released)
+}
+
+/// Releases the lease of a slot under a fence. Whether it was held.
+pub fn release_seat(call: &Call, resource: &str, slot: i32, fence: i64) -> Result<bool> {
+    let leases = Leases::open();
+    match find(&leases, resource, slot, false, |row| row.fence == fence) {
+        Some(row) => release_row(call, &leases, resource, row, None),
+        None => Ok(false),
+    }
+}
+
+/// Releases a lease as it has been seen, and with it a private session. `forced`: why it is taken from its holder, by an administrator.
+/// Whether it was held.
+fn release_row(call: &Call, leases: &Leases, resource: &str, seen: LeaseRow, forced: Option<&str>) -> Result<bool> {
+    let held = |row: LeaseRow| -> Result<Option<(LeaseRow, SlotRef)>> {
+        let at = row.session.map(|session| call.living(session)).transpose()?.flatten();
+        Ok(at.map(|at| (row, at)))
+    };
+    let Some((_, at)) = held(seen)? else { return Ok(false) };
+    if forced.is_none() {
+        let Some(role) = call.shared.role(at) else { return Ok(false) };
+        session::authorize(call.caller, role, Some(resource))?;
+    }
+    if call.shared.is_private(at) {
+        call.fencer(at).lock(Mode::Exclusive);
+    }
+    fence::exclude([seen.fence]);
+    let Some((row, at)) = still_held(leases, resource, seen).map(held).transpose()?.flatten() else { return Ok(false) };
+    let released = !release(call, at, vec![(resource.to_owned(), row)])?.is_empty();
+    if let Some(why) = forced.filter(|_| released) {
+        let holder = session::row(at.session()).map(|row| row.consumer);
+        history::forced(call, resource, &row, holder, leases.row(resource, row.slot), why);
+    }
+    if released && call.shared.is_private(at) && session::lock_row(at.session()).is_some() {
+        session::end(call, at)?;
+    }
+    Ok(released)
+}
+
+fn release_fence(call: &Call, resource: &str, fence: i64, forced: Option<&str>) -> Result<bool> {
+    let leases = Leases::open();
+    match leases.by_fence(resource, fence) {
+        Some(row) => release_row(call, &leases, resource, row, forced),
+        None => Ok(false),
+    }
+}
+
+#[pg_extern(schema = "eskit_lease")]
+fn lease_release(resource: Option<Text>, fence: Option<i64>, grace: default!(Option<Interval>, "'0'")) -> Result<bool> {
+    let shared = enter()?;
+    spi::require_writes("lease_release()")?;
+    let resource = text_arg("resource", resource)?;
+    let fence = fence.ok_or(Error::Null("fence"))?;
+    let grace_ms = interval::grace_ms("grace", grace.ok_or(Error::Null("grace"))?)?;
+    let call = Call::open(shared)?;
+    if grace_ms == 0 {
+        release_fence(&call, &resource, fence, None)
+    } else {
+        grace::give(&call, &resource, fence, grace_ms)
+    }
+}
+
+#[pg_extern(schema = "eskit_lease")]
+fn lease_force_release(resource: Option<Text>, fence: Option<i64>, why: Option<Text>) -> Result<bool> {
+    let shared = enter()?;
+    spi::require_writes("lease_force_release()")?;
+    let resource = text_arg("resource", resource)?;
+    let fence = fence.ok_or(Error::Null("fence"))?;
+    let why = text_arg("why", why)?;
+    // Said before it is done, so that what waits for the holder is explained; the transaction may still be rolled back.
+    let call = Call::open(shared)?;
+    let by = role_name(call.caller);
+    log!("eskit_lease: role \"{by}\" asks to release resource \"{resource}\" under fence {fence} by force: {why}");
+    release_fence(&call, &resource, fence, Some(&why))
+}
+
+#[pg_extern(schema = "eskit_lease")]
+fn lease_release_many(
+    resources: Option<TextArray>,
+    session: Option<Uuid>,
+) -> Result<TableIterator<(name!(resource, Text), name!(released, bool))>> {
+    let shared = enter()?;
+    spi::require_writes("lease_release_many()")?;
+    let names = names(resources)?;
+    let session = session.ok_or(Error::Null("session"))?;
+    let call = Call::open(shared)?;
+    let mut released = HashSet::new();
+    if let Some(at) = call.session(session)?.filter(|at| is_alive(&call, *at)) {
+        let leases = Leases::open();
+        let mine = |row: &LeaseRow| row.session == Some(session);
+        let held = |name: &String| -> Vec<LeaseRow> {
+            pgrx::check_for_interrupts!();
+            // What is named here is mostly held, and found so at once.
+            match leases.glance(name, 0) {
+                Probe::Row(row) if !row.declared => Some(row).filter(mine).into_iter().collect(),
+                Probe::InFlight(Some(row)) if !row.declared => {
+                    find(&leases, name, 0, false, mine).into_iter().collect()
+                }
+                _ => {
+                    let slots = row::of_session(name, session).into_iter().map(|row| row.slot);
+                    slots.filter_map(|slot| find(&leases, name, slot, false, mine)).collect()
+                }
+            }
+        };
+        let seen: Vec<(String, LeaseRow)> =
+            names.iter().flat_map(|name| held(name).into_iter().map(|row| (name.clone(), row))).collect();
+        released = release_seen(&call, &leases, at, seen)?.into_iter().map(|(resource, _)| resource).collect();
+    }
+    let row = |name: String| {
+        let released = released.contains(&name);
+        (Text(name), released)
+    };
+    Ok(TableIterator::of(names.into_iter().map(row).collect()))
+}

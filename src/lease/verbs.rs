@@ -1,0 +1,153 @@
+//! The SQL functions of leases; [`crate::lease::acquire`] says who gets one.
+
+use super::acquire::{Answer, acquire};
+use super::fence::{self, Fate};
+use super::refence;
+use crate::MAX_NAMES;
+use crate::base::error::{Error, Result};
+use crate::call::{Call, enter, text_arg};
+use crate::pg::row;
+use crate::pg::text::{Text, TextArray};
+use crate::session::{self, Touch, touch, touch_holder, wall_clock};
+use crate::shmem::slots::SlotRef;
+use pgrx::datum::TimestampWithTimeZone;
+use pgrx::prelude::*;
+use pgrx::{Uuid, name};
+
+row::composite! {
+    /// Who has a lease now.
+    LeaseAnswer = "eskit_lease.lease_answer" {
+        granted: bool,
+        fence: Option<i64>,
+        slot: Option<i32>,
+        holder: Option<Text>,
+        trust_ms: Option<i32>,
+        reason: Text,
+    }
+}
+
+row::composite! {
+    /// Whether a lease is held still.
+    LeaseState = "eskit_lease.lease_state" {
+        held: bool,
+        trust_ms: Option<i32>,
+        expires_at: Option<TimestampWithTimeZone>,
+        reason: Text,
+    }
+}
+
+impl LeaseAnswer {
+    pub fn new(answer: Answer, trust_ms: Option<i32>) -> LeaseAnswer {
+        let granted = answer.is_granted();
+        LeaseAnswer {
+            granted,
+            fence: answer.fence,
+            slot: granted.then_some(answer.slot),
+            holder: answer.holder.map(Text),
+            trust_ms: trust_ms.filter(|_| granted),
+            reason: Text::from(answer.reason),
+        }
+    }
+}
+
+/// A heartbeat for the session, and its slot if it may acquire; why not, otherwise.
+pub fn acquirer(touch: &Touch) -> std::result::Result<SlotRef, &'static str> {
+    match (touch.refusal(), touch.at) {
+        (None, Some(at)) => Ok(at),
+        (refusal, _) => Err(refusal.unwrap_or("unknown_session")),
+    }
+}
+
+#[pg_extern(schema = "eskit_lease")]
+fn lease_acquire(
+    resource: Option<Text>,
+    session: Option<Uuid>,
+    queue: default!(Option<bool>, "false"),
+) -> Result<LeaseAnswer> {
+    let shared = enter()?;
+    let resource = text_arg("resource", resource)?;
+    let queue = queue.ok_or(Error::Null("queue"))?;
+    let touch = touch(shared, session.ok_or(Error::Null("session"))?)?;
+    let answer = match acquirer(&touch) {
+        Ok(me) => acquire(&Call::open(shared)?, me, &[resource], queue)?.pop().unwrap_or_default(),
+        Err(refusal) => Answer::refused(refusal),
+    };
+    Ok(LeaseAnswer::new(answer, touch.trust_ms()))
+}
+
+/// The distinct names of an array, in order.
+pub fn names(resources: Option<TextArray>) -> Result<Vec<String>> {
+    let names = resources.ok_or(Error::Null("resources"))?.0;
+    let given = names.len();
+    if given > MAX_NAMES {
+        return Err(Error::Number { what: "resources", given: given as i64, min: 0, max: MAX_NAMES as i64 }.into());
+    }
+    let mut names = names.into_iter().map(|name| text_arg("resource", name)).collect::<Result<Vec<_>>>()?;
+    names.sort_unstable();
+    names.dedup();
+    Ok(names)
+}
+
+#[pg_extern(schema = "eskit_lease")]
+fn lease_acquire_many(
+    resources: Option<TextArray>,
+    session: Option<Uuid>,
+) -> Result<
+    row::TableIterator<(
+        name!(resource, Text),
+        name!(granted, bool),
+        name!(fence, Option<i64>),
+        name!(slot, Option<i32>),
+        name!(holder, Option<Text>),
+        name!(trust_ms, Option<i32>),
+        name!(reason, Text),
+    )>,
+> {
+    let shared = enter()?;
+    let names = names(resources)?;
+    let touch = touch(shared, session.ok_or(Error::Null("session"))?)?;
+    let answers = match acquirer(&touch) {
+        Ok(me) => acquire(&Call::open(shared)?, me, &names, false)?,
+        Err(refusal) => vec![Answer::refused(refusal); names.len()],
+    };
+    let trust_ms = touch.trust_ms();
+    let row = |(name, answer)| {
+        let LeaseAnswer { granted, fence, slot, holder, trust_ms, reason } = LeaseAnswer::new(answer, trust_ms);
+        (Text(name), granted, fence, slot, holder, trust_ms, reason)
+    };
+    Ok(row::TableIterator::of(names.into_iter().zip(answers).map(row).collect()))
+}
+
+#[pg_extern(schema = "eskit_lease")]
+fn lease_renew(resource: Option<Text>, fence: Option<i64>) -> Result<LeaseState> {
+    let shared = enter()?;
+    let resource = text_arg("resource", resource)?;
+    let fence = fence.ok_or(Error::Null("fence"))?;
+    let refused =
+        |reason: &str| Ok(LeaseState { held: false, trust_ms: None, expires_at: None, reason: Text::from(reason) });
+    let (session, row) = match fence::fate(&resource, None, fence) {
+        Fate::Current { session, row } => (session, row),
+        Fate::Expired => return refused("expired"),
+        Fate::Released => return refused("released"),
+        Fate::Superseded(newer) => {
+            let newer = newer.and_then(|row| session::row(row.session?));
+            return refused(&newer.map_or("superseded".to_owned(), |by| format!("superseded by {}", by.consumer)));
+        }
+        Fate::Unknown => return refused("unknown"),
+    };
+    let touch = touch_holder(shared, session, Some(&resource))?;
+    let Some(standing) = touch.standing.filter(|standing| standing.alive()) else {
+        return refused("expired");
+    };
+    let reason = match (refence::is_current(&Call::open(shared)?, &row), touch.unconfirmed()) {
+        (false, _) => "refence",
+        (true, true) => "unconfirmed",
+        (true, false) => "held",
+    };
+    Ok(LeaseState {
+        held: true,
+        trust_ms: touch.trust_ms(),
+        expires_at: wall_clock(standing.left()),
+        reason: Text::from(reason),
+    })
+}

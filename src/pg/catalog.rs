@@ -1,0 +1,333 @@
+//! What is found in the catalog by name: the relations of ours in this database, the extension, and its owner.
+
+use super::text::from_server;
+use super::{clock, version};
+use crate::base::error::{Error, Result};
+use crate::seam;
+use crate::shmem::slots::Home;
+use pgrx::pg_sys::panic::ErrorReport;
+use pgrx::pg_sys::{self, Datum, Oid};
+use std::cell::RefCell;
+use std::ffi::{CStr, c_char};
+
+/// What has been found of the extension here. A name alone says nothing: a role that may make schemas can make one of that name where the
+/// extension is not, or where its schema has been renamed. So ours are the schema and the relations that are members of the extension,
+/// and the indexes of such relations.
+#[derive(Default)]
+struct Found {
+    /// The schema, and the extension.
+    schema: Option<(Oid, Oid)>,
+    /// Relations, by where their name is in memory. Every call looks some of them up.
+    relations: Vec<(*const c_char, Oid)>,
+    /// Those of which it is known that they are members.
+    members: Vec<Oid>,
+    /// How often something was forgotten: what was read before that may not be kept.
+    forgotten: u64,
+}
+
+thread_local! {
+    static FOUND: RefCell<Option<Found>> = const { RefCell::new(None) };
+}
+
+/// Forgets the relations, when any comes, changes or goes, and all else with any schema: a relation stays a member for as long as its schema is.
+unsafe extern "C-unwind" fn forget(_: Datum, cache: std::ffi::c_int, _: u32) {
+    FOUND.with_borrow_mut(|found| {
+        let Some(found) = found else { return };
+        found.forgotten += 1;
+        found.relations.clear();
+        if cache == pg_sys::SysCacheIdentifier::NAMESPACENAME as i32 {
+            found.members.clear();
+            found.schema = None;
+        }
+    });
+}
+
+/// Reads something of what has been found. The callbacks are registered once.
+fn found<T>(read: impl FnOnce(&mut Found) -> T) -> T {
+    if FOUND.with_borrow(Option::is_none) {
+        for cache in [pg_sys::SysCacheIdentifier::RELNAMENSP, pg_sys::SysCacheIdentifier::NAMESPACENAME] {
+            // SAFETY: a function that lives as long as the process
+            unsafe { pg_sys::CacheRegisterSyscacheCallback(cache as i32, Some(forget), Datum::from(0)) };
+        }
+    }
+    FOUND.with_borrow_mut(|found| read(found.get_or_insert_default()))
+}
+
+/// Keeps what has been read since, unless something has been forgotten meanwhile.
+fn keep(since: u64, keep: impl FnOnce(&mut Found)) {
+    found(|found| {
+        if found.forgotten == since {
+            keep(found);
+        }
+    });
+}
+
+/// The schema of the extension, and the extension; `None` in a database without it, or where its schema has another name.
+fn schema() -> Option<(Oid, Oid)> {
+    let (known, since) = found(|found| (found.schema, found.forgotten));
+    if known.is_some() {
+        return known;
+    }
+    // SAFETY: reads the catalog, in a transaction
+    let schema = unsafe { pg_sys::get_namespace_oid(c"eskit_lease".as_ptr(), true) };
+    if schema == Oid::INVALID {
+        return None;
+    }
+    let extension = extension()?;
+    // SAFETY: as above
+    if unsafe { pg_sys::getExtensionOfObject(pg_sys::NamespaceRelationId, schema) } != extension {
+        return None;
+    }
+    keep(since, |found| found.schema = Some((schema, extension)));
+    Some((schema, extension))
+}
+
+/// Whether a relation, or the table of an index, is a member of the extension.
+fn is_member(relation: Oid, extension: Oid) -> bool {
+    // SAFETY: reads the catalog, in a transaction
+    unsafe {
+        let is_index = pg_sys::get_rel_relkind(relation) as u8 == pg_sys::RELKIND_INDEX;
+        let table = if is_index { pg_sys::IndexGetRelation(relation, true) } else { relation };
+        pg_sys::getExtensionOfObject(pg_sys::RelationRelationId, table) == extension
+    }
+}
+
+/// The oid of a table, index or sequence of ours; zero in a database without the extension.
+pub fn relation(name: &'static CStr) -> Oid {
+    let known = found(|found| found.relations.iter().find(|known| known.0 == name.as_ptr()).map(|known| known.1));
+    if let Some(known) = known {
+        return known;
+    }
+    let Some((schema, extension)) = schema() else { return Oid::INVALID };
+    let since = found(|found| found.forgotten);
+    // SAFETY: reads the catalog through its cache, in a transaction
+    let oid = unsafe { pg_sys::get_relname_relid(name.as_ptr(), schema) };
+    if oid == Oid::INVALID {
+        return oid;
+    }
+    let is_known = found(|found| found.members.contains(&oid));
+    if !is_known && !is_member(oid, extension) {
+        return Oid::INVALID;
+    }
+    keep(since, |found| {
+        found.relations.push((name.as_ptr(), oid));
+        if !is_known {
+            found.members.push(oid);
+        }
+    });
+    oid
+}
+
+/// Locks a table of ours for rows to be changed, to the end of the transaction, if nobody has it locked against that.
+pub fn try_lock(table: &'static CStr) -> bool {
+    try_lock_oid(needed(table))
+}
+
+fn try_lock_oid(table: Oid) -> bool {
+    // SAFETY: in a transaction; of one that is dropped meanwhile the lock says nothing, and does no harm
+    unsafe { pg_sys::ConditionalLockRelationOid(table, pg_sys::RowExclusiveLock as i32) }
+}
+
+/// How long a call tries for a lock, in microseconds, and how often. The worker waits.
+const PATIENCE: u64 = 100_000;
+const PAUSE: std::ffi::c_long = 2_000;
+
+/// Tries for a lock again and again, for as long as a call has patience. Whether it is had.
+fn soon(attempt: impl Fn() -> bool) -> bool {
+    if attempt() {
+        return true;
+    }
+    // SAFETY: a plain read
+    let limit = u64::try_from(unsafe { pg_sys::LockTimeout }).ok().filter(|limit| *limit > 0);
+    let until = clock::now() + limit.map_or(PATIENCE, |limit| PATIENCE.min(limit * 1_000));
+    while clock::now() < until {
+        pgrx::check_for_interrupts!();
+        // SAFETY: returns before its time when there is a signal
+        unsafe { pg_sys::pg_usleep(PAUSE) };
+        if attempt() {
+            return true;
+        }
+    }
+    false
+}
+
+/// Locks a table or a sequence of ours for rows to be changed or numbers to be drawn, to the end of the transaction. VACUUM FULL, REINDEX and
+/// ALTER SEQUENCE keep everybody out for as long as they wait for a transaction that is open, so a call gives up soon. Whether the lock is had.
+fn lock_soon(relation: Oid) -> bool {
+    if try_lock_oid(relation) {
+        return true;
+    }
+    if seam::am_i_a_worker() {
+        // SAFETY: in a transaction
+        unsafe { pg_sys::LockRelationOid(relation, pg_sys::RowExclusiveLock as i32) };
+        return true;
+    }
+    soon(|| try_lock_oid(relation))
+}
+
+/// Locks a table or a sequence of ours, as above, or raises 55P03.
+pub fn lock(name: &'static CStr) {
+    needed(name);
+    lock_if_any(name);
+}
+
+/// The same, of what former versions may lack.
+pub fn lock_if_any(name: &'static CStr) {
+    let oid = relation(name);
+    if oid != Oid::INVALID && !lock_soon(oid) {
+        ErrorReport::from(Error::TableLocked { table: name.to_string_lossy().into_owned() })
+            .report(pgrx::PgLogLevel::ERROR);
+    }
+}
+
+/// Locks those of some tables and sequences of ours that this version of the SQL has. False where one is not to be had: a verb that has a word for that
+/// asks before it begins.
+pub fn lock_all(tables: &[&'static CStr]) -> bool {
+    tables.iter().map(|table| relation(table)).all(|oid| oid == Oid::INVALID || lock_soon(oid))
+}
+
+/// The oid of a relation without which nothing can be done.
+pub fn needed(name: &'static CStr) -> Oid {
+    let oid = relation(name);
+    if oid == Oid::INVALID {
+        version::unserved(format!("There is no relation {}.", name.to_string_lossy()));
+    }
+    oid
+}
+
+/// Where the rows of this database are; `None` without the extension.
+pub fn home_if_any() -> Option<Home> {
+    let table = relation(c"_sessions");
+    // SAFETY: a plain read
+    let database = unsafe { pg_sys::MyDatabaseId }.to_u32();
+    (table != Oid::INVALID).then(|| Home { database, table: table.to_u32() })
+}
+
+/// Locks all tables and sequences of ours by those names, if none of them is locked against that. Whether the locks are had.
+pub fn try_lock_all(names: &[&'static CStr]) -> bool {
+    names.iter().map(|name| relation(name)).all(|oid| oid == Oid::INVALID || try_lock_oid(oid))
+}
+
+/// Where the rows of this database are.
+pub fn home() -> Home {
+    home_if_any().unwrap_or_else(|| gone())
+}
+
+/// The extension has been dropped since the statement began that runs here, or its schema has got another name.
+pub fn gone() -> ! {
+    let is_elsewhere = extension().is_some() && schema().is_none();
+    ErrorReport::from(if is_elsewhere { Error::SchemaRenamed } else { Error::NoExtension })
+        .report(pgrx::PgLogLevel::ERROR);
+    unreachable!()
+}
+
+/// Whether a function of ours is there, with arguments of these types: former versions have fewer.
+pub fn has_function(name: &CStr, arguments: &[Oid]) -> bool {
+    let Some((schema, _)) = schema() else { return false };
+    // SAFETY: in a transaction; reads the catalog through its caches; the types are as many as is said
+    unsafe {
+        let types = pg_sys::buildoidvector(arguments.as_ptr(), arguments.len() as i32);
+        let (name, types) = (Datum::from(name.as_ptr()), Datum::from(types));
+        let cache = pg_sys::SysCacheIdentifier::PROCNAMEARGSNSP as i32;
+        pg_sys::SearchSysCacheExists(cache, name, types, Datum::from(schema), Datum::from(0))
+    }
+}
+
+/// The oid of the extension, by what is committed now: no cache is asked, which may not have heard of that yet.
+pub fn extension() -> Option<Oid> {
+    // SAFETY: in a transaction; reads the catalog
+    Some(unsafe { pg_sys::get_extension_oid(c"eskit_lease".as_ptr(), true) }).filter(|oid| *oid != Oid::INVALID)
+}
+
+/// Keeps the extension from being dropped, to the end of the transaction; waits for whoever is dropping it.
+pub fn lock_extension() {
+    let mut found = extension();
+    while let Some(oid) = found {
+        // SAFETY: in a transaction; whoever waits here is told of what has changed meanwhile
+        unsafe { pg_sys::LockDatabaseObject(pg_sys::ExtensionRelationId, oid, 0, pg_sys::AccessShareLock as i32) };
+        // After the wait there may be another one, made since, that is not locked.
+        found = extension();
+        if found == Some(oid) {
+            return;
+        }
+    }
+}
+
+/// The same, if nobody is dropping it, nor is about to. Whether the lock is had.
+pub fn lock_extension_soon() -> bool {
+    let Some(oid) = extension() else { return false };
+    // SAFETY: in a transaction
+    let attempt = || unsafe {
+        pg_sys::ConditionalLockDatabaseObject(pg_sys::ExtensionRelationId, oid, 0, pg_sys::AccessShareLock as i32)
+    };
+    // After the wait there may be another one, made since, that is not locked.
+    soon(attempt) && extension() == Some(oid)
+}
+
+/// What fences are drawn from.
+pub const FENCES: &CStr = c"fence_seq";
+
+pub fn fence_sequence() -> Oid {
+    relation(FENCES)
+}
+
+/// The owner of the tables, and so of the extension.
+pub fn owner(home: Home) -> Oid {
+    // SAFETY: in a transaction; the tuple of pg_class is released after its one field has been read
+    unsafe {
+        let tuple = pg_sys::SearchSysCache1(pg_sys::SysCacheIdentifier::RELOID as i32, Datum::from(home.table));
+        if tuple.is_null() {
+            gone();
+        }
+        let class = pg_sys::heap_tuple_get_struct::<pg_sys::FormData_pg_class>(tuple);
+        let owner = (*class).relowner;
+        pg_sys::ReleaseSysCache(tuple);
+        owner
+    }
+}
+
+#[cfg(feature = "pg15")]
+unsafe fn is_owner(table: Oid, role: Oid) -> bool {
+    // SAFETY: reads the catalog through its cache; raises for a table that is no more
+    unsafe { pg_sys::pg_class_ownercheck(table, role) }
+}
+
+#[cfg(not(feature = "pg15"))]
+unsafe fn is_owner(table: Oid, role: Oid) -> bool {
+    // SAFETY: as above
+    unsafe { pg_sys::object_ownercheck(pg_sys::RelationRelationId, table, role) }
+}
+
+/// The name of a table; `None` if it is no more.
+pub fn table_name(table: Oid) -> Option<String> {
+    // SAFETY: reads the catalog through its cache; null, or a name that ends in NUL
+    unsafe {
+        let name = pg_sys::get_rel_name(table);
+        (!name.is_null()).then(|| from_server(CStr::from_ptr(name).to_bytes()))
+    }
+}
+
+/// The name of this database.
+pub fn database_name() -> String {
+    // SAFETY: reads the catalog through its cache; null, or a name that ends in NUL
+    unsafe {
+        let name = pg_sys::get_database_name(pg_sys::MyDatabaseId);
+        if name.is_null() { String::new() } else { from_server(CStr::from_ptr(name).to_bytes()) }
+    }
+}
+
+/// Refuses a user's table that is not the caller's.
+pub fn require_owner(table: Oid) -> Result<()> {
+    // SAFETY: reads the catalog through its cache; the name ends in NUL
+    unsafe {
+        let name = pg_sys::get_rel_name(table);
+        if name.is_null() {
+            return Err(Error::NoTable(table.to_u32()).into());
+        }
+        if !is_owner(table, pg_sys::GetUserId()) {
+            let kind = pg_sys::get_relkind_objtype(pg_sys::get_rel_relkind(table));
+            pg_sys::aclcheck_error(pg_sys::AclResult::ACLCHECK_NOT_OWNER, kind, name);
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,14 @@
+//! The floor made for PostgreSQL's C: SPI, tables read and written by place, the catalog, lock tags, clocks, and values as they come from and go
+//! to SQL. It knows no lease and no session, and imports from [`crate::base`] alone.
+
+pub mod catalog;
+pub mod clock;
+pub mod guard;
+pub mod json;
+pub mod oids;
+pub mod row;
+pub mod savepoint;
+pub mod spi;
+pub mod table;
+pub mod text;
+pub mod version;

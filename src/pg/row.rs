@@ -1,0 +1,143 @@
+//! The rows that functions answer with.
+//!
+//! One row is a value of a composite type, which schema.sql makes: PostgreSQL looks such a type up in its cache. The columns of a
+//! `RETURNS TABLE` it puts together anew in each execution, column by column, and that was a seventh of what a heartbeat costs beyond
+//! `SELECT 1`. Where there may be several rows, it is a table all the same, and they go where the executor collects them.
+
+use super::version;
+use pgrx::IntoHeapTuple;
+use pgrx::callconv::{FcInfo, RetAbi};
+use pgrx::pg_sys::{self, Datum};
+use pgrx::pgrx_sql_entity_graph::metadata::{
+    ArgumentError, ReturnsError, ReturnsRef, SqlMappingRef, SqlTranslatable, TypeOrigin,
+};
+
+/// Declares the columns of a composite type of schema.sql as a struct that functions return.
+macro_rules! composite {
+    ($(#[$meta:meta])* $name:ident = $sql:literal { $($column:ident: $type:ty,)* }) => {
+        $(#[$meta])*
+        pub struct $name {
+            $(pub $column: $type,)*
+        }
+
+        const _: () = {
+            use pgrx::callconv::{BoxRet, FcInfo};
+            use pgrx::pgrx_sql_entity_graph::metadata::{
+                ArgumentError, ReturnsError, ReturnsRef, SqlMappingRef, SqlTranslatable, TypeOrigin,
+            };
+
+            // SAFETY: declares the SQL type whose values BoxRet below returns
+            unsafe impl SqlTranslatable for $name {
+                const TYPE_IDENT: &'static str = pgrx::pgrx_resolved_type!($name);
+                const TYPE_ORIGIN: TypeOrigin = TypeOrigin::External;
+                const ARGUMENT_SQL: std::result::Result<SqlMappingRef, ArgumentError> =
+                    Ok(SqlMappingRef::literal($sql));
+                const RETURN_SQL: std::result::Result<ReturnsRef, ReturnsError> =
+                    Ok(ReturnsRef::One(SqlMappingRef::literal($sql)));
+            }
+
+            // SAFETY: returns a value of the type that SqlTranslatable declares
+            unsafe impl BoxRet for $name {
+                unsafe fn box_into<'fcx>(self, fcinfo: &mut FcInfo<'fcx>) -> pgrx::datum::Datum<'fcx> {
+                    // SAFETY: as many columns, of these types, as the type has
+                    unsafe { $crate::pg::row::answer(fcinfo, [$(pgrx::IntoDatum::into_datum(self.$column),)*]) }
+                }
+            }
+        };
+    };
+}
+pub(crate) use composite;
+
+/// Returns the columns as a value of the composite type that the function is declared to return.
+///
+/// # Safety
+/// They are of that type's columns' types.
+pub unsafe fn answer<'fcx, const COLUMNS: usize>(
+    fcinfo: &mut FcInfo<'fcx>,
+    columns: [Option<Datum>; COLUMNS],
+) -> pgrx::datum::Datum<'fcx> {
+    let mut nulls = columns.map(|column| column.is_none());
+    let mut values = columns.map(|column| column.unwrap_or(Datum::from(0)));
+    // SAFETY: a description that is the caller's for this call, and as many values as it has columns
+    unsafe {
+        let call = fcinfo.as_mut_ptr();
+        let from = (*call).resultinfo.cast::<pg_sys::ReturnSetInfo>();
+        // In FROM the executor has the type's description at hand; in a list of columns nobody has.
+        let mut description = if !from.is_null() && (*from).type_ == pg_sys::NodeTag::T_ReturnSetInfo {
+            (*from).expectedDesc
+        } else {
+            std::ptr::null_mut()
+        };
+        if description.is_null() || (*description).tdtypeid == pg_sys::RECORDOID {
+            pg_sys::get_call_result_type(call, std::ptr::null_mut(), &mut description);
+        }
+        if usize::try_from((*description).natts) != Ok(COLUMNS) {
+            version::unserved(format!("A type has {} columns, not {COLUMNS}.", (*description).natts));
+        }
+        let tuple = pg_sys::heap_form_tuple(description, values.as_mut_ptr(), nulls.as_mut_ptr());
+        fcinfo.return_raw_datum(pg_sys::HeapTupleHeaderGetDatum((*tuple).t_data))
+    }
+}
+
+/// `TABLE (..)`. By this name pgrx knows the type whose columns it is to declare.
+pub struct TableIterator<Row>(Vec<Row>);
+
+impl<Row> TableIterator<Row> {
+    pub fn of(rows: Vec<Row>) -> TableIterator<Row> {
+        TableIterator(rows)
+    }
+}
+
+// SAFETY: declared as pgrx's own iterator over such rows is
+unsafe impl<Row> SqlTranslatable for TableIterator<Row>
+where
+    pgrx::iter::TableIterator<'static, Row>: SqlTranslatable,
+{
+    const TYPE_IDENT: &'static str = <pgrx::iter::TableIterator<'static, Row> as SqlTranslatable>::TYPE_IDENT;
+    const TYPE_ORIGIN: TypeOrigin = <pgrx::iter::TableIterator<'static, Row> as SqlTranslatable>::TYPE_ORIGIN;
+    const ARGUMENT_SQL: Result<SqlMappingRef, ArgumentError> = Err(ArgumentError::Table);
+    const RETURN_SQL: Result<ReturnsRef, ReturnsError> =
+        <pgrx::iter::TableIterator<'static, Row> as SqlTranslatable>::RETURN_SQL;
+}
+
+// SAFETY: sets the result as funcapi.h describes it for functions that materialize theirs
+unsafe impl<Row: IntoHeapTuple> RetAbi for TableIterator<Row> {
+    type Item = Row;
+    type Ret = Self;
+
+    fn to_ret(self) -> Self {
+        self
+    }
+
+    unsafe fn box_ret_in_fcinfo(fcinfo: pg_sys::FunctionCallInfo, answer: Self) -> Datum {
+        // SAFETY: the executor's own call; what is collected lives as long as the query
+        unsafe {
+            let result = (*fcinfo).resultinfo.cast::<pg_sys::ReturnSetInfo>();
+            let materialize = pg_sys::SetFunctionReturnMode::SFRM_Materialize;
+            if result.is_null()
+                || (*result).type_ != pg_sys::NodeTag::T_ReturnSetInfo
+                || (*result).allowedModes & materialize as i32 == 0
+                || (*result).expectedDesc.is_null()
+            {
+                pgrx::error!("a function of eskit_lease was called where no row can be returned");
+            }
+            // A scrollable cursor reads backward.
+            let random = pg_sys::SetFunctionReturnMode::SFRM_Materialize_Random as i32;
+            let backward = (*result).allowedModes & random != 0;
+            let before = pg_sys::MemoryContextSwitchTo((*(*result).econtext).ecxt_per_query_memory);
+            let rows = pg_sys::tuplestore_begin_heap(backward, false, pg_sys::work_mem);
+            pg_sys::MemoryContextSwitchTo(before);
+            for row in answer.0 {
+                pg_sys::tuplestore_puttuple(rows, row.into_heap_tuple((*result).expectedDesc));
+            }
+            (*result).returnMode = materialize;
+            (*result).setResult = rows;
+            (*fcinfo).isnull = true;
+        }
+        Datum::from(0)
+    }
+
+    unsafe fn move_into_fcinfo_fcx(self, _: pg_sys::FunctionCallInfo) {}
+
+    unsafe fn fill_fcinfo_fcx(&self, _: pg_sys::FunctionCallInfo) {}
+}

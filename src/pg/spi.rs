@@ -1,0 +1,362 @@
+//! The only caller of SPI. A [`Db`] is a stretch of work done as the extension's owner, whoever calls; a [`Statement`] is one
+//! parameterised statement whose plan is kept for the life of the backend.
+//!
+//! Every statement runs on the latest snapshot, whatever the isolation level of the caller, as the triggers of foreign keys do: under
+//! REPEATABLE READ a refusal is then an answer by the latest state, not a serialization failure. The search path is pinned. Plans look
+//! rows up by index, one by one, and do nothing else: these tables are small when a plan is made and need not be when it is used.
+//!
+//! Under SERIALIZABLE a statement that reads a table takes predicate locks, by which transactions conflict that have nothing in common. What
+//! sessions call reads tables by [`crate::pg::table`] alone, and statements only insert there, unless an administrator has hung something on
+//! a table. What administrators call, and the worker, uses statements that read.
+
+mod value;
+
+pub use value::Value;
+
+use super::text::{Text, text_datum};
+use super::{catalog, version};
+use crate::base::error::{Error, Result};
+use crate::shmem::slots::Home;
+use pgrx::pg_sys::panic::CaughtError;
+use pgrx::pg_sys::{self, Datum, Oid};
+use pgrx::prelude::PgSqlErrorCode as Code;
+use pgrx::{FromDatum, PgTryBuilder, Uuid};
+use std::ffi::{CStr, CString, c_char};
+use std::panic::AssertUnwindSafe;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Reads,
+    /// What a verb answers for: see [`durably`].
+    Writes,
+    /// What may be done again, or is a part of the caller's own work: its commit waits for the disk only if the caller wishes so.
+    Tidies,
+}
+
+pub struct Statement {
+    sql: &'static str,
+    arguments: &'static [Oid],
+    kind: Kind,
+    plan: AtomicPtr<pg_sys::_SPI_plan>,
+    relations: OnceLock<Vec<CString>>,
+}
+
+impl Statement {
+    pub const fn reads(sql: &'static str, arguments: &'static [Oid]) -> Statement {
+        Statement::new(sql, arguments, Kind::Reads)
+    }
+
+    pub const fn writes(sql: &'static str, arguments: &'static [Oid]) -> Statement {
+        Statement::new(sql, arguments, Kind::Writes)
+    }
+
+    pub const fn tidies(sql: &'static str, arguments: &'static [Oid]) -> Statement {
+        Statement::new(sql, arguments, Kind::Tidies)
+    }
+
+    const fn new(sql: &'static str, arguments: &'static [Oid], kind: Kind) -> Statement {
+        Statement { sql, arguments, kind, plan: AtomicPtr::new(std::ptr::null_mut()), relations: OnceLock::new() }
+    }
+
+    /// Locks what the statement names of ours, or raises 55P03: PostgreSQL would wait for it as long as it takes, before the plan is made too.
+    fn lock(&'static self) {
+        self.relations.get_or_init(|| named(self.sql)).iter().for_each(|name| catalog::lock_if_any(name));
+    }
+
+    /// What it does has been done in another way.
+    pub fn is_done(&self) {
+        if self.kind == Kind::Writes {
+            durably();
+        }
+    }
+
+    fn plan(&self) -> *mut pg_sys::_SPI_plan {
+        let kept = self.plan.load(Ordering::Relaxed);
+        if !kept.is_null() {
+            return kept;
+        }
+        let mut sql = self.sql.as_bytes().to_vec();
+        sql.push(0);
+        // SAFETY: the text ends in NUL and is copied
+        let prepare = || unsafe {
+            pg_sys::SPI_prepare_cursor(
+                sql.as_ptr().cast(),
+                self.arguments.len() as i32,
+                self.arguments.as_ptr().cast_mut(),
+                pg_sys::CURSOR_OPT_GENERIC_PLAN as i32,
+            )
+        };
+        let plan = PgTryBuilder::new(AssertUnwindSafe(prepare))
+            .catch_when(Code::ERRCODE_UNDEFINED_TABLE, missing)
+            .catch_when(Code::ERRCODE_UNDEFINED_COLUMN, missing)
+            .catch_when(Code::ERRCODE_UNDEFINED_FUNCTION, missing)
+            .execute();
+        // SAFETY: a kept plan lives as long as the backend
+        unsafe {
+            if plan.is_null() || pg_sys::SPI_keepplan(plan) != 0 {
+                pgrx::error!("could not prepare a statement of eskit_lease: {}", self.sql);
+            }
+            self.plan.store(plan, Ordering::Relaxed);
+            plan
+        }
+    }
+}
+
+/// The relations of ours in the text of a statement, each once; perhaps other things too, but no functions.
+fn named(sql: &str) -> Vec<CString> {
+    let mut names: Vec<CString> = Vec::new();
+    for part in sql.split("eskit_lease.").skip(1) {
+        let end = part.find(|c: char| !c.is_ascii_alphanumeric() && c != '_').unwrap_or(part.len());
+        let (name, rest) = part.split_at(end);
+        let name = CString::new(name).ok().filter(|name| !rest.starts_with('(') && !names.contains(name));
+        names.extend(name);
+    }
+    names
+}
+
+/// A statement names what is not there.
+fn missing(error: CaughtError) -> *mut pg_sys::_SPI_plan {
+    let (CaughtError::PostgresError(report) | CaughtError::ErrorReport(report)) = &error else { error.rethrow() };
+    version::unserved(format!("PostgreSQL says: {}.", report.message()))
+}
+
+/// What a verb answers for is durable at commit, whatever the caller's synchronous_commit. An answer that a crash takes back is a lie.
+pub fn durably() {
+    // SAFETY: in a transaction
+    unsafe { pg_sys::ForceSyncCommit() };
+}
+
+/// The rights of the extension's owner, and nothing of the caller's where names are looked up.
+pub struct AsOwner {
+    caller: Oid,
+    security: i32,
+    settings: i32,
+}
+
+impl AsOwner {
+    pub fn begin(owner: Oid) -> AsOwner {
+        let (mut caller, mut security) = (Oid::INVALID, 0);
+        // SAFETY: in a transaction; what is switched here is switched back by Drop, or by PostgreSQL when it raises
+        unsafe {
+            pg_sys::GetUserIdAndSecContext(&mut caller, &mut security);
+            let restricted = pg_sys::SECURITY_LOCAL_USERID_CHANGE | pg_sys::SECURITY_RESTRICTED_OPERATION;
+            pg_sys::SetUserIdAndSecContext(owner, security | restricted as i32);
+            let settings = pg_sys::NewGUCNestLevel();
+            pg_sys::set_config_option(
+                c"search_path".as_ptr(),
+                c"pg_catalog, pg_temp".as_ptr(),
+                pg_sys::GucContext::PGC_USERSET,
+                pg_sys::GucSource::PGC_S_SESSION,
+                pg_sys::GucAction::GUC_ACTION_SAVE,
+                true,
+                0,
+                false,
+            );
+            AsOwner { caller, security, settings }
+        }
+    }
+}
+
+impl Drop for AsOwner {
+    fn drop(&mut self) {
+        // SAFETY: puts back what begin() found. When PostgreSQL has raised, the abort that follows does the rest.
+        unsafe {
+            pg_sys::SetUserIdAndSecContext(self.caller, self.security);
+            if !std::thread::panicking() {
+                pg_sys::AtEOXact_GUC(true, self.settings);
+            }
+        }
+    }
+}
+
+/// A connection to SPI as the extension's owner.
+pub struct Db {
+    planner: [bool; 10],
+    /// To the end.
+    _owner: AsOwner,
+}
+
+/// The planner's ways to get at rows, and at their order, and whether it may take them, whatever the caller has set: plans are kept. Those
+/// that it may not all read what is not asked for. Where there is no way but one of these its cost is beyond measure, and a plan of that
+/// cost would be compiled, which takes longer than anything that is done here.
+fn ways() -> [(*mut bool, bool); 10] {
+    [
+        (&raw mut pg_sys::enable_indexscan, true),
+        (&raw mut pg_sys::enable_indexonlyscan, true),
+        (&raw mut pg_sys::enable_tidscan, true),
+        (&raw mut pg_sys::enable_nestloop, true),
+        (&raw mut pg_sys::enable_seqscan, false),
+        (&raw mut pg_sys::enable_bitmapscan, false),
+        (&raw mut pg_sys::enable_hashjoin, false),
+        (&raw mut pg_sys::enable_mergejoin, false),
+        (&raw mut pg_sys::enable_sort, false),
+        (&raw mut pg_sys::jit_enabled, false),
+    ]
+}
+
+impl Db {
+    pub fn open(home: Home) -> Db {
+        let owner = catalog::owner(home);
+        // SAFETY: in a transaction; what is switched here is switched back by Drop, or by PostgreSQL when it raises
+        unsafe {
+            if pg_sys::SPI_connect() != pg_sys::SPI_OK_CONNECT as i32 {
+                pgrx::error!("eskit_lease could not connect to SPI");
+            }
+            let _owner = AsOwner::begin(owner);
+            let planner = ways().map(|(way, may)| way.replace(may));
+            Db { planner, _owner }
+        }
+    }
+
+    /// Runs a statement on the latest snapshot and reads its rows.
+    pub fn run<T>(&self, statement: &'static Statement, values: Vec<Value>, read: impl Fn(Row) -> T) -> Vec<T> {
+        // SAFETY: in a transaction
+        let latest = unsafe { pg_sys::GetLatestSnapshot() };
+        self.run_on(latest, statement, values, read)
+    }
+
+    /// Runs a statement on the snapshot that the caller's own statement reads.
+    pub fn run_as_caller<T>(
+        &self,
+        statement: &'static Statement,
+        values: Vec<Value>,
+        read: impl Fn(Row) -> T,
+    ) -> Vec<T> {
+        // SAFETY: in a function that a statement has called
+        let active = unsafe { pg_sys::GetActiveSnapshot() };
+        self.run_on(active, statement, values, read)
+    }
+
+    fn run_on<T>(
+        &self,
+        snapshot: pg_sys::Snapshot,
+        statement: &'static Statement,
+        values: Vec<Value>,
+        read: impl Fn(Row) -> T,
+    ) -> Vec<T> {
+        statement.lock();
+        let mut nulls = Vec::with_capacity(values.len());
+        let mut datums = Vec::with_capacity(values.len());
+        for value in values {
+            let datum = value.datum();
+            nulls.push(if datum.is_some() { b' ' } else { b'n' } as c_char);
+            datums.push(datum.unwrap_or(Datum::from(0)));
+        }
+        // SAFETY: as many values as the plan has arguments, of their types; rows are read before the next statement
+        unsafe {
+            let code = pg_sys::SPI_execute_snapshot(
+                statement.plan(),
+                datums.as_mut_ptr(),
+                nulls.as_ptr(),
+                snapshot,
+                std::ptr::null_mut(),
+                statement.kind == Kind::Reads,
+                true,
+                0,
+            );
+            if code < 0 {
+                pgrx::error!("a statement of eskit_lease failed with {code}: {}", statement.sql);
+            }
+            let table = pg_sys::SPI_tuptable;
+            let rows = if table.is_null() {
+                Vec::new()
+            } else {
+                let row = |i: usize| Row { tuple: *(*table).vals.add(i), desc: (*table).tupdesc };
+                let rows = (0..(*table).numvals as usize).map(|i| read(row(i))).collect();
+                pg_sys::SPI_freetuptable(table);
+                rows
+            };
+            statement.is_done();
+            if statement.kind != Kind::Reads {
+                pg_sys::CommandCounterIncrement();
+            }
+            rows
+        }
+    }
+
+    /// Runs a statement whose rows do not matter, and says how many it touched.
+    pub fn execute(&self, statement: &'static Statement, values: Vec<Value>) -> u64 {
+        self.run(statement, values, |_| ());
+        // SAFETY: a plain read of what the last statement set
+        unsafe { pg_sys::SPI_processed }
+    }
+}
+
+impl Drop for Db {
+    fn drop(&mut self) {
+        // SAFETY: puts back what open() found. When PostgreSQL has raised, the abort that follows does the rest.
+        unsafe {
+            for ((way, _), before) in ways().into_iter().zip(self.planner) {
+                way.write(before);
+            }
+            if !std::thread::panicking() {
+                pg_sys::SPI_finish();
+            }
+        }
+    }
+}
+
+/// A row of a result; columns count from 1, as SPI has it.
+pub struct Row {
+    tuple: pg_sys::HeapTuple,
+    desc: pg_sys::TupleDesc,
+}
+
+impl Row {
+    pub fn get<T: FromDatum>(&self, column: i32) -> Option<T> {
+        let mut null = false;
+        // SAFETY: the statement's column is of the type that the caller reads
+        unsafe {
+            let datum = pg_sys::SPI_getbinval(self.tuple, self.desc, column, &mut null);
+            T::from_datum(datum, null)
+        }
+    }
+
+    pub fn text(&self, column: i32) -> String {
+        self.get::<Text>(column).map(|text| text.0).unwrap_or_default()
+    }
+
+    pub fn uuid(&self, column: i32) -> Uuid {
+        self.get(column).unwrap_or(Uuid::from_bytes([0; 16]))
+    }
+
+    pub fn long(&self, column: i32) -> i64 {
+        self.get(column).unwrap_or(0)
+    }
+
+    pub fn int(&self, column: i32) -> i32 {
+        self.get(column).unwrap_or(0)
+    }
+}
+
+/// Runs utility statements with the rights of the caller, who gets PostgreSQL's own errors.
+pub fn run_as_caller(sql: &str) {
+    // SAFETY: the text ends in NUL, and outlives its use
+    unsafe {
+        let text = pg_sys::text_to_cstring(text_datum(sql).cast_mut_ptr());
+        if pg_sys::SPI_connect() != pg_sys::SPI_OK_CONNECT as i32 || pg_sys::SPI_execute(text, false, 0) < 0 {
+            pgrx::error!("a statement of eskit_lease failed: {sql}");
+        }
+        pg_sys::SPI_finish();
+    }
+}
+
+/// The next number of a sequence of ours. Raises 55P03 where somebody has it locked.
+pub fn next(sequence: &'static CStr) -> i64 {
+    unsafe extern "C-unwind" {
+        fn nextval_internal(relid: Oid, check_permissions: bool) -> i64;
+    }
+    // PostgreSQL would wait for the lock, behind whoever waits for a transaction that has drawn a number.
+    catalog::lock(sequence);
+    let sequence = catalog::needed(sequence);
+    // SAFETY: in a transaction; what PostgreSQL raises inside becomes a panic at the boundary, over which no destructor is pending
+    unsafe { pg_sys::ffi::pg_guard_ffi_boundary(|| nextval_internal(sequence, false)) }
+}
+
+/// Refuses to write in a transaction that must not.
+pub fn require_writes(verb: &'static str) -> Result<()> {
+    // SAFETY: plain reads
+    if unsafe { pg_sys::XactReadOnly } { Err(Error::ReadOnly(verb).into()) } else { Ok(()) }
+}

@@ -1,0 +1,295 @@
+//! Writing rows by their place and not by a statement, which costs many times as much: for tables that are plain, as we made them, so that
+//! nothing but the row and its index entries is to be written. Whoever has a statement to fall back on asks before; items have none, and what an
+//! administrator hangs on their table sees no claims.
+
+use super::{Key, Locked, Sight, Table, Tuple, locked};
+use crate::pg::spi::AsOwner;
+use pgrx::PgList;
+use pgrx::pg_sys::{self, Datum, ItemPointerData, TM_Result};
+
+/// The indexes of a table that rows are written to, for the executor.
+pub(super) struct Indexes {
+    executor: *mut pg_sys::EState,
+    relations: *mut pg_sys::ResultRelInfo,
+    /// Whether a function may be called for a row that is not PostgreSQL's own.
+    calls: bool,
+}
+
+/// A column, counted from 1, and its new value.
+pub type Change = (i32, Option<Datum>);
+
+impl Indexes {
+    /// Ends what [`Table::open_indexes`] has made.
+    pub(super) unsafe fn close(self) {
+        // SAFETY: once, in the transaction in which they were opened
+        unsafe {
+            pg_sys::ExecCloseIndices(self.relations);
+            pg_sys::FreeExecutorState(self.executor);
+            pg_sys::pfree(self.relations.cast());
+        }
+    }
+}
+
+impl Table {
+    /// Whether a row may be added or changed here, and not by a statement: nothing hangs on the table but indexes. An administrator may have
+    /// given it a trigger, say. Whoever does so waits for those who have opened the table before.
+    pub fn is_plain(&self) -> bool {
+        // SAFETY: the relation is open; the list is ours
+        unsafe {
+            let (class, constraints) = (&*(*self.relation).rd_rel, (*(*self.relation).rd_att).constr);
+            let checked =
+                !constraints.is_null() && ((*constraints).num_check > 0 || (*constraints).has_generated_stored);
+            !checked && !class.relhastriggers && !class.relhasrules && !class.relrowsecurity
+        }
+    }
+
+    /// Whether it has just so many columns. An administrator may have added one, which leaves its place even when it is dropped.
+    pub fn has_columns(&self, count: usize) -> bool {
+        // SAFETY: the relation is open
+        usize::try_from(unsafe { (*(*self.relation).rd_att).natts }) == Ok(count)
+    }
+
+    /// Adds a row, if the table is plain and has just these columns. Whether it is.
+    #[must_use]
+    pub fn try_insert(&self, columns: &[Option<Datum>]) -> bool {
+        if !self.has_columns(columns.len()) || !self.is_plain() {
+            return false;
+        }
+        let mut nulls: Vec<bool> = columns.iter().map(Option::is_none).collect();
+        let mut values: Vec<Datum> = columns.iter().map(|column| column.unwrap_or(Datum::from(0))).collect();
+        // SAFETY: the values are of the columns' types, and as many; the table is plain, so nothing else is to be done for a row
+        unsafe {
+            let new = pg_sys::heap_form_tuple((*self.relation).rd_att, values.as_mut_ptr(), nulls.as_mut_ptr());
+            pg_sys::simple_heap_insert(self.relation, new);
+            self.index(new, Version::First);
+            pg_sys::heap_freetuple(new);
+            pg_sys::CommandCounterIncrement();
+        }
+        true
+    }
+
+    /// Gives columns of the row that the last scan stopped at other values; waits for whoever has it. Whether it still was the same row. For
+    /// a table that is plain.
+    pub fn update(&self, changes: &[Change]) -> bool {
+        self.change(changes) == Locked::Mine
+    }
+
+    /// The same without waiting, also of the row that a scan stands at.
+    pub fn try_update(&self, changes: &[Change]) -> Locked {
+        // heap_update() has an argument for it, and an assertion that it is not used where somebody has the row.
+        match self.lock(self.row().tid(), false) {
+            Locked::Mine => self.change(changes),
+            other => other,
+        }
+    }
+
+    fn change(&self, changes: &[Change]) -> Locked {
+        let mut columns: Vec<i32> = changes.iter().map(|(column, _)| *column).collect();
+        let mut nulls: Vec<bool> = changes.iter().map(|(_, value)| value.is_none()).collect();
+        let mut values: Vec<Datum> = changes.iter().map(|(_, value)| value.unwrap_or(Datum::from(0))).collect();
+        let (mut should_free, count) = (false, columns.len() as i32);
+        // SAFETY: the values are of the columns' types, and as many; the table is plain, so nothing else is to be done for a change
+        unsafe {
+            let old = pg_sys::ExecFetchSlotHeapTuple(self.slot, false, &mut should_free);
+            let new = pg_sys::heap_modify_tuple_by_cols(
+                old,
+                (*self.relation).rd_att,
+                count,
+                columns.as_mut_ptr(),
+                values.as_mut_ptr(),
+                nulls.as_mut_ptr(),
+            );
+            let (result, summaries) = heap_update(self.relation, &mut (*old).t_self, new);
+            let result = locked(result);
+            let moved = u32::from((*(*new).t_data).t_infomask2) & pg_sys::HEAP_ONLY_TUPLE == 0;
+            if result == Locked::Mine && (moved || summaries) {
+                self.index(new, if moved { Version::Moved } else { Version::InPlace });
+            }
+            pg_sys::heap_freetuple(new);
+            pg_sys::CommandCounterIncrement();
+            result
+        }
+    }
+
+    /// Deletes the rows of a key, or of its first columns, waiting for transactions that have one. How many; `None`: the table is not plain,
+    /// and that takes a statement.
+    pub fn delete_rows(&self, key: &[Key]) -> Option<u64> {
+        self.each_row(key, |_| Some(self.delete(true)))
+    }
+
+    /// Gives columns of these rows other values, as `changes` says; rows of which that says nothing stay as they are.
+    pub fn update_rows(&self, key: &[Key], changes: impl Fn(&Tuple) -> Option<Vec<Change>>) -> Option<u64> {
+        self.each_row(key, |row| Some(self.change(&changes(row)?)))
+    }
+
+    fn each_row(&self, key: &[Key], write: impl Fn(&Tuple) -> Option<Locked>) -> Option<u64> {
+        if !self.is_plain() {
+            return None;
+        }
+        let (mut rows, mut count) = (Vec::new(), 0);
+        let mut add = |row: &Tuple, only| {
+            rows.push(row.tid());
+            only
+        };
+        if self.is_whole(key) {
+            self.find(Sight::Latest, key, |row, _| add(row, Some(())));
+        } else {
+            self.scan(Sight::Latest, key, |row, _| add(row, None::<()>));
+        }
+        for tid in rows {
+            pgrx::check_for_interrupts!();
+            match self.lock(tid, true) {
+                Locked::Mine => count += u64::from(write(&self.row()).is_some()),
+                // Another transaction has changed it meanwhile: what stands now is in another place, or nowhere.
+                Locked::Busy | Locked::Changed => return Some(count + self.each_row(key, write)?),
+            }
+        }
+        Some(count)
+    }
+
+    /// Deletes the row that the last scan stopped at, or that a scan stands at, if nobody else has it.
+    pub fn try_delete(&self) -> Locked {
+        match self.delete(false) {
+            // This transaction, perhaps.
+            Locked::Busy => self.try_delete_at(self.row().tid()),
+            known => known,
+        }
+    }
+
+    /// Deletes the row at a place, if nobody else has it. Where this transaction has locked it already, that spares a try that takes its own
+    /// lock for somebody else's.
+    pub fn try_delete_at(&self, tid: ItemPointerData) -> Locked {
+        match self.lock(tid, false) {
+            Locked::Mine => self.delete(true),
+            other => other,
+        }
+    }
+
+    fn delete(&self, wait: bool) -> Locked {
+        let mut failure = pg_sys::TM_FailureData::default();
+        // SAFETY: the slot holds a row of the table, which is a heap without triggers
+        unsafe {
+            let (command, tid) = (pg_sys::GetCurrentCommandId(true), &raw mut (*self.slot).tts_tid);
+            let crosscheck = std::ptr::null_mut();
+            let result = pg_sys::heap_delete(self.relation, tid, command, crosscheck, wait, &mut failure, false);
+            pg_sys::CommandCounterIncrement();
+            locked(result)
+        }
+    }
+
+    /// Adds a version of a row to the table's indexes: to its key, to those that an administrator has made, and while one is made again to
+    /// both of it.
+    unsafe fn index(&self, tuple: pg_sys::HeapTuple, version: Version) {
+        let Indexes { executor, relations, calls } = *self.indexes.get_or_init(|| self.open_indexes());
+        // SAFETY: the tuple is one of the table's; what the executor needs for a row it has in a context of its own
+        unsafe {
+            // What an administrator has an index compute is not the caller's to run, nor to have look up names where the caller wishes.
+            let _owner = calls.then(|| AsOwner::begin((*(*self.relation).rd_rel).relowner));
+            pg_sys::ExecForceStoreHeapTuple(tuple, self.slot, false);
+            ((*self.slot).tts_tid, (*self.slot).tts_tableOid) = ((*tuple).t_self, (*self.relation).rd_id);
+            index_insert(relations, self.slot, executor, version);
+            if let Some(context) = (*executor).es_per_tuple_exprcontext.as_ref() {
+                pg_sys::MemoryContextReset(context.ecxt_per_tuple_memory);
+            }
+        }
+    }
+
+    /// Whoever changes which there are waits for those who have opened the table before.
+    fn open_indexes(&self) -> Indexes {
+        // SAFETY: what is made here is ended by Drop, or by whoever cleans up after an error; it must live as long as the table, and so does
+        // the context of its slot
+        unsafe {
+            let context = pg_sys::MemoryContextSwitchTo((*self.slot).tts_mcxt);
+            let executor = pg_sys::CreateExecutorState();
+            let relations = pg_sys::palloc0(size_of::<pg_sys::ResultRelInfo>()).cast::<pg_sys::ResultRelInfo>();
+            (*relations).type_ = pg_sys::NodeTag::T_ResultRelInfo;
+            pg_sys::InitResultRelInfo(relations, self.relation, 0, std::ptr::null_mut(), 0);
+            pg_sys::ExecOpenIndices(relations, false);
+            pg_sys::MemoryContextSwitchTo(context);
+            let count = usize::try_from((*relations).ri_NumIndices).unwrap_or(0);
+            let calls = (0..count).any(|i| {
+                let index = *(*relations).ri_IndexRelationInfo.add(i);
+                !all_plain((*index).ii_Expressions) || !all_plain((*index).ii_Predicate)
+            });
+            Indexes { executor, relations, calls }
+        }
+    }
+}
+
+/// Replaces a row by another version of it. And whether indexes are to be told that do not tell rows of a page apart.
+unsafe fn heap_update(
+    table: pg_sys::Relation,
+    old: pg_sys::ItemPointer,
+    new: pg_sys::HeapTuple,
+) -> (TM_Result::Type, bool) {
+    let (mut failure, mut mode) = (pg_sys::TM_FailureData::default(), pg_sys::LockTupleMode::LockTupleNoKeyExclusive);
+    let no_crosscheck = std::ptr::null_mut();
+    // SAFETY: the relation is open, and a heap
+    #[cfg(feature = "pg15")]
+    unsafe {
+        let command = pg_sys::GetCurrentCommandId(true);
+        (pg_sys::heap_update(table, old, new, command, no_crosscheck, true, &mut failure, &mut mode), false)
+    }
+    // SAFETY: as above
+    #[cfg(not(feature = "pg15"))]
+    unsafe {
+        let command = pg_sys::GetCurrentCommandId(true);
+        let mut indexes = pg_sys::TU_UpdateIndexes::TU_None;
+        let result =
+            pg_sys::heap_update(table, old, new, command, no_crosscheck, true, &mut failure, &mut mode, &mut indexes);
+        (result, indexes == pg_sys::TU_UpdateIndexes::TU_Summarizing)
+    }
+}
+
+/// Whether expressions of an index are no more than columns, constants and PostgreSQL's own operators, as ours are.
+unsafe fn all_plain(expressions: *mut pg_sys::List) -> bool {
+    // SAFETY: a list of expressions, or none
+    unsafe { PgList::from_pg(expressions).iter_ptr().all(|expression| is_plain(expression)) }
+}
+
+unsafe fn is_plain(expression: *mut pg_sys::Node) -> bool {
+    // SAFETY: a node is what its tag says
+    unsafe {
+        match (*expression).type_ {
+            pg_sys::NodeTag::T_Var | pg_sys::NodeTag::T_Const => true,
+            pg_sys::NodeTag::T_NullTest => is_plain((*expression.cast::<pg_sys::NullTest>()).arg.cast()),
+            pg_sys::NodeTag::T_OpExpr => {
+                let operator = &*expression.cast::<pg_sys::OpExpr>();
+                operator.opfuncid.to_u32() < pg_sys::FirstNormalObjectId && all_plain(operator.args)
+            }
+            _ => false,
+        }
+    }
+}
+
+/// What the indexes are to be told of a row.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Version {
+    /// It is new.
+    First,
+    /// It has changed, and is elsewhere than before.
+    Moved,
+    /// It has changed in its page: for those only that do not tell the rows of a page apart.
+    InPlace,
+}
+
+/// Adds the row that a slot holds to the indexes that are open.
+unsafe fn index_insert(
+    into: *mut pg_sys::ResultRelInfo,
+    slot: *mut pg_sys::TupleTableSlot,
+    executor: *mut pg_sys::EState,
+    version: Version,
+) {
+    let (changed, none) = (version != Version::First, std::ptr::null_mut());
+    // SAFETY: as the caller has made them
+    #[cfg(feature = "pg15")]
+    unsafe {
+        pg_sys::ExecInsertIndexTuples(into, slot, executor, changed, false, none, std::ptr::null_mut());
+    }
+    // SAFETY: as above
+    #[cfg(not(feature = "pg15"))]
+    unsafe {
+        let summaries = version == Version::InPlace;
+        pg_sys::ExecInsertIndexTuples(into, slot, executor, changed, false, none, std::ptr::null_mut(), summaries);
+    }
+}

@@ -1,0 +1,102 @@
+//! Who lives among the holders of leases and the owners of places.
+
+use super::SessionRow;
+use crate::call::Call;
+use crate::ending::takeover;
+use crate::shmem::word::State;
+use crate::{seam, session};
+use fnv::FnvHashMap;
+use pgrx::Uuid;
+use std::cell::RefCell;
+
+/// A living session, as far as others have to know it.
+#[derive(Clone, Debug)]
+pub struct Holder {
+    pub session: Uuid,
+    pub consumer: String,
+    /// The session that may have the lease that this one keeps for a while, also where its row does not say so yet.
+    pub grace_of: Option<Uuid>,
+    /// The session that let go of that lease.
+    pub fencer: Option<Uuid>,
+}
+
+/// How many names a backend remembers.
+const NAMES: usize = 256;
+
+thread_local! {
+    /// The names of sessions that are not private, which never change: whoever is refused time and again reads no row of the holder's.
+    static KNOWN: RefCell<FnvHashMap<Uuid, String>> = RefCell::new(FnvHashMap::default());
+}
+
+/// The living among some sessions.
+pub struct Holders(FnvHashMap<Uuid, Option<Holder>>);
+
+impl Holders {
+    pub fn of(call: &Call, sessions: impl Iterator<Item = Uuid>) -> Holders {
+        let (mut holders, mut unknown) = (FnvHashMap::default(), Vec::new());
+        for session in sessions {
+            holders.entry(session).or_insert_with(|| {
+                let known = remembered(call, session);
+                if known.is_none() && !is_dead(call, session) {
+                    unknown.push(session);
+                }
+                known
+            });
+        }
+        for row in living_rows(call, &unknown) {
+            remember(&row);
+            let SessionRow { session, consumer, grace_of, fencer, .. } = row;
+            let grace_of = grace_of.map(|of| takeover::successor(of).unwrap_or(of));
+            holders.insert(session, Some(Holder { session, consumer, grace_of, fencer }));
+        }
+        Holders(holders)
+    }
+
+    pub fn living(&self, session: Option<Uuid>) -> Option<&Holder> {
+        self.0.get(&session?)?.as_ref()
+    }
+}
+
+/// The rows of those that live.
+pub fn living_rows(call: &Call, sessions: &[Uuid]) -> Vec<SessionRow> {
+    if sessions.is_empty() {
+        return Vec::new();
+    }
+    session::rows(sessions).into_iter().filter(|row| call.standing_of(row).is_some()).collect()
+}
+
+/// Whether a slot says that the session is dead, whatever its row says.
+fn is_dead(call: &Call, session: Uuid) -> bool {
+    let standing = call.shared.find(call.home, session).and_then(|at| call.shared.look(at));
+    standing.is_some_and(|standing| !standing.alive())
+}
+
+/// The name of a session that has a row, or had one when it was asked before.
+pub fn name(session: Uuid) -> Option<String> {
+    KNOWN.with_borrow(|known| known.get(&session).cloned()).or_else(|| {
+        let row = session::row(session)?;
+        remember(&row);
+        Some(row.consumer)
+    })
+}
+
+/// A session whose slot lives, and whose end nobody has begun: so it has a row, and its name is that of before.
+fn remembered(call: &Call, session: Uuid) -> Option<Holder> {
+    let consumer = KNOWN.with_borrow(|known| known.get(&session).cloned())?;
+    let at = call.shared.find(call.home, session)?;
+    let lives = call.shared.look(at).is_some_and(|standing| standing.state == State::Alive);
+    // Ended by this very transaction, of which shared memory does not know yet.
+    (lives && !seam::has_ended(session)).then_some(Holder { session, consumer, grace_of: None, fencer: None })
+}
+
+fn remember(row: &SessionRow) {
+    if row.private {
+        return;
+    }
+    KNOWN.with_borrow_mut(|known| {
+        if known.len() == NAMES {
+            known.clear();
+        }
+        known.insert(row.session, row.consumer.clone());
+    });
+}

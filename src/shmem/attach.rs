@@ -1,0 +1,104 @@
+//! What a backend must undo when it goes, however it goes: sessions attached to it end (after their grace), and its place among the
+//! waiting calls is given back. A backend that is terminated does not unwind, so both are done by a callback at its exit.
+
+use super::databases::Database;
+use super::slots::SlotRef;
+use super::word::FOREVER;
+use super::{Shared, shared};
+use crate::pg::clock;
+use pgrx::pg_sys;
+use std::cell::{Cell, RefCell};
+use std::sync::atomic::Ordering;
+
+thread_local! {
+    /// Sessions attached here, each with its grace in microseconds.
+    static ATTACHED: RefCell<Vec<(SlotRef, u64)>> = const { RefCell::new(Vec::new()) };
+    /// The place of this backend among the waiting calls: in which database, where it may be asked for help, and the session that it waits for.
+    static WAITING: Cell<Option<(&'static Database, SlotRef)>> = const { Cell::new(None) };
+    static REGISTERED: Cell<bool> = const { Cell::new(false) };
+}
+
+impl Shared {
+    /// Ends the session when this backend exits, after `grace` microseconds.
+    pub fn attach(&self, at: SlotRef, grace: u64) {
+        register();
+        let me = my_pid();
+        self.change_attached(at, |_| Some(me));
+        ATTACHED.with_borrow_mut(|attached| {
+            attached.retain(|(known, _)| self.look(*known).is_some());
+            attached.push((at, grace));
+        });
+    }
+
+    /// Whether there was an attachment to end. The backend it is attached to finds out when it exits.
+    pub fn detach(&self, at: SlotRef) -> bool {
+        self.change_attached(at, |pid| (pid != 0).then_some(0))
+    }
+
+    /// Changes which backend a session is attached to. Whether there was anything to do.
+    fn change_attached(&self, at: SlotRef, step: impl Fn(u64) -> Option<u64>) -> bool {
+        // A stand-in has none.
+        let attached = self.attached.get(at.index as usize);
+        attached.is_some_and(|attached| attached.change(|| self.is_still(at), step).is_some())
+    }
+
+    /// Process id of the backend that the session is attached to.
+    pub fn attached_pid(&self, at: SlotRef) -> Option<i32> {
+        let pid = self.attached.get(at.index as usize)?.get();
+        i32::try_from(pid).ok().filter(|pid| *pid != 0 && self.is_still(at))
+    }
+}
+
+fn my_pid() -> u64 {
+    // SAFETY: a plain read
+    u64::from(unsafe { pg_sys::MyProcPid }.cast_unsigned())
+}
+
+/// A place among the waiting calls of a database, given back when dropped or when the backend exits.
+pub struct WaitingPlace;
+
+impl Shared {
+    /// Takes a place for a call that waits for a session, unless `most` are taken.
+    pub fn take_waiting_place(&self, database: &'static Database, most: u32, at: SlotRef) -> Option<WaitingPlace> {
+        register();
+        let free = |taken: u32| (taken < most).then_some(taken + 1);
+        database.waiting.fetch_update(Ordering::AcqRel, Ordering::Relaxed, free).ok()?;
+        self.sleeps(at, true);
+        WAITING.set(Some((database, at)));
+        Some(WaitingPlace)
+    }
+}
+
+impl Drop for WaitingPlace {
+    fn drop(&mut self) {
+        give_back_waiting_place();
+    }
+}
+
+fn give_back_waiting_place() {
+    let Some((database, at)) = WAITING.take() else { return };
+    database.end_help();
+    database.waiting.fetch_update(Ordering::AcqRel, Ordering::Relaxed, |taken| taken.checked_sub(1)).ok();
+    if let Ok(shared) = shared() {
+        // The session may have ended meanwhile, and its slot be another's.
+        shared.sleeps(at, false);
+    }
+}
+
+fn register() {
+    if !REGISTERED.replace(true) {
+        // SAFETY: the callback stays loaded; before_shmem_exit callbacks may use shared memory
+        unsafe { pg_sys::before_shmem_exit(Some(at_exit), pg_sys::Datum::from(0)) };
+    }
+}
+
+unsafe extern "C-unwind" fn at_exit(_: std::ffi::c_int, _: pg_sys::Datum) {
+    give_back_waiting_place();
+    let Ok(shared) = shared() else { return };
+    let me = my_pid();
+    for (at, grace) in ATTACHED.take() {
+        if shared.change_attached(at, |pid| (pid == me).then_some(0)) {
+            shared.cap(at, clock::now().saturating_add(grace).min(FOREVER));
+        }
+    }
+}

@@ -1,0 +1,379 @@
+//! Databases: what is known of each one that has an entry (see [`super::places`]).
+
+use super::pace::Pace;
+use super::{my_latch, set_latch};
+use crate::pg::clock;
+use pgrx::pg_sys;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicI64, AtomicPtr, AtomicU32, AtomicU64, Ordering};
+
+/// What is counted since the database got its entry; `stats()` shows each under its name.
+#[derive(Clone, Copy)]
+#[repr(usize)]
+pub enum Counter {
+    Heartbeats,
+    HeartbeatsRefused,
+    SessionsOpened,
+    SessionsClosed,
+    SessionsExpired,
+    Grants,
+    Takeovers,
+    HandOvers,
+    Refusals,
+    Releases,
+    FenceChecks,
+    FencesLost,
+    WaitsRefused,
+    ExecutionsBegun,
+    ExecutionsFinished,
+    ExecutionsFailed,
+    Sweeps,
+    Rescans,
+    Rebalances,
+    Notifications,
+}
+
+pub const COUNTERS: [&str; 20] = [
+    "heartbeats",
+    "heartbeats_refused",
+    "sessions_opened",
+    "sessions_closed",
+    "sessions_expired",
+    "grants",
+    "takeovers",
+    "hand_overs",
+    "refusals",
+    "releases",
+    "fence_checks",
+    "fences_lost",
+    "waits_refused",
+    "executions_begun",
+    "executions_finished",
+    "executions_failed",
+    "sweeps",
+    "rescans",
+    "rebalances",
+    "notifications",
+];
+
+/// Rows that are kept for a while after their end: see [`crate::ending::retention`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(usize)]
+pub enum Kept {
+    Leases,
+    Executions,
+    DeadItems,
+    /// Claims whose last items were finished by several transactions at once, none of which could see that all are.
+    Claims,
+    History,
+}
+
+/// There may be rows of a kind, since nobody knows when; and somebody is looking for them.
+const UNKNOWN: i64 = i64::MIN;
+const LOOKING: i64 = i64::MIN + 1;
+
+/// The worker is to look at every resource that is waited for, not only at those in the ring.
+pub const RESCAN: u32 = 1;
+/// Shared memory is new: sessions of before and prepared transactions are still to be found.
+pub const BOOT: u32 = 2;
+/// A prepared transaction has ended: whose revision it changed, and who waits for what it had in hand, is not known.
+pub const REVISE: u32 = 4;
+
+/// Waits between tries of what is in somebody's hands, in microseconds.
+const FIRST_BLOCKED: u64 = 10_000;
+const LAST_BLOCKED: u64 = 1_000_000;
+
+/// When something that was in somebody's hands is to be tried again: after twice the time of before.
+#[repr(C)]
+pub struct Retry {
+    until: AtomicU64,
+    wait: AtomicU64,
+}
+
+impl Retry {
+    pub fn set(&self, blocked: bool, now: u64) {
+        let wait = (self.wait.load(Ordering::Relaxed) * 2).clamp(FIRST_BLOCKED, LAST_BLOCKED);
+        self.wait.store(if blocked { wait } else { 0 }, Ordering::Relaxed);
+        self.until.store(if blocked { now + wait } else { 0 }, Ordering::Relaxed);
+    }
+
+    /// Not to be waited with any longer.
+    pub fn hurry(&self) {
+        self.until.store(0, Ordering::Relaxed);
+    }
+
+    pub fn until(&self) -> u64 {
+        self.until.load(Ordering::Relaxed)
+    }
+
+    fn clear(&self) {
+        self.until.store(0, Ordering::Relaxed);
+        self.wait.store(0, Ordering::Relaxed);
+    }
+}
+
+#[repr(C)]
+pub struct Database {
+    pub oid: AtomicU32,
+    pub(super) table: AtomicU32,
+    /// It may be given up (see [`super::room`]).
+    pub(super) leaving: AtomicBool,
+    /// It has this entry to be looked into, beside the places (see [`super::places`]).
+    pub(super) visited: AtomicBool,
+    /// Since when it counts, in microseconds since 1970.
+    pub(super) since: AtomicU64,
+    /// Oid of the fence sequence that has been raised above all history in this start of shared memory.
+    pub raised: AtomicU32,
+    /// Fences below this one are of before (see [`crate::lease::refence`]); zero when that is not known yet.
+    pub refence: AtomicI64,
+    /// Of the fences and the numbers of items that are drawn since.
+    pub fences: Pace,
+    pub items: Pace,
+    /// Queues in which some session has found less than it asked for, by their bits.
+    pub(super) hungry: AtomicU32,
+    /// The queue of each bit, if sessions have been hungry for one only.
+    pub(super) queues: [AtomicI32; u32::BITS as usize],
+    /// How many sessions have been woken for items of the queues of each bit, and have not claimed since.
+    pub(super) woken: [AtomicU32; u32::BITS as usize],
+    /// Until when they have time to do so; zero if nobody has been woken.
+    pub(super) patience: AtomicU64,
+    /// A claim of work items under this fence or a later one has a row for as long as it has items; zero before the first claim in this start of
+    /// shared memory.
+    pub first_claim: AtomicI64,
+    /// Oid of the sequence `position_high` whose state, and that of its fellows, is kept here in this start of shared memory; the next three
+    /// are valid then.
+    pub positions_of: AtomicU32,
+    /// What is added to the ids of transactions to make positions.
+    pub position_base: AtomicI64,
+    /// The id from which on that is so for certain.
+    pub position_since: AtomicI64,
+    /// The sum of both up to which positions may be given.
+    pub position_high: AtomicI64,
+    flags: AtomicU32,
+    pub waiting: AtomicU32,
+    /// Living sessions that the last look through the database has found no slot for.
+    pub without_slot: AtomicU32,
+    pub worker: AtomicPtr<pg_sys::Latch>,
+    /// The latch of a waiting call that does a pass when it is asked to, for want of a worker.
+    pub helper: AtomicPtr<pg_sys::Latch>,
+    /// Whether a waiting call is asked for that.
+    pub asked: AtomicBool,
+    /// Since when it has had something to do, and there is no slot for its worker; zero for not.
+    pub unserved_since: AtomicU64,
+    /// Whether its worker has locks that end with it, and so stays, beyond `eskit_lease.max_workers`.
+    pub tending: AtomicBool,
+    /// Whether the last worker has left because there was nothing to do, and not because it failed.
+    pub finished: AtomicBool,
+    /// When somebody last saw to the rows that are kept for a while, and left none that is older than that.
+    pub retention_looked: AtomicU64,
+    /// Since when the oldest of each kind is kept, by the clock, and before its zero too; zero for none, or one of the above.
+    kept_since: [AtomicI64; 5],
+    /// Ids of transactions that have finished items of the claims among these are below this; zero when all of them have ended.
+    claims_before: AtomicU64,
+    /// Of dead sessions whose rows are in somebody's hands.
+    pub blocked: Retry,
+    /// Of looking through the database, when more is in somebody's hands than the ring has room for.
+    look_through: Retry,
+    /// Of looking through it for what is to be done at a time that the ring has no room for; zero for nothing.
+    timer: AtomicU64,
+    counters: [AtomicU64; COUNTERS.len()],
+}
+
+impl Database {
+    /// Makes the entry one that is free, under Lock::Alloc.
+    pub(super) fn clear(&self) {
+        for field in [
+            &self.table,
+            &self.raised,
+            &self.positions_of,
+            &self.flags,
+            &self.waiting,
+            &self.without_slot,
+            &self.hungry,
+        ] {
+            field.store(0, Ordering::Relaxed);
+        }
+        self.queues.iter().for_each(|queue| queue.store(0, Ordering::Relaxed));
+        self.woken.iter().for_each(|woken| woken.store(0, Ordering::Relaxed));
+        self.patience.store(0, Ordering::Relaxed);
+        self.worker.store(std::ptr::null_mut(), Ordering::Relaxed);
+        self.helper.store(std::ptr::null_mut(), Ordering::Relaxed);
+        self.asked.store(false, Ordering::Relaxed);
+        self.unserved_since.store(0, Ordering::Relaxed);
+        self.leaving.store(false, Ordering::Relaxed);
+        self.visited.store(false, Ordering::Relaxed);
+        self.retention_looked.store(0, Ordering::Relaxed);
+        self.claims_before.store(0, Ordering::Relaxed);
+        for since in &self.kept_since {
+            since.store(0, Ordering::Relaxed);
+        }
+        self.first_claim.store(0, Ordering::Relaxed);
+        self.refence.store(0, Ordering::Relaxed);
+        self.blocked.clear();
+        self.look_through.clear();
+        self.timer.store(0, Ordering::Relaxed);
+        for counter in &self.counters {
+            counter.store(0, Ordering::Relaxed);
+        }
+        self.oid.store(0, Ordering::Release);
+    }
+
+    /// Whether the entry is in somebody's hands, or says what is still to be done.
+    pub fn is_busy(&self) -> bool {
+        self.waiting.load(Ordering::Acquire) != 0
+            || !self.worker.load(Ordering::Acquire).is_null()
+            || self.flags_due().is_some()
+    }
+
+    /// Since when the counters count, in seconds since 1970.
+    pub fn since(&self) -> u64 {
+        self.since.load(Ordering::Relaxed) / 1_000_000
+    }
+
+    pub fn add(&self, counter: Counter, by: u64) {
+        self.counters[counter as usize].fetch_add(by, Ordering::Relaxed);
+    }
+
+    pub fn counter(&self, index: usize) -> u64 {
+        self.counters[index].load(Ordering::Relaxed)
+    }
+
+    /// This process waits, and does a pass if it is asked to, unless another one does.
+    pub fn offer_help(&self) {
+        self.helper.compare_exchange(std::ptr::null_mut(), my_latch(), Ordering::AcqRel, Ordering::Relaxed).ok();
+    }
+
+    pub fn end_help(&self) {
+        self.helper.compare_exchange(my_latch(), std::ptr::null_mut(), Ordering::AcqRel, Ordering::Relaxed).ok();
+    }
+
+    /// How long something has been due here while there is no slot for the worker.
+    pub fn unserved_ms(&self) -> i32 {
+        let since = self.unserved_since.load(Ordering::Relaxed);
+        if since == 0 { 0 } else { clock::trust_ms(clock::now().saturating_sub(since)) }
+    }
+
+    /// Asks a waiting call to do a pass.
+    pub fn ask_for_help(&self) {
+        self.asked.store(true, Ordering::Release);
+        set_latch(&self.helper);
+    }
+
+    /// Sets flags, to be seen to at once.
+    pub fn flag(&self, flags: u32) {
+        self.flags.fetch_or(flags, Ordering::AcqRel);
+        self.look_through.hurry();
+    }
+
+    /// Looks through the database at a time.
+    pub fn flag_at(&self, at: u64) {
+        let sooner = |timer: u64| (timer == 0 || at < timer).then_some(at);
+        self.timer.fetch_update(Ordering::AcqRel, Ordering::Relaxed, sooner).ok();
+    }
+
+    /// When others are to be woken for items than those who have been; `None` when these have claimed.
+    pub fn patience(&self) -> Option<u64> {
+        let woken = self.woken.iter().any(|woken| woken.load(Ordering::Acquire) != 0);
+        Some(self.patience.load(Ordering::Acquire)).filter(|until| woken && *until != 0)
+    }
+
+    /// When the database is to be looked through; `None` when there is no reason to.
+    pub fn flags_due(&self) -> Option<u64> {
+        let flags = (self.flags() != 0).then(|| self.look_through.until());
+        let timer = Some(self.timer.load(Ordering::Acquire)).filter(|timer| *timer != 0);
+        flags.into_iter().chain(timer).min()
+    }
+
+    /// A row is kept from now on, and visible; a claim, once all others who have finished items of it have ended too. Whether it is the only
+    /// one, so that somebody has to learn of it.
+    pub fn keep(&self, kind: Kept, now: u64) -> bool {
+        if kind == Kept::Claims {
+            // SAFETY: reads a number of PostgreSQL's shared memory
+            self.claims_before.fetch_max(unsafe { pg_sys::ReadNextFullTransactionId() }.value, Ordering::AcqRel);
+        }
+        let first = |since: i64| match since {
+            0 => Some(now.cast_signed()),
+            LOOKING => Some(UNKNOWN),
+            _ => None,
+        };
+        self.kept_since[kind as usize].fetch_update(Ordering::AcqRel, Ordering::Acquire, first) == Ok(0)
+    }
+
+    /// There may be rows of any kind, whatever was found.
+    pub fn may_keep(&self) {
+        for since in &self.kept_since {
+            since.store(UNKNOWN, Ordering::Release);
+        }
+        self.retention_looked.store(0, Ordering::Release);
+    }
+
+    /// There may be more rows of a kind than have been looked at.
+    pub fn are_kept(&self, kind: Kept) {
+        self.kept_since[kind as usize].store(UNKNOWN, Ordering::Release);
+    }
+
+    /// Before the oldest row of a kind is looked for: what is kept from now on may be missed by the look. Whether rows that were kept before
+    /// that may be missed as well.
+    pub fn look_for_kept(&self, kind: Kept) -> bool {
+        self.kept_since[kind as usize].swap(LOOKING, Ordering::AcqRel);
+        kind == Kept::Claims && self.claims_are_being_finished()
+    }
+
+    fn claims_are_being_finished(&self) -> bool {
+        let before = self.claims_before.load(Ordering::Acquire);
+        if before == 0 {
+            return false;
+        }
+        // SAFETY: in a transaction; of the snapshot one number is read
+        let open = unsafe {
+            let oldest = (*pg_sys::GetLatestSnapshot()).xmin;
+            pg_sys::TransactionIdPrecedes(oldest, pg_sys::TransactionId::from(before as u32))
+        };
+        if !open {
+            self.claims_before.compare_exchange(before, 0, Ordering::AcqRel, Ordering::Relaxed).ok();
+        }
+        open
+    }
+
+    /// After that.
+    pub fn found_kept(&self, kind: Kept, oldest: Option<i64>) {
+        let found = |since: i64| match oldest {
+            None => (since == LOOKING).then_some(0),
+            // A zero would say that there is none.
+            Some(0) => Some(-1),
+            Some(oldest) => Some(oldest),
+        };
+        self.kept_since[kind as usize].fetch_update(Ordering::AcqRel, Ordering::Relaxed, found).ok();
+    }
+
+    /// Since when the oldest row of a kind is kept, if there may be one.
+    pub fn kept_since(&self, kind: Kept) -> Option<i64> {
+        Some(self.kept_since[kind as usize].load(Ordering::Acquire)).filter(|since| *since != 0)
+    }
+
+    pub fn flags(&self) -> u32 {
+        self.flags.load(Ordering::Acquire)
+    }
+
+    /// Takes away the flags that are due, for whoever is going to do what they ask.
+    pub fn take_flags(&self, now: u64) -> u32 {
+        let past = |timer: u64| (timer != 0 && timer <= now).then_some(0);
+        let timer = self.timer.fetch_update(Ordering::AcqRel, Ordering::Relaxed, past).map_or(0, |_| RESCAN);
+        timer | if self.look_through.until() > now { 0 } else { self.flags.swap(0, Ordering::AcqRel) }
+    }
+
+    /// The database has been looked through; `left`: what could not be judged is more than the ring has room for, so that it is looked
+    /// through again later, or at once if somebody has asked for that meanwhile.
+    pub fn looked_through(&self, left: bool, now: u64) {
+        self.look_through.set(left, now);
+        if left && self.flags.fetch_or(RESCAN, Ordering::AcqRel) != 0 {
+            self.look_through.hurry();
+        }
+    }
+
+    /// Something could not be judged and the ring has no room for it: the database is looked through later, if it is not to be anyhow.
+    pub fn look_through_later(&self, now: u64) {
+        if self.flags() == 0 {
+            self.looked_through(true, now);
+        }
+    }
+}

@@ -1,0 +1,245 @@
+//! Floors: where a claim of work items begins to look.
+//!
+//! A lane is a range of the key of one table: what a queue has ready in one partition, in the order of places, or what is to become due
+//! there, in the order of time. Items leave a lane at its front. Their dead entries stay in the index while any snapshot is open that
+//! could still see them, and a claim that began at the front would step over all of them. So each lane has a floor: **nothing that is
+//! free to be claimed is below it, but for what a transaction that has not ended makes free**.
+//!
+//! * Whoever claims notes the floor and its turn, scans from there, and [`Shared::raise`]s the floor to the first place that it could not
+//!   pass: an item in the hands of a transaction that is open or prepared, or one that it did not want. It passes what is claimed.
+//! * Whoever makes an item free (adds it, or gives back, fails or frees what was claimed) [`Shared::lower`]s the floor once that is
+//!   visible, at the end of its transaction; so does whoever claimed and then rolled back, as it may have raised the floor over
+//!   its own claim. At PREPARE both are done: from then on the item is in flight, and no floor passes it until the end.
+//! * Each lowering begins a new turn, and a scan raises the floor no higher than any lowering since the turn that was read before it.
+//!   So an item that becomes visible behind a scan's back is not lost: either it was seen (in flight, at the least), or its lowering
+//!   came after the turn was read, and undoes or bounds the raise. The lowest of the lowerings is kept from two turns on: a scan that
+//!   began before both raises nothing.
+//! * Items that only wait for another of their key are free for nobody. A floor passes them where whoever finishes that other one
+//!   finds them without it (see [`crate::item`]); then they are moved above it, or it is lowered. Whoever is about to sleep in vain
+//!   is told that there is something new all the same.
+//!
+//! The line of those who wait for a lease is a lane too, whose floor nothing ever lowers (see [`crate::lease::line`]).
+//!
+//! A lane without an entry has no floor: it is scanned from its beginning, which is slower and just as right. Hence entries are evicted
+//! at will, and after a crash or a promotion there are none. Turns are never used twice, so a raise that was meant for an evicted entry
+//! does nothing.
+
+use super::{Lock, Shared};
+use std::sync::atomic::Ordering;
+
+/// A part of a table's key.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Lane {
+    /// Zero in an entry that is free.
+    pub database: u32,
+    /// Oid of a table of this extension, which a new CREATE EXTENSION changes.
+    pub table: u32,
+    pub queue: i32,
+    pub partition: i32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Floor {
+    turn: u64,
+    /// The turn in which something became free that the floor is not above.
+    stirred: u64,
+    at: i64,
+    lane: Lane,
+    /// The newer one first.
+    lowered: [Lowered; 2],
+}
+
+/// The lowest place that a lane has been lowered to after a turn.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Lowered {
+    since: u64,
+    to: i64,
+}
+
+/// What a claimer has noted before its scan.
+#[derive(Clone, Copy, Debug)]
+pub struct Start {
+    turn: u64,
+    stirred: u64,
+    pub at: i64,
+}
+
+impl Start {
+    /// The same turn, without a floor.
+    pub fn at_the_beginning(self) -> Start {
+        Start { at: i64::MIN, ..self }
+    }
+}
+
+/// Where nothing is, so that no floor is above it.
+pub const NOWHERE: i64 = i64::MAX;
+
+/// Entries in all, and those that one lane may have. Lanes of heads of keys have a half of their own: there may be many.
+pub const FLOORS: usize = 8_192;
+const WAYS: usize = 8;
+
+impl Lane {
+    fn bucket(self) -> usize {
+        let parts = [self.database, self.table, self.queue.cast_unsigned(), self.partition.cast_unsigned()];
+        let mix = |hash: u64, part: u32| (hash ^ u64::from(part)).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(29);
+        let half = FLOORS / WAYS / 2;
+        parts.into_iter().fold(0, mix) as usize % half + if self.partition < 0 { half } else { 0 }
+    }
+}
+
+impl Floor {
+    fn lower(&mut self, turn: u64, to: i64) {
+        (self.turn, self.at) = (turn, self.at.min(to));
+        for lowered in &mut self.lowered {
+            lowered.to = lowered.to.min(to);
+        }
+    }
+
+    /// As far as a scan may that has read the floor in a turn.
+    fn raise(&mut self, turn: u64, to: i64) {
+        let Some(index) = self.lowered.iter().position(|lowered| lowered.since <= turn) else { return };
+        let bound = if turn == self.turn { i64::MAX } else { self.lowered[index].to };
+        self.at = self.at.max(to.min(bound));
+        if index == 0 {
+            // Scans that begin from now on are not held by what was lowered before.
+            self.lowered = [Lowered { since: self.turn, to: i64::MAX }, self.lowered[0]];
+        }
+    }
+}
+
+impl Shared {
+    /// The entries among which that of a lane is; under the lock.
+    ///
+    /// # Safety
+    /// The caller holds Lock::Floors, exclusively if it writes.
+    #[allow(clippy::mut_from_ref)]
+    unsafe fn ways(&self, lane: Lane) -> &mut [Floor] {
+        // SAFETY: within the array, as the caller promises nobody else looks
+        unsafe { std::slice::from_raw_parts_mut(self.floors.add(lane.bucket() * WAYS), WAYS) }
+    }
+
+    pub(super) fn next_turn(&self) -> u64 {
+        self.header.turns.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    /// Where a scan of the lane is to begin.
+    pub fn floor(&self, lane: Lane) -> Start {
+        let _held = self.lock(Lock::Floors, true);
+        // SAFETY: under the lock
+        let ways = unsafe { self.ways(lane) };
+        if let Some(known) = ways.iter().find(|floor| floor.lane == lane) {
+            return Start { turn: known.turn, stirred: known.stirred, at: known.at };
+        }
+        let turn = self.next_turn();
+        let new = Floor { turn, stirred: 0, at: i64::MIN, lane, lowered: [Lowered { since: turn, to: i64::MAX }; 2] };
+        let oldest = ways.iter_mut().min_by_key(|floor| if floor.lane.database == 0 { 0 } else { floor.turn });
+        if let Some(oldest) = oldest {
+            *oldest = new;
+        }
+        Start { turn: new.turn, stirred: new.stirred, at: new.at }
+    }
+
+    /// Where the floor of a lane is, for who will not raise it.
+    pub fn floor_at(&self, lane: Lane) -> i64 {
+        let _held = self.lock(Lock::Floors, false);
+        // SAFETY: under the lock, and only read
+        let known = unsafe { self.ways(lane) }.iter().find(|floor| floor.lane == lane).map(|floor| floor.at);
+        known.unwrap_or(i64::MIN)
+    }
+
+    /// Something at a place of the lane is free to be claimed, and visible. At [`NOWHERE`]: something that the floor has not passed.
+    pub fn lower(&self, lane: Lane, to: i64) {
+        let _held = self.lock(Lock::Floors, true);
+        // SAFETY: under the lock
+        unsafe { self.stir(lane) };
+        // SAFETY: as above
+        if let Some(known) = unsafe { self.ways(lane) }.iter_mut().find(|floor| floor.lane == lane) {
+            match to {
+                NOWHERE => known.stirred = self.next_turn(),
+                _ => known.lower(self.next_turn(), to),
+            }
+        }
+    }
+
+    /// A scan that began as noted has seen that nothing below a place is free.
+    pub fn raise(&self, lane: Lane, from: Start, to: i64) {
+        if to <= from.at {
+            return;
+        }
+        let _held = self.lock(Lock::Floors, true);
+        // SAFETY: under the lock
+        let ways = unsafe { self.ways(lane) };
+        if let Some(known) = ways.iter_mut().find(|floor| floor.lane == lane) {
+            known.raise(from.turn, to);
+        }
+    }
+
+    /// Whether nothing has become free in the lane since a scan began.
+    pub fn is_turn(&self, lane: Lane, from: Start) -> bool {
+        let now = self.floor(lane);
+        (now.turn, now.stirred) == (from.turn, from.stirred)
+    }
+
+    /// Forgets the floors of a database: more has become free than anybody has noted.
+    pub fn forget_floors(&self, database: u32) {
+        let _held = self.lock(Lock::Floors, true);
+        // SAFETY: under the lock
+        unsafe { self.forget_spans(database) };
+        for index in 0..FLOORS {
+            // SAFETY: within the array, under the lock
+            let floor = unsafe { &mut *self.floors.add(index) };
+            if floor.lane.database == database {
+                floor.lane.database = 0;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const LANE: Lane = Lane { database: 1, table: 1, queue: 1, partition: 0 };
+
+    #[derive(Clone, Debug)]
+    enum Step {
+        Lower(i64),
+        /// One of some scans begins, or ends and has seen that nothing is free below a place, but for what was made free meanwhile.
+        Scan(usize, i64),
+    }
+
+    proptest! {
+        /// However lowerings and scans cross, no floor is above what has become free since the scan began that raised it.
+        #[test]
+        fn nothing_is_passed_over(steps in prop::collection::vec(prop_oneof![
+            (0..9i64).prop_map(Step::Lower), (0..3usize, 0..9i64).prop_map(|(scan, to)| Step::Scan(scan, to))], 1..60)) {
+            let start = Lowered { since: 1, to: i64::MAX };
+            let mut floor = Floor { turn: 1, stirred: 0, at: i64::MIN, lane: LANE, lowered: [start; 2] };
+            // Of each scan its turn, and the lowest place that was lowered since.
+            let (mut turn, mut scans) = (1, [None::<(u64, i64)>; 3]);
+            for step in steps {
+                match step {
+                    Step::Lower(to) => {
+                        turn += 1;
+                        floor.lower(turn, to);
+                        scans.iter_mut().flatten().for_each(|(_, low)| *low = to.min(*low));
+                        prop_assert!(floor.at <= to);
+                    }
+                    Step::Scan(scan, to) => match scans[scan].take() {
+                        None => scans[scan] = Some((floor.turn, i64::MAX)),
+                        Some((began, low)) => {
+                            let (before, alone) = (floor.at, began == floor.turn);
+                            floor.raise(began, to);
+                            prop_assert!(floor.at <= before.max(to.min(low)));
+                            prop_assert!(!alone || floor.at == before.max(to));
+                        }
+                    },
+                }
+            }
+        }
+    }
+}

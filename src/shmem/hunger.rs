@@ -1,0 +1,327 @@
+//! Hunger: which sessions wait for work items.
+//!
+//! A claim that finds less than it asked for says so here, for the queue's bit (of 32, so queues may share one). Whoever commits items wakes
+//! sessions that have the bit, by their revisions, and takes it away. The claimer looks for items again once it has the bit, if the
+//! lane's turn has changed meanwhile: either it sees what was just added, or whoever adds sees the bit. Nothing here needs the worker.
+//!
+//! **Until when.** Items become due without anybody doing anything. So a claimer notes the first time at which one that it has seen will
+//! be, and whoever commits one for later notes its time for those who have the bit. At that time the worker wakes the session and tells
+//! listeners; it looks at nothing else for that, however many items there are for later, and in how many queues. Nobody has to be told of
+//! what nobody waits for, and each claim looks for itself; so after a restart, when no session is hungry, nothing is to be found again.
+//! One time is kept for each session, the earliest, with the queue that it is for.
+//!
+//! **How many.** Of those who sleep in session_wait as many are woken as there are items to be had: were it all, each item would cost as many
+//! claims as there are workers. One that is woken may be stopped, or gone. So it is noted that it has been, until it claims, and
+//! if that takes longer than [`PATIENCE`] the next one is woken; the worker does so, or whoever else waits. Those who are
+//! hungry and do not sleep are no help: they are told, and do not count. In a queue with partitions only their owners can
+//! claim what is there; whoever is hungry has noted the partitions that it owns, modulo [`PARTITIONS`], or all if they are many, and all who have noted one are
+//! woken.
+//! So are all where a bit has been that of several queues: who is woken for one of them looks into another.
+//!
+//! Those who are hungry are few among many sessions. So of each [`block`] of slots it is counted how many are, or are just about to be, and
+//! blocks without any are passed over.
+
+use super::counted::Counted;
+use super::databases::Database;
+use super::slots::SlotRef;
+use super::word::FOREVER;
+use super::{Shared, block};
+use crate::pg::clock;
+use pgrx::pg_sys;
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+/// Of a session: the bits of queues, and when something becomes due in one of them, zero for never.
+#[repr(C)]
+pub struct Hunger {
+    bits: Counted,
+    queue: Counted,
+    due: Counted,
+    /// Calls that sleep in session_wait.
+    waiting: Counted,
+    /// The bits of queues for which it has been woken, and has not looked since.
+    woken: Counted,
+    /// Not counted: one that a stopped process notes for the slot's next session wakes that in vain, at worst.
+    partitions: [AtomicU64; WORDS],
+}
+
+/// How long a session that has been woken has time to claim, in microseconds.
+const PATIENCE: u64 = 50_000;
+/// In the place of a queue.
+const SEVERAL: i32 = -1;
+/// So many partitions are told from each other.
+const PARTITIONS: usize = 256;
+const WORDS: usize = PARTITIONS / u64::BITS as usize;
+
+/// Items that have become free in a queue: how many, or in which partitions.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Food {
+    count: u32,
+    partitions: [u64; WORDS],
+    bound: bool,
+}
+
+impl Food {
+    /// More than anybody has noted.
+    pub const ALL: Food = Food { count: u32::MAX, partitions: [u64::MAX; WORDS], bound: false };
+
+    /// `partition`: in a queue that has such.
+    pub fn of(count: usize, partition: Option<i32>) -> Food {
+        let mut partitions = [0; WORDS];
+        if let Some(partition) = partition {
+            let (word, bit) = place_of(partition);
+            partitions[word] |= bit;
+        }
+        Food { count: u32::try_from(count).unwrap_or(u32::MAX), partitions, bound: partition.is_some() }
+    }
+
+    pub fn add(&mut self, more: Food) {
+        self.count = self.count.saturating_add(more.count);
+        self.bound |= more.bound;
+        self.partitions.iter_mut().zip(more.partitions).for_each(|(of, more)| *of |= more);
+    }
+}
+
+fn place_of(partition: i32) -> (usize, u64) {
+    let number = partition.cast_unsigned() as usize % PARTITIONS;
+    (number / u64::BITS as usize, 1 << (number % u64::BITS as usize))
+}
+
+/// A time in microseconds since 2000, by the clock of shared memory: no sooner, so that whoever then looks finds the item due.
+fn on_our_clock(at: i64) -> u64 {
+    // SAFETY: no preconditions
+    let left = at.saturating_sub(unsafe { pg_sys::GetCurrentTimestamp() });
+    clock::now().saturating_add(u64::try_from(left).unwrap_or(0)).clamp(1, FOREVER)
+}
+
+fn bit(queue: i32) -> u32 {
+    1 << (queue.cast_unsigned() % u32::BITS)
+}
+
+/// Takes a bit away from those of a slot's session. What they were, if it was among them.
+fn take(bits: &Counted, is_mine: impl Fn() -> bool, bit: u32) -> Option<u64> {
+    let bit = u64::from(bit);
+    bits.change(is_mine, |bits| (bits & bit != 0).then_some(bits & !bit))
+}
+
+impl Hunger {
+    /// Something becomes due in a queue. Whether that is sooner than anything else.
+    fn until(&self, queue: i32, at: u64, is_mine: impl Fn() -> bool) -> bool {
+        let sooner = |due: u64| (due == 0 || at < due).then_some(at);
+        let is_first = self.due.change(&is_mine, sooner).is_some();
+        if is_first {
+            self.queue.change(&is_mine, |_| Some(queue.cast_unsigned().into()));
+        }
+        is_first
+    }
+}
+
+impl Shared {
+    /// A session has found less than it asked for in some partitions, or in more than it lists, and that something becomes due at a time, in
+    /// microseconds since 2000.
+    pub fn hunger(&self, database: &Database, at: SlotRef, queue: i32, partitions: Option<&[i32]>, due: Option<i64>) {
+        let hunger = &self.hunger[at.index as usize];
+        // They stay noted, at worst to be woken in vain: other queues may have the same ones.
+        if partitions.is_none() {
+            hunger.partitions.iter().for_each(|word| word.store(u64::MAX, Ordering::Release));
+        }
+        for partition in partitions.into_iter().flatten() {
+            let (word, bit) = place_of(*partition);
+            if hunger.partitions[word].load(Ordering::Relaxed) & bit == 0 {
+                hunger.partitions[word].fetch_or(bit, Ordering::AcqRel);
+            }
+        }
+        let queue_of_bit = &database.queues[bit(queue).trailing_zeros() as usize];
+        if queue_of_bit.compare_exchange(0, queue, Ordering::AcqRel, Ordering::Acquire).is_err_and(|of| of != queue) {
+            queue_of_bit.store(SEVERAL, Ordering::Release);
+        }
+        // Before the bit can be found, so that nobody passes over it.
+        self.hungry_in(at.index).fetch_add(1, Ordering::AcqRel);
+        let add = |bits: u64| Some(bits | u64::from(bit(queue)));
+        if hunger.bits.change(|| self.is_still(at), add) != Some(0) {
+            self.hungry_in(at.index).fetch_sub(1, Ordering::AcqRel);
+        }
+        database.hungry.fetch_or(bit(queue), Ordering::AcqRel);
+        if let Some(due) = due.map(on_our_clock)
+            && hunger.until(queue, due, || self.is_still(at))
+        {
+            self.due_at(at, due);
+        }
+    }
+
+    /// Items of a queue become due at a time: those who wait for them are to be woken then.
+    pub fn feed_at(&self, database: &Database, queue: i32, due: i64) {
+        if database.hungry.load(Ordering::Acquire) & bit(queue) == 0 {
+            return;
+        }
+        let (due, oid, mut sooner) = (on_our_clock(due), database.oid.load(Ordering::Relaxed), false);
+        for at in self.hungry(bit(queue), oid) {
+            if self.hunger[at.index as usize].until(queue, due, || self.is_still(at)) {
+                self.block_of(at).lower(due);
+                sooner = true;
+            }
+        }
+        if sooner {
+            self.anticipate(oid, due);
+        }
+    }
+
+    /// When something becomes due that a session waits for.
+    pub(super) fn meal_of(&self, at: SlotRef) -> u64 {
+        let due = self.hunger[at.index as usize].due.get();
+        if due == 0 { FOREVER } else { due }
+    }
+
+    /// Wakes the sessions of a database for whom something has become due, and says in which queues.
+    pub fn feed_due(&self, database: &Database, now: u64) -> BTreeSet<i32> {
+        let (oid, mut queues) = (database.oid.load(Ordering::Relaxed), BTreeSet::new());
+        self.each_due(now, now, |at, home, _, _| {
+            let hunger = &self.hunger[at.index as usize];
+            let queue = hunger.queue.get() as i32;
+            let past = |due: u64| (due != 0 && due <= now).then_some(0);
+            let is_due = || hunger.due.change(|| self.is_still(at), past).is_some();
+            if home.database == oid && is_due() {
+                self.bump(at);
+                queues.insert(queue);
+            }
+        });
+        queues
+    }
+
+    /// A slot has a new session, which is not hungry.
+    pub(super) fn is_fed(&self, index: u32, count: u8) {
+        let hunger = &self.hunger[index as usize];
+        if hunger.bits.begin(count, 0) != 0 {
+            self.hungry_in(index).fetch_sub(1, Ordering::AcqRel);
+        }
+        for number in [&hunger.queue, &hunger.due, &hunger.waiting, &hunger.woken] {
+            number.begin(count, 0);
+        }
+        hunger.partitions.iter().for_each(|word| word.store(0, Ordering::Release));
+    }
+
+    /// A call begins to sleep until the session has news, or no longer does.
+    pub(super) fn sleeps(&self, at: SlotRef, begins: bool) {
+        let count = |calls: u64| if begins { Some(calls + 1) } else { calls.checked_sub(1) };
+        // A stand-in has none.
+        if let Some(hunger) = self.hunger.get(at.index as usize) {
+            hunger.waiting.change(|| self.is_still(at), count);
+        }
+    }
+
+    /// A session looks for items of a queue: what it has been woken for it sees.
+    pub fn looks(&self, database: &Database, at: SlotRef, queue: i32) {
+        let bit = bit(queue);
+        if take(&self.hunger[at.index as usize].woken, || self.is_still(at), bit).is_some() {
+            let woken = &database.woken[bit.trailing_zeros() as usize];
+            woken.fetch_update(Ordering::AcqRel, Ordering::Relaxed, |count| count.checked_sub(1)).ok();
+        }
+    }
+
+    /// Items have become free in a queue: wakes those who wait for them. Whether there was anybody.
+    pub fn feed(&self, database: &Database, queue: i32, food: Food) -> bool {
+        let bit = bit(queue);
+        // Whoever is woken for another queue of the same bit does not look into this one.
+        let is_known = database.queues[bit.trailing_zeros() as usize].load(Ordering::Acquire) == queue;
+        self.feed_bit(database, bit, if is_known { food } else { Food::ALL })
+    }
+
+    fn feed_bit(&self, database: &Database, bit: u32, food: Food) -> bool {
+        // Whoever is hungry has noted it under the lock that lowering a floor has just taken, or will look again.
+        if database.hungry.load(Ordering::Acquire) & bit == 0 {
+            return false;
+        }
+        let until = clock::now() + PATIENCE;
+        if database.patience().is_none() {
+            // It may be that of sessions that have claimed since.
+            database.patience.store(until, Ordering::Release);
+        }
+        let (oid, mut any, mut woken) = (database.oid.load(Ordering::Relaxed), false, 0);
+        for at in self.hungry(bit, oid) {
+            let hunger = &self.hunger[at.index as usize];
+            let sleeps = hunger.waiting.get() > 0;
+            let eats = || {
+                let noted = hunger.partitions.iter().map(|word| word.load(Ordering::Acquire));
+                noted.zip(food.partitions).any(|(noted, partitions)| noted & partitions != 0)
+            };
+            let is_meant = if food.bound { eats() } else { !sleeps || woken < food.count };
+            // Who has taken the bit away wakes it.
+            if !is_meant || !self.is_not_hungry(at, bit) {
+                continue;
+            }
+            any = true;
+            // Before it hears of it, and looks.
+            if sleeps && !food.bound && food.count < u32::MAX && self.look(at).is_some_and(|standing| standing.alive())
+            {
+                woken += 1;
+                self.has_woken(database, at, bit);
+            }
+            self.bump(at);
+        }
+        if woken > 0 {
+            // Those that were waited for may have been given up meanwhile.
+            database.patience.compare_exchange(0, until, Ordering::AcqRel, Ordering::Relaxed).ok();
+        }
+        any
+    }
+
+    /// A session is woken for some of the items of a queue's bit, and has not looked yet.
+    fn has_woken(&self, database: &Database, at: SlotRef, bit: u32) {
+        let add = |bits: u64| Some(bits | u64::from(bit));
+        if self.hunger[at.index as usize].woken.change(|| self.is_still(at), add).is_some() {
+            database.woken[bit.trailing_zeros() as usize].fetch_add(1, Ordering::AcqRel);
+        }
+    }
+
+    /// Wakes the next ones, where those who have been woken do not claim in time.
+    pub fn feed_others(&self, database: &Database, now: u64) {
+        let until = database.patience.load(Ordering::Acquire);
+        let is_time = until != 0 && until <= now;
+        if !is_time || database.patience.compare_exchange(until, 0, Ordering::AcqRel, Ordering::Relaxed).is_err() {
+            return;
+        }
+        let oid = database.oid.load(Ordering::Relaxed);
+        for (number, woken) in (0u32..).zip(&database.woken) {
+            let count = woken.swap(0, Ordering::AcqRel);
+            if count > 0 {
+                // They count no more: whoever looks late has nothing to take from the next ones.
+                for (slot, hunger) in self.slots.iter().zip(self.hunger).take(self.used() as usize) {
+                    take(&hunger.woken, || slot.home().database == oid, 1 << number);
+                }
+                self.feed_bit(database, 1 << number, Food { count, ..Food::default() });
+            }
+        }
+    }
+
+    /// How many sessions of the block of a slot have any bit, or are about to.
+    fn hungry_in(&self, index: u32) -> &AtomicU32 {
+        &self.hungry[index as usize / block::SLOTS]
+    }
+
+    /// The sessions of a database that have a bit.
+    fn hungry(&self, bit: u32, database: u32) -> impl Iterator<Item = SlotRef> {
+        let blocks = self.hungry.iter().zip(self.hunger.chunks(block::SLOTS)).zip((0..).step_by(block::SLOTS));
+        let hungry = blocks.filter(|((count, _), _)| count.load(Ordering::Acquire) != 0);
+        let slots = hungry.flat_map(|((_, block), first)| (first..).zip(block));
+        slots.filter(move |(_, hunger)| hunger.bits.get() & u64::from(bit) != 0).filter_map(move |(index, _)| {
+            let slot = &self.slots[index as usize];
+            (slot.home().database == database).then(|| SlotRef { index, session: slot.session() })
+        })
+    }
+
+    /// Takes a bit away from a session. Whether it had it.
+    fn is_not_hungry(&self, at: SlotRef, bit: u32) -> bool {
+        let before = take(&self.hunger[at.index as usize].bits, || self.is_still(at), bit);
+        if before == Some(bit.into()) {
+            self.hungry_in(at.index).fetch_sub(1, Ordering::AcqRel);
+        }
+        before.is_some()
+    }
+
+    /// The same for all queues: more has become free than anybody has noted.
+    pub fn feed_all(&self, database: &Database) {
+        for queue in (0..).take(u32::BITS as usize) {
+            self.feed(database, queue, Food::ALL);
+        }
+    }
+}

@@ -1,0 +1,160 @@
+//! Room for databases: who gives its entry up when all places are taken (see [`super::places`]).
+//!
+//! An entry is for a database in use: one that has living or dead sessions, a resource to be judged, a prepared
+//! transaction whose end is watched for, or a waiting call. It is kept as well while there is a worker, or while the
+//! database is still to be looked through. Another one gives its entry up for a database that needs one, and loses by
+//! it what can be found again: its counters begin anew, what is kept of fences and positions is read again, and rows
+//! that are kept for a while are looked for by the launcher, which remembers when the first of them is due.
+//!
+//! **Whoever is in a call** has a reference to the entry, and is in a transaction. So the entry is first marked as
+//! leaving, and given up only if nobody is in a transaction in that database then. A call that begins later finds the
+//! mark and takes it away, under the lock under which the entry is given up. (It is in a transaction before it reads
+//! the mark: the snapshot that each call has is taken under a lock of PostgreSQL's in between. What a commit notes
+//! when its transaction is over is about sessions, which keep the entry, or is found by the next look into the
+//! database.)
+//!
+//! **A call that finds no room** waits for it, as long as some place is that of a database without living sessions and
+//! waiting calls: a worker comes for what is left there, and leaves soon, and most transactions are short.
+
+use super::databases::Database;
+use super::word::State;
+use super::{Lock, Shared, set_latch};
+use crate::base::settings;
+use crate::pg::clock;
+use pgrx::pg_sys;
+use std::collections::HashSet;
+use std::sync::atomic::{Ordering, fence};
+
+/// How long a call waits for room at most, and how often it looks for it, in microseconds.
+const PATIENCE: u64 = 3_000_000;
+const PAUSE: std::ffi::c_long = 10_000;
+
+impl Shared {
+    /// The databases that have sessions, resources to be judged, or prepared transactions.
+    fn with_rows(&self) -> HashSet<u32> {
+        let mut found = HashSet::new();
+        self.each(clock::now(), |_, home, word| {
+            if word.state() != State::Gone {
+                found.insert(home.database);
+            }
+        });
+        self.each_dirty(|database, _| {
+            found.insert(database);
+        });
+        found
+    }
+
+    fn is_in_use(&self, database: &Database, with_rows: &HashSet<u32>) -> bool {
+        self.is_needed(database, with_rows) || database.is_busy()
+    }
+
+    /// Whether a database is one of some, or is used otherwise than by a worker.
+    fn is_needed(&self, database: &Database, some: &HashSet<u32>) -> bool {
+        let oid = database.oid.load(Ordering::Acquire);
+        some.contains(&oid) || database.waiting.load(Ordering::Acquire) != 0 || self.watches_prepared(database)
+    }
+
+    /// The same, looked up for one.
+    pub(super) fn has_rows(&self, database: &Database) -> bool {
+        self.is_needed(database, &self.with_rows())
+    }
+
+    /// How many databases are in use.
+    pub fn databases_in_use(&self) -> usize {
+        let with_rows = self.with_rows();
+        let taken = self.databases.iter().filter(|database| database.oid.load(Ordering::Acquire) != 0);
+        let is_in_use =
+            |database: &&Database| self.is_needed(database, &with_rows) || database.is_busy() && !database.is_visited();
+        taken.filter(is_in_use).count()
+    }
+
+    /// Returns the index of a database's entry, with the place of another database that gives its own up.
+    pub(super) fn wait_for_room(&self, oid: u32) -> Option<usize> {
+        let until = clock::now() + PATIENCE;
+        loop {
+            // Others may take what has been given up.
+            for _ in 0..self.places() {
+                let made = self.make_room();
+                let index = self.register(oid);
+                if index.is_some() {
+                    return index;
+                }
+                if !made {
+                    break;
+                }
+            }
+            let now = clock::now();
+            if now >= until || !settings::WORKER.get() || !self.is_room_to_come() {
+                return None;
+            }
+            self.header.room_wanted.store(now + 10 * PAUSE.unsigned_abs(), Ordering::Release);
+            self.wake_launcher();
+            pgrx::check_for_interrupts!();
+            // SAFETY: returns before its time when there is a signal
+            unsafe { pg_sys::pg_usleep(PAUSE) };
+        }
+    }
+
+    /// Whether calls wait for a database to give up its place.
+    pub fn is_room_wanted(&self, now: u64) -> bool {
+        self.header.room_wanted.load(Ordering::Acquire) > now
+    }
+
+    /// Has a database give up its place that is not in use. Whether one has.
+    pub(super) fn make_room(&self) -> bool {
+        let with_rows = self.with_rows();
+        let entries = self.databases.len();
+        // In turns, so that none is always the one.
+        let first = self.header.room_hand.fetch_add(1, Ordering::Relaxed) as usize;
+        let in_turn = (0..entries).map(|step| &self.databases[(first + step) % entries]);
+        let mut others = in_turn.filter(|database| !database.is_visited() && !self.is_in_use(database, &with_rows));
+        others.any(|database| self.give_up(database))
+    }
+
+    /// Whether a database keeps its place for no more than what a worker does soon, or for a transaction. Has workers
+    /// leave that have done their work.
+    fn is_room_to_come(&self) -> bool {
+        let mut living = HashSet::new();
+        self.each(clock::now(), |_, home, word| {
+            if matches!(word.state(), State::Alive | State::Frozen) {
+                living.insert(home.database);
+            }
+        });
+        let is_passing = |database: &&Database| {
+            let has_place = database.oid.load(Ordering::Acquire) != 0 && !database.is_visited();
+            has_place && !self.is_needed(database, &living)
+        };
+        let mut passing = self.databases.iter().filter(is_passing).peekable();
+        let any = passing.peek().is_some();
+        passing.for_each(|database| set_latch(&database.worker));
+        any
+    }
+
+    fn give_up(&self, database: &Database) -> bool {
+        let oid = database.oid.load(Ordering::Acquire);
+        if oid == 0 {
+            return false;
+        }
+        database.leaving.store(true, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+        if !is_in_a_transaction(oid) && !self.is_in_use(database, &self.with_rows()) {
+            let _held = self.lock(Lock::Alloc, true);
+            if database.oid.load(Ordering::Relaxed) == oid
+                && database.leaving.load(Ordering::SeqCst)
+                && !database.is_busy()
+            {
+                database.clear();
+                return true;
+            }
+        }
+        database.leaving.store(false, Ordering::SeqCst);
+        false
+    }
+}
+
+/// Whether any process is in a transaction in a database.
+fn is_in_a_transaction(database: u32) -> bool {
+    let (any, database) = (pg_sys::InvalidTransactionId, pg_sys::Oid::from(database));
+    // SAFETY: reads PostgreSQL's list of transactions, under no lock of ours; the answer ends in one without a number, and lives to the next call
+    unsafe { (*pg_sys::GetConflictingVirtualXIDs(any, database)).localTransactionId != 0 }
+}

@@ -1,0 +1,367 @@
+//! Slots: one session each.
+//!
+//! A session is alive by its slot. One without a slot, after a restart, is alive by its row: one of an older `boot_id` exactly until
+//! `t0 + ttl`, whoever asks and whenever, because nobody could send a heartbeat while the server was down (over an orderly stop it may be
+//! less than the TTL, see [`super::left`]); one of the current `boot_id` is dead.
+//!
+//! So an old snapshot that still shows the row of a session of this start does not revive it: its slot is free as soon as no row of it is left. A
+//! session of an earlier start would be revived, and keeps its slot as a tombstone for one TTL after its end. A prepared end leaves its session
+//! frozen, in its slot, until the prepared transaction has ended. Where all slots are taken there are [stand-ins](super::stand_in).
+
+use super::Shared;
+use super::block::{self, Block};
+use super::counted::Counted;
+use super::databases::RESCAN;
+use super::standing::Standing;
+use super::word::{FOREVER, State, Word};
+use crate::pg::clock;
+use pgrx::Uuid;
+use pgrx::pg_sys;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+#[repr(C, align(64))]
+#[derive(Default)]
+pub struct Slot {
+    pub(super) word: AtomicU64,
+    /// A deadline that heartbeats cannot move: the end of an attachment. FOREVER without one.
+    pub(super) cap: Counted,
+    pub(super) revision: Counted,
+    pub(super) uuid: [AtomicU64; 2],
+    pub(super) database: AtomicU32,
+    /// Oid of the table of sessions, which a new CREATE EXTENSION changes.
+    pub(super) table: AtomicU32,
+    /// Zero without a session.
+    pub(super) role: AtomicU32,
+    /// Milliseconds, and PRIVATE.
+    pub(super) ttl_ms: AtomicU32,
+    /// The transaction that has opened the session, zero for one of before the start of shared memory.
+    pub(super) opened_by: AtomicU32,
+}
+
+const _: () = assert!(size_of::<Slot>() == 64);
+
+/// In `ttl_ms`, far above the longest: the session was made for one lease, and ends with it.
+pub(super) const PRIVATE: u32 = 1 << 31;
+
+/// Where a session's rows are: its database and its table of sessions.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Home {
+    pub database: u32,
+    pub table: u32,
+}
+
+/// A slot and whose it was when it was found. Every use compares again.
+#[derive(Clone, Copy, Debug)]
+pub struct SlotRef {
+    pub(super) index: u32,
+    pub(super) session: Uuid,
+}
+
+/// Of the same session: that may have got its slot after it had a [stand-in](super::stand_in).
+impl PartialEq for SlotRef {
+    fn eq(&self, other: &SlotRef) -> bool {
+        self.session == other.session
+    }
+}
+
+impl Slot {
+    pub(super) fn word(&self) -> Word {
+        Word(self.word.load(Ordering::Acquire))
+    }
+
+    pub(super) fn cap(&self) -> u64 {
+        self.cap.get()
+    }
+
+    pub(super) fn ttl(&self) -> u64 {
+        u64::from(self.ttl_ms.load(Ordering::Acquire) & !PRIVATE) * 1_000
+    }
+
+    /// How long the slot is kept when the session has ended.
+    fn kept(&self) -> u64 {
+        if self.opened_by.load(Ordering::Relaxed) == 0 { self.ttl() } else { 0 }
+    }
+
+    pub(super) fn session(&self) -> Uuid {
+        let [high, low] = [&self.uuid[0], &self.uuid[1]].map(|half| half.load(Ordering::Relaxed));
+        Uuid::from_bytes((u128::from(high) << 64 | u128::from(low)).to_be_bytes())
+    }
+
+    pub(super) fn home(&self) -> Home {
+        Home { database: self.database.load(Ordering::Relaxed), table: self.table.load(Ordering::Relaxed) }
+    }
+
+    /// Swaps the word by `step` until it holds or `step` has nothing to do. Gives the word that then stands, and whether the
+    /// step was taken here. `None` when the slot is no longer that of `session`.
+    fn change(&self, session: Uuid, step: impl Fn(Word) -> Option<Word>) -> Option<(Word, bool)> {
+        loop {
+            let word = self.word();
+            if word.state() == State::Free || self.session() != session {
+                return None;
+            }
+            let Some(next) = step(word) else {
+                return Some((word, false));
+            };
+            if next == word || self.word.compare_exchange(word.0, next.0, Ordering::AcqRel, Ordering::Acquire).is_ok() {
+                return Some((next, true));
+            }
+        }
+    }
+}
+
+impl Shared {
+    /// Returns whether the slot is still that of the session. The word is read before the uuid, which is written before a word that lives.
+    /// A write after such a look must fail if the slot has changed hands since: see [`super::counted`].
+    pub(super) fn is_still(&self, at: SlotRef) -> bool {
+        let slot = self.slot(at);
+        slot.word().state() != State::Free && slot.session() == at.session
+    }
+
+    pub(super) fn slot(&self, at: SlotRef) -> &'static Slot {
+        at.of_this_process().unwrap_or_else(|| &self.slots[at.index as usize])
+    }
+
+    pub fn used(&self) -> u32 {
+        self.header.used.load(Ordering::Acquire)
+    }
+
+    /// A heartbeat: extends the deadline if the session lives, and says what stands.
+    pub fn beat(&self, at: SlotRef) -> Option<Standing> {
+        if at.is_stand_in() {
+            return self.look(at);
+        }
+        let (slot, now) = (self.slot(at), clock::now());
+        let (word, extended) = slot.change(at.session, |word| word.beat(slot.cap(), now, slot.ttl()))?;
+        let word = if extended { word } else { self.expire(slot, at.session, now)? };
+        // Of a session whose opening was rolled back nobody has heard.
+        if word.is_erased() { None } else { self.standing_at(at, word, now) }
+    }
+
+    /// What stands, without extending anything. A session past its deadline is made dead here.
+    pub fn look(&self, at: SlotRef) -> Option<Standing> {
+        let at = self.current(at);
+        let (slot, now) = (self.slot(at), clock::now());
+        let word = self.expire(slot, at.session, now)?;
+        self.standing_at(at, word, now)
+    }
+
+    /// Makes a session dead that is past its deadline. The word that then stands.
+    fn expire(&self, slot: &Slot, session: Uuid, now: u64) -> Option<Word> {
+        let (word, taken) = slot.change(session, |word| word.expire(slot.cap(), now, slot.kept()))?;
+        if taken && let Some(database) = self.known_database(slot.home().database) {
+            // Whatever the other dead ones wait for, this one is looked at.
+            database.blocked.hurry();
+        }
+        Some(word)
+    }
+
+    /// The commit of an early end is near: nothing is extended any more.
+    pub fn freeze(&self, at: SlotRef) {
+        let at = self.current(at);
+        let (slot, now) = (self.slot(at), clock::now());
+        slot.change(at.session, |word| word.freeze(slot.cap(), now));
+    }
+
+    /// The early end comes to nothing. Whether it was that near.
+    pub fn thaw(&self, at: SlotRef) -> bool {
+        let at = self.current(at);
+        self.slot(at).change(at.session, Word::thaw).is_some_and(|(_, thawed)| thawed)
+    }
+
+    /// A session has ended: has the next call that finds no free slot look for one, though another has just looked in vain.
+    fn ended_one(&self) {
+        if self.header.reclaim_at.load(Ordering::Relaxed) != 0 {
+            self.header.reclaim_at.store(0, Ordering::Release);
+        }
+    }
+
+    /// The early end is committed. `gone`: and no row of the session is left.
+    pub fn end(&self, at: SlotRef, gone: bool) {
+        let at = self.current(at);
+        if at.is_stand_in() {
+            // No slot has the worker come for the rows that are left.
+            if let Some(database) = self.known_database(self.slot(at).home().database).filter(|_| !gone) {
+                database.flag(RESCAN);
+            }
+            return;
+        }
+        let (slot, now) = (self.slot(at), clock::now());
+        slot.change(at.session, |word| word.end(gone, now, slot.kept()));
+        self.ended_one();
+        if !gone {
+            self.due_at(at, now);
+        }
+        self.notice(at);
+    }
+
+    /// Ends a session that no transaction but the one that opened it has ever seen: it needs no tombstone.
+    pub fn erase(&self, at: SlotRef) {
+        self.slot(at).change(at.session, Word::erase);
+        self.ended_one();
+        self.notice(at);
+    }
+
+    /// Heartbeats cannot move the end beyond `deadline` any more.
+    pub fn cap(&self, at: SlotRef, deadline: u64) {
+        let at = self.current(at);
+        let sooner = |cap: u64| (deadline < cap).then_some(deadline);
+        if self.slot(at).cap.change(|| self.is_still(at), sooner).is_some() {
+            self.due_at(at, deadline);
+        }
+    }
+
+    /// Something that the session holds or waits for has changed: its revision grows, and whoever waits for that wakes up.
+    pub fn bump(&self, at: SlotRef) {
+        let at = self.current(at);
+        if self.slot(at).revision.change(|| self.is_still(at), |revision| Some(revision + 1)).is_some() {
+            self.notice(at);
+        }
+    }
+
+    /// Wakes whoever waits in session_wait for this session.
+    fn notice(&self, at: SlotRef) {
+        if at.is_stand_in() {
+            return;
+        }
+        // SAFETY: one condition variable for each slot, initialised at start
+        unsafe { pg_sys::ConditionVariableBroadcast(self.wait_of(at)) };
+    }
+
+    pub(super) fn wait_of(&self, at: SlotRef) -> *mut pg_sys::ConditionVariable {
+        // SAFETY: as many as there are slots
+        unsafe { self.waits.add(at.index as usize) }
+    }
+
+    /// Whose the session is; `None` if it has its slot no more.
+    pub fn role(&self, at: SlotRef) -> Option<u32> {
+        let role = self.slot(at).role.load(Ordering::Acquire);
+        self.is_still(at).then_some(role)
+    }
+
+    pub fn ttl_ms(&self, at: SlotRef) -> u32 {
+        self.slot(at).ttl_ms.load(Ordering::Relaxed) & !PRIVATE
+    }
+
+    /// Whether the session is private; not when it has its slot no more.
+    pub fn is_private(&self, at: SlotRef) -> bool {
+        let private = self.slot(at).ttl_ms.load(Ordering::Acquire) & PRIVATE != 0;
+        private && self.is_still(at)
+    }
+
+    /// Whether the session keeps a lease for its grace.
+    pub fn keeps_grace(&self, at: SlotRef) -> bool {
+        self.is_private(at) && self.slot(self.current(at)).cap() != FOREVER
+    }
+
+    /// Whether the transaction that opened the session is still open, or prepared.
+    pub fn being_opened(&self, at: SlotRef) -> bool {
+        let xid = pg_sys::TransactionId::from(self.slot(at).opened_by.load(Ordering::Relaxed));
+        // SAFETY: reads PostgreSQL's list of transactions
+        xid != pg_sys::InvalidTransactionId && unsafe { pg_sys::TransactionIdIsInProgress(xid) }
+    }
+
+    /// A session is due at a time, which may be earlier than it was. Called once that can be seen in its slot.
+    pub(super) fn due_at(&self, at: SlotRef, due: u64) {
+        if at.is_stand_in() {
+            return;
+        }
+        self.block_of(at).lower(due);
+        self.anticipate(self.slot(at).home().database, due);
+    }
+
+    pub(super) fn block_of(&self, at: SlotRef) -> &'static Block {
+        &self.blocks[at.index as usize / block::SLOTS]
+    }
+
+    /// Every slot in use, with its home and its word, taken past its deadline if it is.
+    pub fn each(&self, now: u64, mut visit: impl FnMut(SlotRef, Home, Word)) {
+        self.each_due(u64::MAX, now, |at, home, word, _| visit(at, home, word));
+    }
+
+    /// The slots that are due by a time, each with when it is, and others that are in the same blocks. Whether there are such as are not due
+    /// by then in the other blocks.
+    pub fn each_due(&self, by: u64, now: u64, mut visit: impl FnMut(SlotRef, Home, Word, u64)) -> bool {
+        block::before_look();
+        let in_use = (self.used() as usize).div_ceil(block::SLOTS);
+        let mut later = false;
+        for (number, block) in self.blocks.iter().enumerate().take(in_use) {
+            let bound = block.read();
+            if bound.at() > by {
+                later |= bound.at() < FOREVER;
+                continue;
+            }
+            let mut earliest = FOREVER;
+            let first = number * block::SLOTS;
+            // As many as are in use now: none is missing of those for which the word has been lowered.
+            for (index, slot) in (first as u32..self.used()).zip(&self.slots[first..]).take(block::SLOTS) {
+                if slot.word().state() == State::Free {
+                    continue;
+                }
+                let at = SlotRef { index, session: slot.session() };
+                if let Some(word) = self.expire(slot, at.session, now) {
+                    let due = self.due(at, word);
+                    earliest = earliest.min(due);
+                    visit(at, slot.home(), word, due);
+                }
+            }
+            block.raise(bound, earliest);
+        }
+        later
+    }
+
+    /// When a session is due that has such a word: at its deadline, or when it is to be woken for work items. A dead one is so until it is gone.
+    fn due(&self, at: SlotRef, word: Word) -> u64 {
+        match word.state() {
+            State::Alive | State::Frozen => word.at().min(self.slot(at).cap()).min(self.meal_of(at)),
+            State::Dead => 0,
+            State::Free | State::Gone => FOREVER,
+        }
+    }
+
+    /// After a pause of the machine that began at `from`: nobody who lived then is held to a deadline that no heartbeat could have met.
+    pub fn postpone(&self, from: u64, gap: u64) {
+        for index in 0..self.used() {
+            let slot = &self.slots[index as usize];
+            slot.change(slot.session(), |word| word.postpone(slot.cap(), from, gap));
+        }
+    }
+}
+
+impl SlotRef {
+    pub fn session(&self) -> Uuid {
+        self.session
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::Cell;
+
+    fn session(number: u8) -> Uuid {
+        Uuid::from_bytes(u128::from(number).to_be_bytes())
+    }
+
+    fn enter(slot: &Slot, number: u8) {
+        slot.uuid[1].store(number.into(), Ordering::Relaxed);
+        slot.word.store(slot.word().next(State::Alive, 500).0, Ordering::Release);
+    }
+
+    /// A process is stopped between look and write, and goes on when the slot has its next session, whose deadline is the same.
+    #[test]
+    fn the_word_of_another_session_is_not_written() {
+        let (slot, stopped) = (Slot::default(), Cell::new(false));
+        enter(&slot, 1);
+        let beat = |word: Word| {
+            if !stopped.replace(true) {
+                slot.word.store(slot.word().free(0).0, Ordering::Release);
+                enter(&slot, 2);
+            }
+            word.beat(FOREVER, 400, 1_000)
+        };
+        assert!(slot.change(session(1), beat).is_none());
+        assert_eq!((slot.session(), slot.word().state(), slot.word().at()), (session(2), State::Alive, 500));
+        assert!(slot.change(session(2), beat).is_some());
+        assert_eq!(slot.word().at(), 1_400);
+    }
+}

@@ -1,0 +1,70 @@
+//! Standing: whether a session lives, and until when, by its slot; or by its row where it has none.
+
+use super::Shared;
+use super::slots::{Home, SlotRef};
+use super::word::{State, Word};
+use crate::pg::clock;
+use pgrx::Uuid;
+
+/// What a look at a session's slot says.
+#[derive(Clone, Copy, Debug)]
+pub struct Standing {
+    pub state: State,
+    /// When its leases end, by [`clock::now`]; in the past for a dead one.
+    pub until: u64,
+    pub now: u64,
+    pub revision: u64,
+    /// Until when the session may be told to trust itself, whatever its deadline (see [`super::confirm`]).
+    vouched_until: u64,
+}
+
+impl Standing {
+    pub fn alive(&self) -> bool {
+        matches!(self.state, State::Alive | State::Frozen)
+    }
+
+    /// Microseconds that the session has left.
+    pub fn left(&self) -> u64 {
+        if self.alive() { self.until.saturating_sub(self.now) } else { 0 }
+    }
+
+    /// What of that its program may rely on.
+    pub fn trust_ms(&self) -> i32 {
+        clock::trust_ms(self.left().min(self.vouched_until.saturating_sub(self.now)))
+    }
+
+    /// That of a session that has ended, and left nothing in shared memory.
+    pub fn dead() -> Standing {
+        let now = clock::now();
+        Standing { state: State::Dead, until: now, now, revision: 0, vouched_until: 0 }
+    }
+}
+
+impl Shared {
+    pub(super) fn standing_at(&self, at: SlotRef, word: Word, now: u64) -> Option<Standing> {
+        let slot = self.slot(at);
+        let standing = Standing {
+            state: word.state(),
+            until: word.at().min(slot.cap()),
+            now,
+            revision: slot.revision.get(),
+            vouched_until: self.vouched_until((!at.is_stand_in()).then_some(at.index), slot.ttl()),
+        };
+        // Else this may be that of another session by now.
+        self.is_still(at).then_some(standing)
+    }
+
+    /// What stands for a session that has a row: by its slot, or by the row's start of the server and TTL where there is none.
+    pub fn standing(&self, home: Home, session: Uuid, boot_id: i64, ttl_ms: i32) -> Standing {
+        // The time before the look: whoever makes the slot after it, and beats, does so at a later time, and finds the same deadline past.
+        let now = clock::now();
+        if let Some(standing) = self.find(home, session).and_then(|at| self.look(at)) {
+            return standing;
+        }
+        let ttl = u64::try_from(ttl_ms).unwrap_or(0) * 1_000;
+        let until = self.t0() + self.given(home, session, ttl);
+        let alive = boot_id != self.boot_id() && now < until;
+        let state = if alive { State::Alive } else { State::Dead };
+        Standing { state, until, now, revision: 0, vouched_until: self.vouched_until(None, ttl) }
+    }
+}
