@@ -43,11 +43,6 @@ use pgrx::prelude::*;
 
 ::pgrx::pg_module_magic!(name, version);
 
-/// Bytes of a name, in UTF-8.
-const MAX_NAME: usize = 255;
-/// Names in one call.
-const MAX_NAMES: usize = 100_000;
-
 extension_sql_file!("../sql/schema.sql", name = "schema", bootstrap);
 /// Where pgrx looks for the schema that functions name; schema.sql makes it.
 #[pg_schema]

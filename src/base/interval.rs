@@ -1,7 +1,7 @@
 //! Intervals given by callers, in milliseconds and within their limits.
 
 use super::error::{Error, Result};
-use super::settings;
+use super::{limits, settings};
 use pgrx::datum::Interval;
 
 /// Milliseconds, with days of 24 hours and months of 30 days, as PostgreSQL compares intervals.
@@ -45,18 +45,15 @@ pub fn delay_ms(what: &'static str, delay: Interval) -> Result<i32> {
     within(what, &delay, 0, 86_400_000)
 }
 
-/// Whole days that still are milliseconds of 32 bits.
-const LONGEST: i32 = 24 * 86_400_000;
-
 pub fn retry_ms(what: &'static str, delay: Interval) -> Result<i32> {
-    within(what, &delay, 0, LONGEST)
+    within(what, &delay, 0, limits::LONGEST_INTERVAL_MS)
 }
 
 /// How long a call may wait: no longer than the setting, which is also the default.
 pub fn wait_ms(timeout: Option<Interval>) -> Result<u32> {
     let longest = settings::MAX_WAIT.get();
     let wait = match timeout {
-        Some(timeout) => within("timeout", &timeout, 0, LONGEST)?.min(longest),
+        Some(timeout) => within("timeout", &timeout, 0, limits::LONGEST_INTERVAL_MS)?.min(longest),
         None => longest,
     };
     Ok(wait.cast_unsigned())

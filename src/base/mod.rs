@@ -2,4 +2,5 @@
 
 pub mod error;
 pub mod interval;
+pub mod limits;
 pub mod settings;

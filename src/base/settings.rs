@@ -1,5 +1,6 @@
 //! The settings. Each says its unit, range and reason in its own description, which `\dconfig+` and pg_settings show.
 
+use super::limits;
 use pgrx::{GucContext, GucFlags, GucRegistry, GucSetting, pg_sys};
 
 pub static MAX_SESSIONS: GucSetting<i32> = GucSetting::<i32>::new(10_000);
@@ -20,8 +21,6 @@ pub static HISTORY_RETENTION: GucSetting<i32> = GucSetting::<i32>::new(86_400);
 pub static HISTORY_GRANTS: GucSetting<bool> = GucSetting::<bool>::new(false);
 pub static DEAD_ITEM_RETENTION: GucSetting<i32> = GucSetting::<i32>::new(30 * 86_400);
 pub static EXECUTION_RETENTION: GucSetting<i32> = GucSetting::<i32>::new(30 * 86_400);
-/// What no setting lets a time to live exceed.
-pub const LONGEST_TTL_MS: i32 = 86_400_000;
 
 /// How many sessions one role may have, if that is bounded for the caller.
 pub fn max_sessions_per_role() -> Option<u32> {
@@ -71,7 +70,7 @@ fn define_sessions() {
         c"Time to live of a session that is opened without one.",
         c"A session that sends no heartbeat for this long has ended.",
         &DEFAULT_TTL,
-        (100, LONGEST_TTL_MS),
+        (100, limits::LONGEST_TTL_MS),
         GucContext::Userset,
         GucFlags::UNIT_MS,
     );
@@ -80,7 +79,7 @@ fn define_sessions() {
         c"Shortest time to live that a session may ask for.",
         c"A client that pauses for longer than its time to live loses what it holds.",
         &MIN_TTL,
-        (100, LONGEST_TTL_MS),
+        (100, limits::LONGEST_TTL_MS),
         GucContext::Sighup,
         GucFlags::UNIT_MS,
     );
@@ -89,7 +88,7 @@ fn define_sessions() {
         c"Longest time to live that a session may ask for.",
         c"What a crashed client holds stays held for up to this long.",
         &MAX_TTL,
-        (100, LONGEST_TTL_MS),
+        (100, limits::LONGEST_TTL_MS),
         GucContext::Sighup,
         GucFlags::UNIT_MS,
     );

@@ -42,6 +42,7 @@ mod row;
 mod target;
 
 use crate::base::error::{Error, Result};
+use crate::base::limits;
 use crate::call::{Call, enter, text_arg};
 use crate::lease::declaration::{self, Kind};
 use crate::pg::catalog;
@@ -62,10 +63,6 @@ static CREATE: Statement = Statement::writes(
 static OF_ROW: Statement = Statement::reads(include_str!("../../sql/query/bridge/of_row.sql"), &[OIDOID, TEXTOID]);
 static DROP: Statement = Statement::writes(include_str!("../../sql/query/bridge/drop.sql"), &[TEXTOID]);
 static PAGE: Statement = Statement::reads(include_str!("../../sql/query/bridge/page.sql"), &[TEXTOID, INT4OID]);
-
-/// Bridges of one database. The worker may have two locks for each, and four while it takes them back, or one for each table and index of a
-/// row, and of its long values; the lock table is for the whole server, and has room for 6,400 where it is smallest by PostgreSQL's own settings.
-pub const MAX_BRIDGES: usize = 250;
 
 /// What a bridge leads to.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -119,9 +116,10 @@ fn is_full() -> bool {
     let (table, mut count) = (table(), 0);
     let mut enough = || {
         count += 1;
-        (count == MAX_BRIDGES).then_some(())
+        (count == limits::MAX_BRIDGES).then_some(())
     };
-    table.entries(&[], MAX_BRIDGES) == MAX_BRIDGES && table.scan(Sight::Latest, &[], |_, _| enough()).is_some()
+    table.entries(&[], limits::MAX_BRIDGES) == limits::MAX_BRIDGES
+        && table.scan(Sight::Latest, &[], |_, _| enough()).is_some()
 }
 
 /// Holds what a bridge leads to, to the end of the transaction; refused unless the worker has had it since the grant.

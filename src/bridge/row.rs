@@ -20,18 +20,13 @@
 
 use super::Closed;
 use super::target::{Opened, Target};
+use crate::base::limits;
 use crate::call::Call;
 use crate::lease::fence;
 use crate::pg::table::user::Shut;
 use crate::pg::{clock, savepoint};
 use pgrx::pg_sys;
 
-/// For how long a row is kept, and with how much of that left it is kept for longer; in microseconds.
-const KEEP: i64 = 30_000_000;
-const RENEW: i64 = 20_000_000;
-/// How often a check tries to lock the row, and the pause between, in microseconds.
-const TRIES: u32 = 20;
-const PAUSE: std::ffi::c_long = 1_000;
 /// Of a number in a marker.
 const MAX_DIGITS: usize = 19;
 
@@ -83,7 +78,7 @@ fn try_keep(call: &Call, resource: &str, target: &Target) -> Result<Taken, Shut>
             return Err(Shut::Unfit("Its owner column has a number that nobody has drawn.".to_owned()));
         }
         // Others may have the row locked for a while. It is ours meanwhile, and nobody's but by a later look if its time is over.
-        let kept = left >= RENEW || write(call, &row, || None, now + KEEP)? || left > 0;
+        let kept = left >= limits::RENEW_ROW || write(call, &row, || None, now + limits::KEEP_ROW)? || left > 0;
         return Ok(if kept { Taken::Ours(since) } else { Taken::Busy });
     }
     if owner.is_some() && left > 0 {
@@ -95,7 +90,7 @@ fn try_keep(call: &Call, resource: &str, target: &Target) -> Result<Taken, Shut>
         since = fence::next(call);
         Some(marker(resource, since))
     };
-    Ok(if write(call, &row, draw, now + KEEP)? { Taken::Ours(since) } else { Taken::Busy })
+    Ok(if write(call, &row, draw, now + limits::KEEP_ROW)? { Taken::Ours(since) } else { Taken::Busy })
 }
 
 /// Writes the row that was found, if it is fit, and nobody has it or has changed it since. `owner`: the new one, if any, asked for under the lock.
@@ -149,7 +144,7 @@ pub fn cross(resource: &str, fence: i64, target: &Target) -> Result<(), Closed> 
         Err(Shut::Busy) => return Err(passing(&told(Shut::Busy))),
         Err(shut) => return Err(lasting(told(shut))),
     };
-    for _ in 0..TRIES {
+    for _ in 0..limits::ROW_TRIES {
         let Ok(Some(found)) = row.find() else { return Err(lasting(told(no_row()))) };
         match found.owner.and_then(|owner| since(resource, &owner)) {
             None => return Err(passing("The worker of eskit_lease does not own it, as its owner column says.")),
@@ -161,7 +156,7 @@ pub fn cross(resource: &str, fence: i64, target: &Target) -> Result<(), Closed> 
         }
         pgrx::check_for_interrupts!();
         // SAFETY: returns before its time when there is a signal
-        unsafe { pg_sys::pg_usleep(PAUSE) };
+        unsafe { pg_sys::pg_usleep(limits::ROW_PAUSE) };
     }
     Err(passing("Another transaction has it locked."))
 }

@@ -8,6 +8,7 @@
 //! say: that is looked at each time before the row is written (sql/query/bridge/fit.sql), with the table locked against changes of that.
 //! Whoever only locks the row to read it needs none of this.
 
+use crate::base::limits;
 use crate::call::Call;
 use crate::pg::catalog;
 use crate::pg::spi::{AsOwner, Statement, Value};
@@ -19,9 +20,6 @@ use pgrx::pg_sys::{self, Datum, INT2OID, INT4OID, INT8OID, OIDOID, Oid, TEXTOID,
 use std::ffi::CStr;
 
 static FIT: Statement = Statement::reads(include_str!("../../sql/query/bridge/fit.sql"), &[OIDOID, INT2OID, INT2OID]);
-
-/// How long a write waits for what may still be in its way, as an index that somebody has just made: in milliseconds.
-const LOCK_TIMEOUT: i32 = 20;
 
 /// Bytes of an owner that is read: a marker has less, and others may have any number.
 const LONGEST: usize = 1_000;
@@ -203,7 +201,7 @@ struct LockTimeout(i32);
 impl LockTimeout {
     fn begin() -> LockTimeout {
         // SAFETY: a setting of this process, put back by Drop
-        unsafe { LockTimeout((&raw mut pg_sys::LockTimeout).replace(LOCK_TIMEOUT)) }
+        unsafe { LockTimeout((&raw mut pg_sys::LockTimeout).replace(limits::ROW_LOCK_TIMEOUT_MS)) }
     }
 }
 

@@ -7,6 +7,7 @@
 
 use super::row::{self, Taken};
 use super::{Side, advisory, may_be, table};
+use crate::base::limits;
 use crate::call::Call;
 use crate::lease::declaration::Kind;
 use crate::lease::grant::{self, Candidate};
@@ -22,12 +23,6 @@ use pgrx::pg_sys;
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
-
-/// Between two looks at a lock that is held; in microseconds, as all of these.
-const WATCH: u64 = 1_000_000;
-/// Between two tries.
-const FIRST_WAIT: u64 = 10_000;
-const LAST_WAIT: u64 = 1_000_000;
 
 /// When a transaction began, which tells it from others of the same process.
 type Transaction = i64;
@@ -210,7 +205,7 @@ impl Tended {
             return true;
         }
         bridge.take(call, name, lease);
-        call.seam().judge_at(name, clock::now() + if bridge.open { WATCH } else { bridge.wait });
+        call.seam().judge_at(name, clock::now() + if bridge.open { limits::WATCH_BRIDGE_EVERY } else { bridge.wait });
         bridge.open
     }
 
@@ -257,7 +252,7 @@ impl Bridge {
     }
 
     fn back_off(&mut self) {
-        self.wait = (self.wait * 2).clamp(FIRST_WAIT, LAST_WAIT);
+        self.wait = (self.wait * 2).clamp(limits::FIRST_BRIDGE_WAIT, limits::LAST_BRIDGE_WAIT);
     }
 
     /// Takes the lock or the row, and opens the bridge once its lease is free or has a fence of since then, for all to see.
@@ -280,7 +275,7 @@ impl Bridge {
         self.set_open(name, good);
         match taken {
             _ if self.open => self.wait = 0,
-            Some(Taken::Theirs(left)) => self.wait = left.clamp(FIRST_WAIT, LAST_WAIT),
+            Some(Taken::Theirs(left)) => self.wait = left.clamp(limits::FIRST_BRIDGE_WAIT, limits::LAST_BRIDGE_WAIT),
             _ => self.back_off(),
         }
         match taken {

@@ -1,7 +1,7 @@
 //! One call of a verb: what every verb needs, checked once at its entry.
 
-use crate::MAX_NAME;
 use crate::base::error::{Error, Result};
+use crate::base::limits;
 use crate::lease::declaration::Declarations;
 use crate::lease::line;
 use crate::pg::catalog;
@@ -153,5 +153,9 @@ impl Call {
 /// The name of a consumer or a resource.
 pub fn text_arg(what: &'static str, text: Option<Text>) -> Result<String> {
     let name = text.ok_or(Error::Null(what))?.0;
-    if (1..=MAX_NAME).contains(&name.len()) { Ok(name) } else { Err(Error::Name { what, length: name.len() }.into()) }
+    if (1..=limits::MAX_NAME).contains(&name.len()) {
+        Ok(name)
+    } else {
+        Err(Error::Name { what, length: name.len() }.into())
+    }
 }

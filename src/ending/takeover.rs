@@ -16,6 +16,7 @@
 //!   successor for it (see [`crate::group`]).
 
 use crate::base::error::Result;
+use crate::base::limits;
 use crate::call::Call;
 use crate::group;
 use crate::lease::declaration::{self, Kind};
@@ -44,11 +45,6 @@ static ADOPT: Statement =
     Statement::writes(include_str!("../../sql/query/takeover/adopt.sql"), &[UUIDARRAYOID, UUIDOID]);
 static FORGET: Statement = Statement::tidies(include_str!("../../sql/query/takeover/forget.sql"), &[UUIDARRAYOID]);
 
-/// What a session keeps in grace is looked through for one permit if it is less than that, and else the permits are.
-const MAX_GRACES: usize = 64;
-/// Leases of one predecessor for each of which F is held, while one of its transactions is fenced: the lock table has no room for more.
-const MAX_FENCES: usize = 1_000;
-
 /// Ends the living sessions of the consumer, of the same role, and has the new one inherit from them.
 pub fn take_over(call: &Call, new: SlotRef, consumer: &str) -> Result<()> {
     loop {
@@ -58,7 +54,7 @@ pub fn take_over(call: &Call, new: SlotRef, consumer: &str) -> Result<()> {
         let mut again = false;
         for old in found {
             // As session_close: first the guard, if it is to be waited for, then the row.
-            if held(old, MAX_FENCES + 1).len() > MAX_FENCES {
+            if held(old, limits::MAX_FENCES + 1).len() > limits::MAX_FENCES {
                 Guard::Fencer(old).lock(Mode::Exclusive);
             }
             match lock_row(old) {
@@ -170,7 +166,7 @@ pub fn keeps_another(call: &Call, resource: &str, slot: i32, session: Uuid) -> b
     };
     // After the session's own rows: what leaves it for its grace is seen in one of both.
     let graces = graces();
-    if graces.entries(&[Key::Uuid(session)], MAX_GRACES) < MAX_GRACES {
+    if graces.entries(&[Key::Uuid(session)], limits::MAX_GRACES) < limits::MAX_GRACES {
         let privates = page_of(&graces, &[session], usize::MAX, 0, |row| row.get::<Uuid>(1));
         let has_another = |private: Uuid| row::of_session(resource, private).iter().any(|row| row.slot != slot);
         return privates.into_iter().any(|private| has_another(private) && is_kept_in(private));

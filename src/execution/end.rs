@@ -1,7 +1,8 @@
 //! Ending an attempt: by whoever runs it, or by an administrator.
 
-use super::{Executions, MAX_RESULT, Probe, State, column, now};
+use super::{Executions, Probe, State, column, now};
 use crate::base::error::{Error, Result};
+use crate::base::limits;
 use crate::call::{Call, enter, text_arg};
 use crate::pg::guard::Mode;
 use crate::pg::json::Jsonb;
@@ -23,9 +24,6 @@ static RESOLVE: Statement = Statement::writes(
     include_str!("../../sql/query/execution/resolve.sql"),
     &[TEXTOID, TEXTOID, JSONBOID, TEXTOID, INT8OID],
 );
-
-/// Bytes that are kept of an error.
-const MAX_ERROR: usize = 8 << 10;
 
 /// Whether the attempt under a fence is this transaction's to end. False: it has ended in one of these ways already, under this very fence.
 fn claim(call: &Call, key: &str, fence: i64, ended: &[State]) -> Result<bool> {
@@ -77,7 +75,7 @@ fn state(state: State) -> Option<Datum> {
 /// A result that is not too large.
 fn require_size(key: &str, result: Option<&Jsonb>) -> Result<()> {
     match result.map_or(0, Jsonb::text_length) {
-        0..=MAX_RESULT => Ok(()),
+        0..=limits::MAX_RESULT => Ok(()),
         length => Err(Error::ResultTooLarge { key: key.to_owned(), length }.into()),
     }
 }
@@ -121,7 +119,7 @@ fn execution_fail(
     let mine = claim(&call, &key, fence, &[State::Failed, State::Retry])?;
     if mine {
         let ended = if retry { State::Retry } else { State::Failed };
-        let kept = &error[..error.floor_char_boundary(MAX_ERROR)];
+        let kept = &error[..error.floor_char_boundary(limits::MAX_EXECUTION_ERROR)];
         let change = |_: &Tuple| {
             let error = Value::Text(kept).datum();
             vec![(column::STATE, state(ended)), (column::FINISHED_AT, now()), (column::ERROR, error)]

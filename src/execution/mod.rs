@@ -46,8 +46,6 @@ pub static RETIRE: Statement =
 /// How long the oldest of them is done or resolved, in seconds.
 pub static OLDEST: Statement = Statement::reads(include_str!("../../sql/query/execution/oldest.sql"), &[]);
 
-/// Bytes of a result, as text.
-pub const MAX_RESULT: usize = 1 << 20;
 /// How often a row that is just being moved is looked for.
 const PROBES: usize = 3;
 

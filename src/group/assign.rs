@@ -10,9 +10,9 @@
 //! smaller. One that comes may get one more than the fewest moves would give it, and no other partition moves for that.
 
 use crate::base::error::{Error, Result};
-use crate::lease::declaration::MAX_SLOTS;
+use crate::base::limits;
+use crate::keys;
 use crate::pg::text::{Text, TextArray, Texts};
-use crate::{MAX_NAMES, keys};
 use pgrx::prelude::*;
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -118,8 +118,8 @@ fn partition_assign_in(
     let members = members.ok_or(Error::Null("members"))?.0;
     let owners = owners.ok_or(Error::Null("owners"))?.0;
     let assignor = Assignor::parse(&assignor).ok_or(Error::Assignor(assignor.0))?;
-    within("members", members.len(), 0, MAX_NAMES as i64)?;
-    within("partitions", owners.len(), 1, MAX_SLOTS.into())?;
+    within("members", members.len(), 0, limits::MAX_NAMES as i64)?;
+    within("partitions", owners.len(), 1, limits::MAX_SLOTS.into())?;
     let members = members.into_iter().collect::<Option<Vec<Text>>>().ok_or(Error::Null("member"))?;
     let mut sorted: Vec<&Text> = members.iter().collect();
     sorted.sort_unstable();
@@ -263,8 +263,8 @@ mod tests {
     /// The largest that partition_assign takes; would not end if the time grew with members times partitions.
     #[test]
     fn many_members_and_partitions() {
-        let owners: Vec<_> = (0..MAX_SLOTS as usize).map(|p| Some(p * p % 20_000)).collect();
-        for members in [10_000, MAX_NAMES] {
+        let owners: Vec<_> = (0..limits::MAX_SLOTS as usize).map(|p| Some(p * p % 20_000)).collect();
+        for members in [10_000, limits::MAX_NAMES] {
             let assigned = assign_numbers(Assignor::Sticky, members, &owners);
             assert!(balanced(members, &assigned));
             assert_eq!(stay(&owners, &assigned), most_that_stay(members, &owners));

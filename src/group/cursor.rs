@@ -12,6 +12,7 @@
 //! as ranges, and the cursor follows the contiguous part.
 
 use crate::base::error::{Error, Result};
+use crate::base::limits;
 use crate::call::{Call, enter, text_arg};
 use crate::lease::declaration::{self, Kind, partition_arg, require_partition};
 use crate::lease::fence;
@@ -37,9 +38,6 @@ static RESIZE: Statement =
     Statement::writes(include_str!("../../sql/query/cursor/resize.sql"), &[TEXTOID, INT4OID, INT4OID]);
 static DROP: Statement = Statement::writes(include_str!("../../sql/query/cursor/drop.sql"), &[TEXTOID]);
 static DROP_HEADS: Statement = Statement::writes(include_str!("../../sql/query/cursor/drop_heads.sql"), &[TEXTOID]);
-
-/// Ranges of acknowledged positions beyond a cursor: an acknowledgement out of order rewrites them all.
-const MAX_RANGES: i64 = 1_000;
 
 fn position_arg(position: Option<i64>) -> Result<i64> {
     let position = position.ok_or(Error::Null("position"))?;
@@ -182,11 +180,11 @@ fn cursor_ack(
         Value::Int(partition),
         Value::Long(position),
         Value::Long(fence),
-        Value::Long(MAX_RANGES),
+        Value::Long(limits::MAX_RANGES),
     ];
     match call.db().run(&ACK, values, |row| row.long(1)).pop() {
         Some(cursor) => Ok(cursor),
-        None => Err(Error::AcksFull { group, partition, most: MAX_RANGES }.into()),
+        None => Err(Error::AcksFull { group, partition, most: limits::MAX_RANGES }.into()),
     }
 }
 

@@ -2,6 +2,7 @@
 
 use super::state::{Partition, State};
 use super::{members, targets};
+use crate::base::limits;
 use crate::call::Call;
 use crate::lease::declaration::{self, Kind};
 use crate::lease::grant::{self, Candidate, Grant};
@@ -118,7 +119,7 @@ fn take_overdue(
     for (partition, known) in (0..).zip(&state.partitions).filter(|(_, known)| wanted(known)) {
         let late = known.revoking.filter(|(_, at)| *at <= now);
         if let (Some((fence, _)), Some(owner)) = (late, known.owner) {
-            if overdue.len() == grant::BATCH {
+            if overdue.len() == limits::GRANT_BATCH {
                 return (overdue, true);
             }
             // A fenced transaction of the owner may still be open: nobody takes the partition before it ends.

@@ -2,6 +2,7 @@
 
 use super::assign::Assignor;
 use super::{members, targets};
+use crate::base::limits;
 use crate::call::Call;
 use crate::ending::takeover;
 use crate::lease::declaration::{self, Kind};
@@ -17,8 +18,6 @@ use std::collections::{HashMap, HashSet};
 
 /// How many times members may be read past some that went, each time eight.
 const CROWD: usize = 8;
-/// How long newcomers are left to the worker, in microseconds.
-const PATIENCE: u64 = 1_000_000;
 
 /// How the targets take a member into account.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -259,9 +258,9 @@ impl State {
 
     /// Whether a rebalance may be left to the worker: it has just become due. Somebody dead has been left to it already.
     pub fn can_wait(&self, now: u64) -> bool {
-        self.members
-            .iter()
-            .all(|member| member.alive && (member.counted.is_some() || now < member.settles_at + PATIENCE))
+        self.members.iter().all(|member| {
+            member.alive && (member.counted.is_some() || now < member.settles_at + limits::NEWCOMER_PATIENCE)
+        })
     }
 
     pub fn is_owned(&self) -> bool {

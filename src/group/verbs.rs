@@ -5,7 +5,7 @@ use super::rebalance::{keep_size, resize};
 use super::state::{self, RESIZE_TO, STALE, State};
 use super::{claim_membership, cursor, judge, judge_for_reader, members, targets};
 use crate::base::error::{Error, Result};
-use crate::base::interval;
+use crate::base::{interval, limits};
 use crate::call::{Call, enter, text_arg};
 use crate::ending::takeover;
 use crate::item;
@@ -13,7 +13,7 @@ use crate::lease::acquire::grantee;
 use crate::lease::declaration::{self, Kind, Stands};
 use crate::lease::handover::HandOver;
 use crate::lease::release::{self, find, release_seat, release_seats};
-use crate::lease::{fence, grant, row};
+use crate::lease::{fence, row};
 use crate::pg::clock;
 use crate::pg::guard::{Guard, Mode};
 use crate::pg::row::TableIterator;
@@ -228,7 +228,7 @@ fn group_leave(group_name: Option<Text>, session: Option<Uuid>) -> Result<bool> 
     // As for a release: waits for this session's own fenced transactions, and keeps others away.
     let owned = || row::of_session(&name, session);
     let mut fences: Vec<i64> = owned().into_iter().map(|row| row.fence).collect();
-    if fences.len() > grant::BATCH {
+    if fences.len() > limits::GRANT_BATCH {
         Guard::Fencer(session).lock(Mode::Exclusive);
     } else {
         fences.sort_unstable();

@@ -1,8 +1,8 @@
 //! Adding items.
 
-use super::{ITEMS, LATER, MAX_PAYLOAD, MAX_PAYLOAD_TEXT, Queue, SURELY_SHORT, id, lane, partition};
-use crate::MAX_NAMES;
+use super::{ITEMS, LATER, Queue, SURELY_SHORT, id, lane, partition};
 use crate::base::error::{Error, Result};
+use crate::base::limits;
 use crate::call::{Call, enter, text_arg};
 use crate::pg::json::{Jsonb, JsonbArray};
 use crate::pg::spi::{self, Statement, Value};
@@ -41,13 +41,13 @@ fn due_arg(run_at: Option<TimestampWithTimeZone>) -> Result<Option<i64>> {
 
 /// Refuses a payload that is too large, as it is kept or as text: one that no client could be given would be claimed for ever, and in vain.
 fn require_fits(bytes: usize, text_length: impl FnOnce() -> usize) -> Result<()> {
-    if bytes > MAX_PAYLOAD {
-        return Err(Error::Payload { bytes, most: MAX_PAYLOAD, as_text: false }.into());
+    if bytes > limits::MAX_PAYLOAD {
+        return Err(Error::Payload { bytes, most: limits::MAX_PAYLOAD, as_text: false }.into());
     }
     if bytes > SURELY_SHORT {
         let bytes = text_length();
-        if bytes > MAX_PAYLOAD_TEXT {
-            return Err(Error::Payload { bytes, most: MAX_PAYLOAD_TEXT, as_text: true }.into());
+        if bytes > limits::MAX_PAYLOAD_TEXT {
+            return Err(Error::Payload { bytes, most: limits::MAX_PAYLOAD_TEXT, as_text: true }.into());
         }
     }
     Ok(())
@@ -126,8 +126,8 @@ fn item_add_many(
     let name = text_arg("queue", queue)?;
     let payloads = payloads.ok_or(Error::Null("payloads"))?;
     let count = payloads.elements.len();
-    if count > MAX_NAMES {
-        return Err(Error::Number { what: "items", given: count as i64, min: 0, max: MAX_NAMES as i64 }.into());
+    if count > limits::MAX_NAMES {
+        return Err(Error::Number { what: "items", given: count as i64, min: 0, max: limits::MAX_NAMES as i64 }.into());
     }
     for payload in &payloads.elements {
         let payload = payload.ok_or(Error::Null("payload"))?;

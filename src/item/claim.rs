@@ -4,8 +4,9 @@ mod ordered;
 
 use super::moves::{self, Claimed};
 use super::partitions::Owned;
-use super::{Claim, ITEMS, LATER, MAX_CLAIM, MAX_CLAIM_BYTES, Order, Queue, column, dead, id, lane};
+use super::{Claim, ITEMS, LATER, Order, Queue, column, dead, id, lane};
 use crate::base::error::{Error, Result};
+use crate::base::limits;
 use crate::call::{Call, enter, text_arg};
 use crate::lease::acquire::grantee;
 use crate::lease::fence;
@@ -69,7 +70,7 @@ impl Claimer<'_> {
 
     /// Whether it has as many bytes as one claim gets.
     fn is_full(&self) -> bool {
-        self.bytes >= MAX_CLAIM_BYTES
+        self.bytes >= limits::MAX_CLAIM_BYTES
     }
 
     fn fence(&mut self) -> i64 {
@@ -321,12 +322,10 @@ fn item_claim(
     let name = text_arg("queue", queue)?;
     let session = session.ok_or(Error::Null("session"))?;
     let most = max_items.ok_or(Error::Null("max_items"))?;
-    let want = usize::try_from(most).ok().filter(|_| (1..=MAX_CLAIM).contains(&most)).ok_or(Error::Argument {
-        argument: "max_items",
-        given: most.into(),
-        min: 1,
-        max: MAX_CLAIM.into(),
-    })?;
+    let want = usize::try_from(most)
+        .ok()
+        .filter(|_| (1..=limits::MAX_CLAIM).contains(&most))
+        .ok_or(Error::Argument { argument: "max_items", given: most.into(), min: 1, max: limits::MAX_CLAIM.into() })?;
     let touch = touch(shared, session)?;
     let me = match (touch.refusal(), touch.at) {
         (None, Some(at)) => at,

@@ -4,6 +4,7 @@ use super::heads::{self, Heads};
 use super::moves::{self, Claimed};
 use super::{Claim, ITEMS, Order, Queue, column, id, lane, next, partition};
 use crate::base::error::{Error, Result};
+use crate::base::limits;
 use crate::call::{Call, enter};
 use crate::pg::clock;
 use crate::pg::spi::{self, Statement};
@@ -23,8 +24,6 @@ pub static RETIRE: Statement =
 /// How long the oldest of them is dead, in seconds.
 pub static OLDEST: Statement = Statement::reads(include_str!("../../sql/query/item/oldest.sql"), &[]);
 
-/// Items that one call of item_claim frees.
-const MOST: usize = 1_000;
 /// Why an item is dead whose last claimer is.
 const ENDED: &str = "session ended";
 
@@ -143,7 +142,7 @@ pub fn free_dead(call: &Call) -> bool {
     if dead.is_empty() {
         return false;
     }
-    let from: Vec<Uuid> = free(call, &dead, MOST).from.into_iter().collect();
+    let from: Vec<Uuid> = free(call, &dead, limits::MAX_FREED).from.into_iter().collect();
     call.taken_from(&from);
     !from.is_empty()
 }

@@ -3,9 +3,9 @@
 use super::heads::{self, At, Heads};
 use super::moves::{self, Claimed};
 use super::partitions::shuffled;
-use super::{Claim, ITEMS, LATER, MAX_CLAIM, MAX_ERROR, Order, Queue, column, lane, next};
+use super::{Claim, ITEMS, LATER, Order, Queue, column, lane, next};
 use crate::base::error::{Error, Result};
-use crate::base::interval;
+use crate::base::{interval, limits};
 use crate::call::{Call, enter};
 use crate::pg::clock;
 use crate::pg::guard::Mode;
@@ -184,8 +184,10 @@ impl Held<'_> {
 
 fn ids_arg(ids: Option<Vec<Option<i64>>>) -> Result<Vec<i64>> {
     let ids: Vec<i64> = ids.ok_or(Error::Null("ids"))?.into_iter().collect::<Option<_>>().ok_or(Error::Null("id"))?;
-    if ids.len() > MAX_CLAIM as usize {
-        return Err(Error::Number { what: "items", given: ids.len() as i64, min: 0, max: MAX_CLAIM.into() }.into());
+    if ids.len() > limits::MAX_CLAIM as usize {
+        return Err(
+            Error::Number { what: "items", given: ids.len() as i64, min: 0, max: limits::MAX_CLAIM.into() }.into()
+        );
     }
     Ok(ids)
 }
@@ -193,7 +195,7 @@ fn ids_arg(ids: Option<Vec<Option<i64>>>) -> Result<Vec<i64>> {
 /// As much of an error as is kept.
 fn error_arg(error: Option<Text>) -> Result<String> {
     let mut error = error.ok_or(Error::Null("error"))?.0;
-    error.truncate(error.floor_char_boundary(MAX_ERROR));
+    error.truncate(error.floor_char_boundary(limits::MAX_ITEM_ERROR));
     Ok(error)
 }
 

@@ -45,6 +45,7 @@ pub use finish::{OLDEST_CLAIM, RETIRE_CLAIMS};
 pub use queue::{has_items, require_no_items, require_unbound};
 
 use crate::base::error::{Error, Result};
+use crate::base::limits;
 use crate::call::Call;
 use crate::keys::partition_of;
 use crate::lease::fence;
@@ -58,20 +59,8 @@ use pgrx::pg_sys::ItemPointerData;
 use std::ffi::CStr;
 use std::sync::atomic::Ordering;
 
-/// Items in one claim.
-pub const MAX_CLAIM: i32 = 1_000;
-/// Bytes of payloads at which a claim ends, whatever it asks for: it is in memory more than once, as 1,000 of the largest would be with 3 GB.
-const MAX_CLAIM_BYTES: usize = 16 << 20;
-/// Bytes of a payload, as jsonb is kept before compression.
-const MAX_PAYLOAD: usize = 1 << 20;
-/// The same as text: a number of a few bytes may have 147,455 digits.
-const MAX_PAYLOAD_TEXT: usize = 16 << 20;
 /// Payloads that have no more bytes than this are not that long as text: a number takes 12 bytes or more.
-const SURELY_SHORT: usize = MAX_PAYLOAD_TEXT / 147_456 * 12;
-/// Bytes of an error that are kept.
-const MAX_ERROR: usize = 8_192;
-/// The longest wait for another try, in milliseconds.
-const MAX_BACKOFF: i64 = 3_600_000;
+const SURELY_SHORT: usize = limits::MAX_PAYLOAD_TEXT / 147_456 * 12;
 
 const ITEMS: &CStr = c"_items";
 const LATER: &CStr = c"_later";
@@ -190,7 +179,7 @@ impl Queue {
     /// How long after a failed attempt the next one is.
     fn backoff_ms(&self, attempt: i32) -> i64 {
         let doublings = attempt.saturating_sub(1).clamp(0, 40);
-        (i64::from(self.backoff_ms) << doublings).min(MAX_BACKOFF.max(self.backoff_ms.into()))
+        (i64::from(self.backoff_ms) << doublings).min(limits::MAX_ITEM_BACKOFF_MS.max(self.backoff_ms.into()))
     }
 }
 

@@ -23,6 +23,7 @@ use super::grant::{self, Candidate};
 use super::row::{self, Leases, Probe};
 use super::{grace, line};
 use crate::base::error::Result;
+use crate::base::limits;
 use crate::call::Call;
 use crate::ending::takeover;
 use crate::pg::guard::{Guard, Mode};
@@ -84,7 +85,7 @@ pub fn acquire(call: &Call, me: SlotRef, resources: &[String], queue: bool) -> R
     if !can_look() {
         answers.resize(resources.len(), Answer::refused("busy"));
     } else {
-        for batch in resources.chunks(grant::BATCH) {
+        for batch in resources.chunks(limits::GRANT_BATCH) {
             answers.extend(acquire_batch(call, me, batch, queue)?);
         }
     }

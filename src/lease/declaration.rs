@@ -16,6 +16,7 @@ use super::grant::stripe;
 use super::line;
 use super::row::{Leases, Probe};
 use crate::base::error::{Error, Result};
+use crate::base::limits;
 use crate::call::Call;
 use crate::pg::clock;
 use crate::pg::guard::{Guard, Mode};
@@ -32,13 +33,6 @@ static UPDATE: Statement =
 static DELETE: Statement = Statement::writes(include_str!("../../sql/query/declaration/delete.sql"), &[TEXTOID]);
 static DELETE_SLOTS: Statement =
     Statement::writes(include_str!("../../sql/query/declaration/delete_slots.sql"), &[TEXTOID, INT4OID]);
-
-/// How long somebody may have a declaration who is not said to be in the way, in microseconds; and how often that is looked at.
-const PATIENCE: u64 = 1_000_000;
-const PAUSE: std::ffi::c_long = 5_000;
-
-/// Permits of a semaphore, partitions of a group.
-pub const MAX_SLOTS: i32 = 32_768;
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Kind {
@@ -189,10 +183,10 @@ pub fn still(resource: &str, (kind, slots): (Kind, i32)) -> bool {
 /// A number of slots within its limits.
 pub fn slots_arg(what: &'static str, slots: Option<i32>) -> Result<i32> {
     let slots = slots.ok_or(Error::Null(what))?;
-    if (1..=MAX_SLOTS).contains(&slots) {
+    if (1..=limits::MAX_SLOTS).contains(&slots) {
         return Ok(slots);
     }
-    Err(Error::Number { what, given: slots.into(), min: 1, max: MAX_SLOTS.into() }.into())
+    Err(Error::Number { what, given: slots.into(), min: 1, max: limits::MAX_SLOTS.into() }.into())
 }
 
 /// Declares a name that nobody holds or waits for.
@@ -315,7 +309,8 @@ pub fn lock_owned(call: &Call, resource: &str, kind: Kind) -> Result<Declaration
 pub fn patiently<T>(name: &str, mut attempt: impl FnMut() -> Result<Option<T>>) -> Result<T> {
     // SAFETY: a plain read
     let limit = u64::try_from(unsafe { pg_sys::LockTimeout }).ok().filter(|limit| *limit > 0);
-    let until = clock::now() + limit.map_or(PATIENCE, |limit| PATIENCE.min(limit * 1_000));
+    let until = clock::now()
+        + limit.map_or(limits::DECLARATION_PATIENCE, |limit| limits::DECLARATION_PATIENCE.min(limit * 1_000));
     loop {
         if let Some(done) = attempt()? {
             return Ok(done);
@@ -325,7 +320,7 @@ pub fn patiently<T>(name: &str, mut attempt: impl FnMut() -> Result<Option<T>>) 
         }
         pgrx::check_for_interrupts!();
         // SAFETY: returns before its time when there is a signal
-        unsafe { pg_sys::pg_usleep(PAUSE) };
+        unsafe { pg_sys::pg_usleep(limits::DECLARATION_PAUSE) };
     }
 }
 

@@ -17,6 +17,7 @@
 use super::declaration::{self, Kind, Stands};
 use super::row::{self, LeaseRow, Leases, Owner, Probe, Seat};
 use super::{fence, history, line, refence, release};
+use crate::base::limits;
 use crate::bridge::tend;
 use crate::call::Call;
 use crate::ending::takeover;
@@ -41,8 +42,6 @@ static UPDATE: Statement = Statement::writes(
     &[TEXTARRAYOID, INT4ARRAYOID, UUIDOID, INT4OID, BOOLOID],
 );
 
-/// Leases granted in one statement: what bounds the stripes held at one time.
-pub const BATCH: usize = 500;
 /// Far more than calls that make new names at one time, so that few meet on a stripe by accident.
 const STRIPES: u64 = 1 << 16;
 /// Tries for a stripe, half a millisecond apart: it is held for the time of a statement.
@@ -92,7 +91,7 @@ pub fn grant(call: &Call, leases: &Leases, candidates: Vec<Candidate>) -> HashMa
     let mut granted = HashMap::new();
     let mut candidates = candidates.into_iter().peekable();
     while candidates.peek().is_some() {
-        grant_batch(call, leases, candidates.by_ref().take(BATCH).collect(), &mut granted);
+        grant_batch(call, leases, candidates.by_ref().take(limits::GRANT_BATCH).collect(), &mut granted);
     }
     granted
 }

@@ -12,6 +12,7 @@ use super::line::{self, First};
 use super::row::{LeaseRow, Leases, Probe, Seat};
 use super::semaphore;
 use crate::base::error::Result;
+use crate::base::limits;
 use crate::call::Call;
 use crate::ending::takeover;
 use crate::pg::guard::{Guard, Mode};
@@ -242,10 +243,10 @@ pub fn admit(call: &Call, sessions: HashSet<Uuid>, ready: &mut HashMap<Uuid, Slo
 
 /// Grants the session what it is first in line for and no living session has: so that waiters are served with the worker stopped.
 pub fn judge_places(call: &Call, at: SlotRef) {
-    let places = line::places_of(&[at.session()], line::MAX_PLACES, 0);
+    let places = line::places_of(&[at.session()], limits::MAX_PLACES, 0);
     let resources: Vec<String> = places.into_iter().map(|(resource, _)| resource).collect();
     let mut result = HandOver { only: Some(at.session()), ..HandOver::default() };
-    for page in resources.chunks(grant::BATCH) {
+    for page in resources.chunks(limits::GRANT_BATCH) {
         let mut first = line::first_in_line(call, page.iter().map(String::as_str).collect()).first;
         first.retain(|_, first| first.session == at.session());
         hand_over_to(call, first, &Seen::new(), &|_| false, &mut result);

@@ -20,6 +20,7 @@ use super::declaration::{self, Kind, Stands};
 use super::grant;
 use super::row::{self, LeaseRow, Leases};
 use crate::base::error::{Error, Result};
+use crate::base::limits;
 use crate::call::{Call, enter, text_arg};
 use crate::ending::takeover;
 use crate::pg::clock;
@@ -48,11 +49,6 @@ const TABLE: &CStr = c"_waiters";
 const PLACE: usize = 1;
 const RESOURCE: usize = 2;
 const SESSION: usize = 3;
-
-/// Resources that one session may wait for.
-pub const MAX_PLACES: usize = 10_000;
-/// Places behind the first in line that are looked at for its others, before these are looked up by who waits.
-const MAX_BEYOND: usize = 4;
 
 /// The table of places.
 pub fn table() -> Table {
@@ -127,14 +123,14 @@ impl Lines<'_> {
                 None => first = Some(First { session, places: Some(vec![row.tid()]) }),
                 Some(first) => {
                     beyond += 1;
-                    if beyond > MAX_BEYOND {
+                    if beyond > limits::MAX_BEYOND {
                         first.places = None;
                     } else if session == first.session {
                         first.places.iter_mut().for_each(|places| places.push(row.tid()));
                     }
                 }
             }
-            (beyond > MAX_BEYOND).then_some(())
+            (beyond > limits::MAX_BEYOND).then_some(())
         };
         if let Some(floor) = walk_line(call.waiters(), resource, None, &mut visit) {
             walk_line(call.waiters(), resource, Some(floor), &mut visit);
@@ -278,8 +274,9 @@ pub fn cancel(call: &Call, resource: &str, at: SlotRef) -> bool {
 /// somebody is just granting there.
 pub fn inherit(call: &Call, from: Uuid, to: Uuid) -> Vec<String> {
     let table = table();
-    let (mine, others): (Vec<_>, Vec<_>) =
-        places_of(&[from], MAX_PLACES, 0).into_iter().partition(|(_, place)| table.lock(*place, false) == Locked::Mine);
+    let (mine, others): (Vec<_>, Vec<_>) = places_of(&[from], limits::MAX_PLACES, 0)
+        .into_iter()
+        .partition(|(_, place)| table.lock(*place, false) == Locked::Mine);
     let served = |resource: &String| !row::of_session(resource, to).is_empty();
     let (spare, inherited): (Vec<_>, Vec<_>) = mine.into_iter().partition(|(resource, _)| served(resource));
     leave(call, &mut spare.iter().map(|(_, place)| *place).collect::<Vec<_>>());
@@ -314,7 +311,7 @@ pub fn take_first_place(call: &Call, resource: &str, session: Uuid) {
 
 /// Has the worker look at what sessions wait for: they may have been first in line.
 pub fn note_places(call: &Call, sessions: &[Uuid]) {
-    for (resource, _) in places_of(sessions, MAX_PLACES, 0) {
+    for (resource, _) in places_of(sessions, limits::MAX_PLACES, 0) {
         call.seam().judge(&resource);
     }
 }

@@ -6,13 +6,13 @@
 //! administrator's name. See [`crate::lease::fence`] for what is kept away from what.
 
 use super::declaration::Kind;
-use super::grant::{self, Grant};
+use super::grant::Grant;
 use super::handover::{self, HandOver, Seen};
 use super::row::{self, LeaseRow, Leases, Probe, Seat};
 use super::verbs::names;
 use super::{fence, grace, history, line};
 use crate::base::error::{Error, Result};
-use crate::base::interval;
+use crate::base::{interval, limits};
 use crate::call::{Call, enter, text_arg};
 use crate::pg::guard::Mode;
 use crate::pg::row::TableIterator;
@@ -73,7 +73,7 @@ fn hand_over(call: &Call, at: SlotRef, rows: &[(String, LeaseRow)]) -> Result<Ha
     for (group, rows) in groups {
         group::hand_over(call, group, at.session(), &rows, &letting_go, &mut result)?;
     }
-    if seen.len() <= grant::BATCH {
+    if seen.len() <= limits::GRANT_BATCH {
         let resources = seen.keys().cloned().collect();
         result.granted.extend(handover::hand_over(call, resources, &seen, &letting_go)?.granted);
     } else {
@@ -139,7 +139,7 @@ fn is_alive(call: &Call, at: SlotRef) -> bool {
 /// Releases leases of one session as they have been seen. Gives those that were still held.
 fn release_seen(call: &Call, leases: &Leases, at: SlotRef, seen: Vec<(String, LeaseRow)>) -> Result<HashSet<Seat>> {
     let mut fences: Vec<i64> = seen.iter().map(|(_, row)| row.fence).collect();
-    if fences.len() > grant::BATCH {
+    if fences.len() > limits::GRANT_BATCH {
         // One lock for all: the lock table has no room for one each.
         call.fencer(at).lock(Mode::Exclusive);
     } else {

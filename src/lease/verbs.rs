@@ -3,8 +3,8 @@
 use super::acquire::{Answer, acquire};
 use super::fence::{self, Fate};
 use super::refence;
-use crate::MAX_NAMES;
 use crate::base::error::{Error, Result};
+use crate::base::limits;
 use crate::call::{Call, enter, text_arg};
 use crate::pg::row;
 use crate::pg::text::{Text, TextArray};
@@ -79,8 +79,10 @@ fn lease_acquire(
 pub fn names(resources: Option<TextArray>) -> Result<Vec<String>> {
     let names = resources.ok_or(Error::Null("resources"))?.0;
     let given = names.len();
-    if given > MAX_NAMES {
-        return Err(Error::Number { what: "resources", given: given as i64, min: 0, max: MAX_NAMES as i64 }.into());
+    if given > limits::MAX_NAMES {
+        return Err(
+            Error::Number { what: "resources", given: given as i64, min: 0, max: limits::MAX_NAMES as i64 }.into()
+        );
     }
     let mut names = names.into_iter().map(|name| text_arg("resource", name)).collect::<Result<Vec<_>>>()?;
     names.sort_unstable();

@@ -3,6 +3,7 @@
 use super::text::from_server;
 use super::{clock, version};
 use crate::base::error::{Error, Result};
+use crate::base::limits;
 use crate::seam;
 use crate::shmem::slots::Home;
 use pgrx::pg_sys::panic::ErrorReport;
@@ -128,10 +129,6 @@ fn try_lock_oid(table: Oid) -> bool {
     unsafe { pg_sys::ConditionalLockRelationOid(table, pg_sys::RowExclusiveLock as i32) }
 }
 
-/// How long a call tries for a lock, in microseconds, and how often. The worker waits.
-const PATIENCE: u64 = 100_000;
-const PAUSE: std::ffi::c_long = 2_000;
-
 /// Tries for a lock again and again, for as long as a call has patience. Whether it is had.
 fn soon(attempt: impl Fn() -> bool) -> bool {
     if attempt() {
@@ -139,11 +136,12 @@ fn soon(attempt: impl Fn() -> bool) -> bool {
     }
     // SAFETY: a plain read
     let limit = u64::try_from(unsafe { pg_sys::LockTimeout }).ok().filter(|limit| *limit > 0);
-    let until = clock::now() + limit.map_or(PATIENCE, |limit| PATIENCE.min(limit * 1_000));
+    let until =
+        clock::now() + limit.map_or(limits::CATALOG_PATIENCE, |limit| limits::CATALOG_PATIENCE.min(limit * 1_000));
     while clock::now() < until {
         pgrx::check_for_interrupts!();
         // SAFETY: returns before its time when there is a signal
-        unsafe { pg_sys::pg_usleep(PAUSE) };
+        unsafe { pg_sys::pg_usleep(limits::CATALOG_PAUSE) };
         if attempt() {
             return true;
         }

@@ -37,6 +37,7 @@
 //! they may have drawn, and readers wait for them. It is stored first and read last, so that nobody has a base without it.
 
 use crate::base::error::{Error, Result};
+use crate::base::limits;
 use crate::call::{Call, enter};
 use crate::pg::catalog;
 use crate::pg::guard::{Guard, Mode};
@@ -50,10 +51,6 @@ use std::cell::Cell;
 use std::ffi::CStr;
 use std::sync::atomic::{Ordering, fence};
 
-/// Bits of the count within a transaction.
-const BITS: u32 = 20;
-/// Positions of one transaction.
-pub const MOST: i64 = 1 << BITS;
 /// How many transactions are reserved ahead.
 const STEP: i64 = 65_536;
 /// Above what positions may be raised: as much again is left.
@@ -112,7 +109,7 @@ fn position_raise(above: Option<i64>) -> Result<bool> {
     }
     let call = Call::open(shared)?;
     Guard::Raise.lock(Mode::Exclusive);
-    let raised = raise(&call, (above >> BITS) + 1);
+    let raised = raise(&call, (above >> limits::POSITION_BITS) + 1);
     Guard::Raise.unlock(Mode::Exclusive);
     if raised {
         log!("eskit_lease: role \"{}\" raises positions above {above}", role_name(call.caller));
@@ -139,8 +136,8 @@ fn raise(call: &Call, least: i64) -> bool {
 
 /// `None` beyond the last.
 fn position(high: i64, count: i64) -> Option<i64> {
-    let fits = (0..1 << (63 - BITS)).contains(&high) && (0..MOST).contains(&count);
-    fits.then_some(high << BITS | count)
+    let fits = (0..1 << (63 - limits::POSITION_BITS)).contains(&high) && (0..limits::MAX_POSITIONS).contains(&count);
+    fits.then_some(high << limits::POSITION_BITS | count)
 }
 
 /// The sequence whose state shared memory keeps.
@@ -265,9 +262,9 @@ mod tests {
     fn positions_are_in_order_and_have_an_end() {
         assert_eq!(position(0, 0), Some(0));
         assert_eq!(position(1, 0), Some(1_048_576));
-        assert_eq!(position(1, MOST - 1), Some(2 * 1_048_576 - 1));
-        assert_eq!(position(1, MOST), None);
-        assert_eq!(position((1 << 43) - 1, MOST - 1), Some(i64::MAX));
+        assert_eq!(position(1, limits::MAX_POSITIONS - 1), Some(2 * 1_048_576 - 1));
+        assert_eq!(position(1, limits::MAX_POSITIONS), None);
+        assert_eq!(position((1 << 43) - 1, limits::MAX_POSITIONS - 1), Some(i64::MAX));
         assert_eq!(position(1 << 43, 0), None);
         assert_eq!(position(-1, 0), None);
     }

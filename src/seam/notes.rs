@@ -5,13 +5,11 @@ use super::items::{AllPlaces, Due, EndedHeads, Items, Places};
 use super::resources::{AtCommit, InVain, Later, Many, Pass, Resource};
 use super::sessions::{Ended, Opened, Revision, TakenFrom};
 use super::work::{Retained, Taken};
+use crate::base::limits;
 use crate::shmem::slots::SlotRef;
 use pgrx::pg_sys::{self, SubTransactionId};
 use std::cell::{Cell, RefCell};
 
-/// Resources that one transaction notes one by one; beyond, its database is rescanned. And lanes; beyond, all floors are
-/// forgotten.
-const MAX_NOTES: usize = 1_000;
 /// Notes among which one of the same lane is looked for.
 const NEAR: usize = 16;
 
@@ -148,8 +146,8 @@ impl Notes {
         self.memory = Some(memory);
         self.newest = now();
         let what = match what {
-            What::Resource(_) | What::Later(_) | What::InVain(_) if self.resources == MAX_NOTES => Many.into(),
-            What::Places(_) if self.lanes == MAX_NOTES => AllPlaces.into(),
+            What::Resource(_) | What::Later(_) | What::InVain(_) if self.resources == limits::MAX_NOTES => Many.into(),
+            What::Places(_) if self.lanes == limits::MAX_NOTES => AllPlaces.into(),
             what => what,
         };
         match what {

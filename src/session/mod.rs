@@ -19,7 +19,7 @@ mod touch;
 pub use touch::{Touch, touch, touch_holder};
 
 use crate::base::error::{Error, Result};
-use crate::base::settings;
+use crate::base::{limits, settings};
 use crate::call::Call;
 use crate::ending::sweep;
 use crate::pg::guard::{Guard, Mode};
@@ -345,7 +345,7 @@ pub fn end(call: &Call, at: SlotRef) -> Result<()> {
     // While somebody is granting to the session, what it is given is not to be seen yet: the worker takes it away.
     let alone = Guard::Grantee(at.session()).try_lock(Mode::Exclusive);
     delete(call, &[at.session()]);
-    let left = sweep::dissolve(call, &[at.session()], sweep::MAX_HAND_OVER)?;
+    let left = sweep::dissolve(call, &[at.session()], limits::MAX_HAND_OVER)?;
     call.seam().ended(at, alone && !left);
     Ok(())
 }

@@ -2,6 +2,7 @@
 
 use super::pace::Pace;
 use super::{my_latch, set_latch};
+use crate::base::limits;
 use crate::pg::clock;
 use pgrx::pg_sys;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicI64, AtomicPtr, AtomicU32, AtomicU64, Ordering};
@@ -78,10 +79,6 @@ pub const BOOT: u32 = 2;
 /// A prepared transaction has ended: whose revision it changed, and who waits for what it had in hand, is not known.
 pub const REVISE: u32 = 4;
 
-/// Waits between tries of what is in somebody's hands, in microseconds.
-const FIRST_BLOCKED: u64 = 10_000;
-const LAST_BLOCKED: u64 = 1_000_000;
-
 /// When something that was in somebody's hands is to be tried again: after twice the time of before.
 #[repr(C)]
 pub struct Retry {
@@ -91,7 +88,7 @@ pub struct Retry {
 
 impl Retry {
     pub fn set(&self, blocked: bool, now: u64) {
-        let wait = (self.wait.load(Ordering::Relaxed) * 2).clamp(FIRST_BLOCKED, LAST_BLOCKED);
+        let wait = (self.wait.load(Ordering::Relaxed) * 2).clamp(limits::FIRST_BLOCKED, limits::LAST_BLOCKED);
         self.wait.store(if blocked { wait } else { 0 }, Ordering::Relaxed);
         self.until.store(if blocked { now + wait } else { 0 }, Ordering::Relaxed);
     }

@@ -9,6 +9,7 @@
 use super::databases::{Database, RESCAN};
 use super::ring::{Entry, Ring, chains};
 use super::{Lock, Shared};
+use crate::base::limits;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A dirty resource, taken out of the ring.
@@ -28,10 +29,6 @@ const ITEMS: i32 = -2;
 #[repr(transparent)]
 pub struct Pending(AtomicU64);
 
-/// Waits between tries of one resource.
-const FIRST_BACKOFF_MS: u32 = 10;
-const LAST_BACKOFF_MS: u32 = 1_000;
-
 impl Shared {
     /// Posts a resource to be judged at once.
     pub fn post(&self, database: &Database, resource: &str, changed: Option<i32>) {
@@ -47,15 +44,15 @@ impl Shared {
 
     /// Posts a resource that could not be judged, to be tried again after twice the time of before. Whether there was room.
     pub fn post_retry(&self, database: &Database, dirty: &Dirty, now: u64) -> bool {
-        let backoff_ms = (dirty.backoff_ms * 2).clamp(FIRST_BACKOFF_MS, LAST_BACKOFF_MS);
+        let backoff_ms = (dirty.backoff_ms * 2).clamp(limits::FIRST_RETRY_MS, limits::LAST_RETRY_MS);
         let due = now + u64::from(backoff_ms) * 1_000;
         self.push(database, &dirty.resource, dirty.changed, due, backoff_ms).is_some()
     }
 
     /// Posts a resource that somebody could not be served with, to be tried soon if it is not tried again already. Whether that is news.
     pub fn post_in_vain(&self, database: &Database, resource: &str, now: u64) -> bool {
-        let due = now + u64::from(FIRST_BACKOFF_MS) * 1_000;
-        self.push(database, resource, None, due, FIRST_BACKOFF_MS).unwrap_or_else(|| {
+        let due = now + u64::from(limits::FIRST_RETRY_MS) * 1_000;
+        self.push(database, resource, None, due, limits::FIRST_RETRY_MS).unwrap_or_else(|| {
             database.flag_at(due);
             true
         })

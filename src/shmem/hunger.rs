@@ -12,7 +12,7 @@
 //!
 //! **How many.** Of those who sleep in session_wait as many are woken as there are items to be had: were it all, each item would cost as many
 //! claims as there are workers. One that is woken may be stopped, or gone. So it is noted that it has been, until it claims, and
-//! if that takes longer than [`PATIENCE`] the next one is woken; the worker does so, or whoever else waits. Those who are
+//! if that takes longer than [`limits::HUNGER_PATIENCE`] the next one is woken; the worker does so, or whoever else waits. Those who are
 //! hungry and do not sleep are no help: they are told, and do not count. In a queue with partitions only their owners can
 //! claim what is there; whoever is hungry has noted the partitions that it owns, modulo [`PARTITIONS`], or all if they are many, and all who have noted one are
 //! woken.
@@ -26,6 +26,7 @@ use super::databases::Database;
 use super::slots::SlotRef;
 use super::word::FOREVER;
 use super::{Shared, block};
+use crate::base::limits;
 use crate::pg::clock;
 use pgrx::pg_sys;
 use std::collections::BTreeSet;
@@ -45,8 +46,6 @@ pub struct Hunger {
     partitions: [AtomicU64; WORDS],
 }
 
-/// How long a session that has been woken has time to claim, in microseconds.
-const PATIENCE: u64 = 50_000;
 /// In the place of a queue.
 const SEVERAL: i32 = -1;
 /// So many partitions are told from each other.
@@ -231,7 +230,7 @@ impl Shared {
         if database.hungry.load(Ordering::Acquire) & bit == 0 {
             return false;
         }
-        let until = clock::now() + PATIENCE;
+        let until = clock::now() + limits::HUNGER_PATIENCE;
         if database.patience().is_none() {
             // It may be that of sessions that have claimed since.
             database.patience.store(until, Ordering::Release);

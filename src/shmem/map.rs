@@ -4,14 +4,12 @@ use super::slots::{Home, PRIVATE, Slot, SlotRef};
 use super::word::{FOREVER, State};
 use super::{Lock, Shared};
 use crate::base::error::{Error, Result};
+use crate::base::limits;
 use crate::pg::clock;
 use crate::pg::text::role_name;
 use pgrx::{Uuid, pg_sys};
 use std::cell::Cell;
 use std::sync::atomic::Ordering;
-
-/// How often all slots are looked through for such as may be used again, by those who find none free; in microseconds.
-const RECLAIM_AT_MOST_EVERY: u64 = 10_000;
 
 /// What a session is made with.
 pub struct Opening {
@@ -171,7 +169,7 @@ impl Shared {
             if !must_look && now < self.header.reclaim_at.load(Ordering::Acquire) {
                 break;
             }
-            self.header.reclaim_at.store(now + RECLAIM_AT_MOST_EVERY, Ordering::Release);
+            self.header.reclaim_at.store(now + limits::RECLAIM_AT_MOST_EVERY, Ordering::Release);
             self.reclaim(now);
         }
         Err(Error::SessionsFull.into())

@@ -49,9 +49,8 @@ pub mod wait;
 pub mod word;
 
 use crate::base::error::{Error, Result};
-use crate::base::settings;
+use crate::base::{limits, settings};
 use crate::pg::version;
-use crate::worker::{AHEAD, LINGER};
 use block::Block;
 use counted::Counted;
 use databases::Database;
@@ -185,10 +184,10 @@ impl Shared {
 
     /// Something becomes due in a database at `at`, which whoever looks from now on sees: wakes whoever would sleep past it.
     pub fn anticipate(&self, database: u32, at: u64) {
-        if at.saturating_sub(AHEAD) < self.header.launcher_wakes.load(Ordering::Acquire) {
+        if at.saturating_sub(limits::WORKER_AHEAD) < self.header.launcher_wakes.load(Ordering::Acquire) {
             self.wake_launcher();
         }
-        if at < crate::pg::clock::now() + LINGER
+        if at < crate::pg::clock::now() + limits::WORKER_LINGER
             && let Some(known) = self.known_database(database)
         {
             set_latch(&known.worker);

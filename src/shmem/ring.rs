@@ -7,7 +7,7 @@
 //! There is one entry for a name and a kind (see [`Entry::changed`]). Of two the earlier time stands; but of two that are to be tried again the one
 //! that has been tried for longer: one more reason to try again makes it no sooner.
 
-use crate::MAX_NAME;
+use crate::base::limits;
 use fnv::FnvHasher;
 use std::hash::{Hash, Hasher};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -25,15 +25,15 @@ pub struct Entry {
     /// The slot whose owner changed, so that listeners are told; below 0 for none, ITEMS where the name is that of a queue of work items.
     pub changed: i32,
     length: u8,
-    name: [u8; MAX_NAME],
+    name: [u8; limits::MAX_NAME],
 }
 
 impl Entry {
     /// A name is no longer than names may be.
     pub fn new(database: u32, resource: &str, changed: i32, due: u64, backoff_ms: u32) -> Entry {
         let bytes = resource.as_bytes();
-        let length = bytes.len().min(MAX_NAME);
-        let mut name = [0; MAX_NAME];
+        let length = bytes.len().min(limits::MAX_NAME);
+        let mut name = [0; limits::MAX_NAME];
         name[..length].copy_from_slice(&bytes[..length]);
         Entry { due, next: 0, database, backoff_ms, changed, length: length as u8, name }
     }

@@ -19,15 +19,11 @@
 use super::databases::Database;
 use super::word::State;
 use super::{Lock, Shared, set_latch};
-use crate::base::settings;
+use crate::base::{limits, settings};
 use crate::pg::clock;
 use pgrx::pg_sys;
 use std::collections::HashSet;
 use std::sync::atomic::{Ordering, fence};
-
-/// How long a call waits for room at most, and how often it looks for it, in microseconds.
-const PATIENCE: u64 = 3_000_000;
-const PAUSE: std::ffi::c_long = 10_000;
 
 impl Shared {
     /// The databases that have sessions, resources to be judged, or prepared transactions.
@@ -70,7 +66,7 @@ impl Shared {
 
     /// Returns the index of a database's entry, with the place of another database that gives its own up.
     pub(super) fn wait_for_room(&self, oid: u32) -> Option<usize> {
-        let until = clock::now() + PATIENCE;
+        let until = clock::now() + limits::ROOM_PATIENCE;
         loop {
             // Others may take what has been given up.
             for _ in 0..self.places() {
@@ -87,11 +83,11 @@ impl Shared {
             if now >= until || !settings::WORKER.get() || !self.is_room_to_come() {
                 return None;
             }
-            self.header.room_wanted.store(now + 10 * PAUSE.unsigned_abs(), Ordering::Release);
+            self.header.room_wanted.store(now + 10 * limits::ROOM_PAUSE.unsigned_abs(), Ordering::Release);
             self.wake_launcher();
             pgrx::check_for_interrupts!();
             // SAFETY: returns before its time when there is a signal
-            unsafe { pg_sys::pg_usleep(PAUSE) };
+            unsafe { pg_sys::pg_usleep(limits::ROOM_PAUSE) };
         }
     }
 

@@ -7,6 +7,7 @@ use super::databases::Database;
 use super::slots::SlotRef;
 use super::standing::Standing;
 use crate::base::error::{Error, Result};
+use crate::base::limits;
 use crate::pg::clock;
 use pgrx::pg_sys;
 use std::sync::atomic::Ordering;
@@ -57,15 +58,12 @@ pub fn pause(span: u64) -> Result<()> {
     if sleep(span) { Ok(()) } else { Err(Error::ClientGone.into()) }
 }
 
-/// How often a waiter looks whether its client is still there, in microseconds.
-const LOOK_AT_CLIENT_EVERY: u64 = 250_000;
-
 /// Sleeps for up to `span` microseconds. Whether the client is still there.
 fn sleep(span: u64) -> bool {
     unsafe extern "C-unwind" {
         fn pq_check_connection() -> bool;
     }
-    let timeout = span.min(LOOK_AT_CLIENT_EVERY).div_ceil(1_000) as std::ffi::c_long;
+    let timeout = span.min(limits::LOOK_AT_CLIENT_EVERY).div_ceil(1_000) as std::ffi::c_long;
     let events = pg_sys::WL_LATCH_SET | pg_sys::WL_TIMEOUT | pg_sys::WL_EXIT_ON_PM_DEATH;
     // SAFETY: in a backend, outside of any lock; without a port there is no client
     unsafe {

@@ -12,18 +12,12 @@
 //! and takes it along when it exits itself. Without standbys to ask the launcher confirms by itself. Should two ever run at a time, both tell the truth.
 
 use super::{handle_signals, report_activity, report_idle, sleep, start};
-use crate::base::settings;
+use crate::base::{limits, settings};
 use crate::pg::clock;
 use crate::shmem::{Shared, confirm, shared};
 use pgrx::pg_sys;
 use std::cell::Cell;
 use std::ffi::c_int;
-
-/// Waits between tries to start the confirmer, and between looks at it, in microseconds.
-const LOOK_EVERY: u64 = 1_000_000;
-/// Pauses between looks at what the standbys have acknowledged, in microseconds.
-const FIRST_PAUSE: u64 = 1_000;
-const LAST_PAUSE: u64 = 20_000;
 
 /// In microseconds; zero while it is off.
 fn interval() -> u64 {
@@ -43,10 +37,10 @@ pub extern "C-unwind" fn eskit_lease_confirmer_main(_argument: pg_sys::Datum) {
     while confirm::is_on() {
         let began = clock::now();
         report_activity(c"eskit_lease: confirmation");
-        let (lsn, mut pause) = (write(), FIRST_PAUSE);
+        let (lsn, mut pause) = (write(), limits::FIRST_CONFIRM_PAUSE);
         while !confirm::is_acknowledged(lsn) {
             sleep(pause);
-            pause = (pause * 2).min(LAST_PAUSE);
+            pause = (pause * 2).min(limits::LAST_CONFIRM_PAUSE);
         }
         shared.confirm(began);
         report_idle();
@@ -117,7 +111,7 @@ impl Keeper {
         if !confirm::is_on() {
             end();
             (self.since, self.not_before, self.silent) = (0, 0, false);
-            return if HANDLE.get().is_null() { u64::MAX } else { now + LOOK_EVERY };
+            return if HANDLE.get().is_null() { u64::MAX } else { now + limits::LOOK_AT_CONFIRMER_EVERY };
         }
         if self.since == 0 {
             self.since = now;
@@ -126,7 +120,7 @@ impl Keeper {
             end();
             shared.confirm(now);
             self.tell(shared, now);
-            return now + interval().min(LOOK_EVERY);
+            return now + interval().min(limits::LOOK_AT_CONFIRMER_EVERY);
         }
         if HANDLE.get().is_null() && self.not_before <= now {
             self.start(now);
@@ -143,7 +137,7 @@ impl Keeper {
             {
                 pg_sys::pfree(handle.cast());
                 HANDLE.set(std::ptr::null_mut());
-                self.not_before = now + LOOK_EVERY;
+                self.not_before = now + limits::LOOK_AT_CONFIRMER_EVERY;
             }
         }
     }
@@ -152,7 +146,7 @@ impl Keeper {
         HANDLE.set(start("eskit_lease confirmer", "eskit_lease confirmer", "eskit_lease_confirmer_main", 0));
         let failed = HANDLE.get().is_null();
         if failed {
-            self.not_before = now + LOOK_EVERY;
+            self.not_before = now + limits::LOOK_AT_CONFIRMER_EVERY;
         }
         if failed && !self.short_of_slots {
             pgrx::log!(
@@ -177,6 +171,6 @@ impl Keeper {
             pgrx::log!("eskit_lease: the synchronous standbys acknowledge confirmations again");
         }
         self.silent = silent;
-        if silent { now + LOOK_EVERY } else { (last + limit + 1_000).max(now + 10_000) }
+        if silent { now + limits::LOOK_AT_CONFIRMER_EVERY } else { (last + limit + 1_000).max(now + 10_000) }
     }
 }

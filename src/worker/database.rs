@@ -1,11 +1,10 @@
 //! A database worker: passes over one database until there is nothing to do.
 
 use super::{
-    AHEAD, Due, LINGER, each_post_due, each_session_due, handle_signals, report_activity, report_idle, sleep,
-    without_timeouts,
+    Due, each_post_due, each_session_due, handle_signals, report_activity, report_idle, sleep, without_timeouts,
 };
 use crate::base::error::Result;
-use crate::base::settings;
+use crate::base::{limits, settings};
 use crate::bridge::tend;
 use crate::call::Call;
 use crate::ending::notify;
@@ -20,15 +19,6 @@ use pgrx::PgTryBuilder;
 use pgrx::pg_sys;
 use std::panic::AssertUnwindSafe;
 use std::sync::atomic::Ordering;
-
-/// Leases freed or handed over in one pass, so that a transaction of the worker is short.
-const MOST: usize = 1_000;
-/// Posts come in crowds: those within this time after a pass are left to one further pass. In microseconds.
-const GATHER: u64 = 3_000;
-/// How long a worker stays at least where others wait for one: it takes a good part of that to start the next.
-const TURN: u64 = 50_000;
-/// What is due later than this is left to the next worker.
-const SOON: u64 = 100_000;
 
 #[pgrx::pg_guard]
 #[unsafe(no_mangle)]
@@ -80,7 +70,7 @@ struct Known {
 fn serve(shared: &'static Shared, database: &'static Database) {
     let oid = database.oid.load(Ordering::Acquire);
     let began = clock::now();
-    let (mut stay_until, mut gather_until) = (began + LINGER, 0);
+    let (mut stay_until, mut gather_until) = (began + limits::WORKER_LINGER, 0);
     let mut known = Known::default();
     database.worker.store(my_latch(), Ordering::Release);
     while settings::WORKER.get() {
@@ -94,7 +84,10 @@ fn serve(shared: &'static Shared, database: &'static Database) {
             shared.wake_launcher();
         }
         let crowded = !tending && (shared.header.crowded.load(Ordering::Acquire) || shared.is_room_wanted(now));
-        if crowded && (now > began + LINGER || due > now + AHEAD && now > began + TURN) {
+        if crowded
+            && (now > began + limits::WORKER_LINGER
+                || due > now + limits::WORKER_AHEAD && now > began + limits::WORKER_TURN)
+        {
             // Others wait for a worker, and this database has had its turn: what is left of it comes after them.
             break;
         } else if of_sessions <= now || of_posts <= now && gather_until <= now {
@@ -106,19 +99,19 @@ fn serve(shared: &'static Shared, database: &'static Database) {
                 return;
             }
             let now = clock::now();
-            (stay_until, gather_until) = (now + LINGER, now + GATHER);
+            (stay_until, gather_until) = (now + limits::WORKER_LINGER, now + limits::WORKER_GATHER);
             // Settings and interrupts are seen to between two passes, however many there are.
             sleep(0);
         } else if of_posts <= now {
             // SAFETY: sleeps for a moment, whatever the latch says
             unsafe { pg_sys::pg_usleep((gather_until - now) as std::ffi::c_long) };
-        } else if due <= now + SOON {
+        } else if due <= now + limits::WORKER_SOON {
             sleep(due - now);
         } else if crowded {
-            sleep(began + TURN - now.min(began + TURN));
+            sleep(began + limits::WORKER_TURN - now.min(began + limits::WORKER_TURN));
         } else if tending {
-            sleep(due.min(now + LINGER) - now);
-            if due > now + LINGER {
+            sleep(due.min(now + limits::WORKER_LINGER) - now);
+            if due > now + limits::WORKER_LINGER {
                 tend::remind(shared, database);
             }
         } else if now < stay_until && database.blocked.until() == 0 {
@@ -135,7 +128,7 @@ fn look_once_more(shared: &Shared, database: &Database, oid: u32) -> bool {
     // A post from now on wakes the launcher; what was posted before is seen in this last look.
     leave(database, true);
     let now = clock::now();
-    if sessions_due(shared, oid, now).min(posts_due(shared, oid, now)) > now + SOON {
+    if sessions_due(shared, oid, now).min(posts_due(shared, oid, now)) > now + limits::WORKER_SOON {
         return false;
     }
     // Where its entry has been given up meanwhile the launcher starts another worker.
@@ -181,12 +174,12 @@ fn work(shared: &'static Shared, database: &Database, anybody_due: bool, looked:
         shared.forget(database.oid.load(Ordering::Acquire), || catalog::extension().is_none());
         return Ok(None);
     }
-    Ok(Some(sweep::pass(&Call::open(shared)?, MOST, anybody_due, looked)?))
+    Ok(Some(sweep::pass(&Call::open(shared)?, limits::MAX_PASS, anybody_due, looked)?))
 }
 
 fn retire(shared: &'static Shared, now: u64, at_once: bool, done: &mut DoneUntil) -> Result<()> {
     if catalog::home_if_any().is_some() {
-        retention::retire(&Call::open(shared)?, now, MOST, at_once, done);
+        retention::retire(&Call::open(shared)?, now, limits::MAX_PASS, at_once, done);
     }
     Ok(())
 }
@@ -208,7 +201,7 @@ fn tell(shared: &'static Shared, pass: &Pass) {
             unsafe { pg_sys::AbortCurrentTransaction() };
             pgrx::log!("eskit_lease: listeners could not be notified, who find out with their next call: {message}");
             // Nobody can listen while this lasts: there is no use in trying at once again, and none in filling the log.
-            sleep(LINGER / 10);
+            sleep(limits::WORKER_LINGER / 10);
         })
         .execute();
 }

@@ -3,8 +3,8 @@
 use super::confirmer::Keeper;
 use super::visits::Visits;
 use super::witness::Witness;
-use super::{AHEAD, Due, each_post_due, each_session_due, handle_signals, library, sleep, start, without_timeouts};
-use crate::base::settings;
+use super::{Due, each_post_due, each_session_due, handle_signals, library, sleep, start, without_timeouts};
+use crate::base::{limits, settings};
 use crate::pg::clock;
 use crate::shmem::databases::{Database, RESCAN, REVISE};
 use crate::shmem::{Shared, my_latch, set_latch, shared};
@@ -13,21 +13,6 @@ use pgrx::pg_sys;
 use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
-
-/// Longest sleep while sessions are alive, so that a pause of the machine is noticed; in microseconds.
-const TICK: u64 = 1_000_000;
-const IDLE: u64 = 60_000_000;
-/// How often tombstones are looked for where none was over earlier; in microseconds.
-const RECLAIM: u64 = 10_000_000;
-/// A launcher that wakes this much too late was paused: alone, or with the whole machine.
-const PAUSE: u64 = 1_000_000;
-/// How often a slot for a worker is looked for where there is none; in microseconds.
-const SLOT: u64 = 50_000;
-/// How often it is told of a database that there is none.
-const TOLD_EVERY: u64 = 600_000_000;
-/// Waits between tries to start a worker that fails, in microseconds.
-const FIRST_BACKOFF: u64 = 100_000;
-const LAST_BACKOFF: u64 = 10_000_000;
 
 /// Registers the launcher; called while the library is being preloaded.
 pub fn register() {
@@ -72,7 +57,7 @@ pub extern "C-unwind" fn eskit_lease_launcher_main(_argument: pg_sys::Datum) {
         let now = clock::now();
         // Whatever comes while this looks around wakes it up again.
         shared.header.launcher_wakes.store(u64::MAX, Ordering::Release);
-        let wake_at = if settings::WORKER.get() { launcher.turn(now) } else { now + TICK };
+        let wake_at = if settings::WORKER.get() { launcher.turn(now) } else { now + limits::LAUNCHER_TICK };
         let wake_at = wake_at.min(confirmer.turn(shared, now));
         shared.header.launcher_wakes.store(wake_at, Ordering::Release);
         let asleep = clock::now();
@@ -164,15 +149,20 @@ impl Launcher {
         self.warn_of_room(now);
         next.at(self.watch_prepared(now));
         if now >= self.reclaim_at {
-            self.reclaim_at = self.shared.reclaim(now).min(now + RECLAIM);
+            self.reclaim_at = self.shared.reclaim(now).min(now + limits::RECLAIM_EVERY);
         }
         let mut due: HashMap<u32, Due> = HashMap::new();
         let later = each_session_due(self.shared, now, |database, at| due.entry(database).or_default().at(at));
         let no_sessions = due.is_empty() && !later;
         each_post_due(self.shared, now, |database, at| due.entry(database).or_default().at(at));
         // Rows may be kept for weeks.
-        let nothing_soon = due.values().all(|due| due.earliest().is_none_or(|at| at > now + IDLE));
-        next.at(now + if no_sessions && nothing_soon && self.visits.are_over() { IDLE } else { TICK });
+        let nothing_soon = due.values().all(|due| due.earliest().is_none_or(|at| at > now + limits::LAUNCHER_IDLE));
+        next.at(now
+            + if no_sessions && nothing_soon && self.visits.are_over() {
+                limits::LAUNCHER_IDLE
+            } else {
+                limits::LAUNCHER_TICK
+            });
         self.forget_dropped();
         let mut due: Vec<(u64, u32)> =
             due.into_iter().filter_map(|(database, due)| Some((due.earliest()?, database))).collect();
@@ -180,15 +170,16 @@ impl Launcher {
         due.sort_unstable_by_key(|(at, database)| (self.served.get(database).copied().unwrap_or(0), *at, *database));
         let (mut crowded, mut unserved) = (visiting, BTreeSet::new());
         for (at, database) in due {
-            let start_at =
-                at.saturating_sub(AHEAD).max(self.workers.get(&database).map_or(0, |known| known.not_before));
+            let start_at = at
+                .saturating_sub(limits::WORKER_AHEAD)
+                .max(self.workers.get(&database).map_or(0, |known| known.not_before));
             if start_at > now {
                 next.at(start_at);
             } else {
                 let lack = self.start(database, now);
                 crowded |= lack.is_some();
                 if lack == Some(Lack::Slot) {
-                    next.at(now + SLOT);
+                    next.at(now + limits::LOOK_FOR_SLOT_EVERY);
                     if at > now {
                         next.at(at);
                     } else {
@@ -203,7 +194,7 @@ impl Launcher {
             // Whoever stays for more to come leaves.
             self.shared.databases.iter().for_each(|database| set_latch(&database.worker));
         }
-        next.earliest().unwrap_or(now + TICK)
+        next.earliest().unwrap_or(now + limits::LAUNCHER_TICK)
     }
 
     /// Says once when more than nine in ten of the places for databases are in use.
@@ -213,7 +204,7 @@ impl Launcher {
         if in_use * 10 <= places * 9 {
             self.warned_of_room = false;
         }
-        if in_use * 10 <= places * 9 || now < self.room_looked_at + RECLAIM {
+        if in_use * 10 <= places * 9 || now < self.room_looked_at + limits::RECLAIM_EVERY {
             return;
         }
         self.room_looked_at = now;
@@ -243,8 +234,8 @@ impl Launcher {
 
     /// Has the databases of prepared transactions that have ended looked through. When to look again.
     fn watch_prepared(&mut self, now: u64) -> u64 {
-        if now < self.watched_at + TICK {
-            return self.watched_at + TICK;
+        if now < self.watched_at + limits::LAUNCHER_TICK {
+            return self.watched_at + limits::LAUNCHER_TICK;
         }
         self.watched_at = now;
         // SAFETY: reads PostgreSQL's list of transactions
@@ -256,7 +247,7 @@ impl Launcher {
                 known.flag(RESCAN | REVISE);
             }
         });
-        now + if left { TICK } else { IDLE }
+        now + if left { limits::LAUNCHER_TICK } else { limits::LAUNCHER_IDLE }
     }
 
     /// Workers that others may have to wait for.
@@ -286,22 +277,22 @@ impl Launcher {
                     database.tending.store(false, Ordering::Release);
                 }
                 // What has gone well for so long has nothing to do with how it failed before.
-                if self.served.get(oid).is_none_or(|at| now > *at + LAST_BACKOFF) {
+                if self.served.get(oid).is_none_or(|at| now > *at + limits::LAST_START_WAIT) {
                     worker.backoff = 0;
                 }
                 if database.is_none_or(|database| database.finished.swap(false, Ordering::AcqRel)) {
                     (worker.not_before, worker.backoff) = (0, 0);
                 } else {
                     worker.not_before = now + worker.backoff;
-                    worker.backoff = (worker.backoff * 2).clamp(FIRST_BACKOFF, LAST_BACKOFF);
+                    worker.backoff = (worker.backoff * 2).clamp(limits::FIRST_START_WAIT, limits::LAST_START_WAIT);
                     database.into_iter().for_each(|database| self.visits.failed(database, worker.not_before));
                 }
             }
         }
         // Who had one longer ago than all of these is as good as one that never had.
-        self.served.retain(|_, at| now < *at + IDLE);
-        self.told.retain(|_, at| now < *at + TOLD_EVERY);
-        self.workers.retain(|_, worker| !worker.handle.is_null() || now < worker.not_before + LAST_BACKOFF);
+        self.served.retain(|_, at| now < *at + limits::LAUNCHER_IDLE);
+        self.told.retain(|_, at| now < *at + limits::NO_SLOT_TOLD_EVERY);
+        self.workers.retain(|_, worker| !worker.handle.is_null() || now < worker.not_before + limits::LAST_START_WAIT);
     }
 
     /// When all entries are taken, those of databases that are no more are given back before their sessions' deadlines.
@@ -323,7 +314,7 @@ impl Launcher {
         if self.running() >= most_workers() {
             return Some(Lack::Turn);
         }
-        let is_told = self.told.get(&oid).is_some_and(|at| now < at + TOLD_EVERY);
+        let is_told = self.told.get(&oid).is_some_and(|at| now < at + limits::NO_SLOT_TOLD_EVERY);
         if self.no_slot_at == now && is_told {
             return Some(Lack::Slot);
         }
@@ -358,7 +349,7 @@ impl Launcher {
 fn notice_pause(shared: &Shared, witness: &mut Witness, asleep: u64, wake_at: u64) {
     let now = clock::now();
     let Some((from, to)) = witness.pause(asleep, now) else { return };
-    if now > wake_at + PAUSE && to > from + PAUSE {
+    if now > wake_at + limits::LAUNCHER_LATE && to > from + limits::LAUNCHER_LATE {
         shared.postpone(from, to - from);
         pgrx::log!("eskit_lease: the machine was paused for {} ms; sessions got that much longer", (to - from) / 1_000);
     }

@@ -24,16 +24,12 @@ pub mod launcher;
 mod visits;
 mod witness;
 
+use crate::base::limits;
 use crate::ending::retention;
 use crate::shmem::word::State;
 use crate::shmem::{Shared, my_latch};
 use pgrx::pg_sys;
 use std::sync::atomic::Ordering;
-
-/// How long before a deadline a database worker is started, in microseconds.
-pub const AHEAD: u64 = 20_000;
-/// How long a database worker stays for more after it had something to do, in microseconds.
-pub const LINGER: u64 = 1_000_000;
 
 /// When something becomes due for a database that has an entry, by the clock of shared memory.
 #[derive(Clone, Copy, Debug, Default)]
@@ -53,7 +49,7 @@ impl Due {
 /// or when it is to be woken for work items. Whether there may be others. Sessions past their deadline are made dead here.
 pub fn each_session_due(shared: &Shared, now: u64, mut visit: impl FnMut(u32, u64)) -> bool {
     // The launcher looks again after LINGER at the latest, and starts a worker ahead of what is due then.
-    let (by, mut beside) = (now + LINGER + 2 * AHEAD, false);
+    let (by, mut beside) = (now + limits::WORKER_LINGER + 2 * limits::WORKER_AHEAD, false);
     let later = shared.each_due(by, now, |_, home, word, due| {
         let due = match word.state() {
             State::Alive | State::Frozen => due,

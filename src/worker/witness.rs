@@ -5,20 +5,16 @@
 //! stays expired. The launcher cannot tell one from the other by itself, and on a server that is idle no other process runs to be asked.
 //!
 //! So the launcher forks a child, which takes no worker slot, has no shared memory of PostgreSQL's and runs none of its code. It wakes every
-//! [`BEAT`], and writes down when, and its last pause, on a page that it shares with the launcher. A launcher that wakes too late was paused together
+//! [`limits::WITNESS_BEAT`], and writes down when, and its last pause, on a page that it shares with the launcher. A launcher that wakes too late was paused together
 //! with the machine for as long as both stood still. Without a child nothing is known, and nothing is given back.
 //!
 //! The child ends with its parent, for whatever reason that does: the kernel sends it a signal. It always ends by an exit of its own, with status
 //! zero. In a container the postmaster may be process 1, which inherits the child, and takes any other end for the crash of a backend.
 
+use crate::base::limits;
 use crate::pg::clock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
-
-/// How often the child wakes, in microseconds.
-const BEAT: u64 = 100_000;
-/// A child that wakes this much too late was paused.
-const LATE: u64 = 500_000;
 
 /// What the child has written: when it was last awake, and its last pause. All zero before it has begun.
 #[derive(Default)]
@@ -32,7 +28,7 @@ impl Page {
     /// The child is awake.
     fn beat(&self, now: u64) {
         let before = self.awake.load(Ordering::Relaxed);
-        if before != 0 && now > before + BEAT + LATE {
+        if before != 0 && now > before + limits::WITNESS_BEAT + limits::WITNESS_LATE {
             // A reader that finds only the first written sees no pause here, but the child still asleep.
             self.paused_from.store(before, Ordering::Release);
             self.paused_to.store(now, Ordering::Release);
@@ -49,7 +45,7 @@ impl Page {
         }
         let end = self.paused_to.load(Ordering::Acquire);
         let over = (self.paused_from.load(Ordering::Acquire), end);
-        let still = (awake, if to > awake + BEAT + LATE { to } else { awake });
+        let still = (awake, if to > awake + limits::WITNESS_BEAT + limits::WITNESS_LATE { to } else { awake });
         let overlap = |(start, end): (u64, u64)| (start.max(from), end.min(to));
         [still, over].into_iter().map(overlap).filter(|(start, end)| start < end).max_by_key(|(start, end)| end - start)
     }
@@ -141,7 +137,7 @@ unsafe fn watch(page: &Page, parent: libc::pid_t) -> ! {
         // The parent may have ended before the kernel was asked to tell.
         while libc::getppid() == parent {
             page.beat(clock::now());
-            std::thread::sleep(Duration::from_micros(BEAT));
+            std::thread::sleep(Duration::from_micros(limits::WITNESS_BEAT));
         }
         libc::_exit(0)
     }
@@ -157,7 +153,7 @@ mod tests {
     fn a_child_that_beats_has_not_paused() {
         let page = Page::default();
         assert_eq!(page.pause(0, 100 * S), None, "it has not begun");
-        (0..100).for_each(|beat| page.beat(10 * S + beat * BEAT));
+        (0..100).for_each(|beat| page.beat(10 * S + beat * limits::WITNESS_BEAT));
         assert_eq!(page.pause(11 * S, 20 * S), None);
     }
 
@@ -170,9 +166,9 @@ mod tests {
         assert_eq!(page.pause(9 * S, 18 * S), Some((10 * S, 18 * S)));
         // Or the child does.
         page.beat(17 * S);
-        page.beat(17 * S + BEAT);
+        page.beat(17 * S + limits::WITNESS_BEAT);
         assert_eq!(page.pause(9 * S, 18 * S), Some((10 * S, 17 * S)));
         assert_eq!(page.pause(12 * S, 14 * S), Some((12 * S, 14 * S)));
-        assert_eq!(page.pause(17 * S, 17 * S + LATE), None, "the next span begins after it");
+        assert_eq!(page.pause(17 * S, 17 * S + limits::WITNESS_LATE), None, "the next span begins after it");
     }
 }

@@ -1,7 +1,7 @@
 //! What a caller gave that no state of anything would allow.
 
 use super::report::{count, invalid, report};
-use crate::base::interval;
+use crate::base::{interval, limits};
 use pgrx::pg_sys::panic::ErrorReport;
 use pgrx::prelude::PgSqlErrorCode as Code;
 
@@ -22,7 +22,7 @@ impl From<ArgumentError> for ErrorReport {
         use ArgumentError::*;
         match error {
             Null(what) => report(Code::ERRCODE_NULL_VALUE_NOT_ALLOWED, format!("{what} must not be null")),
-            Name { what, length } => invalid(format!("{what} must be between 1 and {} bytes long", crate::MAX_NAME))
+            Name { what, length } => invalid(format!("{what} must be between 1 and {} bytes long", limits::MAX_NAME))
                 .set_detail(format!("The {what} given is {length} bytes long.")),
             Interval { what, given_ms, min_ms, max_ms } => out_of_range(what, given_ms, min_ms, max_ms),
             Number { what, given, min, max } => {

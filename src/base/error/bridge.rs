@@ -1,6 +1,7 @@
 //! What is refused of a bridge, or because of what is on its other side.
 
 use super::report::{busy, full, report};
+use crate::base::limits;
 use pgrx::pg_sys::panic::ErrorReport;
 use pgrx::prelude::PgSqlErrorCode as Code;
 
@@ -24,7 +25,7 @@ impl From<BridgeError> for ErrorReport {
                     .set_hint("Acquire that name, or drop its bridge first.")
             }
             BridgesFull => full("too many bridges")
-                .set_detail(format!("There may be {} of them in a database.", crate::bridge::MAX_BRIDGES))
+                .set_detail(format!("There may be {} of them in a database.", limits::MAX_BRIDGES))
                 .set_hint("Drop bridges that are not needed with bridge_drop."),
         }
     }

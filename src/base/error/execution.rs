@@ -1,6 +1,7 @@
 //! What is refused of a run-once key and its attempts.
 
 use super::report::{busy, fence_lost, invalid, report};
+use crate::base::limits;
 use pgrx::pg_sys::panic::ErrorReport;
 use pgrx::prelude::PgSqlErrorCode as Code;
 
@@ -34,10 +35,7 @@ impl From<ExecutionError> for ErrorReport {
             .set_hint("Retry the transaction."),
             ResultTooLarge { key, length } => {
                 report(Code::ERRCODE_PROGRAM_LIMIT_EXCEEDED, format!("result of execution \"{key}\" is too large"))
-                    .set_detail(format!(
-                        "It is {length} bytes long as text; the limit is {}.",
-                        crate::execution::MAX_RESULT
-                    ))
+                    .set_detail(format!("It is {length} bytes long as text; the limit is {}.", limits::MAX_RESULT))
                     .set_hint("Keep the result elsewhere, and where it is here.")
             }
             Outcome(name) => {

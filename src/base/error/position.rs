@@ -1,6 +1,7 @@
 //! What is refused of positions.
 
 use super::report::{invalid, report};
+use crate::base::limits;
 use pgrx::pg_sys::panic::ErrorReport;
 use pgrx::prelude::PgSqlErrorCode as Code;
 
@@ -15,7 +16,7 @@ impl From<PositionError> for ErrorReport {
         use PositionError::*;
         match error {
             PositionsFull => report(Code::ERRCODE_PROGRAM_LIMIT_EXCEEDED, "too many positions in one transaction")
-                .set_detail(format!("There may be {} of them.", crate::position::MOST))
+                .set_detail(format!("There may be {} of them.", limits::MAX_POSITIONS))
                 .set_hint("Write the rows in several transactions."),
             PositionRaised { given, most } => invalid("positions cannot be raised above this one")
                 .set_detail(format!("{given} was given; the limits are 0 and {most}.")),

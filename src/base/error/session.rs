@@ -1,7 +1,7 @@
 //! What is refused to a session, or in place of one.
 
 use super::report::{full, invalid, report};
-use crate::base::settings;
+use crate::base::{limits, settings};
 use pgrx::pg_sys::panic::ErrorReport;
 use pgrx::prelude::PgSqlErrorCode as Code;
 
@@ -56,7 +56,7 @@ impl From<SessionError> for ErrorReport {
                      eskit_lease.max_sessions_per_role for the role.",
                 ),
             PlacesFull => full("too many places in queues")
-                .set_detail(format!("The session waits for {} resources.", crate::lease::line::MAX_PLACES))
+                .set_detail(format!("The session waits for {} resources.", limits::MAX_PLACES))
                 .set_hint("Leave queues with lease_cancel, or wait in several sessions."),
             SessionEnded(reason) => ended(reason),
         }

@@ -3,6 +3,7 @@
 use super::waited::{Looked, Looks};
 use super::{Pass, come_back_to};
 use crate::base::error::Result;
+use crate::base::limits;
 use crate::call::Call;
 use crate::ending::takeover;
 use crate::lease::handover::{self, HandOver};
@@ -14,9 +15,6 @@ use crate::{group, item};
 use pgrx::Uuid;
 use pgrx::pg_sys::ItemPointerData;
 use std::collections::HashSet;
-
-/// Rows in somebody's hands that one pass looks beyond.
-const MAX_PASSED_OVER: usize = 20_000;
 
 /// Takes away what ending sessions hold and wait for, up to `most` leases; hands over what is waited for. The caller
 /// holds their S exclusively, so no transaction of theirs is fenced. Returns whether anything is left.
@@ -221,7 +219,7 @@ fn in_pages<T>(
         let took = take(page)?;
         taken = most.min(taken + took);
         passed_over += count.saturating_sub(took);
-        if count < room || taken == most || passed_over > MAX_PASSED_OVER {
+        if count < room || taken == most || passed_over > limits::MAX_PASSED_OVER {
             return Ok(taken);
         }
     }

@@ -17,9 +17,10 @@ pub use dissolve::dissolve;
 use super::retention::{self, DoneUntil};
 use super::takeover;
 use crate::base::error::{Error, Result};
+use crate::base::limits;
 use crate::bridge::{self, tend};
 use crate::call::{Call, enter};
-use crate::lease::grant::{self, Grant};
+use crate::lease::grant::Grant;
 use crate::lease::handover::{self, HandOver, Seen};
 use crate::lease::row::Seat;
 use crate::lease::{grace, line, refence};
@@ -45,11 +46,6 @@ use waited::Looked;
 static WAITED_FOR: Statement =
     Statement::reads(include_str!("../../../sql/query/sweep/waited_for.sql"), &[TEXTOID, INT8OID]);
 static PREPARED: Statement = Statement::reads(include_str!("../../../sql/query/sweep/prepared.sql"), &[]);
-
-/// Leases handed over in one transaction: each takes a lock on its new holder's session.
-pub const MAX_HAND_OVER: usize = 1_000;
-/// Dead sessions that one pass looks at.
-const MAX_DEAD: usize = 1_000;
 
 /// What sessions leave rows in, each with its index by session.
 const LEFT_IN: [(&CStr, &CStr); 4] = [
@@ -102,14 +98,14 @@ pub fn pass(call: &Call, most: usize, anybody_due: bool, looked: &mut Looked) ->
     }
     judge_dirty(call, now, &mut pass)?;
     if !dead.is_empty() {
-        if dead.len() > MAX_DEAD {
+        if dead.len() > limits::MAX_DEAD {
             // Others begin with other ones, so that those that nothing can be done for are not in the way of the rest.
             let passes = usize::try_from(call.database.counter(Counter::Sweeps as usize)).unwrap_or(0);
-            let first = passes * MAX_DEAD % dead.len();
+            let first = passes * limits::MAX_DEAD % dead.len();
             dead.rotate_left(first);
-            dead.truncate(MAX_DEAD);
+            dead.truncate(limits::MAX_DEAD);
         }
-        let full = dead.len() == MAX_DEAD;
+        let full = dead.len() == limits::MAX_DEAD;
         let looked_at = dissolve_dead(call, &dead, most, looked, &mut pass)?;
         tend::look_again(call, pass.changed.keys());
         dead.retain(|session| looked_at.contains(session));
@@ -156,8 +152,8 @@ fn end_dropped(call: &Call, of_dropped: Vec<SlotRef>) {
 
 /// Judges the resources in the ring that are due.
 fn judge_dirty(call: &Call, now: u64, pass: &mut Pass) -> Result<()> {
-    let dirty = call.shared.take_dirty(call.home.database, now, MAX_HAND_OVER);
-    pass.more |= dirty.len() == MAX_HAND_OVER;
+    let dirty = call.shared.take_dirty(call.home.database, now, limits::MAX_HAND_OVER);
+    pass.more |= dirty.len() == limits::MAX_HAND_OVER;
     let (items, dirty): (Vec<Dirty>, Vec<Dirty>) = dirty.into_iter().partition(|dirty| dirty.items);
     for queue in items {
         call.seam().told(&queue.resource);
@@ -211,11 +207,11 @@ fn look_through(call: &Call, flags: u32, now: u64, pass: &mut Pass) -> Result<Ve
     // First who lives, then who is next: a session may only now be found, or be brought back.
     let (dead, mut left) = settle_sessions(call, flags)?;
     let waited_for = |after: &str| {
-        let values = vec![Value::Text(after), Value::Long(grant::BATCH as i64)];
+        let values = vec![Value::Text(after), Value::Long(limits::GRANT_BATCH as i64)];
         call.db().run(&WAITED_FOR, values, |row| row.text(1))
     };
-    let groups = |after: &str| group::page(call, after, grant::BATCH);
-    let bridges = |after: &str| bridge::page(call, after, grant::BATCH);
+    let groups = |after: &str| group::page(call, after, limits::GRANT_BATCH);
+    let bridges = |after: &str| bridge::page(call, after, limits::GRANT_BATCH);
     let sources: [&dyn Fn(&str) -> Vec<String>; 3] = [&waited_for, &groups, &bridges];
     for fetch in sources {
         let mut after = String::new();
@@ -228,7 +224,7 @@ fn look_through(call: &Call, flags: u32, now: u64, pass: &mut Pass) -> Result<Ve
             pass.handed_over += outcome.granted.len();
             pass.has_granted(outcome.granted);
             left |= !come_back_to(call, &outcome.busy);
-            if pass.handed_over >= MAX_HAND_OVER {
+            if pass.handed_over >= limits::MAX_HAND_OVER {
                 call.database.flag(flags);
                 pass.more = true;
                 return Ok(dead);

@@ -1,10 +1,9 @@
 //! Sessions whose slots and rows do not fit together, after a restart or the end of a prepared transaction.
 
-use super::{MAX_DEAD, end_dropped, is_of_dropped};
+use super::{end_dropped, is_of_dropped};
 use crate::base::error::Result;
-use crate::base::settings;
+use crate::base::{limits, settings};
 use crate::call::Call;
-use crate::lease::grant;
 use crate::pg::clock;
 use crate::pg::guard::{Guard, Mode};
 use crate::pg::spi::{Statement, Value};
@@ -28,7 +27,7 @@ pub(super) fn settle_sessions(call: &Call, flags: u32) -> Result<(Vec<Uuid>, boo
     // Whoever gets a slot from here on is judged after that.
     call.database.without_slot.store(0, Ordering::Release);
     let (mut dead, mut left, mut without_slot) = (Vec::new(), false, Vec::new());
-    for chunk in sessions.chunks(grant::BATCH) {
+    for chunk in sessions.chunks(limits::GRANT_BATCH) {
         for row in session::rows(chunk) {
             // Sessions of before the restart get their slot here, if nobody has needed it yet.
             match call.slot_of(&row) {
@@ -56,7 +55,7 @@ pub(super) fn settle_sessions(call: &Call, flags: u32) -> Result<(Vec<Uuid>, boo
     come_back_for(call, &without_slot, flags);
     end_orphans(call, &sessions.into_iter().collect());
     death::tidy(call);
-    dead.extend(call.db().run(&STRAYS, vec![Value::Long(MAX_DEAD as i64)], |row| (row.uuid(1), 0, 0)));
+    dead.extend(call.db().run(&STRAYS, vec![Value::Long(limits::MAX_DEAD as i64)], |row| (row.uuid(1), 0, 0)));
     // Each gets a dead slot, so that it is come back to if it is in somebody's hands now. A tombstone does not do that.
     for (session, role, ttl_ms) in &dead {
         left |= call.shared.find(call.home, *session).is_some_and(|at| is_in_state(call, at, State::Gone));

@@ -4,9 +4,10 @@
 //! what is committed, as every statement of ours does, whatever the age of its own snapshot; at READ COMMITTED, so that no conflict is found that
 //! is not its client's.
 
+use super::pass;
 use super::waited::Looked;
-use super::{MAX_HAND_OVER, pass};
 use crate::base::error::Result;
+use crate::base::limits;
 use crate::call::{Call, ends_with_answer};
 use crate::ending::notify;
 use crate::ending::retention::{self, DoneUntil};
@@ -58,10 +59,10 @@ pub fn pass_if_asked(call: &Call) -> Result<bool> {
         call.database.asked.store(true, Ordering::Release);
         return Ok(false);
     }
-    let mut done = pass(call, MAX_HAND_OVER, true, &mut Looked::default())?;
+    let mut done = pass(call, limits::MAX_HAND_OVER, true, &mut Looked::default())?;
     let now = clock::now();
     if retention::is_time(call.database, now, done.looked_through) {
-        retention::retire(call, now, MAX_HAND_OVER, done.looked_through, &mut DoneUntil::default());
+        retention::retire(call, now, limits::MAX_HAND_OVER, done.looked_through, &mut DoneUntil::default());
     }
     // Of its own grants the ring is told at the end of this transaction, as of any other's.
     done.changed.retain(|_, granted| granted.is_none());

@@ -7,6 +7,7 @@
 //! The look says who is first in line, and the hand-over serves just these. So few are looked at before what was found is handed over: meanwhile
 //! somebody may come to be first whose place was taken earlier and is committed only now.
 
+use crate::base::limits;
 use crate::call::Call;
 use crate::lease::handover::Seen;
 use crate::lease::line::{First, Lines};
@@ -15,12 +16,8 @@ use crate::pg::clock;
 use pgrx::Uuid;
 use std::collections::{BTreeMap, HashMap};
 
-/// Leases that one pass looks at: 50 ms.
-const MAX_LOOKS: usize = 50_000;
 /// Leases that are looked at before what was found is handed over, which takes longer than to look at as many.
 const PAGE: usize = 1_000;
-/// Sessions that are remembered.
-const MAX_SESSIONS: usize = 100_000;
 
 /// Leases of dead sessions that have been looked at, as far as they are waited for.
 #[derive(Default)]
@@ -52,7 +49,7 @@ pub struct Looks(usize);
 
 impl Looks {
     pub fn of_a_pass() -> Looks {
-        Looks(MAX_LOOKS)
+        Looks(limits::MAX_LOOKS)
     }
 
     pub fn are_spent(&self) -> bool {
@@ -63,7 +60,7 @@ impl Looks {
 impl Looked {
     /// Looks at the next leases, until `most` have been found that are waited for.
     pub fn next(&mut self, call: &Call, sessions: &[Uuid], most: usize, looks: &mut Looks) -> Page {
-        if self.0.len() > MAX_SESSIONS {
+        if self.0.len() > limits::MAX_REMEMBERED {
             self.0.clear();
         }
         let (held, mut lines) = (Held::open(), Lines::of(call, None));

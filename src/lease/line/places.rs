@@ -1,7 +1,8 @@
 //! Places by who has them. What a session has had of a line stays in the index while an old snapshot is open; below the floor of that line (see
 //! [`crate::session::floor`]) it is not looked at.
 
-use super::{MAX_PLACES, PLACE, RESOURCE, TABLE};
+use super::{PLACE, RESOURCE, TABLE};
+use crate::base::limits;
 use crate::pg::table::{Key, Tuple};
 use crate::pg::text::Text;
 use crate::session::floor::BySession;
@@ -38,9 +39,10 @@ pub fn is_full(session: Uuid) -> bool {
     let (table, mut count) = (by_session(), 0);
     let mut enough = |_: &Tuple| {
         count += 1;
-        (count == MAX_PLACES).then_some(())
+        (count == limits::MAX_PLACES).then_some(())
     };
-    table.table.entries(&[Key::Uuid(session)], MAX_PLACES) == MAX_PLACES && table.each(session, &mut enough).is_some()
+    table.table.entries(&[Key::Uuid(session)], limits::MAX_PLACES) == limits::MAX_PLACES
+        && table.each(session, &mut enough).is_some()
 }
 
 /// Up to `most` places of sessions, after the first `skip`, with their resources.

@@ -44,7 +44,7 @@ mod file;
 use super::slots::{Home, PRIVATE, Slot};
 use super::word::{FOREVER, State};
 use super::{Shared, shared};
-use crate::base::settings::LONGEST_TTL_MS;
+use crate::base::limits;
 use crate::pg::clock;
 use file::{CONTROL, Origin};
 use pgrx::{Uuid, pg_sys};
@@ -58,8 +58,6 @@ use std::sync::atomic::Ordering;
 /// In the data directory, which the postmaster is in. Recovery leaves it alone.
 const FILE: &CStr = c"pg_stat/eskit_lease.stat";
 const NEW_FILE: &CStr = c"pg_stat/eskit_lease.tmp";
-/// No more than this is written or read: two million sessions.
-const MOST_BYTES: usize = 64 << 20;
 
 /// A session and where its rows are.
 type Key = (u128, u32, u32);
@@ -95,7 +93,7 @@ impl Left {
         let mut sessions: Vec<_> = without_slot.map(|(key, left)| (*key, left.saturating_sub(ran))).collect();
         sessions.append(&mut slots);
         let silent = self.silent.saturating_add(ran);
-        sessions.retain(|(_, left)| *left > 0 || silent < u64::from(LONGEST_TTL_MS.cast_unsigned()) * 1_000);
+        sessions.retain(|(_, left)| *left > 0 || silent < u64::from(limits::LONGEST_TTL_MS.cast_unsigned()) * 1_000);
         sessions.sort_unstable();
         Left { sessions, silent }
     }
@@ -146,7 +144,7 @@ impl Shared {
         let left = self.left.at_stop(slots, stop.saturating_sub(t0));
         let mut file = File::create(path(NEW_FILE))?;
         let bytes = left.encode(Origin::of(&control, &file.metadata()?));
-        if bytes.len() > MOST_BYTES {
+        if bytes.len() > limits::MAX_LEFT_BYTES {
             return Err(io::Error::other(format!("{} sessions are too many", left.sessions.len())));
         }
         file.write_all(&bytes)?;
@@ -177,7 +175,7 @@ fn read() -> Result<Left, String> {
     if ["backup_label", "standby.signal", "recovery.signal"].iter().any(|sign| Path::new(sign).exists()) {
         return Err("is not of this history".to_owned());
     }
-    if file.len() > MOST_BYTES as u64 {
+    if file.len() > limits::MAX_LEFT_BYTES as u64 {
         return Err("is damaged".to_owned());
     }
     let control = control().ok_or("is of another stop than the last")?;
@@ -307,7 +305,7 @@ mod tests {
 
     #[test]
     fn entries_go_once_they_say_nothing_more() {
-        let longest = u64::from(LONGEST_TTL_MS.cast_unsigned()) * 1_000;
+        let longest = u64::from(limits::LONGEST_TTL_MS.cast_unsigned()) * 1_000;
         let left = Left::default().at_stop(vec![((1, 2, 3), 0), ((2, 2, 3), 5)], 1_000);
         assert_eq!((left.sessions.len(), left.given((1, 2, 3), TTL), left.given((9, 2, 3), TTL)), (2, 0, TTL - 1_000));
         let left = left.at_stop(vec![], longest);
