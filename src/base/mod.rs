@@ -4,3 +4,5 @@ pub mod error;
 pub mod interval;
 pub mod limits;
 pub mod settings;
+
+pub const VERSION: &str = env!("CARGO_PKG_VERSION");

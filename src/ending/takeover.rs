@@ -27,10 +27,9 @@ use crate::lease::{history, line, release};
 use crate::pg::clock;
 use crate::pg::guard::{Guard, Mode};
 use crate::pg::spi::{Statement, Value};
-use crate::pg::table::{Flight, Key, Locked, Sight, Table, Tuple, page_of};
-use crate::session::holders::{Holder, Holders};
+use crate::pg::table::{Key, Locked, Table, Tuple, page_of};
 use crate::session::named::Name;
-use crate::session::{SessionRow, delete, lock_row, lock_rows, row};
+use crate::session::{SessionRow, delete, lock_row, lock_rows, row, succession};
 use crate::shmem::slots::SlotRef;
 use pgrx::Uuid;
 use pgrx::pg_sys::{ItemPointerData, Oid, UUIDARRAYOID, UUIDOID};
@@ -43,7 +42,6 @@ static REDIRECT: Statement =
     Statement::writes(include_str!("../../sql/query/takeover/redirect.sql"), &[UUIDOID, UUIDOID]);
 static ADOPT: Statement =
     Statement::writes(include_str!("../../sql/query/takeover/adopt.sql"), &[UUIDARRAYOID, UUIDOID]);
-static FORGET: Statement = Statement::tidies(include_str!("../../sql/query/takeover/forget.sql"), &[UUIDARRAYOID]);
 
 /// Ends the living sessions of the consumer, of the same role, and has the new one inherit from them.
 pub fn take_over(call: &Call, new: SlotRef, consumer: &str) -> Result<()> {
@@ -103,7 +101,7 @@ fn succeed(call: &Call, old: &SessionRow, at: SlotRef, new: SlotRef) -> Result<(
     call.seam().ended(at, false);
     call.seam().revise(new);
     if alone && !left {
-        forget(call, &[from]);
+        succession::forget(call, &[from]);
     }
     Ok(())
 }
@@ -115,68 +113,15 @@ fn predecessors(consumer: &str, role: Oid, but: Uuid) -> Vec<Uuid> {
     found
 }
 
-/// Sessions by whom they may give a lease in grace back to.
-fn graces() -> Table {
-    Table::open(c"_sessions", c"_sessions_grace_of")
-}
-
 /// Has a session acquire what is in grace of its predecessor. False while another transaction has any of that in hand: until it has ended,
 /// whoever reads whose grace that is finds the successor by the succession.
 fn adopt_graces(call: &Call, from: Uuid, to: Uuid) -> bool {
-    let (graces, left) = lock_rows(page_of(&graces(), &[from], usize::MAX, 0, |row| row.get(1)));
+    let (graces, left) = lock_rows(page_of(&succession::graces(), &[from], usize::MAX, 0, |row| row.get(1)));
     let sessions = crate::session::table();
     let adopt = |_: &Tuple| Some(vec![(10, Value::Uuid(to).datum())]);
     let adopted = graces.iter().map(|session| sessions.update_rows(&[Key::Uuid(*session)], adopt)).sum();
     call.written(adopted, &ADOPT, vec![Value::Uuids(&graces), Value::Uuid(to)]);
     !left
-}
-
-/// Whether anything is in grace of a session that has a successor, which is yet to be the successor's.
-pub fn leaves_grace(session: Uuid) -> bool {
-    is_in_grace_of(session) && successor(session).is_some()
-}
-
-/// Puts a session at the head of the queue of what its predecessor has let go of with grace: it has that before all who are in line. False for
-/// any other resource.
-pub fn waits_ahead(call: &Call, resource: &str, session: Uuid) -> bool {
-    // Mostly nothing is in grace.
-    if !graces().has_entry(&[]) {
-        return false;
-    }
-    let rows = Leases::open().rows(resource);
-    let holders = Holders::of(call, rows.iter().filter_map(|row| row.session));
-    let is_left = |holder: &Holder| holder.grace_of == Some(session) && holder.fencer != Some(session);
-    let ahead = rows.iter().any(|row| holders.living(row.session).is_some_and(is_left));
-    if ahead {
-        line::take_first_place(call, resource, session);
-    }
-    ahead
-}
-
-/// Whether a session may acquire any lease that is in grace, or has a predecessor of which something may be left.
-pub fn has_grace(session: Uuid) -> bool {
-    let of_former = Table::open(c"_successions", c"_successions_successor");
-    is_in_grace_of(session) || of_former.has_entry(&[Key::Uuid(session)])
-}
-
-/// Whether a session has let go with grace, which is not over, of another slot of a resource than this one.
-pub fn keeps_another(call: &Call, resource: &str, slot: i32, session: Uuid) -> bool {
-    let is_kept_in = |private: Uuid| {
-        row(private).is_some_and(|row| row.fencer == Some(session)) && !matches!(call.living(private), Ok(None))
-    };
-    // After the session's own rows: what leaves it for its grace is seen in one of both.
-    let graces = graces();
-    if graces.entries(&[Key::Uuid(session)], limits::MAX_GRACES) < limits::MAX_GRACES {
-        let privates = page_of(&graces, &[session], usize::MAX, 0, |row| row.get::<Uuid>(1));
-        let has_another = |private: Uuid| row::of_session(resource, private).iter().any(|row| row.slot != slot);
-        return privates.into_iter().any(|private| has_another(private) && is_kept_in(private));
-    }
-    let others = Leases::open().rows(resource).into_iter().filter(|row| row.slot != slot);
-    others.filter_map(|row| row.session).any(|holder| holder != session && is_kept_in(holder))
-}
-
-fn is_in_grace_of(session: Uuid) -> bool {
-    !page_of(&graces(), &[session], 1, 0, |row| row.get::<Uuid>(1)).is_empty()
 }
 
 /// Up to so many seats that a session has.
@@ -294,10 +239,10 @@ pub struct Inherited {
 
 /// Passes on what is left of dead sessions that have living successors, up to `most` leases of each.
 pub fn inherit_from_dead(call: &Call, dead: &[Uuid], most: usize) -> Result<Inherited> {
-    let (mut inherited, table) = (Inherited::default(), table());
+    let (mut inherited, table) = (Inherited::default(), succession::table());
     // Mostly nobody has been taken over.
     let dead = if table.has_entry(&[]) { dead } else { &[] };
-    for (from, to) in dead.iter().filter_map(|from| Some((*from, successor_in(&table, *from)?))) {
+    for (from, to) in dead.iter().filter_map(|from| Some((*from, succession::successor_in(&table, *from)?))) {
         inherited.left |= !adopt_graces(call, from, to);
         let Some(to) = call.living(to)? else { continue };
         if row(to.session()).is_none_or(|row| row.draining) {
@@ -314,66 +259,4 @@ pub fn inherit_from_dead(call: &Call, dead: &[Uuid], most: usize) -> Result<Inhe
         inherited.left |= left;
     }
     Ok(inherited)
-}
-
-/// The successor of a session that was taken over, whatever has become of it, for as long as anything of that session is left.
-pub fn successor(session: Uuid) -> Option<Uuid> {
-    successor_in(&table(), session)
-}
-
-fn table() -> Table {
-    Table::open(c"_successions", c"_successions_pkey")
-}
-
-fn successor_in(table: &Table, session: Uuid) -> Option<Uuid> {
-    table.scan(Sight::Latest, &[Key::Uuid(session)], |row, _| row.get::<Uuid>(2))
-}
-
-/// The row of the living successor of a dead session.
-pub fn living_successor(call: &Call, session: Uuid) -> Option<SessionRow> {
-    row(successor(session)?).filter(|row| call.standing_of(row).is_some())
-}
-
-/// The living successor of a dead session, which is to have what is left of that. One that drains takes nothing new.
-pub fn heir(call: &Call, session: Uuid) -> Option<Uuid> {
-    living_successor(call, session).filter(|row| !row.draining).map(|row| row.session)
-}
-
-/// The sessions that a session took over, for as long as anything of them is left.
-pub fn former(session: Uuid) -> Vec<Uuid> {
-    let of_former = Table::open(c"_successions", c"_successions_successor");
-    page_of(&of_former, &[session], usize::MAX, 0, |row| row.get(1))
-}
-
-/// Whether a session has a living successor, or gets one if a transaction commits that is open. So what it waits for is not given to those behind
-/// it: the successor may have its place, and not be seen there yet.
-pub fn has_successor(call: &Call, session: Uuid) -> bool {
-    let table = table();
-    let being_written = || table.scan(Sight::Dirty, &[Key::Uuid(session)], |_, flight| Some(flight != Flight::None));
-    // Mostly nobody has been taken over. In this order: what is committed meanwhile is seen in one of both.
-    table.has_entry(&[]) && (being_written() == Some(true) || heir(call, session).is_some())
-}
-
-/// The living successors of those among some dead sessions that have one, as [`heir`] finds them.
-pub fn heirs(call: &Call, dead: impl Iterator<Item = Uuid>) -> HashMap<Uuid, Uuid> {
-    let mut dead = dead.peekable();
-    // Mostly nobody is dead, and nobody has been taken over.
-    if dead.peek().is_none() || !table().has_entry(&[]) {
-        return HashMap::new();
-    }
-    // One of the dead may have had many.
-    let dead: HashSet<Uuid> = dead.collect();
-    dead.into_iter().filter_map(|dead| Some((dead, heir(call, dead)?))).collect()
-}
-
-/// Forgets the successors of sessions of which nothing is left. A row that somebody is just changing stays: it says nothing any more.
-pub fn forget(call: &Call, sessions: &[Uuid]) {
-    let table = table();
-    let mine = |session: &Uuid| {
-        let row = table.scan(Sight::Latest, &[Key::Uuid(*session)], |row, _| Some(row.tid()));
-        row.is_some_and(|tid| table.lock(tid, false) == Locked::Mine)
-    };
-    let forgotten: Vec<Uuid> = sessions.iter().copied().filter(mine).collect();
-    let deleted = forgotten.iter().map(|session| table.delete_rows(&[Key::Uuid(*session)])).sum();
-    call.written(deleted, &FORGET, vec![Value::Uuids(&forgotten)]);
 }

@@ -3,9 +3,9 @@
 use super::{Execution, Executions, Probe, State, column, now};
 use crate::base::error::{Error, Result};
 use crate::call::{Call, enter, text_arg};
+use crate::keys;
 use crate::lease::acquire::grantee;
 use crate::lease::fence;
-use crate::lease::grant::stripe;
 use crate::lease::verbs::acquirer;
 use crate::pg::guard::{Guard, Mode};
 use crate::pg::json::Jsonb;
@@ -159,7 +159,7 @@ fn begin(call: &Call, me: SlotRef, key: &str, retry_in_doubt: bool) -> Result<An
             Probe::Row(row) => row,
             Probe::Absent => {
                 let session = starter()?;
-                let stripe = Guard::Stripe(stripe(key, 0));
+                let stripe = Guard::Stripe(keys::stripe(key, 0));
                 if !had(stripe) {
                     return Err(Error::AttemptInFlight { key: key.to_owned() }.into());
                 }

@@ -6,14 +6,14 @@
 //! behind them.
 
 use crate::call::Call;
-use crate::ending::takeover;
-use crate::lease::grant;
+use crate::keys;
 use crate::pg::clock;
 use crate::pg::guard::{Guard, Mode};
 use crate::pg::spi::{self, Statement, Value};
 use crate::pg::table::{Change, Flight, Key, Locked, Sight, Stand, Table, Tuple};
 use crate::pg::text::Text;
 use crate::session::floor::{self, BySession};
+use crate::session::succession;
 use pgrx::Uuid;
 use pgrx::pg_sys::{INT8OID, ItemPointerData, TEXTOID, UUIDARRAYOID, UUIDOID};
 use std::ffi::CStr;
@@ -119,7 +119,7 @@ fn row_of(group: &str, session: Uuid) -> Option<ItemPointerData> {
 
 /// Whether a session is a member, also in the name of one that it took over. What others have not committed is left out.
 pub fn is_member(group: &str, session: Uuid) -> bool {
-    has_row(group, session) || takeover::former(session).into_iter().any(|former| has_row(group, former))
+    has_row(group, session) || succession::former(session).into_iter().any(|former| has_row(group, former))
 }
 
 /// Whether a session is a member in its own name.
@@ -139,7 +139,7 @@ pub fn join(call: &Call, group: &str, session: Uuid) {
     let now = Value::Long(clock::now().cast_signed());
     let values = vec![Value::Text(group), Value::Uuid(session), now, Value::Long(call.shared.boot_id())];
     // For the line's floor: before a place that is there, all lower ones are.
-    let stripe = Guard::Stripe(grant::stripe(group, 0));
+    let stripe = Guard::Stripe(keys::stripe(group, 0));
     stripe.lock(Mode::Exclusive);
     call.db().execute(&JOIN, values);
     stripe.unlock(Mode::Exclusive);
@@ -149,7 +149,7 @@ pub fn join(call: &Call, group: &str, session: Uuid) {
 /// other transactions have. The caller has locked the group.
 pub fn move_up(group: &str, sessions: &[Uuid]) {
     let mine = lock(group, sessions);
-    let stripe = Guard::Stripe(grant::stripe(group, 0));
+    let stripe = Guard::Stripe(keys::stripe(group, 0));
     stripe.lock(Mode::Exclusive);
     let next = || vec![(PLACE as i32, Some(spi::next(c"_members_place_seq").into()))];
     write(group, &mine, |table, _| table.update(&next()));

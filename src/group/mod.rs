@@ -43,14 +43,14 @@ mod verbs;
 use crate::base::error::Result;
 use crate::base::settings;
 use crate::call::{Call, runs_code};
-use crate::ending::takeover;
 use crate::lease::handover::HandOver;
 use crate::lease::row::LeaseRow;
 use crate::pg::guard::{Guard, Mode};
 use crate::pg::spi::{Statement, Value};
 use crate::pg::{catalog, clock};
+use crate::session::{self, succession};
 use crate::shmem::Shared;
-use crate::{keys, seam, session};
+use crate::{keys, seam};
 use pgrx::Uuid;
 use pgrx::pg_sys::{self, INT4OID, TEXTOID};
 use state::{STALE, State};
@@ -258,7 +258,7 @@ fn pass_on_at_commit(shared: &'static Shared, _: &str) -> Result<()> {
     let call = Call::open(shared)?;
     if can_rebalance() {
         for old in seam::ended() {
-            takeover::living_successor(&call, old).map(|new| inherit(&call, old, new.session));
+            succession::living_successor(&call, old).map(|new| inherit(&call, old, new.session));
         }
     }
     Ok(())

@@ -4,14 +4,13 @@ use super::assign::Assignor;
 use super::{members, targets};
 use crate::base::limits;
 use crate::call::Call;
-use crate::ending::takeover;
 use crate::lease::declaration::{self, Kind};
 use crate::lease::row::{LeaseRow, Leases};
 use crate::pg::table::{Change, Key, Locked, Sight, Table, Tuple};
 use crate::pg::text::Text;
 use crate::pg::{catalog, clock};
-use crate::session::SessionRow;
 use crate::session::holders::{Holders, living_rows};
+use crate::session::{SessionRow, succession};
 use pgrx::Uuid;
 use pgrx::pg_sys::ItemPointerData;
 use std::collections::{HashMap, HashSet};
@@ -177,7 +176,7 @@ impl State {
                 return true;
             }
             self.knows_heirs = self.knows_heirs && catalog::lock_all(&[c"_successions"]);
-            let heir = self.knows_heirs.then(|| takeover::living_successor(call, member.session));
+            let heir = self.knows_heirs.then(|| succession::living_successor(call, member.session));
             let Some(row) = heir.flatten() else { return true };
             self.heirs.insert(member.session, row.session);
             member.lives(&row);

@@ -7,7 +7,6 @@ use super::{claim_membership, cursor, judge, judge_for_reader, members, targets}
 use crate::base::error::{Error, Result};
 use crate::base::{interval, limits};
 use crate::call::{Call, enter, text_arg};
-use crate::ending::takeover;
 use crate::item;
 use crate::lease::acquire::grantee;
 use crate::lease::declaration::{self, Kind, Stands};
@@ -21,7 +20,7 @@ use crate::pg::spi::{self, Statement, Value};
 use crate::pg::table::{Key, Tuple};
 use crate::pg::text::Text;
 use crate::session::holders::Holders;
-use crate::session::touch;
+use crate::session::{succession, touch};
 use crate::shmem::slots::SlotRef;
 use pgrx::datum::Interval;
 use pgrx::pg_sys::{self, INT4OID, TEXTOID};
@@ -156,7 +155,7 @@ fn group_drop(group_name: Option<Text>) -> Result<()> {
     if joining {
         return Err(Error::BeingDeclared { name }.into());
     }
-    let heirs = members.iter().filter_map(|member| takeover::successor(*member));
+    let heirs = members.iter().filter_map(|member| succession::successor(*member));
     let named: Vec<Uuid> = members.iter().copied().chain(heirs).collect();
     let living = Holders::of(&call, named.iter().copied());
     if let Some(member) = named.iter().find_map(|member| living.living(Some(*member))) {
@@ -212,7 +211,7 @@ fn group_join(group_name: Option<Text>, session: Option<Uuid>) -> Result<i64> {
 /// Takes a session out of a group. Returns how many rows that were: it is a member in the names of those that it took
 /// over, too, and before all in theirs, of which the sweep may just be making its own.
 fn leave(call: &Call, group: &str, session: Uuid) -> u64 {
-    let named: Vec<Uuid> = takeover::former(session).into_iter().chain([session]).collect();
+    let named: Vec<Uuid> = succession::former(session).into_iter().chain([session]).collect();
     members::remove(call, group, &named)
 }
 

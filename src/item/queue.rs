@@ -4,8 +4,8 @@ use super::{ITEMS, LATER, Order, Queue, heads};
 use crate::base::error::{Error, Result};
 use crate::base::interval;
 use crate::call::{Call, enter, text_arg};
+use crate::keys;
 use crate::lease::declaration::{self, Kind, Stands};
-use crate::lease::grant::stripe;
 use crate::pg::guard::{Guard, Mode};
 use crate::pg::spi::{self, Statement, Value};
 use crate::pg::table::{Flight, Key, Locked, Sight, Table};
@@ -68,7 +68,7 @@ fn queue_create(
 
 /// Makes the row of a queue whose name nobody has, nor is about to have.
 fn create(call: &Call, name: &str, attempts: i32, backoff: i32, order: Order, group: Option<&str>) -> Result<()> {
-    let stripe = Guard::Stripe(stripe(name, -1));
+    let stripe = Guard::Stripe(keys::stripe(name, -1));
     stripe.lock(Mode::Exclusive);
     let (mut known, mut in_flight) = (Queue::find(name).is_some(), false);
     Queue::table().scan(Sight::Dirty, &[Key::Text(name)], |_, flight| {

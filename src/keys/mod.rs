@@ -37,6 +37,13 @@ fn range_of(id: u128, partitions: i32) -> Option<i32> {
     i32::try_from((high + (low >> 64)) >> 64).ok()
 }
 
+/// Far more than calls that make new names at one time, so that few meet on a stripe by accident.
+const STRIPES: u64 = 1 << 16;
+
+pub fn stripe(resource: &str, slot: i32) -> u16 {
+    (fnv1a(resource).wrapping_add(u64::from(slot.cast_unsigned())) % STRIPES) as u16
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -25,7 +25,6 @@ use super::{grace, line};
 use crate::base::error::Result;
 use crate::base::limits;
 use crate::call::Call;
-use crate::ending::takeover;
 use crate::pg::guard::{Guard, Mode};
 use crate::pg::{catalog, spi};
 use crate::session::holders::{Holder, Holders};
@@ -162,7 +161,7 @@ fn line_up(call: &Call, me: SlotRef, resource: &String, answer: &mut Answer) -> 
         None => answer.reason = "expired",
         Some(row) if row.draining => answer.reason = "draining",
         Some(_) => {
-            let ahead = answer.reason == "busy" && takeover::waits_ahead(call, resource, me.session());
+            let ahead = answer.reason == "busy" && grace::waits_ahead(call, resource, me.session());
             if !ahead && !line::has_place(resource, me.session()) {
                 // It may have had one, and just been served: with another it would get the resource again when it lets go of it, unasked.
                 let served = !row::of_session(resource, me.session()).is_empty();

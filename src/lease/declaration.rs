@@ -12,12 +12,12 @@
 //! semaphore that shrinks by each grant, so it is asked for again for a while ([`patiently`]). But nobody waits for a transaction that
 //! stays open.
 
-use super::grant::stripe;
 use super::line;
 use super::row::{Leases, Probe};
 use crate::base::error::{Error, Result};
 use crate::base::limits;
 use crate::call::Call;
+use crate::keys;
 use crate::pg::clock;
 use crate::pg::guard::{Guard, Mode};
 use crate::pg::spi::{Statement, Value};
@@ -191,7 +191,7 @@ pub fn slots_arg(what: &'static str, slots: Option<i32>) -> Result<i32> {
 
 /// Declares a name that nobody holds or waits for.
 pub fn declare(call: &Call, resource: &str, kind: Kind, slots: i32) -> Result<()> {
-    let stripe = Guard::Stripe(stripe(resource, 0));
+    let stripe = Guard::Stripe(keys::stripe(resource, 0));
     stripe.lock(Mode::Exclusive);
     match stands(resource) {
         Stands::Absent => (),

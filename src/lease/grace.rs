@@ -16,16 +16,17 @@
 
 use super::declaration::{self, Kind};
 use super::release::find;
-use super::row::{LeaseRow, Leases};
+use super::row::{self, LeaseRow, Leases};
 use super::{grant, line};
 use crate::base::error::{Error, Result};
+use crate::base::limits;
 use crate::call::Call;
 use crate::pg::clock;
 use crate::pg::guard::{Guard, Mode};
 use crate::pg::spi::{Statement, Value};
-use crate::pg::table::Locked;
-use crate::session::holders::Holders;
-use crate::session::{self, New};
+use crate::pg::table::{Key, Locked, page_of};
+use crate::session::holders::{Holder, Holders};
+use crate::session::{self, New, row, succession};
 use crate::shmem::slots::SlotRef;
 use pgrx::Uuid;
 use pgrx::pg_sys::{INT4OID, TEXTOID, UUIDOID};
@@ -151,4 +152,37 @@ pub fn end(call: &Call, row: &LeaseRow) {
     if let Some(private) = private(call, row) {
         end_private(call, private);
     }
+}
+
+/// Puts a session at the head of the queue of what its predecessor has let go of with grace: it has that before all who are in line. False for
+/// any other resource.
+pub fn waits_ahead(call: &Call, resource: &str, session: Uuid) -> bool {
+    // Mostly nothing is in grace.
+    if !succession::graces().has_entry(&[]) {
+        return false;
+    }
+    let rows = Leases::open().rows(resource);
+    let holders = Holders::of(call, rows.iter().filter_map(|row| row.session));
+    let is_left = |holder: &Holder| holder.grace_of == Some(session) && holder.fencer != Some(session);
+    let ahead = rows.iter().any(|row| holders.living(row.session).is_some_and(is_left));
+    if ahead {
+        line::take_first_place(call, resource, session);
+    }
+    ahead
+}
+
+/// Whether a session has let go with grace, which is not over, of another slot of a resource than this one.
+pub fn keeps_another(call: &Call, resource: &str, slot: i32, session: Uuid) -> bool {
+    let is_kept_in = |private: Uuid| {
+        row(private).is_some_and(|row| row.fencer == Some(session)) && !matches!(call.living(private), Ok(None))
+    };
+    // After the session's own rows: what leaves it for its grace is seen in one of both.
+    let graces = succession::graces();
+    if graces.entries(&[Key::Uuid(session)], limits::MAX_GRACES) < limits::MAX_GRACES {
+        let privates = page_of(&graces, &[session], usize::MAX, 0, |row| row.get::<Uuid>(1));
+        let has_another = |private: Uuid| row::of_session(resource, private).iter().any(|row| row.slot != slot);
+        return privates.into_iter().any(|private| has_another(private) && is_kept_in(private));
+    }
+    let others = Leases::open().rows(resource).into_iter().filter(|row| row.slot != slot);
+    others.filter_map(|row| row.session).any(|holder| holder != session && is_kept_in(holder))
 }

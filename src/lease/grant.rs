@@ -16,11 +16,10 @@
 
 use super::declaration::{self, Kind, Stands};
 use super::row::{self, LeaseRow, Leases, Owner, Probe, Seat};
-use super::{fence, history, line, refence, release};
+use super::{fence, grace, history, line, refence, release};
 use crate::base::limits;
 use crate::bridge::tend;
 use crate::call::Call;
-use crate::ending::takeover;
 use crate::keys;
 use crate::pg::guard::{Guard, Mode};
 use crate::pg::spi::{self, Statement, Value};
@@ -42,8 +41,6 @@ static UPDATE: Statement = Statement::writes(
     &[TEXTARRAYOID, INT4ARRAYOID, UUIDOID, INT4OID, BOOLOID],
 );
 
-/// Far more than calls that make new names at one time, so that few meet on a stripe by accident.
-const STRIPES: u64 = 1 << 16;
 /// Tries for a stripe, half a millisecond apart: it is held for the time of a statement.
 const STRIPE_TRIES: u32 = 30;
 
@@ -139,14 +136,10 @@ fn grant_batch(call: &Call, leases: &Leases, mut candidates: Vec<Candidate>, gra
     }));
 }
 
-pub fn stripe(resource: &str, slot: i32) -> u16 {
-    (keys::fnv1a(resource).wrapping_add(u64::from(slot.cast_unsigned())) % STRIPES) as u16
-}
-
 /// The stripes of the new rows among the candidates, as far as they are to be had; in order.
 fn take_stripes(candidates: &[Candidate]) -> BTreeSet<u16> {
     let new = candidates.iter().filter(|candidate| candidate.row.is_none());
-    let wanted: BTreeSet<u16> = new.map(|candidate| stripe(&candidate.resource, candidate.slot)).collect();
+    let wanted: BTreeSet<u16> = new.map(|candidate| keys::stripe(&candidate.resource, candidate.slot)).collect();
     let mut tries = STRIPE_TRIES;
     let mut take = |stripe: &u16| loop {
         if Guard::Stripe(*stripe).try_lock(Mode::Exclusive) {
@@ -200,7 +193,7 @@ fn takes_slot(leases: &Leases, candidate: &Candidate, stripes: &BTreeSet<u16>, p
     match &candidate.row {
         Some(row) => leases.lock(row.tid, false) == Locked::Mine,
         None => {
-            stripes.contains(&stripe(&candidate.resource, candidate.slot))
+            stripes.contains(&keys::stripe(&candidate.resource, candidate.slot))
                 && matches!(leases.probe(&candidate.resource, candidate.slot), Probe::Absent)
                 && (candidate.declared.is_some() || plain(&candidate.resource))
         }
@@ -212,7 +205,7 @@ fn takes_slot(leases: &Leases, candidate: &Candidate, stripes: &BTreeSet<u16>, p
 pub fn is_only_permit(call: &Call, resource: &str, slot: i32, session: Uuid) -> bool {
     Guard::Seat(session, keys::fnv1a(resource)).try_lock(Mode::Exclusive)
         && row::of_session(resource, session).iter().all(|row| row.slot == slot)
-        && !takeover::keeps_another(call, resource, slot, session)
+        && !grace::keeps_another(call, resource, slot, session)
 }
 
 /// Whether the grantee has it already.

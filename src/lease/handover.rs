@@ -14,9 +14,9 @@ use super::semaphore;
 use crate::base::error::Result;
 use crate::base::limits;
 use crate::call::Call;
-use crate::ending::takeover;
 use crate::pg::guard::{Guard, Mode};
 use crate::session::holders::Holders;
+use crate::session::succession;
 use crate::shmem::databases::Counter;
 use crate::shmem::slots::SlotRef;
 use crate::{group, session};
@@ -180,7 +180,7 @@ fn free_among(
     }
     let holders = Holders::of(call, held.iter().filter_map(|(_, row, _)| row.session));
     let dead = held.iter().filter_map(|(_, row, _)| row.session.filter(|_| holders.living(row.session).is_none()));
-    let heirs = takeover::heirs(call, dead);
+    let heirs = succession::heirs(call, dead);
     for (resource, row, next) in held {
         if holders.living(row.session).is_some() {
             result.held.push((resource.clone(), row));

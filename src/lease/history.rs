@@ -12,12 +12,11 @@ use super::grant::Candidate;
 use super::row::{LeaseRow, Seat};
 use crate::base::settings;
 use crate::call::Call;
-use crate::ending::takeover;
 use crate::pg::spi::{Statement, Value};
 use crate::pg::table::Table;
 use crate::pg::text::role_name;
 use crate::pg::{catalog, clock};
-use crate::session::{self, SessionRow, holders};
+use crate::session::{self, SessionRow, holders, succession};
 use crate::shmem::databases::Kept;
 use pgrx::Uuid;
 use pgrx::pg_sys::{Datum, FLOAT8OID, INT4OID, INT8OID, Oid, TEXTOID};
@@ -118,7 +117,7 @@ impl Sessions {
     /// Of one that was taken over there is no row any more, but its successor has its name.
     fn name(&mut self, session: Uuid) -> Option<String> {
         let name = |row: &SessionRow| row.consumer.clone();
-        self.of(session).map(name).or_else(|| self.of(takeover::successor(session)?).map(name))
+        self.of(session).map(name).or_else(|| self.of(succession::successor(session)?).map(name))
     }
 
     /// How a dead session came to have a lease no more. One without a row has closed, or was taken over; and what lapses in its grace has been
@@ -126,7 +125,7 @@ impl Sessions {
     fn end_of_dead(&mut self, from: Uuid) -> Event {
         match self.of(from) {
             Some(row) if row.fencer.is_none() => Event::Expired,
-            None if takeover::successor(from).is_some() => Event::TakenOver,
+            None if succession::successor(from).is_some() => Event::TakenOver,
             _ => Event::Released,
         }
     }

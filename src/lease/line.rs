@@ -17,18 +17,17 @@ mod places;
 pub use places::{has_place, places, places_of};
 
 use super::declaration::{self, Kind, Stands};
-use super::grant;
 use super::row::{self, LeaseRow, Leases};
 use crate::base::error::{Error, Result};
 use crate::base::limits;
 use crate::call::{Call, enter, text_arg};
-use crate::ending::takeover;
+use crate::keys;
 use crate::pg::clock;
 use crate::pg::guard::{Guard, Mode};
 use crate::pg::spi::{self, Statement, Value};
 use crate::pg::table::{Flight, Key, Locked, Sight, Stand, Table, Tuple};
 use crate::pg::text::Text;
-use crate::session::{self, floor};
+use crate::session::{self, floor, succession};
 use crate::shmem::slots::SlotRef;
 use fnv::FnvHashMap;
 use pgrx::Uuid;
@@ -111,7 +110,7 @@ impl Lines<'_> {
         let mut has_turn = |session: &Uuid| {
             let is_eligible = || session::row(*session).is_some_and(|row| call.is_eligible(&row));
             let is_left_out = but.is_some_and(|but| but.contains(session));
-            let look = || !is_left_out && is_eligible() || takeover::has_successor(call, *session);
+            let look = || !is_left_out && is_eligible() || succession::has_successor(call, *session);
             *has_turn.entry(*session).or_insert_with(look)
         };
         let (mut first, mut beyond, mut passed) = (None::<First>, 0, false);
@@ -218,7 +217,7 @@ pub fn take_place(call: &Call, resource: &str, session: Uuid) -> Result<bool> {
     if places::is_full(session) {
         return Err(Error::PlacesFull.into());
     }
-    let stripe = Guard::Stripe(grant::stripe(resource, 0));
+    let stripe = Guard::Stripe(keys::stripe(resource, 0));
     stripe.lock(Mode::Exclusive);
     let kind = match declaration::stands(resource) {
         Stands::Absent => None,

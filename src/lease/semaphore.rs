@@ -27,11 +27,11 @@ use super::declaration::{self, Declaration, Kind};
 use super::row::{self, LeaseRow, Leases, Probe};
 use crate::base::error::Result;
 use crate::call::{Call, enter, has_written, text_arg};
-use crate::ending::takeover;
 use crate::pg::guard::Guard;
 use crate::pg::text::Text;
 use crate::pg::{clock, spi};
 use crate::session::holders::{Holder, Holders};
+use crate::session::succession;
 use crate::shmem::databases::BOOT;
 use crate::shmem::word::State;
 use pgrx::Uuid;
@@ -81,7 +81,7 @@ pub fn glance(call: &Call, resource: &str, declaration: &Declaration, session: U
         return Glance::Unknown;
     }
     // In this order: what leaves the session for its grace is seen in one of both.
-    if row::may_have_any(resource, session) || takeover::has_grace(session) {
+    if row::may_have_any(resource, session) || succession::has_grace(session) {
         return Glance::Unknown;
     }
     let leases = Leases::open();
@@ -190,7 +190,7 @@ fn count(call: &Call, resource: &str, declaration: &Declaration, letting_go: &dy
             (Probe::InFlight(_), _) => taken += 1,
         }
     }
-    let heirs = takeover::heirs(call, of_dead.iter().map(|(_, dead)| *dead));
+    let heirs = succession::heirs(call, of_dead.iter().map(|(_, dead)| *dead));
     let has_one = |heir: Uuid| held.iter().any(|(row, who)| row.session == Some(heir) || who.fencer == Some(heir));
     let mut left = Vec::new();
     for (row, dead) in of_dead {

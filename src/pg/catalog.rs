@@ -5,11 +5,17 @@ use super::{clock, version};
 use crate::base::error::{Error, Result};
 use crate::base::limits;
 use crate::seam;
-use crate::shmem::slots::Home;
 use pgrx::pg_sys::panic::ErrorReport;
 use pgrx::pg_sys::{self, Datum, Oid};
 use std::cell::RefCell;
 use std::ffi::{CStr, c_char};
+
+/// Where a session's rows are: its database and its table of sessions.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Home {
+    pub database: u32,
+    pub table: u32,
+}
 
 /// What has been found of the extension here. A name alone says nothing: a role that may make schemas can make one of that name where the
 /// extension is not, or where its schema has been renamed. So ours are the schema and the relations that are members of the extension,

@@ -13,10 +13,10 @@ mod value;
 
 pub use value::Value;
 
+use super::catalog::{self, Home};
 use super::text::{Text, text_datum};
-use super::{catalog, version};
+use super::version;
 use crate::base::error::{Error, Result};
-use crate::shmem::slots::Home;
 use pgrx::pg_sys::panic::CaughtError;
 use pgrx::pg_sys::{self, Datum, Oid};
 use pgrx::prelude::PgSqlErrorCode as Code;

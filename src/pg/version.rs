@@ -14,11 +14,10 @@
 
 use super::catalog;
 use super::text::Text;
+use crate::base::VERSION;
 use crate::base::error::{Error, Result};
 use pgrx::pg_sys::{self, panic::ErrorReport};
 use pgrx::prelude::*;
-
-pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 fn numbers(version: &str) -> Vec<u32> {
     version.split('.').map(|number| number.parse().unwrap_or(u32::MAX)).collect()

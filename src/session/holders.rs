@@ -1,8 +1,7 @@
 //! Who lives among the holders of leases and the owners of places.
 
-use super::SessionRow;
+use super::{SessionRow, succession};
 use crate::call::Call;
-use crate::ending::takeover;
 use crate::shmem::word::State;
 use crate::{seam, session};
 use fnv::FnvHashMap;
@@ -46,7 +45,7 @@ impl Holders {
         for row in living_rows(call, &unknown) {
             remember(&row);
             let SessionRow { session, consumer, grace_of, fencer, .. } = row;
-            let grace_of = grace_of.map(|of| takeover::successor(of).unwrap_or(of));
+            let grace_of = grace_of.map(|of| succession::successor(of).unwrap_or(of));
             holders.insert(session, Some(Holder { session, consumer, grace_of, fencer }));
         }
         Holders(holders)

@@ -5,7 +5,7 @@
 //! raised under that stripe too, as a clock may have been set back.
 
 use super::floor;
-use crate::lease::grant;
+use crate::keys;
 use crate::pg::guard::{Guard, Mode};
 use crate::pg::table::{Key, Sight, Stand, Table};
 use crate::shmem::floors::Lane;
@@ -33,7 +33,7 @@ impl<'a> Name<'a> {
     }
 
     fn stripe(&self) -> Guard {
-        Guard::Stripe(grant::stripe(self.consumer, 0))
+        Guard::Stripe(keys::stripe(self.consumer, 0))
     }
 
     fn lane(&self) -> Lane {

@@ -3,9 +3,10 @@
 use super::{authorize, ending, find, is_private, row};
 use crate::base::error::Result;
 use crate::call::Call;
-use crate::pg::{catalog, clock};
+use crate::pg::catalog::{self, Home};
+use crate::pg::clock;
 use crate::seam;
-use crate::shmem::slots::{Home, SlotRef};
+use crate::shmem::slots::SlotRef;
 use crate::shmem::standing::Standing;
 use crate::shmem::word::State;
 use crate::shmem::{Shared, shared};

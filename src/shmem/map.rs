@@ -1,10 +1,11 @@
 //! The map from session to slot, and the slots that are free.
 
-use super::slots::{Home, PRIVATE, Slot, SlotRef};
+use super::slots::{PRIVATE, Slot, SlotRef};
 use super::word::{FOREVER, State};
 use super::{Lock, Shared};
 use crate::base::error::{Error, Result};
 use crate::base::limits;
+use crate::pg::catalog::Home;
 use crate::pg::clock;
 use crate::pg::text::role_name;
 use pgrx::{Uuid, pg_sys};

@@ -13,9 +13,9 @@
 //! as more than `max_databases` are in use it keeps that of its visit.
 
 use super::databases::{BOOT, Database, RESCAN};
-use super::slots::Home;
 use super::{Lock, Shared, set_latch};
 use crate::base::error::{Error, Result};
+use crate::pg::catalog::Home;
 use crate::pg::clock;
 use pgrx::pg_sys;
 use std::cell::Cell;

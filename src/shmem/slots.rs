@@ -14,6 +14,7 @@ use super::counted::Counted;
 use super::databases::RESCAN;
 use super::standing::Standing;
 use super::word::{FOREVER, State, Word};
+use crate::pg::catalog::Home;
 use crate::pg::clock;
 use pgrx::Uuid;
 use pgrx::pg_sys;
@@ -42,13 +43,6 @@ const _: () = assert!(size_of::<Slot>() == 64);
 
 /// In `ttl_ms`, far above the longest: the session was made for one lease, and ends with it.
 pub(super) const PRIVATE: u32 = 1 << 31;
-
-/// Where a session's rows are: its database and its table of sessions.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Home {
-    pub database: u32,
-    pub table: u32,
-}
 
 /// A slot and whose it was when it was found. Every use compares again.
 #[derive(Clone, Copy, Debug)]

@@ -11,8 +11,9 @@
 use super::Shared;
 use super::counted::Counted;
 use super::map::{Opening, halves};
-use super::slots::{Home, PRIVATE, Slot, SlotRef};
+use super::slots::{PRIVATE, Slot, SlotRef};
 use super::word::{FOREVER, State};
+use crate::pg::catalog::Home;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// Stand-ins that a process has at a time. One call works with few; an older one answers as a session that has ended.

@@ -1,8 +1,9 @@
 //! Standing: whether a session lives, and until when, by its slot; or by its row where it has none.
 
 use super::Shared;
-use super::slots::{Home, SlotRef};
+use super::slots::SlotRef;
 use super::word::{State, Word};
+use crate::pg::catalog::Home;
 use crate::pg::clock;
 use pgrx::Uuid;
 

@@ -12,7 +12,7 @@
 //! that have the same one.
 
 use super::Shared;
-use super::slots::Home;
+use crate::pg::catalog::Home;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -1,8 +1,7 @@
 //! What is wrong with the server, its library or its connection.
 
 use super::report::report;
-use crate::base::settings;
-use crate::pg::version::VERSION;
+use crate::base::{VERSION, settings};
 use pgrx::pg_sys::panic::ErrorReport;
 use pgrx::prelude::PgSqlErrorCode as Code;
 

@@ -15,7 +15,6 @@ mod settle;
 pub use dissolve::dissolve;
 
 use super::retention::{self, DoneUntil};
-use super::takeover;
 use crate::base::error::{Error, Result};
 use crate::base::limits;
 use crate::bridge::{self, tend};
@@ -24,14 +23,15 @@ use crate::lease::grant::Grant;
 use crate::lease::handover::{self, HandOver, Seen};
 use crate::lease::row::Seat;
 use crate::lease::{grace, line, refence};
+use crate::pg::catalog::{self, Home};
 use crate::pg::guard::{Guard, Mode};
 use crate::pg::spi::{self, Statement, Value};
 use crate::pg::table::{Key, Sight, Table};
-use crate::pg::{catalog, clock, row};
-use crate::session::{self, death};
+use crate::pg::{clock, row};
+use crate::session::{self, death, succession};
 use crate::shmem::databases::{BOOT, Counter};
 use crate::shmem::dirty::Dirty;
-use crate::shmem::slots::{Home, SlotRef};
+use crate::shmem::slots::SlotRef;
 use crate::shmem::word::{State, Word};
 use crate::{group, item};
 use dissolve::dissolve_dead;
@@ -255,7 +255,7 @@ fn bury(call: &Call, dead: &[Uuid], pass: &mut Pass) -> HashSet<Uuid> {
     pass.blocked |= !blocked.is_empty();
     // After that: what leaves the session for its grace is seen in one of both.
     let count = done.len();
-    done.retain(|session| !takeover::leaves_grace(*session));
+    done.retain(|session| !succession::leaves_grace(*session));
     pass.blocked |= done.len() < count;
     if done.is_empty() {
         return HashSet::new();
@@ -265,7 +265,7 @@ fn bury(call: &Call, dead: &[Uuid], pass: &mut Pass) -> HashSet<Uuid> {
     pass.blocked |= changing;
     // Closed sessions have no row any more; those that still have one have expired.
     call.database.add(Counter::SessionsExpired, session::delete(call, &done));
-    takeover::forget(call, &done);
+    succession::forget(call, &done);
     death::forget(call, &done);
     for session in &done {
         if let Some(at) = call.shared.find(call.home, *session) {

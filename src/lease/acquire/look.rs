@@ -3,12 +3,12 @@
 use super::Answer;
 use crate::base::error::Result;
 use crate::call::Call;
-use crate::ending::takeover;
 use crate::lease::declaration::{self, Declaration, Kind};
 use crate::lease::refence;
 use crate::lease::row::{LeaseRow, Probe};
 use crate::lease::semaphore::{self, Glance};
 use crate::session::holders::Holder;
+use crate::session::succession;
 use crate::shmem::slots::SlotRef;
 use pgrx::Uuid;
 use std::rc::Rc;
@@ -46,7 +46,7 @@ pub(super) fn look_at_lease(call: &Call, me: SlotRef, probe: &Probe, holder: Opt
             look_at_own(call, me, row, holder).unwrap_or_else(|| Look::Answer(Answer::held_by(holder)))
         }
         (Probe::Row(row), None) => {
-            let heir = row.session.and_then(|dead| takeover::heir(call, dead));
+            let heir = row.session.and_then(|dead| succession::heir(call, dead));
             let own = heir == Some(me.session());
             if heir.is_some() && !own {
                 return Look::Answer(Answer::refused("awaited"));

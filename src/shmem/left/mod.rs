@@ -41,10 +41,11 @@
 
 mod file;
 
-use super::slots::{Home, PRIVATE, Slot};
+use super::slots::{PRIVATE, Slot};
 use super::word::{FOREVER, State};
 use super::{Shared, shared};
 use crate::base::limits;
+use crate::pg::catalog::Home;
 use crate::pg::clock;
 use file::{CONTROL, Origin};
 use pgrx::{Uuid, pg_sys};
