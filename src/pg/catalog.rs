@@ -4,10 +4,9 @@ use super::text::from_server;
 use super::{clock, version};
 use crate::base::error::{Error, Result};
 use crate::base::limits;
-use crate::seam;
 use pgrx::pg_sys::panic::ErrorReport;
 use pgrx::pg_sys::{self, Datum, Oid};
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::ffi::{CStr, c_char};
 
 /// Where a session's rows are: its database and its table of sessions.
@@ -34,6 +33,8 @@ struct Found {
 
 thread_local! {
     static FOUND: RefCell<Option<Found>> = const { RefCell::new(None) };
+    /// Whether this backend has all the time there is for a lock on a table of ours.
+    static PATIENT: Cell<bool> = const { Cell::new(false) };
 }
 
 /// Forgets the relations, when any comes, changes or goes, and all else with any schema: a relation stays a member for as long as its schema is.
@@ -135,6 +136,11 @@ fn try_lock_oid(table: Oid) -> bool {
     unsafe { pg_sys::ConditionalLockRelationOid(table, pg_sys::RowExclusiveLock as i32) }
 }
 
+/// From now on this backend waits for locks on tables of ours as long as it takes. The worker does: no caller waits for its answer.
+pub fn be_patient() {
+    PATIENT.set(true);
+}
+
 /// Tries for a lock again and again, for as long as a call has patience. Whether it is had.
 fn soon(attempt: impl Fn() -> bool) -> bool {
     if attempt() {
@@ -161,7 +167,7 @@ fn lock_soon(relation: Oid) -> bool {
     if try_lock_oid(relation) {
         return true;
     }
-    if seam::am_i_a_worker() {
+    if PATIENT.get() {
         // SAFETY: in a transaction
         unsafe { pg_sys::LockRelationOid(relation, pg_sys::RowExclusiveLock as i32) };
         return true;

@@ -271,7 +271,3 @@ pub fn ends_sessions() -> bool {
 pub fn i_am_a_worker() {
     NOTES.with_borrow_mut(|notes| notes.worker = true);
 }
-
-pub fn am_i_a_worker() -> bool {
-    NOTES.with_borrow(|notes| notes.worker)
-}

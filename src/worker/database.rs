@@ -36,6 +36,7 @@ pub extern "C-unwind" fn eskit_lease_database_main(argument: pg_sys::Datum) {
     let Some(index) = shared.register_for(oid.to_u32(), my_latch()) else { return };
     let database = &shared.databases[index];
     seam::i_am_a_worker();
+    catalog::be_patient();
     tend::begin();
     serve(shared, database);
     shared.wake_launcher();
