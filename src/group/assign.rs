@@ -33,6 +33,12 @@ impl Assignor {
         Assignor::ALL.into_iter().find(|assignor| assignor.name() == name)
     }
 
+    /// The assignor of a name, or an error that says which there are.
+    pub fn named(name: &str) -> Result<Assignor> {
+        let known = || Assignor::ALL.map(Assignor::name).join(" and ");
+        Assignor::parse(name).ok_or_else(|| Error::Assignor { name: name.to_owned(), known: known() }.into())
+    }
+
     pub fn name(self) -> &'static str {
         match self {
             Assignor::Range => "range",
@@ -117,7 +123,7 @@ fn partition_assign_in(
     let assignor = assignor.ok_or(Error::Null("assignor"))?;
     let members = members.ok_or(Error::Null("members"))?.0;
     let owners = owners.ok_or(Error::Null("owners"))?.0;
-    let assignor = Assignor::parse(&assignor).ok_or(Error::Assignor(assignor.0))?;
+    let assignor = Assignor::named(&assignor)?;
     within("members", members.len(), 0, limits::MAX_NAMES as i64)?;
     within("partitions", owners.len(), 1, limits::MAX_SLOTS.into())?;
     let members = members.into_iter().collect::<Option<Vec<Text>>>().ok_or(Error::Null("member"))?;

@@ -35,10 +35,6 @@ static ALTER: Statement =
 static DRAIN: Statement = Statement::writes(include_str!("../../sql/query/group/drain.sql"), &[TEXTOID, INT4OID]);
 static DROP: Statement = Statement::writes(include_str!("../../sql/query/group/drop.sql"), &[TEXTOID]);
 
-fn assignor_arg(name: &str) -> Result<Assignor> {
-    Assignor::parse(name).ok_or_else(|| Error::Assignor(name.to_owned()).into())
-}
-
 /// The state of a group that the caller owns, locked to the end of the transaction. The group's row comes before its declaration, here as in
 /// a rebalance.
 fn lock_owned(call: &Call, name: &str) -> Result<State> {
@@ -62,7 +58,7 @@ fn group_create(
     spi::require_writes("group_create()")?;
     let name = text_arg("group_name", group_name)?;
     let partitions = declaration::slots_arg("partitions", partitions)?;
-    let assignor = assignor_arg(&assignor.ok_or(Error::Null("assignor"))?)?;
+    let assignor = Assignor::named(&assignor.ok_or(Error::Null("assignor"))?)?;
     let timeout = interval::delay_ms("rebalance_timeout", rebalance_timeout.ok_or(Error::Null("rebalance_timeout"))?)?;
     let settle = interval::delay_ms("settle_delay", settle_delay.ok_or(Error::Null("settle_delay"))?)?;
     let call = Call::open(shared)?;
@@ -82,7 +78,7 @@ fn group_alter(
     let shared = enter()?;
     spi::require_writes("group_alter()")?;
     let name = text_arg("group_name", group_name)?;
-    let assignor = assignor.map(|assignor| assignor_arg(&assignor)).transpose()?;
+    let assignor = assignor.map(|assignor| Assignor::named(&assignor)).transpose()?;
     let timeout = rebalance_timeout.map(|timeout| interval::delay_ms("rebalance_timeout", timeout)).transpose()?;
     let settle = settle_delay.map(|delay| interval::delay_ms("settle_delay", delay)).transpose()?;
     let call = Call::open(shared)?;

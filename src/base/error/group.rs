@@ -1,7 +1,6 @@
 //! What is refused of a group and its members.
 
 use super::report::{busy, invalid, numbered, report};
-use crate::group::assign::Assignor;
 use pgrx::pg_sys::panic::ErrorReport;
 use pgrx::prelude::PgSqlErrorCode as Code;
 
@@ -9,7 +8,7 @@ use pgrx::prelude::PgSqlErrorCode as Code;
 pub enum GroupError {
     Partitions(i32),
     NoPartition { group: String, partition: i32, partitions: i32 },
-    Assignor(String),
+    Assignor { name: String, known: String },
     Bound { name: String, queue: String, with_items: bool },
     Owned { name: String, why: String },
     Joining { group: String },
@@ -28,10 +27,9 @@ impl From<GroupError> for ErrorReport {
                 invalid(format!("group \"{group}\" has no partition {partition}"))
                     .set_detail(format!("It has {}.", numbered(partitions)))
             }
-            Assignor(name) => invalid(format!("unknown assignor \"{name}\"")).set_hint(format!(
-                "The assignors are {}.",
-                self::Assignor::ALL.map(self::Assignor::name).join(" and ")
-            )),
+            Assignor { name, known } => {
+                invalid(format!("unknown assignor \"{name}\"")).set_hint(format!("The assignors are {known}."))
+            }
             Bound { name, queue, with_items } => {
                 let report = report(Code::ERRCODE_OBJECT_IN_USE, format!("group \"{name}\" is in use"));
                 if with_items {
