@@ -2,8 +2,6 @@
 
 use crate::base::error::{Error, Result};
 use crate::base::limits;
-use crate::lease::declaration::Declarations;
-use crate::lease::line;
 use crate::pg::catalog::{self, Home};
 use crate::pg::spi::{Db, Statement, Value};
 use crate::pg::table::Table;
@@ -90,6 +88,13 @@ unsafe fn is_code(portal: &pg_sys::PortalData) -> bool {
     }
 }
 
+/// Tables that are opened once in a call, by those who know what is in them, when they are first looked at.
+#[derive(Default)]
+pub struct Tables {
+    pub declarations: OnceCell<Table>,
+    pub waiters: OnceCell<Table>,
+}
+
 /// A call that reads or writes rows.
 pub struct Call {
     pub shared: &'static Shared,
@@ -98,8 +103,7 @@ pub struct Call {
     /// Whose call it is.
     pub caller: Oid,
     // Closed before the connection to SPI is: what they have in memory may be of its.
-    declarations: OnceCell<Declarations>,
-    waiters: OnceCell<Table>,
+    pub tables: Tables,
     db: OnceCell<Db>,
 }
 
@@ -109,18 +113,7 @@ impl Call {
         // SAFETY: a plain read
         let caller = unsafe { pg_sys::GetUserId() };
         let database = shared.database(home)?;
-        let (declarations, waiters, db) = (OnceCell::new(), OnceCell::new(), OnceCell::new());
-        Ok(Call { shared, database, home, caller, declarations, waiters, db })
-    }
-
-    /// The declarations, opened when they are first looked at.
-    pub fn declarations(&self) -> &Declarations {
-        self.declarations.get_or_init(Declarations::open)
-    }
-
-    /// The places of those who wait, by resource, opened when they are first looked at.
-    pub fn waiters(&self) -> &Table {
-        self.waiters.get_or_init(line::table)
+        Ok(Call { shared, database, home, caller, tables: Tables::default(), db: OnceCell::new() })
     }
 
     /// The connection to SPI, made when the first statement is to run: many an answer needs none.

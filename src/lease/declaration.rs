@@ -83,14 +83,17 @@ fn read(row: &Tuple) -> Declaration {
     }
 }
 
-/// The table of declarations, for whoever looks at many names.
-pub struct Declarations(Table);
-
-impl Declarations {
-    pub fn open() -> Declarations {
-        Declarations(table())
+impl Call {
+    /// The declarations, whose table is opened once in a call.
+    pub fn declarations(&self) -> Declarations<'_> {
+        Declarations(self.tables.declarations.get_or_init(table))
     }
+}
 
+/// The table of declarations, for a look at many names.
+pub struct Declarations<'a>(&'a Table);
+
+impl Declarations<'_> {
     /// The declaration of a name: committed, or of this transaction.
     pub fn of(&self, resource: &str) -> Option<Declaration> {
         self.0.find(Sight::Latest, &[Key::Text(resource)], |row, _| Some(read(row)))
@@ -126,11 +129,11 @@ impl Declarations {
 }
 
 pub fn of(resource: &str) -> Option<Declaration> {
-    Declarations::open().of(resource)
+    Declarations(&table()).of(resource)
 }
 
 pub fn stands(resource: &str) -> Stands {
-    Declarations::open().stands(resource)
+    Declarations(&table()).stands(resource)
 }
 
 /// The groups among some names, and the others.

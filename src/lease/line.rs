@@ -54,6 +54,13 @@ pub fn table() -> Table {
     Table::open(TABLE, c"_waiters_pkey")
 }
 
+impl Call {
+    /// The places of those who wait, by resource, whose table is opened once in a call.
+    pub fn waiters(&self) -> &Table {
+        self.tables.waiters.get_or_init(table)
+    }
+}
+
 /// Who is first in line for a resource; or a session that is not to be granted to and whose place is a successor's, so that nobody behind it is.
 pub struct First {
     pub session: Uuid,
