@@ -64,6 +64,7 @@ extension_sql_file!("../sql/functions.sql", name = "functions", finalize);
 /// Without shared_preload_libraries the keys work, and so do dump, restore and upgrade; the rest says what is missing when called.
 #[pg_guard]
 pub extern "C-unwind" fn _PG_init() {
+    lease::kind::register(&group::OfGroups, &bridge::OfBridges);
     // SAFETY: a plain read
     if unsafe { pg_sys::process_shared_preload_libraries_in_progress } {
         base::settings::define_at_preload();

@@ -45,6 +45,7 @@ use crate::base::error::{Error, Result};
 use crate::base::limits;
 use crate::call::{Call, enter, text_arg};
 use crate::lease::declaration::{self, Kind};
+use crate::lease::kind::Rules;
 use crate::pg::catalog;
 use crate::pg::oids::Class;
 use crate::pg::spi::{self, Statement, Value};
@@ -122,8 +123,21 @@ fn is_full() -> bool {
         && table.scan(Sight::Latest, &[], |_, _| enough()).is_some()
 }
 
+/// The rules of names that are bridges.
+pub struct OfBridges;
+
+impl Rules for OfBridges {
+    fn cross(&self, resource: &str, fence: i64) -> Result<()> {
+        cross(resource, fence)
+    }
+
+    fn may_grant(&self, resource: &str) -> bool {
+        tend::may_grant(resource)
+    }
+}
+
 /// Holds what a bridge leads to, to the end of the transaction; refused unless the worker has had it since the grant.
-pub fn cross(resource: &str, fence: i64) -> Result<()> {
+fn cross(resource: &str, fence: i64) -> Result<()> {
     let Some(side) = Side::of(resource) else { return Ok(()) };
     let (to, crossed) = match &side {
         Side::Lock(key) => (format!("advisory lock {key}"), advisory::cross(resource, *key)),

@@ -44,6 +44,7 @@ use crate::base::error::Result;
 use crate::base::settings;
 use crate::call::{Call, runs_code};
 use crate::lease::handover::HandOver;
+use crate::lease::kind::Rules;
 use crate::lease::row::LeaseRow;
 use crate::pg::guard::{Guard, Mode};
 use crate::pg::spi::{Statement, Value};
@@ -79,6 +80,37 @@ const REBALANCED_BY: [&CStr; 17] = [
     c"_items",
     c"_later",
 ];
+
+/// The rules of names that are groups.
+pub struct OfGroups;
+
+impl Rules for OfGroups {
+    fn is_overdue(&self, call: &Call, group: &str, partition: i32, fence: i64) -> bool {
+        state::is_overdue(call, group, partition, fence)
+    }
+
+    fn judge(
+        &self,
+        call: &Call,
+        group: &str,
+        letting_go: &dyn Fn(&LeaseRow) -> bool,
+        result: &mut HandOver,
+    ) -> Result<()> {
+        judge(call, group, None, letting_go, result).map(|_| ())
+    }
+
+    fn hand_over(
+        &self,
+        call: &Call,
+        group: &str,
+        from: Uuid,
+        rows: &[LeaseRow],
+        letting_go: &dyn Fn(&LeaseRow) -> bool,
+        result: &mut HandOver,
+    ) -> Result<()> {
+        hand_over(call, group, from, rows, letting_go, result)
+    }
+}
 
 /// Brings the owners of a group's partitions and their targets together, as far as nobody is in the way. `only`: grants to this session
 /// alone; what others are to have is not for a transaction that may stay open for long. Gives the group as it stands, unless it has
@@ -179,7 +211,7 @@ fn judge_if(
 
 /// Gives partitions, which `from` lets go of in this transaction, to their targets. What has none that lives is left to the worker, which judges
 /// the group after the commit; but with the worker off, or where `from` is no member any more, the group is judged here.
-pub fn hand_over(
+fn hand_over(
     call: &Call,
     name: &str,
     from: Uuid,

@@ -24,7 +24,7 @@ use crate::pg::{catalog, clock};
 use crate::shmem::databases::Counter;
 use crate::shmem::pace::Pace;
 use crate::shmem::word::State;
-use crate::{bridge, group, seam, session};
+use crate::{seam, session};
 use pgrx::Uuid;
 use pgrx::pg_sys;
 use pgrx::pg_sys::panic::ErrorReport;
@@ -200,14 +200,12 @@ pub fn check(call: &Call, resource: &str, slot: Option<i32>, fence: i64) -> Resu
     // A bridge has one slot, and of partitions it is mostly known which.
     let kind = (row.declared && slot.is_none() && row.slot == 0).then(|| call.declarations().of(resource)).flatten();
     let kind = kind.map_or(Kind::Group, |known| known.kind);
-    if kind == Kind::Bridge {
-        bridge::cross(resource, fence)?;
+    if row.declared {
+        kind.rules().cross(resource, fence)?;
     }
     match call.shared.look(at).map(|standing| standing.state) {
         // Transactions that follow each other without a gap would keep a partition for ever.
-        Some(State::Alive)
-            if row.declared && kind == Kind::Group && group::state::is_overdue(call, resource, row.slot, fence) =>
-        {
+        Some(State::Alive) if row.declared && kind.rules().is_overdue(call, resource, row.slot, fence) => {
             return Err(Error::Overdue { group: resource.to_owned(), partition: row.slot, fence }.into());
         }
         Some(State::Alive) => (),

@@ -18,7 +18,6 @@ use super::declaration::{self, Kind, Stands};
 use super::row::{self, LeaseRow, Leases, Owner, Probe, Seat};
 use super::{fence, grace, history, line, refence, release};
 use crate::base::limits;
-use crate::bridge::tend;
 use crate::call::Call;
 use crate::keys;
 use crate::pg::guard::{Guard, Mode};
@@ -171,8 +170,8 @@ fn claim(
         Some((Kind::Semaphore, _)) => {
             is_only_permit(call, &candidate.resource, candidate.slot, candidate.grantee.session())
         }
-        Some((Kind::Bridge, _)) => is_own(candidate) || tend::may_grant(&candidate.resource),
-        Some((Kind::Group, _)) | None => true,
+        Some((kind, _)) => is_own(candidate) || kind.rules().may_grant(&candidate.resource),
+        None => true,
     };
     if !allowed {
         return false;

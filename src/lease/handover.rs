@@ -15,11 +15,11 @@ use crate::base::error::Result;
 use crate::base::limits;
 use crate::call::Call;
 use crate::pg::guard::{Guard, Mode};
+use crate::session;
 use crate::session::holders::Holders;
 use crate::session::succession;
 use crate::shmem::databases::Counter;
 use crate::shmem::slots::SlotRef;
-use crate::{group, session};
 use pgrx::Uuid;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::rc::Rc;
@@ -59,7 +59,7 @@ pub fn hand_over(
     let mut result = HandOver::default();
     let (groups, queued) = declaration::groups_among(call, resources);
     for group in groups {
-        group::judge(call, &group, None, letting_go, &mut result)?;
+        Kind::Group.rules().judge(call, &group, letting_go, &mut result)?;
     }
     // Few resources are waited for; only these are worth a look at their lease.
     let line = line::first_in_line(call, queued.iter().map(String::as_str).collect());

@@ -8,6 +8,7 @@ pub mod grace;
 pub mod grant;
 pub mod handover;
 pub mod history;
+pub mod kind;
 pub mod line;
 pub mod lock;
 pub mod refence;

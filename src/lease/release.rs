@@ -19,9 +19,9 @@ use crate::pg::row::TableIterator;
 use crate::pg::spi::{self, Statement, Value};
 use crate::pg::table::Locked;
 use crate::pg::text::{Text, TextArray, role_name};
+use crate::session;
 use crate::shmem::databases::Counter;
 use crate::shmem::slots::SlotRef;
-use crate::{group, session};
 use pgrx::datum::Interval;
 use pgrx::pg_sys::{BOOLOID, INT4ARRAYOID, ItemPointerData, TEXTARRAYOID};
 use pgrx::prelude::*;
@@ -71,7 +71,7 @@ fn hand_over(call: &Call, at: SlotRef, rows: &[(String, LeaseRow)]) -> Result<Ha
     }
     let mut result = HandOver::default();
     for (group, rows) in groups {
-        group::hand_over(call, group, at.session(), &rows, &letting_go, &mut result)?;
+        Kind::Group.rules().hand_over(call, group, at.session(), &rows, &letting_go, &mut result)?;
     }
     if seen.len() <= limits::GRANT_BATCH {
         let resources = seen.keys().cloned().collect();

@@ -1,0 +1,82 @@
+//! What a kind of declared name does beyond what every lease does.
+//!
+//! Groups and bridges stand on floors above this one: they fill [`Rules`], and lib.rs registers these when the library is loaded. A name that is
+//! not declared has no rules, and nothing is asked of them for it.
+
+use super::declaration::Kind;
+use super::handover::HandOver;
+use super::row::LeaseRow;
+use crate::base::error::Result;
+use crate::call::Call;
+use pgrx::Uuid;
+use std::sync::OnceLock;
+
+/// The rules of a kind.
+pub trait Rules: Sync {
+    /// Holds what a lease leads to outside of leases, to the end of a transaction that has checked the fence, or refuses that.
+    fn cross(&self, _resource: &str, _fence: i64) -> Result<()> {
+        Ok(())
+    }
+
+    /// Returns whether the holder of a slot was to have released it by now, so that nothing more begins under its fence.
+    fn is_overdue(&self, _call: &Call, _resource: &str, _slot: i32, _fence: i64) -> bool {
+        false
+    }
+
+    /// Returns whether this process may grant a slot to a session that does not have it.
+    fn may_grant(&self, _resource: &str) -> bool {
+        true
+    }
+
+    /// Brings owners and those together that are to be, where that is not the first in line. `letting_go` says of a row that this transaction
+    /// releases it.
+    fn judge(
+        &self,
+        _: &Call,
+        _resource: &str,
+        _letting_go: &dyn Fn(&LeaseRow) -> bool,
+        _: &mut HandOver,
+    ) -> Result<()> {
+        Ok(())
+    }
+
+    /// Gives slots that a session lets go of in this transaction to those that are to be their owners, where that is not the first in line.
+    fn hand_over(
+        &self,
+        _: &Call,
+        _resource: &str,
+        _from: Uuid,
+        _rows: &[LeaseRow],
+        _letting_go: &dyn Fn(&LeaseRow) -> bool,
+        _: &mut HandOver,
+    ) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// Those of a kind that has none of its own.
+struct Plain;
+
+impl Rules for Plain {}
+
+static OF_GROUPS: OnceLock<&'static dyn Rules> = OnceLock::new();
+static OF_BRIDGES: OnceLock<&'static dyn Rules> = OnceLock::new();
+
+/// Registers the rules of the kinds that have their own, once in a process or before it is forked.
+pub fn register(of_groups: &'static dyn Rules, of_bridges: &'static dyn Rules) {
+    OF_GROUPS.get_or_init(|| of_groups);
+    OF_BRIDGES.get_or_init(|| of_bridges);
+}
+
+impl Kind {
+    /// The rules of names that are declared as of this kind.
+    pub fn rules(self) -> &'static dyn Rules {
+        let of_kind = match self {
+            Kind::Semaphore => return &Plain,
+            Kind::Group => OF_GROUPS.get(),
+            Kind::Bridge => OF_BRIDGES.get(),
+        };
+        debug_assert!(of_kind.is_some(), "_PG_init registers them");
+        of_kind.copied().unwrap_or(&Plain)
+    }
+}
