@@ -65,6 +65,7 @@ extension_sql_file!("../sql/functions.sql", name = "functions", finalize);
 #[pg_guard]
 pub extern "C-unwind" fn _PG_init() {
     lease::kind::register(&group::OfGroups, &bridge::OfBridges);
+    group::bound::register(&item::Queues);
     // SAFETY: a plain read
     if unsafe { pg_sys::process_shared_preload_libraries_in_progress } {
         base::settings::define_at_preload();

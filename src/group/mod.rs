@@ -31,6 +31,7 @@
 //! A target that changes is a new **generation**. The owners concerned are told by their revision, as of everything else.
 
 pub mod assign;
+pub mod bound;
 pub mod cursor;
 pub mod members;
 mod plan;

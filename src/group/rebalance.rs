@@ -1,7 +1,7 @@
 //! Rebalancing: new targets for the partitions of a group.
 
 use super::state::{self, GENERATION, RESIZE_TO, STALE, State};
-use super::{cursor, in_block, members, pass_on, plan, targets};
+use super::{bound, cursor, in_block, members, pass_on, plan, targets};
 use crate::base::error::Result;
 use crate::call::Call;
 use crate::lease::declaration::{self, Kind};
@@ -10,8 +10,8 @@ use crate::lease::row::LeaseRow;
 use crate::pg::clock;
 use crate::pg::spi::{Statement, Value};
 use crate::pg::table::Tuple;
+use crate::session;
 use crate::shmem::databases::Counter;
-use crate::{item, session};
 use pgrx::pg_sys::{INT8OID, TEXTOID};
 
 static ADVANCE: Statement = Statement::writes(include_str!("../../sql/query/group/advance.sql"), &[TEXTOID, INT8OID]);
@@ -86,7 +86,7 @@ fn resize_when_drained(call: &Call, state: &mut State, letting_go: &dyn Fn(&Leas
     }
     match resize(call, &state.name, partitions) {
         Ok(None) => (),
-        Err(_) if item::has_items(call, &state.name) => keep_size(call, &state.name),
+        Err(_) if bound::queues().has_items(call, &state.name) => keep_size(call, &state.name),
         _ => return Ok(()),
     }
     if let Some(resized) = State::read(call, &state.name, letting_go) {
@@ -101,7 +101,7 @@ pub fn resize(call: &Call, name: &str, partitions: i32) -> Result<Option<String>
     let before = declaration::of_kind(name, Kind::Group)?.slots;
     declaration::resize(call, name, partitions);
     let in_use = declaration::slots_in_use(call, name, Some(Kind::Group));
-    match in_use.and_then(|why| item::require_no_items(call, name).map(|()| why)) {
+    match in_use.and_then(|why| bound::queues().require_no_items(call, name).map(|()| why)) {
         Ok(None) => (),
         in_use => {
             declaration::resize(call, name, before);

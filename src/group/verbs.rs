@@ -3,11 +3,10 @@
 use super::assign::Assignor;
 use super::rebalance::{keep_size, resize};
 use super::state::{self, RESIZE_TO, STALE, State};
-use super::{claim_membership, cursor, judge, judge_for_reader, members, targets};
+use super::{bound, claim_membership, cursor, judge, judge_for_reader, members, targets};
 use crate::base::error::{Error, Result};
 use crate::base::{interval, limits};
 use crate::call::{Call, enter, text_arg};
-use crate::item;
 use crate::lease::acquire::grantee;
 use crate::lease::declaration::{self, Kind, Stands};
 use crate::lease::handover::HandOver;
@@ -158,7 +157,7 @@ fn group_drop(group_name: Option<Text>) -> Result<()> {
         let (kind, why) = (Kind::Group.name(), format!("\"{}\" is a member.", member.consumer));
         return Err(Error::InUse { kind, name, why }.into());
     }
-    item::require_unbound(&call, &name)?;
+    bound::queues().require_unbound(&call, &name)?;
     call.taken_from(&members);
     let key = [Key::Text(&name)];
     call.written(state::table().delete_rows(&key), &DROP, vec![Value::Text(&name)]);

@@ -42,7 +42,7 @@ mod queue;
 pub use claim::announce_due;
 pub use dead::{OLDEST, RETIRE, free};
 pub use finish::{OLDEST_CLAIM, RETIRE_CLAIMS};
-pub use queue::{has_items, require_no_items, require_unbound};
+pub use queue::Queues;
 
 use crate::base::error::{Error, Result};
 use crate::base::limits;

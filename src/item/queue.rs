@@ -4,6 +4,7 @@ use super::{ITEMS, LATER, Order, Queue, heads};
 use crate::base::error::{Error, Result};
 use crate::base::interval;
 use crate::call::{Call, enter, text_arg};
+use crate::group::bound::Bound;
 use crate::keys;
 use crate::lease::declaration::{self, Kind, Stands};
 use crate::pg::guard::{Guard, Mode};
@@ -201,33 +202,35 @@ fn bound(call: &Call, group: &str) -> Vec<String> {
     call.db().run(&BOUND, vec![Value::Text(group)], |row| row.text(1))
 }
 
-/// Refuses to drop a group that queues are bound to. The caller has deleted its declaration.
-pub fn require_unbound(call: &Call, group: &str) -> Result<()> {
-    let table = Table::open(c"_queues", c"_queues_group_name");
-    let in_flight = table.scan(Sight::Dirty, &[Key::Text(group)], |_, flight| (flight != Flight::None).then_some(()));
-    if in_flight.is_some() {
-        return Err(Error::BeingDeclared { name: group.to_owned() }.into());
-    }
-    match bound(call, group).first() {
-        None => Ok(()),
-        Some(queue) => Err(Error::Bound { name: group.to_owned(), queue: queue.clone(), with_items: false }.into()),
-    }
-}
+/// Queues, as the groups that they are bound to ask for them.
+pub struct Queues;
 
-/// Whether queues of a group have items that nobody is just adding.
-pub fn has_items(call: &Call, group: &str) -> bool {
-    bound(call, group).iter().filter_map(|name| Queue::find(name)).any(|queue| any_item(&queue).unwrap_or(false))
-}
-
-/// Refuses to resize a group whose queues have items, which would no longer be where their keys belong. The caller has changed its
-/// declaration.
-pub fn require_no_items(call: &Call, group: &str) -> Result<()> {
-    for name in bound(call, group) {
-        if let Some(queue) = Queue::find(&name)
-            && any_item(&queue)?
-        {
-            return Err(Error::Bound { name: group.to_owned(), queue: name, with_items: true }.into());
+impl Bound for Queues {
+    fn require_unbound(&self, call: &Call, group: &str) -> Result<()> {
+        let table = Table::open(c"_queues", c"_queues_group_name");
+        let in_flight =
+            table.scan(Sight::Dirty, &[Key::Text(group)], |_, flight| (flight != Flight::None).then_some(()));
+        if in_flight.is_some() {
+            return Err(Error::BeingDeclared { name: group.to_owned() }.into());
+        }
+        match bound(call, group).first() {
+            None => Ok(()),
+            Some(queue) => Err(Error::Bound { name: group.to_owned(), queue: queue.clone(), with_items: false }.into()),
         }
     }
-    Ok(())
+
+    fn has_items(&self, call: &Call, group: &str) -> bool {
+        bound(call, group).iter().filter_map(|name| Queue::find(name)).any(|queue| any_item(&queue).unwrap_or(false))
+    }
+
+    fn require_no_items(&self, call: &Call, group: &str) -> Result<()> {
+        for name in bound(call, group) {
+            if let Some(queue) = Queue::find(&name)
+                && any_item(&queue)?
+            {
+                return Err(Error::Bound { name: group.to_owned(), queue: name, with_items: true }.into());
+            }
+        }
+        Ok(())
+    }
 }
