@@ -1,5 +1,6 @@
 //! The SQL functions of sessions.
 
+use super::close;
 use super::sweep::stand_in;
 use super::takeover::take_over;
 use crate::base::error::{Error, Result};
@@ -10,7 +11,7 @@ use crate::lease::{handover, line};
 use crate::pg::guard::Mode;
 use crate::pg::text::Text;
 use crate::pg::{clock, row, spi};
-use crate::session::{New, Touch, death, drain, end, lock_row, open, touch, wall_clock};
+use crate::session::{New, Touch, death, drain, lock_row, open, touch, wall_clock};
 use crate::shmem::Shared;
 use crate::shmem::databases::Counter;
 use crate::shmem::slots::SlotRef;
@@ -218,7 +219,7 @@ fn session_close(session: Option<Uuid>) -> Result<bool> {
     if !alive(&at) || lock_row(session).is_none() {
         return Ok(false);
     }
-    end(&call, at)?;
+    close::end(&call, at)?;
     call.database.add(Counter::SessionsClosed, 1);
     Ok(true)
 }

@@ -26,7 +26,7 @@ use crate::pg::guard::{Guard, Mode};
 use crate::pg::spi::{Statement, Value};
 use crate::pg::table::{Key, Locked, page_of};
 use crate::session::holders::{Holder, Holders};
-use crate::session::{self, New, row, succession};
+use crate::session::{self, New, SessionRow, row, succession};
 use crate::shmem::slots::SlotRef;
 use pgrx::Uuid;
 use pgrx::pg_sys::{INT4OID, TEXTOID, UUIDOID};
@@ -73,7 +73,7 @@ pub fn give(call: &Call, resource: &str, fence: i64, grace_ms: i32) -> Result<bo
     call.shared.cap(private, clock::now() + u64::from(grace_ms.cast_unsigned()) * 1_000);
     give_to(call, resource, &row, private.session());
     if holder.private {
-        session::end(call, at)?;
+        end_without_lease(call, &holder, at);
     }
     call.seam().revise(at);
     Ok(true)
@@ -87,6 +87,17 @@ fn private(call: &Call, row: &LeaseRow) -> Option<SlotRef> {
 /// Locks the row of the private session, without waiting. False if that fails, or the grace is over.
 fn lock(call: &Call, private: SlotRef) -> bool {
     !session::lock_rows(vec![private.session()]).1 && call.shared.look(private).is_some_and(|standing| standing.alive())
+}
+
+/// Ends a private session that has let go of its one lease, with this transaction. Since this start it was refused all else; what one of a former
+/// start may have got from the library of then, the worker takes away.
+pub fn end_without_lease(call: &Call, private: &SessionRow, at: SlotRef) {
+    // While somebody is granting to the session, what it is given is not to be seen yet: the worker takes that away, too.
+    let alone = Guard::Grantee(private.session).try_lock(Mode::Exclusive);
+    session::delete(call, &[private.session]);
+    let is_of_this_start = private.boot_id == call.shared.boot_id();
+    let gone = alone && is_of_this_start && row::held_by(&[private.session], 1, 0).is_empty();
+    call.seam().ended(at, gone);
 }
 
 fn end_private(call: &Call, private: SlotRef) {

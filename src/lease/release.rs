@@ -214,8 +214,11 @@ fn release_row(call: &Call, leases: &Leases, resource: &str, seen: LeaseRow, for
         let holder = session::row(at.session()).map(|row| row.consumer);
         history::forced(call, resource, &row, holder, leases.row(resource, row.slot), why);
     }
-    if released && call.shared.is_private(at) && session::lock_row(at.session()).is_some() {
-        session::end(call, at)?;
+    if released
+        && call.shared.is_private(at)
+        && let Some(private) = session::lock_row(at.session())
+    {
+        grace::end_without_lease(call, &private, at);
     }
     Ok(released)
 }

@@ -20,12 +20,11 @@ mod touch;
 pub use touch::{Touch, touch, touch_holder};
 
 use crate::base::error::{Error, Result};
-use crate::base::{limits, settings};
+use crate::base::settings;
 use crate::call::Call;
-use crate::ending::sweep;
 use crate::pg::catalog::{self, Home};
 use crate::pg::clock;
-use crate::pg::guard::{Guard, Mode};
+use crate::pg::guard::Guard;
 use crate::pg::spi::{Statement, Value};
 use crate::pg::table::{Key, Locked, Sight, Table, Tuple};
 use crate::pg::text::{Text, role_name};
@@ -340,16 +339,6 @@ fn random_uuid() -> Uuid {
     bytes[6] = bytes[6] & 0x0F | 0x40;
     bytes[8] = bytes[8] & 0x3F | 0x80;
     Uuid::from_bytes(bytes)
-}
-
-/// Ends a session early, with this transaction: takes away its row and, as far as they are to be had, what it holds and waits for.
-pub fn end(call: &Call, at: SlotRef) -> Result<()> {
-    // While somebody is granting to the session, what it is given is not to be seen yet: the worker takes it away.
-    let alone = Guard::Grantee(at.session()).try_lock(Mode::Exclusive);
-    delete(call, &[at.session()]);
-    let left = sweep::dissolve(call, &[at.session()], limits::MAX_HAND_OVER)?;
-    call.seam().ended(at, alone && !left);
-    Ok(())
 }
 
 /// Locks the rows of sessions that nobody else has locked. Gives these sessions and those without a row; and whether any is missing.
