@@ -1,9 +1,10 @@
-//! eskit_lease: competing consumers for PostgreSQL. Sessions with one heartbeat for everything, leases with fencing tokens that hold at
-//! commit time, hand-over in milliseconds.
+//! eskit_lease: competing consumers for PostgreSQL. Sessions with one heartbeat for everything, leases with fencing
+//! tokens that hold at commit time, hand-over in milliseconds.
 //!
-//! Data flows one way: an SQL function in a concept module ([`session`], [`lease::verbs`], [`lease::fence`], [`lease::line`]), one parameterised statement
-//! through [`pg::spi`], rows. A heartbeat stops at [`shmem`], the shared memory. [`seam`] joins the two when a transaction ends, and the
-//! [`worker`] calls the same modules as everybody else. Each module's head says its protocol.
+//! Data flows one way: an SQL function in a concept module ([`session`], [`lease::verbs`], [`lease::fence`],
+//! [`lease::line`]), one parameterised statement through [`pg::spi`], rows. A heartbeat stops at [`shmem`], the shared
+//! memory. [`seam`] joins the two when a transaction ends, and the [`worker`] calls the same modules as everybody else.
+//! Each module's head says its protocol.
 //!
 //! A module imports only from floors below its own, which `pg_test/lint` proves. A floor is a folder; from low to high:
 //!
@@ -61,7 +62,8 @@ extension_sql_file!(
 extension_sql_file!("../sql/watching.sql", name = "watching", requires = ["views"]);
 extension_sql_file!("../sql/functions.sql", name = "functions", finalize);
 
-/// Without shared_preload_libraries the keys work, and so do dump, restore and upgrade; the rest says what is missing when called.
+/// Without shared_preload_libraries the keys work, and so do dump, restore and upgrade; the rest says what is missing
+/// when called.
 #[pg_guard]
 pub extern "C-unwind" fn _PG_init() {
     lease::kind::register(&group::OfGroups, &bridge::OfBridges);

@@ -1,5 +1,5 @@
-//! Privileges: PUBLIC may call the key functions, and these two hand out the rest, as whoever calls them: PostgreSQL's own rules for
-//! GRANT say who may.
+//! Privileges: PUBLIC may call the key functions, and these two hand out the rest, as whoever calls them: PostgreSQL's
+//! own rules for GRANT say who may.
 
 use crate::base::error::{Error, Result};
 use crate::bridge;
@@ -10,7 +10,8 @@ use crate::pg::{catalog, spi};
 use pgrx::pg_sys::{INT4ARRAYOID, INT8ARRAYOID, TEXTOID};
 use pgrx::prelude::*;
 
-/// Runs those `GRANT .. TO role` statements whose objects are there. GRANT takes no parameters, so the role's name is quoted by PostgreSQL.
+/// Runs those `GRANT .. TO role` statements whose objects are there. GRANT takes no parameters, so the role's name is
+/// quoted by PostgreSQL.
 fn grant(statements: &[(bool, &str)], role: Option<Role>) -> Result<()> {
     let Role(role) = role.ok_or(Error::Null("role"))?;
     // SAFETY: raises for a role that is no more; the quoted name ends in NUL

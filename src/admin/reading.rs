@@ -14,8 +14,8 @@ use pgrx::datum::{Interval, TimestampWithTimeZone};
 use pgrx::prelude::*;
 use pgrx::{Uuid, name};
 
-/// Whether a waiter may be granted to: alive, and not ending. For version 0.1.0 of the library, which asks in SQL: where it was loaded it goes on
-/// until the server is restarted.
+/// Whether a waiter may be granted to: alive, and not ending. For version 0.1.0 of the library, which asks in SQL:
+/// where it was loaded it goes on until the server is restarted.
 #[pg_extern(schema = "eskit_lease", strict)]
 fn _eligible(session: Uuid, boot_id: i64, ttl_ms: i32) -> Result<bool> {
     Ok(session::standing(enter()?, catalog::home(), session, boot_id, ttl_ms).state == State::Alive)
@@ -67,8 +67,8 @@ fn _revoke_in(revoke_at: i64, boot_id: i64, rebalance_timeout_ms: i32) -> Result
     Ok(Some(Interval::from_micros(i64::try_from(at.saturating_sub(clock::now())).unwrap_or(0))))
 }
 
-/// The transaction that a row's xmax belongs to, if that is open or prepared. A subtransaction that has been committed to its parent keeps no
-/// lock on its own id, by which SQL could find it.
+/// The transaction that a row's xmax belongs to, if that is open or prepared. A subtransaction that has been committed
+/// to its parent keeps no lock on its own id, by which SQL could find it.
 #[pg_extern(schema = "eskit_lease", strict)]
 fn _open_transaction(xid: pg_sys::TransactionId) -> Option<pg_sys::TransactionId> {
     // SAFETY: reads PostgreSQL's list of transactions, and the parents of one that is in it

@@ -1,5 +1,5 @@
-//! The bounds, numbers and times, each with what it bounds. Times are in microseconds where no name says otherwise. What administrators may set
-//! is in [`super::settings`].
+//! The bounds, numbers and times, each with what it bounds. Times are in microseconds where no name says otherwise.
+//! What administrators may set is in [`super::settings`].
 
 // Names
 
@@ -43,8 +43,8 @@ pub const MAX_LEFT_BYTES: usize = 64 << 20;
 
 // Transactions
 
-/// Resources that one transaction notes one by one; beyond, its database is rescanned. And lanes; beyond, all floors are
-/// forgotten.
+/// Resources that one transaction notes one by one; beyond, its database is rescanned. And lanes; beyond, all floors
+/// are forgotten.
 pub const MAX_NOTES: usize = 1_000;
 
 // Leases
@@ -53,7 +53,8 @@ pub const MAX_NOTES: usize = 1_000;
 pub const GRANT_BATCH: usize = 500;
 /// Permits of a semaphore, partitions of a group.
 pub const MAX_SLOTS: i32 = 32_768;
-/// How long somebody may have a declaration who is not said to be in the way, in microseconds; and how often that is looked at.
+/// How long somebody may have a declaration who is not said to be in the way, in microseconds; and how often that is
+/// looked at.
 pub const DECLARATION_PATIENCE: u64 = 1_000_000;
 pub const DECLARATION_PAUSE: std::ffi::c_long = 5_000;
 /// Resources that one session may wait for.
@@ -70,8 +71,9 @@ pub const NEWCOMER_PATIENCE: u64 = 1_000_000;
 
 // Bridges
 
-/// Bridges of one database. The worker may have two locks for each, and four while it takes them back, or one for each table and index of a
-/// row, and of its long values; the lock table is for the whole server, and has room for 6,400 where it is smallest by PostgreSQL's own settings.
+/// Bridges of one database. The worker may have two locks for each, and four while it takes them back, or one for each
+/// table and index of a row, and of its long values; the lock table is for the whole server, and has room for 6,400
+/// where it is smallest by PostgreSQL's own settings.
 pub const MAX_BRIDGES: usize = 250;
 /// Between two looks at a lock that is held, in microseconds.
 pub const WATCH_BRIDGE_EVERY: u64 = 1_000_000;
@@ -104,7 +106,8 @@ pub const MAX_EXECUTION_ERROR: usize = 8 << 10;
 
 /// Items in one claim.
 pub const MAX_CLAIM: i32 = 1_000;
-/// Bytes of payloads at which a claim ends, whatever it asks for: it is in memory more than once, as 1,000 of the largest would be with 3 GB.
+/// Bytes of payloads at which a claim ends, whatever it asks for: it is in memory more than once, as 1,000 of the
+/// largest would be with 3 GB.
 pub const MAX_CLAIM_BYTES: usize = 16 << 20;
 /// Bytes of a payload, as jsonb is kept before compression.
 pub const MAX_PAYLOAD: usize = 1 << 20;
@@ -119,7 +122,8 @@ pub const MAX_FREED: usize = 1_000;
 
 // Take-over and the sweep
 
-/// Leases of one predecessor for each of which F is held, while one of its transactions is fenced: the lock table has no room for more.
+/// Leases of one predecessor for each of which F is held, while one of its transactions is fenced: the lock table has
+/// no room for more.
 pub const MAX_FENCES: usize = 1_000;
 /// Leases handed over in one transaction: each takes a lock on its new holder's session.
 pub const MAX_HAND_OVER: usize = 1_000;
@@ -144,11 +148,13 @@ pub const WORKER_LINGER: u64 = 1_000_000;
 pub const MAX_PASS: usize = 1_000;
 /// Posts come in crowds: those within this time after a pass are left to one further pass. In microseconds.
 pub const WORKER_GATHER: u64 = 3_000;
-/// How long a worker stays at least where others wait for one, in microseconds: it takes a good part of that to start the next.
+/// How long a worker stays at least where others wait for one, in microseconds: it takes a good part of that to start
+/// the next.
 pub const WORKER_TURN: u64 = 50_000;
 /// What is due later than this, in microseconds, is left to the next worker.
 pub const WORKER_SOON: u64 = 100_000;
-/// Longest sleeps of the launcher in microseconds: while sessions are alive, so that a pause of the machine is noticed, and else.
+/// Longest sleeps of the launcher in microseconds: while sessions are alive, so that a pause of the machine is noticed,
+/// and else.
 pub const LAUNCHER_TICK: u64 = 1_000_000;
 pub const LAUNCHER_IDLE: u64 = 60_000_000;
 /// How often tombstones are looked for where none was over earlier; in microseconds.

@@ -35,7 +35,8 @@ pub fn max_waiting() -> u32 {
     u32::try_from(if set < 0 { tenth.max(1) } else { set }).unwrap_or(1)
 }
 
-/// Defines all settings. Those that need shared memory are there only where the library is preloaded: PostgreSQL refuses to define them later.
+/// Defines all settings. Those that need shared memory are there only where the library is preloaded: PostgreSQL
+/// refuses to define them later.
 pub fn define_at_preload() {
     define_sessions();
     define_waiting();
@@ -198,8 +199,8 @@ fn define_retention() {
         GucContext::Sighup,
         GucFlags::UNIT_S,
     );
-    // Not for ever, as nothing else takes them away but the drop of their queue, and users of River and Oban expect it so; but for longer
-    // than River's week, because each is work that has not been done.
+    // Not for ever, as nothing else takes them away but the drop of their queue, and users of River and Oban expect it
+    // so; but for longer than River's week, because each is work that has not been done.
     int(
         c"eskit_lease.dead_item_retention",
         c"How long a work item is kept that is tried no more.",

@@ -1,4 +1,5 @@
-//! The locks of a bridge: that of the user, an advisory lock of one bigint as `pg_advisory_lock` and its like take it, and the guard of the name.
+//! The locks of a bridge: that of the user, an advisory lock of one bigint as `pg_advisory_lock` and its like take it,
+//! and the guard of the name.
 
 use super::Closed;
 use crate::keys;
@@ -55,7 +56,8 @@ pub fn close(name: &str) {
     unsafe { pg_sys::LockRelease(&guard(name).tag(), EXCLUSIVE, true) };
 }
 
-/// Holds the lock to the end of the transaction; refused unless the worker has it as well, and has had since the grant: why.
+/// Holds the lock to the end of the transaction; refused unless the worker has it as well, and has had since the grant:
+/// why.
 pub fn cross(resource: &str, key: i64) -> Result<(), Closed> {
     if !share(key) {
         Err(closed("Another process has it exclusively, or waits for that."))

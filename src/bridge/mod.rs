@@ -1,20 +1,26 @@
-//! Bridges: a resource whose holders and the workers of an older kind keep each other out, so that workers that hold the lock of the old kind
-//! and workers that hold the lease may run side by side while one replaces the other. There are two old kinds:
+//! Bridges: a resource whose holders and the workers of an older kind keep each other out, so that workers that hold
+//! the lock of the old kind and workers that hold the lease may run side by side while one replaces the other. There
+//! are two old kinds:
 //!
 //! * [`advisory`]: who works holds an advisory lock of one bigint, as `pg_advisory_lock` and its like take it.
 //! * [`row`]: who works is the owner of a row until some time, as two of its columns say.
 //!
-//! What follows is told of the advisory lock; a row differs in that it is not lost when the worker is, and that nobody is seen to wait for it.
+//! What follows is told of the advisory lock; a row differs in that it is not lost when the worker is, and that nobody
+//! is seen to wait for it.
 //!
-//! An old worker works while it holds the lock exclusively. On the side of the lease the same lock is held in share mode, twice over:
+//! An old worker works while it holds the lock exclusively. On the side of the lease the same lock is held in share
+//! mode, twice over:
 //!
-//! * **By the worker, for as long as the lease lives** (see [`tend`]). It alone gives the lease to others, and only while it has the
-//!   lock. Whoever asks for a free one gets a place in line, or is told `bridged`; a release and a take-over leave it to the worker. So a lease is
-//!   granted when no old worker works, and none begins while it is held.
-//! * **By each fenced transaction, to its end** ([`cross`]). It is had before anything is judged, without waiting, or 55P03 is raised. So
-//!   what is written under a fence and what is written under the lock never overlap, whatever becomes of the worker.
+//! * **By the worker, for as long as the lease lives** (see [`tend`]). It alone gives the lease to others, and only
+//!   while it has the lock. Whoever asks for a free one gets a place in line, or is told `bridged`; a release and a
+//!   take-over leave it to the worker. So a lease is granted when no old worker works, and none begins while it is
+//!   held.
+//! * **By each fenced transaction, to its end** ([`cross`]). It is had before anything is judged, without waiting, or
+//!   55P03 is raised. So what is written under a fence and what is written under the lock never overlap, whatever
+//!   becomes of the worker.
 //!
-//! The lease is a row and the lock a process's, so one may be without the other, and an old worker at work under a lease that lives:
+//! The lease is a row and the lock a process's, so one may be without the other, and an old worker at work under a
+//! lease that lives:
 //!
 //! | what happens                | what becomes of the lock                         | what becomes of the lease                         |
 //! |-----------------------------|--------------------------------------------------|---------------------------------------------------|
@@ -25,15 +31,17 @@
 //! | the worker has it back      | the worker's                                     | stays with its holder, under a new fence          |
 //! | a check is prepared         | kept by the prepared transaction too, to its end | stays with its holder                             |
 //!
-//! *Under a new fence*, because the old worker was an owner in between: what rests on data from before that must not be written. A check needs its
-//! grant to be visible to what the caller reads (see [`crate::lease::fence`]), and a fence that is granted anew says so. Until then none may pass, so the
-//! worker has a guard of the name ([`Guard::Bridge`](crate::pg::guard::Guard::Bridge)) from when the lease has a fence of its own time to when it lets go.
-//! A check has the lock first and looks for the guard then: if it is there, the worker has had the lock since the grant, and the check has it from now on.
+//! *Under a new fence*, because the old worker was an owner in between: what rests on data from before that must not be
+//! written. A check needs its grant to be visible to what the caller reads (see [`crate::lease::fence`]), and a fence
+//! that is granted anew says so. Until then none may pass, so the worker has a guard of the name
+//! ([`Guard::Bridge`](crate::pg::guard::Guard::Bridge)) from when the lease has a fence of its own time to when it lets
+//! go. A check has the lock first and looks for the guard then: if it is there, the worker has had the lock since the
+//! grant, and the check has it from now on.
 //!
-//! *An old worker waits* is what `pg_advisory_lock` does where `pg_try_advisory_lock` would be refused. PostgreSQL lets nobody share a lock past
-//! one who waits for it exclusively, so from then on no check can pass. If the worker kept the lock, neither side would get on. Therefore
-//! whoever waits on the old side is next, in the middle of a lease too: it has the lock once the transactions that are fenced have
-//! ended. Where several resources have one lock, all let go.
+//! *An old worker waits* is what `pg_advisory_lock` does where `pg_try_advisory_lock` would be refused. PostgreSQL lets
+//! nobody share a lock past one who waits for it exclusively, so from then on no check can pass. If the worker kept the
+//! lock, neither side would get on. Therefore whoever waits on the old side is next, in the middle of a lease too: it
+//! has the lock once the transactions that are fenced have ended. Where several resources have one lock, all let go.
 
 pub mod tend;
 
@@ -191,7 +199,8 @@ fn bridge_create_row(
     Ok(())
 }
 
-/// Refuses a row that cannot be bridged to; gives it with its key as the type of that writes it, and whether its time is of no time zone.
+/// Refuses a row that cannot be bridged to; gives it with its key as the type of that writes it, and whether its time
+/// is of no time zone.
 fn require_row(call: &Call, resource: &str, target: Target) -> Result<(Target, bool)> {
     let id = target.table;
     let table = || catalog::table_name(id).unwrap_or_default();

@@ -1,22 +1,25 @@
-//! A bridge to a row by which workers lease: its owner is whoever the owner column names, until the time in the other column is over.
+//! A bridge to a row by which workers lease: its owner is whoever the owner column names, until the time in the other
+//! column is over.
 //!
-//! An old worker owns the row by an UPDATE that finds it free, or its own. The worker owns it by a **marker** in the owner column:
-//! `eskit_lease:<resource>:<since>`. `since` is a number of the sequence of fences, drawn while the worker has the row locked that was free (no
-//! owner, no time, or a time that is over), and written before it lets go. To own the row is to change its owner. So:
+//! An old worker owns the row by an UPDATE that finds it free, or its own. The worker owns it by a **marker** in the
+//! owner column: `eskit_lease:<resource>:<since>`. `since` is a number of the sequence of fences, drawn while the
+//! worker has the row locked that was free (no owner, no time, or a time that is over), and written before it lets go.
+//! To own the row is to change its owner. So:
 //!
-//! * **While a marker stands nobody else has owned the row since its number was drawn**, whatever has become of the worker, of the server
-//!   and of the time in the row. There is nothing to be remembered.
-//! * **A fence above that number was granted after it was drawn**, and so when the row was the worker's already. A fence below it is of before
-//!   somebody else's time, or may be: the lease goes on under a new one.
+//! * **While a marker stands nobody else has owned the row since its number was drawn**, whatever has become of the
+//!   worker, of the server and of the time in the row. There is nothing to be remembered.
+//! * **A fence above that number was granted after it was drawn**, and so when the row was the worker's already. A
+//!   fence below it is of before somebody else's time, or may be: the lease goes on under a new one.
 //!
-//! A check ([`cross`]) locks the row in share mode, to the end of the transaction, and then wants a marker with a number below its fence. Nobody
-//! else owns the row before that transaction has ended, though the time in the row may be over: to own it is to update it.
+//! A check ([`cross`]) locks the row in share mode, to the end of the transaction, and then wants a marker with a
+//! number below its fence. Nobody else owns the row before that transaction has ended, though the time in the row may
+//! be over: to own it is to update it.
 //!
-//! Keeping the row ([`keep`]) is moving the time, and no more, so rarely; leaving it is to end the time. A row whose time is over while its
-//! marker stands is anybody's who is first, and the worker's as long as nobody was.
+//! Keeping the row ([`keep`]) is moving the time, and no more, so rarely; leaving it is to end the time. A row whose
+//! time is over while its marker stands is anybody's who is first, and the worker's as long as nobody was.
 //!
-//! Nothing waits here for whoever has the row or the table locked, but for a check: it may meet the worker moving the time, which takes
-//! a moment.
+//! Nothing waits here for whoever has the row or the table locked, but for a check: it may meet the worker moving the
+//! time, which takes a moment.
 
 use super::Closed;
 use super::target::{Opened, Target};
@@ -77,7 +80,8 @@ fn try_keep(call: &Call, resource: &str, target: &Target) -> Result<Taken, Shut>
         if since > fence::drawn(call) {
             return Err(Shut::Unfit("Its owner column has a number that nobody has drawn.".to_owned()));
         }
-        // Others may have the row locked for a while. It is ours meanwhile, and nobody's but by a later look if its time is over.
+        // Others may have the row locked for a while. It is ours meanwhile, and nobody's but by a later look if its
+        // time is over.
         let kept = left >= limits::RENEW_ROW || write(call, &row, || None, now + limits::KEEP_ROW)? || left > 0;
         return Ok(if kept { Taken::Ours(since) } else { Taken::Busy });
     }
@@ -93,7 +97,8 @@ fn try_keep(call: &Call, resource: &str, target: &Target) -> Result<Taken, Shut>
     Ok(if write(call, &row, draw, now + limits::KEEP_ROW)? { Taken::Ours(since) } else { Taken::Busy })
 }
 
-/// Writes the row that was found, if it is fit, and nobody has it or has changed it since. `owner`: the new one, if any, asked for under the lock.
+/// Writes the row that was found, if it is fit, and nobody has it or has changed it since. `owner`: the new one, if
+/// any, asked for under the lock.
 fn write(call: &Call, row: &Opened, owner: impl FnOnce() -> Option<String>, until: i64) -> Result<bool, Shut> {
     row.require_fit(call)?;
     if !row.try_lock() {
@@ -102,7 +107,8 @@ fn write(call: &Call, row: &Opened, owner: impl FnOnce() -> Option<String>, unti
     row.write(owner().as_deref(), until).map(|()| true)
 }
 
-/// Ends our time, so that the other side may have the row at once. Whether to try again: what cannot be done ends by itself, with its time.
+/// Ends our time, so that the other side may have the row at once. Whether to try again: what cannot be done ends by
+/// itself, with its time.
 pub fn leave(call: &Call, resource: &str, target: &Target) -> bool {
     let try_leave = || {
         let row = target.open(pg_sys::RowExclusiveLock)?;

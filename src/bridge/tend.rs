@@ -1,9 +1,11 @@
-//! What the database worker does for bridges: it holds what each leads to whose lease lives, or is waited for: a lock, or a row.
+//! What the database worker does for bridges: it holds what each leads to whose lease lives, or is waited for: a lock,
+//! or a row.
 //!
-//! A bridge that is wanted is judged again and again, by way of the ring: once a second while all is well, to see whether it is still
-//! wanted and whether an old worker waits, or to keep the row; and while the lock or the row is not to be had, or the holder not to be given a new
-//! fence, after 10 ms, doubling to a second, or when the row's time is over. The entry outlives the worker, so that another one is started for it. A worker that has such bridges stays, for its locks
-//! end with it.
+//! A bridge that is wanted is judged again and again, by way of the ring: once a second while all is well, to see
+//! whether it is still wanted and whether an old worker waits, or to keep the row; and while the lock or the row is not
+//! to be had, or the holder not to be given a new fence, after 10 ms, doubling to a second, or when the row's time is
+//! over. The entry outlives the worker, so that another one is started for it. A worker that has such bridges stays,
+//! for its locks end with it.
 
 use super::row::{self, Taken};
 use super::{Side, advisory, may_be, table};
@@ -89,8 +91,8 @@ pub fn may_grant(resource: &str) -> bool {
     TENDED.with(|tended| tended.try_borrow().ok().and_then(|tended| tended.as_ref().and_then(bridge)).unwrap_or(false))
 }
 
-/// Takes what the bridges among some names lead to, or lets go of it. The bridges whose leases cannot be given to anybody yet: these are
-/// judged again without being asked for.
+/// Takes what the bridges among some names lead to, or lets go of it. The bridges whose leases cannot be given to
+/// anybody yet: these are judged again without being asked for.
 pub fn tend(call: &Call, names: &[String]) -> HashSet<String> {
     let any = || !call.declarations().none() && may_be() && table().has_entry(&[]);
     if !is_tending() && !any() {
@@ -147,8 +149,8 @@ fn look(call: &Call, name: &str) -> Lease {
     if line::first_in_line(call, vec![name]).first.is_empty() { Lease::Unwanted(dead) } else { Lease::Awaited }
 }
 
-/// Has the holder of a lease go on under a new fence: an old worker may have been at work since the grant. `None` while a transaction is
-/// open that is fenced under the old one, or somebody is ending the session.
+/// Has the holder of a lease go on under a new fence: an old worker may have been at work since the grant. `None` while
+/// a transaction is open that is fenced under the old one, or somebody is ending the session.
 fn renew(call: &Call, name: &str, row: LeaseRow) -> Option<i64> {
     let session = row.session?;
     // To the end of this transaction no check of the old fence passes, as for a release.
@@ -255,7 +257,8 @@ impl Bridge {
         self.wait = (self.wait * 2).clamp(limits::FIRST_BRIDGE_WAIT, limits::LAST_BRIDGE_WAIT);
     }
 
-    /// Takes the lock or the row, and opens the bridge once its lease is free or has a fence of since then, for all to see.
+    /// Takes the lock or the row, and opens the bridge once its lease is free or has a fence of since then, for all to
+    /// see.
     fn take(&mut self, call: &Call, name: &str, lease: Lease) {
         let taken = match &self.side {
             Side::Lock(key) => {
@@ -285,7 +288,8 @@ impl Bridge {
         }
     }
 
-    /// Whether the lease is free, or has a fence of after the lock or the row was taken; `since`: when the row was, as a fence.
+    /// Whether the lease is free, or has a fence of after the lock or the row was taken; `since`: when the row was, as
+    /// a fence.
     fn is_good(&mut self, call: &Call, name: &str, lease: Lease, since: Option<i64>) -> bool {
         match lease {
             Lease::Held(row) => match (since, self.renewed) {

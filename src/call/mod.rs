@@ -39,11 +39,13 @@ pub fn has_written() -> bool {
     unsafe { pg_sys::GetTopTransactionIdIfAny() != pg_sys::InvalidTransactionId }
 }
 
-/// Whether the transaction ends with the answer of the verb that was just entered: a client's own SELECT outside a transaction block has called
-/// it, or the worker. PostgreSQL does not count DO, a procedure, a function of a user and a trigger as blocks, though they may go on for long: there
-/// another query than the client's has called. Of a pipeline PostgreSQL knows from its second statement on.
+/// Whether the transaction ends with the answer of the verb that was just entered: a client's own SELECT outside a
+/// transaction block has called it, or the worker. PostgreSQL does not count DO, a procedure, a function of a user and
+/// a trigger as blocks, though they may go on for long: there another query than the client's has called. Of a pipeline
+/// PostgreSQL knows from its second statement on.
 pub fn ends_with_answer() -> bool {
-    // SAFETY: plain reads; a portal that runs a SELECT has the state of its query, which lives in a context of that name
+    // SAFETY: plain reads; a portal that runs a SELECT has the state of its query, which lives in a context of that
+    // name
     unsafe {
         if pg_sys::IsInTransactionBlock(true) {
             return false;

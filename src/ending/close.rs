@@ -8,7 +8,8 @@ use crate::pg::guard::{Guard, Mode};
 use crate::session;
 use crate::shmem::slots::SlotRef;
 
-/// Ends a session early, with this transaction: takes away its row and, as far as they are to be had, what it holds and waits for.
+/// Ends a session early, with this transaction: takes away its row and, as far as they are to be had, what it holds and
+/// waits for.
 pub fn end(call: &Call, at: SlotRef) -> Result<()> {
     // While somebody is granting to the session, what it is given is not to be seen yet: the worker takes it away.
     let alone = Guard::Grantee(at.session()).try_lock(Mode::Exclusive);

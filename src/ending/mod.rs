@@ -1,5 +1,5 @@
-//! What takes away: closing, draining and taking over a session, the sweep for the dead, and retention. The verbs of sessions stand here, as most
-//! of them end something. It imports from all floors of concepts.
+//! What takes away: closing, draining and taking over a session, the sweep for the dead, and retention. The verbs of
+//! sessions stand here, as most of them end something. It imports from all floors of concepts.
 
 pub mod close;
 pub mod notify;

@@ -1,5 +1,5 @@
-//! Notifications: hints on the channel `eskit_lease`, sent by the worker alone. The truth is the row, and the revision in each
-//! heartbeat. A pass sends one message for each slot whose owner has changed, saying how it stands now.
+//! Notifications: hints on the channel `eskit_lease`, sent by the worker alone. The truth is the row, and the revision
+//! in each heartbeat. A pass sends one message for each slot whose owner has changed, saying how it stands now.
 
 use super::sweep::Pass;
 use crate::call::Call;
@@ -77,8 +77,8 @@ fn text(event: &impl Serialize) -> Option<CString> {
     CString::new(json).ok()
 }
 
-/// JSON in ASCII, which every encoding has. PostgreSQL ends the connection of a listener to whom it cannot show a notification in the encoding
-/// of that client; and names are anybody's choice.
+/// JSON in ASCII, which every encoding has. PostgreSQL ends the connection of a listener to whom it cannot show a
+/// notification in the encoding of that client; and names are anybody's choice.
 struct Ascii;
 
 impl Formatter for Ascii {

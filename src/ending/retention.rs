@@ -1,9 +1,11 @@
 //! Retention: rows that are kept for a while after their end, for people to see, and then deleted in bounded batches.
 //!
-//! After each pass of a sweep the worker sees to it, in a transaction of its own, once a minute at most, or ten times in the shortest retention;
-//! after one that looks through the database, as after a start, at once. A batch of the worker begins where the one before has ended: what has been deleted
-//! may still be there for an old snapshot, and is not to be looked at again and again. And somebody comes when the oldest row that was left has been kept long enough, though nothing else happens: shared
-//! memory holds since when it is kept. With none left, whoever ends the next one says so, when that is visible (see [`crate::seam`]).
+//! After each pass of a sweep the worker sees to it, in a transaction of its own, once a minute at most, or ten times
+//! in the shortest retention; after one that looks through the database, as after a start, at once. A batch of the
+//! worker begins where the one before has ended: what has been deleted may still be there for an old snapshot, and is
+//! not to be looked at again and again. And somebody comes when the oldest row that was left has been kept long enough,
+//! though nothing else happens: shared memory holds since when it is kept. With none left, whoever ends the next one
+//! says so, when that is visible (see [`crate::seam`]).
 
 use crate::base::settings;
 use crate::call::Call;
@@ -96,8 +98,8 @@ pub fn due(database: &Database) -> Option<u64> {
     KINDS.iter().filter_map(due).min().map(|due| due.max(next_look(database)))
 }
 
-/// Of each kind, the end of the last row of a batch after which there may be more, in seconds since 1970: for whoever deletes several in a
-/// row, each in a transaction that does not fail.
+/// Of each kind, the end of the last row of a batch after which there may be more, in seconds since 1970: for whoever
+/// deletes several in a row, each in a transaction that does not fail.
 #[derive(Default)]
 pub struct DoneUntil([Option<f64>; KINDS.len()]);
 
@@ -127,7 +129,8 @@ pub fn retire(call: &Call, now: u64, most: usize, at_once: bool, done: &mut Done
             continue;
         }
         if !catalog::try_lock(kind.table) {
-            // Whoever has it locked may have it for long, as VACUUM FULL does, and hand-overs would wait: somebody comes again later.
+            // Whoever has it locked may have it for long, as VACUUM FULL does, and hand-overs would wait: somebody
+            // comes again later.
             database.are_kept(kind.kept);
             continue;
         }

@@ -1,16 +1,17 @@
 //! Take-over: a process that has been started again inherits from its former self.
 //!
-//! A session opened with `takeover` ends the living sessions of the same consumer and role, with its own transaction, and gets what they
-//! have under new fences: leases, permits, places in queues, memberships and partitions. (What lock_acquire and grace keep in private
-//! sessions stays there; what is in grace the successor may acquire, see [`crate::lease::grace`].) A predecessor ends as by session_close, save that nothing of it goes to strangers
-//! but the work items that it has claimed:
+//! A session opened with `takeover` ends the living sessions of the same consumer and role, with its own transaction,
+//! and gets what they have under new fences: leases, permits, places in queues, memberships and partitions. (What
+//! lock_acquire and grace keep in private sessions stays there; what is in grace the successor may acquire, see
+//! [`crate::lease::grace`].) A predecessor ends as by session_close, save that nothing of it goes to strangers but the
+//! work items that it has claimed:
 //!
-//! * Its leases are granted to the successor, who is in nobody's way: S of the predecessor is held exclusively, or, where a transaction
-//!   of its own is fenced, F of each lease that is not. What is fenced stays until that transaction ends; the successor waits for it at
-//!   the head of the queue, and a partition has it for its target.
-//! * What could not be had (fenced, or in the middle of being granted to the predecessor) is inherited by the sweep, which finds the
-//!   successor of a dead session in a row of its own; or goes to others if that drains. For what the predecessor had waited for, and is just
-//!   granted, the successor is at the head of the queue as well.
+//! * Its leases are granted to the successor, who is in nobody's way: S of the predecessor is held exclusively, or,
+//!   where a transaction of its own is fenced, F of each lease that is not. What is fenced stays until that transaction
+//!   ends; the successor waits for it at the head of the queue, and a partition has it for its target.
+//! * What could not be had (fenced, or in the middle of being granted to the predecessor) is inherited by the sweep,
+//!   which finds the successor of a dead session in a row of its own; or goes to others if that drains. For what the
+//!   predecessor had waited for, and is just granted, the successor is at the head of the queue as well.
 //! * Its memberships pass on at the commit, or by the sweep: a take-over that is left open, or prepared, keeps no group
 //!   from being rebalanced. Until then they stand in the predecessor's name, and each reader of a group finds the
 //!   successor for it (see [`crate::group`]).
@@ -64,7 +65,8 @@ pub fn take_over(call: &Call, new: SlotRef, consumer: &str) -> Result<()> {
                     // It is not ended here, and must not live beside the new one after a restart.
                     None => call.taken_from(&[old.session]),
                 },
-                // Another take-over was under way: this one comes after it, and finds the other's session as its predecessor.
+                // Another take-over was under way: this one comes after it, and finds the other's session as its
+                // predecessor.
                 None => again = true,
             }
         }
@@ -80,8 +82,8 @@ fn succeed(call: &Call, old: &SessionRow, at: SlotRef, new: SlotRef) -> Result<(
     call.db().execute(&SUCCEED, vec![Value::Uuid(from), Value::Uuid(to)]);
     // Had already where it holds more than there is room for locks.
     let excluded = Guard::Fencer(from).try_lock(Mode::Exclusive);
-    // While somebody is granting to it, what it is given is not to be seen yet: the sweep passes it on. Asked before it is read what it has, for
-    // somebody may have done so by then.
+    // While somebody is granting to it, what it is given is not to be seen yet: the sweep passes it on. Asked before it
+    // is read what it has, for somebody may have done so by then.
     let alone = Guard::Grantee(from).try_lock(Mode::Exclusive);
     let seats = held(from, usize::MAX);
     delete(call, &[from]);
@@ -106,15 +108,16 @@ fn succeed(call: &Call, old: &SessionRow, at: SlotRef, new: SlotRef) -> Result<(
     Ok(())
 }
 
-/// The living sessions, and those that are to be found dead, of a consumer and role, but for one and those that are private.
+/// The living sessions, and those that are to be found dead, of a consumer and role, but for one and those that are
+/// private.
 fn predecessors(consumer: &str, role: Oid, but: Uuid) -> Vec<Uuid> {
     let mut found = Name::of(consumer, role).sessions();
     found.retain(|session| *session != but);
     found
 }
 
-/// Has a session acquire what is in grace of its predecessor. False while another transaction has any of that in hand: until it has ended,
-/// whoever reads whose grace that is finds the successor by the succession.
+/// Has a session acquire what is in grace of its predecessor. False while another transaction has any of that in hand:
+/// until it has ended, whoever reads whose grace that is finds the successor by the succession.
 fn adopt_graces(call: &Call, from: Uuid, to: Uuid) -> bool {
     let (graces, left) = lock_rows(page_of(&succession::graces(), &[from], usize::MAX, 0, |row| row.get(1)));
     let sessions = crate::session::table();
@@ -138,9 +141,9 @@ struct Inheritance {
     ahead: Vec<String>,
 }
 
-/// Passes on what a session has. All of it stays while the successor is just ending, which would leave it behind. `free` says of a lease
-/// whether it may be taken; and if so, whether this transaction keeps fenced ones away from it. `join` passes on its
-/// memberships, and returns whether none is left.
+/// Passes on what a session has. All of it stays while the successor is just ending, which would leave it behind.
+/// `free` says of a lease whether it may be taken; and if so, whether this transaction keeps fenced ones away from it.
+/// `join` passes on its memberships, and returns whether none is left.
 fn inherit(
     call: &Call,
     from: Uuid,

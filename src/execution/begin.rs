@@ -30,8 +30,8 @@ static AGAIN: Statement = Statement::writes(
     &[TEXTOID, UUIDOID, TEXTOID, TEXTOID, BOOLOID, INT8OID],
 );
 
-/// Tries for a stripe, half a millisecond apart. It is held for the time of a call, also by calls for other names, and a key that nobody
-/// runs must not be said to be running: so this is for a call that hangs.
+/// Tries for a stripe, half a millisecond apart. It is held for the time of a call, also by calls for other names, and
+/// a key that nobody runs must not be said to be running: so this is for a call that hangs.
 const STRIPE_TRIES: u32 = 10_000;
 
 row::composite! {
@@ -55,7 +55,8 @@ impl Answer {
     }
 }
 
-/// Begins an attempt of a key whose stripe this call has, or whose row, where it has been tried under the fence `before`.
+/// Begins an attempt of a key whose stripe this call has, or whose row, where it has been tried under the fence
+/// `before`.
 fn start(
     call: &Call,
     executions: &Executions,
@@ -91,7 +92,8 @@ fn start(
     Answer { first: true, state: State::Running.name().into(), fence, result: None, started_at }
 }
 
-/// Begins another attempt by the row's place: nothing of the one before is left but that it was. `None` where that takes a statement.
+/// Begins another attempt by the row's place: nothing of the one before is left but that it was. `None` where that
+/// takes a statement.
 fn again(
     executions: &Executions,
     me: &SessionRow,
@@ -134,8 +136,8 @@ fn had(stripe: Guard) -> bool {
     })
 }
 
-/// Whether what became of the attempt before is part of what this transaction reads; where each statement has a snapshot of its own, the
-/// next one sees it.
+/// Whether what became of the attempt before is part of what this transaction reads; where each statement has a
+/// snapshot of its own, the next one sees it.
 fn is_seen(row: &Execution) -> bool {
     // SAFETY: plain reads, in a function that a statement has called, so that there is a snapshot
     unsafe {

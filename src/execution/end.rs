@@ -25,7 +25,8 @@ static RESOLVE: Statement = Statement::writes(
     &[TEXTOID, TEXTOID, JSONBOID, TEXTOID, INT8OID],
 );
 
-/// Whether the attempt under a fence is this transaction's to end. False: it has ended in one of these ways already, under this very fence.
+/// Whether the attempt under a fence is this transaction's to end. False: it has ended in one of these ways already,
+/// under this very fence.
 fn claim(call: &Call, key: &str, fence: i64, ended: &[State]) -> Result<bool> {
     let in_flight = || ErrorReport::from(Error::AttemptInFlight { key: key.to_owned() });
     let lost = |why: String| {

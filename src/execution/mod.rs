@@ -1,7 +1,7 @@
 //! Executions: what is to be run once, under a key.
 //!
-//! A key has a row from its first attempt on. An attempt is a session's, as a lease is, and has a fence; what is written to end it is the
-//! row, so nothing is written while it runs, and nothing when its session dies:
+//! A key has a row from its first attempt on. An attempt is a session's, as a lease is, and has a fence; what is
+//! written to end it is the row, so nothing is written while it runs, and nothing when its session dies:
 //!
 //! | the row says       | its session | `execution_begin` answers                                          |
 //! |--------------------|-------------|--------------------------------------------------------------------|
@@ -13,18 +13,19 @@
 //! | `retry`            |             | `first`: another attempt                                           |
 //! | not committed yet  |             | `running`: whoever has it in hand will have it so, or not          |
 //!
-//! Exactly one begins an attempt. Of a new key, because whoever makes its row has the key's stripe for the time of the call (see
-//! [`crate::lease::grant`]) and looks again under it, what is not committed included. Of a known one, because the row is locked as it was read.
-//! Neither is waited for. The index is unique by key and fence, and not by key: PostgreSQL looks at all versions with the same unique key
-//! at each change, and there are thousands while an old snapshot is open. Fences grow, so the version that counts is the last of its key.
+//! Exactly one begins an attempt. Of a new key, because whoever makes its row has the key's stripe for the time of the
+//! call (see [`crate::lease::grant`]) and looks again under it, what is not committed included. Of a known one, because
+//! the row is locked as it was read. Neither is waited for. The index is unique by key and fence, and not by key:
+//! PostgreSQL looks at all versions with the same unique key at each change, and there are thousands while an old
+//! snapshot is open. Fences grow, so the version that counts is the last of its key.
 //!
-//! Another attempt needs the row as it is to be part of what a transaction with one snapshot reads, as the check of a fence does: else it
-//! would rest on data from before the attempt that it goes on from. Rolled back, it was never begun; in the transaction that does the
-//! work, work and key stand or fall together.
+//! Another attempt needs the row as it is to be part of what a transaction with one snapshot reads, as the check of a
+//! fence does: else it would rest on data from before the attempt that it goes on from. Rolled back, it was never
+//! begun; in the transaction that does the work, work and key stand or fall together.
 //!
-//! An attempt ends under its fence only, while its session lives. That is looked at with S(session) in share mode and the row locked, to
-//! the end of the transaction: nobody ends the session, begins another attempt or resolves this one before that. So what was told to have
-//! been finished is, and a zombie's finish is refused.
+//! An attempt ends under its fence only, while its session lives. That is looked at with S(session) in share mode and
+//! the row locked, to the end of the transaction: nobody ends the session, begins another attempt or resolves this one
+//! before that. So what was told to have been finished is, and a zombie's finish is refused.
 
 mod begin;
 mod end;
@@ -181,8 +182,8 @@ impl Executions {
         Probe::InFlight
     }
 
-    /// Returns what the last versions of the row say; `None` where the row may just be moved. Where a version was deleted before the look
-    /// began, all under lower fences are gone too, and are not looked at.
+    /// Returns what the last versions of the row say; `None` where the row may just be moved. Where a version was
+    /// deleted before the look began, all under lower fences are gone too, and are not looked at.
     fn look(&self, key: &str) -> Option<Probe> {
         let (moment, key, in_order) = (Moment::now(), [Key::Text(key)], self.0.key_columns() > 1);
         let mut walk = self.0.walk_versions(Sight::Dirty, &key).backward();

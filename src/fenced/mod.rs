@@ -1,8 +1,9 @@
 //! Fenced tables: written only by transactions that have passed the check of a fence, whatever client they come from.
 //!
-//! [`fence_table`] makes triggers, as the table's owner might, and that is all: the resource is their argument, so what is fenced by what
-//! is a part of the table, is dumped and restored with it (its rows first, then its triggers) and goes with it. They fire always, so
-//! that `session_replication_role` makes no difference. What they ask is in [`trigger`].
+//! [`fence_table`] makes triggers, as the table's owner might, and that is all: the resource is their argument, so what
+//! is fenced by what is a part of the table, is dumped and restored with it (its rows first, then its triggers) and
+//! goes with it. They fire always, so that `session_replication_role` makes no difference. What they ask is in
+//! [`trigger`].
 //!
 //! | form                               | triggers                                                                |
 //! |------------------------------------|-------------------------------------------------------------------------|
@@ -10,14 +11,15 @@
 //! | a table by a column that tells a partition of a group | one after each kind of statement, with the rows that it has written (a transition table has one event); and one that refuses TRUNCATE |
 //! | a partitioned table, a partition   | one after each row, which PostgreSQL gives to all partitions, those to come too: no statement trigger fires for what is written to a partition by way of its parent, or the other way round; and one after TRUNCATE for each partition that there is |
 //!
-//! After, and not before: so the check may be a part of the very statement that writes, and a row is as all BEFORE triggers and generated
-//! columns have left it. What is refused then is rolled back with it.
+//! After, and not before: so the check may be a part of the very statement that writes, and a row is as all BEFORE
+//! triggers and generated columns have left it. What is refused then is rolled back with it.
 //!
-//! Row triggers are for where there is no other way: that PostgreSQL queues an event for each row and fetches the row anew costs a tenth of
-//! writing it, whatever the trigger does. Nor is there one where transition tables do not have all rows ([`trigger::sees_all_rows`]).
+//! Row triggers are for where there is no other way: that PostgreSQL queues an event for each row and fetches the row
+//! anew costs a tenth of writing it, whatever the trigger does. Nor is there one where transition tables do not have
+//! all rows ([`trigger::sees_all_rows`]).
 //!
-//! In inheritance, rows of one table are written by statements that name another, and no trigger could be made for the tables to come.
-//! So such tables are refused.
+//! In inheritance, rows of one table are written by statements that name another, and no trigger could be made for the
+//! tables to come. So such tables are refused.
 
 mod trigger;
 

@@ -1,8 +1,8 @@
 //! What the triggers of fenced tables ask: does a pass of this transaction stand?
 //!
-//! A pass is what [`crate::lease::fence::check`] has noted in [`crate::seam`]. It holds the lease to the end of the transaction, so one that stands
-//! now is current at commit, and there is nothing to be read but that list. It is gone with its savepoint; it ended when this transaction
-//! gave the lease away itself, or ended the session.
+//! A pass is what [`crate::lease::fence::check`] has noted in [`crate::seam`]. It holds the lease to the end of the
+//! transaction, so one that stands now is current at commit, and there is nothing to be read but that list. It is gone
+//! with its savepoint; it ended when this transaction gave the lease away itself, or ended the session.
 //!
 //! By a column, this is for each row that is written: what was found is remembered until the list changes.
 
@@ -27,7 +27,8 @@ struct Passed {
 }
 
 thread_local! {
-    static PASSED: RefCell<Passed> = const { RefCell::new(Passed { epoch: 0, resource: Vec::new(), slots: Vec::new() }) };
+    static PASSED: RefCell<Passed> =
+        const { RefCell::new(Passed { epoch: 0, resource: Vec::new(), slots: Vec::new() }) };
 }
 
 #[unsafe(no_mangle)]
@@ -36,7 +37,8 @@ extern "C" fn pg_finfo_eskit_lease_require_fence() -> &'static pg_sys::Pg_finfo_
     &RECORD
 }
 
-/// The trigger function, which sql/functions.sql declares. (pgrx's own kind of trigger has no way to raise an error with its SQLSTATE.)
+/// The trigger function, which sql/functions.sql declares. (pgrx's own kind of trigger has no way to raise an error
+/// with its SQLSTATE.)
 #[unsafe(no_mangle)]
 #[pg_guard]
 unsafe extern "C-unwind" fn eskit_lease_require_fence(call: pg_sys::FunctionCallInfo) -> Datum {
@@ -74,8 +76,9 @@ unsafe fn require(call: pg_sys::FunctionCallInfo, data: &TriggerData) -> Result<
     }
 }
 
-/// Whether transition tables have all rows. Before these minor versions a MERGE and another statement on the same table, in one query, could
-/// leave one of them without ("Fix trigger transition table capture for MERGE in CTE queries", PostgreSQL's release notes).
+/// Whether transition tables have all rows. Before these minor versions a MERGE and another statement on the same
+/// table, in one query, could leave one of them without ("Fix trigger transition table capture for MERGE in CTE
+/// queries", PostgreSQL's release notes).
 pub fn sees_all_rows() -> bool {
     static SEES: OnceLock<bool> = OnceLock::new();
     *SEES.get_or_init(|| {
@@ -147,8 +150,8 @@ impl Rows<'_> {
         if rows.is_null() || !sees_all_rows() {
             return Err(Error::NoFenceTrigger.into());
         }
-        // SAFETY: as the caller says. Others read the transition table too, each from a place of its own. When PostgreSQL raises, the
-        // slot goes with its memory.
+        // SAFETY: as the caller says. Others read the transition table too, each from a place of its own. When
+        // PostgreSQL raises, the slot goes with its memory.
         unsafe {
             let row = pg_sys::MakeSingleTupleTableSlot(
                 (*self.data.tg_relation).rd_att,
@@ -207,7 +210,8 @@ unsafe fn column(data: &TriggerData, name: &CStr) -> Result<Column> {
     }
 }
 
-/// The same, looked up once for all rows of a statement, which no change of the table comes into: kept with the call's function.
+/// The same, looked up once for all rows of a statement, which no change of the table comes into: kept with the call's
+/// function.
 unsafe fn kept_column(call: pg_sys::FunctionCallInfo, data: &TriggerData, name: &CStr) -> Result<Column> {
     // SAFETY: what is kept was put there below, for this trigger; its memory lives as long as it
     unsafe {
@@ -223,8 +227,8 @@ unsafe fn kept_column(call: pg_sys::FunctionCallInfo, data: &TriggerData, name: 
     }
 }
 
-/// The value of a column in a row. For a column at a fixed place this calls nothing of PostgreSQL's, where the row is as the table or a
-/// transition table has it: it is asked for each.
+/// The value of a column in a row. For a column at a fixed place this calls nothing of PostgreSQL's, where the row is
+/// as the table or a transition table has it: it is asked for each.
 unsafe fn value(row: *mut TupleTableSlot, number: i32) -> Option<Datum> {
     let at = (number - 1) as usize;
     // SAFETY: the slot holds a row with this column; by its operations it is of the kind that has a tuple
@@ -291,10 +295,11 @@ unsafe fn hold(data: &TriggerData, resource: &CStr, slot: Option<i32>) -> Result
     Err(Error::FenceRequired { table, resource: name, partition: slot, partitions, given_away }.into())
 }
 
-/// Whether logical replication itself runs the statement, on a table for whose statements its triggers are: a first copy or a TRUNCATE. It
-/// passes, as the rows do that are applied later, for which no statement trigger fires.
+/// Whether logical replication itself runs the statement, on a table for whose statements its triggers are: a first
+/// copy or a TRUNCATE. It passes, as the rows do that are applied later, for which no statement trigger fires.
 unsafe fn is_replicated(data: &TriggerData) -> bool {
-    // SAFETY: the relation is open; the rest are plain reads. Of another trigger, which may do anything, the depth is greater.
+    // SAFETY: the relation is open; the rest are plain reads. Of another trigger, which may do anything, the depth is
+    // greater.
     unsafe {
         !pg_sys::MyBgworkerEntry.is_null()
             && pg_sys::IsLogicalWorker()
@@ -306,7 +311,8 @@ unsafe fn is_replicated(data: &TriggerData) -> bool {
     }
 }
 
-/// Whether a subscription brings the table: what an expression of another one does while that is replicated is no part of it.
+/// Whether a subscription brings the table: what an expression of another one does while that is replicated is no part
+/// of it.
 unsafe fn is_subscribed(table: Oid) -> bool {
     // SAFETY: reads the catalog through its cache; the list is released once
     unsafe {

@@ -1,4 +1,5 @@
-//! What is bound to groups: queues of work items, which stand above this floor. They fill [`Bound`], and lib.rs registers it.
+//! What is bound to groups: queues of work items, which stand above this floor. They fill [`Bound`], and lib.rs
+//! registers it.
 
 use crate::base::error::Result;
 use crate::call::Call;
@@ -16,8 +17,8 @@ pub trait Bound: Sync {
         false
     }
 
-    /// Refuses to resize a group whose queues have items, which would no longer be where their keys belong. The caller has changed its
-    /// declaration.
+    /// Refuses to resize a group whose queues have items, which would no longer be where their keys belong. The caller
+    /// has changed its declaration.
     fn require_no_items(&self, _: &Call, _group: &str) -> Result<()> {
         Ok(())
     }

@@ -1,15 +1,16 @@
 //! Cursors: how far a group has come in each partition.
 //!
-//! A commit of a cursor is a fenced write in the caller's transaction: it stands with the caller's work or not at all, and only under the
-//! partition's present fence. So the owner to come reads a cursor that includes all that the owner before has committed, whose later
-//! commits are refused. A cursor only goes forward.
+//! A commit of a cursor is a fenced write in the caller's transaction: it stands with the caller's work or not at all,
+//! and only under the partition's present fence. So the owner to come reads a cursor that includes all that the owner
+//! before has committed, whose later commits are refused. A cursor only goes forward.
 //!
-//! One fence may be used by several transactions at a time. They take turns at the row of the cursor, but each has chosen its events before
-//! that. So a transaction with one snapshot is refused (40001) where its snapshot does not include the last change of the row, as PostgreSQL
-//! refuses an UPDATE; and under READ COMMITTED the caller says where it began: a cursor that is elsewhere by then is not moved.
+//! One fence may be used by several transactions at a time. They take turns at the row of the cursor, but each has
+//! chosen its events before that. So a transaction with one snapshot is refused (40001) where its snapshot does not
+//! include the last change of the row, as PostgreSQL refuses an UPDATE; and under READ COMMITTED the caller says where
+//! it began: a cursor that is elsewhere by then is not moved.
 //!
-//! Positions are counted from 1; a cursor at 0 has seen nothing. Acknowledgements may come in any order: those beyond the cursor are kept
-//! as ranges, and the cursor follows the contiguous part.
+//! Positions are counted from 1; a cursor at 0 has seen nothing. Acknowledgements may come in any order: those beyond
+//! the cursor are kept as ranges, and the cursor follows the contiguous part.
 
 use crate::base::error::{Error, Result};
 use crate::base::limits;
@@ -76,8 +77,9 @@ struct Move<'a> {
 }
 
 impl Move<'_> {
-    /// Moves the cursor, if nothing is acknowledged out of order. That is the common case, for a fraction of what a statement costs. Otherwise
-    /// the row is locked, so that a statement finds it as it was judged. `None`: the cursor is at the position, or beyond.
+    /// Moves the cursor, if nothing is acknowledged out of order. That is the common case, for a fraction of what a
+    /// statement costs. Otherwise the row is locked, so that a statement finds it as it was judged. `None`: the cursor
+    /// is at the position, or beyond.
     fn run(&self) -> Result<Option<bool>> {
         let cursors = Table::open(c"_cursors", c"_cursors_pkey");
         // Of any other the executor knows more.
@@ -213,7 +215,8 @@ fn cursor_head(group_name: Option<Text>, partition: Option<i32>, position: Optio
     let partition = partition_arg(&group, partition)?;
     let position = position_arg(position)?;
     let call = Call::open(shared)?;
-    // A report waits for nobody: one that finds another being committed is left out. One for another number of partitions means nothing.
+    // A report waits for nobody: one that finds another being committed is left out. One for another number of
+    // partitions means nothing.
     let partitions = declaration::of_kind(&group, Kind::Group)?.slots;
     let heads = Table::open(c"_heads", c"_heads_pkey");
     let (mut known, mut in_flight) = (None, false);
@@ -240,7 +243,8 @@ fn cursor_head(group_name: Option<Text>, partition: Option<i32>, position: Optio
     Ok(written > 0)
 }
 
-/// Every cursor of a group that gets another number of partitions begins at the least position of them all: nothing is skipped.
+/// Every cursor of a group that gets another number of partitions begins at the least position of them all: nothing is
+/// skipped.
 pub fn resize(call: &Call, group: &str, before: i32, partitions: i32) {
     call.db().execute(&RESIZE, vec![Value::Text(group), Value::Int(before), Value::Int(partitions)]);
 }

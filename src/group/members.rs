@@ -1,9 +1,9 @@
-//! The members of groups. A membership is a row; a session has one of a group at most, as [`super::claim_membership`] keeps others from making
-//! a second.
+//! The members of groups. A membership is a row; a session has one of a group at most, as [`super::claim_membership`]
+//! keeps others from making a second.
 //!
-//! Sessions come and go, and while an old snapshot is open the rows of those that went stay in the index. So the members of a group are a line with a
-//! floor (see [`crate::session::floor`]), in the order of their places. A rebalance that meets many rows of those that went gives those that stay new places
-//! behind them.
+//! Sessions come and go, and while an old snapshot is open the rows of those that went stay in the index. So the
+//! members of a group are a line with a floor (see [`crate::session::floor`]), in the order of their places. A
+//! rebalance that meets many rows of those that went gives those that stay new places behind them.
 
 use crate::call::Call;
 use crate::keys;
@@ -49,7 +49,8 @@ pub fn may_be() -> bool {
     table().has_entry(&[])
 }
 
-/// Shows the members of a group that are committed, or were made by this transaction. Returns how many times it stepped over some that went.
+/// Shows the members of a group that are committed, or were made by this transaction. Returns how many times it stepped
+/// over some that went.
 pub fn each(group: &str, mut visit: impl FnMut(&Tuple)) -> usize {
     let mut stale = 0;
     if let Some(floor) = walk(group, None, &mut visit, &mut stale) {
@@ -59,7 +60,8 @@ pub fn each(group: &str, mut visit: impl FnMut(&Tuple)) -> usize {
     stale
 }
 
-/// The same from a floor on. Without one the line may prove to have one, which the walk ends before. Before 0.3.0 members have no places.
+/// The same from a floor on. Without one the line may prove to have one, which the walk ends before. Before 0.3.0
+/// members have no places.
 fn walk(group: &str, floor: Option<i64>, visit: &mut impl FnMut(&Tuple), stale: &mut usize) -> Option<i64> {
     let (table, mut may_ask) = (table(), floor.is_none());
     let key = [Key::Text(group), Key::From(floor.unwrap_or(0))];
@@ -117,7 +119,8 @@ fn row_of(group: &str, session: Uuid) -> Option<ItemPointerData> {
     })
 }
 
-/// Whether a session is a member, also in the name of one that it took over. What others have not committed is left out.
+/// Whether a session is a member, also in the name of one that it took over. What others have not committed is left
+/// out.
 pub fn is_member(group: &str, session: Uuid) -> bool {
     has_row(group, session) || succession::former(session).into_iter().any(|former| has_row(group, former))
 }
@@ -145,8 +148,8 @@ pub fn join(call: &Call, group: &str, session: Uuid) {
     stripe.unlock(Mode::Exclusive);
 }
 
-/// Gives members that stay new places, behind those that went: a member of long standing keeps the floor below them all. Leaves out those whose rows
-/// other transactions have. The caller has locked the group.
+/// Gives members that stay new places, behind those that went: a member of long standing keeps the floor below them
+/// all. Leaves out those whose rows other transactions have. The caller has locked the group.
 pub fn move_up(group: &str, sessions: &[Uuid]) {
     let mine = lock(group, sessions);
     let stripe = Guard::Stripe(keys::stripe(group, 0));
@@ -186,7 +189,8 @@ pub fn drop_all(call: &Call, group: &str) {
     call.written(table().delete_rows(&[Key::Text(group)]), &DROP, vec![Value::Text(group)]);
 }
 
-/// Writes to the rows of members, waiting for transactions that have one. How many; `None` where that takes a statement.
+/// Writes to the rows of members, waiting for transactions that have one. How many; `None` where that takes a
+/// statement.
 fn write(group: &str, sessions: &[Uuid], write: impl Fn(&Table, ItemPointerData) -> bool) -> Option<u64> {
     let table = table();
     if !table.is_plain() {

@@ -1,8 +1,9 @@
 //! Consumer groups: any number of members share the partitions of a group, and the server decides who owns which.
 //!
-//! A partition is a slot of the resource that has the group's name. Owning it, its fence, its expiry and its hand-over are those of
-//! leases; what a group adds is who is next: not the first in line, but the partition's **target**. [`assign`] computes the targets from
-//! the members and the present owners, and [`judge`] brings owners and targets together:
+//! A partition is a slot of the resource that has the group's name. Owning it, its fence, its expiry and its hand-over
+//! are those of leases; what a group adds is who is next: not the first in line, but the partition's **target**.
+//! [`assign`] computes the targets from the members and the present owners, and [`judge`] brings owners and targets
+//! together:
 //!
 //! | owner                    | target                | what happens                                                   |
 //! |--------------------------|-----------------------|----------------------------------------------------------------|
@@ -12,23 +13,25 @@
 //! | living, but has left     | anybody               | taken back: it was granted while it left                       |
 //! | living, draining         | somebody else         | kept until it releases: it gets nothing new, and nothing is taken |
 //!
-//! A group is judged by whoever changes something (join, leave, release, close), by a member that asks for its assignment, and by the
-//! worker. Targets are written only by whoever has locked the group's row, which is tried and never waited for: who does not get it
-//! leaves the work to the worker, so joins never wait for each other and never deadlock. Nor does a transaction block take it, which
-//! may stay open, unless the worker should have been there already; one that only asks for an assignment does so at its
-//! commit then. A DO statement and a procedure, which may go on for long, do it at their commit. (A user's function in a
-//! client's own statement hears of its partitions at once.) Handing over needs no such lock: two who judge by different
-//! targets can only give a partition to a member that is then asked to give it back, never to two.
+//! A group is judged by whoever changes something (join, leave, release, close), by a member that asks for its
+//! assignment, and by the worker. Targets are written only by whoever has locked the group's row, which is tried and
+//! never waited for: who does not get it leaves the work to the worker, so joins never wait for each other and never
+//! deadlock. Nor does a transaction block take it, which may stay open, unless the worker should have been there
+//! already; one that only asks for an assignment does so at its commit then. A DO statement and a procedure, which may
+//! go on for long, do it at their commit. (A user's function in a client's own statement hears of its partitions at
+//! once.) Handing over needs no such lock: two who judge by different targets can only give a partition to a member
+//! that is then asked to give it back, never to two.
 //!
-//! So a release does not judge the group, which takes as long as the group is large: it looks up the targets of its own partitions, and gives
-//! these to them ([`hand_over`]). What has no living target is left to the worker.
+//! So a release does not judge the group, which takes as long as the group is large: it looks up the targets of its own
+//! partitions, and gives these to them ([`hand_over`]). What has no living target is left to the worker.
 //!
 //! A member that was taken over has its place until its successor's row is there: the take-over writes that at its
 //! commit, and where another transaction is in the way the sweep or the next rebalance does. Whoever reads the group
 //! meanwhile finds the successor in the place of its predecessor, as a member and as a target ([`State::heirs`]), so
 //! that no partition of it is anybody else's.
 //!
-//! A target that changes is a new **generation**. The owners concerned are told by their revision, as of everything else.
+//! A target that changes is a new **generation**. The owners concerned are told by their revision, as of everything
+//! else.
 
 pub mod assign;
 pub mod bound;
@@ -113,9 +116,9 @@ impl Rules for OfGroups {
     }
 }
 
-/// Brings the owners of a group's partitions and their targets together, as far as nobody is in the way. `only`: grants to this session
-/// alone; what others are to have is not for a transaction that may stay open for long. Gives the group as it stands, unless it has
-/// changed an owner.
+/// Brings the owners of a group's partitions and their targets together, as far as nobody is in the way. `only`: grants
+/// to this session alone; what others are to have is not for a transaction that may stay open for long. Gives the group
+/// as it stands, unless it has changed an owner.
 pub fn judge(
     call: &Call,
     name: &str,
@@ -155,8 +158,8 @@ fn in_block() -> bool {
     unsafe { pg_sys::IsInTransactionBlock(true) }
 }
 
-/// Returns whether no other session, such as one that runs VACUUM FULL, has any table locked that a rebalance needs. Neither a commit nor a look at
-/// an assignment fails for that: the group is judged later.
+/// Returns whether no other session, such as one that runs VACUUM FULL, has any table locked that a rebalance needs.
+/// Neither a commit nor a look at an assignment fails for that: the group is judged later.
 fn can_rebalance() -> bool {
     catalog::lock_all(&REBALANCED_BY)
 }
@@ -196,8 +199,8 @@ fn judge_if(
     }
     let moved = serve::serve(call, &state, now, only, letting_go, result);
     if result.busy.contains(name) {
-        // The worker tries again what it could not do, ever more rarely; from anybody else it hears of it here. What this transaction has
-        // had in hand may have been in its way.
+        // The worker tries again what it could not do, ever more rarely; from anybody else it hears of it here. What
+        // this transaction has had in hand may have been in its way.
         if moved || locked {
             call.seam().judge(name);
         } else {
@@ -210,8 +213,9 @@ fn judge_if(
     Ok((!moved).then_some(state))
 }
 
-/// Gives partitions, which `from` lets go of in this transaction, to their targets. What has none that lives is left to the worker, which judges
-/// the group after the commit; but with the worker off, or where `from` is no member any more, the group is judged here.
+/// Gives partitions, which `from` lets go of in this transaction, to their targets. What has none that lives is left to
+/// the worker, which judges the group after the commit; but with the worker off, or where `from` is no member any more,
+/// the group is judged here.
 fn hand_over(
     call: &Call,
     name: &str,
@@ -241,7 +245,8 @@ pub fn note_groups(call: &Call, sessions: &[Uuid]) {
     }
 }
 
-/// Takes sessions that have ended, or end with this transaction, out of their groups, and judges these. Whether there were any.
+/// Takes sessions that have ended, or end with this transaction, out of their groups, and judges these. Whether there
+/// were any.
 pub fn leave_all(
     call: &Call,
     sessions: &[Uuid],
@@ -260,8 +265,8 @@ pub fn leave_all(
     Ok(any)
 }
 
-/// Keeps others from making the session a member, to the end of the transaction: they would wait for each other's row. False if somebody
-/// is at it.
+/// Keeps others from making the session a member, to the end of the transaction: they would wait for each other's row.
+/// False if somebody is at it.
 fn claim_membership(group: &str, session: Uuid) -> bool {
     Guard::Seat(session, keys::fnv1a(group)).try_lock(Mode::Exclusive)
 }

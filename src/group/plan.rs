@@ -17,8 +17,8 @@ pub struct Plan {
     pub dead: Vec<Uuid>,
 }
 
-/// Computes the targets from those members that may be given something and from the present owners, and puts them into the state.
-/// `timeout`: microseconds that an owner has to release what goes to another.
+/// Computes the targets from those members that may be given something and from the present owners, and puts them into
+/// the state. `timeout`: microseconds that an owner has to release what goes to another.
 pub fn plan(state: &mut State, now: u64, timeout: u64) -> Plan {
     let sessions = |of: &dyn Fn(&Member) -> bool| -> Vec<Uuid> {
         state.members.iter().filter(|member| of(member)).map(|member| member.session).collect()

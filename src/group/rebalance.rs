@@ -17,7 +17,8 @@ use pgrx::pg_sys::{INT8OID, TEXTOID};
 static ADVANCE: Statement = Statement::writes(include_str!("../../sql/query/group/advance.sql"), &[TEXTOID, INT8OID]);
 static RESIZED: Statement = Statement::writes(include_str!("../../sql/query/group/resized.sql"), &[TEXTOID]);
 
-/// Computes the targets anew, and tells the owners that are to give something back, or not any more. The caller has locked the group.
+/// Computes the targets anew, and tells the owners that are to give something back, or not any more. The caller has
+/// locked the group.
 pub fn rebalance(
     call: &Call,
     state: &mut State,
@@ -39,7 +40,8 @@ pub fn rebalance(
     let now = clock::now();
     let before = state.targets();
     let plan = plan::plan(state, now, u64::from(state.rebalance_timeout_ms.cast_unsigned()) * 1_000);
-    // Others are to have their partitions, whether or not they can be taken out now. Not of those that are ending with this transaction.
+    // Others are to have their partitions, whether or not they can be taken out now. Not of those that are ending with
+    // this transaction.
     let gone = session::rows(&plan.dead).into_iter().filter(|row| call.standing_of(row).is_none());
     call.taken_from(&gone.map(|row| row.session).collect::<Vec<_>>());
     for (counted, sessions) in [(Some("active"), &plan.active), (Some("draining"), &plan.draining), (None, &plan.dead)]
@@ -77,8 +79,9 @@ pub fn rebalance(
     Ok(())
 }
 
-/// Gives the group its new number of partitions once nobody owns any: every cursor begins where the last of them had come to. With
-/// items in a queue of the group that is called off: nobody could ever finish them, as nobody is to own their partitions.
+/// Gives the group its new number of partitions once nobody owns any: every cursor begins where the last of them had
+/// come to. With items in a queue of the group that is called off: nobody could ever finish them, as nobody is to own
+/// their partitions.
 fn resize_when_drained(call: &Call, state: &mut State, letting_go: &dyn Fn(&LeaseRow) -> bool) -> Result<()> {
     let Some(partitions) = state.resize_to else { return Ok(()) };
     if state.is_owned() {
@@ -95,8 +98,8 @@ fn resize_when_drained(call: &Call, state: &mut State, letting_go: &dyn Fn(&Leas
     Ok(())
 }
 
-/// Changes the number of partitions, unless any is owned: by whom, then. The declaration comes first: whoever grants a partition looks at
-/// it after that, so that either sees the other. The caller has locked the group.
+/// Changes the number of partitions, unless any is owned: by whom, then. The declaration comes first: whoever grants a
+/// partition looks at it after that, so that either sees the other. The caller has locked the group.
 pub fn resize(call: &Call, name: &str, partitions: i32) -> Result<Option<String>> {
     let before = declaration::of_kind(name, Kind::Group)?.slots;
     declaration::resize(call, name, partitions);

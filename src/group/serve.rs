@@ -16,7 +16,8 @@ use pgrx::Uuid;
 use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
 
-/// Grants to the targets what is free, dead or let go of, and takes back what was to be released by now. Whether that changed any owner.
+/// Grants to the targets what is free, dead or let go of, and takes back what was to be released by now. Whether that
+/// changed any owner.
 pub fn serve(
     call: &Call,
     state: &State,
@@ -77,7 +78,8 @@ pub fn serve(
     moved
 }
 
-/// Gives partitions, which this transaction lets go of, to their targets as these stand. Whether all of them have been given.
+/// Gives partitions, which this transaction lets go of, to their targets as these stand. Whether all of them have been
+/// given.
 pub fn hand_over(call: &Call, name: &str, rows: &[LeaseRow], result: &mut HandOver) -> bool {
     let Some(partitions) = declaration::of(name).filter(|known| known.kind == Kind::Group).map(|known| known.slots)
     else {
@@ -107,8 +109,8 @@ pub fn hand_over(call: &Call, name: &str, rows: &[LeaseRow], result: &mut HandOv
     all
 }
 
-/// Takes what was to be released by now from owners that live: their partitions and sessions, by fence. Whether there is more, which the
-/// lock table has no room for.
+/// Takes what was to be released by now from owners that live: their partitions and sessions, by fence. Whether there
+/// is more, which the lock table has no room for.
 fn take_overdue(
     state: &State,
     now: u64,

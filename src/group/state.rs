@@ -1,4 +1,5 @@
-//! What is known of a group: its settings, its members and who lives among them, its partitions with owners and targets.
+//! What is known of a group: its settings, its members and who lives among them, its partitions with owners and
+//! targets.
 
 use super::assign::Assignor;
 use super::{members, targets};
@@ -28,8 +29,8 @@ pub enum Counted {
 #[derive(Clone, Debug)]
 pub struct Member {
     pub session: Uuid,
-    /// What the assignors sort by: the consumer's name, and the session to tell two of one name apart. NUL is before all that a name
-    /// may have.
+    /// What the assignors sort by: the consumer's name, and the session to tell two of one name apart. NUL is before
+    /// all that a name may have.
     pub id: String,
     pub alive: bool,
     pub draining: bool,
@@ -118,7 +119,8 @@ pub fn generation(group: &str) -> Option<i64> {
 }
 
 impl State {
-    /// What stands for a group: committed, or done by this transaction. `letting_go` says of a row that this transaction releases it.
+    /// What stands for a group: committed, or done by this transaction. `letting_go` says of a row that this
+    /// transaction releases it.
     pub fn read(call: &Call, name: &str, letting_go: &dyn Fn(&LeaseRow) -> bool) -> Option<State> {
         let slots = declaration::of(name).filter(|known| known.kind == Kind::Group)?.slots;
         let mut settle_delay = 0;
@@ -249,13 +251,15 @@ impl State {
             || self.partitions.iter().filter_map(|known| known.target).any(|target| !living.contains(&target))
     }
 
-    /// Whether somebody owns a partition that is another's to own, and has not been asked for it: it was granted by other targets.
+    /// Whether somebody owns a partition that is another's to own, and has not been asked for it: it was granted by
+    /// other targets.
     fn is_astray(&self, known: &Partition) -> bool {
         let keeps = |owner| self.members.iter().any(|member| member.session == owner && member.draining);
         known.revoking.is_none() && known.owner.is_some_and(|owner| known.target != Some(owner) && !keeps(owner))
     }
 
-    /// Whether a rebalance may be left to the worker: it has just become due. Somebody dead has been left to it already.
+    /// Whether a rebalance may be left to the worker: it has just become due. Somebody dead has been left to it
+    /// already.
     pub fn can_wait(&self, now: u64) -> bool {
         self.members.iter().all(|member| {
             member.alive && (member.counted.is_some() || now < member.settles_at + limits::NEWCOMER_PATIENCE)

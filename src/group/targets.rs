@@ -1,7 +1,9 @@
-//! Who is to own each partition: a row for each that has been asked for. Only a transaction that has locked the group writes them.
+//! Who is to own each partition: a row for each that has been asked for. Only a transaction that has locked the group
+//! writes them.
 //!
-//! No index has what changes in them, and pages are left half empty, so that a change adds to no index (a HOT update). What an old snapshot keeps
-//! of them is passed over: a partition with many versions is read on its own, from the last of them.
+//! No index has what changes in them, and pages are left half empty, so that a change adds to no index (a HOT update).
+//! What an old snapshot keeps of them is passed over: a partition with many versions is read on its own, from the last
+//! of them.
 
 use super::state::{Partition, State};
 use crate::call::Call;

@@ -34,8 +34,8 @@ static ALTER: Statement =
 static DRAIN: Statement = Statement::writes(include_str!("../../sql/query/group/drain.sql"), &[TEXTOID, INT4OID]);
 static DROP: Statement = Statement::writes(include_str!("../../sql/query/group/drop.sql"), &[TEXTOID]);
 
-/// The state of a group that the caller owns, locked to the end of the transaction. The group's row comes before its declaration, here as in
-/// a rebalance.
+/// The state of a group that the caller owns, locked to the end of the transaction. The group's row comes before its
+/// declaration, here as in a rebalance.
 fn lock_owned(call: &Call, name: &str) -> Result<State> {
     declaration::owned(call, name, Kind::Group)?;
     let locked = || State::read(call, name, &|_| false).is_none_or(|state| state.lock());

@@ -39,7 +39,8 @@ fn due_arg(run_at: Option<TimestampWithTimeZone>) -> Result<Option<i64>> {
     Ok(Some(at).filter(|at| *at > clock::timestamp()))
 }
 
-/// Refuses a payload that is too large, as it is kept or as text: one that no client could be given would be claimed for ever, and in vain.
+/// Refuses a payload that is too large, as it is kept or as text: one that no client could be given would be claimed
+/// for ever, and in vain.
 fn require_fits(bytes: usize, text_length: impl FnOnce() -> usize) -> Result<()> {
     if bytes > limits::MAX_PAYLOAD {
         return Err(Error::Payload { bytes, most: limits::MAX_PAYLOAD, as_text: false }.into());
@@ -53,7 +54,8 @@ fn require_fits(bytes: usize, text_length: impl FnOnce() -> usize) -> Result<()>
     Ok(())
 }
 
-/// Notes what has been added, and that nobody was to drop the queue meanwhile. `first`: in each partition the first place, and how many.
+/// Notes what has been added, and that nobody was to drop the queue meanwhile. `first`: in each partition the first
+/// place, and how many.
 fn added(
     call: &Call,
     queue: &Queue,

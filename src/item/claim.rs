@@ -106,8 +106,8 @@ impl Claimer<'_> {
         if from_beginning { start.at_the_beginning() } else { start }
     }
 
-    /// Claims what is ready in a partition. `from_beginning`: this transaction has freed something below the floor. Whether nothing more is to
-    /// be had.
+    /// Claims what is ready in a partition. `from_beginning`: this transaction has freed something below the floor.
+    /// Whether nothing more is to be had.
     fn ready(&mut self, partition: i32, from_beginning: bool) -> bool {
         let lane = lane(self.call, ITEMS, self.queue.number, partition);
         let start = self.start(lane, from_beginning);

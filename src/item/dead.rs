@@ -38,7 +38,8 @@ pub struct Freed {
     pub blocked: bool,
 }
 
-/// Frees the items that sessions have claimed which have ended, or are ending with this transaction; about `most` of them.
+/// Frees the items that sessions have claimed which have ended, or are ending with this transaction; about `most` of
+/// them.
 pub fn free(call: &Call, sessions: &[Uuid], most: usize) -> Freed {
     let mut freed = Freed::default();
     let mut passed_over = 0;
@@ -125,8 +126,8 @@ fn free_claim(call: &Call, claim: &Claim) -> (bool, bool) {
     (any, all)
 }
 
-/// For a claim that finds less than it asks for, so that nothing waits for the worker: frees what dead sessions have claimed. Whether
-/// there was any.
+/// For a claim that finds less than it asks for, so that nothing waits for the worker: frees what dead sessions have
+/// claimed. Whether there was any.
 pub fn free_dead(call: &Call) -> bool {
     let (mut dead, now) = (Vec::new(), clock::now());
     call.shared.each_due(now, now, |at, home, word, _| {

@@ -48,7 +48,8 @@ fn lost(call: &Call, fence: i64, why: String) -> ErrorReport {
     Error::ClaimLost { fence, why }.into()
 }
 
-/// The claim of a fence, whose session is alive, and does not end while this transaction is open without waiting for it.
+/// The claim of a fence, whose session is alive, and does not end while this transaction is open without waiting for
+/// it.
 fn hold(call: &Call, fence: i64) -> Result<Held<'_>> {
     let ended = || {
         lost(
@@ -117,8 +118,8 @@ impl Held<'_> {
         }
     }
 
-    /// The row of the claim goes with the last of its items. One that another transaction is just finishing may come back, or not; if only
-    /// such are left, neither of the two knows.
+    /// The row of the claim goes with the last of its items. One that another transaction is just finishing may come
+    /// back, or not; if only such are left, neither of the two knows.
     fn finished(&self, ids: &[i64]) {
         let ids: HashSet<i64> = ids.iter().copied().collect();
         let mut in_flight = false;
@@ -127,8 +128,8 @@ impl Held<'_> {
             in_flight |= flight.is_some_and(|flight| flight != Flight::None);
             flight == Some(Flight::None)
         };
-        // Mostly they are finished in order, from one end or the other. In any other order a look at one by chance finds soon one that is left,
-        // where there are many, and no order in which they are finished can prevent it.
+        // Mostly they are finished in order, from one end or the other. In any other order a look at one by chance
+        // finds soon one that is left, where there are many, and no order in which they are finished can prevent it.
         let items = &self.claim.items;
         if items.iter().rev().take(1).chain(items.iter().take(1)).any(&mut left)
             || shuffled(items.clone()).any(|item| left(&item))
@@ -142,7 +143,8 @@ impl Held<'_> {
         }
     }
 
-    /// What others are doing to an item, if it is claimed under the fence. A row that is just moved is given back, and need not be seen.
+    /// What others are doing to an item, if it is claimed under the fence. A row that is just moved is given back, and
+    /// need not be seen.
     fn flight(&self, partition: i32, place: i64) -> Option<Flight> {
         let key = [Key::Int(self.claim.queue), Key::Int(partition), Key::Long(place)];
         let claimed = |row: &Tuple, flight| (row.get(column::CLAIM) == Some(self.claim.fence)).then_some(flight);
@@ -160,7 +162,8 @@ impl Held<'_> {
         self.heads.as_ref().and_then(|_| heads::key(self.claim.order, self.items.row().get(column::KEY)))
     }
 
-    /// An item of a key, if it has one, is gone: the next one is free. Or it goes to be tried again, and stays the head.
+    /// An item of a key, if it has one, is gone: the next one is free. Or it goes to be tried again, and stays the
+    /// head.
     fn head(&self, queue: &Queue, item: Item, key: Option<String>, goes: Option<At>) -> Result<()> {
         let (Some(heads), Some(key)) = (&self.heads, key) else { return Ok(()) };
         let had = match goes {

@@ -1,21 +1,24 @@
 //! Heads: which item of a key goes first, in a queue whose ordering is `key` or `fifo`.
 //!
-//! The items of a key are given one at a time, so the first claim of one makes it the head of its key, by a row that names it. The row
-//! stays until the item is done or dead, or its queue is dropped: through an unclaim, a failure and the wait for another try, and the
-//! end of the claimer's session; it goes in the transaction that finishes the item. While it is there, no other item of the key is
-//! given to anybody. In a queue that is `fifo` all items of a partition have one key.
+//! The items of a key are given one at a time, so the first claim of one makes it the head of its key, by a row that
+//! names it. The row stays until the item is done or dead, or its queue is dropped: through an unclaim, a failure and
+//! the wait for another try, and the end of the claimer's session; it goes in the transaction that finishes the item.
+//! While it is there, no other item of the key is given to anybody. In a queue that is `fifo` all items of a partition
+//! have one key.
 //!
-//! * The row says where its item is, too: so it is found behind any number of others that it holds up, or due to be tried again.
-//! * Whoever would make a head looks for one with a dirty snapshot, so that one that is being made, or is about to go, counts. It does
-//!   so once more, and writes its own, under the lane's `Stripe`, which it lets go of at once: two who do so at a time see each other,
-//!   and nobody waits for a transaction.
-//! * Rows are only made and deleted, never changed: such a scan misses none. One whose item moves is replaced by the one who moves it,
-//!   who has the item in hand: until the end of that transaction both are in flight.
+//! * The row says where its item is, too: so it is found behind any number of others that it holds up, or due to be
+//!   tried again.
+//! * Whoever would make a head looks for one with a dirty snapshot, so that one that is being made, or is about to go,
+//!   counts. It does so once more, and writes its own, under the lane's `Stripe`, which it lets go of at once: two who
+//!   do so at a time see each other, and nobody waits for a transaction.
+//! * Rows are only made and deleted, never changed: such a scan misses none. One whose item moves is replaced by the
+//!   one who moves it, who has the item in hand: until the end of that transaction both are in flight.
 //!
-//! A key's rows are dead soon, and as many as it had items. For these to stay out of the way while an old snapshot is open, each key has
-//! a lane with a floor (see [`crate::shmem::floors`]), where it is told from others by a hash. What is new in it has the greatest
-//! number, as that is drawn under the stripe. The floor is raised under the stripe too, and only over rows that are gone for ever: not
-//! those in flight, nor those that this very transaction has deleted, which are back if it fails. So it is never to be lowered.
+//! A key's rows are dead soon, and as many as it had items. For these to stay out of the way while an old snapshot is
+//! open, each key has a lane with a floor (see [`crate::shmem::floors`]), where it is told from others by a hash. What
+//! is new in it has the greatest number, as that is drawn under the stripe. The floor is raised under the stripe too,
+//! and only over rows that are gone for ever: not those in flight, nor those that this very transaction has deleted,
+//! which are back if it fails. So it is never to be lowered.
 
 use super::{Order, id, lane};
 use crate::call::Call;
@@ -174,7 +177,8 @@ impl Heads<'_> {
         ended
     }
 
-    /// The item, which is the head and in the hands of this transaction, goes somewhere else. Whether its row was to be had.
+    /// The item, which is the head and in the hands of this transaction, goes somewhere else. Whether its row was to be
+    /// had.
     pub fn moves(&self, partition: i32, key: &str, id: i64, to: At) -> bool {
         match self.end(partition, key, id) {
             Locked::Mine => {

@@ -1,5 +1,6 @@
-//! Moves of items between their tables, which are in the hands of this transaction. A row is written and deleted by its place, so that no
-//! predicate locks are taken (see [`crate::pg::table`]); by a statement where an administrator has hung something on one of the tables.
+//! Moves of items between their tables, which are in the hands of this transaction. A row is written and deleted by its
+//! place, so that no predicate locks are taken (see [`crate::pg::table`]); by a statement where an administrator has
+//! hung something on one of the tables.
 
 use super::{ITEMS, LATER, column};
 use crate::call::Call;
@@ -44,8 +45,8 @@ pub type Given = (Option<Text>, Option<Jsonb>, i32);
 
 type Columns = Vec<Option<Datum>>;
 
-/// Moves the row of a key to another table, in the shape that `new` gives it; `None` of `new`: it is not the row that is meant. False
-/// where that takes a statement.
+/// Moves the row of a key to another table, in the shape that `new` gives it; `None` of `new`: it is not the row that
+/// is meant. False where that takes a statement.
 fn moved(from: &Table, key: &[Key], into: &Table, new: impl Fn(&Tuple) -> Option<Columns>) -> bool {
     if !from.is_plain() {
         return false;

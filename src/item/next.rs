@@ -1,21 +1,25 @@
 //! Which item of a key comes next, in a queue whose ordering is `key`.
 //!
-//! Most items of a key wait behind its head, for as long as that takes: an hour, perhaps, with a hundred thousand others. Claims are
-//! not to step over all of these each time. So a look passes over an item that waits, and the floor is raised above it, and **whoever ends
-//! a head finds the next one** by the index of keys: what a claim has passed is moved to a new place, above the floor, and is the head from
-//! then on; what no claim has passed is found there by the next one, and becomes the head then.
+//! Most items of a key wait behind its head, for as long as that takes: an hour, perhaps, with a hundred thousand
+//! others. Claims are not to step over all of these each time. So a look passes over an item that waits, and the floor
+//! is raised above it, and **whoever ends a head finds the next one** by the index of keys: what a claim has passed is
+//! moved to a new place, above the floor, and is the head from then on; what no claim has passed is found there by the
+//! next one, and becomes the head then.
 //!
-//! **What makes it right.** A look passes an item only if it is committed and waits behind a head that is firm: committed, and not
-//! about to be ended. Whoever ends that head does so later, looks for the next one after, and so finds the item. Should it read the floor
-//! before the look raises it, it lowers it at its commit, and the raise is undone or bounded. If it fails, the head is back.
+//! **What makes it right.** A look passes an item only if it is committed and waits behind a head that is firm:
+//! committed, and not about to be ended. Whoever ends that head does so later, looks for the next one after, and so
+//! finds the item. Should it read the floor before the look raises it, it lowers it at its commit, and the raise is
+//! undone or bounded. If it fails, the head is back.
 //!
-//! * Looked for is from the id of the head on, or from the floor if that is lower: no item is passed whose place is below its head's id.
-//!   Therefore dead entries of the key's former items are out of the way. Places of those that are moved are new, ids are not.
-//! * While a key has no head, the floor has passed none of its items but for such as come after one that it has not passed.
+//! * Looked for is from the id of the head on, or from the floor if that is lower: no item is passed whose place is
+//!   below its head's id. Therefore dead entries of the key's former items are out of the way. Places of those that are
+//!   moved are new, ids are not.
+//! * While a key has no head, the floor has passed none of its items but for such as come after one that it has not
+//!   passed.
 //! * An item that another transaction has in hand is left where it is: the floor is lowered to it.
 //!
-//! Floors are all that remembers who was passed. Where they are forgotten, claims look at each item again. Objects of 0.2.0 have no
-//! index of keys, and there nothing is passed.
+//! Floors are all that remembers who was passed. Where they are forgotten, claims look at each item again. Objects of
+//! 0.2.0 have no index of keys, and there nothing is passed.
 
 use super::heads::{At, Heads};
 use super::moves::{self, Claimed};
@@ -167,7 +171,8 @@ impl Ended<'_> {
     }
 }
 
-/// An item that this transaction has in hand is the head of its key no more, and the next one is free. Whether the head was to be had.
+/// An item that this transaction has in hand is the head of its key no more, and the next one is free. Whether the head
+/// was to be had.
 pub fn end(call: &Call, heads: &Heads, queue: &Queue, partition: i32, key: &str, id: i64) -> bool {
     match heads.end(partition, key, id) {
         Locked::Busy => return false,

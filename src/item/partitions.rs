@@ -1,9 +1,10 @@
 //! Which partitions of a queue a claim looks at, and in which order.
 //!
-//! A session claims from the partitions of the group that it owns, and stops once it has what it asks for. So the order decides who is
-//! served, and no rule that counts anything would be fair: a count of the backend is shared by all sessions and queues of a pooled
-//! connection, and begins anew with each connection. The order is drawn by chance for each claim. Each partition that has items is
-//! the first one as often as any other, whatever else the connection does, and nothing is to be remembered.
+//! A session claims from the partitions of the group that it owns, and stops once it has what it asks for. So the order
+//! decides who is served, and no rule that counts anything would be fair: a count of the backend is shared by all
+//! sessions and queues of a pooled connection, and begins anew with each connection. The order is drawn by chance for
+//! each claim. Each partition that has items is the first one as often as any other, whatever else the connection does,
+//! and nothing is to be remembered.
 //!
 //! Those in which nothing is to be had are not looked at, however many they are: see [`crate::shmem::spans`].
 
@@ -39,7 +40,8 @@ pub fn shuffled<T: Copy>(mut list: Vec<T>) -> impl Iterator<Item = T> {
     })
 }
 
-/// Partitions of a session that are read for each claim; one that owns more is asked for each partition in which something may be had.
+/// Partitions of a session that are read for each claim; one that owns more is asked for each partition in which
+/// something may be had.
 const FEW: usize = 32;
 /// Partitions of others that are met before all of a session's are read.
 const MISSES: usize = 64;
@@ -91,7 +93,8 @@ impl<'a> Owned<'a> {
         first.filter(|due| *due < i64::MAX)
     }
 
-    /// Those in which something may be had, in an order that is drawn by chance. What this transaction has made free nobody else knows of.
+    /// Those in which something may be had, in an order that is drawn by chance. What this transaction has made free
+    /// nobody else knows of.
     pub fn candidates<'b>(&'b self, noted: &'b [Noted]) -> Box<dyn Iterator<Item = i32> + 'b> {
         let freed = self.call.seam().freed(self.queue.number);
         let may = move |partition: &i32| {

@@ -187,7 +187,8 @@ impl Queue {
         self.group.as_ref().map_or(Ok(1), |group| Ok(declaration::of_kind(group, Kind::Group)?.slots))
     }
 
-    /// Refuses what has been written for a queue that is being dropped, or for another number of partitions than it has.
+    /// Refuses what has been written for a queue that is being dropped, or for another number of partitions than it
+    /// has.
     pub fn require_still(&self, partitions: i32) -> Result<()> {
         let still = |group: &String| declaration::still(group, (Kind::Group, partitions));
         if self.stands() && self.group.as_ref().is_none_or(still) {

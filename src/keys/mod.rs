@@ -30,7 +30,8 @@ fn partition_of_uuid(id: Uuid, partitions: i32) -> Result<i32> {
     Ok(range_of(id, partitions).ok_or(Error::Partitions(partitions))?)
 }
 
-/// Which of so many equal ranges of all uuids one lies in: id * partitions / 2^128, rounded down, by halves so that nothing overflows.
+/// Which of so many equal ranges of all uuids one lies in: id * partitions / 2^128, rounded down, by halves so that
+/// nothing overflows.
 fn range_of(id: u128, partitions: i32) -> Option<i32> {
     let partitions = u128::try_from(partitions).ok().filter(|count| *count > 0)?;
     let (high, low) = ((id >> 64) * partitions, (id & u128::from(u64::MAX)) * partitions);

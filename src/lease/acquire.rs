@@ -1,8 +1,9 @@
 //! Acquiring: who owns a resource, or a permit of a semaphore.
 //!
-//! A lease is a row that names a session, and is owned for as long as that session lives. So nothing is written to keep it, and all of a
-//! session's leases end with it. An acquire looks first (the key index, what is not committed included; the holder's slot) and
-//! locks only what it may get, so that a refusal writes nothing and nobody ever waits for anybody:
+//! A lease is a row that names a session, and is owned for as long as that session lives. So nothing is written to keep
+//! it, and all of a session's leases end with it. An acquire looks first (the key index, what is not committed
+//! included; the holder's slot) and locks only what it may get, so that a refusal writes nothing and nobody ever waits
+//! for anybody:
 //!
 //! | what stands                             | answer                                                        |
 //! |-----------------------------------------|---------------------------------------------------------------|
@@ -15,7 +16,8 @@
 //! | free or dead, nobody else is first      | `granted`, or `busy` if somebody was faster                   |
 //! | free or dead, and a bridge              | `bridged` (see [`crate::bridge`])                             |
 //!
-//! With `queue` a refused session takes a place, and is told `queued`; one that holds the lease gives up what place it has.
+//! With `queue` a refused session takes a place, and is told `queued`; one that holds the lease gives up what place it
+//! has.
 
 mod look;
 
@@ -163,7 +165,8 @@ fn line_up(call: &Call, me: SlotRef, resource: &String, answer: &mut Answer) -> 
         Some(_) => {
             let ahead = answer.reason == "busy" && grace::waits_ahead(call, resource, me.session());
             if !ahead && !line::has_place(resource, me.session()) {
-                // It may have had one, and just been served: with another it would get the resource again when it lets go of it, unasked.
+                // It may have had one, and just been served: with another it would get the resource again when it lets
+                // go of it, unasked.
                 let served = !row::of_session(resource, me.session()).is_empty();
                 if served
                     && let Some(now) = acquire_batch(call, me, std::slice::from_ref(resource), false)?.pop()
@@ -188,8 +191,8 @@ fn line_up(call: &Call, me: SlotRef, resource: &String, answer: &mut Answer) -> 
 /// What a session that has no slot is told when it asks for something new (see [`crate::shmem::stand_in`]).
 pub const SESSIONS_FULL: &str = "sessions_full";
 
-/// The session's row if it may be granted something new, and cannot end under the grant: it is looked at after the lock that its end
-/// wants. Why not, otherwise.
+/// The session's row if it may be granted something new, and cannot end under the grant: it is looked at after the lock
+/// that its end wants. Why not, otherwise.
 pub fn grantee(call: &Call, me: SlotRef) -> std::result::Result<SessionRow, &'static str> {
     if me.is_stand_in() { Err(SESSIONS_FULL) } else { holder(call, me) }
 }
@@ -287,7 +290,8 @@ fn take(
                 if let Some(lease) = want.takes_over {
                     grace::leave(&lease);
                 }
-                // A fenced transaction of the dead holder may be in the way: who waits is served when it ends. Without a place nobody does.
+                // A fenced transaction of the dead holder may be in the way: who waits is served when it ends. Without
+                // a place nobody does.
                 if places.contains_key(&resources[*index]) {
                     call.seam().in_vain(&resources[*index]);
                 }

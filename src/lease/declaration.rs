@@ -1,16 +1,19 @@
-//! Declarations: names that are not exclusive leases but have a number of slots, the permits of a semaphore or the partitions of a group;
-//! or that have one, as a lease has, and a bridge to a user's lock or row (see [`crate::bridge`]).
+//! Declarations: names that are not exclusive leases but have a number of slots, the permits of a semaphore or the
+//! partitions of a group; or that have one, as a lease has, and a bridge to a user's lock or row (see
+//! [`crate::bridge`]).
 //!
-//! There is one name space. Nobody may declare a name that is held or waited for, nor make a plain lease of a declared one. As neither
-//! sees what the other has not committed, both hold the name's stripe for the time of the call (see [`crate::lease::grant`]) and look with a
-//! dirty snapshot: the later one finds the earlier one's rows in flight and gives up.
+//! There is one name space. Nobody may declare a name that is held or waited for, nor make a plain lease of a declared
+//! one. As neither sees what the other has not committed, both hold the name's stripe for the time of the call (see
+//! [`crate::lease::grant`]) and look with a dirty snapshot: the later one finds the earlier one's rows in flight and
+//! gives up.
 //!
-//! The number of slots may change, or the declaration go, while somebody is granting a slot of it. Whoever grants writes first and reads
-//! the declaration again then; whoever drops a declaration does so first and then looks at the slots. One of the two sees the other.
+//! The number of slots may change, or the declaration go, while somebody is granting a slot of it. Whoever grants
+//! writes first and reads the declaration again then; whoever drops a declaration does so first and then looks at the
+//! slots. One of the two sees the other.
 //!
-//! Whoever changes a declaration locks its row. It is locked for moments by others as well, a group's by each rebalance and that of a
-//! semaphore that shrinks by each grant, so it is asked for again for a while ([`patiently`]). But nobody waits for a transaction that
-//! stays open.
+//! Whoever changes a declaration locks its row. It is locked for moments by others as well, a group's by each rebalance
+//! and that of a semaphore that shrinks by each grant, so it is asked for again for a while ([`patiently`]). But nobody
+//! waits for a transaction that stays open.
 
 use super::line;
 use super::row::{Leases, Probe};
@@ -118,8 +121,8 @@ impl Declarations<'_> {
         })
     }
 
-    /// Whether nothing is declared, nor being declared: mostly so, and said in one look. False, too, where many declarations are gone that an old
-    /// snapshot keeps.
+    /// Whether nothing is declared, nor being declared: mostly so, and said in one look. False, too, where many
+    /// declarations are gone that an old snapshot keeps.
     pub fn none(&self) -> bool {
         !self.0.has_entry(&[])
             || [Sight::Dirty, Sight::Latest]
@@ -239,7 +242,8 @@ pub fn forget_slots(call: &Call, resource: &str, from: i32) {
     call.shared.removed_permits(call.home);
 }
 
-/// Who holds or waits for a name, of a kind if it is declared: nobody, if the rows of its slots are this transaction's now.
+/// Who holds or waits for a name, of a kind if it is declared: nobody, if the rows of its slots are this transaction's
+/// now.
 fn in_use(call: &Call, resource: &str, kind: Option<Kind>) -> Result<Option<String>> {
     if let Some(why) = slots_in_use(call, resource, kind)? {
         return Ok(Some(why));
@@ -308,7 +312,8 @@ pub fn lock_owned(call: &Call, resource: &str, kind: Kind) -> Result<Declaration
     })
 }
 
-/// Tries what somebody may be in the way of for moments, until it is done. Refuses when it takes longer, or longer than the lock_timeout.
+/// Tries what somebody may be in the way of for moments, until it is done. Refuses when it takes longer, or longer than
+/// the lock_timeout.
 pub fn patiently<T>(name: &str, mut attempt: impl FnMut() -> Result<Option<T>>) -> Result<T> {
     // SAFETY: a plain read
     let limit = u64::try_from(unsafe { pg_sys::LockTimeout }).ok().filter(|limit| *limit > 0);
@@ -332,8 +337,8 @@ pub fn try_lock(declaration: &Declaration) -> bool {
     table().lock(declaration.tid, false) == Locked::Mine
 }
 
-/// A declaration is changed by the role that made it, by a member of that role, and by the extension's owner. The role is kept by its
-/// name, because a dump has to be restored where roles have other oids.
+/// A declaration is changed by the role that made it, by a member of that role, and by the extension's owner. The role
+/// is kept by its name, because a dump has to be restored where roles have other oids.
 fn authorize(call: &Call, resource: &str, declaration: &Declaration) -> Result<()> {
     let may_use = |role: pg_sys::Oid| {
         // SAFETY: reads the catalog through its cache

@@ -1,17 +1,20 @@
 //! Fences: numbers that grow with every change of owner, and the check that holds at commit time.
 //!
-//! **Drawing.** A fence is `nextval` of one sequence. Before the first one in each start of shared memory the sequence is raised to
-//! the seconds since 2025 and a minute, times 2^22. It never catches up with the clock ([`crate::shmem::pace`]), so every incarnation
-//! of the server starts above what any older history of it can have granted: after a crash with unflushed answers, a promotion of a
-//! lagging standby, a restored dump, snapshot or point in time. The numbers of work items are raised with it, for the same reason.
+//! **Drawing.** A fence is `nextval` of one sequence. Before the first one in each start of shared memory the sequence
+//! is raised to the seconds since 2025 and a minute, times 2^22. It never catches up with the clock
+//! ([`crate::shmem::pace`]), so every incarnation of the server starts above what any older history of it can have
+//! granted: after a crash with unflushed answers, a promotion of a lagging standby, a restored dump, snapshot or point
+//! in time. The numbers of work items are raised with it, for the same reason.
 //!
-//! **Checking.** [`fence_check`] takes S(session) and F(fence) in share mode, to the end of the transaction and without waiting, and only
-//! then reads the row and the session's slot. Whoever takes the lease from a living session holds F or S exclusively, from before
-//! it touches the row to its own end; whoever takes it from a dead one tests F first, and no new check passes for a dead
-//! session. So while a transaction that has checked is open nobody gets the lease, even past its deadline, and a check that comes
-//! later fails. No row is locked: row locks in share mode would make a multixact for each transaction.
+//! **Checking.** [`fence_check`] takes S(session) and F(fence) in share mode, to the end of the transaction and without
+//! waiting, and only then reads the row and the session's slot. Whoever takes the lease from a living session holds F
+//! or S exclusively, from before it touches the row to its own end; whoever takes it from a dead one tests F first, and
+//! no new check passes for a dead session. So while a transaction that has checked is open nobody gets the lease, even
+//! past its deadline, and a check that comes later fails. No row is locked: row locks in share mode would make a
+//! multixact for each transaction.
 //!
-//! A pass also needs the grant to be visible to what the caller reads: else its work would rest on data from before the lease.
+//! A pass also needs the grant to be visible to what the caller reads: else its work would rest on data from before the
+//! lease.
 
 use super::declaration::{self, Kind};
 use super::row::{LeaseRow, Leases};
@@ -35,7 +38,8 @@ use std::sync::atomic::Ordering;
 static DRAWN: Statement = Statement::reads(include_str!("../../sql/query/fence/drawn.sql"), &[]);
 static RAISE: Statement = Statement::writes(include_str!("../../sql/query/fence/raise.sql"), &[]);
 
-/// Makes sure that the sequence, and that of items, is above all history. The guard is let go at once: it must not wait for a user's transaction.
+/// Makes sure that the sequence, and that of items, is above all history. The guard is let go at once: it must not wait
+/// for a user's transaction.
 pub fn raise(call: &Call) {
     let sequence = catalog::fence_sequence().to_u32();
     let raised = || call.database.raised.load(Ordering::Acquire) == sequence;
@@ -126,7 +130,8 @@ pub fn fate(resource: &str, slot: Option<i32>, fence: i64) -> Fate {
 }
 
 fn lost(call: &Call, resource: &str, slot: Option<i32>, fence: i64) -> ErrorReport {
-    // Where the slot is known it is a partition: whoever is told that its fence is lost is told first that there is none of that number.
+    // Where the slot is known it is a partition: whoever is told that its fence is lost is told first that there is
+    // none of that number.
     if let Some(none) = slot.and_then(|partition| declaration::require_partition(resource, partition).err()) {
         return none;
     }
@@ -178,7 +183,8 @@ pub fn check(call: &Call, resource: &str, slot: Option<i32>, fence: i64) -> Resu
         if !fencer.try_lock(Mode::Shared) || !Guard::Fence(fence).try_lock(Mode::Shared) {
             return Err(in_flight());
         }
-        // From here on nobody can take the lease from this session: what is read now holds to the end of the transaction.
+        // From here on nobody can take the lease from this session: what is read now holds to the end of the
+        // transaction.
         let row = find().ok_or_else(lost)?;
         let holder = row.session.ok_or_else(lost)?;
         if holder == session {
@@ -193,7 +199,8 @@ pub fn check(call: &Call, resource: &str, slot: Option<i32>, fence: i64) -> Resu
     if seam::has_ended(at.session()) {
         return Err(lost());
     }
-    // A pass of before, in this transaction, still stands: nobody can have taken the lease since, whatever the deadline.
+    // A pass of before, in this transaction, still stands: nobody can have taken the lease since, whatever the
+    // deadline.
     if call.seam().has_fenced(fence) {
         return Ok(());
     }
@@ -229,7 +236,8 @@ fn visible(leases: &Leases, resource: &str, row: &LeaseRow) -> bool {
                 return false;
             }
         } else if pg_sys::TransactionIdPrecedes(granted_by, (*pg_sys::GetActiveSnapshot()).xmin) {
-            // Committed before the oldest transaction that the snapshot leaves out: the common case, without a second look.
+            // Committed before the oldest transaction that the snapshot leaves out: the common case, without a second
+            // look.
             return true;
         }
     }

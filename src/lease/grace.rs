@@ -1,16 +1,19 @@
 //! Grace: a lease that its session has let go of lives on alone for a while.
 //!
-//! The lease leaves its session for a private one, which nobody keeps alive and which ends with the lease: its TTL is the grace. The
-//! fence stays, so that the holder may finish under it, and nobody has to be kept away from it: open fenced transactions go on, and
-//! for [`crate::lease::fence`] both sessions are the same. Until the grace is over the holder may release the lease for good, or take it back
-//! by acquiring it. Afterwards it lapses, though the session lives.
+//! The lease leaves its session for a private one, which nobody keeps alive and which ends with the lease: its TTL is
+//! the grace. The fence stays, so that the holder may finish under it, and nobody has to be kept away from it: open
+//! fenced transactions go on, and for [`crate::lease::fence`] both sessions are the same. Until the grace is over the
+//! holder may release the lease for good, or take it back by acquiring it. Afterwards it lapses, though the session
+//! lives.
 //!
-//! A session that takes over from the one that let go may acquire the lease too, before all who are in line, and gets a new fence: the
-//! process of before may still work under the old one. As the private session lives, a check of the old fence could begin at any time; so
-//! the successor holds F of it from before the grant to the end of its transaction, and ends the private session with the grant. It is told
-//! `busy` while a transaction under the old fence is open. The private session says by `grace_of` which session may acquire the lease, and
-//! by `fencer` which one let go. A release with grace that crosses the take-over names the predecessor: there the succession says who it is now
-//! ([`crate::ending::takeover`]). Told `busy`, it waits at the head of the queue, and is woken when that transaction has ended ([`tell`]).
+//! A session that takes over from the one that let go may acquire the lease too, before all who are in line, and gets a
+//! new fence: the process of before may still work under the old one. As the private session lives, a check of the old
+//! fence could begin at any time; so the successor holds F of it from before the grant to the end of its transaction,
+//! and ends the private session with the grant. It is told `busy` while a transaction under the old fence is open. The
+//! private session says by `grace_of` which session may acquire the lease, and by `fencer` which one let go. A release
+//! with grace that crosses the take-over names the predecessor: there the succession says who it is now
+//! ([`crate::ending::takeover`]). Told `busy`, it waits at the head of the queue, and is woken when that transaction
+//! has ended ([`tell`]).
 //!
 //! After a promotion the session that let go gets a new fence in the same way, as of any lease that it holds.
 
@@ -89,10 +92,11 @@ fn lock(call: &Call, private: SlotRef) -> bool {
     !session::lock_rows(vec![private.session()]).1 && call.shared.look(private).is_some_and(|standing| standing.alive())
 }
 
-/// Ends a private session that has let go of its one lease, with this transaction. Since this start it was refused all else; what one of a former
-/// start may have got from the library of then, the worker takes away.
+/// Ends a private session that has let go of its one lease, with this transaction. Since this start it was refused all
+/// else; what one of a former start may have got from the library of then, the worker takes away.
 pub fn end_without_lease(call: &Call, private: &SessionRow, at: SlotRef) {
-    // While somebody is granting to the session, what it is given is not to be seen yet: the worker takes that away, too.
+    // While somebody is granting to the session, what it is given is not to be seen yet: the worker takes that away,
+    // too.
     let alone = Guard::Grantee(private.session).try_lock(Mode::Exclusive);
     session::delete(call, &[private.session]);
     let is_of_this_start = private.boot_id == call.shared.boot_id();
@@ -105,8 +109,8 @@ fn end_private(call: &Call, private: SlotRef) {
     call.seam().ended(private, true);
 }
 
-/// Gives a lease in grace back to the session that let go of it, under its fence. False if another call was faster, if the grace is over, or
-/// if the session has another permit meanwhile.
+/// Gives a lease in grace back to the session that let go of it, under its fence. False if another call was faster, if
+/// the grace is over, or if the session has another permit meanwhile.
 pub fn take_back(call: &Call, leases: &Leases, me: SlotRef, resource: &str, row: &LeaseRow) -> bool {
     let Some(private) = private(call, row) else { return false };
     // Another connection of the session may be getting a permit for it at this moment.
@@ -122,8 +126,8 @@ pub fn take_back(call: &Call, leases: &Leases, me: SlotRef, resource: &str, row:
     true
 }
 
-/// Keeps the fence of a lease in grace from new checks, and its private session as it is, for a grant to come. False while a fenced
-/// transaction is open, while another call has the lease in hand, or when the grace is over.
+/// Keeps the fence of a lease in grace from new checks, and its private session as it is, for a grant to come. False
+/// while a fenced transaction is open, while another call has the lease in hand, or when the grace is over.
 pub fn reserve(call: &Call, row: &LeaseRow) -> bool {
     if !Guard::Fence(row.fence).try_lock(Mode::Exclusive) {
         return false;
@@ -140,8 +144,8 @@ pub fn leave(row: &LeaseRow) {
     Guard::Fence(row.fence).unlock(Mode::Exclusive);
 }
 
-/// Wakes those who wait for what is in grace and may acquire it, of resources that are waited for and held; as no fenced transaction is open any
-/// more. The resources for which one still is.
+/// Wakes those who wait for what is in grace and may acquire it, of resources that are waited for and held; as no
+/// fenced transaction is open any more. The resources for which one still is.
 pub fn tell(call: &Call, held: &[(String, LeaseRow)]) -> Vec<String> {
     let (holders, mut busy) = (Holders::of(call, held.iter().filter_map(|(_, row)| row.session)), Vec::new());
     for (resource, row) in held {
@@ -165,8 +169,8 @@ pub fn end(call: &Call, row: &LeaseRow) {
     }
 }
 
-/// Puts a session at the head of the queue of what its predecessor has let go of with grace: it has that before all who are in line. False for
-/// any other resource.
+/// Puts a session at the head of the queue of what its predecessor has let go of with grace: it has that before all who
+/// are in line. False for any other resource.
 pub fn waits_ahead(call: &Call, resource: &str, session: Uuid) -> bool {
     // Mostly nothing is in grace.
     if !succession::graces().has_entry(&[]) {

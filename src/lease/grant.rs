@@ -1,18 +1,22 @@
-//! Granting: the one place where a lease gets an owner. A holder's release, a waiter's own acquire and the worker all come here.
+//! Granting: the one place where a lease gets an owner. A holder's release, a waiter's own acquire and the worker all
+//! come here.
 //!
 //! A candidate is granted if nobody is in its way, and left alone otherwise; nothing here waits. In order:
 //!
-//! 1. The caller has taken G(grantee) in share mode and read the grantee's row after that, so the session cannot end under the
-//!    grant without the worker seeing the lease (see [`crate::ending::sweep`]).
-//! 2. F(old fence) must be free: no fenced transaction of the old holder is open, and none can begin (see [`crate::lease::fence`]).
-//! 3. The grantee's places in the queue are locked, and then the row of the lease: a lease that is locked in vain is nobody's until that
-//!    transaction ends. A slot without a row has nothing to lock: whoever makes the row holds the slot's stripe for the time of the call, and
-//!    looks again under it, what is not committed included.
-//! 4. A session has one permit of a semaphore at most: Seat(resource, grantee) is taken, to the end of the transaction, and there is
-//!    no other. What takes a permit back out of grace does the same.
+//! 1. The caller has taken G(grantee) in share mode and read the grantee's row after that, so the session cannot end
+//!    under the grant without the worker seeing the lease (see [`crate::ending::sweep`]).
+//! 2. F(old fence) must be free: no fenced transaction of the old holder is open, and none can begin (see
+//!    [`crate::lease::fence`]).
+//! 3. The grantee's places in the queue are locked, and then the row of the lease: a lease that is locked in vain is
+//!    nobody's until that transaction ends. A slot without a row has nothing to lock: whoever makes the row holds the
+//!    slot's stripe for the time of the call, and looks again under it, what is not committed included.
+//! 4. A session has one permit of a semaphore at most: Seat(resource, grantee) is taken, to the end of the transaction,
+//!    and there is no other. What takes a permit back out of grace does the same.
 //! 5. The fence is drawn with the row in hand, so it is greater than that of every owner before.
-//! 6. The lease of a bridge is given by the worker, and while it has the lock or the row (see [`crate::bridge`]); its holder may have a new fence.
-//! 7. A slot of a declared resource is given back at once if the declaration has changed meanwhile (see [`crate::lease::declaration`]).
+//! 6. The lease of a bridge is given by the worker, and while it has the lock or the row (see [`crate::bridge`]); its
+//!    holder may have a new fence.
+//! 7. A slot of a declared resource is given back at once if the declaration has changed meanwhile (see
+//!    [`crate::lease::declaration`]).
 
 use super::declaration::{self, Kind, Stands};
 use super::row::{self, LeaseRow, Leases, Owner, Probe, Seat};
@@ -94,7 +98,8 @@ pub fn grant(call: &Call, leases: &Leases, candidates: Vec<Candidate>) -> HashMa
 
 fn grant_batch(call: &Call, leases: &Leases, mut candidates: Vec<Candidate>, granted: &mut HashMap<Seat, Grant>) {
     let stripes = take_stripes(&candidates);
-    // Looked at now that the stripes are had, if at all: most candidates have a row, and most databases no declarations.
+    // Looked at now that the stripes are had, if at all: most candidates have a row, and most databases no
+    // declarations.
     let none = LazyCell::new(|| call.declarations().none());
     let plain = |resource: &str| *none || matches!(call.declarations().stands(resource), Stands::Absent);
     candidates.retain(|candidate| claim(call, leases, candidate, &stripes, &plain));
@@ -199,8 +204,8 @@ fn takes_slot(leases: &Leases, candidate: &Candidate, stripes: &BTreeSet<u16>, p
     }
 }
 
-/// Whether a session has no permit of the semaphore but in this slot, and is given none until this transaction ends. One that it has let go of is its
-/// own for its grace: work under that fence is still accepted.
+/// Whether a session has no permit of the semaphore but in this slot, and is given none until this transaction ends.
+/// One that it has let go of is its own for its grace: work under that fence is still accepted.
 pub fn is_only_permit(call: &Call, resource: &str, slot: i32, session: Uuid) -> bool {
     Guard::Seat(session, keys::fnv1a(resource)).try_lock(Mode::Exclusive)
         && row::of_session(resource, session).iter().all(|row| row.slot == slot)
@@ -212,7 +217,8 @@ fn is_own(candidate: &Candidate) -> bool {
     candidate.row.is_some_and(|row| row.session == Some(candidate.grantee.session()))
 }
 
-/// Writes the rows: one by one, or if the table is not as we made it by a statement for each grantee and kind. Gives the new fences.
+/// Writes the rows: one by one, or if the table is not as we made it by a statement for each grantee and kind. Gives
+/// the new fences.
 fn write(call: &Call, leases: &Leases, candidates: Vec<Candidate>) -> Vec<(Candidate, i64)> {
     if leases.is_plain() {
         let give = |candidate: Candidate| {

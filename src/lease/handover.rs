@@ -1,10 +1,11 @@
-//! Handing over: what is free, or whose holder is dead or is letting go in this very transaction, goes to whoever is next: the first in
-//! line of an exclusive lease or of a semaphore, the target of a group's partition.
+//! Handing over: what is free, or whose holder is dead or is letting go in this very transaction, goes to whoever is
+//! next: the first in line of an exclusive lease or of a semaphore, the target of a group's partition.
 //!
-//! It runs in the transaction of the holder's release or close, in the worker, and (through [`judge_places`]) at the end of a waiter's
-//! own session_wait, which may be inside a long transaction and so grants to that waiter only. A waiter that is ending is skipped, and so
-//! is a place that an open transaction deletes; what is in another transaction's hands, or waited for by a session that is being taken over, is
-//! left, and reported as busy, for the worker to try again.
+//! It runs in the transaction of the holder's release or close, in the worker, and (through [`judge_places`]) at the
+//! end of a waiter's own session_wait, which may be inside a long transaction and so grants to that waiter only. A
+//! waiter that is ending is skipped, and so is a place that an open transaction deletes; what is in another
+//! transaction's hands, or waited for by a session that is being taken over, is left, and reported as busy, for the
+//! worker to try again.
 
 use super::declaration::{self, Kind};
 use super::grant::{self, Candidate, Grant};
@@ -48,8 +49,8 @@ struct Free {
 /// Rows of leases that have just been read. Whoever is granted one locks it first, which finds out if it has changed.
 pub type Seen = BTreeMap<String, LeaseRow>;
 
-/// Hands over resources to whoever is next. `letting_go` says of a row that this transaction releases it, and that it keeps fenced
-/// transactions away from its fence.
+/// Hands over resources to whoever is next. `letting_go` says of a row that this transaction releases it, and that it
+/// keeps fenced transactions away from its fence.
 pub fn hand_over(
     call: &Call,
     resources: Vec<String>,
@@ -94,7 +95,8 @@ fn serve(
 ) {
     let leases = Leases::open();
     let (mut ending, mut ready) = (HashSet::new(), HashMap::<Uuid, SlotRef>::new());
-    // Each round takes a free slot, or leaves out those that were found to be ending: there are no more rounds than of both.
+    // Each round takes a free slot, or leaves out those that were found to be ending: there are no more rounds than of
+    // both.
     loop {
         let is_meant = |first: &First| result.only.is_none_or(|only| only == first.session);
         first.retain(|resource, first| is_meant(first) && free.get(resource).is_some_and(|slots| !slots.is_empty()));
@@ -241,7 +243,8 @@ pub fn admit(call: &Call, sessions: HashSet<Uuid>, ready: &mut HashMap<Uuid, Slo
     skipped
 }
 
-/// Grants the session what it is first in line for and no living session has: so that waiters are served with the worker stopped.
+/// Grants the session what it is first in line for and no living session has: so that waiters are served with the
+/// worker stopped.
 pub fn judge_places(call: &Call, at: SlotRef) {
     let places = line::places_of(&[at.session()], limits::MAX_PLACES, 0);
     let resources: Vec<String> = places.into_iter().map(|(resource, _)| resource).collect();

@@ -1,10 +1,11 @@
-//! History: what became of leases, for people to read. A row is written in the transaction that makes the change, so that neither is ever
-//! seen without the other.
+//! History: what became of leases, for people to read. A row is written in the transaction that makes the change, so
+//! that neither is ever seen without the other.
 //!
-//! What somebody has lost without having let go of it is recorded for as long as `eskit_lease.history_retention` says. That is rare: it takes
-//! the end of a session that did not close, a take-over, a revocation that was not answered in time, or an administrator. Of ordinary
-//! grants and releases there may be thousands in a second, each of which would cost another row; they are recorded with
-//! `eskit_lease.history_grants` only. Who has a lease now, and since when, its own row tells.
+//! What somebody has lost without having let go of it is recorded for as long as `eskit_lease.history_retention` says.
+//! That is rare: it takes the end of a session that did not close, a take-over, a revocation that was not answered in
+//! time, or an administrator. Of ordinary grants and releases there may be thousands in a second, each of which would
+//! cost another row; they are recorded with `eskit_lease.history_grants` only. Who has a lease now, and since when, its
+//! own row tells.
 //!
 //! Who writes here waits for nobody: there is no unique key, and nothing is read.
 
@@ -120,8 +121,8 @@ impl Sessions {
         self.of(session).map(name).or_else(|| self.of(succession::successor(session)?).map(name))
     }
 
-    /// How a dead session came to have a lease no more. One without a row has closed, or was taken over; and what lapses in its grace has been
-    /// let go of.
+    /// How a dead session came to have a lease no more. One without a row has closed, or was taken over; and what
+    /// lapses in its grace has been let go of.
     fn end_of_dead(&mut self, from: Uuid) -> Event {
         match self.of(from) {
             Some(row) if row.fencer.is_none() => Event::Expired,
@@ -179,7 +180,8 @@ pub fn granted(call: &Call, granted: &[(Candidate, i64)]) {
     write(call, &entries);
 }
 
-/// Records leases that have come back and that nobody was there for. `dead`: because their sessions are dead; otherwise these have let go.
+/// Records leases that have come back and that nobody was there for. `dead`: because their sessions are dead; otherwise
+/// these have let go.
 pub fn freed<'a>(call: &Call, leases: impl Iterator<Item = (&'a Seat, i64, Option<Uuid>)>, dead: bool) {
     let with_grants = has_grants();
     if !(with_grants || dead && has_losses()) {

@@ -1,7 +1,7 @@
 //! What a kind of declared name does beyond what every lease does.
 //!
-//! Groups and bridges stand on floors above this one: they fill [`Rules`], and lib.rs registers these when the library is loaded. A name that is
-//! not declared has no rules, and nothing is asked of them for it.
+//! Groups and bridges stand on floors above this one: they fill [`Rules`], and lib.rs registers these when the library
+//! is loaded. A name that is not declared has no rules, and nothing is asked of them for it.
 
 use super::declaration::Kind;
 use super::handover::HandOver;
@@ -13,12 +13,14 @@ use std::sync::OnceLock;
 
 /// The rules of a kind.
 pub trait Rules: Sync {
-    /// Holds what a lease leads to outside of leases, to the end of a transaction that has checked the fence, or refuses that.
+    /// Holds what a lease leads to outside of leases, to the end of a transaction that has checked the fence, or
+    /// refuses that.
     fn cross(&self, _resource: &str, _fence: i64) -> Result<()> {
         Ok(())
     }
 
-    /// Returns whether the holder of a slot was to have released it by now, so that nothing more begins under its fence.
+    /// Returns whether the holder of a slot was to have released it by now, so that nothing more begins under its
+    /// fence.
     fn is_overdue(&self, _call: &Call, _resource: &str, _slot: i32, _fence: i64) -> bool {
         false
     }
@@ -28,8 +30,8 @@ pub trait Rules: Sync {
         true
     }
 
-    /// Brings owners and those together that are to be, where that is not the first in line. `letting_go` says of a row that this transaction
-    /// releases it.
+    /// Brings owners and those together that are to be, where that is not the first in line. `letting_go` says of a row
+    /// that this transaction releases it.
     fn judge(
         &self,
         _: &Call,
@@ -40,7 +42,8 @@ pub trait Rules: Sync {
         Ok(())
     }
 
-    /// Gives slots that a session lets go of in this transaction to those that are to be their owners, where that is not the first in line.
+    /// Gives slots that a session lets go of in this transaction to those that are to be their owners, where that is
+    /// not the first in line.
     fn hand_over(
         &self,
         _: &Call,

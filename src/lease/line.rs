@@ -1,16 +1,18 @@
 //! The queue: who waits for a resource, first come, first served.
 //!
-//! A place is a row; its order is that of a sequence. The first place whose session is alive, not draining and not ending is the
-//! **first in line**, and a free resource goes to nobody else. A barger that finds it free takes a place, or is told `awaited`. Who
-//! hands over to the first in line, and when, is said in [`crate::lease::handover`].
+//! A place is a row; its order is that of a sequence. The first place whose session is alive, not draining and not
+//! ending is the **first in line**, and a free resource goes to nobody else. A barger that finds it free takes a place,
+//! or is told `awaited`. Who hands over to the first in line, and when, is said in [`crate::lease::handover`].
 //!
-//! A place that an open transaction is giving up (its row is deleted, and the end of that transaction decides) is passed over: a
-//! transaction that is left open keeps nothing from those behind. If it is rolled back the place is where it was, and has lost no more than
-//! what was granted meanwhile; but a session that was granted past its own place, and lets go, waits no more ([`leave_behind`]). A place that is
-//! locked is not passed over: it is being granted to. Nor is that of a session that is being taken over, though nothing is granted to that: when the
-//! take-over is committed it is the successor's, and until then nobody can tell whether it is.
+//! A place that an open transaction is giving up (its row is deleted, and the end of that transaction decides) is
+//! passed over: a transaction that is left open keeps nothing from those behind. If it is rolled back the place is
+//! where it was, and has lost no more than what was granted meanwhile; but a session that was granted past its own
+//! place, and lets go, waits no more ([`leave_behind`]). A place that is locked is not passed over: it is being granted
+//! to. Nor is that of a session that is being taken over, though nothing is granted to that: when the take-over is
+//! committed it is the successor's, and until then nobody can tell whether it is.
 //!
-//! Places that are gone stay in the way while an old snapshot is open: [`crate::session::floor`] says how a line is read without them.
+//! Places that are gone stay in the way while an old snapshot is open: [`crate::session::floor`] says how a line is
+//! read without them.
 
 mod places;
 
@@ -61,14 +63,16 @@ impl Call {
     }
 }
 
-/// Who is first in line for a resource; or a session that is not to be granted to and whose place is a successor's, so that nobody behind it is.
+/// Who is first in line for a resource; or a session that is not to be granted to and whose place is a successor's, so
+/// that nobody behind it is.
 pub struct First {
     pub session: Uuid,
     /// All its places there, if the walk to the first of them has come by the end of the line.
     places: Option<Vec<ItemPointerData>>,
 }
 
-/// Who is first in line for some resources. By name: rows that are next to each other in an index are in the processor's cache.
+/// Who is first in line for some resources. By name: rows that are next to each other in an index are in the
+/// processor's cache.
 #[derive(Default)]
 pub struct Line {
     pub first: BTreeMap<String, First>,
@@ -95,8 +99,8 @@ pub fn next_in_line(call: &Call, resources: Vec<&str>, but: &HashSet<Uuid>) -> L
     Line { first, leaving: lines.leaving }
 }
 
-/// The lines, as they are walked one after the other. Who may be granted to is asked once, of many resources and few who wait for them: it is not
-/// to be kept for longer than that takes.
+/// The lines, as they are walked one after the other. Who may be granted to is asked once, of many resources and few
+/// who wait for them: it is not to be kept for longer than that takes.
 pub struct Lines<'a> {
     call: &'a Call,
     but: Option<&'a HashSet<Uuid>>,
@@ -148,7 +152,8 @@ impl Lines<'_> {
     }
 }
 
-/// Shows the places of a line, in order, until `visit` has an answer. Without a floor the line may prove to have one, which the walk ends before.
+/// Shows the places of a line, in order, until `visit` has an answer. Without a floor the line may prove to have one,
+/// which the walk ends before.
 fn walk_line(
     table: &Table,
     resource: &str,
@@ -238,7 +243,8 @@ pub fn take_place(call: &Call, resource: &str, session: Uuid) -> Result<bool> {
     Ok(kind != Some(Kind::Group))
 }
 
-/// The sessions that have a place for a resource; and whether anybody is in the middle of taking one or of giving it up.
+/// The sessions that have a place for a resource; and whether anybody is in the middle of taking one or of giving it
+/// up.
 pub fn waiting(resource: &str) -> (Vec<Uuid>, bool) {
     let (mut sessions, mut in_flight) = (Vec::new(), false);
     table().scan(Sight::Dirty, &[Key::Text(resource)], |row, flight| {
@@ -249,8 +255,9 @@ pub fn waiting(resource: &str) -> (Vec<Uuid>, bool) {
     (sessions, in_flight)
 }
 
-/// Takes away the places of a session for what it lets go of, which would come back to it unasked: it was granted past them, or has queued
-/// while a release was open that was rolled back. What another transaction has in hand stays: a release waits for nobody's place.
+/// Takes away the places of a session for what it lets go of, which would come back to it unasked: it was granted past
+/// them, or has queued while a release was open that was rolled back. What another transaction has in hand stays: a
+/// release waits for nobody's place.
 pub fn leave_behind<'a>(call: &Call, session: Uuid, resources: impl Iterator<Item = &'a str>) {
     // Mostly it waits for nothing.
     if !places::may_wait(session) {
@@ -276,8 +283,8 @@ pub fn cancel(call: &Call, resource: &str, at: SlotRef) -> bool {
     !mine.is_empty()
 }
 
-/// Has the session's successor wait in its place, unless it has what is waited for. The resources for which that could not be had:
-/// somebody is just granting there.
+/// Has the session's successor wait in its place, unless it has what is waited for. The resources for which that could
+/// not be had: somebody is just granting there.
 pub fn inherit(call: &Call, from: Uuid, to: Uuid) -> Vec<String> {
     let table = table();
     let (mine, others): (Vec<_>, Vec<_>) = places_of(&[from], limits::MAX_PLACES, 0)
@@ -322,9 +329,9 @@ pub fn note_places(call: &Call, sessions: &[Uuid]) {
     }
 }
 
-/// Takes away the places that living holders have in the queues of what they hold: one connection of a session may queue while
-/// another is just granted the same, or has a release open that is rolled back. The rows of the leases are locked, for else the holder could
-/// have released and queued anew since they were read.
+/// Takes away the places that living holders have in the queues of what they hold: one connection of a session may
+/// queue while another is just granted the same, or has a release open that is rolled back. The rows of the leases are
+/// locked, for else the holder could have released and queued anew since they were read.
 pub fn leave_own(call: &Call, held: Vec<(String, LeaseRow)>) {
     let pairs = held.iter().filter_map(|(resource, row)| Some((resource.as_str(), row.session?)));
     let (resources, sessions): (Vec<&str>, Vec<Uuid>) = pairs.unzip();

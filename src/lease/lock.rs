@@ -1,6 +1,6 @@
-//! Locks: a lease without a session of one's own, as ShedLock's users know it. The owner gets a private session that lives for the TTL
-//! and ends with the lease; it is renewed and released by name and fence. A reply that was lost is had again by asking with the same
-//! request: the same role, owner and request get the same fence.
+//! Locks: a lease without a session of one's own, as ShedLock's users know it. The owner gets a private session that
+//! lives for the TTL and ends with the lease; it is renewed and released by name and fence. A reply that was lost is
+//! had again by asking with the same request: the same role, owner and request get the same fence.
 
 use super::acquire::{Answer, acquire, can_look, can_take};
 use super::declaration::{self, Kind};

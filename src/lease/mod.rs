@@ -1,5 +1,5 @@
-//! Leases: a name, a place in its line, a grant under a fence, a release. A semaphore is a lease with several permits, a lock a lease with a
-//! session of its own. It imports from [`crate::session`] and below.
+//! Leases: a name, a place in its line, a grant under a fence, a release. A semaphore is a lease with several permits,
+//! a lock a lease with a session of its own. It imports from [`crate::session`] and below.
 
 pub mod acquire;
 pub mod declaration;

@@ -1,16 +1,18 @@
 //! Which fences are of before: what they are given for is still held, but it takes a new one.
 //!
-//! A former history of this server may have given fences above those that its rows show, and an outside system may have seen them. A holder
-//! from before goes on under its old fence until it asks again: `lease_renew` says `refence`, `lease_acquire` gives the new fence, and
-//! partitions are given out anew. Two things tell which rows are of before:
+//! A former history of this server may have given fences above those that its rows show, and an outside system may have
+//! seen them. A holder from before goes on under its old fence until it asks again: `lease_renew` says `refence`,
+//! `lease_acquire` gives the new fence, and partitions are given out anew. Two things tell which rows are of before:
 //!
 //! * **A promotion** begins a timeline, and each row has that of its grant.
-//! * **A mark**, in a private sequence: fences below it are of before. A sequence is changed at once and without waiting, and no row is touched.
+//! * **A mark**, in a private sequence: fences below it are of before. A sequence is changed at once and without
+//!   waiting, and no row is touched.
 //!
-//! A base backup that is started without recovery.signal begins no timeline. It is known by its `backup_label`, which is still there when the
-//! postmaster makes shared memory: in such a start the first look into a database sets the mark, that of a grant or of the worker at the latest. So
-//! it is where a base backup becomes a standby that is promoted before its next start, though the timeline would tell all there. A
-//! storage snapshot is told from a crash by nothing; there an administrator sets the mark ([`lease_refence_all`]).
+//! A base backup that is started without recovery.signal begins no timeline. It is known by its `backup_label`, which
+//! is still there when the postmaster makes shared memory: in such a start the first look into a database sets the
+//! mark, that of a grant or of the worker at the latest. So it is where a base backup becomes a standby that is
+//! promoted before its next start, though the timeline would tell all there. A storage snapshot is told from a crash by
+//! nothing; there an administrator sets the mark ([`lease_refence_all`]).
 
 use super::row::LeaseRow;
 use super::{fence, grant};
@@ -32,7 +34,8 @@ pub fn is_current(call: &Call, row: &LeaseRow) -> bool {
     row.timeline == grant::timeline() && row.fence >= mark(call)
 }
 
-/// The fence below which all are of before; in a database that is yet to be marked, and that this transaction may not write, all are.
+/// The fence below which all are of before; in a database that is yet to be marked, and that this transaction may not
+/// write, all are.
 fn mark(call: &Call) -> i64 {
     let mark = || call.database.refence.load(Ordering::Acquire);
     if mark() != 0 {
@@ -71,8 +74,8 @@ fn set(call: &Call) {
     call.database.refence.fetch_max(fence, Ordering::AcqRel);
 }
 
-/// Sets the mark if it is yet to be set. The worker does so when it looks into a database after a start; a grant that comes sooner does it first,
-/// for else its fence would be below the mark.
+/// Sets the mark if it is yet to be set. The worker does so when it looks into a database after a start; a grant that
+/// comes sooner does it first, for else its fence would be below the mark.
 pub fn see_to_mark(call: &Call) {
     mark(call);
 }

@@ -1,9 +1,10 @@
 //! Releasing: how a living holder's leases change hands.
 //!
-//! A release first keeps fenced transactions away from the fence, and waits for those that are open: that is what a release after the
-//! work means. It then looks again, hands over to the first in line in its own transaction, and otherwise keeps the row with its
-//! last fence for a while. A partition goes to its target instead ([`crate::group`]), whatever the size of its group. Force is the same in an
-//! administrator's name. See [`crate::lease::fence`] for what is kept away from what.
+//! A release first keeps fenced transactions away from the fence, and waits for those that are open: that is what a
+//! release after the work means. It then looks again, hands over to the first in line in its own transaction, and
+//! otherwise keeps the row with its last fence for a while. A partition goes to its target instead ([`crate::group`]),
+//! whatever the size of its group. Force is the same in an administrator's name. See [`crate::lease::fence`] for what
+//! is kept away from what.
 
 use super::declaration::Kind;
 use super::grant::Grant;
@@ -32,8 +33,8 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 static RELEASE: Statement =
     Statement::writes(include_str!("../../sql/query/lease/release.sql"), &[TEXTARRAYOID, INT4ARRAYOID, BOOLOID]);
 
-/// Lets go of leases whose fences this transaction has excluded: hands over what is waited for, and frees the rest. `at`: their
-/// holder, which lives. Gives those that were still held.
+/// Lets go of leases whose fences this transaction has excluded: hands over what is waited for, and frees the rest.
+/// `at`: their holder, which lives. Gives those that were still held.
 pub fn release(call: &Call, at: SlotRef, rows: Vec<(String, LeaseRow)>) -> Result<HashSet<Seat>> {
     let leases = Leases::open();
     let mine = |row: &LeaseRow| {
@@ -56,7 +57,8 @@ pub fn release(call: &Call, at: SlotRef, rows: Vec<(String, LeaseRow)>) -> Resul
     Ok(seats.into_keys().collect())
 }
 
-/// Hands over what this transaction lets go of: partitions to their targets, and what is waited for to the first in line.
+/// Hands over what this transaction lets go of: partitions to their targets, and what is waited for to the first in
+/// line.
 fn hand_over(call: &Call, at: SlotRef, rows: &[(String, LeaseRow)]) -> Result<HashMap<Seat, Grant>> {
     let fences: HashSet<i64> = rows.iter().map(|(_, row)| row.fence).collect();
     let letting_go = |row: &LeaseRow| fences.contains(&row.fence);
@@ -102,8 +104,8 @@ pub fn free(call: &Call, seats: &[(Seat, ItemPointerData)], expired: bool) {
     }
 }
 
-/// The row of a lease for which `mine` holds, also while somebody is changing it: that may come to nothing. With `wait`, only once it
-/// has come to something.
+/// The row of a lease for which `mine` holds, also while somebody is changing it: that may come to nothing. With
+/// `wait`, only once it has come to something.
 pub fn find(
     leases: &Leases,
     resource: &str,
@@ -124,7 +126,8 @@ pub fn find(
     }
 }
 
-/// The row of a lease after its fence has been excluded: after the wait, what was read before it means nothing, but for a row that is as it was.
+/// The row of a lease after its fence has been excluded: after the wait, what was read before it means nothing, but for
+/// a row that is as it was.
 fn still_held(leases: &Leases, resource: &str, seen: LeaseRow) -> Option<LeaseRow> {
     if leases.lock_again(resource, &seen) {
         return Some(seen);
@@ -157,7 +160,8 @@ fn release_seen(call: &Call, leases: &Leases, at: SlotRef, seen: Vec<(String, Le
     release(call, at, seen.into_iter().filter_map(still).collect())
 }
 
-/// Releases slots of a resource, each under its fence. Gives those that were held. All of them are the caller's to release, or none is.
+/// Releases slots of a resource, each under its fence. Gives those that were held. All of them are the caller's to
+/// release, or none is.
 pub fn release_seats(call: &Call, resource: &str, seats: &[(i32, i64)]) -> Result<HashSet<i32>> {
     let leases = Leases::open();
     let mut of_sessions = BTreeMap::<[u8; 16], (SlotRef, Vec<(String, LeaseRow)>)>::new();
@@ -192,8 +196,8 @@ pub fn release_seat(call: &Call, resource: &str, slot: i32, fence: i64) -> Resul
     }
 }
 
-/// Releases a lease as it has been seen, and with it a private session. `forced`: why it is taken from its holder, by an administrator.
-/// Whether it was held.
+/// Releases a lease as it has been seen, and with it a private session. `forced`: why it is taken from its holder, by
+/// an administrator. Whether it was held.
 fn release_row(call: &Call, leases: &Leases, resource: &str, seen: LeaseRow, forced: Option<&str>) -> Result<bool> {
     let held = |row: LeaseRow| -> Result<Option<(LeaseRow, SlotRef)>> {
         let at = row.session.map(|session| call.living(session)).transpose()?.flatten();

@@ -1,9 +1,10 @@
 //! The row of a lease as it stands, and the claim to it. See [`crate::pg::table`] for why nothing here waits or fails.
 //!
-//! Each change of hands makes a new version of the row. The index by seats is not unique: PostgreSQL would look at all versions of the row with
-//! each change, which are thousands while an old snapshot is open. A seat has one row all the same: [`crate::lease::grant`] makes the first one under a
-//! lock, and a row that is there is locked before it is changed. In the index the fence comes after the seat, and fences grow: the version that
-//! counts is the last one, and is read from there. Where many seats are read, one with many versions is read so on its own.
+//! Each change of hands makes a new version of the row. The index by seats is not unique: PostgreSQL would look at all
+//! versions of the row with each change, which are thousands while an old snapshot is open. A seat has one row all the
+//! same: [`crate::lease::grant`] makes the first one under a lock, and a row that is there is locked before it is
+//! changed. In the index the fence comes after the seat, and fences grow: the version that counts is the last one, and
+//! is read from there. Where many seats are read, one with many versions is read so on its own.
 
 mod held;
 
@@ -80,7 +81,8 @@ pub enum Probe {
 }
 
 impl Probe {
-    /// Adds what a dirty scan shows next of the same slot: while it is changed, the old row and the new one, in any order.
+    /// Adds what a dirty scan shows next of the same slot: while it is changed, the old row and the new one, in any
+    /// order.
     fn and(self, row: LeaseRow, flight: Flight) -> Probe {
         match (flight, self) {
             (Flight::None, _) => Probe::Row(row),
@@ -108,7 +110,8 @@ impl Leases {
         Leases(Table::open(c"_leases", if by_seat { c"_leases_seat" } else { c"_leases_pkey" }))
     }
 
-    /// What a dirty scan sees: with luck `Absent` of a row that is just being moved. For whoever claims the row and so looks again.
+    /// What a dirty scan sees: with luck `Absent` of a row that is just being moved. For whoever claims the row and so
+    /// looks again.
     pub fn glance(&self, resource: &str, slot: i32) -> Probe {
         self.look(Sight::Dirty, resource, slot)
     }
@@ -160,8 +163,8 @@ impl Leases {
         (found, arriving)
     }
 
-    /// Shows what stands for the slots of a resource that have a row, from one on and in order, and which sessions are in the middle of getting
-    /// them; until `visit` has an answer.
+    /// Shows what stands for the slots of a resource that have a row, from one on and in order, and which sessions are
+    /// in the middle of getting them; until `visit` has an answer.
     fn each<T>(
         &self,
         sight: Sight,
@@ -207,7 +210,8 @@ impl Leases {
         }
     }
 
-    /// What stands for every slot of a resource that has a row, in order; and which sessions are in the middle of getting one.
+    /// What stands for every slot of a resource that has a row, in order; and which sessions are in the middle of
+    /// getting one.
     pub fn slots(&self, resource: &str) -> (Vec<(i32, Probe)>, Vec<Uuid>) {
         let (mut slots, mut arriving) = (Vec::<(i32, Probe)>::new(), Vec::new());
         self.each(Sight::Dirty, resource, 0, |slot, probe, sessions| {
@@ -276,7 +280,8 @@ impl Leases {
         self.0.lock(tid, wait)
     }
 
-    /// The same for a row that was seen a while ago: whether it is still the one of that resource and fence. Its place may be another's now.
+    /// The same for a row that was seen a while ago: whether it is still the one of that resource and fence. Its place
+    /// may be another's now.
     pub fn lock_again(&self, resource: &str, seen: &LeaseRow) -> bool {
         self.0.lock(seen.tid, true) == Locked::Mine
             && self.is_of(resource, seen.slot)
@@ -320,7 +325,8 @@ impl Leases {
         }
     }
 
-    /// Writes down that nobody owns a slot any more, whose row the caller has locked. `expired`: taken from a session that had expired.
+    /// Writes down that nobody owns a slot any more, whose row the caller has locked. `expired`: taken from a session
+    /// that had expired.
     pub fn free(&self, resource: &str, slot: i32, tid: ItemPointerData, expired: bool) {
         let now = Datum::from(clock::timestamp());
         let columns =
@@ -330,7 +336,8 @@ impl Leases {
         }
     }
 
-    /// Gives a slot, whose row the caller has locked, to another session under the same fence. `None` where that takes a statement.
+    /// Gives a slot, whose row the caller has locked, to another session under the same fence. `None` where that takes
+    /// a statement.
     pub fn pass_on(&self, resource: &str, slot: i32, tid: ItemPointerData, session: Uuid) -> Option<u64> {
         let change = [(column::SESSION as i32, Value::Uuid(session).datum())];
         self.0.is_plain().then(|| u64::from(self.stand_at(resource, slot, tid) && self.0.update(&change)))
@@ -345,8 +352,8 @@ impl Leases {
         beyond.map(|row| self.0.delete_rows(&[Key::Text(resource), Key::Int(row.slot)])).sum()
     }
 
-    /// Stands at the row of a slot, which the caller has locked, for it to be updated: by its place, or by its key if this transaction has written
-    /// it since, as one that was granted and is taken back. Whether there is one.
+    /// Stands at the row of a slot, which the caller has locked, for it to be updated: by its place, or by its key if
+    /// this transaction has written it since, as one that was granted and is taken back. Whether there is one.
     fn stand_at(&self, resource: &str, slot: i32, tid: ItemPointerData) -> bool {
         self.lock(tid, false) == Locked::Mine && self.is_of(resource, slot)
             || self.0.find(Sight::Latest, &[Key::Text(resource), Key::Int(slot)], |_, _| Some(())).is_some()

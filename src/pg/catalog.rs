@@ -16,9 +16,9 @@ pub struct Home {
     pub table: u32,
 }
 
-/// What has been found of the extension here. A name alone says nothing: a role that may make schemas can make one of that name where the
-/// extension is not, or where its schema has been renamed. So ours are the schema and the relations that are members of the extension,
-/// and the indexes of such relations.
+/// What has been found of the extension here. A name alone says nothing: a role that may make schemas can make one of
+/// that name where the extension is not, or where its schema has been renamed. So ours are the schema and the relations
+/// that are members of the extension, and the indexes of such relations.
 #[derive(Default)]
 struct Found {
     /// The schema, and the extension.
@@ -37,7 +37,8 @@ thread_local! {
     static PATIENT: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Forgets the relations, when any comes, changes or goes, and all else with any schema: a relation stays a member for as long as its schema is.
+/// Forgets the relations, when any comes, changes or goes, and all else with any schema: a relation stays a member for
+/// as long as its schema is.
 unsafe extern "C-unwind" fn forget(_: Datum, cache: std::ffi::c_int, _: u32) {
     FOUND.with_borrow_mut(|found| {
         let Some(found) = found else { return };
@@ -70,7 +71,8 @@ fn keep(since: u64, keep: impl FnOnce(&mut Found)) {
     });
 }
 
-/// The schema of the extension, and the extension; `None` in a database without it, or where its schema has another name.
+/// The schema of the extension, and the extension; `None` in a database without it, or where its schema has another
+/// name.
 fn schema() -> Option<(Oid, Oid)> {
     let (known, since) = found(|found| (found.schema, found.forgotten));
     if known.is_some() {
@@ -136,7 +138,8 @@ fn try_lock_oid(table: Oid) -> bool {
     unsafe { pg_sys::ConditionalLockRelationOid(table, pg_sys::RowExclusiveLock as i32) }
 }
 
-/// From now on this backend waits for locks on tables of ours as long as it takes. The worker does: no caller waits for its answer.
+/// From now on this backend waits for locks on tables of ours as long as it takes. The worker does: no caller waits for
+/// its answer.
 pub fn be_patient() {
     PATIENT.set(true);
 }
@@ -161,8 +164,9 @@ fn soon(attempt: impl Fn() -> bool) -> bool {
     false
 }
 
-/// Locks a table or a sequence of ours for rows to be changed or numbers to be drawn, to the end of the transaction. VACUUM FULL, REINDEX and
-/// ALTER SEQUENCE keep everybody out for as long as they wait for a transaction that is open, so a call gives up soon. Whether the lock is had.
+/// Locks a table or a sequence of ours for rows to be changed or numbers to be drawn, to the end of the transaction.
+/// VACUUM FULL, REINDEX and ALTER SEQUENCE keep everybody out for as long as they wait for a transaction that is open,
+/// so a call gives up soon. Whether the lock is had.
 fn lock_soon(relation: Oid) -> bool {
     if try_lock_oid(relation) {
         return true;
@@ -190,8 +194,8 @@ pub fn lock_if_any(name: &'static CStr) {
     }
 }
 
-/// Locks those of some tables and sequences of ours that this version of the SQL has. False where one is not to be had: a verb that has a word for that
-/// asks before it begins.
+/// Locks those of some tables and sequences of ours that this version of the SQL has. False where one is not to be had:
+/// a verb that has a word for that asks before it begins.
 pub fn lock_all(tables: &[&'static CStr]) -> bool {
     tables.iter().map(|table| relation(table)).all(|oid| oid == Oid::INVALID || lock_soon(oid))
 }
@@ -213,7 +217,8 @@ pub fn home_if_any() -> Option<Home> {
     (table != Oid::INVALID).then(|| Home { database, table: table.to_u32() })
 }
 
-/// Locks all tables and sequences of ours by those names, if none of them is locked against that. Whether the locks are had.
+/// Locks all tables and sequences of ours by those names, if none of them is locked against that. Whether the locks are
+/// had.
 pub fn try_lock_all(names: &[&'static CStr]) -> bool {
     names.iter().map(|name| relation(name)).all(|oid| oid == Oid::INVALID || try_lock_oid(oid))
 }

@@ -1,5 +1,6 @@
-//! Lock tags of our own: advisory-type locks under classes that users' advisory locks (classes 1 and 2) cannot name. PostgreSQL lets
-//! go of them at the end of the (sub)transaction, keeps them over PREPARE and finds them again after a restart.
+//! Lock tags of our own: advisory-type locks under classes that users' advisory locks (classes 1 and 2) cannot name.
+//! PostgreSQL lets go of them at the end of the (sub)transaction, keeps them over PREPARE and finds them again after a
+//! restart.
 //!
 //! | guard        | held, until the end of the transaction unless said                                            |
 //! |--------------|-----------------------------------------------------------------------------------------------|
@@ -13,8 +14,8 @@
 //! | `Bridge` (B) | exclusively by the worker, beyond its transactions, while the lease of a bridge is good; shared for an instant by a check |
 //! | `Raise` (R)  | exclusively, for the time of one call, by whoever lifts a sequence above all history, or reserves or raises positions |
 //!
-//! F is keyed by the fence, not by the name: a fence belongs to one resource and one session for ever, so there is nothing to look up
-//! before it and nothing that two resources could share.
+//! F is keyed by the fence, not by the name: a fence belongs to one resource and one session for ever, so there is
+//! nothing to look up before it and nothing that two resources could share.
 
 use pgrx::{Uuid, pg_sys};
 
@@ -114,8 +115,8 @@ pub fn advisory_tag(class: u16, key: u64) -> pg_sys::LOCKTAG {
     }
 }
 
-/// Has what is locked belong to the (sub)transaction, and not to the portal that the call runs in: a cursor that fails in a
-/// savepoint takes along what it has locked before that savepoint.
+/// Has what is locked belong to the (sub)transaction, and not to the portal that the call runs in: a cursor that fails
+/// in a savepoint takes along what it has locked before that savepoint.
 pub fn as_transaction<T>(work: impl FnOnce() -> T) -> T {
     // SAFETY: in a transaction. When PostgreSQL raises, whoever catches it sets the owner anew.
     unsafe {

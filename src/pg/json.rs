@@ -1,4 +1,5 @@
-//! `jsonb` as it comes from and goes to SQL: bytes that nobody here looks into. Read into Rust's numbers and back it would not be the same.
+//! `jsonb` as it comes from and goes to SQL: bytes that nobody here looks into. Read into Rust's numbers and back it
+//! would not be the same.
 
 use pgrx::callconv::{Arg, ArgAbi, BoxRet, FcInfo};
 use pgrx::nullable::Nullable;

@@ -1,8 +1,9 @@
 //! The rows that functions answer with.
 //!
-//! One row is a value of a composite type, which schema.sql makes: PostgreSQL looks such a type up in its cache. The columns of a
-//! `RETURNS TABLE` it puts together anew in each execution, column by column, and that was a seventh of what a heartbeat costs beyond
-//! `SELECT 1`. Where there may be several rows, it is a table all the same, and they go where the executor collects them.
+//! One row is a value of a composite type, which schema.sql makes: PostgreSQL looks such a type up in its cache. The
+//! columns of a `RETURNS TABLE` it puts together anew in each execution, column by column, and that was a seventh of
+//! what a heartbeat costs beyond `SELECT 1`. Where there may be several rows, it is a table all the same, and they go
+//! where the executor collects them.
 
 use super::version;
 use pgrx::IntoHeapTuple;

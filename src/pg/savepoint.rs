@@ -5,10 +5,11 @@ use pgrx::pg_sys;
 use pgrx::pg_sys::panic::CaughtError;
 use std::panic::AssertUnwindSafe;
 
-/// Runs work in a savepoint, and rolls back to it when the work raises: with the message then. SPI is to be connected before, if the work runs
-/// statements, and not by it.
+/// Runs work in a savepoint, and rolls back to it when the work raises: with the message then. SPI is to be connected
+/// before, if the work runs statements, and not by it.
 pub fn attempt<T>(work: impl FnOnce() -> T) -> Result<T, String> {
-    // SAFETY: in a transaction; the savepoint is released, or rolled back to, on either way out, and leaves memory and owner as they were
+    // SAFETY: in a transaction; the savepoint is released, or rolled back to, on either way out, and leaves memory and
+    // owner as they were
     unsafe {
         let (memory, owner) = (pg_sys::CurrentMemoryContext, pg_sys::CurrentResourceOwner);
         let back = move || {

@@ -1,13 +1,15 @@
-//! The only caller of SPI. A [`Db`] is a stretch of work done as the extension's owner, whoever calls; a [`Statement`] is one
-//! parameterised statement whose plan is kept for the life of the backend.
+//! The only caller of SPI. A [`Db`] is a stretch of work done as the extension's owner, whoever calls; a [`Statement`]
+//! is one parameterised statement whose plan is kept for the life of the backend.
 //!
-//! Every statement runs on the latest snapshot, whatever the isolation level of the caller, as the triggers of foreign keys do: under
-//! REPEATABLE READ a refusal is then an answer by the latest state, not a serialization failure. The search path is pinned. Plans look
-//! rows up by index, one by one, and do nothing else: these tables are small when a plan is made and need not be when it is used.
+//! Every statement runs on the latest snapshot, whatever the isolation level of the caller, as the triggers of foreign
+//! keys do: under REPEATABLE READ a refusal is then an answer by the latest state, not a serialization failure. The
+//! search path is pinned. Plans look rows up by index, one by one, and do nothing else: these tables are small when a
+//! plan is made and need not be when it is used.
 //!
-//! Under SERIALIZABLE a statement that reads a table takes predicate locks, by which transactions conflict that have nothing in common. What
-//! sessions call reads tables by [`crate::pg::table`] alone, and statements only insert there, unless an administrator has hung something on
-//! a table. What administrators call, and the worker, uses statements that read.
+//! Under SERIALIZABLE a statement that reads a table takes predicate locks, by which transactions conflict that have
+//! nothing in common. What sessions call reads tables by [`crate::pg::table`] alone, and statements only insert there,
+//! unless an administrator has hung something on a table. What administrators call, and the worker, uses statements
+//! that read.
 
 mod value;
 
@@ -31,7 +33,8 @@ enum Kind {
     Reads,
     /// What a verb answers for: see [`durably`].
     Writes,
-    /// What may be done again, or is a part of the caller's own work: its commit waits for the disk only if the caller wishes so.
+    /// What may be done again, or is a part of the caller's own work: its commit waits for the disk only if the caller
+    /// wishes so.
     Tidies,
 }
 
@@ -60,7 +63,8 @@ impl Statement {
         Statement { sql, arguments, kind, plan: AtomicPtr::new(std::ptr::null_mut()), relations: OnceLock::new() }
     }
 
-    /// Locks what the statement names of ours, or raises 55P03: PostgreSQL would wait for it as long as it takes, before the plan is made too.
+    /// Locks what the statement names of ours, or raises 55P03: PostgreSQL would wait for it as long as it takes,
+    /// before the plan is made too.
     fn lock(&'static self) {
         self.relations.get_or_init(|| named(self.sql)).iter().for_each(|name| catalog::lock_if_any(name));
     }
@@ -122,7 +126,8 @@ fn missing(error: CaughtError) -> *mut pg_sys::_SPI_plan {
     version::unserved(format!("PostgreSQL says: {}.", report.message()))
 }
 
-/// What a verb answers for is durable at commit, whatever the caller's synchronous_commit. An answer that a crash takes back is a lie.
+/// What a verb answers for is durable at commit, whatever the caller's synchronous_commit. An answer that a crash takes
+/// back is a lie.
 pub fn durably() {
     // SAFETY: in a transaction
     unsafe { pg_sys::ForceSyncCommit() };
@@ -178,9 +183,10 @@ pub struct Db {
     _owner: AsOwner,
 }
 
-/// The planner's ways to get at rows, and at their order, and whether it may take them, whatever the caller has set: plans are kept. Those
-/// that it may not all read what is not asked for. Where there is no way but one of these its cost is beyond measure, and a plan of that
-/// cost would be compiled, which takes longer than anything that is done here.
+/// The planner's ways to get at rows, and at their order, and whether it may take them, whatever the caller has set:
+/// plans are kept. Those that it may not all read what is not asked for. Where there is no way but one of these its
+/// cost is beyond measure, and a plan of that cost would be compiled, which takes longer than anything that is done
+/// here.
 fn ways() -> [(*mut bool, bool); 10] {
     [
         (&raw mut pg_sys::enable_indexscan, true),
@@ -351,7 +357,8 @@ pub fn next(sequence: &'static CStr) -> i64 {
     // PostgreSQL would wait for the lock, behind whoever waits for a transaction that has drawn a number.
     catalog::lock(sequence);
     let sequence = catalog::needed(sequence);
-    // SAFETY: in a transaction; what PostgreSQL raises inside becomes a panic at the boundary, over which no destructor is pending
+    // SAFETY: in a transaction; what PostgreSQL raises inside becomes a panic at the boundary, over which no destructor
+    // is pending
     unsafe { pg_sys::ffi::pg_guard_ffi_boundary(|| nextval_internal(sequence, false)) }
 }
 

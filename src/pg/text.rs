@@ -1,5 +1,6 @@
-//! Text as it comes from and goes to SQL. Rust's strings are UTF-8, a database's need not be: every text of ours crosses here, so
-//! that a name means the same in a LATIN1 database; but for notifications, which are ASCII ([`crate::worker`]).
+//! Text as it comes from and goes to SQL. Rust's strings are UTF-8, a database's need not be: every text of ours
+//! crosses here, so that a name means the same in a LATIN1 database; but for notifications, which are ASCII
+//! ([`crate::worker`]).
 
 use pgrx::callconv::{Arg, ArgAbi, BoxRet, FcInfo};
 use pgrx::nullable::Nullable;
@@ -218,7 +219,8 @@ unsafe impl<'fcx> ArgAbi<'fcx> for TextArray {
     }
 }
 
-/// An SQL `text[]` to return: for each element one of `texts`, or NULL. Each text is converted once, however often it comes.
+/// An SQL `text[]` to return: for each element one of `texts`, or NULL. Each text is converted once, however often it
+/// comes.
 pub struct Texts {
     pub texts: Vec<Text>,
     pub elements: Vec<Option<usize>>,

@@ -1,15 +1,15 @@
-//! Two things have versions: the library that runs, and the SQL objects of each database, which `ALTER EXTENSION eskit_lease UPDATE`
-//! brings forward. A library serves the objects of its own version and of all before it. So the library comes first: its file is
-//! replaced, the server is restarted, and then each database is updated while it is used. Whatever else happens is refused with 55000
-//! and a hint:
+//! Two things have versions: the library that runs, and the SQL objects of each database, which
+//! `ALTER EXTENSION eskit_lease UPDATE` brings forward. A library serves the objects of its own version and of all
+//! before it. So the library comes first: its file is replaced, the server is restarted, and then each database is
+//! updated while it is used. Whatever else happens is refused with 55000 and a hint:
 //!
-//! * **Updated before the restart.** Processes inherit the library that the postmaster was started with, and PostgreSQL knows it by the
-//!   name of its file, whatever is in that file since. So old code would meet new objects. An update therefore begins with
-//!   [`_require_library`].
-//! * **Two libraries in one process.** Only where the functions' library has another name than the preloaded one (which was given
-//!   with a path, by a symbolic link, or was found elsewhere in dynamic_library_path) is a new file loaded beside the old. It neither knows
-//!   how the other has laid out shared memory nor has what that keeps in each process, so it leaves all that alone
-//!   ([`another_is_preloaded`]).
+//! * **Updated before the restart.** Processes inherit the library that the postmaster was started with, and PostgreSQL
+//!   knows it by the name of its file, whatever is in that file since. So old code would meet new objects. An update
+//!   therefore begins with [`_require_library`].
+//! * **Two libraries in one process.** Only where the functions' library has another name than the preloaded one (which
+//!   was given with a path, by a symbolic link, or was found elsewhere in dynamic_library_path) is a new file loaded
+//!   beside the old. It neither knows how the other has laid out shared memory nor has what that keeps in each process,
+//!   so it leaves all that alone ([`another_is_preloaded`]).
 //! * **An object that this library needs is not there** ([`unserved`]).
 
 use super::catalog;
@@ -29,7 +29,8 @@ fn _require_library(version: Text) -> Result<()> {
     if numbers(VERSION) < numbers(&version) { Err(Error::LibraryOlder(version.0).into()) } else { Ok(()) }
 }
 
-/// Whether the server was started with another library of ours: somebody has defined the settings that are defined at preload.
+/// Whether the server was started with another library of ours: somebody has defined the settings that are defined at
+/// preload.
 pub fn another_is_preloaded() -> bool {
     let setting = c"eskit_lease.max_sessions".as_ptr();
     // SAFETY: reads what is known of a setting; one that is only written in postgresql.conf is a placeholder
@@ -41,7 +42,8 @@ pub fn another_is_preloaded() -> bool {
 
 /// Raises that the objects of this database are not those that this library needs, or that there are none any more.
 pub fn unserved(why: String) -> ! {
-    // What a commit has changed reaches a process in parts: it may know that one table is gone, and not yet that all are.
+    // What a commit has changed reaches a process in parts: it may know that one table is gone, and not yet that all
+    // are.
     // SAFETY: in a transaction
     unsafe { pg_sys::AcceptInvalidationMessages() };
     if catalog::extension().is_none() || catalog::home_if_any().is_none() {

@@ -1,40 +1,46 @@
-//! Positions: numbers for the rows of an outbox, by which it can be read without gaps, in one order that all readers see.
+//! Positions: numbers for the rows of an outbox, by which it can be read without gaps, in one order that all readers
+//! see.
 //!
-//! Rows that a sequence numbers become visible out of order: a reader that has gone past 8 never sees the 7 that is committed later. So a
-//! position is made of the id of the top-level transaction that draws it, and of a count within that transaction:
-//! `(xid + base) << 20 | n`. A snapshot knows its `xmin`: every transaction below has ended, and what it wrote is seen if it has been
-//! committed. So [`position_horizon`], `(xmin + base) << 20`, is above all that is settled, and below all that is still to be seen: that
-//! is of transactions which were open then, and so are at xmin or above, or which began later. The reader's own transaction is one of the
-//! open ones. Ids of subtransactions play no part: those end with their top-level transaction, and are seen with it.
+//! Rows that a sequence numbers become visible out of order: a reader that has gone past 8 never sees the 7 that is
+//! committed later. So a position is made of the id of the top-level transaction that draws it, and of a count within
+//! that transaction: `(xid + base) << 20 | n`. A snapshot knows its `xmin`: every transaction below has ended, and what
+//! it wrote is seen if it has been committed. So [`position_horizon`], `(xmin + base) << 20`, is above all that is
+//! settled, and below all that is still to be seen: that is of transactions which were open then, and so are at xmin or
+//! above, or which began later. The reader's own transaction is one of the open ones. Ids of subtransactions play no
+//! part: those end with their top-level transaction, and are seen with it.
 //!
-//! It is the snapshot of the statement that asks, whatever the isolation level: rows and horizon are of one and the same snapshot.
+//! It is the snapshot of the statement that asks, whatever the isolation level: rows and horizon are of one and the
+//! same snapshot.
 //!
-//! **base** is added because the ids of another cluster start low, and a dump may be restored there. Two sequences, which a dump
-//! holds, are enough: `position_high` is above the high part of all that may have been given, and `position_base` is raised to
-//! `position_high` minus the oldest open transaction, before the first position is given where a third, `position_cluster`, tells that all
-//! of it is of another history. Every transaction that may draw from then on is at the oldest or above, and so is given more than what was
-//! restored. Until it has been raised the horizon is the greater of `position_high` and `xmin + position_base`, which nothing to come is
-//! below.
+//! **base** is added because the ids of another cluster start low, and a dump may be restored there. Two sequences,
+//! which a dump holds, are enough: `position_high` is above the high part of all that may have been given, and
+//! `position_base` is raised to `position_high` minus the oldest open transaction, before the first position is given
+//! where a third, `position_cluster`, tells that all of it is of another history. Every transaction that may draw from
+//! then on is at the oldest or above, and so is given more than what was restored. Until it has been raised the horizon
+//! is the greater of `position_high` and `xmin + position_base`, which nothing to come is below.
 //!
-//! **position_cluster** says of which history base is: of the cluster, by its identifier, and of the extension in it, by `position_origin`,
-//! a random number that CREATE EXTENSION draws and no dump holds. So what comes from a dump is never of this history, in whatever order
-//! pg_dump has read the sequences, and also where the cluster is a physical copy of that which was dumped, with the same identifier: the
-//! two have gone their own ways since. After pg_upgrade the identifier is another. A standby, what is restored by WAL, and a database made
-//! with TEMPLATE are of the same history: ids go on there. What got here otherwise, as by a restore of data alone, may still show by a
+//! **position_cluster** says of which history base is: of the cluster, by its identifier, and of the extension in it,
+//! by `position_origin`, a random number that CREATE EXTENSION draws and no dump holds. So what comes from a dump is
+//! never of this history, in whatever order pg_dump has read the sequences, and also where the cluster is a physical
+//! copy of that which was dumped, with the same identifier: the two have gone their own ways since. After pg_upgrade
+//! the identifier is another. A standby, what is restored by WAL, and a database made with TEMPLATE are of the same
+//! history: ids go on there. What got here otherwise, as by a restore of data alone, may still show by a
 //! `position_high` that no transaction of this cluster can have set.
 //!
-//! **position_high** is raised, 65,536 transactions ahead, before anything beyond it is given. It need not be flushed, nor commits that
-//! draw positions: its WAL comes before that of the row, and this before that of any cursor that has seen the row, so that what a crash
-//! leaves of these is a beginning. (The id of a transaction whose commit a crash has taken back, as with `synchronous_commit = off`, may come
-//! again, on a standby that is promoted without it too. A reader that keeps its position in the same database was set back with it.)
-//! Setting a sequence is not undone by a rollback. They are set in an order in which each state between is a valid one: since, base,
-//! then whose it is, then high. Once read they are kept in shared memory, so that the common case touches none of them.
+//! **position_high** is raised, 65,536 transactions ahead, before anything beyond it is given. It need not be flushed,
+//! nor commits that draw positions: its WAL comes before that of the row, and this before that of any cursor that has
+//! seen the row, so that what a crash leaves of these is a beginning. (The id of a transaction whose commit a crash has
+//! taken back, as with `synchronous_commit = off`, may come again, on a standby that is promoted without it too. A
+//! reader that keeps its position in the same database was set back with it.) Setting a sequence is not undone by a
+//! rollback. They are set in an order in which each state between is a valid one: since, base, then whose it is, then
+//! high. Once read they are kept in shared memory, so that the common case touches none of them.
 //!
-//! **position_since**. Base may be raised later too, by [`position_raise`], for rows with greater positions that came from elsewhere. Then
-//! transactions are open, or prepared, that have drawn with the base of before. Of each the id is below `position_since`: the next id,
-//! looked at when nobody can read the base of before any more; an id is had before the base is read. So a snapshot whose `xmin` is not
-//! below it takes the new base for its horizon, and all of those have ended for it. Any other takes no base at all: that is below whatever
-//! they may have drawn, and readers wait for them. It is stored first and read last, so that nobody has a base without it.
+//! **position_since**. Base may be raised later too, by [`position_raise`], for rows with greater positions that came
+//! from elsewhere. Then transactions are open, or prepared, that have drawn with the base of before. Of each the id is
+//! below `position_since`: the next id, looked at when nobody can read the base of before any more; an id is had before
+//! the base is read. So a snapshot whose `xmin` is not below it takes the new base for its horizon, and all of those
+//! have ended for it. Any other takes no base at all: that is below whatever they may have drawn, and readers wait for
+//! them. It is stored first and read last, so that nobody has a base without it.
 
 use crate::base::error::{Error, Result};
 use crate::base::limits;
@@ -56,14 +62,16 @@ const STEP: i64 = 65_536;
 /// Above what positions may be raised: as much again is left.
 const HIGHEST: i64 = i64::MAX / 2;
 
-/// How far a crash or a lagging standby may be behind the transaction that has reserved, and not be taken for another history.
+/// How far a crash or a lagging standby may be behind the transaction that has reserved, and not be taken for another
+/// history.
 const BEHIND: i64 = STEP;
 
 static READ: Statement = Statement::reads(include_str!("../../sql/query/position/read.sql"), &[]);
 static SET: Statement = Statement::tidies(include_str!("../../sql/query/position/set.sql"), &[REGCLASSOID, INT8OID]);
 
 thread_local! {
-    /// The transaction of this backend that drew last, and how many it has drawn. A rollback to a savepoint takes none back.
+    /// The transaction of this backend that drew last, and how many it has drawn. A rollback to a savepoint takes none
+    /// back.
     static DRAWN: Cell<(i64, i64)> = const { Cell::new((0, 0)) };
 }
 
@@ -85,7 +93,8 @@ fn position_horizon() -> Result<i64> {
     let home = catalog::home();
     // SAFETY: in a function that a statement has called, so there is a snapshot
     let xmin = widened(unsafe { (*pg_sys::GetActiveSnapshot()).xmin });
-    // Only a server that gives positions keeps anything in shared memory; a standby, or one without preload, reads what is stored.
+    // Only a server that gives positions keeps anything in shared memory; a standby, or one without preload, reads what
+    // is stored.
     let known = shared().ok().and_then(|shared| shared.known_database(home.database));
     let settled = |base, since| if xmin < since { xmin } else { xmin + base };
     let known = known.and_then(|database| Some((known_base(database, sequence())?, database)));
@@ -248,7 +257,8 @@ fn widened(xid: pg_sys::TransactionId) -> i64 {
     widen(xid.into_inner(), next_xid().cast_unsigned()).cast_signed()
 }
 
-/// The last one before `next` with these low bits: a snapshot knows of none that is not given yet, and of none 2^32 back.
+/// The last one before `next` with these low bits: a snapshot knows of none that is not given yet, and of none 2^32
+/// back.
 fn widen(xid: u32, next: u64) -> u64 {
     next - u64::from((next as u32).wrapping_sub(xid))
 }

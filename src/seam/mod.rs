@@ -1,9 +1,9 @@
 //! The seam between rows and shared memory: what happens there when a transaction ends.
 //!
-//! Two transactions that cross see neither each other's rows: one leaves a resource free, the other queues for it, and nobody
-//! grants. So every verb that changes, fences or queues for a resource notes it here, with its subtransaction. When the transaction
-//! has ended either way, and what it did is visible, the resources go to the dirty ring and the worker judges them again. Both of two
-//! that cross do so, hence the later one is judged with both in sight.
+//! Two transactions that cross see neither each other's rows: one leaves a resource free, the other queues for it, and
+//! nobody grants. So every verb that changes, fences or queues for a resource notes it here, with its subtransaction.
+//! When the transaction has ended either way, and what it did is visible, the resources go to the dirty ring and the
+//! worker judges them again. Both of two that cross do so, hence the later one is judged with both in sight.
 //!
 //! | event            | sessions opened here | sessions ended here | revisions  | resources              |
 //! |------------------|----------------------|---------------------|------------|------------------------|
@@ -14,9 +14,10 @@
 //! | prepare          | unproven             | stay frozen         | unproven   | the xid is watched, then all are rescanned |
 //! | rollback to savepoint | dead, without a trace | nothing was done yet |       | to the ring at once, unchanged |
 //!
-//! Work items have floors instead (see [`crate::shmem::floors`]): what has become free lowers them at commit, what was claimed does so
-//! at a rollback, and both do at PREPARE. Whoever waits for items is woken at commit, or when they are due, and at the rollback of a claim. And somebody is to come, at
-//! its time, for what has been ended and is kept for a while (see [`crate::ending::retention`]).
+//! Work items have floors instead (see [`crate::shmem::floors`]): what has become free lowers them at commit, what was
+//! claimed does so at a rollback, and both do at PREPARE. Whoever waits for items is woken at commit, or when they are
+//! due, and at the rollback of a claim. And somebody is to come, at its time, for what has been ended and is kept for a
+//! while (see [`crate::ending::retention`]).
 //!
 //! Unproven is what [`crate::shmem::confirm`] does not vouch for yet.
 //!
@@ -76,7 +77,8 @@ impl Seam {
         self.note(Resource { name: resource.to_owned(), changed: None });
     }
 
-    /// A session could not be served. However often it asks, that is no news: the worker is to try, as often as it does anyhow.
+    /// A session could not be served. However often it asks, that is no news: the worker is to try, as often as it does
+    /// anyhow.
     pub fn in_vain(self, resource: &str) {
         self.note_once(InVain { name: resource.to_owned() });
     }
@@ -95,8 +97,8 @@ impl Seam {
         self.note(Pass { name: resource.to_owned(), slot, fence, session, given_away: None });
     }
 
-    /// Whether this transaction has noted a check of the fence that still stands: a rollback to a savepoint forgets those after it, and
-    /// who gives the lease away ends it.
+    /// Whether this transaction has noted a check of the fence that still stands: a rollback to a savepoint forgets
+    /// those after it, and who gives the lease away ends it.
     pub fn has_fenced(self, fence: i64) -> bool {
         let stands = |pass: &Pass| pass.fence == fence && pass.given_away.is_none();
         NOTES.with_borrow(|notes| notes.each().any(stands))
@@ -131,8 +133,8 @@ impl Seam {
         self.note(Opened { session, attached });
     }
 
-    /// Something of sessions that are dead has been taken. Prepared, this transaction keeps them dead over a restart, where they would else
-    /// get their time to live anew. Which of them have not been noted before.
+    /// Something of sessions that are dead has been taken. Prepared, this transaction keeps them dead over a restart,
+    /// where they would else get their time to live anew. Which of them have not been noted before.
     pub fn taken_from(self, sessions: &[Uuid]) -> Vec<Uuid> {
         if sessions.is_empty() {
             return Vec::new();
@@ -231,8 +233,8 @@ impl Seam {
     }
 }
 
-/// The passes of this transaction for a slot of a resource, or for any: their fences, of those that stand; and whether there were others,
-/// of leases that it has given away.
+/// The passes of this transaction for a slot of a resource, or for any: their fences, of those that stand; and whether
+/// there were others, of leases that it has given away.
 pub fn passes(resource: &str, slot: Option<i32>) -> (Vec<i64>, bool) {
     let (mut standing, mut given) = (Vec::new(), false);
     NOTES.with_borrow(|notes| {

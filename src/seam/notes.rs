@@ -187,8 +187,9 @@ impl Notes {
         self.list.iter().rposition(|note| note.subtransaction != mine).map_or(0, |before| before + 1)
     }
 
-    /// A subtransaction commits: its notes are its parent's. What that has noted already is not noted again, so that with many
-    /// subtransactions the list does not grow with their number; and only the notes of this one are looked at.
+    /// A subtransaction commits: its notes are its parent's. What that has noted already is not noted again, so that
+    /// with many subtransactions the list does not grow with their number; and only the notes of this one are looked
+    /// at.
     pub fn hand_up(&mut self, mine: SubTransactionId, parent: SubTransactionId) {
         let first = self.begin_of(mine);
         let mut end = first;

@@ -1,15 +1,17 @@
-//! Death that outlasts the server. An expired session is dead in shared memory, but its row stands until a sweep has taken away all that it
-//! had; and a restart gives whoever has a row its time to live anew. So whoever takes something from a dead session writes a row here,
-//! in the same transaction: the session stays dead.
+//! Death that outlasts the server. An expired session is dead in shared memory, but its row stands until a sweep has
+//! taken away all that it had; and a restart gives whoever has a row its time to live anew. So whoever takes something
+//! from a dead session writes a row here, in the same transaction: the session stays dead.
 //!
-//! So does a transaction that grants to others because a session is dead, though that session keeps what it has: a permit, as the holder of another
-//! slot is gone ([`crate::lease::semaphore`]); a partition's target, as a member is; what is on the other side of a bridge, as the holder is; a declared
-//! name, as a waiter is; the name of a consumer to a session that takes over. A refusal records nothing. Nor is a waiter recorded that was passed
-//! over: it has lost its turn, and keeps its place.
+//! So does a transaction that grants to others because a session is dead, though that session keeps what it has: a
+//! permit, as the holder of another slot is gone ([`crate::lease::semaphore`]); a partition's target, as a member is;
+//! what is on the other side of a bridge, as the holder is; a declared name, as a waiter is; the name of a consumer to
+//! a session that takes over. A refusal records nothing. Nor is a waiter recorded that was passed over: it has lost its
+//! turn, and keeps its place.
 //!
-//! A table of its own, because the session's row may be in somebody's hands, and without a unique key, because who takes waits for nobody: two
-//! rows say the same. They go with the session's row. Until a transaction that was prepared has ended, nobody sees what it has written: there it is
-//! [`Guard::Taken`](crate::pg::guard::Guard::Taken) that keeps the session dead.
+//! A table of its own, because the session's row may be in somebody's hands, and without a unique key, because who
+//! takes waits for nobody: two rows say the same. They go with the session's row. Until a transaction that was prepared
+//! has ended, nobody sees what it has written: there it is [`Guard::Taken`](crate::pg::guard::Guard::Taken) that keeps
+//! the session dead.
 
 use crate::call::Call;
 use crate::pg::catalog;
@@ -29,7 +31,8 @@ fn table() -> Option<Table> {
     is_there.then(|| Table::open(c"_deaths", c"_deaths_session"))
 }
 
-/// Returns whether no other session, such as one that runs VACUUM FULL, has any table locked that taking from the dead needs.
+/// Returns whether no other session, such as one that runs VACUUM FULL, has any table locked that taking from the dead
+/// needs.
 pub fn can_record() -> bool {
     catalog::lock_all(&[c"_deaths", c"_successions"])
 }

@@ -1,9 +1,11 @@
-//! Ends that are prepared. While its end is being committed, or is prepared, a session is frozen: it has what it had, and nothing is extended.
+//! Ends that are prepared. While its end is being committed, or is prepared, a session is frozen: it has what it had,
+//! and nothing is extended.
 //!
-//! Over a restart a prepared end is told by the session's row, which it deletes, and by nothing else: the guard that a close has is also that of
-//! a bulk release, which ends nobody. A slot that is made from such a row is frozen. `COMMIT PREPARED` and `ROLLBACK PREPARED` call nobody. What
-//! became of the end its session's next heartbeat finds, or a look through the database: without a row the session has ended, and with a row
-//! that no transaction deletes any more it is thawed.
+//! Over a restart a prepared end is told by the session's row, which it deletes, and by nothing else: the guard that a
+//! close has is also that of a bulk release, which ends nobody. A slot that is made from such a row is frozen.
+//! `COMMIT PREPARED` and `ROLLBACK PREPARED` call nobody. What became of the end its session's next heartbeat finds, or
+//! a look through the database: without a row the session has ended, and with a row that no transaction deletes any
+//! more it is thawed.
 
 use super::{row, table};
 use crate::pg::table::{Key, Sight};
@@ -14,14 +16,14 @@ use crate::shmem::standing::Standing;
 use crate::shmem::word::State;
 use pgrx::Uuid;
 
-/// Whether an open transaction, another one, deletes the row of a session: if that commits, the session has ended. It may have changed the row
-/// before, which the latest snapshot shows as it was.
+/// Whether an open transaction, another one, deletes the row of a session: if that commits, the session has ended. It
+/// may have changed the row before, which the latest snapshot shows as it was.
 pub fn is_ending(session: Uuid) -> bool {
     table().scan(Sight::Dirty, &[Key::Uuid(session)], |row, _| row.is_being_deleted().then_some(())).is_some()
 }
 
-/// What stands for a session that has just been heard of. A frozen one is found to have ended, or is thawed and heard of anew; but not where this
-/// transaction ends it, to which its row is gone whether it commits or not.
+/// What stands for a session that has just been heard of. A frozen one is found to have ended, or is thawed and heard
+/// of anew; but not where this transaction ends it, to which its row is gone whether it commits or not.
 pub fn found(shared: &Shared, at: SlotRef, standing: Standing) -> Standing {
     if standing.state != State::Frozen || seam::has_ended(at.session()) {
         return standing;
@@ -34,8 +36,9 @@ pub fn found(shared: &Shared, at: SlotRef, standing: Standing) -> Standing {
     shared.beat(at).unwrap_or(standing)
 }
 
-/// Brings back a session whose end was prepared and has been rolled back: it is frozen, and has a row that no open transaction deletes. Where one
-/// does, it is that transaction that thaws the session, or whoever finds the end of it if it is prepared.
+/// Brings back a session whose end was prepared and has been rolled back: it is frozen, and has a row that no open
+/// transaction deletes. Where one does, it is that transaction that thaws the session, or whoever finds the end of it
+/// if it is prepared.
 pub fn thaw(shared: &Shared, at: SlotRef) {
     let is_frozen = shared.look(at).is_some_and(|standing| standing.state == State::Frozen);
     if is_frozen && !is_ending(at.session()) && row(at.session()).is_some() {

@@ -23,7 +23,8 @@ pub struct Holder {
 const NAMES: usize = 256;
 
 thread_local! {
-    /// The names of sessions that are not private, which never change: whoever is refused time and again reads no row of the holder's.
+    /// The names of sessions that are not private, which never change: whoever is refused time and again reads no row
+    /// of the holder's.
     static KNOWN: RefCell<FnvHashMap<Uuid, String>> = RefCell::new(FnvHashMap::default());
 }
 

@@ -1,13 +1,14 @@
 //! Sessions: one incarnation of a consumer, with one heartbeat for everything that it holds.
 //!
-//! A session is a row (who, as which role, with which TTL) and a slot in shared memory (until when). Opening writes the row and enters
-//! the slot; a heartbeat touches the slot alone. After a restart the slot is made again from the row by whoever needs it first, the
-//! worker at the latest: the session is then alive until `t0 + ttl`, as [`crate::shmem::slots`] says; but for one that had expired, and
-//! from which somebody has taken something ([`death`]). Where all slots are taken it lives until then, and no longer
-//! ([`crate::shmem::stand_in`]).
+//! A session is a row (who, as which role, with which TTL) and a slot in shared memory (until when). Opening writes the
+//! row and enters the slot; a heartbeat touches the slot alone. After a restart the slot is made again from the row by
+//! whoever needs it first, the worker at the latest: the session is then alive until `t0 + ttl`, as
+//! [`crate::shmem::slots`] says; but for one that had expired, and from which somebody has taken something ([`death`]).
+//! Where all slots are taken it lives until then, and no longer ([`crate::shmem::stand_in`]).
 //!
-//! A session ends by its deadline, or early by close. Both make the slot dead, and dead for good; an early end becomes so with the
-//! commit of its transaction (see [`crate::seam`]). What rows are left of it is taken away by [`crate::ending::sweep`].
+//! A session ends by its deadline, or early by close. Both make the slot dead, and dead for good; an early end becomes
+//! so with the commit of its transaction (see [`crate::seam`]). What rows are left of it is taken away by
+//! [`crate::ending::sweep`].
 
 pub mod death;
 pub mod ending;
@@ -156,8 +157,8 @@ pub fn standing(shared: &'static Shared, home: Home, session: Uuid, boot_id: i64
 }
 
 impl Call {
-    /// The slot of a session that has a row, made again if the server has been restarted since; `None` for one that is dead for good. An error
-    /// where all slots are taken: the session lives by its row.
+    /// The slot of a session that has a row, made again if the server has been restarted since; `None` for one that is
+    /// dead for good. An error where all slots are taken: the session lives by its row.
     pub fn slot_of(&self, row: &SessionRow) -> Result<Option<SlotRef>> {
         if let Some(at) = self.shared.find(self.home, row.session) {
             return Ok(Some(at));
@@ -206,7 +207,8 @@ impl Call {
         if death::is_recorded(row.session) {
             return None;
         }
-        // And what such a one has granted to it is committed at a time that nobody can tell, or has been since the restart.
+        // And what such a one has granted to it is committed at a time that nobody can tell, or has been since the
+        // restart.
         let unproven = self.shared.unproven_when_found(Guard::Promised(row.session).is_held_jointly());
         let (session, role, ttl_ms, private) = (row.session, row.role, row.ttl_ms, row.private);
         let frozen = ending::is_ending(session);
@@ -223,7 +225,8 @@ impl Call {
         standing.filter(Standing::alive)
     }
 
-    /// Whether a waiter may be granted to: one whose end is being committed has leases still, but is not to get more; nor is one without a slot.
+    /// Whether a waiter may be granted to: one whose end is being committed has leases still, but is not to get more;
+    /// nor is one without a slot.
     pub fn is_eligible(&self, row: &SessionRow) -> bool {
         let at = if row.draining { None } else { self.slot_of(row).ok().flatten() };
         let Some(at) = at else { return false };
@@ -241,21 +244,21 @@ impl Call {
         Ok(at.filter(|at| self.shared.look(*at).is_some_and(|standing| standing.alive())))
     }
 
-    /// The guard of a session's fenced transactions. A lease goes into grace and back while such a one is open, so what keeps it in grace
-    /// has the guard of the session that let go of it.
+    /// The guard of a session's fenced transactions. A lease goes into grace and back while such a one is open, so what
+    /// keeps it in grace has the guard of the session that let go of it.
     pub fn fencer(&self, at: SlotRef) -> Guard {
         let of = if self.shared.is_private(at) { row(at.session()).and_then(|row| row.fencer) } else { None };
         Guard::Fencer(of.unwrap_or(at.session()))
     }
 
-    /// The slot of a session that the caller has named and may use: by its slot if it has one, by its row otherwise. `None` for a private
-    /// one.
+    /// The slot of a session that the caller has named and may use: by its slot if it has one, by its row otherwise.
+    /// `None` for a private one.
     pub fn session(&self, session: Uuid) -> Result<Option<SlotRef>> {
         if is_private(self.shared, self.home, session) { Ok(None) } else { self.holder(session, None) }
     }
 
-    /// The slot of a session that the caller may use, private or not. `resource`: what it has, where the caller has named that and not the
-    /// session.
+    /// The slot of a session that the caller may use, private or not. `resource`: what it has, where the caller has
+    /// named that and not the session.
     pub fn holder(&self, session: Uuid, resource: Option<&str>) -> Result<Option<SlotRef>> {
         if let Some((at, role)) = find(self.shared, self.home, session) {
             authorize(self.caller, role, resource)?;
@@ -275,8 +278,8 @@ fn find(shared: &Shared, home: Home, session: Uuid) -> Option<(SlotRef, u32)> {
     Some((at, shared.role(at)?))
 }
 
-/// A session is used by the role that opened it, or by a member of that role, whoever knows its uuid. `resource`: what it has, where the
-/// caller has named that and not the session.
+/// A session is used by the role that opened it, or by a member of that role, whoever knows its uuid. `resource`: what
+/// it has, where the caller has named that and not the session.
 pub fn authorize(caller: pg_sys::Oid, role: u32, resource: Option<&str>) -> Result<()> {
     let role = pg_sys::Oid::from(role);
     // SAFETY: reads the catalog through its cache
@@ -286,8 +289,8 @@ pub fn authorize(caller: pg_sys::Oid, role: u32, resource: Option<&str>) -> Resu
     Err(Error::Foreign { owner: role_name(role), resource: resource.map(str::to_owned) }.into())
 }
 
-/// Whether a session exists for one lease, which is used by its name and fence. To all verbs that take a session but session_close it is
-/// unknown: it could come to hold other things, and they would end with that one lease.
+/// Whether a session exists for one lease, which is used by its name and fence. To all verbs that take a session but
+/// session_close it is unknown: it could come to hold other things, and they would end with that one lease.
 fn is_private(shared: &'static Shared, home: Home, session: Uuid) -> bool {
     match shared.find(home, session) {
         Some(at) => shared.is_private(at),
@@ -341,7 +344,8 @@ fn random_uuid() -> Uuid {
     Uuid::from_bytes(bytes)
 }
 
-/// Locks the rows of sessions that nobody else has locked. Gives these sessions and those without a row; and whether any is missing.
+/// Locks the rows of sessions that nobody else has locked. Gives these sessions and those without a row; and whether
+/// any is missing.
 pub fn lock_rows(sessions: Vec<Uuid>) -> (Vec<Uuid>, bool) {
     let table = table();
     let count = sessions.len();

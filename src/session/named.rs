@@ -1,8 +1,9 @@
 //! Sessions by the name of their consumer and its role, but for private ones.
 //!
-//! Those that have ended stay in the index while an old snapshot is open. So they are in the order in which they were opened, and a line with a floor
-//! (see [`crate::session::floor`]): each is opened later than the last one of its name, by the clock or by a microsecond, under a stripe. The floor is
-//! raised under that stripe too, as a clock may have been set back.
+//! Those that have ended stay in the index while an old snapshot is open. So they are in the order in which they were
+//! opened, and a line with a floor (see [`crate::session::floor`]): each is opened later than the last one of its name,
+//! by the clock or by a microsecond, under a stripe. The floor is raised under that stripe too, as a clock may have
+//! been set back.
 
 use super::floor;
 use crate::keys;

@@ -1,5 +1,5 @@
-//! Successions: which session inherits what is left of one that was taken over, and what is kept in grace of it. Take-over itself is in
-//! [`crate::ending::takeover`].
+//! Successions: which session inherits what is left of one that was taken over, and what is kept in grace of it.
+//! Take-over itself is in [`crate::ending::takeover`].
 
 use super::{SessionRow, row};
 use crate::call::Call;
@@ -31,7 +31,8 @@ fn is_in_grace_of(session: Uuid) -> bool {
     !page_of(&graces(), &[session], 1, 0, |row| row.get::<Uuid>(1)).is_empty()
 }
 
-/// The successor of a session that was taken over, whatever has become of it, for as long as anything of that session is left.
+/// The successor of a session that was taken over, whatever has become of it, for as long as anything of that session
+/// is left.
 pub fn successor(session: Uuid) -> Option<Uuid> {
     successor_in(&table(), session)
 }
@@ -60,8 +61,8 @@ pub fn former(session: Uuid) -> Vec<Uuid> {
     page_of(&of_former, &[session], usize::MAX, 0, |row| row.get(1))
 }
 
-/// Whether a session has a living successor, or gets one if a transaction commits that is open. So what it waits for is not given to those behind
-/// it: the successor may have its place, and not be seen there yet.
+/// Whether a session has a living successor, or gets one if a transaction commits that is open. So what it waits for is
+/// not given to those behind it: the successor may have its place, and not be seen there yet.
 pub fn has_successor(call: &Call, session: Uuid) -> bool {
     let table = table();
     let being_written = || table.scan(Sight::Dirty, &[Key::Uuid(session)], |_, flight| Some(flight != Flight::None));
@@ -81,7 +82,8 @@ pub fn heirs(call: &Call, dead: impl Iterator<Item = Uuid>) -> HashMap<Uuid, Uui
     dead.into_iter().filter_map(|dead| Some((dead, heir(call, dead)?))).collect()
 }
 
-/// Forgets the successors of sessions of which nothing is left. A row that somebody is just changing stays: it says nothing any more.
+/// Forgets the successors of sessions of which nothing is left. A row that somebody is just changing stays: it says
+/// nothing any more.
 pub fn forget(call: &Call, sessions: &[Uuid]) {
     let table = table();
     let mine = |session: &Uuid| {

@@ -25,8 +25,9 @@ impl Touch {
         self.standing.is_some_and(|standing| standing.alive())
     }
 
-    /// How long the session may be trusted, counted from the start of the call; `None` unless it lives. Where that takes confirmations, a
-    /// transaction that grants to the session vouches for nothing: it is yet to be committed, and that to be acknowledged.
+    /// How long the session may be trusted, counted from the start of the call; `None` unless it lives. Where that
+    /// takes confirmations, a transaction that grants to the session vouches for nothing: it is yet to be committed,
+    /// and that to be acknowledged.
     pub fn trust_ms(&self) -> Option<i32> {
         let standing = self.standing.filter(Standing::alive)?;
         let confirming = shared().is_ok_and(Shared::is_confirming);

@@ -1,5 +1,6 @@
-//! What a backend must undo when it goes, however it goes: sessions attached to it end (after their grace), and its place among the
-//! waiting calls is given back. A backend that is terminated does not unwind, so both are done by a callback at its exit.
+//! What a backend must undo when it goes, however it goes: sessions attached to it end (after their grace), and its
+//! place among the waiting calls is given back. A backend that is terminated does not unwind, so both are done by a
+//! callback at its exit.
 
 use super::databases::Database;
 use super::slots::SlotRef;
@@ -13,7 +14,8 @@ use std::sync::atomic::Ordering;
 thread_local! {
     /// Sessions attached here, each with its grace in microseconds.
     static ATTACHED: RefCell<Vec<(SlotRef, u64)>> = const { RefCell::new(Vec::new()) };
-    /// The place of this backend among the waiting calls: in which database, where it may be asked for help, and the session that it waits for.
+    /// The place of this backend among the waiting calls: in which database, where it may be asked for help, and the
+    /// session that it waits for.
     static WAITING: Cell<Option<(&'static Database, SlotRef)>> = const { Cell::new(None) };
     static REGISTERED: Cell<bool> = const { Cell::new(false) };
 }

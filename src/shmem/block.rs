@@ -1,8 +1,9 @@
-//! The word of a block of slots: a bound, before which nothing in the block is due, so that whoever looks for what is due passes over it.
+//! The word of a block of slots: a bound, before which nothing in the block is due, so that whoever looks for what is
+//! due passes over it.
 //!
-//! A living session is due at its deadline, or when it is to be woken for work items; a dead one is due always, until its last row is gone.
-//! The bound may be too early, and is **never too late**. So heartbeats, which move deadlines only further away, leave it alone, and it is
-//! read far more often than it is written:
+//! A living session is due at its deadline, or when it is to be woken for work items; a dead one is due always, until
+//! its last row is gone. The bound may be too early, and is **never too late**. So heartbeats, which move deadlines
+//! only further away, leave it alone, and it is read far more often than it is written:
 //!
 //! | who                                                  | does to a slot         | and to the block's word                      |
 //! |------------------------------------------------------|------------------------|----------------------------------------------|
@@ -12,14 +13,16 @@
 //! | opening, capping, an early end that leaves rows, hunger | due earlier         | *then* lowers the bound, in a new version    |
 //! | who looks through the block                          | reads it               | *before* that reads the word; then raises the bound to the earliest that it has seen, if the version is the same |
 //!
-//! The version is for whoever makes a slot due behind the back of one that looks through the block, which has read that slot already. Without it
-//! the raise would undo the lowering, even one that lowers nothing. Raises need no new version: a bound that was right for a version stays so.
-//! Versions come round, after 16 million lowerings of one block, which nobody makes within one look through 256 slots.
+//! The version is for whoever makes a slot due behind the back of one that looks through the block, which has read that
+//! slot already. Without it the raise would undo the lowering, even one that lowers nothing. Raises need no new
+//! version: a bound that was right for a version stays so. Versions come round, after 16 million lowerings of one
+//! block, which nobody makes within one look through 256 slots.
 //!
-//! **Order.** The word is only ever changed by reading and writing in one step. So who reads a version has acquired what was done to slots before
-//! that lowering and all earlier ones: what it does not see then has another version still to come. What is lowered after a look is not
-//! seen by it. Who lowers then wakes those who sleep for too long, by what they have announced before they looked; a fence on each side, between
-//! the two steps, sees to it that one of them sees the other. Nothing here knows PostgreSQL.
+//! **Order.** The word is only ever changed by reading and writing in one step. So who reads a version has acquired
+//! what was done to slots before that lowering and all earlier ones: what it does not see then has another version
+//! still to come. What is lowered after a look is not seen by it. Who lowers then wakes those who sleep for too long,
+//! by what they have announced before they looked; a fence on each side, between the two steps, sees to it that one of
+//! them sees the other. Nothing here knows PostgreSQL.
 
 use super::word::FOREVER;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
@@ -171,8 +174,8 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(4_000))]
 
-        /// However the steps of all cross each other, the bound is never too late: whoever looks for what is due passes over none that is. And one
-        /// look that nobody crosses makes it as late as it may be.
+        /// However the steps of all cross each other, the bound is never too late: whoever looks for what is due passes
+        /// over none that is. And one look that nobody crosses makes it as late as it may be.
         #[test]
         fn nothing_is_due_unseen(steps in steps()) {
             let (block, mut model) = (Block(AtomicU64::new(0)), Model::default());

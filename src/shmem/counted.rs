@@ -1,12 +1,13 @@
 //! A number of a slot, which changes by compare-and-swap together with a count of the sessions that the slot has had.
 //!
-//! A slot has its next session as soon as nothing needs the former. A process may be stopped meanwhile that has looked whose slot it is, and is
-//! about to write. So each number that is written after such a look has the count in its low bits (the word of the slot has a count of its own, see
-//! [`super::word`]). The look lies between reading and writing. If the slot still has the session, the number that was read is of that session, or of
-//! one before; if the slot has another session by the time of the write, the count has changed, and the write fails.
+//! A slot has its next session as soon as nothing needs the former. A process may be stopped meanwhile that has looked
+//! whose slot it is, and is about to write. So each number that is written after such a look has the count in its low
+//! bits (the word of the slot has a count of its own, see [`super::word`]). The look lies between reading and writing.
+//! If the slot still has the session, the number that was read is of that session, or of one before; if the slot has
+//! another session by the time of the write, the count has changed, and the write fails.
 //!
-//! Counts come round after 256 sessions of one slot: a process would have to be stopped between two instructions for exactly so many, or a multiple,
-//! with the same value at the end. Nothing here knows PostgreSQL.
+//! Counts come round after 256 sessions of one slot: a process would have to be stopped between two instructions for
+//! exactly so many, or a multiple, with the same value at the end. Nothing here knows PostgreSQL.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -35,8 +36,8 @@ impl Counted {
         value(self.0.load(Ordering::Acquire))
     }
 
-    /// Changes the number by `step` until that holds, `step` has nothing to do, or the slot is another session's: `is_mine` tells, asked between
-    /// reading and writing. Returns what the number was before, if it was changed.
+    /// Changes the number by `step` until that holds, `step` has nothing to do, or the slot is another session's:
+    /// `is_mine` tells, asked between reading and writing. Returns what the number was before, if it was changed.
     pub fn change(&self, is_mine: impl Fn() -> bool, step: impl Fn(u64) -> Option<u64>) -> Option<u64> {
         loop {
             let read = self.0.load(Ordering::Acquire);
@@ -56,8 +57,8 @@ mod tests {
     use super::*;
     use std::cell::Cell;
 
-    /// A process is stopped after it has seen that the slot is its session's, and goes on when another session has it, for which the number is
-    /// what it was.
+    /// A process is stopped after it has seen that the slot is its session's, and goes on when another session has it,
+    /// for which the number is what it was.
     #[test]
     fn what_was_another_sessions_is_not_written() {
         let number = Counted::default();

@@ -133,11 +133,11 @@ pub struct Database {
     pub(super) woken: [AtomicU32; u32::BITS as usize],
     /// Until when they have time to do so; zero if nobody has been woken.
     pub(super) patience: AtomicU64,
-    /// A claim of work items under this fence or a later one has a row for as long as it has items; zero before the first claim in this start of
-    /// shared memory.
+    /// A claim of work items under this fence or a later one has a row for as long as it has items; zero before the
+    /// first claim in this start of shared memory.
     pub first_claim: AtomicI64,
-    /// Oid of the sequence `position_high` whose state, and that of its fellows, is kept here in this start of shared memory; the next three
-    /// are valid then.
+    /// Oid of the sequence `position_high` whose state, and that of its fellows, is kept here in this start of shared
+    /// memory; the next three are valid then.
     pub positions_of: AtomicU32,
     /// What is added to the ids of transactions to make positions.
     pub position_base: AtomicI64,
@@ -162,9 +162,11 @@ pub struct Database {
     pub finished: AtomicBool,
     /// When somebody last saw to the rows that are kept for a while, and left none that is older than that.
     pub retention_looked: AtomicU64,
-    /// Since when the oldest of each kind is kept, by the clock, and before its zero too; zero for none, or one of the above.
+    /// Since when the oldest of each kind is kept, by the clock, and before its zero too; zero for none, or one of the
+    /// above.
     kept_since: [AtomicI64; 5],
-    /// Ids of transactions that have finished items of the claims among these are below this; zero when all of them have ended.
+    /// Ids of transactions that have finished items of the claims among these are below this; zero when all of them
+    /// have ended.
     claims_before: AtomicU64,
     /// Of dead sessions whose rows are in somebody's hands.
     pub blocked: Retry,
@@ -280,8 +282,8 @@ impl Database {
         flags.into_iter().chain(timer).min()
     }
 
-    /// A row is kept from now on, and visible; a claim, once all others who have finished items of it have ended too. Whether it is the only
-    /// one, so that somebody has to learn of it.
+    /// A row is kept from now on, and visible; a claim, once all others who have finished items of it have ended too.
+    /// Whether it is the only one, so that somebody has to learn of it.
     pub fn keep(&self, kind: Kept, now: u64) -> bool {
         if kind == Kept::Claims {
             // SAFETY: reads a number of PostgreSQL's shared memory
@@ -308,8 +310,8 @@ impl Database {
         self.kept_since[kind as usize].store(UNKNOWN, Ordering::Release);
     }
 
-    /// Before the oldest row of a kind is looked for: what is kept from now on may be missed by the look. Whether rows that were kept before
-    /// that may be missed as well.
+    /// Before the oldest row of a kind is looked for: what is kept from now on may be missed by the look. Whether rows
+    /// that were kept before that may be missed as well.
     pub fn look_for_kept(&self, kind: Kept) -> bool {
         self.kept_since[kind as usize].swap(LOOKING, Ordering::AcqRel);
         kind == Kept::Claims && self.claims_are_being_finished()
@@ -358,8 +360,8 @@ impl Database {
         timer | if self.look_through.until() > now { 0 } else { self.flags.swap(0, Ordering::AcqRel) }
     }
 
-    /// The database has been looked through; `left`: what could not be judged is more than the ring has room for, so that it is looked
-    /// through again later, or at once if somebody has asked for that meanwhile.
+    /// The database has been looked through; `left`: what could not be judged is more than the ring has room for, so
+    /// that it is looked through again later, or at once if somebody has asked for that meanwhile.
     pub fn looked_through(&self, left: bool, now: u64) {
         self.look_through.set(left, now);
         if left && self.flags.fetch_or(RESCAN, Ordering::AcqRel) != 0 {
@@ -367,7 +369,8 @@ impl Database {
         }
     }
 
-    /// Something could not be judged and the ring has no room for it: the database is looked through later, if it is not to be anyhow.
+    /// Something could not be judged and the ring has no room for it: the database is looked through later, if it is
+    /// not to be anyhow.
     pub fn look_through_later(&self, now: u64) {
         if self.flags() == 0 {
             self.looked_through(true, now);

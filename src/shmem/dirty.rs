@@ -1,10 +1,11 @@
-//! The dirty ring: resources that somebody must judge again, because a transaction that changed them has ended, or because what
-//! stood in the way of a hand-over may be gone. And the prepared transactions whose end is watched for, as PostgreSQL calls nobody
-//! when they end.
+//! The dirty ring: resources that somebody must judge again, because a transaction that changed them has ended, or
+//! because what stood in the way of a hand-over may be gone. And the prepared transactions whose end is watched for, as
+//! PostgreSQL calls nobody when they end.
 //!
-//! The ring is never waited for and nothing is ever dropped: when it is full, the database is to be rescanned. Entries that are tried
-//! again later carry the time; they are the retry set. When these alone fill the ring, the rescan is what is tried again later. A resource
-//! has one entry, and one for each slot that listeners are to be told of, however often it is posted (see [`ring`](super::ring)).
+//! The ring is never waited for and nothing is ever dropped: when it is full, the database is to be rescanned. Entries
+//! that are tried again later carry the time; they are the retry set. When these alone fill the ring, the rescan is
+//! what is tried again later. A resource has one entry, and one for each slot that listeners are to be told of, however
+//! often it is posted (see [`ring`](super::ring)).
 
 use super::databases::{Database, RESCAN};
 use super::ring::{Entry, Ring, chains};
@@ -42,14 +43,16 @@ impl Shared {
         self.push(database, queue, Some(ITEMS), 0, 0);
     }
 
-    /// Posts a resource that could not be judged, to be tried again after twice the time of before. Whether there was room.
+    /// Posts a resource that could not be judged, to be tried again after twice the time of before. Whether there was
+    /// room.
     pub fn post_retry(&self, database: &Database, dirty: &Dirty, now: u64) -> bool {
         let backoff_ms = (dirty.backoff_ms * 2).clamp(limits::FIRST_RETRY_MS, limits::LAST_RETRY_MS);
         let due = now + u64::from(backoff_ms) * 1_000;
         self.push(database, &dirty.resource, dirty.changed, due, backoff_ms).is_some()
     }
 
-    /// Posts a resource that somebody could not be served with, to be tried soon if it is not tried again already. Whether that is news.
+    /// Posts a resource that somebody could not be served with, to be tried soon if it is not tried again already.
+    /// Whether that is news.
     pub fn post_in_vain(&self, database: &Database, resource: &str, now: u64) -> bool {
         let due = now + u64::from(limits::FIRST_RETRY_MS) * 1_000;
         self.push(database, resource, None, due, limits::FIRST_RETRY_MS).unwrap_or_else(|| {
@@ -130,7 +133,8 @@ impl Shared {
         unsafe { self.ring() }.take(usize::MAX, |entry| entry.database == database);
     }
 
-    /// Watches for the end of a prepared transaction. Without a free place the database is looked through as after a start.
+    /// Watches for the end of a prepared transaction. Without a free place the database is looked through as after a
+    /// start.
     pub fn watch_prepared(&self, database: &Database, xid: u32) {
         let value = u64::from(database.oid.load(Ordering::Relaxed)) << 32 | u64::from(xid);
         if self.pending.iter().any(|known| known.0.load(Ordering::Relaxed) == value) {

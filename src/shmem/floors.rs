@@ -1,28 +1,31 @@
 //! Floors: where a claim of work items begins to look.
 //!
-//! A lane is a range of the key of one table: what a queue has ready in one partition, in the order of places, or what is to become due
-//! there, in the order of time. Items leave a lane at its front. Their dead entries stay in the index while any snapshot is open that
-//! could still see them, and a claim that began at the front would step over all of them. So each lane has a floor: **nothing that is
-//! free to be claimed is below it, but for what a transaction that has not ended makes free**.
+//! A lane is a range of the key of one table: what a queue has ready in one partition, in the order of places, or what
+//! is to become due there, in the order of time. Items leave a lane at its front. Their dead entries stay in the index
+//! while any snapshot is open that could still see them, and a claim that began at the front would step over all of
+//! them. So each lane has a floor: **nothing that is free to be claimed is below it, but for what a transaction that
+//! has not ended makes free**.
 //!
-//! * Whoever claims notes the floor and its turn, scans from there, and [`Shared::raise`]s the floor to the first place that it could not
-//!   pass: an item in the hands of a transaction that is open or prepared, or one that it did not want. It passes what is claimed.
-//! * Whoever makes an item free (adds it, or gives back, fails or frees what was claimed) [`Shared::lower`]s the floor once that is
-//!   visible, at the end of its transaction; so does whoever claimed and then rolled back, as it may have raised the floor over
-//!   its own claim. At PREPARE both are done: from then on the item is in flight, and no floor passes it until the end.
-//! * Each lowering begins a new turn, and a scan raises the floor no higher than any lowering since the turn that was read before it.
-//!   So an item that becomes visible behind a scan's back is not lost: either it was seen (in flight, at the least), or its lowering
-//!   came after the turn was read, and undoes or bounds the raise. The lowest of the lowerings is kept from two turns on: a scan that
-//!   began before both raises nothing.
-//! * Items that only wait for another of their key are free for nobody. A floor passes them where whoever finishes that other one
-//!   finds them without it (see [`crate::item`]); then they are moved above it, or it is lowered. Whoever is about to sleep in vain
-//!   is told that there is something new all the same.
+//! * Whoever claims notes the floor and its turn, scans from there, and [`Shared::raise`]s the floor to the first place
+//!   that it could not pass: an item in the hands of a transaction that is open or prepared, or one that it did not
+//!   want. It passes what is claimed.
+//! * Whoever makes an item free (adds it, or gives back, fails or frees what was claimed) [`Shared::lower`]s the floor
+//!   once that is visible, at the end of its transaction; so does whoever claimed and then rolled back, as it may have
+//!   raised the floor over its own claim. At PREPARE both are done: from then on the item is in flight, and no floor
+//!   passes it until the end.
+//! * Each lowering begins a new turn, and a scan raises the floor no higher than any lowering since the turn that was
+//!   read before it. So an item that becomes visible behind a scan's back is not lost: either it was seen (in flight,
+//!   at the least), or its lowering came after the turn was read, and undoes or bounds the raise. The lowest of the
+//!   lowerings is kept from two turns on: a scan that began before both raises nothing.
+//! * Items that only wait for another of their key are free for nobody. A floor passes them where whoever finishes that
+//!   other one finds them without it (see [`crate::item`]); then they are moved above it, or it is lowered. Whoever is
+//!   about to sleep in vain is told that there is something new all the same.
 //!
 //! The line of those who wait for a lease is a lane too, whose floor nothing ever lowers (see [`crate::lease::line`]).
 //!
-//! A lane without an entry has no floor: it is scanned from its beginning, which is slower and just as right. Hence entries are evicted
-//! at will, and after a crash or a promotion there are none. Turns are never used twice, so a raise that was meant for an evicted entry
-//! does nothing.
+//! A lane without an entry has no floor: it is scanned from its beginning, which is slower and just as right. Hence
+//! entries are evicted at will, and after a crash or a promotion there are none. Turns are never used twice, so a raise
+//! that was meant for an evicted entry does nothing.
 
 use super::{Lock, Shared};
 use std::sync::atomic::Ordering;
@@ -77,7 +80,8 @@ impl Start {
 /// Where nothing is, so that no floor is above it.
 pub const NOWHERE: i64 = i64::MAX;
 
-/// Entries in all, and those that one lane may have. Lanes of heads of keys have a half of their own: there may be many.
+/// Entries in all, and those that one lane may have. Lanes of heads of keys have a half of their own: there may be
+/// many.
 pub const FLOORS: usize = 8_192;
 const WAYS: usize = 8;
 
@@ -150,7 +154,8 @@ impl Shared {
         known.unwrap_or(i64::MIN)
     }
 
-    /// Something at a place of the lane is free to be claimed, and visible. At [`NOWHERE`]: something that the floor has not passed.
+    /// Something at a place of the lane is free to be claimed, and visible. At [`NOWHERE`]: something that the floor
+    /// has not passed.
     pub fn lower(&self, lane: Lane, to: i64) {
         let _held = self.lock(Lock::Floors, true);
         // SAFETY: under the lock
@@ -208,15 +213,19 @@ mod tests {
     #[derive(Clone, Debug)]
     enum Step {
         Lower(i64),
-        /// One of some scans begins, or ends and has seen that nothing is free below a place, but for what was made free meanwhile.
+        /// One of some scans begins, or ends and has seen that nothing is free below a place, but for what was made
+        /// free meanwhile.
         Scan(usize, i64),
     }
 
     proptest! {
-        /// However lowerings and scans cross, no floor is above what has become free since the scan began that raised it.
+        /// However lowerings and scans cross, no floor is above what has become free since the scan began that raised
+        /// it.
         #[test]
         fn nothing_is_passed_over(steps in prop::collection::vec(prop_oneof![
-            (0..9i64).prop_map(Step::Lower), (0..3usize, 0..9i64).prop_map(|(scan, to)| Step::Scan(scan, to))], 1..60)) {
+            (0..9i64).prop_map(Step::Lower),
+            (0..3usize, 0..9i64).prop_map(|(scan, to)| Step::Scan(scan, to)),
+        ], 1..60)) {
             let start = Lowered { since: 1, to: i64::MAX };
             let mut floor = Floor { turn: 1, stirred: 0, at: i64::MIN, lane: LANE, lowered: [start; 2] };
             // Of each scan its turn, and the lowest place that was lowered since.

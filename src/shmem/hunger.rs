@@ -1,25 +1,27 @@
 //! Hunger: which sessions wait for work items.
 //!
-//! A claim that finds less than it asked for says so here, for the queue's bit (of 32, so queues may share one). Whoever commits items wakes
-//! sessions that have the bit, by their revisions, and takes it away. The claimer looks for items again once it has the bit, if the
-//! lane's turn has changed meanwhile: either it sees what was just added, or whoever adds sees the bit. Nothing here needs the worker.
+//! A claim that finds less than it asked for says so here, for the queue's bit (of 32, so queues may share one).
+//! Whoever commits items wakes sessions that have the bit, by their revisions, and takes it away. The claimer looks for
+//! items again once it has the bit, if the lane's turn has changed meanwhile: either it sees what was just added, or
+//! whoever adds sees the bit. Nothing here needs the worker.
 //!
-//! **Until when.** Items become due without anybody doing anything. So a claimer notes the first time at which one that it has seen will
-//! be, and whoever commits one for later notes its time for those who have the bit. At that time the worker wakes the session and tells
-//! listeners; it looks at nothing else for that, however many items there are for later, and in how many queues. Nobody has to be told of
-//! what nobody waits for, and each claim looks for itself; so after a restart, when no session is hungry, nothing is to be found again.
-//! One time is kept for each session, the earliest, with the queue that it is for.
+//! **Until when.** Items become due without anybody doing anything. So a claimer notes the first time at which one that
+//! it has seen will be, and whoever commits one for later notes its time for those who have the bit. At that time the
+//! worker wakes the session and tells listeners; it looks at nothing else for that, however many items there are for
+//! later, and in how many queues. Nobody has to be told of what nobody waits for, and each claim looks for itself; so
+//! after a restart, when no session is hungry, nothing is to be found again. One time is kept for each session, the
+//! earliest, with the queue that it is for.
 //!
-//! **How many.** Of those who sleep in session_wait as many are woken as there are items to be had: were it all, each item would cost as many
-//! claims as there are workers. One that is woken may be stopped, or gone. So it is noted that it has been, until it claims, and
-//! if that takes longer than [`limits::HUNGER_PATIENCE`] the next one is woken; the worker does so, or whoever else waits. Those who are
-//! hungry and do not sleep are no help: they are told, and do not count. In a queue with partitions only their owners can
-//! claim what is there; whoever is hungry has noted the partitions that it owns, modulo [`PARTITIONS`], or all if they are many, and all who have noted one are
-//! woken.
-//! So are all where a bit has been that of several queues: who is woken for one of them looks into another.
+//! **How many.** Of those who sleep in session_wait as many are woken as there are items to be had: were it all, each
+//! item would cost as many claims as there are workers. One that is woken may be stopped, or gone. So it is noted that
+//! it has been, until it claims, and if that takes longer than [`limits::HUNGER_PATIENCE`] the next one is woken; the
+//! worker does so, or whoever else waits. Those who are hungry and do not sleep are no help: they are told, and do not
+//! count. In a queue with partitions only their owners can claim what is there; whoever is hungry has noted the
+//! partitions that it owns, modulo [`PARTITIONS`], or all if they are many, and all who have noted one are woken. So
+//! are all where a bit has been that of several queues: who is woken for one of them looks into another.
 //!
-//! Those who are hungry are few among many sessions. So of each [`block`] of slots it is counted how many are, or are just about to be, and
-//! blocks without any are passed over.
+//! Those who are hungry are few among many sessions. So of each [`block`] of slots it is counted how many are, or are
+//! just about to be, and blocks without any are passed over.
 
 use super::counted::Counted;
 use super::databases::Database;
@@ -86,7 +88,8 @@ fn place_of(partition: i32) -> (usize, u64) {
     (number / u64::BITS as usize, 1 << (number % u64::BITS as usize))
 }
 
-/// A time in microseconds since 2000, by the clock of shared memory: no sooner, so that whoever then looks finds the item due.
+/// A time in microseconds since 2000, by the clock of shared memory: no sooner, so that whoever then looks finds the
+/// item due.
 fn on_our_clock(at: i64) -> u64 {
     // SAFETY: no preconditions
     let left = at.saturating_sub(unsafe { pg_sys::GetCurrentTimestamp() });
@@ -116,8 +119,8 @@ impl Hunger {
 }
 
 impl Shared {
-    /// A session has found less than it asked for in some partitions, or in more than it lists, and that something becomes due at a time, in
-    /// microseconds since 2000.
+    /// A session has found less than it asked for in some partitions, or in more than it lists, and that something
+    /// becomes due at a time, in microseconds since 2000.
     pub fn hunger(&self, database: &Database, at: SlotRef, queue: i32, partitions: Option<&[i32]>, due: Option<i64>) {
         let hunger = &self.hunger[at.index as usize];
         // They stay noted, at worst to be woken in vain: other queues may have the same ones.

@@ -62,7 +62,8 @@ pub unsafe fn init_map(sessions: usize) -> *mut pg_sys::HTAB {
 }
 
 thread_local! {
-    /// Slots that this backend used last, each at a place that its uuid gives: a steady client's heartbeat looks nothing up.
+    /// Slots that this backend used last, each at a place that its uuid gives: a steady client's heartbeat looks
+    /// nothing up.
     static LAST: [Cell<Option<SlotRef>>; 16] = const { [const { Cell::new(None) }; 16] };
 }
 
@@ -164,7 +165,8 @@ impl Shared {
                 Ok(None) => (),
                 Err(most) => return Err(Error::RoleFull { role: role_name(opening.role.into()), most }.into()),
             }
-            // A new session is refused for good. Sessions of before a restart are not: many may ask in vain, each for all that name it, and ask again.
+            // A new session is refused for good. Sessions of before a restart are not: many may ask in vain, each for
+            // all that name it, and ask again.
             let now = clock::now();
             let must_look = attempt == 0 && opening.opened_by != 0;
             if !must_look && now < self.header.reclaim_at.load(Ordering::Acquire) {
@@ -198,7 +200,8 @@ impl Shared {
         Ok(Some(index))
     }
 
-    /// Slots that the sessions of a role have. The caller has Lock::Alloc, so that one that is just being entered counts.
+    /// Slots that the sessions of a role have. The caller has Lock::Alloc, so that one that is just being entered
+    /// counts.
     fn slots_of(&self, role: u32) -> u32 {
         let now = clock::now();
         let is_its = |slot: &&Slot| slot.role.load(Ordering::Relaxed) == role && !slot.word().reclaimable(now);

@@ -1,27 +1,31 @@
-//! Liveness: the only shared memory. Which session is alive, until when, and what the worker has to look at. All of it may be lost
-//! with the server: rows say what is owned, and a session that was alive stays so for one TTL after a restart (see [`slots`]), or for what
-//! it had left at an orderly stop (see [`left`]).
+//! Liveness: the only shared memory. Which session is alive, until when, and what the worker has to look at. All of it
+//! may be lost with the server: rows say what is owned, and a session that was alive stays so for one TTL after a
+//! restart (see [`slots`]), or for what it had left at an orderly stop (see [`left`]).
 //!
 //! # Who may touch what
 //!
-//! * A **slot** (one session, 64 bytes) is a set of atomics. Its [`word`] changes by compare-and-swap only, and holds the whole
-//!   decision whether the session lives; that is why a heartbeat takes no lock. The other fields are written before the slot gets
-//!   a living word and do not change until it is free, save some numbers, each of which changes by itself: the revision, the cap, what
-//!   the session waits for, what is unproven of it, and the backend that it is attached to.
-//! * **Reuse.** A slot is free for the next session as soon as nothing needs it (see [`slots`]), while processes may still refer to it for the
-//!   former. To write, a process reads the word or the number, compares the session's uuid, and only then swaps. Word and numbers contain a count of
-//!   the slot's sessions, so that the swap fails if the slot has changed hands since the read (see [`counted`]). To read, a process reads, and
-//!   compares the uuid after that ([`Shared::is_still`](slots)). Until its slot is needed an ended session leaves a word there: a client is told
+//! * A **slot** (one session, 64 bytes) is a set of atomics. Its [`word`] changes by compare-and-swap only, and holds
+//!   the whole decision whether the session lives; that is why a heartbeat takes no lock. The other fields are written
+//!   before the slot gets a living word and do not change until it is free, save some numbers, each of which changes by
+//!   itself: the revision, the cap, what the session waits for, what is unproven of it, and the backend that it is
+//!   attached to.
+//! * **Reuse.** A slot is free for the next session as soon as nothing needs it (see [`slots`]), while processes may
+//!   still refer to it for the former. To write, a process reads the word or the number, compares the session's uuid,
+//!   and only then swaps. Word and numbers contain a count of the slot's sessions, so that the swap fails if the slot
+//!   has changed hands since the read (see [`counted`]). To read, a process reads, and compares the uuid after that
+//!   ([`Shared::is_still`](slots)). Until its slot is needed an ended session leaves a word there: a client is told
 //!   that its session has ended, and not that there is none.
 //! * Which slots are due is found by the words of **blocks** of them (see [`block`]), which heartbeats leave alone.
-//! * **Uuid to slot** is a partitioned hash table of PostgreSQL's, each partition under its own LWLock ([`Lock::Map`]). Reclaiming
-//!   a slot and entering one happen under the partition's exclusive lock, so there is never a slot without its entry.
-//! * **Free slots** and the table of databases are under [`Lock::Alloc`], the **dirty ring** under [`Lock::Ring`], the **floors** of
-//!   queues of work items, and their **spans**, under [`Lock::Floors`].
-//! * No two of these locks are held together, and none over anything that can raise: no allocation by PostgreSQL, no catalog.
+//! * **Uuid to slot** is a partitioned hash table of PostgreSQL's, each partition under its own LWLock ([`Lock::Map`]).
+//!   Reclaiming a slot and entering one happen under the partition's exclusive lock, so there is never a slot without
+//!   its entry.
+//! * **Free slots** and the table of databases are under [`Lock::Alloc`], the **dirty ring** under [`Lock::Ring`], the
+//!   **floors** of queues of work items, and their **spans**, under [`Lock::Floors`].
+//! * No two of these locks are held together, and none over anything that can raise: no allocation by PostgreSQL, no
+//!   catalog.
 //!
-//! Latches of the launcher and of database workers are kept as pointers into PostgreSQL's array of processes. A stale one wakes a
-//! process that looks around and sleeps on, which latches allow for.
+//! Latches of the launcher and of database workers are kept as pointers into PostgreSQL's array of processes. A stale
+//! one wakes a process that looks around and sleeps on, which latches allow for.
 
 pub mod attach;
 mod block;
@@ -168,8 +172,8 @@ impl Shared {
         self.header.restored.load(Ordering::Relaxed)
     }
 
-    /// A time that a row has kept, by the clock of shared memory. One of an earlier start of it means `span_ms` after this one: nobody
-    /// could do anything about it while the server was down.
+    /// A time that a row has kept, by the clock of shared memory. One of an earlier start of it means `span_ms` after
+    /// this one: nobody could do anything about it while the server was down.
     pub fn of_this_start(&self, at: i64, boot_id: i64, span_ms: i32) -> u64 {
         if boot_id == self.boot_id() {
             at.cast_unsigned()
@@ -182,7 +186,8 @@ impl Shared {
         set_latch(&self.header.launcher);
     }
 
-    /// Something becomes due in a database at `at`, which whoever looks from now on sees: wakes whoever would sleep past it.
+    /// Something becomes due in a database at `at`, which whoever looks from now on sees: wakes whoever would sleep
+    /// past it.
     pub fn anticipate(&self, database: u32, at: u64) {
         if at.saturating_sub(limits::WORKER_AHEAD) < self.header.launcher_wakes.load(Ordering::Acquire) {
             self.wake_launcher();
@@ -326,8 +331,8 @@ unsafe fn array<T>(name: &CStr, len: usize) -> *mut T {
     }
 }
 
-/// Runs in the postmaster, at its start and after each crash of a backend, before any other process can be attached: there is
-/// nobody to lock out.
+/// Runs in the postmaster, at its start and after each crash of a backend, before any other process can be attached:
+/// there is nobody to lock out.
 #[pgrx::pg_guard]
 unsafe extern "C-unwind" fn startup() {
     let (sessions, ring_size) = (count(&settings::MAX_SESSIONS), count(&settings::RING_SIZE));

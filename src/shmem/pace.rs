@@ -1,12 +1,13 @@
 //! Pace: the numbers of a sequence (fences, or those of work items) stay behind the clock.
 //!
-//! Every start of the server raises a sequence to what the clock has reached, at [`PER_SECOND`], and so starts above all that an older
-//! history can have given: as long as no history outruns the clock. Numbers are [`STEP`] apart, so 65,536 a second stay behind it for
-//! ever, beside what has not been drawn since the start. Whoever draws faster than that waits until the clock is there, before anybody
-//! is told of the number.
+//! Every start of the server raises a sequence to what the clock has reached, at [`PER_SECOND`], and so starts above
+//! all that an older history can have given: as long as no history outruns the clock. Numbers are [`STEP`] apart, so
+//! 65,536 a second stay behind it for ever, beside what has not been drawn since the start. Whoever draws faster than
+//! that waits until the clock is there, before anybody is told of the number.
 //!
-//! The low bits, below the step, are drawn by chance at each raise, and stay until the next. Two histories of one database, such as two standbys
-//! that are promoted from one primary, share a number only if they have drawn the same bits: one pair in 64.
+//! The low bits, below the step, are drawn by chance at each raise, and stay until the next. Two histories of one
+//! database, such as two standbys that are promoted from one primary, share a number only if they have drawn the same
+//! bits: one pair in 64.
 
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
@@ -14,7 +15,8 @@ use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 const PER_SECOND: i64 = 1 << 22;
 /// What is between two numbers, as in sql/schema.sql.
 const STEP: i64 = 64;
-/// Further ahead, in microseconds, is only what was set by hand, and counts from there: it could keep all waiting for days.
+/// Further ahead, in microseconds, is only what was set by hand, and counts from there: it could keep all waiting for
+/// days.
 const BY_HAND: u64 = 60_000_000;
 
 #[repr(C)]

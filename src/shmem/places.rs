@@ -235,7 +235,8 @@ impl Database {
 
 /// Whether there is such a database.
 fn exists(oid: u32) -> bool {
-    // SAFETY: in a transaction, under no lock of ours; reads the catalog through its cache, after what others have committed has been heard of
+    // SAFETY: in a transaction, under no lock of ours; reads the catalog through its cache, after what others have
+    // committed has been heard of
     unsafe {
         pg_sys::AcceptInvalidationMessages();
         pg_sys::SearchSysCacheExists(

@@ -1,11 +1,12 @@
 //! The entries of the dirty ring, and the chains by which one of them is found.
 //!
-//! The entries are an array without gaps: what is taken out of the middle leaves its place to the last one. One that is there already is found by
-//! the hash of its database, its kind and its name: `heads` has the first entry of each chain, an entry has the next one. All is under one lock,
-//! which so is held for one chain and not for the whole ring. Nothing here knows PostgreSQL.
+//! The entries are an array without gaps: what is taken out of the middle leaves its place to the last one. One that is
+//! there already is found by the hash of its database, its kind and its name: `heads` has the first entry of each
+//! chain, an entry has the next one. All is under one lock, which so is held for one chain and not for the whole ring.
+//! Nothing here knows PostgreSQL.
 //!
-//! There is one entry for a name and a kind (see [`Entry::changed`]). Of two the earlier time stands; but of two that are to be tried again the one
-//! that has been tried for longer: one more reason to try again makes it no sooner.
+//! There is one entry for a name and a kind (see [`Entry::changed`]). Of two the earlier time stands; but of two that
+//! are to be tried again the one that has been tried for longer: one more reason to try again makes it no sooner.
 
 use crate::base::limits;
 use fnv::FnvHasher;
@@ -22,7 +23,8 @@ pub struct Entry {
     pub database: u32,
     /// How long it was waited with before, if it is tried again.
     pub backoff_ms: u32,
-    /// The slot whose owner changed, so that listeners are told; below 0 for none, ITEMS where the name is that of a queue of work items.
+    /// The slot whose owner changed, so that listeners are told; below 0 for none, ITEMS where the name is that of a
+    /// queue of work items.
     pub changed: i32,
     length: u8,
     name: [u8; limits::MAX_NAME],

@@ -151,6 +151,7 @@ impl Shared {
 /// Whether any process is in a transaction in a database.
 fn is_in_a_transaction(database: u32) -> bool {
     let (any, database) = (pg_sys::InvalidTransactionId, pg_sys::Oid::from(database));
-    // SAFETY: reads PostgreSQL's list of transactions, under no lock of ours; the answer ends in one without a number, and lives to the next call
+    // SAFETY: reads PostgreSQL's list of transactions, under no lock of ours; the answer ends in one without a number,
+    // and lives to the next call
     unsafe { (*pg_sys::GetConflictingVirtualXIDs(any, database)).localTransactionId != 0 }
 }

@@ -1,12 +1,13 @@
 //! Slots: one session each.
 //!
-//! A session is alive by its slot. One without a slot, after a restart, is alive by its row: one of an older `boot_id` exactly until
-//! `t0 + ttl`, whoever asks and whenever, because nobody could send a heartbeat while the server was down (over an orderly stop it may be
-//! less than the TTL, see [`super::left`]); one of the current `boot_id` is dead.
+//! A session is alive by its slot. One without a slot, after a restart, is alive by its row: one of an older `boot_id`
+//! exactly until `t0 + ttl`, whoever asks and whenever, because nobody could send a heartbeat while the server was down
+//! (over an orderly stop it may be less than the TTL, see [`super::left`]); one of the current `boot_id` is dead.
 //!
-//! So an old snapshot that still shows the row of a session of this start does not revive it: its slot is free as soon as no row of it is left. A
-//! session of an earlier start would be revived, and keeps its slot as a tombstone for one TTL after its end. A prepared end leaves its session
-//! frozen, in its slot, until the prepared transaction has ended. Where all slots are taken there are [stand-ins](super::stand_in).
+//! So an old snapshot that still shows the row of a session of this start does not revive it: its slot is free as soon
+//! as no row of it is left. A session of an earlier start would be revived, and keeps its slot as a tombstone for one
+//! TTL after its end. A prepared end leaves its session frozen, in its slot, until the prepared transaction has ended.
+//! Where all slots are taken there are [stand-ins](super::stand_in).
 
 use super::Shared;
 use super::block::{self, Block};
@@ -85,8 +86,8 @@ impl Slot {
         Home { database: self.database.load(Ordering::Relaxed), table: self.table.load(Ordering::Relaxed) }
     }
 
-    /// Swaps the word by `step` until it holds or `step` has nothing to do. Gives the word that then stands, and whether the
-    /// step was taken here. `None` when the slot is no longer that of `session`.
+    /// Swaps the word by `step` until it holds or `step` has nothing to do. Gives the word that then stands, and
+    /// whether the step was taken here. `None` when the slot is no longer that of `session`.
     fn change(&self, session: Uuid, step: impl Fn(Word) -> Option<Word>) -> Option<(Word, bool)> {
         loop {
             let word = self.word();
@@ -104,8 +105,9 @@ impl Slot {
 }
 
 impl Shared {
-    /// Returns whether the slot is still that of the session. The word is read before the uuid, which is written before a word that lives.
-    /// A write after such a look must fail if the slot has changed hands since: see [`super::counted`].
+    /// Returns whether the slot is still that of the session. The word is read before the uuid, which is written before
+    /// a word that lives. A write after such a look must fail if the slot has changed hands since: see
+    /// [`super::counted`].
     pub(super) fn is_still(&self, at: SlotRef) -> bool {
         let slot = self.slot(at);
         slot.word().state() != State::Free && slot.session() == at.session
@@ -162,7 +164,8 @@ impl Shared {
         self.slot(at).change(at.session, Word::thaw).is_some_and(|(_, thawed)| thawed)
     }
 
-    /// A session has ended: has the next call that finds no free slot look for one, though another has just looked in vain.
+    /// A session has ended: has the next call that finds no free slot look for one, though another has just looked in
+    /// vain.
     fn ended_one(&self) {
         if self.header.reclaim_at.load(Ordering::Relaxed) != 0 {
             self.header.reclaim_at.store(0, Ordering::Release);
@@ -204,7 +207,8 @@ impl Shared {
         }
     }
 
-    /// Something that the session holds or waits for has changed: its revision grows, and whoever waits for that wakes up.
+    /// Something that the session holds or waits for has changed: its revision grows, and whoever waits for that wakes
+    /// up.
     pub fn bump(&self, at: SlotRef) {
         let at = self.current(at);
         if self.slot(at).revision.change(|| self.is_still(at), |revision| Some(revision + 1)).is_some() {
@@ -272,8 +276,8 @@ impl Shared {
         self.each_due(u64::MAX, now, |at, home, word, _| visit(at, home, word));
     }
 
-    /// The slots that are due by a time, each with when it is, and others that are in the same blocks. Whether there are such as are not due
-    /// by then in the other blocks.
+    /// The slots that are due by a time, each with when it is, and others that are in the same blocks. Whether there
+    /// are such as are not due by then in the other blocks.
     pub fn each_due(&self, by: u64, now: u64, mut visit: impl FnMut(SlotRef, Home, Word, u64)) -> bool {
         block::before_look();
         let in_use = (self.used() as usize).div_ceil(block::SLOTS);
@@ -303,7 +307,8 @@ impl Shared {
         later
     }
 
-    /// When a session is due that has such a word: at its deadline, or when it is to be woken for work items. A dead one is so until it is gone.
+    /// When a session is due that has such a word: at its deadline, or when it is to be woken for work items. A dead
+    /// one is so until it is gone.
     fn due(&self, at: SlotRef, word: Word) -> u64 {
         match word.state() {
             State::Alive | State::Frozen => word.at().min(self.slot(at).cap()).min(self.meal_of(at)),
@@ -312,7 +317,8 @@ impl Shared {
         }
     }
 
-    /// After a pause of the machine that began at `from`: nobody who lived then is held to a deadline that no heartbeat could have met.
+    /// After a pause of the machine that began at `from`: nobody who lived then is held to a deadline that no heartbeat
+    /// could have met.
     pub fn postpone(&self, from: u64, gap: u64) {
         for index in 0..self.used() {
             let slot = &self.slots[index as usize];
@@ -341,7 +347,8 @@ mod tests {
         slot.word.store(slot.word().next(State::Alive, 500).0, Ordering::Release);
     }
 
-    /// A process is stopped between look and write, and goes on when the slot has its next session, whose deadline is the same.
+    /// A process is stopped between look and write, and goes on when the slot has its next session, whose deadline is
+    /// the same.
     #[test]
     fn the_word_of_another_session_is_not_written() {
         let (slot, stopped) = (Slot::default(), Cell::new(false));

@@ -1,14 +1,15 @@
-//! Spans: which partitions of a queue a claim may pass over, so that one of thousands of empty partitions costs nothing.
+//! Spans: which partitions of a queue a claim may pass over, so that one of thousands of empty partitions costs
+//! nothing.
 //!
-//! A span is 64 partitions of a queue next to each other. It has a bit for each in which something may be had, and the first time at which
-//! something becomes due in one of the others. **A bit is clear only if nothing in the partition is free to be claimed, nor in flight, but
-//! for what becomes due later.**
+//! A span is 64 partitions of a queue next to each other. It has a bit for each in which something may be had, and the
+//! first time at which something becomes due in one of the others. **A bit is clear only if nothing in the partition is
+//! free to be claimed, nor in flight, but for what becomes due later.**
 //!
-//! * Whoever claims notes the span's turn, looks through the partition, and [`Shared::pass_over`] clears its bit if that was so. What it has
-//!   taken is back with a lowering of its lane if it fails.
-//! * Each lowering of a floor (see [`super::floors`]) sets the bit, under the same lock, and begins a new turn; a bit is cleared only in the
-//!   turn that was noted before the look. So what becomes free behind a look's back is not lost. What is prepared is in flight for whoever
-//!   looks, and keeps the bit until it has ended.
+//! * Whoever claims notes the span's turn, looks through the partition, and [`Shared::pass_over`] clears its bit if
+//!   that was so. What it has taken is back with a lowering of its lane if it fails.
+//! * Each lowering of a floor (see [`super::floors`]) sets the bit, under the same lock, and begins a new turn; a bit
+//!   is cleared only in the turn that was noted before the look. So what becomes free behind a look's back is not lost.
+//!   What is prepared is in flight for whoever looks, and keeps the bit until it has ended.
 //! * Once something has become due all bits of the span are set: whose it was is not kept.
 //!
 //! A span without an entry has all bits set. So entries are evicted at will; turns are never used twice.

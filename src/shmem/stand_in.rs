@@ -1,12 +1,14 @@
 //! Stand-ins: sessions that live and have no slot, because all slots are taken.
 //!
-//! That happens after a restart with a smaller `eskit_lease.max_sessions` than there are sessions, and on a promoted standby with a smaller one.
-//! Such a session lives by its row, until `t0 + ttl` (see [`super::slots`]), and keeps until then what it holds. It is granted nothing new, and no
-//! heartbeat extends it; the first call that finds a free slot gives it that one, and from then on it is a session like others.
+//! That happens after a restart with a smaller `eskit_lease.max_sessions` than there are sessions, and on a promoted
+//! standby with a smaller one. Such a session lives by its row, until `t0 + ttl` (see [`super::slots`]), and keeps
+//! until then what it holds. It is granted nothing new, and no heartbeat extends it; the first call that finds a free
+//! slot gives it that one, and from then on it is a session like others.
 //!
-//! A call that names such a session works with a stand-in: a slot in the memory of its own process, filled from the row. So every verb goes on as
-//! with a real slot, and what it writes there nobody else sees. What others must see is written at the end of the transaction to the real slot, if
-//! the session has been given one meanwhile ([`Shared::current`]); if it has none there is nothing to see but the row.
+//! A call that names such a session works with a stand-in: a slot in the memory of its own process, filled from the
+//! row. So every verb goes on as with a real slot, and what it writes there nobody else sees. What others must see is
+//! written at the end of the transaction to the real slot, if the session has been given one meanwhile
+//! ([`Shared::current`]); if it has none there is nothing to see but the row.
 
 use super::Shared;
 use super::counted::Counted;

@@ -1,6 +1,6 @@
-//! Waiting for a session's revision. The waiter sleeps on the slot's condition variable, and wakes for a bump, for the end of the
-//! session, for a timeout, and when its client is gone: nobody would read the answer. And it wakes, if it can be of use, when its database has
-//! something to do and there is no process for the worker (see [`crate::worker`]).
+//! Waiting for a session's revision. The waiter sleeps on the slot's condition variable, and wakes for a bump, for the
+//! end of the session, for a timeout, and when its client is gone: nobody would read the answer. And it wakes, if it
+//! can be of use, when its database has something to do and there is no process for the worker (see [`crate::worker`]).
 
 use super::Shared;
 use super::databases::Database;
@@ -13,8 +13,8 @@ use pgrx::pg_sys;
 use std::sync::atomic::Ordering;
 
 impl Shared {
-    /// Sleeps until the revision is greater than `revision`, the session has ended, or `until`; or, with `helps`, until help is asked for. Extends
-    /// nothing.
+    /// Sleeps until the revision is greater than `revision`, the session has ended, or `until`; or, with `helps`, until
+    /// help is asked for. Extends nothing.
     pub fn wait_for_revision(
         &self,
         database: &Database,
@@ -24,7 +24,8 @@ impl Shared {
         helps: bool,
     ) -> Result<Option<Standing>> {
         let condition = self.wait_of(at);
-        // SAFETY: the condition variable lives in shared memory; an error on the way cancels the sleep in AbortTransaction
+        // SAFETY: the condition variable lives in shared memory; an error on the way cancels the sleep in
+        // AbortTransaction
         unsafe { pg_sys::ConditionVariablePrepareToSleep(condition) };
         let answer = loop {
             let standing = self.look(at);

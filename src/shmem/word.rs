@@ -1,4 +1,5 @@
-//! The word of a slot: a deadline, a state and a count in 64 bits, so that every step of a session's life is one compare-and-swap.
+//! The word of a slot: a deadline, a state and a count in 64 bits, so that every step of a session's life is one
+//! compare-and-swap.
 //!
 //! | from            | step                     | to                                              |
 //! |-----------------|--------------------------|-------------------------------------------------|
@@ -11,9 +12,9 @@
 //! | `Dead`          | bury (its rows are gone) | `Gone`, same time                               |
 //! | `Gone`          | reclaim, past            | `Free`                                          |
 //!
-//! There is no way from `Dead` to `Alive`. The count grows with each session that the slot has: a process that has looked at the word for one, and
-//! is stopped, does not take the word of a later one for it, though the deadline may be the same. Times are microseconds of `CLOCK_BOOTTIME`. Nothing here knows
-//! PostgreSQL.
+//! There is no way from `Dead` to `Alive`. The count grows with each session that the slot has: a process that has
+//! looked at the word for one, and is stopped, does not take the word of a later one for it, though the deadline may be
+//! the same. Times are microseconds of `CLOCK_BOOTTIME`. Nothing here knows PostgreSQL.
 
 /// Low bits of the word that hold the state; above them is the count.
 const STATE_BITS: u32 = 3;
@@ -176,8 +177,8 @@ mod tests {
     }
 
     proptest! {
-        /// However steps follow each other: a session once dead is dead for ever, its deadline only grows while it lives, and no
-        /// heartbeat succeeds past it.
+        /// However steps follow each other: a session once dead is dead for ever, its deadline only grows while it
+        /// lives, and no heartbeat succeeds past it.
         #[test]
         fn dead_is_for_ever(steps in steps()) {
             let (mut now, mut cap) = (10_000, FOREVER);

@@ -1,15 +1,18 @@
-//! The confirmer: a process of its own, since it waits for standbys for as long as they are away. [`crate::shmem::confirm`] says what
-//! its confirmations mean.
+//! The confirmer: a process of its own, since it waits for standbys for as long as they are away.
+//! [`crate::shmem::confirm`] says what its confirmations mean.
 //!
-//! Once per interval it writes one record of WAL without content, flushes it, and looks until the synchronous standbys have acknowledged
-//! it; the next confirmation is due an interval after the start of this one. It takes no transaction id, is connected to no database, and marks
-//! the record as unimportant, so that it is in nobody's way and an idle server makes no checkpoints and archives no WAL for it.
+//! Once per interval it writes one record of WAL without content, flushes it, and looks until the synchronous standbys
+//! have acknowledged it; the next confirmation is due an interval after the start of this one. It takes no transaction
+//! id, is connected to no database, and marks the record as unimportant, so that it is in nobody's way and an idle
+//! server makes no checkpoints and archives no WAL for it.
 //!
-//! It does not wait as a commit does, in PostgreSQL's queue of those who wait for standbys: there a process holds off what others ask of all
-//! processes, and CREATE and DROP DATABASE would wait for the standbys too; a cancel would end the wait; and changed settings would not be seen.
+//! It does not wait as a commit does, in PostgreSQL's queue of those who wait for standbys: there a process holds off
+//! what others ask of all processes, and CREATE and DROP DATABASE would wait for the standbys too; a cancel would end
+//! the wait; and changed settings would not be seen.
 //!
-//! The launcher keeps it: it has the confirmer started while the setting is not zero and there are standbys to ask, ended when that is no longer so,
-//! and takes it along when it exits itself. Without standbys to ask the launcher confirms by itself. Should two ever run at a time, both tell the truth.
+//! The launcher keeps it: it has the confirmer started while the setting is not zero and there are standbys to ask,
+//! ended when that is no longer so, and takes it along when it exits itself. Without standbys to ask the launcher
+//! confirms by itself. Should two ever run at a time, both tell the truth.
 
 use super::{handle_signals, report_activity, report_idle, sleep, start};
 use crate::base::{limits, settings};
@@ -156,7 +159,8 @@ impl Keeper {
         self.short_of_slots = failed;
     }
 
-    /// Logs when confirmations fail to come for as long as the shortest session lives, and when they are back. When to look again.
+    /// Logs when confirmations fail to come for as long as the shortest session lives, and when they are back. When to
+    /// look again.
     fn tell(&mut self, shared: &Shared, now: u64) -> u64 {
         let last = shared.confirmed().unwrap_or(0).max(self.since);
         let limit = u64::from(settings::MIN_TTL.get().cast_unsigned()) * 1_000;

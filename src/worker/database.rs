@@ -25,7 +25,8 @@ use std::sync::atomic::Ordering;
 pub extern "C-unwind" fn eskit_lease_database_main(argument: pg_sys::Datum) {
     let oid = pg_sys::Oid::from(argument.value() as u32);
     handle_signals();
-    // SAFETY: at the start of a background worker; exits if the database is no more. One that lets nobody in may have sessions of before.
+    // SAFETY: at the start of a background worker; exits if the database is no more. One that lets nobody in may have
+    // sessions of before.
     unsafe {
         let flags = pg_sys::BGWORKER_BYPASS_ALLOWCONN;
         pg_sys::BackgroundWorkerInitializeConnectionByOid(oid, pg_sys::Oid::INVALID, flags);
@@ -151,8 +152,8 @@ fn posts_due(shared: &Shared, oid: u32, now: u64) -> u64 {
     due.earliest().unwrap_or(u64::MAX)
 }
 
-/// One pass, told to listeners, and retention where it is time for that. Returns false when the extension is not in this
-/// database.
+/// One pass, told to listeners, and retention where it is time for that. Returns false when the extension is not in
+/// this database.
 fn pass_over(shared: &'static Shared, database: &Database, anybody_due: bool, known: &mut Known) -> bool {
     let now = clock::now();
     report_activity(c"eskit_lease: hand-over and sweep");
@@ -185,8 +186,8 @@ fn retire(shared: &'static Shared, now: u64, at_once: bool, done: &mut DoneUntil
     Ok(())
 }
 
-/// Tells listeners, in a transaction of its own: a hint that cannot be given, because the queue of notifications is full, must not undo
-/// what it hints at.
+/// Tells listeners, in a transaction of its own: a hint that cannot be given, because the queue of notifications is
+/// full, must not undo what it hints at.
 fn tell(shared: &'static Shared, pass: &Pass) {
     if pass.changed.is_empty() && pass.items.is_empty() {
         return;
@@ -218,7 +219,8 @@ fn without_waiting_for_the_disk() {
     }
 }
 
-/// Runs work in a transaction of its own, so that no snapshot stays open between two pieces of work. What it raises ends the process.
+/// Runs work in a transaction of its own, so that no snapshot stays open between two pieces of work. What it raises
+/// ends the process.
 fn transaction<T>(work: impl FnOnce() -> Result<T>) -> T {
     // SAFETY: in a background worker, outside of a transaction
     unsafe {
@@ -228,7 +230,8 @@ fn transaction<T>(work: impl FnOnce() -> Result<T>) -> T {
         pg_sys::XactReadOnly = false;
         pg_sys::XactDeferrable = false;
         pg_sys::XactIsoLevel = pg_sys::XACT_READ_COMMITTED as i32;
-        // DROP EXTENSION takes the tables in an order of its own, but the extension first: so it and the worker never deadlock.
+        // DROP EXTENSION takes the tables in an order of its own, but the extension first: so it and the worker never
+        // deadlock.
         catalog::lock_extension();
         pg_sys::PushActiveSnapshot(pg_sys::GetTransactionSnapshot());
         let result = pg_sys::panic::ErrorReportable::unwrap_or_report(work());

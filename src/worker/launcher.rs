@@ -125,7 +125,8 @@ struct Launcher {
     reclaim_at: u64,
     /// When prepared transactions were last looked at.
     watched_at: u64,
-    /// When it was last looked how many databases are in use, and whether it has been said that these are nearly all that there may be.
+    /// When it was last looked how many databases are in use, and whether it has been said that these are nearly all
+    /// that there may be.
     room_looked_at: u64,
     warned_of_room: bool,
     /// The turn in which PostgreSQL was last found to have no slot for a worker.
@@ -344,8 +345,9 @@ impl Launcher {
     }
 }
 
-/// Gives sessions back what time all of the server stood still, and no client could send a heartbeat. The launcher has slept since `asleep`, and was
-/// to wake at `wake_at`: it tells of a pause by waking much later, and the witness whether it was the only one.
+/// Gives sessions back what time all of the server stood still, and no client could send a heartbeat. The launcher has
+/// slept since `asleep`, and was to wake at `wake_at`: it tells of a pause by waking much later, and the witness
+/// whether it was the only one.
 fn notice_pause(shared: &Shared, witness: &mut Witness, asleep: u64, wake_at: u64) {
     let now = clock::now();
     let Some((from, to)) = witness.pause(asleep, now) else { return };

@@ -1,22 +1,24 @@
-//! The worker: what makes things prompt. A launcher watches shared memory for everything that becomes due; a database worker does it,
-//! as a client of the same modules as everybody else.
+//! The worker: what makes things prompt. A launcher watches shared memory for everything that becomes due; a database
+//! worker does it, as a client of the same modules as everybody else.
 //!
-//! The launcher is connected to no database, so it is in nobody's way. It sleeps until the earliest deadline, or until a latch tells it
-//! of something new. A database worker lives only while its database has work: it is started a little ahead of a deadline, so as to
-//! be there when it passes, and exits when there has been nothing to do for a second, or when what is left is to be tried again
-//! later. Where more databases have work than there may be workers they take turns: who has had none for longest is next, and a worker
-//! leaves after a second, or as soon as there is nothing due. That is why DROP DATABASE, CREATE DATABASE .. TEMPLATE and RENAME need not know of it.
-//! But for a worker that has the locks of bridges (see [`crate::bridge::tend`]): it stays, and is not one of those that take turns.
+//! The launcher is connected to no database, so it is in nobody's way. It sleeps until the earliest deadline, or until
+//! a latch tells it of something new. A database worker lives only while its database has work: it is started a little
+//! ahead of a deadline, so as to be there when it passes, and exits when there has been nothing to do for a second, or
+//! when what is left is to be tried again later. Where more databases have work than there may be workers they take
+//! turns: who has had none for longest is next, and a worker leaves after a second, or as soon as there is nothing due.
+//! That is why DROP DATABASE, CREATE DATABASE .. TEMPLATE and RENAME need not know of it. But for a worker that has the
+//! locks of bridges (see [`crate::bridge::tend`]): it stays, and is not one of those that take turns.
 //!
-//! PostgreSQL's slots for such processes are shared with parallel queries and others. Where there is none for a worker the launcher looks for one
-//! every 50 ms, workers that there are leave as if they had to take turns, and a session_wait of each database in which something is due is woken
-//! and does the pass itself (see [`crate::ending::sweep::stand_in`]): one that is outside of a transaction block, and answers when that is done. Only
+//! PostgreSQL's slots for such processes are shared with parallel queries and others. Where there is none for a worker
+//! the launcher looks for one every 50 ms, workers that there are leave as if they had to take turns, and a
+//! session_wait of each database in which something is due is woken and does the pass itself (see
+//! [`crate::ending::sweep::stand_in`]): one that is outside of a transaction block, and answers when that is done. Only
 //! databases in which nothing waits so are left to their turn.
 //!
 //! Where standbys are to confirm that this is the primary the launcher keeps a [`confirmer`] as well.
 //!
-//! Nothing depends on either for its answer. An ERROR or pg_terminate_backend ends the process; PostgreSQL starts the launcher again
-//! after a second, and the launcher starts database workers for as long as there is work.
+//! Nothing depends on either for its answer. An ERROR or pg_terminate_backend ends the process; PostgreSQL starts the
+//! launcher again after a second, and the launcher starts database workers for as long as there is work.
 
 pub mod confirmer;
 pub mod database;
@@ -45,8 +47,9 @@ impl Due {
     }
 }
 
-/// Shows when each session becomes due that does so while a worker stays, with its database: at its deadline, when its rows are to be swept,
-/// or when it is to be woken for work items. Whether there may be others. Sessions past their deadline are made dead here.
+/// Shows when each session becomes due that does so while a worker stays, with its database: at its deadline, when its
+/// rows are to be swept, or when it is to be woken for work items. Whether there may be others. Sessions past their
+/// deadline are made dead here.
 pub fn each_session_due(shared: &Shared, now: u64, mut visit: impl FnMut(u32, u64)) -> bool {
     // The launcher looks again after LINGER at the latest, and starts a worker ahead of what is due then.
     let (by, mut beside) = (now + limits::WORKER_LINGER + 2 * limits::WORKER_AHEAD, false);
@@ -80,7 +83,8 @@ pub fn each_post_due(shared: &Shared, now: u64, mut visit: impl FnMut(u32, u64))
     }
 }
 
-/// Sleeps until the latch is set, or for `span` microseconds; then does what PostgreSQL wants done between two pieces of work.
+/// Sleeps until the latch is set, or for `span` microseconds; then does what PostgreSQL wants done between two pieces
+/// of work.
 pub fn sleep(span: u64) {
     let timeout = std::ffi::c_long::try_from(span.div_ceil(1_000)).unwrap_or(1_000).min(60_000);
     let events = pg_sys::WL_LATCH_SET | pg_sys::WL_TIMEOUT | pg_sys::WL_EXIT_ON_PM_DEATH;
@@ -96,11 +100,13 @@ pub fn sleep(span: u64) {
     }
 }
 
-/// What background workers are to load: this library, which their process has inherited, by the name of the file that it was loaded from.
-/// By its short name it would be searched for, and what is found first now may be another (see [`crate::pg::version`]).
+/// What background workers are to load: this library, which their process has inherited, by the name of the file that
+/// it was loaded from. By its short name it would be searched for, and what is found first now may be another (see
+/// [`crate::pg::version`]).
 fn library() -> String {
     let mut found = std::mem::MaybeUninit::<libc::Dl_info>::zeroed();
-    // SAFETY: asks about a function of this library; the answer's name, where there is one, ends in NUL and lives as long as the library
+    // SAFETY: asks about a function of this library; the answer's name, where there is one, ends in NUL and lives as
+    // long as the library
     let name = unsafe {
         let known = libc::dladdr(handle_signals as *const std::ffi::c_void, found.as_mut_ptr());
         (known != 0).then(|| std::ffi::CStr::from_ptr(found.assume_init().dli_fname).to_str().ok()).flatten()
@@ -128,8 +134,8 @@ fn handle_signals() {
     }
 }
 
-/// Puts aside the limits of the configuration and of the database, which are meant for their users, as autovacuum does: a worker that gave up
-/// waiting for a lock would begin anew, ever later.
+/// Puts aside the limits of the configuration and of the database, which are meant for their users, as autovacuum does:
+/// a worker that gave up waiting for a lock would begin anew, ever later.
 fn without_timeouts() {
     #[cfg(any(feature = "pg15", feature = "pg16"))]
     let timeouts = [c"lock_timeout"];
@@ -163,7 +169,8 @@ fn start(name: &str, kind: &str, function: &str, argument: u32) -> *mut pg_sys::
     fill(&mut worker.bgw_library_name, &library());
     fill(&mut worker.bgw_function_name, function);
     let mut handle = std::ptr::null_mut();
-    // SAFETY: the structure is complete, and copied; the handle is allocated in the context that lives as long as this process
+    // SAFETY: the structure is complete, and copied; the handle is allocated in the context that lives as long as this
+    // process
     unsafe {
         let context = pg_sys::MemoryContextSwitchTo(pg_sys::TopMemoryContext);
         let started = pg_sys::RegisterDynamicBackgroundWorker(&mut worker, &mut handle);

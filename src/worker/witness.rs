@@ -1,15 +1,18 @@
 //! The witness of a pause: a second process that tells whether the launcher alone stood still, or all of the server.
 //!
-//! When the whole machine pauses (suspended, frozen, starved) no client can send a heartbeat, and sessions get that time back. When only the
-//! launcher stands still (stopped, traced, starved alone) clients and sessions live and expire as ever, and nothing is given back: what has expired
-//! stays expired. The launcher cannot tell one from the other by itself, and on a server that is idle no other process runs to be asked.
+//! When the whole machine pauses (suspended, frozen, starved) no client can send a heartbeat, and sessions get that
+//! time back. When only the launcher stands still (stopped, traced, starved alone) clients and sessions live and expire
+//! as ever, and nothing is given back: what has expired stays expired. The launcher cannot tell one from the other by
+//! itself, and on a server that is idle no other process runs to be asked.
 //!
-//! So the launcher forks a child, which takes no worker slot, has no shared memory of PostgreSQL's and runs none of its code. It wakes every
-//! [`limits::WITNESS_BEAT`], and writes down when, and its last pause, on a page that it shares with the launcher. A launcher that wakes too late was paused together
-//! with the machine for as long as both stood still. Without a child nothing is known, and nothing is given back.
+//! So the launcher forks a child, which takes no worker slot, has no shared memory of PostgreSQL's and runs none of its
+//! code. It wakes every [`limits::WITNESS_BEAT`], and writes down when, and its last pause, on a page that it shares
+//! with the launcher. A launcher that wakes too late was paused together with the machine for as long as both stood
+//! still. Without a child nothing is known, and nothing is given back.
 //!
-//! The child ends with its parent, for whatever reason that does: the kernel sends it a signal. It always ends by an exit of its own, with status
-//! zero. In a container the postmaster may be process 1, which inherits the child, and takes any other end for the crash of a backend.
+//! The child ends with its parent, for whatever reason that does: the kernel sends it a signal. It always ends by an
+//! exit of its own, with status zero. In a container the postmaster may be process 1, which inherits the child, and
+//! takes any other end for the crash of a backend.
 
 use crate::base::limits;
 use crate::pg::clock;
@@ -76,7 +79,8 @@ impl Witness {
 
     fn fork(&mut self) {
         self.page.awake.store(0, Ordering::Release);
-        // SAFETY: the process has one thread; with all signals held back none of PostgreSQL's handlers runs in the child
+        // SAFETY: the process has one thread; with all signals held back none of PostgreSQL's handlers runs in the
+        // child
         self.child = unsafe {
             let (mut all, mut before) = (std::mem::zeroed(), std::mem::zeroed());
             libc::sigfillset(&mut all);
@@ -91,7 +95,8 @@ impl Witness {
         };
     }
 
-    /// How long all of the server stood still within a span of time, and since when. Sees to it that there is a child for the next.
+    /// How long all of the server stood still within a span of time, and since when. Sees to it that there is a child
+    /// for the next.
     pub fn pause(&mut self, from: u64, to: u64) -> Option<(u64, u64)> {
         // SAFETY: asks whether the child has ended, and takes note of it
         let lives = self.child > 0 && unsafe { libc::waitpid(self.child, std::ptr::null_mut(), libc::WNOHANG) } == 0;
@@ -108,8 +113,8 @@ extern "C" fn leave(_signal: libc::c_int) {
     unsafe { libc::_exit(0) };
 }
 
-/// What the child does, to its end. It begins as a copy of the launcher: it lets go of the launcher's files and of shared memory, and calls
-/// nothing but the system.
+/// What the child does, to its end. It begins as a copy of the launcher: it lets go of the launcher's files and of
+/// shared memory, and calls nothing but the system.
 ///
 /// # Safety
 /// Only in a process that has just been forked, with all signals held back.

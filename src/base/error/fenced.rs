@@ -6,13 +6,37 @@ use pgrx::prelude::PgSqlErrorCode as Code;
 
 #[derive(Debug)]
 pub enum FencedError {
-    FenceRequired { table: String, resource: String, partition: Option<i32>, partitions: Option<i32>, given_away: bool },
-    PartitionNull { table: String, column: String },
-    ColumnGone { table: String, column: String },
-    FencedAlready { table: String, resource: String, column: Option<String> },
+    FenceRequired {
+        table: String,
+        resource: String,
+        partition: Option<i32>,
+        partitions: Option<i32>,
+        /// The pass of this transaction ended when it gave the lease away.
+        given_away: bool,
+    },
+    PartitionNull {
+        table: String,
+        column: String,
+    },
+    ColumnGone {
+        table: String,
+        column: String,
+    },
+    FencedAlready {
+        table: String,
+        resource: String,
+        column: Option<String>,
+    },
     FencedAbove(String),
-    FenceReplaceable { table: String, by: String },
-    TruncateFenced { table: String, column: String, resource: String },
+    FenceReplaceable {
+        table: String,
+        by: String,
+    },
+    TruncateFenced {
+        table: String,
+        column: String,
+        resource: String,
+    },
     NoFenceTrigger,
 }
 

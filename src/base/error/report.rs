@@ -49,7 +49,8 @@ pub fn numbered(partitions: i32) -> String {
     }
 }
 
-/// In PostgreSQL's six bits a character. A class of our own: 40001 would be retried blindly by the very worker that must stop.
+/// In PostgreSQL's six bits a character. A class of our own: 40001 would be retried blindly by the very worker that
+/// must stop.
 const fn sqlstate(code: [u8; 5]) -> i32 {
     const fn six_bits(c: u8) -> i32 {
         (c as i32 - b'0' as i32) & 0x3F
@@ -61,9 +62,10 @@ const fn sqlstate(code: [u8; 5]) -> i32 {
 const FENCE_LOST: i32 = sqlstate(*b"LF001");
 const FENCE_REQUIRED: i32 = sqlstate(*b"LF002");
 
-/// Gives the error that is about to be raised a code of our own. pgrx knows only PostgreSQL's; an error context callback, which runs
-/// while the error is put together, may set others (PostgreSQL's parser sets positions in the same way). The handler that catches
-/// the error puts the stack of callbacks back to what it was, as for any function that raises.
+/// Gives the error that is about to be raised a code of our own. pgrx knows only PostgreSQL's; an error context
+/// callback, which runs while the error is put together, may set others (PostgreSQL's parser sets positions in the same
+/// way). The handler that catches the error puts the stack of callbacks back to what it was, as for any function that
+/// raises.
 fn raise_own(code: i32) {
     unsafe extern "C-unwind" {
         fn errcode(sqlerrcode: std::ffi::c_int) -> std::ffi::c_int;

@@ -203,8 +203,8 @@ impl<'a> Dissolution<'a> {
     }
 }
 
-/// Fetches rows page by page and takes what can be had of them, until `most` are taken. `take` says how many it took; the others stay
-/// where they are and are passed over. How many were taken.
+/// Fetches rows page by page and takes what can be had of them, until `most` are taken. `take` says how many it took;
+/// the others stay where they are and are passed over. How many were taken.
 fn in_pages<T>(
     most: usize,
     fetch: impl Fn(usize, usize) -> Vec<T>,

@@ -1,8 +1,10 @@
-//! Sweeping: one bounded pass over what a database has to have judged or taken away. The worker runs it, and so may an administrator.
+//! Sweeping: one bounded pass over what a database has to have judged or taken away. The worker runs it, and so may an
+//! administrator.
 //!
-//! Nothing here is needed for an answer to be right: a lease of a dead session is free in every query. A pass makes hand-overs prompt
-//! and takes dead rows away: first what is waited for, then the other leases and the places of dead sessions, the session's row
-//! last, and only under its G lock, held exclusively: then nobody is granting to it, and no lease can come after.
+//! Nothing here is needed for an answer to be right: a lease of a dead session is free in every query. A pass makes
+//! hand-overs prompt and takes dead rows away: first what is waited for, then the other leases and the places of dead
+//! sessions, the session's row last, and only under its G lock, held exclusively: then nobody is granting to it, and no
+//! lease can come after.
 //!
 //! What others have locked is skipped and tried again later. A pass is bounded by leases, not by sessions.
 
@@ -79,8 +81,8 @@ impl Pass {
     }
 }
 
-/// One pass over a database. `most`: leases freed or handed over; `anybody_due`: whether it is worth looking for sessions that are dead, or
-/// are to be woken; `looked`: at which leases of the dead earlier passes have looked.
+/// One pass over a database. `most`: leases freed or handed over; `anybody_due`: whether it is worth looking for
+/// sessions that are dead, or are to be woken; `looked`: at which leases of the dead earlier passes have looked.
 pub fn pass(call: &Call, most: usize, anybody_due: bool, looked: &mut Looked) -> Result<Pass> {
     let now = clock::now();
     let mut pass = Pass::default();
@@ -141,7 +143,8 @@ fn is_of_dropped(call: &Call, home: Home, word: Word) -> bool {
     home.database == call.home.database && home.table != call.home.table && word.state() != State::Gone
 }
 
-/// Ends sessions of an extension that was dropped, which have no rows any more; if it was by this very transaction, once that is committed.
+/// Ends sessions of an extension that was dropped, which have no rows any more; if it was by this very transaction,
+/// once that is committed.
 fn end_dropped(call: &Call, of_dropped: Vec<SlotRef>) {
     for at in of_dropped {
         if !call.shared.being_opened(at) {
@@ -185,7 +188,8 @@ fn judge_dirty(call: &Call, now: u64, pass: &mut Pass) -> Result<()> {
     Ok(())
 }
 
-/// Hands over, and sees to the bridges among the resources first. Those of which the lock is not to be had are not busy: they come again by themselves.
+/// Hands over, and sees to the bridges among the resources first. Those of which the lock is not to be had are not
+/// busy: they come again by themselves.
 fn judge(call: &Call, resources: Vec<String>) -> Result<HandOver> {
     let closed = tend::tend(call, &resources);
     let mut outcome = handover::hand_over(call, resources, &Seen::new(), &|_| false)?;
@@ -194,7 +198,8 @@ fn judge(call: &Call, resources: Vec<String>) -> Result<HandOver> {
     Ok(outcome)
 }
 
-/// What the flags ask for: judges all that is waited for, finds the sessions that have no slot or no row. Gives those that are dead.
+/// What the flags ask for: judges all that is waited for, finds the sessions that have no slot or no row. Gives those
+/// that are dead.
 fn look_through(call: &Call, flags: u32, now: u64, pass: &mut Pass) -> Result<Vec<Uuid>> {
     call.database.add(Counter::Rescans, 1);
     if flags & BOOT != 0 {
@@ -296,7 +301,8 @@ fn session_sweep(max_leases: default!(Option<i32>, "1000")) -> Result<Swept> {
         min: 1,
         max: 100_000,
     })?;
-    // As the worker does: else sessions of an extension made meanwhile would be taken for those of one that was dropped.
+    // As the worker does: else sessions of an extension made meanwhile would be taken for those of one that was
+    // dropped.
     if !catalog::lock_extension_soon() {
         // Somebody is dropping it, or about to.
         return Ok(Swept { ended: 0, handed_over: 0, more: true });

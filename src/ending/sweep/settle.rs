@@ -20,8 +20,8 @@ use std::sync::atomic::Ordering;
 
 static STRAYS: Statement = Statement::reads(include_str!("../../../sql/query/sweep/strays.sql"), &[INT8OID]);
 
-/// Brings slots and rows together again, after a restart or the end of a prepared transaction. Gives the dead; and whether somebody else
-/// may have stood in the way, so that it is to be done again later.
+/// Brings slots and rows together again, after a restart or the end of a prepared transaction. Gives the dead; and
+/// whether somebody else may have stood in the way, so that it is to be done again later.
 pub(super) fn settle_sessions(call: &Call, flags: u32) -> Result<(Vec<Uuid>, bool)> {
     let sessions = session::all();
     // Whoever gets a slot from here on is judged after that.
@@ -43,7 +43,8 @@ pub(super) fn settle_sessions(call: &Call, flags: u32) -> Result<(Vec<Uuid>, boo
                 Ok(Some(at)) => {
                     ending::thaw(call.shared, at);
                     left |= !prove(call, at, flags);
-                    // It may have been granted something by a commit of which only that is known, or, after a start, not even that.
+                    // It may have been granted something by a commit of which only that is known, or, after a start,
+                    // not even that.
                     if flags & REVISE != 0 || flags & BOOT != 0 && row.boot_id != call.shared.boot_id() {
                         call.shared.bump(at);
                     }
@@ -68,8 +69,8 @@ pub(super) fn settle_sessions(call: &Call, flags: u32) -> Result<(Vec<Uuid>, boo
     Ok((dead.into_iter().map(|(session, ..)| session).collect(), left))
 }
 
-/// Has the database looked through again when the first of the living sessions that have no slot, and live until the given times, is dead. Says
-/// after a start how many they are.
+/// Has the database looked through again when the first of the living sessions that have no slot, and live until the
+/// given times, is dead. Says after a start how many they are.
 fn come_back_for(call: &Call, without_slot: &[u64], flags: u32) {
     let count = u32::try_from(without_slot.len()).unwrap_or(u32::MAX);
     call.database.without_slot.store(count, Ordering::Release);
@@ -94,8 +95,8 @@ fn is_in_state(call: &Call, at: SlotRef, state: State) -> bool {
     call.shared.look(at).is_some_and(|standing| standing.state == state)
 }
 
-/// Has a session vouched for again, from the next confirmation on, to which prepared transactions had granted something, once all of these
-/// have ended. False where that cannot be told yet, as above.
+/// Has a session vouched for again, from the next confirmation on, to which prepared transactions had granted
+/// something, once all of these have ended. False where that cannot be told yet, as above.
 fn prove(call: &Call, at: SlotRef, flags: u32) -> bool {
     if !call.shared.is_promised(at) {
         return true;

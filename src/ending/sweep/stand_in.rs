@@ -1,8 +1,9 @@
-//! A pass by a waiting call: where PostgreSQL has no process for the worker of a database, a session_wait there is woken and does its work.
+//! A pass by a waiting call: where PostgreSQL has no process for the worker of a database, a session_wait there is
+//! woken and does its work.
 //!
-//! What it grants is seen once its transaction has ended, so only a call that ends it by its answer does this, and then answers at once. It sees
-//! what is committed, as every statement of ours does, whatever the age of its own snapshot; at READ COMMITTED, so that no conflict is found that
-//! is not its client's.
+//! What it grants is seen once its transaction has ended, so only a call that ends it by its answer does this, and then
+//! answers at once. It sees what is committed, as every statement of ours does, whatever the age of its own snapshot;
+//! at READ COMMITTED, so that no conflict is found that is not its client's.
 
 use super::pass;
 use super::waited::Looked;
@@ -53,8 +54,9 @@ pub fn pass_if_asked(call: &Call) -> Result<bool> {
     if !call.database.asked.swap(false, Ordering::AcqRel) {
         return Ok(false);
     }
-    // Of the extension as the worker does: else sessions of one made meanwhile would be taken for those of one that was dropped. A wait is a
-    // heartbeat, and neither waits nor fails because somebody has something locked: then it is done later, by this call's next or another.
+    // Of the extension as the worker does: else sessions of one made meanwhile would be taken for those of one that was
+    // dropped. A wait is a heartbeat, and neither waits nor fails because somebody has something locked: then it is
+    // done later, by this call's next or another.
     if !catalog::lock_extension_soon() || !catalog::try_lock_all(&TOUCHED) {
         call.database.asked.store(true, Ordering::Release);
         return Ok(false);

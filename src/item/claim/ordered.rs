@@ -1,18 +1,19 @@
 //! Claiming in order: what one call takes from a partition of a queue whose ordering is `key` or `fifo`.
 //!
-//! An item comes when it is added, or when it is due. The look goes through what is ready and what is due in one order, that in which
-//! they came, so the first item that it meets of a key is the first of that key; all others wait. Of the first one, the key's head decides
-//! (see [`crate::item::heads`]): none, and this becomes it; or another one, which is then taken where it is, if it is free. To a
-//! `fifo` the head is the whole answer, if there is one. Items that wait hold the floor, unless they are many: then it passes those of
-//! which [`crate::item::next`] takes care.
+//! An item comes when it is added, or when it is due. The look goes through what is ready and what is due in one order,
+//! that in which they came, so the first item that it meets of a key is the first of that key; all others wait. Of the
+//! first one, the key's head decides (see [`crate::item::heads`]): none, and this becomes it; or another one, which is
+//! then taken where it is, if it is free. To a `fifo` the head is the whole answer, if there is one. Items that wait
+//! hold the floor, unless they are many: then it passes those of which [`crate::item::next`] takes care.
 //!
-//! **What makes it right.** One at a time: an item is taken only by whoever has its key's head, made or found, with nothing in flight.
-//! In order: an item becomes a head only if it was there when the look began ([`Moment`], and the floors are read after that). An item
-//! whose addition had ended before this one's began was there too, and the look has met it before, wherever it is now. Of what is
-//! added meanwhile the look would see the later and miss the earlier one; that is left to the next look, as what was added has begun a
-//! new turn of its lane, or is about to.
+//! **What makes it right.** One at a time: an item is taken only by whoever has its key's head, made or found, with
+//! nothing in flight. In order: an item becomes a head only if it was there when the look began ([`Moment`], and the
+//! floors are read after that). An item whose addition had ended before this one's began was there too, and the look
+//! has met it before, wherever it is now. Of what is added meanwhile the look would see the later and miss the earlier
+//! one; that is left to the next look, as what was added has begun a new turn of its lane, or is about to.
 //!
-//! The head is made first and the item taken after; should somebody who is no claimer have the item locked, the head is taken back.
+//! The head is made first and the item taken after; should somebody who is no claimer have the item locked, the head is
+//! taken back.
 
 use super::Claimer;
 use crate::item::heads::{self, At, Head, Heads};
@@ -76,7 +77,8 @@ pub(super) struct Look<'a, 'b> {
     claimer: &'a mut Claimer<'b>,
     partition: i32,
     heads: Heads<'b>,
-    /// Keys of items that have been met, so that what comes after has to wait; and the head of each that was found to be firm.
+    /// Keys of items that have been met, so that what comes after has to wait; and the head of each that was found to
+    /// be firm.
     met: HashMap<String, Option<i64>>,
     /// How many items wait.
     waiting: usize,

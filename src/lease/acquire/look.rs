@@ -84,7 +84,8 @@ pub(super) fn look_at_permits(call: &Call, me: SlotRef, resource: &str, declarat
     declaration::require_leasable(resource, declaration)?;
     let declared = Some((declaration.kind, declaration.slots));
     let spread = |mut choices: Vec<(i32, Option<LeaseRow>)>| {
-        // Those who come at the same time begin with different ones, and a session that comes again with the one that it had.
+        // Those who come at the same time begin with different ones, and a session that comes again with the one that
+        // it had.
         choices.sort_unstable_by_key(|(slot, _)| *slot);
         let first = me.session().as_bytes().iter().fold(0, |sum, byte| sum + usize::from(*byte)) % choices.len();
         choices.rotate_left(first);

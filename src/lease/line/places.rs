@@ -1,5 +1,5 @@
-//! Places by who has them. What a session has had of a line stays in the index while an old snapshot is open; below the floor of that line (see
-//! [`crate::session::floor`]) it is not looked at.
+//! Places by who has them. What a session has had of a line stays in the index while an old snapshot is open; below the
+//! floor of that line (see [`crate::session::floor`]) it is not looked at.
 
 use super::{PLACE, RESOURCE, TABLE};
 use crate::base::limits;
@@ -16,8 +16,8 @@ fn by_session() -> BySession {
     BySession::open(TABLE, c"_waiters_session", RESOURCE, PLACE)
 }
 
-/// The places of sessions in the queues of resources, pair by pair. Looked up by key and not by a statement, whose plan may have been made
-/// while nobody waited, and then reads all places there are.
+/// The places of sessions in the queues of resources, pair by pair. Looked up by key and not by a statement, whose plan
+/// may have been made while nobody waited, and then reads all places there are.
 pub fn places(resources: &[&str], sessions: &[Uuid]) -> Places {
     let (table, mut places) = (by_session(), Places::new());
     for (resource, session) in resources.iter().zip(sessions) {

@@ -1,7 +1,8 @@
 //! The leases by who has them, and the free ones of a name.
 //!
-//! What a session has had stays in the index by sessions while an old snapshot is open. Where that shows in vain what the session has had of a seat,
-//! the seat is asked who has it. A semaphore's free permits are read from the end, where those are that were given back last.
+//! What a session has had stays in the index by sessions while an old snapshot is open. Where that shows in vain what
+//! the session has had of a seat, the seat is asked who has it. A semaphore's free permits are read from the end, where
+//! those are that were given back last.
 
 use super::{LeaseRow, Leases, Probe, Seat, column};
 use crate::pg::catalog;
@@ -68,7 +69,8 @@ impl Held {
         }
     }
 
-    /// Shows the rows of a key, until a seat has been had so often that it is better asked: shows what is said there, and the seat that comes next.
+    /// Shows the rows of a key, until a seat has been had so often that it is better asked: shows what is said there,
+    /// and the seat that comes next.
     fn seats<T>(
         &self,
         sight: Sight,
@@ -135,8 +137,8 @@ pub fn held_by(sessions: &[Uuid], most: usize, skip: usize) -> Vec<(Seat, LeaseR
     rows
 }
 
-/// Up to `most` rows of free slots of a declared resource, and whether these are all. Or fewer: where many that were free are in use, others are not
-/// looked for. None where versions before 0.3.0 have not made the index.
+/// Up to `most` rows of free slots of a declared resource, and whether these are all. Or fewer: where many that were
+/// free are in use, others are not looked for. None where versions before 0.3.0 have not made the index.
 pub fn free_rows(resource: &str, most: usize) -> (Vec<LeaseRow>, bool) {
     let (index, mut rows) = (c"_leases_free", Vec::new());
     if catalog::relation(index) == Oid::INVALID {

@@ -1,34 +1,39 @@
 //! Rows by key, read and locked without ever waiting and without ever failing.
 //!
-//! `FOR UPDATE SKIP LOCKED` waits for nobody either, but under REPEATABLE READ it raises 40001 when the row changed after the snapshot,
-//! and it does not see rows that are not committed, where an INSERT would then wait. So rows are locked by their place, which answers
-//! "changed" instead of raising; the statement that then changes the row takes its snapshot after the lock, and finds it as it was
-//! locked. And keys are looked up in one of two ways ([`Sight`]): by the latest snapshot, which misses nothing that is committed, or
-//! with a dirty snapshot, which also sees what others are in the middle of. The latter is no snapshot at all: a row that is moved by
-//! an update while the scan is under way may be seen in neither place. It can say "here" and "in flight", never "nowhere".
+//! `FOR UPDATE SKIP LOCKED` waits for nobody either, but under REPEATABLE READ it raises 40001 when the row changed
+//! after the snapshot, and it does not see rows that are not committed, where an INSERT would then wait. So rows are
+//! locked by their place, which answers "changed" instead of raising; the statement that then changes the row takes its
+//! snapshot after the lock, and finds it as it was locked. And keys are looked up in one of two ways ([`Sight`]): by
+//! the latest snapshot, which misses nothing that is committed, or with a dirty snapshot, which also sees what others
+//! are in the middle of. The latter is no snapshot at all: a row that is moved by an update while the scan is under way
+//! may be seen in neither place. It can say "here" and "in flight", never "nowhere".
 //!
-//! No scan of a table of ours takes predicate locks. Under SERIALIZABLE PostgreSQL takes them for each scan with an MVCC snapshot, and a
-//! scan of one index page would make transactions conflict that have no name in common. The locks would protect nothing: they say that what
-//! the transaction's snapshot shows has not changed, and no verb reads by that. So a scan runs with a snapshot that shows every version
-//! which is not dead to all, and each version is judged by the snapshot that is meant. A scan of a user's table takes predicate locks as ever.
+//! No scan of a table of ours takes predicate locks. Under SERIALIZABLE PostgreSQL takes them for each scan with an
+//! MVCC snapshot, and a scan of one index page would make transactions conflict that have no name in common. The locks
+//! would protect nothing: they say that what the transaction's snapshot shows has not changed, and no verb reads by
+//! that. So a scan runs with a snapshot that shows every version which is not dead to all, and each version is judged
+//! by the snapshot that is meant. A scan of a user's table takes predicate locks as ever.
 //!
-//! Those that are changed most are also written here: see [`mod@write`]. Tables of users are opened by their oid: see [`user`].
+//! Those that are changed most are also written here: see [`mod@write`]. Tables of users are opened by their oid: see
+//! [`user`].
 
 pub mod user;
 
 mod moment;
 mod raw;
+mod tuple;
 mod walk;
 mod write;
 
 use super::catalog;
 use super::text::text_datum;
 pub use moment::Moment;
+use pgrx::Uuid;
 use pgrx::pg_sys::ffi::pg_guard_ffi_boundary as guarded;
-use pgrx::pg_sys::{self, Datum, ItemPointerData, Oid, TM_Result, TransactionId};
-use pgrx::{FromDatum, Uuid};
+use pgrx::pg_sys::{self, Datum, ItemPointerData, Oid, TM_Result};
 use std::cell::{Cell, OnceCell};
 use std::ffi::CStr;
+pub use tuple::Tuple;
 use walk::FORWARD;
 pub use walk::{Stand, Walk};
 pub use write::Change;
@@ -98,132 +103,19 @@ pub enum Locked {
     Changed,
 }
 
-/// A row that a scan stands at.
-pub struct Tuple(*mut pg_sys::TupleTableSlot);
-
-impl Tuple {
-    pub fn tid(&self) -> ItemPointerData {
-        // SAFETY: the slot holds a row for as long as the scan shows it
-        unsafe { (*self.0).tts_tid }
-    }
-
-    /// The transaction that made this version of the row.
-    pub fn made_by(&self) -> TransactionId {
-        // SAFETY: as above; a table of ours is a heap
-        unsafe {
-            let mut should_free = false;
-            let tuple = pg_sys::ExecFetchSlotHeapTuple(self.0, false, &mut should_free);
-            let header = &*(*tuple).t_data;
-            if u32::from(header.t_infomask) & pg_sys::HEAP_XMIN_FROZEN == pg_sys::HEAP_XMIN_FROZEN {
-                pg_sys::FrozenTransactionId
-            } else {
-                header.t_choice.t_heap.t_xmin
-            }
-        }
-    }
-
-    /// Whether this transaction has made this version of the row.
-    pub fn is_mine(&self) -> bool {
-        // SAFETY: reads what this process keeps of its transaction
-        unsafe { pg_sys::TransactionIdIsCurrentTransactionId(self.made_by()) }
-    }
-
-    /// Whether what the caller's statement reads includes this version of the row. Under READ COMMITTED each statement reads anew.
-    pub fn is_seen(&self) -> bool {
-        let made_by = self.made_by();
-        // SAFETY: plain reads, in a function that a statement has called
-        unsafe {
-            pg_sys::XactIsoLevel < pg_sys::XACT_REPEATABLE_READ as i32
-                || pg_sys::TransactionIdIsCurrentTransactionId(made_by)
-                || !pg_sys::XidInMVCCSnapshot(made_by, pg_sys::GetActiveSnapshot())
-        }
-    }
-
-    /// Whether somebody has changed or deleted this version of the row, or has tried to: a row that is being inserted tells nothing else of it.
-    pub fn is_marked(&self) -> bool {
-        // SAFETY: as above
-        unsafe {
-            let mut should_free = false;
-            let tuple = pg_sys::ExecFetchSlotHeapTuple(self.0, false, &mut should_free);
-            let mask = u32::from((*(*tuple).t_data).t_infomask);
-            mask & pg_sys::HEAP_XMAX_INVALID == 0 && mask & pg_sys::HEAP_XMAX_LOCK_ONLY == 0
-        }
-    }
-
-    /// The transaction that has changed or deleted this version of the row, or has tried to; not one that has only locked it.
-    fn changed_by(&self) -> Option<TransactionId> {
-        // SAFETY: as above; of a multixact PostgreSQL looks up the member that has changed the row
-        unsafe {
-            let mut should_free = false;
-            let tuple = pg_sys::ExecFetchSlotHeapTuple(self.0, false, &mut should_free);
-            let header = &*(*tuple).t_data;
-            let mask = u32::from(header.t_infomask);
-            if mask & (pg_sys::HEAP_XMAX_INVALID | pg_sys::HEAP_XMAX_LOCK_ONLY) != 0 {
-                return None;
-            }
-            Some(if mask & pg_sys::HEAP_XMAX_IS_MULTI == 0 {
-                header.t_choice.t_heap.t_xmax
-            } else {
-                pg_sys::HeapTupleGetUpdateXid((*tuple).t_data)
-            })
-        }
-    }
-
-    /// Whether an open transaction, another one, has deleted the row: not locked it, nor changed it.
-    pub fn is_being_deleted(&self) -> bool {
-        let Some(by) = self.changed_by() else { return false };
-        // SAFETY: as above
-        unsafe {
-            let mut should_free = false;
-            let tuple = pg_sys::ExecFetchSlotHeapTuple(self.0, false, &mut should_free);
-            let [here, next] = [(*tuple).t_self, (*(*tuple).t_data).t_ctid].map(pgrx::itemptr::item_pointer_get_both);
-            here == next && pg_sys::TransactionIdIsInProgress(by)
-        }
-    }
-
-    /// A column, counted from 1.
-    pub fn get<T: FromDatum>(&self, column: usize) -> Option<T> {
-        // SAFETY: as above; the caller reads the type that the schema declares, and copies it
-        unsafe {
-            if usize::from((*self.0).tts_nvalid.cast_unsigned()) < column {
-                let all = (*(*self.0).tts_tupleDescriptor).natts;
-                if column > usize::try_from(all).unwrap_or(0) {
-                    return None;
-                }
-                // All at once: each call is a boundary between Rust and PostgreSQL, which costs more than a column does.
-                pg_sys::slot_getsomeattrs_int(self.0, all);
-            }
-            T::from_datum(*(*self.0).tts_values.add(column - 1), *(*self.0).tts_isnull.add(column - 1))
-        }
-    }
-
-    /// How many bytes a column takes whose values differ in length, before compression; without fetching it.
-    pub fn size(&self, column: usize) -> usize {
-        // SAFETY: the column is of such a type, as the caller knows from the schema
-        self.get::<Datum>(column).map_or(0, |value| unsafe { pg_sys::toast_raw_datum_size(value) })
-    }
-
-    /// Whether a column that is a multirange has no range.
-    pub fn has_no_range(&self, column: usize) -> bool {
-        // SAFETY: the column is a multirange, as the caller knows from the schema
-        let empty = self
-            .get::<Datum>(column)
-            .map(|ranges| unsafe { pgrx::direct_function_call::<bool>(pg_sys::multirange_empty, &[Some(ranges)]) });
-        empty.flatten().unwrap_or(true)
-    }
-}
-
 impl Table {
     pub fn open(table: &'static CStr, key: &'static CStr) -> Table {
         let (lock, none) = (pg_sys::RowExclusiveLock as i32, std::ptr::null_mut());
         catalog::lock(table);
         let table = catalog::needed(table);
-        // SAFETY: in a transaction; null where there is no such table; locked above, and again if that was one of the same name
+        // SAFETY: in a transaction; null where there is no such table; locked above, and again if that was one of the
+        // same name
         let relation = unsafe { guarded(|| raw::try_table_open(table, lock)) };
         if relation.is_null() {
             catalog::gone();
         }
-        // Only now: an index that is made anew has another oid, and whoever drops the old one waits for those who have the table locked.
+        // Only now: an index that is made anew has another oid, and whoever drops the old one waits for those who have
+        // the table locked.
         let key = catalog::needed(key);
         // SAFETY: as above
         let (key, slot) = unsafe { guarded(|| (raw::index_open(key, lock), raw::table_slot_create(relation, none))) };
@@ -242,14 +134,16 @@ impl Table {
         Tuple(self.slot)
     }
 
-    /// Whether the index has an entry for a key, or for its first columns. If not, there is no such row, whatever the sight: a row that is moved
-    /// gets a new entry before its old version is dead to anybody, and an entry stays until its version is dead to all.
+    /// Whether the index has an entry for a key, or for its first columns. If not, there is no such row, whatever the
+    /// sight: a row that is moved gets a new entry before its old version is dead to anybody, and an entry stays until
+    /// its version is dead to all.
     pub fn has_entry(&self, key: &[Key]) -> bool {
         self.entries(key, 1) > 0
     }
 
-    /// How many entries the index has for a key, or for its first columns, up to `most`. There are no more rows than that, and perhaps fewer:
-    /// those that have been deleted are counted until they are cleaned away. No row is looked at, which is what takes the time of a scan.
+    /// How many entries the index has for a key, or for its first columns, up to `most`. There are no more rows than
+    /// that, and perhaps fewer: those that have been deleted are counted until they are cleaned away. No row is looked
+    /// at, which is what takes the time of a scan.
     pub fn entries(&self, key: &[Key], most: usize) -> usize {
         // SAFETY: the scan ends before its keys; a snapshot that sees all is asked about nothing
         unsafe {
@@ -276,7 +170,8 @@ impl Table {
         is_unique && key.len() == self.key_columns() && !key.iter().any(is_range)
     }
 
-    /// Begins a scan of a key, or of its first columns, which are to outlive it, with a snapshot that is made under the same boundary.
+    /// Begins a scan of a key, or of its first columns, which are to outlive it, with a snapshot that is made under the
+    /// same boundary.
     unsafe fn begin(&self, key: &[Key], snapshot: impl FnOnce() -> pg_sys::Snapshot) -> pg_sys::IndexScanDesc {
         let (mut keys, none) = ([pg_sys::ScanKeyData::default(); 4], std::ptr::null_mut());
         let mut values = [(0, 0, Datum::null()); 4];
@@ -298,8 +193,8 @@ impl Table {
                 Key::IntFrom(least) => (pg_sys::BTGreaterEqualStrategyNumber, pg_sys::F_INT4GE, Datum::from(*least)),
             };
         }
-        // SAFETY: both relations are open; the values match the key's columns (text, integers, uuid), which are sorted by the collations of
-        // the index; what the scan is to keep of the keys it copies
+        // SAFETY: both relations are open; the values match the key's columns (text, integers, uuid), which are sorted
+        // by the collations of the index; what the scan is to keep of the keys it copies
         unsafe {
             guarded(|| {
                 let parts = (1u16..).zip(keys.iter_mut().zip(values)).take(count);
@@ -361,8 +256,8 @@ impl Table {
         let policy = if wait { pg_sys::LockWaitPolicy::LockWaitBlock } else { pg_sys::LockWaitPolicy::LockWaitSkip };
         let mut failure = pg_sys::TM_FailureData::default();
         let mut tid = tid;
-        // SAFETY: the relation is open and its access method complete; what PostgreSQL raises inside becomes a panic at the boundary,
-        // over whose closure no destructor is pending
+        // SAFETY: the relation is open and its access method complete; what PostgreSQL raises inside becomes a panic at
+        // the boundary, over whose closure no destructor is pending
         let result = unsafe {
             let method = &*(*self.relation).rd_tableam;
             let command = pg_sys::GetCurrentCommandId(true);

@@ -19,7 +19,8 @@ impl Moment {
         unsafe { pg_sys::TransactionIdIsCurrentTransactionId(by) || !pg_sys::XidInMVCCSnapshot(by, self.0) }
     }
 
-    /// Whether other transactions had made this version of a row, and deleted or changed it, and had committed at that moment.
+    /// Whether other transactions had made this version of a row, and deleted or changed it, and had committed at that
+    /// moment.
     pub fn has_gone(&self, row: &Tuple) -> bool {
         // SAFETY: the snapshot is registered; reads PostgreSQL's lists of transactions
         let was_over = |by| unsafe {

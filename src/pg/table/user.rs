@@ -1,5 +1,6 @@
-//! A user's table, by its oid and its primary key. No name is looked up and no statement is parsed, so whoever renames things, or puts a view
-//! where the table was, changes nothing; and reading by a key of PostgreSQL's own types runs nothing but PostgreSQL's own code.
+//! A user's table, by its oid and its primary key. No name is looked up and no statement is parsed, so whoever renames
+//! things, or puts a view where the table was, changes nothing; and reading by a key of PostgreSQL's own types runs
+//! nothing but PostgreSQL's own code.
 
 use super::{Table, raw};
 use crate::pg::guard::as_transaction;
@@ -45,11 +46,12 @@ unsafe fn try_lock(relation: Oid, mode: LOCKMODE) -> Result<(), Shut> {
 }
 
 impl Table {
-    /// Opens a table that somebody has made, if nobody else has it locked, or its long values, and it has a primary key of one column; with its lock
-    /// to the end of the transaction.
+    /// Opens a table that somebody has made, if nobody else has it locked, or its long values, and it has a primary key
+    /// of one column; with its lock to the end of the transaction.
     pub fn of_user(table: Oid, mode: u32) -> Result<Table, Shut> {
         let mode = mode as LOCKMODE;
-        // SAFETY: in a transaction; looked at when it is locked, and what is open is closed by Drop, or by PostgreSQL when it raises
+        // SAFETY: in a transaction; looked at when it is locked, and what is open is closed by Drop, or by PostgreSQL
+        // when it raises
         unsafe {
             try_lock(table, mode)?;
             match pg_sys::get_rel_relkind(table) as u8 {
@@ -77,7 +79,8 @@ impl Table {
 
     /// The column of a name, if there is one.
     pub fn column(&self, name: &str) -> Option<Column> {
-        // SAFETY: the relation is open and locked; reads the catalog through its cache; text_to_cstring ends the name in NUL
+        // SAFETY: the relation is open and locked; reads the catalog through its cache; text_to_cstring ends the name
+        // in NUL
         unsafe {
             let table = (*self.relation).rd_id;
             let number = pg_sys::get_attnum(table, pg_sys::text_to_cstring(text_datum(name).cast_mut_ptr()));
@@ -97,7 +100,8 @@ impl Table {
         unsafe { (*(*self.relation).rd_rel).relowner }
     }
 
-    /// Raises as a statement would if rows cannot be changed because somebody subscribes to them and could not tell which.
+    /// Raises as a statement would if rows cannot be changed because somebody subscribes to them and could not tell
+    /// which.
     pub fn require_identity(&self) {
         // SAFETY: the relation is open
         unsafe { pg_sys::CheckCmdReplicaIdentity(self.relation, pg_sys::CmdType::CMD_UPDATE) };
@@ -119,7 +123,8 @@ unsafe fn try_lock_indexes(table: pg_sys::Relation, mode: LOCKMODE) -> Result<()
     }
 }
 
-/// Locks the table of long values and its index without waiting: any column of the row may be there, and whoever reads one would wait.
+/// Locks the table of long values and its index without waiting: any column of the row may be there, and whoever reads
+/// one would wait.
 unsafe fn try_lock_toast(table: pg_sys::Relation, mode: LOCKMODE) -> Result<(), Shut> {
     // SAFETY: the relation is open and locked, so that its table of long values stays the same
     unsafe {

@@ -1,9 +1,10 @@
 //! Going through rows in the order of an index.
 //!
-//! While an old snapshot is open, or a prepared transaction is forgotten, no version of a row goes away, and a row that is changed time and again
-//! has thousands. Two ways keep clear of them. A row of a whole key is read from the end of the index, where its last version stands
-//! ([`Table::find`]). And where each of many rows may have old versions before it, a walk stops after some that do not count ([`Stand::Stale`]):
-//! whoever walks asks for that one row in another way, and goes on behind it.
+//! While an old snapshot is open, or a prepared transaction is forgotten, no version of a row goes away, and a row that
+//! is changed time and again has thousands. Two ways keep clear of them. A row of a whole key is read from the end of
+//! the index, where its last version stands ([`Table::find`]). And where each of many rows may have old versions before
+//! it, a walk stops after some that do not count ([`Stand::Stale`]): whoever walks asks for that one row in another
+//! way, and goes on behind it.
 
 use super::{Flight, Key, Sight, Table, Tuple, raw};
 use pgrx::pg_sys;
@@ -46,8 +47,8 @@ impl Table {
         self.walk(sight, key).show(visit)
     }
 
-    /// The same from the end of the index, for the row of a whole key: versions of a row stand there as they were made, by and large, and the one
-    /// that counts comes first.
+    /// The same from the end of the index, for the row of a whole key: versions of a row stand there as they were made,
+    /// by and large, and the one that counts comes first.
     pub fn find<T>(&self, sight: Sight, key: &[Key], visit: impl FnMut(&Tuple, Flight) -> Option<T>) -> Option<T> {
         self.walk(sight, key).backward().show(visit)
     }
@@ -68,7 +69,8 @@ impl Table {
         let all = sight != Sight::Dirty || versions;
         let mut shown = if all { of(pg_sys::SnapshotType::SNAPSHOT_NON_VACUUMABLE) } else { dirty() };
         let mut judge = versions.then(|| Judge::Dirty(dirty()));
-        // SAFETY: the scan ends before its keys and its snapshots. What a snapshot sees is not dead to all while that snapshot is registered.
+        // SAFETY: the scan ends before its keys and its snapshots. What a snapshot sees is not dead to all while that
+        // snapshot is registered.
         let scan = unsafe {
             self.begin(key, || {
                 let snapshot = match sight {
@@ -136,7 +138,8 @@ impl Walk<'_> {
             Some(Judge::Registered(snapshot)) => Some(*snapshot).filter(|_| table.ours),
             None => None,
         };
-        // SAFETY: the scan and its snapshots are open; the slot holds a row of the relation, whose access method is complete
+        // SAFETY: the scan and its snapshots are open; the slot holds a row of the relation, whose access method is
+        // complete
         let stand = unsafe {
             let sees = (*(*table.relation).rd_tableam).tuple_satisfies_snapshot;
             guarded(|| {

@@ -1,6 +1,6 @@
-//! Writing rows by their place and not by a statement, which costs many times as much: for tables that are plain, as we made them, so that
-//! nothing but the row and its index entries is to be written. Whoever has a statement to fall back on asks before; items have none, and what an
-//! administrator hangs on their table sees no claims.
+//! Writing rows by their place and not by a statement, which costs many times as much: for tables that are plain, as we
+//! made them, so that nothing but the row and its index entries is to be written. Whoever has a statement to fall back
+//! on asks before; items have none, and what an administrator hangs on their table sees no claims.
 
 use super::{Key, Locked, Sight, Table, Tuple, locked};
 use crate::pg::spi::AsOwner;
@@ -31,8 +31,9 @@ impl Indexes {
 }
 
 impl Table {
-    /// Whether a row may be added or changed here, and not by a statement: nothing hangs on the table but indexes. An administrator may have
-    /// given it a trigger, say. Whoever does so waits for those who have opened the table before.
+    /// Whether a row may be added or changed here, and not by a statement: nothing hangs on the table but indexes. An
+    /// administrator may have given it a trigger, say. Whoever does so waits for those who have opened the table
+    /// before.
     pub fn is_plain(&self) -> bool {
         // SAFETY: the relation is open; the list is ours
         unsafe {
@@ -43,7 +44,8 @@ impl Table {
         }
     }
 
-    /// Whether it has just so many columns. An administrator may have added one, which leaves its place even when it is dropped.
+    /// Whether it has just so many columns. An administrator may have added one, which leaves its place even when it is
+    /// dropped.
     pub fn has_columns(&self, count: usize) -> bool {
         // SAFETY: the relation is open
         usize::try_from(unsafe { (*(*self.relation).rd_att).natts }) == Ok(count)
@@ -57,7 +59,8 @@ impl Table {
         }
         let mut nulls: Vec<bool> = columns.iter().map(Option::is_none).collect();
         let mut values: Vec<Datum> = columns.iter().map(|column| column.unwrap_or(Datum::from(0))).collect();
-        // SAFETY: the values are of the columns' types, and as many; the table is plain, so nothing else is to be done for a row
+        // SAFETY: the values are of the columns' types, and as many; the table is plain, so nothing else is to be done
+        // for a row
         unsafe {
             let new = pg_sys::heap_form_tuple((*self.relation).rd_att, values.as_mut_ptr(), nulls.as_mut_ptr());
             pg_sys::simple_heap_insert(self.relation, new);
@@ -68,8 +71,8 @@ impl Table {
         true
     }
 
-    /// Gives columns of the row that the last scan stopped at other values; waits for whoever has it. Whether it still was the same row. For
-    /// a table that is plain.
+    /// Gives columns of the row that the last scan stopped at other values; waits for whoever has it. Whether it still
+    /// was the same row. For a table that is plain.
     pub fn update(&self, changes: &[Change]) -> bool {
         self.change(changes) == Locked::Mine
     }
@@ -88,7 +91,8 @@ impl Table {
         let mut nulls: Vec<bool> = changes.iter().map(|(_, value)| value.is_none()).collect();
         let mut values: Vec<Datum> = changes.iter().map(|(_, value)| value.unwrap_or(Datum::from(0))).collect();
         let (mut should_free, count) = (false, columns.len() as i32);
-        // SAFETY: the values are of the columns' types, and as many; the table is plain, so nothing else is to be done for a change
+        // SAFETY: the values are of the columns' types, and as many; the table is plain, so nothing else is to be done
+        // for a change
         unsafe {
             let old = pg_sys::ExecFetchSlotHeapTuple(self.slot, false, &mut should_free);
             let new = pg_sys::heap_modify_tuple_by_cols(
@@ -111,8 +115,8 @@ impl Table {
         }
     }
 
-    /// Deletes the rows of a key, or of its first columns, waiting for transactions that have one. How many; `None`: the table is not plain,
-    /// and that takes a statement.
+    /// Deletes the rows of a key, or of its first columns, waiting for transactions that have one. How many; `None`:
+    /// the table is not plain, and that takes a statement.
     pub fn delete_rows(&self, key: &[Key]) -> Option<u64> {
         self.each_row(key, |_| Some(self.delete(true)))
     }
@@ -156,8 +160,8 @@ impl Table {
         }
     }
 
-    /// Deletes the row at a place, if nobody else has it. Where this transaction has locked it already, that spares a try that takes its own
-    /// lock for somebody else's.
+    /// Deletes the row at a place, if nobody else has it. Where this transaction has locked it already, that spares a
+    /// try that takes its own lock for somebody else's.
     pub fn try_delete_at(&self, tid: ItemPointerData) -> Locked {
         match self.lock(tid, false) {
             Locked::Mine => self.delete(true),
@@ -177,13 +181,14 @@ impl Table {
         }
     }
 
-    /// Adds a version of a row to the table's indexes: to its key, to those that an administrator has made, and while one is made again to
-    /// both of it.
+    /// Adds a version of a row to the table's indexes: to its key, to those that an administrator has made, and while
+    /// one is made again to both of it.
     unsafe fn index(&self, tuple: pg_sys::HeapTuple, version: Version) {
         let Indexes { executor, relations, calls } = *self.indexes.get_or_init(|| self.open_indexes());
         // SAFETY: the tuple is one of the table's; what the executor needs for a row it has in a context of its own
         unsafe {
-            // What an administrator has an index compute is not the caller's to run, nor to have look up names where the caller wishes.
+            // What an administrator has an index compute is not the caller's to run, nor to have look up names where
+            // the caller wishes.
             let _owner = calls.then(|| AsOwner::begin((*(*self.relation).rd_rel).relowner));
             pg_sys::ExecForceStoreHeapTuple(tuple, self.slot, false);
             ((*self.slot).tts_tid, (*self.slot).tts_tableOid) = ((*tuple).t_self, (*self.relation).rd_id);
@@ -196,8 +201,8 @@ impl Table {
 
     /// Whoever changes which there are waits for those who have opened the table before.
     fn open_indexes(&self) -> Indexes {
-        // SAFETY: what is made here is ended by Drop, or by whoever cleans up after an error; it must live as long as the table, and so does
-        // the context of its slot
+        // SAFETY: what is made here is ended by Drop, or by whoever cleans up after an error; it must live as long as
+        // the table, and so does the context of its slot
         unsafe {
             let context = pg_sys::MemoryContextSwitchTo((*self.slot).tts_mcxt);
             let executor = pg_sys::CreateExecutorState();

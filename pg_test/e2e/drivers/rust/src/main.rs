@@ -1,4 +1,4 @@
-//! Calls functions of eskit_lease with tokio-postgres, as docs/drivers.md says: those of ../test_drivers.py, which says what a line holds.
+//! Calls functions of eskit_lease with tokio-postgres, as docs/drivers.md says: those of pg_test/e2e/test_drivers.py, which says what a line holds.
 //! Arguments: the URL of the database; `native` or `text`.
 
 use std::io::{Write, stdin, stdout};
