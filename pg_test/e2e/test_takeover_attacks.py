@@ -1,5 +1,7 @@
 """What a hostile reader found in take-over, grace and semaphores: second holders, wake-ups that were lost, waits that nobody may wait."""
 
+from threading import Event
+
 import pytest
 from client import Session, call, rows, stat
 from conftest import Server, wait_until
@@ -221,6 +223,40 @@ def test_a_stranger_gets_nothing_that_crosses_a_takeover(connect, crossing):
 def prepare(conn, name):
     conn.execute(f"PREPARE TRANSACTION '{name}'")
     conn.commit()
+
+
+@pytest.mark.parametrize("end", ["COMMIT", "ROLLBACK"])
+def test_a_place_is_not_lost_to_a_look_that_crosses_the_end_of_a_takeover(connect, background, end):
+    """A look at the line sees places as they were when it began, and asks who lives after that. So a few of these looks passed over the place of a
+    session that had just been taken over, or just been given back its life, and gave the lease to the next in line."""
+    conn, done = connect(), Event()
+
+    def sweep():
+        sweeper = connect()
+        while not done.is_set():
+            call(sweeper, "session_sweep")
+
+    sweeping = background(sweep)
+    try:
+        for turn in range(200):
+            holder, old, behind = (Session(conn, name, "60 s") for name in ("holder", "me", "behind"))
+            holder.take("r")
+            old.queue("r")
+            behind.queue("r")
+            taking = connect(autocommit=False)
+            heir = Session(taking, "me", "60 s", takeover=True)
+            if turn % 2:
+                prepare(taking, "taking over")
+            holder.release("r")
+            (conn if turn % 2 else taking).execute(f"{end} PREPARED 'taking over'" if turn % 2 else end)
+            taking.close()
+            one = heir if end == "COMMIT" else old
+            is_granted(conn, one, "r")
+            for session in (behind, one, holder):
+                call(conn, "session_close", session.id)
+    finally:
+        done.set()
+    sweeping.result()
 
 
 def test_a_prepared_takeover_keeps_its_predecessor_ending(connect):

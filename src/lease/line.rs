@@ -117,20 +117,41 @@ impl Lines<'_> {
     }
 
     pub fn first(&mut self, resource: &str) -> Option<First> {
-        let Lines { call, but, has_turn, leaving } = self;
+        loop {
+            let known = self.has_turn.len();
+            let walked = self.walk(resource);
+            // A walk shows places as they were when it began. One that it has passed over may be a successor's since
+            // then, and no longer of the session that has been found to have no turn: it is shown so by another walk.
+            if walked.passed_over && self.has_turn.len() > known {
+                continue;
+            }
+            if walked.leaving && walked.first.is_none() {
+                self.leaving.push(resource.to_owned());
+            }
+            return walked.first;
+        }
+    }
+
+    fn walk(&mut self, resource: &str) -> Walked {
+        let Lines { call, but, has_turn, .. } = self;
         let mut has_turn = |session: &Uuid| {
-            let is_eligible = || session::row(*session).is_some_and(|row| call.is_eligible(&row));
             let is_left_out = but.is_some_and(|but| but.contains(session));
-            let look = || !is_left_out && is_eligible() || succession::has_successor(call, *session);
+            let lives = || session::row(*session).is_some_and(|row| call.is_eligible(&row));
+            // In this order: a take-over that is rolled back meanwhile is seen open, or its session lives. So does one
+            // that was left out for such an end, as its guard is let go of a little later.
+            let look = || {
+                succession::has_successor(call, *session)
+                    || lives() && !(is_left_out && session::ending::is_ending(*session))
+            };
             *has_turn.entry(*session).or_insert_with(look)
         };
-        let (mut first, mut beyond, mut passed) = (None::<First>, 0, false);
+        let (mut walked, mut beyond) = (Walked::default(), 0);
         let mut visit = |row: &Tuple| {
             let session = row.get::<Uuid>(SESSION)?;
-            match &mut first {
-                None if !has_turn(&session) => (),
-                None if row.is_being_deleted() => passed = true,
-                None => first = Some(First { session, places: Some(vec![row.tid()]) }),
+            match &mut walked.first {
+                None if !has_turn(&session) => walked.passed_over = true,
+                None if row.is_being_deleted() => walked.leaving = true,
+                None => walked.first = Some(First { session, places: Some(vec![row.tid()]) }),
                 Some(first) => {
                     beyond += 1;
                     if beyond > limits::MAX_BEYOND {
@@ -145,11 +166,18 @@ impl Lines<'_> {
         if let Some(floor) = walk_line(call.waiters(), resource, None, &mut visit) {
             walk_line(call.waiters(), resource, Some(floor), &mut visit);
         }
-        if passed && first.is_none() {
-            leaving.push(resource.to_owned());
-        }
-        first
+        walked
     }
+}
+
+/// What a walk along a line has found.
+#[derive(Default)]
+struct Walked {
+    first: Option<First>,
+    /// Whether the place of a session that has no turn came before that.
+    passed_over: bool,
+    /// Whether a place came before that which an open transaction is giving up.
+    leaving: bool,
 }
 
 /// Shows the places of a line, in order, until `visit` has an answer. Without a floor the line may prove to have one,
