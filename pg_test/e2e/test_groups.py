@@ -305,3 +305,29 @@ def test_two_hundred_join_leave_and_die(server, db, connect, background):
     print(f"{writes} writes under {ownerships} fences, generation {rows(conn, 'group_join', 'g', crowd[0][0].id)[0][0]}")
     assert writes > 200
     assert not server.logged("deadlock detected")
+
+
+def test_a_member_that_stays_moves_behind_those_that_went(server, connect):
+    """Beside an old snapshot, also where nothing else is to be changed: sessions join and end before the worker comes."""
+    conn, old = connect(), connect(autocommit=False)
+    create(conn, 4)
+    staying = Member(conn, "staying", ttl="300 s").join()
+    wait_until(lambda: shares(conn) == [4])
+    old.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+    old.execute("SELECT count(*) FROM eskit_lease._members")
+    place = "SELECT m.place FROM eskit_lease._members AS m WHERE m.session = %s"
+    first = conn.execute(place, (staying.id,)).fetchone()[0]
+
+    def come_and_go():
+        conn.execute("""DO $$ DECLARE s uuid; BEGIN
+            FOR n IN 1..100 LOOP
+                SELECT session INTO s FROM eskit_lease.session_open('short', '1 min');
+                PERFORM eskit_lease.group_join('g', s);
+                ASSERT eskit_lease.session_close(s);
+                COMMIT;
+            END LOOP;
+        END $$""")
+        return conn.execute(place, (staying.id,)).fetchone()[0] > first
+
+    wait_until(come_and_go)
+    assert shares(conn) == [4] and len(staying.assignment()) == 4

@@ -184,7 +184,8 @@ fn judge_if(
 ) -> Result<Option<State>> {
     let Some(mut state) = State::read(call, name, letting_go) else { return Ok(None) };
     let (mut now, mut locked) = (clock::now(), false);
-    if state.wants_rebalance(now) {
+    // Members that come and go between two rebalances may bring none about.
+    if state.wants_rebalance(now) || state.is_crowded() && !in_block() {
         if !rebalances(&state, now) {
             call.seam().judge(name);
         } else if state.lock() {
