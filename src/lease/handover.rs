@@ -132,7 +132,8 @@ fn serve(
         let again: HashSet<String> = again.into_keys().collect();
         let line = line::next_in_line(call, again.iter().chain(&served).map(String::as_str).collect(), &ending);
         *first = line.first;
-        // What was skipped, and is first in line again, is a successor's, or stays with a session whose end was rolled back.
+        // What was skipped, and is first in line again, is a successor's, or stays with a session whose end was rolled
+        // back.
         let in_hand = first.extract_if(.., |_, first| ending.contains(&first.session));
         result.busy.extend(in_hand.map(|(resource, _)| resource).chain(line.leaving));
         // A session that was skipped may come back: what no other waits for is not done with.
