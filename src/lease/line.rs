@@ -140,7 +140,9 @@ impl Lines<'_> {
             // In this order: a take-over that is rolled back meanwhile is seen open, or its session lives. So does one
             // that was left out for such an end, as its guard is let go of a little later.
             let look = || {
-                succession::has_successor(call, *session)
+                // Mostly it just lives, and there is nothing to ask of a successor.
+                !is_left_out && lives()
+                    || succession::has_successor(call, *session)
                     || lives() && !(is_left_out && session::ending::is_ending(*session))
             };
             *has_turn.entry(*session).or_insert_with(look)
