@@ -20,6 +20,11 @@ def prose(text):
     return re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)
 
 
+def words(text):
+    """How many words a reader has before them: those of the prose and of the tables, without the examples and the bars."""
+    return sum(any(map(str.isalnum, word)) for word in re.split(r"\s|(?<!\\)\|", prose(text)))
+
+
 def anchor(heading):
     """What GitHub makes of a heading."""
     words = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading).lower()

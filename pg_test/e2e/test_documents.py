@@ -3,7 +3,7 @@
 import hashlib
 
 from conftest import ROOT, once
-from documents import PAGES, anchors, links
+from documents import PAGES, anchors, links, words
 
 pytestmark = once
 
@@ -44,6 +44,11 @@ def test_the_front_page_is_short():
     text = (ROOT / "README.md").read_text()
     assert len(text.splitlines()) <= 350
     assert len(text.split()) <= 1500
+
+
+def test_the_pages_are_short():
+    """Length is a cost for every reader: what is said twice stands in one place, and the others link to it."""
+    assert sum(words(page.read_text()) for page in ROOT.glob("docs/**/*.md")) <= 25_000
 
 
 def test_pictures_are_those_of_their_sources():
