@@ -1,7 +1,7 @@
 //! The locks of a bridge: that of the user, an advisory lock of one bigint as `pg_advisory_lock` and its like take it,
 //! and the guard of the name.
 
-use super::Closed;
+use super::side::Closed;
 use crate::keys;
 use crate::pg::guard::{Guard, Mode, advisory_tag, as_transaction};
 use pgrx::pg_sys::{self, LOCKMODE, LOCKTAG};

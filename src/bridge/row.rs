@@ -21,7 +21,7 @@
 //! Nothing waits here for whoever has the row or the table locked, but for a check: it may meet the worker moving the
 //! time, which takes a moment.
 
-use super::Closed;
+use super::side::Closed;
 use super::target::{Opened, Target};
 use crate::base::limits;
 use crate::call::Call;

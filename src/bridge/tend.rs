@@ -7,8 +7,9 @@
 //! over. The entry outlives the worker, so that another one is started for it. A worker that has such bridges stays,
 //! for its locks end with it.
 
+use super::advisory;
 use super::row::{self, Taken};
-use super::{Side, advisory, may_be, table};
+use super::side::{self, Side, may_be, table};
 use crate::base::limits;
 use crate::call::Call;
 use crate::lease::declaration::Kind;
@@ -309,7 +310,7 @@ impl Bridge {
 
     /// Has the log and the view say what is in the way, once, and that it is no more.
     fn tell(&mut self, name: &str, trouble: Option<String>) {
-        if self.told.as_ref() == Some(&trouble) || !super::note(name, trouble.as_deref()) {
+        if self.told.as_ref() == Some(&trouble) || !side::note(name, trouble.as_deref()) {
             return;
         }
         let database = catalog::database_name();

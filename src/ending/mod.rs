@@ -1,5 +1,7 @@
 //! What takes away: closing, draining and taking over a session, the sweep for the dead, and retention. The verbs of
 //! sessions stand here, as most of them end something. It imports from all floors of concepts.
+//!
+//! Files, low to high: takeover, sweep, retention, close, notify, waiter_pass, verbs, mod.
 
 pub mod close;
 pub mod notify;
@@ -7,3 +9,4 @@ pub mod retention;
 pub mod sweep;
 pub mod takeover;
 pub mod verbs;
+pub mod waiter_pass;

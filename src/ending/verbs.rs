@@ -1,8 +1,9 @@
 //! The SQL functions of sessions.
 
-use super::close;
-use super::sweep::stand_in;
+use super::retention::{self, DoneUntil};
+use super::sweep::{self, waited::Looked};
 use super::takeover::take_over;
+use super::{close, waiter_pass};
 use crate::base::error::{Error, Result};
 use crate::base::{interval, settings};
 use crate::call::{Call, enter, text_arg};
@@ -10,14 +11,14 @@ use crate::lease::acquire::{self, SESSIONS_FULL};
 use crate::lease::{handover, line};
 use crate::pg::guard::Mode;
 use crate::pg::text::Text;
-use crate::pg::{clock, row, spi};
+use crate::pg::{catalog, clock, row, spi};
 use crate::session::{New, Touch, death, drain, lock_row, open, touch, wall_clock};
 use crate::shmem::Shared;
 use crate::shmem::databases::Counter;
 use crate::shmem::slots::SlotRef;
 use crate::shmem::standing::Standing;
 use crate::shmem::wait::pause;
-use crate::{group, seam};
+use crate::{group, item, seam};
 use pgrx::Uuid;
 use pgrx::datum::{Interval, TimestampWithTimeZone};
 use pgrx::pg_sys;
@@ -41,6 +42,15 @@ row::composite! {
         expires_at: Option<TimestampWithTimeZone>,
         revision: Option<i64>,
         reason: Text,
+    }
+}
+
+row::composite! {
+    /// What a sweep has done.
+    Swept = "eskit_lease.sweep_result" {
+        ended: i32,
+        handed_over: i32,
+        more: bool,
     }
 }
 
@@ -136,7 +146,7 @@ fn session_wait(
         wait_for_slot(shared, session, until, &mut touch)?;
         return Ok(answer(&touch, if touch.without_slot() { "timeout" } else { "changed" }));
     }
-    let helps = stand_in::is_able();
+    let helps = waiter_pass::is_able();
     touch.standing = shared.wait_for_revision(database, at, revision, until, helps)?;
     drop(place);
     let mut changed = touch.standing.is_some_and(|standing| standing.revision > revision);
@@ -147,7 +157,7 @@ fn session_wait(
     let can_judge = || acquire::can_look() && acquire::can_take() && death::can_record();
     if !changed && touch.alive() && may_write && can_judge() {
         let call = Call::open(shared)?;
-        helped = helps && stand_in::pass_if_asked(&call)?;
+        helped = helps && waiter_pass::pass_if_asked(&call)?;
         handover::judge_places(&call, at);
         // Its client looks at what has been granted once this is committed.
         changed = helped && seam::revises(at);
@@ -222,4 +232,32 @@ fn session_close(session: Option<Uuid>) -> Result<bool> {
     close::end(&call, at)?;
     call.database.add(Counter::SessionsClosed, 1);
     Ok(true)
+}
+
+#[pg_extern(schema = "eskit_lease")]
+fn session_sweep(max_leases: default!(Option<i32>, "1000")) -> Result<Swept> {
+    let shared = enter()?;
+    spi::require_writes("session_sweep()")?;
+    let max_leases = max_leases.ok_or(Error::Null("max_leases"))?;
+    let most = usize::try_from(max_leases).ok().filter(|most| (1..=100_000).contains(most)).ok_or(Error::Argument {
+        argument: "max_leases",
+        given: max_leases.into(),
+        min: 1,
+        max: 100_000,
+    })?;
+    // As the worker does: else sessions of an extension made meanwhile would be taken for those of one that was
+    // dropped.
+    if !catalog::lock_extension_soon() {
+        // Another transaction is dropping it, or about to.
+        return Ok(Swept { ended: 0, handed_over: 0, more: true });
+    }
+    let call = Call::open(shared)?;
+    item::expect_copies(&call);
+    let mut pass = sweep::pass(&call, most, true, &mut Looked::default())?;
+    let now = clock::now();
+    pass.more |= retention::is_time(call.database, now, pass.looked_through)
+        && retention::retire(&call, now, most, pass.looked_through, &mut DoneUntil::default());
+    let count = |number: usize| i32::try_from(number).unwrap_or(i32::MAX);
+    let more = pass.more || pass.blocked;
+    Ok(Swept { ended: count(pass.ended), handed_over: count(pass.handed_over), more })
 }

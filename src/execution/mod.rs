@@ -1,5 +1,7 @@
 //! Executions: what is to be run once, under a key.
 //!
+//! Files, low to high: mod, begin, end.
+//!
 //! A key has a row from its first attempt on. An attempt is a session's, as a lease is, and has a fence; what is
 //! written to end it is the row, so nothing is written while it runs, and nothing when its session dies:
 //!

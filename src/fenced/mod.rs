@@ -1,5 +1,7 @@
 //! Fenced tables: written only by transactions that have passed the check of a fence, whatever client they come from.
 //!
+//! Files, low to high: trigger, mod.
+//!
 //! [`fence_table`] makes triggers, as the table's owner might, and that is all: the resource is their argument, so what
 //! is fenced by what is a part of the table, is dumped and restored with it (its rows first, then its triggers) and
 //! goes with it. They fire always, so that `session_replication_role` makes no difference. What they ask is in

@@ -1,5 +1,5 @@
-//! The members of groups. A membership is a row; a session has one of a group at most, as [`super::claim_membership`]
-//! keeps others from making a second.
+//! The members of groups. A membership is a row; a session has one of a group at most, as [`claim`] keeps others
+//! from making a second.
 //!
 //! Sessions come and go, and while an old snapshot is open the rows of those that went stay in the index. So the
 //! members of a group are a line with a floor (see [`crate::session::floor`]), in the order of their places. A
@@ -44,8 +44,8 @@ fn by_session() -> BySession {
     BySession::open(TABLE, c"_members_session", GROUP, PLACE)
 }
 
-/// Whether any group may have members.
-pub fn may_be() -> bool {
+/// Returns whether any group may have members.
+fn may_be() -> bool {
     table().has_entry(&[])
 }
 
@@ -98,8 +98,12 @@ pub fn sessions(group: &str) -> (Vec<Uuid>, bool) {
     (sessions, in_flight)
 }
 
-/// The groups that sessions are members of, in order.
+/// Returns the groups that sessions are members of in their own names, in order.
 pub fn groups_of(sessions: &[Uuid]) -> Vec<String> {
+    // Mostly no session is a member of any.
+    if !may_be() {
+        return Vec::new();
+    }
     let (table, mut groups) = (by_session(), Vec::new());
     for session in sessions {
         table.each(*session, &mut |row| {
@@ -110,6 +114,19 @@ pub fn groups_of(sessions: &[Uuid]) -> Vec<String> {
     groups.sort_unstable();
     groups.dedup();
     groups
+}
+
+/// Has the worker judge the groups of sessions.
+pub fn note_groups(call: &Call, sessions: &[Uuid]) {
+    for group in groups_of(sessions) {
+        call.seam().judge(&group);
+    }
+}
+
+/// Keeps others from making the session a member, to the end of the transaction: they would wait for each other's row.
+/// Returns false if another transaction has claimed the membership.
+pub fn claim(group: &str, session: Uuid) -> bool {
+    Guard::Seat(session, keys::fnv1a(group)).try_lock(Mode::Exclusive)
 }
 
 /// Where the row of a member is, what others have not committed left out.

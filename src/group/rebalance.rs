@@ -1,21 +1,55 @@
 //! Rebalancing: new targets for the partitions of a group.
 
+use super::pass_on::pass_on;
 use super::state::{self, GENERATION, RESIZE_TO, STALE, State};
-use super::{bound, cursor, in_block, members, pass_on, plan, targets};
+use super::{bound, cursor, members, plan, targets};
 use crate::base::error::Result;
 use crate::call::Call;
 use crate::lease::declaration::{self, Kind};
 use crate::lease::handover::HandOver;
 use crate::lease::row::LeaseRow;
-use crate::pg::clock;
 use crate::pg::spi::{Statement, Value};
 use crate::pg::table::Tuple;
+use crate::pg::{catalog, clock};
 use crate::session;
 use crate::shmem::databases::Counter;
-use pgrx::pg_sys::{INT8OID, TEXTOID};
+use pgrx::pg_sys::{self, INT8OID, TEXTOID};
+use std::ffi::CStr;
 
 static ADVANCE: Statement = Statement::writes(include_str!("../../sql/query/group/advance.sql"), &[TEXTOID, INT8OID]);
 static RESIZED: Statement = Statement::writes(include_str!("../../sql/query/group/resized.sql"), &[TEXTOID]);
+
+/// Relations that a rebalance reads, writes or draws from, with those that a resize needs.
+const REBALANCED_BY: [&CStr; 17] = [
+    catalog::FENCES,
+    c"_declarations",
+    c"_groups",
+    c"_members",
+    c"_members_place_seq",
+    c"_partitions",
+    c"_leases",
+    c"_sessions",
+    c"_deaths",
+    c"_successions",
+    c"_history",
+    c"_waiters",
+    c"_cursors",
+    c"_heads",
+    c"_queues",
+    c"_items",
+    c"_later",
+];
+
+/// Returns whether no other session, such as one that runs VACUUM FULL, has any table locked that a rebalance needs.
+/// Neither a commit nor a look at an assignment fails for that: the group is judged later.
+pub fn can_rebalance() -> bool {
+    catalog::lock_all(&REBALANCED_BY)
+}
+
+pub fn in_block() -> bool {
+    // SAFETY: reads the state of the transaction
+    unsafe { pg_sys::IsInTransactionBlock(true) }
+}
 
 /// Computes the targets anew, and tells the owners that are to give something back, or not any more. The caller has
 /// locked the group.
@@ -63,7 +97,7 @@ pub fn rebalance(
     if state.is_crowded() && !in_block() {
         members::move_up(&name, &state.members.iter().map(|member| member.session).collect::<Vec<_>>());
     }
-    targets::write(call, state, &plan.changed);
+    targets::write(call, &state.name, &state.rows(&plan.changed, call.shared.boot_id()));
     let moved = i64::from(before != state.targets());
     let advance = |row: &Tuple| {
         let generation = row.get::<i64>(GENERATION as usize)? + moved;

@@ -106,11 +106,11 @@ pub fn try_lock(group: &str) -> bool {
 
 /// Whether an owner was to have released a partition by now, and so may begin nothing more under its fence.
 pub fn is_overdue(call: &Call, group: &str, partition: i32, fence: i64) -> bool {
-    let revocation = targets::of(group, partition).filter(|row| row.revoking == Some(fence));
-    let Some(row) = revocation else { return false };
+    let Some(row) = targets::of(group, partition) else { return false };
+    let Some((_, until)) = row.revoking.filter(|(asked, _)| *asked == fence) else { return false };
     let timeout_ms = || table().find(Sight::Latest, &[Key::Text(group)], |row, _| row.get::<i32>(3)).unwrap_or(0);
     let timeout_ms = if row.boot_id == call.shared.boot_id() { 0 } else { timeout_ms() };
-    call.shared.of_this_start(row.revoke_at, row.boot_id, timeout_ms) <= clock::now()
+    call.shared.of_this_start(until, row.boot_id, timeout_ms) <= clock::now()
 }
 
 /// The number of the group's targets as they stand.
@@ -206,11 +206,11 @@ impl State {
         let (timeout_ms, partitions) = (self.rebalance_timeout_ms, &mut self.partitions);
         targets::each(&self.name, |row| {
             if let Some(partition) = usize::try_from(row.partition).ok().and_then(|slot| partitions.get_mut(slot)) {
-                let at = call.shared.of_this_start(row.revoke_at, row.boot_id, timeout_ms);
                 partition.target = row.target.map(|target| self.heirs.get(&target).copied().unwrap_or(target));
                 // What an owner of before was asked for means nothing.
-                let revoking = row.revoking.filter(|fence| partition.fence() == Some(*fence));
-                partition.revoking = revoking.map(|fence| (fence, at));
+                let revoking = row.revoking.filter(|(fence, _)| partition.fence() == Some(*fence));
+                let at = |until| call.shared.of_this_start(until, row.boot_id, timeout_ms);
+                partition.revoking = revoking.map(|(fence, until)| (fence, at(until)));
             }
         });
     }
@@ -274,7 +274,17 @@ impl State {
         self.partitions.iter().map(|known| known.target).collect()
     }
 
-    /// Locks the group's row if nobody else has it locked or has changed it.
+    /// Returns the rows that are to be written of some partitions, in this start of shared memory.
+    pub fn rows(&self, partitions: &[i32], boot_id: i64) -> Vec<targets::Row> {
+        let row = |partition: &i32| {
+            let known = &self.partitions[*partition as usize];
+            let revoking = known.revoking.map(|(fence, at)| (fence, at.cast_signed()));
+            targets::Row { partition: *partition, target: known.target, revoking, boot_id }
+        };
+        partitions.iter().map(row).collect()
+    }
+
+    /// Locks the group's row unless another transaction has locked or changed it.
     pub fn lock(&self) -> bool {
         table().lock(self.tid, false) == Locked::Mine
     }

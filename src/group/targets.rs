@@ -5,7 +5,6 @@
 //! What an old snapshot keeps of them is passed over: a partition with many versions is read on its own, from the last
 //! of them.
 
-use super::state::{Partition, State};
 use crate::call::Call;
 use crate::pg::spi::{Statement, Value};
 use crate::pg::table::{Key, Sight, Stand, Table, Tuple};
@@ -27,14 +26,13 @@ const REVOKING: usize = 4;
 const REVOKE_AT: usize = 5;
 const BOOT_ID: usize = 6;
 
-/// What is written of a partition.
+/// The row of a partition.
 pub struct Row {
     pub partition: i32,
     pub target: Option<Uuid>,
-    /// The fence whose owner has been asked to release.
-    pub revoking: Option<i64>,
-    /// Until when, in microseconds of the clock of the shared memory of `boot_id`.
-    pub revoke_at: i64,
+    /// The fence whose owner has been asked to release; and until when, in microseconds of the clock of the shared
+    /// memory of `boot_id`.
+    pub revoking: Option<(i64, i64)>,
     pub boot_id: i64,
 }
 
@@ -43,8 +41,7 @@ impl Row {
         Row {
             partition: row.get(PARTITION).unwrap_or(-1),
             target: row.get(TARGET),
-            revoking: row.get(REVOKING),
-            revoke_at: row.get(REVOKE_AT).unwrap_or(0),
+            revoking: row.get(REVOKING).map(|fence| (fence, row.get(REVOKE_AT).unwrap_or(0))),
             boot_id: row.get(BOOT_ID).unwrap_or(0),
         }
     }
@@ -89,45 +86,43 @@ pub fn each(group: &str, mut visit: impl FnMut(Row)) {
 }
 
 /// Writes the targets and revocations of some partitions. The caller has locked the group.
-pub fn write(call: &Call, state: &State, partitions: &[i32]) {
-    if partitions.is_empty() {
+pub fn write(call: &Call, group: &str, rows: &[Row]) {
+    if rows.is_empty() {
         return;
     }
-    let known = || partitions.iter().map(|partition| &state.partitions[*partition as usize]);
     let nil = Uuid::from_bytes([0; 16]);
-    let targets: Vec<Uuid> = known().map(|known| known.target.unwrap_or(nil)).collect();
-    let fences: Vec<i64> = known().map(|known| known.revoking.map_or(0, |(fence, _)| fence)).collect();
-    let until: Vec<i64> = known().map(|known| known.revoking.map_or(0, |(_, at)| at.cast_signed())).collect();
+    let partitions: Vec<i32> = rows.iter().map(|row| row.partition).collect();
+    let targets: Vec<Uuid> = rows.iter().map(|row| row.target.unwrap_or(nil)).collect();
+    let fences: Vec<i64> = rows.iter().map(|row| row.revoking.map_or(0, |(fence, _)| fence)).collect();
+    let until: Vec<i64> = rows.iter().map(|row| row.revoking.map_or(0, |(_, at)| at)).collect();
     let values = vec![
-        Value::Text(&state.name),
-        Value::Ints(partitions),
+        Value::Text(group),
+        Value::Ints(&partitions),
         Value::Uuids(&targets),
         Value::Longs(&fences),
         Value::Longs(&until),
-        Value::Long(call.shared.boot_id()),
+        Value::Long(rows[0].boot_id),
     ];
-    let (table, boot_id) = (table(), call.shared.boot_id());
+    let table = table();
     let by_place = table.is_plain() && table.has_columns(BOOT_ID);
-    let written = || {
-        partitions.iter().zip(known()).map(|(partition, known)| put(&table, &state.name, *partition, known, boot_id))
-    };
+    let written = || rows.iter().map(|row| put(&table, group, row));
     call.written(if by_place { written().sum() } else { None }, &WRITE, values);
 }
 
 /// Writes the row of one partition of a table that is plain.
-fn put(table: &Table, group: &str, partition: i32, known: &Partition, boot_id: i64) -> Option<u64> {
+fn put(table: &Table, group: &str, row: &Row) -> Option<u64> {
     let columns = [
-        (TARGET, known.target.and_then(|target| Value::Uuid(target).datum())),
-        (REVOKING, known.revoking.map(|(fence, _)| fence.into())),
-        (REVOKE_AT, known.revoking.map(|(_, at)| at.cast_signed().into())),
-        (BOOT_ID, Some(boot_id.into())),
+        (TARGET, row.target.and_then(|target| Value::Uuid(target).datum())),
+        (REVOKING, row.revoking.map(|(fence, _)| fence.into())),
+        (REVOKE_AT, row.revoking.map(|(_, at)| at.into())),
+        (BOOT_ID, Some(row.boot_id.into())),
     ];
     let change = |_: &Tuple| Some(columns.iter().map(|(column, value)| (*column as i32, *value)).collect());
-    match table.update_rows(&[Key::Text(group), Key::Int(partition)], change)? {
+    match table.update_rows(&[Key::Text(group), Key::Int(row.partition)], change)? {
         0 => {
-            let key = [Value::Text(group).datum(), Some(partition.into())];
-            let row: Vec<_> = key.into_iter().chain(columns.map(|(_, value)| value)).collect();
-            table.try_insert(&row).then_some(1)
+            let key = [Value::Text(group).datum(), Some(row.partition.into())];
+            let new: Vec<_> = key.into_iter().chain(columns.map(|(_, value)| value)).collect();
+            table.try_insert(&new).then_some(1)
         }
         rows => Some(rows),
     }

@@ -1,9 +1,10 @@
 //! The SQL functions of groups.
 
 use super::assign::Assignor;
+use super::judge::{judge, judge_for_reader};
 use super::rebalance::{keep_size, resize};
 use super::state::{self, RESIZE_TO, STALE, State};
-use super::{bound, claim_membership, cursor, judge, judge_for_reader, members, targets};
+use super::{bound, cursor, members, targets};
 use crate::base::error::{Error, Result};
 use crate::base::{interval, limits};
 use crate::call::{Call, enter, text_arg};
@@ -185,7 +186,7 @@ fn group_join(group_name: Option<Text>, session: Option<Uuid>) -> Result<i64> {
     declaration::of_kind(&name, Kind::Group)?;
     if !members::is_member(&name, me.session()) {
         grantee(&call, me).map_err(Error::SessionEnded)?;
-        if !claim_membership(&name, me.session()) {
+        if !members::claim(&name, me.session()) {
             return Err(Error::Joining { group: name }.into());
         }
         // Another connection of the session may have joined before the claim.

@@ -1,10 +1,13 @@
 //! Claiming items.
+//!
+//! Files, low to high: claimer, plain, ordered, mod.
 
+mod claimer;
 mod ordered;
+mod plain;
 
-use super::moves::{self, Claimed};
 use super::partitions::Owned;
-use super::{Claim, ITEMS, LATER, Order, Queue, column, dead, id, lane};
+use super::{Claim, ITEMS, Order, Queue, dead, lane};
 use crate::base::error::{Error, Result};
 use crate::base::limits;
 use crate::call::{Call, enter, text_arg};
@@ -12,19 +15,16 @@ use crate::lease::acquire::grantee;
 use crate::lease::fence;
 use crate::pg::json::Jsonb;
 use crate::pg::spi::{self, Statement, Value};
-use crate::pg::table::{Flight, Key, Locked, Sight, Table, Tuple};
 use crate::pg::text::Text;
 use crate::pg::{clock, row};
 use crate::session::touch;
-use crate::shmem::floors::{Lane, Start};
 use crate::shmem::slots::SlotRef;
-use crate::shmem::spans::Noted;
+use claimer::{Claimer, Taken};
 use ordered::Look;
 use pgrx::pg_sys::{Datum, INT4ARRAYOID, INT4OID, INT8ARRAYOID, INT8OID, TEXTOID, TIMESTAMPTZOID, UUIDOID};
 use pgrx::prelude::*;
 use pgrx::{Uuid, name};
 use std::collections::HashSet;
-use std::sync::atomic::Ordering;
 
 static CLAIM: Statement = Statement::writes(
     include_str!("../../sql/query/item/claim.sql"),
@@ -34,171 +34,7 @@ static CLAIM: Statement = Statement::writes(
 /// Looks at the lanes of one call: something may become free each time before the claimer is known to be hungry.
 const LOOKS: usize = 3;
 
-struct Taken {
-    partition: i32,
-    place: i64,
-    id: i64,
-    key: Option<Text>,
-    payload: Option<Jsonb>,
-    attempt: i32,
-}
-
-/// What one call looks for, and has.
-struct Claimer<'a> {
-    call: &'a Call,
-    queue: &'a Queue,
-    want: usize,
-    /// Drawn when there is something to claim.
-    fence: Option<i64>,
-    taken: Vec<Taken>,
-    /// Bytes of their payloads, and of those that are just being taken.
-    bytes: usize,
-    /// Lanes that have been looked at, as they were before.
-    seen: Vec<(Lane, Start)>,
-    /// What was known of the queue's partitions before the last look, in a group's queue.
-    noted: Vec<Noted>,
-    /// When something becomes due that has been seen not to be.
-    next_due: Option<i64>,
-    /// The last fence whose claim has been looked for, and whether it has a row.
-    known: Option<(i64, bool)>,
-}
-
 impl Claimer<'_> {
-    fn has_all(&self) -> bool {
-        self.taken.len() >= self.want || self.is_full()
-    }
-
-    /// Whether it has as many bytes as one claim gets.
-    fn is_full(&self) -> bool {
-        self.bytes >= limits::MAX_CLAIM_BYTES
-    }
-
-    fn fence(&mut self) -> i64 {
-        let call = self.call;
-        *self.fence.get_or_insert_with(|| {
-            let fence = fence::next(call);
-            // Whichever is first: the claim is looked for by its row if another came before with a greater fence.
-            let first = &call.database.first_claim;
-            first.compare_exchange(0, fence, Ordering::AcqRel, Ordering::Relaxed).ok();
-            fence
-        })
-    }
-
-    /// Whether no claim stands behind a fence.
-    fn is_free(&mut self, claim: i64) -> bool {
-        let first = self.call.database.first_claim.load(Ordering::Acquire);
-        if claim == 0 || first != 0 && claim >= first {
-            return claim == 0;
-        }
-        match self.known {
-            Some((fence, exists)) if fence == claim => !exists,
-            _ => {
-                let exists = Claim::exists(claim);
-                self.known = Some((claim, exists));
-                !exists
-            }
-        }
-    }
-
-    fn start(&mut self, lane: Lane, from_beginning: bool) -> Start {
-        let start = self.call.shared.floor(lane);
-        self.seen.push((lane, start));
-        if from_beginning { start.at_the_beginning() } else { start }
-    }
-
-    /// Claims what is ready in a partition. `from_beginning`: this transaction has freed something below the floor.
-    /// Whether nothing more is to be had.
-    fn ready(&mut self, partition: i32, from_beginning: bool) -> bool {
-        let lane = lane(self.call, ITEMS, self.queue.number, partition);
-        let start = self.start(lane, from_beginning);
-        let items = Table::open(ITEMS, c"_items_pkey");
-        let (mut first, mut stop) = (None, i64::MAX);
-        let key = [Key::Int(self.queue.number), Key::Int(partition), Key::From(start.at)];
-        items.scan(Sight::Dirty, &key, |row, flight| {
-            pgrx::check_for_interrupts!();
-            let (place, claim) = (row.get(column::PLACE).unwrap_or(0), row.get(column::CLAIM).unwrap_or(0));
-            if self.fence == Some(claim) {
-                return None;
-            }
-            if flight != Flight::None {
-                stop = stop.min(place);
-            } else if self.is_free(claim) {
-                if self.has_all() {
-                    stop = stop.min(place);
-                    return Some(());
-                } else if self.take(&items, row, partition, place) {
-                    first = first.or(Some(place));
-                } else {
-                    stop = stop.min(place);
-                }
-            }
-            None
-        });
-        if let Some(first) = first {
-            self.call.seam().places(lane, first, true);
-        }
-        self.call.shared.raise(lane, start, stop);
-        stop == i64::MAX
-    }
-
-    /// Claims the row that the scan stands at, if nobody has it in hand.
-    fn take(&mut self, items: &Table, row: &Tuple, partition: i32, place: i64) -> bool {
-        let fence = self.fence();
-        let attempt = row.get::<i32>(column::ATTEMPT).unwrap_or(0).saturating_add(1);
-        let (id, key, payload) = (row.get(column::ID).unwrap_or(0), row.get(column::KEY), row.get(column::PAYLOAD));
-        let changes = [(column::CLAIM as i32, Some(fence.into())), (column::ATTEMPT as i32, Some(attempt.into()))];
-        let mine = items.try_update(&changes) == Locked::Mine;
-        if mine {
-            self.bytes += payload.as_ref().map_or(0, Jsonb::len);
-            self.taken.push(Taken { partition, place, id, key, payload, attempt });
-        }
-        mine
-    }
-
-    /// Claims what has become due in a partition. Until when nothing more becomes so, if that is known.
-    fn due(&mut self, partition: i32) -> Option<i64> {
-        let lane = lane(self.call, LATER, self.queue.number, partition);
-        let start = self.start(lane, false);
-        let later = Table::open(LATER, c"_later_pkey");
-        let now = clock::timestamp();
-        let (mut found, mut stop) = (Vec::new(), i64::MAX);
-        let room = self.want - self.taken.len();
-        let key = [Key::Int(self.queue.number), Key::Int(partition), Key::From(start.at)];
-        later.scan(Sight::Dirty, &key, |row, flight| {
-            let (due, id): (i64, i64) = (row.get(3).unwrap_or(0), row.get(4).unwrap_or(0));
-            if due > now || found.len() == room || self.is_full() {
-                if due > now {
-                    self.next_due = Some(self.next_due.map_or(due, |next| next.min(due)));
-                }
-                stop = stop.min(due);
-                return Some(());
-            }
-            if flight == Flight::None && later.lock(row.tid(), false) == Locked::Mine {
-                self.bytes += row.size(column::LATER_PAYLOAD);
-                found.push((due, id));
-            } else {
-                stop = stop.min(due);
-            }
-            None
-        });
-        if let Some((first, _)) = found.first() {
-            self.call.seam().places(lane, *first, true);
-        }
-        for (due, id) in found {
-            self.take_due(partition, due, id, id::next(self.call));
-        }
-        self.call.shared.raise(lane, start, stop);
-        (stop > now).then_some(stop)
-    }
-
-    /// Moves an item that is due and locked to those that are claimed.
-    fn take_due(&mut self, partition: i32, due: i64, id: i64, place: i64) {
-        let fence = self.fence();
-        let to = Claimed { queue: self.queue.number, partition, place, fence };
-        let taken = moves::claim(self.call, due, id, to);
-        self.taken.extend(taken.map(|(key, payload, attempt)| Taken { partition, place, id, key, payload, attempt }));
-    }
-
     /// Looks at the partition that all have, or at the session's in which something may be had.
     fn look(&mut self, owned: Option<&Owned>, from_beginning: bool) {
         self.seen.clear();
@@ -335,19 +171,7 @@ fn item_claim(
     let queue = Queue::of(&name)?;
     grantee(&call, me).map_err(Error::SessionEnded)?;
     fence::raise(&call);
-    let (fence, taken) = (None, Vec::with_capacity(want.min(100)));
-    let mut claimer = Claimer {
-        call: &call,
-        queue: &queue,
-        want,
-        fence,
-        taken,
-        bytes: 0,
-        seen: Vec::new(),
-        noted: Vec::new(),
-        next_due: None,
-        known: None,
-    };
+    let mut claimer = Claimer::of(&call, &queue, want);
     let owned = Owned::of(&call, &queue, session)?;
     claimer.claim(me, owned.as_ref());
     let Some(fence) = claimer.fence.filter(|_| !claimer.taken.is_empty()) else {

@@ -33,6 +33,8 @@
 //! **Queues** are declared; a drop and an addition that cross see each other as any declaration and its use do: whoever
 //! adds reads the queue again after writing, and whoever drops looks for items after deleting, both with a dirty
 //! snapshot.
+//!
+//! Files, low to high: mod, id, moves, partitions, heads, next, add, dead, finish, queue, claim.
 
 mod add;
 mod claim;

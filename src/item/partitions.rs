@@ -64,7 +64,7 @@ impl<'a> Owned<'a> {
         let Some(group) = queue.group.as_deref() else { return Ok(None) };
         let count = queue.partitions()?;
         let some = row::some_of_session(group, session, FEW + 1);
-        if some.is_empty() && !group::members::is_member(group, session) {
+        if some.is_empty() && !group::is_member(group, session) {
             return Err(Error::NotMember { group: group.to_owned() }.into());
         }
         let few = (some.len() <= FEW).then(|| some.into_iter().map(|row| row.slot).collect());

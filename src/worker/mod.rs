@@ -12,7 +12,7 @@
 //! PostgreSQL's slots for such processes are shared with parallel queries and others. Where there is none for a worker
 //! the launcher looks for one every 50 ms, workers that there are leave as if they had to take turns, and a
 //! session_wait of each database in which something is due is woken and does the pass itself (see
-//! [`crate::ending::sweep::stand_in`]): one that is outside of a transaction block, and answers when that is done. Only
+//! [`crate::ending::waiter_pass`]): one that is outside of a transaction block, and answers when that is done. Only
 //! databases in which nothing waits so are left to their turn.
 //!
 //! Where standbys are to confirm that this is the primary the launcher keeps a [`confirmer`] as well.

@@ -1,7 +1,7 @@
 //! What dead or ending sessions have left: it is handed over where somebody waits for it, and taken away otherwise.
 
+use super::done::{Pass, come_back_to};
 use super::waited::{Looked, Looks};
-use super::{Pass, come_back_to};
 use crate::base::error::Result;
 use crate::base::limits;
 use crate::call::Call;

@@ -1,6 +1,6 @@
 //! Sessions whose slots and rows do not fit together, after a restart or the end of a prepared transaction.
 
-use super::{end_dropped, is_of_dropped};
+use super::dropped::{end_dropped, is_of_dropped};
 use crate::base::error::Result;
 use crate::base::{limits, settings};
 use crate::call::Call;

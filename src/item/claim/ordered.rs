@@ -15,7 +15,7 @@
 //! The head is made first and the item taken after; should somebody who is no claimer have the item locked, the head is
 //! taken back.
 
-use super::Claimer;
+use super::claimer::Claimer;
 use crate::item::heads::{self, At, Head, Heads};
 use crate::item::{ITEMS, LATER, Order, column, id, lane, next};
 use crate::pg::clock;

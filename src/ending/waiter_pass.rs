@@ -5,13 +5,12 @@
 //! answers at once. It sees what is committed, as every statement of ours does, whatever the age of its own snapshot;
 //! at READ COMMITTED, so that no conflict is found that is not its client's.
 
-use super::pass;
-use super::waited::Looked;
+use super::notify;
+use super::retention::{self, DoneUntil};
+use super::sweep::{self, waited::Looked};
 use crate::base::error::Result;
 use crate::base::limits;
 use crate::call::{Call, ends_with_answer};
-use crate::ending::notify;
-use crate::ending::retention::{self, DoneUntil};
 use crate::pg::{catalog, clock};
 use pgrx::pg_sys;
 use std::ffi::CStr;
@@ -61,7 +60,7 @@ pub fn pass_if_asked(call: &Call) -> Result<bool> {
         call.database.asked.store(true, Ordering::Release);
         return Ok(false);
     }
-    let mut done = pass(call, limits::MAX_HAND_OVER, true, &mut Looked::default())?;
+    let mut done = sweep::pass(call, limits::MAX_HAND_OVER, true, &mut Looked::default())?;
     let now = clock::now();
     if retention::is_time(call.database, now, done.looked_through) {
         retention::retire(call, now, limits::MAX_HAND_OVER, done.looked_through, &mut DoneUntil::default());

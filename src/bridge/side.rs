@@ -1,0 +1,56 @@
+//! What a bridge leads to, and the row that says so.
+
+use super::target::Target;
+use crate::pg::catalog;
+use crate::pg::spi::Value;
+use crate::pg::table::{Key, Locked, Sight, Table, Tuple};
+use crate::pg::text::Text;
+use pgrx::pg_sys;
+
+/// What a bridge leads to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Side {
+    /// The advisory lock of this key.
+    Lock(i64),
+    Row(Target),
+}
+
+/// Why a check cannot pass, and what is to be done.
+pub struct Closed {
+    pub why: String,
+    pub hint: &'static str,
+}
+
+pub fn table() -> Table {
+    Table::open(c"_bridges", c"_bridges_pkey")
+}
+
+/// Whether this database may have bridges; version 0.1.0 had none.
+pub fn may_be() -> bool {
+    catalog::relation(c"_bridges") != pg_sys::Oid::INVALID
+}
+
+impl Side {
+    fn read(row: &Tuple) -> Option<Side> {
+        if let Some(key) = row.get(2) {
+            return Some(Side::Lock(key));
+        }
+        let text = |column| row.get::<Text>(column).map(|text| text.0);
+        let (table, key) = (row.get(3)?, text(4)?);
+        Some(Side::Row(Target { table, key, owner_column: text(5)?, until_column: text(6)? }))
+    }
+
+    /// Returns what the bridge of a resource leads to.
+    pub fn of(resource: &str) -> Option<Side> {
+        table().scan(Sight::Latest, &[Key::Text(resource)], |row, _| Side::read(row))
+    }
+}
+
+/// Notes why the row of a bridge cannot be kept, or that it can. False if somebody has the bridge in hand.
+pub fn note(resource: &str, trouble: Option<&str>) -> bool {
+    let (table, column) = (table(), 7);
+    let noted = table.scan(Sight::Latest, &[Key::Text(resource)], |row, _| Some(row.get::<Text>(column)));
+    // No constraint of the table is about this column.
+    let change = || table.try_update(&[(column as i32, Value::MaybeText(trouble).datum())]) == Locked::Mine;
+    noted.is_none_or(|noted| noted.as_deref() == trouble || change())
+}

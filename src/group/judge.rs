@@ -1,0 +1,119 @@
+//! Judging a group: brings the owners of its partitions and their targets together, and decides who rebalances.
+
+use super::rebalance::{self, can_rebalance, in_block};
+use super::state::State;
+use super::{members, serve};
+use crate::base::error::Result;
+use crate::base::settings;
+use crate::call::{Call, runs_code};
+use crate::lease::handover::HandOver;
+use crate::lease::row::LeaseRow;
+use crate::pg::clock;
+use crate::shmem::Shared;
+use pgrx::Uuid;
+
+/// Brings the owners of a group's partitions and their targets together, as far as no other transaction is in the way.
+/// `only`: grants to this session alone; other grants are not for a transaction that may stay open for long. Returns
+/// the group as it stands, unless an owner has changed.
+pub fn judge(
+    call: &Call,
+    name: &str,
+    only: Option<Uuid>,
+    letting_go: &dyn Fn(&LeaseRow) -> bool,
+    result: &mut HandOver,
+) -> Result<Option<State>> {
+    let rebalances = |state: &State, now| {
+        if runs_code() {
+            call.seam().at_commit(&state.name, judge_at_commit);
+            return false;
+        }
+        !(in_block() && worker_comes(state, now))
+    };
+    judge_if(call, name, only, letting_go, result, rebalances)
+}
+
+/// Judges for a session that reads its assignment. Its transaction block does not keep the group's row from those that
+/// join, leave or end.
+pub fn judge_for_reader(call: &Call, name: &str, reader: Uuid) -> Result<Option<State>> {
+    let rebalances = |state: &State, now| {
+        let runs_code = runs_code();
+        if runs_code || in_block() && !worker_comes(state, now) {
+            call.seam().at_commit(&state.name, judge_at_commit);
+        }
+        !runs_code && !in_block() && can_rebalance()
+    };
+    judge_if(call, name, Some(reader), &|_| false, &mut HandOver::default(), rebalances)
+}
+
+fn worker_comes(state: &State, now: u64) -> bool {
+    settings::WORKER.get() && state.can_wait(now)
+}
+
+fn judge_at_commit(shared: &'static Shared, name: &str) -> Result<()> {
+    let call = Call::open(shared)?;
+    if !can_rebalance() {
+        call.seam().judge(name);
+        return Ok(());
+    }
+    judge_if(&call, name, None, &|_| false, &mut HandOver::default(), |_, _| true).map(drop)
+}
+
+/// `rebalances` says of a state that wants a rebalance whether this call does it. Otherwise the worker does.
+fn judge_if(
+    call: &Call,
+    name: &str,
+    only: Option<Uuid>,
+    letting_go: &dyn Fn(&LeaseRow) -> bool,
+    result: &mut HandOver,
+    rebalances: impl Fn(&State, u64) -> bool,
+) -> Result<Option<State>> {
+    let Some(mut state) = State::read(call, name, letting_go) else { return Ok(None) };
+    let (mut now, mut locked) = (clock::now(), false);
+    // Members that come and go between two rebalances may bring none about.
+    if state.wants_rebalance(now) || state.is_crowded() && !in_block() {
+        if !rebalances(&state, now) {
+            call.seam().judge(name);
+        } else if state.lock() {
+            // What was read before the lock may have been changed by the transaction that had it.
+            let Some(again) = State::read(call, name, letting_go) else { return Ok(None) };
+            (state, locked) = (again, true);
+            rebalance::rebalance(call, &mut state, letting_go, result)?;
+            now = clock::now();
+        } else {
+            result.busy.insert(name.to_owned());
+        }
+    }
+    let moved = serve::serve(call, &state, now, only, letting_go, result);
+    if result.busy.contains(name) {
+        // The worker tries again what it could not do, ever more rarely. Other processes tell it here. What this
+        // transaction has had in hand may have been in its way.
+        if moved || locked {
+            call.seam().judge(name);
+        } else {
+            call.seam().in_vain(name);
+        }
+    }
+    if let Some(at) = state.next_due(now) {
+        call.seam().judge_at(name, at);
+    }
+    Ok((!moved).then_some(state))
+}
+
+/// Gives partitions, which `from` lets go of in this transaction, to their targets. What has no living target is left
+/// to the worker, which judges the group after the commit. With the worker off, or where `from` is no member any more,
+/// the group is judged here.
+pub fn hand_over(
+    call: &Call,
+    name: &str,
+    from: Uuid,
+    rows: &[LeaseRow],
+    letting_go: &dyn Fn(&LeaseRow) -> bool,
+    result: &mut HandOver,
+) -> Result<()> {
+    let is_done = serve::hand_over(call, name, rows, result);
+    let is_left_to_worker = || settings::WORKER.get() && members::is_member(name, from);
+    if is_done || is_left_to_worker() {
+        return Ok(());
+    }
+    judge(call, name, None, letting_go, result).map(drop)
+}

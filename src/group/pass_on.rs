@@ -1,0 +1,31 @@
+//! Passing on a membership to the session that has taken over the member.
+
+use super::state::{self, STALE};
+use super::{members, targets};
+use crate::call::Call;
+use crate::pg::guard::{Guard, Mode};
+use crate::pg::spi::{Statement, Value};
+use crate::session;
+use pgrx::Uuid;
+use pgrx::pg_sys::TEXTOID;
+
+static UNBALANCED: Statement = Statement::writes(include_str!("../../sql/query/group/unbalanced.sql"), &[TEXTOID]);
+
+/// Gives the membership of a session to its successor, unless the successor is a member in its own name; and the
+/// partitions that the session was to own. The caller has locked the group. Returns whether no other transaction is in
+/// the way.
+pub fn pass_on(call: &Call, group: &str, old: Uuid, new: Uuid) -> bool {
+    // A successor that is just ending has looked for its groups already.
+    let stays = || Guard::Grantee(new).try_lock(Mode::Shared) && session::row(new).is_some();
+    if !members::claim(group, new) || !stays() || !members::lock(group, &[old]).contains(&old) {
+        return false;
+    }
+    if members::has_row(group, new) {
+        // Two have become one, and what each had is too much for one.
+        let unbalanced = state::change(group, |_| Some(vec![(STALE, Some(true.into()))]));
+        call.written(unbalanced, &UNBALANCED, vec![Value::Text(group)]);
+    }
+    members::inherit(call, group, old, new);
+    targets::inherit(call, group, old, new);
+    true
+}
