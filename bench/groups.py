@@ -109,7 +109,7 @@ def quiet(db):
 
 def come_and_go(db, group, newcomer, spent):
     """A session joins and leaves again before anything has moved, time after time: milliseconds of its joins, and of the backend's processor
-    time for them. Nobody pays for plans that are made once."""
+    time for them. The first joins do not count, as they make plans."""
     joins, works = [], []
     for _ in range(2 + REPEAT):
         quiet(db)
@@ -161,7 +161,7 @@ def last_member(report, db, sessions):
             group.settle(MEMBERS)
             group.leave(last)
             group.settle(MEMBERS - 1)
-    # Nobody pays for plans that are made once.
+    # The first joins do not count, as they make plans.
     joins, told = joins[2:], told[2:]
     middle = statistics.median(joins)
     report.check(f"group_join, member {MEMBERS} of {PARTITIONS:,} partitions", spread(joins), "< 20 ms", middle < 20)
@@ -239,8 +239,8 @@ class Crowd:
 
 
 def growth(report, db, sessions):
-    """One rebalance, in processor time: somebody joins, which computes the targets anew and revokes a share of everybody's. It leaves
-    before anything has moved, and so takes back what it had asked for."""
+    """One rebalance, in processor time: a session joins, which computes the targets anew and revokes a share of each
+    member's partitions. The session leaves before a partition has moved, which undoes the revocations."""
     costs = {}
     newcomer = sessions[-1]
     spent = Processor(db)

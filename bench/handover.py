@@ -32,7 +32,8 @@ def handover(report):
             report.add(what, told(ours), f"{NAMES[system]} {told(values[system])}", f"p{percent}/p{against} {ratio:.2f}",
                        bound, holds and holds(ratio))  # fmt: skip
 
-        # A release is durable before anybody hears of it, as an UPDATE with NOTIFY is; NOTIFY alone waits for no disk.
+        # A release is durable before the next holder hears of it, as an UPDATE with NOTIFY is; NOTIFY alone waits for
+        # no disk.
         compare("lease_release until session_wait answers", "update_notify", 99, 99, "<= 2", lambda ratio: ratio <= 2)
         compare("  the same (information)", "notify_there_and_back", 99, 50)
         by_hand = percentile(values["update_notify"], 99) / percentile(values["notify_there_and_back"], 50)

@@ -75,8 +75,10 @@ def pgbench(script, **options):
 
 
 def interleave(variants, repeat=REPEAT):
-    """Measures each of the variants in turn, `repeat` times over, so that all see the same state of the machine: rather many short rounds
-    than few long ones, as others may share its processors. Nobody pays for cold caches and new files: a first round does not count."""
+    """Measures each of the variants in turn, `repeat` times over, so that all see the same state of the machine.
+
+    Many short rounds are better than few long ones, as others may share the processors. A first round, with cold caches
+    and new files, does not count."""
     values = {name: [] for name in variants}
     for measure in variants.values():
         measure()

@@ -1,5 +1,7 @@
-"""What the launcher and the workers take while nobody asks them for anything: with a hundred thousand sessions that live for long, and with
-sessions that are kept alive by their heartbeats, each of which moves a deadline that somebody watches."""
+"""What the launcher and the workers use while they have nothing to do.
+
+There are a hundred thousand sessions that live for long, then sessions that live by their heartbeats. Each heartbeat
+moves a deadline that the worker watches."""
 
 import threading
 import time
@@ -14,7 +16,7 @@ BEATING = number("BENCH_IDLE_BEATING", 20_000)
 SECONDS = number("BENCH_IDLE_SECONDS", 30)
 TTL = 60  # seconds, of those that are kept alive: a heartbeat is due every third of it
 REST = 5  # seconds, for what the set-up has left to be done
-# Of a processor: less than anybody would measure.
+# Of a processor: too little to notice.
 IDLE = 0.001
 
 
@@ -52,7 +54,7 @@ class Watch:
         self.report, self.workers, self.shares = report, Workers(db), []
 
     def stage(self, what, bound):
-        """Looks once before and once after: looking costs nobody else anything."""
+        """Looks once before and once after: the look disturbs no process."""
         time.sleep(REST)
         spent, wakes, began = self.workers.milliseconds(), self.workers.wakes(), time.monotonic()
         time.sleep(SECONDS)

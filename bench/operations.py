@@ -1,5 +1,7 @@
-"""The operations of a client, one call of each: `operation(calls)` prepares so many of them, and gives back what makes the i-th. So whoever
-measures them decides what is counted: WAL, transaction ids or processor time."""
+"""The operations of a client, one call of each.
+
+`operation(calls)` prepares so many calls, and returns what makes the i-th. So the caller decides what it counts: WAL,
+transaction ids or processor time."""
 
 import itertools
 import uuid

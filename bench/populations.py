@@ -38,7 +38,7 @@ class Sessions(Population):
 
 
 class Leases(Population):
-    """All of one session: whoever looks at all that it holds is found out."""
+    """All of one session: an operation that looks at all that the session holds is found out."""
 
     chunk = CHUNK
 
@@ -72,7 +72,7 @@ class Leases(Population):
 
 
 class Members(Population):
-    """All of one group, whose partitions stay with nobody: newcomers are gathered for a day."""
+    """All of one group. Its partitions have no owners, as newcomers are gathered for a day."""
 
     chunk = BATCH
 

@@ -12,7 +12,7 @@ from services import Missing, peer
 class Queue:
     """What all have in common. A run that finds nothing more to claim fails: then PER_SECOND is too small."""
 
-    # Items, by the size of a batch: more than anybody does in a second.
+    # Items, by the size of a batch: more than any of these queues does in a second.
     PER_SECOND = {1: 25_000, 100: 300_000}
     count: str
     tables: str

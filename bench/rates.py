@@ -55,7 +55,7 @@ def rates(report):
 
 
 def crowded(report):
-    """Many ask for one name that somebody has."""
+    """Many clients ask for one name that another session holds."""
     scripts = {
         "acquire_refused": "lease_acquire, refused",
         "refused_by_guarded_upsert": "  guarded upsert by hand (information)",

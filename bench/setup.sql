@@ -8,7 +8,7 @@ CREATE SEQUENCE plain_fences CACHE 1;
 CREATE TABLE plain_sessions (n integer PRIMARY KEY, beat_at timestamptz NOT NULL);
 INSERT INTO plain_sessions SELECT n, now() FROM generate_series(0, 255) AS n;
 
--- A lease by timestamp, as people write it by hand; this one is somebody's for the whole run.
+-- A lease by timestamp, as people write it by hand; this one has an owner for the whole run.
 CREATE TABLE plain_locks (name text COLLATE "C" PRIMARY KEY, owner uuid NOT NULL, until timestamptz NOT NULL);
 INSERT INTO plain_locks VALUES ('bench/held', gen_random_uuid(), now() + interval '1 day');
 

@@ -60,7 +60,7 @@ def storm(report):
 
 
 def prepare(db, waited):
-    """The sessions that are going to die, what they hold, and who waits for it. Nobody dies meanwhile."""
+    """The sessions that will die, what they hold, and the sessions that wait for it. No session dies meanwhile."""
     db.execute("DROP TABLE IF EXISTS storm_sessions, storm_waiters")
 
     def beat():

@@ -23,7 +23,7 @@ BY_HAND = """
     INSERT INTO hand_cursors VALUES (0, 0, now());
     CREATE TABLE hand_items (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, payload jsonb NOT NULL, claimed_by text, claimed_at timestamptz);
 """
-# Nobody who holds a lease that lives is put out of it; so it is refused by an UPDATE that finds nothing, and locks the row.
+# A living holder keeps its lease. So a refusal is an UPDATE that finds nothing, and locks the row.
 UPSERT = """INSERT INTO hand_leases VALUES (%s, %s, 1, clock_timestamp() + interval '10 s') ON CONFLICT (resource)
             DO UPDATE SET owner = excluded.owner, fence = hand_leases.fence + 1, lease_until = excluded.lease_until
             WHERE hand_leases.lease_until < clock_timestamp() RETURNING fence"""
@@ -70,7 +70,7 @@ class ByHand:
 
 
 def pairs(ours, hand):
-    """What is compared with what; what is to be nothing."""
+    """Which operations are compared, and which must write nothing."""
     named, alone = ours.all(), {}
     nothing = {"heartbeat", "session_wait, news there", "lease_acquire, refused", "lease_acquire by the holder"}
     by_hand = {

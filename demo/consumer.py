@@ -32,7 +32,7 @@ def consume(db, session):
             asked_at = session.revision
             fence = db.execute("SELECT * FROM eskit_lease.lease_acquire(%s, %s, queue => true)", (RESOURCE, session.id)).fetchone().fence
             log("leading" if fence else "waiting", fence=fence)
-            if fence is not None:  # carry on where whoever led before has stopped
+            if fence is not None:  # carry on where the former leader has stopped
                 position = db.execute("SELECT position FROM checkpoints WHERE stream = %s", (STREAM,)).fetchone().position
         if fence is None:
             session.wait()

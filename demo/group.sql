@@ -1,5 +1,5 @@
 -- An ordinary application: payments of accounts, in 64 partitions, and what comes of them. An account's payments are in one
--- partition, and are to be applied in order.
+-- partition, and members must apply them in order.
 CREATE TABLE payments (
     partition  integer,
     position   bigint, -- from 1 in each partition, without gaps
@@ -7,7 +7,7 @@ CREATE TABLE payments (
     cents      integer NOT NULL,
     PRIMARY KEY (partition, position)
 );
--- The last position of each partition. Whoever writes a payment has locked this row to the end of its transaction, so that positions
+-- The last position of each partition. A transaction that writes a payment locks this row to its end, so that positions
 -- become visible in order.
 CREATE TABLE payment_heads (
     partition  integer PRIMARY KEY,
@@ -15,7 +15,7 @@ CREATE TABLE payment_heads (
 );
 INSERT INTO payment_heads SELECT generate_series(0, 63), 0;
 -- The witness: a row for each time that a payment was applied, without a unique key, which would hide what is done twice. `turn` is the
--- order of commits in a partition: whoever draws the next one has locked that row to the end of its transaction.
+-- order of commits in a partition: a transaction that draws the next one locks that row to its end.
 CREATE TABLE payments_applied (
     partition  integer NOT NULL,
     position   bigint NOT NULL,

@@ -26,5 +26,5 @@ CONTRADICTIONS = [
 
 
 def contradictions(db):
-    """What is to be proven, and the rows that contradict it, each of which begins with the partition."""
+    """Each claim, and the rows that contradict it; a row begins with the partition."""
     return [(what, db.execute(sql).fetchall()) for what, sql in CONTRADICTIONS]

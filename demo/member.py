@@ -82,7 +82,7 @@ class Member:
             if self.asked_at != self.session.revision:  # ask first
                 break
         if news:
-            self.session.heartbeat()  # it costs next to nothing, and brings news of what is to be released
+            self.session.heartbeat()  # it costs next to nothing, and brings news of partitions to release
         return bool(news)
 
     def project(self, partition):

@@ -76,7 +76,7 @@ class Demo(Stage):
         return self.until(f"{applied} events are applied", reached)
 
     def successor(self, of):
-        return self.until(f"somebody follows {of.consumer.name}", lambda: next(
+        return self.until(f"a consumer follows {of.consumer.name}", lambda: next(
             (reign for reign in self.reigns if reign.fence > of.fence), None))
 
     def kill(self):

@@ -17,7 +17,7 @@ def stop_on_sigterm():
 
 
 class Lost(Exception):
-    """The session has ended, or may have: whatever it held may be somebody else's now."""
+    """The session has ended, or may have: another session may have what it held."""
 
 
 class Session:

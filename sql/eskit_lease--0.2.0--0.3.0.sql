@@ -51,7 +51,7 @@ LEFT JOIN pg_locks AS x ON k.pid IS NULL AND x.pid IS NULL AND x.locktype = 'tra
 LEFT JOIN pg_prepared_xacts AS p ON p.transaction = x.transactionid
 LEFT JOIN pg_stat_activity AS a ON a.pid = k.pid
 UNION ALL
--- A row is in one transaction's hands at a time: a release with grace needs no other lock, nor does a change of a group.
+-- One transaction at a time has a row: a release with grace needs no other lock, nor does a change of a group.
 SELECT c.doing, c.resource, coalesce(c.consumer, o.consumer), true, x.pid, p.gid, coalesce(p.prepared, a.xact_start)
 FROM (SELECT 'changing' AS doing, l.resource, NULL::text AS consumer, l.session, eskit_lease._open_transaction(l.xmax) AS xid
       FROM eskit_lease._leases AS l

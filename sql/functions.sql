@@ -1,6 +1,6 @@
 -- The functions are declared in src/; here is who may call them, and what each is for.
 
--- What fence_table() makes triggers of; they name it in users' dumps.
+-- fence_table() makes triggers of this function; users' dumps name it.
 CREATE FUNCTION eskit_lease.require_fence() RETURNS trigger LANGUAGE c AS 'MODULE_PATHNAME', 'eskit_lease_require_fence';
 
 -- Nothing for PUBLIC but the key functions and the trigger's; grant_consumer() and grant_monitor() hand out the rest.
@@ -8,8 +8,9 @@ GRANT USAGE ON SCHEMA eskit_lease TO PUBLIC;
 REVOKE ALL ON ALL TABLES IN SCHEMA eskit_lease FROM PUBLIC;
 REVOKE ALL ON ALL SEQUENCES IN SCHEMA eskit_lease FROM PUBLIC;
 REVOKE ALL ON ALL FUNCTIONS IN SCHEMA eskit_lease FROM PUBLIC;
--- The caller of a function needs no right to its type; this is for objects of their own that would depend on it. The row types of tables and views are
--- as PostgreSQL makes them: of those that have a privilege taken away pg_dump complains, one by one, in each dump.
+-- The caller of a function needs no right to its type; without this a role could make objects of its own that depend on
+-- the type. The row types of tables and views stay as PostgreSQL makes them: pg_dump complains of each whose privilege
+-- is revoked.
 REVOKE ALL ON TYPE
     eskit_lease.opened_session,
     eskit_lease.session_state,
@@ -25,7 +26,7 @@ GRANT EXECUTE ON FUNCTION
     eskit_lease.partition_for(text, integer),
     eskit_lease.partition_of_uuid(uuid, integer),
     eskit_lease.partition_assign(text, text[], text[], text),
-    -- The owner of a fenced table makes its triggers anew with each partition. It runs as a trigger and not otherwise.
+    -- The owner of a fenced table makes its triggers anew with each partition. The function runs only as a trigger.
     eskit_lease.require_fence()
 TO PUBLIC;
 
@@ -160,8 +161,8 @@ COMMENT ON FUNCTION eskit_lease.item_unclaim(bigint[], bigint) IS
 COMMENT ON FUNCTION eskit_lease.item_requeue(bigint) IS
 'Makes a dead item ready again, as the newest of its queue and with all its attempts. For the owner of the queue. Raises 42704, 42501, 55P03.';
 
--- What ALTER DEFAULT PRIVILEGES has given roles of what is made here is taken back: no role writes these tables, and a role that reads them has the
--- handles of all sessions.
+-- Takes back what ALTER DEFAULT PRIVILEGES has given on these objects: no role may write these tables, and a role that
+-- reads them has the handles of all sessions.
 DO $$
 DECLARE
     given record;

@@ -1,8 +1,8 @@
 -- The rows: what must survive. Liveness is not here but in shared memory (src/shmem), so a heartbeat writes none of these.
--- Nobody but the functions writes them, and these check their arguments; a CHECK would be parsed anew for each statement.
+-- Only the functions write them, and check their arguments; PostgreSQL would parse a CHECK anew for each statement.
 --
--- A plain CREATE, not IF NOT EXISTS: a schema of this name that is already there belongs to somebody, who could have put
--- things into it or drop things from it. It is refused with 42P06.
+-- A plain CREATE, not IF NOT EXISTS: the owner of an existing schema of this name could have put objects into it, or
+-- dropped objects from it. So PostgreSQL refuses it with 42P06.
 CREATE SCHEMA eskit_lease;
 
 -- CACHE 1: a fence drawn later must be greater, whichever connection draws it.
@@ -38,15 +38,15 @@ CREATE TABLE eskit_lease._sessions (
 CREATE INDEX _sessions_grace_of ON eskit_lease._sessions (grace_of) WHERE grace_of IS NOT NULL;
 CREATE INDEX _sessions_consumer ON eskit_lease._sessions (consumer, role, opened_at) WHERE NOT private;
 
--- Who takes over what is left of a session that has ended (src/ending/takeover.rs).
+-- The session that takes over what is left of a session that has ended (src/ending/takeover.rs).
 CREATE TABLE eskit_lease._successions (
     session   uuid PRIMARY KEY,
     successor uuid NOT NULL
 );
 CREATE INDEX _successions_successor ON eskit_lease._successions (successor);
 
--- Sessions that are dead though they have a row, because somebody has taken something from them (src/session/death.rs). No unique key: who
--- takes waits for nobody.
+-- Sessions that are dead though they have a row, because another session has taken something from them
+-- (src/session/death.rs). No unique key: the taker must not wait for another one.
 CREATE TABLE eskit_lease._deaths (
     session uuid NOT NULL
 );
@@ -62,7 +62,7 @@ CREATE TABLE eskit_lease._declarations (
     owner    text COLLATE "C" NOT NULL
 );
 
--- Bridges, each of which is in _declarations too.
+-- Bridges; each is in _declarations too.
 CREATE TABLE eskit_lease._bridges (
     resource     text COLLATE "C" PRIMARY KEY,
     lock_key     bigint,
@@ -87,10 +87,11 @@ CREATE TABLE eskit_lease._leases (
     granted_at  timestamptz NOT NULL,
     released_at timestamptz,
     expired     boolean NOT NULL DEFAULT false,
-    -- Of a semaphore or a group: whoever meets the row need not ask what the name is.
+    -- Of a semaphore or a group: a reader of the row need not look up the kind of the name.
     declared    boolean NOT NULL DEFAULT false
 );
--- A seat has one row, but src/lease/grant.rs sees to that: a unique key would look at all versions of the row with each change (src/lease/row.rs).
+-- A seat has one row, as src/lease/grant.rs makes sure. A unique key would look at all versions of the row with each
+-- change (src/lease/row.rs).
 CREATE INDEX _leases_seat ON eskit_lease._leases (resource, slot, fence);
 -- As for _deaths.
 ALTER TABLE eskit_lease._leases REPLICA IDENTITY FULL;
@@ -101,7 +102,7 @@ CREATE INDEX _leases_fence ON eskit_lease._leases (resource, fence) WHERE slot >
 CREATE INDEX _leases_free ON eskit_lease._leases (resource, fence) WHERE session IS NULL AND declared;
 CREATE INDEX _leases_released_at ON eskit_lease._leases (released_at) WHERE session IS NULL;
 
--- What became of leases (src/lease/history.rs). No unique key: who writes waits for nobody.
+-- What became of leases (src/lease/history.rs). No unique key: a writer must not wait for another one.
 CREATE TABLE eskit_lease._history (
     at            timestamptz NOT NULL,
     event         text COLLATE "C" NOT NULL,
@@ -137,7 +138,7 @@ CREATE TABLE eskit_lease._groups (
     generation           bigint NOT NULL DEFAULT 0,
     -- Whether the targets were computed by other settings.
     stale                boolean NOT NULL DEFAULT false,
-    -- How many partitions there are to be once nobody owns any.
+    -- The number of partitions once no session owns any.
     resize_to            integer
 ) WITH (fillfactor = 10); -- few rows, and each rebalance changes one (a HOT update)
 

@@ -261,7 +261,7 @@ SELECT g.group_name,
 FROM eskit_lease._groups AS g
 JOIN eskit_lease._declarations AS d ON d.resource = g.group_name
 CROSS JOIN LATERAL generate_series(0, d.slots - 1) AS n (partition)
--- Counted before the join: counted after it, it would seem to be worth a JIT compilation.
+-- Counted before the join: after the join the planner would think it worth a JIT compilation.
 LEFT JOIN (SELECT c.*, (SELECT sum(upper(r.range) - lower(r.range)) FROM unnest(c.acked) AS r (range))::bigint AS acked_ahead
            FROM eskit_lease._cursors AS c) AS c ON c.group_name = g.group_name AND c.partition = n.partition
 LEFT JOIN eskit_lease._heads AS h ON h.group_name = g.group_name AND h.partition = n.partition AND h.partitions = d.slots;
@@ -322,15 +322,15 @@ SELECT t.tgrelid::regclass AS table_name,
        CASE t.tgtype & 1 WHEN 1 THEN 'row' ELSE 'statement' END AS checks_each,
        -- ROW, BEFORE, INSERT, DELETE, UPDATE, TRUNCATE and INSTEAD are the bits 1, 2, 4, 8, 16, 32 and 64 of tgtype.
        a.args IS NOT NULL AND NOT EXISTS (
-           -- As an array, of which ten elements are expected: a thousand partitions would seem to be worth a JIT compilation.
+           -- As an array, for which the planner expects ten elements: a thousand partitions would seem worth a JIT.
            SELECT FROM unnest(t.tgrelid || ARRAY(SELECT p.relid::oid FROM pg_partition_tree(t.tgrelid) AS p)) AS r (relid)
            JOIN pg_class AS c ON c.oid = r.relid
-           -- No statement trigger of a partition fires for what is written by way of another table; nor any in inheritance.
+           -- No statement trigger of a partition fires for writes through another table; nor does one in inheritance.
            WHERE (SELECT coalesce(bit_or(x.tgtype & CASE WHEN (c.relispartition OR c.relkind = 'p') AND x.tgtype & 1 = 0 THEN 32 ELSE 60 END), 0)
                   FROM pg_trigger AS x
                   WHERE x.tgrelid = r.relid AND x.tgfoid = t.tgfoid AND x.tgargs = t.tgargs AND x.tgenabled = 'A' AND x.tgtype & 66 = 0
                     AND x.tgqual IS NULL AND x.tgattr::text = '' AND x.tgconstraint = 0
-                    -- By a column, statements are checked by what they have written.
+                    -- By a column, a trigger checks the rows that a statement has written.
                     AND (x.tgnargs = 1 OR x.tgtype & 33 <> 0
                          OR (x.tgtype & 20 = 0 OR x.tgnewtable IS NOT NULL) AND (x.tgtype & 24 = 0 OR x.tgoldtable IS NOT NULL))) <> 60
               OR NOT c.relispartition AND EXISTS (SELECT FROM pg_inherits AS i WHERE i.inhrelid = c.oid)
@@ -339,7 +339,7 @@ FROM pg_namespace AS n
 JOIN pg_proc AS f ON f.pronamespace = n.oid AND f.proname = 'require_fence'
 CROSS JOIN (
     SELECT '{eskit_lease_fence,eskit_lease_fence_update,eskit_lease_fence_delete,eskit_lease_fence_truncate}'::name[] AS names) AS ours
--- By name, so that what has been put in its place is seen; by the first that there is.
+-- By name, so that a trigger in its place is seen; by the first one present.
 JOIN pg_trigger AS t ON t.tgparentid = 0 AND t.tgname = ANY (ours.names)
     AND NOT EXISTS (SELECT FROM pg_trigger AS w WHERE w.tgrelid = t.tgrelid AND w.tgname = ANY (ours.names) AND w.tgname < t.tgname)
 CROSS JOIN LATERAL rtrim(CASE WHEN t.tgfoid = f.oid AND t.tgnargs BETWEEN 1 AND 2 THEN t.tgargs END, decode('00', 'hex')) AS a (args)
@@ -379,7 +379,7 @@ LEFT JOIN pg_locks AS x ON k.pid IS NULL AND x.pid IS NULL AND x.locktype = 'tra
 LEFT JOIN pg_prepared_xacts AS p ON p.transaction = x.transactionid
 LEFT JOIN pg_stat_activity AS a ON a.pid = k.pid
 UNION ALL
--- A row is in one transaction's hands at a time: a release with grace needs no other lock, nor does a change of a group.
+-- One transaction at a time has a row: a release with grace needs no other lock, nor does a change of a group.
 SELECT c.doing, c.resource, coalesce(c.consumer, o.consumer), true, x.pid, p.gid, coalesce(p.prepared, a.xact_start)
 FROM (SELECT 'changing' AS doing, l.resource, NULL::text AS consumer, l.session, eskit_lease._open_transaction(l.xmax) AS xid
       FROM eskit_lease._leases AS l
@@ -421,7 +421,7 @@ SELECT q.queue,
        (SELECT count(*) FROM (SELECT FROM eskit_lease._later AS l WHERE l.queue = q.number LIMIT 10001) AS l) AS later,
        (SELECT count(*) FROM (SELECT FROM eskit_lease._dead_items AS d WHERE d.queue = q.number LIMIT 10001) AS d) AS dead,
        q.owner,
-       -- One look for each partition: that of all items would take as long as there are many.
+       -- One look for each partition: a look at all items would take longer the more there are.
        (SELECT min(f.added_at)
         FROM generate_series(0, coalesce((SELECT d.slots FROM eskit_lease._declarations AS d WHERE d.resource = q.group_name), 1) - 1) AS p (partition)
         CROSS JOIN LATERAL (
@@ -474,7 +474,7 @@ LEFT JOIN LATERAL eskit_lease._standing(s.session, s.boot_id, s.ttl_ms) AS t ON 
 WHERE e.extname = 'eskit_lease'
 UNION ALL
 SELECT q.queue, l.id, l.partition, 'later', l.key, l.payload, l.attempt, l.error, l.added_at,
-       -- By hours, each of which is exact: seconds as a double would round the last time that there is to one that there is not.
+       -- By hours, which are exact: seconds as a double would round the last possible time to one that is out of range.
        '2000-01-01 00:00:00+00'::timestamptz + l.due / 3600000000 * interval '1 hour' + l.due % 3600000000 * interval '1 microsecond',
        NULL, NULL, NULL, NULL
 FROM eskit_lease._queues AS q

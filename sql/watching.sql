@@ -1,6 +1,6 @@
--- What people look at who keep watch: what became of leases, which of them do not come to rest, and where most is going on.
+-- Views for operators: what became of leases, which of them flap, and where most is going on.
 
--- pg_extension, as for most views: nobody writes through it.
+-- With pg_extension, as most views: so no role can write through the view.
 CREATE VIEW eskit_lease.history AS
 SELECT h.at, h.event, h.resource, h.slot, h.fence, h.consumer, h.next_consumer, h.next_fence, h.forced_by, h.why
 FROM pg_extension AS e
@@ -30,7 +30,7 @@ SELECT h.resource,
        count(DISTINCT h.slot) AS slots,
        count(DISTINCT h.consumer) AS consumers,
        max(h.at) AS last_at
--- Counted by slot: whoever crashes once loses all partitions that it has, and that is no flapping.
+-- Counted by slot: a member that crashes once loses all its partitions, and that is no flapping.
 FROM (SELECT h.*, row_number() OVER (PARTITION BY h.resource, h.slot, CASE WHEN h.event IN ('granted', 'released') THEN h.event END) AS nth
       FROM eskit_lease._history AS h
       WHERE h.at > statement_timestamp() - interval '1 hour') AS h

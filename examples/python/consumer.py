@@ -30,7 +30,7 @@ stopping = threading.Event()
 
 
 class Lost(Exception):
-    """The session has ended: what it held may be somebody else's now."""
+    """The session has ended: another session may have what it held."""
 
 
 class Connection(psycopg.Connection):
@@ -38,7 +38,7 @@ class Connection(psycopg.Connection):
         try:
             return super().wait(gen, interval, timeout)
         except psycopg.OperationalError as error:
-            if error.sqlstate is None:  # not from the server, of which nothing is to be asked any more
+            if error.sqlstate is None:  # not from the server: the connection is lost
                 self.close()
             raise
 

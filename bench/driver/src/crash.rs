@@ -34,7 +34,7 @@ async fn start(name: &str) -> Result<Child> {
     let mut child = command.spawn()?;
     let stdout = child.stdout.take().ok_or("no output")?;
     let line = BufReader::new(stdout).lines().next_line().await?;
-    ensure(line.as_deref() == Some(HELD), "the client that is to be killed does not hold the lease")?;
+    ensure(line.as_deref() == Some(HELD), "the client to kill does not hold the lease")?;
     Ok(child)
 }
 

@@ -12,7 +12,7 @@ use crate::lease::{Consumer, Watch};
 use crate::postgres::Names;
 use crate::{Failure, Result, Servers, milliseconds, wakeup};
 
-/// Rounds that do not count: nobody pays for cold caches.
+/// Rounds that do not count, as caches are cold.
 const WARM_UP: usize = 10;
 const HOUR: Duration = Duration::from_secs(3_600);
 
@@ -23,7 +23,7 @@ pub trait Baton: Send {
     fn pass(&mut self) -> Round<'_>;
 }
 
-/// What is passed is watched by somebody who waits already, and all is quiet: what made sure of that is over.
+/// Waits until all is quiet: the next holder waits already, and the query that made sure of that is over.
 pub async fn settle() {
     sleep(Duration::from_millis(2)).await;
 }
@@ -35,7 +35,7 @@ pub async fn between(
     act: impl Future<Output = Result<()>>,
 ) -> Result<Duration> {
     let arrival = tokio::spawn(arrival);
-    // Whoever fails before it waits is not waited for.
+    // A task that fails before it waits is not waited for.
     waits.await?;
     settle().await;
     let start = Instant::now();

@@ -105,6 +105,6 @@ pub fn milliseconds(time: Duration) -> f64 {
 
 fn main() -> Result<()> {
     let command = Command::parse();
-    // One thread, on which nobody wakes another. Turns have more of this kind.
+    // One thread, so no thread wakes another. Turns have more threads of this kind.
     tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(run(command))
 }

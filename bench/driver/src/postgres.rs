@@ -31,7 +31,7 @@ async fn to(host: &str) -> Result<(Client, UnboundedReceiver<()>)> {
     tokio::spawn(async move {
         while let Some(Ok(message)) = poll_fn(|context| connection.poll_message(context)).await {
             if let AsyncMessage::Notification(_) = message {
-                // Nobody is interested any more when the measurement is over.
+                // The receiver is gone when the measurement is over.
                 let _ = sender.send(());
             }
         }
@@ -89,7 +89,7 @@ pub async fn open(operation: Operation, system: &str, n: usize) -> Result<Box<dy
     }
 }
 
-/// A name that nobody has used before.
+/// Names that no client has used before.
 pub struct Names {
     prefix: String,
     last: u64,

@@ -110,7 +110,7 @@ pub async fn run(options: Options, servers: &Servers) -> Result<serde_json::Valu
         systems.push((system, workers));
     }
     let mut rates: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
-    // Nobody pays for cold caches and new files: a first round does not count.
+    // A first round, with cold caches and new files, does not count.
     for round in 0..=options.turns {
         for (system, workers) in &mut systems {
             let rate = longer(time, system, turn(workers, time)).await?;

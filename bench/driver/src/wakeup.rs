@@ -1,6 +1,6 @@
-//! What PostgreSQL itself has to wake somebody in another connection: NOTIFY, bare, with a row that changes hands, and there and back; and
-//! an advisory lock that another one waits for. A NOTIFY wakes all who listen in the database, whatever to: so each listens only for its
-//! own rounds.
+//! PostgreSQL's own ways to wake another connection: NOTIFY (bare, with a row that changes hands, and there and back),
+//! and an advisory lock that the other connection waits for. A NOTIFY wakes all listeners of the database, on any
+//! channel. So each client listens only for its own rounds.
 
 use std::sync::Arc;
 use std::time::Instant;

@@ -1,9 +1,9 @@
--- What is in the way of writing two columns ($2, $3) of a row of a table ($1) by its place, where only entries of indexes are seen to, and by
--- PostgreSQL's own code alone: one of the reasons, or no row. The caller has the table locked in a mode that keeps others from making such
--- things, but for indexes (CONCURRENTLY): of these all count that are in the catalog, ready or not, for no row is written to one that came later.
--- What is not built in has an oid from 16384 on. The types are those of the table's columns too: what an index keeps of a user's range type is
--- an anyrange, and such types call a function of their owner's. Other access methods take as long for one row as its owner has made it: GIN 17 s
--- for an array of 6 million.
+-- Returns one reason, or no row, why the worker cannot write two columns ($2, $3) of a row of a table ($1) by its
+-- place. Such a write maintains only entries of indexes, and runs PostgreSQL's own code alone. The caller's lock of the
+-- table keeps others from making such obstacles, except indexes (CONCURRENTLY). All indexes in the catalog count, ready
+-- or not, as no row is written to one that came later. Objects that are not built in have an oid from 16384 on. The
+-- types of the table's columns count too: an index keeps a user's range type as anyrange, and such types call a
+-- function of their owner's. Other access methods may take long for one row: GIN took 17 s for an array of 6 million.
 SELECT 'It is of eskit_lease.' AS why
 FROM pg_catalog.pg_class AS c
 JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
@@ -23,7 +23,7 @@ FROM pg_catalog.pg_trigger AS t
 WHERE t.tgrelid = $1 AND NOT t.tgisinternal AND t.tgenabled <> 'D' AND t.tgtype & 16 <> 0
   AND (t.tgattr::text = '' OR $2 = ANY (t.tgattr::smallint[]) OR $3 = ANY (t.tgattr::smallint[]))
 UNION ALL
--- A column 0 is the whole row; a CHECK may have none. PostgreSQL's own NOT NULL is kept: no NULL is written.
+-- A column 0 is the whole row; a CHECK may have none. The write keeps PostgreSQL's own NOT NULL, as it writes no NULL.
 SELECT pg_catalog.format('It has constraint "%s".', k.conname)
 FROM pg_catalog.pg_constraint AS k
 WHERE k.conrelid = $1

@@ -1,4 +1,4 @@
--- Forward only. What is acknowledged up to the new position, and contiguous with it, is reached with it.
+-- Moves forward only. A range acknowledged up to the new position, or contiguous with it, is passed too.
 INSERT INTO eskit_lease._cursors AS c (group_name, partition, position, fence, committed_at)
 VALUES ($1, $2, $3, $4, clock_timestamp())
 ON CONFLICT (group_name, partition) DO UPDATE

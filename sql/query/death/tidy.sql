@@ -1,4 +1,4 @@
--- Those that another sweep has in hands are left to it: it may be open, or prepared, for long.
+-- Skips rows that another sweep has locked: that sweep may be open, or prepared, for long.
 DELETE FROM eskit_lease._deaths
 WHERE ctid = ANY (ARRAY(
     SELECT d.ctid FROM eskit_lease._deaths AS d

@@ -1,4 +1,4 @@
--- Another attempt: nothing of the one before is left but that it was.
+-- Begins another attempt: of the former ones only their count stays.
 UPDATE eskit_lease._executions
 SET state = 'running', session = $2, consumer = $3, role = $4, fence = nextval('eskit_lease.fence_seq'), attempts = attempts + 1,
     retry_in_doubt = $5, started_at = clock_timestamp(), finished_at = NULL, result = NULL, error = NULL, resolved_by = NULL,

@@ -1,4 +1,4 @@
--- The condition of the index: what is done or resolved. All else is to be seen by somebody first.
+-- The condition of the index: done or resolved. An administrator must see all others first.
 WITH gone AS (
     DELETE FROM eskit_lease._executions
     WHERE ctid = ANY (ARRAY (

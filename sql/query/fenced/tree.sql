@@ -1,5 +1,5 @@
--- A table and its partitions, and who else may replace their triggers; with each of the triggers of the names of those that fence it,
--- without arguments where they are others. $2, $3: the arguments that they are to have. $4: the names.
+-- Lists a table and its partitions, the other roles that may replace their triggers, and each trigger with the name of
+-- one that fences; without arguments if they differ. $2, $3: the arguments that the triggers must have. $4: the names.
 SELECT pg_catalog.format('%I.%I', n.nspname, c.relname),
        c.relname::text,
        n.nspname = 'eskit_lease',

@@ -1,4 +1,4 @@
--- Sessions that have something left and no row.
+-- Lists sessions that have something left and no row.
 SELECT o.session
 FROM (SELECT session FROM eskit_lease._leases WHERE session IS NOT NULL
       UNION
