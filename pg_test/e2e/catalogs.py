@@ -108,7 +108,7 @@ def facts(conn):
 
 
 def differences(fresh, updated):
-    """A text for each object of which the facts are not the same: what it lacks, and both definitions of what differs."""
+    """A text for each object whose facts are not the same: what it lacks, and both definitions of what differs."""
     there = [{what for what, _ in side} for side in (fresh, updated)]
     texts = {}
     for key in sorted(fresh.keys() | updated.keys()):

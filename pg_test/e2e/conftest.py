@@ -141,7 +141,7 @@ def cut_off(standby):
 
 
 def follow(server, primary):
-    """A stopped server, of which all has reached `primary`, starts again as its standby."""
+    """A stopped server whose WAL has all reached `primary` starts again as its standby."""
     (server.data / "standby.signal").touch()
     with (server.data / "postgresql.auto.conf").open("a") as settings:
         settings.write(f"primary_conninfo = 'host={primary.host} port={primary.port} user=postgres'\n")

@@ -143,7 +143,7 @@ class Estate:
         return next((row.fence for row in self.holder.assignment("g") if row.partition == 1), 0)
 
     def begins_anew(self, server, dbname):
-        """As after a dump: nobody lives, and all that is not a session's is there and at work at once."""
+        """As after a dump: no session lives, and all that is not a session's is there and at work at once."""
         with self.connect(server, dbname) as conn:
             for view in NOBODY:
                 assert conn.execute(f"SELECT count(*) FROM eskit_lease.{view}").fetchone() == (0,), view

@@ -95,7 +95,7 @@ OF_TYPE = {
     "integer[]": array(integers, "integer"), "xid": st.sampled_from(XIDS),
 }  # fmt: skip
 
-# The extremes themselves, of which each argument is to have each.
+# The extremes themselves: each argument has each of its type.
 EXTREMES = {
     "text": TEXTS, "uuid": ["NULL", "gen_random_uuid()", "'00000000-0000-0000-0000-000000000000'"], "bigint": LONGS,
     "integer": ["NULL", *(f"'{number}'::integer" for number in INTEGERS)], "interval": INTERVALS, "timestamp with time zone": TIMES, "jsonb": JSONS,

@@ -39,7 +39,7 @@ class Link:
     def end(self):
         for each in (self.listener, *self.sockets.copy()):
             with contextlib.suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)  # wakes whoever reads
+                each.shutdown(socket.SHUT_RDWR)  # wakes the reader
         self.listener.close()
         for way in (self.to_server, self.to_client, *self.forgotten):
             way.set()
@@ -57,7 +57,7 @@ class Link:
             self.to_server.wait()
             try:
                 server = socket.create_connection(("127.0.0.1", self.target))
-            except OSError:  # nobody listens
+            except OSError:  # no listener
                 return
             with self._known(server):
                 back = threading.Thread(target=self._carry, args=(server, client, self.to_client), daemon=True)

@@ -47,7 +47,7 @@ class Either:
 
 
 class Told(NamedTuple):
-    """An answer: of which timeline, to whom, and when by this process's clock."""
+    """An answer: its timeline, its client, and its time by this process's clock."""
 
     timeline: int
     session: object
@@ -59,7 +59,7 @@ class Told(NamedTuple):
 
 
 class Written(NamedTuple):
-    """A transaction that was told to be committed, of which timeline and when."""
+    """A transaction whose commit was acknowledged: its timeline and time."""
 
     consumer: "Consumer"
     timeline: int
@@ -233,7 +233,9 @@ class Load:
         assert len(set(items)) == len(items)
 
     def check_sessions(self, since, lost_from):
-        """Nobody is told that its session has ended before its TTL has, counted from the last answer and from the timeline's beginning."""
+        """No client is told that its session has ended before its TTL has.
+
+        The TTL counts from the last answer and from the timeline's beginning."""
         alive = {}
         for told in self.history:
             if told.verb != "session_heartbeat":
@@ -250,7 +252,7 @@ class Load:
 
 
 def check_journal(conn):
-    """Nothing was done twice, and nobody wrote beside the owner."""
+    """Nothing was done twice, and no other member wrote beside the owner."""
     falls = """SELECT * FROM (SELECT *, lag(fence) OVER (PARTITION BY name ORDER BY place) AS before FROM journal WHERE what = 'lease') AS j
                WHERE fence < before"""
     assert conn.execute(falls).fetchall() == []

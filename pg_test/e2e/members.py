@@ -26,7 +26,7 @@ class Member(Session):
         return call(self.conn, "group_leave", "g", self.id)
 
     def assignment(self):
-        """Partition to fence, of what it owns; and what of it is to be given back."""
+        """Partition to fence, of what it owns; and the partitions that it must give back."""
         answer = rows(self.conn, "group_assignment", "g", self.id)
         self.owned = {row.partition: row.fence for row in answer}
         self.revoking = {row.partition: row.fence for row in answer if row.state == "revoking"}
@@ -90,7 +90,7 @@ def write(conn, partition, fence, session):
 
 
 def check_journal(conn):
-    """Fences never fall within a partition, and each fence has one writer: nobody wrote beside the owner."""
+    """Fences never fall within a partition, and each fence has one writer: no other member wrote beside the owner."""
     falls = """SELECT * FROM (SELECT *, lag(fence) OVER (PARTITION BY partition ORDER BY place) AS before FROM journal) AS j
                WHERE fence < before"""
     assert conn.execute(falls).fetchall() == []

@@ -1,4 +1,4 @@
-"""A database in which everything goes wrong that somebody on watch may have to look for: each question has an answer there."""
+"""A database in which all goes wrong that an operator may have to look for: each question has an answer there."""
 
 import contextlib
 import os
@@ -49,7 +49,7 @@ class Night:
         assert not call(self.conn, "item_fail", dead.id, dead.fence, "why")
 
     def be_late(self):
-        """Somebody has missed a heartbeat, or is about to."""
+        """A session has missed a heartbeat, or is about to."""
         if not self.late or self.late.expired(self.conn):
             self.late = Session(self.conn, "late", ttl="3 s")
 

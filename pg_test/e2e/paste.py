@@ -71,7 +71,7 @@ class Psql:
 
 
 def settle(server, dbname, example):
-    """What an example reads up to the horizon is to be all there, so nobody else is to write anywhere in the server."""
+    """An example must see all that it reads up to the horizon, so no other process may write anywhere in the server."""
     if "position_horizon" in example:
         wait_until(lambda: server.query("SELECT count(*) FROM eskit_lease.position_blockers", dbname=dbname) == [(0,)])
 

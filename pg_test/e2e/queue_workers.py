@@ -204,7 +204,7 @@ class Process:
         self.stress.items[queue] += count
 
     def claim(self, conn, chance):
-        if not self.peaceful or len(self.held) < 20:  # none is to be forgotten
+        if not self.peaceful or len(self.held) < 20:  # none may be forgotten
             with self.begin(conn, chance) as act:
                 self.claim_in(act)
 

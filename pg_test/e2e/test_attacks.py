@@ -21,7 +21,7 @@ def dies(session, conn):
 
 
 def is_granted(conn, session, resource, within=20):
-    """By the worker: nobody asks. Well within the time that anybody stands in the way."""
+    """By the worker, unasked. Well within the time that the other transaction stands in the way."""
     held = "SELECT 1 FROM eskit_lease.leases WHERE resource = %s AND session = %s AND state = 'held'"
     wait_until(lambda: conn.execute(held, (resource, session.id)).fetchone(), timeout=within)
 
@@ -64,7 +64,7 @@ def test_a_heartbeat_in_a_close_that_is_rolled_back_after_another_one(connect, n
 
 
 def test_a_close_that_was_rolled_back_while_others_have_the_row(connect):
-    """They have locked it, which ends nobody: the session lives again while they have it."""
+    """They have locked it, which ends no session: it lives again while they have it."""
     session, closer, other, watcher = Session(connect(), ttl="60 s"), connect(autocommit=False), connect(autocommit=False), connect()
     assert call(closer, "session_close", session.id)
     closer.execute("PREPARE TRANSACTION 'closing'")
@@ -83,7 +83,8 @@ def test_a_close_that_was_rolled_back_while_others_have_the_row(connect):
 
 
 def test_a_lease_of_a_session_that_is_gone_is_swept_once_it_can_be_had(connect):
-    """Such a lease stays when a prepared close is committed while, after a restart, somebody makes the session's slot from its row."""
+    """Such a lease stays when a prepared close is committed while, after a restart, another process makes the session's
+    slot from its row."""
     gone, holder, watcher = Session(connect()), Session(connect()), connect()
     preparer, other = connect(autocommit=False), connect(autocommit=False)
     holder.take("r")
@@ -127,7 +128,7 @@ def test_open_closes_of_all_who_are_before_it_keep_nothing_from_a_waiter(connect
 
 
 def test_an_open_drain_of_a_dead_session_stops_nobody_else(connect):
-    """The worker waits for nobody's row lock."""
+    """The worker waits for no row lock of another."""
     drained = Session(connect(autocommit=False), ttl="3 s")
     drained.conn.commit()
     waiter = Session(connect(), ttl="60 s")
@@ -215,7 +216,7 @@ def test_defaults_of_the_database_do_not_reach_the_worker(server, db, connect):
 
 
 def test_lock_timeout_of_the_database_does_not_reach_the_worker(server, db, connect):
-    """It waits for whoever has a table locked, and does not begin anew, ever later."""
+    """It waits for the session that has a table locked, and does not begin anew, ever later."""
     server.query(f"ALTER DATABASE {db} SET lock_timeout = '1ms'")
     conn, locker = (connect(options="-c lock_timeout=20s") for _ in range(2))
     holder, waiter = Session(conn, ttl="1 s"), Session(conn, ttl="60 s")

@@ -1,5 +1,5 @@
 """Old workers that lease a row by timestamp beside new ones with the lease that is bridged to it, while the worker and the server are killed,
-and whoever owns the table or its schema does mischief."""
+and the owner of the table or its schema does mischief."""
 
 import random
 import threading
@@ -84,7 +84,7 @@ def goes_on(session):
 
 
 def test_the_row_outlives_the_worker_and_the_server(bridged, scene):
-    """The proof is in the row: while nobody else has owned it the fence stays."""
+    """The proof is in the row: while no other worker has owned it the fence stays."""
     session, _ = scene
     fence = session.fences["r"]
     (worker,) = workers(bridged)
@@ -131,7 +131,9 @@ def test_a_name_that_only_looks_like_the_worker_s(bridged, scene):
 
 
 def test_a_table_that_becomes_unfit(bridged, scene):
-    """The row is not kept, the log says why, once, and others are not held up. What is fenced goes on until somebody takes the row."""
+    """The worker does not keep the row, the log says why, once, and others are not held up.
+
+    Fenced work goes on until an old worker takes the row."""
     session, old = scene
     fence, told = session.fences["r"], len(bridged.logged(REFUSED))
     bridged.query("SELECT eskit_lease.bridge_create_row('s', 'topics', 'invoices', 'owner', 'until')")
@@ -214,7 +216,7 @@ def test_long_values_that_are_locked(bridged, waiter):
 
 
 def test_an_owner_of_any_length(bridged, waiter):
-    """Somebody's, and not read: it would be again and again."""
+    """The row is another owner's, and the worker does not read the name: it would do so again and again."""
     bridged.query("UPDATE topics SET owner = repeat('x', 300000000), until = clock_timestamp() + interval '1 h' WHERE topic = 'orders'")
     waiter.queue("r")
     for _ in range(3):
@@ -242,7 +244,7 @@ class Old(Stubborn):
         time.sleep(random.uniform(0, 0.02))
         with self.conn.transaction():
             self.conn.execute("UPDATE work SET ended = clock_timestamp() WHERE id = %s", (unit,))
-            # Whoever was stopped beyond its time has not worked as the owner.
+            # A worker that was stopped beyond its time has not worked as the owner.
             mine = "UPDATE topics SET position = position + 1 WHERE topic = 'orders' AND owner = %s AND until > clock_timestamp()"
             if not self.conn.execute(mine, (self.me,)).rowcount:
                 raise psycopg.Rollback
@@ -292,7 +294,7 @@ SPY = """
 
 
 def mischief(server, statements):
-    """Somebody runs these over and over, each in a transaction of its own; what is refused is tried again."""
+    """Runs these over and over, each in a transaction of its own; a refused one is tried again."""
     stop = threading.Event()
 
     def loop():
@@ -324,7 +326,7 @@ def mallory(bridged):
 
 
 def is_kept_through(server, schema, statements, enough):
-    """The row of a bridge is kept, and its fence checked, while somebody does this; nothing of theirs is run by either."""
+    """The row of a bridge is kept, and its fence checked, beside these statements; neither runs any of their code."""
     server.query(f"SELECT eskit_lease.bridge_create_row('m', '{schema}.topics', 'orders', 'owner', 'until')")
     (table,) = server.query("SELECT target::oid FROM eskit_lease.bridges WHERE resource = 'm'")[0]
     with server.connect() as conn:

@@ -13,7 +13,7 @@ from conftest import Server, once, wait_until
 pytestmark = once
 KEY = -1214547986480760684  # advisory_lock_id('sub:orders')
 WORK = "DROP TABLE IF EXISTS work; CREATE TABLE work (id bigint GENERATED ALWAYS AS IDENTITY, side text, began timestamptz, ended timestamptz)"
-# Units of work of which one began before another of the other side had ended.
+# Pairs of units of work: one began before the other, of the other side, had ended.
 OVERLAPS = "SELECT a.*, b.* FROM work AS a JOIN work AS b ON a.side = 'old' AND b.side = 'new' AND a.began < b.ended AND b.began < a.ended"
 
 
@@ -91,7 +91,7 @@ def test_an_old_worker_that_was_faster(bridged, scene):
         bridged.set(eskit_lease__worker="off")
         wait_until(lambda: not workers(bridged))
         assert not takes(old), "the fenced transaction has the lock as well, to its end"
-    assert not checks(session), "somebody may have been there"
+    assert not checks(session), "an old worker may have been there"
     assert takes(old)
     assert not checks(session)
     bridged.set(eskit_lease__worker=None)
@@ -272,7 +272,7 @@ def test_others_get_their_turns():
             Session(here, "new", ttl="60 s").queue("r").wait_for("r")
             for _ in range(3):
                 Session(there, "soon over", ttl="200 ms").acquire("plain")
-                # Nobody asks for it there, so that only a worker takes it away.
+                # No session asks for it there, so that only a worker takes it away.
                 wait_until(lambda: server.query("SELECT session FROM eskit_lease._sessions", dbname="other") == [])
             assert server.query("SELECT held FROM eskit_lease.bridges", dbname="bridged") == [(True,)]
     finally:

@@ -168,7 +168,7 @@ class Theatre:
         return self.watcher.execute(self.state).fetchone()
 
     def queue_is_new(self):
-        """Once whoever was disturbed has let go of it."""
+        """Once the disturbed call has let go of it."""
         try:
             return self.watcher.execute("SELECT eskit_lease.queue_drop('q', true), eskit_lease.queue_create('q')")
         except psycopg.errors.LockNotAvailable:
@@ -205,7 +205,7 @@ def calm(conn):
 
 @pytest.fixture(scope="module")
 def cancelled():
-    # Without a worker nobody but the call itself changes anything.
+    # Without a worker only the call itself changes anything.
     server = Server("e2e-cancel", "eskit_lease.worker = off", "max_locks_per_transaction = 256", LOGS_SQLSTATES)
     server.query(SETUP)
     yield server
@@ -228,7 +228,7 @@ GIVEN_UP = {"cancel": "57014", "terminate": "57P01", "statement_timeout": "57014
 
 @pytest.mark.parametrize("how", ["cancel", pytest.param("terminate", marks=once), pytest.param("statement_timeout", marks=once), "lock_timeout"])
 def test_while_it_waits(theatre, how):
-    """Somebody has locked all tables."""
+    """Another session has locked all tables."""
     for name in theatre.names:
         stage = theatre.set()
         args, conn, before = CALLS[name](stage), theatre.conn, theatre.what_stands()
@@ -257,7 +257,7 @@ def test_while_it_waits(theatre, how):
             if interrupter.ident:
                 interrupter.join()
         if error:
-            # Most give up a locked table by themselves, before anybody sees them wait.
+            # Most give up a locked table by themselves, before a watcher sees them wait.
             assert error.sqlstate in (GIVEN_UP[how], "55P03"), (name, error)
             theatre.given_up += 1
             assert theatre.what_stands() == before, name

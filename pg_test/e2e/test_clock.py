@@ -1,4 +1,6 @@
-"""The wall clock is stepped by an hour, both ways, under a server that runs and over a restart: nobody expires, nobody is extended, fences rise."""
+"""The wall clock is stepped by an hour, both ways, under a server that runs and over a restart.
+
+No session expires or is extended by it, and fences rise."""
 
 import os
 import time
@@ -130,7 +132,9 @@ def test_over_a_restart(timed, clock, seconds, how):
 
 
 def test_what_is_kept_by_the_clock(timed, clock):
-    """A retention and a time to run at are by the wall clock, so a step changes them: nothing is lost, and what is due is found by whoever asks."""
+    """A retention and a time to run at are by the wall clock, so a step changes them.
+
+    Nothing is lost, and a claim finds what is due."""
     with timed.connect() as conn:
         session = Session(conn, "worker", ttl="60 s")
         clock.step(-HOUR)
@@ -139,7 +143,7 @@ def test_what_is_kept_by_the_clock(timed, clock):
         (soon,) = conn.execute("SELECT clock_timestamp() + interval '2 s'").fetchone()
         id = call(conn, "item_add", "q", Jsonb("soon"), None, soon)
         assert rows(conn, "item_claim", "q", session.id) == []
-        # Ahead: it is due for whoever asks, and for who only waits as soon as its call comes back.
+        # Ahead: it is due for a claim, and for a session that only waits as soon as its call comes back.
         clock.step(0)
         session.revision = session.heartbeat().revision
         session.wait()

@@ -117,7 +117,7 @@ def test_counts_from_its_start(pair, conn):
 
 
 def test_cancelled_wait(pair, conn):
-    """Whatever ends the confirmer's wait, nobody has acknowledged anything."""
+    """Whatever ends the confirmer's wait, no standby has acknowledged anything."""
     session = Session(conn, ttl=f"{TTL} s")
     wait_until(lambda: trusted(session))
     pair.by_stopping()
@@ -175,7 +175,7 @@ def test_switched(pair, conn):
         pair.primary.set(eskit_lease__confirm_interval=None)
         wait_until(lambda: not trusted(session))
         wait_until(pair.waiting)
-    # That there is nobody to ask is the operator's decision.
+    # That there is no standby to ask is the operator's decision.
     pair.primary.set(synchronous_standby_names="")
     wait_until(lambda: trusted(session))
     pair.primary.set(synchronous_standby_names=None)
@@ -190,7 +190,7 @@ def test_switched(pair, conn):
 
 
 def test_nobody_to_ask(pair):
-    """Without standbys to ask, whoever has been granted something is vouched for at once, however long it is to the next confirmation."""
+    """Without standbys to ask, a new grant is vouched for at once, however long it is to the next confirmation."""
     pair.primary.set(synchronous_standby_names="", eskit_lease__confirm_interval="1 h")
     try:
         with pair.primary.connect() as conn:
@@ -221,7 +221,7 @@ def test_log(pair):
 
 
 def test_databases(pair):
-    """The confirmer is in nobody's way."""
+    """The confirmer does not stand in the way."""
     wait_until(pair.confirmers)
     with pair.primary.connect() as conn:
         for _ in range(3):
@@ -273,7 +273,7 @@ def test_unreplicated_grants(pair, conn, background):
 
 
 def test_prepared_grants(pair, conn):
-    """When a prepared transaction is committed nobody calls us: until that is noticed its sessions are not vouched for."""
+    """The commit of a prepared transaction calls no hook: until it is noticed its sessions are not vouched for."""
     session = Session(conn, ttl="1 min")
     wait_until(lambda: trusted(session))
     conn.execute("BEGIN")
@@ -345,7 +345,7 @@ def test_prepared_when_its_slot_is_another_s(pair, conn):
 
 
 def test_granted_while_off(pair, conn):
-    """What was granted while nobody was to confirm it does not become known when the setting is on again."""
+    """A grant while confirmation was off does not become known when the setting is on again."""
     session = Session(conn, ttl="1 min")
     wait_until(lambda: trusted(session))
     pair.primary.set(eskit_lease__confirm_interval="0")
@@ -377,7 +377,7 @@ def test_views_in_the_granting_transaction(pair, conn):
 
 
 def test_switched_off_without_the_launcher(pair):
-    """The confirmer needs nobody to end, and does not write the log full meanwhile."""
+    """The confirmer ends without the launcher, and does not write the log full meanwhile."""
     (launcher,) = pair.primary.workers("launcher")
     os.kill(launcher, signal.SIGSTOP)
     try:
@@ -419,7 +419,7 @@ def test_no_room(pair):
             session = Session(conn, ttl="10 s")
             wait_until(lambda: pair.primary.logged("no free background worker slot for the confirmer"))
             assert not beats(session, 0.3)
-            # Where there is nobody to ask it takes no process.
+            # Without a standby to ask it takes no process.
             pair.primary.set(synchronous_standby_names="")
             wait_until(lambda: trusted(session))
             pair.primary.set(synchronous_standby_names=None)

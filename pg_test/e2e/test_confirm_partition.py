@@ -1,5 +1,6 @@
-"""The primary is cut off from its standby, but not from its clients, at random moments; the standby is promoted, and its clients take what they
-can get. By this machine's one clock nobody there gets a lease that somebody on the old primary still trusts to have."""
+"""The primary is cut off from its standby, but not from its clients, at random moments; the standby is promoted, and
+its clients take what they can get. By this machine's one clock no session there gets a lease that a client of the old
+primary still trusts to have."""
 
 import random
 import subprocess

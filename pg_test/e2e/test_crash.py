@@ -1,4 +1,5 @@
-"""Crashes and copies: nobody is expired early, every lease is where it was, and fences rise above all that was ever granted."""
+"""Crashes and copies: no session is expired early, every lease is where it was, and fences rise above all that was ever
+granted."""
 
 import os
 import shutil
@@ -80,7 +81,7 @@ def test_every_lease_is_where_it_was(durable, how, synchronous_commit):
 
 
 def test_not_before_recovery_plus_ttl(durable):
-    """The clock starts at the end of recovery, however long the server was down and however late somebody asks."""
+    """The clock starts at the end of recovery, however long the server was down and however late a client asks."""
     with durable.connect() as conn:
         session, waiter = Session(conn, "late", ttl="2 s"), Session(conn, "waiter", ttl="60 s")
         session.take("c-late")
@@ -103,7 +104,7 @@ def test_answered_grants_survive_with_asynchronous_commit(durable):
         conn.execute("SELECT pg_switch_wal()")
         session = Session(conn, f"async {i}", ttl="30 s")
         fence = session.take(f"c-async-{i}")
-        os.kill(durable.pid, signal.SIGSTOP)  # nobody flushes for it
+        os.kill(durable.pid, signal.SIGSTOP)  # it does not flush
         walwriter = (pid for (pid,) in conn.execute("SELECT pid FROM pg_stat_activity WHERE backend_type = 'walwriter'"))
         os.kill(next(walwriter), signal.SIGKILL)
         os.kill(durable.pid, signal.SIGCONT)
@@ -177,7 +178,7 @@ def test_copied_data_directory(durable):
     try:
         with copy.connect() as conn:
             session.conn = conn
-            assert session.heartbeat().alive, "nobody is expired early"
+            assert session.heartbeat().alive, "no session is expired early"
             assert session.renew("c-copied").held
             assert Session(conn, "in the copy", ttl="60 s").take("c-later-0") > max(later)
     finally:

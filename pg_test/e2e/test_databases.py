@@ -132,7 +132,7 @@ def test_drop_extension_never_deadlocks_with_the_worker(server, db, connect):
 
 
 def test_an_extension_that_is_dropped_and_made_again_and_is_not(connect):
-    """Whoever sweeps in that transaction takes the sessions for those of a former extension."""
+    """A sweep in that transaction takes the sessions for those of a former extension."""
     conn, other = connect(), connect(autocommit=False)
     session = Session(conn, ttl="60 s")
     fence = session.take("r")

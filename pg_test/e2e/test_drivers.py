@@ -28,7 +28,7 @@ class Caller:
 
     def rows(self, function, *values):
         types = self.types[function]
-        assert len(values) == len(types), f"{function}: every argument is to be passed"
+        assert len(values) == len(types), f"{function}: every argument must be passed"
         self.called.add(function)
         words = [word for type, value in zip(types, values, strict=True) for word in (type, str(value))]
         print(*[function, *words], sep="\t", file=self.process.stdin, flush=True)

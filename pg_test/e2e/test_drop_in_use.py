@@ -143,7 +143,7 @@ def test_its_sessions_make_room():
             conn.execute("CREATE EXTENSION eskit_lease")
             for i in range(16):
                 Session(conn, f"before {i}", ttl="2 s")
-            with conn.transaction():  # so that nobody ever sees the database without it
+            with conn.transaction():  # so that no client ever sees the database without it
                 conn.execute("DROP EXTENSION eskit_lease")
                 conn.execute("CREATE EXTENSION eskit_lease")
             after = []

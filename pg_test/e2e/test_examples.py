@@ -89,7 +89,7 @@ class Story:
         return set(self.query("SELECT consumer, session FROM eskit_lease.group_members WHERE state = 'alive'"))
 
     def shared(self):
-        """Whether they, and nobody else, share all partitions."""
+        """Whether they, and no others, share all partitions."""
         members = self.query("SELECT consumer FROM eskit_lease.group_members")
         owners = Counter(owner for (owner,) in self.query("SELECT owner FROM eskit_lease.group_partitions WHERE state = 'owned'"))
         if Counter(list(self.running)) != Counter(name for (name,) in members) or owners.keys() != self.running.keys():
@@ -125,8 +125,8 @@ class Story:
         time.sleep(0.2)
 
     def cut_off(self):
-        """They have new sessions, although nobody tells them that the connections are no good. (Those that have one for each statement may
-        happen to have none just then.)"""
+        """They have new sessions, although they get no notice that the connections are dead. (Those that have one for
+        each statement may happen to have none just then.)"""
 
         def trouble():
             self.link.forget()
@@ -152,7 +152,7 @@ class Story:
             self.running[name].send_signal(signal.SIGCONT)
 
     def drain(self, name):
-        """What it had is free, or somebody else's, as soon as it has ended: it has not been left to its TTL."""
+        """What it had is free, or another member's, as soon as it has ended: it has not been left to its TTL."""
         process = self.running.pop(name)
         process.terminate()
         self.ended(name, process)
@@ -255,7 +255,7 @@ def test_what_cannot_be_applied_stops_its_partition_only(server, db, language):
     left = """SELECT count(*) FROM events AS e WHERE partition <> eskit_lease.partition_for('poison', 12)
               AND NOT EXISTS (SELECT FROM ledger AS l WHERE l.position = e.position)"""
     with (ROOT / f"target/log/examples-poison-{language}").open("w") as log:
-        story = Story(server, db, server, log, ttl=120)  # nobody is to wait for that
+        story = Story(server, db, server, log, ttl=120)  # too long for any wait
         try:
             story.start(language)
             story.until(story.shared)

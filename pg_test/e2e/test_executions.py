@@ -163,7 +163,8 @@ def test_each_row_once_whoever_is_killed(clean):
                 pass
 
     def kill():
-        """Somebody, whenever there is another row: as long as there is work, and so that there is an end to it."""
+        """Kills a backend whenever there is another row: as long as there is work, and so that there is an end to
+        it."""
         victims = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"
         kills = rows = 0
         while not stop.wait(0.005) and kills < 20:
@@ -258,7 +259,7 @@ def test_paused_runner_wakes_up_too_late(db, connect, runner):
 
 
 def test_finish_begun_in_time_holds_past_the_deadline(connect):
-    """Once the finish has been let through, nobody begins or resolves the key before it has been committed; then it is done."""
+    """Once the finish has been let through, no caller begins or resolves the key before its commit; then it is done."""
     conn, other = connect(autocommit=False), connect()
     session, rival = Session(other, "runner", ttl="3 s"), Session(other, "rival", ttl="60 s")
     fence = begin(session, "k", True).fence

@@ -1,5 +1,5 @@
-"""The lock table is full: a clear error that changes nothing, for whoever needs a lock; heartbeats need none. Then all goes on. (Sessions and
-databases: test_limits.py. Slots for workers: test_worker.py, test_worker_faults.py.)"""
+"""The lock table is full: a clear error that changes nothing, for a call that needs a lock; heartbeats need none. Then
+all goes on. (Sessions and databases: test_limits.py. Slots for workers: test_worker.py, test_worker_faults.py.)"""
 
 import time
 

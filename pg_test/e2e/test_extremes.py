@@ -167,13 +167,14 @@ def functions_of(server, dbname):
 
 
 def require_sound(server):
-    """Nobody has gone, nothing was raised that is nobody's fault, and nothing leaks. The log has a line for each, with its SQLSTATE."""
+    """No process has gone, each error is a caller's fault, and nothing leaks. The log has a line for each, with its
+    SQLSTATE."""
     bad = re.compile(r"TRAP:|PANIC|was terminated by| XX\d{3} |WARNING:.*(leak|not closed|own a lock|still referenced)")
     assert [line for line in server.log.read_text(errors="replace").splitlines() if bad.search(line)] == []
 
 
 def require_order(conn):
-    """Nobody is alive who has no row, nobody waits, and whoever asks is served."""
+    """No session is alive without a row, no call waits, and each caller is served."""
     wait_until(lambda: stat(conn, "calls_waiting") == 0)
     conn.execute("SELECT eskit_lease.session_close(session) FROM eskit_lease.sessions")
     wait_until(lambda: stat(conn, "sessions_alive") == 0 and not conn.execute("TABLE eskit_lease.sessions").fetchall())
@@ -287,7 +288,7 @@ def test_bytes_that_are_no_text_are_no_names(server):
 
 @pytest.mark.parametrize("function", ["lease_acquire('r', %s)", "lease_renew('r', 1)", "session_heartbeat(%s)", "session_open('new')", "fence_check('r', 1)"])
 def test_an_extension_that_goes_in_the_middle_of_a_statement(server, db, connect, background, function):
-    """Nobody keeps it from going while a statement has not used it yet; the call that comes too late says so."""
+    """An extension may go while a statement has not used it yet; the call that comes too late says so."""
     conn, gate, admin = connect(), connect(), connect()
     session = Session(conn, ttl="60 s")
     # It waits for as long as the DROP takes.

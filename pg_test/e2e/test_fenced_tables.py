@@ -56,7 +56,7 @@ def test_from_plain_psql(server, db, connect):
 
 
 def test_through_a_pooler(pgbouncer, connect):
-    """Whoever has the server connection next has no pass."""
+    """The next user of the server connection has no pass."""
     conn = connect(via=pgbouncer)
     fence = Session(conn).take("r")
     table(conn)
@@ -67,8 +67,8 @@ def test_through_a_pooler(pgbouncer, connect):
 
 
 def test_a_holder_stopped_beyond_its_time(connect):
-    """It has passed and is stopped in its transaction, for longer than it has to live: what it then writes stands, nobody else having had the
-    lease; in the next one it is refused."""
+    """It has passed and is stopped in its transaction, for longer than it has to live: its later writes stand, as no
+    other session has had the lease; in the next one it is refused."""
     conn, other = connect(), connect()
     stale, successor = Session(conn, "stale", ttl="1 s"), Session(other, "successor")
     fence = stale.take("r")
@@ -171,7 +171,7 @@ def test_half_a_trigger(connect):
 
 
 def test_without_shared_memory():
-    """Nobody can have passed: refused, also to superusers. It can be unfenced."""
+    """No transaction can have passed: refused, also to superusers. The table can be unfenced."""
     server = Server("e2e-fenced", "eskit_lease.fence_superusers = off")
     try:
         server.query("CREATE EXTENSION eskit_lease")

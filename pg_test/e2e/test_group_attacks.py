@@ -110,7 +110,7 @@ def test_thousands_of_overdue_partitions_all_move(connect):
 
 
 def test_a_member_in_transactions_without_a_worker():
-    """The launcher has the only place for a background worker; a transaction block does then what is left to nobody."""
+    """The launcher has the only place for a background worker; then a transaction block does the work itself."""
     server = Server("e2e-no-worker", "max_worker_processes = 1", "max_logical_replication_workers = 0")
     try:
         server.query("CREATE EXTENSION eskit_lease")
@@ -233,7 +233,7 @@ def test_ranges_go_by_the_names_alone(connect):
 
 @pytest.mark.parametrize("drains", [False, True])
 def test_a_resize_takes_back_what_an_owner_does_not_release(connect, drains):
-    """One that drains keeps what it has against a rebalance, but not against this; nobody asks while the worker takes it."""
+    """A member that drains keeps what it has against a rebalance, but not against this; the worker takes it unasked."""
     conn = connect()
     group(conn, 2, rebalance_timeout="2 s")
     member = Session(conn, ttl="60 s").join("g")

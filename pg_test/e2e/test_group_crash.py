@@ -21,7 +21,8 @@ def durable():
 
 @pytest.mark.parametrize("how", ["crash", "immediate"])
 def test_crash_in_the_middle_of_revocations(durable, how):
-    """What was asked for before the crash is asked for again, for the whole timeout; nobody owns what another does."""
+    """What was asked for before the crash is asked for again, for the whole timeout; no member owns what another
+    does."""
     conn = durable.connect()
     create(conn, 8, "3 s")
     conn.execute(JOURNAL)

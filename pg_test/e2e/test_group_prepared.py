@@ -125,7 +125,7 @@ def test_prepared(server, db, connect, verb, end):
     scene.conn.execute(f"PREPARE TRANSACTION '{db}-{verb}'")
     scene.conn.rollback()
     try:
-        # Whoever is not concerned goes on, and nobody waits.
+        # Members that are not concerned go on, and no call waits.
         asked_at = time.monotonic()
         scene.other.execute("SET lock_timeout = '1 ms'")
         if verb != "group_join":

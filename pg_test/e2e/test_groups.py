@@ -50,7 +50,7 @@ def test_without_worker_every_verb_of_a_group_answers(connect, no_worker):
     c = Member(conn, "c").join()
     assert b.give_back() == 2 and len(c.assignment()) == 2
     assert c.leave() and len(b.assignment()) == 4
-    assert b.close() and shares(conn) == [4]  # nobody's
+    assert b.close() and shares(conn) == [4]  # without owners
     d = Member(conn, "d").join()
     assert len(d.assignment()) == 4
 
@@ -308,7 +308,7 @@ def test_two_hundred_join_leave_and_die(server, db, connect, background):
 
 
 def test_a_member_that_stays_moves_behind_those_that_went(server, connect):
-    """Beside an old snapshot, also where nothing else is to be changed: sessions join and end before the worker comes."""
+    """Beside an old snapshot, also if nothing else changes: sessions join and end before the worker comes."""
     conn, old = connect(), connect(autocommit=False)
     create(conn, 4)
     staying = Member(conn, "staying", ttl="300 s").join()

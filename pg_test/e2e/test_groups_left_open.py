@@ -14,7 +14,8 @@ def member(connect, consumer, **kw):
 
 
 def two_members(connect):
-    """A group whose partitions two members share, one of which dies with its connection; and a connection that watches."""
+    """A group whose partitions two members share, with a connection that watches. One member dies with its
+    connection."""
     conn = connect()
     create(conn, 6)
     me, other = member(connect, "me"), member(connect, "other", attach=True)

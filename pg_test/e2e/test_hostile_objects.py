@@ -1,5 +1,6 @@
-"""Objects of a hostile user's own in front of PostgreSQL's: functions, operators, types, tables and a trap in each of them. Nothing of ours,
-whoever calls it, may run into one: what runs in the trap has the rights of its caller, and our statements run with the owner's."""
+"""Objects of a hostile user's own in front of PostgreSQL's: functions, operators, types, tables and a trap in each of
+them. None of our functions may run into one, under any caller: a trap runs with the rights of its caller, and our
+statements run with the owner's."""
 
 import psycopg
 import pytest

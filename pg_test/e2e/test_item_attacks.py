@@ -150,7 +150,7 @@ def test_added_while_the_group_is_drained(conn):
     ids = call(conn, "item_add_many", "grouped", [Jsonb("x")] * 8)
     for partition in held:
         assert call(conn, "group_release", "g", partition.partition, partition.fence)
-    # Whoever shrinks the group would lose them, and while nobody owns a partition they are nobody's.
+    # Shrinking the group would lose them, and while no member owns a partition they are no member's.
     wait_until(lambda: len(owner.assignment("g")) == 4)
     assert sorted(item.id for item in rows(conn, "item_claim", "grouped", owner.id, 10)) == ids
     conn.execute("SELECT eskit_lease.queue_drop('grouped', true)")

@@ -102,7 +102,7 @@ def test_a_crash_loses_no_item_and_no_claim(items_server):
         states = "SELECT id, state FROM eskit_lease.items WHERE queue = 'crash'"
         assert {id: state for id, state in conn.execute(states).fetchall() if state == "later"} == {ids[2]: "later"}
         other = Session(conn, "other", ttl="60 s")
-        # Those of the dead session come back, by whoever looks or by the worker; one is in the hands of what is prepared.
+        # A claim or the worker brings back those of the dead session; a prepared transaction has one in its hands.
         wait_until(lambda: conn.execute("SELECT count(*) FROM eskit_lease.sessions WHERE consumer = 'gone' AND state <> 'expired'").fetchone()[0] == 0)
         got = []
 

@@ -1,4 +1,4 @@
-"""Whoever waits for work items is woken when one becomes due."""
+"""A session that waits for work items is woken when one becomes due."""
 
 import threading
 
@@ -75,7 +75,7 @@ def test_what_is_to_be_tried_again(conn, ordering):
     session = hungry(conn, "q")
     call(conn, "item_fail", item.id, item.fence, "to be tried again")
     assert is_given(conn, "q", session, id)
-    # Failed again: whoever asks now finds it not due, and what comes behind it held up.
+    # Failed again: a claim finds it not due, and does not hold up the items behind it.
     (item,) = conn.execute("SELECT fence FROM eskit_lease.items WHERE id = %s", (id,)).fetchall()
     call(conn, "item_fail", id, item[0], "once more")
     if ordering != "none":

@@ -183,7 +183,7 @@ def test_a_crash_keeps_the_order(ordered_server):
         ids = [call(conn, "item_add", "crash", Jsonb(n)) for n in range(3)]
         gone = Session(conn, "gone", ttl="1 s")
         (first,) = rows(conn, "item_claim", "crash", gone.id, 10)
-        # The next one is to be claimed by a transaction that is prepared when its end is still to come.
+        # A transaction that is prepared claims the next one while its own end is still to come.
         with ordered_server.connect() as other:
             other.execute("BEGIN")
             call(other, "item_done", [first.id], first.fence)

@@ -99,7 +99,7 @@ def test_where_there_is_another_column(connect, then):
 
 @pytest.mark.parametrize("index", ["(adm.known(resource))", "(fence) WHERE adm.known(resource) <> ''"])
 def test_what_an_index_computes_is_the_owners(server, connect, db, index):
-    """Whoever acquires: it may be one who may not run it, or one who may do more, and one who has put something else in the way."""
+    """The caller may have fewer rights than the index's owner, or more, or may have put its own objects in the way."""
     conn, caller = connect(), connect()
     role = f"caller_of_{db}"
     conn.execute(f"""
@@ -129,7 +129,7 @@ def test_what_an_index_computes_is_the_owners(server, connect, db, index):
 
 
 def test_freeing_many_is_cancelled_in_the_middle(connect, background):
-    """While it waits for nobody."""
+    """While it waits for no other process."""
     conn, watcher = connect(), connect()
     names = [f"freed/{n}" for n in range(20_000)]
     session = Session(conn, "holder", ttl="600 s")

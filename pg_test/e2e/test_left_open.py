@@ -1,5 +1,5 @@
 """Transactions are left open over holders, idle or prepared, with a snapshot as old as the run, while settings change all the time: they keep what is
-theirs to keep and nothing else, and when they end whoever waits is served."""
+theirs to keep and nothing else, and when they end the waiters are served."""
 
 import itertools
 import time

@@ -23,7 +23,7 @@ def lock(admin, table):
 
 
 def test_an_assignment_is_read_though_a_rebalance_cannot_be_done(no_worker, connect):
-    """The other member is dead, which a rebalance records. Nobody else judges the group."""
+    """The other member is dead, which a rebalance records. No other process judges the group."""
     conn, admin = connect(), connect()
     session = beside_a_dead_member(conn)
     for table in ("_deaths", "_successions"):

@@ -1,5 +1,6 @@
-"""What somebody has locked, or is about to lock once an open transaction ends: VACUUM FULL of a table, ALTER SEQUENCE, as an update of the extension
-does, DROP EXTENSION. No call waits behind it: each is refused within a moment, by `busy` where it has that word, and by 55P03 otherwise."""
+"""Objects that another session has locked, or will lock once an open transaction ends: VACUUM FULL of a table, ALTER
+SEQUENCE, as an update of the extension does, DROP EXTENSION. No call waits behind it: each is refused within a moment,
+by `busy` where it has that word, and by 55P03 otherwise."""
 
 import psycopg
 import pytest
@@ -11,7 +12,7 @@ pytestmark = once
 
 # Functions by what they need. Each is called on a connection of its own, which has made no plan before.
 LOCKED = {
-    # No place in line is to be had, and `held` would say that there is nothing to ask for again.
+    # No place in line can be had, and `held` would say that there is nothing to ask for again.
     "_waiters": ("lease_acquire", "known", "other", True),
     "_groups": ("group_create", "new", 2),
     "_queues": ("group_resize", "g", 4),
@@ -94,7 +95,7 @@ def test_nobody_waits_behind_a_drop(server, connect, db, background):
         for one in [*DRAWS["_item_seq"], ("session_open", "new"), ("group_create", "new", 2), ("queue_create", "new")]:
             # How far the drop has come is PostgreSQL's affair.
             is_refused(server, db, session, *one)
-        # More is to be done, later.
+        # There is more to do, later.
         with connect() as sweeper:
             sweeper.execute(LIMIT)
             assert call(sweeper, "session_sweep").more

@@ -52,7 +52,7 @@ class Maker(threading.Thread):
     def live(self, name, above):
         with self.server.connect(name) as conn:
             holder, waiter = Session(conn, "holder", ttl="60 s"), Session(conn, "waiter", ttl="60 s")
-            # What the original's sessions hold there is nobody's here.
+            # No session has here what the original's sessions hold.
             fence = holder.take("r")
             assert fence > above and waiter.acquire("r", queue=True).reason == "queued"
             assert holder.release("r")
@@ -117,7 +117,7 @@ class Shared:
 
 
 def test_a_dropped_database_gives_its_place_to_the_next_at_once():
-    """Whoever finds the table full looks for places of databases that are no more."""
+    """A call that finds the table full looks for places of databases that are no more."""
     server = Server("e2e-few", "eskit_lease.max_databases = 2", "eskit_lease.worker = off")
     try:
         server.query("CREATE EXTENSION eskit_lease")
@@ -169,7 +169,7 @@ def test_databases_that_always_have_work_share_the_workers():
             for _ in range(3):
                 holder, waiter = Session(conn, "holder", ttl="1 s"), Session(conn, "waiter", ttl="1 h")
                 holder.take("r")
-                # It asks for nothing more, so that nobody but the worker can give it the lease.
+                # It asks for nothing more, so that only the worker can give it the lease.
                 assert waiter.acquire("r", queue=True).reason == "queued"
                 wait_until(lambda: waiter.holds("r"))
                 assert waiter.close()

@@ -16,7 +16,7 @@ pytestmark = once
 CALLS = int(os.environ.get("MEMORY_CALLS", "100000"))
 MOST = 1 << 18  # bytes that may come and go, however many calls there are
 
-# A turn has eleven calls, of which three are refused with an error where errors are caught.
+# A turn has eleven calls; three of them are refused with an error, where errors are caught.
 TURN = """
     PERFORM * FROM eskit_lease.session_heartbeat(s);
     PERFORM * FROM eskit_lease.lease_acquire('kept', s);

@@ -42,7 +42,7 @@ def test_holder_beyond_a_cut_link(connect, link, attach):
 
 
 def test_a_fenced_transaction_beyond_a_cut_link_is_let_through(connect, link):
-    """It holds the lease until it ends, for however long: nobody is granted it meanwhile, and its commit stands."""
+    """It holds the lease until it ends, for however long: no session is granted it meanwhile, and its commit stands."""
     far, near = connect(link, autocommit=False), connect()
     near.execute("CREATE TABLE work (by text)")
     holder, rival = Session(near, "holder", ttl="1 s"), Session(near, "rival", ttl="60 s")

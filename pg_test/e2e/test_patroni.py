@@ -69,7 +69,7 @@ class Zombie(threading.Thread):
 
 @contextlib.contextmanager
 def heir(leader, zombie):
-    """Whoever takes what the zombie had, and has it for the time of a `with`; and the zombie has it no more."""
+    """Takes what the zombie had, and has it for the time of a `with`; and the zombie has it no more."""
     with leader.connect() as conn:
         heir = Session(conn, "heir", ttl="1 h")  # where nothing is committed without a standby, it may be old when it is told of
         wait_until(lambda: heir.heartbeat().alive and heir.acquire(zombie.lease).granted, pause=0.05)
@@ -91,7 +91,8 @@ def kill(patroni, leader, follower, *_):
 
 
 def stop(patroni, leader, follower, *_):
-    """Stopped, and with it its Patroni, until the other leads; and then PostgreSQL is continued first, as nobody would wish."""
+    """Stopped, and with it its Patroni, until the other leads; and then PostgreSQL is continued first, in the worst
+    order."""
     zombie = Zombie(leader, "stop")
     caught_up(leader, follower)
     leader.patroni.signal(signal.SIGSTOP)
@@ -110,8 +111,9 @@ def stop(patroni, leader, follower, *_):
 
 
 def cut_off(patroni, leader, follower, load, background):
-    """Its host is, from etcd, HAProxy and the other node, but not from the zombie there. An asynchronous standby is cut off first, and lags. With
-    a synchronous one its Patroni hangs as well: then nobody stops PostgreSQL before the network is mended, and what counts is what it says itself."""
+    """Its host is, from etcd, HAProxy and the other node, but not from the zombie there. An asynchronous standby is cut
+    off first, and lags. With a synchronous one its Patroni hangs as well: then PostgreSQL runs on until the network is
+    mended, and its own answers count."""
     zombie = Zombie(leader, "cut_off")
     caught_up(leader, follower)
     if patroni.synchronous:
@@ -131,7 +133,7 @@ def cut_off(patroni, leader, follower, load, background):
 
     def heal():
         inherited = background(inherit)
-        if not patroni.strict:  # without a standby nobody is granted anything
+        if not patroni.strict:  # without a standby no session is granted anything
             inherited.result()
         if patroni.synchronous:
             wait_until(lambda: zombie.reason == "unconfirmed")

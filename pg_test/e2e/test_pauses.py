@@ -1,4 +1,5 @@
-"""Time stands still: for the launcher alone, which gives nobody's time back, or for the whole server, where no session expires by it."""
+"""Time stands still: for the launcher alone, which gives no session time back, or for the server, where none expires by
+it."""
 
 import contextlib
 import os
@@ -60,7 +61,7 @@ def test_a_launcher_that_stands_still_alone_revives_nobody(paused):
         (launcher,) = paused.workers("launcher")
         long, short = Session(conn, "long", ttl="1 min"), Session(conn, "short", ttl="2 s")
         wait_until(lambda: not paused.workers())
-        # To it, it is as if nobody else had run.
+        # To it, it is as if no other process had run.
         os.kill(launcher, signal.SIGSTOP)
         time.sleep(6)
         os.kill(launcher, signal.SIGCONT)

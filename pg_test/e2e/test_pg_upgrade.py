@@ -18,8 +18,8 @@ WITHOUT_VERSIONS = "UPDATE pg_attribute SET attoptions = NULL WHERE attoptions::
 
 @pytest.fixture(scope="module")
 def installed():
-    """The extension for the older server, which the other tests of this major do without. Not while somebody else builds it; nor
-    over one that is as new as the sources, as somebody may be using that."""
+    """The extension for the older server, which the other tests of this major do without. Not while another run builds
+    it; nor over one that is as new as the sources, as another run may be using that."""
     if not (ROOT / f"target/pg/{OLD}/.ready").exists():
         warnings.warn(f"there is no PostgreSQL {OLD} to upgrade: pg_test/setup {OLD} {MAJOR}", stacklevel=2)
         pytest.skip(f"no PostgreSQL {OLD}")
@@ -46,8 +46,8 @@ def pg_upgrade(old, new, *options):
 
 
 def test_everything_goes_on(installed):
-    """The second of the two is on another timeline when it is upgraded, on which nobody has asked for anything again; the new server
-    begins at the first."""
+    """The second of the two is on another timeline when it is upgraded, on which no client has asked for anything
+    again; the new server begins at the first."""
     old = Server("e2e-old", of=OLD)
     estate = Estate(old)
     with old.connect(options="-c allow_system_table_mods=on") as conn:

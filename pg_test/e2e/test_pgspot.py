@@ -1,4 +1,4 @@
-"""pgspot reads the SQL that CREATE EXTENSION runs for what somebody else's objects could be put in the place of: it finds nothing.
+"""pgspot reads the SQL that CREATE EXTENSION runs for calls that another role's objects could take over: it finds none.
 
 PostgreSQL runs that SQL with a search path of the extension's schema and pg_temp, which pgspot cannot know; it is told so. Without that it
 would find more than 200 operators and functions whose names are not qualified, all of them for that one reason."""

@@ -117,7 +117,7 @@ def test_every_reader_reads_every_row_once_and_in_one_order(outbox):
         wait_until(lambda: outbox.query("SELECT count(*) FROM events")[0][0] > before + 200)
 
     def overtaken(number):
-        """Waits until the naive reader has gone past a row that nobody sees yet."""
+        """Waits until the naive reader has gone past a row that no reader sees yet."""
         wait_until(lambda: naive.last > number)
 
     def raised():

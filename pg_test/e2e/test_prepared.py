@@ -115,7 +115,7 @@ def while_prepared(scene, verb):
     """What others are told meanwhile, at once."""
     asked_at = time.monotonic()
     if verb in ("lease_acquire", "lease_acquire_many", "lock_acquire"):
-        # The grant may yet be rolled back, and then whoever queues behind it is to be granted.
+        # The grant may yet be rolled back, and then the waiter behind it must be granted.
         assert scene.waiter.acquire("r").reason == "busy"
         scene.waiter.queue("r")
     elif verb == "queue":
@@ -126,7 +126,7 @@ def while_prepared(scene, verb):
         assert scene.waiter.acquire("r").reason in ("held", "busy")
     else:
         assert Session(scene.other, "barger").acquire("r").reason in ("busy", "held", "awaited")
-    assert time.monotonic() - asked_at < 20, "somebody waited for the prepared transaction"
+    assert time.monotonic() - asked_at < 20, "a call waited for the prepared transaction"
 
 
 took = []
@@ -392,7 +392,7 @@ def test_the_dead_stay_dead_though_a_sweep_ends_early(restarted, end):
 
 
 def test_the_dead_stay_dead_though_a_sweep_had_no_room_for_them(restarted):
-    """What it leaves is taken by somebody else, in the same transaction."""
+    """Another session takes what it leaves, in the same transaction."""
     restarted.query("CREATE EXTENSION eskit_lease")
     restarted.set(eskit_lease__worker="off")
     wait_until(lambda: not restarted.workers())
@@ -414,7 +414,8 @@ def test_the_dead_stay_dead_though_a_sweep_had_no_room_for_them(restarted):
 
 
 def test_ended_before_anybody_looked(restarted):
-    """After a start the worker finds who is prepared then. Whoever was granted something by one that ended before is told too."""
+    """After a start the worker finds the transactions that are prepared then. A session with a grant by one that ended
+    before is told too."""
     restarted.query("CREATE EXTENSION eskit_lease")
     with psycopg.connect(restarted.dsn()) as conn, restarted.connect() as other:
         scene = prepare(Scene(conn, other), "lease_release", "unseen")

@@ -1,4 +1,4 @@
-"""Races between many clients: exactly one owner, nobody waits for anybody, and the queue is kept."""
+"""Races between many clients: exactly one owner, no client waits for another, and the queue is kept."""
 
 import itertools
 import random
@@ -36,7 +36,7 @@ def test_race_for_a_fresh_name(server, db, connect, background):
         reasons = sorted(answer.reason for answer, _ in answers)
         assert reasons.count("granted") == 1, (i, reasons)
         assert set(reasons) <= {"granted", "busy", "held"}, (i, reasons)
-    assert lock_waits == 0, "somebody waited for a lock"
+    assert lock_waits == 0, "a client waited for a lock"
     slowest = max(took for answers in rounds for _, took in answers)
     print(f"slowest answer {slowest * 1000:.1f} ms")
     fences = watcher.execute("SELECT fence FROM eskit_lease.leases ORDER BY fence").fetchall()
@@ -179,8 +179,8 @@ def test_polling_bargers_never_overtake_a_waiter(server, db, connect, background
 
 
 def test_who_asks_while_it_is_served_waits_for_nothing_more(connect, background):
-    """Between the look at the lease and the one at its place in line somebody hands over: a second place would get it the lease again when it
-    has let go of it."""
+    """Between the look at the lease and the one at its place in line another session hands over: a second place would
+    get it the lease again when it has let go of it."""
     left = "SELECT (SELECT count(*) FROM eskit_lease._waiters WHERE session = %s) + (SELECT count(*) FROM eskit_lease._leases WHERE session = %s)"
 
     def go_on_asking(session):
@@ -263,7 +263,7 @@ def test_an_index_is_made_anew_while_names_are_acquired(server, db, connect, bac
 
 
 def test_what_a_transaction_has_closed_is_closed_for_it(server, db, connect):
-    """Whoever was refused before knows the name of the holder, which says nothing of its life."""
+    """A caller that was refused before knows the name of the holder, which says nothing of its life."""
     conn = connect()
     closed, other = Session(conn, "closed", ttl="1 h"), Session(conn, "other", ttl="1 h")
     names = [f"of the closed {i}" for i in range(1_500)]

@@ -10,7 +10,7 @@ DEATHS = "SELECT count(*) FROM eskit_lease._deaths"
 
 @pytest.fixture(scope="module")
 def idle():
-    """Nothing works in the background: what is granted here nobody else has looked at."""
+    """Nothing works in the background: no other process has looked at what is granted here."""
     server = Server("e2e-restarts", "eskit_lease.worker = off", "max_prepared_transactions = 5", "autovacuum = off")
     yield server
     server.stop()
@@ -54,7 +54,7 @@ def test_no_more_holders_than_permits(idle, conn, slot, how):
     newcomer = Session(conn, "newcomer", ttl="120 s")
     wait_until(lambda: dying.expired(conn))
     assert newcomer.acquire("s", queue=how == "waits").reason in ("held", "queued")
-    assert conn.execute(DEATHS).fetchone() == (0,), "a refusal takes nothing from anybody"
+    assert conn.execute(DEATHS).fetchone() == (0,), "a refusal takes nothing from any session"
     leaver = holders.pop(1 if slot == 2 else 0)
     conn.execute("BEGIN")
     assert leaver.release("s")
@@ -155,7 +155,7 @@ def test_a_prepared_end(idle, conn, ends, end):
     with idle.connect() as conn:
         session.conn = conn
         standing = "SELECT state FROM eskit_lease.sessions WHERE session = %s"
-        assert conn.execute(standing, (session.id,)).fetchone() == ("closing",), "nobody has made its slot yet"
+        assert conn.execute(standing, (session.id,)).fetchone() == ("closing",), "no process has made its slot yet"
         first = session.heartbeat()
         assert (first.alive, first.reason) == (True, "closing")
         assert session.heartbeat().trust_ms <= first.trust_ms
@@ -163,7 +163,7 @@ def test_a_prepared_end(idle, conn, ends, end):
         assert conn.execute(standing, (session.id,)).fetchone() == ("closing",)
         conn.execute(f"{end} PREPARED 'ends'")
         if end == "COMMIT":
-            assert not session.heartbeat().alive, "at once: nobody else has looked"
+            assert not session.heartbeat().alive, "at once: no other process has looked"
         else:
             wait_until(lambda: call(conn, "session_sweep") and session.heartbeat().reason == "alive")
             assert passes(session, "r", conn)

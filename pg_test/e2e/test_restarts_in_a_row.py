@@ -1,5 +1,5 @@
-"""Over an orderly stop sessions keep what they had left: a dead leader does not get its TTL at each of several restarts, and nobody loses
-what it was told."""
+"""Over an orderly stop sessions keep what they had left: a dead leader does not get its TTL at each of several
+restarts, and no session loses what it was told."""
 
 import os
 import shutil
@@ -106,7 +106,7 @@ def test_who_is_in_time_and_who_is_late(server, conn):
 
 
 def test_a_stop_that_takes_longer_than_the_ttl(server, conn, background, tmp_path):
-    """Clients can be heard no more from its beginning: it waits for whoever receives the WAL."""
+    """Clients can be heard no more from its beginning: it waits for the receiver of the WAL."""
     session = Session(conn, "consumer", ttl="4 s")
     tool = Path(os.environ["PG_BIN"]) / "pg_receivewal"
     receiver = subprocess.Popen([tool, "-d", server.dsn(), "-D", tmp_path, "--no-loop", "--no-sync"], stderr=subprocess.DEVNULL)

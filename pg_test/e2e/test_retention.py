@@ -115,8 +115,8 @@ def kind(request, server):
 
 @pytest.fixture
 def old_and_new(kind, no_worker, connect):
-    """Rows of every kind, half of which are 31 days old, in a database that nobody has looked at yet; the connection, and the names of those to
-    be kept: the new, and the undecided."""
+    """Rows of every kind, half of them 31 days old, in a database that no process has looked at yet; the connection,
+    and the names of those to be kept: the new, and the undecided."""
     conn = connect()
     kept = kind.every_kind(conn, Session(conn, "session", ttl="120 s"))
     conn.execute(kind.age)
@@ -171,7 +171,7 @@ def test_worker_comes_though_nothing_happens(server, kind, connect, how):
 
 
 def test_worker_takes_all_that_was_old_when_the_server_started(server, kind, no_worker, connect):
-    """More than one batch, and nobody says that there is more."""
+    """More than one batch, and no answer says that there is more."""
     with connect() as conn:
         kind.end(conn, Session(conn, "session", ttl="600 s"), 1500)
         conn.execute(kind.age.replace("old %", "ended %"))
@@ -194,7 +194,7 @@ def test_batches_after_one_that_is_rolled_back(old_and_new, kind):
 
 @pytest.fixture
 def released_at_once(server, no_worker):
-    """For as long as nobody works, what is released is not yet looked for."""
+    """The worker is off, so no process looks for released rows yet."""
     server.set(eskit_lease__row_retention="0")
     yield
     server.set(eskit_lease__row_retention=None)
@@ -224,7 +224,7 @@ def test_batches_go_on_where_the_last_one_ended(server, released_at_once, connec
 
 
 def test_hand_overs_are_committed_before_rows_are_deleted(server, released_at_once, connect):
-    """Deleting them may take long, for which nobody waits who is granted something."""
+    """Deleting them may take long. A session that is granted something does not wait for that."""
     conn, old = connect(), connect()
     session, holder = Session(conn, ttl="600 s"), Session(conn, "holder", ttl="1 s")
     for name in (f"released {i}" for i in range(10)):
@@ -243,7 +243,7 @@ def test_hand_overs_are_committed_before_rows_are_deleted(server, released_at_on
 
 @pytest.mark.parametrize("kept", [Keys, DeadItems])
 def test_hand_overs_do_not_wait_for_a_table_that_is_locked(server, no_worker, connect, kept):
-    """As VACUUM FULL has it, for long. What is to be deleted is so later."""
+    """As VACUUM FULL has it, for long. Then rows are deleted later."""
     conn, locker = connect(), connect()
     session, holder = Session(conn, ttl="600 s"), Session(conn, "holder", ttl="1 s")
     kept.end(conn, session, 2)
@@ -294,7 +294,7 @@ def test_claims_that_were_finished_side_by_side(server, connect, second):
 
 
 def test_claims_that_were_finished_side_by_side_by_one_who_is_slow(server, connect):
-    """Who finished first commits last, long after somebody has looked for such claims."""
+    """Who finished first commits last, long after a sweep has looked for such claims."""
     one, other = connect(), connect(autocommit=False)
     session = Session(one, "session", ttl="600 s")
     call(one, "queue_create", "q")
@@ -369,7 +369,7 @@ def test_history_that_is_written_just_after_a_look(server, connect):
 
 
 def test_released_leases(server, no_worker, connect):
-    """Also where there was none when somebody last looked."""
+    """Also when there was none at the last look."""
     conn = connect()
     session = Session(conn, ttl="600 s")
     released = lambda: conn.execute("SELECT count(*) FROM eskit_lease._leases").fetchone()[0]  # noqa: E731

@@ -17,7 +17,7 @@ def pair(connect):
 
 
 def granted_in_the_end(watcher, session, resource):
-    """Nobody asks for it: the worker must do it by itself."""
+    """No caller asks for it: the worker must do it by itself."""
     found = "SELECT fence FROM eskit_lease.leases WHERE resource = %s AND session = %s AND state = 'held'"
     return wait_until(lambda: watcher.execute(found, (resource, session.id)).fetchone())[0]
 

@@ -1,4 +1,5 @@
-"""A worker is stopped beyond its time with the work in its hands, and goes on when somebody else has it: it is refused, with its result."""
+"""A worker is stopped beyond its time with the work in its hands. Another one has the lease when it goes on: it is
+refused, with its result."""
 
 import os
 import signal

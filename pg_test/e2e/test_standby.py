@@ -100,7 +100,7 @@ READ = {
 
 
 def read_everything(standby):
-    """The rows can be read, and nobody is said to be dead, since a standby does not know."""
+    """The rows can be read, and no session is said to be dead, since a standby does not know."""
     views = "SELECT table_name FROM information_schema.views WHERE table_schema = 'eskit_lease'"
     for (view,) in standby.query(views):
         standby.query(f"SELECT * FROM eskit_lease.{view}")
@@ -220,7 +220,7 @@ def test_a_restored_base_backup(primary):
             assert partition < since
         server.restart()
         with server.connect() as conn:
-            # Whoever has not asked yet is told so after another start, too; and nobody twice.
+            # A session that has not asked yet is told so after another start, too; and none is told twice.
             assert call(conn, "lease_renew", "later", fences["later"]).reason == "refence"
             assert call(conn, "lease_renew", "asked", again.fence).reason == "held"
             assert call(conn, "lease_acquire", "asked", session.id).reason == "already_held"

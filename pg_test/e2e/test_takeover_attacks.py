@@ -1,4 +1,4 @@
-"""What a hostile reader found in take-over, grace and semaphores: second holders, wake-ups that were lost, waits that nobody may wait."""
+"""What a hostile reader found in take-over, grace and semaphores: second holders, lost wake-ups, forbidden waits."""
 
 from threading import Event
 
@@ -23,7 +23,7 @@ def opened(conn, *args, **kw):
 
 
 def worker_passes(conn, count=2):
-    """Lets the worker look as often, at least once of which from now on to its end."""
+    """Lets the worker look as often, at least once from now on to its end."""
     stirring, before = Session(conn, "stirring", "60 s"), stat(conn, "sweeps")
 
     def passed():
@@ -50,7 +50,7 @@ def rows_of(conn, table, column, session):
 
 @pytest.mark.parametrize("way", ["close", "take-over", "close of the grace"])
 def test_a_fence_that_was_checked_around_a_grace(connect, background, way):
-    """While its transaction is open nobody else is a holder, whichever session has the lease by then."""
+    """While its transaction is open no other session is a holder, whichever session has the lease by then."""
     holder, rival, work, conn = Session(connect(), "one", "60 s"), Session(connect(), "rival", "60 s"), connect(), connect()
     fence = holder.take("r")
     work.autocommit = False
@@ -173,7 +173,7 @@ def test_two_takeovers_at_once_leave_one_session(connect, background):
 
 
 def test_two_predecessors_with_a_permit_each(connect):
-    """The successor has one, and the other one is anybody's."""
+    """The successor has one, and the other one is free for any session."""
     conn = connect()
     call(conn, "semaphore_create", "s", 2)
     old = [Session(conn, "me", "60 s") for _ in range(2)]
@@ -260,7 +260,7 @@ def test_a_place_is_not_lost_to_a_look_that_crosses_the_end_of_a_takeover(connec
 
 
 def test_a_prepared_takeover_keeps_its_predecessor_ending(connect):
-    """Though other prepared transactions end, after each of which the worker looks for sessions to bring back."""
+    """Though other prepared transactions end, and the worker looks after each for sessions to bring back."""
     old, work, conn = Session(connect(), "me", "60 s"), connect(autocommit=False), connect()
     call(work, "fence_check", "r", old.take("r"))  # so that the take-over cannot have the session's guard
     taking = connect(autocommit=False)
@@ -398,7 +398,8 @@ def test_a_restart_leaves_graces_and_successions_their_end():
 
 
 def test_the_history_tells_of_what_an_heir_did_not_live_to_get(connect):
-    """A fenced transaction kept it from the heir, who is dead when a stranger gets it: somebody has lost it all the same."""
+    """A fenced transaction kept it from the heir, who is dead when a stranger gets it: the former session has lost it
+    all the same."""
     conn, fenced = connect(), connect()
     former = Session(fenced, "me", "60 s")
     fence = former.take("r")

@@ -21,7 +21,7 @@ needs_prometheus = pytest.mark.skipif(
 
 
 def answers(seen, watch, statement):
-    """The rows of a statement, of which there must be some: also of what is to be seen for a moment only."""
+    """The rows of a statement, which must have some: also those that can be seen for a moment only."""
 
     def found():
         seen.be_late()

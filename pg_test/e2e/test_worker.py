@@ -126,11 +126,11 @@ MANY = "SELECT count(s.session) FROM generate_series(1, 300) AS n, eskit_lease.s
 
 
 def test_the_few_that_are_due_are_found_among_many(connect, no_worker, background):
-    """Whoever looks for them passes over many sessions at a time of which none is due, just when others are opened there."""
+    """A search for them passes over many sessions at a time, none of them due, just when others are opened there."""
     opener, looker = connect(), connect()
     for queue in ("q", "empty"):
         call(opener, "queue_create", queue)
-    call(opener, "session_sweep")  # from now on nobody looks for what was there before the server's start
+    call(opener, "session_sweep")  # from now on no sweep looks for what was there before the server's start
     watching, opened = Session(looker, "watching", ttl="1 h"), threading.Event()
 
     def look():
@@ -266,14 +266,14 @@ def test_what_is_waited_for_far_apart_is_handed_over_by_one_sweep(no_worker, con
     wanted = [f"many {number:06}" for number in (0, 999, 1_000, 1_700, 2_499)]
     for name in wanted:
         waiter.queue(name)
-    call(conn, "session_sweep", 1_000)  # looks through the database, of which so many leases were changed at once
+    call(conn, "session_sweep", 1_000)  # looks through the database, as so many leases were changed at once
     wait_until(lambda: dead.expired(conn), timeout=20)
     assert call(conn, "session_sweep", 1_000).handed_over == len(wanted)
     assert [waiter.acquire(name).reason for name in wanted] == ["already_held"] * len(wanted)
 
 
 def test_a_dead_session_with_more_leases_than_one_sweep_looks_at(no_worker, connect):
-    """Whoever sweeps by hand remembers no looks of before. What is waited for is not merely freed, wherever it stands."""
+    """A sweep by hand remembers no earlier looks. It does not merely free an awaited lease, wherever that stands."""
     conn = connect()
     waiter, dead = Session(conn, "waiter", ttl="600 s"), Session(conn, "dead", ttl="5 s")
     for first in range(0, 60_000, 10_000):  # each is a heartbeat

@@ -1,4 +1,5 @@
-"""The processes that work in the background are stopped, killed and refused: nobody is granted what another holds, and whoever waits is served."""
+"""Background processes are stopped, killed and refused: no session is granted what another holds, and waiters are
+served."""
 
 import contextlib
 import os
@@ -35,7 +36,8 @@ def stopped(*pids):
 
 
 def test_held_up(worked):
-    """A launcher that waits for a lock does not take that for a pause of the machine, though nobody else calls meanwhile."""
+    """A launcher that waits for a lock does not take that for a pause of the machine, though no other process calls
+    meanwhile."""
     with worked.connect() as conn, worked.connect() as locking:
         Session(conn, "long", ttl="1 min")
         wait_until(lambda: not worked.workers())
@@ -50,7 +52,7 @@ def test_held_up(worked):
 
 @pytest.mark.parametrize("kind", ["launcher", "worker"])
 def test_stopped(worked, kind):
-    """A process that stands still is in nobody's way: what is waited for is served by those who ask. Then it goes on."""
+    """A process that stands still is not in the way: sessions that ask are served. Then it goes on."""
     with worked.connect() as conn, worked.connect() as other, Competition(worked) as competition:
         (pid, *_) = wait_until(lambda: worked.workers(kind))
         with stopped(pid):

@@ -4,18 +4,18 @@
 \pset tuples_only on
 \pset null -
 
--- range: neighbouring partitions, by the byte order of the members, whoever has them now.
+-- range: neighbouring partitions, by the byte order of the members, regardless of the present owners.
 SELECT partition_assign('range', members::text[], array_fill(NULL::text, ARRAY[8]))
 FROM unnest(ARRAY['{a}', '{a,c}', '{a,b,c}', '{c,a,b}', '{a,b,c,d,e}', '{a,b,c,d,e,f,g,h,i,j}', '{é,z,Z,""}']) AS members;
 SELECT partition_assign('range', '{a,b}', '{b,b,b,a,gone,NULL}');
 
--- sticky: as few move as balance allows. Nobody had any; one joins, and another; one leaves; one comes instead of another.
+-- sticky: as few move as balance allows. No member had any; one joins, and another; one leaves; one replaces another.
 SELECT partition_assign('sticky', '{a,b}', array_fill(NULL::text, ARRAY[8]));
 SELECT partition_assign('sticky', '{a,b,c}', '{a,a,a,a,b,b,b,b}');
 SELECT partition_assign('sticky', '{d,c,b,a}', '{a,a,a,c,b,b,b,c}');
 SELECT partition_assign('sticky', '{a,c,d}', '{a,a,d,c,b,b,d,c}');
 SELECT partition_assign('sticky', '{a,c,e}', '{a,a,d,c,a,c,d,c}');
--- Whoever has more keeps the larger share; otherwise the larger shares are in the order of the ids.
+-- A member that has more keeps the larger share; otherwise the larger shares are in the order of the ids.
 SELECT partition_assign('sticky', '{a,b}', '{a,b,b}');
 SELECT partition_assign('sticky', '{a,b}', '{NULL,b,b}');
 SELECT partition_assign('sticky', '{d,c,b,a}', '{d,d}');
@@ -23,7 +23,7 @@ SELECT partition_assign('sticky', '{b,""}', '{"",NULL,"",gone}');
 -- What is balanced stays.
 SELECT partition_assign('sticky', '{a,b,c}', '{c,a,b,a,c,b,b}');
 
--- In a group the larger shares go by lots, whoever has them now; a member that leaves moves only its own.
+-- In a group the larger shares go by lots, regardless of the present owners; a member that leaves moves only its own.
 SELECT array_agg(m ORDER BY group_lock_key('orders:' || m)) AS lots FROM unnest('{a,b,c,d}'::text[]) AS m;
 SELECT partition_assign('sticky', '{d,c,b,a}', '{a}', 'orders'), partition_assign('sticky', '{a,b,c,d}', '{NULL,NULL,NULL,NULL,NULL}', 'orders');
 SELECT partition_assign('sticky', members, partition_assign('sticky', '{a,b,c,d}', '{a,a,a,a,a,a}', 'orders'), 'orders')

@@ -25,7 +25,7 @@ END $$;
 
 SELECT bridge_create_row('r', 'topics', 'orders', 'owner', 'leased_until');
 SELECT resource, lock_key, target, key, owner_column, until_column, held, blocked_by, owner = current_user AS mine FROM bridges;
--- Given to nobody on the spot, and by the worker to who is in line. Then the row is the worker's.
+-- A call never grants it on the spot; the worker grants it to the first in line. Then the row is the worker's.
 SELECT * FROM pg_temp.ask('r', :'a');
 SELECT * FROM pg_temp.ask('r', :'a', true);
 CALL pg_temp.wait_for_lease('r', :'a');
@@ -41,7 +41,7 @@ COMMIT;
 BEGIN READ ONLY;
 SELECT fence_check('r', :fa);
 COMMIT;
--- What was read before is no matter: nobody else can have owned it since the grant.
+-- An earlier read does no harm: no other session can have owned the row since the grant.
 BEGIN ISOLATION LEVEL REPEATABLE READ;
 SELECT position FROM topics WHERE topic = 'orders';
 SELECT fence_check('r', :fa);
@@ -55,7 +55,8 @@ SELECT * FROM pg_temp.ask('r', :'a', true);
 UPDATE topics SET leased_until = clock_timestamp() WHERE topic = 'orders' AND owner = 'old';
 CALL pg_temp.wait_for_lease('r', :'a');
 SELECT fence > :fa AS greater, fence AS fa FROM lease_acquire('r', :'a') \gset
--- Somebody else owns it: an old worker that does not ask, or another resource. Then it is free, one way or another, and the lease goes on under a new fence.
+-- Another owner has the row: an old worker that does not ask, or another resource. Once the row is free, the lease goes
+-- on under a new fence.
 UPDATE topics SET owner = 'old' WHERE topic = 'orders';
 SELECT pg_temp.error_of(format('SELECT fence_check(''r'', %s)', :fa));
 UPDATE topics SET owner = NULL WHERE topic = 'orders';
@@ -76,7 +77,7 @@ COMMIT;
 CALL pg_temp.wait_for(format('(SELECT fence > %s FROM eskit_lease.lease_acquire(''r'', %L))', :fa, :'a'));
 SELECT fence AS fa FROM lease_acquire('r', :'a') \gset
 SELECT fence_check('r', :fa);
--- Its time is over, but nobody came: the worker keeps it.
+-- The row's time is over, but no old worker came: the worker keeps it.
 UPDATE topics SET leased_until = clock_timestamp() - interval '1 day' WHERE topic = 'orders';
 SELECT fence_check('r', :fa);
 CALL pg_temp.wait_for('(SELECT tens_left = 3 FROM pg_temp.row WHERE topic = ''orders'')');
@@ -224,7 +225,7 @@ SELECT count(lease_release(l.resource, l.fence)) FROM leases AS l JOIN bridges A
 SELECT count(bridge_drop(resource)) FROM bridges WHERE target::text LIKE 'keyed%';
 DROP TABLE keyed_text, keyed_varchar, keyed_uuid, keyed_smallint, keyed_integer, keyed_bigint;
 
--- Who may: whoever is let, and for a table of their own.
+-- Privileges: a role that was granted the function may bridge to a table of its own.
 CREATE TABLE theirs (topic text PRIMARY KEY, owner text, leased_until timestamptz);
 INSERT INTO theirs VALUES ('orders');
 ALTER TABLE theirs OWNER TO regress_owner;

@@ -12,7 +12,7 @@ SELECT session AS b FROM session_open('b', '1 hour') \gset
 
 SELECT bridge_create('r', group_lock_key('default'));
 SELECT resource, lock_key = group_lock_key('default') AS same, held, blocked_by, owner = current_user AS mine FROM bridges;
--- Given to nobody on the spot, and by the worker to who is in line.
+-- A call never grants it on the spot; the worker grants it to the first in line.
 SELECT * FROM pg_temp.ask('r', :'a');
 SELECT resource, granted, reason FROM lease_acquire_many('{r,plain}', :'a');
 SELECT granted, fence, slot, holder, reason FROM lock_acquire('r', 'host', '30 s');
@@ -43,7 +43,7 @@ SELECT lease_release('r', :fa);
 CALL pg_temp.wait_for(format($$(SELECT reason = 'already_held' FROM pg_temp.ask('r', %L))$$, :'b'));
 SELECT pg_temp.error_of(format('SELECT fence_check(''r'', %s)', :fa));
 SELECT fence > :fa AS greater, fence AS fb FROM lease_acquire('r', :'b') \gset
--- Grace, there and back; by force; nobody is left.
+-- Grace, there and back; by force; no session is left.
 SELECT lease_release('r', :fb, '1 minute');
 SELECT fence_check('r', :fb);
 SELECT granted, fence = :fb AS same, reason FROM lease_acquire('r', :'b');
@@ -51,7 +51,7 @@ SELECT lease_force_release('r', :fb, 'test');
 CALL pg_temp.wait_for('NOT EXISTS (SELECT FROM pg_temp.locked)');
 SELECT * FROM pg_temp.ask('r', :'b');
 
--- A successor inherits it, from the worker; with whoever waits behind it.
+-- A successor inherits it, from the worker; other waiters stay behind it.
 SELECT (pg_temp.ask('r', :'a', true)).reason;
 CALL pg_temp.wait_for('held FROM eskit_lease.bridges');
 SELECT (pg_temp.ask('r', :'b', true)).reason;
@@ -66,7 +66,7 @@ SELECT (pg_temp.ask('r', :'short', true)).reason;
 CALL pg_temp.wait_for('held FROM eskit_lease.bridges');
 CALL pg_temp.wait_for('NOT held FROM eskit_lease.bridges');
 SELECT count(*) FROM leases WHERE resource = 'r' AND state = 'held';
--- Whoever gives up the place, too. And an administrator's sweep gives nothing away.
+-- A waiter that gives up its place, too. And an administrator's sweep grants nothing.
 SELECT session AS a FROM session_open('a', '1 hour') \gset
 SELECT session AS b FROM session_open('b', '1 hour') \gset
 BEGIN;

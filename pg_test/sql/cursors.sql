@@ -98,7 +98,7 @@ SELECT cursor_commit('g', :p, 1, :h) AS behind;
 SELECT group_leave('g', :'b');
 SELECT session_close(:'b');
 SELECT pg_temp.refused(format('cursor_commit(''g'', %s, 1, %s)', :p, :h));
--- Released, and nobody has it now; expired.
+-- Released, and no session has it now; expired.
 SELECT group_create('gone', 1);
 SELECT session AS b FROM session_open('b', '1 s') \gset
 SELECT group_join('gone', :'b') > 0 AS joined;

@@ -1,4 +1,5 @@
--- Every refusal that raises, as a client is told; and nothing has changed after it. The worker is off, so that nobody else writes.
+-- Every refusal that raises, as a client is told; and nothing has changed after it. The worker is off, so that it does
+-- not write.
 -- Those of groups, cursors, semaphores and executions are in their own files.
 \i pg_test/sql/include/worker_off.psql
 \pset format unaligned
@@ -74,7 +75,7 @@ SELECT pg_temp.refused(
 SELECT lease_release(x.resource, x.fence) FROM lease_acquire_many('{released}', :'a') AS x;
 SELECT pg_temp.refused(format('fence_check(''released'', %s)', fence)) FROM leases WHERE resource = 'released';
 
--- Answers, not errors: what nobody has heard of.
+-- Answers, not errors: for what does not exist.
 SELECT pg_temp.refused(
     'session_heartbeat(''00000000-0000-0000-0000-000000000000'')', 'session_wait(''00000000-0000-0000-0000-000000000000'', -1)',
     'session_drain(''00000000-0000-0000-0000-000000000000'')', 'session_detach(''00000000-0000-0000-0000-000000000000'')',
@@ -84,7 +85,7 @@ SELECT pg_temp.refused(
 -- Not a uuid, not a role.
 SELECT pg_temp.refused('session_heartbeat(''a'')', 'grant_consumer(''regress_no_such_role'')', 'grant_monitor(4294967295)');
 
--- Another role's session, whoever knows its uuid. (Which roles may what: privileges.)
+-- Another role's session, though its uuid is known. (Which roles may what: privileges.)
 CREATE ROLE regress_stranger;
 SELECT grant_consumer('regress_stranger'), grant_monitor('regress_stranger');
 SET ROLE regress_stranger;

@@ -18,7 +18,7 @@ SELECT key, state, consumer, session IS NOT NULL AS session, attempts, started_a
        finished_at >= started_at AS finished, result, error, retry_in_doubt, resolved_by IS NOT NULL AS resolved_by, resolved_at >= finished_at AS resolved
 FROM eskit_lease.executions ORDER BY key;
 
--- One begins it; it is told its fence again, and nobody else is.
+-- One session begins it; it is told its fence again, and no other session is.
 SELECT * FROM pg_temp.start('k', :'a');
 SELECT * FROM pg_temp.start('k', :'a');
 SELECT fence = pg_temp.fence('k') AS same, first FROM execution_begin('k', :'a');
@@ -68,7 +68,8 @@ SELECT pg_temp.refused(
     'execution_resolve(''failed'', ''done'', to_jsonb(repeat(''x'', 1048575)))');
 SELECT execution_finish('too large', :f, '"fits"');
 
--- Whose session has ended is in doubt: closed, expired, or gone. Nobody runs it again, and its own finish is refused.
+-- A key whose session has ended is in doubt: closed, expired, or gone. No session runs it again, and its own finish is
+-- refused.
 SELECT session AS c FROM session_open('c', '1 hour') \gset
 SELECT session AS d FROM session_open('d', '1 s') \gset
 SELECT count(*) FROM unnest(ARRAY['closed', 'closed 2', 'closed 3', 'closed 4']) AS key, execution_begin(key, :'c') WHERE first;
@@ -98,7 +99,7 @@ SELECT execution_resolve('failed', 'failed'), execution_resolve('failed', 'retry
 SELECT * FROM pg_temp.start('failed', :'b');
 SELECT execution_fail('failed', pg_temp.fence('failed'), 'once more');
 SELECT * FROM pg_temp.seen WHERE key = 'failed';
--- Begun with retry_in_doubt, it is begun again by whoever comes next: as that one wishes, from then on.
+-- Begun with retry_in_doubt, the next caller begins it again, and decides on retry_in_doubt from then on.
 SELECT session AS c FROM session_open('c', '1 hour') \gset
 SELECT * FROM pg_temp.start('may be twice', :'c', true);
 SELECT * FROM pg_temp.start('may be twice', :'a', true);
@@ -207,7 +208,8 @@ SELECT pg_temp.refused(
 COMMIT;
 SELECT execution_finish('open', :f);
 
--- Another role's session; and its key, while it runs and after that. Resolving is for administrators, whoever has begun it.
+-- Another role's session; and its key, while it runs and after that. Only administrators resolve, even a key of their
+-- own role.
 CREATE ROLE regress_runner;
 CREATE ROLE regress_mate IN ROLE regress_runner;
 CREATE ROLE regress_stranger;

@@ -416,7 +416,7 @@ SET ROLE regress_member;
 SELECT unfence_table('theirs'), fence_table('theirs', 'theirs');
 SELECT pg_temp.error_of(statement)
 FROM unnest(ARRAY['SET eskit_lease.fence_superusers = off', 'ALTER ROLE regress_member SET eskit_lease.fence_superusers = off']) AS statement;
--- A pass is the transaction's, whoever writes then.
+-- A pass is the transaction's, under any role.
 BEGIN;
 SET LOCAL ROLE regress_writer;
 SELECT fence_check('theirs', :wf);

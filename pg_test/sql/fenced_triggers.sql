@@ -81,7 +81,8 @@ SELECT * FROM fences;
 SELECT unfence_table('parent'), unfence_table('child');
 DROP TABLE child, parent;
 
--- Whoever has TRIGGER on a table may replace its triggers. That is said when it is fenced, and by the view once it is done; and made good.
+-- A role with TRIGGER on a table may replace its triggers. fence_table warns of it, the view shows it, and a repetition
+-- mends it.
 CREATE ROLE regress_trigger;
 CREATE ROLE regress_other;
 GRANT CREATE, USAGE ON SCHEMA public TO regress_trigger;
@@ -124,7 +125,7 @@ FROM (VALUES ('UPDATE OF p', 'EXECUTE FUNCTION eskit_lease.require_fence(''r'')'
              ('INSERT OR UPDATE OR DELETE', 'FOR EACH ROW EXECUTE FUNCTION eskit_lease.require_fence(''r'')'),
              ('INSERT OR UPDATE OF p OR DELETE', 'FOR EACH ROW WHEN (pg_trigger_depth() > 9) EXECUTE FUNCTION eskit_lease.require_fence(''r'')')) AS v (events, by),
      pg_temp.replaced(by, events) AS x;
--- By what is somebody else's, it has to be unfenced first.
+-- With another resource, or other arguments, in its trigger, a table must be unfenced first.
 SET ROLE regress_trigger;
 CREATE OR REPLACE TRIGGER eskit_lease_fence AFTER INSERT ON t EXECUTE FUNCTION eskit_lease.require_fence('mine');
 RESET ROLE;

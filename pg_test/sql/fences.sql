@@ -110,7 +110,8 @@ COMMIT;
 \set VERBOSITY default
 SELECT done FROM work;
 
--- Numbers grow with every owner, and never fall: not with a rollback, nor with a sequence that somebody sets back.
+-- Numbers grow with every owner, and never fall: not with a rollback, nor with a sequence that an administrator sets
+-- back.
 SELECT fence AS f1 FROM lease_acquire('n', :'a') \gset
 SELECT lease_release('n', :f1);
 BEGIN;
@@ -124,7 +125,8 @@ SELECT last_value >= (SELECT max(fence) FROM leases) AS "at least", is_called FR
 SELECT session_close(:'a');
 CALL pg_temp.wait_for('NOT EXISTS (SELECT FROM eskit_lease.leases WHERE state <> ''free'')');
 
--- A second check in the same transaction stands on the first, even past the deadline: nobody can have taken the lease since.
+-- A second check in the same transaction relies on the first, even past the deadline: no session can have taken the
+-- lease since.
 SELECT session AS e FROM session_open('short', '2 s') \gset
 SELECT fence AS fe FROM lease_acquire('late', :'e') \gset
 BEGIN;

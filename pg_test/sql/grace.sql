@@ -9,7 +9,7 @@ SELECT fence AS f FROM lease_acquire('g', :'a') \gset
 SELECT granted_at AS granted FROM leases WHERE resource = 'g' \gset
 SELECT revision AS r FROM session_heartbeat(:'a') \gset
 
--- It leaves its session; whoever looks sees it held, by the same consumer, under the same fence.
+-- The lease leaves its session; the views show it held, by the same consumer, under the same fence.
 SELECT lease_release('g', :f, '1 hour');
 SELECT revision > :r AS told FROM session_heartbeat(:'a');
 SELECT consumer, private, leases, ttl_ms, trust_ms BETWEEN 3590000 AND 3600000 AS trusted
@@ -30,7 +30,7 @@ COMMIT;
 -- It is not the session's any more.
 SELECT * FROM lease_release_many('{g}', :'a');
 SELECT state FROM leases WHERE resource = 'g';
--- Taken back, under the same fence, by its session and nobody else.
+-- Its session, and no other, takes it back under the same fence.
 SELECT granted, fence = :f AS same, slot, holder, trust_ms > 3590000 AS trusted, reason FROM lease_acquire('g', :'a');
 SELECT consumer, private, leases FROM sessions WHERE consumer IN ('a', 'b') ORDER BY private, consumer;
 SELECT session = :'a' AS "its own", fence = :f AS same, granted_at = :'granted' AS "since then" FROM leases WHERE resource = 'g';
@@ -48,7 +48,7 @@ SELECT held, reason FROM lease_renew('g', :f);
 SELECT state, fence = :f AS same FROM leases WHERE resource = 'g';
 SELECT count(*) FROM sessions WHERE private;
 SELECT granted, fence > :f AS greater, reason FROM lease_acquire('g', :'a');
--- With somebody in line the first one has it then, and not before; nor is anybody before the one that takes it back.
+-- With waiters the first one gets it then, and not before; and no waiter comes before the session that takes it back.
 SELECT fence AS f FROM lease_acquire('g', :'a') \gset
 SELECT reason FROM lease_acquire('g', :'b', true);
 SELECT lease_release('g', :f, '1 hour');
@@ -135,7 +135,7 @@ SELECT alive FROM session_heartbeat(:'a');
 SELECT held, reason FROM lease_renew('g', :f);
 SELECT pg_temp.error_of(format('SELECT fence_check(''g'', %s)', :f));
 SELECT lease_release('g', :f), lease_release('g', :f, '1 s');
--- Too late to take it back; whoever comes has it, and may be the same.
+-- Too late to take it back; the next caller gets it, which may be the same session.
 SELECT granted, fence > :f AS greater, reason FROM lease_acquire('g', :'a');
 
 -- Grace upon grace: the last one counts, longer or shorter.
@@ -159,7 +159,7 @@ SELECT fence AS f2 FROM lease_acquire('g2', :'a') \gset
 SELECT lease_release('g1', :f1, '5 minutes'), lease_release('g2', :f2, '10 minutes');
 SELECT resource, trust_ms BETWEEN 290000 AND 300000 AS "five minutes", trust_ms BETWEEN 590000 AND 600000 AS "ten minutes"
 FROM leases WHERE resource IN ('g1', 'g2') ORDER BY 1;
--- The session is closed meanwhile: what is in grace lives on, and nobody takes it back.
+-- The session is closed meanwhile: a lease in grace lives on, and no session takes it back.
 SELECT session_close(:'a');
 SELECT resource, state, consumer FROM leases WHERE resource IN ('g', 'g1', 'g2') ORDER BY 1;
 SELECT fence_check('g1', :f1);

@@ -38,7 +38,7 @@ SELECT pg_temp.acknowledge('g', :'a') + pg_temp.acknowledge('g', :'b') + pg_temp
 SELECT owner, state, target, count(*) FROM group_partitions WHERE group_name = 'g' GROUP BY 1, 2, 3 ORDER BY 1;
 SELECT session_close(:'d');
 
--- More than locks are taken for, one by one: all are given on, or freed where nobody is to have them.
+-- More partitions than the call locks one by one: all are handed on, or freed if no member is their target.
 SELECT group_create('wide', 700);
 SELECT group_join('wide', :'a') > 0 AS joined, group_join('wide', :'b') > 0 AS joined;
 SELECT count(*) FILTER (WHERE r.released) AS released, count(*)
@@ -50,7 +50,7 @@ FROM (SELECT array_agg(partition), array_agg(fence) FROM group_assignment('wide'
 SELECT partitions, resize_to FROM groups WHERE group_name = 'wide';
 SELECT count(*) FILTER (WHERE r.released) AS released
 FROM (SELECT array_agg(partition), array_agg(fence) FROM group_assignment('wide', :'b')) AS x (ps, fs), group_release_many('wide', x.ps, x.fs) AS r;
--- The last one is judged by whoever comes by, as is every group.
+-- The next caller judges the last one, as it does every group.
 SELECT count(*) FROM group_assignment('wide', :'a');
 SELECT partitions, resize_to FROM groups WHERE group_name = 'wide';
 
@@ -69,14 +69,16 @@ RESET ROLE;
 DROP OWNED BY regress_release_many;
 DROP ROLE regress_release_many;
 
--- Who asks for an assignment in an open transaction does not keep the group from others, though nobody else is there to judge it.
+-- A member that asks for its assignment in an open transaction does not lock the group, though no other process judges
+-- it.
 UPDATE eskit_lease._groups SET stale = true WHERE group_name = 'g';
 BEGIN;
 SELECT count(*) > 0 AS owns FROM group_assignment('g', :'a');
 SELECT count(*) AS locked FROM eskit_lease._groups WHERE group_name = 'g' AND pg_current_xact_id_if_assigned()::xid IN (xmin, xmax);
 ROLLBACK;
 SELECT stale FROM eskit_lease._groups WHERE group_name = 'g';
--- Where nobody else does, it judges the group at its commit; not in one that has become read-only, nor under a savepoint that is rolled back.
+-- Then it judges the group at its commit; not in a transaction that has become read-only, nor under a savepoint that is
+-- rolled back.
 BEGIN;
 SELECT count(*) > 0 AS owns FROM group_assignment('g', :'a');
 SET TRANSACTION READ ONLY;

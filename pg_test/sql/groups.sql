@@ -36,7 +36,8 @@ SELECT fence AS f FROM group_assignment('g', :'a') WHERE partition = 5 \gset
 SELECT held, reason FROM lease_renew('g', :f);
 SELECT fence_check('g', :f);
 
--- A second member: half of it is asked for, and nothing is taken. Nobody is told who loses nothing.
+-- A second member: the first must release half of its partitions, and none is taken. A member that loses nothing is not
+-- told.
 SELECT group_join('g', :'b') = :generation + 1 AS "next generation";
 SELECT * FROM pg_temp.who('g');
 SELECT revision > :r AS told FROM session_heartbeat(:'a');
@@ -89,7 +90,7 @@ SELECT * FROM pg_temp.who('g');
 SELECT pg_temp.generation('g') AS generation \gset
 SELECT group_join('g', :'b') > 0 AS joined;
 SELECT * FROM pg_temp.who('g');
--- A member that goes while it is to be given something, and the one that it was to come from.
+-- A member that goes while it is the target of partitions, and their present owner.
 BEGIN;
 SELECT session_close(:'b');
 SELECT * FROM pg_temp.who('g');
@@ -152,7 +153,7 @@ BEGIN READ ONLY;
 SELECT * FROM pg_temp.mine('g', :'a');
 COMMIT;
 
--- More members than partitions: the surplus has nothing, until somebody goes.
+-- More members than partitions: the surplus has nothing, until a member goes.
 SELECT group_create('two', 2);
 SELECT group_join('two', session) > 0 AS joined FROM unnest(ARRAY[:'a', :'b', :'c']::uuid[]) AS session;
 SELECT pg_temp.acknowledge('two', :'a');
@@ -232,7 +233,7 @@ SELECT * FROM pg_temp.mine('drain', :'a');
 SELECT * FROM pg_temp.mine('drain', :'d');
 SELECT pg_temp.acknowledge('drain', :'a');
 SELECT * FROM pg_temp.who('drain');
--- The last of them drains: nobody is to have what it has.
+-- The last of them drains: its partitions have no target.
 SELECT session_drain(:'d');
 SELECT * FROM pg_temp.mine('drain', :'d');
 SELECT * FROM pg_temp.who('drain');
@@ -276,7 +277,7 @@ SELECT partition, fence = :kept AS same FROM group_assignment('now', :'c') WHERE
 SELECT pg_temp.error_of(format('SELECT fence_check(''now'', %s)', :lost));
 SELECT group_release('now', 3, :lost);
 
--- The dead: whoever asks has what they had.
+-- The dead: a member that asks gets their partitions.
 SELECT group_create('dead', 4);
 SELECT session AS s FROM session_open('short', '1 s') \gset
 SELECT group_join('dead', :'s') > 0 AS joined;
@@ -327,7 +328,7 @@ SELECT min(fence) > :f0 AS greater FROM group_assignment('died', :'e');
 CALL pg_temp.wait_for('count(*) = 1 FROM eskit_lease.group_members WHERE group_name = ''died''');
 SELECT pg_temp.error_of(format('SELECT fence_check(''died'', %s)', :f0));
 SELECT split_part(pg_temp.error_of(format('SELECT * FROM group_assignment(''died'', %L)', :'s')), ':', 1);
--- The last one dies: nobody has it, nobody is to have it.
+-- The last one dies: no partition has an owner or a target.
 SELECT group_leave('died', :'e');
 SELECT session AS s FROM session_open('short', '1 s') \gset
 SELECT group_join('died', :'s') > 0 AS joined;
@@ -345,7 +346,7 @@ CALL pg_temp.wait_for('bool_and(owner = ''f'') FROM eskit_lease.group_partitions
 SELECT pg_temp.generation('settled');
 SELECT session_close(:'e'), session_close(:'f');
 
--- Resized: at once while nobody has a partition.
+-- Resized: at once while no session has a partition.
 \i pg_test/sql/include/worker_off.psql
 \i pg_test/sql/include/refusals.psql
 \i pg_test/sql/include/groups.psql
@@ -402,7 +403,7 @@ SELECT group_resize('size', 5);
 SELECT revision > :r AS told FROM session_heartbeat(:'c');
 SELECT partitions, resize_to FROM groups WHERE group_name = 'size';
 SELECT * FROM pg_temp.who('size');
--- A partition whose cursor has not begun: all begin at the beginning. The owners go; whoever asks next sees it done.
+-- A partition whose cursor has not begun: all begin at the beginning. The owners go; the next caller sees it done.
 SELECT cursor_position('size', 4);
 SELECT group_resize('size', 6, true);
 SELECT group_leave('size', session) FROM unnest(ARRAY[:'c', :'e', :'f']::uuid[]) AS session;
@@ -421,7 +422,7 @@ SELECT group_resize('size', 2, true);
 SELECT * FROM pg_temp.mine('size', :'c');
 SELECT partitions, resize_to FROM groups WHERE group_name = 'size';
 
--- Dropped once nobody is in it, and all of it is gone.
+-- Dropped once it has no members, and all of it is gone.
 SELECT pg_temp.refused('group_drop(''size'')');
 SELECT group_join('two', :'c') > 0 AS joined, group_join('two', :'e') > 0 AS joined;
 SELECT session AS b FROM session_open('b', '1 hour') \gset
@@ -451,7 +452,7 @@ SELECT group_create('size', 2);
 SELECT count(*) FROM leases WHERE resource = 'size';
 SELECT group_join('size', :'c') AS generation;
 SELECT partition, cursor_position('size', partition) FROM group_assignment('size', :'c') ORDER BY 1;
--- Of the dead nobody is asked.
+-- The dead are not asked.
 SELECT session AS s FROM session_open('short', '1 s') \gset
 SELECT group_create('graves', 2);
 SELECT group_join('graves', :'s') > 0 AS joined;
@@ -516,7 +517,7 @@ SELECT pg_temp.refused(
     'group_drop(NULL)', format('group_join(NULL, %L)', :'c'), 'group_join(''size'', NULL)', format('group_leave(NULL, %L)', :'c'),
     'group_leave(''size'', NULL)', format('group_assignment(NULL, %L)', :'c'), 'group_assignment(''size'', NULL)',
     format('group_release(NULL, 0, %s)', :f), format('group_release(''size'', NULL, %s)', :f), 'group_release(''size'', 0, NULL)');
--- Sessions that have ended, that nobody has heard of, that drain, that are no members.
+-- Sessions that have ended, that do not exist, that drain, that are no members.
 SELECT session_close(:'e');
 SELECT session AS d FROM session_open('d', '1 hour') \gset
 SELECT session_drain(:'d');

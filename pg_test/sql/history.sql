@@ -27,7 +27,7 @@ CALL pg_temp.wait_for('state = ''expired'' FROM eskit_lease.leases WHERE resourc
 SELECT (pg_temp.ask('r', :'a')).reason;
 SELECT * FROM pg_temp.told();
 
--- Expired: to whoever asks, and to the sweep.
+-- Expired: as a caller finds it, and as the sweep does.
 SELECT session AS s FROM session_open('short', '1 s') \gset
 SELECT fence AS f FROM lease_acquire('e1', :'s') \gset
 SELECT (pg_temp.ask('e2', :'s')).reason;
@@ -48,7 +48,7 @@ DELETE FROM eskit_lease._history;
 -- Taken over.
 SELECT session AS a2 FROM session_open('a', '1 hour', takeover => true) \gset
 SELECT * FROM pg_temp.told() ORDER BY resource;
--- By force: with somebody in line, and with nobody.
+-- By force: with a waiter, and without.
 DELETE FROM eskit_lease._history;
 SELECT (pg_temp.ask('e1', :'c', true)).reason;
 SELECT lease_force_release(resource, fence, 'does not answer') FROM leases WHERE resource IN ('e1', 'r') ORDER BY resource;
@@ -126,7 +126,7 @@ SELECT resource, kind, held, slots, consumer, held_for < '1 minute' AS fresh, tr
        open_for < '1 minute' AS open, losses, lag
 FROM top WHERE held > 0 OR losses > 0;
 COMMIT;
--- Whoever is started again once has lost each of its partitions once.
+-- A member that is started again once has lost each of its partitions once.
 SELECT session AS m FROM session_open('member', '1 hour', takeover => true) \gset
 SELECT count(*) FROM group_assignment('shared', :'m');
 SELECT changes, taken_over, slots, (SELECT losses FROM top WHERE resource = 'shared') FROM flapping WHERE resource = 'shared';

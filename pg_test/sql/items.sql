@@ -155,7 +155,7 @@ CALL pg_temp.wait_for($$EXISTS (SELECT FROM eskit_lease.sessions WHERE consumer 
 SELECT payload, state, attempt, consumer FROM items WHERE queue = 'd' AND id = ANY (:'ids') ORDER BY id;
 SELECT pg_temp.error_of(format('SELECT item_done(%L, %s)', :'ids', :f));
 SELECT pg_temp.error_of(format('SELECT item_claim(%L, %L)', 'd', :'c'));
--- Freed by whoever looks for items; by a sweep if nobody does.
+-- The next claim frees them; otherwise a sweep does.
 SELECT payload, attempt FROM item_claim('d', :'b', 10) ORDER BY 1;
 SELECT session_close(:'b');
 SELECT payload, attempt, error FROM dead_items WHERE queue = 'd' ORDER BY id;

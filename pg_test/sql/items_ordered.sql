@@ -196,7 +196,7 @@ SELECT queue_drop('fg', true), queue_drop('kg', true);
 SELECT group_leave('g', :'a'), group_drop('g');
 SELECT count(*) FROM eskit_lease._item_heads;
 
--- Whoever is told that there is nothing is woken when a key is free again: done, dead, given back, or its claim rolled back.
+-- A session that got nothing is woken when a key is free again: done, dead, given back, or its claim rolled back.
 SELECT queue_create('wake', max_attempts => 1, ordering => 'key');
 SELECT pg_temp.add('wake', 'x', 'x1', 'x2', 'x3', 'x4');
 SELECT pg_temp.next('wake', :'a');

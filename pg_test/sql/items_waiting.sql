@@ -1,4 +1,5 @@
--- Many items that wait for others of their key: claims pass over them, and whoever finishes the other one finds the next. The worker is off.
+-- Many items that wait for others of their key: claims pass over them, and the call that finishes an item finds the
+-- next. The worker is off.
 \i pg_test/sql/include/worker_off.psql
 \pset null -
 -- How many a session is given, and those of some keys.

@@ -1,11 +1,11 @@
 -- Positions: how they are made, and the horizon as one connection sees it; what others do meanwhile is in specs/position.spec.
--- Others may write at any time (autovacuum does): what is to be below the horizon is waited for.
+-- Others may write at any time (autovacuum does): the test waits until its positions are below the horizon.
 \i pg_test/sql/include/worker_off.psql
 \i pg_test/sql/include/refusals.psql
 \pset null -
 CREATE TABLE events (position bigint PRIMARY KEY DEFAULT next_position(), what text);
 CREATE TABLE others (position bigint PRIMARY KEY DEFAULT next_position(), what text);
--- How many are to be read.
+-- How many a reader may read.
 CREATE FUNCTION pg_temp.settled() RETURNS bigint LANGUAGE sql AS 'SELECT count(*) FROM events WHERE position < position_horizon()';
 
 -- The id of the transaction, and a count within it; base is 0 in a new cluster.
@@ -198,7 +198,7 @@ INSERT INTO events (what) VALUES ('later');
 SELECT position > 18000000000000 AS above FROM events WHERE what = 'later';
 CALL pg_temp.wait_for($$pg_temp.settled() = 'drawn copied new later'$$);
 
--- Who has drawn before is waited for by readers, as ever, and raising by nobody. Twice.
+-- Readers wait for transactions that have drawn before, as ever; no transaction waits for the raise. Twice.
 BEGIN;
 INSERT INTO events (what) VALUES ('prepared');
 PREPARE TRANSACTION 'positions';

@@ -150,7 +150,7 @@ SELECT eskit_lease.execution_finish(key, fence, '1') FROM eskit_lease.executions
 SELECT state, result FROM eskit_lease.execution_begin('hostile', :'h');
 SELECT eskit_lease.session_drain(:'h'), eskit_lease.session_close(:'h');
 RESET search_path;
--- Nobody becomes somebody else for long.
+-- No role becomes another one for long.
 SELECT current_user, current_setting('search_path') AS search_path, current_setting('enable_seqscan') AS enable_seqscan;
 RESET ROLE;
 \c
@@ -174,7 +174,7 @@ DROP SCHEMA regress_private;
 DROP OWNED BY regress_other, regress_monitor;
 DROP ROLE regress_nobody, regress_member, regress_other, regress_monitor, regress_without_inherit;
 
--- A schema of that name that is there already is refused, and with it what somebody may have put into it.
+-- A schema of that name that exists already is refused, and with it what its owner may have put into it.
 CREATE DATABASE eskit_privileges;
 \c eskit_privileges
 \i pg_test/sql/include/helpers.psql

@@ -50,7 +50,7 @@ SELECT (pg_temp.ask('q', :'b', true)).reason;
 SELECT * FROM lease_release_many('{q}', :'d');
 SELECT consumer FROM leases WHERE resource = 'q';
 
--- Given up. Nobody waits twice, and nobody waits any more.
+-- Given up. No session waits twice, and then none waits any more.
 SELECT (pg_temp.ask('q', :'a', true)).reason, (pg_temp.ask('q', :'c', true)).reason, (pg_temp.ask('q', :'d', true)).reason;
 SELECT lease_cancel('q', :'c');
 SELECT lease_cancel('q', :'c') AS again, lease_cancel('q', :'b') AS holder, lease_cancel('nothing', :'c') AS nothing,
@@ -76,7 +76,7 @@ SELECT consumer FROM leases WHERE resource = 'q';
 SELECT position, consumer, state FROM waiters ORDER BY 1;
 SELECT session_close(:'a');
 SELECT count(*) FROM waiters;
--- All that wait are draining: it is free, and whoever asks gets it.
+-- All waiters are draining: it is free, and the next caller gets it.
 SELECT session AS a FROM session_open('a', '1 hour') \gset
 SELECT (pg_temp.ask('q', :'a', true)).reason;
 SELECT session_drain(:'a');
@@ -86,7 +86,7 @@ SELECT * FROM pg_temp.ask('q', :'a');
 SELECT * FROM pg_temp.ask('q', :'b');
 SELECT session_close(:'a');
 
--- A free resource with a live waiter goes to nobody else. Its holder has expired, and nobody has looked since.
+-- A free resource with a live waiter goes to no other session. Its holder has expired, and no process has looked since.
 SELECT session AS short FROM session_open('short', '2 s') \gset
 SELECT granted, fence AS f FROM lease_acquire('p', :'short') \gset
 SELECT (pg_temp.ask('p', :'b', true)).reason, (pg_temp.ask('p', :'c', true)).reason;

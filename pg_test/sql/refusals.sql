@@ -85,7 +85,8 @@ FROM unnest(ARRAY[
     'SELECT eskit_lease.unfence_table(''pg_catalog.pg_authid'')', 'SET eskit_lease.fence_superusers = off', 'SET eskit_lease.max_ttl = ''1 day''',
     'SET eskit_lease.mine = 1', 'ALTER ROLE regress_consumer SET eskit_lease.worker = off']) AS statement;
 
--- The trigger of fenced tables, which PUBLIC may have because whoever owns one makes its triggers anew with each partition, and only as that.
+-- The trigger of fenced tables. PUBLIC may use it as a trigger only, because the owner of such a table makes its
+-- triggers anew with each partition.
 SELECT pg_temp.raises('regress_public', 'SELECT eskit_lease.require_fence()');
 GRANT CREATE ON SCHEMA public TO regress_consumer, regress_public;
 SET ROLE regress_consumer;
@@ -99,8 +100,8 @@ SELECT pg_temp.error_of('INSERT INTO fenced VALUES (1)');
 RESET ROLE;
 DROP TABLE fenced;
 
--- A stolen session, and fences that anybody may read: of no use to another consumer, whatever is done with them; nor to a monitor or an
--- administrator. Each function is called that takes a session, a fence or ids of items, with what belongs to somebody else.
+-- A stolen session, and fences that every role may read: no use to another consumer, a monitor or an administrator.
+-- The test calls each function that takes a session, a fence or ids of items, with those of another role.
 SET ROLE regress_consumer;
 SELECT session AS s FROM session_open('victim', '1 hour') \gset
 SELECT fence AS lease FROM lease_acquire('r', :'s') \gset
@@ -151,7 +152,7 @@ SELECT resource, state, fence IN (:lease, :lock, :part) AS same FROM leases WHER
 SELECT state, position FROM executions LEFT JOIN group_lag ON group_name = 'g' WHERE key = 'k';
 SELECT state, count(*) FROM items WHERE queue = 'q' GROUP BY 1;
 
--- A session by a guess: nobody learns whether it exists.
+-- A session by a guess: the caller does not learn whether it exists.
 SET ROLE regress_thief;
 SELECT alive, reason FROM session_heartbeat('00000000-0000-0000-0000-000000000000');
 RESET ROLE;

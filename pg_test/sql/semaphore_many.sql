@@ -15,7 +15,7 @@ SELECT pg_temp.rows_read() AS before \gset
 SELECT reason FROM lease_acquire('many', :'me');
 SELECT pg_temp.rows_read() - :before >= 1000 AS all;
 COMMIT;
--- And once it has, whoever asks.
+-- Once one call has counted, each caller knows it.
 BEGIN;
 SELECT pg_temp.rows_read() AS before \gset
 SELECT reason FROM lease_acquire('many', :'me');

@@ -2,7 +2,7 @@
 \i pg_test/sql/include/worker_off.psql
 \i pg_test/sql/include/refusals.psql
 \pset null -
--- Who has a permit, by when it was granted; which slot is nobody's business.
+-- The holders of permits, in the order of their grants; the slots do not matter.
 CREATE FUNCTION pg_temp.holders(name text) RETURNS text LANGUAGE sql AS $$
     SELECT string_agg(consumer, ',' ORDER BY fence) FROM eskit_lease.leases WHERE resource = name AND state = 'held'
 $$;
@@ -31,7 +31,7 @@ SELECT fence AS fa, slot AS sa FROM lease_acquire('s', :'a') \gset
 SELECT fence = :fa AS same, slot = :sa AS same, holder, reason FROM lease_acquire('s', :'a');
 SELECT resource, granted, fence = :fa AS same, slot = :sa AS same, reason FROM lease_acquire_many('{s}', :'a');
 SELECT pg_temp.holders('s');
--- All are taken: nobody in particular is the holder.
+-- All are taken: no single session is the holder.
 SELECT * FROM pg_temp.permit('s', :'d');
 SELECT resource, granted, fence, slot, holder, trust_ms, reason FROM lease_acquire_many('{s}', :'d');
 SELECT * FROM lock_acquire('s', 'host', '30 s');
@@ -69,7 +69,7 @@ SELECT * FROM lease_release_many('{s}', :'d');
 SELECT granted FROM unnest(ARRAY[:'a', :'b', :'c']::uuid[]) AS session, lease_acquire('s', session);
 SELECT held FROM semaphores;
 
--- First come, first served. Handed over by whoever releases or closes.
+-- First come, first served. The session that releases or closes hands over.
 SELECT * FROM pg_temp.permit('s', :'d', true);
 SELECT * FROM pg_temp.permit('s', :'e', true);
 SELECT * FROM pg_temp.permit('s', :'a', true);
@@ -144,7 +144,7 @@ ROLLBACK;
 SELECT semaphore_resize('s', 5) AS same;
 SELECT permits, held FROM semaphores WHERE name = 's';
 
--- Shrunk: nothing is taken. It takes effect as permits come back, and then nobody gets one too many.
+-- Shrunk: nothing is taken. It takes effect as permits come back, and then no session gets one too many.
 SELECT semaphore_resize('s', 2);
 SELECT permits, held, pg_temp.holders('s') FROM semaphores WHERE name = 's';
 SELECT bool_and(r.held) AS "all held" FROM leases AS l, lease_renew('s', l.fence) AS r WHERE l.resource = 's' AND l.state = 'held';
@@ -270,7 +270,7 @@ FROM unnest(ARRAY[
     'SELECT eskit_lease.semaphore_resize(''fate'', 1)', 'SELECT eskit_lease.semaphore_drop(''fate'')',
     'SELECT eskit_lease.lease_renew(''fate'', %s)', 'SELECT eskit_lease.lease_release(''fate'', %s)',
     'SELECT eskit_lease.lease_release(''fate'', %s, ''1 s'')', 'SELECT eskit_lease.fence_check(''fate'', %s)']) AS statement;
--- Anybody may ask for a permit, and make a semaphore of their own.
+-- Any consumer may ask for a permit, and make a semaphore of its own.
 SELECT reason FROM eskit_lease.lock_acquire('fate', 'theirs', '1 minute');
 SELECT eskit_lease.semaphore_create('theirs', 1);
 SELECT eskit_lease.semaphore_resize('theirs', 2);

@@ -148,7 +148,7 @@ SELECT count(*) FROM sessions WHERE consumer = 'worker-7';
 SELECT session_close(session) FROM (SELECT session FROM sessions ORDER BY consumer, ttl_ms) AS s;
 SELECT count(*) FROM sessions;
 
--- Expired, with nobody there to sweep.
+-- Expired, while no process sweeps.
 \i pg_test/sql/include/worker_off.psql
 \pset null -
 SELECT session AS a FROM session_open('short', '2 s') \gset

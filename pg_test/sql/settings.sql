@@ -44,7 +44,7 @@ ROLLBACK;
 SHOW enable_indexscan;
 \i pg_test/sql/include/worker_on.psql
 
--- A server without synchronous standbys has nobody to ask: everything is confirmed, and it takes no process.
+-- A server without synchronous standbys asks none: everything is confirmed, and it takes no process.
 ALTER SYSTEM SET eskit_lease.confirm_interval = '100 ms';
 SELECT pg_reload_conf();
 CALL pg_temp.wait_for('(SELECT value < 10000 FROM stats() WHERE name = ''confirmed_ms_ago'')');

@@ -37,7 +37,7 @@ SELECT p.proname COLLATE "C" AS function, obj_description(p.oid, 'pg_proc') AS c
 FROM members AS m JOIN pg_proc AS p ON m.classid = 'pg_proc'::regclass AND p.oid = m.objid
 ORDER BY 1;
 
--- Nobody writes through a view, whoever may write the tables.
+-- No role writes through a view, even if it may write the tables.
 SELECT c.relname
 FROM members AS m JOIN pg_class AS c ON m.classid = 'pg_class'::regclass AND c.oid = m.objid
 WHERE c.relkind = 'v' AND pg_relation_is_updatable(c.oid, true) <> 0;
@@ -100,7 +100,7 @@ JOIN pg_attribute AS a ON a.attrelid = t.typrelid
 WHERE col_description(t.typrelid, a.attnum) IS NULL
 ORDER BY 1;
 
--- What anybody but the owner may do.
+-- What roles other than the owner may do.
 SELECT m.member, coalesce(nullif(x.grantee, 0)::regrole::text, 'PUBLIC') AS grantee, x.privilege_type
 FROM members AS m
 LEFT JOIN pg_proc AS p ON m.classid = 'pg_proc'::regclass AND p.oid = m.objid

@@ -77,7 +77,7 @@ SELECT lease_release('l1', :f1), lease_release('s', :fs);
 SELECT split_part(pg_temp.error_of(format('SELECT * FROM group_assignment(''g'', %L)', :'a')), ':', 1);
 -- The same places, in the same order.
 SELECT resource, position, consumer FROM waiters ORDER BY 1, 2;
--- The same partitions, with no movement for anybody else, and no new generation.
+-- The same partitions, with no movement for other members, and no new generation.
 SELECT group_name, consumer, session = :'a2' AS successor, state, partitions, targets FROM group_members ORDER BY 1, 2;
 SELECT joined_at = :'joined' AS "since then" FROM group_members WHERE group_name = 'g' AND consumer = 'a';
 SELECT owner, count(*), bool_and(p.session = b.session) AS "same session", bool_and(p.fence = b.fence) AS "same fence", bool_and(p.fence > b.fence) AS greater
@@ -120,7 +120,7 @@ SELECT alive FROM session_heartbeat(:'a3');
 SELECT session AS z FROM session_open('a', '1 hour') \gset
 SELECT pg_temp.has(:'z'), pg_temp.has(:'a3');
 SELECT session_close(session) FROM unnest(ARRAY[:'x', :'y', :'z']::uuid[]) AS session;
--- Only of the same role, whoever is a member of it.
+-- Only for the same role, not for a member of it.
 CREATE ROLE regress_takeover;
 CREATE ROLE regress_takeover_member;
 GRANT regress_takeover TO regress_takeover_member;
@@ -210,7 +210,7 @@ SELECT session AS v3 FROM session_open('v', '1 hour', takeover => true) \gset
 COMMIT;
 SELECT reason FROM unnest(ARRAY[:'v1', :'v2', :'v3']::uuid[]) AS session, session_heartbeat(session);
 SELECT pg_temp.has(:'v3');
--- Fenced by this very transaction: in nobody's way.
+-- Fenced by this very transaction: not in the way.
 SELECT fence AS fv FROM lease_acquire('v', :'v3') \gset
 BEGIN;
 SELECT fence_check('v', :fv);
