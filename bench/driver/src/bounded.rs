@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio::time::timeout;
 
-use crate::Result;
+use crate::measure::Result;
 
 /// More than anything takes that works: the longest is to wait for an expiry, of a second.
 const PATIENCE: Duration = Duration::from_secs(20);

@@ -9,11 +9,11 @@ use serde_json::json;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
 use tokio::process::{Child, Command};
 
+use crate::baton::between;
 use crate::bounded::bounded;
-use crate::handover::between;
+use crate::connection::Names;
 use crate::lease::{Consumer, Watch};
-use crate::postgres::Names;
-use crate::{Result, ensure, milliseconds};
+use crate::measure::{Result, ensure, milliseconds};
 
 const HOUR: Duration = Duration::from_secs(3_600);
 const HELD: &str = "held";

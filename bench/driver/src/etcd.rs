@@ -11,10 +11,10 @@ use etcd_client::{
 use tokio::sync::{Mutex, oneshot};
 use tokio::time::sleep;
 
-use crate::handover::{Baton, Round, between};
-use crate::postgres::Names;
-use crate::turns::{Operation, Step, Worker};
-use crate::{Result, ensure};
+use crate::baton::{Baton, Round, between};
+use crate::connection::Names;
+use crate::measure::{Result, ensure};
+use crate::worker::{Operation, Step, Worker};
 
 const TTL: i64 = 3_600;
 

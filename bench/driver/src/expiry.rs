@@ -7,10 +7,10 @@ use serde_json::json;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
-use crate::Result;
 use crate::bounded::{bounded, longer};
+use crate::connection::Names;
 use crate::lease::Consumer;
-use crate::postgres::Names;
+use crate::measure::Result;
 
 /// The shortest that eskit_lease.min_ttl allows by default.
 const TTL: Duration = Duration::from_secs(1);

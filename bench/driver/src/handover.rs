@@ -2,46 +2,18 @@
 //! state of the machine.
 
 use std::collections::BTreeMap;
-use std::pin::Pin;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use tokio::time::sleep;
-
+use crate::baton::{Baton, Round, between};
 use crate::bounded::bounded;
+use crate::connection::Names;
 use crate::lease::{Consumer, Watch};
-use crate::postgres::Names;
-use crate::{Failure, Result, Servers, milliseconds, wakeup};
+use crate::measure::{Failure, Result, Servers, milliseconds};
+use crate::wakeup;
 
 /// Rounds that do not count, as caches are cold.
 const WARM_UP: usize = 10;
 const HOUR: Duration = Duration::from_secs(3_600);
-
-/// One time is measured.
-pub type Round<'a> = Pin<Box<dyn Future<Output = Result<Duration>> + Send + 'a>>;
-
-pub trait Baton: Send {
-    fn pass(&mut self) -> Round<'_>;
-}
-
-/// Waits until all is quiet: the next holder waits already, and the query that made sure of that is over.
-pub async fn settle() {
-    sleep(Duration::from_millis(2)).await;
-}
-
-/// The time from the start of `act` to the moment that `arrival` tells, of whom is known that it waits.
-pub async fn between(
-    arrival: impl Future<Output = Result<Instant>> + Send + 'static,
-    waits: impl Future<Output = Result<()>>,
-    act: impl Future<Output = Result<()>>,
-) -> Result<Duration> {
-    let arrival = tokio::spawn(arrival);
-    // A task that fails before it waits is not waited for.
-    waits.await?;
-    settle().await;
-    let start = Instant::now();
-    act.await?;
-    arrival.await?.map(|arrived| arrived.saturating_duration_since(start))
-}
 
 async fn open(system: &str, servers: &Servers) -> Result<Box<dyn Baton>> {
     match system {

@@ -6,7 +6,8 @@ use tokio::time::sleep;
 use tokio_postgres::{Client, Statement};
 use uuid::Uuid;
 
-use crate::{Result, ensure, postgres};
+use crate::connection::connect;
+use crate::measure::{Result, ensure};
 
 pub struct Consumer {
     client: Client,
@@ -28,7 +29,7 @@ const OPEN: &str = "SELECT session FROM eskit_lease.session_open($1, make_interv
 
 impl Consumer {
     pub async fn open(consumer: &str, ttl: Duration, attach: bool) -> Result<Self> {
-        let client = postgres::connect().await?;
+        let client = connect().await?;
         let session = client.query_one(OPEN, &[&consumer, &ttl.as_secs_f64(), &attach]).await?.try_get(0)?;
         let heartbeat =
             "SELECT alive, revision, extract(epoch FROM expires_at)::float8 FROM eskit_lease.session_heartbeat($1)";
@@ -100,7 +101,7 @@ pub struct Watch {
 impl Watch {
     /// By a statement that says so.
     pub async fn open(waiting: &str) -> Result<Self> {
-        let client = postgres::connect().await?;
+        let client = connect().await?;
         Ok(Self { waiting: client.prepare(waiting).await?, client })
     }
 

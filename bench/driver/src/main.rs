@@ -1,25 +1,29 @@
 //! Drives what pgbench cannot: latencies between connections, and other systems with as many connections as PostgreSQL. All of them are
 //! called from here, so that what a client costs is much the same for each. What it measures it prints as JSON, for bench/*.py.
+//!
+//! Files, low to high: measure, bounded, connection, worker, baton, lease, wakeup, etcd, redis, outbox, postgres, turns,
+//! handover, expiry, crash, main.
 
+mod baton;
 mod bounded;
+mod connection;
 mod crash;
 #[cfg(feature = "etcd")]
 mod etcd;
 mod expiry;
 mod handover;
 mod lease;
+mod measure;
 mod outbox;
 mod postgres;
 mod redis;
 mod turns;
 mod wakeup;
+mod worker;
 
-use std::time::Duration;
+use clap::{Parser, Subcommand};
 
-use clap::{Args, Parser, Subcommand};
-
-pub type Failure = Box<dyn std::error::Error + Send + Sync>;
-pub type Result<T> = std::result::Result<T, Failure>;
+use crate::measure::{Result, Servers};
 
 #[derive(Parser)]
 struct Command {
@@ -27,20 +31,6 @@ struct Command {
     servers: Servers,
     #[command(subcommand)]
     what: What,
-}
-
-/// Where the others are. PostgreSQL is where PGHOST, PGPORT and PGUSER say, and its socket where PGSOCKET does.
-#[derive(Args, Clone, Default)]
-pub struct Servers {
-    /// HOST:PORT of etcd
-    #[arg(long, default_value = "")]
-    etcd: String,
-    /// HOST:PORT of a Redis that keeps nothing
-    #[arg(long, default_value = "")]
-    redis: String,
-    /// HOST:PORT of a Redis that answers once its file is synced: appendonly yes, appendfsync always
-    #[arg(long, default_value = "")]
-    redis_always: String,
 }
 
 #[derive(Subcommand)]
@@ -92,15 +82,6 @@ async fn run(command: Command) -> Result<()> {
     };
     println!("{answer}");
     Ok(())
-}
-
-/// A failed precondition of the measurement: what was answered is not what was to be measured.
-pub fn ensure(holds: bool, otherwise: impl Into<Failure>) -> Result<()> {
-    if holds { Ok(()) } else { Err(otherwise.into()) }
-}
-
-pub fn milliseconds(time: Duration) -> f64 {
-    (time.as_secs_f64() * 1e6).round() / 1e3
 }
 
 fn main() -> Result<()> {

@@ -5,9 +5,9 @@
 use tokio_postgres::{Client, Statement};
 use uuid::Uuid;
 
-use crate::postgres::Names;
-use crate::turns::{Operation, Step, Worker};
-use crate::{Result, ensure};
+use crate::connection::Names;
+use crate::measure::{Result, ensure};
+use crate::worker::{Operation, Step, Worker};
 
 /// Its heartbeat.
 pub const RENEW: &str = "INSERT INTO outbox_sessions (consumer, expires_at) VALUES ($1, clock_timestamp() + interval '1 h') \

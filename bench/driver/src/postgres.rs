@@ -1,43 +1,15 @@
-//! Connections to PostgreSQL, and the operations on it that are one prepared statement, or two.
+//! The operations on PostgreSQL that are one prepared statement, or two.
 
-use std::future::poll_fn;
-
-use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio_postgres::types::ToSql;
-use tokio_postgres::{AsyncMessage, Client, Config, NoTls, Statement};
+use tokio_postgres::{Client, Statement};
 use uuid::Uuid;
 
-use crate::turns::{Operation, Step, Worker};
-use crate::{Result, ensure, outbox};
+use crate::connection::{Names, connect, to};
+use crate::measure::{Result, ensure};
+use crate::outbox;
+use crate::worker::{Operation, Step, Worker};
 
 const OPEN: &str = "SELECT session FROM eskit_lease.session_open($1, '1 h')";
-
-pub async fn connect() -> Result<Client> {
-    Ok(listener().await?.0)
-}
-
-/// A connection, and when a notification has come by it.
-pub async fn listener() -> Result<(Client, UnboundedReceiver<()>)> {
-    to("PGHOST").await
-}
-
-async fn to(host: &str) -> Result<(Client, UnboundedReceiver<()>)> {
-    let of = |name: &str, default: &str| std::env::var(name).unwrap_or_else(|_| default.to_owned());
-    let mut config = Config::new();
-    config.host(of(host, "127.0.0.1")).port(of("PGPORT", "5432").parse()?).user(of("PGUSER", "postgres"));
-    config.password(of("PGPASSWORD", ""));
-    let (client, mut connection) = config.dbname("postgres").application_name("driver").connect(NoTls).await?;
-    let (sender, receiver) = unbounded_channel();
-    tokio::spawn(async move {
-        while let Some(Ok(message)) = poll_fn(|context| connection.poll_message(context)).await {
-            if let AsyncMessage::Notification(_) = message {
-                // The receiver is gone when the measurement is over.
-                let _ = sender.send(());
-            }
-        }
-    });
-    Ok((client, receiver))
-}
 
 pub async fn open(operation: Operation, system: &str, n: usize) -> Result<Box<dyn Worker>> {
     let client = if system == "eskit_socket" { to("PGSOCKET").await?.0 } else { connect().await? };
@@ -87,28 +59,6 @@ pub async fn open(operation: Operation, system: &str, n: usize) -> Result<Box<dy
         (Operation::AcquireRelease | Operation::Reacquire, "outbox") => outbox::open(client, operation, n).await,
         _ => Err(format!("{system} has no {operation:?}").into()),
     }
-}
-
-/// Names that no client has used before.
-pub struct Names {
-    prefix: String,
-    last: u64,
-}
-
-impl Names {
-    pub fn of(n: usize) -> Self {
-        Self { prefix: format!("driver/{}/{n}/", Uuid::from_u128(stamp())), last: 0 }
-    }
-
-    pub fn next(&mut self) -> String {
-        self.last += 1;
-        format!("{}{}", self.prefix, self.last)
-    }
-}
-
-fn stamp() -> u128 {
-    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-    since.as_nanos() << 32 | u128::from(std::process::id())
 }
 
 type Value = Box<dyn ToSql + Send + Sync>;

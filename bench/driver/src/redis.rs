@@ -3,9 +3,9 @@
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, Client, Cmd, IntoConnectionInfo, cmd};
 
-use crate::postgres::Names;
-use crate::turns::{Operation, Step, Worker};
-use crate::{Result, ensure};
+use crate::connection::Names;
+use crate::measure::{Result, ensure};
+use crate::worker::{Operation, Step, Worker};
 
 const TTL_MS: u32 = 3_600_000;
 const RENEW: &str =

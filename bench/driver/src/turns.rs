@@ -3,15 +3,16 @@
 //! pgbench do: what wakes another thread is dear, and would be most of what is measured.
 
 use std::collections::BTreeMap;
-use std::pin::Pin;
 use std::time::{Duration, Instant};
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 use tokio::runtime::{Builder, Handle};
 use tokio::task::JoinSet;
 
 use crate::bounded::{bounded, longer};
-use crate::{Failure, Result, Servers, postgres, redis};
+use crate::measure::{Failure, Result, Servers};
+use crate::worker::{Operation, Worker};
+use crate::{postgres, redis};
 
 #[derive(Args)]
 pub struct Options {
@@ -28,24 +29,6 @@ pub struct Options {
     threads: usize,
     #[arg(required = true)]
     systems: Vec<String>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-#[value(rename_all = "snake_case")]
-pub enum Operation {
-    /// A session, or what is held, is kept
-    Heartbeat,
-    /// A new name is acquired, and released
-    AcquireRelease,
-    /// Who holds asks again
-    Reacquire,
-}
-
-pub type Step<'a> = Pin<Box<dyn Future<Output = Result<()>> + Send + 'a>>;
-
-/// One connection, which does the operation again and again, and fails where it was not answered as it should.
-pub trait Worker: Send {
-    fn step(&mut self) -> Step<'_>;
 }
 
 /// With the thread on which it was opened.

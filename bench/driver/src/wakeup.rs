@@ -8,9 +8,10 @@ use std::time::Instant;
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio_postgres::{Client, Statement};
 
-use crate::handover::{Baton, Round, settle};
+use crate::baton::{Baton, Round, between, settle};
+use crate::connection::{connect, listener};
 use crate::lease::Watch;
-use crate::{Result, ensure, handover, postgres};
+use crate::measure::{Result, ensure};
 
 /// A statement of one connection that notifies another, which has listened all the while.
 struct Notify {
@@ -21,15 +22,15 @@ struct Notify {
 }
 
 pub async fn notify(sql: &str) -> Result<Box<dyn Baton>> {
-    let client = postgres::connect().await?;
-    let (listener, heard) = postgres::listener().await?;
+    let client = connect().await?;
+    let (listener, heard) = listener().await?;
     let statement = client.prepare(sql).await?;
     Ok(Box::new(Notify { client, statement, listener, heard }))
 }
 
 /// A row changes hands and the next one is told, in one transaction; of one statement, as the release of a lease is.
 pub async fn update_and_notify() -> Result<Box<dyn Baton>> {
-    let client = postgres::connect().await?;
+    let client = connect().await?;
     client.batch_execute("CREATE TABLE IF NOT EXISTS baton (n integer PRIMARY KEY, owner integer NOT NULL)").await?;
     client.batch_execute("INSERT INTO baton VALUES (1, 0) ON CONFLICT DO NOTHING").await?;
     let update = "UPDATE baton SET owner = owner + 1 WHERE n = 1 RETURNING owner";
@@ -62,8 +63,8 @@ struct ThereAndBack {
 }
 
 pub async fn there_and_back() -> Result<Box<dyn Baton>> {
-    let (a, heard_by_a) = postgres::listener().await?;
-    let (b, heard_by_b) = postgres::listener().await?;
+    let (a, heard_by_a) = listener().await?;
+    let (b, heard_by_b) = listener().await?;
     let (there, back) = (a.prepare("NOTIFY driver_there").await?, b.prepare("NOTIFY driver_back").await?);
     Ok(Box::new(ThereAndBack { ends: [(a, heard_by_a, there), (b, heard_by_b, back)] }))
 }
@@ -103,9 +104,9 @@ struct Advisory {
 }
 
 pub async fn advisory() -> Result<Box<dyn Baton>> {
-    let holder = postgres::connect().await?;
+    let holder = connect().await?;
     holder.execute(LOCK, &[]).await?;
-    let (next, watch) = (postgres::connect().await?, Watch::advisory_lock().await?);
+    let (next, watch) = (connect().await?, Watch::advisory_lock().await?);
     Ok(Box::new(Advisory { holder: holder.into(), next: next.into(), watch }))
 }
 
@@ -122,7 +123,7 @@ impl Baton for Advisory {
                 Ok(Instant::now())
             };
             let release = async { ensure(self.holder.query_one(&unlock, &[]).await?.try_get(0)?, "not locked") };
-            let time = handover::between(locked, self.watch.until_waiting(), release).await?;
+            let time = between(locked, self.watch.until_waiting(), release).await?;
             std::mem::swap(&mut self.holder, &mut self.next);
             Ok(time)
         })

@@ -2,13 +2,14 @@
 //!
 //! `checker run` starts clients as processes of their own, so that they can be killed and stopped, lets faults loose on them and on
 //! the server that libpq's variables name, and checks the history of it. `checker check FILE` checks a history again. The extension is used
-//! by its public SQL alone, but for a look at its tables when everybody has left.
+//! by its public SQL alone, but for a look at its tables when all have left.
+//!
+//! Files, low to high: history, workload, caller, crowd, nemesis, check, client, run, main.
 
 mod caller;
 mod check;
 mod client;
 mod crowd;
-mod heart;
 mod history;
 mod nemesis;
 mod run;

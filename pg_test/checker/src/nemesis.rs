@@ -1,5 +1,7 @@
 //! The faults, by a schedule that is drawn from a seed. What is done to a client's connections or to the whole server is written down,
 //! because sessions that are attached end with their connection.
+//!
+//! Files, low to high: mod, permits.
 
 mod permits;
 

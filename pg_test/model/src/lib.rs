@@ -59,10 +59,15 @@
 //! `Tombstone`.
 //!
 //! That a slot has its next session at once, whoever has just looked at it for the former, is a model of its own: [`reuse`].
+//!
+//! Files, low to high: set, guards, state, system, reuse, succession, handover, life, client, end, worker, steps,
+//! properties, canon, explore, check, lib.
 
 pub mod canon;
+pub mod check;
 pub mod client;
 pub mod end;
+pub mod explore;
 pub mod guards;
 pub mod handover;
 pub mod life;
@@ -70,6 +75,7 @@ pub mod properties;
 pub mod reuse;
 pub mod set;
 pub mod state;
+pub mod steps;
 pub mod succession;
 pub mod system;
 pub mod worker;

@@ -7,7 +7,8 @@
 
 use crate::client::Verb;
 use crate::state::{Broken, CLIENTS, Fact, Phase, RESOURCES, SESSIONS, State, WORKER, Word};
-use crate::system::{Step, System};
+use crate::steps::Step;
+use crate::system::System;
 use stateright::Property;
 
 pub const ONE_HOLDER: &str = "never two holders: while a fenced transaction is open nobody else is granted its lease";

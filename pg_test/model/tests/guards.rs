@@ -3,32 +3,11 @@
 //!
 //! Some guards are doubled by another: then each alone may be missing there, and not both.
 
-use eskit_lease_model::guards::Guard::{self, *};
+use eskit_lease_model::check::{Guarded, finds, holds};
+use eskit_lease_model::guards::Guard::*;
 use eskit_lease_model::properties::*;
 use eskit_lease_model::state::Budget;
 use eskit_lease_model::system::System;
-use stateright::{Checker, HasDiscoveries, Model};
-use std::collections::BTreeSet;
-
-/// Takes a guard out and looks for the fault, which is found by the shortest way there is to it.
-fn finds(guards: &'static [Guard], system: System, property: &'static str) {
-    holds(&[], system);
-    let wanted = HasDiscoveries::AnyOf(BTreeSet::from([property]));
-    let checker = system.without(guards).checker().finish_when(wanted).spawn_bfs().join();
-    let Some(path) = checker.discovery(property) else {
-        panic!("without {guards:?} there should be a fault: {property}");
-    };
-    println!("without {guards:?}, after {} steps: {property}", path.into_actions().len());
-}
-
-/// Explores all there is, and nothing goes wrong.
-fn holds(without: &'static [Guard], system: System) {
-    let checker = system.without(without).checker().threads(2).spawn_bfs().join();
-    if let Some((property, path)) = checker.discoveries().into_iter().next() {
-        panic!("without {without:?}: {property}\n{:#?}", path.into_actions());
-    }
-    println!("without {without:?}, nothing goes wrong in {} states", checker.unique_state_count());
-}
 
 /// Three sessions, two clients and one resource; so many calls, with nothing in between.
 const fn calls(calls: u8) -> System {
@@ -85,8 +64,8 @@ fn a_commit_that_does_not_post() {
 #[test]
 fn an_abort_that_does_not_post() {
     let system = System { clients: 1, ..two(calls(3)) };
-    holds(&[AbortPosts], system);
-    holds(&[ThawRescans], system);
+    holds(system.without(&[AbortPosts]));
+    holds(system.without(&[ThawRescans]));
     finds(&[AbortPosts, ThawRescans], system, GRANTED);
 }
 
@@ -200,7 +179,7 @@ fn two_who_make_the_first_row_of_a_name() {
 /// While the row is the one that was looked at, nobody has been granted a later fence.
 #[test]
 fn a_fence_that_is_drawn_before_the_row_is_had() {
-    holds(&[FenceIsDrawnLast], calls_in_steps(two(calls(3))));
+    holds(calls_in_steps(two(calls(3))).without(&[FenceIsDrawnLast]));
     finds(&[FenceIsDrawnLast, SeenRowIsClaimed], calls_in_steps(two(calls(3))), FENCES_RISE);
 }
 
@@ -213,8 +192,8 @@ fn fences_that_are_not_raised_after_a_crash() {
 #[test]
 fn a_slot_that_leaves_no_tombstone() {
     let system = crashed(System { reading: true, ..two(calls(1)) });
-    holds(&[Tombstone], system);
-    holds(&[RowIsReadAgain], system);
+    holds(system.without(&[Tombstone]));
+    holds(system.without(&[RowIsReadAgain]));
     finds(&[Tombstone, RowIsReadAgain], system, DEAD_IS_DEAD);
 }
 

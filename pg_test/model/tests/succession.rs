@@ -1,28 +1,8 @@
 //! Grace, take-over and permits: with all guards nothing goes wrong in any state, and each guard taken out is found.
 
-use eskit_lease_model::guards::Guard::{self, *};
+use eskit_lease_model::check::{finds, holds};
+use eskit_lease_model::guards::Guard::*;
 use eskit_lease_model::succession::*;
-use stateright::{Checker, HasDiscoveries, Model};
-use std::collections::BTreeSet;
-
-fn holds(without: &'static [Guard], system: Succession) {
-    let checker = system.without(without).checker().threads(2).spawn_bfs().join();
-    if let Some((property, path)) = checker.discoveries().into_iter().next() {
-        panic!("{system:?} without {without:?}: {property}\n{:#?}", path.into_actions());
-    }
-    println!("without {without:?}, nothing goes wrong in {} states", checker.unique_state_count());
-}
-
-/// Takes guards out and looks for the fault, which is found by the shortest way there is to it.
-fn finds(guards: &'static [Guard], system: Succession, property: &'static str) {
-    holds(&[], system);
-    let wanted = HasDiscoveries::AnyOf(BTreeSet::from([property]));
-    let checker = system.without(guards).checker().finish_when(wanted).spawn_bfs().join();
-    let Some(path) = checker.discovery(property) else {
-        panic!("without {guards:?} there should be a fault: {property}");
-    };
-    println!("without {guards:?}, after {} steps: {property}", path.into_actions().len());
-}
 
 /// A lease, for a session, its successor and a stranger.
 const LEASE: Succession =
@@ -34,12 +14,12 @@ const RESIZED: Succession = Succession { resizes: 1, sessions: 3, ..SEMAPHORE };
 
 #[test]
 fn a_lease_that_is_taken_over() {
-    holds(&[], Succession { calls: 5, crashes: 1, ..LEASE });
+    holds(Succession { calls: 5, crashes: 1, ..LEASE });
 }
 
 #[test]
 fn a_permit_that_is_taken_over() {
-    holds(&[], Succession { takes_over: true, resizes: 1, ..SEMAPHORE });
+    holds(Succession { takes_over: true, resizes: 1, ..SEMAPHORE });
 }
 
 #[test]

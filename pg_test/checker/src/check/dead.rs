@@ -1,8 +1,8 @@
 //! The dead stay dead: a session that has been told that it has ended is never told anything else again. But for a restart: who has expired is
 //! in no row, and nobody is expired early by it, so a session that has not been swept yet has its time to live anew.
 
-use super::Fault;
 use super::facts::{Facts, is_dead};
+use super::fault::Fault;
 use crate::history::Call;
 use std::collections::HashMap;
 

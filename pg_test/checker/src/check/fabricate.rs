@@ -1,7 +1,7 @@
 //! Histories made by hand, to see that each check finds what it is for and nothing else. Times are in milliseconds.
 
-use super::facts::Facts;
-use super::{Fault, facts};
+use super::facts::{self, Facts};
+use super::fault::Fault;
 use crate::history::{Answer, Call, History, Row, Verb};
 
 #[derive(Default)]

@@ -1,8 +1,8 @@
 //! The end: once the faults have stopped everybody who is there has each resource within the time given, and when all have left nothing
 //! is left of them: no session, no lease, no place in line, nothing that waits for the worker.
 
-use super::Fault;
 use super::facts::Facts;
+use super::fault::Fault;
 use crate::history::Call;
 
 const CHECK: &str = "the end";

@@ -9,8 +9,8 @@
 //! The search is exponential at worst, so the operations are cut where none is under way. There the state is known: the holder
 //! of a slot is that of its highest fence, unless that has been released.
 
-use super::Fault;
 use super::facts::{Facts, Fate, Tenure, is_lost};
+use super::fault::Fault;
 use super::permits::{Holder, Permits, Step};
 use crate::history::{Call, Verb};
 use std::collections::{BTreeMap, HashMap};

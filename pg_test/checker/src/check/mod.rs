@@ -1,10 +1,13 @@
 //! The checks. Each takes a history alone, says in its prose what it proves and why that is sound, and gives the first contradiction that it
 //! finds with the lines that prove it.
+//!
+//! Files, low to high: fault, facts, fabricate, permits, writes, set, trust, dead, linear, queue, left, mod.
 
 mod dead;
 #[cfg(test)]
 mod fabricate;
 mod facts;
+mod fault;
 mod left;
 mod linear;
 mod permits;
@@ -13,34 +16,10 @@ mod set;
 mod trust;
 mod writes;
 
-use crate::history::{Call, History};
+pub use fault::Fault;
+
+use crate::history::History;
 use facts::Facts;
-use std::fmt::{Display, Formatter};
-
-/// What should never be.
-#[derive(Debug)]
-pub struct Fault {
-    pub check: &'static str,
-    pub what: String,
-    /// The part of the history that proves it, in order of time.
-    pub proof: Vec<String>,
-}
-
-impl Fault {
-    fn new<'a>(check: &'static str, what: String, proof: impl IntoIterator<Item = &'a Call>) -> Fault {
-        let mut calls: Vec<&Call> = proof.into_iter().collect();
-        calls.sort_by_key(|call| (call.from, call.number));
-        calls.dedup_by_key(|call| (&call.client, call.number));
-        Fault { check, what, proof: calls.into_iter().map(Call::to_string).collect() }
-    }
-}
-
-impl Display for Fault {
-    fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
-        writeln!(f, "{}: {}", self.check, self.what)?;
-        self.proof.iter().try_for_each(|line| writeln!(f, "  {line}"))
-    }
-}
 
 /// All checks of a history: what each has found.
 pub fn all(history: &History) -> Vec<Fault> {

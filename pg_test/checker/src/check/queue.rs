@@ -7,8 +7,8 @@
 //! time. A session that took over from another has inherited places, and may come first. One that had expired may live again after a restart, in
 //! its place, so over a restart nothing proves that it lived all the time.
 
-use super::Fault;
 use super::facts::{Facts, Fate, Tenure};
+use super::fault::Fault;
 use crate::history::{Call, Verb};
 use std::collections::BTreeMap;
 

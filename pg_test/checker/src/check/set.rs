@@ -1,8 +1,8 @@
 //! The guarded set: every element whose COMMIT was answered is in it, once, and no element whose transaction was refused or rolled back.
 //! Of those whose COMMIT had no answer either is right.
 
-use super::Fault;
 use super::facts::{Facts, Fate};
+use super::fault::Fault;
 use crate::history::{Row, Verb};
 use std::collections::HashMap;
 

@@ -5,8 +5,8 @@
 //! is cut where the tenure's end was asked for by somebody who may: its own role (release, close, take-over), an administrator, or
 //! for an attached session whatever ended its connection. Against these the promise does not hold, only the fence does.
 
-use super::Fault;
 use super::facts::{Facts, Tenure};
+use super::fault::Fault;
 use crate::history::{Call, Verb};
 use std::collections::BTreeMap;
 

@@ -7,8 +7,8 @@
 //! not wait for it before it has written; and as two that overlap would then come in an order all the same, they are also looked for by
 //! time: from the answer of the check to the call that ends the transaction, if that is answered, no higher fence of the slot is told to anybody.
 
-use super::Fault;
 use super::facts::{Facts, Fate};
+use super::fault::Fault;
 use crate::history::{Call, Row, Verb};
 use std::collections::HashMap;
 

@@ -1,6 +1,6 @@
 //! How a client calls, with the trouble that it makes for itself; what becomes of its connection and of its session.
 
-use super::{Phase, Session, Worker};
+use super::worker::{Phase, Session, Worker};
 use crate::caller::{Connection, Failure};
 use crate::history::{Answer, Call, Verb};
 use crate::workload::TTLS;
@@ -17,6 +17,15 @@ impl Worker {
             self.connection = Some(connection);
         }
         Ok(())
+    }
+
+    /// Opens a transaction block.
+    pub(super) async fn begin(&mut self, how: &str) -> Result<(), Failure> {
+        self.connected().await?;
+        self.count += 1;
+        self.tx = Some(self.count);
+        let Some(connection) = &self.connection else { return Err(Failure::lost()) };
+        Ok(connection.client.batch_execute(how).await?)
     }
 
     pub(super) async fn call(&mut self, call: Call) -> Result<Answer, Failure> {

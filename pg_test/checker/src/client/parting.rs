@@ -1,6 +1,6 @@
 //! How a client lets go of a lease, works on while another process takes over, and asks on two connections at a time.
 
-use super::{Holding, Worker};
+use super::worker::{Holding, Worker};
 use crate::caller::{Connection, Failure};
 use crate::history::{Answer, Call, Verb};
 use crate::workload::RESOURCES;

@@ -17,6 +17,8 @@
 //!
 //! Queues, the worker and prepared transactions are not here: they come to the same grants. A semaphore does not grant a slot of
 //! the dead whose fence is in use for two reasons, the count and the grant, so that guard is in the large model alone.
+//!
+//! Files, low to high: state, mod, steps.
 
 pub mod state;
 mod steps;
@@ -62,10 +64,6 @@ pub enum Step {
 }
 
 impl Succession {
-    pub fn without(self, without: &'static [Guard]) -> Succession {
-        Succession { without, ..self }
-    }
-
     fn has(&self, guard: Guard) -> bool {
         !self.without.contains(&guard)
     }

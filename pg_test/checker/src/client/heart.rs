@@ -1,15 +1,15 @@
 //! The heartbeats of a client, on a connection of their own.
 
+use super::worker::Beating;
 use crate::caller::{Caller, Connection};
-use crate::client::Beating;
 use crate::history::{Call, Verb};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::sleep;
 use tokio_postgres::Config;
 
-/// Beats at a third of the TTL for whichever session there is, for ever.
-pub async fn beat(caller: Arc<Caller>, config: Config, beating: Beating) {
+/// Beats at a third of the TTL for the session that there is, for ever.
+pub(super) async fn beat(caller: Arc<Caller>, config: Config, beating: Beating) {
     let mut connection: Option<Connection> = None;
     loop {
         let session = beating.lock().ok().and_then(|beating| beating.clone());

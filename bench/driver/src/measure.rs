@@ -1,0 +1,31 @@
+//! What all measurements have in common.
+
+use std::time::Duration;
+
+use clap::Args;
+
+pub type Failure = Box<dyn std::error::Error + Send + Sync>;
+pub type Result<T> = std::result::Result<T, Failure>;
+
+/// Where the others are. PostgreSQL is where PGHOST, PGPORT and PGUSER say, and its socket where PGSOCKET does.
+#[derive(Args, Clone, Default)]
+pub struct Servers {
+    /// HOST:PORT of etcd
+    #[arg(long, default_value = "")]
+    pub etcd: String,
+    /// HOST:PORT of a Redis that keeps nothing
+    #[arg(long, default_value = "")]
+    pub redis: String,
+    /// HOST:PORT of a Redis that answers once its file is synced: appendonly yes, appendfsync always
+    #[arg(long, default_value = "")]
+    pub redis_always: String,
+}
+
+/// A failed precondition of the measurement: what was answered is not what was to be measured.
+pub fn ensure(holds: bool, otherwise: impl Into<Failure>) -> Result<()> {
+    if holds { Ok(()) } else { Err(otherwise.into()) }
+}
+
+pub fn milliseconds(time: Duration) -> f64 {
+    (time.as_secs_f64() * 1e6).round() / 1e3
+}

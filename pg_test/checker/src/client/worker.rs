@@ -1,0 +1,70 @@
+//! What a client has and knows.
+
+use crate::caller::{Caller, Connection};
+use rand::RngExt;
+use rand::rngs::ChaCha8Rng;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex};
+use tokio::sync::watch;
+use tokio_postgres::Config;
+
+/// What the client is told to do.
+#[derive(Clone, Copy, PartialEq, PartialOrd)]
+pub(super) enum Phase {
+    Storm,
+    Calm,
+    Leave,
+}
+
+/// The session that the client has.
+#[derive(Clone)]
+pub(super) struct Session {
+    pub(super) id: String,
+    pub(super) ttl_ms: u64,
+    pub(super) attached: bool,
+    /// The last one that was acted upon.
+    pub(super) revision: i64,
+}
+
+/// What the heartbeats are for; `None` while there is no session, or the client has forgotten itself.
+pub(super) type Beating = Arc<Mutex<Option<Session>>>;
+
+/// A lease that the client holds.
+pub(super) struct Holding {
+    pub(super) resource: String,
+    pub(super) slot: i32,
+    pub(super) fence: i64,
+    pub(super) session: String,
+}
+
+/// The client at work.
+pub(super) struct Worker {
+    pub(super) caller: Arc<Caller>,
+    pub(super) config: Config,
+    pub(super) consumer: String,
+    pub(super) takeover: bool,
+    /// It has yet to ask for all that it may have inherited.
+    pub(super) inherits: bool,
+    /// Another process is about to take over.
+    pub(super) told_to_part: Arc<AtomicBool>,
+    /// It works slowly, so that the other process comes meanwhile.
+    pub(super) parting: bool,
+    pub(super) connection: Option<Connection>,
+    pub(super) session: Option<Session>,
+    pub(super) beating: Beating,
+    pub(super) phase: watch::Receiver<Phase>,
+    pub(super) random: ChaCha8Rng,
+    /// The transaction block that is open.
+    pub(super) tx: Option<u64>,
+    pub(super) count: u64,
+}
+
+impl Worker {
+    pub(super) fn phase(&self) -> Phase {
+        *self.phase.borrow()
+    }
+
+    pub(super) fn chance(&mut self, percent: u32) -> bool {
+        self.phase() == Phase::Storm && self.random.random_range(0..100) < percent
+    }
+}
