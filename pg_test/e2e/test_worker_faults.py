@@ -122,3 +122,18 @@ def test_without_any_slot_for_a_worker():
         nothing_left(server)
     finally:
         server.stop()
+
+
+def test_null(worked):
+    """A null where the schema says NOT NULL does not end a worker: it warns, and goes on."""
+    worked.query("ALTER TABLE eskit_lease._waiters ALTER COLUMN session DROP NOT NULL")
+    worked.query("INSERT INTO eskit_lease._waiters (resource, session, queued_at) VALUES ('r', NULL, now())")
+    log = Log(worked)
+    worked.restart()  # after which a worker looks through all that there is
+    wait_until(lambda: any("WARNING" in line and 'column "session"' in line and "is null" in line for line in log.lines()))
+    with worked.connect() as conn, worked.connect() as other:
+        last, waiter = Session(conn, "last", ttl="1 s"), Session(other, "waiter", ttl="60 s")
+        last.take("s")
+        waiter.queue("s")
+        wait_until(lambda: waiter.holds("s"))
+    assert not [line for line in log.lines() if "ERROR" in line]

@@ -37,3 +37,4 @@ pub mod all {
     pub use super::table::TableError::*;
 }
 pub use all as Error;
+pub use report::raise;

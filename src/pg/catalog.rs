@@ -1,10 +1,9 @@
 //! What is found in the catalog by name: the relations of ours in this database, the extension, and its owner.
 
 use super::text::from_server;
-use super::{clock, version};
-use crate::base::error::{Error, Result};
+use super::clock;
+use crate::base::error::{Error, Result, raise};
 use crate::base::limits;
-use pgrx::pg_sys::panic::ErrorReport;
 use pgrx::pg_sys::{self, Datum, Oid};
 use std::cell::{Cell, RefCell};
 use std::ffi::{CStr, c_char};
@@ -144,6 +143,10 @@ pub fn be_patient() {
     PATIENT.set(true);
 }
 
+pub fn is_patient() -> bool {
+    PATIENT.get()
+}
+
 /// Tries for a lock again and again, for as long as a call has patience. Whether it is had.
 fn soon(attempt: impl Fn() -> bool) -> bool {
     if attempt() {
@@ -189,8 +192,7 @@ pub fn lock(name: &'static CStr) {
 pub fn lock_if_any(name: &'static CStr) {
     let oid = relation(name);
     if oid != Oid::INVALID && !lock_soon(oid) {
-        ErrorReport::from(Error::TableLocked { table: name.to_string_lossy().into_owned() })
-            .report(pgrx::PgLogLevel::ERROR);
+        raise(Error::TableLocked { table: name.to_string_lossy().into_owned() });
     }
 }
 
@@ -204,7 +206,7 @@ pub fn lock_all(tables: &[&'static CStr]) -> bool {
 pub fn needed(name: &'static CStr) -> Oid {
     let oid = relation(name);
     if oid == Oid::INVALID {
-        version::unserved(format!("There is no relation {}.", name.to_string_lossy()));
+        unserved(format!("There is no relation {}.", name.to_string_lossy()));
     }
     oid
 }
@@ -231,9 +233,20 @@ pub fn home() -> Home {
 /// The extension has been dropped since the statement began that runs here, or its schema has got another name.
 pub fn gone() -> ! {
     let is_elsewhere = extension().is_some() && schema().is_none();
-    ErrorReport::from(if is_elsewhere { Error::SchemaRenamed } else { Error::NoExtension })
-        .report(pgrx::PgLogLevel::ERROR);
-    unreachable!()
+    raise(if is_elsewhere { Error::SchemaRenamed } else { Error::NoExtension })
+}
+
+/// Raises that the objects of this database are not those that this library needs, or that there are none any more. See
+/// [`crate::pg::version`].
+pub fn unserved(why: String) -> ! {
+    // What a commit has changed reaches a process in parts: it may know that one table is gone, and not yet that all
+    // are.
+    // SAFETY: in a transaction
+    unsafe { pg_sys::AcceptInvalidationMessages() };
+    if extension().is_none() || home_if_any().is_none() {
+        gone();
+    }
+    raise(Error::Unserved(why))
 }
 
 /// Whether a function of ours is there, with arguments of these types: former versions have fewer.

@@ -1,6 +1,7 @@
 //! `jsonb` as it comes from and goes to SQL: bytes that nobody here looks into. Read into Rust's numbers and back it
 //! would not be the same.
 
+use crate::base::error::{Error, raise};
 use pgrx::callconv::{Arg, ArgAbi, BoxRet, FcInfo};
 use pgrx::nullable::Nullable;
 use pgrx::pg_sys;
@@ -94,7 +95,7 @@ unsafe impl BoxRet for Jsonb {
 unsafe impl<'fcx> ArgAbi<'fcx> for Jsonb {
     unsafe fn unbox_arg_unchecked(arg: Arg<'_, 'fcx>) -> Self {
         // SAFETY: as above; no function takes a Jsonb that is not an Option
-        unsafe { arg.unbox_arg_using_from_datum() }.unwrap_or(Jsonb(Vec::new()))
+        unsafe { arg.unbox_arg_using_from_datum() }.unwrap_or_else(|| raise(Error::Null("argument")))
     }
 
     unsafe fn unbox_nullable_arg(arg: Arg<'_, 'fcx>) -> Nullable<Self> {
@@ -167,7 +168,7 @@ unsafe impl<'fcx> ArgAbi<'fcx> for JsonbArray {
     unsafe fn unbox_arg_unchecked(arg: Arg<'_, 'fcx>) -> Self {
         // SAFETY: as above
         unsafe { arg.unbox_arg_using_from_datum() }
-            .unwrap_or(JsonbArray { datum: pg_sys::Datum::from(0), elements: Vec::new() })
+            .unwrap_or_else(|| raise(Error::Null("argument")))
     }
 
     unsafe fn unbox_nullable_arg(arg: Arg<'_, 'fcx>) -> Nullable<Self> {

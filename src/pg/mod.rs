@@ -6,6 +6,7 @@ pub mod clock;
 pub mod guard;
 pub mod json;
 pub mod oids;
+pub mod required;
 pub mod row;
 pub mod savepoint;
 pub mod spi;

@@ -1,5 +1,6 @@
 //! Roles and tables as arguments, in SQL by name and here by oid.
 
+use crate::base::error::{Error, raise};
 use pgrx::callconv::{Arg, ArgAbi};
 use pgrx::nullable::Nullable;
 use pgrx::pg_sys::Oid;
@@ -24,7 +25,7 @@ macro_rules! oid_argument {
         unsafe impl<'fcx> ArgAbi<'fcx> for $name {
             unsafe fn unbox_arg_unchecked(arg: Arg<'_, 'fcx>) -> Self {
                 // SAFETY: as above
-                $name(unsafe { arg.unbox_arg_using_from_datum() }.unwrap_or(Oid::INVALID))
+                $name(unsafe { arg.unbox_arg_using_from_datum() }.unwrap_or_else(|| raise(Error::Null("argument"))))
             }
 
             unsafe fn unbox_nullable_arg(arg: Arg<'_, 'fcx>) -> Nullable<Self> {

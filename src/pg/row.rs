@@ -5,7 +5,7 @@
 //! what a heartbeat costs beyond `SELECT 1`. Where there may be several rows, it is a table all the same, and they go
 //! where the executor collects them.
 
-use super::version;
+use super::catalog;
 use pgrx::IntoHeapTuple;
 use pgrx::callconv::{FcInfo, RetAbi};
 use pgrx::pg_sys::{self, Datum};
@@ -73,7 +73,7 @@ pub unsafe fn answer<'fcx, const COLUMNS: usize>(
             pg_sys::get_call_result_type(call, std::ptr::null_mut(), &mut description);
         }
         if usize::try_from((*description).natts) != Ok(COLUMNS) {
-            version::unserved(format!("A type has {} columns, not {COLUMNS}.", (*description).natts));
+            catalog::unserved(format!("A type has {} columns, not {COLUMNS}.", (*description).natts));
         }
         let tuple = pg_sys::heap_form_tuple(description, values.as_mut_ptr(), nulls.as_mut_ptr());
         fcinfo.return_raw_datum(pg_sys::HeapTupleHeaderGetDatum((*tuple).t_data))

@@ -16,8 +16,8 @@ mod value;
 pub use value::Value;
 
 use super::catalog::{self, Home};
-use super::text::{Text, text_datum};
-use super::version;
+use super::required::{self, Column};
+use super::text::{Text, from_server, text_datum};
 use crate::base::error::{Error, Result};
 use pgrx::pg_sys::panic::CaughtError;
 use pgrx::pg_sys::{self, Datum, Oid};
@@ -123,7 +123,7 @@ fn named(sql: &str) -> Vec<CString> {
 /// A statement names what is not there.
 fn missing(error: CaughtError) -> *mut pg_sys::_SPI_plan {
     let (CaughtError::PostgresError(report) | CaughtError::ErrorReport(report)) = &error else { error.rethrow() };
-    version::unserved(format!("PostgreSQL says: {}.", report.message()))
+    catalog::unserved(format!("PostgreSQL says: {}.", report.message()))
 }
 
 /// What a verb answers for is durable at commit, whatever the caller's synchronous_commit. An answer that a crash takes
@@ -269,7 +269,7 @@ impl Db {
             let rows = if table.is_null() {
                 Vec::new()
             } else {
-                let row = |i: usize| Row { tuple: *(*table).vals.add(i), desc: (*table).tupdesc };
+                let row = |i: usize| Row { statement, tuple: *(*table).vals.add(i), desc: (*table).tupdesc };
                 let rows = (0..(*table).numvals as usize).map(|i| read(row(i))).collect();
                 pg_sys::SPI_freetuptable(table);
                 rows
@@ -306,6 +306,7 @@ impl Drop for Db {
 
 /// A row of a result; columns count from 1, as SPI has it.
 pub struct Row {
+    statement: &'static Statement,
     tuple: pg_sys::HeapTuple,
     desc: pg_sys::TupleDesc,
 }
@@ -320,20 +321,36 @@ impl Row {
         }
     }
 
+    /// A column that no row of the statement leaves null. Raises XX001 where one does.
+    pub fn required<T: Column>(&self, column: i32) -> T {
+        self.get(column).unwrap_or_else(|| self.missing(column))
+    }
+
+    #[cold]
+    fn missing<T: Column>(&self, column: i32) -> T {
+        let tables: Vec<_> = named(self.statement.sql).iter().map(|name| name.to_string_lossy().into_owned()).collect();
+        // SAFETY: null, or a name that ends in NUL
+        let name = unsafe {
+            let name = pg_sys::SPI_fname(self.desc, column);
+            if name.is_null() { column.to_string() } else { from_server(CStr::from_ptr(name).to_bytes()) }
+        };
+        required::missing(tables.join(", "), name)
+    }
+
     pub fn text(&self, column: i32) -> String {
-        self.get::<Text>(column).map(|text| text.0).unwrap_or_default()
+        self.required::<Text>(column).0
     }
 
     pub fn uuid(&self, column: i32) -> Uuid {
-        self.get(column).unwrap_or(Uuid::from_bytes([0; 16]))
+        self.required(column)
     }
 
     pub fn long(&self, column: i32) -> i64 {
-        self.get(column).unwrap_or(0)
+        self.required(column)
     }
 
     pub fn int(&self, column: i32) -> i32 {
-        self.get(column).unwrap_or(0)
+        self.required(column)
     }
 }
 

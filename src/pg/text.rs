@@ -2,6 +2,7 @@
 //! crosses here, so that a name means the same in a LATIN1 database; but for notifications, which are ASCII
 //! ([`crate::worker`]).
 
+use crate::base::error::{Error, raise};
 use pgrx::callconv::{Arg, ArgAbi, BoxRet, FcInfo};
 use pgrx::nullable::Nullable;
 use pgrx::pg_sys;
@@ -139,7 +140,7 @@ unsafe impl BoxRet for Text {
 unsafe impl<'fcx> ArgAbi<'fcx> for Text {
     unsafe fn unbox_arg_unchecked(arg: Arg<'_, 'fcx>) -> Self {
         // SAFETY: as above; the functions that take a Text that is not an Option are STRICT
-        unsafe { arg.unbox_arg_using_from_datum() }.unwrap_or(Text(String::new()))
+        unsafe { arg.unbox_arg_using_from_datum() }.unwrap_or_else(|| raise(Error::Null("argument")))
     }
 
     unsafe fn unbox_nullable_arg(arg: Arg<'_, 'fcx>) -> Nullable<Self> {
@@ -210,7 +211,7 @@ unsafe impl SqlTranslatable for TextArray {
 unsafe impl<'fcx> ArgAbi<'fcx> for TextArray {
     unsafe fn unbox_arg_unchecked(arg: Arg<'_, 'fcx>) -> Self {
         // SAFETY: as above
-        unsafe { arg.unbox_arg_using_from_datum() }.unwrap_or(TextArray(Vec::new()))
+        unsafe { arg.unbox_arg_using_from_datum() }.unwrap_or_else(|| raise(Error::Null("argument")))
     }
 
     unsafe fn unbox_nullable_arg(arg: Arg<'_, 'fcx>) -> Nullable<Self> {

@@ -10,13 +10,12 @@
 //!   was given with a path, by a symbolic link, or was found elsewhere in dynamic_library_path) is a new file loaded
 //!   beside the old. It neither knows how the other has laid out shared memory nor has what that keeps in each process,
 //!   so it leaves all that alone ([`another_is_preloaded`]).
-//! * **An object that this library needs is not there** ([`unserved`]).
+//! * **An object that this library needs is not there** ([`catalog::unserved`](super::catalog::unserved)).
 
-use super::catalog;
 use super::text::Text;
 use crate::base::VERSION;
 use crate::base::error::{Error, Result};
-use pgrx::pg_sys::{self, panic::ErrorReport};
+use pgrx::pg_sys;
 use pgrx::prelude::*;
 
 fn numbers(version: &str) -> Vec<u32> {
@@ -38,18 +37,6 @@ pub fn another_is_preloaded() -> bool {
         !pg_sys::GetConfigOption(setting, true, false).is_null()
             && pg_sys::GetConfigOptionFlags(setting, true).cast_unsigned() & pg_sys::GUC_CUSTOM_PLACEHOLDER == 0
     }
-}
-
-/// Raises that the objects of this database are not those that this library needs, or that there are none any more.
-pub fn unserved(why: String) -> ! {
-    // What a commit has changed reaches a process in parts: it may know that one table is gone, and not yet that all
-    // are.
-    // SAFETY: in a transaction
-    unsafe { pg_sys::AcceptInvalidationMessages() };
-    if catalog::extension().is_none() || catalog::home_if_any().is_none() {
-        catalog::gone();
-    }
-    pg_sys::panic::ErrorReportable::unwrap_or_report(Err(ErrorReport::from(Error::Unserved(why))))
 }
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
 //! Puts a refusal together, under an SQLSTATE of PostgreSQL's or of our own, which pgrx does not know.
 
+use pgrx::PgLogLevel;
 use pgrx::pg_sys;
 use pgrx::pg_sys::panic::ErrorReport;
 use pgrx::prelude::PgSqlErrorCode as Code;
@@ -7,6 +8,12 @@ use std::borrow::Cow;
 
 pub fn report(code: Code, message: impl Into<Cow<'static, str>>) -> ErrorReport {
     ErrorReport::new(code, message, "eskit_lease")
+}
+
+/// Raises a refusal where no caller of Rust's can be handed it.
+pub fn raise(error: impl Into<ErrorReport>) -> ! {
+    error.into().report(PgLogLevel::ERROR);
+    unreachable!()
 }
 
 /// 22023: a value that no state of anything would allow.

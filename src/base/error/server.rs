@@ -1,4 +1,4 @@
-//! What is wrong with the server, its library or its connection.
+//! What is wrong with the server, its library, its connection, or what it has stored.
 
 use super::report::report;
 use crate::base::{VERSION, settings};
@@ -17,6 +17,7 @@ pub enum ServerError {
     ReadOnly(&'static str),
     DatabasesFull,
     ClientGone,
+    NullColumn { table: String, column: String },
 }
 
 impl From<ServerError> for ErrorReport {
@@ -73,6 +74,14 @@ impl From<ServerError> for ErrorReport {
                 .set_detail(format!("eskit_lease.max_databases is {}.", settings::MAX_DATABASES.get()))
                 .set_hint("Raise eskit_lease.max_databases and restart the server."),
             ClientGone => report(Code::ERRCODE_CONNECTION_FAILURE, "connection to client lost"),
+            NullColumn { table, column } => {
+                report(Code::ERRCODE_DATA_CORRUPTED, format!("column \"{column}\" of table \"{table}\" is null"))
+                    .set_detail("The column is declared NOT NULL. The table was changed by other means than this extension.")
+                    .set_hint(
+                        "Find the rows where it is null. Delete them or give them a value, and declare the column NOT \
+                         NULL again.",
+                    )
+            }
         }
     }
 }

@@ -1,7 +1,11 @@
 //! A row as a scan shows it: its columns, and which transactions have made and changed this version of it.
 
+use crate::pg::catalog;
+use crate::pg::required::{self, Column};
+use crate::pg::text::from_server;
 use pgrx::FromDatum;
 use pgrx::pg_sys::{self, Datum, ItemPointerData, TransactionId};
+use std::ffi::CStr;
 
 /// A row that a scan stands at.
 pub struct Tuple(pub(super) *mut pg_sys::TupleTableSlot);
@@ -89,21 +93,53 @@ impl Tuple {
         }
     }
 
-    /// A column, counted from 1.
+    /// A column, counted from 1; `None` where it is null, or where a former version of the extension lacks it.
     pub fn get<T: FromDatum>(&self, column: usize) -> Option<T> {
         // SAFETY: as above; the caller reads the type that the schema declares, and copies it
         unsafe {
             if usize::from((*self.0).tts_nvalid.cast_unsigned()) < column {
-                let all = (*(*self.0).tts_tupleDescriptor).natts;
-                if column > usize::try_from(all).unwrap_or(0) {
+                if column > self.columns() {
                     return None;
                 }
                 // All at once: each call is a boundary between Rust and PostgreSQL, which costs more than a column
                 // does.
-                pg_sys::slot_getsomeattrs_int(self.0, all);
+                pg_sys::slot_getsomeattrs_int(self.0, (*(*self.0).tts_tupleDescriptor).natts);
             }
             T::from_datum(*(*self.0).tts_values.add(column - 1), *(*self.0).tts_isnull.add(column - 1))
         }
+    }
+
+    /// A column that the schema declares NOT NULL. Raises XX001 where it is null.
+    pub fn required<T: Column>(&self, column: usize) -> T {
+        self.get(column).unwrap_or_else(|| self.missing(column))
+    }
+
+    /// A NOT NULL column that tables of former versions lack: `before` there.
+    pub fn added<T: Column>(&self, column: usize, before: T) -> T {
+        match self.get(column) {
+            Some(value) => value,
+            None if column > self.columns() => before,
+            None => self.missing(column),
+        }
+    }
+
+    /// How many columns the table has.
+    fn columns(&self) -> usize {
+        // SAFETY: the slot knows the description of its table
+        usize::try_from(unsafe { (*(*self.0).tts_tupleDescriptor).natts }).unwrap_or(0)
+    }
+
+    #[cold]
+    fn missing<T: Column>(&self, column: usize) -> T {
+        // SAFETY: the slot holds a row of a table
+        let table = catalog::table_name(unsafe { (*self.0).tts_tableOid });
+        // SAFETY: the description has as many columns as are said
+        let name = unsafe {
+            let attribute = (1..=self.columns()).contains(&column);
+            let name = attribute.then(|| pg_sys::SPI_fname((*self.0).tts_tupleDescriptor, column as i32));
+            name.map_or_else(|| column.to_string(), |name| from_server(CStr::from_ptr(name).to_bytes()))
+        };
+        required::missing(table.unwrap_or_default(), name)
     }
 
     /// How many bytes a column takes whose values differ in length, before compression; without fetching it.
@@ -115,9 +151,7 @@ impl Tuple {
     /// Whether a column that is a multirange has no range.
     pub fn has_no_range(&self, column: usize) -> bool {
         // SAFETY: the column is a multirange, as the caller knows from the schema
-        let empty = self
-            .get::<Datum>(column)
-            .map(|ranges| unsafe { pgrx::direct_function_call::<bool>(pg_sys::multirange_empty, &[Some(ranges)]) });
-        empty.flatten().unwrap_or(true)
+        let is_empty = |ranges| unsafe { pgrx::direct_function_call(pg_sys::multirange_empty, &[Some(ranges)]) };
+        self.get::<Datum>(column).and_then(is_empty).unwrap_or_else(|| self.missing(column))
     }
 }

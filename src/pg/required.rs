@@ -1,0 +1,57 @@
+//! A null in a column that the schema declares NOT NULL: the table was changed by other means than this extension.
+//!
+//! A caller gets an error that names the table and the column. A worker has no caller, and an error would end it at the
+//! same row again and again: it warns once, and goes on with zero, false, or an empty text. By such a value a session
+//! is not of this start, and a fence is below all others.
+
+use super::catalog;
+use super::text::Text;
+use crate::base::error::{Error, raise};
+use pgrx::pg_sys::Oid;
+use pgrx::pg_sys::panic::ErrorReport;
+use pgrx::{FromDatum, PgLogLevel, Uuid};
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+
+/// A type of NOT NULL columns, and what a worker takes in place of a null.
+pub trait Column: FromDatum {
+    fn nothing() -> Self;
+}
+
+macro_rules! column {
+    ($($type:ty => $nothing:expr;)*) => {
+        $(impl Column for $type {
+            fn nothing() -> $type {
+                $nothing
+            }
+        })*
+    };
+}
+
+column! {
+    bool => false;
+    i32 => 0;
+    i64 => 0;
+    f64 => 0.0;
+    Oid => Oid::INVALID;
+    Text => Text(String::new());
+    Uuid => Uuid::from_bytes([0; 16]);
+    Vec<i64> => Vec::new();
+}
+
+thread_local! {
+    /// Columns that this worker has warned of.
+    static WARNED: RefCell<BTreeSet<String>> = const { RefCell::new(BTreeSet::new()) };
+}
+
+/// Raises XX001 for a null in a NOT NULL column; in a worker warns, and returns a value in its place.
+#[cold]
+pub fn missing<T: Column>(table: String, column: String) -> T {
+    let is_new = |warned: &mut BTreeSet<String>| warned.insert(format!("{table}.{column}"));
+    if !catalog::is_patient() {
+        raise(Error::NullColumn { table, column });
+    } else if WARNED.with_borrow_mut(is_new) {
+        ErrorReport::from(Error::NullColumn { table, column }).report(PgLogLevel::WARNING);
+    }
+    T::nothing()
+}
