@@ -1,6 +1,6 @@
 //! What had been committed at a moment, whatever has been since.
 
-use super::Tuple;
+use super::tuple::Tuple;
 use pgrx::pg_sys;
 
 /// What was committed at a moment, or done by this transaction.

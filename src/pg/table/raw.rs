@@ -8,6 +8,8 @@ use pgrx::pg_sys::{
 };
 use std::ffi::c_int;
 
+pub const FORWARD: ScanDirection::Type = ScanDirection::ForwardScanDirection;
+
 unsafe extern "C-unwind" {
     pub fn try_table_open(table: Oid, lock: LOCKMODE) -> Relation;
     pub fn table_close(table: Relation, lock: LOCKMODE);

@@ -2,7 +2,8 @@
 //! things, or puts a view where the table was, changes nothing; and reading by a key of PostgreSQL's own types runs
 //! nothing but PostgreSQL's own code.
 
-use super::{Table, raw};
+use super::open::Table;
+use super::raw;
 use crate::pg::guard::as_transaction;
 use crate::pg::text::text_datum;
 use pgrx::pg_sys::ffi::pg_guard_ffi_boundary as guarded;

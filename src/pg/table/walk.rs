@@ -6,11 +6,11 @@
 //! it, a walk stops after some that do not count ([`Stand::Stale`]): whoever walks asks for that one row in another
 //! way, and goes on behind it.
 
-use super::{Flight, Key, Sight, Table, Tuple, raw};
-use pgrx::pg_sys;
+use super::open::{Flight, Key, Sight, Table};
+use super::raw::{self, FORWARD};
+use super::tuple::Tuple;
 use pgrx::pg_sys::ffi::pg_guard_ffi_boundary as guarded;
-
-pub(super) const FORWARD: pg_sys::ScanDirection::Type = pg_sys::ScanDirection::ForwardScanDirection;
+use pgrx::{Uuid, pg_sys};
 
 /// Versions that a walk steps over before it stops: to ask for a row costs about as much.
 const PATIENCE: usize = 8;
@@ -195,4 +195,31 @@ impl Drop for Walk<'_> {
             }
         }
     }
+}
+
+/// Up to `most` rows of sessions, after the first `skip`, from a table whose index begins with the session.
+pub fn page_of<T>(
+    table: &Table,
+    sessions: &[Uuid],
+    most: usize,
+    skip: usize,
+    read: impl Fn(&Tuple) -> Option<T>,
+) -> Vec<T> {
+    let (mut rows, mut passed) = (Vec::new(), 0);
+    for session in sessions {
+        let full = most == 0
+            || table
+                .scan(Sight::Latest, &[Key::Uuid(*session)], |row, _| {
+                    passed += 1;
+                    if passed > skip {
+                        rows.extend(read(row));
+                    }
+                    (rows.len() == most).then_some(())
+                })
+                .is_some();
+        if full {
+            break;
+        }
+    }
+    rows
 }

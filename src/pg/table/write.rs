@@ -2,33 +2,13 @@
 //! made them, so that nothing but the row and its index entries is to be written. Whoever has a statement to fall back
 //! on asks before; items have none, and what an administrator hangs on their table sees no claims.
 
-use super::{Key, Locked, Sight, Table, Tuple, locked};
-use crate::pg::spi::AsOwner;
-use pgrx::PgList;
+use super::indexes::{Indexes, Version};
+use super::open::{Key, Locked, Sight, Table, locked};
+use super::tuple::Tuple;
 use pgrx::pg_sys::{self, Datum, ItemPointerData, TM_Result};
-
-/// The indexes of a table that rows are written to, for the executor.
-pub(super) struct Indexes {
-    executor: *mut pg_sys::EState,
-    relations: *mut pg_sys::ResultRelInfo,
-    /// Whether a function may be called for a row that is not PostgreSQL's own.
-    calls: bool,
-}
 
 /// A column, counted from 1, and its new value.
 pub type Change = (i32, Option<Datum>);
-
-impl Indexes {
-    /// Ends what [`Table::open_indexes`] has made.
-    pub(super) unsafe fn close(self) {
-        // SAFETY: once, in the transaction in which they were opened
-        unsafe {
-            pg_sys::ExecCloseIndices(self.relations);
-            pg_sys::FreeExecutorState(self.executor);
-            pg_sys::pfree(self.relations.cast());
-        }
-    }
-}
 
 impl Table {
     /// Whether a row may be added or changed here, and not by a statement: nothing hangs on the table but indexes. An
@@ -184,40 +164,12 @@ impl Table {
     /// Adds a version of a row to the table's indexes: to its key, to those that an administrator has made, and while
     /// one is made again to both of it.
     unsafe fn index(&self, tuple: pg_sys::HeapTuple, version: Version) {
-        let Indexes { executor, relations, calls } = *self.indexes.get_or_init(|| self.open_indexes());
-        // SAFETY: the tuple is one of the table's; what the executor needs for a row it has in a context of its own
-        unsafe {
-            // What an administrator has an index compute is not the caller's to run, nor to have look up names where
-            // the caller wishes.
-            let _owner = calls.then(|| AsOwner::begin((*(*self.relation).rd_rel).relowner));
-            pg_sys::ExecForceStoreHeapTuple(tuple, self.slot, false);
-            ((*self.slot).tts_tid, (*self.slot).tts_tableOid) = ((*tuple).t_self, (*self.relation).rd_id);
-            index_insert(relations, self.slot, executor, version);
-            if let Some(context) = (*executor).es_per_tuple_exprcontext.as_ref() {
-                pg_sys::MemoryContextReset(context.ecxt_per_tuple_memory);
-            }
-        }
-    }
-
-    /// Whoever changes which there are waits for those who have opened the table before.
-    fn open_indexes(&self) -> Indexes {
-        // SAFETY: what is made here is ended by Drop, or by whoever cleans up after an error; it must live as long as
-        // the table, and so does the context of its slot
-        unsafe {
-            let context = pg_sys::MemoryContextSwitchTo((*self.slot).tts_mcxt);
-            let executor = pg_sys::CreateExecutorState();
-            let relations = pg_sys::palloc0(size_of::<pg_sys::ResultRelInfo>()).cast::<pg_sys::ResultRelInfo>();
-            (*relations).type_ = pg_sys::NodeTag::T_ResultRelInfo;
-            pg_sys::InitResultRelInfo(relations, self.relation, 0, std::ptr::null_mut(), 0);
-            pg_sys::ExecOpenIndices(relations, false);
-            pg_sys::MemoryContextSwitchTo(context);
-            let count = usize::try_from((*relations).ri_NumIndices).unwrap_or(0);
-            let calls = (0..count).any(|i| {
-                let index = *(*relations).ri_IndexRelationInfo.add(i);
-                !all_plain((*index).ii_Expressions) || !all_plain((*index).ii_Predicate)
-            });
-            Indexes { executor, relations, calls }
-        }
+        let indexes = self.indexes.get_or_init(|| {
+            // SAFETY: the relation is open, and its slot lives as long as it
+            unsafe { Indexes::open(self.relation, self.slot) }
+        });
+        // SAFETY: the tuple is one of the table's
+        unsafe { indexes.add(self.relation, self.slot, tuple, version) }
     }
 }
 
@@ -243,58 +195,5 @@ unsafe fn heap_update(
         let result =
             pg_sys::heap_update(table, old, new, command, no_crosscheck, true, &mut failure, &mut mode, &mut indexes);
         (result, indexes == pg_sys::TU_UpdateIndexes::TU_Summarizing)
-    }
-}
-
-/// Whether expressions of an index are no more than columns, constants and PostgreSQL's own operators, as ours are.
-unsafe fn all_plain(expressions: *mut pg_sys::List) -> bool {
-    // SAFETY: a list of expressions, or none
-    unsafe { PgList::from_pg(expressions).iter_ptr().all(|expression| is_plain(expression)) }
-}
-
-unsafe fn is_plain(expression: *mut pg_sys::Node) -> bool {
-    // SAFETY: a node is what its tag says
-    unsafe {
-        match (*expression).type_ {
-            pg_sys::NodeTag::T_Var | pg_sys::NodeTag::T_Const => true,
-            pg_sys::NodeTag::T_NullTest => is_plain((*expression.cast::<pg_sys::NullTest>()).arg.cast()),
-            pg_sys::NodeTag::T_OpExpr => {
-                let operator = &*expression.cast::<pg_sys::OpExpr>();
-                operator.opfuncid.to_u32() < pg_sys::FirstNormalObjectId && all_plain(operator.args)
-            }
-            _ => false,
-        }
-    }
-}
-
-/// What the indexes are to be told of a row.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Version {
-    /// It is new.
-    First,
-    /// It has changed, and is elsewhere than before.
-    Moved,
-    /// It has changed in its page: for those only that do not tell the rows of a page apart.
-    InPlace,
-}
-
-/// Adds the row that a slot holds to the indexes that are open.
-unsafe fn index_insert(
-    into: *mut pg_sys::ResultRelInfo,
-    slot: *mut pg_sys::TupleTableSlot,
-    executor: *mut pg_sys::EState,
-    version: Version,
-) {
-    let (changed, none) = (version != Version::First, std::ptr::null_mut());
-    // SAFETY: as the caller has made them
-    #[cfg(feature = "pg15")]
-    unsafe {
-        pg_sys::ExecInsertIndexTuples(into, slot, executor, changed, false, none, std::ptr::null_mut());
-    }
-    // SAFETY: as above
-    #[cfg(not(feature = "pg15"))]
-    unsafe {
-        let summaries = version == Version::InPlace;
-        pg_sys::ExecInsertIndexTuples(into, slot, executor, changed, false, none, std::ptr::null_mut(), summaries);
     }
 }

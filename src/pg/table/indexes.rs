@@ -1,0 +1,122 @@
+//! The indexes of a table that rows are written to by place: what the executor would do for a row.
+
+use crate::pg::spi::AsOwner;
+use pgrx::PgList;
+use pgrx::pg_sys::{self, HeapTuple, Relation, TupleTableSlot};
+
+/// The indexes of a table, open for rows to be added.
+pub(super) struct Indexes {
+    executor: *mut pg_sys::EState,
+    relations: *mut pg_sys::ResultRelInfo,
+    /// Whether a function may be called for a row that is not PostgreSQL's own.
+    calls: bool,
+}
+
+impl Indexes {
+    /// Opens the indexes of a table, for as long as its slot lives. An administrator who changes which there are waits
+    /// for the transactions that have opened the table before.
+    ///
+    /// # Safety
+    /// The table is open, and the slot is one of its rows'.
+    pub(super) unsafe fn open(table: Relation, slot: *mut TupleTableSlot) -> Indexes {
+        // SAFETY: close() ends what is made here, or PostgreSQL does after an error; it must live as long as the table,
+        // and so does the context of its slot
+        unsafe {
+            let context = pg_sys::MemoryContextSwitchTo((*slot).tts_mcxt);
+            let executor = pg_sys::CreateExecutorState();
+            let relations = pg_sys::palloc0(size_of::<pg_sys::ResultRelInfo>()).cast::<pg_sys::ResultRelInfo>();
+            (*relations).type_ = pg_sys::NodeTag::T_ResultRelInfo;
+            pg_sys::InitResultRelInfo(relations, table, 0, std::ptr::null_mut(), 0);
+            pg_sys::ExecOpenIndices(relations, false);
+            pg_sys::MemoryContextSwitchTo(context);
+            let count = usize::try_from((*relations).ri_NumIndices).unwrap_or(0);
+            let calls = (0..count).any(|i| {
+                let index = *(*relations).ri_IndexRelationInfo.add(i);
+                !all_plain((*index).ii_Expressions) || !all_plain((*index).ii_Predicate)
+            });
+            Indexes { executor, relations, calls }
+        }
+    }
+
+    /// Adds a version of a row to the indexes.
+    ///
+    /// # Safety
+    /// The row is one of the table's, which the indexes and the slot are of.
+    pub(super) unsafe fn add(&self, table: Relation, slot: *mut TupleTableSlot, row: HeapTuple, version: Version) {
+        // SAFETY: as the caller promises; what the executor needs for a row it has in a context of its own
+        unsafe {
+            // What an administrator has an index compute is not the caller's to run, nor to have look up names where
+            // the caller wishes.
+            let _owner = self.calls.then(|| AsOwner::begin((*(*table).rd_rel).relowner));
+            pg_sys::ExecForceStoreHeapTuple(row, slot, false);
+            ((*slot).tts_tid, (*slot).tts_tableOid) = ((*row).t_self, (*table).rd_id);
+            index_insert(self.relations, slot, self.executor, version);
+            if let Some(context) = (*self.executor).es_per_tuple_exprcontext.as_ref() {
+                pg_sys::MemoryContextReset(context.ecxt_per_tuple_memory);
+            }
+        }
+    }
+
+    /// Ends what open() has made.
+    pub(super) unsafe fn close(self) {
+        // SAFETY: once, in the transaction in which they were opened
+        unsafe {
+            pg_sys::ExecCloseIndices(self.relations);
+            pg_sys::FreeExecutorState(self.executor);
+            pg_sys::pfree(self.relations.cast());
+        }
+    }
+}
+
+/// Whether expressions of an index are no more than columns, constants and PostgreSQL's own operators, as ours are.
+unsafe fn all_plain(expressions: *mut pg_sys::List) -> bool {
+    // SAFETY: a list of expressions, or none
+    unsafe { PgList::from_pg(expressions).iter_ptr().all(|expression| is_plain(expression)) }
+}
+
+unsafe fn is_plain(expression: *mut pg_sys::Node) -> bool {
+    // SAFETY: a node is what its tag says
+    unsafe {
+        match (*expression).type_ {
+            pg_sys::NodeTag::T_Var | pg_sys::NodeTag::T_Const => true,
+            pg_sys::NodeTag::T_NullTest => is_plain((*expression.cast::<pg_sys::NullTest>()).arg.cast()),
+            pg_sys::NodeTag::T_OpExpr => {
+                let operator = &*expression.cast::<pg_sys::OpExpr>();
+                operator.opfuncid.to_u32() < pg_sys::FirstNormalObjectId && all_plain(operator.args)
+            }
+            _ => false,
+        }
+    }
+}
+
+/// What the indexes are to be told of a row.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Version {
+    /// It is new.
+    First,
+    /// It has changed, and is elsewhere than before.
+    Moved,
+    /// It has changed in its page: for those only that do not tell the rows of a page apart.
+    InPlace,
+}
+
+/// Adds the row that a slot holds to the indexes that are open.
+unsafe fn index_insert(
+    into: *mut pg_sys::ResultRelInfo,
+    slot: *mut pg_sys::TupleTableSlot,
+    executor: *mut pg_sys::EState,
+    version: Version,
+) {
+    let (changed, none) = (version != Version::First, std::ptr::null_mut());
+    // SAFETY: as the caller has made them
+    #[cfg(feature = "pg15")]
+    unsafe {
+        pg_sys::ExecInsertIndexTuples(into, slot, executor, changed, false, none, std::ptr::null_mut());
+    }
+    // SAFETY: as above
+    #[cfg(not(feature = "pg15"))]
+    unsafe {
+        let summaries = version == Version::InPlace;
+        pg_sys::ExecInsertIndexTuples(into, slot, executor, changed, false, none, std::ptr::null_mut(), summaries);
+    }
+}

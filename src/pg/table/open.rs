@@ -1,0 +1,294 @@
+//! A table that is open: its index, its scans, and the locks of its rows.
+
+use super::indexes::Indexes;
+use super::raw::{self, FORWARD};
+use super::tuple::Tuple;
+use crate::pg::catalog;
+use crate::pg::text::text_datum;
+use pgrx::Uuid;
+use pgrx::pg_sys::ffi::pg_guard_ffi_boundary as guarded;
+use pgrx::pg_sys::{self, Datum, ItemPointerData, Oid, TM_Result};
+use std::cell::{Cell, OnceCell};
+use std::ffi::CStr;
+
+/// A table of ours that is open, its lock held to the end of the transaction.
+pub struct Table {
+    pub(super) relation: pg_sys::Relation,
+    pub(super) key: pg_sys::Relation,
+    pub(super) slot: *mut pg_sys::TupleTableSlot,
+    /// Where the slot is, and what else lives as long as it.
+    context: pg_sys::MemoryContext,
+    /// Whether it is a table of this extension.
+    pub(super) ours: bool,
+    /// A scan that has ended, and how many keys it takes: to begin one anew costs as much as to find a row does.
+    idle: Cell<Option<(pg_sys::IndexScanDesc, usize)>>,
+    /// Opened with the first row that is written.
+    pub(super) indexes: OnceCell<Indexes>,
+}
+
+/// The value of a key column.
+#[derive(Clone, Copy)]
+pub enum Key<'a> {
+    Text(&'a str),
+    Short(i16),
+    Int(i32),
+    Long(i64),
+    Uuid(Uuid),
+    Oid(Oid),
+    /// This number or a greater one; only as the last.
+    From(i64),
+    /// The same of an integer.
+    IntFrom(i32),
+    /// The same of a time, in microseconds since 2000.
+    TimeFrom(i64),
+    /// A greater text than this; only as the last.
+    After(&'a str),
+}
+
+/// What a scan sees.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sight {
+    /// What is committed, and what this transaction did.
+    Latest,
+    /// What the statement reads that has called.
+    Caller,
+    /// Also what others have not committed; may miss a row that is just moved.
+    Dirty,
+}
+
+/// What another transaction, not ended yet, is doing to a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Flight {
+    None,
+    Inserting,
+    /// Or deleting it.
+    Changing,
+}
+
+/// What became of a try to lock a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Locked {
+    Mine,
+    /// Somebody else has it.
+    Busy,
+    /// It is no longer the row that was found.
+    Changed,
+}
+
+impl Table {
+    pub fn open(table: &'static CStr, key: &'static CStr) -> Table {
+        let (lock, none) = (pg_sys::RowExclusiveLock as i32, std::ptr::null_mut());
+        catalog::lock(table);
+        let table = catalog::needed(table);
+        // SAFETY: in a transaction; null where there is no such table; locked above, and again if that was one of the
+        // same name
+        let relation = unsafe { guarded(|| raw::try_table_open(table, lock)) };
+        if relation.is_null() {
+            catalog::gone();
+        }
+        // Only now: an index that is made anew has another oid, and whoever drops the old one waits for those who have
+        // the table locked.
+        let key = catalog::needed(key);
+        // SAFETY: as above
+        let (key, slot) = unsafe { guarded(|| (raw::index_open(key, lock), raw::table_slot_create(relation, none))) };
+        Table::of(relation, key, slot, true)
+    }
+
+    /// Of what is open; the slot has been made here and now.
+    pub(super) fn of(
+        relation: pg_sys::Relation,
+        key: pg_sys::Relation,
+        slot: *mut pg_sys::TupleTableSlot,
+        ours: bool,
+    ) -> Table {
+        // SAFETY: a plain read
+        let context = unsafe { pg_sys::CurrentMemoryContext };
+        Table { relation, key, slot, context, ours, idle: Cell::new(None), indexes: OnceCell::new() }
+    }
+
+    /// The row that a scan or a walk stands at, or that the last one stopped at.
+    pub fn row(&self) -> Tuple {
+        Tuple(self.slot)
+    }
+
+    /// Whether the index has an entry for a key, or for its first columns. If not, there is no such row, whatever the
+    /// sight: a row that is moved gets a new entry before its old version is dead to anybody, and an entry stays until
+    /// its version is dead to all.
+    pub fn has_entry(&self, key: &[Key]) -> bool {
+        self.entries(key, 1) > 0
+    }
+
+    /// How many entries the index has for a key, or for its first columns, up to `most`. There are no more rows than
+    /// that, and perhaps fewer: those that have been deleted are counted until they are cleaned away. No row is looked
+    /// at, which is what takes the time of a scan.
+    pub fn entries(&self, key: &[Key], most: usize) -> usize {
+        // SAFETY: the scan ends before its keys; a snapshot that sees all is asked about nothing
+        unsafe {
+            let scan = self.begin(key, || &raw mut pg_sys::SnapshotAnyData);
+            guarded(|| {
+                let found = (0..most).take_while(|_| !raw::index_getnext_tid(scan, FORWARD).is_null()).count();
+                self.end(scan, key.len());
+                found
+            })
+        }
+    }
+
+    /// How many columns the index has: former versions of the extension have fewer.
+    pub fn key_columns(&self) -> usize {
+        // SAFETY: the relation is open
+        usize::try_from(unsafe { (*(*self.key).rd_att).natts }).unwrap_or(0)
+    }
+
+    /// Whether no two rows have this key.
+    pub(super) fn is_whole(&self, key: &[Key]) -> bool {
+        let is_range = |key: &Key| matches!(key, Key::From(_) | Key::IntFrom(_) | Key::TimeFrom(_) | Key::After(_));
+        // SAFETY: the relation is open, and an index
+        let is_unique = unsafe { (*(*self.key).rd_index).indisunique };
+        is_unique && key.len() == self.key_columns() && !key.iter().any(is_range)
+    }
+
+    /// Begins a scan of a key, or of its first columns, which are to outlive it, with a snapshot that is made under the
+    /// same boundary.
+    pub(super) unsafe fn begin(
+        &self,
+        key: &[Key],
+        snapshot: impl FnOnce() -> pg_sys::Snapshot,
+    ) -> pg_sys::IndexScanDesc {
+        let (mut keys, none) = ([pg_sys::ScanKeyData::default(); 4], std::ptr::null_mut());
+        let mut values = [(0, 0, Datum::null()); 4];
+        let count = key.len().min(keys.len());
+        for (into, value) in values.iter_mut().zip(key) {
+            let equal = pg_sys::BTEqualStrategyNumber;
+            *into = match value {
+                Key::Text(text) => (equal, pg_sys::F_TEXTEQ, text_datum(text)),
+                Key::Short(number) => (equal, pg_sys::F_INT2EQ, Datum::from(*number)),
+                Key::Int(number) => (equal, pg_sys::F_INT4EQ, Datum::from(*number)),
+                Key::Long(number) => (equal, pg_sys::F_INT8EQ, Datum::from(*number)),
+                Key::Uuid(uuid) => (equal, pg_sys::F_UUID_EQ, Datum::from(uuid.as_bytes().as_ptr())),
+                Key::Oid(oid) => (equal, pg_sys::F_OIDEQ, Datum::from(*oid)),
+                Key::After(text) => (pg_sys::BTGreaterStrategyNumber, pg_sys::F_TEXT_GT, text_datum(text)),
+                Key::From(least) => (pg_sys::BTGreaterEqualStrategyNumber, pg_sys::F_INT8GE, Datum::from(*least)),
+                Key::TimeFrom(least) => {
+                    (pg_sys::BTGreaterEqualStrategyNumber, pg_sys::F_TIMESTAMPTZ_GE, Datum::from(*least))
+                }
+                Key::IntFrom(least) => (pg_sys::BTGreaterEqualStrategyNumber, pg_sys::F_INT4GE, Datum::from(*least)),
+            };
+        }
+        // SAFETY: both relations are open; the values match the key's columns (text, integers, uuid), which are sorted
+        // by the collations of the index; what the scan is to keep of the keys it copies
+        unsafe {
+            guarded(|| {
+                let parts = (1u16..).zip(keys.iter_mut().zip(values)).take(count);
+                for (column, (into, (strategy, compare, datum))) in parts {
+                    let (any, collation) = (Oid::INVALID, *(*self.key).rd_indcollation.add(usize::from(column) - 1));
+                    raw::ScanKeyEntryInitialize(
+                        into,
+                        0,
+                        column as i16,
+                        strategy as u16,
+                        any,
+                        collation,
+                        compare.into(),
+                        datum,
+                    );
+                }
+                let snapshot = snapshot();
+                let scan = match self.idle.take() {
+                    Some((idle, keys)) if keys == count => {
+                        (*idle).xs_snapshot = snapshot;
+                        idle
+                    }
+                    other => {
+                        if let Some((idle, _)) = other {
+                            raw::index_endscan(idle);
+                        }
+                        let former = pg_sys::MemoryContextSwitchTo(self.context);
+                        let scan = raw::index_beginscan(self.relation, self.key, snapshot, count as i32);
+                        pg_sys::MemoryContextSwitchTo(former);
+                        scan
+                    }
+                };
+                raw::index_rescan(scan, keys.as_mut_ptr(), count as i32, none, 0);
+                scan
+            })
+        }
+    }
+
+    /// Ends a scan, and keeps it for the next one. It lets go of the pages it stands at, and forgets its snapshot.
+    pub(super) unsafe fn end(&self, scan: pg_sys::IndexScanDesc, keys: usize) {
+        // SAFETY: begun by begin(), with so many keys; under a boundary of the caller's
+        unsafe {
+            if let Some((other, _)) = self.idle.take() {
+                raw::index_endscan(other);
+            }
+            (*scan).xs_snapshot = &raw mut pg_sys::SnapshotAnyData;
+            raw::index_rescan(scan, std::ptr::null_mut(), keys as i32, std::ptr::null_mut(), 0);
+            self.idle.set(Some((scan, keys)));
+        }
+    }
+
+    /// Locks a row against changes, to the end of the transaction. With `wait`, waits for whoever has it.
+    pub fn lock(&self, tid: ItemPointerData, wait: bool) -> Locked {
+        self.lock_as(tid, pg_sys::LockTupleMode::LockTupleExclusive, wait)
+    }
+
+    /// The same in another mode. A row that is locked is the one that the table stands at.
+    pub fn lock_as(&self, tid: ItemPointerData, mode: pg_sys::LockTupleMode::Type, wait: bool) -> Locked {
+        let policy = if wait { pg_sys::LockWaitPolicy::LockWaitBlock } else { pg_sys::LockWaitPolicy::LockWaitSkip };
+        let mut failure = pg_sys::TM_FailureData::default();
+        let mut tid = tid;
+        // SAFETY: the relation is open and its access method complete; what PostgreSQL raises inside becomes a panic at
+        // the boundary, over whose closure no destructor is pending
+        let result = unsafe {
+            let method = &*(*self.relation).rd_tableam;
+            let command = pg_sys::GetCurrentCommandId(true);
+            method.tuple_lock.map(|tuple_lock| {
+                pg_sys::ffi::pg_guard_ffi_boundary(|| {
+                    tuple_lock(
+                        self.relation,
+                        &mut tid,
+                        &raw mut pg_sys::SnapshotAnyData,
+                        self.slot,
+                        command,
+                        mode,
+                        policy,
+                        0,
+                        &mut failure,
+                    )
+                })
+            })
+        };
+        result.map_or(Locked::Changed, locked)
+    }
+}
+
+impl Drop for Table {
+    fn drop(&mut self) {
+        // When PostgreSQL has raised, its resource owner closes what is open.
+        if !std::thread::panicking() {
+            // SAFETY: opened by open()
+            unsafe {
+                if let Some(indexes) = self.indexes.take() {
+                    indexes.close();
+                }
+                let idle = self.idle.take();
+                guarded(|| {
+                    if let Some((scan, _)) = idle {
+                        raw::index_endscan(scan);
+                    }
+                    raw::ExecDropSingleTupleTableSlot(self.slot);
+                    raw::index_close(self.key, pg_sys::NoLock as i32);
+                    raw::table_close(self.relation, pg_sys::NoLock as i32);
+                });
+            }
+        }
+    }
+}
+
+pub(super) fn locked(result: TM_Result::Type) -> Locked {
+    match result {
+        TM_Result::TM_Ok => Locked::Mine,
+        TM_Result::TM_WouldBlock | TM_Result::TM_BeingModified => Locked::Busy,
+        _ => Locked::Changed,
+    }
+}
