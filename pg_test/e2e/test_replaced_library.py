@@ -23,7 +23,7 @@ VARIANT = """
     rm -f target/variant/debug/deps/*eskit_lease*
     cd target/variant/source
     sed -i 's/^version = .*/version = "0.1.9"/' Cargo.toml
-    sed -i 's/^    pub boot_id: AtomicI64,/    pub earlier: [AtomicI64; 3],\\n&/' src/shmem/mod.rs
+    sed -i 's/^    pub boot_id: AtomicI64,/    pub earlier: [AtomicI64; 3],\\n&/' src/shmem/parts.rs
     cargo build --target-dir .. --no-default-features --features "pg$PG_MAJOR"
 """
 

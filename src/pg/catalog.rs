@@ -1,7 +1,7 @@
 //! What is found in the catalog by name: the relations of ours in this database, the extension, and its owner.
 
-use super::text::from_server;
 use super::clock;
+use super::text::from_server;
 use crate::base::error::{Error, Result, raise};
 use crate::base::limits;
 use pgrx::pg_sys::{self, Datum, Oid};

@@ -167,8 +167,7 @@ unsafe impl SqlTranslatable for JsonbArray {
 unsafe impl<'fcx> ArgAbi<'fcx> for JsonbArray {
     unsafe fn unbox_arg_unchecked(arg: Arg<'_, 'fcx>) -> Self {
         // SAFETY: as above
-        unsafe { arg.unbox_arg_using_from_datum() }
-            .unwrap_or_else(|| raise(Error::Null("argument")))
+        unsafe { arg.unbox_arg_using_from_datum() }.unwrap_or_else(|| raise(Error::Null("argument")))
     }
 
     unsafe fn unbox_nullable_arg(arg: Arg<'_, 'fcx>) -> Nullable<Self> {

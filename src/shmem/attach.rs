@@ -3,9 +3,9 @@
 //! callback at its exit.
 
 use super::databases::Database;
-use super::slots::SlotRef;
+use super::shared::{Shared, shared};
+use super::slot::SlotRef;
 use super::word::FOREVER;
-use super::{Shared, shared};
 use crate::pg::clock;
 use pgrx::pg_sys;
 use std::cell::{Cell, RefCell};

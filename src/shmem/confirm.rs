@@ -34,9 +34,9 @@
 //! between the end of a cancelled wait and the note that is taken of it is too short for that. With the setting off a
 //! heartbeat pays two plain reads for all this.
 
-use super::Shared;
 use super::counted::Counted;
-use super::slots::SlotRef;
+use super::shared::Shared;
+use super::slot::SlotRef;
 use super::word::FOREVER;
 use crate::base::settings;
 use crate::pg::clock;

@@ -1,7 +1,7 @@
 //! Databases: what is known of each one that has an entry (see [`super::places`]).
 
+use super::latch::{my_latch, set_latch};
 use super::pace::Pace;
-use super::{my_latch, set_latch};
 use crate::base::limits;
 use crate::pg::clock;
 use pgrx::pg_sys;

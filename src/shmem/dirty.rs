@@ -8,10 +8,11 @@
 //! often it is posted (see [`ring`](super::ring)).
 
 use super::databases::{Database, RESCAN};
+use super::parts::Pending;
 use super::ring::{Entry, Ring, chains};
-use super::{Lock, Shared};
+use super::shared::{Lock, Shared};
 use crate::base::limits;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
 /// A dirty resource, taken out of the ring.
 #[derive(Clone, Debug)]
@@ -25,10 +26,6 @@ pub struct Dirty {
 }
 
 const ITEMS: i32 = -2;
-
-/// A prepared transaction: database and xid in one number; zero is none.
-#[repr(transparent)]
-pub struct Pending(AtomicU64);
 
 impl Shared {
     /// Posts a resource to be judged at once.

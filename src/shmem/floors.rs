@@ -27,40 +27,11 @@
 //! entries are evicted at will, and after a crash or a promotion there are none. Turns are never used twice, so a raise
 //! that was meant for an evicted entry does nothing.
 
-use super::{Lock, Shared};
+use super::parts::{FLOORS, Floor, Lowered};
+use super::shared::{Lock, Shared};
+
+pub use super::parts::Lane;
 use std::sync::atomic::Ordering;
-
-/// A part of a table's key.
-#[repr(C)]
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Lane {
-    /// Zero in an entry that is free.
-    pub database: u32,
-    /// Oid of a table of this extension, which a new CREATE EXTENSION changes.
-    pub table: u32,
-    pub queue: i32,
-    pub partition: i32,
-}
-
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct Floor {
-    turn: u64,
-    /// The turn in which something became free that the floor is not above.
-    stirred: u64,
-    at: i64,
-    lane: Lane,
-    /// The newer one first.
-    lowered: [Lowered; 2],
-}
-
-/// The lowest place that a lane has been lowered to after a turn.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Lowered {
-    since: u64,
-    to: i64,
-}
 
 /// What a claimer has noted before its scan.
 #[derive(Clone, Copy, Debug)]
@@ -80,9 +51,7 @@ impl Start {
 /// Where nothing is, so that no floor is above it.
 pub const NOWHERE: i64 = i64::MAX;
 
-/// Entries in all, and those that one lane may have. Lanes of heads of keys have a half of their own: there may be
-/// many.
-pub const FLOORS: usize = 8_192;
+/// Entries that one lane may have. Lanes of heads of keys have a half of their own: there may be many.
 const WAYS: usize = 8;
 
 impl Lane {

@@ -23,37 +23,21 @@
 //! Those who are hungry are few among many sessions. So of each [`block`] of slots it is counted how many are, or are
 //! just about to be, and blocks without any are passed over.
 
+use super::block;
 use super::counted::Counted;
 use super::databases::Database;
-use super::slots::SlotRef;
+use super::parts::{Hunger, PARTITIONS, WORDS};
+use super::shared::Shared;
+use super::slot::SlotRef;
 use super::word::FOREVER;
-use super::{Shared, block};
 use crate::base::limits;
 use crate::pg::clock;
 use pgrx::pg_sys;
 use std::collections::BTreeSet;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-
-/// Of a session: the bits of queues, and when something becomes due in one of them, zero for never.
-#[repr(C)]
-pub struct Hunger {
-    bits: Counted,
-    queue: Counted,
-    due: Counted,
-    /// Calls that sleep in session_wait.
-    waiting: Counted,
-    /// The bits of queues for which it has been woken, and has not looked since.
-    woken: Counted,
-    /// Not counted: one that a stopped process notes for the slot's next session wakes that in vain, at worst.
-    partitions: [AtomicU64; WORDS],
-}
+use std::sync::atomic::{AtomicU32, Ordering};
 
 /// In the place of a queue.
 const SEVERAL: i32 = -1;
-/// So many partitions are told from each other.
-const PARTITIONS: usize = 256;
-const WORDS: usize = PARTITIONS / u64::BITS as usize;
-
 /// Items that have become free in a queue: how many, or in which partitions.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Food {

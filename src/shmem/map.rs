@@ -1,8 +1,9 @@
 //! The map from session to slot, and the slots that are free.
 
-use super::slots::{PRIVATE, Slot, SlotRef};
+use super::parts::{Key, MAP_PARTITIONS, MapEntry};
+use super::shared::{Lock, Shared};
+use super::slot::{PRIVATE, Slot, SlotRef};
 use super::word::{FOREVER, State};
-use super::{Lock, Shared};
 use crate::base::error::{Error, Result};
 use crate::base::limits;
 use crate::pg::catalog::Home;
@@ -32,24 +33,10 @@ pub struct Opening {
 /// How often a free slot is looked for, with tombstones reclaimed in between: others may take what has just been found.
 const TRIES: usize = 4;
 
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Key {
-    uuid: [u8; 16],
-    database: u32,
-    table: u32,
-}
-
-#[repr(C)]
-pub struct MapEntry {
-    key: Key,
-    slot: u32,
-}
-
 /// The map from session to slot; in the postmaster, when shared memory is made.
 pub unsafe fn init_map(sessions: usize) -> *mut pg_sys::HTAB {
     let mut control = pg_sys::HASHCTL {
-        num_partitions: super::MAP_PARTITIONS as _,
+        num_partitions: MAP_PARTITIONS as _,
         keysize: size_of::<Key>(),
         entrysize: size_of::<MapEntry>(),
         ..Default::default()

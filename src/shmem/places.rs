@@ -13,7 +13,8 @@
 //! as more than `max_databases` are in use it keeps that of its visit.
 
 use super::databases::{BOOT, Database, RESCAN};
-use super::{Lock, Shared, set_latch};
+use super::latch::set_latch;
+use super::shared::{Lock, Shared};
 use crate::base::error::{Error, Result};
 use crate::pg::catalog::Home;
 use crate::pg::clock;

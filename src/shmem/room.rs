@@ -17,8 +17,9 @@
 //! waiting calls: a worker comes for what is left there, and leaves soon, and most transactions are short.
 
 use super::databases::Database;
+use super::latch::set_latch;
+use super::shared::{Lock, Shared};
 use super::word::State;
-use super::{Lock, Shared, set_latch};
 use crate::base::{limits, settings};
 use crate::pg::clock;
 use pgrx::pg_sys;

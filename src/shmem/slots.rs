@@ -9,100 +9,19 @@
 //! TTL after its end. A prepared end leaves its session frozen, in its slot, until the prepared transaction has ended.
 //! Where all slots are taken there are [stand-ins](super::stand_in).
 
-use super::Shared;
 use super::block::{self, Block};
-use super::counted::Counted;
 use super::databases::RESCAN;
+use super::shared::Shared;
+use super::slot::{PRIVATE, Slot};
 use super::standing::Standing;
 use super::word::{FOREVER, State, Word};
 use crate::pg::catalog::Home;
 use crate::pg::clock;
 use pgrx::Uuid;
 use pgrx::pg_sys;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
-#[repr(C, align(64))]
-#[derive(Default)]
-pub struct Slot {
-    pub(super) word: AtomicU64,
-    /// A deadline that heartbeats cannot move: the end of an attachment. FOREVER without one.
-    pub(super) cap: Counted,
-    pub(super) revision: Counted,
-    pub(super) uuid: [AtomicU64; 2],
-    pub(super) database: AtomicU32,
-    /// Oid of the table of sessions, which a new CREATE EXTENSION changes.
-    pub(super) table: AtomicU32,
-    /// Zero without a session.
-    pub(super) role: AtomicU32,
-    /// Milliseconds, and PRIVATE.
-    pub(super) ttl_ms: AtomicU32,
-    /// The transaction that has opened the session, zero for one of before the start of shared memory.
-    pub(super) opened_by: AtomicU32,
-}
-
-const _: () = assert!(size_of::<Slot>() == 64);
-
-/// In `ttl_ms`, far above the longest: the session was made for one lease, and ends with it.
-pub(super) const PRIVATE: u32 = 1 << 31;
-
-/// A slot and whose it was when it was found. Every use compares again.
-#[derive(Clone, Copy, Debug)]
-pub struct SlotRef {
-    pub(super) index: u32,
-    pub(super) session: Uuid,
-}
-
-/// Of the same session: that may have got its slot after it had a [stand-in](super::stand_in).
-impl PartialEq for SlotRef {
-    fn eq(&self, other: &SlotRef) -> bool {
-        self.session == other.session
-    }
-}
-
-impl Slot {
-    pub(super) fn word(&self) -> Word {
-        Word(self.word.load(Ordering::Acquire))
-    }
-
-    pub(super) fn cap(&self) -> u64 {
-        self.cap.get()
-    }
-
-    pub(super) fn ttl(&self) -> u64 {
-        u64::from(self.ttl_ms.load(Ordering::Acquire) & !PRIVATE) * 1_000
-    }
-
-    /// How long the slot is kept when the session has ended.
-    fn kept(&self) -> u64 {
-        if self.opened_by.load(Ordering::Relaxed) == 0 { self.ttl() } else { 0 }
-    }
-
-    pub(super) fn session(&self) -> Uuid {
-        let [high, low] = [&self.uuid[0], &self.uuid[1]].map(|half| half.load(Ordering::Relaxed));
-        Uuid::from_bytes((u128::from(high) << 64 | u128::from(low)).to_be_bytes())
-    }
-
-    pub(super) fn home(&self) -> Home {
-        Home { database: self.database.load(Ordering::Relaxed), table: self.table.load(Ordering::Relaxed) }
-    }
-
-    /// Swaps the word by `step` until it holds or `step` has nothing to do. Gives the word that then stands, and
-    /// whether the step was taken here. `None` when the slot is no longer that of `session`.
-    fn change(&self, session: Uuid, step: impl Fn(Word) -> Option<Word>) -> Option<(Word, bool)> {
-        loop {
-            let word = self.word();
-            if word.state() == State::Free || self.session() != session {
-                return None;
-            }
-            let Some(next) = step(word) else {
-                return Some((word, false));
-            };
-            if next == word || self.word.compare_exchange(word.0, next.0, Ordering::AcqRel, Ordering::Acquire).is_ok() {
-                return Some((next, true));
-            }
-        }
-    }
-}
+pub use super::slot::SlotRef;
 
 impl Shared {
     /// Returns whether the slot is still that of the session. The word is read before the uuid, which is written before
@@ -324,45 +243,5 @@ impl Shared {
             let slot = &self.slots[index as usize];
             slot.change(slot.session(), |word| word.postpone(slot.cap(), from, gap));
         }
-    }
-}
-
-impl SlotRef {
-    pub fn session(&self) -> Uuid {
-        self.session
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::cell::Cell;
-
-    fn session(number: u8) -> Uuid {
-        Uuid::from_bytes(u128::from(number).to_be_bytes())
-    }
-
-    fn enter(slot: &Slot, number: u8) {
-        slot.uuid[1].store(number.into(), Ordering::Relaxed);
-        slot.word.store(slot.word().next(State::Alive, 500).0, Ordering::Release);
-    }
-
-    /// A process is stopped between look and write, and goes on when the slot has its next session, whose deadline is
-    /// the same.
-    #[test]
-    fn the_word_of_another_session_is_not_written() {
-        let (slot, stopped) = (Slot::default(), Cell::new(false));
-        enter(&slot, 1);
-        let beat = |word: Word| {
-            if !stopped.replace(true) {
-                slot.word.store(slot.word().free(0).0, Ordering::Release);
-                enter(&slot, 2);
-            }
-            word.beat(FOREVER, 400, 1_000)
-        };
-        assert!(slot.change(session(1), beat).is_none());
-        assert_eq!((slot.session(), slot.word().state(), slot.word().at()), (session(2), State::Alive, 500));
-        assert!(slot.change(session(2), beat).is_some());
-        assert_eq!(slot.word().at(), 1_400);
     }
 }

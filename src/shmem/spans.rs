@@ -14,21 +14,8 @@
 //!
 //! A span without an entry has all bits set. So entries are evicted at will; turns are never used twice.
 
-use super::floors::Lane;
-use super::{Lock, Shared};
-
-/// 64 partitions of a queue, from `number` times 64 on.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct Span {
-    turn: u64,
-    may: u64,
-    due: i64,
-    /// Zero in an entry that is free.
-    database: u32,
-    queue: i32,
-    number: i32,
-}
+use super::parts::{Lane, SPANS, Span};
+use super::shared::{Lock, Shared};
 
 /// What a claimer has noted of a span.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -46,7 +33,6 @@ impl Noted {
     }
 }
 
-pub const SPANS: usize = 4_096;
 /// Partitions of one.
 pub const WIDTH: i32 = u64::BITS as i32;
 const WAYS: usize = 8;

@@ -10,10 +10,10 @@
 //! written at the end of the transaction to the real slot, if the session has been given one meanwhile
 //! ([`Shared::current`]); if it has none there is nothing to see but the row.
 
-use super::Shared;
 use super::counted::Counted;
 use super::map::{Opening, halves};
-use super::slots::{PRIVATE, Slot, SlotRef};
+use super::shared::Shared;
+use super::slot::{PRIVATE, Slot, SlotRef};
 use super::word::{FOREVER, State};
 use crate::pg::catalog::Home;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};

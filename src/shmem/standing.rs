@@ -1,7 +1,7 @@
 //! Standing: whether a session lives, and until when, by its slot; or by its row where it has none.
 
-use super::Shared;
-use super::slots::SlotRef;
+use super::shared::Shared;
+use super::slot::SlotRef;
 use super::word::{State, Word};
 use crate::pg::catalog::Home;
 use crate::pg::clock;

@@ -11,21 +11,11 @@
 //! older one. The hash begins with the random name of this start of shared memory, so that nobody can choose two names
 //! that have the same one.
 
-use super::Shared;
+use super::parts::{REMOVALS, SEMAPHORES};
+use super::shared::Shared;
 use crate::pg::catalog::Home;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::atomic::{AtomicU64, Ordering};
-
-/// Semaphores that are remembered.
-const SEMAPHORES: usize = 1_024;
-/// Databases of the same number share a count of removals.
-const REMOVALS: usize = 64;
-
-#[repr(C)]
-pub struct Surveyed {
-    removals: [AtomicU64; REMOVALS],
-    semaphores: [AtomicU64; SEMAPHORES],
-}
 
 /// A semaphore as it was when its count began.
 #[derive(Clone, Copy)]

@@ -2,9 +2,9 @@
 //! end of the session, for a timeout, and when its client is gone: nobody would read the answer. And it wakes, if it
 //! can be of use, when its database has something to do and there is no process for the worker (see [`crate::worker`]).
 
-use super::Shared;
 use super::databases::Database;
-use super::slots::SlotRef;
+use super::shared::Shared;
+use super::slot::SlotRef;
 use super::standing::Standing;
 use crate::base::error::{Error, Result};
 use crate::base::limits;

@@ -76,7 +76,7 @@ impl From<ServerError> for ErrorReport {
             ClientGone => report(Code::ERRCODE_CONNECTION_FAILURE, "connection to client lost"),
             NullColumn { table, column } => {
                 report(Code::ERRCODE_DATA_CORRUPTED, format!("column \"{column}\" of table \"{table}\" is null"))
-                    .set_detail("The column was declared NOT NULL; something else than this extension has changed that.")
+                    .set_detail("The column was declared NOT NULL; something else than this extension changed that.")
                     .set_hint(
                         "Find the rows where it is null. Delete them or give them a value, and declare the column NOT \
                          NULL again.",

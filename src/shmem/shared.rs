@@ -1,0 +1,147 @@
+//! Shared memory as a process has it: where its parts are, its locks, and when it began.
+
+use super::block::Block;
+use super::counted::Counted;
+use super::databases::Database;
+use super::latch::set_latch;
+use super::left::kept::Left;
+use super::parts::{Floor, Header, Hunger, MAP_PARTITIONS, Pending, Span, Surveyed};
+use super::ring::Entry;
+use super::slot::Slot;
+use crate::base::error::{Error, Result};
+use crate::base::limits;
+use crate::pg::{clock, version};
+use pgrx::pg_sys;
+use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+
+/// Where the parts of shared memory are, in this process.
+pub struct Shared {
+    pub header: &'static Header,
+    pub(super) slots: &'static [Slot],
+    pub(super) blocks: &'static [Block],
+    pub(super) waits: *mut pg_sys::ConditionVariable,
+    pub(super) map: *mut pg_sys::HTAB,
+    pub databases: &'static [Database],
+    pub(super) ring: *mut Entry,
+    pub(super) ring_heads: *mut u32,
+    pub(super) ring_size: usize,
+    pub(super) pending: &'static [Pending],
+    pub(super) floors: *mut Floor,
+    pub(super) spans: *mut Span,
+    /// Of each session, in which queues it has found less than it asked for, and until when (see [`hunger`]).
+    pub(super) hunger: &'static [Hunger],
+    /// Of each block of slots, how many of these are hungry.
+    pub(super) hungry: &'static [AtomicU32],
+    /// Of each session, when it was last granted something that nobody else is known to know of (see [`confirm`]).
+    pub(super) unproven: &'static [Counted],
+    /// Of each session, the process id of the backend that it is attached to, zero without one.
+    pub(super) attached: &'static [Counted],
+    pub(super) surveyed: &'static Surveyed,
+    pub(super) locks: *mut pg_sys::LWLockPadded,
+    /// What sessions of the last start have left. In memory of the postmaster's, which its children inherit.
+    pub(super) left: Left,
+}
+
+/// Set by the postmaster and inherited; null where it was not this library that was preloaded.
+pub(super) static SHARED: AtomicPtr<Shared> = AtomicPtr::new(std::ptr::null_mut());
+
+/// Shared memory, or the error that this library has not made it.
+pub fn shared() -> Result<&'static Shared> {
+    // SAFETY: null, or leaked by startup() and valid for the life of the process
+    unsafe { SHARED.load(Ordering::Relaxed).as_ref() }.ok_or_else(|| {
+        if version::another_is_preloaded() { Error::AnotherPreloaded } else { Error::NotPreloaded }.into()
+    })
+}
+
+impl Shared {
+    /// End of recovery in this start of shared memory: what old sessions' time to live is counted from. It never moves.
+    pub fn t0(&self) -> u64 {
+        let seen = self.header.t0.load(Ordering::Acquire);
+        // SAFETY: no preconditions once a process is attached to shared memory
+        if seen != 0 || unsafe { pg_sys::RecoveryInProgress() } {
+            return seen;
+        }
+        match self.header.t0.compare_exchange(0, clock::now(), Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => self.header.t0.load(Ordering::Acquire),
+            Err(seen) => seen,
+        }
+    }
+
+    pub fn boot_id(&self) -> i64 {
+        self.header.boot_id.load(Ordering::Relaxed)
+    }
+
+    /// Whether the server was started from a base backup, and not from a data directory of its own.
+    pub fn is_restored(&self) -> bool {
+        self.header.restored.load(Ordering::Relaxed)
+    }
+
+    /// A time that a row has kept, by the clock of shared memory. One of an earlier start of it means `span_ms` after
+    /// this one: nobody could do anything about it while the server was down.
+    pub fn of_this_start(&self, at: i64, boot_id: i64, span_ms: i32) -> u64 {
+        if boot_id == self.boot_id() {
+            at.cast_unsigned()
+        } else {
+            self.t0() + u64::from(span_ms.cast_unsigned()) * 1_000
+        }
+    }
+
+    pub fn wake_launcher(&self) {
+        set_latch(&self.header.launcher);
+    }
+
+    /// Something becomes due in a database at `at`, which whoever looks from now on sees: wakes whoever would sleep
+    /// past it.
+    pub fn anticipate(&self, database: u32, at: u64) {
+        if at.saturating_sub(limits::WORKER_AHEAD) < self.header.launcher_wakes.load(Ordering::Acquire) {
+            self.wake_launcher();
+        }
+        if at < clock::now() + limits::WORKER_LINGER
+            && let Some(known) = self.known_database(database)
+        {
+            set_latch(&known.worker);
+        }
+    }
+}
+
+/// How many locks there are.
+pub(super) const LOCKS: usize = 3 + MAP_PARTITIONS;
+
+#[derive(Clone, Copy)]
+pub enum Lock {
+    Alloc,
+    Ring,
+    Floors,
+    /// The partition of a hash value.
+    Map(u32),
+}
+
+/// Held until dropped. If PostgreSQL raises meanwhile it has let go of all LWLocks before this is dropped.
+pub struct Held(*mut pg_sys::LWLock);
+
+impl Shared {
+    pub fn lock(&self, lock: Lock, exclusive: bool) -> Held {
+        let index = match lock {
+            Lock::Alloc => 0,
+            Lock::Ring => 1,
+            Lock::Floors => 2,
+            Lock::Map(hash) => 3 + hash as usize % MAP_PARTITIONS,
+        };
+        let mode = if exclusive { pg_sys::LWLockMode::LW_EXCLUSIVE } else { pg_sys::LWLockMode::LW_SHARED };
+        // SAFETY: the tranche has as many locks as LOCKS says
+        unsafe {
+            let lock = &raw mut (*self.locks.add(index)).lock;
+            pg_sys::LWLockAcquire(lock, mode);
+            Held(lock)
+        }
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            // SAFETY: taken by lock() in this process
+            unsafe { pg_sys::LWLockRelease(self.0) };
+        }
+    }
+}

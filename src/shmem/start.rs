@@ -1,0 +1,143 @@
+//! How shared memory is made: asked for while the library is being preloaded, and laid out by the postmaster.
+
+use super::block::{self, Block};
+use super::counted::Counted;
+use super::databases::Database;
+use super::parts::{FLOORS, Floor, Header, Hunger, MapEntry, Pending, SPANS, Span, Surveyed};
+use super::ring::{self, Entry};
+use super::shared::{LOCKS, SHARED, Shared};
+use super::slot::Slot;
+use super::{left, map, places};
+use crate::base::settings;
+use crate::pg::clock;
+use pgrx::pg_sys;
+use std::ffi::CStr;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+const TRANCHE: &CStr = c"eskit_lease";
+
+static mut PREVIOUS_REQUEST: pg_sys::shmem_request_hook_type = None;
+static mut PREVIOUS_STARTUP: pg_sys::shmem_startup_hook_type = None;
+
+/// Asks for shared memory; called while the library is being preloaded.
+pub fn install() {
+    // SAFETY: the postmaster has one thread, and hooks are chained as every extension does
+    unsafe {
+        PREVIOUS_REQUEST = pg_sys::shmem_request_hook;
+        pg_sys::shmem_request_hook = Some(request);
+        PREVIOUS_STARTUP = pg_sys::shmem_startup_hook;
+        pg_sys::shmem_startup_hook = Some(startup);
+    }
+}
+
+fn count(setting: &pgrx::GucSetting<i32>) -> usize {
+    usize::try_from(setting.get()).unwrap_or(0)
+}
+
+/// Of databases.
+fn entries() -> usize {
+    count(&settings::MAX_DATABASES) + places::VISITS
+}
+
+fn pending_count() -> usize {
+    // SAFETY: a setting that every server has; the text ends in NUL
+    let setting =
+        unsafe { CStr::from_ptr(pg_sys::GetConfigOption(c"max_prepared_transactions".as_ptr(), false, false)) };
+    setting.to_str().ok().and_then(|number| number.parse::<usize>().ok()).unwrap_or(0) * 2 + 1
+}
+
+#[pgrx::pg_guard]
+unsafe extern "C-unwind" fn request() {
+    // SAFETY: PostgreSQL calls this hook when space may be asked for
+    unsafe {
+        if let Some(previous) = PREVIOUS_REQUEST {
+            previous();
+        }
+        let (sessions, databases) = (count(&settings::MAX_SESSIONS), entries());
+        let blocks = sessions.div_ceil(block::SLOTS);
+        let sizes = [
+            size_of::<Header>(),
+            sessions * size_of::<Slot>(),
+            blocks * size_of::<Block>(),
+            sessions * size_of::<pg_sys::ConditionVariable>(),
+            databases * size_of::<Database>(),
+            count(&settings::RING_SIZE) * size_of::<Entry>(),
+            ring::chains(count(&settings::RING_SIZE)) * size_of::<u32>(),
+            pending_count() * size_of::<Pending>(),
+            FLOORS * size_of::<Floor>(),
+            SPANS * size_of::<Span>(),
+            sessions * size_of::<Hunger>(),
+            blocks * size_of::<AtomicU32>(),
+            sessions * size_of::<Counted>(),
+            sessions * size_of::<Counted>(),
+            size_of::<Surveyed>(),
+        ];
+        for size in sizes {
+            pg_sys::RequestAddinShmemSpace(size + 64);
+        }
+        pg_sys::RequestAddinShmemSpace(pg_sys::hash_estimate_size(sessions as _, size_of::<MapEntry>()));
+        pg_sys::RequestNamedLWLockTranche(TRANCHE.as_ptr(), LOCKS as std::ffi::c_int);
+    }
+}
+
+/// A zeroed array of shared memory.
+///
+/// # Safety
+/// Only from the startup hook; T must be valid when all its bytes are zero.
+unsafe fn array<T>(name: &CStr, len: usize) -> *mut T {
+    let mut found = false;
+    // SAFETY: as the caller promises
+    unsafe {
+        let start: *mut T = pg_sys::ShmemInitStruct(name.as_ptr(), len * size_of::<T>(), &mut found).cast();
+        std::ptr::write_bytes(start, 0, len);
+        start
+    }
+}
+
+/// Runs in the postmaster, at its start and after each crash of a backend, before any other process can be attached:
+/// there is nobody to lock out.
+#[pgrx::pg_guard]
+unsafe extern "C-unwind" fn startup() {
+    let (sessions, ring_size) = (count(&settings::MAX_SESSIONS), count(&settings::RING_SIZE));
+    // SAFETY: PostgreSQL calls this hook when shared memory can be made; all parts are valid when zero
+    unsafe {
+        if let Some(previous) = PREVIOUS_STARTUP {
+            previous();
+        }
+        let header: &'static Header = &*array::<Header>(c"eskit_lease", 1);
+        let mut boot_id = [0u8; 8];
+        if !pg_sys::pg_strong_random(boot_id.as_mut_ptr().cast(), boot_id.len()) {
+            boot_id = clock::wall().to_ne_bytes();
+        }
+        header.boot_id.store(i64::from_ne_bytes(boot_id), Ordering::Relaxed);
+        // In the data directory, which the postmaster is in. Recovery takes it away, and has not begun yet.
+        header.restored.store(std::path::Path::new("backup_label").exists(), Ordering::Relaxed);
+        let waits = array::<pg_sys::ConditionVariable>(c"eskit_lease waits", sessions);
+        for i in 0..sessions {
+            pg_sys::ConditionVariableInit(waits.add(i));
+        }
+        let (blocks, databases) = (sessions.div_ceil(block::SLOTS), entries());
+        let shared = Shared {
+            header,
+            slots: std::slice::from_raw_parts(array::<Slot>(c"eskit_lease slots", sessions), sessions),
+            blocks: std::slice::from_raw_parts(array(c"eskit_lease blocks", blocks), blocks),
+            waits,
+            map: map::init_map(sessions),
+            databases: std::slice::from_raw_parts(array(c"eskit_lease databases", databases), databases),
+            ring: array(c"eskit_lease ring", ring_size),
+            ring_heads: array(c"eskit_lease ring chains", ring::chains(ring_size)),
+            ring_size,
+            pending: std::slice::from_raw_parts(array(c"eskit_lease prepared", pending_count()), pending_count()),
+            floors: array(c"eskit_lease floors", FLOORS),
+            spans: array(c"eskit_lease spans", SPANS),
+            hunger: std::slice::from_raw_parts(array(c"eskit_lease hunger", sessions), sessions),
+            hungry: std::slice::from_raw_parts(array(c"eskit_lease hungry", blocks), blocks),
+            unproven: std::slice::from_raw_parts(array(c"eskit_lease unproven", sessions), sessions),
+            attached: std::slice::from_raw_parts(array(c"eskit_lease attached", sessions), sessions),
+            surveyed: &*array::<Surveyed>(c"eskit_lease surveyed", 1),
+            locks: pg_sys::GetNamedLWLockTranche(TRANCHE.as_ptr()),
+            left: left::take(),
+        };
+        SHARED.store(Box::leak(Box::new(shared)), Ordering::Release);
+    }
+}
