@@ -52,12 +52,12 @@ impl LeaseRow {
     fn read(row: &Tuple) -> LeaseRow {
         LeaseRow {
             tid: row.tid(),
-            slot: row.get(column::SLOT).unwrap_or(0),
+            slot: row.required(column::SLOT),
             session: row.get(column::SESSION),
-            fence: row.get(column::FENCE).unwrap_or(0),
-            timeline: row.get(column::TIMELINE).unwrap_or(0),
-            expired: row.get(column::EXPIRED).unwrap_or(false),
-            declared: row.get(column::DECLARED).unwrap_or(false),
+            fence: row.required(column::FENCE),
+            timeline: row.required(column::TIMELINE),
+            expired: row.required(column::EXPIRED),
+            declared: row.added(column::DECLARED, false),
             made_by: row.made_by(),
         }
     }
