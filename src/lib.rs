@@ -68,9 +68,9 @@ extension_sql_file!("../sql/functions.sql", name = "functions", finalize);
 pub extern "C-unwind" fn _PG_init() {
     lease::kind::register(&group::OfGroups, &bridge::OfBridges);
     group::bound::register(&item::Queues);
-    // SAFETY: a plain read
-    if unsafe { pg_sys::process_shared_preload_libraries_in_progress } {
+    if pg::server::is_preloading() {
         base::settings::define_at_preload();
+        pg::server::reserve_settings(c"eskit_lease");
         shmem::install();
         worker::launcher::register();
     }

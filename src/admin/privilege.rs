@@ -5,8 +5,7 @@ use crate::base::error::{Error, Result};
 use crate::bridge;
 use crate::lease::history;
 use crate::pg::oids::Role;
-use crate::pg::text::from_server;
-use crate::pg::{catalog, spi};
+use crate::pg::{catalog, role, spi};
 use pgrx::pg_sys::{INT4ARRAYOID, INT8ARRAYOID, TEXTOID};
 use pgrx::prelude::*;
 
@@ -14,11 +13,7 @@ use pgrx::prelude::*;
 /// quoted by PostgreSQL.
 fn grant(statements: &[(bool, &str)], role: Option<Role>) -> Result<()> {
     let Role(role) = role.ok_or(Error::Null("role"))?;
-    // SAFETY: raises for a role that is no more; the quoted name ends in NUL
-    let name = unsafe {
-        let quoted = pg_sys::quote_identifier(pg_sys::GetUserNameFromId(role, false));
-        from_server(std::ffi::CStr::from_ptr(quoted).to_bytes())
-    };
+    let name = role::quoted_name(role);
     let there: Vec<&str> = statements.iter().filter(|(there, _)| *there).map(|(_, statements)| *statements).collect();
     spi::run_as_caller(&there.join(";\n").replace("{role}", &name));
     Ok(())

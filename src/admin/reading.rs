@@ -5,7 +5,7 @@
 use crate::base::error::Result;
 use crate::call::{enter, in_recovery};
 use crate::pg::text::Text;
-use crate::pg::{catalog, clock, row};
+use crate::pg::{catalog, clock, row, transaction};
 use crate::session::{self, Touch, wall_clock};
 use crate::shmem::databases::{COUNTERS, Database};
 use crate::shmem::shared;
@@ -71,8 +71,7 @@ fn _revoke_in(revoke_at: i64, boot_id: i64, rebalance_timeout_ms: i32) -> Result
 /// to its parent keeps no lock on its own id, by which SQL could find it.
 #[pg_extern(schema = "eskit_lease", strict)]
 fn _open_transaction(xid: pg_sys::TransactionId) -> Option<pg_sys::TransactionId> {
-    // SAFETY: reads PostgreSQL's list of transactions, and the parents of one that is in it
-    unsafe { pg_sys::TransactionIdIsInProgress(xid).then(|| pg_sys::SubTransGetTopmostTransaction(xid)) }
+    transaction::open_one(xid)
 }
 
 #[pg_extern(schema = "eskit_lease")]

@@ -19,7 +19,7 @@ pub const LONGEST_INTERVAL_MS: i32 = 24 * 86_400_000;
 
 /// How long a call tries for a lock, in microseconds, and how often. The worker waits.
 pub const CATALOG_PATIENCE: u64 = 100_000;
-pub const CATALOG_PAUSE: std::ffi::c_long = 2_000;
+pub const CATALOG_PAUSE: u64 = 2_000;
 
 // Shared memory
 
@@ -27,7 +27,7 @@ pub const CATALOG_PAUSE: std::ffi::c_long = 2_000;
 pub const RECLAIM_AT_MOST_EVERY: u64 = 10_000;
 /// How long a call waits for room at most, and how often it looks for it, in microseconds.
 pub const ROOM_PATIENCE: u64 = 3_000_000;
-pub const ROOM_PAUSE: std::ffi::c_long = 10_000;
+pub const ROOM_PAUSE: u64 = 10_000;
 /// How often a waiter looks whether its client is still there, in microseconds.
 pub const LOOK_AT_CLIENT_EVERY: u64 = 250_000;
 /// How long a session that has been woken has time to claim, in microseconds.
@@ -56,7 +56,7 @@ pub const MAX_SLOTS: i32 = 32_768;
 /// How long somebody may have a declaration who is not said to be in the way, in microseconds; and how often that is
 /// looked at.
 pub const DECLARATION_PATIENCE: u64 = 1_000_000;
-pub const DECLARATION_PAUSE: std::ffi::c_long = 5_000;
+pub const DECLARATION_PAUSE: u64 = 5_000;
 /// Resources that one session may wait for.
 pub const MAX_PLACES: usize = 10_000;
 /// Places behind the first in line that are looked at for its others, before these are looked up by who waits.
@@ -85,7 +85,7 @@ pub const KEEP_ROW: i64 = 30_000_000;
 pub const RENEW_ROW: i64 = 20_000_000;
 /// How often a check tries to lock the row, and the pause between, in microseconds.
 pub const ROW_TRIES: u32 = 20;
-pub const ROW_PAUSE: std::ffi::c_long = 1_000;
+pub const ROW_PAUSE: u64 = 1_000;
 /// How long a write waits for what may still be in its way, as an index that somebody has just made: in milliseconds.
 pub const ROW_LOCK_TIMEOUT_MS: i32 = 20;
 

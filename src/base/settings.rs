@@ -1,7 +1,7 @@
 //! The settings. Each says its unit, range and reason in its own description, which `\dconfig+` and pg_settings show.
 
 use super::limits;
-use pgrx::{GucContext, GucFlags, GucRegistry, GucSetting, pg_sys};
+use pgrx::{GucContext, GucFlags, GucRegistry, GucSetting};
 
 pub static MAX_SESSIONS: GucSetting<i32> = GucSetting::<i32>::new(10_000);
 static MAX_SESSIONS_PER_ROLE: GucSetting<i32> = GucSetting::<i32>::new(0);
@@ -14,7 +14,7 @@ pub static MIN_TTL: GucSetting<i32> = GucSetting::<i32>::new(1_000);
 pub static MAX_TTL: GucSetting<i32> = GucSetting::<i32>::new(3_600_000);
 pub static MAX_WAIT: GucSetting<i32> = GucSetting::<i32>::new(10_000);
 pub static CONFIRM_INTERVAL: GucSetting<i32> = GucSetting::<i32>::new(0);
-static MAX_WAITING: GucSetting<i32> = GucSetting::<i32>::new(-1);
+pub static MAX_WAITING: GucSetting<i32> = GucSetting::<i32>::new(-1);
 pub static FENCE_SUPERUSERS: GucSetting<bool> = GucSetting::<bool>::new(true);
 pub static ROW_RETENTION: GucSetting<i32> = GucSetting::<i32>::new(3_600);
 pub static HISTORY_RETENTION: GucSetting<i32> = GucSetting::<i32>::new(86_400);
@@ -27,14 +27,6 @@ pub fn max_sessions_per_role() -> Option<u32> {
     u32::try_from(MAX_SESSIONS_PER_ROLE.get()).ok().filter(|most| *most > 0)
 }
 
-/// How many session_wait calls may wait in one database at the same time.
-pub fn max_waiting() -> u32 {
-    // SAFETY: a plain read of a server setting
-    let tenth = unsafe { pg_sys::MaxConnections } / 10;
-    let set = MAX_WAITING.get();
-    u32::try_from(if set < 0 { tenth.max(1) } else { set }).unwrap_or(1)
-}
-
 /// Defines all settings. Those that need shared memory are there only where the library is preloaded: PostgreSQL
 /// refuses to define them later.
 pub fn define_at_preload() {
@@ -43,8 +35,6 @@ pub fn define_at_preload() {
     define_work();
     define_retention();
     define_fences();
-    // SAFETY: called while the library is being loaded, as PostgreSQL asks
-    unsafe { pg_sys::MarkGUCPrefixReserved(c"eskit_lease".as_ptr()) };
 }
 
 fn define_sessions() {

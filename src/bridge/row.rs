@@ -161,8 +161,7 @@ pub fn cross(resource: &str, fence: i64, target: &Target) -> Result<(), Closed> 
             Some(_) => (),
         }
         pgrx::check_for_interrupts!();
-        // SAFETY: returns before its time when there is a signal
-        unsafe { pg_sys::pg_usleep(limits::ROW_PAUSE) };
+        clock::pause(limits::ROW_PAUSE);
     }
     Err(passing("Another transaction has it locked."))
 }

@@ -12,13 +12,14 @@
 use crate::base::limits;
 use crate::call::Call;
 use crate::pg::catalog;
+use crate::pg::lock_timeout::LockTimeout;
 use crate::pg::spi::{AsOwner, Statement, Value};
 use crate::pg::table::user::{Column, Shut};
 use crate::pg::table::{Key, Locked, Sight, Table, Tuple};
-use crate::pg::text::{Text, from_server, text_datum};
+use crate::pg::text::{Text, text_datum};
+use crate::pg::types::type_name;
 use pgrx::Uuid;
 use pgrx::pg_sys::{self, Datum, INT2OID, INT4OID, INT8OID, OIDOID, Oid, TEXTOID, UUIDOID, VARCHAROID};
-use std::ffi::CStr;
 
 static FIT: Statement = Statement::reads(include_str!("../../sql/query/bridge/fit.sql"), &[OIDOID, INT2OID, INT2OID]);
 
@@ -83,24 +84,6 @@ fn typed(table: &Table, name: &str, types: &[Oid], wanted: &str) -> Result<Colum
     }
 }
 
-fn type_name(is: Oid) -> String {
-    // SAFETY: reads the catalog through its cache; the answer ends in NUL
-    unsafe { from_server(CStr::from_ptr(pg_sys::format_type_be(is)).to_bytes()) }
-}
-
-/// A key as its type writes it; raises what the type says to a text that is none.
-pub fn canonical(is: Oid, key: &str) -> String {
-    let (mut read, mut write, mut parameter, mut varlena) = (Oid::INVALID, Oid::INVALID, Oid::INVALID, false);
-    // SAFETY: functions of one of PostgreSQL's own types; text_to_cstring and what a type writes end in NUL
-    unsafe {
-        pg_sys::getTypeInputInfo(is, &mut read, &mut parameter);
-        pg_sys::getTypeOutputInfo(is, &mut write, &mut varlena);
-        let text = pg_sys::text_to_cstring(text_datum(key).cast_mut_ptr());
-        let value = pg_sys::OidInputFunctionCall(read, text, parameter, -1);
-        from_server(CStr::from_ptr(pg_sys::OidOutputFunctionCall(write, value)).to_bytes())
-    }
-}
-
 /// The value of a key for a column of a type. (A type may have been changed since the key was written.)
 fn key(is: Oid, key: &str) -> Option<Key<'_>> {
     match is {
@@ -138,11 +121,11 @@ impl Opened<'_> {
     /// What the row says that the table stands at.
     fn read(&self, row: &Tuple) -> Lease {
         let at = |column: &Column| usize::try_from(column.number).unwrap_or(0);
-        // SAFETY: the column is a text or varchar, of which the length is read
-        let is_short = |owner| unsafe { pg_sys::toast_raw_datum_size(owner) } <= LONGEST;
-        let text = || row.get::<Text>(at(&self.owner)).map(|text| text.0);
-        let owner = row.get::<Datum>(at(&self.owner));
-        let owner = owner.map(|owner| if is_short(owner) { text() } else { None }.unwrap_or_default());
+        let owner = match row.size(at(&self.owner)) {
+            0 => None,
+            short if short <= LONGEST => row.get::<Text>(at(&self.owner)).map(|text| text.0),
+            _ => Some(String::new()),
+        };
         Lease { owner, until: row.get(at(&self.until)) }
     }
 
@@ -189,28 +172,11 @@ impl Opened<'_> {
     /// in UTC, as ShedLock has it.
     pub fn write(&self, owner: Option<&str>, until: i64) -> Result<(), Shut> {
         self.table.try_lock_indexes()?;
-        let _bounded = LockTimeout::begin();
+        let _bounded = LockTimeout::begin(limits::ROW_LOCK_TIMEOUT_MS);
         let _owner = AsOwner::begin(self.table.owner());
         let owner = owner.map(|owner| (i32::from(self.owner.number), Some(text_datum(owner))));
         let until = (i32::from(self.until.number), Some(Datum::from(until)));
         let changes: Vec<_> = owner.into_iter().chain([until]).collect();
         if self.table.update(&changes) { Ok(()) } else { Err(Shut::Busy) }
-    }
-}
-
-/// A lock_timeout for what is done while this lives, whatever is set.
-struct LockTimeout(i32);
-
-impl LockTimeout {
-    fn begin() -> LockTimeout {
-        // SAFETY: a setting of this process, put back by Drop
-        unsafe { LockTimeout((&raw mut pg_sys::LockTimeout).replace(limits::ROW_LOCK_TIMEOUT_MS)) }
-    }
-}
-
-impl Drop for LockTimeout {
-    fn drop(&mut self) {
-        // SAFETY: as above
-        unsafe { pg_sys::LockTimeout = self.0 };
     }
 }

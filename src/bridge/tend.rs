@@ -17,12 +17,11 @@ use crate::lease::grant::{self, Candidate};
 use crate::lease::line;
 use crate::lease::row::{LeaseRow, Leases, Probe, Seat};
 use crate::pg::guard::{Guard, Mode};
-use crate::pg::{catalog, clock};
+use crate::pg::{catalog, clock, transaction};
 use crate::session::holders::Holders;
 use crate::shmem::Shared;
 use crate::shmem::databases::Database;
 use pgrx::Uuid;
-use pgrx::pg_sys;
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
@@ -31,8 +30,7 @@ use std::rc::Rc;
 type Transaction = i64;
 
 fn this_transaction() -> Transaction {
-    // SAFETY: a plain read
-    unsafe { pg_sys::GetCurrentTransactionStartTimestamp() }
+    transaction::began_at()
 }
 
 /// A bridge that is wanted, or whose row is still to be left.

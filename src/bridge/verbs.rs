@@ -2,7 +2,7 @@
 
 use super::row;
 use super::side::{Side, table};
-use super::target::{self, Target};
+use super::target::Target;
 use crate::base::error::{Error, Result};
 use crate::base::limits;
 use crate::call::{Call, enter, text_arg};
@@ -13,6 +13,7 @@ use crate::pg::spi::{self, Statement, Value};
 use crate::pg::table::Sight;
 use crate::pg::table::user::Shut;
 use crate::pg::text::Text;
+use crate::pg::types;
 use pgrx::pg_sys::panic::ErrorReport;
 use pgrx::pg_sys::{INT8OID, OIDOID, TEXTOID};
 use pgrx::prelude::*;
@@ -100,7 +101,7 @@ fn require_row(call: &Call, resource: &str, target: Target) -> Result<(Target, b
     let row = target.open(pg_sys::RowExclusiveLock).map_err(refused)?;
     row.require_fit(call).and_then(|()| row.require_room(row::marker_length(resource))).map_err(refused)?;
     let without_time_zone = row.is_without_time_zone();
-    let key = target::canonical(row.key_type().map_err(refused)?, &target.key);
+    let key = types::canonical(row.key_type().map_err(refused)?, &target.key);
     drop(row);
     let target = Target { key, ..target };
     match target.open(pg_sys::RowExclusiveLock).and_then(|row| row.find()).map_err(refused)? {

@@ -6,13 +6,12 @@ use crate::pg::catalog::{self, Home};
 use crate::pg::spi::{Db, Statement, Value};
 use crate::pg::table::Table;
 use crate::pg::text::Text;
+use crate::pg::{role, server};
 use crate::seam::Seam;
 use crate::shmem::databases::Database;
 use crate::shmem::{Shared, shared};
-use pgrx::PgList;
-use pgrx::pg_sys::{self, Oid};
+use pgrx::pg_sys::Oid;
 use std::cell::{Cell, OnceCell};
-use std::ffi::CStr;
 
 /// Shared memory, on a server that is neither without it nor in recovery.
 pub fn enter() -> Result<&'static Shared> {
@@ -27,67 +26,9 @@ thread_local! {
 
 /// Whether this is a standby.
 pub fn in_recovery() -> bool {
-    // SAFETY: no preconditions in a backend
-    let recovered = RECOVERED.get() || unsafe { !pg_sys::RecoveryInProgress() };
+    let recovered = RECOVERED.get() || !server::is_in_recovery();
     RECOVERED.set(recovered);
     !recovered
-}
-
-/// Whether this transaction has written anything.
-pub fn has_written() -> bool {
-    // SAFETY: a plain read
-    unsafe { pg_sys::GetTopTransactionIdIfAny() != pg_sys::InvalidTransactionId }
-}
-
-/// Whether the transaction ends with the answer of the verb that was just entered: a client's own SELECT outside a
-/// transaction block has called it, or the worker. PostgreSQL does not count DO, a procedure, a function of a user and
-/// a trigger as blocks, though they may go on for long: there another query than the client's has called. Of a pipeline
-/// PostgreSQL knows from its second statement on.
-pub fn ends_with_answer() -> bool {
-    // SAFETY: plain reads; a portal that runs a SELECT has the state of its query, which lives in a context of that
-    // name
-    unsafe {
-        if pg_sys::IsInTransactionBlock(true) {
-            return false;
-        }
-        let Some(portal) = pg_sys::ActivePortal.as_ref() else { return true };
-        let Some(query) = portal.queryDesc.as_ref() else { return false };
-        let mut context = pg_sys::CurrentMemoryContext;
-        while let Some(inner) = context.as_ref()
-            && CStr::from_ptr(inner.name) != c"ExecutorState"
-        {
-            context = inner.parent;
-        }
-        query.estate.as_ref().is_some_and(|state| state.es_query_cxt == context)
-    }
-}
-
-/// Whether a DO statement or a procedure has called, by a statement of its own or by a function. It may go on for long,
-/// and PostgreSQL counts none as a transaction block. A cursor has a portal of its own: so the client's portal is
-/// looked at too, which mostly has no name.
-pub fn runs_code() -> bool {
-    // SAFETY: plain reads; a portal that is active has its statements
-    unsafe {
-        let runs = |portal: *mut pg_sys::PortalData| {
-            portal
-                .as_ref()
-                .is_some_and(|portal| portal.status == pg_sys::PortalStatus::PORTAL_ACTIVE && is_code(portal))
-        };
-        pg_sys::SPI_inside_nonatomic_context()
-            || runs(pg_sys::ActivePortal)
-            || runs(pg_sys::GetPortalByName(c"".as_ptr()))
-    }
-}
-
-/// Whether a portal is that of a DO statement or a procedure.
-unsafe fn is_code(portal: &pg_sys::PortalData) -> bool {
-    // SAFETY: a list of planned statements, or none
-    unsafe {
-        PgList::<pg_sys::PlannedStmt>::from_pg(portal.stmts).iter_ptr().any(|statement| {
-            let utility = (*statement).utilityStmt.as_ref().map(|utility| utility.type_);
-            matches!(utility, Some(pg_sys::NodeTag::T_DoStmt | pg_sys::NodeTag::T_CallStmt))
-        })
-    }
 }
 
 /// Tables that are opened once in a call, by those who know what is in them, when they are first looked at.
@@ -112,8 +53,7 @@ pub struct Call {
 impl Call {
     pub fn open(shared: &'static Shared) -> Result<Call> {
         let home = catalog::home();
-        // SAFETY: a plain read
-        let caller = unsafe { pg_sys::GetUserId() };
+        let caller = role::current();
         let database = shared.database(home)?;
         Ok(Call { shared, database, home, caller, tables: Tables::default(), db: OnceCell::new() })
     }

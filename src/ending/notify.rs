@@ -5,16 +5,16 @@ use super::sweep::Pass;
 use crate::call::Call;
 use crate::lease::grant::Grant;
 use crate::lease::row::{Leases, Seat};
+use crate::pg::notify::notify;
 use crate::session::{self, holders};
 use crate::shmem::databases::Counter;
 use crate::shmem::word::State;
 use pgrx::Uuid;
-use pgrx::pg_sys::ffi::pg_guard_ffi_boundary as guarded;
 use serde::Serialize;
 use serde_json::Serializer;
 use serde_json::ser::Formatter;
 use std::collections::{BTreeMap, HashMap};
-use std::ffi::{CStr, CString, c_char};
+use std::ffi::{CStr, CString};
 use std::io::{self, Write};
 use std::rc::Rc;
 
@@ -60,14 +60,9 @@ struct Items<'a> {
 
 /// Sends, with the commit of this transaction, how the resources stand, and where there are items.
 pub fn send(call: &Call, pass: &Pass) {
-    // What NOTIFY and pg_notify() come to; by way of a statement, a thousand events take twice as long.
-    unsafe extern "C-unwind" {
-        fn Async_Notify(channel: *const c_char, payload: *const c_char);
-    }
     let items = pass.items.iter().filter_map(|queue| text(&Items { event: "items", queue }));
     let events: Vec<CString> = of_leases(call, &pass.changed).into_iter().chain(items).collect();
-    // SAFETY: in a transaction; both texts end in NUL, and are copied
-    unsafe { guarded(|| events.iter().for_each(|event| Async_Notify(CHANNEL.as_ptr(), event.as_ptr()))) };
+    notify(CHANNEL, &events);
     call.database.add(Counter::Notifications, events.len() as u64);
 }
 

@@ -5,23 +5,22 @@ use super::sweep::{self, waited::Looked};
 use super::takeover::take_over;
 use super::{close, waiter_pass};
 use crate::base::error::{Error, Result};
-use crate::base::{interval, settings};
+use crate::base::interval;
 use crate::call::{Call, enter, text_arg};
 use crate::lease::acquire::{self, SESSIONS_FULL};
 use crate::lease::{handover, line};
 use crate::pg::guard::Mode;
 use crate::pg::text::Text;
-use crate::pg::{catalog, clock, row, spi};
+use crate::pg::{catalog, clock, row, spi, transaction};
 use crate::session::{New, Touch, death, drain, lock_row, open, touch, wall_clock};
-use crate::shmem::Shared;
 use crate::shmem::databases::Counter;
 use crate::shmem::slots::SlotRef;
 use crate::shmem::standing::Standing;
 use crate::shmem::wait::pause;
+use crate::shmem::{Shared, attach};
 use crate::{group, item, seam};
 use pgrx::Uuid;
 use pgrx::datum::{Interval, TimestampWithTimeZone};
-use pgrx::pg_sys;
 use pgrx::prelude::*;
 
 row::composite! {
@@ -135,7 +134,7 @@ fn session_wait(
     if standing.revision > revision {
         return Ok(answer(&touch, "changed"));
     }
-    let Some(place) = shared.take_waiting_place(database, settings::max_waiting(), at) else {
+    let Some(place) = shared.take_waiting_place(database, attach::max_waiting(), at) else {
         database.add(Counter::WaitsRefused, 1);
         return Ok(answer(&touch, "wait_limit"));
     };
@@ -150,8 +149,7 @@ fn session_wait(
     touch.standing = shared.wait_for_revision(database, at, revision, until, helps)?;
     drop(place);
     let mut changed = touch.standing.is_some_and(|standing| standing.revision > revision);
-    // SAFETY: a plain read
-    let may_write = !unsafe { pg_sys::XactReadOnly };
+    let may_write = !transaction::is_read_only();
     let mut helped = false;
     // A wait is a heartbeat, which is not to fail because an administrator has a table locked.
     let can_judge = || acquire::can_look() && acquire::can_take() && death::can_record();

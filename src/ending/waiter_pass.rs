@@ -10,9 +10,9 @@ use super::retention::{self, DoneUntil};
 use super::sweep::{self, waited::Looked};
 use crate::base::error::Result;
 use crate::base::limits;
-use crate::call::{Call, ends_with_answer};
-use crate::pg::{catalog, clock};
-use pgrx::pg_sys;
+use crate::call::Call;
+use crate::pg::statement::ends_with_answer;
+use crate::pg::{catalog, clock, transaction};
 use std::ffi::CStr;
 use std::sync::atomic::Ordering;
 
@@ -44,8 +44,7 @@ const TOUCHED: [&CStr; 22] = [
 
 /// Whether this call may do a pass.
 pub fn is_able() -> bool {
-    // SAFETY: reads the state of the transaction
-    unsafe { !pg_sys::XactReadOnly && pg_sys::XactIsoLevel == pg_sys::XACT_READ_COMMITTED as i32 && ends_with_answer() }
+    !transaction::is_read_only() && transaction::is_read_committed() && ends_with_answer()
 }
 
 /// Does a pass if one is asked for, and no other call has taken that on.

@@ -1,6 +1,6 @@
 //! Beginning an attempt.
 
-use super::{Execution, Executions, Probe, State, column, now};
+use super::{Execution, Executions, Probe, State, column};
 use crate::base::error::{Error, Result};
 use crate::call::{Call, enter, text_arg};
 use crate::keys;
@@ -9,16 +9,16 @@ use crate::lease::fence;
 use crate::lease::verbs::acquirer;
 use crate::pg::guard::{Guard, Mode};
 use crate::pg::json::Jsonb;
-use crate::pg::row;
 use crate::pg::spi::{self, Statement, Value};
 use crate::pg::table::Tuple;
 use crate::pg::text::{Text, role_name};
+use crate::pg::{clock, row, transaction};
 use crate::session::{SessionRow, touch};
 use crate::shmem::databases::Counter;
 use crate::shmem::slots::SlotRef;
 use pgrx::Uuid;
 use pgrx::datum::TimestampWithTimeZone;
-use pgrx::pg_sys::{self, BOOLOID, INT8OID, TEXTOID, UUIDOID};
+use pgrx::pg_sys::{BOOLOID, INT8OID, TEXTOID, UUIDOID};
 use pgrx::prelude::*;
 
 static BEGIN: Statement = Statement::writes(
@@ -101,7 +101,7 @@ fn again(
     (key, before): (&str, i64),
     retry_in_doubt: bool,
 ) -> Option<(i64, Option<TimestampWithTimeZone>)> {
-    let (fence, started_at) = (spi::next(c"fence_seq"), now());
+    let (fence, started_at) = (spi::next(c"fence_seq"), clock::timestamp());
     let change = |row: &Tuple| {
         let attempts = row.get::<i32>(column::ATTEMPTS as usize).unwrap_or(0).saturating_add(1);
         let emptied = [column::FINISHED_AT, column::RESULT, column::ERROR, column::RESOLVED_BY, column::RESOLVED_AT];
@@ -113,14 +113,12 @@ fn again(
             (column::FENCE, Some(fence.into())),
             (column::ATTEMPTS, Some(attempts.into())),
             (column::RETRY_IN_DOUBT, Some(retry_in_doubt.into())),
-            (column::STARTED_AT, started_at),
+            (column::STARTED_AT, Some(started_at.into())),
         ];
         set.into_iter().chain(emptied.map(|column| (column, None))).collect()
     };
     executions.change(key, before, change)?;
-    // SAFETY: a timestamp, made above
-    let started_at = started_at.and_then(|at| unsafe { TimestampWithTimeZone::from_datum(at, false) });
-    Some((fence, started_at))
+    Some((fence, started_at.try_into().ok()))
 }
 
 /// Whether the stripe is had, which other calls have for a moment.
@@ -128,8 +126,7 @@ fn had(stripe: Guard) -> bool {
     (0..STRIPE_TRIES).any(|_| {
         let had = stripe.try_lock(Mode::Exclusive);
         if !had {
-            // SAFETY: sleeps for half a millisecond
-            unsafe { pg_sys::pg_usleep(500) };
+            clock::pause(500);
             pgrx::check_for_interrupts!();
         }
         had
@@ -139,12 +136,7 @@ fn had(stripe: Guard) -> bool {
 /// Whether what became of the attempt before is part of what this transaction reads; where each statement has a
 /// snapshot of its own, the next one sees it.
 fn is_seen(row: &Execution) -> bool {
-    // SAFETY: plain reads, in a function that a statement has called, so that there is a snapshot
-    unsafe {
-        pg_sys::XactIsoLevel < pg_sys::XACT_REPEATABLE_READ as i32
-            || pg_sys::TransactionIdIsCurrentTransactionId(row.made_by)
-            || !pg_sys::XidInMVCCSnapshot(row.made_by, pg_sys::GetActiveSnapshot())
-    }
+    transaction::sees(row.made_by)
 }
 
 fn begin(call: &Call, me: SlotRef, key: &str, retry_in_doubt: bool) -> Result<Answer> {

@@ -6,6 +6,7 @@ use crate::base::limits;
 use crate::call::{Call, enter, text_arg};
 use crate::pg::guard::Mode;
 use crate::pg::json::Jsonb;
+use crate::pg::role;
 use crate::pg::spi::{self, Statement, Value};
 use crate::pg::table::Tuple;
 use crate::pg::text::{Text, role_name, role_of_name};
@@ -13,7 +14,7 @@ use crate::seam;
 use crate::shmem::databases::{Counter, Kept};
 use crate::shmem::word;
 use pgrx::pg_sys::panic::ErrorReport;
-use pgrx::pg_sys::{self, Datum, INT8OID, JSONBOID, TEXTOID};
+use pgrx::pg_sys::{Datum, INT8OID, JSONBOID, TEXTOID};
 use pgrx::prelude::*;
 
 static FINISH: Statement =
@@ -47,8 +48,8 @@ fn claim(call: &Call, key: &str, fence: i64, ended: &[State]) -> Result<bool> {
     };
     if row.state != State::Running {
         // Its session may be no more.
-        // SAFETY: reads the catalog through its cache; no role is one that only superusers are members of
-        if !unsafe { pg_sys::has_privs_of_role(call.caller, role_of_name(&row.role)) } {
+        // Of no role only superusers are members.
+        if !role::acts_as(call.caller, role_of_name(&row.role)) {
             return Err(Error::Foreign { owner: row.role, resource: None }.into());
         }
         let said = row.resolved_by.is_none() && ended.contains(&row.state);

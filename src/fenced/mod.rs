@@ -28,14 +28,14 @@ mod trigger;
 use crate::base::error::{Error, Result};
 use crate::call::{enter, text_arg};
 use crate::lease::declaration::{self, Kind};
-use crate::pg::catalog;
 use crate::pg::oids::Class;
 use crate::pg::spi::{self, Db, Row, Statement, Value};
-use crate::pg::text::{Text, TextArray, from_server, text_datum};
+use crate::pg::table::user;
+use crate::pg::text::{Text, TextArray, from_server};
+use crate::pg::{catalog, types};
 use pgrx::pg_sys::panic::ErrorReport;
 use pgrx::pg_sys::{self, OIDOID, Oid, TEXTARRAYOID, TEXTOID};
 use pgrx::prelude::*;
-use std::ffi::CStr;
 use trigger::integer;
 
 static TREE: Statement =
@@ -273,30 +273,20 @@ fn tree(table: Oid, resource: &str, column: Option<&str>) -> Vec<Member> {
 
 fn lock_owned(table: Oid, mode: u32) -> Result<()> {
     catalog::require_owner(table)?;
-    // SAFETY: in a transaction
-    unsafe { pg_sys::LockRelationOid(table, mode as pg_sys::LOCKMODE) };
+    user::lock(table, mode);
     catalog::require_owner(table)
 }
 
 /// Refuses a column that cannot tell a partition.
 fn require_partition_column(table: Oid, name: &str, column: &str) -> Result<()> {
     let (table_name, column_name) = (name.to_owned(), column.to_owned());
-    // SAFETY: reads the catalog through its cache; text_to_cstring ends the name in NUL
-    let (is, computed) = unsafe {
-        let column = pg_sys::text_to_cstring(text_datum(column).cast_mut_ptr());
-        let number = pg_sys::get_attnum(table, column);
-        if number <= 0 {
-            return Err(Error::NoColumn { table: table_name, column: column_name }.into());
-        }
-        let is = pg_sys::get_atttype(table, number);
-        (is, pg_sys::get_attgenerated(table, number) as u8 == b'v')
+    let Some((is, computed)) = types::of_column(table, column) else {
+        return Err(Error::NoColumn { table: table_name, column: column_name }.into());
     };
     let why = if computed {
         "It is a virtual generated column.".to_owned()
     } else if integer(is).is_none() {
-        // SAFETY: as above
-        let is = unsafe { from_server(CStr::from_ptr(pg_sys::format_type_be(is)).to_bytes()) };
-        format!("It is of type {is}, and not an integer.")
+        format!("It is of type {}, and not an integer.", types::type_name(is))
     } else {
         return Ok(());
     };

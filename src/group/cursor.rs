@@ -21,6 +21,7 @@ use crate::pg::clock;
 use crate::pg::spi::{self, Statement, Value};
 use crate::pg::table::{Flight, Key, Locked, Sight, Table, Tuple};
 use crate::pg::text::Text;
+use crate::pg::transaction;
 use crate::seam;
 use pgrx::pg_sys::{INT4OID, INT8OID, TEXTOID};
 use pgrx::prelude::*;
@@ -132,8 +133,7 @@ impl Move<'_> {
 
     /// Whether another transaction that makes the row first is not to be passed over.
     fn is_strict(&self) -> bool {
-        // SAFETY: a plain read
-        self.expected.is_some() || unsafe { pg_sys::XactIsoLevel >= pg_sys::XACT_REPEATABLE_READ as i32 }
+        self.expected.is_some() || transaction::keeps_its_snapshot()
     }
 }
 

@@ -1,14 +1,14 @@
 //! Judging a group: brings the owners of its partitions and their targets together, and decides who rebalances.
 
-use super::rebalance::{self, can_rebalance, in_block};
+use super::rebalance::{self, can_rebalance};
 use super::state::State;
 use super::{members, serve};
 use crate::base::error::Result;
 use crate::base::settings;
-use crate::call::{Call, runs_code};
+use crate::call::Call;
 use crate::lease::handover::HandOver;
 use crate::lease::row::LeaseRow;
-use crate::pg::clock;
+use crate::pg::{clock, statement, transaction};
 use crate::shmem::Shared;
 use pgrx::Uuid;
 
@@ -23,11 +23,11 @@ pub fn judge(
     result: &mut HandOver,
 ) -> Result<Option<State>> {
     let rebalances = |state: &State, now| {
-        if runs_code() {
+        if statement::runs_code() {
             call.seam().at_commit(&state.name, judge_at_commit);
             return false;
         }
-        !(in_block() && worker_comes(state, now))
+        !(transaction::is_in_block() && worker_comes(state, now))
     };
     judge_if(call, name, only, letting_go, result, rebalances)
 }
@@ -36,11 +36,11 @@ pub fn judge(
 /// join, leave or end.
 pub fn judge_for_reader(call: &Call, name: &str, reader: Uuid) -> Result<Option<State>> {
     let rebalances = |state: &State, now| {
-        let runs_code = runs_code();
-        if runs_code || in_block() && !worker_comes(state, now) {
+        let runs_code = statement::runs_code();
+        if runs_code || transaction::is_in_block() && !worker_comes(state, now) {
             call.seam().at_commit(&state.name, judge_at_commit);
         }
-        !runs_code && !in_block() && can_rebalance()
+        !runs_code && !transaction::is_in_block() && can_rebalance()
     };
     judge_if(call, name, Some(reader), &|_| false, &mut HandOver::default(), rebalances)
 }
@@ -70,7 +70,7 @@ fn judge_if(
     let Some(mut state) = State::read(call, name, letting_go) else { return Ok(None) };
     let (mut now, mut locked) = (clock::now(), false);
     // Members that come and go between two rebalances may bring none about.
-    if state.wants_rebalance(now) || state.is_crowded() && !in_block() {
+    if state.wants_rebalance(now) || state.is_crowded() && !transaction::is_in_block() {
         if !rebalances(&state, now) {
             call.seam().judge(name);
         } else if state.lock() {

@@ -10,10 +10,10 @@ use crate::lease::handover::HandOver;
 use crate::lease::row::LeaseRow;
 use crate::pg::spi::{Statement, Value};
 use crate::pg::table::Tuple;
-use crate::pg::{catalog, clock};
+use crate::pg::{catalog, clock, transaction};
 use crate::session;
 use crate::shmem::databases::Counter;
-use pgrx::pg_sys::{self, INT8OID, TEXTOID};
+use pgrx::pg_sys::{INT8OID, TEXTOID};
 use std::ffi::CStr;
 
 static ADVANCE: Statement = Statement::writes(include_str!("../../sql/query/group/advance.sql"), &[TEXTOID, INT8OID]);
@@ -44,11 +44,6 @@ const REBALANCED_BY: [&CStr; 17] = [
 /// Neither a commit nor a look at an assignment fails for that: the group is judged later.
 pub fn can_rebalance() -> bool {
     catalog::lock_all(&REBALANCED_BY)
-}
-
-pub fn in_block() -> bool {
-    // SAFETY: reads the state of the transaction
-    unsafe { pg_sys::IsInTransactionBlock(true) }
 }
 
 /// Computes the targets anew, and tells the owners that are to give something back, or not any more. The caller has
@@ -94,7 +89,7 @@ pub fn rebalance(
         }
     }
     // Not where it may stay open: who leaves would wait.
-    if state.is_crowded() && !in_block() {
+    if state.is_crowded() && !transaction::is_in_block() {
         members::move_up(&name, &state.members.iter().map(|member| member.session).collect::<Vec<_>>());
     }
     targets::write(call, &state.name, &state.rows(&plan.changed, call.shared.boot_id()));

@@ -19,11 +19,12 @@ use crate::pg::row::TableIterator;
 use crate::pg::spi::{self, Statement, Value};
 use crate::pg::table::{Key, Tuple};
 use crate::pg::text::Text;
+use crate::pg::transaction;
 use crate::session::holders::Holders;
 use crate::session::{succession, touch};
 use crate::shmem::slots::SlotRef;
 use pgrx::datum::Interval;
-use pgrx::pg_sys::{self, INT4OID, TEXTOID};
+use pgrx::pg_sys::{INT4OID, TEXTOID};
 use pgrx::prelude::*;
 use pgrx::{Uuid, name};
 use std::collections::HashSet;
@@ -256,8 +257,7 @@ fn group_assignment(
     if !members::is_member(&name, me.session()) {
         return Err(Error::NotMember { group: name }.into());
     }
-    // SAFETY: a plain read
-    let judged = if unsafe { pg_sys::XactReadOnly } {
+    let judged = if transaction::is_read_only() {
         None
     } else {
         // So that partitions move with the worker stopped, too.

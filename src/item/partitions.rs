@@ -13,18 +13,10 @@ use crate::base::error::{Error, Result};
 use crate::call::Call;
 use crate::group;
 use crate::lease::row::{self, Leases};
-use crate::pg::clock;
+use crate::pg::{clock, random};
 use crate::shmem::spans::{self, Noted};
 use pgrx::Uuid;
-use pgrx::pg_sys;
 use std::collections::HashSet;
-
-/// A number below a bound, drawn by chance: PostgreSQL begins this generator at random in each process.
-pub fn chance(below: usize) -> usize {
-    let most = (below as u64).saturating_sub(1);
-    // SAFETY: the state is this process's own
-    unsafe { pg_sys::pg_prng_uint64_range(&raw mut pg_sys::pg_global_prng_state, 0, most) as usize }
-}
 
 /// Shuffles a list as it goes through it, so that the elements after those that are asked for cost nothing.
 pub fn shuffled<T: Copy>(mut list: Vec<T>) -> impl Iterator<Item = T> {
@@ -34,7 +26,7 @@ pub fn shuffled<T: Copy>(mut list: Vec<T>) -> impl Iterator<Item = T> {
         if left == 0 {
             return None;
         }
-        list.swap(at, at + chance(left));
+        list.swap(at, at + random::below(left));
         at += 1;
         Some(list[at - 1])
     })

@@ -8,11 +8,12 @@ use crate::group::bound::Bound;
 use crate::keys;
 use crate::lease::declaration::{self, Kind, Stands};
 use crate::pg::guard::{Guard, Mode};
+use crate::pg::role;
 use crate::pg::spi::{self, Statement, Value};
 use crate::pg::table::{Flight, Key, Locked, Sight, Table};
 use crate::pg::text::{Text, role_name, role_of_name};
 use pgrx::datum::Interval;
-use pgrx::pg_sys::{self, INT4OID, TEXTOID};
+use pgrx::pg_sys::{INT4OID, Oid, TEXTOID};
 use pgrx::prelude::*;
 
 static INSERT: Statement = Statement::writes(
@@ -172,10 +173,7 @@ fn lock_owned(call: &Call, name: &str) -> Result<Queue> {
 impl Queue {
     /// As for declarations: the role that made it, its members, and the extension's owner.
     pub fn authorize(&self, call: &Call) -> Result<()> {
-        let may_use = |role: pg_sys::Oid| {
-            // SAFETY: reads the catalog through its cache
-            role != pg_sys::Oid::INVALID && unsafe { pg_sys::has_privs_of_role(call.caller, role) }
-        };
+        let may_use = |role: Oid| role != Oid::INVALID && role::acts_as(call.caller, role);
         if may_use(role_of_name(&self.owner)) || may_use(call.owner()) {
             return Ok(());
         }

@@ -21,13 +21,13 @@ use crate::base::error::{Error, Result};
 use crate::base::limits;
 use crate::call::Call;
 use crate::keys;
-use crate::pg::clock;
 use crate::pg::guard::{Guard, Mode};
 use crate::pg::spi::{Statement, Value};
 use crate::pg::table::{Flight, Key, Locked, Sight, Stand, Table, Tuple};
 use crate::pg::text::{Text, role_name, role_of_name};
+use crate::pg::{clock, lock_timeout, role};
 use crate::session::holders::Holders;
-use pgrx::pg_sys::{self, INT4OID, ItemPointerData, TEXTOID};
+use pgrx::pg_sys::{INT4OID, ItemPointerData, Oid, TEXTOID};
 
 static INSERT: Statement =
     Statement::writes(include_str!("../../sql/query/declaration/insert.sql"), &[TEXTOID, TEXTOID, INT4OID, TEXTOID]);
@@ -315,10 +315,8 @@ pub fn lock_owned(call: &Call, resource: &str, kind: Kind) -> Result<Declaration
 /// Tries what somebody may be in the way of for moments, until it is done. Refuses when it takes longer, or longer than
 /// the lock_timeout.
 pub fn patiently<T>(name: &str, mut attempt: impl FnMut() -> Result<Option<T>>) -> Result<T> {
-    // SAFETY: a plain read
-    let limit = u64::try_from(unsafe { pg_sys::LockTimeout }).ok().filter(|limit| *limit > 0);
-    let until = clock::now()
-        + limit.map_or(limits::DECLARATION_PATIENCE, |limit| limits::DECLARATION_PATIENCE.min(limit * 1_000));
+    let most = lock_timeout::of_caller().unwrap_or(limits::DECLARATION_PATIENCE);
+    let until = clock::now() + limits::DECLARATION_PATIENCE.min(most);
     loop {
         if let Some(done) = attempt()? {
             return Ok(done);
@@ -327,8 +325,7 @@ pub fn patiently<T>(name: &str, mut attempt: impl FnMut() -> Result<Option<T>>) 
             return Err(Error::BeingDeclared { name: name.to_owned() }.into());
         }
         pgrx::check_for_interrupts!();
-        // SAFETY: returns before its time when there is a signal
-        unsafe { pg_sys::pg_usleep(limits::DECLARATION_PAUSE) };
+        clock::pause(limits::DECLARATION_PAUSE);
     }
 }
 
@@ -340,10 +337,7 @@ pub fn try_lock(declaration: &Declaration) -> bool {
 /// A declaration is changed by the role that made it, by a member of that role, and by the extension's owner. The role
 /// is kept by its name, because a dump has to be restored where roles have other oids.
 fn authorize(call: &Call, resource: &str, declaration: &Declaration) -> Result<()> {
-    let may_use = |role: pg_sys::Oid| {
-        // SAFETY: reads the catalog through its cache
-        role != pg_sys::Oid::INVALID && unsafe { pg_sys::has_privs_of_role(call.caller, role) }
-    };
+    let may_use = |role: Oid| role != Oid::INVALID && role::acts_as(call.caller, role);
     if may_use(role_of_name(&declaration.owner)) || may_use(call.owner()) {
         return Ok(());
     }

@@ -23,13 +23,12 @@ use crate::call::{Call, enter, text_arg};
 use crate::pg::guard::{Guard, Mode};
 use crate::pg::spi::{self, Statement};
 use crate::pg::text::Text;
-use crate::pg::{catalog, clock};
+use crate::pg::{catalog, clock, transaction};
 use crate::shmem::databases::Counter;
 use crate::shmem::pace::Pace;
 use crate::shmem::word::State;
 use crate::{seam, session};
 use pgrx::Uuid;
-use pgrx::pg_sys;
 use pgrx::pg_sys::panic::ErrorReport;
 use pgrx::prelude::*;
 use std::cell::Cell;
@@ -79,8 +78,7 @@ pub fn hold_back(pace: &Pace, number: i64) {
         if ahead == 0 {
             return;
         }
-        // SAFETY: sleeps for a moment
-        unsafe { pg_sys::pg_usleep(ahead.min(LONGEST) as std::ffi::c_long) };
+        clock::pause(ahead.min(LONGEST));
         pgrx::check_for_interrupts!();
     }
 }
@@ -229,17 +227,13 @@ pub fn check(call: &Call, resource: &str, slot: Option<i32>, fence: i64) -> Resu
 /// Whether the grant is part of what the caller's statement reads.
 fn visible(leases: &Leases, resource: &str, row: &LeaseRow) -> bool {
     let granted_by = row.made_by;
-    // SAFETY: plain reads, in a function that a statement has called
-    unsafe {
-        if pg_sys::TransactionIdIsCurrentTransactionId(granted_by) {
-            if pg_sys::XactIsoLevel >= pg_sys::XACT_REPEATABLE_READ as i32 {
-                return false;
-            }
-        } else if pg_sys::TransactionIdPrecedes(granted_by, (*pg_sys::GetActiveSnapshot()).xmin) {
-            // Committed before the oldest transaction that the snapshot leaves out: the common case, without a second
-            // look.
-            return true;
+    if transaction::is_mine(granted_by) {
+        if transaction::keeps_its_snapshot() {
+            return false;
         }
+    } else if transaction::precedes(granted_by, transaction::snapshot_xmin()) {
+        // Committed before the oldest transaction that the snapshot leaves out: the common case, without a second look.
+        return true;
     }
     // Into grace and back, the row changes under its fence.
     leases.is_seen(resource, row.slot, row.fence)

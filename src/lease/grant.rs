@@ -27,10 +27,11 @@ use crate::keys;
 use crate::pg::guard::{Guard, Mode};
 use crate::pg::spi::{self, Statement, Value};
 use crate::pg::table::Locked;
+use crate::pg::{clock, server};
 use crate::shmem::databases::Counter;
 use crate::shmem::slots::SlotRef;
 use pgrx::Uuid;
-use pgrx::pg_sys::{self, BOOLOID, INT4ARRAYOID, INT4OID, ItemPointerData, TEXTARRAYOID, UUIDOID};
+use pgrx::pg_sys::{BOOLOID, INT4ARRAYOID, INT4OID, ItemPointerData, TEXTARRAYOID, UUIDOID};
 use std::cell::LazyCell;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::rc::Rc;
@@ -82,8 +83,7 @@ pub struct Grant {
 
 /// The timeline that new fences belong to.
 pub fn timeline() -> i32 {
-    // SAFETY: no preconditions outside of recovery
-    unsafe { pg_sys::GetWALInsertionTimeLine() }.cast_signed()
+    server::timeline()
 }
 
 /// Grants to the candidates that nobody is in the way of.
@@ -153,8 +153,7 @@ fn take_stripes(candidates: &[Candidate]) -> BTreeSet<u16> {
         if tries == 0 {
             return false;
         }
-        // SAFETY: sleeps for half a millisecond
-        unsafe { pg_sys::pg_usleep(500) };
+        clock::pause(500);
     };
     wanted.into_iter().filter(|stripe| take(stripe)).collect()
 }

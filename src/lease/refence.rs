@@ -21,6 +21,7 @@ use crate::call::{Call, enter};
 use crate::pg::catalog;
 use crate::pg::guard::{Guard, Mode};
 use crate::pg::spi::{self, Statement, Value};
+use crate::pg::transaction;
 use crate::shmem::databases::RESCAN;
 use pgrx::pg_sys::{self, INT8OID};
 use pgrx::prelude::*;
@@ -47,8 +48,7 @@ fn mark(call: &Call) -> i64 {
         call.database.refence.fetch_max(kept.unwrap_or(0).max(1), Ordering::AcqRel);
         return mark();
     }
-    // SAFETY: a plain read
-    if unsafe { pg_sys::XactReadOnly } {
+    if transaction::is_read_only() {
         return i64::MAX;
     }
     fence::raise(call);

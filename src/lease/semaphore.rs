@@ -26,10 +26,10 @@
 use super::declaration::{self, Declaration, Kind};
 use super::row::{self, LeaseRow, Leases, Probe};
 use crate::base::error::Result;
-use crate::call::{Call, enter, has_written, text_arg};
+use crate::call::{Call, enter, text_arg};
 use crate::pg::guard::Guard;
 use crate::pg::text::Text;
-use crate::pg::{clock, spi};
+use crate::pg::{clock, spi, transaction};
 use crate::session::holders::{Holder, Holders};
 use crate::session::succession;
 use crate::shmem::databases::BOOT;
@@ -115,7 +115,7 @@ fn is_of_the_living(call: &Call, resource: &str) -> bool {
     if database.flags() & BOOT != 0
         || database.without_slot.load(Ordering::Relaxed) != 0
         || call.shared.watches_prepared(database)
-        || has_written()
+        || transaction::has_written()
     {
         return false;
     }
@@ -148,7 +148,7 @@ pub fn survey(
         && declaration.slots > FEW
         && !permits.beyond
         && !permits.in_flight
-        && !has_written()
+        && !transaction::has_written()
     {
         let has_slot = |session: Uuid| call.shared.find(call.home, session).is_some();
         if permits.held.iter().all(|(row, _)| row.session.is_some_and(has_slot)) {

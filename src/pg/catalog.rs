@@ -1,7 +1,7 @@
 //! What is found in the catalog by name: the relations of ours in this database, the extension, and its owner.
 
-use super::clock;
 use super::text::from_server;
+use super::{clock, lock_timeout, server};
 use crate::base::error::{Error, Result, raise};
 use crate::base::limits;
 use pgrx::pg_sys::{self, Datum, Oid};
@@ -152,14 +152,11 @@ fn soon(attempt: impl Fn() -> bool) -> bool {
     if attempt() {
         return true;
     }
-    // SAFETY: a plain read
-    let limit = u64::try_from(unsafe { pg_sys::LockTimeout }).ok().filter(|limit| *limit > 0);
-    let until =
-        clock::now() + limit.map_or(limits::CATALOG_PATIENCE, |limit| limits::CATALOG_PATIENCE.min(limit * 1_000));
+    let most = lock_timeout::of_caller().unwrap_or(limits::CATALOG_PATIENCE);
+    let until = clock::now() + limits::CATALOG_PATIENCE.min(most);
     while clock::now() < until {
         pgrx::check_for_interrupts!();
-        // SAFETY: returns before its time when there is a signal
-        unsafe { pg_sys::pg_usleep(limits::CATALOG_PAUSE) };
+        clock::pause(limits::CATALOG_PAUSE);
         if attempt() {
             return true;
         }
@@ -214,9 +211,7 @@ pub fn needed(name: &'static CStr) -> Oid {
 /// Where the rows of this database are; `None` without the extension.
 pub fn home_if_any() -> Option<Home> {
     let table = relation(c"_sessions");
-    // SAFETY: a plain read
-    let database = unsafe { pg_sys::MyDatabaseId }.to_u32();
-    (table != Oid::INVALID).then(|| Home { database, table: table.to_u32() })
+    (table != Oid::INVALID).then(|| Home { database: server::database(), table: table.to_u32() })
 }
 
 /// Locks all tables and sequences of ours by those names, if none of them is locked against that. Whether the locks are

@@ -25,6 +25,12 @@ pub fn timestamp() -> i64 {
     unsafe { pgrx::pg_sys::GetCurrentTimestamp() }
 }
 
+/// Sleeps for some microseconds, or until there is a signal.
+pub fn pause(span: u64) {
+    // SAFETY: no preconditions; a caller looks at interrupts by itself
+    unsafe { pgrx::pg_sys::pg_usleep(span as std::ffi::c_long) };
+}
+
 /// The whole milliseconds of a span, never more than there are: what a program may trust.
 pub fn trust_ms(span: u64) -> i32 {
     i32::try_from(span / 1_000).unwrap_or(i32::MAX)

@@ -17,6 +17,7 @@
 //! F is keyed by the fence, not by the name: a fence belongs to one resource and one session for ever, so there is
 //! nothing to look up before it and nothing that two resources could share.
 
+use super::server;
 use pgrx::{Uuid, pg_sys};
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -46,7 +47,7 @@ pub enum Mode {
 const CLASS: u16 = 4_501;
 
 impl Guard {
-    pub fn tag(self) -> pg_sys::LOCKTAG {
+    fn tag(self) -> Tag {
         let of_session = |session: Uuid| u128::from_be_bytes(*session.as_bytes()) as u64;
         let (class, key) = match self {
             Guard::Grantee(session) => (CLASS, of_session(session)),
@@ -59,28 +60,30 @@ impl Guard {
             Guard::Promised(session) => (CLASS + 7, of_session(session)),
             Guard::Bridge(key) => (CLASS + 8, key.cast_unsigned()),
         };
-        advisory_tag(class, key)
-    }
-
-    fn acquire(self, mode: Mode, wait: bool) -> bool {
-        // SAFETY: the tag is complete; raises when the lock table is full, a wait is cancelled, or is a deadlock
-        let result = as_transaction(|| unsafe { pg_sys::LockAcquire(&self.tag(), mode.raw(), false, !wait) });
-        result != pg_sys::LockAcquireResult::LOCKACQUIRE_NOT_AVAIL
+        Tag::new(class, key)
     }
 
     /// Takes the lock if nobody is in the way.
     pub fn try_lock(self, mode: Mode) -> bool {
-        self.acquire(mode, false)
+        as_transaction(|| self.tag().acquire(mode, Life::Transaction, false))
     }
 
     /// Takes the lock, waiting under lock_timeout and the deadlock detector.
     pub fn lock(self, mode: Mode) {
-        self.acquire(mode, true);
+        as_transaction(|| self.tag().acquire(mode, Life::Transaction, true));
     }
 
     pub fn unlock(self, mode: Mode) {
-        // SAFETY: the tag is complete
-        as_transaction(|| unsafe { pg_sys::LockRelease(&self.tag(), mode.raw(), false) });
+        as_transaction(|| self.tag().release(mode, Life::Transaction));
+    }
+
+    /// Takes the lock beyond transactions, until [`Guard::let_go`], if nobody is in the way.
+    pub fn try_hold(self, mode: Mode) -> bool {
+        self.tag().acquire(mode, Life::Process, false)
+    }
+
+    pub fn let_go(self, mode: Mode) {
+        self.tag().release(mode, Life::Process);
     }
 
     /// Whether nobody else holds the lock at this instant.
@@ -102,16 +105,46 @@ impl Guard {
     }
 }
 
-/// The tag of an advisory-type lock of this database.
-pub fn advisory_tag(class: u16, key: u64) -> pg_sys::LOCKTAG {
-    pg_sys::LOCKTAG {
-        // SAFETY: a plain read
-        locktag_field1: unsafe { pg_sys::MyDatabaseId }.to_u32(),
-        locktag_field2: (key >> 32) as u32,
-        locktag_field3: key as u32,
-        locktag_field4: class,
-        locktag_type: pg_sys::LockTagType::LOCKTAG_ADVISORY as u8,
-        locktag_lockmethodid: pg_sys::USER_LOCKMETHOD as u8,
+/// How long a lock is kept.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Life {
+    /// To the end of the (sub)transaction.
+    Transaction,
+    /// Until it is released, or the process ends.
+    Process,
+}
+
+/// An advisory-type lock of this database.
+pub(super) struct Tag(pg_sys::LOCKTAG);
+
+impl Tag {
+    pub(super) fn new(class: u16, key: u64) -> Tag {
+        Tag(pg_sys::LOCKTAG {
+            locktag_field1: server::database(),
+            locktag_field2: (key >> 32) as u32,
+            locktag_field3: key as u32,
+            locktag_field4: class,
+            locktag_type: pg_sys::LockTagType::LOCKTAG_ADVISORY as u8,
+            locktag_lockmethodid: pg_sys::USER_LOCKMETHOD as u8,
+        })
+    }
+
+    /// Whether the lock is had.
+    pub(super) fn acquire(&self, mode: Mode, life: Life, wait: bool) -> bool {
+        // SAFETY: the tag is complete; raises when the lock table is full, a wait is cancelled, or is a deadlock
+        let result = unsafe { pg_sys::LockAcquire(&self.0, mode.raw(), life == Life::Process, !wait) };
+        result != pg_sys::LockAcquireResult::LOCKACQUIRE_NOT_AVAIL
+    }
+
+    pub(super) fn release(&self, mode: Mode, life: Life) {
+        // SAFETY: the tag is complete
+        unsafe { pg_sys::LockRelease(&self.0, mode.raw(), life == Life::Process) };
+    }
+
+    /// Whether another process waits for a lock that this one has.
+    pub(super) fn has_waiters(&self, mode: Mode, life: Life) -> bool {
+        // SAFETY: the tag is complete, and the lock is had
+        unsafe { pg_sys::LockHasWaiters(&self.0, mode.raw(), life == Life::Process) }
     }
 }
 

@@ -18,6 +18,7 @@ pub use value::Value;
 use super::catalog::{self, Home};
 use super::required::{self, Column};
 use super::text::{Text, from_server, text_datum};
+use super::transaction;
 use crate::base::error::{Error, Result};
 use pgrx::pg_sys::panic::CaughtError;
 use pgrx::pg_sys::{self, Datum, Oid};
@@ -381,6 +382,5 @@ pub fn next(sequence: &'static CStr) -> i64 {
 
 /// Refuses to write in a transaction that must not.
 pub fn require_writes(verb: &'static str) -> Result<()> {
-    // SAFETY: plain reads
-    if unsafe { pg_sys::XactReadOnly } { Err(Error::ReadOnly(verb).into()) } else { Ok(()) }
+    if transaction::is_read_only() { Err(Error::ReadOnly(verb).into()) } else { Ok(()) }
 }

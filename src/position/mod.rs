@@ -45,10 +45,10 @@
 use crate::base::error::{Error, Result};
 use crate::base::limits;
 use crate::call::{Call, enter};
-use crate::pg::catalog;
 use crate::pg::guard::{Guard, Mode};
 use crate::pg::spi::{self, Db, Statement, Value};
 use crate::pg::text::role_name;
+use crate::pg::{catalog, server, transaction};
 use crate::shmem::databases::Database;
 use crate::shmem::shared;
 use pgrx::pg_sys::{self, INT8OID, REGCLASSOID};
@@ -80,8 +80,7 @@ fn next_position() -> Result<i64> {
     let shared = enter()?;
     spi::require_writes("next_position()")?;
     let call = Call::open(shared)?;
-    // SAFETY: in a transaction, and in no parallel one: the function is not marked safe
-    let xid = unsafe { pg_sys::GetTopFullTransactionId() }.value.cast_signed();
+    let xid = transaction::full_id();
     let count = Some(DRAWN.get()).filter(|drawn| drawn.0 == xid).map_or(0, |drawn| drawn.1);
     let position = position(xid + base(&call, xid), count).ok_or(Error::PositionsFull)?;
     DRAWN.set((xid, count + 1));
@@ -91,8 +90,7 @@ fn next_position() -> Result<i64> {
 #[pg_extern(schema = "eskit_lease", stable)]
 fn position_horizon() -> Result<i64> {
     let home = catalog::home();
-    // SAFETY: in a function that a statement has called, so there is a snapshot
-    let xmin = widened(unsafe { (*pg_sys::GetActiveSnapshot()).xmin });
+    let xmin = widened(transaction::snapshot_xmin());
     // Only a server that gives positions keeps anything in shared memory; a standby, or one without preload, reads what
     // is stored.
     let known = shared().ok().and_then(|shared| shared.known_database(home.database));
@@ -137,7 +135,7 @@ fn raise(call: &Call, least: i64) -> bool {
     if oldest + base >= least {
         return false;
     }
-    let (base, next) = (least - oldest, next_xid());
+    let (base, next) = (least - oldest, transaction::next_full_id());
     stored.set_base(call, base, Some(next));
     set(call, c"position_high", stored.high.max(next + base + STEP));
     true
@@ -180,7 +178,7 @@ fn reserve(call: &Call, sequence: u32, xid: i64) -> i64 {
     let mut stored = Stored::of_this_database(call);
     if !stored.is_of_this_history() {
         // Nobody has drawn here yet, unless it is the past of this very extension that cannot be.
-        let since = (stored.cluster == stored.here()).then(next_xid);
+        let since = (stored.cluster == stored.here()).then(transaction::next_full_id);
         stored.since = since.unwrap_or(stored.since);
         stored.base = stored.base.max(stored.high - oldest());
         stored.set_base(call, stored.base, since);
@@ -200,8 +198,7 @@ fn set(call: &Call, sequence: &'static CStr, value: i64) {
 
 /// The oldest transaction that is open; who has no id yet gets a greater one.
 fn oldest() -> i64 {
-    // SAFETY: in a transaction
-    widened(unsafe { (*pg_sys::GetLatestSnapshot()).xmin })
+    widened(transaction::oldest_open())
 }
 
 /// What the sequences say.
@@ -237,24 +234,17 @@ impl Stored {
 
     /// What `position_cluster` is where base is right.
     fn here(&self) -> i64 {
-        // SAFETY: a plain read of shared memory
-        unsafe { pg_sys::GetSystemIdentifier() }.cast_signed() ^ self.origin
+        server::system_identifier() ^ self.origin
     }
 
     fn is_of_this_history(&self) -> bool {
-        self.cluster == self.here() && self.high <= next_xid() + self.base + STEP + BEHIND
+        self.cluster == self.here() && self.high <= transaction::next_full_id() + self.base + STEP + BEHIND
     }
-}
-
-/// The next transaction id, with its epoch.
-fn next_xid() -> i64 {
-    // SAFETY: no preconditions
-    unsafe { pg_sys::ReadNextFullTransactionId() }.value.cast_signed()
 }
 
 /// A transaction id of a snapshot, with its epoch.
 fn widened(xid: pg_sys::TransactionId) -> i64 {
-    widen(xid.into_inner(), next_xid().cast_unsigned()).cast_signed()
+    widen(xid.into_inner(), transaction::next_full_id().cast_unsigned()).cast_signed()
 }
 
 /// The last one before `next` with these low bits: a snapshot knows of none that is not given yet, and of none 2^32

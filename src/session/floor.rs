@@ -21,11 +21,10 @@ mod by_session;
 pub use by_session::BySession;
 
 use crate::keys::fold_sha256;
-use crate::pg::catalog;
 use crate::pg::table::{Key, Moment, Sight, Stand, Table};
+use crate::pg::{catalog, server};
 use crate::shmem::floors::Lane;
 use crate::shmem::shared;
-use pgrx::pg_sys;
 use std::ffi::CStr;
 
 /// The lane of a name, by 63 bits of its SHA-256: one who could find two names of one lane could keep a place from its
@@ -33,8 +32,7 @@ use std::ffi::CStr;
 pub fn lane(table: &'static CStr, name: &str) -> Lane {
     let hash = fold_sha256(name);
     Lane {
-        // SAFETY: a plain read
-        database: unsafe { pg_sys::MyDatabaseId }.to_u32(),
+        database: server::database(),
         table: catalog::needed(table).to_u32(),
         queue: (hash >> 32) as i32,
         // Below zero, as the heads of keys: there may be many.

@@ -24,11 +24,11 @@ use crate::base::error::{Error, Result};
 use crate::base::settings;
 use crate::call::Call;
 use crate::pg::catalog::{self, Home};
-use crate::pg::clock;
 use crate::pg::guard::Guard;
 use crate::pg::spi::{Statement, Value};
 use crate::pg::table::{Key, Locked, Sight, Table, Tuple};
 use crate::pg::text::{Text, role_name};
+use crate::pg::{clock, random, role, transaction};
 use crate::shmem::Shared;
 use crate::shmem::databases::{Counter, RESCAN};
 use crate::shmem::map::Opening;
@@ -282,8 +282,7 @@ fn find(shared: &Shared, home: Home, session: Uuid) -> Option<(SlotRef, u32)> {
 /// it has, where the caller has named that and not the session.
 pub fn authorize(caller: pg_sys::Oid, role: u32, resource: Option<&str>) -> Result<()> {
     let role = pg_sys::Oid::from(role);
-    // SAFETY: reads the catalog through its cache
-    if caller == role || unsafe { pg_sys::has_privs_of_role(caller, role) } {
+    if caller == role || role::acts_as(caller, role) {
         return Ok(());
     }
     Err(Error::Foreign { owner: role_name(role), resource: resource.map(str::to_owned) }.into())
@@ -317,13 +316,12 @@ pub fn open(call: &Call, new: New) -> Result<SlotRef> {
         call.db().execute(&INSERT, values);
     };
     if private {
-        insert(named::now())
+        insert(clock::timestamp())
     } else {
         Name::of(consumer, role.into()).open(insert)
     }
     let deadline = clock::now() + u64::from(ttl_ms.cast_unsigned()) * 1_000;
-    // SAFETY: the transaction has written a row, so it has an id
-    let opened_by = unsafe { pg_sys::GetTopTransactionIdIfAny() }.into_inner();
+    let opened_by = transaction::id_if_any();
     let (unproven, frozen, most) = (0, false, settings::max_sessions_per_role());
     let opening = Opening { session, role, ttl_ms, private, deadline, opened_by, unproven, frozen, most };
     let at = call.shared.enter(call.home, opening)?;
@@ -334,11 +332,7 @@ pub fn open(call: &Call, new: New) -> Result<SlotRef> {
 
 /// A version 4 uuid from a strong source: it is the handle of the session, and nobody may guess it.
 fn random_uuid() -> Uuid {
-    let mut bytes = [0u8; 16];
-    // SAFETY: writes 16 bytes
-    if !unsafe { pg_sys::pg_strong_random(bytes.as_mut_ptr().cast(), bytes.len()) } {
-        pgrx::error!("could not generate random values");
-    }
+    let mut bytes: [u8; 16] = random::strong();
     bytes[6] = bytes[6] & 0x0F | 0x40;
     bytes[8] = bytes[8] & 0x3F | 0x80;
     Uuid::from_bytes(bytes)

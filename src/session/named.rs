@@ -7,11 +7,12 @@
 
 use super::floor;
 use crate::keys;
+use crate::pg::clock;
 use crate::pg::guard::{Guard, Mode};
 use crate::pg::table::{Key, Sight, Stand, Table};
 use crate::shmem::floors::Lane;
 use pgrx::Uuid;
-use pgrx::pg_sys::{self, Oid};
+use pgrx::pg_sys::Oid;
 
 const SESSION: usize = 1;
 const ROLE: usize = 3;
@@ -48,7 +49,7 @@ impl<'a> Name<'a> {
     /// When a session of this name is opened, which `write` does with that.
     pub fn open(&self, write: impl FnOnce(i64)) {
         self.stripe().lock(Mode::Exclusive);
-        let mut at = now();
+        let mut at = clock::timestamp();
         if self.is_line() {
             let key = [Key::Text(self.consumer), Key::Oid(self.role)];
             let mut walk = self.table.walk_versions(Sight::Latest, &key).backward();
@@ -108,10 +109,4 @@ impl<'a> Name<'a> {
         self.stripe().unlock(Mode::Exclusive);
         Some(floor)
     }
-}
-
-/// This moment, in microseconds since 2000.
-pub fn now() -> i64 {
-    // SAFETY: no preconditions
-    unsafe { pg_sys::GetCurrentTimestamp() }
 }

@@ -4,14 +4,13 @@ use super::{authorize, ending, find, is_private, row};
 use crate::base::error::Result;
 use crate::call::Call;
 use crate::pg::catalog::{self, Home};
-use crate::pg::clock;
+use crate::pg::{clock, role};
 use crate::seam;
 use crate::shmem::slots::SlotRef;
 use crate::shmem::standing::Standing;
 use crate::shmem::word::State;
 use crate::shmem::{Shared, shared};
 use pgrx::Uuid;
-use pgrx::pg_sys;
 
 /// What became of a heartbeat.
 pub struct Touch {
@@ -68,8 +67,7 @@ pub fn touch(shared: &'static Shared, session: Uuid) -> Result<Touch> {
 
 /// The same for the session that has a resource, where that is what the caller has named.
 pub fn touch_holder(shared: &'static Shared, session: Uuid, resource: Option<&str>) -> Result<Touch> {
-    // SAFETY: a plain read
-    let caller = unsafe { pg_sys::GetUserId() };
+    let caller = role::current();
     let home = catalog::home();
     let at = match find(shared, home, session) {
         Some((at, role)) => {

@@ -6,7 +6,8 @@ use super::databases::Database;
 use super::shared::{Shared, shared};
 use super::slot::SlotRef;
 use super::word::FOREVER;
-use crate::pg::clock;
+use crate::base::settings;
+use crate::pg::{clock, server};
 use pgrx::pg_sys;
 use std::cell::{Cell, RefCell};
 use std::sync::atomic::Ordering;
@@ -54,6 +55,13 @@ impl Shared {
 fn my_pid() -> u64 {
     // SAFETY: a plain read
     u64::from(unsafe { pg_sys::MyProcPid }.cast_unsigned())
+}
+
+/// How many session_wait calls may wait in one database at the same time.
+pub fn max_waiting() -> u32 {
+    let tenth = server::max_connections() / 10;
+    let set = settings::MAX_WAITING.get();
+    u32::try_from(if set < 0 { tenth.max(1) } else { set }).unwrap_or(1)
 }
 
 /// A place among the waiting calls of a database, given back when dropped or when the backend exits.

@@ -84,11 +84,10 @@ impl Shared {
             if now >= until || !settings::WORKER.get() || !self.is_room_to_come() {
                 return None;
             }
-            self.header.room_wanted.store(now + 10 * limits::ROOM_PAUSE.unsigned_abs(), Ordering::Release);
+            self.header.room_wanted.store(now + 10 * limits::ROOM_PAUSE, Ordering::Release);
             self.wake_launcher();
             pgrx::check_for_interrupts!();
-            // SAFETY: returns before its time when there is a signal
-            unsafe { pg_sys::pg_usleep(limits::ROOM_PAUSE) };
+            clock::pause(limits::ROOM_PAUSE);
         }
     }
 

@@ -105,8 +105,8 @@ fn serve(shared: &'static Shared, database: &'static Database) {
             // Settings and interrupts are seen to between two passes, however many there are.
             sleep(0);
         } else if of_posts <= now {
-            // SAFETY: sleeps for a moment, whatever the latch says
-            unsafe { pg_sys::pg_usleep((gather_until - now) as std::ffi::c_long) };
+            // Whatever the latch says.
+            clock::pause(gather_until - now);
         } else if due <= now + limits::WORKER_SOON {
             sleep(due - now);
         } else if crowded {

@@ -3,6 +3,7 @@
 use crate::pg::catalog;
 use crate::pg::required::{self, Column};
 use crate::pg::text::from_server;
+use crate::pg::transaction;
 use pgrx::FromDatum;
 use pgrx::pg_sys::{self, Datum, ItemPointerData, TransactionId};
 use std::ffi::CStr;
@@ -33,20 +34,13 @@ impl Tuple {
 
     /// Whether this transaction has made this version of the row.
     pub fn is_mine(&self) -> bool {
-        // SAFETY: reads what this process keeps of its transaction
-        unsafe { pg_sys::TransactionIdIsCurrentTransactionId(self.made_by()) }
+        transaction::is_mine(self.made_by())
     }
 
     /// Whether what the caller's statement reads includes this version of the row. Under READ COMMITTED each statement
     /// reads anew.
     pub fn is_seen(&self) -> bool {
-        let made_by = self.made_by();
-        // SAFETY: plain reads, in a function that a statement has called
-        unsafe {
-            pg_sys::XactIsoLevel < pg_sys::XACT_REPEATABLE_READ as i32
-                || pg_sys::TransactionIdIsCurrentTransactionId(made_by)
-                || !pg_sys::XidInMVCCSnapshot(made_by, pg_sys::GetActiveSnapshot())
-        }
+        transaction::sees(self.made_by())
     }
 
     /// Whether somebody has changed or deleted this version of the row, or has tried to: a row that is being inserted

@@ -46,6 +46,12 @@ unsafe fn try_lock(relation: Oid, mode: LOCKMODE) -> Result<(), Shut> {
     if had { Ok(()) } else { Err(Shut::Busy) }
 }
 
+/// Locks a table to the end of the transaction, waiting as long as it takes.
+pub fn lock(table: Oid, mode: u32) {
+    // SAFETY: in a transaction
+    unsafe { pg_sys::LockRelationOid(table, mode as LOCKMODE) };
+}
+
 impl Table {
     /// Opens a table that somebody has made, if nobody else has it locked, or its long values, and it has a primary key
     /// of one column; with its lock to the end of the transaction.

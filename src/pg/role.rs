@@ -1,0 +1,26 @@
+//! Roles: which one calls, and what it may do as which other.
+
+use super::text::from_server;
+use pgrx::pg_sys::{self, Oid};
+use std::ffi::CStr;
+
+/// The role whose privileges count now: that of the caller, outside of [`super::spi::AsOwner`].
+pub fn current() -> Oid {
+    // SAFETY: a plain read
+    unsafe { pg_sys::GetUserId() }
+}
+
+/// Whether a role has the privileges of another: it is a member of it, or a superuser.
+pub fn acts_as(role: Oid, other: Oid) -> bool {
+    // SAFETY: reads the catalog through its cache
+    unsafe { pg_sys::has_privs_of_role(role, other) }
+}
+
+/// The name of a role as SQL writes it. Raises where there is no such role any more.
+pub fn quoted_name(role: Oid) -> String {
+    // SAFETY: reads the catalog through its cache; the quoted name ends in NUL
+    unsafe {
+        let quoted = pg_sys::quote_identifier(pg_sys::GetUserNameFromId(role, false));
+        from_server(CStr::from_ptr(quoted).to_bytes())
+    }
+}

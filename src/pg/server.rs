@@ -1,0 +1,46 @@
+//! The server and the database that this process works in.
+
+use pgrx::pg_sys;
+use std::ffi::CStr;
+
+/// Whether the library is being loaded by shared_preload_libraries.
+pub fn is_preloading() -> bool {
+    // SAFETY: a plain read
+    unsafe { pg_sys::process_shared_preload_libraries_in_progress }
+}
+
+/// Has PostgreSQL refuse settings of a prefix that nobody has defined. Called once ours are.
+pub fn reserve_settings(prefix: &'static CStr) {
+    // SAFETY: while the library is being loaded, as PostgreSQL asks
+    unsafe { pg_sys::MarkGUCPrefixReserved(prefix.as_ptr()) };
+}
+
+/// The setting `max_connections`.
+pub fn max_connections() -> i32 {
+    // SAFETY: a plain read
+    unsafe { pg_sys::MaxConnections }
+}
+
+/// Whether this is a standby, or a server that recovers from a crash.
+pub fn is_in_recovery() -> bool {
+    // SAFETY: no preconditions in a process that is attached to shared memory
+    unsafe { pg_sys::RecoveryInProgress() }
+}
+
+/// The timeline that is written to.
+pub fn timeline() -> i32 {
+    // SAFETY: no preconditions outside of recovery
+    unsafe { pg_sys::GetWALInsertionTimeLine() }.cast_signed()
+}
+
+/// The number that initdb has given the cluster. Its standbys and copies have the same.
+pub fn system_identifier() -> i64 {
+    // SAFETY: a plain read of shared memory
+    unsafe { pg_sys::GetSystemIdentifier() }.cast_signed()
+}
+
+/// The oid of this database.
+pub fn database() -> u32 {
+    // SAFETY: a plain read
+    unsafe { pg_sys::MyDatabaseId }.to_u32()
+}

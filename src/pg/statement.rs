@@ -1,0 +1,57 @@
+//! By which statement a verb has been called: whether its transaction ends with the answer, or may go on for long.
+
+use super::transaction;
+use pgrx::PgList;
+use pgrx::pg_sys;
+use std::ffi::CStr;
+
+/// Whether the transaction ends with the answer of the verb that was just entered: a client's own SELECT outside a
+/// transaction block has called it, or the worker. PostgreSQL does not count DO, a procedure, a function of a user and
+/// a trigger as blocks, though they may go on for long: there another query than the client's has called. Of a pipeline
+/// PostgreSQL knows from its second statement on.
+pub fn ends_with_answer() -> bool {
+    if transaction::is_in_block() {
+        return false;
+    }
+    // SAFETY: plain reads; a portal that runs a SELECT has the state of its query, which lives in a context of that
+    // name
+    unsafe {
+        let Some(portal) = pg_sys::ActivePortal.as_ref() else { return true };
+        let Some(query) = portal.queryDesc.as_ref() else { return false };
+        let mut context = pg_sys::CurrentMemoryContext;
+        while let Some(inner) = context.as_ref()
+            && CStr::from_ptr(inner.name) != c"ExecutorState"
+        {
+            context = inner.parent;
+        }
+        query.estate.as_ref().is_some_and(|state| state.es_query_cxt == context)
+    }
+}
+
+/// Whether a DO statement or a procedure has called, by a statement of its own or by a function. It may go on for long,
+/// and PostgreSQL counts none as a transaction block. A cursor has a portal of its own: so the client's portal is
+/// looked at too, which mostly has no name.
+pub fn runs_code() -> bool {
+    // SAFETY: plain reads; a portal that is active has its statements
+    unsafe {
+        let runs = |portal: *mut pg_sys::PortalData| {
+            portal
+                .as_ref()
+                .is_some_and(|portal| portal.status == pg_sys::PortalStatus::PORTAL_ACTIVE && is_code(portal))
+        };
+        pg_sys::SPI_inside_nonatomic_context()
+            || runs(pg_sys::ActivePortal)
+            || runs(pg_sys::GetPortalByName(c"".as_ptr()))
+    }
+}
+
+/// Whether a portal is that of a DO statement or a procedure.
+unsafe fn is_code(portal: &pg_sys::PortalData) -> bool {
+    // SAFETY: a list of planned statements, or none
+    unsafe {
+        PgList::<pg_sys::PlannedStmt>::from_pg(portal.stmts).iter_ptr().any(|statement| {
+            let utility = (*statement).utilityStmt.as_ref().map(|utility| utility.type_);
+            matches!(utility, Some(pg_sys::NodeTag::T_DoStmt | pg_sys::NodeTag::T_CallStmt))
+        })
+    }
+}

@@ -1,0 +1,96 @@
+//! This transaction, and the snapshot of the statement that has called.
+
+use pgrx::pg_sys::{self, TransactionId};
+
+/// Whether the transaction is READ ONLY.
+pub fn is_read_only() -> bool {
+    // SAFETY: a plain read
+    unsafe { pg_sys::XactReadOnly }
+}
+
+fn isolation() -> u32 {
+    // SAFETY: a plain read
+    unsafe { pg_sys::XactIsoLevel }.cast_unsigned()
+}
+
+pub fn is_read_committed() -> bool {
+    isolation() == pg_sys::XACT_READ_COMMITTED
+}
+
+/// Whether all statements of the transaction read one snapshot: REPEATABLE READ or SERIALIZABLE.
+pub fn keeps_its_snapshot() -> bool {
+    isolation() >= pg_sys::XACT_REPEATABLE_READ
+}
+
+/// Whether the transaction goes on after the statement that runs, as far as PostgreSQL knows.
+pub fn is_in_block() -> bool {
+    // SAFETY: reads the state of the transaction
+    unsafe { pg_sys::IsInTransactionBlock(true) }
+}
+
+/// The id of the transaction; 0 as long as it has written nothing.
+pub fn id_if_any() -> u32 {
+    // SAFETY: a plain read
+    unsafe { pg_sys::GetTopTransactionIdIfAny() }.into_inner()
+}
+
+/// Whether this transaction has written anything.
+pub fn has_written() -> bool {
+    id_if_any() != 0
+}
+
+/// The id of the transaction with its epoch; gives it one.
+pub fn full_id() -> i64 {
+    // SAFETY: in a transaction, and in no parallel one: no function that asks is marked safe for that
+    unsafe { pg_sys::GetTopFullTransactionId() }.value.cast_signed()
+}
+
+/// The next transaction id with its epoch.
+pub fn next_full_id() -> i64 {
+    // SAFETY: no preconditions
+    unsafe { pg_sys::ReadNextFullTransactionId() }.value.cast_signed()
+}
+
+/// When the transaction began, in microseconds since 2000. It tells transactions of one process from each other.
+pub fn began_at() -> i64 {
+    // SAFETY: a plain read
+    unsafe { pg_sys::GetCurrentTransactionStartTimestamp() }
+}
+
+/// Whether a transaction is this one, or a part of it.
+pub fn is_mine(xid: TransactionId) -> bool {
+    // SAFETY: reads what this process keeps of its transaction
+    unsafe { pg_sys::TransactionIdIsCurrentTransactionId(xid) }
+}
+
+/// Whether what the caller's statement reads includes what a transaction has written that has ended. Without a snapshot
+/// of the transaction's own each statement reads anew.
+pub fn sees(xid: TransactionId) -> bool {
+    // SAFETY: a plain read, in a function that a statement has called, so that there is a snapshot
+    let leaves_out = || unsafe { pg_sys::XidInMVCCSnapshot(xid, pg_sys::GetActiveSnapshot()) };
+    !keeps_its_snapshot() || is_mine(xid) || !leaves_out()
+}
+
+/// The oldest transaction that the caller's statement leaves out as open.
+pub fn snapshot_xmin() -> TransactionId {
+    // SAFETY: in a function that a statement has called, so that there is a snapshot
+    unsafe { (*pg_sys::GetActiveSnapshot()).xmin }
+}
+
+/// The oldest transaction that is open now. One that has no id yet gets a greater one.
+pub fn oldest_open() -> TransactionId {
+    // SAFETY: in a transaction
+    unsafe { (*pg_sys::GetLatestSnapshot()).xmin }
+}
+
+/// Whether a transaction is older than another.
+pub fn precedes(xid: TransactionId, other: TransactionId) -> bool {
+    // SAFETY: no preconditions
+    unsafe { pg_sys::TransactionIdPrecedes(xid, other) }
+}
+
+/// The transaction, not a part of one, that an id belongs to, if it is open or prepared.
+pub fn open_one(xid: TransactionId) -> Option<TransactionId> {
+    // SAFETY: reads PostgreSQL's list of transactions, and the parents of one that is in it
+    unsafe { pg_sys::TransactionIdIsInProgress(xid).then(|| pg_sys::SubTransGetTopmostTransaction(xid)) }
+}
