@@ -28,11 +28,11 @@ pub struct Shared {
     pub(super) pending: &'static [Pending],
     pub(super) floors: *mut Floor,
     pub(super) spans: *mut Span,
-    /// Of each session, in which queues it has found less than it asked for, and until when (see [`hunger`]).
+    /// Of each session, in which queues it has found less than it asked for, and until when (see [`super::hunger`]).
     pub(super) hunger: &'static [Hunger],
     /// Of each block of slots, how many of these are hungry.
     pub(super) hungry: &'static [AtomicU32],
-    /// Of each session, when it was last granted something that nobody else is known to know of (see [`confirm`]).
+    /// Of each session, when it was last granted something that is unproven (see [`super::confirm`]).
     pub(super) unproven: &'static [Counted],
     /// Of each session, the process id of the backend that it is attached to, zero without one.
     pub(super) attached: &'static [Counted],
