@@ -110,7 +110,8 @@ impl Worker {
                     Ok(served) => turns -= u32::from(served),
                     Err(failure) => self.recover(failure).await,
                 }
-                // Long enough for nobody to be in line now and then: then only one of two that cross can be seen by the other.
+                // Long enough for the line to be empty now and then: then only one of two that cross can be seen by the
+                // other.
                 sleep(Duration::from_millis(self.random.random_range(10..120))).await;
             }
             if turns == 0 {

@@ -128,7 +128,7 @@ impl Crowd {
         }
     }
 
-    /// Asks all to leave, and waits until they have; whoever has not by then is killed.
+    /// Asks all to leave, and waits until they have; kills those that have not by then.
     pub async fn all_gone(&mut self, limit: Duration) {
         let until = Instant::now() + limit;
         self.processes.iter_mut().for_each(|process| process.input = None);

@@ -40,7 +40,7 @@ pub enum Verb {
     Force,
     /// semaphore_resize, asked for until it is done.
     Resize,
-    /// Somebody else has seen in the view `leases` who holds it.
+    /// Another client has seen the holder in the view `leases`.
     Look,
     Begin,
     Check,

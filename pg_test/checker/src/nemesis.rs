@@ -323,7 +323,7 @@ impl Nemesis {
         }
     }
 
-    /// All that could keep anybody from being served is over.
+    /// All that could keep a client from being served is over.
     pub async fn make_peace(&mut self, crowd: &mut Crowd) {
         self.snapshot = None;
         crowd.wake(&self.caller, true);

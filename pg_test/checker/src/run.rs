@@ -98,14 +98,14 @@ async fn prepare(database: &str) -> Result<()> {
     create_tables(&db.client, &slots).await
 }
 
-/// No more faults: everybody is to be served, and then to leave.
+/// No more faults: each client must be served, and then leave.
 async fn calm_down(nemesis: &mut Nemesis, crowd: &mut Crowd, patience: Duration) {
     nemesis.make_peace(crowd).await;
     let clients = crowd.processes.iter().map(|process| process.name.clone()).collect();
     let resources = RESOURCES.iter().map(|(resource, _)| (*resource).to_owned()).collect();
     nemesis.caller.write(&Line::Calm { at: now(), clients, resources });
     crowd.calm().await;
-    // Whoever was in the middle of preparing something when the storm ended may have done so by now.
+    // A client that was preparing something when the storm ended may have done so by now.
     sleep(Duration::from_millis(500)).await;
     drop(nemesis.resolve().await);
     crowd.all_served(patience).await;

@@ -1,5 +1,5 @@
 //! States that are the same but for names. Sessions are all alike, and so are resources: their numbers may be exchanged. Of fences and of
-//! places in a queue only the order matters. And what nobody can see any more is forgotten.
+//! places in a queue only the order matters. And what no process can see any more is forgotten.
 
 use crate::handover::fences;
 use crate::set::Set;
@@ -28,7 +28,7 @@ fn forget(state: &mut State, reads: bool) {
             (session.old, session.past) = (false, false);
         }
     }
-    // What is to be looked through for one reason is looked through for all.
+    // A resource that must be looked through for one reason is looked through for all.
     state.rescan &= !state.boot;
     state.ended_prepared &= !state.boot && !state.rescan;
 }

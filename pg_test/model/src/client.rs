@@ -100,7 +100,7 @@ impl System {
         entitled
     }
 
-    /// `take`: what was seen is granted, if it is still so and nobody else is in line.
+    /// `take`: what was seen is granted, if it is still so and no other session is in line.
     pub fn take(&self, state: &mut State, x: usize) -> bool {
         let Phase::Wants { resource, seen, .. } = state.transactions[x].phase else { return false };
         let (r, me) = (usize::from(resource), usize::from(state.transactions[x].me));
@@ -131,7 +131,7 @@ impl System {
         true
     }
 
-    /// `release`: looks again, for the row of which it waits, and hands over or frees.
+    /// `release`: waits for the row, looks again, and hands over or frees.
     pub fn let_go(&self, state: &mut State, x: usize) -> bool {
         let Phase::Releases { resource } = state.transactions[x].phase else { return false };
         let (r, me) = (usize::from(resource), usize::from(state.transactions[x].me));
@@ -147,7 +147,7 @@ impl System {
         true
     }
 
-    /// Hands over a lease that is let go of, or frees it. Whether a waiter was in somebody's hands.
+    /// Hands over a lease that is let go of, or frees it. Returns whether another transaction had a waiter in hand.
     fn give_away(&self, state: &mut State, x: usize, r: usize) -> bool {
         let me = usize::from(state.transactions[x].me);
         state.transactions[x].fenced[r] = 0;
@@ -173,7 +173,7 @@ impl System {
         true
     }
 
-    /// `session::end`: takes away the row, for which it waits, and what of the rest is to be had (`dissolve`).
+    /// `session::end`: takes away the row, for which it waits, and what of the rest it can have (`dissolve`).
     pub fn end_session(&self, state: &mut State, x: usize) -> bool {
         let me = usize::from(state.transactions[x].me);
         if state.transactions[x].phase != Phase::Closes || state.sessions[me].row.is_taken_from(x) {
@@ -210,7 +210,7 @@ impl System {
         true
     }
 
-    /// Whether G of a session is to be had exclusively.
+    /// Whether G of a session can be had exclusively.
     pub fn is_alone(&self, state: &State, x: usize, s: usize) -> bool {
         let has = |t: &crate::state::Transaction| t.grants.has(s) || t.buries.has(s);
         !state.transactions.iter().enumerate().any(|(y, other)| y != x && has(other))
@@ -240,7 +240,7 @@ impl System {
         true
     }
 
-    /// `lease_cancel`, which waits for whoever is just granting to the session.
+    /// `lease_cancel`, which waits for a transaction that is just granting to the session.
     fn cancel(&self, state: &mut State, x: usize, r: usize) -> bool {
         let me = usize::from(state.transactions[x].me);
         let place = &mut state.sessions[me].places[r].fact;

@@ -169,7 +169,7 @@ impl System {
         self.post_all(state, state.transactions[x].post);
     }
 
-    /// `post_if_dead`: while a fenced transaction was open nobody could take over.
+    /// `post_if_dead`: while a fenced transaction was open no session could take over.
     fn post_fenced(&self, state: &mut State, x: usize) {
         let notes = state.transactions[x];
         for r in 0..RESOURCES {

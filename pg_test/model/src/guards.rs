@@ -19,9 +19,10 @@ pub enum Guard {
     BootFindsPrepared,
     /// A full ring asks for a rescan. Without: the entry is dropped.
     FullRingRescans,
-    /// What is in somebody's hands is tried again.
+    /// What another transaction has in hand is tried again.
     BusyIsRetried,
-    /// What the dead hold and somebody waits for stays theirs until it can be handed over. Without: it is freed, and nobody comes back.
+    /// What the dead hold and a session waits for stays theirs until it can be handed over. Without: it is freed, and
+    /// the worker does not come back.
     BusyStaysDead,
     /// A pass that fails puts back what it had taken out of the ring.
     JudgedIsPutBack,
@@ -33,23 +34,23 @@ pub enum Guard {
     CloseExcludesFenced,
     /// A release takes F exclusively.
     ReleaseExcludesFenced,
-    /// Whoever takes over from the dead tests F.
+    /// A session that takes over from the dead tests F.
     TakeOverTestsFence,
-    /// Whoever takes over writes that the dead are dead, over a restart too.
+    /// A session that takes over writes that the dead are dead, over a restart too.
     DeathIsWritten,
     /// And if it is prepared keeps them so until all can see that.
     PreparedKeepsDead,
-    /// Whoever grants has G of the grantee in share mode, and whoever ends it exclusively.
+    /// A transaction that grants has G of the grantee in share mode; one that ends the grantee has it exclusively.
     GranteeIsLocked,
-    /// So does whoever queues, with G of its session.
+    /// So does a call that queues, with G of its session.
     QueueingIsLocked,
     /// The row and the slot of the grantee are read again after that.
     GranteeIsReadAgain,
-    /// A free slot goes to nobody but the first in line.
+    /// A free slot goes only to the first in line.
     FirstComesFirst,
     /// The row of a lease is claimed only if it is still the one that was looked at.
     SeenRowIsClaimed,
-    /// Whoever makes the first row of a name holds its stripe, and looks again under it.
+    /// A call that makes the first row of a name holds its stripe, and looks again under it.
     NameIsGuarded,
     /// A fence is drawn with the row in hand.
     FenceIsDrawnLast,
@@ -59,13 +60,14 @@ pub enum Guard {
     Tombstone,
     /// A row of an older start lives until `t0 + ttl`. Without: no slot, no life.
     OldRowsLive,
-    /// Whoever has made a slot from a row reads the row again.
+    /// A process that has made a slot from a row reads the row again.
     RowIsReadAgain,
     /// A rescan thaws the session whose close was prepared and has been rolled back.
     RescanThaws,
     /// A slot that is made from a row that is being deleted is frozen.
     PreparedEndFreezes,
-    /// A rescan that has found something of a session that has nothing but a tombstone is done again: it may be in somebody's hands.
+    /// A rescan that has found something of a session with only a tombstone is done again: another transaction may have
+    /// it in hand.
     StrayIsRetried,
     /// A rescan ends the slot whose row is gone.
     RescanEndsOrphans,

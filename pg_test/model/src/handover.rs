@@ -9,11 +9,11 @@ use crate::system::System;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum HandOver {
     Granted,
-    /// Waited for and free or dead, but in somebody's hands for now.
+    /// Waited for and free or dead, but in another transaction's hands for now.
     Busy,
     /// Waited for, and held by the living.
     Held,
-    /// Nobody waits.
+    /// No session waits.
     Nothing,
 }
 
@@ -82,7 +82,7 @@ impl System {
         had
     }
 
-    /// `claim` and `write`: locks what the candidate takes, if nobody is in its way, and gives it its fence.
+    /// `claim` and `write`: locks what the candidate takes, if no transaction is in its way, and gives it its fence.
     pub fn claim(&self, state: &mut State, x: usize, r: usize, s: usize, seen: Option<Row>, released: bool) -> bool {
         let held = seen.filter(|row| row.holder.is_some());
         let tested = !released && self.has(TakeOverTestsFence);
@@ -148,7 +148,7 @@ impl System {
     }
 }
 
-/// `free_among`: the row of a lease that nobody alive has, or why it is none.
+/// `free_among`: the row of a lease that no living session has, or why it is none.
 fn free(system: &System, state: &State, x: usize, r: usize, letting_go: bool) -> Result<Option<Row>, HandOver> {
     let lease = &state.leases[r];
     if lease.is_in_flight(x) {
@@ -161,7 +161,7 @@ fn free(system: &System, state: &State, x: usize, r: usize, letting_go: bool) ->
     }
 }
 
-/// The fences of a resource that anybody knows.
+/// The fences of a resource that some part of the state still knows.
 pub fn fences(state: &State, r: usize) -> impl Iterator<Item = u8> {
     let lease = state.leases[r];
     let of_lease = [lease.row, lease.new].into_iter().flatten().map(|row| row.fence);

@@ -4,7 +4,8 @@
 //! How much of that is explored at one time is said by a [`System`](system::System): who there is, how many calls of clients, prepared
 //! transactions and crashes there are on the way, and what is cut into steps. Calls, the ends of transactions and the passes of the worker
 //! are in steps, with others' in between, or each is done at once: then transactions still overlap, and the worker still comes in between
-//! any two calls, but nobody is left halfway through one. Each such system is explored to its end (`tests/explore.rs`).
+//! any two calls, but no client is left halfway through one. Each such system is explored to its end
+//! (`tests/explore.rs`).
 //!
 //! # What stands for what
 //!
@@ -20,8 +21,8 @@
 //! | `Commit`, `Abort`              | PostgreSQL ends the transaction, and all see it so                                     |
 //! | `Settle`                       | `seam::end::at_end`: `Notes::settle` and each note's `Effect`                          |
 //! | `Unlock`                       | PostgreSQL lets go of the locks of [`guard`](guards), which is after the callbacks       |
-//! | `Prepare`, `CommitPrepared`, `RollbackPrepared` | PREPARE TRANSACTION with `watch_prepared`, and its ends, which call nobody |
-//! | `Expire`                       | time, and `Word::expire` by whoever needs to know                                      |
+//! | `Prepare`, `CommitPrepared`, `RollbackPrepared` | PREPARE TRANSACTION with `watch_prepared`, and its ends, which call none |
+//! | `Expire`                       | time, and `Word::expire` by a process that needs it                                    |
 //! | `Beat`                         | `Word::beat`, where that is not atomic                                                 |
 //! | `ReadRow` twice                | `session::row`, and `Call::slot_of` of what was read                                   |
 //! | `KeepDead`                     | `Call::slot_of` of a session whose lease has been taken over                              |
@@ -37,15 +38,15 @@
 //! * **Time** is one bit for each deadline: it has passed or not, and it passes whenever it likes. A heartbeat in time then changes
 //!   nothing and is no step. All orders of deadlines and steps are explored, so no length of a TTL, backoff or linger is missed; that
 //!   things are prompt is for the tests of the server. Two facts about lengths are kept: a tombstone stands longer than an old row lives,
-//!   and nobody trusts an answer beyond its session's deadline.
+//!   and no client trusts an answer beyond its session's deadline.
 //! * **A worker that is stopped** is one that takes no step, and any process may take none for any time. One that is terminated aborts
 //!   its transaction, after any of its steps. So neither has a state of its own.
-//! * **Rows** have one version that is committed and at most one that is not, since whoever changes a row has it locked. Every look is at
-//!   the latest snapshot, as in the code.
+//! * **Rows** have one version that is committed and at most one that is not, since a transaction that changes a row
+//!   has it locked. Every look is at the latest snapshot, as in the code.
 //! * **A call** is cut in two where the code looks first and locks later, and is one step otherwise: what it does in between is only
 //!   reading, or under locks that the model has too. Clients are all alike, and a transaction is for one session.
-//! * **Fences and places** are numbers, of which only the order matters, and of which only those are told apart that somebody still
-//!   knows. Released rows are kept for ever here, as row_retention keeps them.
+//! * **Fences and places** are numbers. Only their order matters, and the model tells apart only those that its state
+//!   still knows. Released rows are kept for ever here, as row_retention keeps them.
 //! * **Names**: sessions may be exchanged, and resources (see [`canon`]). A session that has left no trace makes room for a new one.
 //! * **Not here**: savepoints (a rollback to one posts what it takes back, as an abort does), drains, groups (whose hand-over comes to the
 //!   same grants), several places of one session in one queue, notifications, and
@@ -58,7 +59,8 @@
 //! what goes wrong is found. Three of them are doubled by another, and are taken out together with it: `AbortPosts`, `FenceIsDrawnLast` and
 //! `Tombstone`.
 //!
-//! That a slot has its next session at once, whoever has just looked at it for the former, is a model of its own: [`reuse`].
+//! That a slot has its next session at once, even if a process has just looked at it for the former, is a model of its
+//! own: [`reuse`].
 //!
 //! Files, low to high: set, guards, state, system, reuse, succession, handover, life, client, end, worker, steps,
 //! properties, canon, explore, check, lib.

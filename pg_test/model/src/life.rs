@@ -68,8 +68,8 @@ impl System {
         matches!(state.sessions[s].row, Fact::Deleting(_))
     }
 
-    /// The deadline passes, and somebody takes the step of `expire`: whoever looks does, and who does not look sees no difference. Without a
-    /// slot it is the time of the row that passes. From here on nobody trusts the session.
+    /// The deadline passes, and a process that looks takes the step of `expire`; one that does not look sees no
+    /// difference. Without a slot the time of the row passes. From here on no client trusts the session.
     pub fn expire(&self, state: &mut State, s: usize) -> bool {
         let session = &mut state.sessions[s];
         let by_row = session.old
@@ -159,7 +159,7 @@ impl System {
         };
     }
 
-    /// `erase`: nobody but the transaction that opened it has ever seen it.
+    /// `erase`: only the transaction that opened it has ever seen it.
     pub fn erase(&self, state: &mut State, s: usize) {
         let session = &mut state.sessions[s];
         session.word = match session.word {

@@ -1,9 +1,10 @@
 //! What holds in every state.
 //!
-//! "In the end" is not left to the checker, which knows it only for paths without a cycle. It is a property of each state: from here on
-//! let nobody but the worker take steps, and let those who have ended tell so; then what is waited for has been granted, or a
-//! transaction that is still open is in the way, and will tell when it ends. As every end of it leads to a state for which the same holds, a
-//! free resource is granted to its waiter as soon as clients leave the worker alone for some passes.
+//! "In the end" is not left to the checker, which knows it only for paths without a cycle. It is a property of each
+//! state: from here on only the worker takes steps, and transactions that have ended tell so. Then what is waited for
+//! has been granted, or a transaction that is still open is in the way, and will tell when it ends. As every end of it
+//! leads to a state for which the same holds, a free resource is granted to its waiter as soon as clients leave the
+//! worker alone for some passes.
 
 use crate::client::Verb;
 use crate::state::{Broken, CLIENTS, Fact, Phase, RESOURCES, SESSIONS, State, WORKER, Word};
@@ -11,7 +12,7 @@ use crate::steps::Step;
 use crate::system::System;
 use stateright::Property;
 
-pub const ONE_HOLDER: &str = "never two holders: while a fenced transaction is open nobody else is granted its lease";
+pub const ONE_HOLDER: &str = "never two holders: while a fenced transaction is open no other is granted its lease";
 pub const ONE_TRUST: &str = "never two holders: no two trust at one time that they have a lease";
 pub const DEAD_IS_DEAD: &str = "a dead session is never alive again";
 pub const FENCES_RISE: &str = "fences only rise";
@@ -24,7 +25,7 @@ pub const TIDY: &str = "what has ended is taken away in the end";
 
 /// Passes after which the worker has done what it can.
 const PASSES: usize = 6;
-/// Somebody who sees what is committed and no more.
+/// An observer that sees only what is committed.
 const NOBODY: usize = usize::MAX;
 
 pub fn all() -> Vec<Property<System>> {
@@ -72,11 +73,11 @@ impl State {
 }
 
 impl System {
-    /// Notes who has been dead, and whether anybody of them lives.
+    /// Notes the sessions that have been dead, and whether any of them lives.
     pub fn watch_the_dead(&self, next: &mut State, step: Step) {
         for s in 0..SESSIONS {
             let is = &next.sessions[s];
-            // Until somebody has found out that it is kept dead, nobody has been told.
+            // Until a process has found out that it is kept dead, none has been told.
             let told = is.row.is_committed() && !self.is_kept_dead(next, s);
             let gone = is.row == Fact::Absent && is.reading;
             let (known, lives) = (is.word != Word::Free || told || gone, self.lives(next, s));
@@ -85,7 +86,7 @@ impl System {
         }
     }
 
-    /// Resources that are free, or whose holder is dead, and that somebody alive waits for.
+    /// Resources that are free, or whose holder is dead, and that a living session waits for.
     fn is_owed(&self, state: &State, r: usize) -> bool {
         let row = state.leases[r].row;
         self.first_in_line(state, NOBODY, r, Default::default()).is_some()
@@ -158,7 +159,8 @@ impl System {
         })
     }
 
-    /// Nobody stays frozen, no slot and no place or lease outlives its session's row, and no dead session's row stays.
+    /// No session stays frozen, no slot and no place or lease outlives its session's row, and no dead session's row
+    /// stays.
     fn tidies_in_the_end(&self, state: &State) -> bool {
         let is_tidy = |state: &State| {
             (0..SESSIONS).all(|s| {

@@ -8,7 +8,7 @@ use stateright::{Model, Property};
 
 pub const OWN_NUMBERS: &str = "no number of a session is written for another";
 
-/// Sessions that have the slot in turn; counts, of which the code has 256.
+/// Sessions that have the slot in turn; counts (the code has 256 of them).
 const SESSIONS: u8 = 4;
 const COUNTS: u8 = 5;
 /// Values that a number is changed to.
@@ -60,7 +60,7 @@ pub enum Step {
     /// `enter`, and the end of a session that nothing is needed of any more.
     Enter,
     Free,
-    /// Somebody changes the number for the session that has the slot.
+    /// A caller changes the number for the session that has the slot.
     Change,
     Read,
     Look,

@@ -9,7 +9,7 @@ pub const CLIENTS: usize = 3;
 /// The number of the worker's transaction; those of clients are below.
 pub const WORKER: usize = CLIENTS;
 
-/// The row of a lease. Released: nobody has it, and it keeps its fence.
+/// The row of a lease. Released: it has no holder, and keeps its fence.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Row {
     pub holder: Option<u8>,
@@ -69,9 +69,9 @@ pub struct Session {
     pub past: bool,
     /// The transaction that opened it, while that is in progress.
     pub opened_by: Option<u8>,
-    /// Somebody has found no slot and read the row, and has not made the slot yet.
+    /// A process has found no slot and read the row, and has not made the slot yet.
     pub reading: bool,
-    /// Somebody has read a living word and not written it yet; only without the compare-and-swap.
+    /// A process has read a living word and not written it yet; only without the compare-and-swap.
     pub beating: bool,
     /// It has been dead in this start of shared memory.
     pub dead: bool,
@@ -109,7 +109,7 @@ pub enum Phase {
     Passes,
     /// Before its commit or its preparation, the sessions that it ends are frozen.
     Frozen,
-    /// Its end is visible, and nobody has been told.
+    /// Its end is visible, and no process has been told.
     Ended {
         committed: bool,
     },
@@ -158,7 +158,7 @@ pub struct Transaction {
 pub struct State {
     pub leases: [Lease; RESOURCES],
     pub sessions: [Session; SESSIONS],
-    /// The dirty ring. What is to be tried again later is in it too: any time may be late enough.
+    /// The dirty ring. It also has what must be tried again later: any time may be late enough.
     pub ring: Set,
     pub rescan: bool,
     pub boot: bool,
@@ -280,7 +280,7 @@ impl Transaction {
         self.phase == Phase::Prepared
     }
 
-    /// Whether anybody is to be told of its end. What the worker commits it has judged itself.
+    /// Whether a process must be told of its end. What the worker commits it has judged itself.
     pub fn tells(&self, x: usize, committed: bool) -> bool {
         let ends = !self.ended.is_empty() || !self.opened.is_empty() || self.fenced != [0; RESOURCES];
         let posts = !(self.post.is_empty() || committed && x == WORKER);
@@ -295,13 +295,13 @@ impl Transaction {
 }
 
 impl State {
-    /// Everybody has a session, and nobody holds anything.
+    /// Each client has a session, and no session holds anything.
     pub fn opened() -> State {
         let session = Session { row: Fact::Stands, word: Word::Alive, ..Session::default() };
         State { sessions: [session; SESSIONS], ..State::empty() }
     }
 
-    /// Nobody has a session.
+    /// No client has a session.
     pub fn empty() -> State {
         State {
             leases: Default::default(),

@@ -4,7 +4,8 @@ use crate::client::Verb;
 use crate::state::{Phase, State, WORKER};
 use crate::system::System;
 
-/// One step of somebody, by the name that the code has for it. `x`: whose transaction; `s`: which session; `r`: which resource.
+/// One step of a process, by the name that the code has for it. `x`: its transaction; `s`: the session; `r`: the
+/// resource.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Step {
     Call { x: usize, s: usize, verb: Verb },
@@ -95,10 +96,10 @@ impl System {
         }
     }
 
-    /// Takes a step, if it is to be taken.
+    /// Takes a step, if it can be taken.
     pub fn step(&self, state: &mut State, step: Step) -> bool {
         if matches!(step, Step::Call { .. } | Step::Take { .. } | Step::TakeDirty | Step::Judge { .. } | Step::Sweep) {
-            // Whoever judges a session finds out, and has all others find the same.
+            // A process that judges a session finds out, and has all others find the same.
             for s in 0..self.sessions {
                 self.keep_dead(state, s);
             }

@@ -18,7 +18,7 @@ pub struct System {
     pub budget: Budget,
     pub fencing: bool,
     pub cancelling: bool,
-    /// A session's slot may be made by somebody who has read its row long ago.
+    /// A session's slot may be made by a process that has read its row long ago.
     pub reading: bool,
     /// Which of these come to their end in many steps, with others' in between; else they are one step.
     pub calls_in_steps: bool,

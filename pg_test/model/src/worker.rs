@@ -93,7 +93,7 @@ impl System {
         }
     }
 
-    /// `judge_dirty`, one resource: hands it over, tries it again later, or takes away the place of whoever holds it.
+    /// `judge_dirty`, one resource: hands it over, tries it again later, or takes away the place of its holder.
     pub fn judge(&self, state: &mut State, r: usize) -> bool {
         if state.transactions[WORKER].phase != Phase::Passes || !state.transactions[WORKER].todo.has(r) {
             return false;

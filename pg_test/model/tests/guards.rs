@@ -176,7 +176,7 @@ fn two_who_make_the_first_row_of_a_name() {
     finds(&[NameIsGuarded], calls_in_steps(two(calls(2))), NOBODY_WAITS);
 }
 
-/// While the row is the one that was looked at, nobody has been granted a later fence.
+/// While the row is the one that was looked at, no session has been granted a later fence.
 #[test]
 fn a_fence_that_is_drawn_before_the_row_is_had() {
     holds(calls_in_steps(two(calls(3))).without(&[FenceIsDrawnLast]));
@@ -188,7 +188,7 @@ fn fences_that_are_not_raised_after_a_crash() {
     finds(&[FencesAreRaised], crashed(two(calls(2))), FENCES_RISE);
 }
 
-/// Whoever finds no slot and has read the row before that reads it again.
+/// A process that finds no slot and has read the row before that reads it again.
 #[test]
 fn a_slot_that_leaves_no_tombstone() {
     let system = crashed(System { reading: true, ..two(calls(1)) });

@@ -1,5 +1,6 @@
-//! The dead stay dead: a session that has been told that it has ended is never told anything else again. But for a restart: who has expired is
-//! in no row, and nobody is expired early by it, so a session that has not been swept yet has its time to live anew.
+//! The dead stay dead: a session that has been told that it has ended is never told anything else again. A restart is
+//! an exception: no row says that a session has expired, and no session may expire early by a restart. So a session
+//! that has not been swept yet has its time to live anew.
 
 use super::facts::{Facts, is_dead};
 use super::fault::Fault;

@@ -43,9 +43,9 @@ pub struct Tenure<'a> {
     pub granted: Option<(&'a Call, u64)>,
     /// When its own session had been told of it for the first time.
     pub learned: u64,
-    /// When anybody had.
+    /// When any session had.
     pub seen: u64,
-    /// The earliest time at which somebody who may do so asked for its end, or its holder was told that it is lost.
+    /// The earliest time at which a client that may do so asked for its end, or its holder was told that it is lost.
     pub given_up: u64,
     /// The earliest time at which it may have ended without an answer that says so.
     pub ends_from: u64,
@@ -227,7 +227,7 @@ impl<'a> Facts<'a> {
                     tenure.given_up = session.ended_from;
                     tenure.ends_from = session.ended_from.min(session.trusted_until);
                 }
-                // Its opening had no answer: nobody was told to trust it, and nobody knows for how long it lives.
+                // Its opening had no answer: no client was told to trust it, and none knows for how long it lives.
                 None => tenure.ends_from = 0,
             }
             tenure.given_up = tenure.given_up.min(told_dead.get(tenure.session).copied().unwrap_or(u64::MAX));

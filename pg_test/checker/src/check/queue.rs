@@ -76,7 +76,7 @@ fn overtaken(facts: &Facts, resource: &str, tenures: &BTreeMap<i64, Tenure>) -> 
 fn request<'a>(tenure: &Tenure, asked: &[&'a Call], tenures: &BTreeMap<i64, Tenure>) -> Option<(u64, &'a Call)> {
     let before =
         tenures.range(..tenure.fence).rev().map(|(_, other)| other).find(|other| other.session == tenure.session);
-    // Of a grant that it never learned of nobody knows when it was asked for.
+    // Of a grant that it never learned of the time of its request is unknown.
     let since = before.map_or(0, |before| if before.learned == u64::MAX { 0 } else { before.learned });
     // A call that it has hung up on may be carried out at any time.
     asked.iter().find(|call| call.from >= since || call.is_lost()).map(|call| (call.from, *call))
@@ -142,7 +142,7 @@ mod tests {
         let fault = story().acquire(50..51, "a", "already_held", 3).by(check);
         assert!(fault.is_some_and(|fault| fault.proof.len() == 4));
         assert!(story().acquire(50..51, "a", "held", 0).by(check).is_some());
-        // A look of somebody else is known as well as an answer.
+        // A look of another client is known as well as an answer.
         let look = crate::history::Answer { fence: Some(3), slot: Some(0), ..Default::default() };
         assert!(story().call(60..61, about(Verb::Look, "a", 0), Ok(look)).by(check).is_some());
     }

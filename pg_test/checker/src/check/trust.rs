@@ -1,9 +1,10 @@
-//! Trust: who has been answered that it holds a slot may believe so from then on until the start of its last call plus `trust_ms`, and
-//! nobody else believes the same meanwhile.
+//! Trust: a session with the answer that it holds a slot may believe so from then on until the start of its last call
+//! plus `trust_ms`, and no other session believes the same meanwhile.
 //!
 //! The window of a tenure goes from when its session had learned of it to the latest time that an answer to this session has vouched for. It
-//! is cut where the tenure's end was asked for by somebody who may: its own role (release, close, take-over), an administrator, or
-//! for an attached session whatever ended its connection. Against these the promise does not hold, only the fence does.
+//! is cut where a client that may do so asked for the tenure's end: its own role (release, close, take-over), an
+//! administrator, or for an attached session the end of its connection. Against these the promise does not hold, only
+//! the fence does.
 
 use super::facts::{Facts, Tenure};
 use super::fault::Fault;

@@ -1,11 +1,12 @@
 //! The writes: in the order of commits the fence of a slot never falls, each fence belongs to one session, and while a fenced transaction
-//! is open nobody else is granted the slot.
+//! is open no other session is granted the slot.
 //!
 //! The order of commits is that of a serial, which each fenced transaction takes last, from the counter row of its slot. The row stays
-//! locked to the end of the transaction, so whoever takes the next number does so after that end, and a number that is rolled back is
-//! taken again: among committed rows the order of serials is that of commits. As it is taken last, a transaction of a stale holder does
-//! not wait for it before it has written; and as two that overlap would then come in an order all the same, they are also looked for by
-//! time: from the answer of the check to the call that ends the transaction, if that is answered, no higher fence of the slot is told to anybody.
+//! locked to the end of the transaction, so the next transaction takes its number after that end, and a number that is
+//! rolled back is taken again: among committed rows the order of serials is that of commits. As it is taken last, a
+//! transaction of a stale holder does not wait for it before it has written; and as two that overlap would then come in
+//! an order all the same, they are also looked for by time: from the answer of the check to the call that ends the
+//! transaction, if that is answered, no session is told a higher fence of the slot.
 
 use super::facts::{Facts, Fate};
 use super::fault::Fault;
@@ -18,8 +19,8 @@ pub fn check(facts: &Facts) -> Option<Fault> {
     falling(facts).or_else(|| shared(facts)).or_else(|| overlapping(facts))
 }
 
-/// A session that is told that it holds a fence of another. Of a session that nobody has opened nothing is known: a lease in grace, and a
-/// lock, are seen in the view under private ones.
+/// Finds a session that is told that it holds a fence of another. Private sessions, which no client has opened, do not
+/// count: the view shows a lease in grace, and a lock, under them.
 fn shared(facts: &Facts) -> Option<Fault> {
     facts.history.calls.iter().filter(|call| matches!(call.verb, Verb::Acquire | Verb::Lock)).find_map(|call| {
         let told = call.answer.as_ref()?.fence?;

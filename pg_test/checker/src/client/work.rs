@@ -53,7 +53,7 @@ impl Worker {
         }
     }
 
-    /// Not in the calm, where nobody decides what is prepared.
+    /// Not in the calm, where the nemesis decides no prepared transaction.
     pub(super) async fn prepare(&mut self) -> Result<(), Failure> {
         if self.phase() > Phase::Storm {
             return self.call(Call { verb: Verb::Commit, ..Call::default() }).await.map(drop);

@@ -59,7 +59,7 @@ impl Succession {
         true
     }
 
-    /// `take`: what was seen is had, if nobody is in the way; else the call is over.
+    /// `take`: what was seen is had, if no transaction is in the way; else the call is over.
     fn take(&self, state: &mut State, x: usize) -> bool {
         let Phase::Looked { slot, seen, how } = state.transactions[x].phase else { return false };
         let (slot, s) = (usize::from(slot), usize::from(state.transactions[x].me));
