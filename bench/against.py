@@ -1,0 +1,35 @@
+"""against.py ROWS PART...: the rows of a former build and of this one, as bench/against has measured them in turns."""
+
+import json
+import pathlib
+import re
+import sys
+
+FIGURE = re.compile(r" (p50 .*|[\d.,]+ (/s|ms|s)\b.*)$")  # at the end of what a row is compared with
+
+
+def rows(turns, part):
+    """The ratios of each row in all turns, or what was measured where a row has none."""
+    found = {}
+    for turn in sorted(turns.iterdir()):
+        owner = ""
+        for row in json.loads((turn / f"{part}.json").read_text())["rows"]:
+            # What belongs to the row above is told apart by it.
+            owner = row["what"] if row["what"] == row["what"].lstrip() else owner
+            key = (owner, row["what"].strip(), FIGURE.sub("", row["compared"]))
+            found.setdefault(key, []).append((row["ratio"] or row["measured"]).split(" (")[0])
+    return found
+
+
+def main(kept, *parts):
+    for part in parts:
+        before, now = (rows(pathlib.Path(kept) / tree, part) for tree in ("before", "now"))
+        print(f"\n{part}")
+        for key in (key for key in before if key in now):
+            owner, what, against = key
+            print(f"  {owner if owner == what else f'{owner}: {what}'}, of {against or 'nothing'}")
+            print(f"    before {', '.join(before[key])}\n    now    {', '.join(now[key])}")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
