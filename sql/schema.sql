@@ -1,4 +1,4 @@
--- The rows: what must survive. Liveness is not here but in shared memory (src/shmem), so a heartbeat writes none of these.
+-- The rows: all that must survive. Liveness is in shared memory (src/shmem), so a heartbeat writes none of them.
 -- Only the functions write them, and check their arguments; PostgreSQL would parse a CHECK anew for each statement.
 --
 -- A plain CREATE, not IF NOT EXISTS: the owner of an existing schema of this name could have put objects into it, or
@@ -8,8 +8,8 @@ CREATE SCHEMA eskit_lease;
 -- CACHE 1: a fence drawn later must be greater, whichever connection draws it.
 CREATE SEQUENCE eskit_lease.fence_seq AS bigint INCREMENT 64 CACHE 1; -- as in src/shmem/pace.rs
 
--- What positions are made of (src/position/mod.rs). Sequences, because what is set in them is not undone by a rollback.
--- Fences below its value are of before (src/lease/refence.rs).
+-- The numbers that positions are made of (src/position/mod.rs), in sequences, because a rollback does not undo setval.
+-- Fences below the value of _refence are former ones (src/lease/refence.rs).
 CREATE SEQUENCE eskit_lease._refence AS bigint MINVALUE 0 START 0;
 CREATE SEQUENCE eskit_lease.position_base AS bigint MINVALUE 0 START 0;
 CREATE SEQUENCE eskit_lease.position_high AS bigint MINVALUE 0 START 0;
@@ -98,7 +98,7 @@ ALTER TABLE eskit_lease._leases REPLICA IDENTITY FULL;
 CREATE INDEX _leases_session ON eskit_lease._leases (session, resource, slot) WHERE session IS NOT NULL;
 -- Slot 0 is found by its name; a fence of another slot, by this.
 CREATE INDEX _leases_fence ON eskit_lease._leases (resource, fence) WHERE slot > 0;
--- The free permits of a semaphore, where there are many others; what was given back last, last.
+-- Finds the free permits of a semaphore among many others; the one given back last comes last.
 CREATE INDEX _leases_free ON eskit_lease._leases (resource, fence) WHERE session IS NULL AND declared;
 CREATE INDEX _leases_released_at ON eskit_lease._leases (released_at) WHERE session IS NULL;
 
@@ -120,7 +120,7 @@ CREATE INDEX _history_at ON eskit_lease._history (at);
 ALTER TABLE eskit_lease._history REPLICA IDENTITY FULL;
 
 -- No unique key on (resource, session): it would make one call wait for another's uncommitted place. A second place of the same
--- session is harmless; a grant takes them all away.
+-- session is harmless; a grant takes away all of them.
 CREATE TABLE eskit_lease._waiters (
     place     bigint GENERATED ALWAYS AS IDENTITY,
     resource  text COLLATE "C" NOT NULL,
@@ -156,7 +156,8 @@ CREATE TABLE eskit_lease._members (
 );
 CREATE INDEX _members_session ON eskit_lease._members (session, group_name, place);
 
--- Who is to own each partition. revoking: the fence whose owner has been asked to release; revoke_at: until when, as joined above.
+-- The target of each partition. revoking: the fence whose owner has been asked to release; revoke_at: until when, as
+-- joined above.
 CREATE TABLE eskit_lease._partitions (
     group_name text COLLATE "C" NOT NULL,
     partition  integer NOT NULL,
@@ -185,7 +186,7 @@ CREATE TABLE eskit_lease._heads (
     group_name  text COLLATE "C" NOT NULL,
     partition   integer NOT NULL,
     position    bigint NOT NULL,
-    -- Of how many partitions this is one: a report means nothing for another number of them.
+    -- The number of partitions of the group: a report means nothing for another number.
     partitions  integer NOT NULL,
     reported_at timestamptz NOT NULL,
     PRIMARY KEY (group_name, partition)
@@ -281,7 +282,7 @@ CREATE INDEX _dead_items_queue ON eskit_lease._dead_items (queue, id);
 CREATE INDEX _dead_items_died_at ON eskit_lease._dead_items (died_at);
 
 -- src/execution reads columns by their number. state: running, done, failed, or retry, which is free for another attempt; that a
--- running one is in doubt is not written here, but said by its session. Roles by their names, as in _declarations.
+-- running one is in doubt is not written here: its session tells. Roles by their names, as in _declarations.
 CREATE TABLE eskit_lease._executions (
     key            text COLLATE "C" NOT NULL,
     state          text COLLATE "C" NOT NULL,
@@ -297,15 +298,15 @@ CREATE TABLE eskit_lease._executions (
     error          text,
     resolved_by    text COLLATE "C",
     resolved_at    timestamptz,
-    -- A key has one row, as src/execution sees to; its last version is at the end of the key.
+    -- A key has one row, as src/execution makes sure; its last version is at the end of the key.
     PRIMARY KEY (key, fence)
 );
 CREATE INDEX _executions_ended_at ON eskit_lease._executions (coalesce(resolved_at, finished_at))
     WHERE state = 'done' OR resolved_at IS NOT NULL;
 
 -- Only what a restored dump needs: with the sequences, fences and positions go on above those already given. Sessions, leases, waiters and
--- members are of the incarnation of the server that they were made in; an execution of theirs that was running is in doubt.
--- What functions answer with one row. src/pg/row.rs says why these are types.
+-- members belong to the incarnation of the server that made them; their running executions are in doubt.
+-- The answers of functions with one row. src/pg/row.rs says why these are types.
 CREATE TYPE eskit_lease.opened_session AS (session uuid, trust_ms integer, expires_at timestamptz, revision bigint);
 CREATE TYPE eskit_lease.session_state AS (alive boolean, trust_ms integer, expires_at timestamptz, revision bigint, reason text);
 CREATE TYPE eskit_lease.sweep_result AS (ended integer, handed_over integer, more boolean);

@@ -1,4 +1,4 @@
-"""What the catalogs say of the extension, in words that mean the same in another database.
+"""The catalogs' facts of the extension, in words that mean the same in another database.
 
 A row is found by what it is about, and each of its columns is a fact. Which columns are references PostgreSQL knows, and says what they
 refer to; expressions, which hold oids, are written as SQL. What only tells how and when something was stored is left out, and nothing

@@ -14,7 +14,7 @@ def rows(conn, function, *args):
 
 
 def call(conn, function, *args):
-    """What a function of eskit_lease returns: a value, or one row."""
+    """The answer of a function of eskit_lease: a value, or one row."""
     (row,) = rows(conn, function, *args)
     return row if len(row) > 1 else row[0]
 
@@ -113,7 +113,7 @@ class Session:
         return self
 
     def assignment(self, group):
-        """What it owns of a group: rows of partition, fence, state and revoke_in."""
+        """Returns what it owns of a group: rows of partition, fence, state and revoke_in."""
         return rows(self.conn, "group_assignment", group, self.id)
 
     def owns(self, conn, group):

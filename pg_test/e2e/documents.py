@@ -26,7 +26,7 @@ def words(text):
 
 
 def anchor(heading):
-    """What GitHub makes of a heading."""
+    """Returns the anchor that GitHub makes of a heading."""
     words = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading).lower()
     return re.sub(r"[^\w\- ]", "", words).replace(" ", "-")
 
@@ -36,7 +36,7 @@ def anchors(text):
 
 
 def links(text):
-    """What it links to, and shows."""
+    """Lists the targets of its links and pictures."""
     return re.findall(r"\]\(([^)\s]+)\)", re.sub(r"`[^`]*`", "", prose(text)))
 
 
@@ -56,7 +56,7 @@ def tables(text):
 
 
 def code(cell):
-    """What a cell has as code."""
+    """Lists what a cell has as code."""
     return re.findall(r"`([^`]+)`", cell)
 
 

@@ -1,4 +1,5 @@
-"""What an application has in a database: one of everything. It is made, and looked for where the database is restored or upgraded."""
+"""What an application has in a database: one of everything. Tests make it, and look for it after a restore or an
+upgrade."""
 
 import time
 
@@ -8,7 +9,7 @@ from client import Session, call, rows
 from conftest import wait_until
 from psycopg.types.json import Jsonb
 
-# What must be the same wherever rows survive, sessions or not.
+# Facts that must be the same wherever rows survive, sessions or not.
 KEPT = (
     "SELECT name, permits, owner FROM eskit_lease.semaphores",
     "SELECT resource, lock_key, target::text, key, owner_column, until_column, owner FROM eskit_lease.bridges ORDER BY 1",
@@ -89,7 +90,7 @@ class Estate:
         return {query: conn.execute(query).fetchall() for query in KEPT}
 
     def change(self, server):
-        """What comes after a point that is gone back to."""
+        """Makes what comes after a point in time that the test goes back to."""
         with self.connect(server) as conn:
             for session in (self.holder, self.lost, self.heir):
                 session.conn = conn
@@ -105,7 +106,7 @@ class Estate:
     # ---- afterwards ----
 
     def goes_on(self, server, since, timeline_is_new):
-        """As after a restart: who lived has its full TTL, since then at the earliest, and what it has."""
+        """As after a restart: a session that lived has its full TTL, since then at the earliest, and what it has."""
         with self.connect(server) as conn:
             for session in (self.holder, self.lost, self.heir):
                 session.conn = conn

@@ -105,7 +105,7 @@ EXTREMES = {
                   f"array_fill({one}::{type}, ARRAY[100001])"]
     for type, one in [("text", "'r'"), ("jsonb", "'1'"), ("bigint", "'1'"), ("integer", "'1'")]
 }  # fmt: skip
-# What leads further in, for the other arguments.
+# Values of the other arguments that lead further in.
 SOUND = {
     "text": "'r'", "uuid": "(SELECT uuid FROM stage WHERE name = 'mine')", "bigint": "(SELECT number FROM stage WHERE name = 'lease')", "integer": "'1'::integer",
     "interval": "'1 minute'", "timestamp with time zone": "now()", "jsonb": "'1'::jsonb", "boolean": "true", "regclass": "'mine'::regclass",
@@ -123,7 +123,7 @@ def at_extremes(functions):
                 yield f"eskit_lease.{name}({', '.join(arguments)})"
 
 
-# Who calls, in which kind of transaction, and how.
+# The callers, the kinds of transactions, and the ways of a call.
 WHO = ["extreme_consumer", "extreme_consumer", "extreme_other", "extreme_monitor", "postgres"]
 BEGINS = [None, None, "BEGIN", "BEGIN READ ONLY", "BEGIN ISOLATION LEVEL REPEATABLE READ", "BEGIN ISOLATION LEVEL SERIALIZABLE",
           "BEGIN ISOLATION LEVEL SERIALIZABLE, READ ONLY, DEFERRABLE"]  # fmt: skip
@@ -147,7 +147,7 @@ def calls(draw, functions):
 
 @st.composite
 def transactions(draw, functions):
-    """Who it is, the statements of a transaction, whether each is in a savepoint of its own, and how it ends."""
+    """The caller, the statements of a transaction, whether each is in a savepoint of its own, and how it ends."""
     body = draw(st.lists(st.tuples(st.sampled_from(FORMS), calls(functions)), min_size=1, max_size=4))
     statements = [form.format(call=call) for form, call in body]
     begin = draw(st.sampled_from(BEGINS))

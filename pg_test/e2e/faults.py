@@ -1,4 +1,5 @@
-"""What the tests of faults share: competitors who work under fences while something goes wrong, and what must be true after it."""
+"""Shared by the tests of faults: competitors that work under fences while something goes wrong, and what must hold
+after it."""
 
 import itertools
 import random
@@ -96,7 +97,8 @@ class Competition:
         return max(fence for competitor in self.competitors for fence in list(competitor.fences))
 
     def prove(self, server, confirmed=None):
-        """What was confirmed (by default all of it) is there, once; no fence has two holders, and none is used after a higher one."""
+        """Confirmed work (by default all) is there, once; no fence has two holders, and none is used after a higher
+        one."""
         falls = "SELECT * FROM (SELECT *, fence < max(fence) OVER (PARTITION BY resource ORDER BY id) AS falls FROM ledger) AS l WHERE falls"
         assert server.query(falls) == []
         assert server.query("SELECT fence FROM ledger GROUP BY 1 HAVING count(DISTINCT (resource, writer)) > 1") == []
@@ -134,7 +136,7 @@ def nothing_left(server, dbname="postgres"):
 
 
 class Log:
-    """What a server logs from now on."""
+    """Returns what a server logs from now on."""
 
     def __init__(self, server):
         self.file, self.start = server.log, server.log.stat().st_size

@@ -1,4 +1,4 @@
-"""What the programs in other languages need, which pg_test/examples has made ready under target/examples."""
+"""The needs of the programs in other languages, which pg_test/examples has made ready under target/examples."""
 
 import sys
 import warnings

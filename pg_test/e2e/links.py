@@ -8,7 +8,8 @@ from psycopg.conninfo import make_conninfo
 
 
 class Link:
-    """A way to a port. What is sent over it while it is cut is late, not lost; who asks for a connection meanwhile has one that does not answer."""
+    """A way to a port. Data sent over it while it is cut is late, not lost; a new connection meanwhile does not
+    answer."""
 
     def __init__(self, target):
         self.target, self.sockets, self.forgotten = target, set(), []
@@ -30,7 +31,8 @@ class Link:
         self.to_client.set()
 
     def forget(self):
-        """What is connected now is silent for ever, as beyond a firewall that has forgotten it. Who connects from now on gets through."""
+        """Present connections are silent for ever, as beyond a firewall that has forgotten them. New ones get
+        through."""
         self.cut()
         self.forgotten += self.to_server, self.to_client
         self.to_server, self.to_client = threading.Event(), threading.Event()

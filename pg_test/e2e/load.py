@@ -1,4 +1,4 @@
-"""Consumers that go on over a failover. What they are told is kept, and has to agree with what has survived.
+"""Consumers that go on over a failover. Each answer is kept, and must agree with what has survived.
 
 Each competes for a few resources. Under a fence that it was given it writes in one checked transaction: a row of the journal, an item
 added, a run-once key that others try too. The items that it claims it finishes in the transaction that notes them. It knows of

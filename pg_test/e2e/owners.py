@@ -178,7 +178,7 @@ def written_by_two(journal):
 
 
 def out_of_order(journal):
-    """What was committed of an exclusive lease under a lower fence than something before it."""
+    """Commits of an exclusive lease under a lower fence than something before it."""
     newest = collections.defaultdict(int)
     for resource, fence, process in journal:
         if PERMITS[resource] == 1:

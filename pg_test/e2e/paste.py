@@ -31,7 +31,7 @@ class Psql:
         self.pasted = 0
 
     def _run(self, example):
-        """What it printed, and what it complained of."""
+        """Returns what it printed, and its complaints."""
         self.pasted += 1
         mark = f"-- pasted {self.pasted}\n"  # psql prints a line when it reads it, so what stands before it has been done
         self.process.stdin.write(example + mark)

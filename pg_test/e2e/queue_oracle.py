@@ -49,7 +49,7 @@ class Oracle:
         self.faults.append(f"{event.queue}: item {event.item} {what}: {event}")
 
     def unit(self, event):
-        """What is given one at a time; None for an item that stands alone."""
+        """The unit that is given one at a time; None for an item that stands alone."""
         order, group = QUEUES[event.queue]
         if order == "none" or order == "key" and event.key is None:
             return None

@@ -37,7 +37,8 @@ class Held(NamedTuple):
 
 
 class Session:
-    """What is known of a session: until when it has certainly lived, and since when it may have ended, and has."""
+    """The facts of a session: until when it has certainly lived, since when it may have ended, and since when it
+    has."""
 
     def __init__(self, id, ttl, asked_at):
         self.id, self.ttl, self.alive_until = id, ttl, asked_at + ttl
@@ -159,7 +160,7 @@ class Process:
             call(conn, "session_wait", self.session.id, answer.revision, "20 ms")
 
     def stop(self, conn, chance):
-        """Until its session has ended, or nearly; what it has in hand then is a zombie's."""
+        """Until its session has ended, or nearly; then a zombie has what it has in hand."""
         self.stopped_until = time.time() + self.ttl * chance.uniform(0.7, 1.5)
 
     def close(self, conn, chance):

@@ -19,12 +19,12 @@ TTL = 1.0
 MOST = 6  # members at a time
 STOPS = 6  # members that are stopped at least, however slow the machine is
 PRODUCERS, RATE = 2, 200  # payments per second of each
-# What may happen next, and how often.
+# The events that may happen next, and how often.
 FAULTS = {"start": 4, "kill": 3, "stop": 6, "leave": 3, "take_over": 3, "replace": 1}
 
 
 class Fault(AssertionError):
-    """What should never be, with the history that led to it."""
+    """A fault that must never be, with the history that led to it."""
 
 
 class Scenario(Stage):
@@ -178,7 +178,7 @@ class Scenario(Stage):
         return sorted(lines, key=lambda line: line["at"])
 
     def history(self, partition=None):
-        """All is written to a file; what concerns one partition is told."""
+        """Writes all to a file, and tells what concerns one partition."""
         self.pump(0)
         self.history_file.parent.mkdir(exist_ok=True)
         with self.history_file.open("w") as file:

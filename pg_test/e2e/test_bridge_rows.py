@@ -175,7 +175,7 @@ def test_a_table_that_is_dropped(bridged, scene):
 
 @pytest.fixture
 def waiter(bridged):
-    """Who waits, beside others, for a row that its test makes."""
+    """A session that waits, beside others, for a row that its test makes."""
     reset(bridged)
     with bridged.connect() as conn:
         yield Session(conn, "waiter", ttl="60 s")
@@ -190,7 +190,7 @@ def others_are_served(session):
 
 
 def test_an_owner_column_that_becomes_short(bridged, waiter):
-    """What is written by its place is held against no length but here."""
+    """PostgreSQL checks no length of a value that is written by place; the worker does."""
     told = len(bridged.logged(REFUSED))
     bridged.query("ALTER TABLE topics ALTER owner TYPE varchar(5)")
     waiter.queue("r")

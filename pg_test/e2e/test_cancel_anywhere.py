@@ -98,7 +98,7 @@ SETUP = """
     INSERT INTO leased VALUES ('k');
     SELECT eskit_lease.semaphore_create('permits', 2), eskit_lease.group_create('g', 4), eskit_lease.queue_create('q'),
            eskit_lease.queue_create('brittle', 1)"""
-# What calls have taken away is made again.
+# Makes again what calls have taken away.
 AGAIN = """
     SELECT eskit_lease.group_create('spare group', 4) WHERE NOT EXISTS (SELECT FROM eskit_lease.groups WHERE group_name = 'spare group');
     SELECT eskit_lease.semaphore_create('spare semaphore', 2)
@@ -175,7 +175,7 @@ class Theatre:
             return None
 
     def clear(self):
-        """All leave. What is left over is swept, and there is nothing that could not be."""
+        """All leave. A sweep removes what is left, and nothing is there that could not be."""
         if self.conn.info.transaction_status == psycopg.pq.TransactionStatus.IDLE:
             calm(self.conn)
         else:
@@ -287,7 +287,7 @@ class Interrupter(threading.Thread):
 class Act:
     """One or more calls in one of several shapes, given up at a random moment or not at all."""
 
-    # What a call may say when an earlier one of the same transaction has changed what it is about.
+    # The answers of a call when an earlier one of the same transaction has changed its object.
     ANSWERS = {"LF001", "40001", "55P03", "55000", "42710", "42704", "42809", "55006", "22023"}
 
     def __init__(self, theatre):
@@ -342,7 +342,7 @@ class Act:
                 rows(self.conn, name, *args)
 
     def savepoint(self):
-        """What is given up in a savepoint is done again after it."""
+        """A call that is given up in a savepoint is made again after it."""
         with self.conn.transaction():
             for name, args in self.each():
                 try:

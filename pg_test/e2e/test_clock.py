@@ -77,7 +77,7 @@ def away(server):
 
 
 def test_the_clock_can_be_stepped(timed, clock):
-    """What the others rest on."""
+    """The premises of the other tests."""
     for seconds in (HOUR, -HOUR, 0):
         clock.step(seconds)
         assert abs(away(timed) - seconds) < 30
@@ -149,7 +149,7 @@ def test_what_is_kept_by_the_clock(timed, clock):
         session.wait()
         (item,) = rows(conn, "item_claim", "q", session.id)
         assert item.id == id
-        # What has failed is tried again by the clock that it failed by.
+        # A failed item is tried again by the clock that it failed by.
         assert call(conn, "item_fail", item.id, item.fence, "failed")
         clock.step(-HOUR)
         assert rows(conn, "item_claim", "q", session.id) == [], "an hour and two seconds from now"

@@ -410,7 +410,7 @@ def test_switched_on_during_a_call(pair, conn, background):
 
 
 def test_no_room(pair):
-    """Without a free slot for the confirmer nothing is confirmed, which the log says once; what is answered is right."""
+    """Without a free slot for the confirmer nothing is confirmed, as the log says once; answers are right."""
     pair.primary.query("ALTER SYSTEM SET max_worker_processes = 2")
     try:
         pair.primary.restart()

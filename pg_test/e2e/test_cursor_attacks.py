@@ -1,4 +1,4 @@
-"""What a hostile reader found in cursors: what an administrator does to their table, while they move."""
+"""What a hostile reader found in cursors: an administrator changes their table while they move."""
 
 import pytest
 from client import Session, call
@@ -11,7 +11,7 @@ STORED = "SELECT position FROM eskit_lease._cursors WHERE group_name || '' = 'g'
 
 @pytest.fixture
 def cursor(connect):
-    """A cursor at 1; what moves it."""
+    """A cursor at 1, and the call that moves it."""
     conn = connect()
     group(conn, 1)
     owner = Session(conn, "owner", "60 s").join("g")

@@ -1,4 +1,5 @@
-"""The disk is full: what cannot be written is an error that changes nothing, what needs no writing goes on, and once there is room so does the rest."""
+"""The disk is full: a failed write is an error that changes nothing, calls that write nothing go on, and all do once
+there is room."""
 
 import contextlib
 import shutil
@@ -81,7 +82,7 @@ def test_no_room_for_tables(small):
         with Competition(server) as competition:
             disk.fill()
             taken = fills_up(conn, rival)
-            # What needs no new page goes on: heartbeats, checks, refusals.
+            # Calls that need no new page go on: heartbeats, checks, refusals.
             assert holder.heartbeat().alive and holder.renew("r").held
             holder.check("r")
             assert rival.acquire("r").reason == "held"

@@ -9,7 +9,7 @@ from client import Session, call, stat
 from conftest import Server, wait_until
 from faults import LOGS_SQLSTATES, Log
 
-# What who calls meanwhile may be told: there is no such schema, function, table or extension (any more).
+# The answers that a caller may get meanwhile: there is no such schema, function, table or extension (any more).
 GONE = {"3F000", "42883", "42P01", "42704"}
 
 
@@ -39,7 +39,7 @@ def test_with_a_waiting_call(used, background):
 
 
 def test_with_a_fenced_transaction(used):
-    """It is waited for, as by every DROP; who will not wait has changed nothing."""
+    """It waits, as every DROP does; one that will not wait has changed nothing."""
     with used.connect() as conn, used.connect() as dropping:
         conn.execute("CREATE TABLE work (i int)")
         session = Session(conn, "fenced", ttl="60 s")

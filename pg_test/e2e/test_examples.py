@@ -222,7 +222,8 @@ def play(story, languages, producers):
 
 @once
 def test_arguments_have_no_secrets(server, db):
-    """Who may list the processes sees neither the password nor a session's uuid, which is all that it takes to speak for it."""
+    """A user that may list the processes sees neither the password nor a session's uuid, with which it could act for
+    it."""
     server.query((EXAMPLES / "schema.sql").read_text(), dbname=db)
     seen = set()
     with (ROOT / "target/log/examples-arguments").open("w") as log:

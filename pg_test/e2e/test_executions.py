@@ -65,7 +65,7 @@ def test_one_first_of_a_hundred(clean):
             return begin(session, key, retry_in_doubt)
 
         def race(key, retry_in_doubt=False):
-            """Who was first, and under which fence."""
+            """Returns the session that was first, and its fence."""
             answers = list(pool.map(ask, sessions, [key] * CALLERS, [retry_in_doubt] * CALLERS))
             first = [i for i, answer in enumerate(answers) if answer.first]
             assert len(first) == 1, (key, answers)
@@ -284,7 +284,8 @@ def test_attached_runner(server, db, connect):
 
 @pytest.mark.parametrize("how", ["crash", "immediate"])
 def test_crash_of_the_server(clean, how):
-    """What was answered stands, whatever synchronous_commit says; what runs is in doubt a TTL after the recovery, and not before."""
+    """An answer stands, whatever synchronous_commit says; a running key is in doubt a TTL after the recovery, and not
+    before."""
     conn = clean.connect(options="-c synchronous_commit=off")
     ends, lives = Session(conn, "ends", ttl="6 s"), Session(conn, "lives", ttl="60 s")
     done, failed, free = (begin(lives, key).fence for key in ("done", "failed", "free"))
@@ -319,7 +320,7 @@ def test_crash_of_the_server(clean, how):
 
 
 def test_dump(clean, tmp_path):
-    """What is done stays done where it is restored, what was running is in doubt there, and fences go on above."""
+    """A done key stays done after a restore, a running one is in doubt then, and fences go on above."""
     tools = Path(os.environ["PG_BIN"])
     with clean.connect() as conn:
         session = Session(conn, "dumped", ttl="60 s")

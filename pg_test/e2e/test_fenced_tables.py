@@ -13,7 +13,7 @@ NOT_CHECKED = "LF002"
 
 
 def state(conn, statement, *params):
-    """What a statement comes to, in a transaction of its own: ok, or the SQLSTATE."""
+    """Returns what a statement comes to, in a transaction of its own: ok, or the SQLSTATE."""
     try:
         with conn.transaction():
             conn.execute(statement, params or None)
@@ -110,7 +110,7 @@ def test_prepared(db, connect, end):
 
 
 def test_after_a_crash(server, db, connect):
-    """What is fenced stays so, and what was held is held on."""
+    """A fenced table stays so, and a held lease stays held."""
     conn = connect()
     holder = Session(conn, ttl="60 s")
     fence = holder.take("r")

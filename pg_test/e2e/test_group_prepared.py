@@ -25,7 +25,7 @@ class Scene:
         self.c = Member(other, "c", ttl="120 s")
 
     def own(self, *members):
-        """Who owns the two partitions, in the end."""
+        """Returns the owners of the two partitions, in the end."""
         wait_until(lambda: [m.give_back() for m in (self.a, self.b, self.c) if m.id in self.members()] is not None
                    and settled(self.other, members), timeout=20)  # fmt: skip
 

@@ -332,7 +332,7 @@ def test_default_privileges_give_nothing_away(server, mallory, former):
 
 
 def test_a_publication_of_all_tables(connect):
-    """Has nothing of ours stand still: what is deleted can be told by its row."""
+    """It stops none of our deletes: each of our tables can identify a deleted row."""
     conn = connect()
     conn.execute("SET client_min_messages = error; CREATE PUBLICATION everything FOR ALL TABLES")
     dead, heir = Session(conn, "dead", ttl="1 s"), Session(conn, "heir", ttl="1 h")

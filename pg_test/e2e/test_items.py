@@ -119,7 +119,7 @@ def test_a_crash_loses_no_item_and_no_claim(items_server):
 
 
 def test_an_old_snapshot_does_not_slow_claims(items_server):
-    """What a claim reads of the index does not grow with what has been done while an old snapshot is open."""
+    """A claim's reads of the index do not grow with the items done while an old snapshot is open."""
     with items_server.connect() as conn, items_server.connect() as old:
         call(conn, "queue_create", "old")
         session = Session(conn, "claimer", ttl="120 s")
@@ -134,7 +134,7 @@ def test_an_old_snapshot_does_not_slow_claims(items_server):
                 call(conn, "item_done", [item.id], item.fence)
 
             def reported():
-                # What this backend has read is reported when it is idle, once in a while.
+                # This backend reports what it has read when it is idle, once in a while.
                 before = conn.execute(read).fetchone()[0]
                 time.sleep(1.2)
                 conn.execute("SELECT 1")
@@ -177,7 +177,7 @@ def test_dumped_and_restored(items_server, tmp_path):
     subprocess.run([f"{pg_bin}/psql", "-qX", "-v", "ON_ERROR_STOP=1", "-f", str(dump), items_server.dsn("restored")], check=True, stdout=subprocess.DEVNULL)
     with items_server.connect("restored") as conn:
         session = Session(conn, "claimer", ttl="60 s")
-        # The claim is of the server that it was made in: what was claimed is free here.
+        # A claim belongs to the server that it was made in: claimed items are free here.
         assert [item.id for item in rows(conn, "item_claim", "dump", session.id, 10)] == ids[1:]
         assert conn.execute("SELECT id, error FROM eskit_lease.dead_items WHERE queue = 'dump'").fetchall() == [(ids[0], "dead")]
         assert call(conn, "item_add", "dump", psycopg.types.json.Jsonb("new")) > ids[-1]

@@ -128,7 +128,8 @@ def test_each_once_and_in_order(ordered_server, ordering, keys, each):
 
 
 def test_an_old_snapshot_does_not_slow_one_key(ordered_server):
-    """What a claim reads of a key that thousands of items have had before does not grow with them, while an old snapshot is open."""
+    """A claim's reads of a key that thousands of items have had do not grow with them, while an old snapshot is
+    open."""
     with ordered_server.connect() as conn, ordered_server.connect() as old:
         call(conn, "queue_create", "old", 20, "0", "fifo")
         session = Session(conn, "claimer", ttl="120 s")
@@ -166,7 +167,7 @@ def test_dumped_in_order(ordered_server, tmp_path):
     subprocess.run([f"{pg_bin}/psql", "-qX", "-v", "ON_ERROR_STOP=1", "-f", str(dump), ordered_server.dsn("ordered_restored")], check=True, stdout=subprocess.DEVNULL)
     with ordered_server.connect("ordered_restored") as conn:
         session = Session(conn, "claimer", ttl="60 s")
-        # What waits to be tried again holds its key, and what was claimed is free.
+        # An item that waits for a retry holds its key, and a claimed one is free.
         assert [item.id for item in rows(conn, "item_claim", "dump", session.id, 10)] == [late]
         conn.execute("UPDATE eskit_lease._later SET due = 0")
         conn.execute("UPDATE eskit_lease._item_heads SET due = 0")

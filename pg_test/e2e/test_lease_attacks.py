@@ -9,7 +9,7 @@ MANY = [f"many/{n}" for n in range(600)]  # more than are granted in one batch
 
 
 def stands(conn, by):
-    """What the rows say, looked up in a way that takes the index."""
+    """Returns what the rows say, by a query that takes the index."""
     conn.execute("SET enable_seqscan = off")
     return conn.execute(f"SELECT count(*) FROM eskit_lease._leases WHERE {by}").fetchone()[0]
 

@@ -90,7 +90,7 @@ POLLS = {
 
 
 def test_polls_for_what_is_blocked_are_no_news(connect):
-    """What a dead holder's open transaction keeps is tried again ever more rarely, however often those ask who wait for it."""
+    """Leases that a dead holder's open transaction keeps are tried ever more rarely, however often waiters ask."""
     conn, idle = connect(), connect()
     dead, waiter = Session(conn, "dead", ttl="2 s"), Session(conn, "waiter", ttl="600 s")
     call(conn, "semaphore_create", "dead permit", 1)
@@ -106,7 +106,7 @@ def test_polls_for_what_is_blocked_are_no_news(connect):
     waiter.queue("dead")
     waiter.queue("dead permit")
     wait_until(lambda: dead.expired(conn))
-    # Until it is tried a second time: what is looked at is no longer the death itself.
+    # Until the worker tries it a second time: then it no longer looks at the death itself.
     passes, rescans = stat(conn, "sweeps"), stat(conn, "rescans")
     wait_until(lambda: stat(conn, "sweeps") >= passes + 6)
     for what, poll in POLLS.items():

@@ -42,7 +42,7 @@ def test_an_assignment_is_read_though_a_rebalance_cannot_be_done(no_worker, conn
 
 
 def test_a_wait_behind_a_dead_holder(no_worker, connect):
-    """What it is first in line for it gets once it can be recorded that the holder is dead."""
+    """It gets the lease that it is first in line for once the holder's death can be recorded."""
     conn, admin = connect(), connect()
     waiter, dying = Session(conn, "waits", ttl="1 h"), Session(conn, "dies", ttl="1 s")
     dying.take("r")

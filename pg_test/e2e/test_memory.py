@@ -38,7 +38,7 @@ ERRORS = """
     BEGIN INSERT INTO fenced VALUES (1); EXCEPTION WHEN SQLSTATE 'LF002' THEN errors := errors + 1; END;
     BEGIN PERFORM eskit_lease.fence_check('kept', kept); RAISE 'undone'; EXCEPTION WHEN raise_exception THEN errors := errors + 1; END;
 """
-# What a turn does, how many calls it has, and whether it is a transaction of its own.
+# The statements of a turn, how many calls it has, and whether it is a transaction of its own.
 WAYS = {
     "in transactions": (TURN + CHANGES, 12, True),
     "in one transaction": (TURN, 7, False),
@@ -108,7 +108,8 @@ def test_memory_of_the_worker(server):
         turns = CALLS // 100
 
         def loop():
-            """Each turn leaves the worker something to look at: what was released and queued for, and a session that has ended with its lease."""
+            """Each turn leaves the worker work: a released and awaited lease, and a session that has ended with its
+            lease."""
             conn.execute(
                 f"DO $$ DECLARE s uuid; f bigint; BEGIN FOR i IN 1..{turns} LOOP "
                 f"SELECT session INTO s FROM eskit_lease.session_open('short', '1 s'); SELECT fence INTO f FROM eskit_lease.lease_acquire('r' || i % 50, s); "

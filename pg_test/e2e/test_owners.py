@@ -17,7 +17,7 @@ def test_no_two_processes_use_one_fence(server, db):
 
 
 def test_the_oracle_sees():
-    """What it is for, each in the least history that shows it."""
+    """Each check, in the least history that shows its fault."""
     assert list(written_by_two([("one", 7, 1), ("one", 7, 1), ("one", 7, 2)]))
     assert not list(written_by_two([("one", 7, 1), ("one", 8, 2), ("other", 7, 2)]))
     assert list(out_of_order([("one", 8, 1), ("one", 7, 1)]))

@@ -13,7 +13,7 @@ pytestmark = once
 
 
 def generated_sql():
-    """What makes the extension, and then all that brings older versions up to it."""
+    """The SQL that makes the extension, and then all that brings older versions up to it."""
     share = subprocess.run(["pg_config", "--sharedir"], capture_output=True, text=True, check=True).stdout.strip()
     version = re.search(r'^version = "(.*)"', (ROOT / "Cargo.toml").read_text(), re.M)[1]
     directory = Path(share) / "extension"

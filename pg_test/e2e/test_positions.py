@@ -188,7 +188,7 @@ def restore(dump, server, dbname, directory):
 
 
 def check_goes_on(server, dbname):
-    """All that is there can be read, before anything is written; what is written then comes after it, and is read as ever."""
+    """All that is there can be read, before anything is written; later rows come after it, and are read as ever."""
     with server.connect(dbname, options="-c synchronous_commit=off") as conn:
         count, greatest = conn.execute("SELECT count(*), max(position) FROM events").fetchone()
         wait_until(lambda: len(conn.execute(READ, (0, 10_000)).fetchall()) == count)
@@ -267,7 +267,7 @@ def test_a_dump_restored_on_a_physical_copy_of_its_cluster(outbox, tmp_path):
             check_goes_on(copy, f"restored_{number}")
         check_goes_on(copy, "before")
         assert copy.query("SELECT last_value FROM eskit_lease.position_base", dbname="before") == [(0,)]
-        # Of the same history: what was raised stays so, and need not be raised again.
+        # Of the same history: a raise stays, and need not be repeated.
         base = "SELECT last_value FROM eskit_lease.position_base"
         before = copy.query(base, dbname="restored_1")
         copy.query("CREATE DATABASE twin TEMPLATE restored_1")

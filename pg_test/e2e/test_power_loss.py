@@ -16,7 +16,8 @@ from psycopg.types.json import Jsonb
 
 
 class Disk:
-    """A file system in a file. What has been written back or synced is in the file, and nothing else: that is what is left when the power goes."""
+    """A file system in a file. Only data that was written back or synced is in the file: that is left when the power
+    goes."""
 
     def __init__(self, name):
         self.image, self.at, self.mounted = ROOT / f"target/cluster/{name}.img", ROOT / f"target/cluster/{name}", False
@@ -134,7 +135,7 @@ def move_to(server, disk):
 
 
 def take(disk, copied):
-    """What the disk has at this moment, mounted as after a reboot."""
+    """The disk's content at this moment, mounted as after a reboot."""
     run("cp", "--reflink=auto", "--sparse=always", disk.image, copied.image)
     return copied.mount() / "data"
 

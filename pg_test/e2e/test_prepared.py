@@ -112,7 +112,7 @@ def prepare(scene, verb, gid):
 
 
 def while_prepared(scene, verb):
-    """What others are told meanwhile, at once."""
+    """The answers to others meanwhile, at once."""
     asked_at = time.monotonic()
     if verb in ("lease_acquire", "lease_acquire_many", "lock_acquire"):
         # The grant may yet be rolled back, and then the waiter behind it must be granted.

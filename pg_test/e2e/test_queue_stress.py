@@ -36,7 +36,8 @@ def test_each_item_is_done_once(request):
 
 
 def judged(*events, ended_by=None):
-    """What the oracle finds in a history of one queue, whose session lives until it is told that it has ended."""
+    """The faults that the oracle finds in a history of one queue, whose session lives until it is told that it has
+    ended."""
     session = Session("s", 1_000, 0)
     if ended_by is not None:
         session.ending_from = session.ended_by = ended_by
@@ -46,7 +47,7 @@ def judged(*events, ended_by=None):
 
 
 def test_the_oracle_sees():
-    """What it is for, each in the least history that shows it."""
+    """Each check, in the least history that shows its fault."""
     add, other = ("add", "key", 1, "k", 10), ("add", "key", 2, "k", 20)
     claim, done = ("claim", "key", 1, "k", 10, 7, 1, "s"), ("done", "key", 1, None, None, 7)
     assert not judged(add, claim, done) and not judged(add, claim, ("unclaim", *done[1:]), claim, done)

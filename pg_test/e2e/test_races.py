@@ -206,7 +206,8 @@ def queue_behind_oneself(connect):
 
 
 def test_who_is_refused_keeps_nobody_from_the_lease(connect):
-    """A place that is being given up is passed over: who is next has the lease at once, and not when that transaction ends."""
+    """A place that is being given up is passed over: the next waiter has the lease at once, and not when that
+    transaction ends."""
     conn, cancelling, asking = connect(), connect(autocommit=False), connect(autocommit=False)
     holder, first, second = (Session(conn, name, ttl="60 s") for name in ("holder", "first", "second"))
     holder.take("r")

@@ -5,7 +5,7 @@ from conftest import ROOT
 from documents import PAGES, examples
 from paste import paste
 
-# The recipes are pasted one by one, by test_recipes.py; what else has examples of its own has its own test.
+# test_recipes.py pastes the recipes one by one; watching.md has a test of its own.
 PASTED = [page for page in PAGES if examples(page.read_text()) and page.name not in ("recipes.md", "moving.md", "watching.md")]
 
 

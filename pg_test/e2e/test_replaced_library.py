@@ -114,7 +114,8 @@ def test_the_running_library_goes_on_and_is_not_updated_for(variant, start):
 
 
 def test_a_second_library_beside_the_running_one_is_refused(variant, start):
-    """The server was told to load it by a symbolic link, and the functions are not. What a connection has called before goes on."""
+    """The server was told to load it by a symbolic link, and the functions are not. Functions that a connection has
+    called before go on."""
     files = Replaceable(variant, "linked")
     link = files.directory.with_name("linked")
     link.symlink_to(files.directory)

@@ -37,7 +37,7 @@ def file_of(server):
 
 
 def trust(server, session):
-    """What a session has left, in seconds, asked in a way that does not keep it alive; none if it has ended."""
+    """The seconds that a session has left, asked without keeping it alive; none if it has ended."""
     (left,) = server.query("SELECT sum(trust_ms) FROM eskit_lease.sessions WHERE session = %s", session.id)[0]
     return (left or 0) / 1000
 

@@ -182,7 +182,7 @@ def test_worker_takes_all_that_was_old_when_the_server_started(server, kind, no_
 
 
 def test_batches_after_one_that_is_rolled_back(old_and_new, kind):
-    """What it had deleted is there again."""
+    """The deleted rows are there again."""
     conn, kept = old_and_new
     conn.execute("BEGIN")
     assert call(conn, "session_sweep", 3).more
@@ -206,7 +206,7 @@ def old_snapshot(conn):
 
 
 def test_batches_go_on_where_the_last_one_ended(server, released_at_once, connect):
-    """What has been deleted is there for an old snapshot, and is not looked at again by each batch."""
+    """Deleted rows are there for an old snapshot, and later batches do not look at them again."""
     conn, old = connect(), connect()
     session, names = Session(conn, ttl="600 s"), [f"lease {i}" for i in range(8_000)]
     call(conn, "session_sweep")  # which looks through what is new to it
@@ -294,7 +294,7 @@ def test_claims_that_were_finished_side_by_side(server, connect, second):
 
 
 def test_claims_that_were_finished_side_by_side_by_one_who_is_slow(server, connect):
-    """Who finished first commits last, long after a sweep has looked for such claims."""
+    """The transaction that finished first commits last, long after a sweep has looked for such claims."""
     one, other = connect(), connect(autocommit=False)
     session = Session(one, "session", ttl="600 s")
     call(one, "queue_create", "q")

@@ -44,7 +44,7 @@ class Item:
 
     @staticmethod
     def again(session):
-        """What the next one gets of it, when it is free for it."""
+        """Returns what the next one gets of it, when it is free for it."""
         return next(((item.id, item.fence) for item in rows(session.conn, "item_claim", "work", session.id)), None)
 
 

@@ -185,7 +185,7 @@ def test_standby_and_its_promotion(primary, standby, keep_alive):
             call(conn, "fence_check", "unseen 0", unseen[0])
         assert unknown.value.sqlstate == "LF001"
         assert Session(conn, "new").take("unseen 0") > max(unseen)
-        # Who does not come back is alive until promotion + TTL and then handed over by the worker, which runs now.
+        # A session that does not come back is alive until promotion + TTL; then the worker, which runs now, hands over.
         assert Session(conn, "rival").acquire("lost").reason in ("held", "awaited")
 
         wait_until(lambda: waiter.holds("lost"), pause=0.02)
@@ -198,7 +198,7 @@ def test_standby_and_its_promotion(primary, standby, keep_alive):
 
 
 def test_a_restored_base_backup(primary):
-    """Who held something is told to get a new fence: above its own, others may have been given since the backup was made."""
+    """A holder is told to get a new fence: above its own, others may have been given since the backup was made."""
     with primary.connect() as conn:
         session = Session(conn, ttl="1 h")
         fences = {resource: session.take(resource) for resource in ("asked", "later")}
@@ -235,7 +235,7 @@ def test_a_restored_base_backup(primary):
 
 @pytest.mark.parametrize("promoted", [False, True])
 def test_the_first_grant(primary, promoted):
-    """What is granted before the worker has looked into the database is of this history."""
+    """A grant before the worker has looked into the database is of this history."""
     primary.set(eskit_lease__worker="off")
     server = standby_of(primary, "e2e-restored", signal=promoted)
     try:

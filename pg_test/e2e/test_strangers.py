@@ -1,4 +1,4 @@
-"""Throw-away servers of a machine on which others work: who is not their owner does not get in."""
+"""Throw-away servers of a machine on which others work: only their owner gets in."""
 
 import os
 from pathlib import Path

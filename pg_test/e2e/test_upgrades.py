@@ -111,7 +111,7 @@ def test_the_library_has_each_function_of_before(connect, former, before):
 
 @once
 def test_objects_that_are_missing(server, connect, former):
-    """What an object of a later version would be to this library: it is told that there is nothing of that kind, and what to do."""
+    """An object that the library looks for is missing: the call says so, and what to do."""
     changes = {
         "ALTER TABLE eskit_lease._sessions RENAME consumer TO other": ("session_open", "a"),
         "ALTER INDEX eskit_lease._sessions_pkey RENAME TO other": ("lease_acquire", "r", "{session}"),
@@ -167,7 +167,7 @@ def unlocked(call, *arguments):
             return call(*arguments)
 
 
-# What an update may do to tables, indexes, views and functions, and none has done yet.
+# Changes that an update may make to tables, indexes, views and functions, and none has made yet.
 OTHER_OIDS = """
     ALTER TABLE eskit_lease._sessions ADD more text DEFAULT 'a';
     ALTER TABLE eskit_lease._leases ADD more integer NOT NULL DEFAULT 1;
@@ -197,7 +197,8 @@ def patiently(conn, changes):
 
 
 def test_an_update_while_everything_is_in_use(server, connect, former, background):
-    """Who holds goes on holding, also in the middle of a transaction; who waits is woken; plans and oids that are kept are made anew."""
+    """Holders go on holding, also in the middle of a transaction; waiters are woken; kept plans and oids are made
+    anew."""
     conn, fencing, admin = connect(dbname=former), connect(dbname=former, autocommit=False), connect(dbname=former)
     admin.execute("CREATE TABLE counter (n bigint, fence bigint)")
     admin.execute("INSERT INTO counter VALUES (0, 0)")

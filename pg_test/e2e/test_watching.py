@@ -1,4 +1,4 @@
-"""What docs/watching.md and monitoring/ tell those to ask who keep watch, as it stands: where something is wrong, each query says so."""
+"""The queries of docs/watching.md and monitoring/, as they stand: where something is wrong, each says so."""
 
 import json
 import os
@@ -77,7 +77,7 @@ def test_each_query_of_the_exporter_has_the_columns_that_it_declares(server, no_
 
 
 def measured(conn):
-    """What the exporter would report of the database as a whole."""
+    """Returns what the exporter would report of the database as a whole."""
     _, query, labels, metrics = next(query for query in declared() if query[0] == "eskit_lease")
     return dict(zip(labels + metrics, conn.execute(query).fetchone(), strict=True))
 

@@ -83,7 +83,7 @@ def done(session, item):
 
 
 def state(conn, but):
-    """What stands of items and keys, but for some items, and for whether a session is still there."""
+    """The state of items and keys, but for some items, and for whether a session is still there."""
     found = {
         view: conn.execute(f"SELECT {columns} FROM eskit_lease.{view} ORDER BY 1").fetchall()
         for view, columns in {
@@ -120,7 +120,7 @@ def test_all_is_as_it_was(fault):
     of_the_dead = [item.id for item in left]
     before = state(conn, of_the_dead)
     given = [dies.fence, first.fence, left[0].fence, lost_key, *keys.values()]
-    # What is not confirmed, or is not told to the standby, was never done.
+    # Work that is not confirmed, or has not reached the standby, was never done.
     if fault.loses:
         fault.cut_off()
         more = fault.server.connect()
@@ -145,7 +145,7 @@ def test_all_is_as_it_was(fault):
     for item in claimed:
         done(lives, item)
     assert apply(lives, "key running", "execution_finish", "running", keys["running"])
-    # What the dead have is free a TTL later; what has failed, when its time has come.
+    # The items of the dead are free a TTL later; failed ones, when their time has come.
     got = []
 
     def all_but_the_latest():
@@ -207,7 +207,7 @@ class Worker(Client):
 
     def prepare(self):
         if self.asked and self.session:
-            # The answer is lost. What it gave is free again when the session has ended.
+            # The answer is lost. Its items are free again when the session has ended.
             call(self.conn, "session_close", self.session.id)
             self.session = None
         self.asked = False
@@ -244,7 +244,7 @@ class Runner(Client):
 
 @pytest.mark.parametrize("fault", ["immediate", "synchronous"], indirect=True)
 def test_clients_go_on(fault):
-    """Killed while clients add, claim, do and begin: what was confirmed to them stands, and each result is there once."""
+    """Killed while clients add, claim, do and begin: confirmed work stands, and each result is there once."""
     fault.server.query("SELECT eskit_lease.queue_create('q', max_attempts => 1000)")
     adders, workers, runners = [Adder(fault) for _ in range(3)], [Worker(fault) for _ in range(5)], [Runner(fault) for _ in range(2)]
     clients = [*adders, *workers, *runners]

@@ -1,4 +1,5 @@
--- Bridges to rows that workers lease by: what is asked for and refused, by one connection. Who crosses whom is in pg_test/specs/bridge-row.spec.
+-- Bridges to rows that workers lease by: requests and refusals, by one connection. Crossings are in
+-- pg_test/specs/bridge-row.spec.
 \i pg_test/sql/include/helpers.psql
 \pset null -
 CREATE ROLE regress_owner;
@@ -7,7 +8,7 @@ SELECT session AS a FROM session_open('a', '1 hour') \gset
 SELECT session AS b FROM session_open('b', '1 hour') \gset
 CREATE TABLE topics (topic text PRIMARY KEY, owner text, leased_until timestamptz, position bigint NOT NULL DEFAULT 0);
 INSERT INTO topics (topic) VALUES ('orders'), ('invoices');
--- What an old worker does; whether it owns the row then.
+-- An old worker's UPDATE; returns whether it owns the row then.
 CREATE FUNCTION pg_temp.take(topic text, who text) RETURNS boolean LANGUAGE sql AS $$
     WITH taken AS (
         UPDATE topics SET owner = $2, leased_until = clock_timestamp() + interval '1 hour'
@@ -111,7 +112,7 @@ SELECT owner = :'marker' AS same FROM topics WHERE topic = 'orders';
 SELECT lease_release('r', fence) FROM lease_acquire('r', :'b');
 CALL pg_temp.wait_for('(SELECT tens_left <= 0 FROM pg_temp.row WHERE topic = ''orders'')');
 
--- What cannot be bridged to.
+-- Tables that cannot be bridged to.
 CREATE FUNCTION pg_temp.foreign_code() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN new; END';
 CREATE FUNCTION pg_temp.same(text) RETURNS text LANGUAGE sql IMMUTABLE AS 'SELECT $1';
 CREATE TYPE pg_temp.mood AS ENUM ('good', 'bad');

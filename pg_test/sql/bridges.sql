@@ -1,4 +1,4 @@
--- Bridges to advisory locks: what is asked for and refused, by one connection. Those who hold the locks are in pg_test/specs/bridge.spec.
+-- Bridges to advisory locks: requests and refusals, by one connection. Old workers are in pg_test/specs/bridge.spec.
 \i pg_test/sql/include/helpers.psql
 \pset null -
 CREATE ROLE regress_old;
@@ -86,7 +86,7 @@ SELECT * FROM pg_temp.locked;
 SELECT lease_release('s', fence) FROM lease_acquire('s', :'b');
 CALL pg_temp.wait_for('NOT EXISTS (SELECT FROM pg_temp.locked)');
 
--- What can not be bridged, or dropped.
+-- Names that cannot be bridged, or dropped.
 SELECT reason FROM lease_acquire('held', :'a');
 SELECT (pg_temp.ask('held', :'b', true)).reason;
 SELECT semaphore_create('sem', 1), group_create('g', 1);
@@ -116,7 +116,7 @@ SELECT bridge_drop('many 3');
 SELECT bridge_create('one more', 1);
 ROLLBACK;
 
--- Who may: administrators and whom they let, and what each has made.
+-- Privileges: administrators and the roles that they grant it to, each for the bridges that it has made.
 SET ROLE regress_new;
 SELECT split_part(pg_temp.error_of(statement), E'\n', 1) FROM unnest(ARRAY['SELECT bridge_create(''mine'', 1)', 'SELECT bridge_drop(''r'')']) AS statement;
 RESET ROLE;

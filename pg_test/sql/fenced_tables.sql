@@ -341,7 +341,7 @@ UPDATE shards SET p = 2;
 COMMIT;
 SELECT tableoid::regclass, p, k FROM shards;
 
--- What cannot be fenced.
+-- Tables that cannot be fenced.
 CREATE TABLE parent (i int);
 CREATE TABLE child () INHERITS (parent);
 CREATE MATERIALIZED VIEW materialized AS SELECT 1 AS i;
@@ -366,7 +366,7 @@ SELECT fence_table('columns', 'g', 'v'), unfence_table('columns');
 BEGIN READ ONLY;
 SELECT pg_temp.error_of(statement) FROM unnest(ARRAY['SELECT fence_table(''columns'', ''r'')', 'SELECT unfence_table(''orders'')']) AS statement;
 COMMIT;
--- Once is enough; what was disabled is made good.
+-- Once is enough; a repetition enables what was disabled.
 SELECT fence_table('orders', 'sub:orders');
 ALTER TABLE orders DISABLE TRIGGER eskit_lease_fence;
 SELECT complete FROM fenced_tables WHERE table_name = 'orders'::regclass;
@@ -395,7 +395,7 @@ INSERT INTO "s {table} '"."t "" {arguments} \ é" SELECT 1, 0 FROM fence_check('
 DROP SCHEMA "s {table} '" CASCADE;
 \set VERBOSITY default
 
--- Who may: the owner, and members of it. Who writes needs no right to any of it but to the check.
+-- Privileges: the owner, and members of that role. A writer needs a right to the check only.
 CREATE ROLE regress_owner;
 CREATE ROLE regress_member IN ROLE regress_owner;
 CREATE ROLE regress_writer;

@@ -52,7 +52,7 @@ SELECT fence_table('part_2', 'r'), fence_table('part_2', 'r') AS again;
 SELECT * FROM fences;
 SELECT fence_table('whole', 'r');
 SELECT * FROM fences;
--- What is fenced alone is not attached to what is fenced.
+-- A table that is fenced alone cannot be attached to a fenced one.
 CREATE TABLE alone (id int);
 SELECT fence_table('alone', 'r');
 SELECT pg_temp.state_of('ALTER TABLE whole ATTACH PARTITION alone FOR VALUES IN (5)');

@@ -150,14 +150,15 @@ SELECT held, reason FROM lease_renew('late', :fe);
 SELECT pg_temp.error_of(format('SELECT eskit_lease.fence_check(%L, %s)', 'late', :fe));
 SELECT lease_release('late', :fe);
 
--- Nor are they drawn faster than the clock is, which an older history is judged by: what is a second ahead of it waits for that.
+-- Nor are they drawn faster than the clock runs, by which an older history is judged: a draw a second ahead of the
+-- clock waits.
 SELECT session AS a FROM session_open('fast', '60 s') \gset
 CREATE FUNCTION pg_temp.reached() RETURNS bigint LANGUAGE sql AS
 'SELECT floor((extract(epoch FROM clock_timestamp()) - 1735689600 + 60) * (1 << 22))::bigint';
 SELECT setval('eskit_lease.fence_seq', pg_temp.reached() + (1 << 22)) > 0 AS set_ahead, clock_timestamp() AS began \gset
 SELECT fence AS f1 FROM lease_acquire('fast', :'a') \gset
 SELECT :f1 <= pg_temp.reached() AS behind, clock_timestamp() - :'began' > '0.5 s' AS waited;
--- What is set by hand is not waited for.
+-- No draw waits for a value that is set by hand.
 SELECT setval('eskit_lease.fence_seq', pg_temp.reached() + 3600::bigint * (1 << 22)) > 0 AS "set by hand";
 SELECT fence > :f1 AS greater FROM lease_acquire('by hand', :'a');
 

@@ -81,7 +81,7 @@ SELECT * FROM pg_temp.who('g');
 SELECT a.revision > :r AND b.revision > :rb AS told FROM session_heartbeat(:'a') AS a, session_heartbeat(:'b') AS b;
 SELECT pg_temp.generation('g') = :generation + 3 AS "next generation";
 
--- As few move as may: those who leave and come move their own share and no more.
+-- As few move as possible: members that leave and come move their own share and no more.
 SELECT group_join('g', :'c') > 0 AS joined, group_join('g', :'d') > 0 AS joined;
 SELECT pg_temp.acknowledge('g', :'a') + pg_temp.acknowledge('g', :'b');
 SELECT * FROM pg_temp.who('g');
@@ -148,7 +148,7 @@ BEGIN ISOLATION LEVEL SERIALIZABLE;
 SELECT group_leave('g', :'d');
 SELECT * FROM pg_temp.who('g');
 COMMIT;
--- What is read-only may look.
+-- A read-only transaction may look.
 BEGIN READ ONLY;
 SELECT * FROM pg_temp.mine('g', :'a');
 COMMIT;
@@ -264,7 +264,7 @@ SELECT group_leave('settle', :'c');
 SELECT * FROM pg_temp.who('settle');
 SELECT group_leave('settle', session) FROM unnest(ARRAY[:'e', :'f']::uuid[]) AS session;
 
--- No time to answer: what is to move moves at once, and nothing else.
+-- No time to answer: the partitions that must move do so at once, and no others.
 SELECT group_create('now', 4, rebalance_timeout => '0');
 SELECT group_join('now', :'c') > 0 AS joined;
 SELECT fence AS kept FROM group_assignment('now', :'c') WHERE partition = 0 \gset
@@ -335,7 +335,7 @@ SELECT group_join('died', :'s') > 0 AS joined;
 CALL pg_temp.wait_for('bool_and(state = ''free'' AND target IS NULL) FROM eskit_lease.group_partitions WHERE group_name = ''died''');
 SELECT * FROM pg_temp.who('died');
 CALL pg_temp.wait_for('count(*) = 0 FROM eskit_lease.group_members WHERE group_name = ''died''');
--- What drains, and newcomers who settle.
+-- Members that drain, and newcomers that settle.
 SELECT group_join('died', :'e') > 0 AS joined, group_join('died', :'f') > 0 AS joined;
 SELECT session_drain(:'e');
 CALL pg_temp.wait_for('bool_and(target = ''f'' AND revoke_in IS NULL) FROM eskit_lease.group_partitions WHERE group_name = ''died''');
@@ -391,7 +391,7 @@ SELECT * FROM pg_temp.who('size');
 SELECT partition, position, head, lag, acked_ahead FROM group_lag WHERE group_name = 'size' ORDER BY 1;
 SELECT bool_and(fence > :old) AS greater, count(DISTINCT fence) FROM group_partitions WHERE group_name = 'size';
 SELECT pg_temp.error_of(format('SELECT cursor_commit(''size'', 1, 1000, %s)', :old));
--- Those who drain are asked, too. Another number may be given meanwhile; the present one calls it off.
+-- Draining members are asked, too. Another number may be given meanwhile; the present one calls it off.
 SELECT session_drain(:'f');
 SELECT * FROM pg_temp.mine('size', :'f');
 SELECT group_resize('size', 7, true), group_resize('size', 8, true);

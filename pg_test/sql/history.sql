@@ -1,4 +1,4 @@
--- What became of leases, and the views of those who keep watch. The worker is off at first, so that what is seen is the verbs' own doing.
+-- What became of leases, and the views for operators. The worker is off at first, so that only the verbs act.
 \i pg_test/sql/include/worker_off.psql
 \pset null -
 DELETE FROM eskit_lease._history;
@@ -15,7 +15,7 @@ SELECT session AS a FROM session_open('a', '1 hour') \gset
 SELECT session AS b FROM session_open('b', '1 hour') \gset
 SELECT session AS c FROM session_open('c', '1 hour') \gset
 
--- What is ordinary leaves nothing behind: to be granted, asked for, handed over, released, closed, let go with grace.
+-- Ordinary events leave nothing behind: a grant, a request, a hand-over, a release, a close, a grace.
 SELECT fence AS f FROM lease_acquire('r', :'a') \gset
 SELECT (pg_temp.ask('r', :'b', true)).reason;
 SELECT lease_release('r', :f);

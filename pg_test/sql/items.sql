@@ -103,7 +103,7 @@ CALL pg_temp.wait_for($$clock_timestamp() > (SELECT min(run_at) FROM eskit_lease
 SELECT payload, attempt FROM item_claim('q', :'a', 10) ORDER BY 1;
 SELECT payload, state FROM items WHERE payload IN ('"later"', '"now"', '"soon"') ORDER BY 1;
 
--- What is rolled back was nothing: an item added, a claim. The claim's items are free for everybody then.
+-- A rollback undoes all: an item added, a claim. The claim's items are free for every session then.
 SELECT queue_create('r');
 BEGIN;
 SELECT item_add('r', '1') > 0 AS added;
@@ -313,7 +313,7 @@ SELECT pg_temp.looks() AS looks \gset
 SELECT count(*) FROM unnest(ARRAY['wide', 'wide key']) AS queue, item_claim(queue, :'m');
 SELECT pg_temp.looks() - :looks AS looks;
 COMMIT;
--- What is added, comes due, is given back, or claimed and rolled back is found again.
+-- A claim finds again an item that is added, comes due, is given back, or was claimed and rolled back.
 SELECT array_length(item_add_many('wide', ARRAY['1', '2', '3']::jsonb[], ARRAY['a', 'b', 'c']), 1), item_add('wide key', '1', 'a') > 0 AS added;
 BEGIN;
 SELECT pg_temp.looks() AS looks \gset
@@ -389,7 +389,7 @@ SELECT queue_alter('mine', 5, '2 s');
 SELECT item_requeue(:i);
 RESET ROLE;
 SELECT max_attempts, retry_backoff, items, dead FROM queues WHERE queue = 'mine';
--- What an administrator has copied in where nothing was left is found after a sweep.
+-- A sweep finds items that an administrator has copied into an empty queue.
 SELECT session AS c FROM session_open('copier') \gset
 SELECT queue_create('copied');
 SELECT cardinality(item_add_many('copied', '{1,2}')) AS added;

@@ -1,7 +1,7 @@
 -- Work items in order. The worker is off, so that what is seen is the verbs' own doing.
 \i pg_test/sql/include/worker_off.psql
 \pset null -
--- What a session is given, in order; and what it then says of an item, by its payload.
+-- The items that a session is given, in order; and the call with which it ends one, by its payload.
 CREATE FUNCTION pg_temp.next(queue text, who uuid, most int DEFAULT 1) RETURNS text LANGUAGE sql AS $$
     SELECT coalesce(string_agg(payload #>> '{}', ' ' ORDER BY id), 'nothing') FROM eskit_lease.item_claim(queue, who, most)
 $$;
@@ -110,7 +110,8 @@ SELECT pg_temp.heads();
 SELECT pg_temp.done('x2');
 SELECT session AS b FROM session_open('b', '1 hour') \gset
 
--- Added for a time: its place in the order is where it is due. What waits to be tried again is not passed by it, nor by what is ready.
+-- Added for a time: its place in the order is where it is due. Neither it nor a ready item passes one that waits for a
+-- retry.
 SELECT pg_temp.add('k', 'x', 'before');
 SELECT item_add('k', '"due"', 'x', clock_timestamp() + interval '0.02 s') > 0 AS added, item_add('k', '"far"', 'x', clock_timestamp() + interval '1 hour') > 0 AS added;
 SELECT array_length(item_add_many('k', ARRAY['"n1"', '"n2"']::jsonb[], run_at => clock_timestamp() + interval '0.02 s'), 1);

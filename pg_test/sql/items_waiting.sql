@@ -79,7 +79,7 @@ SELECT count(*) FROM dead_items;
 SELECT pg_temp.all_done();
 SELECT (SELECT count(*) FROM items) AS left;
 
--- What has become due waits, too, and has its place among those added before and after.
+-- An item that has become due waits, too, and has its place among those added before and after.
 SELECT pg_temp.add('a'), pg_temp.add('b'), pg_temp.add('due', clock_timestamp() + interval '0.05 s');
 SELECT pg_temp.next(:'a', 50), pg_temp.next(:'a', 50);
 CALL pg_temp.wait_for($$(SELECT bool_and(run_at < clock_timestamp()) FROM items WHERE state = 'later')$$);

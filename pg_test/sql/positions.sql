@@ -109,7 +109,7 @@ SELECT pg_temp.refused('next_position()', 'next_position()');
 COMMIT;
 SELECT next_position() & 1048575 AS count;
 
--- Who may not draw may not write rows whose default it is. Reading is another matter.
+-- A role that may not draw may not write rows whose default draws. Reading is another matter.
 CREATE ROLE regress_producer;
 GRANT INSERT, SELECT ON events TO regress_producer;
 SET ROLE regress_producer;
@@ -122,7 +122,7 @@ SELECT pg_temp.error_of('SELECT position_horizon()');
 RESET ROLE;
 SELECT count(*) FROM events WHERE what IN ('refused', 'o');
 
--- What may have been given is reserved, whatever has been rolled back since.
+-- Positions that may have been given are reserved, whatever has been rolled back since.
 SELECT last_value > max(position) >> 20 AS reserved FROM events, position_high GROUP BY last_value;
 SELECT last_value FROM position_base;
 
@@ -167,7 +167,7 @@ SELECT next_position() >> 20 >= 4000000000000 AS above;
 \c regression
 DROP DATABASE regress_restored WITH (FORCE);
 
--- Rows that came with greater positions, where others have been drawn already: what comes goes on above them.
+-- Rows that came with greater positions, where others have been drawn already: new ones go on above them.
 CREATE DATABASE regress_restored;
 \c regress_restored
 CREATE EXTENSION eskit_lease;

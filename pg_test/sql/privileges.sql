@@ -1,4 +1,4 @@
--- Who may do what.
+-- The privileges of each kind of role.
 \i pg_test/sql/include/helpers.psql
 \pset null -
 CREATE ROLE regress_nobody;

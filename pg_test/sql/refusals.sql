@@ -11,7 +11,7 @@ CREATE ROLE regress_admin;
 SELECT grant_consumer('regress_consumer'), grant_consumer('regress_thief'), grant_monitor('regress_monitor');
 GRANT EXECUTE ON FUNCTION session_sweep, lease_force_release, execution_resolve, position_raise TO regress_admin;
 
--- What a statement raises for a role; what it did is undone.
+-- Returns what a statement raises for a role, and undoes what it did.
 CREATE FUNCTION pg_temp.raises(role text, statement text) RETURNS text LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM set_config('role', role, true);

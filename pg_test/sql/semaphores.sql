@@ -129,7 +129,7 @@ SELECT (pg_temp.permit('s', :'a', true)).reason;
 ROLLBACK;
 SELECT count(*) FROM waiters;
 
--- Grown: who waits is served by the worker, or by its own asking.
+-- Grown: the worker serves a waiter, or its own call does.
 SELECT (pg_temp.permit('s', :'a', true)).reason, (pg_temp.permit('s', :'d', true)).reason;
 SELECT semaphore_resize('s', 4);
 SELECT permits, held, waiters FROM semaphores WHERE name = 's';

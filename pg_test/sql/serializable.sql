@@ -119,7 +119,7 @@ SELECT item_done(ARRAY[:i5::bigint], :f5);
 SELECT count(*) <= 1 FROM item_claim('shared', :'a');
 SELECT pg_temp.locked();
 COMMIT;
--- What has failed once is due, and what a session ends with is free.
+-- An item that has failed once is due, and the items of a session that ends are free.
 BEGIN;
 SELECT count(*) FROM item_claim('work', :'a', 10);
 SELECT session_close(:'a');

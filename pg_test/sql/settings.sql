@@ -52,7 +52,7 @@ SELECT backend_type, datname FROM pg_stat_activity WHERE backend_type = 'eskit_l
 SELECT session AS a, trust_ms > 3000000 AND trust_ms < 3600000 AS bounded FROM session_open('a', '1 hour') \gset
 \echo :bounded
 SELECT name FROM stats() WHERE value IS NULL;
--- What grants does not vouch for it; an answer that is asked for afterwards does.
+-- The granting call does not vouch for the grant; a later answer does.
 SELECT granted, trust_ms, reason FROM lease_acquire('r', :'a');
 BEGIN;
 SELECT granted, trust_ms, reason FROM lease_acquire('in a transaction', :'a');

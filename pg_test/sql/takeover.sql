@@ -99,7 +99,7 @@ SELECT count(*) > 0 AS swept FROM session_sweep();
 SELECT pg_temp.has(:'a2'), pg_temp.waits_for(:'a2');
 SELECT count(*) FROM eskit_lease._successions;
 
--- What was being revoked stays so, and what it was to be given comes to the successor.
+-- A partition that was being revoked stays so, and one that was assigned to the predecessor comes to the successor.
 SELECT group_join('h', :'c') > 0 AS joined;
 SELECT * FROM pg_temp.who('h');
 SELECT session AS a3 FROM session_open('a', '1 hour', takeover => true) \gset
