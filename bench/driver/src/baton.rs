@@ -1,4 +1,4 @@
-//! What is passed from one connection to another, and the time that it takes.
+//! The baton that one connection passes to another, and the time that it takes.
 
 use std::pin::Pin;
 use std::time::{Duration, Instant};

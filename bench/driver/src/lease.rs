@@ -1,4 +1,4 @@
-//! A client of eskit_lease that holds a lease, or waits for it: what the measurements of hand-over have in common.
+//! A client of eskit_lease that holds a lease, or waits for it: shared by the measurements of hand-over.
 
 use std::time::{Duration, Instant};
 
@@ -18,7 +18,7 @@ pub struct Consumer {
     wait: Statement,
 }
 
-/// What a heartbeat says.
+/// The answer of a heartbeat.
 pub struct Alive {
     pub revision: i64,
     /// Seconds since 1970

@@ -58,7 +58,7 @@ enum What {
         #[arg(long)]
         rounds: usize,
     },
-    /// What crash kills: holds a lease by an attached session
+    /// The process that crash kills: holds a lease by an attached session
     Hold { name: String },
 }
 

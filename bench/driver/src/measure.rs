@@ -1,4 +1,4 @@
-//! What all measurements have in common.
+//! Shared by all measurements.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ pub struct Servers {
     pub redis_always: String,
 }
 
-/// A failed precondition of the measurement: what was answered is not what was to be measured.
+/// A failed precondition of the measurement: an answer that is not the expected one.
 pub fn ensure(holds: bool, otherwise: impl Into<Failure>) -> Result<()> {
     if holds { Ok(()) } else { Err(otherwise.into()) }
 }

@@ -13,7 +13,7 @@ pub enum Operation {
     Heartbeat,
     /// A new name is acquired, and released
     AcquireRelease,
-    /// Who holds asks again
+    /// The holder asks again
     Reacquire,
 }
 

@@ -60,7 +60,7 @@ impl From<tokio_postgres::Error> for Failure {
     }
 }
 
-/// Who calls, and where it is written down.
+/// The caller, and the file of its calls.
 pub struct Caller {
     pub name: String,
     recorder: Recorder,

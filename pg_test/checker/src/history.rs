@@ -54,7 +54,7 @@ pub enum Verb {
     Hangup,
 }
 
-/// One call. What a verb does not take is left out.
+/// One call. It leaves out what its verb does not take.
 #[derive(Serialize, Deserialize, Clone, Debug, Default)]
 #[serde(default)]
 pub struct Call {
@@ -167,7 +167,7 @@ impl Display for Call {
     }
 }
 
-/// What was done to the clients or to the server. `client`: to whom, if to one.
+/// A fault done to the clients or to the server. `client`: the client, if it is one.
 #[derive(Serialize, Deserialize, Clone, Debug)]
 pub struct Fault {
     pub at: u64,
@@ -223,7 +223,7 @@ pub enum Line {
         resource: String,
     },
     Row(Row),
-    /// What is left in the database after everybody has gone; how many.
+    /// What is left in the database after all clients have gone; how many.
     Left {
         what: String,
         count: i64,

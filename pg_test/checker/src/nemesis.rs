@@ -21,7 +21,7 @@ use std::time::Duration;
 use tokio::time::sleep;
 use tokio_postgres::{Config, SimpleQueryMessage};
 
-/// What may happen next, and how often; the last two take the whole server down.
+/// The faults that may come next, and how often; the last two take the whole server down.
 const FAULTS: [(Kind, u32); 15] = [
     (Kind::Kill, 6),
     (Kind::Stop, 14),

@@ -1,4 +1,4 @@
-//! What is competed for.
+//! The resources that clients compete for.
 
 /// Waited for by session_wait, by heartbeats alone (so that a wake-up that is lost stays lost), and two semaphores: one that is
 /// resized, and one that has permits to spare.

@@ -42,7 +42,7 @@ impl System {
         }
     }
 
-    /// Who may call verbs: a session that lives, and that the caller has heard of.
+    /// Sessions that may call verbs: those that live, and that the caller has heard of.
     fn may_act(&self, state: &State, x: usize, s: usize) -> bool {
         let session = &state.sessions[s];
         self.lives(state, s) && (session.row.seen_by(x) || session.row.is_committed())
@@ -100,7 +100,7 @@ impl System {
         entitled
     }
 
-    /// `take`: what was seen is granted, if it is still so and no other session is in line.
+    /// `take`: grants the lease as it was seen, if it is still so and no other session is in line.
     pub fn take(&self, state: &mut State, x: usize) -> bool {
         let Phase::Wants { resource, seen, .. } = state.transactions[x].phase else { return false };
         let (r, me) = (usize::from(resource), usize::from(state.transactions[x].me));

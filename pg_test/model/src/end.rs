@@ -6,7 +6,7 @@ use crate::state::{Fact, Phase, RESOURCES, State, Transaction, WORKER, Word};
 use crate::system::System;
 
 impl System {
-    /// Pre-commit and pre-prepare: who ends is frozen.
+    /// Pre-commit and pre-prepare: the sessions that end are frozen.
     pub fn freeze_ended(&self, state: &mut State, x: usize) -> bool {
         let transaction = state.transactions[x];
         let due = matches!(transaction.phase, Phase::Open | Phase::Passes) && self.is_freeze_due(state, x);
@@ -30,7 +30,7 @@ impl System {
         state.transactions[x].ended.members().any(|s| state.sessions[s].word == Word::Alive)
     }
 
-    /// COMMIT, or the commit of what was prepared: what it did is visible.
+    /// COMMIT, or the commit of a prepared transaction: its changes are visible.
     pub fn commit(&self, state: &mut State, x: usize) -> bool {
         let transaction = state.transactions[x];
         let ready = match transaction.phase {
@@ -64,7 +64,7 @@ impl System {
         }
     }
 
-    /// All is told; what is left are locks, if any.
+    /// All is told; only locks are left, if any.
     fn forget_notes(&self, state: &mut State, x: usize) {
         let old = state.transactions[x];
         state.transactions[x] = Transaction {
@@ -140,7 +140,7 @@ impl System {
             state.rescan |= !self.lives(state, s) && self.has(LateOpeningRescans);
         }
         self.post_fenced(state, x);
-        // What the worker commits it has judged.
+        // The worker has judged all that it commits.
         if x != WORKER && self.has(CommitPosts) && self.has(PostedOnceVisible) {
             self.post_noted(state, x);
         }
@@ -201,7 +201,7 @@ impl System {
         told
     }
 
-    /// What becomes of the rows that a transaction has written or locked.
+    /// Settles the rows that a transaction has written or locked.
     pub fn settle_rows(&self, state: &mut State, x: usize, committed: bool) {
         for r in 0..RESOURCES {
             let lease = &mut state.leases[r];
@@ -212,7 +212,7 @@ impl System {
             lease.by = None;
             if let Some(new) = new.filter(|_| committed) {
                 lease.row = Some(new);
-                // What a session lets go of itself it trusts no more.
+                // A session no longer trusts a lease that it lets go of itself.
                 let from = old.and_then(|old| old.holder).filter(|from| new.holder != Some(*from));
                 if let Some(s) = from.filter(|from| x != WORKER && *from == state.transactions[x].me) {
                     state.sessions[usize::from(s)].trusts.remove(r);

@@ -1,4 +1,4 @@
-//! What the code does so that nothing goes wrong. Each can be taken out, and the checker then finds what goes wrong.
+//! The guards of the code against faults. Each can be taken out, and the checker then finds the fault.
 
 /// A guard of the code; without it, the property that is named is violated.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -11,7 +11,7 @@ pub enum Guard {
     AbortPosts,
     /// And an abort that thaws a session has all looked through that it may have been passed over for.
     ThawRescans,
-    /// What is posted is posted once it is visible. Without: before the commit.
+    /// A post is made once its change is visible. Without: before the commit.
     PostedOnceVisible,
     /// A prepared transaction is watched for its end.
     PrepareIsWatched,
@@ -83,12 +83,12 @@ pub enum Guard {
     SeatIsLocked,
     /// The grant sees that the session has no other permit.
     SeatIsLookedAt,
-    /// What takes a permit back out of grace does the same.
+    /// A call that takes a permit back out of grace does the same.
     TakeBackHasSeat,
     /// While a slot beyond the permits is held, permits are counted and granted under the declaration's lock.
     CountIsLocked,
     /// The dead that were counted as gone stay dead over a restart.
     CountedDeathIsWritten,
-    /// What was granted of a semaphore that has been resized meanwhile is given back.
+    /// A permit granted of a semaphore that has been resized meanwhile is given back.
     ResizeIsSeen,
 }

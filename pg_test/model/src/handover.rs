@@ -1,11 +1,11 @@
-//! Who is next, and the grant (queue, handover, grant).
+//! The first in line, and the grant (queue, handover, grant).
 
 use crate::guards::Guard::*;
 use crate::set::Set;
 use crate::state::{Fact, Lease, Phase, Row, SESSIONS, State};
 use crate::system::System;
 
-/// What came of a hand-over.
+/// The outcome of a hand-over.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum HandOver {
     Granted,

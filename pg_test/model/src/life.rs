@@ -1,4 +1,4 @@
-//! Who lives: slots and the rows behind them (shmem::{word, slots, map}, session::Call).
+//! The life of sessions: slots and the rows behind them (shmem::{word, slots, map}, session::Call).
 
 use crate::guards::Guard::*;
 use crate::state::{Fact, RESOURCES, SESSIONS, Session, State, WORKER, Word};
@@ -31,7 +31,7 @@ impl System {
             || self.has(PreparedKeepsDead) && state.transactions.iter().any(|t| t.keeps_dead.has(s))
     }
 
-    /// Alive and not ending: what a waiter has to be (`_eligible`), and a grantee.
+    /// Alive and not ending, as a waiter must be (`_eligible`), and a grantee.
     pub fn is_eligible(&self, state: &State, s: usize) -> bool {
         let frozen = match state.sessions[s].word {
             Word::Free => self.is_ending(state, s) && self.has(PreparedEndFreezes),
@@ -169,7 +169,8 @@ impl System {
         };
     }
 
-    /// `renew`, or `already_held`: who holds a lease is told so, and for how long to trust that. Here it has always just been told.
+    /// `renew`, or `already_held`: a holder is told so, and for how long to trust that. Here it has always just been
+    /// told.
     pub fn renew(&self, state: &mut State) {
         for (s, r) in (0..SESSIONS).flat_map(|s| (0..RESOURCES).map(move |r| (s, r))) {
             if state.leases[r].row.is_some_and(|row| row.is_of(s))
@@ -183,7 +184,7 @@ impl System {
         }
     }
 
-    /// `crash`: shared memory is lost, and what was not committed. What is committed stays, and what is prepared.
+    /// `crash`: shared memory is lost, and so are open transactions. Committed and prepared ones stay.
     pub fn crash(&self, state: &mut State) {
         for x in 0..=WORKER {
             if !state.transactions[x].is_prepared() {

@@ -1,4 +1,4 @@
-//! What holds in every state.
+//! The properties that hold in every state.
 //!
 //! "In the end" is not left to the checker, which knows it only for paths without a cycle. It is a property of each
 //! state: from here on only the worker takes steps, and transactions that have ended tell so. Then what is waited for
@@ -112,7 +112,7 @@ impl System {
         })
     }
 
-    /// What stands when clients have taken no step for some passes of the worker.
+    /// Returns the state after clients have taken no step for some passes of the worker.
     fn left_to_the_worker(&self, state: &State) -> State {
         let mut state = *state;
         for _ in 0..PASSES {

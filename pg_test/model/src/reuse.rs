@@ -14,7 +14,7 @@ const COUNTS: u8 = 5;
 /// Values that a number is changed to.
 const VALUES: u8 = 3;
 
-/// What the code does so that it holds.
+/// The guards of the code that it relies on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Guard {
     /// A number has a count of the slot's sessions in it.

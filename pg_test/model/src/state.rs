@@ -1,4 +1,4 @@
-//! What there is: rows, shared memory, transactions.
+//! The state: rows, shared memory, transactions.
 
 use crate::set::Set;
 
@@ -78,7 +78,7 @@ pub struct Session {
     /// And something has been taken from it, which is committed: it has a row of its death.
     pub taken: bool,
     pub places: [Place; RESOURCES],
-    /// What it has been told that it holds, within a time that it may trust.
+    /// The leases that it has been told that it holds, within a time that it may trust.
     pub trusts: Set,
 }
 
@@ -146,7 +146,7 @@ pub struct Transaction {
     pub keeps_dead: Set,
     /// Its end is watched for, once it is prepared.
     pub watched: bool,
-    /// The worker's: what it has taken out of the ring, what is still to be judged, who is dead.
+    /// The worker's: what it has taken out of the ring, what it must still judge, and the dead sessions.
     pub judged: Set,
     pub todo: Set,
     pub dead: Set,
@@ -182,7 +182,7 @@ pub struct Budget {
 /// In a budget: as often as it likes.
 pub const ANY: u8 = u8::MAX;
 
-/// What is found out in the course of a step and not seen of a state.
+/// Faults that are found in the course of a step and not seen in a state.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash, Debug)]
 pub struct Broken {
     pub fence_fell: bool,
@@ -193,7 +193,7 @@ pub struct Broken {
 }
 
 impl Fact {
-    /// Whether a transaction sees the row: what is committed, and what it has done itself.
+    /// Whether a transaction sees the row: a committed one, and its own.
     pub fn seen_by(self, x: usize) -> bool {
         match self {
             Fact::Absent => false,
@@ -280,7 +280,7 @@ impl Transaction {
         self.phase == Phase::Prepared
     }
 
-    /// Whether a process must be told of its end. What the worker commits it has judged itself.
+    /// Whether a process must be told of its end. The worker has judged all that it commits.
     pub fn tells(&self, x: usize, committed: bool) -> bool {
         let ends = !self.ended.is_empty() || !self.opened.is_empty() || self.fenced != [0; RESOURCES];
         let posts = !(self.post.is_empty() || committed && x == WORKER);

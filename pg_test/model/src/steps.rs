@@ -1,4 +1,4 @@
-//! The steps: what may happen next, and what it does.
+//! The steps: those that may come next, and what each does.
 
 use crate::client::Verb;
 use crate::state::{Phase, State, WORKER};
@@ -44,7 +44,7 @@ impl System {
         (0..self.resources).flat_map(of_resource).chain([Verb::Close, Verb::Wait]).chain(opening)
     }
 
-    /// What a client may do next. Clients are all alike, so a new transaction is that of the first who has none.
+    /// The next steps of a client. Clients are all alike, so a new transaction is that of the first that has none.
     pub fn client_steps(&self, state: &State, steps: &mut Vec<Step>) {
         let first_idle = (0..self.clients).find(|x| state.transactions[*x].phase == Phase::Idle);
         for x in 0..self.clients {

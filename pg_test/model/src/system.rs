@@ -1,4 +1,4 @@
-//! What is explored: who there is, what may happen, and what is cut into steps.
+//! The systems that are explored: their sessions and clients, their steps, and which calls are cut into steps.
 
 use crate::guards::Guard;
 use crate::state::{ANY, Budget, CLIENTS, RESOURCES, SESSIONS};

@@ -1,4 +1,4 @@
-//! What follows from a history at once, and several checks rest on.
+//! Facts that follow from a history at once, and that several checks rest on.
 //!
 //! **Fates.** A call happened when its answer says so, or its transaction's COMMIT or COMMIT PREPARED does. It did not happen when an error
 //! said so, or its transaction was rolled back or never asked to commit. All else may have happened or not, and every check allows for both.
@@ -56,7 +56,7 @@ pub struct Tenure<'a> {
 pub struct Facts<'a> {
     pub history: &'a History,
     fates: HashMap<(&'a str, u64), Fate>,
-    /// What ended each transaction block, by client and number.
+    /// The call that ended each transaction block, by client and number.
     pub ends: HashMap<(&'a str, u64), &'a Call>,
     pub sessions: HashMap<&'a str, Session>,
     pub resources: BTreeMap<&'a str, BTreeMap<i64, Tenure<'a>>>,
@@ -137,7 +137,7 @@ impl<'a> Facts<'a> {
                 tenure.learned = tenure.learned.min(at);
             }
         }
-        // What a commit of unknown outcome was granted has happened if it left a trace.
+        // A grant by a commit of unknown outcome has happened if it left a trace.
         for row in &history.rows {
             let tenures = self.resources.entry(row.resource.as_str()).or_default();
             tenures.entry(row.fence).or_insert_with(|| Tenure::new(row.slot, row.fence, &row.session));

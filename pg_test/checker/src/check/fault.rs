@@ -1,9 +1,9 @@
-//! What a check finds.
+//! A fault that a check finds.
 
 use crate::history::Call;
 use std::fmt::{Display, Formatter};
 
-/// What should never be.
+/// A fault that should never be.
 #[derive(Debug)]
 pub struct Fault {
     pub check: &'static str,

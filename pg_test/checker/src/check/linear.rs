@@ -92,7 +92,7 @@ fn resizes<'a>(facts: &Facts<'a>, resource: &str) -> impl Iterator<Item = Operat
     })
 }
 
-/// What an answer about a fence says, other than its first grant.
+/// The statement of an answer about a fence, other than its first grant.
 fn step<'a>(facts: &Facts, tenure: &Tenure, call: &'a Call) -> Option<Operation<'a>> {
     let to = call.to?;
     let fence = tenure.fence;

@@ -21,7 +21,7 @@ pub use fault::Fault;
 use crate::history::History;
 use facts::Facts;
 
-/// All checks of a history: what each has found.
+/// All checks of a history: the faults that each has found.
 pub fn all(history: &History) -> Vec<Fault> {
     let facts = Facts::of(history);
     let checks: [fn(&Facts) -> Option<Fault>; 7] =

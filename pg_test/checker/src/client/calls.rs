@@ -1,4 +1,4 @@
-//! How a client calls, with the trouble that it makes for itself; what becomes of its connection and of its session.
+//! The calls of a client, with the trouble that it makes for itself; the ends of its connection and of its session.
 
 use super::worker::{Phase, Session, Worker};
 use crate::caller::{Connection, Failure};

@@ -18,7 +18,7 @@ pub(super) async fn beat(caller: Arc<Caller>, config: Config, beating: Beating) 
             connection = Connection::open(&config).await.ok();
         }
         if let (Some(session), Some(connection)) = (session, &connection) {
-            // What comes of it the worker hears by itself.
+            // The worker hears by itself what comes of it.
             drop(
                 caller
                     .call(

@@ -13,7 +13,7 @@ impl Worker {
     pub(super) async fn obtain(&mut self, resource: &str, patience: Duration) -> Result<Option<Holding>, Failure> {
         let until = Instant::now() + patience;
         if resource == QUIET {
-            // What has changed before is no news: only what changes from here on has it ask again.
+            // Earlier changes are no news: only changes from here on have it ask again.
             self.hears_news(resource).await?;
         }
         loop {

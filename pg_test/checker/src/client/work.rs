@@ -1,4 +1,4 @@
-//! How a client works under a lease: what it writes there, and how it ends.
+//! A client's work under a lease: what it writes there, and how it ends.
 
 use super::worker::{Holding, Phase, Worker};
 use crate::caller::Failure;

@@ -1,4 +1,4 @@
-//! What a client has and knows.
+//! The state of a client.
 
 use crate::caller::{Caller, Connection};
 use rand::RngExt;
@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use tokio::sync::watch;
 use tokio_postgres::Config;
 
-/// What the client is told to do.
+/// The phases that the client is told.
 #[derive(Clone, Copy, PartialEq, PartialOrd)]
 pub(super) enum Phase {
     Storm,
@@ -26,7 +26,7 @@ pub(super) struct Session {
     pub(super) revision: i64,
 }
 
-/// What the heartbeats are for; `None` while there is no session, or the client has forgotten itself.
+/// The session that the heartbeats keep; `None` while there is none, or the client has forgotten itself.
 pub(super) type Beating = Arc<Mutex<Option<Session>>>;
 
 /// A lease that the client holds.

@@ -15,7 +15,7 @@ pub enum Holder {
     #[default]
     Nobody,
     Session(u8),
-    /// A private session. `of`: who may acquire it; `fencer`: who let go of it.
+    /// A private session. `of`: the session that may acquire it; `fencer`: the one that let go of it.
     Grace {
         of: u8,
         fencer: u8,
@@ -30,7 +30,7 @@ pub struct Row {
     pub older: bool,
 }
 
-/// A slot: what is committed, who has it locked, and what that transaction makes of it.
+/// A slot: its committed row, the transaction that has it locked, and what that makes of it.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash, Debug)]
 pub struct Slot {
     pub row: Row,
@@ -100,7 +100,7 @@ pub struct State {
     pub permits: u8,
     pub transactions: [Transaction; CLIENTS],
     pub last_fence: u8,
-    /// Who has been told each fence; zero for none.
+    /// The sessions that have been told each fence; zero for none.
     pub told: [u8; FENCES],
     pub shared: bool,
     pub calls: u8,

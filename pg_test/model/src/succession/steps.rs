@@ -59,7 +59,7 @@ impl Succession {
         true
     }
 
-    /// `take`: what was seen is had, if no transaction is in the way; else the call is over.
+    /// `take`: takes the slot as it was seen, if no transaction is in the way; else the call is over.
     fn take(&self, state: &mut State, x: usize) -> bool {
         let Phase::Looked { slot, seen, how } = state.transactions[x].phase else { return false };
         let (slot, s) = (usize::from(slot), usize::from(state.transactions[x].me));
@@ -108,7 +108,7 @@ impl Succession {
         (!taken || !self.has(SeatIsLocked)) && (only || !self.has(SeatIsLookedAt))
     }
 
-    /// `succeed`: what is fenced stays with the former session, which ends.
+    /// `succeed`: a fenced lease stays with the former session, which ends.
     fn take_over(&self, state: &mut State, x: usize) -> bool {
         if state.lives[SUCCESSOR] != Life::Unopened || state.lives[FORMER] != Life::Alive {
             return false;
