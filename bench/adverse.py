@@ -1,5 +1,5 @@
-"""What adverse conditions cost. Each row is one call under a load that a careful design must not feel, beside the same
-call without it, in turns on one server."""
+"""The cost of adverse conditions. Each row is one call under a load that a careful design must not feel, beside the
+same call without it, in turns on one server."""
 
 import contextlib
 import statistics
@@ -358,7 +358,8 @@ def death(db, other, name):
 
 
 def restart(report):
-    """What died while the server was down is handed over once each database has been looked into."""
+    """The worker hands over leases of sessions that died while the server was down, once it has looked into each
+    database."""
     with cluster("adverse-restart", f"eskit_lease.max_databases = {RESTARTED + 14}", "max_connections = 200") as server:
         waits = []
         for n in range(1, RESTARTED + 1):

@@ -8,7 +8,8 @@ import psycopg
 
 from harness import ROOT
 
-# As in bench/run, but for fsync: what is measured here is the server's own work, and a disk that others use would only blur it.
+# As in bench/run, but for fsync: the measurement is of the server's own work, and a disk that others use would only
+# blur it.
 SETTINGS = (
     "shared_buffers = 256MB", "max_connections = 100", "autovacuum = on", "max_wal_size = 8GB", "checkpoint_timeout = 30min", "fsync = off",
 )  # fmt: skip

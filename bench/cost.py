@@ -1,5 +1,5 @@
-"""What calls cost: in processor time of the backend and of the extension's own processes, which others on the machine hardly change, and
-as their client waits."""
+"""The cost of calls: in processor time of the backend and of the extension's own processes, which others on the machine
+hardly change, and as their client waits."""
 
 import contextlib
 import os
@@ -13,7 +13,8 @@ EXTENSION = "SELECT pid FROM pg_stat_activity WHERE backend_type LIKE 'eskit_lea
 
 
 class Workers:
-    """The launcher and the workers of all databases. They come and go: what one had spent when it was last seen stays counted."""
+    """The launcher and the workers of all databases. They come and go: the time that one had spent when it was last
+    seen stays counted."""
 
     def __init__(self, db):
         self.db, self.spent, self.switches = db, {}, {}

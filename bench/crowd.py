@@ -1,4 +1,4 @@
-"""Many sessions with ten leases each: what the storm kills, and what the other calls must not mind."""
+"""Many sessions with ten leases each: the storm kills them, and the other calls must not mind them."""
 
 from harness import SESSIONS, connect, interleave, one, pgbench
 
@@ -29,7 +29,7 @@ def gather(db, table, prefix, ttl, between=lambda: None):
 
 
 def crowd(report):
-    """What is fast in an empty database is as fast in a crowd."""
+    """A call that is fast in an empty database is as fast in a crowd."""
     with connect() as db:
         gather(db, "crowd_sessions", "crowd", 3_600)
         db.execute(

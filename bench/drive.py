@@ -20,7 +20,7 @@ class Driver:
         return [name for name in names if name not in SERVICES or name in self.addresses]
 
     def run(self, what, *arguments, seconds):
-        """What it prints. It is to take so long, and is stopped when it takes much longer."""
+        """Returns its output. It must take so long, and is stopped if it takes much longer."""
         servers = [f"--{name.replace('_', '-')}={address}" for name, address in self.addresses.items()]
         # All are called over TCP of this machine. How much of what is measured that is, is told too: where the clients of PostgreSQL are on its
         # machine they call it over its socket.

@@ -1,4 +1,4 @@
-"""Consumer groups: what a join costs, alone and with 200 at once, and how that grows; cursors; semaphores."""
+"""Consumer groups: the cost of a join, alone and with 200 at once, and how that grows; cursors; semaphores."""
 
 import math
 import pathlib
@@ -16,8 +16,9 @@ CONNECTIONS = 25  # of the crowd
 GROWTH_PARTITIONS = (64, 256, 1_024, 4_096, 16_384, 32_768)
 GROWTH_MEMBERS = (16, 64, 256, 1_000)
 SETTLE = 120  # seconds to wait for a group at most
-# What a cost may be off the curve: the median of several joins on a busy machine is good to a quarter, so a ratio of two differences to
-# half; and quadratic growth would be off by more than three, the least of the two cases below.
+# The allowed distance of a cost from the curve: the median of several joins on a busy machine is good to a quarter, so
+# a ratio of two differences to half; and quadratic growth would be off by more than three, the least of the two cases
+# below.
 NOISE = 1.75
 
 
@@ -33,7 +34,7 @@ class Group:
         self.db.execute("SELECT eskit_lease.group_alter(%s, settle_delay => '1 h')", (self.name,))
         self.db.execute("SELECT eskit_lease.group_join(%s, s) FROM unnest(%s::uuid[]) AS s", (self.name, sessions))
         self.db.execute("SELECT eskit_lease.group_alter(%s, settle_delay => '0')", (self.name,))
-        # What looks at the group from here on is to know how large it is.
+        # A look at the group from here on must know how large it is.
         self.db.execute("ANALYZE eskit_lease._partitions, eskit_lease._leases")
         self.settle(len(sessions))
 
@@ -230,7 +231,7 @@ class Crowd:
             self.failures.append(failure)
 
     def ask(self, db, session):
-        """What it owns and may keep; the rest it gives back."""
+        """Returns what it owns and may keep, and gives back the rest."""
         rows = db.execute("SELECT partition, fence, state FROM eskit_lease.group_assignment(%s, %s)", (self.group.name, session)).fetchall()
         for partition, fence, state in rows:
             if state == "revoking":
@@ -258,7 +259,8 @@ def growth(report, db, sessions):
 
 
 def curve(report, what, points):
-    """What the large end adds against what the step before it added: so what does not grow, and the weight of the two terms, cancel out."""
+    """The large end's addition against that of the step before: so constant cost, and the weight of the two terms,
+    cancel out."""
     (least, _), (middle, _), (most, _) = points
     low, mid, high = (n * math.log2(n) for _, n in points)
     grew, allowed = (most - middle) / (middle - least), (high - mid) / (mid - low)

@@ -1,6 +1,6 @@
-"""What each operation costs against how much there is already: sessions, leases, waiters of one resource, databases. In processor time of its
-backend, as the crowd grows, and call by call beside the same on a second server that stays small: what the machine's speed does meanwhile is
-divided out."""
+"""The cost of each operation as there is more of everything: sessions, leases, waiters of one resource, databases. In
+processor time of its backend, as the crowd grows, and call by call beside the same on a second server that stays small:
+what the machine's speed does meanwhile is divided out."""
 
 import statistics
 import time
@@ -18,7 +18,7 @@ WAITERS = number("BENCH_GROWTH_WAITERS", 10_000)
 DATABASES = number("BENCH_GROWTH_DATABASES", 50)
 CALLS = number("BENCH_GROWTH_CALLS", 25)  # of a turn
 TURNS = number("BENCH_GROWTH_TURNS", 15)
-# What does not grow may seem to by so much.
+# A constant cost may seem to grow by so much.
 FLAT = 1.5
 NOTABLE = 25  # microseconds of the launcher and the worker, for one call
 ROOM = ("max_locks_per_transaction = 256", f"eskit_lease.max_sessions = {SESSIONS + 20_000}", "max_worker_processes = 16",
@@ -63,7 +63,7 @@ def tell(report, what, least, points):
     most, (last, _) = points[-1]
     data, grew = {}, {}
     for name in last:
-        # What it costs on the small server, all in all, times what the crowd makes of it.
+        # Its cost on the small server, all in all, times the factor of the crowd.
         usual = statistics.median(turn.cpu for _, (_, few) in points for turn in few[name])
         ratios = [(size, [a.cpu / b.cpu for a, b in zip(crowd[name], few[name])]) for size, (crowd, few) in points]
         data[name] = [[size, [round(usual * ratio, 1) for ratio in values]] for size, values in ratios]

@@ -1,4 +1,4 @@
-"""What the benchmarks share: connections, pgbench, interleaved repetitions, and the table that comes out."""
+"""Shared by the benchmarks: connections, pgbench, interleaved repetitions, and the table of results."""
 
 import datetime
 import json
@@ -15,7 +15,7 @@ HERE = pathlib.Path(__file__).parent
 ROOT = HERE.parent
 
 
-KNOBS = set()  # what the load can be changed by
+KNOBS = set()  # the variables that change the load
 
 
 def number(name, default):
@@ -125,11 +125,12 @@ class Report:
         self.add(what, measured, "", "", bound, ok)
 
     def chart(self, name, kind, title, x, y, data, weaker=None):
-        """What bench/plots.py draws, to bench/results/NAME.svg. `data` has for each label: of "bars" the values, of a "distribution" its
-        percentiles from 0 to 100, of "lines" for each x the values there: [[x, values], ...]. Bars may be in groups that are compared within:
-        then `data` has such labels for each group. `x` and `y` say what is measured, with its unit. Labels with eskit_lease in them stand out.
-        Of "peers", bars in a group for each operation, more being better, the overview is made too, where `weaker` are those of a group that
-        promise less, and are no rivals."""
+        """Writes what bench/plots.py draws, to bench/results/NAME.svg. `data` has for each label: of "bars" the values,
+        of a "distribution" its percentiles from 0 to 100, of "lines" for each x the values there: [[x, values], ...].
+        Bars may be in groups that are compared within: then `data` has such labels for each group. `x` and `y` say what
+        is measured, with its unit. Labels with eskit_lease in them stand out. Of "peers", bars in a group for each
+        operation, more being better, the overview is made too, where `weaker` are those of a group that promise less,
+        and are no rivals."""
         self.charts[name] = {"kind": kind, "title": title, "x": x, "y": y, "data": data, "weaker": weaker or {}}
 
     def failed(self):

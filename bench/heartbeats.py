@@ -1,5 +1,5 @@
-"""One heartbeat keeps all that a session has: what it costs against the leases held, up to a million, and against renewing 40,000 topics one by
-one, as an outbox reader does with a row of its own for each."""
+"""One heartbeat keeps all that a session has: its cost against the leases held, up to a million, and against renewing
+40,000 topics one by one, as an outbox reader does with a row of its own for each."""
 
 import statistics
 import time

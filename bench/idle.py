@@ -38,7 +38,7 @@ def idle(report):
             heart = threading.Thread(target=beat, args=(server, stop))
             heart.start()
             try:
-                # What they take for these is no part of idling.
+                # Their work for these is no part of idling.
                 watch.stage(f"and {BEATING:,} of {TTL} s that are kept alive", None)
             finally:
                 stop.set()

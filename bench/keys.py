@@ -37,7 +37,7 @@ def keys(report):
 
 
 def hashtext(families):
-    """What hashtext makes of each family's names, and of all."""
+    """Counts the collisions of hashtext in each family's names, and in all."""
     with connect() as db:
         db.execute("SET work_mem = '256MB'")
         db.execute("CREATE TEMP TABLE names (name text NOT NULL)")

@@ -68,7 +68,7 @@ def main(chosen):
             try:
                 part(report)
             except SystemExit as failure:
-                # What it has come to is not kept, and the others are measured all the same.
+                # Its result is not kept, and the others are measured all the same.
                 print(failure)
                 failed.append(f"{name}, which failed")
                 continue

@@ -151,7 +151,7 @@ class Operations:
         return lambda _: self.run("""SELECT eskit_lease.item_add('op', '{"to": "bob"}')""")
 
     def item(self, calls):
-        """What was added before, until there is nothing left, and then what is added for it."""
+        """Claims the items that were added before, until there are none, and then those that are added for it."""
         self.run("""SELECT eskit_lease.item_add_many('op', array_fill('{"to": "bob"}'::jsonb, ARRAY[%s::integer]))""", calls)
 
         def call(_):

@@ -21,12 +21,13 @@ NAMES = {
 }
 SERVERS = ["etcd", "redis", "redis_always"]
 
-# What is measured, in whose terms it is told, and how many times as much as another system this one is to do at least.
+# The operation, the system whose terms name it, and how many times as much as another system this one must do at least.
 OPERATIONS = {
     "heartbeat": (
         "session_heartbeat",
         "A session is kept",
-        # Over TCP the client's own time is most of what it takes, so SELECT 1 is the bound: what that does of the others no call can exceed.
+        # Over TCP the client's own time is most of it, so SELECT 1 is the bound: no call can exceed its ratio to the
+        # others.
         {"select": 0.8, "update": None, "update_async": None, "outbox": None, "etcd": None, "redis": None, "redis_always": None},
     ),
     "acquire_release": (
@@ -63,7 +64,7 @@ def peers(report):
             if "select" in systems and "etcd" in systems:
                 report.ratio("  SELECT 1 (information)", values["select"], NAMES["etcd"], values["etcd"])
             bars[title] = {NAMES[system]: values[system] for system in systems if system in NAMES}
-        # What is granted, and forgotten in a crash, may be granted twice. A heartbeat is no promise.
+        # A grant that is forgotten in a crash may be granted twice. A heartbeat is no promise.
         forgets = [NAMES["redis"], NAMES["advisory"]]
         weaker = {title: forgets for operation, (_, title, _) in OPERATIONS.items() if operation != "heartbeat"}
         title = f"Operations per second, {CLIENTS} connections to each"

@@ -20,7 +20,8 @@ OURS = "#0072b2"
 # Those of Okabe and Ito that can be read as text too: told apart by the colour-blind. Whom we know looks the same in all charts.
 KNOWN = {"etcd": "#d55e00", "redis": "#b07d00", "by hand": "#00805c", "update": "#00805c", "select 1": FAINT}
 OTHERS = ["#d55e00", "#00805c", "#b5578f", "#b07d00", "#2f8fc4", "#6b4c9a", "#7a5c2e"]
-# Widths are reckoned with the font that comes with matplotlib. Who looks at it has one of these rather, and none of them is wider.
+# Widths are reckoned with the font that comes with matplotlib. A reader has one of these rather, and none of them is
+# wider.
 FONT, FONTS = "'DejaVu Sans'", "system-ui, 'Segoe UI', Helvetica, Arial, 'DejaVu Sans', sans-serif"
 WIDTH, MARGIN = 9.0, 0.35  # inches, as are all lengths here
 
@@ -54,7 +55,7 @@ class Sheet:
         self.figure.text(x / WIDTH, 1 - from_top / self.height, words, **style)
 
     def beside(self, entries, colour):
-        """What each line is, at the right: name, a further word, and how far from the top it would like to be."""
+        """Labels each line, at the right: name, a further word, and how far from the top it would like to be."""
         for (name, words, _), y in zip(entries, apart([at for *_, at in entries], [height(name) for name, *_ in entries], self.top)):
             lines = textwrap.wrap(name, 24)
             self.text(self.right + 0.15, y, "\n".join(lines), size=10, weight="bold", color=colour[name], va="top", linespacing=1.15)
@@ -147,7 +148,7 @@ def lines(chart, run):
     sheet = Sheet(chart["title"], chart["y"], caption(run, "medians, in bands from least to most"), 3.6, 0.95, 2.35, 0.62)
     xs = [x for points in data.values() for x, _ in points]
     middles = [statistics.median(values) for points in data.values() for _, values in points]
-    # What is all but flat shows that best from zero.
+    # A curve that is all but flat shows that best from zero.
     scale(sheet.axes, "x", xs, min(xs) > 0 and max(xs) >= 50 * min(xs))
     log = min(middles) > 0 and max(middles) >= 30 * min(middles)
     # A single repetition that went astray does not press all others to the ground.
@@ -169,7 +170,7 @@ def lines(chart, run):
 
 
 def distribution(chart, run):
-    """What share took how long at most."""
+    """Draws which share took how long at most."""
     data = {label: values for label, values in chart["data"].items() if values}
     colour = colours(list(data))
     sheet = Sheet(chart["title"], f"{chart['x']}, by {chart['y']}", caption(run, "points at the median and at 99 %"), 3.6, 0.95, 2.35, 0.62)
@@ -233,7 +234,7 @@ def bars(chart, run):
 
 
 def reference(label):
-    """What a mere round trip to PostgreSQL allows is no competitor."""
+    """The mark of a mere round trip to PostgreSQL is no competitor."""
     return "select 1" in label.lower()
 
 
@@ -268,7 +269,7 @@ def overview(chart, run):
     top = sheet.top + 0.26 * len(legend)
     axes = sheet.axes
     times = [rate / max(rivals[group].values()) for group, of in groups.items() for rate in of.values()]
-    # Who does less than a fiftieth is at the edge.
+    # A system that does less than a fiftieth is at the edge.
     least = max(0.02, min(times))
     scale(axes, "x", [least, *(value for value in times if value > least), 2], True)
     axes.set_ylim(row * len(groups), -head - 0.26 * len(legend))

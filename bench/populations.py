@@ -1,4 +1,4 @@
-"""What there may be much of, for the growth of costs: sessions, leases, members
+"""The populations that may grow, for the growth of costs: sessions, leases, members
 of one group, waiters of one resource, databases. Each fills a server as far as it is
 told to, and knows the operations whose cost may depend on it."""
 

@@ -10,7 +10,7 @@ from services import Missing, peer
 
 
 class Queue:
-    """What all have in common. A run that finds nothing more to claim fails: then PER_SECOND is too small."""
+    """Shared by all queues. A run that finds nothing more to claim fails: then PER_SECOND is too small."""
 
     # Items, by the size of a batch: more than any of these queues does in a second.
     PER_SECOND = {1: 25_000, 100: 300_000}
@@ -26,7 +26,7 @@ class Queue:
             self.analyze(db)
 
     def analyze(self, db):
-        """What autovacuum would tell the planner a minute later."""
+        """Tells the planner what autovacuum would tell it a minute later."""
         db.execute(f"ANALYZE {self.tables}")
 
     def add_all(self, db, items):

@@ -8,7 +8,7 @@ XMAX = "SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint"
 
 
 def rates(report):
-    """What reads and what beats: nothing here writes a row, but for what is done by hand."""
+    """Reads and heartbeats: nothing here writes a row, except by hand."""
     with connect() as db:
         one(db, "SELECT l.granted FROM eskit_lease.session_open('holder', '1 h') AS s, eskit_lease.lease_acquire('bench/held', s.session) AS l")
         own = "SELECT count(*) FILTER (WHERE l.granted) FROM clients AS c, eskit_lease.lease_acquire('bench/own/' || c.n, c.session) AS l"
@@ -23,7 +23,7 @@ def rates(report):
             calls[script] += tps * SECONDS
             return tps
 
-        # What differs by so little takes more repetitions to be told from what the machine does.
+        # A difference so small takes more repetitions to be told from the machine's noise.
         close = interleave({
             "select_1": lambda: pgbench("select_1"),
             "empty": lambda: pgbench("empty"),
@@ -84,7 +84,7 @@ def grants(report):
         grew = {name: after[name] - before[name] for name in ("grants", "releases", "refusals")}
         report.ratio("lease_acquire of a new name + lease_release", values["ours"], "INSERT + UPDATE", values["by_hand"], at_least=0.75)
         shown = ", ".join(f"{count:,} {name}" for name, count in grew.items())
-        # What is refused as busy is asked again by a client: so many must not be.
+        # A client asks again after `busy`: so many calls must not be refused so.
         few = grew["refusals"] <= pairs / 1_000 and grew["releases"] == grew["grants"]
         report.check("what they answered", shown, "0 busy", few)
 

@@ -1,5 +1,5 @@
 """etcd and Redis, each a server of its own on a free port of this machine, with its files beside the clusters of PostgreSQL: on the same
-file system, and synced as PostgreSQL syncs its own. What cannot be had on this machine is left out, by name."""
+file system, and synced as PostgreSQL syncs its own. A system that this machine cannot have is left out, by name."""
 
 import contextlib
 import os
@@ -98,7 +98,7 @@ def redis(name, *options):
     return server("redis", name, command, port, b"PING\r\n", b"+PONG")
 
 
-# By the name that the driver has for each: what has to be there, and how it is started.
+# By the name that the driver has for each: the programs that it needs, and how it is started.
 SERVICES = {
     "etcd": ("etcd", etcd),
     "redis": ("redis", lambda: redis("redis", "--appendonly", "no")),

@@ -1,5 +1,5 @@
-"""What one piece of work costs against its size: a sweep after many deaths, a rebalance, leases acquired and released in bulk. None may take
-longer for each than the one before did."""
+"""The cost of one piece of work against its size: a sweep after many deaths, a rebalance, leases acquired and released
+in bulk. None may take longer for each than the one before did."""
 
 import statistics
 import time
@@ -14,8 +14,8 @@ PARTITIONS = number("BENCH_SIZES_PARTITIONS", 4_096)
 BULK = number("BENCH_SIZES_BULK", 100_000)
 # The largest sizes take seconds.
 ROUNDS = min(REPEAT, 3)
-# What each of many may take more than each of a tenth of them: caches get too small, and indexes a level more. Work that grows with the
-# square of its size would take ten times as much.
+# How much more each of many may take than each of a tenth of them: caches get too small, and indexes a level more. Work
+# that grows with the square of its size would take ten times as much.
 LINEAR = 2.0
 
 
@@ -32,7 +32,7 @@ def sizes(report):
 
 
 def linear(report, label, points, unit):
-    """What each takes of the most, against each of a tenth."""
+    """The cost of each at the full size, against each of a tenth."""
     (fewer, before), (most, last) = points[-2:]
     ratio = statistics.median(last) / most / (statistics.median(before) / fewer)
     report.add(f"{label}, {most:,}", f"{statistics.median(last) * 1e6 / most:,.1f} µs {unit}", f"of {fewer:,}: {statistics.median(before) * 1e6 / fewer:,.1f} µs",

@@ -170,7 +170,7 @@ def beside(work):
 
 
 def compute(end):
-    """No database: what is seen beside it is the machine's way to share two processors."""
+    """No database: its effect on others is the machine's way to share two processors."""
     busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     time.sleep(end - time.time())
     busy.kill()

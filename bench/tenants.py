@@ -7,7 +7,7 @@ import time
 from harness import one
 
 PATIENCE = 15  # seconds
-# What a TTL of a second, the shortest by default, is worth.
+# The price of a TTL of a second, the shortest by default.
 LATE = 1_000  # ms
 BUSY_EVERY = 0.4  # seconds
 

@@ -1,6 +1,6 @@
-"""What operations write: bytes of WAL, transaction ids and multixact ids of one call, beside those of the same done by hand. On one
-connection, with full_page_writes off, as an image is owed to the checkpoint before and not to the call; and once more, on, from a
-checkpoint on."""
+"""The writes of operations: bytes of WAL, transaction ids and multixact ids of one call, beside those of the same done
+by hand. On one connection, with full_page_writes off, as an image is owed to the checkpoint before and not to the call;
+and once more, on, from a checkpoint on."""
 
 import statistics
 import time
@@ -30,7 +30,7 @@ UPSERT = """INSERT INTO hand_leases VALUES (%s, %s, 1, clock_timestamp() + inter
 
 
 class ByHand:
-    """What people write instead, on the same connection."""
+    """The SQL that people write instead, on the same connection."""
 
     def __init__(self, operations):
         self.run, self.names = operations.run, operations.names
@@ -91,7 +91,7 @@ def pairs(ours, hand):
 def written(db, operation, calls):
     """Of one call each: bytes, transaction ids, multixact ids."""
     call = operation(calls)
-    # What the worker has been left by the operation before.
+    # Work that the operation before has left to the worker.
     quiet(db)
     before = one(db, COUNTERS)
     for i in range(calls):
@@ -114,7 +114,7 @@ def wal(report):
             found = {what: [written(db, operation, CALLS) for _ in range(ROUNDS)] for what, operation in everything.items()}
         finally:
             full_pages(db, None)
-    # What others do now and then, as a running-xacts record every 15 s, is not a median.
+    # Rare work of others, as a running-xacts record every 15 s, does not move a median.
     cost = {what: [statistics.median(values) for values in zip(*rounds)] for what, rounds in found.items()}
 
     def shown(what):

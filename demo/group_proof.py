@@ -1,4 +1,5 @@
-"""What must hold once all members of the group `payments` have left. Each proof is a query for what contradicts it."""
+"""What must hold once all members of the group `payments` have left. Each proof is a query for rows that contradict
+it."""
 
 CONTRADICTIONS = [
     ("payments out of place", """SELECT partition, position FROM payments

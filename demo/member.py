@@ -105,14 +105,14 @@ class Member:
             log("applied", partition=partition, fence=fence, positions=[position + 1, batch[-1].position])
         except psycopg.Error as error:
             # Rolled back. LF001: the partition is lost, by a revocation or with the session. 55P03: it is just changing hands.
-            # 40001: what was read was too old. In each case the assignment tells how to go on.
+            # 40001: the read was too old. In each case the assignment tells how to go on.
             if error.diag.sqlstate not in ("LF001", "55P03", "40001"):
                 raise
             log("refused", partition=partition, fence=fence, sqlstate=error.diag.sqlstate, message=error.diag.message_primary)
             self.asked_at = None
 
     def finish(self):
-        """Nothing new from here on. What it has goes to the others as soon as the work in hand is done."""
+        """Takes nothing new from here on. What it has goes to the others as soon as the work in hand is done."""
         self.ask("session_drain(%s)", self.session.id)
         for partition in list(self.owned):
             self.session.must_be_trusted()

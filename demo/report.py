@@ -1,11 +1,11 @@
-"""What the demo prints, for a person."""
+"""Prints the demo's output, for a person."""
 
 import sys
 import time
 
 TTY = sys.stdout.isatty()
 
-# Each proof: what it says, a query that gives (value shown, whether it holds).
+# Each proof: its statement, and a query that gives (value shown, whether it holds).
 PROOFS = [
     ("events written", "SELECT count(*), count(*) >= 20000 FROM order_events"),
     ("events applied", "SELECT count(*), count(*) = (SELECT count(*) FROM order_events) FROM applied"),

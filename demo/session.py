@@ -1,4 +1,4 @@
-"""What every consumer needs of eskit_lease: a session that knows how long it may be believed."""
+"""The part of eskit_lease that every consumer needs: a session that knows how long it may be believed."""
 
 import json
 import signal

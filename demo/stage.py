@@ -17,7 +17,7 @@ PATIENCE = 120  # seconds after which a condition is given up
 
 
 def launch(program, *args, **kw):
-    """A process that Ctrl-C does not reach: who started it ends it."""
+    """A process that Ctrl-C does not reach: the process that started it ends it."""
     def ignore():
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
