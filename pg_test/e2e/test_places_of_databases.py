@@ -143,6 +143,21 @@ def test_what_is_kept_is_removed_where_a_place_was_given_up(crowded):
         session.close()
 
 
+def test_without_a_worker(crowded):
+    """Slots of ended sessions, and places of databases that are no longer used, come back without a worker, by calls and sweeps."""
+    crowded.set(eskit_lease__worker="off")
+    try:
+        for name in NAMES:
+            with crowded.connect(name) as conn:
+                assert call(conn, "lease_release", "r", call(conn, "lock_acquire", "r", "owner", "1 h").fence)
+                dying = Session(conn, "dying", ttl="1 s")
+                wait_until(lambda: dying.expired(conn))  # noqa: B023
+                assert call(conn, "session_sweep").ended >= 1
+                assert stat(conn, "slots_of_ended") == 0
+    finally:
+        crowded.set(eskit_lease__worker=None)
+
+
 def test_all_in_use(crowded):
     conns = [crowded.connect(name) for name in NAMES]
     try:
