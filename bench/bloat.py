@@ -21,8 +21,10 @@ SETUP = f"""
     SELECT eskit_lease.queue_create('bloat');
     SELECT eskit_lease.group_create('bloat', {CLIENTS});
     SELECT eskit_lease.group_join('bloat', session) FROM clients;
-""" # The work of a consumer: it takes and gives back one of the names, or waits for it; commits its cursor; works off
-an item; has a heartbeat. MIXED = f"""\\if not :ready
+"""
+# The work of a consumer: it takes and gives back one of the names, or waits for it; commits its cursor; works off an
+# item; has a heartbeat.
+MIXED = f"""\\if not :ready
 SELECT session FROM clients WHERE n = :client_id \\gset
 SELECT a.partition, a.fence AS partition_fence, eskit_lease.cursor_position('bloat', a.partition) AS position
 FROM eskit_lease.group_assignment('bloat', :session) AS a WHERE a.state = 'owned' LIMIT 1 \\gset
