@@ -20,7 +20,7 @@ CREATE SEQUENCE eskit_lease.position_since AS bigint MINVALUE 0 START 0;
 CREATE SEQUENCE eskit_lease.position_origin AS bigint MINVALUE 0 START 0;
 SELECT pg_catalog.setval('eskit_lease.position_origin', ('x' || pg_catalog.substr(pg_catalog.md5(pg_catalog.gen_random_uuid()::text), 1, 15))::bit(60)::bigint);
 
--- src/session/mod.rs, src/lease/row.rs and src/lease/line.rs read columns by their number.
+-- src/session/row.rs, src/lease/row.rs and src/lease/line/places.rs read columns by their number.
 CREATE TABLE eskit_lease._sessions (
     session   uuid PRIMARY KEY,
     consumer  text COLLATE "C" NOT NULL,

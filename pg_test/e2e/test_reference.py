@@ -35,11 +35,9 @@ CONTEXTS = {"postmaster": "restart", "sighup": "reload", "user": "any time", "su
 STATE = re.compile(r"\b(?:0[18A]|2[25]|3[9F]|4[02]|5[3457]|LF|P0)[0-9A-Z]{3}\b")
 UNITS = {"ms": 1, "s": 1000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 
-
 @pytest.fixture
 def conn(connect):
     return connect()
-
 
 @pytest.fixture
 def functions(conn):
@@ -47,25 +45,20 @@ def functions(conn):
     assert len({name for name, *_ in rows}) == len(rows)  # no overloads: untyped parameters would be ambiguous
     return {name: rest for name, *rest in rows}
 
-
 SHORT = {"int": "integer", "timestamptz": "timestamp with time zone"}
-
 
 def spelled(type_name):
     """A type as PostgreSQL spells it."""
     base, array = re.fullmatch(r"(.*?)((?:\[\])?)", type_name).groups()
     return SHORT.get(base, base) + array
 
-
 def shortened(type_name):
     """A type of the catalog as the pages spell it."""
     base, array = re.fullmatch(r"(.*?)((?:\[\])?)", type_name).groups()
     return {long: short for short, long in SHORT.items()}.get(base, base) + array
 
-
 def columns(text):
     return [[name, spelled(kind)] for name, kind in (column.split(" ", 1) for column in text.split(", "))]
-
 
 def signatures():
     """{function: (page, arguments, its answer)}, of each row of a table of functions."""
@@ -78,7 +71,6 @@ def signatures():
                     assert name not in found and len(code(row[0])) == 1, row[0]
                     found[name] = page, arguments, row[1]
     return found
-
 
 def test_functions(conn, functions):
     described = signatures()
@@ -98,7 +90,6 @@ def test_functions(conn, functions):
         else:
             assert spelled(code(answer)[0]) == kind, name
 
-
 def test_functions_are_described(functions):
     """Beside its row in the table: a heading of its own, or at least a mention in the text of its page."""
     for name, (page, *_) in signatures().items():
@@ -108,7 +99,6 @@ def test_functions_are_described(functions):
         assert mentioned or ":" in cell, f"{page} says nothing of {name}"
     index = " ".join(cell for table in tables(PAGES["README.md"]) for row in table.rows for cell in row[1:])
     assert sorted(code(index)) == sorted(functions), "the overview has them all"
-
 
 def test_views(conn):
     expected = {}
@@ -121,12 +111,10 @@ def test_views(conn):
         assert described.get(view, "").strip() == block.strip(), f"docs/reference/views.md is to have this:\n## `{view}`{block}"
     assert sorted(described) == sorted(expected)
 
-
 def milliseconds(text):
     """A value of a setting, in milliseconds if it has a unit."""
     number, unit = re.fullmatch(r"(-?\d+) ?([a-z]*)", text).groups()
     return int(number) * UNITS.get(unit, 1)
-
 
 def test_settings(conn):
     (table,) = tables(PAGES["settings.md"])
@@ -143,13 +131,11 @@ def test_settings(conn):
             values = [int(value) * scale if int(value) != -1 else -1 for value in (boot, least, most)]
             assert [milliseconds(value) for value in (default, *allowed.split(" to "))] == values, f"{name}: {settings[name]}"
 
-
 def listed(comment):
     """The reasons that the comment of a function lists."""
     _, found, text = comment.partition("Reasons: ")
     text = re.split(r"\.(?: |$)", re.sub(r"\([^)]*\)", "", text))[0]
     return {word.split()[0] for word in re.split(r"[,;]", text)} if found else set()
-
 
 def test_reasons(functions):
     """Those of the functions' comments and those of the tables are the same, and are all that the sources give."""
@@ -160,13 +146,13 @@ def test_reasons(functions):
                 described[table.section] = {word for row in table.rows for word in code(row[0])}
     assert described == {name: listed(rest[-1]) for name, rest in functions.items() if listed(rest[-1])}
 
-    files = ["lease/acquire.rs", "lease/verbs.rs", "lease/lock.rs", "session/mod.rs", "ending/verbs.rs"]
+    files = ["lease/acquire.rs", "lease/answer.rs", "lease/verbs.rs", "lease/lock.rs", "session/touch.rs", "ending/verbs.rs"]
+    files += [f"lease/acquire/{part}.rs" for part in ("grantee", "look", "take")]
     words = {word for file in files for word in re.findall(r'"([a-z][a-z_]*)(?: by \{\})?"', (ROOT / "src" / file).read_text())}
     arguments = {argument for takes, *_ in functions.values() for argument, *_ in takes} | {"eskit_lease", "false"}
     reasons = set.union(*described.values())
     assert reasons <= words, "no source gives these"
     assert words - arguments <= reasons, "not described"
-
 
 def sqlstates():
     """Those that errors are raised with."""
@@ -176,7 +162,6 @@ def sqlstates():
     codes = {name: "".join(re.findall(r"'(.)'", chars)) for name, chars in re.findall(r"#define (ERRCODE_\w+) MAKE_SQLSTATE\((.*)\)", header)}
     named = {codes[name] for name in re.findall(r"Code::(ERRCODE_\w+)", source) if name != "ERRCODE_RAISE_EXCEPTION"}
     return named | set(re.findall(r'sqlstate\(\*b"(\w{5})"\)', source))
-
 
 def test_sqlstates(functions):
     ours, others = tables(PAGES["errors.md"])

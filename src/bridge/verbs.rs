@@ -7,6 +7,7 @@ use crate::base::error::{Error, Result};
 use crate::base::limits;
 use crate::call::{Call, enter, text_arg};
 use crate::lease::declaration::{self, Kind};
+use crate::lease::declare;
 use crate::pg::catalog;
 use crate::pg::oids::Class;
 use crate::pg::spi::{self, Statement, Value};
@@ -114,7 +115,7 @@ fn create(call: &Call, resource: &str, side: &Side) -> Result<()> {
     if is_full() {
         return Err(Error::BridgesFull.into());
     }
-    declaration::declare(call, resource, Kind::Bridge, 1)?;
+    declare::declare(call, resource, Kind::Bridge, 1)?;
     let mut values = vec![Value::Text(resource)];
     values.extend(match side {
         Side::Lock(key) => [Value::Long(*key), Value::Null, Value::Null, Value::Null, Value::Null],
@@ -140,7 +141,7 @@ fn bridge_drop(resource: Option<Text>) -> Result<bool> {
         return Ok(false);
     }
     declaration::lock_owned(&call, &resource, Kind::Bridge)?;
-    declaration::undeclare(&call, &resource, Kind::Bridge)?;
+    declare::undeclare(&call, &resource, Kind::Bridge)?;
     call.db().execute(&DROP, vec![Value::Text(&resource)]);
     // The worker may still have the lock. A row it leaves to its time.
     call.seam().judge(&resource);

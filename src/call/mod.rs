@@ -5,7 +5,7 @@ use crate::base::limits;
 use crate::pg::catalog::{self, Home};
 use crate::pg::spi::{Db, Statement, Value};
 use crate::pg::table::Table;
-use crate::pg::text::Text;
+use crate::pg::text::{Text, TextArray};
 use crate::pg::{role, server};
 use crate::seam::Seam;
 use crate::shmem::databases::Database;
@@ -92,4 +92,19 @@ pub fn text_arg(what: &'static str, text: Option<Text>) -> Result<String> {
     } else {
         Err(Error::Name { what, length: name.len() }.into())
     }
+}
+
+/// The distinct names of an array of resources, in order.
+pub fn names_arg(resources: Option<TextArray>) -> Result<Vec<String>> {
+    let names = resources.ok_or(Error::Null("resources"))?.0;
+    let given = names.len();
+    if given > limits::MAX_NAMES {
+        return Err(
+            Error::Number { what: "resources", given: given as i64, min: 0, max: limits::MAX_NAMES as i64 }.into()
+        );
+    }
+    let mut names = names.into_iter().map(|name| text_arg("resource", name)).collect::<Result<Vec<_>>>()?;
+    names.sort_unstable();
+    names.dedup();
+    Ok(names)
 }

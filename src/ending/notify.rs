@@ -3,7 +3,7 @@
 
 use super::sweep::Pass;
 use crate::call::Call;
-use crate::lease::grant::Grant;
+use crate::lease::candidate::Grant;
 use crate::lease::row::{Leases, Seat};
 use crate::pg::notify::notify;
 use crate::session::{self, holders};

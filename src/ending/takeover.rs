@@ -20,11 +20,11 @@ use crate::base::error::Result;
 use crate::base::limits;
 use crate::call::Call;
 use crate::group;
+use crate::lease::candidate::Candidate;
 use crate::lease::declaration::{self, Kind};
-use crate::lease::grant::{self, Candidate};
 use crate::lease::handover::admit;
 use crate::lease::row::{self, LeaseRow, Leases, Seat};
-use crate::lease::{history, line, release};
+use crate::lease::{free, grant, history, line};
 use crate::pg::clock;
 use crate::pg::guard::{Guard, Mode};
 use crate::pg::spi::{Statement, Value};
@@ -222,7 +222,7 @@ fn give_up(call: &Call, leases: &Leases, spare: Vec<(Seat, LeaseRow, bool)>) -> 
     let freed: Vec<(Seat, LeaseRow)> = freed.map(|(seat, row, _)| (seat, row)).collect();
     history::freed(call, freed.iter().map(|(seat, row)| (seat, row.fence, row.session)), false);
     let freed: Vec<(Seat, ItemPointerData)> = freed.into_iter().map(|(seat, row)| (seat, row.tid)).collect();
-    release::free(call, &freed, false);
+    free::free(call, &freed, false);
     for ((resource, slot), _) in &freed {
         call.seam().changed(resource, *slot);
         call.seam().judge_at(resource, clock::now());

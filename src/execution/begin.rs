@@ -6,7 +6,6 @@ use crate::call::{Call, enter, text_arg};
 use crate::keys;
 use crate::lease::acquire::grantee;
 use crate::lease::fence;
-use crate::lease::verbs::acquirer;
 use crate::pg::guard::{Guard, Mode};
 use crate::pg::json::Jsonb;
 use crate::pg::spi::{self, Statement, Value};
@@ -203,6 +202,6 @@ fn execution_begin(
     let session = session.ok_or(Error::Null("session"))?;
     let retry_in_doubt = retry_in_doubt.ok_or(Error::Null("retry_in_doubt"))?;
     let touch = touch(shared, session)?;
-    let me = acquirer(&touch).map_err(Error::SessionEnded)?;
+    let me = touch.acquirer().map_err(Error::SessionEnded)?;
     begin(&Call::open(shared)?, me, &key, retry_in_doubt)
 }

@@ -6,7 +6,7 @@ use super::rebalance::can_rebalance;
 use super::{members, state};
 use crate::base::error::Result;
 use crate::call::Call;
-use crate::lease::handover::HandOver;
+use crate::lease::candidate::HandOver;
 use crate::lease::row::LeaseRow;
 use crate::pg::clock;
 use crate::seam;

@@ -6,7 +6,7 @@ use super::{members, serve};
 use crate::base::error::Result;
 use crate::base::settings;
 use crate::call::Call;
-use crate::lease::handover::HandOver;
+use crate::lease::candidate::HandOver;
 use crate::lease::row::LeaseRow;
 use crate::pg::{clock, statement, transaction};
 use crate::shmem::Shared;

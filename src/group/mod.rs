@@ -58,7 +58,7 @@ pub use members::{is_member, note_groups};
 
 use crate::base::error::Result;
 use crate::call::Call;
-use crate::lease::handover::HandOver;
+use crate::lease::candidate::HandOver;
 use crate::lease::kind::Rules;
 use crate::lease::row::LeaseRow;
 use crate::pg::spi::{Statement, Value};

@@ -5,8 +5,9 @@ use super::state::{self, GENERATION, RESIZE_TO, STALE, State};
 use super::{bound, cursor, members, plan, targets};
 use crate::base::error::Result;
 use crate::call::Call;
+use crate::lease::candidate::HandOver;
 use crate::lease::declaration::{self, Kind};
-use crate::lease::handover::HandOver;
+use crate::lease::declare;
 use crate::lease::row::LeaseRow;
 use crate::pg::spi::{Statement, Value};
 use crate::pg::table::Tuple;
@@ -131,17 +132,17 @@ fn resize_when_drained(call: &Call, state: &mut State, letting_go: &dyn Fn(&Leas
 /// partition looks at it after that, so that either sees the other. The caller has locked the group.
 pub fn resize(call: &Call, name: &str, partitions: i32) -> Result<Option<String>> {
     let before = declaration::of_kind(name, Kind::Group)?.slots;
-    declaration::resize(call, name, partitions);
-    let in_use = declaration::slots_in_use(call, name, Some(Kind::Group));
+    declare::resize(call, name, partitions);
+    let in_use = declare::slots_in_use(call, name, Some(Kind::Group));
     match in_use.and_then(|why| bound::queues().require_no_items(call, name).map(|()| why)) {
         Ok(None) => (),
         in_use => {
-            declaration::resize(call, name, before);
+            declare::resize(call, name, before);
             return in_use;
         }
     }
     cursor::resize(call, name, before, partitions);
-    declaration::forget_slots(call, name, 0);
+    declare::forget_slots(call, name, 0);
     targets::drop_all(call, name);
     keep_size(call, name);
     Ok(None)

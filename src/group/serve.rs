@@ -4,11 +4,12 @@ use super::state::{Partition, State};
 use super::{members, targets};
 use crate::base::limits;
 use crate::call::Call;
+use crate::lease::candidate::{Candidate, Grant, HandOver};
 use crate::lease::declaration::{self, Kind};
-use crate::lease::grant::{self, Candidate, Grant};
-use crate::lease::handover::{HandOver, admit};
+use crate::lease::free::free;
+use crate::lease::handover::admit;
 use crate::lease::row::{LeaseRow, Leases, Seat};
-use crate::lease::{history, refence, release};
+use crate::lease::{grant, history, refence};
 use crate::pg::guard::{Guard, Mode};
 use crate::pg::table::Locked;
 use crate::shmem::slots::SlotRef;
@@ -156,7 +157,7 @@ fn free_ungranted(
             }
         }
     }
-    release::free(call, &freed, false);
+    free(call, &freed, false);
     let next = |partition: i32| {
         let target = state.partitions[partition as usize].target?;
         granted.get(&seat(partition)).map(|grant| (target, grant.fence))

@@ -9,10 +9,10 @@ use crate::base::error::{Error, Result};
 use crate::base::{interval, limits};
 use crate::call::{Call, enter, text_arg};
 use crate::lease::acquire::grantee;
+use crate::lease::candidate::HandOver;
 use crate::lease::declaration::{self, Kind, Stands};
-use crate::lease::handover::HandOver;
-use crate::lease::release::{self, find, release_seat, release_seats};
-use crate::lease::{fence, row};
+use crate::lease::release::{self, release_seat, release_seats};
+use crate::lease::{declare, fence, row};
 use crate::pg::clock;
 use crate::pg::guard::{Guard, Mode};
 use crate::pg::row::TableIterator;
@@ -63,7 +63,7 @@ fn group_create(
     let timeout = interval::delay_ms("rebalance_timeout", rebalance_timeout.ok_or(Error::Null("rebalance_timeout"))?)?;
     let settle = interval::delay_ms("settle_delay", settle_delay.ok_or(Error::Null("settle_delay"))?)?;
     let call = Call::open(shared)?;
-    declaration::declare(&call, &name, Kind::Group, partitions)?;
+    declare::declare(&call, &name, Kind::Group, partitions)?;
     let values = vec![Value::Text(&name), Value::Text(assignor.name()), Value::Int(timeout), Value::Int(settle)];
     call.db().execute(&CREATE, values);
     Ok(())
@@ -146,7 +146,7 @@ fn group_drop(group_name: Option<Text>) -> Result<()> {
     let name = text_arg("group_name", group_name)?;
     let call = Call::open(shared)?;
     lock_owned(&call, &name)?;
-    declaration::undeclare(&call, &name, Kind::Group)?;
+    declare::undeclare(&call, &name, Kind::Group)?;
     // Looked at once the declaration is gone: whoever joins looks at that after it has a member's row.
     let (members, joining) = members::sessions(&name);
     if joining {
@@ -235,7 +235,7 @@ fn group_leave(group_name: Option<Text>, session: Option<Uuid>) -> Result<bool> 
     }
     let leases = row::Leases::open();
     let excluded = |row: &row::LeaseRow| row.session == Some(session) && fences.contains(&row.fence);
-    let rows = owned().into_iter().filter_map(|row| find(&leases, &name, row.slot, true, excluded));
+    let rows = owned().into_iter().filter_map(|row| leases.find(&name, row.slot, true, excluded));
     release::release(&call, at, rows.map(|row| (name.clone(), row)).collect())?;
     judge(&call, &name, None, &|_| false, &mut HandOver::default())?;
     call.seam().judge(&name);

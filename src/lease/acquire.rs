@@ -19,9 +19,13 @@
 //! With `queue` a refused session takes a place, and is told `queued`; one that holds the lease gives up what place it
 //! has.
 
+mod grantee;
 mod look;
+mod take;
 
-use super::grant::{self, Candidate};
+pub use grantee::{SESSIONS_FULL, grantee};
+
+use super::answer::Answer;
 use super::row::{self, Leases, Probe};
 use super::{grace, line};
 use crate::base::error::Result;
@@ -29,42 +33,14 @@ use crate::base::limits;
 use crate::call::Call;
 use crate::pg::guard::{Guard, Mode};
 use crate::pg::{catalog, spi};
-use crate::session::holders::{Holder, Holders};
-use crate::session::{self, SessionRow};
+use crate::session;
+use crate::session::holders::Holders;
 use crate::shmem::databases::Counter;
 use crate::shmem::slots::SlotRef;
-use crate::shmem::word::State;
 use look::{Look, Wanted, look_at_lease, look_at_permits};
 use std::cell::LazyCell;
-use std::collections::HashMap;
 use std::ffi::CStr;
-
-/// What an acquire says of one resource.
-#[derive(Clone, Debug, Default)]
-pub struct Answer {
-    pub fence: Option<i64>,
-    pub slot: i32,
-    pub holder: Option<String>,
-    pub reason: &'static str,
-}
-
-impl Answer {
-    pub fn refused(reason: &'static str) -> Answer {
-        Answer { reason, ..Answer::default() }
-    }
-
-    pub fn held_by(holder: &Holder) -> Answer {
-        Answer { holder: Some(holder.consumer.clone()), ..Answer::refused("held") }
-    }
-
-    fn granted(reason: &'static str, slot: i32, fence: i64, holder: &str) -> Answer {
-        Answer { fence: Some(fence), slot, holder: Some(holder.to_owned()), reason }
-    }
-
-    pub fn is_granted(&self) -> bool {
-        self.fence.is_some()
-    }
-}
+use take::Taking;
 
 /// The tables that every look at a resource may read, and what every grant reads, writes or draws from as well.
 const LOOKED_INTO: [&CStr; 3] = [c"_leases", c"_sessions", c"_declarations"];
@@ -131,7 +107,7 @@ fn acquire_batch(call: &Call, me: SlotRef, resources: &[String], queue: bool) ->
         return Ok(answers);
     }
     if !wanted.is_empty() {
-        take(call, me, &leases, resources, wanted, &mut answers)?;
+        Taking { call, me, leases: &leases, resources, wanted, answers: &mut answers }.take()?;
     }
     if queue {
         for (resource, answer) in resources.iter().zip(&mut answers) {
@@ -184,121 +160,6 @@ fn line_up(call: &Call, me: SlotRef, resource: &String, answer: &mut Answer) -> 
             }
             answer.reason = "queued";
         }
-    }
-    Ok(())
-}
-
-/// What a session that has no slot is told when it asks for something new (see [`crate::shmem::stand_in`]).
-pub const SESSIONS_FULL: &str = "sessions_full";
-
-/// The session's row if it may be granted something new, and cannot end under the grant: it is looked at after the lock
-/// that its end wants. Why not, otherwise.
-pub fn grantee(call: &Call, me: SlotRef) -> std::result::Result<SessionRow, &'static str> {
-    if me.is_stand_in() { Err(SESSIONS_FULL) } else { holder(call, me) }
-}
-
-/// The same for what is the session's own already.
-fn holder(call: &Call, me: SlotRef) -> std::result::Result<SessionRow, &'static str> {
-    if !Guard::Grantee(me.session()).try_lock(Mode::Shared) {
-        return Err("closing");
-    }
-    match (session::row(me.session()), call.shared.look(me).map(|standing| standing.state)) {
-        (_, Some(State::Frozen)) => Err("closing"),
-        (Some(row), Some(State::Alive)) if row.draining => Err("draining"),
-        (Some(row), Some(State::Alive)) => Ok(row),
-        _ => Err("expired"),
-    }
-}
-
-/// Takes what is free or dead, unless others are in line for it.
-fn take(
-    call: &Call,
-    me: SlotRef,
-    leases: &Leases,
-    resources: &[String],
-    mut wanted: Vec<(usize, Wanted)>,
-    answers: &mut [Answer],
-) -> Result<()> {
-    spi::require_writes("lease_acquire()")?;
-    wanted.retain(|(index, want)| {
-        let may = want.own || !me.is_stand_in();
-        if !may {
-            answers[*index].reason = SESSIONS_FULL;
-        }
-        may
-    });
-    let row = match holder(call, me) {
-        Ok(row) => row,
-        Err(refusal) => {
-            for (index, _) in wanted {
-                answers[index].reason = refusal;
-            }
-            return Ok(());
-        }
-    };
-    let names = |wanted: &[(usize, Wanted)], which: fn(&Wanted) -> bool| {
-        let those = wanted.iter().filter(|(_, want)| which(want));
-        those.map(|(index, _)| resources[*index].as_str()).collect::<Vec<_>>()
-    };
-    let mut first = line::first_in_line(call, names(&wanted, |_| true)).first;
-    wanted.retain(|(index, want)| {
-        let barging = first.get(&resources[*index]).is_some_and(|first| first.session != me.session());
-        if barging && !want.own {
-            answers[*index].reason = "awaited";
-        }
-        want.own || !barging
-    });
-    wanted.retain(|(index, want)| match (want.choices.first(), want.takes_over) {
-        (Some((slot, Some(lease))), _) if want.takes_back => {
-            if grace::take_back(call, leases, me, &resources[*index], lease) {
-                answers[*index] = Answer::granted("already_held", *slot, lease.fence, &row.consumer);
-            }
-            false
-        }
-        (_, Some(lease)) => grace::reserve(call, &lease),
-        _ => true,
-    });
-    first.retain(|_, first| first.session == me.session());
-    let mut places = line::places_of_first(&first);
-    let taken_over: Vec<&str> = names(&wanted, |want| want.takes_over.is_some());
-    for ((resource, _), own) in line::places(&taken_over, &vec![me.session(); taken_over.len()]) {
-        places.insert(resource, own);
-    }
-    // Of a semaphore there may be another permit when somebody was faster.
-    while !wanted.is_empty() {
-        let candidate = |(index, want): &mut (usize, Wanted)| {
-            let resource = resources[*index].clone();
-            let (slot, row) = want.choices.pop()?;
-            let places = places.get(&resource).cloned().unwrap_or_default();
-            let (declared, gone, inherited) = (want.declared, want.gone.clone(), want.takes_over.is_some());
-            Some(Candidate { resource, slot, declared, row, released: inherited, inherited, grantee: me, places, gone })
-        };
-        let grants = grant::grant(call, leases, wanted.iter_mut().filter_map(candidate).collect());
-        let mut granted: HashMap<&str, (i32, i64)> =
-            grants.iter().map(|((resource, slot), grant)| (resource.as_str(), (*slot, grant.fence))).collect();
-        wanted.retain(|(index, want)| match granted.remove(resources[*index].as_str()) {
-            Some((slot, fence)) => {
-                let reason = if want.refences { "refenced" } else { "granted" };
-                answers[*index] = Answer::granted(reason, slot, fence, &row.consumer);
-                places.remove(&resources[*index]);
-                if let Some(lease) = want.takes_over {
-                    grace::end(call, &lease);
-                }
-                false
-            }
-            None if want.choices.is_empty() => {
-                if let Some(lease) = want.takes_over {
-                    grace::leave(&lease);
-                }
-                // A fenced transaction of the dead holder may be in the way: who waits is served when it ends. Without
-                // a place nobody does.
-                if places.contains_key(&resources[*index]) {
-                    call.seam().in_vain(&resources[*index]);
-                }
-                false
-            }
-            None => true,
-        });
     }
     Ok(())
 }

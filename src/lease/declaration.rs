@@ -15,27 +15,13 @@
 //! and that of a semaphore that shrinks by each grant, so it is asked for again for a while ([`patiently`]). But nobody
 //! waits for a transaction that stays open.
 
-use super::line;
-use super::row::{Leases, Probe};
 use crate::base::error::{Error, Result};
 use crate::base::limits;
 use crate::call::Call;
-use crate::keys;
-use crate::pg::guard::{Guard, Mode};
-use crate::pg::spi::{Statement, Value};
 use crate::pg::table::{Flight, Key, Locked, Sight, Stand, Table, Tuple};
-use crate::pg::text::{Text, role_name, role_of_name};
+use crate::pg::text::{Text, role_of_name};
 use crate::pg::{clock, lock_timeout, role};
-use crate::session::holders::Holders;
-use pgrx::pg_sys::{INT4OID, ItemPointerData, Oid, TEXTOID};
-
-static INSERT: Statement =
-    Statement::writes(include_str!("../../sql/query/declaration/insert.sql"), &[TEXTOID, TEXTOID, INT4OID, TEXTOID]);
-static UPDATE: Statement =
-    Statement::writes(include_str!("../../sql/query/declaration/update.sql"), &[TEXTOID, INT4OID]);
-static DELETE: Statement = Statement::writes(include_str!("../../sql/query/declaration/delete.sql"), &[TEXTOID]);
-static DELETE_SLOTS: Statement =
-    Statement::writes(include_str!("../../sql/query/declaration/delete_slots.sql"), &[TEXTOID, INT4OID]);
+use pgrx::pg_sys::{ItemPointerData, Oid};
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Kind {
@@ -71,7 +57,7 @@ pub enum Stands {
     Declared(Declaration),
 }
 
-fn table() -> Table {
+pub(super) fn table() -> Table {
     Table::open(c"_declarations", c"_declarations_pkey")
 }
 
@@ -193,108 +179,6 @@ pub fn slots_arg(what: &'static str, slots: Option<i32>) -> Result<i32> {
         return Ok(slots);
     }
     Err(Error::Number { what, given: slots.into(), min: 1, max: limits::MAX_SLOTS.into() }.into())
-}
-
-/// Declares a name that nobody holds or waits for.
-pub fn declare(call: &Call, resource: &str, kind: Kind, slots: i32) -> Result<()> {
-    let stripe = Guard::Stripe(keys::stripe(resource, 0));
-    stripe.lock(Mode::Exclusive);
-    match stands(resource) {
-        Stands::Absent => (),
-        Stands::InFlight(_) => return Err(Error::BeingDeclared { name: resource.to_owned() }.into()),
-        Stands::Declared(declaration) => {
-            return Err(Error::Declared { name: resource.to_owned(), is: declaration.kind.name() }.into());
-        }
-    }
-    if let Some(why) = in_use(call, resource, None)? {
-        return Err(Error::NameInUse { name: resource.to_owned(), why }.into());
-    }
-    forget_slots(call, resource, 0);
-    call.db().execute(
-        &INSERT,
-        vec![Value::Text(resource), Value::Text(kind.name()), Value::Int(slots), Value::Text(&role_name(call.caller))],
-    );
-    stripe.unlock(Mode::Exclusive);
-    Ok(())
-}
-
-/// Takes back a declaration whose slots nobody holds or waits for. The caller holds its row.
-pub fn undeclare(call: &Call, resource: &str, kind: Kind) -> Result<()> {
-    let deleted = table().delete_rows(&[Key::Text(resource)]);
-    call.written(deleted, &DELETE, vec![Value::Text(resource)]);
-    if let Some(why) = in_use(call, resource, Some(kind))? {
-        return Err(Error::InUse { kind: kind.name(), name: resource.to_owned(), why }.into());
-    }
-    forget_slots(call, resource, 0);
-    Ok(())
-}
-
-/// Changes the number of slots. The caller holds the declaration's row.
-pub fn resize(call: &Call, resource: &str, slots: i32) {
-    let resized = table().update_rows(&[Key::Text(resource)], |_| Some(vec![(3, Some(slots.into()))]));
-    call.written(resized, &UPDATE, vec![Value::Text(resource), Value::Int(slots)]);
-}
-
-/// Deletes the rows of slots that are no more; the caller has seen that nobody holds them.
-pub fn forget_slots(call: &Call, resource: &str, from: i32) {
-    let deleted = Leases::open().delete_from(resource, from);
-    call.written(deleted, &DELETE_SLOTS, vec![Value::Text(resource), Value::Int(from)]);
-    call.shared.removed_permits(call.home);
-}
-
-/// Who holds or waits for a name, of a kind if it is declared: nobody, if the rows of its slots are this transaction's
-/// now.
-fn in_use(call: &Call, resource: &str, kind: Option<Kind>) -> Result<Option<String>> {
-    if let Some(why) = slots_in_use(call, resource, kind)? {
-        return Ok(Some(why));
-    }
-    let (waiting, arriving) = line::waiting(resource);
-    if arriving {
-        return Err(Error::BeingDeclared { name: resource.to_owned() }.into());
-    }
-    let holders = Holders::of(call, waiting.iter().copied());
-    if let Some(waiter) = waiting.iter().find_map(|session| holders.living(Some(*session))) {
-        return Ok(Some(format!("\"{}\" waits for it.", waiter.consumer)));
-    }
-    // What they wait for is something else from now on.
-    call.taken_from(&waiting);
-    Ok(None)
-}
-
-/// Who holds a slot: nobody, if the rows of the slots are this transaction's now.
-pub fn slots_in_use(call: &Call, resource: &str, kind: Option<Kind>) -> Result<Option<String>> {
-    let busy = || Error::BeingDeclared { name: resource.to_owned() };
-    let leases = Leases::open();
-    let mut rows = Vec::new();
-    for (_, probe) in leases.slots(resource).0 {
-        match probe {
-            Probe::Row(row) => rows.push(row),
-            _ => return Err(busy().into()),
-        }
-    }
-    let holders = Holders::of(call, rows.iter().filter_map(|row| row.session));
-    for row in rows {
-        if let Some(holder) = holders.living(row.session) {
-            let held = match kind {
-                Some(Kind::Group) => format!("owns partition {}", row.slot),
-                Some(Kind::Semaphore) => "holds a permit".to_owned(),
-                Some(Kind::Bridge) | None => "holds it".to_owned(),
-            };
-            return Ok(Some(format!("\"{}\" {held} under fence {}.", holder.consumer, row.fence)));
-        }
-        // A dead holder's fenced transaction may still be open.
-        if row.session.is_some() && !Guard::Fence(row.fence).is_free() {
-            return Ok(Some(format!("A transaction under fence {} is open.", row.fence)));
-        }
-        if leases.lock(row.tid, false) != Locked::Mine {
-            return Err(busy().into());
-        }
-        // The caller is about to take it away.
-        if let Some(dead) = row.session {
-            call.taken_from(&[dead]);
-        }
-    }
-    Ok(None)
 }
 
 /// The declaration of a name that the caller owns.

@@ -18,18 +18,17 @@
 //! After a promotion the session that let go gets a new fence in the same way, as of any lease that it holds.
 
 use super::declaration::{self, Kind};
-use super::release::find;
+use super::line;
 use super::row::{self, LeaseRow, Leases};
-use super::{grant, line};
+use super::semaphore::is_only_permit;
 use crate::base::error::{Error, Result};
-use crate::base::limits;
 use crate::call::Call;
 use crate::pg::clock;
 use crate::pg::guard::{Guard, Mode};
 use crate::pg::spi::{Statement, Value};
-use crate::pg::table::{Key, Locked, page_of};
+use crate::pg::table::Locked;
 use crate::session::holders::{Holder, Holders};
-use crate::session::{self, New, SessionRow, row, succession};
+use crate::session::{self, New, SessionRow, succession};
 use crate::shmem::slots::SlotRef;
 use pgrx::Uuid;
 use pgrx::pg_sys::{INT4OID, TEXTOID, UUIDOID};
@@ -50,7 +49,7 @@ pub fn give(call: &Call, resource: &str, fence: i64, grace_ms: i32) -> Result<bo
     if row.declared && declaration::of(resource).is_some_and(|known| known.kind == Kind::Group) {
         return Err(Error::NoGrace { name: resource.to_owned() }.into());
     }
-    let Some(row) = find(&leases, resource, row.slot, true, |row| row.fence == fence) else { return Ok(false) };
+    let Some(row) = leases.find(resource, row.slot, true, |row| row.fence == fence) else { return Ok(false) };
     let Some(at) = row.session.map(|session| call.living(session)).transpose()?.flatten() else { return Ok(false) };
     let Some(role) = call.shared.role(at) else { return Ok(false) };
     session::authorize(call.caller, role, Some(resource))?;
@@ -114,7 +113,7 @@ fn end_private(call: &Call, private: SlotRef) {
 pub fn take_back(call: &Call, leases: &Leases, me: SlotRef, resource: &str, row: &LeaseRow) -> bool {
     let Some(private) = private(call, row) else { return false };
     // Another connection of the session may be getting a permit for it at this moment.
-    if row.declared && !grant::is_only_permit(call, resource, row.slot, me.session()) {
+    if row.declared && !is_only_permit(call, resource, row.slot, me.session()) {
         return false;
     }
     if leases.lock(row.tid, false) != Locked::Mine || !lock(call, private) {
@@ -184,20 +183,4 @@ pub fn waits_ahead(call: &Call, resource: &str, session: Uuid) -> bool {
         line::take_first_place(call, resource, session);
     }
     ahead
-}
-
-/// Whether a session has let go with grace, which is not over, of another slot of a resource than this one.
-pub fn keeps_another(call: &Call, resource: &str, slot: i32, session: Uuid) -> bool {
-    let is_kept_in = |private: Uuid| {
-        row(private).is_some_and(|row| row.fencer == Some(session)) && !matches!(call.living(private), Ok(None))
-    };
-    // After the session's own rows: what leaves it for its grace is seen in one of both.
-    let graces = succession::graces();
-    if graces.entries(&[Key::Uuid(session)], limits::MAX_GRACES) < limits::MAX_GRACES {
-        let privates = page_of(&graces, &[session], usize::MAX, 0, |row| row.get::<Uuid>(1));
-        let has_another = |private: Uuid| row::of_session(resource, private).iter().any(|row| row.slot != slot);
-        return privates.into_iter().any(|private| has_another(private) && is_kept_in(private));
-    }
-    let others = Leases::open().rows(resource).into_iter().filter(|row| row.slot != slot);
-    others.filter_map(|row| row.session).any(|holder| holder != session && is_kept_in(holder))
 }

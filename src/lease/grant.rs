@@ -18,23 +18,24 @@
 //! 7. A slot of a declared resource is given back at once if the declaration has changed meanwhile (see
 //!    [`crate::lease::declaration`]).
 
+use super::candidate::{Candidate, Grant};
 use super::declaration::{self, Kind, Stands};
-use super::row::{self, LeaseRow, Leases, Owner, Probe, Seat};
-use super::{fence, grace, history, line, refence, release};
+use super::free::free;
+use super::row::{LeaseRow, Leases, Owner, Probe, Seat};
+use super::semaphore::is_only_permit;
+use super::{fence, history, line, refence};
 use crate::base::limits;
 use crate::call::Call;
 use crate::keys;
+use crate::pg::clock;
 use crate::pg::guard::{Guard, Mode};
 use crate::pg::spi::{self, Statement, Value};
 use crate::pg::table::Locked;
-use crate::pg::{clock, server};
 use crate::shmem::databases::Counter;
-use crate::shmem::slots::SlotRef;
 use pgrx::Uuid;
 use pgrx::pg_sys::{BOOLOID, INT4ARRAYOID, INT4OID, ItemPointerData, TEXTARRAYOID, UUIDOID};
 use std::cell::LazyCell;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
-use std::rc::Rc;
 
 static INSERT: Statement = Statement::writes(
     include_str!("../../sql/query/lease/insert.sql"),
@@ -47,44 +48,6 @@ static UPDATE: Statement = Statement::writes(
 
 /// Tries for a stripe, half a millisecond apart: it is held for the time of a statement.
 const STRIPE_TRIES: u32 = 30;
-
-pub struct Candidate {
-    pub resource: String,
-    pub slot: i32,
-    /// What the resource is declared as, with how many slots; `None` for an exclusive lease.
-    pub declared: Option<(Kind, i32)>,
-    /// The row as probed; `None` for a slot without one.
-    pub row: Option<LeaseRow>,
-    /// Whether this transaction releases it, and so keeps fenced transactions away itself.
-    pub released: bool,
-    /// Whether the grantee is the successor of the session that has it.
-    pub inherited: bool,
-    pub grantee: SlotRef,
-    /// The grantee's places in the queue of the resource.
-    pub places: Vec<ItemPointerData>,
-    /// Others without whose deaths there would be nothing to be granted (see [`crate::lease::semaphore`]).
-    pub gone: Rc<[Uuid]>,
-}
-
-impl Candidate {
-    /// The session that has it, if that is another one; and its row.
-    pub fn taken_from(&self) -> Option<(Uuid, LeaseRow)> {
-        let row = self.row?;
-        row.session.filter(|from| *from != self.grantee.session()).map(|from| (from, row))
-    }
-}
-
-/// Who has been granted a slot, and under which fence.
-#[derive(Clone, Copy)]
-pub struct Grant {
-    pub fence: i64,
-    pub session: Uuid,
-}
-
-/// The timeline that new fences belong to.
-pub fn timeline() -> i32 {
-    server::timeline()
-}
 
 /// Grants to the candidates that nobody is in the way of.
 pub fn grant(call: &Call, leases: &Leases, candidates: Vec<Candidate>) -> HashMap<Seat, Grant> {
@@ -174,7 +137,7 @@ fn claim(
         Some((Kind::Semaphore, _)) => {
             is_only_permit(call, &candidate.resource, candidate.slot, candidate.grantee.session())
         }
-        Some((kind, _)) => is_own(candidate) || kind.rules().may_grant(&candidate.resource),
+        Some((kind, _)) => candidate.is_own() || kind.rules().may_grant(&candidate.resource),
         None => true,
     };
     if !allowed {
@@ -203,19 +166,6 @@ fn takes_slot(leases: &Leases, candidate: &Candidate, stripes: &BTreeSet<u16>, p
     }
 }
 
-/// Whether a session has no permit of the semaphore but in this slot, and is given none until this transaction ends.
-/// One that it has let go of is its own for its grace: work under that fence is still accepted.
-pub fn is_only_permit(call: &Call, resource: &str, slot: i32, session: Uuid) -> bool {
-    Guard::Seat(session, keys::fnv1a(resource)).try_lock(Mode::Exclusive)
-        && row::of_session(resource, session).iter().all(|row| row.slot == slot)
-        && !grace::keeps_another(call, resource, slot, session)
-}
-
-/// Whether the grantee has it already.
-fn is_own(candidate: &Candidate) -> bool {
-    candidate.row.is_some_and(|row| row.session == Some(candidate.grantee.session()))
-}
-
 /// Writes the rows: one by one, or if the table is not as we made it by a statement for each grantee and kind. Gives
 /// the new fences.
 fn write(call: &Call, leases: &Leases, candidates: Vec<Candidate>) -> Vec<(Candidate, i64)> {
@@ -224,7 +174,7 @@ fn write(call: &Call, leases: &Leases, candidates: Vec<Candidate>) -> Vec<(Candi
             let owner = Owner {
                 session: candidate.grantee.session(),
                 fence: fence::next(call),
-                timeline: timeline(),
+                timeline: refence::timeline(),
                 declared: candidate.declared.is_some(),
             };
             leases.give(&candidate.resource, candidate.slot, candidate.row.map(|row| row.tid), &owner);
@@ -246,7 +196,7 @@ fn write(call: &Call, leases: &Leases, candidates: Vec<Candidate>) -> Vec<(Candi
             Value::Texts(resources),
             Value::Ints(&slots),
             Value::Uuid(session),
-            Value::Int(timeline()),
+            Value::Int(refence::timeline()),
             Value::Bool(declared),
         ];
         let statement = if is_new { &INSERT } else { &UPDATE };
@@ -275,5 +225,5 @@ fn give_back(call: &Call, leases: &Leases, done: &mut Vec<(Candidate, i64)>) {
             Some(((resource, slot), tid))
         })
         .collect();
-    release::free(call, &changed, false);
+    free(call, &changed, false);
 }

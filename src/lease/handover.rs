@@ -7,10 +7,11 @@
 //! transaction's hands, or waited for by a session that is being taken over, is left, and reported as busy, for the
 //! worker to try again.
 
+use super::candidate::{Candidate, HandOver};
 use super::declaration::{self, Kind};
-use super::grant::{self, Candidate, Grant};
+use super::grant;
 use super::line::{self, First};
-use super::row::{LeaseRow, Leases, Probe, Seat};
+use super::row::{LeaseRow, Leases, Probe};
 use super::semaphore;
 use crate::base::error::Result;
 use crate::base::limits;
@@ -24,18 +25,6 @@ use crate::shmem::slots::SlotRef;
 use pgrx::Uuid;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::rc::Rc;
-
-/// What came of a hand-over.
-#[derive(Default)]
-pub struct HandOver {
-    /// The one session to be granted to, if not whichever is next.
-    only: Option<Uuid>,
-    pub granted: HashMap<Seat, Grant>,
-    /// Waited for and free or dead, but in somebody's hands for now.
-    pub busy: HashSet<String>,
-    /// Waited for, and held by the living.
-    pub held: Vec<(String, LeaseRow)>,
-}
 
 /// A slot that can be handed over.
 struct Free {

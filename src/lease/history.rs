@@ -9,7 +9,7 @@
 //!
 //! Who writes here waits for nobody: there is no unique key, and nothing is read.
 
-use super::grant::Candidate;
+use super::candidate::Candidate;
 use super::row::{LeaseRow, Seat};
 use crate::base::settings;
 use crate::call::Call;

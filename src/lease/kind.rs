@@ -3,8 +3,8 @@
 //! Groups and bridges stand on floors above this one: they fill [`Rules`], and lib.rs registers these when the library
 //! is loaded. A name that is not declared has no rules, and nothing is asked of them for it.
 
+use super::candidate::HandOver;
 use super::declaration::Kind;
-use super::handover::HandOver;
 use super::row::LeaseRow;
 use crate::base::error::Result;
 use crate::call::Call;

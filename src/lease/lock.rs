@@ -2,10 +2,10 @@
 //! lives for the TTL and ends with the lease; it is renewed and released by name and fence. A reply that was lost is
 //! had again by asking with the same request: the same role, owner and request get the same fence.
 
-use super::acquire::{Answer, acquire, can_look, can_take};
+use super::acquire::{acquire, can_look, can_take};
+use super::answer::{Answer, LeaseAnswer};
 use super::declaration::{self, Kind};
 use super::row::{Leases, Probe};
-use super::verbs::{LeaseAnswer, acquirer};
 use super::{line, semaphore};
 use crate::base::error::{Error, Result};
 use crate::base::interval;
@@ -100,7 +100,7 @@ fn lock_acquire(
     let holders: Vec<Uuid> = seen.holders.iter().filter(|_| request.is_some()).map(|holder| holder.session).collect();
     if let Some(holder) = living_rows(&call, &holders).into_iter().find(is_asked_again) {
         let touch = touch_holder(shared, holder.session, Some(&name))?;
-        if let Ok(me) = acquirer(&touch) {
+        if let Ok(me) = touch.acquirer() {
             let answer = acquire(&call, me, &[name], false)?.pop().unwrap_or_default();
             return one(answer, touch.trust_ms());
         }

@@ -1,9 +1,16 @@
 //! Leases: a name, a place in its line, a grant under a fence, a release. A semaphore is a lease with several permits,
 //! a lock a lease with a session of its own. It imports from [`crate::session`] and below.
+//!
+//! The files, each of which imports only from those before it: row, free, answer, declaration, line, declare,
+//! candidate, kind, fence, refence, history, semaphore, grace, grant, handover, release, acquire, lock, verbs.
 
 pub mod acquire;
+pub mod answer;
+pub mod candidate;
 pub mod declaration;
+pub mod declare;
 pub mod fence;
+pub mod free;
 pub mod grace;
 pub mod grant;
 pub mod handover;

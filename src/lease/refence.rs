@@ -14,14 +14,14 @@
 //! promoted before its next start, though the timeline would tell all there. A storage snapshot is told from a crash by
 //! nothing; there an administrator sets the mark ([`lease_refence_all`]).
 
+use super::fence;
 use super::row::LeaseRow;
-use super::{fence, grant};
 use crate::base::error::Result;
 use crate::call::{Call, enter};
 use crate::pg::catalog;
 use crate::pg::guard::{Guard, Mode};
 use crate::pg::spi::{self, Statement, Value};
-use crate::pg::transaction;
+use crate::pg::{server, transaction};
 use crate::shmem::databases::RESCAN;
 use pgrx::pg_sys::{self, INT8OID};
 use pgrx::prelude::*;
@@ -30,9 +30,14 @@ use std::sync::atomic::Ordering;
 static MARK: Statement = Statement::reads("SELECT last_value FROM eskit_lease._refence", &[]);
 static SET: Statement = Statement::writes("SELECT setval('eskit_lease._refence', $1)", &[INT8OID]);
 
+/// The timeline that new fences belong to.
+pub fn timeline() -> i32 {
+    server::timeline()
+}
+
 /// Whether the fence of a row is of this history.
 pub fn is_current(call: &Call, row: &LeaseRow) -> bool {
-    row.timeline == grant::timeline() && row.fence >= mark(call)
+    row.timeline == timeline() && row.fence >= mark(call)
 }
 
 /// The fence below which all are of before; in a database that is yet to be marked, and that this transaction may not

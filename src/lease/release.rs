@@ -6,32 +6,28 @@
 //! whatever the size of its group. Force is the same in an administrator's name. See [`crate::lease::fence`] for what
 //! is kept away from what.
 
+use super::candidate::{Grant, HandOver};
 use super::declaration::Kind;
-use super::grant::Grant;
-use super::handover::{self, HandOver, Seen};
+use super::free::free;
+use super::handover::{self, Seen};
 use super::row::{self, LeaseRow, Leases, Probe, Seat};
-use super::verbs::names;
 use super::{fence, grace, history, line};
 use crate::base::error::{Error, Result};
 use crate::base::{interval, limits};
-use crate::call::{Call, enter, text_arg};
+use crate::call::{Call, enter, names_arg, text_arg};
 use crate::pg::guard::Mode;
 use crate::pg::row::TableIterator;
-use crate::pg::spi::{self, Statement, Value};
+use crate::pg::spi;
 use crate::pg::table::Locked;
 use crate::pg::text::{Text, TextArray, role_name};
 use crate::session;
 use crate::shmem::databases::Counter;
 use crate::shmem::slots::SlotRef;
 use pgrx::datum::Interval;
-use pgrx::pg_sys::{BOOLOID, INT4ARRAYOID, ItemPointerData, TEXTARRAYOID};
 use pgrx::prelude::*;
 use pgrx::{Uuid, name};
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, HashMap, HashSet};
-
-static RELEASE: Statement =
-    Statement::writes(include_str!("../../sql/query/lease/release.sql"), &[TEXTARRAYOID, INT4ARRAYOID, BOOLOID]);
 
 /// Lets go of leases whose fences this transaction has excluded: hands over what is waited for, and frees the rest.
 /// `at`: their holder, which lives. Gives those that were still held.
@@ -84,55 +80,13 @@ fn hand_over(call: &Call, at: SlotRef, rows: &[(String, LeaseRow)]) -> Result<Ha
     Ok(result.granted)
 }
 
-/// Marks the rows of leases, which the caller has locked, as released, or as taken from sessions that had expired.
-pub fn free(call: &Call, seats: &[(Seat, ItemPointerData)], expired: bool) {
-    if seats.is_empty() {
-        return;
-    }
-    let leases = Leases::open();
-    if leases.is_plain() {
-        for ((resource, slot), tid) in seats {
-            // There may be 100,000 of them, and nothing else hears of a cancel.
-            pgrx::check_for_interrupts!();
-            leases.free(resource, *slot, *tid, expired);
-        }
-        spi::durably();
-    } else {
-        let (resources, slots): (Vec<&str>, Vec<i32>) =
-            seats.iter().map(|((name, slot), _)| (name.as_str(), *slot)).unzip();
-        call.db().execute(&RELEASE, vec![Value::Texts(resources), Value::Ints(&slots), Value::Bool(expired)]);
-    }
-}
-
-/// The row of a lease for which `mine` holds, also while somebody is changing it: that may come to nothing. With
-/// `wait`, only once it has come to something.
-pub fn find(
-    leases: &Leases,
-    resource: &str,
-    slot: i32,
-    wait: bool,
-    mine: impl Fn(&LeaseRow) -> bool,
-) -> Option<LeaseRow> {
-    loop {
-        match leases.probe(resource, slot) {
-            Probe::Row(row) => return Some(row).filter(&mine),
-            Probe::InFlight(Some(row)) if mine(&row) && wait => {
-                leases.lock(row.tid, true);
-                pgrx::check_for_interrupts!();
-            }
-            Probe::InFlight(Some(row)) => return Some(row).filter(&mine),
-            Probe::InFlight(None) | Probe::Absent => return None,
-        }
-    }
-}
-
 /// The row of a lease after its fence has been excluded: after the wait, what was read before it means nothing, but for
 /// a row that is as it was.
 fn still_held(leases: &Leases, resource: &str, seen: LeaseRow) -> Option<LeaseRow> {
     if leases.lock_again(resource, &seen) {
         return Some(seen);
     }
-    find(leases, resource, seen.slot, true, |row| row.fence == seen.fence)
+    leases.find(resource, seen.slot, true, |row| row.fence == seen.fence)
 }
 
 fn is_alive(call: &Call, at: SlotRef) -> bool {
@@ -167,7 +121,7 @@ pub fn release_seats(call: &Call, resource: &str, seats: &[(i32, i64)]) -> Resul
     let mut of_sessions = BTreeMap::<[u8; 16], (SlotRef, Vec<(String, LeaseRow)>)>::new();
     for (slot, fence) in seats {
         pgrx::check_for_interrupts!();
-        let Some(row) = find(&leases, resource, *slot, false, |row| row.fence == *fence) else { continue };
+        let Some(row) = leases.find(resource, *slot, false, |row| row.fence == *fence) else { continue };
         let Some(session) = row.session else { continue };
         let seen = match of_sessions.entry(*session.as_bytes()) {
             Entry::Occupied(known) => &mut known.into_mut().1,
@@ -190,7 +144,7 @@ pub fn release_seats(call: &Call, resource: &str, seats: &[(i32, i64)]) -> Resul
 /// Releases the lease of a slot under a fence. Whether it was held.
 pub fn release_seat(call: &Call, resource: &str, slot: i32, fence: i64) -> Result<bool> {
     let leases = Leases::open();
-    match find(&leases, resource, slot, false, |row| row.fence == fence) {
+    match leases.find(resource, slot, false, |row| row.fence == fence) {
         Some(row) => release_row(call, &leases, resource, row, None),
         None => Ok(false),
     }
@@ -271,7 +225,7 @@ fn lease_release_many(
 ) -> Result<TableIterator<(name!(resource, Text), name!(released, bool))>> {
     let shared = enter()?;
     spi::require_writes("lease_release_many()")?;
-    let names = names(resources)?;
+    let names = names_arg(resources)?;
     let session = session.ok_or(Error::Null("session"))?;
     let call = Call::open(shared)?;
     let mut released = HashSet::new();
@@ -283,12 +237,10 @@ fn lease_release_many(
             // What is named here is mostly held, and found so at once.
             match leases.glance(name, 0) {
                 Probe::Row(row) if !row.declared => Some(row).filter(mine).into_iter().collect(),
-                Probe::InFlight(Some(row)) if !row.declared => {
-                    find(&leases, name, 0, false, mine).into_iter().collect()
-                }
+                Probe::InFlight(Some(row)) if !row.declared => leases.find(name, 0, false, mine).into_iter().collect(),
                 _ => {
                     let slots = row::of_session(name, session).into_iter().map(|row| row.slot);
-                    slots.filter_map(|slot| find(&leases, name, slot, false, mine)).collect()
+                    slots.filter_map(|slot| leases.find(name, slot, false, mine)).collect()
                 }
             }
         };

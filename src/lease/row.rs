@@ -139,6 +139,22 @@ impl Leases {
         }
     }
 
+    /// The row of a lease for which `mine` holds, also while somebody is changing it: that may come to nothing. With
+    /// `wait`, only once it has come to something.
+    pub fn find(&self, resource: &str, slot: i32, wait: bool, mine: impl Fn(&LeaseRow) -> bool) -> Option<LeaseRow> {
+        loop {
+            match self.probe(resource, slot) {
+                Probe::Row(row) => return Some(row).filter(&mine),
+                Probe::InFlight(Some(row)) if mine(&row) && wait => {
+                    self.lock(row.tid, true);
+                    pgrx::check_for_interrupts!();
+                }
+                Probe::InFlight(Some(row)) => return Some(row).filter(&mine),
+                Probe::InFlight(None) | Probe::Absent => return None,
+            }
+        }
+    }
+
     /// Whether the statement that has called reads the row of a slot under a fence.
     pub fn is_seen(&self, resource: &str, slot: i32, fence: i64) -> bool {
         let key = [Key::Text(resource), Key::Int(slot), Key::Long(fence)];

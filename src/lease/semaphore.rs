@@ -24,14 +24,18 @@
 //! A refusal that rests on this may miss what is just being released; its caller is told `held`, and not `busy`.
 
 use super::declaration::{self, Declaration, Kind};
+use super::declare;
 use super::row::{self, LeaseRow, Leases, Probe};
 use crate::base::error::Result;
+use crate::base::limits;
 use crate::call::{Call, enter, text_arg};
-use crate::pg::guard::Guard;
+use crate::keys;
+use crate::pg::guard::{Guard, Mode};
+use crate::pg::table::{Key, page_of};
 use crate::pg::text::Text;
 use crate::pg::{clock, spi, transaction};
 use crate::session::holders::{Holder, Holders};
-use crate::session::succession;
+use crate::session::{self, succession};
 use crate::shmem::databases::BOOT;
 use crate::shmem::word::State;
 use pgrx::Uuid;
@@ -214,13 +218,38 @@ fn count(call: &Call, resource: &str, declaration: &Declaration, letting_go: &dy
     Permits { free, held, left, in_flight: taken > 0, beyond, arriving, gone: gone.into() }
 }
 
+/// Whether a session has no permit of the semaphore but in this slot, and is given none until this transaction ends.
+/// One that it has let go of is its own for its grace: work under that fence is still accepted.
+pub fn is_only_permit(call: &Call, resource: &str, slot: i32, session: Uuid) -> bool {
+    Guard::Seat(session, keys::fnv1a(resource)).try_lock(Mode::Exclusive)
+        && row::of_session(resource, session).iter().all(|row| row.slot == slot)
+        && !keeps_another(call, resource, slot, session)
+}
+
+/// Whether a session has let go with grace, which is not over, of another slot of a resource than this one.
+fn keeps_another(call: &Call, resource: &str, slot: i32, session: Uuid) -> bool {
+    let is_kept_in = |private: Uuid| {
+        session::row(private).is_some_and(|row| row.fencer == Some(session))
+            && !matches!(call.living(private), Ok(None))
+    };
+    // After the session's own rows: what leaves it for its grace is seen in one of both.
+    let graces = succession::graces();
+    if graces.entries(&[Key::Uuid(session)], limits::MAX_GRACES) < limits::MAX_GRACES {
+        let privates = page_of(&graces, &[session], usize::MAX, 0, |row| row.get::<Uuid>(1));
+        let has_another = |private: Uuid| row::of_session(resource, private).iter().any(|row| row.slot != slot);
+        return privates.into_iter().any(|private| has_another(private) && is_kept_in(private));
+    }
+    let others = Leases::open().rows(resource).into_iter().filter(|row| row.slot != slot);
+    others.filter_map(|row| row.session).any(|holder| holder != session && is_kept_in(holder))
+}
+
 #[pg_extern(schema = "eskit_lease")]
 fn semaphore_create(name: Option<Text>, permits: Option<i32>) -> Result<()> {
     let shared = enter()?;
     spi::require_writes("semaphore_create()")?;
     let name = text_arg("name", name)?;
     let permits = declaration::slots_arg("permits", permits)?;
-    declaration::declare(&Call::open(shared)?, &name, Kind::Semaphore, permits)
+    declare::declare(&Call::open(shared)?, &name, Kind::Semaphore, permits)
 }
 
 #[pg_extern(schema = "eskit_lease")]
@@ -231,7 +260,7 @@ fn semaphore_resize(name: Option<Text>, permits: Option<i32>) -> Result<()> {
     let permits = declaration::slots_arg("permits", permits)?;
     let call = Call::open(shared)?;
     if declaration::lock_owned(&call, &name, Kind::Semaphore)?.slots != permits {
-        declaration::resize(&call, &name, permits);
+        declare::resize(&call, &name, permits);
         // There may be more for those who wait.
         call.seam().judge(&name);
     }
@@ -245,5 +274,5 @@ fn semaphore_drop(name: Option<Text>) -> Result<()> {
     let name = text_arg("name", name)?;
     let call = Call::open(shared)?;
     declaration::lock_owned(&call, &name, Kind::Semaphore)?;
-    declaration::undeclare(&call, &name, Kind::Semaphore)
+    declare::undeclare(&call, &name, Kind::Semaphore)
 }

@@ -1,30 +1,17 @@
 //! The SQL functions of leases; [`crate::lease::acquire`] says who gets one.
 
-use super::acquire::{Answer, acquire};
+use super::acquire::acquire;
+use super::answer::{Answer, LeaseAnswer};
 use super::fence::{self, Fate};
 use super::refence;
 use crate::base::error::{Error, Result};
-use crate::base::limits;
-use crate::call::{Call, enter, text_arg};
+use crate::call::{Call, enter, names_arg, text_arg};
 use crate::pg::row;
 use crate::pg::text::{Text, TextArray};
-use crate::session::{self, Touch, touch, touch_holder, wall_clock};
-use crate::shmem::slots::SlotRef;
+use crate::session::{self, touch, touch_holder, wall_clock};
 use pgrx::datum::TimestampWithTimeZone;
 use pgrx::prelude::*;
 use pgrx::{Uuid, name};
-
-row::composite! {
-    /// Who has a lease now.
-    LeaseAnswer = "eskit_lease.lease_answer" {
-        granted: bool,
-        fence: Option<i64>,
-        slot: Option<i32>,
-        holder: Option<Text>,
-        trust_ms: Option<i32>,
-        reason: Text,
-    }
-}
 
 row::composite! {
     /// Whether a lease is held still.
@@ -33,28 +20,6 @@ row::composite! {
         trust_ms: Option<i32>,
         expires_at: Option<TimestampWithTimeZone>,
         reason: Text,
-    }
-}
-
-impl LeaseAnswer {
-    pub fn new(answer: Answer, trust_ms: Option<i32>) -> LeaseAnswer {
-        let granted = answer.is_granted();
-        LeaseAnswer {
-            granted,
-            fence: answer.fence,
-            slot: granted.then_some(answer.slot),
-            holder: answer.holder.map(Text),
-            trust_ms: trust_ms.filter(|_| granted),
-            reason: Text::from(answer.reason),
-        }
-    }
-}
-
-/// A heartbeat for the session, and its slot if it may acquire; why not, otherwise.
-pub fn acquirer(touch: &Touch) -> std::result::Result<SlotRef, &'static str> {
-    match (touch.refusal(), touch.at) {
-        (None, Some(at)) => Ok(at),
-        (refusal, _) => Err(refusal.unwrap_or("unknown_session")),
     }
 }
 
@@ -68,26 +33,11 @@ fn lease_acquire(
     let resource = text_arg("resource", resource)?;
     let queue = queue.ok_or(Error::Null("queue"))?;
     let touch = touch(shared, session.ok_or(Error::Null("session"))?)?;
-    let answer = match acquirer(&touch) {
+    let answer = match touch.acquirer() {
         Ok(me) => acquire(&Call::open(shared)?, me, &[resource], queue)?.pop().unwrap_or_default(),
         Err(refusal) => Answer::refused(refusal),
     };
     Ok(LeaseAnswer::new(answer, touch.trust_ms()))
-}
-
-/// The distinct names of an array, in order.
-pub fn names(resources: Option<TextArray>) -> Result<Vec<String>> {
-    let names = resources.ok_or(Error::Null("resources"))?.0;
-    let given = names.len();
-    if given > limits::MAX_NAMES {
-        return Err(
-            Error::Number { what: "resources", given: given as i64, min: 0, max: limits::MAX_NAMES as i64 }.into()
-        );
-    }
-    let mut names = names.into_iter().map(|name| text_arg("resource", name)).collect::<Result<Vec<_>>>()?;
-    names.sort_unstable();
-    names.dedup();
-    Ok(names)
 }
 
 #[pg_extern(schema = "eskit_lease")]
@@ -106,9 +56,9 @@ fn lease_acquire_many(
     )>,
 > {
     let shared = enter()?;
-    let names = names(resources)?;
+    let names = names_arg(resources)?;
     let touch = touch(shared, session.ok_or(Error::Null("session"))?)?;
-    let answers = match acquirer(&touch) {
+    let answers = match touch.acquirer() {
         Ok(me) => acquire(&Call::open(shared)?, me, &names, false)?,
         Err(refusal) => vec![Answer::refused(refusal); names.len()],
     };

@@ -13,11 +13,11 @@
 //! has ended, nobody sees what it has written: there it is [`Guard::Taken`](crate::pg::guard::Guard::Taken) that keeps
 //! the session dead.
 
+use super::row::rows;
 use crate::call::Call;
 use crate::pg::catalog;
 use crate::pg::spi::{Statement, Value};
 use crate::pg::table::{Key, Sight, Table};
-use crate::session;
 use pgrx::pg_sys::{Oid, UUIDARRAYOID, UUIDOID};
 use pgrx::{IntoDatum, Uuid};
 
@@ -52,7 +52,7 @@ pub fn record(call: &Call, sessions: &[Uuid]) {
         return;
     }
     let Some(table) = table() else { return };
-    for row in session::rows(sessions) {
+    for row in rows(sessions) {
         if !is_in(&table, row.session) && !table.try_insert(&[row.session.into_datum()]) {
             call.db().execute(&INSERT, vec![Value::Uuid(row.session)]);
         }

@@ -7,7 +7,7 @@
 //! a look through the database: without a row the session has ended, and with a row that no transaction deletes any
 //! more it is thawed.
 
-use super::{row, table};
+use super::row::{row, table};
 use crate::pg::table::{Key, Sight};
 use crate::seam;
 use crate::shmem::Shared;

@@ -1,9 +1,10 @@
 //! Who lives among the holders of leases and the owners of places.
 
-use super::{SessionRow, succession};
+use super::row::{self, SessionRow};
+use super::succession;
 use crate::call::Call;
+use crate::seam;
 use crate::shmem::word::State;
-use crate::{seam, session};
 use fnv::FnvHashMap;
 use pgrx::Uuid;
 use std::cell::RefCell;
@@ -62,7 +63,7 @@ pub fn living_rows(call: &Call, sessions: &[Uuid]) -> Vec<SessionRow> {
     if sessions.is_empty() {
         return Vec::new();
     }
-    session::rows(sessions).into_iter().filter(|row| call.standing_of(row).is_some()).collect()
+    row::rows(sessions).into_iter().filter(|row| call.standing_of(row).is_some()).collect()
 }
 
 /// Whether a slot says that the session is dead, whatever its row says.
@@ -74,7 +75,7 @@ fn is_dead(call: &Call, session: Uuid) -> bool {
 /// The name of a session that has a row, or had one when it was asked before.
 pub fn name(session: Uuid) -> Option<String> {
     KNOWN.with_borrow(|known| known.get(&session).cloned()).or_else(|| {
-        let row = session::row(session)?;
+        let row = row::row(session)?;
         remember(&row);
         Some(row.consumer)
     })

@@ -1,7 +1,7 @@
 //! Successions: which session inherits what is left of one that was taken over, and what is kept in grace of it.
 //! Take-over itself is in [`crate::ending::takeover`].
 
-use super::{SessionRow, row};
+use super::row::{SessionRow, row};
 use crate::call::Call;
 use crate::pg::spi::{Statement, Value};
 use crate::pg::table::{Flight, Key, Locked, Sight, Table, page_of};

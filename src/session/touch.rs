@@ -1,6 +1,8 @@
 //! Touching a session: a heartbeat, and what it says.
 
-use super::{authorize, ending, find, is_private, row};
+use super::ending;
+use super::row::row;
+use super::slot::{authorize, find, is_private};
 use crate::base::error::Result;
 use crate::call::Call;
 use crate::pg::catalog::{self, Home};
@@ -43,6 +45,14 @@ impl Touch {
     /// Whether the session lives and has no slot: no heartbeat extends it.
     pub fn without_slot(&self) -> bool {
         self.alive() && self.at.is_some_and(|at| at.is_stand_in())
+    }
+
+    /// The slot of the session if it may acquire; otherwise the reason why it may not.
+    pub fn acquirer(&self) -> std::result::Result<SlotRef, &'static str> {
+        match (self.refusal(), self.at) {
+            (None, Some(at)) => Ok(at),
+            (refusal, _) => Err(refusal.unwrap_or("unknown_session")),
+        }
     }
 
     /// Why there is nothing to do for the session; `None` while it lives.

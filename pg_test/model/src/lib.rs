@@ -12,7 +12,7 @@
 //! | step of the model              | in the code                                                                            |
 //! |--------------------------------|----------------------------------------------------------------------------------------|
 //! | `Call(Open)`                   | `session::open`                                                                        |
-//! | `Call(Acquire)`, `Take`        | `acquire::acquire_batch` up to the look; `acquire::take` with `grantee`, `first_in_line`, `grant::claim` |
+//! | `Call(Acquire)`, `Take`        | `acquire::acquire_batch` up to the look; `Taking::take` with `grantee`, `first_in_line`, `grant::claim` |
 //! | `Call(Release)`, `LetGo`       | `release::release_seat` up to `fence::exclude`; `release::release` with `hand_over` and `free` |
 //! | `Call(Close)`, `EndSession`    | `session_close` up to S; `session::end` with `sweep::dissolve`                          |
 //! | `Call(FenceCheck)`, `Check`    | `fence::check` up to the look; from `try_lock` of S and F on                             |

@@ -6,9 +6,10 @@ use crate::base::error::Result;
 use crate::base::limits;
 use crate::call::Call;
 use crate::ending::takeover;
-use crate::lease::handover::{self, HandOver};
+use crate::lease::candidate::HandOver;
+use crate::lease::free::free;
 use crate::lease::row::{self, LeaseRow, Leases, Seat};
-use crate::lease::{history, line, release};
+use crate::lease::{handover, history, line};
 use crate::pg::guard::Guard;
 use crate::pg::table::Locked;
 use crate::{group, item};
@@ -163,7 +164,7 @@ impl<'a> Dissolution<'a> {
         history::freed(call, freed.iter().map(|(seat, row)| (seat, row.fence, row.session)), !self.ending);
         self.looked_at.extend(freed.iter().filter_map(|(_, row)| row.session));
         let freed: Vec<(Seat, ItemPointerData)> = freed.into_iter().map(|(seat, row)| (seat, row.tid)).collect();
-        release::free(call, &freed, !self.ending);
+        free(call, &freed, !self.ending);
         for ((resource, slot), _) in &freed {
             call.seam().changed(resource, *slot);
         }

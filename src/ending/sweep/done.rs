@@ -1,7 +1,7 @@
 //! What a pass has done, and what is left for the next one.
 
 use crate::call::Call;
-use crate::lease::grant::Grant;
+use crate::lease::candidate::Grant;
 use crate::lease::row::Seat;
 use crate::pg::clock;
 use crate::shmem::dirty::Dirty;

@@ -1,8 +1,8 @@
 //! The look before an acquire: what stands for a resource, and what of it the session may get. It locks no lease.
 
-use super::Answer;
 use crate::base::error::Result;
 use crate::call::Call;
+use crate::lease::answer::Answer;
 use crate::lease::declaration::{self, Declaration, Kind};
 use crate::lease::refence;
 use crate::lease::row::{LeaseRow, Probe};

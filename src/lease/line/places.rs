@@ -1,14 +1,33 @@
 //! Places by who has them. What a session has had of a line stays in the index while an old snapshot is open; below the
 //! floor of that line (see [`crate::session::floor`]) it is not looked at.
 
-use super::{PLACE, RESOURCE, TABLE};
 use crate::base::limits;
-use crate::pg::table::{Key, Tuple};
+use crate::call::Call;
+use crate::pg::table::{Key, Table, Tuple};
 use crate::pg::text::Text;
 use crate::session::floor::BySession;
 use pgrx::Uuid;
 use pgrx::pg_sys::ItemPointerData;
 use std::collections::HashMap;
+use std::ffi::CStr;
+
+pub const TABLE: &CStr = c"_waiters";
+/// The columns of the table that say where, what is waited for, and who waits.
+pub const PLACE: usize = 1;
+pub const RESOURCE: usize = 2;
+pub const SESSION: usize = 3;
+
+/// The table of places.
+pub fn table() -> Table {
+    Table::open(TABLE, c"_waiters_pkey")
+}
+
+impl Call {
+    /// The places of those who wait, by resource, whose table is opened once in a call.
+    pub fn waiters(&self) -> &Table {
+        self.tables.waiters.get_or_init(table)
+    }
+}
 
 type Places = HashMap<(String, Uuid), Vec<ItemPointerData>>;
 

@@ -7,7 +7,7 @@
 //! | step               | in the code                                                                            |
 //! |--------------------|----------------------------------------------------------------------------------------|
 //! | `Look`             | `acquire::look_at_permits` with `look_at_own`, `semaphore::survey`                       |
-//! | `Take`             | `acquire::take` with `grace::take_back`, `grace::reserve`, `grant::claim`, `give_back`   |
+//! | `Take`             | `Taking::take` with `grace::take_back`, `grace::reserve`, `grant::claim`, `give_back`   |
 //! | `TakeOver`         | `takeover::succeed`                                                                    |
 //! | `Check`            | `fence::check`                                                                         |
 //! | `Release`, `LetGo` | `lease_release` without grace and with it, committed at once                             |

@@ -1,0 +1,144 @@
+//! Taking what a look has found free or dead, or the session's own: in steps, each of which answers for some of it.
+
+use super::grantee::{SESSIONS_FULL, holder};
+use super::look::Wanted;
+use crate::base::error::Result;
+use crate::call::Call;
+use crate::lease::answer::Answer;
+use crate::lease::candidate::Candidate;
+use crate::lease::row::Leases;
+use crate::lease::{grace, grant, line};
+use crate::pg::spi;
+use crate::shmem::slots::SlotRef;
+use pgrx::pg_sys::ItemPointerData;
+use std::collections::HashMap;
+
+/// What one call takes for a session.
+pub(super) struct Taking<'a> {
+    pub call: &'a Call,
+    pub me: SlotRef,
+    pub leases: &'a Leases,
+    pub resources: &'a [String],
+    /// What is still to be had, with the index of its resource.
+    pub wanted: Vec<(usize, Wanted)>,
+    /// What the session is told of each resource: `busy`, until a step says otherwise.
+    pub answers: &'a mut [Answer],
+}
+
+/// The places of the session by resource, where it is first in line or inherits.
+type Places = HashMap<String, Vec<ItemPointerData>>;
+
+impl Taking<'_> {
+    /// Takes what is free or dead, unless others are in line for it.
+    pub fn take(mut self) -> Result<()> {
+        spi::require_writes("lease_acquire()")?;
+        self.refuse_without_slot();
+        let consumer = match holder(self.call, self.me) {
+            Ok(row) => row.consumer,
+            Err(refusal) => {
+                for (index, _) in self.wanted {
+                    self.answers[index].reason = refusal;
+                }
+                return Ok(());
+            }
+        };
+        let mut places = self.wait_for_turn(&consumer);
+        // Of a semaphore there may be another permit when somebody was faster.
+        while !self.wanted.is_empty() {
+            self.grant(&consumer, &mut places);
+        }
+        Ok(())
+    }
+
+    /// Refuses what is new to a session that has no slot.
+    fn refuse_without_slot(&mut self) {
+        self.wanted.retain(|(index, want)| {
+            let may = want.own || !self.me.is_stand_in();
+            if !may {
+                self.answers[*index].reason = SESSIONS_FULL;
+            }
+            may
+        });
+    }
+
+    /// Refuses what others are in line for, and sees to what is in grace. Returns the places that go with the rest.
+    fn wait_for_turn(&mut self, consumer: &str) -> Places {
+        let mut first = line::first_in_line(self.call, self.names(|_| true)).first;
+        self.wanted.retain(|(index, want)| {
+            let barging = first.get(&self.resources[*index]).is_some_and(|first| first.session != self.me.session());
+            if barging && !want.own {
+                self.answers[*index].reason = "awaited";
+            }
+            want.own || !barging
+        });
+        self.see_to_graces(consumer);
+        first.retain(|_, first| first.session == self.me.session());
+        let mut places = line::places_of_first(&first);
+        let taken_over = self.names(|want| want.takes_over.is_some());
+        for ((resource, _), own) in line::places(&taken_over, &vec![self.me.session(); taken_over.len()]) {
+            places.insert(resource, own);
+        }
+        places
+    }
+
+    fn names(&self, which: fn(&Wanted) -> bool) -> Vec<&str> {
+        let those = self.wanted.iter().filter(|(_, want)| which(want));
+        those.map(|(index, _)| self.resources[*index].as_str()).collect()
+    }
+
+    /// Takes back what the session has let go of with grace, and reserves what a predecessor has.
+    fn see_to_graces(&mut self, consumer: &str) {
+        let Taking { call, me, leases, resources, ref mut wanted, ref mut answers } = *self;
+        wanted.retain(|(index, want)| match (want.choices.first(), want.takes_over) {
+            (Some((slot, Some(lease))), _) if want.takes_back => {
+                if grace::take_back(call, leases, me, &resources[*index], lease) {
+                    answers[*index] = Answer::granted("already_held", *slot, lease.fence, consumer);
+                }
+                false
+            }
+            (_, Some(lease)) => grace::reserve(call, &lease),
+            _ => true,
+        });
+    }
+
+    /// Tries one choice of each resource that is still wanted.
+    fn grant(&mut self, consumer: &str, places: &mut Places) {
+        let Taking { call, me, leases, resources, ref mut wanted, ref mut answers } = *self;
+        let candidate = |(index, want): &mut (usize, Wanted)| {
+            let resource = resources[*index].clone();
+            let (slot, row) = want.choices.pop()?;
+            let places = places.get(&resource).cloned().unwrap_or_default();
+            let (declared, gone, inherited) = (want.declared, want.gone.clone(), want.takes_over.is_some());
+            Some(Candidate { resource, slot, declared, row, released: inherited, inherited, grantee: me, places, gone })
+        };
+        let grants = grant::grant(call, leases, wanted.iter_mut().filter_map(candidate).collect());
+        let mut granted: HashMap<&str, (i32, i64)> =
+            grants.iter().map(|((resource, slot), grant)| (resource.as_str(), (*slot, grant.fence))).collect();
+        wanted.retain(|(index, want)| {
+            let resource = &resources[*index];
+            match granted.remove(resource.as_str()) {
+                Some((slot, fence)) => {
+                    let reason = if want.refences { "refenced" } else { "granted" };
+                    answers[*index] = Answer::granted(reason, slot, fence, consumer);
+                    places.remove(resource);
+                    if let Some(lease) = want.takes_over {
+                        grace::end(call, &lease);
+                    }
+                    false
+                }
+                None if want.choices.is_empty() => {
+                    if let Some(lease) = want.takes_over {
+                        grace::leave(&lease);
+                    }
+                    // A fenced transaction of the dead holder may be in the way: who waits is served when it ends.
+                    // Without a place nobody does.
+                    if places.contains_key(resource) {
+                        call.seam().in_vain(resource);
+                    }
+                    false
+                }
+                None => true,
+            }
+        });
+    }
+}

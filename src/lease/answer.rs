@@ -1,0 +1,58 @@
+//! What an acquire answers, inside and to SQL.
+
+use crate::pg::row;
+use crate::pg::text::Text;
+use crate::session::holders::Holder;
+
+/// What an acquire says of one resource.
+#[derive(Clone, Debug, Default)]
+pub struct Answer {
+    pub fence: Option<i64>,
+    pub slot: i32,
+    pub holder: Option<String>,
+    pub reason: &'static str,
+}
+
+impl Answer {
+    pub fn refused(reason: &'static str) -> Answer {
+        Answer { reason, ..Answer::default() }
+    }
+
+    pub fn held_by(holder: &Holder) -> Answer {
+        Answer { holder: Some(holder.consumer.clone()), ..Answer::refused("held") }
+    }
+
+    pub fn granted(reason: &'static str, slot: i32, fence: i64, holder: &str) -> Answer {
+        Answer { fence: Some(fence), slot, holder: Some(holder.to_owned()), reason }
+    }
+
+    pub fn is_granted(&self) -> bool {
+        self.fence.is_some()
+    }
+}
+
+row::composite! {
+    /// Who has a lease now.
+    LeaseAnswer = "eskit_lease.lease_answer" {
+        granted: bool,
+        fence: Option<i64>,
+        slot: Option<i32>,
+        holder: Option<Text>,
+        trust_ms: Option<i32>,
+        reason: Text,
+    }
+}
+
+impl LeaseAnswer {
+    pub fn new(answer: Answer, trust_ms: Option<i32>) -> LeaseAnswer {
+        let granted = answer.is_granted();
+        LeaseAnswer {
+            granted,
+            fence: answer.fence,
+            slot: granted.then_some(answer.slot),
+            holder: answer.holder.map(Text),
+            trust_ms: trust_ms.filter(|_| granted),
+            reason: Text::from(answer.reason),
+        }
+    }
+}

@@ -1,0 +1,181 @@
+//! Walking along a line: who is first in it.
+
+use super::places::{self, PLACE, SESSION, TABLE, places};
+use crate::base::limits;
+use crate::call::Call;
+use crate::pg::table::{Key, Sight, Stand, Table, Tuple};
+use crate::session::{self, floor, succession};
+use fnv::FnvHashMap;
+use pgrx::Uuid;
+use pgrx::pg_sys::ItemPointerData;
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+/// Who is first in line for a resource; or a session that is not to be granted to and whose place is a successor's, so
+/// that nobody behind it is.
+pub struct First {
+    pub session: Uuid,
+    /// All its places there, if the walk to the first of them has come by the end of the line.
+    places: Option<Vec<ItemPointerData>>,
+}
+
+/// Who is first in line for some resources. By name: rows that are next to each other in an index are in the
+/// processor's cache.
+#[derive(Default)]
+pub struct Line {
+    pub first: BTreeMap<String, First>,
+    /// What others wait for only in places that open transactions are giving up, and may have back.
+    pub leaving: Vec<String>,
+}
+
+/// The first in line for each of the resources.
+pub fn first_in_line(call: &Call, resources: Vec<&str>) -> Line {
+    next_in_line(call, resources, &HashSet::new())
+}
+
+/// The same where some sessions are not to be granted to.
+pub fn next_in_line(call: &Call, resources: Vec<&str>, but: &HashSet<Uuid>) -> Line {
+    let table = call.waiters();
+    // Mostly nobody waits, for the one or at all, which a look into the key tells for less than a scan costs.
+    let all_or_one = if let [one] = *resources { Some(Key::Text(one)) } else { None };
+    if !table.has_entry(all_or_one.as_slice()) {
+        return Line::default();
+    }
+    let mut lines = Lines::of(call, Some(but));
+    let first =
+        resources.into_iter().filter_map(|resource| Some((resource.to_owned(), lines.first(resource)?))).collect();
+    Line { first, leaving: lines.leaving }
+}
+
+/// The lines, as they are walked one after the other. Who may be granted to is asked once, of many resources and few
+/// who wait for them: it is not to be kept for longer than that takes.
+pub struct Lines<'a> {
+    call: &'a Call,
+    but: Option<&'a HashSet<Uuid>>,
+    /// Whether nobody behind a place of a session is served: it may be granted to, or its successor may.
+    has_turn: FnvHashMap<Uuid, bool>,
+    /// As of [`Line`].
+    pub leaving: Vec<String>,
+}
+
+impl Lines<'_> {
+    /// `but`: sessions that are not to be granted to.
+    pub fn of<'a>(call: &'a Call, but: Option<&'a HashSet<Uuid>>) -> Lines<'a> {
+        Lines { call, but, has_turn: FnvHashMap::default(), leaving: Vec::new() }
+    }
+
+    pub fn first(&mut self, resource: &str) -> Option<First> {
+        loop {
+            let known = self.has_turn.len();
+            let walked = self.walk(resource);
+            // A walk shows places as they were when it began. One that it has passed over may be a successor's since
+            // then, and no longer of the session that has been found to have no turn: it is shown so by another walk.
+            if walked.passed_over && self.has_turn.len() > known {
+                continue;
+            }
+            if walked.leaving && walked.first.is_none() {
+                self.leaving.push(resource.to_owned());
+            }
+            return walked.first;
+        }
+    }
+
+    fn walk(&mut self, resource: &str) -> Walked {
+        let Lines { call, but, has_turn, .. } = self;
+        let mut has_turn = |session: &Uuid| {
+            let is_left_out = but.is_some_and(|but| but.contains(session));
+            let lives = || session::row(*session).is_some_and(|row| call.is_eligible(&row));
+            // In this order: a take-over that is rolled back meanwhile is seen open, or its session lives. So does one
+            // that was left out for such an end, as its guard is let go of a little later.
+            let look = || {
+                // Mostly it just lives, and there is nothing to ask of a successor.
+                !is_left_out && lives()
+                    || succession::has_successor(call, *session)
+                    || lives() && !(is_left_out && session::ending::is_ending(*session))
+            };
+            *has_turn.entry(*session).or_insert_with(look)
+        };
+        let (mut walked, mut beyond) = (Walked::default(), 0);
+        let mut visit = |row: &Tuple| {
+            let session = row.get::<Uuid>(SESSION)?;
+            match &mut walked.first {
+                None if !has_turn(&session) => walked.passed_over = true,
+                None if row.is_being_deleted() => walked.leaving = true,
+                None => walked.first = Some(First { session, places: Some(vec![row.tid()]) }),
+                Some(first) => {
+                    beyond += 1;
+                    if beyond > limits::MAX_BEYOND {
+                        first.places = None;
+                    } else if session == first.session {
+                        first.places.iter_mut().for_each(|places| places.push(row.tid()));
+                    }
+                }
+            }
+            (beyond > limits::MAX_BEYOND).then_some(())
+        };
+        if let Some(floor) = walk_line(call.waiters(), resource, None, &mut visit) {
+            walk_line(call.waiters(), resource, Some(floor), &mut visit);
+        }
+        walked
+    }
+}
+
+/// What a walk along a line has found.
+#[derive(Default)]
+struct Walked {
+    first: Option<First>,
+    /// Whether the place of a session that has no turn came before that.
+    passed_over: bool,
+    /// Whether a place came before that which an open transaction is giving up.
+    leaving: bool,
+}
+
+/// Shows the places of a line, in order, until `visit` has an answer. Without a floor the line may prove to have one,
+/// which the walk ends before.
+fn walk_line(
+    table: &Table,
+    resource: &str,
+    floor: Option<i64>,
+    visit: &mut impl FnMut(&Tuple) -> Option<()>,
+) -> Option<i64> {
+    let (key, mut may_ask) = ([Key::Text(resource), Key::From(floor.unwrap_or(i64::MIN))], floor.is_none());
+    let mut walk = table.walk_versions(Sight::Latest, &key);
+    loop {
+        match walk.step() {
+            Stand::Row(_) => {
+                if visit(&table.row()).is_some() {
+                    return None;
+                }
+            }
+            Stand::Stale => {
+                let place = table.row().get::<i64>(PLACE).unwrap_or(i64::MIN);
+                if may_ask && place >= 0 {
+                    may_ask = false;
+                    // By a table of its own, as this one is being walked.
+                    let key = |from| vec![Key::Text(resource), Key::From(from)];
+                    let floor = floor::raise(floor::lane(TABLE, resource), &places::table(), PLACE, key);
+                    if floor > place {
+                        return Some(floor);
+                    }
+                }
+            }
+            Stand::End => return None,
+        }
+    }
+}
+
+/// The places of the first in line, for each of the resources.
+pub fn places_of_first(first: &BTreeMap<String, First>) -> HashMap<String, Vec<ItemPointerData>> {
+    let (mut found, mut unknown) = (HashMap::new(), (Vec::new(), Vec::new()));
+    for (resource, First { session, places }) in first {
+        match places {
+            Some(places) => drop(found.insert(resource.clone(), places.clone())),
+            None => {
+                unknown.0.push(resource.as_str());
+                unknown.1.push(*session);
+            }
+        }
+    }
+    let looked_up = places(&unknown.0, &unknown.1);
+    found.extend(looked_up.into_iter().map(|((resource, _), places)| (resource, places)));
+    found
+}

@@ -1,0 +1,148 @@
+//! The rows of sessions: written when one is opened, locked before one is changed, and deleted with its end.
+
+use super::named::Name;
+use crate::call::Call;
+use crate::pg::spi::{Statement, Value};
+use crate::pg::table::{Key, Locked, Sight, Table, Tuple};
+use crate::pg::text::Text;
+use crate::pg::{catalog, clock};
+use pgrx::Uuid;
+use pgrx::pg_sys::{self, BOOLOID, INT4OID, INT8OID, OIDOID, TEXTOID, TIMESTAMPTZOID, UUIDARRAYOID, UUIDOID};
+
+static INSERT: Statement = Statement::writes(
+    include_str!("../../sql/query/session/insert.sql"),
+    &[UUIDOID, TEXTOID, OIDOID, INT4OID, INT8OID, TIMESTAMPTZOID, BOOLOID, UUIDOID, UUIDOID, UUIDOID],
+);
+static DELETE: Statement = Statement::writes(include_str!("../../sql/query/session/delete.sql"), &[UUIDARRAYOID]);
+static DRAIN: Statement = Statement::writes(include_str!("../../sql/query/session/drain.sql"), &[UUIDOID]);
+
+/// The row of a session.
+#[derive(Clone, Debug)]
+pub struct SessionRow {
+    pub session: Uuid,
+    pub consumer: String,
+    pub role: u32,
+    pub ttl_ms: i32,
+    pub boot_id: i64,
+    pub draining: bool,
+    pub private: bool,
+    pub request: Option<Uuid>,
+    /// Who may take back the lease that it keeps for a while.
+    pub grace_of: Option<Uuid>,
+    /// Whose guard the fenced transactions of that lease have.
+    pub fencer: Option<Uuid>,
+    tid: pg_sys::ItemPointerData,
+}
+
+/// What a session is opened with.
+pub struct New<'a> {
+    pub consumer: &'a str,
+    pub role: u32,
+    pub ttl_ms: i32,
+    pub private: bool,
+    pub request: Option<Uuid>,
+    pub grace_of: Option<Uuid>,
+    pub fencer: Option<Uuid>,
+    pub attached: bool,
+}
+
+impl<'a> New<'a> {
+    pub fn of(call: &Call, consumer: &'a str, ttl_ms: i32) -> New<'a> {
+        let role = call.caller.to_u32();
+        New { consumer, role, ttl_ms, private: false, request: None, grace_of: None, fencer: None, attached: false }
+    }
+}
+
+/// The row of a session, if it has one that is committed.
+fn read(table: &Table, session: &Uuid) -> Option<SessionRow> {
+    table.scan(Sight::Latest, &[Key::Uuid(*session)], |row, _| {
+        Some(SessionRow {
+            session: *session,
+            consumer: row.get::<Text>(2).map(|text| text.0).unwrap_or_default(),
+            role: row.get::<pg_sys::Oid>(3).map_or(0, |role| role.to_u32()),
+            ttl_ms: row.get(4).unwrap_or(0),
+            boot_id: row.get(5).unwrap_or(0),
+            draining: row.get(7).unwrap_or(false),
+            private: row.get(8).unwrap_or(false),
+            request: row.get(9),
+            grace_of: row.get(10),
+            fencer: row.get(11),
+            tid: row.tid(),
+        })
+    })
+}
+
+pub fn table() -> Table {
+    Table::open(c"_sessions", c"_sessions_pkey")
+}
+
+/// The rows of sessions; those that have none are left out.
+pub fn rows(sessions: &[Uuid]) -> Vec<SessionRow> {
+    let table = table();
+    sessions.iter().filter_map(|session| read(&table, session)).collect()
+}
+
+pub fn row(session: Uuid) -> Option<SessionRow> {
+    read(&table(), &session)
+}
+
+/// Writes the row of a new session.
+pub(super) fn insert(call: &Call, session: Uuid, new: &New) {
+    // A statement would wait for it.
+    catalog::lock(c"_sessions");
+    let write = |opened_at| {
+        let mut values = vec![Value::Uuid(session), Value::Text(new.consumer), Value::Oid(new.role)];
+        values.extend([Value::Int(new.ttl_ms), Value::Long(call.shared.boot_id()), Value::Long(opened_at)]);
+        values.push(Value::Bool(new.private));
+        values.extend([new.request, new.grace_of, new.fencer].map(Value::MaybeUuid));
+        call.db().execute(&INSERT, values);
+    };
+    if new.private { write(clock::timestamp()) } else { Name::of(new.consumer, new.role.into()).open(write) }
+}
+
+/// Deletes the rows of sessions, and says how many there were.
+pub fn delete(call: &Call, sessions: &[Uuid]) -> u64 {
+    let table = table();
+    let deleted = sessions.iter().map(|session| table.delete_rows(&[Key::Uuid(*session)])).sum();
+    call.written(deleted, &DELETE, vec![Value::Uuids(sessions)])
+}
+
+/// Has a session drain.
+pub fn drain(call: &Call, session: Uuid) {
+    let change = |row: &Tuple| (row.get(7) == Some(false)).then(|| vec![(7, Some(true.into()))]);
+    let drained = table().update_rows(&[Key::Uuid(session)], change);
+    call.written(drained, &DRAIN, vec![Value::Uuid(session)]);
+}
+
+/// All sessions that have a row.
+pub fn all() -> Vec<Uuid> {
+    let mut sessions = Vec::new();
+    table().scan(Sight::Latest, &[], |row, _| {
+        sessions.extend(row.get::<Uuid>(1));
+        None::<()>
+    });
+    sessions
+}
+
+/// Locks the rows of sessions that nobody else has locked. Gives these sessions and those without a row; and whether
+/// any is missing.
+pub fn lock_rows(sessions: Vec<Uuid>) -> (Vec<Uuid>, bool) {
+    let table = table();
+    let count = sessions.len();
+    let mine = |session: &Uuid| read(&table, session).is_none_or(|row| table.lock(row.tid, false) == Locked::Mine);
+    let locked: Vec<Uuid> = sessions.into_iter().filter(mine).collect();
+    let missing = locked.len() < count;
+    (locked, missing)
+}
+
+/// Locks the row of a session, waiting for whoever is changing it; `None` when there is none any more.
+pub fn lock_row(session: Uuid) -> Option<SessionRow> {
+    let table = table();
+    loop {
+        let row = read(&table, &session)?;
+        if table.lock(row.tid, true) == Locked::Mine {
+            return Some(row);
+        }
+        pgrx::check_for_interrupts!();
+    }
+}
