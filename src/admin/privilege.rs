@@ -1,8 +1,9 @@
 //! Privileges: PUBLIC may call the key functions, and these two hand out the rest, as whoever calls them: PostgreSQL's
 //! own rules for GRANT say who may.
 
-use crate::base::error::{Error, Result};
+use crate::base::error::Result;
 use crate::bridge;
+use crate::call::Given;
 use crate::lease::history;
 use crate::pg::oids::Role;
 use crate::pg::{catalog, role, spi};
@@ -12,7 +13,7 @@ use pgrx::prelude::*;
 /// Runs those `GRANT .. TO role` statements whose objects are there. GRANT takes no parameters, so the role's name is
 /// quoted by PostgreSQL.
 fn grant(statements: &[(bool, &str)], role: Option<Role>) -> Result<()> {
-    let Role(role) = role.ok_or(Error::Null("role"))?;
+    let Role(role) = role.given("role")?;
     let name = role::quoted_name(role);
     let there: Vec<&str> = statements.iter().filter(|(there, _)| *there).map(|(_, statements)| *statements).collect();
     spi::run_as_caller(&there.join(";\n").replace("{role}", &name));

@@ -5,12 +5,12 @@ use super::side::{Side, table};
 use super::target::Target;
 use crate::base::error::{Error, Result};
 use crate::base::limits;
-use crate::call::{Call, enter, text_arg};
+use crate::call::{Call, Given, enter_writing, text_arg};
 use crate::lease::declaration::{self, Kind};
 use crate::lease::declare;
 use crate::pg::catalog;
 use crate::pg::oids::Class;
-use crate::pg::spi::{self, Statement, Value};
+use crate::pg::spi::{Statement, Value};
 use crate::pg::table::Sight;
 use crate::pg::table::user::Shut;
 use crate::pg::text::Text;
@@ -38,10 +38,9 @@ fn is_full() -> bool {
 
 #[pg_extern(schema = "eskit_lease")]
 fn bridge_create(resource: Option<Text>, lock_key: Option<i64>) -> Result<()> {
-    let shared = enter()?;
-    spi::require_writes("bridge_create()")?;
+    let shared = enter_writing("bridge_create()")?;
     let resource = text_arg("resource", resource)?;
-    let lock_key = lock_key.ok_or(Error::Null("lock_key"))?;
+    let lock_key = lock_key.given("lock_key")?;
     create(&Call::open(shared)?, &resource, &Side::Lock(lock_key))
 }
 
@@ -53,11 +52,10 @@ fn bridge_create_row(
     owner_column: Option<Text>,
     until_column: Option<Text>,
 ) -> Result<()> {
-    let shared = enter()?;
-    spi::require_writes("bridge_create_row()")?;
+    let shared = enter_writing("bridge_create_row()")?;
     let resource = text_arg("resource", resource)?;
-    let Class(table) = target.ok_or(Error::Null("target"))?;
-    let text = |what, text: Option<Text>| text.map(|text| text.0).ok_or(Error::Null(what));
+    let Class(table) = target.given("target")?;
+    let text = |what, text: Option<Text>| text.map(|text| text.0).given(what);
     let (key, owner_column) = (text("key", key)?, text("owner_column", owner_column)?);
     let until_column = text("until_column", until_column)?;
     catalog::require_owner(table)?;
@@ -133,8 +131,7 @@ fn create(call: &Call, resource: &str, side: &Side) -> Result<()> {
 
 #[pg_extern(schema = "eskit_lease")]
 fn bridge_drop(resource: Option<Text>) -> Result<bool> {
-    let shared = enter()?;
-    spi::require_writes("bridge_drop()")?;
+    let shared = enter_writing("bridge_drop()")?;
     let resource = text_arg("resource", resource)?;
     let call = Call::open(shared)?;
     if declaration::of(&resource).is_none() {

@@ -1,11 +1,13 @@
 //! One call of a verb: what every verb needs, checked once at its entry.
 
+mod argument;
+
+pub use argument::{Given, names_arg, text_arg};
+
 use crate::base::error::{Error, Result};
-use crate::base::limits;
 use crate::pg::catalog::{self, Home};
-use crate::pg::spi::{Db, Statement, Value};
+use crate::pg::spi::{self, Db, Statement, Value};
 use crate::pg::table::Table;
-use crate::pg::text::{Text, TextArray};
 use crate::pg::{role, server};
 use crate::seam::Seam;
 use crate::shmem::databases::Database;
@@ -17,6 +19,13 @@ use std::cell::{Cell, OnceCell};
 pub fn enter() -> Result<&'static Shared> {
     let shared = shared()?;
     if in_recovery() { Err(Error::Recovery.into()) } else { Ok(shared) }
+}
+
+/// The same for a verb that writes.
+pub fn enter_writing(verb: &'static str) -> Result<&'static Shared> {
+    let shared = enter()?;
+    spi::require_writes(verb)?;
+    Ok(shared)
 }
 
 thread_local! {
@@ -82,29 +91,4 @@ impl Call {
     pub fn seam(&self) -> Seam {
         Seam { shared: self.shared, database: self.database }
     }
-}
-
-/// The name of a consumer or a resource.
-pub fn text_arg(what: &'static str, text: Option<Text>) -> Result<String> {
-    let name = text.ok_or(Error::Null(what))?.0;
-    if (1..=limits::MAX_NAME).contains(&name.len()) {
-        Ok(name)
-    } else {
-        Err(Error::Name { what, length: name.len() }.into())
-    }
-}
-
-/// The distinct names of an array of resources, in order.
-pub fn names_arg(resources: Option<TextArray>) -> Result<Vec<String>> {
-    let names = resources.ok_or(Error::Null("resources"))?.0;
-    let given = names.len();
-    if given > limits::MAX_NAMES {
-        return Err(
-            Error::Number { what: "resources", given: given as i64, min: 0, max: limits::MAX_NAMES as i64 }.into()
-        );
-    }
-    let mut names = names.into_iter().map(|name| text_arg("resource", name)).collect::<Result<Vec<_>>>()?;
-    names.sort_unstable();
-    names.dedup();
-    Ok(names)
 }

@@ -6,12 +6,12 @@ use super::takeover::take_over;
 use super::{close, waiter_pass};
 use crate::base::error::{Error, Result};
 use crate::base::interval;
-use crate::call::{Call, enter, text_arg};
+use crate::call::{Call, Given, enter, enter_writing, text_arg};
 use crate::lease::acquire::{self, SESSIONS_FULL};
 use crate::lease::{handover, line};
 use crate::pg::guard::Mode;
 use crate::pg::text::Text;
-use crate::pg::{catalog, clock, row, spi, transaction};
+use crate::pg::{catalog, clock, row, transaction};
 use crate::session::{New, Touch, death, drain, lock_row, open, touch, wall_clock};
 use crate::shmem::databases::Counter;
 use crate::shmem::slots::SlotRef;
@@ -79,13 +79,12 @@ fn session_open(
     attach_grace: default!(Option<Interval>, "'0'"),
     takeover: default!(Option<bool>, "false"),
 ) -> Result<OpenedSession> {
-    let shared = enter()?;
-    spi::require_writes("session_open()")?;
+    let shared = enter_writing("session_open()")?;
     let consumer = text_arg("consumer", consumer)?;
     let ttl_ms = interval::ttl_ms(ttl)?;
-    let attach = attach.ok_or(Error::Null("attach"))?;
-    let grace_ms = interval::grace_ms("attach_grace", attach_grace.ok_or(Error::Null("attach_grace"))?)?;
-    let takeover = takeover.ok_or(Error::Null("takeover"))?;
+    let attach = attach.given("attach")?;
+    let grace_ms = interval::grace_ms("attach_grace", attach_grace.given("attach_grace")?)?;
+    let takeover = takeover.given("takeover")?;
     if grace_ms > 0 && !attach {
         return Err(Error::NotAttached.into());
     }
@@ -110,7 +109,7 @@ fn session_open(
 #[pg_extern(schema = "eskit_lease")]
 fn session_heartbeat(session: Option<Uuid>) -> Result<SessionState> {
     let shared = enter()?;
-    let touch = touch(shared, session.ok_or(Error::Null("session"))?)?;
+    let touch = touch(shared, session.given("session")?)?;
     let counter = if touch.alive() { Counter::Heartbeats } else { Counter::HeartbeatsRefused };
     shared.database(touch.home)?.add(counter, 1);
     Ok(answer(&touch, "alive"))
@@ -123,8 +122,8 @@ fn session_wait(
     timeout: default!(Option<Interval>, "NULL"),
 ) -> Result<SessionState> {
     let shared = enter()?;
-    let session = session.ok_or(Error::Null("session"))?;
-    let revision = revision.ok_or(Error::Null("revision"))?.max(0).cast_unsigned();
+    let session = session.given("session")?;
+    let revision = revision.given("revision")?.max(0).cast_unsigned();
     let timeout = u64::from(interval::wait_ms(timeout)?) * 1_000;
     let mut touch = touch(shared, session)?;
     let database = shared.database(touch.home)?;
@@ -187,9 +186,8 @@ fn wait_for_slot(shared: &'static Shared, session: Uuid, until: u64, now: &mut T
 
 #[pg_extern(schema = "eskit_lease")]
 fn session_drain(session: Option<Uuid>) -> Result<bool> {
-    let shared = enter()?;
-    spi::require_writes("session_drain()")?;
-    let session = session.ok_or(Error::Null("session"))?;
+    let shared = enter_writing("session_drain()")?;
+    let session = session.given("session")?;
     if !touch(shared, session)?.alive() {
         return Ok(false);
     }
@@ -207,15 +205,14 @@ fn session_drain(session: Option<Uuid>) -> Result<bool> {
 #[pg_extern(schema = "eskit_lease")]
 fn session_detach(session: Option<Uuid>) -> Result<bool> {
     let shared = enter()?;
-    let touch = touch(shared, session.ok_or(Error::Null("session"))?)?;
+    let touch = touch(shared, session.given("session")?)?;
     Ok(touch.alive() && touch.at.is_some_and(|at| shared.detach(at)))
 }
 
 #[pg_extern(schema = "eskit_lease")]
 fn session_close(session: Option<Uuid>) -> Result<bool> {
-    let shared = enter()?;
-    spi::require_writes("session_close()")?;
-    let session = session.ok_or(Error::Null("session"))?;
+    let shared = enter_writing("session_close()")?;
+    let session = session.given("session")?;
     let call = Call::open(shared)?;
     let alive = |at: &SlotRef| shared.look(*at).is_some_and(|standing| standing.alive());
     // Also of a private session, whose one lease is given back so.
@@ -234,9 +231,8 @@ fn session_close(session: Option<Uuid>) -> Result<bool> {
 
 #[pg_extern(schema = "eskit_lease")]
 fn session_sweep(max_leases: default!(Option<i32>, "1000")) -> Result<Swept> {
-    let shared = enter()?;
-    spi::require_writes("session_sweep()")?;
-    let max_leases = max_leases.ok_or(Error::Null("max_leases"))?;
+    let shared = enter_writing("session_sweep()")?;
+    let max_leases = max_leases.given("max_leases")?;
     let most = usize::try_from(max_leases).ok().filter(|most| (1..=100_000).contains(most)).ok_or(Error::Argument {
         argument: "max_leases",
         given: max_leases.into(),

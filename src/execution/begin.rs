@@ -2,7 +2,7 @@
 
 use super::{Execution, Executions, Probe, State, column};
 use crate::base::error::{Error, Result};
-use crate::call::{Call, enter, text_arg};
+use crate::call::{Call, Given, enter_writing, text_arg};
 use crate::keys;
 use crate::lease::acquire::grantee;
 use crate::lease::fence;
@@ -196,11 +196,10 @@ fn execution_begin(
     session: Option<Uuid>,
     retry_in_doubt: default!(Option<bool>, "false"),
 ) -> Result<Answer> {
-    let shared = enter()?;
-    spi::require_writes("execution_begin()")?;
+    let shared = enter_writing("execution_begin()")?;
     let key = text_arg("key", key)?;
-    let session = session.ok_or(Error::Null("session"))?;
-    let retry_in_doubt = retry_in_doubt.ok_or(Error::Null("retry_in_doubt"))?;
+    let session = session.given("session")?;
+    let retry_in_doubt = retry_in_doubt.given("retry_in_doubt")?;
     let touch = touch(shared, session)?;
     let me = touch.acquirer().map_err(Error::SessionEnded)?;
     begin(&Call::open(shared)?, me, &key, retry_in_doubt)

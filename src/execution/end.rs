@@ -3,11 +3,11 @@
 use super::{Executions, Probe, State, column, now};
 use crate::base::error::{Error, Result};
 use crate::base::limits;
-use crate::call::{Call, enter, text_arg};
+use crate::call::{Call, Given, enter_writing, text_arg};
 use crate::pg::guard::Mode;
 use crate::pg::json::Jsonb;
 use crate::pg::role;
-use crate::pg::spi::{self, Statement, Value};
+use crate::pg::spi::{Statement, Value};
 use crate::pg::table::Tuple;
 use crate::pg::text::{Text, role_name, role_of_name};
 use crate::seam;
@@ -84,10 +84,9 @@ fn require_size(key: &str, result: Option<&Jsonb>) -> Result<()> {
 
 #[pg_extern(schema = "eskit_lease")]
 fn execution_finish(key: Option<Text>, fence: Option<i64>, result: default!(Option<Jsonb>, "NULL")) -> Result<bool> {
-    let shared = enter()?;
-    spi::require_writes("execution_finish()")?;
+    let shared = enter_writing("execution_finish()")?;
     let key = text_arg("key", key)?;
-    let fence = fence.ok_or(Error::Null("fence"))?;
+    let fence = fence.given("fence")?;
     require_size(&key, result.as_ref())?;
     let call = Call::open(shared)?;
     let mine = claim(&call, &key, fence, &[State::Done])?;
@@ -111,12 +110,11 @@ fn execution_fail(
     error: Option<Text>,
     retry: default!(Option<bool>, "false"),
 ) -> Result<bool> {
-    let shared = enter()?;
-    spi::require_writes("execution_fail()")?;
+    let shared = enter_writing("execution_fail()")?;
     let key = text_arg("key", key)?;
-    let fence = fence.ok_or(Error::Null("fence"))?;
-    let error = error.ok_or(Error::Null("error"))?;
-    let retry = retry.ok_or(Error::Null("retry"))?;
+    let fence = fence.given("fence")?;
+    let error = error.given("error")?;
+    let retry = retry.given("retry")?;
     let call = Call::open(shared)?;
     let mine = claim(&call, &key, fence, &[State::Failed, State::Retry])?;
     if mine {
@@ -139,10 +137,9 @@ fn execution_resolve(
     outcome: Option<Text>,
     result: default!(Option<Jsonb>, "NULL"),
 ) -> Result<bool> {
-    let shared = enter()?;
-    spi::require_writes("execution_resolve()")?;
+    let shared = enter_writing("execution_resolve()")?;
     let key = text_arg("key", key)?;
-    let outcome = outcome.ok_or(Error::Null("outcome"))?;
+    let outcome = outcome.given("outcome")?;
     let state = State::outcome(&outcome).ok_or_else(|| Error::Outcome(outcome.0.clone()))?;
     if result.is_some() && state != State::Done {
         return Err(Error::NoResult(outcome.0).into());

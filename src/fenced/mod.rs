@@ -26,7 +26,7 @@
 mod trigger;
 
 use crate::base::error::{Error, Result};
-use crate::call::{enter, text_arg};
+use crate::call::{Given, enter_writing, text_arg};
 use crate::lease::declaration::{self, Kind};
 use crate::pg::oids::Class;
 use crate::pg::spi::{self, Db, Row, Statement, Value};
@@ -299,9 +299,8 @@ fn fence_table(
     resource: Option<Text>,
     partition_column: default!(Option<Text>, "NULL"),
 ) -> Result<bool> {
-    enter()?;
-    spi::require_writes("fence_table()")?;
-    let Class(table) = target.ok_or(Error::Null("target"))?;
+    enter_writing("fence_table()")?;
+    let Class(table) = target.given("target")?;
     let resource = text_arg("resource", resource)?;
     let column = partition_column.as_deref();
     // The lock that CREATE TRIGGER takes: who writes now has written before, and who writes later meets the trigger.
@@ -370,7 +369,7 @@ fn make(members: &[Member], top: &Member, shapes: &[&Shape]) -> bool {
 #[pg_extern(schema = "eskit_lease")]
 fn unfence_table(target: Option<Class>) -> Result<bool> {
     spi::require_writes("unfence_table()")?;
-    let Class(table) = target.ok_or(Error::Null("target"))?;
+    let Class(table) = target.given("target")?;
     lock_owned(table, pg_sys::AccessExclusiveLock)?;
     let members = tree(table, "", None);
     let Some((top, partitions)) = members.split_first() else { return Ok(false) };

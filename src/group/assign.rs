@@ -12,6 +12,7 @@
 
 use crate::base::error::{Error, Result};
 use crate::base::limits;
+use crate::call::Given;
 use crate::keys;
 use crate::pg::text::{Text, TextArray, Texts};
 use pgrx::prelude::*;
@@ -122,14 +123,14 @@ fn partition_assign_in(
     owners: Option<TextArray>,
     group_name: default!(Option<Text>, "''"),
 ) -> Result<Texts> {
-    let group = group_name.ok_or(Error::Null("group_name"))?;
-    let assignor = assignor.ok_or(Error::Null("assignor"))?;
-    let members = members.ok_or(Error::Null("members"))?.0;
-    let owners = owners.ok_or(Error::Null("owners"))?.0;
+    let group = group_name.given("group_name")?;
+    let assignor = assignor.given("assignor")?;
+    let members = members.given("members")?.0;
+    let owners = owners.given("owners")?.0;
     let assignor = Assignor::named(&assignor)?;
     within("members", members.len(), 0, limits::MAX_NAMES as i64)?;
     within("partitions", owners.len(), 1, limits::MAX_SLOTS.into())?;
-    let members = members.into_iter().collect::<Option<Vec<Text>>>().ok_or(Error::Null("member"))?;
+    let members = members.into_iter().collect::<Option<Vec<Text>>>().given("member")?;
     let mut sorted: Vec<&Text> = members.iter().collect();
     sorted.sort_unstable();
     if let Some([twice, _]) = sorted.array_windows().find(|[a, b]| a == b) {

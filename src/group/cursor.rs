@@ -14,11 +14,11 @@
 
 use crate::base::error::{Error, Result};
 use crate::base::limits;
-use crate::call::{Call, enter, text_arg};
+use crate::call::{Call, Given, enter, enter_writing, text_arg};
 use crate::lease::declaration::{self, Kind, partition_arg, require_partition};
 use crate::lease::fence;
 use crate::pg::clock;
-use crate::pg::spi::{self, Statement, Value};
+use crate::pg::spi::{Statement, Value};
 use crate::pg::table::{Flight, Key, Locked, Sight, Table, Tuple};
 use crate::pg::text::Text;
 use crate::pg::transaction;
@@ -42,7 +42,7 @@ static DROP: Statement = Statement::writes(include_str!("../../sql/query/cursor/
 static DROP_HEADS: Statement = Statement::writes(include_str!("../../sql/query/cursor/drop_heads.sql"), &[TEXTOID]);
 
 fn position_arg(position: Option<i64>) -> Result<i64> {
-    let position = position.ok_or(Error::Null("position"))?;
+    let position = position.given("position")?;
     if (1..i64::MAX).contains(&position) { Ok(position) } else { Err(Error::Position(position).into()) }
 }
 
@@ -54,11 +54,10 @@ fn fenced(
     position: Option<i64>,
     fence: Option<i64>,
 ) -> Result<(Call, String, i32, i64, i64)> {
-    let shared = enter()?;
-    spi::require_writes(verb)?;
+    let shared = enter_writing(verb)?;
     let group = text_arg("group_name", group)?;
-    let (partition, position) = (partition.ok_or(Error::Null("partition"))?, position_arg(position)?);
-    let fence = fence.ok_or(Error::Null("fence"))?;
+    let (partition, position) = (partition.given("partition")?, position_arg(position)?);
+    let fence = fence.given("fence")?;
     let call = Call::open(shared)?;
     fence::check(&call, &group, Some(partition), fence)?;
     Ok((call, group, partition, position, fence))
@@ -209,8 +208,7 @@ fn cursor_position(group_name: Option<Text>, partition: Option<i32>) -> Result<i
 
 #[pg_extern(schema = "eskit_lease")]
 fn cursor_head(group_name: Option<Text>, partition: Option<i32>, position: Option<i64>) -> Result<bool> {
-    let shared = enter()?;
-    spi::require_writes("cursor_head()")?;
+    let shared = enter_writing("cursor_head()")?;
     let group = text_arg("group_name", group_name)?;
     let partition = partition_arg(&group, partition)?;
     let position = position_arg(position)?;

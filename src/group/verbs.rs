@@ -7,7 +7,7 @@ use super::state::{self, RESIZE_TO, STALE, State};
 use super::{bound, cursor, members, targets};
 use crate::base::error::{Error, Result};
 use crate::base::{interval, limits};
-use crate::call::{Call, enter, text_arg};
+use crate::call::{Call, Given, enter, enter_writing, text_arg};
 use crate::lease::acquire::grantee;
 use crate::lease::candidate::HandOver;
 use crate::lease::declaration::{self, Kind, Stands};
@@ -16,7 +16,7 @@ use crate::lease::{declare, fence, row};
 use crate::pg::clock;
 use crate::pg::guard::{Guard, Mode};
 use crate::pg::row::TableIterator;
-use crate::pg::spi::{self, Statement, Value};
+use crate::pg::spi::{Statement, Value};
 use crate::pg::table::{Key, Tuple};
 use crate::pg::text::Text;
 use crate::pg::transaction;
@@ -55,13 +55,12 @@ fn group_create(
     rebalance_timeout: default!(Option<Interval>, "'30 s'"),
     settle_delay: default!(Option<Interval>, "'0'"),
 ) -> Result<()> {
-    let shared = enter()?;
-    spi::require_writes("group_create()")?;
+    let shared = enter_writing("group_create()")?;
     let name = text_arg("group_name", group_name)?;
     let partitions = declaration::slots_arg("partitions", partitions)?;
-    let assignor = Assignor::named(&assignor.ok_or(Error::Null("assignor"))?)?;
-    let timeout = interval::delay_ms("rebalance_timeout", rebalance_timeout.ok_or(Error::Null("rebalance_timeout"))?)?;
-    let settle = interval::delay_ms("settle_delay", settle_delay.ok_or(Error::Null("settle_delay"))?)?;
+    let assignor = Assignor::named(&assignor.given("assignor")?)?;
+    let timeout = interval::delay_ms("rebalance_timeout", rebalance_timeout.given("rebalance_timeout")?)?;
+    let settle = interval::delay_ms("settle_delay", settle_delay.given("settle_delay")?)?;
     let call = Call::open(shared)?;
     declare::declare(&call, &name, Kind::Group, partitions)?;
     let values = vec![Value::Text(&name), Value::Text(assignor.name()), Value::Int(timeout), Value::Int(settle)];
@@ -76,8 +75,7 @@ fn group_alter(
     rebalance_timeout: default!(Option<Interval>, "NULL"),
     settle_delay: default!(Option<Interval>, "NULL"),
 ) -> Result<()> {
-    let shared = enter()?;
-    spi::require_writes("group_alter()")?;
+    let shared = enter_writing("group_alter()")?;
     let name = text_arg("group_name", group_name)?;
     let assignor = assignor.map(|assignor| Assignor::named(&assignor)).transpose()?;
     let timeout = rebalance_timeout.map(|timeout| interval::delay_ms("rebalance_timeout", timeout)).transpose()?;
@@ -111,11 +109,10 @@ fn group_resize(
     partitions: Option<i32>,
     drain: default!(Option<bool>, "false"),
 ) -> Result<bool> {
-    let shared = enter()?;
-    spi::require_writes("group_resize()")?;
+    let shared = enter_writing("group_resize()")?;
     let name = text_arg("group_name", group_name)?;
     let partitions = declaration::slots_arg("partitions", partitions)?;
-    let drain = drain.ok_or(Error::Null("drain"))?;
+    let drain = drain.given("drain")?;
     let call = Call::open(shared)?;
     let state = lock_owned(&call, &name)?;
     if state.partitions.len() as i32 != partitions {
@@ -141,8 +138,7 @@ fn group_resize(
 
 #[pg_extern(schema = "eskit_lease")]
 fn group_drop(group_name: Option<Text>) -> Result<()> {
-    let shared = enter()?;
-    spi::require_writes("group_drop()")?;
+    let shared = enter_writing("group_drop()")?;
     let name = text_arg("group_name", group_name)?;
     let call = Call::open(shared)?;
     lock_owned(&call, &name)?;
@@ -170,7 +166,7 @@ fn group_drop(group_name: Option<Text>) -> Result<()> {
 
 /// A heartbeat for a session that has to be alive.
 fn living(shared: &'static crate::shmem::Shared, session: Option<Uuid>) -> Result<SlotRef> {
-    let touch = touch(shared, session.ok_or(Error::Null("session"))?)?;
+    let touch = touch(shared, session.given("session")?)?;
     match (touch.refusal(), touch.at) {
         (None, Some(at)) => Ok(at),
         (refusal, _) => Err(Error::SessionEnded(refusal.unwrap_or("unknown_session")).into()),
@@ -179,8 +175,7 @@ fn living(shared: &'static crate::shmem::Shared, session: Option<Uuid>) -> Resul
 
 #[pg_extern(schema = "eskit_lease")]
 fn group_join(group_name: Option<Text>, session: Option<Uuid>) -> Result<i64> {
-    let shared = enter()?;
-    spi::require_writes("group_join()")?;
+    let shared = enter_writing("group_join()")?;
     let name = text_arg("group_name", group_name)?;
     let me = living(shared, session)?;
     let call = Call::open(shared)?;
@@ -214,10 +209,9 @@ fn leave(call: &Call, group: &str, session: Uuid) -> u64 {
 
 #[pg_extern(schema = "eskit_lease")]
 fn group_leave(group_name: Option<Text>, session: Option<Uuid>) -> Result<bool> {
-    let shared = enter()?;
-    spi::require_writes("group_leave()")?;
+    let shared = enter_writing("group_leave()")?;
     let name = text_arg("group_name", group_name)?;
-    let session = session.ok_or(Error::Null("session"))?;
+    let session = session.given("session")?;
     let call = Call::open(shared)?;
     declaration::of_kind(&name, Kind::Group)?;
     let Some(at) = call.session(session)?.filter(|_| members::is_member(&name, session)) else { return Ok(false) };
@@ -281,11 +275,10 @@ fn group_assignment(
 
 #[pg_extern(schema = "eskit_lease")]
 fn group_release(group_name: Option<Text>, partition: Option<i32>, fence: Option<i64>) -> Result<bool> {
-    let shared = enter()?;
-    spi::require_writes("group_release()")?;
+    let shared = enter_writing("group_release()")?;
     let name = text_arg("group_name", group_name)?;
     let partition = declaration::partition_arg(&name, partition)?;
-    release_seat(&Call::open(shared)?, &name, partition, fence.ok_or(Error::Null("fence"))?)
+    release_seat(&Call::open(shared)?, &name, partition, fence.given("fence")?)
 }
 
 /// The partitions and fences of two arrays, pair by pair.
@@ -294,22 +287,22 @@ fn seats_arg(
     partitions: Option<Vec<Option<i32>>>,
     fences: Option<Vec<Option<i64>>>,
 ) -> Result<Vec<(i32, i64)>> {
-    let partitions = partitions.ok_or(Error::Null("partitions"))?;
-    let fences = fences.ok_or(Error::Null("fences"))?;
+    let partitions = partitions.given("partitions")?;
+    let fences = fences.given("fences")?;
     if partitions.len() != fences.len() {
         return Err(Error::Fences { fences: fences.len(), partitions: partitions.len() }.into());
     }
     let count = declaration::of_kind(group, Kind::Group)?.slots;
     let mut seen = HashSet::new();
     let seat = |(partition, fence): (Option<i32>, Option<i64>)| {
-        let partition = partition.ok_or(Error::Null("partition"))?;
+        let partition = partition.given("partition")?;
         if !(0..count).contains(&partition) {
             return Err(Error::NoPartition { group: group.to_owned(), partition, partitions: count }.into());
         }
         if !seen.insert(partition) {
             return Err(Error::Twice { what: "partition", given: partition.to_string() }.into());
         }
-        Ok((partition, fence.ok_or(Error::Null("fence"))?))
+        Ok((partition, fence.given("fence")?))
     };
     partitions.into_iter().zip(fences).map(seat).collect()
 }
@@ -320,8 +313,7 @@ fn group_release_many(
     partitions: Option<Vec<Option<i32>>>,
     fences: Option<Vec<Option<i64>>>,
 ) -> Result<TableIterator<(name!(partition, i32), name!(released, bool))>> {
-    let shared = enter()?;
-    spi::require_writes("group_release_many()")?;
+    let shared = enter_writing("group_release_many()")?;
     let name = text_arg("group_name", group_name)?;
     let seats = seats_arg(&name, partitions, fences)?;
     let released = release_seats(&Call::open(shared)?, &name, &seats)?;

@@ -3,9 +3,9 @@
 use super::{ITEMS, LATER, Queue, SURELY_SHORT, id, lane, partition};
 use crate::base::error::{Error, Result};
 use crate::base::limits;
-use crate::call::{Call, enter, text_arg};
+use crate::call::{Call, Given, enter_writing, text_arg};
 use crate::pg::json::{Jsonb, JsonbArray};
-use crate::pg::spi::{self, Statement, Value};
+use crate::pg::spi::{Statement, Value};
 use crate::pg::text::{Text, TextArray};
 use crate::pg::{catalog, clock};
 use pgrx::datum::TimestampWithTimeZone;
@@ -84,10 +84,9 @@ fn item_add(
     key: default!(Option<Text>, "NULL"),
     run_at: default!(Option<TimestampWithTimeZone>, "NULL"),
 ) -> Result<i64> {
-    let shared = enter()?;
-    spi::require_writes("item_add()")?;
+    let shared = enter_writing("item_add()")?;
     let name = text_arg("queue", queue)?;
-    let payload = payload.ok_or(Error::Null("payload"))?;
+    let payload = payload.given("payload")?;
     require_fits(payload.len(), || payload.text_length())?;
     let key = key.map(|key| text_arg("key", Some(key))).transpose()?;
     let due = due_arg(run_at)?;
@@ -123,16 +122,15 @@ fn item_add_many(
     keys: default!(Option<TextArray>, "NULL"),
     run_at: default!(Option<TimestampWithTimeZone>, "NULL"),
 ) -> Result<Vec<i64>> {
-    let shared = enter()?;
-    spi::require_writes("item_add_many()")?;
+    let shared = enter_writing("item_add_many()")?;
     let name = text_arg("queue", queue)?;
-    let payloads = payloads.ok_or(Error::Null("payloads"))?;
+    let payloads = payloads.given("payloads")?;
     let count = payloads.elements.len();
     if count > limits::MAX_NAMES {
         return Err(Error::Number { what: "items", given: count as i64, min: 0, max: limits::MAX_NAMES as i64 }.into());
     }
     for payload in &payloads.elements {
-        let payload = payload.ok_or(Error::Null("payload"))?;
+        let payload = payload.given("payload")?;
         require_fits(payload.len(), || payload.text_length())?;
     }
     let key = |key: Option<Text>| key.map(|key| text_arg("key", Some(key))).transpose();

@@ -10,7 +10,7 @@ use super::partitions::Owned;
 use super::{Claim, ITEMS, Order, Queue, dead, lane};
 use crate::base::error::{Error, Result};
 use crate::base::limits;
-use crate::call::{Call, enter, text_arg};
+use crate::call::{Call, Given, enter_writing, text_arg};
 use crate::lease::acquire::grantee;
 use crate::lease::fence;
 use crate::pg::json::Jsonb;
@@ -153,11 +153,10 @@ fn item_claim(
         name!(fence, i64),
     )>,
 > {
-    let shared = enter()?;
-    spi::require_writes("item_claim()")?;
+    let shared = enter_writing("item_claim()")?;
     let name = text_arg("queue", queue)?;
-    let session = session.ok_or(Error::Null("session"))?;
-    let most = max_items.ok_or(Error::Null("max_items"))?;
+    let session = session.given("session")?;
+    let most = max_items.given("max_items")?;
     let want = usize::try_from(most)
         .ok()
         .filter(|_| (1..=limits::MAX_CLAIM).contains(&most))

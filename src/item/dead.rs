@@ -5,9 +5,9 @@ use super::moves::{self, Claimed};
 use super::{Claim, ITEMS, Order, Queue, column, id, lane, next, partition};
 use crate::base::error::{Error, Result};
 use crate::base::limits;
-use crate::call::{Call, enter};
+use crate::call::{Call, Given, enter_writing};
 use crate::pg::clock;
-use crate::pg::spi::{self, Statement};
+use crate::pg::spi::Statement;
 use crate::pg::table::{Key, Locked, Sight, Table, Tuple, page_of};
 use crate::pg::text::Text;
 use crate::session;
@@ -150,9 +150,8 @@ pub fn free_dead(call: &Call) -> bool {
 
 #[pg_extern(schema = "eskit_lease")]
 fn item_requeue(id: Option<i64>) -> Result<()> {
-    let shared = enter()?;
-    spi::require_writes("item_requeue()")?;
-    let id = id.ok_or(Error::Null("id"))?;
+    let shared = enter_writing("item_requeue()")?;
+    let id = id.given("id")?;
     let call = Call::open(shared)?;
     let unknown = || Error::Unknown { kind: "dead item", name: id.to_string() };
     let table = Table::open(c"_dead_items", c"_dead_items_pkey");

@@ -6,10 +6,10 @@ use super::partitions::shuffled;
 use super::{Claim, ITEMS, LATER, Order, Queue, column, lane, next};
 use crate::base::error::{Error, Result};
 use crate::base::{interval, limits};
-use crate::call::{Call, enter};
+use crate::call::{Call, Given, enter_writing};
 use crate::pg::clock;
 use crate::pg::guard::Mode;
-use crate::pg::spi::{self, Statement};
+use crate::pg::spi::Statement;
 use crate::pg::table::{Flight, Key, Locked, Sight, Table, Tuple};
 use crate::pg::text::Text;
 use crate::shmem::databases::{Counter, Kept};
@@ -186,7 +186,7 @@ impl Held<'_> {
 }
 
 fn ids_arg(ids: Option<Vec<Option<i64>>>) -> Result<Vec<i64>> {
-    let ids: Vec<i64> = ids.ok_or(Error::Null("ids"))?.into_iter().collect::<Option<_>>().ok_or(Error::Null("id"))?;
+    let ids: Vec<i64> = ids.given("ids")?.into_iter().collect::<Option<_>>().given("id")?;
     if ids.len() > limits::MAX_CLAIM as usize {
         return Err(
             Error::Number { what: "items", given: ids.len() as i64, min: 0, max: limits::MAX_CLAIM.into() }.into()
@@ -197,17 +197,16 @@ fn ids_arg(ids: Option<Vec<Option<i64>>>) -> Result<Vec<i64>> {
 
 /// As much of an error as is kept.
 fn error_arg(error: Option<Text>) -> Result<String> {
-    let mut error = error.ok_or(Error::Null("error"))?.0;
+    let mut error = error.given("error")?.0;
     error.truncate(error.floor_char_boundary(limits::MAX_ITEM_ERROR));
     Ok(error)
 }
 
 #[pg_extern(schema = "eskit_lease")]
 fn item_done(ids: Option<Vec<Option<i64>>>, fence: Option<i64>) -> Result<i32> {
-    let shared = enter()?;
-    spi::require_writes("item_done()")?;
+    let shared = enter_writing("item_done()")?;
     let ids = ids_arg(ids)?;
-    let fence = fence.ok_or(Error::Null("fence"))?;
+    let fence = fence.given("fence")?;
     let call = Call::open(shared)?;
     let held = hold(&call, fence)?;
     let items = held.of(&ids)?;
@@ -229,10 +228,9 @@ fn item_done(ids: Option<Vec<Option<i64>>>, fence: Option<i64>) -> Result<i32> {
 
 #[pg_extern(schema = "eskit_lease")]
 fn item_unclaim(ids: Option<Vec<Option<i64>>>, fence: Option<i64>) -> Result<i32> {
-    let shared = enter()?;
-    spi::require_writes("item_unclaim()")?;
+    let shared = enter_writing("item_unclaim()")?;
     let ids = ids_arg(ids)?;
-    let fence = fence.ok_or(Error::Null("fence"))?;
+    let fence = fence.given("fence")?;
     let call = Call::open(shared)?;
     let held = hold(&call, fence)?;
     let queue = held.queue()?;
@@ -256,10 +254,9 @@ fn item_fail(
     error: Option<Text>,
     retry_in: default!(Option<Interval>, "NULL"),
 ) -> Result<bool> {
-    let shared = enter()?;
-    spi::require_writes("item_fail()")?;
-    let id = id.ok_or(Error::Null("id"))?;
-    let fence = fence.ok_or(Error::Null("fence"))?;
+    let shared = enter_writing("item_fail()")?;
+    let id = id.given("id")?;
+    let fence = fence.given("fence")?;
     let error = error_arg(error)?;
     let retry_ms = retry_in.map(|retry_in| interval::retry_ms("retry_in", retry_in)).transpose()?;
     let call = Call::open(shared)?;

@@ -3,13 +3,13 @@
 use super::{ITEMS, LATER, Order, Queue, heads};
 use crate::base::error::{Error, Result};
 use crate::base::interval;
-use crate::call::{Call, enter, text_arg};
+use crate::call::{Call, Given, enter_writing, text_arg};
 use crate::group::bound::Bound;
 use crate::keys;
 use crate::lease::declaration::{self, Kind, Stands};
 use crate::pg::guard::{Guard, Mode};
 use crate::pg::role;
-use crate::pg::spi::{self, Statement, Value};
+use crate::pg::spi::{Statement, Value};
 use crate::pg::table::{Flight, Key, Locked, Sight, Table};
 use crate::pg::text::{Text, role_name, role_of_name};
 use pgrx::datum::Interval;
@@ -46,12 +46,11 @@ fn queue_create(
     ordering: default!(Option<Text>, "'none'"),
     group_name: default!(Option<Text>, "NULL"),
 ) -> Result<()> {
-    let shared = enter()?;
-    spi::require_writes("queue_create()")?;
+    let shared = enter_writing("queue_create()")?;
     let name = text_arg("queue", queue)?;
-    let attempts = attempts_arg(max_attempts.ok_or(Error::Null("max_attempts"))?)?;
-    let backoff = interval::delay_ms("retry_backoff", retry_backoff.ok_or(Error::Null("retry_backoff"))?)?;
-    let ordering = ordering.ok_or(Error::Null("ordering"))?;
+    let attempts = attempts_arg(max_attempts.given("max_attempts")?)?;
+    let backoff = interval::delay_ms("retry_backoff", retry_backoff.given("retry_backoff")?)?;
+    let ordering = ordering.given("ordering")?;
     let order = Order::named(&ordering).ok_or(Error::Ordering(ordering.0))?;
     let group = group_name.map(|group| text_arg("group_name", Some(group))).transpose()?;
     let call = Call::open(shared)?;
@@ -106,8 +105,7 @@ fn queue_alter(
     max_attempts: default!(Option<i32>, "NULL"),
     retry_backoff: default!(Option<Interval>, "NULL"),
 ) -> Result<()> {
-    let shared = enter()?;
-    spi::require_writes("queue_alter()")?;
+    let shared = enter_writing("queue_alter()")?;
     let name = text_arg("queue", queue)?;
     let attempts = max_attempts.map(attempts_arg).transpose()?;
     let backoff = retry_backoff.map(|backoff| interval::delay_ms("retry_backoff", backoff)).transpose()?;
@@ -119,10 +117,9 @@ fn queue_alter(
 
 #[pg_extern(schema = "eskit_lease")]
 fn queue_drop(queue: Option<Text>, items: default!(Option<bool>, "false")) -> Result<()> {
-    let shared = enter()?;
-    spi::require_writes("queue_drop()")?;
+    let shared = enter_writing("queue_drop()")?;
     let name = text_arg("queue", queue)?;
-    let items = items.ok_or(Error::Null("items"))?;
+    let items = items.given("items")?;
     let call = Call::open(shared)?;
     let queue = lock_owned(&call, &name)?;
     call.db().execute(&DROP, vec![Value::Int(queue.number)]);

@@ -17,7 +17,7 @@
 
 use crate::base::error::{Error, Result};
 use crate::base::limits;
-use crate::call::Call;
+use crate::call::{Call, Given};
 use crate::pg::table::{Flight, Key, Locked, Sight, Stand, Table, Tuple};
 use crate::pg::text::{Text, role_of_name};
 use crate::pg::{clock, lock_timeout, role};
@@ -153,7 +153,7 @@ pub fn require_partition(group: &str, partition: i32) -> Result<()> {
 
 /// A partition of a group that there is.
 pub fn partition_arg(group: &str, partition: Option<i32>) -> Result<i32> {
-    let partition = partition.ok_or(Error::Null("partition"))?;
+    let partition = partition.given("partition")?;
     require_partition(group, partition).map(|()| partition)
 }
 
@@ -174,7 +174,7 @@ pub fn still(resource: &str, (kind, slots): (Kind, i32)) -> bool {
 
 /// A number of slots within its limits.
 pub fn slots_arg(what: &'static str, slots: Option<i32>) -> Result<i32> {
-    let slots = slots.ok_or(Error::Null(what))?;
+    let slots = slots.given(what)?;
     if (1..=limits::MAX_SLOTS).contains(&slots) {
         return Ok(slots);
     }

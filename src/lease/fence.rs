@@ -19,7 +19,7 @@
 use super::declaration::{self, Kind};
 use super::row::{LeaseRow, Leases};
 use crate::base::error::{Error, Result};
-use crate::call::{Call, enter, text_arg};
+use crate::call::{Call, Given, enter, text_arg};
 use crate::pg::guard::{Guard, Mode};
 use crate::pg::spi::{self, Statement};
 use crate::pg::text::Text;
@@ -159,7 +159,7 @@ thread_local! {
 fn fence_check(resource: Option<Text>, fence: Option<i64>) -> Result<()> {
     let shared = enter()?;
     let resource = text_arg("resource", resource)?;
-    let fence = fence.ok_or(Error::Null("fence"))?;
+    let fence = fence.given("fence")?;
     check(&Call::open(shared)?, &resource, None, fence)
 }
 

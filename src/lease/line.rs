@@ -24,7 +24,7 @@ use super::declaration::{self, Kind, Stands};
 use super::row::{self, LeaseRow, Leases};
 use crate::base::error::{Error, Result};
 use crate::base::limits;
-use crate::call::{Call, enter, text_arg};
+use crate::call::{Call, Given, enter_writing, text_arg};
 use crate::keys;
 use crate::pg::clock;
 use crate::pg::guard::{Guard, Mode};
@@ -193,10 +193,9 @@ pub fn leave_own(call: &Call, held: Vec<(String, LeaseRow)>) {
 
 #[pg_extern(schema = "eskit_lease")]
 fn lease_cancel(resource: Option<Text>, session: Option<Uuid>) -> Result<bool> {
-    let shared = enter()?;
-    spi::require_writes("lease_cancel()")?;
+    let shared = enter_writing("lease_cancel()")?;
     let resource = text_arg("resource", resource)?;
     let call = Call::open(shared)?;
-    let at = call.session(session.ok_or(Error::Null("session"))?)?;
+    let at = call.session(session.given("session")?)?;
     Ok(at.is_some_and(|at| cancel(&call, &resource, at)))
 }

@@ -7,12 +7,11 @@ use super::answer::{Answer, LeaseAnswer};
 use super::declaration::{self, Kind};
 use super::row::{Leases, Probe};
 use super::{line, semaphore};
-use crate::base::error::{Error, Result};
+use crate::base::error::Result;
 use crate::base::interval;
-use crate::call::{Call, enter, text_arg};
+use crate::call::{Call, Given, enter_writing, text_arg};
 use crate::keys;
 use crate::pg::guard::{Guard, Mode};
-use crate::pg::spi;
 use crate::pg::text::Text;
 use crate::session::holders::{Holder, Holders, living_rows};
 use crate::session::{self, New, SessionRow, Touch, touch_holder};
@@ -74,11 +73,10 @@ fn lock_acquire(
     ttl: Option<Interval>,
     request: default!(Option<Uuid>, "NULL"),
 ) -> Result<LeaseAnswer> {
-    let shared = enter()?;
-    spi::require_writes("lock_acquire()")?;
+    let shared = enter_writing("lock_acquire()")?;
     let name = text_arg("name", name)?;
     let owner = text_arg("owner", owner)?;
-    let ttl_ms = interval::ttl_ms(Some(ttl.ok_or(Error::Null("ttl"))?))?;
+    let ttl_ms = interval::ttl_ms(Some(ttl.given("ttl")?))?;
     let call = Call::open(shared)?;
     let one = |answer, trust_ms| Ok(LeaseAnswer::new(answer, trust_ms));
     let refused = |answer| {

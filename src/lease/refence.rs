@@ -17,7 +17,7 @@
 use super::fence;
 use super::row::LeaseRow;
 use crate::base::error::Result;
-use crate::call::{Call, enter};
+use crate::call::{Call, enter_writing};
 use crate::pg::catalog;
 use crate::pg::guard::{Guard, Mode};
 use crate::pg::spi::{self, Statement, Value};
@@ -87,8 +87,7 @@ pub fn see_to_mark(call: &Call) {
 
 #[pg_extern(schema = "eskit_lease")]
 fn lease_refence_all() -> Result<i64> {
-    let shared = enter()?;
-    spi::require_writes("lease_refence_all()")?;
+    let shared = enter_writing("lease_refence_all()")?;
     let call = Call::open(shared)?;
     fence::raise_again(&call);
     set(&call);

@@ -12,12 +12,11 @@ use super::free::free;
 use super::handover::{self, Seen};
 use super::row::{self, LeaseRow, Leases, Probe, Seat};
 use super::{fence, grace, history, line};
-use crate::base::error::{Error, Result};
+use crate::base::error::Result;
 use crate::base::{interval, limits};
-use crate::call::{Call, enter, names_arg, text_arg};
+use crate::call::{Call, Given, enter_writing, names_arg, text_arg};
 use crate::pg::guard::Mode;
 use crate::pg::row::TableIterator;
-use crate::pg::spi;
 use crate::pg::table::Locked;
 use crate::pg::text::{Text, TextArray, role_name};
 use crate::session;
@@ -191,11 +190,10 @@ fn release_fence(call: &Call, resource: &str, fence: i64, forced: Option<&str>) 
 
 #[pg_extern(schema = "eskit_lease")]
 fn lease_release(resource: Option<Text>, fence: Option<i64>, grace: default!(Option<Interval>, "'0'")) -> Result<bool> {
-    let shared = enter()?;
-    spi::require_writes("lease_release()")?;
+    let shared = enter_writing("lease_release()")?;
     let resource = text_arg("resource", resource)?;
-    let fence = fence.ok_or(Error::Null("fence"))?;
-    let grace_ms = interval::grace_ms("grace", grace.ok_or(Error::Null("grace"))?)?;
+    let fence = fence.given("fence")?;
+    let grace_ms = interval::grace_ms("grace", grace.given("grace")?)?;
     let call = Call::open(shared)?;
     if grace_ms == 0 {
         release_fence(&call, &resource, fence, None)
@@ -206,10 +204,9 @@ fn lease_release(resource: Option<Text>, fence: Option<i64>, grace: default!(Opt
 
 #[pg_extern(schema = "eskit_lease")]
 fn lease_force_release(resource: Option<Text>, fence: Option<i64>, why: Option<Text>) -> Result<bool> {
-    let shared = enter()?;
-    spi::require_writes("lease_force_release()")?;
+    let shared = enter_writing("lease_force_release()")?;
     let resource = text_arg("resource", resource)?;
-    let fence = fence.ok_or(Error::Null("fence"))?;
+    let fence = fence.given("fence")?;
     let why = text_arg("why", why)?;
     // Said before it is done, so that what waits for the holder is explained; the transaction may still be rolled back.
     let call = Call::open(shared)?;
@@ -223,10 +220,9 @@ fn lease_release_many(
     resources: Option<TextArray>,
     session: Option<Uuid>,
 ) -> Result<TableIterator<(name!(resource, Text), name!(released, bool))>> {
-    let shared = enter()?;
-    spi::require_writes("lease_release_many()")?;
+    let shared = enter_writing("lease_release_many()")?;
     let names = names_arg(resources)?;
-    let session = session.ok_or(Error::Null("session"))?;
+    let session = session.given("session")?;
     let call = Call::open(shared)?;
     let mut released = HashSet::new();
     if let Some(at) = call.session(session)?.filter(|at| is_alive(&call, *at)) {

@@ -28,12 +28,12 @@ use super::declare;
 use super::row::{self, LeaseRow, Leases, Probe};
 use crate::base::error::Result;
 use crate::base::limits;
-use crate::call::{Call, enter, text_arg};
+use crate::call::{Call, enter_writing, text_arg};
 use crate::keys;
 use crate::pg::guard::{Guard, Mode};
 use crate::pg::table::{Key, page_of};
 use crate::pg::text::Text;
-use crate::pg::{clock, spi, transaction};
+use crate::pg::{clock, transaction};
 use crate::session::holders::{Holder, Holders};
 use crate::session::{self, succession};
 use crate::shmem::databases::BOOT;
@@ -245,8 +245,7 @@ fn keeps_another(call: &Call, resource: &str, slot: i32, session: Uuid) -> bool 
 
 #[pg_extern(schema = "eskit_lease")]
 fn semaphore_create(name: Option<Text>, permits: Option<i32>) -> Result<()> {
-    let shared = enter()?;
-    spi::require_writes("semaphore_create()")?;
+    let shared = enter_writing("semaphore_create()")?;
     let name = text_arg("name", name)?;
     let permits = declaration::slots_arg("permits", permits)?;
     declare::declare(&Call::open(shared)?, &name, Kind::Semaphore, permits)
@@ -254,8 +253,7 @@ fn semaphore_create(name: Option<Text>, permits: Option<i32>) -> Result<()> {
 
 #[pg_extern(schema = "eskit_lease")]
 fn semaphore_resize(name: Option<Text>, permits: Option<i32>) -> Result<()> {
-    let shared = enter()?;
-    spi::require_writes("semaphore_resize()")?;
+    let shared = enter_writing("semaphore_resize()")?;
     let name = text_arg("name", name)?;
     let permits = declaration::slots_arg("permits", permits)?;
     let call = Call::open(shared)?;
@@ -269,8 +267,7 @@ fn semaphore_resize(name: Option<Text>, permits: Option<i32>) -> Result<()> {
 
 #[pg_extern(schema = "eskit_lease")]
 fn semaphore_drop(name: Option<Text>) -> Result<()> {
-    let shared = enter()?;
-    spi::require_writes("semaphore_drop()")?;
+    let shared = enter_writing("semaphore_drop()")?;
     let name = text_arg("name", name)?;
     let call = Call::open(shared)?;
     declaration::lock_owned(&call, &name, Kind::Semaphore)?;

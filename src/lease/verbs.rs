@@ -4,8 +4,8 @@ use super::acquire::acquire;
 use super::answer::{Answer, LeaseAnswer};
 use super::fence::{self, Fate};
 use super::refence;
-use crate::base::error::{Error, Result};
-use crate::call::{Call, enter, names_arg, text_arg};
+use crate::base::error::Result;
+use crate::call::{Call, Given, enter, names_arg, text_arg};
 use crate::pg::row;
 use crate::pg::text::{Text, TextArray};
 use crate::session::{self, touch, touch_holder, wall_clock};
@@ -31,8 +31,8 @@ fn lease_acquire(
 ) -> Result<LeaseAnswer> {
     let shared = enter()?;
     let resource = text_arg("resource", resource)?;
-    let queue = queue.ok_or(Error::Null("queue"))?;
-    let touch = touch(shared, session.ok_or(Error::Null("session"))?)?;
+    let queue = queue.given("queue")?;
+    let touch = touch(shared, session.given("session")?)?;
     let answer = match touch.acquirer() {
         Ok(me) => acquire(&Call::open(shared)?, me, &[resource], queue)?.pop().unwrap_or_default(),
         Err(refusal) => Answer::refused(refusal),
@@ -57,7 +57,7 @@ fn lease_acquire_many(
 > {
     let shared = enter()?;
     let names = names_arg(resources)?;
-    let touch = touch(shared, session.ok_or(Error::Null("session"))?)?;
+    let touch = touch(shared, session.given("session")?)?;
     let answers = match touch.acquirer() {
         Ok(me) => acquire(&Call::open(shared)?, me, &names, false)?,
         Err(refusal) => vec![Answer::refused(refusal); names.len()],
@@ -74,7 +74,7 @@ fn lease_acquire_many(
 fn lease_renew(resource: Option<Text>, fence: Option<i64>) -> Result<LeaseState> {
     let shared = enter()?;
     let resource = text_arg("resource", resource)?;
-    let fence = fence.ok_or(Error::Null("fence"))?;
+    let fence = fence.given("fence")?;
     let refused =
         |reason: &str| Ok(LeaseState { held: false, trust_ms: None, expires_at: None, reason: Text::from(reason) });
     let (session, row) = match fence::fate(&resource, None, fence) {

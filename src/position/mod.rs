@@ -44,9 +44,9 @@
 
 use crate::base::error::{Error, Result};
 use crate::base::limits;
-use crate::call::{Call, enter};
+use crate::call::{Call, Given, enter_writing};
 use crate::pg::guard::{Guard, Mode};
-use crate::pg::spi::{self, Db, Statement, Value};
+use crate::pg::spi::{Db, Statement, Value};
 use crate::pg::text::role_name;
 use crate::pg::{catalog, server, transaction};
 use crate::shmem::databases::Database;
@@ -77,8 +77,7 @@ thread_local! {
 
 #[pg_extern(schema = "eskit_lease")]
 fn next_position() -> Result<i64> {
-    let shared = enter()?;
-    spi::require_writes("next_position()")?;
+    let shared = enter_writing("next_position()")?;
     let call = Call::open(shared)?;
     let xid = transaction::full_id();
     let count = Some(DRAWN.get()).filter(|drawn| drawn.0 == xid).map_or(0, |drawn| drawn.1);
@@ -108,9 +107,8 @@ fn position_horizon() -> Result<i64> {
 
 #[pg_extern(schema = "eskit_lease")]
 fn position_raise(above: Option<i64>) -> Result<bool> {
-    let shared = enter()?;
-    spi::require_writes("position_raise()")?;
-    let above = above.ok_or(Error::Null("above"))?;
+    let shared = enter_writing("position_raise()")?;
+    let above = above.given("above")?;
     if !(0..=HIGHEST).contains(&above) {
         return Err(Error::PositionRaised { given: above, most: HIGHEST }.into());
     }
