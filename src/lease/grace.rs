@@ -47,7 +47,7 @@ pub fn give(call: &Call, resource: &str, fence: i64, grace_ms: i32) -> Result<bo
     let leases = Leases::open();
     let Some(row) = leases.by_fence(resource, fence) else { return Ok(false) };
     if row.declared && declaration::of(resource).is_some_and(|known| known.kind == Kind::Group) {
-        return Err(Error::NoGrace { name: resource.to_owned() }.into());
+        return Err(Error::NoGrace.into());
     }
     let Some(row) = leases.find(resource, row.slot, true, |row| row.fence == fence) else { return Ok(false) };
     let Some(at) = row.session.map(|session| call.living(session)).transpose()?.flatten() else { return Ok(false) };

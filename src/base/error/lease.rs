@@ -24,9 +24,7 @@ pub enum LeaseError {
         resource: String,
         fence: i64,
     },
-    NoGrace {
-        name: String,
-    },
+    NoGrace,
 }
 
 impl From<LeaseError> for ErrorReport {
@@ -60,10 +58,8 @@ impl From<LeaseError> for ErrorReport {
             )
             .set_detail(format!("Fence {fence} was granted after what this transaction reads."))
             .set_hint("Begin the transaction after the lease has been granted, and retry it."),
-            NoGrace { name: _ } => {
-                report(Code::ERRCODE_WRONG_OBJECT_TYPE, "partitions of a group are released without grace")
-                    .set_hint("Release a partition with group_release.")
-            }
+            NoGrace => report(Code::ERRCODE_WRONG_OBJECT_TYPE, "partitions of a group are released without grace")
+                .set_hint("Release a partition with group_release."),
         }
     }
 }

@@ -8,6 +8,7 @@ use crate::session::{self, floor, succession};
 use fnv::FnvHashMap;
 use pgrx::Uuid;
 use pgrx::pg_sys::ItemPointerData;
+use std::cell::Cell;
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 /// Who is first in line for a resource; or a session that is not to be granted to and whose place is a successor's, so
@@ -51,25 +52,35 @@ pub fn next_in_line(call: &Call, resources: Vec<&str>, but: &HashSet<Uuid>) -> L
 pub struct Lines<'a> {
     call: &'a Call,
     but: Option<&'a HashSet<Uuid>>,
-    /// Whether nobody behind a place of a session is served: it may be granted to, or its successor may.
-    has_turn: FnvHashMap<Uuid, bool>,
+    turns: FnvHashMap<Uuid, Turn>,
     /// As of [`Line`].
     pub leaving: Vec<String>,
+}
+
+/// What a walk has to know of a session that has a place.
+#[derive(Clone, Copy)]
+struct Turn {
+    /// Whether no session behind it is served: it may be granted to, or its successor may.
+    has: bool,
+    /// Whether its places may be a successor's since the walk began. A take-over that moves places has deleted the row
+    /// of their session, at the latest in the same transaction: while that row is there, they are where the walk shows
+    /// them.
+    may_have_moved: bool,
 }
 
 impl Lines<'_> {
     /// `but`: sessions that are not to be granted to.
     pub fn of<'a>(call: &'a Call, but: Option<&'a HashSet<Uuid>>) -> Lines<'a> {
-        Lines { call, but, has_turn: FnvHashMap::default(), leaving: Vec::new() }
+        Lines { call, but, turns: FnvHashMap::default(), leaving: Vec::new() }
     }
 
     pub fn first(&mut self, resource: &str) -> Option<First> {
         loop {
-            let known = self.has_turn.len();
+            let known = self.turns.len();
             let walked = self.walk(resource);
             // A walk shows places as they were when it began. One that it has passed over may be a successor's since
             // then, and no longer of the session that has been found to have no turn: it is shown so by another walk.
-            if walked.passed_over && self.has_turn.len() > known {
+            if walked.may_have_moved && self.turns.len() > known {
                 continue;
             }
             if walked.leaving && walked.first.is_none() {
@@ -80,27 +91,33 @@ impl Lines<'_> {
     }
 
     fn walk(&mut self, resource: &str) -> Walked {
-        let Lines { call, but, has_turn, .. } = self;
-        let mut has_turn = |session: &Uuid| {
+        let Lines { call, but, turns, .. } = self;
+        let look = |session: &Uuid| {
             let is_left_out = but.is_some_and(|but| but.contains(session));
-            let lives = || session::row(*session).is_some_and(|row| call.is_eligible(&row));
+            let has_row = Cell::new(false);
+            let lives = || {
+                let row = session::row(*session);
+                has_row.set(row.is_some());
+                row.is_some_and(|row| call.is_eligible(&row))
+            };
             // In this order: a take-over that is rolled back meanwhile is seen open, or its session lives. So does one
             // that was left out for such an end, as its guard is let go of a little later.
-            let look = || {
-                // Mostly it just lives, and there is nothing to ask of a successor.
-                !is_left_out && lives()
-                    || succession::has_successor(call, *session)
-                    || lives() && !(is_left_out && session::ending::is_ending(*session))
-            };
-            *has_turn.entry(*session).or_insert_with(look)
+            // Mostly it just lives, and there is nothing to ask of a successor.
+            let has = !is_left_out && lives()
+                || succession::has_successor(call, *session)
+                || lives() && !(is_left_out && session::ending::is_ending(*session));
+            Turn { has, may_have_moved: is_left_out || !has_row.get() }
         };
+        let mut turn = |session: Uuid| *turns.entry(session).or_insert_with(|| look(&session));
         let (mut walked, mut beyond) = (Walked::default(), 0);
         let mut visit = |row: &Tuple| {
             let session = row.get::<Uuid>(SESSION)?;
             match &mut walked.first {
-                None if !has_turn(&session) => walked.passed_over = true,
-                None if row.is_being_deleted() => walked.leaving = true,
-                None => walked.first = Some(First { session, places: Some(vec![row.tid()]) }),
+                None => match turn(session) {
+                    Turn { has: false, may_have_moved } => walked.may_have_moved |= may_have_moved,
+                    _ if row.is_being_deleted() => walked.leaving = true,
+                    _ => walked.first = Some(First { session, places: Some(vec![row.tid()]) }),
+                },
                 Some(first) => {
                     beyond += 1;
                     if beyond > limits::MAX_BEYOND {
@@ -123,8 +140,8 @@ impl Lines<'_> {
 #[derive(Default)]
 struct Walked {
     first: Option<First>,
-    /// Whether the place of a session that has no turn came before that.
-    passed_over: bool,
+    /// Whether a place came before that whose session has no turn, and which may be a successor's by now.
+    may_have_moved: bool,
     /// Whether a place came before that which an open transaction is giving up.
     leaving: bool,
 }
