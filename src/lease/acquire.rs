@@ -1,9 +1,9 @@
-//! Acquiring: who owns a resource, or a permit of a semaphore.
+//! Acquiring: which session owns a resource, or a permit of a semaphore.
 //!
-//! A lease is a row that names a session, and is owned for as long as that session lives. So nothing is written to keep
-//! it, and all of a session's leases end with it. An acquire looks first (the key index, what is not committed
-//! included; the holder's slot) and locks only what it may get, so that a refusal writes nothing and nobody ever waits
-//! for anybody:
+//! A lease is a row that names a session, and the session owns it for as long as it lives. So no call writes to keep a
+//! lease, and all leases of a session end with it. An acquire looks first: at the key index, with uncommitted changes
+//! included, and at the holder's slot. It locks only what it may get. So a refusal writes nothing, and no acquire waits
+//! for another session:
 //!
 //! | what stands                             | answer                                                        |
 //! |-----------------------------------------|---------------------------------------------------------------|
@@ -11,13 +11,13 @@
 //! | in grace of this session                | `already_held`, the same fence (see [`crate::lease::grace`])  |
 //! | in grace of a session that this one took over | `granted`, a new fence; `busy` while work under the old one is open |
 //! | held by a living session; every permit is | `held`                                                      |
-//! | being changed by somebody               | `busy`                                                        |
+//! | being changed by another transaction     | `busy`                                                        |
 //! | free or dead, others are in line or a successor lives | `awaited`                                                     |
-//! | free or dead, nobody else is first      | `granted`, or `busy` if somebody was faster                   |
+//! | free or dead, no other session is first | `granted`, or `busy` if another session was faster            |
 //! | free or dead, and a bridge              | `bridged` (see [`crate::bridge`])                             |
 //!
-//! With `queue` a refused session takes a place, and is told `queued`; one that holds the lease gives up what place it
-//! has.
+//! With `queue` a refused session takes a place and is told `queued`. A session that holds the lease gives up its
+//! place, if it has one.
 
 mod grantee;
 mod look;
@@ -46,12 +46,13 @@ use take::Taking;
 const LOOKED_INTO: [&CStr; 3] = [c"_leases", c"_sessions", c"_declarations"];
 const GRANTED_BY: [&CStr; 3] = [c"_waiters", c"_history", catalog::FENCES];
 
-/// Whether nobody, such as VACUUM FULL, has the tables locked that a look at a resource needs.
+/// Returns whether no other session, such as one that runs VACUUM FULL, has a table locked that a look at a resource
+/// needs.
 pub fn can_look() -> bool {
     catalog::lock_all(&LOOKED_INTO)
 }
 
-/// The same for a grant, or a place in line.
+/// The same for the tables that a grant or a place in line needs.
 pub fn can_take() -> bool {
     catalog::lock_all(&GRANTED_BY)
 }
@@ -101,7 +102,7 @@ fn acquire_batch(call: &Call, me: SlotRef, resources: &[String], queue: bool) ->
         });
     }
     if (queue || !wanted.is_empty()) && !can_take() {
-        // Whoever is to wait has no place in line now, and has to be told so.
+        // A session that asked to wait has no place in line now, and must be told so.
         let waits = |answer: &&mut Answer| queue && matches!(answer.reason, "held" | "awaited" | "bridged");
         answers.iter_mut().filter(waits).for_each(|answer| *answer = Answer::refused("busy"));
         return Ok(answers);
@@ -113,7 +114,7 @@ fn acquire_batch(call: &Call, me: SlotRef, resources: &[String], queue: bool) ->
         for (resource, answer) in resources.iter().zip(&mut answers) {
             match answer.reason {
                 "held" | "awaited" | "busy" | "bridged" => line_up(call, me, resource, answer)?,
-                // It waits no more: with a place it would get the resource again when it lets go of it, unasked.
+                // It no longer waits: with a place it would get the resource again, unasked, when it lets go of it.
                 "already_held"
                     if line::has_place(resource, me.session()) && spi::require_writes("lease_acquire()").is_ok() =>
                 {
@@ -127,10 +128,11 @@ fn acquire_batch(call: &Call, me: SlotRef, resources: &[String], queue: bool) ->
     Ok(answers)
 }
 
-/// Has a refused session wait in the queue, unless it is not to be granted anything.
+/// Has a refused session wait in line, unless it may be granted nothing.
 fn line_up(call: &Call, me: SlotRef, resource: &String, answer: &mut Answer) -> Result<()> {
     spi::require_writes("lease_acquire()")?;
-    // As before a grant: else it could end and be swept while nobody sees its place yet, which would then stay.
+    // As before a grant. Without the guard the session could end and be swept while its place is not visible yet, and
+    // the place would stay.
     if !Guard::Grantee(me.session()).try_lock(Mode::Shared) {
         answer.reason = "closing";
         return Ok(());
@@ -141,8 +143,8 @@ fn line_up(call: &Call, me: SlotRef, resource: &String, answer: &mut Answer) -> 
         Some(_) => {
             let ahead = answer.reason == "busy" && grace::waits_ahead(call, resource, me.session());
             if !ahead && !line::has_place(resource, me.session()) {
-                // It may have had one, and just been served: with another it would get the resource again when it lets
-                // go of it, unasked.
+                // It may have had a place, and just been served: with another one it would get the resource again,
+                // unasked, when it lets go of it.
                 let served = !row::of_session(resource, me.session()).is_empty();
                 if served
                     && let Some(now) = acquire_batch(call, me, std::slice::from_ref(resource), false)?.pop()
@@ -155,7 +157,8 @@ fn line_up(call: &Call, me: SlotRef, resource: &String, answer: &mut Answer) -> 
                     answer.reason = "busy";
                     return Ok(());
                 }
-                // Whoever lets go of the resource meanwhile does not see this place yet. One that was there is no news.
+                // A session that releases the resource meanwhile does not see this place yet. A place that was there
+                // before is no news.
                 call.seam().judge(resource);
             }
             answer.reason = "queued";

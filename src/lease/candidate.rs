@@ -15,31 +15,31 @@ pub struct Candidate {
     pub declared: Option<(Kind, i32)>,
     /// The row as probed; `None` for a slot without one.
     pub row: Option<LeaseRow>,
-    /// Whether this transaction releases it, and so keeps fenced transactions away itself.
+    /// Whether this transaction releases the lease, and so keeps fenced transactions away from it.
     pub released: bool,
-    /// Whether the grantee is the successor of the session that has it.
+    /// Whether the grantee is the successor of the session that has the lease.
     pub inherited: bool,
     pub grantee: SlotRef,
-    /// The grantee's places in the queue of the resource.
+    /// The grantee's places in the line of the resource.
     pub places: Vec<ItemPointerData>,
-    /// Others without whose deaths there would be nothing to be granted (see [`crate::lease::semaphore`]).
+    /// The dead sessions without whose deaths there would be nothing to grant (see [`crate::lease::semaphore`]).
     pub gone: Rc<[Uuid]>,
 }
 
 impl Candidate {
-    /// The session that has it, if that is another one; and its row.
+    /// Returns the session that has the lease, if that is another one, and the row.
     pub fn taken_from(&self) -> Option<(Uuid, LeaseRow)> {
         let row = self.row?;
         row.session.filter(|from| *from != self.grantee.session()).map(|from| (from, row))
     }
 
-    /// Whether the grantee has it already.
+    /// Returns whether the grantee has the lease already.
     pub fn is_own(&self) -> bool {
         self.row.is_some_and(|row| row.session == Some(self.grantee.session()))
     }
 }
 
-/// Who has been granted a slot, and under which fence.
+/// The session that was granted a slot, and its fence.
 #[derive(Clone, Copy)]
 pub struct Grant {
     pub fence: i64,
@@ -49,11 +49,11 @@ pub struct Grant {
 /// What came of a hand-over.
 #[derive(Default)]
 pub struct HandOver {
-    /// The one session to be granted to, if not whichever is next.
+    /// The one session that may be granted to; `None` where the first in line is.
     pub(super) only: Option<Uuid>,
     pub granted: HashMap<Seat, Grant>,
-    /// Waited for and free or dead, but in somebody's hands for now.
+    /// Waited for and free or dead, but in another transaction's hands for now.
     pub busy: HashSet<String>,
-    /// Waited for, and held by the living.
+    /// Waited for, and held by living sessions.
     pub held: Vec<(String, LeaseRow)>,
 }

@@ -2,18 +2,18 @@
 //! partitions of a group; or that have one, as a lease has, and a bridge to a user's lock or row (see
 //! [`crate::bridge`]).
 //!
-//! There is one name space. Nobody may declare a name that is held or waited for, nor make a plain lease of a declared
-//! one. As neither sees what the other has not committed, both hold the name's stripe for the time of the call (see
-//! [`crate::lease::grant`]) and look with a dirty snapshot: the later one finds the earlier one's rows in flight and
-//! gives up.
+//! There is one name space. A name that is held or waited for cannot be declared, and a declared name cannot become a
+//! plain lease. As neither side sees what the other has not committed, both hold the name's stripe for the time of the
+//! call (see [`crate::lease::grant`]) and look with a dirty snapshot. The later one finds the earlier one's rows in
+//! flight and gives up.
 //!
-//! The number of slots may change, or the declaration go, while somebody is granting a slot of it. Whoever grants
-//! writes first and reads the declaration again then; whoever drops a declaration does so first and then looks at the
-//! slots. One of the two sees the other.
+//! The number of slots may change, or the declaration go, while another session grants a slot of it. A grant writes
+//! first and reads the declaration again then. A drop deletes the declaration first and looks at the slots then. One of
+//! the two sees the other.
 //!
-//! Whoever changes a declaration locks its row. It is locked for moments by others as well, a group's by each rebalance
-//! and that of a semaphore that shrinks by each grant, so it is asked for again for a while ([`patiently`]). But nobody
-//! waits for a transaction that stays open.
+//! A change of a declaration locks its row. Other calls lock the row for moments, too: each rebalance that of a group,
+//! each grant that of a semaphore that shrinks. So a change asks for the lock again for a while ([`patiently`]), but
+//! waits for no transaction that stays open.
 
 use crate::base::error::{Error, Result};
 use crate::base::limits;
@@ -52,7 +52,7 @@ pub struct Declaration {
 #[derive(Debug)]
 pub enum Stands {
     Absent,
-    /// Somebody is declaring, changing or dropping it.
+    /// Another transaction is declaring, changing or dropping it.
     InFlight(Kind),
     Declared(Declaration),
 }
@@ -79,7 +79,7 @@ impl Call {
     }
 }
 
-/// The table of declarations, for a look at many names.
+/// The table of declarations, to look up many names.
 pub struct Declarations<'a>(&'a Table);
 
 impl Declarations<'_> {
@@ -157,7 +157,7 @@ pub fn partition_arg(group: &str, partition: Option<i32>) -> Result<i32> {
     require_partition(group, partition).map(|()| partition)
 }
 
-/// Refuses what can not be acquired: of a group nobody asks for a lease.
+/// Refuses a name that cannot be acquired: a group has no lease.
 pub fn require_leasable(resource: &str, declaration: &Declaration) -> Result<()> {
     match declaration.kind {
         Kind::Semaphore | Kind::Bridge => Ok(()),
@@ -196,8 +196,8 @@ pub fn lock_owned(call: &Call, resource: &str, kind: Kind) -> Result<Declaration
     })
 }
 
-/// Tries what somebody may be in the way of for moments, until it is done. Refuses when it takes longer, or longer than
-/// the lock_timeout.
+/// Repeats an attempt that another session may be in the way of, until it succeeds. Refuses after some moments, or
+/// after the lock_timeout.
 pub fn patiently<T>(name: &str, mut attempt: impl FnMut() -> Result<Option<T>>) -> Result<T> {
     let most = lock_timeout::of_caller().unwrap_or(limits::DECLARATION_PATIENCE);
     let until = clock::now() + limits::DECLARATION_PATIENCE.min(most);
@@ -213,7 +213,7 @@ pub fn patiently<T>(name: &str, mut attempt: impl FnMut() -> Result<Option<T>>) 
     }
 }
 
-/// Locks the declaration if nobody else has it locked or has changed it.
+/// Locks the declaration, if no other transaction has locked or changed it.
 pub fn try_lock(declaration: &Declaration) -> bool {
     table().lock(declaration.tid, false) == Locked::Mine
 }

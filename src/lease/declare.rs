@@ -21,7 +21,7 @@ static DELETE: Statement = Statement::writes(include_str!("../../sql/query/decla
 static DELETE_SLOTS: Statement =
     Statement::writes(include_str!("../../sql/query/declaration/delete_slots.sql"), &[TEXTOID, INT4OID]);
 
-/// Declares a name that nobody holds or waits for.
+/// Declares a name that no session holds or waits for.
 pub fn declare(call: &Call, resource: &str, kind: Kind, slots: i32) -> Result<()> {
     let stripe = Guard::Stripe(keys::stripe(resource, 0));
     stripe.lock(Mode::Exclusive);
@@ -44,7 +44,7 @@ pub fn declare(call: &Call, resource: &str, kind: Kind, slots: i32) -> Result<()
     Ok(())
 }
 
-/// Takes back a declaration whose slots nobody holds or waits for. The caller holds its row.
+/// Takes back a declaration whose slots no session holds or waits for. The caller has locked its row.
 pub fn undeclare(call: &Call, resource: &str, kind: Kind) -> Result<()> {
     let deleted = table().delete_rows(&[Key::Text(resource)]);
     call.written(deleted, &DELETE, vec![Value::Text(resource)]);
@@ -55,21 +55,21 @@ pub fn undeclare(call: &Call, resource: &str, kind: Kind) -> Result<()> {
     Ok(())
 }
 
-/// Changes the number of slots. The caller holds the declaration's row.
+/// Changes the number of slots. The caller has locked the row of the declaration.
 pub fn resize(call: &Call, resource: &str, slots: i32) {
     let resized = table().update_rows(&[Key::Text(resource)], |_| Some(vec![(3, Some(slots.into()))]));
     call.written(resized, &UPDATE, vec![Value::Text(resource), Value::Int(slots)]);
 }
 
-/// Deletes the rows of slots that are no more; the caller has seen that nobody holds them.
+/// Deletes the rows of slots from one on. The caller has seen that no session holds them.
 pub fn forget_slots(call: &Call, resource: &str, from: i32) {
     let deleted = Leases::open().delete_from(resource, from);
     call.written(deleted, &DELETE_SLOTS, vec![Value::Text(resource), Value::Int(from)]);
     call.shared.removed_permits(call.home);
 }
 
-/// Who holds or waits for a name, of a kind if it is declared: nobody, if the rows of its slots are this transaction's
-/// now.
+/// Returns which session holds or waits for a name, of a kind if it is declared. `None`: no session does, and the rows
+/// of its slots are this transaction's now.
 fn in_use(call: &Call, resource: &str, kind: Option<Kind>) -> Result<Option<String>> {
     if let Some(why) = slots_in_use(call, resource, kind)? {
         return Ok(Some(why));
@@ -87,7 +87,7 @@ fn in_use(call: &Call, resource: &str, kind: Option<Kind>) -> Result<Option<Stri
     Ok(None)
 }
 
-/// Who holds a slot: nobody, if the rows of the slots are this transaction's now.
+/// Returns which session holds a slot. `None`: no session does, and the rows of the slots are this transaction's now.
 pub fn slots_in_use(call: &Call, resource: &str, kind: Option<Kind>) -> Result<Option<String>> {
     let busy = || Error::BeingDeclared { name: resource.to_owned() };
     let leases = Leases::open();

@@ -7,11 +7,11 @@
 //! in time. The numbers of work items are raised with it, for the same reason.
 //!
 //! **Checking.** [`fence_check`] takes S(session) and F(fence) in share mode, to the end of the transaction and without
-//! waiting, and only then reads the row and the session's slot. Whoever takes the lease from a living session holds F
-//! or S exclusively, from before it touches the row to its own end; whoever takes it from a dead one tests F first, and
-//! no new check passes for a dead session. So while a transaction that has checked is open nobody gets the lease, even
-//! past its deadline, and a check that comes later fails. No row is locked: row locks in share mode would make a
-//! multixact for each transaction.
+//! waiting, and only then reads the row and the session's slot. A transaction that takes the lease from a living
+//! session holds F or S exclusively, from before it touches the row to its own end. A transaction that takes it from a
+//! dead session tests F first, and no new check passes for a dead session. So while a transaction that has checked is
+//! open no other session gets the lease, even past its deadline, and a check that comes later fails. No row is locked:
+//! row locks in share mode would make a multixact for each transaction.
 //!
 //! A pass also needs the grant to be visible to what the caller reads: else its work would rest on data from before the
 //! lease.
@@ -43,7 +43,7 @@ pub fn raise(call: &Call) {
     let sequence = catalog::fence_sequence().to_u32();
     let raised = || call.database.raised.load(Ordering::Acquire) == sequence;
     if !raised() {
-        // Not to wait for somebody's transaction under the guard.
+        // Locked first, so that no transaction of another session is waited for under the guard.
         [catalog::FENCES, c"_item_seq"].into_iter().for_each(catalog::lock);
         Guard::Raise.lock(Mode::Exclusive);
         if !raised() {
@@ -105,12 +105,12 @@ pub enum Fate {
     Released,
     /// The lease was taken from its session, which had expired.
     Expired,
-    /// A newer one has been granted; which, where the resource has one slot.
+    /// A newer fence has been granted; its row, where the resource has one slot.
     Superseded(Option<LeaseRow>),
     Unknown,
 }
 
-/// What has become of a fence; `slot`: of which, where it is known.
+/// Returns what has become of a fence. `slot`: the slot of the fence, where it is known.
 pub fn fate(resource: &str, slot: Option<i32>, fence: i64) -> Fate {
     let leases = Leases::open();
     let newer = slot.and_then(|slot| leases.row(resource, slot)).filter(|row| row.fence > fence);
@@ -128,8 +128,8 @@ pub fn fate(resource: &str, slot: Option<i32>, fence: i64) -> Fate {
 }
 
 fn lost(call: &Call, resource: &str, slot: Option<i32>, fence: i64) -> ErrorReport {
-    // Where the slot is known it is a partition: whoever is told that its fence is lost is told first that there is
-    // none of that number.
+    // Where the slot is known it is a partition. A caller whose fence is lost is told first if there is no partition of
+    // that number.
     if let Some(none) = slot.and_then(|partition| declaration::require_partition(resource, partition).err()) {
         return none;
     }
@@ -181,7 +181,7 @@ pub fn check(call: &Call, resource: &str, slot: Option<i32>, fence: i64) -> Resu
         if !fencer.try_lock(Mode::Shared) || !Guard::Fence(fence).try_lock(Mode::Shared) {
             return Err(in_flight());
         }
-        // From here on nobody can take the lease from this session: what is read now holds to the end of the
+        // From here on no other session can take the lease from this one: what is read now holds to the end of the
         // transaction.
         let row = find().ok_or_else(lost)?;
         let holder = row.session.ok_or_else(lost)?;
@@ -193,11 +193,11 @@ pub fn check(call: &Call, resource: &str, slot: Option<i32>, fence: i64) -> Resu
         pgrx::check_for_interrupts!();
     };
     LAST.set(Some((call.home.table, fence, session)));
-    // Ended by this very transaction, which may have left rows of it to the worker.
+    // Ended by this transaction, which may have left rows of it to the worker.
     if seam::has_ended(at.session()) {
         return Err(lost());
     }
-    // A pass of before, in this transaction, still stands: nobody can have taken the lease since, whatever the
+    // An earlier pass in this transaction still stands: no other session can have taken the lease since, whatever the
     // deadline.
     if call.seam().has_fenced(fence) {
         return Ok(());

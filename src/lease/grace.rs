@@ -1,10 +1,10 @@
 //! Grace: a lease that its session has let go of lives on alone for a while.
 //!
-//! The lease leaves its session for a private one, which nobody keeps alive and which ends with the lease: its TTL is
-//! the grace. The fence stays, so that the holder may finish under it, and nobody has to be kept away from it: open
+//! The lease leaves its session for a private one, which no heartbeat extends and which ends with the lease: its TTL is
+//! the grace. The fence stays, so that the holder may finish under it. No transaction must be kept away from it: open
 //! fenced transactions go on, and for [`crate::lease::fence`] both sessions are the same. Until the grace is over the
-//! holder may release the lease for good, or take it back by acquiring it. Afterwards it lapses, though the session
-//! lives.
+//! holder may release the lease for good, or take it back by acquiring it. Afterwards the lease lapses, though the
+//! session lives.
 //!
 //! A session that takes over from the one that let go may acquire the lease too, before all who are in line, and gets a
 //! new fence: the process of before may still work under the old one. As the private session lives, a check of the old
@@ -94,8 +94,8 @@ fn lock(call: &Call, private: SlotRef) -> bool {
 /// Ends a private session that has let go of its one lease, with this transaction. Since this start it was refused all
 /// else; what one of a former start may have got from the library of then, the worker takes away.
 pub fn end_without_lease(call: &Call, private: &SessionRow, at: SlotRef) {
-    // While somebody is granting to the session, what it is given is not to be seen yet: the worker takes that away,
-    // too.
+    // While another transaction grants to the session, this one does not see what it is given. The worker takes that
+    // away, too.
     let alone = Guard::Grantee(private.session).try_lock(Mode::Exclusive);
     session::delete(call, &[private.session]);
     let is_of_this_start = private.boot_id == call.shared.boot_id();

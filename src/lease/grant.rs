@@ -1,15 +1,15 @@
 //! Granting: the one place where a lease gets an owner. A holder's release, a waiter's own acquire and the worker all
 //! come here.
 //!
-//! A candidate is granted if nobody is in its way, and left alone otherwise; nothing here waits. In order:
+//! A candidate is granted if nothing is in its way, and left alone otherwise; no step waits. The steps, in order:
 //!
 //! 1. The caller has taken G(grantee) in share mode and read the grantee's row after that, so the session cannot end
 //!    under the grant without the worker seeing the lease (see [`crate::ending::sweep`]).
 //! 2. F(old fence) must be free: no fenced transaction of the old holder is open, and none can begin (see
 //!    [`crate::lease::fence`]).
-//! 3. The grantee's places in the queue are locked, and then the row of the lease: a lease that is locked in vain is
-//!    nobody's until that transaction ends. A slot without a row has nothing to lock: whoever makes the row holds the
-//!    slot's stripe for the time of the call, and looks again under it, what is not committed included.
+//! 3. The grantee's places in line are locked, and only then the row of the lease: a lease that is locked in vain has
+//!    no owner until that transaction ends. A slot without a row has nothing to lock. The maker of the row holds the
+//!    slot's stripe for the time of the call, and looks again under it, uncommitted rows included.
 //! 4. A session has one permit of a semaphore at most: Seat(resource, grantee) is taken, to the end of the transaction,
 //!    and there is no other. What takes a permit back out of grace does the same.
 //! 5. The fence is drawn with the row in hand, so it is greater than that of every owner before.
@@ -49,7 +49,7 @@ static UPDATE: Statement = Statement::writes(
 /// Tries for a stripe, half a millisecond apart: it is held for the time of a statement.
 const STRIPE_TRIES: u32 = 30;
 
-/// Grants to the candidates that nobody is in the way of.
+/// Grants to the candidates that nothing is in the way of.
 pub fn grant(call: &Call, leases: &Leases, candidates: Vec<Candidate>) -> HashMap<Seat, Grant> {
     let mut granted = HashMap::new();
     let mut candidates = candidates.into_iter().peekable();
@@ -61,7 +61,7 @@ pub fn grant(call: &Call, leases: &Leases, candidates: Vec<Candidate>) -> HashMa
 
 fn grant_batch(call: &Call, leases: &Leases, mut candidates: Vec<Candidate>, granted: &mut HashMap<Seat, Grant>) {
     let stripes = take_stripes(&candidates);
-    // Looked at now that the stripes are had, if at all: most candidates have a row, and most databases no
+    // Looked at after the stripes are taken, if at all: most candidates have a row, and most databases have no
     // declarations.
     let none = LazyCell::new(|| call.declarations().none());
     let plain = |resource: &str| *none || matches!(call.declarations().stands(resource), Stands::Absent);
@@ -89,7 +89,7 @@ fn grant_batch(call: &Call, leases: &Leases, mut candidates: Vec<Candidate>, gra
         let had_owner = candidate.row.is_some_and(|row| row.session.is_some());
         call.database.add(if had_owner { Counter::Takeovers } else { Counter::Grants }, 1);
     }
-    // One may be granted many.
+    // One session may be granted many.
     grantees.sort_unstable_by_key(|at| *at.session().as_bytes());
     grantees.dedup();
     grantees.into_iter().for_each(|grantee| call.seam().revise(grantee));
@@ -103,7 +103,7 @@ fn grant_batch(call: &Call, leases: &Leases, mut candidates: Vec<Candidate>, gra
     }));
 }
 
-/// The stripes of the new rows among the candidates, as far as they are to be had; in order.
+/// Takes the stripes of the new rows among the candidates, in order. Returns those that it got.
 fn take_stripes(candidates: &[Candidate]) -> BTreeSet<u16> {
     let new = candidates.iter().filter(|candidate| candidate.row.is_none());
     let wanted: BTreeSet<u16> = new.map(|candidate| keys::stripe(&candidate.resource, candidate.slot)).collect();
@@ -121,7 +121,7 @@ fn take_stripes(candidates: &[Candidate]) -> BTreeSet<u16> {
     wanted.into_iter().filter(|stripe| take(stripe)).collect()
 }
 
-/// Locks what the candidate takes, if nobody is in its way. `plain`: whether a name is not declared.
+/// Locks what the candidate takes, if nothing is in its way. `plain` says of a name whether it is not declared.
 fn claim(
     call: &Call,
     leases: &Leases,
@@ -148,13 +148,13 @@ fn claim(
     let granted = places == candidate.places.len() && takes_slot(leases, candidate, stripes, plain);
     let has_seat = matches!(candidate.declared, Some((Kind::Semaphore, _)));
     if !granted && (places > 0 || has_seat) {
-        // What is locked in vain is in the way of the others until this transaction ends.
+        // What is locked in vain is in the way of other sessions until this transaction ends.
         call.seam().judge(&candidate.resource);
     }
     granted
 }
 
-/// Locks the slot of a candidate, if nobody else has it in hand.
+/// Locks the slot of a candidate, if no other transaction has it in hand.
 fn takes_slot(leases: &Leases, candidate: &Candidate, stripes: &BTreeSet<u16>, plain: &dyn Fn(&str) -> bool) -> bool {
     match &candidate.row {
         Some(row) => leases.lock(row.tid, false) == Locked::Mine,
@@ -166,8 +166,8 @@ fn takes_slot(leases: &Leases, candidate: &Candidate, stripes: &BTreeSet<u16>, p
     }
 }
 
-/// Writes the rows: one by one, or if the table is not as we made it by a statement for each grantee and kind. Gives
-/// the new fences.
+/// Writes the rows and returns the new fences: row by row, or, where the table is not as this extension made it, by a
+/// statement for each grantee and kind.
 fn write(call: &Call, leases: &Leases, candidates: Vec<Candidate>) -> Vec<(Candidate, i64)> {
     if leases.is_plain() {
         let give = |candidate: Candidate| {

@@ -1,11 +1,11 @@
-//! Handing over: what is free, or whose holder is dead or is letting go in this very transaction, goes to whoever is
-//! next: the first in line of an exclusive lease or of a semaphore, the target of a group's partition.
+//! Handing over: a lease that is free, whose holder is dead, or that this transaction releases goes to the next
+//! session. That is the first in line of an exclusive lease or of a semaphore, and the target of a group's partition.
 //!
 //! It runs in the transaction of the holder's release or close, in the worker, and (through [`judge_places`]) at the
-//! end of a waiter's own session_wait, which may be inside a long transaction and so grants to that waiter only. A
-//! waiter that is ending is skipped, and so is a place that an open transaction deletes; what is in another
-//! transaction's hands, or waited for by a session that is being taken over, is left, and reported as busy, for the
-//! worker to try again.
+//! end of a waiter's own session_wait. That may be inside a long transaction, and so grants to that waiter only. A
+//! waiter that is ending is skipped, and so is a place that an open transaction deletes. What is in another
+//! transaction's hands, or waited for by a session that is being taken over, is left: it is reported as busy, and the
+//! worker tries again.
 
 use super::candidate::{Candidate, HandOver};
 use super::declaration::{self, Kind};
@@ -35,10 +35,10 @@ struct Free {
     gone: Rc<[Uuid]>,
 }
 
-/// Rows of leases that have just been read. Whoever is granted one locks it first, which finds out if it has changed.
+/// Rows of leases that have just been read. A grant locks the row first, which finds out whether it has changed.
 pub type Seen = BTreeMap<String, LeaseRow>;
 
-/// Hands over resources to whoever is next. `letting_go` says of a row that this transaction releases it, and that it
+/// Hands over resources, each to the next session. `letting_go` says of a row that this transaction releases it, and
 /// keeps fenced transactions away from its fence.
 pub fn hand_over(
     call: &Call,
@@ -58,7 +58,7 @@ pub fn hand_over(
     Ok(result)
 }
 
-/// The same of resources of which it has just been looked up who is first in line, groups not among them.
+/// The same for resources whose first in line has just been looked up. No group is among them.
 pub fn hand_over_to(
     call: &Call,
     mut first: BTreeMap<String, First>,
@@ -106,7 +106,7 @@ fn serve(
                 inherited: false,
                 row,
                 grantee: *ready.get(session)?,
-                // Without a place it has just given up waiting, and is not to be given what it no longer asks for.
+                // Without a place the session has just given up waiting, and gets nothing that it no longer asks for.
                 places: places.remove(resource)?,
                 gone,
             })
@@ -125,14 +125,14 @@ fn serve(
         // back.
         let in_hand = first.extract_if(.., |_, first| ending.contains(&first.session));
         result.busy.extend(in_hand.map(|(resource, _)| resource).chain(line.leaving));
-        // A session that was skipped may come back: what no other waits for is not done with.
+        // A session that was skipped may come back. What no other session waits for is not done with.
         result.busy.extend(again.into_iter().filter(|resource| !first.contains_key(resource)));
         result.granted.extend(granted);
         pgrx::check_for_interrupts!();
     }
 }
 
-/// The slots of the resources that nobody alive has.
+/// Returns the slots of the resources that no living session has.
 fn free_among(
     call: &Call,
     first: &BTreeMap<String, First>,
@@ -177,7 +177,7 @@ fn free_among(
         if holders.living(row.session).is_some() {
             result.held.push((resource.clone(), row));
         } else if row.session.and_then(|dead| heirs.get(&dead)).is_some_and(|heir| *heir != next.session) {
-            // It is a successor's, who gets it from the sweep.
+            // It is a successor's, which gets it from the sweep.
             result.busy.insert(resource.clone());
         } else {
             free.insert(resource.clone(), exclusive(Some(row)));
@@ -198,14 +198,14 @@ fn free_permits(
         return Vec::new();
     };
     let declared = Some((declaration.kind, declaration.slots));
-    // What is given up goes to the first in line, whoever has the others.
+    // A slot that is given up goes to the first in line, whichever sessions have the others.
     let given_up = seen.filter(|row| letting_go(row) && semaphore::is_one_of_many(resource, &declaration, row.slot));
     if let Some(row) = given_up {
         return vec![Free { slot: row.slot, row: Some(*row), declared, gone: [].into() }];
     }
     let permits = semaphore::survey(call, resource, &declaration, letting_go);
     let (own, left): (Vec<_>, Vec<_>) = permits.left.into_iter().partition(|(_, heir)| *heir == next.session);
-    // What is a successor's the sweep passes on.
+    // The sweep passes on what is a successor's.
     if permits.in_flight || !left.is_empty() {
         result.busy.insert(resource.to_owned());
     }
@@ -216,7 +216,8 @@ fn free_permits(
     permits.free.into_iter().rev().chain(own).map(of).collect()
 }
 
-/// Takes G of the sessions in share mode and reads their rows after that. Gives those that are not to be granted to.
+/// Takes G of the sessions in share mode and reads their rows after that. Returns the sessions that may not be granted
+/// to.
 pub fn admit(call: &Call, sessions: HashSet<Uuid>, ready: &mut HashMap<Uuid, SlotRef>) -> HashSet<Uuid> {
     let new = sessions.into_iter().filter(|session| !ready.contains_key(session));
     let (open, closed): (Vec<Uuid>, Vec<Uuid>) =
@@ -233,8 +234,8 @@ pub fn admit(call: &Call, sessions: HashSet<Uuid>, ready: &mut HashMap<Uuid, Slo
     skipped
 }
 
-/// Grants the session what it is first in line for and no living session has: so that waiters are served with the
-/// worker stopped.
+/// Grants the session what it is first in line for and no living session has. So waiters are served with the worker
+/// stopped.
 pub fn judge_places(call: &Call, at: SlotRef) {
     let places = line::places_of(&[at.session()], limits::MAX_PLACES, 0);
     let resources: Vec<String> = places.into_iter().map(|(resource, _)| resource).collect();

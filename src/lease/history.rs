@@ -1,13 +1,12 @@
 //! History: what became of leases, for people to read. A row is written in the transaction that makes the change, so
 //! that neither is ever seen without the other.
 //!
-//! What somebody has lost without having let go of it is recorded for as long as `eskit_lease.history_retention` says.
-//! That is rare: it takes the end of a session that did not close, a take-over, a revocation that was not answered in
-//! time, or an administrator. Of ordinary grants and releases there may be thousands in a second, each of which would
-//! cost another row; they are recorded with `eskit_lease.history_grants` only. Who has a lease now, and since when, its
-//! own row tells.
+//! A lease that a session lost without letting go of it is recorded, for as long as `eskit_lease.history_retention`
+//! says. That is rare: a session ended without a close, a take-over, a revocation that was not answered in time, or an
+//! administrator. Ordinary grants and releases may come by thousands a second, and each record costs another row. They
+//! are recorded with `eskit_lease.history_grants` only. The row of a lease tells its present holder, and since when.
 //!
-//! Who writes here waits for nobody: there is no unique key, and nothing is read.
+//! A writer here waits for no other transaction: there is no unique key, and nothing is read.
 
 use super::candidate::Candidate;
 use super::row::{LeaseRow, Seat};
@@ -77,9 +76,9 @@ struct Entry<'a> {
     resource: &'a str,
     slot: i32,
     fence: i64,
-    /// Who was granted it, or else had it.
+    /// The consumer that was granted the lease, or else had it.
     consumer: Option<String>,
-    /// Who got it in the same step, and under which fence.
+    /// The consumer that got it in the same step, and its fence.
     next: Option<(String, i64)>,
     /// The administrator, and why.
     forced: Option<(String, &'a str)>,
@@ -115,14 +114,14 @@ impl Sessions {
         self.0.entry(session).or_insert_with(|| session::row(session)).as_ref()
     }
 
-    /// Of one that was taken over there is no row any more, but its successor has its name.
+    /// A session that was taken over has no row any more, but its successor has its name.
     fn name(&mut self, session: Uuid) -> Option<String> {
         let name = |row: &SessionRow| row.consumer.clone();
         self.of(session).map(name).or_else(|| self.of(succession::successor(session)?).map(name))
     }
 
-    /// How a dead session came to have a lease no more. One without a row has closed, or was taken over; and what
-    /// lapses in its grace has been let go of.
+    /// Returns how a dead session lost a lease. A session without a row has closed, or was taken over. What lapses in
+    /// its grace has been let go of.
     fn end_of_dead(&mut self, from: Uuid) -> Event {
         match self.of(from) {
             Some(row) if row.fencer.is_none() => Event::Expired,
@@ -138,7 +137,7 @@ fn write(call: &Call, entries: &[Entry]) {
     }
     let table = Table::open(c"_history", c"_history_at");
     for entry in entries {
-        // There may be 100,000 of them.
+        // There may be 100,000 entries.
         pgrx::check_for_interrupts!();
         let now = Datum::from(clock::timestamp());
         let columns: Vec<Option<Datum>> =
@@ -150,7 +149,7 @@ fn write(call: &Call, entries: &[Entry]) {
     call.seam().kept(Kept::History);
 }
 
-/// Records what has been granted, and under which fences: who had it before, and, of all, who has it now.
+/// Records what has been granted: the session that had it before, and with `history_grants` the one that has it now.
 pub fn granted(call: &Call, granted: &[(Candidate, i64)]) {
     let lost = |candidate: &Candidate| candidate.taken_from().is_some() && (!candidate.released || candidate.inherited);
     let (with_grants, mut entries) = (has_grants(), Vec::new());
@@ -180,7 +179,7 @@ pub fn granted(call: &Call, granted: &[(Candidate, i64)]) {
     write(call, &entries);
 }
 
-/// Records leases that have come back and that nobody was there for. `dead`: because their sessions are dead; otherwise
+/// Records leases that have come back and went to no other session. `dead`: because their sessions are dead; otherwise
 /// these have let go.
 pub fn freed<'a>(call: &Call, leases: impl Iterator<Item = (&'a Seat, i64, Option<Uuid>)>, dead: bool) {
     let with_grants = has_grants();
@@ -198,7 +197,7 @@ pub fn freed<'a>(call: &Call, leases: impl Iterator<Item = (&'a Seat, i64, Optio
     write(call, &entries);
 }
 
-/// Records partitions that were taken from owners that live, each with the fence of who got it.
+/// Records partitions that were taken from living owners, each with the session that got it and its fence.
 pub fn revoked<'a>(call: &Call, group: &str, taken: impl Iterator<Item = (&'a LeaseRow, Option<(Uuid, i64)>)>) {
     if !has_losses() {
         return;
@@ -214,7 +213,7 @@ pub fn revoked<'a>(call: &Call, group: &str, taken: impl Iterator<Item = (&'a Le
     write(call, &entries);
 }
 
-/// Records that the caller has taken a lease from `holder`, and who got it, if anybody.
+/// Records that the caller has taken a lease from `holder`, and the session that got it, if one did.
 pub fn forced(call: &Call, resource: &str, row: &LeaseRow, holder: Option<String>, next: Option<LeaseRow>, why: &str) {
     if !has_losses() {
         return;

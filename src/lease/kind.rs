@@ -13,14 +13,13 @@ use std::sync::OnceLock;
 
 /// The rules of a kind.
 pub trait Rules: Sync {
-    /// Holds what a lease leads to outside of leases, to the end of a transaction that has checked the fence, or
+    /// Holds what a lease leads to outside of leases, to the end of a transaction that has checked the fence; or
     /// refuses that.
     fn cross(&self, _resource: &str, _fence: i64) -> Result<()> {
         Ok(())
     }
 
-    /// Returns whether the holder of a slot was to have released it by now, so that nothing more begins under its
-    /// fence.
+    /// Returns whether the holder should have released a slot by now, so that nothing more begins under its fence.
     fn is_overdue(&self, _call: &Call, _resource: &str, _slot: i32, _fence: i64) -> bool {
         false
     }
@@ -30,7 +29,7 @@ pub trait Rules: Sync {
         true
     }
 
-    /// Brings owners and those together that are to be, where that is not the first in line. `letting_go` says of a row
+    /// Brings a name and its next owners together, where these are not the first in line. `letting_go` says of a row
     /// that this transaction releases it.
     fn judge(
         &self,
@@ -42,8 +41,8 @@ pub trait Rules: Sync {
         Ok(())
     }
 
-    /// Gives slots that a session lets go of in this transaction to those that are to be their owners, where that is
-    /// not the first in line.
+    /// Gives slots that a session releases in this transaction to their next owners, where these are not the first in
+    /// line.
     fn hand_over(
         &self,
         _: &Call,
@@ -57,7 +56,7 @@ pub trait Rules: Sync {
     }
 }
 
-/// Those of a kind that has none of its own.
+/// The rules of a kind that has none of its own.
 struct Plain;
 
 impl Rules for Plain {}

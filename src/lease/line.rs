@@ -1,15 +1,15 @@
-//! The queue: who waits for a resource, first come, first served.
+//! The line: the sessions that wait for a resource, first come, first served.
 //!
 //! A place is a row; its order is that of a sequence. The first place whose session is alive, not draining and not
-//! ending is the **first in line**, and a free resource goes to nobody else. A barger that finds it free takes a place,
-//! or is told `awaited`. Who hands over to the first in line, and when, is said in [`crate::lease::handover`].
+//! ending is the **first in line**, and a free resource goes to no other session. A barger that finds it free takes a
+//! place, or is told `awaited`. [`crate::lease::handover`] says how and when the first in line is served.
 //!
 //! A place that an open transaction is giving up (its row is deleted, and the end of that transaction decides) is
-//! passed over: a transaction that is left open keeps nothing from those behind. If it is rolled back the place is
-//! where it was, and has lost no more than what was granted meanwhile; but a session that was granted past its own
+//! passed over: a transaction that is left open keeps nothing from the sessions behind. If it is rolled back the place
+//! is where it was, and has lost no more than what was granted meanwhile. But a session that was granted past its own
 //! place, and lets go, waits no more ([`leave_behind`]). A place that is locked is not passed over: it is being granted
-//! to. Nor is that of a session that is being taken over, though nothing is granted to that: when the take-over is
-//! committed it is the successor's, and until then nobody can tell whether it is.
+//! to. Nor is the place of a session that is being taken over, though nothing is granted to that session. When the
+//! take-over commits the place is the successor's, and until then no session can tell whether it will be.
 //!
 //! Places that are gone stay in the way while an old snapshot is open: [`crate::session::floor`] says how a line is
 //! read without them.
@@ -60,12 +60,12 @@ pub fn leave(call: &Call, places: &mut [ItemPointerData]) {
     spi::durably();
 }
 
-/// Whether somebody may be waiting: what has been given up is counted until it is cleaned away.
+/// Returns whether a session may be waiting. Places that were given up count until they are cleaned away.
 pub fn may_be_waited_for(call: &Call, resource: &str) -> bool {
     call.waiters().has_entry(&[Key::Text(resource)])
 }
 
-/// Gives a session a place that has none. False for a name that is just becoming a group, or is one.
+/// Gives a place to a session that has none. False for a name that is just becoming a group, or is one.
 pub fn take_place(call: &Call, resource: &str, session: Uuid) -> Result<bool> {
     if places::is_full(session) {
         return Err(Error::PlacesFull.into());
@@ -84,8 +84,7 @@ pub fn take_place(call: &Call, resource: &str, session: Uuid) -> Result<bool> {
     Ok(kind != Some(Kind::Group))
 }
 
-/// The sessions that have a place for a resource; and whether anybody is in the middle of taking one or of giving it
-/// up.
+/// Returns the sessions that have a place for a resource, and whether another transaction is taking or giving up one.
 pub fn waiting(resource: &str) -> (Vec<Uuid>, bool) {
     let (mut sessions, mut in_flight) = (Vec::new(), false);
     table().scan(Sight::Dirty, &[Key::Text(resource)], |row, flight| {
@@ -98,7 +97,7 @@ pub fn waiting(resource: &str) -> (Vec<Uuid>, bool) {
 
 /// Takes away the places of a session for what it lets go of, which would come back to it unasked: it was granted past
 /// them, or has queued while a release was open that was rolled back. What another transaction has in hand stays: a
-/// release waits for nobody's place.
+/// release waits for no place.
 pub fn leave_behind<'a>(call: &Call, session: Uuid, resources: impl Iterator<Item = &'a str>) {
     // Mostly it waits for nothing.
     if !places::may_wait(session) {
@@ -111,7 +110,8 @@ pub fn leave_behind<'a>(call: &Call, session: Uuid, resources: impl Iterator<Ite
     leave(call, &mut mine);
 }
 
-/// Gives up a session's places for a resource, waiting for whoever is just granting to it. Whether there were any.
+/// Gives up a session's places for a resource. Waits for a transaction that is just granting to it. Returns whether
+/// there were any.
 pub fn cancel(call: &Call, resource: &str, at: SlotRef) -> bool {
     let (table, found) = (table(), places(&[resource], &[at.session()]));
     let mut mine: Vec<_> =
@@ -124,8 +124,8 @@ pub fn cancel(call: &Call, resource: &str, at: SlotRef) -> bool {
     !mine.is_empty()
 }
 
-/// Has the session's successor wait in its place, unless it has what is waited for. The resources for which that could
-/// not be had: somebody is just granting there.
+/// Has the session's successor wait in its place, unless it has what is waited for. Returns the resources whose places
+/// it could not take: another transaction is just granting there.
 pub fn inherit(call: &Call, from: Uuid, to: Uuid) -> Vec<String> {
     let table = table();
     let (mine, others): (Vec<_>, Vec<_>) = places_of(&[from], limits::MAX_PLACES, 0)
@@ -155,7 +155,7 @@ pub fn inherit(call: &Call, from: Uuid, to: Uuid) -> Vec<String> {
     others.into_iter().map(|(resource, _)| resource).collect()
 }
 
-/// Puts a session at the head of the queue, unless it is there.
+/// Puts a session at the head of the line, unless it is there.
 pub fn take_first_place(call: &Call, resource: &str, session: Uuid) {
     if first_in_line(call, vec![resource]).first.get(resource).is_none_or(|first| first.session != session) {
         call.db().execute(&ENTER_FIRST, vec![Value::Text(resource), Value::Uuid(session)]);
@@ -163,16 +163,16 @@ pub fn take_first_place(call: &Call, resource: &str, session: Uuid) {
     }
 }
 
-/// Has the worker look at what sessions wait for: they may have been first in line.
+/// Has the worker look at what sessions wait for: one of them may have been first in line.
 pub fn note_places(call: &Call, sessions: &[Uuid]) {
     for (resource, _) in places_of(sessions, limits::MAX_PLACES, 0) {
         call.seam().judge(&resource);
     }
 }
 
-/// Takes away the places that living holders have in the queues of what they hold: one connection of a session may
-/// queue while another is just granted the same, or has a release open that is rolled back. The rows of the leases are
-/// locked, for else the holder could have released and queued anew since they were read.
+/// Takes away the places that living holders have in the lines of what they hold. One connection of a session may queue
+/// while another is just granted the same, or has a release open that is rolled back. The rows of the leases are
+/// locked: else the holder could have released and queued anew since they were read.
 pub fn leave_own(call: &Call, held: Vec<(String, LeaseRow)>) {
     let pairs = held.iter().filter_map(|(resource, row)| Some((resource.as_str(), row.session?)));
     let (resources, sessions): (Vec<&str>, Vec<Uuid>) = pairs.unzip();

@@ -37,7 +37,7 @@ fn look(call: &Call, name: &str, request: Option<Uuid>) -> Result<std::result::R
     };
     if let Some(declaration) = declaration {
         declaration::require_leasable(name, &declaration)?;
-        // There may be a permit for each of two who ask with one request at a time.
+        // There may be a permit for each of two calls that ask with one request at the same time.
         let mine = |request| Guard::Seat(request, keys::fnv1a(name)).try_lock(Mode::Exclusive);
         if !request.is_none_or(mine) {
             return busy();
@@ -86,7 +86,7 @@ fn lock_acquire(
     if !can_look() {
         return refused(Answer::refused("busy"));
     }
-    // A refusal is to cost nothing, so a session is opened only when the lease is to be had, as far as can be seen.
+    // A refusal costs nothing: a session is opened only when the lease can be had, as far as this call sees.
     let seen = match look(&call, &name, request)? {
         Ok(seen) => seen,
         Err(busy) => return refused(busy),

@@ -1,8 +1,8 @@
 //! Leases: a name, a place in its line, a grant under a fence, a release. A semaphore is a lease with several permits,
 //! a lock a lease with a session of its own. It imports from [`crate::session`] and below.
 //!
-//! The files, each of which imports only from those before it: row, free, answer, declaration, line, declare,
-//! candidate, kind, fence, refence, history, semaphore, grace, grant, handover, release, acquire, lock, verbs.
+//! Files, low to high: row, free, answer, declaration, line, declare, candidate, kind, fence, refence, history,
+//! semaphore, grace, grant, handover, release, acquire, lock, verbs, mod.
 
 pub mod acquire;
 pub mod answer;

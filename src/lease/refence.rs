@@ -1,4 +1,4 @@
-//! Which fences are of before: what they are given for is still held, but it takes a new one.
+//! Which fences are of before: their holders still have what they hold, but need a new fence.
 //!
 //! A former history of this server may have given fences above those that its rows show, and an outside system may have
 //! seen them. A holder from before goes on under its old fence until it asks again: `lease_renew` says `refence`,
@@ -13,6 +13,9 @@
 //! mark, that of a grant or of the worker at the latest. So it is where a base backup becomes a standby that is
 //! promoted before its next start, though the timeline would tell all there. A storage snapshot is told from a crash by
 //! nothing; there an administrator sets the mark ([`lease_refence_all`]).
+//!
+//! A database that gives up its entry in shared memory is marked again when it has one. No holder is told twice by
+//! that: it gives up its entry only while it has no session there (see [`crate::shmem::places`]).
 
 use super::fence;
 use super::row::LeaseRow;
@@ -79,8 +82,8 @@ fn set(call: &Call) {
     call.database.refence.fetch_max(fence, Ordering::AcqRel);
 }
 
-/// Sets the mark if it is yet to be set. The worker does so when it looks into a database after a start; a grant that
-/// comes sooner does it first, for else its fence would be below the mark.
+/// Sets the mark where it is not set yet. The worker does so when it looks into a database after a start. A grant that
+/// comes sooner does it first: else its fence would be below the mark.
 pub fn see_to_mark(call: &Call) {
     mark(call);
 }

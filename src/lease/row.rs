@@ -63,7 +63,7 @@ impl LeaseRow {
     }
 }
 
-/// Who is to own a slot, and under which fence.
+/// The new owner of a slot, and its fence.
 pub struct Owner {
     pub session: Uuid,
     pub fence: i64,
@@ -75,7 +75,7 @@ pub struct Owner {
 #[derive(Clone, Copy, Debug)]
 pub enum Probe {
     Absent,
-    /// Somebody is in the middle of making it, or of changing the row that stands until then.
+    /// Another transaction is making it, or changing the row that stands until then.
     InFlight(Option<LeaseRow>),
     Row(LeaseRow),
 }
@@ -110,8 +110,8 @@ impl Leases {
         Leases(Table::open(c"_leases", if by_seat { c"_leases_seat" } else { c"_leases_pkey" }))
     }
 
-    /// What a dirty scan sees: with luck `Absent` of a row that is just being moved. For whoever claims the row and so
-    /// looks again.
+    /// Returns what a dirty scan sees: with luck `Absent` of a row that is just being moved. For a caller that claims
+    /// the row, and so looks again.
     pub fn glance(&self, resource: &str, slot: i32) -> Probe {
         self.look(Sight::Dirty, resource, slot)
     }
@@ -139,8 +139,8 @@ impl Leases {
         }
     }
 
-    /// The row of a lease for which `mine` holds, also while somebody is changing it: that may come to nothing. With
-    /// `wait`, only once it has come to something.
+    /// Returns the row of a lease for which `mine` holds, also while another transaction changes it, which may come to
+    /// nothing. With `wait`, waits for the end of that transaction.
     pub fn find(&self, resource: &str, slot: i32, wait: bool, mine: impl Fn(&LeaseRow) -> bool) -> Option<LeaseRow> {
         loop {
             match self.probe(resource, slot) {
@@ -166,14 +166,14 @@ impl Leases {
         self.look_at(sight, resource, slot).0
     }
 
-    /// And which sessions are in the middle of getting the slot.
+    /// The same, with the sessions that another transaction is giving the slot.
     fn look_at(&self, sight: Sight, resource: &str, slot: i32) -> (Probe, Vec<Uuid>) {
         let (mut found, mut arriving) = (Probe::Absent, Vec::new());
         self.0.find(sight, &[Key::Text(resource), Key::Int(slot)], |row, flight| {
             let lease = LeaseRow::read(row);
             found = found.and(lease, flight);
             arriving.extend(lease.session.filter(|_| flight == Flight::Inserting));
-            // A row that nobody is changing is the only one of its key.
+            // A row that no transaction is changing is the only one of its key.
             (flight == Flight::None).then_some(())
         });
         (found, arriving)
@@ -226,8 +226,8 @@ impl Leases {
         }
     }
 
-    /// What stands for every slot of a resource that has a row, in order; and which sessions are in the middle of
-    /// getting one.
+    /// Returns what stands for every slot of a resource that has a row, in order; and the sessions that other
+    /// transactions are giving one.
     pub fn slots(&self, resource: &str) -> (Vec<(i32, Probe)>, Vec<Uuid>) {
         let (mut slots, mut arriving) = (Vec::<(i32, Probe)>::new(), Vec::new());
         self.each(Sight::Dirty, resource, 0, |slot, probe, sessions| {
@@ -316,7 +316,7 @@ impl Leases {
         self.0.has_columns(column::COUNT) && self.0.is_plain()
     }
 
-    /// Writes down who owns a slot, which the caller has claimed: without a row, or with one that is locked, `tid`.
+    /// Writes the owner of a slot, which the caller has claimed: without a row, or with one that is locked, `tid`.
     pub fn give(&self, resource: &str, slot: i32, tid: Option<ItemPointerData>, owner: &Owner) {
         let now = Datum::from(clock::timestamp());
         let columns = [
@@ -341,8 +341,7 @@ impl Leases {
         }
     }
 
-    /// Writes down that nobody owns a slot any more, whose row the caller has locked. `expired`: taken from a session
-    /// that had expired.
+    /// Frees a slot, whose row the caller has locked. `expired`: it is taken from a session that had expired.
     pub fn free(&self, resource: &str, slot: i32, tid: ItemPointerData, expired: bool) {
         let now = Datum::from(clock::timestamp());
         let columns =

@@ -1,8 +1,8 @@
-//! Semaphores: a resource with several slots, its permits, each of which is a lease of its own.
+//! Semaphores: a resource with several slots. Each slot is a permit, and a lease of its own.
 //!
-//! Whoever is granted a permit is its holder in a row, under a fence; how many are taken is never a number that
-//! somebody keeps, but the rows of living holders, counted. A session has one permit of a semaphore at most. What is
-//! counted free is granted like any lease (see [`crate::lease::grant`]), in the order of the one queue that all permits
+//! A session that is granted a permit is its holder in a row, under a fence. The number of permits taken is kept
+//! nowhere: the rows of living holders are counted. A session has at most one permit of a semaphore. A permit that is
+//! counted free is granted like any lease (see [`crate::lease::grant`]), in the order of the one line that all permits
 //! share.
 //!
 //! A semaphore that shrinks takes back nothing. While a slot beyond the number of permits is held, slots are granted
@@ -50,13 +50,13 @@ pub struct Permits {
     pub free: Vec<(i32, Option<LeaseRow>)>,
     /// What living holders have.
     pub held: Vec<(LeaseRow, Holder)>,
-    /// What dead holders had whose successors live and have none, each with that successor: nobody else is granted it.
+    /// Leases of dead holders, each with the living successor that has no permit. No other session is granted it.
     pub left: Vec<(LeaseRow, Uuid)>,
-    /// Whether somebody is in the middle of taking or giving back a permit.
+    /// Whether another transaction is taking or giving back a permit.
     pub in_flight: bool,
     /// Whether slots are taken that there are no permits for any more.
     beyond: bool,
-    /// Sessions that are in the middle of getting one.
+    /// Sessions that another transaction is giving a permit.
     pub arriving: Vec<Uuid>,
     /// Dead holders that had to be counted as gone for the slots to be free: of any slot, while slots are taken that
     /// there are no permits for.
@@ -69,13 +69,13 @@ const FEW: i32 = 64;
 const MOST: usize = 64;
 const TRIES: u64 = 16;
 
-/// What a session that has no permit finds without a count.
+/// What a look without a count finds, for a session that has no permit.
 pub enum Glance {
     /// Slots that are free, each with its row if it has one.
     Free(Vec<(i32, Option<LeaseRow>)>),
     /// Living sessions have all permits.
     AllHeld,
-    /// The permits are to be counted.
+    /// The permits must be counted.
     Unknown,
 }
 
@@ -111,7 +111,7 @@ pub fn glance(call: &Call, resource: &str, declaration: &Declaration, session: U
     new.map_or(Glance::Unknown, |slot| Glance::Free(vec![(slot, None)]))
 }
 
-/// Whether no permit of a semaphore is a dead session's, all holders having slots.
+/// Returns whether no dead session has a permit of a semaphore, all holders having slots.
 fn is_of_the_living(call: &Call, resource: &str) -> bool {
     let database = call.database;
     // After a start there are sessions without slots. The commit of a prepared close is seen in rows first, as what
@@ -218,15 +218,15 @@ fn count(call: &Call, resource: &str, declaration: &Declaration, letting_go: &dy
     Permits { free, held, left, in_flight: taken > 0, beyond, arriving, gone: gone.into() }
 }
 
-/// Whether a session has no permit of the semaphore but in this slot, and is given none until this transaction ends.
-/// One that it has let go of is its own for its grace: work under that fence is still accepted.
+/// Returns whether a session has no permit of the semaphore but in this slot, and is given none until this transaction
+/// ends. A permit that it has let go of is its own for its grace: work under that fence is still accepted.
 pub fn is_only_permit(call: &Call, resource: &str, slot: i32, session: Uuid) -> bool {
     Guard::Seat(session, keys::fnv1a(resource)).try_lock(Mode::Exclusive)
         && row::of_session(resource, session).iter().all(|row| row.slot == slot)
         && !keeps_another(call, resource, slot, session)
 }
 
-/// Whether a session has let go with grace, which is not over, of another slot of a resource than this one.
+/// Returns whether a session has let go, with a grace that is not over, of another slot of a resource than this one.
 fn keeps_another(call: &Call, resource: &str, slot: i32, session: Uuid) -> bool {
     let is_kept_in = |private: Uuid| {
         session::row(private).is_some_and(|row| row.fencer == Some(session))

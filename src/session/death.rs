@@ -1,6 +1,6 @@
 //! Death that outlasts the server. An expired session is dead in shared memory, but its row stands until a sweep has
-//! taken away all that it had; and a restart gives whoever has a row its time to live anew. So whoever takes something
-//! from a dead session writes a row here, in the same transaction: the session stays dead.
+//! taken away all that it had, and a restart gives each session with a row its time to live anew. So a transaction that
+//! takes something from a dead session writes a row here: the session stays dead.
 //!
 //! So does a transaction that grants to others because a session is dead, though that session keeps what it has: a
 //! permit, as the holder of another slot is gone ([`crate::lease::semaphore`]); a partition's target, as a member is;
@@ -8,10 +8,10 @@
 //! a session that takes over. A refusal records nothing. Nor is a waiter recorded that was passed over: it has lost its
 //! turn, and keeps its place.
 //!
-//! A table of its own, because the session's row may be in somebody's hands, and without a unique key, because who
-//! takes waits for nobody: two rows say the same. They go with the session's row. Until a transaction that was prepared
-//! has ended, nobody sees what it has written: there it is [`Guard::Taken`](crate::pg::guard::Guard::Taken) that keeps
-//! the session dead.
+//! The record has a table of its own, because the session's row may be in another transaction's hands; and no unique
+//! key, because the writer waits for no other: two rows say the same. They go with the session's row. No other session
+//! sees what a prepared transaction has written until it has ended: there
+//! [`Guard::Taken`](crate::pg::guard::Guard::Taken) keeps the session dead.
 
 use super::row::rows;
 use crate::call::Call;
@@ -46,7 +46,7 @@ pub fn is_recorded(session: Uuid) -> bool {
     table().is_some_and(|table| is_in(&table, session))
 }
 
-/// Has dead sessions stay dead, if this commits. Of one without a row there is nothing to be revived.
+/// Has dead sessions stay dead, if this commits. A session without a row has nothing to be revived.
 pub fn record(call: &Call, sessions: &[Uuid]) {
     if sessions.is_empty() {
         return;
@@ -66,7 +66,7 @@ pub fn forget(call: &Call, sessions: &[Uuid]) {
     call.written(forgotten, &FORGET, vec![Value::Uuids(sessions)]);
 }
 
-/// The same for those that somebody has taken from while their rows went.
+/// The same for sessions whose rows went while another transaction took from them.
 pub fn tidy(call: &Call) {
     if table().is_some() {
         call.db().execute(&TIDY, vec![]);

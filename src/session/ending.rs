@@ -1,11 +1,11 @@
 //! Ends that are prepared. While its end is being committed, or is prepared, a session is frozen: it has what it had,
 //! and nothing is extended.
 //!
-//! Over a restart a prepared end is told by the session's row, which it deletes, and by nothing else: the guard that a
-//! close has is also that of a bulk release, which ends nobody. A slot that is made from such a row is frozen.
-//! `COMMIT PREPARED` and `ROLLBACK PREPARED` call nobody. What became of the end its session's next heartbeat finds, or
-//! a look through the database: without a row the session has ended, and with a row that no transaction deletes any
-//! more it is thawed.
+//! Over a restart only the session's row, which it deletes, tells of a prepared end. The guard of a close does not: a
+//! bulk release, which ends no session, has the same. A slot that is made from such a row is frozen. `COMMIT PREPARED`
+//! and `ROLLBACK PREPARED` wake no process. The session's next heartbeat, or a look through the database, finds what
+//! became of the end: without a row the session has ended, and with a row that no transaction deletes any more it is
+//! thawed.
 
 use super::row::{row, table};
 use crate::pg::table::{Key, Sight};
@@ -16,8 +16,8 @@ use crate::shmem::standing::Standing;
 use crate::shmem::word::State;
 use pgrx::Uuid;
 
-/// Whether an open transaction, another one, deletes the row of a session: if that commits, the session has ended. It
-/// may have changed the row before, which the latest snapshot shows as it was.
+/// Returns whether another transaction, which is open, deletes the row of a session: if that commits, the session has
+/// ended. It may have changed the row before, which the latest snapshot shows as it was.
 pub fn is_ending(session: Uuid) -> bool {
     table().scan(Sight::Dirty, &[Key::Uuid(session)], |row, _| row.is_being_deleted().then_some(())).is_some()
 }
@@ -37,8 +37,8 @@ pub fn found(shared: &Shared, at: SlotRef, standing: Standing) -> Standing {
 }
 
 /// Brings back a session whose end was prepared and has been rolled back: it is frozen, and has a row that no open
-/// transaction deletes. Where one does, it is that transaction that thaws the session, or whoever finds the end of it
-/// if it is prepared.
+/// transaction deletes. A transaction that deletes the row thaws the session itself; if it is prepared, the call that
+/// finds its end does.
 pub fn thaw(shared: &Shared, at: SlotRef) {
     let is_frozen = shared.look(at).is_some_and(|standing| standing.state == State::Frozen);
     if is_frozen && !is_ending(at.session()) && row(at.session()).is_some() {

@@ -1,5 +1,5 @@
-//! Where the line of a name begins: the places of those who wait for it, the members of a group, and the sessions that
-//! a consumer has opened.
+//! Where the line of a name begins: the places of its waiters, the members of a group, and the sessions that a consumer
+//! has opened.
 //!
 //! Rows that are gone stay in the index while an old snapshot is open, and all of them stand before those that count.
 //! So a line has a floor: **no row below it is there, or comes back**. It is in shared memory, as floors of work items
@@ -11,8 +11,8 @@
 //! * A row is gone for good when a transaction that has committed has deleted it. If a snapshot sees it deleted, it was
 //!   in the index before that snapshot was taken, and so were all below it. A scan that begins later misses none of
 //!   them.
-//! * So whoever steps over many rows takes a snapshot, scans from the floor on, and raises it to the first row that the
-//!   snapshot does not see deleted. Nothing lowers a floor.
+//! * So a reader that steps over many rows takes a snapshot, scans from the floor on, and raises it to the first row
+//!   that the snapshot does not see deleted. Nothing lowers a floor.
 //! * The head of a line of places (see [`crate::lease::line::take_first_place`]) has a number below zero and is made
 //!   without a stripe. No floor says anything of those.
 
@@ -27,8 +27,8 @@ use crate::shmem::floors::Lane;
 use crate::shmem::shared;
 use std::ffi::CStr;
 
-/// The lane of a name, by 63 bits of its SHA-256: one who could find two names of one lane could keep a place from its
-/// turn.
+/// Returns the lane of a name, by 63 bits of its SHA-256: a caller who found two names of one lane could keep a place
+/// from its turn.
 pub fn lane(table: &'static CStr, name: &str) -> Lane {
     let hash = fold_sha256(name);
     Lane {

@@ -1,4 +1,4 @@
-//! Who lives among the holders of leases and the owners of places.
+//! Which sessions live, among the holders of leases and the owners of places.
 
 use super::row::{self, SessionRow};
 use super::succession;
@@ -24,8 +24,8 @@ pub struct Holder {
 const NAMES: usize = 256;
 
 thread_local! {
-    /// The names of sessions that are not private, which never change: whoever is refused time and again reads no row
-    /// of the holder's.
+    /// The names of sessions that are not private, which never change: a caller that is refused time and again reads no
+    /// row of the holder.
     static KNOWN: RefCell<FnvHashMap<Uuid, String>> = RefCell::new(FnvHashMap::default());
 }
 
@@ -81,12 +81,13 @@ pub fn name(session: Uuid) -> Option<String> {
     })
 }
 
-/// A session whose slot lives, and whose end nobody has begun: so it has a row, and its name is that of before.
+/// Returns a session whose slot lives and whose end no transaction has begun: so it has a row, and its name is that of
+/// before.
 fn remembered(call: &Call, session: Uuid) -> Option<Holder> {
     let consumer = KNOWN.with_borrow(|known| known.get(&session).cloned())?;
     let at = call.shared.find(call.home, session)?;
     let lives = call.shared.look(at).is_some_and(|standing| standing.state == State::Alive);
-    // Ended by this very transaction, of which shared memory does not know yet.
+    // Ended by this transaction: shared memory does not know that yet.
     (lives && !seam::has_ended(session)).then_some(Holder { session, consumer, grace_of: None, fencer: None })
 }
 

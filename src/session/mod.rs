@@ -1,17 +1,15 @@
 //! Sessions: one incarnation of a consumer, with one heartbeat for everything that it holds.
 //!
-//! A session is a row (who, as which role, with which TTL) and a slot in shared memory (until when). Opening writes the
-//! row and enters the slot; a heartbeat touches the slot alone. After a restart the slot is made again from the row by
-//! whoever needs it first, the worker at the latest: the session is then alive until `t0 + ttl`, as
-//! [`crate::shmem::slots`] says; but for one that had expired, and from which somebody has taken something ([`death`]).
+//! A session is a row (its consumer, role and TTL) and a slot in shared memory (until when it lives). Opening writes
+//! the row and enters the slot; a heartbeat touches the slot alone. After a restart the first call that needs the
+//! session makes its slot again from the row, the worker at the latest. The session is then alive until `t0 + ttl`, as
+//! [`crate::shmem::slots`] says, unless it had expired and another session has taken something from it ([`death`]).
 //! Where all slots are taken it lives until then, and no longer ([`crate::shmem::stand_in`]).
 //!
-//! A session ends by its deadline, or early by close. Both make the slot dead, and dead for good; an early end becomes
-//! so with the commit of its transaction (see [`crate::seam`]). What rows are left of it is taken away by
-//! [`crate::ending::sweep`].
+//! A session ends by its deadline, or early by close. Both make the slot dead, for good; an early end does so with the
+//! commit of its transaction (see [`crate::seam`]). [`crate::ending::sweep`] takes away the rows that are left of it.
 //!
-//! The files, each of which imports only from those before it: floor, named, row, death, ending, slot, open,
-//! succession, holders, touch.
+//! Files, low to high: floor, named, row, death, ending, slot, open, succession, holders, touch, mod.
 
 pub mod death;
 pub mod ending;

@@ -98,7 +98,7 @@ impl<'a> Name<'a> {
         }
     }
 
-    /// Raises the floor, if nobody is just opening a session of this name.
+    /// Raises the floor, if no other call is opening a session of this name.
     fn raise(&self) -> Option<i64> {
         if !self.stripe().try_lock(Mode::Exclusive) {
             return None;

@@ -11,7 +11,7 @@ use crate::shmem::slots::SlotRef;
 use pgrx::Uuid;
 use pgrx::datum::TimestampWithTimeZone;
 
-/// Opens a session: its row, its slot, and the note that an abort is to undo it.
+/// Opens a session: its row, its slot, and the note by which a rollback undoes it.
 pub fn open(call: &Call, new: New) -> Result<SlotRef> {
     let session = random_uuid();
     row::insert(call, session, &new);
@@ -26,7 +26,7 @@ pub fn open(call: &Call, new: New) -> Result<SlotRef> {
     Ok(at)
 }
 
-/// A version 4 uuid from a strong source: it is the handle of the session, and nobody may guess it.
+/// Returns a version 4 uuid from a strong source: it is the handle of the session, and must not be guessable.
 fn random_uuid() -> Uuid {
     let mut bytes: [u8; 16] = random::strong();
     bytes[6] = bytes[6] & 0x0F | 0x40;

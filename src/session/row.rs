@@ -27,9 +27,9 @@ pub struct SessionRow {
     pub draining: bool,
     pub private: bool,
     pub request: Option<Uuid>,
-    /// Who may take back the lease that it keeps for a while.
+    /// The session that may take back the lease that this one keeps for a while.
     pub grace_of: Option<Uuid>,
-    /// Whose guard the fenced transactions of that lease have.
+    /// The session whose guard the fenced transactions of that lease have.
     pub fencer: Option<Uuid>,
     tid: pg_sys::ItemPointerData,
 }
@@ -124,8 +124,8 @@ pub fn all() -> Vec<Uuid> {
     sessions
 }
 
-/// Locks the rows of sessions that nobody else has locked. Gives these sessions and those without a row; and whether
-/// any is missing.
+/// Locks the rows of sessions that no other transaction has locked. Returns these sessions and those without a row, and
+/// whether any is missing.
 pub fn lock_rows(sessions: Vec<Uuid>) -> (Vec<Uuid>, bool) {
     let table = table();
     let count = sessions.len();
@@ -135,7 +135,7 @@ pub fn lock_rows(sessions: Vec<Uuid>) -> (Vec<Uuid>, bool) {
     (locked, missing)
 }
 
-/// Locks the row of a session, waiting for whoever is changing it; `None` when there is none any more.
+/// Locks the row of a session, and waits for a transaction that is changing it. `None` when the row is gone.
 pub fn lock_row(session: Uuid) -> Option<SessionRow> {
     let table = table();
     loop {

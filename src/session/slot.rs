@@ -17,7 +17,7 @@ use crate::shmem::word::State;
 use pgrx::{Uuid, pg_sys};
 use std::sync::atomic::Ordering;
 
-/// What stands for a session that has a row, by its slot, or by that row where it has none; judges nobody.
+/// Returns what stands for a session that has a row, by its slot, or by that row where it has none. It makes no slot.
 pub fn standing(shared: &'static Shared, home: Home, session: Uuid, boot_id: i64, ttl_ms: i32) -> Standing {
     let mut standing = shared.standing(home, session, boot_id, ttl_ms);
     if standing.alive() && shared.find(home, session).is_none() {
@@ -49,7 +49,8 @@ impl Call {
             self.database.flag(RESCAN);
             self.shared.wake(self.database);
         }
-        // The end of a close that was prepared before the restart, since the row was looked at, nobody else would find.
+        // A close that was prepared before the restart may have ended it since the row was looked at. No other call
+        // would find that end.
         if row::row(row.session).is_none() {
             self.shared.end(at, true);
         } else if frozen {
@@ -82,8 +83,7 @@ impl Call {
         if death::is_recorded(row.session) {
             return None;
         }
-        // And what such a one has granted to it is committed at a time that nobody can tell, or has been since the
-        // restart.
+        // And what such a transaction has granted to it is committed at an unknown time, or has been since the restart.
         let unproven = self.shared.unproven_when_found(Guard::Promised(row.session).is_held_jointly());
         let (session, role, ttl_ms, private) = (row.session, row.role, row.ttl_ms, row.private);
         let frozen = ending::is_ending(session);
@@ -92,7 +92,7 @@ impl Call {
 
     /// What stands for a session that has a row. `None`: it is dead.
     pub fn standing_of(&self, row: &SessionRow) -> Option<Standing> {
-        // Whoever judges a session of before a restart makes its slot, so that all judge alike from then on.
+        // A call that judges a session of before a restart makes its slot, so that all judge alike from then on.
         let standing = match self.slot_of(row) {
             Ok(at) => at.and_then(|at| self.shared.look(at)),
             Err(_) => Some(standing(self.shared, self.home, row.session, row.boot_id, row.ttl_ms)),
@@ -100,12 +100,12 @@ impl Call {
         standing.filter(Standing::alive)
     }
 
-    /// Whether a waiter may be granted to: one whose end is being committed has leases still, but is not to get more;
-    /// nor is one without a slot.
+    /// Returns whether a waiter may be granted to. A session whose end is being committed still has leases, but gets no
+    /// more; nor does one without a slot.
     pub fn is_eligible(&self, row: &SessionRow) -> bool {
         let at = if row.draining { None } else { self.slot_of(row).ok().flatten() };
         let Some(at) = at else { return false };
-        // An end that was prepared may have been rolled back, which tells nobody.
+        // An end that was prepared may have been rolled back, which wakes no process.
         ending::thaw(self.shared, at);
         self.shared.look(at).is_some_and(|standing| standing.state == State::Alive)
     }
@@ -147,14 +147,14 @@ impl Call {
     }
 }
 
-/// The slot of a session, and whose that is.
+/// Returns the slot of a session, and its role.
 pub(super) fn find(shared: &Shared, home: Home, session: Uuid) -> Option<(SlotRef, u32)> {
     let at = shared.find(home, session)?;
     Some((at, shared.role(at)?))
 }
 
-/// A session is used by the role that opened it, or by a member of that role, whoever knows its uuid. `resource`: what
-/// it has, where the caller has named that and not the session.
+/// Refuses a role that may not use a session: the role that opened it may, and its members, if they know the uuid.
+/// `resource`: what the session has, where the caller has named that and not the session.
 pub fn authorize(caller: pg_sys::Oid, role: u32, resource: Option<&str>) -> Result<()> {
     let role = pg_sys::Oid::from(role);
     if caller == role || role::acts_as(caller, role) {

@@ -1,5 +1,5 @@
-//! Successions: which session inherits what is left of one that was taken over, and what is kept in grace of it.
-//! Take-over itself is in [`crate::ending::takeover`].
+//! Successions: which session inherits what is left of one that was taken over, and what that keeps in grace. Take-over
+//! itself is in [`crate::ending::takeover`].
 
 use super::row::{SessionRow, row};
 use crate::call::Call;
@@ -11,17 +11,17 @@ use std::collections::{HashMap, HashSet};
 
 static FORGET: Statement = Statement::tidies(include_str!("../../sql/query/takeover/forget.sql"), &[UUIDARRAYOID]);
 
-/// Sessions by whom they may give a lease in grace back to.
+/// Sessions by the session that they may give a lease in grace back to.
 pub fn graces() -> Table {
     Table::open(c"_sessions", c"_sessions_grace_of")
 }
 
-/// Whether anything is in grace of a session that has a successor, which is yet to be the successor's.
+/// Returns whether anything is in grace of a session that has a successor and is not the successor's yet.
 pub fn leaves_grace(session: Uuid) -> bool {
     is_in_grace_of(session) && successor(session).is_some()
 }
 
-/// Whether a session may acquire any lease that is in grace, or has a predecessor of which something may be left.
+/// Returns whether a session may acquire any lease that is in grace, or has a predecessor with something left.
 pub fn has_grace(session: Uuid) -> bool {
     let of_former = Table::open(c"_successions", c"_successions_successor");
     is_in_grace_of(session) || of_former.has_entry(&[Key::Uuid(session)])
@@ -50,7 +50,8 @@ pub fn living_successor(call: &Call, session: Uuid) -> Option<SessionRow> {
     row(successor(session)?).filter(|row| call.standing_of(row).is_some())
 }
 
-/// The living successor of a dead session, which is to have what is left of that. One that drains takes nothing new.
+/// Returns the living successor of a dead session, which inherits what is left of it. One that drains takes nothing
+/// new.
 pub fn heir(call: &Call, session: Uuid) -> Option<Uuid> {
     living_successor(call, session).filter(|row| !row.draining).map(|row| row.session)
 }
@@ -66,24 +67,24 @@ pub fn former(session: Uuid) -> Vec<Uuid> {
 pub fn has_successor(call: &Call, session: Uuid) -> bool {
     let table = table();
     let being_written = || table.scan(Sight::Dirty, &[Key::Uuid(session)], |_, flight| Some(flight != Flight::None));
-    // Mostly nobody has been taken over. In this order: what is committed meanwhile is seen in one of both.
+    // Mostly no session has been taken over. In this order: what is committed meanwhile is seen in one of both.
     table.has_entry(&[]) && (being_written() == Some(true) || heir(call, session).is_some())
 }
 
 /// The living successors of those among some dead sessions that have one, as [`heir`] finds them.
 pub fn heirs(call: &Call, dead: impl Iterator<Item = Uuid>) -> HashMap<Uuid, Uuid> {
     let mut dead = dead.peekable();
-    // Mostly nobody is dead, and nobody has been taken over.
+    // Mostly no session is dead, and none has been taken over.
     if dead.peek().is_none() || !table().has_entry(&[]) {
         return HashMap::new();
     }
-    // One of the dead may have had many.
+    // One dead session may have had many.
     let dead: HashSet<Uuid> = dead.collect();
     dead.into_iter().filter_map(|dead| Some((dead, heir(call, dead)?))).collect()
 }
 
-/// Forgets the successors of sessions of which nothing is left. A row that somebody is just changing stays: it says
-/// nothing any more.
+/// Forgets the successors of sessions that have nothing left. A row that another transaction is just changing stays: it
+/// says nothing any more.
 pub fn forget(call: &Call, sessions: &[Uuid]) {
     let table = table();
     let mine = |session: &Uuid| {

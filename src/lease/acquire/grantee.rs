@@ -6,16 +6,16 @@ use crate::session::{self, SessionRow};
 use crate::shmem::slots::SlotRef;
 use crate::shmem::word::State;
 
-/// What a session that has no slot is told when it asks for something new (see [`crate::shmem::stand_in`]).
+/// The reason for a session that has no slot and asks for something new (see [`crate::shmem::stand_in`]).
 pub const SESSIONS_FULL: &str = "sessions_full";
 
-/// The session's row if it may be granted something new, and cannot end under the grant: it is looked at after the lock
-/// that its end wants. Why not, otherwise.
+/// Returns the row of a session that may be granted something new, or the reason why it may not. The session cannot end
+/// under the grant: its row is read after the guard that its end needs.
 pub fn grantee(call: &Call, me: SlotRef) -> std::result::Result<SessionRow, &'static str> {
     if me.is_stand_in() { Err(SESSIONS_FULL) } else { holder(call, me) }
 }
 
-/// The same for what is the session's own already.
+/// The same for what the session has already.
 pub(super) fn holder(call: &Call, me: SlotRef) -> std::result::Result<SessionRow, &'static str> {
     if !Guard::Grantee(me.session()).try_lock(Mode::Shared) {
         return Err("closing");

@@ -1,4 +1,4 @@
-//! The look before an acquire: what stands for a resource, and what of it the session may get. It locks no lease.
+//! The look before an acquire: what stands for a resource, and how much of it the session may get. It locks no lease.
 
 use crate::base::error::Result;
 use crate::call::Call;
@@ -25,7 +25,7 @@ pub(super) struct Wanted {
     pub declared: Option<(Kind, i32)>,
     /// Slots that are free or dead, or this session's own and to get a new fence; the last is tried first.
     pub choices: Vec<(i32, Option<LeaseRow>)>,
-    /// It is this session's own already, in its grace, or left to it by a predecessor: who is in line does not matter.
+    /// The session has it already, has it in grace, or inherits it from a predecessor. The line does not matter then.
     pub own: bool,
     /// It is in grace, and comes back under its fence.
     pub takes_back: bool,
@@ -33,7 +33,7 @@ pub(super) struct Wanted {
     pub takes_over: Option<LeaseRow>,
     /// It is this session's own already, under a fence of before.
     pub refences: bool,
-    /// Those without whose deaths there would be no choice.
+    /// The dead sessions without whose deaths there would be no choice.
     pub gone: Rc<[Uuid]>,
 }
 
@@ -56,7 +56,8 @@ pub(super) fn look_at_lease(call: &Call, me: SlotRef, probe: &Probe, holder: Opt
     }
 }
 
-/// A lease of a living holder, if that is this session or what keeps it for this session.
+/// Looks at a lease of a living holder. `None` unless that is this session, or the private session that keeps the lease
+/// for it.
 fn look_at_own(call: &Call, me: SlotRef, row: &LeaseRow, holder: &Holder) -> Option<Look> {
     let in_grace = holder.grace_of == Some(me.session());
     if row.session != Some(me.session()) && !in_grace {
@@ -84,8 +85,8 @@ pub(super) fn look_at_permits(call: &Call, me: SlotRef, resource: &str, declarat
     declaration::require_leasable(resource, declaration)?;
     let declared = Some((declaration.kind, declaration.slots));
     let spread = |mut choices: Vec<(i32, Option<LeaseRow>)>| {
-        // Those who come at the same time begin with different ones, and a session that comes again with the one that
-        // it had.
+        // Sessions that come at the same time begin with different permits, and a session that comes again begins with
+        // the one that it had.
         choices.sort_unstable_by_key(|(slot, _)| *slot);
         let first = me.session().as_bytes().iter().fold(0, |sum, byte| sum + usize::from(*byte)) % choices.len();
         choices.rotate_left(first);

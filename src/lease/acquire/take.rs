@@ -1,4 +1,4 @@
-//! Taking what a look has found free or dead, or the session's own: in steps, each of which answers for some of it.
+//! Taking what a look has found: free, of the dead, or the session's own. Each step answers for some of it.
 
 use super::grantee::{SESSIONS_FULL, holder};
 use super::look::Wanted;
@@ -43,7 +43,7 @@ impl Taking<'_> {
             }
         };
         let mut places = self.wait_for_turn(&consumer);
-        // Of a semaphore there may be another permit when somebody was faster.
+        // Of a semaphore there may be another permit when another session was faster.
         while !self.wanted.is_empty() {
             self.grant(&consumer, &mut places);
         }
@@ -130,8 +130,8 @@ impl Taking<'_> {
                     if let Some(lease) = want.takes_over {
                         grace::leave(&lease);
                     }
-                    // A fenced transaction of the dead holder may be in the way: who waits is served when it ends.
-                    // Without a place nobody does.
+                    // A fenced transaction of the dead holder may be in the way. A waiter is served when that ends; a
+                    // session without a place is not.
                     if places.contains_key(resource) {
                         call.seam().in_vain(resource);
                     }

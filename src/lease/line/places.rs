@@ -1,4 +1,4 @@
-//! Places by who has them. What a session has had of a line stays in the index while an old snapshot is open; below the
+//! Places by session. What a session has had of a line stays in the index while an old snapshot is open; below the
 //! floor of that line (see [`crate::session::floor`]) it is not looked at.
 
 use crate::base::limits;
@@ -12,7 +12,7 @@ use std::collections::HashMap;
 use std::ffi::CStr;
 
 pub const TABLE: &CStr = c"_waiters";
-/// The columns of the table that say where, what is waited for, and who waits.
+/// The columns of the table: the place, the resource, and the session that waits.
 pub const PLACE: usize = 1;
 pub const RESOURCE: usize = 2;
 pub const SESSION: usize = 3;
@@ -23,7 +23,7 @@ pub fn table() -> Table {
 }
 
 impl Call {
-    /// The places of those who wait, by resource, whose table is opened once in a call.
+    /// The places by resource, in a table that is opened once in a call.
     pub fn waiters(&self) -> &Table {
         self.tables.waiters.get_or_init(table)
     }
@@ -35,8 +35,8 @@ fn by_session() -> BySession {
     BySession::open(TABLE, c"_waiters_session", RESOURCE, PLACE)
 }
 
-/// The places of sessions in the queues of resources, pair by pair. Looked up by key and not by a statement, whose plan
-/// may have been made while nobody waited, and then reads all places there are.
+/// Returns the places of sessions in the lines of resources, pair by pair. They are looked up by key and not by a
+/// statement: its plan may be older than the first waiter, and then reads all places there are.
 pub fn places(resources: &[&str], sessions: &[Uuid]) -> Places {
     let (table, mut places) = (by_session(), Places::new());
     for (resource, session) in resources.iter().zip(sessions) {
@@ -48,12 +48,12 @@ pub fn places(resources: &[&str], sessions: &[Uuid]) -> Places {
     places
 }
 
-/// Whether a session may have any place: what has been given up is counted until it is cleaned away.
+/// Returns whether a session may have a place. Places that were given up count until they are cleaned away.
 pub fn may_wait(session: Uuid) -> bool {
     by_session().table.has_entry(&[Key::Uuid(session)])
 }
 
-/// Whether a session waits for as many resources as it may.
+/// Returns whether a session waits for as many resources as it may.
 pub fn is_full(session: Uuid) -> bool {
     let (table, mut count) = (by_session(), 0);
     let mut enough = |_: &Tuple| {

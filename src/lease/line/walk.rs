@@ -1,4 +1,4 @@
-//! Walking along a line: who is first in it.
+//! Walking along a line: which session is first in it.
 
 use super::places::{self, PLACE, SESSION, TABLE, places};
 use crate::base::limits;
@@ -11,20 +11,20 @@ use pgrx::pg_sys::ItemPointerData;
 use std::cell::Cell;
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-/// Who is first in line for a resource; or a session that is not to be granted to and whose place is a successor's, so
-/// that nobody behind it is.
+/// The first in line for a resource; or a session that may not be granted to, whose place is a successor's, so that no
+/// session behind it is first.
 pub struct First {
     pub session: Uuid,
-    /// All its places there, if the walk to the first of them has come by the end of the line.
+    /// All its places there, if the walk to the first of them has reached the end of the line.
     places: Option<Vec<ItemPointerData>>,
 }
 
-/// Who is first in line for some resources. By name: rows that are next to each other in an index are in the
+/// The first in line for each of some resources. By name: rows that are next to each other in an index are in the
 /// processor's cache.
 #[derive(Default)]
 pub struct Line {
     pub first: BTreeMap<String, First>,
-    /// What others wait for only in places that open transactions are giving up, and may have back.
+    /// Resources that are waited for only in places that open transactions are giving up, and may have back.
     pub leaving: Vec<String>,
 }
 
@@ -33,10 +33,10 @@ pub fn first_in_line(call: &Call, resources: Vec<&str>) -> Line {
     next_in_line(call, resources, &HashSet::new())
 }
 
-/// The same where some sessions are not to be granted to.
+/// The same where some sessions may not be granted to.
 pub fn next_in_line(call: &Call, resources: Vec<&str>, but: &HashSet<Uuid>) -> Line {
     let table = call.waiters();
-    // Mostly nobody waits, for the one or at all, which a look into the key tells for less than a scan costs.
+    // Mostly no session waits, for the one or at all. A look into the key tells that for less than a scan costs.
     let all_or_one = if let [one] = *resources { Some(Key::Text(one)) } else { None };
     if !table.has_entry(all_or_one.as_slice()) {
         return Line::default();
@@ -47,8 +47,8 @@ pub fn next_in_line(call: &Call, resources: Vec<&str>, but: &HashSet<Uuid>) -> L
     Line { first, leaving: lines.leaving }
 }
 
-/// The lines, as they are walked one after the other. Who may be granted to is asked once, of many resources and few
-/// who wait for them: it is not to be kept for longer than that takes.
+/// The lines, as they are walked one after the other. Whether a session may be granted to is asked once: many resources
+/// may have few waiters. The answer holds only for the time of these walks.
 pub struct Lines<'a> {
     call: &'a Call,
     but: Option<&'a HashSet<Uuid>>,
@@ -69,7 +69,7 @@ struct Turn {
 }
 
 impl Lines<'_> {
-    /// `but`: sessions that are not to be granted to.
+    /// `but`: sessions that may not be granted to.
     pub fn of<'a>(call: &'a Call, but: Option<&'a HashSet<Uuid>>) -> Lines<'a> {
         Lines { call, but, turns: FnvHashMap::default(), leaving: Vec::new() }
     }
@@ -78,8 +78,8 @@ impl Lines<'_> {
         loop {
             let known = self.turns.len();
             let walked = self.walk(resource);
-            // A walk shows places as they were when it began. One that it has passed over may be a successor's since
-            // then, and no longer of the session that has been found to have no turn: it is shown so by another walk.
+            // A walk shows places as they were when it began. A place that it passed over may be a successor's since,
+            // and no longer that of the session without a turn. Another walk shows it so.
             if walked.may_have_moved && self.turns.len() > known {
                 continue;
             }
@@ -100,9 +100,8 @@ impl Lines<'_> {
                 has_row.set(row.is_some());
                 row.is_some_and(|row| call.is_eligible(&row))
             };
-            // In this order: a take-over that is rolled back meanwhile is seen open, or its session lives. So does one
-            // that was left out for such an end, as its guard is let go of a little later.
-            // Mostly it just lives, and there is nothing to ask of a successor.
+            // In this order: a take-over that is rolled back meanwhile is seen open, or its session lives. So does a
+            // session that was left out for such an end, whose guard is released a little later.
             let has = !is_left_out && lives()
                 || succession::has_successor(call, *session)
                 || lives() && !(is_left_out && session::ending::is_ending(*session));

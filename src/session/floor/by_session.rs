@@ -1,5 +1,5 @@
-//! Rows of lines by who has them, in the order of sessions, lines and numbers. What a session has had in a line stays
-//! in the index while an old snapshot is open; below the floor of that line it is not looked at.
+//! Rows of lines by session, in the order of sessions, lines and numbers. What a session has had in a line stays in the
+//! index while an old snapshot is open; below the floor of that line it is not looked at.
 
 use super::{lane, of};
 use crate::pg::table::{Key, Sight, Stand, Table, Tuple};
