@@ -87,7 +87,7 @@ def never_refused(server, leaders, begin):
         beat.start()
     try:
         begin()
-        # What is visited meanwhile gives its entry up, though a transaction is open there.
+        # A visited database meanwhile gives its entry up, though a transaction is open there.
         with contextlib.ExitStack() as bystanders:
             for name in NAMES[:-3]:
                 bystanders.enter_context(server.connect(name)).execute("BEGIN; SELECT FROM pg_class")
@@ -167,7 +167,7 @@ def test_all_in_use(crowded):
             Session(conns[PLACES], "one too many")
         wait_until(lambda: crowded.logged(f"{PLACES} of {PLACES} places for databases"), timeout=60, pause=0.2)
         assert all(session.heartbeat().alive for session in sessions)
-        # Also where nothing but an open transaction has to do with the entry: what it holds a reference to is not given to another.
+        # Also if only an open transaction uses the entry: an entry with a reference is not given to another.
         sessions[0].close()
         conns[0].execute("BEGIN")
         call(conns[0], "session_heartbeat", sessions[0].id)
