@@ -52,7 +52,7 @@ class Group:
                WHERE p.group_name = %s""", self.partitions, self.name)  # fmt: skip
 
     def settle(self, members):
-        """Until everybody has their share, those who are to give something back doing so."""
+        """Until each member has its share. Members that must give something back do so."""
         end = time.monotonic() + SETTLE
         counted = "SELECT count(*) FROM eskit_lease._members WHERE group_name = %s AND counted = 'active'"
         while one(self.db, counted, self.name) != members or self.unsettled() > 0:

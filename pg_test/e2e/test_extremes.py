@@ -232,7 +232,7 @@ def test_positions_are_raised_within_limits(connect, above):
 
 @once
 def test_no_payload_is_too_large_to_be_read(connect):
-    """One that PostgreSQL can keep and cannot write out would be claimed for ever, by everybody in vain."""
+    """One that PostgreSQL can keep but not write out would be claimed for ever, by each worker in vain."""
     conn = connect()
     call(conn, "queue_create", "q")
     conn.execute("CREATE TABLE bomb AS SELECT to_jsonb(array_fill('1e131071'::numeric, ARRAY[9000])) AS payload")

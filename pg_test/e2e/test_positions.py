@@ -121,7 +121,7 @@ def test_every_reader_reads_every_row_once_and_in_one_order(outbox):
         wait_until(lambda: naive.last > number)
 
     def raised():
-        """Once there is something to be read, positions go on far above it, under everybody's hands."""
+        """Once there is something to read, positions go on far above it, while all writers and readers work."""
         ((before,),) = outbox.query("SELECT max(position) FROM events")
         assert outbox.query("SELECT eskit_lease.position_raise(%s + (1::bigint << 40))", before) == [(True,)]
         with outbox.connect() as conn:

@@ -152,7 +152,7 @@ def test_full_ring(narrow, how):
 
 
 def test_hundreds_of_waiters_and_a_full_ring(narrow):
-    """300 sessions wait for 30 resources; each lets go as soon as it has one. Everybody has had its turn in the end."""
+    """300 sessions wait for 30 resources; each lets go as soon as it has one. Each has had its turn in the end."""
     resources = names("crowd", 30)
     with narrow.connect() as conn, narrow.connect() as watcher:
         holder = Session(conn, "holder", ttl="120 s")

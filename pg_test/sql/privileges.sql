@@ -36,7 +36,7 @@ SELECT grant_consumer('regress_consumer'), grant_consumer('regress_other'), gran
 SELECT what FROM may WHERE role = 'regress_consumer' AND what NOT LIKE 'bridge%' AND what <> 'group_release_many()' EXCEPT SELECT what FROM may WHERE role = 'regress_nobody' ORDER BY 1;
 SELECT what FROM may WHERE role = 'regress_monitor' AND what NOT LIKE 'bridge%' EXCEPT SELECT what FROM may WHERE role = 'regress_nobody' ORDER BY 1;
 
--- Refused to who has been given nothing, and to everybody what is for administrators.
+-- A role without grants is refused all, and every role is refused what is for administrators.
 CREATE FUNCTION pg_temp.attempt(statement text) RETURNS text LANGUAGE sql AS $$
     SELECT split_part(pg_temp.error_of(statement), E'\n', 1)
 $$;

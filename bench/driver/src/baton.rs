@@ -19,7 +19,7 @@ pub async fn settle() {
     sleep(Duration::from_millis(2)).await;
 }
 
-/// The time from the start of `act` to the moment that `arrival` tells, of whom is known that it waits.
+/// The time from the start of `act` to the moment that `arrival` tells, which waits already.
 pub async fn between(
     arrival: impl Future<Output = Result<Instant>> + Send + 'static,
     waits: impl Future<Output = Result<()>>,

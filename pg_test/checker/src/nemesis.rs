@@ -40,7 +40,7 @@ const FAULTS: [(Kind, u32); 15] = [
     (Kind::Restart, 1),
 ];
 
-/// How much more often the one comes that is favoured.
+/// How much more often the favoured fault comes.
 const FAVOUR: u32 = 40;
 
 #[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
@@ -106,7 +106,7 @@ impl Nemesis {
             .collect())
     }
 
-    /// The same, for whom it matters that it is done.
+    /// The same, again and again until it succeeds.
     pub async fn insist(&mut self, sql: &str) -> Vec<Row> {
         loop {
             match self.rows(sql).await {

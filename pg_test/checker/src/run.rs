@@ -32,7 +32,7 @@ pub struct Options {
     /// Where the history goes.
     #[arg(long)]
     history: PathBuf,
-    /// How many seconds it may take until everybody has had everything, once there are no more faults.
+    /// How many seconds it may take until each client has had each resource, once there are no more faults.
     #[arg(long, default_value_t = 30)]
     patience: u64,
     /// A command that restarts the server at once, as after a power failure.

@@ -8,9 +8,9 @@ pub const POOL: &str = "pool";
 /// The most permits that it has at any time.
 pub const MOST: i32 = 3;
 pub const SPARE: &str = "spare";
-/// Another semaphore, for whom the faults stand in as clients.
+/// Another semaphore: the faults are its clients.
 pub const CREW: &str = "crew";
-/// How often each client is to have it in the calm, where its callers cross: a wake-up is lost only between two that do.
+/// How often each client must have it in the calm, where its callers cross: only a crossing can lose a wake-up.
 pub const QUIET_TURNS: u32 = 8;
 /// Taken by lock_acquire, without a session of the client's own.
 pub const LOCK: &str = "nightly";
