@@ -192,55 +192,6 @@ def test_batches_after_one_that_is_rolled_back(old_and_new, kind):
     assert left(conn, kind) == kept
 
 
-@pytest.fixture
-def released_at_once(server, no_worker):
-    """The worker is off, so no process looks for released rows yet."""
-    server.set(eskit_lease__row_retention="0")
-    yield
-    server.set(eskit_lease__row_retention=None)
-
-
-def old_snapshot(conn):
-    conn.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
-    conn.execute("SELECT FROM eskit_lease._leases LIMIT 1")
-
-
-def test_batches_go_on_where_the_last_one_ended(server, released_at_once, connect):
-    """Deleted rows are there for an old snapshot, and later batches do not look at them again."""
-    conn, old = connect(), connect()
-    session, names = Session(conn, ttl="600 s"), [f"lease {i}" for i in range(8_000)]
-    call(conn, "session_sweep")  # which looks through what is new to it
-    for function in ("lease_acquire_many", "lease_release_many"):
-        assert len(rows(conn, function, names, session.id)) == len(names)
-    old_snapshot(old)
-    read = "SELECT idx_tup_read FROM pg_stat_all_indexes WHERE indexrelname = '_leases_released_at'"
-    server.set(eskit_lease__worker=None)
-    wait_until(lambda: conn.execute("SELECT FROM eskit_lease._leases LIMIT 1").rowcount == 0)
-    server.set(eskit_lease__worker="off")
-    wait_until(lambda: not server.workers())  # by then they have said what they have read
-    (entries,) = conn.execute(read).fetchone()
-    # Once by the batches, and by the look for the oldest at their end. Each from the beginning, the batches alone would read 36,000.
-    assert len(names) <= entries < 3 * len(names)
-
-
-def test_hand_overs_are_committed_before_rows_are_deleted(server, released_at_once, connect):
-    """Deleting them may take long. A session that is granted something does not wait for that."""
-    conn, old = connect(), connect()
-    session, holder = Session(conn, ttl="600 s"), Session(conn, "holder", ttl="1 s")
-    for name in (f"released {i}" for i in range(10)):
-        session.take(name)
-        assert session.release(name)
-    holder.take("held")
-    session.queue("held")
-    old_snapshot(old)
-    wait_until(lambda: holder.expired(conn))
-    server.set(eskit_lease__worker=None)
-    wait_until(lambda: conn.execute("SELECT resource FROM eskit_lease._leases").fetchall() == [("held",)])
-    granted = conn.execute("SELECT xmin::text FROM eskit_lease._leases WHERE session = %s", (session.id,)).fetchall()
-    deleted = old.execute("SELECT DISTINCT xmax::text FROM eskit_lease._leases WHERE resource LIKE 'released %'").fetchall()
-    assert len(granted) == len(deleted) == 1 and granted != deleted
-
-
 @pytest.mark.parametrize("kept", [Keys, DeadItems])
 def test_hand_overs_do_not_wait_for_a_table_that_is_locked(server, no_worker, connect, kept):
     """As VACUUM FULL has it, for long. Then rows are deleted later."""

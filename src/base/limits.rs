@@ -146,6 +146,8 @@ pub const WORKER_AHEAD: u64 = 20_000;
 pub const WORKER_LINGER: u64 = 1_000_000;
 /// Leases freed or handed over in one pass, so that a transaction of the worker is short.
 pub const MAX_PASS: usize = 1_000;
+/// How often a run of retention begins at the oldest row of all, in microseconds.
+pub const RETIRE_ANEW: u64 = 3_600_000_000;
 /// Posts come in crowds: those within this time after a pass are left to one further pass. In microseconds.
 pub const WORKER_GATHER: u64 = 3_000;
 /// How long a worker stays at least where others wait for one, in microseconds: it takes a good part of that to start

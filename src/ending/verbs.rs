@@ -1,6 +1,6 @@
 //! The SQL functions of sessions.
 
-use super::retention::{self, DoneUntil};
+use super::retention::{self, Progress};
 use super::sweep::{self, waited::Looked};
 use super::takeover::take_over;
 use super::{close, waiter_pass};
@@ -250,7 +250,7 @@ fn session_sweep(max_leases: default!(Option<i32>, "1000")) -> Result<Swept> {
     let mut pass = sweep::pass(&call, most, true, &mut Looked::default())?;
     let now = clock::now();
     pass.more |= retention::is_time(call.database, now, pass.looked_through)
-        && retention::retire(&call, now, most, pass.looked_through, &mut DoneUntil::default());
+        && retention::retire(&call, now, most, pass.looked_through, &mut Progress::from_the_oldest());
     let count = |number: usize| i32::try_from(number).unwrap_or(i32::MAX);
     let more = pass.more || pass.blocked;
     Ok(Swept { ended: count(pass.ended), handed_over: count(pass.handed_over), more })

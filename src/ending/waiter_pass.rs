@@ -6,7 +6,7 @@
 //! at READ COMMITTED, so that no conflict is found that is not its client's.
 
 use super::notify;
-use super::retention::{self, DoneUntil};
+use super::retention::{self, Progress};
 use super::sweep::{self, waited::Looked};
 use crate::base::error::Result;
 use crate::base::limits;
@@ -62,7 +62,7 @@ pub fn pass_if_asked(call: &Call) -> Result<bool> {
     let mut done = sweep::pass(call, limits::MAX_HAND_OVER, true, &mut Looked::default())?;
     let now = clock::now();
     if retention::is_time(call.database, now, done.looked_through) {
-        retention::retire(call, now, limits::MAX_HAND_OVER, done.looked_through, &mut DoneUntil::default());
+        retention::retire(call, now, limits::MAX_HAND_OVER, done.looked_through, &mut Progress::from_the_oldest());
     }
     // Of its own grants the ring is told at the end of this transaction, as of any other's.
     done.changed.retain(|_, granted| granted.is_none());

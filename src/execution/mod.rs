@@ -41,13 +41,14 @@ use crate::pg::text::Text;
 use crate::session;
 use pgrx::Uuid;
 use pgrx::datum::TimestampWithTimeZone;
-use pgrx::pg_sys::{Datum, FLOAT8OID, INT8OID, ItemPointerData, TransactionId};
+use pgrx::pg_sys::{Datum, FLOAT8OID, INT8OID, ItemPointerData, TIMESTAMPTZOID, TransactionId};
 
 /// What is done or resolved, and older than so many seconds; up to so many rows.
 pub static RETIRE: Statement =
-    Statement::tidies(include_str!("../../sql/query/execution/retire.sql"), &[FLOAT8OID, INT8OID, FLOAT8OID]);
+    Statement::tidies(include_str!("../../sql/query/execution/retire.sql"), &[FLOAT8OID, INT8OID, TIMESTAMPTZOID]);
 /// How long the oldest of them is done or resolved, in seconds.
-pub static OLDEST: Statement = Statement::reads(include_str!("../../sql/query/execution/oldest.sql"), &[]);
+pub static OLDEST: Statement =
+    Statement::reads(include_str!("../../sql/query/execution/oldest.sql"), &[TIMESTAMPTZOID]);
 
 /// How often a row that is just being moved is looked for.
 const PROBES: usize = 3;

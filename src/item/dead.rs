@@ -14,15 +14,15 @@ use crate::session;
 use crate::shmem::databases::{BOOT, Kept};
 use crate::shmem::word::State;
 use pgrx::Uuid;
-use pgrx::pg_sys::{FLOAT8OID, INT8OID};
+use pgrx::pg_sys::{FLOAT8OID, INT8OID, TIMESTAMPTZOID};
 use pgrx::prelude::*;
 use std::collections::HashSet;
 
 /// What has died more than so many seconds ago; up to so many rows.
 pub static RETIRE: Statement =
-    Statement::tidies(include_str!("../../sql/query/item/retire.sql"), &[FLOAT8OID, INT8OID, FLOAT8OID]);
+    Statement::tidies(include_str!("../../sql/query/item/retire.sql"), &[FLOAT8OID, INT8OID, TIMESTAMPTZOID]);
 /// How long the oldest of them is dead, in seconds.
-pub static OLDEST: Statement = Statement::reads(include_str!("../../sql/query/item/oldest.sql"), &[]);
+pub static OLDEST: Statement = Statement::reads(include_str!("../../sql/query/item/oldest.sql"), &[TIMESTAMPTZOID]);
 
 /// Why an item is dead whose last claimer is.
 const ENDED: &str = "session ended";

@@ -16,14 +16,15 @@ use crate::shmem::databases::{Counter, Kept};
 use crate::shmem::word::State;
 use pgrx::datum::Interval;
 use pgrx::pg_sys::panic::ErrorReport;
-use pgrx::pg_sys::{self, FLOAT8OID, INT8OID};
+use pgrx::pg_sys::{self, FLOAT8OID, INT8OID, TIMESTAMPTZOID};
 use pgrx::prelude::*;
 use std::collections::{HashMap, HashSet};
 
 /// Claims of more than so many seconds ago that have no item left; up to so many rows.
 pub static RETIRE_CLAIMS: Statement =
-    Statement::tidies(include_str!("../../sql/query/item/retire_claims.sql"), &[FLOAT8OID, INT8OID, FLOAT8OID]);
-pub static OLDEST_CLAIM: Statement = Statement::reads(include_str!("../../sql/query/item/oldest_claim.sql"), &[]);
+    Statement::tidies(include_str!("../../sql/query/item/retire_claims.sql"), &[FLOAT8OID, INT8OID, TIMESTAMPTZOID]);
+pub static OLDEST_CLAIM: Statement =
+    Statement::reads(include_str!("../../sql/query/item/oldest_claim.sql"), &[TIMESTAMPTZOID]);
 
 /// A claim that this transaction finishes items of.
 struct Held<'a> {

@@ -19,7 +19,7 @@ use crate::pg::{catalog, clock};
 use crate::session::{self, SessionRow, holders, succession};
 use crate::shmem::databases::Kept;
 use pgrx::Uuid;
-use pgrx::pg_sys::{Datum, FLOAT8OID, INT4OID, INT8OID, Oid, TEXTOID};
+use pgrx::pg_sys::{Datum, FLOAT8OID, INT4OID, INT8OID, Oid, TEXTOID, TIMESTAMPTZOID};
 use std::collections::HashMap;
 
 static INSERT: Statement = Statement::writes(
@@ -27,8 +27,8 @@ static INSERT: Statement = Statement::writes(
     &[TEXTOID, TEXTOID, INT4OID, INT8OID, TEXTOID, TEXTOID, INT8OID, TEXTOID, TEXTOID],
 );
 pub static RETIRE: Statement =
-    Statement::tidies(include_str!("../../sql/query/history/retire.sql"), &[FLOAT8OID, INT8OID, FLOAT8OID]);
-pub static OLDEST: Statement = Statement::reads(include_str!("../../sql/query/history/oldest.sql"), &[]);
+    Statement::tidies(include_str!("../../sql/query/history/retire.sql"), &[FLOAT8OID, INT8OID, TIMESTAMPTZOID]);
+pub static OLDEST: Statement = Statement::reads(include_str!("../../sql/query/history/oldest.sql"), &[TIMESTAMPTZOID]);
 
 /// Whether there is the table; version 0.1.0 had none.
 pub fn is_there() -> bool {

@@ -1,5 +1,6 @@
 //! Databases: what is known of each one that has an entry (see [`super::places`]).
 
+use super::beginning::Beginning;
 use super::latch::{my_latch, set_latch};
 use super::pace::Pace;
 use crate::base::limits;
@@ -165,6 +166,10 @@ pub struct Database {
     /// Since when the oldest of each kind is kept, by the clock, and before its zero too; zero for none, or one of the
     /// above.
     kept_since: [AtomicI64; 5],
+    /// Where the worker's next run of retention begins with each kind.
+    retire_from: [Beginning; 5],
+    /// When a run of the worker has last begun at the oldest rows of all.
+    pub retired_anew: AtomicU64,
     /// Ids of transactions that have finished items of the claims among these are below this; zero when all of them
     /// have ended.
     claims_before: AtomicU64,
@@ -205,6 +210,8 @@ impl Database {
         for since in &self.kept_since {
             since.store(0, Ordering::Relaxed);
         }
+        self.retire_from.iter().for_each(Beginning::clear);
+        self.retired_anew.store(0, Ordering::Relaxed);
         self.first_claim.store(0, Ordering::Relaxed);
         self.refence.store(0, Ordering::Relaxed);
         self.blocked.clear();
@@ -285,6 +292,7 @@ impl Database {
     /// A row is kept from now on, and visible; a claim, once all others who have finished items of it have ended too.
     /// Whether it is the only one, so that somebody has to learn of it.
     pub fn keep(&self, kind: Kept, now: u64) -> bool {
+        self.retire_from[kind as usize].lower_to_transaction();
         if kind == Kept::Claims {
             // SAFETY: reads a number of PostgreSQL's shared memory
             self.claims_before.fetch_max(unsafe { pg_sys::ReadNextFullTransactionId() }.value, Ordering::AcqRel);
@@ -302,7 +310,13 @@ impl Database {
         for since in &self.kept_since {
             since.store(UNKNOWN, Ordering::Release);
         }
+        self.retire_from.iter().for_each(Beginning::clear);
         self.retention_looked.store(0, Ordering::Release);
+    }
+
+    /// Where the worker's next run of retention begins with a kind.
+    pub fn retire_from(&self, kind: Kept) -> &Beginning {
+        &self.retire_from[kind as usize]
     }
 
     /// There may be more rows of a kind than have been looked at.

@@ -30,6 +30,7 @@
 //! works with its part by methods of [`Shared`]. `start` has all parts made.
 
 pub mod attach;
+pub mod beginning;
 mod block;
 pub mod confirm;
 mod counted;

@@ -8,7 +8,7 @@ use crate::base::{limits, settings};
 use crate::bridge::tend;
 use crate::call::Call;
 use crate::ending::notify;
-use crate::ending::retention::{self, DoneUntil};
+use crate::ending::retention::{self, Progress};
 use crate::ending::sweep::waited::Looked;
 use crate::ending::sweep::{self, Pass};
 use crate::pg::{catalog, clock, savepoint};
@@ -62,10 +62,9 @@ fn leave(database: &Database, finished: bool) {
 }
 
 /// What a worker remembers from one pass to the next. What an error undoes is not remembered: it ends this process.
-#[derive(Default)]
 struct Known {
     looked: Looked,
-    retired: DoneUntil,
+    retired: Progress,
 }
 
 /// Works until there is nothing to do, or until there is nothing to work on, to be tried again later.
@@ -73,7 +72,7 @@ fn serve(shared: &'static Shared, database: &'static Database) {
     let oid = database.oid.load(Ordering::Acquire);
     let began = clock::now();
     let (mut stay_until, mut gather_until) = (began + limits::WORKER_LINGER, 0);
-    let mut known = Known::default();
+    let mut known = Known { looked: Looked::default(), retired: Progress::of_worker() };
     database.worker.store(my_latch(), Ordering::Release);
     while settings::WORKER.get() {
         let now = clock::now();
@@ -164,6 +163,7 @@ fn pass_over(shared: &'static Shared, database: &Database, anybody_due: bool, kn
     // No hand-over waits for that.
     if retention::is_time(database, now, pass.looked_through) {
         transaction(|| retire(shared, now, pass.looked_through, &mut known.retired));
+        known.retired.is_committed(database);
     }
     report_idle();
     true
@@ -179,9 +179,9 @@ fn work(shared: &'static Shared, database: &Database, anybody_due: bool, looked:
     Ok(Some(sweep::pass(&Call::open(shared)?, limits::MAX_PASS, anybody_due, looked)?))
 }
 
-fn retire(shared: &'static Shared, now: u64, at_once: bool, done: &mut DoneUntil) -> Result<()> {
+fn retire(shared: &'static Shared, now: u64, at_once: bool, progress: &mut Progress) -> Result<()> {
     if catalog::home_if_any().is_some() {
-        retention::retire(&Call::open(shared)?, now, limits::MAX_PASS, at_once, done);
+        retention::retire(&Call::open(shared)?, now, limits::MAX_PASS, at_once, progress);
     }
     Ok(())
 }

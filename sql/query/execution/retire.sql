@@ -4,9 +4,9 @@ WITH gone AS (
     WHERE ctid = ANY (ARRAY (
         SELECT ctid FROM eskit_lease._executions
         WHERE (state = 'done' OR resolved_at IS NOT NULL)
-          AND coalesce(resolved_at, finished_at) >= to_timestamp($3) AND coalesce(resolved_at, finished_at) < statement_timestamp() - make_interval(secs => $1)
+          AND coalesce(resolved_at, finished_at) >= $3 AND coalesce(resolved_at, finished_at) < statement_timestamp() - make_interval(secs => $1)
         ORDER BY coalesce(resolved_at, finished_at)
         LIMIT $2
         FOR UPDATE SKIP LOCKED))
     RETURNING coalesce(resolved_at, finished_at) AS ended)
-SELECT count(*), extract(epoch FROM max(ended))::float8 FROM gone
+SELECT count(*), max(ended) FROM gone
