@@ -4,7 +4,7 @@ import psycopg
 import pytest
 from client import Session, call, rows, stat
 from conftest import Server, wait_until
-from test_takeover_attacks import opened, prepare, waits, worker_passes, worker_serves_others
+from crossing import opened, prepare, waits, worker_passes, worker_serves_others
 
 PATIENT = {"options": "-c lock_timeout=20s"}  # who is not to wait fails, and not only the test
 

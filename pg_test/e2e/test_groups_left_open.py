@@ -3,8 +3,8 @@
 import pytest
 from client import call, rows
 from conftest import wait_until
+from crossing import waits
 from members import Member, create, owners, settle
-from test_takeover_attacks import waits
 
 PATIENT = {"options": "-c lock_timeout=20s"}  # a call that must not wait fails, and not only the test
 

@@ -1,80 +1,13 @@
-"""What a hostile reader found in take-over, grace and semaphores: second holders, lost wake-ups, forbidden waits."""
+"""What a hostile reader found in take-over and semaphores: second holders, lost wake-ups, forbidden waits."""
 
 from threading import Event
 
 import pytest
 from client import Session, call, rows, stat
-from conftest import Server, wait_until
+from conftest import wait_until
+from crossing import opened, prepare, rows_of, waits, worker_passes, worker_serves_others
 from psycopg.types.json import Jsonb
 from test_attacks import is_granted
-
-
-def waits(watcher, conn):
-    """Whether a connection's statement waits for a lock."""
-    waiting = "SELECT 1 FROM pg_stat_activity WHERE pid = %s AND wait_event_type = 'Lock'"
-    return watcher.execute(waiting, (conn.info.backend_pid,)).fetchone()
-
-
-def opened(conn, *args, **kw):
-    """A session that is there, on a connection in transactions."""
-    session = Session(conn, *args, **kw)
-    conn.commit()
-    return session
-
-
-def worker_passes(conn, count=2):
-    """Lets the worker look as often, at least once from now on to its end."""
-    stirring, before = Session(conn, "stirring", "60 s"), stat(conn, "sweeps")
-
-    def passed():
-        stirring.take("stirred")
-        stirring.release("stirred")
-        return stat(conn, "sweeps") >= before + count
-
-    wait_until(passed, pause=0.02)
-    stirring.close()
-
-
-def worker_serves_others(connect):
-    holder, waiter, watcher = Session(connect(), "bystander", attach=True), Session(connect(), ttl="60 s"), connect()
-    holder.take("elsewhere")
-    waiter.queue("elsewhere")
-    holder.conn.close()
-    is_granted(watcher, waiter, "elsewhere")
-    waiter.close()
-
-
-def rows_of(conn, table, column, session):
-    return conn.execute(f"SELECT count(*) FROM eskit_lease.{table} WHERE {column} = %s", (session.id,)).fetchone()[0]
-
-
-@pytest.mark.parametrize("way", ["close", "take-over", "close of the grace"])
-def test_a_fence_that_was_checked_around_a_grace(connect, background, way):
-    """While its transaction is open no other session is a holder, whichever session has the lease by then."""
-    holder, rival, work, conn = Session(connect(), "one", "60 s"), Session(connect(), "rival", "60 s"), connect(), connect()
-    fence = holder.take("r")
-    work.autocommit = False
-    if way == "close of the grace":
-        call(work, "fence_check", "r", fence)
-    assert call(conn, "lease_release", "r", fence, "60 s")
-    if way != "close of the grace":
-        call(work, "fence_check", "r", fence)
-        assert holder.acquire("r").reason == "already_held"
-    (private,) = conn.execute("SELECT min(session::text) FROM eskit_lease.sessions WHERE private").fetchone()
-    if way == "take-over":
-        heir = Session(conn, "one", "60 s", takeover=True)
-        assert not heir.acquire("r").granted
-    else:
-        ending = background(call, conn, "session_close", private or holder.id)
-        watcher = connect()
-        wait_until(lambda: ending.done() or waits(watcher, conn))
-    assert not rival.acquire("r").granted
-    work.commit()
-    if way == "take-over":
-        is_granted(conn, heir, "r")
-    else:
-        assert ending.result()
-        assert rival.take("r") > fence
 
 
 def two_permits(connect, name="s"):
@@ -220,11 +153,6 @@ def test_a_stranger_gets_nothing_that_crosses_a_takeover(connect, crossing):
     assert not stranger.holds("r")
 
 
-def prepare(conn, name):
-    conn.execute(f"PREPARE TRANSACTION '{name}'")
-    conn.commit()
-
-
 @pytest.mark.parametrize("end", ["COMMIT", "ROLLBACK"])
 def test_a_place_is_not_lost_to_a_look_that_crosses_the_end_of_a_takeover(connect, background, end):
     """A look at the line sees places as they were when it began, and asks who lives after that. So a few of these looks passed over the place of a
@@ -344,57 +272,6 @@ def test_a_semaphore_that_is_dropped_during_an_acquire_leaves_a_plain_name(conne
     waiter.queue("s")
     assert holder.release("s")
     is_granted(holder.conn, waiter, "s")
-
-
-def test_a_grace_that_is_over_before_it_is_committed(connect):
-    holder, waiter, conn, giving = Session(connect(), ttl="60 s"), Session(connect(), ttl="60 s"), connect(), connect(autocommit=False)
-    fence = holder.take("r")
-    waiter.queue("r")
-    assert call(giving, "lease_release", "r", fence, "1 s")
-    expired = "SELECT 1 FROM eskit_lease.sessions WHERE private AND state = 'expired'"
-    wait_until(lambda: giving.execute(expired).fetchone())
-    worker_passes(conn)
-    giving.commit()
-    is_granted(conn, waiter, "r")
-
-
-def test_a_session_that_is_over_before_it_is_committed(connect):
-    conn = connect()
-    late = Session(connect(autocommit=False), "late", "1 s")
-    wait_until(lambda: late.expired(late.conn))
-    worker_passes(conn)
-    late.conn.commit()
-    wait_until(lambda: not rows_of(conn, "_sessions", "session", late))
-
-
-def test_a_grace_of_another_transaction_is_not_waited_for(connect):
-    holder, closing = Session(connect(options="-c lock_timeout=20s"), ttl="60 s"), connect(autocommit=False)
-    assert call(holder.conn, "lease_release", "r", holder.take("r"), "60 s")
-    (private,) = closing.execute("SELECT session FROM eskit_lease.sessions WHERE private").fetchone()
-    assert call(closing, "session_close", private)
-    assert holder.acquire("r").reason == "busy"
-    closing.rollback()
-    assert holder.acquire("r").reason == "already_held"
-
-
-def test_a_restart_leaves_graces_and_successions_their_end():
-    server = Server("e2e-takeover-attacks")
-    try:
-        server.query("CREATE EXTENSION eskit_lease")
-        conn, granting = server.connect(), server.connect()
-        fence = call(conn, "lock_acquire", "lock", "owner", "60 s").fence
-        assert call(conn, "lease_release", "lock", fence, "3 s")
-        granting.autocommit = False
-        old = opened(granting, "me", "60 s")
-        old.take("r")
-        Session(conn, "me", "60 s", takeover=True)
-        assert rows_of(conn, "_successions", "session", old)
-        server.restart()
-        with server.connect() as conn:
-            wait_until(lambda: not call(conn, "lease_renew", "lock", fence).held, timeout=20)
-            wait_until(lambda: not rows_of(conn, "_successions", "session", old))
-    finally:
-        server.stop()
 
 
 def test_the_history_tells_of_what_an_heir_did_not_live_to_get(connect):
