@@ -1,7 +1,7 @@
 """Consumers go on while Patroni fails over.
 
-Its leader is killed, stopped for longer than it is believed and continued, cut off from all but a client on its own host,
-and switched over."""
+Its leader is killed, stopped for longer than it is believed and continued, cut off from all but a client on its own
+host, and switched over."""
 
 import contextlib
 import signal
