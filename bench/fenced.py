@@ -45,7 +45,7 @@ def fenced(report):
                     """
                 )
                 if fenced:
-                    db.execute(f"SELECT eskit_lease.fence_table('{table}', {fenced})")
+                    db.execute(f"SELECT eskit_lease.table_fence('{table}', {fenced})")
 
         def transactions(table, write):
             for _ in range(TRANSACTIONS):

@@ -5,7 +5,7 @@ SELECT eskit_lease.grant_consumer('shop');
 SELECT eskit_lease.grant_monitor('shop');
 
 CREATE TABLE order_events (
-    position  bigint PRIMARY KEY DEFAULT eskit_lease.next_position(),
+    position  bigint PRIMARY KEY DEFAULT eskit_lease.position_next(),
     customer  integer NOT NULL,
     cents     integer NOT NULL
 );

@@ -1,7 +1,7 @@
 -- What the examples work on: events of accounts, shared out over the 12 partitions of a group, and a ledger of what was applied.
 CREATE EXTENSION IF NOT EXISTS eskit_lease;
 CREATE TABLE events (
-    position   bigint PRIMARY KEY DEFAULT eskit_lease.next_position(),
+    position   bigint PRIMARY KEY DEFAULT eskit_lease.position_next(),
     partition  integer NOT NULL GENERATED ALWAYS AS (eskit_lease.partition_for(account, 12)) STORED,
     account    text NOT NULL,
     cents      bigint NOT NULL

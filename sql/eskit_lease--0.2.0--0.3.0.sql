@@ -13,7 +13,27 @@ FROM (SELECT 'FUNCTION' AS kind, p.oid, p.proname AS name, p.proacl::text AS acl
       LEFT JOIN pg_init_privs AS i ON i.objoid = c.oid AND i.classoid = 'pg_class'::regclass AND i.objsubid = 0
       WHERE c.relnamespace = 'eskit_lease'::regnamespace AND c.relkind IN ('r', 'v', 'S')) AS o;
 
--- cursor_commit has another argument. DROP FUNCTION is refused while an object of the user's depends on it, and names that object.
+-- Functions with other arguments are dropped, and made anew. That takes no object of the user's with it.
+DO $$
+DECLARE
+    dependents text;
+BEGIN
+    SELECT string_agg(DISTINCT format('%s depends on function eskit_lease.%s',
+               CASE WHEN r.oid IS NULL THEN pg_describe_object(d.classid, d.objid, d.objsubid) ELSE pg_describe_object('pg_class'::regclass, r.ev_class, 0) END,
+               p.proname), E'\n')
+    INTO dependents
+    FROM pg_depend AS d
+    JOIN pg_proc AS p ON p.oid = d.refobjid
+    LEFT JOIN pg_rewrite AS r ON d.classid = 'pg_rewrite'::regclass AND r.oid = d.objid
+    WHERE d.refclassid = 'pg_proc'::regclass AND d.deptype IN ('n', 'a') AND p.pronamespace = 'eskit_lease'::regnamespace
+      AND p.proname IN ('cursor_commit', 'partition_assign', 'semaphore_drop', 'group_drop', 'queue_drop', 'bridge_drop');
+    IF dependents IS NOT NULL THEN
+        RAISE 'cannot update eskit_lease because other objects depend on functions that have other arguments from 0.3.0 on' USING
+            ERRCODE = 'dependent_objects_still_exist', DETAIL = dependents, HINT = 'Drop these objects, update, and make them anew.';
+    END IF;
+END $$;
+
+-- cursor_commit has another argument.
 DROP FUNCTION eskit_lease.cursor_commit(text, integer, bigint, bigint);
 CREATE FUNCTION eskit_lease.cursor_commit(group_name text, partition integer, "position" bigint, fence bigint, expected bigint DEFAULT NULL) RETURNS boolean LANGUAGE c AS 'MODULE_PATHNAME', 'cursor_commit_from_wrapper';
 COMMENT ON FUNCTION eskit_lease.cursor_commit(text, integer, bigint, bigint, bigint) IS
@@ -222,7 +242,7 @@ COMMENT ON COLUMN eskit_lease.group_partitions.target IS 'The consumer that it i
 COMMENT ON COLUMN eskit_lease.group_partitions.revoke_in IS 'The owner''s time left to release it; NULL for a draining one, which has no limit.';
 COMMENT ON VIEW eskit_lease.group_lag IS 'Progress and lag of each group in each partition.';
 COMMENT ON COLUMN eskit_lease.group_lag.position IS 'The cursor: all positions up to it are done.';
-COMMENT ON COLUMN eskit_lease.group_lag.head IS 'The newest position reported by cursor_head(); NULL without a report.';
+COMMENT ON COLUMN eskit_lease.group_lag.head IS 'The newest position reported by cursor_report_head(); NULL without a report.';
 COMMENT ON COLUMN eskit_lease.group_lag.acked_ahead IS 'Acknowledged positions beyond the cursor.';
 COMMENT ON COLUMN eskit_lease.group_lag.fence IS 'The fence of the cursor''s last commit.';
 COMMENT ON COLUMN eskit_lease.group_lag.committed_at IS 'When that was.';
@@ -238,7 +258,7 @@ COMMENT ON COLUMN eskit_lease.executions.resolved_by IS 'The role that resolved 
 COMMENT ON COLUMN eskit_lease.fenced_tables.resource IS 'The resource that writers must hold; NULL if another trigger has replaced the one that checks it.';
 COMMENT ON COLUMN eskit_lease.fenced_tables.partition_column IS 'The column with each row''s partition, if the partitions of a group fence it one by one.';
 COMMENT ON COLUMN eskit_lease.fenced_tables.checks_each IS 'Whether it is checked after each statement or each row.';
-COMMENT ON COLUMN eskit_lease.fenced_tables.complete IS 'False if fence_table() must be called again: a trigger was disabled, dropped or replaced, the table was attached to another, or has a partition without a fence for TRUNCATE. False too in inheritance, where it cannot be held.';
+COMMENT ON COLUMN eskit_lease.fenced_tables.complete IS 'False if table_fence() must be called again: a trigger was disabled, dropped or replaced, the table was attached to another, or has a partition without a fence for TRUNCATE. False too in inheritance, where it cannot be held.';
 COMMENT ON VIEW eskit_lease.blockers IS 'Open transactions that keep leases from changing hands, or keep a group, a semaphore, a bridge or a session as it is, by connection or prepared transaction.';
 COMMENT ON COLUMN eskit_lease.blockers.doing IS 'fenced, fenced by the session, releasing, granting to the session, ending the session; changing: the transaction has the lease''s row to acquire it, release it (also with grace), or take it back; changing the group, the semaphore, the bridge, or the session (to drain or to end it).';
 COMMENT ON COLUMN eskit_lease.blockers.resource IS 'The resource, if it is one.';
@@ -307,27 +327,63 @@ COMMENT ON COLUMN eskit_lease.group_partitions.session IS 'The owner''s session;
 COMMENT ON COLUMN eskit_lease.executions.session IS 'Its session; NULL as in the view sessions.';
 COMMENT ON COLUMN eskit_lease.items.session IS 'The claimer''s session; NULL as in the view sessions.';
 
+-- One grammar, noun_verb. What has another name is renamed, so that the users' defaults, views and triggers, which know a function by its oid, go on
+-- as they are. The former names stay, as functions that warn.
+ALTER FUNCTION eskit_lease.fence_table(regclass, text, text) RENAME TO table_fence;
+ALTER FUNCTION eskit_lease.cursor_head(text, integer, bigint) RENAME TO cursor_report_head;
+ALTER FUNCTION eskit_lease.next_position() RENAME TO position_next;
+CREATE FUNCTION eskit_lease.fence_table(target regclass, resource text, partition_column text DEFAULT NULL) RETURNS boolean LANGUAGE c AS 'MODULE_PATHNAME', 'former_fence_table_wrapper';
+CREATE FUNCTION eskit_lease.cursor_head(group_name text, partition integer, "position" bigint) RETURNS boolean LANGUAGE c AS 'MODULE_PATHNAME', 'former_cursor_head_wrapper';
+CREATE FUNCTION eskit_lease.next_position() RETURNS bigint STRICT LANGUAGE c AS 'MODULE_PATHNAME', 'former_next_position_wrapper';
+CREATE OR REPLACE FUNCTION eskit_lease.unfence_table(target regclass) RETURNS boolean LANGUAGE c AS 'MODULE_PATHNAME', 'former_unfence_table_wrapper';
+COMMENT ON FUNCTION eskit_lease.next_position() IS 'Deprecated: the former name of position_next().';
+COMMENT ON FUNCTION eskit_lease.cursor_head(text, integer, bigint) IS 'Deprecated: the former name of cursor_report_head().';
+COMMENT ON FUNCTION eskit_lease.fence_table(regclass, text, text) IS 'Deprecated: the former name of table_fence().';
+COMMENT ON FUNCTION eskit_lease.unfence_table(regclass) IS 'Deprecated: the former name of table_unfence(.., missing_ok => true).';
+COMMENT ON FUNCTION eskit_lease.position_next() IS
+'A position for a row, as the default of a column: position bigint PRIMARY KEY DEFAULT eskit_lease.position_next(). Greater than all positions of transactions with lower ids, and of the same transaction before; to be written by the transaction that draws it. At most 1048576 in one transaction (54000).';
+COMMENT ON FUNCTION eskit_lease.require_fence() IS
+'The trigger function of fenced tables; made by table_fence().';
+
+-- What drops says by 42704 that there is nothing of that name, or with missing_ok by false.
+DROP FUNCTION eskit_lease.semaphore_drop(text);
+DROP FUNCTION eskit_lease.group_drop(text);
+DROP FUNCTION eskit_lease.queue_drop(text, boolean);
+DROP FUNCTION eskit_lease.bridge_drop(text);
+CREATE FUNCTION eskit_lease.semaphore_drop(name text, missing_ok boolean DEFAULT false) RETURNS boolean LANGUAGE c AS 'MODULE_PATHNAME', 'semaphore_drop_if_wrapper';
+CREATE FUNCTION eskit_lease.group_drop(group_name text, missing_ok boolean DEFAULT false) RETURNS boolean LANGUAGE c AS 'MODULE_PATHNAME', 'group_drop_if_wrapper';
+CREATE FUNCTION eskit_lease.queue_drop(queue text, items boolean DEFAULT false, missing_ok boolean DEFAULT false) RETURNS boolean LANGUAGE c AS 'MODULE_PATHNAME', 'queue_drop_if_wrapper';
+CREATE FUNCTION eskit_lease.bridge_drop(resource text, missing_ok boolean DEFAULT false) RETURNS boolean LANGUAGE c AS 'MODULE_PATHNAME', 'bridge_drop_if_wrapper';
+CREATE FUNCTION eskit_lease.table_unfence(target regclass, missing_ok boolean DEFAULT false) RETURNS boolean LANGUAGE c AS 'MODULE_PATHNAME', 'table_unfence_wrapper';
+COMMENT ON FUNCTION eskit_lease.semaphore_drop(text, boolean) IS
+'Drops a semaphore that is neither held nor waited for. Raises 55006 otherwise, 42704 where there is none (with missing_ok it answers false), 42809, 42501, 55P03 (another transaction is changing it).';
+COMMENT ON FUNCTION eskit_lease.group_drop(text, boolean) IS
+'Drops a group without living members, and its cursors. Raises 55006 otherwise, 42704 where there is none (with missing_ok it answers false), 42809, 42501, 55P03 (another transaction is changing it, or its membership).';
+COMMENT ON FUNCTION eskit_lease.queue_drop(text, boolean, boolean) IS
+'Drops a queue; with items, also its items, dead ones too. Raises 55006 if it has items otherwise, 55P03 while one of them is in the hands of an open transaction, 42704 where there is no such queue (with missing_ok it answers false), 42501.';
+COMMENT ON FUNCTION eskit_lease.bridge_drop(text, boolean) IS
+'Drops a bridge that is neither held nor waited for; its name is one like any other then. A row it leads to is free within 30 seconds. Raises 55006 otherwise, 42704 where there is none (with missing_ok it answers false), 42809, 42501, 55P03 (another transaction is changing it). For administrators.';
+COMMENT ON FUNCTION eskit_lease.table_unfence(regclass, boolean) IS
+'Removes the fence: roles write the table again by their privileges alone. For the table''s owner. Raises 42704 for a table that is not fenced; with missing_ok it answers false. Raises 42501, 22004.';
+-- That is the surface.
+
 -- The functions name who does what.
+COMMENT ON FUNCTION eskit_lease.item_fail(bigint, bigint, text, interval) IS
+'An item has failed, with an error (8192 bytes of it are kept). True: it will be tried again after retry_in, NULL for the backoff of its queue. False: that was its last attempt, and it is dead now. For one item, as each has its own error. Raises as item_done.';
+COMMENT ON FUNCTION eskit_lease.lease_release_many(text[], uuid) IS
+'Releases what the session holds of up to 100000 resources: a row for each distinct resource. By the session, and not by fences: it gives up whatever it has of them, as at the end of its work. lease_release gives up one grant, which its fence names.';
 COMMENT ON FUNCTION eskit_lease.fence_check(text, bigint) IS
 'Asserts that the lease is held under this fence, to the end of the transaction: no other session gets it before. Call it in each transaction that writes, as a statement of its own before the data to write is read: inside a function, the statement around that may have an older snapshot. Raises LF001 when the fence is no longer valid, 55P03 while the lease is changing hands, when a partition was to be released by now, or when the lock or the row of a bridge is not to be had, 40001 when it was granted after what this transaction reads, 42501 for another role''s lease.';
-COMMENT ON FUNCTION eskit_lease.unfence_table(regclass) IS
-'Removes the fence: roles write the table again by their privileges alone. For the table''s owner. False if it was not fenced.';
 COMMENT ON FUNCTION eskit_lease.semaphore_resize(text, integer) IS
 'Changes the number of permits. One that shrinks takes effect as permits come back. Raises 42704, 42809 (a group), 42501 unless the caller made it, 55P03 (another transaction is changing it).';
-COMMENT ON FUNCTION eskit_lease.semaphore_drop(text) IS
-'Drops a semaphore that is neither held nor waited for. Raises 55006 otherwise, 42704, 42809, 42501, 55P03 (another transaction is changing it).';
 COMMENT ON FUNCTION eskit_lease.bridge_create(text, bigint) IS
 'Bridges a name to an advisory lock, for workers that hold pg_advisory_lock(lock_key) and workers that hold the lease to keep each other out. The worker gives the lease to the first in line while it has the lock in share mode; fence_check shares the lock to the end of the transaction, or raises 55P03. Whenever the worker has lost the lock and has it back the holder gets a new fence. Several names may have one lock. Raises 42710 for a name that is declared, held or waited for, 53400 (more than 250 bridges), 22023, 22004. For administrators.';
 COMMENT ON FUNCTION eskit_lease.bridge_create_row(text, regclass, text, text, text) IS
 'Bridges a name to a row by which workers lease, for those that own the row and those that hold the lease to keep each other out. An old worker owns the row of primary key key while owner_column (text or varchar) names it and until_column (timestamptz, or timestamp in UTC, with a warning) is not over. The worker gives the lease to the first in line while it owns the row as eskit_lease:resource:number; fence_check locks the row in share mode to the end of the transaction, or raises 55P03. When another has owned the row meanwhile the holder gets a new fence. For administrators, of a table of theirs that is plain. Raises 42501 (not theirs), 42809 (not plain), 42703, 42P01, P0002 (no such row), 22P02 and 22003 (no such key), 55000 (published without a replica identity), 42710 for a name that is declared, held or waited for and for a row that is bridged, 55P03 (the table is locked), 53400 (more than 250 bridges), 22023, 22004.';
-COMMENT ON FUNCTION eskit_lease.bridge_drop(text) IS
-'Drops a bridge that is neither held nor waited for; its name is one like any other then. A row it leads to is free within 30 seconds. False if there is nothing of that name. Raises 55006 otherwise, 42809, 42501, 55P03 (another transaction is changing it). For administrators.';
 COMMENT ON FUNCTION eskit_lease.group_alter(text, text, interval, interval) IS
 'Changes settings of a group; NULL, the default, keeps one. Raises 42704, 42809, 42501 unless the caller made it, 22023, 55P03 (another transaction is changing it).';
 COMMENT ON FUNCTION eskit_lease.group_resize(text, integer, boolean) IS
 'Changes the number of partitions, and so which key belongs where. Raises 55006 while any partition is owned; with drain, all owners are asked to release theirs first, within the rebalance_timeout. Every cursor then begins at the least position that any had: nothing is skipped, some may be seen again. The present number calls a resize off that is being drained for. True once it is done, false while it is being drained. Raises 42704, 42809, 42501, 22023, 55P03 (another transaction is changing it, or its membership).';
-COMMENT ON FUNCTION eskit_lease.group_drop(text) IS
-'Drops a group without living members, and its cursors. Raises 55006 otherwise, 42704, 42809, 42501, 55P03 (another transaction is changing it, or its membership).';
 COMMENT ON FUNCTION eskit_lease.group_join(text, uuid) IS
 'Makes the session a member of the group, once; counts as its heartbeat. Partitions come by and by, as others release them: see group_assignment. Returns the generation. Raises 55000 for a session that has ended or drains, 42704, 42809, 42501, 55P03 (another transaction is changing or dropping the group).';
 COMMENT ON FUNCTION eskit_lease.group_leave(text, uuid) IS
@@ -341,7 +397,7 @@ COMMENT ON FUNCTION eskit_lease.execution_begin(text, uuid, boolean) IS
 COMMENT ON FUNCTION eskit_lease.position_raise(bigint) IS
 'Has all positions to come be above this one (0 to 4611686018427387903), at once, whatever becomes of this transaction. For rows that came with greater positions: copied from elsewhere, or from before the extension was dropped and made again. Waits for no transaction; the horizon stands below all that transactions open now have drawn until they have ended. False if all to come are above it anyhow. Goes to the server log. Raises 22023, 22004, 25006, 53400, 55000. For administrators.';
 COMMENT ON FUNCTION eskit_lease.grant_consumer(regrole) IS 'Lets a role open sessions, use leases, locks and fences, make and use semaphores and groups, move cursors, draw and read positions, run what is run once, make queues and work off their items, and fence tables of its own. For roles that may grant that.';
-COMMENT ON FUNCTION eskit_lease.grant_monitor(regrole) IS 'Lets a role read the views and stats(), report heads with cursor_head(), and call position_horizon(). For roles that may grant that.';
+COMMENT ON FUNCTION eskit_lease.grant_monitor(regrole) IS 'Lets a role read the views and stats(), report heads with cursor_report_head(), and call position_horizon(). For roles that may grant that.';
 COMMENT ON FUNCTION eskit_lease.queue_alter(text, integer, interval) IS
 'Changes settings of a queue; NULL, the default, keeps one. Raises 42704, 42501 unless the caller made it, 22023, 55P03 (another transaction is changing it).';
 
@@ -376,8 +432,10 @@ BEGIN
           AND CASE made.name
               -- Readers of the view blockers call it from now on, and they are those who may call this one.
               WHEN '_open_transaction' THEN o.value ->> 'name' = '_standing'
-              -- It is there no more.
-              ELSE o.value ->> 'name' = made.name AND pg_describe_object(made.catalog, (o.value ->> 'oid')::oid, 0) IS NULL
+              WHEN 'table_unfence' THEN o.value ->> 'name' = 'unfence_table'
+              -- It is there no more, or has another name.
+              ELSE o.value ->> 'name' = made.name
+                  AND (made.name IN ('fence_table', 'cursor_head', 'next_position') OR pg_describe_object(made.catalog, (o.value ->> 'oid')::oid, 0) IS NULL)
           END;
         CONTINUE WHEN NOT FOUND;
         FOR given IN

@@ -1,6 +1,6 @@
 -- The functions are declared in src/; here is who may call them, and what each is for.
 
--- fence_table() makes triggers of this function; users' dumps name it.
+-- table_fence() makes triggers of this function; users' dumps name it.
 CREATE FUNCTION eskit_lease.require_fence() RETURNS trigger LANGUAGE c AS 'MODULE_PATHNAME', 'eskit_lease_require_fence';
 
 -- Nothing for PUBLIC but the key functions and the trigger's; grant_consumer() and grant_monitor() hand out the rest.
@@ -63,7 +63,7 @@ COMMENT ON FUNCTION eskit_lease.lease_renew(text, bigint) IS
 COMMENT ON FUNCTION eskit_lease.lease_release(text, bigint, interval) IS
 'Releases the lease and hands it to the first in line, with this transaction. Waits for the holder''s own fenced transactions, under lock_timeout. grace (0 to eskit_lease.max_ttl, default 0): without waiting, has the lease live on alone for that long, under the same fence; the holder may finish, acquire it back, or release it for good; then it lapses. False if it is not held under this fence. Raises 42809 for grace of a group''s partition.';
 COMMENT ON FUNCTION eskit_lease.lease_release_many(text[], uuid) IS
-'Releases what the session holds of up to 100000 resources: a row for each distinct resource.';
+'Releases what the session holds of up to 100000 resources: a row for each distinct resource. By the session, and not by fences: it gives up whatever it has of them, as at the end of its work. lease_release gives up one grant, which its fence names.';
 COMMENT ON FUNCTION eskit_lease.lease_cancel(text, uuid) IS
 'Gives up the place of the session in the queue of the resource. False if it had none.';
 COMMENT ON FUNCTION eskit_lease.lease_force_release(text, bigint, text) IS
@@ -74,32 +74,32 @@ COMMENT ON FUNCTION eskit_lease.lock_acquire(text, text, interval, uuid) IS
 'Asks for a lease without a session of one''s own, as ShedLock does: a private session of the owner lives for ttl and ends with the lease. Renew and release by name and fence. Asked again with the same role, owner and request: the same fence, renewed for the ttl that was given first. Reasons as for lease_acquire.';
 COMMENT ON FUNCTION eskit_lease.fence_check(text, bigint) IS
 'Asserts that the lease is held under this fence, to the end of the transaction: no other session gets it before. Call it in each transaction that writes, as a statement of its own before the data to write is read: inside a function, the statement around that may have an older snapshot. Raises LF001 when the fence is no longer valid, 55P03 while the lease is changing hands, when a partition was to be released by now, or when the lock or the row of a bridge is not to be had, 40001 when it was granted after what this transaction reads, 42501 for another role''s lease.';
-COMMENT ON FUNCTION eskit_lease.fence_table(regclass, text, text) IS
+COMMENT ON FUNCTION eskit_lease.table_fence(regclass, text, text) IS
 'From now on the table is written only in transactions that have passed fence_check, cursor_commit or cursor_ack for the resource (of a semaphore or group: for any slot). partition_column: an integer column; the resource is a group, and each row is written under the pass for its partition; TRUNCATE is refused. For the table''s owner. True if anything changed. Raises 42501, 42710 (fenced by another resource), 42809 (no table, or one in inheritance), 42703 and 42804 (column), 42704, 22023, 22004. Other writes raise LF002.';
-COMMENT ON FUNCTION eskit_lease.unfence_table(regclass) IS
-'Removes the fence: roles write the table again by their privileges alone. For the table''s owner. False if it was not fenced.';
+COMMENT ON FUNCTION eskit_lease.table_unfence(regclass, boolean) IS
+'Removes the fence: roles write the table again by their privileges alone. For the table''s owner. Raises 42704 for a table that is not fenced; with missing_ok it answers false. Raises 42501, 22004.';
 COMMENT ON FUNCTION eskit_lease.require_fence() IS
-'The trigger function of fenced tables; made by fence_table().';
+'The trigger function of fenced tables; made by table_fence().';
 COMMENT ON FUNCTION eskit_lease.semaphore_create(text, integer) IS
 'Makes a semaphore: up to permits (1 to 32768) sessions hold the name at a time, one permit each, by lease_acquire. Raises 42710 for a name that is declared, held or waited for, 22023, 22004.';
 COMMENT ON FUNCTION eskit_lease.semaphore_resize(text, integer) IS
 'Changes the number of permits. One that shrinks takes effect as permits come back. Raises 42704, 42809 (a group), 42501 unless the caller made it, 55P03 (another transaction is changing it).';
-COMMENT ON FUNCTION eskit_lease.semaphore_drop(text) IS
-'Drops a semaphore that is neither held nor waited for. Raises 55006 otherwise, 42704, 42809, 42501, 55P03 (another transaction is changing it).';
+COMMENT ON FUNCTION eskit_lease.semaphore_drop(text, boolean) IS
+'Drops a semaphore that is neither held nor waited for. Raises 55006 otherwise, 42704 where there is none (with missing_ok it answers false), 42809, 42501, 55P03 (another transaction is changing it).';
 COMMENT ON FUNCTION eskit_lease.bridge_create(text, bigint) IS
 'Bridges a name to an advisory lock, for workers that hold pg_advisory_lock(lock_key) and workers that hold the lease to keep each other out. The worker gives the lease to the first in line while it has the lock in share mode; fence_check shares the lock to the end of the transaction, or raises 55P03. Whenever the worker has lost the lock and has it back the holder gets a new fence. Several names may have one lock. Raises 42710 for a name that is declared, held or waited for, 53400 (more than 250 bridges), 22023, 22004. For administrators.';
 COMMENT ON FUNCTION eskit_lease.bridge_create_row(text, regclass, text, text, text) IS
 'Bridges a name to a row by which workers lease, for those that own the row and those that hold the lease to keep each other out. An old worker owns the row of primary key key while owner_column (text or varchar) names it and until_column (timestamptz, or timestamp in UTC, with a warning) is not over. The worker gives the lease to the first in line while it owns the row as eskit_lease:resource:number; fence_check locks the row in share mode to the end of the transaction, or raises 55P03. When another has owned the row meanwhile the holder gets a new fence. For administrators, of a table of theirs that is plain. Raises 42501 (not theirs), 42809 (not plain), 42703, 42P01, P0002 (no such row), 22P02 and 22003 (no such key), 55000 (published without a replica identity), 42710 for a name that is declared, held or waited for and for a row that is bridged, 55P03 (the table is locked), 53400 (more than 250 bridges), 22023, 22004.';
-COMMENT ON FUNCTION eskit_lease.bridge_drop(text) IS
-'Drops a bridge that is neither held nor waited for; its name is one like any other then. A row it leads to is free within 30 seconds. False if there is nothing of that name. Raises 55006 otherwise, 42809, 42501, 55P03 (another transaction is changing it). For administrators.';
+COMMENT ON FUNCTION eskit_lease.bridge_drop(text, boolean) IS
+'Drops a bridge that is neither held nor waited for; its name is one like any other then. A row it leads to is free within 30 seconds. Raises 55006 otherwise, 42704 where there is none (with missing_ok it answers false), 42809, 42501, 55P03 (another transaction is changing it). For administrators.';
 COMMENT ON FUNCTION eskit_lease.group_create(text, integer, text, interval, interval) IS
 'Makes a consumer group with partitions 0 to partitions - 1 (1 to 32768 of them). assignor: sticky (default; balanced with the fewest moves) or range (neighbours together). rebalance_timeout: how long an owner has to release a partition that goes to another. settle_delay: how long newcomers are gathered for one rebalance. Intervals are 0 to 1 day. Raises 42710 for a name that is declared, held or waited for, 22023, 22004.';
 COMMENT ON FUNCTION eskit_lease.group_alter(text, text, interval, interval) IS
 'Changes settings of a group; NULL, the default, keeps one. Raises 42704, 42809, 42501 unless the caller made it, 22023, 55P03 (another transaction is changing it).';
 COMMENT ON FUNCTION eskit_lease.group_resize(text, integer, boolean) IS
 'Changes the number of partitions, and so which key belongs where. Raises 55006 while any partition is owned; with drain, all owners are asked to release theirs first, within the rebalance_timeout. Every cursor then begins at the least position that any had: nothing is skipped, some may be seen again. The present number calls a resize off that is being drained for. True once it is done, false while it is being drained. Raises 42704, 42809, 42501, 22023, 55P03 (another transaction is changing it, or its membership).';
-COMMENT ON FUNCTION eskit_lease.group_drop(text) IS
-'Drops a group without living members, and its cursors. Raises 55006 otherwise, 42704, 42809, 42501, 55P03 (another transaction is changing it, or its membership).';
+COMMENT ON FUNCTION eskit_lease.group_drop(text, boolean) IS
+'Drops a group without living members, and its cursors. Raises 55006 otherwise, 42704 where there is none (with missing_ok it answers false), 42809, 42501, 55P03 (another transaction is changing it, or its membership).';
 COMMENT ON FUNCTION eskit_lease.group_join(text, uuid) IS
 'Makes the session a member of the group, once; counts as its heartbeat. Partitions come by and by, as others release them: see group_assignment. Returns the generation. Raises 55000 for a session that has ended or drains, 42704, 42809, 42501, 55P03 (another transaction is changing or dropping the group).';
 COMMENT ON FUNCTION eskit_lease.group_leave(text, uuid) IS
@@ -116,7 +116,7 @@ COMMENT ON FUNCTION eskit_lease.cursor_ack(text, integer, bigint, bigint) IS
 'Acknowledges one position, in any order, with this transaction and under the fence. Returns the cursor: the end of the contiguous part. Raises as cursor_commit, and 53400 beyond 1000 separate ranges.';
 COMMENT ON FUNCTION eskit_lease.cursor_position(text, integer) IS
 'How far the group has come in a partition: all up to this position is done; 0 when nothing is.';
-COMMENT ON FUNCTION eskit_lease.cursor_head(text, integer, bigint) IS
+COMMENT ON FUNCTION eskit_lease.cursor_report_head(text, integer, bigint) IS
 'Reports the newest position of a partition, for the view group_lag; for producers and monitors. Never waits: false if a newer one is known, or another report is just being committed.';
 COMMENT ON FUNCTION eskit_lease.execution_begin(text, uuid, boolean) IS
 'Begins an attempt of a run-once key; counts as a heartbeat of the session. first: true for exactly one caller per attempt, whose fence is for execution_finish and execution_fail. state: running, done (with its result), failed, or in_doubt: the session that ran it has ended. Never waits: running, with nothing else, while another transaction has it in hand. The session that runs it is told its fence again. retry_in_doubt: once this attempt is in doubt, the next call begins another. Raises 40001 where another attempt would begin under REPEATABLE READ or SERIALIZABLE by a snapshot from before the last one ended, 55000 for a session that has ended or drains, 42501.';
@@ -126,8 +126,8 @@ COMMENT ON FUNCTION eskit_lease.execution_fail(text, bigint, text, boolean) IS
 'The attempt under this fence has failed, with this transaction. error: why; its first 8 KiB are kept. retry: the key is free for another attempt; otherwise it stays failed until execution_resolve. False if it was failed already under this fence. Raises as execution_finish.';
 COMMENT ON FUNCTION eskit_lease.execution_resolve(text, text, jsonb) IS
 'Decides on what is in doubt or failed. outcome: done (with a result, if there is one), failed, or retry: the key is free for another attempt. False if it is neither. Goes to the server log. Raises 42704, 55P03, 22023, 54000. For administrators.';
-COMMENT ON FUNCTION eskit_lease.next_position() IS
-'A position for a row, as the default of a column: position bigint PRIMARY KEY DEFAULT eskit_lease.next_position(). Greater than all positions of transactions with lower ids, and of the same transaction before; to be written by the transaction that draws it. At most 1048576 in one transaction (54000).';
+COMMENT ON FUNCTION eskit_lease.position_next() IS
+'A position for a row, as the default of a column: position bigint PRIMARY KEY DEFAULT eskit_lease.position_next(). Greater than all positions of transactions with lower ids, and of the same transaction before; to be written by the transaction that draws it. At most 1048576 in one transaction (54000).';
 COMMENT ON FUNCTION eskit_lease.position_horizon() IS
 'All positions below it are settled for what the calling statement reads: committed and visible, or never to be. So WHERE position > last AND position < eskit_lease.position_horizon() ORDER BY position skips nothing for ever. It lags behind the oldest open transaction that writes, of any database; see the view position_blockers. Works on a standby, and without preload. It may fall, after a crash or position_raise(): keep the last position read, never the horizon.';
 COMMENT ON FUNCTION eskit_lease.position_raise(bigint) IS
@@ -135,7 +135,7 @@ COMMENT ON FUNCTION eskit_lease.position_raise(bigint) IS
 COMMENT ON FUNCTION eskit_lease._open_transaction(xid) IS 'Internal: the open transaction that has a row in hand; under the view blockers.';
 COMMENT ON FUNCTION eskit_lease._revoke_in(bigint, bigint, integer) IS 'Internal: how long an owner has left to release a partition; under the views.';
 COMMENT ON FUNCTION eskit_lease.grant_consumer(regrole) IS 'Lets a role open sessions, use leases, locks and fences, make and use semaphores and groups, move cursors, draw and read positions, run what is run once, make queues and work off their items, and fence tables of its own. For roles that may grant that.';
-COMMENT ON FUNCTION eskit_lease.grant_monitor(regrole) IS 'Lets a role read the views and stats(), report heads with cursor_head(), and call position_horizon(). For roles that may grant that.';
+COMMENT ON FUNCTION eskit_lease.grant_monitor(regrole) IS 'Lets a role read the views and stats(), report heads with cursor_report_head(), and call position_horizon(). For roles that may grant that.';
 COMMENT ON FUNCTION eskit_lease.stats() IS 'Counters of this database since the second since (since 1970: the server''s start, or when the database got its place; they grow), and the numbers of living sessions, of resources that wait for the worker, and of waiting session_wait calls. slots_taken, slots_of_ended: slots of eskit_lease.max_sessions that are not free, in all databases, and those among them whose sessions have ended. confirmed_ms_ago: how long ago the last acknowledged confirmation was begun (see eskit_lease.confirm_interval), NULL before the first. databases_in_use: how many of the places of eskit_lease.max_databases are in use, by sessions, waiting calls, or work to do; a database that is not in use gives its place up for one that needs it, and counts anew when it has one again. unserved_ms: how long something has been due here while PostgreSQL has no process for the worker (see max_worker_processes) and no waiting session_wait call does it; 0 for not.';
 COMMENT ON FUNCTION eskit_lease._eligible(uuid, bigint, integer) IS 'Internal: whether a waiter may be granted to.';
 COMMENT ON FUNCTION eskit_lease._require_library(text) IS 'Internal: what an update begins with; refuses it where the library that runs is older than this version.';
@@ -144,8 +144,8 @@ COMMENT ON FUNCTION eskit_lease.queue_create(text, integer, interval, text, text
 'Makes a queue of work items (1 to 255 bytes; queues have a name space of their own). max_attempts (1 to 1000000): how often an item is claimed before it is dead. retry_backoff (0 to 1 day): how long after the first failure it is tried again; twice as long after each further one, up to 1 hour. ordering: none, about in the order of adding; key, the items of a key one at a time and in order, the next one when the one before is done or dead; fifo, so all items of a partition. group_name: a session then claims only items of the partitions that it owns there. Raises 42710, 42704 (group), 42809, 22023, 22004.';
 COMMENT ON FUNCTION eskit_lease.queue_alter(text, integer, interval) IS
 'Changes settings of a queue; NULL, the default, keeps one. Raises 42704, 42501 unless the caller made it, 22023, 55P03 (another transaction is changing it).';
-COMMENT ON FUNCTION eskit_lease.queue_drop(text, boolean) IS
-'Drops a queue; with items, also its items, dead ones too. Raises 55006 if it has items otherwise, 55P03 while one of them is in the hands of an open transaction, 42704, 42501.';
+COMMENT ON FUNCTION eskit_lease.queue_drop(text, boolean, boolean) IS
+'Drops a queue; with items, also its items, dead ones too. Raises 55006 if it has items otherwise, 55P03 while one of them is in the hands of an open transaction, 42704 where there is no such queue (with missing_ok it answers false), 42501.';
 COMMENT ON FUNCTION eskit_lease.item_add(text, jsonb, text, timestamptz) IS
 'Adds an item to a queue, with this transaction, and returns its id. payload: up to 1 MiB, and 16 MiB as text. key (1 to 255 bytes): decides the partition in a queue that is bound to a group, and what is given one at a time where the ordering is key. run_at: not to be claimed before. Raises 42704, 22004, 22023, 54000 (payload too large), 55P03 (the queue is just being dropped, or its group resized).';
 COMMENT ON FUNCTION eskit_lease.item_add_many(text, jsonb[], text[], timestamptz) IS
@@ -155,11 +155,15 @@ COMMENT ON FUNCTION eskit_lease.item_claim(text, uuid, integer) IS
 COMMENT ON FUNCTION eskit_lease.item_done(bigint[], bigint) IS
 'Items are done, with this transaction: to be called in the one that writes the result. All or nothing: raises LF001 if any of them is no longer claimed under this fence, or the session of the claim has ended; 55P03 if one of them is in the hands of another transaction. An id given twice counts once. Returns how many.';
 COMMENT ON FUNCTION eskit_lease.item_fail(bigint, bigint, text, interval) IS
-'An item has failed, with an error (8192 bytes of it are kept). True: it will be tried again after retry_in, NULL for the backoff of its queue. False: that was its last attempt, and it is dead now. Raises as item_done.';
+'An item has failed, with an error (8192 bytes of it are kept). True: it will be tried again after retry_in, NULL for the backoff of its queue. False: that was its last attempt, and it is dead now. For one item, as each has its own error. Raises as item_done.';
 COMMENT ON FUNCTION eskit_lease.item_unclaim(bigint[], bigint) IS
 'Gives items back, to their places; the attempt does not count. Raises as item_done. Returns how many.';
 COMMENT ON FUNCTION eskit_lease.item_requeue(bigint) IS
 'Makes a dead item ready again, as the newest of its queue and with all its attempts. For the owner of the queue. Raises 42704, 42501, 55P03.';
+COMMENT ON FUNCTION eskit_lease.next_position() IS 'Deprecated: the former name of position_next().';
+COMMENT ON FUNCTION eskit_lease.cursor_head(text, integer, bigint) IS 'Deprecated: the former name of cursor_report_head().';
+COMMENT ON FUNCTION eskit_lease.fence_table(regclass, text, text) IS 'Deprecated: the former name of table_fence().';
+COMMENT ON FUNCTION eskit_lease.unfence_table(regclass) IS 'Deprecated: the former name of table_unfence(.., missing_ok => true).';
 
 -- Takes back what ALTER DEFAULT PRIVILEGES has given on these objects: no role may write these tables, and a role that
 -- reads them has the handles of all sessions.

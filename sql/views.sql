@@ -270,7 +270,7 @@ COMMENT ON VIEW eskit_lease.group_lag IS 'Progress and lag of each group in each
 COMMENT ON COLUMN eskit_lease.group_lag.group_name IS 'The group.';
 COMMENT ON COLUMN eskit_lease.group_lag.partition IS 'The partition, from 0.';
 COMMENT ON COLUMN eskit_lease.group_lag.position IS 'The cursor: all positions up to it are done.';
-COMMENT ON COLUMN eskit_lease.group_lag.head IS 'The newest position reported by cursor_head(); NULL without a report.';
+COMMENT ON COLUMN eskit_lease.group_lag.head IS 'The newest position reported by cursor_report_head(); NULL without a report.';
 COMMENT ON COLUMN eskit_lease.group_lag.lag IS 'Positions between the two; NULL without a report.';
 COMMENT ON COLUMN eskit_lease.group_lag.acked_ahead IS 'Acknowledged positions beyond the cursor.';
 COMMENT ON COLUMN eskit_lease.group_lag.fence IS 'The fence of the cursor''s last commit.';
@@ -314,7 +314,7 @@ COMMENT ON COLUMN eskit_lease.executions.retry_in_doubt IS 'Whether another atte
 COMMENT ON COLUMN eskit_lease.executions.resolved_by IS 'The role that resolved it, if any.';
 COMMENT ON COLUMN eskit_lease.executions.resolved_at IS 'When.';
 
-CREATE VIEW eskit_lease.fenced_tables AS -- what fence_table() makes is its triggers, and no row
+CREATE VIEW eskit_lease.fenced_tables AS -- what table_fence() makes is its triggers, and no row
 SELECT t.tgrelid::regclass AS table_name,
        convert_from(substring(a.args FOR position(decode('00', 'hex') IN a.args || decode('00', 'hex')) - 1), getdatabaseencoding()) AS resource,
        CASE WHEN t.tgnargs > 1 THEN convert_from(substring(a.args FROM position(decode('00', 'hex') IN a.args) + 1), getdatabaseencoding())
@@ -350,7 +350,7 @@ COMMENT ON COLUMN eskit_lease.fenced_tables.table_name IS 'The table.';
 COMMENT ON COLUMN eskit_lease.fenced_tables.resource IS 'The resource that writers must hold; NULL if another trigger has replaced the one that checks it.';
 COMMENT ON COLUMN eskit_lease.fenced_tables.partition_column IS 'The column with each row''s partition, if the partitions of a group fence it one by one.';
 COMMENT ON COLUMN eskit_lease.fenced_tables.checks_each IS 'Whether it is checked after each statement or each row.';
-COMMENT ON COLUMN eskit_lease.fenced_tables.complete IS 'False if fence_table() must be called again: a trigger was disabled, dropped or replaced, the table was attached to another, or has a partition without a fence for TRUNCATE. False too in inheritance, where it cannot be held.';
+COMMENT ON COLUMN eskit_lease.fenced_tables.complete IS 'False if table_fence() must be called again: a trigger was disabled, dropped or replaced, the table was attached to another, or has a partition without a fence for TRUNCATE. False too in inheritance, where it cannot be held.';
 
 CREATE VIEW eskit_lease.blockers AS -- lock classes as in src/pg/guard.rs
 SELECT CASE k.objsubid

@@ -60,7 +60,7 @@ class Estate:
         call(conn, "group_create", "g", 4, "range")
         call(conn, "queue_create", "q")
         call(conn, "queue_create", "mortal", 1, "1 s", "key")
-        assert call(conn, "fence_table", "ledger", "r")
+        assert call(conn, "table_fence", "ledger", "r")
 
     def work(self, conn):
         self.write(conn, "before")

@@ -26,7 +26,7 @@ class Night:
         self.leader.release("let go")
         self.share(), self.queue()
         self.conn.execute("CREATE TABLE ledger (what text)")
-        call(self.conn, "fence_table", "ledger", "sub:orders")
+        call(self.conn, "table_fence", "ledger", "sub:orders")
         self.conn.execute("ALTER TABLE ledger DISABLE TRIGGER ALL")
         self.open = connect(autocommit=False)
         self.open.execute("SELECT eskit_lease.fence_check('sub:orders', %s), txid_current()", (self.leader.fences["sub:orders"],))
@@ -37,7 +37,7 @@ class Night:
         wait_until(lambda: len(self.leader.join("payments").assignment("payments")) == 4)
         for partition in self.leader.assignment("payments"):
             call(self.conn, "cursor_commit", "payments", partition.partition, 10, partition.fence)
-            call(self.conn, "cursor_head", "payments", partition.partition, 100)
+            call(self.conn, "cursor_report_head", "payments", partition.partition, 100)
         self.second.join("payments")
         revoking = "SELECT FROM eskit_lease.group_partitions WHERE state = 'revoking'"
         wait_until(lambda: self.conn.execute(revoking).rowcount)

@@ -32,6 +32,7 @@ CALLS = {
     "cursor_commit": lambda s: ("g", s.partition, 5, s.partition_fence),
     "cursor_head": lambda s: ("g", s.partition, 9),
     "cursor_position": lambda s: ("g", s.partition),
+    "cursor_report_head": lambda s: ("g", s.partition, 9),
     "execution_begin": lambda s: (s.fresh, s.me.id),
     "execution_fail": lambda s: (s.running, s.attempt, "error"),
     "execution_finish": lambda s: (s.running, s.attempt, "1"),
@@ -71,6 +72,7 @@ CALLS = {
     "partition_for": lambda s: ("x", 3),
     "partition_of_uuid": lambda s: (s.me.id, 3),
     "position_horizon": lambda s: (),
+    "position_next": lambda s: (),
     "position_raise": lambda s: (1,),
     "queue_alter": lambda s: ("q", 3),
     "queue_create": lambda s: (s.fresh,),
@@ -86,6 +88,8 @@ CALLS = {
     "session_sweep": lambda s: (),
     "session_wait": lambda s: (s.me.id, s.me.heartbeat().revision, "20 ms"),
     "stats": lambda s: (),
+    "table_fence": lambda s: ("plain", "held"),
+    "table_unfence": lambda s: ("fenced",),
     "unfence_table": lambda s: ("fenced",),
 }  # fmt: skip
 
@@ -106,7 +110,7 @@ AGAIN = """
     SELECT eskit_lease.bridge_drop(resource) FROM eskit_lease.bridges WHERE resource LIKE 'fresh %'; -- there may be so many
     SELECT eskit_lease.bridge_create('spare bridge', 7) WHERE NOT EXISTS (SELECT FROM eskit_lease.bridges WHERE resource = 'spare bridge');
     SELECT eskit_lease.queue_create('spare queue') WHERE NOT EXISTS (SELECT FROM eskit_lease.queues WHERE queue = 'spare queue');
-    SELECT eskit_lease.unfence_table('plain'), eskit_lease.fence_table('fenced', 'held')"""
+    SELECT eskit_lease.table_unfence('plain', true), eskit_lease.table_fence('fenced', 'held')"""
 
 
 class Stage:

@@ -225,7 +225,7 @@ def test_positions_are_raised_within_limits(connect, above):
     conn = connect()
     if above is not None and 0 <= above < 2**62:
         call(conn, "position_raise", above)
-        assert call(conn, "next_position") > above
+        assert call(conn, "position_next") > above
     else:
         assert refused(call, conn, "position_raise", above).sqlstate == ("22004" if above is None else "22023")
 

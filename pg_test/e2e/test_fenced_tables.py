@@ -29,7 +29,7 @@ def write(conn, i, fence=None, resource="r"):
 
 def table(conn, resource="r", column=None):
     conn.execute("CREATE TABLE work (i int, p int)")
-    assert call(conn, "fence_table", "work", resource, column)
+    assert call(conn, "table_fence", "work", resource, column)
 
 
 def rows(conn):
@@ -129,7 +129,7 @@ def test_dump_and_restore(server, db, connect, tmp_path):
     table(conn)
     conn.execute("CREATE TABLE parts (i int, p int) PARTITION BY LIST (p); CREATE TABLE parts_0 PARTITION OF parts FOR VALUES IN (0)")
     call(conn, "group_create", "g", 2)
-    assert call(conn, "fence_table", "parts", "g", "p")
+    assert call(conn, "table_fence", "parts", "g", "p")
     assert write(conn, 1, fence) == "ok"
     fenced = "SELECT table_name::text, resource, partition_column, checks_each, complete FROM eskit_lease.fenced_tables ORDER BY 1"
     before = conn.execute(fenced).fetchall()
@@ -156,7 +156,7 @@ def test_half_a_trigger(connect):
     conn = connect()
     conn.execute("CREATE TABLE work (i int, p int)")
     call(conn, "group_create", "g", 2)
-    assert call(conn, "fence_table", "work", "g", "p")
+    assert call(conn, "table_fence", "work", "g", "p")
     complete = "SELECT complete FROM eskit_lease.fenced_tables"
     by = "EXECUTE FUNCTION eskit_lease.require_fence('g', 'p')"
     for events, written in (("INSERT", "INSERT INTO work VALUES (1, 0)"), ("INSERT OR DELETE", "DELETE FROM work")):
@@ -164,7 +164,7 @@ def test_half_a_trigger(connect):
         conn.execute("ALTER TABLE work ENABLE ALWAYS TRIGGER eskit_lease_fence")
         assert state(conn, written) == "39P01"
         assert conn.execute(complete).fetchall() == [(False,)]
-        assert call(conn, "fence_table", "work", "g", "p")
+        assert call(conn, "table_fence", "work", "g", "p")
         assert conn.execute(complete).fetchall() == [(True,)]
     conn.execute("DROP TRIGGER eskit_lease_fence ON work")
     assert conn.execute(complete).fetchall() == [(False,)]
@@ -185,9 +185,9 @@ def test_without_shared_memory():
             with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState) as refused:
                 conn.execute("INSERT INTO work VALUES (2)")
             assert "shared_preload_libraries" in refused.value.diag.message_hint
-            assert state(conn, "SELECT eskit_lease.fence_table('work', 'r')") == "55000"
+            assert state(conn, "SELECT eskit_lease.table_fence('work', 'r')") == "55000"
             assert conn.execute("SELECT resource FROM eskit_lease.fenced_tables").fetchall() == [("r",)]
-            assert call(conn, "unfence_table", "work")
+            assert call(conn, "table_unfence", "work")
             assert write(conn, 2) == "ok"
     finally:
         server.stop()
@@ -213,7 +213,7 @@ def test_logical_replication():
             server.query("INSERT INTO work VALUES (1, 0)")
             wait_until(lambda: rows(conn) == [1])
             conn.execute("CREATE TABLE other (i int)")
-            call(conn, "fence_table", "other", "r")
+            call(conn, "table_fence", "other", "r")
             conn.execute(
                 """
                 CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN INSERT INTO public.other VALUES (NEW.i); RETURN NULL; END';
@@ -228,7 +228,7 @@ def test_logical_replication():
             wait_until(lambda: rows(conn) == [1, 2])
             # Nor is what an expression of the table does.
             conn.execute("CREATE TABLE another (i int)")
-            call(conn, "fence_table", "another", "r")
+            call(conn, "table_fence", "another", "r")
             conn.execute(
                 """
                 CREATE FUNCTION peek(i int) RETURNS boolean LANGUAGE plpgsql AS 'BEGIN INSERT INTO public.another VALUES (i); RETURN true; END';
@@ -239,18 +239,18 @@ def test_logical_replication():
             wait_until(lambda: server.logged('table "another" is fenced by "r"'))
             conn.execute("ALTER TABLE work DROP CONSTRAINT peek")
             wait_until(lambda: rows(conn) == [1, 2, 3])
-            call(conn, "unfence_table", "work")
+            call(conn, "table_unfence", "work")
             call(conn, "group_create", "g", 2)
-            call(conn, "fence_table", "work", "g", "p")
+            call(conn, "table_fence", "work", "g", "p")
             server.query("TRUNCATE work")
             server.query("INSERT INTO work VALUES (3, 0)")
             wait_until(lambda: rows(conn) == [3])
             conn.execute("CREATE TABLE whole (i int, p int) PARTITION BY LIST (p); ALTER TABLE whole ATTACH PARTITION work DEFAULT")
-            call(conn, "fence_table", "work", "g", "p")
+            call(conn, "table_fence", "work", "g", "p")
             server.query("INSERT INTO work VALUES (4, 0)")
             wait_until(lambda: server.logged('partition 0 of table "work" is fenced by "g"'))
             assert rows(conn) == [3]
-            call(conn, "unfence_table", "work")
+            call(conn, "table_unfence", "work")
             wait_until(lambda: rows(conn) == [3, 4])
             conn.execute("ALTER SUBSCRIPTION s DISABLE")
             conn.execute("ALTER SUBSCRIPTION s SET (slot_name = NONE)")

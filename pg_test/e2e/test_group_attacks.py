@@ -76,10 +76,10 @@ def test_an_open_report_of_a_head_blocks_nobody(connect):
     conn, reporting = connect(**PATIENT), connect(autocommit=False)
     group(conn, 2)
     member = Session(conn, ttl="60 s").join("g")
-    call(conn, "cursor_head", "g", 0, 1)
+    call(conn, "cursor_report_head", "g", 0, 1)
     for partition in (0, 1):
-        assert call(reporting, "cursor_head", "g", partition, 2)
-    assert [call(conn, "cursor_head", "g", partition, 3) for partition in (0, 1)] == [False, False]
+        assert call(reporting, "cursor_report_head", "g", partition, 2)
+    assert [call(conn, "cursor_report_head", "g", partition, 3) for partition in (0, 1)] == [False, False]
     assert call(conn, "group_resize", "g", 4, True) is False
     release_revoked(member)
     wait_until(lambda: partitions(conn) == 4)
@@ -91,8 +91,8 @@ def test_an_open_report_of_a_head_blocks_nobody_without_the_worker(connect, no_w
     conn, reporting = connect(**PATIENT), connect(autocommit=False)
     group(conn, 2)
     member = Session(conn, ttl="60 s").join("g")
-    call(conn, "cursor_head", "g", 0, 1)
-    assert call(reporting, "cursor_head", "g", 0, 2)
+    call(conn, "cursor_report_head", "g", 0, 1)
+    assert call(reporting, "cursor_report_head", "g", 0, 2)
     assert call(conn, "group_resize", "g", 4, True) is False
     release_revoked(member)
     wait_until(lambda: len(member.assignment("g")) == 4)

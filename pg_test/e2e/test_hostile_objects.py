@@ -98,7 +98,7 @@ def use_everything(conn, watcher, prefix):
     part = wait_until(lambda: rows(conn, "group_assignment", group, session.id))[0]
     assert call(conn, "cursor_commit", group, part.partition, 3, part.fence)
     assert call(conn, "cursor_ack", group, part.partition, 5, part.fence) == 3
-    call(conn, "cursor_head", group, part.partition, 9)
+    call(conn, "cursor_report_head", group, part.partition, 9)
     call(conn, "cursor_position", group, part.partition)
     call(conn, "queue_create", queue, 3, "0 s", "key")
     call(conn, "queue_alter", queue, 4)
@@ -111,7 +111,7 @@ def use_everything(conn, watcher, prefix):
     call(conn, "item_unclaim", [claimed[2].id], claimed[2].fence)
     begun = call(conn, "execution_begin", key, session.id)
     assert call(conn, "execution_finish", key, begun.fence, "1")
-    call(conn, "next_position"), call(conn, "position_horizon")
+    call(conn, "position_next"), call(conn, "position_horizon")
     with conn.transaction():
         session.check(resource)
     for (view,) in watcher.execute("SELECT viewname FROM pg_views WHERE schemaname = 'eskit_lease'"):
@@ -146,11 +146,11 @@ def test_nothing_of_ours_meets_an_object_of_the_users(server, connect, db, mallo
     # The triggers are made as the caller and in its path.
     table = "hostile.fenced" if who == "mallory" else "public.fenced"
     conn.execute(f"CREATE TABLE {table} (i pg_catalog.int4)")
-    call(conn, "fence_table", table, "r")
+    call(conn, "table_fence", table, "r")
     with pytest.raises(psycopg.Error) as error:
         conn.execute(f"INSERT INTO {table} VALUES (1)")
     assert error.value.sqlstate == "LF002"
-    call(conn, "unfence_table", table)
+    call(conn, "table_unfence", table)
     assert not server.logged("trapped as postgres for mallory")
 
 

@@ -77,7 +77,7 @@ def test_memory_of_a_backend(server, way):
     with server.connect() as conn, server.connect() as other:
         if not conn.execute("SELECT 1 FROM eskit_lease.queues").fetchone():
             call(conn, "queue_create", "q")
-            call(conn, "fence_table", "fenced", "kept nowhere")
+            call(conn, "table_fence", "fenced", "kept nowhere")
         session, holder = Session(conn, way, ttl="1 hour"), Session(other, "holder", ttl="1 hour")
         kept = session.take("kept")
         holder.take("held")

@@ -13,7 +13,7 @@ from conftest import Server, wait_until
 from psycopg import IsolationLevel
 
 OUTBOX = """
-    CREATE TABLE events (id bigserial, position bigint PRIMARY KEY DEFAULT eskit_lease.next_position(), what text NOT NULL);
+    CREATE TABLE events (id bigserial, position bigint PRIMARY KEY DEFAULT eskit_lease.position_next(), what text NOT NULL);
     CREATE TABLE heard (turn bigserial PRIMARY KEY, reader text NOT NULL, position bigint NOT NULL);
 """
 INSERT = "INSERT INTO events (what) VALUES (%s) RETURNING id, position"

@@ -43,7 +43,14 @@ def conn(connect):
 def functions(conn):
     rows = conn.execute(FUNCTIONS).fetchall()
     assert len({name for name, *_ in rows}) == len(rows)  # no overloads: untyped parameters would be ambiguous
-    return {name: rest for name, *rest in rows}
+    return {name: rest for name, *rest in rows if not rest[-1].startswith("Deprecated: ")}
+
+
+def test_former_names(conn):
+    (table,) = [table for table in tables(PAGES["README.md"]) if table.header == ["former name", "name"]]
+    described = {code(former)[0]: code(name)[0] for former, name in table.rows}
+    told = re.compile(r"Deprecated: the former name of (\w+)\(.*\)\.")
+    assert described == {name: told.fullmatch(about)[1] for name, *_, about in conn.execute(FUNCTIONS) if about.startswith("Deprecated")}
 
 SHORT = {"int": "integer", "timestamptz": "timestamp with time zone"}
 
@@ -97,7 +104,7 @@ def test_functions_are_described(functions):
         cell = next(row for table in tables(text) for row in table.rows if row[0].startswith(f"`{name}("))[1]
         mentioned = re.search(rf"`{name}\b", text.replace(f"`{name}(", "", 1))
         assert mentioned or ":" in cell, f"{page} says nothing of {name}"
-    index = " ".join(cell for table in tables(PAGES["README.md"]) for row in table.rows for cell in row[1:])
+    index = " ".join(cell for table in tables(PAGES["README.md"]) if table.header == ["page", "functions"] for row in table.rows for cell in row[1:])
     assert sorted(code(index)) == sorted(functions), "the overview has them all"
 
 def test_views(conn):

@@ -69,7 +69,7 @@ class FencedTable:
     @staticmethod
     def prepare(conn):
         conn.execute("CREATE TABLE fenced (what text)")
-        call(conn, "fence_table", "fenced", "work")
+        call(conn, "table_fence", "fenced", "work")
 
     @staticmethod
     def again(session):

@@ -61,15 +61,15 @@ VERBS = {
     "lease_acquire_many": (["r"], "{id}"), "lease_release_many": (["r"], "{id}"), "lease_renew": ("r", 1),
     "lease_release": ("r", 1), "lease_cancel": ("r", "{id}"), "lease_force_release": ("r", 1, "why"),
     "lease_refence_all": (),
-    "lock_acquire": ("r", "owner", "5 s"), "fence_check": ("r", 1), "fence_table": ("pg_class", "r"),
+    "lock_acquire": ("r", "owner", "5 s"), "fence_check": ("r", 1), "table_fence": ("pg_class", "r"),
     "bridge_create": ("b", 1), "bridge_create_row": ("b", "pg_class", "k", "owner", "until"), "bridge_drop": ("b",), "semaphore_create": ("s", 1), "semaphore_resize": ("s", 1), "semaphore_drop": ("s",), "group_create": ("h", 1),
     "group_alter": ("g",), "group_resize": ("g", 1), "group_drop": ("g",), "group_join": ("g", "{id}"), "group_leave": ("g", "{id}"),
     "group_assignment": ("g", "{id}"), "group_release": ("g", 0, 1), "group_release_many": ("g", [0], [1]), "cursor_commit": ("g", 0, 1, 1), "cursor_ack": ("g", 0, 1, 1),
-    "cursor_position": ("g", 0), "cursor_head": ("g", 0, 1), "next_position": (), "position_raise": (1,),
+    "cursor_position": ("g", 0), "cursor_report_head": ("g", 0, 1), "position_next": (), "position_raise": (1,),
     "execution_begin": ("key", "{id}"), "execution_finish": ("key", 1), "execution_fail": ("key", 1, "error"),
     "execution_resolve": ("key", "retry"), "queue_create": ("p",), "queue_alter": ("q",), "queue_drop": ("q",),
     "item_add": ("q", Jsonb(1)), "item_add_many": ("q", [Jsonb(1)]), "item_claim": ("q", "{id}"), "item_done": ([1], 1),
-    "item_fail": (1, 1, "error"), "item_unclaim": ([1], 1), "item_requeue": (1,),
+    "item_fail": (1, 1, "error"), "item_unclaim": ([1], 1), "item_requeue": (1,), "next_position": (), "cursor_head": ("g", 0, 1), "fence_table": ("pg_class", "r"),
 }  # fmt: skip
 NOBODY = "00000000-0000-4000-8000-000000000000"
 
@@ -127,7 +127,7 @@ def test_standby_and_its_promotion(primary, standby, keep_alive):
         assert len(rows(conn, "item_claim", "q", holder.id)) == 1
         finished = call(conn, "execution_begin", "finished", holder.id)
         assert call(conn, "execution_finish", "finished", finished.fence, "1") and call(conn, "execution_begin", "begun", lost.id).first
-        conn.execute("CREATE TABLE events (position bigint PRIMARY KEY DEFAULT eskit_lease.next_position(), what text)")
+        conn.execute("CREATE TABLE events (position bigint PRIMARY KEY DEFAULT eskit_lease.position_next(), what text)")
         conn.execute("INSERT INTO events (what) VALUES ('a'), ('b')")
         conn.execute("BEGIN")
         conn.execute("INSERT INTO events (what) VALUES ('open')")
@@ -264,7 +264,7 @@ def test_not_preloaded(tmp_path):
             conn.execute("CREATE TABLE t (name text); CREATE INDEX ON t (eskit_lease.group_lock_key(name))")
             conn.execute("INSERT INTO t VALUES ('default')")
             conn.execute("SELECT setval('eskit_lease.fence_seq', 4711)")
-            conn.execute("CREATE TABLE events (position bigint PRIMARY KEY DEFAULT eskit_lease.next_position())")
+            conn.execute("CREATE TABLE events (position bigint PRIMARY KEY DEFAULT eskit_lease.position_next())")
             conn.execute("INSERT INTO events VALUES (1048576)")  # of the time when it was preloaded
             assert conn.execute("SELECT position FROM events WHERE position < eskit_lease.position_horizon()").fetchone() == (1048576,)
             conn.execute("CREATE DATABASE restored")

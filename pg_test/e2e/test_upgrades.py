@@ -109,6 +109,66 @@ def test_the_library_has_each_function_of_before(connect, former, before):
     assert [(symbol, *now.get(symbol, signature)) for symbol, *signature in functions] == functions
 
 
+@contextlib.contextmanager
+def told(conn):
+    """What a connection is told beside its answers."""
+    notices = []
+
+    def hear(notice):
+        notices.append((notice.severity, notice.sqlstate, notice.message_primary, notice.message_hint))
+
+    conn.add_notice_handler(hear)
+    yield notices
+    conn.remove_notice_handler(hear)
+
+
+def former_name(former, today):
+    return ("WARNING", "01P01", f"{former}() is the former name of {today}(), and deprecated", f"Call eskit_lease.{today}().")
+
+
+def test_the_objects_of_before_answer_as_they_did(connect, former, before):
+    conn = connect(dbname=former)
+    call(conn, "semaphore_create", "s", 1), call(conn, "group_create", "g", 1), call(conn, "queue_create", "q")
+    conn.execute("CREATE TABLE work (i int)")
+    with told(conn) as notices:
+        assert call(conn, "next_position") > 0
+        assert call(conn, "cursor_head", "g", 0, 1) is True
+        assert [call(conn, "fence_table", "work", "r"), call(conn, "unfence_table", "work"), call(conn, "unfence_table", "work")] == [True, True, False]
+        assert [call(conn, "semaphore_drop", "s"), call(conn, "group_drop", "g"), call(conn, "queue_drop", "q", True)] == [""] * 3
+        for function in ("semaphore_drop", "group_drop", "queue_drop"):
+            with pytest.raises(psycopg.errors.UndefinedObject):
+                call(conn, function, "none")
+        if before != "0.1.0":
+            assert call(conn, "bridge_drop", "none") is False
+    assert notices == []
+
+
+def test_what_names_the_functions_of_before(connect, former):
+    """A default, a view and a trigger know them by their oids; the body of a function by their names, of which it is told once."""
+    conn = connect(dbname=former)
+    conn.execute("""
+        CREATE TABLE outbox (position bigint DEFAULT eskit_lease.next_position(), what text);
+        CREATE TABLE copied (LIKE outbox);
+        CREATE VIEW positions AS SELECT eskit_lease.next_position() AS position;
+        CREATE FUNCTION copy() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN INSERT INTO copied VALUES (NEW.position, NEW.what); RETURN NULL; END $$;
+        CREATE TRIGGER copy AFTER INSERT ON outbox FOR EACH ROW WHEN (NEW.position <= eskit_lease.next_position()) EXECUTE FUNCTION copy();
+        CREATE FUNCTION number() RETURNS SETOF bigint LANGUAGE plpgsql AS $$
+        BEGIN RETURN QUERY SELECT eskit_lease.next_position() FROM generate_series(1, 9); END $$""")
+    conn.execute("INSERT INTO outbox (what) VALUES ('before')")
+    conn.execute(UPDATE)
+    with told(conn) as notices:
+        for _ in range(2):
+            conn.execute("INSERT INTO outbox (what) SELECT 'after' FROM generate_series(1, 9)")
+            conn.execute("TABLE positions")
+    assert notices == []
+    assert conn.execute("SELECT count(*), count(DISTINCT position), min(position) > 0 FROM copied").fetchone() == (19, 19, True)
+    now = conn.execute("SELECT pg_get_expr(adbin, adrelid), pg_get_viewdef('positions'::regclass) FROM pg_attrdef WHERE adrelid = 'outbox'::regclass")
+    assert all("eskit_lease.position_next()" in definition for definition in now.fetchone())
+    with told(conn) as notices:
+        assert len({position for _ in range(2) for (position,) in conn.execute("SELECT number()")}) == 18
+    assert notices == [former_name("next_position", "position_next")]
+
+
 @once
 def test_objects_that_are_missing(server, connect, former):
     """An object that the library looks for is missing: the call says so, and what to do."""
@@ -291,28 +351,27 @@ def test_who_watches_goes_on_watching(connect, former):
 
 @once
 def test_a_function_that_is_made_anew_keeps_its_grants(server, connect, former, before):
-    """cursor_commit and partition_assign have one argument more than in 0.2.0."""
+    """cursor_commit, partition_assign and what drops have one argument more than in 0.2.0; others have another name, and the former one, too."""
     conn = connect(dbname=former)
+    anew = ["cursor_commit", "semaphore_drop", "queue_drop", "next_position", "unfence_table"]
     pure = "SELECT proacl FROM pg_proc WHERE proname = 'partition_assign'"
     of_all = conn.execute(pure).fetchone()
-    function = "eskit_lease.cursor_commit(text, integer, bigint, bigint)"
-    acl = """SELECT coalesce(rolname, 'PUBLIC'), is_grantable FROM pg_proc, aclexplode(proacl) LEFT JOIN pg_roles AS r ON r.oid = grantee
-             WHERE proname = 'cursor_commit' ORDER BY 1"""
+    acl = """SELECT proname, coalesce(rolname, 'PUBLIC'), is_grantable FROM pg_proc, aclexplode(proacl) LEFT JOIN pg_roles AS r ON r.oid = grantee
+             WHERE pronamespace = 'eskit_lease'::regnamespace AND proname = ANY (%s) ORDER BY 1, 2"""
     roles, other = (f"{former}_user", f"{former} giver"), f"{former}_other"
     for role in (*roles, other):
         conn.execute(f'CREATE ROLE "{role}"')
     conn.execute(f'ALTER DEFAULT PRIVILEGES GRANT EXECUTE ON FUNCTIONS TO "{other}"')
     try:
         for role, option in zip(roles, ("", "WITH GRANT OPTION"), strict=True):
-            conn.execute(f'GRANT EXECUTE ON FUNCTION {function} TO "{role}" {option}')
-        granted = conn.execute(acl).fetchall()
-        conn.execute("CREATE VIEW public.depends AS SELECT eskit_lease.cursor_commit('g', 0, 1, 1)")
-        with pytest.raises(psycopg.errors.DependentObjectsStillExist) as refused:
-            conn.execute(UPDATE)
-        assert "view public.depends depends on function eskit_lease.cursor_commit" in refused.value.diag.message_detail
-        conn.execute("DROP VIEW public.depends")
+            conn.execute(f'GRANT EXECUTE ON FUNCTION {", ".join(f"eskit_lease.{name}" for name in anew)} TO "{role}" {option}')
+        granted = conn.execute(acl, (anew,)).fetchall()
+        assert len(granted) == 3 * len(anew)
         conn.execute(UPDATE)
-        assert conn.execute(acl).fetchall() == granted
+        assert conn.execute(acl, (anew,)).fetchall() == granted
+        today = {"next_position": "position_next", "unfence_table": "table_unfence"}
+        renamed = [(today[name], role, option) for name, role, option in granted if name in today]
+        assert conn.execute(acl, ([*today.values()],)).fetchall() == renamed
         assert conn.execute(pure).fetchone() == of_all
         command = [Path(os.environ["PG_BIN"]) / "pg_dump", "-d", server.dsn(former)]
         dump = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
@@ -321,6 +380,28 @@ def test_a_function_that_is_made_anew_keeps_its_grants(server, connect, former, 
     finally:
         for role in (*roles, other):
             conn.execute(f'DROP OWNED BY "{role}"; DROP ROLE "{role}"')
+
+
+@once
+def test_what_stands_in_the_way_of_an_update(connect, former, before):
+    """Nothing of a user's is dropped with a function; all of it is named."""
+    conn = connect(dbname=former)
+    conn.execute("""
+        CREATE TABLE done (ok boolean DEFAULT eskit_lease.cursor_commit('g', 0, 1, 1));
+        CREATE VIEW "A view" AS SELECT 1 AS n WHERE eskit_lease.group_drop('g') IS NULL OR eskit_lease.queue_drop('q') IS NULL;
+        CREATE FUNCTION assigned() RETURNS text[] LANGUAGE sql BEGIN ATOMIC SELECT eskit_lease.partition_assign('range', '{a}', '{NULL}'); END""")
+    with pytest.raises(psycopg.errors.DependentObjectsStillExist) as refused:
+        conn.execute(UPDATE)
+    assert refused.value.diag.message_detail.splitlines() == [
+        "default value for column ok of table public.done depends on function eskit_lease.cursor_commit",
+        "function public.assigned() depends on function eskit_lease.partition_assign",
+        'view public."A view" depends on function eskit_lease.group_drop',
+        'view public."A view" depends on function eskit_lease.queue_drop',
+    ]
+    assert refused.value.diag.message_hint == "Drop these objects, update, and make them anew."
+    assert version(conn) == before
+    conn.execute('DROP TABLE done; DROP VIEW "A view"; DROP FUNCTION assigned')
+    conn.execute(UPDATE)
 
 
 def test_an_update_moves_no_partition(connect, former):
@@ -368,6 +449,8 @@ def test_a_dump_of_before_restores(server, connect, former, tmp_path):
     call(conn, "queue_create", "q")
     call(conn, "item_add", "q", Jsonb("payload"))
     fence = session.take("r")
+    conn.execute("CREATE TABLE outbox (position bigint DEFAULT eskit_lease.next_position(), what text)")
+    conn.execute("INSERT INTO outbox (what) VALUES ('before')")
     position = call(conn, "next_position")
 
     tool, file, restored = Path(os.environ["PG_BIN"]), tmp_path / "dump", f"{former}_restored"
@@ -384,6 +467,12 @@ def test_a_dump_of_before_restores(server, connect, former, tmp_path):
             session = Session(conn)
             assert session.take("r") > fence
             assert session.acquire("s").granted
-            assert call(conn, "next_position") > position
+            assert call(conn, "position_next") > position
+            # The column is as the dump has it, by a name of before.
+            with told(conn) as notices:
+                conn.execute("INSERT INTO outbox (what) VALUES ('after'), ('and again')")
+                conn.execute("INSERT INTO outbox (what) VALUES ('and again')")
+            assert notices == [former_name("next_position", "position_next")]
+            assert conn.execute("SELECT what FROM outbox ORDER BY position LIMIT 2").fetchall() == [("before",), ("after",)]
     finally:
         server.query(f"DROP DATABASE {restored} WITH (FORCE)")

@@ -95,7 +95,7 @@ FROM unnest(ARRAY['bridge_create(NULL, 1)', 'bridge_create(''x'', NULL)', 'bridg
                   'bridge_create(''held'', 1)', 'bridge_create(''sem'', 1)', 'bridge_create(''g'', 1)', 'semaphore_create(''r'', 1)', 'group_create(''r'', 1)',
                   'semaphore_resize(''r'', 2)', 'semaphore_drop(''r'')', 'group_drop(''r'')', 'queue_create(''q'', group_name => ''r'')',
                   'bridge_drop(''sem'')', 'bridge_drop(''g'')', 'bridge_drop(NULL)', 'bridge_drop('''')']) AS statement;
-SELECT bridge_drop('none') AS none, bridge_drop('held') AS plain;
+SELECT pg_temp.error_of('SELECT bridge_drop(''none'')') AS none, bridge_drop('held', missing_ok => true) AS plain;
 SELECT lease_release('held', fence) FROM lease_acquire('held', :'a');
 SELECT pg_temp.error_of('SELECT bridge_create(''held'', 1)');
 SELECT lease_release('held', fence) FROM lease_acquire('held', :'b');

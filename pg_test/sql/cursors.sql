@@ -118,7 +118,7 @@ BEGIN ISOLATION LEVEL REPEATABLE READ;
 SELECT group_join('iso', :'a') > 0 AS joined;
 SELECT fence AS i FROM group_assignment('iso', :'a') \gset
 SELECT pg_temp.refused(format('cursor_commit(''iso'', 0, 1, %s)', :i), format('cursor_ack(''iso'', 0, 1, %s)', :i));
-SELECT cursor_position('iso', 0), cursor_head('iso', 0, 5);
+SELECT cursor_position('iso', 0), cursor_report_head('iso', 0, 5);
 COMMIT;
 BEGIN ISOLATION LEVEL REPEATABLE READ;
 SELECT cursor_commit('iso', 0, 1, :i), cursor_commit('iso', 0, 2, :i), cursor_ack('iso', 0, 4, :i), cursor_ack('iso', 0, 3, :i);
@@ -137,14 +137,14 @@ SELECT group_leave('iso', :'a');
 SELECT group_drop('iso');
 
 -- Heads, and how much is left.
-SELECT cursor_head('acks', 0, 15), cursor_head('acks', 0, 15) AS "is known", cursor_head('acks', 0, 14) AS older, cursor_head('acks', 1, 2), cursor_head('acks', 3, 101);
+SELECT cursor_report_head('acks', 0, 15), cursor_report_head('acks', 0, 15) AS "is known", cursor_report_head('acks', 0, 14) AS older, cursor_report_head('acks', 1, 2), cursor_report_head('acks', 3, 101);
 SELECT partition, position, head, lag, acked_ahead, fence IS NOT NULL AS committed, reported_at < clock_timestamp() AS reported
 FROM group_lag WHERE group_name = 'acks' ORDER BY 1;
 BEGIN;
-SELECT cursor_head('acks', 0, 16), cursor_head('acks', 2, 1000);
+SELECT cursor_report_head('acks', 0, 16), cursor_report_head('acks', 2, 1000);
 ROLLBACK;
 SELECT partition, head, lag FROM group_lag WHERE group_name = 'acks' ORDER BY 1;
-SELECT cursor_head('acks', 0, 9223372036854775806);
+SELECT cursor_report_head('acks', 0, 9223372036854775806);
 SELECT lag FROM group_lag WHERE group_name = 'acks' AND partition = 0;
 
 -- What is no position, no partition, no group; what is NULL; what is read-only.
@@ -154,23 +154,23 @@ SELECT pg_temp.refused(
     format('cursor_commit(''g'', 0, 0, %s)', :f), format('cursor_commit(''g'', 0, -1, %s)', :f),
     format('cursor_commit(''g'', 0, 9223372036854775807, %s)', :f), format('cursor_ack(''g'', 0, 0, %s)', :f),
     format('cursor_ack(''g'', 0, -9223372036854775808, %s)', :f), format('cursor_ack(''g'', 0, 9223372036854775807, %s)', :f),
-    'cursor_head(''g'', 0, 0)', 'cursor_head(''g'', 0, 9223372036854775807)');
+    'cursor_report_head(''g'', 0, 0)', 'cursor_report_head(''g'', 0, 9223372036854775807)');
 SELECT pg_temp.refused(
     format('cursor_commit(''g'', -1, 50, %s)', :f), format('cursor_commit(''g'', 2, 50, %s)', :f), format('cursor_ack(''g'', 2, 50, %s)', :f),
-    'cursor_position(''g'', 2)', 'cursor_position(''g'', -1)', 'cursor_head(''g'', 2, 50)');
+    'cursor_position(''g'', 2)', 'cursor_position(''g'', -1)', 'cursor_report_head(''g'', 2, 50)');
 SELECT semaphore_create('sem', 1);
 SELECT pg_temp.refused(
     format('cursor_commit(''none'', 0, 50, %s)', :f), format('cursor_ack(''none'', 0, 50, %s)', :f), 'cursor_position(''none'', 0)',
-    'cursor_head(''none'', 0, 50)', format('cursor_commit(''sem'', 0, 50, %s)', :f), 'cursor_position(''sem'', 0)');
+    'cursor_report_head(''none'', 0, 50)', format('cursor_commit(''sem'', 0, 50, %s)', :f), 'cursor_position(''sem'', 0)');
 SELECT pg_temp.refused(
     format('cursor_commit(NULL, 0, 50, %s)', :f), format('cursor_commit(''g'', NULL, 50, %s)', :f), format('cursor_commit(''g'', 0, NULL, %s)', :f),
     'cursor_commit(''g'', 0, 50, NULL)', format('cursor_ack(NULL, 0, 50, %s)', :f), format('cursor_ack(''g'', NULL, 50, %s)', :f),
     format('cursor_ack(''g'', 0, NULL, %s)', :f), 'cursor_ack(''g'', 0, 50, NULL)', 'cursor_position(NULL, 0)', 'cursor_position(''g'', NULL)',
-    'cursor_head(NULL, 0, 50)', 'cursor_head(''g'', NULL, 50)', 'cursor_head(''g'', 0, NULL)');
+    'cursor_report_head(NULL, 0, 50)', 'cursor_report_head(''g'', NULL, 50)', 'cursor_report_head(''g'', 0, NULL)');
 BEGIN READ ONLY;
 SELECT cursor_position('g', 0);
 SELECT pg_temp.refused(
-    format('cursor_commit(''g'', 0, 50, %s)', :f), format('cursor_ack(''g'', 0, 50, %s)', :f), 'cursor_head(''g'', 0, 50)');
+    format('cursor_commit(''g'', 0, 50, %s)', :f), format('cursor_ack(''g'', 0, 50, %s)', :f), 'cursor_report_head(''g'', 0, 50)');
 COMMIT;
 -- So many ranges of acknowledgements, and no more; what closes a gap or is done already is fine.
 SELECT group_create('full', 1);

@@ -11,7 +11,7 @@ CREATE TABLE orders (id int PRIMARY KEY, note text);
 INSERT INTO orders VALUES (0, 'before');
 
 SELECT * FROM fenced_tables;
-SELECT fence_table('orders', 'sub:orders');
+SELECT table_fence('orders', 'sub:orders');
 SELECT * FROM fenced_tables;
 SELECT tgname, tgtype, tgenabled, pg_get_triggerdef(oid) FROM pg_trigger WHERE tgrelid = 'orders'::regclass;
 
@@ -140,7 +140,7 @@ ROLLBACK;
 
 -- A stale holder: expired, and the lease taken by another. What it passed before stands to the end of its transaction.
 CREATE TABLE short (i int);
-SELECT fence_table('short', 'short');
+SELECT table_fence('short', 'short');
 SELECT session AS e FROM session_open('short', '3 s') \gset
 SELECT fence AS e_fence FROM lease_acquire('short', :'e') \gset
 INSERT INTO short SELECT 1 FROM fence_check('short', :e_fence);
@@ -170,7 +170,7 @@ CREATE TABLE customers (id int PRIMARY KEY);
 CREATE TABLE bills (id int PRIMARY KEY, customer int REFERENCES customers ON DELETE CASCADE ON UPDATE CASCADE);
 INSERT INTO customers VALUES (1), (2);
 INSERT INTO bills VALUES (1, 1), (2, 2);
-SELECT fence_table('bills', 'sub:orders');
+SELECT table_fence('bills', 'sub:orders');
 SELECT pg_temp.error_of(statement)
 FROM unnest(ARRAY['DELETE FROM customers', 'UPDATE customers SET id = id + 10', 'TRUNCATE customers CASCADE']) AS statement;
 BEGIN;
@@ -209,7 +209,7 @@ SELECT semaphore_create('two', 2);
 SELECT fence AS s1 FROM lease_acquire('two', :'a') \gset
 SELECT fence AS s2 FROM lease_acquire('two', :'b') \gset
 CREATE TABLE permits (i int);
-SELECT fence_table('permits', 'two');
+SELECT table_fence('permits', 'two');
 INSERT INTO permits SELECT 1 FROM fence_check('two', :s1);
 INSERT INTO permits SELECT 2 FROM fence_check('two', :s2);
 BEGIN;
@@ -227,7 +227,7 @@ SELECT group_join('g', :'a') > 0 AS joined;
 SELECT max(fence) FILTER (WHERE partition = 0) AS g0, max(fence) FILTER (WHERE partition = 1) AS g1, max(fence) FILTER (WHERE partition = 2) AS g2
 FROM group_assignment('g', :'a') \gset
 CREATE TABLE totals (k text PRIMARY KEY, cents bigint, p smallint);
-SELECT fence_table('totals', 'g', 'p');
+SELECT table_fence('totals', 'g', 'p');
 SELECT table_name, resource, partition_column, checks_each, complete FROM fenced_tables WHERE resource = 'g';
 SELECT tgname, tgenabled, pg_get_triggerdef(oid) FROM pg_trigger WHERE tgrelid = 'totals'::regclass ORDER BY 1;
 BEGIN;
@@ -262,7 +262,7 @@ INSERT INTO totals SELECT 'z', 1, 2 FROM fence_check('g', :g0);
 SELECT * FROM totals ORDER BY k;
 CREATE DOMAIN shard AS bigint;
 CREATE TABLE computed (k text, p shard GENERATED ALWAYS AS (partition_for(k, 4)) STORED);
-SELECT fence_table('computed', 'g', 'p');
+SELECT table_fence('computed', 'g', 'p');
 SELECT k, partition_for(k, 4) FROM unnest(ARRAY['b', 'd']) AS k;
 BEGIN;
 SELECT fence_check('g', :g0);
@@ -272,14 +272,14 @@ COMMIT;
 SELECT p, count(*) > 0 AS "has rows" FROM computed GROUP BY 1;
 -- The whole group without a column: any partition will do.
 CREATE TABLE anybody (i int);
-SELECT fence_table('anybody', 'g');
+SELECT table_fence('anybody', 'g');
 INSERT INTO anybody SELECT 1 FROM fence_check('g', :g2);
 SELECT pg_temp.error_of('INSERT INTO anybody VALUES (2)');
 -- A column that is renamed tells nothing any more: refused, until it is fenced anew.
 ALTER TABLE totals RENAME p TO partition;
 SELECT pg_temp.error_of(format('UPDATE totals SET cents = 0 FROM fence_check(''g'', %s)', :g0));
-SELECT pg_temp.error_of('SELECT fence_table(''totals'', ''g'', ''partition'')');
-SELECT unfence_table('totals'), fence_table('totals', 'g', 'partition');
+SELECT pg_temp.error_of('SELECT table_fence(''totals'', ''g'', ''partition'')');
+SELECT table_unfence('totals'), table_fence('totals', 'g', 'partition');
 ALTER TABLE totals ALTER partition TYPE text;
 SELECT pg_temp.error_of(format('UPDATE totals SET cents = 0 FROM fence_check(''g'', %s)', :g0));
 
@@ -288,7 +288,7 @@ CREATE TABLE events (id int, at int) PARTITION BY RANGE (at);
 CREATE TABLE events_1 PARTITION OF events FOR VALUES FROM (0) TO (10);
 CREATE TABLE events_2 PARTITION OF events FOR VALUES FROM (10) TO (20) PARTITION BY RANGE (at);
 CREATE TABLE events_2_1 PARTITION OF events_2 FOR VALUES FROM (10) TO (15);
-SELECT fence_table('events', 'sub:orders');
+SELECT table_fence('events', 'sub:orders');
 SELECT * FROM fenced_tables WHERE table_name = 'events'::regclass;
 CREATE TABLE events_3 PARTITION OF events FOR VALUES FROM (20) TO (30);
 CREATE TABLE events_4 (id int, at int);
@@ -300,7 +300,7 @@ FROM unnest(ARRAY['INSERT INTO events VALUES (1, 1)', 'INSERT INTO events_1 VALU
                   'TRUNCATE events', 'TRUNCATE events_1', 'TRUNCATE events_2', 'TRUNCATE events_2_1']) AS statement;
 SELECT complete FROM fenced_tables WHERE table_name = 'events'::regclass;
 SELECT pg_temp.error_of('TRUNCATE events_3');
-SELECT fence_table('events', 'sub:orders'), fence_table('events', 'sub:orders') AS again;
+SELECT table_fence('events', 'sub:orders'), table_fence('events', 'sub:orders') AS again;
 SELECT complete FROM fenced_tables WHERE table_name = 'events'::regclass;
 SELECT pg_temp.error_of('TRUNCATE events_3');
 BEGIN;
@@ -313,24 +313,24 @@ COMMIT;
 SELECT tableoid::regclass, * FROM events ORDER BY id;
 SELECT pg_temp.error_of(statement) FROM unnest(ARRAY['UPDATE events SET at = at + 1', 'UPDATE events SET at = 1', 'DELETE FROM events']) AS statement;
 -- A partition of it is fenced as it is, and not by itself.
-SELECT fence_table('events_1', 'sub:orders');
-SELECT pg_temp.error_of(statement) FROM unnest(ARRAY['SELECT fence_table(''events_1'', ''other'')', 'SELECT unfence_table(''events_1'')']) AS statement;
-SELECT unfence_table('events'), unfence_table('events') AS again;
+SELECT table_fence('events_1', 'sub:orders');
+SELECT pg_temp.error_of(statement) FROM unnest(ARRAY['SELECT table_fence(''events_1'', ''other'')', 'SELECT table_unfence(''events_1'')']) AS statement;
+SELECT table_unfence('events'), table_unfence('events', true) AS again;
 SELECT count(*) FROM pg_trigger WHERE tgrelid IN (SELECT relid FROM pg_partition_tree('events'));
 INSERT INTO events VALUES (9, 9);
 -- A partition alone, also by way of its parent; then the whole is refused until that is undone.
-SELECT fence_table('events_1', 'other');
+SELECT table_fence('events_1', 'other');
 SELECT pg_temp.error_of(statement)
 FROM unnest(ARRAY['INSERT INTO events VALUES (10, 1)', 'INSERT INTO events_1 VALUES (10, 1)', 'TRUNCATE events_1', 'TRUNCATE events', 'INSERT INTO events VALUES (10, 11)',
-                  'SELECT fence_table(''events'', ''sub:orders'')']) AS statement;
-SELECT unfence_table('events');
+                  'SELECT table_fence(''events'', ''sub:orders'')']) AS statement;
+SELECT table_unfence('events', true);
 SELECT table_name FROM fenced_tables WHERE resource = 'other';
 -- By column.
 CREATE TABLE shards (k text, p int) PARTITION BY LIST (p);
 CREATE TABLE shards_0 PARTITION OF shards FOR VALUES IN (0);
 CREATE TABLE shards_2 (p int, k text);
 ALTER TABLE shards ATTACH PARTITION shards_2 FOR VALUES IN (2);
-SELECT fence_table('shards', 'g', 'p');
+SELECT table_fence('shards', 'g', 'p');
 BEGIN;
 SELECT fence_check('g', :g0);
 INSERT INTO shards VALUES ('a', 0);
@@ -352,25 +352,25 @@ CREATE FOREIGN TABLE away (i int) SERVER nowhere;
 CREATE TABLE mixed (i int) PARTITION BY LIST (i);
 CREATE FOREIGN TABLE mixed_away PARTITION OF mixed FOR VALUES IN (1) SERVER nowhere;
 CREATE TABLE columns (i int, t text, n numeric, v int GENERATED ALWAYS AS (i + 1) STORED);
-SELECT pg_temp.error_of(format('SELECT fence_table(%s)', arguments))
+SELECT pg_temp.error_of(format('SELECT table_fence(%s)', arguments))
 FROM unnest(ARRAY[
     '''parent'', ''r''', '''child'', ''r''', '''orders_view'', ''r''', '''materialized'', ''r''', '''numbers'', ''r''', '''away'', ''r''', '''mixed'', ''r''',
     '''orders_pkey'', ''r''', '''pg_catalog.pg_class'', ''r''', '''eskit_lease._leases'', ''r''', '''eskit_lease.leases'', ''r''', '4294967295, ''r''', '''no_such'', ''r''',
     '''orders'', ''other''', '''orders'', ''g'', ''id''', '''computed'', ''g''', '''computed'', ''g'', ''k''',
     'NULL, ''r''', '''columns'', NULL', '''columns'', ''''', '''columns'', repeat(''x'', 256)',
     '''columns'', ''none'', ''i''', '''columns'', ''two'', ''i''', '''columns'', ''g'', ''none''', '''columns'', ''g'', ''''', '''columns'', ''g'', ''ctid''', '''columns'', ''g'', ''t''', '''columns'', ''g'', ''n''']) AS arguments;
-SELECT pg_temp.error_of(format('SELECT unfence_table(%s)', arguments)) FROM unnest(ARRAY['NULL', '4294967295', '''no_such''']) AS arguments;
-SELECT unfence_table('columns'), unfence_table('orders_view');
+SELECT pg_temp.error_of(format('SELECT table_unfence(%s)', arguments)) FROM unnest(ARRAY['NULL', '4294967295', '''no_such''']) AS arguments;
+SELECT table_unfence('columns', true), table_unfence('orders_view', true);
 SELECT count(*) FROM pg_trigger WHERE tgrelid IN ('columns'::regclass, 'parent'::regclass, 'mixed'::regclass, 'eskit_lease._leases'::regclass);
-SELECT fence_table('columns', 'g', 'v'), unfence_table('columns');
+SELECT table_fence('columns', 'g', 'v'), table_unfence('columns');
 BEGIN READ ONLY;
-SELECT pg_temp.error_of(statement) FROM unnest(ARRAY['SELECT fence_table(''columns'', ''r'')', 'SELECT unfence_table(''orders'')']) AS statement;
+SELECT pg_temp.error_of(statement) FROM unnest(ARRAY['SELECT table_fence(''columns'', ''r'')', 'SELECT table_unfence(''orders'')']) AS statement;
 COMMIT;
 -- Once is enough; a repetition enables what was disabled.
-SELECT fence_table('orders', 'sub:orders');
+SELECT table_fence('orders', 'sub:orders');
 ALTER TABLE orders DISABLE TRIGGER eskit_lease_fence;
 SELECT complete FROM fenced_tables WHERE table_name = 'orders'::regclass;
-SELECT fence_table('orders', 'sub:orders'), fence_table('orders', 'sub:orders') AS again;
+SELECT table_fence('orders', 'sub:orders'), table_fence('orders', 'sub:orders') AS again;
 SELECT complete FROM fenced_tables WHERE table_name = 'orders'::regclass;
 -- The trigger function, used otherwise.
 CREATE TABLE by_hand (i int);
@@ -382,13 +382,13 @@ SELECT pg_temp.error_of(statement) FROM unnest(ARRAY['INSERT INTO by_hand VALUES
 -- Names with everything in them.
 CREATE SCHEMA "s {table} '";
 CREATE TABLE "s {table} '"."t "" {arguments} \ é" (i int, "p '\ é" int);
-SELECT fence_table('"s {table} ''"."t "" {arguments} \ é"', E'r \' "\\ {name} é');
+SELECT table_fence('"s {table} ''"."t "" {arguments} \ é"', E'r \' "\\ {name} é');
 SELECT * FROM fenced_tables WHERE table_name::text LIKE '%{table}%';
 SELECT pg_temp.error_of($$INSERT INTO "s {table} '"."t "" {arguments} \ é" VALUES (1)$$);
 SELECT fence AS w FROM lease_acquire(E'r \' "\\ {name} é', :'a') \gset
 INSERT INTO "s {table} '"."t "" {arguments} \ é" SELECT 1 FROM fence_check(E'r \' "\\ {name} é', :w);
-SELECT unfence_table('"s {table} ''"."t "" {arguments} \ é"');
-SELECT fence_table('"s {table} ''"."t "" {arguments} \ é"', 'g', E'p \'\\ é');
+SELECT table_unfence('"s {table} ''"."t "" {arguments} \ é"');
+SELECT table_fence('"s {table} ''"."t "" {arguments} \ é"', 'g', E'p \'\\ é');
 SELECT partition_column FROM fenced_tables WHERE table_name::text LIKE '%{table}%';
 INSERT INTO "s {table} '"."t "" {arguments} \ é" SELECT 1, 0 FROM fence_check('g', :g0);
 \set VERBOSITY terse
@@ -404,16 +404,16 @@ SELECT grant_consumer('regress_owner'), grant_consumer('regress_writer');
 SET ROLE regress_owner;
 CREATE TABLE theirs (i int);
 GRANT ALL ON theirs TO regress_writer;
-SELECT fence_table('theirs', 'theirs');
+SELECT table_fence('theirs', 'theirs');
 SET ROLE regress_writer;
 SELECT pg_temp.error_of(statement)
-FROM unnest(ARRAY['SELECT eskit_lease.fence_table(''theirs'', ''mine'')', 'SELECT eskit_lease.unfence_table(''theirs'')', 'INSERT INTO theirs VALUES (1)',
-                  'SELECT eskit_lease.fence_table(''pg_class'', ''mine'')', 'SELECT eskit_lease.fence_table(''orders_view'', ''mine'')', 'SET eskit_lease.fence_superusers = off']) AS statement;
+FROM unnest(ARRAY['SELECT eskit_lease.table_fence(''theirs'', ''mine'')', 'SELECT eskit_lease.table_unfence(''theirs'')', 'INSERT INTO theirs VALUES (1)',
+                  'SELECT eskit_lease.table_fence(''pg_class'', ''mine'')', 'SELECT eskit_lease.table_fence(''orders_view'', ''mine'')', 'SET eskit_lease.fence_superusers = off']) AS statement;
 SELECT session AS w FROM session_open('w', '1 hour') \gset
 SELECT fence AS wf FROM lease_acquire('theirs', :'w') \gset
 INSERT INTO theirs SELECT 1 FROM fence_check('theirs', :wf);
 SET ROLE regress_member;
-SELECT unfence_table('theirs'), fence_table('theirs', 'theirs');
+SELECT table_unfence('theirs'), table_fence('theirs', 'theirs');
 SELECT pg_temp.error_of(statement)
 FROM unnest(ARRAY['SET eskit_lease.fence_superusers = off', 'ALTER ROLE regress_member SET eskit_lease.fence_superusers = off']) AS statement;
 -- A pass is the transaction's, under any role.
@@ -444,7 +444,7 @@ SELECT i FROM theirs ORDER BY i;
 DROP EXTENSION eskit_lease;
 SELECT pg_temp.error_of('INSERT INTO theirs VALUES (6)');
 
-SELECT unfence_table('orders'), unfence_table('orders') AS again;
+SELECT table_unfence('orders'), table_unfence('orders', true) AS again;
 INSERT INTO orders VALUES (99);
 SELECT count(session_close(session)) FROM sessions;
 DROP FUNCTION as_superuser;

@@ -1,4 +1,4 @@
--- What a fenced table is held by: its triggers, as fence_table() makes them and not only by name. Tables that come to be partitions or to
+-- What a fenced table is held by: its triggers, as table_fence() makes them and not only by name. Tables that come to be partitions or to
 -- inherit, triggers that are replaced, disabled or made by others, and who may. The worker is off: what is seen is the verbs' own doing.
 \i pg_test/sql/include/worker_off.psql
 \pset null -
@@ -15,10 +15,10 @@ CREATE FUNCTION pg_temp.state_of(statement text) RETURNS text LANGUAGE sql AS $$
 -- A plain table that is attached to a partitioned one: open by way of that, and said to be so, until it is fenced anew.
 CREATE TABLE part (id int);
 CREATE TABLE whole (id int) PARTITION BY LIST (id);
-SELECT fence_table('part', 'r');
+SELECT table_fence('part', 'r');
 ALTER TABLE whole ATTACH PARTITION part FOR VALUES IN (1);
 SELECT * FROM fences;
-SELECT fence_table('part', 'r'), fence_table('part', 'r') AS again;
+SELECT table_fence('part', 'r'), table_fence('part', 'r') AS again;
 SELECT * FROM fences;
 SELECT * FROM triggers;
 SELECT pg_temp.error_of(statement)
@@ -32,11 +32,11 @@ SELECT * FROM part;
 CREATE TABLE part_2 PARTITION OF whole FOR VALUES IN (2);
 CREATE TABLE part_3 PARTITION OF whole FOR VALUES IN (3, 4) PARTITION BY LIST (id);
 CREATE TABLE part_3_3 PARTITION OF part_3 FOR VALUES IN (3);
-SELECT fence_table('part_2', 'r'), fence_table('part_3_3', 'other');
-SELECT pg_temp.error_of('SELECT fence_table(''whole'', ''r'')');
-SELECT unfence_table('part_3_3'), fence_table('part_3_3', 'r'), fence_table('part_3', 'r');
+SELECT table_fence('part_2', 'r'), table_fence('part_3_3', 'other');
+SELECT pg_temp.error_of('SELECT table_fence(''whole'', ''r'')');
+SELECT table_unfence('part_3_3'), table_fence('part_3_3', 'r'), table_fence('part_3', 'r');
 SELECT * FROM fences;
-SELECT fence_table('whole', 'r'), fence_table('whole', 'r') AS again;
+SELECT table_fence('whole', 'r'), table_fence('whole', 'r') AS again;
 SELECT * FROM fences;
 SELECT * FROM triggers;
 SELECT pg_temp.error_of(statement)
@@ -44,27 +44,27 @@ FROM unnest(ARRAY['INSERT INTO whole VALUES (1)', 'UPDATE whole SET id = 1', 'IN
 -- One partition disabled, or one by the whole: seen, and made good.
 ALTER TABLE part_3_3 DISABLE TRIGGER eskit_lease_fence;
 SELECT * FROM fences;
-SELECT fence_table('whole', 'r'), fence_table('whole', 'r') AS again;
+SELECT table_fence('whole', 'r'), table_fence('whole', 'r') AS again;
 SELECT * FROM fences;
 SELECT pg_temp.state_of('INSERT INTO whole VALUES (3)');
 ALTER TABLE whole ENABLE TRIGGER eskit_lease_fence;
-SELECT fence_table('part_2', 'r'), fence_table('part_2', 'r') AS again;
+SELECT table_fence('part_2', 'r'), table_fence('part_2', 'r') AS again;
 SELECT * FROM fences;
-SELECT fence_table('whole', 'r');
+SELECT table_fence('whole', 'r');
 SELECT * FROM fences;
 -- A table that is fenced alone cannot be attached to a fenced one.
 CREATE TABLE alone (id int);
-SELECT fence_table('alone', 'r');
+SELECT table_fence('alone', 'r');
 SELECT pg_temp.state_of('ALTER TABLE whole ATTACH PARTITION alone FOR VALUES IN (5)');
-SELECT unfence_table('alone');
+SELECT table_unfence('alone');
 ALTER TABLE whole ATTACH PARTITION alone FOR VALUES IN (5);
 SELECT pg_temp.state_of('INSERT INTO alone VALUES (5)');
 -- A partition that is detached is held for TRUNCATE alone, and said to be so.
 ALTER TABLE whole DETACH PARTITION part_2;
 SELECT * FROM fences;
-SELECT fence_table('part_2', 'r');
+SELECT table_fence('part_2', 'r');
 SELECT * FROM fences;
-SELECT unfence_table('whole'), unfence_table('part_2');
+SELECT table_unfence('whole'), table_unfence('part_2');
 SELECT * FROM triggers;
 INSERT INTO whole VALUES (1), (3), (5);
 DROP TABLE whole, part_2;
@@ -72,16 +72,16 @@ DROP TABLE whole, part_2;
 -- Inheritance: rows are written by statements that name another table. It cannot be fenced, nor made good, and is said to be so.
 CREATE TABLE child (i int);
 CREATE TABLE parent (i int);
-SELECT fence_table('child', 'r'), fence_table('parent', 'r');
+SELECT table_fence('child', 'r'), table_fence('parent', 'r');
 ALTER TABLE child INHERIT parent;
 SELECT * FROM fences;
-SELECT pg_temp.error_of(format('SELECT fence_table(%L, ''r'')', name)) FROM unnest('{child,parent}'::text[]) AS name;
+SELECT pg_temp.error_of(format('SELECT table_fence(%L, ''r'')', name)) FROM unnest('{child,parent}'::text[]) AS name;
 ALTER TABLE child NO INHERIT parent;
 SELECT * FROM fences;
-SELECT unfence_table('parent'), unfence_table('child');
+SELECT table_unfence('parent'), table_unfence('child');
 DROP TABLE child, parent;
 
--- A role with TRIGGER on a table may replace its triggers. fence_table warns of it, the view shows it, and a repetition
+-- A role with TRIGGER on a table may replace its triggers. table_fence warns of it, the view shows it, and a repetition
 -- mends it.
 CREATE ROLE regress_trigger;
 CREATE ROLE regress_other;
@@ -93,8 +93,8 @@ GRANT ALL ON t TO regress_trigger;
 GRANT TRIGGER ON u TO regress_trigger;
 GRANT TRIGGER ON u_1 TO regress_other, PUBLIC;
 GRANT SELECT, INSERT ON u, u_1 TO regress_trigger;
-SELECT fence_table('t', 'r');
-SELECT fence_table('u', 'r');
+SELECT table_fence('t', 'r');
+SELECT table_fence('u', 'r');
 SET ROLE regress_trigger;
 CREATE FUNCTION nothing() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END';
 -- Not a partition's.
@@ -109,8 +109,8 @@ BEGIN
     EXECUTE format('CREATE OR REPLACE TRIGGER eskit_lease_fence AFTER %s ON t %s', events, by);
     RESET ROLE;
     SELECT f.resource, f.complete INTO resource, complete FROM eskit_lease.fenced_tables AS f WHERE table_name = 't'::regclass;
-    fenced := pg_temp.error_of('SELECT eskit_lease.fence_table(''t'', ''r'')');
-    again := eskit_lease.fence_table('t', 'r');
+    fenced := pg_temp.error_of('SELECT eskit_lease.table_fence(''t'', ''r'')');
+    again := eskit_lease.table_fence('t', 'r');
     SELECT f.complete INTO after FROM eskit_lease.fenced_tables AS f WHERE table_name = 't'::regclass;
     writes := pg_temp.state_of('INSERT INTO t VALUES (1)');
     RETURN NEXT;
@@ -129,22 +129,22 @@ FROM (VALUES ('UPDATE OF p', 'EXECUTE FUNCTION eskit_lease.require_fence(''r'')'
 SET ROLE regress_trigger;
 CREATE OR REPLACE TRIGGER eskit_lease_fence AFTER INSERT ON t EXECUTE FUNCTION eskit_lease.require_fence('mine');
 RESET ROLE;
-SELECT pg_temp.error_of('SELECT fence_table(''t'', ''r'')');
+SELECT pg_temp.error_of('SELECT table_fence(''t'', ''r'')');
 SET ROLE regress_trigger;
 CREATE OR REPLACE TRIGGER eskit_lease_fence AFTER INSERT ON t EXECUTE FUNCTION eskit_lease.require_fence('r', 'p', 'x');
 RESET ROLE;
 SELECT * FROM fenced_tables WHERE table_name = 't'::regclass;
-SELECT unfence_table('t');
+SELECT table_unfence('t');
 -- There before it is fenced; also as a constraint trigger, which is not replaced but made anew.
 SET ROLE regress_trigger;
 CREATE CONSTRAINT TRIGGER eskit_lease_fence AFTER INSERT ON t DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION eskit_lease.require_fence('r');
 RESET ROLE;
 SELECT * FROM fences WHERE table_name = 't'::regclass;
-SELECT fence_table('t', 'r'), fence_table('t', 'r') AS again, unfence_table('t'), unfence_table('t') AS again;
+SELECT table_fence('t', 'r'), table_fence('t', 'r') AS again, table_unfence('t'), table_unfence('t', true) AS again;
 SET ROLE regress_trigger;
 CREATE TRIGGER eskit_lease_fence BEFORE INSERT ON t FOR EACH ROW EXECUTE FUNCTION nothing();
 RESET ROLE;
-SELECT unfence_table('t'), unfence_table('t') AS again;
+SELECT table_unfence('t'), table_unfence('t', true) AS again;
 -- A partitioned table's, with its partitions'; and that of a partition for TRUNCATE.
 SET ROLE regress_trigger;
 CREATE OR REPLACE TRIGGER eskit_lease_fence AFTER INSERT ON u FOR EACH ROW EXECUTE FUNCTION nothing();
@@ -152,17 +152,17 @@ CREATE OR REPLACE TRIGGER eskit_lease_fence_truncate AFTER TRUNCATE ON u_1 EXECU
 INSERT INTO u VALUES (1);
 RESET ROLE;
 SELECT * FROM fences;
-SELECT pg_temp.error_of('SELECT fence_table(''u_1'', ''r'')');
-SELECT fence_table('u', 'r'), fence_table('u', 'r') AS again;
+SELECT pg_temp.error_of('SELECT table_fence(''u_1'', ''r'')');
+SELECT table_fence('u', 'r'), table_fence('u', 'r') AS again;
 SELECT * FROM fences;
 SELECT * FROM triggers;
 SELECT pg_temp.state_of(statement) FROM unnest(ARRAY['INSERT INTO u VALUES (1)', 'INSERT INTO u_1 VALUES (1)', 'TRUNCATE u_1', 'TRUNCATE u']) AS statement;
-SELECT unfence_table('u');
+SELECT table_unfence('u');
 -- A partition's own, which stands in the way of the whole's.
 SET ROLE regress_trigger;
 CREATE CONSTRAINT TRIGGER eskit_lease_fence AFTER INSERT ON u_1 FOR EACH ROW EXECUTE FUNCTION nothing();
 RESET ROLE;
-SELECT fence_table('u', 'r');
+SELECT table_fence('u', 'r');
 SELECT * FROM triggers;
 RESET client_min_messages;
 \set VERBOSITY default
@@ -175,13 +175,13 @@ CREATE TABLE u_2 PARTITION OF u FOR VALUES IN (2);
 CREATE TABLE u_3 (i int, p int);
 ALTER TABLE u ATTACH PARTITION u_3 FOR VALUES IN (3);
 SELECT pg_temp.state_of(statement)
-FROM unnest(ARRAY['INSERT INTO u VALUES (2)', 'INSERT INTO u_3 VALUES (3)', 'SELECT eskit_lease.fence_table(''u'', ''r'')', 'SELECT eskit_lease.unfence_table(''u'')']) AS statement;
+FROM unnest(ARRAY['INSERT INTO u VALUES (2)', 'INSERT INTO u_3 VALUES (3)', 'SELECT eskit_lease.table_fence(''u'', ''r'')', 'SELECT eskit_lease.table_unfence(''u'')']) AS statement;
 SELECT pg_temp.error_of('SELECT eskit_lease.require_fence()');
 DROP TRIGGER eskit_lease_fence ON u;
 INSERT INTO u VALUES (2), (3);
 RESET ROLE;
 SELECT * FROM fences;
-SELECT unfence_table('u');
+SELECT table_unfence('u');
 
 -- Wherever in a row the column is that tells the partition: behind others, NULL or not, of any length, dropped, or in no row yet.
 SELECT group_create('g', 4, rebalance_timeout => '1 hour'), group_join('g', :'a') > 0 AS joined;
@@ -193,7 +193,7 @@ INSERT INTO places VALUES (3, 'late', 3, 2, 2), (4, NULL, NULL, 1, NULL), (5, re
 CREATE FUNCTION pg_temp.written(by text) RETURNS TABLE (partition text, i int, may text) LANGUAGE sql AS $$
     SELECT to_jsonb(x) ->> by, x.i, pg_temp.state_of(format('UPDATE places SET n = 0 WHERE i = %s', x.i)) FROM places AS x ORDER BY x.i
 $$;
-SELECT fence_table('places', 'g', 'p');
+SELECT table_fence('places', 'g', 'p');
 BEGIN;
 SELECT fence_check('g', :g1);
 SELECT * FROM pg_temp.written('p');
@@ -201,7 +201,7 @@ SELECT pg_temp.state_of('UPDATE places SET p = 3 - p WHERE i = 1');
 SELECT fence_check('g', :g2);
 UPDATE places SET p = 3 - p;
 COMMIT;
-SELECT unfence_table('places'), fence_table('places', 'g', 'q');
+SELECT table_unfence('places'), table_fence('places', 'g', 'q');
 BEGIN;
 SELECT fence_check('g', :g2);
 SELECT * FROM pg_temp.written('q');
@@ -211,7 +211,7 @@ CREATE TABLE shards_1 PARTITION OF shards FOR VALUES IN (1);
 CREATE TABLE shards_2 (p int, gone int, t text);
 ALTER TABLE shards_2 DROP gone;
 ALTER TABLE shards ATTACH PARTITION shards_2 FOR VALUES IN (2);
-SELECT fence_table('shards', 'g', 'p');
+SELECT table_fence('shards', 'g', 'p');
 BEGIN;
 SELECT fence_check('g', :g1);
 INSERT INTO shards VALUES ('a', 1), ('b', 1);
@@ -226,7 +226,7 @@ SELECT * FROM shards ORDER BY t;
 -- By a column, a plain table's statements are checked, each by what it has written; also where there are
 -- conflicts, where several tables of rows are written at once, and where others read them.
 CREATE TABLE c (i int PRIMARY KEY, p int);
-SELECT fence_table('c', 'g', 'p'), fence_table('c', 'g', 'p') AS again;
+SELECT table_fence('c', 'g', 'p'), table_fence('c', 'g', 'p') AS again;
 SELECT * FROM triggers WHERE on_table = 'c'::regclass;
 CREATE FUNCTION count_rows() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
@@ -260,7 +260,7 @@ COMMIT;
 -- A MERGE with something else on the same table, of whose rows old minor versions lost some.
 CREATE TABLE m (i int PRIMARY KEY, parent int REFERENCES m ON DELETE CASCADE ON UPDATE CASCADE, p int);
 INSERT INTO m SELECT i, NULL, 1 FROM generate_series(1, 3) AS i;
-SELECT fence_table('m', 'g', 'p');
+SELECT table_fence('m', 'g', 'p');
 SELECT pg_temp.state_of(statement), statement
 FROM unnest(ARRAY['WITH w AS (UPDATE m SET p = 1 WHERE false) MERGE INTO m USING (VALUES (1)) AS v (x) ON i = x WHEN MATCHED THEN UPDATE SET p = 3',
                   'WITH w AS (DELETE FROM m WHERE false) MERGE INTO m USING (VALUES (2)) AS v (x) ON i = x WHEN MATCHED THEN DELETE',
@@ -273,7 +273,7 @@ CREATE FUNCTION pg_temp.after(statement text) RETURNS TABLE (complete boolean, a
 BEGIN
     EXECUTE statement;
     SELECT f.complete INTO complete FROM fences AS f WHERE table_name = 'c'::regclass;
-    again := eskit_lease.fence_table('c', 'g', 'p');
+    again := eskit_lease.table_fence('c', 'g', 'p');
     SELECT f.complete INTO after FROM fences AS f WHERE table_name = 'c'::regclass;
     deletes := pg_temp.state_of('DELETE FROM c');
     RETURN NEXT;
@@ -291,13 +291,13 @@ SELECT * FROM triggers WHERE on_table = 'c'::regclass;
 CREATE TABLE cs (i int, p int) PARTITION BY LIST (p);
 ALTER TABLE cs ATTACH PARTITION c DEFAULT;
 SELECT * FROM fences WHERE table_name = 'c'::regclass;
-SELECT fence_table('c', 'g', 'p'), fence_table('c', 'g', 'p') AS again;
+SELECT table_fence('c', 'g', 'p'), table_fence('c', 'g', 'p') AS again;
 SELECT * FROM triggers WHERE on_table = 'c'::regclass;
 SELECT pg_temp.error_of('INSERT INTO cs VALUES (7, 2)');
 ALTER TABLE cs DETACH PARTITION c;
-SELECT fence_table('c', 'g', 'p'), fence_table('c', 'g', 'p') AS again;
+SELECT table_fence('c', 'g', 'p'), table_fence('c', 'g', 'p') AS again;
 SELECT * FROM triggers WHERE on_table = 'c'::regclass;
-SELECT unfence_table('c'), unfence_table('c') AS again;
+SELECT table_unfence('c'), table_unfence('c', true) AS again;
 SELECT * FROM triggers WHERE on_table = 'c'::regclass;
 
 DROP TABLE t, u, places, shards, c, cs, m;

@@ -361,7 +361,7 @@ SELECT group_join('size', :'c') > 0 AS joined, group_join('size', :'e') > 0 AS j
 SELECT pg_temp.acknowledge('size', :'c');
 SELECT * FROM pg_temp.who('size');
 SELECT cursor_commit('size', 0, 100, fence) FROM group_assignment('size', :'c');
-SELECT cursor_commit('size', 1, 70, fence), cursor_ack('size', 1, 90, fence), cursor_head('size', 1, 200)
+SELECT cursor_commit('size', 1, 70, fence), cursor_ack('size', 1, 90, fence), cursor_report_head('size', 1, 200)
 FROM group_assignment('size', :'e');
 SELECT partition, position, head, lag, acked_ahead FROM group_lag WHERE group_name = 'size' ORDER BY 1;
 SELECT pg_temp.refused('group_resize(''size'', 5)');
@@ -440,7 +440,7 @@ ROLLBACK;
 SELECT count(*) FROM groups WHERE group_name = 'idle';
 SELECT group_drop('idle');
 SELECT session_close(:'b');
-SELECT cursor_commit('size', 0, 200, fence), cursor_head('size', 0, 300) FROM group_assignment('size', :'c') WHERE partition = 0;
+SELECT cursor_commit('size', 0, 200, fence), cursor_report_head('size', 0, 300) FROM group_assignment('size', :'c') WHERE partition = 0;
 SELECT group_leave('size', :'c');
 SELECT group_drop('size');
 SELECT (SELECT count(*) FROM groups WHERE group_name = 'size') AS groups, (SELECT count(*) FROM group_partitions WHERE group_name = 'size') AS partitions,

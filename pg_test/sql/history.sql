@@ -116,7 +116,7 @@ UPDATE eskit_lease._history SET at = at + interval '1 hour';
 SELECT semaphore_create('many', 2), group_create('shared', 3);
 SELECT session AS m FROM session_open('member', '1 hour') \gset
 SELECT group_join('shared', :'m') > 0 AS joined;
-SELECT count(cursor_head('shared', i, 10)) FROM generate_series(0, 2) AS i;
+SELECT count(cursor_report_head('shared', i, 10)) FROM generate_series(0, 2) AS i;
 SELECT (pg_temp.ask('many', :'l')).reason;
 SELECT fence AS f FROM lease_acquire('led', :'l') \gset
 SELECT (pg_temp.ask('led', :'m', true)).reason;

@@ -14,7 +14,7 @@ BEGIN
     FOR n IN first..last LOOP
         PERFORM eskit_lease.cursor_commit('parts', 0, n, fence);
         COMMIT;
-        PERFORM eskit_lease.cursor_head('parts', 0, n);
+        PERFORM eskit_lease.cursor_report_head('parts', 0, n);
         COMMIT;
     END LOOP;
 END
@@ -25,7 +25,7 @@ $$;
 CALL pg_temp.go_on(:f, 2, 1000);
 BEGIN;
 SELECT pg_temp.rows_read() AS before \gset
-SELECT cursor_position('parts', 0), cursor_commit('parts', 0, 1001, :f), cursor_head('parts', 0, 1001);
+SELECT cursor_position('parts', 0), cursor_commit('parts', 0, 1001, :f), cursor_report_head('parts', 0, 1001);
 SELECT pg_temp.rows_read() - :before < 1000 AS few;
 COMMIT;
 SELECT cursor_position('parts', 0);

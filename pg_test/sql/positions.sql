@@ -3,8 +3,8 @@
 \i pg_test/sql/include/worker_off.psql
 \i pg_test/sql/include/refusals.psql
 \pset null -
-CREATE TABLE events (position bigint PRIMARY KEY DEFAULT next_position(), what text);
-CREATE TABLE others (position bigint PRIMARY KEY DEFAULT next_position(), what text);
+CREATE TABLE events (position bigint PRIMARY KEY DEFAULT position_next(), what text);
+CREATE TABLE others (position bigint PRIMARY KEY DEFAULT position_next(), what text);
 -- How many a reader may read.
 CREATE FUNCTION pg_temp.settled() RETURNS bigint LANGUAGE sql AS 'SELECT count(*) FROM events WHERE position < position_horizon()';
 
@@ -98,16 +98,16 @@ SELECT group_drop('outbox');
 
 -- A transaction that may not write draws none, and reads the horizon.
 BEGIN READ ONLY;
-SELECT pg_temp.refused('next_position()');
+SELECT pg_temp.refused('position_next()');
 SELECT position_horizon() > 0 AS horizon;
 COMMIT;
 
 -- All that one transaction may have, and one more. The next begins anew.
 BEGIN;
-SELECT count(DISTINCT next_position()) FROM generate_series(1, 1048576);
-SELECT pg_temp.refused('next_position()', 'next_position()');
+SELECT count(DISTINCT position_next()) FROM generate_series(1, 1048576);
+SELECT pg_temp.refused('position_next()', 'position_next()');
 COMMIT;
-SELECT next_position() & 1048575 AS count;
+SELECT position_next() & 1048575 AS count;
 
 -- A role that may not draw may not write rows whose default draws. Reading is another matter.
 CREATE ROLE regress_producer;
@@ -115,7 +115,7 @@ GRANT INSERT, SELECT ON events TO regress_producer;
 SET ROLE regress_producer;
 SELECT pg_temp.error_of('INSERT INTO events (what) VALUES (''refused'')');
 RESET ROLE;
-GRANT EXECUTE ON FUNCTION next_position() TO regress_producer;
+GRANT EXECUTE ON FUNCTION position_next() TO regress_producer;
 SET ROLE regress_producer;
 INSERT INTO events (what) VALUES ('o');
 SELECT pg_temp.error_of('SELECT position_horizon()');
@@ -135,11 +135,11 @@ SELECT position_horizon() > 0 AS horizon;
 SELECT setval('position_base', 17), setval('position_high', 4000000000000), setval('position_cluster', 42);
 SELECT position_horizon() = 4000000000000 << 20 AS horizon;
 BEGIN;
-SELECT next_position() >> 20 >= 4000000000000 AS above, position_horizon() >> 20 >= 4000000000000 AS horizon;
+SELECT position_next() >> 20 >= 4000000000000 AS above, position_horizon() >> 20 >= 4000000000000 AS horizon;
 -- Neither the base nor the reservation is undone.
 ROLLBACK;
 SELECT last_value AS base FROM position_base \gset
-SELECT next_position() >> 20 = pg_current_xact_id()::text::bigint + :base AS above_base, :base < 4000000000000 AND :base > 3999000000000 AS raised,
+SELECT position_next() >> 20 = pg_current_xact_id()::text::bigint + :base AS above_base, :base < 4000000000000 AND :base > 3999000000000 AS raised,
        position_horizon() >> 20 >= 4000000000000 AS horizon;
 SELECT last_value = :base AS same FROM position_base;
 SELECT last_value BETWEEN 4000000000000 AND 4000000131072 AS reserved FROM position_high;
@@ -155,7 +155,7 @@ CREATE EXTENSION eskit_lease;
 \i pg_test/sql/include/helpers.psql
 SELECT setval('position_high', 4000000), setval('position_cluster', system_identifier) IS NOT NULL AS same_cluster FROM pg_control_system();
 SELECT position_horizon() = 4000000 << 20 AS horizon;
-SELECT next_position() >> 20 >= 4000000 AS above;
+SELECT position_next() >> 20 >= 4000000 AS above;
 \c regression
 DROP DATABASE regress_restored WITH (FORCE);
 CREATE DATABASE regress_restored;
@@ -163,7 +163,7 @@ CREATE DATABASE regress_restored;
 CREATE EXTENSION eskit_lease;
 \i pg_test/sql/include/helpers.psql
 SELECT setval('position_high', 4000000000000), setval('position_cluster', system_identifier # last_value) IS NOT NULL AS here FROM position_origin, pg_control_system();
-SELECT next_position() >> 20 >= 4000000000000 AS above;
+SELECT position_next() >> 20 >= 4000000000000 AS above;
 \c regression
 DROP DATABASE regress_restored WITH (FORCE);
 
@@ -173,7 +173,7 @@ CREATE DATABASE regress_restored;
 CREATE EXTENSION eskit_lease;
 \i pg_test/sql/include/helpers.psql
 \i pg_test/sql/include/refusals.psql
-CREATE TABLE events (position bigint PRIMARY KEY DEFAULT next_position(), what text);
+CREATE TABLE events (position bigint PRIMARY KEY DEFAULT position_next(), what text);
 CREATE FUNCTION pg_temp.settled() RETURNS text LANGUAGE sql AS 'SELECT string_agg(what, '' '' ORDER BY position) FROM events WHERE position < position_horizon()';
 INSERT INTO events (what) VALUES ('drawn');
 INSERT INTO events VALUES (9000000000000, 'copied');
@@ -218,16 +218,16 @@ DROP EXTENSION eskit_lease CASCADE;
 CREATE EXTENSION eskit_lease;
 \c -
 \i pg_test/sql/include/helpers.psql
-SELECT next_position() < max(position) AS low FROM events;
+SELECT position_next() < max(position) AS low FROM events;
 SELECT position_raise(max(position)) FROM events;
-ALTER TABLE events ALTER position SET DEFAULT next_position();
+ALTER TABLE events ALTER position SET DEFAULT position_next();
 INSERT INTO events (what) VALUES ('above');
 SELECT what FROM events ORDER BY position DESC LIMIT 2;
 \c regression
 DROP DATABASE regress_restored WITH (FORCE);
 
 \i pg_test/sql/include/helpers.psql
-REVOKE EXECUTE ON FUNCTION next_position() FROM regress_producer;
+REVOKE EXECUTE ON FUNCTION position_next() FROM regress_producer;
 DROP TABLE events, others;
 DROP ROLE regress_producer;
 \i pg_test/sql/include/worker_on.psql

@@ -44,7 +44,7 @@ SET ROLE regress_nobody;
 SELECT eskit_lease.group_lock_key('default'), eskit_lease.advisory_lock_id('sub:orders'), eskit_lease.partition_for('a', 1);
 SELECT pg_temp.attempt(statement)
 FROM unnest(ARRAY['SELECT session_open(''c'')', 'SELECT lease_renew(''r'', 1)', 'SELECT fence_check(''r'', 1)', 'SELECT * FROM stats()',
-                  'SELECT next_position()', 'SELECT position_horizon()', 'SELECT * FROM position_blockers', 'SELECT nextval(''eskit_lease.position_high'')',
+                  'SELECT position_next()', 'SELECT position_horizon()', 'SELECT * FROM position_blockers', 'SELECT nextval(''eskit_lease.position_high'')',
                   'SELECT * FROM sessions', 'SELECT * FROM leases', 'SELECT * FROM waiters', 'SELECT * FROM blockers', 'SELECT * FROM eskit_lease._sessions',
                   'SELECT nextval(''eskit_lease.fence_seq'')', 'CREATE TABLE eskit_lease.mine ()', 'SELECT grant_consumer(''regress_nobody'')']) AS statement;
 SET ROLE regress_consumer;

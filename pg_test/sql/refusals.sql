@@ -33,9 +33,11 @@ FROM pg_proc AS p
 WHERE p.pronamespace = 'eskit_lease'::regnamespace;
 
 -- Functions: each of them called by each role, with nothing but NULL.
+SET client_min_messages = error; -- former names warn, in no order
 CREATE TEMP TABLE calls AS
 SELECT f.oid, f.function, r.role, pg_temp.tried('regress_' || r.role, f.call) AS tried
 FROM functions AS f, unnest(ARRAY['public', 'consumer', 'monitor', 'admin']) AS r (role);
+RESET client_min_messages;
 SELECT function, max(tried) FILTER (WHERE role = 'public') AS public, max(tried) FILTER (WHERE role = 'consumer') AS consumer,
        max(tried) FILTER (WHERE role = 'monitor') AS monitor, max(tried) FILTER (WHERE role = 'admin') AS admin
 FROM calls GROUP BY function ORDER BY function;
@@ -81,8 +83,8 @@ FROM unnest(ARRAY[
     'COMMENT ON TABLE eskit_lease._leases IS ''mine''', 'ALTER TABLE eskit_lease._leases DISABLE TRIGGER ALL', 'DROP VIEW eskit_lease.leases',
     'ALTER SCHEMA eskit_lease RENAME TO mine', 'DROP EXTENSION eskit_lease', 'ALTER EXTENSION eskit_lease ADD SCHEMA public',
     'ALTER EXTENSION eskit_lease UPDATE', 'CREATE EVENT TRIGGER mine ON ddl_command_end EXECUTE FUNCTION eskit_lease.require_fence()',
-    'SELECT eskit_lease.fence_table(''eskit_lease._leases'', ''r'')', 'SELECT eskit_lease.fence_table(''pg_catalog.pg_class'', ''r'')',
-    'SELECT eskit_lease.unfence_table(''pg_catalog.pg_authid'')', 'SET eskit_lease.fence_superusers = off', 'SET eskit_lease.max_ttl = ''1 day''',
+    'SELECT eskit_lease.table_fence(''eskit_lease._leases'', ''r'')', 'SELECT eskit_lease.table_fence(''pg_catalog.pg_class'', ''r'')',
+    'SELECT eskit_lease.table_unfence(''pg_catalog.pg_authid'')', 'SET eskit_lease.fence_superusers = off', 'SET eskit_lease.max_ttl = ''1 day''',
     'SET eskit_lease.mine = 1', 'ALTER ROLE regress_consumer SET eskit_lease.worker = off']) AS statement;
 
 -- The trigger of fenced tables. PUBLIC may use it as a trigger only, because the owner of such a table makes its
@@ -91,7 +93,7 @@ SELECT pg_temp.raises('regress_public', 'SELECT eskit_lease.require_fence()');
 GRANT CREATE ON SCHEMA public TO regress_consumer, regress_public;
 SET ROLE regress_consumer;
 CREATE TABLE fenced (i int) PARTITION BY RANGE (i);
-SELECT eskit_lease.fence_table('fenced', 'r');
+SELECT eskit_lease.table_fence('fenced', 'r');
 RESET ROLE;
 ALTER TABLE fenced OWNER TO regress_public;
 SET ROLE regress_public;

@@ -10,7 +10,7 @@ CREATE EXTENSION eskit_lease;
 CREATE TABLE t (n int);
 SELECT session AS a FROM eskit_lease.session_open('a') \gset
 SELECT eskit_lease.group_create('g', 2);
-SELECT eskit_lease.fence_table('t', 'g', 'n');
+SELECT eskit_lease.table_fence('t', 'g', 'n');
 SELECT table_name, resource, partition_column FROM eskit_lease.fenced_tables;
 SELECT first, state FROM eskit_lease.execution_begin('back\\slash', :'a');
 SELECT key FROM eskit_lease.executions;

@@ -6,7 +6,7 @@ use super::target::Target;
 use crate::base::error::{Error, Result};
 use crate::base::limits;
 use crate::call::{Call, Given, enter_writing, text_arg};
-use crate::lease::declaration::{self, Kind};
+use crate::lease::declaration::Kind;
 use crate::lease::declare;
 use crate::pg::catalog;
 use crate::pg::oids::Class;
@@ -129,16 +129,21 @@ fn create(call: &Call, resource: &str, side: &Side) -> Result<()> {
     Ok(())
 }
 
-#[pg_extern(schema = "eskit_lease")]
+/// As versions up to 0.2.0 declare it.
+#[pg_extern(sql = false)]
 fn bridge_drop(resource: Option<Text>) -> Result<bool> {
+    bridge_drop_if(resource, Some(true))
+}
+
+#[pg_extern(schema = "eskit_lease", name = "bridge_drop")]
+fn bridge_drop_if(resource: Option<Text>, missing_ok: default!(Option<bool>, "false")) -> Result<bool> {
     let shared = enter_writing("bridge_drop()")?;
     let resource = text_arg("resource", resource)?;
+    let missing_ok = missing_ok.given("missing_ok")?;
     let call = Call::open(shared)?;
-    if declaration::of(&resource).is_none() {
+    if !declare::drop_owned(&call, &resource, Kind::Bridge, missing_ok)? {
         return Ok(false);
     }
-    declaration::lock_owned(&call, &resource, Kind::Bridge)?;
-    declare::undeclare(&call, &resource, Kind::Bridge)?;
     call.db().execute(&DROP, vec![Value::Text(&resource)]);
     // The worker may still have the lock. A row it leaves to its time.
     call.seam().judge(&resource);

@@ -1,8 +1,8 @@
 //! Fenced tables: written only by transactions that have passed the check of a fence, whatever client they come from.
 //!
-//! Files, low to high: trigger, mod.
+//! Files, low to high: trigger, mod, unfence.
 //!
-//! [`fence_table`] makes triggers, as the table's owner might, and that is all: the resource is their argument, so what
+//! `table_fence` makes triggers, as the table's owner might, and that is all: the resource is their argument, so what
 //! is fenced by what is a part of the table, is dumped and restored with it (its rows first, then its triggers) and
 //! goes with it. They fire always, so that `session_replication_role` makes no difference. What they ask is in
 //! [`trigger`].
@@ -24,6 +24,7 @@
 //! tables to come. So such tables are refused.
 
 mod trigger;
+pub mod unfence;
 
 use crate::base::error::{Error, Result};
 use crate::call::{Given, enter_writing, text_arg};
@@ -293,13 +294,14 @@ fn require_partition_column(table: Oid, name: &str, column: &str) -> Result<()> 
     Err(Error::PartitionColumn { table: table_name, column: column_name, why }.into())
 }
 
-#[pg_extern(schema = "eskit_lease")]
-fn fence_table(
+/// In the library it has the name that versions up to 0.2.0 declare.
+#[pg_extern(schema = "eskit_lease", name = "table_fence")]
+pub fn fence_table(
     target: Option<Class>,
     resource: Option<Text>,
     partition_column: default!(Option<Text>, "NULL"),
 ) -> Result<bool> {
-    enter_writing("fence_table()")?;
+    enter_writing("table_fence()")?;
     let Class(table) = target.given("target")?;
     let resource = text_arg("resource", resource)?;
     let column = partition_column.as_deref();
@@ -364,25 +366,4 @@ fn make(members: &[Member], top: &Member, shapes: &[&Shape]) -> bool {
         changed |= made;
     }
     changed
-}
-
-#[pg_extern(schema = "eskit_lease")]
-fn unfence_table(target: Option<Class>) -> Result<bool> {
-    spi::require_writes("unfence_table()")?;
-    let Class(table) = target.given("target")?;
-    lock_owned(table, pg_sys::AccessExclusiveLock)?;
-    let members = tree(table, "", None);
-    let Some((top, partitions)) = members.split_first() else { return Ok(false) };
-    let mut changed = !top.triggers.is_empty();
-    for found in &top.triggers {
-        top.run(DROP, found.name, None); // of which PostgreSQL says what is the parent's
-    }
-    // Those of partitions that are fenced on their own stay.
-    let alone = |member: &&Member| {
-        member.found(STATEMENTS.name).is_some_and(|found| !found.inherited && found.arguments.is_some())
-    };
-    for member in partitions.iter().filter(|member| !alone(member)) {
-        changed |= member.drop_where(|found| found.name != STATEMENTS.name);
-    }
-    Ok(changed)
 }

@@ -206,9 +206,10 @@ fn cursor_position(group_name: Option<Text>, partition: Option<i32>) -> Result<i
     }
 }
 
-#[pg_extern(schema = "eskit_lease")]
-fn cursor_head(group_name: Option<Text>, partition: Option<i32>, position: Option<i64>) -> Result<bool> {
-    let shared = enter_writing("cursor_head()")?;
+/// In the library it has the name that versions up to 0.2.0 declare.
+#[pg_extern(schema = "eskit_lease", name = "cursor_report_head")]
+pub fn cursor_head(group_name: Option<Text>, partition: Option<i32>, position: Option<i64>) -> Result<bool> {
+    let shared = enter_writing("cursor_report_head()")?;
     let group = text_arg("group_name", group_name)?;
     let partition = partition_arg(&group, partition)?;
     let position = position_arg(position)?;

@@ -41,7 +41,7 @@
 
 mod assign;
 pub mod bound;
-mod cursor;
+pub mod cursor;
 mod ending;
 mod judge;
 mod members;

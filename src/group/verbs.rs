@@ -39,12 +39,17 @@ static DROP: Statement = Statement::writes(include_str!("../../sql/query/group/d
 /// The state of a group that the caller owns, locked to the end of the transaction. The group's row comes before its
 /// declaration, here as in a rebalance.
 fn lock_owned(call: &Call, name: &str) -> Result<State> {
-    declaration::owned(call, name, Kind::Group)?;
+    lock_if_any(call, name)?.ok_or_else(|| declaration::unknown(name, Kind::Group))
+}
+
+fn lock_if_any(call: &Call, name: &str) -> Result<Option<State>> {
+    if declaration::owned_if_any(call, name, Kind::Group)?.is_none() {
+        return Ok(None);
+    }
     let locked = || State::read(call, name, &|_| false).is_none_or(|state| state.lock());
     declaration::patiently(name, || Ok(locked().then_some(())))?;
-    declaration::lock_owned(call, name, Kind::Group)?;
-    State::read(call, name, &|_| false)
-        .ok_or_else(|| Error::Unknown { kind: Kind::Group.name(), name: name.to_owned() }.into())
+    let declared = declaration::lock_if_any(call, name, Kind::Group)?;
+    Ok(declared.and_then(|_| State::read(call, name, &|_| false)))
 }
 
 #[pg_extern(schema = "eskit_lease")]
@@ -136,12 +141,15 @@ fn group_resize(
     Ok(declaration::of(&name).is_some_and(|declaration| declaration.slots == partitions))
 }
 
-#[pg_extern(schema = "eskit_lease")]
-fn group_drop(group_name: Option<Text>) -> Result<()> {
+#[pg_extern(schema = "eskit_lease", name = "group_drop")]
+fn group_drop_if(group_name: Option<Text>, missing_ok: default!(Option<bool>, "false")) -> Result<bool> {
     let shared = enter_writing("group_drop()")?;
     let name = text_arg("group_name", group_name)?;
+    let missing_ok = missing_ok.given("missing_ok")?;
     let call = Call::open(shared)?;
-    lock_owned(&call, &name)?;
+    if lock_if_any(&call, &name)?.is_none() {
+        return if missing_ok { Ok(false) } else { Err(declaration::unknown(&name, Kind::Group)) };
+    }
     declare::undeclare(&call, &name, Kind::Group)?;
     // Looked at once the declaration is gone: whoever joins looks at that after it has a member's row.
     let (members, joining) = members::sessions(&name);
@@ -161,7 +169,13 @@ fn group_drop(group_name: Option<Text>) -> Result<()> {
     call.written(state::table().delete_rows(&key), &DROP, vec![Value::Text(&name)]);
     members::drop_all(&call, &name);
     targets::drop_all(&call, &name);
-    cursor::drop_all(&call, &name)
+    cursor::drop_all(&call, &name).map(|()| true)
+}
+
+/// As versions up to 0.2.0 declare it.
+#[pg_extern(sql = false)]
+fn group_drop(group_name: Option<Text>) -> Result<()> {
+    group_drop_if(group_name, Some(false)).map(|_| ())
 }
 
 /// A heartbeat for a session that has to be alive.

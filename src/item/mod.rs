@@ -64,6 +64,7 @@ use crate::shmem::floors::Lane;
 use crate::shmem::hunger::Food;
 use pgrx::Uuid;
 use pgrx::pg_sys::ItemPointerData;
+use pgrx::pg_sys::panic::ErrorReport;
 use std::ffi::CStr;
 use std::sync::atomic::Ordering;
 
@@ -160,7 +161,12 @@ impl Queue {
     }
 
     pub fn of(name: &str) -> Result<Queue> {
-        Ok(Queue::find(name).ok_or_else(|| Error::Unknown { kind: "queue", name: name.to_owned() })?)
+        Queue::find(name).ok_or_else(|| Queue::unknown(name))
+    }
+
+    /// Says that there is no such queue.
+    fn unknown(name: &str) -> ErrorReport {
+        Error::Unknown { kind: "queue", name: name.to_owned() }.into()
     }
 
     pub fn numbered(number: i32) -> Option<Queue> {

@@ -115,13 +115,20 @@ fn queue_alter(
     Ok(())
 }
 
-#[pg_extern(schema = "eskit_lease")]
-fn queue_drop(queue: Option<Text>, items: default!(Option<bool>, "false")) -> Result<()> {
+#[pg_extern(schema = "eskit_lease", name = "queue_drop")]
+fn queue_drop_if(
+    queue: Option<Text>,
+    items: default!(Option<bool>, "false"),
+    missing_ok: default!(Option<bool>, "false"),
+) -> Result<bool> {
     let shared = enter_writing("queue_drop()")?;
     let name = text_arg("queue", queue)?;
     let items = items.given("items")?;
+    let missing_ok = missing_ok.given("missing_ok")?;
     let call = Call::open(shared)?;
-    let queue = lock_owned(&call, &name)?;
+    let Some(queue) = lock_if_any(&call, &name)? else {
+        return if missing_ok { Ok(false) } else { Err(Queue::unknown(&name)) };
+    };
     call.db().execute(&DROP, vec![Value::Int(queue.number)]);
     // Looked at once the queue is gone: whoever adds looks at that after it has added.
     let found = any_item(&queue)?;
@@ -137,7 +144,13 @@ fn queue_drop(queue: Option<Text>, items: default!(Option<bool>, "false")) -> Re
     }
     drop(&DROP_CLAIMS);
     drop(&heads::DROP);
-    Ok(())
+    Ok(true)
+}
+
+/// As versions up to 0.2.0 declare it.
+#[pg_extern(sql = false)]
+fn queue_drop(queue: Option<Text>, items: Option<bool>) -> Result<()> {
+    queue_drop_if(queue, items, Some(false)).map(|_| ())
 }
 
 /// Whether a queue has items that are not dead; refuses while somebody has one of them in hand.
@@ -160,10 +173,14 @@ fn any_item(queue: &Queue) -> Result<bool> {
 
 /// The row of a queue that the caller owns, locked.
 fn lock_owned(call: &Call, name: &str) -> Result<Queue> {
+    lock_if_any(call, name)?.ok_or_else(|| Queue::unknown(name))
+}
+
+fn lock_if_any(call: &Call, name: &str) -> Result<Option<Queue>> {
     declaration::patiently(name, || {
-        let queue = Queue::of(name)?;
+        let Some(queue) = Queue::find(name) else { return Ok(Some(None)) };
         queue.authorize(call)?;
-        Ok((Queue::table().lock(queue.tid, false) == Locked::Mine).then_some(queue))
+        Ok((Queue::table().lock(queue.tid, false) == Locked::Mine).then_some(Some(queue)))
     })
 }
 

@@ -21,6 +21,7 @@ use crate::call::{Call, Given};
 use crate::pg::table::{Flight, Key, Locked, Sight, Stand, Table, Tuple};
 use crate::pg::text::{Text, role_of_name};
 use crate::pg::{clock, lock_timeout, role};
+use pgrx::pg_sys::panic::ErrorReport;
 use pgrx::pg_sys::{ItemPointerData, Oid};
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -135,11 +136,22 @@ pub fn groups_among(call: &Call, names: Vec<String>) -> (Vec<String>, Vec<String
 
 /// The declaration of a name that has to be of a kind.
 pub fn of_kind(resource: &str, kind: Kind) -> Result<Declaration> {
-    let declaration = of(resource).ok_or_else(|| Error::Unknown { kind: kind.name(), name: resource.to_owned() })?;
-    if declaration.kind == kind {
-        return Ok(declaration);
+    of_kind_if_any(resource, kind)?.ok_or_else(|| unknown(resource, kind))
+}
+
+/// Says that there is no such name.
+pub fn unknown(resource: &str, kind: Kind) -> ErrorReport {
+    Error::Unknown { kind: kind.name(), name: resource.to_owned() }.into()
+}
+
+/// The declaration of a name that has to be of a kind, if there is one.
+fn of_kind_if_any(resource: &str, kind: Kind) -> Result<Option<Declaration>> {
+    match of(resource) {
+        Some(known) if known.kind != kind => {
+            Err(Error::WrongKind { name: resource.to_owned(), is: known.kind.name(), wanted: kind.name() }.into())
+        }
+        known => Ok(known),
     }
-    Err(Error::WrongKind { name: resource.to_owned(), is: declaration.kind.name(), wanted: kind.name() }.into())
 }
 
 /// Refuses a partition that there is not.
@@ -181,19 +193,26 @@ pub fn slots_arg(what: &'static str, slots: Option<i32>) -> Result<i32> {
     Err(Error::Number { what, given: slots.into(), min: 1, max: limits::MAX_SLOTS.into() }.into())
 }
 
-/// The declaration of a name that the caller owns.
-pub fn owned(call: &Call, resource: &str, kind: Kind) -> Result<Declaration> {
-    let declaration = of_kind(resource, kind)?;
-    authorize(call, resource, &declaration)?;
+/// The declaration of a name that the caller owns, if there is one.
+pub fn owned_if_any(call: &Call, resource: &str, kind: Kind) -> Result<Option<Declaration>> {
+    let declaration = of_kind_if_any(resource, kind)?;
+    if let Some(declaration) = &declaration {
+        authorize(call, resource, declaration)?;
+    }
     Ok(declaration)
+}
+
+/// Locks the declaration of a name that the caller owns, if there is one.
+pub fn lock_if_any(call: &Call, resource: &str, kind: Kind) -> Result<Option<Declaration>> {
+    patiently(resource, || {
+        let declaration = owned_if_any(call, resource, kind)?;
+        Ok(declaration.as_ref().is_none_or(try_lock).then_some(declaration))
+    })
 }
 
 /// Locks the declaration of a name that the caller owns.
 pub fn lock_owned(call: &Call, resource: &str, kind: Kind) -> Result<Declaration> {
-    patiently(resource, || {
-        let declaration = owned(call, resource, kind)?;
-        Ok(try_lock(&declaration).then_some(declaration))
-    })
+    lock_if_any(call, resource, kind)?.ok_or_else(|| unknown(resource, kind))
 }
 
 /// Repeats an attempt that another session may be in the way of, until it succeeds. Refuses after some moments, or

@@ -1,6 +1,6 @@
 //! Declaring a name, changing the number of its slots, and taking the declaration back.
 
-use super::declaration::{Kind, Stands, stands, table};
+use super::declaration::{self, Kind, Stands, stands, table};
 use super::line;
 use super::row::{Leases, Probe};
 use crate::base::error::{Error, Result};
@@ -53,6 +53,14 @@ pub fn undeclare(call: &Call, resource: &str, kind: Kind) -> Result<()> {
     }
     forget_slots(call, resource, 0);
     Ok(())
+}
+
+/// Takes back a declaration that the caller owns. False where there is none and `missing_ok`.
+pub fn drop_owned(call: &Call, resource: &str, kind: Kind, missing_ok: bool) -> Result<bool> {
+    if declaration::lock_if_any(call, resource, kind)?.is_some() {
+        return undeclare(call, resource, kind).map(|()| true);
+    }
+    if missing_ok { Ok(false) } else { Err(declaration::unknown(resource, kind)) }
 }
 
 /// Changes the number of slots. The caller has locked the row of the declaration.

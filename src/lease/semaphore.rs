@@ -28,7 +28,7 @@ use super::declare;
 use super::row::{self, LeaseRow, Leases, Probe};
 use crate::base::error::Result;
 use crate::base::limits;
-use crate::call::{Call, enter_writing, text_arg};
+use crate::call::{Call, Given, enter_writing, text_arg};
 use crate::keys;
 use crate::pg::guard::{Guard, Mode};
 use crate::pg::table::{Key, page_of};
@@ -265,11 +265,16 @@ fn semaphore_resize(name: Option<Text>, permits: Option<i32>) -> Result<()> {
     Ok(())
 }
 
-#[pg_extern(schema = "eskit_lease")]
-fn semaphore_drop(name: Option<Text>) -> Result<()> {
+#[pg_extern(schema = "eskit_lease", name = "semaphore_drop")]
+fn semaphore_drop_if(name: Option<Text>, missing_ok: default!(Option<bool>, "false")) -> Result<bool> {
     let shared = enter_writing("semaphore_drop()")?;
     let name = text_arg("name", name)?;
-    let call = Call::open(shared)?;
-    declaration::lock_owned(&call, &name, Kind::Semaphore)?;
-    declare::undeclare(&call, &name, Kind::Semaphore)
+    let missing_ok = missing_ok.given("missing_ok")?;
+    declare::drop_owned(&Call::open(shared)?, &name, Kind::Semaphore, missing_ok)
+}
+
+/// As versions up to 0.2.0 declare it.
+#[pg_extern(sql = false)]
+fn semaphore_drop(name: Option<Text>) -> Result<()> {
+    semaphore_drop_if(name, Some(false)).map(|_| ())
 }

@@ -75,9 +75,10 @@ thread_local! {
     static DRAWN: Cell<(i64, i64)> = const { Cell::new((0, 0)) };
 }
 
-#[pg_extern(schema = "eskit_lease")]
-fn next_position() -> Result<i64> {
-    let shared = enter_writing("next_position()")?;
+/// In the library it has the name that versions up to 0.2.0 declare.
+#[pg_extern(schema = "eskit_lease", name = "position_next")]
+pub fn next_position() -> Result<i64> {
+    let shared = enter_writing("position_next()")?;
     let call = Call::open(shared)?;
     let xid = transaction::full_id();
     let count = Some(DRAWN.get()).filter(|drawn| drawn.0 == xid).map_or(0, |drawn| drawn.1);

@@ -23,7 +23,10 @@ impl From<ArgumentError> for ErrorReport {
         match error {
             Null(what) => report(Code::ERRCODE_NULL_VALUE_NOT_ALLOWED, format!("{what} must not be null")),
             Name { what, length } => invalid(format!("{what} must be between 1 and {} bytes long", limits::MAX_NAME))
-                .set_detail(format!("The {what} given is {length} bytes long.")),
+                .set_detail(match length {
+                    0 => "An empty text was given.".to_owned(),
+                    _ => format!("A text of {length} bytes was given."),
+                }),
             Interval { what, given_ms, min_ms, max_ms } => out_of_range(what, given_ms, min_ms, max_ms),
             Number { what, given, min, max } => {
                 invalid(format!("number of {what} is out of range")).set_detail(limits(given, min, max))
@@ -35,7 +38,7 @@ impl From<ArgumentError> for ErrorReport {
             Twice { what, given } => invalid(format!("{what} must not be given twice"))
                 .set_detail(format!("\"{given}\" was given more than once.")),
             Fences { fences, partitions } => invalid("numbers of partitions and fences differ").set_detail(format!(
-                "Given were {} and {}.",
+                "{} and {} were given.",
                 count(partitions, "partition"),
                 count(fences, "fence")
             )),

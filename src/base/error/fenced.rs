@@ -28,6 +28,9 @@ pub enum FencedError {
         column: Option<String>,
     },
     FencedAbove(String),
+    NotFenced {
+        table: String,
+    },
     FenceReplaceable {
         table: String,
         by: String,
@@ -52,7 +55,7 @@ impl From<FencedError> for ErrorReport {
                 format!("partition column \"{column}\" of fenced table \"{table}\" must not be null"),
             )
             .set_hint(
-                "Give the row a partition; for one that is in the table, call eskit_lease.unfence_table() first.",
+                "Give the row a partition; for one that is in the table, call eskit_lease.table_unfence() first.",
             ),
             ColumnGone { table, column } => report(
                 Code::ERRCODE_UNDEFINED_COLUMN,
@@ -60,21 +63,23 @@ impl From<FencedError> for ErrorReport {
                     "table \"{table}\" is fenced by its column \"{column}\", which is not there as an integer any more"
                 ),
             )
-            .set_hint("Call eskit_lease.unfence_table(), and fence it by the column that there is now."),
+            .set_hint("Call eskit_lease.table_unfence(), and fence it by the column that there is now."),
             FencedAlready { table, resource, column } => {
                 let by_column = column.map(|column| format!(", by its column \"{column}\"")).unwrap_or_default();
                 report(Code::ERRCODE_DUPLICATE_OBJECT, format!("table \"{table}\" is fenced already"))
                     .set_detail(format!("It is fenced by \"{resource}\"{by_column}."))
-                    .set_hint("Call eskit_lease.unfence_table() first.")
+                    .set_hint("Call eskit_lease.table_unfence() first.")
             }
             FencedAbove(table) => report(
                 Code::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
                 format!(
-                    "triggers of table \"{table}\" are those of the partitioned table above, and not as fence_table() \
+                    "triggers of table \"{table}\" are those of the partitioned table above, and not as table_fence() \
                      makes them"
                 ),
             )
-            .set_hint("Call eskit_lease.fence_table() for that table."),
+            .set_hint("Call eskit_lease.table_fence() for that table."),
+            NotFenced { table } => report(Code::ERRCODE_UNDEFINED_OBJECT, format!("table \"{table}\" is not fenced"))
+                .set_hint("The view fenced_tables has those that are. With missing_ok => true the answer is false."),
             FenceReplaceable { table, by } => report(
                 Code::ERRCODE_WARNING,
                 format!("triggers that fence table \"{table}\" may be replaced by others than its owner"),
@@ -86,12 +91,12 @@ impl From<FencedError> for ErrorReport {
                 format!("cannot truncate table \"{table}\", which is fenced by its column \"{column}\""),
             )
             .set_detail(format!("It would take the rows of all partitions of group \"{resource}\"."))
-            .set_hint("Delete the rows, or call eskit_lease.unfence_table() first."),
+            .set_hint("Delete the rows, or call eskit_lease.table_unfence() first."),
             NoFenceTrigger => report(
                 Code::ERRCODE_E_R_I_E_TRIGGER_PROTOCOL_VIOLATED,
-                "require_fence() is not used as fence_table() makes its triggers",
+                "require_fence() is not used as table_fence() makes its triggers",
             )
-            .set_hint("Call eskit_lease.fence_table()."),
+            .set_hint("Call eskit_lease.table_fence()."),
         }
     }
 }
@@ -115,7 +120,7 @@ fn required(
         && !(0..partitions).contains(&partition)
     {
         return report.set_detail(format!("Group \"{resource}\" has {}.", numbered(partitions))).set_hint(
-            "Give the row another partition; for one that is in the table, call eskit_lease.unfence_table() first, or \
+            "Give the row another partition; for one that is in the table, call eskit_lease.table_unfence() first, or \
              give the group more partitions with group_resize.",
         );
     }

@@ -29,7 +29,7 @@ impl From<ItemError> for ErrorReport {
                     .set_detail(format!("It has {bytes} bytes{as_text}; the limit is {most}."))
             }
             Keys { keys, payloads } => invalid("numbers of payloads and keys differ").set_detail(format!(
-                "Given were {} and {}.",
+                "{} and {} were given.",
                 count(payloads, "payload"),
                 count(keys, "key")
             )),

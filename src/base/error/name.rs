@@ -82,6 +82,7 @@ fn how_to_make(kind: &str) -> &'static str {
              eskit_lease.execution_retention."
         }
         "queue" => "Queues are made with queue_create, and known once that is committed.",
+        "bridge" => "Bridges are made with bridge_create or bridge_create_row, and known once that is committed.",
         "dead item" => "It may be in its queue again; whoever may read the view dead_items sees those that there are.",
         _ => "Semaphores are made with semaphore_create, and known once that is committed.",
     }

@@ -1,4 +1,4 @@
-//! What is wrong with the server, its library, its connection, or what it has stored.
+//! What is wrong with the server, its library, its connection, what it has stored, or how the library is called.
 
 use super::report::report;
 use crate::base::{VERSION, settings};
@@ -18,6 +18,7 @@ pub enum ServerError {
     DatabasesFull,
     ClientGone,
     NullColumn { table: String, column: String },
+    FormerName { former: &'static str, today: &'static str },
 }
 
 impl From<ServerError> for ErrorReport {
@@ -82,6 +83,11 @@ impl From<ServerError> for ErrorReport {
                          NULL again.",
                     )
             }
+            FormerName { former, today } => report(
+                Code::ERRCODE_WARNING_DEPRECATED_FEATURE,
+                format!("{former}() is the former name of {today}(), and deprecated"),
+            )
+            .set_hint(format!("Call eskit_lease.{today}().")),
         }
     }
 }
