@@ -141,6 +141,6 @@ while not stopping.is_set():
     except Lost as lost:
         log("lost", reason=str(lost))
     except psycopg.Error as error:  # a new session, on a new connection, starts from what is committed
-        ended = error.diag.sqlstate == "55000"
+        ended = error.diag.sqlstate in ("LF003", "55000")  # 55000 up to 0.2.0
         log("lost" if ended else "failed", sqlstate=error.diag.sqlstate, reason=error.diag.message_primary or str(error))
         time.sleep(0 if ended else 1)  # the server may be restarting

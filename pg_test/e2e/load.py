@@ -29,7 +29,7 @@ TABLES = """
 ORDER = "SELECT pg_advisory_xact_lock(77, hashtext(%s))"
 NOTE = "INSERT INTO journal (what, name, fence, session, tag) VALUES (%s, %s, %s, %s, %s)"
 TIMELINE = "SELECT ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::int"
-REFUSALS = ("LF001", "55P03", "40001", "55000")
+REFUSALS = ("LF001", "55P03", "40001", "55000", "LF003")
 
 
 class Either:

@@ -23,7 +23,7 @@ ORDER = "SELECT pg_advisory_xact_lock(hashtext(%s))"
 TWICE = """SELECT resource, session, count(*) FROM eskit_lease._leases WHERE session IS NOT NULL AND resource = 'permits'
            GROUP BY 1, 2 HAVING count(*) > 1"""
 # A lost fence, another transaction in the way, a snapshot of before the grant, a deadlock, a session that has ended.
-REFUSALS = {"LF001", "55P03", "40001", "40P01", "55000"}
+REFUSALS = {"LF001", "55P03", "40001", "40P01", "55000", "LF003"}
 
 
 class Inside(NamedTuple):

@@ -22,7 +22,7 @@ NOTE = """INSERT INTO journal (token, what, queue, item, key, number, fence, att
 CONNECTIONS, KEYS, MOST = 2, 5, 40
 TTLS = [0.4, 1.0]
 # A lost fence, an item in other hands, a deadlock, a session that has ended or is no member yet, no dead item.
-REFUSALS = {"LF001", "55P03", "40001", "40P01", "55000", "42704"}
+REFUSALS = {"LF001", "55P03", "40001", "40P01", "55000", "LF003", "42704"}
 
 
 class Held(NamedTuple):

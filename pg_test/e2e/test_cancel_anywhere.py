@@ -292,7 +292,7 @@ class Act:
     """One or more calls in one of several shapes, given up at a random moment or not at all."""
 
     # The answers of a call when an earlier one of the same transaction has changed its object.
-    ANSWERS = {"LF001", "40001", "55P03", "55000", "42710", "42704", "42809", "55006", "22023"}
+    ANSWERS = {"LF001", "40001", "55P03", "55000", "LF003", "42710", "42704", "42809", "55006", "22023"}
 
     def __init__(self, theatre):
         choose = theatre.random.choice

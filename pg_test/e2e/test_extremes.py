@@ -26,7 +26,7 @@ set_hypothesis_home_dir(ROOT / "target/hypothesis")
 # All that a caller may be told: by us, by PostgreSQL about an argument, or about the transaction that it is in.
 TOLD = {
     "22004", "22023", "25006", "40001", "42501", "42703", "42704", "42710", "42804", "42809", "42P01", "53400", "54000", "55000", "55006", "55P03",
-    "0A000", "LF001", "LF002", "2200H",
+    "0A000", "LF001", "LF002", "LF003", "2200H",
     # of the arguments, before the function is called
     "22003", "22008", "22P02", "23514", "22015", "2202E", "54001", "22021", "22001",
     # of the statement or transaction around

@@ -143,6 +143,33 @@ def test_the_objects_of_before_answer_as_they_did(connect, former, before):
     assert notices == []
 
 
+def test_a_session_that_has_ended_is_told_as_before_until_the_update(connect, former):
+    """The code that clients begin anew on comes with the objects, not with the library."""
+    conn = connect(dbname=former)
+    call(conn, "group_create", "g", 1), call(conn, "queue_create", "q")
+    session, closing = Session(conn), Session(conn)
+    session.close()
+    begins = [("group_join", "g"), ("item_claim", "q"), ("execution_begin", "k")]
+    other = connect(dbname=former, autocommit=False)
+    call(other, "session_close", closing.id)
+
+    def told_of(ended, asks=(*begins, ("group_assignment", "g"))):
+        states = set()
+        for function, name in asks:
+            with pytest.raises(psycopg.Error) as raised:
+                rows(conn, function, name, ended)
+            states.add(raised.value.sqlstate)
+        return states
+
+    unknown = "00000000-0000-4000-8000-000000000000"
+    assert [told_of(session.id), told_of(unknown), told_of(closing.id, begins)] == [{"55000"}] * 3
+    other.rollback()
+    conn.execute(UPDATE)
+    call(other, "session_close", closing.id)
+    assert [told_of(session.id), told_of(unknown), told_of(closing.id, begins)] == [{"LF003"}, {"LF003"}, {"55P03"}]
+    other.rollback()
+
+
 def test_what_names_the_functions_of_before(connect, former):
     """A default, a view and a trigger know them by their oids; the body of a function by their names, of which it is told once."""
     conn = connect(dbname=former)

@@ -189,7 +189,7 @@ class Client(Stubborn):
         try:
             self.step()
         except psycopg.Error as error:
-            if error.sqlstate == "55000":  # it was away for too long
+            if error.sqlstate == "LF003":  # it was away for too long
                 self.session = None
                 self.prepare()
             elif error.sqlstate not in ("55P03", "LF001"):

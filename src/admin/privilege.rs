@@ -20,18 +20,13 @@ fn grant(statements: &[(bool, &str)], role: Option<Role>) -> Result<()> {
     Ok(())
 }
 
-/// Whether this database has the functions by the names that they have from 0.3.0 on. Those of before it has anyhow.
-fn has_names_of_today() -> bool {
-    catalog::has_function(c"position_next", &[])
-}
-
 #[pg_extern(schema = "eskit_lease")]
 fn grant_consumer(role: Option<Role>) -> Result<()> {
     let release_many = catalog::has_function(c"group_release_many", &[TEXTOID, INT4ARRAYOID, INT8ARRAYOID]);
     let consumer = include_str!("../../sql/query/privilege/consumer.sql");
     let many = include_str!("../../sql/query/privilege/release_many.sql");
     let names = include_str!("../../sql/query/privilege/consumer_names.sql");
-    grant(&[(true, consumer), (release_many, many), (has_names_of_today(), names)], role)
+    grant(&[(true, consumer), (release_many, many), (catalog::has_objects_of_today(), names)], role)
 }
 
 #[pg_extern(schema = "eskit_lease")]
@@ -47,7 +42,7 @@ fn grant_monitor(role: Option<Role>) -> Result<()> {
         (bridge::may_be(), bridges),
         (history::is_there(), watch),
         (open_transaction, blockers),
-        (has_names_of_today(), names),
+        (catalog::has_objects_of_today(), names),
     ];
     grant(&statements, role)
 }

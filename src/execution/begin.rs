@@ -12,7 +12,7 @@ use crate::pg::spi::{self, Statement, Value};
 use crate::pg::table::Tuple;
 use crate::pg::text::{Text, role_name};
 use crate::pg::{clock, row, transaction};
-use crate::session::{SessionRow, touch};
+use crate::session::{self, SessionRow, touch};
 use crate::shmem::databases::Counter;
 use crate::shmem::slots::SlotRef;
 use pgrx::Uuid;
@@ -141,7 +141,7 @@ fn is_seen(row: &Execution) -> bool {
 fn begin(call: &Call, me: SlotRef, key: &str, retry_in_doubt: bool) -> Result<Answer> {
     let executions = Executions::open();
     let starter = || -> Result<SessionRow> {
-        let session = grantee(call, me).map_err(Error::SessionEnded)?;
+        let session = grantee(call, me).map_err(session::ended)?;
         fence::raise(call);
         Ok(session)
     };
@@ -201,6 +201,6 @@ fn execution_begin(
     let session = session.given("session")?;
     let retry_in_doubt = retry_in_doubt.given("retry_in_doubt")?;
     let touch = touch(shared, session)?;
-    let me = touch.acquirer().map_err(Error::SessionEnded)?;
+    let me = touch.acquirer().map_err(session::ended)?;
     begin(&Call::open(shared)?, me, &key, retry_in_doubt)
 }

@@ -21,7 +21,7 @@ use crate::pg::table::{Key, Tuple};
 use crate::pg::text::Text;
 use crate::pg::transaction;
 use crate::session::holders::Holders;
-use crate::session::{succession, touch};
+use crate::session::{self, succession, touch};
 use crate::shmem::slots::SlotRef;
 use pgrx::datum::Interval;
 use pgrx::pg_sys::{INT4OID, TEXTOID};
@@ -183,7 +183,7 @@ fn living(shared: &'static crate::shmem::Shared, session: Option<Uuid>) -> Resul
     let touch = touch(shared, session.given("session")?)?;
     match (touch.refusal(), touch.at) {
         (None, Some(at)) => Ok(at),
-        (refusal, _) => Err(Error::SessionEnded(refusal.unwrap_or("unknown_session")).into()),
+        (refusal, _) => Err(session::ended(refusal.unwrap_or("unknown_session"))),
     }
 }
 
@@ -195,7 +195,7 @@ fn group_join(group_name: Option<Text>, session: Option<Uuid>) -> Result<i64> {
     let call = Call::open(shared)?;
     declaration::of_kind(&name, Kind::Group)?;
     if !members::is_member(&name, me.session()) {
-        grantee(&call, me).map_err(Error::SessionEnded)?;
+        grantee(&call, me).map_err(session::ended)?;
         if !members::claim(&name, me.session()) {
             return Err(Error::Joining { group: name }.into());
         }

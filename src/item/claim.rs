@@ -17,7 +17,7 @@ use crate::pg::json::Jsonb;
 use crate::pg::spi::{self, Statement, Value};
 use crate::pg::text::Text;
 use crate::pg::{clock, row};
-use crate::session::touch;
+use crate::session::{self, touch};
 use crate::shmem::slots::SlotRef;
 use claimer::{Claimer, Taken};
 use ordered::Look;
@@ -164,11 +164,11 @@ fn item_claim(
     let touch = touch(shared, session)?;
     let me = match (touch.refusal(), touch.at) {
         (None, Some(at)) => at,
-        (refusal, _) => return Err(Error::SessionEnded(refusal.unwrap_or("unknown_session")).into()),
+        (refusal, _) => return Err(session::ended(refusal.unwrap_or("unknown_session"))),
     };
     let call = Call::open(shared)?;
     let queue = Queue::of(&name)?;
-    grantee(&call, me).map_err(Error::SessionEnded)?;
+    grantee(&call, me).map_err(session::ended)?;
     fence::raise(&call);
     let mut claimer = Claimer::of(&call, &queue, want);
     let owned = Owned::of(&call, &queue, session)?;

@@ -256,6 +256,11 @@ pub fn has_function(name: &CStr, arguments: &[Oid]) -> bool {
     }
 }
 
+/// Whether the objects of this database are of 0.3.0 or later, and with them the names and SQLSTATEs from then on.
+pub fn has_objects_of_today() -> bool {
+    has_function(c"position_next", &[])
+}
+
 /// The oid of the extension, by what is committed now: no cache is asked, which may not have heard of that yet.
 pub fn extension() -> Option<Oid> {
     // SAFETY: in a transaction; reads the catalog

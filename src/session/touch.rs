@@ -3,7 +3,7 @@
 use super::ending;
 use super::row::row;
 use super::slot::{authorize, find, is_private};
-use crate::base::error::Result;
+use crate::base::error::{Error, Result};
 use crate::call::Call;
 use crate::pg::catalog::{self, Home};
 use crate::pg::{clock, role};
@@ -13,6 +13,7 @@ use crate::shmem::standing::Standing;
 use crate::shmem::word::State;
 use crate::shmem::{Shared, shared};
 use pgrx::Uuid;
+use pgrx::pg_sys::panic::ErrorReport;
 
 /// What became of a heartbeat.
 pub struct Touch {
@@ -64,6 +65,12 @@ impl Touch {
             None => Some("unknown_session"),
         }
     }
+}
+
+/// What a verb that needs a living session raises, for the reason of a refusal. The SQLSTATEs come with the objects of
+/// the database, and not with the library: clients are changed in between.
+pub fn ended(reason: &'static str) -> ErrorReport {
+    Error::SessionEnded { reason, former: !catalog::has_objects_of_today() }.into()
 }
 
 /// A heartbeat for a session that the caller has named and may use. A steady client's touches nothing but its slot.

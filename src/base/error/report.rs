@@ -43,6 +43,12 @@ pub fn fence_required(message: impl Into<Cow<'static, str>>) -> ErrorReport {
     report(Code::ERRCODE_RAISE_EXCEPTION, message)
 }
 
+/// LF003: the caller must begin anew, in another session.
+pub fn session_lost(message: impl Into<Cow<'static, str>>) -> ErrorReport {
+    raise_own(SESSION_LOST);
+    report(Code::ERRCODE_RAISE_EXCEPTION, message)
+}
+
 /// As many of something, as they are counted.
 pub fn count(number: usize, what: &str) -> String {
     format!("{number} {what}{}", if number == 1 { "" } else { "s" })
@@ -68,6 +74,7 @@ const fn sqlstate(code: [u8; 5]) -> i32 {
 
 const FENCE_LOST: i32 = sqlstate(*b"LF001");
 const FENCE_REQUIRED: i32 = sqlstate(*b"LF002");
+const SESSION_LOST: i32 = sqlstate(*b"LF003");
 
 /// Gives the error that is about to be raised a code of our own. pgrx knows only PostgreSQL's; an error context
 /// callback, which runs while the error is put together, may set others (PostgreSQL's parser sets positions in the same
@@ -99,7 +106,8 @@ fn raise_own(code: i32) {
 mod tests {
     #[test]
     fn codes_of_our_own() {
-        for (code, expected) in [(super::FENCE_LOST, "LF001"), (super::FENCE_REQUIRED, "LF002")] {
+        let codes = [(super::FENCE_LOST, "LF001"), (super::FENCE_REQUIRED, "LF002"), (super::SESSION_LOST, "LF003")];
+        for (code, expected) in codes {
             let text: String =
                 (0..5).map(|i| char::from(b'0' + u8::try_from(code >> (6 * i) & 0x3F).unwrap_or(0))).collect();
             assert_eq!(text, expected);

@@ -1,6 +1,6 @@
 //! What is refused to a session, or in place of one.
 
-use super::report::{full, invalid, report};
+use super::report::{busy, full, invalid, report, session_lost};
 use crate::base::{limits, settings};
 use pgrx::pg_sys::panic::ErrorReport;
 use pgrx::prelude::PgSqlErrorCode as Code;
@@ -19,8 +19,12 @@ pub enum SessionError {
         most: u32,
     },
     PlacesFull,
-    /// With the reason of the refusal.
-    SessionEnded(&'static str),
+    SessionEnded {
+        /// Of the refusal.
+        reason: &'static str,
+        /// Versions up to 0.2.0 have one SQLSTATE for all of them.
+        former: bool,
+    },
 }
 
 impl From<SessionError> for ErrorReport {
@@ -58,13 +62,13 @@ impl From<SessionError> for ErrorReport {
             PlacesFull => full("too many places in queues")
                 .set_detail(format!("The session waits for {} resources.", limits::MAX_PLACES))
                 .set_hint("Leave queues with lease_cancel, or wait in several sessions."),
-            SessionEnded(reason) => ended(reason),
+            SessionEnded { reason, former } => ended(reason, former),
         }
     }
 }
 
 /// How a session stands that is refused for a reason.
-fn ended(reason: &str) -> ErrorReport {
+fn ended(reason: &str, former: bool) -> ErrorReport {
     let how = match reason {
         "closing" => "is being closed",
         "draining" => "is draining",
@@ -78,7 +82,15 @@ fn ended(reason: &str) -> ErrorReport {
             "It keeps what it has for its TTL; ask again when places are free, or raise eskit_lease.max_sessions and \
              restart the server."
         }
+        "closing" if !former => "Roll back and ask again; once it has ended, open a new session.",
         _ => "Open a new session.",
     };
-    report(Code::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE, format!("session {how}")).set_hint(hint)
+    let message = format!("session {how}");
+    let report = match reason {
+        "closing" if !former => busy(message),
+        "draining" | "sessions_full" => report(Code::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE, message),
+        _ if former => report(Code::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE, message),
+        _ => session_lost(message),
+    };
+    report.set_hint(hint)
 }
