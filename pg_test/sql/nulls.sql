@@ -21,5 +21,33 @@ UPDATE eskit_lease._cursors SET acked = '{}';
 ALTER TABLE eskit_lease._cursors ALTER COLUMN acked SET NOT NULL;
 SELECT cursor_ack('g', 0, 2, :f);
 
+-- The row of a session, the place of a waiter, and what a name is declared as.
+ALTER TABLE eskit_lease._sessions ALTER COLUMN ttl_ms DROP NOT NULL;
+UPDATE eskit_lease._sessions SET ttl_ms = NULL WHERE session = :'a';
+SELECT pg_temp.error_of(format('SELECT eskit_lease.lease_acquire(''s'', %L)', :'a'));
+UPDATE eskit_lease._sessions SET ttl_ms = 3600000 WHERE session = :'a';
+ALTER TABLE eskit_lease._sessions ALTER COLUMN ttl_ms SET NOT NULL;
+SELECT session AS b FROM session_open('b', '1 hour') \gset
+SELECT fence AS l FROM lease_acquire('r', :'a') \gset
+SELECT reason FROM lease_acquire('r', :'b', queue => true);
+ALTER TABLE eskit_lease._waiters ALTER COLUMN session DROP NOT NULL;
+UPDATE eskit_lease._waiters SET session = NULL;
+SELECT pg_temp.error_of(format('SELECT eskit_lease.lease_release(''r'', %s)', :l));
+UPDATE eskit_lease._waiters SET session = :'b';
+ALTER TABLE eskit_lease._waiters ALTER COLUMN session SET NOT NULL;
+SELECT lease_release('r', :l);
+SELECT reason FROM lease_acquire('r', :'b');
+SELECT semaphore_create('s', 2);
+ALTER TABLE eskit_lease._declarations ALTER COLUMN slots DROP NOT NULL;
+UPDATE eskit_lease._declarations SET slots = NULL WHERE resource = 's';
+SELECT pg_temp.error_of(format('SELECT eskit_lease.lease_acquire(''s'', %L)', :'a'));
+UPDATE eskit_lease._declarations SET slots = 2, kind = 'tree' WHERE resource = 's';
+ALTER TABLE eskit_lease._declarations ALTER COLUMN slots SET NOT NULL;
+SELECT pg_temp.error_of(format('SELECT eskit_lease.lease_acquire(''s'', %L)', :'a'));
+UPDATE eskit_lease._declarations SET kind = 'semaphore' WHERE resource = 's';
+SELECT reason FROM lease_acquire('s', :'a');
+
 SELECT session_close(:'a');
+SELECT session_close(:'b');
+SELECT semaphore_drop('s');
 SELECT group_drop('g');

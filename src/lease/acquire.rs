@@ -67,9 +67,16 @@ pub fn acquire(call: &Call, me: SlotRef, resources: &[String], queue: bool) -> R
             answers.extend(acquire_batch(call, me, batch, queue)?);
         }
     }
+    debug_assert_eq!(answers.len(), resources.len());
     let refused = answers.iter().filter(|answer| !answer.is_granted()).count();
     call.database.add(Counter::Refusals, refused as u64);
     Ok(answers)
+}
+
+/// The same for one resource.
+pub fn acquire_one(call: &Call, me: SlotRef, resource: String, queue: bool) -> Result<Answer> {
+    let answer = acquire(call, me, &[resource], queue)?.pop();
+    Ok(answer.unwrap_or_else(|| pgrx::error!("eskit_lease has no answer to an acquire")))
 }
 
 fn acquire_batch(call: &Call, me: SlotRef, resources: &[String], queue: bool) -> Result<Vec<Answer>> {

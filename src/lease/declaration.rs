@@ -20,7 +20,7 @@ use crate::base::limits;
 use crate::call::{Call, Given};
 use crate::pg::table::{Flight, Key, Locked, Sight, Stand, Table, Tuple};
 use crate::pg::text::{Text, role_of_name};
-use crate::pg::{clock, lock_timeout, role};
+use crate::pg::{catalog, clock, lock_timeout, role};
 use pgrx::pg_sys::panic::ErrorReport;
 use pgrx::pg_sys::{ItemPointerData, Oid};
 
@@ -63,12 +63,12 @@ pub(super) fn table() -> Table {
 }
 
 fn read(row: &Tuple) -> Declaration {
-    let name = row.get::<Text>(2);
-    let is = |kind: &Kind| name.as_ref().is_some_and(|name| **name == *kind.name());
+    let name = row.required::<Text>(2);
+    let kind = [Kind::Semaphore, Kind::Group, Kind::Bridge].into_iter().find(|kind| *name == *kind.name());
     Declaration {
-        kind: [Kind::Group, Kind::Bridge].into_iter().find(is).unwrap_or(Kind::Semaphore),
-        slots: row.get(3).unwrap_or(0),
-        owner: row.get::<Text>(4).map(|owner| owner.0).unwrap_or_default(),
+        kind: kind.unwrap_or_else(|| catalog::unserved(format!("A name is declared as a {}.", name.0))),
+        slots: row.required(3),
+        owner: row.required::<Text>(4).0,
         tid: row.tid(),
     }
 }

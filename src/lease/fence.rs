@@ -85,7 +85,7 @@ pub fn hold_back(pace: &Pace, number: i64) {
 
 /// The last fence that has been drawn, or one after it.
 pub fn drawn(call: &Call) -> i64 {
-    call.db().run(&DRAWN, vec![], |row| row.long(1)).pop().unwrap_or(0)
+    call.db().one(&DRAWN, vec![], |row| row.long(1))
 }
 
 /// Keeps fenced transactions away from a fence, to the end of this transaction; waits for those that are open.

@@ -78,7 +78,7 @@ impl Kind {
             Kind::Group => OF_GROUPS.get(),
             Kind::Bridge => OF_BRIDGES.get(),
         };
-        debug_assert!(of_kind.is_some(), "_PG_init registers them");
-        of_kind.copied().unwrap_or(&Plain)
+        let none = || pgrx::error!("eskit_lease has no rules of a {}: _PG_init registers them", self.name());
+        of_kind.copied().unwrap_or_else(none)
     }
 }

@@ -89,7 +89,7 @@ pub fn waiting(resource: &str) -> (Vec<Uuid>, bool) {
     let (mut sessions, mut in_flight) = (Vec::new(), false);
     table().scan(Sight::Dirty, &[Key::Text(resource)], |row, flight| {
         in_flight |= flight != Flight::None;
-        sessions.extend(row.get::<Uuid>(SESSION));
+        sessions.push(row.required(SESSION));
         None::<()>
     });
     (sessions, in_flight)

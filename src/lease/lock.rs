@@ -2,7 +2,7 @@
 //! lives for the TTL and ends with the lease; it is renewed and released by name and fence. A reply that was lost is
 //! had again by asking with the same request: the same role, owner and request get the same fence.
 
-use super::acquire::{acquire, can_look, can_take};
+use super::acquire::{acquire_one, can_look, can_take};
 use super::answer::{Answer, LeaseAnswer};
 use super::declaration::{self, Kind};
 use super::row::{Leases, Probe};
@@ -99,7 +99,7 @@ fn lock_acquire(
     if let Some(holder) = living_rows(&call, &holders).into_iter().find(is_asked_again) {
         let touch = touch_holder(shared, holder.session, Some(&name))?;
         if let Ok(me) = touch.acquirer() {
-            let answer = acquire(&call, me, &[name], false)?.pop().unwrap_or_default();
+            let answer = acquire_one(&call, me, name, false)?;
             return one(answer, touch.trust_ms());
         }
     }
@@ -113,7 +113,7 @@ fn lock_acquire(
         return refused(Answer::refused("awaited"));
     }
     let me = session::open(&call, New { private: true, request, ..New::of(&call, &owner, ttl_ms) })?;
-    let answer = acquire(&call, me, &[name], false)?.pop().unwrap_or_default();
+    let answer = acquire_one(&call, me, name, false)?;
     if !answer.is_granted() {
         session::delete(&call, &[me.session()]);
         call.seam().ended(me, true);

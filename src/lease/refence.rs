@@ -51,9 +51,9 @@ fn mark(call: &Call) -> i64 {
         return mark();
     }
     if !call.shared.is_restored() {
-        let kept = if has_mark() { call.db().run(&MARK, vec![], |row| row.long(1)).pop() } else { None };
-        // None is 1, as 0 says that it is not known yet.
-        call.database.refence.fetch_max(kept.unwrap_or(0).max(1), Ordering::AcqRel);
+        let kept = if has_mark() { call.db().one(&MARK, vec![], |row| row.long(1)) } else { 0 };
+        // 1 where no mark was set, as 0 says that it is not known yet.
+        call.database.refence.fetch_max(kept.max(1), Ordering::AcqRel);
         return mark();
     }
     if transaction::is_read_only() {

@@ -159,7 +159,7 @@ impl Leases {
     pub fn is_seen(&self, resource: &str, slot: i32, fence: i64) -> bool {
         let key = [Key::Text(resource), Key::Int(slot), Key::Long(fence)];
         let key = &key[..key.len().min(self.0.key_columns())];
-        self.0.find(Sight::Caller, key, |row, _| Some(row.get(column::FENCE) == Some(fence))) == Some(true)
+        self.0.find(Sight::Caller, key, |row, _| Some(row.required::<i64>(column::FENCE) == fence)) == Some(true)
     }
 
     fn look(&self, sight: Sight, resource: &str, slot: i32) -> Probe {
@@ -307,8 +307,7 @@ impl Leases {
     /// Whether the row that has just been locked is that of a slot.
     fn is_of(&self, resource: &str, slot: i32) -> bool {
         let row = self.0.row();
-        row.get::<i32>(column::SLOT) == Some(slot)
-            && row.get::<Text>(column::RESOURCE).is_some_and(|of| *of == *resource)
+        row.required::<i32>(column::SLOT) == slot && *row.required::<Text>(column::RESOURCE) == *resource
     }
 
     /// Whether rows may be written as below, and not by statements, which take longer.
@@ -329,7 +328,11 @@ impl Leases {
             (column::DECLARED, Some(owner.declared.into())),
         ];
         let written = match tid {
-            Some(tid) => self.stand_at(resource, slot, tid) && self.0.update(&changes(&columns)),
+            Some(tid) => {
+                let stands = self.stand_at(resource, slot, tid);
+                debug_assert!(!stands || LeaseRow::read(&self.0.row()).fence < owner.fence, "fences grow");
+                stands && self.0.update(&changes(&columns))
+            }
             None => {
                 let key = [Value::Text(resource).datum(), Some(slot.into())];
                 self.0.try_insert(&key.into_iter().chain(columns.map(|(_, value)| value)).collect::<Vec<_>>())
@@ -370,8 +373,12 @@ impl Leases {
     /// Stands at the row of a slot, which the caller has locked, for it to be updated: by its place, or by its key if
     /// this transaction has written it since, as one that was granted and is taken back. Whether there is one.
     fn stand_at(&self, resource: &str, slot: i32, tid: ItemPointerData) -> bool {
+        let is_mine = |row: &Tuple, _: Flight| {
+            debug_assert!(row.is_mine(), "a row that is written is the one that was locked");
+            Some(())
+        };
         self.lock(tid, false) == Locked::Mine && self.is_of(resource, slot)
-            || self.0.find(Sight::Latest, &[Key::Text(resource), Key::Int(slot)], |_, _| Some(())).is_some()
+            || self.0.find(Sight::Latest, &[Key::Text(resource), Key::Int(slot)], is_mine).is_some()
     }
 }
 

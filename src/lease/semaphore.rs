@@ -235,7 +235,7 @@ fn keeps_another(call: &Call, resource: &str, slot: i32, session: Uuid) -> bool 
     // After the session's own rows: what leaves it for its grace is seen in one of both.
     let graces = succession::graces();
     if graces.entries(&[Key::Uuid(session)], limits::MAX_GRACES) < limits::MAX_GRACES {
-        let privates = page_of(&graces, &[session], usize::MAX, 0, |row| row.get::<Uuid>(1));
+        let privates = page_of(&graces, &[session], usize::MAX, 0, |row| Some(row.required::<Uuid>(1)));
         let has_another = |private: Uuid| row::of_session(resource, private).iter().any(|row| row.slot != slot);
         return privates.into_iter().any(|private| has_another(private) && is_kept_in(private));
     }

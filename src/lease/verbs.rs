@@ -1,6 +1,6 @@
 //! The SQL functions of leases; [`crate::lease::acquire`] says who gets one.
 
-use super::acquire::acquire;
+use super::acquire::{acquire, acquire_one};
 use super::answer::{Answer, LeaseAnswer};
 use super::fence::{self, Fate};
 use super::refence;
@@ -34,7 +34,7 @@ fn lease_acquire(
     let queue = queue.given("queue")?;
     let touch = touch(shared, session.given("session")?)?;
     let answer = match touch.acquirer() {
-        Ok(me) => acquire(&Call::open(shared)?, me, &[resource], queue)?.pop().unwrap_or_default(),
+        Ok(me) => acquire_one(&Call::open(shared)?, me, resource, queue)?,
         Err(refusal) => Answer::refused(refusal),
     };
     Ok(LeaseAnswer::new(answer, touch.trust_ms()))

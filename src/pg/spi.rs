@@ -224,6 +224,12 @@ impl Db {
         self.run_on(latest, statement, values, read)
     }
 
+    /// Runs a statement that always gives a row, such as one that reads a sequence.
+    pub fn one<T>(&self, statement: &'static Statement, values: Vec<Value>, read: impl Fn(Row) -> T) -> T {
+        let found = self.run(statement, values, read).pop();
+        found.unwrap_or_else(|| pgrx::error!("a statement of eskit_lease gave no row: {}", statement.sql))
+    }
+
     /// Runs a statement on the snapshot that the caller's own statement reads.
     pub fn run_as_caller<T>(
         &self,

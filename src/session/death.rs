@@ -18,6 +18,7 @@ use crate::call::Call;
 use crate::pg::catalog;
 use crate::pg::spi::{Statement, Value};
 use crate::pg::table::{Key, Sight, Table};
+use crate::seam;
 use pgrx::pg_sys::{Oid, UUIDARRAYOID, UUIDOID};
 use pgrx::{IntoDatum, Uuid};
 
@@ -76,6 +77,12 @@ pub fn tidy(call: &Call) {
 impl Call {
     /// Something of sessions that are dead has been taken: they stay dead, over a restart too.
     pub fn taken_from(&self, sessions: &[Uuid]) {
+        debug_assert!(!sessions.iter().any(|session| self.lives(*session)), "what is taken is a dead session's");
         record(self, &self.seam().taken_from(sessions));
+    }
+    /// Returns whether the slot of a session lives, and this transaction has not ended it.
+    fn lives(&self, session: Uuid) -> bool {
+        let standing = self.shared.find(self.home, session).and_then(|at| self.shared.look(at));
+        standing.is_some_and(|standing| standing.alive()) && !seam::has_ended(session)
     }
 }

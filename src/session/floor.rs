@@ -57,11 +57,11 @@ pub fn raise<'a>(lane: Lane, table: &Table, column: usize, key: impl Fn(i64) -> 
     loop {
         pgrx::check_for_interrupts!();
         let stand = walk.one_version();
-        let number = || table.row().get::<i64>(column);
+        let number = || table.row().required::<i64>(column);
         match stand {
-            Stand::Stale if moment.has_gone(&table.row()) => floor = number().map_or(floor, |number| number + 1),
+            Stand::Stale if moment.has_gone(&table.row()) => floor = number() + 1,
             Stand::Stale | Stand::Row(_) => {
-                floor = number().unwrap_or(floor);
+                floor = number();
                 break;
             }
             Stand::End => break,

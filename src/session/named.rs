@@ -54,7 +54,7 @@ impl<'a> Name<'a> {
             let key = [Key::Text(self.consumer), Key::Oid(self.role)];
             let mut walk = self.table.walk_versions(Sight::Latest, &key).backward();
             if !matches!(walk.one_version(), Stand::End) {
-                at = at.max(self.table.row().get::<i64>(OPENED_AT).unwrap_or(0) + 1);
+                at = at.max(self.table.row().required::<i64>(OPENED_AT) + 1);
             }
             at = at.max(floor::of(self.lane()));
         }
@@ -83,16 +83,16 @@ impl<'a> Name<'a> {
             let stand = walk.step();
             let row = self.table.row();
             match stand {
-                Stand::Row(_) => found.extend(row.get::<Uuid>(SESSION).filter(|_| row.get(ROLE) == Some(self.role))),
-                Stand::Stale if may_ask && row.get(ROLE) == Some(self.role) => {
+                Stand::Row(_) if row.required::<Oid>(ROLE) == self.role => found.push(row.required(SESSION)),
+                Stand::Stale if may_ask && row.required::<Oid>(ROLE) == self.role => {
                     may_ask = false;
-                    let at = row.get::<i64>(OPENED_AT).unwrap_or(0);
+                    let at = row.required::<i64>(OPENED_AT);
                     if let Some(floor) = self.raise().filter(|floor| *floor > at) {
                         found.clear();
                         return Some(floor);
                     }
                 }
-                Stand::Stale => (),
+                Stand::Row(_) | Stand::Stale => (),
                 Stand::End => return None,
             }
         }

@@ -58,12 +58,12 @@ fn read(table: &Table, session: &Uuid) -> Option<SessionRow> {
     table.scan(Sight::Latest, &[Key::Uuid(*session)], |row, _| {
         Some(SessionRow {
             session: *session,
-            consumer: row.get::<Text>(2).map(|text| text.0).unwrap_or_default(),
-            role: row.get::<pg_sys::Oid>(3).map_or(0, |role| role.to_u32()),
-            ttl_ms: row.get(4).unwrap_or(0),
-            boot_id: row.get(5).unwrap_or(0),
-            draining: row.get(7).unwrap_or(false),
-            private: row.get(8).unwrap_or(false),
+            consumer: row.required::<Text>(2).0,
+            role: row.required::<pg_sys::Oid>(3).to_u32(),
+            ttl_ms: row.required(4),
+            boot_id: row.required(5),
+            draining: row.required(7),
+            private: row.required(8),
             request: row.get(9),
             grace_of: row.get(10),
             fencer: row.get(11),
@@ -109,7 +109,7 @@ pub fn delete(call: &Call, sessions: &[Uuid]) -> u64 {
 
 /// Has a session drain.
 pub fn drain(call: &Call, session: Uuid) {
-    let change = |row: &Tuple| (row.get(7) == Some(false)).then(|| vec![(7, Some(true.into()))]);
+    let change = |row: &Tuple| (!row.required::<bool>(7)).then(|| vec![(7, Some(true.into()))]);
     let drained = table().update_rows(&[Key::Uuid(session)], change);
     call.written(drained, &DRAIN, vec![Value::Uuid(session)]);
 }
@@ -118,7 +118,7 @@ pub fn drain(call: &Call, session: Uuid) {
 pub fn all() -> Vec<Uuid> {
     let mut sessions = Vec::new();
     table().scan(Sight::Latest, &[], |row, _| {
-        sessions.extend(row.get::<Uuid>(1));
+        sessions.push(row.required(1));
         None::<()>
     });
     sessions

@@ -28,7 +28,7 @@ pub fn has_grace(session: Uuid) -> bool {
 }
 
 fn is_in_grace_of(session: Uuid) -> bool {
-    !page_of(&graces(), &[session], 1, 0, |row| row.get::<Uuid>(1)).is_empty()
+    !page_of(&graces(), &[session], 1, 0, |row| Some(row.required::<Uuid>(1))).is_empty()
 }
 
 /// The successor of a session that was taken over, whatever has become of it, for as long as anything of that session
@@ -42,7 +42,7 @@ pub fn table() -> Table {
 }
 
 pub fn successor_in(table: &Table, session: Uuid) -> Option<Uuid> {
-    table.scan(Sight::Latest, &[Key::Uuid(session)], |row, _| row.get::<Uuid>(2))
+    table.scan(Sight::Latest, &[Key::Uuid(session)], |row, _| Some(row.required(2)))
 }
 
 /// The row of the living successor of a dead session.
@@ -59,7 +59,7 @@ pub fn heir(call: &Call, session: Uuid) -> Option<Uuid> {
 /// The sessions that a session took over, for as long as anything of them is left.
 pub fn former(session: Uuid) -> Vec<Uuid> {
     let of_former = Table::open(c"_successions", c"_successions_successor");
-    page_of(&of_former, &[session], usize::MAX, 0, |row| row.get(1))
+    page_of(&of_former, &[session], usize::MAX, 0, |row| Some(row.required(1)))
 }
 
 /// Whether a session has a living successor, or gets one if a transaction commits that is open. So what it waits for is

@@ -74,7 +74,7 @@ pub fn places_of(sessions: &[Uuid], most: usize, skip: usize) -> Vec<(String, It
         table.each(*session, &mut |row| {
             passed += 1;
             if passed > skip {
-                found.extend(row.get::<Text>(RESOURCE).map(|resource| (resource.0, row.tid())));
+                found.push((row.required::<Text>(RESOURCE).0, row.tid()));
             }
             (found.len() == most).then_some(())
         });

@@ -110,7 +110,7 @@ impl Lines<'_> {
         let mut turn = |session: Uuid| *turns.entry(session).or_insert_with(|| look(&session));
         let (mut walked, mut beyond) = (Walked::default(), 0);
         let mut visit = |row: &Tuple| {
-            let session = row.get::<Uuid>(SESSION)?;
+            let session = row.required::<Uuid>(SESSION);
             match &mut walked.first {
                 None => match turn(session) {
                     Turn { has: false, may_have_moved } => walked.may_have_moved |= may_have_moved,
@@ -163,7 +163,7 @@ fn walk_line(
                 }
             }
             Stand::Stale => {
-                let place = table.row().get::<i64>(PLACE).unwrap_or(i64::MIN);
+                let place = table.row().required::<i64>(PLACE);
                 if may_ask && place >= 0 {
                     may_ask = false;
                     // By a table of its own, as this one is being walked.

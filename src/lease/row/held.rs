@@ -87,8 +87,7 @@ impl Held {
                 Stand::End => return Went::End,
                 Stand::Stale | Stand::Row(_) => self.0.row(),
             };
-            let (name, lease) =
-                (row.get::<Text>(column::RESOURCE).map_or_else(String::new, |text| text.0), LeaseRow::read(&row));
+            let (name, lease) = (row.required::<Text>(column::RESOURCE).0, LeaseRow::read(&row));
             let Stand::Row(flight) = stand else { break (name, lease.slot) };
             let probe = if flight == Flight::None { Probe::Row(lease) } else { Probe::InFlight(Some(lease)) };
             if let Some(answer) = visit(&name, probe) {

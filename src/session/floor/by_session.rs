@@ -79,8 +79,8 @@ impl BySession {
                 }
                 Stand::Stale if can_go_on => {
                     let row = self.table.row();
-                    if let (Some(Text(line)), Some(number)) = (row.get(self.line), row.get::<i64>(self.number))
-                        && number >= 0
+                    let (Text(line), number) = (row.required(self.line), row.required::<i64>(self.number));
+                    if number >= 0
                         && let floor = of(lane(self.name, &line))
                         && floor > number
                     {
