@@ -8,7 +8,7 @@ use crate::base::error::{Error, Result};
 use crate::pg::catalog::{self, Home};
 use crate::pg::spi::{self, Db, Statement, Value};
 use crate::pg::table::Table;
-use crate::pg::{role, server};
+use crate::pg::{order, role, server};
 use crate::seam::Seam;
 use crate::shmem::databases::Database;
 use crate::shmem::{Shared, shared};
@@ -61,6 +61,7 @@ pub struct Call {
 
 impl Call {
     pub fn open(shared: &'static Shared) -> Result<Call> {
+        order::begin();
         let home = catalog::home();
         let caller = role::current();
         let database = shared.database(home)?;

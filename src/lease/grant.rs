@@ -53,6 +53,11 @@ const STRIPE_TRIES: u32 = 30;
 pub fn grant(call: &Call, leases: &Leases, candidates: Vec<Candidate>) -> HashMap<Seat, Grant> {
     let mut granted = HashMap::new();
     let mut candidates = candidates.into_iter().peekable();
+    if candidates.peek().is_some() {
+        // Before the stripes: the first grant of a start may wait for that.
+        fence::raise(call);
+        refence::see_to_mark(call);
+    }
     while candidates.peek().is_some() {
         grant_batch(call, leases, candidates.by_ref().take(limits::GRANT_BATCH).collect(), &mut granted);
     }
@@ -68,8 +73,6 @@ fn grant_batch(call: &Call, leases: &Leases, mut candidates: Vec<Candidate>, gra
     candidates.retain(|candidate| claim(call, leases, candidate, &stripes, &plain));
     let mut done = Vec::new();
     if !candidates.is_empty() {
-        fence::raise(call);
-        refence::see_to_mark(call);
         done = write(call, leases, candidates);
         give_back(call, leases, &mut done);
         let mut places: Vec<_> = done.iter().flat_map(|(candidate, _)| candidate.places.iter().copied()).collect();
@@ -177,6 +180,7 @@ fn write(call: &Call, leases: &Leases, candidates: Vec<Candidate>) -> Vec<(Candi
                 timeline: refence::timeline(),
                 declared: candidate.declared.is_some(),
             };
+            debug_assert!(candidate.row.is_none_or(|row| row.fence < owner.fence), "fences grow");
             leases.give(&candidate.resource, candidate.slot, candidate.row.map(|row| row.tid), &owner);
             (candidate, owner.fence)
         };

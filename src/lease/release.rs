@@ -16,6 +16,7 @@ use crate::base::error::Result;
 use crate::base::{interval, limits};
 use crate::call::{Call, Given, enter_writing, names_arg, text_arg};
 use crate::pg::guard::Mode;
+use crate::pg::order;
 use crate::pg::row::TableIterator;
 use crate::pg::table::Locked;
 use crate::pg::text::{Text, TextArray, role_name};
@@ -94,6 +95,8 @@ fn is_alive(call: &Call, at: SlotRef) -> bool {
 
 /// Releases leases of one session as they have been seen. Gives those that were still held.
 fn release_seen(call: &Call, leases: &Leases, at: SlotRef, seen: Vec<(String, LeaseRow)>) -> Result<HashSet<Seat>> {
+    // Sessions come one after the other, in the order of their ids.
+    order::begin();
     let mut fences: Vec<i64> = seen.iter().map(|(_, row)| row.fence).collect();
     if fences.len() > limits::GRANT_BATCH {
         // One lock for all: the lock table has no room for one each.

@@ -1,22 +1,23 @@
 //! Lock tags of our own: advisory-type locks under classes that users' advisory locks (classes 1 and 2) cannot name.
-//! PostgreSQL lets go of them at the end of the (sub)transaction, keeps them over PREPARE and finds them again after a
+//! PostgreSQL releases them at the end of the (sub)transaction, keeps them over PREPARE and restores them after a
 //! restart.
 //!
 //! | guard        | held, until the end of the transaction unless said                                            |
 //! |--------------|-----------------------------------------------------------------------------------------------|
-//! | `Grantee` (G)| shared by whoever grants to the session; exclusively by whoever takes its last rows away         |
+//! | `Grantee` (G)| shared by a transaction that grants to the session; exclusively by one that takes its last rows away |
 //! | `Fencer` (S) | shared by a fenced transaction of the session; exclusively by its close and by bulk releases     |
-//! | `Fence` (F)  | shared by a fenced transaction; exclusively by a release and by a successor who gets what is in grace; or for an instant to see that none is open |
-//! | `Seat` (P)   | exclusively by whoever gives one session a permit of one semaphore, or makes it a member of one group |
-//! | `Stripe` (N) | exclusively, for the time of one call, by whoever makes the first row of a slot, or the head of a key |
+//! | `Fence` (F)  | shared by a fenced transaction; exclusively by a release and by a successor that gets what is in grace; or for an instant to see that none is open |
+//! | `Seat` (P)   | exclusively by a transaction that gives one session a permit of one semaphore, or makes it a member of one group |
+//! | `Stripe` (N) | exclusively, for the time of one call, by a transaction that makes the first row of a slot, or the head of a key |
 //! | `Taken` (T)  | jointly by prepared transactions that took something from the session when it was dead: no restart revives it |
-//! | `Promised` (W) | jointly by prepared transactions that granted something to the session: nobody vouches for it meanwhile |
+//! | `Promised` (W) | jointly by prepared transactions that granted something to the session: it is not vouched for meanwhile |
 //! | `Bridge` (B) | exclusively by the worker, beyond its transactions, while the lease of a bridge is good; shared for an instant by a check |
-//! | `Raise` (R)  | exclusively, for the time of one call, by whoever lifts a sequence above all history, or reserves or raises positions |
+//! | `Raise` (R)  | exclusively, for the time of one call, by a transaction that lifts a sequence above all history, or reserves or raises positions |
 //!
 //! F is keyed by the fence, not by the name: a fence belongs to one resource and one session for ever, so there is
 //! nothing to look up before it and nothing that two resources could share.
 
+use super::order::{self, Place};
 use super::server;
 use pgrx::{Uuid, pg_sys};
 
@@ -38,7 +39,7 @@ pub enum Guard {
 #[derive(Clone, Copy)]
 pub enum Mode {
     Shared,
-    /// With others of the same mode, and nobody in any other.
+    /// With others of the same mode, and none in any other.
     Joint,
     Exclusive,
 }
@@ -63,21 +64,50 @@ impl Guard {
         Tag::new(class, key)
     }
 
-    /// Takes the lock if nobody is in the way.
+    /// Takes the lock, unless another process is in the way.
     pub fn try_lock(self, mode: Mode) -> bool {
-        as_transaction(|| self.tag().acquire(mode, Life::Transaction, false))
+        let had = as_transaction(|| self.tag().acquire(mode, Life::Transaction, false));
+        if had && self.is_of_a_call() {
+            self.place().into_iter().for_each(order::took);
+        }
+        had
     }
 
     /// Takes the lock, waiting under lock_timeout and the deadlock detector.
     pub fn lock(self, mode: Mode) {
+        order::waits_for(self.place());
+        if !self.is_of_a_call() {
+            self.place().into_iter().for_each(order::waits_to_keep);
+        }
         as_transaction(|| self.tag().acquire(mode, Life::Transaction, true));
+        if self.is_of_a_call() {
+            self.place().into_iter().for_each(order::took);
+        }
     }
 
     pub fn unlock(self, mode: Mode) {
         as_transaction(|| self.tag().release(mode, Life::Transaction));
+        self.place().into_iter().for_each(order::gave_back);
     }
 
-    /// Takes the lock beyond transactions, until [`Guard::let_go`], if nobody is in the way.
+    /// Whether it is held for the time of one call.
+    fn is_of_a_call(self) -> bool {
+        matches!(self, Guard::Stripe(_) | Guard::Raise)
+    }
+
+    /// Its place in the order, of those that are waited for while others are held.
+    fn place(self) -> Option<Place> {
+        let (step, key) = match self {
+            Guard::Raise => (2, 0),
+            Guard::Fencer(_) => (3, 0),
+            Guard::Fence(fence) => (5, fence),
+            Guard::Stripe(stripe) => (8, stripe.into()),
+            _ => return None,
+        };
+        Some(Place { step, key })
+    }
+
+    /// The same beyond transactions, until [`Guard::let_go`].
     pub fn try_hold(self, mode: Mode) -> bool {
         self.tag().acquire(mode, Life::Process, false)
     }
@@ -86,7 +116,7 @@ impl Guard {
         self.tag().release(mode, Life::Process);
     }
 
-    /// Whether nobody else holds the lock at this instant.
+    /// Returns whether no other process holds the lock at this instant.
     pub fn is_free(self) -> bool {
         let free = self.try_lock(Mode::Exclusive);
         if free {
@@ -151,7 +181,7 @@ impl Tag {
 /// Has what is locked belong to the (sub)transaction, and not to the portal that the call runs in: a cursor that fails
 /// in a savepoint takes along what it has locked before that savepoint.
 pub fn as_transaction<T>(work: impl FnOnce() -> T) -> T {
-    // SAFETY: in a transaction. When PostgreSQL raises, whoever catches it sets the owner anew.
+    // SAFETY: in a transaction. When PostgreSQL raises, the code that catches it sets the owner anew.
     unsafe {
         let owner = pg_sys::CurrentResourceOwner;
         pg_sys::CurrentResourceOwner = pg_sys::CurTransactionResourceOwner;

@@ -8,6 +8,7 @@ pub mod json;
 pub mod lock_timeout;
 pub mod notify;
 pub mod oids;
+pub mod order;
 pub mod random;
 pub mod required;
 pub mod role;

@@ -44,3 +44,11 @@ pub fn database() -> u32 {
     // SAFETY: a plain read
     unsafe { pg_sys::MyDatabaseId }.to_u32()
 }
+
+/// A setting that every server has, and that is a number from 0 on.
+pub fn integer_setting(name: &CStr) -> u32 {
+    // SAFETY: raises where there is no such setting; the text ends in NUL
+    let value = unsafe { CStr::from_ptr(pg_sys::GetConfigOption(name.as_ptr(), false, false)) };
+    let number = value.to_str().ok().and_then(|number| number.parse().ok());
+    number.unwrap_or_else(|| pgrx::error!("setting {} is no number: {value:?}", name.to_string_lossy()))
+}

@@ -205,6 +205,7 @@ fn ways() -> [(*mut bool, bool); 10] {
 
 impl Db {
     pub fn open(home: Home) -> Db {
+        transaction::assert_may_raise();
         let owner = catalog::owner(home);
         // SAFETY: in a transaction; what is switched here is switched back by Drop, or by PostgreSQL when it raises
         unsafe {

@@ -94,3 +94,29 @@ pub fn open_one(xid: TransactionId) -> Option<TransactionId> {
     // SAFETY: reads PostgreSQL's list of transactions, and the parents of one that is in it
     unsafe { pg_sys::TransactionIdIsInProgress(xid).then(|| pg_sys::SubTransGetTopmostTransaction(xid)) }
 }
+
+/// Asserts in debug builds that an ERROR would be an ordinary one: no LWLock is held, and the transaction can still be
+/// rolled back.
+pub fn assert_may_raise() {
+    // SAFETY: plain reads
+    let may = || unsafe { pg_sys::InterruptHoldoffCount == 0 && pg_sys::IsTransactionState() };
+    debug_assert!(may(), "too late to raise");
+}
+
+/// A subtransaction, and when the transaction began that it is a part of.
+#[derive(Clone, Copy)]
+pub struct Part(pg_sys::SubTransactionId, i64);
+
+/// The subtransaction that is open.
+pub fn part() -> Part {
+    // SAFETY: in a transaction
+    Part(unsafe { pg_sys::GetCurrentSubTransactionId() }, began_at())
+}
+
+impl Part {
+    /// Whether it has neither been rolled back nor become a part of another.
+    pub fn is_open(self) -> bool {
+        // SAFETY: reads what this process keeps of its transaction
+        self.1 == began_at() && unsafe { pg_sys::SubTransactionIsActive(self.0) }
+    }
+}

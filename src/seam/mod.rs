@@ -32,6 +32,7 @@ mod resources;
 mod sessions;
 mod work;
 
+use crate::pg::transaction;
 use crate::shmem::Shared;
 use crate::shmem::databases::{Database, Kept};
 use crate::shmem::floors::Lane;
@@ -216,6 +217,7 @@ impl Seam {
     }
 
     fn note(self, what: impl Into<What>) {
+        transaction::assert_may_raise();
         next_epoch();
         end::register();
         NOTES.with_borrow_mut(|notes| {

@@ -12,6 +12,7 @@ use crate::base::error::{Error, Result};
 use crate::base::limits;
 use crate::pg::{clock, version};
 use pgrx::pg_sys;
+use std::cell::Cell;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
 /// Where the parts of shared memory are, in this process.
@@ -116,6 +117,11 @@ pub enum Lock {
     Map(u32),
 }
 
+thread_local! {
+    /// Whether this process has a lock.
+    static HOLDS: Cell<bool> = const { Cell::new(false) };
+}
+
 /// Held until dropped. If PostgreSQL raises meanwhile it has let go of all LWLocks before this is dropped.
 pub struct Held(*mut pg_sys::LWLock);
 
@@ -128,6 +134,7 @@ impl Shared {
             Lock::Map(hash) => 3 + hash as usize % MAP_PARTITIONS,
         };
         let mode = if exclusive { pg_sys::LWLockMode::LW_EXCLUSIVE } else { pg_sys::LWLockMode::LW_SHARED };
+        debug_assert!(!HOLDS.replace(true), "two locks of shared memory are never held together");
         // SAFETY: the tranche has as many locks as LOCKS says
         unsafe {
             let lock = &raw mut (*self.locks.add(index)).lock;
@@ -139,6 +146,7 @@ impl Shared {
 
 impl Drop for Held {
     fn drop(&mut self) {
+        HOLDS.set(false);
         if !std::thread::panicking() {
             // SAFETY: taken by lock() in this process
             unsafe { pg_sys::LWLockRelease(self.0) };

@@ -88,6 +88,7 @@ impl Slot {
             let Some(next) = step(word) else {
                 return Some((word, false));
             };
+            debug_assert!(word.may_become(next), "{word:?} becomes {next:?}");
             if next == word || self.word.compare_exchange(word.0, next.0, Ordering::AcqRel, Ordering::Acquire).is_ok() {
                 return Some((next, true));
             }

@@ -9,7 +9,7 @@ use super::shared::{LOCKS, SHARED, Shared};
 use super::slot::Slot;
 use super::{left, map, places};
 use crate::base::settings;
-use crate::pg::clock;
+use crate::pg::{clock, server};
 use pgrx::pg_sys;
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -40,10 +40,7 @@ fn entries() -> usize {
 }
 
 fn pending_count() -> usize {
-    // SAFETY: a setting that every server has; the text ends in NUL
-    let setting =
-        unsafe { CStr::from_ptr(pg_sys::GetConfigOption(c"max_prepared_transactions".as_ptr(), false, false)) };
-    setting.to_str().ok().and_then(|number| number.parse::<usize>().ok()).unwrap_or(0) * 2 + 1
+    server::integer_setting(c"max_prepared_transactions") as usize * 2 + 1
 }
 
 #[pgrx::pg_guard]

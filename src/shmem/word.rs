@@ -134,6 +134,12 @@ impl Word {
             .then(|| self.with(State::Alive, self.at().saturating_add(gap)))
     }
 
+    /// Whether a step leads there that is of the same session: the dead stay dead, and a slot is not freed by a step.
+    pub fn may_become(self, next: Word) -> bool {
+        let is_past = |word: Word| matches!(word.state(), State::Dead | State::Gone);
+        next.count() == self.count() && next.state() != State::Free && (!is_past(self) || is_past(next))
+    }
+
     pub fn reclaimable(self, now: u64) -> bool {
         self.state() == State::Gone && now >= self.at()
     }

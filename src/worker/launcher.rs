@@ -5,7 +5,7 @@ use super::visits::Visits;
 use super::witness::Witness;
 use super::{Due, each_post_due, each_session_due, handle_signals, library, sleep, start, without_timeouts};
 use crate::base::{limits, settings};
-use crate::pg::clock;
+use crate::pg::{clock, server};
 use crate::shmem::databases::{Database, RESCAN, REVISE};
 use crate::shmem::{Shared, my_latch, set_latch, shared};
 use pgrx::bgworkers::{BackgroundWorkerBuilder, BgWorkerStartTime};
@@ -82,11 +82,7 @@ fn warn_of_the_clock() {
 
 /// What parallel queries leave is for the launcher and the workers.
 fn warn_of_the_slots() {
-    let number = |name: &std::ffi::CStr| {
-        // SAFETY: a setting that every server has; the text ends in NUL
-        let value = unsafe { std::ffi::CStr::from_ptr(pg_sys::GetConfigOption(name.as_ptr(), false, false)) };
-        value.to_str().ok().and_then(|number| number.parse::<i32>().ok()).unwrap_or(0)
-    };
+    let number = |name| server::integer_setting(name).cast_signed();
     let (slots, parallel) = (number(c"max_worker_processes"), number(c"max_parallel_workers"));
     let others = i32::from(number(c"max_logical_replication_workers") > 0);
     let confirmer = i32::from(settings::CONFIRM_INTERVAL.get() > 0);

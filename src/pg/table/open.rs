@@ -3,8 +3,8 @@
 use super::indexes::Indexes;
 use super::raw::{self, FORWARD};
 use super::tuple::Tuple;
-use crate::pg::catalog;
 use crate::pg::text::text_datum;
+use crate::pg::{catalog, transaction};
 use pgrx::Uuid;
 use pgrx::pg_sys::ffi::pg_guard_ffi_boundary as guarded;
 use pgrx::pg_sys::{self, Datum, ItemPointerData, Oid, TM_Result};
@@ -69,7 +69,7 @@ pub enum Flight {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Locked {
     Mine,
-    /// Somebody else has it.
+    /// Another transaction has it.
     Busy,
     /// It is no longer the row that was found.
     Changed,
@@ -77,6 +77,7 @@ pub enum Locked {
 
 impl Table {
     pub fn open(table: &'static CStr, key: &'static CStr) -> Table {
+        transaction::assert_may_raise();
         let (lock, none) = (pg_sys::RowExclusiveLock as i32, std::ptr::null_mut());
         catalog::lock(table);
         let table = catalog::needed(table);
@@ -86,8 +87,8 @@ impl Table {
         if relation.is_null() {
             catalog::gone();
         }
-        // Only now: an index that is made anew has another oid, and whoever drops the old one waits for those who have
-        // the table locked.
+        // Only now: an index that is made anew has another oid, and dropping the old one waits for transactions that
+        // have the table locked.
         let key = catalog::needed(key);
         // SAFETY: as above
         let (key, slot) = unsafe { guarded(|| (raw::index_open(key, lock), raw::table_slot_create(relation, none))) };
@@ -112,8 +113,8 @@ impl Table {
     }
 
     /// Whether the index has an entry for a key, or for its first columns. If not, there is no such row, whatever the
-    /// sight: a row that is moved gets a new entry before its old version is dead to anybody, and an entry stays until
-    /// its version is dead to all.
+    /// sight: a row that is moved gets a new entry before its old version is dead to any snapshot, and an entry stays
+    /// until its version is dead to all.
     pub fn has_entry(&self, key: &[Key]) -> bool {
         self.entries(key, 1) > 0
     }
@@ -227,7 +228,7 @@ impl Table {
         }
     }
 
-    /// Locks a row against changes, to the end of the transaction. With `wait`, waits for whoever has it.
+    /// Locks a row against changes, to the end of the transaction. With `wait`, waits for the transaction that has it.
     pub fn lock(&self, tid: ItemPointerData, wait: bool) -> Locked {
         self.lock_as(tid, pg_sys::LockTupleMode::LockTupleExclusive, wait)
     }

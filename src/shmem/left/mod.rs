@@ -51,10 +51,11 @@ use crate::pg::clock;
 use file::{CONTROL, Origin};
 use kept::{Key, Left, key, left_at_stop};
 use pgrx::{Uuid, pg_sys};
-use std::ffi::CStr;
+use std::ffi::{CStr, OsStr};
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Write};
 use std::mem::offset_of;
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::atomic::Ordering;
 
@@ -112,7 +113,7 @@ impl Shared {
 }
 
 fn path(name: &CStr) -> &Path {
-    Path::new(name.to_str().unwrap_or_default())
+    Path::new(OsStr::from_bytes(name.to_bytes()))
 }
 
 /// What pg_control says while the server is stopped in order; `None` otherwise.
