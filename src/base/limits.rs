@@ -23,7 +23,7 @@ pub const CATALOG_PAUSE: u64 = 2_000;
 
 // Shared memory
 
-/// How often all slots are looked through for such as may be used again, by those who find none free; in microseconds.
+/// How often calls that find no free slot look through all for such as may be used again, in microseconds.
 pub const RECLAIM_AT_MOST_EVERY: u64 = 10_000;
 /// How long a call waits for room at most, and how often it looks for it, in microseconds.
 pub const ROOM_PATIENCE: u64 = 3_000_000;
@@ -32,7 +32,7 @@ pub const ROOM_PAUSE: u64 = 10_000;
 pub const LOOK_AT_CLIENT_EVERY: u64 = 250_000;
 /// How long a session that has been woken has time to claim, in microseconds.
 pub const HUNGER_PATIENCE: u64 = 50_000;
-/// Waits between tries of what is in somebody's hands, in microseconds.
+/// Waits between tries of what another transaction has in hand, in microseconds.
 pub const FIRST_BLOCKED: u64 = 10_000;
 pub const LAST_BLOCKED: u64 = 1_000_000;
 /// Waits between tries of one resource, in milliseconds.
@@ -53,13 +53,13 @@ pub const MAX_NOTES: usize = 1_000;
 pub const GRANT_BATCH: usize = 500;
 /// Permits of a semaphore, partitions of a group.
 pub const MAX_SLOTS: i32 = 32_768;
-/// How long somebody may have a declaration who is not said to be in the way, in microseconds; and how often that is
-/// looked at.
+/// How long a call waits for a declaration that another transaction has, before it says so, in microseconds; and how
+/// often it looks.
 pub const DECLARATION_PATIENCE: u64 = 1_000_000;
 pub const DECLARATION_PAUSE: u64 = 5_000;
 /// Resources that one session may wait for.
 pub const MAX_PLACES: usize = 10_000;
-/// Places behind the first in line that are looked at for its others, before these are looked up by who waits.
+/// Places behind the first in line that are looked at for its others, before these are looked up by their sessions.
 pub const MAX_BEYOND: usize = 4;
 
 // Groups
@@ -86,7 +86,7 @@ pub const RENEW_ROW: i64 = 20_000_000;
 /// How often a check tries to lock the row, and the pause between, in microseconds.
 pub const ROW_TRIES: u32 = 20;
 pub const ROW_PAUSE: u64 = 1_000;
-/// How long a write waits for what may still be in its way, as an index that somebody has just made: in milliseconds.
+/// How long a write waits for what may still be in its way, such as an index that has just been made: in milliseconds.
 pub const ROW_LOCK_TIMEOUT_MS: i32 = 20;
 
 // Positions
@@ -122,8 +122,8 @@ pub const MAX_FREED: usize = 1_000;
 
 // Take-over and the sweep
 
-/// Leases of one predecessor for each of which F is held, while one of its transactions is fenced: the lock table has
-/// no room for more.
+/// Leases of one predecessor whose guards F are held one by one, while one of its transactions is fenced: the lock
+/// table has no room for more.
 pub const MAX_FENCES: usize = 1_000;
 /// Leases handed over in one transaction: each takes a lock on its new holder's session.
 pub const MAX_HAND_OVER: usize = 1_000;
@@ -133,7 +133,7 @@ pub const MAX_DEAD: usize = 1_000;
 pub const MAX_LOOKS: usize = 50_000;
 /// Sessions that a database's worker remembers from one pass to the next.
 pub const MAX_REMEMBERED: usize = 100_000;
-/// Rows in somebody's hands that one pass looks beyond.
+/// Rows that others have in hand and that one pass looks beyond.
 pub const MAX_PASSED_OVER: usize = 20_000;
 /// What a session keeps in grace is looked through for one permit if it is less than that, and else the permits are.
 pub const MAX_GRACES: usize = 64;

@@ -40,7 +40,8 @@ pub fn in_recovery() -> bool {
     !recovered
 }
 
-/// Tables that are opened once in a call, by those who know what is in them, when they are first looked at.
+/// Tables that are opened once in a call, when they are first looked at. The modules that know what is in them open
+/// them.
 #[derive(Default)]
 pub struct Tables {
     pub declarations: OnceCell<Table>,

@@ -24,7 +24,7 @@ struct Found {
     schema: Option<(Oid, Oid)>,
     /// Relations, by where their name is in memory. Every call looks some of them up.
     relations: Vec<(*const c_char, Oid)>,
-    /// Those of which it is known that they are members.
+    /// Those that are known to be members.
     members: Vec<Oid>,
     /// How often something was forgotten: what was read before that may not be kept.
     forgotten: u64,
@@ -127,7 +127,8 @@ pub fn relation(name: &'static CStr) -> Oid {
     oid
 }
 
-/// Locks a table of ours for rows to be changed, to the end of the transaction, if nobody has it locked against that.
+/// Locks a table of ours for rows to be changed, to the end of the transaction, if no other process has it locked
+/// against that.
 pub fn try_lock(table: &'static CStr) -> bool {
     try_lock_oid(needed(table))
 }
@@ -165,8 +166,8 @@ fn soon(attempt: impl Fn() -> bool) -> bool {
 }
 
 /// Locks a table or a sequence of ours for rows to be changed or numbers to be drawn, to the end of the transaction.
-/// VACUUM FULL, REINDEX and ALTER SEQUENCE keep everybody out for as long as they wait for a transaction that is open,
-/// so a call gives up soon. Whether the lock is had.
+/// VACUUM FULL, REINDEX and ALTER SEQUENCE keep all others out for as long as they wait for an open transaction, so a
+/// call gives up soon. Returns whether the lock is had.
 fn lock_soon(relation: Oid) -> bool {
     if try_lock_oid(relation) {
         return true;
@@ -267,11 +268,11 @@ pub fn extension() -> Option<Oid> {
     Some(unsafe { pg_sys::get_extension_oid(c"eskit_lease".as_ptr(), true) }).filter(|oid| *oid != Oid::INVALID)
 }
 
-/// Keeps the extension from being dropped, to the end of the transaction; waits for whoever is dropping it.
+/// Keeps the extension from being dropped, to the end of the transaction; waits for a transaction that is dropping it.
 pub fn lock_extension() {
     let mut found = extension();
     while let Some(oid) = found {
-        // SAFETY: in a transaction; whoever waits here is told of what has changed meanwhile
+        // SAFETY: in a transaction; PostgreSQL tells the waiting process what has changed meanwhile
         unsafe { pg_sys::LockDatabaseObject(pg_sys::ExtensionRelationId, oid, 0, pg_sys::AccessShareLock as i32) };
         // After the wait there may be another one, made since, that is not locked.
         found = extension();
@@ -281,7 +282,7 @@ pub fn lock_extension() {
     }
 }
 
-/// The same, if nobody is dropping it, nor is about to. Whether the lock is had.
+/// The same, if no transaction is dropping it, nor is about to. Returns whether the lock is had.
 pub fn lock_extension_soon() -> bool {
     let Some(oid) = extension() else { return false };
     // SAFETY: in a transaction

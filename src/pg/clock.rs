@@ -1,4 +1,4 @@
-//! Time. Deadlines are microseconds of `CLOCK_BOOTTIME`: a step of the wall clock expires nobody and extends nobody.
+//! Time. Deadlines are microseconds of `CLOCK_BOOTTIME`: a step of the wall clock expires no session and extends none.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 

@@ -1,4 +1,4 @@
-//! `jsonb` as it comes from and goes to SQL: bytes that nobody here looks into. Read into Rust's numbers and back it
+//! `jsonb` as it comes from and goes to SQL: bytes that are not looked into here. Read into Rust's numbers and back it
 //! would not be the same.
 
 use crate::base::error::{Error, raise};

@@ -2,7 +2,7 @@
 
 use pgrx::pg_sys;
 
-/// Fills bytes from the strong source: nobody can guess them.
+/// Returns bytes of the strong source, which cannot be guessed.
 pub fn strong<const N: usize>() -> [u8; N] {
     let mut bytes = [0; N];
     // SAFETY: writes as many bytes as there are

@@ -63,7 +63,7 @@ pub unsafe fn answer<'fcx, const COLUMNS: usize>(
     unsafe {
         let call = fcinfo.as_mut_ptr();
         let from = (*call).resultinfo.cast::<pg_sys::ReturnSetInfo>();
-        // In FROM the executor has the type's description at hand; in a list of columns nobody has.
+        // In FROM the executor has the type's description at hand; in a list of columns it has none.
         let mut description = if !from.is_null() && (*from).type_ == pg_sys::NodeTag::T_ReturnSetInfo {
             (*from).expectedDesc
         } else {

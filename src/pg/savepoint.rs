@@ -5,8 +5,8 @@ use pgrx::pg_sys;
 use pgrx::pg_sys::panic::CaughtError;
 use std::panic::AssertUnwindSafe;
 
-/// Runs work in a savepoint, and rolls back to it when the work raises: with the message then. SPI is to be connected
-/// before, if the work runs statements, and not by it.
+/// Runs work in a savepoint. Rolls back to it when the work raises, and returns the message. Work that runs statements
+/// needs SPI connected before, and must not connect it.
 pub fn attempt<T>(work: impl FnOnce() -> T) -> Result<T, String> {
     // SAFETY: in a transaction; the savepoint is released, or rolled back to, on either way out, and leaves memory and
     // owner as they were
@@ -34,7 +34,7 @@ pub fn attempt<T>(work: impl FnOnce() -> T) -> Result<T, String> {
     }
 }
 
-/// What has been raised, in short.
+/// Returns the message of what has been raised.
 pub fn message(error: &CaughtError) -> String {
     match error {
         CaughtError::PostgresError(report) | CaughtError::ErrorReport(report) => report.message().to_owned(),

@@ -9,7 +9,7 @@ pub fn is_preloading() -> bool {
     unsafe { pg_sys::process_shared_preload_libraries_in_progress }
 }
 
-/// Has PostgreSQL refuse settings of a prefix that nobody has defined. Called once ours are.
+/// Has PostgreSQL refuse undefined settings of a prefix. Called once ours are defined.
 pub fn reserve_settings(prefix: &'static CStr) {
     // SAFETY: while the library is being loaded, as PostgreSQL asks
     unsafe { pg_sys::MarkGUCPrefixReserved(prefix.as_ptr()) };

@@ -1,5 +1,5 @@
-//! The only caller of SPI. A [`Db`] is a stretch of work done as the extension's owner, whoever calls; a [`Statement`]
-//! is one parameterised statement whose plan is kept for the life of the backend.
+//! The only caller of SPI. A [`Db`] is a stretch of work done as the extension's owner, whichever role calls; a
+//! [`Statement`] is one parameterised statement whose plan is kept for the life of the backend.
 //!
 //! Every statement runs on the latest snapshot, whatever the isolation level of the caller, as the triggers of foreign
 //! keys do: under REPEATABLE READ a refusal is then an answer by the latest state, not a serialization failure. The
@@ -362,7 +362,7 @@ impl Row {
     }
 }
 
-/// Runs utility statements with the rights of the caller, who gets PostgreSQL's own errors.
+/// Runs utility statements with the rights of the caller, which gets PostgreSQL's own errors.
 pub fn run_as_caller(sql: &str) {
     // SAFETY: the text ends in NUL, and outlives its use
     unsafe {
@@ -374,12 +374,12 @@ pub fn run_as_caller(sql: &str) {
     }
 }
 
-/// The next number of a sequence of ours. Raises 55P03 where somebody has it locked.
+/// The next number of a sequence of ours. Raises 55P03 where another process has it locked.
 pub fn next(sequence: &'static CStr) -> i64 {
     unsafe extern "C-unwind" {
         fn nextval_internal(relid: Oid, check_permissions: bool) -> i64;
     }
-    // PostgreSQL would wait for the lock, behind whoever waits for a transaction that has drawn a number.
+    // PostgreSQL would wait for the lock, behind processes that wait for a transaction that has drawn a number.
     catalog::lock(sequence);
     let sequence = catalog::needed(sequence);
     // SAFETY: in a transaction; what PostgreSQL raises inside becomes a panic at the boundary, over which no destructor

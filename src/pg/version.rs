@@ -28,8 +28,8 @@ fn _require_library(version: Text) -> Result<()> {
     if numbers(VERSION) < numbers(&version) { Err(Error::LibraryOlder(version.0).into()) } else { Ok(()) }
 }
 
-/// Whether the server was started with another library of ours: somebody has defined the settings that are defined at
-/// preload.
+/// Returns whether the server was started with another library of ours: the settings are defined that only a preload
+/// defines.
 pub fn another_is_preloaded() -> bool {
     let setting = c"eskit_lease.max_sessions".as_ptr();
     // SAFETY: reads what is known of a setting; one that is only written in postgresql.conf is a placeholder

@@ -19,8 +19,8 @@ pub struct Memory {
 
 /// What becomes of one kind of note. Where a kind does not say, nothing.
 pub trait Effect {
-    /// Whether it says who lives, or lowers floors. Other notes wake sessions and the worker to look at that, so they
-    /// come later.
+    /// Whether it says which sessions live, or lowers floors. Other notes wake sessions and the worker to look at that,
+    /// so they come later.
     fn is_first(&self) -> bool {
         false
     }

@@ -34,7 +34,7 @@ impl Effect for Places {
         false
     }
 
-    /// What was claimed is not: wakes those who found it claimed.
+    /// What was claimed is not: wakes sessions that found it claimed.
     fn at_abort(&self, memory: &Memory) -> bool {
         if self.claimed {
             self.lower(memory);

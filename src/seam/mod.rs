@@ -1,7 +1,7 @@
 //! The seam between rows and shared memory: what happens there when a transaction ends.
 //!
-//! Two transactions that cross see neither each other's rows: one leaves a resource free, the other queues for it, and
-//! nobody grants. So every verb that changes, fences or queues for a resource notes it here, with its subtransaction.
+//! Two transactions that cross do not see each other's rows: one leaves a resource free, the other queues for it, and
+//! neither grants. So every verb that changes, fences or queues for a resource notes it here, with its subtransaction.
 //! When the transaction has ended either way, and what it did is visible, the resources go to the dirty ring and the
 //! worker judges them again. Both of two that cross do so, hence the later one is judged with both in sight.
 //!
@@ -15,14 +15,15 @@
 //! | rollback to savepoint | dead, without a trace | nothing was done yet |       | to the ring at once, unchanged |
 //!
 //! Work items have floors instead (see [`crate::shmem::floors`]): what has become free lowers them at commit, what was
-//! claimed does so at a rollback, and both do at PREPARE. Whoever waits for items is woken at commit, or when they are
-//! due, and at the rollback of a claim. And somebody is to come, at its time, for what has been ended and is kept for a
-//! while (see [`crate::ending::retention`]).
+//! claimed does so at a rollback, and both do at PREPARE. Sessions that wait for items are woken at commit, or when the
+//! items are due, and at the rollback of a claim. What has been ended and is kept for a while is noted, so that the
+//! worker comes at its time (see [`crate::ending::retention`]).
 //!
 //! Unproven is what [`crate::shmem::confirm`] does not vouch for yet.
 //!
 //! Each kind of note is a type with its [`effect`]s: of [`resources`], [`sessions`], [`items`] and the worker's own
-//! [`work`]. Their list is in [`notes`]; [`end`] has them take effect: who lives, then floors, then all that wakes.
+//! [`work`]. Their list is in [`notes`]; [`end`] has them take effect: which sessions live, then floors, then all that
+//! wakes.
 
 mod effect;
 mod end;
@@ -84,7 +85,7 @@ impl Seam {
         self.note_once(InVain { name: resource.to_owned() });
     }
 
-    /// Something is to be done about the resource at a time, if this commits.
+    /// Has the resource judged at a time, if this commits.
     pub fn judge_at(self, resource: &str, at: u64) {
         self.note(Later { name: resource.to_owned(), at });
     }
@@ -99,7 +100,7 @@ impl Seam {
     }
 
     /// Whether this transaction has noted a check of the fence that still stands: a rollback to a savepoint forgets
-    /// those after it, and who gives the lease away ends it.
+    /// those after it, and giving the lease away ends it.
     pub fn has_fenced(self, fence: i64) -> bool {
         let stands = |pass: &Pass| pass.fence == fence && pass.given_away.is_none();
         NOTES.with_borrow(|notes| notes.each().any(stands))
@@ -110,7 +111,7 @@ impl Seam {
         self.note(Taken::Resource { name: resource.to_owned(), changed });
     }
 
-    /// More resources than anybody lists.
+    /// More resources than can be listed.
     pub fn many(self) {
         self.note(Many);
     }

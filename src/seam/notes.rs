@@ -126,7 +126,8 @@ fn absorbed(notes: &mut [Note], of: SubTransactionId, what: &What) -> bool {
     notes.iter_mut().rev().take(NEAR).any(|note| note.subtransaction == of && note.what.absorb(what))
 }
 
-/// Some notes; who lives is settled, and floors are lowered, before anything is woken to look at what it waits for.
+/// Some notes. Which sessions live is settled, and floors are lowered, before anything is woken to look at what it
+/// waits for.
 pub fn in_order(notes: &[Note]) -> impl Iterator<Item = &dyn Effect> {
     let those = |first: bool| notes.iter().map(|note| note.what.effect()).filter(move |note| note.is_first() == first);
     those(true).chain(those(false))

@@ -1,4 +1,4 @@
-//! Notes about sessions: who lives, and whose revision grows.
+//! Notes about sessions: which live, and whose revision grows.
 
 use super::effect::{Effect, Memory};
 use crate::pg::guard::Guard;

@@ -1,28 +1,28 @@
-//! The word of a block of slots: a bound, before which nothing in the block is due, so that whoever looks for what is
-//! due passes over it.
+//! The word of a block of slots: a bound, before which nothing in the block is due. So a look for what is due passes
+//! over the block.
 //!
-//! A living session is due at its deadline, or when it is to be woken for work items; a dead one is due always, until
+//! A living session is due at its deadline, or when it must be woken for work items; a dead one is always due, until
 //! its last row is gone. The bound may be too early, and is **never too late**. So heartbeats, which move deadlines
 //! only further away, leave it alone, and it is read far more often than it is written:
 //!
-//! | who                                                  | does to a slot         | and to the block's word                      |
+//! | step                                                 | does to a slot         | and to the block's word                      |
 //! |------------------------------------------------------|------------------------|----------------------------------------------|
 //! | heartbeat, postponing, freezing, thawing             | due later, or as before | nothing                                     |
 //! | expiry                                               | dead, at its deadline  | nothing: the bound is past by then           |
 //! | end without a trace, reclaiming, feeding             | not due any more       | nothing                                      |
 //! | opening, capping, an early end that leaves rows, hunger | due earlier         | *then* lowers the bound, in a new version    |
-//! | who looks through the block                          | reads it               | *before* that reads the word; then raises the bound to the earliest that it has seen, if the version is the same |
+//! | a look through the block                             | reads it               | *before* that reads the word; then raises the bound to the earliest that it has seen, if the version is the same |
 //!
-//! The version is for whoever makes a slot due behind the back of one that looks through the block, which has read that
-//! slot already. Without it the raise would undo the lowering, even one that lowers nothing. Raises need no new
-//! version: a bound that was right for a version stays so. Versions come round, after 16 million lowerings of one
-//! block, which nobody makes within one look through 256 slots.
+//! The version is for a process that makes a slot due behind the back of another, which looks through the block and has
+//! read that slot already. Without it the raise would undo the lowering, even one that lowers nothing. Raises need no
+//! new version: a bound that was right for a version stays so. Versions come round, after 16 million lowerings of one
+//! block, which do not happen within one look through 256 slots.
 //!
-//! **Order.** The word is only ever changed by reading and writing in one step. So who reads a version has acquired
-//! what was done to slots before that lowering and all earlier ones: what it does not see then has another version
-//! still to come. What is lowered after a look is not seen by it. Who lowers then wakes those who sleep for too long,
-//! by what they have announced before they looked; a fence on each side, between the two steps, sees to it that one of
-//! them sees the other. Nothing here knows PostgreSQL.
+//! **Order.** The word is only ever changed by reading and writing in one step. So a process that reads a version has
+//! acquired what was done to slots before that lowering and all earlier ones: what it does not see has another version
+//! still to come. A look does not see what is lowered after it. The process that lowers then wakes those that sleep for
+//! too long, by what they have announced before they looked. A fence on each side, between the two steps, has one of
+//! them see the other. Nothing here knows PostgreSQL.
 
 use super::word::FOREVER;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
@@ -73,14 +73,14 @@ impl Block {
         Bound(self.0.load(Ordering::Acquire))
     }
 
-    /// After a slot has been made due, and before those are looked for who sleep for too long.
+    /// Lowers the bound: after a slot has been made due, and before sleepers are looked for.
     pub fn lower(&self, due: u64) {
         let lowered = |word: u64| Some(Bound(word).lowered(due).0);
         self.0.fetch_update(Ordering::AcqRel, Ordering::Acquire, lowered).ok();
         fence(Ordering::SeqCst);
     }
 
-    /// After all slots have been read, the first of which is due at `earliest`.
+    /// Raises the bound: after all slots have been read. The first is due at `earliest`.
     pub fn raise(&self, read: Bound, earliest: u64) {
         let raised = read.raised(earliest);
         if raised != read {
@@ -99,7 +99,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Slots of the block, in the model; those who make them due, and those who look through them, at a time.
+    /// Slots of the block, in the model; and how many processes make them due, or look through them, at a time.
     const FEW: usize = 3;
     const OTHERS: usize = 2;
 
@@ -164,7 +164,7 @@ mod tests {
             }
         }
 
-        /// When the first slot is due for which nobody is just about to lower the bound.
+        /// When the first slot is due, but for those whose bound is just about to be lowered.
         fn first(&self) -> u64 {
             let is_pending = |slot: &usize| self.pending.iter().flatten().any(|(pending, _)| pending == slot);
             (0..FEW).filter(|slot| !is_pending(slot)).filter_map(|slot| self.slots[slot]).min().unwrap_or(FOREVER)
@@ -174,8 +174,8 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(4_000))]
 
-        /// However the steps of all cross each other, the bound is never too late: whoever looks for what is due passes
-        /// over none that is. And one look that nobody crosses makes it as late as it may be.
+        /// However the steps of all cross each other, the bound is never too late: a look passes over no slot that is
+        /// due. And one look that nothing crosses makes it as late as it may be.
         #[test]
         fn nothing_is_due_unseen(steps in steps()) {
             let (block, mut model) = (Block(AtomicU64::new(0)), Model::default());

@@ -1,8 +1,8 @@
 //! Confirmation: how far a server may vouch for its sessions when it cannot know whether it still is the primary.
 //!
-//! A primary that is cut off from everybody but some of its clients goes on answering their heartbeats, while a standby
-//! is promoted and in the end gives their leases to others. With `eskit_lease.confirm_interval` set it stops vouching
-//! in time:
+//! A primary that is cut off from all but some of its clients goes on answering their heartbeats, while a standby is
+//! promoted and in the end gives their leases to others. With `eskit_lease.confirm_interval` set it stops vouching in
+//! time:
 //!
 //! * A **confirmation** is a record of WAL that the synchronous standbys have acknowledged. What counts of it is its
 //!   *start*, the time before the record was made: at that time no standby had been promoted that must acknowledge,
@@ -24,9 +24,9 @@
 //! in which commits do not wait yet (older minor versions of PostgreSQL) acknowledge nothing. Flushed is enough,
 //! whatever `synchronous_commit` asks for: a standby that is promoted replays all that it has flushed.
 //!
-//! Where `synchronous_standby_names` is empty nobody can be asked, which is the operator's decision: grants then count
-//! at once, and the launcher itself confirms once per interval, so that no process is needed for it. A start of shared
-//! memory knows of none, so that an isolated primary cannot vouch again by being restarted.
+//! Where `synchronous_standby_names` is empty there is no standby to ask, by the operator's decision. Grants then count
+//! at once, and the launcher itself confirms once per interval, so that no process is needed for it. A new start of
+//! shared memory has no confirmation, so that an isolated primary cannot vouch again by being restarted.
 //!
 //! The promise holds where every standby that may be promoted must acknowledge, for as long as the clocks run: one
 //! machine that is stopped without its `CLOCK_BOOTTIME` counting on (a virtual one, paused by its host) does not know
@@ -43,12 +43,12 @@ use crate::pg::clock;
 use pgrx::pg_sys;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Whether there are to be confirmations, by what this process has heard.
+/// Whether confirmations are made, by what this process has heard of the setting.
 pub fn is_on() -> bool {
     settings::CONFIRM_INTERVAL.get() > 0
 }
 
-/// Whether there is anybody to ask, by the settings.
+/// Whether the settings name a standby to ask.
 pub fn has_synchronous_standbys() -> bool {
     // SAFETY: null, or the text of a setting
     unsafe { !pg_sys::SyncRepStandbyNames.is_null() && *pg_sys::SyncRepStandbyNames != 0 }
@@ -66,16 +66,16 @@ pub fn is_acknowledged(lsn: u64) -> bool {
     flushed.load(Ordering::Acquire) >= lsn
 }
 
-/// Whether this transaction, which has just been committed, is known to nobody else as far as can be told. That is told
-/// with the setting off, too: it may be switched on while a confirmation from the last time that it was on still
-/// counts.
+/// Whether this transaction, which has just been committed, is unknown to the standbys, as far as can be told. The
+/// answer counts with the setting off, too: it may be switched on while a confirmation from the last time that it was
+/// on still counts.
 pub fn committed_alone() -> bool {
     // SAFETY: a plain read
     !is_acknowledged(unsafe { pg_sys::XactLastCommitEnd })
 }
 
 impl Shared {
-    /// The launcher has heard whether there are to be confirmations.
+    /// The launcher has heard whether confirmations are made.
     pub fn set_confirming(&self) {
         self.header.confirming.store(is_on(), Ordering::Release);
     }
@@ -104,13 +104,13 @@ impl Shared {
         }
     }
 
-    /// What was granted to a session is known to nobody else: it takes a confirmation from now on.
+    /// Only this server knows what was granted to a session: it takes a confirmation from now on.
     pub fn unproven(&self, at: SlotRef) {
         let now = clock::now();
         self.change_unproven(at, |since| since.max(now));
     }
 
-    /// What is granted to a session is going to be committed, or not, at a time that nobody can tell.
+    /// What is granted to a session is going to be committed, or not, at an unknown time.
     pub fn unproven_while_prepared(&self, at: SlotRef) {
         self.change_unproven(at, |_| FOREVER);
     }

@@ -64,23 +64,25 @@ pub enum Kept {
     Leases,
     Executions,
     DeadItems,
-    /// Claims whose last items were finished by several transactions at once, none of which could see that all are.
+    /// Claims whose last items were finished by several transactions at once, so that none of them could see that all
+    /// are.
     Claims,
     History,
 }
 
-/// There may be rows of a kind, since nobody knows when; and somebody is looking for them.
+/// There may be rows of a kind, since an unknown time; and a process is looking for them.
 const UNKNOWN: i64 = i64::MIN;
 const LOOKING: i64 = i64::MIN + 1;
 
-/// The worker is to look at every resource that is waited for, not only at those in the ring.
+/// The worker must look at every resource that is waited for, not only at those in the ring.
 pub const RESCAN: u32 = 1;
 /// Shared memory is new: sessions of before and prepared transactions are still to be found.
 pub const BOOT: u32 = 2;
-/// A prepared transaction has ended: whose revision it changed, and who waits for what it had in hand, is not known.
+/// A prepared transaction has ended. Which revisions it changed, and which sessions wait for what it had in hand, is
+/// not known.
 pub const REVISE: u32 = 4;
 
-/// When something that was in somebody's hands is to be tried again: after twice the time of before.
+/// When to try again what another transaction had in hand: after twice the time of before.
 #[repr(C)]
 pub struct Retry {
     until: AtomicU64,
@@ -132,7 +134,7 @@ pub struct Database {
     pub(super) queues: [AtomicI32; u32::BITS as usize],
     /// How many sessions have been woken for items of the queues of each bit, and have not claimed since.
     pub(super) woken: [AtomicU32; u32::BITS as usize],
-    /// Until when they have time to do so; zero if nobody has been woken.
+    /// Until when they have time to do so; zero if none has been woken.
     pub(super) patience: AtomicU64,
     /// A claim of work items under this fence or a later one has a row for as long as it has items; zero before the
     /// first claim in this start of shared memory.
@@ -155,16 +157,16 @@ pub struct Database {
     pub helper: AtomicPtr<pg_sys::Latch>,
     /// Whether a waiting call is asked for that.
     pub asked: AtomicBool,
-    /// Since when it has had something to do, and there is no slot for its worker; zero for not.
+    /// Since when it has work and no slot for its worker; zero for not.
     pub unserved_since: AtomicU64,
     /// Whether its worker has locks that end with it, and so stays, beyond `eskit_lease.max_workers`.
     pub tending: AtomicBool,
     /// Whether the last worker has left because there was nothing to do, and not because it failed.
     pub finished: AtomicBool,
-    /// When somebody last saw to the rows that are kept for a while, and left none that is older than that.
+    /// When the rows that are kept for a while were last seen to, with none left that is older than that.
     pub retention_looked: AtomicU64,
-    /// Since when the oldest of each kind is kept, by the clock, and before its zero too; zero for none, or one of the
-    /// above.
+    /// Since when the oldest row of each kind is kept, by the clock, and before its zero too; zero for none, or one of
+    /// the constants above.
     kept_since: [AtomicI64; 5],
     /// Where the worker's next run of retention begins with each kind.
     retire_from: [Beginning; 5],
@@ -173,11 +175,11 @@ pub struct Database {
     /// Ids of transactions that have finished items of the claims among these are below this; zero when all of them
     /// have ended.
     claims_before: AtomicU64,
-    /// Of dead sessions whose rows are in somebody's hands.
+    /// Of dead sessions whose rows other transactions have in hand.
     pub blocked: Retry,
-    /// Of looking through the database, when more is in somebody's hands than the ring has room for.
+    /// Of looking through the database, when others have more in hand than the ring has room for.
     look_through: Retry,
-    /// Of looking through it for what is to be done at a time that the ring has no room for; zero for nothing.
+    /// When to look through the database for work that the ring had no room for; zero for never.
     timer: AtomicU64,
     counters: [AtomicU64; COUNTERS.len()],
 }
@@ -223,7 +225,7 @@ impl Database {
         self.oid.store(0, Ordering::Release);
     }
 
-    /// Whether the entry is in somebody's hands, or says what is still to be done.
+    /// Whether a process uses the entry, or it says what must still be done.
     pub fn is_busy(&self) -> bool {
         self.waiting.load(Ordering::Acquire) != 0
             || !self.worker.load(Ordering::Acquire).is_null()
@@ -264,7 +266,7 @@ impl Database {
         set_latch(&self.helper);
     }
 
-    /// Sets flags, to be seen to at once.
+    /// Sets flags, which are seen to at once.
     pub fn flag(&self, flags: u32) {
         self.flags.fetch_or(flags, Ordering::AcqRel);
         self.look_through.hurry();
@@ -276,21 +278,21 @@ impl Database {
         self.timer.fetch_update(Ordering::AcqRel, Ordering::Relaxed, sooner).ok();
     }
 
-    /// When others are to be woken for items than those who have been; `None` when these have claimed.
+    /// When to wake other sessions for items; `None` when those that have been woken have claimed.
     pub fn patience(&self) -> Option<u64> {
         let woken = self.woken.iter().any(|woken| woken.load(Ordering::Acquire) != 0);
         Some(self.patience.load(Ordering::Acquire)).filter(|until| woken && *until != 0)
     }
 
-    /// When the database is to be looked through; `None` when there is no reason to.
+    /// When to look through the database; `None` when there is no reason to.
     pub fn flags_due(&self) -> Option<u64> {
         let flags = (self.flags() != 0).then(|| self.look_through.until());
         let timer = Some(self.timer.load(Ordering::Acquire)).filter(|timer| *timer != 0);
         flags.into_iter().chain(timer).min()
     }
 
-    /// A row is kept from now on, and visible; a claim, once all others who have finished items of it have ended too.
-    /// Whether it is the only one, so that somebody has to learn of it.
+    /// A row is kept from now on, and visible; a claim, once all other transactions that have finished items of it have
+    /// ended too. Returns whether it is the only one, so that the worker must hear of it.
     pub fn keep(&self, kind: Kept, now: u64) -> bool {
         self.retire_from[kind as usize].lower_to_transaction();
         if kind == Kept::Claims {
@@ -367,7 +369,7 @@ impl Database {
         self.flags.load(Ordering::Acquire)
     }
 
-    /// Takes away the flags that are due, for whoever is going to do what they ask.
+    /// Takes away the flags that are due. The caller does what they ask.
     pub fn take_flags(&self, now: u64) -> u32 {
         let past = |timer: u64| (timer != 0 && timer <= now).then_some(0);
         let timer = self.timer.fetch_update(Ordering::AcqRel, Ordering::Relaxed, past).map_or(0, |_| RESCAN);
@@ -375,7 +377,7 @@ impl Database {
     }
 
     /// The database has been looked through; `left`: what could not be judged is more than the ring has room for, so
-    /// that it is looked through again later, or at once if somebody has asked for that meanwhile.
+    /// that it is looked through again later, or at once if that has been asked for meanwhile.
     pub fn looked_through(&self, left: bool, now: u64) {
         self.look_through.set(left, now);
         if left && self.flags.fetch_or(RESCAN, Ordering::AcqRel) != 0 {
@@ -383,8 +385,8 @@ impl Database {
         }
     }
 
-    /// Something could not be judged and the ring has no room for it: the database is looked through later, if it is
-    /// not to be anyhow.
+    /// Something could not be judged and the ring has no room for it: the database is looked through later, unless that
+    /// is due anyhow.
     pub fn look_through_later(&self, now: u64) {
         if self.flags() == 0 {
             self.looked_through(true, now);

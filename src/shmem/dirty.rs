@@ -1,11 +1,11 @@
-//! The dirty ring: resources that somebody must judge again, because a transaction that changed them has ended, or
-//! because what stood in the way of a hand-over may be gone. And the prepared transactions whose end is watched for, as
-//! PostgreSQL calls nobody when they end.
+//! The dirty ring: resources that must be judged again, because a transaction that changed them has ended, or because
+//! what stood in the way of a hand-over may be gone. And the prepared transactions whose end is watched for, as
+//! PostgreSQL calls no callback when they end.
 //!
-//! The ring is never waited for and nothing is ever dropped: when it is full, the database is to be rescanned. Entries
-//! that are tried again later carry the time; they are the retry set. When these alone fill the ring, the rescan is
-//! what is tried again later. A resource has one entry, and one for each slot that listeners are to be told of, however
-//! often it is posted (see [`ring`](super::ring)).
+//! The ring is never waited for and nothing is ever dropped: when it is full, the database is rescanned. Entries that
+//! are tried again later carry the time; they are the retry set. When these alone fill the ring, the rescan is what is
+//! tried again later. A resource has one entry, and one for each slot that listeners must be told of, however often it
+//! is posted (see [`ring`](super::ring)).
 
 use super::databases::{Database, RESCAN};
 use super::parts::Pending;
@@ -21,7 +21,7 @@ pub struct Dirty {
     /// The slot whose owner changed, so that listeners are told.
     pub changed: Option<i32>,
     pub backoff_ms: u32,
-    /// It is a queue of work items, of which listeners are to be told.
+    /// It is a queue of work items that listeners must be told of.
     pub items: bool,
 }
 
@@ -48,8 +48,8 @@ impl Shared {
         self.push(database, &dirty.resource, dirty.changed, due, backoff_ms).is_some()
     }
 
-    /// Posts a resource that somebody could not be served with, to be tried soon if it is not tried again already.
-    /// Whether that is news.
+    /// Posts a resource that a session could not be served with: it is tried soon, if it is not tried again already.
+    /// Returns whether that is news.
     pub fn post_in_vain(&self, database: &Database, resource: &str, now: u64) -> bool {
         let due = now + u64::from(limits::FIRST_RETRY_MS) * 1_000;
         self.push(database, resource, None, due, limits::FIRST_RETRY_MS).unwrap_or_else(|| {

@@ -1,27 +1,28 @@
 //! Floors: where a claim of work items begins to look.
 //!
 //! A lane is a range of the key of one table: what a queue has ready in one partition, in the order of places, or what
-//! is to become due there, in the order of time. Items leave a lane at its front. Their dead entries stay in the index
-//! while any snapshot is open that could still see them, and a claim that began at the front would step over all of
-//! them. So each lane has a floor: **nothing that is free to be claimed is below it, but for what a transaction that
-//! has not ended makes free**.
+//! becomes due there, in the order of time. Items leave a lane at its front. Their dead entries stay in the index while
+//! any snapshot is open that could still see them, and a claim that began at the front would step over all of them. So
+//! each lane has a floor: **nothing that is free to be claimed is below it, but for what a transaction that has not
+//! ended makes free**.
 //!
-//! * Whoever claims notes the floor and its turn, scans from there, and [`Shared::raise`]s the floor to the first place
-//!   that it could not pass: an item in the hands of a transaction that is open or prepared, or one that it did not
-//!   want. It passes what is claimed.
-//! * Whoever makes an item free (adds it, or gives back, fails or frees what was claimed) [`Shared::lower`]s the floor
-//!   once that is visible, at the end of its transaction; so does whoever claimed and then rolled back, as it may have
-//!   raised the floor over its own claim. At PREPARE both are done: from then on the item is in flight, and no floor
-//!   passes it until the end.
+//! * A claim notes the floor and its turn, scans from there, and [`Shared::raise`]s the floor to the first place that
+//!   it could not pass: an item that an open or prepared transaction has in hand, or one that it did not want. It
+//!   passes what is claimed.
+//! * A transaction that makes an item free (adds it, or gives back, fails or frees what was claimed) [`Shared::lower`]s
+//!   the floor once that is visible, at its end. So does a claim that is rolled back, as it may have raised the floor
+//!   over its own items. At PREPARE both are done: from then on the item is in flight, and no floor passes it until the
+//!   end.
 //! * Each lowering begins a new turn, and a scan raises the floor no higher than any lowering since the turn that was
 //!   read before it. So an item that becomes visible behind a scan's back is not lost: either it was seen (in flight,
 //!   at the least), or its lowering came after the turn was read, and undoes or bounds the raise. The lowest of the
 //!   lowerings is kept from two turns on: a scan that began before both raises nothing.
-//! * Items that only wait for another of their key are free for nobody. A floor passes them where whoever finishes that
-//!   other one finds them without it (see [`crate::item`]); then they are moved above it, or it is lowered. Whoever is
-//!   about to sleep in vain is told that there is something new all the same.
+//! * Items that only wait for another of their key are free for no claim. A floor passes them where the transaction
+//!   that finishes that other one finds them without it (see [`crate::item`]); then they are moved above it, or it is
+//!   lowered. A session that is about to sleep in vain is told of news all the same.
 //!
-//! The line of those who wait for a lease is a lane too, whose floor nothing ever lowers (see [`crate::lease::line`]).
+//! The line of sessions that wait for a lease is a lane too, whose floor nothing ever lowers (see
+//! [`crate::lease::line`]).
 //!
 //! A lane without an entry has no floor: it is scanned from its beginning, which is slower and just as right. Hence
 //! entries are evicted at will, and after a crash or a promotion there are none. Turns are never used twice, so a raise
@@ -90,7 +91,7 @@ impl Shared {
     /// The caller holds Lock::Floors, exclusively if it writes.
     #[allow(clippy::mut_from_ref)]
     unsafe fn ways(&self, lane: Lane) -> &mut [Floor] {
-        // SAFETY: within the array, as the caller promises nobody else looks
+        // SAFETY: within the array, as the caller promises no other process looks
         unsafe { std::slice::from_raw_parts_mut(self.floors.add(lane.bucket() * WAYS), WAYS) }
     }
 
@@ -98,7 +99,7 @@ impl Shared {
         self.header.turns.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    /// Where a scan of the lane is to begin.
+    /// Returns where a scan of the lane begins.
     pub fn floor(&self, lane: Lane) -> Start {
         let _held = self.lock(Lock::Floors, true);
         // SAFETY: under the lock
@@ -115,7 +116,7 @@ impl Shared {
         Start { turn: new.turn, stirred: new.stirred, at: new.at }
     }
 
-    /// Where the floor of a lane is, for who will not raise it.
+    /// Returns the floor of a lane, for a caller that will not raise it.
     pub fn floor_at(&self, lane: Lane) -> i64 {
         let _held = self.lock(Lock::Floors, false);
         // SAFETY: under the lock, and only read
@@ -157,7 +158,7 @@ impl Shared {
         (now.turn, now.stirred) == (from.turn, from.stirred)
     }
 
-    /// Forgets the floors of a database: more has become free than anybody has noted.
+    /// Forgets the floors of a database: more has become free than has been noted.
     pub fn forget_floors(&self, database: u32) {
         let _held = self.lock(Lock::Floors, true);
         // SAFETY: under the lock

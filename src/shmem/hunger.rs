@@ -1,27 +1,27 @@
 //! Hunger: which sessions wait for work items.
 //!
-//! A claim that finds less than it asked for says so here, for the queue's bit (of 32, so queues may share one).
-//! Whoever commits items wakes sessions that have the bit, by their revisions, and takes it away. The claimer looks for
-//! items again once it has the bit, if the lane's turn has changed meanwhile: either it sees what was just added, or
-//! whoever adds sees the bit. Nothing here needs the worker.
+//! A claim that finds less than it asked for says so here, for the queue's bit (of 32, so queues may share one). A
+//! transaction that commits items wakes sessions that have the bit, by their revisions, and takes it away. The claimer
+//! looks for items again once it has the bit, if the lane's turn has changed meanwhile: either it sees what was just
+//! added, or the one that adds sees the bit. Nothing here needs the worker.
 //!
-//! **Until when.** Items become due without anybody doing anything. So a claimer notes the first time at which one that
-//! it has seen will be, and whoever commits one for later notes its time for those who have the bit. At that time the
-//! worker wakes the session and tells listeners; it looks at nothing else for that, however many items there are for
-//! later, and in how many queues. Nobody has to be told of what nobody waits for, and each claim looks for itself; so
-//! after a restart, when no session is hungry, nothing is to be found again. One time is kept for each session, the
+//! **Until when.** Items become due by themselves. So a claimer notes the first time at which one that it has seen
+//! becomes due. A transaction that commits an item for later notes its time for the sessions that have the bit. At that
+//! time the worker wakes the session and tells listeners; it looks at nothing else for that, however many items there
+//! are for later, and in how many queues. What no session waits for needs no news, and each claim looks for itself. So
+//! after a restart, when no session is hungry, nothing has to be found again. One time is kept for each session, the
 //! earliest, with the queue that it is for.
 //!
-//! **How many.** Of those who sleep in session_wait as many are woken as there are items to be had: were it all, each
-//! item would cost as many claims as there are workers. One that is woken may be stopped, or gone. So it is noted that
-//! it has been, until it claims, and if that takes longer than [`limits::HUNGER_PATIENCE`] the next one is woken; the
-//! worker does so, or whoever else waits. Those who are hungry and do not sleep are no help: they are told, and do not
-//! count. In a queue with partitions only their owners can claim what is there; whoever is hungry has noted the
-//! partitions that it owns, modulo [`PARTITIONS`], or all if they are many, and all who have noted one are woken. So
-//! are all where a bit has been that of several queues: who is woken for one of them looks into another.
+//! **How many.** As many sessions that sleep in session_wait are woken as there are items: if all were, each item would
+//! cost as many claims as there are workers. A session that is woken may be stopped, or gone. So it is noted as woken
+//! until it claims; if that takes longer than [`limits::HUNGER_PATIENCE`] the worker, or another waiting call, wakes
+//! the next one. Hungry sessions that do not sleep are told, and do not count. In a queue with partitions only their
+//! owners can claim. A hungry session has noted the partitions that it owns, modulo [`PARTITIONS`], or all if they are
+//! many, and all that have noted one are woken. All are woken, too, where a bit has been that of several queues: a
+//! session that is woken for one of them looks into another.
 //!
-//! Those who are hungry are few among many sessions. So of each [`block`] of slots it is counted how many are, or are
-//! just about to be, and blocks without any are passed over.
+//! Few sessions are hungry, among many. So each [`block`] of slots has a count of those that are, or are just about to
+//! be, and blocks without any are passed over.
 
 use super::block;
 use super::counted::Counted;
@@ -47,7 +47,7 @@ pub struct Food {
 }
 
 impl Food {
-    /// More than anybody has noted.
+    /// More than any session has noted.
     pub const ALL: Food = Food { count: u32::MAX, partitions: [u64::MAX; WORDS], bound: false };
 
     /// `partition`: in a queue that has such.
@@ -72,7 +72,7 @@ fn place_of(partition: i32) -> (usize, u64) {
     (number / u64::BITS as usize, 1 << (number % u64::BITS as usize))
 }
 
-/// A time in microseconds since 2000, by the clock of shared memory: no sooner, so that whoever then looks finds the
+/// A time in microseconds since 2000, by the clock of shared memory: no sooner, so that a look at that time finds the
 /// item due.
 fn on_our_clock(at: i64) -> u64 {
     // SAFETY: no preconditions
@@ -91,7 +91,7 @@ fn take(bits: &Counted, is_mine: impl Fn() -> bool, bit: u32) -> Option<u64> {
 }
 
 impl Hunger {
-    /// Something becomes due in a queue. Whether that is sooner than anything else.
+    /// Notes that something becomes due in a queue. Returns whether that is sooner than anything else.
     fn until(&self, queue: i32, at: u64, is_mine: impl Fn() -> bool) -> bool {
         let sooner = |due: u64| (due == 0 || at < due).then_some(at);
         let is_first = self.due.change(&is_mine, sooner).is_some();
@@ -121,7 +121,7 @@ impl Shared {
         if queue_of_bit.compare_exchange(0, queue, Ordering::AcqRel, Ordering::Acquire).is_err_and(|of| of != queue) {
             queue_of_bit.store(SEVERAL, Ordering::Release);
         }
-        // Before the bit can be found, so that nobody passes over it.
+        // Before the bit can be found, so that no look passes over it.
         self.hungry_in(at.index).fetch_add(1, Ordering::AcqRel);
         let add = |bits: u64| Some(bits | u64::from(bit(queue)));
         if hunger.bits.change(|| self.is_still(at), add) != Some(0) {
@@ -135,7 +135,7 @@ impl Shared {
         }
     }
 
-    /// Items of a queue become due at a time: those who wait for them are to be woken then.
+    /// Items of a queue become due at a time: has the sessions that wait for them woken then.
     pub fn feed_at(&self, database: &Database, queue: i32, due: i64) {
         if database.hungry.load(Ordering::Acquire) & bit(queue) == 0 {
             return;
@@ -204,16 +204,16 @@ impl Shared {
         }
     }
 
-    /// Items have become free in a queue: wakes those who wait for them. Whether there was anybody.
+    /// Items have become free in a queue: wakes sessions that wait for them. Returns whether there were any.
     pub fn feed(&self, database: &Database, queue: i32, food: Food) -> bool {
         let bit = bit(queue);
-        // Whoever is woken for another queue of the same bit does not look into this one.
+        // A session that is woken for another queue of the same bit does not look into this one.
         let is_known = database.queues[bit.trailing_zeros() as usize].load(Ordering::Acquire) == queue;
         self.feed_bit(database, bit, if is_known { food } else { Food::ALL })
     }
 
     fn feed_bit(&self, database: &Database, bit: u32, food: Food) -> bool {
-        // Whoever is hungry has noted it under the lock that lowering a floor has just taken, or will look again.
+        // A hungry session has noted it under the lock that lowering a floor has just taken, or looks again.
         if database.hungry.load(Ordering::Acquire) & bit == 0 {
             return false;
         }
@@ -231,7 +231,7 @@ impl Shared {
                 noted.zip(food.partitions).any(|(noted, partitions)| noted & partitions != 0)
             };
             let is_meant = if food.bound { eats() } else { !sleeps || woken < food.count };
-            // Who has taken the bit away wakes it.
+            // The process that has taken the bit away wakes the session.
             if !is_meant || !self.is_not_hungry(at, bit) {
                 continue;
             }
@@ -259,7 +259,7 @@ impl Shared {
         }
     }
 
-    /// Wakes the next ones, where those who have been woken do not claim in time.
+    /// Wakes the next sessions, where those that have been woken do not claim in time.
     pub fn feed_others(&self, database: &Database, now: u64) {
         let until = database.patience.load(Ordering::Acquire);
         let is_time = until != 0 && until <= now;
@@ -270,7 +270,7 @@ impl Shared {
         for (number, woken) in (0u32..).zip(&database.woken) {
             let count = woken.swap(0, Ordering::AcqRel);
             if count > 0 {
-                // They count no more: whoever looks late has nothing to take from the next ones.
+                // They count no more: one that looks late takes nothing from the next ones.
                 for (slot, hunger) in self.slots.iter().zip(self.hunger).take(self.used() as usize) {
                     take(&hunger.woken, || slot.home().database == oid, 1 << number);
                 }
@@ -295,7 +295,7 @@ impl Shared {
         })
     }
 
-    /// Takes a bit away from a session. Whether it had it.
+    /// Takes a bit away from a session. Returns whether the session had it.
     fn is_not_hungry(&self, at: SlotRef, bit: u32) -> bool {
         let before = take(&self.hunger[at.index as usize].bits, || self.is_still(at), bit);
         if before == Some(bit.into()) {
@@ -304,7 +304,7 @@ impl Shared {
         before.is_some()
     }
 
-    /// The same for all queues: more has become free than anybody has noted.
+    /// The same for all queues: more has become free than has been noted.
     pub fn feed_all(&self, database: &Database) {
         for queue in (0..).take(u32::BITS as usize) {
             self.feed(database, queue, Food::ALL);

@@ -2,8 +2,8 @@
 //!
 //! Every start of the server raises a sequence to what the clock has reached, at [`PER_SECOND`], and so starts above
 //! all that an older history can have given: as long as no history outruns the clock. Numbers are [`STEP`] apart, so
-//! 65,536 a second stay behind it for ever, beside what has not been drawn since the start. Whoever draws faster than
-//! that waits until the clock is there, before anybody is told of the number.
+//! 65,536 a second stay behind it for ever, beside what has not been drawn since the start. A process that draws faster
+//! than that waits until the clock is there, before it tells the number.
 //!
 //! The low bits, below the step, are drawn by chance at each raise, and stay until the next. Two histories of one
 //! database, such as two standbys that are promoted from one primary, share a number only if they have drawn the same
@@ -29,7 +29,7 @@ pub struct Pace {
 
 impl Pace {
     pub fn begin(&self, from: i64, now: u64) {
-        // In this order whoever reads between the two is let pass, and not made to wait.
+        // In this order a process that reads between the two may pass, and need not wait.
         self.from.store(from, Ordering::Release);
         self.since.store(now, Ordering::Release);
     }

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicI64, AtomicPtr, AtomicU32, AtomicU64};
 
 /// Partitions of the map, each under a lock of its own.
 pub const MAP_PARTITIONS: usize = 16;
-/// Lanes of which a floor is known.
+/// Lanes with a known floor.
 pub const FLOORS: usize = 8_192;
 /// Spans of partitions that are known.
 pub const SPANS: usize = 4_096;
@@ -26,7 +26,7 @@ pub struct Header {
     pub boot_id: AtomicI64,
     /// Whether this start is that of a restored base backup.
     pub(super) restored: AtomicBool,
-    /// End of recovery, zero before anybody has seen it.
+    /// End of recovery, zero before a process has seen it.
     pub(super) t0: AtomicU64,
     pub launcher: AtomicPtr<pg_sys::Latch>,
     /// When the launcher has ended; zero while it runs.
@@ -49,7 +49,7 @@ pub struct Header {
     pub(super) ring_len: AtomicU32,
     /// Turns of floors so far.
     pub(super) turns: AtomicU64,
-    /// Whether the launcher has heard that there are to be confirmations.
+    /// Whether the launcher has heard that confirmations are made.
     pub(super) confirming: AtomicBool,
     /// When the last acknowledged confirmation began; zero before the first.
     pub(super) confirmed: AtomicU64,

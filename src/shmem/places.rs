@@ -1,16 +1,16 @@
 //! Places: how a database comes by its entry, and loses it.
 //!
 //! `eskit_lease.max_databases` databases may be in use at a time: as many entries are places. A call in a database
-//! takes a place for it, and [`super::room`] says who gives one up when all are taken.
+//! takes a place for it, and [`super::room`] says which database gives one up when all are taken.
 //!
 //! [`VISITS`] further entries are for databases that a worker only looks into, as after a start of the server: so this
 //! keeps no place from a database in use. **An entry is visited** from when the launcher makes it until a call in that
-//! database takes it over. That call takes one of the places for it, and the entry stays the same, with what the
-//! worker has found. Nobody but the worker has a reference to a visited entry, as a call asks for it first, and so
-//! takes it over, under [`Lock::Alloc`]. So the launcher may give it up, under the same lock, as soon as no worker is
-//! there and nothing of the database is in shared memory, whatever transactions are open in it. A database that turns
-//! out to be in use, by sessions of before, gets one of the places when its entry is wanted for another visit; as long
-//! as more than `max_databases` are in use it keeps that of its visit.
+//! database takes it over. That call takes one of the places for it, and the entry stays the same, with what the worker
+//! has found. Only the worker has a reference to a visited entry, as a call asks for it first, and so takes it over,
+//! under [`Lock::Alloc`]. So the launcher may give it up, under the same lock, as soon as no worker is there and
+//! nothing of the database is in shared memory, whatever transactions are open in it. A database that turns out to be
+//! in use, by sessions of before, gets one of the places when its entry is wanted for another visit; as long as more
+//! than `max_databases` are in use it keeps that of its visit.
 
 use super::databases::{BOOT, Database, RESCAN};
 use super::latch::set_latch;
@@ -76,7 +76,7 @@ impl Shared {
             database.refence.store(0, Ordering::Release);
             database.first_claim.store(0, Ordering::Release);
             database.positions_of.store(0, Ordering::Release);
-            // For sessions of a former table, which nobody asks for any more.
+            // For sessions of a former table, which no call asks for any more.
             database.flag(RESCAN);
             self.wake(database);
         }
@@ -182,8 +182,8 @@ impl Shared {
 
     /// Forgets a database that is no more, or has no extension of ours, and with it its sessions. One that is just
     /// being opened, after an extension that is not committed either, is left alone, and so is the entry. `is_gone`
-    /// says whether it is so; asked once it is known who is just opening one, because whoever has finished that has
-    /// committed the extension too.
+    /// says whether it is so; asked once it is known which sessions are being opened, because a transaction that has
+    /// finished that has committed the extension too.
     pub fn forget(&self, oid: u32, is_gone: impl FnOnce() -> bool) {
         let (mut sessions, mut left) = (Vec::new(), false);
         self.each(clock::now(), |at, home, _| {
@@ -201,7 +201,7 @@ impl Shared {
         sessions.into_iter().for_each(|at| self.end(at, true));
         self.drop_dirty(oid);
         let _held = self.lock(Lock::Alloc, true);
-        // By now somebody else may have forgotten it, and given its entry to another.
+        // By now another process may have forgotten it, and given its entry to another database.
         let Some(database) = self.known_database(oid) else {
             return;
         };
@@ -212,7 +212,7 @@ impl Shared {
         database.clear();
     }
 
-    /// Wakes whoever serves the database: its worker, or the launcher, which starts one.
+    /// Wakes the process that serves the database: its worker, or the launcher, which starts one.
     pub fn wake(&self, database: &Database) {
         if database.worker.load(Ordering::Acquire).is_null() {
             self.wake_launcher();

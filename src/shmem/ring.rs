@@ -6,7 +6,7 @@
 //! Nothing here knows PostgreSQL.
 //!
 //! There is one entry for a name and a kind (see [`Entry::changed`]). Of two the earlier time stands; but of two that
-//! are to be tried again the one that has been tried for longer: one more reason to try again makes it no sooner.
+//! are tried again the one that has been tried for longer: one more reason to try again makes it no sooner.
 
 use crate::base::limits;
 use fnv::FnvHasher;
@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Entry {
-    /// When it is to be judged.
+    /// When to judge it.
     pub due: u64,
     /// The next entry of its chain plus one.
     next: u32,
@@ -54,7 +54,7 @@ pub fn chains(entries: usize) -> usize {
     entries.next_power_of_two()
 }
 
-/// The ring, in the hands of whoever has its lock exclusively.
+/// The ring, for a process that has its lock exclusively.
 pub struct Ring<'a> {
     /// As many as there is room for.
     pub entries: &'a mut [Entry],

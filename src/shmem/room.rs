@@ -1,4 +1,4 @@
-//! Room for databases: who gives its entry up when all places are taken (see [`super::places`]).
+//! Room for databases: which one gives its entry up when all places are taken (see [`super::places`]).
 //!
 //! An entry is for a database in use: one that has living or dead sessions, a resource to be judged, a prepared
 //! transaction whose end is watched for, or a waiting call. It is kept as well while there is a worker, or while the
@@ -6,11 +6,11 @@
 //! it what can be found again: its counters begin anew, what is kept of fences and positions is read again, and rows
 //! that are kept for a while are looked for by the launcher, which remembers when the first of them is due.
 //!
-//! **Whoever is in a call** has a reference to the entry, and is in a transaction. So the entry is first marked as
-//! leaving, and given up only if nobody is in a transaction in that database then. A call that begins later finds the
-//! mark and takes it away, under the lock under which the entry is given up. (It is in a transaction before it reads
-//! the mark: the snapshot that each call has is taken under a lock of PostgreSQL's in between. What a commit notes
-//! when its transaction is over is about sessions, which keep the entry, or is found by the next look into the
+//! **A process in a call** has a reference to the entry, and is in a transaction. So the entry is first marked as
+//! leaving, and given up only if no process is in a transaction in that database then. A call that begins later finds
+//! the mark and takes it away, under the lock under which the entry is given up. (It is in a transaction before it
+//! reads the mark: the snapshot that each call has is taken under a lock of PostgreSQL's in between. What a commit
+//! notes when its transaction is over is about sessions, which keep the entry, or is found by the next look into the
 //! database.)
 //!
 //! **A call that finds no room** waits for it, as long as some place is that of a database without living sessions and

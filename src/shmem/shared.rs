@@ -78,7 +78,7 @@ impl Shared {
     }
 
     /// A time that a row has kept, by the clock of shared memory. One of an earlier start of it means `span_ms` after
-    /// this one: nobody could do anything about it while the server was down.
+    /// this one: no client could do anything about it while the server was down.
     pub fn of_this_start(&self, at: i64, boot_id: i64, span_ms: i32) -> u64 {
         if boot_id == self.boot_id() {
             at.cast_unsigned()
@@ -91,7 +91,7 @@ impl Shared {
         set_latch(&self.header.launcher);
     }
 
-    /// Something becomes due in a database at `at`, which whoever looks from now on sees: wakes whoever would sleep
+    /// Something becomes due in a database at `at`, which every look from now on sees: wakes processes that would sleep
     /// past it.
     pub fn anticipate(&self, database: u32, at: u64) {
         if at.saturating_sub(limits::WORKER_AHEAD) < self.header.launcher_wakes.load(Ordering::Acquire) {

@@ -1,8 +1,9 @@
 //! Slots: one session each.
 //!
 //! A session is alive by its slot. One without a slot, after a restart, is alive by its row: one of an older `boot_id`
-//! exactly until `t0 + ttl`, whoever asks and whenever, because nobody could send a heartbeat while the server was down
-//! (over an orderly stop it may be less than the TTL, see [`super::left`]); one of the current `boot_id` is dead.
+//! exactly until `t0 + ttl`, for every process that asks at any time, because no client could send a heartbeat while
+//! the server was down (over an orderly stop it may be less than the TTL, see [`super::left`]); one of the current
+//! `boot_id` is dead.
 //!
 //! So an old snapshot that still shows the row of a session of this start does not revive it: its slot is free as soon
 //! as no row of it is left. A session of an earlier start would be revived, and keeps its slot as a tombstone for one
@@ -48,7 +49,7 @@ impl Shared {
         let (slot, now) = (self.slot(at), clock::now());
         let (word, extended) = slot.change(at.session, |word| word.beat(slot.cap(), now, slot.ttl()))?;
         let word = if extended { word } else { self.expire(slot, at.session, now)? };
-        // Of a session whose opening was rolled back nobody has heard.
+        // A session whose opening was rolled back is unknown.
         if word.is_erased() { None } else { self.standing_at(at, word, now) }
     }
 
@@ -126,8 +127,8 @@ impl Shared {
         }
     }
 
-    /// Something that the session holds or waits for has changed: its revision grows, and whoever waits for that wakes
-    /// up.
+    /// Something that the session holds or waits for has changed: its revision grows, and a call that waits for that
+    /// wakes up.
     pub fn bump(&self, at: SlotRef) {
         let at = self.current(at);
         if self.slot(at).revision.change(|| self.is_still(at), |revision| Some(revision + 1)).is_some() {
@@ -135,7 +136,7 @@ impl Shared {
         }
     }
 
-    /// Wakes whoever waits in session_wait for this session.
+    /// Wakes calls of session_wait for this session.
     fn notice(&self, at: SlotRef) {
         if at.is_stand_in() {
             return;
@@ -226,8 +227,8 @@ impl Shared {
         later
     }
 
-    /// When a session is due that has such a word: at its deadline, or when it is to be woken for work items. A dead
-    /// one is so until it is gone.
+    /// Returns when a session with such a word is due: at its deadline, or when it must be woken for work items. A dead
+    /// one is due until it is gone.
     fn due(&self, at: SlotRef, word: Word) -> u64 {
         match word.state() {
             State::Alive | State::Frozen => word.at().min(self.slot(at).cap()).min(self.meal_of(at)),
@@ -236,8 +237,8 @@ impl Shared {
         }
     }
 
-    /// After a pause of the machine that began at `from`: nobody who lived then is held to a deadline that no heartbeat
-    /// could have met.
+    /// After a pause of the machine that began at `from`: no session that lived then is held to a deadline that no
+    /// heartbeat could have met.
     pub fn postpone(&self, from: u64, gap: u64) {
         for index in 0..self.used() {
             let slot = &self.slots[index as usize];

@@ -5,11 +5,11 @@
 //! first time at which something becomes due in one of the others. **A bit is clear only if nothing in the partition is
 //! free to be claimed, nor in flight, but for what becomes due later.**
 //!
-//! * Whoever claims notes the span's turn, looks through the partition, and [`Shared::pass_over`] clears its bit if
-//!   that was so. What it has taken is back with a lowering of its lane if it fails.
+//! * A claim notes the span's turn, looks through the partition, and [`Shared::pass_over`] clears its bit if there is
+//!   nothing. What it has taken is back with a lowering of its lane if it fails.
 //! * Each lowering of a floor (see [`super::floors`]) sets the bit, under the same lock, and begins a new turn; a bit
 //!   is cleared only in the turn that was noted before the look. So what becomes free behind a look's back is not lost.
-//!   What is prepared is in flight for whoever looks, and keeps the bit until it has ended.
+//!   What is prepared is in flight for every look, and keeps the bit until it has ended.
 //! * Once something has become due all bits of the span are set: whose it was is not kept.
 //!
 //! A span without an entry has all bits set. So entries are evicted at will; turns are never used twice.
@@ -46,7 +46,7 @@ impl Shared {
     unsafe fn span_ways(&self, database: u32, queue: i32, number: i32) -> &mut [Span] {
         let mix = |hash: u64, part: u32| (hash ^ u64::from(part)).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(29);
         let hash = [database, queue.cast_unsigned(), number.cast_unsigned()].into_iter().fold(0, mix);
-        // SAFETY: within the array, as the caller promises nobody else looks
+        // SAFETY: within the array, as the caller promises no other process looks
         unsafe { std::slice::from_raw_parts_mut(self.spans.add(hash as usize % (SPANS / WAYS) * WAYS), WAYS) }
     }
 
@@ -124,7 +124,7 @@ impl Shared {
     /// # Safety
     /// The caller holds Lock::Floors, exclusively.
     pub(super) unsafe fn forget_spans(&self, database: u32) {
-        // SAFETY: the array, as the caller promises nobody else looks
+        // SAFETY: the array, as the caller promises no other process looks
         for span in unsafe { std::slice::from_raw_parts_mut(self.spans, SPANS) } {
             if span.database == database {
                 span.database = 0;

@@ -6,8 +6,8 @@
 //! slot gives it that one, and from then on it is a session like others.
 //!
 //! A call that names such a session works with a stand-in: a slot in the memory of its own process, filled from the
-//! row. So every verb goes on as with a real slot, and what it writes there nobody else sees. What others must see is
-//! written at the end of the transaction to the real slot, if the session has been given one meanwhile
+//! row. So every verb goes on as with a real slot, and no other process sees what it writes there. What others must see
+//! is written at the end of the transaction to the real slot, if the session has been given one meanwhile
 //! ([`Shared::current`]); if it has none there is nothing to see but the row.
 
 use super::counted::Counted;

@@ -58,8 +58,8 @@ impl Shared {
     /// What stands for a session that has a row: by its slot, or by the row's start of the server and TTL where there
     /// is none.
     pub fn standing(&self, home: Home, session: Uuid, boot_id: i64, ttl_ms: i32) -> Standing {
-        // The time before the look: whoever makes the slot after it, and beats, does so at a later time, and finds the
-        // same deadline past.
+        // The time before the look: a process that makes the slot after it, and beats, does so at a later time, and
+        // finds the same deadline past.
         let now = clock::now();
         if let Some(standing) = self.find(home, session).and_then(|at| self.look(at)) {
             return standing;

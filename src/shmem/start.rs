@@ -92,7 +92,7 @@ unsafe fn array<T>(name: &CStr, len: usize) -> *mut T {
 }
 
 /// Runs in the postmaster, at its start and after each crash of a backend, before any other process can be attached:
-/// there is nobody to lock out.
+/// there is none to lock out.
 #[pgrx::pg_guard]
 unsafe extern "C-unwind" fn startup() {
     let (sessions, ring_size) = (count(&settings::MAX_SESSIONS), count(&settings::RING_SIZE));

@@ -1,15 +1,15 @@
-//! Surveyed: semaphores of which a count has found that each permit has a row and is held, by a session with a slot.
+//! Surveyed: semaphores whose permits all have a row and are held by sessions with a slot, as a count has found.
 //!
-//! That tells more than who holds them now. Permits go to sessions that have slots, and a slot stays as long as its
-//! session has rows. So from then on a permit is free only where its row says so, or where a dead session still has a
-//! row: as long as no row of a permit is removed. Rows are removed once they have been free for a while, or with their
-//! slots. **Whoever removes some counts that** after they are gone for its own transaction, and before its end: a
-//! count of permits that begins later finds them gone, or in somebody's hands, and one that began earlier counts under
-//! the former number.
+//! That tells more than which sessions hold them now. Permits go to sessions that have slots, and a slot stays as long
+//! as its session has rows. So from then on a permit is free only where its row says so, or where a dead session still
+//! has a row: as long as no row of a permit is removed. Rows are removed once they have been free for a while, or with
+//! their slots. **A transaction that removes some counts that** after they are gone for itself, and before its end: a
+//! count of permits that begins later finds them gone, or being removed, and one that began earlier counts under the
+//! former number.
 //!
-//! A semaphore is known by a hash of all that makes it what it was, in a table in which a newer one pushes out an
-//! older one. The hash begins with the random name of this start of shared memory, so that nobody can choose two names
-//! that have the same one.
+//! A semaphore is known by a hash of all that makes it what it was, in a table in which a newer one pushes out an older
+//! one. The hash begins with the random name of this start of shared memory, so that no user can choose two names that
+//! have the same one.
 
 use super::parts::{REMOVALS, SEMAPHORES};
 use super::shared::Shared;

@@ -1,6 +1,6 @@
 //! Waiting for a session's revision. The waiter sleeps on the slot's condition variable, and wakes for a bump, for the
-//! end of the session, for a timeout, and when its client is gone: nobody would read the answer. And it wakes, if it
-//! can be of use, when its database has something to do and there is no process for the worker (see [`crate::worker`]).
+//! end of the session, for a timeout, and when its client is gone, which would not read the answer. A waiter that can
+//! be of use also wakes when its database has work and there is no process for the worker (see [`crate::worker`]).
 
 use super::databases::Database;
 use super::shared::Shared;

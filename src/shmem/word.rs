@@ -33,7 +33,7 @@ pub enum State {
     Frozen,
     /// Ended; rows of it may remain, which the worker takes away.
     Dead,
-    /// Ended without a trace; a tombstone, so that nobody who still sees its row revives it.
+    /// Ended without a trace; a tombstone, so that a process that still sees its row does not revive it.
     Gone,
 }
 
@@ -98,7 +98,8 @@ impl Word {
         (self.state() == State::Frozen).then(|| self.with(State::Alive, self.at()))
     }
 
-    /// The one step of expiry: whoever needs to know may take it, and all then agree. `kept`: for how long its slot is.
+    /// The one step of expiry: any process that needs to know may take it, and all then agree. `kept`: for how long its
+    /// slot is.
     pub fn expire(self, cap: u64, now: u64, kept: u64) -> Option<Word> {
         (matches!(self.state(), State::Alive | State::Frozen) && !self.lives(cap, now))
             .then(|| self.with(State::Dead, now.saturating_add(kept)))
@@ -115,7 +116,7 @@ impl Word {
         }
     }
 
-    /// The end of a session that no transaction but the one that opened it has ever seen: nothing is to be said of it.
+    /// The end of a session that no transaction but the one that opened it has ever seen: no call is told of it.
     pub fn erase(self) -> Option<Word> {
         self.end(true, 0, 0)
     }
@@ -128,7 +129,7 @@ impl Word {
         (self.state() == State::Dead).then(|| self.with(State::Gone, self.at()))
     }
 
-    /// After a pause of the whole machine, which began at `from`, and in which nobody could have sent a heartbeat.
+    /// After a pause of the whole machine, which began at `from`, and in which no client could have sent a heartbeat.
     pub fn postpone(self, cap: u64, from: u64, gap: u64) -> Option<Word> {
         (self.state() == State::Alive && self.lives(cap, from))
             .then(|| self.with(State::Alive, self.at().saturating_add(gap)))

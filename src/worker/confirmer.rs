@@ -3,12 +3,12 @@
 //!
 //! Once per interval it writes one record of WAL without content, flushes it, and looks until the synchronous standbys
 //! have acknowledged it; the next confirmation is due an interval after the start of this one. It takes no transaction
-//! id, is connected to no database, and marks the record as unimportant, so that it is in nobody's way and an idle
+//! id, is connected to no database, and marks the record as unimportant, so that it is in no database's way and an idle
 //! server makes no checkpoints and archives no WAL for it.
 //!
-//! It does not wait as a commit does, in PostgreSQL's queue of those who wait for standbys: there a process holds off
-//! what others ask of all processes, and CREATE and DROP DATABASE would wait for the standbys too; a cancel would end
-//! the wait; and changed settings would not be seen.
+//! It does not wait as a commit does, in PostgreSQL's queue of processes that wait for standbys: there a process holds
+//! off what others ask of all processes, and CREATE and DROP DATABASE would wait for the standbys too; a cancel would
+//! end the wait; and changed settings would not be seen.
 //!
 //! The launcher keeps it: it has the confirmer started while the setting is not zero and there are standbys to ask,
 //! ended when that is no longer so, and takes it along when it exits itself. Without standbys to ask the launcher
@@ -93,7 +93,7 @@ fn end() {
 /// What the launcher knows of the confirmer.
 pub struct Keeper {
     not_before: u64,
-    /// Since when there are to be confirmations; zero while there are not.
+    /// Since when confirmations are made; zero while they are not.
     since: u64,
     /// Whether they have failed to come, or the confirmer to start, which has been logged.
     silent: bool,

@@ -25,8 +25,8 @@ use std::sync::atomic::Ordering;
 pub extern "C-unwind" fn eskit_lease_database_main(argument: pg_sys::Datum) {
     let oid = pg_sys::Oid::from(argument.value() as u32);
     handle_signals();
-    // SAFETY: at the start of a background worker; exits if the database is no more. One that lets nobody in may have
-    // sessions of before.
+    // SAFETY: at the start of a background worker; exits if the database is no more. One that takes no connections may
+    // have sessions of before.
     unsafe {
         let flags = pg_sys::BGWORKER_BYPASS_ALLOWCONN;
         pg_sys::BackgroundWorkerInitializeConnectionByOid(oid, pg_sys::Oid::INVALID, flags);
@@ -202,7 +202,7 @@ fn tell(shared: &'static Shared, pass: &Pass) {
             // SAFETY: the error has been caught, and its transaction is still to be cleaned up
             unsafe { pg_sys::AbortCurrentTransaction() };
             pgrx::log!("eskit_lease: listeners could not be notified, who find out with their next call: {message}");
-            // Nobody can listen while this lasts: there is no use in trying at once again, and none in filling the log.
+            // No client can listen while this lasts: trying again at once would only fill the log.
             sleep(limits::WORKER_LINGER / 10);
         })
         .execute();

@@ -117,7 +117,7 @@ struct Launcher {
     workers: HashMap<u32, Worker>,
     /// When each database was last given a worker.
     served: HashMap<u32, u64>,
-    /// When tombstones are to be looked for.
+    /// When to look for tombstones.
     reclaim_at: u64,
     /// When prepared transactions were last looked at.
     watched_at: u64,
@@ -188,7 +188,7 @@ impl Launcher {
         self.ask_for_help(&unserved, now);
         self.shared.header.crowded.store(crowded, Ordering::Release);
         if crowded {
-            // Whoever stays for more to come leaves.
+            // A worker that stays for more to come leaves.
             self.shared.databases.iter().for_each(|database| set_latch(&database.worker));
         }
         next.earliest().unwrap_or(now + limits::LAUNCHER_TICK)

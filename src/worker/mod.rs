@@ -1,13 +1,14 @@
-//! The worker: what makes things prompt. A launcher watches shared memory for everything that becomes due; a database
-//! worker does it, as a client of the same modules as everybody else.
+//! The worker: what makes things prompt. A launcher watches shared memory for everything that becomes due. A database
+//! worker does it, by the modules that verbs call.
 //!
-//! The launcher is connected to no database, so it is in nobody's way. It sleeps until the earliest deadline, or until
-//! a latch tells it of something new. A database worker lives only while its database has work: it is started a little
-//! ahead of a deadline, so as to be there when it passes, and exits when there has been nothing to do for a second, or
-//! when what is left is to be tried again later. Where more databases have work than there may be workers they take
-//! turns: who has had none for longest is next, and a worker leaves after a second, or as soon as there is nothing due.
-//! That is why DROP DATABASE, CREATE DATABASE .. TEMPLATE and RENAME need not know of it. But for a worker that has the
-//! locks of bridges (see [`crate::bridge::tend`]): it stays, and is not one of those that take turns.
+//! The launcher is connected to no database, so it is in no database's way. It sleeps until the earliest deadline, or
+//! until a latch tells it of something new. A database worker lives only while its database has work: it is started a
+//! little ahead of a deadline, so as to be there when it passes, and exits when there has been nothing to do for a
+//! second, or when what is left must be tried again later. Where more databases have work than there may be workers
+//! they take turns: the database that has had none for longest is next, and a worker leaves after a second, or as soon
+//! as nothing is due. That is why DROP DATABASE, CREATE DATABASE .. TEMPLATE and RENAME need not know of it. But for a
+//! worker that has the locks of bridges (see [`crate::bridge::tend`]): it stays, and is not one of those that take
+//! turns.
 //!
 //! PostgreSQL's slots for such processes are shared with parallel queries and others. Where there is none for a worker
 //! the launcher looks for one every 50 ms, workers that there are leave as if they had to take turns, and a
@@ -48,8 +49,8 @@ impl Due {
 }
 
 /// Shows when each session becomes due that does so while a worker stays, with its database: at its deadline, when its
-/// rows are to be swept, or when it is to be woken for work items. Whether there may be others. Sessions past their
-/// deadline are made dead here.
+/// rows are to be swept, or when it must be woken for work items. Returns whether there may be others. Sessions past
+/// their deadline are made dead here.
 pub fn each_session_due(shared: &Shared, now: u64, mut visit: impl FnMut(u32, u64)) -> bool {
     // The launcher looks again after LINGER at the latest, and starts a worker ahead of what is due then.
     let (by, mut beside) = (now + limits::WORKER_LINGER + 2 * limits::WORKER_AHEAD, false);

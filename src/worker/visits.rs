@@ -1,8 +1,8 @@
 //! Visits: which databases the launcher still has to have looked into.
 //!
-//! After a start of the server that is each database, once: what its rows say of before is not in shared memory. Later
-//! it is one that has given up its entry (see [`crate::shmem::databases`]) and keeps rows for a while, when the
-//! first of them is to be removed.
+//! After a start of the server that is each database, once: shared memory does not know what its rows say of before.
+//! Later it is a database that has given up its entry (see [`crate::shmem::databases`]) and keeps rows for a while,
+//! when the first of them must be removed.
 //!
 //! A visit needs an entry and a worker. As many begin at a time as there may be workers, and one more in each turn of
 //! the launcher, so that databases in which workers fail do not keep the others waiting. While databases wait for a
@@ -18,7 +18,7 @@ pub struct Visits {
     shared: &'static Shared,
     /// Databases to look into as soon as there is room.
     unvisited: BTreeSet<u32>,
-    /// When rows are to be removed that a database keeps for a while: also of those that have given up their entries.
+    /// When to remove rows that a database keeps for a while: also of databases that have given up their entries.
     kept_until: HashMap<u32, u64>,
 }
 
@@ -38,8 +38,8 @@ impl Visits {
         self.kept_until.remove(&oid);
     }
 
-    /// Remembers when rows are to be removed that databases keep for a while. A database that has given up its entry
-    /// is visited at that time. Returns the time of the first such visit to come.
+    /// Remembers when to remove rows that databases keep for a while. A database that has given up its entry is visited
+    /// at that time. Returns the time of the first such visit to come.
     pub fn remember_kept(&mut self, now: u64) -> u64 {
         self.shared.databases.iter().for_each(|database| self.remember(database));
         let mut next = u64::MAX;

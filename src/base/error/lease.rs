@@ -11,7 +11,7 @@ pub enum LeaseError {
         fence: i64,
         why: String,
     },
-    /// Of which nothing is known.
+    /// Nothing is known of the fence.
     FenceUnknown {
         resource: String,
         fence: i64,

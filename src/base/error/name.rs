@@ -1,4 +1,5 @@
-//! What is refused of a name that is declared, or is to be: of a semaphore, a group, a bridge, a queue, a run-once key.
+//! Refusals of a name that is declared, or is being declared: of a semaphore, a group, a bridge, a queue, a run-once
+//! key.
 
 use super::report::{busy, report};
 use pgrx::pg_sys::panic::ErrorReport;

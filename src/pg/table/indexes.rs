@@ -89,7 +89,7 @@ unsafe fn is_plain(expression: *mut pg_sys::Node) -> bool {
     }
 }
 
-/// What the indexes are to be told of a row.
+/// What the indexes must be told of a row.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Version {
     /// It is new.

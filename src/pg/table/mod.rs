@@ -1,8 +1,8 @@
 //! Rows by key, read and locked without ever waiting and without ever failing.
 //!
-//! `FOR UPDATE SKIP LOCKED` waits for nobody either, but under REPEATABLE READ it raises 40001 when the row changed
-//! after the snapshot, and it does not see rows that are not committed, where an INSERT would then wait. So rows are
-//! locked by their place, which answers "changed" instead of raising; the statement that then changes the row takes its
+//! `FOR UPDATE SKIP LOCKED` does not wait either, but under REPEATABLE READ it raises 40001 when the row changed after
+//! the snapshot, and it does not see rows that are not committed, where an INSERT would then wait. So rows are locked
+//! by their place, which answers "changed" instead of raising; the statement that then changes the row takes its
 //! snapshot after the lock, and finds it as it was locked. And keys are looked up in one of two ways ([`Sight`]): by
 //! the latest snapshot, which misses nothing that is committed, or with a dirty snapshot, which also sees what others
 //! are in the middle of. The latter is no snapshot at all: a row that is moved by an update while the scan is under way

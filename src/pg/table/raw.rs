@@ -1,5 +1,5 @@
 //! Functions of PostgreSQL as they are. pgrx has a boundary around each, at which what PostgreSQL raises becomes a
-//! panic; it costs more than many of these functions do. Whoever calls several in a row puts one boundary around them
+//! panic; it costs more than many of these functions do. Code that calls several in a row puts one boundary around them
 //! all, with nothing in it that has a destructor.
 
 use pgrx::pg_sys::{

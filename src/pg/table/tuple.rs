@@ -43,8 +43,8 @@ impl Tuple {
         transaction::sees(self.made_by())
     }
 
-    /// Whether somebody has changed or deleted this version of the row, or has tried to: a row that is being inserted
-    /// tells nothing else of it.
+    /// Returns whether a transaction has changed or deleted this version of the row, or has tried to. A row that is
+    /// being inserted tells nothing else of that.
     pub fn is_marked(&self) -> bool {
         // SAFETY: as above
         unsafe {

@@ -1,6 +1,6 @@
-//! A user's table, by its oid and its primary key. No name is looked up and no statement is parsed, so whoever renames
-//! things, or puts a view where the table was, changes nothing; and reading by a key of PostgreSQL's own types runs
-//! nothing but PostgreSQL's own code.
+//! A user's table, by its oid and its primary key. No name is looked up and no statement is parsed, so a rename, or a
+//! view in place of the table, changes nothing. Reading by a key of PostgreSQL's own types runs only PostgreSQL's own
+//! code.
 
 use super::open::Table;
 use super::raw;
@@ -14,7 +14,7 @@ const NO_KEY: &str = "It has no primary key, or a deferrable one.";
 
 /// Why a table is not to be had.
 pub enum Shut {
-    /// Somebody else has it locked.
+    /// Another process has it locked.
     Busy,
     NoColumn(String),
     /// It is not of a kind, or has not the types, that can be written here.
@@ -53,8 +53,8 @@ pub fn lock(table: Oid, mode: u32) {
 }
 
 impl Table {
-    /// Opens a table that somebody has made, if nobody else has it locked, or its long values, and it has a primary key
-    /// of one column; with its lock to the end of the transaction.
+    /// Opens a table of a user, if no other process has it or its long values locked, and it has a primary key of one
+    /// column. Its lock lasts to the end of the transaction.
     pub fn of_user(table: Oid, mode: u32) -> Result<Table, Shut> {
         let mode = mode as LOCKMODE;
         // SAFETY: in a transaction; looked at when it is locked, and what is open is closed by Drop, or by PostgreSQL
@@ -107,14 +107,14 @@ impl Table {
         unsafe { (*(*self.relation).rd_rel).relowner }
     }
 
-    /// Raises as a statement would if rows cannot be changed because somebody subscribes to them and could not tell
-    /// which.
+    /// Raises as a statement would if rows cannot be changed, because they are published and a subscriber could not
+    /// tell which.
     pub fn require_identity(&self) {
         // SAFETY: the relation is open
         unsafe { pg_sys::CheckCmdReplicaIdentity(self.relation, pg_sys::CmdType::CMD_UPDATE) };
     }
 
-    /// Locks the indexes without waiting, so that nobody is waited for when a row is written.
+    /// Locks the indexes without waiting, so that writing a row waits for no other process.
     pub fn try_lock_indexes(&self) -> Result<(), Shut> {
         // SAFETY: the relation is open
         unsafe { try_lock_indexes(self.relation, pg_sys::RowExclusiveLock as LOCKMODE) }
@@ -130,8 +130,8 @@ unsafe fn try_lock_indexes(table: pg_sys::Relation, mode: LOCKMODE) -> Result<()
     }
 }
 
-/// Locks the table of long values and its index without waiting: any column of the row may be there, and whoever reads
-/// one would wait.
+/// Locks the table of long values and its index without waiting: any column of the row may be there, and reading one
+/// would wait.
 unsafe fn try_lock_toast(table: pg_sys::Relation, mode: LOCKMODE) -> Result<(), Shut> {
     // SAFETY: the relation is open and locked, so that its table of long values stays the same
     unsafe {

@@ -3,7 +3,7 @@
 //! While an old snapshot is open, or a prepared transaction is forgotten, no version of a row goes away, and a row that
 //! is changed time and again has thousands. Two ways keep clear of them. A row of a whole key is read from the end of
 //! the index, where its last version stands ([`Table::find`]). And where each of many rows may have old versions before
-//! it, a walk stops after some that do not count ([`Stand::Stale`]): whoever walks asks for that one row in another
+//! it, a walk stops after some that do not count ([`Stand::Stale`]): the caller then asks for that one row in another
 //! way, and goes on behind it.
 
 use super::open::{Flight, Key, Sight, Table};
@@ -165,7 +165,8 @@ impl Walk<'_> {
         }
     }
 
-    /// A dirty snapshot names whoever is inserting the row that it has been asked about, or is updating or deleting it.
+    /// A dirty snapshot names the transaction that is inserting the row that it has been asked about, or is updating or
+    /// deleting it.
     fn flight(&self) -> Flight {
         let asked = match &self.judge {
             Some(Judge::Dirty(snapshot)) => snapshot,

@@ -1,6 +1,6 @@
 //! Writing rows by their place and not by a statement, which costs many times as much: for tables that are plain, as we
-//! made them, so that nothing but the row and its index entries is to be written. Whoever has a statement to fall back
-//! on asks before; items have none, and what an administrator hangs on their table sees no claims.
+//! made them, so that only the row and its index entries must be written. A caller that has a statement to fall back on
+//! asks before. Items have none: what an administrator hangs on their table sees no claims.
 
 use super::indexes::{Indexes, Version};
 use super::open::{Key, Locked, Sight, Table, locked};
@@ -12,7 +12,7 @@ pub type Change = (i32, Option<Datum>);
 
 impl Table {
     /// Whether a row may be added or changed here, and not by a statement: nothing hangs on the table but indexes. An
-    /// administrator may have given it a trigger, say. Whoever does so waits for those who have opened the table
+    /// administrator may have given it a trigger, say. Doing so waits for transactions that have opened the table
     /// before.
     pub fn is_plain(&self) -> bool {
         // SAFETY: the relation is open; the list is ours
@@ -31,7 +31,7 @@ impl Table {
         usize::try_from(unsafe { (*(*self.relation).rd_att).natts }) == Ok(count)
     }
 
-    /// Adds a row, if the table is plain and has just these columns. Whether it is.
+    /// Adds a row, if the table is plain and has just these columns. Returns whether it is and has.
     #[must_use]
     pub fn try_insert(&self, columns: &[Option<Datum>]) -> bool {
         if !self.has_columns(columns.len()) || !self.is_plain() {
@@ -39,8 +39,7 @@ impl Table {
         }
         let mut nulls: Vec<bool> = columns.iter().map(Option::is_none).collect();
         let mut values: Vec<Datum> = columns.iter().map(|column| column.unwrap_or(Datum::from(0))).collect();
-        // SAFETY: the values are of the columns' types, and as many; the table is plain, so nothing else is to be done
-        // for a row
+        // SAFETY: the values are of the columns' types, and as many; the table is plain, so a row needs nothing else
         unsafe {
             let new = pg_sys::heap_form_tuple((*self.relation).rd_att, values.as_mut_ptr(), nulls.as_mut_ptr());
             pg_sys::simple_heap_insert(self.relation, new);
@@ -51,15 +50,16 @@ impl Table {
         true
     }
 
-    /// Gives columns of the row that the last scan stopped at other values; waits for whoever has it. Whether it still
-    /// was the same row. For a table that is plain.
+    /// Gives columns of the row that the last scan stopped at other values; waits for a transaction that has it.
+    /// Returns whether it still was the same row. For a table that is plain.
     pub fn update(&self, changes: &[Change]) -> bool {
         self.change(changes) == Locked::Mine
     }
 
     /// The same without waiting, also of the row that a scan stands at.
     pub fn try_update(&self, changes: &[Change]) -> Locked {
-        // heap_update() has an argument for it, and an assertion that it is not used where somebody has the row.
+        // heap_update() has an argument for it, and an assertion that it is not used where another transaction has the
+        // row.
         match self.lock(self.row().tid(), false) {
             Locked::Mine => self.change(changes),
             other => other,
@@ -71,8 +71,7 @@ impl Table {
         let mut nulls: Vec<bool> = changes.iter().map(|(_, value)| value.is_none()).collect();
         let mut values: Vec<Datum> = changes.iter().map(|(_, value)| value.unwrap_or(Datum::from(0))).collect();
         let (mut should_free, count) = (false, columns.len() as i32);
-        // SAFETY: the values are of the columns' types, and as many; the table is plain, so nothing else is to be done
-        // for a change
+        // SAFETY: the values are of the columns' types, and as many; the table is plain, so a change needs nothing else
         unsafe {
             let old = pg_sys::ExecFetchSlotHeapTuple(self.slot, false, &mut should_free);
             let new = pg_sys::heap_modify_tuple_by_cols(
@@ -101,7 +100,7 @@ impl Table {
         self.each_row(key, |_| Some(self.delete(true)))
     }
 
-    /// Gives columns of these rows other values, as `changes` says; rows of which that says nothing stay as they are.
+    /// Gives columns of these rows other values, as `changes` says; rows that it says nothing of stay as they are.
     pub fn update_rows(&self, key: &[Key], changes: impl Fn(&Tuple) -> Option<Vec<Change>>) -> Option<u64> {
         self.each_row(key, |row| Some(self.change(&changes(row)?)))
     }
@@ -131,7 +130,7 @@ impl Table {
         Some(count)
     }
 
-    /// Deletes the row that the last scan stopped at, or that a scan stands at, if nobody else has it.
+    /// Deletes the row that the last scan stopped at, or that a scan stands at, if no other transaction has it.
     pub fn try_delete(&self) -> Locked {
         match self.delete(false) {
             // This transaction, perhaps.
@@ -140,8 +139,8 @@ impl Table {
         }
     }
 
-    /// Deletes the row at a place, if nobody else has it. Where this transaction has locked it already, that spares a
-    /// try that takes its own lock for somebody else's.
+    /// Deletes the row at a place, if no other transaction has it. Where this transaction has locked it already, that
+    /// spares a try that takes its own lock for another's.
     pub fn try_delete_at(&self, tid: ItemPointerData) -> Locked {
         match self.lock(tid, false) {
             Locked::Mine => self.delete(true),
@@ -173,7 +172,8 @@ impl Table {
     }
 }
 
-/// Replaces a row by another version of it. And whether indexes are to be told that do not tell rows of a page apart.
+/// Replaces a row by another version of it. Returns also whether indexes that do not tell rows of a page apart must be
+/// told.
 unsafe fn heap_update(
     table: pg_sys::Relation,
     old: pg_sys::ItemPointer,
