@@ -47,7 +47,38 @@ SELECT pg_temp.error_of(format('SELECT eskit_lease.lease_acquire(''s'', %L)', :'
 UPDATE eskit_lease._declarations SET kind = 'semaphore' WHERE resource = 's';
 SELECT reason FROM lease_acquire('s', :'a');
 
+-- A run-once key, and an item.
+SELECT fence AS e FROM execution_begin('e', :'a') \gset
+ALTER TABLE eskit_lease._executions ALTER COLUMN role DROP NOT NULL;
+UPDATE eskit_lease._executions SET role = NULL;
+SELECT pg_temp.error_of(format('SELECT eskit_lease.execution_begin(''e'', %L)', :'a'));
+UPDATE eskit_lease._executions SET role = current_user;
+ALTER TABLE eskit_lease._executions ALTER COLUMN role SET NOT NULL;
+SELECT execution_finish('e', :e);
+SELECT queue_create('q');
+SELECT item_add('q', '1') > 0 AS added;
+ALTER TABLE eskit_lease._items ALTER COLUMN claim DROP NOT NULL;
+UPDATE eskit_lease._items SET claim = NULL;
+SELECT pg_temp.error_of(format('SELECT eskit_lease.item_claim(''q'', %L)', :'a'));
+UPDATE eskit_lease._items SET claim = 0;
+ALTER TABLE eskit_lease._items ALTER COLUMN claim SET NOT NULL;
+
+-- A word that no function writes.
+UPDATE eskit_lease._groups SET assignor = 'random';
+SELECT pg_temp.error_of(format('SELECT eskit_lease.group_assignment(''g'', %L)', :'a'));
+UPDATE eskit_lease._groups SET assignor = 'sticky';
+UPDATE eskit_lease._executions SET state = 'paused';
+SELECT pg_temp.error_of(format('SELECT eskit_lease.execution_begin(''e'', %L)', :'a'));
+UPDATE eskit_lease._executions SET state = 'done';
+UPDATE eskit_lease._queues SET ordering = 'lifo';
+SELECT pg_temp.error_of(format('SELECT eskit_lease.item_claim(''q'', %L)', :'a'));
+UPDATE eskit_lease._queues SET ordering = 'none';
+SELECT attempt FROM item_claim('q', :'a');
+
 SELECT session_close(:'a');
 SELECT session_close(:'b');
 SELECT semaphore_drop('s');
+DELETE FROM eskit_lease._executions;
+DELETE FROM eskit_lease._items;
+SELECT queue_drop('q');
 SELECT group_drop('g');

@@ -31,18 +31,17 @@ pub fn may_be() -> bool {
 }
 
 impl Side {
-    fn read(row: &Tuple) -> Option<Side> {
+    fn read(row: &Tuple) -> Side {
         if let Some(key) = row.get(2) {
-            return Some(Side::Lock(key));
+            return Side::Lock(key);
         }
-        let text = |column| row.get::<Text>(column).map(|text| text.0);
-        let (table, key) = (row.get(3)?, text(4)?);
-        Some(Side::Row(Target { table, key, owner_column: text(5)?, until_column: text(6)? }))
+        let text = |column| row.required::<Text>(column).0;
+        Side::Row(Target { table: row.required(3), key: text(4), owner_column: text(5), until_column: text(6) })
     }
 
     /// Returns what the bridge of a resource leads to.
     pub fn of(resource: &str) -> Option<Side> {
-        table().scan(Sight::Latest, &[Key::Text(resource)], |row, _| Side::read(row))
+        table().scan(Sight::Latest, &[Key::Text(resource)], |row, _| Some(Side::read(row)))
     }
 }
 

@@ -281,6 +281,10 @@ impl Bridge {
             Some(Taken::Theirs(left)) => self.wait = left.clamp(limits::FIRST_BRIDGE_WAIT, limits::LAST_BRIDGE_WAIT),
             _ => self.back_off(),
         }
+        debug_assert!(
+            !self.open || self.held || matches!(self.side, Side::Row(_)),
+            "checks pass while this process has the lock"
+        );
         match taken {
             Some(Taken::Failed(why)) => self.tell(name, Some(why)),
             Some(Taken::Busy) => (),

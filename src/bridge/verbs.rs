@@ -77,7 +77,7 @@ fn bridge_create_row(
 /// is of no time zone.
 fn require_row(call: &Call, resource: &str, target: Target) -> Result<(Target, bool)> {
     let id = target.table;
-    let table = || catalog::table_name(id).unwrap_or_default();
+    let table = || catalog::table_name(id).unwrap_or_else(|| id.to_u32().to_string());
     let refused = |shut| match shut {
         Shut::Busy => Error::TableLocked { table: table() },
         Shut::NoColumn(column) => Error::NoColumn { table: table(), column },

@@ -92,6 +92,7 @@ impl Kind {
         if self.kept == Kept::Leases && count != 0 {
             call.shared.removed_permits(call.home);
         }
+        debug_assert!(until.is_none_or(|until| until >= span.until), "a batch begins where the one before has ended");
         span.until = until.unwrap_or(span.until);
         count == most as i64
     }

@@ -119,7 +119,7 @@ fn predecessors(consumer: &str, role: Oid, but: Uuid) -> Vec<Uuid> {
 /// Has a session acquire what is in grace of its predecessor. False while another transaction has any of that in hand:
 /// until it has ended, whoever reads whose grace that is finds the successor by the succession.
 fn adopt_graces(call: &Call, from: Uuid, to: Uuid) -> bool {
-    let (graces, left) = lock_rows(page_of(&succession::graces(), &[from], usize::MAX, 0, |row| row.get(1)));
+    let (graces, left) = lock_rows(page_of(&succession::graces(), &[from], usize::MAX, 0, |row| Some(row.required(1))));
     let sessions = crate::session::table();
     let adopt = |_: &Tuple| Some(vec![(10, Value::Uuid(to).datum())]);
     let adopted = graces.iter().map(|session| sessions.update_rows(&[Key::Uuid(*session)], adopt)).sum();
@@ -152,6 +152,7 @@ fn inherit(
     free: &dyn Fn(&LeaseRow) -> Option<bool>,
     join: impl FnOnce() -> bool,
 ) -> Inheritance {
+    debug_assert_ne!(from, to.session(), "no session succeeds itself");
     if !admit(call, HashSet::from([to.session()]), &mut HashMap::new()).is_empty() {
         return Inheritance { leases: 0, left: true, ahead: Vec::new() };
     }

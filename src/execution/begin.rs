@@ -63,7 +63,7 @@ fn start(
     key: &str,
     retry_in_doubt: bool,
     before: Option<i64>,
-) -> Answer {
+) -> Result<Answer> {
     let role = role_name(pg_sys::Oid::from(me.role));
     let mut values = vec![
         Value::Text(key),
@@ -74,21 +74,21 @@ fn start(
     ];
     let by_place = before.and_then(|before| again(executions, me, &role, (key, before), retry_in_doubt));
     values.extend(before.map(Value::Long));
-    let (fence, started_at): (Option<i64>, _) = match by_place {
-        Some((fence, started_at)) => {
+    let (fence, started_at) = match by_place {
+        Some(begun) => {
             AGAIN.is_done();
-            (Some(fence), started_at)
+            begun
         }
         None => {
             let statement = if before.is_none() { &BEGIN } else { &AGAIN };
-            call.db().run(statement, values, |row| (row.get(1), row.get(2))).pop().unwrap_or_default()
+            let begun = call.db().run(statement, values, |row| (row.long(1), row.get(2))).pop();
+            begun.ok_or_else(|| Error::AttemptInFlight { key: key.to_owned() })?
         }
     };
-    if let Some(fence) = fence {
-        fence::hold_back(&call.database.fences, fence);
-    }
+    debug_assert!(before.is_none_or(|before| before < fence), "an attempt has a greater fence than the one before");
+    fence::hold_back(&call.database.fences, fence);
     call.database.add(Counter::ExecutionsBegun, 1);
-    Answer { first: true, state: State::Running.name().into(), fence, result: None, started_at }
+    Ok(Answer { first: true, state: State::Running.name().into(), fence: Some(fence), result: None, started_at })
 }
 
 /// Begins another attempt by the row's place: nothing of the one before is left but that it was. `None` where that
@@ -102,7 +102,7 @@ fn again(
 ) -> Option<(i64, Option<TimestampWithTimeZone>)> {
     let (fence, started_at) = (spi::next(c"fence_seq"), clock::timestamp());
     let change = |row: &Tuple| {
-        let attempts = row.get::<i32>(column::ATTEMPTS as usize).unwrap_or(0).saturating_add(1);
+        let attempts = row.required::<i32>(column::ATTEMPTS as usize).saturating_add(1);
         let emptied = [column::FINISHED_AT, column::RESULT, column::ERROR, column::RESOLVED_BY, column::RESOLVED_AT];
         let set = [
             (column::STATE, Value::Text(State::Running.name()).datum()),
@@ -160,7 +160,7 @@ fn begin(call: &Call, me: SlotRef, key: &str, retry_in_doubt: bool) -> Result<An
                 let answer = absent.then(|| start(call, &executions, &session, key, retry_in_doubt, None));
                 stripe.unlock(Mode::Exclusive);
                 match answer {
-                    Some(answer) => return Ok(answer),
+                    Some(answer) => return answer,
                     None => continue,
                 }
             }
@@ -184,7 +184,7 @@ fn begin(call: &Call, me: SlotRef, key: &str, retry_in_doubt: bool) -> Result<An
                 if row.state == State::Running {
                     call.taken_from(&[row.session]);
                 }
-                Ok(start(call, &executions, &session, key, retry_in_doubt, Some(row.fence)))
+                start(call, &executions, &session, key, retry_in_doubt, Some(row.fence))
             }
         };
     }

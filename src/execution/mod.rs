@@ -33,11 +33,11 @@ mod begin;
 mod end;
 
 use crate::call::Call;
-use crate::pg::clock;
 use crate::pg::json::Jsonb;
 use crate::pg::spi::Statement;
 use crate::pg::table::{Change, Flight, Key, Locked, Moment, Sight, Stand, Table, Tuple};
 use crate::pg::text::Text;
+use crate::pg::{clock, required};
 use crate::session;
 use pgrx::Uuid;
 use pgrx::datum::TimestampWithTimeZone;
@@ -74,6 +74,10 @@ impl State {
         }
     }
 
+    fn named(name: &str) -> Option<State> {
+        State::outcome(name).or_else(|| (name == State::Running.name()).then_some(State::Running))
+    }
+
     fn outcome(name: &str) -> Option<State> {
         State::OUTCOMES.into_iter().find(|state| state.name() == name)
     }
@@ -96,14 +100,15 @@ struct Execution {
 
 impl Execution {
     fn read(row: &Tuple) -> Execution {
-        let state = row.get::<Text>(2).and_then(|state| State::outcome(&state)).unwrap_or(State::Running);
+        let word = row.required::<Text>(column::STATE as usize);
+        let state = required::known("_executions", "state", &word, State::named(&word), State::Running);
         Execution {
             tid: row.tid(),
             state,
-            session: row.get(3).unwrap_or(Uuid::from_bytes([0; 16])),
-            role: row.get::<Text>(5).map(|role| role.0).unwrap_or_default(),
-            fence: row.get(6).unwrap_or(0),
-            retry_in_doubt: row.get(8).unwrap_or(false),
+            session: row.required(column::SESSION as usize),
+            role: row.required::<Text>(column::ROLE as usize).0,
+            fence: row.required(column::FENCE as usize),
+            retry_in_doubt: row.required(column::RETRY_IN_DOUBT as usize),
             started_at: row.get(9),
             result: if state == State::Done { row.get(11) } else { None },
             resolved_by: row.get::<Text>(13).map(|by| by.0),
@@ -199,7 +204,7 @@ impl Executions {
                 Stand::End => break,
                 Stand::Stale => (),
             }
-            let fence = row.get::<i64>(column::FENCE as usize).unwrap_or(0);
+            let fence: i64 = row.required(column::FENCE as usize);
             if in_order && gone.is_some_and(|gone| fence < gone) {
                 break;
             }

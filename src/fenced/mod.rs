@@ -128,9 +128,9 @@ struct Found {
 
 impl Found {
     fn read(row: &Row, first: i32) -> Option<Found> {
-        let is = |column| row.get(first + column).unwrap_or(false);
+        let is = |column| row.required(first + column);
         let name: Text = row.get(first)?;
-        let bits: i32 = row.get(first + 2)?;
+        let bits: i32 = row.required(first + 2);
         let arguments = |arguments: Vec<u8>| {
             let arguments = arguments.strip_suffix(b"\0").unwrap_or(&arguments);
             arguments.split(|byte| *byte == 0).map(from_server).collect()
@@ -174,7 +174,7 @@ struct Member {
 
 impl Member {
     fn read(row: &Row) -> Member {
-        let is = |column| row.get(column).unwrap_or(false);
+        let is = |column| row.required(column);
         Member {
             quoted: row.text(1),
             name: row.text(2),

@@ -79,7 +79,17 @@ pub fn assign<Id: Ord + Hash>(
             sticky(members.len(), owners.iter().map(rank_of).collect(), lot.is_some())
         }
     };
+    debug_assert!(is_balanced(members.len(), &ranks), "shares differ by one at most");
     ranks.into_iter().map(|rank| Some(ranked.get(rank?)?.2)).collect()
+}
+
+/// Returns whether each member owns P / N partitions, or one more; with no members, none owns any.
+fn is_balanced(members: usize, ranks: &[Option<usize>]) -> bool {
+    let mut owned = vec![0; members];
+    ranks.iter().flatten().for_each(|rank| owned[*rank] += 1);
+    let all = if members == 0 { 0 } else { ranks.len() };
+    let share = all.checked_div(members).unwrap_or(0);
+    owned.iter().sum::<usize>() == all && owned.iter().all(|owned| (share..=share + 1).contains(owned))
 }
 
 /// Rank i owns the partitions from i * P / N, rounded down, to before (i + 1) * P / N.

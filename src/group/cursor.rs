@@ -103,6 +103,7 @@ impl Move<'_> {
                 let (group, partition) = (self.group.to_owned(), self.partition);
                 return Err(Error::CursorElsewhere { group, partition, at, expected }.into());
             }
+            debug_assert!(at < self.position, "a cursor goes forward");
             let done = if plain && no_ranges && at >= self.from {
                 let now = clock::timestamp();
                 let position = Some(self.position.into());
@@ -119,7 +120,7 @@ impl Move<'_> {
     /// Where the cursor is, and whether nothing is acknowledged beyond it.
     fn find(&self, cursors: &Table) -> Result<Option<(i64, bool)>> {
         let row = cursors.find(Sight::Latest, &[Key::Text(self.group), Key::Int(self.partition)], |row, _| {
-            Some((row.get::<i64>(3)?, row.has_no_range(4), row.is_seen()))
+            Some((row.required(3), row.has_no_range(4), row.is_seen()))
         });
         match row {
             Some((.., false)) => {
@@ -195,7 +196,7 @@ fn cursor_position(group_name: Option<Text>, partition: Option<i32>) -> Result<i
     let group = text_arg("group_name", group_name)?;
     let partition = partition_arg(&group, partition)?;
     let cursors = Table::open(c"_cursors", c"_cursors_pkey");
-    let read = |row: &Tuple| Some((row.get::<i64>(3)?, row.is_seen()));
+    let read = |row: &Tuple| Some((row.required(3), row.is_seen()));
     let found = cursors.find(Sight::Latest, &[Key::Text(&group), Key::Int(partition)], |row, _| read(row));
     match found {
         // The batch that a fenced transaction is about to apply begins here, and is read by its snapshot.
@@ -221,7 +222,8 @@ pub fn cursor_head(group_name: Option<Text>, partition: Option<i32>, position: O
     let (mut known, mut in_flight) = (None, false);
     heads.find(Sight::Dirty, &[Key::Text(&group), Key::Int(partition)], |row, flight| {
         in_flight = flight != Flight::None;
-        known = Some((row.get::<i64>(3).filter(|_| row.get(4) == Some(partitions)).unwrap_or(0), row.tid()));
+        let is_present = row.required::<i32>(4) == partitions;
+        known = Some((if is_present { row.required(3) } else { 0 }, row.tid()));
         // A row that nobody is changing is the only one of its key, and one that is being changed is enough to know.
         Some(())
     });

@@ -92,7 +92,7 @@ pub fn sessions(group: &str) -> (Vec<Uuid>, bool) {
     let (mut sessions, mut in_flight) = (Vec::new(), false);
     table().scan(Sight::Dirty, &[Key::Text(group)], |row, flight| {
         in_flight |= flight != Flight::None;
-        sessions.extend(row.get::<Uuid>(SESSION));
+        sessions.push(row.required(SESSION));
         None::<()>
     });
     (sessions, in_flight)
@@ -107,7 +107,7 @@ pub fn groups_of(sessions: &[Uuid]) -> Vec<String> {
     let (table, mut groups) = (by_session(), Vec::new());
     for session in sessions {
         table.each(*session, &mut |row| {
-            groups.extend(row.get::<Text>(GROUP).map(|group| group.0));
+            groups.push(row.required::<Text>(GROUP).0);
             None::<()>
         });
     }
@@ -131,9 +131,8 @@ pub fn claim(group: &str, session: Uuid) -> bool {
 
 /// Where the row of a member is, what others have not committed left out.
 fn row_of(group: &str, session: Uuid) -> Option<ItemPointerData> {
-    by_session().each_of(session, group, i64::MIN, &mut |row| {
-        row.get::<Text>(GROUP).filter(|of| **of == *group).map(|_| row.tid())
-    })
+    by_session()
+        .each_of(session, group, i64::MIN, &mut |row| (*row.required::<Text>(GROUP) == *group).then(|| row.tid()))
 }
 
 /// Whether a session is a member, also in the name of one that it took over. What others have not committed is left

@@ -15,6 +15,7 @@ static UNBALANCED: Statement = Statement::writes(include_str!("../../sql/query/g
 /// partitions that the session was to own. The caller has locked the group. Returns whether no other transaction is in
 /// the way.
 pub fn pass_on(call: &Call, group: &str, old: Uuid, new: Uuid) -> bool {
+    debug_assert_ne!(old, new, "no session succeeds itself");
     // A successor that is just ending has looked for its groups already.
     let stays = || Guard::Grantee(new).try_lock(Mode::Shared) && session::row(new).is_some();
     if !members::claim(group, new) || !stays() || !members::lock(group, &[old]).contains(&old) {

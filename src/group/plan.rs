@@ -60,6 +60,10 @@ pub fn plan(state: &mut State, now: u64, timeout: u64) -> Plan {
         member.counted = member.alive.then_some(if member.draining { Counted::Draining } else { Counted::Active });
     }
     state.members.retain(|member| member.alive);
+    debug_assert!(
+        state.partitions.iter().filter_map(|known| known.target).all(|target| members.contains(&target)),
+        "targets are living members"
+    );
     plan
 }
 

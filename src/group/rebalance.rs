@@ -1,7 +1,7 @@
 //! Rebalancing: new targets for the partitions of a group.
 
 use super::pass_on::pass_on;
-use super::state::{self, GENERATION, RESIZE_TO, STALE, State};
+use super::state::{self, Counted, GENERATION, RESIZE_TO, STALE, State};
 use super::{bound, cursor, members, plan, targets};
 use crate::base::error::Result;
 use crate::call::Call;
@@ -74,7 +74,8 @@ pub fn rebalance(
     // this transaction.
     let gone = session::rows(&plan.dead).into_iter().filter(|row| call.standing_of(row).is_none());
     call.taken_from(&gone.map(|row| row.session).collect::<Vec<_>>());
-    for (counted, sessions) in [(Some("active"), &plan.active), (Some("draining"), &plan.draining), (None, &plan.dead)]
+    for (counted, sessions) in
+        [(Some(Counted::Active), &plan.active), (Some(Counted::Draining), &plan.draining), (None, &plan.dead)]
     {
         // One that is just leaving is left to whoever judges next.
         let mine = members::lock(&name, sessions);
@@ -83,7 +84,7 @@ pub fn rebalance(
         }
         match counted {
             _ if mine.is_empty() => (),
-            Some(counted) => members::count(call, &name, &mine, counted),
+            Some(counted) => members::count(call, &name, &mine, counted.name()),
             None => {
                 members::remove(call, &name, &mine);
             }
@@ -96,8 +97,8 @@ pub fn rebalance(
     targets::write(call, &state.name, &state.rows(&plan.changed, call.shared.boot_id()));
     let moved = i64::from(before != state.targets());
     let advance = |row: &Tuple| {
-        let generation = row.get::<i64>(GENERATION as usize)? + moved;
-        let due = moved > 0 || row.get(STALE as usize) == Some(true);
+        let generation = row.required::<i64>(GENERATION as usize) + moved;
+        let due = moved > 0 || row.required(STALE as usize);
         due.then(|| vec![(GENERATION, Some(generation.into())), (STALE, Some(false.into()))])
     };
     call.written(state::change(&name, advance), &ADVANCE, vec![Value::Text(&name), Value::Long(moved)]);

@@ -9,7 +9,7 @@ use crate::lease::declaration::{self, Kind};
 use crate::lease::row::{LeaseRow, Leases};
 use crate::pg::table::{Change, Key, Locked, Sight, Table, Tuple};
 use crate::pg::text::Text;
-use crate::pg::{catalog, clock};
+use crate::pg::{catalog, clock, required};
 use crate::session::holders::{Holders, living_rows};
 use crate::session::{SessionRow, succession};
 use pgrx::Uuid;
@@ -24,6 +24,20 @@ const CROWD: usize = 8;
 pub enum Counted {
     Active,
     Draining,
+}
+
+impl Counted {
+    pub fn name(self) -> &'static str {
+        match self {
+            Counted::Active => "active",
+            Counted::Draining => "draining",
+        }
+    }
+
+    fn read(word: &str) -> Counted {
+        let known = [Counted::Active, Counted::Draining].into_iter().find(|counted| counted.name() == word);
+        required::known("_members", "counted", word, known, Counted::Draining)
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -87,6 +101,9 @@ pub fn table() -> Table {
     Table::open(c"_groups", c"_groups_pkey")
 }
 
+const ASSIGNOR: usize = 2;
+const TIMEOUT: usize = 3;
+const SETTLE_DELAY: usize = 4;
 /// Columns of the table that are changed while the group stands.
 pub const GENERATION: i32 = 5;
 pub const STALE: i32 = 6;
@@ -108,14 +125,15 @@ pub fn try_lock(group: &str) -> bool {
 pub fn is_overdue(call: &Call, group: &str, partition: i32, fence: i64) -> bool {
     let Some(row) = targets::of(group, partition) else { return false };
     let Some((_, until)) = row.revoking.filter(|(asked, _)| *asked == fence) else { return false };
-    let timeout_ms = || table().find(Sight::Latest, &[Key::Text(group)], |row, _| row.get::<i32>(3)).unwrap_or(0);
-    let timeout_ms = if row.boot_id == call.shared.boot_id() { 0 } else { timeout_ms() };
+    let timeout_ms = || table().find(Sight::Latest, &[Key::Text(group)], |row, _| Some(row.required(TIMEOUT)));
+    // Of a group that is just being dropped nothing more begins.
+    let timeout_ms = if row.boot_id == call.shared.boot_id() { 0 } else { timeout_ms().unwrap_or(0) };
     call.shared.of_this_start(until, row.boot_id, timeout_ms) <= clock::now()
 }
 
 /// The number of the group's targets as they stand.
 pub fn generation(group: &str) -> Option<i64> {
-    table().find(Sight::Latest, &[Key::Text(group)], |row, _| row.get(5))
+    table().find(Sight::Latest, &[Key::Text(group)], |row, _| Some(row.required(GENERATION as usize)))
 }
 
 impl State {
@@ -125,13 +143,15 @@ impl State {
         let slots = declaration::of(name).filter(|known| known.kind == Kind::Group)?.slots;
         let mut settle_delay = 0;
         let mut state = table().find(Sight::Latest, &[Key::Text(name)], |row, _| {
-            settle_delay = u64::from(row.get::<i32>(4).unwrap_or(0).cast_unsigned()) * 1_000;
+            settle_delay = u64::from(row.required::<i32>(SETTLE_DELAY).cast_unsigned()) * 1_000;
+            let assignor = row.required::<Text>(ASSIGNOR);
+            let known = Assignor::parse(&assignor);
             Some(State {
                 name: name.to_owned(),
-                assignor: row.get::<Text>(2).and_then(|name| Assignor::parse(&name)).unwrap_or(Assignor::Sticky),
-                rebalance_timeout_ms: row.get(3).unwrap_or(0),
-                stale: row.get(6).unwrap_or(false),
-                resize_to: row.get(7),
+                assignor: required::known("_groups", "assignor", &assignor, known, Assignor::Sticky),
+                rebalance_timeout_ms: row.required(TIMEOUT),
+                stale: row.required(STALE as usize),
+                resize_to: row.get(RESIZE_TO as usize),
                 members: Vec::new(),
                 partitions: Vec::new(),
                 heirs: HashMap::new(),
@@ -152,16 +172,15 @@ impl State {
     fn read_members(&mut self, settle_delay: u64, boot_id: i64) {
         let Self { name, members: known, .. } = self;
         self.stale_members = members::each(name, |row| {
-            let Some(session) = row.get(members::SESSION) else { return };
-            let of_this_start = row.get(members::BOOT_ID) == Some(boot_id);
-            let joined = row.get::<i64>(members::JOINED).filter(|_| of_this_start).unwrap_or(0).cast_unsigned();
-            let counted = row.get::<Text>(members::COUNTED);
+            let session = row.required(members::SESSION);
+            let of_this_start = row.required::<i64>(members::BOOT_ID) == boot_id;
+            let joined = if of_this_start { row.required::<i64>(members::JOINED).cast_unsigned() } else { 0 };
             known.push(Member {
                 session,
                 id: String::new(),
                 alive: false,
                 draining: false,
-                counted: counted.map(|as_| if &*as_ == "active" { Counted::Active } else { Counted::Draining }),
+                counted: row.get::<Text>(members::COUNTED).map(|word| Counted::read(&word)),
                 settles_at: joined + settle_delay,
             });
         });

@@ -39,9 +39,10 @@ pub struct Row {
 impl Row {
     fn read(row: &Tuple) -> Row {
         Row {
-            partition: row.get(PARTITION).unwrap_or(-1),
+            partition: row.required(PARTITION),
             target: row.get(TARGET),
-            revoking: row.get(REVOKING).map(|fence| (fence, row.get(REVOKE_AT).unwrap_or(0))),
+            revoking: row.get(REVOKING).map(|fence| (fence, row.required(REVOKE_AT))),
+            // Before 0.3.0 there was none: of no start.
             boot_id: row.get(BOOT_ID).unwrap_or(0),
         }
     }
@@ -70,7 +71,7 @@ pub fn each(group: &str, mut visit: impl FnMut(Row)) {
         let stale = loop {
             match walk.step() {
                 Stand::Row(_) => visit(Row::read(&table.row())),
-                Stand::Stale => break table.row().get::<i32>(PARTITION),
+                Stand::Stale => break Some(table.row().required(PARTITION)),
                 Stand::End => break None,
             }
         };

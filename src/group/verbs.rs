@@ -180,11 +180,7 @@ fn group_drop(group_name: Option<Text>) -> Result<()> {
 
 /// A heartbeat for a session that has to be alive.
 fn living(shared: &'static crate::shmem::Shared, session: Option<Uuid>) -> Result<SlotRef> {
-    let touch = touch(shared, session.given("session")?)?;
-    match (touch.refusal(), touch.at) {
-        (None, Some(at)) => Ok(at),
-        (refusal, _) => Err(session::ended(refusal.unwrap_or("unknown_session"))),
-    }
+    touch(shared, session.given("session")?)?.acquirer().map_err(session::ended)
 }
 
 #[pg_extern(schema = "eskit_lease")]
@@ -211,7 +207,7 @@ fn group_join(group_name: Option<Text>, session: Option<Uuid>) -> Result<i64> {
         call.seam().judge(&name);
         call.seam().revise(me);
     }
-    Ok(state::generation(&name).unwrap_or(0))
+    state::generation(&name).ok_or_else(|| declaration::unknown(&name, Kind::Group))
 }
 
 /// Takes a session out of a group. Returns how many rows that were: it is a member in the names of those that it took
@@ -272,10 +268,11 @@ fn group_assignment(
         judge_for_reader(&call, &name, me.session())?
     };
     let now = clock::now();
-    let state = judged.or_else(|| State::read(&call, &name, &|_| false));
-    let partitions = state.map(|state| state.partitions).unwrap_or_default();
+    let state = judged
+        .or_else(|| State::read(&call, &name, &|_| false))
+        .ok_or_else(|| declaration::unknown(&name, Kind::Group))?;
     let mine: Vec<_> = (0..)
-        .zip(partitions)
+        .zip(state.partitions)
         .filter(|(_, known)| known.owner == Some(me.session()))
         .filter_map(|(partition, known)| {
             let revoking = known.revoking.is_some() || known.target.is_some_and(|target| target != me.session());

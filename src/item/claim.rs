@@ -161,11 +161,7 @@ fn item_claim(
         .ok()
         .filter(|_| (1..=limits::MAX_CLAIM).contains(&most))
         .ok_or(Error::Argument { argument: "max_items", given: most.into(), min: 1, max: limits::MAX_CLAIM.into() })?;
-    let touch = touch(shared, session)?;
-    let me = match (touch.refusal(), touch.at) {
-        (None, Some(at)) => at,
-        (refusal, _) => return Err(session::ended(refusal.unwrap_or("unknown_session"))),
-    };
+    let me = touch(shared, session)?.acquirer().map_err(session::ended)?;
     let call = Call::open(shared)?;
     let queue = Queue::of(&name)?;
     grantee(&call, me).map_err(session::ended)?;

@@ -70,7 +70,7 @@ pub fn free(call: &Call, sessions: &[Uuid], most: usize) -> Freed {
 /// The fences of up to `most` claims of sessions, after the first `skip`.
 fn claims_of(sessions: &[Uuid], most: usize, skip: usize) -> Vec<i64> {
     let table = Table::open(c"_claims", c"_claims_session");
-    page_of(&table, sessions, most, skip, |row| row.get::<i64>(1))
+    page_of(&table, sessions, most, skip, |row| Some(row.required(1)))
 }
 
 /// Frees the items of a claim. Whether it has freed any, and whether none is left in somebody's hands.
@@ -82,10 +82,10 @@ fn free_claim(call: &Call, claim: &Claim) -> (bool, bool) {
     let mut free = |(partition, place, id): &(i32, i64, i64)| loop {
         let key = [Key::Int(claim.queue), Key::Int(*partition), Key::Long(*place)];
         let look = || {
-            let read = |row: &Tuple| (row.get::<i64>(column::CLAIM), row.get::<i32>(column::ATTEMPT));
+            let read = |row: &Tuple| (row.required::<i64>(column::CLAIM), row.required::<i32>(column::ATTEMPT));
             items.scan(Sight::Latest, &key, |row, _| Some((read(row), row.tid())))
         };
-        let Some(((Some(fence), Some(attempt)), tid)) = look() else { return true };
+        let Some(((fence, attempt), tid)) = look() else { return true };
         if fence != claim.fence {
             return true;
         }
@@ -155,9 +155,8 @@ fn item_requeue(id: Option<i64>) -> Result<()> {
     let call = Call::open(shared)?;
     let unknown = || Error::Unknown { kind: "dead item", name: id.to_string() };
     let table = Table::open(c"_dead_items", c"_dead_items_pkey");
-    let find = || {
-        table.scan(Sight::Latest, &[Key::Long(id)], |row, _| Some((row.tid(), row.get::<i32>(2)?, row.get::<Text>(6))))
-    };
+    let find =
+        || table.scan(Sight::Latest, &[Key::Long(id)], |row, _| Some((row.tid(), row.required(2), row.get::<Text>(6))));
     let (queue, key) = loop {
         let (tid, number, key) = find().ok_or_else(unknown)?;
         let queue = Queue::numbered(number).ok_or_else(unknown)?;

@@ -93,7 +93,8 @@ impl Held<'_> {
     /// The fence that an item is claimed under, and its attempt; the row is what `items` stands at then.
     fn look(&self, partition: i32, place: i64) -> Option<(i64, i32)> {
         let key = [Key::Int(self.claim.queue), Key::Int(partition), Key::Long(place)];
-        self.items.scan(Sight::Latest, &key, |row, _| Some((row.get(column::CLAIM)?, row.get(column::ATTEMPT)?)))
+        self.items
+            .scan(Sight::Latest, &key, |row, _| Some((row.required(column::CLAIM), row.required(column::ATTEMPT))))
     }
 
     /// Does something to the row of an item that is still claimed under the fence.
@@ -148,7 +149,7 @@ impl Held<'_> {
     /// need not be seen.
     fn flight(&self, partition: i32, place: i64) -> Option<Flight> {
         let key = [Key::Int(self.claim.queue), Key::Int(partition), Key::Long(place)];
-        let claimed = |row: &Tuple, flight| (row.get(column::CLAIM) == Some(self.claim.fence)).then_some(flight);
+        let claimed = |row: &Tuple, flight| (row.required::<i64>(column::CLAIM) == self.claim.fence).then_some(flight);
         self.items.scan(Sight::Dirty, &key, claimed)
     }
 

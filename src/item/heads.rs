@@ -103,10 +103,10 @@ impl Heads<'_> {
         let (mut head, mut stop) = (Head::None, i64::MAX);
         let range = [Key::Int(self.queue), Key::Int(lane.partition), Key::From(from)];
         self.table.scan(Sight::Dirty, &range, |row, flight| {
-            stop = stop.min(row.get(column::SINCE).unwrap_or(from));
+            stop = stop.min(row.required(column::SINCE));
             if is_of(row, partition, key) {
-                head = match (flight, read(row)) {
-                    (Flight::None, Some((id, at))) => Head::Is { id, at, firm: !row.is_mine() },
+                head = match flight {
+                    Flight::None => read(row),
                     _ => Head::InFlight,
                 };
             }
@@ -167,7 +167,8 @@ impl Heads<'_> {
         let lane = self.lane(partition, key);
         let range = [Key::Int(self.queue), Key::Int(lane.partition), Key::From(self.call.shared.floor_at(lane))];
         let found = self.table.scan(Sight::Latest, &range, |row, _| {
-            (is_of(row, partition, key) && row.get(column::ID) == Some(id)).then(|| row.get(column::SINCE).unwrap_or(0))
+            let is_it = is_of(row, partition, key) && row.required::<i64>(column::ID) == id;
+            is_it.then(|| row.required(column::SINCE))
         });
         let Some(since) = found else { return Locked::Changed };
         let ended = self.table.try_delete();
@@ -192,13 +193,13 @@ impl Heads<'_> {
 }
 
 fn is_of(row: &Tuple, partition: i32, key: &str) -> bool {
-    row.get(column::PARTITION) == Some(partition) && row.get::<Text>(column::KEY).is_some_and(|of| of.0 == key)
+    row.required::<i32>(column::PARTITION) == partition && row.required::<Text>(column::KEY).0 == key
 }
 
-fn read(row: &Tuple) -> Option<(i64, At)> {
+fn read(row: &Tuple) -> Head {
     let at = match row.get(column::PLACE) {
         Some(place) => At::Ready(place),
-        None => At::Later(row.get(column::DUE)?),
+        None => At::Later(row.required(column::DUE)),
     };
-    Some((row.get(column::ID)?, at))
+    Head::Is { id: row.required(column::ID), at, firm: !row.is_mine() }
 }

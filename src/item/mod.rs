@@ -57,9 +57,9 @@ use crate::base::limits;
 use crate::call::Call;
 use crate::keys::partition_of;
 use crate::lease::fence;
-use crate::pg::catalog;
 use crate::pg::table::{Flight, Key, Locked, Sight, Table, Tuple};
 use crate::pg::text::Text;
+use crate::pg::{catalog, required};
 use crate::shmem::floors::Lane;
 use crate::shmem::hunger::Food;
 use pgrx::Uuid;
@@ -100,6 +100,11 @@ impl Order {
         [Order::None, Order::Key, Order::Fifo].into_iter().find(|order| order.name() == name)
     }
 
+    /// What a row of a table says.
+    fn read(table: &str, word: &str) -> Order {
+        required::known(table, "ordering", word, Order::named(word), Order::None)
+    }
+
     fn name(self) -> &'static str {
         match self {
             Order::None => "none",
@@ -123,15 +128,14 @@ pub struct Queue {
 }
 
 fn read(row: &Tuple) -> Queue {
-    let text = |column| row.get::<Text>(column).map(|text| text.0);
     Queue {
-        name: text(1).unwrap_or_default(),
-        number: row.get(2).unwrap_or(0),
-        max_attempts: row.get(3).unwrap_or(1),
-        backoff_ms: row.get(4).unwrap_or(0),
-        order: text(5).and_then(|name| Order::named(&name)).unwrap_or(Order::None),
-        owner: text(6).unwrap_or_default(),
-        group: text(7),
+        name: row.required::<Text>(1).0,
+        number: row.required(2),
+        max_attempts: row.required(3),
+        backoff_ms: row.required(4),
+        order: Order::read("_queues", &row.required::<Text>(5)),
+        owner: row.required::<Text>(6).0,
+        group: row.get::<Text>(7).map(|group| group.0),
         tid: row.tid(),
     }
 }
@@ -180,12 +184,13 @@ impl Queue {
             Flight::Inserting => !row.is_marked(),
             Flight::Changing => false,
         };
-        let stands = |row: &Tuple, flight| (stays(row, flight) && row.get(2) == Some(self.number)).then_some(());
+        let stands = |row: &Tuple, flight| (stays(row, flight) && row.required::<i32>(2) == self.number).then_some(());
         Queue::table().scan(Sight::Dirty, &[Key::Text(&self.name)], stands).is_some()
     }
 
     /// Notes that items have become free in a partition, if this commits.
     fn feeds(&self, call: &Call, partition: i32, count: usize) {
+        debug_assert!(count > 0, "waiters are not woken for nothing");
         let partition = self.group.is_some().then_some(partition);
         call.seam().items(self.number, &self.name, Food::of(count, partition));
     }
@@ -199,11 +204,20 @@ impl Queue {
 
 /// Where an item goes that is to be in one of so many partitions.
 fn partition(key: Option<&str>, id: i64, partitions: i32) -> i32 {
+    debug_assert!(partitions > 0, "a group has partitions");
+    let of = |key: &str| partition_of(key, partitions).unwrap_or(0);
     match key {
         _ if partitions == 1 => 0,
-        Some(key) => partition_of(key, partitions).unwrap_or(0),
-        None => partition_of(&id.to_string(), partitions).unwrap_or(0),
+        Some(key) => of(key),
+        None => of(&id.to_string()),
     }
+}
+
+/// The element of an array of a claim, which has as many as there are places; without the array, `all` have the same.
+fn nth<T: Copy>(column: &str, array: Option<&[T]>, index: usize, all: T) -> T {
+    let Some(array) = array else { return all };
+    let word = || format!("{} elements", array.len());
+    required::known("_claims", column, &word(), array.get(index).copied(), all)
 }
 
 /// One call of item_claim that got something.
@@ -222,20 +236,20 @@ impl Claim {
         Table::open(c"_claims", c"_claims_pkey")
     }
 
-    fn read(row: &Tuple) -> Option<Claim> {
-        let places: Vec<i64> = row.get(5)?;
+    fn read(row: &Tuple) -> Claim {
+        let places: Vec<i64> = row.required(5);
         let (partitions, ids): (Option<Vec<i32>>, Option<Vec<i64>>) = (row.get(6), row.get(7));
         let item = |(index, place): (usize, &i64)| {
-            let partition = partitions.as_ref().and_then(|partitions| partitions.get(index)).unwrap_or(&0);
-            (*partition, *place, *ids.as_ref().and_then(|ids| ids.get(index)).unwrap_or(place))
+            let partition = nth("partitions", partitions.as_deref(), index, 0);
+            (partition, *place, nth("ids", ids.as_deref(), index, *place))
         };
         let items = places.iter().enumerate().map(item).collect();
-        let order = row.get::<Text>(8).and_then(|name| Order::named(&name.0)).unwrap_or(Order::None);
-        Some(Claim { fence: row.get(1)?, session: row.get(2)?, queue: row.get(3)?, order, items })
+        let order = row.get::<Text>(8).map_or(Order::None, |word| Order::read("_claims", &word));
+        Claim { fence: row.required(1), session: row.required(2), queue: row.required(3), order, items }
     }
 
     fn of(fence: i64) -> Option<Claim> {
-        Claim::table().scan(Sight::Latest, &[Key::Long(fence)], |row, _| Claim::read(row))
+        Claim::table().scan(Sight::Latest, &[Key::Long(fence)], |row, _| Some(Claim::read(row)))
     }
 
     fn exists(fence: i64) -> bool {

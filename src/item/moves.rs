@@ -61,7 +61,7 @@ fn moved(from: &Table, key: &[Key], into: &Table, new: impl Fn(&Tuple) -> Option
 }
 
 fn claimed(row: &Tuple, of: Claimed) -> Option<()> {
-    (row.get(column::CLAIM) == Some(of.fence)).then_some(())
+    (row.required::<i64>(column::CLAIM) == of.fence).then_some(())
 }
 
 /// Claims an item that has become due: it gets a place among those that are ready.
@@ -69,9 +69,8 @@ pub fn claim(call: &Call, due: i64, id: i64, to: Claimed) -> Option<Given> {
     let (later, items) = (Table::open(LATER, c"_later_pkey"), Table::open(ITEMS, c"_items_pkey"));
     let Claimed { queue, partition, place, fence } = to;
     let key = [Key::Int(queue), Key::Int(partition), Key::Long(due), Key::Long(id)];
-    let given = later.scan(Sight::Latest, &key, |row, _| {
-        Some((row.get(7), row.get(9), row.get::<i32>(5).unwrap_or(0).saturating_add(1)))
-    })?;
+    let given = later
+        .scan(Sight::Latest, &key, |row, _| Some((row.get(7), row.get(9), row.required::<i32>(5).saturating_add(1))))?;
     let new = |row: &Tuple| {
         let (attempt, place, fence) = (given.2, place.into(), fence.into());
         let mut columns = vec![Some(queue.into()), Some(partition.into()), Some(place), Some(id.into()), Some(fence)];

@@ -94,12 +94,12 @@ impl Ended<'_> {
     /// What is just being added makes itself known.
     fn first_ready(&self, items: &Table, from: i64) -> First {
         let first = items.scan(Sight::Dirty, &self.range(from), |row, flight| {
-            let (place, id) = (row.get(column::PLACE)?, row.get(column::ID)?);
+            let (place, id) = (row.required(column::PLACE), row.required(column::ID));
             match flight {
                 _ if id == self.id => None,
                 Flight::Inserting => None,
-                Flight::None if row.get(column::CLAIM) == Some(0i64) => {
-                    Some(First::Free(Waiting { at: place, id, came: row.get(column::ADDED_AT)?, tid: row.tid() }))
+                Flight::None if row.required::<i64>(column::CLAIM) == 0 => {
+                    Some(First::Free(Waiting { at: place, id, came: row.required(column::ADDED_AT), tid: row.tid() }))
                 }
                 _ => Some(First::Taken(place)),
             }
@@ -110,7 +110,7 @@ impl Ended<'_> {
     fn first_due(&self, later: &Table) -> First {
         let now = clock::timestamp();
         let first = later.scan(Sight::Dirty, &self.range(i64::MIN), |row, flight| {
-            let (due, id) = (row.get(3)?, row.get(4)?);
+            let (due, id) = (row.required(3), row.required(4));
             match flight {
                 _ if due > now => Some(First::None),
                 Flight::Inserting => None,

@@ -1,4 +1,5 @@
-//! A null in a column that the schema declares NOT NULL: the table was changed by other means than this extension.
+//! What this extension never writes: a null in a column that the schema declares NOT NULL, or a word that a column does
+//! not have. The table was changed by other means.
 //!
 //! A caller gets an error that names the table and the column. A worker has no caller, and an error would end it at the
 //! same row again and again: it warns once, and goes on with zero, false, or an empty text. By such a value a session
@@ -47,11 +48,27 @@ thread_local! {
 /// Raises XX001 for a null in a NOT NULL column; in a worker warns, and returns a value in its place.
 #[cold]
 pub fn missing<T: Column>(table: String, column: String) -> T {
-    let is_new = |warned: &mut BTreeSet<String>| warned.insert(format!("{table}.{column}"));
-    if !catalog::is_patient() {
-        raise(Error::NullColumn { table, column });
-    } else if WARNED.with_borrow_mut(is_new) {
-        ErrorReport::from(Error::NullColumn { table, column }).report(PgLogLevel::WARNING);
-    }
+    let place = format!("{table}.{column}");
+    tell(place, Error::NullColumn { table, column }.into());
     T::nothing()
+}
+
+/// What a column says by a word. Raises XX001 for a word that is not `known`; in a worker warns, and returns
+/// `otherwise`.
+pub fn known<T>(table: &str, column: &str, word: &str, known: Option<T>, otherwise: T) -> T {
+    known.unwrap_or_else(|| {
+        let (table, column, value) = (table.to_owned(), column.to_owned(), word.to_owned());
+        tell(format!("{table}.{column}"), Error::UnknownValue { table, column, value }.into());
+        otherwise
+    })
+}
+
+#[cold]
+fn tell(place: String, error: ErrorReport) {
+    let is_new = |warned: &mut BTreeSet<String>| warned.insert(place);
+    if !catalog::is_patient() {
+        raise(error);
+    } else if WARNED.with_borrow_mut(is_new) {
+        error.report(PgLogLevel::WARNING);
+    }
 }

@@ -22,7 +22,7 @@ use crate::shmem::dirty::Dirty;
 use crate::shmem::word::State;
 use crate::{group, item};
 use pgrx::Uuid;
-use pgrx::pg_sys::{self, INT8OID, TEXTOID, TransactionId};
+use pgrx::pg_sys::{INT8OID, TEXTOID, TransactionId};
 use std::collections::HashSet;
 use std::ffi::CStr;
 
@@ -146,8 +146,8 @@ fn look_through(call: &Call, flags: u32, now: u64, pass: &mut Pass) -> Result<Ve
     call.database.add(Counter::Rescans, 1);
     if flags & BOOT != 0 {
         refence::see_to_mark(call);
-        let xid = |row: spi::Row| row.get::<TransactionId>(1).unwrap_or(pg_sys::InvalidTransactionId);
-        for xid in call.db().run(&PREPARED, vec![], xid) {
+        let xid = |row: spi::Row| row.get::<TransactionId>(1);
+        for xid in call.db().run(&PREPARED, vec![], xid).into_iter().flatten() {
             call.shared.watch_prepared(call.database, xid.into_inner());
         }
     }

@@ -103,8 +103,8 @@ impl<'a> Claimer<'a> {
     /// Claims the row that the scan stands at, unless another transaction has it in hand.
     pub(super) fn take(&mut self, items: &Table, row: &Tuple, partition: i32, place: i64) -> bool {
         let fence = self.fence();
-        let attempt = row.get::<i32>(column::ATTEMPT).unwrap_or(0).saturating_add(1);
-        let (id, key, payload) = (row.get(column::ID).unwrap_or(0), row.get(column::KEY), row.get(column::PAYLOAD));
+        let attempt = row.required::<i32>(column::ATTEMPT).saturating_add(1);
+        let (id, key, payload) = (row.required(column::ID), row.get(column::KEY), row.get(column::PAYLOAD));
         let changes = [(column::CLAIM as i32, Some(fence.into())), (column::ATTEMPT as i32, Some(attempt.into()))];
         let mine = items.try_update(&changes) == Locked::Mine;
         if mine {

@@ -199,7 +199,7 @@ impl<'a, 'b> Look<'a, 'b> {
     /// The next item that is due: its time, its id, and what others do to it. The walk stands at it.
     fn next_due(&mut self, later: &Table, walk: &mut Walk) -> Option<(i64, i64, Flight)> {
         let flight = walk.next()?;
-        let (due, id) = (later.row().get(3).unwrap_or(0), later.row().get(4).unwrap_or(0));
+        let (due, id) = (later.row().required(3), later.row().required(4));
         if due > self.now {
             self.due.stops(due);
             self.waits_until(due);
@@ -211,7 +211,7 @@ impl<'a, 'b> Look<'a, 'b> {
     /// Looks at a row of those that are ready.
     fn meet_ready(&mut self, items: &Table, place: i64, flight: Flight, key: Option<String>) -> Meeting {
         let row = items.row();
-        let (id, claim): (i64, i64) = (row.get(column::ID).unwrap_or(0), row.get(column::CLAIM).unwrap_or(0));
+        let (id, claim): (i64, i64) = (row.required(column::ID), row.required(column::CLAIM));
         if self.claimer.fence == Some(claim) {
             return Meeting::Taken;
         }
@@ -323,8 +323,8 @@ impl<'a, 'b> Look<'a, 'b> {
                 let mut walk = items.walk(Sight::Dirty, &range);
                 while let Some(flight) = walk.next() {
                     let row = items.row();
-                    let is_it = flight == Flight::None && row.get(column::ID) == Some(id);
-                    if is_it && self.claimer.is_free(row.get(column::CLAIM).unwrap_or(0)) {
+                    let is_it = flight == Flight::None && row.required::<i64>(column::ID) == id;
+                    if is_it && self.claimer.is_free(row.required(column::CLAIM)) {
                         self.take(&items, place);
                         return;
                     }
@@ -394,5 +394,5 @@ fn taken(taken: bool) -> Meeting {
 fn next_ready(items: &Table, walk: &mut Walk) -> Option<(i64, i64, Flight)> {
     let flight = walk.next()?;
     let row = items.row();
-    Some((row.get(column::PLACE).unwrap_or(0), row.get(column::ADDED_AT).unwrap_or(0), flight))
+    Some((row.required(column::PLACE), row.required(column::ADDED_AT), flight))
 }

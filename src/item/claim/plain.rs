@@ -16,7 +16,7 @@ impl Claimer<'_> {
         let key = [Key::Int(self.queue.number), Key::Int(partition), Key::From(start.at)];
         items.scan(Sight::Dirty, &key, |row, flight| {
             pgrx::check_for_interrupts!();
-            let (place, claim) = (row.get(column::PLACE).unwrap_or(0), row.get(column::CLAIM).unwrap_or(0));
+            let (place, claim) = (row.required(column::PLACE), row.required(column::CLAIM));
             if self.fence == Some(claim) {
                 return None;
             }
@@ -51,7 +51,7 @@ impl Claimer<'_> {
         let room = self.want - self.taken.len();
         let key = [Key::Int(self.queue.number), Key::Int(partition), Key::From(start.at)];
         later.scan(Sight::Dirty, &key, |row, flight| {
-            let (due, id): (i64, i64) = (row.get(3).unwrap_or(0), row.get(4).unwrap_or(0));
+            let (due, id): (i64, i64) = (row.required(3), row.required(4));
             if due > now || found.len() == room || self.is_full() {
                 if due > now {
                     self.next_due = Some(self.next_due.map_or(due, |next| next.min(due)));
