@@ -13,7 +13,7 @@ use pgrx::prelude::*;
 use std::cell::RefCell;
 
 thread_local! {
-    /// Those of which this connection has been warned.
+    /// The former names that this connection has been warned of.
     static WARNED: RefCell<Vec<&'static str>> = const { RefCell::new(Vec::new()) };
 }
 

@@ -1,5 +1,5 @@
-//! Privileges: PUBLIC may call the key functions, and these two hand out the rest, as whoever calls them: PostgreSQL's
-//! own rules for GRANT say who may.
+//! Privileges: PUBLIC may call the key functions, and these two hand out the rest, as their caller: PostgreSQL's own
+//! rules for GRANT say which role may.
 
 use crate::base::error::Result;
 use crate::bridge;

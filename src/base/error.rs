@@ -14,6 +14,7 @@ mod position;
 mod report;
 mod server;
 mod session;
+mod stored;
 mod table;
 
 use pgrx::pg_sys::panic::ErrorReport;
@@ -34,6 +35,7 @@ pub mod all {
     pub use super::position::PositionError::*;
     pub use super::server::ServerError::*;
     pub use super::session::SessionError::*;
+    pub use super::stored::StoredError::*;
     pub use super::table::TableError::*;
 }
 pub use all as Error;

@@ -5,16 +5,16 @@
 //! * [`advisory`]: who works holds an advisory lock of one bigint, as `pg_advisory_lock` and its like take it.
 //! * [`row`]: who works is the owner of a row until some time, as two of its columns say.
 //!
-//! What follows is told of the advisory lock; a row differs in that it is not lost when the worker is, and that nobody
+//! What follows is told of the advisory lock. A row differs in two ways: it is not lost with the worker, and no process
 //! is seen to wait for it.
 //!
 //! An old worker works while it holds the lock exclusively. On the side of the lease the same lock is held in share
 //! mode, twice over:
 //!
 //! * **By the worker, for as long as the lease lives** (see [`tend`]). It alone gives the lease to others, and only
-//!   while it has the lock. Whoever asks for a free one gets a place in line, or is told `bridged`; a release and a
-//!   take-over leave it to the worker. So a lease is granted when no old worker works, and none begins while it is
-//!   held.
+//!   while it has the lock. A session that asks for a free one gets a place in line, or is told `bridged`. A release
+//!   and a take-over leave it to the worker. So a lease is granted when no old worker works, and none begins while it
+//!   is held.
 //! * **By each fenced transaction, to its end** ([`cross`]). It is had before anything is judged, without waiting, or
 //!   55P03 is raised. So what is written under a fence and what is written under the lock never overlap, whatever
 //!   becomes of the worker.
@@ -24,7 +24,7 @@
 //!
 //! | what happens                | what becomes of the lock                         | what becomes of the lease                         |
 //! |-----------------------------|--------------------------------------------------|---------------------------------------------------|
-//! | its holder lets go, or dies | let go by the worker, unless somebody is in line | free                                              |
+//! | its holder lets go, or dies | let go by the worker, unless a session is in line | free                                              |
 //! | the worker or the server ends | free, until another worker has it back: a moment | stays with its holder, who checks in vain (55P03) |
 //! | an old worker was faster    | the old one's; the worker tries again and again  | the same                                          |
 //! | an old worker waits for it  | let go by the worker: it is the old one's next   | the same                                          |
@@ -39,9 +39,10 @@
 //! grant, and the check has it from now on.
 //!
 //! *An old worker waits* is what `pg_advisory_lock` does where `pg_try_advisory_lock` would be refused. PostgreSQL lets
-//! nobody share a lock past one who waits for it exclusively, so from then on no check can pass. If the worker kept the
-//! lock, neither side would get on. Therefore whoever waits on the old side is next, in the middle of a lease too: it
-//! has the lock once the transactions that are fenced have ended. Where several resources have one lock, all let go.
+//! no process share a lock past one that waits for it exclusively, so from then on no check can pass. If the worker
+//! kept the lock, neither side would get on. Therefore a process that waits on the old side is next, in the middle of a
+//! lease too: it has the lock once the fenced transactions have ended. Where several resources have one lock, all let
+//! go.
 //!
 //! Files, low to high: target, side, advisory, row, tend, mod, verbs.
 

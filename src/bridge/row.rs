@@ -1,25 +1,25 @@
-//! A bridge to a row by which workers lease: its owner is whoever the owner column names, until the time in the other
-//! column is over.
+//! A bridge to a row by which workers lease: its owner column names the owner, until the time in the other column is
+//! over.
 //!
 //! An old worker owns the row by an UPDATE that finds it free, or its own. The worker owns it by a **marker** in the
 //! owner column: `eskit_lease:<resource>:<since>`. `since` is a number of the sequence of fences, drawn while the
 //! worker has the row locked that was free (no owner, no time, or a time that is over), and written before it lets go.
 //! To own the row is to change its owner. So:
 //!
-//! * **While a marker stands nobody else has owned the row since its number was drawn**, whatever has become of the
-//!   worker, of the server and of the time in the row. There is nothing to be remembered.
+//! * **While a marker stands no old worker has owned the row since its number was drawn**, whatever has become of our
+//!   worker, of the server and of the time in the row. Nothing has to be remembered.
 //! * **A fence above that number was granted after it was drawn**, and so when the row was the worker's already. A
-//!   fence below it is of before somebody else's time, or may be: the lease goes on under a new one.
+//!   fence below it is of before another owner's time, or may be: the lease goes on under a new one.
 //!
 //! A check ([`cross`]) locks the row in share mode, to the end of the transaction, and then wants a marker with a
-//! number below its fence. Nobody else owns the row before that transaction has ended, though the time in the row may
+//! number below its fence. No old worker owns the row before that transaction has ended, though the time in the row may
 //! be over: to own it is to update it.
 //!
-//! Keeping the row ([`keep`]) is moving the time, and no more, so rarely; leaving it is to end the time. A row whose
-//! time is over while its marker stands is anybody's who is first, and the worker's as long as nobody was.
+//! Keeping the row ([`keep`]) moves the time and no more, so it is rare. Leaving it ends the time. A row whose time is
+//! over while its marker stands goes to the first that takes it, and is the worker's until then.
 //!
-//! Nothing waits here for whoever has the row or the table locked, but for a check: it may meet the worker moving the
-//! time, which takes a moment.
+//! Nothing waits here for a process that has the row or the table locked. A check is the exception: it may meet the
+//! worker moving the time, which takes a moment.
 
 use super::side::Closed;
 use super::target::{Opened, Target};
@@ -37,9 +37,9 @@ const MAX_DIGITS: usize = 19;
 pub enum Taken {
     /// It is the worker's, since this number was drawn.
     Ours(i64),
-    /// It is somebody else's, for so long.
+    /// It is another owner's, for so long.
     Theirs(u64),
-    /// Somebody has it locked.
+    /// Another transaction has it locked.
     Busy,
     Failed(String),
 }
@@ -80,8 +80,8 @@ fn try_keep(call: &Call, resource: &str, target: &Target) -> Result<Taken, Shut>
         if since > fence::drawn(call) {
             return Err(Shut::Unfit("Its owner column has a number that nobody has drawn.".to_owned()));
         }
-        // Others may have the row locked for a while. It is ours meanwhile, and nobody's but by a later look if its
-        // time is over.
+        // Another process may have the row locked for a while. It stays ours meanwhile. If its time is over, only a
+        // later look tells.
         let kept = left >= limits::RENEW_ROW || write(call, &row, || None, now + limits::KEEP_ROW)? || left > 0;
         return Ok(if kept { Taken::Ours(since) } else { Taken::Busy });
     }
@@ -97,8 +97,8 @@ fn try_keep(call: &Call, resource: &str, target: &Target) -> Result<Taken, Shut>
     Ok(if write(call, &row, draw, now + limits::KEEP_ROW)? { Taken::Ours(since) } else { Taken::Busy })
 }
 
-/// Writes the row that was found, if it is fit, and nobody has it or has changed it since. `owner`: the new one, if
-/// any, asked for under the lock.
+/// Writes the row that was found, if it is fit, and no other transaction has locked or changed it since. `owner`: the
+/// new one, if any, asked for under the lock.
 fn write(call: &Call, row: &Opened, owner: impl FnOnce() -> Option<String>, until: i64) -> Result<bool, Shut> {
     row.require_fit(call)?;
     if !row.try_lock() {

@@ -15,7 +15,7 @@ pub enum Side {
     Row(Target),
 }
 
-/// Why a check cannot pass, and what is to be done.
+/// Why a check cannot pass, and what to do.
 pub struct Closed {
     pub why: String,
     pub hint: &'static str,
@@ -45,7 +45,8 @@ impl Side {
     }
 }
 
-/// Notes why the row of a bridge cannot be kept, or that it can. False if somebody has the bridge in hand.
+/// Notes why the row of a bridge cannot be kept, or that it can. Returns false if another transaction has the bridge in
+/// hand.
 pub fn note(resource: &str, trouble: Option<&str>) -> bool {
     let (table, column) = (table(), 7);
     let noted = table.scan(Sight::Latest, &[Key::Text(resource)], |row, _| Some(row.get::<Text>(column)));

@@ -1,13 +1,13 @@
 //! The row of a user's table that a bridge leads to, and whether it is fit for that.
 //!
-//! The worker is a superuser, and the table may be anybody's. So nothing of the table's is run: it is found by its oid,
+//! The worker is a superuser, and any user may own the table. So nothing of the table's is run: it is found by its oid,
 //! the row by a primary key of one of PostgreSQL's own types, and two columns of it are written by its place
 //! ([`crate::pg::table`]). There is no statement whose names could come to mean something else, and no plan. What is
 //! left, the entries in the indexes, is written with the rights of the table's owner.
 //!
 //! Written so, a row's triggers, rules, policies and constraints are not asked. So the table must have none that would
-//! have had something to say: that is looked at each time before the row is written (sql/query/bridge/fit.sql), with
-//! the table locked against changes of that. Whoever only locks the row to read it needs none of this.
+//! have had something to say. That is looked at each time before the row is written (sql/query/bridge/fit.sql), with
+//! the table locked against changes of that. A check only locks the row to read it, and needs none of this.
 
 use crate::base::limits;
 use crate::call::Call;
@@ -48,7 +48,7 @@ pub struct Opened<'a> {
 pub struct Lease {
     /// Empty if it is too long to be ours.
     pub owner: Option<String>,
-    /// Of which moment, as PostgreSQL counts it.
+    /// Until when, as PostgreSQL counts it.
     pub until: Option<i64>,
 }
 
@@ -153,8 +153,8 @@ impl Opened<'_> {
         }
     }
 
-    /// Locks the row that the table stands at, against all who would change it, without waiting. False if somebody has
-    /// it, or has changed it.
+    /// Locks the row that the table stands at, against all who would change it, without waiting. Returns false if
+    /// another transaction has locked or changed it.
     pub fn try_lock(&self) -> bool {
         self.lock_as(pg_sys::LockTupleMode::LockTupleNoKeyExclusive)
     }
@@ -168,7 +168,7 @@ impl Opened<'_> {
         self.table.lock_as(self.table.row().tid(), mode, false) == Locked::Mine
     }
 
-    /// Writes the row that has been locked; `owner`: if it is to be another one. A timestamp without time zone is one
+    /// Writes the row that has been locked; `owner`: the new one, if it changes. A timestamp without time zone is one
     /// in UTC, as ShedLock has it.
     pub fn write(&self, owner: Option<&str>, until: i64) -> Result<(), Shut> {
         self.table.try_lock_indexes()?;

@@ -41,7 +41,7 @@ struct Bridge {
     held: bool,
     /// The fence that it has given the holder since, whom it found when it took the lock; and in which transaction.
     renewed: Option<(i64, Transaction)>,
-    /// Whether checks may pass, and the lease may be given to somebody; of a row, as it was last seen.
+    /// Whether checks may pass, and the lease may be granted; of a row, as it was last seen.
     open: bool,
     wait: u64,
     /// What has been told of why the row cannot be kept, if anything yet.
@@ -50,18 +50,18 @@ struct Bridge {
 
 /// What stands for the lease of a bridge.
 enum Lease {
-    /// Nobody is in line, and it is free, or its holder is this one, which is dead.
+    /// The line is empty, and the lease is free, or this is its holder, which is dead.
     Unwanted(Option<Uuid>),
-    /// Free, and somebody is in line.
+    /// Free, and the line is not empty.
     Awaited,
     Held(LeaseRow),
-    /// Somebody is in the middle of releasing it.
+    /// Another transaction is in the middle of releasing it.
     Changing,
 }
 
 #[derive(Default)]
 struct Tended {
-    /// Of which extension: another one may have been made since.
+    /// The extension's: another one may have been made since.
     home: u32,
     bridges: HashMap<String, Bridge>,
 }
@@ -81,7 +81,7 @@ pub fn is_tending() -> bool {
     TENDED.with_borrow(|tended| tended.as_ref().is_some_and(|tended| !tended.bridges.is_empty()))
 }
 
-/// Whether this process may give the lease of a bridge to somebody. An old worker that waits comes first.
+/// Returns whether this process may grant the lease of a bridge. An old worker that waits comes first.
 pub fn may_grant(resource: &str) -> bool {
     let bridge = |tended: &Tended| {
         let bridge = tended.bridges.get(resource)?;
@@ -91,8 +91,8 @@ pub fn may_grant(resource: &str) -> bool {
     TENDED.with(|tended| tended.try_borrow().ok().and_then(|tended| tended.as_ref().and_then(bridge)).unwrap_or(false))
 }
 
-/// Takes what the bridges among some names lead to, or lets go of it. The bridges whose leases cannot be given to
-/// anybody yet: these are judged again without being asked for.
+/// Takes what the bridges among some names lead to, or lets go of it. Returns the bridges whose leases cannot be
+/// granted yet: these are judged again without being asked for.
 pub fn tend(call: &Call, names: &[String]) -> HashSet<String> {
     let any = || !call.declarations().none() && may_be() && table().has_entry(&[]);
     if !is_tending() && !any() {
@@ -118,7 +118,7 @@ pub fn tend(call: &Call, names: &[String]) -> HashSet<String> {
     })
 }
 
-/// Has all judged again: somebody else may have taken them out of the ring.
+/// Has all judged again: another process may have taken them out of the ring.
 pub fn remind(shared: &Shared, database: &Database) {
     TENDED.with_borrow(|tended| {
         for name in tended.iter().flat_map(|tended| tended.bridges.keys()) {
@@ -150,7 +150,7 @@ fn look(call: &Call, name: &str) -> Lease {
 }
 
 /// Has the holder of a lease go on under a new fence: an old worker may have been at work since the grant. `None` while
-/// a transaction is open that is fenced under the old one, or somebody is ending the session.
+/// a transaction is open that is fenced under the old one, or another transaction ends the session.
 fn renew(call: &Call, name: &str, row: LeaseRow) -> Option<i64> {
     let session = row.session?;
     // To the end of this transaction no check of the old fence passes, as for a release.
@@ -235,7 +235,7 @@ impl Bridge {
         (self.held, self.renewed) = (false, None);
     }
 
-    /// Lets the other side have it. False if that is to be tried again.
+    /// Lets the other side have it. Returns false if the caller has to try again.
     fn leave(&mut self, call: &Call, name: &str) -> bool {
         self.let_go(name);
         self.back_off();

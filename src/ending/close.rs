@@ -11,7 +11,7 @@ use crate::shmem::slots::SlotRef;
 /// Ends a session early, with this transaction: takes away its row and, as far as they are to be had, what it holds and
 /// waits for.
 pub fn end(call: &Call, at: SlotRef) -> Result<()> {
-    // While somebody is granting to the session, what it is given is not to be seen yet: the worker takes it away.
+    // While another transaction grants to the session, that grant cannot be seen yet: the worker takes it away.
     let alone = Guard::Grantee(at.session()).try_lock(Mode::Exclusive);
     session::delete(call, &[at.session()]);
     let left = sweep::dissolve(call, &[at.session()], limits::MAX_HAND_OVER)?;

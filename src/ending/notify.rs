@@ -72,8 +72,8 @@ fn text(event: &impl Serialize) -> Option<CString> {
     CString::new(json).ok()
 }
 
-/// JSON in ASCII, which every encoding has. PostgreSQL ends the connection of a listener to whom it cannot show a
-/// notification in the encoding of that client; and names are anybody's choice.
+/// JSON in ASCII, which every encoding has. PostgreSQL ends the connection of a listener if it cannot show a
+/// notification in the encoding of that client, and users choose the names.
 struct Ascii;
 
 impl Formatter for Ascii {
@@ -96,7 +96,7 @@ fn of_leases(call: &Call, changed: &BTreeMap<Seat, Option<Grant>>) -> Vec<CStrin
     let mut owns =
         |session: Uuid| owners.entry(session).or_insert_with(|| Owner::of(call, session).map(Rc::new)).clone();
     let mut event = |(resource, slot): &Seat, granted: Option<Grant>| {
-        // Whoever was granted it may be gone by now.
+        // The session that was granted it may be gone by now.
         let known = granted.and_then(|grant| Some((grant.fence, Some(owns(grant.session)?))));
         let (fence, owner) = match known {
             Some(known) => known,

@@ -61,7 +61,7 @@ static KINDS: [Kind; 5] = [
         retire: &item::RETIRE,
         oldest: &item::OLDEST,
     },
-    // Nobody looks at these; they only take room.
+    // No view shows these; they only take room.
     Kind {
         kept: Kept::Claims,
         table: c"_claims",
@@ -120,7 +120,7 @@ fn next_look(database: &Database) -> u64 {
     }
 }
 
-/// When somebody has to come for them.
+/// Returns when the worker has to come for them.
 pub fn due(database: &Database) -> Option<u64> {
     let due = |kind: &Kind| {
         let span = i64::from(kind.seconds()?) * 1_000_000;
@@ -187,7 +187,7 @@ pub fn retire(call: &Call, now: u64, most: usize, at_once: bool, progress: &mut 
     let anew = at_once || now >= database.retired_anew.load(Ordering::Relaxed) + limits::RETIRE_ANEW;
     for (kind, span) in KINDS.iter().zip(&mut progress.spans) {
         if !may_be(kind) {
-            // Version 0.1.0 has no history, of which there may be said to be rows.
+            // Version 0.1.0 has no history that could have rows.
             if kind.kept == Kept::History {
                 database.look_for_kept(kind.kept);
                 database.found_kept(kind.kept, None);
@@ -209,8 +209,7 @@ pub fn retire(call: &Call, now: u64, most: usize, at_once: bool, progress: &mut 
         });
         if kind.has_more(call, most, span) {
             more = true;
-            // The worker comes at once, also for rows of before a start, of which no transaction has said that there
-            // are any.
+            // The worker comes at once. It also comes for rows of before a start, which no transaction has noted.
             database.are_kept(kind.kept);
         } else {
             kind.look_for_oldest(call, now, span);

@@ -6,9 +6,9 @@
 //! [`crate::lease::grace`].) A predecessor ends as by session_close, save that nothing of it goes to strangers but the
 //! work items that it has claimed:
 //!
-//! * Its leases are granted to the successor, who is in nobody's way: S of the predecessor is held exclusively, or,
-//!   where a transaction of its own is fenced, F of each lease that is not. What is fenced stays until that transaction
-//!   ends; the successor waits for it at the head of the queue, and a partition has it for its target.
+//! * Its leases are granted to the successor, without waiting for any other transaction: S of the predecessor is held
+//!   exclusively, or, where a transaction of its own is fenced, F of each lease that is not. What is fenced stays until
+//!   that transaction ends. The successor waits for it at the head of the queue, and a partition has it for its target.
 //! * What could not be had (fenced, or in the middle of being granted to the predecessor) is inherited by the sweep,
 //!   which finds the successor of a dead session in a row of its own; or goes to others if that drains. For what the
 //!   predecessor had waited for, and is just granted, the successor is at the head of the queue as well.
@@ -52,7 +52,7 @@ pub fn take_over(call: &Call, new: SlotRef, consumer: &str) -> Result<()> {
         found.sort_unstable_by_key(|session| *session.as_bytes());
         let mut again = false;
         for old in found {
-            // As session_close: first the guard, if it is to be waited for, then the row.
+            // As session_close: first the guard, if it has to wait for it, then the row.
             if held(old, limits::MAX_FENCES + 1).len() > limits::MAX_FENCES {
                 Guard::Fencer(old).lock(Mode::Exclusive);
             }
@@ -82,8 +82,8 @@ fn succeed(call: &Call, old: &SessionRow, at: SlotRef, new: SlotRef) -> Result<(
     call.db().execute(&SUCCEED, vec![Value::Uuid(from), Value::Uuid(to)]);
     // Had already where it holds more than there is room for locks.
     let excluded = Guard::Fencer(from).try_lock(Mode::Exclusive);
-    // While somebody is granting to it, what it is given is not to be seen yet: the sweep passes it on. Asked before it
-    // is read what it has, for somebody may have done so by then.
+    // While another transaction grants to it, that grant cannot be seen yet: the sweep passes it on. Asked before
+    // reading what it has, for the grant may be committed by then.
     let alone = Guard::Grantee(from).try_lock(Mode::Exclusive);
     let seats = held(from, usize::MAX);
     delete(call, &[from]);
@@ -116,8 +116,8 @@ fn predecessors(consumer: &str, role: Oid, but: Uuid) -> Vec<Uuid> {
     found
 }
 
-/// Has a session acquire what is in grace of its predecessor. False while another transaction has any of that in hand:
-/// until it has ended, whoever reads whose grace that is finds the successor by the succession.
+/// Has a session acquire what is in grace of its predecessor. Returns false while another transaction has any of that
+/// in hand. Until that has ended, a reader of such a grace finds the successor by the succession.
 fn adopt_graces(call: &Call, from: Uuid, to: Uuid) -> bool {
     let (graces, left) = lock_rows(page_of(&succession::graces(), &[from], usize::MAX, 0, |row| Some(row.required(1))));
     let sessions = crate::session::table();
@@ -137,7 +137,7 @@ struct Inheritance {
     leases: usize,
     /// Whether anything is left.
     left: bool,
-    /// Resources that the successor is to be first in line for: fenced, or just being granted to its predecessor.
+    /// Resources whose line the successor will lead: fenced, or just being granted to its predecessor.
     ahead: Vec<String>,
 }
 
@@ -234,7 +234,7 @@ fn give_up(call: &Call, leases: &Leases, spare: Vec<(Seat, LeaseRow, bool)>) -> 
 /// What came of passing on what is left of dead sessions.
 #[derive(Default)]
 pub struct Inherited {
-    /// Those that have successors who inherit: nothing of them goes to anybody else.
+    /// Those that have successors who inherit: nothing of them goes to any other session.
     pub sessions: HashSet<Uuid>,
     pub leases: usize,
     /// Whether anything is left.
@@ -244,7 +244,7 @@ pub struct Inherited {
 /// Passes on what is left of dead sessions that have living successors, up to `most` leases of each.
 pub fn inherit_from_dead(call: &Call, dead: &[Uuid], most: usize) -> Result<Inherited> {
     let (mut inherited, table) = (Inherited::default(), succession::table());
-    // Mostly nobody has been taken over.
+    // Mostly no session has been taken over.
     let dead = if table.has_entry(&[]) { dead } else { &[] };
     for (from, to) in dead.iter().filter_map(|from| Some((*from, succession::successor_in(&table, *from)?))) {
         inherited.left |= !adopt_graces(call, from, to);
@@ -256,7 +256,7 @@ pub fn inherit_from_dead(call: &Call, dead: &[Uuid], most: usize) -> Result<Inhe
         }
         let seats = held(from, most);
         let join = || group::inherit(call, from, to.session());
-        // Nobody keeps fenced transactions away here: whether one is open is tested for each.
+        // Nothing keeps fenced transactions away here: each lease is tested for one that is open.
         let Inheritance { leases, left, .. } = inherit(call, from, to, seats, &|_| Some(false), join);
         inherited.sessions.insert(from);
         inherited.leases += leases;

@@ -53,8 +53,8 @@ pub fn pass_if_asked(call: &Call) -> Result<bool> {
         return Ok(false);
     }
     // Of the extension as the worker does: else sessions of one made meanwhile would be taken for those of one that was
-    // dropped. A wait is a heartbeat, and neither waits nor fails because somebody has something locked: then it is
-    // done later, by this call's next or another.
+    // dropped. A wait is a heartbeat. It neither waits nor fails because another transaction has something locked: then
+    // the pass is done later, by this call's next or another.
     if !catalog::lock_extension_soon() || !catalog::try_lock_all(&TOUCHED) {
         call.database.asked.store(true, Ordering::Release);
         return Ok(false);

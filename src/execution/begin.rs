@@ -30,7 +30,7 @@ static AGAIN: Statement = Statement::writes(
 );
 
 /// Tries for a stripe, half a millisecond apart. It is held for the time of a call, also by calls for other names, and
-/// a key that nobody runs must not be said to be running: so this is for a call that hangs.
+/// a key that no session runs must not be said to be running. So this is for a call that hangs.
 const STRIPE_TRIES: u32 = 10_000;
 
 row::composite! {

@@ -1,4 +1,4 @@
-//! Ending an attempt: by whoever runs it, or by an administrator.
+//! Ending an attempt: by the session that runs it, or by an administrator.
 
 use super::{Executions, Probe, State, column, now};
 use crate::base::error::{Error, Result};

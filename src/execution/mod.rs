@@ -1,4 +1,4 @@
-//! Executions: what is to be run once, under a key.
+//! Executions: work that runs once, under a key.
 //!
 //! Files, low to high: mod, begin, end.
 //!
@@ -13,21 +13,21 @@
 //! | `running`          | dead        | `in_doubt`; with `retry_in_doubt`, `first`: another attempt        |
 //! | `done`, `failed`   |             | that, and the result                                               |
 //! | `retry`            |             | `first`: another attempt                                           |
-//! | not committed yet  |             | `running`: whoever has it in hand will have it so, or not          |
+//! | not committed yet  |             | `running`: its transaction will have it so, or not                 |
 //!
-//! Exactly one begins an attempt. Of a new key, because whoever makes its row has the key's stripe for the time of the
-//! call (see [`crate::lease::grant`]) and looks again under it, what is not committed included. Of a known one, because
-//! the row is locked as it was read. Neither is waited for. The index is unique by key and fence, and not by key:
-//! PostgreSQL looks at all versions with the same unique key at each change, and there are thousands while an old
+//! Exactly one session begins an attempt. Of a new key, because the call that makes its row has the key's stripe
+//! meanwhile (see [`crate::lease::grant`]) and looks again under it, what is not committed included. Of a known one,
+//! because the row is locked as it was read. Neither is waited for. The index is unique by key and fence, and not by
+//! key: PostgreSQL looks at all versions with the same unique key at each change, and there are thousands while an old
 //! snapshot is open. Fences grow, so the version that counts is the last of its key.
 //!
-//! Another attempt needs the row as it is to be part of what a transaction with one snapshot reads, as the check of a
-//! fence does: else it would rest on data from before the attempt that it goes on from. Rolled back, it was never
-//! begun; in the transaction that does the work, work and key stand or fall together.
+//! Another attempt needs a row that is part of what a transaction with one snapshot reads, as the check of a fence
+//! does. Else it would rest on data from before the attempt that it goes on from. Rolled back, it was never begun; in
+//! the transaction that does the work, work and key stand or fall together.
 //!
 //! An attempt ends under its fence only, while its session lives. That is looked at with S(session) in share mode and
-//! the row locked, to the end of the transaction: nobody ends the session, begins another attempt or resolves this one
-//! before that. So what was told to have been finished is, and a zombie's finish is refused.
+//! the row locked, to the end of the transaction. Before that no other transaction ends the session, begins another
+//! attempt or resolves this one. So what was told to have been finished is, and a zombie's finish is refused.
 
 mod begin;
 mod end;
@@ -222,7 +222,7 @@ impl Executions {
         self.0.update_rows(&self.key(key, fence), |row| Some(changes(row)))
     }
 
-    /// Locks the row if it is still as it was read, and nobody else has it.
+    /// Locks the row if it is still as it was read, and no other transaction has it.
     fn lock(&self, row: &Execution) -> bool {
         self.0.lock(row.tid, false) == Locked::Mine
     }

@@ -46,7 +46,7 @@ const CREATE: &str = include_str!("../../sql/query/fenced/create.sql");
 const ALWAYS: &str = include_str!("../../sql/query/fenced/always.sql");
 const DROP: &str = include_str!("../../sql/query/fenced/drop.sql");
 
-/// A trigger as it is to be.
+/// What a trigger should be.
 struct Shape {
     name: &'static str,
     events: &'static str,
@@ -231,7 +231,7 @@ impl Member {
         spi::run_as_caller(&filled.collect::<String>());
     }
 
-    /// Makes a trigger what it is to be. Whether there was anything to do.
+    /// Makes a trigger what it should be. Returns whether there was anything to do.
     fn ensure(&self, shape: &Shape) -> bool {
         let found = self.found(shape.name);
         let is = found.is_some_and(|found| found.is(shape));

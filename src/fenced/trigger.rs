@@ -60,7 +60,7 @@ unsafe extern "C-unwind" fn eskit_lease_require_fence(call: pg_sys::FunctionCall
 }
 
 unsafe fn require(call: pg_sys::FunctionCallInfo, data: &TriggerData) -> Result<()> {
-    // SAFETY: a trigger has as many arguments as it says, each of which ends in NUL
+    // SAFETY: a trigger has as many arguments as it says, and each ends in NUL
     unsafe {
         let trigger = &*data.tg_trigger;
         let argument = |i: usize| CStr::from_ptr(*trigger.tgargs.add(i));
@@ -257,7 +257,7 @@ unsafe fn value(row: *mut TupleTableSlot, number: i32) -> Option<Datum> {
 unsafe fn partition(data: &TriggerData, row: *mut TupleTableSlot, name: &CStr, column: Column) -> Result<i32> {
     // SAFETY: as the caller says
     match unsafe { value(row, column.number) } {
-        // What is no partition's number is nobody's.
+        // A number that is no partition's has no owner.
         Some(value) => Ok(i32::try_from((column.read)(value)).unwrap_or(-1)),
         None => {
             // SAFETY: as the caller says
@@ -283,7 +283,7 @@ unsafe fn hold(data: &TriggerData, resource: &CStr, slot: Option<i32>) -> Result
         remember(bytes, slot);
         return Ok(());
     }
-    // Whose connection it is, and not whose function: nobody else's becomes exempt through a function of a superuser's.
+    // The connection's role counts, not the function's owner: a superuser's function exempts no other role.
     // SAFETY: reads the catalog through its cache
     if !settings::FENCE_SUPERUSERS.get() && unsafe { pg_sys::superuser_arg(pg_sys::GetOuterUserId()) } {
         return Ok(());

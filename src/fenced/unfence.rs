@@ -30,7 +30,7 @@ pub fn unfence_table(target: Option<Class>) -> Result<bool> {
 fn remove(top: &Member, partitions: &[Member]) -> bool {
     let mut removed = !top.triggers.is_empty();
     for found in &top.triggers {
-        top.run(DROP, found.name, None); // of which PostgreSQL says what is the parent's
+        top.run(DROP, found.name, None); // PostgreSQL refuses to drop the parent's, and says so
     }
     // Those of partitions that are fenced on their own stay.
     let alone = |member: &&Member| {

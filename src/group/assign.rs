@@ -1,5 +1,5 @@
-//! Who gets which partition: pure functions of the members and of the present owners, so that whoever computes an
-//! assignment, and on whatever server, computes the same.
+//! Assignments: pure functions of the members and of the present owners. Every process that computes one, on any
+//! server, computes the same.
 //!
 //! Members are ranked by their ids, never by where they stand in a list. Of P partitions each of N members gets P / N,
 //! and P % N of them get one more.
@@ -22,7 +22,7 @@ use std::iter::repeat_n;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Assignor {
-    /// Neighbouring partitions to each, whoever has them now.
+    /// Neighbouring partitions to each member, whatever it owns now.
     Range,
     /// As few partitions change hands as balance allows.
     Sticky,
@@ -58,8 +58,8 @@ pub fn lot(group: &str, id: &str) -> Lot {
     (hash(id.split('\0').next().unwrap_or_default()), hash(id))
 }
 
-/// For each partition, given its present owner, who is to own it: an index into `members`, which are distinct. `None`
-/// only where there are no members. Owners that are not among the members count for nobody. `lot`: of a group that has
+/// Returns the new owner of each partition, given its present one, as an index into `members`, which are distinct.
+/// `None` only if there are no members. Owners that are not among the members do not count. `lot`: of a group that has
 /// a name.
 pub fn assign<Id: Ord + Hash>(
     assignor: Assignor,

@@ -12,7 +12,7 @@ pub trait Bound: Sync {
         Ok(())
     }
 
-    /// Returns whether queues of a group have items that nobody is just adding.
+    /// Returns whether queues of a group have items, apart from those that open transactions add.
     fn has_items(&self, _: &Call, _group: &str) -> bool {
         false
     }

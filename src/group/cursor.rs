@@ -63,7 +63,7 @@ fn fenced(
     Ok((call, group, partition, position, fence))
 }
 
-/// A cursor that is to be moved.
+/// A move of a cursor.
 struct Move<'a> {
     call: &'a Call,
     group: &'a str,
@@ -215,7 +215,7 @@ pub fn cursor_head(group_name: Option<Text>, partition: Option<i32>, position: O
     let partition = partition_arg(&group, partition)?;
     let position = position_arg(position)?;
     let call = Call::open(shared)?;
-    // A report waits for nobody: one that finds another being committed is left out. One for another number of
+    // A report waits for no transaction: one that finds another being committed is left out. One for another number of
     // partitions means nothing.
     let partitions = declaration::of_kind(&group, Kind::Group)?.slots;
     let heads = Table::open(c"_heads", c"_heads_pkey");
@@ -224,7 +224,8 @@ pub fn cursor_head(group_name: Option<Text>, partition: Option<i32>, position: O
         in_flight = flight != Flight::None;
         let is_present = row.required::<i32>(4) == partitions;
         known = Some((if is_present { row.required(3) } else { 0 }, row.tid()));
-        // A row that nobody is changing is the only one of its key, and one that is being changed is enough to know.
+        // A row that no transaction is changing is the only one of its key. One that is being changed is enough to
+        // know.
         Some(())
     });
     let values = vec![Value::Text(&group), Value::Int(partition), Value::Long(position), Value::Int(partitions)];

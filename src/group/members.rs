@@ -146,7 +146,7 @@ pub fn has_row(group: &str, session: Uuid) -> bool {
     row_of(group, session).is_some()
 }
 
-/// Locks the rows of members that nobody else has locked. Gives these.
+/// Locks the rows of members that no other transaction has locked. Returns these members.
 pub fn lock(group: &str, sessions: &[Uuid]) -> Vec<Uuid> {
     let table = table();
     let mine = |session: &Uuid| row_of(group, *session).is_some_and(|tid| table.lock(tid, false) == Locked::Mine);

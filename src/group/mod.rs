@@ -1,7 +1,7 @@
 //! Consumer groups: any number of members share the partitions of a group, and the server decides who owns which.
 //!
 //! A partition is a slot of the resource that has the group's name. Owning it, its fence, its expiry and its hand-over
-//! are those of leases; what a group adds is who is next: not the first in line, but the partition's **target**.
+//! are those of leases; what a group adds is the next owner: not the first in line, but the partition's **target**.
 //! [`assign`] computes the targets from the members and the present owners, and [`judge`] brings owners and targets
 //! together:
 //!

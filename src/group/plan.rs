@@ -5,7 +5,7 @@ use super::state::{Counted, Member, State};
 use pgrx::Uuid;
 use std::collections::{HashMap, HashSet};
 
-/// What is to be written, and who is to be told.
+/// What a rebalance writes, and which owners it tells.
 pub struct Plan {
     /// Partitions whose target or revocation is another now.
     pub changed: Vec<i32>,
@@ -30,7 +30,7 @@ pub fn plan(state: &mut State, now: u64, timeout: u64) -> Plan {
         draining: sessions(&|m| m.alive && m.draining && m.counted != Some(Counted::Draining)),
         dead: sessions(&|m| !m.alive),
     };
-    // A group that is to be resized waits for all, and so asks those that drain as well.
+    // A group waits for all before its size changes, and so asks those that drain as well.
     let resizing = state.resize_to.is_some();
     let keeps: HashSet<Uuid> = sessions(&|m| m.alive && m.draining && !resizing).into_iter().collect();
     let members: HashSet<Uuid> = sessions(&|m| m.alive).into_iter().collect();
@@ -67,7 +67,7 @@ pub fn plan(state: &mut State, now: u64, timeout: u64) -> Plan {
     plan
 }
 
-/// The new target of each partition. Nobody, while a group is being drained to be resized.
+/// Returns the new target of each partition: none, while a group is drained to change its size.
 fn targets(state: &State) -> Vec<Option<Uuid>> {
     let active: Vec<&Member> = state.members.iter().filter(|member| member.alive && !member.draining).collect();
     if active.is_empty() || state.resize_to.is_some() {

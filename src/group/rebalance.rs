@@ -77,7 +77,7 @@ pub fn rebalance(
     for (counted, sessions) in
         [(Some(Counted::Active), &plan.active), (Some(Counted::Draining), &plan.draining), (None, &plan.dead)]
     {
-        // One that is just leaving is left to whoever judges next.
+        // A member that is just leaving is left to the next transaction that judges.
         let mine = members::lock(&name, sessions);
         if mine.len() < sessions.len() {
             result.busy.insert(name.clone());
@@ -110,9 +110,9 @@ pub fn rebalance(
     Ok(())
 }
 
-/// Gives the group its new number of partitions once nobody owns any: every cursor begins where the last of them had
-/// come to. With items in a queue of the group that is called off: nobody could ever finish them, as nobody is to own
-/// their partitions.
+/// Gives the group its new number of partitions once none is owned. Every cursor begins where the last of them had come
+/// to. If a queue of the group has items, the resize is called off: no member would own their partitions, so no session
+/// could finish them.
 fn resize_when_drained(call: &Call, state: &mut State, letting_go: &dyn Fn(&LeaseRow) -> bool) -> Result<()> {
     let Some(partitions) = state.resize_to else { return Ok(()) };
     if state.is_owned() {
@@ -129,8 +129,9 @@ fn resize_when_drained(call: &Call, state: &mut State, letting_go: &dyn Fn(&Leas
     Ok(())
 }
 
-/// Changes the number of partitions, unless any is owned: by whom, then. The declaration comes first: whoever grants a
-/// partition looks at it after that, so that either sees the other. The caller has locked the group.
+/// Changes the number of partitions, unless one is owned: returns by which session, then. The declaration comes first.
+/// A grant of a partition looks at the declaration after that, so one of the two sees the other. The caller has locked
+/// the group.
 pub fn resize(call: &Call, name: &str, partitions: i32) -> Result<Option<String>> {
     let before = declaration::of_kind(name, Kind::Group)?.slots;
     declare::resize(call, name, partitions);

@@ -69,7 +69,7 @@ pub fn serve(
     if granted.len() < wanted {
         result.busy.insert(state.name.clone());
     }
-    // What is to be resized may be now that its partitions are free, and nobody else is to have them.
+    // A group whose size changes may be resized now that its partitions are free, and they go to no other member.
     if more || state.resize_to.is_some() && !overdue.is_empty() {
         call.seam().judge_at(&state.name, now);
     }
@@ -125,7 +125,7 @@ fn take_overdue(
             if overdue.len() == limits::GRANT_BATCH {
                 return (overdue, true);
             }
-            // A fenced transaction of the owner may still be open: nobody takes the partition before it ends.
+            // A fenced transaction of the owner may still be open: the partition stays with it until that ends.
             if Guard::Fence(fence).try_lock(Mode::Exclusive) {
                 overdue.insert(fence, (partition, owner));
             } else {
@@ -136,7 +136,7 @@ fn take_overdue(
     (overdue, false)
 }
 
-/// Frees what was taken from its owner and has nobody to go to; tells the owners of all that was taken.
+/// Frees what was taken from its owner and has no new one. Tells the owners of all that was taken.
 fn free_ungranted(
     call: &Call,
     state: &State,

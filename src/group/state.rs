@@ -49,18 +49,18 @@ pub struct Member {
     pub alive: bool,
     pub draining: bool,
     pub counted: Option<Counted>,
-    /// When a newcomer is to be counted.
+    /// When a newcomer counts.
     pub settles_at: u64,
 }
 
 #[derive(Clone, Debug)]
 pub struct Partition {
-    /// The row of the lease, whoever has it.
+    /// The row of the lease, held or not.
     pub row: Option<LeaseRow>,
     /// The session that has it, if it lives and is not letting go.
     pub owner: Option<Uuid>,
     pub target: Option<Uuid>,
-    /// The owner's fence, which is to be released, and until when.
+    /// The fence that its owner has to release, and until when.
     pub revoking: Option<(i64, u64)>,
 }
 
@@ -114,7 +114,7 @@ pub fn change(group: &str, changes: impl Fn(&Tuple) -> Option<Vec<Change>>) -> O
     table().update_rows(&[Key::Text(group)], changes)
 }
 
-/// Locks the row of a group if nobody else has it locked.
+/// Locks the row of a group unless another transaction has locked it.
 pub fn try_lock(group: &str) -> bool {
     let groups = table();
     let tid = groups.find(Sight::Latest, &[Key::Text(group)], |row, _| Some(row.tid()));
@@ -252,7 +252,7 @@ impl State {
         };
         let living: HashSet<Uuid> =
             self.members.iter().filter(|member| member.alive).map(|member| member.session).collect();
-        let anybody = self.members.iter().any(|member| member.counted == Some(Counted::Active));
+        let is_active = self.members.iter().any(|member| member.counted == Some(Counted::Active));
         let is_draining = |owner| self.members.iter().any(|member| member.session == owner && member.draining);
         // An owner by take-over, whose predecessor was asked.
         let is_unasked = |known: &Partition| {
@@ -265,19 +265,19 @@ impl State {
             || self.members.iter().any(of_member)
             || self.partitions.iter().any(is_unasked)
             || (self.resize_to.is_some() && !self.is_owned())
-            || (self.resize_to.is_none() && anybody && self.partitions.iter().any(|known| known.target.is_none()))
+            || (self.resize_to.is_none() && is_active && self.partitions.iter().any(|known| known.target.is_none()))
             || self.partitions.iter().any(|known| self.is_astray(known))
             || self.partitions.iter().filter_map(|known| known.target).any(|target| !living.contains(&target))
     }
 
-    /// Whether somebody owns a partition that is another's to own, and has not been asked for it: it was granted by
-    /// other targets.
+    /// Returns whether a session owns a partition that is assigned to another, and has not been asked for it: it was
+    /// granted by other targets.
     fn is_astray(&self, known: &Partition) -> bool {
         let keeps = |owner| self.members.iter().any(|member| member.session == owner && member.draining);
         known.revoking.is_none() && known.owner.is_some_and(|owner| known.target != Some(owner) && !keeps(owner))
     }
 
-    /// Whether a rebalance may be left to the worker: it has just become due. Somebody dead has been left to it
+    /// Returns whether a rebalance may be left to the worker: it has just become due. A dead member has been left to it
     /// already.
     pub fn can_wait(&self, now: u64) -> bool {
         self.members.iter().all(|member| {
@@ -308,7 +308,7 @@ impl State {
         table().lock(self.tid, false) == Locked::Mine
     }
 
-    /// When something is to be done that nobody announces, next after `now`.
+    /// Returns when a deadline comes that no call announces, the next one after `now`.
     pub fn next_due(&self, now: u64) -> Option<u64> {
         let revocations = self.partitions.iter().filter_map(|known| known.revoking).map(|(_, at)| at);
         let newcomers = self.members.iter().filter(|member| member.counted.is_none() && member.alive);

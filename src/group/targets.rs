@@ -1,5 +1,5 @@
-//! Who is to own each partition: a row for each that has been asked for. Only a transaction that has locked the group
-//! writes them.
+//! The targets of partitions: a row for each partition that has been asked for. Only a transaction that has locked the
+//! group writes them.
 //!
 //! No index has what changes in them, and pages are left half empty, so that a change adds to no index (a HOT update).
 //! What an old snapshot keeps of them is passed over: a partition with many versions is read on its own, from the last
@@ -57,7 +57,7 @@ pub fn of(group: &str, partition: i32) -> Option<Row> {
     table().find(Sight::Latest, &[Key::Text(group), Key::Int(partition)], |row, _| Some(Row::read(row)))
 }
 
-/// Who is to own some partitions, of those that have a target.
+/// Returns the targets of some partitions, of those that have one.
 pub fn of_partitions(group: &str, partitions: impl Iterator<Item = i32>) -> HashMap<i32, Uuid> {
     partitions.filter_map(|partition| Some((partition, of(group, partition)?.target?))).collect()
 }
@@ -140,7 +140,7 @@ pub fn inherit(call: &Call, group: &str, old: Uuid, new: Uuid) {
     call.written(passed_on, &INHERIT, vec![Value::Text(group), Value::Uuid(old), Value::Uuid(new)]);
 }
 
-/// Forgets who is to own the partitions. The caller has locked the group.
+/// Forgets the targets of all partitions. The caller has locked the group.
 pub fn drop_all(call: &Call, group: &str) {
     call.written(table().delete_rows(&[Key::Text(group)]), &DROP, vec![Value::Text(group)]);
 }

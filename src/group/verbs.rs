@@ -151,7 +151,7 @@ fn group_drop_if(group_name: Option<Text>, missing_ok: default!(Option<bool>, "f
         return if missing_ok { Ok(false) } else { Err(declaration::unknown(&name, Kind::Group)) };
     }
     declare::undeclare(&call, &name, Kind::Group)?;
-    // Looked at once the declaration is gone: whoever joins looks at that after it has a member's row.
+    // Looked at once the declaration is gone: a join looks at the declaration after it has written a member's row.
     let (members, joining) = members::sessions(&name);
     if joining {
         return Err(Error::BeingDeclared { name }.into());
@@ -199,7 +199,7 @@ fn group_join(group_name: Option<Text>, session: Option<Uuid>) -> Result<i64> {
         if !members::is_member(&name, me.session()) {
             members::join(&call, &name, me.session());
         }
-        // Whoever drops the group looks for members after it has dropped the declaration.
+        // A drop of the group looks for members after it has deleted the declaration.
         if !matches!(declaration::stands(&name), Stands::Declared(_)) {
             return Err(Error::BeingDeclared { name }.into());
         }
@@ -210,8 +210,8 @@ fn group_join(group_name: Option<Text>, session: Option<Uuid>) -> Result<i64> {
     state::generation(&name).ok_or_else(|| declaration::unknown(&name, Kind::Group))
 }
 
-/// Takes a session out of a group. Returns how many rows that were: it is a member in the names of those that it took
-/// over, too, and before all in theirs, of which the sweep may just be making its own.
+/// Takes a session out of a group. Returns how many rows that were: it is a member in the names of sessions that it
+/// took over, too. Their rows come first, as the sweep may just be making one of them its own.
 fn leave(call: &Call, group: &str, session: Uuid) -> u64 {
     let named: Vec<Uuid> = succession::former(session).into_iter().chain([session]).collect();
     members::remove(call, group, &named)

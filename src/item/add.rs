@@ -54,8 +54,8 @@ fn require_fits(bytes: usize, text_length: impl FnOnce() -> usize) -> Result<()>
     Ok(())
 }
 
-/// Notes what has been added, and that nobody was to drop the queue meanwhile. `first`: in each partition the first
-/// place, and how many.
+/// Notes what has been added, and that no transaction was to drop the queue meanwhile. `first`: in each partition the
+/// first place, and how many.
 fn added(
     call: &Call,
     queue: &Queue,

@@ -58,7 +58,7 @@ impl Claimer<'_> {
         self.noted = noted;
     }
 
-    /// Claims from a partition. Until when nothing more is to be had, if that is known.
+    /// Claims from a partition. Returns until when it finds nothing more, if that is known.
     fn look_at(&mut self, partition: i32, from_beginning: bool) -> Option<i64> {
         if self.queue.order != Order::None {
             return Look::of(self, partition, from_beginning).claim();

@@ -34,7 +34,7 @@ pub struct Freed {
     pub from: HashSet<Uuid>,
     /// Whether there may be more to free.
     pub more: bool,
-    /// Whether something was in somebody's hands.
+    /// Whether another transaction has something in hand.
     pub blocked: bool,
 }
 
@@ -73,7 +73,8 @@ fn claims_of(sessions: &[Uuid], most: usize, skip: usize) -> Vec<i64> {
     page_of(&table, sessions, most, skip, |row| Some(row.required(1)))
 }
 
-/// Frees the items of a claim. Whether it has freed any, and whether none is left in somebody's hands.
+/// Frees the items of a claim. Returns whether it has freed any, and whether no other transaction has one of them in
+/// hand.
 fn free_claim(call: &Call, claim: &Claim) -> (bool, bool) {
     let Some(queue) = Queue::numbered(claim.queue) else { return (false, true) };
     let items = Table::open(ITEMS, c"_items_pkey");
@@ -136,7 +137,7 @@ pub fn free_dead(call: &Call) -> bool {
         }
     });
     if call.database.flags() & BOOT != 0 {
-        // Nobody has looked yet who of before the restart is still there.
+        // The worker has not yet looked which sessions of before the restart are still there.
         let rows = session::rows(&session::all()).into_iter();
         dead.extend(rows.filter(|row| call.standing_of(row).is_none()).map(|row| row.session));
     }

@@ -78,7 +78,7 @@ fn hold(call: &Call, fence: i64) -> Result<Held<'_>> {
 }
 
 impl Held<'_> {
-    /// The items of some ids, each once, all of which have to be of this claim.
+    /// Returns the items of some ids, each once. All of them have to belong to this claim.
     fn of(&self, ids: &[i64]) -> Result<Vec<(i32, i64, i64)>> {
         let known: HashMap<i64, (i32, i64, i64)> = self.claim.items.iter().map(|item| (item.2, *item)).collect();
         let mut seen = HashSet::new();

@@ -2,17 +2,18 @@
 //!
 //! The items of a key are given one at a time, so the first claim of one makes it the head of its key, by a row that
 //! names it. The row stays until the item is done or dead, or its queue is dropped: through an unclaim, a failure and
-//! the wait for another try, and the end of the claimer's session; it goes in the transaction that finishes the item.
-//! While it is there, no other item of the key is given to anybody. In a queue that is `fifo` all items of a partition
-//! have one key.
+//! the wait for another try, and the end of the claimer's session. It goes in the transaction that finishes the item.
+//! While it is there, no other item of the key is given to any session. In a queue that is `fifo` all items of a
+//! partition have one key.
 //!
-//! * The row says where its item is, too: so it is found behind any number of others that it holds up, or due to be
-//!   tried again.
-//! * Whoever would make a head looks for one with a dirty snapshot, so that one that is being made, or is about to go,
-//!   counts. It does so once more, and writes its own, under the lane's `Stripe`, which it lets go of at once: two who
-//!   do so at a time see each other, and nobody waits for a transaction.
-//! * Rows are only made and deleted, never changed: such a scan misses none. One whose item moves is replaced by the
-//!   one who moves it, who has the item in hand: until the end of that transaction both are in flight.
+//! * The row says where its item is, too. So it is found behind any number of others that it holds up, or due for
+//!   another try.
+//! * A call that makes a head looks for one with a dirty snapshot, so that one that is being made, or is about to go,
+//!   counts. It does so once more, and writes its own, under the lane's `Stripe`, which it lets go of at once. Two
+//!   calls that do so at a time see each other, and neither waits for a transaction.
+//! * Rows are only made and deleted, never changed: such a scan misses none. The row of an item that moves is replaced
+//!   by the transaction that moves it and has the item in hand. Until the end of that transaction both rows are in
+//!   flight.
 //!
 //! A key's rows are dead soon, and as many as it had items. For these to stay out of the way while an old snapshot is
 //! open, each key has a lane with a floor (see [`crate::shmem::floors`]), where it is told from others by a hash. What
@@ -61,7 +62,7 @@ pub enum At {
 #[derive(Clone, Copy, Debug)]
 pub enum Head {
     None,
-    /// Somebody is making it, or about to end it.
+    /// Another transaction is making it, or about to end it.
     InFlight,
     /// `firm`: made by a transaction that is committed, another one.
     Is {
@@ -137,7 +138,8 @@ impl Heads<'_> {
         none
     }
 
-    /// Makes an item the head of a key whose head this transaction has just ended, so that nobody else makes one.
+    /// Makes an item the head of a key whose head this transaction has just ended, so that no other transaction makes
+    /// one.
     pub fn succeed(&self, partition: i32, key: &str, id: i64, at: At) {
         self.insert(self.lane(partition, key), partition, key, id, at);
     }

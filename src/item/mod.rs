@@ -4,35 +4,34 @@
 //! when it becomes ready; in `_later` until its time has come (added with run_at, or to be tried again); in
 //! `_dead_items` once it is tried no more. It is done when it is nowhere. Its first place is its id, for ever.
 //!
-//! **Claiming** waits for nobody. A claim looks at its lanes (a queue has one for each partition of its group, or just
-//! one) with a dirty snapshot, in order: what is due from `_later` first, then what is ready. What is free it takes by
-//! changing or deleting the row without waiting; what somebody else has in hand it leaves. A row changes hands by one
-//! UPDATE that touches no index and does not change the row's length. So no item is given twice, and dead rows are kept
-//! out of the way by the lanes' floors: see [`crate::shmem::floors`].
+//! **Claiming** waits for no transaction. A claim looks at its lanes (a queue has one for each partition of its group,
+//! or just one) with a dirty snapshot, in order: what is due from `_later` first, then what is ready. It takes what is
+//! free by changing or deleting the row without waiting, and leaves what another transaction has in hand. A row changes
+//! hands by one UPDATE that touches no index and does not change the row's length. So no item is given twice, and dead
+//! rows are kept out of the way by the lanes' floors: see [`crate::shmem::floors`].
 //!
 //! **A claim** is a row: one for each call, with the fence that it drew and the session whose it is. An item names the
-//! fence of its claim. Whoever finishes items names the fence too, and finishes those that still have it. A thread
-//! whose session has claimed the item again has an older fence, and is refused. A claim's row changes never; it goes
+//! fence of its claim. A call that finishes items names the fence too, and finishes those that still have it. A thread
+//! whose session has claimed the item again has an older fence, and is refused. A claim's row changes never. It goes
 //! with the last of its items, or by retention where the last ones were finished by transactions that did not see each
 //! other.
 //!
 //! * A finish takes S(session) in share mode, then looks at the session's slot, then deletes or changes the rows of the
-//!   items, without waiting. From then on to its end nobody can take these items, even past the session's deadline; a
-//!   close waits for it.
+//!   items, without waiting. From then on to its end no other transaction can take these items, even past the session's
+//!   deadline; a close waits for it.
 //! * A claim takes G(session) in share mode as a grant does (see [`crate::lease::grant`]), so that a session's last row
 //!   is not taken away under it.
 //! * The claims of a session that has ended are freed by [`free`]: by its close, by the worker's sweep, or by a claim
 //!   that finds less than it asks for. A dead session finishes nothing, and what it was just finishing is in the hands
 //!   of that transaction.
 //! * Claims are not dumped. An item whose claim has no row is free. To ask for the row each time that a claim passes a
-//!   claimed item would be dear; it is asked for only if the fence is older than the first claim of this start of
-//!   shared memory, or than the last time that somebody has expected copies of items ([`expect_copies`]).
+//!   claimed item would be dear. It is asked for only if the fence is older than the first claim of this start of
+//!   shared memory, or than the last time that a sweep has expected copies of items ([`expect_copies`]).
 //!
 //! **Order**, where a queue has one: see [`heads`], [`claim`] for who comes first, and [`next`] for who comes after.
 //!
-//! **Queues** are declared; a drop and an addition that cross see each other as any declaration and its use do: whoever
-//! adds reads the queue again after writing, and whoever drops looks for items after deleting, both with a dirty
-//! snapshot.
+//! **Queues** are declared. A drop and an addition that cross see each other as any declaration and its use do: an
+//! addition reads the queue again after writing, and a drop looks for items after deleting, both with a dirty snapshot.
 //!
 //! Files, low to high: mod, id, moves, partitions, heads, next, add, dead, finish, queue, claim.
 
@@ -140,8 +139,8 @@ fn read(row: &Tuple) -> Queue {
     }
 }
 
-/// An administrator may have put items in, by COPY say or as a restore of data alone does: below the floors; and under
-/// claims of another database, or of before, of which there is no row.
+/// Expects items that an administrator may have put in, by COPY say or as a restore of data alone does: below the
+/// floors; and under claims of another database, or of before, which have no rows here.
 pub fn expect_copies(call: &Call) {
     fence::raise_again(call);
     call.database.first_claim.store(fence::next(call), Ordering::Release);
@@ -177,7 +176,7 @@ impl Queue {
         Table::open(c"_queues", c"_queues_number").scan(Sight::Latest, &[Key::Int(number)], |row, _| Some(read(row)))
     }
 
-    /// Whether nobody is about to drop it. Of one that is being altered the new version is there, too.
+    /// Returns whether no transaction is about to drop it. While one alters it the new version is there, too.
     fn stands(&self) -> bool {
         let stays = |row: &Tuple, flight| match flight {
             Flight::None => true,
@@ -202,7 +201,7 @@ impl Queue {
     }
 }
 
-/// Where an item goes that is to be in one of so many partitions.
+/// Returns the partition of an item, one of so many.
 fn partition(key: Option<&str>, id: i64, partitions: i32) -> i32 {
     debug_assert!(partitions > 0, "a group has partitions");
     let of = |key: &str| partition_of(key, partitions).unwrap_or(0);
@@ -256,7 +255,7 @@ impl Claim {
         Claim::table().scan(Sight::Latest, &[Key::Long(fence)], |_, _| Some(())).is_some()
     }
 
-    /// Takes the row away, unless somebody else is doing so. Whether it is gone.
+    /// Takes the row away, unless another transaction is doing so. Returns whether it is gone.
     fn forget(fence: i64) -> bool {
         let table = Claim::table();
         let found = table.scan(Sight::Latest, &[Key::Long(fence)], |_, _| Some(())).is_some();

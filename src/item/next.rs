@@ -1,15 +1,15 @@
 //! Which item of a key comes next, in a queue whose ordering is `key`.
 //!
 //! Most items of a key wait behind its head, for as long as that takes: an hour, perhaps, with a hundred thousand
-//! others. Claims are not to step over all of these each time. So a look passes over an item that waits, and the floor
-//! is raised above it, and **whoever ends a head finds the next one** by the index of keys: what a claim has passed is
-//! moved to a new place, above the floor, and is the head from then on; what no claim has passed is found there by the
-//! next one, and becomes the head then.
+//! others. Claims must not step over all of these each time. So a look passes over an item that waits, and the floor is
+//! raised above it. **The transaction that ends a head finds the next one** by the index of keys. What a claim has
+//! passed is moved to a new place, above the floor, and is the head from then on. What no claim has passed is found
+//! there by the next claim, and becomes the head then.
 //!
 //! **What makes it right.** A look passes an item only if it is committed and waits behind a head that is firm:
-//! committed, and not about to be ended. Whoever ends that head does so later, looks for the next one after, and so
-//! finds the item. Should it read the floor before the look raises it, it lowers it at its commit, and the raise is
-//! undone or bounded. If it fails, the head is back.
+//! committed, and not about to be ended. The transaction that ends that head does so later, looks for the next one
+//! after, and so finds the item. Should it read the floor before the look raises it, it lowers it at its commit, and
+//! the raise is undone or bounded. If it fails, the head is back.
 //!
 //! * Looked for is from the id of the head on, or from the floor if that is lower: no item is passed whose place is
 //!   below its head's id. Therefore dead entries of the key's former items are out of the way. Places of those that are
@@ -177,7 +177,7 @@ pub fn end(call: &Call, heads: &Heads, queue: &Queue, partition: i32, key: &str,
     match heads.end(partition, key, id) {
         Locked::Busy => return false,
         Locked::Mine => Ended { call, heads, queue, partition, key, id }.goes_on(),
-        // It was not the head: whoever is goes first.
+        // It was not the head: that one goes first.
         Locked::Changed => (),
     }
     true

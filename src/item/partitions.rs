@@ -1,12 +1,12 @@
 //! Which partitions of a queue a claim looks at, and in which order.
 //!
 //! A session claims from the partitions of the group that it owns, and stops once it has what it asks for. So the order
-//! decides who is served, and no rule that counts anything would be fair: a count of the backend is shared by all
-//! sessions and queues of a pooled connection, and begins anew with each connection. The order is drawn by chance for
-//! each claim. Each partition that has items is the first one as often as any other, whatever else the connection does,
-//! and nothing is to be remembered.
+//! decides which partition is served, and no rule that counts anything would be fair: a count of the backend is shared
+//! by all sessions and queues of a pooled connection, and begins anew with each connection. The order is drawn by
+//! chance for each claim. Each partition that has items is the first one as often as any other, whatever else the
+//! connection does, and nothing has to be remembered.
 //!
-//! Those in which nothing is to be had are not looked at, however many they are: see [`crate::shmem::spans`].
+//! A claim does not look at partitions that have nothing for it, however many they are: see [`crate::shmem::spans`].
 
 use super::Queue;
 use crate::base::error::{Error, Result};
@@ -85,8 +85,8 @@ impl<'a> Owned<'a> {
         first.filter(|due| *due < i64::MAX)
     }
 
-    /// Those in which something may be had, in an order that is drawn by chance. What this transaction has made free
-    /// nobody else knows of.
+    /// Returns those that may have something, in an order that is drawn by chance. No other session knows of what this
+    /// transaction has made free.
     pub fn candidates<'b>(&'b self, noted: &'b [Noted]) -> Box<dyn Iterator<Item = i32> + 'b> {
         let freed = self.call.seam().freed(self.queue.number);
         let may = move |partition: &i32| {

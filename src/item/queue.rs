@@ -58,7 +58,7 @@ fn queue_create(
         declaration::of_kind(group, Kind::Group)?;
     }
     create(&call, &name, attempts, backoff, order, group.as_deref())?;
-    // Whoever drops the group looks for queues once it has dropped the declaration.
+    // A drop of the group looks for queues once it has deleted the declaration.
     match &group {
         Some(group) if !matches!(declaration::stands(group), Stands::Declared(_)) => {
             Err(Error::BeingDeclared { name: group.clone() }.into())
@@ -67,7 +67,7 @@ fn queue_create(
     }
 }
 
-/// Makes the row of a queue whose name nobody has, nor is about to have.
+/// Makes the row of a queue whose name no other queue has, nor is about to have.
 fn create(call: &Call, name: &str, attempts: i32, backoff: i32, order: Order, group: Option<&str>) -> Result<()> {
     let stripe = Guard::Stripe(keys::stripe(name, -1));
     stripe.lock(Mode::Exclusive);
@@ -130,7 +130,7 @@ fn queue_drop_if(
         return if missing_ok { Ok(false) } else { Err(Queue::unknown(&name)) };
     };
     call.db().execute(&DROP, vec![Value::Int(queue.number)]);
-    // Looked at once the queue is gone: whoever adds looks at that after it has added.
+    // Looked at once the queue is gone: an addition looks at the queue after it has added.
     let found = any_item(&queue)?;
     let in_use = || Error::InUse { kind: "queue", name: name.clone(), why: "It has items.".to_owned() };
     if found && !items {
@@ -153,7 +153,7 @@ fn queue_drop(queue: Option<Text>, items: Option<bool>) -> Result<()> {
     queue_drop_if(queue, items, Some(false)).map(|_| ())
 }
 
-/// Whether a queue has items that are not dead; refuses while somebody has one of them in hand.
+/// Returns whether a queue has items that are not dead. Refuses while another transaction has one of them in hand.
 fn any_item(queue: &Queue) -> Result<bool> {
     let mut found = false;
     for (table, key) in [(ITEMS, c"_items_pkey"), (LATER, c"_later_pkey")] {

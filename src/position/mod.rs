@@ -19,10 +19,10 @@
 //! then on is at the oldest or above, and so is given more than what was restored. Until it has been raised the horizon
 //! is the greater of `position_high` and `xmin + position_base`, which nothing to come is below.
 //!
-//! **position_cluster** says of which history base is: of the cluster, by its identifier, and of the extension in it,
-//! by `position_origin`, a random number that CREATE EXTENSION draws and no dump holds. So what comes from a dump is
-//! never of this history, in whatever order pg_dump has read the sequences, and also where the cluster is a physical
-//! copy of that which was dumped, with the same identifier: the two have gone their own ways since. After pg_upgrade
+//! **position_cluster** names the history that base belongs to: the cluster, by its identifier, and the extension in
+//! it, by `position_origin`, a random number that CREATE EXTENSION draws and no dump holds. So what comes from a dump
+//! is never of this history, in whatever order pg_dump has read the sequences. That holds also where the cluster is a
+//! physical copy of the dumped one, with the same identifier: the two have gone their own ways since. After pg_upgrade
 //! the identifier is another. A standby, what is restored by WAL, and a database made with TEMPLATE are of the same
 //! history: ids go on there. What got here otherwise, as by a restore of data alone, may still show by a
 //! `position_high` that no transaction of this cluster can have set.
@@ -36,11 +36,11 @@
 //! high. Once read they are kept in shared memory, so that the common case touches none of them.
 //!
 //! **position_since**. Base may be raised later too, by [`position_raise`], for rows with greater positions that came
-//! from elsewhere. Then transactions are open, or prepared, that have drawn with the base of before. Of each the id is
-//! below `position_since`: the next id, looked at when nobody can read the base of before any more; an id is had before
-//! the base is read. So a snapshot whose `xmin` is not below it takes the new base for its horizon, and all of those
-//! have ended for it. Any other takes no base at all: that is below whatever they may have drawn, and readers wait for
-//! them. It is stored first and read last, so that nobody has a base without it.
+//! from elsewhere. Then transactions are open, or prepared, that have drawn with the base of before. The id of each is
+//! below `position_since`: the next id, looked at when no transaction can read the base of before any more. An id is
+//! had before the base is read. So a snapshot whose `xmin` is not below it takes the new base for its horizon, and all
+//! of those have ended for it. Any other takes no base at all: that is below whatever they may have drawn, and readers
+//! wait for them. It is stored first and read last, so that no transaction has a base without it.
 
 use crate::base::error::{Error, Result};
 use crate::base::limits;
@@ -125,7 +125,7 @@ fn position_raise(above: Option<i64>) -> Result<bool> {
 
 /// Raises base, if that is needed for the high part of all positions to come to be `least` or more. Under the guard.
 fn raise(call: &Call, least: i64) -> bool {
-    // From here on whoever draws asks for the guard, and then reads what is stored.
+    // From here on a transaction that draws asks for the guard, and then reads what is stored.
     call.database.positions_of.store(0, Ordering::SeqCst);
     fence(Ordering::SeqCst);
     let stored = Stored::of_this_database(call);
@@ -176,7 +176,7 @@ fn base(call: &Call, xid: i64) -> i64 {
 fn reserve(call: &Call, sequence: u32, xid: i64) -> i64 {
     let mut stored = Stored::of_this_database(call);
     if !stored.is_of_this_history() {
-        // Nobody has drawn here yet, unless it is the past of this very extension that cannot be.
+        // No transaction has drawn here yet, unless it is the past of this very extension that cannot be.
         let since = (stored.cluster == stored.here()).then(transaction::next_full_id);
         stored.since = since.unwrap_or(stored.since);
         stored.base = stored.base.max(stored.high - oldest());
@@ -222,7 +222,8 @@ impl Stored {
         Stored::read(|statement| call.db().run(statement, vec![], |row| row.long(1)))
     }
 
-    /// Raises base, which is right for this history from then on. `since`: where somebody may have drawn with another.
+    /// Raises base, which is right for this history from then on. `since`: where a transaction may have drawn with
+    /// another.
     fn set_base(&self, call: &Call, base: i64, since: Option<i64>) {
         if let Some(since) = since {
             set(call, c"position_since", since);

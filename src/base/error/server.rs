@@ -1,4 +1,4 @@
-//! What is wrong with the server, its library, its connection, what it has stored, or how the library is called.
+//! What is wrong with the server, its library, its connection, or how the library is called.
 
 use super::report::report;
 use crate::base::{VERSION, settings};
@@ -17,9 +17,7 @@ pub enum ServerError {
     ReadOnly(&'static str),
     DatabasesFull,
     ClientGone,
-    NullColumn { table: String, column: String },
     FormerName { former: &'static str, today: &'static str },
-    UnknownValue { table: String, column: String, value: String },
 }
 
 impl From<ServerError> for ErrorReport {
@@ -76,20 +74,6 @@ impl From<ServerError> for ErrorReport {
                 .set_detail(format!("eskit_lease.max_databases is {}.", settings::MAX_DATABASES.get()))
                 .set_hint("Raise eskit_lease.max_databases and restart the server."),
             ClientGone => report(Code::ERRCODE_CONNECTION_FAILURE, "connection to client lost"),
-            UnknownValue { table, column, value } => report(
-                Code::ERRCODE_DATA_CORRUPTED,
-                format!("column \"{column}\" of table \"{table}\" has the value \"{value}\""),
-            )
-            .set_detail("This extension writes no such value; something else has.")
-            .set_hint("Find the rows that have it. Delete them or give them a value that this extension writes."),
-            NullColumn { table, column } => {
-                report(Code::ERRCODE_DATA_CORRUPTED, format!("column \"{column}\" of table \"{table}\" is null"))
-                    .set_detail("The column was declared NOT NULL; something else than this extension changed that.")
-                    .set_hint(
-                        "Find the rows where it is null. Delete them or give them a value, and declare the column NOT \
-                         NULL again.",
-                    )
-            }
             FormerName { former, today } => report(
                 Code::ERRCODE_WARNING_DEPRECATED_FEATURE,
                 format!("{former}() is the former name of {today}(), and deprecated"),

@@ -1,4 +1,4 @@
-//! What dead or ending sessions have left: it is handed over where somebody waits for it, and taken away otherwise.
+//! What dead or ending sessions have left: it is handed over where a session waits for it, and taken away otherwise.
 
 use super::done::{Pass, come_back_to};
 use super::waited::{Looked, Looks};

@@ -15,11 +15,11 @@ pub struct Pass {
     pub handed_over: usize,
     /// Slots whose owner changed, in this pass, which knows what it has granted, or in a transaction that posted them.
     pub changed: BTreeMap<Seat, Option<Grant>>,
-    /// Queues in which work items have become free for somebody who waited for them.
+    /// Queues with work items that have become free for sessions that waited for them.
     pub items: HashSet<String>,
     /// Whether there is more to do at once.
     pub more: bool,
-    /// Whether something was in somebody's hands and is to be tried again soon.
+    /// Whether another transaction had something in hand, so that the next pass comes soon.
     pub blocked: bool,
     /// Whether the whole database has been looked through.
     pub looked_through: bool,
@@ -31,7 +31,7 @@ impl Pass {
     }
 }
 
-/// Has what was in somebody's hands judged again. False if there is no room to note it.
+/// Has what another transaction had in hand judged again. Returns false if there is no room to note it.
 pub(super) fn come_back_to(call: &Call, busy: &HashSet<String>) -> bool {
     let now = clock::now();
     busy.iter().fold(true, |noted, resource| {

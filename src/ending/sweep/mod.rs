@@ -3,8 +3,8 @@
 //!
 //! Nothing here is needed for an answer to be right: a lease of a dead session is free in every query. A pass makes
 //! hand-overs prompt and takes dead rows away: first what is waited for, then the other leases and the places of dead
-//! sessions, the session's row last, and only under its G lock, held exclusively: then nobody is granting to it, and no
-//! lease can come after.
+//! sessions. The session's row comes last, and only under its G lock, held exclusively: then no transaction grants to
+//! the session, and no lease can come after.
 //!
 //! What others have locked is skipped and tried again later. A pass is bounded by leases, not by sessions.
 //!

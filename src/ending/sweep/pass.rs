@@ -130,8 +130,8 @@ fn judge_dirty(call: &Call, now: u64, pass: &mut Pass) -> Result<()> {
     Ok(())
 }
 
-/// Hands over, and sees to the bridges among the resources first. Those of which the lock is not to be had are not
-/// busy: they come again by themselves.
+/// Hands over, and sees to the bridges among the resources first. A bridge whose lock another process has is not busy:
+/// it comes again by itself.
 fn judge(call: &Call, resources: Vec<String>) -> Result<HandOver> {
     let closed = tend::tend(call, &resources);
     let mut outcome = handover::hand_over(call, resources, &Seen::new(), &|_| false)?;
@@ -151,7 +151,7 @@ fn look_through(call: &Call, flags: u32, now: u64, pass: &mut Pass) -> Result<Ve
             call.shared.watch_prepared(call.database, xid.into_inner());
         }
     }
-    // First who lives, then who is next: a session may only now be found, or be brought back.
+    // Sessions come first, waiters after: a session may only now be found, or be brought back.
     let (dead, mut left) = settle_sessions(call, flags)?;
     let waited_for = |after: &str| {
         let values = vec![Value::Text(after), Value::Long(limits::GRANT_BATCH as i64)];
@@ -198,7 +198,7 @@ fn bury(call: &Call, dead: &[Uuid], pass: &mut Pass) -> HashSet<Uuid> {
     if done.is_empty() {
         return HashSet::new();
     }
-    // Somebody may be changing the row: a drain, or a close that could not have G.
+    // Another transaction may be changing the row: a drain, or a close that could not have G.
     let (done, changing) = session::lock_rows(done);
     pass.blocked |= changing;
     // Closed sessions have no row any more; those that still have one have expired.

@@ -20,16 +20,16 @@ use std::sync::atomic::Ordering;
 
 static STRAYS: Statement = Statement::reads(include_str!("../../../sql/query/sweep/strays.sql"), &[INT8OID]);
 
-/// Brings slots and rows together again, after a restart or the end of a prepared transaction. Gives the dead; and
-/// whether somebody else may have stood in the way, so that it is to be done again later.
+/// Brings slots and rows together again, after a restart or the end of a prepared transaction. Returns the dead, and
+/// whether another transaction may have stood in the way, so that the worker has to come again.
 pub(super) fn settle_sessions(call: &Call, flags: u32) -> Result<(Vec<Uuid>, bool)> {
     let sessions = session::all();
-    // Whoever gets a slot from here on is judged after that.
+    // A session that gets a slot from here on is judged after that.
     call.database.without_slot.store(0, Ordering::Release);
     let (mut dead, mut left, mut without_slot) = (Vec::new(), false, Vec::new());
     for chunk in sessions.chunks(limits::GRANT_BATCH) {
         for row in session::rows(chunk) {
-            // Sessions of before the restart get their slot here, if nobody has needed it yet.
+            // Sessions of before the restart get their slot here, if no call has needed it yet.
             match call.slot_of(&row) {
                 // No slot is free: the session lives by its row, and keeps what it holds until its time is over.
                 Err(_) => {
@@ -43,8 +43,8 @@ pub(super) fn settle_sessions(call: &Call, flags: u32) -> Result<(Vec<Uuid>, boo
                 Ok(Some(at)) => {
                     ending::thaw(call.shared, at);
                     left |= !prove(call, at, flags);
-                    // It may have been granted something by a commit of which only that is known, or, after a start,
-                    // not even that.
+                    // It may have been granted something by a commit that left no other trace, or, after a start, none
+                    // at all.
                     if flags & REVISE != 0 || flags & BOOT != 0 && row.boot_id != call.shared.boot_id() {
                         call.shared.bump(at);
                     }
@@ -57,7 +57,8 @@ pub(super) fn settle_sessions(call: &Call, flags: u32) -> Result<(Vec<Uuid>, boo
     end_orphans(call, &sessions.into_iter().collect());
     death::tidy(call);
     dead.extend(call.db().run(&STRAYS, vec![Value::Long(limits::MAX_DEAD as i64)], |row| (row.uuid(1), 0, 0)));
-    // Each gets a dead slot, so that it is come back to if it is in somebody's hands now. A tombstone does not do that.
+    // Each gets a dead slot, so that a pass comes back to it if another transaction has it in hand now. A tombstone
+    // does not do that.
     for (session, role, ttl_ms) in &dead {
         left |= call.shared.find(call.home, *session).is_some_and(|at| is_in_state(call, at, State::Gone));
         let (deadline, private, opened_by, frozen) = (clock::now(), false, 0, false);

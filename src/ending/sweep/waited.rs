@@ -1,12 +1,12 @@
-//! Which leases of the dead somebody waits for: these are handed over before anything else is taken from the dead.
+//! Leases of the dead that sessions wait for: these are handed over before anything else is taken from the dead.
 //!
-//! Each lease is looked at once, for a dead session may have had a million that nobody waits for, which are taken away
-//! in a thousand passes. That is enough: whoever comes to wait for it later, or gives up what is in the way, has it
-//! judged by way of the ring, and so it is with what was found waited for and could not be handed over. Nothing here
-//! has to be remembered: whoever has forgotten looks once more.
+//! Each lease is looked at once, for a dead session may have had a million that no session waits for, which are taken
+//! away in a thousand passes. That is enough. A session that comes to wait for one later, or a transaction that gives
+//! up what is in the way, has it judged by way of the ring. So does a pass that found one waited for and could not hand
+//! it over. Nothing here has to be remembered: a process that has forgotten looks once more.
 //!
-//! The look says who is first in line, and the hand-over serves just these. So few are looked at before what was found
-//! is handed over: meanwhile somebody may come to be first whose place was taken earlier and is committed only now.
+//! The look finds the first in line, and the hand-over serves just these. So few are looked at before what was found is
+//! handed over: meanwhile a session may come to be first whose place was taken earlier and is committed only now.
 
 use crate::base::limits;
 use crate::call::Call;
@@ -23,7 +23,7 @@ const PAGE: usize = 1_000;
 /// Leases of dead sessions that have been looked at, as far as they are waited for.
 #[derive(Default)]
 pub struct Page {
-    /// Who is first in line for each.
+    /// The first in line for each.
     pub first: BTreeMap<String, First>,
     /// Their rows.
     pub seen: Seen,

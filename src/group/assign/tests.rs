@@ -73,10 +73,10 @@ fn sticky_moves() {
     assert_eq!(sticky(&["a", "b", "c"], &[a, a, a, b, b, b]), [Some(0), Some(0), Some(2), Some(1), Some(1), Some(2)]);
     // One leaves: only its own move.
     assert_eq!(sticky(&["a", "c"], &[a, a, b, b, c, c]), [Some(0), Some(0), Some(0), Some(1), Some(1), Some(1)]);
-    // Whoever has more keeps the larger share, whatever the ids.
+    // The member that has more keeps the larger share, whatever the ids.
     assert_eq!(sticky(&["a", "b"], &[a, b, b]), [Some(0), Some(1), Some(1)]);
     assert_eq!(sticky(&["a", "b"], &[None, b, b]), [Some(0), Some(1), Some(1)]);
-    // Nobody had anything.
+    // No member had anything.
     assert_eq!(sticky(&["b", "a"], &[None; 3]), [Some(1), Some(1), Some(0)]);
     // More members than partitions.
     assert_eq!(sticky(&["a", "b", "c"], &[c, c]), [Some(2), Some(0)]);
@@ -96,14 +96,14 @@ fn nobody_and_nothing() {
 #[test]
 fn sticky_moves_the_fewest_of_all() {
     for (members, partitions) in (1..=4).flat_map(|n| (1..=6).map(move |p| (n, p))) {
-        let somebody = |list: Vec<usize>| list.into_iter().map(Some).collect::<Vec<_>>();
-        let possible = all_lists(partitions, members).map(somebody).filter(|list| balanced(members, list));
+        let all_owned = |list: Vec<usize>| list.into_iter().map(Some).collect::<Vec<_>>();
+        let possible = all_lists(partitions, members).map(all_owned).filter(|list| balanced(members, list));
         let possible: Vec<_> = possible.collect();
         // Which partitions an owner has makes no difference to how many can stay, so each set of numbers is
         // searched once.
         let mut most_of = HashMap::new();
         // One number more, for an owner that is not a member.
-        for owners in all_lists(partitions, members + 1).map(somebody) {
+        for owners in all_lists(partitions, members + 1).map(all_owned) {
             let assigned = assign_numbers(Assignor::Sticky, members, &owners);
             let numbers: Vec<_> = shares(members, &owners).iter().map(Vec::len).collect();
             let search = || possible.iter().map(|possible| stay(&owners, possible)).max();
@@ -220,7 +220,7 @@ proptest! {
         let mut members: Vec<u8> = Vec::new();
         let mut owners: Vec<Option<u8>> = vec![None; partitions];
         for step in steps {
-            // Who is not there joins, who is there leaves.
+            // A member that is not there joins, one that is there leaves.
             for id in step {
                 match members.iter().position(|member| *member == id) {
                     Some(at) => { members.swap_remove(at); }

@@ -1,19 +1,19 @@
 //! Claiming in order: what one call takes from a partition of a queue whose ordering is `key` or `fifo`.
 //!
 //! An item comes when it is added, or when it is due. The look goes through what is ready and what is due in one order,
-//! that in which they came, so the first item that it meets of a key is the first of that key; all others wait. Of the
-//! first one, the key's head decides (see [`crate::item::heads`]): none, and this becomes it; or another one, which is
-//! then taken where it is, if it is free. To a `fifo` the head is the whole answer, if there is one. Items that wait
-//! hold the floor, unless they are many: then it passes those of which [`crate::item::next`] takes care.
+//! that in which they came. So the first item that it meets of a key is the first of that key; all others wait. The
+//! key's head decides about the first one (see [`crate::item::heads`]). If there is none, this item becomes it. If it
+//! is another one, that is taken where it is, if it is free. In a `fifo` the head is the whole answer, if there is one.
+//! Items that wait hold the floor, unless they are many: then it passes those that [`crate::item::next`] takes care of.
 //!
-//! **What makes it right.** One at a time: an item is taken only by whoever has its key's head, made or found, with
-//! nothing in flight. In order: an item becomes a head only if it was there when the look began ([`Moment`], and the
-//! floors are read after that). An item whose addition had ended before this one's began was there too, and the look
-//! has met it before, wherever it is now. Of what is added meanwhile the look would see the later and miss the earlier
-//! one; that is left to the next look, as what was added has begun a new turn of its lane, or is about to.
+//! **What makes it right.** One at a time: a claim takes an item only if it has the head of its key, made or found,
+//! with nothing in flight. In order: an item becomes a head only if it was there when the look began ([`Moment`], and
+//! the floors are read after that). An item whose addition had ended before this one's began was there too, and the
+//! look has met it before, wherever it is now. Of what is added meanwhile the look would see the later and miss the
+//! earlier one. That is left to the next look, as what was added has begun a new turn of its lane, or is about to.
 //!
-//! The head is made first and the item taken after; should somebody who is no claimer have the item locked, the head is
-//! taken back.
+//! The head is made first and the item taken after. If a transaction that does not claim has the item locked, the head
+//! is taken back.
 
 use super::claimer::Claimer;
 use crate::item::heads::{self, At, Head, Heads};
@@ -33,11 +33,11 @@ const FEW: usize = 32;
 /// What a look makes of an item.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Meeting {
-    /// It is taken, or somebody's: the floor may pass it.
+    /// It is taken, or another session's: the floor may pass it.
     Taken,
     /// It is free, and behind another one of its key.
     Waits,
-    /// It is to be looked at again.
+    /// A later look has to meet it again.
     Stays,
 }
 
@@ -47,7 +47,7 @@ struct Stretch {
     start: Start,
     /// The first that has been taken.
     first: i64,
-    /// The first that is to be looked at again.
+    /// The first that a later look has to meet again.
     stop: i64,
     /// Of each key the first item that waits.
     waiting: HashMap<String, i64>,
@@ -106,7 +106,7 @@ impl<'a, 'b> Look<'a, 'b> {
         Look { claimer, partition, heads, met: HashMap::new(), waiting: 0, moment, now, ready, due, found: Vec::new() }
     }
 
-    /// Claims. Until when nothing more is to be had, if that is known.
+    /// Claims. Returns until when it finds nothing more, if that is known.
     pub(super) fn claim(mut self) -> Option<i64> {
         let head = match self.claimer.queue.order {
             Order::Fifo => self.heads.find(self.partition, ""),
@@ -215,7 +215,7 @@ impl<'a, 'b> Look<'a, 'b> {
         if self.claimer.fence == Some(claim) {
             return Meeting::Taken;
         }
-        // Whoever adds at the same time comes before nobody.
+        // An item that is added at the same time comes before no other.
         if flight == Flight::Inserting {
             return Meeting::Stays;
         }
@@ -287,7 +287,7 @@ impl<'a, 'b> Look<'a, 'b> {
         Meeting::Waits
     }
 
-    /// Whether whoever ends the head of a key finds the items that wait for it from a place on.
+    /// Returns whether the transaction that ends the head of a key finds the items that wait for it from a place on.
     fn is_cared_for(&mut self, key: &str, place: i64) -> bool {
         let known = self.met.get(key).copied().flatten();
         let firm = known.or_else(|| match self.heads.find(self.partition, key) {

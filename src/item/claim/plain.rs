@@ -7,7 +7,7 @@ use crate::pg::table::{Flight, Key, Locked, Sight, Table};
 
 impl Claimer<'_> {
     /// Claims what is ready in a partition. `from_beginning`: this transaction has freed something below the floor.
-    /// Whether nothing more is to be had.
+    /// Returns whether it has left nothing.
     pub(super) fn ready(&mut self, partition: i32, from_beginning: bool) -> bool {
         let lane = lane(self.call, ITEMS, self.queue.number, partition);
         let start = self.start(lane, from_beginning);

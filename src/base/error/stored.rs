@@ -1,0 +1,33 @@
+//! What is wrong with rows: something else than this extension has written them.
+
+use super::report::report;
+use pgrx::pg_sys::panic::ErrorReport;
+use pgrx::prelude::PgSqlErrorCode as Code;
+
+#[derive(Debug)]
+pub enum StoredError {
+    NullColumn { table: String, column: String },
+    UnknownValue { table: String, column: String, value: String },
+}
+
+impl From<StoredError> for ErrorReport {
+    fn from(error: StoredError) -> ErrorReport {
+        use StoredError::*;
+        match error {
+            UnknownValue { table, column, value } => report(
+                Code::ERRCODE_DATA_CORRUPTED,
+                format!("column \"{column}\" of table \"{table}\" has the value \"{value}\""),
+            )
+            .set_detail("This extension writes no such value; something else has.")
+            .set_hint("Find the rows that have it. Delete them or give them a value that this extension writes."),
+            NullColumn { table, column } => {
+                report(Code::ERRCODE_DATA_CORRUPTED, format!("column \"{column}\" of table \"{table}\" is null"))
+                    .set_detail("The column was declared NOT NULL; something else than this extension changed that.")
+                    .set_hint(
+                        "Find the rows where it is null. Delete them or give them a value, and declare the column NOT \
+                         NULL again.",
+                    )
+            }
+        }
+    }
+}
