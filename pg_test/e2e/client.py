@@ -147,11 +147,12 @@ class Stubborn(threading.Thread):
                     self.prepare()
                     while not self.stopping.is_set():
                         self.work()
-            except psycopg.OperationalError:  # also 40001
-                time.sleep(0.01)
             except Exception as failure:
-                self.failure = failure
-                raise
+                # Among operational ones is 40001.
+                if not isinstance(failure, psycopg.OperationalError) and getattr(failure, "sqlstate", None) != "LF003":
+                    self.failure = failure
+                    raise
+                time.sleep(0.01)
 
     def prepare(self):
         pass

@@ -39,10 +39,10 @@ def work(dsn, seed):
                         call(conn, "item_done", [item.id], item.fence)
                 if not claimed:
                     time.sleep(0.02)
-            except psycopg.errors.ObjectNotInPrerequisiteState:
-                session = Session(conn, f"worker {seed}", ttl="2 s")
             except psycopg.DatabaseError as error:
-                if error.sqlstate not in ("LF001", "55P03"):  # rolled back, with the result
+                if error.sqlstate == "LF003":
+                    session = Session(conn, f"worker {seed}", ttl="2 s")
+                elif error.sqlstate not in ("LF001", "55P03"):  # rolled back, with the result
                     raise
 
 

@@ -48,11 +48,11 @@ def work(dsn, queue, seed):
                                 call(conn, "item_done", [item.id], item.fence)
                 if not claimed:
                     session.wait("50 ms")
-            except psycopg.errors.ObjectNotInPrerequisiteState:
-                session = Session(conn, f"worker {seed}", ttl="1 s")
             except psycopg.DatabaseError as error:
+                if error.sqlstate == "LF003":
+                    session = Session(conn, f"worker {seed}", ttl="1 s")
                 # The session has ended: rolled back, with the result.
-                if error.sqlstate != "LF001":
+                elif error.sqlstate != "LF001":
                     raise
 
 
