@@ -1,4 +1,6 @@
 //! One call of a verb: what every verb needs, checked once at its entry.
+//!
+//! Files, low to high: argument, mod.
 
 mod argument;
 

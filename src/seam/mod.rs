@@ -24,6 +24,8 @@
 //! Each kind of note is a type with its [`effect`]s: of [`resources`], [`sessions`], [`items`] and the worker's own
 //! [`work`]. Their list is in [`notes`]; [`end`] has them take effect: which sessions live, then floors, then all that
 //! wakes.
+//!
+//! Files, low to high: effect, items, resources, sessions, work, notes, end, mod.
 
 mod effect;
 mod end;

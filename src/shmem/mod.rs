@@ -28,6 +28,10 @@
 //!
 //! `parts` has the plain data that lies in shared memory, and [`Shared`] says where each part is. A file of one concept
 //! works with its part by methods of [`Shared`]. `start` has all parts made.
+//!
+//! Files, low to high: word, counted, pace, latch, beginning, ring, leftover, block, slot, parts, databases, shared,
+//! standing, slots, surveyed, floors, spans, hunger, dirty, confirm, map, stand_in, attach, wait, room, places, left,
+//! start, mod.
 
 pub mod attach;
 pub mod beginning;
@@ -40,6 +44,7 @@ pub mod floors;
 pub mod hunger;
 mod latch;
 mod left;
+mod leftover;
 pub mod map;
 pub mod pace;
 mod parts;

@@ -4,7 +4,7 @@ use super::block::Block;
 use super::counted::Counted;
 use super::databases::Database;
 use super::latch::set_latch;
-use super::left::kept::Left;
+use super::leftover::Left;
 use super::parts::{Floor, Header, Hunger, MAP_PARTITIONS, Pending, Span, Surveyed};
 use super::ring::Entry;
 use super::slot::Slot;

@@ -20,6 +20,8 @@
 //!
 //! Nothing depends on either for its answer. An ERROR or pg_terminate_backend ends the process; PostgreSQL starts the
 //! launcher again after a second, and the launcher starts database workers for as long as there is work.
+//!
+//! Files, low to high: mod, visits, witness, confirmer, database, launcher.
 
 pub mod confirmer;
 pub mod database;

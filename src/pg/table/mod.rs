@@ -16,6 +16,8 @@
 //!
 //! Those that are changed most are also written here: see [`mod@write`]. Tables of users are opened by their oid: see
 //! [`user`].
+//!
+//! Files, low to high: raw, tuple, moment, indexes, open, walk, write, user, mod.
 
 pub mod user;
 

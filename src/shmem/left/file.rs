@@ -1,7 +1,7 @@
 //! The file of what sessions have left: eight bytes for its format, a checksum, what tells where it comes from, and the
 //! entries. Nothing here knows PostgreSQL.
 
-use super::kept::{Key, Left};
+use crate::shmem::leftover::{Key, Left};
 use std::fs::Metadata;
 use std::hash::Hasher;
 use std::os::unix::fs::MetadataExt;

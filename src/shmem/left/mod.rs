@@ -40,8 +40,8 @@
 //! takes no lock for this, and calls nothing that raises. Backends inherit what it has read, which never changes.
 
 mod file;
-pub mod kept;
 
+use super::leftover::{Key, Left, key, left_at_stop};
 use super::shared::{Shared, shared};
 use super::slot::{PRIVATE, Slot};
 use super::word::{FOREVER, State};
@@ -49,7 +49,6 @@ use crate::base::limits;
 use crate::pg::catalog::Home;
 use crate::pg::clock;
 use file::{CONTROL, Origin};
-use kept::{Key, Left, key, left_at_stop};
 use pgrx::{Uuid, pg_sys};
 use std::ffi::{CStr, OsStr};
 use std::fs::{self, File};

@@ -1,5 +1,5 @@
 //! What a session has left at a stop, and is given at the next start: a calculation, which knows no file and no shared
-//! memory. The head of [`super`] has its rules.
+//! memory. The head of [`super::left`] has its rules.
 
 use crate::base::limits;
 use crate::pg::catalog::Home;
