@@ -16,6 +16,15 @@
 //! | free or dead, no other session is first | `granted`, or `busy` if another session was faster            |
 //! | free or dead, and a bridge              | `bridged` (see [`crate::bridge`])                             |
 //!
+//! Other answers are about the session, whatever stands for the resource:
+//!
+//! | the session                             | answer                                                        |
+//! |-----------------------------------------|---------------------------------------------------------------|
+//! | does not live                           | `expired`, `unknown_session`, before any look                 |
+//! | is being ended                          | `closing`, before any look; or here, if that has just begun   |
+//! | drains, and would get it or a place     | `draining`                                                    |
+//! | has no slot, and would get it           | `sessions_full` (see [`crate::shmem::stand_in`])              |
+//!
 //! With `queue` a refused session takes a place and is told `queued`. A session that holds the lease gives up its
 //! place, if it has one.
 
