@@ -35,7 +35,7 @@ pub fn ttl_ms(ttl: Option<Interval>) -> Result<i32> {
     within(what, &ttl.unwrap_or_else(default), settings::MIN_TTL.get(), settings::MAX_TTL.get())
 }
 
-/// How long something may live on alone.
+/// Returns how long something may live on alone.
 pub fn grace_ms(what: &'static str, grace: Interval) -> Result<i32> {
     within(what, &grace, 0, settings::MAX_TTL.get())
 }
@@ -49,7 +49,7 @@ pub fn retry_ms(what: &'static str, delay: Interval) -> Result<i32> {
     within(what, &delay, 0, limits::LONGEST_INTERVAL_MS)
 }
 
-/// How long a call may wait: no longer than the setting, which is also the default.
+/// Returns how long a call may wait: no longer than the setting, which is also the default.
 pub fn wait_ms(timeout: Option<Interval>) -> Result<u32> {
     let longest = settings::MAX_WAIT.get();
     let wait = match timeout {

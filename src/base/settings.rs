@@ -22,7 +22,7 @@ pub static HISTORY_GRANTS: GucSetting<bool> = GucSetting::<bool>::new(false);
 pub static DEAD_ITEM_RETENTION: GucSetting<i32> = GucSetting::<i32>::new(30 * 86_400);
 pub static EXECUTION_RETENTION: GucSetting<i32> = GucSetting::<i32>::new(30 * 86_400);
 
-/// How many sessions one role may have, if that is bounded for the caller.
+/// Returns how many sessions one role may have, if that is bounded for the caller.
 pub fn max_sessions_per_role() -> Option<u32> {
     u32::try_from(MAX_SESSIONS_PER_ROLE.get()).ok().filter(|most| *most > 0)
 }

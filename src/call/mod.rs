@@ -35,7 +35,7 @@ thread_local! {
     static RECOVERED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Whether this is a standby.
+/// Returns whether this is a standby.
 pub fn in_recovery() -> bool {
     let recovered = RECOVERED.get() || !server::is_in_recovery();
     RECOVERED.set(recovered);
@@ -76,7 +76,8 @@ impl Call {
         self.db.get_or_init(|| Db::open(self.home))
     }
 
-    /// Finishes a write by place, or does it by a statement where the table is not plain. How many rows were written.
+    /// Finishes a write by place, or does it by a statement where the table is not plain. Returns how many rows were
+    /// written.
     pub fn written(&self, by_place: Option<u64>, otherwise: &'static Statement, values: Vec<Value>) -> u64 {
         match by_place {
             Some(rows) => {

@@ -91,7 +91,7 @@ fn schema() -> Option<(Oid, Oid)> {
     Some((schema, extension))
 }
 
-/// Whether a relation, or the table of an index, is a member of the extension.
+/// Returns whether a relation, or the table of an index, is a member of the extension.
 fn is_member(relation: Oid, extension: Oid) -> bool {
     // SAFETY: reads the catalog, in a transaction
     unsafe {
@@ -148,7 +148,7 @@ pub fn is_patient() -> bool {
     PATIENT.get()
 }
 
-/// Tries for a lock again and again, for as long as a call has patience. Whether it is had.
+/// Tries for a lock again and again, for as long as a call has patience. Returns whether it is had.
 fn soon(attempt: impl Fn() -> bool) -> bool {
     if attempt() {
         return true;
@@ -215,8 +215,8 @@ pub fn home_if_any() -> Option<Home> {
     (table != Oid::INVALID).then(|| Home { database: server::database(), table: table.to_u32() })
 }
 
-/// Locks all tables and sequences of ours by those names, if none of them is locked against that. Whether the locks are
-/// had.
+/// Locks all tables and sequences of ours by those names, if none of them is locked against that. Returns whether the
+/// locks are had.
 pub fn try_lock_all(names: &[&'static CStr]) -> bool {
     names.iter().map(|name| relation(name)).all(|oid| oid == Oid::INVALID || try_lock_oid(oid))
 }
@@ -245,7 +245,7 @@ pub fn unserved(why: String) -> ! {
     raise(Error::Unserved(why))
 }
 
-/// Whether a function of ours is there, with arguments of these types: former versions have fewer.
+/// Returns whether a function of ours is there, with arguments of these types: former versions have fewer.
 pub fn has_function(name: &CStr, arguments: &[Oid]) -> bool {
     let Some((schema, _)) = schema() else { return false };
     // SAFETY: in a transaction; reads the catalog through its caches; the types are as many as is said
@@ -257,7 +257,8 @@ pub fn has_function(name: &CStr, arguments: &[Oid]) -> bool {
     }
 }
 
-/// Whether the objects of this database are of 0.3.0 or later, and with them the names and SQLSTATEs from then on.
+/// Returns whether the objects of this database are of 0.3.0 or later, and with them the names and SQLSTATEs from then
+/// on.
 pub fn has_objects_of_today() -> bool {
     has_function(c"position_next", &[])
 }

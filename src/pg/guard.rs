@@ -90,7 +90,7 @@ impl Guard {
         self.place().into_iter().for_each(order::gave_back);
     }
 
-    /// Whether it is held for the time of one call.
+    /// Returns whether it is held for the time of one call.
     fn is_of_a_call(self) -> bool {
         matches!(self, Guard::Stripe(_) | Guard::Raise)
     }
@@ -125,7 +125,7 @@ impl Guard {
         free
     }
 
-    /// Whether prepared transactions hold it jointly, or such as are being prepared.
+    /// Returns whether prepared transactions hold it jointly, or such as are being prepared.
     pub fn is_held_jointly(self) -> bool {
         let free = self.try_lock(Mode::Shared);
         if free {
@@ -159,7 +159,7 @@ impl Tag {
         })
     }
 
-    /// Whether the lock is had.
+    /// Returns whether the lock is had.
     pub(super) fn acquire(&self, mode: Mode, life: Life, wait: bool) -> bool {
         // SAFETY: the tag is complete; raises when the lock table is full, a wait is cancelled, or is a deadlock
         let result = unsafe { pg_sys::LockAcquire(&self.0, mode.raw(), life == Life::Process, !wait) };
@@ -171,7 +171,7 @@ impl Tag {
         unsafe { pg_sys::LockRelease(&self.0, mode.raw(), life == Life::Process) };
     }
 
-    /// Whether another process waits for a lock that this one has.
+    /// Returns whether another process waits for a lock that this one has.
     pub(super) fn has_waiters(&self, mode: Mode, life: Life) -> bool {
         // SAFETY: the tag is complete, and the lock is had
         unsafe { pg_sys::LockHasWaiters(&self.0, mode.raw(), life == Life::Process) }

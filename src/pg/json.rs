@@ -29,14 +29,14 @@ impl Jsonb {
         self.0.len()
     }
 
-    /// How long it is as text, in bytes.
+    /// Returns how long it is as text, in bytes.
     pub fn text_length(&self) -> usize {
         // SAFETY: the datum is a jsonb
         unsafe { text_length(self.datum()) }
     }
 }
 
-/// How long a jsonb is as text, in bytes.
+/// Returns how long a jsonb is as text, in bytes.
 ///
 /// # Safety
 /// The datum is a jsonb.
@@ -121,7 +121,7 @@ impl Element {
         unsafe { pgrx::varsize_any(self.0.cast_mut_ptr()) }
     }
 
-    /// How long it is as text, in bytes.
+    /// Returns how long it is as text, in bytes.
     pub fn text_length(self) -> usize {
         // SAFETY: as above
         unsafe { text_length(self.0) }

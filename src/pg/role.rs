@@ -10,7 +10,7 @@ pub fn current() -> Oid {
     unsafe { pg_sys::GetUserId() }
 }
 
-/// Whether a role has the privileges of another: it is a member of it, or a superuser.
+/// Returns whether a role has the privileges of another: it is a member of it, or a superuser.
 pub fn acts_as(role: Oid, other: Oid) -> bool {
     // SAFETY: reads the catalog through its cache
     unsafe { pg_sys::has_privs_of_role(role, other) }

@@ -3,7 +3,7 @@
 use pgrx::pg_sys;
 use std::ffi::CStr;
 
-/// Whether the library is being loaded by shared_preload_libraries.
+/// Returns whether the library is being loaded by shared_preload_libraries.
 pub fn is_preloading() -> bool {
     // SAFETY: a plain read
     unsafe { pg_sys::process_shared_preload_libraries_in_progress }
@@ -21,7 +21,7 @@ pub fn max_connections() -> i32 {
     unsafe { pg_sys::MaxConnections }
 }
 
-/// Whether this is a standby, or a server that recovers from a crash.
+/// Returns whether this is a standby, or a server that recovers from a crash.
 pub fn is_in_recovery() -> bool {
     // SAFETY: no preconditions in a process that is attached to shared memory
     unsafe { pg_sys::RecoveryInProgress() }

@@ -5,10 +5,10 @@ use pgrx::PgList;
 use pgrx::pg_sys;
 use std::ffi::CStr;
 
-/// Whether the transaction ends with the answer of the verb that was just entered: a client's own SELECT outside a
-/// transaction block has called it, or the worker. PostgreSQL does not count DO, a procedure, a function of a user and
-/// a trigger as blocks, though they may go on for long: there another query than the client's has called. Of a pipeline
-/// PostgreSQL knows from its second statement on.
+/// Returns whether the transaction ends with the answer of the verb that was just entered: a client's own SELECT
+/// outside a transaction block has called it, or the worker. PostgreSQL does not count DO, a procedure, a function of a
+/// user and a trigger as blocks, though they may go on for long: there another query than the client's has called. Of a
+/// pipeline PostgreSQL knows from its second statement on.
 pub fn ends_with_answer() -> bool {
     if transaction::is_in_block() {
         return false;
@@ -28,9 +28,9 @@ pub fn ends_with_answer() -> bool {
     }
 }
 
-/// Whether a DO statement or a procedure has called, by a statement of its own or by a function. It may go on for long,
-/// and PostgreSQL counts none as a transaction block. A cursor has a portal of its own: so the client's portal is
-/// looked at too, which mostly has no name.
+/// Returns whether a DO statement or a procedure has called, by a statement of its own or by a function. It may go on
+/// for long, and PostgreSQL counts none as a transaction block. A cursor has a portal of its own: so the client's
+/// portal is looked at too, which mostly has no name.
 pub fn runs_code() -> bool {
     // SAFETY: plain reads; a portal that is active has its statements
     unsafe {
@@ -45,7 +45,7 @@ pub fn runs_code() -> bool {
     }
 }
 
-/// Whether a portal is that of a DO statement or a procedure.
+/// Returns whether a portal is that of a DO statement or a procedure.
 unsafe fn is_code(portal: &pg_sys::PortalData) -> bool {
     // SAFETY: a list of planned statements, or none
     unsafe {

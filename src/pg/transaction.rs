@@ -2,7 +2,7 @@
 
 use pgrx::pg_sys::{self, TransactionId};
 
-/// Whether the transaction is READ ONLY.
+/// Returns whether the transaction is READ ONLY.
 pub fn is_read_only() -> bool {
     // SAFETY: a plain read
     unsafe { pg_sys::XactReadOnly }
@@ -17,12 +17,12 @@ pub fn is_read_committed() -> bool {
     isolation() == pg_sys::XACT_READ_COMMITTED
 }
 
-/// Whether all statements of the transaction read one snapshot: REPEATABLE READ or SERIALIZABLE.
+/// Returns whether all statements of the transaction read one snapshot: REPEATABLE READ or SERIALIZABLE.
 pub fn keeps_its_snapshot() -> bool {
     isolation() >= pg_sys::XACT_REPEATABLE_READ
 }
 
-/// Whether the transaction goes on after the statement that runs, as far as PostgreSQL knows.
+/// Returns whether the transaction goes on after the statement that runs, as far as PostgreSQL knows.
 pub fn is_in_block() -> bool {
     // SAFETY: reads the state of the transaction
     unsafe { pg_sys::IsInTransactionBlock(true) }
@@ -34,7 +34,7 @@ pub fn id_if_any() -> u32 {
     unsafe { pg_sys::GetTopTransactionIdIfAny() }.into_inner()
 }
 
-/// Whether this transaction has written anything.
+/// Returns whether this transaction has written anything.
 pub fn has_written() -> bool {
     id_if_any() != 0
 }
@@ -57,14 +57,14 @@ pub fn began_at() -> i64 {
     unsafe { pg_sys::GetCurrentTransactionStartTimestamp() }
 }
 
-/// Whether a transaction is this one, or a part of it.
+/// Returns whether a transaction is this one, or a part of it.
 pub fn is_mine(xid: TransactionId) -> bool {
     // SAFETY: reads what this process keeps of its transaction
     unsafe { pg_sys::TransactionIdIsCurrentTransactionId(xid) }
 }
 
-/// Whether what the caller's statement reads includes what a transaction has written that has ended. Without a snapshot
-/// of the transaction's own each statement reads anew.
+/// Returns whether what the caller's statement reads includes what a transaction has written that has ended. Without a
+/// snapshot of the transaction's own each statement reads anew.
 pub fn sees(xid: TransactionId) -> bool {
     // SAFETY: a plain read, in a function that a statement has called, so that there is a snapshot
     let leaves_out = || unsafe { pg_sys::XidInMVCCSnapshot(xid, pg_sys::GetActiveSnapshot()) };
@@ -83,7 +83,7 @@ pub fn oldest_open() -> TransactionId {
     unsafe { (*pg_sys::GetLatestSnapshot()).xmin }
 }
 
-/// Whether a transaction is older than another.
+/// Returns whether a transaction is older than another.
 pub fn precedes(xid: TransactionId, other: TransactionId) -> bool {
     // SAFETY: no preconditions
     unsafe { pg_sys::TransactionIdPrecedes(xid, other) }
@@ -114,7 +114,7 @@ pub fn part() -> Part {
 }
 
 impl Part {
-    /// Whether it has neither been rolled back nor become a part of another.
+    /// Returns whether it has neither been rolled back nor become a part of another.
     pub fn is_open(self) -> bool {
         // SAFETY: reads what this process keeps of its transaction
         self.1 == began_at() && unsafe { pg_sys::SubTransactionIsActive(self.0) }

@@ -28,7 +28,7 @@ impl UserLock {
         self.tag().release(Mode::Shared, Life::Process);
     }
 
-    /// Whether another process waits for a lock that try_hold() has.
+    /// Returns whether another process waits for a lock that try_hold() has.
     pub fn is_waited_for(self) -> bool {
         self.tag().has_waiters(Mode::Shared, Life::Process)
     }

@@ -19,8 +19,8 @@ pub struct Memory {
 
 /// What becomes of one kind of note. Where a kind does not say, nothing.
 pub trait Effect {
-    /// Whether it says which sessions live, or lowers floors. Other notes wake sessions and the worker to look at that,
-    /// so they come later.
+    /// Returns whether it says which sessions live, or lowers floors. Other notes wake sessions and the worker to look
+    /// at that, so they come later.
     fn is_first(&self) -> bool {
         false
     }
@@ -30,7 +30,7 @@ pub trait Effect {
         None
     }
 
-    /// Whether a transaction with this note can be prepared.
+    /// Returns whether a transaction with this note can be prepared.
     fn can_be_prepared(&self) -> bool {
         true
     }

@@ -27,7 +27,7 @@ pub fn register() {
     }
 }
 
-/// Whether the transaction can end as it is about to.
+/// Returns whether the transaction can end as it is about to.
 fn before_end(event: pg_sys::XactEvent::Type) -> bool {
     NOTES.with_borrow_mut(|notes| {
         let Some(memory) = notes.memory else {

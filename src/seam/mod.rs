@@ -101,8 +101,8 @@ impl Seam {
         self.note(Pass { name: resource.to_owned(), slot, fence, session, given_away: None });
     }
 
-    /// Whether this transaction has noted a check of the fence that still stands: a rollback to a savepoint forgets
-    /// those after it, and giving the lease away ends it.
+    /// Returns whether this transaction has noted a check of the fence that still stands: a rollback to a savepoint
+    /// forgets those after it, and giving the lease away ends it.
     pub fn has_fenced(self, fence: i64) -> bool {
         let stands = |pass: &Pass| pass.fence == fence && pass.given_away.is_none();
         NOTES.with_borrow(|notes| notes.each().any(stands))
@@ -254,7 +254,7 @@ pub fn passes(resource: &str, slot: Option<i32>) -> (Vec<i64>, bool) {
     (standing, given)
 }
 
-/// Whether this transaction ends the session.
+/// Returns whether this transaction ends the session.
 pub fn has_ended(session: Uuid) -> bool {
     NOTES.with_borrow(|notes| notes.each().any(|ended: &Ended| ended.session.session() == session))
 }
@@ -264,12 +264,12 @@ pub fn ended() -> Vec<Uuid> {
     NOTES.with_borrow(|notes| notes.each().map(|ended: &Ended| ended.session.session()).collect())
 }
 
-/// Whether this transaction changes what the session holds or waits for.
+/// Returns whether this transaction changes what the session holds or waits for.
 pub fn revises(session: SlotRef) -> bool {
     NOTES.with_borrow(|notes| notes.each().any(|revision: &Revision| revision.session == session))
 }
 
-/// Whether this transaction ends any session.
+/// Returns whether this transaction ends any session.
 pub fn ends_sessions() -> bool {
     NOTES.with_borrow(|notes| notes.each::<Ended>().next().is_some())
 }

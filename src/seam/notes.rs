@@ -116,12 +116,13 @@ pub fn now() -> SubTransactionId {
     unsafe { pg_sys::GetCurrentSubTransactionId() }
 }
 
-/// Whether one of the last notes of this subtransaction says so already, or does so now.
+/// Returns whether one of the last notes of this subtransaction says so already, or does so now.
 pub fn near(what: &What) -> bool {
     NOTES.with_borrow_mut(|notes| absorbed(&mut notes.list, now(), what))
 }
 
-/// Whether one of the last of some notes is of a subtransaction, and says what another one does, or does so now.
+/// Returns whether one of the last of some notes is of a subtransaction, and says what another one does, or does so
+/// now.
 fn absorbed(notes: &mut [Note], of: SubTransactionId, what: &What) -> bool {
     notes.iter_mut().rev().take(NEAR).any(|note| note.subtransaction == of && note.what.absorb(what))
 }
@@ -162,7 +163,7 @@ impl Notes {
         self.list.push(Note { subtransaction: self.newest, what });
     }
 
-    /// Whether this subtransaction has noted places in more lanes than are noted.
+    /// Returns whether this subtransaction has noted places in more lanes than are noted.
     fn has_all_places(&self) -> bool {
         self.list.iter().any(|note| note.subtransaction == self.newest && AllPlaces::of(&note.what).is_some())
     }

@@ -33,12 +33,12 @@ impl Shared {
         });
     }
 
-    /// Whether there was an attachment to end. The backend it is attached to finds out when it exits.
+    /// Returns whether there was an attachment to end. The backend it is attached to finds out when it exits.
     pub fn detach(&self, at: SlotRef) -> bool {
         self.change_attached(at, |pid| (pid != 0).then_some(0))
     }
 
-    /// Changes which backend a session is attached to. Whether there was anything to do.
+    /// Changes which backend a session is attached to. Returns whether there was anything to do.
     fn change_attached(&self, at: SlotRef, step: impl Fn(u64) -> Option<u64>) -> bool {
         // A stand-in has none.
         let attached = self.attached.get(at.index as usize);
@@ -57,7 +57,7 @@ fn my_pid() -> u64 {
     u64::from(unsafe { pg_sys::MyProcPid }.cast_unsigned())
 }
 
-/// How many session_wait calls may wait in one database at the same time.
+/// Returns how many session_wait calls may wait in one database at the same time.
 pub fn max_waiting() -> u32 {
     let tenth = server::max_connections() / 10;
     let set = settings::MAX_WAITING.get();

@@ -43,18 +43,18 @@ use crate::pg::clock;
 use pgrx::pg_sys;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Whether confirmations are made, by what this process has heard of the setting.
+/// Returns whether confirmations are made, by what this process has heard of the setting.
 pub fn is_on() -> bool {
     settings::CONFIRM_INTERVAL.get() > 0
 }
 
-/// Whether the settings name a standby to ask.
+/// Returns whether the settings name a standby to ask.
 pub fn has_synchronous_standbys() -> bool {
     // SAFETY: null, or the text of a setting
     unsafe { !pg_sys::SyncRepStandbyNames.is_null() && *pg_sys::SyncRepStandbyNames != 0 }
 }
 
-/// Whether the synchronous standbys have flushed the WAL up to a position: all that there are.
+/// Returns whether the synchronous standbys have flushed the WAL up to a position: all that there are.
 pub fn is_acknowledged(lsn: u64) -> bool {
     if !has_synchronous_standbys() {
         return true;
@@ -66,9 +66,9 @@ pub fn is_acknowledged(lsn: u64) -> bool {
     flushed.load(Ordering::Acquire) >= lsn
 }
 
-/// Whether this transaction, which has just been committed, is unknown to the standbys, as far as can be told. The
-/// answer counts with the setting off, too: it may be switched on while a confirmation from the last time that it was
-/// on still counts.
+/// Returns whether this transaction, which has just been committed, is unknown to the standbys, as far as can be told.
+/// The answer counts with the setting off, too: it may be switched on while a confirmation from the last time that it
+/// was on still counts.
 pub fn committed_alone() -> bool {
     // SAFETY: a plain read
     !is_acknowledged(unsafe { pg_sys::XactLastCommitEnd })
@@ -80,8 +80,8 @@ impl Shared {
         self.header.confirming.store(is_on(), Ordering::Release);
     }
 
-    /// Whether what this server says of trust is bounded by confirmations: also in a statement that has gone on since
-    /// before the setting was switched on, and hears of no reload.
+    /// Returns whether what this server says of trust is bounded by confirmations: also in a statement that has gone on
+    /// since before the setting was switched on, and hears of no reload.
     pub fn is_confirming(&self) -> bool {
         is_on() || self.header.confirming.load(Ordering::Acquire)
     }
@@ -115,7 +115,7 @@ impl Shared {
         self.change_unproven(at, |_| FOREVER);
     }
 
-    /// Whether that is so.
+    /// Returns whether that is so.
     pub fn is_promised(&self, at: SlotRef) -> bool {
         let at = self.current(at);
         let since = self.unproven.get(at.index as usize).map(Counted::get);

@@ -225,7 +225,7 @@ impl Database {
         self.oid.store(0, Ordering::Release);
     }
 
-    /// Whether a process uses the entry, or it says what must still be done.
+    /// Returns whether a process uses the entry, or it says what must still be done.
     pub fn is_busy(&self) -> bool {
         self.waiting.load(Ordering::Acquire) != 0
             || !self.worker.load(Ordering::Acquire).is_null()
@@ -254,7 +254,7 @@ impl Database {
         self.helper.compare_exchange(my_latch(), std::ptr::null_mut(), Ordering::AcqRel, Ordering::Relaxed).ok();
     }
 
-    /// How long something has been due here while there is no slot for the worker.
+    /// Returns how long something has been due here while there is no slot for the worker.
     pub fn unserved_ms(&self) -> i32 {
         let since = self.unserved_since.load(Ordering::Relaxed);
         if since == 0 { 0 } else { clock::trust_ms(clock::now().saturating_sub(since)) }
@@ -326,8 +326,8 @@ impl Database {
         self.kept_since[kind as usize].store(UNKNOWN, Ordering::Release);
     }
 
-    /// Before the oldest row of a kind is looked for: what is kept from now on may be missed by the look. Whether rows
-    /// that were kept before that may be missed as well.
+    /// Before the oldest row of a kind is looked for: what is kept from now on may be missed by the look. Returns
+    /// whether rows that were kept before that may be missed as well.
     pub fn look_for_kept(&self, kind: Kept) -> bool {
         self.kept_since[kind as usize].swap(LOOKING, Ordering::AcqRel);
         kind == Kept::Claims && self.claims_are_being_finished()

@@ -40,8 +40,8 @@ impl Shared {
         self.push(database, queue, Some(ITEMS), 0, 0);
     }
 
-    /// Posts a resource that could not be judged, to be tried again after twice the time of before. Whether there was
-    /// room.
+    /// Posts a resource that could not be judged, to be tried again after twice the time of before. Returns whether
+    /// there was room.
     pub fn post_retry(&self, database: &Database, dirty: &Dirty, now: u64) -> bool {
         let backoff_ms = (dirty.backoff_ms * 2).clamp(limits::FIRST_RETRY_MS, limits::LAST_RETRY_MS);
         let due = now + u64::from(backoff_ms) * 1_000;
@@ -65,7 +65,7 @@ impl Shared {
         }
     }
 
-    /// Whether the entry is new, or sooner than the one there was; `None` if there is no room for it.
+    /// Returns whether the entry is new, or sooner than the one there was; `None` if there is no room for it.
     fn push(
         &self,
         database: &Database,
@@ -144,7 +144,7 @@ impl Shared {
         }
     }
 
-    /// Whether the end of any prepared transaction of a database is watched for.
+    /// Returns whether the end of any prepared transaction of a database is watched for.
     pub fn watches_prepared(&self, database: &Database) -> bool {
         let oid = u64::from(database.oid.load(Ordering::Relaxed));
         self.pending.iter().any(|known| known.0.load(Ordering::Acquire) >> 32 == oid)

@@ -152,7 +152,7 @@ impl Shared {
         }
     }
 
-    /// Whether nothing has become free in the lane since a scan began.
+    /// Returns whether nothing has become free in the lane since a scan began.
     pub fn is_turn(&self, lane: Lane, from: Start) -> bool {
         let now = self.floor(lane);
         (now.turn, now.stirred) == (from.turn, from.stirred)

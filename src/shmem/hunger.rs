@@ -279,7 +279,7 @@ impl Shared {
         }
     }
 
-    /// How many sessions of the block of a slot have any bit, or are about to.
+    /// Returns how many sessions of the block of a slot have any bit, or are about to.
     fn hungry_in(&self, index: u32) -> &AtomicU32 {
         &self.hungry[index as usize / block::SLOTS]
     }

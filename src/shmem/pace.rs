@@ -34,7 +34,7 @@ impl Pace {
         self.since.store(now, Ordering::Release);
     }
 
-    /// How long it takes the clock to get to a number, in microseconds; zero for one that is behind it.
+    /// Returns how long it takes the clock to get to a number, in microseconds; zero for one that is behind it.
     pub fn ahead(&self, number: i64, now: u64) -> u64 {
         let since = self.since.load(Ordering::Acquire);
         let ahead = ahead(number - self.from.load(Ordering::Acquire), now.saturating_sub(since));

@@ -32,18 +32,18 @@ thread_local! {
 }
 
 impl Shared {
-    /// How many databases may be in use.
+    /// Returns how many databases may be in use.
     pub fn places(&self) -> usize {
         self.databases.len() - VISITS
     }
 
-    /// How many databases have a place.
+    /// Returns how many databases have a place.
     fn taken(&self) -> usize {
         let taken = |known: &&Database| known.oid.load(Ordering::Relaxed) != 0 && !known.visited.load(Ordering::SeqCst);
         self.databases.iter().filter(taken).count()
     }
 
-    /// Whether no place is free.
+    /// Returns whether no place is free.
     pub fn is_full(&self) -> bool {
         self.taken() >= self.places()
     }
@@ -223,18 +223,18 @@ impl Shared {
 }
 
 impl Database {
-    /// Whether this process is its worker.
+    /// Returns whether this process is its worker.
     fn is_mine(&self) -> bool {
         self.oid.load(Ordering::Acquire) == SERVED.get()
     }
 
-    /// Whether it has its entry for a visit only.
+    /// Returns whether it has its entry for a visit only.
     pub fn is_visited(&self) -> bool {
         self.oid.load(Ordering::Acquire) != 0 && self.visited.load(Ordering::SeqCst)
     }
 }
 
-/// Whether there is such a database.
+/// Returns whether there is such a database.
 fn exists(oid: u32) -> bool {
     // SAFETY: in a transaction, under no lock of ours; reads the catalog through its cache, after what others have
     // committed has been heard of

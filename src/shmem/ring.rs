@@ -89,7 +89,8 @@ impl Ring<'_> {
         None
     }
 
-    /// Puts an entry in, or together with the one that is there. Whether that is news; `None` if there is no room.
+    /// Puts an entry in, or together with the one that is there. Returns whether that is news; `None` if there is no
+    /// room.
     pub fn put(&mut self, mut entry: Entry) -> Option<bool> {
         if let Some(at) = self.find(&entry) {
             let known = &mut self.entries[at];

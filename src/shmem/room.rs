@@ -45,7 +45,7 @@ impl Shared {
         self.is_needed(database, with_rows) || database.is_busy()
     }
 
-    /// Whether a database is one of some, or is used otherwise than by a worker.
+    /// Returns whether a database is one of some, or is used otherwise than by a worker.
     fn is_needed(&self, database: &Database, some: &HashSet<u32>) -> bool {
         let oid = database.oid.load(Ordering::Acquire);
         some.contains(&oid) || database.waiting.load(Ordering::Acquire) != 0 || self.watches_prepared(database)
@@ -56,7 +56,7 @@ impl Shared {
         self.is_needed(database, &self.with_rows())
     }
 
-    /// How many databases are in use.
+    /// Returns how many databases are in use.
     pub fn databases_in_use(&self) -> usize {
         let with_rows = self.with_rows();
         let taken = self.databases.iter().filter(|database| database.oid.load(Ordering::Acquire) != 0);
@@ -91,12 +91,12 @@ impl Shared {
         }
     }
 
-    /// Whether calls wait for a database to give up its place.
+    /// Returns whether calls wait for a database to give up its place.
     pub fn is_room_wanted(&self, now: u64) -> bool {
         self.header.room_wanted.load(Ordering::Acquire) > now
     }
 
-    /// Has a database give up its place that is not in use. Whether one has.
+    /// Has a database give up its place that is not in use. Returns whether one has.
     pub(super) fn make_room(&self) -> bool {
         let with_rows = self.with_rows();
         let entries = self.databases.len();
@@ -107,8 +107,8 @@ impl Shared {
         others.any(|database| self.give_up(database))
     }
 
-    /// Whether a database keeps its place for no more than what a worker does soon, or for a transaction. Has workers
-    /// leave that have done their work.
+    /// Returns whether a database keeps its place for no more than what a worker does soon, or for a transaction. Has
+    /// workers leave that have done their work.
     fn is_room_to_come(&self) -> bool {
         let mut living = HashSet::new();
         self.each(clock::now(), |_, home, word| {
@@ -148,7 +148,7 @@ impl Shared {
     }
 }
 
-/// Whether any process is in a transaction in a database.
+/// Returns whether any process is in a transaction in a database.
 fn is_in_a_transaction(database: u32) -> bool {
     let (any, database) = (pg_sys::InvalidTransactionId, pg_sys::Oid::from(database));
     // SAFETY: reads PostgreSQL's list of transactions, under no lock of ours; the answer ends in one without a number,

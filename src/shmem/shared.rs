@@ -72,7 +72,7 @@ impl Shared {
         self.header.boot_id.load(Ordering::Relaxed)
     }
 
-    /// Whether the server was started from a base backup, and not from a data directory of its own.
+    /// Returns whether the server was started from a base backup, and not from a data directory of its own.
     pub fn is_restored(&self) -> bool {
         self.header.restored.load(Ordering::Relaxed)
     }

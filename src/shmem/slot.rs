@@ -63,7 +63,7 @@ impl Slot {
         u64::from(self.ttl_ms.load(Ordering::Acquire) & !PRIVATE) * 1_000
     }
 
-    /// How long the slot is kept when the session has ended.
+    /// Returns how long the slot is kept when the session has ended.
     pub(super) fn kept(&self) -> u64 {
         if self.opened_by.load(Ordering::Relaxed) == 0 { self.ttl() } else { 0 }
     }

@@ -78,7 +78,7 @@ impl Shared {
         slot.change(at.session, |word| word.freeze(slot.cap(), now));
     }
 
-    /// The early end comes to nothing. Whether it was that near.
+    /// The early end comes to nothing. Returns whether it was that near.
     pub fn thaw(&self, at: SlotRef) -> bool {
         let at = self.current(at);
         self.slot(at).change(at.session, Word::thaw).is_some_and(|(_, thawed)| thawed)
@@ -160,18 +160,18 @@ impl Shared {
         self.slot(at).ttl_ms.load(Ordering::Relaxed) & !PRIVATE
     }
 
-    /// Whether the session is private; not when it has its slot no more.
+    /// Returns whether the session is private; not when it has its slot no more.
     pub fn is_private(&self, at: SlotRef) -> bool {
         let private = self.slot(at).ttl_ms.load(Ordering::Acquire) & PRIVATE != 0;
         private && self.is_still(at)
     }
 
-    /// Whether the session keeps a lease for its grace.
+    /// Returns whether the session keeps a lease for its grace.
     pub fn keeps_grace(&self, at: SlotRef) -> bool {
         self.is_private(at) && self.slot(self.current(at)).cap() != FOREVER
     }
 
-    /// Whether the transaction that opened the session is still open, or prepared.
+    /// Returns whether the transaction that opened the session is still open, or prepared.
     pub fn being_opened(&self, at: SlotRef) -> bool {
         let xid = pg_sys::TransactionId::from(self.slot(at).opened_by.load(Ordering::Relaxed));
         // SAFETY: reads PostgreSQL's list of transactions
@@ -196,8 +196,8 @@ impl Shared {
         self.each_due(u64::MAX, now, |at, home, word, _| visit(at, home, word));
     }
 
-    /// The slots that are due by a time, each with when it is, and others that are in the same blocks. Whether there
-    /// are such as are not due by then in the other blocks.
+    /// The slots that are due by a time, each with when it is, and others that are in the same blocks. Returns whether
+    /// there are such as are not due by then in the other blocks.
     pub fn each_due(&self, by: u64, now: u64, mut visit: impl FnMut(SlotRef, Home, Word, u64)) -> bool {
         block::before_look();
         let in_use = (self.used() as usize).div_ceil(block::SLOTS);

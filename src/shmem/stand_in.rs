@@ -40,7 +40,7 @@ static SLOTS: [Slot; STAND_INS] = [const {
 static NEXT: AtomicU32 = AtomicU32::new(0);
 
 impl SlotRef {
-    /// Whether the session has no slot.
+    /// Returns whether the session has no slot.
     pub fn is_stand_in(&self) -> bool {
         self.index >= FIRST
     }

@@ -59,7 +59,7 @@ pub fn pause(span: u64) -> Result<()> {
     if sleep(span) { Ok(()) } else { Err(Error::ClientGone.into()) }
 }
 
-/// Sleeps for up to `span` microseconds. Whether the client is still there.
+/// Sleeps for up to `span` microseconds. Returns whether the client is still there.
 fn sleep(span: u64) -> bool {
     unsafe extern "C-unwind" {
         fn pq_check_connection() -> bool;

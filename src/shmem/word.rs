@@ -79,7 +79,7 @@ impl Word {
         self.0 >> TIME_SHIFT
     }
 
-    /// Whether the session has its leases at `now`. `cap` is a deadline that heartbeats cannot move.
+    /// Returns whether the session has its leases at `now`. `cap` is a deadline that heartbeats cannot move.
     pub fn lives(self, cap: u64, now: u64) -> bool {
         matches!(self.state(), State::Alive | State::Frozen) && now < self.at().min(cap)
     }
@@ -135,7 +135,8 @@ impl Word {
             .then(|| self.with(State::Alive, self.at().saturating_add(gap)))
     }
 
-    /// Whether a step leads there that is of the same session: the dead stay dead, and a slot is not freed by a step.
+    /// Returns whether a step leads there that is of the same session: the dead stay dead, and a slot is not freed by a
+    /// step.
     pub fn may_become(self, next: Word) -> bool {
         let is_past = |word: Word| matches!(word.state(), State::Dead | State::Gone);
         next.count() == self.count() && next.state() != State::Free && (!is_past(self) || is_past(next))

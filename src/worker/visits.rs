@@ -27,7 +27,7 @@ impl Visits {
         Self { shared, unvisited: unvisited.collect(), kept_until: HashMap::new() }
     }
 
-    /// Whether each database has been given its visit.
+    /// Returns whether each database has been given its visit.
     pub fn are_over(&self) -> bool {
         self.unvisited.is_empty()
     }

@@ -95,8 +95,8 @@ impl Witness {
         };
     }
 
-    /// How long all of the server stood still within a span of time, and since when. Sees to it that there is a child
-    /// for the next.
+    /// Returns how long all of the server stood still within a span of time, and since when. Sees to it that there is a
+    /// child for the next.
     pub fn pause(&mut self, from: u64, to: u64) -> Option<(u64, u64)> {
         // SAFETY: asks whether the child has ended, and takes note of it
         let lives = self.child > 0 && unsafe { libc::waitpid(self.child, std::ptr::null_mut(), libc::WNOHANG) } == 0;

@@ -68,7 +68,8 @@ impl Indexes {
     }
 }
 
-/// Whether expressions of an index are no more than columns, constants and PostgreSQL's own operators, as ours are.
+/// Returns whether expressions of an index are no more than columns, constants and PostgreSQL's own operators, as ours
+/// are.
 unsafe fn all_plain(expressions: *mut pg_sys::List) -> bool {
     // SAFETY: a list of expressions, or none
     unsafe { PgList::from_pg(expressions).iter_ptr().all(|expression| is_plain(expression)) }

@@ -12,15 +12,15 @@ impl Moment {
         Moment(unsafe { pg_sys::RegisterSnapshot(pg_sys::GetLatestSnapshot()) })
     }
 
-    /// Whether a row that is not in flight was there, as this version of it, at that moment.
+    /// Returns whether a row that is not in flight was there, as this version of it, at that moment.
     pub fn shows(&self, row: &Tuple) -> bool {
         let by = row.made_by();
         // SAFETY: the snapshot is registered; reads PostgreSQL's lists of transactions
         unsafe { pg_sys::TransactionIdIsCurrentTransactionId(by) || !pg_sys::XidInMVCCSnapshot(by, self.0) }
     }
 
-    /// Whether other transactions had made this version of a row, and deleted or changed it, and had committed at that
-    /// moment.
+    /// Returns whether other transactions had made this version of a row, and deleted or changed it, and had committed
+    /// at that moment.
     pub fn has_gone(&self, row: &Tuple) -> bool {
         // SAFETY: the snapshot is registered; reads PostgreSQL's lists of transactions
         let was_over = |by| unsafe {

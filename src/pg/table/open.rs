@@ -112,16 +112,16 @@ impl Table {
         Tuple(self.slot)
     }
 
-    /// Whether the index has an entry for a key, or for its first columns. If not, there is no such row, whatever the
-    /// sight: a row that is moved gets a new entry before its old version is dead to any snapshot, and an entry stays
-    /// until its version is dead to all.
+    /// Returns whether the index has an entry for a key, or for its first columns. If not, there is no such row,
+    /// whatever the sight: a row that is moved gets a new entry before its old version is dead to any snapshot, and an
+    /// entry stays until its version is dead to all.
     pub fn has_entry(&self, key: &[Key]) -> bool {
         self.entries(key, 1) > 0
     }
 
-    /// How many entries the index has for a key, or for its first columns, up to `most`. There are no more rows than
-    /// that, and perhaps fewer: those that have been deleted are counted until they are cleaned away. No row is looked
-    /// at, which is what takes the time of a scan.
+    /// Returns how many entries the index has for a key, or for its first columns, up to `most`. There are no more rows
+    /// than that, and perhaps fewer: those that have been deleted are counted until they are cleaned away. No row is
+    /// looked at, which is what takes the time of a scan.
     pub fn entries(&self, key: &[Key], most: usize) -> usize {
         // SAFETY: the scan ends before its keys; a snapshot that sees all is asked about nothing
         unsafe {
@@ -134,13 +134,13 @@ impl Table {
         }
     }
 
-    /// How many columns the index has: former versions of the extension have fewer.
+    /// Returns how many columns the index has: former versions of the extension have fewer.
     pub fn key_columns(&self) -> usize {
         // SAFETY: the relation is open
         usize::try_from(unsafe { (*(*self.key).rd_att).natts }).unwrap_or(0)
     }
 
-    /// Whether no two rows have this key.
+    /// Returns whether no two rows have this key.
     pub(super) fn is_whole(&self, key: &[Key]) -> bool {
         let is_range = |key: &Key| matches!(key, Key::From(_) | Key::IntFrom(_) | Key::TimeFrom(_) | Key::After(_));
         // SAFETY: the relation is open, and an index

@@ -32,13 +32,13 @@ impl Tuple {
         }
     }
 
-    /// Whether this transaction has made this version of the row.
+    /// Returns whether this transaction has made this version of the row.
     pub fn is_mine(&self) -> bool {
         transaction::is_mine(self.made_by())
     }
 
-    /// Whether what the caller's statement reads includes this version of the row. Under READ COMMITTED each statement
-    /// reads anew.
+    /// Returns whether what the caller's statement reads includes this version of the row. Under READ COMMITTED each
+    /// statement reads anew.
     pub fn is_seen(&self) -> bool {
         transaction::sees(self.made_by())
     }
@@ -75,7 +75,7 @@ impl Tuple {
         }
     }
 
-    /// Whether an open transaction, another one, has deleted the row: not locked it, nor changed it.
+    /// Returns whether an open transaction, another one, has deleted the row: not locked it, nor changed it.
     pub fn is_being_deleted(&self) -> bool {
         let Some(by) = self.changed_by() else { return false };
         // SAFETY: as above
@@ -117,7 +117,7 @@ impl Tuple {
         }
     }
 
-    /// How many columns the table has.
+    /// Returns how many columns the table has.
     fn columns(&self) -> usize {
         // SAFETY: the slot knows the description of its table
         usize::try_from(unsafe { (*(*self.0).tts_tupleDescriptor).natts }).unwrap_or(0)
@@ -136,13 +136,13 @@ impl Tuple {
         required::missing(table.unwrap_or_default(), name)
     }
 
-    /// How many bytes a column takes whose values differ in length, before compression; without fetching it.
+    /// Returns how many bytes a column takes whose values differ in length, before compression; without fetching it.
     pub fn size(&self, column: usize) -> usize {
         // SAFETY: the column is of such a type, as the caller knows from the schema
         self.get::<Datum>(column).map_or(0, |value| unsafe { pg_sys::toast_raw_datum_size(value) })
     }
 
-    /// Whether a column that is a multirange has no range.
+    /// Returns whether a column that is a multirange has no range.
     pub fn has_no_range(&self, column: usize) -> bool {
         // SAFETY: the column is a multirange, as the caller knows from the schema
         let is_empty = |ranges| unsafe { pgrx::direct_function_call(pg_sys::multirange_empty, &[Some(ranges)]) };

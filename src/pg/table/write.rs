@@ -11,9 +11,9 @@ use pgrx::pg_sys::{self, Datum, ItemPointerData, TM_Result};
 pub type Change = (i32, Option<Datum>);
 
 impl Table {
-    /// Whether a row may be added or changed here, and not by a statement: nothing hangs on the table but indexes. An
-    /// administrator may have given it a trigger, say. Doing so waits for transactions that have opened the table
-    /// before.
+    /// Returns whether a row may be added or changed here, and not by a statement: nothing hangs on the table but
+    /// indexes. An administrator may have given it a trigger, say. Doing so waits for transactions that have opened the
+    /// table before.
     pub fn is_plain(&self) -> bool {
         // SAFETY: the relation is open; the list is ours
         unsafe {
@@ -24,8 +24,8 @@ impl Table {
         }
     }
 
-    /// Whether it has just so many columns. An administrator may have added one, which leaves its place even when it is
-    /// dropped.
+    /// Returns whether it has just so many columns. An administrator may have added one, which leaves its place even
+    /// when it is dropped.
     pub fn has_columns(&self, count: usize) -> bool {
         // SAFETY: the relation is open
         usize::try_from(unsafe { (*(*self.relation).rd_att).natts }) == Ok(count)
