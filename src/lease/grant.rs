@@ -180,7 +180,6 @@ fn write(call: &Call, leases: &Leases, candidates: Vec<Candidate>) -> Vec<(Candi
                 timeline: refence::timeline(),
                 declared: candidate.declared.is_some(),
             };
-            debug_assert!(candidate.row.is_none_or(|row| row.fence < owner.fence), "fences grow");
             leases.give(&candidate.resource, candidate.slot, candidate.row.map(|row| row.tid), &owner);
             (candidate, owner.fence)
         };
