@@ -110,4 +110,17 @@ ROLLBACK PREPARED 'forgotten';
 SELECT semaphore_drop('often few'), semaphore_drop('often many'), semaphore_drop('often resized');
 SELECT group_drop(group_name) FROM groups WHERE group_name LIKE 'often%';
 DELETE FROM eskit_lease._executions;
+-- A look at a line reads the places of waiters that have expired, whose rows are still there, and reads them once.
+SELECT session AS h FROM session_open('h', '1 hour') \gset
+SELECT fence AS f FROM lease_acquire('dead line', :'h') \gset
+SELECT count(*) FILTER (WHERE a.reason = 'queued') AS queued
+FROM generate_series(1, 50) AS n, session_open('w' || n, '3 s') AS s, lease_acquire('dead line', s.session, true) AS a;
+CALL pg_temp.wait_for('NOT EXISTS (SELECT FROM sessions WHERE consumer ~ ''^w'' AND state = ''alive'')');
+BEGIN;
+SELECT pg_stat_get_xact_tuples_returned('eskit_lease._waiters_pkey'::regclass) AS before \gset
+SELECT lease_release('dead line', :f);
+SELECT pg_stat_get_xact_tuples_returned('eskit_lease._waiters_pkey'::regclass) - :before BETWEEN 50 AND 75 AS read_once;
+COMMIT;
+SELECT session_close(:'h');
+CALL pg_temp.wait_for('NOT more FROM eskit_lease.session_sweep()');
 SELECT count(*) FROM sessions;
