@@ -16,7 +16,7 @@ impl<T> Given<T> for Option<T> {
     }
 }
 
-/// The name of a consumer or a resource.
+/// Returns the name of a consumer or a resource.
 pub fn text_arg(what: &'static str, text: Option<Text>) -> Result<String> {
     let name = text.given(what)?.0;
     if (1..=limits::MAX_NAME).contains(&name.len()) {
@@ -26,7 +26,7 @@ pub fn text_arg(what: &'static str, text: Option<Text>) -> Result<String> {
     }
 }
 
-/// The distinct names of an array of resources, in order.
+/// Returns the distinct names of an array of resources, in order.
 pub fn names_arg(resources: Option<TextArray>) -> Result<Vec<String>> {
     let names = resources.given("resources")?.0;
     let given = names.len();

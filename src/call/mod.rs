@@ -71,7 +71,7 @@ impl Call {
         Ok(Call { shared, database, home, caller, tables: Tables::default(), db: OnceCell::new() })
     }
 
-    /// The connection to SPI, made when the first statement is to run: many an answer needs none.
+    /// Returns the connection to SPI, made when the first statement is to run: many an answer needs none.
     pub fn db(&self) -> &Db {
         self.db.get_or_init(|| Db::open(self.home))
     }
@@ -88,7 +88,7 @@ impl Call {
         }
     }
 
-    /// Whose extension it is.
+    /// Returns whose extension it is.
     pub fn owner(&self) -> Oid {
         catalog::owner(self.home)
     }

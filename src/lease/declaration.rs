@@ -74,7 +74,7 @@ fn read(row: &Tuple) -> Declaration {
 }
 
 impl Call {
-    /// The declarations, whose table is opened once in a call.
+    /// Returns the declarations, whose table is opened once in a call.
     pub fn declarations(&self) -> Declarations<'_> {
         Declarations(self.tables.declarations.get_or_init(table))
     }
@@ -84,12 +84,12 @@ impl Call {
 pub struct Declarations<'a>(&'a Table);
 
 impl Declarations<'_> {
-    /// The declaration of a name: committed, or of this transaction.
+    /// Returns the declaration of a name: committed, or of this transaction.
     pub fn of(&self, resource: &str) -> Option<Declaration> {
         self.0.find(Sight::Latest, &[Key::Text(resource)], |row, _| Some(read(row)))
     }
 
-    /// What stands for a name.
+    /// Returns what stands for a name.
     pub fn stands(&self, resource: &str) -> Stands {
         if !self.0.has_entry(&[Key::Text(resource)]) {
             return Stands::Absent;
@@ -108,7 +108,7 @@ impl Declarations<'_> {
         })
     }
 
-    /// Whether nothing is declared, nor being declared: mostly so, and said in one look. False, too, where many
+    /// Returns whether nothing is declared, nor being declared: mostly so, and said in one look. False, too, where many
     /// declarations are gone that an old snapshot keeps.
     pub fn none(&self) -> bool {
         !self.0.has_entry(&[])
@@ -126,7 +126,7 @@ pub fn stands(resource: &str) -> Stands {
     Declarations(&table()).stands(resource)
 }
 
-/// The groups among some names, and the others.
+/// Returns the groups among some names, and the others.
 pub fn groups_among(call: &Call, names: Vec<String>) -> (Vec<String>, Vec<String>) {
     if call.declarations().none() {
         return (Vec::new(), names);
@@ -134,7 +134,7 @@ pub fn groups_among(call: &Call, names: Vec<String>) -> (Vec<String>, Vec<String
     names.into_iter().partition(|name| call.declarations().of(name).is_some_and(|known| known.kind == Kind::Group))
 }
 
-/// The declaration of a name that has to be of a kind.
+/// Returns the declaration of a name that has to be of a kind.
 pub fn of_kind(resource: &str, kind: Kind) -> Result<Declaration> {
     of_kind_if_any(resource, kind)?.ok_or_else(|| unknown(resource, kind))
 }
@@ -144,7 +144,7 @@ pub fn unknown(resource: &str, kind: Kind) -> ErrorReport {
     Error::Unknown { kind: kind.name(), name: resource.to_owned() }.into()
 }
 
-/// The declaration of a name that has to be of a kind, if there is one.
+/// Returns the declaration of a name that has to be of a kind, if there is one.
 fn of_kind_if_any(resource: &str, kind: Kind) -> Result<Option<Declaration>> {
     match of(resource) {
         Some(known) if known.kind != kind => {
@@ -163,7 +163,7 @@ pub fn require_partition(group: &str, partition: i32) -> Result<()> {
     Err(Error::NoPartition { group: group.to_owned(), partition, partitions }.into())
 }
 
-/// A partition of a group that there is.
+/// Returns a partition of a group that there is.
 pub fn partition_arg(group: &str, partition: Option<i32>) -> Result<i32> {
     let partition = partition.given("partition")?;
     require_partition(group, partition).map(|()| partition)
@@ -179,12 +179,12 @@ pub fn require_leasable(resource: &str, declaration: &Declaration) -> Result<()>
     }
 }
 
-/// Whether a name is still declared as it was when a slot of it was chosen.
+/// Returns whether a name is still declared as it was when a slot of it was chosen.
 pub fn still(resource: &str, (kind, slots): (Kind, i32)) -> bool {
     matches!(stands(resource), Stands::Declared(known) if (known.kind, known.slots) == (kind, slots))
 }
 
-/// A number of slots within its limits.
+/// Returns a number of slots within its limits.
 pub fn slots_arg(what: &'static str, slots: Option<i32>) -> Result<i32> {
     let slots = slots.given(what)?;
     if (1..=limits::MAX_SLOTS).contains(&slots) {
@@ -193,7 +193,7 @@ pub fn slots_arg(what: &'static str, slots: Option<i32>) -> Result<i32> {
     Err(Error::Number { what, given: slots.into(), min: 1, max: limits::MAX_SLOTS.into() }.into())
 }
 
-/// The declaration of a name that the caller owns, if there is one.
+/// Returns the declaration of a name that the caller owns, if there is one.
 pub fn owned_if_any(call: &Call, resource: &str, kind: Kind) -> Result<Option<Declaration>> {
     let declaration = of_kind_if_any(resource, kind)?;
     if let Some(declaration) = &declaration {

@@ -63,7 +63,7 @@ pub fn raise_again(call: &Call) {
     raise(call);
 }
 
-/// A new fence, greater than all before.
+/// Returns a new fence, greater than all before.
 pub fn next(call: &Call) -> i64 {
     let fence = spi::next(catalog::FENCES);
     hold_back(&call.database.fences, fence);
@@ -83,7 +83,7 @@ pub fn hold_back(pace: &Pace, number: i64) {
     }
 }
 
-/// The last fence that has been drawn, or one after it.
+/// Returns the last fence that has been drawn, or one after it.
 pub fn drawn(call: &Call) -> i64 {
     call.db().one(&DRAWN, vec![], |row| row.long(1))
 }
@@ -224,7 +224,7 @@ pub fn check(call: &Call, resource: &str, slot: Option<i32>, fence: i64) -> Resu
     Ok(())
 }
 
-/// Whether the grant is part of what the caller's statement reads.
+/// Returns whether the grant is part of what the caller's statement reads.
 fn visible(leases: &Leases, resource: &str, row: &LeaseRow) -> bool {
     let granted_by = row.made_by;
     if transaction::is_mine(granted_by) {

@@ -81,7 +81,7 @@ pub fn give(call: &Call, resource: &str, fence: i64, grace_ms: i32) -> Result<bo
     Ok(true)
 }
 
-/// The private session of a lease in grace.
+/// Returns the private session of a lease in grace.
 fn private(call: &Call, row: &LeaseRow) -> Option<SlotRef> {
     call.living(row.session?).ok().flatten()
 }

@@ -30,7 +30,7 @@ pub static RETIRE: Statement =
     Statement::tidies(include_str!("../../sql/query/history/retire.sql"), &[FLOAT8OID, INT8OID, TIMESTAMPTZOID]);
 pub static OLDEST: Statement = Statement::reads(include_str!("../../sql/query/history/oldest.sql"), &[TIMESTAMPTZOID]);
 
-/// Whether there is the table; version 0.1.0 had none.
+/// Returns whether there is the table; version 0.1.0 had none.
 pub fn is_there() -> bool {
     catalog::relation(c"_history") != Oid::INVALID
 }
@@ -89,7 +89,7 @@ impl Entry<'_> {
         Entry { event, resource, slot, fence, consumer, next: None, forced: None }
     }
 
-    /// All columns but the time.
+    /// Returns all columns but the time.
     fn values(&self) -> Vec<Value<'_>> {
         vec![
             Value::Text(self.event.name()),

@@ -71,7 +71,7 @@ pub fn register(of_groups: &'static dyn Rules, of_bridges: &'static dyn Rules) {
 }
 
 impl Kind {
-    /// The rules of names that are declared as of this kind.
+    /// Returns the rules of names that are declared as of this kind.
     pub fn rules(self) -> &'static dyn Rules {
         let of_kind = match self {
             Kind::Semaphore => return &Plain,

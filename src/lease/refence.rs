@@ -33,18 +33,18 @@ use std::sync::atomic::Ordering;
 static MARK: Statement = Statement::reads("SELECT last_value FROM eskit_lease._refence", &[]);
 static SET: Statement = Statement::writes("SELECT setval('eskit_lease._refence', $1)", &[INT8OID]);
 
-/// The timeline that new fences belong to.
+/// Returns the timeline that new fences belong to.
 pub fn timeline() -> i32 {
     server::timeline()
 }
 
-/// Whether the fence of a row is of this history.
+/// Returns whether the fence of a row is of this history.
 pub fn is_current(call: &Call, row: &LeaseRow) -> bool {
     row.timeline == timeline() && row.fence >= mark(call)
 }
 
-/// The fence below which all are of before; in a database that is yet to be marked, and that this transaction may not
-/// write, all are.
+/// Returns the fence below which all are of before; in a database that is yet to be marked, and that this transaction
+/// may not write, all are.
 fn mark(call: &Call) -> i64 {
     let mark = || call.database.refence.load(Ordering::Acquire);
     if mark() != 0 {

@@ -80,8 +80,8 @@ fn hand_over(call: &Call, at: SlotRef, rows: &[(String, LeaseRow)]) -> Result<Ha
     Ok(result.granted)
 }
 
-/// The row of a lease after its fence has been excluded: after the wait, what was read before it means nothing, but for
-/// a row that is as it was.
+/// Returns the row of a lease after its fence has been excluded: after the wait, what was read before it means nothing,
+/// but for a row that is as it was.
 fn still_held(leases: &Leases, resource: &str, seen: LeaseRow) -> Option<LeaseRow> {
     if leases.lock_again(resource, &seen) {
         return Some(seen);

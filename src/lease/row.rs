@@ -116,7 +116,7 @@ impl Leases {
         self.look(Sight::Dirty, resource, slot)
     }
 
-    /// What stands.
+    /// Returns what stands.
     pub fn probe(&self, resource: &str, slot: i32) -> Probe {
         if !self.0.has_entry(&[Key::Text(resource), Key::Int(slot)]) {
             return Probe::Absent;
@@ -131,7 +131,7 @@ impl Leases {
         Probe::InFlight(None)
     }
 
-    /// The row that is committed, or was written by this transaction.
+    /// Returns the row that is committed, or was written by this transaction.
     pub fn row(&self, resource: &str, slot: i32) -> Option<LeaseRow> {
         match self.look(Sight::Latest, resource, slot) {
             Probe::Row(row) => Some(row),
@@ -155,7 +155,7 @@ impl Leases {
         }
     }
 
-    /// Whether the statement that has called reads the row of a slot under a fence.
+    /// Returns whether the statement that has called reads the row of a slot under a fence.
     pub fn is_seen(&self, resource: &str, slot: i32, fence: i64) -> bool {
         let key = [Key::Text(resource), Key::Int(slot), Key::Long(fence)];
         let key = &key[..key.len().min(self.0.key_columns())];
@@ -244,7 +244,7 @@ impl Leases {
         (slots, arriving)
     }
 
-    /// Whether any slot from one on has a holder, living or not, or is in another transaction's hands.
+    /// Returns whether any slot from one on has a holder, living or not, or is in another transaction's hands.
     pub fn is_any_taken(&self, resource: &str, from: i32) -> bool {
         let taken = |probe: Probe| (!matches!(probe, Probe::Row(row) if row.session.is_none())).then_some(());
         // A dirty scan misses a row that is just being moved.
@@ -253,12 +253,12 @@ impl Leases {
             .any(|sight| self.each(sight, resource, from, |_, probe, _| taken(probe)).is_some())
     }
 
-    /// Whether a slot may have a row.
+    /// Returns whether a slot may have a row.
     pub fn has_entry(&self, resource: &str, slot: i32) -> bool {
         self.0.has_entry(&[Key::Text(resource), Key::Int(slot)])
     }
 
-    /// The rows of a resource that are committed, or were written by this transaction; in the order of slots.
+    /// Returns the rows of a resource that are committed, or were written by this transaction; in the order of slots.
     pub fn rows(&self, resource: &str) -> Vec<LeaseRow> {
         let mut rows = Vec::new();
         self.each(Sight::Latest, resource, 0, |_, probe, _| {
@@ -271,7 +271,7 @@ impl Leases {
         rows
     }
 
-    /// The row of the lease under a fence: committed, or written by this transaction.
+    /// Returns the row of the lease under a fence: committed, or written by this transaction.
     pub fn by_fence(&self, resource: &str, fence: i64) -> Option<LeaseRow> {
         let first = self.row(resource, 0);
         match first {
@@ -286,7 +286,7 @@ impl Leases {
         }
     }
 
-    /// Whether any slot of the resource has a greater fence.
+    /// Returns whether any slot of the resource has a greater fence.
     pub fn has_newer(&self, resource: &str, fence: i64) -> bool {
         self.rows(resource).iter().any(|row| row.fence > fence)
     }
@@ -304,13 +304,13 @@ impl Leases {
             && LeaseRow::read(&self.0.row()).fence == seen.fence
     }
 
-    /// Whether the row that has just been locked is that of a slot.
+    /// Returns whether the row that has just been locked is that of a slot.
     fn is_of(&self, resource: &str, slot: i32) -> bool {
         let row = self.0.row();
         row.required::<i32>(column::SLOT) == slot && *row.required::<Text>(column::RESOURCE) == *resource
     }
 
-    /// Whether rows may be written as below, and not by statements, which take longer.
+    /// Returns whether rows may be written as below, and not by statements, which take longer.
     pub fn is_plain(&self) -> bool {
         self.0.has_columns(column::COUNT) && self.0.is_plain()
     }

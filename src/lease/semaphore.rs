@@ -132,7 +132,7 @@ fn is_of_the_living(call: &Call, resource: &str) -> bool {
     dead.len() <= MOST && !dead.into_iter().any(|session| row::may_have_any(resource, session))
 }
 
-/// Whether a slot that the caller lets go of may be handed over without counting the permits.
+/// Returns whether a slot that the caller lets go of may be handed over without counting the permits.
 pub fn is_one_of_many(resource: &str, declaration: &Declaration, slot: i32) -> bool {
     let many = declaration.kind == Kind::Semaphore && declaration.slots > FEW && slot < declaration.slots;
     many && !Leases::open().is_any_taken(resource, declaration.slots)

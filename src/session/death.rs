@@ -26,7 +26,7 @@ static INSERT: Statement = Statement::writes(include_str!("../../sql/query/death
 static FORGET: Statement = Statement::tidies(include_str!("../../sql/query/death/forget.sql"), &[UUIDARRAYOID]);
 static TIDY: Statement = Statement::tidies(include_str!("../../sql/query/death/tidy.sql"), &[]);
 
-/// The table; version 0.1.0 had none.
+/// Returns the table; version 0.1.0 had none.
 fn table() -> Option<Table> {
     let is_there = catalog::relation(c"_deaths") != Oid::INVALID;
     is_there.then(|| Table::open(c"_deaths", c"_deaths_session"))
@@ -42,7 +42,7 @@ fn is_in(table: &Table, session: Uuid) -> bool {
     table.scan(Sight::Latest, &[Key::Uuid(session)], |_, _| Some(())).is_some()
 }
 
-/// Whether the session is dead, whatever its row says.
+/// Returns whether the session is dead, whatever its row says.
 pub fn is_recorded(session: Uuid) -> bool {
     table().is_some_and(|table| is_in(&table, session))
 }
@@ -75,7 +75,7 @@ pub fn tidy(call: &Call) {
 }
 
 impl Call {
-    /// Something of sessions that are dead has been taken: they stay dead, over a restart too.
+    /// Records that something of dead sessions has been taken: they stay dead, over a restart too.
     pub fn taken_from(&self, sessions: &[Uuid]) {
         debug_assert!(!sessions.iter().any(|session| self.lives(*session)), "what is taken is a dead session's");
         record(self, &self.seam().taken_from(sessions));

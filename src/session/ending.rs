@@ -22,8 +22,8 @@ pub fn is_ending(session: Uuid) -> bool {
     table().scan(Sight::Dirty, &[Key::Uuid(session)], |row, _| row.is_being_deleted().then_some(())).is_some()
 }
 
-/// What stands for a session that has just been heard of. A frozen one is found to have ended, or is thawed and heard
-/// of anew; but not where this transaction ends it, to which its row is gone whether it commits or not.
+/// Returns what stands for a session that has just been heard of. A frozen one is found to have ended, or is thawed and
+/// heard of anew; but not where this transaction ends it, to which its row is gone whether it commits or not.
 pub fn found(shared: &Shared, at: SlotRef, standing: Standing) -> Standing {
     if standing.state != State::Frozen || seam::has_ended(at.session()) {
         return standing;

@@ -40,7 +40,7 @@ pub fn lane(table: &'static CStr, name: &str) -> Lane {
     }
 }
 
-/// The floor of a line; 0 where it has none.
+/// Returns the floor of a line; 0 where it has none.
 pub fn of(lane: Lane) -> i64 {
     shared().map_or(0, |shared| shared.floor_at(lane).max(0))
 }

@@ -58,7 +58,7 @@ impl Holders {
     }
 }
 
-/// The rows of those that live.
+/// Returns the rows of those that live.
 pub fn living_rows(call: &Call, sessions: &[Uuid]) -> Vec<SessionRow> {
     if sessions.is_empty() {
         return Vec::new();
@@ -66,13 +66,13 @@ pub fn living_rows(call: &Call, sessions: &[Uuid]) -> Vec<SessionRow> {
     row::rows(sessions).into_iter().filter(|row| call.standing_of(row).is_some()).collect()
 }
 
-/// Whether a slot says that the session is dead, whatever its row says.
+/// Returns whether a slot says that the session is dead, whatever its row says.
 fn is_dead(call: &Call, session: Uuid) -> bool {
     let standing = call.shared.find(call.home, session).and_then(|at| call.shared.look(at));
     standing.is_some_and(|standing| !standing.alive())
 }
 
-/// The name of a session that has a row, or had one when it was asked before.
+/// Returns the name of a session that has a row, or had one when it was asked before.
 pub fn name(session: Uuid) -> Option<String> {
     KNOWN.with_borrow(|known| known.get(&session).cloned()).or_else(|| {
         let row = row::row(session)?;

@@ -29,7 +29,7 @@ impl<'a> Name<'a> {
         Name { consumer, role, table: Table::open(c"_sessions", c"_sessions_consumer") }
     }
 
-    /// Before 0.3.0 the index did not say when a session was opened.
+    /// Returns whether the index has an order: before 0.3.0 it did not say when a session was opened.
     fn is_line(&self) -> bool {
         self.table.key_columns() > 2
     }
@@ -46,7 +46,7 @@ impl<'a> Name<'a> {
         vec![Key::Text(self.consumer), Key::Oid(self.role), Key::TimeFrom(from)]
     }
 
-    /// When a session of this name is opened, which `write` does with that.
+    /// Opens a session of this name by `write`, which is given its time.
     pub fn open(&self, write: impl FnOnce(i64)) {
         self.stripe().lock(Mode::Exclusive);
         let mut at = clock::timestamp();
@@ -62,7 +62,7 @@ impl<'a> Name<'a> {
         self.stripe().unlock(Mode::Exclusive);
     }
 
-    /// The sessions that have a row.
+    /// Returns the sessions that have a row.
     pub fn sessions(&self) -> Vec<Uuid> {
         let (mut found, mut from) = (Vec::new(), None);
         while let Some(floor) = self.read(from, &mut found) {

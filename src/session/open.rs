@@ -34,7 +34,7 @@ fn random_uuid() -> Uuid {
     Uuid::from_bytes(bytes)
 }
 
-/// When a span of shared memory's clock ends, for people.
+/// Returns when a span of shared memory's clock ends, for people.
 pub fn wall_clock(left: u64) -> Option<TimestampWithTimeZone> {
     const SINCE_2000: u64 = 946_684_800_000_000;
     i64::try_from(clock::wall().saturating_sub(SINCE_2000) + left).ok()?.try_into().ok()

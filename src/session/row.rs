@@ -53,7 +53,7 @@ impl<'a> New<'a> {
     }
 }
 
-/// The row of a session, if it has one that is committed.
+/// Returns the row of a session, if it has one that is committed.
 fn read(table: &Table, session: &Uuid) -> Option<SessionRow> {
     table.scan(Sight::Latest, &[Key::Uuid(*session)], |row, _| {
         Some(SessionRow {
@@ -76,7 +76,7 @@ pub fn table() -> Table {
     Table::open(c"_sessions", c"_sessions_pkey")
 }
 
-/// The rows of sessions; those that have none are left out.
+/// Returns the rows of sessions; those that have none are left out.
 pub fn rows(sessions: &[Uuid]) -> Vec<SessionRow> {
     let table = table();
     sessions.iter().filter_map(|session| read(&table, session)).collect()
@@ -114,7 +114,7 @@ pub fn drain(call: &Call, session: Uuid) {
     call.written(drained, &DRAIN, vec![Value::Uuid(session)]);
 }
 
-/// All sessions that have a row.
+/// Returns all sessions that have a row.
 pub fn all() -> Vec<Uuid> {
     let mut sessions = Vec::new();
     table().scan(Sight::Latest, &[], |row, _| {

@@ -32,8 +32,8 @@ pub fn standing(shared: &'static Shared, home: Home, session: Uuid, boot_id: i64
 }
 
 impl Call {
-    /// The slot of a session that has a row, made again if the server has been restarted since; `None` for one that is
-    /// dead for good. An error where all slots are taken: the session lives by its row.
+    /// Returns the slot of a session that has a row, made again if the server has been restarted since; `None` for one
+    /// that is dead for good. An error where all slots are taken: the session lives by its row.
     pub fn slot_of(&self, row: &SessionRow) -> Result<Option<SlotRef>> {
         if let Some(at) = self.shared.find(self.home, row.session) {
             return Ok(Some(at));
@@ -71,7 +71,7 @@ impl Call {
         row::row(row.session).map(|_| at)
     }
 
-    /// What the slot of a session is made with that has a row and none; `None` for one that is dead for good.
+    /// Returns what the slot of a session is made with that has a row and none; `None` for one that is dead for good.
     fn opening_of(&self, row: &SessionRow) -> Option<Opening> {
         let by_row = self.shared.standing(self.home, row.session, row.boot_id, row.ttl_ms);
         if !by_row.alive() {
@@ -90,7 +90,7 @@ impl Call {
         Some(Opening { session, role, ttl_ms, private, deadline, opened_by: 0, unproven, frozen, most: None })
     }
 
-    /// What stands for a session that has a row. `None`: it is dead.
+    /// Returns what stands for a session that has a row. `None`: it is dead.
     pub fn standing_of(&self, row: &SessionRow) -> Option<Standing> {
         // A call that judges a session of before a restart makes its slot, so that all judge alike from then on.
         let standing = match self.slot_of(row) {
@@ -110,7 +110,7 @@ impl Call {
         self.shared.look(at).is_some_and(|standing| standing.state == State::Alive)
     }
 
-    /// The slot of a session that lives, or its stand-in.
+    /// Returns the slot of a session that lives, or its stand-in.
     pub fn living(&self, session: Uuid) -> Result<Option<SlotRef>> {
         let at = match self.shared.find(self.home, session) {
             None => row::row(session).and_then(|row| self.at_of(&row)),
@@ -119,21 +119,21 @@ impl Call {
         Ok(at.filter(|at| self.shared.look(*at).is_some_and(|standing| standing.alive())))
     }
 
-    /// The guard of a session's fenced transactions. A lease goes into grace and back while such a one is open, so what
-    /// keeps it in grace has the guard of the session that let go of it.
+    /// Returns the guard of a session's fenced transactions. A lease goes into grace and back while such a one is open,
+    /// so what keeps it in grace has the guard of the session that let go of it.
     pub fn fencer(&self, at: SlotRef) -> Guard {
         let of = if self.shared.is_private(at) { row::row(at.session()).and_then(|row| row.fencer) } else { None };
         Guard::Fencer(of.unwrap_or(at.session()))
     }
 
-    /// The slot of a session that the caller has named and may use: by its slot if it has one, by its row otherwise.
-    /// `None` for a private one.
+    /// Returns the slot of a session that the caller has named and may use: by its slot if it has one, by its row
+    /// otherwise. `None` for a private one.
     pub fn session(&self, session: Uuid) -> Result<Option<SlotRef>> {
         if is_private(self.shared, self.home, session) { Ok(None) } else { self.holder(session, None) }
     }
 
-    /// The slot of a session that the caller may use, private or not. `resource`: what it has, where the caller has
-    /// named that and not the session.
+    /// Returns the slot of a session that the caller may use, private or not. `resource`: what it has, where the caller
+    /// has named that and not the session.
     pub fn holder(&self, session: Uuid, resource: Option<&str>) -> Result<Option<SlotRef>> {
         if let Some((at, role)) = find(self.shared, self.home, session) {
             authorize(self.caller, role, resource)?;
@@ -163,8 +163,8 @@ pub fn authorize(caller: pg_sys::Oid, role: u32, resource: Option<&str>) -> Resu
     Err(Error::Foreign { owner: role_name(role), resource: resource.map(str::to_owned) }.into())
 }
 
-/// Whether a session exists for one lease, which is used by its name and fence. To all verbs that take a session but
-/// session_close it is unknown: it could come to hold other things, and they would end with that one lease.
+/// Returns whether a session exists for one lease, which is used by its name and fence. To all verbs that take a
+/// session but session_close it is unknown: it could come to hold other things, and they would end with that one lease.
 pub(super) fn is_private(shared: &'static Shared, home: Home, session: Uuid) -> bool {
     match shared.find(home, session) {
         Some(at) => shared.is_private(at),

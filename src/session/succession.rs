@@ -11,7 +11,7 @@ use std::collections::{HashMap, HashSet};
 
 static FORGET: Statement = Statement::tidies(include_str!("../../sql/query/takeover/forget.sql"), &[UUIDARRAYOID]);
 
-/// Sessions by the session that they may give a lease in grace back to.
+/// Opens the index of sessions by the session that they may give a lease in grace back to.
 pub fn graces() -> Table {
     Table::open(c"_sessions", c"_sessions_grace_of")
 }
@@ -31,8 +31,8 @@ fn is_in_grace_of(session: Uuid) -> bool {
     !page_of(&graces(), &[session], 1, 0, |row| Some(row.required::<Uuid>(1))).is_empty()
 }
 
-/// The successor of a session that was taken over, whatever has become of it, for as long as anything of that session
-/// is left.
+/// Returns the successor of a session that was taken over, whatever has become of it, for as long as anything of that
+/// session is left.
 pub fn successor(session: Uuid) -> Option<Uuid> {
     successor_in(&table(), session)
 }
@@ -45,7 +45,7 @@ pub fn successor_in(table: &Table, session: Uuid) -> Option<Uuid> {
     table.scan(Sight::Latest, &[Key::Uuid(session)], |row, _| Some(row.required(2)))
 }
 
-/// The row of the living successor of a dead session.
+/// Returns the row of the living successor of a dead session.
 pub fn living_successor(call: &Call, session: Uuid) -> Option<SessionRow> {
     row(successor(session)?).filter(|row| call.standing_of(row).is_some())
 }
@@ -56,14 +56,14 @@ pub fn heir(call: &Call, session: Uuid) -> Option<Uuid> {
     living_successor(call, session).filter(|row| !row.draining).map(|row| row.session)
 }
 
-/// The sessions that a session took over, for as long as anything of them is left.
+/// Returns the sessions that a session took over, for as long as anything of them is left.
 pub fn former(session: Uuid) -> Vec<Uuid> {
     let of_former = Table::open(c"_successions", c"_successions_successor");
     page_of(&of_former, &[session], usize::MAX, 0, |row| Some(row.required(1)))
 }
 
-/// Whether a session has a living successor, or gets one if a transaction commits that is open. So what it waits for is
-/// not given to those behind it: the successor may have its place, and not be seen there yet.
+/// Returns whether a session has a living successor, or gets one if a transaction commits that is open. So what it
+/// waits for is not given to those behind it: the successor may have its place, and not be seen there yet.
 pub fn has_successor(call: &Call, session: Uuid) -> bool {
     let table = table();
     let being_written = || table.scan(Sight::Dirty, &[Key::Uuid(session)], |_, flight| Some(flight != Flight::None));
@@ -71,7 +71,7 @@ pub fn has_successor(call: &Call, session: Uuid) -> bool {
     table.has_entry(&[]) && (being_written() == Some(true) || heir(call, session).is_some())
 }
 
-/// The living successors of those among some dead sessions that have one, as [`heir`] finds them.
+/// Returns the living successors of those among some dead sessions that have one, as [`heir`] finds them.
 pub fn heirs(call: &Call, dead: impl Iterator<Item = Uuid>) -> HashMap<Uuid, Uuid> {
     let mut dead = dead.peekable();
     // Mostly no session is dead, and none has been taken over.

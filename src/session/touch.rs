@@ -27,9 +27,9 @@ impl Touch {
         self.standing.is_some_and(|standing| standing.alive())
     }
 
-    /// How long the session may be trusted, counted from the start of the call; `None` unless it lives. Where that
-    /// takes confirmations, a transaction that grants to the session vouches for nothing: it is yet to be committed,
-    /// and that to be acknowledged.
+    /// Returns how long the session may be trusted, counted from the start of the call; `None` unless it lives. Where
+    /// that takes confirmations, a transaction that grants to the session vouches for nothing: it is yet to be
+    /// committed, and that to be acknowledged.
     pub fn trust_ms(&self) -> Option<i32> {
         let standing = self.standing.filter(Standing::alive)?;
         let confirming = shared().is_ok_and(Shared::is_confirming);
@@ -37,18 +37,18 @@ impl Touch {
         Some(if granting { 0 } else { standing.trust_ms() })
     }
 
-    /// Whether it is only for want of a confirmation that a living session may not be trusted.
+    /// Returns whether it is only for want of a confirmation that a living session may not be trusted.
     pub fn unconfirmed(&self) -> bool {
         let lives_on = self.standing.is_some_and(|standing| clock::trust_ms(standing.left()) > 0);
         lives_on && self.trust_ms() == Some(0)
     }
 
-    /// Whether the session lives and has no slot: no heartbeat extends it.
+    /// Returns whether the session lives and has no slot: no heartbeat extends it.
     pub fn without_slot(&self) -> bool {
         self.alive() && self.at.is_some_and(|at| at.is_stand_in())
     }
 
-    /// The slot of the session if it may acquire; otherwise the reason why it may not.
+    /// Returns the slot of the session if it may acquire; otherwise the reason why it may not.
     pub fn acquirer(&self) -> std::result::Result<SlotRef, &'static str> {
         match (self.refusal(), self.at) {
             (None, Some(at)) => Ok(at),
@@ -56,7 +56,7 @@ impl Touch {
         }
     }
 
-    /// Why there is nothing to do for the session; `None` while it lives.
+    /// Returns why there is nothing to do for the session; `None` while it lives.
     pub fn refusal(&self) -> Option<&'static str> {
         match self.standing.map(|standing| standing.state) {
             Some(State::Alive) => None,

@@ -17,13 +17,13 @@ pub const PLACE: usize = 1;
 pub const RESOURCE: usize = 2;
 pub const SESSION: usize = 3;
 
-/// The table of places.
+/// Returns the table of places.
 pub fn table() -> Table {
     Table::open(TABLE, c"_waiters_pkey")
 }
 
 impl Call {
-    /// The places by resource, in a table that is opened once in a call.
+    /// Returns the places by resource, in a table that is opened once in a call.
     pub fn waiters(&self) -> &Table {
         self.tables.waiters.get_or_init(table)
     }
@@ -64,7 +64,7 @@ pub fn is_full(session: Uuid) -> bool {
         && table.each(session, &mut enough).is_some()
 }
 
-/// Up to `most` places of sessions, after the first `skip`, with their resources.
+/// Returns up to `most` places of sessions, after the first `skip`, with their resources.
 pub fn places_of(sessions: &[Uuid], most: usize, skip: usize) -> Vec<(String, ItemPointerData)> {
     let (table, mut found, mut passed) = (by_session(), Vec::new(), 0);
     for session in sessions {

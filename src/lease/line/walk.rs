@@ -28,7 +28,7 @@ pub struct Line {
     pub leaving: Vec<String>,
 }
 
-/// The first in line for each of the resources.
+/// Returns the first in line for each of the resources.
 pub fn first_in_line(call: &Call, resources: Vec<&str>) -> Line {
     next_in_line(call, resources, &HashSet::new())
 }
@@ -179,7 +179,7 @@ fn walk_line(
     }
 }
 
-/// The places of the first in line, for each of the resources.
+/// Returns the places of the first in line, for each of the resources.
 pub fn places_of_first(first: &BTreeMap<String, First>) -> HashMap<String, Vec<ItemPointerData>> {
     let (mut found, mut unknown) = (HashMap::new(), (Vec::new(), Vec::new()));
     for (resource, First { session, places }) in first {

@@ -118,7 +118,7 @@ enum Went<T> {
     End,
 }
 
-/// Where up to `most` leases of sessions are, after the first `skip`, with fence and session.
+/// Returns where up to `most` leases of sessions are, after the first `skip`, with fence and session.
 pub fn held_by(sessions: &[Uuid], most: usize, skip: usize) -> Vec<(Seat, LeaseRow)> {
     let (held, mut rows, mut passed) = (Held::open(), Vec::new(), 0);
     for session in sessions {
@@ -136,8 +136,8 @@ pub fn held_by(sessions: &[Uuid], most: usize, skip: usize) -> Vec<(Seat, LeaseR
     rows
 }
 
-/// Up to `most` rows of free slots of a declared resource, and whether these are all. Or fewer: where many that were
-/// free are in use, others are not looked for. None where versions before 0.3.0 have not made the index.
+/// Returns up to `most` rows of free slots of a declared resource, and whether these are all. Or fewer: where many that
+/// were free are in use, others are not looked for. None where versions before 0.3.0 have not made the index.
 pub fn free_rows(resource: &str, most: usize) -> (Vec<LeaseRow>, bool) {
     let (index, mut rows) = (c"_leases_free", Vec::new());
     if catalog::relation(index) == Oid::INVALID {
@@ -155,7 +155,8 @@ pub fn free_rows(resource: &str, most: usize) -> (Vec<LeaseRow>, bool) {
     (rows, false)
 }
 
-/// Whether a session has a slot of a resource, or another transaction may be giving it one or taking one from it.
+/// Returns whether a session has a slot of a resource, or another transaction may be giving it one or taking one from
+/// it.
 pub fn may_have_any(resource: &str, session: Uuid) -> bool {
     let held = Held::open();
     [Sight::Dirty, Sight::Latest]
@@ -163,7 +164,7 @@ pub fn may_have_any(resource: &str, session: Uuid) -> bool {
         .any(|sight| held.each_of(sight, session, resource, 0, &mut |_, _| Some(())).is_some())
 }
 
-/// The rows of the leases that a session has of one resource.
+/// Returns the rows of the leases that a session has of one resource.
 pub fn of_session(resource: &str, session: Uuid) -> Vec<LeaseRow> {
     some_of_session(resource, session, usize::MAX)
 }

@@ -65,7 +65,8 @@ impl BySession {
         }
     }
 
-    /// Before 0.3.0 the index had no numbers, or sessions alone: then one walk shows all there is, of each line.
+    /// Shows the rows of a key. Before 0.3.0 the index had no numbers, or sessions alone: then one walk shows all there
+    /// is, of each line.
     fn walk<T>(&self, key: &[Key], visit: &mut impl FnMut(&Tuple) -> Option<T>) -> Went<T> {
         let can_go_on = self.table.key_columns() > 2;
         let key = &key[..key.len().min(self.table.key_columns())];
