@@ -121,6 +121,11 @@ CREATE INDEX _leases_session ON eskit_lease._leases (session, resource, slot) WH
 
 -- So are run-once keys.
 ALTER TABLE eskit_lease._executions DROP CONSTRAINT _executions_pkey, ADD PRIMARY KEY (key, fence);
+-- And declarations.
+ALTER TABLE eskit_lease._declarations
+    DROP CONSTRAINT _declarations_pkey,
+    ADD COLUMN number bigint NOT NULL DEFAULT nextval('eskit_lease.fence_seq'),
+    ADD PRIMARY KEY (resource, number);
 
 -- What changes in groups changes no index.
 ALTER TABLE eskit_lease._groups SET (fillfactor = 10);

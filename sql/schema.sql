@@ -56,10 +56,13 @@ ALTER TABLE eskit_lease._deaths REPLICA IDENTITY FULL;
 
 -- Names that are not exclusive leases. The owner is a name, for a dump to be restored where roles have other oids.
 CREATE TABLE eskit_lease._declarations (
-    resource text COLLATE "C" PRIMARY KEY,
+    resource text COLLATE "C" NOT NULL,
     kind     text COLLATE "C" NOT NULL,
     slots    integer NOT NULL,
-    owner    text COLLATE "C" NOT NULL
+    owner    text COLLATE "C" NOT NULL,
+    -- Grows with each declaration of a name, whose last version is at the end of the key (src/lease/declaration.rs).
+    number   bigint NOT NULL DEFAULT nextval('eskit_lease.fence_seq'),
+    PRIMARY KEY (resource, number)
 );
 
 -- Bridges; each is in _declarations too.

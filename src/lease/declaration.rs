@@ -18,7 +18,7 @@
 use crate::base::error::{Error, Result};
 use crate::base::limits;
 use crate::call::{Call, Given};
-use crate::pg::table::{Flight, Key, Locked, Sight, Stand, Table, Tuple};
+use crate::pg::table::{Flight, Key, Locked, Moment, Sight, Stand, Table, Tuple};
 use crate::pg::text::{Text, role_of_name};
 use crate::pg::{catalog, clock, lock_timeout, role};
 use pgrx::pg_sys::panic::ErrorReport;
@@ -47,6 +47,7 @@ pub struct Declaration {
     pub slots: i32,
     owner: String,
     tid: ItemPointerData,
+    number: Option<i64>,
 }
 
 /// What stands for a name, what others have not committed included.
@@ -57,6 +58,9 @@ pub enum Stands {
     InFlight(Kind),
     Declared(Declaration),
 }
+
+/// The column of its number, which grows with each declaration of a name. Before 0.3.0 there is none.
+const NUMBER: usize = 5;
 
 pub(super) fn table() -> Table {
     Table::open(c"_declarations", c"_declarations_pkey")
@@ -70,6 +74,14 @@ fn read(row: &Tuple) -> Declaration {
         slots: row.required(3),
         owner: row.required::<Text>(4).0,
         tid: row.tid(),
+        number: row.get(NUMBER),
+    }
+}
+
+impl Declaration {
+    /// The columns of the index: before 0.3.0 the name alone.
+    pub(super) fn key<'a>(&self, resource: &'a str) -> Vec<Key<'a>> {
+        [Key::Text(resource)].into_iter().chain(self.number.map(Key::Long)).collect()
     }
 }
 
@@ -86,7 +98,33 @@ pub struct Declarations<'a>(&'a Table);
 impl Declarations<'_> {
     /// Returns the declaration of a name: committed, or of this transaction.
     pub fn of(&self, resource: &str) -> Option<Declaration> {
-        self.0.find(Sight::Latest, &[Key::Text(resource)], |row, _| Some(read(row)))
+        self.find(Sight::Latest, resource).map(|(declaration, _)| declaration)
+    }
+
+    /// Returns what the last version of a name's row says that counts. Numbers of declarations grow: where one was
+    /// deleted, all of lower numbers are gone too, and are not looked at.
+    fn find(&self, sight: Sight, resource: &str) -> Option<(Declaration, Flight)> {
+        let key = [Key::Text(resource)];
+        if self.0.key_columns() == 1 {
+            return self.0.find(sight, &key, |row, flight| Some((read(row), flight)));
+        }
+        let mut walk = self.0.walk_versions(sight, &key).backward();
+        let (mut moment, mut gone) = (None, None::<i64>);
+        loop {
+            match walk.one_version() {
+                Stand::Row(flight) => return Some((read(&self.0.row()), flight)),
+                Stand::End => return None,
+                Stand::Stale => (),
+            }
+            let row = self.0.row();
+            let number: i64 = row.required(NUMBER);
+            if gone.is_some_and(|gone| number < gone) {
+                return None;
+            }
+            if moment.get_or_insert_with(Moment::now).has_gone(&row) {
+                gone = gone.or(Some(number));
+            }
+        }
     }
 
     /// Returns what stands for a name.
@@ -94,12 +132,9 @@ impl Declarations<'_> {
         if !self.0.has_entry(&[Key::Text(resource)]) {
             return Stands::Absent;
         }
-        let found = self.0.find(Sight::Dirty, &[Key::Text(resource)], |row, flight| {
-            let declaration = read(row);
-            Some(match flight {
-                Flight::None => Stands::Declared(declaration),
-                _ => Stands::InFlight(declaration.kind),
-            })
+        let found = self.find(Sight::Dirty, resource).map(|(declaration, flight)| match flight {
+            Flight::None => Stands::Declared(declaration),
+            _ => Stands::InFlight(declaration.kind),
         });
         // A dirty scan cannot say that there is no row: it may just be moved.
         found.unwrap_or_else(|| match self.of(resource) {

@@ -1,14 +1,16 @@
 //! Declaring a name, changing the number of its slots, and taking the declaration back.
 
-use super::declaration::{self, Kind, Stands, stands, table};
+use super::declaration::{self, Kind, Stands, of, stands, table};
+use super::fence;
 use super::line;
 use super::row::{Leases, Probe};
 use crate::base::error::{Error, Result};
 use crate::call::Call;
 use crate::keys;
+use crate::pg::catalog;
 use crate::pg::guard::{Guard, Mode};
 use crate::pg::spi::{Statement, Value};
-use crate::pg::table::{Key, Locked};
+use crate::pg::table::{Locked, Tuple};
 use crate::pg::text::role_name;
 use crate::session::holders::Holders;
 use pgrx::pg_sys::{INT4OID, TEXTOID};
@@ -23,6 +25,9 @@ static DELETE_SLOTS: Statement =
 
 /// Declares a name that no session holds or waits for.
 pub fn declare(call: &Call, resource: &str, kind: Kind, slots: i32) -> Result<()> {
+    // The number of the declaration is of this sequence, and greater than those of all former ones.
+    fence::raise(call);
+    catalog::lock(c"fence_seq");
     let stripe = Guard::Stripe(keys::stripe(resource, 0));
     stripe.lock(Mode::Exclusive);
     match stands(resource) {
@@ -46,7 +51,7 @@ pub fn declare(call: &Call, resource: &str, kind: Kind, slots: i32) -> Result<()
 
 /// Takes back a declaration whose slots no session holds or waits for. The caller has locked its row.
 pub fn undeclare(call: &Call, resource: &str, kind: Kind) -> Result<()> {
-    let deleted = table().delete_rows(&[Key::Text(resource)]);
+    let deleted = of(resource).map_or(Some(0), |known| table().delete_rows(&known.key(resource)));
     call.written(deleted, &DELETE, vec![Value::Text(resource)]);
     if let Some(why) = in_use(call, resource, Some(kind))? {
         return Err(Error::InUse { kind: kind.name(), name: resource.to_owned(), why }.into());
@@ -65,7 +70,8 @@ pub fn drop_owned(call: &Call, resource: &str, kind: Kind, missing_ok: bool) -> 
 
 /// Changes the number of slots. The caller has locked the row of the declaration.
 pub fn resize(call: &Call, resource: &str, slots: i32) {
-    let resized = table().update_rows(&[Key::Text(resource)], |_| Some(vec![(3, Some(slots.into()))]));
+    let change = |_: &Tuple| Some(vec![(3, Some(slots.into()))]);
+    let resized = of(resource).map_or(Some(0), |known| table().update_rows(&known.key(resource), change));
     call.written(resized, &UPDATE, vec![Value::Text(resource), Value::Int(slots)]);
 }
 
