@@ -288,3 +288,35 @@ def test_the_view_shows_what_is_in_the_way(connect, verb, way):
     wait_until(lambda: conn.execute(shown, (doing,)).fetchall() == [(*named, True, *by, True)], timeout=20)
     conn.execute(f"ROLLBACK PREPARED '{gid}'") if way == "prepared" else changing.rollback()
     wait_until(lambda: not conn.execute(shown, (doing,)).fetchall(), timeout=20)
+
+
+@pytest.mark.parametrize("way", ["join", "leave", "close"])
+def test_what_is_left_open_keeps_no_group_without_a_worker(connect, no_worker, way):
+    conn = connect()
+    create(conn, 4, "1 s")
+    me, other, newcomer, third = (Member(connect(**PATIENT), name, "1 h") for name in ("me", "other", "newcomer", "third"))
+    me.join()
+    other.join()
+    settle(conn, [me, other])
+    changing = connect(autocommit=False)
+    before = conn.execute("SELECT generation FROM eskit_lease.groups").fetchone()[0]
+    match way:
+        case "join":
+            assert call(changing, "group_join", "g", newcomer.id) == before, "it comes later"
+        case "leave":
+            call(changing, "group_leave", "g", other.id)
+        case "close":
+            call(changing, "session_close", other.id)
+    changing.execute("PREPARE TRANSACTION 'changing'")
+    changing.commit()
+    third.join()
+    assert me.close()
+
+    def is_served():
+        if way == "join":
+            other.give_back()
+        return third.assignment() and None not in owners(conn)
+
+    wait_until(is_served, timeout=20)
+    conn.execute("ROLLBACK PREPARED 'changing'")
+    settle(conn, [other, third])

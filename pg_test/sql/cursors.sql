@@ -114,8 +114,10 @@ SELECT group_drop('gone');
 
 -- Isolation levels: granted after what the transaction reads is 40001, and so is in the same transaction; nothing else is.
 SELECT group_create('iso', 1);
-BEGIN ISOLATION LEVEL REPEATABLE READ;
 SELECT group_join('iso', :'a') > 0 AS joined;
+SELECT fence AS i FROM group_assignment('iso', :'a') \gset
+BEGIN ISOLATION LEVEL REPEATABLE READ;
+SELECT group_release('iso', 0, :i);
 SELECT fence AS i FROM group_assignment('iso', :'a') \gset
 SELECT pg_temp.refused(format('cursor_commit(''iso'', 0, 1, %s)', :i), format('cursor_ack(''iso'', 0, 1, %s)', :i));
 SELECT cursor_position('iso', 0), cursor_report_head('iso', 0, 5);

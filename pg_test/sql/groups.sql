@@ -113,7 +113,7 @@ SELECT state, fence > :f AS greater FROM group_assignment('g', :'a') WHERE parti
 SELECT * FROM pg_temp.who('g');
 SELECT pg_temp.generation('g') = :generation AS "same generation";
 
--- A closed session's partitions move with the transaction that closes it.
+-- A closed session's partitions move with the transaction that closes it, at its commit.
 BEGIN;
 SELECT session_close(:'d');
 SELECT * FROM pg_temp.who('g');
@@ -129,7 +129,7 @@ SELECT pg_temp.generation('g') AS generation \gset
 SELECT session AS d FROM session_open('d', '1 hour') \gset
 BEGIN;
 SAVEPOINT s;
-SELECT group_join('g', :'d') > :generation AS joined;
+SELECT group_join('g', :'d') > :generation AS "joined, and rebalanced";
 SELECT * FROM pg_temp.who('g');
 ROLLBACK TO s;
 SELECT * FROM pg_temp.who('g');
@@ -140,14 +140,16 @@ SELECT * FROM pg_temp.who('g');
 SELECT pg_temp.generation('g') = :generation AS "same generation";
 -- Under other isolation levels.
 BEGIN ISOLATION LEVEL REPEATABLE READ;
-SELECT group_join('g', :'d') > :generation AS joined;
+SELECT group_join('g', :'d') > :generation AS "joined, and rebalanced";
+COMMIT;
+SELECT pg_temp.generation('g') > :generation AS "next generation";
 SELECT pg_temp.acknowledge('g', :'a') + pg_temp.acknowledge('g', :'b') + pg_temp.acknowledge('g', :'c');
 SELECT * FROM pg_temp.mine('g', :'d');
-COMMIT;
 BEGIN ISOLATION LEVEL SERIALIZABLE;
 SELECT group_leave('g', :'d');
 SELECT * FROM pg_temp.who('g');
 COMMIT;
+SELECT * FROM pg_temp.who('g');
 -- A read-only transaction may look.
 BEGIN READ ONLY;
 SELECT * FROM pg_temp.mine('g', :'a');

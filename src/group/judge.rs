@@ -22,27 +22,23 @@ pub fn judge(
     letting_go: &dyn Fn(&LeaseRow) -> bool,
     result: &mut HandOver,
 ) -> Result<Option<State>> {
-    let rebalances = |state: &State, now| {
-        if statement::runs_code() {
-            call.seam().at_commit(&state.name, judge_at_commit);
-            return false;
-        }
-        !(transaction::is_in_block() && worker_comes(state, now))
-    };
-    judge_if(call, name, only, letting_go, result, rebalances)
+    judge_if(call, name, only, letting_go, result, |state, now| may_rebalance(call, state, now))
 }
 
-/// Judges for a session that reads its assignment. Its transaction block does not keep the group's row from those that
-/// join, leave or end.
+/// Judges for a session that reads its assignment: never fails for a table that is locked.
 pub fn judge_for_reader(call: &Call, name: &str, reader: Uuid) -> Result<Option<State>> {
-    let rebalances = |state: &State, now| {
-        let runs_code = statement::runs_code();
-        if runs_code || transaction::is_in_block() && !worker_comes(state, now) {
-            call.seam().at_commit(&state.name, judge_at_commit);
-        }
-        !runs_code && !transaction::is_in_block() && can_rebalance()
-    };
+    let rebalances = |state: &State, now| may_rebalance(call, state, now) && can_rebalance();
     judge_if(call, name, Some(reader), &|_| false, &mut HandOver::default(), rebalances)
+}
+
+/// Returns whether this statement rebalances. A transaction block does not: it would keep the group's row from those
+/// that join, leave or end. It judges the group at its commit, unless the worker comes anyway.
+fn may_rebalance(call: &Call, state: &State, now: u64) -> bool {
+    let (runs_code, in_block) = (statement::runs_code(), transaction::is_in_block());
+    if runs_code || in_block && !worker_comes(state, now) {
+        call.seam().at_commit(&state.name, judge_at_commit);
+    }
+    !runs_code && !in_block
 }
 
 fn worker_comes(state: &State, now: u64) -> bool {
