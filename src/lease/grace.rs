@@ -20,7 +20,7 @@
 use super::declaration::{self, Kind};
 use super::line;
 use super::row::{self, LeaseRow, Leases};
-use super::semaphore::is_only_permit;
+use super::seat::is_only_permit;
 use crate::base::error::{Error, Result};
 use crate::call::Call;
 use crate::pg::clock;

@@ -22,7 +22,7 @@ use super::candidate::{Candidate, Grant};
 use super::declaration::{self, Kind, Stands};
 use super::free::free;
 use super::row::{LeaseRow, Leases, Owner, Probe, Seat};
-use super::semaphore::is_only_permit;
+use super::seat::is_only_permit;
 use super::{fence, history, line, refence};
 use crate::base::limits;
 use crate::call::Call;

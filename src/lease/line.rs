@@ -11,6 +11,10 @@
 //! to. Nor is the place of a session that is being taken over, though nothing is granted to that session. When the
 //! take-over commits the place is the successor's, and until then no session can tell whether it will be.
 //!
+//! A session that has a permit of a semaphore has no turn in its line (see [`crate::lease::seat`]). It may have a place
+//! there that it took by another connection while its own acquire or release was open. That place counts again if the
+//! permit is gone.
+//!
 //! Places that are gone stay in the way while an old snapshot is open: [`crate::session::floor`] says how a line is
 //! read without them.
 

@@ -1,7 +1,7 @@
 //! Leases: a name, a place in its line, a grant under a fence, a release. A semaphore is a lease with several permits,
 //! a lock a lease with a session of its own. It imports from [`crate::session`] and below.
 //!
-//! Files, low to high: row, free, answer, declaration, line, candidate, kind, fence, declare, refence, history,
+//! Files, low to high: row, free, answer, declaration, seat, line, candidate, kind, fence, declare, refence, history,
 //! semaphore, grace, grant, handover, release, acquire, lock, verbs, mod.
 
 pub mod acquire;
@@ -21,5 +21,6 @@ pub mod lock;
 pub mod refence;
 pub mod release;
 pub mod row;
+pub mod seat;
 pub mod semaphore;
 pub mod verbs;

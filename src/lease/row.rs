@@ -8,7 +8,7 @@
 
 mod held;
 
-pub use held::{Held, free_rows, held_by, may_have_any, of_session, some_of_session};
+pub use held::{Held, free_rows, has_or_had_any, held_by, may_have_any, of_session, some_of_session};
 
 use crate::pg::spi::Value;
 use crate::pg::table::{Flight, Key, Locked, Sight, Stand, Table, Tuple};

@@ -27,15 +27,12 @@ use super::declaration::{self, Declaration, Kind};
 use super::declare;
 use super::row::{self, LeaseRow, Leases, Probe};
 use crate::base::error::Result;
-use crate::base::limits;
 use crate::call::{Call, Given, enter_writing, text_arg};
-use crate::keys;
-use crate::pg::guard::{Guard, Mode};
-use crate::pg::table::{Key, page_of};
+use crate::pg::guard::Guard;
 use crate::pg::text::Text;
 use crate::pg::{clock, transaction};
 use crate::session::holders::{Holder, Holders};
-use crate::session::{self, succession};
+use crate::session::succession;
 use crate::shmem::databases::BOOT;
 use crate::shmem::word::State;
 use pgrx::Uuid;
@@ -216,31 +213,6 @@ fn count(call: &Call, resource: &str, declaration: &Declaration, letting_go: &dy
         gone.clear();
     }
     Permits { free, held, left, in_flight: taken > 0, beyond, arriving, gone: gone.into() }
-}
-
-/// Returns whether a session has no permit of the semaphore but in this slot, and is given none until this transaction
-/// ends. A permit that it has let go of is its own for its grace: work under that fence is still accepted.
-pub fn is_only_permit(call: &Call, resource: &str, slot: i32, session: Uuid) -> bool {
-    Guard::Seat(session, keys::fnv1a(resource)).try_lock(Mode::Exclusive)
-        && row::of_session(resource, session).iter().all(|row| row.slot == slot)
-        && !keeps_another(call, resource, slot, session)
-}
-
-/// Returns whether a session has let go, with a grace that is not over, of another slot of a resource than this one.
-fn keeps_another(call: &Call, resource: &str, slot: i32, session: Uuid) -> bool {
-    let is_kept_in = |private: Uuid| {
-        session::row(private).is_some_and(|row| row.fencer == Some(session))
-            && !matches!(call.living(private), Ok(None))
-    };
-    // After the session's own rows: what leaves it for its grace is seen in one of both.
-    let graces = succession::graces();
-    if graces.entries(&[Key::Uuid(session)], limits::MAX_GRACES) < limits::MAX_GRACES {
-        let privates = page_of(&graces, &[session], usize::MAX, 0, |row| Some(row.required::<Uuid>(1)));
-        let has_another = |private: Uuid| row::of_session(resource, private).iter().any(|row| row.slot != slot);
-        return privates.into_iter().any(|private| has_another(private) && is_kept_in(private));
-    }
-    let others = Leases::open().rows(resource).into_iter().filter(|row| row.slot != slot);
-    others.filter_map(|row| row.session).any(|holder| holder != session && is_kept_in(holder))
 }
 
 #[pg_extern(schema = "eskit_lease")]

@@ -3,6 +3,7 @@
 use super::places::{self, PLACE, SESSION, TABLE, places};
 use crate::base::limits;
 use crate::call::Call;
+use crate::lease::seat;
 use crate::pg::table::{Key, Sight, Stand, Table, Tuple};
 use crate::session::{self, floor, succession};
 use fnv::FnvHashMap;
@@ -114,6 +115,7 @@ impl Lines<'_> {
             match &mut walked.first {
                 None => match turn(session) {
                     Turn { has: false, may_have_moved } => walked.may_have_moved |= may_have_moved,
+                    _ if seat::has_permit(call, resource, session) => (),
                     _ if row.is_being_deleted() => walked.leaving = true,
                     _ => walked.first = Some(First { session, places: Some(vec![row.tid()]) }),
                 },

@@ -164,6 +164,21 @@ pub fn may_have_any(resource: &str, session: Uuid) -> bool {
         .any(|sight| held.each_of(sight, session, resource, 0, &mut |_, _| Some(())).is_some())
 }
 
+/// Returns whether a session has a slot of a resource, also while another transaction takes it away or gives it. Where
+/// another transaction is giving a slot to a session that no row names yet, `is_given` tells whether it is this one.
+pub fn has_or_had_any(resource: &str, session: Uuid, is_given: impl Fn() -> bool) -> bool {
+    let held = Held::open();
+    let concerns = |probe| match probe {
+        Probe::Row(row) | Probe::InFlight(Some(row)) if row.session == Some(session) => true,
+        Probe::InFlight(_) => is_given(),
+        _ => false,
+    };
+    let mut visit = |_: &str, probe| concerns(probe).then_some(());
+    [Sight::Dirty, Sight::Latest]
+        .into_iter()
+        .any(|sight| held.each_of(sight, session, resource, 0, &mut visit).is_some())
+}
+
 /// Returns the rows of the leases that a session has of one resource.
 pub fn of_session(resource: &str, session: Uuid) -> Vec<LeaseRow> {
     some_of_session(resource, session, usize::MAX)
