@@ -184,7 +184,7 @@ FROM unnest(ARRAY['NULL, ''topics'', ''orders'', ''owner'', ''leased_until''', '
                   '''x'', ''topics'', ''none'', ''owner'', ''leased_until''', '''x'', ''topics'', ''orders'', ''owner'', ''owner''', '''x'', ''topics'', ''orders'', ''topic'', ''leased_until''',
                   '''x'', ''topics'', ''orders'', ''ctid'', ''leased_until''', '''x'', ''topics'', ''orders'', ''OWNER'', ''leased_until''', '''x'', 4294967295, ''orders'', ''owner'', ''leased_until''',
                   '''r'', ''topics'', ''invoices'', ''owner'', ''leased_until''', '''x'', ''topics'', ''orders'', ''owner'', ''leased_until''',
-                  '''x'', ''pg_catalog.pg_class'', ''1'', ''relname'', ''relname''', '''x'', ''eskit_lease._declarations'', ''r'', ''owner'', ''kind''']) AS statement;
+                  '''x'', ''pg_catalog.pg_class'', ''1'', ''relname'', ''relname''', '''x'', ''eskit_lease._queues'', ''r'', ''owner'', ''ordering''']) AS statement;
 BEGIN READ ONLY;
 SELECT pg_temp.error_of('SELECT bridge_create_row(''x'', ''topics'', ''orders'', ''owner'', ''leased_until'')');
 COMMIT;
