@@ -174,7 +174,7 @@ fn passing(why: &str) -> Closed {
 }
 
 fn lasting(why: String) -> Closed {
-    Closed { why, hint: "This does not pass by itself: have somebody mend the table, or drop the bridge." }
+    Closed { why, hint: "This does not pass by itself: mend the table, or drop the bridge." }
 }
 
 #[cfg(test)]

@@ -41,7 +41,7 @@ fn claim(call: &Call, key: &str, fence: i64, ended: &[State]) -> Result<bool> {
             return Err(lost(format!("Another attempt has begun under fence {}.", row.fence)));
         }
         Probe::Row(row) if row.fence == fence => row,
-        Probe::Row(_) => return Err(lost("No such fence has been granted.".to_owned())),
+        Probe::Row(_) => return Err(lost("No such fence has been granted, or its grant was rolled back.".to_owned())),
         Probe::Absent => {
             return Err(lost("No such fence has been granted, or the key has been removed since.".to_owned()));
         }

@@ -35,7 +35,7 @@ impl From<ItemError> for ErrorReport {
             )),
             ClaimLost { fence, why } => fence_lost(format!("claim under fence {fence} is no longer valid"))
                 .set_detail(why)
-                .set_hint("Stop this work and roll back: somebody else may have the item, or have done it."),
+                .set_hint("Stop this work and roll back: another session may have the item, or have done it."),
             ClaimInFlight { fence } => busy(format!("session of the claim under fence {fence} is just ending"))
                 .set_hint("Roll back and ask again."),
             ItemInFlight { id } => {

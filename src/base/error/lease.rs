@@ -35,14 +35,14 @@ impl From<LeaseError> for ErrorReport {
                 fence_lost(format!("fence {fence} of resource \"{resource}\" is no longer valid"))
                     .set_detail(why)
                     .set_hint(
-                        "Stop this work and roll back: somebody else may hold the lease. Acquire it again before \
-                         going on.",
+                        "Stop this work and roll back: another session may hold the lease. Acquire it, or ask for the \
+                         group's assignment, again before going on.",
                     )
             }
             FenceUnknown { resource, fence } => fence_lost(format!(
                 "fence {fence} of resource \"{resource}\" is no longer valid"
             ))
-            .set_detail("No such fence has been granted.")
+            .set_detail("No such fence has been granted, or its grant was rolled back.")
             .set_hint(
                 "Stop this work and roll back. Check that the name and the fence are those of one grant. If they \
                          are, acquire the lease again before going on.",

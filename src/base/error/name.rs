@@ -24,7 +24,7 @@ impl From<NameError> for ErrorReport {
                 .set_hint("Choose another name: leases, semaphores, groups and bridges share one name space."),
             NameInUse { name, why } => report(Code::ERRCODE_DUPLICATE_OBJECT, format!("resource \"{name}\" is in use"))
                 .set_detail(why)
-                .set_hint("Declare the name before it is used, or once nobody holds it or waits for it."),
+                .set_hint("Declare the name before it is used, or once no session holds it or waits for it."),
             InUse { kind, name, why } => report(Code::ERRCODE_OBJECT_IN_USE, format!("{kind} \"{name}\" is in use"))
                 .set_detail(why)
                 .set_hint(how_to_free(kind)),
@@ -53,16 +53,17 @@ impl From<NameError> for ErrorReport {
 fn how_to_free(kind: &str) -> &'static str {
     match kind {
         "group" => {
-            "Have its members leave, or close their sessions; whoever may read the view group_members sees them all."
+            "Have its members leave, or close their sessions; the view group_members shows them all to a role that may read it."
         }
         "queue" => "Finish its items first, or drop it with items => true.",
-        _ => "Try again once nobody holds it or waits for it.",
+        _ => "Try again once no session holds it or waits for it.",
     }
 }
 
 fn how_to_use(is: &str, wanted: &str) -> Option<&'static str> {
     Some(match (is, wanted) {
         ("group", "lease") => "Join a group with group_join.",
+        (_, "group") => "Give the name of a group, which group_create makes.",
         ("group", _) => "A group is changed with group_alter and group_resize, and dropped with group_drop.",
         ("semaphore", _) => {
             "A permit of a semaphore is acquired with lease_acquire; semaphore_resize and semaphore_drop are for its \
@@ -84,7 +85,9 @@ fn how_to_make(kind: &str) -> &'static str {
         }
         "queue" => "Queues are made with queue_create, and known once that is committed.",
         "bridge" => "Bridges are made with bridge_create or bridge_create_row, and known once that is committed.",
-        "dead item" => "It may be in its queue again; whoever may read the view dead_items sees those that there are.",
+        "dead item" => {
+            "It may be in its queue again; the view dead_items shows what there is to a role that may read it."
+        }
         _ => "Semaphores are made with semaphore_create, and known once that is committed.",
     }
 }

@@ -18,7 +18,7 @@ impl From<PositionError> for ErrorReport {
             PositionsFull => report(Code::ERRCODE_PROGRAM_LIMIT_EXCEEDED, "too many positions in one transaction")
                 .set_detail(format!("There may be {} of them.", limits::MAX_POSITIONS))
                 .set_hint("Write the rows in several transactions."),
-            PositionRaised { given, most } => invalid("positions cannot be raised above this one")
+            PositionRaised { given, most } => invalid("position to raise to is out of range")
                 .set_detail(format!("{given} was given; the limits are 0 and {most}.")),
         }
     }
