@@ -405,3 +405,4 @@ DROP OWNED BY regress_owner, regress_else;
 DROP ROLE regress_owner, regress_else;
 SELECT handed_over, more FROM session_sweep();
 SELECT count(*) FROM sessions;
+\i pg_test/sql/include/worker_on.psql

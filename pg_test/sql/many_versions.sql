@@ -126,3 +126,4 @@ COMMIT;
 SELECT session_close(:'h');
 CALL pg_temp.wait_for('NOT more FROM eskit_lease.session_sweep()');
 SELECT count(*) FROM sessions;
+\i pg_test/sql/include/worker_on.psql

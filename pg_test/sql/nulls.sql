@@ -82,3 +82,4 @@ DELETE FROM eskit_lease._executions;
 DELETE FROM eskit_lease._items;
 SELECT queue_drop('q');
 SELECT group_drop('g');
+\i pg_test/sql/include/worker_on.psql

@@ -33,3 +33,4 @@ ROLLBACK PREPARED 'forgotten';
 SELECT session_close(:'a');
 SELECT group_drop('parts');
 SELECT count(*) FROM sessions;
+\i pg_test/sql/include/worker_on.psql

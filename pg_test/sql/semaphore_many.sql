@@ -102,3 +102,4 @@ SELECT reason FROM lease_acquire('undone', :'later');
 SELECT count(*) > 0 AS closed FROM (SELECT session_close(session) FROM sessions) AS s;
 SELECT semaphore_drop('undone');
 SELECT count(*) FROM sessions;
+\i pg_test/sql/include/worker_on.psql

@@ -159,3 +159,4 @@ SELECT count(*) > 0 AS closed FROM (SELECT session_close(session) FROM sessions)
 SELECT group_drop('parts'), semaphore_drop('permits');
 SELECT handed_over, more FROM session_sweep();
 SELECT count(*) FROM sessions;
+\i pg_test/sql/include/worker_on.psql
