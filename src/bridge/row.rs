@@ -5,20 +5,20 @@
 //! while it has the free row locked, and writes it before it releases that lock. A row is free if it has no owner, no
 //! time, or a time that is over. Each new owner must change the owner column. So:
 //!
-//! * **While a marker stands, no old worker has owned the row since the marker's number was drawn.** That holds
-//!   whatever becomes of our worker, of the server and of the time in the row. Nothing must be remembered.
+//! * **While a marker stands, no old worker has owned the row since the marker's number was drawn.** Our worker and the
+//!   server may have ended since, and the time in the row may be over. Nothing needs to be remembered.
 //! * **A fence above that number was granted after it was drawn**, so the row was our worker's by then. A fence below
 //!   it may be from before another owner's time: the lease goes on under a new one.
 //!
 //! A check ([`cross`]) locks the row in share mode, to the end of the transaction. It then requires a marker whose
-//! number is below its fence. Until the transaction ends no old worker owns the row, even if its time is over: that
-//! would take an update.
+//! number is below its fence. Until the transaction ends no old worker owns the row, even if its time is over: owning
+//! takes an update, which the lock keeps out.
 //!
 //! Keeping the row ([`keep`]) only moves its time, and is rare. Leaving the row ends its time. A row whose time is over
 //! but whose marker stands is our worker's until another owner takes it.
 //!
-//! No function here waits for a process that has the row or the table locked, except a check. It may meet the worker
-//! moving the time, which takes a moment.
+//! No function here waits for a process that has the row or the table locked, except a check. A check may meet our
+//! worker moving the time, which takes a moment.
 
 use super::side::Closed;
 use super::target::{Opened, Target};

@@ -2,8 +2,8 @@
 //!
 //! The worker is a superuser, and any user may own the table. So the worker runs no code of the table's. It finds the
 //! table by its oid, and the row by a primary key of one of PostgreSQL's own types. It writes two columns by the row's
-//! place ([`crate::pg::table`]). No statement is run whose names could change their meaning, and no plan. Only the
-//! entries in the indexes remain; they are written with the rights of the table's owner.
+//! place ([`crate::pg::table`]). There is no SQL statement whose names could change their meaning, and no plan. Only
+//! the index entries need more care: they are written with the rights of the table's owner.
 //!
 //! A write by place bypasses triggers, rules, policies and constraints. So the table must have none that would affect
 //! the row. This is checked before each write (sql/query/bridge/fit.sql), while the table is locked against such

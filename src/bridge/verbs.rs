@@ -145,7 +145,7 @@ fn bridge_drop_if(resource: Option<Text>, missing_ok: default!(Option<bool>, "fa
         return Ok(false);
     }
     call.db().execute(&DROP, vec![Value::Text(&resource)]);
-    // The worker may still hold the lock. It leaves a row to its time.
+    // The worker may still hold the lock. A row is ours until its time is over.
     call.seam().judge(&resource);
     Ok(true)
 }

@@ -1,12 +1,12 @@
 //! Retention: rows that are kept for a while after their end, for people to see, and then deleted in bounded batches.
 //!
-//! The worker retires rows after a pass of a sweep, in a transaction of its own. It does so once a minute at most, or
+//! The worker retires rows after a pass of a sweep, in a transaction of its own. That happens at most once a minute, or
 //! ten times in the shortest retention if that is more often. After a pass that looks through the database, as after a
-//! start, it does so at once.
+//! start, it happens at once.
 //!
 //! **When the worker has nothing else to do.** Shared memory has the time since when the oldest remaining row is kept.
 //! So the worker comes when the retention of that row is over. If no row remains, the transaction that ends the next
-//! row notes so when it becomes visible (see [`crate::seam`]).
+//! row tells shared memory, once that end is visible (see [`crate::seam`]).
 //!
 //! **Where a batch begins.** An old snapshot may still see deleted rows, and a scan steps over all of them. So a batch
 //! begins where the one before ended ([`Progress`]). The worker's next run begins at the oldest row that its last run
@@ -196,8 +196,8 @@ pub fn retire(call: &Call, now: u64, most: usize, at_once: bool, progress: &mut 
             continue;
         }
         if !catalog::try_lock(kind.table) {
-            // Another session, as by VACUUM FULL, may keep the table locked for long, and hand-overs would wait. The
-            // worker comes again later.
+            // Another session, such as one that runs VACUUM FULL, may keep the table locked for long, and hand-overs
+            // would wait. The worker comes again later.
             database.are_kept(kind.kept);
             continue;
         }
@@ -210,8 +210,8 @@ pub fn retire(call: &Call, now: u64, most: usize, at_once: bool, progress: &mut 
         });
         if kind.has_more(call, most, span) {
             more = true;
-            // Brings the worker at once. It also brings the worker for rows from before a start, which no transaction
-            // has noted.
+            // This brings the worker at once. It also brings the worker for rows from before a start, which no
+            // transaction has noted.
             database.are_kept(kind.kept);
         } else {
             kind.look_for_oldest(call, now, span);

@@ -1,15 +1,15 @@
 //! Take-over: a process that has been restarted inherits from its former session.
 //!
 //! A session opened with `takeover` ends the living sessions of the same consumer and role, with its own transaction.
-//! It gets what they have under new fences: leases, permits, places in line, memberships and partitions. What
-//! lock_acquire and grace keep in private sessions stays there; the successor may acquire leases in grace (see
+//! The new session gets what they have under new fences: leases, permits, places in line, memberships and partitions.
+//! What lock_acquire and grace keep in private sessions stays there; the successor may acquire leases in grace (see
 //! [`crate::lease::grace`]). A predecessor ends as by session_close, but other sessions get nothing of it except the
 //! work items that it has claimed:
 //!
 //! * **Leases** are granted to the successor without waiting for any other transaction. The take-over holds S of the
-//!   predecessor exclusively. If a transaction of the predecessor is fenced, it holds F of each lease that is not
-//!   fenced. A fenced lease stays until its transaction ends. The successor waits for it at the head of the line, and
-//!   is the target of a fenced partition.
+//!   predecessor exclusively. If a transaction of the predecessor is fenced, the take-over cannot have S, and holds F
+//!   of each lease that is not fenced. A fenced lease stays until its transaction ends. Meanwhile the successor is at
+//!   the head of its line, and is the target of a fenced partition.
 //! * **Leases that could not be passed on** were fenced, or were just being granted to the predecessor. The sweep
 //!   passes them on: it finds the successor of a dead session in a row of its own. If the successor drains, others get
 //!   them. If the predecessor waited for a resource that it is just being granted, the successor is at the head of that

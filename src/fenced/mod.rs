@@ -17,8 +17,8 @@
 //! is as all BEFORE triggers and generated columns have left it. A refusal rolls the write back.
 //!
 //! Row triggers are used only where nothing else works: they make a write cost a tenth more. PostgreSQL queues an event
-//! for each row and fetches the row again, whatever the trigger does. They also serve versions whose transition tables
-//! may lack rows ([`trigger::sees_all_rows`]).
+//! for each row and fetches the row again, whatever the trigger does. PostgreSQL versions whose transition tables may
+//! lack rows need row triggers too ([`trigger::sees_all_rows`]).
 //!
 //! Tables in inheritance are refused. Statements on one table write rows of another, and no trigger could be made for
 //! tables that come later.

@@ -1,8 +1,8 @@
 //! The check by the triggers of fenced tables: does a pass of this transaction stand?
 //!
-//! A pass is a check that [`crate::lease::fence::check`] has noted in [`crate::seam`]. It holds the lease to the end of
-//! the transaction. So a pass that stands now is current at commit, and the triggers read nothing but the list of
-//! passes. A pass is gone after a rollback to a savepoint before it. It ends when this transaction itself gives the
+//! A pass is a check that [`crate::lease::fence::check`] has noted in [`crate::seam`]. The check holds the lease to the
+//! end of the transaction. So a pass that stands now is current at commit, and the triggers read nothing but the list
+//! of passes. A pass is gone after a rollback to a savepoint before it. It ends when this transaction itself gives the
 //! lease away, or ends the session.
 //!
 //! For a table by a column, the check is made for each written row. Its result is remembered until the list changes.
@@ -313,8 +313,8 @@ unsafe fn is_replicated(data: &TriggerData) -> bool {
     }
 }
 
-/// Returns whether a subscription replicates the table. Writes by an expression of another table that is being
-/// replicated are not replication.
+/// Returns whether a subscription replicates the table. A write by an expression of another table, while that table is
+/// replicated, is not replication.
 unsafe fn is_subscribed(table: Oid) -> bool {
     // SAFETY: reads the catalog through its cache; the list is released once
     unsafe {

@@ -7,7 +7,7 @@
 //!
 //! | the resource is                         | answer                                                        |
 //! |-----------------------------------------|---------------------------------------------------------------|
-//! | held by this session                    | `already_held`, the same fence; `refenced` if that is of a former history |
+//! | held by this session                    | `already_held`, the same fence; `refenced`, a new one (see [`crate::lease::refence`]) |
 //! | in grace of this session                | `already_held`, the same fence (see [`crate::lease::grace`])  |
 //! | in grace of a session that this one took over | `granted`, a new fence; `busy` while work under the old one is open |
 //! | held by a living session, or all its permits are | `held`                                               |
@@ -118,7 +118,8 @@ fn acquire_batch(call: &Call, me: SlotRef, resources: &[String], queue: bool) ->
         });
     }
     if (queue || !wanted.is_empty()) && !can_take() {
-        // A session that asked to wait gets no place in line now. It must not be told a reason that suggests one.
+        // A session that asked to wait gets no place in line now. So it is told `busy`: another reason would suggest
+        // that it waits.
         let waits = |answer: &&mut Answer| queue && matches!(answer.reason, "held" | "awaited" | "bridged");
         answers.iter_mut().filter(waits).for_each(|answer| *answer = Answer::refused("busy"));
         return Ok(answers);

@@ -11,11 +11,11 @@
 //! transaction. Only then does it read the row and the session's slot. A transaction that takes the lease from a living
 //! session holds F or S exclusively, from before it touches the row until it ends. A transaction that takes it from a
 //! dead session tests F first, and no new check passes for a dead session. So while a transaction that has passed a
-//! check is open, no other session gets the lease, even after the deadline. A later check fails. No row is locked: row
-//! locks in share mode would make a multixact for each transaction.
+//! check is open, no other session gets the lease, even after the deadline. Once another session has the lease, every
+//! check of the old fence fails. No row is locked: row locks in share mode would make a multixact for each transaction.
 //!
-//! A check passes only if the caller's snapshot sees the grant. Otherwise its work would rest on data from before the
-//! lease.
+//! A check passes only if the caller's snapshot sees the grant. Otherwise the caller's work would rest on data from
+//! before the lease.
 
 use super::declaration::{self, Kind};
 use super::row::{LeaseRow, Leases};

@@ -6,12 +6,12 @@
 //! former holder may release the lease for good, or take it back by acquiring it. Then the lease lapses, even if the
 //! session lives.
 //!
-//! A successor of the former holder may acquire the lease too, before all who are in line. It gets a new fence, because
-//! the process of the former session may still work under the old one. The private session lives, so a check of the old
-//! fence could begin at any time. So the successor holds F of that fence from before the grant to the end of its
-//! transaction. It ends the private session with the grant. While a transaction under the old fence is open, the
-//! successor is told `busy`. It then waits at the head of the line, and is woken when that transaction has ended
-//! ([`tell`]).
+//! A successor of the former holder may acquire the lease too, before all who are in line. The successor gets a new
+//! fence, because the process of the former session may still work under the old one. The private session lives, so a
+//! check of the old fence could begin at any time. So the successor holds F of that fence from before the grant to the
+//! end of its transaction. The grant ends the private session. While a transaction under the old fence is open, the
+//! successor is told `busy`. The successor then waits at the head of the line, and is woken when that transaction has
+//! ended ([`tell`]).
 //!
 //! The private session's `grace_of` names the session that may acquire the lease, and `fencer` the session that
 //! released it. If a release with grace crosses the take-over, `grace_of` names the predecessor. The succession then

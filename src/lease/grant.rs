@@ -7,9 +7,9 @@
 //!    under the grant without the worker seeing the lease (see [`crate::ending::sweep`]).
 //! 2. F(old fence) must be free: no fenced transaction of the old holder is open, and none can begin (see
 //!    [`crate::lease::fence`]).
-//! 3. The grantee's places in line are locked first, then the row of the lease. A lease whose row is locked in vain has
-//!    no owner until that transaction ends. A slot without a row has nothing to lock. So the maker of the row holds the
-//!    slot's stripe for the time of the call, and looks again under it, uncommitted rows included.
+//! 3. The grantee's places in line are locked first, then the row of the lease. A row that is locked in vain leaves its
+//!    lease without an owner until the transaction ends. A slot without a row has nothing to lock. So the maker of the
+//!    row holds the slot's stripe for the time of the call, and looks again under it, uncommitted rows included.
 //! 4. A session has at most one permit of a semaphore. The granter takes Seat(resource, grantee) to the end of the
 //!    transaction, and looks for another permit. So does a session that takes a permit back out of grace.
 //! 5. The fence is drawn after the row is locked, so it is greater than that of every owner before.

@@ -2,7 +2,7 @@
 //! that neither is ever visible without the other.
 //!
 //! A lease that a session lost without releasing it is recorded, and kept for `eskit_lease.history_retention`. Such
-//! losses are rare. The session ended without a close, was taken over, or did not answer a revocation in time, or an
+//! losses are rare: the session ended without a close, was taken over or did not answer a revocation in time, or an
 //! administrator took the lease. Ordinary grants and releases may come by thousands a second, and each record costs
 //! another row. They are recorded only with `eskit_lease.history_grants`. The row of a lease itself tells its present
 //! holder, and since when.

@@ -5,16 +5,16 @@
 //! takes a place, or is told `awaited`. [`crate::lease::handover`] says how and when the first in line is served.
 //!
 //! A walk passes over a place that an open transaction is giving up: the row is deleted, and the end of that
-//! transaction decides. So a transaction that is left open does not hold up the sessions behind. If it rolls back, the
-//! place is where it was, and has lost only what was granted meanwhile. But if its session is granted the resource past
-//! that place and releases it, it loses the place ([`leave_behind`]).
+//! transaction decides. So a transaction that is left open does not hold up the sessions behind. If that transaction
+//! rolls back, the place is where it was, and has lost only what was granted meanwhile. But a session that was granted
+//! the resource past its own place loses the place when it releases the resource ([`leave_behind`]).
 //!
 //! A walk does not pass over a locked place: it is being granted to. Nor does it pass over the place of a session that
 //! is being taken over, though that session is granted nothing. When the take-over commits, the place is the
 //! successor's.
 //!
-//! A session that has a permit of a semaphore has no turn in its line (see [`crate::lease::seat`]). It may have a place
-//! there, taken by another connection while its own acquire or release was open. That place counts again once the
+//! A session that has a permit of a semaphore has no turn in its line (see [`crate::lease::seat`]). It may still have a
+//! place there, taken by another connection while its own acquire or release was open. That place counts again once the
 //! permit is gone.
 //!
 //! Rows of former places stay in the index while an old snapshot is open. [`crate::session::floor`] says how a line is

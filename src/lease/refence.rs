@@ -9,14 +9,14 @@
 //! * **A mark** in a private sequence: fences below it are of a former history. Setting it takes effect at once, waits
 //!   for nothing and changes no row.
 //!
-//! A base backup that is started without recovery.signal begins no timeline. Its `backup_label` shows it: that file
-//! still exists when the postmaster makes shared memory. In such a start the first look into a database sets the mark;
-//! a grant or the worker does so at the latest. The same happens when a base backup becomes a standby that is promoted
-//! before its next start, though there the timeline alone would do. Nothing tells a storage snapshot from a crash; an
-//! administrator sets the mark then ([`lease_refence_all`]).
+//! A base backup that is started without recovery.signal begins no timeline. Its `backup_label` shows such a start:
+//! that file still exists when the postmaster makes shared memory. Then the first look into a database sets the mark; a
+//! grant or the worker does so at the latest. The same happens when a base backup becomes a standby that is promoted
+//! before its next start, though there the timeline alone would do. A start from a storage snapshot looks like a start
+//! after a crash; there an administrator must set the mark ([`lease_refence_all`]).
 //!
-//! A database that gives up its entry in shared memory is marked again when it has one. That tells no holder twice,
-//! because a database gives up its entry only while it has no session there (see [`crate::shmem::places`]).
+//! A database that gives up its entry in shared memory is marked again when it has one. No holder is told twice by
+//! that: a database gives up its entry only while none of its sessions has a slot (see [`crate::shmem::places`]).
 
 use super::fence;
 use super::row::LeaseRow;

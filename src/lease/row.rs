@@ -342,7 +342,7 @@ impl Leases {
             }
         };
         if !written {
-            // A fence without a row would be no fence: another call could grant the slot too.
+            // A fence without a row would not keep another call from granting the slot.
             pgrx::error!("eskit_lease could not write who owns slot {slot} of resource \"{resource}\"");
         }
     }

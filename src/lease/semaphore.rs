@@ -16,9 +16,9 @@
 //! * If no slot beyond the permits is taken, each free slot is a permit of its own. The index of free rows finds one
 //!   that has a row. Otherwise some slots that are drawn at random are tried, to find one without a row.
 //! * Only a count can tell that all permits are held. After such a count, no permit lacks a row (see
-//!   [`crate::shmem::surveyed`]). A permit is then free only if its row says so or if its holder is dead. The index of
-//!   free rows tells the former. For the latter, the look checks whether any dead session in shared memory has a
-//!   permit. If one has, or in doubt, all are counted.
+//!   [`crate::shmem::surveyed`]). A permit is then free only if its row says so, or if its holder is dead. The index of
+//!   free rows finds the free rows. To find a dead holder, the look checks each dead session in shared memory. If one
+//!   has a permit, or in doubt, all permits are counted.
 //!
 //! A refusal that rests on such a look may miss a permit that is just being released: the caller is told `held` instead
 //! of `busy`.

@@ -15,9 +15,9 @@
 //! but keeps its place.
 //!
 //! The record has a table of its own, because another transaction may have the session's row locked. The table has no
-//! unique key, because a writer must wait for no other writer; two rows of one session are harmless. They are deleted
-//! with the session's row. Other sessions cannot see the rows of a prepared transaction until it ends; until then
-//! [`Guard::Taken`](crate::pg::guard::Guard::Taken) keeps the session dead.
+//! unique key, because a writer must wait for no other writer; two rows of one session are harmless. Rows of deaths are
+//! deleted with the session's row. Other sessions cannot see the rows of a prepared transaction until it ends; until
+//! then [`Guard::Taken`](crate::pg::guard::Guard::Taken) keeps the session dead.
 
 use super::row::rows;
 use crate::call::Call;
@@ -53,7 +53,7 @@ pub fn is_recorded(session: Uuid) -> bool {
     table().is_some_and(|table| is_in(&table, session))
 }
 
-/// Records the deaths of sessions, if this transaction commits. It skips a session without a row: no restart can revive
+/// Records the deaths of sessions, if this transaction commits. Skips a session without a row: no restart can revive
 /// it.
 pub fn record(call: &Call, sessions: &[Uuid]) {
     if sessions.is_empty() {

@@ -3,9 +3,9 @@
 //! A session is a row (its consumer, role and TTL) and a slot in shared memory (its deadline). Opening writes the row
 //! and makes the slot; a heartbeat changes the slot alone. After a restart the first call that needs the session makes
 //! the slot again from the row; if no call does, the worker does. The session then lives until `t0 + ttl`, as
-//! [`crate::shmem::slots`] says. It does not if it had expired before and another session has taken something from it
-//! ([`death`]). If all slots are taken, the session lives until that time, and no heartbeat extends it
-//! ([`crate::shmem::stand_in`]).
+//! [`crate::shmem::slots`] says. A session that had expired before the restart stays dead if another session has taken
+//! something from it ([`death`]). If all slots are taken, the session lives until that time, and no heartbeat extends
+//! it ([`crate::shmem::stand_in`]).
 //!
 //! A session ends at its deadline, or earlier by a close. Either makes the slot dead for good; a close does so when its
 //! transaction commits (see [`crate::seam`]). [`crate::ending::sweep`] takes away the remaining rows.

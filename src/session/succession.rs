@@ -84,8 +84,8 @@ pub fn heirs(call: &Call, dead: impl Iterator<Item = Uuid>) -> HashMap<Uuid, Uui
     dead.into_iter().filter_map(|dead| Some((dead, heir(call, dead)?))).collect()
 }
 
-/// Deletes the successions of sessions that have nothing left. It skips a row that another transaction is changing;
-/// such a row no longer matters.
+/// Deletes the successions of sessions that have nothing left. Skips a row that another transaction is changing; such a
+/// row no longer matters.
 pub fn forget(call: &Call, sessions: &[Uuid]) {
     let table = table();
     let mine = |session: &Uuid| {

@@ -174,8 +174,9 @@ impl<'a> Dissolution<'a> {
         count
     }
 
-    /// Returns whether a lease may be freed. It may even if the looks have not come to the end: a worker that does not
-    /// remember its progress would never get there. A lease that may be waited for stays until it is looked at.
+    /// Returns whether a lease may be freed. Leases are freed even before the looks have come to the end: a worker that
+    /// does not remember its progress would never get there. A lease that may be waited for stays until it is looked
+    /// at.
     fn can_be_freed(&self, name: &str, fence: i64) -> bool {
         if self.looks.are_spent() && line::may_be_waited_for(self.call, name) {
             return false;

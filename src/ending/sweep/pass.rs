@@ -58,7 +58,7 @@ pub fn pass(call: &Call, most: usize, anybody_due: bool, looked: &mut Looked) ->
     judge_dirty(call, now, &mut pass)?;
     if !dead.is_empty() {
         if dead.len() > limits::MAX_DEAD {
-            // Each pass begins with other sessions, so that those that it can do nothing for do not hold up the rest.
+            // Each pass begins with other sessions. So dead sessions that cannot be swept yet do not hold up the rest.
             let passes = usize::try_from(call.database.counter(Counter::Sweeps as usize)).unwrap_or(0);
             let first = passes * limits::MAX_DEAD % dead.len();
             dead.rotate_left(first);
@@ -68,7 +68,8 @@ pub fn pass(call: &Call, most: usize, anybody_due: bool, looked: &mut Looked) ->
         let looked_at = dissolve_dead(call, &dead, most, looked, &mut pass)?;
         tend::look_again(call, pass.changed.keys());
         dead.retain(|session| looked_at.contains(session));
-        // These include sessions of which no lease was taken, but a membership, a claim, or what a successor inherited.
+        // This also notes sessions of which no lease was taken, but a membership, a claim, or what a successor
+        // inherited.
         call.seam().taken_from(&dead);
         let buried = bury(call, &dead, &mut pass);
         looked.forget(&buried);

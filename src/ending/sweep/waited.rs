@@ -3,7 +3,7 @@
 //! A dead session may have had a million leases that no session waits for, and it takes a thousand passes to delete
 //! them. So each lease is looked at only once, and that is enough. The ring brings a lease back in three cases: a
 //! session comes to wait for it later, a transaction gives up what was in the way, or a pass could not hand it over.
-//! None of this must be remembered: a process that has forgotten looks once more.
+//! Progress need not be kept: a process that has forgotten it looks once more.
 //!
 //! The look finds the first in line, and the hand-over serves exactly that session. So only a few leases are looked at
 //! before the found ones are handed over. Meanwhile another session may become the first: one that took its place

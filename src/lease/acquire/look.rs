@@ -31,7 +31,7 @@ pub(super) struct Wanted {
     pub own: bool,
     /// The lease is in grace of this session, which takes it back under its fence.
     pub takes_back: bool,
-    /// The lease is in grace and this session gets it under a new fence; this is its row from before.
+    /// The present row of a lease in grace that this session gets under a new fence.
     pub takes_over: Option<LeaseRow>,
     /// This session holds the lease already, under a fence of a former history (see [`refence`]).
     pub refences: bool,

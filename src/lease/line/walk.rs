@@ -48,8 +48,8 @@ pub fn next_in_line(call: &Call, resources: Vec<&str>, but: &HashSet<Uuid>) -> L
     Line { first, leaving: lines.leaving }
 }
 
-/// The lines, walked one after the other. It asks only once whether a session may be granted to, because many resources
-/// may have few waiters. The answer holds only during these walks.
+/// The lines, walked one after the other. The walks ask only once whether a session may be granted to, because many
+/// resources may have few waiters. The answer holds only during these walks.
 pub struct Lines<'a> {
     call: &'a Call,
     but: Option<&'a HashSet<Uuid>>,

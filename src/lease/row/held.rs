@@ -136,8 +136,8 @@ pub fn held_by(sessions: &[Uuid], most: usize, skip: usize) -> Vec<(Seat, LeaseR
     rows
 }
 
-/// Returns up to `most` rows of free slots of a declared resource, and whether these are all. It may return fewer rows:
-/// an old entry of a slot that is in use again counts as one of `most`. Returns none if the index does not exist, as
+/// Returns up to `most` rows of free slots of a declared resource, and whether these are all. There may be fewer: an
+/// old entry of a slot that is in use again counts as one of `most`. Returns none if the index does not exist, as
 /// before 0.3.0.
 pub fn free_rows(resource: &str, most: usize) -> (Vec<LeaseRow>, bool) {
     let (index, mut rows) = (c"_leases_free", Vec::new());
