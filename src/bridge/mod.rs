@@ -24,11 +24,11 @@
 //!
 //! | what happens                | what becomes of the lock                         | what becomes of the lease                         |
 //! |-----------------------------|--------------------------------------------------|---------------------------------------------------|
-//! | its holder releases it, or dies | our worker releases it, unless a session is in line | free                                       |
+//! | the lease's holder releases it, or dies | our worker releases it, unless a session is in line | free                                       |
 //! | our worker or the server ends | free for a moment, until another worker takes it | stays with its holder, whose checks fail (55P03) |
-//! | an old worker was faster    | the old worker's; ours tries again and again     | the same                                          |
-//! | an old worker waits for it  | our worker releases it; the old one is next      | the same                                          |
-//! | our worker has it back      | our worker's                                     | stays with its holder, under a new fence          |
+//! | an old worker gets the lock first | the old worker's; ours retries                | stays with its holder, whose checks fail (55P03)  |
+//! | an old worker waits for the lock | our worker releases it; the old one is next | stays with its holder, whose checks fail (55P03)  |
+//! | our worker gets the lock back | our worker's                                     | stays with its holder, under a new fence          |
 //! | a check is prepared         | also kept by the prepared transaction, to its end | stays with its holder                            |
 //!
 //! The *new fence* is needed because the old worker was an owner in between: a write must not rest on data from before

@@ -10,15 +10,15 @@
 //! | form                               | triggers                                                                |
 //! |------------------------------------|-------------------------------------------------------------------------|
 //! | a table                            | one, after each statement                                               |
-//! | a table by a column that tells a partition of a group | one after each kind of statement, with the rows that it has written (a transition table has one event); and one that refuses TRUNCATE |
+//! | a table by a column that tells a partition of a group | one after each kind of statement, with the rows that it has written (a transition table serves one event); and one that refuses TRUNCATE |
 //! | a partitioned table, a partition   | one after each row, which PostgreSQL gives to all partitions, later ones too: no statement trigger fires for what is written to a partition by way of its parent, or the other way round; and one after TRUNCATE for each partition that exists |
 //!
 //! The triggers fire after the write, not before. So the check may be a part of the very statement that writes. The row
 //! is as all BEFORE triggers and generated columns have left it. A refusal rolls the write back.
 //!
-//! Row triggers are used only where nothing else works: they make a write cost a tenth more. PostgreSQL queues an event
-//! for each row and fetches the row again, whatever the trigger does. PostgreSQL versions whose transition tables may
-//! lack rows need row triggers too ([`trigger::sees_all_rows`]).
+//! Row triggers are used only where nothing else works, because they make a write cost a tenth more. PostgreSQL queues
+//! an event for each row and fetches the row again, whatever the trigger does. PostgreSQL versions whose transition
+//! tables may lack rows need row triggers too ([`trigger::sees_all_rows`]).
 //!
 //! Tables in inheritance are refused. Statements on one table write rows of another, and no trigger could be made for
 //! tables that come later.

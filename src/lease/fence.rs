@@ -3,8 +3,8 @@
 //! **Drawing.** A fence is `nextval` of one sequence. Before the first fence of each start of shared memory, the
 //! sequence is raised to the seconds since 2025 plus a minute, times 2^22. Drawn fences never catch up with the clock
 //! ([`crate::shmem::pace`]). So every incarnation of the server starts above all that an older history of it can have
-//! granted. That history may have ended by a crash with unflushed answers, the promotion of a lagging standby, or a
-//! restore of a dump, snapshot or point in time. The numbers of work items are raised with the fences, for the same
+//! granted. That history may have ended by a crash with unflushed answers or the promotion of a lagging standby. Or a
+//! dump, snapshot or point in time was restored. The numbers of work items are raised with the fences, for the same
 //! reason.
 //!
 //! **Checking.** [`fence_check`] takes S(session) and F(fence) in share mode, without waiting, to the end of the

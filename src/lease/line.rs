@@ -145,7 +145,7 @@ pub fn inherit(call: &Call, from: Uuid, to: Uuid) -> Vec<String> {
     if !moved.is_empty() {
         if table.is_plain() {
             for place in &moved {
-                // Locked above.
+                // The place was locked above; this positions the table at it.
                 if table.lock(*place, false) == Locked::Mine {
                     table.update(&[(SESSION as i32, Value::Uuid(to).datum())]);
                 }

@@ -16,8 +16,8 @@
 //!
 //! The record has a table of its own, because another transaction may have the session's row locked. The table has no
 //! unique key, because a writer must wait for no other writer; two rows of one session are harmless. Rows of deaths are
-//! deleted with the session's row. Other sessions cannot see the rows of a prepared transaction until it ends; until
-//! then [`Guard::Taken`](crate::pg::guard::Guard::Taken) keeps the session dead.
+//! deleted with the session's row. Other sessions cannot see the rows of a prepared transaction. Until it ends,
+//! [`Guard::Taken`](crate::pg::guard::Guard::Taken) keeps the session dead.
 
 use super::row::rows;
 use crate::call::Call;
