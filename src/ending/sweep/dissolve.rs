@@ -181,8 +181,8 @@ impl<'a> Dissolution<'a> {
         if self.looks.are_spent() && line::may_be_waited_for(self.call, name) {
             return false;
         }
-        // A grant of a free row does not ask for the old fence. So a lease is not freed while a fenced transaction is
-        // open. A lease that is waited for is not freed either: its dead holder is what brings the worker back.
+        // A grant of a free row does not ask for the old fence. So no lease is freed while a fenced transaction is
+        // open. Nor is one that is waited for: a dead holder is what has the worker come back.
         self.ending || !self.busy.contains(name) && Guard::Fence(fence).is_free()
     }
 
