@@ -103,7 +103,8 @@ pub struct Leases(Table);
 impl Leases {
     pub fn open() -> Leases {
         let is_there = || catalog::relation(c"_leases_seat") != Oid::INVALID;
-        // Before 0.3.0 the primary key was the seat. The lock may wait for the update of the extension to end.
+        // Before 0.3.0 the primary key was the seat. The lock may wait for an update of the extension, which makes the
+        // index; so this looks again.
         let by_seat = is_there() || {
             catalog::lock(c"_leases");
             is_there()
