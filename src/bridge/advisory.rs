@@ -1,5 +1,5 @@
-//! The locks of a bridge: that of the user, an advisory lock of one bigint as `pg_advisory_lock` and its like take it,
-//! and the guard of the name.
+//! The locks of a bridge: the user's advisory lock of one bigint, as `pg_advisory_lock` and its like take it, and the
+//! guard of the name.
 
 use super::side::Closed;
 use crate::keys;
@@ -10,7 +10,8 @@ fn guard(name: &str) -> Guard {
     Guard::Bridge(keys::fold_sha256(name))
 }
 
-/// Shares the user's lock beyond transactions, until [`let_go`]; once for each bridge that leads to it.
+/// Tries to share the user's lock beyond the end of transactions, until [`let_go`]. Each bridge to the lock calls it
+/// once.
 pub fn hold(key: i64) -> bool {
     UserLock(key).try_hold()
 }
@@ -19,12 +20,13 @@ pub fn let_go(key: i64) {
     UserLock(key).let_go();
 }
 
-/// Whether another process waits for a lock that hold() has.
+/// Returns whether another process waits for a lock that [`hold`] has taken.
 pub fn is_waited_for(key: i64) -> bool {
     UserLock(key).is_waited_for()
 }
 
-/// Has checks pass from now on, beyond transactions, until [`close`]. False while a check is just looking.
+/// Opens a bridge: checks pass from now on, beyond transactions, until [`close`]. Returns false if a check is just
+/// looking.
 pub fn open(name: &str) -> bool {
     guard(name).try_hold(Mode::Exclusive)
 }
@@ -33,8 +35,8 @@ pub fn close(name: &str) {
     guard(name).let_go(Mode::Exclusive);
 }
 
-/// Holds the lock to the end of the transaction; refused unless the worker has it as well, and has had since the grant:
-/// why.
+/// Holds the user's lock to the end of the transaction. Refuses unless the worker has held it too, ever since the
+/// grant; the refusal tells why.
 pub fn cross(resource: &str, key: i64) -> Result<(), Closed> {
     if !UserLock(key).try_share() {
         Err(closed("Another process has it exclusively, or waits for that."))
@@ -50,7 +52,7 @@ fn closed(why: &str) -> Closed {
     Closed { why: why.to_owned(), hint }
 }
 
-/// Whether the worker has opened a bridge.
+/// Returns whether the worker has opened a bridge.
 fn is_open(name: &str) -> bool {
     let guard = guard(name);
     let closed = guard.try_lock(Mode::Shared);

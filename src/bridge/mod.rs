@@ -1,48 +1,48 @@
-//! Bridges: a resource whose holders and the workers of an older kind keep each other out, so that workers that hold
-//! the lock of the old kind and workers that hold the lease may run side by side while one replaces the other. There
-//! are two old kinds:
+//! Bridges: a resource whose holders and the workers of an older kind exclude each other. So workers that hold the old
+//! lock and workers that hold the lease may run side by side while one kind replaces the other. There are two old
+//! kinds:
 //!
-//! * [`advisory`]: who works holds an advisory lock of one bigint, as `pg_advisory_lock` and its like take it.
-//! * [`row`]: who works is the owner of a row until some time, as two of its columns say.
+//! * [`advisory`]: a worker holds an advisory lock of one bigint, as `pg_advisory_lock` and its like take it.
+//! * [`row`]: a worker owns a row until some time, as two of its columns say.
 //!
-//! What follows is told of the advisory lock. A row differs in two ways: it is not lost with the worker, and no process
-//! is seen to wait for it.
+//! The following describes the advisory lock. A row differs in two ways: it is not lost when our worker ends, and no
+//! process can be seen to wait for it.
 //!
 //! An old worker works while it holds the lock exclusively. On the side of the lease the same lock is held in share
-//! mode, twice over:
+//! mode, twice:
 //!
-//! * **By the worker, for as long as the lease lives** (see [`tend`]). It alone gives the lease to others, and only
-//!   while it has the lock. A session that asks for a free one gets a place in line, or is told `bridged`. A release
-//!   and a take-over leave it to the worker. So a lease is granted when no old worker works, and none begins while it
-//!   is held.
-//! * **By each fenced transaction, to its end** ([`cross`]). It is had before anything is judged, without waiting, or
-//!   55P03 is raised. So what is written under a fence and what is written under the lock never overlap, whatever
-//!   becomes of the worker.
+//! * **By our database worker, for as long as the lease lives** (see [`tend`]). Only this worker gives the lease to a
+//!   new holder, and only while it has the lock. A session that asks for a free lease gets a place in line, or is told
+//!   `bridged`. A release and a take-over leave the lease to the worker. So a lease is granted only when no old worker
+//!   works, and no old worker begins while the lease is held.
+//! * **By each fenced transaction, to its end** ([`cross`]). A check takes the lock before it judges anything, without
+//!   waiting, or raises 55P03. So writes under a fence and writes under the lock never overlap, whatever becomes of our
+//!   worker.
 //!
-//! The lease is a row and the lock a process's, so one may be without the other, and an old worker at work under a
-//! lease that lives:
+//! The lease is a row, and the lock belongs to a process, so one may exist without the other. Then an old worker may be
+//! at work while the lease lives:
 //!
 //! | what happens                | what becomes of the lock                         | what becomes of the lease                         |
 //! |-----------------------------|--------------------------------------------------|---------------------------------------------------|
-//! | its holder lets go, or dies | let go by the worker, unless a session is in line | free                                              |
-//! | the worker or the server ends | free, until another worker has it back: a moment | stays with its holder, who checks in vain (55P03) |
-//! | an old worker was faster    | the old one's; the worker tries again and again  | the same                                          |
-//! | an old worker waits for it  | let go by the worker: it is the old one's next   | the same                                          |
-//! | the worker has it back      | the worker's                                     | stays with its holder, under a new fence          |
-//! | a check is prepared         | kept by the prepared transaction too, to its end | stays with its holder                             |
+//! | the lease's holder releases it, or dies | our worker releases it, unless a session is in line | free                                       |
+//! | our worker or the server ends | free for a moment, until another worker takes it | stays with its holder, whose checks fail (55P03) |
+//! | an old worker gets the lock first | the old worker's; ours retries                | stays with its holder, whose checks fail (55P03)  |
+//! | an old worker waits for the lock | our worker releases it; the old one is next | stays with its holder, whose checks fail (55P03)  |
+//! | our worker gets the lock back | our worker's                                     | stays with its holder, under a new fence          |
+//! | a check is prepared         | also kept by the prepared transaction, to its end | stays with its holder                            |
 //!
-//! *Under a new fence*, because the old worker was an owner in between: what rests on data from before that must not be
-//! written. A check needs its grant to be visible to what the caller reads (see [`crate::lease::fence`]), and a fence
-//! that is granted anew says so. Until then none may pass, so the worker has a guard of the name
-//! ([`Guard::Bridge`](crate::pg::guard::Guard::Bridge)) from when the lease has a fence of its own time to when it lets
-//! go. A check has the lock first and looks for the guard then: if it is there, the worker has had the lock since the
-//! grant, and the check has it from now on.
+//! The *new fence* is needed because the old worker was an owner in between: a write must not rest on data from before
+//! that time. A check passes only if the caller sees its grant (see [`crate::lease::fence`]), and the new fence is a
+//! new grant. Until then no check may pass. So the worker holds a guard of the name
+//! ([`Guard::Bridge`](crate::pg::guard::Guard::Bridge)) from the time when the lease has its new fence until it
+//! releases the lock. A check takes the lock first, then looks for the guard. If the guard is held, the worker has had
+//! the lock since the grant, and from now on the check has it too.
 //!
-//! *An old worker waits* is what `pg_advisory_lock` does where `pg_try_advisory_lock` would be refused. PostgreSQL lets
-//! no process share a lock past one that waits for it exclusively, so from then on no check can pass. If the worker
-//! kept the lock, neither side would get on. Therefore a process that waits on the old side is next, in the middle of a
-//! lease too: it has the lock once the fenced transactions have ended. Where several resources have one lock, all let
-//! go.
+//! *An old worker waits* if it calls `pg_advisory_lock` where `pg_try_advisory_lock` would be refused. PostgreSQL lets
+//! no process share a lock past one that waits for it exclusively, so from then on no check can pass. If our worker
+//! kept the lock, neither side would get on. So a waiting old worker is next, even in the middle of a lease: it gets
+//! the lock once the fenced transactions have ended. If several resources have one lock, our worker releases it for all
+//! of them.
 //!
 //! Files, low to high: target, side, advisory, row, tend, mod, verbs.
 
@@ -78,7 +78,8 @@ impl Rules for OfBridges {
     }
 }
 
-/// Holds what a bridge leads to, to the end of the transaction; refused unless the worker has had it since the grant.
+/// Holds the other side of a bridge, to the end of the transaction. Refuses unless the worker has held it since the
+/// grant.
 fn cross(resource: &str, fence: i64) -> Result<()> {
     let Some(side) = Side::of(resource) else { return Ok(()) };
     let (to, crossed) = match &side {
@@ -89,7 +90,7 @@ fn cross(resource: &str, fence: i64) -> Result<()> {
     crossed.map_err(|refused| closed(refused).into())
 }
 
-/// The bridges, in order, page by page.
+/// Returns a page of the names of bridges, in order, after a name.
 pub fn page(call: &Call, after: &str, most: usize) -> Vec<String> {
     call.db().run(&PAGE, vec![Value::Text(after), Value::Int(most as i32)], |row| row.text(1))
 }

@@ -1,24 +1,23 @@
-//! A bridge to a row by which workers lease: its owner column names the owner, until the time in the other column is
-//! over.
+//! A bridge to a row that workers lease: one column names the owner, until the time in another column.
 //!
-//! An old worker owns the row by an UPDATE that finds it free, or its own. The worker owns it by a **marker** in the
-//! owner column: `eskit_lease:<resource>:<since>`. `since` is a number of the sequence of fences, drawn while the
-//! worker has the row locked that was free (no owner, no time, or a time that is over), and written before it lets go.
-//! To own the row is to change its owner. So:
+//! An old worker owns the row by an UPDATE that finds it free, or its own. Our worker owns it by a **marker** in the
+//! owner column: `eskit_lease:<resource>:<since>`. `since` is a number from the sequence of fences. The worker draws it
+//! while it has the free row locked, and writes it before it releases that lock. A row is free if it has no owner, no
+//! time, or a time that is over. Each new owner must change the owner column. So:
 //!
-//! * **While a marker stands no old worker has owned the row since its number was drawn**, whatever has become of our
-//!   worker, of the server and of the time in the row. Nothing has to be remembered.
-//! * **A fence above that number was granted after it was drawn**, and so when the row was the worker's already. A
-//!   fence below it is of before another owner's time, or may be: the lease goes on under a new one.
+//! * **While a marker stands, no old worker has owned the row since the marker's number was drawn.** Our worker and the
+//!   server may have ended since, and the time in the row may be over. Nothing needs to be remembered.
+//! * **A fence above that number was granted after it was drawn**, so the row was our worker's by then. A fence below
+//!   it may be from before another owner's time: the lease goes on under a new one.
 //!
-//! A check ([`cross`]) locks the row in share mode, to the end of the transaction, and then wants a marker with a
-//! number below its fence. No old worker owns the row before that transaction has ended, though the time in the row may
-//! be over: to own it is to update it.
+//! A check ([`cross`]) locks the row in share mode, to the end of the transaction. It then requires a marker whose
+//! number is below its fence. Until the transaction ends no old worker owns the row, even if its time is over: owning
+//! takes an update, which the lock keeps out.
 //!
-//! Keeping the row ([`keep`]) moves the time and no more, so it is rare. Leaving it ends the time. A row whose time is
-//! over while its marker stands goes to the first that takes it, and is the worker's until then.
+//! Keeping the row ([`keep`]) only moves its time, and is rare. Leaving the row ends its time. A row whose time is over
+//! but whose marker stands is our worker's until another owner takes it.
 //!
-//! Nothing waits here for a process that has the row or the table locked. A check is the exception: it may meet the
+//! No function here waits for a process that has the row or the table locked, except a check. A check may meet our
 //! worker moving the time, which takes a moment.
 
 use super::side::Closed;
@@ -30,16 +29,16 @@ use crate::pg::table::user::Shut;
 use crate::pg::{clock, savepoint};
 use pgrx::pg_sys;
 
-/// Of a number in a marker.
+/// The most digits of a number in a marker.
 const MAX_DIGITS: usize = 19;
 
-/// What became of a try to have a row.
+/// The result of a try to own the row.
 pub enum Taken {
-    /// It is the worker's, since this number was drawn.
+    /// Our worker owns the row, since this number was drawn.
     Ours(i64),
-    /// It is another owner's, for so long.
+    /// Another owner has the row, for this many microseconds.
     Theirs(u64),
-    /// Another transaction has it locked.
+    /// Another transaction has the row locked.
     Busy,
     Failed(String),
 }
@@ -48,24 +47,24 @@ fn prefix(resource: &str) -> String {
     format!("eskit_lease:{resource}:")
 }
 
-/// Whom the owner column is to name.
+/// Returns the marker that the owner column must contain.
 fn marker(resource: &str, since: i64) -> String {
     format!("{}{since}", prefix(resource))
 }
 
-/// Since when the row is the worker's, by its owner.
+/// Returns the number of the marker in the owner column; `None` if the owner is another.
 fn since(resource: &str, owner: &str) -> Option<i64> {
     let number = owner.strip_prefix(&prefix(resource))?;
-    // As it was written, and not otherwise: no sign, no zeros before it.
+    // The number must read exactly as it was written: without a sign or leading zeros.
     number.parse().ok().filter(|since| *since > 0 && marker(resource, *since) == owner)
 }
 
-/// How many characters the owner column must have room for.
+/// Returns the number of characters that the owner column must have room for.
 pub fn marker_length(resource: &str) -> usize {
     prefix(resource).chars().count() + MAX_DIGITS
 }
 
-/// Takes the row if it is free, and keeps it if it is ours.
+/// Takes the row if it is free, and keeps it if our worker owns it.
 pub fn keep(call: &Call, resource: &str, target: &Target) -> Taken {
     fence::raise(call);
     settle(call, target, || try_keep(call, resource, target))
@@ -80,8 +79,8 @@ fn try_keep(call: &Call, resource: &str, target: &Target) -> Result<Taken, Shut>
         if since > fence::drawn(call) {
             return Err(Shut::Unfit("Its owner column has a number that nobody has drawn.".to_owned()));
         }
-        // Another process may have the row locked for a while. It stays ours meanwhile. If its time is over, only a
-        // later look tells.
+        // Another process may have the row locked for a while; the row stays ours meanwhile. If its time is over, only
+        // a later look tells.
         let kept = left >= limits::RENEW_ROW || write(call, &row, || None, now + limits::KEEP_ROW)? || left > 0;
         return Ok(if kept { Taken::Ours(since) } else { Taken::Busy });
     }
@@ -97,8 +96,8 @@ fn try_keep(call: &Call, resource: &str, target: &Target) -> Result<Taken, Shut>
     Ok(if write(call, &row, draw, now + limits::KEEP_ROW)? { Taken::Ours(since) } else { Taken::Busy })
 }
 
-/// Writes the row that was found, if it is fit, and no other transaction has locked or changed it since. `owner`: the
-/// new one, if any, asked for under the lock.
+/// Writes the row that was found, if it is fit and no other transaction has locked or changed it since. `owner` returns
+/// the new owner, if it changes; it is called under the lock.
 fn write(call: &Call, row: &Opened, owner: impl FnOnce() -> Option<String>, until: i64) -> Result<bool, Shut> {
     row.require_fit(call)?;
     if !row.try_lock() {
@@ -107,8 +106,8 @@ fn write(call: &Call, row: &Opened, owner: impl FnOnce() -> Option<String>, unti
     row.write(owner().as_deref(), until).map(|()| true)
 }
 
-/// Ends our time, so that the other side may have the row at once. Whether to try again: what cannot be done ends by
-/// itself, with its time.
+/// Ends our time, so that the other side may take the row at once. Returns whether to try again. What cannot be written
+/// now ends by itself, with its time.
 pub fn leave(call: &Call, resource: &str, target: &Target) -> bool {
     let try_leave = || {
         let row = target.open(pg_sys::RowExclusiveLock)?;
@@ -124,9 +123,9 @@ fn no_row() -> Shut {
     Shut::Unfit("It has no such row.".to_owned())
 }
 
-/// Has what fails leave the transaction, and so the leases of others, as they are.
+/// Does work in a savepoint, so that a failure leaves this transaction, and the leases of other names, as they are.
 fn settle(call: &Call, target: &Target, work: impl FnOnce() -> Result<Taken, Shut>) -> Taken {
-    call.db(); // connected before the savepoint
+    call.db(); // connects before the savepoint
     match savepoint::attempt(work) {
         Ok(Ok(taken)) => taken,
         Ok(Err(Shut::Busy)) => Taken::Busy,
@@ -143,7 +142,8 @@ fn told(shut: Shut) -> String {
     }
 }
 
-/// Holds the row to the end of the transaction, if it has been ours since before the fence was granted. If not: why.
+/// Holds the row to the end of the transaction, if our worker has owned it since before the fence was granted.
+/// Otherwise returns why not.
 pub fn cross(resource: &str, fence: i64, target: &Target) -> Result<(), Closed> {
     let row = match target.open(pg_sys::RowShareLock) {
         Ok(row) => row,

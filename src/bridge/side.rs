@@ -1,4 +1,4 @@
-//! What a bridge leads to, and the row that says so.
+//! The other side of a bridge, and the row that describes it.
 
 use super::target::Target;
 use crate::pg::catalog;
@@ -7,7 +7,7 @@ use crate::pg::table::{Key, Locked, Sight, Table, Tuple};
 use crate::pg::text::Text;
 use pgrx::pg_sys;
 
-/// What a bridge leads to.
+/// The other side of a bridge: what excludes its lease.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Side {
     /// The advisory lock of this key.
@@ -15,7 +15,7 @@ pub enum Side {
     Row(Target),
 }
 
-/// Why a check cannot pass, and what to do.
+/// Why a check cannot pass, and what the caller may do.
 pub struct Closed {
     pub why: String,
     pub hint: &'static str,
@@ -25,7 +25,7 @@ pub fn table() -> Table {
     Table::open(c"_bridges", c"_bridges_pkey")
 }
 
-/// Whether this database may have bridges; version 0.1.0 had none.
+/// Returns whether this database may have bridges; version 0.1.0 had none.
 pub fn may_be() -> bool {
     catalog::relation(c"_bridges") != pg_sys::Oid::INVALID
 }
@@ -39,18 +39,18 @@ impl Side {
         Side::Row(Target { table: row.required(3), key: text(4), owner_column: text(5), until_column: text(6) })
     }
 
-    /// Returns what the bridge of a resource leads to.
+    /// Returns the other side of the bridge of a resource.
     pub fn of(resource: &str) -> Option<Side> {
         table().scan(Sight::Latest, &[Key::Text(resource)], |row, _| Some(Side::read(row)))
     }
 }
 
-/// Notes why the row of a bridge cannot be kept, or that it can. Returns false if another transaction has the bridge in
-/// hand.
+/// Notes why the row of a bridge cannot be kept, or that it can. Returns false if another transaction is changing the
+/// bridge.
 pub fn note(resource: &str, trouble: Option<&str>) -> bool {
     let (table, column) = (table(), 7);
     let noted = table.scan(Sight::Latest, &[Key::Text(resource)], |row, _| Some(row.get::<Text>(column)));
-    // No constraint of the table is about this column.
+    // No constraint of the table involves this column.
     let change = || table.try_update(&[(column as i32, Value::MaybeText(trouble).datum())]) == Locked::Mine;
     noted.is_none_or(|noted| noted.as_deref() == trouble || change())
 }

@@ -1,13 +1,13 @@
 //! The row of a user's table that a bridge leads to, and whether it is fit for that.
 //!
-//! The worker is a superuser, and any user may own the table. So nothing of the table's is run: it is found by its oid,
-//! the row by a primary key of one of PostgreSQL's own types, and two columns of it are written by its place
-//! ([`crate::pg::table`]). There is no statement whose names could come to mean something else, and no plan. What is
-//! left, the entries in the indexes, is written with the rights of the table's owner.
+//! The worker is a superuser, and any user may own the table. So the worker runs no code of the table's. It finds the
+//! table by its oid, and the row by a primary key of one of PostgreSQL's own types. It writes two columns by the row's
+//! place ([`crate::pg::table`]). There is no SQL statement whose names could change their meaning, and no plan. Only
+//! the index entries need more care: they are written with the rights of the table's owner.
 //!
-//! Written so, a row's triggers, rules, policies and constraints are not asked. So the table must have none that would
-//! have had something to say. That is looked at each time before the row is written (sql/query/bridge/fit.sql), with
-//! the table locked against changes of that. A check only locks the row to read it, and needs none of this.
+//! A write by place bypasses triggers, rules, policies and constraints. So the table must have none that would affect
+//! the row. This is checked before each write (sql/query/bridge/fit.sql), while the table is locked against such
+//! changes. A check of a fence only locks the row to read it, and needs none of this.
 
 use crate::base::limits;
 use crate::call::Call;
@@ -23,14 +23,14 @@ use pgrx::pg_sys::{self, Datum, INT2OID, INT4OID, INT8OID, OIDOID, Oid, TEXTOID,
 
 static FIT: Statement = Statement::reads(include_str!("../../sql/query/bridge/fit.sql"), &[OIDOID, INT2OID, INT2OID]);
 
-/// Bytes of an owner that is read: a marker has less, and others may have any number.
+/// The most bytes of an owner that are read: a marker has fewer, and other owners may have any number.
 const LONGEST: usize = 1_000;
 
-/// Which row, and which of its columns tell the owner and until when.
+/// The row, and which of its columns name the owner and the time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Target {
     pub table: Oid,
-    /// As the key's type writes it.
+    /// The key, as its type writes it.
     pub key: String,
     pub owner_column: String,
     pub until_column: String,
@@ -44,16 +44,16 @@ pub struct Opened<'a> {
     until: Column,
 }
 
-/// What the row says.
+/// The contents of the row.
 pub struct Lease {
-    /// Empty if it is too long to be ours.
+    /// The owner; empty if it is too long to be ours.
     pub owner: Option<String>,
-    /// Until when, as PostgreSQL counts it.
+    /// The time until which the owner has the row, as PostgreSQL stores it.
     pub until: Option<i64>,
 }
 
 impl Target {
-    /// Opens the table if it has what the bridge needs. `mode`: of its lock, which is not waited for.
+    /// Opens the table if it has what the bridge needs. Locks it in a mode, without waiting.
     pub fn open(&self, mode: u32) -> Result<Opened<'_>, Shut> {
         let table = Table::of_user(self.table, mode)?;
         let owner = typed(&table, &self.owner_column, &[TEXTOID, VARCHAROID], "text or varchar")?;
@@ -66,7 +66,7 @@ impl Target {
         Ok(Opened { table, target: self, owner, until })
     }
 
-    /// As it is told.
+    /// Returns the words for the row in messages.
     pub fn told(&self) -> String {
         let of = |name| format!("row \"{}\" of table {name}", self.key);
         catalog::table_name(self.table)
@@ -84,7 +84,8 @@ fn typed(table: &Table, name: &str, types: &[Oid], wanted: &str) -> Result<Colum
     }
 }
 
-/// The value of a key for a column of a type. (A type may have been changed since the key was written.)
+/// Returns the value of a key for a column of a type; `None` if it has none. The type may have changed since the key
+/// was stored.
 fn key(is: Oid, key: &str) -> Option<Key<'_>> {
     match is {
         TEXTOID | VARCHAROID => Some(Key::Text(key)),
@@ -100,7 +101,7 @@ fn key(is: Oid, key: &str) -> Option<Key<'_>> {
 }
 
 impl Opened<'_> {
-    /// Refuses a key that is of no type that can be looked up here.
+    /// Returns the type of the primary key. Refuses a type that cannot be looked up here.
     pub fn key_type(&self) -> Result<Oid, Shut> {
         let is = self.table.key_column().is;
         if matches!(is, TEXTOID | VARCHAROID | INT2OID | INT4OID | INT8OID | UUIDOID) {
@@ -112,13 +113,14 @@ impl Opened<'_> {
         )))
     }
 
-    /// What the row says, by the latest snapshot; `None` if there is none. The table stands at it.
+    /// Returns the contents of the row, by the latest snapshot; `None` if there is no row. Leaves the table positioned
+    /// at the row.
     pub fn find(&self) -> Result<Option<Lease>, Shut> {
         let Some(key) = key(self.key_type()?, &self.target.key) else { return Ok(None) };
         Ok(self.table.scan(Sight::Latest, &[key], |row, _| Some(self.read(row))))
     }
 
-    /// What the row says that the table stands at.
+    /// Returns the contents of the row that the table is positioned at.
     fn read(&self, row: &Tuple) -> Lease {
         let at = |column: &Column| usize::try_from(column.number).unwrap_or(0);
         let owner = match row.size(at(&self.owner)) {
@@ -129,7 +131,7 @@ impl Opened<'_> {
         Lease { owner, until: row.get(at(&self.until)) }
     }
 
-    /// Refuses a table of whose rows more would have to be seen to when they are written.
+    /// Refuses a table for which a write by place would leave something undone, such as its triggers.
     pub fn require_fit(&self, call: &Call) -> Result<(), Shut> {
         self.table.require_identity();
         let values = [self.owner.number, self.until.number].map(|number| Value::Datum(Datum::from(number)));
@@ -138,7 +140,7 @@ impl Opened<'_> {
         why.into_iter().next().map_or(Ok(()), |why| Err(Shut::Unplain(why)))
     }
 
-    /// Whether the time in the row is of no time zone, and so read as UTC.
+    /// Returns whether the time column has no time zone; then it is read as UTC.
     pub fn is_without_time_zone(&self) -> bool {
         self.until.is == pg_sys::TIMESTAMPOID
     }
@@ -153,13 +155,13 @@ impl Opened<'_> {
         }
     }
 
-    /// Locks the row that the table stands at, against all who would change it, without waiting. Returns false if
-    /// another transaction has locked or changed it.
+    /// Locks the row that the table is positioned at against all changes, without waiting. Returns false if another
+    /// transaction has locked or changed the row.
     pub fn try_lock(&self) -> bool {
         self.lock_as(pg_sys::LockTupleMode::LockTupleNoKeyExclusive)
     }
 
-    /// The same, shared with others.
+    /// Locks the row in share mode, without waiting. Returns false if another transaction has locked or changed it.
     pub fn try_share(&self) -> bool {
         self.lock_as(pg_sys::LockTupleMode::LockTupleShare)
     }
@@ -168,8 +170,8 @@ impl Opened<'_> {
         self.table.lock_as(self.table.row().tid(), mode, false) == Locked::Mine
     }
 
-    /// Writes the row that has been locked; `owner`: the new one, if it changes. A timestamp without time zone is one
-    /// in UTC, as ShedLock has it.
+    /// Writes the locked row. `owner`: the new owner, if it changes. A timestamp without time zone is in UTC, as in
+    /// ShedLock.
     pub fn write(&self, owner: Option<&str>, until: i64) -> Result<(), Shut> {
         self.table.try_lock_indexes()?;
         let _bounded = LockTimeout::begin(limits::ROW_LOCK_TIMEOUT_MS);

@@ -1,11 +1,10 @@
-//! What the database worker does for bridges: it holds what each leads to whose lease lives, or is waited for: a lock,
-//! or a row.
+//! Tending: the database worker holds the lock or the row of each bridge whose lease lives or is waited for.
 //!
-//! A bridge that is wanted is judged again and again, by way of the ring: once a second while all is well, to see
-//! whether it is still wanted and whether an old worker waits, or to keep the row; and while the lock or the row is not
-//! to be had, or the holder not to be given a new fence, after 10 ms, doubling to a second, or when the row's time is
-//! over. The entry outlives the worker, so that another one is started for it. A worker that has such bridges stays,
-//! for its locks end with it.
+//! A bridge that is wanted is judged repeatedly, by way of the ring. While all is well that happens once a second: to
+//! see whether the bridge is still wanted, whether an old worker waits, and to keep the row. The worker retries sooner
+//! while the lock or the row cannot be had, or the holder cannot get its new fence. The first retry comes after 10 ms,
+//! doubling to a second, or when the row's time is over. The entry in the ring outlives the worker, so that another
+//! worker is started for it. A worker with such bridges does not exit, because its locks would end with it.
 
 use super::advisory;
 use super::row::{self, Taken};
@@ -27,56 +26,57 @@ use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
 
-/// When a transaction began, which tells it from others of the same process.
+/// The start of a transaction, which distinguishes it from other transactions of the same process.
 type Transaction = i64;
 
 fn this_transaction() -> Transaction {
     transaction::began_at()
 }
 
-/// A bridge that is wanted, or whose row is still to be left.
+/// A bridge that is wanted, or whose row must still be left.
 struct Bridge {
     side: Side,
-    /// Whether this process has the lock. Whether it has the row is for the row to say, each time.
+    /// Whether this process holds the lock. Whether it owns a row is read from the row each time.
     held: bool,
-    /// The fence that it has given the holder since, whom it found when it took the lock; and in which transaction.
+    /// The new fence that the worker has given to the holder that it found when it took the lock, and the transaction
+    /// of that grant.
     renewed: Option<(i64, Transaction)>,
-    /// Whether checks may pass, and the lease may be granted; of a row, as it was last seen.
+    /// Whether checks may pass and the lease may be granted; for a row, as of the last look.
     open: bool,
     wait: u64,
-    /// What has been told of why the row cannot be kept, if anything yet.
+    /// The last message about why the row cannot be kept; `None` if nothing was told yet.
     told: Option<Option<String>>,
 }
 
-/// What stands for the lease of a bridge.
+/// The state of the lease of a bridge.
 enum Lease {
-    /// The line is empty, and the lease is free, or this is its holder, which is dead.
+    /// The line is empty. The lease is free, or has this dead holder.
     Unwanted(Option<Uuid>),
-    /// Free, and the line is not empty.
+    /// The lease is free, and the line is not empty.
     Awaited,
     Held(LeaseRow),
-    /// Another transaction is in the middle of releasing it.
+    /// Another transaction is just releasing or changing the lease.
     Changing,
 }
 
 #[derive(Default)]
 struct Tended {
-    /// The extension's: another one may have been made since.
+    /// The extension's identity: another one may have been created since.
     home: u32,
     bridges: HashMap<String, Bridge>,
 }
 
 thread_local! {
-    /// In a database worker only.
+    /// Set in a database worker only.
     static TENDED: RefCell<Option<Tended>> = const { RefCell::new(None) };
 }
 
-/// From now on this process is a database worker.
+/// Makes this process a database worker.
 pub fn begin() {
     TENDED.set(Some(Tended::default()));
 }
 
-/// Whether this process has bridges to tend.
+/// Returns whether this process has bridges to tend.
 pub fn is_tending() -> bool {
     TENDED.with_borrow(|tended| tended.as_ref().is_some_and(|tended| !tended.bridges.is_empty()))
 }
@@ -87,12 +87,12 @@ pub fn may_grant(resource: &str) -> bool {
         let bridge = tended.bridges.get(resource)?;
         Some(bridge.open && !bridge.is_waited_for())
     };
-    // While bridges are tended their holders alone are given anything: a new fence.
+    // While the worker tends bridges, the only grants are new fences for their holders.
     TENDED.with(|tended| tended.try_borrow().ok().and_then(|tended| tended.as_ref().and_then(bridge)).unwrap_or(false))
 }
 
-/// Takes what the bridges among some names lead to, or lets go of it. Returns the bridges whose leases cannot be
-/// granted yet: these are judged again without being asked for.
+/// Takes or releases the other sides of the bridges among some names. Returns the bridges whose leases cannot be
+/// granted yet; these are judged again without a request.
 pub fn tend(call: &Call, names: &[String]) -> HashSet<String> {
     let any = || !call.declarations().none() && may_be() && table().has_entry(&[]);
     if !is_tending() && !any() {
@@ -110,7 +110,7 @@ pub fn tend(call: &Call, names: &[String]) -> HashSet<String> {
         }
         None => {
             let bridges: HashSet<String> = names.iter().filter(|name| is_bridge(name)).cloned().collect();
-            // The worker is to do it, and they are out of the ring.
+            // The worker must tend these bridges, and they are out of the ring.
             let wanted = bridges.iter().filter(|name| !matches!(look(call, name), Lease::Unwanted(_)));
             wanted.for_each(|name| call.seam().judge_at(name, clock::now()));
             bridges
@@ -118,7 +118,7 @@ pub fn tend(call: &Call, names: &[String]) -> HashSet<String> {
     })
 }
 
-/// Has all judged again: another process may have taken them out of the ring.
+/// Has all bridges judged again: another process may have taken them out of the ring.
 pub fn remind(shared: &Shared, database: &Database) {
     TENDED.with_borrow(|tended| {
         for name in tended.iter().flat_map(|tended| tended.bridges.keys()) {
@@ -127,7 +127,7 @@ pub fn remind(shared: &Shared, database: &Database) {
     });
 }
 
-/// Has those judged again whose leases a sweep has freed, for their locks.
+/// Has the bridges judged again whose leases a sweep has freed, so that their locks are released.
 pub fn look_again<'a>(call: &Call, changed: impl Iterator<Item = &'a Seat>) {
     TENDED.with_borrow(|tended| {
         let Some(tended) = tended else { return };
@@ -149,11 +149,11 @@ fn look(call: &Call, name: &str) -> Lease {
     if line::first_in_line(call, vec![name]).first.is_empty() { Lease::Unwanted(dead) } else { Lease::Awaited }
 }
 
-/// Has the holder of a lease go on under a new fence: an old worker may have been at work since the grant. `None` while
-/// a transaction is open that is fenced under the old one, or another transaction ends the session.
+/// Gives the holder of a lease a new fence, because an old worker may have been at work since the grant. Returns `None`
+/// while a transaction under the old fence is open, or if another transaction ends the session.
 fn renew(call: &Call, name: &str, row: LeaseRow) -> Option<i64> {
     let session = row.session?;
-    // To the end of this transaction no check of the old fence passes, as for a release.
+    // To the end of this transaction no check of the old fence passes, as in a release.
     if !Guard::Fence(row.fence).try_lock(Mode::Exclusive) || !Guard::Grantee(session).try_lock(Mode::Shared) {
         return None;
     }
@@ -174,7 +174,7 @@ fn renew(call: &Call, name: &str, row: LeaseRow) -> Option<i64> {
 }
 
 impl Tended {
-    /// Lets go of what is left of an extension that was dropped.
+    /// Releases what is left of an extension that was dropped.
     fn come_home(&mut self, call: &Call) {
         if self.home != call.home.table {
             self.home = call.home.table;
@@ -183,7 +183,8 @@ impl Tended {
         }
     }
 
-    /// Sees to one name; `side`: where it leads to, if it is a bridge. Whether there is nothing in the way of a grant.
+    /// Tends one name. `side`: its other side, if the name is a bridge. Returns whether nothing is in the way of a
+    /// grant.
     fn tend(&mut self, call: &Call, name: &str, side: Option<Side>) -> bool {
         if self.bridges.get(name).is_some_and(|known| Some(&known.side) != side.as_ref()) {
             self.let_go(|of, _| of == name);
@@ -197,7 +198,7 @@ impl Tended {
         let new = Bridge { side, held: false, renewed: None, open: false, wait: 0, told: None };
         let bridge = self.bridges.entry(name.to_owned()).or_insert(new);
         if let Lease::Unwanted(dead) = lease {
-            // The other side may have it from now on.
+            // The other side may take over from now on.
             call.taken_from(dead.as_slice());
             if bridge.leave(call, name) {
                 self.bridges.remove(name);
@@ -224,7 +225,7 @@ impl Bridge {
         matches!(self.side, Side::Lock(key) if advisory::is_waited_for(key))
     }
 
-    /// Lets go of the lock. A row is left ([`Bridge::leave`]), or left to its time.
+    /// Releases the lock. A row is left by [`Bridge::leave`], or when its time is over.
     fn let_go(&mut self, name: &str) {
         self.set_open(name, false);
         if let Side::Lock(key) = self.side
@@ -235,7 +236,7 @@ impl Bridge {
         (self.held, self.renewed) = (false, None);
     }
 
-    /// Lets the other side have it. Returns false if the caller has to try again.
+    /// Lets the other side take over. Returns false if the caller must try again.
     fn leave(&mut self, call: &Call, name: &str) -> bool {
         self.let_go(name);
         self.back_off();
@@ -257,7 +258,7 @@ impl Bridge {
         self.wait = (self.wait * 2).clamp(limits::FIRST_BRIDGE_WAIT, limits::LAST_BRIDGE_WAIT);
     }
 
-    /// Takes the lock or the row, and opens the bridge once its lease is free or has a fence of since then, for all to
+    /// Takes the lock or the row. Opens the bridge once the lease is free, or has a newer fence that other sessions can
     /// see.
     fn take(&mut self, call: &Call, name: &str, lease: Lease) {
         let taken = match &self.side {
@@ -270,7 +271,7 @@ impl Bridge {
             Side::Row(target) => Some(row::keep(call, name, target)),
         };
         let good = match &taken {
-            // A lock that is held has been since the bridge was opened.
+            // An open bridge has held its lock ever since it was opened.
             None => self.open || self.is_good(call, name, lease, None),
             Some(Taken::Ours(since)) => self.is_good(call, name, lease, Some(*since)),
             Some(_) => false,
@@ -292,13 +293,14 @@ impl Bridge {
         }
     }
 
-    /// Whether the lease is free, or has a fence of after the lock or the row was taken; `since`: when the row was, as
-    /// a fence.
+    /// Returns whether the lease is free, or has a fence from after the lock or the row was taken. `since`: when the
+    /// row was taken, as a number of fences.
     fn is_good(&mut self, call: &Call, name: &str, lease: Lease, since: Option<i64>) -> bool {
         match lease {
             Lease::Held(row) => match (since, self.renewed) {
                 (Some(since), _) if since < row.fence => true,
-                // What an earlier transaction of this process has granted is committed; this one's may come to nothing.
+                // A grant of an earlier transaction of this process is committed. This transaction's grant may still be
+                // rolled back.
                 (None, Some((fence, by))) if fence == row.fence => by != this_transaction(),
                 _ => {
                     self.renewed = renew(call, name, row).map(|fence| (fence, this_transaction()));
@@ -311,7 +313,7 @@ impl Bridge {
         }
     }
 
-    /// Has the log and the view say what is in the way, once, and that it is no more.
+    /// Writes to the log and the view why the row cannot be kept, once; or that it can be kept again.
     fn tell(&mut self, name: &str, trouble: Option<String>) {
         if self.told.as_ref() == Some(&trouble) || !side::note(name, trouble.as_deref()) {
             return;

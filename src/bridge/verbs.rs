@@ -73,8 +73,8 @@ fn bridge_create_row(
     Ok(())
 }
 
-/// Refuses a row that cannot be bridged to; gives it with its key as the type of that writes it, and whether its time
-/// is of no time zone.
+/// Refuses a row that cannot be bridged to. Returns the row, with its key as the key's type writes it, and whether its
+/// time has no time zone.
 fn require_row(call: &Call, resource: &str, target: Target) -> Result<(Target, bool)> {
     let id = target.table;
     let table = || catalog::table_name(id).unwrap_or_else(|| id.to_u32().to_string());
@@ -129,7 +129,7 @@ fn create(call: &Call, resource: &str, side: &Side) -> Result<()> {
     Ok(())
 }
 
-/// As versions up to 0.2.0 declare it.
+/// Serves the declaration of versions up to 0.2.0.
 #[pg_extern(sql = false)]
 fn bridge_drop(resource: Option<Text>) -> Result<bool> {
     bridge_drop_if(resource, Some(true))
@@ -145,7 +145,7 @@ fn bridge_drop_if(resource: Option<Text>, missing_ok: default!(Option<bool>, "fa
         return Ok(false);
     }
     call.db().execute(&DROP, vec![Value::Text(&resource)]);
-    // The worker may still have the lock. A row it leaves to its time.
+    // The worker may still hold the lock. A row is ours until its time is over.
     call.seam().judge(&resource);
     Ok(true)
 }

@@ -1,4 +1,4 @@
-//! The early end of a session, by its own close.
+//! Ends a session early: its own close.
 
 use super::sweep;
 use crate::base::error::Result;
@@ -8,10 +8,10 @@ use crate::pg::guard::{Guard, Mode};
 use crate::session;
 use crate::shmem::slots::SlotRef;
 
-/// Ends a session early, with this transaction: takes away its row and, as far as they are to be had, what it holds and
-/// waits for.
+/// Ends a session early, with this transaction. Deletes its row, and what it holds and waits for, as far as other
+/// transactions have not locked that.
 pub fn end(call: &Call, at: SlotRef) -> Result<()> {
-    // While another transaction grants to the session, that grant cannot be seen yet: the worker takes it away.
+    // While another transaction grants to the session, this one does not see the grant. The worker takes it away.
     let alone = Guard::Grantee(at.session()).try_lock(Mode::Exclusive);
     session::delete(call, &[at.session()]);
     let left = sweep::dissolve(call, &[at.session()], limits::MAX_HAND_OVER)?;

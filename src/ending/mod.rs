@@ -1,5 +1,6 @@
-//! What takes away: closing, draining and taking over a session, the sweep for the dead, and retention. The verbs of
-//! sessions stand here, as most of them end something. It imports from all floors of concepts.
+//! Ends and removals: closing, draining and taking over a session, the sweep for the dead, and retention. The SQL
+//! functions of sessions stand here, because most of them end something. This folder imports from all floors of
+//! concepts.
 //!
 //! Files, low to high: takeover, sweep, retention, close, notify, waiter_pass, verbs, mod.
 

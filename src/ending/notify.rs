@@ -1,5 +1,5 @@
-//! Notifications: hints on the channel `eskit_lease`, sent by the worker alone. The truth is the row, and the revision
-//! in each heartbeat. A pass sends one message for each slot whose owner has changed, saying how it stands now.
+//! Notifications: hints on the channel `eskit_lease`. A pass sends them; the truth is the row, and the revision in each
+//! heartbeat. A pass sends one message for each slot whose owner has changed. The message tells the present owner.
 
 use super::sweep::Pass;
 use crate::call::Call;
@@ -21,7 +21,7 @@ use std::rc::Rc;
 /// The channel.
 const CHANNEL: &CStr = c"eskit_lease";
 
-/// Numbers that may be beyond 2^53 are strings, as JavaScript would round them.
+/// A change of owner. Numbers that may exceed 2^53 are strings, because JavaScript would round them.
 #[derive(Serialize)]
 struct Event<'a> {
     event: &'static str,
@@ -34,31 +34,32 @@ struct Event<'a> {
     revision: Option<&'a str>,
 }
 
-/// Who has a lease.
+/// The holder of a lease.
 struct Owner {
     consumer: String,
     revision: Option<String>,
 }
 
 impl Owner {
-    /// A session that has a row.
+    /// Returns the holder for a session that has a row.
     fn of(call: &Call, session: Uuid) -> Option<Owner> {
         let standing = call.shared.find(call.home, session).and_then(|at| call.shared.look(at));
         let lives = standing.as_ref().is_some_and(|standing| standing.state == State::Alive);
-        // Of others the row may be gone.
+        // The row of a session that does not live may be gone.
         let consumer = if lives { holders::name(session)? } else { session::row(session)?.consumer };
         Some(Owner { consumer, revision: standing.map(|standing| standing.revision.to_string()) })
     }
 }
 
-/// Work items have become free in a queue.
+/// Work items of a queue have become free.
 #[derive(Serialize)]
 struct Items<'a> {
     event: &'static str,
     queue: &'a str,
 }
 
-/// Sends, with the commit of this transaction, how the resources stand, and where there are items.
+/// Sends messages with the commit of this transaction: the present owners of the changed slots, and the queues with
+/// free items.
 pub fn send(call: &Call, pass: &Pass) {
     let items = pass.items.iter().filter_map(|queue| text(&Items { event: "items", queue }));
     let events: Vec<CString> = of_leases(call, &pass.changed).into_iter().chain(items).collect();
@@ -72,8 +73,8 @@ fn text(event: &impl Serialize) -> Option<CString> {
     CString::new(json).ok()
 }
 
-/// JSON in ASCII, which every encoding has. PostgreSQL ends the connection of a listener if it cannot show a
-/// notification in the encoding of that client, and users choose the names.
+/// JSON in ASCII, which every encoding contains. Users choose the names, and PostgreSQL ends the connection of a
+/// listener whose encoding cannot show a notification.
 struct Ascii;
 
 impl Formatter for Ascii {
@@ -91,12 +92,12 @@ fn of_leases(call: &Call, changed: &BTreeMap<Seat, Option<Grant>>) -> Vec<CStrin
     if changed.is_empty() {
         return Vec::new();
     }
-    // Each session is looked up once: a storm changes many leases of few.
+    // Each session is looked up once: a storm changes many leases of few sessions.
     let (leases, mut owners) = (Leases::open(), HashMap::new());
     let mut owns =
         |session: Uuid| owners.entry(session).or_insert_with(|| Owner::of(call, session).map(Rc::new)).clone();
     let mut event = |(resource, slot): &Seat, granted: Option<Grant>| {
-        // The session that was granted it may be gone by now.
+        // The session that was granted the slot may be gone by now.
         let known = granted.and_then(|grant| Some((grant.fence, Some(owns(grant.session)?))));
         let (fence, owner) = match known {
             Some(known) => known,

@@ -1,18 +1,19 @@
 //! Retention: rows that are kept for a while after their end, for people to see, and then deleted in bounded batches.
 //!
-//! After each pass of a sweep the worker retires rows, in a transaction of its own: once a minute at most, or ten times
-//! in the shortest retention. After a pass that looks through the database, as after a start, it does so at once.
+//! The worker retires rows after a pass of a sweep, in a transaction of its own. That happens at most once a minute, or
+//! ten times in the shortest retention if that is more often. After a pass that looks through the database, as after a
+//! start, it happens at once.
 //!
-//! **When there is nothing else to do.** Shared memory holds since when the oldest row that was left is kept, so that
-//! the worker comes when its time is over. With none left, the transaction that ends the next row says so, when that is
-//! visible (see [`crate::seam`]).
+//! **When the worker has nothing else to do.** Shared memory has the time since when the oldest remaining row is kept.
+//! So the worker comes when the retention of that row is over. If no row remains, the transaction that ends the next
+//! row tells shared memory, once that end is visible (see [`crate::seam`]).
 //!
-//! **Where a batch begins.** An old snapshot may still see what has been deleted, and a scan steps over all of it. So a
-//! batch begins where the one before has ended ([`Progress`]), and the worker's next run begins at the oldest row that
-//! its last run has left. A transaction that commits later may have ended a row before that: shared memory then moves
-//! the beginning back to the start of that transaction ([`crate::shmem::beginning`]). Releases do not say so, nor do
-//! administrators who write rows. So once an hour a run begins at the oldest row of all, and so does each run after a
-//! look through the database, and each that is not the worker's.
+//! **Where a batch begins.** An old snapshot may still see deleted rows, and a scan steps over all of them. So a batch
+//! begins where the one before ended ([`Progress`]). The worker's next run begins at the oldest row that its last run
+//! left. A transaction that commits later may have ended a row before that point. Then shared memory moves the
+//! beginning back to the start of that transaction ([`crate::shmem::beginning`]). Releases do not move it, and neither
+//! do administrators who write rows. So three kinds of run begin at the oldest row of all: one each hour, each after a
+//! look through the database, and each run that is not the worker's.
 
 use crate::base::{limits, settings};
 use crate::call::Call;
@@ -33,7 +34,7 @@ static OLDEST_LEASE: Statement = Statement::reads(include_str!("../../sql/query/
 struct Kind {
     kept: Kept,
     table: &'static CStr,
-    /// For so many seconds; -1: for ever.
+    /// The seconds for which rows are kept; -1: forever.
     setting: &'static GucSetting<i32>,
     retire: &'static Statement,
     oldest: &'static Statement,
@@ -61,7 +62,7 @@ static KINDS: [Kind; 5] = [
         retire: &item::RETIRE,
         oldest: &item::OLDEST,
     },
-    // No view shows these; they only take room.
+    // No view shows claims that have ended; they only take room.
     Kind {
         kept: Kept::Claims,
         table: c"_claims",
@@ -83,7 +84,7 @@ impl Kind {
         u32::try_from(self.setting.get()).ok()
     }
 
-    /// Deletes a batch of those that have been kept long enough. Returns whether there may be more of them.
+    /// Deletes a batch of rows that have been kept long enough. Returns whether there may be more of them.
     fn has_more(&self, call: &Call, most: usize, span: &mut Span) -> bool {
         let Some(seconds) = self.seconds() else { return false };
         let values = vec![Value::Double(seconds.into()), Value::Long(most as i64), Value::Long(span.until)];
@@ -97,7 +98,8 @@ impl Kind {
         count == most as i64
     }
 
-    /// Says since when the oldest row that is left is kept, so that the worker comes when its time is over.
+    /// Tells shared memory since when the oldest remaining row is kept, so that the worker comes when its retention is
+    /// over.
     fn look_for_oldest(&self, call: &Call, now: u64, span: &mut Span) {
         let may_miss = call.database.look_for_kept(self.kept);
         let read = |row: Row| Some((row.get::<f64>(1)?, row.get::<i64>(2)?));
@@ -108,9 +110,9 @@ impl Kind {
     }
 }
 
-/// When it is time to look for rows that are older than their retention.
+/// Returns the time of the next look for rows that are older than their retention.
 fn next_look(database: &Database) -> u64 {
-    // Of a history that is off there are no new rows.
+    // A history that is switched off gets no new rows.
     let kinds = KINDS.iter().filter(|kind| kind.kept != Kept::History || kind.setting.get() != 0);
     let shortest = kinds.filter_map(Kind::seconds).min().map_or(u64::MAX, u64::from);
     let every = shortest.saturating_mul(100_000).clamp(1_000_000, 60_000_000);
@@ -120,7 +122,7 @@ fn next_look(database: &Database) -> u64 {
     }
 }
 
-/// Returns when the worker has to come for them.
+/// Returns the time at which the worker must come to retire rows.
 pub fn due(database: &Database) -> Option<u64> {
     let due = |kind: &Kind| {
         let span = i64::from(kind.seconds()?) * 1_000_000;
@@ -129,35 +131,34 @@ pub fn due(database: &Database) -> Option<u64> {
     KINDS.iter().filter_map(due).min().map(|due| due.max(next_look(database)))
 }
 
-/// How far a run has come with one kind. Times are those of ends of rows, in microseconds since 2000.
+/// The progress of a run with one kind of row. Times are the ends of rows, in microseconds since 2000.
 struct Span {
     from: i64,
-    /// The last end of a row that it has deleted.
+    /// The latest end of a row that the run has deleted.
     until: i64,
-    /// Where the next run is to begin, once this one is through.
+    /// Where the next run begins; set once this run has finished.
     next: Option<i64>,
 }
 
-/// How far runs have come, for one process that deletes several batches in a row, each in a transaction that does not
-/// fail.
+/// The progress of one process that deletes several batches in a row, each in a transaction that does not fail.
 pub struct Progress {
-    /// Whether it begins at what the last run has left, and says where the next one is to begin.
+    /// Whether the run begins where the last one ended, and sets where the next one begins.
     is_worker: bool,
     spans: [Option<Span>; KINDS.len()],
 }
 
 impl Progress {
-    /// That of the worker of a database.
+    /// Returns the progress of the worker of a database.
     pub fn of_worker() -> Progress {
         Progress { is_worker: true, ..Progress::from_the_oldest() }
     }
 
-    /// That of a single batch, which begins at the oldest row.
+    /// Returns the progress of a single batch, which begins at the oldest row.
     pub fn from_the_oldest() -> Progress {
         Progress { is_worker: false, spans: [const { None }; KINDS.len()] }
     }
 
-    /// After the commit: says where the next run begins with the kinds that this one is through with.
+    /// Sets where the next run begins, for the kinds that this one has finished. The caller has committed the batch.
     pub fn is_committed(&mut self, database: &Database) {
         for (kind, span) in KINDS.iter().zip(&mut self.spans) {
             if let Some(next) = span.as_ref().and_then(|span| span.next) {
@@ -168,7 +169,7 @@ impl Progress {
     }
 }
 
-/// Whether it is time to look for such rows.
+/// Returns whether it is time to look for rows that are older than their retention.
 pub fn is_time(database: &Database, now: u64, at_once: bool) -> bool {
     at_once || now >= next_look(database)
 }
@@ -179,7 +180,7 @@ pub fn retire(call: &Call, now: u64, most: usize, at_once: bool, progress: &mut 
     call.seam().retired();
     let (mut more, first) = (false, database.retention_looked.load(Ordering::Relaxed) == 0);
     let may_be = |kind: &Kind| match kind.kept {
-        // To look for such claims is to look at all claims, and there is hardly ever one.
+        // A look for ended claims reads all claims, and hardly ever finds one.
         Kept::Claims => at_once || first || database.kept_since(kind.kept).is_some(),
         Kept::History => history::is_there(),
         _ => true,
@@ -187,7 +188,7 @@ pub fn retire(call: &Call, now: u64, most: usize, at_once: bool, progress: &mut 
     let anew = at_once || now >= database.retired_anew.load(Ordering::Relaxed) + limits::RETIRE_ANEW;
     for (kind, span) in KINDS.iter().zip(&mut progress.spans) {
         if !may_be(kind) {
-            // Version 0.1.0 has no history that could have rows.
+            // A database of version 0.1.0 has no history.
             if kind.kept == Kept::History {
                 database.look_for_kept(kind.kept);
                 database.found_kept(kind.kept, None);
@@ -195,8 +196,8 @@ pub fn retire(call: &Call, now: u64, most: usize, at_once: bool, progress: &mut 
             continue;
         }
         if !catalog::try_lock(kind.table) {
-            // A session that has it locked may have it for long, as VACUUM FULL does, and hand-overs would wait: the
-            // worker comes again later.
+            // Another session, such as one that runs VACUUM FULL, may keep the table locked for long, and hand-overs
+            // would wait. The worker comes again later.
             database.are_kept(kind.kept);
             continue;
         }
@@ -209,7 +210,8 @@ pub fn retire(call: &Call, now: u64, most: usize, at_once: bool, progress: &mut 
         });
         if kind.has_more(call, most, span) {
             more = true;
-            // The worker comes at once. It also comes for rows of before a start, which no transaction has noted.
+            // This brings the worker at once. It also brings the worker for rows from before a start, which no
+            // transaction has noted.
             database.are_kept(kind.kept);
         } else {
             kind.look_for_oldest(call, now, span);

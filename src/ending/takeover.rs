@@ -1,20 +1,22 @@
-//! Take-over: a process that has been started again inherits from its former self.
+//! Take-over: a process that has been restarted inherits from its former session.
 //!
-//! A session opened with `takeover` ends the living sessions of the same consumer and role, with its own transaction,
-//! and gets what they have under new fences: leases, permits, places in queues, memberships and partitions. (What
-//! lock_acquire and grace keep in private sessions stays there; what is in grace the successor may acquire, see
-//! [`crate::lease::grace`].) A predecessor ends as by session_close, save that nothing of it goes to strangers but the
+//! A session opened with `takeover` ends the living sessions of the same consumer and role, with its own transaction.
+//! The new session gets what they have under new fences: leases, permits, places in line, memberships and partitions.
+//! What lock_acquire and grace keep in private sessions stays there; the successor may acquire leases in grace (see
+//! [`crate::lease::grace`]). A predecessor ends as by session_close, but other sessions get nothing of it except the
 //! work items that it has claimed:
 //!
-//! * Its leases are granted to the successor, without waiting for any other transaction: S of the predecessor is held
-//!   exclusively, or, where a transaction of its own is fenced, F of each lease that is not. What is fenced stays until
-//!   that transaction ends. The successor waits for it at the head of the queue, and a partition has it for its target.
-//! * What could not be had (fenced, or in the middle of being granted to the predecessor) is inherited by the sweep,
-//!   which finds the successor of a dead session in a row of its own; or goes to others if that drains. For what the
-//!   predecessor had waited for, and is just granted, the successor is at the head of the queue as well.
-//! * Its memberships pass on at the commit, or by the sweep: a take-over that is left open, or prepared, keeps no group
-//!   from being rebalanced. Until then they stand in the predecessor's name, and each reader of a group finds the
-//!   successor for it (see [`crate::group`]).
+//! * **Leases** are granted to the successor without waiting for any other transaction. The take-over holds S of the
+//!   predecessor exclusively. If a transaction of the predecessor is fenced, the take-over cannot have S, and holds F
+//!   of each lease that is not fenced. A fenced lease stays until its transaction ends. Meanwhile the successor is at
+//!   the head of its line, and is the target of a fenced partition.
+//! * **Leases that could not be passed on** were fenced, or were just being granted to the predecessor. The sweep
+//!   passes them on: it finds the successor of a dead session in a row of its own. If the successor drains, others get
+//!   them. If the predecessor waited for a resource that it is just being granted, the successor is at the head of that
+//!   line too.
+//! * **Memberships** pass on at the commit, or by the sweep. So a take-over that is left open or prepared does not stop
+//!   a group from being rebalanced. Until then they stand in the predecessor's name, and each reader of a group finds
+//!   the successor for it (see [`crate::group`]).
 
 use crate::base::error::Result;
 use crate::base::limits;
@@ -44,15 +46,15 @@ static REDIRECT: Statement =
 static ADOPT: Statement =
     Statement::writes(include_str!("../../sql/query/takeover/adopt.sql"), &[UUIDARRAYOID, UUIDOID]);
 
-/// Ends the living sessions of the consumer, of the same role, and has the new one inherit from them.
+/// Ends the living sessions of the consumer and role, and has the new session inherit from them.
 pub fn take_over(call: &Call, new: SlotRef, consumer: &str) -> Result<()> {
     loop {
         let mut found = predecessors(consumer, call.caller, new.session());
-        // In order, as another take-over locks them.
+        // Rows are locked in the order of sessions, as other take-overs lock them.
         found.sort_unstable_by_key(|session| *session.as_bytes());
         let mut again = false;
         for old in found {
-            // As session_close: first the guard, if it has to wait for it, then the row.
+            // As in session_close, the guard comes first if this call has to wait for it, then the row.
             if held(old, limits::MAX_FENCES + 1).len() > limits::MAX_FENCES {
                 Guard::Fencer(old).lock(Mode::Exclusive);
             }
@@ -62,11 +64,10 @@ pub fn take_over(call: &Call, new: SlotRef, consumer: &str) -> Result<()> {
                         succeed(call, &old, at, new)?;
                         again = true;
                     }
-                    // It is not ended here, and must not live beside the new one after a restart.
+                    // The session is already dead. It must not live beside the new one after a restart.
                     None => call.taken_from(&[old.session]),
                 },
-                // Another take-over was under way: this one comes after it, and finds the other's session as its
-                // predecessor.
+                // Another take-over came first. This one now finds the other's session as its predecessor.
                 None => again = true,
             }
         }
@@ -78,12 +79,13 @@ pub fn take_over(call: &Call, new: SlotRef, consumer: &str) -> Result<()> {
 
 fn succeed(call: &Call, old: &SessionRow, at: SlotRef, new: SlotRef) -> Result<()> {
     let (from, to) = (old.session, new.session());
-    // Before anything that a hand-over finds in its way: it asks then whether there is a successor.
+    // This comes before all locks that a hand-over may find in its way: the hand-over then asks whether there is a
+    // successor.
     call.db().execute(&SUCCEED, vec![Value::Uuid(from), Value::Uuid(to)]);
-    // Had already where it holds more than there is room for locks.
+    // The guard is already held if the predecessor holds more leases than there is room for locks.
     let excluded = Guard::Fencer(from).try_lock(Mode::Exclusive);
-    // While another transaction grants to it, that grant cannot be seen yet: the sweep passes it on. Asked before
-    // reading what it has, for the grant may be committed by then.
+    // While another transaction grants to the predecessor, this one does not see the grant; the sweep passes it on. The
+    // guard is tried before the leases are read, because the grant may have committed by then.
     let alone = Guard::Grantee(from).try_lock(Mode::Exclusive);
     let seats = held(from, usize::MAX);
     delete(call, &[from]);
@@ -93,11 +95,11 @@ fn succeed(call: &Call, old: &SessionRow, at: SlotRef, new: SlotRef) -> Result<(
     let free = |row: &LeaseRow| (excluded || Guard::Fence(row.fence).try_lock(Mode::Exclusive)).then_some(true);
     let Inheritance { left, ahead, .. } =
         inherit(call, from, new, seats, &free, || group::inherit_at_commit(call, from));
-    // After that: what was let go of with grace meanwhile is found here, and what is just being let go of is left.
+    // This comes after the leases. A lease that went into grace meanwhile is found here; one that is just going stays.
     let left = !adopt_graces(call, from, to) || left;
     for resource in ahead {
         line::take_first_place(call, &resource, to);
-        // Also where it is there, in its predecessor's place: that is news to it.
+        // The successor may be there already, in its predecessor's place; it must still hear of the resource.
         call.seam().judge(&resource);
     }
     call.seam().ended(at, false);
@@ -108,16 +110,15 @@ fn succeed(call: &Call, old: &SessionRow, at: SlotRef, new: SlotRef) -> Result<(
     Ok(())
 }
 
-/// The living sessions, and those that are to be found dead, of a consumer and role, but for one and those that are
-/// private.
+/// Returns the sessions of a consumer and role that have a row, except private ones and `but`. Some may be dead.
 fn predecessors(consumer: &str, role: Oid, but: Uuid) -> Vec<Uuid> {
     let mut found = Name::of(consumer, role).sessions();
     found.retain(|session| *session != but);
     found
 }
 
-/// Has a session acquire what is in grace of its predecessor. Returns false while another transaction has any of that
-/// in hand. Until that has ended, a reader of such a grace finds the successor by the succession.
+/// Passes the leases in grace of a predecessor on to its successor. Returns false if another transaction has any of
+/// them locked. Until that one ends, a reader of such a lease finds the successor by the succession.
 fn adopt_graces(call: &Call, from: Uuid, to: Uuid) -> bool {
     let (graces, left) = lock_rows(page_of(&succession::graces(), &[from], usize::MAX, 0, |row| Some(row.required(1))));
     let sessions = crate::session::table();
@@ -127,23 +128,23 @@ fn adopt_graces(call: &Call, from: Uuid, to: Uuid) -> bool {
     !left
 }
 
-/// Up to so many seats that a session has.
+/// Returns up to `most` seats that a session holds.
 fn held(session: Uuid, most: usize) -> Vec<Seat> {
     row::held_by(&[session], most, 0).into_iter().map(|(seat, _)| seat).collect()
 }
 
-/// What came of passing on what a session has.
+/// The result of passing on what a session has.
 struct Inheritance {
     leases: usize,
     /// Whether anything is left.
     left: bool,
-    /// Resources whose line the successor will lead: fenced, or just being granted to its predecessor.
+    /// Resources whose line the successor will lead: they are fenced, or just being granted to its predecessor.
     ahead: Vec<String>,
 }
 
-/// Passes on what a session has. All of it stays while the successor is just ending, which would leave it behind.
-/// `free` says of a lease whether it may be taken; and if so, whether this transaction keeps fenced ones away from it.
-/// `join` passes on its memberships, and returns whether none is left.
+/// Passes on what a session has. Passes on nothing if the successor is just ending, because it would leave that behind.
+/// `free` returns `None` for a lease that may not be taken, and otherwise whether this transaction keeps fenced ones
+/// away from it. `join` passes on the memberships and returns whether none is left.
 fn inherit(
     call: &Call,
     from: Uuid,
@@ -158,7 +159,7 @@ fn inherit(
     }
     let joined = join();
     let leases = Leases::open();
-    // It may have been put at the head of the queue of what it gets now.
+    // The successor may have been put at the head of the line of a lease that it gets now.
     let names: Vec<&str> = seats.iter().map(|(resource, _)| resource.as_str()).collect();
     let mut places = line::places(&names, &vec![to.session(); seats.len()]);
     let (mut candidates, mut spare, mut missed) = (Vec::new(), Vec::new(), Vec::new());
@@ -166,7 +167,8 @@ fn inherit(
         let Some(row) = leases.row(&seat.0, seat.1).filter(|row| row.session == Some(from)) else { continue };
         let declaration = if row.declared { declaration::of(&seat.0) } else { None };
         let declared = declaration.map(|known| (known.kind, known.slots));
-        // Of a semaphore one permit is enough; and what is beyond its permits has come back when its holder is dead.
+        // The successor gets one permit of a semaphore at most. A permit of a dead session beyond the number of permits
+        // is taken back.
         let is_spare = |released: bool, (kind, slots): (Kind, i32)| {
             let beyond = !released && seat.1 >= slots;
             kind == Kind::Semaphore && (beyond || !row::of_session(&seat.0, to.session()).is_empty())
@@ -203,7 +205,7 @@ fn inherit(
     let mut ahead = line::inherit(call, from, to.session());
     let left = !joined || kept || !ahead.is_empty() || !missed.is_empty();
     for ((resource, _), declared) in missed {
-        // A partition has the successor for its target already.
+        // The successor is already the target of a partition.
         if declared.is_none_or(|(kind, _)| kind != Kind::Group) {
             ahead.push(resource);
         } else {
@@ -213,7 +215,7 @@ fn inherit(
     Inheritance { leases: granted.len(), left, ahead }
 }
 
-/// Frees permits of semaphores that the successor may not have. Whether any is left.
+/// Frees permits of semaphores that the successor may not have. Returns whether any is left.
 fn give_up(call: &Call, leases: &Leases, spare: Vec<(Seat, LeaseRow, bool)>) -> bool {
     let count = spare.len();
     let free = |row: &LeaseRow, released: bool| {
@@ -231,10 +233,10 @@ fn give_up(call: &Call, leases: &Leases, spare: Vec<(Seat, LeaseRow, bool)>) -> 
     freed.len() < count
 }
 
-/// What came of passing on what is left of dead sessions.
+/// The result of passing on what is left of dead sessions.
 #[derive(Default)]
 pub struct Inherited {
-    /// Those that have successors who inherit: nothing of them goes to any other session.
+    /// Sessions with a successor that inherits: nothing of them goes to any other session.
     pub sessions: HashSet<Uuid>,
     pub leases: usize,
     /// Whether anything is left.
@@ -244,19 +246,19 @@ pub struct Inherited {
 /// Passes on what is left of dead sessions that have living successors, up to `most` leases of each.
 pub fn inherit_from_dead(call: &Call, dead: &[Uuid], most: usize) -> Result<Inherited> {
     let (mut inherited, table) = (Inherited::default(), succession::table());
-    // Mostly no session has been taken over.
+    // Usually no session has been taken over.
     let dead = if table.has_entry(&[]) { dead } else { &[] };
     for (from, to) in dead.iter().filter_map(|from| Some((*from, succession::successor_in(&table, *from)?))) {
         inherited.left |= !adopt_graces(call, from, to);
         let Some(to) = call.living(to)? else { continue };
         if row(to.session()).is_none_or(|row| row.draining) {
-            // It owns what it had when it began to drain, as a member.
+            // A successor that drains still owns, as a member, what it had when it began to drain.
             inherited.left |= !group::inherit(call, from, to.session());
             continue;
         }
         let seats = held(from, most);
         let join = || group::inherit(call, from, to.session());
-        // Nothing keeps fenced transactions away here: each lease is tested for one that is open.
+        // Here no guard keeps fenced transactions away, so each lease is tested for an open one.
         let Inheritance { leases, left, .. } = inherit(call, from, to, seats, &|_| Some(false), join);
         inherited.sessions.insert(from);
         inherited.leases += leases;

@@ -24,7 +24,7 @@ use pgrx::datum::{Interval, TimestampWithTimeZone};
 use pgrx::prelude::*;
 
 row::composite! {
-    /// A new session.
+    /// The answer of session_open.
     OpenedSession = "eskit_lease.opened_session" {
         session: Uuid,
         trust_ms: i32,
@@ -34,7 +34,7 @@ row::composite! {
 }
 
 row::composite! {
-    /// How a session stands.
+    /// The state of a session, as its verbs answer it.
     SessionState = "eskit_lease.session_state" {
         alive: bool,
         trust_ms: Option<i32>,
@@ -45,7 +45,7 @@ row::composite! {
 }
 
 row::composite! {
-    /// What a sweep has done.
+    /// The answer of session_sweep.
     Swept = "eskit_lease.sweep_result" {
         ended: i32,
         handed_over: i32,
@@ -53,7 +53,7 @@ row::composite! {
     }
 }
 
-/// `sessions_full` and `unconfirmed` are said instead of what tells a client nothing to do.
+/// Returns the answer of a verb. `sessions_full` and `unconfirmed` replace a reason that asks nothing of the client.
 fn answer(touch: &Touch, reason: &str) -> SessionState {
     let living = touch.standing.filter(Standing::alive);
     let quiet = matches!(reason, "alive" | "timeout" | "heartbeat");
@@ -137,7 +137,7 @@ fn session_wait(
         database.add(Counter::WaitsRefused, 1);
         return Ok(answer(&touch, "wait_limit"));
     };
-    // In time for the next heartbeat, which is due after a third of the TTL.
+    // The wait ends in time for the next heartbeat, which is due after a third of the TTL.
     let heartbeat = standing.now + u64::from(shared.ttl_ms(at)) * 1_000 / 3;
     let until = (standing.now + timeout).min(heartbeat);
     if at.is_stand_in() {
@@ -150,13 +150,13 @@ fn session_wait(
     let mut changed = touch.standing.is_some_and(|standing| standing.revision > revision);
     let may_write = !transaction::is_read_only();
     let mut helped = false;
-    // A wait is a heartbeat, which is not to fail because an administrator has a table locked.
+    // A wait is a heartbeat. It must not fail because an administrator has a table locked.
     let can_judge = || acquire::can_look() && acquire::can_take() && death::can_record();
     if !changed && touch.alive() && may_write && can_judge() {
         let call = Call::open(shared)?;
         helped = helps && waiter_pass::pass_if_asked(&call)?;
         handover::judge_places(&call, at);
-        // Its client looks at what has been granted once this is committed.
+        // The client finds the grants once this call has committed.
         changed = helped && seam::revises(at);
     }
     Ok(answer(
@@ -171,7 +171,7 @@ fn session_wait(
     ))
 }
 
-/// A session without a slot has no revision: waits until it gets one, ends, or `until`.
+/// Waits until a session without a slot gets one or ends, or until `until`. Such a session has no revision.
 fn wait_for_slot(shared: &'static Shared, session: Uuid, until: u64, now: &mut Touch) -> Result<()> {
     while now.without_slot() {
         let left = until.saturating_sub(clock::now());
@@ -195,7 +195,7 @@ fn session_drain(session: Option<Uuid>) -> Result<bool> {
     let locked = lock_row(session).is_some();
     if locked {
         drain(&call, session);
-        // What it was first in line for goes to the next.
+        // Resources that the session was first in line for go to the next waiter.
         line::note_places(&call, &[session]);
         group::note_groups(&call, &[session]);
     }
@@ -215,7 +215,7 @@ fn session_close(session: Option<Uuid>) -> Result<bool> {
     let session = session.given("session")?;
     let call = Call::open(shared)?;
     let alive = |at: &SlotRef| shared.look(*at).is_some_and(|standing| standing.alive());
-    // Also of a private session, whose one lease is given back so.
+    // A private session may be closed too; that gives back its one lease.
     let Some(at) = call.holder(session, None)?.filter(alive) else {
         return Ok(false);
     };
@@ -239,10 +239,10 @@ fn session_sweep(max_leases: default!(Option<i32>, "1000")) -> Result<Swept> {
         min: 1,
         max: 100_000,
     })?;
-    // As the worker does: else sessions of an extension made meanwhile would be taken for those of one that was
-    // dropped.
+    // The worker locks the extension too. Otherwise the sweep could take sessions of an extension that is created
+    // meanwhile for those of a dropped one.
     if !catalog::lock_extension_soon() {
-        // Another transaction is dropping it, or about to.
+        // Another transaction drops the extension, or is about to.
         return Ok(Swept { ended: 0, handed_over: 0, more: true });
     }
     let call = Call::open(shared)?;

@@ -1,9 +1,10 @@
-//! A pass by a waiting call: where PostgreSQL has no process for the worker of a database, a session_wait there is
-//! woken and does its work.
+//! A pass by a waiting call. If PostgreSQL has no process for the worker of a database, a session_wait in that database
+//! is woken and does the worker's work.
 //!
-//! What it grants is seen once its transaction has ended, so only a call that ends it by its answer does this, and then
-//! answers at once. It sees what is committed, as every statement of ours does, whatever the age of its own snapshot;
-//! at READ COMMITTED, so that no conflict is found that is not its client's.
+//! Other sessions see what it grants once its transaction has ended. So only a call whose answer ends the transaction
+//! does a pass, and then it answers at once. It sees what is committed, whatever the age of its own snapshot, as every
+//! statement of ours does. It runs at READ COMMITTED only: there it meets no serialization conflict that its client did
+//! not cause.
 
 use super::notify;
 use super::retention::{self, Progress};
@@ -16,7 +17,7 @@ use crate::pg::{catalog, clock, transaction};
 use std::ffi::CStr;
 use std::sync::atomic::Ordering;
 
-/// What a pass may read or write.
+/// The tables and sequences that a pass may read or write.
 const TOUCHED: [&CStr; 22] = [
     c"fence_seq",
     c"_refence",
@@ -42,19 +43,19 @@ const TOUCHED: [&CStr; 22] = [
     c"_dead_items",
 ];
 
-/// Whether this call may do a pass.
+/// Returns whether this call may do a pass.
 pub fn is_able() -> bool {
     !transaction::is_read_only() && transaction::is_read_committed() && ends_with_answer()
 }
 
-/// Does a pass if one is asked for, and no other call has taken that on.
+/// Does a pass if one is asked for and no other call does it.
 pub fn pass_if_asked(call: &Call) -> Result<bool> {
     if !call.database.asked.swap(false, Ordering::AcqRel) {
         return Ok(false);
     }
-    // Of the extension as the worker does: else sessions of one made meanwhile would be taken for those of one that was
-    // dropped. A wait is a heartbeat. It neither waits nor fails because another transaction has something locked: then
-    // the pass is done later, by this call's next or another.
+    // The worker locks the extension too. Otherwise the pass could take sessions of an extension that is created
+    // meanwhile for those of a dropped one. A wait is a heartbeat: it must not wait or fail because another transaction
+    // has locked a table. Then a later call does the pass.
     if !catalog::lock_extension_soon() || !catalog::try_lock_all(&TOUCHED) {
         call.database.asked.store(true, Ordering::Release);
         return Ok(false);
@@ -64,7 +65,7 @@ pub fn pass_if_asked(call: &Call) -> Result<bool> {
     if retention::is_time(call.database, now, done.looked_through) {
         retention::retire(call, now, limits::MAX_HAND_OVER, done.looked_through, &mut Progress::from_the_oldest());
     }
-    // Of its own grants the ring is told at the end of this transaction, as of any other's.
+    // The end of this transaction posts its own grants to the ring, as for any other transaction.
     done.changed.retain(|_, granted| granted.is_none());
     if !done.changed.is_empty() || !done.items.is_empty() {
         notify::send(call, &done);

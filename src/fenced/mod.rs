@@ -1,27 +1,27 @@
-//! Fenced tables: written only by transactions that have passed the check of a fence, whatever client they come from.
+//! Fenced tables: only transactions that have passed the check of a fence may write them, whatever their client.
 //!
 //! Files, low to high: trigger, mod, unfence.
 //!
-//! `table_fence` makes triggers, as the table's owner might, and that is all: the resource is their argument, so what
-//! is fenced by what is a part of the table, is dumped and restored with it (its rows first, then its triggers) and
-//! goes with it. They fire always, so that `session_replication_role` makes no difference. What they ask is in
+//! `table_fence` only makes triggers, as the table's owner might. The resource is the argument of the triggers. So the
+//! table itself says what fences it: a dump contains that, a restore brings it back after the rows, and it is dropped
+//! with the table. The triggers fire always, so `session_replication_role` makes no difference. Their check is in
 //! [`trigger`].
 //!
 //! | form                               | triggers                                                                |
 //! |------------------------------------|-------------------------------------------------------------------------|
 //! | a table                            | one, after each statement                                               |
-//! | a table by a column that tells a partition of a group | one after each kind of statement, with the rows that it has written (a transition table has one event); and one that refuses TRUNCATE |
-//! | a partitioned table, a partition   | one after each row, which PostgreSQL gives to all partitions, those to come too: no statement trigger fires for what is written to a partition by way of its parent, or the other way round; and one after TRUNCATE for each partition that there is |
+//! | a table by a column that tells a partition of a group | one after each kind of statement, with the rows that it has written (a transition table serves one event); and one that refuses TRUNCATE |
+//! | a partitioned table, a partition   | one after each row, which PostgreSQL gives to all partitions, later ones too: no statement trigger fires for what is written to a partition by way of its parent, or the other way round; and one after TRUNCATE for each partition that exists |
 //!
-//! After, and not before: so the check may be a part of the very statement that writes, and a row is as all BEFORE
-//! triggers and generated columns have left it. What is refused then is rolled back with it.
+//! The triggers fire after the write, not before. So the check may be a part of the very statement that writes. The row
+//! is as all BEFORE triggers and generated columns have left it. A refusal rolls the write back.
 //!
-//! Row triggers are for where there is no other way: that PostgreSQL queues an event for each row and fetches the row
-//! anew costs a tenth of writing it, whatever the trigger does. Nor is there one where transition tables do not have
-//! all rows ([`trigger::sees_all_rows`]).
+//! Row triggers are used only where nothing else works, because they make a write cost a tenth more. PostgreSQL queues
+//! an event for each row and fetches the row again, whatever the trigger does. PostgreSQL versions whose transition
+//! tables may lack rows need row triggers too ([`trigger::sees_all_rows`]).
 //!
-//! In inheritance, rows of one table are written by statements that name another, and no trigger could be made for the
-//! tables to come. So such tables are refused.
+//! Tables in inheritance are refused. Statements on one table write rows of another, and no trigger could be made for
+//! tables that come later.
 
 mod trigger;
 pub mod unfence;
@@ -46,13 +46,13 @@ const CREATE: &str = include_str!("../../sql/query/fenced/create.sql");
 const ALWAYS: &str = include_str!("../../sql/query/fenced/always.sql");
 const DROP: &str = include_str!("../../sql/query/fenced/drop.sql");
 
-/// What a trigger should be.
+/// The wanted definition of a trigger.
 struct Shape {
     name: &'static str,
     events: &'static str,
-    /// What it sees of the rows.
+    /// The clause that says what the trigger sees of the rows.
     rows: &'static str,
-    /// Level, time and events as the catalog has them.
+    /// The level, time and events, as the catalog has them.
     bits: u32,
     old_table: bool,
     new_table: bool,
@@ -100,7 +100,7 @@ const DELETE: Shape = Shape {
 const TRUNCATE: Shape =
     Shape { name: "eskit_lease_fence_truncate", events: "TRUNCATE", bits: pg_sys::TRIGGER_TYPE_TRUNCATE, ..STATEMENTS };
 
-/// sql/views.sql has them too.
+/// The names of our triggers; sql/views.sql lists them too.
 const NAMES: [&str; 4] = [STATEMENTS.name, UPDATE.name, DELETE.name, TRUNCATE.name];
 
 impl Shape {
@@ -109,19 +109,19 @@ impl Shape {
     }
 }
 
-/// A trigger that is there.
+/// A trigger that exists.
 struct Found {
     name: &'static str,
-    /// The resource, and the column that tells the partition; `None` if it only has the name.
+    /// The resource, and the column that tells the partition; `None` if the trigger is not ours and only has the name.
     arguments: Option<Vec<String>>,
     bits: u32,
-    /// Without conditions and columns, and no constraint.
+    /// Whether it has no condition and no list of columns, and is not a constraint.
     plain: bool,
     old_table: bool,
     new_table: bool,
-    /// A trigger of a constraint, which cannot be replaced.
+    /// Whether it is a constraint trigger, which cannot be replaced.
     constraint: bool,
-    /// Of the partitioned table above.
+    /// Whether it comes from the partitioned table above.
     inherited: bool,
     always: bool,
 }
@@ -156,18 +156,18 @@ impl Found {
     }
 }
 
-/// A table, or a partition of it.
+/// A table, or one of its partitions.
 struct Member {
-    /// Its name as SQL has it.
+    /// The name, quoted for SQL.
     quoted: String,
     name: String,
     ours: bool,
     kind: String,
     is_partition: bool,
     inherits: bool,
-    /// What the arguments are to be, as SQL has it.
+    /// The wanted arguments of its triggers, as SQL text.
     wanted: String,
-    /// Others than its owner who may replace its triggers.
+    /// The roles besides its owner that may replace its triggers.
     others: Vec<Option<Text>>,
     triggers: Vec<Found>,
 }
@@ -192,7 +192,7 @@ impl Member {
         self.triggers.iter().find(|found| found.name == name)
     }
 
-    /// Why it cannot be fenced.
+    /// Returns why the table cannot be fenced; `None` if it can.
     fn unfenceable(&self) -> Option<&'static str> {
         Some(match self.kind.as_str() {
             _ if self.ours => "It is the extension's own.",
@@ -207,7 +207,7 @@ impl Member {
         })
     }
 
-    /// What fences it.
+    /// Returns the triggers that fence the table.
     fn shapes(&self, by_column: bool) -> &'static [&'static Shape] {
         match by_column {
             _ if self.kind == "p" || self.is_partition => &[&ROWS, &TRUNCATE],
@@ -217,7 +217,8 @@ impl Member {
         }
     }
 
-    /// Runs a statement as the caller. What is filled in is quoted, and may have braces of its own.
+    /// Runs a statement as the caller, with its `{}` parts filled in. What is filled in is quoted, and may contain
+    /// braces.
     fn run(&self, statement: &str, name: &str, shape: Option<&Shape>) {
         let of = |part: fn(&Shape) -> &'static str| shape.map_or("", part);
         let filled = statement.split('{').map(|part| match part.split_once('}') {
@@ -231,7 +232,7 @@ impl Member {
         spi::run_as_caller(&filled.collect::<String>());
     }
 
-    /// Makes a trigger what it should be. Returns whether there was anything to do.
+    /// Makes a trigger match its wanted definition. Returns whether anything had to be changed.
     fn ensure(&self, shape: &Shape) -> bool {
         let found = self.found(shape.name);
         let is = found.is_some_and(|found| found.is(shape));
@@ -245,7 +246,7 @@ impl Member {
         change
     }
 
-    /// Drops those of its triggers that are not the parent's. Whether there were any.
+    /// Drops the wanted ones of its triggers, except those of its parent. Returns whether it dropped any.
     fn drop_where(&self, wanted: impl Fn(&Found) -> bool) -> bool {
         let gone: Vec<_> = self.triggers.iter().filter(|found| !found.inherited && wanted(found)).collect();
         for found in &gone {
@@ -255,7 +256,7 @@ impl Member {
     }
 }
 
-/// The table, which comes first, and its partitions.
+/// Returns the table, which comes first, and its partitions.
 fn tree(table: Oid, resource: &str, column: Option<&str>) -> Vec<Member> {
     let column = column.map_or(Value::Null, Value::Text);
     let values = vec![Value::Oid(table.to_u32()), Value::Text(resource), column, Value::Texts(NAMES.to_vec())];
@@ -294,7 +295,7 @@ fn require_partition_column(table: Oid, name: &str, column: &str) -> Result<()> 
     Err(Error::PartitionColumn { table: table_name, column: column_name, why }.into())
 }
 
-/// In the library it has the name that versions up to 0.2.0 declare.
+/// Fences a table. The library keeps the name that versions up to 0.2.0 declare.
 #[pg_extern(schema = "eskit_lease", name = "table_fence")]
 pub fn fence_table(
     target: Option<Class>,
@@ -305,7 +306,8 @@ pub fn fence_table(
     let Class(table) = target.given("target")?;
     let resource = text_arg("resource", resource)?;
     let column = partition_column.as_deref();
-    // The lock that CREATE TRIGGER takes: who writes now has written before, and who writes later meets the trigger.
+    // This is the lock that CREATE TRIGGER takes. Writes that are open now come before the trigger, and later writes
+    // meet it.
     lock_owned(table, pg_sys::ShareRowExclusiveLock)?;
     let members = tree(table, &resource, column);
     let Some(top) = members.first() else { return Err(Error::NoTable(table.to_u32()).into()) };
@@ -320,7 +322,7 @@ pub fn fence_table(
     }
     let wanted: Vec<&str> = std::iter::once(resource.as_str()).chain(column).collect();
     for member in &members {
-        // By something else, or by itself where it is now to be with the whole.
+        // The member may be fenced by another resource, or alone, while it now must be fenced with the whole table.
         let mut known = member.triggers.iter().flat_map(|found| &found.arguments);
         if let Some(other) = known.find(|known| **known != wanted) {
             let (resource, column) = (other.first().cloned().unwrap_or_default(), other.get(1).cloned());
@@ -343,11 +345,11 @@ pub fn fence_table(
     Ok(changed)
 }
 
-/// Makes all triggers what they are to be. Whether there was anything to do.
+/// Makes all triggers match their wanted definitions. Returns whether anything had to be changed.
 fn make(members: &[Member], top: &Member, shapes: &[&Shape]) -> bool {
     let mut changed = false;
     for member in members {
-        // What cannot be replaced, and what is of another form.
+        // Drops constraint triggers, which cannot be replaced, and triggers of another form.
         let unwanted = |found: &Found| found.constraint || shapes.iter().all(|shape| shape.name != found.name);
         changed |= member.drop_where(unwanted);
     }
@@ -356,11 +358,12 @@ fn make(members: &[Member], top: &Member, shapes: &[&Shape]) -> bool {
             changed = members.iter().fold(changed, |changed, member| member.ensure(shape) || changed);
             continue;
         }
-        // Replaces those of partitions that are fenced alone, and what others have put in its place.
+        // This replaces the triggers of partitions that are fenced alone, and triggers that others have put in their
+        // place.
         let made = top.ensure(shape);
         let off = |member: &Member| member.found(shape.name).is_some_and(|found| !found.always);
         if !made && members.iter().any(off) {
-            top.run(ALWAYS, shape.name, None); // and with it the partitions
+            top.run(ALWAYS, shape.name, None); // the triggers of partitions follow it
             changed = true;
         }
         changed |= made;

@@ -1,10 +1,11 @@
-//! What the triggers of fenced tables ask: does a pass of this transaction stand?
+//! The check by the triggers of fenced tables: does a pass of this transaction stand?
 //!
-//! A pass is what [`crate::lease::fence::check`] has noted in [`crate::seam`]. It holds the lease to the end of the
-//! transaction, so one that stands now is current at commit, and there is nothing to be read but that list. It is gone
-//! with its savepoint; it ended when this transaction gave the lease away itself, or ended the session.
+//! A pass is a check that [`crate::lease::fence::check`] has noted in [`crate::seam`]. The check holds the lease to the
+//! end of the transaction. So a pass that stands now is current at commit, and the triggers read nothing but the list
+//! of passes. A pass is gone after a rollback to a savepoint before it. It ends when this transaction itself gives the
+//! lease away, or ends the session.
 //!
-//! By a column, this is for each row that is written: what was found is remembered until the list changes.
+//! For a table by a column, the check is made for each written row. Its result is remembered until the list changes.
 
 use crate::base::error::{Error, Result};
 use crate::base::settings;
@@ -19,7 +20,7 @@ use std::cell::RefCell;
 use std::ffi::CStr;
 use std::sync::OnceLock;
 
-/// What stands by a pass: a resource, as the trigger names it, and slots of it.
+/// The slots of a resource for which a pass stands. The resource is named as in the trigger.
 struct Passed {
     epoch: u64,
     resource: Vec<u8>,
@@ -37,19 +38,19 @@ extern "C" fn pg_finfo_eskit_lease_require_fence() -> &'static pg_sys::Pg_finfo_
     &RECORD
 }
 
-/// The trigger function, which sql/functions.sql declares. (pgrx's own kind of trigger has no way to raise an error
-/// with its SQLSTATE.)
+/// The trigger function, which sql/functions.sql declares. pgrx's own kind of trigger cannot raise an error with its
+/// SQLSTATE.
 #[unsafe(no_mangle)]
 #[pg_guard]
 unsafe extern "C-unwind" fn eskit_lease_require_fence(call: pg_sys::FunctionCallInfo) -> Datum {
-    // SAFETY: PostgreSQL calls this with what it calls functions with; by the tag it is a trigger's
+    // SAFETY: PostgreSQL passes a valid call; the tag of its context tells whether a trigger calls
     let data = unsafe {
         let context = (*call).context;
         let is_trigger = !context.is_null() && (*context).type_ == pg_sys::NodeTag::T_TriggerData;
         if is_trigger { context.cast::<TriggerData>().as_ref() } else { None }
     };
     let answer = match data {
-        // SAFETY: as above
+        // SAFETY: the call and its data are those of a trigger
         Some(data) => unsafe { require(call, data) },
         None => Err(Error::NoFenceTrigger.into()),
     };
@@ -60,7 +61,7 @@ unsafe extern "C-unwind" fn eskit_lease_require_fence(call: pg_sys::FunctionCall
 }
 
 unsafe fn require(call: pg_sys::FunctionCallInfo, data: &TriggerData) -> Result<()> {
-    // SAFETY: a trigger has as many arguments as it says, and each ends in NUL
+    // SAFETY: a trigger has as many arguments as its count says, and each ends in NUL
     unsafe {
         let trigger = &*data.tg_trigger;
         let argument = |i: usize| CStr::from_ptr(*trigger.tgargs.add(i));
@@ -76,15 +77,15 @@ unsafe fn require(call: pg_sys::FunctionCallInfo, data: &TriggerData) -> Result<
     }
 }
 
-/// Whether transition tables have all rows. Before these minor versions a MERGE and another statement on the same
-/// table, in one query, could leave one of them without ("Fix trigger transition table capture for MERGE in CTE
-/// queries", PostgreSQL's release notes).
+/// Returns whether transition tables have all rows. Before certain minor versions, one query with a MERGE and another
+/// statement on the same table could leave out rows. PostgreSQL's release notes: "Fix trigger transition table capture
+/// for MERGE in CTE queries".
 pub fn sees_all_rows() -> bool {
     static SEES: OnceLock<bool> = OnceLock::new();
     *SEES.get_or_init(|| {
-        // SAFETY: a setting of every server, a string that ends in NUL
+        // SAFETY: every server has this setting, a string that ends in NUL
         let version = unsafe { pg_sys::GetConfigOption(c"server_version_num".as_ptr(), false, false) };
-        // SAFETY: as above
+        // SAFETY: the string ends in NUL
         let version = unsafe { CStr::from_ptr(version) }.to_str().ok().and_then(|version| version.parse().ok());
         version.is_some_and(|version: i32| has_whole_transition_tables(version))
     })
@@ -101,7 +102,7 @@ fn has_whole_transition_tables(version: i32) -> bool {
     version % 10_000 >= since
 }
 
-/// What an event has written, of a table whose column tells the partitions.
+/// The rows that an event has written, of a table whose column tells the partitions.
 struct Rows<'a> {
     data: &'a TriggerData,
     resource: &'a CStr,
@@ -112,7 +113,7 @@ impl Rows<'_> {
     unsafe fn hold(&self, call: pg_sys::FunctionCallInfo) -> Result<()> {
         let data = self.data;
         let operation = data.tg_event & pg_sys::TRIGGER_EVENT_OPMASK;
-        // SAFETY: the slots and the transition tables hold the rows of the event, as far as they are there
+        // SAFETY: the slots and the transition tables that this event has hold its rows
         unsafe {
             if operation == pg_sys::TRIGGER_EVENT_TRUNCATE {
                 return Err(Error::TruncateFenced {
@@ -142,7 +143,7 @@ impl Rows<'_> {
     }
 
     unsafe fn hold_row(&self, row: *mut TupleTableSlot, column: Column) -> Result<()> {
-        // SAFETY: as the caller says
+        // SAFETY: the caller passes the data and a row of a trigger's event
         unsafe { hold(self.data, self.resource, Some(partition(self.data, row, self.name, column)?)) }
     }
 
@@ -150,8 +151,8 @@ impl Rows<'_> {
         if rows.is_null() || !sees_all_rows() {
             return Err(Error::NoFenceTrigger.into());
         }
-        // SAFETY: as the caller says. Others read the transition table too, each from a place of its own. When
-        // PostgreSQL raises, the slot goes with its memory.
+        // SAFETY: the caller passes a transition table of this event. Other triggers read it too, each from a place of
+        // its own. If PostgreSQL raises, the slot goes with its memory.
         unsafe {
             let row = pg_sys::MakeSingleTupleTableSlot(
                 (*self.data.tg_relation).rd_att,
@@ -176,7 +177,7 @@ unsafe fn table_name(data: &TriggerData) -> String {
     unsafe { from_server(CStr::from_ptr((*(*data.tg_relation).rd_rel).relname.data.as_ptr()).to_bytes()) }
 }
 
-/// How an integer of this type is read from its datum.
+/// Returns the function that reads an integer of a type from its datum; `None` for another type.
 pub fn integer(is: Oid) -> Option<fn(Datum) -> i64> {
     // SAFETY: reads the catalog through its cache, for types that are not built in
     let is = if is.to_u32() < pg_sys::FirstNormalObjectId { is } else { unsafe { pg_sys::getBaseType(is) } };
@@ -195,13 +196,13 @@ struct Column {
     read: fn(Datum) -> i64,
 }
 
-/// The column of this name.
+/// Returns the column of a name. Refuses one that is not an integer.
 unsafe fn column(data: &TriggerData, name: &CStr) -> Result<Column> {
     // SAFETY: the relation is open
     unsafe {
         let columns = (*data.tg_relation).rd_att;
         let number = pg_sys::SPI_fnumber(columns, name.as_ptr());
-        // It may have been renamed or dropped, or be another one of that name.
+        // The column may have been renamed or dropped, or another one may have its name.
         let read = if number > 0 { integer(pg_sys::SPI_gettypeid(columns, number)) } else { None };
         match read {
             Some(read) => Ok(Column { number, read }),
@@ -210,10 +211,10 @@ unsafe fn column(data: &TriggerData, name: &CStr) -> Result<Column> {
     }
 }
 
-/// The same, looked up once for all rows of a statement, which no change of the table comes into: kept with the call's
-/// function.
+/// Returns the column of a name, looked up once for all rows of a statement. It is cached in `fn_extra`, the call's own
+/// memory; no change of the table can come in between.
 unsafe fn kept_column(call: pg_sys::FunctionCallInfo, data: &TriggerData, name: &CStr) -> Result<Column> {
-    // SAFETY: what is kept was put there below, for this trigger; its memory lives as long as it
+    // SAFETY: this function wrote what `fn_extra` points to, for this trigger; the memory lives as long as the function
     unsafe {
         let function = (*call).flinfo;
         if let Some(known) = (*function).fn_extra.cast::<Column>().as_ref() {
@@ -227,11 +228,11 @@ unsafe fn kept_column(call: pg_sys::FunctionCallInfo, data: &TriggerData, name: 
     }
 }
 
-/// The value of a column in a row. For a column at a fixed place this calls nothing of PostgreSQL's, where the row is
-/// as the table or a transition table has it: it is asked for each.
+/// Returns the value of a column in a row; `None` for a null. This runs for each row. If the row is stored as in the
+/// table or in a transition table, a column at a fixed place is read without calling PostgreSQL.
 unsafe fn value(row: *mut TupleTableSlot, number: i32) -> Option<Datum> {
     let at = (number - 1) as usize;
-    // SAFETY: the slot holds a row with this column; by its operations it is of the kind that has a tuple
+    // SAFETY: the slot holds a row with this column; its operations tell which kind of tuple it has
     unsafe {
         if i32::from((*row).tts_nvalid) < number {
             let is = |kind: *const pg_sys::TupleTableSlotOps| std::ptr::eq((*row).tts_ops, kind);
@@ -253,21 +254,21 @@ unsafe fn value(row: *mut TupleTableSlot, number: i32) -> Option<Datum> {
     }
 }
 
-/// The partition that a row belongs to.
+/// Returns the partition that a row belongs to.
 unsafe fn partition(data: &TriggerData, row: *mut TupleTableSlot, name: &CStr, column: Column) -> Result<i32> {
-    // SAFETY: as the caller says
+    // SAFETY: the caller passes the data and a row of a trigger's event
     match unsafe { value(row, column.number) } {
-        // A number that is no partition's has no owner.
+        // A number that is no partition has no owner.
         Some(value) => Ok(i32::try_from((column.read)(value)).unwrap_or(-1)),
         None => {
-            // SAFETY: as the caller says
+            // SAFETY: the caller passes the data and a row of a trigger's event
             let table = unsafe { table_name(data) };
             Err(Error::PartitionNull { table, column: from_server(name.to_bytes()) }.into())
         }
     }
 }
 
-/// Raises unless a pass for the resource stands; `slot`: for this slot of it.
+/// Raises unless a pass for the resource stands; with `slot`, a pass for this slot.
 unsafe fn hold(data: &TriggerData, resource: &CStr, slot: Option<i32>) -> Result<()> {
     let bytes = resource.to_bytes();
     let known = PASSED.with_borrow(|passed| {
@@ -289,17 +290,18 @@ unsafe fn hold(data: &TriggerData, resource: &CStr, slot: Option<i32>) -> Result
         return Ok(());
     }
     let given_away = given_away || !standing.is_empty();
-    // SAFETY: as the caller says
+    // SAFETY: the caller passes the data and a row of a trigger's event
     let table = unsafe { table_name(data) };
     let partitions = slot.and_then(|_| declaration::of(&name)).map(|group| group.slots);
     Err(Error::FenceRequired { table, resource: name, partition: slot, partitions, given_away }.into())
 }
 
-/// Whether logical replication itself runs the statement, on a table for whose statements its triggers are: a first
-/// copy or a TRUNCATE. It passes, as the rows do that are applied later, for which no statement trigger fires.
+/// Returns whether logical replication itself runs the statement: a first copy or a TRUNCATE, on an ordinary table with
+/// statement triggers. Such a statement passes, like the rows that are applied later: no statement trigger fires for
+/// these.
 unsafe fn is_replicated(data: &TriggerData) -> bool {
-    // SAFETY: the relation is open; the rest are plain reads. Of another trigger, which may do anything, the depth is
-    // greater.
+    // SAFETY: the relation is open; the rest are plain reads. Inside another trigger, which may do anything, the depth
+    // is greater.
     unsafe {
         !pg_sys::MyBgworkerEntry.is_null()
             && pg_sys::IsLogicalWorker()
@@ -311,8 +313,8 @@ unsafe fn is_replicated(data: &TriggerData) -> bool {
     }
 }
 
-/// Whether a subscription brings the table: what an expression of another one does while that is replicated is no part
-/// of it.
+/// Returns whether a subscription replicates the table. A write by an expression of another table, while that table is
+/// replicated, is not replication.
 unsafe fn is_subscribed(table: Oid) -> bool {
     // SAFETY: reads the catalog through its cache; the list is released once
     unsafe {
@@ -335,7 +337,8 @@ fn remember(resource: &[u8], slot: Option<i32>) {
     });
 }
 
-/// Whether this transaction does not end the session that has the lease. (It may have moved it into another's grace.)
+/// Returns whether this transaction does not end the session that holds the lease. It may have moved the lease into
+/// another session's grace.
 fn is_kept(resource: &str, fence: i64) -> bool {
     let session = Leases::open().by_fence(resource, fence).and_then(|row| row.session);
     session.is_some_and(|session| !seam::has_ended(session))

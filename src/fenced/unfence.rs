@@ -1,4 +1,4 @@
-//! Takes the triggers of a fenced table away.
+//! Drops the triggers of a fenced table.
 
 use super::{DROP, Member, STATEMENTS, lock_owned, tree};
 use crate::base::error::{Error, Result};
@@ -20,19 +20,19 @@ fn table_unfence(target: Option<Class>, missing_ok: default!(Option<bool>, "fals
     if removed || missing_ok { Ok(removed) } else { Err(Error::NotFenced { table: top.name.clone() }.into()) }
 }
 
-/// As versions up to 0.2.0 declare it.
+/// Serves the declaration of versions up to 0.2.0.
 #[pg_extern(sql = false)]
 pub fn unfence_table(target: Option<Class>) -> Result<bool> {
     table_unfence(target, Some(true))
 }
 
-/// Drops what fences a table and its partitions. Whether there was anything to drop.
+/// Drops the triggers that fence a table and its partitions. Returns whether it dropped any.
 fn remove(top: &Member, partitions: &[Member]) -> bool {
     let mut removed = !top.triggers.is_empty();
     for found in &top.triggers {
-        top.run(DROP, found.name, None); // PostgreSQL refuses to drop the parent's, and says so
+        top.run(DROP, found.name, None); // PostgreSQL refuses to drop one of the parent's, with an error
     }
-    // Those of partitions that are fenced on their own stay.
+    // Triggers of partitions that are fenced on their own stay.
     let alone = |member: &&Member| {
         member.found(STATEMENTS.name).is_some_and(|found| !found.inherited && found.arguments.is_some())
     };

@@ -1,32 +1,32 @@
 //! Acquiring: which session owns a resource, or a permit of a semaphore.
 //!
 //! A lease is a row that names a session, and the session owns it for as long as it lives. So no call writes to keep a
-//! lease, and all leases of a session end with it. An acquire looks first: at the key index, with uncommitted changes
-//! included, and at the holder's slot. It locks only what it may get. So a refusal writes nothing, and no acquire waits
-//! for another session:
+//! lease, and all leases of a session end with it. An acquire first looks at the row, uncommitted changes included, and
+//! at the holder's slot. It locks only what it may get. So a refusal writes nothing, and no acquire waits for another
+//! session:
 //!
-//! | what stands                             | answer                                                        |
+//! | the resource is                         | answer                                                        |
 //! |-----------------------------------------|---------------------------------------------------------------|
-//! | held by this session                    | `already_held`, the same fence; `refenced` for one of before  |
+//! | held by this session                    | `already_held`, the same fence; `refenced`, a new one (see [`crate::lease::refence`]) |
 //! | in grace of this session                | `already_held`, the same fence (see [`crate::lease::grace`])  |
 //! | in grace of a session that this one took over | `granted`, a new fence; `busy` while work under the old one is open |
-//! | held by a living session; every permit is | `held`                                                      |
-//! | being changed by another transaction     | `busy`                                                        |
-//! | free or dead, others are in line or a successor lives | `awaited`                                                     |
-//! | free or dead, no other session is first | `granted`, or `busy` if another session was faster            |
+//! | held by a living session, or all its permits are | `held`                                               |
+//! | being changed by another transaction    | `busy`                                                        |
+//! | free or dead; others are in line, or an heir is there | `awaited`                                       |
+//! | free or dead; no other session is first | `granted`, or `busy` if another session was faster            |
 //! | free or dead, and a bridge              | `bridged` (see [`crate::bridge`])                             |
 //!
-//! Other answers are about the session, whatever stands for the resource:
+//! Other answers depend on the session alone:
 //!
 //! | the session                             | answer                                                        |
 //! |-----------------------------------------|---------------------------------------------------------------|
 //! | does not live                           | `expired`, `unknown_session`, before any look                 |
 //! | is being ended                          | `closing`, before any look; or here, if that has just begun   |
-//! | drains, and would get it or a place     | `draining`                                                    |
-//! | has no slot, and would get it           | `sessions_full` (see [`crate::shmem::stand_in`])              |
+//! | drains, and would get a lease or a place | `draining`                                                   |
+//! | has no slot, and would get a lease      | `sessions_full` (see [`crate::shmem::stand_in`])              |
 //!
-//! With `queue` a refused session takes a place and is told `queued`. A session that holds the lease gives up its
-//! place, if it has one.
+//! With `queue` a refused session takes a place in line and is told `queued`. A session that already holds the lease
+//! gives up its place, if it has one.
 
 mod grantee;
 mod look;
@@ -51,22 +51,22 @@ use std::cell::LazyCell;
 use std::ffi::CStr;
 use take::Taking;
 
-/// The tables that every look at a resource may read, and what every grant reads, writes or draws from as well.
+/// The tables that a look at a resource may read. [`GRANTED_BY`] lists what a grant uses besides.
 const LOOKED_INTO: [&CStr; 3] = [c"_leases", c"_sessions", c"_declarations"];
 const GRANTED_BY: [&CStr; 3] = [c"_waiters", c"_history", catalog::FENCES];
 
-/// Returns whether no other session, such as one that runs VACUUM FULL, has a table locked that a look at a resource
-/// needs.
+/// Returns whether all tables that a look at a resource needs can be locked: no other session, such as one that runs
+/// VACUUM FULL, has one locked.
 pub fn can_look() -> bool {
     catalog::lock_all(&LOOKED_INTO)
 }
 
-/// The same for the tables that a grant or a place in line needs.
+/// Returns whether all tables that a grant or a place in line needs besides can be locked.
 pub fn can_take() -> bool {
     catalog::lock_all(&GRANTED_BY)
 }
 
-/// Acquires resources for a living session that the caller may use; the answers are in the order of the resources.
+/// Acquires resources for a living session that the caller may use. The answers are in the order of the resources.
 pub fn acquire(call: &Call, me: SlotRef, resources: &[String], queue: bool) -> Result<Vec<Answer>> {
     let mut answers = Vec::with_capacity(resources.len());
     if !can_look() {
@@ -82,7 +82,7 @@ pub fn acquire(call: &Call, me: SlotRef, resources: &[String], queue: bool) -> R
     Ok(answers)
 }
 
-/// The same for one resource.
+/// Acquires one resource for a living session that the caller may use.
 pub fn acquire_one(call: &Call, me: SlotRef, resource: String, queue: bool) -> Result<Answer> {
     let answer = acquire(call, me, &[resource], queue)?.pop();
     Ok(answer.unwrap_or_else(|| pgrx::error!("eskit_lease has no answer to an acquire")))
@@ -118,7 +118,8 @@ fn acquire_batch(call: &Call, me: SlotRef, resources: &[String], queue: bool) ->
         });
     }
     if (queue || !wanted.is_empty()) && !can_take() {
-        // A session that asked to wait has no place in line now, and must be told so.
+        // A session that asked to wait gets no place in line now. So it is told `busy`: another reason would suggest
+        // that it waits.
         let waits = |answer: &&mut Answer| queue && matches!(answer.reason, "held" | "awaited" | "bridged");
         answers.iter_mut().filter(waits).for_each(|answer| *answer = Answer::refused("busy"));
         return Ok(answers);
@@ -130,7 +131,8 @@ fn acquire_batch(call: &Call, me: SlotRef, resources: &[String], queue: bool) ->
         for (resource, answer) in resources.iter().zip(&mut answers) {
             match answer.reason {
                 "held" | "awaited" | "busy" | "bridged" => line_up(call, me, resource, answer)?,
-                // It no longer waits: with a place it would get the resource again, unasked, when it lets go of it.
+                // A holder must not wait in line: when it released the resource, its place would bring the resource
+                // back unasked.
                 "already_held"
                     if line::has_place(resource, me.session()) && spi::require_writes("lease_acquire()").is_ok() =>
                 {
@@ -144,11 +146,11 @@ fn acquire_batch(call: &Call, me: SlotRef, resources: &[String], queue: bool) ->
     Ok(answers)
 }
 
-/// Has a refused session wait in line, unless it may be granted nothing.
+/// Puts a refused session in line, unless it may be granted nothing.
 fn line_up(call: &Call, me: SlotRef, resource: &String, answer: &mut Answer) -> Result<()> {
     spi::require_writes("lease_acquire()")?;
-    // As before a grant. Without the guard the session could end and be swept while its place is not visible yet, and
-    // the place would stay.
+    // As before a grant. Without the guard, the session could end and be swept while its place is not visible yet; the
+    // place would then stay.
     if !Guard::Grantee(me.session()).try_lock(Mode::Shared) {
         answer.reason = "closing";
         return Ok(());
@@ -159,8 +161,8 @@ fn line_up(call: &Call, me: SlotRef, resource: &String, answer: &mut Answer) -> 
         Some(_) => {
             let ahead = answer.reason == "busy" && grace::waits_ahead(call, resource, me.session());
             if !ahead && !line::has_place(resource, me.session()) {
-                // It may have had a place, and just been served: with another one it would get the resource again,
-                // unasked, when it lets go of it.
+                // The session may have just been granted the resource and lost its place. With a new place it would get
+                // the resource again, unasked, when it releases it.
                 let served = !row::of_session(resource, me.session()).is_empty();
                 if served
                     && let Some(now) = acquire_batch(call, me, std::slice::from_ref(resource), false)?.pop()
@@ -173,8 +175,8 @@ fn line_up(call: &Call, me: SlotRef, resource: &String, answer: &mut Answer) -> 
                     answer.reason = "busy";
                     return Ok(());
                 }
-                // A session that releases the resource meanwhile does not see this place yet. A place that was there
-                // before is no news.
+                // A holder that releases the resource meanwhile does not see this new place, so the worker must judge
+                // the resource. An old place needs no judging.
                 call.seam().judge(resource);
             }
             answer.reason = "queued";

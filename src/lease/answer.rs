@@ -1,10 +1,10 @@
-//! What an acquire answers, inside and to SQL.
+//! The answer to an acquire, inside the library and in SQL.
 
 use crate::pg::row;
 use crate::pg::text::Text;
 use crate::session::holders::Holder;
 
-/// What an acquire says of one resource.
+/// The answer to an acquire of one resource.
 #[derive(Clone, Debug, Default)]
 pub struct Answer {
     pub fence: Option<i64>,
@@ -32,7 +32,7 @@ impl Answer {
 }
 
 row::composite! {
-    /// Who has a lease now.
+    /// The answer to an acquire in SQL.
     LeaseAnswer = "eskit_lease.lease_answer" {
         granted: bool,
         fence: Option<i64>,

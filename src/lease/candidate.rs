@@ -1,4 +1,4 @@
-//! What a grant is asked for, and what came of it: passed between those who choose an owner and those who write it.
+//! Requests for grants and their results. The code that chooses an owner passes them to the code that writes it.
 
 use super::declaration::Kind;
 use super::row::{LeaseRow, Seat};
@@ -11,29 +11,29 @@ use std::rc::Rc;
 pub struct Candidate {
     pub resource: String,
     pub slot: i32,
-    /// What the resource is declared as, with how many slots; `None` for an exclusive lease.
+    /// The declared kind and number of slots; `None` for an exclusive lease.
     pub declared: Option<(Kind, i32)>,
-    /// The row as probed; `None` for a slot without one.
+    /// The row as probed; `None` if the slot has no row.
     pub row: Option<LeaseRow>,
-    /// Whether this transaction releases the lease, and so keeps fenced transactions away from it.
+    /// Whether this transaction releases the lease. If so, it keeps fenced transactions away from the fence.
     pub released: bool,
     /// Whether the grantee is the successor of the session that has the lease.
     pub inherited: bool,
     pub grantee: SlotRef,
     /// The grantee's places in the line of the resource.
     pub places: Vec<ItemPointerData>,
-    /// The dead sessions without whose deaths there would be nothing to grant (see [`crate::lease::semaphore`]).
+    /// The dead sessions whose deaths made the slot free (see [`crate::lease::semaphore`]).
     pub gone: Rc<[Uuid]>,
 }
 
 impl Candidate {
-    /// Returns the session that has the lease, if that is another one, and the row.
+    /// Returns the row and the session that holds the lease, if that is not the grantee.
     pub fn taken_from(&self) -> Option<(Uuid, LeaseRow)> {
         let row = self.row?;
         row.session.filter(|from| *from != self.grantee.session()).map(|from| (from, row))
     }
 
-    /// Returns whether the grantee has the lease already.
+    /// Returns whether the grantee already holds the lease.
     pub fn is_own(&self) -> bool {
         self.row.is_some_and(|row| row.session == Some(self.grantee.session()))
     }
@@ -46,14 +46,14 @@ pub struct Grant {
     pub session: Uuid,
 }
 
-/// What came of a hand-over.
+/// The result of a hand-over.
 #[derive(Default)]
 pub struct HandOver {
-    /// The one session that may be granted to; `None` where the first in line is.
+    /// The only session that may be granted to; `None` if any first in line may.
     pub(super) only: Option<Uuid>,
     pub granted: HashMap<Seat, Grant>,
-    /// Waited for and free or dead, but in another transaction's hands for now.
+    /// Resources that are waited for and free or dead, but that another transaction is changing.
     pub busy: HashSet<String>,
-    /// Waited for, and held by living sessions.
+    /// Resources that are waited for, and held by living sessions.
     pub held: Vec<(String, LeaseRow)>,
 }

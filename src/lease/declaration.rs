@@ -1,19 +1,19 @@
-//! Declarations: names that are not exclusive leases but have a number of slots, the permits of a semaphore or the
-//! partitions of a group; or that have one, as a lease has, and a bridge to a user's lock or row (see
+//! Declarations of names. A declared name is not an exclusive lease. It has a number of slots: the permits of a
+//! semaphore or the partitions of a group. Or it has one slot, like a lease, and a bridge to a user's lock or row (see
 //! [`crate::bridge`]).
 //!
 //! There is one name space. A name that is held or waited for cannot be declared, and a declared name cannot become a
-//! plain lease. As neither side sees what the other has not committed, both hold the name's stripe for the time of the
-//! call (see [`crate::lease::grant`]) and look with a dirty snapshot. The later one finds the earlier one's rows in
-//! flight and gives up.
+//! plain lease. Neither transaction sees what the other has not committed. So both hold the name's stripe for the time
+//! of the call (see [`crate::lease::grant`]) and look with a dirty snapshot. The later one finds the earlier one's rows
+//! in flight and gives up.
 //!
-//! The number of slots may change, or the declaration go, while another session grants a slot of it. A grant writes
-//! first and reads the declaration again then. A drop deletes the declaration first and looks at the slots then. One of
-//! the two sees the other.
+//! The declaration may change or be dropped while another session grants a slot of it. A grant writes first, then reads
+//! the declaration again. A drop deletes the declaration first, then looks at the slots. So one of the two sees the
+//! other.
 //!
-//! A change of a declaration locks its row. Other calls lock the row for moments, too: each rebalance that of a group,
-//! each grant that of a semaphore that shrinks. So a change asks for the lock again for a while ([`patiently`]), but
-//! waits for no transaction that stays open.
+//! A change of a declaration locks its row. Other calls lock the row briefly too: a rebalance of a group, and a grant
+//! of a semaphore that shrinks. So a change retries the lock for a while ([`patiently`]), but does not wait for a
+//! transaction that stays open.
 
 use crate::base::error::{Error, Result};
 use crate::base::limits;
@@ -50,16 +50,16 @@ pub struct Declaration {
     number: Option<i64>,
 }
 
-/// What stands for a name, what others have not committed included.
+/// The state of a name, uncommitted changes of other transactions included.
 #[derive(Debug)]
 pub enum Stands {
     Absent,
-    /// Another transaction is declaring, changing or dropping it.
+    /// Another transaction is declaring, changing or dropping the name.
     InFlight(Kind),
     Declared(Declaration),
 }
 
-/// The column of its number, which grows with each declaration of a name. Before 0.3.0 there is none.
+/// The column of the declaration's number, which grows with each declaration of a name. Before 0.3.0 it does not exist.
 const NUMBER: usize = 5;
 
 pub(super) fn table() -> Table {
@@ -79,14 +79,14 @@ fn read(row: &Tuple) -> Declaration {
 }
 
 impl Declaration {
-    /// The columns of the index: before 0.3.0 the name alone.
+    /// Returns the key of the row in the index. Before 0.3.0 the index has the name alone.
     pub(super) fn key<'a>(&self, resource: &'a str) -> Vec<Key<'a>> {
         [Key::Text(resource)].into_iter().chain(self.number.map(Key::Long)).collect()
     }
 }
 
 impl Call {
-    /// Returns the declarations, whose table is opened once in a call.
+    /// Returns the declarations. A call opens their table once.
     pub fn declarations(&self) -> Declarations<'_> {
         Declarations(self.tables.declarations.get_or_init(table))
     }
@@ -96,13 +96,13 @@ impl Call {
 pub struct Declarations<'a>(&'a Table);
 
 impl Declarations<'_> {
-    /// Returns the declaration of a name: committed, or of this transaction.
+    /// Returns the declaration of a name, if it is committed or this transaction's own.
     pub fn of(&self, resource: &str) -> Option<Declaration> {
         self.find(Sight::Latest, resource).map(|(declaration, _)| declaration)
     }
 
-    /// Returns what the last version of a name's row says that counts. Numbers of declarations grow: where one was
-    /// deleted, all of lower numbers are gone too, and are not looked at.
+    /// Returns the declaration in the last visible version of a name's row. Numbers of declarations grow: where one is
+    /// deleted for good, all of lower numbers are too, and are skipped.
     fn find(&self, sight: Sight, resource: &str) -> Option<(Declaration, Flight)> {
         let key = [Key::Text(resource)];
         if self.0.key_columns() == 1 {
@@ -127,7 +127,7 @@ impl Declarations<'_> {
         }
     }
 
-    /// Returns what stands for a name.
+    /// Returns the state of a name.
     pub fn stands(&self, resource: &str) -> Stands {
         if !self.0.has_entry(&[Key::Text(resource)]) {
             return Stands::Absent;
@@ -136,15 +136,15 @@ impl Declarations<'_> {
             Flight::None => Stands::Declared(declaration),
             _ => Stands::InFlight(declaration.kind),
         });
-        // A dirty scan cannot say that there is no row: it may just be moved.
+        // A dirty scan may miss a row that is just being moved.
         found.unwrap_or_else(|| match self.of(resource) {
             Some(declaration) => Stands::InFlight(declaration.kind),
             None => Stands::Absent,
         })
     }
 
-    /// Returns whether nothing is declared, nor being declared: mostly so, and said in one look. False, too, where many
-    /// declarations are gone that an old snapshot keeps.
+    /// Returns whether no name is declared or being declared; usually one look tells. Also returns false if an old
+    /// snapshot keeps many dropped declarations.
     pub fn none(&self) -> bool {
         !self.0.has_entry(&[])
             || [Sight::Dirty, Sight::Latest]
@@ -169,17 +169,17 @@ pub fn groups_among(call: &Call, names: Vec<String>) -> (Vec<String>, Vec<String
     names.into_iter().partition(|name| call.declarations().of(name).is_some_and(|known| known.kind == Kind::Group))
 }
 
-/// Returns the declaration of a name that has to be of a kind.
+/// Returns the declaration of a name that must be of a kind.
 pub fn of_kind(resource: &str, kind: Kind) -> Result<Declaration> {
     of_kind_if_any(resource, kind)?.ok_or_else(|| unknown(resource, kind))
 }
 
-/// Says that there is no such name.
+/// Returns the error that there is no such name.
 pub fn unknown(resource: &str, kind: Kind) -> ErrorReport {
     Error::Unknown { kind: kind.name(), name: resource.to_owned() }.into()
 }
 
-/// Returns the declaration of a name that has to be of a kind, if there is one.
+/// Returns the declaration of a name, if it has one. Refuses a name of another kind.
 fn of_kind_if_any(resource: &str, kind: Kind) -> Result<Option<Declaration>> {
     match of(resource) {
         Some(known) if known.kind != kind => {
@@ -189,7 +189,7 @@ fn of_kind_if_any(resource: &str, kind: Kind) -> Result<Option<Declaration>> {
     }
 }
 
-/// Refuses a partition that there is not.
+/// Refuses a partition that the group does not have.
 pub fn require_partition(group: &str, partition: i32) -> Result<()> {
     let partitions = of_kind(group, Kind::Group)?.slots;
     if (0..partitions).contains(&partition) {
@@ -198,7 +198,7 @@ pub fn require_partition(group: &str, partition: i32) -> Result<()> {
     Err(Error::NoPartition { group: group.to_owned(), partition, partitions }.into())
 }
 
-/// Returns a partition of a group that there is.
+/// Returns a partition argument; refuses one that the group does not have.
 pub fn partition_arg(group: &str, partition: Option<i32>) -> Result<i32> {
     let partition = partition.given("partition")?;
     require_partition(group, partition).map(|()| partition)
@@ -214,12 +214,12 @@ pub fn require_leasable(resource: &str, declaration: &Declaration) -> Result<()>
     }
 }
 
-/// Returns whether a name is still declared as it was when a slot of it was chosen.
+/// Returns whether a declaration still has the kind and number of slots that a slot was chosen by.
 pub fn still(resource: &str, (kind, slots): (Kind, i32)) -> bool {
     matches!(stands(resource), Stands::Declared(known) if (known.kind, known.slots) == (kind, slots))
 }
 
-/// Returns a number of slots within its limits.
+/// Returns a number of slots; refuses one outside the limits.
 pub fn slots_arg(what: &'static str, slots: Option<i32>) -> Result<i32> {
     let slots = slots.given(what)?;
     if (1..=limits::MAX_SLOTS).contains(&slots) {
@@ -228,7 +228,7 @@ pub fn slots_arg(what: &'static str, slots: Option<i32>) -> Result<i32> {
     Err(Error::Number { what, given: slots.into(), min: 1, max: limits::MAX_SLOTS.into() }.into())
 }
 
-/// Returns the declaration of a name that the caller owns, if there is one.
+/// Returns the declaration of a name, if it has one. Refuses a caller who does not own it.
 pub fn owned_if_any(call: &Call, resource: &str, kind: Kind) -> Result<Option<Declaration>> {
     let declaration = of_kind_if_any(resource, kind)?;
     if let Some(declaration) = &declaration {
@@ -237,7 +237,7 @@ pub fn owned_if_any(call: &Call, resource: &str, kind: Kind) -> Result<Option<De
     Ok(declaration)
 }
 
-/// Locks the declaration of a name that the caller owns, if there is one.
+/// Locks and returns the declaration of a name, if it has one. Refuses a caller who does not own it.
 pub fn lock_if_any(call: &Call, resource: &str, kind: Kind) -> Result<Option<Declaration>> {
     patiently(resource, || {
         let declaration = owned_if_any(call, resource, kind)?;
@@ -245,13 +245,13 @@ pub fn lock_if_any(call: &Call, resource: &str, kind: Kind) -> Result<Option<Dec
     })
 }
 
-/// Locks the declaration of a name that the caller owns.
+/// Locks and returns the declaration of a name that the caller owns; refuses a name without one.
 pub fn lock_owned(call: &Call, resource: &str, kind: Kind) -> Result<Declaration> {
     lock_if_any(call, resource, kind)?.ok_or_else(|| unknown(resource, kind))
 }
 
-/// Repeats an attempt that another session may be in the way of, until it succeeds. Refuses after some moments, or
-/// after the lock_timeout.
+/// Repeats an attempt until no other session is in its way. Refuses after [`limits::DECLARATION_PATIENCE`], or after
+/// lock_timeout if that is shorter.
 pub fn patiently<T>(name: &str, mut attempt: impl FnMut() -> Result<Option<T>>) -> Result<T> {
     let most = lock_timeout::of_caller().unwrap_or(limits::DECLARATION_PATIENCE);
     let until = clock::now() + limits::DECLARATION_PATIENCE.min(most);
@@ -267,13 +267,13 @@ pub fn patiently<T>(name: &str, mut attempt: impl FnMut() -> Result<Option<T>>) 
     }
 }
 
-/// Locks the declaration, if no other transaction has locked or changed it.
+/// Locks a declaration, unless another transaction has locked or changed its row.
 pub fn try_lock(declaration: &Declaration) -> bool {
     table().lock(declaration.tid, false) == Locked::Mine
 }
 
-/// A declaration is changed by the role that made it, by a member of that role, and by the extension's owner. The role
-/// is kept by its name, because a dump has to be restored where roles have other oids.
+/// Refuses a caller who may not change a declaration. The role that made it may, its members, and the extension's
+/// owner. The role is stored by name, because a dump may be restored where roles have other oids.
 fn authorize(call: &Call, resource: &str, declaration: &Declaration) -> Result<()> {
     let may_use = |role: Oid| role != Oid::INVALID && role::acts_as(call.caller, role);
     if may_use(role_of_name(&declaration.owner)) || may_use(call.owner()) {

@@ -1,4 +1,4 @@
-//! Declaring a name, changing the number of its slots, and taking the declaration back.
+//! Declaring a name, changing the number of its slots, and dropping the declaration.
 
 use super::declaration::{self, Kind, Stands, of, stands, table};
 use super::fence;
@@ -25,7 +25,8 @@ static DELETE_SLOTS: Statement =
 
 /// Declares a name that no session holds or waits for.
 pub fn declare(call: &Call, resource: &str, kind: Kind, slots: i32) -> Result<()> {
-    // The number of the declaration is of this sequence, and greater than those of all former ones.
+    // A declaration draws its number from the sequence of fences. The number must exceed those of all former
+    // declarations.
     fence::raise(call);
     catalog::lock(c"fence_seq");
     let stripe = Guard::Stripe(keys::stripe(resource, 0));
@@ -49,7 +50,7 @@ pub fn declare(call: &Call, resource: &str, kind: Kind, slots: i32) -> Result<()
     Ok(())
 }
 
-/// Takes back a declaration whose slots no session holds or waits for. The caller has locked its row.
+/// Drops a declaration whose slots no session holds or waits for. The caller has locked its row.
 pub fn undeclare(call: &Call, resource: &str, kind: Kind) -> Result<()> {
     let deleted = of(resource).map_or(Some(0), |known| table().delete_rows(&known.key(resource)));
     call.written(deleted, &DELETE, vec![Value::Text(resource)]);
@@ -60,7 +61,7 @@ pub fn undeclare(call: &Call, resource: &str, kind: Kind) -> Result<()> {
     Ok(())
 }
 
-/// Takes back a declaration that the caller owns. False where there is none and `missing_ok`.
+/// Drops a declaration that the caller owns. With `missing_ok`, returns false if there is none.
 pub fn drop_owned(call: &Call, resource: &str, kind: Kind, missing_ok: bool) -> Result<bool> {
     if declaration::lock_if_any(call, resource, kind)?.is_some() {
         return undeclare(call, resource, kind).map(|()| true);
@@ -75,15 +76,15 @@ pub fn resize(call: &Call, resource: &str, slots: i32) {
     call.written(resized, &UPDATE, vec![Value::Text(resource), Value::Int(slots)]);
 }
 
-/// Deletes the rows of slots from one on. The caller has seen that no session holds them.
+/// Deletes the rows of slots from a number on. The caller has seen that no session holds them.
 pub fn forget_slots(call: &Call, resource: &str, from: i32) {
     let deleted = Leases::open().delete_from(resource, from);
     call.written(deleted, &DELETE_SLOTS, vec![Value::Text(resource), Value::Int(from)]);
     call.shared.removed_permits(call.home);
 }
 
-/// Returns which session holds or waits for a name, of a kind if it is declared. `None`: no session does, and the rows
-/// of its slots are this transaction's now.
+/// Returns a message that names a session that holds or waits for the name. `kind` is its kind if it is declared. If no
+/// session does, returns `None`, and this transaction has locked the rows of the slots.
 fn in_use(call: &Call, resource: &str, kind: Option<Kind>) -> Result<Option<String>> {
     if let Some(why) = slots_in_use(call, resource, kind)? {
         return Ok(Some(why));
@@ -96,12 +97,13 @@ fn in_use(call: &Call, resource: &str, kind: Option<Kind>) -> Result<Option<Stri
     if let Some(waiter) = waiting.iter().find_map(|session| holders.living(Some(*session))) {
         return Ok(Some(format!("\"{}\" waits for it.", waiter.consumer)));
     }
-    // What they wait for is something else from now on.
+    // These dead sessions waited for the name with its former meaning. So they must not live again.
     call.taken_from(&waiting);
     Ok(None)
 }
 
-/// Returns which session holds a slot. `None`: no session does, and the rows of the slots are this transaction's now.
+/// Returns a message that names a session that holds a slot. If no session does, returns `None`, and this transaction
+/// has locked the rows of the slots.
 pub fn slots_in_use(call: &Call, resource: &str, kind: Option<Kind>) -> Result<Option<String>> {
     let busy = || Error::BeingDeclared { name: resource.to_owned() };
     let leases = Leases::open();
@@ -129,7 +131,7 @@ pub fn slots_in_use(call: &Call, resource: &str, kind: Option<Kind>) -> Result<O
         if leases.lock(row.tid, false) != Locked::Mine {
             return Err(busy().into());
         }
-        // The caller is about to take it away.
+        // The caller is about to delete this row, and with it the lease of a dead session.
         if let Some(dead) = row.session {
             call.taken_from(&[dead]);
         }

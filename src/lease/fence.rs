@@ -1,20 +1,21 @@
-//! Fences: numbers that grow with every change of owner, and the check that holds at commit time.
+//! Fences: numbers that grow with every change of owner, and the check that holds until commit.
 //!
-//! **Drawing.** A fence is `nextval` of one sequence. Before the first one in each start of shared memory the sequence
-//! is raised to the seconds since 2025 and a minute, times 2^22. It never catches up with the clock
-//! ([`crate::shmem::pace`]), so every incarnation of the server starts above what any older history of it can have
-//! granted: after a crash with unflushed answers, a promotion of a lagging standby, a restored dump, snapshot or point
-//! in time. The numbers of work items are raised with it, for the same reason.
+//! **Drawing.** A fence is `nextval` of one sequence. Before the first fence of each start of shared memory, the
+//! sequence is raised to the seconds since 2025 plus a minute, times 2^22. Drawn fences never catch up with the clock
+//! ([`crate::shmem::pace`]). So every incarnation of the server starts above all that an older history of it can have
+//! granted. That history may have ended by a crash with unflushed answers or the promotion of a lagging standby. Or a
+//! dump, snapshot or point in time was restored. The numbers of work items are raised with the fences, for the same
+//! reason.
 //!
-//! **Checking.** [`fence_check`] takes S(session) and F(fence) in share mode, to the end of the transaction and without
-//! waiting, and only then reads the row and the session's slot. A transaction that takes the lease from a living
-//! session holds F or S exclusively, from before it touches the row to its own end. A transaction that takes it from a
-//! dead session tests F first, and no new check passes for a dead session. So while a transaction that has checked is
-//! open no other session gets the lease, even past its deadline, and a check that comes later fails. No row is locked:
-//! row locks in share mode would make a multixact for each transaction.
+//! **Checking.** [`fence_check`] takes S(session) and F(fence) in share mode, without waiting, to the end of the
+//! transaction. Only then does it read the row and the session's slot. A transaction that takes the lease from a living
+//! session holds F or S exclusively, from before it touches the row until it ends. A transaction that takes it from a
+//! dead session tests F first, and no new check passes for a dead session. So while a transaction that has passed a
+//! check is open, no other session gets the lease, even after the deadline. Once another session has the lease, every
+//! check of the old fence fails. No row is locked: row locks in share mode would make a multixact for each transaction.
 //!
-//! A pass also needs the grant to be visible to what the caller reads: else its work would rest on data from before the
-//! lease.
+//! A check passes only if the caller's snapshot sees the grant. Otherwise the caller's work would rest on data from
+//! before the lease.
 
 use super::declaration::{self, Kind};
 use super::row::{LeaseRow, Leases};
@@ -37,13 +38,13 @@ use std::sync::atomic::Ordering;
 static DRAWN: Statement = Statement::reads(include_str!("../../sql/query/fence/drawn.sql"), &[]);
 static RAISE: Statement = Statement::writes(include_str!("../../sql/query/fence/raise.sql"), &[]);
 
-/// Makes sure that the sequence, and that of items, is above all history. The guard is let go at once: it must not wait
-/// for a user's transaction.
+/// Raises the sequences of fences and items above all history, once in a start. The guard is released at once: no call
+/// may wait under it for a user's transaction.
 pub fn raise(call: &Call) {
     let sequence = catalog::fence_sequence().to_u32();
     let raised = || call.database.raised.load(Ordering::Acquire) == sequence;
     if !raised() {
-        // Locked first, so that no transaction of another session is waited for under the guard.
+        // The sequences are locked first, so that no other transaction is waited for under the guard.
         [catalog::FENCES, c"_item_seq"].into_iter().for_each(catalog::lock);
         Guard::Raise.lock(Mode::Exclusive);
         if !raised() {
@@ -57,7 +58,7 @@ pub fn raise(call: &Call) {
     }
 }
 
-/// The same though it has been done: an administrator may have set the sequences back, as a restore of data alone does.
+/// Raises the sequences again. An administrator may have set them back, as a restore of data alone does.
 pub fn raise_again(call: &Call) {
     call.database.raised.store(0, Ordering::Release);
     raise(call);
@@ -70,7 +71,7 @@ pub fn next(call: &Call) -> i64 {
     fence
 }
 
-/// Waits until the clock has reached a number that has just been drawn.
+/// Waits until the clock has reached a number that this process has drawn.
 pub fn hold_back(pace: &Pace, number: i64) {
     const LONGEST: u64 = 10_000;
     loop {
@@ -83,21 +84,21 @@ pub fn hold_back(pace: &Pace, number: i64) {
     }
 }
 
-/// Returns the last fence that has been drawn, or one after it.
+/// Returns the last fence that has been drawn, or a later one.
 pub fn drawn(call: &Call) -> i64 {
     call.db().one(&DRAWN, vec![], |row| row.long(1))
 }
 
-/// Keeps fenced transactions away from a fence, to the end of this transaction; waits for those that are open.
+/// Keeps new fenced transactions away from fences, to the end of this transaction. Waits for those that are open.
 pub fn exclude(fences: impl IntoIterator<Item = i64>) {
     for fence in fences {
         Guard::Fence(fence).lock(Mode::Exclusive);
     }
 }
 
-/// What has become of a fence.
+/// The state of a fence.
 pub enum Fate {
-    /// It is that of the lease, whose session may be dead.
+    /// The lease has this fence. Its session may be dead.
     Current {
         session: Uuid,
         row: LeaseRow,
@@ -105,12 +106,12 @@ pub enum Fate {
     Released,
     /// The lease was taken from its session, which had expired.
     Expired,
-    /// A newer fence has been granted; its row, where the resource has one slot.
+    /// A newer fence has been granted; with its row, if the slot is known or the resource has one slot.
     Superseded(Option<LeaseRow>),
     Unknown,
 }
 
-/// Returns what has become of a fence. `slot`: the slot of the fence, where it is known.
+/// Returns the state of a fence. `slot` is its slot, if known.
 pub fn fate(resource: &str, slot: Option<i32>, fence: i64) -> Fate {
     let leases = Leases::open();
     let newer = slot.and_then(|slot| leases.row(resource, slot)).filter(|row| row.fence > fence);
@@ -128,8 +129,8 @@ pub fn fate(resource: &str, slot: Option<i32>, fence: i64) -> Fate {
 }
 
 fn lost(call: &Call, resource: &str, slot: Option<i32>, fence: i64) -> ErrorReport {
-    // Where the slot is known it is a partition. A caller whose fence is lost is told first if there is no partition of
-    // that number.
+    // A known slot is a partition. If the group has no such partition, the caller is told that instead of the lost
+    // fence.
     if let Some(none) = slot.and_then(|partition| declaration::require_partition(resource, partition).err()) {
         return none;
     }
@@ -151,7 +152,7 @@ fn lost(call: &Call, resource: &str, slot: Option<i32>, fence: i64) -> ErrorRepo
 }
 
 thread_local! {
-    /// The session of the fence that this backend checked last, which mostly is that of the next check too.
+    /// The session of the fence that this backend checked last: the next check usually has the same fence.
     static LAST: Cell<Option<(u32, i64, Uuid)>> = const { Cell::new(None) };
 }
 
@@ -163,7 +164,8 @@ fn fence_check(resource: Option<Text>, fence: Option<i64>) -> Result<()> {
     check(&Call::open(shared)?, &resource, None, fence)
 }
 
-/// Asserts, to the end of the transaction, that a lease is held under a fence. `slot`: which, where it is known.
+/// Asserts, to the end of the transaction, that a lease is held under a fence. `slot` is the slot of the fence, if
+/// known.
 pub fn check(call: &Call, resource: &str, slot: Option<i32>, fence: i64) -> Result<()> {
     call.database.add(Counter::FenceChecks, 1);
     let leases = Leases::open();
@@ -181,35 +183,36 @@ pub fn check(call: &Call, resource: &str, slot: Option<i32>, fence: i64) -> Resu
         if !fencer.try_lock(Mode::Shared) || !Guard::Fence(fence).try_lock(Mode::Shared) {
             return Err(in_flight());
         }
-        // From here on no other session can take the lease from this one: what is read now holds to the end of the
+        // From here on no other session can take the lease from this one. What is read now holds to the end of the
         // transaction.
         let row = find().ok_or_else(lost)?;
         let holder = row.session.ok_or_else(lost)?;
         if holder == session {
             break (row, at.ok_or_else(lost)?);
         }
-        // Into grace or back: for fences both sessions are the same.
+        // The lease has gone into grace or back. Both sessions have the same guards, so the check goes on with the
+        // other.
         session = holder;
         pgrx::check_for_interrupts!();
     };
     LAST.set(Some((call.home.table, fence, session)));
-    // Ended by this transaction, which may have left rows of it to the worker.
+    // This transaction may have ended the session and left some of its rows to the worker.
     if seam::has_ended(at.session()) {
         return Err(lost());
     }
-    // An earlier pass in this transaction still stands: no other session can have taken the lease since, whatever the
-    // deadline.
+    // An earlier check in this transaction still holds: whatever the deadline, no other session can have taken the
+    // lease since.
     if call.seam().has_fenced(fence) {
         return Ok(());
     }
-    // A bridge has one slot, and of partitions it is mostly known which.
+    // Only slot 0 can be a bridge's. For a partition the caller usually knows the slot.
     let kind = (row.declared && slot.is_none() && row.slot == 0).then(|| call.declarations().of(resource)).flatten();
     let kind = kind.map_or(Kind::Group, |known| known.kind);
     if row.declared {
         kind.rules().cross(resource, fence)?;
     }
     match call.shared.look(at).map(|standing| standing.state) {
-        // Transactions that follow each other without a gap would keep a partition for ever.
+        // Otherwise an owner that runs transactions without a gap would keep a partition forever.
         Some(State::Alive) if row.declared && kind.rules().is_overdue(call, resource, row.slot, fence) => {
             return Err(Error::Overdue { group: resource.to_owned(), partition: row.slot, fence }.into());
         }
@@ -224,7 +227,7 @@ pub fn check(call: &Call, resource: &str, slot: Option<i32>, fence: i64) -> Resu
     Ok(())
 }
 
-/// Returns whether the grant is part of what the caller's statement reads.
+/// Returns whether the caller's statement sees the grant.
 fn visible(leases: &Leases, resource: &str, row: &LeaseRow) -> bool {
     let granted_by = row.made_by;
     if transaction::is_mine(granted_by) {
@@ -232,9 +235,10 @@ fn visible(leases: &Leases, resource: &str, row: &LeaseRow) -> bool {
             return false;
         }
     } else if transaction::precedes(granted_by, transaction::snapshot_xmin()) {
-        // Committed before the oldest transaction that the snapshot leaves out: the common case, without a second look.
+        // The grant committed before every transaction that the snapshot leaves out. This is the common case, and needs
+        // no scan.
         return true;
     }
-    // Into grace and back, the row changes under its fence.
+    // The row also changes under the same fence, when the lease goes into grace and back.
     leases.is_seen(resource, row.slot, row.fence)
 }

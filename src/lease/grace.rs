@@ -1,21 +1,23 @@
-//! Grace: a lease that its session has let go of lives on alone for a while.
+//! Grace: a lease that its session has released stays reserved for that session for a while.
 //!
-//! The lease leaves its session for a private one, which no heartbeat extends and which ends with the lease: its TTL is
-//! the grace. The fence stays, so that the holder may finish under it. No transaction must be kept away from it: open
-//! fenced transactions go on, and for [`crate::lease::fence`] both sessions are the same. Until the grace is over the
-//! holder may release the lease for good, or take it back by acquiring it. Afterwards the lease lapses, though the
+//! The lease moves from its session to a private one. No heartbeat extends the private session, which ends with the
+//! lease; its TTL is the grace. The fence stays, so that the former holder may finish under it. Open fenced
+//! transactions go on: for [`crate::lease::fence`] both sessions have the same guard. Until the grace is over, the
+//! former holder may release the lease for good, or take it back by acquiring it. Then the lease lapses, even if the
 //! session lives.
 //!
-//! A session that takes over from the one that let go may acquire the lease too, before all who are in line, and gets a
-//! new fence: the process of before may still work under the old one. As the private session lives, a check of the old
-//! fence could begin at any time; so the successor holds F of it from before the grant to the end of its transaction,
-//! and ends the private session with the grant. It is told `busy` while a transaction under the old fence is open. The
-//! private session says by `grace_of` which session may acquire the lease, and by `fencer` which one let go. A release
-//! with grace that crosses the take-over names the predecessor: there the succession says who it is now
-//! ([`crate::ending::takeover`]). Told `busy`, it waits at the head of the queue, and is woken when that transaction
-//! has ended ([`tell`]).
+//! A successor of the former holder may acquire the lease too, before all who are in line. The successor gets a new
+//! fence, because the process of the former session may still work under the old one. The private session lives, so a
+//! check of the old fence could begin at any time. So the successor holds F of that fence from before the grant to the
+//! end of its transaction. The grant ends the private session. While a transaction under the old fence is open, the
+//! successor is told `busy`. The successor then waits at the head of the line, and is woken when that transaction has
+//! ended ([`tell`]).
 //!
-//! After a promotion the session that let go gets a new fence in the same way, as of any lease that it holds.
+//! The private session's `grace_of` names the session that may acquire the lease, and `fencer` the session that
+//! released it. If a release with grace crosses the take-over, `grace_of` names the predecessor. The succession then
+//! tells who may acquire the lease ([`crate::ending::takeover`]).
+//!
+//! After a promotion, the former holder gets a new fence in the same way, as for any lease that it holds.
 
 use super::declaration::{self, Kind};
 use super::line;
@@ -36,13 +38,13 @@ use pgrx::pg_sys::{INT4OID, TEXTOID, UUIDOID};
 static MOVE: Statement =
     Statement::writes(include_str!("../../sql/query/lease/move.sql"), &[TEXTOID, INT4OID, UUIDOID]);
 
-/// Gives a lease, whose row is locked, to another session.
+/// Moves a lease to another session. Its row is locked.
 fn give_to(call: &Call, resource: &str, row: &LeaseRow, session: Uuid) {
     let given = Leases::open().pass_on(resource, row.slot, row.tid, session);
     call.written(given, &MOVE, vec![Value::Text(resource), Value::Int(row.slot), Value::Uuid(session)]);
 }
 
-/// Lets go of a lease with grace. Whether it was held.
+/// Releases a lease with grace. Returns whether it was held.
 pub fn give(call: &Call, resource: &str, fence: i64, grace_ms: i32) -> Result<bool> {
     let leases = Leases::open();
     let Some(row) = leases.by_fence(resource, fence) else { return Ok(false) };
@@ -57,11 +59,12 @@ pub fn give(call: &Call, resource: &str, fence: i64, grace_ms: i32) -> Result<bo
     if leases.lock(row.tid, true) != Locked::Mine {
         return Ok(false);
     }
-    // Read again: a take-over may have been at it, which has another session acquire the lease.
+    // A take-over may have changed which session may acquire the lease, so the row is read again under its lock.
     let locked = if holder.private { session::lock_row(holder.session) } else { Some(holder) };
     let Some(holder) = locked else { return Ok(false) };
     line::leave_behind(call, at.session(), std::iter::once(resource));
-    // Grace upon grace, or for a lock: the private session of before makes room, and the guard stays.
+    // If the holder is private, from an earlier grace or a lock, a new private session takes its place. The guard
+    // `fencer` stays the same.
     let grace_of = if holder.private { holder.grace_of } else { Some(holder.session) };
     let alone = New {
         role: holder.role,
@@ -86,16 +89,15 @@ fn private(call: &Call, row: &LeaseRow) -> Option<SlotRef> {
     call.living(row.session?).ok().flatten()
 }
 
-/// Locks the row of the private session, without waiting. False if that fails, or the grace is over.
+/// Locks the row of the private session, without waiting. Returns false if that fails or the grace is over.
 fn lock(call: &Call, private: SlotRef) -> bool {
     !session::lock_rows(vec![private.session()]).1 && call.shared.look(private).is_some_and(|standing| standing.alive())
 }
 
-/// Ends a private session that has let go of its one lease, with this transaction. Since this start it was refused all
-/// else; what one of a former start may have got from the library of then, the worker takes away.
+/// Ends a private session that has released its one lease, with this transaction. In this start the session was refused
+/// everything else. A session of a former start may have more, from an older library; the worker takes that away.
 pub fn end_without_lease(call: &Call, private: &SessionRow, at: SlotRef) {
-    // While another transaction grants to the session, this one does not see what it is given. The worker takes that
-    // away, too.
+    // While another transaction grants to the session, this one does not see the grant. The worker takes that away too.
     let alone = Guard::Grantee(private.session).try_lock(Mode::Exclusive);
     session::delete(call, &[private.session]);
     let is_of_this_start = private.boot_id == call.shared.boot_id();
@@ -108,11 +110,11 @@ fn end_private(call: &Call, private: SlotRef) {
     call.seam().ended(private, true);
 }
 
-/// Gives a lease in grace back to the session that let go of it, under its fence. False if another call was faster, if
-/// the grace is over, or if the session has another permit meanwhile.
+/// Gives a lease in grace back to the session that released it, under the same fence. Returns false if another call was
+/// faster, if the grace is over, or if the session has another permit meanwhile.
 pub fn take_back(call: &Call, leases: &Leases, me: SlotRef, resource: &str, row: &LeaseRow) -> bool {
     let Some(private) = private(call, row) else { return false };
-    // Another connection of the session may be getting a permit for it at this moment.
+    // Another connection of the session may be getting another permit at this moment.
     if row.declared && !is_only_permit(call, resource, row.slot, me.session()) {
         return false;
     }
@@ -125,8 +127,8 @@ pub fn take_back(call: &Call, leases: &Leases, me: SlotRef, resource: &str, row:
     true
 }
 
-/// Keeps the fence of a lease in grace from new checks, and its private session as it is, for a grant to come. False
-/// while a fenced transaction is open, while another call has the lease in hand, or when the grace is over.
+/// Reserves a lease in grace for a grant: keeps new checks away from its fence, and locks its private session. Returns
+/// false if a fenced transaction is open, another call has locked the session, or the grace is over.
 pub fn reserve(call: &Call, row: &LeaseRow) -> bool {
     if !Guard::Fence(row.fence).try_lock(Mode::Exclusive) {
         return false;
@@ -138,13 +140,13 @@ pub fn reserve(call: &Call, row: &LeaseRow) -> bool {
     reserved
 }
 
-/// Lets checks of the fence pass again: the lease was not granted.
+/// Undoes [`reserve`]: the lease was not granted, and checks of its fence may pass again.
 pub fn leave(row: &LeaseRow) {
     Guard::Fence(row.fence).unlock(Mode::Exclusive);
 }
 
-/// Wakes those who wait for what is in grace and may acquire it, of resources that are waited for and held; as no
-/// fenced transaction is open any more. The resources for which one still is.
+/// Wakes waiters who may acquire a lease in grace, now that no fenced transaction is open under its fence. `held`: the
+/// resources that are waited for and held. Returns the resources for which a fenced transaction is still open.
 pub fn tell(call: &Call, held: &[(String, LeaseRow)]) -> Vec<String> {
     let (holders, mut busy) = (Holders::of(call, held.iter().filter_map(|(_, row)| row.session)), Vec::new());
     for (resource, row) in held {
@@ -168,10 +170,10 @@ pub fn end(call: &Call, row: &LeaseRow) {
     }
 }
 
-/// Puts a session at the head of the queue of what its predecessor has let go of with grace: it has that before all who
-/// are in line. False for any other resource.
+/// Puts a session at the head of the line if its predecessor has released the resource with grace: the session gets it
+/// before all others in line. Returns false for any other resource.
 pub fn waits_ahead(call: &Call, resource: &str, session: Uuid) -> bool {
-    // Mostly nothing is in grace.
+    // Usually nothing is in grace.
     if !succession::graces().has_entry(&[]) {
         return false;
     }

@@ -1,21 +1,21 @@
 //! Granting: the one place where a lease gets an owner. A holder's release, a waiter's own acquire and the worker all
 //! come here.
 //!
-//! A candidate is granted if nothing is in its way, and left alone otherwise; no step waits. The steps, in order:
+//! A candidate is granted if nothing is in its way, and skipped otherwise; no step waits. The steps, in order:
 //!
-//! 1. The caller has taken G(grantee) in share mode and read the grantee's row after that, so the session cannot end
+//! 1. The caller has taken G(grantee) in share mode, and read the grantee's row after that. So the session cannot end
 //!    under the grant without the worker seeing the lease (see [`crate::ending::sweep`]).
 //! 2. F(old fence) must be free: no fenced transaction of the old holder is open, and none can begin (see
 //!    [`crate::lease::fence`]).
-//! 3. The grantee's places in line are locked, and only then the row of the lease: a lease that is locked in vain has
-//!    no owner until that transaction ends. A slot without a row has nothing to lock. The maker of the row holds the
-//!    slot's stripe for the time of the call, and looks again under it, uncommitted rows included.
-//! 4. A session has one permit of a semaphore at most: Seat(resource, grantee) is taken, to the end of the transaction,
-//!    and there is no other. What takes a permit back out of grace does the same.
-//! 5. The fence is drawn with the row in hand, so it is greater than that of every owner before.
-//! 6. The lease of a bridge is given by the worker, and while it has the lock or the row (see [`crate::bridge`]); its
-//!    holder may have a new fence.
-//! 7. A slot of a declared resource is given back at once if the declaration has changed meanwhile (see
+//! 3. The grantee's places in line are locked first, then the row of the lease. A row that is locked in vain leaves its
+//!    lease without an owner until the transaction ends. A slot without a row has nothing to lock. So the maker of the
+//!    row holds the slot's stripe for the time of the call, and looks again under it, uncommitted rows included.
+//! 4. A session has at most one permit of a semaphore. The granter takes Seat(resource, grantee) to the end of the
+//!    transaction, and looks for another permit. So does a session that takes a permit back out of grace.
+//! 5. The fence is drawn after the row is locked, so it is greater than that of every owner before.
+//! 6. Only the worker grants the lease of a bridge, and only while it has the lock or the row (see [`crate::bridge`]).
+//!    Any call may give its holder a new fence.
+//! 7. A granted slot is given back at once if the declaration has changed meanwhile (see
 //!    [`crate::lease::declaration`]).
 
 use super::candidate::{Candidate, Grant};
@@ -46,7 +46,7 @@ static UPDATE: Statement = Statement::writes(
     &[TEXTARRAYOID, INT4ARRAYOID, UUIDOID, INT4OID, BOOLOID],
 );
 
-/// Tries for a stripe, half a millisecond apart: it is held for the time of a statement.
+/// The number of tries for a stripe, half a millisecond apart; a stripe is held for the time of a statement.
 const STRIPE_TRIES: u32 = 30;
 
 /// Grants to the candidates that nothing is in the way of.
@@ -54,7 +54,7 @@ pub fn grant(call: &Call, leases: &Leases, candidates: Vec<Candidate>) -> HashMa
     let mut granted = HashMap::new();
     let mut candidates = candidates.into_iter().peekable();
     if candidates.peek().is_some() {
-        // Before the stripes: the first grant of a start may wait for that.
+        // This comes before the stripes, because the first grant of a start may wait here.
         fence::raise(call);
         refence::see_to_mark(call);
     }
@@ -66,8 +66,8 @@ pub fn grant(call: &Call, leases: &Leases, candidates: Vec<Candidate>) -> HashMa
 
 fn grant_batch(call: &Call, leases: &Leases, mut candidates: Vec<Candidate>, granted: &mut HashMap<Seat, Grant>) {
     let stripes = take_stripes(&candidates);
-    // Looked at after the stripes are taken, if at all: most candidates have a row, and most databases have no
-    // declarations.
+    // Declarations are read after the stripes are taken, if at all: most candidates have a row, and most databases have
+    // no declarations.
     let none = LazyCell::new(|| call.declarations().none());
     let plain = |resource: &str| *none || matches!(call.declarations().stands(resource), Stands::Absent);
     candidates.retain(|candidate| claim(call, leases, candidate, &stripes, &plain));
@@ -92,7 +92,7 @@ fn grant_batch(call: &Call, leases: &Leases, mut candidates: Vec<Candidate>, gra
         let had_owner = candidate.row.is_some_and(|row| row.session.is_some());
         call.database.add(if had_owner { Counter::Takeovers } else { Counter::Grants }, 1);
     }
-    // One session may be granted many.
+    // One session may be granted many leases.
     grantees.sort_unstable_by_key(|at| *at.session().as_bytes());
     grantees.dedup();
     grantees.into_iter().for_each(|grantee| call.seam().revise(grantee));
@@ -106,7 +106,7 @@ fn grant_batch(call: &Call, leases: &Leases, mut candidates: Vec<Candidate>, gra
     }));
 }
 
-/// Takes the stripes of the new rows among the candidates, in order. Returns those that it got.
+/// Takes the stripes of the candidates without a row, in order. Returns the stripes that it got.
 fn take_stripes(candidates: &[Candidate]) -> BTreeSet<u16> {
     let new = candidates.iter().filter(|candidate| candidate.row.is_none());
     let wanted: BTreeSet<u16> = new.map(|candidate| keys::stripe(&candidate.resource, candidate.slot)).collect();
@@ -124,7 +124,8 @@ fn take_stripes(candidates: &[Candidate]) -> BTreeSet<u16> {
     wanted.into_iter().filter(|stripe| take(stripe)).collect()
 }
 
-/// Locks what the candidate takes, if nothing is in its way. `plain` says of a name whether it is not declared.
+/// Locks the places and the slot of a candidate, if nothing is in its way. `plain` returns whether a name is not
+/// declared.
 fn claim(
     call: &Call,
     leases: &Leases,
@@ -151,13 +152,13 @@ fn claim(
     let granted = places == candidate.places.len() && takes_slot(leases, candidate, stripes, plain);
     let has_seat = matches!(candidate.declared, Some((Kind::Semaphore, _)));
     if !granted && (places > 0 || has_seat) {
-        // What is locked in vain is in the way of other sessions until this transaction ends.
+        // What this transaction has locked in vain is in the way of other sessions until it ends.
         call.seam().judge(&candidate.resource);
     }
     granted
 }
 
-/// Locks the slot of a candidate, if no other transaction has it in hand.
+/// Locks the slot of a candidate, unless another transaction is changing it.
 fn takes_slot(leases: &Leases, candidate: &Candidate, stripes: &BTreeSet<u16>, plain: &dyn Fn(&str) -> bool) -> bool {
     match &candidate.row {
         Some(row) => leases.lock(row.tid, false) == Locked::Mine,
@@ -169,8 +170,8 @@ fn takes_slot(leases: &Leases, candidate: &Candidate, stripes: &BTreeSet<u16>, p
     }
 }
 
-/// Writes the rows and returns the new fences: row by row, or, where the table is not as this extension made it, by a
-/// statement for each grantee and kind.
+/// Writes the rows and returns the new fences. It writes row by row, if the table is as this extension made it;
+/// otherwise by a statement for each grantee and kind.
 fn write(call: &Call, leases: &Leases, candidates: Vec<Candidate>) -> Vec<(Candidate, i64)> {
     if leases.is_plain() {
         let give = |candidate: Candidate| {
@@ -212,7 +213,7 @@ fn write(call: &Call, leases: &Leases, candidates: Vec<Candidate>) -> Vec<(Candi
     candidates.into_iter().filter_map(|candidate| fence(&candidate).map(|fence| (candidate, fence))).collect()
 }
 
-/// Takes back what was granted of a resource whose declaration has changed meanwhile.
+/// Takes back granted slots of resources whose declaration has changed meanwhile.
 fn give_back(call: &Call, leases: &Leases, done: &mut Vec<(Candidate, i64)>) {
     let declared = |(candidate, _): &(Candidate, i64)| Some((candidate.resource.clone(), candidate.declared?));
     let mut changed: HashSet<(String, (Kind, i32))> = done.iter().filter_map(declared).collect();

@@ -1,11 +1,12 @@
-//! Handing over: a lease that is free, whose holder is dead, or that this transaction releases goes to the next
-//! session. That is the first in line of an exclusive lease or of a semaphore, and the target of a group's partition.
+//! Handing over: a lease goes to the next session if it is free, if its holder is dead, or if this transaction releases
+//! it. The next session is the first in line for an exclusive lease or a semaphore, and the target for a group's
+//! partition.
 //!
-//! It runs in the transaction of the holder's release or close, in the worker, and (through [`judge_places`]) at the
-//! end of a waiter's own session_wait. That may be inside a long transaction, and so grants to that waiter only. A
-//! waiter that is ending is skipped, and so is a place that an open transaction deletes. What is in another
-//! transaction's hands, or waited for by a session that is being taken over, is left: it is reported as busy, and the
-//! worker tries again.
+//! A hand-over runs in three places: in the transaction of the holder's release or close, in the worker, and at the end
+//! of a waiter's own session_wait ([`judge_places`]). The last may be inside a long transaction, so it grants to that
+//! waiter only. A hand-over skips waiters that are ending, and places that an open transaction deletes. It reports a
+//! resource as busy if another transaction is changing it, or if the first in line is being taken over. The worker
+//! tries these again.
 
 use super::candidate::{Candidate, HandOver};
 use super::declaration::{self, Kind};
@@ -31,14 +32,14 @@ struct Free {
     slot: i32,
     row: Option<LeaseRow>,
     declared: Option<(Kind, i32)>,
-    /// As of a candidate.
+    /// As in [`Candidate`].
     gone: Rc<[Uuid]>,
 }
 
-/// Rows of leases that have just been read. A grant locks the row first, which finds out whether it has changed.
+/// Rows of leases that were just read. A grant locks the row first, and so finds out whether it has changed.
 pub type Seen = BTreeMap<String, LeaseRow>;
 
-/// Hands over resources, each to the next session. `letting_go` says of a row that this transaction releases it, and
+/// Hands over resources, each to the next session. `letting_go` returns whether this transaction releases a row, and so
 /// keeps fenced transactions away from its fence.
 pub fn hand_over(
     call: &Call,
@@ -51,14 +52,14 @@ pub fn hand_over(
     for group in groups {
         Kind::Group.rules().judge(call, &group, letting_go, &mut result)?;
     }
-    // Few resources are waited for; only these are worth a look at their lease.
+    // Few resources are waited for; only the leases of these are read.
     let line = line::first_in_line(call, queued.iter().map(String::as_str).collect());
     result.busy.extend(line.leaving);
     hand_over_to(call, line.first, seen, letting_go, &mut result);
     Ok(result)
 }
 
-/// The same for resources whose first in line has just been looked up. No group is among them.
+/// Hands over resources to the first in line that the caller has just looked up. None of the resources is a group.
 pub fn hand_over_to(
     call: &Call,
     mut first: BTreeMap<String, First>,
@@ -74,7 +75,7 @@ pub fn hand_over_to(
     call.database.add(Counter::HandOvers, (result.granted.len() - before) as u64);
 }
 
-/// Grants what is free to the first in line, again and again while there is more of both.
+/// Grants free slots to the first in line, repeatedly while a resource has both.
 fn serve(
     call: &Call,
     first: &mut BTreeMap<String, First>,
@@ -84,8 +85,8 @@ fn serve(
 ) {
     let leases = Leases::open();
     let (mut ending, mut ready) = (HashSet::new(), HashMap::<Uuid, SlotRef>::new());
-    // Each round takes a free slot, or leaves out those that were found to be ending: there are no more rounds than of
-    // both.
+    // Each round takes a free slot or leaves out sessions that are ending. So the rounds are at most as many as both
+    // together.
     loop {
         let is_meant = |first: &First| result.only.is_none_or(|only| only == first.session);
         first.retain(|resource, first| is_meant(first) && free.get(resource).is_some_and(|slots| !slots.is_empty()));
@@ -106,7 +107,7 @@ fn serve(
                 inherited: false,
                 row,
                 grantee: *ready.get(session)?,
-                // Without a place the session has just given up waiting, and gets nothing that it no longer asks for.
+                // A session without a place has just given up waiting, and no longer asks for the resource.
                 places: places.remove(resource)?,
                 gone,
             })
@@ -115,24 +116,23 @@ fn serve(
         let names: HashSet<&str> = granted.keys().map(|(resource, _)| resource.as_str()).collect();
         let (mut served, failed): (Vec<_>, Vec<_>) = now.into_keys().partition(|name| names.contains(name.as_str()));
         served.retain(|resource| free.get(resource).is_some_and(|slots| !slots.is_empty()));
-        // The first in line comes first, also where others might be served at once.
+        // If the first in line cannot be served, no session behind it is, even where that would be possible at once.
         result.busy.extend(failed);
         ending.extend(skipped);
         let again: HashSet<String> = again.into_keys().collect();
         let line = line::next_in_line(call, again.iter().chain(&served).map(String::as_str).collect(), &ending);
         *first = line.first;
-        // What was skipped, and is first in line again, is a successor's, or stays with a session whose end was rolled
-        // back.
+        // A skipped session may be first in line again. Then its place is a successor's, or its end was rolled back.
         let in_hand = first.extract_if(.., |_, first| ending.contains(&first.session));
         result.busy.extend(in_hand.map(|(resource, _)| resource).chain(line.leaving));
-        // A session that was skipped may come back. What no other session waits for is not done with.
+        // A skipped session may come back. So a resource that no other session waits for is not finished.
         result.busy.extend(again.into_iter().filter(|resource| !first.contains_key(resource)));
         result.granted.extend(granted);
         pgrx::check_for_interrupts!();
     }
 }
 
-/// Returns the slots of the resources that no living session has.
+/// Returns the slots that no living session holds.
 fn free_among(
     call: &Call,
     first: &BTreeMap<String, First>,
@@ -177,7 +177,7 @@ fn free_among(
         if holders.living(row.session).is_some() {
             result.held.push((resource.clone(), row));
         } else if row.session.and_then(|dead| heirs.get(&dead)).is_some_and(|heir| *heir != next.session) {
-            // It is a successor's, which gets it from the sweep.
+            // The sweep grants this lease to the heir of its holder.
             result.busy.insert(resource.clone());
         } else {
             free.insert(resource.clone(), exclusive(Some(row)));
@@ -198,26 +198,26 @@ fn free_permits(
         return Vec::new();
     };
     let declared = Some((declaration.kind, declaration.slots));
-    // A slot that is given up goes to the first in line, whichever sessions have the others.
+    // A released slot goes to the first in line, whichever sessions hold the others.
     let given_up = seen.filter(|row| letting_go(row) && semaphore::is_one_of_many(resource, &declaration, row.slot));
     if let Some(row) = given_up {
         return vec![Free { slot: row.slot, row: Some(*row), declared, gone: [].into() }];
     }
     let permits = semaphore::survey(call, resource, &declaration, letting_go);
     let (own, left): (Vec<_>, Vec<_>) = permits.left.into_iter().partition(|(_, heir)| *heir == next.session);
-    // The sweep passes on what is a successor's.
+    // The sweep grants an heir what it inherits.
     if permits.in_flight || !left.is_empty() {
         result.busy.insert(resource.to_owned());
     }
     result.held.extend(permits.held.into_iter().map(|(row, _)| (resource.to_owned(), row)));
     let of = |(slot, row)| Free { slot, row, declared, gone: permits.gone.clone() };
     let own = own.into_iter().map(|(row, _)| (row.slot, Some(row)));
-    // The last is granted first.
+    // The last slot is granted first.
     permits.free.into_iter().rev().chain(own).map(of).collect()
 }
 
-/// Takes G of the sessions in share mode and reads their rows after that. Returns the sessions that may not be granted
-/// to.
+/// Takes G of the sessions in share mode, then reads their rows. Adds the sessions that may be granted to, with their
+/// slots, to `ready`. Returns the other sessions.
 pub fn admit(call: &Call, sessions: HashSet<Uuid>, ready: &mut HashMap<Uuid, SlotRef>) -> HashSet<Uuid> {
     let new = sessions.into_iter().filter(|session| !ready.contains_key(session));
     let (open, closed): (Vec<Uuid>, Vec<Uuid>) =
@@ -234,8 +234,8 @@ pub fn admit(call: &Call, sessions: HashSet<Uuid>, ready: &mut HashMap<Uuid, Slo
     skipped
 }
 
-/// Grants the session what it is first in line for and no living session has. So waiters are served with the worker
-/// stopped.
+/// Grants a session each resource that it is first in line for and that no living session holds. So waiters are served
+/// even while the worker is stopped.
 pub fn judge_places(call: &Call, at: SlotRef) {
     let places = line::places_of(&[at.session()], limits::MAX_PLACES, 0);
     let resources: Vec<String> = places.into_iter().map(|(resource, _)| resource).collect();

@@ -1,12 +1,13 @@
 //! History: what became of leases, for people to read. A row is written in the transaction that makes the change, so
-//! that neither is ever seen without the other.
+//! that neither is ever visible without the other.
 //!
-//! A lease that a session lost without letting go of it is recorded, for as long as `eskit_lease.history_retention`
-//! says. That is rare: a session ended without a close, a take-over, a revocation that was not answered in time, or an
-//! administrator. Ordinary grants and releases may come by thousands a second, and each record costs another row. They
-//! are recorded with `eskit_lease.history_grants` only. The row of a lease tells its present holder, and since when.
+//! A lease that a session lost without releasing it is recorded, and kept for `eskit_lease.history_retention`. Such
+//! losses are rare: the session ended without a close, was taken over or did not answer a revocation in time, or an
+//! administrator took the lease. Ordinary grants and releases may come by thousands a second, and each record costs
+//! another row. They are recorded only with `eskit_lease.history_grants`. The row of a lease itself tells its present
+//! holder, and since when.
 //!
-//! A writer here waits for no other transaction: there is no unique key, and nothing is read.
+//! A writer of history waits for no other transaction: the table has no unique key, and a writer reads nothing.
 
 use super::candidate::Candidate;
 use super::row::{LeaseRow, Seat};
@@ -30,7 +31,7 @@ pub static RETIRE: Statement =
     Statement::tidies(include_str!("../../sql/query/history/retire.sql"), &[FLOAT8OID, INT8OID, TIMESTAMPTZOID]);
 pub static OLDEST: Statement = Statement::reads(include_str!("../../sql/query/history/oldest.sql"), &[TIMESTAMPTZOID]);
 
-/// Returns whether there is the table; version 0.1.0 had none.
+/// Returns whether the table exists; version 0.1.0 had none.
 pub fn is_there() -> bool {
     catalog::relation(c"_history") != Oid::INVALID
 }
@@ -76,11 +77,11 @@ struct Entry<'a> {
     resource: &'a str,
     slot: i32,
     fence: i64,
-    /// The consumer that was granted the lease, or else had it.
+    /// For a grant, the consumer that got the lease; for any other event, the consumer that had it.
     consumer: Option<String>,
-    /// The consumer that got it in the same step, and its fence.
+    /// The consumer that got the lease in the same step, and its fence.
     next: Option<(String, i64)>,
-    /// The administrator, and why.
+    /// The administrator and the reason given.
     forced: Option<(String, &'a str)>,
 }
 
@@ -105,7 +106,7 @@ impl Entry<'_> {
     }
 }
 
-/// The rows of sessions, each read once; `None` of those that have closed.
+/// The rows of sessions, each read once; `None` for a session that has closed.
 #[derive(Default)]
 struct Sessions(HashMap<Uuid, Option<SessionRow>>);
 
@@ -114,14 +115,15 @@ impl Sessions {
         self.0.entry(session).or_insert_with(|| session::row(session)).as_ref()
     }
 
-    /// A session that was taken over has no row any more, but its successor has its name.
+    /// Returns the consumer of a session. A session that was taken over has no row any more, but its successor has its
+    /// name.
     fn name(&mut self, session: Uuid) -> Option<String> {
         let name = |row: &SessionRow| row.consumer.clone();
         self.of(session).map(name).or_else(|| self.of(succession::successor(session)?).map(name))
     }
 
-    /// Returns how a dead session lost a lease. A session without a row has closed, or was taken over. What lapses in
-    /// its grace has been let go of.
+    /// Returns how a dead session lost a lease. A session without a row has closed or was taken over. A lease that
+    /// lapses in grace had been released.
     fn end_of_dead(&mut self, from: Uuid) -> Event {
         match self.of(from) {
             Some(row) if row.fencer.is_none() => Event::Expired,
@@ -149,7 +151,7 @@ fn write(call: &Call, entries: &[Entry]) {
     call.seam().kept(Kept::History);
 }
 
-/// Records what has been granted: the session that had it before, and with `history_grants` the one that has it now.
+/// Records grants: the former holder of each lease, and with `history_grants` also the new one.
 pub fn granted(call: &Call, granted: &[(Candidate, i64)]) {
     let lost = |candidate: &Candidate| candidate.taken_from().is_some() && (!candidate.released || candidate.inherited);
     let (with_grants, mut entries) = (has_grants(), Vec::new());
@@ -179,8 +181,8 @@ pub fn granted(call: &Call, granted: &[(Candidate, i64)]) {
     write(call, &entries);
 }
 
-/// Records leases that have come back and went to no other session. `dead`: because their sessions are dead; otherwise
-/// these have let go.
+/// Records leases that were freed and went to no other session. `dead`: their sessions are dead; otherwise the sessions
+/// released them.
 pub fn freed<'a>(call: &Call, leases: impl Iterator<Item = (&'a Seat, i64, Option<Uuid>)>, dead: bool) {
     let with_grants = has_grants();
     if !(with_grants || dead && has_losses()) {

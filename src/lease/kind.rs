@@ -1,7 +1,7 @@
 //! What a kind of declared name does beyond what every lease does.
 //!
 //! Groups and bridges stand on floors above this one: they fill [`Rules`], and lib.rs registers these when the library
-//! is loaded. A name that is not declared has no rules, and nothing is asked of them for it.
+//! is loaded. A name that is not declared has no rules.
 
 use super::candidate::HandOver;
 use super::declaration::Kind;
@@ -13,24 +13,24 @@ use std::sync::OnceLock;
 
 /// The rules of a kind.
 pub trait Rules: Sync {
-    /// Holds what a lease leads to outside of leases, to the end of a transaction that has checked the fence; or
-    /// refuses that.
+    /// Holds the other side that the lease stands for, to the end of a transaction that has checked the fence; or
+    /// refuses the check.
     fn cross(&self, _resource: &str, _fence: i64) -> Result<()> {
         Ok(())
     }
 
-    /// Returns whether the holder should have released a slot by now, so that nothing more begins under its fence.
+    /// Returns whether the holder should have released a slot by now. Then nothing more may begin under its fence.
     fn is_overdue(&self, _call: &Call, _resource: &str, _slot: i32, _fence: i64) -> bool {
         false
     }
 
-    /// Returns whether this process may grant a slot to a session that does not have it.
+    /// Returns whether this process may grant a slot to a session that does not hold it.
     fn may_grant(&self, _resource: &str) -> bool {
         true
     }
 
-    /// Brings a name and its next owners together, where these are not the first in line. `letting_go` says of a row
-    /// that this transaction releases it.
+    /// Judges a name whose next owners are not simply the first in line. `letting_go` returns whether this transaction
+    /// releases a row.
     fn judge(
         &self,
         _: &Call,
@@ -41,7 +41,7 @@ pub trait Rules: Sync {
         Ok(())
     }
 
-    /// Gives slots that a session releases in this transaction to their next owners, where these are not the first in
+    /// Hands over slots that a session releases in this transaction, if their next owners are not simply the first in
     /// line.
     fn hand_over(
         &self,
@@ -64,14 +64,14 @@ impl Rules for Plain {}
 static OF_GROUPS: OnceLock<&'static dyn Rules> = OnceLock::new();
 static OF_BRIDGES: OnceLock<&'static dyn Rules> = OnceLock::new();
 
-/// Registers the rules of the kinds that have their own, once in a process or before it is forked.
+/// Registers the rules of the kinds that have their own: once in a process, or before it forks.
 pub fn register(of_groups: &'static dyn Rules, of_bridges: &'static dyn Rules) {
     OF_GROUPS.get_or_init(|| of_groups);
     OF_BRIDGES.get_or_init(|| of_bridges);
 }
 
 impl Kind {
-    /// Returns the rules of names that are declared as of this kind.
+    /// Returns the rules of this kind.
     pub fn rules(self) -> &'static dyn Rules {
         let of_kind = match self {
             Kind::Semaphore => return &Plain,

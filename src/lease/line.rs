@@ -1,21 +1,23 @@
 //! The line: the sessions that wait for a resource, first come, first served.
 //!
-//! A place is a row; its order is that of a sequence. The first place whose session is alive, not draining and not
-//! ending is the **first in line**, and a free resource goes to no other session. A barger that finds it free takes a
-//! place, or is told `awaited`. [`crate::lease::handover`] says how and when the first in line is served.
+//! A place is a row; a sequence orders the places. The **first in line** is the first place whose session lives, does
+//! not drain and does not end. A free resource goes to no other session. Another session that finds the resource free
+//! takes a place, or is told `awaited`. [`crate::lease::handover`] says how and when the first in line is served.
 //!
-//! A place that an open transaction is giving up (its row is deleted, and the end of that transaction decides) is
-//! passed over: a transaction that is left open keeps nothing from the sessions behind. If it is rolled back the place
-//! is where it was, and has lost no more than what was granted meanwhile. But a session that was granted past its own
-//! place, and lets go, waits no more ([`leave_behind`]). A place that is locked is not passed over: it is being granted
-//! to. Nor is the place of a session that is being taken over, though nothing is granted to that session. When the
-//! take-over commits the place is the successor's, and until then no session can tell whether it will be.
+//! A walk passes over a place that an open transaction is giving up: the row is deleted, and the end of that
+//! transaction decides. So a transaction that is left open does not hold up the sessions behind. If that transaction
+//! rolls back, the place is where it was, and has lost only what was granted meanwhile. But a session that was granted
+//! the resource past its own place loses the place when it releases the resource ([`leave_behind`]).
 //!
-//! A session that has a permit of a semaphore has no turn in its line (see [`crate::lease::seat`]). It may have a place
-//! there that it took by another connection while its own acquire or release was open. That place counts again if the
+//! A walk does not pass over a locked place: it is being granted to. Nor does it pass over the place of a session that
+//! is being taken over, though that session is granted nothing. When the take-over commits, the place is the
+//! successor's.
+//!
+//! A session that has a permit of a semaphore has no turn in its line (see [`crate::lease::seat`]). It may still have a
+//! place there, taken by another connection while its own acquire or release was open. That place counts again once the
 //! permit is gone.
 //!
-//! Places that are gone stay in the way while an old snapshot is open: [`crate::session::floor`] says how a line is
+//! Rows of former places stay in the index while an old snapshot is open. [`crate::session::floor`] says how a line is
 //! read without them.
 
 mod places;
@@ -48,7 +50,7 @@ static INHERIT: Statement =
     Statement::writes(include_str!("../../sql/query/queue/inherit.sql"), &[TIDARRAYOID, UUIDOID]);
 static LEAVE: Statement = Statement::writes(include_str!("../../sql/query/queue/leave.sql"), &[TIDARRAYOID]);
 
-/// Takes away places that the caller has locked.
+/// Deletes places that the caller has locked.
 pub fn leave(call: &Call, places: &mut [ItemPointerData]) {
     if places.is_empty() {
         return;
@@ -64,12 +66,12 @@ pub fn leave(call: &Call, places: &mut [ItemPointerData]) {
     spi::durably();
 }
 
-/// Returns whether a session may be waiting. Places that were given up count until they are cleaned away.
+/// Returns whether a session may be waiting for the resource. A former place counts until its index entry is removed.
 pub fn may_be_waited_for(call: &Call, resource: &str) -> bool {
     call.waiters().has_entry(&[Key::Text(resource)])
 }
 
-/// Gives a place to a session that has none. False for a name that is just becoming a group, or is one.
+/// Gives a place to a session that has none. Returns false for a group, or for a name that is just becoming one.
 pub fn take_place(call: &Call, resource: &str, session: Uuid) -> Result<bool> {
     if places::is_full(session) {
         return Err(Error::PlacesFull.into());
@@ -88,7 +90,8 @@ pub fn take_place(call: &Call, resource: &str, session: Uuid) -> Result<bool> {
     Ok(kind != Some(Kind::Group))
 }
 
-/// Returns the sessions that have a place for a resource, and whether another transaction is taking or giving up one.
+/// Returns the sessions that have a place for a resource, and whether another transaction is taking or giving up a
+/// place.
 pub fn waiting(resource: &str) -> (Vec<Uuid>, bool) {
     let (mut sessions, mut in_flight) = (Vec::new(), false);
     table().scan(Sight::Dirty, &[Key::Text(resource)], |row, flight| {
@@ -99,11 +102,11 @@ pub fn waiting(resource: &str) -> (Vec<Uuid>, bool) {
     (sessions, in_flight)
 }
 
-/// Takes away the places of a session for what it lets go of, which would come back to it unasked: it was granted past
-/// them, or has queued while a release was open that was rolled back. What another transaction has in hand stays: a
-/// release waits for no place.
+/// Deletes a session's places for resources that it releases; they would bring the resources back unasked. The session
+/// was granted a resource past its place, or took a place while a release was open that was rolled back. Skips a place
+/// that another transaction has locked: a release waits for no place.
 pub fn leave_behind<'a>(call: &Call, session: Uuid, resources: impl Iterator<Item = &'a str>) {
-    // Mostly it waits for nothing.
+    // Usually the session waits for nothing.
     if !places::may_wait(session) {
         return;
     }
@@ -114,8 +117,8 @@ pub fn leave_behind<'a>(call: &Call, session: Uuid, resources: impl Iterator<Ite
     leave(call, &mut mine);
 }
 
-/// Gives up a session's places for a resource. Waits for a transaction that is just granting to it. Returns whether
-/// there were any.
+/// Gives up a session's places for a resource. Waits for a transaction that is just granting to the session. Returns
+/// whether the session had a place.
 pub fn cancel(call: &Call, resource: &str, at: SlotRef) -> bool {
     let (table, found) = (table(), places(&[resource], &[at.session()]));
     let mut mine: Vec<_> =
@@ -128,8 +131,8 @@ pub fn cancel(call: &Call, resource: &str, at: SlotRef) -> bool {
     !mine.is_empty()
 }
 
-/// Has the session's successor wait in its place, unless it has what is waited for. Returns the resources whose places
-/// it could not take: another transaction is just granting there.
+/// Moves a session's places to its successor, except for resources that the successor holds. Returns the resources
+/// whose places are locked: another transaction is just granting there.
 pub fn inherit(call: &Call, from: Uuid, to: Uuid) -> Vec<String> {
     let table = table();
     let (mine, others): (Vec<_>, Vec<_>) = places_of(&[from], limits::MAX_PLACES, 0)
@@ -142,7 +145,7 @@ pub fn inherit(call: &Call, from: Uuid, to: Uuid) -> Vec<String> {
     if !moved.is_empty() {
         if table.is_plain() {
             for place in &moved {
-                // Locked above.
+                // The place was locked above; this positions the table at it.
                 if table.lock(*place, false) == Locked::Mine {
                     table.update(&[(SESSION as i32, Value::Uuid(to).datum())]);
                 }
@@ -153,13 +156,13 @@ pub fn inherit(call: &Call, from: Uuid, to: Uuid) -> Vec<String> {
         }
     }
     for (resource, _) in spare.into_iter().chain(inherited) {
-        // At a time, for the worker that does this to judge them as well.
+        // Notes a time, so that the worker, which may be running this itself, judges these resources too.
         call.seam().judge_at(&resource, clock::now());
     }
     others.into_iter().map(|(resource, _)| resource).collect()
 }
 
-/// Puts a session at the head of the line, unless it is there.
+/// Puts a session at the head of the line, unless it is first already.
 pub fn take_first_place(call: &Call, resource: &str, session: Uuid) {
     if first_in_line(call, vec![resource]).first.get(resource).is_none_or(|first| first.session != session) {
         call.db().execute(&ENTER_FIRST, vec![Value::Text(resource), Value::Uuid(session)]);
@@ -167,16 +170,16 @@ pub fn take_first_place(call: &Call, resource: &str, session: Uuid) {
     }
 }
 
-/// Has the worker look at what sessions wait for: one of them may have been first in line.
+/// Has the worker judge the resources that sessions wait for: one of the sessions may have been first in line.
 pub fn note_places(call: &Call, sessions: &[Uuid]) {
     for (resource, _) in places_of(sessions, limits::MAX_PLACES, 0) {
         call.seam().judge(&resource);
     }
 }
 
-/// Takes away the places that living holders have in the lines of what they hold. One connection of a session may queue
-/// while another is just granted the same, or has a release open that is rolled back. The rows of the leases are
-/// locked: else the holder could have released and queued anew since they were read.
+/// Deletes the places that holders have in the lines of what they hold. Such a place arises when one connection of a
+/// session queues while another is just granted the resource, or while another's release is rolled back. The rows of
+/// the leases are locked first. Otherwise the holder could have released and queued again since they were read.
 pub fn leave_own(call: &Call, held: Vec<(String, LeaseRow)>) {
     let pairs = held.iter().filter_map(|(resource, row)| Some((resource.as_str(), row.session?)));
     let (resources, sessions): (Vec<&str>, Vec<Uuid>) = pairs.unzip();

@@ -1,6 +1,6 @@
-//! Locks: a lease without a session of one's own, as ShedLock's users know it. The owner gets a private session that
-//! lives for the TTL and ends with the lease; it is renewed and released by name and fence. A reply that was lost is
-//! had again by asking with the same request: the same role, owner and request get the same fence.
+//! Locks: leases for callers without a session, in the manner of ShedLock. The lock gets a private session that lives
+//! for the TTL and ends with the lease. The caller renews and releases the lock by name and fence. A caller that lost a
+//! reply repeats its call with the same request: the same role, owner and request get the same fence.
 
 use super::acquire::{acquire_one, can_look, can_take};
 use super::answer::{Answer, LeaseAnswer};
@@ -20,11 +20,11 @@ use pgrx::Uuid;
 use pgrx::datum::Interval;
 use pgrx::prelude::*;
 
-/// What stands for a name, as far as can be seen.
+/// What a look finds out about a name.
 struct Seen {
-    /// The living among those who have it.
+    /// The living holders.
     holders: Vec<Holder>,
-    /// The answer to others, if there is nothing left for them.
+    /// The answer to any other caller, if nothing is free.
     refusal: Option<Answer>,
 }
 
@@ -37,7 +37,7 @@ fn look(call: &Call, name: &str, request: Option<Uuid>) -> Result<std::result::R
     };
     if let Some(declaration) = declaration {
         declaration::require_leasable(name, &declaration)?;
-        // There may be a permit for each of two calls that ask with one request at the same time.
+        // Two calls with the same request at the same time could otherwise get a permit each.
         let mine = |request| Guard::Seat(request, keys::fnv1a(name)).try_lock(Mode::Exclusive);
         if !request.is_none_or(mine) {
             return busy();
@@ -86,7 +86,7 @@ fn lock_acquire(
     if !can_look() {
         return refused(Answer::refused("busy"));
     }
-    // A refusal costs nothing: a session is opened only when the lease can be had, as far as this call sees.
+    // A refusal costs nothing: the call opens a session only if it sees that the lease can be had.
     let seen = match look(&call, &name, request)? {
         Ok(seen) => seen,
         Err(busy) => return refused(busy),

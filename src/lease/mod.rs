@@ -1,5 +1,5 @@
-//! Leases: a name, a place in its line, a grant under a fence, a release. A semaphore is a lease with several permits,
-//! a lock a lease with a session of its own. It imports from [`crate::session`] and below.
+//! Leases: a name, a place in its line, a grant under a fence, a release. A semaphore is a lease with several permits.
+//! A lock is a lease with a private session. This folder imports from [`crate::session`] and below.
 //!
 //! Files, low to high: row, free, answer, declaration, seat, line, candidate, kind, fence, declare, refence, history,
 //! semaphore, grace, grant, handover, release, acquire, lock, verbs, mod.

@@ -1,21 +1,22 @@
-//! Which fences are of before: their holders still have what they hold, but need a new fence.
+//! Fences of a former history: their holders keep what they hold, but need a new fence.
 //!
-//! A former history of this server may have given fences above those that its rows show, and an outside system may have
-//! seen them. A holder from before goes on under its old fence until it asks again: `lease_renew` says `refence`,
-//! `lease_acquire` gives the new fence, and partitions are given out anew. Two things tell which rows are of before:
+//! A former history of this server may have granted fences above those that its rows show, and an outside system may
+//! have seen them. A holder from a former history goes on under its old fence until it asks again. Then `lease_renew`
+//! says `refence`, `lease_acquire` gives the new fence, and groups grant their partitions anew. Two things tell which
+//! rows are of a former history:
 //!
-//! * **A promotion** begins a timeline, and each row has that of its grant.
-//! * **A mark**, in a private sequence: fences below it are of before. A sequence is changed at once and without
-//!   waiting, and no row is touched.
+//! * **A promotion** begins a timeline, and each row has the timeline of its grant.
+//! * **A mark** in a private sequence: fences below it are of a former history. Setting it takes effect at once, waits
+//!   for nothing and changes no row.
 //!
-//! A base backup that is started without recovery.signal begins no timeline. It is known by its `backup_label`, which
-//! is still there when the postmaster makes shared memory: in such a start the first look into a database sets the
-//! mark, that of a grant or of the worker at the latest. So it is where a base backup becomes a standby that is
-//! promoted before its next start, though the timeline would tell all there. A storage snapshot is told from a crash by
-//! nothing; there an administrator sets the mark ([`lease_refence_all`]).
+//! A base backup that is started without recovery.signal begins no timeline. Its `backup_label` shows such a start:
+//! that file still exists when the postmaster makes shared memory. Then the first look into a database sets the mark; a
+//! grant or the worker does so at the latest. The same happens when a base backup becomes a standby that is promoted
+//! before its next start, though there the timeline alone would do. A start from a storage snapshot looks like a start
+//! after a crash; there an administrator must set the mark ([`lease_refence_all`]).
 //!
 //! A database that gives up its entry in shared memory is marked again when it has one. No holder is told twice by
-//! that: it gives up its entry only while it has no session there (see [`crate::shmem::places`]).
+//! that: a database gives up its entry only while none of its sessions has a slot (see [`crate::shmem::places`]).
 
 use super::fence;
 use super::row::LeaseRow;
@@ -33,18 +34,18 @@ use std::sync::atomic::Ordering;
 static MARK: Statement = Statement::reads("SELECT last_value FROM eskit_lease._refence", &[]);
 static SET: Statement = Statement::writes("SELECT setval('eskit_lease._refence', $1)", &[INT8OID]);
 
-/// Returns the timeline that new fences belong to.
+/// Returns the timeline of new fences.
 pub fn timeline() -> i32 {
     server::timeline()
 }
 
-/// Returns whether the fence of a row is of this history.
+/// Returns whether the fence of a row is of the present history.
 pub fn is_current(call: &Call, row: &LeaseRow) -> bool {
     row.timeline == timeline() && row.fence >= mark(call)
 }
 
-/// Returns the fence below which all are of before; in a database that is yet to be marked, and that this transaction
-/// may not write, all are.
+/// Returns the mark. If the database is not marked yet and this transaction may not write, returns a mark above all
+/// fences.
 fn mark(call: &Call) -> i64 {
     let mark = || call.database.refence.load(Ordering::Acquire);
     if mark() != 0 {
@@ -52,7 +53,7 @@ fn mark(call: &Call) -> i64 {
     }
     if !call.shared.is_restored() {
         let kept = if has_mark() { call.db().one(&MARK, vec![], |row| row.long(1)) } else { 0 };
-        // 1 where no mark was set, as 0 says that it is not known yet.
+        // 1 means that no mark was set, because 0 means that the mark is not known yet.
         call.database.refence.fetch_max(kept.max(1), Ordering::AcqRel);
         return mark();
     }
@@ -68,7 +69,8 @@ fn mark(call: &Call) -> i64 {
     mark()
 }
 
-/// Databases of versions up to 0.2.0 have none: there a restore is known until the next restart.
+/// Returns whether the database has the sequence of the mark. Versions up to 0.2.0 have none; there a mark is kept only
+/// until the next restart.
 fn has_mark() -> bool {
     catalog::relation(c"_refence") != pg_sys::Oid::INVALID
 }
@@ -82,8 +84,8 @@ fn set(call: &Call) {
     call.database.refence.fetch_max(fence, Ordering::AcqRel);
 }
 
-/// Sets the mark where it is not set yet. The worker does so when it looks into a database after a start. A grant that
-/// comes sooner does it first: else its fence would be below the mark.
+/// Sets the mark in a restored database that has none yet. The worker calls this when it looks into a database after a
+/// start. An earlier grant must call it first: otherwise its fence would be below the mark.
 pub fn see_to_mark(call: &Call) {
     mark(call);
 }

@@ -1,10 +1,10 @@
 //! Releasing: how a living holder's leases change hands.
 //!
-//! A release first keeps fenced transactions away from the fence, and waits for those that are open: that is what a
-//! release after the work means. It then looks again, hands over to the first in line in its own transaction, and
-//! otherwise keeps the row with its last fence for a while. A partition goes to its target instead ([`crate::group`]),
-//! whatever the size of its group. Force is the same in an administrator's name. See [`crate::lease::fence`] for what
-//! is kept away from what.
+//! A release first keeps new fenced transactions away from the fence, and waits for those that are open: the release
+//! comes after the work. It then reads the row again and hands the lease over to the first in line, in its own
+//! transaction. If no session waits, it keeps the row with its last fence for a while. A partition goes to its target
+//! instead ([`crate::group`]), whatever the size of its group. A forced release does the same in an administrator's
+//! name. See [`crate::lease::fence`] for the locks.
 
 use super::candidate::{Grant, HandOver};
 use super::declaration::Kind;
@@ -29,8 +29,8 @@ use pgrx::{Uuid, name};
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-/// Lets go of leases whose fences this transaction has excluded: hands over what is waited for, and frees the rest.
-/// `at`: their holder, which lives. Gives those that were still held.
+/// Releases leases whose fences this transaction has excluded: hands over those that are waited for, and frees the
+/// rest. `at`: their holder, which lives. Returns the leases that were still held.
 pub fn release(call: &Call, at: SlotRef, rows: Vec<(String, LeaseRow)>) -> Result<HashSet<Seat>> {
     let leases = Leases::open();
     let mine = |row: &LeaseRow| {
@@ -38,7 +38,7 @@ pub fn release(call: &Call, at: SlotRef, rows: Vec<(String, LeaseRow)>) -> Resul
         leases.lock(row.tid, true) == Locked::Mine
     };
     let rows: Vec<(String, LeaseRow)> = rows.into_iter().filter(|(_, row)| mine(row)).collect();
-    // Whatever the holder waits for here is older than this release.
+    // The holder's places in these lines are older than this release.
     line::leave_behind(call, at.session(), rows.iter().map(|(resource, _)| resource.as_str()));
     let handed_over = hand_over(call, at, &rows)?;
     let seats: HashMap<Seat, LeaseRow> = rows.into_iter().map(|(resource, row)| ((resource, row.slot), row)).collect();
@@ -53,8 +53,7 @@ pub fn release(call: &Call, at: SlotRef, rows: Vec<(String, LeaseRow)>) -> Resul
     Ok(seats.into_keys().collect())
 }
 
-/// Hands over what this transaction lets go of: partitions to their targets, and what is waited for to the first in
-/// line.
+/// Hands over the leases that this transaction releases: partitions to their targets, others to the first in line.
 fn hand_over(call: &Call, at: SlotRef, rows: &[(String, LeaseRow)]) -> Result<HashMap<Seat, Grant>> {
     let fences: HashSet<i64> = rows.iter().map(|(_, row)| row.fence).collect();
     let letting_go = |row: &LeaseRow| fences.contains(&row.fence);
@@ -80,8 +79,8 @@ fn hand_over(call: &Call, at: SlotRef, rows: &[(String, LeaseRow)]) -> Result<Ha
     Ok(result.granted)
 }
 
-/// Returns the row of a lease after its fence has been excluded: after the wait, what was read before it means nothing,
-/// but for a row that is as it was.
+/// Returns the row of a lease after its fence has been excluded. What was read before the wait may be outdated, unless
+/// the row is unchanged.
 fn still_held(leases: &Leases, resource: &str, seen: LeaseRow) -> Option<LeaseRow> {
     if leases.lock_again(resource, &seen) {
         return Some(seen);
@@ -93,13 +92,13 @@ fn is_alive(call: &Call, at: SlotRef) -> bool {
     call.shared.look(at).is_some_and(|standing| standing.alive())
 }
 
-/// Releases leases of one session as they have been seen. Gives those that were still held.
+/// Releases leases of one session that the caller has read. Returns the leases that were still held.
 fn release_seen(call: &Call, leases: &Leases, at: SlotRef, seen: Vec<(String, LeaseRow)>) -> Result<HashSet<Seat>> {
-    // Sessions come one after the other, in the order of their ids.
+    // Guards are taken session by session, in the order of the sessions' ids.
     order::begin();
     let mut fences: Vec<i64> = seen.iter().map(|(_, row)| row.fence).collect();
     if fences.len() > limits::GRANT_BATCH {
-        // One lock for all: the lock table has no room for one each.
+        // One lock stands for all fences: the lock table has no room for one lock each.
         call.fencer(at).lock(Mode::Exclusive);
     } else {
         fences.sort_unstable();
@@ -116,8 +115,8 @@ fn release_seen(call: &Call, leases: &Leases, at: SlotRef, seen: Vec<(String, Le
     release(call, at, seen.into_iter().filter_map(still).collect())
 }
 
-/// Releases slots of a resource, each under its fence. Gives those that were held. All of them are the caller's to
-/// release, or none is.
+/// Releases slots of a resource, each under its fence. Returns the slots that were held. If the caller may not release
+/// one of them, it releases none.
 pub fn release_seats(call: &Call, resource: &str, seats: &[(i32, i64)]) -> Result<HashSet<i32>> {
     let leases = Leases::open();
     let mut of_sessions = BTreeMap::<[u8; 16], (SlotRef, Vec<(String, LeaseRow)>)>::new();
@@ -143,7 +142,7 @@ pub fn release_seats(call: &Call, resource: &str, seats: &[(i32, i64)]) -> Resul
     Ok(released)
 }
 
-/// Releases the lease of a slot under a fence. Whether it was held.
+/// Releases the lease of a slot under a fence. Returns whether it was held.
 pub fn release_seat(call: &Call, resource: &str, slot: i32, fence: i64) -> Result<bool> {
     let leases = Leases::open();
     match leases.find(resource, slot, false, |row| row.fence == fence) {
@@ -152,8 +151,8 @@ pub fn release_seat(call: &Call, resource: &str, slot: i32, fence: i64) -> Resul
     }
 }
 
-/// Releases a lease as it has been seen, and with it a private session. `forced`: why it is taken from its holder, by
-/// an administrator. Whether it was held.
+/// Releases a lease that the caller has read, and ends its session if that is private. `forced`: an administrator's
+/// reason to take it from its holder. Returns whether it was held.
 fn release_row(call: &Call, leases: &Leases, resource: &str, seen: LeaseRow, forced: Option<&str>) -> Result<bool> {
     let held = |row: LeaseRow| -> Result<Option<(LeaseRow, SlotRef)>> {
         let at = row.session.map(|session| call.living(session)).transpose()?.flatten();
@@ -211,7 +210,8 @@ fn lease_force_release(resource: Option<Text>, fence: Option<i64>, why: Option<T
     let resource = text_arg("resource", resource)?;
     let fence = fence.given("fence")?;
     let why = text_arg("why", why)?;
-    // Said before it is done, so that what waits for the holder is explained; the transaction may still be rolled back.
+    // The log line comes before the release, because it explains why calls wait for the holder. The transaction may
+    // still be rolled back.
     let call = Call::open(shared)?;
     let by = role_name(call.caller);
     log!("eskit_lease: role \"{by}\" asks to release resource \"{resource}\" under fence {fence} by force: {why}");
@@ -233,7 +233,7 @@ fn lease_release_many(
         let mine = |row: &LeaseRow| row.session == Some(session);
         let held = |name: &String| -> Vec<LeaseRow> {
             pgrx::check_for_interrupts!();
-            // What is named here is mostly held, and found so at once.
+            // Most of the named resources are held, and one look finds that.
             match leases.glance(name, 0) {
                 Probe::Row(row) if !row.declared => Some(row).filter(mine).into_iter().collect(),
                 Probe::InFlight(Some(row)) if !row.declared => leases.find(name, 0, false, mine).into_iter().collect(),

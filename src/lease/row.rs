@@ -1,10 +1,11 @@
-//! The row of a lease as it stands, and the claim to it. See [`crate::pg::table`] for why nothing here waits or fails.
+//! The row of a lease: how it is read, locked and written. See [`crate::pg::table`] for why no function here waits or
+//! fails.
 //!
-//! Each change of hands makes a new version of the row. The index by seats is not unique: PostgreSQL would look at all
-//! versions of the row with each change, which are thousands while an old snapshot is open. A seat has one row all the
-//! same: [`crate::lease::grant`] makes the first one under a lock, and a row that is there is locked before it is
-//! changed. In the index the fence comes after the seat, and fences grow: the version that counts is the last one, and
-//! is read from there. Where many seats are read, one with many versions is read so on its own.
+//! Each change of owner makes a new version of the row. The index by seats is not unique. A unique one would make
+//! PostgreSQL look at all versions of the row with each change: thousands while an old snapshot is open. A seat still
+//! has only one row: [`crate::lease::grant`] makes the first one under a lock, and later changes lock the row first. In
+//! the index the fence comes after the seat, and fences grow. So the last version is the one that counts, and a read of
+//! one seat starts there. A scan of many seats reads a seat with many versions in the same way.
 
 mod held;
 
@@ -17,7 +18,7 @@ use crate::pg::{catalog, clock};
 use pgrx::Uuid;
 use pgrx::pg_sys::{Datum, ItemPointerData, Oid, TransactionId};
 
-/// A slot of a resource: the permit of a semaphore, the partition of a group; slot 0 of an exclusive lease.
+/// A slot of a resource: a permit of a semaphore, a partition of a group, or slot 0 of an exclusive lease.
 pub type Seat = (String, i32);
 
 mod column {
@@ -37,13 +38,13 @@ mod column {
 pub struct LeaseRow {
     pub tid: ItemPointerData,
     pub slot: i32,
-    /// `None` when released.
+    /// `None` if the lease is released.
     pub session: Option<Uuid>,
     pub fence: i64,
     pub timeline: i32,
-    /// Whether it was taken from a session that had expired.
+    /// Whether the lease was taken from a session that had expired.
     pub expired: bool,
-    /// Whether the resource is a semaphore or a group.
+    /// Whether the resource is a semaphore, a group or a bridge.
     pub declared: bool,
     pub made_by: TransactionId,
 }
@@ -71,18 +72,18 @@ pub struct Owner {
     pub declared: bool,
 }
 
-/// What stands for a slot, what others have not committed included.
+/// The state of a slot, uncommitted changes of other transactions included.
 #[derive(Clone, Copy, Debug)]
 pub enum Probe {
     Absent,
-    /// Another transaction is making it, or changing the row that stands until then.
+    /// Another transaction is making the row, or changing the row given here.
     InFlight(Option<LeaseRow>),
     Row(LeaseRow),
 }
 
 impl Probe {
-    /// Adds what a dirty scan shows next of the same slot: while it is changed, the old row and the new one, in any
-    /// order.
+    /// Adds the next row that a dirty scan shows of the same slot. While a row is changed, the scan shows the old row
+    /// and the new one, in any order.
     fn and(self, row: LeaseRow, flight: Flight) -> Probe {
         match (flight, self) {
             (Flight::None, _) => Probe::Row(row),
@@ -93,7 +94,7 @@ impl Probe {
     }
 }
 
-/// How often a row that is just being moved is looked for.
+/// The number of looks for a row that is just being moved.
 const PROBES: usize = 3;
 
 /// The table of leases.
@@ -102,7 +103,8 @@ pub struct Leases(Table);
 impl Leases {
     pub fn open() -> Leases {
         let is_there = || catalog::relation(c"_leases_seat") != Oid::INVALID;
-        // Before 0.3.0 a seat was the primary key. What the lock waits for may be the update.
+        // Before 0.3.0 the primary key was the seat. The lock may wait for an update of the extension, which makes the
+        // index; so this looks again.
         let by_seat = is_there() || {
             catalog::lock(c"_leases");
             is_there()
@@ -110,20 +112,20 @@ impl Leases {
         Leases(Table::open(c"_leases", if by_seat { c"_leases_seat" } else { c"_leases_pkey" }))
     }
 
-    /// Returns what a dirty scan sees: with luck `Absent` of a row that is just being moved. For a caller that claims
-    /// the row, and so looks again.
+    /// Returns what a dirty scan sees. It may see `Absent` for a row that is just being moved, so the caller must look
+    /// again when it locks the row.
     pub fn glance(&self, resource: &str, slot: i32) -> Probe {
         self.look(Sight::Dirty, resource, slot)
     }
 
-    /// Returns what stands.
+    /// Returns the state of a slot.
     pub fn probe(&self, resource: &str, slot: i32) -> Probe {
         if !self.0.has_entry(&[Key::Text(resource), Key::Int(slot)]) {
             return Probe::Absent;
         }
         for _ in 0..PROBES {
             let seen = self.glance(resource, slot);
-            // A dirty scan cannot say that there is no row.
+            // A dirty scan may miss a row that is just being moved.
             if !matches!(seen, Probe::Absent) || self.row(resource, slot).is_none() {
                 return seen;
             }
@@ -131,7 +133,7 @@ impl Leases {
         Probe::InFlight(None)
     }
 
-    /// Returns the row that is committed, or was written by this transaction.
+    /// Returns the row of a slot that is committed or that this transaction wrote.
     pub fn row(&self, resource: &str, slot: i32) -> Option<LeaseRow> {
         match self.look(Sight::Latest, resource, slot) {
             Probe::Row(row) => Some(row),
@@ -139,8 +141,8 @@ impl Leases {
         }
     }
 
-    /// Returns the row of a lease for which `mine` holds, also while another transaction changes it, which may come to
-    /// nothing. With `wait`, waits for the end of that transaction.
+    /// Returns the row of a slot for which `mine` holds, even while another transaction changes it: that may be rolled
+    /// back. With `wait`, waits for the end of that transaction first.
     pub fn find(&self, resource: &str, slot: i32, wait: bool, mine: impl Fn(&LeaseRow) -> bool) -> Option<LeaseRow> {
         loop {
             match self.probe(resource, slot) {
@@ -155,7 +157,7 @@ impl Leases {
         }
     }
 
-    /// Returns whether the statement that has called reads the row of a slot under a fence.
+    /// Returns whether the calling statement sees the row of a slot under a fence.
     pub fn is_seen(&self, resource: &str, slot: i32, fence: i64) -> bool {
         let key = [Key::Text(resource), Key::Int(slot), Key::Long(fence)];
         let key = &key[..key.len().min(self.0.key_columns())];
@@ -166,7 +168,7 @@ impl Leases {
         self.look_at(sight, resource, slot).0
     }
 
-    /// The same, with the sessions that another transaction is giving the slot.
+    /// Returns the state of a slot, and the sessions that another transaction is giving it to.
     fn look_at(&self, sight: Sight, resource: &str, slot: i32) -> (Probe, Vec<Uuid>) {
         let (mut found, mut arriving) = (Probe::Absent, Vec::new());
         self.0.find(sight, &[Key::Text(resource), Key::Int(slot)], |row, flight| {
@@ -179,8 +181,8 @@ impl Leases {
         (found, arriving)
     }
 
-    /// Shows what stands for the slots of a resource that have a row, from one on and in order, and which sessions are
-    /// in the middle of getting them; until `visit` has an answer.
+    /// Shows the states of the slots of a resource that have a row, in order, from a slot on. Also shows the sessions
+    /// that are just getting each slot. Stops when `visit` returns an answer.
     fn each<T>(
         &self,
         sight: Sight,
@@ -226,8 +228,8 @@ impl Leases {
         }
     }
 
-    /// Returns what stands for every slot of a resource that has a row, in order; and the sessions that other
-    /// transactions are giving one.
+    /// Returns the states of all slots of a resource that have a row, in order, and the sessions that other
+    /// transactions are giving a slot.
     pub fn slots(&self, resource: &str) -> (Vec<(i32, Probe)>, Vec<Uuid>) {
         let (mut slots, mut arriving) = (Vec::<(i32, Probe)>::new(), Vec::new());
         self.each(Sight::Dirty, resource, 0, |slot, probe, sessions| {
@@ -235,7 +237,7 @@ impl Leases {
             arriving.extend(sessions);
             None::<()>
         });
-        // A dirty scan misses a row that is just being moved.
+        // A dirty scan may miss a row that is just being moved.
         for row in self.rows(resource) {
             if let Err(at) = slots.binary_search_by_key(&row.slot, |(slot, _)| *slot) {
                 slots.insert(at, (row.slot, Probe::InFlight(Some(row))));
@@ -244,10 +246,11 @@ impl Leases {
         (slots, arriving)
     }
 
-    /// Returns whether any slot from one on has a holder, living or not, or is in another transaction's hands.
+    /// Returns whether any slot from a number on has a holder, living or not, or is being changed by another
+    /// transaction.
     pub fn is_any_taken(&self, resource: &str, from: i32) -> bool {
         let taken = |probe: Probe| (!matches!(probe, Probe::Row(row) if row.session.is_none())).then_some(());
-        // A dirty scan misses a row that is just being moved.
+        // A dirty scan may miss a row that is just being moved.
         [Sight::Dirty, Sight::Latest]
             .into_iter()
             .any(|sight| self.each(sight, resource, from, |_, probe, _| taken(probe)).is_some())
@@ -258,7 +261,7 @@ impl Leases {
         self.0.has_entry(&[Key::Text(resource), Key::Int(slot)])
     }
 
-    /// Returns the rows of a resource that are committed, or were written by this transaction; in the order of slots.
+    /// Returns the rows of a resource that are committed or that this transaction wrote, in the order of slots.
     pub fn rows(&self, resource: &str) -> Vec<LeaseRow> {
         let mut rows = Vec::new();
         self.each(Sight::Latest, resource, 0, |_, probe, _| {
@@ -271,7 +274,7 @@ impl Leases {
         rows
     }
 
-    /// Returns the row of the lease under a fence: committed, or written by this transaction.
+    /// Returns the row that has a fence, if it is committed or this transaction wrote it.
     pub fn by_fence(&self, resource: &str, fence: i64) -> Option<LeaseRow> {
         let first = self.row(resource, 0);
         match first {
@@ -291,31 +294,32 @@ impl Leases {
         self.rows(resource).iter().any(|row| row.fence > fence)
     }
 
-    /// Locks the row against changes, to the end of the transaction.
+    /// Locks a row against changes, to the end of the transaction.
     pub fn lock(&self, tid: ItemPointerData, wait: bool) -> Locked {
         self.0.lock(tid, wait)
     }
 
-    /// The same for a row that was seen a while ago: whether it is still the one of that resource and fence. Its place
-    /// may be another's now.
+    /// Locks a row that was read a while ago. Returns whether it still has that resource and fence: another row may be
+    /// at its place now.
     pub fn lock_again(&self, resource: &str, seen: &LeaseRow) -> bool {
         self.0.lock(seen.tid, true) == Locked::Mine
             && self.is_of(resource, seen.slot)
             && LeaseRow::read(&self.0.row()).fence == seen.fence
     }
 
-    /// Returns whether the row that has just been locked is that of a slot.
+    /// Returns whether the row that was just locked is that of a slot.
     fn is_of(&self, resource: &str, slot: i32) -> bool {
         let row = self.0.row();
         row.required::<i32>(column::SLOT) == slot && *row.required::<Text>(column::RESOURCE) == *resource
     }
 
-    /// Returns whether rows may be written as below, and not by statements, which take longer.
+    /// Returns whether rows may be written by the functions below. Otherwise statements write them, which takes longer.
     pub fn is_plain(&self) -> bool {
         self.0.has_columns(column::COUNT) && self.0.is_plain()
     }
 
-    /// Writes the owner of a slot, which the caller has claimed: without a row, or with one that is locked, `tid`.
+    /// Writes the owner of a slot that the caller has claimed. `tid` is the slot's row, which is locked; `None` if
+    /// there is no row.
     pub fn give(&self, resource: &str, slot: i32, tid: Option<ItemPointerData>, owner: &Owner) {
         let now = Datum::from(clock::timestamp());
         let columns = [
@@ -339,12 +343,12 @@ impl Leases {
             }
         };
         if !written {
-            // A fence without a row would be one of several.
+            // A fence without a row would not keep another call from granting the slot.
             pgrx::error!("eskit_lease could not write who owns slot {slot} of resource \"{resource}\"");
         }
     }
 
-    /// Frees a slot, whose row the caller has locked. `expired`: it is taken from a session that had expired.
+    /// Frees a slot whose row the caller has locked. `expired`: the slot is taken from a session that had expired.
     pub fn free(&self, resource: &str, slot: i32, tid: ItemPointerData, expired: bool) {
         let now = Datum::from(clock::timestamp());
         let columns =
@@ -354,14 +358,14 @@ impl Leases {
         }
     }
 
-    /// Gives a slot, whose row the caller has locked, to another session under the same fence. `None` where that takes
-    /// a statement.
+    /// Moves a slot whose row the caller has locked to another session, under the same fence. Returns `None` if the
+    /// table needs a statement.
     pub fn pass_on(&self, resource: &str, slot: i32, tid: ItemPointerData, session: Uuid) -> Option<u64> {
         let change = [(column::SESSION as i32, Value::Uuid(session).datum())];
         self.0.is_plain().then(|| u64::from(self.stand_at(resource, slot, tid) && self.0.update(&change)))
     }
 
-    /// Deletes the rows of all slots from one on. `None` where that takes a statement.
+    /// Deletes the rows of all slots from a number on. Returns `None` if the table needs a statement.
     pub fn delete_from(&self, resource: &str, slot: i32) -> Option<u64> {
         if slot == 0 {
             return self.0.delete_rows(&[Key::Text(resource)]);
@@ -370,8 +374,9 @@ impl Leases {
         beyond.map(|row| self.0.delete_rows(&[Key::Text(resource), Key::Int(row.slot)])).sum()
     }
 
-    /// Stands at the row of a slot, which the caller has locked, for it to be updated: by its place, or by its key if
-    /// this transaction has written it since, as one that was granted and is taken back. Whether there is one.
+    /// Positions the table at the row of a slot for an update, and returns whether there is one. The caller has locked
+    /// the row. Finds it by `tid`; or by its key, if this transaction has changed it since, as when a grant is taken
+    /// back.
     fn stand_at(&self, resource: &str, slot: i32, tid: ItemPointerData) -> bool {
         let is_mine = |row: &Tuple, _: Flight| {
             debug_assert!(row.is_mine(), "a row that is written is the one that was locked");

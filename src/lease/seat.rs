@@ -1,8 +1,8 @@
 //! Seats: a session has at most one permit of a semaphore.
 //!
-//! A permit that the session has let go of is its own for its grace: work under that fence is still accepted. A session
-//! that has a permit, or is just being given one, gets no other one. So it has no turn in the semaphore's line:
-//! [`crate::lease::line`] passes over it, else a free permit would wait for a session that may not have it.
+//! A permit that the session has released with grace is still its own: work under that fence is accepted. A session
+//! that has a permit, or is just being given one, gets no other. So it has no turn in the semaphore's line:
+//! [`crate::lease::line`] passes over it. Otherwise a free permit would wait for a session that may not have it.
 
 use super::declaration::{self, Kind};
 use super::row::{self, Leases};
@@ -14,21 +14,21 @@ use crate::pg::table::{Key, page_of};
 use crate::session::{self, succession};
 use pgrx::Uuid;
 
-/// Returns whether a session has no permit of the semaphore but in this slot, and is given none until this transaction
-/// ends. A permit that it has let go of is its own for its grace: work under that fence is still accepted.
+/// Returns whether a session has no permit of the semaphore except in this slot; it then gets none until this
+/// transaction ends. A permit that it keeps in grace counts.
 pub fn is_only_permit(call: &Call, resource: &str, slot: i32, session: Uuid) -> bool {
     Guard::Seat(session, keys::fnv1a(resource)).try_lock(Mode::Exclusive)
         && row::of_session(resource, session).iter().all(|row| row.slot == slot)
         && !keeps_another(call, resource, Some(slot), session)
 }
 
-/// Returns whether a session has let go, with a grace that is not over, of a slot of a resource, other than this one.
+/// Returns whether a session keeps another slot of a resource in grace.
 fn keeps_another(call: &Call, resource: &str, slot: Option<i32>, session: Uuid) -> bool {
     let is_kept_in = |private: Uuid| {
         session::row(private).is_some_and(|row| row.fencer == Some(session))
             && !matches!(call.living(private), Ok(None))
     };
-    // After the session's own rows: what leaves it for its grace is seen in one of both.
+    // The caller has read the session's own rows before. A lease that goes into grace meanwhile is seen here or there.
     let graces = succession::graces();
     if graces.entries(&[Key::Uuid(session)], limits::MAX_GRACES) < limits::MAX_GRACES {
         let privates = page_of(&graces, &[session], usize::MAX, 0, |row| Some(row.required::<Uuid>(1)));
@@ -39,8 +39,8 @@ fn keeps_another(call: &Call, resource: &str, slot: Option<i32>, session: Uuid) 
     others.filter_map(|row| row.session).any(|holder| holder != session && is_kept_in(holder))
 }
 
-/// Returns whether a resource is a semaphore that a session has a permit of, or is getting or giving back one in a
-/// transaction that is open.
+/// Returns whether a session has a permit of a resource that is a semaphore. A permit that an open transaction gives or
+/// takes away counts.
 pub fn has_permit(call: &Call, resource: &str, session: Uuid) -> bool {
     let is_semaphore =
         || declaration::of(resource).is_some_and(|declaration| matches!(declaration.kind, Kind::Semaphore));

@@ -1,27 +1,27 @@
 //! Semaphores: a resource with several slots. Each slot is a permit, and a lease of its own.
 //!
-//! A session that is granted a permit is its holder in a row, under a fence. The number of permits taken is kept
-//! nowhere: the rows of living holders are counted. A session has at most one permit of a semaphore. A permit that is
-//! counted free is granted like any lease (see [`crate::lease::grant`]), in the order of the one line that all permits
-//! share.
+//! A session that is granted a permit is its holder in a row, under a fence. No counter of taken permits is kept: the
+//! rows of living holders are counted. A session has at most one permit of a semaphore. A permit that is counted free
+//! is granted like any lease (see [`crate::lease::grant`]). All permits share one line.
 //!
-//! A semaphore that shrinks takes back nothing. While a slot beyond the number of permits is held, slots are granted
-//! only under a lock on the declaration, so that what is counted under it stands: the number of holders then falls
-//! with each permit that comes back. A permit is free then because holders are dead, whichever slots these have. So
-//! the grant records their deaths ([`crate::session::death`]): a restart would else revive one more holder than there
-//! are permits.
+//! A semaphore that shrinks takes back no permit. While a slot beyond the number of permits is held, slots are granted
+//! only under a lock on the declaration. So the count stays true during the grant, and the number of holders falls with
+//! each permit that comes back. A permit may be free because the holder of any other slot is dead. So the grant records
+//! the deaths of all dead holders ([`crate::session::death`]). Otherwise a restart would revive one more holder than
+//! there are permits.
 //!
-//! Counting reads the rows of all holders. Where there are many permits a session that has none looks first, without a
-//! count:
+//! Counting reads the rows of all holders. If a semaphore has many permits, a session that has none first looks without
+//! a count:
 //!
-//! * Where no slot beyond the permits is taken, each free slot is a permit of its own. It is found by the index of free
-//!   rows, or by a look at slots that are drawn by chance, for one without a row.
-//! * That all are held only a count can tell. Once one has told it there is no permit without a row (see
-//!   [`crate::shmem::surveyed`]), so that one is free only where its row says so, which the index tells, or where its
-//!   holder is dead: dead sessions are looked for in shared memory, and each for a permit. Where one of them has a
-//!   permit, or there is a doubt, all are counted.
+//! * If no slot beyond the permits is taken, each free slot is a permit of its own. The index of free rows finds one
+//!   that has a row. Otherwise some slots that are drawn at random are tried, to find one without a row.
+//! * Only a count can tell that all permits are held. After such a count, no permit lacks a row (see
+//!   [`crate::shmem::surveyed`]). A permit is then free only if its row says so, or if its holder is dead. The index of
+//!   free rows finds the free rows. To find a dead holder, the look checks each dead session in shared memory. If one
+//!   has a permit, or in doubt, all permits are counted.
 //!
-//! A refusal that rests on this may miss what is just being released; its caller is told `held`, and not `busy`.
+//! A refusal that rests on such a look may miss a permit that is just being released: the caller is told `held` instead
+//! of `busy`.
 
 use super::declaration::{self, Declaration, Kind};
 use super::declare;
@@ -41,36 +41,37 @@ use std::collections::HashSet;
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
 
-/// The permits of a semaphore as they stand.
+/// The state of a semaphore's permits.
 pub struct Permits {
-    /// Slots to be had, each with its row if it has one; as many as may be granted.
+    /// Slots that may be granted, each with its row if it has one; as many as there are permits left.
     pub free: Vec<(i32, Option<LeaseRow>)>,
-    /// What living holders have.
+    /// The leases of living holders.
     pub held: Vec<(LeaseRow, Holder)>,
-    /// Leases of dead holders, each with the living successor that has no permit. No other session is granted it.
+    /// Leases of dead holders, each with an heir that has no permit. No other session is granted such a lease.
     pub left: Vec<(LeaseRow, Uuid)>,
     /// Whether another transaction is taking or giving back a permit.
     pub in_flight: bool,
-    /// Whether slots are taken that there are no permits for any more.
+    /// Whether slots beyond the number of permits are taken.
     beyond: bool,
     /// Sessions that another transaction is giving a permit.
     pub arriving: Vec<Uuid>,
-    /// Dead holders that had to be counted as gone for the slots to be free: of any slot, while slots are taken that
-    /// there are no permits for.
+    /// The dead holders, of any slot, without whose deaths the slots would not be free. Empty unless slots beyond the
+    /// number of permits are taken.
     pub gone: Rc<[Uuid]>,
 }
 
-/// Semaphores of no more permits are always counted.
+/// A semaphore with this many permits or fewer is always counted.
 const FEW: i32 = 64;
-/// Free rows that are offered to a session, and slots that are looked at for one without a row.
+/// The number of free rows that are read for a session, and of dead sessions that are checked for a permit. [`TRIES`]
+/// slots are tried to find one without a row.
 const MOST: usize = 64;
 const TRIES: u64 = 16;
 
-/// What a look without a count finds, for a session that has no permit.
+/// The result of a look without a count, for a session that has no permit.
 pub enum Glance {
-    /// Slots that are free, each with its row if it has one.
+    /// Free slots, each with its row if it has one.
     Free(Vec<(i32, Option<LeaseRow>)>),
-    /// Living sessions have all permits.
+    /// Living sessions hold all permits.
     AllHeld,
     /// The permits must be counted.
     Unknown,
@@ -81,7 +82,7 @@ pub fn glance(call: &Call, resource: &str, declaration: &Declaration, session: U
     if declaration.kind != Kind::Semaphore || declaration.slots <= FEW {
         return Glance::Unknown;
     }
-    // In this order: what leaves the session for its grace is seen in one of both.
+    // The order matters: a permit that goes into grace meanwhile is seen by one of both checks.
     if row::may_have_any(resource, session) || succession::has_grace(session) {
         return Glance::Unknown;
     }
@@ -108,11 +109,11 @@ pub fn glance(call: &Call, resource: &str, declaration: &Declaration, session: U
     new.map_or(Glance::Unknown, |slot| Glance::Free(vec![(slot, None)]))
 }
 
-/// Returns whether no dead session has a permit of a semaphore, all holders having slots.
+/// Returns whether no dead session has a permit of a semaphore; false if some holder may lack a slot in shared memory.
 fn is_of_the_living(call: &Call, resource: &str) -> bool {
     let database = call.database;
-    // After a start there are sessions without slots. The commit of a prepared close is seen in rows first, as what
-    // this transaction has ended.
+    // After a start there are sessions without slots. The commit of a prepared close, and ends by this transaction,
+    // show in rows before they show in shared memory.
     if database.flags() & BOOT != 0
         || database.without_slot.load(Ordering::Relaxed) != 0
         || call.shared.watches_prepared(database)
@@ -129,13 +130,13 @@ fn is_of_the_living(call: &Call, resource: &str) -> bool {
     dead.len() <= MOST && !dead.into_iter().any(|session| row::may_have_any(resource, session))
 }
 
-/// Returns whether a slot that the caller lets go of may be handed over without counting the permits.
+/// Returns whether a slot that the caller releases may be handed over without counting the permits.
 pub fn is_one_of_many(resource: &str, declaration: &Declaration, slot: i32) -> bool {
     let many = declaration.kind == Kind::Semaphore && declaration.slots > FEW && slot < declaration.slots;
     many && !Leases::open().is_any_taken(resource, declaration.slots)
 }
 
-/// Counts the permits. `letting_go` says of a row that this transaction releases it.
+/// Counts the permits. `letting_go` returns whether this transaction releases a row.
 pub fn survey(
     call: &Call,
     resource: &str,
@@ -144,7 +145,7 @@ pub fn survey(
 ) -> Permits {
     let known = call.shared.semaphore(call.home, resource, declaration.slots);
     let permits = count(call, resource, declaration, letting_go);
-    // What this transaction has written may be undone.
+    // The writes of this transaction may be rolled back, so such a count is not kept.
     if permits.held.len() == usize::try_from(declaration.slots).unwrap_or(0)
         && declaration.slots > FEW
         && !permits.beyond
@@ -177,7 +178,7 @@ fn count(call: &Call, resource: &str, declaration: &Declaration, letting_go: &dy
     let (mut taken, mut beyond) = (0, false);
     for (slot, probe) in slots {
         known.insert(slot);
-        // A dead holder's fenced transaction keeps its slot.
+        // An open fenced transaction keeps the slot of its dead holder.
         let fenced = |row: &LeaseRow| row.session.is_some() && !letting_go(row) && !Guard::Fence(row.fence).is_free();
         beyond |= slot >= declaration.slots && !matches!(probe, Probe::Row(row) if row.session.is_none());
         match (probe, holders.living(session_of(&probe))) {
@@ -205,7 +206,7 @@ fn count(call: &Call, resource: &str, declaration: &Declaration, letting_go: &dy
     }
     let taken_or_left = held.len() + taken + left.len();
     let room = usize::try_from(declaration.slots).unwrap_or(0).saturating_sub(taken_or_left);
-    // Slots that have a row first: a new row costs more.
+    // Slots that have a row come first: a new row costs more.
     let new = (0..declaration.slots).filter(|slot| !known.contains(slot)).map(|slot| (slot, None));
     free.extend(new.take(room.saturating_sub(free.len())));
     free.truncate(room);
@@ -231,7 +232,7 @@ fn semaphore_resize(name: Option<Text>, permits: Option<i32>) -> Result<()> {
     let call = Call::open(shared)?;
     if declaration::lock_owned(&call, &name, Kind::Semaphore)?.slots != permits {
         declare::resize(&call, &name, permits);
-        // There may be more for those who wait.
+        // There may be more permits for the waiters.
         call.seam().judge(&name);
     }
     Ok(())
@@ -245,7 +246,7 @@ fn semaphore_drop_if(name: Option<Text>, missing_ok: default!(Option<bool>, "fal
     declare::drop_owned(&Call::open(shared)?, &name, Kind::Semaphore, missing_ok)
 }
 
-/// As versions up to 0.2.0 declare it.
+/// Serves the declaration of versions up to 0.2.0.
 #[pg_extern(sql = false)]
 fn semaphore_drop(name: Option<Text>) -> Result<()> {
     semaphore_drop_if(name, Some(false)).map(|_| ())

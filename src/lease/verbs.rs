@@ -1,4 +1,4 @@
-//! The SQL functions of leases; [`crate::lease::acquire`] says who gets one.
+//! The SQL functions of leases. [`crate::lease::acquire`] says which session gets a lease.
 
 use super::acquire::{acquire, acquire_one};
 use super::answer::{Answer, LeaseAnswer};
@@ -14,7 +14,7 @@ use pgrx::prelude::*;
 use pgrx::{Uuid, name};
 
 row::composite! {
-    /// Whether a lease is held still.
+    /// The answer of lease_renew in SQL: whether a lease is still held.
     LeaseState = "eskit_lease.lease_state" {
         held: bool,
         trust_ms: Option<i32>,

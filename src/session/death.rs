@@ -1,16 +1,22 @@
-//! Death that outlasts the server. An expired session is dead in shared memory, but its row stands until a sweep has
-//! taken away all that it had, and a restart gives each session with a row its time to live anew. So a transaction that
-//! takes something from a dead session writes a row here: the session stays dead.
+//! Deaths that outlast the server. An expired session is dead in shared memory, but its row stays until a sweep has
+//! taken away all that the session had. A restart gives each session that has a row a new time to live. So a
+//! transaction that takes something from a dead session writes a row here, which keeps the session dead.
 //!
-//! So does a transaction that grants to others because a session is dead, though that session keeps what it has: a
-//! permit, as the holder of another slot is gone ([`crate::lease::semaphore`]); a partition's target, as a member is;
-//! what is on the other side of a bridge, as the holder is; a declared name, as a waiter is; the name of a consumer to
-//! a session that takes over. A refusal records nothing. Nor is a waiter recorded that was passed over: it has lost its
-//! turn, and keeps its place.
+//! A transaction also writes a row here if it grants to others because a session is dead, even if that session keeps
+//! what it has:
 //!
-//! The record has a table of its own, because the session's row may be in another transaction's hands; and no unique
-//! key, because the writer waits for no other: two rows say the same. They go with the session's row. No other session
-//! sees what a prepared transaction has written until it has ended: there
+//! * a permit, since the holder of another permit is dead ([`crate::lease::semaphore`]);
+//! * the target of a partition, since a member is dead;
+//! * the other side of a bridge, since the holder is dead;
+//! * a declared name, since a waiter is dead;
+//! * the name of a consumer, for a session that takes over.
+//!
+//! A refusal records nothing. A grant does not record a dead waiter that it passes over: that waiter has lost its turn,
+//! but keeps its place.
+//!
+//! The record has a table of its own, because another transaction may have the session's row locked. The table has no
+//! unique key, because a writer must wait for no other writer; two rows of one session are harmless. Rows of deaths are
+//! deleted with the session's row. Other sessions cannot see the rows of a prepared transaction. Until it ends,
 //! [`Guard::Taken`](crate::pg::guard::Guard::Taken) keeps the session dead.
 
 use super::row::rows;
@@ -26,14 +32,14 @@ static INSERT: Statement = Statement::writes(include_str!("../../sql/query/death
 static FORGET: Statement = Statement::tidies(include_str!("../../sql/query/death/forget.sql"), &[UUIDARRAYOID]);
 static TIDY: Statement = Statement::tidies(include_str!("../../sql/query/death/tidy.sql"), &[]);
 
-/// Returns the table; version 0.1.0 had none.
+/// Returns the table of deaths; `None` in a database of version 0.1.0, which has none.
 fn table() -> Option<Table> {
     let is_there = catalog::relation(c"_deaths") != Oid::INVALID;
     is_there.then(|| Table::open(c"_deaths", c"_deaths_session"))
 }
 
-/// Returns whether no other session, such as one that runs VACUUM FULL, has any table locked that taking from the dead
-/// needs.
+/// Returns whether all tables that taking from the dead needs can be locked: no other session, such as one that runs
+/// VACUUM FULL, has one locked.
 pub fn can_record() -> bool {
     catalog::lock_all(&[c"_deaths", c"_successions"])
 }
@@ -42,12 +48,13 @@ fn is_in(table: &Table, session: Uuid) -> bool {
     table.scan(Sight::Latest, &[Key::Uuid(session)], |_, _| Some(())).is_some()
 }
 
-/// Returns whether the session is dead, whatever its row says.
+/// Returns whether a death of the session is recorded; then the session is dead, whatever its row says.
 pub fn is_recorded(session: Uuid) -> bool {
     table().is_some_and(|table| is_in(&table, session))
 }
 
-/// Has dead sessions stay dead, if this commits. A session without a row has nothing to be revived.
+/// Records the deaths of sessions, if this transaction commits. Skips a session without a row: no restart can revive
+/// it.
 pub fn record(call: &Call, sessions: &[Uuid]) {
     if sessions.is_empty() {
         return;
@@ -60,14 +67,14 @@ pub fn record(call: &Call, sessions: &[Uuid]) {
     }
 }
 
-/// Forgets sessions whose rows are gone.
+/// Deletes the recorded deaths of sessions whose rows are deleted.
 pub fn forget(call: &Call, sessions: &[Uuid]) {
     let Some(table) = table() else { return };
     let forgotten = sessions.iter().map(|session| table.delete_rows(&[Key::Uuid(*session)])).sum();
     call.written(forgotten, &FORGET, vec![Value::Uuids(sessions)]);
 }
 
-/// The same for sessions whose rows went while another transaction took from them.
+/// Deletes recorded deaths of sessions that have no row: another transaction took from them while the row was deleted.
 pub fn tidy(call: &Call) {
     if table().is_some() {
         call.db().execute(&TIDY, vec![]);
@@ -75,12 +82,12 @@ pub fn tidy(call: &Call) {
 }
 
 impl Call {
-    /// Records that something of dead sessions has been taken: they stay dead, over a restart too.
+    /// Records that this transaction takes something from dead sessions. They stay dead, even after a restart.
     pub fn taken_from(&self, sessions: &[Uuid]) {
         debug_assert!(!sessions.iter().any(|session| self.lives(*session)), "what is taken is a dead session's");
         record(self, &self.seam().taken_from(sessions));
     }
-    /// Returns whether the slot of a session lives, and this transaction has not ended it.
+    /// Returns whether the slot of a session lives, and this transaction has not ended the session.
     fn lives(&self, session: Uuid) -> bool {
         let standing = self.shared.find(self.home, session).and_then(|at| self.shared.look(at));
         standing.is_some_and(|standing| standing.alive()) && !seam::has_ended(session)

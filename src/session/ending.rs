@@ -1,11 +1,11 @@
-//! Ends that are prepared. While its end is being committed, or is prepared, a session is frozen: it has what it had,
-//! and nothing is extended.
+//! Prepared ends of sessions. While the transaction that ends a session commits or is prepared, the session is frozen:
+//! it keeps what it has, and nothing extends it.
 //!
-//! Over a restart only the session's row, which it deletes, tells of a prepared end. The guard of a close does not: a
-//! bulk release, which ends no session, has the same. A slot that is made from such a row is frozen. `COMMIT PREPARED`
-//! and `ROLLBACK PREPARED` wake no process. The session's next heartbeat, or a look through the database, finds what
-//! became of the end: without a row the session has ended, and with a row that no transaction deletes any more it is
-//! thawed.
+//! After a restart, only the session's row shows a prepared end: an open transaction deletes it. The guard of a close
+//! does not show the end, because a bulk release takes the same guard and ends no session. A slot that is made from
+//! such a row is frozen. `COMMIT PREPARED` and `ROLLBACK PREPARED` wake no process. So the session's next heartbeat, or
+//! a look through the database, finds the outcome. If the row is gone, the session has ended. If the row is there and
+//! no transaction deletes it, the session is thawed.
 
 use super::row::{row, table};
 use crate::pg::table::{Key, Sight};
@@ -16,14 +16,16 @@ use crate::shmem::standing::Standing;
 use crate::shmem::word::State;
 use pgrx::Uuid;
 
-/// Returns whether another transaction, which is open, deletes the row of a session: if that commits, the session has
-/// ended. It may have changed the row before, which the latest snapshot shows as it was.
+/// Returns whether another open transaction deletes the row of a session; if it commits, the session has ended. The
+/// scan is dirty: that transaction may have changed the row first, and the latest snapshot then shows only the old
+/// version.
 pub fn is_ending(session: Uuid) -> bool {
     table().scan(Sight::Dirty, &[Key::Uuid(session)], |row, _| row.is_being_deleted().then_some(())).is_some()
 }
 
-/// Returns what stands for a session that has just been heard of. A frozen one is found to have ended, or is thawed and
-/// heard of anew; but not where this transaction ends it, to which its row is gone whether it commits or not.
+/// Returns the standing of a session after its heartbeat. If the session is frozen, looks for the outcome of its end:
+/// the session has ended, or is thawed and gets a new heartbeat. A session that this transaction itself ends stays
+/// frozen: this transaction does not see its row, whether it commits or not.
 pub fn found(shared: &Shared, at: SlotRef, standing: Standing) -> Standing {
     if standing.state != State::Frozen || seam::has_ended(at.session()) {
         return standing;
@@ -36,14 +38,14 @@ pub fn found(shared: &Shared, at: SlotRef, standing: Standing) -> Standing {
     shared.beat(at).unwrap_or(standing)
 }
 
-/// Brings back a session whose end was prepared and has been rolled back: it is frozen, and has a row that no open
-/// transaction deletes. A transaction that deletes the row thaws the session itself; if it is prepared, the call that
-/// finds its end does.
+/// Thaws a session whose prepared end has been rolled back: it is frozen, and no open transaction deletes its row. A
+/// transaction that ends a session thaws it itself if it rolls back. After a PREPARE, the call that finds the outcome
+/// does.
 pub fn thaw(shared: &Shared, at: SlotRef) {
     let is_frozen = shared.look(at).is_some_and(|standing| standing.state == State::Frozen);
     if is_frozen && !is_ending(at.session()) && row(at.session()).is_some() {
         shared.thaw(at);
-        // One that has begun to end it since may have come to its commit and found it frozen.
+        // A transaction that began to end the session after the check may have found it frozen at its commit.
         if is_ending(at.session()) {
             shared.freeze(at);
         }

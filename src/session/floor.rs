@@ -1,20 +1,20 @@
-//! Where the line of a name begins: the places of its waiters, the members of a group, and the sessions that a consumer
-//! has opened.
+//! Floors of lines. A line is the waiters for a resource, the members of a group, or the sessions that a consumer has
+//! opened.
 //!
-//! Rows that are gone stay in the index while an old snapshot is open, and all of them stand before those that count.
-//! So a line has a floor: **no row below it is there, or comes back**. It is in shared memory, as floors of work items
-//! are (see [`crate::shmem::floors`]); a line without one is read from its beginning.
+//! Deleted rows stay in the index while an old snapshot is open, and they stand before all rows that count. So a line
+//! has a floor: **no row below it exists or will exist**. Shared memory keeps the floor, as it keeps those of work
+//! items (see [`crate::shmem::floors`]). A line without a floor is read from its beginning.
 //!
-//! * A row is made under a stripe of the line, and with a greater number than those before it: a place is drawn from a
-//!   sequence, and a session is opened later than the last one of its name. So rows come into the index in the order of
-//!   their numbers: before one that is there, all of lower numbers are.
-//! * A row is gone for good when a transaction that has committed has deleted it. If a snapshot sees it deleted, it was
-//!   in the index before that snapshot was taken, and so were all below it. A scan that begins later misses none of
+//! * A row is made under a stripe of the line, with a greater number than all rows before it. The number of a place is
+//!   drawn from a sequence; a session is opened later than the last one of its name. So rows enter the index in the
+//!   order of their numbers: if a row is in the index, all lower ones are too.
+//! * A row is gone for good once a committed transaction has deleted it. If a snapshot sees the row deleted, the row
+//!   and all lower ones were in the index before the snapshot. A scan that begins after the snapshot misses none of
 //!   them.
-//! * So a reader that steps over many rows takes a snapshot, scans from the floor on, and raises it to the first row
-//!   that the snapshot does not see deleted. Nothing lowers a floor.
-//! * The head of a line of places (see [`crate::lease::line::take_first_place`]) has a number below zero and is made
-//!   without a stripe. No floor says anything of those.
+//! * So a reader that steps over many rows takes a snapshot and scans from the floor on. It raises the floor to the
+//!   first row that the snapshot does not see deleted. Nothing lowers a floor.
+//! * The place that goes to the head of a line (see [`crate::lease::line::take_first_place`]) has a number below zero
+//!   and is made without a stripe. Floors do not cover these places.
 
 mod by_session;
 
@@ -27,31 +27,31 @@ use crate::shmem::floors::Lane;
 use crate::shmem::shared;
 use std::ffi::CStr;
 
-/// Returns the lane of a name, by 63 bits of its SHA-256: a caller who found two names of one lane could keep a place
-/// from its turn.
+/// Returns the lane of a name, from 63 bits of its SHA-256. With a weaker hash a caller could find two names of one
+/// lane, and keep a place from its turn.
 pub fn lane(table: &'static CStr, name: &str) -> Lane {
     let hash = fold_sha256(name);
     Lane {
         database: server::database(),
         table: catalog::needed(table).to_u32(),
         queue: (hash >> 32) as i32,
-        // Below zero, as the heads of keys: there may be many.
+        // Negative, like the lanes of heads of keys: such lanes are many, and have a half of the entries to themselves.
         partition: hash as i32 | i32::MIN,
     }
 }
 
-/// Returns the floor of a line; 0 where it has none.
+/// Returns the floor of a line, or 0 if it has none.
 pub fn of(lane: Lane) -> i64 {
     shared().map_or(0, |shared| shared.floor_at(lane).max(0))
 }
 
-/// Raises the floor of a line, and says where it is then. `key`: of its rows from a number on; `column`: their number.
-/// The table is in no walk.
+/// Raises the floor of a line and returns it. `key` returns the key of the line's rows from a number on; `column` is
+/// the column of that number. No walk of `table` may be open.
 pub fn raise<'a>(lane: Lane, table: &Table, column: usize, key: impl Fn(i64) -> Vec<Key<'a>>) -> i64 {
     let Ok(shared) = shared() else { return 0 };
     let start = shared.floor(lane);
     let mut floor = start.at.max(0);
-    // Taken before the scan begins.
+    // The snapshot must be older than the scan.
     let (moment, key) = (Moment::now(), key(floor));
     let mut walk = table.walk_versions(Sight::Latest, &key);
     loop {

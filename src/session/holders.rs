@@ -1,4 +1,4 @@
-//! Which sessions live, among the holders of leases and the owners of places.
+//! The living among the holders of leases and the owners of places.
 
 use super::row::{self, SessionRow};
 use super::succession;
@@ -9,27 +9,28 @@ use fnv::FnvHashMap;
 use pgrx::Uuid;
 use std::cell::RefCell;
 
-/// A living session, as far as others have to know it.
+/// What other sessions need to know of a living session.
 #[derive(Clone, Debug)]
 pub struct Holder {
     pub session: Uuid,
     pub consumer: String,
-    /// The session that may have the lease that this one keeps for a while, also where its row does not say so yet.
+    /// The session for which this one keeps a lease in grace: after a take-over the successor, even before the row says
+    /// so.
     pub grace_of: Option<Uuid>,
-    /// The session that let go of that lease.
+    /// The session that released the lease in grace.
     pub fencer: Option<Uuid>,
 }
 
-/// How many names a backend remembers.
+/// The number of names that a backend remembers.
 const NAMES: usize = 256;
 
 thread_local! {
-    /// The names of sessions that are not private, which never change: a caller that is refused time and again reads no
-    /// row of the holder.
+    /// The names of sessions that are not private; they never change. With them, a caller that is refused repeatedly
+    /// does not read the holder's row each time.
     static KNOWN: RefCell<FnvHashMap<Uuid, String>> = RefCell::new(FnvHashMap::default());
 }
 
-/// The living among some sessions.
+/// Which of some sessions live: `None` for a dead one.
 pub struct Holders(FnvHashMap<Uuid, Option<Holder>>);
 
 impl Holders {
@@ -58,7 +59,7 @@ impl Holders {
     }
 }
 
-/// Returns the rows of those that live.
+/// Returns the rows of the sessions that live.
 pub fn living_rows(call: &Call, sessions: &[Uuid]) -> Vec<SessionRow> {
     if sessions.is_empty() {
         return Vec::new();
@@ -66,13 +67,13 @@ pub fn living_rows(call: &Call, sessions: &[Uuid]) -> Vec<SessionRow> {
     row::rows(sessions).into_iter().filter(|row| call.standing_of(row).is_some()).collect()
 }
 
-/// Returns whether a slot says that the session is dead, whatever its row says.
+/// Returns whether a slot says that the session is dead; its row does not matter then.
 fn is_dead(call: &Call, session: Uuid) -> bool {
     let standing = call.shared.find(call.home, session).and_then(|at| call.shared.look(at));
     standing.is_some_and(|standing| !standing.alive())
 }
 
-/// Returns the name of a session that has a row, or had one when it was asked before.
+/// Returns the name of a session that has a row, or that had one when this backend asked before.
 pub fn name(session: Uuid) -> Option<String> {
     KNOWN.with_borrow(|known| known.get(&session).cloned()).or_else(|| {
         let row = row::row(session)?;
@@ -81,13 +82,13 @@ pub fn name(session: Uuid) -> Option<String> {
     })
 }
 
-/// Returns a session whose slot lives and whose end no transaction has begun: so it has a row, and its name is that of
-/// before.
+/// Returns a session from the remembered names, if its slot lives and no transaction has begun to end it. Such a
+/// session has a row, and its name has not changed.
 fn remembered(call: &Call, session: Uuid) -> Option<Holder> {
     let consumer = KNOWN.with_borrow(|known| known.get(&session).cloned())?;
     let at = call.shared.find(call.home, session)?;
     let lives = call.shared.look(at).is_some_and(|standing| standing.state == State::Alive);
-    // Ended by this transaction: shared memory does not know that yet.
+    // If this transaction ends the session, shared memory does not say so yet.
     (lives && !seam::has_ended(session)).then_some(Holder { session, consumer, grace_of: None, fencer: None })
 }
 

@@ -1,13 +1,14 @@
-//! Sessions: one incarnation of a consumer, with one heartbeat for everything that it holds.
+//! Sessions: a session is one incarnation of a consumer, with one heartbeat for everything that it holds.
 //!
-//! A session is a row (its consumer, role and TTL) and a slot in shared memory (until when it lives). Opening writes
-//! the row and enters the slot; a heartbeat touches the slot alone. After a restart the first call that needs the
-//! session makes its slot again from the row, the worker at the latest. The session is then alive until `t0 + ttl`, as
-//! [`crate::shmem::slots`] says, unless it had expired and another session has taken something from it ([`death`]).
-//! Where all slots are taken it lives until then, and no longer ([`crate::shmem::stand_in`]).
+//! A session is a row (its consumer, role and TTL) and a slot in shared memory (its deadline). Opening writes the row
+//! and makes the slot; a heartbeat changes the slot alone. After a restart the first call that needs the session makes
+//! the slot again from the row; if no call does, the worker does. The session then lives until `t0 + ttl`, as
+//! [`crate::shmem::slots`] says. A session that had expired before the restart stays dead if another session has taken
+//! something from it ([`death`]). If all slots are taken, the session lives until that time, and no heartbeat extends
+//! it ([`crate::shmem::stand_in`]).
 //!
-//! A session ends by its deadline, or early by close. Both make the slot dead, for good; an early end does so with the
-//! commit of its transaction (see [`crate::seam`]). [`crate::ending::sweep`] takes away the rows that are left of it.
+//! A session ends at its deadline, or earlier by a close. Either makes the slot dead for good; a close does so when its
+//! transaction commits (see [`crate::seam`]). [`crate::ending::sweep`] takes away the remaining rows.
 //!
 //! Files, low to high: floor, named, row, death, ending, slot, open, succession, holders, touch, mod.
 

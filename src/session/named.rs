@@ -1,9 +1,9 @@
-//! Sessions by the name of their consumer and its role, but for private ones.
+//! Sessions by the name of their consumer and by their role; private sessions are left out.
 //!
-//! Those that have ended stay in the index while an old snapshot is open. So they are in the order in which they were
-//! opened, and a line with a floor (see [`crate::session::floor`]): each is opened later than the last one of its name,
-//! by the clock or by a microsecond, under a stripe. The floor is raised under that stripe too, as a clock may have
-//! been set back.
+//! Rows of ended sessions stay in the index while an old snapshot is open. So the sessions of a name are a line with a
+//! floor (see [`crate::session::floor`]), in the order in which they were opened. Each is opened under a stripe and
+//! later than the last one: at the time of the clock, or a microsecond after the last one if the clock is behind. A
+//! floor is also raised under that stripe, because the clock may have been set back.
 
 use super::floor;
 use crate::keys;
@@ -29,7 +29,7 @@ impl<'a> Name<'a> {
         Name { consumer, role, table: Table::open(c"_sessions", c"_sessions_consumer") }
     }
 
-    /// Returns whether the index has an order: before 0.3.0 it did not say when a session was opened.
+    /// Returns whether the index has an order. Before 0.3.0 it did not contain the time of opening.
     fn is_line(&self) -> bool {
         self.table.key_columns() > 2
     }
@@ -46,7 +46,7 @@ impl<'a> Name<'a> {
         vec![Key::Text(self.consumer), Key::Oid(self.role), Key::TimeFrom(from)]
     }
 
-    /// Opens a session of this name by `write`, which is given its time.
+    /// Opens a session of this name: calls `write` with the time of opening.
     pub fn open(&self, write: impl FnOnce(i64)) {
         self.stripe().lock(Mode::Exclusive);
         let mut at = clock::timestamp();
@@ -62,7 +62,7 @@ impl<'a> Name<'a> {
         self.stripe().unlock(Mode::Exclusive);
     }
 
-    /// Returns the sessions that have a row.
+    /// Returns the sessions of this name that have a row.
     pub fn sessions(&self) -> Vec<Uuid> {
         let (mut found, mut from) = (Vec::new(), None);
         while let Some(floor) = self.read(from, &mut found) {
@@ -71,7 +71,8 @@ impl<'a> Name<'a> {
         found
     }
 
-    /// Reads those from a floor on. Without one the line may prove to have one, before which there is none.
+    /// Reads the sessions from a floor on. Without `from`, it may find and return a floor: no session is below it, and
+    /// the caller reads again from there.
     fn read(&self, from: Option<i64>, found: &mut Vec<Uuid>) -> Option<i64> {
         let mut may_ask = from.is_none() && self.is_line();
         let key = match from {
@@ -103,7 +104,7 @@ impl<'a> Name<'a> {
         if !self.stripe().try_lock(Mode::Exclusive) {
             return None;
         }
-        // By a table of its own, as this one is being walked.
+        // The walk of `self.table` is still open.
         let table = Name::of(self.consumer, self.role).table;
         let floor = floor::raise(self.lane(), &table, OPENED_AT, |from| self.key(from));
         self.stripe().unlock(Mode::Exclusive);

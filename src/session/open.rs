@@ -11,7 +11,7 @@ use crate::shmem::slots::SlotRef;
 use pgrx::Uuid;
 use pgrx::datum::TimestampWithTimeZone;
 
-/// Opens a session: its row, its slot, and the note by which a rollback undoes it.
+/// Opens a session: writes its row, makes its slot, and notes with the seam that a rollback must undo the slot.
 pub fn open(call: &Call, new: New) -> Result<SlotRef> {
     let session = random_uuid();
     row::insert(call, session, &new);
@@ -26,7 +26,8 @@ pub fn open(call: &Call, new: New) -> Result<SlotRef> {
     Ok(at)
 }
 
-/// Returns a version 4 uuid from a strong source: it is the handle of the session, and must not be guessable.
+/// Returns a version 4 uuid from a cryptographically strong source. The uuid is the handle of the session and must not
+/// be guessable.
 fn random_uuid() -> Uuid {
     let mut bytes: [u8; 16] = random::strong();
     bytes[6] = bytes[6] & 0x0F | 0x40;
@@ -34,7 +35,7 @@ fn random_uuid() -> Uuid {
     Uuid::from_bytes(bytes)
 }
 
-/// Returns when a span of shared memory's clock ends, for people.
+/// Returns the wall-clock time at which `left` microseconds from now have passed; it is only shown to people.
 pub fn wall_clock(left: u64) -> Option<TimestampWithTimeZone> {
     const SINCE_2000: u64 = 946_684_800_000_000;
     i64::try_from(clock::wall().saturating_sub(SINCE_2000) + left).ok()?.try_into().ok()

@@ -27,9 +27,9 @@ pub struct SessionRow {
     pub draining: bool,
     pub private: bool,
     pub request: Option<Uuid>,
-    /// The session that may take back the lease that this one keeps for a while.
+    /// The session that may take back the lease that this private session keeps in grace.
     pub grace_of: Option<Uuid>,
-    /// The session whose guard the fenced transactions of that lease have.
+    /// The session whose guard `Fencer` is held by the fenced transactions of that lease.
     pub fencer: Option<Uuid>,
     tid: pg_sys::ItemPointerData,
 }
@@ -53,7 +53,7 @@ impl<'a> New<'a> {
     }
 }
 
-/// Returns the row of a session, if it has one that is committed.
+/// Returns the committed row of a session, or the row that this transaction wrote.
 fn read(table: &Table, session: &Uuid) -> Option<SessionRow> {
     table.scan(Sight::Latest, &[Key::Uuid(*session)], |row, _| {
         Some(SessionRow {
@@ -76,7 +76,7 @@ pub fn table() -> Table {
     Table::open(c"_sessions", c"_sessions_pkey")
 }
 
-/// Returns the rows of sessions; those that have none are left out.
+/// Returns the rows of sessions; a session without a row is left out.
 pub fn rows(sessions: &[Uuid]) -> Vec<SessionRow> {
     let table = table();
     sessions.iter().filter_map(|session| read(&table, session)).collect()
@@ -88,7 +88,7 @@ pub fn row(session: Uuid) -> Option<SessionRow> {
 
 /// Writes the row of a new session.
 pub(super) fn insert(call: &Call, session: Uuid, new: &New) {
-    // A statement would wait for it.
+    // Waits for a locked table only for a bounded time; a statement would wait without a bound.
     catalog::lock(c"_sessions");
     let write = |opened_at| {
         let mut values = vec![Value::Uuid(session), Value::Text(new.consumer), Value::Oid(new.role)];
@@ -100,14 +100,14 @@ pub(super) fn insert(call: &Call, session: Uuid, new: &New) {
     if new.private { write(clock::timestamp()) } else { Name::of(new.consumer, new.role.into()).open(write) }
 }
 
-/// Deletes the rows of sessions, and says how many there were.
+/// Deletes the rows of sessions and returns their number.
 pub fn delete(call: &Call, sessions: &[Uuid]) -> u64 {
     let table = table();
     let deleted = sessions.iter().map(|session| table.delete_rows(&[Key::Uuid(*session)])).sum();
     call.written(deleted, &DELETE, vec![Value::Uuids(sessions)])
 }
 
-/// Has a session drain.
+/// Marks the row of a session as draining.
 pub fn drain(call: &Call, session: Uuid) {
     let change = |row: &Tuple| (!row.required::<bool>(7)).then(|| vec![(7, Some(true.into()))]);
     let drained = table().update_rows(&[Key::Uuid(session)], change);
@@ -124,8 +124,8 @@ pub fn all() -> Vec<Uuid> {
     sessions
 }
 
-/// Locks the rows of sessions that no other transaction has locked. Returns these sessions and those without a row, and
-/// whether any is missing.
+/// Locks the rows of sessions, without waiting for other transactions. Returns the sessions whose rows it has locked or
+/// that have no row, and whether it left any session out.
 pub fn lock_rows(sessions: Vec<Uuid>) -> (Vec<Uuid>, bool) {
     let table = table();
     let count = sessions.len();
@@ -135,7 +135,7 @@ pub fn lock_rows(sessions: Vec<Uuid>) -> (Vec<Uuid>, bool) {
     (locked, missing)
 }
 
-/// Locks the row of a session, and waits for a transaction that is changing it. `None` when the row is gone.
+/// Locks the row of a session; waits for a transaction that is changing it. Returns `None` if the row is gone.
 pub fn lock_row(session: Uuid) -> Option<SessionRow> {
     let table = table();
     loop {

@@ -1,5 +1,5 @@
-//! Successions: which session inherits what is left of one that was taken over, and what that keeps in grace. Take-over
-//! itself is in [`crate::ending::takeover`].
+//! Successions: which session inherits what is left of a session that was taken over, and what that session keeps in
+//! grace. Take-over itself is in [`crate::ending::takeover`].
 
 use super::row::{SessionRow, row};
 use crate::call::Call;
@@ -11,17 +11,17 @@ use std::collections::{HashMap, HashSet};
 
 static FORGET: Statement = Statement::tidies(include_str!("../../sql/query/takeover/forget.sql"), &[UUIDARRAYOID]);
 
-/// Opens the index of sessions by the session that they may give a lease in grace back to.
+/// Opens the index of private sessions by the session that may take back their lease in grace.
 pub fn graces() -> Table {
     Table::open(c"_sessions", c"_sessions_grace_of")
 }
 
-/// Returns whether anything is in grace of a session that has a successor and is not the successor's yet.
+/// Returns whether a session that has a successor still has a lease in grace that has not passed to the successor.
 pub fn leaves_grace(session: Uuid) -> bool {
     is_in_grace_of(session) && successor(session).is_some()
 }
 
-/// Returns whether a session may acquire any lease that is in grace, or has a predecessor with something left.
+/// Returns whether a session has a lease in grace, or a predecessor with something left.
 pub fn has_grace(session: Uuid) -> bool {
     let of_former = Table::open(c"_successions", c"_successions_successor");
     is_in_grace_of(session) || of_former.has_entry(&[Key::Uuid(session)])
@@ -31,8 +31,8 @@ fn is_in_grace_of(session: Uuid) -> bool {
     !page_of(&graces(), &[session], 1, 0, |row| Some(row.required::<Uuid>(1))).is_empty()
 }
 
-/// Returns the successor of a session that was taken over, whatever has become of it, for as long as anything of that
-/// session is left.
+/// Returns the successor of a session that was taken over, living or not. The succession is known as long as anything
+/// of the session is left.
 pub fn successor(session: Uuid) -> Option<Uuid> {
     successor_in(&table(), session)
 }
@@ -45,46 +45,47 @@ pub fn successor_in(table: &Table, session: Uuid) -> Option<Uuid> {
     table.scan(Sight::Latest, &[Key::Uuid(session)], |row, _| Some(row.required(2)))
 }
 
-/// Returns the row of the living successor of a dead session.
+/// Returns the row of a dead session's successor, if the successor lives.
 pub fn living_successor(call: &Call, session: Uuid) -> Option<SessionRow> {
     row(successor(session)?).filter(|row| call.standing_of(row).is_some())
 }
 
-/// Returns the living successor of a dead session, which inherits what is left of it. One that drains takes nothing
-/// new.
+/// Returns the heir of a dead session: its successor, if that lives and does not drain. A session that drains takes
+/// nothing new.
 pub fn heir(call: &Call, session: Uuid) -> Option<Uuid> {
     living_successor(call, session).filter(|row| !row.draining).map(|row| row.session)
 }
 
-/// Returns the sessions that a session took over, for as long as anything of them is left.
+/// Returns the sessions that a session took over and that have something left.
 pub fn former(session: Uuid) -> Vec<Uuid> {
     let of_former = Table::open(c"_successions", c"_successions_successor");
     page_of(&of_former, &[session], usize::MAX, 0, |row| Some(row.required(1)))
 }
 
-/// Returns whether a session has a living successor, or gets one if a transaction commits that is open. So what it
-/// waits for is not given to those behind it: the successor may have its place, and not be seen there yet.
+/// Returns whether a session has an heir, or may get a successor from a transaction that is open. If so, no session
+/// behind it in line is granted to: the successor may have its place, and not be visible there yet.
 pub fn has_successor(call: &Call, session: Uuid) -> bool {
     let table = table();
     let being_written = || table.scan(Sight::Dirty, &[Key::Uuid(session)], |_, flight| Some(flight != Flight::None));
-    // Mostly no session has been taken over. In this order: what is committed meanwhile is seen in one of both.
+    // Usually no session has been taken over. The order of the two checks matters: one of them sees what commits
+    // meanwhile.
     table.has_entry(&[]) && (being_written() == Some(true) || heir(call, session).is_some())
 }
 
-/// Returns the living successors of those among some dead sessions that have one, as [`heir`] finds them.
+/// Returns the heirs of the dead sessions that have one, by session (see [`heir`]).
 pub fn heirs(call: &Call, dead: impl Iterator<Item = Uuid>) -> HashMap<Uuid, Uuid> {
     let mut dead = dead.peekable();
-    // Mostly no session is dead, and none has been taken over.
+    // Usually no session is dead, and none has been taken over.
     if dead.peek().is_none() || !table().has_entry(&[]) {
         return HashMap::new();
     }
-    // One dead session may have had many.
+    // One dead session may have held many leases.
     let dead: HashSet<Uuid> = dead.collect();
     dead.into_iter().filter_map(|dead| Some((dead, heir(call, dead)?))).collect()
 }
 
-/// Forgets the successors of sessions that have nothing left. A row that another transaction is just changing stays: it
-/// says nothing any more.
+/// Deletes the successions of sessions that have nothing left. Skips a row that another transaction is changing; such a
+/// row no longer matters.
 pub fn forget(call: &Call, sessions: &[Uuid]) {
     let table = table();
     let mine = |session: &Uuid| {

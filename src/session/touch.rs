@@ -1,4 +1,4 @@
-//! Touching a session: a heartbeat, and what it says.
+//! Touching a session: a heartbeat, and the answers of verbs that depend on it.
 
 use super::ending;
 use super::row::row;
@@ -15,7 +15,7 @@ use crate::shmem::{Shared, shared};
 use pgrx::Uuid;
 use pgrx::pg_sys::panic::ErrorReport;
 
-/// What became of a heartbeat.
+/// The result of a heartbeat.
 pub struct Touch {
     pub home: Home,
     pub at: Option<SlotRef>,
@@ -27,9 +27,9 @@ impl Touch {
         self.standing.is_some_and(|standing| standing.alive())
     }
 
-    /// Returns how long the session may be trusted, counted from the start of the call; `None` unless it lives. Where
-    /// that takes confirmations, a transaction that grants to the session vouches for nothing: it is yet to be
-    /// committed, and that to be acknowledged.
+    /// Returns how long the client may trust the session, counted from the start of the call; `None` unless the session
+    /// lives. If trust needs confirmations, it is 0 in a transaction that grants to the session: that grant has yet to
+    /// commit and to be acknowledged.
     pub fn trust_ms(&self) -> Option<i32> {
         let standing = self.standing.filter(Standing::alive)?;
         let confirming = shared().is_ok_and(Shared::is_confirming);
@@ -37,18 +37,18 @@ impl Touch {
         Some(if granting { 0 } else { standing.trust_ms() })
     }
 
-    /// Returns whether it is only for want of a confirmation that a living session may not be trusted.
+    /// Returns whether a session lives but may not be trusted, only because a confirmation is missing.
     pub fn unconfirmed(&self) -> bool {
         let lives_on = self.standing.is_some_and(|standing| clock::trust_ms(standing.left()) > 0);
         lives_on && self.trust_ms() == Some(0)
     }
 
-    /// Returns whether the session lives and has no slot: no heartbeat extends it.
+    /// Returns whether the session lives but has no slot. No heartbeat extends such a session.
     pub fn without_slot(&self) -> bool {
         self.alive() && self.at.is_some_and(|at| at.is_stand_in())
     }
 
-    /// Returns the slot of the session if it may acquire; otherwise the reason why it may not.
+    /// Returns the slot of the session if it may acquire; otherwise the reason of the refusal.
     pub fn acquirer(&self) -> std::result::Result<SlotRef, &'static str> {
         match (self.refusal(), self.at) {
             (None, Some(at)) => Ok(at),
@@ -56,7 +56,7 @@ impl Touch {
         }
     }
 
-    /// Returns why there is nothing to do for the session; `None` while it lives.
+    /// Returns the reason to refuse the session; `None` if it lives.
     pub fn refusal(&self) -> Option<&'static str> {
         match self.standing.map(|standing| standing.state) {
             Some(State::Alive) => None,
@@ -67,13 +67,13 @@ impl Touch {
     }
 }
 
-/// What a verb that needs a living session raises, for the reason of a refusal. The SQLSTATEs come with the objects of
-/// the database, and not with the library: clients are changed in between.
+/// Returns the error of a verb that needs a living session, from the reason of the refusal. Its SQLSTATE depends on the
+/// version of the objects in the database, not of the library: clients change when the objects do.
 pub fn ended(reason: &'static str) -> ErrorReport {
     Error::SessionEnded { reason, former: !catalog::has_objects_of_today() }.into()
 }
 
-/// A heartbeat for a session that the caller has named and may use. A steady client's touches nothing but its slot.
+/// Heartbeats a session that the caller names and may use. If it has a slot, the call touches nothing but the slot.
 pub fn touch(shared: &'static Shared, session: Uuid) -> Result<Touch> {
     let home = catalog::home();
     if is_private(shared, home, session) {
@@ -82,7 +82,7 @@ pub fn touch(shared: &'static Shared, session: Uuid) -> Result<Touch> {
     touch_holder(shared, session, None)
 }
 
-/// The same for the session that has a resource, where that is what the caller has named.
+/// Heartbeats the session that holds a resource, if the caller named the resource instead of the session.
 pub fn touch_holder(shared: &'static Shared, session: Uuid, resource: Option<&str>) -> Result<Touch> {
     let caller = role::current();
     let home = catalog::home();

@@ -1,4 +1,4 @@
-//! What dead or ending sessions have left: it is handed over where a session waits for it, and taken away otherwise.
+//! Dissolving: what dead or ending sessions have left is handed over if a session waits for it, and deleted otherwise.
 
 use super::done::{Pass, come_back_to};
 use super::waited::{Looked, Looks};
@@ -17,17 +17,17 @@ use pgrx::Uuid;
 use pgrx::pg_sys::ItemPointerData;
 use std::collections::HashSet;
 
-/// Takes away what ending sessions hold and wait for, up to `most` leases; hands over what is waited for. The caller
-/// holds their S exclusively, so no transaction of theirs is fenced. Returns whether anything is left.
+/// Hands over or deletes what ending sessions hold and wait for, up to `most` leases. The caller holds S of these
+/// sessions exclusively, so no transaction of theirs is fenced. Returns whether anything is left.
 pub fn dissolve(call: &Call, sessions: &[Uuid], most: usize) -> Result<bool> {
     let mut pass = Pass::default();
     Dissolution::new(call, most, true, sessions, &mut pass).run(&mut Looked::default())?;
     Ok(pass.more || pass.blocked)
 }
 
-/// Does the same for the dead, in a pass, after what their successors inherit. Returns those that have been looked at,
-/// so that they may be buried, or are recorded as dead: in a storm hand-overs come before all else, and the others'
-/// turn comes later.
+/// Hands over or deletes, in a pass, what dead sessions hold and wait for. Their successors inherit first. Returns the
+/// sessions that it has looked at, to be buried or recorded as dead. In a storm hand-overs come before all else, and
+/// the other sessions' turn comes later.
 pub(super) fn dissolve_dead(
     call: &Call,
     dead: &[Uuid],
@@ -46,21 +46,21 @@ pub(super) fn dissolve_dead(
     dissolution.run(looked)
 }
 
-/// Sessions on their way out.
+/// One run over dead or ending sessions.
 struct Dissolution<'a> {
     call: &'a Call,
-    /// Leases that are handed over, and that are freed.
+    /// The most leases that are handed over, and the most that are freed.
     most: usize,
-    /// Whether their own transaction ends them, and they are not dead.
+    /// Whether this transaction ends the sessions; otherwise they are dead.
     ending: bool,
     sessions: &'a [Uuid],
-    /// They, and the dead that a successor has inherited from: it does not inherit what they have claimed.
+    /// The sessions, and dead ones whose successor inherits: a successor does not inherit claims.
     claimers: &'a [Uuid],
-    /// Those of them that let go of what they hold.
+    /// The sessions among them that release what they hold.
     letting_go: HashSet<Uuid>,
-    /// Whether all that was taken so far was a lease: what groups and successors take is not told session by session.
+    /// Whether only leases were taken so far. What groups and successors take is not known session by session.
     by_lease: bool,
-    /// Resources that another transaction has in hand.
+    /// Resources that another transaction is changing.
     busy: HashSet<String>,
     looks: Looks,
     looked_at: HashSet<Uuid>,
@@ -84,7 +84,7 @@ impl<'a> Dissolution<'a> {
         }
     }
 
-    /// Returns the sessions that have been looked at.
+    /// Runs all steps, and returns the sessions that it has looked at.
     fn run(mut self, looked: &mut Looked) -> Result<HashSet<Uuid>> {
         self.leave_groups()?;
         let handed_over = self.hand_over(looked);
@@ -103,7 +103,7 @@ impl<'a> Dissolution<'a> {
         Ok(self.those_looked_at())
     }
 
-    /// Where it is not told session by session, all have been looked at, and stay dead.
+    /// If it is not known session by session what was taken, all sessions count as looked at, and stay dead.
     fn those_looked_at(self) -> HashSet<Uuid> {
         if self.by_lease { self.looked_at } else { self.claimers.iter().copied().collect() }
     }
@@ -119,20 +119,21 @@ impl<'a> Dissolution<'a> {
         Ok(())
     }
 
-    /// Hands over what is waited for, page by page. Returns how many leases were handed over.
+    /// Hands over the leases that are waited for, page by page. Returns how many.
     fn hand_over(&mut self, looked: &mut Looked) -> usize {
         let mut handed_over = 0;
         loop {
             let page = looked.next(self.call, self.sessions, self.most - handed_over, &mut self.looks);
             if !self.ending {
-                // Not to be recorded by each grant: by the end of this pass they are dead for good, buried or recorded.
+                // This note keeps each grant from recording the deaths. By the end of this pass the sessions are buried
+                // or recorded.
                 self.call.seam().taken_from(&page.holders);
             }
             self.looked_at.extend(page.holders);
             let mut outcome = HandOver::default();
             let letting_go = |row: &LeaseRow| row.session.is_some_and(|session| self.letting_go.contains(&session));
             handover::hand_over_to(self.call, page.first, &page.seen, &letting_go, &mut outcome);
-            // With one permit there may be more to be handed over than was asked for.
+            // A semaphore may hand over more permits than were asked for.
             handed_over = self.most.min(handed_over + outcome.granted.len());
             self.pass.has_granted(outcome.granted);
             self.pass.blocked |= !outcome.busy.is_empty();
@@ -173,13 +174,14 @@ impl<'a> Dissolution<'a> {
         count
     }
 
-    /// Leases are freed also where the looks did not come to the end: a worker that does not remember how far it came
-    /// would never get there. What may be waited for stays for its look.
+    /// Returns whether a lease may be freed. Leases are freed even before the looks have come to the end: a worker that
+    /// does not remember its progress would never get there. A lease that may be waited for stays until it is looked
+    /// at.
     fn can_be_freed(&self, name: &str, fence: i64) -> bool {
         if self.looks.are_spent() && line::may_be_waited_for(self.call, name) {
             return false;
         }
-        // A free row is granted without asking for its old fence, so it is not made free while a fenced transaction is
+        // A grant of a free row does not ask for the old fence. So no lease is freed while a fenced transaction is
         // open. Nor is one that is waited for: a dead holder is what has the worker come back.
         self.ending || !self.busy.contains(name) && Guard::Fence(fence).is_free()
     }
@@ -204,8 +206,8 @@ impl<'a> Dissolution<'a> {
     }
 }
 
-/// Fetches rows page by page and takes what can be had of them, until `most` are taken. `take` says how many it took;
-/// the others stay where they are and are passed over. How many were taken.
+/// Fetches rows page by page and takes them, until `most` are taken. `take` returns how many it took; the others stay
+/// and are passed over. Returns how many were taken.
 fn in_pages<T>(
     most: usize,
     fetch: impl Fn(usize, usize) -> Vec<T>,
@@ -216,7 +218,7 @@ fn in_pages<T>(
         let room = most - taken;
         let page = fetch(room, passed_over);
         let count = page.len();
-        // With one permit there may be more to be handed over than was asked for.
+        // `take` may take more than it was asked for.
         let took = take(page)?;
         taken = most.min(taken + took);
         passed_over += count.saturating_sub(took);

@@ -1,4 +1,4 @@
-//! What a pass has done, and what is left for the next one.
+//! The result of a pass, and the resources that it leaves for the next one.
 
 use crate::call::Call;
 use crate::lease::candidate::Grant;
@@ -7,21 +7,21 @@ use crate::pg::clock;
 use crate::shmem::dirty::Dirty;
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-/// What one pass has done.
+/// The result of one pass.
 #[derive(Default)]
 pub struct Pass {
-    /// Sessions whose last row has been taken away.
+    /// The number of sessions whose last row was deleted.
     pub ended: usize,
     pub handed_over: usize,
-    /// Slots whose owner changed, in this pass, which knows what it has granted, or in a transaction that posted them.
+    /// Slots whose owner changed: in this pass, with the grant if there was one, or in a transaction that posted them.
     pub changed: BTreeMap<Seat, Option<Grant>>,
-    /// Queues with work items that have become free for sessions that waited for them.
+    /// Queues whose work items have become free for sessions that waited for them.
     pub items: HashSet<String>,
     /// Whether there is more to do at once.
     pub more: bool,
-    /// Whether another transaction had something in hand, so that the next pass comes soon.
+    /// Whether another transaction stood in the way; the next pass then comes soon.
     pub blocked: bool,
-    /// Whether the whole database has been looked through.
+    /// Whether the pass has looked through the whole database.
     pub looked_through: bool,
 }
 
@@ -31,7 +31,8 @@ impl Pass {
     }
 }
 
-/// Has what another transaction had in hand judged again. Returns false if there is no room to note it.
+/// Posts resources that another transaction was changing to the ring, to be judged again. Returns false if the ring has
+/// no room.
 pub(super) fn come_back_to(call: &Call, busy: &HashSet<String>) -> bool {
     let now = clock::now();
     busy.iter().fold(true, |noted, resource| {

@@ -1,12 +1,13 @@
-//! Sweeping: one bounded pass over what a database has to have judged or taken away. The worker runs it, and so may an
-//! administrator.
+//! Sweeping: one bounded pass over what a database must judge or take away. The worker runs it, and an administrator
+//! may.
 //!
-//! Nothing here is needed for an answer to be right: a lease of a dead session is free in every query. A pass makes
-//! hand-overs prompt and takes dead rows away: first what is waited for, then the other leases and the places of dead
-//! sessions. The session's row comes last, and only under its G lock, held exclusively: then no transaction grants to
-//! the session, and no lease can come after.
+//! No answer depends on a pass: a lease of a dead session is free in every query. A pass makes hand-overs prompt and
+//! deletes what the dead have left. First it hands over the leases that are waited for. Then come the other leases and
+//! the places of dead sessions. The session's row comes last, and only while G of the session is held exclusively. Then
+//! no transaction is granting to the session, and no lease can come after.
 //!
-//! What others have locked is skipped and tried again later. A pass is bounded by leases, not by sessions.
+//! A pass skips what other transactions have locked, and tries it again later. It is bounded by leases, not by
+//! sessions.
 //!
 //! Files, low to high: waited, dropped, done, dissolve, settle, pass, mod.
 

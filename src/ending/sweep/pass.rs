@@ -30,7 +30,7 @@ static WAITED_FOR: Statement =
     Statement::reads(include_str!("../../../sql/query/sweep/waited_for.sql"), &[TEXTOID, INT8OID]);
 static PREPARED: Statement = Statement::reads(include_str!("../../../sql/query/sweep/prepared.sql"), &[]);
 
-/// What sessions leave rows in, each with its index by session.
+/// The tables in which sessions leave rows, each with its index by session.
 const LEFT_IN: [(&CStr, &CStr); 4] = [
     (c"_leases", c"_leases_session"),
     (c"_waiters", c"_waiters_session"),
@@ -38,8 +38,8 @@ const LEFT_IN: [(&CStr, &CStr); 4] = [
     (c"_claims", c"_claims_session"),
 ];
 
-/// One pass over a database. `most`: leases freed or handed over; `anybody_due`: whether it is worth looking for
-/// sessions that are dead, or are to be woken; `looked`: at which leases of the dead earlier passes have looked.
+/// Does one pass over a database. `most`: the leases that it may free or hand over. `anybody_due`: whether sessions may
+/// be dead or due to be woken. `looked`: the leases of the dead that earlier passes have looked at.
 pub fn pass(call: &Call, most: usize, anybody_due: bool, looked: &mut Looked) -> Result<Pass> {
     let now = clock::now();
     let mut pass = Pass::default();
@@ -58,7 +58,7 @@ pub fn pass(call: &Call, most: usize, anybody_due: bool, looked: &mut Looked) ->
     judge_dirty(call, now, &mut pass)?;
     if !dead.is_empty() {
         if dead.len() > limits::MAX_DEAD {
-            // Others begin with other ones, so that those that nothing can be done for are not in the way of the rest.
+            // Each pass begins with other sessions. So dead sessions that cannot be swept yet do not hold up the rest.
             let passes = usize::try_from(call.database.counter(Counter::Sweeps as usize)).unwrap_or(0);
             let first = passes * limits::MAX_DEAD % dead.len();
             dead.rotate_left(first);
@@ -68,7 +68,8 @@ pub fn pass(call: &Call, most: usize, anybody_due: bool, looked: &mut Looked) ->
         let looked_at = dissolve_dead(call, &dead, most, looked, &mut pass)?;
         tend::look_again(call, pass.changed.keys());
         dead.retain(|session| looked_at.contains(session));
-        // Also of those of whom it was no lease: a membership, a claim, or what a successor got.
+        // This also notes sessions of which no lease was taken, but a membership, a claim, or what a successor
+        // inherited.
         call.seam().taken_from(&dead);
         let buried = bury(call, &dead, &mut pass);
         looked.forget(&buried);
@@ -108,7 +109,7 @@ fn judge_dirty(call: &Call, now: u64, pass: &mut Pass) -> Result<()> {
         return Ok(());
     }
     let names: HashSet<String> = dirty.iter().map(|dirty| dirty.resource.clone()).collect();
-    // They are out of the ring: should this transaction fail, its abort posts them again.
+    // The resources are out of the ring now. If this transaction fails, its abort posts them again.
     for dirty in &dirty {
         call.seam().judged(&dirty.resource, dirty.changed);
     }
@@ -130,8 +131,8 @@ fn judge_dirty(call: &Call, now: u64, pass: &mut Pass) -> Result<()> {
     Ok(())
 }
 
-/// Hands over, and sees to the bridges among the resources first. A bridge whose lock another process has is not busy:
-/// it comes again by itself.
+/// Tends the bridges among the resources, then hands over. A bridge whose lock another process has is not busy: it
+/// comes again by itself.
 fn judge(call: &Call, resources: Vec<String>) -> Result<HandOver> {
     let closed = tend::tend(call, &resources);
     let mut outcome = handover::hand_over(call, resources, &Seen::new(), &|_| false)?;
@@ -140,8 +141,8 @@ fn judge(call: &Call, resources: Vec<String>) -> Result<HandOver> {
     Ok(outcome)
 }
 
-/// What the flags ask for: judges all that is waited for, finds the sessions that have no slot or no row. Gives those
-/// that are dead.
+/// Does what the flags ask for: judges all resources that are waited for, and finds the sessions that have no slot or
+/// no row. Returns the dead sessions.
 fn look_through(call: &Call, flags: u32, now: u64, pass: &mut Pass) -> Result<Vec<Uuid>> {
     call.database.add(Counter::Rescans, 1);
     if flags & BOOT != 0 {
@@ -151,7 +152,7 @@ fn look_through(call: &Call, flags: u32, now: u64, pass: &mut Pass) -> Result<Ve
             call.shared.watch_prepared(call.database, xid.into_inner());
         }
     }
-    // Sessions come first, waiters after: a session may only now be found, or be brought back.
+    // Sessions are settled before waiters are served: a session may be found, or brought back, only now.
     let (dead, mut left) = settle_sessions(call, flags)?;
     let waited_for = |after: &str| {
         let values = vec![Value::Text(after), Value::Long(limits::GRANT_BATCH as i64)];
@@ -182,16 +183,16 @@ fn look_through(call: &Call, flags: u32, now: u64, pass: &mut Pass) -> Result<Ve
     Ok(dead)
 }
 
-/// Takes away the rows of dead sessions that have nothing left. Which these were.
+/// Deletes the rows of dead sessions that have nothing left. Returns these sessions.
 fn bury(call: &Call, dead: &[Uuid], pass: &mut Pass) -> HashSet<Uuid> {
-    // Before they are looked at: a grant that was in flight is committed then, or comes to nothing.
+    // The guard is tried before the tables are read: then a grant that was in flight has committed or is rolled back.
     let (mut done, blocked): (Vec<Uuid>, Vec<Uuid>) =
         dead.iter().copied().partition(|session| Guard::Grantee(*session).try_lock(Mode::Exclusive));
     let tables = LEFT_IN.map(|(table, by_session)| Table::open(table, by_session));
     let has_row = |table: &Table, session| table.scan(Sight::Latest, &[Key::Uuid(session)], |_, _| Some(())).is_some();
     done.retain(|session| !tables.iter().any(|table| has_row(table, *session)));
     pass.blocked |= !blocked.is_empty();
-    // After that: what leaves the session for its grace is seen in one of both.
+    // This comes after the tables are read. A lease that goes into grace meanwhile is seen here or there.
     let count = done.len();
     done.retain(|session| !succession::leaves_grace(*session));
     pass.blocked |= done.len() < count;
@@ -201,7 +202,7 @@ fn bury(call: &Call, dead: &[Uuid], pass: &mut Pass) -> HashSet<Uuid> {
     // Another transaction may be changing the row: a drain, or a close that could not have G.
     let (done, changing) = session::lock_rows(done);
     pass.blocked |= changing;
-    // Closed sessions have no row any more; those that still have one have expired.
+    // Closed sessions have no row any more; sessions that still have one have expired.
     call.database.add(Counter::SessionsExpired, session::delete(call, &done));
     succession::forget(call, &done);
     death::forget(call, &done);

@@ -1,4 +1,4 @@
-//! Sessions whose slots and rows do not fit together, after a restart or the end of a prepared transaction.
+//! Sessions whose slots and rows do not match, after a restart or the end of a prepared transaction.
 
 use super::dropped::{end_dropped, is_of_dropped};
 use crate::base::error::Result;
@@ -20,8 +20,8 @@ use std::sync::atomic::Ordering;
 
 static STRAYS: Statement = Statement::reads(include_str!("../../../sql/query/sweep/strays.sql"), &[INT8OID]);
 
-/// Brings slots and rows together again, after a restart or the end of a prepared transaction. Returns the dead, and
-/// whether another transaction may have stood in the way, so that the worker has to come again.
+/// Makes slots and rows match again, after a restart or the end of a prepared transaction. Returns the dead sessions,
+/// and whether another transaction may have been in the way, so that the worker must come again.
 pub(super) fn settle_sessions(call: &Call, flags: u32) -> Result<(Vec<Uuid>, bool)> {
     let sessions = session::all();
     // A session that gets a slot from here on is judged after that.
@@ -29,22 +29,22 @@ pub(super) fn settle_sessions(call: &Call, flags: u32) -> Result<(Vec<Uuid>, boo
     let (mut dead, mut left, mut without_slot) = (Vec::new(), false, Vec::new());
     for chunk in sessions.chunks(limits::GRANT_BATCH) {
         for row in session::rows(chunk) {
-            // Sessions of before the restart get their slot here, if no call has needed it yet.
+            // A session from before the restart gets its slot here, if no call has needed it yet.
             match call.slot_of(&row) {
-                // No slot is free: the session lives by its row, and keeps what it holds until its time is over.
+                // No slot is free. The session lives by its row, and keeps what it holds until its time is over.
                 Err(_) => {
                     let by_row = call.shared.standing(call.home, row.session, row.boot_id, row.ttl_ms);
                     without_slot.push(by_row.until);
                 }
-                // It was swept before it had a row.
+                // The session was swept before its row was visible.
                 Ok(Some(at)) if call.shared.look(at).is_none_or(|standing| standing.state == State::Gone) => {
                     dead.push((row.session, row.role, row.ttl_ms));
                 }
                 Ok(Some(at)) => {
                     ending::thaw(call.shared, at);
                     left |= !prove(call, at, flags);
-                    // It may have been granted something by a commit that left no other trace, or, after a start, none
-                    // at all.
+                    // The session may have been granted something by a commit that left no other trace. After a start
+                    // there are no traces at all.
                     if flags & REVISE != 0 || flags & BOOT != 0 && row.boot_id != call.shared.boot_id() {
                         call.shared.bump(at);
                     }
@@ -57,21 +57,21 @@ pub(super) fn settle_sessions(call: &Call, flags: u32) -> Result<(Vec<Uuid>, boo
     end_orphans(call, &sessions.into_iter().collect());
     death::tidy(call);
     dead.extend(call.db().run(&STRAYS, vec![Value::Long(limits::MAX_DEAD as i64)], |row| (row.uuid(1), 0, 0)));
-    // Each gets a dead slot, so that a pass comes back to it if another transaction has it in hand now. A tombstone
-    // does not do that.
+    // Each gets a dead slot, so that a pass comes back to it if another transaction has locked what it left. A
+    // tombstone does not bring a pass back.
     for (session, role, ttl_ms) in &dead {
         left |= call.shared.find(call.home, *session).is_some_and(|at| is_in_state(call, at, State::Gone));
         let (deadline, private, opened_by, frozen) = (clock::now(), false, 0, false);
         let (session, role, ttl_ms) = (*session, *role, *ttl_ms);
         let opening = Opening { session, role, ttl_ms, private, deadline, opened_by, unproven: 0, frozen, most: None };
-        // Without a free slot it is the next look-through that comes back.
+        // Without a free slot, the next look through the database comes back.
         left |= call.shared.enter(call.home, opening).is_err();
     }
     Ok((dead.into_iter().map(|(session, ..)| session).collect(), left))
 }
 
-/// Has the database looked through again when the first of the living sessions that have no slot, and live until the
-/// given times, is dead. Says after a start how many they are.
+/// Requests a look through the database for the time when the first living session without a slot dies. `without_slot`:
+/// the times until which these sessions live. After a start it also warns how many there are.
 fn come_back_for(call: &Call, without_slot: &[u64], flags: u32) {
     let count = u32::try_from(without_slot.len()).unwrap_or(u32::MAX);
     call.database.without_slot.store(count, Ordering::Release);
@@ -96,24 +96,24 @@ fn is_in_state(call: &Call, at: SlotRef, state: State) -> bool {
     call.shared.look(at).is_some_and(|standing| standing.state == state)
 }
 
-/// Has a session vouched for again, from the next confirmation on, to which prepared transactions had granted
-/// something, once all of these have ended. False where that cannot be told yet, as above.
+/// Lets the server vouch again for a session that prepared transactions had granted to, from the next confirmation on,
+/// once all of them have ended. Returns false if it cannot tell yet whether they have.
 fn prove(call: &Call, at: SlotRef, flags: u32) -> bool {
     if !call.shared.is_promised(at) {
         return true;
     }
     let promised = Guard::Promised(at.session());
-    // While this is held nothing more is prepared that grants to it.
+    // While this guard is held, no transaction that grants to the session can be prepared.
     let ended = promised.try_lock(Mode::Shared);
     if ended {
         call.shared.unproven_since_prepared(at);
         promised.unlock(Mode::Shared);
     }
-    // Others may be prepared for long; when they end this is done again anyhow.
+    // Other transactions may stay prepared for long; their end calls this again.
     ended || flags & REVISE == 0 && call.shared.watches_prepared(call.database)
 }
 
-/// Ends the sessions that have a slot and no row, once the transaction that opened them has ended.
+/// Ends the sessions that have a slot but no row, once the transaction that opened them has ended.
 fn end_orphans(call: &Call, with_row: &HashSet<Uuid>) {
     let (mut orphans, mut of_dropped) = (Vec::new(), Vec::new());
     call.shared.each(clock::now(), |at, home, word| {
@@ -126,7 +126,7 @@ fn end_orphans(call: &Call, with_row: &HashSet<Uuid>) {
     });
     end_dropped(call, of_dropped);
     for at in orphans {
-        // A session opened and committed since the rows were read has its row now.
+        // A session whose open committed after the rows were read has its row now.
         if !call.shared.being_opened(at) && session::row(at.session()).is_none() {
             call.seam().ended(at, false);
         }

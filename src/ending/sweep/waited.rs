@@ -1,12 +1,13 @@
 //! Leases of the dead that sessions wait for: these are handed over before anything else is taken from the dead.
 //!
-//! Each lease is looked at once, for a dead session may have had a million that no session waits for, which are taken
-//! away in a thousand passes. That is enough. A session that comes to wait for one later, or a transaction that gives
-//! up what is in the way, has it judged by way of the ring. So does a pass that found one waited for and could not hand
-//! it over. Nothing here has to be remembered: a process that has forgotten looks once more.
+//! A dead session may have had a million leases that no session waits for, and it takes a thousand passes to delete
+//! them. So each lease is looked at only once, and that is enough. The ring brings a lease back in three cases: a
+//! session comes to wait for it later, a transaction gives up what was in the way, or a pass could not hand it over.
+//! Progress need not be kept: a process that has forgotten it looks once more.
 //!
-//! The look finds the first in line, and the hand-over serves just these. So few are looked at before what was found is
-//! handed over: meanwhile a session may come to be first whose place was taken earlier and is committed only now.
+//! The look finds the first in line, and the hand-over serves exactly that session. So only a few leases are looked at
+//! before the found ones are handed over. Meanwhile another session may become the first: one that took its place
+//! earlier and commits only now.
 
 use crate::base::limits;
 use crate::call::Call;
@@ -17,35 +18,35 @@ use crate::pg::clock;
 use pgrx::Uuid;
 use std::collections::{BTreeMap, HashMap};
 
-/// Leases that are looked at before what was found is handed over, which takes longer than to look at as many.
+/// The leases that are looked at before the found ones are handed over. Handing them over takes longer than the look.
 const PAGE: usize = 1_000;
 
-/// Leases of dead sessions that have been looked at, as far as they are waited for.
+/// The leases of dead sessions that have been looked at and are waited for.
 #[derive(Default)]
 pub struct Page {
-    /// The first in line for each.
+    /// The first in line for each resource.
     pub first: BTreeMap<String, First>,
-    /// Their rows.
+    /// The rows of the leases.
     pub seen: Seen,
-    /// Whose they are.
+    /// The dead holders of the leases.
     pub holders: Vec<Uuid>,
-    /// Whether there are no more to look at.
+    /// Whether there are no more leases to look at.
     pub is_last: bool,
 }
 
-/// How far one has come with a session.
+/// How far the looks have come with a session.
 #[derive(Clone)]
 enum Reached {
-    /// With the leases of the resources up to this one.
+    /// The leases up to this resource have been looked at.
     After(String),
     End,
 }
 
-/// What has been looked at.
+/// How far the looks have come, by session.
 #[derive(Default)]
 pub struct Looked(HashMap<Uuid, Reached>);
 
-/// What one pass may look at yet.
+/// The number of looks that one pass has left.
 pub struct Looks(usize);
 
 impl Looks {
@@ -84,7 +85,8 @@ impl Looked {
                 (page.first.len() == most || left == 0 || looks.are_spent()).then_some(resource)
             });
             for resource in lines.leaving.drain(..) {
-                // Its lease is freed, and has a waiter after all if that transaction is rolled back.
+                // The lease is freed now. If the transaction that gives up the place is rolled back, the lease has a
+                // waiter after all.
                 call.seam().judge_at(&resource, clock::now());
             }
             let full = reached.is_some();

@@ -1,4 +1,4 @@
-//! Which sessions may be granted something.
+//! Which sessions may be granted a lease.
 
 use crate::call::Call;
 use crate::pg::guard::{Guard, Mode};
@@ -6,16 +6,16 @@ use crate::session::{self, SessionRow};
 use crate::shmem::slots::SlotRef;
 use crate::shmem::word::State;
 
-/// The reason for a session that has no slot and asks for something new (see [`crate::shmem::stand_in`]).
+/// The reason of a refusal to a session that has no slot and asks for something new (see [`crate::shmem::stand_in`]).
 pub const SESSIONS_FULL: &str = "sessions_full";
 
-/// Returns the row of a session that may be granted something new, or the reason why it may not. The session cannot end
-/// under the grant: its row is read after the guard that its end needs.
+/// Returns the row of a session that may be granted something new, or the reason of the refusal. The session cannot end
+/// under the grant: this reads its row after it has taken the guard that its end needs.
 pub fn grantee(call: &Call, me: SlotRef) -> std::result::Result<SessionRow, &'static str> {
     if me.is_stand_in() { Err(SESSIONS_FULL) } else { holder(call, me) }
 }
 
-/// The same for what the session has already.
+/// Returns the row of a session that may keep what it has, with or without a slot, or the reason of the refusal.
 pub(super) fn holder(call: &Call, me: SlotRef) -> std::result::Result<SessionRow, &'static str> {
     if !Guard::Grantee(me.session()).try_lock(Mode::Shared) {
         return Err("closing");

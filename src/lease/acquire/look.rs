@@ -1,4 +1,4 @@
-//! The look before an acquire: what stands for a resource, and how much of it the session may get. It locks no lease.
+//! The look before an acquire: who holds a resource, and what of it the session may get. A look locks no lease.
 
 use crate::base::error::Result;
 use crate::call::Call;
@@ -13,7 +13,7 @@ use crate::shmem::slots::SlotRef;
 use pgrx::Uuid;
 use std::rc::Rc;
 
-/// What a look at a resource comes to.
+/// The result of a look at a resource.
 pub(super) enum Look {
     Answer(Answer),
     Wanted(Wanted),
@@ -23,17 +23,19 @@ pub(super) enum Look {
 #[derive(Default)]
 pub(super) struct Wanted {
     pub declared: Option<(Kind, i32)>,
-    /// Slots that are free or dead, or this session's own and to get a new fence; the last is tried first.
+    /// Slots that are free, that a dead session holds, or that this session holds and gets a new fence for. The last is
+    /// tried first.
     pub choices: Vec<(i32, Option<LeaseRow>)>,
-    /// The session has it already, has it in grace, or inherits it from a predecessor. The line does not matter then.
+    /// The session holds the lease already, has it in grace, or inherits it from a predecessor. The line does not
+    /// matter then.
     pub own: bool,
-    /// It is in grace, and comes back under its fence.
+    /// The lease is in grace of this session, which takes it back under its fence.
     pub takes_back: bool,
-    /// It is in grace, and this session gets it under a new fence: the row of before.
+    /// The present row of a lease in grace that this session gets under a new fence.
     pub takes_over: Option<LeaseRow>,
-    /// It is this session's own already, under a fence of before.
+    /// This session holds the lease already, under a fence of a former history (see [`refence`]).
     pub refences: bool,
-    /// The dead sessions without whose deaths there would be no choice.
+    /// The dead sessions whose deaths made the choices free.
     pub gone: Rc<[Uuid]>,
 }
 
@@ -56,8 +58,8 @@ pub(super) fn look_at_lease(call: &Call, me: SlotRef, probe: &Probe, holder: Opt
     }
 }
 
-/// Looks at a lease of a living holder. `None` unless that is this session, or the private session that keeps the lease
-/// for it.
+/// Looks at a lease of a living holder. Returns `None` unless this session holds it, or the holder keeps it in grace
+/// for this session.
 fn look_at_own(call: &Call, me: SlotRef, row: &LeaseRow, holder: &Holder) -> Option<Look> {
     let in_grace = holder.grace_of == Some(me.session());
     if row.session != Some(me.session()) && !in_grace {
@@ -67,7 +69,7 @@ fn look_at_own(call: &Call, me: SlotRef, row: &LeaseRow, holder: &Holder) -> Opt
     if !in_grace && is_current {
         return Some(Look::Answer(Answer::granted("already_held", row.slot, row.fence, &holder.consumer)));
     }
-    // A process that the session was taken over from may still work under the fence.
+    // After a take-over, the process of the former session may still work under the fence.
     let let_go = !in_grace || holder.fencer == Some(me.session());
     let takes_back = in_grace && is_current && let_go;
     Some(Look::Wanted(Wanted {
@@ -85,8 +87,8 @@ pub(super) fn look_at_permits(call: &Call, me: SlotRef, resource: &str, declarat
     declaration::require_leasable(resource, declaration)?;
     let declared = Some((declaration.kind, declaration.slots));
     let spread = |mut choices: Vec<(i32, Option<LeaseRow>)>| {
-        // Sessions that come at the same time begin with different permits, and a session that comes again begins with
-        // the one that it had.
+        // Sessions that come at the same time begin with different permits. A session that comes again begins with its
+        // last one.
         choices.sort_unstable_by_key(|(slot, _)| *slot);
         let first = me.session().as_bytes().iter().fold(0, |sum, byte| sum + usize::from(*byte)) % choices.len();
         choices.rotate_left(first);
@@ -98,9 +100,9 @@ pub(super) fn look_at_permits(call: &Call, me: SlotRef, resource: &str, declarat
         Glance::Unknown => (),
     }
     let permits = semaphore::survey(call, resource, declaration, &|_| false);
-    // A permit in grace is no reason for a second one.
+    // A session that holds a permit gets no second one for a permit in grace.
     let mine = permits.held.iter().find(|(row, _)| row.session == Some(me.session()));
-    // Its own before a predecessor's: it may not have both.
+    // The session's own permit in grace comes before a predecessor's; the session may not have both.
     let let_go = permits.held.iter().find(|(_, who)| who.fencer == Some(me.session()));
     if let Some(own) =
         mine.into_iter().chain(let_go).chain(&permits.held).find_map(|(row, who)| look_at_own(call, me, row, who))

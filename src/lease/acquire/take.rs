@@ -1,4 +1,5 @@
-//! Taking what a look has found: free, of the dead, or the session's own. Each step answers for some of it.
+//! Taking what a look has found: free leases, those of dead sessions, and the session's own. Each step settles some of
+//! the answers.
 
 use super::grantee::{SESSIONS_FULL, holder};
 use super::look::Wanted;
@@ -13,23 +14,23 @@ use crate::shmem::slots::SlotRef;
 use pgrx::pg_sys::ItemPointerData;
 use std::collections::HashMap;
 
-/// What one call takes for a session.
+/// The leases that one call takes for a session.
 pub(super) struct Taking<'a> {
     pub call: &'a Call,
     pub me: SlotRef,
     pub leases: &'a Leases,
     pub resources: &'a [String],
-    /// What is still to be had, with the index of its resource.
+    /// The resources that are not settled yet, each with its index.
     pub wanted: Vec<(usize, Wanted)>,
-    /// What the session is told of each resource: `busy`, until a step says otherwise.
+    /// The answer for each resource: `busy`, until a step sets another.
     pub answers: &'a mut [Answer],
 }
 
-/// The places of the session by resource, where it is first in line or inherits.
+/// The places of the session by resource, for resources where it is first in line or inherits.
 type Places = HashMap<String, Vec<ItemPointerData>>;
 
 impl Taking<'_> {
-    /// Takes what is free or dead, unless others are in line for it.
+    /// Takes the leases that are free or dead, unless others are in line for them.
     pub fn take(mut self) -> Result<()> {
         spi::require_writes("lease_acquire()")?;
         self.refuse_without_slot();
@@ -43,14 +44,14 @@ impl Taking<'_> {
             }
         };
         let mut places = self.wait_for_turn(&consumer);
-        // Of a semaphore there may be another permit when another session was faster.
+        // If another session was faster, a semaphore may have another permit.
         while !self.wanted.is_empty() {
             self.grant(&consumer, &mut places);
         }
         Ok(())
     }
 
-    /// Refuses what is new to a session that has no slot.
+    /// Refuses new leases to a session that has no slot.
     fn refuse_without_slot(&mut self) {
         self.wanted.retain(|(index, want)| {
             let may = want.own || !self.me.is_stand_in();
@@ -61,7 +62,8 @@ impl Taking<'_> {
         });
     }
 
-    /// Refuses what others are in line for, and sees to what is in grace. Returns the places that go with the rest.
+    /// Refuses leases that others are in line for, and settles those in grace. Returns the session's places in line for
+    /// the rest.
     fn wait_for_turn(&mut self, consumer: &str) -> Places {
         let mut first = line::first_in_line(self.call, self.names(|_| true)).first;
         self.wanted.retain(|(index, want)| {
@@ -86,7 +88,8 @@ impl Taking<'_> {
         those.map(|(index, _)| self.resources[*index].as_str()).collect()
     }
 
-    /// Takes back what the session has let go of with grace, and reserves what a predecessor has.
+    /// Takes back the leases that the session released with grace. Reserves those that a predecessor released with
+    /// grace.
     fn see_to_graces(&mut self, consumer: &str) {
         let Taking { call, me, leases, resources, ref mut wanted, ref mut answers } = *self;
         wanted.retain(|(index, want)| match (want.choices.first(), want.takes_over) {
@@ -101,7 +104,7 @@ impl Taking<'_> {
         });
     }
 
-    /// Tries one choice of each resource that is still wanted.
+    /// Tries to grant one choice of each resource that is still wanted.
     fn grant(&mut self, consumer: &str, places: &mut Places) {
         let Taking { call, me, leases, resources, ref mut wanted, ref mut answers } = *self;
         let candidate = |(index, want): &mut (usize, Wanted)| {
@@ -130,8 +133,8 @@ impl Taking<'_> {
                     if let Some(lease) = want.takes_over {
                         grace::leave(&lease);
                     }
-                    // A fenced transaction of the dead holder may be in the way. A waiter is served when that ends; a
-                    // session without a place is not.
+                    // A fenced transaction of the dead holder may be in the way. When it ends, the worker serves a
+                    // session that has a place; a session without one must ask again.
                     if places.contains_key(resource) {
                         call.seam().in_vain(resource);
                     }

@@ -1,5 +1,5 @@
-//! Places by session. What a session has had of a line stays in the index while an old snapshot is open; below the
-//! floor of that line (see [`crate::session::floor`]) it is not looked at.
+//! Places by session. Former places of a session stay in the index while an old snapshot is open. A walk skips those
+//! below the floor of their line (see [`crate::session::floor`]).
 
 use crate::base::limits;
 use crate::call::Call;
@@ -23,7 +23,7 @@ pub fn table() -> Table {
 }
 
 impl Call {
-    /// Returns the places by resource, in a table that is opened once in a call.
+    /// Returns the table of places by resource. A call opens it once.
     pub fn waiters(&self) -> &Table {
         self.tables.waiters.get_or_init(table)
     }
@@ -35,8 +35,8 @@ fn by_session() -> BySession {
     BySession::open(TABLE, c"_waiters_session", RESOURCE, PLACE)
 }
 
-/// Returns the places of sessions in the lines of resources, pair by pair. They are looked up by key and not by a
-/// statement: its plan may be older than the first waiter, and then reads all places there are.
+/// Returns the places of sessions in the lines of resources, pair by pair. Looks them up by key, not by a statement: a
+/// statement's plan may be older than the first waiter, and then it reads all places.
 pub fn places(resources: &[&str], sessions: &[Uuid]) -> Places {
     let (table, mut places) = (by_session(), Places::new());
     for (resource, session) in resources.iter().zip(sessions) {
@@ -48,7 +48,7 @@ pub fn places(resources: &[&str], sessions: &[Uuid]) -> Places {
     places
 }
 
-/// Returns whether a session may have a place. Places that were given up count until they are cleaned away.
+/// Returns whether a session may have a place. A former place counts until its index entry is removed.
 pub fn may_wait(session: Uuid) -> bool {
     by_session().table.has_entry(&[Key::Uuid(session)])
 }

@@ -1,4 +1,4 @@
-//! Walking along a line: which session is first in it.
+//! Walks along lines: which session is the first in each.
 
 use super::places::{self, PLACE, SESSION, TABLE, places};
 use crate::base::limits;
@@ -12,20 +12,20 @@ use pgrx::pg_sys::ItemPointerData;
 use std::cell::Cell;
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-/// The first in line for a resource; or a session that may not be granted to, whose place is a successor's, so that no
+/// The first in line for a resource. Or a session that may not be granted to, but whose place is a successor's: then no
 /// session behind it is first.
 pub struct First {
     pub session: Uuid,
-    /// All its places there, if the walk to the first of them has reached the end of the line.
+    /// All places of the session in the line, if the walk to the first of them has reached the end of the line.
     places: Option<Vec<ItemPointerData>>,
 }
 
-/// The first in line for each of some resources. By name: rows that are next to each other in an index are in the
+/// The first in line for each resource. The map is sorted by name, because neighbouring rows of an index share the
 /// processor's cache.
 #[derive(Default)]
 pub struct Line {
     pub first: BTreeMap<String, First>,
-    /// Resources that are waited for only in places that open transactions are giving up, and may have back.
+    /// Resources whose only places are being given up by open transactions; a rollback restores these places.
     pub leaving: Vec<String>,
 }
 
@@ -34,10 +34,10 @@ pub fn first_in_line(call: &Call, resources: Vec<&str>) -> Line {
     next_in_line(call, resources, &HashSet::new())
 }
 
-/// The same where some sessions may not be granted to.
+/// Returns the first in line for each of the resources, where the sessions `but` may not be granted to.
 pub fn next_in_line(call: &Call, resources: Vec<&str>, but: &HashSet<Uuid>) -> Line {
     let table = call.waiters();
-    // Mostly no session waits, for the one or at all. A look into the key tells that for less than a scan costs.
+    // Usually no session waits for the resource, or for any. A look at the index tells that faster than a scan.
     let all_or_one = if let [one] = *resources { Some(Key::Text(one)) } else { None };
     if !table.has_entry(all_or_one.as_slice()) {
         return Line::default();
@@ -48,24 +48,24 @@ pub fn next_in_line(call: &Call, resources: Vec<&str>, but: &HashSet<Uuid>) -> L
     Line { first, leaving: lines.leaving }
 }
 
-/// The lines, as they are walked one after the other. Whether a session may be granted to is asked once: many resources
-/// may have few waiters. The answer holds only for the time of these walks.
+/// The lines, walked one after the other. The walks ask only once whether a session may be granted to, because many
+/// resources may have few waiters. The answer holds only during these walks.
 pub struct Lines<'a> {
     call: &'a Call,
     but: Option<&'a HashSet<Uuid>>,
     turns: FnvHashMap<Uuid, Turn>,
-    /// As of [`Line`].
+    /// As in [`Line`].
     pub leaving: Vec<String>,
 }
 
-/// What a walk has to know of a session that has a place.
+/// What a walk needs to know of a session that has a place.
 #[derive(Clone, Copy)]
 struct Turn {
-    /// Whether no session behind it is served: it may be granted to, or its successor may.
+    /// Whether no session behind this one may be served: this one may be granted to, or its successor may.
     has: bool,
-    /// Whether its places may be a successor's since the walk began. A take-over that moves places has deleted the row
-    /// of their session, at the latest in the same transaction: while that row is there, they are where the walk shows
-    /// them.
+    /// Whether its places may have moved to a successor since the walk began. A take-over that moves places has deleted
+    /// the row of their session, at the latest in the same transaction. So while that row exists, the places are where
+    /// the walk shows them.
     may_have_moved: bool,
 }
 
@@ -79,8 +79,8 @@ impl Lines<'_> {
         loop {
             let known = self.turns.len();
             let walked = self.walk(resource);
-            // A walk shows places as they were when it began. A place that it passed over may be a successor's since,
-            // and no longer that of the session without a turn. Another walk shows it so.
+            // A walk shows places as they were when it began. It may have passed over a place that has since moved from
+            // a session without a turn to a successor. Another walk shows the successor.
             if walked.may_have_moved && self.turns.len() > known {
                 continue;
             }
@@ -101,8 +101,9 @@ impl Lines<'_> {
                 has_row.set(row.is_some());
                 row.is_some_and(|row| call.is_eligible(&row))
             };
-            // In this order: a take-over that is rolled back meanwhile is seen open, or its session lives. So does a
-            // session that was left out for such an end, whose guard is released a little later.
+            // The order of these checks matters. If a take-over is rolled back meanwhile, the checks see it open, or
+            // see that its session lives. A session that was left out for such an end also counts; its guard is
+            // released a little later.
             let has = !is_left_out && lives()
                 || succession::has_successor(call, *session)
                 || lives() && !(is_left_out && session::ending::is_ending(*session));
@@ -137,18 +138,18 @@ impl Lines<'_> {
     }
 }
 
-/// What a walk along a line has found.
+/// The result of a walk along a line.
 #[derive(Default)]
 struct Walked {
     first: Option<First>,
-    /// Whether a place came before that whose session has no turn, and which may be a successor's by now.
+    /// Whether the walk passed a place of a session without a turn that may be a successor's by now.
     may_have_moved: bool,
-    /// Whether a place came before that which an open transaction is giving up.
+    /// Whether the walk passed a place that an open transaction is giving up.
     leaving: bool,
 }
 
-/// Shows the places of a line, in order, until `visit` has an answer. Without a floor the line may prove to have one,
-/// which the walk ends before.
+/// Shows the places of a line to `visit`, in order, until `visit` returns an answer. Without `floor` it may find a
+/// floor behind the first places; then it returns the floor, and the caller walks again from there.
 fn walk_line(
     table: &Table,
     resource: &str,
@@ -168,7 +169,7 @@ fn walk_line(
                 let place = table.row().required::<i64>(PLACE);
                 if may_ask && place >= 0 {
                     may_ask = false;
-                    // By a table of its own, as this one is being walked.
+                    // The walk of `table` is still open.
                     let key = |from| vec![Key::Text(resource), Key::From(from)];
                     let floor = floor::raise(floor::lane(TABLE, resource), &places::table(), PLACE, key);
                     if floor > place {
@@ -181,7 +182,7 @@ fn walk_line(
     }
 }
 
-/// Returns the places of the first in line, for each of the resources.
+/// Returns the places of the first in line, by resource.
 pub fn places_of_first(first: &BTreeMap<String, First>) -> HashMap<String, Vec<ItemPointerData>> {
     let (mut found, mut unknown) = (HashMap::new(), (Vec::new(), Vec::new()));
     for (resource, First { session, places }) in first {

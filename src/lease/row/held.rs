@@ -1,8 +1,8 @@
-//! The leases by who has them, and the free ones of a name.
+//! The leases by holder, and the free slots of a name.
 //!
-//! What a session has had stays in the index by sessions while an old snapshot is open. Where that shows in vain what
-//! the session has had of a seat, the seat is asked who has it. A semaphore's free permits are read from the end, where
-//! those are that were given back last.
+//! Former leases of a session stay in the index by sessions while an old snapshot is open. If a walk meets an old
+//! version of a seat there, it asks the index by seats who holds it, and goes on behind it. A semaphore's free permits
+//! are read from the end of their index, where the latest released ones are.
 
 use super::{LeaseRow, Leases, Probe, Seat, column};
 use crate::pg::catalog;
@@ -11,7 +11,7 @@ use crate::pg::text::Text;
 use pgrx::Uuid;
 use pgrx::pg_sys::Oid;
 
-/// The leases by who has them.
+/// The leases by holder.
 pub struct Held(Table);
 
 impl Held {
@@ -19,14 +19,14 @@ impl Held {
         Held(Table::open(c"_leases", c"_leases_session"))
     }
 
-    /// Shows what a session has, in the order of names, those behind one if it is given.
+    /// Shows the leases of a session in the order of names; only names after `after`, if given.
     pub fn each<T>(
         &self,
         session: Uuid,
         after: Option<&str>,
         mut visit: impl FnMut(String, LeaseRow) -> Option<T>,
     ) -> Option<T> {
-        // Nothing has an empty name.
+        // No resource has an empty name.
         let mut after = after.unwrap_or_default().to_owned();
         let mut show = |name: &str, probe| match probe {
             Probe::Row(row) => visit(name.to_owned(), row),
@@ -47,7 +47,7 @@ impl Held {
         }
     }
 
-    /// Shows what a session has of one resource, from a slot on.
+    /// Shows the slots that a session holds of one resource, from a slot on.
     fn each_of<T>(
         &self,
         sight: Sight,
@@ -59,7 +59,7 @@ impl Held {
         let mut from = from;
         loop {
             let key = [Key::Uuid(session), Key::Text(resource), Key::IntFrom(from)];
-            // Before 0.3.0 the index had no slots, and the first look is the last.
+            // Before 0.3.0 the index had no slots; then the first look shows all of them.
             let key = &key[..key.len().min(self.0.key_columns())];
             match self.seats(sight, session, key, visit) {
                 Went::Answer(answer) => return Some(answer),
@@ -69,8 +69,8 @@ impl Held {
         }
     }
 
-    /// Shows the rows of a key, until a seat has been had so often that it is better asked: shows what is said there,
-    /// and the seat that comes next.
+    /// Shows the rows of a key, until it meets an old version of a seat. Then it shows what the index by seats says of
+    /// this seat, and returns the seat after it.
     fn seats<T>(
         &self,
         sight: Sight,
@@ -110,15 +110,15 @@ impl Held {
     }
 }
 
-/// How far the seats of a session have been shown.
+/// How a walk along the seats of a session ended.
 enum Went<T> {
     Answer(T),
-    /// Up to this slot of a resource.
+    /// The walk goes on from this slot of the resource.
     To(String, i32),
     End,
 }
 
-/// Returns where up to `most` leases of sessions are, after the first `skip`, with fence and session.
+/// Returns up to `most` leases of sessions, after the first `skip`: their seats and rows.
 pub fn held_by(sessions: &[Uuid], most: usize, skip: usize) -> Vec<(Seat, LeaseRow)> {
     let (held, mut rows, mut passed) = (Held::open(), Vec::new(), 0);
     for session in sessions {
@@ -136,8 +136,9 @@ pub fn held_by(sessions: &[Uuid], most: usize, skip: usize) -> Vec<(Seat, LeaseR
     rows
 }
 
-/// Returns up to `most` rows of free slots of a declared resource, and whether these are all. Or fewer: where many that
-/// were free are in use, others are not looked for. None where versions before 0.3.0 have not made the index.
+/// Returns up to `most` rows of free slots of a declared resource, and whether these are all. There may be fewer: an
+/// old entry of a slot that is in use again counts as one of `most`. Returns none if the index does not exist, as
+/// before 0.3.0.
 pub fn free_rows(resource: &str, most: usize) -> (Vec<LeaseRow>, bool) {
     let (index, mut rows) = (c"_leases_free", Vec::new());
     if catalog::relation(index) == Oid::INVALID {
@@ -155,8 +156,8 @@ pub fn free_rows(resource: &str, most: usize) -> (Vec<LeaseRow>, bool) {
     (rows, false)
 }
 
-/// Returns whether a session has a slot of a resource, or another transaction may be giving it one or taking one from
-/// it.
+/// Returns whether a session holds a slot of a resource, or another transaction may be giving it one or taking one
+/// away.
 pub fn may_have_any(resource: &str, session: Uuid) -> bool {
     let held = Held::open();
     [Sight::Dirty, Sight::Latest]
@@ -164,8 +165,8 @@ pub fn may_have_any(resource: &str, session: Uuid) -> bool {
         .any(|sight| held.each_of(sight, session, resource, 0, &mut |_, _| Some(())).is_some())
 }
 
-/// Returns whether a session has a slot of a resource, also while another transaction takes it away or gives it. Where
-/// another transaction is giving a slot to a session that no row names yet, `is_given` tells whether it is this one.
+/// Returns whether a session holds a slot of a resource, even if another transaction is taking it away or giving it. If
+/// another transaction is giving a slot to a session that no row names yet, `is_given` tells whether to this one.
 pub fn has_or_had_any(resource: &str, session: Uuid, is_given: impl Fn() -> bool) -> bool {
     let held = Held::open();
     let concerns = |probe| match probe {
@@ -179,12 +180,12 @@ pub fn has_or_had_any(resource: &str, session: Uuid, is_given: impl Fn() -> bool
         .any(|sight| held.each_of(sight, session, resource, 0, &mut visit).is_some())
 }
 
-/// Returns the rows of the leases that a session has of one resource.
+/// Returns the rows of the leases that a session holds of one resource.
 pub fn of_session(resource: &str, session: Uuid) -> Vec<LeaseRow> {
     some_of_session(resource, session, usize::MAX)
 }
 
-/// The same, up to so many.
+/// Returns up to `most` rows of the leases that a session holds of one resource.
 pub fn some_of_session(resource: &str, session: Uuid, most: usize) -> Vec<LeaseRow> {
     let mut found = Vec::new();
     Held::open().each_of(Sight::Latest, session, resource, 0, &mut |_, probe| {

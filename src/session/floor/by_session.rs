@@ -1,5 +1,5 @@
-//! Rows of lines by session, in the order of sessions, lines and numbers. What a session has had in a line stays in the
-//! index while an old snapshot is open; below the floor of that line it is not looked at.
+//! Rows of lines by session, in the order of sessions, lines and numbers. Deleted rows of a session stay in the index
+//! while an old snapshot is open. A walk skips those below the floor of their line.
 
 use super::{lane, of};
 use crate::pg::table::{Key, Sight, Stand, Table, Tuple};
@@ -10,15 +10,15 @@ use std::ffi::CStr;
 pub struct BySession {
     name: &'static CStr,
     pub table: Table,
-    /// The columns of the table that name the line, and number the row.
+    /// The columns of the line's name and of the row's number.
     line: usize,
     number: usize,
 }
 
-/// How far rows have been shown.
+/// How a walk ended.
 enum Went<T> {
     Answer(T),
-    /// Up to a line whose rows count only from this number on.
+    /// The walk met a line whose rows count only from this number on.
     Below(String, i64),
     End,
 }
@@ -28,9 +28,9 @@ impl BySession {
         BySession { name, table: Table::open(name, index), line, number }
     }
 
-    /// Shows the rows of a session in the order of lines, until `visit` has an answer.
+    /// Shows the rows of a session to `visit`, in the order of lines, until `visit` returns an answer.
     pub fn each<T>(&self, session: Uuid, visit: &mut impl FnMut(&Tuple) -> Option<T>) -> Option<T> {
-        // Nothing has an empty name.
+        // No line has an empty name.
         let mut after = String::new();
         loop {
             match self.walk(&[Key::Uuid(session), Key::After(&after)], visit) {
@@ -47,7 +47,7 @@ impl BySession {
         }
     }
 
-    /// The same in one line, from a number on.
+    /// Shows the rows of a session in one line, from a number on, until `visit` returns an answer.
     pub fn each_of<T>(
         &self,
         session: Uuid,
@@ -65,8 +65,8 @@ impl BySession {
         }
     }
 
-    /// Shows the rows of a key. Before 0.3.0 the index had no numbers, or sessions alone: then one walk shows all there
-    /// is, of each line.
+    /// Shows the rows of a key. Before 0.3.0 the index had no numbers, or sessions alone; then one walk shows every row
+    /// of every line.
     fn walk<T>(&self, key: &[Key], visit: &mut impl FnMut(&Tuple) -> Option<T>) -> Went<T> {
         let can_go_on = self.table.key_columns() > 2;
         let key = &key[..key.len().min(self.table.key_columns())];
