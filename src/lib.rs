@@ -1,20 +1,20 @@
-//! eskit_lease: competing consumers for PostgreSQL. Sessions with one heartbeat for everything, leases with fencing
-//! tokens that hold at commit time, hand-over in milliseconds.
+//! eskit_lease: competing consumers for PostgreSQL. It has sessions with one heartbeat for everything, leases with
+//! fencing tokens that hold at commit time, and hand-over within milliseconds.
 //!
-//! Data flows one way: an SQL function in a concept module ([`session`], [`lease::verbs`], [`lease::fence`],
-//! [`lease::line`]), one parameterised statement through [`pg::spi`], rows. A heartbeat stops at [`shmem`], the shared
-//! memory. [`seam`] joins the two when a transaction ends, and the [`worker`] calls the same modules as everybody else.
-//! Each module's head says its protocol.
+//! Data flows one way: from an SQL function in a concept module ([`session`], [`lease::verbs`], [`lease::fence`],
+//! [`lease::line`]) through one parameterised statement of [`pg::spi`] to the rows. A heartbeat stops at [`shmem`], the
+//! shared memory. [`seam`] joins the two when a transaction ends. The [`worker`] calls the same modules as the SQL
+//! functions. The head of each module describes its protocol.
 //!
 //! A module imports only from floors below its own, which `pg_test/lint` proves. A floor is a folder; from low to high:
 //!
 //! 1. [`base`]: errors, settings, intervals
 //! 2. [`pg`]: PostgreSQL's C: SPI, tables, the catalog, lock tags, values
 //! 3. [`keys`]: the folds of names, pure
-//! 4. [`shmem`]: who lives: shared memory, where heartbeats stop
-//! 5. [`seam`]: what shared memory is told when a transaction ends
+//! 4. [`shmem`]: which sessions live: shared memory, where heartbeats stop
+//! 5. [`seam`]: what shared memory learns when a transaction ends
 //! 6. [`call`]: one call of a verb
-//! 7. [`session`]: rows of sessions, and who lives among them
+//! 7. [`session`]: rows of sessions, and which of them live
 //! 8. [`lease`]: leases, semaphores and locks, with their fences
 //! 9. [`group`], [`bridge`], [`execution`], [`position`], [`fenced`]: a concept each; none imports another
 //! 10. [`item`]: queues of work items; a queue may be bound to a group
@@ -45,7 +45,7 @@ use pgrx::prelude::*;
 ::pgrx::pg_module_magic!(name, version);
 
 extension_sql_file!("../sql/schema.sql", name = "schema", bootstrap);
-/// Where pgrx looks for the schema that functions name; schema.sql makes it.
+/// pgrx looks here for the schema that functions name; schema.sql creates it.
 #[pg_schema]
 mod eskit_lease {}
 
@@ -62,8 +62,8 @@ extension_sql_file!(
 extension_sql_file!("../sql/watching.sql", name = "watching", requires = ["views"]);
 extension_sql_file!("../sql/functions.sql", name = "functions", finalize);
 
-/// Without shared_preload_libraries the keys work, and so do dump, restore and upgrade; the rest says what is missing
-/// when called.
+/// Sets the library up. Without shared_preload_libraries the functions of keys work, and so do dump, restore and
+/// upgrade. All other functions raise an error that says what is missing.
 #[pg_guard]
 pub extern "C-unwind" fn _PG_init() {
     lease::kind::register(&group::OfGroups, &bridge::OfBridges);

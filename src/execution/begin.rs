@@ -29,12 +29,13 @@ static AGAIN: Statement = Statement::writes(
     &[TEXTOID, UUIDOID, TEXTOID, TEXTOID, BOOLOID, INT8OID],
 );
 
-/// Tries for a stripe, half a millisecond apart. It is held for the time of a call, also by calls for other names, and
-/// a key that no session runs must not be said to be running. So this is for a call that hangs.
+/// How often a call tries to lock a stripe, half a millisecond apart: five seconds in all. Another call holds the
+/// stripe only while it runs, possibly for another key. Giving up early would refuse a key as in flight that no session
+/// runs. Only a call that hangs uses up all tries.
 const STRIPE_TRIES: u32 = 10_000;
 
 row::composite! {
-    /// What execution_begin says.
+    /// The answer of execution_begin.
     Answer = "eskit_lease.execution_answer" {
         first: bool,
         state: Text,
@@ -54,8 +55,8 @@ impl Answer {
     }
 }
 
-/// Begins an attempt of a key whose stripe this call has, or whose row, where it has been tried under the fence
-/// `before`.
+/// Begins an attempt of a key. `before`: the fence of the former attempt, if the key has a row; the caller has then
+/// locked that row. Otherwise the caller holds the key's stripe.
 fn start(
     call: &Call,
     executions: &Executions,
@@ -91,8 +92,8 @@ fn start(
     Ok(Answer { first: true, state: State::Running.name().into(), fence: Some(fence), result: None, started_at })
 }
 
-/// Begins another attempt by the row's place: nothing of the one before is left but that it was. `None` where that
-/// takes a statement.
+/// Begins another attempt by changing the row at its place. Only the number of attempts is kept of the former one.
+/// Returns `None` if a statement must do it.
 fn again(
     executions: &Executions,
     me: &SessionRow,
@@ -120,7 +121,7 @@ fn again(
     Some((fence, started_at.try_into().ok()))
 }
 
-/// Whether the stripe is had, which other calls have for a moment.
+/// Tries to lock a stripe, which other calls hold for a moment. Returns whether it is locked.
 fn had(stripe: Guard) -> bool {
     (0..STRIPE_TRIES).any(|_| {
         let had = stripe.try_lock(Mode::Exclusive);
@@ -132,8 +133,8 @@ fn had(stripe: Guard) -> bool {
     })
 }
 
-/// Whether what became of the attempt before is part of what this transaction reads; where each statement has a
-/// snapshot of its own, the next one sees it.
+/// Returns whether this transaction's snapshot includes the end of the former attempt. Under READ COMMITTED each
+/// statement has a snapshot of its own, so the next one includes it.
 fn is_seen(row: &Execution) -> bool {
     transaction::sees(row.made_by)
 }

@@ -26,8 +26,8 @@ static RESOLVE: Statement = Statement::writes(
     &[TEXTOID, TEXTOID, JSONBOID, TEXTOID, INT8OID],
 );
 
-/// Whether the attempt under a fence is this transaction's to end. False: it has ended in one of these ways already,
-/// under this very fence.
+/// Returns whether this transaction may end the attempt under a fence. False: the attempt has already ended in one of
+/// the ways of `ended`, under this very fence.
 fn claim(call: &Call, key: &str, fence: i64, ended: &[State]) -> Result<bool> {
     let in_flight = || ErrorReport::from(Error::AttemptInFlight { key: key.to_owned() });
     let lost = |why: String| {
@@ -47,8 +47,8 @@ fn claim(call: &Call, key: &str, fence: i64, ended: &[State]) -> Result<bool> {
         }
     };
     if row.state != State::Running {
-        // Its session may be no more.
-        // Of no role only superusers are members.
+        // The session may be gone, so the row says which role the attempt is of. If that role is dropped, only
+        // superusers pass.
         if !role::acts_as(call.caller, role_of_name(&row.role)) {
             return Err(Error::Foreign { owner: row.role, resource: None }.into());
         }
@@ -59,7 +59,7 @@ fn claim(call: &Call, key: &str, fence: i64, ended: &[State]) -> Result<bool> {
     if !call.fencer(at).try_lock(Mode::Shared) || !executions.lock(&row) {
         return Err(in_flight());
     }
-    // Ended by this very transaction.
+    // This very transaction has ended the session.
     if seam::has_ended(at.session()) {
         return Err(lost(row.why_over()));
     }
@@ -74,7 +74,7 @@ fn state(state: State) -> Option<Datum> {
     Value::Text(state.name()).datum()
 }
 
-/// A result that is not too large.
+/// Refuses a result that is too large.
 fn require_size(key: &str, result: Option<&Jsonb>) -> Result<()> {
     match result.map_or(0, Jsonb::text_length) {
         0..=limits::MAX_RESULT => Ok(()),

@@ -2,8 +2,8 @@
 //!
 //! Files, low to high: mod, begin, end.
 //!
-//! A key has a row from its first attempt on. An attempt is a session's, as a lease is, and has a fence; what is
-//! written to end it is the row, so nothing is written while it runs, and nothing when its session dies:
+//! A key has a row from its first attempt on. An attempt belongs to a session and has a fence, as a lease does. Nothing
+//! is written while it runs, nor when its session dies. Only its end changes the row:
 //!
 //! | the row says       | its session | `execution_begin` answers                                          |
 //! |--------------------|-------------|--------------------------------------------------------------------|
@@ -13,21 +13,23 @@
 //! | `running`          | dead        | `in_doubt`; with `retry_in_doubt`, `first`: another attempt        |
 //! | `done`, `failed`   |             | that, and the result                                               |
 //! | `retry`            |             | `first`: another attempt                                           |
-//! | not committed yet  |             | `running`: its transaction will have it so, or not                 |
+//! | not committed yet  |             | `running`: the open transaction decides whether it stays           |
 //!
-//! Exactly one session begins an attempt. Of a new key, because the call that makes its row has the key's stripe
-//! meanwhile (see [`crate::lease::grant`]) and looks again under it, what is not committed included. Of a known one,
-//! because the row is locked as it was read. Neither is waited for. The index is unique by key and fence, and not by
-//! key: PostgreSQL looks at all versions with the same unique key at each change, and there are thousands while an old
-//! snapshot is open. Fences grow, so the version that counts is the last of its key.
+//! **Exactly one session begins an attempt.** A call that makes the row of a new key holds the key's stripe meanwhile
+//! (see [`crate::lease::grant`]). Under it the call looks again, also at uncommitted rows. A call that begins another
+//! attempt locks the row as it has read it. Neither call waits for a transaction.
 //!
-//! Another attempt needs a row that is part of what a transaction with one snapshot reads, as the check of a fence
-//! does. Else it would rest on data from before the attempt that it goes on from. Rolled back, it was never begun; in
-//! the transaction that does the work, work and key stand or fall together.
+//! The index is unique by key and fence, not by key alone. With a unique key PostgreSQL would check all versions of it
+//! at each change, and an old snapshot may keep thousands. Fences grow, so the last version of a key is the one that
+//! counts.
 //!
-//! An attempt ends under its fence only, while its session lives. That is looked at with S(session) in share mode and
-//! the row locked, to the end of the transaction. Before that no other transaction ends the session, begins another
-//! attempt or resolves this one. So what was told to have been finished is, and a zombie's finish is refused.
+//! Another attempt requires that the transaction's snapshot includes the row, as the check of a fence does. Otherwise
+//! the attempt would rest on data older than the former attempt. If the transaction rolls back, the attempt has never
+//! begun. If it also does the work, work and key stand or fall together.
+//!
+//! **An attempt ends only under its fence, while its session lives.** The ending transaction holds S(session) in share
+//! mode and the row, to its end. Until then no other transaction can end the session, begin another attempt or resolve
+//! this one. So an answer that the attempt is finished is true, and the finish of a zombie is refused.
 
 mod begin;
 mod end;
@@ -43,14 +45,14 @@ use pgrx::Uuid;
 use pgrx::datum::TimestampWithTimeZone;
 use pgrx::pg_sys::{Datum, FLOAT8OID, INT8OID, ItemPointerData, TIMESTAMPTZOID, TransactionId};
 
-/// What is done or resolved, and older than so many seconds; up to so many rows.
+/// Deletes keys that were done or resolved more than so many seconds ago, up to so many rows.
 pub static RETIRE: Statement =
     Statement::tidies(include_str!("../../sql/query/execution/retire.sql"), &[FLOAT8OID, INT8OID, TIMESTAMPTZOID]);
-/// How long the oldest of them is done or resolved, in seconds.
+/// Returns for how many seconds the oldest such key has been done or resolved.
 pub static OLDEST: Statement =
     Statement::reads(include_str!("../../sql/query/execution/oldest.sql"), &[TIMESTAMPTZOID]);
 
-/// How often a row that is just being moved is looked for.
+/// How often a key is looked for when a transaction may just be moving its row.
 const PROBES: usize = 3;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -91,7 +93,7 @@ struct Execution {
     fence: i64,
     retry_in_doubt: bool,
     started_at: Option<TimestampWithTimeZone>,
-    /// Of what is done.
+    /// Only of an attempt that is done.
     result: Option<Jsonb>,
     resolved_by: Option<String>,
     /// The transaction that made this version of the row.
@@ -116,13 +118,13 @@ impl Execution {
         }
     }
 
-    /// Whether it is running, and its session lives.
+    /// Returns whether the attempt is running and its session lives.
     fn lives(&self, call: &Call) -> bool {
         let alive = || session::row(self.session).is_some_and(|session| call.standing_of(&session).is_some());
         self.state == State::Running && alive()
     }
 
-    /// What has become of an attempt that is not under way any more.
+    /// Says how an attempt ended that is over.
     fn why_over(&self) -> String {
         match (&self.resolved_by, self.state) {
             (Some(by), _) => format!("It has been resolved as {} by role \"{by}\".", self.state.name()),
@@ -137,15 +139,15 @@ fn now() -> Option<Datum> {
     Some(clock::timestamp().into())
 }
 
-/// What stands for a key, what others have not committed included.
+/// The state of a key, uncommitted rows of other transactions included.
 enum Probe {
     Absent,
-    /// Another transaction has it in hand.
+    /// Another transaction is making or changing the row.
     InFlight,
     Row(Execution),
 }
 
-/// Columns that are changed after the first attempt has begun.
+/// Columns that change after the first attempt has begun.
 mod column {
     pub const STATE: i32 = 2;
     pub const SESSION: i32 = 3;
@@ -169,7 +171,7 @@ impl Executions {
         Executions(Table::open(c"_executions", c"_executions_pkey"))
     }
 
-    /// The columns of the index: before 0.3.0 the key alone.
+    /// Returns the index key of a row. Before 0.3.0 the index had the key alone.
     fn key<'a>(&self, key: &'a str, fence: i64) -> Vec<Key<'a>> {
         let mut columns = vec![Key::Text(key), Key::Long(fence)];
         columns.truncate(self.0.key_columns());
@@ -180,7 +182,7 @@ impl Executions {
         for _ in 0..PROBES {
             match self.look(key) {
                 Some(probe) => return probe,
-                // A dirty scan cannot say that there is no row.
+                // A dirty scan alone cannot prove that there is no row.
                 None if self.0.find(Sight::Latest, &[Key::Text(key)], |_, _| Some(())).is_none() => {
                     return Probe::Absent;
                 }
@@ -190,8 +192,8 @@ impl Executions {
         Probe::InFlight
     }
 
-    /// Returns what the last versions of the row say; `None` where the row may just be moved. Where a version was
-    /// deleted before the look began, all under lower fences are gone too, and are not looked at.
+    /// Returns the state that the last versions of the row show, or `None` if a transaction may just be moving it. If
+    /// one version was deleted before the look began, so were all under lower fences: the look skips them.
     fn look(&self, key: &str) -> Option<Probe> {
         let (moment, key, in_order) = (Moment::now(), [Key::Text(key)], self.0.key_columns() > 1);
         let mut walk = self.0.walk_versions(Sight::Dirty, &key).backward();
@@ -217,12 +219,12 @@ impl Executions {
         (!moved).then_some(Probe::Absent)
     }
 
-    /// Changes the row of a key and a fence, which the caller has locked. `None` where that takes a statement.
+    /// Changes the row of a key and a fence, which the caller has locked. Returns `None` if a statement must do it.
     fn change(&self, key: &str, fence: i64, changes: impl Fn(&Tuple) -> Vec<Change>) -> Option<u64> {
         self.0.update_rows(&self.key(key, fence), |row| Some(changes(row)))
     }
 
-    /// Locks the row if it is still as it was read, and no other transaction has it.
+    /// Locks the row if it has not changed since it was read and no other transaction has locked it.
     fn lock(&self, row: &Execution) -> bool {
         self.0.lock(row.tid, false) == Locked::Mine
     }

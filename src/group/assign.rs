@@ -1,14 +1,14 @@
 //! Assignments: pure functions of the members and of the present owners. Every process that computes one, on any
-//! server, computes the same.
+//! server, gets the same result.
 //!
-//! Members are ranked by their ids, never by where they stand in a list. Of P partitions each of N members gets P / N,
-//! and P % N of them get one more.
+//! Members are ranked by their ids, never by their place in a list. Of P partitions each of N members gets P / N, and P
+//! % N members get one more.
 //!
-//! Who gets one more decides everything where groups have few partitions: a hundred groups of one would all go to one
-//! member, the first of the ids, or the first that came. So within a named group the sticky assignor ranks members by a
-//! hash of the group's name and theirs, and the first of that rank get one more, whatever they have now. A member that
-//! leaves changes nothing between those that stay: no share becomes smaller. One that comes may get one more than the
-//! fewest moves would give it, and no other partition moves for that.
+//! The choice of the members that get one more decides everything in small groups. By ids alone, or by age, one member
+//! would own all of a hundred groups of one partition. So within a named group the sticky assignor ranks members by a
+//! hash of the group's name and theirs. The first in that rank get one more, whatever they own now. When a member
+//! leaves, no other share becomes smaller, so no partition moves between the members that stay. A member that joins may
+//! get one partition more than with the fewest moves possible; no other partition moves for that.
 
 use crate::base::error::{Error, Result};
 use crate::base::limits;
@@ -22,9 +22,9 @@ use std::iter::repeat_n;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Assignor {
-    /// Neighbouring partitions to each member, whatever it owns now.
+    /// Gives each member neighbouring partitions, whatever it owns now.
     Range,
-    /// As few partitions change hands as balance allows.
+    /// Moves as few partitions as balance allows.
     Sticky,
 }
 
@@ -35,7 +35,7 @@ impl Assignor {
         Assignor::ALL.into_iter().find(|assignor| assignor.name() == name)
     }
 
-    /// The assignor of a name, or an error that says which there are.
+    /// Returns the assignor of a name, or an error that lists the known names.
     pub fn named(name: &str) -> Result<Assignor> {
         let known = || Assignor::ALL.map(Assignor::name).join(" and ");
         Assignor::parse(name).ok_or_else(|| Error::Assignor { name: name.to_owned(), known: known() }.into())
@@ -49,18 +49,18 @@ impl Assignor {
     }
 }
 
-/// What ranks a member within a group, before its id.
+/// Ranks a member within a group, before its id does.
 type Lot = (i64, i64);
 
-/// The lots of a group's members: by their names, and behind these, after a NUL, by what tells two of one name apart.
+/// Returns the lot of a member: a hash of its name, which ends at a NUL, then one of its whole id. The second tells
+/// members of one name apart.
 pub fn lot(group: &str, id: &str) -> Lot {
     let hash = |of: &str| keys::fold_sha256(&format!("{group}:{of}"));
     (hash(id.split('\0').next().unwrap_or_default()), hash(id))
 }
 
-/// Returns the new owner of each partition, given its present one, as an index into `members`, which are distinct.
-/// `None` only if there are no members. Owners that are not among the members do not count. `lot`: of a group that has
-/// a name.
+/// Returns the new owner of each partition as an index into `members`, which must be distinct. `None` appears only if
+/// there are no members. Owners that are not among the members do not count. `lot`: given for a group that has a name.
 pub fn assign<Id: Ord + Hash>(
     assignor: Assignor,
     members: &[Id],
@@ -92,7 +92,7 @@ fn is_balanced(members: usize, ranks: &[Option<usize>]) -> bool {
     owned.iter().sum::<usize>() == all && owned.iter().all(|owned| (share..=share + 1).contains(owned))
 }
 
-/// Rank i owns the partitions from i * P / N, rounded down, to before (i + 1) * P / N.
+/// Gives rank i the partitions from i * P / N, rounded down, to before (i + 1) * P / N.
 fn range(members: usize, partitions: usize) -> Vec<Option<usize>> {
     if members == 0 {
         return vec![None; partitions];
@@ -101,11 +101,11 @@ fn range(members: usize, partitions: usize) -> Vec<Option<usize>> {
     (0..members).flat_map(|rank| repeat_n(Some(rank), start(rank + 1) - start(rank))).collect()
 }
 
-/// Takes and gives the rank of each partition's owner.
+/// Maps the rank of each partition's present owner to the rank of its new owner.
 ///
-/// A member keeps what fits into its share. The larger shares go first to those who have enough to fill them, since
-/// only there they save a move; that makes the moves the fewest possible. Or they go by rank: that makes them the
-/// fewest possible for these shares.
+/// A member keeps the partitions that fit into its share. Without `by_rank` the larger shares go first to the members
+/// that own enough to fill them. Only there does a larger share save a move, so the moves are the fewest possible. With
+/// `by_rank` the larger shares go by rank, and the moves are the fewest possible for these shares.
 fn sticky(members: usize, mut owners: Vec<Option<usize>>, by_rank: bool) -> Vec<Option<usize>> {
     if members == 0 {
         return owners;
@@ -151,7 +151,7 @@ fn partition_assign_in(
     Ok(Texts { elements: assign(assignor, &members, &owners, lot), texts: members })
 }
 
-/// As versions up to 0.2.0 declare it.
+/// Has the signature that versions up to 0.2.0 declare.
 #[pg_extern(sql = false)]
 fn partition_assign(assignor: Option<Text>, members: Option<TextArray>, owners: Option<TextArray>) -> Result<Texts> {
     partition_assign_in(assignor, members, owners, Some(Text(String::new())))

@@ -1,24 +1,24 @@
-//! What is bound to groups: queues of work items, which stand above this floor. They fill [`Bound`], and lib.rs
+//! Groups may have queues of work items bound to them. Queues are on a higher floor, so they fill [`Bound`], and lib.rs
 //! registers it.
 
 use crate::base::error::Result;
 use crate::call::Call;
 use std::sync::OnceLock;
 
-/// What a group asks of queues that are bound to it.
+/// The questions that a group asks about its queues.
 pub trait Bound: Sync {
-    /// Refuses to drop a group that queues are bound to. The caller has deleted its declaration.
+    /// Refuses to drop a group that has queues. The caller has deleted the declaration of the group.
     fn require_unbound(&self, _: &Call, _group: &str) -> Result<()> {
         Ok(())
     }
 
-    /// Returns whether queues of a group have items, apart from those that open transactions add.
+    /// Returns whether the queues of a group have items, not counting those that open transactions add.
     fn has_items(&self, _: &Call, _group: &str) -> bool {
         false
     }
 
-    /// Refuses to resize a group whose queues have items, which would no longer be where their keys belong. The caller
-    /// has changed its declaration.
+    /// Refuses to resize a group whose queues have items: the partitions of their keys would change. The caller has
+    /// changed the declaration of the group.
     fn require_no_items(&self, _: &Call, _group: &str) -> Result<()> {
         Ok(())
     }
@@ -35,7 +35,7 @@ pub fn register(queues: &'static dyn Bound) {
     QUEUES.get_or_init(|| queues);
 }
 
-/// The queues that are bound to groups.
+/// Returns the queues, as groups see them.
 pub fn queues() -> &'static dyn Bound {
     debug_assert!(QUEUES.get().is_some(), "_PG_init registers them");
     QUEUES.get().copied().unwrap_or(&Nothing)

@@ -1,15 +1,18 @@
 //! Cursors: how far a group has come in each partition.
 //!
-//! A commit of a cursor is a fenced write in the caller's transaction: it stands with the caller's work or not at all,
-//! and only under the partition's present fence. So the owner to come reads a cursor that includes all that the owner
-//! before has committed, whose later commits are refused. A cursor only goes forward.
+//! A commit of a cursor is a fenced write in the caller's transaction. It stands or falls with the caller's work, and
+//! it needs the partition's present fence. So the next owner reads a cursor that includes everything the former owner
+//! has committed, and later commits of the former owner are refused. A cursor only goes forward.
 //!
-//! One fence may be used by several transactions at a time. They take turns at the row of the cursor, but each has
-//! chosen its events before that. So a transaction with one snapshot is refused (40001) where its snapshot does not
-//! include the last change of the row, as PostgreSQL refuses an UPDATE; and under READ COMMITTED the caller says where
-//! it began: a cursor that is elsewhere by then is not moved.
+//! Several transactions may use one fence at a time. They take turns at the row of the cursor, but each has chosen its
+//! events before. So the second transaction must notice that the first has moved the cursor:
 //!
-//! Positions are counted from 1; a cursor at 0 has seen nothing. Acknowledgements may come in any order: those beyond
+//! * A transaction with one snapshot is refused (40001) if its snapshot does not include the last change of the row, as
+//!   PostgreSQL refuses an UPDATE.
+//! * Under READ COMMITTED the caller names the position where it began. A cursor that is elsewhere by then is not
+//!   moved.
+//!
+//! Positions are counted from 1; a cursor at 0 has seen nothing. Acknowledgements may come in any order. Those beyond
 //! the cursor are kept as ranges, and the cursor follows the contiguous part.
 
 use crate::base::error::{Error, Result};
@@ -46,7 +49,7 @@ fn position_arg(position: Option<i64>) -> Result<i64> {
     if (1..i64::MAX).contains(&position) { Ok(position) } else { Err(Error::Position(position).into()) }
 }
 
-/// The arguments of a fenced call, whose fence holds from here to the end of the transaction.
+/// Reads the arguments of a fenced call and checks the fence, which then holds to the end of the transaction.
 fn fenced(
     verb: &'static str,
     group: Option<Text>,
@@ -70,19 +73,19 @@ struct Move<'a> {
     partition: i32,
     position: i64,
     fence: i64,
-    /// Where it must be, at least, to be moved without a statement.
+    /// The cursor must be here, or beyond, to be moved without a statement.
     from: i64,
-    /// Where the caller has read it.
+    /// The position at which the caller has read the cursor.
     expected: Option<i64>,
 }
 
 impl Move<'_> {
-    /// Moves the cursor, if nothing is acknowledged out of order. That is the common case, for a fraction of what a
-    /// statement costs. Otherwise the row is locked, so that a statement finds it as it was judged. `None`: the cursor
-    /// is at the position, or beyond.
+    /// Moves the cursor, if nothing is acknowledged out of order. That is the common case, for a fraction of the cost
+    /// of a statement. Otherwise locks the row, so that the caller's statement finds it unchanged, and returns false.
+    /// Returns `None` if the cursor is already at the position, or beyond.
     fn run(&self) -> Result<Option<bool>> {
         let cursors = Table::open(c"_cursors", c"_cursors_pkey");
-        // Of any other the executor knows more.
+        // A table that is not plain needs the executor.
         let plain = cursors.is_plain();
         loop {
             pgrx::check_for_interrupts!();
@@ -117,7 +120,7 @@ impl Move<'_> {
         }
     }
 
-    /// Where the cursor is, and whether nothing is acknowledged beyond it.
+    /// Returns where the cursor is, and whether no position beyond it is acknowledged.
     fn find(&self, cursors: &Table) -> Result<Option<(i64, bool)>> {
         let row = cursors.find(Sight::Latest, &[Key::Text(self.group), Key::Int(self.partition)], |row, _| {
             Some((row.required(3), row.has_no_range(4), row.is_seen()))
@@ -131,7 +134,7 @@ impl Move<'_> {
         }
     }
 
-    /// Whether another transaction that makes the row first is not to be passed over.
+    /// Returns whether the move must notice another transaction that makes the row first.
     fn is_strict(&self) -> bool {
         self.expected.is_some() || transaction::keeps_its_snapshot()
     }
@@ -154,7 +157,7 @@ fn cursor_commit_from(
     }
 }
 
-/// As versions up to 0.2.0 declare it.
+/// Has the signature that versions up to 0.2.0 declare.
 #[pg_extern(sql = false)]
 fn cursor_commit(
     group_name: Option<Text>,
@@ -199,7 +202,7 @@ fn cursor_position(group_name: Option<Text>, partition: Option<i32>) -> Result<i
     let read = |row: &Tuple| Some((row.required(3), row.is_seen()));
     let found = cursors.find(Sight::Latest, &[Key::Text(&group), Key::Int(partition)], |row, _| read(row));
     match found {
-        // The batch that a fenced transaction is about to apply begins here, and is read by its snapshot.
+        // A fenced transaction is about to read its next batch from here, but its snapshot is older than the cursor.
         Some((_, false)) if !seam::passes(&group, Some(partition)).0.is_empty() => {
             Err(Error::CursorNewer { group, partition }.into())
         }
@@ -207,7 +210,7 @@ fn cursor_position(group_name: Option<Text>, partition: Option<i32>) -> Result<i
     }
 }
 
-/// In the library it has the name that versions up to 0.2.0 declare.
+/// The symbol in the library keeps the name that versions up to 0.2.0 declare.
 #[pg_extern(schema = "eskit_lease", name = "cursor_report_head")]
 pub fn cursor_head(group_name: Option<Text>, partition: Option<i32>, position: Option<i64>) -> Result<bool> {
     let shared = enter_writing("cursor_report_head()")?;
@@ -215,8 +218,8 @@ pub fn cursor_head(group_name: Option<Text>, partition: Option<i32>, position: O
     let partition = partition_arg(&group, partition)?;
     let position = position_arg(position)?;
     let call = Call::open(shared)?;
-    // A report waits for no transaction: one that finds another being committed is left out. One for another number of
-    // partitions means nothing.
+    // A report waits for no transaction: if another transaction is changing the row, the report is dropped. A stored
+    // head for another number of partitions counts as 0.
     let partitions = declaration::of_kind(&group, Kind::Group)?.slots;
     let heads = Table::open(c"_heads", c"_heads_pkey");
     let (mut known, mut in_flight) = (None, false);
@@ -224,8 +227,7 @@ pub fn cursor_head(group_name: Option<Text>, partition: Option<i32>, position: O
         in_flight = flight != Flight::None;
         let is_present = row.required::<i32>(4) == partitions;
         known = Some((if is_present { row.required(3) } else { 0 }, row.tid()));
-        // A row that no transaction is changing is the only one of its key. One that is being changed is enough to
-        // know.
+        // A row without a change in flight is the only one of its key. A row with one already decides the answer.
         Some(())
     });
     let values = vec![Value::Text(&group), Value::Int(partition), Value::Long(position), Value::Int(partitions)];
@@ -236,7 +238,7 @@ pub fn cursor_head(group_name: Option<Text>, partition: Option<i32>, position: O
         Some(_) => {
             let now = clock::timestamp();
             let changes = [(3, Some(position.into())), (4, Some(partitions.into())), (5, Some(now.into()))];
-            // It is the row that has just been locked.
+            // The scan stands at the row that has just been locked.
             let by_place = heads.is_plain().then(|| u64::from(heads.update(&changes)));
             call.written(by_place, &HEAD, values)
         }
@@ -245,16 +247,15 @@ pub fn cursor_head(group_name: Option<Text>, partition: Option<i32>, position: O
     Ok(written > 0)
 }
 
-/// Every cursor of a group that gets another number of partitions begins at the least position of them all: nothing is
-/// skipped.
+/// Moves every cursor of a resized group to the least position of all its cursors, so that no event is skipped.
 pub fn resize(call: &Call, group: &str, before: i32, partitions: i32) {
     call.db().execute(&RESIZE, vec![Value::Text(group), Value::Int(before), Value::Int(partitions)]);
 }
 
-/// Forgets how far a group has come, and what has been reported of it.
+/// Deletes the cursors of a group and the heads that were reported.
 pub fn drop_all(call: &Call, group: &str) -> Result<()> {
     let heads = Table::open(c"_heads", c"_heads_pkey");
-    // A report may be a part of a transaction that stays open.
+    // A report may belong to a transaction that stays open.
     declaration::patiently(group, || {
         let mut reports = Vec::new();
         heads.scan(Sight::Latest, &[Key::Text(group)], |row, _| {

@@ -1,4 +1,4 @@
-//! What becomes of a session's memberships when it ends or is taken over.
+//! The fate of a session's memberships when it ends or another session takes it over.
 
 use super::judge::judge;
 use super::pass_on::pass_on;
@@ -14,8 +14,8 @@ use crate::session::succession;
 use crate::shmem::Shared;
 use pgrx::Uuid;
 
-/// Takes sessions that have ended, or end with this transaction, out of their groups, and judges these. Returns whether
-/// there were any.
+/// Removes sessions that have ended, or end with this transaction, from their groups, and judges these groups. Returns
+/// whether there were any.
 pub fn leave_all(
     call: &Call,
     sessions: &[Uuid],
@@ -25,16 +25,17 @@ pub fn leave_all(
     let groups = members::groups_of(sessions);
     let any = !groups.is_empty();
     for group in groups {
-        // The transaction that has locked the group's row takes the dead out of it.
+        // If another transaction has locked a member's row, the one that rebalances the group removes the member.
         members::remove(call, &group, &members::lock(&group, sessions));
         judge(call, &group, None, letting_go, result)?;
-        // No process comes back to these sessions for what could not be done now, not even the worker.
+        // No process looks at these sessions again, not even the worker. So the worker must judge the group, which may
+        // have work left.
         call.seam().judge_at(&group, clock::now());
     }
     Ok(any)
 }
 
-/// Makes a session the successor of another in its groups. Returns whether all of it could be done.
+/// Makes a session the successor of another in its groups. Returns whether it succeeded in all of them.
 pub fn inherit(call: &Call, old: Uuid, new: Uuid) -> bool {
     let mut all = true;
     for group in members::groups_of(&[old]) {
@@ -44,8 +45,8 @@ pub fn inherit(call: &Call, old: Uuid, new: Uuid) -> bool {
     all
 }
 
-/// Passes on, at the commit, the memberships of a session that this transaction takes over. Returns whether it has
-/// none. If the transaction is prepared, or another one is in the way, this is left to the sweep.
+/// Passes on, at the commit, the memberships of a session that this transaction takes over. Returns whether the session
+/// has none. If the transaction is prepared, or another one is in the way, the sweep passes them on.
 pub fn inherit_at_commit(call: &Call, old: Uuid) -> bool {
     let groups = members::groups_of(&[old]);
     if !groups.is_empty() {

@@ -1,4 +1,5 @@
-//! Judging a group: brings the owners of its partitions and their targets together, and decides who rebalances.
+//! Judging a group: brings the owners of its partitions and their targets together, and decides which transaction
+//! rebalances.
 
 use super::rebalance::{self, can_rebalance};
 use super::state::State;
@@ -13,8 +14,8 @@ use crate::shmem::Shared;
 use pgrx::Uuid;
 
 /// Brings the owners of a group's partitions and their targets together, as far as no other transaction is in the way.
-/// `only`: grants to this session alone; other grants are not for a transaction that may stay open for long. Returns
-/// the group as it stands, unless an owner has changed.
+/// `only`: grants to this session alone, since a transaction that may stay open must not grant to others. Returns the
+/// state of the group, unless an owner has changed.
 pub fn judge(
     call: &Call,
     name: &str,
@@ -25,14 +26,14 @@ pub fn judge(
     judge_if(call, name, only, letting_go, result, |state, now| may_rebalance(call, state, now))
 }
 
-/// Judges for a session that reads its assignment: never fails for a table that is locked.
+/// Judges for a session that reads its assignment. Never fails because a table is locked.
 pub fn judge_for_reader(call: &Call, name: &str, reader: Uuid) -> Result<Option<State>> {
     let rebalances = |state: &State, now| may_rebalance(call, state, now) && can_rebalance();
     judge_if(call, name, Some(reader), &|_| false, &mut HandOver::default(), rebalances)
 }
 
-/// Returns whether this statement rebalances. A transaction block does not: it would keep the group's row from those
-/// that join, leave or end. It judges the group at its commit, unless the worker comes anyway.
+/// Returns whether this statement rebalances. A transaction block does not: it would lock the group's row against
+/// members that join, leave or end. It judges the group at its commit, unless the worker comes anyway.
 fn may_rebalance(call: &Call, state: &State, now: u64) -> bool {
     let (runs_code, in_block) = (statement::runs_code(), transaction::is_in_block());
     if runs_code || in_block && !worker_comes(state, now) {
@@ -54,7 +55,8 @@ fn judge_at_commit(shared: &'static Shared, name: &str) -> Result<()> {
     judge_if(&call, name, None, &|_| false, &mut HandOver::default(), |_, _| true).map(drop)
 }
 
-/// `rebalances` says of a state that wants a rebalance whether this call does it. Otherwise the worker does.
+/// Judges a group. `rebalances` decides for a state that wants a rebalance whether this call does it. Otherwise the
+/// worker does.
 fn judge_if(
     call: &Call,
     name: &str,
@@ -65,12 +67,12 @@ fn judge_if(
 ) -> Result<Option<State>> {
     let Some(mut state) = State::read(call, name, letting_go) else { return Ok(None) };
     let (mut now, mut locked) = (clock::now(), false);
-    // Members that come and go between two rebalances may bring none about.
+    // A group may be crowded without wanting a rebalance: members come and go between two rebalances.
     if state.wants_rebalance(now) || state.is_crowded() && !transaction::is_in_block() {
         if !rebalances(&state, now) {
             call.seam().judge(name);
         } else if state.lock() {
-            // What was read before the lock may have been changed by the transaction that had it.
+            // The transaction that held the lock before may have changed the state.
             let Some(again) = State::read(call, name, letting_go) else { return Ok(None) };
             (state, locked) = (again, true);
             rebalance::rebalance(call, &mut state, letting_go, result)?;
@@ -81,8 +83,8 @@ fn judge_if(
     }
     let moved = serve::serve(call, &state, now, only, letting_go, result);
     if result.busy.contains(name) {
-        // The worker tries again what it could not do, ever more rarely. Other processes tell it here. What this
-        // transaction has had in hand may have been in its way.
+        // If this call has moved or locked something, it may have been in the way of others: the worker judges at once.
+        // Otherwise this is no news, and the worker tries again ever more rarely.
         if moved || locked {
             call.seam().judge(name);
         } else {
@@ -95,9 +97,9 @@ fn judge_if(
     Ok((!moved).then_some(state))
 }
 
-/// Gives partitions, which `from` lets go of in this transaction, to their targets. What has no living target is left
-/// to the worker, which judges the group after the commit. With the worker off, or where `from` is no member any more,
-/// the group is judged here.
+/// Gives partitions that `from` releases in this transaction to their targets. Partitions without a living target are
+/// left to the worker, which judges the group after the commit. With the worker off, or if `from` is no longer a
+/// member, this call judges the group.
 pub fn hand_over(
     call: &Call,
     name: &str,

@@ -1,9 +1,9 @@
-//! The members of groups. A membership is a row; a session has one of a group at most, as [`claim`] keeps others
-//! from making a second.
+//! The members of groups. A membership is a row. A session has at most one in a group, since [`claim`] keeps other
+//! transactions from making a second.
 //!
-//! Sessions come and go, and while an old snapshot is open the rows of those that went stay in the index. So the
-//! members of a group are a line with a floor (see [`crate::session::floor`]), in the order of their places. A
-//! rebalance that meets many rows of those that went gives those that stay new places behind them.
+//! Sessions come and go, and while an old snapshot is open the rows of former members stay in the index. So the members
+//! of a group are a line with a floor (see [`crate::session::floor`]), in the order of their places. A rebalance that
+//! meets many rows of former members gives the present members new places behind them.
 
 use crate::call::Call;
 use crate::keys;
@@ -49,8 +49,8 @@ fn may_be() -> bool {
     table().has_entry(&[])
 }
 
-/// Shows the members of a group that are committed, or were made by this transaction. Returns how many times it stepped
-/// over some that went.
+/// Shows the members of a group that are committed, or were made by this transaction. Returns how often it stepped over
+/// rows of former members.
 pub fn each(group: &str, mut visit: impl FnMut(&Tuple)) -> usize {
     let mut stale = 0;
     if let Some(floor) = walk(group, None, &mut visit, &mut stale) {
@@ -60,8 +60,8 @@ pub fn each(group: &str, mut visit: impl FnMut(&Tuple)) -> usize {
     stale
 }
 
-/// The same from a floor on. Without one the line may prove to have one, which the walk ends before. Before 0.3.0
-/// members have no places.
+/// Walks through the members, from a floor on if there is one. Without one it looks for a floor after some stale rows.
+/// If that is further on, the walk ends and returns it. Before 0.3.0 members have no places.
 fn walk(group: &str, floor: Option<i64>, visit: &mut impl FnMut(&Tuple), stale: &mut usize) -> Option<i64> {
     let (table, mut may_ask) = (table(), floor.is_none());
     let key = [Key::Text(group), Key::From(floor.unwrap_or(0))];
@@ -74,7 +74,7 @@ fn walk(group: &str, floor: Option<i64>, visit: &mut impl FnMut(&Tuple), stale: 
                 *stale += 1;
                 if may_ask {
                     may_ask = false;
-                    // By a table of its own, as this one is being walked.
+                    // This table is being walked, so the floor needs another one.
                     let key = |from| vec![Key::Text(group), Key::From(from)];
                     let floor = floor::raise(floor::lane(TABLE, group), &self::table(), PLACE, key);
                     if floor > place {
@@ -87,7 +87,8 @@ fn walk(group: &str, floor: Option<i64>, visit: &mut impl FnMut(&Tuple), stale: 
     }
 }
 
-/// The sessions in a group, what others have not committed included; and whether there is such.
+/// Returns the sessions in a group. Sessions that open transactions add or remove are included; the second value says
+/// whether there are any.
 pub fn sessions(group: &str) -> (Vec<Uuid>, bool) {
     let (mut sessions, mut in_flight) = (Vec::new(), false);
     table().scan(Sight::Dirty, &[Key::Text(group)], |row, flight| {
@@ -100,7 +101,7 @@ pub fn sessions(group: &str) -> (Vec<Uuid>, bool) {
 
 /// Returns the groups that sessions are members of in their own names, in order.
 pub fn groups_of(sessions: &[Uuid]) -> Vec<String> {
-    // Mostly no session is a member of any.
+    // In most databases no session is a member of any group.
     if !may_be() {
         return Vec::new();
     }
@@ -123,25 +124,25 @@ pub fn note_groups(call: &Call, sessions: &[Uuid]) {
     }
 }
 
-/// Keeps others from making the session a member, to the end of the transaction: they would wait for each other's row.
-/// Returns false if another transaction has claimed the membership.
+/// Keeps other transactions from making the session a member, to the end of this one: they would wait for each other's
+/// row. Returns false if another transaction has claimed the membership.
 pub fn claim(group: &str, session: Uuid) -> bool {
     Guard::Seat(session, keys::fnv1a(group)).try_lock(Mode::Exclusive)
 }
 
-/// Where the row of a member is, what others have not committed left out.
+/// Returns the place of a member's row, not counting rows that other transactions have not committed.
 fn row_of(group: &str, session: Uuid) -> Option<ItemPointerData> {
     by_session()
         .each_of(session, group, i64::MIN, &mut |row| (*row.required::<Text>(GROUP) == *group).then(|| row.tid()))
 }
 
-/// Whether a session is a member, also in the name of one that it took over. What others have not committed is left
-/// out.
+/// Returns whether a session is a member, in its own name or in that of a session that it took over. Uncommitted rows
+/// of other transactions do not count.
 pub fn is_member(group: &str, session: Uuid) -> bool {
     has_row(group, session) || succession::former(session).into_iter().any(|former| has_row(group, former))
 }
 
-/// Whether a session is a member in its own name.
+/// Returns whether a session is a member in its own name.
 pub fn has_row(group: &str, session: Uuid) -> bool {
     row_of(group, session).is_some()
 }
@@ -153,19 +154,19 @@ pub fn lock(group: &str, sessions: &[Uuid]) -> Vec<Uuid> {
     sessions.iter().copied().filter(mine).collect()
 }
 
-/// Makes a session a member, that is none; the caller has claimed the membership.
+/// Makes a session a member. The caller has claimed the membership, and the session has none.
 pub fn join(call: &Call, group: &str, session: Uuid) {
     let now = Value::Long(clock::now().cast_signed());
     let values = vec![Value::Text(group), Value::Uuid(session), now, Value::Long(call.shared.boot_id())];
-    // For the line's floor: before a place that is there, all lower ones are.
+    // The floor requires it: when a place is in the index, all lower places must be there.
     let stripe = Guard::Stripe(keys::stripe(group, 0));
     stripe.lock(Mode::Exclusive);
     call.db().execute(&JOIN, values);
     stripe.unlock(Mode::Exclusive);
 }
 
-/// Gives members that stay new places, behind those that went: a member of long standing keeps the floor below them
-/// all. Leaves out those whose rows other transactions have. The caller has locked the group.
+/// Gives present members new places behind those of former members: a member of long standing would keep the floor low.
+/// Leaves out members whose rows other transactions have locked. The caller has locked the group.
 pub fn move_up(group: &str, sessions: &[Uuid]) {
     let mine = lock(group, sessions);
     let stripe = Guard::Stripe(keys::stripe(group, 0));
@@ -183,13 +184,14 @@ pub fn count(call: &Call, group: &str, sessions: &[Uuid], counted: &str) {
     call.written(write(group, sessions, |table, _| table.update(&counts())), &COUNT, values);
 }
 
-/// Takes sessions out of a group. Returns how many were in it.
+/// Removes sessions from a group. Returns how many were members.
 pub fn remove(call: &Call, group: &str, sessions: &[Uuid]) -> u64 {
     let removed = write(group, sessions, |table, tid| table.try_delete_at(tid) == Locked::Mine);
     call.written(removed, &REMOVE, vec![Value::Text(group), Value::Uuids(sessions)])
 }
 
-/// Gives the membership of a session, whose row the caller has locked, to its successor, unless that has one.
+/// Gives the membership of a session to its successor, or deletes it if the successor has one. The caller has locked
+/// the session's row.
 pub fn inherit(call: &Call, group: &str, old: Uuid, new: Uuid) {
     let change: [Change; 1] = [(SESSION as i32, Value::Uuid(new).datum())];
     let passed_on = if has_row(group, new) {
@@ -200,13 +202,13 @@ pub fn inherit(call: &Call, group: &str, old: Uuid, new: Uuid) {
     call.written(passed_on, &INHERIT, vec![Value::Text(group), Value::Uuid(old), Value::Uuid(new)]);
 }
 
-/// Takes all out of a group.
+/// Removes all members of a group.
 pub fn drop_all(call: &Call, group: &str) {
     call.written(table().delete_rows(&[Key::Text(group)]), &DROP, vec![Value::Text(group)]);
 }
 
-/// Writes to the rows of members, waiting for transactions that have one. How many; `None` where that takes a
-/// statement.
+/// Writes to the rows of members, and waits for transactions that have locked one. Returns how many it has written, or
+/// `None` if a statement must do it.
 fn write(group: &str, sessions: &[Uuid], write: impl Fn(&Table, ItemPointerData) -> bool) -> Option<u64> {
     let table = table();
     if !table.is_plain() {

@@ -1,40 +1,41 @@
-//! Consumer groups: any number of members share the partitions of a group, and the server decides who owns which.
+//! Consumer groups: any number of members share the partitions of a group, and the server decides which member owns
+//! which.
 //!
-//! A partition is a slot of the resource that has the group's name. Owning it, its fence, its expiry and its hand-over
-//! are those of leases; what a group adds is the next owner: not the first in line, but the partition's **target**.
-//! [`assign`] computes the targets from the members and the present owners, and [`judge`] brings owners and targets
+//! A partition is a slot of the resource that has the group's name. Its ownership, fence, expiry and hand-over are
+//! those of a lease. A group adds the choice of the next owner: not the first in line, but the partition's **target**.
+//! [`assign`] computes the targets from the members and the present owners. [`judge`] brings owners and targets
 //! together:
 //!
 //! | owner                    | target                | what happens                                                   |
 //! |--------------------------|-----------------------|----------------------------------------------------------------|
 //! | none, dead, letting go   | a living member       | granted, under a new fence                                     |
-//! | living                   | the owner             | nothing: a member that loses nothing goes on; after a promotion a new fence |
+//! | living                   | the owner             | the owner goes on; after a promotion it gets a new fence       |
 //! | living                   | another member        | revoking: told, until it releases or the rebalance timeout     |
-//! | living, but has left     | any                   | taken back: it was granted while it left                       |
-//! | living, draining         | another member        | kept until it releases: it gets nothing new, and nothing is taken |
+//! | living, but has left     | any                   | taken back: it was granted while the member left               |
+//! | living, draining         | another member        | kept until it releases: it gets nothing new and loses nothing  |
 //!
 //! **Who judges.** A call that changes something (join, leave, release, close), a member that asks for its assignment,
 //! and the worker. Only a transaction that has locked the group's row writes targets. The lock is tried and never
 //! waited for: a transaction that does not get it leaves the work to the worker. So joins never wait for each other and
 //! never deadlock.
 //!
-//! * A transaction block may stay open, so it does not take the lock, unless the worker should have been there already.
-//!   One that only asks for an assignment then judges at its commit.
-//! * A DO statement and a procedure may go on for long, and judge at their commit. (A user's function in a client's own
-//!   statement hears of its partitions at once.)
-//! * Handing over needs no such lock. Two transactions that judge by different targets can only give a partition to a
-//!   member that is then asked to give it back, never to two members.
+//! * A transaction block may stay open, so it leaves the group to the worker. If the worker is late, the block judges
+//!   at its commit, even if it only asks for an assignment.
+//! * A DO statement and a procedure may run for long, and judge at their commit. (A user's function in a client's own
+//!   statement judges at once.)
+//! * A hand-over needs no such lock. Two transactions that judge by different targets may give a partition to a member
+//!   that must give it back again. They never give it to two members.
 //!
-//! A release does not judge the group, which takes as long as the group is large. It looks up the targets of its own
-//! partitions and gives these to them ([`serve::hand_over`]). What has no living target is left to the worker.
+//! A release does not judge the group, which would take the longer the larger the group is. It looks up the targets of
+//! its own partitions and gives the partitions to them ([`serve::hand_over`]). The worker takes care of partitions
+//! without a living target.
 //!
 //! **Take-over.** A member that was taken over keeps its place until its successor's row is there. The take-over writes
 //! that row at its commit. If another transaction is in the way, the sweep or the next rebalance writes it. Meanwhile a
 //! reader of the group finds the successor in the place of its predecessor, as a member and as a target
 //! ([`state::State::heirs`]). So no partition of the predecessor goes to another member.
 //!
-//! A target that changes is a new **generation**. The owners concerned are told by their revision, as of everything
-//! else.
+//! A change of targets is a new **generation**. The revision tells the owners concerned, as it does of everything else.
 //!
 //! Files, low to high: assign, bound, cursor, members, targets, state, pass_on, plan, rebalance, serve, judge, ending,
 //! mod, verbs.
@@ -98,7 +99,7 @@ impl Rules for OfGroups {
     }
 }
 
-/// Returns the names of groups after one, in order.
+/// Returns up to `most` names of groups that sort after `after`, in order.
 pub fn page(call: &Call, after: &str, most: usize) -> Vec<String> {
     call.db().run(&PAGE, vec![Value::Text(after), Value::Int(most as i32)], |row| row.text(1))
 }

@@ -1,24 +1,24 @@
-//! What a rebalance changes: the targets, and which owners are asked to release.
+//! The plan of a rebalance: the new targets, and the owners that must release.
 
 use super::assign::{assign, lot};
 use super::state::{Counted, Member, State};
 use pgrx::Uuid;
 use std::collections::{HashMap, HashSet};
 
-/// What a rebalance writes, and which owners it tells.
+/// The changes that a rebalance writes, and the owners that it tells.
 pub struct Plan {
-    /// Partitions whose target or revocation is another now.
+    /// Partitions whose target or revocation has changed.
     pub changed: Vec<i32>,
-    /// Owners that are to release something, or not any more.
+    /// Owners that must release something, or need not any more.
     pub told: HashSet<Uuid>,
-    /// Members to be counted as active, or as draining.
+    /// Members that count as active from now on; `draining` has those that count as draining.
     pub active: Vec<Uuid>,
     pub draining: Vec<Uuid>,
     pub dead: Vec<Uuid>,
 }
 
-/// Computes the targets from those members that may be given something and from the present owners, and puts them into
-/// the state. `timeout`: microseconds that an owner has to release what goes to another.
+/// Computes the targets from the present owners and the members that may get partitions, and puts them into the state.
+/// `timeout`: microseconds that an owner has to release what goes to another member.
 pub fn plan(state: &mut State, now: u64, timeout: u64) -> Plan {
     let sessions = |of: &dyn Fn(&Member) -> bool| -> Vec<Uuid> {
         state.members.iter().filter(|member| of(member)).map(|member| member.session).collect()
@@ -30,14 +30,14 @@ pub fn plan(state: &mut State, now: u64, timeout: u64) -> Plan {
         draining: sessions(&|m| m.alive && m.draining && m.counted != Some(Counted::Draining)),
         dead: sessions(&|m| !m.alive),
     };
-    // A group waits for all before its size changes, and so asks those that drain as well.
+    // A group changes its size only when no partition is owned, so draining members must release too.
     let resizing = state.resize_to.is_some();
     let keeps: HashSet<Uuid> = sessions(&|m| m.alive && m.draining && !resizing).into_iter().collect();
     let members: HashSet<Uuid> = sessions(&|m| m.alive).into_iter().collect();
     let targets = targets(state);
     for (index, (known, target)) in (0..).zip(state.partitions.iter_mut().zip(targets)) {
         let revoking = match (known.owner, known.fence()) {
-            // One that has left cannot be asked any more.
+            // An owner that has left the group cannot be asked any more.
             (Some(owner), Some(fence)) if !members.contains(&owner) => {
                 Some((fence, known.revoking.map_or(now, |(_, at)| at.min(now))))
             }
@@ -67,7 +67,7 @@ pub fn plan(state: &mut State, now: u64, timeout: u64) -> Plan {
     plan
 }
 
-/// Returns the new target of each partition: none, while a group is drained to change its size.
+/// Returns the new target of each partition, or no targets while a group is drained to change its size.
 fn targets(state: &State) -> Vec<Option<Uuid>> {
     let active: Vec<&Member> = state.members.iter().filter(|member| member.alive && !member.draining).collect();
     if active.is_empty() || state.resize_to.is_some() {
@@ -78,7 +78,7 @@ fn targets(state: &State) -> Vec<Option<Uuid>> {
     let owners: Vec<Option<&str>> = state
         .partitions
         .iter()
-        // What is on its way to a member is not sent elsewhere.
+        // A partition that is on its way to a member is not sent elsewhere.
         .map(|known| [known.owner, known.target].into_iter().flatten().find_map(|session| id_of.get(&session).copied()))
         .collect();
     let members = assign(state.assignor, &ids, &owners, Some(&|id| lot(&state.name, id)));

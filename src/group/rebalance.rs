@@ -41,13 +41,13 @@ const REBALANCED_BY: [&CStr; 17] = [
     c"_later",
 ];
 
-/// Returns whether no other session, such as one that runs VACUUM FULL, has any table locked that a rebalance needs.
-/// Neither a commit nor a look at an assignment fails for that: the group is judged later.
+/// Locks the tables that a rebalance needs. Returns false if another session has locked one, for example by VACUUM
+/// FULL. A commit or a look at an assignment must not fail for that: the group is judged later.
 pub fn can_rebalance() -> bool {
     catalog::lock_all(&REBALANCED_BY)
 }
 
-/// Computes the targets anew, and tells the owners that are to give something back, or not any more. The caller has
+/// Computes the targets anew. Tells the owners that must give something back, or need not any more. The caller has
 /// locked the group.
 pub fn rebalance(
     call: &Call,
@@ -70,14 +70,14 @@ pub fn rebalance(
     let now = clock::now();
     let before = state.targets();
     let plan = plan::plan(state, now, u64::from(state.rebalance_timeout_ms.cast_unsigned()) * 1_000);
-    // Others are to have their partitions, whether or not they can be taken out now. Not of those that are ending with
-    // this transaction.
+    // Other members get the partitions of a dead member, even if its row cannot be removed now. Sessions that end with
+    // this transaction are left out.
     let gone = session::rows(&plan.dead).into_iter().filter(|row| call.standing_of(row).is_none());
     call.taken_from(&gone.map(|row| row.session).collect::<Vec<_>>());
     for (counted, sessions) in
         [(Some(Counted::Active), &plan.active), (Some(Counted::Draining), &plan.draining), (None, &plan.dead)]
     {
-        // A member that is just leaving is left to the next transaction that judges.
+        // The next transaction that judges takes care of a member that is just leaving.
         let mine = members::lock(&name, sessions);
         if mine.len() < sessions.len() {
             result.busy.insert(name.clone());
@@ -90,7 +90,7 @@ pub fn rebalance(
             }
         }
     }
-    // Not where it may stay open: who leaves would wait.
+    // A transaction block may stay open, and members that leave would wait for it.
     if state.is_crowded() && !transaction::is_in_block() {
         members::move_up(&name, &state.members.iter().map(|member| member.session).collect::<Vec<_>>());
     }
@@ -110,9 +110,9 @@ pub fn rebalance(
     Ok(())
 }
 
-/// Gives the group its new number of partitions once none is owned. Every cursor begins where the last of them had come
-/// to. If a queue of the group has items, the resize is called off: no member would own their partitions, so no session
-/// could finish them.
+/// Gives the group its new number of partitions once none is owned. Every cursor then begins at the least position of
+/// all. If a queue of the group has items, the resize is called off: no member would own their partitions, so no
+/// session could finish them.
 fn resize_when_drained(call: &Call, state: &mut State, letting_go: &dyn Fn(&LeaseRow) -> bool) -> Result<()> {
     let Some(partitions) = state.resize_to else { return Ok(()) };
     if state.is_owned() {
@@ -129,9 +129,9 @@ fn resize_when_drained(call: &Call, state: &mut State, letting_go: &dyn Fn(&Leas
     Ok(())
 }
 
-/// Changes the number of partitions, unless one is owned: returns by which session, then. The declaration comes first.
-/// A grant of a partition looks at the declaration after that, so one of the two sees the other. The caller has locked
-/// the group.
+/// Changes the number of partitions, unless a session owns one: then returns by which session. Changes the declaration
+/// before it looks for owners; a grant looks at the declaration after it has written its row. So one of the two sees
+/// the other. The caller has locked the group.
 pub fn resize(call: &Call, name: &str, partitions: i32) -> Result<Option<String>> {
     let before = declaration::of_kind(name, Kind::Group)?.slots;
     declare::resize(call, name, partitions);
@@ -150,7 +150,7 @@ pub fn resize(call: &Call, name: &str, partitions: i32) -> Result<Option<String>
     Ok(None)
 }
 
-/// The group is not to be resized any more: it has been, or that was called off.
+/// Ends the request for another size, which has been met or called off.
 pub fn keep_size(call: &Call, name: &str) {
     let resized = state::change(name, |_| Some(vec![(RESIZE_TO, None), (STALE, Some(true.into()))]));
     call.written(resized, &RESIZED, vec![Value::Text(name)]);

@@ -1,4 +1,5 @@
-//! Serving: partitions go to those who are to have them: all of a group that can, or those that are just released.
+//! Serving: gives partitions to their targets, either all free ones of a group or the ones that a transaction just
+//! releases.
 
 use super::state::{Partition, State};
 use super::{members, targets};
@@ -17,8 +18,8 @@ use pgrx::Uuid;
 use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
 
-/// Grants to the targets what is free, dead or let go of, and takes back what was to be released by now. Whether that
-/// changed any owner.
+/// Grants free partitions to their targets; a partition of a dead or releasing owner is free. Takes back a partition if
+/// its owner is late. Returns whether any owner has changed.
 pub fn serve(
     call: &Call,
     state: &State,
@@ -29,13 +30,13 @@ pub fn serve(
 ) -> bool {
     let members: HashSet<Uuid> = state.members.iter().map(|member| member.session).collect();
     let wanted = &|known: &Partition| only.is_none() || only == known.target;
-    // One that has just left may be the target still.
+    // A session that has just left may still be the target.
     let next = |known: &Partition| known.target.filter(|target| members.contains(target));
     let leases = Leases::open();
     let (overdue, more) = take_overdue(state, now, wanted, result);
     let released = |row: &LeaseRow| letting_go(row) || overdue.contains_key(&row.fence);
     let is_free = |known: &Partition| match (known.owner, known.row) {
-        // A fence of before is replaced: above it others may have been granted, and lost.
+        // A fence of a former history is replaced: greater ones may have been granted and lost.
         (Some(owner), Some(row)) if known.target == Some(owner) => !refence::is_current(call, &row),
         (Some(_), row) => row.is_some_and(|row| overdue.contains_key(&row.fence)),
         (None, _) => true,
@@ -69,7 +70,7 @@ pub fn serve(
     if granted.len() < wanted {
         result.busy.insert(state.name.clone());
     }
-    // A group whose size changes may be resized now that its partitions are free, and they go to no other member.
+    // The group is judged again at once: more partitions are overdue, or all of them may now be free for a resize.
     if more || state.resize_to.is_some() && !overdue.is_empty() {
         call.seam().judge_at(&state.name, now);
     }
@@ -79,8 +80,7 @@ pub fn serve(
     moved
 }
 
-/// Gives partitions, which this transaction lets go of, to their targets as these stand. Whether all of them have been
-/// given.
+/// Gives partitions that this transaction releases to their present targets. Returns whether it has given all of them.
 pub fn hand_over(call: &Call, name: &str, rows: &[LeaseRow], result: &mut HandOver) -> bool {
     let Some(partitions) = declaration::of(name).filter(|known| known.kind == Kind::Group).map(|known| known.slots)
     else {
@@ -110,8 +110,8 @@ pub fn hand_over(call: &Call, name: &str, rows: &[LeaseRow], result: &mut HandOv
     all
 }
 
-/// Takes what was to be released by now from owners that live: their partitions and sessions, by fence. Whether there
-/// is more, which the lock table has no room for.
+/// Takes overdue partitions from living owners. Returns the partition and its owner by fence, and whether there are
+/// more than the lock table has room for.
 fn take_overdue(
     state: &State,
     now: u64,
@@ -125,7 +125,7 @@ fn take_overdue(
             if overdue.len() == limits::GRANT_BATCH {
                 return (overdue, true);
             }
-            // A fenced transaction of the owner may still be open: the partition stays with it until that ends.
+            // A fenced transaction of the owner may still be open. The partition stays with the owner until that ends.
             if Guard::Fence(fence).try_lock(Mode::Exclusive) {
                 overdue.insert(fence, (partition, owner));
             } else {
@@ -136,7 +136,7 @@ fn take_overdue(
     (overdue, false)
 }
 
-/// Frees what was taken from its owner and has no new one. Tells the owners of all that was taken.
+/// Frees the partitions that were taken and not granted again. Tells the former owners of all that were taken.
 fn free_ungranted(
     call: &Call,
     state: &State,

@@ -1,5 +1,4 @@
-//! What is known of a group: its settings, its members and who lives among them, its partitions with owners and
-//! targets.
+//! The state of a group: its settings, its members and which of them live, its partitions with owners and targets.
 
 use super::assign::Assignor;
 use super::{members, targets};
@@ -16,7 +15,8 @@ use pgrx::Uuid;
 use pgrx::pg_sys::ItemPointerData;
 use std::collections::{HashMap, HashSet};
 
-/// How many times members may be read past some that went, each time eight.
+/// Up to this many stale steps of a walk through the members, a group is not crowded. Each step passes over eight rows
+/// of former members.
 const CROWD: usize = 8;
 
 /// How the targets take a member into account.
@@ -43,13 +43,13 @@ impl Counted {
 #[derive(Clone, Debug)]
 pub struct Member {
     pub session: Uuid,
-    /// What the assignors sort by: the consumer's name, and the session to tell two of one name apart. NUL is before
-    /// all that a name may have.
+    /// The assignors sort by this: the consumer's name, then the session, which tells members of one name apart. The
+    /// NUL between them sorts before every character of a name.
     pub id: String,
     pub alive: bool,
     pub draining: bool,
     pub counted: Option<Counted>,
-    /// When a newcomer counts.
+    /// When a newcomer begins to count.
     pub settles_at: u64,
 }
 
@@ -57,15 +57,15 @@ pub struct Member {
 pub struct Partition {
     /// The row of the lease, held or not.
     pub row: Option<LeaseRow>,
-    /// The session that has it, if it lives and is not letting go.
+    /// The session that holds the lease, if it lives and is not letting go.
     pub owner: Option<Uuid>,
     pub target: Option<Uuid>,
-    /// The fence that its owner has to release, and until when.
+    /// The fence that the owner must release, and its deadline.
     pub revoking: Option<(i64, u64)>,
 }
 
 impl Member {
-    /// This session is the member, and lives.
+    /// Records that a living session is this member.
     fn lives(&mut self, row: &SessionRow) {
         self.session = row.session;
         self.id = format!("{}\0{}", row.consumer, row.session);
@@ -74,7 +74,7 @@ impl Member {
 }
 
 impl Partition {
-    /// The owner's fence.
+    /// Returns the owner's fence.
     pub fn fence(&self) -> Option<i64> {
         self.owner.and(self.row).map(|row| row.fence)
     }
@@ -87,11 +87,12 @@ pub struct State {
     pub resize_to: Option<i32>,
     pub members: Vec<Member>,
     pub partitions: Vec<Partition>,
-    /// Sessions in whose names memberships stand, each with the successor that is the member: they were taken over.
+    /// Sessions that were taken over but still have a row as a member, each with its successor, which is the member.
     pub heirs: HashMap<Uuid, Uuid>,
-    /// Whether these are all. Where the table is locked, by VACUUM FULL or such, an assignment is read without them.
+    /// Whether `heirs` is complete. If its table is locked, for example by VACUUM FULL, an assignment is read without
+    /// it.
     pub knows_heirs: bool,
-    /// How many times the members were read past some that went.
+    /// How often the read of the members stepped over rows of former members.
     stale_members: usize,
     stale: bool,
     tid: ItemPointerData,
@@ -104,12 +105,12 @@ pub fn table() -> Table {
 const ASSIGNOR: usize = 2;
 const TIMEOUT: usize = 3;
 const SETTLE_DELAY: usize = 4;
-/// Columns of the table that are changed while the group stands.
+/// Columns that change while the group stands.
 pub const GENERATION: i32 = 5;
 pub const STALE: i32 = 6;
 pub const RESIZE_TO: i32 = 7;
 
-/// Changes the row of a group by its place. `None` where that takes a statement.
+/// Changes the row of a group by its place. Returns `None` if a statement must do it.
 pub fn change(group: &str, changes: impl Fn(&Tuple) -> Option<Vec<Change>>) -> Option<u64> {
     table().update_rows(&[Key::Text(group)], changes)
 }
@@ -121,24 +122,25 @@ pub fn try_lock(group: &str) -> bool {
     tid.is_some_and(|tid| groups.lock(tid, false) == Locked::Mine)
 }
 
-/// Whether an owner was to have released a partition by now, and so may begin nothing more under its fence.
+/// Returns whether the deadline for an owner to release a partition has passed. If so, the owner may begin nothing more
+/// under its fence.
 pub fn is_overdue(call: &Call, group: &str, partition: i32, fence: i64) -> bool {
     let Some(row) = targets::of(group, partition) else { return false };
     let Some((_, until)) = row.revoking.filter(|(asked, _)| *asked == fence) else { return false };
     let timeout_ms = || table().find(Sight::Latest, &[Key::Text(group)], |row, _| Some(row.required(TIMEOUT)));
-    // Of a group that is just being dropped nothing more begins.
+    // A group without a row is just being dropped, and nothing may begin in it.
     let timeout_ms = if row.boot_id == call.shared.boot_id() { 0 } else { timeout_ms().unwrap_or(0) };
     call.shared.of_this_start(until, row.boot_id, timeout_ms) <= clock::now()
 }
 
-/// The number of the group's targets as they stand.
+/// Returns the generation of a group's targets.
 pub fn generation(group: &str) -> Option<i64> {
     table().find(Sight::Latest, &[Key::Text(group)], |row, _| Some(row.required(GENERATION as usize)))
 }
 
 impl State {
-    /// What stands for a group: committed, or done by this transaction. `letting_go` says of a row that this
-    /// transaction releases it.
+    /// Reads a group: what is committed, and what this transaction has done. `letting_go` returns whether this
+    /// transaction releases a row.
     pub fn read(call: &Call, name: &str, letting_go: &dyn Fn(&LeaseRow) -> bool) -> Option<State> {
         let slots = declaration::of(name).filter(|known| known.kind == Kind::Group)?.slots;
         let mut settle_delay = 0;
@@ -201,13 +203,13 @@ impl State {
             let Some(row) = heir.flatten() else { return true };
             self.heirs.insert(member.session, row.session);
             member.lives(&row);
-            // It is one member, whatever it inherits.
+            // A session counts as one member, however many memberships it inherits.
             named.insert(row.session)
         });
     }
 
     fn set_owners(&mut self, call: &Call, rows: Vec<LeaseRow>, letting_go: &dyn Fn(&LeaseRow) -> bool) {
-        // Owners are mostly members, and each session is looked up once.
+        // Most owners are members, and the state already says whether they live. Only the other owners are looked up.
         let members: HashMap<Uuid, bool> = self.members.iter().map(|member| (member.session, member.alive)).collect();
         let sessions = rows.iter().filter_map(|row| row.session);
         let others = Holders::of(call, sessions.filter(|session| !members.contains_key(session)));
@@ -226,7 +228,7 @@ impl State {
         targets::each(&self.name, |row| {
             if let Some(partition) = usize::try_from(row.partition).ok().and_then(|slot| partitions.get_mut(slot)) {
                 partition.target = row.target.map(|target| self.heirs.get(&target).copied().unwrap_or(target));
-                // What an owner of before was asked for means nothing.
+                // A revocation of a former owner's fence means nothing.
                 let revoking = row.revoking.filter(|(fence, _)| partition.fence() == Some(*fence));
                 let at = |until| call.shared.of_this_start(until, row.boot_id, timeout_ms);
                 partition.revoking = revoking.map(|(fence, until)| (fence, at(until)));
@@ -234,12 +236,12 @@ impl State {
         });
     }
 
-    /// Whether members that stay are to have new places: the rows of those that went are twice as many, at least.
+    /// Returns whether present members need new places: the rows of former members are at least twice as many.
     pub fn is_crowded(&self) -> bool {
         self.stale_members > CROWD.max(self.members.len() / 4)
     }
 
-    /// Whether the targets would be other ones if they were computed now.
+    /// Returns whether a rebalance would change the targets, or ask other owners to release.
     pub fn wants_rebalance(&self, now: u64) -> bool {
         let counted_as = |member: &Member| match (member.alive, member.draining) {
             (true, false) => Some(Counted::Active),
@@ -254,7 +256,7 @@ impl State {
             self.members.iter().filter(|member| member.alive).map(|member| member.session).collect();
         let is_active = self.members.iter().any(|member| member.counted == Some(Counted::Active));
         let is_draining = |owner| self.members.iter().any(|member| member.session == owner && member.draining);
-        // An owner by take-over, whose predecessor was asked.
+        // An owner by take-over has not been asked itself, only its predecessor.
         let is_unasked = |known: &Partition| {
             known.target != known.owner
                 && known.revoking.is_none()
@@ -270,15 +272,15 @@ impl State {
             || self.partitions.iter().filter_map(|known| known.target).any(|target| !living.contains(&target))
     }
 
-    /// Returns whether a session owns a partition that is assigned to another, and has not been asked for it: it was
-    /// granted by other targets.
+    /// Returns whether a session owns a partition whose target is another member, and has not been asked for it. That
+    /// happens when a transaction granted it by other targets.
     fn is_astray(&self, known: &Partition) -> bool {
         let keeps = |owner| self.members.iter().any(|member| member.session == owner && member.draining);
         known.revoking.is_none() && known.owner.is_some_and(|owner| known.target != Some(owner) && !keeps(owner))
     }
 
-    /// Returns whether a rebalance may be left to the worker: it has just become due. A dead member has been left to it
-    /// already.
+    /// Returns whether a rebalance may be left to the worker, since it has only just become due. A dead member does not
+    /// wait: the worker should have come for it already.
     pub fn can_wait(&self, now: u64) -> bool {
         self.members.iter().all(|member| {
             member.alive && (member.counted.is_some() || now < member.settles_at + limits::NEWCOMER_PATIENCE)
@@ -293,7 +295,7 @@ impl State {
         self.partitions.iter().map(|known| known.target).collect()
     }
 
-    /// Returns the rows that are to be written of some partitions, in this start of shared memory.
+    /// Returns the rows to write for some partitions, with the present start of shared memory.
     pub fn rows(&self, partitions: &[i32], boot_id: i64) -> Vec<targets::Row> {
         let row = |partition: &i32| {
             let known = &self.partitions[*partition as usize];
@@ -308,7 +310,7 @@ impl State {
         table().lock(self.tid, false) == Locked::Mine
     }
 
-    /// Returns when a deadline comes that no call announces, the next one after `now`.
+    /// Returns the next deadline after `now` of a revocation or a newcomer, which no call announces.
     pub fn next_due(&self, now: u64) -> Option<u64> {
         let revocations = self.partitions.iter().filter_map(|known| known.revoking).map(|(_, at)| at);
         let newcomers = self.members.iter().filter(|member| member.counted.is_none() && member.alive);

@@ -1,9 +1,9 @@
-//! The targets of partitions: a row for each partition that has been asked for. Only a transaction that has locked the
-//! group writes them.
+//! The targets of partitions, a row for each partition that has had one. Only a transaction that has locked the group
+//! writes them.
 //!
-//! No index has what changes in them, and pages are left half empty, so that a change adds to no index (a HOT update).
-//! What an old snapshot keeps of them is passed over: a partition with many versions is read on its own, from the last
-//! of them.
+//! No index covers the columns that change, and pages are left half empty. So a change adds nothing to an index (a HOT
+//! update). An old snapshot may keep many versions of a row. A read of all partitions stops at such a partition, reads
+//! it alone, from its last version, and goes on behind it.
 
 use crate::call::Call;
 use crate::pg::spi::{Statement, Value};
@@ -30,8 +30,8 @@ const BOOT_ID: usize = 6;
 pub struct Row {
     pub partition: i32,
     pub target: Option<Uuid>,
-    /// The fence whose owner has been asked to release; and until when, in microseconds of the clock of the shared
-    /// memory of `boot_id`.
+    /// The fence whose owner must release, and its deadline: microseconds on the clock of the shared memory of
+    /// `boot_id`.
     pub revoking: Option<(i64, i64)>,
     pub boot_id: i64,
 }
@@ -42,7 +42,7 @@ impl Row {
             partition: row.required(PARTITION),
             target: row.get(TARGET),
             revoking: row.get(REVOKING).map(|fence| (fence, row.required(REVOKE_AT))),
-            // Before 0.3.0 there was none: of no start.
+            // Rows from before 0.3.0 have no boot_id. 0 is that of no start.
             boot_id: row.get(BOOT_ID).unwrap_or(0),
         }
     }
@@ -52,12 +52,12 @@ fn table() -> Table {
     Table::open(c"_partitions", c"_partitions_pkey")
 }
 
-/// The row of a partition.
+/// Returns the row of a partition.
 pub fn of(group: &str, partition: i32) -> Option<Row> {
     table().find(Sight::Latest, &[Key::Text(group), Key::Int(partition)], |row, _| Some(Row::read(row)))
 }
 
-/// Returns the targets of some partitions, of those that have one.
+/// Returns the targets of some partitions; a partition without a target is left out.
 pub fn of_partitions(group: &str, partitions: impl Iterator<Item = i32>) -> HashMap<i32, Uuid> {
     partitions.filter_map(|partition| Some((partition, of(group, partition)?.target?))).collect()
 }
@@ -129,7 +129,7 @@ fn put(table: &Table, group: &str, row: &Row) -> Option<u64> {
     }
 }
 
-/// Gives what a session is to own to its successor. The caller has locked the group.
+/// Makes the successor of a session the target of its partitions. The caller has locked the group.
 pub fn inherit(call: &Call, group: &str, old: Uuid, new: Uuid) {
     let (table, mut mine) = (table(), Vec::new());
     each(group, |row| mine.extend(Some(row.partition).filter(|_| row.target == Some(old))));
@@ -140,7 +140,7 @@ pub fn inherit(call: &Call, group: &str, old: Uuid, new: Uuid) {
     call.written(passed_on, &INHERIT, vec![Value::Text(group), Value::Uuid(old), Value::Uuid(new)]);
 }
 
-/// Forgets the targets of all partitions. The caller has locked the group.
+/// Deletes the targets of all partitions. The caller has locked the group.
 pub fn drop_all(call: &Call, group: &str) {
     call.written(table().delete_rows(&[Key::Text(group)]), &DROP, vec![Value::Text(group)]);
 }

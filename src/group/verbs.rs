@@ -36,8 +36,8 @@ static ALTER: Statement =
 static DRAIN: Statement = Statement::writes(include_str!("../../sql/query/group/drain.sql"), &[TEXTOID, INT4OID]);
 static DROP: Statement = Statement::writes(include_str!("../../sql/query/group/drop.sql"), &[TEXTOID]);
 
-/// The state of a group that the caller owns, locked to the end of the transaction. The group's row comes before its
-/// declaration, here as in a rebalance.
+/// Returns the state of a group that the caller owns, locked to the end of the transaction. The row of the group is
+/// locked before its declaration, as in a rebalance.
 fn lock_owned(call: &Call, name: &str) -> Result<State> {
     lock_if_any(call, name)?.ok_or_else(|| declaration::unknown(name, Kind::Group))
 }
@@ -131,7 +131,7 @@ fn group_resize(
             }
         }
     } else if state.resize_to.is_some() {
-        // As many as there are: what was asked for before is called off.
+        // The group has this size already, so an earlier request for another size is called off.
         keep_size(&call, &name);
     } else {
         return Ok(true);
@@ -151,7 +151,8 @@ fn group_drop_if(group_name: Option<Text>, missing_ok: default!(Option<bool>, "f
         return if missing_ok { Ok(false) } else { Err(declaration::unknown(&name, Kind::Group)) };
     }
     declare::undeclare(&call, &name, Kind::Group)?;
-    // Looked at once the declaration is gone: a join looks at the declaration after it has written a member's row.
+    // This comes after the declaration is deleted. A join writes the member's row and then looks at the declaration, so
+    // one of the two sees the other.
     let (members, joining) = members::sessions(&name);
     if joining {
         return Err(Error::BeingDeclared { name }.into());
@@ -172,13 +173,13 @@ fn group_drop_if(group_name: Option<Text>, missing_ok: default!(Option<bool>, "f
     cursor::drop_all(&call, &name).map(|()| true)
 }
 
-/// As versions up to 0.2.0 declare it.
+/// Has the signature that versions up to 0.2.0 declare.
 #[pg_extern(sql = false)]
 fn group_drop(group_name: Option<Text>) -> Result<()> {
     group_drop_if(group_name, Some(false)).map(|_| ())
 }
 
-/// A heartbeat for a session that has to be alive.
+/// Heartbeats a session, which must be alive.
 fn living(shared: &'static crate::shmem::Shared, session: Option<Uuid>) -> Result<SlotRef> {
     touch(shared, session.given("session")?)?.acquirer().map_err(session::ended)
 }
@@ -210,8 +211,9 @@ fn group_join(group_name: Option<Text>, session: Option<Uuid>) -> Result<i64> {
     state::generation(&name).ok_or_else(|| declaration::unknown(&name, Kind::Group))
 }
 
-/// Takes a session out of a group. Returns how many rows that were: it is a member in the names of sessions that it
-/// took over, too. Their rows come first, as the sweep may just be making one of them its own.
+/// Removes a session from a group. Returns how many rows it deleted: a session may also be a member in the names of
+/// sessions that it took over. Their rows are deleted first, since the sweep may just be giving one of them to this
+/// session.
 fn leave(call: &Call, group: &str, session: Uuid) -> u64 {
     let named: Vec<Uuid> = succession::former(session).into_iter().chain([session]).collect();
     members::remove(call, group, &named)
@@ -225,7 +227,7 @@ fn group_leave(group_name: Option<Text>, session: Option<Uuid>) -> Result<bool> 
     let call = Call::open(shared)?;
     declaration::of_kind(&name, Kind::Group)?;
     let Some(at) = call.session(session)?.filter(|_| members::is_member(&name, session)) else { return Ok(false) };
-    // As for a release: waits for this session's own fenced transactions, and keeps others away.
+    // As a release does, this waits for the session's own fenced transactions and keeps new ones out.
     let owned = || row::of_session(&name, session);
     let mut fences: Vec<i64> = owned().into_iter().map(|row| row.fence).collect();
     if fences.len() > limits::GRANT_BATCH {
@@ -264,7 +266,7 @@ fn group_assignment(
     let judged = if transaction::is_read_only() {
         None
     } else {
-        // So that partitions move with the worker stopped, too.
+        // Partitions must move even if the worker is stopped.
         judge_for_reader(&call, &name, me.session())?
     };
     let now = clock::now();
@@ -292,7 +294,7 @@ fn group_release(group_name: Option<Text>, partition: Option<i32>, fence: Option
     release_seat(&Call::open(shared)?, &name, partition, fence.given("fence")?)
 }
 
-/// The partitions and fences of two arrays, pair by pair.
+/// Pairs the elements of two arrays as partitions and their fences.
 fn seats_arg(
     group: &str,
     partitions: Option<Vec<Option<i32>>>,

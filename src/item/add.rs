@@ -30,7 +30,7 @@ static ADD_MANY_LATER: Statement = Statement::tidies(
     &[INT4OID, INT4ARRAYOID, INT8ARRAYOID, TEXTARRAYOID, JSONBARRAYOID, INT8OID],
 );
 
-/// When items become due that are not so already, in microseconds since 2000.
+/// Returns when items become due, in microseconds since 2000; `None` if they are due already.
 fn due_arg(run_at: Option<TimestampWithTimeZone>) -> Result<Option<i64>> {
     let Some(at) = run_at.map(pg_sys::TimestampTz::from) else { return Ok(None) };
     if at == i64::MAX || at == i64::MIN {
@@ -39,8 +39,8 @@ fn due_arg(run_at: Option<TimestampWithTimeZone>) -> Result<Option<i64>> {
     Ok(Some(at).filter(|at| *at > clock::timestamp()))
 }
 
-/// Refuses a payload that is too large, as it is kept or as text: one that no client could be given would be claimed
-/// for ever, and in vain.
+/// Refuses a payload that is too large, as it is stored or as text. No client could receive such an item, so it would
+/// be claimed again and again, in vain.
 fn require_fits(bytes: usize, text_length: impl FnOnce() -> usize) -> Result<()> {
     if bytes > limits::MAX_PAYLOAD {
         return Err(Error::Payload { bytes, most: limits::MAX_PAYLOAD, as_text: false }.into());
@@ -54,8 +54,8 @@ fn require_fits(bytes: usize, text_length: impl FnOnce() -> usize) -> Result<()>
     Ok(())
 }
 
-/// Notes what has been added, and that no transaction was to drop the queue meanwhile. `first`: in each partition the
-/// first place, and how many.
+/// Notes the added items with the seam, after checking that no transaction is dropping the queue. `first`: the first
+/// place and the number of items in each partition.
 fn added(
     call: &Call,
     queue: &Queue,
@@ -94,7 +94,7 @@ fn item_add(
     let queue = Queue::of(&name)?;
     let (partitions, id) = (queue.partitions()?, id::next(&call));
     let partition = partition(key.as_deref(), id, partitions);
-    // A statement would wait for it.
+    // Locks the table here: a statement would wait for the lock.
     catalog::lock(if due.is_none() { ITEMS } else { LATER });
     let db = call.db();
     let mut values = vec![
@@ -154,7 +154,7 @@ fn item_add_many(
     for (partition, id) in places.iter().zip(&ids) {
         first.entry(*partition).or_insert((*id, 0)).1 += 1;
     }
-    // As above.
+    // As above: a statement would wait for the lock.
     catalog::lock(if due.is_none() { ITEMS } else { LATER });
     let db = call.db();
     let mut values = vec![

@@ -31,11 +31,11 @@ static CLAIM: Statement = Statement::writes(
     &[INT8OID, UUIDOID, INT4OID, TIMESTAMPTZOID, INT8ARRAYOID, INT4ARRAYOID, INT8ARRAYOID, TEXTOID],
 );
 
-/// Looks at the lanes of one call: something may become free each time before the claimer is known to be hungry.
+/// How often one call looks at its lanes. Each time an item may become free before the session is noted as hungry.
 const LOOKS: usize = 3;
 
 impl Claimer<'_> {
-    /// Looks at the partition that all have, or at the session's in which something may be had.
+    /// Looks at the one partition of a queue without a group, or at the session's partitions that may have items.
     fn look(&mut self, owned: Option<&Owned>, from_beginning: bool) {
         self.seen.clear();
         self.next_due = None;
@@ -58,7 +58,7 @@ impl Claimer<'_> {
         self.noted = noted;
     }
 
-    /// Claims from a partition. Returns until when it finds nothing more, if that is known.
+    /// Claims from a partition. Returns the time before which it has nothing more, if that is known.
     fn look_at(&mut self, partition: i32, from_beginning: bool) -> Option<i64> {
         if self.queue.order != Order::None {
             return Look::of(self, partition, from_beginning).claim();
@@ -67,16 +67,16 @@ impl Claimer<'_> {
         if self.has_all() || !self.ready(partition, from_beginning) { None } else { due }
     }
 
-    /// Whether nothing has become free since the look began.
+    /// Returns whether no item has become free since the look began.
     fn is_turn(&self, owned: Option<&Owned>) -> bool {
         match owned {
-            // Of many lanes not all have floors, so their spans are asked.
+            // With many lanes, not all have a floor. So their spans are compared.
             Some(owned) => self.noted.iter().zip(&owned.note()).all(|(before, now)| before.is_same_turn(now)),
             None => self.seen.iter().all(|(lane, start)| self.call.shared.is_turn(*lane, *start)),
         }
     }
 
-    /// Looks until there is enough, or nothing more and the session is known to be hungry.
+    /// Looks until the call has enough items, or there are no more and the session is noted as hungry.
     fn claim(&mut self, me: SlotRef, owned: Option<&Owned>) {
         self.call.shared.looks(self.call.database, me, self.queue.number);
         self.look(owned, false);
@@ -94,20 +94,20 @@ impl Claimer<'_> {
             self.look(owned, false);
         }
         if self.taken.len() < self.want && self.is_full() {
-            // There may be more, so who then waits for it is not to wait.
+            // There may be more items, so a later session_wait must return at once.
             self.call.shared.bump(me);
         } else if !self.has_all() {
             self.hungers(me, owned);
         }
     }
 
-    /// Has the session woken when there is more, or when something that has been seen becomes due.
+    /// Has the session woken when an item becomes free, or when one that it has seen becomes due.
     fn hungers(&self, me: SlotRef, owned: Option<&Owned>) {
         let partitions = owned.map_or(Some([].as_slice()), Owned::known);
         self.call.shared.hunger(self.call.database, me, self.queue.number, partitions, self.next_due);
     }
 
-    /// Writes the row of the claim: by hand, as there is one for each call, if the table is as we made it.
+    /// Writes the row of the claim. Inserts it directly if the table is plain, as each call writes one.
     fn write(&self, fence: i64, session: Uuid) {
         let partitions: Vec<i32> = self.taken.iter().map(|item| item.partition).collect();
         let places: Vec<i64> = self.taken.iter().map(|item| item.place).collect();
@@ -133,7 +133,7 @@ impl Claimer<'_> {
     }
 }
 
-/// For the worker: wakes the sessions for whom something has become due, and gives the queues in which it has.
+/// Wakes the sessions for which an item has become due, and returns the queues with such items. The worker calls it.
 pub fn announce_due(call: &Call, now: u64) -> HashSet<String> {
     let due = call.shared.feed_due(call.database, now);
     due.into_iter().filter_map(Queue::numbered).map(|queue| queue.name).collect()

@@ -1,4 +1,4 @@
-//! The claims of sessions that have ended, and items that are tried no more.
+//! The claims of sessions that have ended, and dead items, which are tried no more.
 
 use super::heads::{self, Heads};
 use super::moves::{self, Claimed};
@@ -18,35 +18,34 @@ use pgrx::pg_sys::{FLOAT8OID, INT8OID, TIMESTAMPTZOID};
 use pgrx::prelude::*;
 use std::collections::HashSet;
 
-/// What has died more than so many seconds ago; up to so many rows.
+/// Deletes items that died more than so many seconds ago, up to so many rows.
 pub static RETIRE: Statement =
     Statement::tidies(include_str!("../../sql/query/item/retire.sql"), &[FLOAT8OID, INT8OID, TIMESTAMPTZOID]);
-/// How long the oldest of them is dead, in seconds.
+/// Returns for how many seconds the oldest item has been dead.
 pub static OLDEST: Statement = Statement::reads(include_str!("../../sql/query/item/oldest.sql"), &[TIMESTAMPTZOID]);
 
-/// Why an item is dead whose last claimer is.
+/// The error of an item that dies because the session of its last attempt has ended.
 const ENDED: &str = "session ended";
 
 #[derive(Default)]
 pub struct Freed {
     items: usize,
-    /// Who had items that are free now.
+    /// The sessions that had claimed the freed items.
     pub from: HashSet<Uuid>,
-    /// Whether there may be more to free.
+    /// Whether there may be more items to free.
     pub more: bool,
-    /// Whether another transaction has something in hand.
+    /// Whether another transaction is changing one of the items.
     pub blocked: bool,
 }
 
-/// Frees the items that sessions have claimed which have ended, or are ending with this transaction; about `most` of
-/// them.
+/// Frees the items claimed by sessions that have ended or end with this transaction, about `most` of them.
 pub fn free(call: &Call, sessions: &[Uuid], most: usize) -> Freed {
     let mut freed = Freed::default();
     let mut passed_over = 0;
     loop {
         let fences = claims_of(sessions, most, passed_over);
         for fence in &fences {
-            // Not locked: two who free the same items meet at the first of them.
+            // The claim is not locked: two calls that free the same items meet at the first item.
             let Some(claim) = Claim::of(*fence) else { continue };
             let (any, all) = free_claim(call, &claim);
             freed.from.extend(any.then_some(claim.session));
@@ -67,14 +66,14 @@ pub fn free(call: &Call, sessions: &[Uuid], most: usize) -> Freed {
     }
 }
 
-/// The fences of up to `most` claims of sessions, after the first `skip`.
+/// Returns the fences of up to `most` claims of sessions, after the first `skip`.
 fn claims_of(sessions: &[Uuid], most: usize, skip: usize) -> Vec<i64> {
     let table = Table::open(c"_claims", c"_claims_session");
     page_of(&table, sessions, most, skip, |row| Some(row.required(1)))
 }
 
-/// Frees the items of a claim. Returns whether it has freed any, and whether no other transaction has one of them in
-/// hand.
+/// Frees the items of a claim. Returns whether it has freed any, and whether none of the items is in another
+/// transaction's hands.
 fn free_claim(call: &Call, claim: &Claim) -> (bool, bool) {
     let Some(queue) = Queue::numbered(claim.queue) else { return (false, true) };
     let items = Table::open(ITEMS, c"_items_pkey");
@@ -119,7 +118,7 @@ fn free_claim(call: &Call, claim: &Claim) -> (bool, bool) {
             }
         }
     };
-    // All that can be had, whether or not one of them cannot.
+    // Frees every item that it can, even if another item is in another transaction's hands.
     let mut all = true;
     for item in &claim.items {
         all &= free(item);
@@ -127,8 +126,8 @@ fn free_claim(call: &Call, claim: &Claim) -> (bool, bool) {
     (any, all)
 }
 
-/// For a claim that finds less than it asks for, so that nothing waits for the worker: frees what dead sessions have
-/// claimed. Whether there was any.
+/// Frees the items claimed by dead sessions, and returns whether there were any. A claim that finds too few items calls
+/// it, so that no claim waits for the worker.
 pub fn free_dead(call: &Call) -> bool {
     let (mut dead, now) = (Vec::new(), clock::now());
     call.shared.each_due(now, now, |at, home, word, _| {
@@ -137,7 +136,7 @@ pub fn free_dead(call: &Call) -> bool {
         }
     });
     if call.database.flags() & BOOT != 0 {
-        // The worker has not yet looked which sessions of before the restart are still there.
+        // The worker has not yet looked which sessions have outlived the restart.
         let rows = session::rows(&session::all()).into_iter();
         dead.extend(rows.filter(|row| call.standing_of(row).is_none()).map(|row| row.session));
     }

@@ -20,22 +20,22 @@ use pgrx::pg_sys::{self, FLOAT8OID, INT8OID, TIMESTAMPTZOID};
 use pgrx::prelude::*;
 use std::collections::{HashMap, HashSet};
 
-/// Claims of more than so many seconds ago that have no item left; up to so many rows.
+/// Deletes claims without items that are older than so many seconds, up to so many rows.
 pub static RETIRE_CLAIMS: Statement =
     Statement::tidies(include_str!("../../sql/query/item/retire_claims.sql"), &[FLOAT8OID, INT8OID, TIMESTAMPTZOID]);
 pub static OLDEST_CLAIM: Statement =
     Statement::reads(include_str!("../../sql/query/item/oldest_claim.sql"), &[TIMESTAMPTZOID]);
 
-/// A claim that this transaction finishes items of.
+/// A claim whose items this transaction finishes.
 struct Held<'a> {
     call: &'a Call,
     claim: Claim,
     items: Table,
-    /// In a queue with an order.
+    /// Set in a queue with an order.
     heads: Option<Heads<'a>>,
 }
 
-/// Where one of its items is, and its attempt.
+/// An item of a claim: where it is, and its attempt.
 #[derive(Clone, Copy)]
 struct Item {
     partition: i32,
@@ -49,8 +49,7 @@ fn lost(call: &Call, fence: i64, why: String) -> ErrorReport {
     Error::ClaimLost { fence, why }.into()
 }
 
-/// The claim of a fence, whose session is alive, and does not end while this transaction is open without waiting for
-/// it.
+/// Returns the claim of a fence, if its session is alive. A transaction that ends the session waits for this one.
 fn hold(call: &Call, fence: i64) -> Result<Held<'_>> {
     let ended = || {
         lost(
@@ -78,7 +77,7 @@ fn hold(call: &Call, fence: i64) -> Result<Held<'_>> {
 }
 
 impl Held<'_> {
-    /// Returns the items of some ids, each once. All of them have to belong to this claim.
+    /// Returns the items of some ids, each once. All of them must belong to this claim.
     fn of(&self, ids: &[i64]) -> Result<Vec<(i32, i64, i64)>> {
         let known: HashMap<i64, (i32, i64, i64)> = self.claim.items.iter().map(|item| (item.2, *item)).collect();
         let mut seen = HashSet::new();
@@ -90,14 +89,14 @@ impl Held<'_> {
         ids.iter().filter(|id| seen.insert(**id)).map(of).collect()
     }
 
-    /// The fence that an item is claimed under, and its attempt; the row is what `items` stands at then.
+    /// Returns the fence that an item is claimed under, and its attempt. `items` then stands at the row.
     fn look(&self, partition: i32, place: i64) -> Option<(i64, i32)> {
         let key = [Key::Int(self.claim.queue), Key::Int(partition), Key::Long(place)];
         self.items
             .scan(Sight::Latest, &key, |row, _| Some((row.required(column::CLAIM), row.required(column::ATTEMPT))))
     }
 
-    /// Does something to the row of an item that is still claimed under the fence.
+    /// Changes the row of an item that is still claimed under the fence.
     fn change(&self, (partition, place, id): (i32, i64, i64), mut change: impl FnMut(Item) -> Locked) -> Result<Item> {
         let fence = self.claim.fence;
         loop {
@@ -120,8 +119,8 @@ impl Held<'_> {
         }
     }
 
-    /// The row of the claim goes with the last of its items. One that another transaction is just finishing may come
-    /// back, or not; if only such are left, neither of the two knows.
+    /// Deletes the row of the claim with its last item. An item that another transaction is just finishing may come
+    /// back. If only such items are left, the row stays for retention: neither transaction knows which is last.
     fn finished(&self, ids: &[i64]) {
         let ids: HashSet<i64> = ids.iter().copied().collect();
         let mut in_flight = false;
@@ -130,8 +129,9 @@ impl Held<'_> {
             in_flight |= flight.is_some_and(|flight| flight != Flight::None);
             flight == Some(Flight::None)
         };
-        // Mostly they are finished in order, from one end or the other. In any other order a look at one by chance
-        // finds soon one that is left, where there are many, and no order in which they are finished can prevent it.
+        // Most claims are finished in order, from one end or the other, so one item of each end is looked at first. In
+        // any other order, items are looked at by chance. If many are left, such a look finds one soon, and no order of
+        // finishing can prevent that.
         let items = &self.claim.items;
         if items.iter().rev().take(1).chain(items.iter().take(1)).any(&mut left)
             || shuffled(items.clone()).any(|item| left(&item))
@@ -145,8 +145,8 @@ impl Held<'_> {
         }
     }
 
-    /// What others are doing to an item, if it is claimed under the fence. A row that is just moved is given back, and
-    /// need not be seen.
+    /// Returns the change of an item that another transaction has in flight, if the item is claimed under the fence. A
+    /// row that is just moving is being given back, so the scan may miss it.
     fn flight(&self, partition: i32, place: i64) -> Option<Flight> {
         let key = [Key::Int(self.claim.queue), Key::Int(partition), Key::Long(place)];
         let claimed = |row: &Tuple, flight| (row.required::<i64>(column::CLAIM) == self.claim.fence).then_some(flight);
@@ -159,13 +159,13 @@ impl Held<'_> {
         tid.map_or(Locked::Changed, |tid| self.items.lock(tid, false))
     }
 
-    /// The key by which the item is ordered whose row has just been looked at.
+    /// Returns the key that orders the item whose row was just looked at.
     fn key(&self) -> Option<String> {
         self.heads.as_ref().and_then(|_| heads::key(self.claim.order, self.items.row().get(column::KEY)))
     }
 
-    /// An item of a key, if it has one, is gone: the next one is free. Or it goes to be tried again, and stays the
-    /// head.
+    /// Ends the head of the key of an item that is gone, so that the next item is free. If the item `goes` to another
+    /// try, it stays the head, in its new place.
     fn head(&self, queue: &Queue, item: Item, key: Option<String>, goes: Option<At>) -> Result<()> {
         let (Some(heads), Some(key)) = (&self.heads, key) else { return Ok(()) };
         let had = match goes {
@@ -175,7 +175,7 @@ impl Held<'_> {
         if had { Ok(()) } else { Err(Error::ItemInFlight { id: item.id }.into()) }
     }
 
-    /// An item is free again in its place.
+    /// Notes that an item is free again in its place.
     fn freed(&self, queue: &Queue, item: Item) {
         self.call.seam().places(lane(self.call, ITEMS, queue.number, item.partition), item.place, false);
         queue.feeds(self.call, item.partition, 1);
@@ -197,7 +197,7 @@ fn ids_arg(ids: Option<Vec<Option<i64>>>) -> Result<Vec<i64>> {
     Ok(ids)
 }
 
-/// As much of an error as is kept.
+/// Returns the part of an error that is stored.
 fn error_arg(error: Option<Text>) -> Result<String> {
     let mut error = error.given("error")?.0;
     error.truncate(error.floor_char_boundary(limits::MAX_ITEM_ERROR));

@@ -1,25 +1,23 @@
 //! Heads: which item of a key goes first, in a queue whose ordering is `key` or `fifo`.
 //!
-//! The items of a key are given one at a time, so the first claim of one makes it the head of its key, by a row that
-//! names it. The row stays until the item is done or dead, or its queue is dropped: through an unclaim, a failure and
-//! the wait for another try, and the end of the claimer's session. It goes in the transaction that finishes the item.
-//! While it is there, no other item of the key is given to any session. In a queue that is `fifo` all items of a
-//! partition have one key.
+//! The items of a key are given one at a time. So the first claim of one makes it the head of its key, by a row that
+//! names it. The row stays until the item is done or dead, or its queue is dropped. An unclaim, a failure, the wait for
+//! another try and the end of the session do not delete it. The transaction that finishes the item deletes the row.
+//! While it is there, no session gets another item of the key. In a `fifo` queue all items of a partition have one key.
 //!
-//! * The row says where its item is, too. So it is found behind any number of others that it holds up, or due for
-//!   another try.
-//! * A call that makes a head looks for one with a dirty snapshot, so that one that is being made, or is about to go,
-//!   counts. It does so once more, and writes its own, under the lane's `Stripe`, which it lets go of at once. Two
-//!   calls that do so at a time see each other, and neither waits for a transaction.
-//! * Rows are only made and deleted, never changed: such a scan misses none. The row of an item that moves is replaced
-//!   by the transaction that moves it and has the item in hand. Until the end of that transaction both rows are in
-//!   flight.
+//! * The row also says where its item is. So a claim finds the item behind any number of waiting ones, and also in
+//!   `_later`, before another try.
+//! * A call that makes a head looks for one with a dirty snapshot: a head that is being made, or about to go, counts.
+//!   It looks once more and writes its own under the lane's `Stripe`, which it lets go of at once. Two such calls see
+//!   each other, and neither waits for a transaction.
+//! * Rows are only made and deleted, never changed, so a dirty scan misses none. When a transaction moves an item,
+//!   which it has locked, it also replaces the row. Until it ends, both rows are in flight.
 //!
-//! A key's rows are dead soon, and as many as it had items. For these to stay out of the way while an old snapshot is
-//! open, each key has a lane with a floor (see [`crate::shmem::floors`]), where it is told from others by a hash. What
-//! is new in it has the greatest number, as that is drawn under the stripe. The floor is raised under the stripe too,
-//! and only over rows that are gone for ever: not those in flight, nor those that this very transaction has deleted,
-//! which are back if it fails. So it is never to be lowered.
+//! A key has as many head rows as it had items, and most of them are dead. An old snapshot keeps them in the index. So
+//! each key has a lane with a floor (see [`crate::shmem::floors`]), and a hash of the key names the lane. A new row of
+//! a lane has the greatest number, as that is drawn under the stripe. The floor is raised under the stripe too, and
+//! only over rows that are gone for good. It stops at rows in flight, and at rows that this very transaction has
+//! deleted: these come back if it fails. So the floor is never lowered.
 
 use super::{Order, id, lane};
 use crate::call::Call;
@@ -64,7 +62,7 @@ pub enum Head {
     None,
     /// Another transaction is making it, or about to end it.
     InFlight,
-    /// `firm`: made by a transaction that is committed, another one.
+    /// `firm`: another transaction has made it, and has committed.
     Is {
         id: i64,
         at: At,
@@ -72,7 +70,7 @@ pub enum Head {
     },
 }
 
-/// The key by which an item is ordered, if it is.
+/// Returns the key that orders an item, if there is one.
 pub fn key(order: Order, key: Option<Text>) -> Option<String> {
     match order {
         Order::None => None,
@@ -94,12 +92,12 @@ impl Heads<'_> {
 
     fn lane(&self, partition: i32, key: &str) -> Lane {
         let hash = fnv1a(key);
-        // Below zero, where no partition is.
+        // The number is below zero, where no partition is.
         let number = ((hash >> 32) as i32 ^ hash as i32 ^ partition) | i32::MIN;
         lane(self.call, HEADS, self.queue, number)
     }
 
-    /// The head of a key, of those in its lane from a number on; and the first number that is not gone for ever.
+    /// Returns the head of a key, looking from a number of its lane on, and the first number that is not gone for good.
     fn look(&self, lane: Lane, from: i64, partition: i32, key: &str) -> (Head, i64) {
         let (mut head, mut stop) = (Head::None, i64::MAX);
         let range = [Key::Int(self.queue), Key::Int(lane.partition), Key::From(from)];
@@ -121,7 +119,7 @@ impl Heads<'_> {
         self.look(lane, self.call.shared.floor_at(lane), partition, key).0
     }
 
-    /// Makes an item the head of a key that has none. Whether it has none indeed.
+    /// Makes an item the head of a key that has none. Returns false if the key has one after all.
     pub fn put(&self, partition: i32, key: &str, id: i64, at: At) -> bool {
         let lane = self.lane(partition, key);
         let stripe = Guard::Stripe((lane.partition.cast_unsigned() ^ self.queue.cast_unsigned()) as u8 as u16);
@@ -138,8 +136,7 @@ impl Heads<'_> {
         none
     }
 
-    /// Makes an item the head of a key whose head this transaction has just ended, so that no other transaction makes
-    /// one.
+    /// Makes an item the head of a key whose head this transaction has just ended. So no other transaction makes one.
     pub fn succeed(&self, partition: i32, key: &str, id: i64, at: At) {
         self.insert(self.lane(partition, key), partition, key, id, at);
     }
@@ -164,7 +161,7 @@ impl Heads<'_> {
         since
     }
 
-    /// The item, which this transaction has in hand, is the head no more. `Changed`: it was not.
+    /// Deletes the head of a key. The caller has locked its item. `Changed`: the item was not the head.
     pub fn end(&self, partition: i32, key: &str, id: i64) -> Locked {
         let lane = self.lane(partition, key);
         let range = [Key::Int(self.queue), Key::Int(lane.partition), Key::From(self.call.shared.floor_at(lane))];
@@ -180,8 +177,8 @@ impl Heads<'_> {
         ended
     }
 
-    /// The item, which is the head and in the hands of this transaction, goes somewhere else. Whether its row was to be
-    /// had.
+    /// Has the head say that its item goes somewhere else. The caller has locked the item. Returns false if another
+    /// transaction has locked the head's row.
     pub fn moves(&self, partition: i32, key: &str, id: i64, to: At) -> bool {
         match self.end(partition, key, id) {
             Locked::Mine => {

@@ -1,9 +1,9 @@
-//! Numbers of items, their ids and places: none is given twice in a database, whatever of its history is lost.
+//! Numbers of items: their ids and places. A database never gives a number twice, whatever part of its history is lost.
 //!
-//! A sequence is as far as the log that has been replayed. A standby that is promoted without the last of it, a
-//! recovery to a point in time, or a crash before it was flushed, would give again what has been given since. So this
-//! one is raised as that of fences is, above all that any older history can have given. They stay below 2^53, exact in
-//! JavaScript.
+//! A sequence is only as current as the WAL that was replayed. If the last WAL is missing, the sequence repeats
+//! numbers. That happens at a promotion, a recovery to a point in time, or a crash before a flush. So this sequence is
+//! raised, as that of fences is, above every number that an older history can have given. Numbers stay below 2^53,
+//! exact in JavaScript.
 
 use crate::call::Call;
 use crate::lease::fence;

@@ -1,37 +1,39 @@
-//! Work items: queues whose claims live with the claimer's session, not with a guess of how long the work takes.
+//! Work items: queues whose claims last as long as the claimer's session lives, not for a guess of how long the work
+//! takes.
 //!
-//! **Where an item is.** In `_items` while it is ready or claimed, in the order of its place, a number that it gets
-//! when it becomes ready; in `_later` until its time has come (added with run_at, or to be tried again); in
-//! `_dead_items` once it is tried no more. It is done when it is nowhere. Its first place is its id, for ever.
+//! **Where an item is.** `_items` has it while it is ready or claimed, in the order of its place. It gets that number
+//! when it becomes ready. `_later` has it until its time has come (added with run_at, or to be tried again).
+//! `_dead_items` has it once it is tried no more. A done item has no row. The first place of an item is its id, for
+//! ever.
 //!
-//! **Claiming** waits for no transaction. A claim looks at its lanes (a queue has one for each partition of its group,
-//! or just one) with a dirty snapshot, in order: what is due from `_later` first, then what is ready. It takes what is
-//! free by changing or deleting the row without waiting, and leaves what another transaction has in hand. A row changes
-//! hands by one UPDATE that touches no index and does not change the row's length. So no item is given twice, and dead
-//! rows are kept out of the way by the lanes' floors: see [`crate::shmem::floors`].
+//! **Claiming** waits for no transaction. A claim looks at its lanes with a dirty snapshot, in order: first at due
+//! items of `_later`, then at ready ones. A queue has a lane for each partition of its group, or just one. A claim
+//! takes free items by changing or deleting their rows without waiting. It leaves items that another transaction has
+//! locked. One UPDATE, which touches no index and keeps the row's length, gives a row another owner. So no item is
+//! given twice. The floors of lanes keep dead rows out of the way: see [`crate::shmem::floors`].
 //!
-//! **A claim** is a row: one for each call, with the fence that it drew and the session whose it is. An item names the
-//! fence of its claim. A call that finishes items names the fence too, and finishes those that still have it. A thread
-//! whose session has claimed the item again has an older fence, and is refused. A claim's row changes never. It goes
-//! with the last of its items, or by retention where the last ones were finished by transactions that did not see each
-//! other.
+//! **A claim** is a row, one for each call, with the fence that the call drew and its session. An item names the fence
+//! of its claim. A call that finishes items names a fence too, and finishes only items that still have it. If the
+//! session has claimed an item again, a thread with the older fence is refused. The row of a claim never changes. It
+//! goes with the last of its items. Retention deletes it if transactions that did not see each other finished the last
+//! items.
 //!
-//! * A finish takes S(session) in share mode, then looks at the session's slot, then deletes or changes the rows of the
-//!   items, without waiting. From then on to its end no other transaction can take these items, even past the session's
-//!   deadline; a close waits for it.
-//! * A claim takes G(session) in share mode as a grant does (see [`crate::lease::grant`]), so that a session's last row
-//!   is not taken away under it.
-//! * The claims of a session that has ended are freed by [`free`]: by its close, by the worker's sweep, or by a claim
-//!   that finds less than it asks for. A dead session finishes nothing, and what it was just finishing is in the hands
-//!   of that transaction.
-//! * Claims are not dumped. An item whose claim has no row is free. To ask for the row each time that a claim passes a
-//!   claimed item would be dear. It is asked for only if the fence is older than the first claim of this start of
-//!   shared memory, or than the last time that a sweep has expected copies of items ([`expect_copies`]).
+//! * A finish takes S(session) in share mode, looks at the session's slot, and then deletes or changes the rows of the
+//!   items without waiting. Until it ends no other transaction can take these items, even past the session's deadline.
+//!   A close waits for it.
+//! * A claim takes G(session) in share mode as a grant does (see [`crate::lease::grant`]). So no transaction deletes
+//!   the session's last row under it.
+//! * [`free`] frees the claims of a session that has ended. The close calls it, the worker's sweep, or a claim that
+//!   finds less than it asks for. A dead session finishes nothing; items that it was just finishing are in the hands of
+//!   that transaction.
+//! * Claims are not dumped, and an item whose claim has no row is free. A look-up of that row for each claimed item
+//!   would be dear. So a claim looks the row up only for fences below a bound. The bound is the first claim of this
+//!   start of shared memory, or of the last time that a sweep expected copies of items ([`expect_copies`]).
 //!
-//! **Order**, where a queue has one: see [`heads`], [`claim`] for who comes first, and [`next`] for who comes after.
+//! **Order**, where a queue has one: [`heads`] and [`claim`] say which item is first, [`next`] which one follows.
 //!
-//! **Queues** are declared. A drop and an addition that cross see each other as any declaration and its use do: an
-//! addition reads the queue again after writing, and a drop looks for items after deleting, both with a dirty snapshot.
+//! **Queues** are declared. A drop and an addition that cross see each other, as a declaration and its use do. An
+//! addition reads the queue again after writing; a drop looks for items after deleting. Both use a dirty snapshot.
 //!
 //! Files, low to high: mod, id, moves, partitions, heads, next, add, dead, finish, queue, claim.
 
@@ -67,7 +69,8 @@ use pgrx::pg_sys::panic::ErrorReport;
 use std::ffi::CStr;
 use std::sync::atomic::Ordering;
 
-/// Payloads that have no more bytes than this are not that long as text: a number takes 12 bytes or more.
+/// A payload of at most this many bytes is short enough as text, too. The densest content is numbers, which take 12
+/// bytes or more each.
 const SURELY_SHORT: usize = limits::MAX_PAYLOAD_TEXT / 147_456 * 12;
 
 const ITEMS: &CStr = c"_items";
@@ -82,11 +85,11 @@ mod column {
     pub const ADDED_AT: usize = 7;
     pub const KEY: usize = 8;
     pub const PAYLOAD: usize = 10;
-    /// Of `_later`.
+    /// A column of `_later`.
     pub const LATER_PAYLOAD: usize = 9;
 }
 
-/// Which items of a queue are given one at a time, in order: none, those of a key, or all of a partition.
+/// The items of a queue that are given one at a time, in order: none, the items of a key, or all items of a partition.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Order {
     None,
@@ -99,7 +102,7 @@ impl Order {
         [Order::None, Order::Key, Order::Fifo].into_iter().find(|order| order.name() == name)
     }
 
-    /// What a row of a table says.
+    /// Reads the ordering in a row of a table.
     fn read(table: &str, word: &str) -> Order {
         required::known(table, "ordering", word, Order::named(word), Order::None)
     }
@@ -121,7 +124,7 @@ pub struct Queue {
     pub backoff_ms: i32,
     order: Order,
     owner: String,
-    /// The group that it is bound to.
+    /// The group that the queue is bound to.
     pub group: Option<String>,
     tid: ItemPointerData,
 }
@@ -139,16 +142,16 @@ fn read(row: &Tuple) -> Queue {
     }
 }
 
-/// Expects items that an administrator may have put in, by COPY say or as a restore of data alone does: below the
-/// floors; and under claims of another database, or of before, which have no rows here.
+/// Expects items that an administrator may have put in, by COPY or by a restore of data alone. They may be below the
+/// floors. They may also be under claims without rows here: of another database, or of an earlier time.
 pub fn expect_copies(call: &Call) {
     fence::raise_again(call);
     call.database.first_claim.store(fence::next(call), Ordering::Release);
-    // Last: until now some have passed them as claimed.
+    // The floors come last: until now claims may have passed such items as claimed.
     call.shared.forget_floors(call.home.database);
 }
 
-/// Where items of a queue are, for one partition.
+/// Returns the lane of a queue's items in one table and partition.
 fn lane(call: &Call, table: &'static CStr, queue: i32, partition: i32) -> Lane {
     Lane { database: call.home.database, table: catalog::relation(table).to_u32(), queue, partition }
 }
@@ -158,7 +161,7 @@ impl Queue {
         Table::open(c"_queues", c"_queues_pkey")
     }
 
-    /// The queue of a name: committed, or of this transaction.
+    /// Returns the queue of a name: a committed one, or one of this transaction.
     fn find(name: &str) -> Option<Queue> {
         Queue::table().scan(Sight::Latest, &[Key::Text(name)], |row, _| Some(read(row)))
     }
@@ -167,7 +170,7 @@ impl Queue {
         Queue::find(name).ok_or_else(|| Queue::unknown(name))
     }
 
-    /// Says that there is no such queue.
+    /// Returns the error for a queue that does not exist.
     fn unknown(name: &str) -> ErrorReport {
         Error::Unknown { kind: "queue", name: name.to_owned() }.into()
     }
@@ -176,7 +179,8 @@ impl Queue {
         Table::open(c"_queues", c"_queues_number").scan(Sight::Latest, &[Key::Int(number)], |row, _| Some(read(row)))
     }
 
-    /// Returns whether no transaction is about to drop it. While one alters it the new version is there, too.
+    /// Returns whether no transaction is about to drop the queue. While one alters it, the new version of the row is
+    /// there, too.
     fn stands(&self) -> bool {
         let stays = |row: &Tuple, flight| match flight {
             Flight::None => true,
@@ -187,14 +191,14 @@ impl Queue {
         Queue::table().scan(Sight::Dirty, &[Key::Text(&self.name)], stands).is_some()
     }
 
-    /// Notes that items have become free in a partition, if this commits.
+    /// Notes that items have become free in a partition, if this transaction commits.
     fn feeds(&self, call: &Call, partition: i32, count: usize) {
         debug_assert!(count > 0, "waiters are not woken for nothing");
         let partition = self.group.is_some().then_some(partition);
         call.seam().items(self.number, &self.name, Food::of(count, partition));
     }
 
-    /// How long after a failed attempt the next one is.
+    /// Returns the milliseconds between a failed attempt and the next one.
     fn backoff_ms(&self, attempt: i32) -> i64 {
         let doublings = attempt.saturating_sub(1).clamp(0, 40);
         (i64::from(self.backoff_ms) << doublings).min(limits::MAX_ITEM_BACKOFF_MS.max(self.backoff_ms.into()))
@@ -212,21 +216,22 @@ fn partition(key: Option<&str>, id: i64, partitions: i32) -> i32 {
     }
 }
 
-/// The element of an array of a claim, which has as many as there are places; without the array, `all` have the same.
+/// Returns an element of an array of a claim, which must have as many elements as the claim has places. Without the
+/// array, every place has the value `all`.
 fn nth<T: Copy>(column: &str, array: Option<&[T]>, index: usize, all: T) -> T {
     let Some(array) = array else { return all };
     let word = || format!("{} elements", array.len());
     required::known("_claims", column, &word(), array.get(index).copied(), all)
 }
 
-/// One call of item_claim that got something.
+/// A call of item_claim that got an item.
 #[derive(Clone, Debug)]
 pub struct Claim {
     pub fence: i64,
     pub session: Uuid,
     pub queue: i32,
     order: Order,
-    /// Partition, place and id of each item.
+    /// The partition, place and id of each item.
     pub items: Vec<(i32, i64, i64)>,
 }
 
@@ -255,7 +260,7 @@ impl Claim {
         Claim::table().scan(Sight::Latest, &[Key::Long(fence)], |_, _| Some(())).is_some()
     }
 
-    /// Takes the row away, unless another transaction is doing so. Returns whether it is gone.
+    /// Deletes the row of a claim, unless another transaction is deleting it. Returns whether the row is gone.
     fn forget(fence: i64) -> bool {
         let table = Claim::table();
         let found = table.scan(Sight::Latest, &[Key::Long(fence)], |_, _| Some(())).is_some();

@@ -1,6 +1,6 @@
-//! Moves of items between their tables, which are in the hands of this transaction. A row is written and deleted by its
-//! place, so that no predicate locks are taken (see [`crate::pg::table`]); by a statement where an administrator has
-//! hung something on one of the tables.
+//! Moves of items between their tables. The caller has locked the items. A row is written and deleted by its place,
+//! which takes no predicate locks (see [`crate::pg::table`]). If an administrator has given one of the tables a trigger
+//! or the like, a statement does the move.
 
 use super::{ITEMS, LATER, column};
 use crate::call::Call;
@@ -40,18 +40,18 @@ pub struct Claimed {
     pub fence: i64,
 }
 
-/// What a claim gives of an item: key, payload and attempt.
+/// The key, payload and attempt of an item, as a claim returns them.
 pub type Given = (Option<Text>, Option<Jsonb>, i32);
 
 type Columns = Vec<Option<Datum>>;
 
-/// Moves the row of a key to another table, in the shape that `new` gives it; `None` of `new`: it is not the row that
-/// is meant. False where that takes a statement.
+/// Moves the row of a key to another table, with the columns that `new` returns. If `new` returns `None`, it is another
+/// row and stays. Returns false if a statement must do the move.
 fn moved(from: &Table, key: &[Key], into: &Table, new: impl Fn(&Tuple) -> Option<Columns>) -> bool {
     if !from.is_plain() {
         return false;
     }
-    // What is kept outside of the row is read again by the insert, so it comes first.
+    // The insert comes first: it reads values that are stored outside of the row.
     let Some(columns) = from.scan(Sight::Latest, key, |row, _| Some(new(row))).flatten() else { return true };
     let written = into.try_insert(&columns);
     if written {
@@ -64,7 +64,7 @@ fn claimed(row: &Tuple, of: Claimed) -> Option<()> {
     (row.required::<i64>(column::CLAIM) == of.fence).then_some(())
 }
 
-/// Claims an item that has become due: it gets a place among those that are ready.
+/// Claims a due item, which gets a place among the ready items.
 pub fn claim(call: &Call, due: i64, id: i64, to: Claimed) -> Option<Given> {
     let (later, items) = (Table::open(LATER, c"_later_pkey"), Table::open(ITEMS, c"_items_pkey"));
     let Claimed { queue, partition, place, fence } = to;
@@ -106,7 +106,7 @@ pub fn retry(call: &Call, item: Claimed, error: &str, due: i64) {
     }
 }
 
-/// Moves an item that has failed for good to the dead.
+/// Moves an item that has failed for good to the dead items.
 pub fn bury(call: &Call, item: Claimed, error: &str) {
     let (items, dead) = (Table::open(ITEMS, c"_items_pkey"), Table::open(c"_dead_items", c"_dead_items_pkey"));
     let Claimed { queue, partition, place, fence } = item;
@@ -124,7 +124,7 @@ pub fn bury(call: &Call, item: Claimed, error: &str) {
     }
 }
 
-/// Moves an item from the dead to those that are ready.
+/// Moves a dead item to the ready items.
 pub fn requeue(call: &Call, id: i64, partition: i32, place: i64) {
     let (dead, items) = (Table::open(c"_dead_items", c"_dead_items_pkey"), Table::open(ITEMS, c"_items_pkey"));
     let new = |row: &Tuple| {
@@ -158,7 +158,7 @@ pub fn advance(call: &Call, item: Claimed, to: i64) {
     }
 }
 
-/// Makes an item that is due ready, without a claim.
+/// Makes a due item ready, without a claim.
 pub fn advance_due(call: &Call, due: i64, id: i64, to: Claimed) {
     let (later, items) = (Table::open(LATER, c"_later_pkey"), Table::open(ITEMS, c"_items_pkey"));
     let Claimed { queue, partition, place, fence } = to;

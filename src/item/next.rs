@@ -1,25 +1,24 @@
 //! Which item of a key comes next, in a queue whose ordering is `key`.
 //!
-//! Most items of a key wait behind its head, for as long as that takes: an hour, perhaps, with a hundred thousand
-//! others. Claims must not step over all of these each time. So a look passes over an item that waits, and the floor is
-//! raised above it. **The transaction that ends a head finds the next one** by the index of keys. What a claim has
-//! passed is moved to a new place, above the floor, and is the head from then on. What no claim has passed is found
-//! there by the next claim, and becomes the head then.
+//! Most items of a key wait behind its head, possibly for an hour, and a hundred thousand of them. Claims must not step
+//! over all of these each time. So a look passes over a waiting item, and the floor is raised above it. **The
+//! transaction that ends a head finds the next item** by the index of keys. If a claim has passed that item, it moves
+//! to a new place above the floor and becomes the head at once. Otherwise the next claim finds it in its place and
+//! makes it the head.
 //!
-//! **What makes it right.** A look passes an item only if it is committed and waits behind a head that is firm:
-//! committed, and not about to be ended. The transaction that ends that head does so later, looks for the next one
-//! after, and so finds the item. Should it read the floor before the look raises it, it lowers it at its commit, and
-//! the raise is undone or bounded. If it fails, the head is back.
+//! **What makes it right.** A look passes an item only if the item is committed and waits behind a firm head. Firm
+//! means committed, and not about to be ended. The transaction that ends that head does so later, looks for the next
+//! item after that, and so finds this one. If it reads the floor before the look raises it, it lowers the floor at its
+//! commit. That undoes or bounds the raise. If the transaction fails, the head is back.
 //!
-//! * Looked for is from the id of the head on, or from the floor if that is lower: no item is passed whose place is
-//!   below its head's id. Therefore dead entries of the key's former items are out of the way. Places of those that are
-//!   moved are new, ids are not.
-//! * While a key has no head, the floor has passed none of its items but for such as come after one that it has not
-//!   passed.
-//! * An item that another transaction has in hand is left where it is: the floor is lowered to it.
+//! * The search begins at the id of the head, or at the floor if that is lower. No look passes an item whose place is
+//!   below its head's id. So dead entries of the key's former items are not searched. A moved item gets a new place and
+//!   keeps its id.
+//! * While a key has no head, the floor has passed an item of it only if an earlier item of the key is not passed.
+//! * An item that another transaction has locked stays where it is, and the floor is lowered to it.
 //!
-//! Floors are all that remembers who was passed. Where they are forgotten, claims look at each item again. Objects of
-//! 0.2.0 have no index of keys, and there nothing is passed.
+//! Only floors remember which items were passed. If a floor is forgotten, claims look at each item again. Objects of
+//! 0.2.0 have no index of keys, and there no item is passed.
 
 use super::heads::{At, Heads};
 use super::moves::{self, Claimed};
@@ -34,7 +33,7 @@ use std::ffi::CStr;
 const ITEMS_KEY: &CStr = c"_items_key";
 const LATER_KEY: &CStr = c"_later_key";
 
-/// Whether floors may pass over items that wait for others of their key.
+/// Returns whether floors may pass items that wait for another item of their key.
 pub fn may_pass(order: Order) -> bool {
     order == Order::Key && [ITEMS_KEY, LATER_KEY].into_iter().all(|index| catalog::relation(index) != Oid::INVALID)
 }
@@ -42,14 +41,14 @@ pub fn may_pass(order: Order) -> bool {
 /// The first item of a key in a table.
 enum First {
     None,
-    /// Another transaction has it in hand.
+    /// Another transaction has locked it.
     Taken(i64),
     Free(Waiting),
 }
 
 #[derive(Clone, Copy)]
 struct Waiting {
-    /// Its place, or when it was due.
+    /// The item's place, or the time at which it became due.
     at: i64,
     id: i64,
     came: i64,
@@ -72,7 +71,7 @@ struct Ended<'a> {
     queue: &'a Queue,
     partition: i32,
     key: &'a str,
-    /// The item that was its head: it may still be there.
+    /// The item that was the head. Its row may still be there.
     id: i64,
 }
 
@@ -91,7 +90,7 @@ impl Ended<'_> {
         [Key::Int(self.queue.number), Key::Int(self.partition), Key::Text(self.key), Key::From(from)]
     }
 
-    /// What is just being added makes itself known.
+    /// Skips an item that is just being added: its transaction tells claims at its end.
     fn first_ready(&self, items: &Table, from: i64) -> First {
         let first = items.scan(Sight::Dirty, &self.range(from), |row, flight| {
             let (place, id) = (row.required(column::PLACE), row.required(column::ID));
@@ -121,7 +120,8 @@ impl Ended<'_> {
         first.unwrap_or(First::None)
     }
 
-    /// Moves an item to a new place, as the head of its key. Whether it was to be had.
+    /// Moves an item to a new place and makes it the head of its key. Returns false if another transaction has locked
+    /// the item.
     fn advance(&self, table: &Table, item: Waiting, from: &'static CStr) -> bool {
         if table.lock(item.tid, false) != Locked::Mine {
             return false;
@@ -138,12 +138,12 @@ impl Ended<'_> {
         true
     }
 
-    /// Makes the next item the head, if a claim has passed it; else sees to it that claims find it.
+    /// Makes the next item the head, if a claim has passed it. Otherwise lowers the floors so that claims find it.
     fn goes_on(&self) {
         if !may_pass(self.queue.order) {
             return self.lower(ITEMS, NOWHERE);
         }
-        // What statements keep is not to be among what the tables keep.
+        // Opened first: memory that statements keep must not lie among the memory of the tables.
         self.call.db();
         let (items, later) = (Table::open(ITEMS, ITEMS_KEY), Table::open(LATER, LATER_KEY));
         let (floor, floor_of_due) = (self.floor(ITEMS), self.floor(LATER));
@@ -157,7 +157,8 @@ impl Ended<'_> {
                 (First::Free(item), First::Free(due)) if item.came < due.came => {
                     ready_passed && self.advance(&items, *item, ITEMS)
                 }
-                // Its id is where the next one is looked for.
+                // The next search begins at the id of this new head, which must therefore be below the ready item's
+                // place.
                 (First::Free(item), First::Free(due)) => due.id < item.at && self.advance(&later, *due, LATER),
                 _ => false,
             };
@@ -171,13 +172,13 @@ impl Ended<'_> {
     }
 }
 
-/// An item that this transaction has in hand is the head of its key no more, and the next one is free. Whether the head
-/// was to be had.
+/// Ends the head of a key, whose item the caller has locked, so that the next item is free. Returns false if another
+/// transaction has locked the head's row.
 pub fn end(call: &Call, heads: &Heads, queue: &Queue, partition: i32, key: &str, id: i64) -> bool {
     match heads.end(partition, key, id) {
         Locked::Busy => return false,
         Locked::Mine => Ended { call, heads, queue, partition, key, id }.goes_on(),
-        // It was not the head: that one goes first.
+        // The item was not the head of its key. The head goes first.
         Locked::Changed => (),
     }
     true

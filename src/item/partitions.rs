@@ -1,12 +1,11 @@
 //! Which partitions of a queue a claim looks at, and in which order.
 //!
-//! A session claims from the partitions of the group that it owns, and stops once it has what it asks for. So the order
-//! decides which partition is served, and no rule that counts anything would be fair: a count of the backend is shared
-//! by all sessions and queues of a pooled connection, and begins anew with each connection. The order is drawn by
-//! chance for each claim. Each partition that has items is the first one as often as any other, whatever else the
-//! connection does, and nothing has to be remembered.
+//! A session claims from the partitions of the group that it owns, and stops once it has enough. So the order decides
+//! which partition is served. No count would make a fair order: all sessions and queues of a pooled connection share
+//! the backend's count. And each connection begins a new one. Instead each claim draws its order by chance. So every
+//! partition with items comes first equally often, whatever else the connection does, and nothing must be remembered.
 //!
-//! A claim does not look at partitions that have nothing for it, however many they are: see [`crate::shmem::spans`].
+//! A claim skips partitions without an item for it, however many they are: see [`crate::shmem::spans`].
 
 use super::Queue;
 use crate::base::error::{Error, Result};
@@ -18,7 +17,7 @@ use crate::shmem::spans::{self, Noted};
 use pgrx::Uuid;
 use std::collections::HashSet;
 
-/// Shuffles a list as it goes through it, so that the elements after those that are asked for cost nothing.
+/// Shuffles a list step by step, so that elements that are not asked for cost nothing.
 pub fn shuffled<T: Copy>(mut list: Vec<T>) -> impl Iterator<Item = T> {
     let mut at = 0;
     std::iter::from_fn(move || {
@@ -32,26 +31,26 @@ pub fn shuffled<T: Copy>(mut list: Vec<T>) -> impl Iterator<Item = T> {
     })
 }
 
-/// Partitions of a session that are read for each claim; one that owns more is asked for each partition in which
-/// something may be had.
+/// Up to this many partitions of a session are read for each claim. If it owns more, each partition that may have items
+/// is checked.
 const FEW: usize = 32;
-/// Partitions of others that are met before all of a session's are read.
+/// After so many partitions of other sessions, all of this session's are read.
 const MISSES: usize = 64;
 
-/// The partitions that a session may claim items of, in a queue of a group.
+/// The partitions from which a session may claim items, in a group's queue.
 pub struct Owned<'a> {
     call: &'a Call,
     queue: &'a Queue,
     group: &'a str,
     session: Uuid,
-    /// All that the group has.
+    /// The number of the group's partitions.
     count: i32,
-    /// All that the session owns, if they are few.
+    /// The session's partitions, if they are few.
     few: Option<Vec<i32>>,
 }
 
 impl<'a> Owned<'a> {
-    /// `None` where the queue has one partition, for all.
+    /// Returns `None` for a queue without a group, which has one partition for all.
     pub fn of(call: &'a Call, queue: &'a Queue, session: Uuid) -> Result<Option<Owned<'a>>> {
         let Some(group) = queue.group.as_deref() else { return Ok(None) };
         let count = queue.partitions()?;
@@ -63,19 +62,20 @@ impl<'a> Owned<'a> {
         Ok(Some(Owned { call, queue, group, session, count, few }))
     }
 
-    /// All that the session owns, if they are few.
+    /// Returns the session's partitions, if they are few.
     pub fn known(&self) -> Option<&[i32]> {
         self.few.as_deref()
     }
 
-    /// What is known of the queue's partitions, to be noted before a look.
+    /// Returns the spans of the queue's partitions. A claim notes them before it looks.
     pub fn note(&self) -> Vec<Noted> {
         let now = clock::timestamp();
         let spans = self.count.div_euclid(spans::WIDTH) + i32::from(self.count % spans::WIDTH != 0);
         self.call.shared.spans(self.call.home.database, self.queue.number, spans, now)
     }
 
-    /// When something becomes due in a partition that is passed over: of the session, or near one.
+    /// Returns the earliest time at which an item becomes due in a skipped partition. A span covers several, so the
+    /// partition may be a neighbour of the session's.
     pub fn next_due(&self, noted: &[Noted]) -> Option<i64> {
         let near = |partition: &i32| noted.get((*partition / spans::WIDTH) as usize);
         let first = match &self.few {
@@ -85,8 +85,8 @@ impl<'a> Owned<'a> {
         first.filter(|due| *due < i64::MAX)
     }
 
-    /// Returns those that may have something, in an order that is drawn by chance. No other session knows of what this
-    /// transaction has made free.
+    /// Returns the session's partitions that may have items, in an order drawn by chance. Shared memory does not know
+    /// yet of items that this transaction has freed, so their partitions are added.
     pub fn candidates<'b>(&'b self, noted: &'b [Noted]) -> Box<dyn Iterator<Item = i32> + 'b> {
         let freed = self.call.seam().freed(self.queue.number);
         let may = move |partition: &i32| {
@@ -100,7 +100,7 @@ impl<'a> Owned<'a> {
         }
     }
 
-    /// Asks for the row of each partition, and after some that are others' for all rows of the session.
+    /// Checks the row of each partition. After some that other sessions own, reads all rows of this session.
     fn is_mine(&self) -> impl FnMut(&i32) -> bool {
         let (leases, mut misses, mut all) = (Leases::open(), 0, None::<HashSet<i32>>);
         move |partition| {

@@ -58,7 +58,7 @@ fn queue_create(
         declaration::of_kind(group, Kind::Group)?;
     }
     create(&call, &name, attempts, backoff, order, group.as_deref())?;
-    // A drop of the group looks for queues once it has deleted the declaration.
+    // A drop of the group looks for queues after it has deleted the declaration.
     match &group {
         Some(group) if !matches!(declaration::stands(group), Stands::Declared(_)) => {
             Err(Error::BeingDeclared { name: group.clone() }.into())
@@ -67,7 +67,7 @@ fn queue_create(
     }
 }
 
-/// Makes the row of a queue whose name no other queue has, nor is about to have.
+/// Makes the row of a queue. Refuses if another queue has the name, or is about to get it.
 fn create(call: &Call, name: &str, attempts: i32, backoff: i32, order: Order, group: Option<&str>) -> Result<()> {
     let stripe = Guard::Stripe(keys::stripe(name, -1));
     stripe.lock(Mode::Exclusive);
@@ -130,14 +130,15 @@ fn queue_drop_if(
         return if missing_ok { Ok(false) } else { Err(Queue::unknown(&name)) };
     };
     call.db().execute(&DROP, vec![Value::Int(queue.number)]);
-    // Looked at once the queue is gone: an addition looks at the queue after it has added.
+    // This comes after the deletion: an addition looks at the queue after it has added, so one of the two sees the
+    // other.
     let found = any_item(&queue)?;
     let in_use = || Error::InUse { kind: "queue", name: name.clone(), why: "It has items.".to_owned() };
     if found && !items {
         return Err(in_use().into());
     }
     let drop = |statement| call.db().execute(statement, vec![Value::Int(queue.number)]);
-    // Dead ones are found here, and what has moved from one table to the other between two looks.
+    // This deletion also finds dead items, and items that moved between the tables during the look above.
     let dropped: u64 = DROP_ITEMS.iter().map(drop).sum();
     if dropped > 0 && !items {
         return Err(in_use().into());
@@ -147,13 +148,13 @@ fn queue_drop_if(
     Ok(true)
 }
 
-/// As versions up to 0.2.0 declare it.
+/// Has the signature that versions up to 0.2.0 declare.
 #[pg_extern(sql = false)]
 fn queue_drop(queue: Option<Text>, items: Option<bool>) -> Result<()> {
     queue_drop_if(queue, items, Some(false)).map(|_| ())
 }
 
-/// Returns whether a queue has items that are not dead. Refuses while another transaction has one of them in hand.
+/// Returns whether a queue has items that are not dead. Refuses while another transaction is changing one of them.
 fn any_item(queue: &Queue) -> Result<bool> {
     let mut found = false;
     for (table, key) in [(ITEMS, c"_items_pkey"), (LATER, c"_later_pkey")] {
@@ -162,7 +163,7 @@ fn any_item(queue: &Queue) -> Result<bool> {
             found = true;
             (flight != Flight::None).then_some(())
         });
-        // What is just moved may be missed by the look above.
+        // The look above may miss an item that is just moving.
         found |= table.scan(Sight::Latest, &[Key::Int(queue.number)], |_, _| Some(())).is_some();
         if in_flight.is_some() {
             return Err(Error::BeingDeclared { name: queue.name.clone() }.into());
@@ -171,7 +172,7 @@ fn any_item(queue: &Queue) -> Result<bool> {
     Ok(found)
 }
 
-/// The row of a queue that the caller owns, locked.
+/// Returns a queue that the caller owns, with its row locked.
 fn lock_owned(call: &Call, name: &str) -> Result<Queue> {
     lock_if_any(call, name)?.ok_or_else(|| Queue::unknown(name))
 }
@@ -185,7 +186,8 @@ fn lock_if_any(call: &Call, name: &str) -> Result<Option<Queue>> {
 }
 
 impl Queue {
-    /// As for declarations: the role that made it, its members, and the extension's owner.
+    /// Refuses unless the caller is the role that made the queue, a member of that role, or the extension's owner.
+    /// Declarations have the same rule.
     pub fn authorize(&self, call: &Call) -> Result<()> {
         let may_use = |role: Oid| role != Oid::INVALID && role::acts_as(call.caller, role);
         if may_use(role_of_name(&self.owner)) || may_use(call.owner()) {
@@ -194,13 +196,13 @@ impl Queue {
         Err(Error::NotOwner { kind: "queue", name: self.name.clone(), owner: self.owner.clone() }.into())
     }
 
-    /// How many partitions it has, those of its group.
+    /// Returns the number of the queue's partitions, which are those of its group.
     pub fn partitions(&self) -> Result<i32> {
         self.group.as_ref().map_or(Ok(1), |group| Ok(declaration::of_kind(group, Kind::Group)?.slots))
     }
 
-    /// Refuses what has been written for a queue that is being dropped, or for another number of partitions than it
-    /// has.
+    /// Refuses if another transaction is dropping the queue, or if its number of partitions is no longer `partitions`.
+    /// A caller that has written items checks this after the write.
     pub fn require_still(&self, partitions: i32) -> Result<()> {
         let still = |group: &String| declaration::still(group, (Kind::Group, partitions));
         if self.stands() && self.group.as_ref().is_none_or(still) {
@@ -210,12 +212,12 @@ impl Queue {
     }
 }
 
-/// The queues that are bound to a group.
+/// Returns the queues that are bound to a group.
 fn bound(call: &Call, group: &str) -> Vec<String> {
     call.db().run(&BOUND, vec![Value::Text(group)], |row| row.text(1))
 }
 
-/// Queues, as the groups that they are bound to ask for them.
+/// The queues, as their groups see them (see [`Bound`]).
 pub struct Queues;
 
 impl Bound for Queues {

@@ -1,46 +1,46 @@
-//! Positions: numbers for the rows of an outbox, by which it can be read without gaps, in one order that all readers
-//! see.
+//! Positions: numbers for the rows of an outbox. Readers read by them without gaps, all in one order.
 //!
 //! Rows that a sequence numbers become visible out of order: a reader that has gone past 8 never sees the 7 that is
-//! committed later. So a position is made of the id of the top-level transaction that draws it, and of a count within
-//! that transaction: `(xid + base) << 20 | n`. A snapshot knows its `xmin`: every transaction below has ended, and what
-//! it wrote is seen if it has been committed. So [`position_horizon`], `(xmin + base) << 20`, is above all that is
-//! settled, and below all that is still to be seen: that is of transactions which were open then, and so are at xmin or
-//! above, or which began later. The reader's own transaction is one of the open ones. Ids of subtransactions play no
-//! part: those end with their top-level transaction, and are seen with it.
+//! committed later. So a position is `(xid + base) << 20 | n`: `xid` is the id of the top-level transaction that draws
+//! it, `n` a count within that transaction. Ids of subtransactions play no part, since they end with their top-level
+//! transaction and become visible with it.
 //!
-//! It is the snapshot of the statement that asks, whatever the isolation level: rows and horizon are of one and the
-//! same snapshot.
+//! A reader reads below [`position_horizon`], which is `(xmin + base) << 20`. Every transaction below a snapshot's
+//! `xmin` has ended, and the snapshot shows what it committed. So the horizon is above all settled positions. All
+//! positions that may still appear are above it: their transactions were open then, the reader's own included, or began
+//! later. The horizon belongs to the snapshot of the statement that asks, whatever the isolation level. So rows and
+//! horizon come from one snapshot.
 //!
-//! **base** is added because the ids of another cluster start low, and a dump may be restored there. Two sequences,
-//! which a dump holds, are enough: `position_high` is above the high part of all that may have been given, and
-//! `position_base` is raised to `position_high` minus the oldest open transaction, before the first position is given
-//! where a third, `position_cluster`, tells that all of it is of another history. Every transaction that may draw from
-//! then on is at the oldest or above, and so is given more than what was restored. Until it has been raised the horizon
-//! is the greater of `position_high` and `xmin + position_base`, which nothing to come is below.
+//! **base** is added because a dump may be restored into another cluster, whose ids start low. The sequences that a
+//! dump holds are enough for that: `position_high` is above the high part of every position that may have been given.
+//! If `position_cluster` shows another history, the first call that draws raises `position_base` to `position_high`
+//! minus the oldest open transaction. Every transaction that draws from then on is at that oldest one or above, so its
+//! positions are greater than all restored ones. Until the raise, the horizon is the greater of `position_high` and
+//! `xmin + position_base`. No position to come is below that.
 //!
-//! **position_cluster** names the history that base belongs to: the cluster, by its identifier, and the extension in
-//! it, by `position_origin`, a random number that CREATE EXTENSION draws and no dump holds. So what comes from a dump
-//! is never of this history, in whatever order pg_dump has read the sequences. That holds also where the cluster is a
-//! physical copy of the dumped one, with the same identifier: the two have gone their own ways since. After pg_upgrade
-//! the identifier is another. A standby, what is restored by WAL, and a database made with TEMPLATE are of the same
-//! history: ids go on there. What got here otherwise, as by a restore of data alone, may still show by a
-//! `position_high` that no transaction of this cluster can have set.
+//! **position_cluster** names the history that base belongs to: the cluster's identifier, combined with
+//! `position_origin`. That is a random number which CREATE EXTENSION draws and no dump holds. So a dump never matches
+//! this history, in whatever order pg_dump reads the sequences. That holds even for a cluster that is a physical copy
+//! of the dumped one, with the same identifier. pg_upgrade changes the identifier. A standby, a recovery from WAL and a
+//! database made with TEMPLATE keep the history, and their ids go on. A restore of data alone may keep it wrongly. Then
+//! `position_high` may still show that, by a value that no transaction of this cluster can have set.
 //!
-//! **position_high** is raised, 65,536 transactions ahead, before anything beyond it is given. It need not be flushed,
-//! nor commits that draw positions: its WAL comes before that of the row, and this before that of any cursor that has
-//! seen the row, so that what a crash leaves of these is a beginning. (The id of a transaction whose commit a crash has
-//! taken back, as with `synchronous_commit = off`, may come again, on a standby that is promoted without it too. A
-//! reader that keeps its position in the same database was set back with it.) Setting a sequence is not undone by a
-//! rollback. They are set in an order in which each state between is a valid one: since, base, then whose it is, then
-//! high. Once read they are kept in shared memory, so that the common case touches none of them.
+//! **position_high** is raised 65,536 transactions ahead, before anything beyond it is given. It needs no flush, nor
+//! does a commit that draws positions. The WAL record of `position_high` comes first, then that of the row, then that
+//! of a cursor whose reader has seen the row. So a crash may cut off the later ones, but never an earlier one alone. A
+//! crash may take back a commit, with `synchronous_commit = off` or by the promotion of a standby that lacks it. Its
+//! transaction id may then come again. A reader that keeps its position in the same database was set back with it. A
+//! rollback does not undo the setting of a sequence. The sequences are set in an order in which each state between is
+//! valid: `since`, `base`, `cluster`, `high`. Shared memory keeps them once they are read, so the common case touches
+//! none.
 //!
-//! **position_since**. Base may be raised later too, by [`position_raise`], for rows with greater positions that came
-//! from elsewhere. Then transactions are open, or prepared, that have drawn with the base of before. The id of each is
-//! below `position_since`: the next id, looked at when no transaction can read the base of before any more. An id is
-//! had before the base is read. So a snapshot whose `xmin` is not below it takes the new base for its horizon, and all
-//! of those have ended for it. Any other takes no base at all: that is below whatever they may have drawn, and readers
-//! wait for them. It is stored first and read last, so that no transaction has a base without it.
+//! **position_since** makes a later raise of base safe. [`position_raise`] does that for rows with greater positions
+//! that came from elsewhere. Open and prepared transactions may then have drawn with the former base. Each has taken
+//! its id before it read base. `position_since` is the next id at a moment when no transaction can read the former base
+//! any more, so their ids are all below it. A snapshot whose `xmin` is not below `position_since` knows that all of
+//! them have ended, and computes its horizon with the new base. Any other snapshot uses no base at all. That is below
+//! every position that those transactions have drawn, so readers wait for them. `position_since` is stored first and
+//! read last, so that no transaction has a new base without it.
 
 use crate::base::error::{Error, Result};
 use crate::base::limits;
@@ -59,10 +59,10 @@ use std::sync::atomic::{Ordering, fence};
 
 /// How many transactions are reserved ahead.
 const STEP: i64 = 65_536;
-/// Above what positions may be raised: as much again is left.
+/// The greatest value above which an administrator may raise positions. As many again are left.
 const HIGHEST: i64 = i64::MAX / 2;
 
-/// How far a crash or a lagging standby may be behind the transaction that has reserved, and not be taken for another
+/// How far a crash or a lagging standby may fall behind the transaction that reserved. A greater distance means another
 /// history.
 const BEHIND: i64 = STEP;
 
@@ -70,12 +70,12 @@ static READ: Statement = Statement::reads(include_str!("../../sql/query/position
 static SET: Statement = Statement::tidies(include_str!("../../sql/query/position/set.sql"), &[REGCLASSOID, INT8OID]);
 
 thread_local! {
-    /// The transaction of this backend that drew last, and how many it has drawn. A rollback to a savepoint takes none
-    /// back.
+    /// The transaction of this backend that drew last, and how many positions it has drawn. A rollback to a savepoint
+    /// does not lower the count.
     static DRAWN: Cell<(i64, i64)> = const { Cell::new((0, 0)) };
 }
 
-/// In the library it has the name that versions up to 0.2.0 declare.
+/// The symbol in the library keeps the name that versions up to 0.2.0 declare.
 #[pg_extern(schema = "eskit_lease", name = "position_next")]
 pub fn next_position() -> Result<i64> {
     let shared = enter_writing("position_next()")?;
@@ -91,8 +91,8 @@ pub fn next_position() -> Result<i64> {
 fn position_horizon() -> Result<i64> {
     let home = catalog::home();
     let xmin = widened(transaction::snapshot_xmin());
-    // Only a server that gives positions keeps anything in shared memory; a standby, or one without preload, reads what
-    // is stored.
+    // Only a server that gives positions keeps them in shared memory. A standby, or a server without preload, reads the
+    // sequences.
     let known = shared().ok().and_then(|shared| shared.known_database(home.database));
     let settled = |base, since| if xmin < since { xmin } else { xmin + base };
     let known = known.and_then(|database| Some((known_base(database, sequence())?, database)));
@@ -123,9 +123,10 @@ fn position_raise(above: Option<i64>) -> Result<bool> {
     Ok(raised)
 }
 
-/// Raises base, if that is needed for the high part of all positions to come to be `least` or more. Under the guard.
+/// Raises base, if all later positions would otherwise not have a high part of `least` or more. The caller holds the
+/// guard.
 fn raise(call: &Call, least: i64) -> bool {
-    // From here on a transaction that draws asks for the guard, and then reads what is stored.
+    // From here on a transaction that draws takes the guard and then reads the sequences.
     call.database.positions_of.store(0, Ordering::SeqCst);
     fence(Ordering::SeqCst);
     let stored = Stored::of_this_database(call);
@@ -140,24 +141,24 @@ fn raise(call: &Call, least: i64) -> bool {
     true
 }
 
-/// `None` beyond the last.
+/// Returns `None` beyond the last position.
 fn position(high: i64, count: i64) -> Option<i64> {
     let fits = (0..1 << (63 - limits::POSITION_BITS)).contains(&high) && (0..limits::MAX_POSITIONS).contains(&count);
     fits.then_some(high << limits::POSITION_BITS | count)
 }
 
-/// The sequence whose state shared memory keeps.
+/// Returns the sequence whose state shared memory keeps.
 fn sequence() -> u32 {
     catalog::relation(c"position_high").to_u32()
 }
 
-/// What is added to the ids of transactions, if it has been read since the server started.
+/// Returns base, if it has been read since the server started.
 fn known_base(database: &Database, sequence: u32) -> Option<i64> {
     let known = database.positions_of.load(Ordering::Acquire) == sequence;
     known.then(|| database.position_base.load(Ordering::Acquire))
 }
 
-/// What is added to the ids of transactions, once positions of this one may be given.
+/// Returns base, once the positions of this transaction are reserved.
 fn base(call: &Call, xid: i64) -> i64 {
     let sequence = sequence();
     let reserved = || {
@@ -165,7 +166,7 @@ fn base(call: &Call, xid: i64) -> i64 {
         (xid + base < call.database.position_high.load(Ordering::Acquire)).then_some(base)
     };
     reserved().unwrap_or_else(|| {
-        // Let go at once, as with fences: it must not wait for a user's transaction.
+        // The guard is let go at once, as with fences: it must not wait for a user's transaction.
         Guard::Raise.lock(Mode::Exclusive);
         let base = reserved().unwrap_or_else(|| reserve(call, sequence, xid));
         Guard::Raise.unlock(Mode::Exclusive);
@@ -176,7 +177,8 @@ fn base(call: &Call, xid: i64) -> i64 {
 fn reserve(call: &Call, sequence: u32, xid: i64) -> i64 {
     let mut stored = Stored::of_this_database(call);
     if !stored.is_of_this_history() {
-        // No transaction has drawn here yet, unless it is the past of this very extension that cannot be.
+        // Mostly no transaction has drawn here yet. Only if `position_cluster` is right and `position_high` is
+        // impossible, some may have drawn with another base.
         let since = (stored.cluster == stored.here()).then(transaction::next_full_id);
         stored.since = since.unwrap_or(stored.since);
         stored.base = stored.base.max(stored.high - oldest());
@@ -195,12 +197,12 @@ fn set(call: &Call, sequence: &'static CStr, value: i64) {
     call.db().execute(&SET, vec![Value::Oid(catalog::needed(sequence).to_u32()), Value::Long(value)]);
 }
 
-/// The oldest transaction that is open; who has no id yet gets a greater one.
+/// Returns the oldest open transaction. A transaction without an id will get a greater one.
 fn oldest() -> i64 {
     widened(transaction::oldest_open())
 }
 
-/// What the sequences say.
+/// The values of the sequences.
 #[derive(Default)]
 struct Stored {
     base: i64,
@@ -222,8 +224,8 @@ impl Stored {
         Stored::read(|statement| call.db().run(statement, vec![], |row| row.long(1)))
     }
 
-    /// Raises base, which is right for this history from then on. `since`: where a transaction may have drawn with
-    /// another.
+    /// Raises base, and marks it as right for this history. `since`: set if transactions may have drawn with another
+    /// base.
     fn set_base(&self, call: &Call, base: i64, since: Option<i64>) {
         if let Some(since) = since {
             set(call, c"position_since", since);
@@ -232,7 +234,7 @@ impl Stored {
         set(call, c"position_cluster", self.here());
     }
 
-    /// What `position_cluster` is where base is right.
+    /// Returns the value of `position_cluster` for which base is right.
     fn here(&self) -> i64 {
         server::system_identifier() ^ self.origin
     }
@@ -242,12 +244,12 @@ impl Stored {
     }
 }
 
-/// A transaction id of a snapshot, with its epoch.
+/// Adds the epoch to a transaction id of a snapshot.
 fn widened(xid: pg_sys::TransactionId) -> i64 {
     widen(xid.into_inner(), transaction::next_full_id().cast_unsigned()).cast_signed()
 }
 
-/// The last one before `next` with these low bits: a snapshot knows of none that is not given yet, and of none 2^32
+/// Returns the last id before `next` with these low bits. A snapshot has no id that is not yet given, nor one 2^32
 /// back.
 fn widen(xid: u32, next: u64) -> u64 {
     next - u64::from((next as u32).wrapping_sub(xid))

@@ -1,4 +1,4 @@
-//! Connections to PostgreSQL, and names for what is held by them.
+//! Connections to PostgreSQL, and names for what clients hold.
 
 use std::future::poll_fn;
 
@@ -12,12 +12,12 @@ pub async fn connect() -> Result<Client> {
     Ok(listener().await?.0)
 }
 
-/// A connection, and when a notification has come by it.
+/// Opens a connection, with a channel that tells when a notification arrives.
 pub async fn listener() -> Result<(Client, UnboundedReceiver<()>)> {
     to("PGHOST").await
 }
 
-/// A connection to the host that an environment variable names.
+/// Opens a connection to the host that an environment variable names.
 pub async fn to(host: &str) -> Result<(Client, UnboundedReceiver<()>)> {
     let of = |name: &str, default: &str| std::env::var(name).unwrap_or_else(|_| default.to_owned());
     let mut config = Config::new();

@@ -1,5 +1,5 @@
-//! A client with an attached session is killed: from the kill to the answer of session_wait to the next in line. The client is a process
-//! of its own, and the system closes its connection, without a word to the server.
+//! Kills a client with an attached session, and measures the time until session_wait answers to the next in line. The
+//! client is a process of its own, and the system closes its connection without a word to the server.
 
 use std::process::Stdio;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use crate::measure::{Result, ensure, milliseconds};
 const HOUR: Duration = Duration::from_secs(3_600);
 const HELD: &str = "held";
 
-/// The client that is killed. It ends by itself when the one who would kill it is gone.
+/// Runs the client to kill. It ends by itself once the process that would kill it is gone.
 pub async fn hold(name: &str) -> Result<()> {
     let consumer = Consumer::open("driver-killed", HOUR, true).await?;
     consumer.acquire(name).await?;

@@ -1,5 +1,5 @@
-//! etcd: a session is a lease with a time to live, what is held a key that is attached to it, and hand-over the mutex of its own
-//! concurrency package. Each connection is a client of its own.
+//! etcd. A session is a lease with a time to live, and the session holds a name by a key that is attached to that
+//! lease. Hand-over is the mutex of etcd's own concurrency package. Each connection is a client of its own.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -47,7 +47,7 @@ impl Worker for KeepAlive {
     }
 }
 
-/// A lease is granted, a key put with it unless it is there, and the lease revoked, which takes the key away.
+/// Grants a lease, puts a key with it if the key is absent, and revokes the lease, which deletes the key.
 struct Grant {
     client: Client,
     names: Names,
@@ -67,12 +67,13 @@ impl Worker for Grant {
     }
 }
 
-/// The package watches from a revision that is there already. The server looks every 100 ms whether such a watch has caught up, and tells
-/// it nothing before. A mutex is mostly held for longer than that: so what is measured is a watch that has.
+/// The concurrency package watches from a past revision. The server checks every 100 ms whether such a watch has caught
+/// up, and sends it nothing before that. Most mutexes are held for longer. So the driver waits for the watch to catch
+/// up before it measures.
 const CATCH_UP: Duration = Duration::from_millis(150);
 const PREFIX: &str = "driver/mutex/";
 
-/// One who locks and unlocks the mutex, in the steps in which etcd's concurrency package does.
+/// A client that locks and unlocks the mutex, in the steps of etcd's concurrency package.
 struct Contender {
     client: Client,
     lease: i64,
@@ -86,7 +87,7 @@ impl Contender {
         Ok(Self { client, lease, key: format!("{PREFIX}{lease:x}") })
     }
 
-    /// Puts its key, behind those that are there. Its revision, and whether it is the first.
+    /// Puts its key behind all others. Returns the revision of the key, and whether it is the first.
     async fn enlist(&mut self) -> Result<(i64, bool)> {
         let first = GetOptions::new().with_prefix().with_sort(SortTarget::Create, SortOrder::Ascend).with_limit(1);
         let txn = Txn::new().when([Compare::create_revision(self.key.clone(), CompareOp::Equal, 0)]).and_then([
@@ -103,7 +104,8 @@ impl Contender {
         Ok((revision, owner.is_none_or(|owner| owner == revision)))
     }
 
-    /// Waits until all keys before its own are gone, and confirms that its own is there still. Tells when it begins to wait.
+    /// Waits until all keys before its own are gone, and confirms that its own is still there. Tells when it begins to
+    /// wait.
     async fn wait(&mut self, revision: i64, watching: oneshot::Sender<()>) -> Result<()> {
         let mut watching = Some(watching);
         let before = GetOptions::new().with_prefix().with_sort(SortTarget::Create, SortOrder::Descend).with_limit(1);
@@ -134,7 +136,7 @@ impl Contender {
     }
 }
 
-/// The key of one is deleted, until the other one knows that it is the first. They take turns.
+/// Measures from the deletion of one contender's key until the other knows that it is the first. They take turns.
 struct EtcdMutex {
     holder: Arc<Mutex<Contender>>,
     next: Arc<Mutex<Contender>>,

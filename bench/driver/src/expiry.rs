@@ -1,5 +1,6 @@
-//! A holder goes silent: from its deadline to the answer of session_wait to the next in line. A round takes as long as the shortest TTL,
-//! so many pairs are at it at the same time, each with its own lease, one after the other within that time.
+//! Silences a holder, and measures the time from its deadline until session_wait answers to the next in line. A round
+//! takes as long as the shortest TTL. So many pairs run at the same time, each with its own lease, with their rounds
+//! spread over that TTL.
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -12,11 +13,11 @@ use crate::connection::Names;
 use crate::lease::Consumer;
 use crate::measure::Result;
 
-/// The shortest that eskit_lease.min_ttl allows by default.
+/// The shortest TTL that eskit_lease.min_ttl allows by default.
 const TTL: Duration = Duration::from_secs(1);
 const HOUR: Duration = Duration::from_secs(3_600);
 
-/// The clock of this machine, which is that of the server, in seconds since 1970.
+/// Returns the seconds since 1970. The server is on this machine and has the same clock.
 fn now() -> Result<f64> {
     Ok(SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs_f64())
 }
@@ -33,7 +34,7 @@ async fn expire(holder: &mut Consumer, next: &Consumer, name: &str) -> Result<f6
     Ok((late * 1e6).round() / 1e3)
 }
 
-/// The pairs share the rounds, and their deadlines are spread over a TTL.
+/// Runs the rounds, which the pairs share. Their deadlines are spread over a TTL.
 pub async fn run(rounds: usize, pairs: usize) -> Result<serde_json::Value> {
     let mut running = JoinSet::new();
     for pair in 0..pairs {

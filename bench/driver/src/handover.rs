@@ -1,5 +1,5 @@
-//! From the call that lets go to the next one's knowing, in another connection: each system once in each round, so that all see the same
-//! state of the machine.
+//! Measures from the call that releases until the next holder, on another connection, knows. Each system has one turn
+//! in each round, so all meet the same state of the machine.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -48,7 +48,7 @@ pub async fn run(rounds: usize, systems: &[String], servers: &Servers) -> Result
     Ok(serde_json::to_value(times)?)
 }
 
-/// lease_release, until session_wait answers who is next in line. They take turns.
+/// Measures from lease_release until session_wait answers to the next in line. The two consumers take turns.
 struct Lease {
     holder: std::sync::Arc<Consumer>,
     next: std::sync::Arc<Consumer>,

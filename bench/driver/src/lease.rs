@@ -1,4 +1,4 @@
-//! A client of eskit_lease that holds a lease, or waits for it: shared by the measurements of hand-over.
+//! A client of eskit_lease that holds a lease or waits for it. The measurements of hand-over share it.
 
 use std::time::{Duration, Instant};
 
@@ -21,7 +21,7 @@ pub struct Consumer {
 /// The answer of a heartbeat.
 pub struct Alive {
     pub revision: i64,
-    /// Seconds since 1970
+    /// Seconds since 1970.
     pub expires_at: f64,
 }
 
@@ -43,7 +43,7 @@ impl Consumer {
         })
     }
 
-    /// The same connection with another session, when the former one has expired.
+    /// Opens another session on the same connection, after the former one has expired.
     pub async fn reopen(&mut self, consumer: &str, ttl: Duration) -> Result<()> {
         self.session = self.client.query_one(OPEN, &[&consumer, &ttl.as_secs_f64(), &false]).await?.try_get(0)?;
         Ok(())
@@ -56,17 +56,17 @@ impl Consumer {
         Ok(row.try_get(1)?)
     }
 
-    /// The fence.
+    /// Acquires the lease and returns its fence.
     pub async fn acquire(&self, name: &str) -> Result<i64> {
         self.ask(name, false, "granted").await?.ok_or_else(|| "no fence".into())
     }
 
-    /// The fence of what was granted while this one waited. That it is told so means that the grant is committed.
+    /// Returns the fence that was granted while this consumer waited. This answer means that the grant is committed.
     pub async fn held(&self, name: &str) -> Result<i64> {
         self.ask(name, false, "already_held").await?.ok_or_else(|| "no fence".into())
     }
 
-    /// Takes a place in line. The revision, after which to wait.
+    /// Takes a place in line. Returns the revision to wait for a change of.
     pub async fn queue(&self, name: &str) -> Result<i64> {
         self.ask(name, true, "queued").await?;
         Ok(self.heartbeat().await?.revision)
@@ -82,7 +82,7 @@ impl Consumer {
         Ok(Alive { revision: row.try_get(1)?, expires_at: row.try_get(2)? })
     }
 
-    /// When there was news.
+    /// Waits for a change of the revision. Returns when the answer came.
     pub async fn news(&self, revision: i64) -> Result<Instant> {
         let row = self.client.query_one(&self.wait, &[&self.session, &revision]).await?;
         let arrived = Instant::now();
@@ -92,14 +92,14 @@ impl Consumer {
     }
 }
 
-/// Sees whether those who are to wait do.
+/// Checks whether the next holder is waiting.
 pub struct Watch {
     client: Client,
     waiting: Statement,
 }
 
 impl Watch {
-    /// By a statement that says so.
+    /// Takes a statement that returns whether it is.
     pub async fn open(waiting: &str) -> Result<Self> {
         let client = connect().await?;
         Ok(Self { waiting: client.prepare(waiting).await?, client })

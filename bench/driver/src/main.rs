@@ -1,8 +1,9 @@
-//! Drives what pgbench cannot: latencies between connections, and other systems with as many connections as PostgreSQL. All of them are
-//! called from here, so that what a client costs is much the same for each. What it measures it prints as JSON, for bench/*.py.
+//! Measures what pgbench cannot: latencies between connections, and other systems with as many connections as
+//! PostgreSQL. One program drives all of them, so that a client costs much the same for each. It prints the results as
+//! JSON, for bench/*.py.
 //!
-//! Files, low to high: measure, bounded, connection, worker, baton, lease, wakeup, etcd, redis, outbox, postgres, turns,
-//! handover, expiry, crash, main.
+//! Files, low to high: measure, bounded, connection, worker, baton, lease, wakeup, etcd, redis, outbox, postgres,
+//! turns, handover, expiry, crash, main.
 
 mod baton;
 mod bounded;
@@ -35,30 +36,30 @@ struct Command {
 
 #[derive(Subcommand)]
 enum What {
-    /// The systems that this was built with
+    /// The systems that this driver was built with
     Systems,
     /// Operations per second of each system, turn by turn
     Turns(turns::Options),
-    /// Milliseconds from a release to the next one's knowing
+    /// Milliseconds from a release until the next holder knows
     Handover {
         #[arg(long)]
         rounds: usize,
         systems: Vec<String>,
     },
-    /// Milliseconds from the deadline of a holder that is silent to the next one's knowing
+    /// Milliseconds from the deadline of a silent holder until the next holder knows
     Expiry {
         #[arg(long)]
         rounds: usize,
-        /// Holders that expire independently of each other, and those who wait for them
+        /// Pairs of a holder and a waiter; the holders expire independently
         #[arg(long)]
         pairs: usize,
     },
-    /// Milliseconds from the kill of a client with an attached session to the next one's knowing
+    /// Milliseconds from the kill of a client with an attached session until the next holder knows
     Crash {
         #[arg(long)]
         rounds: usize,
     },
-    /// The process that crash kills: holds a lease by an attached session
+    /// The process that `crash` kills; it holds a lease by an attached session
     Hold { name: String },
 }
 

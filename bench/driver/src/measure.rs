@@ -7,13 +7,13 @@ use clap::Args;
 pub type Failure = Box<dyn std::error::Error + Send + Sync>;
 pub type Result<T> = std::result::Result<T, Failure>;
 
-/// Where the others are. PostgreSQL is where PGHOST, PGPORT and PGUSER say, and its socket where PGSOCKET does.
+/// Addresses of the other systems. PGHOST, PGPORT and PGUSER name the PostgreSQL server, PGSOCKET its socket.
 #[derive(Args, Clone, Default)]
 pub struct Servers {
     /// HOST:PORT of etcd
     #[arg(long, default_value = "")]
     pub etcd: String,
-    /// HOST:PORT of a Redis that keeps nothing
+    /// HOST:PORT of a Redis without persistence
     #[arg(long, default_value = "")]
     pub redis: String,
     /// HOST:PORT of a Redis that answers once its file is synced: appendonly yes, appendfsync always

@@ -1,6 +1,6 @@
-//! A lease as outboxes in tables keep it, pgoutbox for one: a row for each name with its holder, and one for each holder with its
-//! deadline, which a lease is good for. To acquire locks the row, prolongs the holder's own, and writes the holder, in one transaction,
-//! a round trip for each statement.
+//! A lease as outboxes keep it in tables, pgoutbox for one. Each name has a row with its holder. Each holder has a row
+//! with a deadline, which holds for all its leases. An acquire locks the row of the name, extends the deadline of its
+//! own holder, and writes the holder. It does so in one transaction, with a round trip for each statement.
 
 use tokio_postgres::{Client, Statement};
 use uuid::Uuid;
@@ -9,14 +9,14 @@ use crate::connection::Names;
 use crate::measure::{Result, ensure};
 use crate::worker::{Operation, Step, Worker};
 
-/// Its heartbeat.
+/// The heartbeat of a holder.
 pub const RENEW: &str = "INSERT INTO outbox_sessions (consumer, expires_at) VALUES ($1, clock_timestamp() + interval '1 h') \
                          ON CONFLICT (consumer) DO UPDATE SET expires_at = excluded.expires_at RETURNING true";
 
 struct Outbox {
     client: Client,
     consumer: Uuid,
-    /// New names, or none: then the one that is held.
+    /// New names for an acquire and a release. `None`: acquires the held name again.
     names: Option<Names>,
     held: String,
     ensure: Statement,

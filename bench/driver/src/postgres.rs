@@ -63,7 +63,7 @@ pub async fn open(operation: Operation, system: &str, n: usize) -> Result<Box<dy
 
 type Value = Box<dyn ToSql + Send + Sync>;
 
-/// One statement, whose first column says whether it has done what it was to do.
+/// One statement, whose first column says whether it succeeded.
 struct One {
     client: Client,
     statement: Statement,
@@ -86,7 +86,7 @@ impl Worker for One {
     }
 }
 
-/// A new name is acquired, for a fence, and released by it.
+/// Acquires a new name for a fence, and releases it by that fence.
 struct Two {
     client: Client,
     acquire: Statement,
@@ -113,7 +113,7 @@ impl Worker for Two {
     }
 }
 
-/// The session's own advisory lock: kept nowhere, and gone with the connection.
+/// The advisory lock of a database session: stored nowhere, and gone with the connection.
 struct Advisory {
     client: Client,
     lock: Statement,

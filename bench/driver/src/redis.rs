@@ -1,4 +1,5 @@
-//! Redis: a name is a key with the holder's own value and a time to live; what needs the value to be one's own is a script.
+//! Redis. A name is a key with a time to live, and its value names the holder. Operations that require one's own value
+//! are scripts.
 
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, Client, Cmd, IntoConnectionInfo, cmd};
@@ -28,7 +29,7 @@ pub async fn open(operation: Operation, address: &str, n: usize) -> Result<Box<d
     let info = format!("redis://{address}").into_connection_info()?;
     let tcp = info.tcp_settings().clone().set_nodelay(true);
     let client = Client::open(info.set_tcp_settings(tcp))?;
-    // A turn has its own limit; a timer for each call would be a cost that the others do not have.
+    // A turn has its own limit. A timer for each call would be a cost that the other systems do not have.
     let config = AsyncConnectionConfig::new().set_response_timeout(None);
     let mut connection = client.get_multiplexed_async_connection_with_config(&config).await?;
     let script = match operation {

@@ -1,6 +1,7 @@
-//! Operations per second. Each system has its connections, opened and prepared before anything is measured; then they take turns, A B C
-//! A B C, so that all see the same state of the machine. Each connection has one operation in flight, and belongs to one thread, as those of
-//! pgbench do: what wakes another thread is dear, and would be most of what is measured.
+//! Measures operations per second. Each system's connections are opened and prepared before the measurement. Then the
+//! systems take turns, A B C A B C, so that all meet the same state of the machine. Each connection has one operation
+//! in flight and belongs to one thread, as in pgbench. To wake another thread is dear, and would be most of the
+//! measured time.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -31,10 +32,10 @@ pub struct Options {
     systems: Vec<String>,
 }
 
-/// With the thread on which it was opened.
+/// The workers, each with the thread on which it was opened.
 type Workers = Vec<(Handle, Box<dyn Worker>)>;
 
-/// Threads that end with the process.
+/// Starts threads, which end with the process.
 fn threads(count: usize) -> Result<Vec<Handle>> {
     (0..count.max(1))
         .map(|_| {
@@ -56,7 +57,8 @@ async fn open(operation: Operation, system: String, n: usize, servers: Servers) 
     }
 }
 
-/// All workers go on until the time is over, and finish what they have begun. Each counts for the time that it took.
+/// Runs all workers until the time is over; each then finishes its last step. The rate of each counts over its own
+/// time.
 async fn turn(workers: &mut Workers, time: Duration) -> Result<f64> {
     let mut running = JoinSet::new();
     for (thread, mut worker) in workers.drain(..) {
@@ -93,7 +95,7 @@ pub async fn run(options: Options, servers: &Servers) -> Result<serde_json::Valu
         systems.push((system, workers));
     }
     let mut rates: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
-    // A first round, with cold caches and new files, does not count.
+    // The first round has cold caches and new files, and does not count.
     for round in 0..=options.turns {
         for (system, workers) in &mut systems {
             let rate = longer(time, system, turn(workers, time)).await?;

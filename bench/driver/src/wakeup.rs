@@ -1,6 +1,6 @@
-//! PostgreSQL's own ways to wake another connection: NOTIFY (bare, with a row that changes hands, and there and back),
-//! and an advisory lock that the other connection waits for. A NOTIFY wakes all listeners of the database, on any
-//! channel. So each client listens only for its own rounds.
+//! PostgreSQL's own ways to wake another connection: NOTIFY, and an advisory lock that the other connection waits for.
+//! NOTIFY is measured bare, with a row that changes its owner, and there and back. A NOTIFY wakes all listeners of the
+//! database, on any channel. So each client listens only for its own rounds.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -13,7 +13,7 @@ use crate::connection::{connect, listener};
 use crate::lease::Watch;
 use crate::measure::{Result, ensure};
 
-/// A statement of one connection that notifies another, which has listened all the while.
+/// Notifies another connection, which is listening, by one statement.
 struct Notify {
     client: Client,
     statement: Statement,
@@ -28,7 +28,7 @@ pub async fn notify(sql: &str) -> Result<Box<dyn Baton>> {
     Ok(Box::new(Notify { client, statement, listener, heard }))
 }
 
-/// A row changes hands and the next one is told, in one transaction; of one statement, as the release of a lease is.
+/// Changes the owner of a row and notifies the next one, in one statement, as the release of a lease does.
 pub async fn update_and_notify() -> Result<Box<dyn Baton>> {
     let client = connect().await?;
     client.batch_execute("CREATE TABLE IF NOT EXISTS baton (n integer PRIMARY KEY, owner integer NOT NULL)").await?;
@@ -57,7 +57,7 @@ impl Baton for Notify {
     }
 }
 
-/// Each notifies the other: the second one when it has heard.
+/// Each connection notifies the other: the second one as soon as it is notified.
 struct ThereAndBack {
     ends: [(Client, UnboundedReceiver<()>, Statement); 2],
 }
@@ -96,7 +96,7 @@ impl Baton for ThereAndBack {
     }
 }
 
-/// pg_advisory_unlock, until the pg_advisory_lock of the other one returns. They take turns.
+/// Measures from pg_advisory_unlock until the other connection's pg_advisory_lock returns. They take turns.
 struct Advisory {
     holder: Arc<Client>,
     next: Arc<Client>,

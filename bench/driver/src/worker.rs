@@ -1,4 +1,4 @@
-//! One connection to a system, which does one operation again and again.
+//! One connection to a system, which repeats one operation.
 
 use std::pin::Pin;
 
@@ -9,17 +9,17 @@ use crate::measure::Result;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 #[value(rename_all = "snake_case")]
 pub enum Operation {
-    /// A session, or what is held, is kept
+    /// Keeps a session or a held name alive
     Heartbeat,
-    /// A new name is acquired, and released
+    /// Acquires a new name and releases it
     AcquireRelease,
-    /// The holder asks again
+    /// Has the holder ask again
     Reacquire,
 }
 
 pub type Step<'a> = Pin<Box<dyn Future<Output = Result<()>> + Send + 'a>>;
 
-/// One connection, which does the operation again and again, and fails where it was not answered as it should.
+/// One connection, which repeats the operation. A step fails if the answer is not the expected one.
 pub trait Worker: Send {
     fn step(&mut self) -> Step<'_>;
 }

@@ -1,7 +1,10 @@
-//! keys count NAMES           collisions of the folds over so many distinct names: a line for each family of them, and one for all
-//! keys names NAMES FAMILY    those of one family, a line each, for COPY
+//! Counts collisions of the folds of keys.
 //!
-//! The folds are the extension's own sources. A name that were made twice would count as a collision of both.
+//! * `keys count NAMES` prints the collisions over so many distinct names: a line for each family of them, and one for
+//!   all.
+//! * `keys names NAMES FAMILY` prints the names of one family, a line each, for COPY.
+//!
+//! The folds are the extension's own sources. A name that occurred twice would count as a collision of both folds.
 
 #[path = "../../../src/keys/fold.rs"]
 mod fold;
@@ -10,7 +13,7 @@ mod names;
 use names::FAMILIES;
 use std::io::{self, BufWriter, Write};
 
-/// A power of two, where only the last bits of the fold decide, which are its weakest.
+/// A power of two: there only the last bits of the fold decide, its weakest ones.
 const PARTITIONS: usize = 16;
 const FOLDS: [fn(&str) -> u64; 2] = [|name| fold::fold_sha256(name).cast_unsigned(), fold::fnv1a];
 
@@ -27,7 +30,7 @@ fn number(text: &str) -> io::Result<usize> {
     text.parse().map_err(io::Error::other)
 }
 
-/// Calls with each name of a family, which has its equal share of so many in all.
+/// Calls `act` with each name of a family, which has an equal share of `names`.
 fn each(names: usize, family: usize, mut act: impl FnMut(&str) -> io::Result<()>) -> io::Result<()> {
     let share = names / FAMILIES.len() + usize::from(family < names % FAMILIES.len());
     let (_, write) = FAMILIES[family];
@@ -70,7 +73,7 @@ fn count(names: usize) -> io::Result<()> {
     Ok(())
 }
 
-/// Family, last name, names, collisions of each fold, names in each partition.
+/// Prints the family, its last name, the number of names, the collisions of each fold, and the names in each partition.
 fn show(family: &str, example: &str, keys: [&mut [u64]; 2], partitions: &[u64; PARTITIONS]) {
     let names = keys[0].len();
     let [sha256, fnv1a] = keys.map(collisions);
@@ -80,7 +83,7 @@ fn show(family: &str, example: &str, keys: [&mut [u64]; 2], partitions: &[u64; P
     );
 }
 
-/// How many keys another has too, but for one of them.
+/// Returns how many keys are equal to one before.
 fn collisions(keys: &mut [u64]) -> usize {
     keys.sort_unstable();
     keys.windows(2).filter(|pair| pair[0] == pair[1]).count()

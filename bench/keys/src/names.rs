@@ -1,5 +1,5 @@
-//! Names as people give them to streams, projections, jobs and locks. The n-th of a family differs from all others: where it is drawn, it
-//! is by functions that give no value twice.
+//! Names as people give them to streams, projections, jobs and locks. The n-th name of a family differs from all others
+//! of it. The functions that draw names give no value twice.
 
 use std::fmt::{Result, Write};
 
@@ -41,7 +41,7 @@ fn aggregate(n: u64, name: &mut String) -> Result {
     uuid(name, high & !0xf000 | 0x4000, low & !(3 << 62) | 2 << 62)
 }
 
-/// Forty in a millisecond.
+/// Forty payments have the same millisecond.
 fn payment(n: u64, name: &mut String) -> Result {
     let (since, drawn) = (1_760_000_000_000 + n / 40, mix(n));
     write!(name, "payment-")?;
@@ -80,13 +80,13 @@ fn end(n: u64, name: &mut String) -> Result {
     write!(name, "{n:07}.customer-ledger.streams.billing.services.production.eu-central-1.example.internal")
 }
 
-/// As Kubernetes names them.
+/// Makes names as Kubernetes does.
 fn pod(n: u64, name: &mut String) -> Result {
     const DIGITS: &[u8; 27] = b"bcdfghjklmnpqrstvwxz2456789";
     const OF: [&str; 4] = ["orders-consumer", "billing-worker", "mailer", "search-indexer"];
     let (of, n) = of(&OF, n);
     write!(name, "{of}-")?;
-    // A step that shares no factor with the number of all such names meets each of them before it meets one again.
+    // The step shares no factor with the number of all such names. So it meets each name once before it repeats one.
     let mut rest = n * 5_915_587_277 % 27u64.pow(10);
     for digit in 0..10 {
         if digit == 5 {
@@ -113,13 +113,13 @@ fn foreign(n: u64, name: &mut String) -> Result {
     write!(name, "{of}/{n}")
 }
 
-/// One of these by turns, and what is left of the number.
+/// Takes the names by turns. Returns the name and the rest of the number.
 fn of<'a>(names: &[&'a str], n: u64) -> (&'a str, u64) {
     let count = names.len() as u64;
     (names[(n % count) as usize], n / count)
 }
 
-/// The n-th number of splitmix64.
+/// Returns the n-th number of splitmix64.
 fn mix(n: u64) -> u64 {
     let n = n.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let n = (n ^ n >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);

@@ -1,4 +1,5 @@
-//! Calls: each is written down, sent as SQL that any client could send, and its answer is written down.
+//! Calls of a client. Each call is written to the history, sent as SQL that any client could send, and its answer is
+//! written to the history.
 
 use crate::history::{Answer, Call, Fault, Line, Recorder, Verb, now};
 use anyhow::{Context, Result};
@@ -9,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use tokio::task::JoinHandle;
 use tokio_postgres::{Client, Config, NoTls, SimpleQueryMessage};
 
-/// How to reach a database of the server that libpq's variables name.
+/// Returns how to connect to a database of the server that libpq's variables name.
 pub fn config(database: &str, name: &str) -> Config {
     let mut config = Config::new();
     config.host(var("PGHOST").unwrap_or("localhost".into()));
@@ -60,7 +61,7 @@ impl From<tokio_postgres::Error> for Failure {
     }
 }
 
-/// The caller, and the file of its calls.
+/// A caller and the file of its calls.
 pub struct Caller {
     pub name: String,
     recorder: Recorder,
@@ -85,7 +86,7 @@ impl Caller {
         self.write(&Line::Fault(Fault { at: now(), what, client: client.map(str::to_owned), disconnects }));
     }
 
-    /// Writes down a call that begins now, or began at `from`. Its number.
+    /// Writes down a call that begins now, or began at `from`. Returns its number.
     pub fn begin(&self, mut call: Call) -> u64 {
         call.client = self.name.clone();
         call.number = self.numbers.fetch_add(1, Ordering::Relaxed);
@@ -114,14 +115,15 @@ impl Caller {
     }
 }
 
-/// Runs a statement, and gives what its first row says. It has been committed by then, unless it is part of a transaction block.
+/// Runs a statement, and returns the answer in its first row. The statement has then been committed, unless it is part
+/// of a transaction block.
 async fn ask(on: &Client, sql: &str) -> Result<Answer, Failure> {
     let messages = on.simple_query(sql).await?;
     let row = messages.iter().find_map(|message| match message {
         SimpleQueryMessage::Row(row) => row.get(0),
         _ => None,
     });
-    // fence_check() says nothing.
+    // fence_check() returns nothing.
     let parsed = row
         .filter(|text| !text.is_empty())
         .map(serde_json::from_str::<Value>)
@@ -134,7 +136,7 @@ async fn ask(on: &Client, sql: &str) -> Result<Answer, Failure> {
     })
 }
 
-/// The statement. All that goes into it is ours and needs no quotes doubled.
+/// Returns the statement of a call. Its values are the checker's own and contain no quotes.
 fn sql(call: &Call) -> String {
     let text = |value: &Option<String>| value.as_ref().map_or("NULL".to_owned(), |value| format!("'{value}'"));
     let (resource, session, consumer) = (text(&call.resource), text(&call.session), text(&call.consumer));
@@ -177,7 +179,8 @@ fn sql(call: &Call) -> String {
     }
 }
 
-/// Where each fenced transaction leaves an element. The counter rows are there from the beginning, one for each slot.
+/// Makes the tables in which each fenced transaction leaves an element. The rows of counters exist from the start, one
+/// for each slot.
 pub async fn create_tables(on: &Client, slots: &[(&str, i32)]) -> Result<()> {
     on.batch_execute(
         "CREATE TABLE serials (resource text, slot int, last bigint NOT NULL DEFAULT 0, PRIMARY KEY (resource, slot)) WITH (fillfactor = 50);

@@ -1,9 +1,11 @@
-//! A client: one process with one session after the other, which competes for the resources and writes what only their holders may write.
+//! A client: one process that has one session after another. It competes for the resources and writes rows that only
+//! their holders may write.
 //!
-//! It is told by a line of its standard input when the storm is over, and by the end of it when to go, and says `served` once it has had each
-//! resource since the calm. While the storm lasts it makes trouble of its own: it lets statements time out, hangs up in the
-//! middle of a call, rolls back, leaves prepared transactions behind, and now and then goes on writing though its session has expired.
-//! It never looks at its clock: whether its trust was justified is judged from the history.
+//! A line on its standard input tells it that the storm is over, the end of the input that it must leave. It prints
+//! `served` once it has had each resource since the calm. During the storm it also makes trouble itself. It lets
+//! statements time out, hangs up in the middle of a call, rolls back, and leaves prepared transactions behind. Now and
+//! then it goes on writing after its session has expired. It never looks at its clock: the checks judge from the
+//! history whether its trust was justified.
 //!
 //! Files, low to high: worker, heart, calls, parting, obtain, work, mod.
 
@@ -36,7 +38,7 @@ use worker::{Beating, Phase, Worker};
 pub struct Options {
     #[arg(long)]
     pub seed: u64,
-    /// Of this incarnation; its consumer is what comes before the dot.
+    /// Of this incarnation; its consumer is the part before the dot
     #[arg(long)]
     pub name: String,
     #[arg(long)]
@@ -110,8 +112,8 @@ impl Worker {
                     Ok(served) => turns -= u32::from(served),
                     Err(failure) => self.recover(failure).await,
                 }
-                // Long enough for the line to be empty now and then: then only one of two that cross can be seen by the
-                // other.
+                // This is long enough for the line to be empty now and then. Only then one of two calls that cross must
+                // see the other.
                 sleep(Duration::from_millis(self.random.random_range(10..120))).await;
             }
             if turns == 0 {
@@ -159,8 +161,8 @@ impl Worker {
         Ok(released.done == Some(true))
     }
 
-    /// Gives up all places, and all that these have got it: else it might hold that while it waits for something else, and two of them each
-    /// for the other.
+    /// Gives up all places, and all leases that these have brought. Otherwise two clients might each hold a lease and
+    /// wait for the other's.
     async fn put_down(&mut self) -> Result<(), Failure> {
         let Some(session) = self.session.as_ref().map(|session| session.id.clone()) else { return Ok(()) };
         for (resource, _) in RESOURCES {

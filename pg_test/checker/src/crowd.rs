@@ -1,4 +1,4 @@
-//! The clients as processes: started, stopped, continued, killed, told and awaited.
+//! The clients as processes: starts, stops, continues, kills and tells them, and waits for them.
 
 use crate::caller::Caller;
 use anyhow::{Context, Result};
@@ -12,17 +12,17 @@ use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use tokio::time::{Instant, timeout_at};
 
 pub struct Process {
-    /// Of its consumer and its incarnation.
+    /// The consumer and the number of the incarnation.
     pub name: String,
     child: Child,
-    /// Until it is to leave.
+    /// Open until the process must leave.
     input: Option<ChildStdin>,
     output: Lines<BufReader<ChildStdout>>,
-    /// When it is to go on, if it is stopped.
+    /// When the process goes on, if it is stopped.
     pub asleep_until: Option<Instant>,
 }
 
-/// All that there are, and where they write.
+/// All processes, and where they write.
 pub struct Crowd {
     pub processes: Vec<Process>,
     seed: u64,
@@ -36,12 +36,12 @@ impl Crowd {
         Crowd { processes: Vec::new(), seed, database: database.to_owned(), history: history.to_owned(), born: 0 }
     }
 
-    /// The file that a client writes to.
+    /// Returns the file that a client writes to.
     fn file(&self, name: &str) -> PathBuf {
         PathBuf::from(format!("{}.{name}", self.history.display()))
     }
 
-    /// All files that clients have written to.
+    /// Returns all files that clients have written to.
     pub fn files(&self) -> Vec<PathBuf> {
         let directory = self.history.parent().unwrap_or(Path::new("."));
         let prefix = format!("{}.", self.history.file_name().unwrap_or_default().to_string_lossy());
@@ -73,20 +73,20 @@ impl Crowd {
         Ok(self.processes.last().map_or("", |process| &process.name))
     }
 
-    /// Those that run.
+    /// Returns the processes that are not stopped.
     pub fn awake(&self) -> Vec<usize> {
         (0..self.processes.len()).filter(|index| self.processes[*index].asleep_until.is_none()).collect()
     }
 
     pub async fn kill(&mut self, index: usize, caller: &Caller) -> String {
         let mut process = self.processes.remove(index);
-        // Written before, for it is over the instant that it is done.
+        // Written before the kill, which takes effect at once.
         caller.fault("kill".into(), Some(&process.name), true);
         drop(process.child.kill().await);
         process.name
     }
 
-    /// Those whose time has come go on.
+    /// Continues the stopped processes whose time has come. `all`: continues all of them.
     pub fn wake(&mut self, caller: &Caller, all: bool) {
         for process in &mut self.processes {
             if process.asleep_until.is_some_and(|until| all || until <= Instant::now()) {
@@ -104,7 +104,7 @@ impl Crowd {
         caller.fault(format!("stop for {} ms", time.as_millis()), Some(&process.name), false);
     }
 
-    /// Has a process do what matters to another one, which is about to take over from it: keep a lease in grace, work slowly.
+    /// Tells a process that another one is about to take over. It then keeps a lease in grace and works slowly.
     pub async fn part(&mut self, index: usize) {
         if let Some(input) = &mut self.processes[index].input {
             drop(input.write_all(b"part\n").await);
@@ -112,7 +112,7 @@ impl Crowd {
         }
     }
 
-    /// There are no more faults.
+    /// Tells all processes that there are no more faults.
     pub async fn calm(&mut self) {
         for input in self.processes.iter_mut().filter_map(|process| process.input.as_mut()) {
             drop(input.write_all(b"calm\n").await);
@@ -120,7 +120,7 @@ impl Crowd {
         }
     }
 
-    /// Waits until all have said that they were served, and no longer than `limit`.
+    /// Waits until all processes have said that they were served, at most for `limit`.
     pub async fn all_served(&mut self, limit: Duration) {
         let until = Instant::now() + limit;
         for process in &mut self.processes {
@@ -128,7 +128,7 @@ impl Crowd {
         }
     }
 
-    /// Asks all to leave, and waits until they have; kills those that have not by then.
+    /// Asks all processes to leave and waits for them, at most for `limit`. Then kills the rest.
     pub async fn all_gone(&mut self, limit: Duration) {
         let until = Instant::now() + limit;
         self.processes.iter_mut().for_each(|process| process.input = None);
@@ -144,7 +144,7 @@ impl Crowd {
 impl Process {
     fn signal(&self, signal: Signal) {
         if let Some(pid) = self.child.id() {
-            // One that has just ended needs no signal.
+            // A process that has just ended needs no signal.
             let _ = kill(Pid::from_raw(pid.cast_signed()), signal);
         }
     }

@@ -1,8 +1,9 @@
-//! The history of a run: every call of every client with its times and its answer, the faults, and what stood in the database at the end.
+//! The history of a run. It has every call of every client with its times and its answer, the faults, and the contents
+//! of the database at the end.
 //!
-//! Each client appends to a file of its own, one JSON object a line: a call before it is sent, its answer once it has arrived. What is
-//! written survives the client's SIGKILL, so a call without an answer is one that may or may not have happened. All times are
-//! microseconds of CLOCK_BOOTTIME: the clients, the server and the faults are on one machine and have one clock.
+//! Each client appends to a file of its own, one JSON object a line. It writes a call before sending it, and its answer
+//! on arrival. Lines survive the client's SIGKILL, so a call without an answer may or may not have happened. All times
+//! are microseconds of CLOCK_BOOTTIME: the clients, the server and the faults share one machine and one clock.
 
 use anyhow::{Context, Result};
 use nix::time::{ClockId, clock_gettime};
@@ -14,7 +15,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::sync::Mutex;
 
-/// Microseconds of CLOCK_BOOTTIME.
+/// Returns the microseconds of CLOCK_BOOTTIME.
 pub fn now() -> u64 {
     let now = clock_gettime(ClockId::CLOCK_BOOTTIME).map(std::time::Duration::from).unwrap_or_default();
     now.as_micros() as u64
@@ -30,7 +31,7 @@ pub enum Verb {
     Drain,
     Close,
     Acquire,
-    /// lock_acquire; its request stands for its session.
+    /// lock_acquire; its request serves as its session.
     Lock,
     Renew,
     Release,
@@ -38,7 +39,7 @@ pub enum Verb {
     Grace,
     Cancel,
     Force,
-    /// semaphore_resize, asked for until it is done.
+    /// semaphore_resize, repeated until it succeeds.
     Resize,
     /// Another client has seen the holder in the view `leases`.
     Look,
@@ -54,7 +55,7 @@ pub enum Verb {
     Hangup,
 }
 
-/// One call. It leaves out what its verb does not take.
+/// One call. Fields that its verb does not take are absent.
 #[derive(Serialize, Deserialize, Clone, Debug, Default)]
 #[serde(default)]
 pub struct Call {
@@ -62,7 +63,7 @@ pub struct Call {
     pub number: u64,
     pub from: u64,
     pub verb: Verb,
-    /// The transaction block of this client that it is part of.
+    /// The transaction block of this client that the call is part of.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tx: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -95,12 +96,12 @@ pub struct Call {
     pub to: Option<u64>,
     #[serde(skip)]
     pub answer: Option<Answer>,
-    /// The SQLSTATE, or `lost` where the connection ended under the call.
+    /// The SQLSTATE, or `lost` if the connection ended during the call.
     #[serde(skip)]
     pub error: Option<String>,
 }
 
-/// The columns of an answer, of whichever verb.
+/// The columns of the answers of all verbs.
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[serde(default)]
 pub struct Answer {
@@ -127,22 +128,23 @@ pub struct Answer {
 }
 
 impl Call {
-    /// Whether it was answered, with this.
+    /// Returns the reason in the answer, or nothing.
     pub fn reason(&self) -> &str {
         self.answer.as_ref().and_then(|answer| answer.reason.as_deref()).unwrap_or_default()
     }
 
-    /// Whether nothing is known of what became of it, and so when.
+    /// Returns whether the outcome of the call, and thus its time, is unknown.
     pub fn is_lost(&self) -> bool {
         self.answer.is_none() && !self.failed()
     }
 
-    /// When it was over at the latest.
+    /// Returns when the call was over at the latest.
     pub fn ended(&self) -> u64 {
         self.to.filter(|_| !self.is_lost()).unwrap_or(u64::MAX)
     }
 
-    /// Whether it certainly came to nothing: PostgreSQL said so. A connection that ended under it says nothing.
+    /// Returns whether the call certainly failed: PostgreSQL said so. A connection that ended during the call proves
+    /// nothing.
     pub fn failed(&self) -> bool {
         self.error.as_deref().is_some_and(|code| code != "lost" && !code.starts_with("57P"))
     }
@@ -167,14 +169,14 @@ impl Display for Call {
     }
 }
 
-/// A fault done to the clients or to the server. `client`: the client, if it is one.
+/// A fault done to a client or to the server. `client`: the client, if it is one.
 #[derive(Serialize, Deserialize, Clone, Debug)]
 pub struct Fault {
     pub at: u64,
     pub what: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub client: Option<String>,
-    /// Whether connections have ended by it: that client's, or all.
+    /// Whether the fault ends connections: the client's, or all if it has no client.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub disconnects: bool,
 }
@@ -210,20 +212,20 @@ pub enum Line {
         error: Option<String>,
     },
     Fault(Fault),
-    /// From here on there are no faults, and each of these clients is to have each of these resources once.
+    /// From here on there are no faults. Each of these clients must get each of these resources once.
     Calm {
         at: u64,
         clients: Vec<String>,
         resources: Vec<String>,
     },
-    /// It has had it, since.
+    /// The client has got the resource since the calm.
     Served {
         at: u64,
         client: String,
         resource: String,
     },
     Row(Row),
-    /// What is left in the database after all clients have gone; how many.
+    /// How many things of a kind are left in the database after all clients have left.
     Left {
         what: String,
         count: i64,
@@ -234,7 +236,7 @@ pub enum Line {
     },
 }
 
-/// Writes lines to a file; they stay whatever becomes of the process.
+/// Writes lines to a file. They stay there even if the process is killed.
 pub struct Recorder(Mutex<File>);
 
 impl Recorder {
@@ -253,14 +255,14 @@ impl Recorder {
 
 #[derive(Clone, Debug, Default)]
 pub struct History {
-    /// In order of their beginnings.
+    /// In the order of their beginnings.
     pub calls: Vec<Call>,
     pub faults: Vec<Fault>,
     pub calm: Option<(u64, Vec<String>, Vec<String>)>,
     pub served: Vec<(u64, String, String)>,
     pub rows: Vec<Row>,
     pub left: Vec<(String, i64)>,
-    /// Of the resources that have more than one.
+    /// Of the resources that have more than one permit.
     pub permits: HashMap<String, i32>,
 }
 

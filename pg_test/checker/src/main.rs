@@ -1,8 +1,8 @@
-//! Clients of eskit_lease under faults, and the checks of what they were answered.
+//! Clients of eskit_lease under faults, and the checks of the answers that they got.
 //!
-//! `checker run` starts clients as processes of their own, so that they can be killed and stopped, lets faults loose on them and on
-//! the server that libpq's variables name, and checks the history of it. `checker check FILE` checks a history again. The extension is used
-//! by its public SQL alone, but for a look at its tables when all have left.
+//! `checker run` starts clients as processes of their own, which it can kill and stop. It lets faults loose on them and
+//! on the server that libpq's variables name, and checks the history of the run. `checker check FILE` checks a history
+//! again. The clients use only the public SQL of the extension; the checker looks into its tables when all have left.
 //!
 //! Files, low to high: history, workload, caller, crowd, nemesis, check, client, run, main.
 
@@ -22,7 +22,7 @@ use std::process::ExitCode;
 
 #[derive(Parser)]
 enum Command {
-    /// Makes a history and checks it; fails with what proves a fault
+    /// Makes a history and checks it; fails with the proof of a fault
     Run(run::Options),
     /// Checks a history
     Check { history: PathBuf },

@@ -1,5 +1,5 @@
-//! The faults, by a schedule that is drawn from a seed. What is done to a client's connections or to the whole server is written down,
-//! because sessions that are attached end with their connection.
+//! The faults, by a schedule that is drawn from a seed. Faults that end a client's connection or the whole server are
+//! written down, because attached sessions end with their connection.
 //!
 //! Files, low to high: mod, permits.
 
@@ -21,7 +21,7 @@ use std::time::Duration;
 use tokio::time::sleep;
 use tokio_postgres::{Config, SimpleQueryMessage};
 
-/// The faults that may come next, and how often; the last two take the whole server down.
+/// The possible faults and their weights. The last two take the whole server down.
 const FAULTS: [(Kind, u32); 15] = [
     (Kind::Kill, 6),
     (Kind::Stop, 14),
@@ -56,9 +56,9 @@ pub enum Kind {
     WorkerEnds,
     Resolve,
     Drain,
-    /// Of a semaphore.
+    /// Resizes a semaphore.
     Resize,
-    /// Of another semaphore, while one of its holders dies; and then a crash.
+    /// Shrinks another semaphore while one of its holders dies, and then crashes the server.
     Shrink,
     Crash,
     Restart,
@@ -69,7 +69,7 @@ pub struct Nemesis {
     pub random: ChaCha8Rng,
     config: Config,
     connection: Option<Connection>,
-    /// An old snapshot, held as long as the server lets it.
+    /// A transaction with an old snapshot, open for as long as the server lets it be.
     snapshot: Option<Connection>,
     restart: Option<String>,
     crash: bool,
@@ -90,7 +90,7 @@ impl Nemesis {
         Nemesis { caller, random, config, connection: None, snapshot: None, restart, crash, favour: None }
     }
 
-    /// The rows of a statement, once the server answers.
+    /// Returns the rows of a statement.
     pub async fn rows(&mut self, sql: &str) -> Result<Vec<Row>, Failure> {
         if self.connection.as_ref().is_none_or(|connection| connection.client.is_closed()) {
             self.connection = Some(Connection::open(&self.config).await?);
@@ -106,7 +106,7 @@ impl Nemesis {
             .collect())
     }
 
-    /// The same, again and again until it succeeds.
+    /// Repeats a statement until it succeeds.
     pub async fn insist(&mut self, sql: &str) -> Vec<Row> {
         loop {
             match self.rows(sql).await {
@@ -122,7 +122,7 @@ impl Nemesis {
         self.caller.call(&connection.client, call).await
     }
 
-    /// Makes one kind of trouble.
+    /// Does one fault, drawn by chance.
     pub async fn strike(&mut self, crowd: &mut Crowd) -> Result<()> {
         let possible: Vec<(Kind, u32)> = FAULTS
             .into_iter()
@@ -137,7 +137,7 @@ impl Nemesis {
         match kind {
             Kind::Kill | Kind::Stop | Kind::TakeOver => self.strike_client(*kind, crowd).await?,
             Kind::Resize => self.resize_by_chance().await,
-            // A server that is just coming back does not take part.
+            // A server that is just coming back may refuse the fault.
             kind => drop(self.strike_server(*kind).await),
         }
         self.hold_snapshot().await;
@@ -153,7 +153,7 @@ impl Nemesis {
                 crowd.kill(index, &self.caller).await;
                 crowd.start(&consumer, self.random.random_range(0..3) == 0)?;
             }
-            // The former self goes on for a while, and does not know.
+            // The former process goes on for a while, and does not know.
             Kind::TakeOver => {
                 let asleep = self.random.random_range(0..2) == 0;
                 if asleep {
@@ -177,7 +177,7 @@ impl Nemesis {
         Ok(())
     }
 
-    /// For less than a TTL, or for more.
+    /// Returns a time that may be shorter or longer than a TTL.
     fn pause(&mut self) -> Duration {
         let ttl = TTLS.choose(&mut self.random).copied().unwrap_or(1_000);
         Duration::from_millis(ttl * self.random.random_range(3..22) / 10)
@@ -187,7 +187,8 @@ impl Nemesis {
         let some = "FROM pg_stat_activity WHERE datname = current_database() AND application_name LIKE 'checker c%' ORDER BY random() LIMIT 1";
         match kind {
             Kind::Terminate => {
-                // Written before: its client may know it sooner than we do. Which one it hits is not known before.
+                // A query draws the client. The fault is written before the statement that does it, as the client may
+                // notice first.
                 let victim = self.rows(&format!("SELECT pid, application_name {some}")).await?;
                 if let Some([Some(pid), Some(name)]) = victim.first().map(Vec::as_slice) {
                     self.caller.fault("terminate".into(), name.strip_prefix("checker "), true);
@@ -231,7 +232,7 @@ impl Nemesis {
         Ok(())
     }
 
-    /// Looks who holds what, and takes one of these leases away.
+    /// Looks which session holds which lease, and takes one of these leases away.
     async fn force(&mut self) -> Result<(), Failure> {
         let from = now();
         let held = self
@@ -280,7 +281,7 @@ impl Nemesis {
         }
     }
 
-    /// Decides prepared transactions that others have left behind.
+    /// Ends prepared transactions that clients have left behind.
     pub async fn resolve(&mut self) -> Result<(), Failure> {
         for row in self.rows("SELECT gid FROM pg_prepared_xacts WHERE database = current_database()").await? {
             let verb = if self.random.random_range(0..3) == 0 { Verb::RollbackPrepared } else { Verb::CommitPrepared };
@@ -323,12 +324,12 @@ impl Nemesis {
         }
     }
 
-    /// All that could keep a client from being served is over.
+    /// Ends every fault that could keep a client from being served.
     pub async fn make_peace(&mut self, crowd: &mut Crowd) {
         self.snapshot = None;
         crowd.wake(&self.caller, true);
         self.worker(true).await;
-        // Those that are just being prepared come later.
+        // A client may just be preparing another transaction.
         for _ in 0..3 {
             while self.resolve().await.is_err() {
                 sleep(Duration::from_millis(50)).await;

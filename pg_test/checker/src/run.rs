@@ -24,24 +24,24 @@ const GONE_WITHIN: Duration = Duration::from_secs(20);
 pub struct Options {
     #[arg(long)]
     seed: u64,
-    /// How long the faults go on.
+    /// How long the faults go on
     #[arg(long)]
     seconds: u64,
     #[arg(long, default_value_t = 6)]
     clients: u64,
-    /// Where the history goes.
+    /// Where the history goes
     #[arg(long)]
     history: PathBuf,
-    /// How many seconds it may take until each client has had each resource, once there are no more faults.
+    /// How many seconds each client may take to get each resource, once there are no more faults
     #[arg(long, default_value_t = 30)]
     patience: u64,
-    /// A command that restarts the server at once, as after a power failure.
+    /// A command that restarts the server at once, as after a power failure
     #[arg(long)]
     restart: Option<String>,
-    /// A kind of fault that is to come much more often than it does by itself.
+    /// A kind of fault to do much more often than others
     #[arg(long)]
     favour: Option<Kind>,
-    /// Backends are on this machine, and are killed too, so that the server crashes.
+    /// Also kills backends, so that the server crashes; they must be on this machine
     #[arg(long)]
     crash: bool,
 }
@@ -81,7 +81,7 @@ pub async fn run(options: Options) -> Result<bool> {
 async fn prepare(database: &str) -> Result<()> {
     let own = var("PGDATABASE").unwrap_or("postgres".into());
     let server = Connection::open(&config(&own, "checker")).await.context("cannot reach the server")?;
-    // For times to live that are short against the run.
+    // The clients' TTLs must be short against the run.
     for sql in ["ALTER SYSTEM SET eskit_lease.min_ttl = '200ms'", "SELECT pg_reload_conf()"] {
         server.client.batch_execute(sql).await?;
     }
@@ -98,21 +98,21 @@ async fn prepare(database: &str) -> Result<()> {
     create_tables(&db.client, &slots).await
 }
 
-/// No more faults: each client must be served, and then leave.
+/// Ends the faults. Each client must then be served, and leave.
 async fn calm_down(nemesis: &mut Nemesis, crowd: &mut Crowd, patience: Duration) {
     nemesis.make_peace(crowd).await;
     let clients = crowd.processes.iter().map(|process| process.name.clone()).collect();
     let resources = RESOURCES.iter().map(|(resource, _)| (*resource).to_owned()).collect();
     nemesis.caller.write(&Line::Calm { at: now(), clients, resources });
     crowd.calm().await;
-    // A client that was preparing something when the storm ended may have done so by now.
+    // A client that was preparing a transaction when the storm ended may have done so by now.
     sleep(Duration::from_millis(500)).await;
     drop(nemesis.resolve().await);
     crowd.all_served(patience).await;
     crowd.all_gone(GONE_WITHIN).await;
 }
 
-/// Writes down what has been committed, and what is left once the worker has had its time.
+/// Writes down the committed rows. Waits for the worker to clean up, and writes down what it has left.
 async fn collect(nemesis: &mut Nemesis) {
     nemesis.insist("ALTER SYSTEM SET eskit_lease.row_retention = 0").await;
     nemesis.insist("SELECT pg_reload_conf()").await;
@@ -154,7 +154,7 @@ async fn collect(nemesis: &mut Nemesis) {
 fn merge(files: &[PathBuf], history: &Path) -> Result<()> {
     let mut all = File::create(history)?;
     for file in files {
-        // Of a client that was killed in the middle of a line, the rest of it.
+        // Drops the unfinished last line of a client that was killed.
         let text = std::fs::read(file)?;
         let whole = text.iter().rposition(|byte| *byte == b'\n').map_or(0, |last| last + 1);
         std::io::Write::write_all(&mut all, &text[..whole])?;
@@ -163,7 +163,7 @@ fn merge(files: &[PathBuf], history: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Says what the checks have found, and drops the database if they have found nothing.
+/// Prints the faults that the checks have found. Drops the database if there are none.
 pub async fn judge(path: &Path, run: Option<(u64, &str)>) -> Result<bool> {
     let history = History::read(path)?;
     let faults = check::all(&history);

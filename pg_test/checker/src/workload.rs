@@ -1,16 +1,16 @@
 //! The resources that clients compete for.
 
-/// Waited for by session_wait, by heartbeats alone (so that a wake-up that is lost stays lost), and two semaphores: one that is
-/// resized, and one that has permits to spare.
+/// Resources and their permits. Clients wait for QUIET by heartbeats alone, so a lost wake-up stays lost, and for the
+/// others by session_wait. POOL is a semaphore that is resized, SPARE one that has permits to spare.
 pub const RESOURCES: [(&str, i32); 5] = [("hot", 1), ("warm", 1), (QUIET, 1), (POOL, 2), (SPARE, 5)];
 pub const QUIET: &str = "quiet";
 pub const POOL: &str = "pool";
-/// The most permits that it has at any time.
+/// The most permits that POOL has at any time.
 pub const MOST: i32 = 3;
 pub const SPARE: &str = "spare";
-/// Another semaphore: the faults are its clients.
+/// Another semaphore, which only the nemesis uses.
 pub const CREW: &str = "crew";
-/// How often each client must have it in the calm, where its callers cross: only a crossing can lose a wake-up.
+/// How often each client must get QUIET in the calm. Their calls cross then, and only a crossing can lose a wake-up.
 pub const QUIET_TURNS: u32 = 8;
 /// Taken by lock_acquire, without a session of the client's own.
 pub const LOCK: &str = "nightly";

@@ -1,12 +1,13 @@
-//! States that are the same but for names. Sessions are all alike, and so are resources: their numbers may be exchanged. Of fences and of
-//! places in a queue only the order matters. And what no process can see any more is forgotten.
+//! States that differ only in names count as one. Sessions are all alike, and so are resources, so their numbers may be
+//! exchanged. Of fences and of places in a queue only the order matters. And facts that no process can see any more are
+//! forgotten.
 
 use crate::handover::fences;
 use crate::set::Set;
 use crate::state::{CLIENTS, Fact, Lease, Phase, RESOURCES, Row, SESSIONS, State, Word};
 use crate::system::System;
 
-/// A state that stands for all that are the same.
+/// Returns the state that stands for all states of its kind.
 pub fn canonical(mut state: State, system: &System) -> State {
     forget(&mut state, system.reading);
     for r in 0..RESOURCES {
@@ -20,7 +21,7 @@ pub fn canonical(mut state: State, system: &System) -> State {
 
 fn forget(state: &mut State, reads: bool) {
     for session in &mut state.sessions {
-        // A row's own deadline is that of a session without a slot, and of who would make one.
+        // A row's own deadline matters only for a session without a slot, or for a process that would make one.
         if session.word != Word::Free && !session.reading && !reads {
             (session.old, session.past) = (false, false);
         }
@@ -28,7 +29,7 @@ fn forget(state: &mut State, reads: bool) {
             (session.old, session.past) = (false, false);
         }
     }
-    // A resource that must be looked through for one reason is looked through for all.
+    // A database that must be looked through for one reason is looked through for all reasons.
     state.rescan &= !state.boot;
     state.ended_prepared &= !state.boot && !state.rescan;
 }
@@ -66,8 +67,8 @@ fn renumber_places(state: &mut State, r: usize) {
     }
 }
 
-/// Puts resources into an order that does not depend on their numbers. Those that are alike may stay as they are: that costs a few states
-/// and is as right.
+/// Puts resources into an order that does not depend on their numbers. Resources of equal rank keep their order: that
+/// costs a few states and is as right.
 fn exchange_resources(state: &mut State, system: &System) {
     let rank = |r: usize| {
         let lease = &state.leases[r];
@@ -123,7 +124,7 @@ fn rename_resources(state: &mut State, numbers: &[usize; RESOURCES]) {
     }
 }
 
-/// The same for sessions.
+/// Puts sessions into an order that does not depend on their numbers.
 fn exchange_sessions(state: &mut State, system: &System) {
     let rank = |s: usize| {
         let is = |row: Option<Row>| row.is_some_and(|row| row.is_of(s));

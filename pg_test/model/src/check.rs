@@ -1,4 +1,4 @@
-//! Explores systems to their end, and says what is found.
+//! Explores systems to their end, and reports faults.
 
 use crate::guards::Guard;
 use crate::succession::Succession;
@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use std::fmt::Debug;
 use std::hash::Hash;
 
-/// A system from which guards can be taken out.
+/// A system whose guards can be taken out.
 pub trait Guarded: Copy + Debug {
     fn without(self, guards: &'static [Guard]) -> Self;
 }
@@ -25,7 +25,7 @@ impl Guarded for Succession {
     }
 }
 
-/// Explores a system to its end. Panics where a property does not hold.
+/// Explores a system to its end. Panics if a property does not hold.
 pub fn holds<S>(system: S)
 where
     S: Model + Copy + Debug + Send + Sync + 'static,
@@ -40,8 +40,8 @@ where
     println!("nothing goes wrong in {states} states, {steps} steps, {} deep: {system:?}", checker.max_depth());
 }
 
-/// Explores a system with all guards in place to its end, then takes some out. Panics unless the property is broken
-/// then, by the shortest way there is.
+/// Explores a system with all its guards to the end, then again without some. Panics unless the property is broken
+/// then. Prints the length of the shortest way to the fault.
 pub fn finds<S>(guards: &'static [Guard], system: S, property: &'static str)
 where
     S: Guarded + Model + Send + Sync + 'static,

@@ -1,4 +1,5 @@
-//! The verbs of clients (lease::{acquire, release, fence, line}, ending::verbs). A verb that looks first and locks later is two steps.
+//! The verbs of clients (lease::{acquire, release, fence, line}, ending::verbs). A verb that looks first and locks
+//! later takes two steps.
 
 use crate::guards::Guard::*;
 use crate::handover::HandOver;
@@ -18,7 +19,7 @@ pub enum Verb {
 }
 
 impl System {
-    /// The first step of a verb; false where it has nothing to do, or waits.
+    /// Takes the first step of a verb. Returns false if the verb has nothing to do, or must wait.
     pub fn call(&self, state: &mut State, x: usize, s: usize, verb: Verb) -> bool {
         let transaction = &state.transactions[x];
         if transaction.ended.has(s) {
@@ -42,7 +43,7 @@ impl System {
         }
     }
 
-    /// Sessions that may call verbs: those that live, and that the caller has heard of.
+    /// Returns whether a session may call verbs: it lives, and the caller knows of it.
     fn may_act(&self, state: &State, x: usize, s: usize) -> bool {
         let session = &state.sessions[s];
         self.lives(state, s) && (session.row.seen_by(x) || session.row.is_committed())
@@ -58,7 +59,7 @@ impl System {
         unknown
     }
 
-    /// Nothing is left that names the session, so its number may be that of a new one.
+    /// Returns whether nothing names the session any more. Its number may then be that of a new session.
     fn is_unknown(&self, state: &State, s: usize) -> bool {
         let rows = state.leases.iter().flat_map(|lease| [lease.row, lease.new]).flatten();
         let named = |t: &crate::state::Transaction| {
@@ -74,7 +75,7 @@ impl System {
             && !state.transactions.iter().any(named)
     }
 
-    /// `acquire_batch`: looks, and asks for a place where it is refused.
+    /// `acquire_batch`: looks at the lease, and asks for a place if the acquire is refused.
     fn acquire(&self, state: &mut State, x: usize, r: usize) -> bool {
         let me = usize::from(state.transactions[x].me);
         let seen = state.leases[r].seen_by(x);
@@ -87,7 +88,7 @@ impl System {
         holder.is_none()
     }
 
-    /// `line_up`: false where it has a place already and nothing is noted.
+    /// `line_up`: returns false if the session has a place already and nothing is noted.
     fn line_up(&self, state: &mut State, x: usize, r: usize) -> bool {
         let me = usize::from(state.transactions[x].me);
         if self.has(QueueingIsLocked) && !self.lock_grantee(state, x, me) {
@@ -100,7 +101,7 @@ impl System {
         entitled
     }
 
-    /// `take`: grants the lease as it was seen, if it is still so and no other session is in line.
+    /// `take`: grants the lease if its row is still the one that was seen and no other session is first in line.
     pub fn take(&self, state: &mut State, x: usize) -> bool {
         let Phase::Wants { resource, seen, .. } = state.transactions[x].phase else { return false };
         let (r, me) = (usize::from(resource), usize::from(state.transactions[x].me));
@@ -117,7 +118,7 @@ impl System {
         true
     }
 
-    /// `release_seat`: takes F, for which it waits.
+    /// `release_seat`: takes F, and waits for it.
     fn release(&self, state: &mut State, x: usize, r: usize) -> bool {
         let me = usize::from(state.transactions[x].me);
         let Some(row) = state.leases[r].seen_by(x).filter(|row| row.is_of(me)) else { return false };
@@ -131,7 +132,7 @@ impl System {
         true
     }
 
-    /// `release`: waits for the row, looks again, and hands over or frees.
+    /// `release`: waits for the row, looks again, and hands over or frees the lease.
     pub fn let_go(&self, state: &mut State, x: usize) -> bool {
         let Phase::Releases { resource } = state.transactions[x].phase else { return false };
         let (r, me) = (usize::from(resource), usize::from(state.transactions[x].me));
@@ -147,7 +148,7 @@ impl System {
         true
     }
 
-    /// Hands over a lease that is let go of, or frees it. Returns whether another transaction had a waiter in hand.
+    /// Hands over or frees a lease that its holder lets go of. Returns whether another transaction has locked a waiter.
     fn give_away(&self, state: &mut State, x: usize, r: usize) -> bool {
         let me = usize::from(state.transactions[x].me);
         state.transactions[x].fenced[r] = 0;
@@ -159,7 +160,7 @@ impl System {
         outcome == HandOver::Busy
     }
 
-    /// `session_close`: takes S, for which it waits.
+    /// `session_close`: takes S, and waits for it.
     fn close(&self, state: &mut State, x: usize) -> bool {
         let me = usize::from(state.transactions[x].me);
         if self.has(CloseExcludesFenced) {
@@ -173,7 +174,8 @@ impl System {
         true
     }
 
-    /// `session::end`: takes away the row, for which it waits, and what of the rest it can have (`dissolve`).
+    /// `session::end`: waits for the session's row and deletes it. Takes away as many of its leases and places as it
+    /// can (`dissolve`).
     pub fn end_session(&self, state: &mut State, x: usize) -> bool {
         let me = usize::from(state.transactions[x].me);
         if state.transactions[x].phase != Phase::Closes || state.sessions[me].row.is_taken_from(x) {
@@ -210,13 +212,13 @@ impl System {
         true
     }
 
-    /// Whether G of a session can be had exclusively.
+    /// Returns whether the transaction can take G of a session exclusively.
     pub fn is_alone(&self, state: &State, x: usize, s: usize) -> bool {
         let has = |t: &crate::state::Transaction| t.grants.has(s) || t.buries.has(s);
         !state.transactions.iter().enumerate().any(|(y, other)| y != x && has(other))
     }
 
-    /// `fence_check`: finds out whose the fence is, and locks nothing yet.
+    /// `fence_check`: finds out which lease has the fence, and locks nothing yet.
     fn find_fence(&self, state: &mut State, x: usize, r: usize) -> bool {
         let me = usize::from(state.transactions[x].me);
         let Some(row) = state.leases[r].seen_by(x).filter(|row| row.is_of(me)) else { return false };
@@ -224,7 +226,7 @@ impl System {
         state.transactions[x].fenced[r] != row.fence
     }
 
-    /// `check`: takes S and F in share mode, and judges after that. Where it raises, its savepoint is rolled back.
+    /// `check`: takes S and F in share mode, and then judges. If it raises, its savepoint is rolled back.
     pub fn check(&self, state: &mut State, x: usize) -> bool {
         let Phase::Checks { resource, fence } = state.transactions[x].phase else { return false };
         let (r, me) = (usize::from(resource), usize::from(state.transactions[x].me));
@@ -240,7 +242,7 @@ impl System {
         true
     }
 
-    /// `lease_cancel`, which waits for a transaction that is just granting to the session.
+    /// `lease_cancel`: waits for a transaction that is just granting to the session.
     fn cancel(&self, state: &mut State, x: usize, r: usize) -> bool {
         let me = usize::from(state.transactions[x].me);
         let place = &mut state.sessions[me].places[r].fact;
@@ -252,7 +254,7 @@ impl System {
         mine
     }
 
-    /// `judge_places`: the waiter is served with the worker stopped.
+    /// `judge_places`: serves the waiter even if the worker is stopped.
     fn wait(&self, state: &mut State, x: usize) -> bool {
         let me = usize::from(state.transactions[x].me);
         let mut served = false;

@@ -6,7 +6,7 @@ use crate::state::{Fact, Phase, RESOURCES, State, Transaction, WORKER, Word};
 use crate::system::System;
 
 impl System {
-    /// Pre-commit and pre-prepare: the sessions that end are frozen.
+    /// Pre-commit and pre-prepare: freezes the sessions that the transaction ends.
     pub fn freeze_ended(&self, state: &mut State, x: usize) -> bool {
         let transaction = state.transactions[x];
         let due = matches!(transaction.phase, Phase::Open | Phase::Passes) && self.is_freeze_due(state, x);
@@ -20,17 +20,17 @@ impl System {
         due
     }
 
-    /// Whether there is anything to do before the commit.
+    /// Returns whether the transaction must do something before its commit.
     fn is_freeze_due(&self, state: &State, x: usize) -> bool {
         self.ends_somebody_alive(state, x) || x != WORKER && !self.has(PostedOnceVisible)
     }
 
-    /// Of the dead there is nothing to be frozen.
+    /// Returns whether the transaction ends a living session. Dead sessions are not frozen.
     fn ends_somebody_alive(&self, state: &State, x: usize) -> bool {
         state.transactions[x].ended.members().any(|s| state.sessions[s].word == Word::Alive)
     }
 
-    /// COMMIT, or the commit of a prepared transaction: its changes are visible.
+    /// COMMIT, or the commit of a prepared transaction: makes its changes visible.
     pub fn commit(&self, state: &mut State, x: usize) -> bool {
         let transaction = state.transactions[x];
         let ready = match transaction.phase {
@@ -44,7 +44,7 @@ impl System {
         ready
     }
 
-    /// ROLLBACK, an ERROR, or the end of the process: at any time before the commit.
+    /// ROLLBACK, an ERROR, or the end of the process: possible at any time before the commit.
     pub fn abort(&self, state: &mut State, x: usize) -> bool {
         let transaction = &state.transactions[x];
         let open = transaction.is_open() && !transaction.is_prepared();
@@ -64,7 +64,7 @@ impl System {
         }
     }
 
-    /// All is told; only locks are left, if any.
+    /// Forgets the notes of a transaction that has told everything. Only its locks are left, if it has any.
     fn forget_notes(&self, state: &mut State, x: usize) {
         let old = state.transactions[x];
         state.transactions[x] = Transaction {
@@ -84,7 +84,7 @@ impl System {
         }
     }
 
-    /// PREPARE TRANSACTION: notes are forgotten, rows and locks are kept, and its end is watched for.
+    /// PREPARE TRANSACTION: forgets the notes, keeps rows and locks, and has the launcher watch for the end.
     pub fn prepare(&self, state: &mut State, x: usize) -> bool {
         let old = state.transactions[x];
         let ready = old.phase == Phase::Open && !self.is_freeze_due(state, x) || old.phase == Phase::Frozen;
@@ -104,7 +104,7 @@ impl System {
         ready && x != WORKER
     }
 
-    /// COMMIT PREPARED and ROLLBACK PREPARED, which call nothing of ours.
+    /// COMMIT PREPARED and ROLLBACK PREPARED, which call none of our callbacks.
     pub fn end_prepared(&self, state: &mut State, x: usize, committed: bool) -> bool {
         let prepared = state.transactions[x].is_prepared();
         if prepared {
@@ -115,7 +115,7 @@ impl System {
         prepared
     }
 
-    /// `settle`: shared memory hears of the end.
+    /// `settle`: tells shared memory of the end.
     pub fn settle(&self, state: &mut State, x: usize) -> bool {
         let Phase::Ended { committed } = state.transactions[x].phase else { return false };
         if committed {
@@ -140,7 +140,7 @@ impl System {
             state.rescan |= !self.lives(state, s) && self.has(LateOpeningRescans);
         }
         self.post_fenced(state, x);
-        // The worker has judged all that it commits.
+        // The worker has judged everything that it commits.
         if x != WORKER && self.has(CommitPosts) && self.has(PostedOnceVisible) {
             self.post_noted(state, x);
         }
@@ -169,7 +169,7 @@ impl System {
         self.post_all(state, state.transactions[x].post);
     }
 
-    /// `post_if_dead`: while a fenced transaction was open no session could take over.
+    /// `post_if_dead`: while the fenced transaction was open, no session could take the lease over.
     fn post_fenced(&self, state: &mut State, x: usize) {
         let notes = state.transactions[x];
         for r in 0..RESOURCES {
@@ -183,7 +183,7 @@ impl System {
         resources.members().for_each(|r| self.post(state, r));
     }
 
-    /// `post`: into the ring. A ring that is full has the database looked through.
+    /// `post`: puts a resource into the ring. If the ring is full, the worker must look through the database.
     pub fn post(&self, state: &mut State, r: usize) {
         if (0..RESOURCES).filter(|r| state.ring.has(*r)).count() < self.ring_size || state.ring.has(r) {
             state.ring.add(r);
@@ -192,7 +192,7 @@ impl System {
         }
     }
 
-    /// The locks go last, after the callbacks.
+    /// Releases the locks, last of all, after the callbacks.
     pub fn unlock(&self, state: &mut State, x: usize) -> bool {
         let told = state.transactions[x].phase == Phase::Told;
         if told {
@@ -212,7 +212,7 @@ impl System {
             lease.by = None;
             if let Some(new) = new.filter(|_| committed) {
                 lease.row = Some(new);
-                // A session no longer trusts a lease that it lets go of itself.
+                // A session no longer trusts a lease that it has released itself.
                 let from = old.and_then(|old| old.holder).filter(|from| new.holder != Some(*from));
                 if let Some(s) = from.filter(|from| x != WORKER && *from == state.transactions[x].me) {
                     state.sessions[usize::from(s)].trusts.remove(r);

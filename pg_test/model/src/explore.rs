@@ -8,7 +8,8 @@ use crate::{canon, properties};
 use stateright::{Model, Property};
 
 impl System {
-    /// Takes the further steps of what is not to be left in the middle. False where it would wait.
+    /// Takes the further steps of a call, an end or a pass that the system does not cut into steps. Returns false if a
+    /// step would wait.
     fn goes_on(&self, state: &mut State, step: Step) -> bool {
         if let Step::Call { x, .. } = step
             && !self.calls_in_steps

@@ -1,50 +1,50 @@
-//! The guards of the code against faults. Each can be taken out, and the checker then finds the fault.
+//! The guards of the code against faults. Each can be taken out; the model checker then finds the fault.
 
-/// A guard of the code; without it, the property that is named is violated.
+/// A guard of the code. A test names the property that is broken without it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Guard {
     /// A heartbeat is a compare-and-swap of the whole word. Without: it reads the word and writes it later.
     AtomicExpiry,
-    /// A commit posts what its transaction has noted.
+    /// A commit posts the resources that its transaction has noted.
     CommitPosts,
-    /// So does an abort.
+    /// An abort posts them, too.
     AbortPosts,
-    /// And an abort that thaws a session has all looked through that it may have been passed over for.
+    /// An abort that thaws a session asks for a rescan: others may have passed the session over.
     ThawRescans,
     /// A post is made once its change is visible. Without: before the commit.
     PostedOnceVisible,
-    /// A prepared transaction is watched for its end.
+    /// The launcher watches a prepared transaction for its end.
     PrepareIsWatched,
-    /// After a start, those are watched that were prepared before it.
+    /// After a start, the launcher also watches transactions that were prepared before it.
     BootFindsPrepared,
     /// A full ring asks for a rescan. Without: the entry is dropped.
     FullRingRescans,
-    /// What another transaction has in hand is tried again.
+    /// The worker tries again if another transaction has locked something.
     BusyIsRetried,
-    /// What the dead hold and a session waits for stays theirs until it can be handed over. Without: it is freed, and
+    /// A lease with a waiter stays with its dead holder until it can be handed over. Without: the lease is freed, and
     /// the worker does not come back.
     BusyStaysDead,
-    /// A pass that fails puts back what it had taken out of the ring.
+    /// A pass that fails puts the resources back that it had taken out of the ring.
     JudgedIsPutBack,
-    /// And sets the flags again that it had taken.
+    /// A pass that fails sets the flags again that it had taken.
     FlagsAreSetAgain,
-    /// A fence is judged after S and F are had.
+    /// A fence is judged after S and F are locked.
     FenceIsJudgedLocked,
     /// A close takes S exclusively, so it waits for the session's own fenced transactions.
     CloseExcludesFenced,
     /// A release takes F exclusively.
     ReleaseExcludesFenced,
-    /// A session that takes over from the dead tests F.
+    /// A session that takes a lease from a dead one tests F.
     TakeOverTestsFence,
-    /// A session that takes over writes that the dead are dead, over a restart too.
+    /// A session that takes a lease from a dead one writes that it is dead, so that it stays dead over a restart.
     DeathIsWritten,
-    /// And if it is prepared keeps them so until all can see that.
+    /// If that transaction is prepared, it keeps the dead session dead until its row of the death is visible.
     PreparedKeepsDead,
-    /// A transaction that grants has G of the grantee in share mode; one that ends the grantee has it exclusively.
+    /// A transaction that grants holds G of the grantee in share mode; one that ends the grantee holds it exclusively.
     GranteeIsLocked,
-    /// So does a call that queues, with G of its session.
+    /// A call that queues holds G of its session in share mode.
     QueueingIsLocked,
-    /// The row and the slot of the grantee are read again after that.
+    /// The row and the slot of the grantee are read again under G.
     GranteeIsReadAgain,
     /// A free slot goes only to the first in line.
     FirstComesFirst,
@@ -52,43 +52,43 @@ pub enum Guard {
     SeenRowIsClaimed,
     /// A call that makes the first row of a name holds its stripe, and looks again under it.
     NameIsGuarded,
-    /// A fence is drawn with the row in hand.
+    /// A fence is drawn after the row is locked.
     FenceIsDrawnLast,
     /// Fences are raised above all history after a start.
     FencesAreRaised,
     /// A dead session leaves a tombstone for one TTL.
     Tombstone,
-    /// A row of an older start lives until `t0 + ttl`. Without: no slot, no life.
+    /// A session whose row is from an older start lives until `t0 + ttl`. Without: no slot, no life.
     OldRowsLive,
     /// A process that has made a slot from a row reads the row again.
     RowIsReadAgain,
-    /// A rescan thaws the session whose close was prepared and has been rolled back.
+    /// A rescan thaws a session if its close was prepared and then rolled back.
     RescanThaws,
-    /// A slot that is made from a row that is being deleted is frozen.
+    /// A slot made from a row that a transaction is deleting is frozen.
     PreparedEndFreezes,
-    /// A rescan that has found something of a session with only a tombstone is done again: another transaction may have
-    /// it in hand.
+    /// A rescan is done again if it finds a lease or place of a session with only a tombstone. Another transaction may
+    /// have locked that row.
     StrayIsRetried,
-    /// A rescan ends the slot whose row is gone.
+    /// A rescan ends a slot whose row is gone.
     RescanEndsOrphans,
-    /// A session that was swept before its opening was committed is found by a rescan.
+    /// A rescan finds a session that was swept before its opening was committed.
     LateOpeningRescans,
-    /// A successor gets what is in grace of its predecessor under a new fence. From here on: [`crate::succession`].
+    /// A successor gets a lease in grace of its predecessor under a new fence. From here on: [`crate::succession`].
     SuccessorGetsNewFence,
     /// The successor holds F of the old fence to the end of its transaction. Without: it tests F.
     GraceFenceIsHeld,
-    /// A take-over takes F of each lease that it passes on, and leaves what is fenced.
+    /// A take-over takes F of each lease that it passes on, and leaves fenced leases.
     TakeOverExcludesFenced,
     /// A grant of a permit holds the seat of the session to the end of its transaction.
     SeatIsLocked,
-    /// The grant sees that the session has no other permit.
+    /// A grant of a permit looks whether the session has another permit.
     SeatIsLookedAt,
-    /// A call that takes a permit back out of grace does the same.
+    /// A call that takes a permit back out of grace also holds the seat and looks.
     TakeBackHasSeat,
     /// While a slot beyond the permits is held, permits are counted and granted under the declaration's lock.
     CountIsLocked,
-    /// The dead that were counted as gone stay dead over a restart.
+    /// Dead sessions that were counted as gone stay dead over a restart.
     CountedDeathIsWritten,
-    /// A permit granted of a semaphore that has been resized meanwhile is given back.
+    /// A permit is given back if its semaphore was resized during the grant.
     ResizeIsSeen,
 }

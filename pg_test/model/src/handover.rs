@@ -9,9 +9,9 @@ use crate::system::System;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum HandOver {
     Granted,
-    /// Waited for and free or dead, but in another transaction's hands for now.
+    /// A session waits and no living session holds the lease, but another transaction is in the way.
     Busy,
-    /// Waited for, and held by the living.
+    /// A living session holds the lease.
     Held,
     /// No session waits.
     Nothing,
@@ -30,20 +30,20 @@ impl System {
         (0..SESSIONS).filter(waits).min_by_key(|s| state.sessions[*s].places[r].number)
     }
 
-    /// `Holders::of`: the row of a holder that lives.
+    /// `Holders::of`: returns the holder in a row, if it lives.
     pub fn living_holder(&self, state: &State, x: usize, row: Row) -> Option<usize> {
         let holder = usize::from(row.holder?);
         (state.sessions[holder].row.seen_by(x) && self.lives(state, holder)).then_some(holder)
     }
 
-    /// Whether F of a fence is free of others.
+    /// Returns whether no other transaction has F of a fence.
     pub fn is_unfenced(&self, state: &State, x: usize, r: usize, fence: u8) -> bool {
         let has =
             |y: usize| y != x && [state.transactions[y].fenced[r], state.transactions[y].excludes[r]].contains(&fence);
         !(0..state.transactions.len()).any(has)
     }
 
-    /// `hand_over` of one resource; `letting_go`: the transaction releases it, and keeps fenced transactions away.
+    /// `hand_over` of one resource. `letting_go`: the transaction releases it, and has excluded fenced transactions.
     pub fn hand_over(&self, state: &mut State, x: usize, r: usize, letting_go: bool) -> HandOver {
         let mut skipped = Set::default();
         while let Some(first) = self.first_in_line(state, x, r, skipped) {
@@ -61,7 +61,7 @@ impl System {
         if skipped.is_empty() { HandOver::Nothing } else { HandOver::Busy }
     }
 
-    /// `grantee`, `admit`: takes G in share mode; the session's row and slot are looked at after that.
+    /// `grantee`, `admit`: takes G in share mode, then looks at the session's row and slot.
     pub fn admit(&self, state: &mut State, x: usize, s: usize) -> bool {
         if self.has(GranteeIsLocked) && !self.lock_grantee(state, x, s) {
             return false;
@@ -73,7 +73,7 @@ impl System {
         ready
     }
 
-    /// G in share mode, without waiting.
+    /// Takes G in share mode, without waiting.
     pub fn lock_grantee(&self, state: &mut State, x: usize, s: usize) -> bool {
         let had = !state.transactions.iter().enumerate().any(|(y, other)| y != x && other.buries.has(s));
         if had {
@@ -82,7 +82,8 @@ impl System {
         had
     }
 
-    /// `claim` and `write`: locks what the candidate takes, if no transaction is in its way, and gives it its fence.
+    /// `claim` and `write`: locks the rows of the grant, if no transaction is in the way, and gives the grantee its
+    /// fence.
     pub fn claim(&self, state: &mut State, x: usize, r: usize, s: usize, seen: Option<Row>, released: bool) -> bool {
         let held = seen.filter(|row| row.holder.is_some());
         let tested = !released && self.has(TakeOverTestsFence);
@@ -109,27 +110,28 @@ impl System {
         true
     }
 
-    /// Locks the row that was looked at, or makes sure under the stripe of its name that there is none.
+    /// Locks the row that was looked at. If there was none, makes sure under the stripe of its name that there still is
+    /// none.
     fn is_had(&self, state: &mut State, x: usize, lease: &Lease, seen: Option<Row>) -> bool {
         let same = lease.seen_by(x) == seen;
         match seen {
             Some(_) => !lease.is_taken_from(x) && (same || !self.has(SeenRowIsClaimed)),
             None if self.has(NameIsGuarded) => same && !lease.is_in_flight(x),
             None => {
-                // The insert waits for the other one's, and then fails on its key.
+                // The insert waits for the other transaction's insert, and then fails on its key.
                 state.broken.waited |= lease.is_in_flight(x);
                 same && !lease.is_in_flight(x)
             }
         }
     }
 
-    /// `nextval`: greater than all that were drawn; after a start it is raised above all history first.
+    /// `nextval`: draws a fence greater than all before. After a start, fences are raised above all history first.
     pub fn draw(&self, state: &mut State, r: usize) -> u8 {
         state.broken.fence_fell |= state.lost;
         1 + fences(state, r).max().unwrap_or(0)
     }
 
-    /// `free`: takes what the transaction has, or has found dead, from its holder.
+    /// `free`: takes a lease from its holder, which is this transaction's session or dead.
     pub fn free(&self, state: &mut State, x: usize, r: usize) {
         if let Some(row) = state.leases[r].seen_by(x) {
             state.leases[r].write(x, Row { holder: None, ..row });
@@ -137,7 +139,7 @@ impl System {
         }
     }
 
-    /// `take_place`: a session has a place from then on, whether it had one or not.
+    /// `take_place`: the session then has a place, even if it had one before.
     pub fn take_place(&self, state: &mut State, x: usize, r: usize, s: usize) {
         let last = state.sessions.iter().map(|session| session.places[r].number).max().unwrap_or(0);
         let place = &mut state.sessions[s].places[r];
@@ -148,7 +150,7 @@ impl System {
     }
 }
 
-/// `free_among`: the row of a lease that no living session has, or why it is none.
+/// `free_among`: returns the row of a lease that no living session holds, or why the lease is not free.
 fn free(system: &System, state: &State, x: usize, r: usize, letting_go: bool) -> Result<Option<Row>, HandOver> {
     let lease = &state.leases[r];
     if lease.is_in_flight(x) {
@@ -161,7 +163,7 @@ fn free(system: &System, state: &State, x: usize, r: usize, letting_go: bool) ->
     }
 }
 
-/// The fences of a resource that some part of the state still knows.
+/// Returns the fences of a resource that some part of the state still knows.
 pub fn fences(state: &State, r: usize) -> impl Iterator<Item = u8> {
     let lease = state.leases[r];
     let of_lease = [lease.row, lease.new].into_iter().flatten().map(|row| row.fence);

@@ -1,11 +1,12 @@
-//! The seam between rows and shared memory as a model, which stateright explores exhaustively: three sessions, two resources and their
-//! queues, transactions that commit, abort, are prepared and cross each other, crashes, deadlines, and the worker, in every order.
+//! The seam between rows and shared memory as a model, which stateright explores exhaustively. Three sessions compete
+//! for two resources and wait in their queues. Transactions commit, abort, are prepared and cross each other. Crashes,
+//! deadlines and the worker come in every order.
 //!
-//! How much of that is explored at one time is said by a [`System`](system::System): who there is, how many calls of clients, prepared
-//! transactions and crashes there are on the way, and what is cut into steps. Calls, the ends of transactions and the passes of the worker
-//! are in steps, with others' in between, or each is done at once: then transactions still overlap, and the worker still comes in between
-//! any two calls, but no client is left halfway through one. Each such system is explored to its end
-//! (`tests/explore.rs`).
+//! A [`System`](system::System) is the part of this that is explored at one time. It has a number of sessions and
+//! clients, and of calls, prepared transactions and crashes. It may cut calls, ends of transactions and passes of the
+//! worker into steps, with steps of others in between. Otherwise each of these is done at once. Transactions then still
+//! overlap, and the worker still comes between any two calls, but no client is left halfway through a call. Each system
+//! is explored to its end (`tests/explore.rs`).
 //!
 //! # What stands for what
 //!
@@ -18,13 +19,13 @@
 //! | `Call(FenceCheck)`, `Check`    | `fence::check` up to the look; from `try_lock` of S and F on                             |
 //! | `Call(Cancel)`, `Call(Wait)`   | `line::cancel`; `handover::judge_places`                                               |
 //! | `Freeze`                       | `seam::end::before_end`: pre-commit and pre-prepare                                    |
-//! | `Commit`, `Abort`              | PostgreSQL ends the transaction, and all see it so                                     |
+//! | `Commit`, `Abort`              | PostgreSQL ends the transaction, and every process sees its end                        |
 //! | `Settle`                       | `seam::end::at_end`: `Notes::settle` and each note's `Effect`                          |
-//! | `Unlock`                       | PostgreSQL lets go of the locks of [`guard`](guards), which is after the callbacks       |
-//! | `Prepare`, `CommitPrepared`, `RollbackPrepared` | PREPARE TRANSACTION with `watch_prepared`, and its ends, which call none |
+//! | `Unlock`                       | PostgreSQL releases the locks of [`guard`](guards), after the callbacks                |
+//! | `Prepare`, `CommitPrepared`, `RollbackPrepared` | PREPARE TRANSACTION with `watch_prepared`, and its ends, which call no callback |
 //! | `Expire`                       | time, and `Word::expire` by a process that needs it                                    |
-//! | `Beat`                         | `Word::beat`, where that is not atomic                                                 |
-//! | `ReadRow` twice                | `session::row`, and `Call::slot_of` of what was read                                   |
+//! | `Beat`                         | `Word::beat`, if it were not atomic                                                    |
+//! | `ReadRow` twice                | `session::row`, and `Call::slot_of` of the row that was read                           |
 //! | `KeepDead`                     | `Call::slot_of` of a session whose lease has been taken over                              |
 //! | `Reclaim`                      | `Shared::reclaim` of a tombstone                                                       |
 //! | `Crash`                        | shared memory is made anew; rows and prepared transactions are recovered                 |
@@ -35,32 +36,33 @@
 //!
 //! # What it leaves out, and why it may
 //!
-//! * **Time** is one bit for each deadline: it has passed or not, and it passes whenever it likes. A heartbeat in time then changes
-//!   nothing and is no step. All orders of deadlines and steps are explored, so no length of a TTL, backoff or linger is missed; that
-//!   things are prompt is for the tests of the server. Two facts about lengths are kept: a tombstone stands longer than an old row lives,
-//!   and no client trusts an answer beyond its session's deadline.
-//! * **A worker that is stopped** is one that takes no step, and any process may take none for any time. One that is terminated aborts
-//!   its transaction, after any of its steps. So neither has a state of its own.
-//! * **Rows** have one version that is committed and at most one that is not, since a transaction that changes a row
-//!   has it locked. Every look is at the latest snapshot, as in the code.
-//! * **A call** is cut in two where the code looks first and locks later, and is one step otherwise: what it does in between is only
-//!   reading, or under locks that the model has too. Clients are all alike, and a transaction is for one session.
-//! * **Fences and places** are numbers. Only their order matters, and the model tells apart only those that its state
-//!   still knows. Released rows are kept for ever here, as row_retention keeps them.
-//! * **Names**: sessions may be exchanged, and resources (see [`canon`]). A session that has left no trace makes room for a new one.
-//! * **Not here**: savepoints (a rollback to one posts what it takes back, as an abort does), drains, groups (whose hand-over comes to the
-//!   same grants), several places of one session in one queue, notifications, and
-//!   the snapshot that a fenced transaction works on.
+//! * **Time** is one bit for each deadline: passed or not. The deadline may pass at any step. So a heartbeat in time
+//!   changes nothing and is no step. All orders of deadlines and steps are explored, so no length of a TTL, backoff or
+//!   linger is missed. Promptness is for the tests of the server. The model keeps two facts about lengths: a tombstone
+//!   stands longer than an old row lives, and no client trusts an answer beyond its session's deadline.
+//! * **A stopped worker** takes no step, as any process may for any time. A terminated worker aborts its transaction
+//!   after any of its steps. So neither has a state of its own.
+//! * **Rows** have one committed version and at most one other, since a transaction that changes a row has locked it.
+//!   Every look is at the latest snapshot, as in the code.
+//! * **A call** has two steps if the code looks first and locks later, otherwise one. Between these the code only
+//!   reads, or acts under locks that the model has too. Clients are all alike, and a transaction is for one session.
+//! * **Fences and places** are numbers. Only their order matters, and the model keeps only the numbers apart that its
+//!   state still knows. Released rows stay for ever here; in the code they stay for row_retention.
+//! * **Names**: sessions may be exchanged, and so may resources (see [`canon`]). A session without a trace makes room
+//!   for a new one.
+//! * **Not here**: drains, notifications, several places of one session in one queue, and the snapshot of a fenced
+//!   transaction. Savepoints are not here either, since a rollback to one posts as an abort does. Nor are groups, whose
+//!   hand-over makes the same grants.
 //!
-//! Grace, take-over by name and permits have a model of their own, [`succession`]: with all of this around them there would be too
-//! many states.
+//! Grace, take-over by name and permits have a model of their own, [`succession`]. Together with all of this they would
+//! make too many states.
 //!
-//! What is to hold is in [`properties`], and what is done so that it does in [`guards`]. Each guard is taken out once (`tests/guards.rs`), and
-//! what goes wrong is found. Three of them are doubled by another, and are taken out together with it: `AbortPosts`, `FenceIsDrawnLast` and
-//! `Tombstone`.
+//! [`properties`] lists the promises, [`guards`] the parts of the code that keep them. A test takes out each guard once
+//! (`tests/guards.rs`), and the checker finds the fault. Three guards each have a second one that does the same, and
+//! are taken out together with it: `AbortPosts`, `FenceIsDrawnLast` and `Tombstone`.
 //!
-//! That a slot has its next session at once, even if a process has just looked at it for the former, is a model of its
-//! own: [`reuse`].
+//! A slot gets its next session at once, even if a process has just looked at it for the former one. That is a model of
+//! its own: [`reuse`].
 //!
 //! Files, low to high: set, guards, state, system, reuse, succession, handover, life, client, end, worker, steps,
 //! properties, canon, explore, check, lib.

@@ -5,7 +5,7 @@ use crate::state::{Fact, RESOURCES, SESSIONS, Session, State, WORKER, Word};
 use crate::system::System;
 
 impl System {
-    /// `standing`: by its slot, or by its row where it has none.
+    /// `standing`: whether a session lives, by its slot, or by its row if it has no slot.
     pub fn lives(&self, state: &State, s: usize) -> bool {
         let session = &state.sessions[s];
         match session.word {
@@ -25,13 +25,13 @@ impl System {
         session.old && !session.past && self.has(OldRowsLive)
     }
 
-    /// Something has been taken from it before the restart, by a transaction that is committed, or prepared.
+    /// Returns whether a committed or prepared transaction took something from the session before the restart.
     pub fn is_kept_dead(&self, state: &State, s: usize) -> bool {
         self.has(DeathIsWritten) && state.sessions[s].taken
             || self.has(PreparedKeepsDead) && state.transactions.iter().any(|t| t.keeps_dead.has(s))
     }
 
-    /// Alive and not ending, as a waiter must be (`_eligible`), and a grantee.
+    /// Returns whether a session is alive and not ending, as a waiter (`_eligible`) and a grantee must be.
     pub fn is_eligible(&self, state: &State, s: usize) -> bool {
         let frozen = match state.sessions[s].word {
             Word::Free => self.is_ending(state, s) && self.has(PreparedEndFreezes),
@@ -40,14 +40,15 @@ impl System {
         !frozen && self.lives(state, s)
     }
 
-    /// `slot_of`: the slot of a session that lives, made again if need be.
+    /// `slot_of`: makes the slot of a living session again if it has none.
     pub fn adopt(&self, state: &mut State, s: usize) {
         if state.sessions[s].word == Word::Free && self.lives_by_row(state, s) {
             self.enter(state, s);
         }
     }
 
-    /// The same for one that is kept dead: it is dead for good, whatever becomes of the transaction that keeps it so.
+    /// `slot_of` of a session that is kept dead: makes a dead slot. The session stays dead even if the transaction that
+    /// keeps it so fails.
     pub fn keep_dead(&self, state: &mut State, s: usize) -> bool {
         let session = &state.sessions[s];
         let found = session.word == Word::Free && session.row.is_committed() && self.is_kept_dead(state, s);
@@ -57,19 +58,19 @@ impl System {
         found
     }
 
-    /// `enter`, by `slot_of`: frozen, if a transaction that is prepared deletes the row.
+    /// `enter`, called by `slot_of`: makes a frozen slot if a prepared transaction deletes the row.
     fn enter(&self, state: &mut State, s: usize) {
         let ending = self.is_ending(state, s) && self.has(PreparedEndFreezes);
         state.sessions[s].word = if ending { Word::Frozen } else { Word::Alive };
     }
 
-    /// `is_ending`: a transaction deletes the row.
+    /// `is_ending`: returns whether a transaction deletes the row.
     pub fn is_ending(&self, state: &State, s: usize) -> bool {
         matches!(state.sessions[s].row, Fact::Deleting(_))
     }
 
-    /// The deadline passes, and a process that looks takes the step of `expire`; one that does not look sees no
-    /// difference. Without a slot the time of the row passes. From here on no client trusts the session.
+    /// Lets the deadline pass. A process that looks would take the step of `expire`; one that does not look sees no
+    /// difference. Without a slot, the deadline of the row passes. From here on no client trusts the session.
     pub fn expire(&self, state: &mut State, s: usize) -> bool {
         let session = &mut state.sessions[s];
         let by_row = session.old
@@ -89,7 +90,7 @@ impl System {
         by_slot || by_row
     }
 
-    /// A heartbeat that is no compare-and-swap: it reads a living word, and writes one later.
+    /// A heartbeat without a compare-and-swap: reads a living word, and writes one later.
     pub fn beat(&self, state: &mut State, s: usize) -> bool {
         let session = &mut state.sessions[s];
         if self.has(AtomicExpiry) {
@@ -103,7 +104,8 @@ impl System {
         session.beating
     }
 
-    /// `slot_of` in two steps: finds no slot and reads the row; makes the slot, if there is still none, of a row that may be gone by now.
+    /// `slot_of` in two steps. The first finds no slot and reads the row. The second makes the slot, if there is still
+    /// none; the row may be gone by then.
     pub fn reads_row(&self, state: &mut State, s: usize) -> bool {
         let session = &state.sessions[s];
         if session.reading {
@@ -121,7 +123,7 @@ impl System {
         found
     }
 
-    /// `reclaim`: the tombstone has stood for one TTL, and so longer than an old row lives.
+    /// `reclaim`: frees a tombstone that has stood for one TTL, and thus longer than an old row lives.
     pub fn reclaim(&self, state: &mut State, s: usize) -> bool {
         let session = &mut state.sessions[s];
         let over = session.word == Word::Gone && (!session.old || session.past);
@@ -148,7 +150,7 @@ impl System {
         frozen
     }
 
-    /// `Word::end`, and `Word::bury` of a dead one.
+    /// `Word::end`, and `Word::bury` of a dead session.
     pub fn end(&self, state: &mut State, s: usize, gone: bool) {
         let tombstone = if self.has(Tombstone) { Word::Gone } else { Word::Free };
         let session = &mut state.sessions[s];
@@ -159,7 +161,7 @@ impl System {
         };
     }
 
-    /// `erase`: only the transaction that opened it has ever seen it.
+    /// `erase`: only the transaction that opened the session has ever seen it.
     pub fn erase(&self, state: &mut State, s: usize) {
         let session = &mut state.sessions[s];
         session.word = match session.word {
@@ -169,8 +171,8 @@ impl System {
         };
     }
 
-    /// `renew`, or `already_held`: a holder is told so, and for how long to trust that. Here it has always just been
-    /// told.
+    /// `renew`, or `already_held`: tells a holder that it holds the lease, and for how long to trust that. In the model
+    /// each holder has always just been told.
     pub fn renew(&self, state: &mut State) {
         for (s, r) in (0..SESSIONS).flat_map(|s| (0..RESOURCES).map(move |r| (s, r))) {
             if state.leases[r].row.is_some_and(|row| row.is_of(s))
@@ -184,7 +186,7 @@ impl System {
         }
     }
 
-    /// `crash`: shared memory is lost, and so are open transactions. Committed and prepared ones stay.
+    /// `crash`: shared memory and open transactions are lost. Committed and prepared ones stay.
     pub fn crash(&self, state: &mut State) {
         for x in 0..=WORKER {
             if !state.transactions[x].is_prepared() {

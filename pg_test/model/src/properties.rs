@@ -1,9 +1,9 @@
 //! The properties that hold in every state.
 //!
-//! "In the end" is not left to the checker, which knows it only for paths without a cycle. It is a property of each
-//! state: from here on only the worker takes steps, and transactions that have ended tell so. Then what is waited for
-//! has been granted, or a transaction that is still open is in the way, and will tell when it ends. As every end of it
-//! leads to a state for which the same holds, a free resource is granted to its waiter as soon as clients leave the
+//! The checker of stateright knows "in the end" only for paths without a cycle. So here it is a property of each state.
+//! Suppose that from a state on only the worker takes steps, and ended transactions tell of their end. Then every free
+//! resource is granted to its waiter, or an open transaction is in the way and will tell at its end. Every end of that
+//! transaction leads to a state with the same property. So the waiter gets a free resource as soon as clients leave the
 //! worker alone for some passes.
 
 use crate::client::Verb;
@@ -23,9 +23,9 @@ pub const GRANTED: &str = "every free resource with a live waiter is granted in 
 pub const SERVED: &str = "the first in line is served by its own acquire, with the worker stopped";
 pub const TIDY: &str = "what has ended is taken away in the end";
 
-/// Passes after which the worker has done what it can.
+/// The passes after which the worker has done all it can.
 const PASSES: usize = 6;
-/// An observer that sees only what is committed.
+/// An observer that sees only committed changes.
 const NOBODY: usize = usize::MAX;
 
 pub fn all() -> Vec<Property<System>> {
@@ -73,11 +73,11 @@ impl State {
 }
 
 impl System {
-    /// Notes the sessions that have been dead, and whether any of them lives.
+    /// Notes the sessions that have been dead, and whether any of them lives again.
     pub fn watch_the_dead(&self, next: &mut State, step: Step) {
         for s in 0..SESSIONS {
             let is = &next.sessions[s];
-            // Until a process has found out that it is kept dead, none has been told.
+            // No process has been told of a death before one finds out that the session is kept dead.
             let told = is.row.is_committed() && !self.is_kept_dead(next, s);
             let gone = is.row == Fact::Absent && is.reading;
             let (known, lives) = (is.word != Word::Free || told || gone, self.lives(next, s));
@@ -86,7 +86,7 @@ impl System {
         }
     }
 
-    /// Resources that are free, or whose holder is dead, and that a living session waits for.
+    /// Returns whether a living session waits for a resource that is free or has a dead holder.
     fn is_owed(&self, state: &State, r: usize) -> bool {
         let row = state.leases[r].row;
         self.first_in_line(state, NOBODY, r, Default::default()).is_some()
@@ -102,7 +102,8 @@ impl System {
         owed(&end).into_iter().all(|r| self.is_somebody_in_the_way(&end, r))
     }
 
-    /// A transaction is open that tells of the resource when it ends, or the worker tries again for as long as any is.
+    /// Returns whether an open transaction is in the way of the resource, and its end will be noticed. Either the
+    /// transaction tells of it, or the worker tries again as long as any transaction is open.
     fn is_somebody_in_the_way(&self, state: &State, r: usize) -> bool {
         let holder = state.leases[r].row.and_then(|row| row.holder).map(usize::from);
         let tried_again = state.ring.has(r) || holder.is_some_and(|s| state.sessions[s].word == Word::Dead);
@@ -112,7 +113,7 @@ impl System {
         })
     }
 
-    /// Returns the state after clients have taken no step for some passes of the worker.
+    /// Returns the state after some passes of the worker, without a step of a client.
     fn left_to_the_worker(&self, state: &State) -> State {
         let mut state = *state;
         for _ in 0..PASSES {
@@ -136,7 +137,7 @@ impl System {
         state
     }
 
-    /// Lets those who have ended tell so.
+    /// Lets ended transactions tell of their end.
     pub fn tell(&self, state: &mut State) {
         for x in 0..=WORKER {
             self.settle(state, x);
@@ -159,8 +160,8 @@ impl System {
         })
     }
 
-    /// No session stays frozen, no slot and no place or lease outlives its session's row, and no dead session's row
-    /// stays.
+    /// Returns whether the worker leaves nothing behind. No session stays frozen and no row of a dead session stays. A
+    /// session without a row has no slot, place or lease.
     fn tidies_in_the_end(&self, state: &State) -> bool {
         let is_tidy = |state: &State| {
             (0..SESSIONS).all(|s| {

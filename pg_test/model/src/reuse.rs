@@ -1,25 +1,26 @@
-//! One slot that several sessions have, one after another, and a process that looks at it for one of them and is stopped in between
-//! (shmem::{counted, slots}).
+//! One slot that several sessions have, one after another (shmem::{counted, slots}). A process looks at the slot for
+//! the first of them and is stopped in between.
 //!
-//! The process reads a number of the slot, compares whose the slot is, and writes; each is a step of its own. A number begins with the same
-//! value for each session, as the cap does, and what is unproven. Fewer sessions have the slot than there are counts.
+//! The process reads a number of the slot, compares the slot's session, and writes the number; each is a step. For each
+//! session a number begins with the same value, as the cap does, and `unproven`. Fewer sessions have the slot than
+//! there are counts.
 
 use stateright::{Model, Property};
 
 pub const OWN_NUMBERS: &str = "no number of a session is written for another";
 
-/// Sessions that have the slot in turn; counts (the code has 256 of them).
+/// The sessions that have the slot in turn. There are more counts than sessions; the code has 256.
 const SESSIONS: u8 = 4;
 const COUNTS: u8 = 5;
-/// Values that a number is changed to.
+/// The values that a number may have.
 const VALUES: u8 = 3;
 
-/// The guards of the code that it relies on.
+/// The guards of the code that prevent the fault.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Guard {
-    /// A number has a count of the slot's sessions in it.
+    /// A number contains a count of the slot's sessions.
     Count,
-    /// The look at whose the slot is comes between reading and writing. Without: before both.
+    /// The process compares the slot's session between reading and writing. Without: before both.
     LookBetween,
 }
 
@@ -46,9 +47,9 @@ enum Process {
 
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash, Debug)]
 pub struct State {
-    /// The session that has the slot; the process is for the first.
+    /// The session that has the slot. The process is for the first one.
     session: Option<u8>,
-    /// How many have had it.
+    /// How many sessions have had the slot.
     entered: u8,
     number: Number,
     process: Process,
@@ -57,7 +58,7 @@ pub struct State {
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Step {
-    /// `enter`, and the end of a session that nothing is needed of any more.
+    /// `enter`; `Free` is the end of a session that is needed no more.
     Enter,
     Free,
     /// A caller changes the number for the session that has the slot.

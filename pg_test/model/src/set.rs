@@ -1,4 +1,4 @@
-//! Small sets of sessions or of resources, a bit each.
+//! Small sets of sessions or of resources, one bit for each member.
 
 use std::fmt::{self, Debug, Formatter};
 
@@ -26,7 +26,7 @@ impl Set {
         (0..8).filter(move |member| self.has(*member))
     }
 
-    /// The same set where each member has another number.
+    /// Returns the set with new numbers for its members.
     pub fn renamed(self, numbers: &[usize]) -> Set {
         let mut set = Set::default();
         self.members().for_each(|member| set.add(numbers[member]));

@@ -4,12 +4,12 @@ use crate::set::Set;
 
 pub const SESSIONS: usize = 3;
 pub const RESOURCES: usize = 2;
-/// Transactions of clients that are open, or prepared, at one time.
+/// The number of client transactions that may be open or prepared at one time.
 pub const CLIENTS: usize = 3;
-/// The number of the worker's transaction; those of clients are below.
+/// The number of the worker's transaction; client transactions have lower ones.
 pub const WORKER: usize = CLIENTS;
 
-/// The row of a lease. Released: it has no holder, and keeps its fence.
+/// The row of a lease. A released row has no holder, and keeps its fence.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Row {
     pub holder: Option<u8>,
@@ -22,7 +22,7 @@ impl Row {
     }
 }
 
-/// A lease: the row that is committed, who has it locked, and what that transaction makes of it.
+/// A lease: its committed row, the transaction that has locked it, and that transaction's new row.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash, Debug)]
 pub struct Lease {
     pub row: Option<Row>,
@@ -65,20 +65,20 @@ pub struct Session {
     /// The row was written before the last start of shared memory.
     pub old: bool,
     pub word: Word,
-    /// `t0 + ttl` is past, which is the deadline of an old row.
+    /// `t0 + ttl` has passed, the deadline of an old row.
     pub past: bool,
-    /// The transaction that opened it, while that is in progress.
+    /// The transaction that opened the session, until it ends.
     pub opened_by: Option<u8>,
-    /// A process has found no slot and read the row, and has not made the slot yet.
+    /// A process has found no slot and read the row, but has not made the slot yet.
     pub reading: bool,
     /// A process has read a living word and not written it yet; only without the compare-and-swap.
     pub beating: bool,
-    /// It has been dead in this start of shared memory.
+    /// The session has been dead in this start of shared memory.
     pub dead: bool,
-    /// And something has been taken from it, which is committed: it has a row of its death.
+    /// A committed transaction has taken something from the dead session, so a row tells of its death.
     pub taken: bool,
     pub places: [Place; RESOURCES],
-    /// The leases that it has been told that it holds, within a time that it may trust.
+    /// The leases that the session has been told that it holds, for a time that it may trust.
     pub trusts: Set,
 }
 
@@ -87,11 +87,11 @@ pub enum Phase {
     #[default]
     Idle,
     Open,
-    /// Has looked at a lease and seen what may be had.
+    /// Has looked at a lease and seen that it may be had.
     Wants {
         resource: u8,
         seen: Option<Row>,
-        /// Drawn already; only where it is not drawn with the row in hand.
+        /// Set only if the fence is drawn before the row is locked.
         fence: u8,
     },
     /// Has F and may have to wait for the row.
@@ -100,20 +100,20 @@ pub enum Phase {
     },
     /// Has S and may have to wait for the row.
     Closes,
-    /// Has found out whose a fence is, and locked nothing yet.
+    /// Has found out which lease has a fence, and locked nothing yet.
     Checks {
         resource: u8,
         fence: u8,
     },
-    /// The worker has taken what is dirty or dead.
+    /// The worker has taken the dirty resources and the dead sessions.
     Passes,
-    /// Before its commit or its preparation, the sessions that it ends are frozen.
+    /// Has frozen the sessions that it ends, and will commit or be prepared.
     Frozen,
-    /// Its end is visible, and no process has been told.
+    /// The end is visible, and no process has been told.
     Ended {
         committed: bool,
     },
-    /// All is told, and its locks are still there.
+    /// The transaction has told everything, and still has its locks.
     Told,
     Prepared,
 }
@@ -122,31 +122,32 @@ pub enum Phase {
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash, Debug)]
 pub struct Transaction {
     pub phase: Phase,
-    /// The session that it is for.
+    /// The session that the transaction is for.
     pub me: u8,
     pub verbs: u8,
-    /// Resources noted, to be posted at its end.
+    /// Resources noted, to be posted at the end.
     pub post: Set,
     pub opened: Set,
     pub ended: Set,
-    /// Of those ended: no row is left.
+    /// Those of `ended` that have no row left.
     pub gone: Set,
-    /// Fences that it has checked, zero for none: F in share mode.
+    /// Fences that the transaction has checked, zero for none. It holds their F in share mode.
     pub fenced: [u8; RESOURCES],
-    /// F exclusively, of these fences.
+    /// Fences whose F the transaction holds exclusively.
     pub excludes: [u8; RESOURCES],
-    /// G in share mode, and exclusively.
+    /// Sessions whose G the transaction holds: in `grants` in share mode, in `buries` exclusively.
     pub grants: Set,
     pub buries: Set,
-    /// S in share mode, of `me`, and exclusively.
+    /// Whether the transaction holds S of `me` in share mode. `closes`: the sessions whose S it holds exclusively.
     pub fences: bool,
     pub closes: Set,
-    /// The dead that it has taken leases from, of whose death it has written; once it is prepared, they stay dead by a lock of its own.
+    /// Dead sessions from which the transaction has taken leases; it has written a row of each death. Once it is
+    /// prepared, it keeps the sessions of `keeps_dead` dead by a lock of its own.
     pub took_from: Set,
     pub keeps_dead: Set,
-    /// Its end is watched for, once it is prepared.
+    /// The launcher watches for its end, once it is prepared.
     pub watched: bool,
-    /// The worker's: what it has taken out of the ring, what it must still judge, and the dead sessions.
+    /// Only for the worker: resources taken out of the ring, resources still to judge, and dead sessions.
     pub judged: Set,
     pub todo: Set,
     pub dead: Set,
@@ -158,20 +159,20 @@ pub struct Transaction {
 pub struct State {
     pub leases: [Lease; RESOURCES],
     pub sessions: [Session; SESSIONS],
-    /// The dirty ring. It also has what must be tried again later: any time may be late enough.
+    /// The dirty ring. It also has the resources to try again later, since any time may be late enough.
     pub ring: Set,
     pub rescan: bool,
     pub boot: bool,
     /// A prepared transaction that is watched has ended.
     pub ended_prepared: bool,
-    /// Fences that have been drawn may be forgotten, and none has been raised above them.
+    /// A crash may have lost drawn fences, and none has been raised above them.
     pub lost: bool,
     pub transactions: [Transaction; CLIENTS + 1],
     pub left: Budget,
     pub broken: Broken,
 }
 
-/// How often something may still happen.
+/// How often these things may still happen.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash, Debug)]
 pub struct Budget {
     pub calls: u8,
@@ -179,10 +180,10 @@ pub struct Budget {
     pub crashes: u8,
 }
 
-/// In a budget: as often as it likes.
+/// In a budget: without a limit.
 pub const ANY: u8 = u8::MAX;
 
-/// Faults that are found in the course of a step and not seen in a state.
+/// Faults that show in the course of a step but not in a state.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash, Debug)]
 pub struct Broken {
     pub fence_fell: bool,
@@ -193,7 +194,7 @@ pub struct Broken {
 }
 
 impl Fact {
-    /// Whether a transaction sees the row: a committed one, and its own.
+    /// Returns whether a transaction sees the row: it is committed, or its own.
     pub fn seen_by(self, x: usize) -> bool {
         match self {
             Fact::Absent => false,
@@ -207,17 +208,17 @@ impl Fact {
         self.seen_by(usize::MAX)
     }
 
-    /// Whether another transaction has the row.
+    /// Returns whether another transaction has locked the row.
     pub fn is_taken_from(self, x: usize) -> bool {
         matches!(self, Fact::Inserting(by) | Fact::Locked(by) | Fact::Deleting(by) if usize::from(by) != x)
     }
 
-    /// The row is deleted by the transaction, which has it.
+    /// Deletes the row, which the transaction has locked.
     pub fn delete(&mut self, x: usize) {
         *self = if matches!(self, Fact::Inserting(_) | Fact::Absent) { Fact::Absent } else { Fact::Deleting(x as u8) };
     }
 
-    /// The transaction has come to its end.
+    /// Settles the row at the end of a transaction.
     pub fn settle(&mut self, x: usize, committed: bool) {
         let mine = |by: u8| usize::from(by) == x;
         *self = match *self {
@@ -242,7 +243,7 @@ impl Fact {
 }
 
 impl Lease {
-    /// The row as a transaction sees it.
+    /// Returns the row as a transaction sees it.
     pub fn seen_by(&self, x: usize) -> Option<Row> {
         if self.is_mine(x) { self.new.or(self.row) } else { self.row }
     }
@@ -255,7 +256,7 @@ impl Lease {
         self.by.is_some() && !self.is_mine(x)
     }
 
-    /// Another transaction is making the row, or changing it: not only locking it.
+    /// Returns whether another transaction is making or changing the row, not only locking it.
     pub fn is_in_flight(&self, x: usize) -> bool {
         self.is_taken_from(x) && self.new.is_some()
     }
@@ -266,12 +267,12 @@ impl Lease {
 }
 
 impl Transaction {
-    /// Whether it may still come to either end: for others it is in progress.
+    /// Returns whether the transaction may still commit or abort: others see it in progress.
     pub fn is_open(&self) -> bool {
         !matches!(self.phase, Phase::Idle | Phase::Ended { .. } | Phase::Told)
     }
 
-    /// Whether a client's transaction is for a session.
+    /// Returns whether a client's transaction is for a session.
     pub fn is_of(&self, s: usize) -> bool {
         self.phase != Phase::Idle && usize::from(self.me) == s
     }
@@ -280,7 +281,7 @@ impl Transaction {
         self.phase == Phase::Prepared
     }
 
-    /// Whether a process must be told of its end. The worker has judged all that it commits.
+    /// Returns whether the transaction must tell of its end. The worker has judged everything that it commits.
     pub fn tells(&self, x: usize, committed: bool) -> bool {
         let ends = !self.ended.is_empty() || !self.opened.is_empty() || self.fenced != [0; RESOURCES];
         let posts = !(self.post.is_empty() || committed && x == WORKER);
@@ -295,13 +296,13 @@ impl Transaction {
 }
 
 impl State {
-    /// Each client has a session, and no session holds anything.
+    /// Returns the state in which each client has a session, and no session holds a lease.
     pub fn opened() -> State {
         let session = Session { row: Fact::Stands, word: Word::Alive, ..Session::default() };
         State { sessions: [session; SESSIONS], ..State::empty() }
     }
 
-    /// No client has a session.
+    /// Returns the state in which no client has a session.
     pub fn empty() -> State {
         State {
             leases: Default::default(),

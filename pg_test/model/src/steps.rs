@@ -1,10 +1,10 @@
-//! The steps: those that may come next, and what each does.
+//! The steps: which may come next, and what each does.
 
 use crate::client::Verb;
 use crate::state::{Phase, State, WORKER};
 use crate::system::System;
 
-/// One step of a process, by the name that the code has for it. `x`: its transaction; `s`: the session; `r`: the
+/// One step of a process, with the name that the code has for it. `x`: the transaction; `s`: the session; `r`: the
 /// resource.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Step {
@@ -44,7 +44,7 @@ impl System {
         (0..self.resources).flat_map(of_resource).chain([Verb::Close, Verb::Wait]).chain(opening)
     }
 
-    /// The next steps of a client. Clients are all alike, so a new transaction is that of the first that has none.
+    /// Adds the next steps of clients. Clients are all alike, so only the first idle one begins a transaction.
     pub fn client_steps(&self, state: &State, steps: &mut Vec<Step>) {
         let first_idle = (0..self.clients).find(|x| state.transactions[*x].phase == Phase::Idle);
         for x in 0..self.clients {
@@ -96,10 +96,10 @@ impl System {
         }
     }
 
-    /// Takes a step, if it can be taken.
+    /// Takes a step, if it is possible.
     pub fn step(&self, state: &mut State, step: Step) -> bool {
         if matches!(step, Step::Call { .. } | Step::Take { .. } | Step::TakeDirty | Step::Judge { .. } | Step::Sweep) {
-            // A process that judges a session finds out, and has all others find the same.
+            // A process that judges a session finds out that it is kept dead, and makes all others find the same.
             for s in 0..self.sessions {
                 self.keep_dead(state, s);
             }

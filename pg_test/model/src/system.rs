@@ -1,4 +1,4 @@
-//! The systems that are explored: their sessions and clients, their steps, and which calls are cut into steps.
+//! The systems to explore: their sessions and clients, their steps, and which calls are cut into steps.
 
 use crate::guards::Guard;
 use crate::state::{ANY, Budget, CLIENTS, RESOURCES, SESSIONS};
@@ -9,22 +9,23 @@ pub struct System {
     pub without: &'static [Guard],
     pub sessions: usize,
     pub resources: usize,
-    /// Transactions of clients at one time, and verbs in each.
+    /// Client transactions at one time, and verbs in each.
     pub clients: usize,
     pub verbs: u8,
-    /// Sessions are opened and may be opened anew; else all are there from the start.
+    /// Clients open the sessions, and may open new ones. Otherwise all sessions are there from the start.
     pub opening: bool,
     /// How often clients call verbs, transactions are prepared, and the server crashes.
     pub budget: Budget,
     pub fencing: bool,
     pub cancelling: bool,
-    /// A session's slot may be made by a process that has read its row long ago.
+    /// A process may make a session's slot from a row that it read long ago.
     pub reading: bool,
-    /// Which of these come to their end in many steps, with others' in between; else they are one step.
+    /// Whether calls, ends of transactions and passes are cut into steps, with steps of others in between. Otherwise
+    /// each is one step.
     pub calls_in_steps: bool,
     pub ends_in_steps: bool,
     pub passes_in_steps: bool,
-    /// Resources that the ring has room for.
+    /// The number of resources that the ring has room for.
     pub ring_size: usize,
 }
 
@@ -47,7 +48,7 @@ impl System {
         ring_size: RESOURCES,
     };
 
-    /// Whether a guard is in place.
+    /// Returns whether a guard is in place.
     pub fn has(&self, guard: Guard) -> bool {
         !self.without.contains(&guard)
     }

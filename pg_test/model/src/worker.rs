@@ -1,8 +1,8 @@
 //! A pass of the worker (sweep, worker::{launcher, database}).
 //!
-//! A pass is one transaction: it takes what is dirty or dead, looks through the database if that is asked for, judges each resource, and
-//! sweeps the dead. Clients' steps come in between. It may fail at any of them, which is how a worker is terminated; one that is stopped
-//! is one that takes no step for a while.
+//! A pass is one transaction. It takes the dirty resources and dead sessions, looks through the database if a flag asks
+//! for that, judges each resource, and sweeps the dead. Steps of clients come in between. The pass may fail at any
+//! step, as when the worker is terminated. A stopped worker takes no step for a while.
 
 use crate::guards::Guard::*;
 use crate::handover::HandOver;
@@ -10,13 +10,13 @@ use crate::state::{Phase, RESOURCES, SESSIONS, State, WORKER, Word};
 use crate::system::System;
 
 impl System {
-    /// `watch_prepared` of the launcher: a prepared transaction has ended.
+    /// `watch_prepared` of the launcher: notes that a prepared transaction has ended.
     pub fn watch_prepared(&self, state: &mut State) -> bool {
         state.rescan |= state.ended_prepared;
         std::mem::take(&mut state.ended_prepared)
     }
 
-    /// `each`, `dead_sessions`, `take_flags`, `take_dirty`: expires who is due, and takes what there is to do.
+    /// `each`, `dead_sessions`, `take_flags`, `take_dirty`: takes the dead sessions, the dirty resources and the flags.
     pub fn take_dirty(&self, state: &mut State) -> bool {
         if state.transactions[WORKER].phase != Phase::Idle {
             return false;
@@ -40,7 +40,7 @@ impl System {
         due
     }
 
-    /// `look_through`: finds what is prepared, settles who lives, and judges all that is waited for.
+    /// `look_through`: finds prepared transactions, settles the sessions, and has every resource with a waiter judged.
     fn look_through(&self, state: &mut State) {
         if state.transactions[WORKER].boots && self.has(BootFindsPrepared) {
             for transaction in &mut state.transactions {
@@ -57,7 +57,7 @@ impl System {
         }
     }
 
-    /// `settle_sessions`: brings slot and row together again.
+    /// `settle_sessions`: makes slot and row agree again.
     fn settle_session(&self, state: &mut State, s: usize) {
         if state.sessions[s].row.seen_by(WORKER) {
             self.adopt(state, s);
@@ -67,7 +67,8 @@ impl System {
         } else {
             self.end_orphan(state, s);
         }
-        // One that is dead by its row, or a stray without one, gets a dead slot; a tombstone is left as it is.
+        // A session that is dead by its row gets a dead slot. So does a stray, which has a lease or place but no row. A
+        // tombstone stays as it is.
         let session = &state.sessions[s];
         let row = session.row.seen_by(WORKER);
         let has = |row: crate::state::Row| row.is_of(s);
@@ -84,7 +85,7 @@ impl System {
         }
     }
 
-    /// `end_orphans`: a slot without a row, once the transaction that opened it has ended.
+    /// `end_orphans`: ends a slot without a row, once the transaction that opened the session has ended.
     fn end_orphan(&self, state: &mut State, s: usize) {
         let session = &state.sessions[s];
         let lives = matches!(session.word, Word::Alive | Word::Frozen);
@@ -93,7 +94,7 @@ impl System {
         }
     }
 
-    /// `judge_dirty`, one resource: hands it over, tries it again later, or takes away the place of its holder.
+    /// `judge_dirty`, one resource: hands it over, tries it again later, or deletes its holder's place in line.
     pub fn judge(&self, state: &mut State, r: usize) -> bool {
         if state.transactions[WORKER].phase != Phase::Passes || !state.transactions[WORKER].todo.has(r) {
             return false;
@@ -107,7 +108,7 @@ impl System {
         true
     }
 
-    /// `leave_own`: takes away the place of a living holder in the queue of what it holds.
+    /// `leave_own`: deletes the place of a living holder in the queue of the resource that it holds.
     fn leave_own(&self, state: &mut State, r: usize) {
         let lease = &mut state.leases[r];
         let Some(holder) = lease.seen_by(WORKER).and_then(|row| row.holder) else { return };
@@ -120,7 +121,8 @@ impl System {
         }
     }
 
-    /// `dissolve` and `bury`: hands over and frees what the dead have, takes away their places, and their rows last.
+    /// `dissolve` and `bury`: hands over or frees the leases of dead sessions, deletes their places, and their rows
+    /// last.
     pub fn sweep(&self, state: &mut State) -> bool {
         let transaction = &state.transactions[WORKER];
         let ready = transaction.phase == Phase::Passes && transaction.todo.is_empty() && !transaction.dead.is_empty();
@@ -156,7 +158,7 @@ impl System {
         }
     }
 
-    /// Takes the row away under G, held exclusively, when nothing is left.
+    /// Deletes the session's row under G, held exclusively, if it has no lease and no place.
     fn bury(&self, state: &mut State, s: usize) {
         let has = |row: crate::state::Row| row.is_of(s);
         let clean = !state.leases.iter().any(|lease| lease.seen_by(WORKER).is_some_and(has))
@@ -178,7 +180,7 @@ impl System {
         }
     }
 
-    /// Whether the pass has done all and can only commit.
+    /// Returns whether the pass has done everything and can only commit.
     pub fn is_done(&self, state: &State) -> bool {
         let transaction = &state.transactions[WORKER];
         transaction.phase == Phase::Passes && transaction.todo.is_empty() && transaction.dead.is_empty()

@@ -1,11 +1,11 @@
-//! What assignments promise, for all that members and owners may be.
+//! Tests of the promises of assignments, for all kinds of members and owners.
 
 use super::*;
 use proptest::collection::{hash_set, vec};
 use proptest::option;
 use proptest::prelude::*;
 
-/// What each member gets, in the order of `members`.
+/// Returns the partitions of each member, in the order of `members`.
 fn shares(members: usize, assigned: &[Option<usize>]) -> Vec<Vec<usize>> {
     let of = |member| (0..assigned.len()).filter(|p| assigned[*p] == Some(member)).collect();
     (0..members).map(of).collect()
@@ -22,8 +22,8 @@ fn stay(owners: &[Option<usize>], assigned: &[Option<usize>]) -> usize {
     owners.iter().zip(assigned).filter(|(before, after)| before.is_some() && before == after).count()
 }
 
-/// How many partitions can stay at most: what fits into the smaller shares, and one more for each larger share that
-/// an owner fills.
+/// Returns how many partitions can stay at most. An owner keeps what fits into the smaller share, and one more for each
+/// larger share that it fills.
 fn most_that_stay(members: usize, owners: &[Option<usize>]) -> usize {
     let (share, larger) = (owners.len() / members, owners.len() % members);
     let mut owned = vec![0; members];
@@ -32,12 +32,12 @@ fn most_that_stay(members: usize, owners: &[Option<usize>]) -> usize {
     owned.iter().map(|owned| share.min(*owned)).sum::<usize>() + filling.min(larger)
 }
 
-/// With the numbers 0.. as the ids of so many members; higher numbers are owners that are not among them.
+/// Assigns with the numbers from 0 to `members` - 1 as ids. Owners with greater numbers are not members.
 fn assign_numbers(assignor: Assignor, members: usize, owners: &[Option<usize>]) -> Vec<Option<usize>> {
     assign(assignor, &(0..members).collect::<Vec<_>>(), owners, None)
 }
 
-/// All lists of so many elements, each below `choices`.
+/// Returns all lists of `length` elements, each below `choices`.
 fn all_lists(length: u32, choices: usize) -> impl Iterator<Item = Vec<usize>> {
     (0..choices.pow(length)).map(move |i| (0..length).map(|digit| i / choices.pow(digit) % choices).collect())
 }
@@ -60,7 +60,7 @@ fn ranges() {
     assert_eq!(range(&["a", "b", "c"]), [vec![0, 1], vec![2, 3, 4], vec![5, 6, 7]]);
     assert_eq!(range(&["c", "a", "b"]), [vec![5, 6, 7], vec![0, 1], vec![2, 3, 4]]);
     assert_eq!(range(&["a", "b", "c", "d", "e"]), [vec![0], vec![1, 2], vec![3], vec![4, 5], vec![6, 7]]);
-    // By bytes: capitals, then small letters, then what is not ASCII; a beginning before what goes on.
+    // Ids sort by bytes: capitals, small letters, then non-ASCII letters. A prefix sorts before the longer id.
     assert_eq!(range(&["é", "z", "Z", ""]), [[6, 7], [4, 5], [2, 3], [0, 1]]);
     assert_eq!(range(&["a1", "a"]), [[4, 5, 6, 7], [0, 1, 2, 3]]);
 }
@@ -69,16 +69,16 @@ fn ranges() {
 fn sticky_moves() {
     let sticky = |members: &[&str], owners: &[Option<&str>]| assign(Assignor::Sticky, members, owners, None);
     let (a, b, c) = (Some("a"), Some("b"), Some("c"));
-    // One joins: two that are too many go to it, the last of each.
+    // A member joins. Each of the others has one partition too many, and its last one moves.
     assert_eq!(sticky(&["a", "b", "c"], &[a, a, a, b, b, b]), [Some(0), Some(0), Some(2), Some(1), Some(1), Some(2)]);
-    // One leaves: only its own move.
+    // A member leaves. Only its own partitions move.
     assert_eq!(sticky(&["a", "c"], &[a, a, b, b, c, c]), [Some(0), Some(0), Some(0), Some(1), Some(1), Some(1)]);
-    // The member that has more keeps the larger share, whatever the ids.
+    // The member that owns more keeps the larger share, whatever the ids.
     assert_eq!(sticky(&["a", "b"], &[a, b, b]), [Some(0), Some(1), Some(1)]);
     assert_eq!(sticky(&["a", "b"], &[None, b, b]), [Some(0), Some(1), Some(1)]);
-    // No member had anything.
+    // No member owned anything.
     assert_eq!(sticky(&["b", "a"], &[None; 3]), [Some(1), Some(1), Some(0)]);
-    // More members than partitions.
+    // There are more members than partitions.
     assert_eq!(sticky(&["a", "b", "c"], &[c, c]), [Some(2), Some(0)]);
 }
 
@@ -91,18 +91,18 @@ fn nobody_and_nothing() {
     }
 }
 
-/// The fewest moves of all balanced assignments, against every assignment of every small case; and the closed form,
-/// by which the large cases are judged, says the same.
+/// Compares with every balanced assignment of every small case: sticky moves the fewest partitions of all.
+/// `most_that_stay`, which judges the large cases, must agree.
 #[test]
 fn sticky_moves_the_fewest_of_all() {
     for (members, partitions) in (1..=4).flat_map(|n| (1..=6).map(move |p| (n, p))) {
         let all_owned = |list: Vec<usize>| list.into_iter().map(Some).collect::<Vec<_>>();
         let possible = all_lists(partitions, members).map(all_owned).filter(|list| balanced(members, list));
         let possible: Vec<_> = possible.collect();
-        // Which partitions an owner has makes no difference to how many can stay, so each set of numbers is
+        // How many partitions can stay depends only on how many each owner has. So each such list of numbers is
         // searched once.
         let mut most_of = HashMap::new();
-        // One number more, for an owner that is not a member.
+        // The choices include one more number, for an owner that is not a member.
         for owners in all_lists(partitions, members + 1).map(all_owned) {
             let assigned = assign_numbers(Assignor::Sticky, members, &owners);
             let numbers: Vec<_> = shares(members, &owners).iter().map(Vec::len).collect();
@@ -115,7 +115,8 @@ fn sticky_moves_the_fewest_of_all() {
     }
 }
 
-/// The largest that partition_assign takes; would not end if the time grew with members times partitions.
+/// Tests the largest input that partition_assign takes. The test would not end if the time grew with members times
+/// partitions.
 #[test]
 fn many_members_and_partitions() {
     let owners: Vec<_> = (0..limits::MAX_SLOTS as usize).map(|p| Some(p * p % 20_000)).collect();
@@ -127,7 +128,8 @@ fn many_members_and_partitions() {
     }
 }
 
-/// How many partitions each member has of a hundred groups of one, which go from owners to owners.
+/// Assigns a hundred groups of one partition, and writes the new owners to `owners`. Returns how many partitions each
+/// member owns.
 fn shares_of_small_groups(members: &[&'static str], owners: &mut [Option<&'static str>; 100]) -> Vec<usize> {
     for (group, owner) in owners.iter_mut().enumerate() {
         let name = format!("orders-{group}");
@@ -137,7 +139,7 @@ fn shares_of_small_groups(members: &[&'static str], owners: &mut [Option<&'stati
     members.iter().map(|member| owners.iter().filter(|owner| **owner == Some(*member)).count()).collect()
 }
 
-/// Also after one has died and one has come, and where the members came one after the other.
+/// Tests it also after one member has died and another has joined, and with members that join one by one.
 #[test]
 fn many_small_groups_are_shared() {
     let mut owners = [None; 100];
@@ -152,14 +154,14 @@ fn many_small_groups_are_shared() {
         shares_of_small_groups(&steps[0][..count], &mut owners);
     }
     assert!(fair(shares_of_small_groups(steps[0], &mut owners)));
-    // One name for all: what follows it tells them apart, and shares as fairly.
+    // All members have one name. The rest of the id tells them apart, and the shares are as fair.
     let shares = shares_of_small_groups(&["w\0a", "w\0b", "w\0c", "w\0d"], &mut [None; 100]);
     assert!(fair(shares.clone()), "{shares:?}");
 }
 
 proptest! {
-    /// Members of a group with a name join and leave one by one: balanced, no move more than the fewest at a leave,
-    /// and one at a join.
+    /// Members of a named group join and leave one by one. Shares stay balanced. A leave makes only the fewest moves
+    /// possible, a join at most one more.
     #[test]
     fn lots_cost_one_move_of_a_join(partitions in 1usize..64, steps in vec(0u8..24, 1..200)) {
         let (mut members, mut owners): (Vec<u8>, Vec<Option<u8>>) = (Vec::new(), vec![None; partitions]);
@@ -211,7 +213,7 @@ proptest! {
         }
     }
 
-    /// Members join and leave, and each assignment starts from the one before.
+    /// Members join and leave, and each assignment starts from the former one.
     #[test]
     fn sticky_stays_balanced_over_joins_and_leaves(
         partitions in 1usize..64,
@@ -220,7 +222,7 @@ proptest! {
         let mut members: Vec<u8> = Vec::new();
         let mut owners: Vec<Option<u8>> = vec![None; partitions];
         for step in steps {
-            // A member that is not there joins, one that is there leaves.
+            // An id that is not a member joins; a member leaves.
             for id in step {
                 match members.iter().position(|member| *member == id) {
                     Some(at) => { members.swap_remove(at); }

@@ -1,4 +1,4 @@
-//! One call of item_claim: what it looks for, and what it has taken so far.
+//! One call of item_claim: what it asks for, and what it has taken so far.
 
 use crate::base::limits;
 use crate::call::Call;
@@ -12,7 +12,7 @@ use crate::shmem::floors::{Lane, Start};
 use crate::shmem::spans::Noted;
 use std::sync::atomic::Ordering;
 
-/// An item that has been claimed.
+/// An item that this call has claimed.
 pub(super) struct Taken {
     pub(super) partition: i32,
     pub(super) place: i64,
@@ -27,18 +27,18 @@ pub(super) struct Claimer<'a> {
     pub(super) call: &'a Call,
     pub(super) queue: &'a Queue,
     pub(super) want: usize,
-    /// Drawn when there is something to claim.
+    /// Drawn once there is an item to claim.
     pub(super) fence: Option<i64>,
     pub(super) taken: Vec<Taken>,
-    /// Bytes of their payloads, and of those that are just being taken.
+    /// Bytes of the payloads of all items that are taken, or just being taken.
     pub(super) bytes: usize,
-    /// Lanes that have been looked at, as they were before.
+    /// The lanes that this call has looked at, as they stood before.
     pub(super) seen: Vec<(Lane, Start)>,
-    /// What was known of the queue's partitions before the last look, in a group's queue.
+    /// In a group's queue: the spans of its partitions, as they stood before the last look.
     pub(super) noted: Vec<Noted>,
-    /// When something becomes due that has been seen not to be.
+    /// The earliest time at which an item that this call has seen becomes due.
     pub(super) next_due: Option<i64>,
-    /// The last fence whose claim has been looked for, and whether it has a row.
+    /// The last fence that was looked up, and whether its claim has a row.
     known: Option<(i64, bool)>,
 }
 
@@ -62,7 +62,7 @@ impl<'a> Claimer<'a> {
         self.taken.len() >= self.want || self.is_full()
     }
 
-    /// Whether it has as many bytes as one claim gets.
+    /// Returns whether the call has as many bytes as one claim may get.
     pub(super) fn is_full(&self) -> bool {
         self.bytes >= limits::MAX_CLAIM_BYTES
     }
@@ -71,14 +71,15 @@ impl<'a> Claimer<'a> {
         let call = self.call;
         *self.fence.get_or_insert_with(|| {
             let fence = fence::next(call);
-            // Whichever is first: the claim is looked for by its row if another came before with a greater fence.
+            // The call that comes first sets the bound. If its fence is greater than this one, calls look this claim up
+            // by its row.
             let first = &call.database.first_claim;
             first.compare_exchange(0, fence, Ordering::AcqRel, Ordering::Relaxed).ok();
             fence
         })
     }
 
-    /// Whether no claim stands behind a fence.
+    /// Returns whether an item with this claim is free: the claim is 0 or has no row.
     pub(super) fn is_free(&mut self, claim: i64) -> bool {
         let first = self.call.database.first_claim.load(Ordering::Acquire);
         if claim == 0 || first != 0 && claim >= first {
@@ -100,7 +101,7 @@ impl<'a> Claimer<'a> {
         if from_beginning { start.at_the_beginning() } else { start }
     }
 
-    /// Claims the row that the scan stands at, unless another transaction has it in hand.
+    /// Claims the row that the scan stands at, unless another transaction is changing it.
     pub(super) fn take(&mut self, items: &Table, row: &Tuple, partition: i32, place: i64) -> bool {
         let fence = self.fence();
         let attempt = row.required::<i32>(column::ATTEMPT).saturating_add(1);
@@ -114,7 +115,7 @@ impl<'a> Claimer<'a> {
         mine
     }
 
-    /// Moves an item that is due and locked to those that are claimed.
+    /// Moves a locked, due item to the table of ready and claimed items.
     pub(super) fn take_due(&mut self, partition: i32, due: i64, id: i64, place: i64) {
         let fence = self.fence();
         let to = Claimed { queue: self.queue.number, partition, place, fence };

@@ -1,19 +1,20 @@
 //! Claiming in order: what one call takes from a partition of a queue whose ordering is `key` or `fifo`.
 //!
-//! An item comes when it is added, or when it is due. The look goes through what is ready and what is due in one order,
-//! that in which they came. So the first item that it meets of a key is the first of that key; all others wait. The
-//! key's head decides about the first one (see [`crate::item::heads`]). If there is none, this item becomes it. If it
-//! is another one, that is taken where it is, if it is free. In a `fifo` the head is the whole answer, if there is one.
-//! Items that wait hold the floor, unless they are many: then it passes those that [`crate::item::next`] takes care of.
+//! An item comes when it is added, or when it is due. A look goes through ready and due items together, in the order in
+//! which they came. So the first item of a key that it meets is the first of that key, and all others wait. The key's
+//! head decides about that first item (see [`crate::item::heads`]). Without a head, the item becomes it. If another
+//! item is the head, the look takes that one where it is, if it is free. In a `fifo` queue a head is the whole answer.
+//! Items that wait hold the floor. If many items wait, the floor may pass them: [`crate::item::next`] takes care of
+//! these.
 //!
-//! **What makes it right.** One at a time: a claim takes an item only if it has the head of its key, made or found,
-//! with nothing in flight. In order: an item becomes a head only if it was there when the look began ([`Moment`], and
-//! the floors are read after that). An item whose addition had ended before this one's began was there too, and the
-//! look has met it before, wherever it is now. Of what is added meanwhile the look would see the later and miss the
-//! earlier one. That is left to the next look, as what was added has begun a new turn of its lane, or is about to.
+//! **What makes it right.** One at a time: a claim takes an item only if it has made or found the head of its key, and
+//! nothing is in flight. In order: an item becomes a head only if it was there when the look began. [`Moment`] says so,
+//! and the floors are read after it. Every item that was added before it was there too, and the look has met that item
+//! first, wherever it is now. Of items that are added during the look, it might see the later and miss the earlier one.
+//! So it leaves all of these to the next look: their addition begins a new turn of the lane.
 //!
-//! The head is made first and the item taken after. If a transaction that does not claim has the item locked, the head
-//! is taken back.
+//! The head is made first and the item taken after. If a transaction that does not claim has locked the item, the head
+//! is deleted again.
 
 use super::claimer::Claimer;
 use crate::item::heads::{self, At, Head, Heads};
@@ -24,32 +25,32 @@ use crate::pg::text::Text;
 use crate::shmem::floors::{Lane, NOWHERE, Start};
 use std::collections::HashMap;
 
-/// An item that is due: its time, and its id.
+/// A due item: its time, and its id.
 type Due = (i64, i64);
 
-/// So many items that wait hold the floor: to step over them costs less than to move them above it, one by one, later.
+/// Up to this many waiting items hold the floor. To step over them costs less than to move them above it one by one.
 const FEW: usize = 32;
 
-/// What a look makes of an item.
+/// The result of a look at an item.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Meeting {
-    /// It is taken, or another session's: the floor may pass it.
+    /// The item is taken, by this call or another session: the floor may pass it.
     Taken,
-    /// It is free, and behind another one of its key.
+    /// The item is free, and waits behind another one of its key.
     Waits,
-    /// A later look has to meet it again.
+    /// A later look must meet the item again.
     Stays,
 }
 
-/// A stretch of a lane that is looked through.
+/// The part of a lane that the call looks through.
 struct Stretch {
     lane: Lane,
     start: Start,
-    /// The first that has been taken.
+    /// The first item that this call has taken.
     first: i64,
-    /// The first that a later look has to meet again.
+    /// The first item that a later look must meet again.
     stop: i64,
-    /// Of each key the first item that waits.
+    /// The first waiting item of each key.
     waiting: HashMap<String, i64>,
 }
 
@@ -77,8 +78,8 @@ pub(super) struct Look<'a, 'b> {
     claimer: &'a mut Claimer<'b>,
     partition: i32,
     heads: Heads<'b>,
-    /// Keys of items that have been met, so that what comes after has to wait; and the head of each that was found to
-    /// be firm.
+    /// Keys of the items met so far: later items of these keys must wait. The value is the id of the key's head, if
+    /// that was firm.
     met: HashMap<String, Option<i64>>,
     /// How many items wait.
     waiting: usize,
@@ -86,14 +87,14 @@ pub(super) struct Look<'a, 'b> {
     now: i64,
     ready: Stretch,
     due: Stretch,
-    /// Due items that are locked, with the places that they are to have.
+    /// Due items that are locked, with their future places.
     found: Vec<(Due, i64)>,
 }
 
 impl<'a, 'b> Look<'a, 'b> {
     pub(super) fn of(claimer: &'a mut Claimer<'b>, partition: i32, from_beginning: bool) -> Look<'a, 'b> {
         let (call, queue) = (claimer.call, claimer.queue.number);
-        // What statements keep is not to be among what the walks keep.
+        // Opened first: memory that statements keep must not lie among the memory of the walks.
         call.db();
         let (moment, heads) = (Moment::now(), Heads::of(call, queue));
         let mut stretch = |table, from_beginning| {
@@ -106,7 +107,7 @@ impl<'a, 'b> Look<'a, 'b> {
         Look { claimer, partition, heads, met: HashMap::new(), waiting: 0, moment, now, ready, due, found: Vec::new() }
     }
 
-    /// Claims. Returns until when it finds nothing more, if that is known.
+    /// Claims. Returns the time before which it has nothing more, if that is known.
     pub(super) fn claim(mut self) -> Option<i64> {
         let head = match self.claimer.queue.order {
             Order::Fifo => self.heads.find(self.partition, ""),
@@ -139,7 +140,7 @@ impl<'a, 'b> Look<'a, 'b> {
         self.claimer.taken.len() + self.found.len() >= self.claimer.want || self.claimer.is_full()
     }
 
-    /// Goes through what is ready and what is due, until there is enough.
+    /// Goes through ready and due items until the call has enough.
     fn merge(&mut self) {
         let (later, items) = (Table::open(LATER, c"_later_pkey"), Table::open(ITEMS, c"_items_pkey"));
         let range = |from| [Key::Int(self.claimer.queue.number), Key::Int(self.partition), Key::From(from)];
@@ -182,7 +183,7 @@ impl<'a, 'b> Look<'a, 'b> {
         }
     }
 
-    /// Something that has been seen is not due before that.
+    /// Notes that an item which the call has seen becomes due at this time.
     fn waits_until(&mut self, due: i64) {
         let next = &mut self.claimer.next_due;
         *next = Some(next.map_or(due, |next| next.min(due)));
@@ -196,7 +197,7 @@ impl<'a, 'b> Look<'a, 'b> {
         heads::key(self.claimer.queue.order, key)
     }
 
-    /// The next item that is due: its time, its id, and what others do to it. The walk stands at it.
+    /// Returns the next due item: its time, its id and its flight. The walk stands at it.
     fn next_due(&mut self, later: &Table, walk: &mut Walk) -> Option<(i64, i64, Flight)> {
         let flight = walk.next()?;
         let (due, id) = (later.row().required(3), later.row().required(4));
@@ -208,14 +209,14 @@ impl<'a, 'b> Look<'a, 'b> {
         Some((due, id, flight))
     }
 
-    /// Looks at a row of those that are ready.
+    /// Looks at a ready item.
     fn meet_ready(&mut self, items: &Table, place: i64, flight: Flight, key: Option<String>) -> Meeting {
         let row = items.row();
         let (id, claim): (i64, i64) = (row.required(column::ID), row.required(column::CLAIM));
         if self.claimer.fence == Some(claim) {
             return Meeting::Taken;
         }
-        // An item that is added at the same time comes before no other.
+        // An item that is just being added comes before no other.
         if flight == Flight::Inserting {
             return Meeting::Stays;
         }
@@ -245,7 +246,7 @@ impl<'a, 'b> Look<'a, 'b> {
         }
     }
 
-    /// Looks at a row of those that are due.
+    /// Looks at a due item.
     fn meet_due(&mut self, later: &Table, (due, id): Due, flight: Flight, key: Option<String>) -> Meeting {
         let row = later.row();
         if flight != Flight::None {
@@ -275,19 +276,19 @@ impl<'a, 'b> Look<'a, 'b> {
         }
     }
 
-    /// What comes after in this look has to wait.
+    /// Has later items of the key wait in this look.
     fn meet(&mut self, key: String) {
         self.met.entry(key).or_insert(None);
     }
 
-    /// An item has met the head of its key, which is another one: takes that, if it is free.
+    /// Takes the head of a key, if it is free. The item that was met waits for it.
     fn waits_for(&mut self, key: String, head: i64, at: At, firm: bool) -> Meeting {
         self.take_head(&key, head, at);
         self.met.insert(key, Some(head).filter(|_| firm));
         Meeting::Waits
     }
 
-    /// Returns whether the transaction that ends the head of a key finds the items that wait for it from a place on.
+    /// Returns whether the transaction that ends the head of a key finds the items that wait from a place on.
     fn is_cared_for(&mut self, key: &str, place: i64) -> bool {
         let known = self.met.get(key).copied().flatten();
         let firm = known.or_else(|| match self.heads.find(self.partition, key) {
@@ -297,7 +298,7 @@ impl<'a, 'b> Look<'a, 'b> {
         firm.is_some_and(|head| place > head)
     }
 
-    /// Has the floors stop at items that wait: at all, if these are few.
+    /// Has the floors stop at waiting items. If these are many, only at those that [`next`] does not take care of.
     fn hold_floors(&mut self) {
         let pass = self.waiting > FEW && next::may_pass(self.claimer.queue.order);
         for (key, place) in std::mem::take(&mut self.ready.waiting) {
@@ -306,14 +307,14 @@ impl<'a, 'b> Look<'a, 'b> {
             }
         }
         for (key, due) in std::mem::take(&mut self.due.waiting) {
-            // Looked for from the beginning.
+            // Due items are looked for from the beginning.
             if !(pass && self.is_cared_for(&key, i64::MAX)) {
                 self.due.stops(due);
             }
         }
     }
 
-    /// Takes the head of a key where it is, if it is free and its time has come.
+    /// Takes the head of a key where it is, if it is free and due.
     fn take_head(&mut self, key: &str, id: i64, at: At) {
         let (queue, partition) = (Key::Int(self.claimer.queue.number), Key::Int(self.partition));
         match at {
@@ -345,7 +346,7 @@ impl<'a, 'b> Look<'a, 'b> {
         }
     }
 
-    /// Claims the row that a walk through those that are ready stands at.
+    /// Claims the ready item that a walk stands at.
     fn take(&mut self, items: &Table, place: i64) -> bool {
         let taken = self.claimer.take(items, &items.row(), self.partition, place);
         if taken {
@@ -354,7 +355,7 @@ impl<'a, 'b> Look<'a, 'b> {
         taken
     }
 
-    /// Locks the row that a walk through those that are due stands at, which is then to be claimed at a place.
+    /// Locks the due item that a walk stands at. It is claimed later, at the given place.
     fn lock_due(&mut self, later: &Table, due: Due, place: i64) -> bool {
         let locked = later.lock(later.row().tid(), false) == Locked::Mine;
         if locked {
@@ -364,7 +365,7 @@ impl<'a, 'b> Look<'a, 'b> {
         locked
     }
 
-    /// The same for one that is the head of its key.
+    /// Locks a due item that is the head of its key, and moves the head with it.
     fn take_due_head(&mut self, later: &Table, key: &str, due: Due) -> bool {
         let (place, before) = (id::next(self.claimer.call), self.claimer.bytes);
         if !self.lock_due(later, due, place) {
@@ -378,7 +379,7 @@ impl<'a, 'b> Look<'a, 'b> {
         moves
     }
 
-    /// The head that has just been made could not be taken. Others may have seen it.
+    /// Deletes a head that was just made, as its item could not be taken. Others may have seen the head.
     fn take_back(&mut self, key: &str, id: i64) {
         self.heads.end(self.partition, key, id);
         self.claimer.call.seam().places(self.ready.lane, NOWHERE, false);
@@ -390,7 +391,7 @@ fn taken(taken: bool) -> Meeting {
     if taken { Meeting::Taken } else { Meeting::Stays }
 }
 
-/// The next row of those that are ready: its place, when it was added, and what others do to it. The walk stands at it.
+/// Returns the next ready item: its place, when it was added and its flight. The walk stands at it.
 fn next_ready(items: &Table, walk: &mut Walk) -> Option<(i64, i64, Flight)> {
     let flight = walk.next()?;
     let row = items.row();

@@ -6,8 +6,8 @@ use crate::pg::clock;
 use crate::pg::table::{Flight, Key, Locked, Sight, Table};
 
 impl Claimer<'_> {
-    /// Claims what is ready in a partition. `from_beginning`: this transaction has freed something below the floor.
-    /// Returns whether it has left nothing.
+    /// Claims the ready items of a partition. `from_beginning`: this transaction has freed items below the floor.
+    /// Returns whether it has left none.
     pub(super) fn ready(&mut self, partition: i32, from_beginning: bool) -> bool {
         let lane = lane(self.call, ITEMS, self.queue.number, partition);
         let start = self.start(lane, from_beginning);
@@ -41,7 +41,7 @@ impl Claimer<'_> {
         stop == i64::MAX
     }
 
-    /// Claims what has become due in a partition. Until when nothing more becomes so, if that is known.
+    /// Claims the due items of a partition. Returns the time before which no other becomes due, if that is known.
     pub(super) fn due(&mut self, partition: i32) -> Option<i64> {
         let lane = lane(self.call, LATER, self.queue.number, partition);
         let start = self.start(lane, false);

@@ -1,6 +1,6 @@
-//! The dead stay dead: a session that has been told that it has ended is never told anything else again. A restart is
-//! an exception: no row says that a session has expired, and no session may expire early by a restart. So a session
-//! that has not been swept yet has its time to live anew.
+//! The dead stay dead: once a session is told that it has ended, no later answer says that it lives. A restart is an
+//! exception. No row says that a session has expired, and a restart may not expire a session early. So a session that
+//! has not been swept yet gets its whole time to live again.
 
 use super::facts::{Facts, is_dead};
 use super::fault::Fault;
@@ -41,7 +41,7 @@ mod tests {
 
     #[test]
     fn a_restart_may_revive_who_has_expired() {
-        // The server that is just ended may have answered that it has expired.
+        // The server that is just ending may still have answered that the session has expired.
         for (at, is_fault) in [(5_000, true), (8_100_000, false), (10_500_000, false)] {
             let mut story = Story::of(&["a"]);
             story.heartbeat(10_000..10_001, "a", false).heartbeat(11_000..11_001, "a", true);

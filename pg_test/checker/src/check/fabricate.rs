@@ -1,4 +1,5 @@
-//! Histories made by hand, to see that each check finds what it is for and nothing else. Times are in milliseconds.
+//! Histories made by hand. They show that each check finds the faults that it is for, and no others. Times are in
+//! milliseconds.
 
 use super::facts::{self, Facts};
 use super::fault::Fault;
@@ -7,7 +8,7 @@ use crate::history::{Answer, Call, History, Row, Verb};
 #[derive(Default)]
 pub struct Story(pub History);
 
-/// A call about the resource `r`.
+/// Returns a call about the resource `r`.
 pub fn about(verb: Verb, session: &str, fence: i64) -> Call {
     let fence = Some(fence).filter(|fence| *fence != 0);
     Call { verb, resource: Some("r".into()), session: Some(session.into()), fence, ..Call::default() }
@@ -18,7 +19,7 @@ pub fn done() -> Answer {
 }
 
 impl Story {
-    /// With some sessions, all opened at the beginning and each by a client of the same name.
+    /// Begins a history with some sessions. Each is opened at the beginning, by a client of the same name.
     pub fn of(sessions: &[&str]) -> Story {
         let mut story = Story::default();
         for session in sessions {
@@ -49,7 +50,7 @@ impl Story {
         self
     }
 
-    /// Its call has no answer.
+    /// Adds a call without an answer.
     pub fn silence(&mut self, at: u64, call: Call) -> &mut Story {
         self.call(at..at, call, Err("lost"))
     }
@@ -67,7 +68,7 @@ impl Story {
         self.call(time, Call { queue: true, ..about(Verb::Acquire, session, 0) }, Ok(answer))
     }
 
-    /// The last answer told of this slot.
+    /// Says that the last answer was about this slot.
     pub fn in_slot(&mut self, slot: i32) {
         if let Some(answer) = self.0.calls.last_mut().and_then(|call| call.answer.as_mut()) {
             answer.slot = Some(slot);
@@ -93,12 +94,12 @@ impl Story {
         self.call(time, about(Verb::Release, session, fence), Ok(done()))
     }
 
-    /// A release with a grace of so many milliseconds.
+    /// Adds a release with a grace of so many milliseconds.
     pub fn grace(&mut self, time: std::ops::Range<u64>, session: &str, fence: i64, grace: u64) -> &mut Story {
         self.call(time, Call { ttl_ms: Some(grace), ..about(Verb::Grace, session, fence) }, Ok(done()))
     }
 
-    /// A fenced transaction, in steps of a millisecond from `at` on, save that its end is asked for at `end`.
+    /// Adds a fenced transaction, in steps of a millisecond from `at` on. Its commit is asked for at `end`.
     pub fn write(&mut self, at: u64, end: u64, session: &str, fence: i64, commit: Result<(), &str>) -> &mut Story {
         let tx = Some(at);
         let element = Some(format!("{session} {at}"));
@@ -117,7 +118,7 @@ impl Story {
         self
     }
 
-    /// What a check says of it.
+    /// Returns what a check finds in the history.
     pub fn by(&mut self, check: fn(&Facts) -> Option<Fault>) -> Option<Fault> {
         self.0.calls.sort_by_key(|call| call.from);
         check(&facts::Facts::of(&self.0))

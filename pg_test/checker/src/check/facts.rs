@@ -1,23 +1,27 @@
-//! Facts that follow from a history at once, and that several checks rest on.
+//! Facts that follow directly from a history. Several checks rest on them.
 //!
-//! **Fates.** A call happened when its answer says so, or its transaction's COMMIT or COMMIT PREPARED does. It did not happen when an error
-//! said so, or its transaction was rolled back or never asked to commit. All else may have happened or not, and every check allows for both.
+//! **Fates.** A call happened if its answer says so, or the COMMIT or COMMIT PREPARED of its transaction. It did not
+//! happen if an error said so, or if its transaction was rolled back or never asked to commit. Any other call may have
+//! happened or not, and every check allows for both.
 //!
-//! **Sessions.** A session certainly lives until the latest time that an answer has vouched for, the call's start plus `trust_ms`, unless
-//! its end was asked for before: by its own role, or, if it is attached, by whatever ends its connection.
+//! **Sessions.** A session certainly lives until the latest time that an answer has vouched for: the call's start plus
+//! `trust_ms`. The exception is an earlier request for its end: by its own role, or, if it is attached, by anything
+//! that ends its connection.
 //!
-//! **Tenures.** A fence is one tenure of one session in one slot, known from whichever answer or row tells of it. A release with grace gives up
-//! the tenure, which then may end when the grace is over; what is answered about its fence from then on says nothing about the session.
+//! **Tenures.** A fence is one tenure of one session in one slot, known from any answer or row with that fence. A
+//! release with grace gives up the tenure, which may end when the grace is over. Later answers about its fence say
+//! nothing about the session.
 
 use crate::history::{Call, History, Verb};
 use std::collections::{BTreeMap, HashMap};
 
-/// The end of the server is written down before it is brought about. The server may still answer for so many microseconds after that.
+/// The nemesis writes an end of the server down before it ends it. The server may still answer for so many microseconds
+/// after that.
 const DYING: u64 = 2_000_000;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Fate {
-    /// By this time.
+    /// The call had happened by this time.
     Done(u64),
     Undone,
     Unknown,
@@ -31,7 +35,7 @@ pub struct Session {
     pub attached: bool,
     pub takeover: bool,
     pub trusted_until: u64,
-    /// The earliest time that its end was asked for; `u64::MAX` if never.
+    /// The earliest time at which its end was asked for; `u64::MAX` if never.
     pub ended_from: u64,
 }
 
@@ -39,17 +43,17 @@ pub struct Tenure<'a> {
     pub slot: i32,
     pub fence: i64,
     pub session: &'a str,
-    /// The call that it was granted by, and when that had happened.
+    /// The call that granted it, and when the grant had happened.
     pub granted: Option<(&'a Call, u64)>,
-    /// When its own session had been told of it for the first time.
+    /// When its own session was first told of it.
     pub learned: u64,
-    /// When any session had.
+    /// When any session was first told of it.
     pub seen: u64,
-    /// The earliest time at which a client that may do so asked for its end, or its holder was told that it is lost.
+    /// The earliest time at which an entitled client asked for its end, or its holder was told that it is lost.
     pub given_up: u64,
     /// The earliest time at which it may have ended without an answer that says so.
     pub ends_from: u64,
-    /// All that tells of it.
+    /// All calls about it.
     pub calls: Vec<&'a Call>,
 }
 
@@ -79,7 +83,7 @@ impl<'a> Facts<'a> {
         self.fates.get(&(call.client.as_str(), call.number)).copied().unwrap_or(Fate::Unknown)
     }
 
-    /// Whether the server may have been restarted between these times. A session that has expired may then live again.
+    /// Returns whether the server may have restarted between these times. An expired session may then live again.
     pub fn may_revive(&self, from: u64, to: u64) -> bool {
         let meanwhile = from.saturating_sub(DYING)..=to;
         self.history.faults.iter().any(|fault| fault.ends_server() && meanwhile.contains(&fault.at))
@@ -137,7 +141,7 @@ impl<'a> Facts<'a> {
                 tenure.learned = tenure.learned.min(at);
             }
         }
-        // A grant by a commit of unknown outcome has happened if it left a trace.
+        // If the outcome of its commit is unknown, a grant happened if it left a trace.
         for row in &history.rows {
             let tenures = self.resources.entry(row.resource.as_str()).or_default();
             tenures.entry(row.fence).or_insert_with(|| Tenure::new(row.slot, row.fence, &row.session));
@@ -190,7 +194,7 @@ impl<'a> Facts<'a> {
                 let happened = self.fates.get(&(call.client.as_str(), call.number)) != Some(&Fate::Undone);
                 match call.verb {
                     Verb::Close if happened && call.session.as_deref() == Some(*id) => end(call.from),
-                    // Its own opening is no end.
+                    // The opening of the session itself is no end.
                     Verb::Open
                         if happened
                             && call.takeover
@@ -227,7 +231,8 @@ impl<'a> Facts<'a> {
                     tenure.given_up = session.ended_from;
                     tenure.ends_from = session.ended_from.min(session.trusted_until);
                 }
-                // Its opening had no answer: no client was told to trust it, and none knows for how long it lives.
+                // The opening of this session had no answer. So no client was told to trust it, and none knows how long
+                // it lives.
                 None => tenure.ends_from = 0,
             }
             tenure.given_up = tenure.given_up.min(told_dead.get(tenure.session).copied().unwrap_or(u64::MAX));
@@ -272,24 +277,24 @@ impl<'a> Tenure<'a> {
         }
     }
 
-    /// Whether an answer about the fence may be about the time that the lease lives without its session.
+    /// Returns whether an answer about the fence may belong to the grace, in which the lease lives without its session.
     fn is_in_grace(&self, call: &Call) -> bool {
         self.calls.iter().any(|other| other.verb == Verb::Grace && other.from <= call.ended())
     }
 }
 
-/// The fence that a call names, or is told.
+/// Returns the fence that a call names, or is told.
 pub fn fence_of(call: &Call) -> Option<i64> {
     call.fence.or_else(|| call.answer.as_ref()?.fence)
 }
 
-/// Whether a session has been told that it has ended.
+/// Returns whether the call was told that its session has ended.
 pub fn is_dead(call: &Call) -> bool {
     matches!(call.verb, Verb::Heartbeat | Verb::Wait | Verb::Acquire)
         && matches!(call.reason(), "expired" | "unknown_session")
 }
 
-/// Whether the holder has been told that its fence is worth nothing.
+/// Returns whether the holder was told that its fence is lost.
 pub fn is_lost(call: &Call) -> bool {
     match call.verb {
         Verb::Renew => call.answer.as_ref().is_some_and(|answer| answer.held == Some(false)),
@@ -297,7 +302,8 @@ pub fn is_lost(call: &Call) -> bool {
     }
 }
 
-/// The call that ended each transaction block: that which asked for its commit, unless it certainly failed, or else the rollback.
+/// Returns the call that ended each transaction block: its request for a commit, or the rollback if that request
+/// certainly failed.
 fn ends(history: &History) -> HashMap<(&str, u64), &Call> {
     let mut ends: HashMap<(&str, u64), &Call> = HashMap::new();
     for call in history.calls.iter().filter(|call| matches!(call.verb, Verb::Commit | Verb::Rollback | Verb::Prepare)) {

@@ -3,12 +3,12 @@
 use crate::history::Call;
 use std::fmt::{Display, Formatter};
 
-/// A fault that should never be.
+/// A violation of a promise.
 #[derive(Debug)]
 pub struct Fault {
     pub check: &'static str,
     pub what: String,
-    /// The part of the history that proves it, in order of time.
+    /// The part of the history that proves it, in the order of time.
     pub proof: Vec<String>,
 }
 

@@ -1,13 +1,14 @@
-//! Linearizability: grants, renewals and releases of each resource are as if each had happened at one instant between its call and its answer,
+//! Linearizability: each grant, renewal and release of a resource must fit one instant between its call and its answer,
 //! by the model of [`super::permits`].
 //!
-//! Refusals to acquire promise nothing and are left out. A grant that its session learned of later (it was handed over) lies between that
-//! answer and the latest of: the session's first request for it, and the last answers about the fence before it in the slot, which the model
-//! orders before it anyway. What had no answer is no operation: an end without an answer is in `ends_from`, and a grant
-//! without one is known by what tells of its fence later, or does not matter.
+//! Refused acquires promise nothing and are left out. A session may learn of a grant later, after a hand-over. Such a
+//! grant lies before that answer. It lies after the session's opening, and after the start of the last answered call
+//! about the slot's former fence. The model orders that call before the grant anyway. A call without an answer is no
+//! operation. An end without an answer is in `ends_from`. A grant without an answer is known by later calls about its
+//! fence, or does not matter.
 //!
-//! The search is exponential at worst, so the operations are cut where none is under way. There the state is known: the holder
-//! of a slot is that of its highest fence, unless that has been released.
+//! The search is exponential at worst, so the operations are cut wherever none is under way. There the state is known:
+//! the holder of a slot is that of its highest fence, unless that was released.
 
 use super::facts::{Facts, Fate, Tenure, is_lost};
 use super::fault::Fault;
@@ -52,7 +53,7 @@ pub fn check(facts: &Facts) -> Option<Fault> {
 fn operations<'a>(facts: &Facts<'a>, tenures: &BTreeMap<i64, Tenure<'a>>) -> Vec<Operation<'a>> {
     let mut numbers: HashMap<&str, u32> = HashMap::new();
     let mut operations: Vec<Operation> = Vec::new();
-    // Of each slot, the latest time from which something was said of the fence before.
+    // For each slot, the latest start of an answered call about its former fence.
     let mut said: HashMap<i32, u64> = HashMap::new();
     for tenure in tenures.values() {
         let count = numbers.len() as u32;
@@ -92,7 +93,7 @@ fn resizes<'a>(facts: &Facts<'a>, resource: &str) -> impl Iterator<Item = Operat
     })
 }
 
-/// The statement of an answer about a fence, other than its first grant.
+/// Returns the operation of an answer about a fence, other than its first grant.
 fn step<'a>(facts: &Facts, tenure: &Tenure, call: &'a Call) -> Option<Operation<'a>> {
     let to = call.to?;
     let fence = tenure.fence;
@@ -108,14 +109,14 @@ fn step<'a>(facts: &Facts, tenure: &Tenure, call: &'a Call) -> Option<Operation<
             (Step::Held { fence }, at)
         }
         (Verb::Renew | Verb::Check, _) if is_lost(call) => (Step::Lost { fence, to }, to),
-        // A check holds when it is made, whatever becomes of its transaction.
+        // A check holds when it is made, even if its transaction fails later.
         (Verb::Renew | Verb::Check, _) if call.answer.is_some() => (Step::Held { fence }, to),
         _ => return None,
     };
     Some(Operation { from: call.from, to, step, calls: vec![call] })
 }
 
-/// Cuts operations, which are in order of their beginnings, where none is under way.
+/// Cuts operations wherever none is under way. They come in the order of their beginnings.
 fn windows(operations: Vec<Operation>) -> Vec<Vec<Operation>> {
     let (mut windows, mut busy_until): (Vec<Vec<Operation>>, u64) = (Vec::new(), 0);
     for operation in operations {
@@ -146,7 +147,7 @@ fn is_linearizable(state: &Permits, window: &[Operation]) -> bool {
     WGLChecker::<Permits>::is_linearizable(History::from_actions(actions))
 }
 
-/// The state after a window that is linearizable.
+/// Moves the state on to the end of a window that is linearizable.
 fn settle(state: &mut Permits, window: &[Operation]) {
     for operation in window {
         if let Step::Grant { slot, holder, .. } = &operation.step
@@ -164,7 +165,8 @@ fn settle(state: &mut Permits, window: &[Operation]) {
     }
 }
 
-/// Leaves out what is not needed for the contradiction, of what changes nothing: the rest cannot have become impossible by that.
+/// Leaves out operations that the contradiction does not need. It tries only operations that change no state, so the
+/// others do not become impossible by that.
 fn shrink<'a>(state: &Permits, mut window: Vec<Operation<'a>>) -> Vec<Operation<'a>> {
     let mut at = 0;
     while at < window.len() {
@@ -200,7 +202,7 @@ mod tests {
 
     #[test]
     fn two_holders_are_found() {
-        // Before it was released, and trusted for a second.
+        // The grant comes before the release, and within the second of trust.
         let fault = story().acquire(32..33, "b", "granted", 2).by(check);
         assert!(fault.is_some_and(|fault| fault.proof.len() <= 4));
     }

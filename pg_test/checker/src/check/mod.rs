@@ -1,5 +1,5 @@
-//! The checks. Each takes a history alone, says in its prose what it proves and why that is sound, and gives the first contradiction that it
-//! finds with the lines that prove it.
+//! The checks. Each takes a history alone. Its head says what it proves, and why that is sound. It returns the first
+//! contradiction, with the lines that prove it.
 //!
 //! Files, low to high: fault, facts, fabricate, permits, writes, set, trust, dead, linear, queue, left, mod.
 
@@ -21,7 +21,7 @@ pub use fault::Fault;
 use crate::history::History;
 use facts::Facts;
 
-/// All checks of a history: the faults that each has found.
+/// Runs all checks of a history, and returns the faults that they have found.
 pub fn all(history: &History) -> Vec<Fault> {
     let facts = Facts::of(history);
     let checks: [fn(&Facts) -> Option<Fault>; 7] =

@@ -1,11 +1,12 @@
-//! The model: a resource with some permits, each with a fence and at most one holder; an exclusive lease has one permit.
+//! The model: a resource with some permits, each with a fence and at most one holder. An exclusive lease has one
+//! permit.
 //!
-//! It is sequential, and each operation bears the answer that was given, so that a step is either possible or not. Time comes in at one
-//! place: a tenure may end without an answer (its session expires, is closed, is taken over), not before `ends_from`. Whatever an
-//! operation implies of such an end is possible if the operation itself was not over by then.
+//! The model is sequential, and each operation carries the answer that was given. So a step is either possible or not.
+//! Time matters in one place: a tenure may end without an answer, not before `ends_from` (its session expires, is
+//! closed, or is taken over). An operation may rely on such an end if the operation itself was not over by then.
 //!
-//! A semaphore that shrinks takes nothing back, and grants nothing while as many hold it as it has permits. A successor inherits a
-//! permit in any case, also one that its predecessor was never told of.
+//! A semaphore that shrinks takes nothing back. It grants nothing while as many sessions hold it as it has permits. A
+//! successor inherits every permit, even one that its predecessor was never told of.
 
 use std::collections::BTreeMap;
 use todc_utils::Specification;
@@ -29,18 +30,18 @@ pub struct Permits {
 
 #[derive(Clone, Debug)]
 pub enum Step {
-    /// The state to begin with.
+    /// Sets the state at the beginning.
     Start(Permits),
     Grant {
         slot: i32,
         holder: Holder,
         to: u64,
     },
-    /// An answer that the fence is held.
+    /// An answer says that the fence is held.
     Held {
         fence: i64,
     },
-    /// An answer that it is not.
+    /// An answer says that the fence is not held.
     Lost {
         fence: i64,
         to: u64,

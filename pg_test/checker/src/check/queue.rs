@@ -1,11 +1,14 @@
-//! The queue: first come, first served, among the living.
+//! The queue: first come, first served, among living sessions.
 //!
-//! A session whose `queued` was answered before another session asked at all is ahead of it, by the order of their commits. The fences of a
-//! resource are drawn in the order of its grants. So if the later one has a lower fence than the earlier one gets for its place, it was
-//! served first; or if it has one at all, and the earlier one is told after that that it waits still. That is a fault, unless the
-//! earlier one did something meanwhile that lets it be passed over: gave up its place, drained, or tried to close; or had the resource all the
-//! time. A session that took over from another has inherited places, and may come first. One that had expired may live again after a restart, in
-//! its place, so over a restart nothing proves that it lived all the time.
+//! Take two sessions. The earlier one gets the answer `queued` before the later one asks at all, so it is ahead by the
+//! order of commits. Fences of a resource are drawn in the order of its grants. It is a fault if the later session gets
+//! a lower fence than the earlier one gets for its place. It is also a fault if the later session has a fence and the
+//! earlier one is told afterwards that it still waits.
+//!
+//! There are exceptions. The earlier session may be passed over if it gave up its place, drained, tried to close, or
+//! had the resource all the time. A later session that took over from another may have inherited an earlier place.
+//! After a restart an expired session may live again, in its place. So over a restart nothing proves that a session
+//! lived all the time.
 
 use super::facts::{Facts, Fate, Tenure};
 use super::fault::Fault;
@@ -17,14 +20,14 @@ const CHECK: &str = "first come, first served";
 /// A session's wait for a resource.
 struct Place<'a> {
     session: &'a str,
-    /// The first answer that it is queued.
+    /// The first answer that the session is queued.
     queued: &'a Call,
     since: u64,
-    /// What it was granted for it.
+    /// The tenure that the session got for its place.
     served: Option<&'a Tenure<'a>>,
-    /// The last call that was answered that it waits.
+    /// The last call that was told that the session waits.
     waits: &'a Call,
-    /// From when on it may be passed over.
+    /// The time from which the session may be passed over.
     yields: u64,
 }
 
@@ -72,13 +75,14 @@ fn overtaken(facts: &Facts, resource: &str, tenures: &BTreeMap<i64, Tenure>) -> 
     None
 }
 
-/// The first call by which a session can have asked for what it was granted: the first one after it had learned of what it was granted before.
+/// Returns the first call by which a session can have asked for its tenure: the first one after it learned of its
+/// former tenure.
 fn request<'a>(tenure: &Tenure, asked: &[&'a Call], tenures: &BTreeMap<i64, Tenure>) -> Option<(u64, &'a Call)> {
     let before =
         tenures.range(..tenure.fence).rev().map(|(_, other)| other).find(|other| other.session == tenure.session);
-    // Of a grant that it never learned of the time of its request is unknown.
+    // If it never learned of the former tenure, the time of its request is unknown.
     let since = before.map_or(0, |before| if before.learned == u64::MAX { 0 } else { before.learned });
-    // A call that it has hung up on may be carried out at any time.
+    // The server may carry out a lost call at any later time.
     asked.iter().find(|call| call.from >= since || call.is_lost()).map(|call| (call.from, *call))
 }
 
@@ -104,16 +108,17 @@ fn places<'a>(
     for call in asked {
         let Fate::Done(at) = facts.fate(call) else { continue };
         match (call.reason(), places.last_mut()) {
-            // It waits on in the same place, if it has not been served meanwhile.
+            // The session waits on in the same place, unless it was served meanwhile.
             ("queued" | "held" | "awaited" | "busy", Some(place))
                 if call.from < place.yields && place.served.is_none_or(|served| served.learned > at) =>
             {
                 place.waits = call;
             }
             ("queued", _) => {
-                // Served by the first grant that it did not know of when it asked.
+                // The first grant that the session did not know of when it asked.
                 let served = own.iter().find(|tenure| tenure.learned > call.from).copied();
-                // Its own release was in flight, and came to nothing: it has what it asked for, and no place is kept for that.
+                // The session's own release was in flight and then failed. So the session still holds the lease, and
+                // keeps no place.
                 let holds = own.iter().any(|tenure| tenure.learned <= call.from && tenure.given_up > at);
                 let yields = if holds { 0 } else { yields(at) };
                 places.push(Place { session, queued: call, since: at, served, waits: call, yields });
@@ -142,7 +147,7 @@ mod tests {
         let fault = story().acquire(50..51, "a", "already_held", 3).by(check);
         assert!(fault.is_some_and(|fault| fault.proof.len() == 4));
         assert!(story().acquire(50..51, "a", "held", 0).by(check).is_some());
-        // A look of another client is known as well as an answer.
+        // A look of another client proves a tenure as well as an answer does.
         let look = crate::history::Answer { fence: Some(3), slot: Some(0), ..Default::default() };
         assert!(story().call(60..61, about(Verb::Look, "a", 0), Ok(look)).by(check).is_some());
     }

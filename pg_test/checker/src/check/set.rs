@@ -1,5 +1,5 @@
-//! The guarded set: every element whose COMMIT was answered is in it, once, and no element whose transaction was refused or rolled back.
-//! Of those whose COMMIT had no answer either is right.
+//! The guarded set has every element whose COMMIT was answered, once, and no element of a transaction that was refused
+//! or rolled back. If a COMMIT had no answer, its element may be there or not.
 
 use super::facts::{Facts, Fate};
 use super::fault::Fault;

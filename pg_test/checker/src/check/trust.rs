@@ -1,10 +1,10 @@
-//! Trust: a session with the answer that it holds a slot may believe so from then on until the start of its last call
-//! plus `trust_ms`, and no other session believes the same meanwhile.
+//! Trust: a session that is told that it holds a slot may believe so until the start of its last call plus `trust_ms`.
+//! No other session believes the same in that time.
 //!
-//! The window of a tenure goes from when its session had learned of it to the latest time that an answer to this session has vouched for. It
-//! is cut where a client that may do so asked for the tenure's end: its own role (release, close, take-over), an
-//! administrator, or for an attached session the end of its connection. Against these the promise does not hold, only
-//! the fence does.
+//! The window of a tenure begins when its session learns of it. It ends at the latest time that an answer to this
+//! session has vouched for. It ends earlier if the session's own role (release, close, take-over) or an administrator
+//! asked for that. The end of its connection also ends an attached session. Against these only the fence protects, not
+//! the trust.
 
 use super::facts::{Facts, Tenure};
 use super::fault::Fault;
@@ -39,7 +39,7 @@ pub fn check(facts: &Facts) -> Option<Fault> {
     None
 }
 
-/// How both were told, and what vouched for the first at last.
+/// Returns the calls that told both sessions, and the one that vouched longest for the first.
 fn proof<'a>(facts: &Facts<'a>, before: &Tenure<'a>, after: &Tenure<'a>) -> Vec<&'a Call> {
     let vouches = |call: &&Call| {
         call.answer.as_ref().is_some_and(|answer| answer.trust_ms.is_some())
@@ -61,7 +61,7 @@ mod tests {
     use super::super::fabricate::{Story, about, done};
     use super::*;
 
-    /// Trusted to 1,500 by a heartbeat; its successor has learned of its own grant at `granted`.
+    /// A heartbeat vouches for `a` until 1,500. The successor learns of its own grant at `granted`.
     fn story(granted: u64) -> Story {
         let mut story = Story::of(&["a", "b"]);
         story.acquire(10..11, "a", "granted", 1).heartbeat(500..900, "a", true);
@@ -93,7 +93,7 @@ mod tests {
         assert!(fault.is_none(), "{fault:?}");
         assert!(story(1_000).call(950..951, about(Verb::Close, "a", 0), Ok(done())).by(check).is_none());
         assert!(story(1_000).call(950..951, about(Verb::Force, "n", 1), Ok(done())).by(check).is_none());
-        // An error is no end.
+        // A failed release is no end.
         assert!(story(1_000).call(950..951, about(Verb::Release, "a", 1), Err("55P03")).by(check).is_some());
     }
 

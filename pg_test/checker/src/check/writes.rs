@@ -1,12 +1,12 @@
-//! The writes: in the order of commits the fence of a slot never falls, each fence belongs to one session, and while a fenced transaction
-//! is open no other session is granted the slot.
+//! The writes. In the order of commits the fence of a slot never falls, and each fence belongs to one session. While a
+//! fenced transaction is open, no other session is granted the slot.
 //!
-//! The order of commits is that of a serial, which each fenced transaction takes last, from the counter row of its slot. The row stays
-//! locked to the end of the transaction, so the next transaction takes its number after that end, and a number that is
-//! rolled back is taken again: among committed rows the order of serials is that of commits. As it is taken last, a
-//! transaction of a stale holder does not wait for it before it has written; and as two that overlap would then come in
-//! an order all the same, they are also looked for by time: from the answer of the check to the call that ends the
-//! transaction, if that is answered, no session is told a higher fence of the slot.
+//! A serial gives the order of commits. Each fenced transaction takes it last, from the counter row of its slot, which
+//! stays locked to the end of the transaction. So the next transaction takes its number after that end, and takes a
+//! number that was rolled back again. Hence committed rows have their serials in the order of commits. Because the
+//! serial comes last, a stale holder's transaction does not wait for it before writing. Transactions that overlap get
+//! serials in an order all the same, so the check also looks for them by time. From the answer of a fence_check to the
+//! answered end of its transaction, no session may be told a higher fence of the slot.
 
 use super::facts::{Facts, Fate};
 use super::fault::Fault;
@@ -19,8 +19,8 @@ pub fn check(facts: &Facts) -> Option<Fault> {
     falling(facts).or_else(|| shared(facts)).or_else(|| overlapping(facts))
 }
 
-/// Finds a session that is told that it holds a fence of another. Private sessions, which no client has opened, do not
-/// count: the view shows a lease in grace, and a lock, under them.
+/// Finds a session that is told that it holds the fence of another. Private sessions, which no client has opened, do
+/// not count: the view shows them for a lease in grace and for a lock.
 fn shared(facts: &Facts) -> Option<Fault> {
     facts.history.calls.iter().filter(|call| matches!(call.verb, Verb::Acquire | Verb::Lock)).find_map(|call| {
         let told = call.answer.as_ref()?.fence?;
@@ -102,7 +102,7 @@ fn overlapping(facts: &Facts) -> Option<Fault> {
         };
         let resource = check.resource.as_deref().unwrap_or_default();
         let mut later = facts.resources.get(resource)?.range(tenure.fence + 1..).map(|(_, later)| later);
-        // An error, or the loss of the connection, may have ended it long before.
+        // After an error, or the loss of its connection, the transaction may have ended long before.
         let open = end.answer.is_some();
         if let Some(next) = later.find(|next| open && next.slot == tenure.slot && next.seen < end.from) {
             let what = format!(
@@ -120,7 +120,7 @@ mod tests {
     use super::super::fabricate::{Story, about};
     use super::*;
 
-    /// Two tenures after each other.
+    /// Two tenures, one after the other.
     fn story() -> Story {
         let mut story = Story::of(&["a", "b"]);
         story.acquire(10..11, "a", "granted", 1).write(20, 25, "a", 1, Ok(()));

@@ -1,4 +1,4 @@
-//! The calls of a client, with the trouble that it makes for itself; the ends of its connection and of its session.
+//! The calls of a client and the trouble that it makes for itself; the ends of its connection and of its session.
 
 use super::worker::{Phase, Session, Worker};
 use crate::caller::{Connection, Failure};
@@ -57,7 +57,7 @@ impl Worker {
         result
     }
 
-    /// A call about a resource, in the name of the session.
+    /// Makes a call about a resource, in the name of the session.
     pub(super) async fn about(&mut self, verb: Verb, resource: &str, fence: Option<i64>) -> Result<Answer, Failure> {
         let session = self.session.as_ref().map(|session| session.id.clone());
         let session = session.filter(|_| matches!(verb, Verb::Acquire | Verb::Cancel));
@@ -65,7 +65,7 @@ impl Worker {
         self.call(Call { verb, session, resource: Some(resource.into()), fence, queue, ..Call::default() }).await
     }
 
-    /// After a failure: whatever was open is over.
+    /// Recovers from a failure: ends the open transaction block, and drops a lost connection.
     pub(super) async fn recover(&mut self, failure: Failure) {
         let open = self.tx.is_some();
         if open

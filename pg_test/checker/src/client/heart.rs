@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio::time::sleep;
 use tokio_postgres::Config;
 
-/// Beats at a third of the TTL for the session that there is, for ever.
+/// Heartbeats the present session, for ever, at intervals of a third of the TTL.
 pub(super) async fn beat(caller: Arc<Caller>, config: Config, beating: Beating) {
     let mut connection: Option<Connection> = None;
     loop {
@@ -18,7 +18,7 @@ pub(super) async fn beat(caller: Arc<Caller>, config: Config, beating: Beating) 
             connection = Connection::open(&config).await.ok();
         }
         if let (Some(session), Some(connection)) = (session, &connection) {
-            // The worker hears by itself what comes of it.
+            // The worker finds out about the session by its own calls.
             drop(
                 caller
                     .call(

@@ -1,4 +1,4 @@
-//! How a client asks for a resource, and waits for it.
+//! Asking for a resource, and waiting for it.
 
 use super::worker::{Holding, Phase, Worker};
 use crate::caller::Failure;
@@ -9,16 +9,16 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep};
 
 impl Worker {
-    /// Asks for a resource, and waits for it if it is told to.
+    /// Asks for a resource, and waits if the server queues the session.
     pub(super) async fn obtain(&mut self, resource: &str, patience: Duration) -> Result<Option<Holding>, Failure> {
         let until = Instant::now() + patience;
         if resource == QUIET {
-            // Earlier changes are no news: only changes from here on have it ask again.
+            // Skips earlier changes, so that only later ones make the client ask again.
             self.hears_news(resource).await?;
         }
         loop {
             let storm = self.phase() == Phase::Storm;
-            // Queueing takes a while before it is visible, so that it crosses releases.
+            // The transaction stays open for a while after queueing, so that it crosses releases.
             let crossing = resource == QUIET && !storm;
             let answer = if crossing || self.chance(5) {
                 self.acquire_in_block(resource).await?
@@ -72,7 +72,7 @@ impl Worker {
         Ok(news)
     }
 
-    /// An acquire as a part of a transaction, which may be rolled back.
+    /// Acquires within a transaction block, and sometimes rolls it back.
     pub(super) async fn acquire_in_block(&mut self, resource: &str) -> Result<Answer, Failure> {
         self.begin("BEGIN").await?;
         let answer = self.about(Verb::Acquire, resource, None).await?;

@@ -1,4 +1,4 @@
-//! How a client lets go of a lease, works on while another process takes over, and asks on two connections at a time.
+//! The ways in which a client lets go of a lease, works on during a take-over, and asks on two connections at a time.
 
 use super::worker::{Holding, Worker};
 use crate::caller::{Connection, Failure};
@@ -9,7 +9,8 @@ use std::time::Duration;
 use tokio::time::sleep;
 
 impl Worker {
-    /// Releases, mostly by itself, and sometimes in a transaction that is prepared or rolled back.
+    /// Releases the lease, mostly in a statement of its own, sometimes in a transaction that is prepared or rolled
+    /// back.
     pub(super) async fn let_go(&mut self, holding: &Holding) -> Result<(), Failure> {
         if self.chance(12) {
             return self.let_go_with_grace(holding).await;
@@ -29,7 +30,8 @@ impl Worker {
         Ok(())
     }
 
-    /// The lease goes on alone under its fence. The client finishes under that, takes the lease back, or leaves it to lapse.
+    /// Releases with grace: the lease goes on alone under its fence. The client finishes under it, takes the lease
+    /// back, or lets it lapse.
     async fn let_go_with_grace(&mut self, holding: &Holding) -> Result<(), Failure> {
         let grace = self.random.random_range(100..1_500);
         let (resource, fence) = (Some(holding.resource.clone()), Some(holding.fence));
@@ -48,7 +50,7 @@ impl Worker {
         self.about(Verb::Release, &holding.resource, fence).await.map(drop)
     }
 
-    /// Works on under what it holds, with grace or without, while another process takes over.
+    /// Works on under the lease, with grace or without, while another process takes over.
     pub(super) async fn part(&mut self, holding: &Holding) -> Result<(), Failure> {
         if self.random.random_range(0..3) > 0 {
             let (resource, fence) = (Some(holding.resource.clone()), Some(holding.fence));
@@ -61,7 +63,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Asks for all that the former process may have had, twice, as that one may still be at work.
+    /// Asks for every resource that the former process may have had. Asks twice, as that process may still be at work.
     pub(super) async fn ask_for_all(&mut self) -> Result<(), Failure> {
         let mut held = Vec::new();
         for (resource, _) in RESOURCES.iter().chain(&RESOURCES) {
@@ -80,7 +82,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Asks on two connections at a time. Returns what one of them was given.
+    /// Asks on two connections at a time. Returns the answer with a grant, if there is one.
     pub(super) async fn ask_twice(&mut self, resource: &str) -> Result<Answer, Failure> {
         let second = Connection::open(&self.config).await?;
         self.connected().await?;

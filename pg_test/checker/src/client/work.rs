@@ -1,4 +1,4 @@
-//! A client's work under a lease: what it writes there, and how it ends.
+//! The work of a client under a lease: what it writes, and how it ends.
 
 use super::worker::{Holding, Phase, Worker};
 use crate::caller::Failure;
@@ -10,7 +10,7 @@ use std::time::Duration;
 use tokio::time::sleep;
 
 impl Worker {
-    /// Works under a lease, and lets go of it in one of several ways, or not at all.
+    /// Works under a lease. Lets go of it in one of several ways, or keeps it.
     pub(super) async fn use_up(&mut self, holding: Holding) -> Result<(), Failure> {
         self.parting = self.told_to_part.swap(false, Ordering::Relaxed);
         if self.parting {
@@ -18,7 +18,7 @@ impl Worker {
         }
         let forgetful = self.chance(6);
         if forgetful {
-            // Its session expires under its hands, and it does not know.
+            // The session expires, and the client does not know.
             self.forget();
         }
         for _ in 0..self.random.random_range(1..4) {
@@ -48,12 +48,12 @@ impl Worker {
                 }
                 self.call(Call { verb: Verb::Close, session: Some(session.id), ..Call::default() }).await.map(drop)
             }
-            // Kept, until it is asked for again or its session ends.
+            // The client keeps the lease until it asks for it again or its session ends.
             _ => Ok(()),
         }
     }
 
-    /// Not in the calm, where the nemesis decides no prepared transaction.
+    /// Prepares the transaction, or commits it in the calm: the nemesis ends no prepared transaction then.
     pub(super) async fn prepare(&mut self) -> Result<(), Failure> {
         if self.phase() > Phase::Storm {
             return self.call(Call { verb: Verb::Commit, ..Call::default() }).await.map(drop);
@@ -63,7 +63,7 @@ impl Worker {
         Ok(())
     }
 
-    /// A fenced transaction that leaves an element in the set.
+    /// Runs a fenced transaction that leaves an element in the set.
     pub(super) async fn write(&mut self, holding: &Holding, prepare: bool) -> Result<(), Failure> {
         let strict = self.chance(20);
         self.begin(if strict { "BEGIN ISOLATION LEVEL REPEATABLE READ" } else { "BEGIN" }).await?;
@@ -94,7 +94,7 @@ impl Worker {
         Ok(())
     }
 
-    /// A lock without a session of one's own, from its acquire to its release, or to its end.
+    /// Takes a lock without a session of the client's own, works under it, and releases it or lets it expire.
     pub(super) async fn lock(&mut self) -> Result<(), Failure> {
         let request =
             format!("{:08x}-0000-4000-8000-{:012x}", self.random.random::<u32>(), self.random.random::<u64>() >> 16);

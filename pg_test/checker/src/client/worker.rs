@@ -16,17 +16,17 @@ pub(super) enum Phase {
     Leave,
 }
 
-/// The session that the client has.
+/// The session of the client.
 #[derive(Clone)]
 pub(super) struct Session {
     pub(super) id: String,
     pub(super) ttl_ms: u64,
     pub(super) attached: bool,
-    /// The last one that was acted upon.
+    /// The last revision that the client has acted upon.
     pub(super) revision: i64,
 }
 
-/// The session that the heartbeats keep; `None` while there is none, or the client has forgotten itself.
+/// The session that the heartbeats keep alive. `None` if there is none, or if the client makes it expire.
 pub(super) type Beating = Arc<Mutex<Option<Session>>>;
 
 /// A lease that the client holds.
@@ -43,18 +43,18 @@ pub(super) struct Worker {
     pub(super) config: Config,
     pub(super) consumer: String,
     pub(super) takeover: bool,
-    /// It has yet to ask for all that it may have inherited.
+    /// The client must still ask for everything that it may have inherited.
     pub(super) inherits: bool,
     /// Another process is about to take over.
     pub(super) told_to_part: Arc<AtomicBool>,
-    /// It works slowly, so that the other process comes meanwhile.
+    /// The client works slowly, so that the other process takes over meanwhile.
     pub(super) parting: bool,
     pub(super) connection: Option<Connection>,
     pub(super) session: Option<Session>,
     pub(super) beating: Beating,
     pub(super) phase: watch::Receiver<Phase>,
     pub(super) random: ChaCha8Rng,
-    /// The transaction block that is open.
+    /// The open transaction block.
     pub(super) tx: Option<u64>,
     pub(super) count: u64,
 }

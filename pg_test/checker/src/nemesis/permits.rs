@@ -8,7 +8,8 @@ use rand::RngExt;
 use std::time::Duration;
 use tokio::time::sleep;
 
-/// Times to live, in milliseconds: of the session that dies, long enough to find it alive after a crash, and of the next one.
+/// Times to live in milliseconds. The session that dies must still be alive by its row after a crash. `TTL` is that of
+/// the next session.
 const DYING_TTL: u64 = 1_000;
 const TTL: u64 = 4_000;
 
@@ -18,8 +19,8 @@ impl Nemesis {
         self.resize(POOL, permits).await;
     }
 
-    /// Asks until it is done, and decides what is prepared, which may be in the way. The history has one call, from the first try to
-    /// the last: each of them may have done it.
+    /// Asks for a resize until it succeeds, and ends prepared transactions, which may be in the way. The history has
+    /// one call from the first try to the last, as any of them may have done it.
     async fn resize(&mut self, semaphore: &str, permits: i32) {
         let from = now();
         let resize = format!("SELECT eskit_lease.semaphore_resize('{semaphore}', {permits})");
@@ -32,9 +33,9 @@ impl Nemesis {
         self.caller.end(number, &Ok(Answer { done: Some(true), ..Answer::default() }));
     }
 
-    /// A semaphore with two holders shrinks to one permit. The first holder lets go, and the other one, which is beyond, dies. The
-    /// next session is granted the permit as the dead one is counted as gone. A crash makes the dead live again, unless its death is
-    /// in a row.
+    /// Shrinks a semaphore with two holders to one permit. The first holder releases; the other one, in the slot
+    /// beyond, dies. The next session gets the permit because the dead session counts as gone. A crash would revive the
+    /// dead session, unless a row tells of its death.
     pub(super) async fn shrink(&mut self) -> Result<(), Failure> {
         self.resize(CREW, 2).await;
         let mut holders = Vec::new();

@@ -1,8 +1,8 @@
 //! Grace, take-over by name and permits: a model of its own, with little else in it.
 //!
-//! There are three sessions, of one process each: a former one, its successor, which takes over from it, and a stranger. They
-//! compete for the slots of one semaphore. With one permit that is an exclusive lease. A lease in grace has a private session,
-//! which says who let go of it and who may acquire it.
+//! There are three sessions of one process each: a former one, its successor, which takes over from it, and a stranger.
+//! They compete for the slots of one semaphore. With one permit that is an exclusive lease. A lease in grace has a
+//! private session. Its row says which session let go of the lease and which one may acquire it.
 //!
 //! | step               | in the code                                                                            |
 //! |--------------------|----------------------------------------------------------------------------------------|
@@ -13,10 +13,11 @@
 //! | `Release`, `LetGo` | `lease_release` without grace and with it, committed at once                             |
 //! | `Resize`           | `semaphore_resize`, committed at once                                                   |
 //! | `Expire`, `Lapse`  | time: of a session, and of a private one                                                 |
-//! | `Crash`            | shared memory is made anew, and the dead of whose death there is no row live again         |
+//! | `Crash`            | shared memory is made anew; a dead session without a row of its death lives again      |
 //!
-//! Queues, the worker and prepared transactions are not here: they come to the same grants. A semaphore does not grant a slot of
-//! the dead whose fence is in use for two reasons, the count and the grant, so that guard is in the large model alone.
+//! Queues, the worker and prepared transactions are not here: they make the same grants. A semaphore does not grant a
+//! dead session's slot while its fence is in use. Both the count and the grant see to that, so only the large model
+//! takes that guard out.
 //!
 //! Files, low to high: state, mod, steps.
 
@@ -37,10 +38,10 @@ pub const PERMITS: &str = "nothing is granted while as many hold it as there are
 pub struct Succession {
     pub without: &'static [Guard],
     pub permits: u8,
-    /// Slots that there are, permits or not.
+    /// The number of slots, including those beyond the permits.
     pub slots: usize,
     pub sessions: usize,
-    /// Else all are strangers to each other.
+    /// The second session takes over from the first. Otherwise all sessions are strangers to each other.
     pub takes_over: bool,
     pub calls: u8,
     pub resizes: u8,

@@ -7,7 +7,7 @@ pub const SLOTS: usize = 3;
 pub const CLIENTS: usize = 2;
 pub const FORMER: usize = 0;
 pub const SUCCESSOR: usize = 1;
-/// Fences that may be drawn, and one for none.
+/// The number of fences that may be drawn, and one for none.
 pub const FENCES: usize = 10;
 
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash, Debug)]
@@ -15,7 +15,7 @@ pub enum Holder {
     #[default]
     Nobody,
     Session(u8),
-    /// A private session. `of`: the session that may acquire it; `fencer`: the one that let go of it.
+    /// A private session. `of`: the session that may acquire the lease; `fencer`: the one that let go of it.
     Grace {
         of: u8,
         fencer: u8,
@@ -26,17 +26,17 @@ pub enum Holder {
 pub struct Row {
     pub holder: Holder,
     pub fence: u8,
-    /// It was held before the last resize, by this session or by one that it inherits from.
+    /// The lease was held before the last resize, by this session or by one that it inherits from.
     pub older: bool,
 }
 
-/// A slot: its committed row, the transaction that has it locked, and what that makes of it.
+/// A slot: its committed row, the transaction that has locked it, and that transaction's new row.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash, Debug)]
 pub struct Slot {
     pub row: Row,
     pub by: Option<u8>,
     pub new: Row,
-    /// The private session has lapsed; and there is a row of that.
+    /// Whether the private session has lapsed. `buried`: whether a row says that it has.
     pub lapsed: bool,
     pub buried: bool,
 }
@@ -46,7 +46,7 @@ pub enum Life {
     #[default]
     Unopened,
     Alive,
-    /// It lives again after a crash, unless its death is in a row.
+    /// The session lives again after a crash, unless a row tells of its death.
     Expired,
     Ended,
 }
@@ -55,7 +55,7 @@ pub enum Life {
 pub enum Phase {
     #[default]
     Idle,
-    /// Has seen what may be had.
+    /// Has seen a slot that may be had.
     Looked {
         slot: u8,
         seen: Row,
@@ -80,12 +80,13 @@ pub enum How {
 pub struct Transaction {
     pub phase: Phase,
     pub me: u8,
-    /// How many permits there were when it looked.
+    /// The number of permits when the transaction looked.
     pub permits: u8,
-    /// Sessions, and slots of private ones, that it has counted as gone.
+    /// Sessions that the transaction has counted as gone. `lapsed`: the slots of private sessions that it has counted
+    /// so.
     pub gone: Set,
     pub lapsed: Set,
-    /// Locks: Seat of `me`, the declaration, and F exclusively of these slots' fences.
+    /// Locks: the Seat of `me`, the declaration, and F, exclusively, of these slots' fences.
     pub seat: bool,
     pub declaration: bool,
     pub excludes: [u8; SLOTS],
@@ -95,12 +96,12 @@ pub struct Transaction {
 pub struct State {
     pub slots: [Slot; SLOTS],
     pub lives: [Life; SESSIONS],
-    /// Those of whose death there is a row.
+    /// Dead sessions with a row of their death.
     pub recorded: Set,
     pub permits: u8,
     pub transactions: [Transaction; CLIENTS],
     pub last_fence: u8,
-    /// The sessions that have been told each fence; zero for none.
+    /// The session that has been told each fence, plus one; zero for none.
     pub told: [u8; FENCES],
     pub shared: bool,
     pub calls: u8,
@@ -121,7 +122,7 @@ impl State {
         self.slots[slot].row.holder == Holder::Session(s as u8)
     }
 
-    /// Whether another transaction has checked the fence of a slot and is open.
+    /// Returns whether another transaction has checked the fence of a slot and is open.
     pub fn is_fenced(&self, x: usize, slot: usize) -> bool {
         let at = |phase: Phase| matches!(phase, Phase::Fenced { slot: of, .. } if usize::from(of) == slot);
         self.transactions.iter().enumerate().any(|(y, other)| y != x && at(other.phase))

@@ -1,4 +1,4 @@
-//! What each step does, by the names that the code has for it.
+//! The steps, with the names that the code has for them.
 
 use super::state::{
     CLIENTS, FORMER, Holder, How, Life, Phase, Row, SESSIONS, SLOTS, SUCCESSOR, Slot, State, Transaction,
@@ -8,7 +8,7 @@ use crate::guards::Guard::*;
 use crate::set::Set;
 
 impl Succession {
-    /// `look_at_permits`. False where it is refused.
+    /// `look_at_permits`: returns false if the acquire is refused.
     fn look(&self, state: &mut State, x: usize, s: usize, slot: usize) -> bool {
         let row = state.slots[slot].row;
         if state.is_locked(x, slot) || (0..SLOTS).any(|other| state.is_of(other, s)) {
@@ -23,7 +23,7 @@ impl Succession {
                 let let_go = usize::from(fencer) == s || !self.has(SuccessorGetsNewFence);
                 if let_go { How::TakenBack } else { How::TakenOver }
             }
-            // A permit in grace is no reason for a second one.
+            // A session with a permit in grace may take that one, and no other.
             (Some(_), _) => return false,
             (None, _) => How::Granted,
         };
@@ -59,7 +59,8 @@ impl Succession {
         true
     }
 
-    /// `take`: takes the slot as it was seen, if no transaction is in the way; else the call is over.
+    /// `take`: takes the slot if its row is still the one that was seen and no transaction is in the way. Otherwise the
+    /// call is over.
     fn take(&self, state: &mut State, x: usize) -> bool {
         let Phase::Looked { slot, seen, how } = state.transactions[x].phase else { return false };
         let (slot, s) = (usize::from(slot), usize::from(state.transactions[x].me));
@@ -81,7 +82,8 @@ impl Succession {
         true
     }
 
-    /// The fence of before: kept from new checks to the end, of a lease in grace; tested, of one that the dead have.
+    /// Returns whether no open transaction has checked the slot's former fence. For a lease in grace, also keeps that
+    /// fence from new checks to the end of the transaction.
     fn reserve(&self, state: &mut State, x: usize, slot: usize, how: How) -> bool {
         let free = !state.is_fenced(x, slot);
         match how {
@@ -108,7 +110,7 @@ impl Succession {
         (!taken || !self.has(SeatIsLocked)) && (only || !self.has(SeatIsLookedAt))
     }
 
-    /// `succeed`: a fenced lease stays with the former session, which ends.
+    /// `succeed`: leaves a fenced lease with the former session, which ends.
     fn take_over(&self, state: &mut State, x: usize) -> bool {
         if state.lives[SUCCESSOR] != Life::Unopened || state.lives[FORMER] != Life::Alive {
             return false;
@@ -142,7 +144,7 @@ impl Succession {
         true
     }
 
-    /// A process checks a fence that it has been told, of a lease that its session has or let go of.
+    /// A process checks a fence that it has been told. Its session holds the lease, or let go of it.
     fn check(&self, state: &mut State, x: usize, s: usize, slot: usize) -> bool {
         let row = state.slots[slot].row;
         let allowed = match row.holder {
@@ -217,7 +219,7 @@ impl Succession {
             slot.row.older = slot.row.holder != Holder::Nobody;
             slot.new.older = slot.by.is_some();
         }
-        // What was seen is the same but for that.
+        // The row that was seen has changed only in this.
         for transaction in &mut state.transactions {
             if let Phase::Looked { seen, .. } = &mut transaction.phase {
                 seen.older = seen.holder != Holder::Nobody;
