@@ -95,7 +95,7 @@ impl Guard {
         matches!(self, Guard::Stripe(_) | Guard::Raise)
     }
 
-    /// Returns the guard's place in the order, if a call waits for such guards while it holds others.
+    /// Returns the guard's place in the order; `None` for a guard that no call waits for while it holds others.
     fn place(self) -> Option<Place> {
         let (step, key) = match self {
             Guard::Raise => (2, 0),

@@ -1,7 +1,7 @@
 //! The order of guards, asserted in debug builds. ARCHITECTURE.md has the order as a table; its steps are meant here.
 //!
 //! * While a call holds a guard for the time of the call, it waits only for guards that come later in the order.
-//! * A call waits for guards that it keeps to the end of the transaction in their order.
+//! * A call waits in the order of the table for guards that it keeps to the end of the transaction.
 //!
 //! PostgreSQL releases guards with a savepoint or a transaction, and does not tell this module. So an entry here counts
 //! only while its subtransaction is open.

@@ -1,5 +1,5 @@
 //! Values that this extension never writes: a null in a column that the schema declares NOT NULL, or a word that a
-//! column does not have. Such a table was changed by other means.
+//! column does not have. Something other than this extension has changed such a table.
 //!
 //! A caller gets an error that names the table and the column. A worker has no caller, and an error would end it at the
 //! same row again and again. So it warns once, and goes on with zero, false, or an empty text. With such a value a

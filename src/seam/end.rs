@@ -45,8 +45,8 @@ fn before_end(event: pg_sys::XactEvent::Type) -> bool {
     })
 }
 
-/// Does the acts that were put off until the commit, if this transaction may still write. It ends soon, so no other
-/// transaction waits long for their locks.
+/// Does the acts that were put off until the commit, if this transaction may still write. The transaction ends soon, so
+/// the locks of these acts do not block others for long.
 fn act() {
     let acts = |notes: &mut Notes| {
         let taken = notes.list.extract_if(.., |note| matches!(note.what, What::AtCommit(_)));

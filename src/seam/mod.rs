@@ -20,11 +20,11 @@
 //! commit, when the items are due, and at the rollback of a claim. A row that has ended and is kept for a while is
 //! noted, so that the worker comes at its time (see [`crate::ending::retention`]).
 //!
-//! Unproven means that [`crate::shmem::confirm`] does not vouch for it yet.
+//! A session is unproven while [`crate::shmem::confirm`] does not vouch for what it was granted.
 //!
 //! Each kind of note is a type with its [`effect`]s: those of [`resources`], [`sessions`], [`items`] and the worker's
-//! own [`work`]. [`notes`] has their list. [`end`] has them take effect in order: which sessions live, then floors,
-//! then all that wakes.
+//! own [`work`]. [`notes`] has their list. [`end`] has them take effect: first those that decide which sessions live,
+//! or lower floors; then those that wake processes.
 //!
 //! Files, low to high: effect, items, resources, sessions, work, notes, end, mod.
 
@@ -125,7 +125,8 @@ impl Seam {
         self.note(Taken::Flags(flags));
     }
 
-    /// Notes that what the session holds or waits for changes if this transaction commits.
+    /// Has the session's revision grow if this transaction commits: something changes that the session holds or waits
+    /// for.
     pub fn revise(self, session: SlotRef) {
         let now = now();
         let known = |what: &What| Revision::of(what).is_some_and(|known| known.session == session);
@@ -212,7 +213,8 @@ impl Seam {
         self.note_once(Retained { kind });
     }
 
-    /// Notes that this transaction tells shared memory which kept rows are left. If it fails, that is not true.
+    /// Notes that this transaction tells shared memory which kept rows are left. If it fails, shared memory must forget
+    /// that.
     pub fn retired(self) {
         self.note(Taken::Retention);
     }
@@ -232,7 +234,7 @@ impl Seam {
         });
     }
 
-    /// Makes a note, unless one of the last notes says the same or takes it in.
+    /// Makes a note, unless one of the last notes absorbs it.
     fn note_once(self, what: impl Into<What>) {
         let what = what.into();
         if !near(&what) {

@@ -116,12 +116,12 @@ pub fn now() -> SubTransactionId {
     unsafe { pg_sys::GetCurrentSubTransactionId() }
 }
 
-/// Returns whether one of the last notes of this subtransaction takes a new note in.
+/// Returns whether one of the last notes of this subtransaction absorbs a new note (see [`Effect::absorb`]).
 pub fn near(what: &What) -> bool {
     NOTES.with_borrow_mut(|notes| absorbed(&mut notes.list, now(), what))
 }
 
-/// Returns whether one of the last of some notes takes a new note in. That note must be of the subtransaction `of`.
+/// Returns whether one of the last of some notes absorbs a new note. Only notes of the subtransaction `of` may do so.
 fn absorbed(notes: &mut [Note], of: SubTransactionId, what: &What) -> bool {
     notes.iter_mut().rev().take(NEAR).any(|note| note.subtransaction == of && note.what.absorb(what))
 }

@@ -114,7 +114,7 @@ pub struct Pass {
 
 impl Pass {
     /// Posts the lease if the worker must look at it. No other session could take the lease over while this transaction
-    /// was open; but its session may be dead by now, or keeps it for its grace.
+    /// was open. But the lease's session may be dead by now, or may keep the lease for its grace.
     fn post_if_left(&self, memory: &Memory) -> bool {
         let alive = memory.shared.look(self.session).is_some_and(|standing| standing.alive());
         let left = !alive || memory.shared.keeps_grace(self.session);

@@ -40,7 +40,7 @@ impl Effect for Opened {
     fn at_commit(&self, memory: &Memory) -> bool {
         let alive = memory.shared.look(self.session).is_some_and(|standing| standing.alive());
         if !alive {
-            // It expired while its transaction was open. A sweep may have come before its row was visible.
+            // The session expired while its transaction was open. A sweep may have come before its row was visible.
             memory.database.flag(RESCAN);
         }
         !alive
@@ -85,8 +85,8 @@ impl Effect for Ended {
         matches!(self.left, Left::Rows)
     }
 
-    /// Lets the session live on. While it was frozen it was skipped, so what it waits for may have been judged without
-    /// it.
+    /// Lets the session live on. It was skipped while it was frozen: the resources that it waits for may have been
+    /// judged without it.
     fn at_abort(&self, memory: &Memory) -> bool {
         if memory.shared.thaw(self.session) {
             memory.database.flag(RESCAN);

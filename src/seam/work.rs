@@ -10,7 +10,7 @@ pub enum Taken {
     Resource { name: String, changed: Option<i32> },
     /// Flags of the database.
     Flags(u32),
-    /// The knowledge which rows are kept.
+    /// What shared memory knew of the rows that are kept.
     Retention,
     /// The duty to tell listeners of items of a queue.
     Listeners { queue: String },

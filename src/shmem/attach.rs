@@ -14,8 +14,8 @@ use std::sync::atomic::Ordering;
 thread_local! {
     /// The sessions attached to this backend, each with its grace in microseconds.
     static ATTACHED: RefCell<Vec<(SlotRef, u64)>> = const { RefCell::new(Vec::new()) };
-    /// The place of this backend among the waiting calls: the database, where the backend may be asked for help, and
-    /// the session that it waits for.
+    /// The place of this backend among the waiting calls: its database, where it may be asked for help, and the session
+    /// that it waits for.
     static WAITING: Cell<Option<(&'static Database, SlotRef)>> = const { Cell::new(None) };
     static REGISTERED: Cell<bool> = const { Cell::new(false) };
 }

@@ -15,10 +15,10 @@
 //! * A promoted server cannot know of a **grant that it has not received**, and gives that lease away at once. So only
 //!   what is acknowledged after a grant vouches for it. Mostly that is the grant's own commit. If the commit did not
 //!   wait, or its wait was cancelled (PostgreSQL then warns, and commits all the same), its sessions are *unproven*.
-//!   They stay so until a confirmation that began later. While the granting transaction is open its own answers vouch
-//!   for nothing (see [`crate::session::Touch`]). A prepared transaction makes its sessions unproven until it is known
-//!   to have ended; a guard names these sessions, even after a restart. All other sessions that are found after a
-//!   restart are unproven, too: a prepared transaction that had granted to them may have ended since.
+//!   They stay so until a confirmation that began later is acknowledged. While the granting transaction is open its own
+//!   answers vouch for nothing (see [`crate::session::Touch`]). A prepared transaction makes its sessions unproven
+//!   until it is known to have ended; a guard names these sessions, even after a restart. All other sessions that are
+//!   found after a restart are unproven, too: a prepared transaction that had granted to them may have ended since.
 //!
 //! "Acknowledged" is never inferred from a wait that has ended. It is read where PostgreSQL keeps it: the position up
 //! to which the synchronous standbys have flushed. So three things acknowledge nothing: a cancelled wait, a dying
@@ -140,8 +140,8 @@ impl Shared {
         self.change_unproven(at, |_| now);
     }
 
-    /// Returns until when a session may be told to trust itself, whatever its deadline. `index`: of its slot; nothing
-    /// vouches for a session without one.
+    /// Returns until when a session may be told to trust itself, whatever its deadline. `index` is that of its slot;
+    /// nothing vouches for the grants of a session without a slot.
     pub(super) fn vouched_until(&self, index: Option<u32>, ttl: u64) -> u64 {
         if !self.is_confirming() {
             return FOREVER;

@@ -1,4 +1,4 @@
-//! Databases: what is known of each one that has an entry (see [`super::places`]).
+//! Databases: what shared memory knows of each database that has an entry (see [`super::places`]).
 
 use super::beginning::Beginning;
 use super::latch::{my_latch, set_latch};
@@ -125,7 +125,7 @@ pub struct Database {
     /// Fences below this one are from before the last start (see [`crate::lease::refence`]); zero while it is not
     /// known.
     pub refence: AtomicI64,
-    /// How far the fences, and the numbers of items, that were drawn since then are ahead of the clock.
+    /// The pace of fences, and of the numbers of items, since their sequences were raised.
     pub fences: Pace,
     pub items: Pace,
     /// Queues in which some session has found less than it asked for, by their bits.
@@ -141,11 +141,11 @@ pub struct Database {
     pub first_claim: AtomicI64,
     /// Oid of the sequence `position_high` for which the next three fields are valid, in this start of shared memory.
     pub positions_of: AtomicU32,
-    /// The number that makes a position of a transaction's id, when added to it.
+    /// The number that is added to a transaction's id to make its positions.
     pub position_base: AtomicI64,
-    /// The transaction id from which on that base holds for certain.
+    /// The first transaction id for which `position_base` surely holds.
     pub position_since: AtomicI64,
-    /// The greatest position that may be given.
+    /// The greatest sum of base and id for which positions may be given.
     pub position_high: AtomicI64,
     flags: AtomicU32,
     pub waiting: AtomicU32,

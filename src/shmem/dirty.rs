@@ -49,7 +49,7 @@ impl Shared {
         self.push(database, &dirty.resource, dirty.changed, due, backoff_ms).is_some()
     }
 
-    /// Posts a resource that was not free when a session could have had it. It is retried soon, unless a retry is due
+    /// Posts a resource that a transaction could not give to a session. It is retried soon, unless a retry is due
     /// already. Returns whether the entry is new or due sooner.
     pub fn post_in_vain(&self, database: &Database, resource: &str, now: u64) -> bool {
         let due = now + u64::from(limits::FIRST_RETRY_MS) * 1_000;

@@ -6,8 +6,8 @@
 //! floor: **no item that is free to be claimed is below it, except those that a transaction still open makes free**.
 //!
 //! * A claim notes the floor and its turn, scans from there, and [`Shared::raise`]s the floor to the first place that
-//!   it could not pass. That is the place of an item that an open or prepared transaction has locked, or of one that
-//!   the claim did not want. The scan passes items that are claimed.
+//!   it could not pass. At that place is an item that an open or prepared transaction has locked, or one that the claim
+//!   did not want. The scan passes items that are claimed.
 //! * Some transactions make an item free: they add it, or they give back, fail or free a claimed one. Such a
 //!   transaction [`Shared::lower`]s the floor at its end, once the item is visible. So does a claim that is rolled
 //!   back, as it may have raised the floor over its own items. At PREPARE both lower it: then the item is in flight,

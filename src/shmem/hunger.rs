@@ -7,10 +7,10 @@
 //!
 //! **Until when.** Items become due by themselves. So a claimer notes the first time at which an item that it has seen
 //! becomes due. A transaction that commits an item for later notes the item's time for the sessions that have the bit.
-//! At that time the worker wakes the session and tells listeners. It looks at nothing else for that, however many later
-//! items and queues there are. If no session waits for an item, none needs the news: each claim looks for itself. So
-//! after a restart, when no session is hungry, nothing has to be found again. Each session has one time, the earliest,
-//! with its queue.
+//! At that time the worker wakes the session and tells listeners. For that the worker looks at these times alone,
+//! however many later items and queues there are. If no session waits for an item, its time need not be noted: each
+//! claim looks for itself. So after a restart, when no session is hungry, nothing has to be found again. Each session
+//! has one time, the earliest, with its queue.
 //!
 //! **How many.** Of the sessions that sleep in session_wait, as many are woken as there are items. If all were woken,
 //! each item would cost as many claims as there are workers. A woken session may be stopped, or gone. So it is noted as
@@ -187,7 +187,7 @@ impl Shared {
         hunger.partitions.iter().for_each(|word| word.store(0, Ordering::Release));
     }
 
-    /// Notes that a call begins to sleep until the session has news, or ends its sleep.
+    /// Notes that a call begins or ends its sleep in session_wait.
     pub(super) fn sleeps(&self, at: SlotRef, begins: bool) {
         let count = |calls: u64| if begins { Some(calls + 1) } else { calls.checked_sub(1) };
         // A stand-in has no hunger.
@@ -222,7 +222,7 @@ impl Shared {
         }
         let until = clock::now() + limits::HUNGER_PATIENCE;
         if database.patience().is_none() {
-            // The patience may be that of sessions that have claimed since.
+            // A time that is set now is left from sessions that have claimed since.
             database.patience.store(until, Ordering::Release);
         }
         let (oid, mut any, mut woken) = (database.oid.load(Ordering::Relaxed), false, 0);
@@ -248,7 +248,7 @@ impl Shared {
             self.bump(at);
         }
         if woken > 0 {
-            // Another process may meanwhile have stopped waiting for the sessions woken before.
+            // Another process may have reset the time meanwhile (see `feed_others`).
             database.patience.compare_exchange(0, until, Ordering::AcqRel, Ordering::Relaxed).ok();
         }
         any

@@ -22,12 +22,12 @@ pub struct Opening {
     pub deadline: u64,
     /// The transaction that opens the session; zero if it was opened before a restart.
     pub opened_by: u32,
-    /// What the session was granted before this time takes a confirmation that began later (see [`super::confirm`]).
-    /// Zero if it was granted nothing so far.
+    /// Only a confirmation that begins after this time vouches for what the session was granted (see
+    /// [`super::confirm`]). Zero if it was granted nothing so far.
     pub unproven: u64,
     /// Whether an end of the session is prepared.
     pub frozen: bool,
-    /// The bound of slots that the role may have, if there is one.
+    /// How many slots the role may have, if that is bounded.
     pub most: Option<u32>,
 }
 
@@ -153,8 +153,8 @@ impl Shared {
                 Ok(None) => (),
                 Err(most) => return Err(Error::RoleFull { role: role_name(opening.role.into()), most }.into()),
             }
-            // The opening of a new session must look, since a refusal is final. Sessions from before a restart need
-            // not: many may ask in vain, each in every call that names it, and all ask again.
+            // The opening of a new session must look, since a refusal is final. A session from before a restart need
+            // not look. There may be many of these; each asks in vain with every call that names it, and asks again.
             let now = clock::now();
             let must_look = attempt == 0 && opening.opened_by != 0;
             if !must_look && now < self.header.reclaim_at.load(Ordering::Acquire) {

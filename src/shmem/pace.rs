@@ -46,7 +46,7 @@ impl Pace {
     }
 }
 
-/// Returns the same for a sequence that has come so far in `elapsed`.
+/// Returns how many microseconds a sequence is ahead of the clock that has come this far in `elapsed` microseconds.
 fn ahead(come: i64, elapsed: u64) -> u64 {
     // One step is free, as the first number is drawn at once.
     let due = i128::from(come - STEP) * 1_000_000 / i128::from(PER_SECOND) - i128::from(elapsed);

@@ -109,7 +109,7 @@ impl Ring<'_> {
         Some(true)
     }
 
-    /// Makes what leads to an entry lead elsewhere. That is the head of the entry's chain, or the entry before it.
+    /// Redirects the link that leads to an entry: the head of its chain, or the `next` of the entry before it.
     fn lead(&mut self, to: usize, elsewhere: u32) {
         let (to, mut link) = (to as u32 + 1, self.chain(&self.entries[to]));
         if self.heads[link] == to {

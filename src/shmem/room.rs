@@ -9,8 +9,8 @@
 //! **A process in a call** refers to the entry, and is in a transaction. So the entry is first marked as leaving. It is
 //! given up only if no process is in a transaction in that database after that. A call that begins later finds the mark
 //! and removes it, under the lock under which the entry is given up. (The call is in a transaction before it reads the
-//! mark: in between it takes its snapshot, under a lock of PostgreSQL's. A commit may note something when its
-//! transaction is over. That is about sessions, which keep the entry, or the next look into the database finds it.)
+//! mark: in between it takes its snapshot, under a lock of PostgreSQL's. A commit also makes notes when its transaction
+//! is over. They are about sessions, which keep the entry, or about work that the next look into the database finds.)
 //!
 //! **A call that finds no room** waits for it while some place belongs to a database without living sessions and
 //! waiting calls. A worker removes what is left there and soon leaves, and most transactions are short.

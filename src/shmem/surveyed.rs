@@ -3,9 +3,9 @@
 //! From then on a permit can be free in two ways only: its row says so, or its holder is dead and still has a row. The
 //! reason: permits go only to sessions that have slots, and a slot stays as long as its session has rows. All this
 //! holds as long as no row of a permit is removed. Rows are removed once they have been free for a while, or with their
-//! slots. **A transaction that removes such rows counts that** before its end, after the rows are gone for itself. A
-//! count of permits that begins later finds the rows gone, or being removed. One that began earlier stores its result
-//! under the former number.
+//! slots. **A transaction that removes such rows counts the removal** before its end, after the rows are gone for
+//! itself. A count of permits that begins later finds the rows gone, or being removed. A count that began earlier
+//! stores its result under the former number of removals.
 //!
 //! A semaphore is known by a hash of everything that its count depends on. The table keeps the newer one of two
 //! semaphores that fall on one entry. The hash begins with the random name of this start of shared memory: no user can

@@ -46,7 +46,7 @@ impl Shared {
                 unsafe { pg_sys::ConditionVariableCancelSleep() };
                 return Err(Error::ClientGone.into());
             }
-            // The worker does this too; here it is for the time without one.
+            // The worker wakes other sessions, too; this call does it in case there is no worker.
             self.feed_others(database, clock::now());
         };
         // SAFETY: as above

@@ -1,17 +1,17 @@
 //! The confirmer: a process of its own, since it waits for standbys for as long as they are away.
 //! [`crate::shmem::confirm`] says what its confirmations mean.
 //!
-//! Once per interval it writes one record of WAL without content, flushes it, and looks until the synchronous standbys
-//! have acknowledged it. The next confirmation is due an interval after the start of this one. The confirmer is
-//! connected to no database, so it blocks none. It takes no transaction id and marks the record as unimportant: for it
-//! an idle server makes no checkpoints, and archives no WAL.
+//! Once per interval the confirmer writes one record of WAL without content, flushes it, and checks until the
+//! synchronous standbys have acknowledged it. The next confirmation is due an interval after the start of this one. The
+//! confirmer is connected to no database, so it blocks none. It takes no transaction id and marks the record as
+//! unimportant: for it an idle server makes no checkpoints, and archives no WAL.
 //!
-//! It does not wait as a commit does, in PostgreSQL's queue of processes that wait for standbys. A process in that
-//! queue does not answer requests to all processes, so CREATE and DROP DATABASE would wait for the standbys, too. Also,
-//! a cancel would end the wait, and the process would not see changed settings.
+//! The confirmer does not wait as a commit does, in PostgreSQL's queue of processes that wait for standbys. A process
+//! in that queue does not answer requests to all processes, so CREATE and DROP DATABASE would wait for the standbys,
+//! too. Also, a cancel would end the wait, and the process would not see changed settings.
 //!
 //! The launcher starts the confirmer while the setting is not zero and there are standbys to ask. It ends the confirmer
-//! when either is no longer so, and when it exits itself. Without standbys to ask the launcher itself confirms. If two
+//! when either is no longer so, and when it exits itself. Without standbys to ask, the launcher itself confirms. If two
 //! confirmers ever run at a time, both tell the truth.
 
 use super::{handle_signals, report_activity, report_idle, sleep, start};

@@ -25,8 +25,8 @@ use std::sync::atomic::Ordering;
 pub extern "C-unwind" fn eskit_lease_database_main(argument: pg_sys::Datum) {
     let oid = pg_sys::Oid::from(argument.value() as u32);
     handle_signals();
-    // SAFETY: at the start of a background worker; exits if the database is gone. A database that now refuses
-    // connections may still have earlier sessions.
+    // SAFETY: at the start of a background worker; exits if the database is gone. It connects even to a database that
+    // refuses connections, which may still have earlier sessions.
     unsafe {
         let flags = pg_sys::BGWORKER_BYPASS_ALLOWCONN;
         pg_sys::BackgroundWorkerInitializeConnectionByOid(oid, pg_sys::Oid::INVALID, flags);

@@ -127,7 +127,7 @@ struct Launcher {
     warned_of_room: bool,
     /// The turn in which PostgreSQL last had no slot for a worker.
     no_slot_at: u64,
-    /// When that was last logged, for each database.
+    /// When the lack of a slot was last logged, for each database.
     told: HashMap<u32, u64>,
 }
 
@@ -139,7 +139,7 @@ impl Launcher {
     /// Does what is due. Returns when the next thing is due.
     fn turn(&mut self, now: u64) -> u64 {
         let mut next = Due::default();
-        // This comes first: the turn of a worker that has gone is for the next database.
+        // This comes first, so that the turn of a worker that has gone is free for the next database.
         self.reap(now);
         next.at(self.visits.remember_kept(now));
         let visiting = self.visits.begin(self.running(), most_workers());
@@ -163,8 +163,8 @@ impl Launcher {
         self.forget_dropped();
         let mut due: Vec<(u64, u32)> =
             due.into_iter().filter_map(|(database, due)| Some((due.earliest()?, database))).collect();
-        // The database that was last served longest ago comes first. Times would not be fair: posted resources are
-        // always due at once.
+        // The database that was last served longest ago comes first. An order by time would not be fair: posted
+        // resources are always due at once.
         due.sort_unstable_by_key(|(at, database)| (self.served.get(database).copied().unwrap_or(0), *at, *database));
         let (mut crowded, mut unserved) = (visiting, BTreeSet::new());
         for (at, database) in due {
@@ -287,7 +287,7 @@ impl Launcher {
                 }
             }
         }
-        // Being served longer ago than this is as good as never.
+        // A database that was served longer ago than this counts as one that was never served.
         self.served.retain(|_, at| now < *at + limits::LAUNCHER_IDLE);
         self.told.retain(|_, at| now < *at + limits::NO_SLOT_TOLD_EVERY);
         self.workers.retain(|_, worker| !worker.handle.is_null() || now < worker.not_before + limits::LAST_START_WAIT);

@@ -1,5 +1,5 @@
-//! The worker: it makes things prompt. A launcher watches shared memory for everything that becomes due. A database
-//! worker then does the work, by the modules that verbs call.
+//! The worker: processes that do promptly what becomes due. A launcher watches shared memory for everything that
+//! becomes due. A database worker then does the work, by the modules that verbs call.
 //!
 //! The launcher is connected to no database, so it blocks none. It sleeps until the earliest deadline, or until a latch
 //! tells it of something new. A database worker lives only while its database has work. It is started a little before a
@@ -13,9 +13,9 @@
 //!
 //! PostgreSQL's slots for such processes are shared with parallel queries and others. If a worker finds none, the
 //! launcher looks for one every 50 ms, and running workers leave as if they had to take turns. In each database with
-//! work a session_wait is woken, and does the pass itself (see [`crate::ending::waiter_pass`]). That must be a call
-//! outside of a transaction block; it answers when the pass is done. Only databases without such a call wait for their
-//! turn.
+//! work a session_wait is woken, and does the pass itself (see [`crate::ending::waiter_pass`]). The session_wait must
+//! be outside of a transaction block, and answers when the pass is done. Only databases without such a call wait for
+//! their turn.
 //!
 //! If standbys must confirm that this is the primary, the launcher keeps a [`confirmer`], too.
 //!
@@ -51,9 +51,9 @@ impl Due {
     }
 }
 
-/// Visits each session that becomes due while a worker stays, with its database and the time. That is its deadline, the
-/// sweep of its rows, or its waking for work items. Makes sessions dead that are past their deadline. Returns whether
-/// other sessions may become due later.
+/// Visits each session that becomes due while a worker stays, with its database and the time. A session is due at its
+/// deadline, for the sweep of its rows, or to be woken for work items. Makes sessions dead that are past their
+/// deadline. Returns whether other sessions may become due later.
 pub fn each_session_due(shared: &Shared, now: u64, mut visit: impl FnMut(u32, u64)) -> bool {
     // The launcher looks again after LINGER at the latest, and starts a worker before what is due then.
     let (by, mut beside) = (now + limits::WORKER_LINGER + 2 * limits::WORKER_AHEAD, false);

@@ -1,8 +1,8 @@
 //! Visits: the databases that the launcher must still have looked into.
 //!
-//! After a start of the server that is every database, once: shared memory does not know what rows each one has. Later
-//! it is a database that has given up its entry (see [`crate::shmem::databases`]) and keeps rows for a while. It is
-//! visited when the first of these rows must be removed.
+//! After a start of the server every database is visited once: shared memory does not know what rows it has. Later a
+//! database may give up its entry (see [`crate::shmem::databases`]) while it keeps rows for a while. It is visited when
+//! the first of these rows must be removed.
 //!
 //! A visit needs an entry and a worker. As many visits begin at a time as there may be workers. Each turn of the
 //! launcher begins one more, so databases in which workers fail do not hold up the others. While databases wait for a

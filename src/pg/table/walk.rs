@@ -122,7 +122,7 @@ impl Walk<'_> {
         }
     }
 
-    /// Goes on to the next row, or to a version that does not count, after several of these.
+    /// Goes on to the next row. Stops early at a version that does not count, once it has passed several of these.
     pub fn step(&mut self) -> Stand {
         self.advance(PATIENCE)
     }

@@ -141,8 +141,8 @@ impl Table {
         }
     }
 
-    /// Deletes the row at a place, unless another transaction has it locked. If this transaction has locked the row
-    /// already, this saves a try that takes the own lock for another's.
+    /// Deletes the row at a place, unless another transaction has it locked. If this transaction may have locked the
+    /// row, call this at once: the first try of [`Table::try_delete`] would take that lock for another's.
     pub fn try_delete_at(&self, tid: ItemPointerData) -> Locked {
         match self.lock(tid, false) {
             Locked::Mine => self.delete(true),
