@@ -10,7 +10,8 @@ fn millis(interval: &Interval) -> i128 {
     (days * 86_400_000_000 + i128::from(interval.micros())) / 1_000
 }
 
-/// Returns a span as people read it, as PostgreSQL shows settings. The unit is the greatest one with a whole number.
+/// Returns a span as people read it, as PostgreSQL shows settings. The unit is the greatest one that gives a whole
+/// number.
 pub fn told(ms: i128) -> String {
     let units = [("d", 86_400_000), ("h", 3_600_000), ("min", 60_000), ("s", 1_000)];
     match units.into_iter().find(|(_, unit)| ms % unit == 0) {

@@ -1,4 +1,4 @@
-//! The bounds, numbers and times, each with what it bounds. Times are in microseconds unless their names or comments
+//! The limits: numbers and times, each with what it bounds. Times are in microseconds unless their names or comments
 //! say otherwise. Administrators set the others: see [`super::settings`].
 
 // Names
@@ -149,7 +149,8 @@ pub const WORKER_LINGER: u64 = 1_000_000;
 pub const MAX_PASS: usize = 1_000;
 /// How often a run of retention begins at the oldest row of all, in microseconds.
 pub const RETIRE_ANEW: u64 = 3_600_000_000;
-/// Posts come in crowds. Those that come within this time after a pass are left to one further pass. In microseconds.
+/// Posts to the ring come in crowds. Those that come within this time after a pass are left to one further pass. In
+/// microseconds.
 pub const WORKER_GATHER: u64 = 3_000;
 /// How long a worker stays at least while others wait for a turn, in microseconds. Starting the next one takes a good
 /// part of this time.

@@ -189,8 +189,8 @@ fn define_retention() {
         GucContext::Sighup,
         GucFlags::UNIT_S,
     );
-    // The default is not -1, as nothing else removes dead items but the drop of their queue; users of River and Oban
-    // expect this. It is longer than River's week, because each dead item is work that has not been done.
+    // The default removes dead items, as users of River and Oban expect: otherwise only the drop of their queue would.
+    // It is longer than River's week, because each dead item is work that has not been done.
     int(
         c"eskit_lease.dead_item_retention",
         c"How long a work item is kept that is tried no more.",

@@ -1,4 +1,5 @@
-//! The order of guards, asserted in debug builds. ARCHITECTURE.md has the order as a table; its steps are meant here.
+//! The order of guards, asserted in debug builds. ARCHITECTURE.md has the order as a table; a step here is a step of
+//! that table.
 //!
 //! * While a call holds a guard for the time of the call, it waits only for guards that come later in the order.
 //! * A call waits in the order of the table for guards that it keeps to the end of the transaction.

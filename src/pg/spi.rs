@@ -179,7 +179,7 @@ impl Drop for AsOwner {
 /// A connection to SPI as the extension's owner.
 pub struct Db {
     planner: [bool; 10],
-    /// Lasts to the end of the connection.
+    /// The owner's rights last as long as the connection.
     _owner: AsOwner,
 }
 
@@ -386,7 +386,7 @@ pub fn next(sequence: &'static CStr) -> i64 {
     unsafe { pg_sys::ffi::pg_guard_ffi_boundary(|| nextval_internal(sequence, false)) }
 }
 
-/// Refuses to write in a transaction that must not.
+/// Refuses a verb that writes in a READ ONLY transaction.
 pub fn require_writes(verb: &'static str) -> Result<()> {
     if transaction::is_read_only() { Err(Error::ReadOnly(verb).into()) } else { Ok(()) }
 }

@@ -7,8 +7,8 @@ use std::ffi::CStr;
 
 /// Returns whether the transaction ends with the answer of the verb that was just entered. It does if the verb was
 /// called by a client's own SELECT outside a transaction block, or by the worker. DO, a procedure, a user's function
-/// and a trigger may go on for long, but PostgreSQL does not count them as blocks. There another query than the
-/// client's has called. A pipeline counts as a block only from its second statement on.
+/// and a trigger may go on for long, but PostgreSQL does not count them as blocks. In all of these another query than
+/// the client's has called the verb. A pipeline counts as a block only from its second statement on.
 pub fn ends_with_answer() -> bool {
     if transaction::is_in_block() {
         return false;

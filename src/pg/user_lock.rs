@@ -19,7 +19,8 @@ impl UserLock {
         as_transaction(|| self.tag().acquire(Mode::Shared, Life::Transaction, false))
     }
 
-    /// Shares the lock beyond transactions, until [`UserLock::let_go`]. Each call of this needs one of that.
+    /// Shares the lock beyond transactions, until [`UserLock::let_go`]. Each call that takes the lock needs one
+    /// `let_go`.
     pub fn try_hold(self) -> bool {
         self.tag().acquire(Mode::Shared, Life::Process, false)
     }

@@ -7,9 +7,10 @@
 //!   knows that library by the name of its file, even if the file has been replaced since. So old code would meet new
 //!   objects. An update therefore begins with [`_require_library`].
 //! * **Two libraries in one process.** A new file is loaded beside the old one only if the functions' library has
-//!   another name than the preloaded one. (That one was given with a path, by a symbolic link, or was found elsewhere
-//!   in dynamic_library_path.) The new one does not know how the other has laid out shared memory, and lacks what the
-//!   other keeps in each process. So it leaves all of that alone ([`another_is_preloaded`]).
+//!   another name than the preloaded one. (The preloaded one was given with a path, by a symbolic link, or was found
+//!   elsewhere in dynamic_library_path.) The new library does not know how the old one has laid out shared memory, and
+//!   lacks what the old one keeps in each process. So the new library leaves all of that alone
+//!   ([`another_is_preloaded`]).
 //! * **An object that this library needs does not exist** ([`catalog::unserved`](super::catalog::unserved)).
 
 use super::text::Text;

@@ -41,7 +41,7 @@ pub struct Header {
     pub(super) used: AtomicU32,
     /// Until this time it is of no use to look for slots to reclaim.
     pub(super) reclaim_at: AtomicU64,
-    /// The entry at which the next search for a database that can give up its place begins.
+    /// The entry at which the next search for a place to be given up begins.
     pub(super) room_hand: AtomicU32,
     /// Until this time calls wait for a database to give up its place.
     pub(super) room_wanted: AtomicU64,
@@ -132,8 +132,8 @@ pub struct Hunger {
     pub(super) waiting: Counted,
     /// The bits of queues for which the session has been woken, and has not looked since.
     pub(super) woken: Counted,
-    /// These are not counted. A stopped process may write one after the slot has its next session; at worst that
-    /// session is woken in vain.
+    /// The partitions that the session has noted, by their bits. They carry no count of sessions. A stopped process may
+    /// set a bit after the slot has its next session; at worst that session is woken in vain.
     pub(super) partitions: [AtomicU64; WORDS],
 }
 

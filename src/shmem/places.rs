@@ -11,7 +11,8 @@
 //! Only the worker refers to a visited entry: a call first takes the entry over, under [`Lock::Alloc`]. So the launcher
 //! may give it up under the same lock once no worker is there and shared memory holds nothing of the database. Open
 //! transactions in the database do not matter. If the database turns out to be in use, by sessions from before, it gets
-//! a place when another visit wants its entry. If more than `max_databases` are in use it keeps the entry of its visit.
+//! a place when another visit wants its entry. If more than `max_databases` are in use, the database keeps the entry of
+//! its visit.
 
 use super::databases::{BOOT, Database, RESCAN};
 use super::latch::set_latch;
@@ -147,8 +148,8 @@ impl Shared {
         self.databases.iter().find(|known| known.oid.load(Ordering::Acquire) == oid)
     }
 
-    /// Ends a visit. A database in use gets a place, and any other gives its entry up. `failed`: it does that even if
-    /// it must still be looked into. Returns whether it gave the entry up.
+    /// Ends a visit. A database in use gets a place, and any other gives its entry up. With `failed` it gives the entry
+    /// up even if it must still be looked into. Returns whether the entry was given up.
     pub fn end_visit(&self, database: &Database, failed: bool) -> bool {
         let oid = database.oid.load(Ordering::Acquire);
         let in_use = self.has_rows(database);
@@ -161,7 +162,7 @@ impl Shared {
             return false;
         }
         if in_use {
-            // If no place is free, it keeps the entry of its visit.
+            // If no place is free, the database keeps the entry of its visit.
             database.visited.store(self.is_full(), Ordering::SeqCst);
             return false;
         }

@@ -2,9 +2,9 @@
 //!
 //! An entry is for a database in use. Such a database has living or dead sessions, a resource to be judged, a prepared
 //! transaction whose end is watched for, or a waiting call. An entry is also kept while a worker is there, or the
-//! database must still be looked through. Any other database gives its entry up to one that needs an entry. It loses
-//! only what can be found again. Its counters begin anew, and fences and positions are read again. The launcher looks
-//! for kept rows, and remembers when the first of them is due.
+//! database must still be looked through. Any other database gives its entry up to one that needs an entry. The
+//! database loses little by that. Its counters begin anew, and what was known of fences and positions is read again.
+//! The launcher remembers when the first of its kept rows is due, and has them looked for.
 //!
 //! **A process in a call** refers to the entry, and is in a transaction. So the entry is first marked as leaving. It is
 //! given up only if no process is in a transaction in that database after that. A call that begins later finds the mark
@@ -64,7 +64,8 @@ impl Shared {
         taken.filter(is_in_use).count()
     }
 
-    /// Returns the index of a database's entry, on the place that another database has given up.
+    /// Returns the index of a database's entry, once another database has given up a place for it; `None` if none does
+    /// in time.
     pub(super) fn wait_for_room(&self, oid: u32) -> Option<usize> {
         let until = clock::now() + limits::ROOM_PATIENCE;
         loop {

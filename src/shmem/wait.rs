@@ -15,7 +15,7 @@ use std::sync::atomic::Ordering;
 
 impl Shared {
     /// Sleeps until the session's revision is greater than `revision`, the session has ended, or it is `until`. With
-    /// `helps` it also returns when the worker asks for help. The wait does not extend the session.
+    /// `helps` it also returns when the launcher asks waiting calls for help. The wait does not extend the session.
     pub fn wait_for_revision(
         &self,
         database: &Database,

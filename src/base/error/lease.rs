@@ -11,7 +11,7 @@ pub enum LeaseError {
         fence: i64,
         why: String,
     },
-    /// No row tells anything of the fence.
+    /// No row tells of the fence.
     FenceUnknown {
         resource: String,
         fence: i64,

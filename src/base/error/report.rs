@@ -1,4 +1,4 @@
-//! Builds a refusal under an SQLSTATE. Ours are unknown to pgrx.
+//! Builds a refusal under an SQLSTATE of PostgreSQL's, or under one of ours, which pgrx does not know.
 
 use pgrx::PgLogLevel;
 use pgrx::pg_sys;
