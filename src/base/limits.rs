@@ -59,8 +59,8 @@ pub const DECLARATION_PATIENCE: u64 = 1_000_000;
 pub const DECLARATION_PAUSE: u64 = 5_000;
 /// Resources that one session may wait for.
 pub const MAX_PLACES: usize = 10_000;
-/// How many places behind the first in line are looked at for the first session's other ones. Beyond that, its places
-/// are looked up by session.
+/// How many places behind the first in line are searched for other places of the same session. If more lie behind, the
+/// session's places are looked up by the session.
 pub const MAX_BEYOND: usize = 4;
 
 // Groups

@@ -195,7 +195,7 @@ pub fn lock_if_any(name: &'static CStr) {
 }
 
 /// Locks those of our tables and sequences that this version of the SQL has. Returns false if one lock cannot be taken.
-/// A verb that has an answer for that calls this before it begins.
+/// A verb that can answer with a reason, such as `busy`, calls this before it begins.
 pub fn lock_all(tables: &[&'static CStr]) -> bool {
     tables.iter().map(|table| relation(table)).all(|oid| oid == Oid::INVALID || lock_soon(oid))
 }

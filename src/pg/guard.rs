@@ -44,7 +44,7 @@ pub enum Mode {
     Exclusive,
 }
 
-/// The first class. pg_locks shows the classes in `objsubid`, and sql/views.sql names them, too.
+/// The first of our classes. pg_locks shows the classes in `objsubid`, and sql/views.sql names them, too.
 const CLASS: u16 = 4_501;
 
 impl Guard {

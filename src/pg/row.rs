@@ -2,8 +2,8 @@
 //!
 //! One row is a value of a composite type, which schema.sql makes; PostgreSQL finds such a type in its cache. For a
 //! `RETURNS TABLE` it builds the columns anew in each execution. That took a seventh of a heartbeat's cost beyond
-//! `SELECT 1`. A function that may return several rows does return a table; the rows go where the executor collects
-//! them.
+//! `SELECT 1`. A function that may return several rows returns a table all the same, and puts the rows where the
+//! executor collects them.
 
 use super::catalog;
 use pgrx::IntoHeapTuple;

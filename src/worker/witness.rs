@@ -117,8 +117,7 @@ extern "C" fn leave(_signal: libc::c_int) {
 /// Runs the child, to its end. The child begins as a copy of the launcher. It gives up the launcher's files and shared
 /// memory, and then makes only system calls.
 ///
-/// # Safety
-/// Only in a process that has just been forked, with all signals blocked.
+/// # Safety The process has just been forked, and all signals are blocked.
 unsafe fn watch(page: &Page, parent: libc::pid_t) -> ! {
     unsafe extern "C" {
         fn PGSharedMemoryDetach();

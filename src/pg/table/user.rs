@@ -8,7 +8,8 @@ use crate::pg::text::text_datum;
 use pgrx::pg_sys::ffi::pg_guard_ffi_boundary as guarded;
 use pgrx::pg_sys::{self, LOCKMODE, Oid};
 
-/// What PostgreSQL tells of a deferrable key differs between its versions, so both cases have this text.
+/// The text for a missing primary key and for a deferrable one: PostgreSQL's versions differ in how they report the
+/// latter.
 const NO_KEY: &str = "It has no primary key, or a deferrable one.";
 
 /// Why a table cannot be used.

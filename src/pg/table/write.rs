@@ -1,6 +1,7 @@
-//! Writes of rows by their place. A statement would cost many times as much. They are for plain tables, as we made
-//! them: then only the row and its index entries must be written. A caller with a statement to fall back on asks
-//! before. Items have no such statement: what an administrator hangs on their table sees no claims.
+//! Writes rows by their place. A statement would cost many times as much. The table must be plain, as we made it: then
+//! only the row and its index entries must be written. A caller first asks whether the table is plain, and uses a
+//! statement if not. Claims of items do not ask, as they have no such statement: what an administrator hangs on the
+//! table of items sees no claims.
 
 use super::indexes::{Indexes, Version};
 use super::open::{Key, Locked, Sight, Table, locked};
@@ -12,8 +13,8 @@ pub type Change = (i32, Option<Datum>);
 
 impl Table {
     /// Returns whether rows may be added or changed by place, without a statement: nothing but indexes hangs on the
-    /// table. An administrator may have added a trigger, for example. Adding one waits for transactions that have
-    /// opened the table before.
+    /// table. An administrator may have added a trigger, for example. The administrator's command waits for
+    /// transactions that have opened the table before.
     pub fn is_plain(&self) -> bool {
         // SAFETY: the relation is open; the list is ours
         unsafe {
