@@ -18,11 +18,11 @@
 //! that changes no bound. A raise needs no new version: a bound that was right for a version stays right. Versions
 //! repeat after 16 million lowerings of one block; those do not happen during one look through 256 slots.
 //!
-//! **Order.** Every change of the word reads and writes it in one step. So a process that reads a version has acquired
-//! what was done to slots before that lowering and all earlier ones. What it does not see yet comes with another
-//! version. A look does not see what is lowered after it. So the process that lowers wakes each sleeper that would
-//! sleep too long; sleepers announce their time before they look. Both sides have a fence between their two steps: at
-//! least one of them sees the other. Nothing here knows PostgreSQL.
+//! **Order.** Every change of the word reads and writes it in one step. So a process that reads a version sees what was
+//! done to slots before the lowering of that version, and before earlier ones. A change that it does not see yet comes
+//! with another version. A look misses what is lowered after it. So the process that lowers the bound then wakes each
+//! sleeper that would sleep too long. A sleeper announces its time of waking before it looks. Both have a memory fence
+//! between their two steps, so at least one of them sees the other. Nothing here knows PostgreSQL.
 
 use super::word::FOREVER;
 use std::sync::atomic::{AtomicU64, Ordering, fence};

@@ -14,8 +14,8 @@
 //!   and no floor passes it until the end.
 //! * Each lowering begins a new turn. A scan reads the turn before it begins, and raises the floor no higher than any
 //!   lowering since that turn. So an item that becomes visible during a scan is not lost. Either the scan saw it, at
-//!   least in flight; or its lowering came after the turn was read, and undoes or bounds the raise. The lowest lowering
-//!   is kept since each of two turns; a scan that began before both raises nothing.
+//!   least in flight; or its lowering came after the turn was read, and undoes or bounds the raise. The lane's entry
+//!   keeps the lowest place of the lowerings since each of two turns; a scan that began before both raises nothing.
 //! * An item that waits for another one of its key is free for no claim, and a floor may pass it. But the transaction
 //!   that finishes the other item must find the waiting one without the floor (see [`crate::item`]). Then the waiting
 //!   one is moved above the floor, or the floor is lowered. A session that is about to sleep in vain is told of news

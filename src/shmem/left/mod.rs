@@ -16,12 +16,13 @@
 //! | had no slot, so nothing has asked for it since `t0`           | what it was given, less the time since `t0`     |
 //!
 //! After a crash, and wherever no file counts, each session is given its TTL. **Invariant:** a session's deadline after
-//! a start is no earlier than any deadline that it was told before. The session was told `d` at the latest; it is given
-//! at least `d - stop`, from a `t0` after `stop`. The time for which the server is down does not count.
+//! a start is no earlier than any deadline that it was told before. If `d` is the latest deadline that the session was
+//! told, it is given at least `d - stop`, from a `t0` after `stop`. The time for which the server is down does not
+//! count.
 //!
 //! *Heard* means that the deadline is beyond `t0 + ttl`; no start gives a later one. The end of an attachment does not
-//! count, because the stop itself ends the connection. A session that has ended by that is given its TTL, as after a
-//! crash.
+//! count, because the stop itself ends the connection. A session that has ended with its attachment is given its TTL,
+//! as after a crash.
 //!
 //! *The stop* is when the launcher ends. PostgreSQL terminates it together with the clients; the shutdown checkpoint
 //! comes after that, and may take longer than a TTL. If the launcher is terminated alone, or is slow, that changes
