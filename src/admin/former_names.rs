@@ -1,5 +1,5 @@
-//! The names that versions up to 0.2.0 gave to functions, for what of the users' still names them: a dump with a column
-//! default, the body of a function. They do what the functions of today do, and warn once in a connection.
+//! The names that functions had in versions up to 0.2.0. Users may still have them: in a dump with a column default, or
+//! in the body of a function. They do the same as today's functions, and warn once in a connection.
 
 use crate::base::error::{Error, Result};
 use crate::fenced::{self, unfence};

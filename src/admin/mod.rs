@@ -1,4 +1,4 @@
-//! What administrators call: privileges, and what SQL sees of shared memory.
+//! What administrators call: privileges, and views of shared memory in SQL.
 //!
 //! Files, low to high: privilege, reading, former_names, mod.
 

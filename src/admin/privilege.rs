@@ -1,5 +1,5 @@
-//! Privileges: PUBLIC may call the key functions, and these two hand out the rest, as their caller: PostgreSQL's own
-//! rules for GRANT say which role may.
+//! Privileges. PUBLIC may call the key functions; these two functions grant the rest. They run as their caller, so
+//! PostgreSQL's own rules for GRANT say who may.
 
 use crate::base::error::Result;
 use crate::bridge;
@@ -10,8 +10,8 @@ use crate::pg::{catalog, role, spi};
 use pgrx::pg_sys::{INT4ARRAYOID, INT8ARRAYOID, TEXTOID};
 use pgrx::prelude::*;
 
-/// Runs those `GRANT .. TO role` statements whose objects are there. GRANT takes no parameters, so the role's name is
-/// quoted by PostgreSQL.
+/// Runs those `GRANT .. TO role` statements whose objects exist. GRANT takes no parameters, so PostgreSQL quotes the
+/// role's name.
 fn grant(statements: &[(bool, &str)], role: Option<Role>) -> Result<()> {
     let Role(role) = role.given("role")?;
     let name = role::quoted_name(role);

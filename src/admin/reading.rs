@@ -1,6 +1,6 @@
-//! What SQL sees of shared memory: the functions under the views, and the counters.
+//! Shared memory in SQL: the functions under the views, and the counters.
 //!
-//! A standby has the rows and does not know who lives. There the views show the rows, and say so.
+//! A standby has the rows, but cannot know which sessions live. Its views show the rows, and say so.
 
 use crate::base::error::Result;
 use crate::call::{enter, in_recovery};
@@ -14,8 +14,8 @@ use pgrx::datum::{Interval, TimestampWithTimeZone};
 use pgrx::prelude::*;
 use pgrx::{Uuid, name};
 
-/// Whether a waiter may be granted to: alive, and not ending. For version 0.1.0 of the library, which asks in SQL:
-/// where it was loaded it goes on until the server is restarted.
+/// Returns whether a waiter may get a grant: it lives, and is not ending. Version 0.1.0 of the library asks this in
+/// SQL, and goes on doing so until the server is restarted.
 #[pg_extern(schema = "eskit_lease", strict)]
 fn _eligible(session: Uuid, boot_id: i64, ttl_ms: i32) -> Result<bool> {
     Ok(session::standing(enter()?, catalog::home(), session, boot_id, ttl_ms).state == State::Alive)
@@ -48,15 +48,15 @@ fn _standing(session: Uuid, boot_id: i64, ttl_ms: i32) -> Result<Standing> {
         State::Frozen => ("closing", wall_clock(left)),
         _ => ("expired", None),
     };
-    // Without a slot there is none yet.
+    // A session without a slot has no revision yet.
     let revision = Some(standing.revision.cast_signed()).filter(|revision| *revision != 0);
-    // Of what this very transaction grants the views vouch for as little as its answers do.
+    // This transaction's own grants are not yet vouched for, neither in the views nor in its answers.
     let touch = Touch { home, at, standing: Some(standing) };
     let trust_ms = Some(touch.trust_ms().unwrap_or(0));
     Ok(Standing { state: Text::from(state), trust_ms, expires_at, revision, attached_pid: pid })
 }
 
-/// How long an owner has left to release a partition.
+/// Returns how long an owner has left to release a partition.
 #[pg_extern(schema = "eskit_lease", strict)]
 fn _revoke_in(revoke_at: i64, boot_id: i64, rebalance_timeout_ms: i32) -> Result<Option<Interval>> {
     let shared = shared()?;
@@ -67,8 +67,8 @@ fn _revoke_in(revoke_at: i64, boot_id: i64, rebalance_timeout_ms: i32) -> Result
     Ok(Some(Interval::from_micros(i64::try_from(at.saturating_sub(clock::now())).unwrap_or(0))))
 }
 
-/// The transaction that a row's xmax belongs to, if that is open or prepared. A subtransaction that has been committed
-/// to its parent keeps no lock on its own id, by which SQL could find it.
+/// Returns the open or prepared transaction that a row's xmax belongs to. SQL cannot find it: a subtransaction that was
+/// committed to its parent keeps no lock on its own id.
 #[pg_extern(schema = "eskit_lease", strict)]
 fn _open_transaction(xid: pg_sys::TransactionId) -> Option<pg_sys::TransactionId> {
     transaction::open_one(xid)
@@ -78,7 +78,7 @@ fn _open_transaction(xid: pg_sys::TransactionId) -> Option<pg_sys::TransactionId
 fn stats() -> Result<row::TableIterator<(name!(name, Text), name!(value, Option<i64>))>> {
     let shared = shared()?;
     let home = catalog::home();
-    // A look takes no place of a database that is in use.
+    // Looking up the database takes no place from one in use.
     let database = shared.known_database(home.database);
     let count = |i| database.map_or(0, |database| database.counter(i)).cast_signed();
     let counted = |(i, name): (usize, &&'static str)| (Text::from(*name), Some(count(i)));

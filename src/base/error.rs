@@ -1,5 +1,5 @@
-//! Every mistake and refusal that raises, and every warning: an enum for each concept, where each variant has its
-//! SQLSTATE, message, detail and hint in one place. Contention is no error: verbs that ask answer it with a reason.
+//! Every mistake and refusal that raises, and every warning. Each concept has an enum; each variant has its SQLSTATE,
+//! message, detail and hint in one place. Contention is no error: a verb that asks answers with a reason.
 
 mod argument;
 mod bridge;
@@ -21,7 +21,7 @@ use pgrx::pg_sys::panic::ErrorReport;
 
 pub type Result<T> = std::result::Result<T, ErrorReport>;
 
-/// The variants of all enums: callers name a refusal `Error::SessionsFull`, whatever concept it is of.
+/// The variants of all enums. Callers write `Error::SessionsFull`, whatever the concept.
 pub mod all {
     pub use super::argument::ArgumentError::*;
     pub use super::bridge::BridgeError::*;

@@ -1,16 +1,17 @@
-//! Intervals given by callers, in milliseconds and within their limits.
+//! Intervals that callers give, in milliseconds and within their limits.
 
 use super::error::{Error, Result};
 use super::{limits, settings};
 use pgrx::datum::Interval;
 
-/// Milliseconds, with days of 24 hours and months of 30 days, as PostgreSQL compares intervals.
+/// Returns milliseconds, with days of 24 hours and months of 30 days, as PostgreSQL compares intervals.
 fn millis(interval: &Interval) -> i128 {
     let days = i128::from(interval.months()) * 30 + i128::from(interval.days());
     (days * 86_400_000_000 + i128::from(interval.micros())) / 1_000
 }
 
-/// A span as people read it: in the greatest unit that it is a whole number of, as PostgreSQL shows settings.
+/// Returns a span as people read it, as PostgreSQL shows settings. The unit is the greatest one that gives a whole
+/// number.
 pub fn told(ms: i128) -> String {
     let units = [("d", 86_400_000), ("h", 3_600_000), ("min", 60_000), ("s", 1_000)];
     match units.into_iter().find(|(_, unit)| ms % unit == 0) {
@@ -28,19 +29,19 @@ fn within(what: &'static str, interval: &Interval, min_ms: i32, max_ms: i32) -> 
         .ok_or_else(|| Error::Interval { what, given_ms, min_ms: min_ms.into(), max_ms: max_ms.into() }.into())
 }
 
-/// The time to live of a session; the default where none is given.
+/// Returns the time to live of a session; the default if none is given.
 pub fn ttl_ms(ttl: Option<Interval>) -> Result<i32> {
     let default = || Interval::from_micros(i64::from(settings::DEFAULT_TTL.get()) * 1_000);
     let what = if ttl.is_some() { "ttl" } else { "eskit_lease.default_ttl" };
     within(what, &ttl.unwrap_or_else(default), settings::MIN_TTL.get(), settings::MAX_TTL.get())
 }
 
-/// Returns how long something may live on alone.
+/// Returns how long a session may live on alone.
 pub fn grace_ms(what: &'static str, grace: Interval) -> Result<i32> {
     within(what, &grace, 0, settings::MAX_TTL.get())
 }
 
-/// A delay that is given in days at most.
+/// Returns a delay, which may be one day at most.
 pub fn delay_ms(what: &'static str, delay: Interval) -> Result<i32> {
     within(what, &delay, 0, 86_400_000)
 }
@@ -49,7 +50,7 @@ pub fn retry_ms(what: &'static str, delay: Interval) -> Result<i32> {
     within(what, &delay, 0, limits::LONGEST_INTERVAL_MS)
 }
 
-/// Returns how long a call may wait: no longer than the setting, which is also the default.
+/// Returns how long a call may wait. The setting is the upper bound, and the default.
 pub fn wait_ms(timeout: Option<Interval>) -> Result<u32> {
     let longest = settings::MAX_WAIT.get();
     let wait = match timeout {

@@ -1,4 +1,4 @@
-//! What everything else stands on: errors, settings, and intervals as callers give them. It imports nothing of ours.
+//! The lowest floor: errors, settings, and intervals as callers give them. It imports nothing of ours.
 
 pub mod error;
 pub mod interval;

@@ -1,4 +1,4 @@
-//! The settings. Each says its unit, range and reason in its own description, which `\dconfig+` and pg_settings show.
+//! The settings. Each describes its unit, range and reason; `\dconfig+` and pg_settings show that.
 
 use super::limits;
 use pgrx::{GucContext, GucFlags, GucRegistry, GucSetting};
@@ -22,13 +22,13 @@ pub static HISTORY_GRANTS: GucSetting<bool> = GucSetting::<bool>::new(false);
 pub static DEAD_ITEM_RETENTION: GucSetting<i32> = GucSetting::<i32>::new(30 * 86_400);
 pub static EXECUTION_RETENTION: GucSetting<i32> = GucSetting::<i32>::new(30 * 86_400);
 
-/// Returns how many sessions one role may have, if that is bounded for the caller.
+/// Returns how many sessions one role may have, if the caller has a bound.
 pub fn max_sessions_per_role() -> Option<u32> {
     u32::try_from(MAX_SESSIONS_PER_ROLE.get()).ok().filter(|most| *most > 0)
 }
 
-/// Defines all settings. Those that need shared memory are there only where the library is preloaded: PostgreSQL
-/// refuses to define them later.
+/// Defines all settings. Those that need shared memory exist only if the library is preloaded: PostgreSQL refuses to
+/// define them later.
 pub fn define_at_preload() {
     define_sessions();
     define_waiting();
@@ -189,8 +189,8 @@ fn define_retention() {
         GucContext::Sighup,
         GucFlags::UNIT_S,
     );
-    // Not for ever, as nothing else takes them away but the drop of their queue, and users of River and Oban expect it
-    // so; but for longer than River's week, because each is work that has not been done.
+    // The default removes dead items, as users of River and Oban expect: otherwise only the drop of their queue would.
+    // It is longer than River's week, because each dead item is work that has not been done.
     int(
         c"eskit_lease.dead_item_retention",
         c"How long a work item is kept that is tried no more.",

@@ -1,4 +1,4 @@
-//! Arguments of verbs: which must not be NULL, and what they may be.
+//! Arguments of verbs: which ones must not be NULL, and which values they may have.
 
 use crate::base::error::{Error, Result};
 use crate::base::limits;

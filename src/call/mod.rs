@@ -1,4 +1,4 @@
-//! One call of a verb: what every verb needs, checked once at its entry.
+//! One call of a verb: what every verb needs, checked once at its start.
 //!
 //! Files, low to high: argument, mod.
 
@@ -17,13 +17,13 @@ use crate::shmem::{Shared, shared};
 use pgrx::pg_sys::Oid;
 use std::cell::{Cell, OnceCell};
 
-/// Shared memory, on a server that is neither without it nor in recovery.
+/// Returns shared memory. Fails if this library has not made it, and on a server in recovery.
 pub fn enter() -> Result<&'static Shared> {
     let shared = shared()?;
     if in_recovery() { Err(Error::Recovery.into()) } else { Ok(shared) }
 }
 
-/// The same for a verb that writes.
+/// Returns shared memory for a verb that writes. Fails in a READ ONLY transaction, too.
 pub fn enter_writing(verb: &'static str) -> Result<&'static Shared> {
     let shared = enter()?;
     spi::require_writes(verb)?;
@@ -31,19 +31,18 @@ pub fn enter_writing(verb: &'static str) -> Result<&'static Shared> {
 }
 
 thread_local! {
-    /// Whether recovery has been seen to be over, which it is for good.
+    /// Whether this process has seen the end of recovery, which does not come back.
     static RECOVERED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Returns whether this is a standby.
+/// Returns whether this server is in recovery: a standby, or one that has just crashed.
 pub fn in_recovery() -> bool {
     let recovered = RECOVERED.get() || !server::is_in_recovery();
     RECOVERED.set(recovered);
     !recovered
 }
 
-/// Tables that are opened once in a call, when they are first looked at. The modules that know what is in them open
-/// them.
+/// Tables that a call opens once, when it first looks at them. The modules that know their rows open them.
 #[derive(Default)]
 pub struct Tables {
     pub declarations: OnceCell<Table>,
@@ -55,9 +54,9 @@ pub struct Call {
     pub shared: &'static Shared,
     pub database: &'static Database,
     pub home: Home,
-    /// Whose call it is.
+    /// The role that calls.
     pub caller: Oid,
-    // Closed before the connection to SPI is: what they have in memory may be of its.
+    // The tables close before the connection to SPI does, since their memory may belong to the connection.
     pub tables: Tables,
     db: OnceCell<Db>,
 }
@@ -71,13 +70,13 @@ impl Call {
         Ok(Call { shared, database, home, caller, tables: Tables::default(), db: OnceCell::new() })
     }
 
-    /// Returns the connection to SPI, made when the first statement is to run: many an answer needs none.
+    /// Returns the connection to SPI. It is made for the first statement: many an answer needs none.
     pub fn db(&self) -> &Db {
         self.db.get_or_init(|| Db::open(self.home))
     }
 
-    /// Finishes a write by place, or does it by a statement where the table is not plain. Returns how many rows were
-    /// written.
+    /// Finishes a write. `by_place` has the rows that were written by place; if it is `None` the table is not plain,
+    /// and the statement does the write. Returns how many rows were written.
     pub fn written(&self, by_place: Option<u64>, otherwise: &'static Statement, values: Vec<Value>) -> u64 {
         match by_place {
             Some(rows) => {
@@ -88,7 +87,7 @@ impl Call {
         }
     }
 
-    /// Returns whose extension it is.
+    /// Returns the owner of the extension.
     pub fn owner(&self) -> Oid {
         catalog::owner(self.home)
     }

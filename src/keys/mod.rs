@@ -1,4 +1,4 @@
-//! Names folded to numbers, the same for ever: users store these values, index by them and take advisory locks on them.
+//! Names folded to numbers that never change: users store these values, index by them, and take advisory locks on them.
 
 mod fold;
 
@@ -30,15 +30,16 @@ fn partition_of_uuid(id: Uuid, partitions: i32) -> Result<i32> {
     Ok(range_of(id, partitions).ok_or(Error::Partitions(partitions))?)
 }
 
-/// Which of so many equal ranges of all uuids one lies in: id * partitions / 2^128, rounded down, by halves so that
-/// nothing overflows.
+/// Returns in which of `partitions` equal ranges of all uuids `id` lies: id * partitions / 2^128, rounded down. It
+/// computes by halves, so that nothing overflows.
 fn range_of(id: u128, partitions: i32) -> Option<i32> {
     let partitions = u128::try_from(partitions).ok().filter(|count| *count > 0)?;
     let (high, low) = ((id >> 64) * partitions, (id & u128::from(u64::MAX)) * partitions);
     i32::try_from((high + (low >> 64)) >> 64).ok()
 }
 
-/// Far more than calls that make new names at one time, so that few meet on a stripe by accident.
+/// How many stripes there are: far more than calls that make new names at one time. So two names seldom share a stripe
+/// by accident.
 const STRIPES: u64 = 1 << 16;
 
 pub fn stripe(resource: &str, slot: i32) -> u16 {
@@ -71,7 +72,7 @@ mod tests {
             assert_eq!(range_of(0, partitions), Some(0));
             assert_eq!(range_of(u128::MAX, partitions), Some(partitions - 1));
         }
-        // A third of all: the low half decides.
+        // A third of all uuids: the low half decides.
         assert_eq!(range_of(u128::MAX / 3, 3), Some(0));
         assert_eq!(range_of(u128::MAX / 3 + 1, 3), Some(1));
     }
@@ -94,10 +95,10 @@ mod tests {
             prop_assert!(low.is_some_and(|p| p >= 0) && low <= high && high.is_some_and(|p| p < partitions));
         }
 
-        /// Each range begins where it should, and so none is longer than another by more than one uuid.
+        /// Each range begins where it should. So no range is longer than another by more than one uuid.
         #[test]
         fn ranges_are_equal((partitions, range) in (2i32..).prop_flat_map(|n| (Just(n), 1..n))) {
-            // 2^128 / partitions, and what is left of it
+            // 2^128 / partitions, and the remainder
             let (n, p) = (partitions as u128, range as u128);
             let (length, left) = ((u128::MAX - n + 1) / n + 1, (u128::MAX - n + 1) % n);
             let start = |p: u128| p * length + (p * left).div_ceil(n);

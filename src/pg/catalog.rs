@@ -1,4 +1,4 @@
-//! What is found in the catalog by name: the relations of ours in this database, the extension, and its owner.
+//! Lookups in the catalog by name: our relations in this database, the extension, and its owner.
 
 use super::text::from_server;
 use super::{clock, lock_timeout, server};
@@ -15,29 +15,29 @@ pub struct Home {
     pub table: u32,
 }
 
-/// What has been found of the extension here. A name alone says nothing: a role that may make schemas can make one of
-/// that name where the extension is not, or where its schema has been renamed. So ours are the schema and the relations
-/// that are members of the extension, and the indexes of such relations.
+/// The parts of the extension that were found in this database. A name alone proves nothing: a role that may create
+/// schemas can use our schema's name if the extension is not there, or has its schema renamed. So only these are ours:
+/// the schema and relations that are members of the extension, and the indexes of such relations.
 #[derive(Default)]
 struct Found {
     /// The schema, and the extension.
     schema: Option<(Oid, Oid)>,
-    /// Relations, by where their name is in memory. Every call looks some of them up.
+    /// Relations, by the address of their name. Every call looks some of them up.
     relations: Vec<(*const c_char, Oid)>,
-    /// Those that are known to be members.
+    /// Relations that are known to be members.
     members: Vec<Oid>,
-    /// How often something was forgotten: what was read before that may not be kept.
+    /// How often something was forgotten. A result that was read before that must not be kept.
     forgotten: u64,
 }
 
 thread_local! {
     static FOUND: RefCell<Option<Found>> = const { RefCell::new(None) };
-    /// Whether this backend has all the time there is for a lock on a table of ours.
+    /// Whether this backend may wait without limit for a lock on one of our tables.
     static PATIENT: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Forgets the relations, when any comes, changes or goes, and all else with any schema: a relation stays a member for
-/// as long as its schema is.
+/// Forgets the relations when any relation is created, changed or dropped. Forgets everything when a schema is: a
+/// relation stays a member for as long as its schema does.
 unsafe extern "C-unwind" fn forget(_: Datum, cache: std::ffi::c_int, _: u32) {
     FOUND.with_borrow_mut(|found| {
         let Some(found) = found else { return };
@@ -50,7 +50,7 @@ unsafe extern "C-unwind" fn forget(_: Datum, cache: std::ffi::c_int, _: u32) {
     });
 }
 
-/// Reads something of what has been found. The callbacks are registered once.
+/// Reads what has been found. The callbacks are registered once.
 fn found<T>(read: impl FnOnce(&mut Found) -> T) -> T {
     if FOUND.with_borrow(Option::is_none) {
         for cache in [pg_sys::SysCacheIdentifier::RELNAMENSP, pg_sys::SysCacheIdentifier::NAMESPACENAME] {
@@ -61,7 +61,7 @@ fn found<T>(read: impl FnOnce(&mut Found) -> T) -> T {
     FOUND.with_borrow_mut(|found| read(found.get_or_insert_default()))
 }
 
-/// Keeps what has been read since, unless something has been forgotten meanwhile.
+/// Keeps a result of the catalog, unless something has been forgotten since it was read.
 fn keep(since: u64, keep: impl FnOnce(&mut Found)) {
     found(|found| {
         if found.forgotten == since {
@@ -70,8 +70,8 @@ fn keep(since: u64, keep: impl FnOnce(&mut Found)) {
     });
 }
 
-/// The schema of the extension, and the extension; `None` in a database without it, or where its schema has another
-/// name.
+/// Returns the schema of the extension, and the extension. Returns `None` in a database without it, or if its schema
+/// has been renamed.
 fn schema() -> Option<(Oid, Oid)> {
     let (known, since) = found(|found| (found.schema, found.forgotten));
     if known.is_some() {
@@ -101,7 +101,7 @@ fn is_member(relation: Oid, extension: Oid) -> bool {
     }
 }
 
-/// The oid of a table, index or sequence of ours; zero in a database without the extension.
+/// Returns the oid of a table, index or sequence of ours; zero in a database without the extension.
 pub fn relation(name: &'static CStr) -> Oid {
     let known = found(|found| found.relations.iter().find(|known| known.0 == name.as_ptr()).map(|known| known.1));
     if let Some(known) = known {
@@ -127,19 +127,19 @@ pub fn relation(name: &'static CStr) -> Oid {
     oid
 }
 
-/// Locks a table of ours for rows to be changed, to the end of the transaction, if no other process has it locked
-/// against that.
+/// Locks one of our tables for changes of rows, to the end of the transaction. Returns false if another process has a
+/// lock that conflicts.
 pub fn try_lock(table: &'static CStr) -> bool {
     try_lock_oid(needed(table))
 }
 
 fn try_lock_oid(table: Oid) -> bool {
-    // SAFETY: in a transaction; of one that is dropped meanwhile the lock says nothing, and does no harm
+    // SAFETY: in a transaction; if the table is dropped meanwhile, the lock has no meaning and does no harm
     unsafe { pg_sys::ConditionalLockRelationOid(table, pg_sys::RowExclusiveLock as i32) }
 }
 
-/// From now on this backend waits for locks on tables of ours as long as it takes. The worker does: no caller waits for
-/// its answer.
+/// Has this backend wait without limit for locks on our tables from now on. The worker does so: no caller waits for its
+/// answer.
 pub fn be_patient() {
     PATIENT.set(true);
 }
@@ -148,7 +148,7 @@ pub fn is_patient() -> bool {
     PATIENT.get()
 }
 
-/// Tries for a lock again and again, for as long as a call has patience. Returns whether it is had.
+/// Tries for a lock again and again, for as long as a call has patience. Returns whether the lock was taken.
 fn soon(attempt: impl Fn() -> bool) -> bool {
     if attempt() {
         return true;
@@ -165,9 +165,9 @@ fn soon(attempt: impl Fn() -> bool) -> bool {
     false
 }
 
-/// Locks a table or a sequence of ours for rows to be changed or numbers to be drawn, to the end of the transaction.
-/// VACUUM FULL, REINDEX and ALTER SEQUENCE keep all others out for as long as they wait for an open transaction, so a
-/// call gives up soon. Returns whether the lock is had.
+/// Locks one of our tables or sequences, for changes of rows or for drawing numbers, to the end of the transaction.
+/// VACUUM FULL, REINDEX and ALTER SEQUENCE keep all others out while they wait for an open transaction. So a call gives
+/// up soon. Returns whether the lock was taken.
 fn lock_soon(relation: Oid) -> bool {
     if try_lock_oid(relation) {
         return true;
@@ -180,13 +180,13 @@ fn lock_soon(relation: Oid) -> bool {
     soon(|| try_lock_oid(relation))
 }
 
-/// Locks a table or a sequence of ours, as above, or raises 55P03.
+/// Locks one of our tables or sequences to the end of the transaction, or raises 55P03 soon.
 pub fn lock(name: &'static CStr) {
     needed(name);
     lock_if_any(name);
 }
 
-/// The same, of what former versions may lack.
+/// Locks one of our tables or sequences like [`lock`], if this version of the SQL has it.
 pub fn lock_if_any(name: &'static CStr) {
     let oid = relation(name);
     if oid != Oid::INVALID && !lock_soon(oid) {
@@ -194,13 +194,13 @@ pub fn lock_if_any(name: &'static CStr) {
     }
 }
 
-/// Locks those of some tables and sequences of ours that this version of the SQL has. False where one is not to be had:
-/// a verb that has a word for that asks before it begins.
+/// Locks those of our tables and sequences that this version of the SQL has. Returns false if one lock cannot be taken.
+/// A verb that can answer with a reason, such as `busy`, calls this before it begins.
 pub fn lock_all(tables: &[&'static CStr]) -> bool {
     tables.iter().map(|table| relation(table)).all(|oid| oid == Oid::INVALID || lock_soon(oid))
 }
 
-/// The oid of a relation without which nothing can be done.
+/// Returns the oid of a relation that must exist. Raises if it does not.
 pub fn needed(name: &'static CStr) -> Oid {
     let oid = relation(name);
     if oid == Oid::INVALID {
@@ -209,34 +209,32 @@ pub fn needed(name: &'static CStr) -> Oid {
     oid
 }
 
-/// Where the rows of this database are; `None` without the extension.
+/// Returns where the rows of this database are; `None` without the extension.
 pub fn home_if_any() -> Option<Home> {
     let table = relation(c"_sessions");
     (table != Oid::INVALID).then(|| Home { database: server::database(), table: table.to_u32() })
 }
 
-/// Locks all tables and sequences of ours by those names, if none of them is locked against that. Returns whether the
-/// locks are had.
+/// Locks all our tables and sequences with these names, without waiting. Returns whether it has all locks.
 pub fn try_lock_all(names: &[&'static CStr]) -> bool {
     names.iter().map(|name| relation(name)).all(|oid| oid == Oid::INVALID || try_lock_oid(oid))
 }
 
-/// Where the rows of this database are.
+/// Returns where the rows of this database are. Raises without the extension.
 pub fn home() -> Home {
     home_if_any().unwrap_or_else(|| gone())
 }
 
-/// The extension has been dropped since the statement began that runs here, or its schema has got another name.
+/// Raises that the extension has been dropped since the running statement began, or that its schema was renamed.
 pub fn gone() -> ! {
     let is_elsewhere = extension().is_some() && schema().is_none();
     raise(if is_elsewhere { Error::SchemaRenamed } else { Error::NoExtension })
 }
 
-/// Raises that the objects of this database are not those that this library needs, or that there are none any more. See
+/// Raises that the objects of this database are not those that this library needs, or are all gone. See
 /// [`crate::pg::version`].
 pub fn unserved(why: String) -> ! {
-    // What a commit has changed reaches a process in parts: it may know that one table is gone, and not yet that all
-    // are.
+    // A process learns of a commit's changes in parts: it may know that one table is gone, and not yet that all are.
     // SAFETY: in a transaction
     unsafe { pg_sys::AcceptInvalidationMessages() };
     if extension().is_none() || home_if_any().is_none() {
@@ -245,10 +243,10 @@ pub fn unserved(why: String) -> ! {
     raise(Error::Unserved(why))
 }
 
-/// Returns whether a function of ours is there, with arguments of these types: former versions have fewer.
+/// Returns whether a function of ours exists with arguments of these types. Former versions have fewer functions.
 pub fn has_function(name: &CStr, arguments: &[Oid]) -> bool {
     let Some((schema, _)) = schema() else { return false };
-    // SAFETY: in a transaction; reads the catalog through its caches; the types are as many as is said
+    // SAFETY: in a transaction; reads the catalog through its caches; the vector has as many types as are given
     unsafe {
         let types = pg_sys::buildoidvector(arguments.as_ptr(), arguments.len() as i32);
         let (name, types) = (Datum::from(name.as_ptr()), Datum::from(types));
@@ -257,25 +255,24 @@ pub fn has_function(name: &CStr, arguments: &[Oid]) -> bool {
     }
 }
 
-/// Returns whether the objects of this database are of 0.3.0 or later, and with them the names and SQLSTATEs from then
-/// on.
+/// Returns whether the objects of this database are of 0.3.0 or later. Those have today's names and SQLSTATEs.
 pub fn has_objects_of_today() -> bool {
     has_function(c"position_next", &[])
 }
 
-/// The oid of the extension, by what is committed now: no cache is asked, which may not have heard of that yet.
+/// Returns the oid of the extension, as committed now. It asks no cache, which may not have heard of the commit yet.
 pub fn extension() -> Option<Oid> {
     // SAFETY: in a transaction; reads the catalog
     Some(unsafe { pg_sys::get_extension_oid(c"eskit_lease".as_ptr(), true) }).filter(|oid| *oid != Oid::INVALID)
 }
 
-/// Keeps the extension from being dropped, to the end of the transaction; waits for a transaction that is dropping it.
+/// Keeps the extension from being dropped, to the end of the transaction. Waits for a transaction that is dropping it.
 pub fn lock_extension() {
     let mut found = extension();
     while let Some(oid) = found {
         // SAFETY: in a transaction; PostgreSQL tells the waiting process what has changed meanwhile
         unsafe { pg_sys::LockDatabaseObject(pg_sys::ExtensionRelationId, oid, 0, pg_sys::AccessShareLock as i32) };
-        // After the wait there may be another one, made since, that is not locked.
+        // During the wait the extension may have been made anew, and the new one is not locked.
         found = extension();
         if found == Some(oid) {
             return;
@@ -283,25 +280,26 @@ pub fn lock_extension() {
     }
 }
 
-/// The same, if no transaction is dropping it, nor is about to. Returns whether the lock is had.
+/// Keeps the extension from being dropped, like [`lock_extension`], but gives up soon. Returns whether the lock was
+/// taken.
 pub fn lock_extension_soon() -> bool {
     let Some(oid) = extension() else { return false };
     // SAFETY: in a transaction
     let attempt = || unsafe {
         pg_sys::ConditionalLockDatabaseObject(pg_sys::ExtensionRelationId, oid, 0, pg_sys::AccessShareLock as i32)
     };
-    // After the wait there may be another one, made since, that is not locked.
+    // During the wait the extension may have been made anew, and the new one is not locked.
     soon(attempt) && extension() == Some(oid)
 }
 
-/// What fences are drawn from.
+/// The sequence that fences are drawn from.
 pub const FENCES: &CStr = c"fence_seq";
 
 pub fn fence_sequence() -> Oid {
     relation(FENCES)
 }
 
-/// The owner of the tables, and so of the extension.
+/// Returns the owner of the tables, who is also the extension's.
 pub fn owner(home: Home) -> Oid {
     // SAFETY: in a transaction; the tuple of pg_class is released after its one field has been read
     unsafe {
@@ -318,7 +316,7 @@ pub fn owner(home: Home) -> Oid {
 
 #[cfg(feature = "pg15")]
 unsafe fn is_owner(table: Oid, role: Oid) -> bool {
-    // SAFETY: reads the catalog through its cache; raises for a table that is no more
+    // SAFETY: reads the catalog through its cache; raises for a table that has been dropped
     unsafe { pg_sys::pg_class_ownercheck(table, role) }
 }
 
@@ -328,7 +326,7 @@ unsafe fn is_owner(table: Oid, role: Oid) -> bool {
     unsafe { pg_sys::object_ownercheck(pg_sys::RelationRelationId, table, role) }
 }
 
-/// The name of a table; `None` if it is no more.
+/// Returns the name of a table; `None` if it has been dropped.
 pub fn table_name(table: Oid) -> Option<String> {
     // SAFETY: reads the catalog through its cache; null, or a name that ends in NUL
     unsafe {
@@ -337,7 +335,7 @@ pub fn table_name(table: Oid) -> Option<String> {
     }
 }
 
-/// The name of this database.
+/// Returns the name of this database.
 pub fn database_name() -> String {
     // SAFETY: reads the catalog through its cache; null, or a name that ends in NUL
     unsafe {
@@ -346,7 +344,7 @@ pub fn database_name() -> String {
     }
 }
 
-/// Refuses a user's table that is not the caller's.
+/// Refuses a user's table that the caller does not own.
 pub fn require_owner(table: Oid) -> Result<()> {
     // SAFETY: reads the catalog through its cache; the name ends in NUL
     unsafe {

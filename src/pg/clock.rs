@@ -2,7 +2,7 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Microseconds since the machine was booted, suspended or not.
+/// Returns the microseconds since the machine was booted; the time of a suspension counts.
 pub fn now() -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: `time` is a valid timespec
@@ -10,7 +10,7 @@ pub fn now() -> u64 {
     time.tv_sec.cast_unsigned() * 1_000_000 + time.tv_nsec.cast_unsigned() / 1_000
 }
 
-/// Microseconds since 1970 by the wall clock. For people and for revisions, never for deadlines.
+/// Returns the microseconds since 1970 by the wall clock. They are for people and for revisions, never for deadlines.
 pub fn wall() -> u64 {
     SystemTime::now()
         .duration_since(UNIX_EPOCH)
@@ -19,7 +19,7 @@ pub fn wall() -> u64 {
         .unwrap_or(0)
 }
 
-/// What rows keep as a timestamptz: microseconds since 2000 by the wall clock.
+/// Returns a timestamptz as rows keep it: microseconds since 2000 by the wall clock.
 pub fn timestamp() -> i64 {
     // SAFETY: no preconditions
     unsafe { pgrx::pg_sys::GetCurrentTimestamp() }
@@ -27,11 +27,11 @@ pub fn timestamp() -> i64 {
 
 /// Sleeps for some microseconds, or until there is a signal.
 pub fn pause(span: u64) {
-    // SAFETY: no preconditions; a caller looks at interrupts by itself
+    // SAFETY: no preconditions; the caller checks for interrupts
     unsafe { pgrx::pg_sys::pg_usleep(span as std::ffi::c_long) };
 }
 
-/// The whole milliseconds of a span, never more than there are: what a program may trust.
+/// Returns the whole milliseconds of a span, rounded down, so that a client may trust them.
 pub fn trust_ms(span: u64) -> i32 {
     i32::try_from(span / 1_000).unwrap_or(i32::MAX)
 }

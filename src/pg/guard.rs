@@ -14,8 +14,8 @@
 //! | `Bridge` (B) | exclusively by the worker, beyond its transactions, while the lease of a bridge is good; shared for an instant by a check |
 //! | `Raise` (R)  | exclusively, for the time of one call, by a transaction that lifts a sequence above all history, or reserves or raises positions |
 //!
-//! F is keyed by the fence, not by the name: a fence belongs to one resource and one session for ever, so there is
-//! nothing to look up before it and nothing that two resources could share.
+//! The key of F is the fence, not the name: a fence belongs to one resource and one session for ever. So nothing must
+//! be looked up before F is taken, and two resources never share one.
 
 use super::order::{self, Place};
 use super::server;
@@ -31,7 +31,7 @@ pub enum Guard {
     Stripe(u16),
     Taken(Uuid),
     Promised(Uuid),
-    /// The key of a name, as that of a group.
+    /// The key of a name, folded like that of a group.
     Bridge(i64),
     Raise,
 }
@@ -39,12 +39,12 @@ pub enum Guard {
 #[derive(Clone, Copy)]
 pub enum Mode {
     Shared,
-    /// With others of the same mode, and none in any other.
+    /// Compatible with itself, and with no other mode.
     Joint,
     Exclusive,
 }
 
-/// The classes, as pg_locks shows them in `objsubid`; sql/views.sql names them too.
+/// The first of our classes. pg_locks shows the classes in `objsubid`, and sql/views.sql names them, too.
 const CLASS: u16 = 4_501;
 
 impl Guard {
@@ -90,12 +90,12 @@ impl Guard {
         self.place().into_iter().for_each(order::gave_back);
     }
 
-    /// Returns whether it is held for the time of one call.
+    /// Returns whether the guard is held for the time of one call.
     fn is_of_a_call(self) -> bool {
         matches!(self, Guard::Stripe(_) | Guard::Raise)
     }
 
-    /// Its place in the order, of those that are waited for while others are held.
+    /// Returns the guard's place in the order; `None` for a guard that no call waits for while it holds others.
     fn place(self) -> Option<Place> {
         let (step, key) = match self {
             Guard::Raise => (2, 0),
@@ -107,7 +107,7 @@ impl Guard {
         Some(Place { step, key })
     }
 
-    /// The same beyond transactions, until [`Guard::let_go`].
+    /// Takes the lock beyond transactions, until [`Guard::let_go`], unless another process is in the way.
     pub fn try_hold(self, mode: Mode) -> bool {
         self.tag().acquire(mode, Life::Process, false)
     }
@@ -125,7 +125,7 @@ impl Guard {
         free
     }
 
-    /// Returns whether prepared transactions hold it jointly, or such as are being prepared.
+    /// Returns whether transactions that are prepared, or are being prepared, hold the lock jointly.
     pub fn is_held_jointly(self) -> bool {
         let free = self.try_lock(Mode::Shared);
         if free {
@@ -159,7 +159,7 @@ impl Tag {
         })
     }
 
-    /// Returns whether the lock is had.
+    /// Takes the lock. Returns whether it was taken.
     pub(super) fn acquire(&self, mode: Mode, life: Life, wait: bool) -> bool {
         // SAFETY: the tag is complete; raises when the lock table is full, a wait is cancelled, or is a deadlock
         let result = unsafe { pg_sys::LockAcquire(&self.0, mode.raw(), life == Life::Process, !wait) };
@@ -171,17 +171,17 @@ impl Tag {
         unsafe { pg_sys::LockRelease(&self.0, mode.raw(), life == Life::Process) };
     }
 
-    /// Returns whether another process waits for a lock that this one has.
+    /// Returns whether another process waits for a lock that this process holds.
     pub(super) fn has_waiters(&self, mode: Mode, life: Life) -> bool {
         // SAFETY: the tag is complete, and the lock is had
         unsafe { pg_sys::LockHasWaiters(&self.0, mode.raw(), life == Life::Process) }
     }
 }
 
-/// Has what is locked belong to the (sub)transaction, and not to the portal that the call runs in: a cursor that fails
-/// in a savepoint takes along what it has locked before that savepoint.
+/// Has locks belong to the (sub)transaction, not to the portal that the call runs in. A cursor that fails in a
+/// savepoint would otherwise release locks that it took before that savepoint.
 pub fn as_transaction<T>(work: impl FnOnce() -> T) -> T {
-    // SAFETY: in a transaction. When PostgreSQL raises, the code that catches it sets the owner anew.
+    // SAFETY: in a transaction. When PostgreSQL raises, the code that catches it sets the owner again.
     unsafe {
         let owner = pg_sys::CurrentResourceOwner;
         pg_sys::CurrentResourceOwner = pg_sys::CurTransactionResourceOwner;

@@ -1,5 +1,5 @@
-//! `jsonb` as it comes from and goes to SQL: bytes that are not looked into here. Read into Rust's numbers and back it
-//! would not be the same.
+//! `jsonb` as it comes from and goes to SQL: bytes that this extension does not look into. A value that is read into
+//! Rust's numbers and written back would not be the same.
 
 use crate::base::error::{Error, raise};
 use pgrx::callconv::{Arg, ArgAbi, BoxRet, FcInfo};
@@ -10,7 +10,7 @@ use pgrx::pgrx_sql_entity_graph::metadata::{
 };
 use pgrx::{FromDatum, IntoDatum};
 
-/// An SQL `jsonb`: the bytes of a value, its header included.
+/// An SQL `jsonb`: the bytes of a value, including its header.
 #[derive(Clone)]
 pub struct Jsonb(Vec<u8>);
 
@@ -24,12 +24,12 @@ impl Jsonb {
         }
     }
 
-    /// Bytes, as PostgreSQL keeps it before compression.
+    /// Returns how many bytes PostgreSQL keeps, before compression.
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Returns how long it is as text, in bytes.
+    /// Returns how long the value is as text, in bytes.
     pub fn text_length(&self) -> usize {
         // SAFETY: the datum is a jsonb
         unsafe { text_length(self.datum()) }
@@ -41,7 +41,7 @@ impl Jsonb {
 /// # Safety
 /// The datum is a jsonb.
 pub unsafe fn text_length(json: pg_sys::Datum) -> usize {
-    // SAFETY: as the caller promises. The text ends in NUL, and goes once it has been measured
+    // SAFETY: as the caller promises. The text ends in NUL, and is freed once it has been measured
     unsafe {
         let text: Option<&std::ffi::CStr> = pgrx::direct_function_call(pg_sys::jsonb_out, &[Some(json)]);
         let Some(text) = text else { return 0 };
@@ -104,24 +104,24 @@ unsafe impl<'fcx> ArgAbi<'fcx> for Jsonb {
     }
 }
 
-/// An SQL `jsonb[]`, passed on as it is; and its elements.
+/// An SQL `jsonb[]`, passed on as it is, and its elements.
 pub struct JsonbArray {
     pub datum: pg_sys::Datum,
     pub elements: Vec<Option<Element>>,
 }
 
-/// An element of a `jsonb[]`, which it points into.
+/// An element of a `jsonb[]`: a pointer into the array.
 #[derive(Clone, Copy)]
 pub struct Element(pg_sys::Datum);
 
 impl Element {
-    /// Bytes, as PostgreSQL keeps it before compression.
+    /// Returns how many bytes PostgreSQL keeps, before compression.
     pub fn len(self) -> usize {
         // SAFETY: a jsonb in an array that lives as long as the call whose argument it is
         unsafe { pgrx::varsize_any(self.0.cast_mut_ptr()) }
     }
 
-    /// Returns how long it is as text, in bytes.
+    /// Returns how long the element is as text, in bytes.
     pub fn text_length(self) -> usize {
         // SAFETY: as above
         unsafe { text_length(self.0) }

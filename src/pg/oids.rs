@@ -1,4 +1,4 @@
-//! Roles and tables as arguments, in SQL by name and here by oid.
+//! Roles and tables as arguments: by name in SQL, by oid here.
 
 use crate::base::error::{Error, raise};
 use pgrx::callconv::{Arg, ArgAbi};

@@ -1,15 +1,16 @@
-//! The order of guards, asserted in debug builds. ARCHITECTURE.md has it as a table, whose steps are meant here.
+//! The order of guards, asserted in debug builds. ARCHITECTURE.md has the order as a table; a step here is a step of
+//! that table.
 //!
-//! * Under a guard that is held for the time of one call no guard is waited for, save one that is after it.
-//! * Within a call guards that are kept to the end of the transaction are waited for in the order of their places.
+//! * While a call holds a guard for the time of the call, it waits only for guards that come later in the order.
+//! * A call waits in the order of the table for guards that it keeps to the end of the transaction.
 //!
-//! PostgreSQL lets go of guards with a savepoint or a transaction, and tells nothing here. So what is kept here counts
-//! while its subtransaction is open.
+//! PostgreSQL releases guards with a savepoint or a transaction, and does not tell this module. So an entry here counts
+//! only while its subtransaction is open.
 
 use super::transaction::{self, Part};
 use std::cell::{Cell, RefCell};
 
-/// Where a guard is in the order: its step, and which one it is of those.
+/// A guard's place in the order: its step, and its key within the step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Place {
     pub step: u8,
@@ -19,18 +20,18 @@ pub(super) struct Place {
 thread_local! {
     /// The guards that are held for the time of a call.
     static HELD: RefCell<Vec<(Place, Part)>> = const { RefCell::new(Vec::new()) };
-    /// What this call has waited for last, to keep it.
+    /// The guard that this call has last waited for, to keep it.
     static WAITED: Cell<Option<Place>> = const { Cell::new(None) };
 }
 
-/// A call of a verb begins, or a pass of a worker: what an earlier one has waited for does not bind it.
+/// Begins a call of a verb, or a pass of a worker. The guards that an earlier call has waited for do not bind it.
 pub fn begin() {
     if cfg!(debug_assertions) {
         WAITED.set(None);
     }
 }
 
-/// A guard has been taken for the time of a call.
+/// Notes that a guard has been taken for the time of a call.
 pub(super) fn took(place: Place) {
     if cfg!(debug_assertions) {
         HELD.with_borrow_mut(|held| held.push((place, transaction::part())));
@@ -43,7 +44,7 @@ pub(super) fn gave_back(place: Place) {
     }
 }
 
-/// A guard is about to be waited for. `None`: one that has no place of its own.
+/// Asserts that this call may wait for a guard now. `None`: the guard has no place in the order.
 pub(super) fn waits_for(place: Option<Place>) {
     if cfg!(debug_assertions) {
         let held = held().into_iter().find(|held| place.is_none_or(|place| place <= *held));
@@ -51,7 +52,7 @@ pub(super) fn waits_for(place: Option<Place>) {
     }
 }
 
-/// A guard that is kept to the end of the transaction is about to be waited for.
+/// Asserts that this call may wait now for a guard that it keeps to the end of the transaction.
 pub(super) fn waits_to_keep(place: Place) {
     if cfg!(debug_assertions) {
         let last = WAITED.replace(Some(place));

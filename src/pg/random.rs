@@ -1,4 +1,4 @@
-//! Random numbers of PostgreSQL's.
+//! PostgreSQL's random numbers.
 
 use pgrx::pg_sys;
 
@@ -12,7 +12,7 @@ pub fn strong<const N: usize>() -> [u8; N] {
     bytes
 }
 
-/// Returns a number below a bound, drawn by chance: PostgreSQL begins this generator at random in each process.
+/// Returns a random number below a bound. PostgreSQL seeds this generator at random in each process.
 pub fn below(bound: usize) -> usize {
     let most = (bound as u64).saturating_sub(1);
     // SAFETY: the state is this process's own

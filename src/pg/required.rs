@@ -1,9 +1,9 @@
-//! What this extension never writes: a null in a column that the schema declares NOT NULL, or a word that a column does
-//! not have. The table was changed by other means.
+//! Values that this extension never writes: a null in a column that the schema declares NOT NULL, or a word that a
+//! column does not have. Something other than this extension has changed such a table.
 //!
 //! A caller gets an error that names the table and the column. A worker has no caller, and an error would end it at the
-//! same row again and again: it warns once, and goes on with zero, false, or an empty text. By such a value a session
-//! is not of this start, and a fence is below all others.
+//! same row again and again. So it warns once, and goes on with zero, false, or an empty text. With such a value a
+//! session is not of this start, and a fence is below all others.
 
 use super::catalog;
 use super::text::Text;
@@ -14,7 +14,7 @@ use pgrx::{FromDatum, PgLogLevel, Uuid};
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 
-/// A type of NOT NULL columns, and what a worker takes in place of a null.
+/// A type of NOT NULL columns, with the value that a worker takes in place of a null.
 pub trait Column: FromDatum {
     fn nothing() -> Self;
 }
@@ -45,7 +45,7 @@ thread_local! {
     static WARNED: RefCell<BTreeSet<String>> = const { RefCell::new(BTreeSet::new()) };
 }
 
-/// Raises XX001 for a null in a NOT NULL column; in a worker warns, and returns a value in its place.
+/// Raises XX001 for a null in a NOT NULL column. In a worker it warns instead, and returns a value in its place.
 #[cold]
 pub fn missing<T: Column>(table: String, column: String) -> T {
     let place = format!("{table}.{column}");
@@ -53,8 +53,8 @@ pub fn missing<T: Column>(table: String, column: String) -> T {
     T::nothing()
 }
 
-/// What a column says by a word. Raises XX001 for a word that is not `known`; in a worker warns, and returns
-/// `otherwise`.
+/// Returns the meaning of a column's word. Raises XX001 for a word that is not `known`. In a worker it warns instead,
+/// and returns `otherwise`.
 pub fn known<T>(table: &str, column: &str, word: &str, known: Option<T>, otherwise: T) -> T {
     known.unwrap_or_else(|| {
         let (table, column, value) = (table.to_owned(), column.to_owned(), word.to_owned());

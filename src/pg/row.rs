@@ -1,9 +1,9 @@
-//! The rows that functions answer with.
+//! The rows that functions return.
 //!
-//! One row is a value of a composite type, which schema.sql makes: PostgreSQL looks such a type up in its cache. The
-//! columns of a `RETURNS TABLE` it puts together anew in each execution, column by column, and that was a seventh of
-//! what a heartbeat costs beyond `SELECT 1`. Where there may be several rows, it is a table all the same, and they go
-//! where the executor collects them.
+//! One row is a value of a composite type, which schema.sql makes; PostgreSQL finds such a type in its cache. For a
+//! `RETURNS TABLE` it builds the columns anew in each execution. That took a seventh of a heartbeat's cost beyond
+//! `SELECT 1`. A function that may return several rows returns a table all the same, and puts the rows where the
+//! executor collects them.
 
 use super::catalog;
 use pgrx::IntoHeapTuple;
@@ -52,18 +52,18 @@ pub(crate) use composite;
 /// Returns the columns as a value of the composite type that the function is declared to return.
 ///
 /// # Safety
-/// They are of that type's columns' types.
+/// The columns have the types of that type's columns.
 pub unsafe fn answer<'fcx, const COLUMNS: usize>(
     fcinfo: &mut FcInfo<'fcx>,
     columns: [Option<Datum>; COLUMNS],
 ) -> pgrx::datum::Datum<'fcx> {
     let mut nulls = columns.map(|column| column.is_none());
     let mut values = columns.map(|column| column.unwrap_or(Datum::from(0)));
-    // SAFETY: a description that is the caller's for this call, and as many values as it has columns
+    // SAFETY: the description is the caller's for this call, and has as many columns as there are values
     unsafe {
         let call = fcinfo.as_mut_ptr();
         let from = (*call).resultinfo.cast::<pg_sys::ReturnSetInfo>();
-        // In FROM the executor has the type's description at hand; in a list of columns it has none.
+        // In FROM the executor provides the type's description; in a list of columns it has none.
         let mut description = if !from.is_null() && (*from).type_ == pg_sys::NodeTag::T_ReturnSetInfo {
             (*from).expectedDesc
         } else {
@@ -80,7 +80,7 @@ pub unsafe fn answer<'fcx, const COLUMNS: usize>(
     }
 }
 
-/// `TABLE (..)`. By this name pgrx knows the type whose columns it is to declare.
+/// A result of `TABLE (..)`. By this name pgrx finds the type whose columns it must declare.
 pub struct TableIterator<Row>(Vec<Row>);
 
 impl<Row> TableIterator<Row> {
@@ -89,7 +89,7 @@ impl<Row> TableIterator<Row> {
     }
 }
 
-// SAFETY: declared as pgrx's own iterator over such rows is
+// SAFETY: declared like pgrx's own iterator over such rows
 unsafe impl<Row> SqlTranslatable for TableIterator<Row>
 where
     pgrx::iter::TableIterator<'static, Row>: SqlTranslatable,
@@ -111,7 +111,7 @@ unsafe impl<Row: IntoHeapTuple> RetAbi for TableIterator<Row> {
     }
 
     unsafe fn box_ret_in_fcinfo(fcinfo: pg_sys::FunctionCallInfo, answer: Self) -> Datum {
-        // SAFETY: the executor's own call; what is collected lives as long as the query
+        // SAFETY: the executor's own call; the collected rows live as long as the query
         unsafe {
             let result = (*fcinfo).resultinfo.cast::<pg_sys::ReturnSetInfo>();
             let materialize = pg_sys::SetFunctionReturnMode::SFRM_Materialize;

@@ -1,15 +1,15 @@
-//! Work that may fail without taking the transaction along.
+//! Work that may fail without failing the transaction.
 
 use pgrx::PgTryBuilder;
 use pgrx::pg_sys;
 use pgrx::pg_sys::panic::CaughtError;
 use std::panic::AssertUnwindSafe;
 
-/// Runs work in a savepoint. Rolls back to it when the work raises, and returns the message. Work that runs statements
-/// needs SPI connected before, and must not connect it.
+/// Runs work in a savepoint. If the work raises, rolls back to the savepoint and returns the message. For work that
+/// runs statements SPI must be connected before; the work must not connect it.
 pub fn attempt<T>(work: impl FnOnce() -> T) -> Result<T, String> {
-    // SAFETY: in a transaction; the savepoint is released, or rolled back to, on either way out, and leaves memory and
-    // owner as they were
+    // SAFETY: in a transaction; on either way out the savepoint is released or rolled back to, and memory context and
+    // owner are as before
     unsafe {
         let (memory, owner) = (pg_sys::CurrentMemoryContext, pg_sys::CurrentResourceOwner);
         let back = move || {
@@ -34,7 +34,7 @@ pub fn attempt<T>(work: impl FnOnce() -> T) -> Result<T, String> {
     }
 }
 
-/// Returns the message of what has been raised.
+/// Returns the message of an error that was raised.
 pub fn message(error: &CaughtError) -> String {
     match error {
         CaughtError::PostgresError(report) | CaughtError::ErrorReport(report) => report.message().to_owned(),

@@ -1,15 +1,15 @@
-//! The only caller of SPI. A [`Db`] is a stretch of work done as the extension's owner, whichever role calls; a
-//! [`Statement`] is one parameterised statement whose plan is kept for the life of the backend.
+//! The only caller of SPI. A [`Db`] is a stretch of work done as the extension's owner, whichever role calls. A
+//! [`Statement`] is one parameterised statement, whose plan is kept for the life of the backend.
 //!
 //! Every statement runs on the latest snapshot, whatever the isolation level of the caller, as the triggers of foreign
-//! keys do: under REPEATABLE READ a refusal is then an answer by the latest state, not a serialization failure. The
-//! search path is pinned. Plans look rows up by index, one by one, and do nothing else: these tables are small when a
-//! plan is made and need not be when it is used.
+//! keys do. So under REPEATABLE READ a refusal is an answer by the latest state, not a serialization failure. The
+//! search path is pinned. Plans only look rows up by index, one by one: these tables are small when a plan is made, and
+//! may be large when it is used.
 //!
-//! Under SERIALIZABLE a statement that reads a table takes predicate locks, by which transactions conflict that have
-//! nothing in common. What sessions call reads tables by [`crate::pg::table`] alone, and statements only insert there,
-//! unless an administrator has hung something on a table. What administrators call, and the worker, uses statements
-//! that read.
+//! Under SERIALIZABLE a statement that reads a table takes predicate locks. By these, transactions conflict that have
+//! nothing in common. So the verbs of sessions read tables only by [`crate::pg::table`]. Their statements only insert
+//! there, unless an administrator has hung something on a table. The verbs of administrators, and the worker, use
+//! statements that read.
 
 mod value;
 
@@ -32,10 +32,10 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Reads,
-    /// What a verb answers for: see [`durably`].
+    /// A write that a verb answers for (see [`durably`]).
     Writes,
-    /// What may be done again, or is a part of the caller's own work: its commit waits for the disk only if the caller
-    /// wishes so.
+    /// A write that may be done again, or is a part of the caller's own work. Its commit waits for the disk only if the
+    /// caller wishes it.
     Tidies,
 }
 
@@ -64,13 +64,13 @@ impl Statement {
         Statement { sql, arguments, kind, plan: AtomicPtr::new(std::ptr::null_mut()), relations: OnceLock::new() }
     }
 
-    /// Locks what the statement names of ours, or raises 55P03: PostgreSQL would wait for it as long as it takes,
-    /// before the plan is made too.
+    /// Locks our relations that the statement names, or raises 55P03. PostgreSQL would wait for these locks without
+    /// limit, even to make the plan.
     fn lock(&'static self) {
         self.relations.get_or_init(|| named(self.sql)).iter().for_each(|name| catalog::lock_if_any(name));
     }
 
-    /// What it does has been done in another way.
+    /// Notes that the statement's effect has been achieved in another way.
     pub fn is_done(&self) {
         if self.kind == Kind::Writes {
             durably();
@@ -109,7 +109,7 @@ impl Statement {
     }
 }
 
-/// The relations of ours in the text of a statement, each once; perhaps other things too, but no functions.
+/// Returns our relations in the text of a statement, each once. It may return other words, but no functions.
 fn named(sql: &str) -> Vec<CString> {
     let mut names: Vec<CString> = Vec::new();
     for part in sql.split("eskit_lease.").skip(1) {
@@ -121,20 +121,19 @@ fn named(sql: &str) -> Vec<CString> {
     names
 }
 
-/// A statement names what is not there.
+/// Raises that a statement names an object that does not exist.
 fn missing(error: CaughtError) -> *mut pg_sys::_SPI_plan {
     let (CaughtError::PostgresError(report) | CaughtError::ErrorReport(report)) = &error else { error.rethrow() };
     catalog::unserved(format!("PostgreSQL says: {}.", report.message()))
 }
 
-/// What a verb answers for is durable at commit, whatever the caller's synchronous_commit. An answer that a crash takes
-/// back is a lie.
+/// Makes the commit durable, whatever the caller's synchronous_commit. An answer that a crash takes back is a lie.
 pub fn durably() {
     // SAFETY: in a transaction
     unsafe { pg_sys::ForceSyncCommit() };
 }
 
-/// The rights of the extension's owner, and nothing of the caller's where names are looked up.
+/// The rights of the extension's owner. Names are looked up as the extension needs it, not as the caller has set.
 pub struct AsOwner {
     caller: Oid,
     security: i32,
@@ -167,7 +166,7 @@ impl AsOwner {
 
 impl Drop for AsOwner {
     fn drop(&mut self) {
-        // SAFETY: puts back what begin() found. When PostgreSQL has raised, the abort that follows does the rest.
+        // SAFETY: restores what begin() found. When PostgreSQL has raised, the abort that follows does the rest.
         unsafe {
             pg_sys::SetUserIdAndSecContext(self.caller, self.security);
             if !std::thread::panicking() {
@@ -180,14 +179,13 @@ impl Drop for AsOwner {
 /// A connection to SPI as the extension's owner.
 pub struct Db {
     planner: [bool; 10],
-    /// To the end.
+    /// The owner's rights last as long as the connection.
     _owner: AsOwner,
 }
 
-/// The planner's ways to get at rows, and at their order, and whether it may take them, whatever the caller has set:
-/// plans are kept. Those that it may not all read what is not asked for. Where there is no way but one of these its
-/// cost is beyond measure, and a plan of that cost would be compiled, which takes longer than anything that is done
-/// here.
+/// Returns the planner's settings for access to rows, and whether each is on, whatever the caller has set: plans are
+/// kept. Those that are off would read rows that no statement asks for. If a plan needs one of these after all, its
+/// cost is huge. PostgreSQL would compile such a plan, which takes longer than anything done here; so jit is off, too.
 fn ways() -> [(*mut bool, bool); 10] {
     [
         (&raw mut pg_sys::enable_indexscan, true),
@@ -225,7 +223,7 @@ impl Db {
         self.run_on(latest, statement, values, read)
     }
 
-    /// Runs a statement that always gives a row, such as one that reads a sequence.
+    /// Runs a statement that always returns a row, such as one that reads a sequence.
     pub fn one<T>(&self, statement: &'static Statement, values: Vec<Value>, read: impl Fn(Row) -> T) -> T {
         let found = self.run(statement, values, read).pop();
         found.unwrap_or_else(|| pgrx::error!("a statement of eskit_lease gave no row: {}", statement.sql))
@@ -290,7 +288,7 @@ impl Db {
         }
     }
 
-    /// Runs a statement whose rows do not matter, and says how many it touched.
+    /// Runs a statement whose rows do not matter. Returns how many rows it touched.
     pub fn execute(&self, statement: &'static Statement, values: Vec<Value>) -> u64 {
         self.run(statement, values, |_| ());
         // SAFETY: a plain read of what the last statement set
@@ -300,7 +298,7 @@ impl Db {
 
 impl Drop for Db {
     fn drop(&mut self) {
-        // SAFETY: puts back what open() found. When PostgreSQL has raised, the abort that follows does the rest.
+        // SAFETY: restores what open() found. When PostgreSQL has raised, the abort that follows does the rest.
         unsafe {
             for ((way, _), before) in ways().into_iter().zip(self.planner) {
                 way.write(before);
@@ -312,7 +310,7 @@ impl Drop for Db {
     }
 }
 
-/// A row of a result; columns count from 1, as SPI has it.
+/// A row of a result. Columns count from 1, as in SPI.
 pub struct Row {
     statement: &'static Statement,
     tuple: pg_sys::HeapTuple,
@@ -329,7 +327,7 @@ impl Row {
         }
     }
 
-    /// A column that no row of the statement leaves null. Raises XX001 where one does.
+    /// Returns a column that no row of the statement leaves null. Raises XX001 if a row does.
     pub fn required<T: Column>(&self, column: i32) -> T {
         self.get(column).unwrap_or_else(|| self.missing(column))
     }
@@ -362,7 +360,7 @@ impl Row {
     }
 }
 
-/// Runs utility statements with the rights of the caller, which gets PostgreSQL's own errors.
+/// Runs utility statements with the rights of the caller, who gets PostgreSQL's own errors.
 pub fn run_as_caller(sql: &str) {
     // SAFETY: the text ends in NUL, and outlives its use
     unsafe {
@@ -374,12 +372,13 @@ pub fn run_as_caller(sql: &str) {
     }
 }
 
-/// The next number of a sequence of ours. Raises 55P03 where another process has it locked.
+/// Returns the next number of one of our sequences. Raises 55P03 if another process has the sequence locked.
 pub fn next(sequence: &'static CStr) -> i64 {
     unsafe extern "C-unwind" {
         fn nextval_internal(relid: Oid, check_permissions: bool) -> i64;
     }
-    // PostgreSQL would wait for the lock, behind processes that wait for a transaction that has drawn a number.
+    // PostgreSQL would wait for the lock without limit, behind processes that wait for a transaction that has drawn a
+    // number.
     catalog::lock(sequence);
     let sequence = catalog::needed(sequence);
     // SAFETY: in a transaction; what PostgreSQL raises inside becomes a panic at the boundary, over which no destructor
@@ -387,7 +386,7 @@ pub fn next(sequence: &'static CStr) -> i64 {
     unsafe { pg_sys::ffi::pg_guard_ffi_boundary(|| nextval_internal(sequence, false)) }
 }
 
-/// Refuses to write in a transaction that must not.
+/// Refuses a verb that writes in a READ ONLY transaction.
 pub fn require_writes(verb: &'static str) -> Result<()> {
     if transaction::is_read_only() { Err(Error::ReadOnly(verb).into()) } else { Ok(()) }
 }

@@ -1,14 +1,14 @@
-//! By which statement a verb has been called: whether its transaction ends with the answer, or may go on for long.
+//! The statement that has called a verb: does its transaction end with the answer, or may it go on for long?
 
 use super::transaction;
 use pgrx::PgList;
 use pgrx::pg_sys;
 use std::ffi::CStr;
 
-/// Returns whether the transaction ends with the answer of the verb that was just entered: a client's own SELECT
-/// outside a transaction block has called it, or the worker. PostgreSQL does not count DO, a procedure, a function of a
-/// user and a trigger as blocks, though they may go on for long: there another query than the client's has called. Of a
-/// pipeline PostgreSQL knows from its second statement on.
+/// Returns whether the transaction ends with the answer of the verb that was just entered. It does if the verb was
+/// called by a client's own SELECT outside a transaction block, or by the worker. DO, a procedure, a user's function
+/// and a trigger may go on for long, but PostgreSQL does not count them as blocks. In all of these another query than
+/// the client's has called the verb. A pipeline counts as a block only from its second statement on.
 pub fn ends_with_answer() -> bool {
     if transaction::is_in_block() {
         return false;
@@ -29,10 +29,10 @@ pub fn ends_with_answer() -> bool {
 }
 
 /// Returns whether a DO statement or a procedure has called, by a statement of its own or by a function. It may go on
-/// for long, and PostgreSQL counts none as a transaction block. A cursor has a portal of its own: so the client's
-/// portal is looked at too, which mostly has no name.
+/// for long, and PostgreSQL does not count it as a transaction block. A cursor has a portal of its own. So this also
+/// looks at the client's portal, which mostly has no name.
 pub fn runs_code() -> bool {
-    // SAFETY: plain reads; a portal that is active has its statements
+    // SAFETY: plain reads; an active portal has its statements
     unsafe {
         let runs = |portal: *mut pg_sys::PortalData| {
             portal
@@ -45,7 +45,7 @@ pub fn runs_code() -> bool {
     }
 }
 
-/// Returns whether a portal is that of a DO statement or a procedure.
+/// Returns whether a portal belongs to a DO statement or a procedure.
 unsafe fn is_code(portal: &pg_sys::PortalData) -> bool {
     // SAFETY: a list of planned statements, or none
     unsafe {

@@ -1,6 +1,6 @@
-//! Text as it comes from and goes to SQL. Rust's strings are UTF-8, a database's need not be: every text of ours
-//! crosses here, so that a name means the same in a LATIN1 database; but for notifications, which are ASCII
-//! ([`crate::worker`]).
+//! Text as it comes from and goes to SQL. Rust's strings are UTF-8, and a database may have another encoding. Every
+//! text of ours is converted here, so that a name means the same in a LATIN1 database. Notifications are the exception:
+//! they are ASCII ([`crate::worker`]).
 
 use crate::base::error::{Error, raise};
 use pgrx::callconv::{Arg, ArgAbi, BoxRet, FcInfo};
@@ -45,7 +45,7 @@ impl FromDatum for Text {
 }
 
 thread_local! {
-    /// Whether there is nothing to convert in this backend's database.
+    /// Whether this backend's database is in UTF-8, so that no text needs conversion.
     static UTF8: OnceCell<bool> = const { OnceCell::new() };
 }
 
@@ -55,7 +55,7 @@ fn is_utf8() -> bool {
     UTF8.with(|known| *known.get_or_init(|| encoding() == pg_sys::pg_enc::PG_UTF8 as i32))
 }
 
-/// Text in the server's encoding as UTF-8.
+/// Returns a text of the server's encoding as UTF-8.
 pub fn from_server(text: &[u8]) -> String {
     if is_utf8() {
         return String::from_utf8_lossy(text).into_owned();
@@ -63,7 +63,7 @@ pub fn from_server(text: &[u8]) -> String {
     let length = i32::try_from(text.len()).unwrap_or(i32::MAX);
     // SAFETY: PostgreSQL reads `length` bytes, of which there are as many
     let utf8 = unsafe { pg_sys::pg_server_to_any(text.as_ptr().cast(), length, pg_sys::pg_enc::PG_UTF8 as i32) };
-    // The same pointer comes back where nothing was to be converted; a new one ends in NUL.
+    // PostgreSQL returns the same pointer if it has converted nothing. A new one ends in NUL.
     let utf8 = if std::ptr::eq(utf8.cast(), text.as_ptr()) {
         text
     } else {
@@ -73,7 +73,7 @@ pub fn from_server(text: &[u8]) -> String {
     String::from_utf8_lossy(utf8).into_owned()
 }
 
-/// The name of a role; its oid if it is no more.
+/// Returns the name of a role; its oid if the role has been dropped.
 pub fn role_name(role: pg_sys::Oid) -> String {
     // SAFETY: reads the catalog through its cache; null, or a name that ends in NUL
     unsafe {
@@ -82,7 +82,7 @@ pub fn role_name(role: pg_sys::Oid) -> String {
     }
 }
 
-/// The role of a name; invalid where there is none.
+/// Returns the role of a name; an invalid oid if there is none.
 pub fn role_of_name(name: &str) -> pg_sys::Oid {
     // SAFETY: reads the catalog through its cache; text_to_cstring ends the name in NUL
     unsafe {
@@ -101,11 +101,11 @@ impl IntoDatum for Text {
     }
 }
 
-/// A text datum in the server's encoding, in the current memory context.
+/// Returns a text datum in the server's encoding, in the current memory context.
 pub fn text_datum(text: &str) -> pg_sys::Datum {
     let length = i32::try_from(text.len()).unwrap_or(i32::MAX);
     let bytes = text.as_ptr().cast();
-    // SAFETY: PostgreSQL reads `length` bytes, of which there are as many; where it converts, the result ends in NUL
+    // SAFETY: PostgreSQL reads `length` bytes, and there are as many; if it converts them, the result ends in NUL
     unsafe {
         if is_utf8() {
             return pg_sys::Datum::from(pg_sys::cstring_to_text_with_len(bytes, length));
@@ -149,7 +149,7 @@ unsafe impl<'fcx> ArgAbi<'fcx> for Text {
     }
 }
 
-/// A text[] of text datums, in the current memory context.
+/// Returns a text[] of text datums, in the current memory context.
 pub fn text_array(elements: Vec<Option<pg_sys::Datum>>) -> pg_sys::Datum {
     let mut nulls: Vec<bool> = elements.iter().map(Option::is_none).collect();
     let mut values: Vec<_> = elements.into_iter().map(|element| element.unwrap_or(pg_sys::Datum::null())).collect();
@@ -171,7 +171,7 @@ pub fn text_array(elements: Vec<Option<pg_sys::Datum>>) -> pg_sys::Datum {
     }
 }
 
-/// An SQL `text[]`, NULL elements and all.
+/// An SQL `text[]`, with its NULL elements.
 pub struct TextArray(pub Vec<Option<Text>>);
 
 impl FromDatum for TextArray {
@@ -220,8 +220,8 @@ unsafe impl<'fcx> ArgAbi<'fcx> for TextArray {
     }
 }
 
-/// An SQL `text[]` to return: for each element one of `texts`, or NULL. Each text is converted once, however often it
-/// comes.
+/// An SQL `text[]` to return. Each element is an index into `texts`, or NULL. A text is converted once, however often
+/// it occurs.
 pub struct Texts {
     pub texts: Vec<Text>,
     pub elements: Vec<Option<usize>>,

@@ -1,4 +1,4 @@
-//! This transaction, and the snapshot of the statement that has called.
+//! This transaction, and the snapshot of the calling statement.
 
 use pgrx::pg_sys::{self, TransactionId};
 
@@ -22,13 +22,13 @@ pub fn keeps_its_snapshot() -> bool {
     isolation() >= pg_sys::XACT_REPEATABLE_READ
 }
 
-/// Returns whether the transaction goes on after the statement that runs, as far as PostgreSQL knows.
+/// Returns whether the transaction goes on after the running statement, as far as PostgreSQL knows.
 pub fn is_in_block() -> bool {
     // SAFETY: reads the state of the transaction
     unsafe { pg_sys::IsInTransactionBlock(true) }
 }
 
-/// The id of the transaction; 0 as long as it has written nothing.
+/// Returns the id of the transaction; 0 while the transaction has written nothing.
 pub fn id_if_any() -> u32 {
     // SAFETY: a plain read
     unsafe { pg_sys::GetTopTransactionIdIfAny() }.into_inner()
@@ -39,19 +39,19 @@ pub fn has_written() -> bool {
     id_if_any() != 0
 }
 
-/// The id of the transaction with its epoch; gives it one.
+/// Returns the id of the transaction with its epoch. Gives the transaction an id if it has none.
 pub fn full_id() -> i64 {
-    // SAFETY: in a transaction, and in no parallel one: no function that asks is marked safe for that
+    // SAFETY: in a transaction, and in no parallel one: no function that calls this is marked parallel safe
     unsafe { pg_sys::GetTopFullTransactionId() }.value.cast_signed()
 }
 
-/// The next transaction id with its epoch.
+/// Returns the next transaction id with its epoch.
 pub fn next_full_id() -> i64 {
     // SAFETY: no preconditions
     unsafe { pg_sys::ReadNextFullTransactionId() }.value.cast_signed()
 }
 
-/// When the transaction began, in microseconds since 2000. It tells transactions of one process from each other.
+/// Returns when the transaction began, in microseconds since 2000. This tells the transactions of one process apart.
 pub fn began_at() -> i64 {
     // SAFETY: a plain read
     unsafe { pg_sys::GetCurrentTransactionStartTimestamp() }
@@ -63,21 +63,21 @@ pub fn is_mine(xid: TransactionId) -> bool {
     unsafe { pg_sys::TransactionIdIsCurrentTransactionId(xid) }
 }
 
-/// Returns whether what the caller's statement reads includes what a transaction has written that has ended. Without a
-/// snapshot of the transaction's own each statement reads anew.
+/// Returns whether the caller's statement sees the writes of a transaction that has ended. Under READ COMMITTED it
+/// does, as each statement reads anew.
 pub fn sees(xid: TransactionId) -> bool {
-    // SAFETY: a plain read, in a function that a statement has called, so that there is a snapshot
+    // SAFETY: a plain read, in a function that a statement has called, so there is a snapshot
     let leaves_out = || unsafe { pg_sys::XidInMVCCSnapshot(xid, pg_sys::GetActiveSnapshot()) };
     !keeps_its_snapshot() || is_mine(xid) || !leaves_out()
 }
 
-/// The oldest transaction that the caller's statement leaves out as open.
+/// Returns the oldest transaction that the caller's statement takes for open.
 pub fn snapshot_xmin() -> TransactionId {
-    // SAFETY: in a function that a statement has called, so that there is a snapshot
+    // SAFETY: in a function that a statement has called, so there is a snapshot
     unsafe { (*pg_sys::GetActiveSnapshot()).xmin }
 }
 
-/// The oldest transaction that is open now. One that has no id yet gets a greater one.
+/// Returns the oldest transaction that is open now. A transaction that has no id yet will get a greater one.
 pub fn oldest_open() -> TransactionId {
     // SAFETY: in a transaction
     unsafe { (*pg_sys::GetLatestSnapshot()).xmin }
@@ -89,7 +89,7 @@ pub fn precedes(xid: TransactionId, other: TransactionId) -> bool {
     unsafe { pg_sys::TransactionIdPrecedes(xid, other) }
 }
 
-/// The transaction, not a part of one, that an id belongs to, if it is open or prepared.
+/// Returns the top transaction that an id belongs to, if it is open or prepared.
 pub fn open_one(xid: TransactionId) -> Option<TransactionId> {
     // SAFETY: reads PostgreSQL's list of transactions, and the parents of one that is in it
     unsafe { pg_sys::TransactionIdIsInProgress(xid).then(|| pg_sys::SubTransGetTopmostTransaction(xid)) }
@@ -103,18 +103,18 @@ pub fn assert_may_raise() {
     debug_assert!(may(), "too late to raise");
 }
 
-/// A subtransaction, and when the transaction began that it is a part of.
+/// A subtransaction, and the time at which its transaction began.
 #[derive(Clone, Copy)]
 pub struct Part(pg_sys::SubTransactionId, i64);
 
-/// The subtransaction that is open.
+/// Returns the subtransaction that is open now.
 pub fn part() -> Part {
     // SAFETY: in a transaction
     Part(unsafe { pg_sys::GetCurrentSubTransactionId() }, began_at())
 }
 
 impl Part {
-    /// Returns whether it has neither been rolled back nor become a part of another.
+    /// Returns whether the subtransaction has neither been rolled back nor become a part of another one.
     pub fn is_open(self) -> bool {
         // SAFETY: reads what this process keeps of its transaction
         self.1 == began_at() && unsafe { pg_sys::SubTransactionIsActive(self.0) }

@@ -4,13 +4,14 @@ use super::text::{from_server, text_datum};
 use pgrx::pg_sys::{self, Oid};
 use std::ffi::CStr;
 
-/// The name of a type as SQL writes it.
+/// Returns the name of a type as SQL writes it.
 pub fn type_name(is: Oid) -> String {
     // SAFETY: reads the catalog through its cache; the answer ends in NUL
     unsafe { from_server(CStr::from_ptr(pg_sys::format_type_be(is)).to_bytes()) }
 }
 
-/// A value as its type writes it; raises what the type says to a text that is none. For PostgreSQL's own types.
+/// Returns a value as its type writes it. Raises the type's own error if the text is no such value. For PostgreSQL's
+/// own types.
 pub fn canonical(is: Oid, value: &str) -> String {
     let (mut read, mut write, mut parameter, mut varlena) = (Oid::INVALID, Oid::INVALID, Oid::INVALID, false);
     // SAFETY: functions of one of PostgreSQL's own types; text_to_cstring and what a type writes end in NUL
@@ -23,7 +24,8 @@ pub fn canonical(is: Oid, value: &str) -> String {
     }
 }
 
-/// The type of a column of a table, and whether it is computed when it is read; `None` where there is no such column.
+/// Returns the type of a table's column, and whether it is computed when it is read. Returns `None` if there is no such
+/// column.
 pub fn of_column(table: Oid, name: &str) -> Option<(Oid, bool)> {
     // SAFETY: reads the catalog through its cache; text_to_cstring ends the name in NUL
     unsafe {

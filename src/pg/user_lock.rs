@@ -1,11 +1,11 @@
-//! A lock of users': an advisory lock of one bigint, as `pg_advisory_lock` and its like take it.
+//! A lock of users: an advisory lock of one bigint, as `pg_advisory_lock` and its like take it.
 
 use super::guard::{Life, Mode, Tag, as_transaction};
 
-/// What PostgreSQL has for locks of one bigint, where those of two integers have 2.
+/// PostgreSQL's class for locks of one bigint. Locks of two integers have class 2.
 const CLASS: u16 = 1;
 
-/// Such a lock, which is only ever shared here.
+/// A lock of one bigint; this extension only ever shares it.
 #[derive(Clone, Copy)]
 pub struct UserLock(pub i64);
 
@@ -19,7 +19,8 @@ impl UserLock {
         as_transaction(|| self.tag().acquire(Mode::Shared, Life::Transaction, false))
     }
 
-    /// The same beyond transactions, until [`UserLock::let_go`]; once for each time.
+    /// Shares the lock beyond transactions, until [`UserLock::let_go`]. Each call that takes the lock needs one
+    /// `let_go`.
     pub fn try_hold(self) -> bool {
         self.tag().acquire(Mode::Shared, Life::Process, false)
     }
@@ -28,7 +29,7 @@ impl UserLock {
         self.tag().release(Mode::Shared, Life::Process);
     }
 
-    /// Returns whether another process waits for a lock that try_hold() has.
+    /// Returns whether another process waits for a lock that try_hold() has taken.
     pub fn is_waited_for(self) -> bool {
         self.tag().has_waiters(Mode::Shared, Life::Process)
     }

@@ -1,16 +1,17 @@
-//! Two things have versions: the library that runs, and the SQL objects of each database, which
-//! `ALTER EXTENSION eskit_lease UPDATE` brings forward. A library serves the objects of its own version and of all
-//! before it. So the library comes first: its file is replaced, the server is restarted, and then each database is
-//! updated while it is used. Whatever else happens is refused with 55000 and a hint:
+//! Two things have versions: the running library, and the SQL objects of each database. `ALTER EXTENSION eskit_lease
+//! UPDATE` updates the objects. A library serves the objects of its own version and of all earlier ones. So the library
+//! comes first: its file is replaced, the server is restarted, and then each database is updated while in use. In every
+//! other case calls are refused with 55000 and a hint:
 //!
-//! * **Updated before the restart.** Processes inherit the library that the postmaster was started with, and PostgreSQL
-//!   knows it by the name of its file, whatever is in that file since. So old code would meet new objects. An update
-//!   therefore begins with [`_require_library`].
-//! * **Two libraries in one process.** Only where the functions' library has another name than the preloaded one (which
-//!   was given with a path, by a symbolic link, or was found elsewhere in dynamic_library_path) is a new file loaded
-//!   beside the old. It neither knows how the other has laid out shared memory nor has what that keeps in each process,
-//!   so it leaves all that alone ([`another_is_preloaded`]).
-//! * **An object that this library needs is not there** ([`catalog::unserved`](super::catalog::unserved)).
+//! * **Updated before the restart.** Processes inherit the library that the postmaster was started with. PostgreSQL
+//!   knows that library by the name of its file, even if the file has been replaced since. So old code would meet new
+//!   objects. An update therefore begins with [`_require_library`].
+//! * **Two libraries in one process.** A new file is loaded beside the old one only if the functions' library has
+//!   another name than the preloaded one. (The preloaded one was given with a path, by a symbolic link, or was found
+//!   elsewhere in dynamic_library_path.) The new library does not know how the old one has laid out shared memory, and
+//!   lacks what the old one keeps in each process. So the new library leaves all of that alone
+//!   ([`another_is_preloaded`]).
+//! * **An object that this library needs does not exist** ([`catalog::unserved`](super::catalog::unserved)).
 
 use super::text::Text;
 use crate::base::VERSION;
@@ -22,17 +23,17 @@ fn numbers(version: &str) -> Vec<u32> {
     version.split('.').map(|number| number.parse().unwrap_or(u32::MAX)).collect()
 }
 
-/// What an update of the extension begins with.
+/// Refuses an update of the extension to a later version than the library's. Each update script begins with this.
 #[pg_extern(schema = "eskit_lease", strict)]
 fn _require_library(version: Text) -> Result<()> {
     if numbers(VERSION) < numbers(&version) { Err(Error::LibraryOlder(version.0).into()) } else { Ok(()) }
 }
 
-/// Returns whether the server was started with another library of ours: the settings are defined that only a preload
-/// defines.
+/// Returns whether the server was started with another library of ours. Only a preload defines the setting that is
+/// looked up here.
 pub fn another_is_preloaded() -> bool {
     let setting = c"eskit_lease.max_sessions".as_ptr();
-    // SAFETY: reads what is known of a setting; one that is only written in postgresql.conf is a placeholder
+    // SAFETY: reads what is known of a setting; one that only postgresql.conf mentions is a placeholder
     unsafe {
         !pg_sys::GetConfigOption(setting, true, false).is_null()
             && pg_sys::GetConfigOptionFlags(setting, true).cast_unsigned() & pg_sys::GUC_CUSTOM_PLACEHOLDER == 0

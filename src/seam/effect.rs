@@ -1,6 +1,7 @@
-//! What a note does when its transaction ends. Each kind of note is a type of its own, with one impl of [`Effect`].
+//! The effects of a note when its transaction ends. Each kind of note is a type of its own, with one impl of
+//! [`Effect`].
 //!
-//! An effect runs where an ERROR would bring the server down, so it only copies, changes atomics and sets latches.
+//! An ERROR in an effect would bring the server down. So effects only copy, change atomics and set latches.
 
 use crate::pg::guard::Guard;
 use crate::shmem::Shared;
@@ -13,19 +14,19 @@ use std::collections::HashSet;
 pub struct Memory {
     pub shared: &'static Shared,
     pub database: &'static Database,
-    /// Whether this backend is a worker, which has judged what it commits and tells listeners itself.
+    /// Whether this backend is a worker. It has judged what it commits, and tells listeners itself.
     pub worker: bool,
 }
 
-/// What becomes of one kind of note. Where a kind does not say, nothing.
+/// The effects of one kind of note. By default a note has no effect.
 pub trait Effect {
-    /// Returns whether it says which sessions live, or lowers floors. Other notes wake sessions and the worker to look
-    /// at that, so they come later.
+    /// Returns whether the effect decides which sessions live, or lowers floors. Other notes wake sessions and the
+    /// worker to look at that, so they take effect later.
     fn is_first(&self) -> bool {
         false
     }
 
-    /// The session that this transaction may have granted something.
+    /// Returns the session to which this transaction may have granted something.
     fn gainer(&self) -> Option<SlotRef> {
         None
     }
@@ -35,27 +36,28 @@ pub trait Effect {
         true
     }
 
-    /// Before the commit, and before a prepare.
+    /// Takes effect before the commit, and before a PREPARE.
     fn before_end(&self, _: &Memory) {}
 
-    /// Adds what must be known of this transaction for as long as it is prepared, also after a restart.
+    /// Adds the locks that mark this transaction for as long as it is prepared, even after a restart.
     fn before_prepare(&self, _: &mut HashSet<Guard>) {}
 
-    /// Says now what cannot be told later: the transaction may be committed, or not.
+    /// Takes effect at PREPARE. It can no longer do so at the end, and the end may be a commit or a rollback.
     fn at_prepare(&self, _: &Memory) {}
 
-    /// What the transaction did is visible. Returns whether the worker must look.
+    /// Takes effect when the changes of the transaction are visible. Returns whether the worker must look.
     fn at_commit(&self, _: &Memory) -> bool {
         false
     }
 
-    /// The transaction, or the subtransaction of this note, is rolled back. Returns whether the worker must look.
+    /// Takes effect when the transaction, or the subtransaction of this note, is rolled back. Returns whether the
+    /// worker must look.
     fn at_abort(&self, _: &Memory) -> bool {
         false
     }
 
-    /// Returns whether this says what a later note of the same subtransaction does. Where it says less, it is made
-    /// to say both.
+    /// Merges a later note of the same subtransaction into this one if they concern the same thing. Returns whether it
+    /// did; then the later note is not added.
     fn absorb(&mut self, _: &Self) -> bool
     where
         Self: Sized,

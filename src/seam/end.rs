@@ -1,6 +1,7 @@
-//! The callbacks that PostgreSQL calls when a transaction, or a subtransaction, ends: they have the notes take effect.
+//! The callbacks that PostgreSQL calls when a transaction or a subtransaction ends. They have the notes take effect.
 //!
-//! They run where an ERROR would bring the server down; but before a commit, or a prepare, an ERROR is an ordinary one.
+//! After the end an ERROR in a callback would bring the server down. Before a commit, or a PREPARE, an ERROR is an
+//! ordinary one.
 
 use super::effect::Memory;
 use super::notes::{NOTES, Notes, What, in_order, next_epoch};
@@ -12,7 +13,7 @@ use pgrx::pg_sys::{self, SubTransactionId};
 use std::cell::Cell;
 use std::collections::HashSet;
 
-/// Has the callbacks called, from now on and for the life of this backend.
+/// Registers the callbacks, for the life of this backend.
 pub fn register() {
     thread_local! {
         static REGISTERED: Cell<bool> = const { Cell::new(false) };
@@ -27,7 +28,7 @@ pub fn register() {
     }
 }
 
-/// Returns whether the transaction can end as it is about to.
+/// Has notes take effect before the end. Returns whether the transaction can end as it is about to.
 fn before_end(event: pg_sys::XactEvent::Type) -> bool {
     NOTES.with_borrow_mut(|notes| {
         let Some(memory) = notes.memory else {
@@ -44,8 +45,8 @@ fn before_end(event: pg_sys::XactEvent::Type) -> bool {
     })
 }
 
-/// Does what was put off until the commit, where it may still write: no other transaction waits for this one for long
-/// any more.
+/// Does the acts that were put off until the commit, if this transaction may still write. The transaction ends soon, so
+/// the locks of these acts do not block others for long.
 fn act() {
     let acts = |notes: &mut Notes| {
         let taken = notes.list.extract_if(.., |note| matches!(note.what, What::AtCommit(_)));
@@ -56,7 +57,7 @@ fn act() {
     if acts.is_empty() || unsafe { pg_sys::XactReadOnly } {
         return;
     }
-    // SAFETY: in a transaction, which has no snapshot that is active any more; an ERROR takes it away with the rest
+    // SAFETY: in a transaction, which has no active snapshot any more; an ERROR takes this one away with the rest
     unsafe { pg_sys::PushActiveSnapshot(pg_sys::GetTransactionSnapshot()) };
     for what in acts {
         if let What::AtCommit(put_off) = what
@@ -69,9 +70,9 @@ fn act() {
     unsafe { pg_sys::PopActiveSnapshot() };
 }
 
-/// Locks what must be known of this transaction for as long as it is prepared, also after a restart. A restart gives
-/// earlier sessions their time to live anew, but this transaction has found some dead. And it grants to some at a time
-/// that cannot be foretold.
+/// Takes the locks that mark this transaction for as long as it is prepared, even after a restart. A restart gives
+/// earlier sessions their TTL anew, but this transaction has found some of them dead. It also grants to some sessions,
+/// at a time that cannot be foretold.
 fn mark() {
     let marks = NOTES.with_borrow(|notes| {
         let mut marks: HashSet<Guard> = HashSet::new();
@@ -91,7 +92,7 @@ unsafe extern "C-unwind" fn at_end(event: pg_sys::XactEvent::Type, _argument: *m
         act();
     }
     match event {
-        // Before a prepare an error is an ordinary one.
+        // Before a PREPARE an error is an ordinary one.
         XACT_EVENT_PRE_COMMIT | XACT_EVENT_PRE_PREPARE if !before_end(event) => {
             ErrorReport::from(Error::AttachPrepared).report(pgrx::PgLogLevel::ERROR);
         }
@@ -140,24 +141,25 @@ unsafe extern "C-unwind" fn at_subtransaction_end(
             }
             _ => return,
         }
-        // Those that are open now are before it, and it was the last.
+        // The subtransaction that has ended was the newest. Those that are still open are older.
         notes.newest = parent;
     });
 }
 
 impl Notes {
-    /// The transaction has been prepared: its locks stay, and the worker watches for its end. Returns whether the
-    /// worker must look.
+    /// Has notes take effect at PREPARE. The locks stay, and the worker watches for the end of the prepared
+    /// transaction. Returns whether the worker must look.
     fn hand_over(&self, memory: &Memory) -> bool {
         self.list.iter().for_each(|note| note.what.effect().at_prepare(memory));
         memory.shared.watch_prepared(memory.database, self.xid);
         true
     }
 
-    /// The transaction has ended, and what it did is visible, or never will be. Returns whether the worker must look:
-    /// not for a transaction that was fenced by the living and did nothing else, as most are.
+    /// Has notes take effect when the transaction has ended, and its changes are visible or never will be. Returns
+    /// whether the worker must look. Most transactions only pass the check of a living session's fence, and need no
+    /// look.
     fn settle(&self, memory: &Memory, committed: bool) -> bool {
-        // Before any session hears of what it has been granted.
+        // A session becomes unproven before it hears of its grant.
         if committed && confirm::committed_alone() {
             self.gainers().for_each(|session| memory.shared.unproven(session));
         }

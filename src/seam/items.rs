@@ -1,11 +1,11 @@
-//! Notes about work items: floors of lanes, and what feeds the hungry.
+//! Notes about work items: the floors of lanes, and the waking of hungry sessions.
 
 use super::effect::{Effect, Memory};
 use crate::shmem::floors::Lane;
 use crate::shmem::hunger::Food;
 use std::sync::atomic::Ordering;
 
-/// Work items at this place of a lane, or beyond, have been claimed, or else made free.
+/// Work items at the place `from` of a lane, or beyond, have been claimed, or have become free.
 pub struct Places {
     pub lane: Lane,
     pub from: i64,
@@ -34,7 +34,7 @@ impl Effect for Places {
         false
     }
 
-    /// What was claimed is not: wakes sessions that found it claimed.
+    /// Gives back what was claimed: wakes the sessions that found it claimed.
     fn at_abort(&self, memory: &Memory) -> bool {
         if self.claimed {
             self.lower(memory);
@@ -52,7 +52,7 @@ impl Effect for Places {
     }
 }
 
-/// Places in more lanes than are noted.
+/// Work items in more lanes than are noted have been claimed, or have become free.
 pub struct AllPlaces;
 
 impl AllPlaces {
@@ -114,7 +114,7 @@ impl Effect for Items {
     }
 }
 
-/// Work items of a queue become due at a time, in microseconds since 2000.
+/// Work items of a queue become due, the first at `at`, in microseconds since 2000.
 pub struct Due {
     pub queue: i32,
     pub at: i64,
@@ -135,7 +135,7 @@ impl Effect for Due {
     }
 }
 
-/// Heads of keys have been ended, the first of them at this number. It is noted for this transaction alone.
+/// Heads of keys have been ended; `first` is the lowest of their numbers. The note is for this transaction alone.
 pub struct EndedHeads {
     pub first: i64,
 }

@@ -1,9 +1,10 @@
-//! The seam between rows and shared memory: what happens there when a transaction ends.
+//! The seam between rows and shared memory: what a transaction changes in shared memory when it ends.
 //!
-//! Two transactions that cross do not see each other's rows: one leaves a resource free, the other queues for it, and
-//! neither grants. So every verb that changes, fences or queues for a resource notes it here, with its subtransaction.
-//! When the transaction has ended either way, and what it did is visible, the resources go to the dirty ring and the
-//! worker judges them again. Both of two that cross do so, hence the later one is judged with both in sight.
+//! Two transactions that cross do not see each other's rows. One leaves a resource free, the other queues for it, and
+//! neither grants. So every verb that changes, fences or queues for a resource notes the resource here, with its
+//! subtransaction. When the transaction has ended either way, and its changes are visible, the resources go to the
+//! dirty ring. The worker judges them again. Both transactions do this, so after the later one the worker sees the
+//! changes of both.
 //!
 //! | event            | sessions opened here | sessions ended here | revisions  | resources              |
 //! |------------------|----------------------|---------------------|------------|------------------------|
@@ -14,16 +15,16 @@
 //! | prepare          | unproven             | stay frozen         | unproven   | the xid is watched, then all are rescanned |
 //! | rollback to savepoint | dead, without a trace | nothing was done yet |       | to the ring at once, unchanged |
 //!
-//! Work items have floors instead (see [`crate::shmem::floors`]): what has become free lowers them at commit, what was
-//! claimed does so at a rollback, and both do at PREPARE. Sessions that wait for items are woken at commit, or when the
-//! items are due, and at the rollback of a claim. What has been ended and is kept for a while is noted, so that the
-//! worker comes at its time (see [`crate::ending::retention`]).
+//! Work items have floors instead (see [`crate::shmem::floors`]). A commit lowers them to the items that became free,
+//! and a rollback to those that were claimed; PREPARE lowers them to both. Sessions that wait for items are woken at a
+//! commit, when the items are due, and at the rollback of a claim. A row that has ended and is kept for a while is
+//! noted, so that the worker comes at its time (see [`crate::ending::retention`]).
 //!
-//! Unproven is what [`crate::shmem::confirm`] does not vouch for yet.
+//! A session is unproven while [`crate::shmem::confirm`] does not vouch for what it was granted.
 //!
-//! Each kind of note is a type with its [`effect`]s: of [`resources`], [`sessions`], [`items`] and the worker's own
-//! [`work`]. Their list is in [`notes`]; [`end`] has them take effect: which sessions live, then floors, then all that
-//! wakes.
+//! Each kind of note is a type with its [`effect`]s: those of [`resources`], [`sessions`], [`items`] and the worker's
+//! own [`work`]. [`notes`] has their list. [`end`] has them take effect: first those that decide which sessions live,
+//! or lower floors; then those that wake processes.
 //!
 //! Files, low to high: effect, items, resources, sessions, work, notes, end, mod.
 
@@ -52,7 +53,7 @@ use work::{Retained, Taken};
 
 pub use notes::epoch;
 
-/// What a verb notes; all of it is for the database that this backend is connected to.
+/// What verbs call to make notes. All notes are for the database that this backend is connected to.
 #[derive(Clone, Copy)]
 pub struct Seam {
     pub shared: &'static Shared,
@@ -60,10 +61,10 @@ pub struct Seam {
 }
 
 impl Seam {
-    /// The owner of a slot of the resource changes if this commits.
+    /// Notes that the owner of a slot of the resource changes if this transaction commits.
     pub fn changed(self, resource: &str, slot: i32) {
         NOTES.with_borrow_mut(|notes| {
-            // A bulk call changes many, and mostly has passed nothing.
+            // A bulk call changes many resources, and mostly this transaction has passed no check.
             notes.newest = now();
             let noted = if notes.passes > 0 { notes.list.as_mut_slice() } else { &mut [] };
             for pass in noted.iter_mut().filter_map(|note| Pass::of_mut(&mut note.what)) {
@@ -76,23 +77,24 @@ impl Seam {
         self.note(Resource { name: resource.to_owned(), changed: Some(slot) });
     }
 
-    /// A session queues, or this transaction has had something in hand that may have been in others' way.
+    /// Notes that the resource must be judged: a session queues for it, or this transaction has had locks that may have
+    /// been in others' way.
     pub fn judge(self, resource: &str) {
         self.note(Resource { name: resource.to_owned(), changed: None });
     }
 
-    /// A session could not be served. However often it asks, that is no news: the worker is to try, as often as it does
-    /// anyhow.
+    /// Notes that a session could not get the resource. The note is no news however often the session asks: the worker
+    /// retries, as often as it would anyhow.
     pub fn in_vain(self, resource: &str) {
         self.note_once(InVain { name: resource.to_owned() });
     }
 
-    /// Has the resource judged at a time, if this commits.
+    /// Has the resource judged at `at`, if this transaction commits.
     pub fn judge_at(self, resource: &str, at: u64) {
         self.note(Later { name: resource.to_owned(), at });
     }
 
-    /// Has `act` done for the resource just before this transaction commits; not where it is prepared.
+    /// Has `act` done for the resource just before this transaction commits; not if it is prepared.
     pub fn at_commit(self, resource: &str, act: Act) {
         self.note_once(AtCommit { name: resource.to_owned(), act });
     }
@@ -101,29 +103,30 @@ impl Seam {
         self.note(Pass { name: resource.to_owned(), slot, fence, session, given_away: None });
     }
 
-    /// Returns whether this transaction has noted a check of the fence that still stands: a rollback to a savepoint
-    /// forgets those after it, and giving the lease away ends it.
+    /// Returns whether a check of the fence, noted by this transaction, still stands. A rollback to a savepoint forgets
+    /// the checks after it, and giving the lease away ends a check.
     pub fn has_fenced(self, fence: i64) -> bool {
         let stands = |pass: &Pass| pass.fence == fence && pass.given_away.is_none();
         NOTES.with_borrow(|notes| notes.each().any(stands))
     }
 
-    /// This transaction judges what it has taken out of the ring.
+    /// Notes that this transaction judges a resource that it has taken out of the ring.
     pub fn judged(self, resource: &str, changed: Option<i32>) {
         self.note(Taken::Resource { name: resource.to_owned(), changed });
     }
 
-    /// More resources than can be listed.
+    /// Notes that this transaction changes more resources than can be listed.
     pub fn many(self) {
         self.note(Many);
     }
 
-    /// This transaction does what these flags of the database ask for; they are set again if it fails.
+    /// Notes that this transaction does what these flags of the database ask for. They are set again if it fails.
     pub fn flags(self, flags: u32) {
         self.note(Taken::Flags(flags));
     }
 
-    /// What the session holds or waits for changes if this commits.
+    /// Has the session's revision grow if this transaction commits: something changes that the session holds or waits
+    /// for.
     pub fn revise(self, session: SlotRef) {
         let now = now();
         let known = |what: &What| Revision::of(what).is_some_and(|known| known.session == session);
@@ -137,8 +140,8 @@ impl Seam {
         self.note(Opened { session, attached });
     }
 
-    /// Something of sessions that are dead has been taken. Prepared, this transaction keeps them dead over a restart,
-    /// where they would else get their time to live anew. Which of them have not been noted before.
+    /// Notes that this transaction has taken something from dead sessions. If it is prepared it keeps them dead over a
+    /// restart, which would else give them their TTL anew. Returns the sessions that were not noted before.
     pub fn taken_from(self, sessions: &[Uuid]) -> Vec<Uuid> {
         if sessions.is_empty() {
             return Vec::new();
@@ -147,7 +150,7 @@ impl Seam {
         let add =
             |noted: &mut HashSet<Uuid>| sessions.iter().copied().filter(|session| noted.insert(*session)).collect();
         let known = NOTES.with_borrow_mut(|notes| {
-            // Those of this subtransaction are the last.
+            // The notes of this subtransaction are the last ones.
             let mut of_now = notes.list.iter_mut().rev().take_while(|note| note.subtransaction == now);
             of_now.find_map(|note| TakenFrom::of_mut(&mut note.what)).map(|taken| add(&mut taken.sessions))
         });
@@ -159,7 +162,7 @@ impl Seam {
         })
     }
 
-    /// This transaction ends the session; `gone`: and no row of it is left.
+    /// Notes that this transaction ends the session. `gone`: no row of the session is left.
     pub fn ended(self, session: SlotRef, gone: bool) {
         let opened_here = || NOTES.with_borrow(|notes| notes.each().any(|opened: &Opened| opened.session == session));
         let left = match gone {
@@ -170,12 +173,13 @@ impl Seam {
         self.note(Ended { session, left });
     }
 
-    /// Items of a lane have been claimed, or else made free: none before the place `from`.
+    /// Notes that items of a lane have been claimed, or have become free: none before the place `from`.
     pub fn places(self, lane: Lane, from: i64, claimed: bool) {
         self.note_once(Places { lane, from, claimed });
     }
 
-    /// The partitions in which this transaction has made items of a queue free; `None`: in more than are noted.
+    /// Returns the partitions in which this transaction has made items of a queue free; `None` if there are more than
+    /// are noted.
     pub fn freed(self, queue: i32) -> Option<HashSet<i32>> {
         let is_freed = |places: &&Places| !places.claimed && places.lane.queue == queue;
         NOTES.with_borrow(|notes| {
@@ -184,37 +188,38 @@ impl Seam {
         })
     }
 
-    /// Items have become free in a queue if this commits.
+    /// Notes that items become free in a queue if this transaction commits.
     pub fn items(self, queue: i32, name: &str, food: Food) {
         self.note_once(Items { queue, name: name.to_owned(), food });
     }
 
-    /// Items of a queue become due at a time if this commits: none before it.
+    /// Notes that items of a queue become due if this transaction commits: none before `at`.
     pub fn due(self, queue: i32, at: i64) {
         self.note_once(Due { queue, at });
     }
 
-    /// The head of a key is ended, which had this number in its lane.
+    /// Notes that the head of a key, which had the number `since` in its lane, has been ended.
     pub fn ended_head(self, since: i64) {
         self.note_once(EndedHeads { first: since });
     }
 
-    /// The first number of those that this transaction has ended: they are back if it fails.
+    /// Returns the first number of the heads that this transaction has ended. They are back if it fails.
     pub fn first_ended_head(self) -> i64 {
         NOTES.with_borrow(|notes| notes.each().map(|heads: &EndedHeads| heads.first).min()).unwrap_or(i64::MAX)
     }
 
-    /// A row has come to its end and is kept for a while, if this commits.
+    /// Notes that a row has ended, and is kept for a while if this transaction commits.
     pub fn kept(self, kind: Kept) {
         self.note_once(Retained { kind });
     }
 
-    /// This transaction says what is left of the rows that are kept, which is not so if it fails.
+    /// Notes that this transaction tells shared memory which kept rows are left. If it fails, shared memory must forget
+    /// that.
     pub fn retired(self) {
         self.note(Taken::Retention);
     }
 
-    /// This transaction tells listeners of items, as the ring has asked for.
+    /// Notes that this transaction tells listeners of items, as the ring has asked for.
     pub fn told(self, queue: &str) {
         self.note(Taken::Listeners { queue: queue.to_owned() });
     }
@@ -229,7 +234,7 @@ impl Seam {
         });
     }
 
-    /// Notes what one of the last notes may say already.
+    /// Makes a note, unless one of the last notes absorbs it.
     fn note_once(self, what: impl Into<What>) {
         let what = what.into();
         if !near(&what) {
@@ -238,8 +243,8 @@ impl Seam {
     }
 }
 
-/// The passes of this transaction for a slot of a resource, or for any: their fences, of those that stand; and whether
-/// there were others, of leases that it has given away.
+/// Returns this transaction's passes for a slot of a resource, or for any slot: the fences of those that stand, and
+/// whether others have ended because it gave the lease away.
 pub fn passes(resource: &str, slot: Option<i32>) -> (Vec<i64>, bool) {
     let (mut standing, mut given) = (Vec::new(), false);
     NOTES.with_borrow(|notes| {
@@ -259,7 +264,7 @@ pub fn has_ended(session: Uuid) -> bool {
     NOTES.with_borrow(|notes| notes.each().any(|ended: &Ended| ended.session.session() == session))
 }
 
-/// The sessions that this transaction ends.
+/// Returns the sessions that this transaction ends.
 pub fn ended() -> Vec<Uuid> {
     NOTES.with_borrow(|notes| notes.each().map(|ended: &Ended| ended.session.session()).collect())
 }
@@ -274,7 +279,7 @@ pub fn ends_sessions() -> bool {
     NOTES.with_borrow(|notes| notes.each::<Ended>().next().is_some())
 }
 
-/// From now on this backend is a worker: what its transactions commit is not posted to itself.
+/// Makes this backend a worker. A worker does not post to the ring what its own transactions commit.
 pub fn i_am_a_worker() {
     NOTES.with_borrow_mut(|notes| notes.worker = true);
 }

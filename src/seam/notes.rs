@@ -10,7 +10,7 @@ use crate::shmem::slots::SlotRef;
 use pgrx::pg_sys::{self, SubTransactionId};
 use std::cell::{Cell, RefCell};
 
-/// Notes among which one of the same lane is looked for.
+/// How many of the last notes are compared with a new one, to merge the two.
 const NEAR: usize = 16;
 
 /// A kind of note.
@@ -33,7 +33,7 @@ macro_rules! kinds {
                 }
             }
 
-            /// See [`Effect::absorb`]: only notes of one kind do.
+            /// Merges another note into this one if they are of one kind (see [`Effect::absorb`]).
             fn absorb(&mut self, other: &What) -> bool {
                 match (self, other) {
                     $((What::$kind(note), What::$kind(other)) => note.absorb(other),)*
@@ -73,18 +73,18 @@ pub struct Note {
 }
 
 pub struct Notes {
-    /// Of the transaction that has noted something.
+    /// Where the notes take effect, if the transaction has any.
     pub memory: Option<Memory>,
     pub list: Vec<Note>,
     resources: usize,
-    /// Passes among them, or more.
+    /// How many passes the list has, or more.
     pub passes: usize,
-    /// Passes that have ended because this transaction has given the lease away.
+    /// How many passes have ended because this transaction gave the lease away.
     pub given_away: usize,
     lanes: usize,
-    /// No note is of a subtransaction after this one.
+    /// No note is of a subtransaction later than this one.
     pub newest: SubTransactionId,
-    /// Of this transaction when it is being prepared.
+    /// The id of this transaction, set before it is prepared.
     pub xid: u32,
     /// Whether this backend is a worker.
     pub worker: bool,
@@ -101,7 +101,7 @@ thread_local! {
     static EPOCH: Cell<u64> = const { Cell::new(0) };
 }
 
-/// What was found of this transaction's passes stands for as long as this number does.
+/// Returns the epoch. While it is the same, this transaction's passes are the same.
 pub fn epoch() -> u64 {
     EPOCH.get()
 }
@@ -110,32 +110,31 @@ pub fn next_epoch() {
     EPOCH.set(EPOCH.get().wrapping_add(1));
 }
 
-/// The subtransaction that this backend is in.
+/// Returns the subtransaction that this backend is in.
 pub fn now() -> SubTransactionId {
     // SAFETY: in a transaction
     unsafe { pg_sys::GetCurrentSubTransactionId() }
 }
 
-/// Returns whether one of the last notes of this subtransaction says so already, or does so now.
+/// Returns whether one of the last notes of this subtransaction absorbs a new note (see [`Effect::absorb`]).
 pub fn near(what: &What) -> bool {
     NOTES.with_borrow_mut(|notes| absorbed(&mut notes.list, now(), what))
 }
 
-/// Returns whether one of the last of some notes is of a subtransaction, and says what another one does, or does so
-/// now.
+/// Returns whether one of the last of some notes absorbs a new note. Only notes of the subtransaction `of` may do so.
 fn absorbed(notes: &mut [Note], of: SubTransactionId, what: &What) -> bool {
     notes.iter_mut().rev().take(NEAR).any(|note| note.subtransaction == of && note.what.absorb(what))
 }
 
-/// Some notes. Which sessions live is settled, and floors are lowered, before anything is woken to look at what it
-/// waits for.
+/// Returns the effects of some notes in order: first those that settle which sessions live, and lower floors. The
+/// others wake sessions to look at that.
 pub fn in_order(notes: &[Note]) -> impl Iterator<Item = &dyn Effect> {
     let those = |first: bool| notes.iter().map(|note| note.what.effect()).filter(move |note| note.is_first() == first);
     those(true).chain(those(false))
 }
 
 impl Notes {
-    /// All notes of a kind.
+    /// Returns all notes of a kind.
     pub fn each<K: Kind>(&self) -> impl Iterator<Item = &K> {
         self.list.iter().filter_map(|note| K::of(&note.what))
     }
@@ -163,7 +162,7 @@ impl Notes {
         self.list.push(Note { subtransaction: self.newest, what });
     }
 
-    /// Returns whether this subtransaction has noted places in more lanes than are noted.
+    /// Returns whether this subtransaction has noted claims or free items in more lanes than are listed.
     fn has_all_places(&self) -> bool {
         self.list.iter().any(|note| note.subtransaction == self.newest && AllPlaces::of(&note.what).is_some())
     }
@@ -174,24 +173,25 @@ impl Notes {
         self.list.clear();
     }
 
-    /// The sessions that may have been granted something.
+    /// Returns the sessions that may have been granted something.
     pub fn gainers(&self) -> impl Iterator<Item = SlotRef> {
         self.list.iter().filter_map(|note| note.what.effect().gainer())
     }
 
-    /// Passes that ended because a subtransaction gave the lease away.
+    /// Returns the passes that ended because a subtransaction gave the lease away.
     fn given_away_by(&mut self, by: SubTransactionId) -> impl Iterator<Item = &mut Pass> {
         self.each_mut::<Pass>().filter(move |pass| pass.given_away == Some(by))
     }
 
-    /// Where the notes of the innermost subtransaction begin: none that is open was begun later, so they are the last.
+    /// Returns where the notes of the innermost subtransaction begin. They are the last ones, as no open subtransaction
+    /// began later.
     fn begin_of(&self, mine: SubTransactionId) -> usize {
         self.list.iter().rposition(|note| note.subtransaction != mine).map_or(0, |before| before + 1)
     }
 
-    /// A subtransaction commits: its notes are its parent's. What that has noted already is not noted again, so that
-    /// with many subtransactions the list does not grow with their number; and only the notes of this one are looked
-    /// at.
+    /// Gives the notes of a subtransaction to its parent when it commits. A note that merges into one of the parent's
+    /// is dropped: so the list does not grow with the number of subtransactions. Only this subtransaction's notes are
+    /// visited.
     pub fn hand_up(&mut self, mine: SubTransactionId, parent: SubTransactionId) {
         let first = self.begin_of(mine);
         let mut end = first;
@@ -211,7 +211,8 @@ impl Notes {
         }
     }
 
-    /// A subtransaction is rolled back: takes its notes away and gives them. What it had given away is back.
+    /// Takes away the notes of a subtransaction that is rolled back, and returns them. A lease that it gave away is
+    /// back, and its pass stands again.
     pub fn take_back(&mut self, mine: SubTransactionId) -> Vec<Note> {
         let taken = self.list.split_off(self.begin_of(mine));
         self.lanes -= taken.iter().filter(|note| Places::of(&note.what).is_some()).count();

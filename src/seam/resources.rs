@@ -1,4 +1,4 @@
-//! Notes about resources: what the worker judges again.
+//! Notes about resources that the worker must judge again.
 
 use super::effect::{Effect, Memory};
 use crate::base::error::Result;
@@ -8,10 +8,10 @@ use crate::shmem::databases::RESCAN;
 use crate::shmem::slots::SlotRef;
 use pgrx::pg_sys::SubTransactionId;
 
-/// What is put off until a transaction commits: an ERROR of it is one of the COMMIT.
+/// What a transaction puts off until it commits. If this raises an ERROR, the COMMIT fails.
 pub type Act = fn(&'static Shared, &str) -> Result<()>;
 
-/// Must be judged again; `changed`: and listeners told of this slot, if this commits.
+/// A resource that must be judged again. If this transaction commits, listeners are told of the slot `changed`.
 pub struct Resource {
     pub name: String,
     pub changed: Option<i32>,
@@ -31,7 +31,7 @@ impl Effect for Resource {
     }
 }
 
-/// Must be judged again at a time, if this commits.
+/// A resource that must be judged again at a time, if this transaction commits.
 pub struct Later {
     pub name: String,
     pub at: u64,
@@ -49,7 +49,8 @@ impl Effect for Later {
     }
 }
 
-/// Could not be served by this transaction: the worker tries it soon, if it does not try it again already.
+/// A resource that this transaction could not give to a session. The worker retries it soon, unless a retry is due
+/// already.
 pub struct InVain {
     pub name: String,
 }
@@ -74,7 +75,7 @@ impl Effect for InVain {
     }
 }
 
-/// More resources than are noted.
+/// More resources than are noted must be judged again.
 pub struct Many;
 
 impl Effect for Many {
@@ -89,7 +90,7 @@ impl Effect for Many {
     }
 }
 
-/// An act that is done just before this commits. The commit takes it out of the notes first.
+/// An act that is done just before this transaction commits. The commit first takes it out of the notes.
 pub struct AtCommit {
     pub name: String,
     pub act: Act,
@@ -107,13 +108,13 @@ pub struct Pass {
     pub slot: i32,
     pub fence: i64,
     pub session: SlotRef,
-    /// Where this transaction has given the lease away itself, and the pass ended.
+    /// The subtransaction that has given the lease away, and so ended the pass.
     pub given_away: Option<SubTransactionId>,
 }
 
 impl Pass {
-    /// While the transaction was open, the lease could not be taken over. The worker must look at it where its session
-    /// is dead, or keeps it in its grace.
+    /// Posts the lease if the worker must look at it. No other session could take the lease over while this transaction
+    /// was open. But the lease's session may be dead by now, or may keep the lease for its grace.
     fn post_if_left(&self, memory: &Memory) -> bool {
         let alive = memory.shared.look(self.session).is_some_and(|standing| standing.alive());
         let left = !alive || memory.shared.keeps_grace(self.session);

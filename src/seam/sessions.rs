@@ -7,10 +7,10 @@ use crate::shmem::slots::SlotRef;
 use pgrx::Uuid;
 use std::collections::HashSet;
 
-/// Opened by this transaction.
+/// A session that this transaction opens.
 pub struct Opened {
     pub session: SlotRef,
-    /// It ends with this backend, so that the transaction cannot be prepared.
+    /// Whether the session ends with this backend. Then the transaction cannot be prepared.
     pub attached: bool,
 }
 
@@ -35,11 +35,12 @@ impl Effect for Opened {
         memory.shared.unproven_while_prepared(self.session);
     }
 
-    /// For a session that lives there is nothing to do before its deadline, for which the worker comes anyhow.
+    /// Has the database rescanned if the session is dead already. For a living session the worker comes at its deadline
+    /// anyhow.
     fn at_commit(&self, memory: &Memory) -> bool {
         let alive = memory.shared.look(self.session).is_some_and(|standing| standing.alive());
         if !alive {
-            // Its time has passed while its transaction was open, so that it may have been swept before it had a row.
+            // The session expired while its transaction was open. A sweep may have come before its row was visible.
             memory.database.flag(RESCAN);
         }
         !alive
@@ -51,16 +52,16 @@ impl Effect for Opened {
     }
 }
 
-/// What a session leaves that ends.
+/// What an ending session leaves.
 pub enum Left {
     Rows,
-    /// No row, but others have seen it.
+    /// No row is left, but other transactions have seen the session.
     Tombstone,
-    /// It was opened by the transaction that ends it.
+    /// The transaction that ends the session has opened it.
     Nothing,
 }
 
-/// Ended by this transaction.
+/// A session that this transaction ends.
 pub struct Ended {
     pub session: SlotRef,
     pub left: Left,
@@ -84,7 +85,8 @@ impl Effect for Ended {
         matches!(self.left, Left::Rows)
     }
 
-    /// While it was frozen it was passed over, and what it waits for may have been judged without it.
+    /// Lets the session live on. It was skipped while it was frozen: the resources that it waits for may have been
+    /// judged without it.
     fn at_abort(&self, memory: &Memory) -> bool {
         if memory.shared.thaw(self.session) {
             memory.database.flag(RESCAN);
@@ -93,7 +95,7 @@ impl Effect for Ended {
     }
 }
 
-/// What the session holds or waits for changes.
+/// A session for which something changes that it holds or waits for.
 pub struct Revision {
     pub session: SlotRef,
 }
@@ -121,7 +123,7 @@ impl Effect for Revision {
     }
 }
 
-/// This transaction has taken something from these sessions, which are dead.
+/// Dead sessions from which this transaction has taken something.
 pub struct TakenFrom {
     pub sessions: HashSet<Uuid>,
 }

@@ -1,18 +1,18 @@
-//! Notes about the worker's work: what it has taken out of shared memory to do, and what it must do one day.
+//! Notes about the worker's work: what it has taken out of shared memory to do, and what it must do later.
 
 use super::effect::{Effect, Memory};
 use crate::pg::clock;
 use crate::shmem::databases::Kept;
 
-/// What this transaction has taken out of shared memory, and does. If it fails, it is put back.
+/// Work that this transaction has taken out of shared memory. If the transaction fails, the work is put back.
 pub enum Taken {
-    /// A resource that it judges.
+    /// A resource that the transaction judges.
     Resource { name: String, changed: Option<i32> },
     /// Flags of the database.
     Flags(u32),
-    /// That there are rows which are kept.
+    /// What shared memory knew of the rows that are kept.
     Retention,
-    /// That listeners must be told of items of a queue.
+    /// The duty to tell listeners of items of a queue.
     Listeners { queue: String },
 }
 
@@ -28,13 +28,13 @@ impl Effect for Taken {
     }
 }
 
-/// A row has come to its end, and is kept for a while from now on.
+/// A row has ended, and is kept for a while from now on.
 pub struct Retained {
     pub kind: Kept,
 }
 
 impl Effect for Retained {
-    /// Claims alone: rows of other kinds are found when the database is looked through after the end.
+    /// Only claims are noted here. Rows of other kinds are found when the database is looked through after the end.
     fn at_prepare(&self, memory: &Memory) {
         if self.kind == Kept::Claims {
             memory.database.keep(Kept::Claims, clock::now());

@@ -1,6 +1,5 @@
-//! What a backend must undo when it goes, however it goes: sessions attached to it end (after their grace), and its
-//! place among the waiting calls is given back. A backend that is terminated does not unwind, so both are done by a
-//! callback at its exit.
+//! What a backend must undo when it exits. The sessions attached to it end (after their grace), and its place among the
+//! waiting calls is given back. A terminated backend does not unwind, so a callback at its exit does both.
 
 use super::databases::Database;
 use super::shared::{Shared, shared};
@@ -13,16 +12,16 @@ use std::cell::{Cell, RefCell};
 use std::sync::atomic::Ordering;
 
 thread_local! {
-    /// Sessions attached here, each with its grace in microseconds.
+    /// The sessions attached to this backend, each with its grace in microseconds.
     static ATTACHED: RefCell<Vec<(SlotRef, u64)>> = const { RefCell::new(Vec::new()) };
-    /// The place of this backend among the waiting calls: in which database, where it may be asked for help, and the
-    /// session that it waits for.
+    /// The place of this backend among the waiting calls: its database, where it may be asked for help, and the session
+    /// that it waits for.
     static WAITING: Cell<Option<(&'static Database, SlotRef)>> = const { Cell::new(None) };
     static REGISTERED: Cell<bool> = const { Cell::new(false) };
 }
 
 impl Shared {
-    /// Ends the session when this backend exits, after `grace` microseconds.
+    /// Has the session end when this backend exits, after `grace` microseconds.
     pub fn attach(&self, at: SlotRef, grace: u64) {
         register();
         let me = my_pid();
@@ -33,19 +32,20 @@ impl Shared {
         });
     }
 
-    /// Returns whether there was an attachment to end. The backend it is attached to finds out when it exits.
+    /// Ends an attachment. Returns whether there was one. The backend that the session was attached to finds out when
+    /// it exits.
     pub fn detach(&self, at: SlotRef) -> bool {
         self.change_attached(at, |pid| (pid != 0).then_some(0))
     }
 
     /// Changes which backend a session is attached to. Returns whether there was anything to do.
     fn change_attached(&self, at: SlotRef, step: impl Fn(u64) -> Option<u64>) -> bool {
-        // A stand-in has none.
+        // A stand-in has no attachment.
         let attached = self.attached.get(at.index as usize);
         attached.is_some_and(|attached| attached.change(|| self.is_still(at), step).is_some())
     }
 
-    /// Process id of the backend that the session is attached to.
+    /// Returns the process id of the backend that the session is attached to.
     pub fn attached_pid(&self, at: SlotRef) -> Option<i32> {
         let pid = self.attached.get(at.index as usize)?.get();
         i32::try_from(pid).ok().filter(|pid| *pid != 0 && self.is_still(at))
@@ -64,7 +64,7 @@ pub fn max_waiting() -> u32 {
     u32::try_from(if set < 0 { tenth.max(1) } else { set }).unwrap_or(1)
 }
 
-/// A place among the waiting calls of a database, given back when dropped or when the backend exits.
+/// A place among the waiting calls of a database. It is given back when this is dropped, or when the backend exits.
 pub struct WaitingPlace;
 
 impl Shared {
@@ -90,7 +90,7 @@ fn give_back_waiting_place() {
     database.end_help();
     database.waiting.fetch_update(Ordering::AcqRel, Ordering::Relaxed, |taken| taken.checked_sub(1)).ok();
     if let Ok(shared) = shared() {
-        // The session may have ended meanwhile, and its slot be another's.
+        // The session may have ended meanwhile, and another one may have its slot; then this changes nothing.
         shared.sleeps(at, false);
     }
 }

@@ -1,9 +1,9 @@
-//! The word of a block of slots: a bound, before which nothing in the block is due. So a look for what is due passes
-//! over the block.
+//! The word of a block of slots: a bound. Nothing in the block is due before it, so a search for due slots may skip the
+//! block.
 //!
-//! A living session is due at its deadline, or when it must be woken for work items; a dead one is always due, until
-//! its last row is gone. The bound may be too early, and is **never too late**. So heartbeats, which move deadlines
-//! only further away, leave it alone, and it is read far more often than it is written:
+//! A living session is due at its deadline, or when it must be woken for work items. A dead one is due until its last
+//! row is gone. The bound may be too early, and is **never too late**. Heartbeats only move deadlines further away, so
+//! they leave the bound alone. It is read far more often than written:
 //!
 //! | step                                                 | does to a slot         | and to the block's word                      |
 //! |------------------------------------------------------|------------------------|----------------------------------------------|
@@ -13,31 +13,31 @@
 //! | opening, capping, an early end that leaves rows, hunger | due earlier         | *then* lowers the bound, in a new version    |
 //! | a look through the block                             | reads it               | *before* that reads the word; then raises the bound to the earliest that it has seen, if the version is the same |
 //!
-//! The version is for a process that makes a slot due behind the back of another, which looks through the block and has
-//! read that slot already. Without it the raise would undo the lowering, even one that lowers nothing. Raises need no
-//! new version: a bound that was right for a version stays so. Versions come round, after 16 million lowerings of one
-//! block, which do not happen within one look through 256 slots.
+//! The version protects against a crossing of two processes: one has read a slot, and the other makes that slot due
+//! before the first has read all. Without the version the first one's raise would undo the lowering, even a lowering
+//! that changes no bound. A raise needs no new version: a bound that was right for a version stays right. Versions
+//! repeat after 16 million lowerings of one block; those do not happen during one look through 256 slots.
 //!
-//! **Order.** The word is only ever changed by reading and writing in one step. So a process that reads a version has
-//! acquired what was done to slots before that lowering and all earlier ones: what it does not see has another version
-//! still to come. A look does not see what is lowered after it. The process that lowers then wakes those that sleep for
-//! too long, by what they have announced before they looked. A fence on each side, between the two steps, has one of
-//! them see the other. Nothing here knows PostgreSQL.
+//! **Order.** Every change of the word reads and writes it in one step. So a process that reads a version sees what was
+//! done to slots before the lowering of that version, and before earlier ones. A change that it does not see yet comes
+//! with another version. A look misses what is lowered after it. So the process that lowers the bound then wakes each
+//! sleeper that would sleep too long. A sleeper announces its time of waking before it looks. Both have a memory fence
+//! between their two steps, so at least one of them sees the other. Nothing here knows PostgreSQL.
 
 use super::word::FOREVER;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
-/// Slots of a block: so few that looking through them takes less than a microsecond, so many that there are few blocks.
+/// Slots of a block. They are few enough to look through in under a microsecond, and enough to keep blocks few.
 pub const SLOTS: usize = 256;
 
 const VERSION_BITS: u32 = 24;
 const VERSION_MASK: u64 = (1 << VERSION_BITS) - 1;
 /// The bound is kept in units of 1,024 microseconds, rounded down.
 const UNIT_BITS: u32 = 10;
-/// In a block where nothing is due: the last unit, 35 years after the machine was booted.
+/// The bound of a block where nothing is due: the last unit, 35 years after the machine was booted.
 const NEVER: u64 = u64::MAX >> VERSION_BITS;
 
-/// A word of a block as it was read. All zero: look through the block.
+/// A block's word as a process has read it. A word of zero bits says: look through the block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bound(u64);
 
@@ -50,7 +50,7 @@ impl Bound {
         self.0 >> VERSION_BITS
     }
 
-    /// Nothing in the block is due before that.
+    /// Returns the bound: nothing in the block is due before it.
     pub fn at(self) -> u64 {
         if self.units() == NEVER { FOREVER } else { self.units() << UNIT_BITS }
     }
@@ -68,19 +68,19 @@ impl Bound {
 pub struct Block(AtomicU64);
 
 impl Block {
-    /// Before the slots are read.
+    /// Returns the word. Call this before you read the slots.
     pub fn read(&self) -> Bound {
         Bound(self.0.load(Ordering::Acquire))
     }
 
-    /// Lowers the bound: after a slot has been made due, and before sleepers are looked for.
+    /// Lowers the bound. Call this after you have made a slot due, and before you look for sleepers to wake.
     pub fn lower(&self, due: u64) {
         let lowered = |word: u64| Some(Bound(word).lowered(due).0);
         self.0.fetch_update(Ordering::AcqRel, Ordering::Acquire, lowered).ok();
         fence(Ordering::SeqCst);
     }
 
-    /// Raises the bound: after all slots have been read. The first is due at `earliest`.
+    /// Raises the bound to `earliest`, when the first slot is due. Call this after you have read all slots.
     pub fn raise(&self, read: Bound, earliest: u64) {
         let raised = read.raised(earliest);
         if raised != read {
@@ -89,7 +89,7 @@ impl Block {
     }
 }
 
-/// Between announcing until when one sleeps, and looking for what is due.
+/// Separates two steps of a sleeper: it announces its time of waking first, and then looks for what is due.
 pub fn before_look() {
     fence(Ordering::SeqCst);
 }
@@ -99,14 +99,14 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Slots of the block, in the model; and how many processes make them due, or look through them, at a time.
+    /// The model has this many slots in its block.
     const FEW: usize = 3;
     const OTHERS: usize = 2;
 
-    /// One step of one of them. What each does takes several, between which the others do theirs.
+    /// One step of one process. Each process needs several steps for its work, and the others step in between.
     #[derive(Clone, Debug)]
     enum Step {
-        /// Opens or caps, if it has lowered the bound for what it did before; else does that.
+        /// Opens or caps a slot; or, if the process has not lowered the bound for its last change, lowers it.
         Change(usize, usize, u64),
         /// A heartbeat.
         Extend(usize, u64),
@@ -126,13 +126,14 @@ mod tests {
         prop::collection::vec(step, 1..80)
     }
 
-    /// Who looks through the block: what it read of the word, how many slots it has read, and the earliest of them.
+    /// One process's look through the block: the word that it read, how many slots it has read, and the earliest of
+    /// them.
     type Looking = Option<(Bound, usize, u64)>;
 
     #[derive(Default)]
     struct Model {
         slots: [Option<u64>; FEW],
-        /// What is still to be lowered, by whom, and for which slot.
+        /// For each process, the slot whose bound it must still lower, and the time.
         pending: [Option<(usize, u64)>; OTHERS],
         looking: [Looking; OTHERS],
     }
@@ -164,7 +165,7 @@ mod tests {
             }
         }
 
-        /// When the first slot is due, but for those whose bound is just about to be lowered.
+        /// Returns when the first slot is due; slots whose bound must still be lowered do not count.
         fn first(&self) -> u64 {
             let is_pending = |slot: &usize| self.pending.iter().flatten().any(|(pending, _)| pending == slot);
             (0..FEW).filter(|slot| !is_pending(slot)).filter_map(|slot| self.slots[slot]).min().unwrap_or(FOREVER)
@@ -174,8 +175,8 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(4_000))]
 
-        /// However the steps of all cross each other, the bound is never too late: a look passes over no slot that is
-        /// due. And one look that nothing crosses makes it as late as it may be.
+        /// However the steps cross each other, the bound is never too late: a look skips no slot that is due. A look
+        /// that nothing crosses makes the bound as late as it may be.
         #[test]
         fn nothing_is_due_unseen(steps in steps()) {
             let (block, mut model) = (Block(AtomicU64::new(0)), Model::default());

@@ -1,13 +1,13 @@
-//! A number of a slot, which changes by compare-and-swap together with a count of the sessions that the slot has had.
+//! A number of a slot. It changes by compare-and-swap, together with a count of the sessions that the slot has had.
 //!
-//! A slot has its next session as soon as nothing needs the former. A process may be stopped meanwhile that has looked
-//! whose slot it is, and is about to write. So each number that is written after such a look has the count in its low
-//! bits (the word of the slot has a count of its own, see [`super::word`]). The look lies between reading and writing.
-//! If the slot still has the session, the number that was read is of that session, or of one before; if the slot has
-//! another session by the time of the write, the count has changed, and the write fails.
+//! A slot gets its next session as soon as nothing needs the former one. Meanwhile a process may be stopped that has
+//! checked whose slot it is, and is about to write. So each number that is written after such a check has the count in
+//! its low bits. (The word of the slot has a count of its own, see [`super::word`].) The process checks between reading
+//! and writing. If the check finds its session, the number that was read is of that session, or of an earlier one. If
+//! the slot has another session by the time of the write, the count has changed, and the write fails.
 //!
-//! Counts come round after 256 sessions of one slot: a process would have to be stopped between two instructions for
-//! exactly so many, or a multiple, with the same value at the end. Nothing here knows PostgreSQL.
+//! The count repeats after 256 sessions of one slot. To go wrong, a process would have to be stopped between two
+//! instructions for a multiple of 256 sessions, and find the same value. Nothing here knows PostgreSQL.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -26,7 +26,7 @@ impl Counted {
         Counted(AtomicU64::new(first << COUNT_BITS))
     }
 
-    /// Gives the number its first value for the slot's next session, of 56 bits. Returns the former session's.
+    /// Gives the number its first value, of 56 bits, for the slot's next session. Returns the former session's value.
     pub fn begin(&self, count: u8, first: u64) -> u64 {
         value(self.0.swap(first << COUNT_BITS | u64::from(count), Ordering::AcqRel))
     }
@@ -36,8 +36,9 @@ impl Counted {
         value(self.0.load(Ordering::Acquire))
     }
 
-    /// Changes the number by `step` until that holds, `step` has nothing to do, or the slot is another session's:
-    /// `is_mine` tells, asked between reading and writing. Returns what the number was before, if it was changed.
+    /// Changes the number by `step`, and tries again if another process changes it first. Stops if `step` returns
+    /// `None`, or if the slot is another session's. `is_mine` says so, and is called between reading and writing.
+    /// Returns the former value if the number was changed.
     pub fn change(&self, is_mine: impl Fn() -> bool, step: impl Fn(u64) -> Option<u64>) -> Option<u64> {
         loop {
             let read = self.0.load(Ordering::Acquire);
@@ -57,8 +58,8 @@ mod tests {
     use super::*;
     use std::cell::Cell;
 
-    /// A process is stopped after it has seen that the slot is its session's, and goes on when another session has it,
-    /// for which the number is what it was.
+    /// A process is stopped after it has seen that the slot is its session's. When it goes on, the slot has another
+    /// session, with the same value of the number.
     #[test]
     fn what_was_another_sessions_is_not_written() {
         let number = Counted::default();

@@ -1,4 +1,4 @@
-//! Databases: what is known of each one that has an entry (see [`super::places`]).
+//! Databases: what shared memory knows of each database that has an entry (see [`super::places`]).
 
 use super::beginning::Beginning;
 use super::latch::{my_latch, set_latch};
@@ -8,7 +8,7 @@ use crate::pg::clock;
 use pgrx::pg_sys;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicI64, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
-/// What is counted since the database got its entry; `stats()` shows each under its name.
+/// What is counted since the database got its entry. `stats()` shows each counter under its name.
 #[derive(Clone, Copy)]
 #[repr(usize)]
 pub enum Counter {
@@ -57,32 +57,31 @@ pub const COUNTERS: [&str; 20] = [
     "notifications",
 ];
 
-/// Rows that are kept for a while after their end: see [`crate::ending::retention`].
+/// The kinds of rows that are kept for a while after their end (see [`crate::ending::retention`]).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(usize)]
 pub enum Kept {
     Leases,
     Executions,
     DeadItems,
-    /// Claims whose last items were finished by several transactions at once, so that none of them could see that all
-    /// are.
+    /// Claims whose last items were finished by several transactions at once: none of these could see that all are.
     Claims,
     History,
 }
 
-/// There may be rows of a kind, since an unknown time; and a process is looking for them.
+/// Values of `kept_since`: rows may be kept since an unknown time; a process is looking for the oldest row.
 const UNKNOWN: i64 = i64::MIN;
 const LOOKING: i64 = i64::MIN + 1;
 
 /// The worker must look at every resource that is waited for, not only at those in the ring.
 pub const RESCAN: u32 = 1;
-/// Shared memory is new: sessions of before and prepared transactions are still to be found.
+/// Shared memory is new: sessions from before and prepared transactions must still be found.
 pub const BOOT: u32 = 2;
-/// A prepared transaction has ended. Which revisions it changed, and which sessions wait for what it had in hand, is
-/// not known.
+/// A prepared transaction has ended. It is not known which revisions it changed, and which sessions wait for the rows
+/// that it had locked.
 pub const REVISE: u32 = 4;
 
-/// When to try again what another transaction had in hand: after twice the time of before.
+/// When to retry rows that another transaction had locked: each wait is twice the one before.
 #[repr(C)]
 pub struct Retry {
     until: AtomicU64,
@@ -96,7 +95,7 @@ impl Retry {
         self.until.store(if blocked { now + wait } else { 0 }, Ordering::Relaxed);
     }
 
-    /// Not to be waited with any longer.
+    /// Ends the wait: the retry is due now.
     pub fn hurry(&self) {
         self.until.store(0, Ordering::Relaxed);
     }
@@ -115,69 +114,68 @@ impl Retry {
 pub struct Database {
     pub oid: AtomicU32,
     pub(super) table: AtomicU32,
-    /// It may be given up (see [`super::room`]).
+    /// The database may give its entry up (see [`super::room`]).
     pub(super) leaving: AtomicBool,
-    /// It has this entry to be looked into, beside the places (see [`super::places`]).
+    /// The entry is for a visit, and is not one of the places (see [`super::places`]).
     pub(super) visited: AtomicBool,
-    /// Since when it counts, in microseconds since 1970.
+    /// Since when the counters count, in microseconds since 1970.
     pub(super) since: AtomicU64,
     /// Oid of the fence sequence that has been raised above all history in this start of shared memory.
     pub raised: AtomicU32,
-    /// Fences below this one are of before (see [`crate::lease::refence`]); zero when that is not known yet.
+    /// Fences below this one are from before the last start (see [`crate::lease::refence`]); zero while it is not
+    /// known.
     pub refence: AtomicI64,
-    /// Of the fences and the numbers of items that are drawn since.
+    /// The pace of fences, and of the numbers of items, since their sequences were raised.
     pub fences: Pace,
     pub items: Pace,
     /// Queues in which some session has found less than it asked for, by their bits.
     pub(super) hungry: AtomicU32,
-    /// The queue of each bit, if sessions have been hungry for one only.
+    /// The queue of each bit, if sessions have been hungry for only one queue of that bit.
     pub(super) queues: [AtomicI32; u32::BITS as usize],
-    /// How many sessions have been woken for items of the queues of each bit, and have not claimed since.
+    /// For each bit, how many sessions have been woken for items of its queues, and have not claimed since.
     pub(super) woken: [AtomicU32; u32::BITS as usize],
-    /// Until when they have time to do so; zero if none has been woken.
+    /// Until when the woken sessions have time to claim; zero if none has been woken.
     pub(super) patience: AtomicU64,
-    /// A claim of work items under this fence or a later one has a row for as long as it has items; zero before the
+    /// A claim of work items under this fence or a later one has a row for as long as it has items. Zero before the
     /// first claim in this start of shared memory.
     pub first_claim: AtomicI64,
-    /// Oid of the sequence `position_high` whose state, and that of its fellows, is kept here in this start of shared
-    /// memory; the next three are valid then.
+    /// Oid of the sequence `position_high` for which the next three fields are valid, in this start of shared memory.
     pub positions_of: AtomicU32,
-    /// What is added to the ids of transactions to make positions.
+    /// The number that is added to a transaction's id to make its positions.
     pub position_base: AtomicI64,
-    /// The id from which on that is so for certain.
+    /// The first transaction id for which `position_base` surely holds.
     pub position_since: AtomicI64,
-    /// The sum of both up to which positions may be given.
+    /// The greatest sum of base and id for which positions may be given.
     pub position_high: AtomicI64,
     flags: AtomicU32,
     pub waiting: AtomicU32,
-    /// Living sessions that the last look through the database has found no slot for.
+    /// Living sessions that have no slot, as the last look through the database has counted.
     pub without_slot: AtomicU32,
     pub worker: AtomicPtr<pg_sys::Latch>,
-    /// The latch of a waiting call that does a pass when it is asked to, for want of a worker.
+    /// The latch of a waiting call that does a pass when it is asked to, if the worker has no process.
     pub helper: AtomicPtr<pg_sys::Latch>,
-    /// Whether a waiting call is asked for that.
+    /// Whether a waiting call is asked to do a pass.
     pub asked: AtomicBool,
-    /// Since when it has work and no slot for its worker; zero for not.
+    /// Since when the database has work and no process for its worker; zero if it has one.
     pub unserved_since: AtomicU64,
-    /// Whether its worker has locks that end with it, and so stays, beyond `eskit_lease.max_workers`.
+    /// Whether the database's worker stays, beyond `eskit_lease.max_workers`, because it has locks that end with it.
     pub tending: AtomicBool,
     /// Whether the last worker has left because there was nothing to do, and not because it failed.
     pub finished: AtomicBool,
-    /// When the rows that are kept for a while were last seen to, with none left that is older than that.
+    /// When retention last ran and left no row that was due at that time.
     pub retention_looked: AtomicU64,
-    /// Since when the oldest row of each kind is kept, by the clock, and before its zero too; zero for none, or one of
-    /// the constants above.
+    /// Since when the oldest row of each kind is kept, by the clock, which may be before its zero. Zero if there is
+    /// none; or one of the constants above.
     kept_since: [AtomicI64; 5],
     /// Where the worker's next run of retention begins with each kind.
     retire_from: [Beginning; 5],
     /// When a run of the worker has last begun at the oldest rows of all.
     pub retired_anew: AtomicU64,
-    /// Ids of transactions that have finished items of the claims among these are below this; zero when all of them
-    /// have ended.
+    /// Transactions that have finished items of the kept claims have ids below this; zero when all of them have ended.
     claims_before: AtomicU64,
-    /// Of dead sessions whose rows other transactions have in hand.
+    /// When to retry dead sessions whose rows other transactions have locked.
     pub blocked: Retry,
-    /// Of looking through the database, when others have more in hand than the ring has room for.
+    /// When to look through the database again, if it has more locked resources than the ring has room for.
     look_through: Retry,
     /// When to look through the database for work that the ring had no room for; zero for never.
     timer: AtomicU64,
@@ -185,7 +183,7 @@ pub struct Database {
 }
 
 impl Database {
-    /// Makes the entry one that is free, under Lock::Alloc.
+    /// Makes the entry a free one. The caller holds Lock::Alloc.
     pub(super) fn clear(&self) {
         for field in [
             &self.table,
@@ -225,14 +223,14 @@ impl Database {
         self.oid.store(0, Ordering::Release);
     }
 
-    /// Returns whether a process uses the entry, or it says what must still be done.
+    /// Returns whether a process uses the entry, or the entry says that work remains.
     pub fn is_busy(&self) -> bool {
         self.waiting.load(Ordering::Acquire) != 0
             || !self.worker.load(Ordering::Acquire).is_null()
             || self.flags_due().is_some()
     }
 
-    /// Since when the counters count, in seconds since 1970.
+    /// Returns since when the counters count, in seconds since 1970.
     pub fn since(&self) -> u64 {
         self.since.load(Ordering::Relaxed) / 1_000_000
     }
@@ -245,7 +243,7 @@ impl Database {
         self.counters[index].load(Ordering::Relaxed)
     }
 
-    /// This process waits, and does a pass if it is asked to, unless another one does.
+    /// Offers this waiting process for a pass, unless another process has offered itself.
     pub fn offer_help(&self) {
         self.helper.compare_exchange(std::ptr::null_mut(), my_latch(), Ordering::AcqRel, Ordering::Relaxed).ok();
     }
@@ -254,7 +252,7 @@ impl Database {
         self.helper.compare_exchange(my_latch(), std::ptr::null_mut(), Ordering::AcqRel, Ordering::Relaxed).ok();
     }
 
-    /// Returns how long something has been due here while there is no slot for the worker.
+    /// Returns how long the database has had work and no process for its worker.
     pub fn unserved_ms(&self) -> i32 {
         let since = self.unserved_since.load(Ordering::Relaxed);
         if since == 0 { 0 } else { clock::trust_ms(clock::now().saturating_sub(since)) }
@@ -266,33 +264,33 @@ impl Database {
         set_latch(&self.helper);
     }
 
-    /// Sets flags, which are seen to at once.
+    /// Sets flags. The worker looks at them at once.
     pub fn flag(&self, flags: u32) {
         self.flags.fetch_or(flags, Ordering::AcqRel);
         self.look_through.hurry();
     }
 
-    /// Looks through the database at a time.
+    /// Has the database looked through at `at`.
     pub fn flag_at(&self, at: u64) {
         let sooner = |timer: u64| (timer == 0 || at < timer).then_some(at);
         self.timer.fetch_update(Ordering::AcqRel, Ordering::Relaxed, sooner).ok();
     }
 
-    /// When to wake other sessions for items; `None` when those that have been woken have claimed.
+    /// Returns when to wake other sessions for items; `None` if all that were woken have claimed.
     pub fn patience(&self) -> Option<u64> {
         let woken = self.woken.iter().any(|woken| woken.load(Ordering::Acquire) != 0);
         Some(self.patience.load(Ordering::Acquire)).filter(|until| woken && *until != 0)
     }
 
-    /// When to look through the database; `None` when there is no reason to.
+    /// Returns when to look through the database; `None` if there is no reason to.
     pub fn flags_due(&self) -> Option<u64> {
         let flags = (self.flags() != 0).then(|| self.look_through.until());
         let timer = Some(self.timer.load(Ordering::Acquire)).filter(|timer| *timer != 0);
         flags.into_iter().chain(timer).min()
     }
 
-    /// A row is kept from now on, and visible; a claim, once all other transactions that have finished items of it have
-    /// ended too. Returns whether it is the only one, so that the worker must hear of it.
+    /// Notes that a row is kept from now on, and visible. (A claim is kept once all other transactions that have
+    /// finished items of it have ended, too.) Returns whether the row is the only one: then the worker must hear of it.
     pub fn keep(&self, kind: Kept, now: u64) -> bool {
         self.retire_from[kind as usize].lower_to_transaction();
         if kind == Kept::Claims {
@@ -307,7 +305,7 @@ impl Database {
         self.kept_since[kind as usize].fetch_update(Ordering::AcqRel, Ordering::Acquire, first) == Ok(0)
     }
 
-    /// There may be rows of any kind, whatever was found.
+    /// Notes that there may be rows of any kind, whatever a look has found.
     pub fn may_keep(&self) {
         for since in &self.kept_since {
             since.store(UNKNOWN, Ordering::Release);
@@ -316,18 +314,18 @@ impl Database {
         self.retention_looked.store(0, Ordering::Release);
     }
 
-    /// Where the worker's next run of retention begins with a kind.
+    /// Returns where the worker's next run of retention begins with a kind.
     pub fn retire_from(&self, kind: Kept) -> &Beginning {
         &self.retire_from[kind as usize]
     }
 
-    /// There may be more rows of a kind than have been looked at.
+    /// Notes that a kind may have more rows than have been looked at.
     pub fn are_kept(&self, kind: Kept) {
         self.kept_since[kind as usize].store(UNKNOWN, Ordering::Release);
     }
 
-    /// Before the oldest row of a kind is looked for: what is kept from now on may be missed by the look. Returns
-    /// whether rows that were kept before that may be missed as well.
+    /// Begins a look for the oldest row of a kind. The look may miss rows that are kept from now on. Returns whether it
+    /// may also miss rows that were kept before.
     pub fn look_for_kept(&self, kind: Kept) -> bool {
         self.kept_since[kind as usize].swap(LOOKING, Ordering::AcqRel);
         kind == Kept::Claims && self.claims_are_being_finished()
@@ -338,7 +336,7 @@ impl Database {
         if before == 0 {
             return false;
         }
-        // SAFETY: in a transaction; of the snapshot one number is read
+        // SAFETY: in a transaction; reads one number of the snapshot
         let open = unsafe {
             let oldest = (*pg_sys::GetLatestSnapshot()).xmin;
             pg_sys::TransactionIdPrecedes(oldest, pg_sys::TransactionId::from(before as u32))
@@ -349,18 +347,18 @@ impl Database {
         open
     }
 
-    /// After that.
+    /// Ends the look for the oldest row of a kind.
     pub fn found_kept(&self, kind: Kept, oldest: Option<i64>) {
         let found = |since: i64| match oldest {
             None => (since == LOOKING).then_some(0),
-            // A zero would say that there is none.
+            // A zero would say that there is no row.
             Some(0) => Some(-1),
             Some(oldest) => Some(oldest),
         };
         self.kept_since[kind as usize].fetch_update(Ordering::AcqRel, Ordering::Relaxed, found).ok();
     }
 
-    /// Since when the oldest row of a kind is kept, if there may be one.
+    /// Returns since when the oldest row of a kind is kept, if there may be one.
     pub fn kept_since(&self, kind: Kept) -> Option<i64> {
         Some(self.kept_since[kind as usize].load(Ordering::Acquire)).filter(|since| *since != 0)
     }
@@ -369,15 +367,15 @@ impl Database {
         self.flags.load(Ordering::Acquire)
     }
 
-    /// Takes away the flags that are due. The caller does what they ask.
+    /// Takes away the flags that are due. The caller does what they ask for.
     pub fn take_flags(&self, now: u64) -> u32 {
         let past = |timer: u64| (timer != 0 && timer <= now).then_some(0);
         let timer = self.timer.fetch_update(Ordering::AcqRel, Ordering::Relaxed, past).map_or(0, |_| RESCAN);
         timer | if self.look_through.until() > now { 0 } else { self.flags.swap(0, Ordering::AcqRel) }
     }
 
-    /// The database has been looked through; `left`: what could not be judged is more than the ring has room for, so
-    /// that it is looked through again later, or at once if that has been asked for meanwhile.
+    /// Notes that the database has been looked through. `left`: the ring had no room for all that could not be judged.
+    /// Then the database is looked through again later; or at once, if another process has asked for that meanwhile.
     pub fn looked_through(&self, left: bool, now: u64) {
         self.look_through.set(left, now);
         if left && self.flags.fetch_or(RESCAN, Ordering::AcqRel) != 0 {
@@ -385,8 +383,8 @@ impl Database {
         }
     }
 
-    /// Something could not be judged and the ring has no room for it: the database is looked through later, unless that
-    /// is due anyhow.
+    /// Has the database looked through later, unless that is due anyhow: a resource could not be judged, and the ring
+    /// has no room.
     pub fn look_through_later(&self, now: u64) {
         if self.flags() == 0 {
             self.looked_through(true, now);

@@ -1,11 +1,11 @@
-//! The dirty ring: resources that must be judged again, because a transaction that changed them has ended, or because
-//! what stood in the way of a hand-over may be gone. And the prepared transactions whose end is watched for, as
-//! PostgreSQL calls no callback when they end.
+//! The dirty ring: resources that must be judged again. A transaction that changed them has ended, or what stood in the
+//! way of a hand-over may be gone. Here are also the prepared transactions whose end is watched for, as PostgreSQL
+//! calls no callback when they end.
 //!
-//! The ring is never waited for and nothing is ever dropped: when it is full, the database is rescanned. Entries that
-//! are tried again later carry the time; they are the retry set. When these alone fill the ring, the rescan is what is
-//! tried again later. A resource has one entry, and one for each slot that listeners must be told of, however often it
-//! is posted (see [`ring`](super::ring)).
+//! No process waits for the ring, and no work is lost: when the ring is full, the database is rescanned. An entry to be
+//! retried later has the time of its retry. If retries alone fill the ring, the rescan is retried later. A resource has
+//! one entry however often it is posted, and one for each slot that listeners must be told of (see
+//! [`ring`](super::ring)).
 
 use super::databases::{Database, RESCAN};
 use super::parts::Pending;
@@ -21,7 +21,7 @@ pub struct Dirty {
     /// The slot whose owner changed, so that listeners are told.
     pub changed: Option<i32>,
     pub backoff_ms: u32,
-    /// It is a queue of work items that listeners must be told of.
+    /// Whether it is a queue of work items that listeners must be told of.
     pub items: bool,
 }
 
@@ -35,21 +35,22 @@ impl Shared {
         }
     }
 
-    /// Posts a queue of work items, for listeners to be told. A hint: where there is no room it is not given.
+    /// Posts a queue of work items, so that listeners are told. This is a hint: if the ring has no room the news is
+    /// dropped.
     pub fn post_items(&self, database: &Database, queue: &str) {
         self.push(database, queue, Some(ITEMS), 0, 0);
     }
 
-    /// Posts a resource that could not be judged, to be tried again after twice the time of before. Returns whether
-    /// there was room.
+    /// Posts a resource that could not be judged, to be retried after twice the last wait. Returns whether there was
+    /// room.
     pub fn post_retry(&self, database: &Database, dirty: &Dirty, now: u64) -> bool {
         let backoff_ms = (dirty.backoff_ms * 2).clamp(limits::FIRST_RETRY_MS, limits::LAST_RETRY_MS);
         let due = now + u64::from(backoff_ms) * 1_000;
         self.push(database, &dirty.resource, dirty.changed, due, backoff_ms).is_some()
     }
 
-    /// Posts a resource that a session could not be served with: it is tried soon, if it is not tried again already.
-    /// Returns whether that is news.
+    /// Posts a resource that a transaction could not give to a session. It is retried soon, unless a retry is due
+    /// already. Returns whether the entry is new or due sooner.
     pub fn post_in_vain(&self, database: &Database, resource: &str, now: u64) -> bool {
         let due = now + u64::from(limits::FIRST_RETRY_MS) * 1_000;
         self.push(database, resource, None, due, limits::FIRST_RETRY_MS).unwrap_or_else(|| {
@@ -65,7 +66,7 @@ impl Shared {
         }
     }
 
-    /// Returns whether the entry is new, or sooner than the one there was; `None` if there is no room for it.
+    /// Returns whether the entry is new, or sooner than the one before; `None` if the ring has no room.
     fn push(
         &self,
         database: &Database,
@@ -81,10 +82,10 @@ impl Shared {
         unsafe { self.ring() }.put(entry)
     }
 
-    /// The ring, in which nothing may be changed under less than the exclusive lock.
+    /// Returns the ring. Only a caller with the exclusive lock may change it.
     ///
     /// # Safety
-    /// The caller holds Lock::Ring for as long as it has the answer.
+    /// The caller holds Lock::Ring for as long as it uses the answer.
     unsafe fn ring(&self) -> Ring<'_> {
         // SAFETY: as the caller promises
         unsafe {
@@ -112,13 +113,13 @@ impl Shared {
         taken.into_iter().map(dirty).collect()
     }
 
-    /// Shows each entry's database and when it is due.
+    /// Visits each entry's database, and the time at which it is due.
     pub fn each_dirty(&self, mut visit: impl FnMut(u32, u64)) {
         if self.header.ring_len.load(Ordering::Acquire) == 0 {
             return;
         }
         let _held = self.lock(Lock::Ring, false);
-        // SAFETY: under the lock, the entries below the length, which are only read
+        // SAFETY: under the lock; the entries below the length, and they are only read
         let entries =
             unsafe { std::slice::from_raw_parts(self.ring, self.header.ring_len.load(Ordering::Relaxed) as usize) };
         entries.iter().for_each(|entry| visit(entry.database, entry.due));
@@ -130,7 +131,7 @@ impl Shared {
         unsafe { self.ring() }.take(usize::MAX, |entry| entry.database == database);
     }
 
-    /// Watches for the end of a prepared transaction. Without a free place the database is looked through as after a
+    /// Watches for the end of a prepared transaction. If no entry is free, the database is looked through as after a
     /// start.
     pub fn watch_prepared(&self, database: &Database, xid: u32) {
         let value = u64::from(database.oid.load(Ordering::Relaxed)) << 32 | u64::from(xid);
@@ -150,7 +151,7 @@ impl Shared {
         self.pending.iter().any(|known| known.0.load(Ordering::Acquire) >> 32 == oid)
     }
 
-    /// Takes away the prepared transactions that have ended, and says whether any is left.
+    /// Forgets the prepared transactions that have ended. Returns whether any is left.
     pub fn each_ended_prepared(&self, ended: impl Fn(u32) -> bool, mut visit: impl FnMut(u32)) -> bool {
         let mut left = false;
         for place in self.pending {

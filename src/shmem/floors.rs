@@ -1,30 +1,30 @@
 //! Floors: where a claim of work items begins to look.
 //!
-//! A lane is a range of the key of one table: what a queue has ready in one partition, in the order of places, or what
-//! becomes due there, in the order of time. Items leave a lane at its front. Their dead entries stay in the index while
-//! any snapshot is open that could still see them, and a claim that began at the front would step over all of them. So
-//! each lane has a floor: **nothing that is free to be claimed is below it, but for what a transaction that has not
-//! ended makes free**.
+//! A lane is a range of the key of one table: the ready items of a queue in one partition, by their places, or the
+//! later items there, by their times. Items leave a lane at its front. Their dead index entries stay while any open
+//! snapshot may still see them, and a claim that began at the front would step over all of them. So each lane has a
+//! floor: **no item that is free to be claimed is below it, except those that a transaction still open makes free**.
 //!
 //! * A claim notes the floor and its turn, scans from there, and [`Shared::raise`]s the floor to the first place that
-//!   it could not pass: an item that an open or prepared transaction has in hand, or one that it did not want. It
-//!   passes what is claimed.
-//! * A transaction that makes an item free (adds it, or gives back, fails or frees what was claimed) [`Shared::lower`]s
-//!   the floor once that is visible, at its end. So does a claim that is rolled back, as it may have raised the floor
-//!   over its own items. At PREPARE both are done: from then on the item is in flight, and no floor passes it until the
-//!   end.
-//! * Each lowering begins a new turn, and a scan raises the floor no higher than any lowering since the turn that was
-//!   read before it. So an item that becomes visible behind a scan's back is not lost: either it was seen (in flight,
-//!   at the least), or its lowering came after the turn was read, and undoes or bounds the raise. The lowest of the
-//!   lowerings is kept from two turns on: a scan that began before both raises nothing.
-//! * Items that only wait for another of their key are free for no claim. A floor passes them where the transaction
-//!   that finishes that other one finds them without it (see [`crate::item`]); then they are moved above it, or it is
-//!   lowered. A session that is about to sleep in vain is told of news all the same.
+//!   it could not pass. At that place is an item that an open or prepared transaction has locked, or one that the claim
+//!   did not want. The scan passes items that are claimed.
+//! * Some transactions make an item free: they add it, or they give back, fail or free a claimed one. Such a
+//!   transaction [`Shared::lower`]s the floor at its end, once the item is visible. So does a claim that is rolled
+//!   back, as it may have raised the floor over its own items. At PREPARE both lower it: then the item is in flight,
+//!   and no floor passes it until the end.
+//! * Each lowering begins a new turn. A scan reads the turn before it begins, and raises the floor no higher than any
+//!   lowering since that turn. So an item that becomes visible during a scan is not lost. Either the scan saw it, at
+//!   least in flight; or its lowering came after the turn was read, and undoes or bounds the raise. The lane's entry
+//!   keeps the lowest place of the lowerings since each of two turns; a scan that began before both raises nothing.
+//! * An item that waits for another one of its key is free for no claim, and a floor may pass it. But the transaction
+//!   that finishes the other item must find the waiting one without the floor (see [`crate::item`]). Then the waiting
+//!   one is moved above the floor, or the floor is lowered. A session that is about to sleep in vain is told of news
+//!   all the same.
 //!
-//! The line of sessions that wait for a lease is a lane too, whose floor nothing ever lowers (see
+//! The line of sessions that wait for a lease is a lane, too. Nothing ever lowers its floor (see
 //! [`crate::lease::line`]).
 //!
-//! A lane without an entry has no floor: it is scanned from its beginning, which is slower and just as right. Hence
+//! A lane without an entry has no floor. A claim scans it from its beginning; that is slower, and still right. So
 //! entries are evicted at will, and after a crash or a promotion there are none. Turns are never used twice, so a raise
 //! that was meant for an evicted entry does nothing.
 
@@ -43,16 +43,17 @@ pub struct Start {
 }
 
 impl Start {
-    /// The same turn, without a floor.
+    /// Returns the same turn, with no floor.
     pub fn at_the_beginning(self) -> Start {
         Start { at: i64::MIN, ..self }
     }
 }
 
-/// Where nothing is, so that no floor is above it.
+/// A place above all others: lowering a floor to it changes no floor.
 pub const NOWHERE: i64 = i64::MAX;
 
-/// Entries that one lane may have. Lanes of heads of keys have a half of their own: there may be many.
+/// How many lanes share a bucket of entries. Lanes of keys' heads have half of the buckets for themselves, as there may
+/// be many.
 const WAYS: usize = 8;
 
 impl Lane {
@@ -72,26 +73,26 @@ impl Floor {
         }
     }
 
-    /// As far as a scan may that has read the floor in a turn.
+    /// Raises the floor as far as a scan may that has read the floor in `turn`.
     fn raise(&mut self, turn: u64, to: i64) {
         let Some(index) = self.lowered.iter().position(|lowered| lowered.since <= turn) else { return };
         let bound = if turn == self.turn { i64::MAX } else { self.lowered[index].to };
         self.at = self.at.max(to.min(bound));
         if index == 0 {
-            // Scans that begin from now on are not held by what was lowered before.
+            // Scans that begin from now on are not bound by earlier lowerings.
             self.lowered = [Lowered { since: self.turn, to: i64::MAX }, self.lowered[0]];
         }
     }
 }
 
 impl Shared {
-    /// The entries among which that of a lane is; under the lock.
+    /// Returns the entries among which a lane's entry is, if it has one.
     ///
     /// # Safety
     /// The caller holds Lock::Floors, exclusively if it writes.
     #[allow(clippy::mut_from_ref)]
     unsafe fn ways(&self, lane: Lane) -> &mut [Floor] {
-        // SAFETY: within the array, as the caller promises no other process looks
+        // SAFETY: within the array; the caller promises that no other process looks
         unsafe { std::slice::from_raw_parts_mut(self.floors.add(lane.bucket() * WAYS), WAYS) }
     }
 
@@ -124,8 +125,8 @@ impl Shared {
         known.unwrap_or(i64::MIN)
     }
 
-    /// Something at a place of the lane is free to be claimed, and visible. At [`NOWHERE`]: something that the floor
-    /// has not passed.
+    /// Lowers the floor, since an item at a place of the lane is free to be claimed, and visible. [`NOWHERE`] says that
+    /// an item is free that the floor has not passed.
     pub fn lower(&self, lane: Lane, to: i64) {
         let _held = self.lock(Lock::Floors, true);
         // SAFETY: under the lock
@@ -139,7 +140,7 @@ impl Shared {
         }
     }
 
-    /// A scan that began as noted has seen that nothing below a place is free.
+    /// Raises the floor: a scan that began at `from` has seen that no item below the place `to` is free.
     pub fn raise(&self, lane: Lane, from: Start, to: i64) {
         if to <= from.at {
             return;
@@ -152,13 +153,13 @@ impl Shared {
         }
     }
 
-    /// Returns whether nothing has become free in the lane since a scan began.
+    /// Returns whether no item has become free in the lane since a scan began.
     pub fn is_turn(&self, lane: Lane, from: Start) -> bool {
         let now = self.floor(lane);
         (now.turn, now.stirred) == (from.turn, from.stirred)
     }
 
-    /// Forgets the floors of a database: more has become free than has been noted.
+    /// Forgets the floors of a database: more items have become free than could be noted.
     pub fn forget_floors(&self, database: u32) {
         let _held = self.lock(Lock::Floors, true);
         // SAFETY: under the lock
@@ -183,14 +184,14 @@ mod tests {
     #[derive(Clone, Debug)]
     enum Step {
         Lower(i64),
-        /// One of some scans begins, or ends and has seen that nothing is free below a place, but for what was made
-        /// free meanwhile.
+        /// One of the scans begins; or it ends, and has seen no free item below a place, except those that became free
+        /// meanwhile.
         Scan(usize, i64),
     }
 
     proptest! {
-        /// However lowerings and scans cross, no floor is above what has become free since the scan began that raised
-        /// it.
+        /// However lowerings and scans cross, a floor that a scan raises stays below each item that became free since
+        /// that scan began.
         #[test]
         fn nothing_is_passed_over(steps in prop::collection::vec(prop_oneof![
             (0..9i64).prop_map(Step::Lower),
@@ -198,7 +199,7 @@ mod tests {
         ], 1..60)) {
             let start = Lowered { since: 1, to: i64::MAX };
             let mut floor = Floor { turn: 1, stirred: 0, at: i64::MIN, lane: LANE, lowered: [start; 2] };
-            // Of each scan its turn, and the lowest place that was lowered since.
+            // For each scan, the turn that it has read, and the lowest place that a lowering has had since.
             let (mut turn, mut scans) = (1, [None::<(u64, i64)>; 3]);
             for step in steps {
                 match step {

@@ -1,27 +1,28 @@
 //! Hunger: which sessions wait for work items.
 //!
-//! A claim that finds less than it asked for says so here, for the queue's bit (of 32, so queues may share one). A
-//! transaction that commits items wakes sessions that have the bit, by their revisions, and takes it away. The claimer
-//! looks for items again once it has the bit, if the lane's turn has changed meanwhile: either it sees what was just
-//! added, or the one that adds sees the bit. Nothing here needs the worker.
+//! A claim that finds less than it asked for notes that here, under the queue's bit. (There are 32, so queues may share
+//! one.) A transaction that commits items wakes sessions that have the bit, by their revisions, and takes the bit away.
+//! Once a claimer has its bit, it looks for items again if the lane's turn has changed meanwhile. So either the claimer
+//! sees an item that was just added, or the transaction that adds it sees the bit. Nothing here needs the worker.
 //!
-//! **Until when.** Items become due by themselves. So a claimer notes the first time at which one that it has seen
-//! becomes due. A transaction that commits an item for later notes its time for the sessions that have the bit. At that
-//! time the worker wakes the session and tells listeners; it looks at nothing else for that, however many items there
-//! are for later, and in how many queues. What no session waits for needs no news, and each claim looks for itself. So
-//! after a restart, when no session is hungry, nothing has to be found again. One time is kept for each session, the
-//! earliest, with the queue that it is for.
+//! **Until when.** Items become due by themselves. So a claimer notes the first time at which an item that it has seen
+//! becomes due. A transaction that commits an item for later notes the item's time for the sessions that have the bit.
+//! At that time the worker wakes the session and tells listeners. For that the worker looks at these times alone,
+//! however many later items and queues there are. If no session waits for an item, its time need not be noted: each
+//! claim looks for itself. So after a restart, when no session is hungry, nothing has to be found again. Each session
+//! has one time, the earliest, with its queue.
 //!
-//! **How many.** As many sessions that sleep in session_wait are woken as there are items: if all were, each item would
-//! cost as many claims as there are workers. A session that is woken may be stopped, or gone. So it is noted as woken
-//! until it claims; if that takes longer than [`limits::HUNGER_PATIENCE`] the worker, or another waiting call, wakes
-//! the next one. Hungry sessions that do not sleep are told, and do not count. In a queue with partitions only their
-//! owners can claim. A hungry session has noted the partitions that it owns, modulo [`PARTITIONS`], or all if they are
-//! many, and all that have noted one are woken. All are woken, too, where a bit has been that of several queues: a
-//! session that is woken for one of them looks into another.
+//! **How many.** Of the sessions that sleep in session_wait, as many are woken as there are items. If all were woken,
+//! each item would cost as many claims as there are workers. A woken session may be stopped, or gone. So it is noted as
+//! woken until it claims. If that takes longer than [`limits::HUNGER_PATIENCE`], the worker or another waiting call
+//! wakes the next one. Hungry sessions that do not sleep are told, and do not count.
 //!
-//! Few sessions are hungry, among many. So each [`block`] of slots has a count of those that are, or are just about to
-//! be, and blocks without any are passed over.
+//! In a queue with partitions only a partition's owner can claim. So a hungry session notes the partitions that it
+//! owns, modulo [`PARTITIONS`], or all if they are many. An item wakes all sessions that have noted its partition. All
+//! are woken, too, if a bit has stood for several queues: a woken session may look into another one of them.
+//!
+//! Few of many sessions are hungry. So each [`block`] of slots counts its sessions that are hungry, or just about to
+//! be. Blocks without any are skipped.
 
 use super::block;
 use super::counted::Counted;
@@ -36,7 +37,7 @@ use pgrx::pg_sys;
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// In the place of a queue.
+/// Stands for the queue of a bit that several queues have used.
 const SEVERAL: i32 = -1;
 /// Items that have become free in a queue: how many, or in which partitions.
 #[derive(Clone, Copy, Debug, Default)]
@@ -47,10 +48,10 @@ pub struct Food {
 }
 
 impl Food {
-    /// More than any session has noted.
+    /// Food for all sessions of a bit.
     pub const ALL: Food = Food { count: u32::MAX, partitions: [u64::MAX; WORDS], bound: false };
 
-    /// `partition`: in a queue that has such.
+    /// Returns the food of `count` items; `partition`: in a queue that has partitions.
     pub fn of(count: usize, partition: Option<i32>) -> Food {
         let mut partitions = [0; WORDS];
         if let Some(partition) = partition {
@@ -72,8 +73,8 @@ fn place_of(partition: i32) -> (usize, u64) {
     (number / u64::BITS as usize, 1 << (number % u64::BITS as usize))
 }
 
-/// A time in microseconds since 2000, by the clock of shared memory: no sooner, so that a look at that time finds the
-/// item due.
+/// Returns a time in microseconds since 2000 by the clock of shared memory. It is no sooner, so a look at that time
+/// finds the item due.
 fn on_our_clock(at: i64) -> u64 {
     // SAFETY: no preconditions
     let left = at.saturating_sub(unsafe { pg_sys::GetCurrentTimestamp() });
@@ -84,14 +85,14 @@ fn bit(queue: i32) -> u32 {
     1 << (queue.cast_unsigned() % u32::BITS)
 }
 
-/// Takes a bit away from those of a slot's session. What they were, if it was among them.
+/// Takes a bit away from a session's bits. Returns the former bits if the bit was among them.
 fn take(bits: &Counted, is_mine: impl Fn() -> bool, bit: u32) -> Option<u64> {
     let bit = u64::from(bit);
     bits.change(is_mine, |bits| (bits & bit != 0).then_some(bits & !bit))
 }
 
 impl Hunger {
-    /// Notes that something becomes due in a queue. Returns whether that is sooner than anything else.
+    /// Notes that something becomes due in a queue. Returns whether that is sooner than all noted before.
     fn until(&self, queue: i32, at: u64, is_mine: impl Fn() -> bool) -> bool {
         let sooner = |due: u64| (due == 0 || at < due).then_some(at);
         let is_first = self.due.change(&is_mine, sooner).is_some();
@@ -103,11 +104,11 @@ impl Hunger {
 }
 
 impl Shared {
-    /// A session has found less than it asked for in some partitions, or in more than it lists, and that something
-    /// becomes due at a time, in microseconds since 2000.
+    /// Notes that a session has found less than it asked for in the partitions that it lists, or in all. `due`: when it
+    /// will find something, in microseconds since 2000.
     pub fn hunger(&self, database: &Database, at: SlotRef, queue: i32, partitions: Option<&[i32]>, due: Option<i64>) {
         let hunger = &self.hunger[at.index as usize];
-        // They stay noted, at worst to be woken in vain: other queues may have the same ones.
+        // Partitions stay noted, since other queues may have the same ones; at worst the session is woken in vain.
         if partitions.is_none() {
             hunger.partitions.iter().for_each(|word| word.store(u64::MAX, Ordering::Release));
         }
@@ -121,7 +122,7 @@ impl Shared {
         if queue_of_bit.compare_exchange(0, queue, Ordering::AcqRel, Ordering::Acquire).is_err_and(|of| of != queue) {
             queue_of_bit.store(SEVERAL, Ordering::Release);
         }
-        // Before the bit can be found, so that no look passes over it.
+        // The count comes before the bit can be found, so no look skips the bit.
         self.hungry_in(at.index).fetch_add(1, Ordering::AcqRel);
         let add = |bits: u64| Some(bits | u64::from(bit(queue)));
         if hunger.bits.change(|| self.is_still(at), add) != Some(0) {
@@ -135,7 +136,7 @@ impl Shared {
         }
     }
 
-    /// Items of a queue become due at a time: has the sessions that wait for them woken then.
+    /// Has the sessions that wait for items of a queue woken at `due`, when items become due there.
     pub fn feed_at(&self, database: &Database, queue: i32, due: i64) {
         if database.hungry.load(Ordering::Acquire) & bit(queue) == 0 {
             return;
@@ -152,13 +153,13 @@ impl Shared {
         }
     }
 
-    /// When something becomes due that a session waits for.
+    /// Returns when something becomes due that a session waits for.
     pub(super) fn meal_of(&self, at: SlotRef) -> u64 {
         let due = self.hunger[at.index as usize].due.get();
         if due == 0 { FOREVER } else { due }
     }
 
-    /// Wakes the sessions of a database for whom something has become due, and says in which queues.
+    /// Wakes the sessions of a database for which something has become due. Returns the queues in which it has.
     pub fn feed_due(&self, database: &Database, now: u64) -> BTreeSet<i32> {
         let (oid, mut queues) = (database.oid.load(Ordering::Relaxed), BTreeSet::new());
         self.each_due(now, now, |at, home, _, _| {
@@ -174,7 +175,7 @@ impl Shared {
         queues
     }
 
-    /// A slot has a new session, which is not hungry.
+    /// Resets the hunger of a slot: its new session is not hungry.
     pub(super) fn is_fed(&self, index: u32, count: u8) {
         let hunger = &self.hunger[index as usize];
         if hunger.bits.begin(count, 0) != 0 {
@@ -186,16 +187,16 @@ impl Shared {
         hunger.partitions.iter().for_each(|word| word.store(0, Ordering::Release));
     }
 
-    /// A call begins to sleep until the session has news, or no longer does.
+    /// Notes that a call begins or ends its sleep in session_wait.
     pub(super) fn sleeps(&self, at: SlotRef, begins: bool) {
         let count = |calls: u64| if begins { Some(calls + 1) } else { calls.checked_sub(1) };
-        // A stand-in has none.
+        // A stand-in has no hunger.
         if let Some(hunger) = self.hunger.get(at.index as usize) {
             hunger.waiting.change(|| self.is_still(at), count);
         }
     }
 
-    /// A session looks for items of a queue: what it has been woken for it sees.
+    /// Notes that a session looks for items of a queue: it sees those that it was woken for.
     pub fn looks(&self, database: &Database, at: SlotRef, queue: i32) {
         let bit = bit(queue);
         if take(&self.hunger[at.index as usize].woken, || self.is_still(at), bit).is_some() {
@@ -204,7 +205,8 @@ impl Shared {
         }
     }
 
-    /// Items have become free in a queue: wakes sessions that wait for them. Returns whether there were any.
+    /// Wakes sessions that wait for items of a queue, since items have become free there. Returns whether there were
+    /// such sessions.
     pub fn feed(&self, database: &Database, queue: i32, food: Food) -> bool {
         let bit = bit(queue);
         // A session that is woken for another queue of the same bit does not look into this one.
@@ -213,13 +215,14 @@ impl Shared {
     }
 
     fn feed_bit(&self, database: &Database, bit: u32, food: Food) -> bool {
-        // A hungry session has noted it under the lock that lowering a floor has just taken, or looks again.
+        // A session sets its bit, and then looks again if a floor was lowered meanwhile. This caller has just lowered
+        // one.
         if database.hungry.load(Ordering::Acquire) & bit == 0 {
             return false;
         }
         let until = clock::now() + limits::HUNGER_PATIENCE;
         if database.patience().is_none() {
-            // It may be that of sessions that have claimed since.
+            // A time that is set now is left from sessions that have claimed since.
             database.patience.store(until, Ordering::Release);
         }
         let (oid, mut any, mut woken) = (database.oid.load(Ordering::Relaxed), false, 0);
@@ -236,7 +239,7 @@ impl Shared {
                 continue;
             }
             any = true;
-            // Before it hears of it, and looks.
+            // The session is noted as woken before it hears the news, and looks.
             if sleeps && !food.bound && food.count < u32::MAX && self.look(at).is_some_and(|standing| standing.alive())
             {
                 woken += 1;
@@ -245,13 +248,13 @@ impl Shared {
             self.bump(at);
         }
         if woken > 0 {
-            // Those that were waited for may have been given up meanwhile.
+            // Another process may have reset the time meanwhile (see `feed_others`).
             database.patience.compare_exchange(0, until, Ordering::AcqRel, Ordering::Relaxed).ok();
         }
         any
     }
 
-    /// A session is woken for some of the items of a queue's bit, and has not looked yet.
+    /// Notes that a session is woken for items of a bit, and has not looked yet.
     fn has_woken(&self, database: &Database, at: SlotRef, bit: u32) {
         let add = |bits: u64| Some(bits | u64::from(bit));
         if self.hunger[at.index as usize].woken.change(|| self.is_still(at), add).is_some() {
@@ -259,7 +262,7 @@ impl Shared {
         }
     }
 
-    /// Wakes the next sessions, where those that have been woken do not claim in time.
+    /// Wakes the next sessions if those woken before do not claim in time.
     pub fn feed_others(&self, database: &Database, now: u64) {
         let until = database.patience.load(Ordering::Acquire);
         let is_time = until != 0 && until <= now;
@@ -270,7 +273,8 @@ impl Shared {
         for (number, woken) in (0u32..).zip(&database.woken) {
             let count = woken.swap(0, Ordering::AcqRel);
             if count > 0 {
-                // They count no more: one that looks late takes nothing from the next ones.
+                // The late ones count no more: if one of them looks after all, it does not lower the count of the next
+                // ones.
                 for (slot, hunger) in self.slots.iter().zip(self.hunger).take(self.used() as usize) {
                     take(&hunger.woken, || slot.home().database == oid, 1 << number);
                 }
@@ -279,12 +283,12 @@ impl Shared {
         }
     }
 
-    /// Returns how many sessions of the block of a slot have any bit, or are about to.
+    /// Returns how many sessions in the slot's block are hungry, or about to be.
     fn hungry_in(&self, index: u32) -> &AtomicU32 {
         &self.hungry[index as usize / block::SLOTS]
     }
 
-    /// The sessions of a database that have a bit.
+    /// Returns the sessions of a database that have a bit.
     fn hungry(&self, bit: u32, database: u32) -> impl Iterator<Item = SlotRef> {
         let blocks = self.hungry.iter().zip(self.hunger.chunks(block::SLOTS)).zip((0..).step_by(block::SLOTS));
         let hungry = blocks.filter(|((count, _), _)| count.load(Ordering::Acquire) != 0);
@@ -304,7 +308,7 @@ impl Shared {
         before.is_some()
     }
 
-    /// The same for all queues: more has become free than has been noted.
+    /// Wakes all hungry sessions of all queues: more items have become free than could be noted.
     pub fn feed_all(&self, database: &Database) {
         for queue in (0..).take(u32::BITS as usize) {
             self.feed(database, queue, Food::ALL);

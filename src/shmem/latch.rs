@@ -1,7 +1,8 @@
 //! Latches: how a process is woken.
 //!
-//! Those of the launcher and of database workers are kept as pointers into PostgreSQL's array of processes. A stale one
-//! wakes a process that looks around and sleeps on, which latches allow for.
+//! The latches of the launcher and of database workers are kept as pointers into PostgreSQL's array of processes. A
+//! stale pointer wakes another process. That does no harm: the process looks around and sleeps on, as after any
+//! wake-up.
 
 use pgrx::pg_sys;
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -14,7 +15,7 @@ pub fn set_latch(latch: &AtomicPtr<pg_sys::Latch>) {
     }
 }
 
-/// The latch of this process, in shared memory.
+/// Returns the latch of this process, in shared memory.
 pub fn my_latch() -> *mut pg_sys::Latch {
     // SAFETY: MyProc is set in every process that is attached to shared memory
     unsafe { &raw mut (*pg_sys::MyProc).procLatch }

@@ -1,28 +1,28 @@
-//! What a session has left at a stop, and is given at the next start: a calculation, which knows no file and no shared
-//! memory. The head of [`super::left`] has its rules.
+//! What a session has left at a stop, and is given at the next start: a calculation without files and without shared
+//! memory. The head of [`super::left`] has the rules.
 
 use crate::base::limits;
 use crate::pg::catalog::Home;
 use pgrx::Uuid;
 
-/// A session and where its rows are.
+/// A session, and where its rows are.
 pub type Key = (u128, u32, u32);
 
 pub fn key(home: Home, session: Uuid) -> Key {
     (u128::from_be_bytes(*session.as_bytes()), home.database, home.table)
 }
 
-/// What sessions of an earlier start have left, in microseconds. Empty, it says that each has its TTL.
+/// What sessions of an earlier start have left, in microseconds. If empty, each session has its TTL.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Left {
-    /// Sorted.
+    /// Sorted by key.
     pub(super) sessions: Vec<(Key, u64)>,
-    /// What a session that is not listed has less than its TTL.
+    /// How much less than its TTL a session has that is not listed.
     pub(super) silent: u64,
 }
 
 impl Left {
-    /// For how long a session of an earlier start lives from the end of recovery on.
+    /// Returns how long a session of an earlier start lives from the end of recovery on.
     pub fn given(&self, key: Key, ttl: u64) -> u64 {
         match self.sessions.binary_search_by_key(&key, |(key, _)| *key) {
             Ok(at) => self.sessions[at].1,
@@ -30,8 +30,8 @@ impl Left {
         }
     }
 
-    /// What is kept at a stop. `slots`: the sessions that have a slot, each with what it has left; `ran`: for how long
-    /// the server has run.
+    /// Returns what to keep at a stop. `slots`: the sessions that have a slot, each with what it has left. `ran`: how
+    /// long the server has run.
     pub fn at_stop(&self, mut slots: Vec<(Key, u64)>, ran: u64) -> Left {
         slots.sort_unstable();
         let is_in = |key: &Key| slots.binary_search_by_key(key, |(key, _)| *key).is_ok();
@@ -45,7 +45,7 @@ impl Left {
     }
 }
 
-/// What a living session has left at a stop.
+/// Returns what a living session has left at a stop.
 pub fn left_at_stop(deadline: u64, ttl: u64, t0: u64, stop: u64) -> u64 {
     let left = deadline.saturating_sub(stop).min(ttl);
     let (heard, in_time) = (deadline > t0 + ttl, left * 3 >= ttl * 2);
@@ -63,12 +63,12 @@ mod tests {
     #[derive(Clone, Debug)]
     struct Start {
         runs: u64,
-        /// When the session's client is heard, before the end.
+        /// When the session's client is heard, before the stop.
         beats: Vec<u64>,
-        /// Whether anything makes the session's slot.
+        /// Whether some call makes the session's slot.
         is_asked_for: bool,
         crashes: bool,
-        /// For how long the server is down afterwards.
+        /// How long the server is down afterwards.
         down: u64,
     }
 
@@ -81,13 +81,14 @@ mod tests {
     }
 
     proptest! {
-        /// However often the server is stopped and crashes, a session outlives what it was told. Over orderly stops
-        /// a silent one outlives neither its TTL nor the third in which it was not yet late, by the time that the
-        /// server has run.
+        /// However often the server stops and crashes, a session lives as long as it was told. If only orderly stops
+        /// happen, a silent session is not kept much longer: its TTL and a third of it at most, counted while the
+        /// server runs.
         #[test]
         fn nobody_loses_what_was_told_and_the_dead_do_not_live_on(starts in starts()) {
             let (key, mut left, mut now) = ((1, 2, 3), Left::default(), 1_000);
-            // Until when it was told to trust itself, and for how long the server has run since then, or since a crash.
+            // The first is until when the session was told to trust itself. The second is how long the server has run
+            // since the session was heard, or since a crash.
             let (mut told, mut silent_for, mut dead) = (now + TTL, 0, false);
             for (number, start) in starts.iter().enumerate() {
                 let (t0, stop) = (now, now + start.runs);
@@ -111,7 +112,7 @@ mod tests {
                 if stop < deadline {
                     prop_assert!(silent_for <= TTL + TTL / 3);
                 } else {
-                    // A row can say so only where there is a slot, or the stop is orderly.
+                    // Only a slot or an orderly stop can tell that the session is dead.
                     dead = !start.crashes;
                 }
                 let slots = if has_slot { vec![(key, left_at_stop(deadline, TTL, t0, stop))] } else { vec![] };
@@ -130,9 +131,9 @@ mod tests {
         assert_eq!(left_at_stop(stop + 4_000, TTL, t0, stop), TTL);
         assert_eq!(left_at_stop(stop + 3_999, TTL, t0, stop), 3_999);
         assert_eq!(left_at_stop(stop - 1, TTL, t0, stop), 0);
-        // Not heard since the start.
+        // The session was not heard since the start.
         assert_eq!(left_at_stop(t0 + TTL, TTL, t0, t0 + 1), TTL - 1);
-        // A launcher that ended long before the server.
+        // The launcher ended long before the server.
         assert_eq!(left_at_stop(stop + 60_000, TTL, t0, stop), TTL);
     }
 

@@ -1,4 +1,4 @@
-//! The map from session to slot, and the slots that are free.
+//! The map from session to slot, and the free slots.
 
 use super::parts::{Key, MAP_PARTITIONS, MapEntry};
 use super::shared::{Lock, Shared};
@@ -20,20 +20,21 @@ pub struct Opening {
     pub ttl_ms: i32,
     pub private: bool,
     pub deadline: u64,
-    /// The transaction that opens it; zero for one from before a restart.
+    /// The transaction that opens the session; zero if it was opened before a restart.
     pub opened_by: u32,
-    /// Since when it takes a confirmation for what it was granted (see [`super::confirm`]); zero while that is nothing.
+    /// Only a confirmation that begins after this time vouches for what the session was granted (see
+    /// [`super::confirm`]). Zero if it was granted nothing so far.
     pub unproven: u64,
     /// Whether an end of the session is prepared.
     pub frozen: bool,
-    /// How many slots its role may have, if that is bounded.
+    /// How many slots the role may have, if that is bounded.
     pub most: Option<u32>,
 }
 
-/// How often a free slot is looked for, with tombstones reclaimed in between: others may take what has just been found.
+/// How often a call looks for a free slot. In between it reclaims slots, and others may take what it has reclaimed.
 const TRIES: usize = 4;
 
-/// The map from session to slot; in the postmaster, when shared memory is made.
+/// Makes the map from session to slot. The postmaster calls this when it makes shared memory.
 pub unsafe fn init_map(sessions: usize) -> *mut pg_sys::HTAB {
     let mut control = pg_sys::HASHCTL {
         num_partitions: MAP_PARTITIONS as _,
@@ -49,8 +50,8 @@ pub unsafe fn init_map(sessions: usize) -> *mut pg_sys::HTAB {
 }
 
 thread_local! {
-    /// Slots that this backend used last, each at a place that its uuid gives: a steady client's heartbeat looks
-    /// nothing up.
+    /// Slots that this backend used last, each at an index that its uuid gives: a steady client's heartbeat searches no
+    /// table.
     static LAST: [Cell<Option<SlotRef>>; 16] = const { [const { Cell::new(None) }; 16] };
 }
 
@@ -60,7 +61,7 @@ pub(super) fn halves(session: Uuid) -> [u64; 2] {
 }
 
 impl Shared {
-    /// The slot of a session, if it has one.
+    /// Returns the slot of a session, if it has one.
     pub fn find(&self, home: Home, session: Uuid) -> Option<SlotRef> {
         let is_it = |at: &SlotRef| {
             let slot = self.slot(*at);
@@ -95,7 +96,7 @@ impl Shared {
         })
     }
 
-    /// Gives a session its slot; the one that it has, if another was faster.
+    /// Gives a session a slot. If another process was faster, returns the slot that the session has.
     pub fn enter(&self, home: Home, opening: Opening) -> Result<SlotRef> {
         let session = opening.session;
         let index = self.allocate(&opening)?;
@@ -144,7 +145,7 @@ impl Shared {
         Ok(at)
     }
 
-    /// Takes a slot that is free, or that an ended session needs no more.
+    /// Takes a free slot, or the slot of an ended session that needs it no more.
     fn allocate(&self, opening: &Opening) -> Result<u32> {
         for attempt in 0..TRIES {
             match self.take_free(opening) {
@@ -152,8 +153,8 @@ impl Shared {
                 Ok(None) => (),
                 Err(most) => return Err(Error::RoleFull { role: role_name(opening.role.into()), most }.into()),
             }
-            // A new session is refused for good. Sessions of before a restart are not: many may ask in vain, each for
-            // all that name it, and ask again.
+            // The opening of a new session must look, since a refusal is final. A session from before a restart need
+            // not look. There may be many of these; each asks in vain with every call that names it, and asks again.
             let now = clock::now();
             let must_look = attempt == 0 && opening.opened_by != 0;
             if !must_look && now < self.header.reclaim_at.load(Ordering::Acquire) {
@@ -165,7 +166,7 @@ impl Shared {
         Err(Error::SessionsFull.into())
     }
 
-    /// Takes a slot that is free, if there is one; or says how many the role may have that has as many.
+    /// Takes a free slot, if there is one. If the role has as many slots as it may have, the error is that bound.
     fn take_free(&self, opening: &Opening) -> std::result::Result<Option<u32>, u32> {
         let _held = self.lock(Lock::Alloc, true);
         if let Some(most) = opening.most.filter(|most| self.slots_of(opening.role) >= *most) {
@@ -182,13 +183,13 @@ impl Shared {
         } else {
             return Ok(None);
         };
-        // It counts from now on.
+        // From now on the slot counts for the role.
         self.slots[index as usize].role.store(opening.role, Ordering::Release);
         Ok(Some(index))
     }
 
-    /// Slots that the sessions of a role have. The caller has Lock::Alloc, so that one that is just being entered
-    /// counts.
+    /// Returns how many slots the sessions of a role have. The caller holds Lock::Alloc, so a session that is just
+    /// being entered counts.
     fn slots_of(&self, role: u32) -> u32 {
         let now = clock::now();
         let is_its = |slot: &&Slot| slot.role.load(Ordering::Relaxed) == role && !slot.word().reclaimable(now);
@@ -204,7 +205,7 @@ impl Shared {
         slot.word.store(slot.word().free(u64::from(next)).0, Ordering::Release);
     }
 
-    /// Frees the slots that ended sessions need no more. Until when the next one is needed.
+    /// Frees the slots that ended sessions need no more. Returns until when the next one is needed.
     pub fn reclaim(&self, now: u64) -> u64 {
         let (mut over, mut next) = (Vec::new(), FOREVER);
         self.each(now, |at, home, word| match word.state() {

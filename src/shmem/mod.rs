@@ -1,33 +1,32 @@
-//! Liveness: the only shared memory. Which session is alive, until when, and what the worker has to look at. All of it
-//! may be lost with the server: rows say what is owned, and a session that was alive stays so for one TTL after a
-//! restart (see [`slots`]), or for what it had left at an orderly stop (see [`left`]).
+//! Liveness: the only shared memory. It holds which session is alive and until when, and what the worker must look at.
+//! All of it may be lost with the server: rows say what is owned. After a restart a session that was alive lives for
+//! one TTL (see [`slots`]); after an orderly stop, for what it had left (see [`left`]).
 //!
 //! # Who may touch what
 //!
-//! * A **slot** (one session, 64 bytes) is a set of atomics. Its [`word`] changes by compare-and-swap only, and holds
-//!   the whole decision whether the session lives; that is why a heartbeat takes no lock. The other fields are written
-//!   before the slot gets a living word and do not change until it is free, save some numbers, each of which changes by
-//!   itself: the revision, the cap, what the session waits for, what is unproven of it, and the backend that it is
-//!   attached to.
-//! * **Reuse.** A slot is free for the next session as soon as nothing needs it (see [`slots`]), while processes may
-//!   still refer to it for the former. To write, a process reads the word or the number, compares the session's uuid,
-//!   and only then swaps. Word and numbers contain a count of the slot's sessions, so that the swap fails if the slot
-//!   has changed hands since the read (see [`counted`]). To read, a process reads, and compares the uuid after that
-//!   ([`Shared::is_still`](slots)). Until its slot is needed an ended session leaves a word there: a client is told
-//!   that its session has ended, and not that there is none.
-//! * Which slots are due is found by the words of **blocks** of them (see [`block`]), which heartbeats leave alone.
-//! * **Uuid to slot** is a partitioned hash table of PostgreSQL's, each partition under its own LWLock (`Lock::Map`).
-//!   Reclaiming a slot and entering one happen under the partition's exclusive lock, so there is never a slot without
-//!   its entry.
-//! * **Free slots** and the table of databases are under `Lock::Alloc`, the **dirty ring** under `Lock::Ring`, the
-//!   **floors** of queues of work items, and their **spans**, under `Lock::Floors`.
-//! * No two of these locks are held together, and none over anything that can raise: no allocation by PostgreSQL, no
-//!   catalog.
+//! * A **slot** (one session, 64 bytes) is a set of atomics. Its [`word`] alone decides whether the session lives, and
+//!   changes by compare-and-swap only; that is why a heartbeat takes no lock. The other fields are written before the
+//!   slot gets a living word, and stay until it is free. A few numbers of the slot do change, each by itself: the
+//!   revision, the cap, what the session waits for, what is unproven of it, and the backend that it is attached to.
+//! * **Reuse.** A slot is free for the next session as soon as nothing needs it (see [`slots`]). Processes may still
+//!   refer to it for the former session. So a writer reads the word or the number, compares the session's uuid, and
+//!   only then swaps. Word and numbers contain a count of the slot's sessions: the swap fails if the slot has changed
+//!   hands since the read (see [`counted`]). A reader reads first, and compares the uuid after that
+//!   ([`Shared::is_still`](slots)). An ended session leaves its word until its slot is needed: a client is told that
+//!   its session has ended, not that there is none.
+//! * The words of **blocks** of slots tell which slots are due (see [`block`]). Heartbeats leave them alone.
+//! * **Uuid to slot** is a partitioned hash table of PostgreSQL's, each partition under its own LWLock (`Lock::Map`). A
+//!   slot is reclaimed, and a session entered, under the partition's exclusive lock. So no slot is ever without its
+//!   entry.
+//! * `Lock::Alloc` guards the **free slots** and the table of databases, `Lock::Ring` the **dirty ring**.
+//!   `Lock::Floors` guards the **floors** and the **spans** of queues of work items.
+//! * A process never holds two of these locks together. While it holds one it calls nothing that can raise: no
+//!   allocation by PostgreSQL, no catalog.
 //!
 //! # Files
 //!
-//! `parts` has the plain data that lies in shared memory, and [`Shared`] says where each part is. A file of one concept
-//! works with its part by methods of [`Shared`]. `start` has all parts made.
+//! `parts` has the plain data that lies in shared memory, and [`Shared`] says where each part is. Each other file has
+//! one concept, and reaches its part by methods of [`Shared`]. `start` makes all parts.
 //!
 //! Files, low to high: word, counted, pace, latch, beginning, ring, leftover, block, slot, parts, databases, shared,
 //! standing, slots, surveyed, floors, spans, hunger, dirty, confirm, map, stand_in, attach, wait, room, places, left,

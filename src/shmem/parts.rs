@@ -1,5 +1,5 @@
-//! The parts of shared memory, as they lie there: what is plain data, for the files that work with it. All are valid
-//! when all their bytes are zero. Slots, blocks of them, databases and the ring have files of their own.
+//! The parts of shared memory that are plain data; other files work with them. All are valid when all their bytes are
+//! zero. Slots, blocks, databases and the ring have files of their own.
 
 use super::counted::Counted;
 use pgrx::pg_sys;
@@ -7,55 +7,55 @@ use std::sync::atomic::{AtomicBool, AtomicI64, AtomicPtr, AtomicU32, AtomicU64};
 
 /// Partitions of the map, each under a lock of its own.
 pub const MAP_PARTITIONS: usize = 16;
-/// Lanes with a known floor.
+/// How many lanes can have a known floor.
 pub const FLOORS: usize = 8_192;
-/// Spans of partitions that are known.
+/// How many spans of partitions can be known.
 pub const SPANS: usize = 4_096;
-/// So many partitions are told from each other.
+/// How many partitions a session's hunger tells apart (see [`super::hunger`]).
 pub const PARTITIONS: usize = 256;
 pub const WORDS: usize = PARTITIONS / u64::BITS as usize;
-/// Semaphores that are remembered.
+/// How many semaphores can be remembered.
 pub const SEMAPHORES: usize = 1_024;
-/// Databases of the same number share a count of removals.
+/// How many counts of removals there are. Databases whose oids have the same remainder share one.
 pub const REMOVALS: usize = 64;
 
 /// The scalars that all processes share.
 #[repr(C)]
 pub struct Header {
-    /// Names this start of shared memory; a session row stores that of its opening.
+    /// Names this start of shared memory. A session's row stores the name of the start in which the session was opened.
     pub boot_id: AtomicI64,
-    /// Whether this start is that of a restored base backup.
+    /// Whether the server was started from a base backup.
     pub(super) restored: AtomicBool,
-    /// End of recovery, zero before a process has seen it.
+    /// The end of recovery; zero until a process has seen it.
     pub(super) t0: AtomicU64,
     pub launcher: AtomicPtr<pg_sys::Latch>,
     /// When the launcher has ended; zero while it runs.
     pub(super) stop: AtomicU64,
     /// When the launcher wakes by itself.
     pub launcher_wakes: AtomicU64,
-    /// Whether databases wait for a worker while there are as many as may be.
+    /// Whether databases wait for a worker because the greatest number of workers is running.
     pub crowded: AtomicBool,
-    /// First of the free slots plus one, under Lock::Alloc.
+    /// The first free slot plus one, under Lock::Alloc.
     pub(super) free: AtomicU32,
-    /// Slots that have ever been in use, under Lock::Alloc.
+    /// How many slots have ever been in use, under Lock::Alloc.
     pub(super) used: AtomicU32,
-    /// Before that it is of no use to look for slots that may be used again.
+    /// Until this time it is of no use to look for slots to reclaim.
     pub(super) reclaim_at: AtomicU64,
-    /// The entry at which the next look for one that can be given up begins.
+    /// The entry at which the next search for a place to be given up begins.
     pub(super) room_hand: AtomicU32,
-    /// Until when calls wait for a database to give up its place.
+    /// Until this time calls wait for a database to give up its place.
     pub(super) room_wanted: AtomicU64,
-    /// Entries of the ring, under Lock::Ring.
+    /// How many entries the ring has, under Lock::Ring.
     pub(super) ring_len: AtomicU32,
-    /// Turns of floors so far.
+    /// How many turns of floors have begun.
     pub(super) turns: AtomicU64,
-    /// Whether the launcher has heard that confirmations are made.
+    /// Whether confirmations are made, as the launcher has last heard.
     pub(super) confirming: AtomicBool,
     /// When the last acknowledged confirmation began; zero before the first.
     pub(super) confirmed: AtomicU64,
 }
 
-/// A session and its database, as the map knows it.
+/// A session and where its rows are, as the map knows it.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Key {
@@ -64,43 +64,43 @@ pub struct Key {
     pub(super) table: u32,
 }
 
-/// Which slot a session has.
+/// An entry of the map: the slot that a session has.
 #[repr(C)]
 pub struct MapEntry {
     pub(super) key: Key,
     pub(super) slot: u32,
 }
 
-/// A prepared transaction: database and xid in one number; zero is none.
+/// A prepared transaction: database and xid in one number. Zero marks a free entry.
 #[repr(transparent)]
 pub struct Pending(pub(super) AtomicU64);
 
-/// A part of a table's key.
+/// A lane: a range of the key of one table (see [`super::floors`]).
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Lane {
-    /// Zero in an entry that is free.
+    /// Zero in a free entry.
     pub database: u32,
-    /// Oid of a table of this extension, which a new CREATE EXTENSION changes.
+    /// Oid of a table of this extension; a new CREATE EXTENSION changes it.
     pub table: u32,
     pub queue: i32,
     pub partition: i32,
 }
 
-/// Below which place of a lane there is nothing (see [`super::floors`]).
+/// The floor of a lane: the place below which there is nothing (see [`super::floors`]).
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Floor {
     pub(super) turn: u64,
-    /// The turn in which something became free that the floor is not above.
+    /// The turn in which something became free that the floor had not passed.
     pub(super) stirred: u64,
     pub(super) at: i64,
     pub(super) lane: Lane,
-    /// The newer one first.
+    /// The newer lowering comes first.
     pub(super) lowered: [Lowered; 2],
 }
 
-/// The lowest place that a lane has been lowered to after a turn.
+/// The lowest place that a lane has been lowered to since a turn.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Lowered {
@@ -108,30 +108,32 @@ pub struct Lowered {
     pub(super) to: i64,
 }
 
-/// 64 partitions of a queue, from `number` times 64 on.
+/// A span: 64 partitions of a queue, from `number` times 64 on (see [`super::spans`]).
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Span {
     pub(super) turn: u64,
     pub(super) may: u64,
     pub(super) due: i64,
-    /// Zero in an entry that is free.
+    /// Zero in a free entry.
     pub(super) database: u32,
     pub(super) queue: i32,
     pub(super) number: i32,
 }
 
-/// Of a session: the bits of queues, and when something becomes due in one of them, zero for never.
+/// The hunger of a session (see [`super::hunger`]): the bits of queues, one queue, and when something becomes due in
+/// it. Zero is never.
 #[repr(C)]
 pub struct Hunger {
     pub(super) bits: Counted,
     pub(super) queue: Counted,
     pub(super) due: Counted,
-    /// Calls that sleep in session_wait.
+    /// How many calls for this session sleep in session_wait.
     pub(super) waiting: Counted,
-    /// The bits of queues for which it has been woken, and has not looked since.
+    /// The bits of queues for which the session has been woken, and has not looked since.
     pub(super) woken: Counted,
-    /// Not counted: one that a stopped process notes for the slot's next session wakes that in vain, at worst.
+    /// The partitions that the session has noted, by their bits. They carry no count of sessions. A stopped process may
+    /// set a bit after the slot has its next session; at worst that session is woken in vain.
     pub(super) partitions: [AtomicU64; WORDS],
 }
 

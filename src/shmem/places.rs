@@ -1,16 +1,18 @@
-//! Places: how a database comes by its entry, and loses it.
+//! Places: how a database gets its entry in shared memory, and how it loses the entry.
 //!
-//! `eskit_lease.max_databases` databases may be in use at a time: as many entries are places. A call in a database
-//! takes a place for it, and [`super::room`] says which database gives one up when all are taken.
+//! At most `eskit_lease.max_databases` databases are in use at a time; each has an entry that counts as a place. The
+//! first call in a database takes a place for it. If all are taken, [`super::room`] says which database gives its place
+//! up.
 //!
-//! [`VISITS`] further entries are for databases that a worker only looks into, as after a start of the server: so this
-//! keeps no place from a database in use. **An entry is visited** from when the launcher makes it until a call in that
-//! database takes it over. That call takes one of the places for it, and the entry stays the same, with what the worker
-//! has found. Only the worker has a reference to a visited entry, as a call asks for it first, and so takes it over,
-//! under [`Lock::Alloc`]. So the launcher may give it up, under the same lock, as soon as no worker is there and
-//! nothing of the database is in shared memory, whatever transactions are open in it. A database that turns out to be
-//! in use, by sessions of before, gets one of the places when its entry is wanted for another visit; as long as more
-//! than `max_databases` are in use it keeps that of its visit.
+//! [`VISITS`] further entries are for databases that a worker only looks into, as after a start of the server. So a
+//! visit takes no place from a database in use. The launcher makes the entry, and **the entry is visited** until a call
+//! in that database takes it over. The call then takes a place for the entry, which keeps what the worker has found.
+//!
+//! Only the worker refers to a visited entry: a call first takes the entry over, under [`Lock::Alloc`]. So the launcher
+//! may give it up under the same lock once no worker is there and shared memory holds nothing of the database. Open
+//! transactions in the database do not matter. If the database turns out to be in use, by sessions from before, it gets
+//! a place when another visit wants its entry. If more than `max_databases` are in use, the database keeps the entry of
+//! its visit.
 
 use super::databases::{BOOT, Database, RESCAN};
 use super::latch::set_latch;
@@ -22,12 +24,12 @@ use pgrx::pg_sys;
 use std::cell::Cell;
 use std::sync::atomic::Ordering;
 
-/// Databases that may be visited at a time.
+/// How many databases may be visited at a time.
 pub const VISITS: usize = 8;
 
 thread_local! {
     static MINE: Cell<Option<usize>> = const { Cell::new(None) };
-    /// The database whose worker this process is.
+    /// The database that this process is the worker of; zero in other processes.
     static SERVED: Cell<u32> = const { Cell::new(0) };
 }
 
@@ -48,7 +50,7 @@ impl Shared {
         self.taken() >= self.places()
     }
 
-    /// The entry of a database, made if there is none.
+    /// Returns the entry of a database. Makes one if there is none.
     pub fn database(&self, home: Home) -> Result<&'static Database> {
         let is_it = |database: &Database| {
             database.oid.load(Ordering::Acquire) == home.database
@@ -67,7 +69,7 @@ impl Shared {
             self.register(home.database)
         });
         let index = known.or_else(|| self.wait_for_room(home.database));
-        // To look into a new one.
+        // Wakes the launcher, which looks into a new database.
         self.wake_launcher();
         let index = index.ok_or(Error::DatabasesFull)?;
         let database = &self.databases[index];
@@ -76,7 +78,7 @@ impl Shared {
             database.refence.store(0, Ordering::Release);
             database.first_claim.store(0, Ordering::Release);
             database.positions_of.store(0, Ordering::Release);
-            // For sessions of a former table, which no call asks for any more.
+            // The database may have sessions of a former table. No call asks for those any more.
             database.flag(RESCAN);
             self.wake(database);
         }
@@ -84,8 +86,8 @@ impl Shared {
         Ok(database)
     }
 
-    /// Returns the index of a database's entry, for a call in it: one that has a place. `None` when all places are
-    /// taken.
+    /// Returns the index of a database's entry that has a place, for a call in the database. Returns `None` when all
+    /// places are taken.
     pub(super) fn register(&self, oid: u32) -> Option<usize> {
         let _held = self.lock(Lock::Alloc, true);
         let index = match self.index_of(oid) {
@@ -104,14 +106,15 @@ impl Shared {
         Some(index)
     }
 
-    /// The same for a worker of the database, by its latch: the entry is not given up while it is there.
+    /// Returns the index of the entry for a worker of the database, known by its latch. The entry is not given up while
+    /// the worker is there.
     pub fn register_for(&self, oid: u32, worker: *mut pg_sys::Latch) -> Option<usize> {
         SERVED.set(oid);
         self.register_visit(oid, worker)
     }
 
-    /// Returns the index of a database's entry, for a visit by this worker, or by one to come. Where the database has
-    /// none it gets one beside the places, if one of these is free.
+    /// Returns the index of a database's entry, for a visit by this worker, or for a visit to come. A database without
+    /// an entry gets one of the [`VISITS`], if one is free.
     pub fn register_visit(&self, oid: u32, worker: *mut pg_sys::Latch) -> Option<usize> {
         let _held = self.lock(Lock::Alloc, true);
         let index = self.index_of(oid).or_else(|| {
@@ -131,10 +134,10 @@ impl Shared {
         self.databases.iter().position(|known| known.oid.load(Ordering::Relaxed) == oid)
     }
 
-    /// Gives a free entry to a database, under Lock::Alloc.
+    /// Gives a free entry to a database. The caller holds Lock::Alloc.
     fn occupy(&self, oid: u32) -> Option<usize> {
         let index = self.index_of(0)?;
-        // What it holds from before is not known: a copy of another database has that one's rows.
+        // What the database holds already is not known: a copy of another database has that one's rows.
         self.databases[index].flag(BOOT);
         self.databases[index].since.store(clock::wall(), Ordering::Relaxed);
         self.databases[index].oid.store(oid, Ordering::Release);
@@ -145,8 +148,8 @@ impl Shared {
         self.databases.iter().find(|known| known.oid.load(Ordering::Acquire) == oid)
     }
 
-    /// Ends a visit: the database gives its entry up, or has a place from now on if it is in use. `failed`: also where
-    /// it is still to be looked into. Returns whether it gave its entry up.
+    /// Ends a visit. A database in use gets a place, and any other gives its entry up. With `failed` it gives the entry
+    /// up even if it must still be looked into. Returns whether the entry was given up.
     pub fn end_visit(&self, database: &Database, failed: bool) -> bool {
         let oid = database.oid.load(Ordering::Acquire);
         let in_use = self.has_rows(database);
@@ -159,7 +162,7 @@ impl Shared {
             return false;
         }
         if in_use {
-            // By no more than may be: then it keeps what it has.
+            // If no place is free, the database keeps the entry of its visit.
             database.visited.store(self.is_full(), Ordering::SeqCst);
             return false;
         }
@@ -170,9 +173,9 @@ impl Shared {
         true
     }
 
-    /// Gives back the entries of databases that are no more, without waiting for their sessions' deadlines. `dropped`
-    /// says which they are, of those that have one: in this order, a database that is just being made is not taken for
-    /// one that is no more.
+    /// Gives back the entries of dropped databases, without waiting for their sessions' deadlines. `dropped` picks the
+    /// dropped ones from the databases that have an entry. The entries are read first: so a database that is just being
+    /// created is not taken for a dropped one.
     pub fn forget_dropped(&self, dropped: impl FnOnce(Vec<u32>) -> Vec<u32>) {
         let known = self.databases.iter().map(|known| known.oid.load(Ordering::Acquire));
         for oid in dropped(known.filter(|oid| *oid != 0).collect()) {
@@ -180,10 +183,11 @@ impl Shared {
         }
     }
 
-    /// Forgets a database that is no more, or has no extension of ours, and with it its sessions. One that is just
-    /// being opened, after an extension that is not committed either, is left alone, and so is the entry. `is_gone`
-    /// says whether it is so; asked once it is known which sessions are being opened, because a transaction that has
-    /// finished that has committed the extension too.
+    /// Forgets a database that is dropped, or has lost our extension, and ends its sessions. A session may be in the
+    /// middle of its opening, in the transaction that creates the extension. Then the session and the entry stay.
+    ///
+    /// `is_gone` says whether the database or its extension is gone. It is called after the sessions in opening are
+    /// known: if such a transaction has finished by then, its extension is committed and visible.
     pub fn forget(&self, oid: u32, is_gone: impl FnOnce() -> bool) {
         let (mut sessions, mut left) = (Vec::new(), false);
         self.each(clock::now(), |at, home, _| {
@@ -201,7 +205,7 @@ impl Shared {
         sessions.into_iter().for_each(|at| self.end(at, true));
         self.drop_dirty(oid);
         let _held = self.lock(Lock::Alloc, true);
-        // By now another process may have forgotten it, and given its entry to another database.
+        // Another process may have forgotten it by now, and given its entry to another database.
         let Some(database) = self.known_database(oid) else {
             return;
         };
@@ -212,7 +216,7 @@ impl Shared {
         database.clear();
     }
 
-    /// Wakes the process that serves the database: its worker, or the launcher, which starts one.
+    /// Wakes the process that serves the database: its worker, or else the launcher, which starts one.
     pub fn wake(&self, database: &Database) {
         if database.worker.load(Ordering::Acquire).is_null() {
             self.wake_launcher();
@@ -223,21 +227,21 @@ impl Shared {
 }
 
 impl Database {
-    /// Returns whether this process is its worker.
+    /// Returns whether this process is the database's worker.
     fn is_mine(&self) -> bool {
         self.oid.load(Ordering::Acquire) == SERVED.get()
     }
 
-    /// Returns whether it has its entry for a visit only.
+    /// Returns whether the database has its entry for a visit only.
     pub fn is_visited(&self) -> bool {
         self.oid.load(Ordering::Acquire) != 0 && self.visited.load(Ordering::SeqCst)
     }
 }
 
-/// Returns whether there is such a database.
+/// Returns whether there is a database with this oid.
 fn exists(oid: u32) -> bool {
-    // SAFETY: in a transaction, under no lock of ours; reads the catalog through its cache, after what others have
-    // committed has been heard of
+    // SAFETY: in a transaction, under no lock of ours; reads the catalog through its cache, after it has accepted the
+    // invalidations of other transactions
     unsafe {
         pg_sys::AcceptInvalidationMessages();
         pg_sys::SearchSysCacheExists(

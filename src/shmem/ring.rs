@@ -1,12 +1,12 @@
-//! The entries of the dirty ring, and the chains by which one of them is found.
+//! The entries of the dirty ring, and the chains that find an entry.
 //!
-//! The entries are an array without gaps: what is taken out of the middle leaves its place to the last one. One that is
-//! there already is found by the hash of its database, its kind and its name: `heads` has the first entry of each
-//! chain, an entry has the next one. All is under one lock, which so is held for one chain and not for the whole ring.
-//! Nothing here knows PostgreSQL.
+//! The entries are an array without gaps: when one is taken out of the middle, the last one moves to its index. A hash
+//! of database, kind and name leads to an entry that is already there: `heads` has the first entry of each chain, and
+//! each entry the next one. One lock guards everything; the chains make its holders quick. Nothing here knows
+//! PostgreSQL.
 //!
-//! There is one entry for a name and a kind (see [`Entry::changed`]). Of two the earlier time stands; but of two that
-//! are tried again the one that has been tried for longer: one more reason to try again makes it no sooner.
+//! There is one entry for each name and kind (see [`Entry::changed`]). If a second one is put in, the earlier time
+//! stands. If both are retries, the one with the longer wait stands: another reason to retry makes the retry no sooner.
 
 use crate::base::limits;
 use fnv::FnvHasher;
@@ -16,22 +16,22 @@ use std::sync::atomic::{AtomicU32, Ordering};
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Entry {
-    /// When to judge it.
+    /// When to judge the resource.
     pub due: u64,
-    /// The next entry of its chain plus one.
+    /// The next entry of the chain plus one.
     next: u32,
     pub database: u32,
-    /// How long it was waited with before, if it is tried again.
+    /// How long the last wait was, if this is a retry; else zero.
     pub backoff_ms: u32,
-    /// The slot whose owner changed, so that listeners are told; below 0 for none, ITEMS where the name is that of a
-    /// queue of work items.
+    /// The slot whose owner changed, so that listeners are told; below 0 for none. ITEMS: the name is that of a queue
+    /// of work items.
     pub changed: i32,
     length: u8,
     name: [u8; limits::MAX_NAME],
 }
 
 impl Entry {
-    /// A name is no longer than names may be.
+    /// The name is cut at the longest allowed length.
     pub fn new(database: u32, resource: &str, changed: i32, due: u64, backoff_ms: u32) -> Entry {
         let bytes = resource.as_bytes();
         let length = bytes.len().min(limits::MAX_NAME);
@@ -49,18 +49,18 @@ impl Entry {
     }
 }
 
-/// The chains that a ring of so many entries has.
+/// Returns how many chains a ring with so many entries has.
 pub fn chains(entries: usize) -> usize {
     entries.next_power_of_two()
 }
 
-/// The ring, for a process that has its lock exclusively.
+/// The ring, for a process that holds its lock exclusively.
 pub struct Ring<'a> {
-    /// As many as there is room for.
+    /// All entries that the ring has room for.
     pub entries: &'a mut [Entry],
     /// The first entry of each chain plus one.
     pub heads: &'a mut [u32],
-    /// How many entries there are.
+    /// How many entries are in use.
     pub len: &'a AtomicU32,
 }
 
@@ -72,7 +72,7 @@ impl Ring<'_> {
     fn chain(&self, entry: &Entry) -> usize {
         let mut hasher = FnvHasher::default();
         entry.key().hash(&mut hasher);
-        // Of this hash the high bits are better than the low ones.
+        // The high bits of this hash are better than its low ones.
         let hash = hasher.finish();
         (hash ^ hash >> 32) as usize % self.heads.len()
     }
@@ -89,8 +89,8 @@ impl Ring<'_> {
         None
     }
 
-    /// Puts an entry in, or together with the one that is there. Returns whether that is news; `None` if there is no
-    /// room.
+    /// Puts an entry in, or merges it with the one of the same name and kind. Returns whether the entry is new or due
+    /// sooner; `None` if there is no room.
     pub fn put(&mut self, mut entry: Entry) -> Option<bool> {
         if let Some(at) = self.find(&entry) {
             let known = &mut self.entries[at];
@@ -109,7 +109,7 @@ impl Ring<'_> {
         Some(true)
     }
 
-    /// What leads to an entry: the head of its chain, or the entry before it. It is led elsewhere.
+    /// Redirects the link that leads to an entry: the head of its chain, or the `next` of the entry before it.
     fn lead(&mut self, to: usize, elsewhere: u32) {
         let (to, mut link) = (to as u32 + 1, self.chain(&self.entries[to]));
         if self.heads[link] == to {
@@ -123,7 +123,7 @@ impl Ring<'_> {
         self.entries[link].next = elsewhere;
     }
 
-    /// Takes up to `most` entries out, of those that `which` says.
+    /// Takes up to `most` of the entries out that `which` chooses.
     pub fn take(&mut self, most: usize, which: impl Fn(&Entry) -> bool) -> Vec<Entry> {
         let (mut at, mut taken) = (0, Vec::new());
         while at < self.len() && taken.len() < most {
@@ -161,7 +161,7 @@ mod tests {
             due: u64,
             backoff_ms: u32,
         },
-        /// Takes what is due of a database.
+        /// Takes the due entries of a database out.
         Take(u32, u64, usize),
     }
 
@@ -203,7 +203,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(4_000))]
 
-        /// The ring has what a map has that is told the same, with few chains and many entries in each.
+        /// Few chains with many entries each: the ring has the same entries as a map that goes through the same steps.
         #[test]
         fn there_is_one_entry_for_each(steps in steps()) {
             let (mut entries, mut heads) = (vec![Entry::new(0, "", 0, 0, 0); ROOM], [0; 2]);

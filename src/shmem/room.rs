@@ -1,20 +1,19 @@
-//! Room for databases: which one gives its entry up when all places are taken (see [`super::places`]).
+//! Room for databases: which database gives its entry up when all places are taken (see [`super::places`]).
 //!
-//! An entry is for a database in use: one that has living or dead sessions, a resource to be judged, a prepared
-//! transaction whose end is watched for, or a waiting call. It is kept as well while there is a worker, or while the
-//! database is still to be looked through. Another one gives its entry up for a database that needs one, and loses by
-//! it what can be found again: its counters begin anew, what is kept of fences and positions is read again, and rows
-//! that are kept for a while are looked for by the launcher, which remembers when the first of them is due.
+//! An entry is for a database in use. Such a database has living or dead sessions, a resource to be judged, a prepared
+//! transaction whose end is watched for, or a waiting call. An entry is also kept while a worker is there, or the
+//! database must still be looked through. Any other database gives its entry up to one that needs an entry. The
+//! database loses little by that. Its counters begin anew, and what was known of fences and positions is read again.
+//! The launcher remembers when the first of its kept rows is due, and has them looked for.
 //!
-//! **A process in a call** has a reference to the entry, and is in a transaction. So the entry is first marked as
-//! leaving, and given up only if no process is in a transaction in that database then. A call that begins later finds
-//! the mark and takes it away, under the lock under which the entry is given up. (It is in a transaction before it
-//! reads the mark: the snapshot that each call has is taken under a lock of PostgreSQL's in between. What a commit
-//! notes when its transaction is over is about sessions, which keep the entry, or is found by the next look into the
-//! database.)
+//! **A process in a call** refers to the entry, and is in a transaction. So the entry is first marked as leaving. It is
+//! given up only if no process is in a transaction in that database after that. A call that begins later finds the mark
+//! and removes it, under the lock under which the entry is given up. (The call is in a transaction before it reads the
+//! mark: in between it takes its snapshot, under a lock of PostgreSQL's. A commit also makes notes when its transaction
+//! is over. They are about sessions, which keep the entry, or about work that the next look into the database finds.)
 //!
-//! **A call that finds no room** waits for it, as long as some place is that of a database without living sessions and
-//! waiting calls: a worker comes for what is left there, and leaves soon, and most transactions are short.
+//! **A call that finds no room** waits for it while some place belongs to a database without living sessions and
+//! waiting calls. A worker removes what is left there and soon leaves, and most transactions are short.
 
 use super::databases::Database;
 use super::latch::set_latch;
@@ -27,7 +26,7 @@ use std::collections::HashSet;
 use std::sync::atomic::{Ordering, fence};
 
 impl Shared {
-    /// The databases that have sessions, resources to be judged, or prepared transactions.
+    /// Returns the databases that have sessions, resources to be judged, or prepared transactions.
     fn with_rows(&self) -> HashSet<u32> {
         let mut found = HashSet::new();
         self.each(clock::now(), |_, home, word| {
@@ -45,13 +44,13 @@ impl Shared {
         self.is_needed(database, with_rows) || database.is_busy()
     }
 
-    /// Returns whether a database is one of some, or is used otherwise than by a worker.
+    /// Returns whether a database is in `some`, or is used by more than a worker.
     fn is_needed(&self, database: &Database, some: &HashSet<u32>) -> bool {
         let oid = database.oid.load(Ordering::Acquire);
         some.contains(&oid) || database.waiting.load(Ordering::Acquire) != 0 || self.watches_prepared(database)
     }
 
-    /// The same, looked up for one.
+    /// Returns whether a database has rows to look after, or is used by more than a worker.
     pub(super) fn has_rows(&self, database: &Database) -> bool {
         self.is_needed(database, &self.with_rows())
     }
@@ -65,11 +64,12 @@ impl Shared {
         taken.filter(is_in_use).count()
     }
 
-    /// Returns the index of a database's entry, with the place of another database that gives its own up.
+    /// Returns the index of a database's entry, once another database has given up a place for it; `None` if none does
+    /// in time.
     pub(super) fn wait_for_room(&self, oid: u32) -> Option<usize> {
         let until = clock::now() + limits::ROOM_PATIENCE;
         loop {
-            // Others may take what has been given up.
+            // Other processes may take the place that was given up.
             for _ in 0..self.places() {
                 let made = self.make_room();
                 let index = self.register(oid);
@@ -96,19 +96,19 @@ impl Shared {
         self.header.room_wanted.load(Ordering::Acquire) > now
     }
 
-    /// Has a database give up its place that is not in use. Returns whether one has.
+    /// Has a database that is not in use give up its place. Returns whether one has.
     pub(super) fn make_room(&self) -> bool {
         let with_rows = self.with_rows();
         let entries = self.databases.len();
-        // In turns, so that none is always the one.
+        // Each search begins at the next entry, so that not always the same database gives up its place.
         let first = self.header.room_hand.fetch_add(1, Ordering::Relaxed) as usize;
         let in_turn = (0..entries).map(|step| &self.databases[(first + step) % entries]);
         let mut others = in_turn.filter(|database| !database.is_visited() && !self.is_in_use(database, &with_rows));
         others.any(|database| self.give_up(database))
     }
 
-    /// Returns whether a database keeps its place for no more than what a worker does soon, or for a transaction. Has
-    /// workers leave that have done their work.
+    /// Returns whether some database keeps its place only for a worker that is about to leave, or for a transaction.
+    /// Wakes the workers there, so that those with nothing to do leave.
     fn is_room_to_come(&self) -> bool {
         let mut living = HashSet::new();
         self.each(clock::now(), |_, home, word| {
@@ -151,7 +151,7 @@ impl Shared {
 /// Returns whether any process is in a transaction in a database.
 fn is_in_a_transaction(database: u32) -> bool {
     let (any, database) = (pg_sys::InvalidTransactionId, pg_sys::Oid::from(database));
-    // SAFETY: reads PostgreSQL's list of transactions, under no lock of ours; the answer ends in one without a number,
-    // and lives to the next call
+    // SAFETY: reads PostgreSQL's list of transactions, under no lock of ours; an entry with an invalid id ends the
+    // answer, which stays valid until the next call
     unsafe { (*pg_sys::GetConflictingVirtualXIDs(any, database)).localTransactionId != 0 }
 }

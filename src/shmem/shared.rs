@@ -1,4 +1,4 @@
-//! Shared memory as a process has it: where its parts are, its locks, and when it began.
+//! Shared memory as a process sees it: where its parts are, its locks, and when it began.
 
 use super::block::Block;
 use super::counted::Counted;
@@ -29,24 +29,25 @@ pub struct Shared {
     pub(super) pending: &'static [Pending],
     pub(super) floors: *mut Floor,
     pub(super) spans: *mut Span,
-    /// Of each session, in which queues it has found less than it asked for, and until when (see [`super::hunger`]).
+    /// For each session, the queues in which it has found less than it asked for, and until when (see
+    /// [`super::hunger`]).
     pub(super) hunger: &'static [Hunger],
-    /// Of each block of slots, how many of these are hungry.
+    /// For each block of slots, how many of its sessions are hungry.
     pub(super) hungry: &'static [AtomicU32],
-    /// Of each session, when it was last granted something that is unproven (see [`super::confirm`]).
+    /// For each session, when it was last granted something that is unproven (see [`super::confirm`]).
     pub(super) unproven: &'static [Counted],
-    /// Of each session, the process id of the backend that it is attached to, zero without one.
+    /// For each session, the process id of the backend that it is attached to; zero without one.
     pub(super) attached: &'static [Counted],
     pub(super) surveyed: &'static Surveyed,
     pub(super) locks: *mut pg_sys::LWLockPadded,
-    /// What sessions of the last start have left. In memory of the postmaster's, which its children inherit.
+    /// What sessions of the last start have left. This is in the postmaster's own memory, which its children inherit.
     pub(super) left: Left,
 }
 
-/// Set by the postmaster and inherited; null where it was not this library that was preloaded.
+/// Set by the postmaster and inherited; null if another library, or none, was preloaded.
 pub(super) static SHARED: AtomicPtr<Shared> = AtomicPtr::new(std::ptr::null_mut());
 
-/// Shared memory, or the error that this library has not made it.
+/// Returns shared memory, or an error if this library has not made it.
 pub fn shared() -> Result<&'static Shared> {
     // SAFETY: null, or leaked by startup() and valid for the life of the process
     unsafe { SHARED.load(Ordering::Relaxed).as_ref() }.ok_or_else(|| {
@@ -55,7 +56,7 @@ pub fn shared() -> Result<&'static Shared> {
 }
 
 impl Shared {
-    /// End of recovery in this start of shared memory: what old sessions' time to live is counted from. It never moves.
+    /// Returns the end of recovery in this start of shared memory: old sessions' TTLs count from it. It never moves.
     pub fn t0(&self) -> u64 {
         let seen = self.header.t0.load(Ordering::Acquire);
         // SAFETY: no preconditions once a process is attached to shared memory
@@ -77,8 +78,8 @@ impl Shared {
         self.header.restored.load(Ordering::Relaxed)
     }
 
-    /// A time that a row has kept, by the clock of shared memory. One of an earlier start of it means `span_ms` after
-    /// this one: no client could do anything about it while the server was down.
+    /// Returns a time that a row has kept, by the clock of shared memory. A time of an earlier start becomes `span_ms`
+    /// after this start: no client could act while the server was down.
     pub fn of_this_start(&self, at: i64, boot_id: i64, span_ms: i32) -> u64 {
         if boot_id == self.boot_id() {
             at.cast_unsigned()
@@ -91,8 +92,8 @@ impl Shared {
         set_latch(&self.header.launcher);
     }
 
-    /// Something becomes due in a database at `at`, which every look from now on sees: wakes processes that would sleep
-    /// past it.
+    /// Wakes the processes that would sleep past `at`, when something becomes due in a database. Each look from now on
+    /// finds it.
     pub fn anticipate(&self, database: u32, at: u64) {
         if at.saturating_sub(limits::WORKER_AHEAD) < self.header.launcher_wakes.load(Ordering::Acquire) {
             self.wake_launcher();
@@ -113,16 +114,16 @@ pub enum Lock {
     Alloc,
     Ring,
     Floors,
-    /// The partition of a hash value.
+    /// The lock of the map's partition that a hash value belongs to.
     Map(u32),
 }
 
 thread_local! {
-    /// Whether this process has a lock.
+    /// Whether this process holds a lock of shared memory.
     static HOLDS: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Held until dropped. If PostgreSQL raises meanwhile it has let go of all LWLocks before this is dropped.
+/// A lock, held until this is dropped. If PostgreSQL raises meanwhile, it releases all LWLocks before this is dropped.
 pub struct Held(*mut pg_sys::LWLock);
 
 impl Shared {

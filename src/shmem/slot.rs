@@ -1,4 +1,5 @@
-//! A slot: the place of one session in shared memory, and a reference to it that is compared at each use.
+//! A slot: the place of one session in shared memory. A reference to a slot names the session, and every use compares
+//! it.
 
 use super::counted::Counted;
 use super::word::{State, Word};
@@ -15,29 +16,30 @@ pub struct Slot {
     pub(super) revision: Counted,
     pub(super) uuid: [AtomicU64; 2],
     pub(super) database: AtomicU32,
-    /// Oid of the table of sessions, which a new CREATE EXTENSION changes.
+    /// Oid of the table of sessions; a new CREATE EXTENSION changes it.
     pub(super) table: AtomicU32,
-    /// Zero without a session.
+    /// The role that the session belongs to; zero without a session.
     pub(super) role: AtomicU32,
-    /// Milliseconds, and PRIVATE.
+    /// The TTL in milliseconds, and PRIVATE.
     pub(super) ttl_ms: AtomicU32,
-    /// The transaction that has opened the session, zero for one of before the start of shared memory.
+    /// The transaction that has opened the session; zero if the session is from before this start of shared memory.
     pub(super) opened_by: AtomicU32,
 }
 
 const _: () = assert!(size_of::<Slot>() == 64);
 
-/// In `ttl_ms`, far above the longest: the session was made for one lease, and ends with it.
+/// A bit of `ttl_ms`, far above the longest TTL: the session was made for one lease, and ends with it.
 pub(super) const PRIVATE: u32 = 1 << 31;
 
-/// A slot and whose it was when it was found. Every use compares again.
+/// A slot, and the session that had it when the slot was found. Every use compares again.
 #[derive(Clone, Copy, Debug)]
 pub struct SlotRef {
     pub(super) index: u32,
     pub(super) session: Uuid,
 }
 
-/// Of the same session: that may have got its slot after it had a [stand-in](super::stand_in).
+/// Two references are equal if they name the same session: it may have got a slot after it had a
+/// [stand-in](super::stand_in).
 impl PartialEq for SlotRef {
     fn eq(&self, other: &SlotRef) -> bool {
         self.session == other.session
@@ -63,7 +65,7 @@ impl Slot {
         u64::from(self.ttl_ms.load(Ordering::Acquire) & !PRIVATE) * 1_000
     }
 
-    /// Returns how long the slot is kept when the session has ended.
+    /// Returns how long the slot is kept after the session has ended.
     pub(super) fn kept(&self) -> u64 {
         if self.opened_by.load(Ordering::Relaxed) == 0 { self.ttl() } else { 0 }
     }
@@ -77,8 +79,8 @@ impl Slot {
         Home { database: self.database.load(Ordering::Relaxed), table: self.table.load(Ordering::Relaxed) }
     }
 
-    /// Swaps the word by `step` until it holds or `step` has nothing to do. Gives the word that then stands, and
-    /// whether the step was taken here. `None` when the slot is no longer that of `session`.
+    /// Changes the word by `step`, and tries again if another process changes it first. Returns the word that then
+    /// stands, and whether this process took the step. Returns `None` if the slot is no longer that of `session`.
     pub(super) fn change(&self, session: Uuid, step: impl Fn(Word) -> Option<Word>) -> Option<(Word, bool)> {
         loop {
             let word = self.word();
@@ -111,8 +113,8 @@ mod tests {
         slot.word.store(slot.word().next(State::Alive, 500).0, Ordering::Release);
     }
 
-    /// A process is stopped between look and write, and goes on when the slot has its next session, whose deadline is
-    /// the same.
+    /// A process is stopped between its look and its write. When it goes on, the slot has its next session, with the
+    /// same deadline.
     #[test]
     fn the_word_of_another_session_is_not_written() {
         let (slot, stopped) = (Slot::default(), Cell::new(false));

@@ -1,14 +1,14 @@
 //! Slots: one session each.
 //!
-//! A session is alive by its slot. One without a slot, after a restart, is alive by its row: one of an older `boot_id`
-//! exactly until `t0 + ttl`, for every process that asks at any time, because no client could send a heartbeat while
-//! the server was down (over an orderly stop it may be less than the TTL, see [`super::left`]); one of the current
-//! `boot_id` is dead.
+//! A session with a slot is alive if its slot says so. After a restart a session may have no slot; then its row
+//! decides. If the row has the current `boot_id`, the session is dead. If it has an older `boot_id`, the session is
+//! alive exactly until `t0 + ttl`, for every process that asks at any time: no client could send a heartbeat while the
+//! server was down. Over an orderly stop the time may be shorter than the TTL (see [`super::left`]).
 //!
-//! So an old snapshot that still shows the row of a session of this start does not revive it: its slot is free as soon
-//! as no row of it is left. A session of an earlier start would be revived, and keeps its slot as a tombstone for one
-//! TTL after its end. A prepared end leaves its session frozen, in its slot, until the prepared transaction has ended.
-//! Where all slots are taken there are [stand-ins](super::stand_in).
+//! An old snapshot may still show the row of an ended session. A session of this start is not revived by that, so its
+//! slot is free as soon as no row of it is left. A session of an earlier start would be revived: it keeps its slot as a
+//! tombstone for one TTL after its end. A prepared end leaves its session frozen, in its slot, until the prepared
+//! transaction has ended. If all slots are taken, sessions get [stand-ins](super::stand_in).
 
 use super::block::{self, Block};
 use super::databases::RESCAN;
@@ -25,9 +25,9 @@ use std::sync::atomic::Ordering;
 pub use super::slot::SlotRef;
 
 impl Shared {
-    /// Returns whether the slot is still that of the session. The word is read before the uuid, which is written before
-    /// a word that lives. A write after such a look must fail if the slot has changed hands since: see
-    /// [`super::counted`].
+    /// Returns whether the slot is still that of the session. A slot's uuid is written before its living word; so this
+    /// reads the word first, and the uuid after it. A write that relies on this answer must fail if the slot has
+    /// changed hands since (see [`super::counted`]).
     pub(super) fn is_still(&self, at: SlotRef) -> bool {
         let slot = self.slot(at);
         slot.word().state() != State::Free && slot.session() == at.session
@@ -41,7 +41,7 @@ impl Shared {
         self.header.used.load(Ordering::Acquire)
     }
 
-    /// A heartbeat: extends the deadline if the session lives, and says what stands.
+    /// Extends the deadline if the session lives. Returns how the session stands after that.
     pub fn beat(&self, at: SlotRef) -> Option<Standing> {
         if at.is_stand_in() {
             return self.look(at);
@@ -49,11 +49,11 @@ impl Shared {
         let (slot, now) = (self.slot(at), clock::now());
         let (word, extended) = slot.change(at.session, |word| word.beat(slot.cap(), now, slot.ttl()))?;
         let word = if extended { word } else { self.expire(slot, at.session, now)? };
-        // A session whose opening was rolled back is unknown.
+        // If its opening was rolled back, the session counts as unknown.
         if word.is_erased() { None } else { self.standing_at(at, word, now) }
     }
 
-    /// What stands, without extending anything. A session past its deadline is made dead here.
+    /// Returns how the session stands, and extends nothing. Makes a session dead that is past its deadline.
     pub fn look(&self, at: SlotRef) -> Option<Standing> {
         let at = self.current(at);
         let (slot, now) = (self.slot(at), clock::now());
@@ -61,42 +61,42 @@ impl Shared {
         self.standing_at(at, word, now)
     }
 
-    /// Makes a session dead that is past its deadline. The word that then stands.
+    /// Makes a session dead that is past its deadline. Returns the session's word after that.
     fn expire(&self, slot: &Slot, session: Uuid, now: u64) -> Option<Word> {
         let (word, taken) = slot.change(session, |word| word.expire(slot.cap(), now, slot.kept()))?;
         if taken && let Some(database) = self.known_database(slot.home().database) {
-            // Whatever the other dead ones wait for, this one is looked at.
+            // The sweep may be waiting to retry other dead sessions. This new one is looked at without waiting.
             database.blocked.hurry();
         }
         Some(word)
     }
 
-    /// The commit of an early end is near: nothing is extended any more.
+    /// Freezes the session, since the commit of its early end is near: no heartbeat extends it any more.
     pub fn freeze(&self, at: SlotRef) {
         let at = self.current(at);
         let (slot, now) = (self.slot(at), clock::now());
         slot.change(at.session, |word| word.freeze(slot.cap(), now));
     }
 
-    /// The early end comes to nothing. Returns whether it was that near.
+    /// Lets a frozen session live on, since its early end does not happen. Returns whether the session was frozen.
     pub fn thaw(&self, at: SlotRef) -> bool {
         let at = self.current(at);
         self.slot(at).change(at.session, Word::thaw).is_some_and(|(_, thawed)| thawed)
     }
 
-    /// A session has ended: has the next call that finds no free slot look for one, though another has just looked in
-    /// vain.
+    /// Notes that a session has ended. The next call that finds no free slot then looks for one to reclaim, even if
+    /// another call has just looked in vain.
     fn ended_one(&self) {
         if self.header.reclaim_at.load(Ordering::Relaxed) != 0 {
             self.header.reclaim_at.store(0, Ordering::Release);
         }
     }
 
-    /// The early end is committed. `gone`: and no row of the session is left.
+    /// Ends the session, since its early end is committed. `gone`: no row of the session is left.
     pub fn end(&self, at: SlotRef, gone: bool) {
         let at = self.current(at);
         if at.is_stand_in() {
-            // No slot has the worker come for the rows that are left.
+            // A stand-in is in no block of slots, so a rescan must bring the worker to the rows that are left.
             if let Some(database) = self.known_database(self.slot(at).home().database).filter(|_| !gone) {
                 database.flag(RESCAN);
             }
@@ -111,14 +111,14 @@ impl Shared {
         self.notice(at);
     }
 
-    /// Ends a session that no transaction but the one that opened it has ever seen: it needs no tombstone.
+    /// Ends a session that only the transaction that opened it has ever seen. Such a session needs no tombstone.
     pub fn erase(&self, at: SlotRef) {
         self.slot(at).change(at.session, Word::erase);
         self.ended_one();
         self.notice(at);
     }
 
-    /// Heartbeats cannot move the end beyond `deadline` any more.
+    /// Sets a deadline that heartbeats cannot move.
     pub fn cap(&self, at: SlotRef, deadline: u64) {
         let at = self.current(at);
         let sooner = |cap: u64| (deadline < cap).then_some(deadline);
@@ -127,8 +127,8 @@ impl Shared {
         }
     }
 
-    /// Something that the session holds or waits for has changed: its revision grows, and a call that waits for that
-    /// wakes up.
+    /// Raises the session's revision, since something that it holds or waits for has changed. Wakes the calls that wait
+    /// for that.
     pub fn bump(&self, at: SlotRef) {
         let at = self.current(at);
         if self.slot(at).revision.change(|| self.is_still(at), |revision| Some(revision + 1)).is_some() {
@@ -146,11 +146,11 @@ impl Shared {
     }
 
     pub(super) fn wait_of(&self, at: SlotRef) -> *mut pg_sys::ConditionVariable {
-        // SAFETY: as many as there are slots
+        // SAFETY: there are as many condition variables as slots
         unsafe { self.waits.add(at.index as usize) }
     }
 
-    /// Whose the session is; `None` if it has its slot no more.
+    /// Returns the role that the session belongs to; `None` if the session no longer has the slot.
     pub fn role(&self, at: SlotRef) -> Option<u32> {
         let role = self.slot(at).role.load(Ordering::Acquire);
         self.is_still(at).then_some(role)
@@ -160,7 +160,7 @@ impl Shared {
         self.slot(at).ttl_ms.load(Ordering::Relaxed) & !PRIVATE
     }
 
-    /// Returns whether the session is private; not when it has its slot no more.
+    /// Returns whether the session is private; false if the session no longer has the slot.
     pub fn is_private(&self, at: SlotRef) -> bool {
         let private = self.slot(at).ttl_ms.load(Ordering::Acquire) & PRIVATE != 0;
         private && self.is_still(at)
@@ -178,7 +178,8 @@ impl Shared {
         xid != pg_sys::InvalidTransactionId && unsafe { pg_sys::TransactionIdIsInProgress(xid) }
     }
 
-    /// A session is due at a time, which may be earlier than it was. Called once that can be seen in its slot.
+    /// Notes that a session is due at `due`, which may be earlier than before. The caller has already written the
+    /// reason to the slot.
     pub(super) fn due_at(&self, at: SlotRef, due: u64) {
         if at.is_stand_in() {
             return;
@@ -191,13 +192,13 @@ impl Shared {
         &self.blocks[at.index as usize / block::SLOTS]
     }
 
-    /// Every slot in use, with its home and its word, taken past its deadline if it is.
+    /// Visits every slot in use, with its home and its word. Makes a session dead that is past its deadline.
     pub fn each(&self, now: u64, mut visit: impl FnMut(SlotRef, Home, Word)) {
         self.each_due(u64::MAX, now, |at, home, word, _| visit(at, home, word));
     }
 
-    /// The slots that are due by a time, each with when it is, and others that are in the same blocks. Returns whether
-    /// there are such as are not due by then in the other blocks.
+    /// Visits the slots that are due by `by`, each with the time at which it is due. It also visits other slots of the
+    /// same blocks. Returns whether slots in the blocks that it skipped become due later.
     pub fn each_due(&self, by: u64, now: u64, mut visit: impl FnMut(SlotRef, Home, Word, u64)) -> bool {
         block::before_look();
         let in_use = (self.used() as usize).div_ceil(block::SLOTS);
@@ -210,7 +211,7 @@ impl Shared {
             }
             let mut earliest = FOREVER;
             let first = number * block::SLOTS;
-            // As many as are in use now: none is missing of those for which the word has been lowered.
+            // Reads `used` only now: so it covers every slot for which the block's word has been lowered.
             for (index, slot) in (first as u32..self.used()).zip(&self.slots[first..]).take(block::SLOTS) {
                 if slot.word().state() == State::Free {
                     continue;
@@ -227,8 +228,8 @@ impl Shared {
         later
     }
 
-    /// Returns when a session with such a word is due: at its deadline, or when it must be woken for work items. A dead
-    /// one is due until it is gone.
+    /// Returns when a session with this word is due: at its deadline, or when it must be woken for work items. A dead
+    /// session is due until it is gone.
     fn due(&self, at: SlotRef, word: Word) -> u64 {
         match word.state() {
             State::Alive | State::Frozen => word.at().min(self.slot(at).cap()).min(self.meal_of(at)),
@@ -237,8 +238,8 @@ impl Shared {
         }
     }
 
-    /// After a pause of the machine that began at `from`: no session that lived then is held to a deadline that no
-    /// heartbeat could have met.
+    /// Gives sessions more time after a pause of the machine that began at `from`. A session that lived then could not
+    /// send a heartbeat during the pause.
     pub fn postpone(&self, from: u64, gap: u64) {
         for index in 0..self.used() {
             let slot = &self.slots[index as usize];

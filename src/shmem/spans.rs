@@ -1,18 +1,17 @@
-//! Spans: which partitions of a queue a claim may pass over, so that one of thousands of empty partitions costs
-//! nothing.
+//! Spans: which partitions of a queue a claim may skip. With them an empty partition among thousands costs nothing.
 //!
-//! A span is 64 partitions of a queue next to each other. It has a bit for each in which something may be had, and the
-//! first time at which something becomes due in one of the others. **A bit is clear only if nothing in the partition is
-//! free to be claimed, nor in flight, but for what becomes due later.**
+//! A span is 64 neighbouring partitions of a queue. It has a bit for each partition in which something may be claimed.
+//! It also has the first time at which something becomes due in one of the others. **A bit is clear only if nothing in
+//! the partition is free to be claimed or in flight, except what becomes due later.**
 //!
-//! * A claim notes the span's turn, looks through the partition, and [`Shared::pass_over`] clears its bit if there is
-//!   nothing. What it has taken is back with a lowering of its lane if it fails.
-//! * Each lowering of a floor (see [`super::floors`]) sets the bit, under the same lock, and begins a new turn; a bit
-//!   is cleared only in the turn that was noted before the look. So what becomes free behind a look's back is not lost.
-//!   What is prepared is in flight for every look, and keeps the bit until it has ended.
-//! * Once something has become due all bits of the span are set: whose it was is not kept.
+//! * A claim notes the span's turn and looks through the partition. If it finds nothing, [`Shared::pass_over`] clears
+//!   the bit. If the claim fails, a lowering of the lane brings back what it has taken.
+//! * Each lowering of a floor (see [`super::floors`]) sets the bit under the same lock, and begins a new turn. A bit is
+//!   cleared only in the turn that was noted before the look. So what becomes free during the look is not lost. The
+//!   items of a prepared transaction are in flight for every look, and keep the bit set until it has ended.
+//! * Once something has become due, all bits of the span are set: the span does not record in which partition it is.
 //!
-//! A span without an entry has all bits set. So entries are evicted at will; turns are never used twice.
+//! A span without an entry has all bits set. So entries may be evicted at will. Turns are never used twice.
 
 use super::parts::{Lane, SPANS, Span};
 use super::shared::{Lock, Shared};
@@ -21,9 +20,9 @@ use super::shared::{Lock, Shared};
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Noted {
     turn: u64,
-    /// The partitions in which something may be had.
+    /// The partitions in which something may be claimed, by their bits.
     pub may: u64,
-    /// When something becomes due in another one; the greatest number for never.
+    /// When something becomes due in another partition; the greatest number for never.
     pub due: i64,
 }
 
@@ -33,12 +32,12 @@ impl Noted {
     }
 }
 
-/// Partitions of one.
+/// How many partitions a span has.
 pub const WIDTH: i32 = u64::BITS as i32;
 const WAYS: usize = 8;
 
 impl Shared {
-    /// The entries among which that of a span is; under the lock.
+    /// Returns the entries among which a span's entry is, if it has one.
     ///
     /// # Safety
     /// The caller holds Lock::Floors, exclusively.
@@ -46,11 +45,11 @@ impl Shared {
     unsafe fn span_ways(&self, database: u32, queue: i32, number: i32) -> &mut [Span] {
         let mix = |hash: u64, part: u32| (hash ^ u64::from(part)).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(29);
         let hash = [database, queue.cast_unsigned(), number.cast_unsigned()].into_iter().fold(0, mix);
-        // SAFETY: within the array, as the caller promises no other process looks
+        // SAFETY: within the array; the caller promises that no other process looks
         unsafe { std::slice::from_raw_parts_mut(self.spans.add(hash as usize % (SPANS / WAYS) * WAYS), WAYS) }
     }
 
-    /// What is known of a span; under the lock.
+    /// Returns the entry of a span; makes one, with all bits set, if there is none.
     ///
     /// # Safety
     /// The caller holds Lock::Floors, exclusively.
@@ -68,7 +67,7 @@ impl Shared {
         &mut ways[at]
     }
 
-    /// What is known of the first spans of a queue, so many.
+    /// Returns what is known of the first `count` spans of a queue.
     pub fn spans(&self, database: u32, queue: i32, count: i32, now: i64) -> Vec<Noted> {
         let mut spans = Vec::with_capacity(usize::try_from(count).unwrap_or(0));
         let _held = self.lock(Lock::Floors, true);
@@ -83,14 +82,15 @@ impl Shared {
         spans
     }
 
-    /// The turn of the span that a lane is in.
+    /// Returns the turn of the span that a lane is in.
     pub fn span_turn(&self, lane: Lane) -> u64 {
         let _held = self.lock(Lock::Floors, true);
         // SAFETY: under the lock
         unsafe { self.span(lane.database, lane.queue, lane.partition / WIDTH) }.turn
     }
 
-    /// A look that began in a turn has found nothing more in a partition before something becomes due.
+    /// Notes that a look, begun in `turn`, has found nothing in the lane's partition until something becomes due at
+    /// `due`.
     pub fn pass_over(&self, lane: Lane, turn: u64, due: i64) {
         let _held = self.lock(Lock::Floors, true);
         // SAFETY: under the lock
@@ -101,10 +101,10 @@ impl Shared {
         }
     }
 
-    /// Something may be had in a lane from now on. The caller holds Lock::Floors, exclusively.
+    /// Notes that something may be claimed in a lane from now on.
     ///
     /// # Safety
-    /// As above.
+    /// The caller holds Lock::Floors, exclusively.
     pub(super) unsafe fn stir(&self, lane: Lane) {
         if lane.partition < 0 {
             return;
@@ -124,7 +124,7 @@ impl Shared {
     /// # Safety
     /// The caller holds Lock::Floors, exclusively.
     pub(super) unsafe fn forget_spans(&self, database: u32) {
-        // SAFETY: the array, as the caller promises no other process looks
+        // SAFETY: the whole array; the caller promises that no other process looks
         for span in unsafe { std::slice::from_raw_parts_mut(self.spans, SPANS) } {
             if span.database == database {
                 span.database = 0;

@@ -1,14 +1,14 @@
-//! Stand-ins: sessions that live and have no slot, because all slots are taken.
+//! Stand-ins: for sessions that live and have no slot, because all slots are taken.
 //!
-//! That happens after a restart with a smaller `eskit_lease.max_sessions` than there are sessions, and on a promoted
-//! standby with a smaller one. Such a session lives by its row, until `t0 + ttl` (see [`super::slots`]), and keeps
-//! until then what it holds. It is granted nothing new, and no heartbeat extends it; the first call that finds a free
-//! slot gives it that one, and from then on it is a session like others.
+//! Slots are too few after a restart with a smaller `eskit_lease.max_sessions` than there are sessions, and on a
+//! promoted standby with a smaller one. Such a session lives by its row, until `t0 + ttl` (see [`super::slots`]), and
+//! keeps what it holds until then. It is granted nothing new, and no heartbeat extends it. The first call for it that
+//! finds a free slot gives it that slot. Then it is a session like any other.
 //!
 //! A call that names such a session works with a stand-in: a slot in the memory of its own process, filled from the
-//! row. So every verb goes on as with a real slot, and no other process sees what it writes there. What others must see
-//! is written at the end of the transaction to the real slot, if the session has been given one meanwhile
-//! ([`Shared::current`]); if it has none there is nothing to see but the row.
+//! row. So every verb works as with a real slot, but no other process sees what it writes there. If the session gets a
+//! real slot meanwhile, the end of the transaction writes there what others must see ([`Shared::current`]). If it gets
+//! none, the row says it all.
 
 use super::counted::Counted;
 use super::map::{Opening, halves};
@@ -18,12 +18,13 @@ use super::word::{FOREVER, State};
 use crate::pg::catalog::Home;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// Stand-ins that a process has at a time. One call works with few; an older one answers as a session that has ended.
+/// How many stand-ins a process has at a time. One call needs few of them. An older stand-in that is overwritten
+/// answers like an ended session.
 const STAND_INS: usize = 64;
-/// Their indexes, above those of all slots.
+/// The first index of a stand-in, above the indexes of all slots.
 const FIRST: u32 = u32::MAX - STAND_INS as u32;
 
-/// In each process its own, as all memory that is not shared.
+/// Each process has its own: this memory is not shared.
 static SLOTS: [Slot; STAND_INS] = [const {
     Slot {
         word: AtomicU64::new(0),
@@ -45,14 +46,14 @@ impl SlotRef {
         self.index >= FIRST
     }
 
-    /// Its slot, if it is a stand-in.
+    /// Returns the stand-in's slot, in this process; `None` if this is not a stand-in.
     pub(super) fn of_this_process(&self) -> Option<&'static Slot> {
         SLOTS.get(self.index.checked_sub(FIRST)? as usize)
     }
 }
 
 impl Shared {
-    /// A stand-in for a living session that has no slot.
+    /// Returns a stand-in for a living session that has no slot.
     pub fn stand_in(&self, home: Home, opening: &Opening) -> SlotRef {
         let is_it = |slot: &Slot| slot.session() == opening.session && slot.home() == home;
         let fresh = || NEXT.fetch_add(1, Ordering::Relaxed) as usize % STAND_INS;
@@ -71,7 +72,7 @@ impl Shared {
         SlotRef { index: FIRST + number as u32, session: opening.session }
     }
 
-    /// Where the session is now: the slot that it has been given since, for a stand-in.
+    /// Returns the slot that the session of a stand-in has been given since; else the same reference.
     pub(super) fn current(&self, at: SlotRef) -> SlotRef {
         let found = at.of_this_process().and_then(|slot| self.find(slot.home(), at.session));
         found.unwrap_or(at)

@@ -1,4 +1,4 @@
-//! Standing: whether a session lives, and until when, by its slot; or by its row where it has none.
+//! Standing: whether a session lives, and until when. The session's slot says so, or its row if it has no slot.
 
 use super::shared::Shared;
 use super::slot::SlotRef;
@@ -7,11 +7,11 @@ use crate::pg::catalog::Home;
 use crate::pg::clock;
 use pgrx::Uuid;
 
-/// What a look at a session's slot says.
+/// How a session stands, by a look at its slot.
 #[derive(Clone, Copy, Debug)]
 pub struct Standing {
     pub state: State,
-    /// When its leases end, by [`clock::now`]; in the past for a dead one.
+    /// When the session's leases end, by [`clock::now`]; in the past for a dead session.
     pub until: u64,
     pub now: u64,
     pub revision: u64,
@@ -24,17 +24,17 @@ impl Standing {
         matches!(self.state, State::Alive | State::Frozen)
     }
 
-    /// Microseconds that the session has left.
+    /// Returns how many microseconds the session has left.
     pub fn left(&self) -> u64 {
         if self.alive() { self.until.saturating_sub(self.now) } else { 0 }
     }
 
-    /// What of that its program may rely on.
+    /// Returns the trust: how much of the time left the client may rely on.
     pub fn trust_ms(&self) -> i32 {
         clock::trust_ms(self.left().min(self.vouched_until.saturating_sub(self.now)))
     }
 
-    /// That of a session that has ended, and left nothing in shared memory.
+    /// Returns how a session stands that has ended, and left nothing in shared memory.
     pub fn dead() -> Standing {
         let now = clock::now();
         Standing { state: State::Dead, until: now, now, revision: 0, vouched_until: 0 }
@@ -51,15 +51,15 @@ impl Shared {
             revision: slot.revision.get(),
             vouched_until: self.vouched_until((!at.is_stand_in()).then_some(at.index), slot.ttl()),
         };
-        // Else this may be that of another session by now.
+        // If the slot has changed hands, the standing is another session's.
         self.is_still(at).then_some(standing)
     }
 
-    /// What stands for a session that has a row: by its slot, or by the row's start of the server and TTL where there
-    /// is none.
+    /// Returns how a session stands that has a row. Its slot says so; without a slot, the `boot_id` and the TTL of the
+    /// row do.
     pub fn standing(&self, home: Home, session: Uuid, boot_id: i64, ttl_ms: i32) -> Standing {
-        // The time before the look: a process that makes the slot after it, and beats, does so at a later time, and
-        // finds the same deadline past.
+        // The time is read before the look. A process that makes the slot after the look reads a later time: it finds
+        // the same deadline past, too.
         let now = clock::now();
         if let Some(standing) = self.find(home, session).and_then(|at| self.look(at)) {
             return standing;

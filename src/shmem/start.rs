@@ -1,4 +1,4 @@
-//! How shared memory is made: asked for while the library is being preloaded, and laid out by the postmaster.
+//! How shared memory is made: the library asks for it while it is being preloaded, and the postmaster lays it out.
 
 use super::block::{self, Block};
 use super::counted::Counted;
@@ -19,7 +19,7 @@ const TRANCHE: &CStr = c"eskit_lease";
 static mut PREVIOUS_REQUEST: pg_sys::shmem_request_hook_type = None;
 static mut PREVIOUS_STARTUP: pg_sys::shmem_startup_hook_type = None;
 
-/// Asks for shared memory; called while the library is being preloaded.
+/// Asks for shared memory. Call this while the library is being preloaded.
 pub fn install() {
     // SAFETY: the postmaster has one thread, and hooks are chained as every extension does
     unsafe {
@@ -34,7 +34,7 @@ fn count(setting: &pgrx::GucSetting<i32>) -> usize {
     usize::try_from(setting.get()).unwrap_or(0)
 }
 
-/// Of databases.
+/// Returns how many entries for databases there are.
 fn entries() -> usize {
     count(&settings::MAX_DATABASES) + places::VISITS
 }
@@ -77,10 +77,9 @@ unsafe extern "C-unwind" fn request() {
     }
 }
 
-/// A zeroed array of shared memory.
+/// Returns a zeroed array of shared memory.
 ///
-/// # Safety
-/// Only from the startup hook; T must be valid when all its bytes are zero.
+/// # Safety Only the startup hook calls this. T must be valid when all its bytes are zero.
 unsafe fn array<T>(name: &CStr, len: usize) -> *mut T {
     let mut found = false;
     // SAFETY: as the caller promises
@@ -91,8 +90,8 @@ unsafe fn array<T>(name: &CStr, len: usize) -> *mut T {
     }
 }
 
-/// Runs in the postmaster, at its start and after each crash of a backend, before any other process can be attached:
-/// there is none to lock out.
+/// Makes all parts. The postmaster runs this at its start and after each crash of a backend. No other process is
+/// attached yet, so no lock is needed.
 #[pgrx::pg_guard]
 unsafe extern "C-unwind" fn startup() {
     let (sessions, ring_size) = (count(&settings::MAX_SESSIONS), count(&settings::RING_SIZE));
@@ -107,7 +106,7 @@ unsafe extern "C-unwind" fn startup() {
             boot_id = clock::wall().to_ne_bytes();
         }
         header.boot_id.store(i64::from_ne_bytes(boot_id), Ordering::Relaxed);
-        // In the data directory, which the postmaster is in. Recovery takes it away, and has not begun yet.
+        // The postmaster is in the data directory. Recovery removes this file, and has not begun yet.
         header.restored.store(std::path::Path::new("backup_label").exists(), Ordering::Relaxed);
         let waits = array::<pg_sys::ConditionVariable>(c"eskit_lease waits", sessions);
         for i in 0..sessions {

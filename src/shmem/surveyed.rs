@@ -1,15 +1,15 @@
-//! Surveyed: semaphores whose permits all have a row and are held by sessions with a slot, as a count has found.
+//! Surveyed: semaphores of which a count has found that each permit has a row and is held by a session with a slot.
 //!
-//! That tells more than which sessions hold them now. Permits go to sessions that have slots, and a slot stays as long
-//! as its session has rows. So from then on a permit is free only where its row says so, or where a dead session still
-//! has a row: as long as no row of a permit is removed. Rows are removed once they have been free for a while, or with
-//! their slots. **A transaction that removes some counts that** after they are gone for itself, and before its end: a
-//! count of permits that begins later finds them gone, or being removed, and one that began earlier counts under the
-//! former number.
+//! From then on a permit can be free in two ways only: its row says so, or its holder is dead and still has a row. The
+//! reason: permits go only to sessions that have slots, and a slot stays as long as its session has rows. All this
+//! holds as long as no row of a permit is removed. Rows are removed once they have been free for a while, or with their
+//! slots. **A transaction that removes such rows counts the removal** before its end, after the rows are gone for
+//! itself. A count of permits that begins later finds the rows gone, or being removed. A count that began earlier
+//! stores its result under the former number of removals.
 //!
-//! A semaphore is known by a hash of all that makes it what it was, in a table in which a newer one pushes out an older
-//! one. The hash begins with the random name of this start of shared memory, so that no user can choose two names that
-//! have the same one.
+//! A semaphore is known by a hash of everything that its count depends on. The table keeps the newer one of two
+//! semaphores that fall on one entry. The hash begins with the random name of this start of shared memory: no user can
+//! choose two names with the same hash.
 
 use super::parts::{REMOVALS, SEMAPHORES};
 use super::shared::Shared;
@@ -26,17 +26,17 @@ impl Shared {
         &self.surveyed.removals[home.database as usize % REMOVALS]
     }
 
-    /// This transaction has removed rows of permits.
+    /// Notes that this transaction has removed rows of permits.
     pub fn removed_permits(&self, home: Home) {
         self.removals(home).fetch_add(1, Ordering::AcqRel);
     }
 
-    /// Returns what a semaphore is known by, before its permits are looked at.
+    /// Returns what a semaphore is known by. The caller looks at its permits after that.
     pub fn semaphore(&self, home: Home, resource: &str, slots: i32) -> Known {
         let mut hasher = DefaultHasher::new();
         let removals = self.removals(home).load(Ordering::Acquire);
         (self.boot_id(), home.database, home.table, removals, slots, resource).hash(&mut hasher);
-        // Zero is a place that is free.
+        // Zero marks a free entry of the table.
         Known(hasher.finish() | 1)
     }
 
@@ -44,7 +44,7 @@ impl Shared {
         self.place_of(known).load(Ordering::Acquire) == known.0
     }
 
-    /// A count has found that each permit is held.
+    /// Notes that a count has found each permit held.
     pub fn surveyed(&self, known: Known) {
         self.place_of(known).store(known.0, Ordering::Release);
     }

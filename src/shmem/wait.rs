@@ -1,6 +1,7 @@
-//! Waiting for a session's revision. The waiter sleeps on the slot's condition variable, and wakes for a bump, for the
-//! end of the session, for a timeout, and when its client is gone, which would not read the answer. A waiter that can
-//! be of use also wakes when its database has work and there is no process for the worker (see [`crate::worker`]).
+//! Waiting for a session's revision. The waiter sleeps on the condition variable of the session's slot. A new revision,
+//! the end of the session or a timeout wakes it. It also wakes when its client is gone and would not read the answer. A
+//! waiter that offers help wakes, too, when its database has work and the worker has no process (see
+//! [`crate::worker`]).
 
 use super::databases::Database;
 use super::shared::Shared;
@@ -13,8 +14,8 @@ use pgrx::pg_sys;
 use std::sync::atomic::Ordering;
 
 impl Shared {
-    /// Sleeps until the revision is greater than `revision`, the session has ended, or `until`; or, with `helps`, until
-    /// help is asked for. Extends nothing.
+    /// Sleeps until the session's revision is greater than `revision`, the session has ended, or it is `until`. With
+    /// `helps` it also returns when the launcher asks waiting calls for help. The wait does not extend the session.
     pub fn wait_for_revision(
         &self,
         database: &Database,
@@ -24,8 +25,8 @@ impl Shared {
         helps: bool,
     ) -> Result<Option<Standing>> {
         let condition = self.wait_of(at);
-        // SAFETY: the condition variable lives in shared memory; an error on the way cancels the sleep in
-        // AbortTransaction
+        // SAFETY: the condition variable lives in shared memory; if an error is raised, AbortTransaction cancels the
+        // sleep
         unsafe { pg_sys::ConditionVariablePrepareToSleep(condition) };
         let answer = loop {
             let standing = self.look(at);
@@ -45,7 +46,7 @@ impl Shared {
                 unsafe { pg_sys::ConditionVariableCancelSleep() };
                 return Err(Error::ClientGone.into());
             }
-            // Where there is no worker.
+            // The worker wakes other sessions, too; this call does it in case there is no worker.
             self.feed_others(database, clock::now());
         };
         // SAFETY: as above
@@ -54,7 +55,7 @@ impl Shared {
     }
 }
 
-/// Sleeps for up to `span` microseconds, and no longer than it takes to see to the client.
+/// Sleeps for up to `span` microseconds, at most until the next check of the client. Fails if the client is gone.
 pub fn pause(span: u64) -> Result<()> {
     if sleep(span) { Ok(()) } else { Err(Error::ClientGone.into()) }
 }

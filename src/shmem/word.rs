@@ -12,9 +12,9 @@
 //! | `Dead`          | bury (its rows are gone) | `Gone`, same time                               |
 //! | `Gone`          | reclaim, past            | `Free`                                          |
 //!
-//! There is no way from `Dead` to `Alive`. The count grows with each session that the slot has: a process that has
-//! looked at the word for one, and is stopped, does not take the word of a later one for it, though the deadline may be
-//! the same. Times are microseconds of `CLOCK_BOOTTIME`. Nothing here knows PostgreSQL.
+//! No step leads from `Dead` to `Alive`. The count grows with each session that the slot has. Without it a process that
+//! was stopped after it read one session's word could take a later session's word, with the same deadline, for that
+//! word. Times are microseconds of `CLOCK_BOOTTIME`. Nothing here knows PostgreSQL.
 
 /// Low bits of the word that hold the state; above them is the count.
 const STATE_BITS: u32 = 3;
@@ -25,15 +25,16 @@ pub const FOREVER: u64 = u64::MAX >> TIME_SHIFT;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
-    /// No session.
+    /// The slot has no session.
     Free,
-    /// Has its leases until its deadline.
+    /// The session has its leases until its deadline.
     Alive,
-    /// Its own end is being committed: answers what is left and extends nothing.
+    /// The session's own end is being committed. Calls are answered with what is left, and no heartbeat extends it.
     Frozen,
-    /// Ended; rows of it may remain, which the worker takes away.
+    /// The session has ended. The worker removes the rows that may remain of it.
     Dead,
-    /// Ended without a trace; a tombstone, so that a process that still sees its row does not revive it.
+    /// The session has ended, and no row of it is left. The word is a tombstone: a process that still sees the
+    /// session's row does not revive it.
     Gone,
 }
 
@@ -41,7 +42,7 @@ pub enum State {
 pub struct Word(pub u64);
 
 impl Word {
-    /// The word of a slot's next session, after this one.
+    /// Returns the word for the slot's next session.
     pub fn next(self, state: State, at: u64) -> Word {
         Word::of(self.count().wrapping_add(1), state, at)
     }
@@ -50,12 +51,12 @@ impl Word {
         Word(at.min(FOREVER) << TIME_SHIFT | u64::from(count) << STATE_BITS | state as u64)
     }
 
-    /// The word in another state, or with another time, of the same session.
+    /// Returns the word of the same session, in another state or with another time.
     fn with(self, state: State, at: u64) -> Word {
         Word::of(self.count(), state, at)
     }
 
-    /// That of a slot without a session, whose time is a number.
+    /// Returns the word of a slot without a session. Its time field holds `number`.
     pub fn free(self, number: u64) -> Word {
         self.with(State::Free, number)
     }
@@ -74,7 +75,7 @@ impl Word {
         }
     }
 
-    /// The deadline of a living session, the end of the tombstone of a dead one.
+    /// Returns the deadline of a living session; of a dead one, the end of its tombstone.
     pub fn at(self) -> u64 {
         self.0 >> TIME_SHIFT
     }
@@ -84,7 +85,7 @@ impl Word {
         matches!(self.state(), State::Alive | State::Frozen) && now < self.at().min(cap)
     }
 
-    /// A heartbeat at `now`: the word to be, or `None` where there is nothing to extend.
+    /// Returns the word after a heartbeat at `now`; `None` if the session can no longer be extended.
     pub fn beat(self, cap: u64, now: u64, ttl: u64) -> Option<Word> {
         (self.state() == State::Alive && self.lives(cap, now))
             .then(|| self.with(State::Alive, self.at().max(now.saturating_add(ttl))))
@@ -98,14 +99,14 @@ impl Word {
         (self.state() == State::Frozen).then(|| self.with(State::Alive, self.at()))
     }
 
-    /// The one step of expiry: any process that needs to know may take it, and all then agree. `kept`: for how long its
-    /// slot is.
+    /// Returns the word of an expired session; `None` before its deadline. Any process that needs to know may take this
+    /// step, and all then agree. The slot is kept for `kept` from now on.
     pub fn expire(self, cap: u64, now: u64, kept: u64) -> Option<Word> {
         (matches!(self.state(), State::Alive | State::Frozen) && !self.lives(cap, now))
             .then(|| self.with(State::Dead, now.saturating_add(kept)))
     }
 
-    /// The end before the deadline; `Gone` when no row of the session is left.
+    /// Returns the word of a session that ends before its deadline. `gone`: no row of the session is left.
     pub fn end(self, gone: bool, now: u64, kept: u64) -> Option<Word> {
         match self.state() {
             State::Alive | State::Frozen => {
@@ -116,7 +117,8 @@ impl Word {
         }
     }
 
-    /// The end of a session that no transaction but the one that opened it has ever seen: no call is told of it.
+    /// Returns the word of a session that only the transaction that opened it has ever seen. No call is told of that
+    /// session.
     pub fn erase(self) -> Option<Word> {
         self.end(true, 0, 0)
     }
@@ -129,14 +131,15 @@ impl Word {
         (self.state() == State::Dead).then(|| self.with(State::Gone, self.at()))
     }
 
-    /// After a pause of the whole machine, which began at `from`, and in which no client could have sent a heartbeat.
+    /// Returns the word after a pause of the whole machine that began at `from`. No client could send a heartbeat
+    /// during the pause.
     pub fn postpone(self, cap: u64, from: u64, gap: u64) -> Option<Word> {
         (self.state() == State::Alive && self.lives(cap, from))
             .then(|| self.with(State::Alive, self.at().saturating_add(gap)))
     }
 
-    /// Returns whether a step leads there that is of the same session: the dead stay dead, and a slot is not freed by a
-    /// step.
+    /// Returns whether a step of the same session may lead to `next`: a dead session stays dead, and no step frees a
+    /// slot.
     pub fn may_become(self, next: Word) -> bool {
         let is_past = |word: Word| matches!(word.state(), State::Dead | State::Gone);
         next.count() == self.count() && next.state() != State::Free && (!is_past(self) || is_past(next))
@@ -185,8 +188,8 @@ mod tests {
     }
 
     proptest! {
-        /// However steps follow each other: a session once dead is dead for ever, its deadline only grows while it
-        /// lives, and no heartbeat succeeds past it.
+        /// Whatever order the steps come in: a session that is dead stays dead, the deadline of a living one only
+        /// grows, and no heartbeat succeeds past the deadline.
         #[test]
         fn dead_is_for_ever(steps in steps()) {
             let (mut now, mut cap) = (10_000, FOREVER);

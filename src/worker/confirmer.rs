@@ -1,18 +1,18 @@
 //! The confirmer: a process of its own, since it waits for standbys for as long as they are away.
 //! [`crate::shmem::confirm`] says what its confirmations mean.
 //!
-//! Once per interval it writes one record of WAL without content, flushes it, and looks until the synchronous standbys
-//! have acknowledged it; the next confirmation is due an interval after the start of this one. It takes no transaction
-//! id, is connected to no database, and marks the record as unimportant, so that it is in no database's way and an idle
-//! server makes no checkpoints and archives no WAL for it.
+//! Once per interval the confirmer writes one record of WAL without content, flushes it, and checks until the
+//! synchronous standbys have acknowledged it. The next confirmation is due an interval after the start of this one. The
+//! confirmer is connected to no database, so it blocks none. It takes no transaction id and marks the record as
+//! unimportant: for it an idle server makes no checkpoints, and archives no WAL.
 //!
-//! It does not wait as a commit does, in PostgreSQL's queue of processes that wait for standbys: there a process holds
-//! off what others ask of all processes, and CREATE and DROP DATABASE would wait for the standbys too; a cancel would
-//! end the wait; and changed settings would not be seen.
+//! The confirmer does not wait as a commit does, in PostgreSQL's queue of processes that wait for standbys. A process
+//! in that queue does not answer requests to all processes, so CREATE and DROP DATABASE would wait for the standbys,
+//! too. Also, a cancel would end the wait, and the process would not see changed settings.
 //!
-//! The launcher keeps it: it has the confirmer started while the setting is not zero and there are standbys to ask,
-//! ended when that is no longer so, and takes it along when it exits itself. Without standbys to ask the launcher
-//! confirms by itself. Should two ever run at a time, both tell the truth.
+//! The launcher starts the confirmer while the setting is not zero and there are standbys to ask. It ends the confirmer
+//! when either is no longer so, and when it exits itself. Without standbys to ask, the launcher itself confirms. If two
+//! confirmers ever run at a time, both tell the truth.
 
 use super::{handle_signals, report_activity, report_idle, sleep, start};
 use crate::base::{limits, settings};
@@ -22,7 +22,7 @@ use pgrx::pg_sys;
 use std::cell::Cell;
 use std::ffi::c_int;
 
-/// In microseconds; zero while it is off.
+/// Returns the interval in microseconds; zero while confirmations are off.
 fn interval() -> u64 {
     u64::from(settings::CONFIRM_INTERVAL.get().cast_unsigned()) * 1_000
 }
@@ -30,13 +30,14 @@ fn interval() -> u64 {
 #[pgrx::pg_guard]
 #[unsafe(no_mangle)]
 pub extern "C-unwind" fn eskit_lease_confirmer_main(_argument: pg_sys::Datum) {
-    // SAFETY: at the start of a background worker. There is no query here to be cancelled.
+    // SAFETY: at the start of a background worker. It has no query to be cancelled.
     unsafe { libc::signal(libc::SIGINT, libc::SIG_IGN) };
     handle_signals();
-    // SAFETY: as above; with no database it is there for pg_stat_activity to show
+    // SAFETY: as above; without a database, so that pg_stat_activity shows it
     unsafe { pg_sys::BackgroundWorkerInitializeConnection(std::ptr::null(), std::ptr::null(), 0) };
     let Ok(shared) = shared() else { return };
-    // The launcher ends it too, but may be held up; and without an interval it would write one record after the other.
+    // The launcher ends this process, too, but may be held up. Without an interval it would write one record after
+    // another.
     while confirm::is_on() {
         let began = clock::now();
         report_activity(c"eskit_lease: confirmation");
@@ -57,7 +58,7 @@ pub extern "C-unwind" fn eskit_lease_confirmer_main(_argument: pg_sys::Datum) {
     }
 }
 
-/// Makes a record and flushes it, so that it is sent to the standbys. Where it ends.
+/// Makes a record and flushes it, so that it is sent to the standbys. Returns where the record ends.
 fn write() -> u64 {
     let content = c"eskit_lease";
     // SAFETY: outside of any lock; a record that says and changes nothing
@@ -90,12 +91,12 @@ fn end() {
     }
 }
 
-/// What the launcher knows of the confirmer.
+/// The confirmer as the launcher knows it.
 pub struct Keeper {
     not_before: u64,
     /// Since when confirmations are made; zero while they are not.
     since: u64,
-    /// Whether they have failed to come, or the confirmer to start, which has been logged.
+    /// What the launcher has logged: that no confirmations come, and that the confirmer finds no slot.
     silent: bool,
     short_of_slots: bool,
 }
@@ -107,7 +108,7 @@ impl Keeper {
         Keeper { not_before: 0, since: 0, silent: false, short_of_slots: false }
     }
 
-    /// Has the confirmer run if it is to, and says when to look again.
+    /// Has the confirmer run if it must. Returns when to look again.
     pub fn turn(&mut self, shared: &Shared, now: u64) -> u64 {
         self.reap(now);
         shared.set_confirming();
@@ -159,8 +160,8 @@ impl Keeper {
         self.short_of_slots = failed;
     }
 
-    /// Logs when confirmations fail to come for as long as the shortest session lives, and when they are back. When to
-    /// look again.
+    /// Logs when no confirmation has come for as long as the shortest session lives, and when they come again. Returns
+    /// when to look again.
     fn tell(&mut self, shared: &Shared, now: u64) -> u64 {
         let last = shared.confirmed().unwrap_or(0).max(self.since);
         let limit = u64::from(settings::MIN_TTL.get().cast_unsigned()) * 1_000;

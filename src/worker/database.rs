@@ -1,4 +1,4 @@
-//! A database worker: passes over one database until there is nothing to do.
+//! A database worker: makes passes over one database until there is nothing to do.
 
 use super::{
     Due, each_post_due, each_session_due, handle_signals, report_activity, report_idle, sleep, without_timeouts,
@@ -25,15 +25,15 @@ use std::sync::atomic::Ordering;
 pub extern "C-unwind" fn eskit_lease_database_main(argument: pg_sys::Datum) {
     let oid = pg_sys::Oid::from(argument.value() as u32);
     handle_signals();
-    // SAFETY: at the start of a background worker; exits if the database is no more. One that takes no connections may
-    // have sessions of before.
+    // SAFETY: at the start of a background worker; exits if the database is gone. It connects even to a database that
+    // refuses connections, which may still have earlier sessions.
     unsafe {
         let flags = pg_sys::BGWORKER_BYPASS_ALLOWCONN;
         pg_sys::BackgroundWorkerInitializeConnectionByOid(oid, pg_sys::Oid::INVALID, flags);
     }
     without_timeouts();
     let Ok(shared) = shared() else { return };
-    // A session that was just being opened when its database was forgotten has no entry to be swept by.
+    // A database may be forgotten while a session in it is being opened. That session then has no entry to be swept by.
     let Some(index) = shared.register_for(oid.to_u32(), my_latch()) else { return };
     let database = &shared.databases[index];
     seam::i_am_a_worker();
@@ -43,7 +43,7 @@ pub extern "C-unwind" fn eskit_lease_database_main(argument: pg_sys::Datum) {
     shared.wake_launcher();
 }
 
-/// When the first session of this database becomes due, if it does so while this worker stays.
+/// Returns when the first session of this database becomes due, if that is while this worker stays.
 fn sessions_due(shared: &Shared, oid: u32, now: u64) -> u64 {
     let mut due = Due::default();
     each_session_due(shared, now, |whose, at| {
@@ -54,20 +54,20 @@ fn sessions_due(shared: &Shared, oid: u32, now: u64) -> u64 {
     due.earliest().unwrap_or(u64::MAX)
 }
 
-/// Leaves the entry, which may be that of another database from then on.
+/// Leaves the database's entry. From then on the entry may be another database's.
 fn leave(database: &Database, finished: bool) {
     database.finished.store(finished, Ordering::Release);
     database.tending.store(false, Ordering::Release);
     database.worker.store(std::ptr::null_mut(), Ordering::Release);
 }
 
-/// What a worker remembers from one pass to the next. What an error undoes is not remembered: it ends this process.
+/// What a worker remembers between passes. An error ends the process, so nothing is remembered of a pass that failed.
 struct Known {
     looked: Looked,
     retired: Progress,
 }
 
-/// Works until there is nothing to do, or until there is nothing to work on, to be tried again later.
+/// Makes passes until there is nothing to do, or until the rest must be retried later.
 fn serve(shared: &'static Shared, database: &'static Database) {
     let oid = database.oid.load(Ordering::Acquire);
     let began = clock::now();
@@ -81,7 +81,7 @@ fn serve(shared: &'static Shared, database: &'static Database) {
         // The locks of bridges end with the worker that has them.
         let tending = tend::is_tending();
         if database.tending.swap(tending, Ordering::AcqRel) != tending {
-            // One more may run beside it, or one less.
+            // A worker that tends bridges does not count, so the number of workers that may run has changed.
             shared.wake_launcher();
         }
         let crowded = !tending && (shared.header.crowded.load(Ordering::Acquire) || shared.is_room_wanted(now));
@@ -89,11 +89,12 @@ fn serve(shared: &'static Shared, database: &'static Database) {
             && (now > began + limits::WORKER_LINGER
                 || due > now + limits::WORKER_AHEAD && now > began + limits::WORKER_TURN)
         {
-            // Others wait for a worker, and this database has had its turn: what is left of it comes after them.
+            // Other databases wait for a worker, and this one has had its turn. The rest of its work comes after
+            // theirs.
             break;
         } else if of_sessions <= now || of_posts <= now && gather_until <= now {
             if !pass_over(shared, database, of_sessions <= now, &mut known) {
-                // It may have been forgotten, and its entry be another's.
+                // The database may have been forgotten, and its entry may be another's.
                 if shared.known_database(oid).is_some_and(|entry| std::ptr::eq(entry, database)) {
                     leave(database, false);
                 }
@@ -101,10 +102,10 @@ fn serve(shared: &'static Shared, database: &'static Database) {
             }
             let now = clock::now();
             (stay_until, gather_until) = (now + limits::WORKER_LINGER, now + limits::WORKER_GATHER);
-            // Settings and interrupts are seen to between two passes, however many there are.
+            // Handles interrupts and settings between two passes, however many passes follow.
             sleep(0);
         } else if of_posts <= now {
-            // Whatever the latch says.
+            // Pauses even if the latch is set.
             clock::pause(gather_until - now);
         } else if due <= now + limits::WORKER_SOON {
             sleep(due - now);
@@ -126,13 +127,13 @@ fn serve(shared: &'static Shared, database: &'static Database) {
 
 /// Leaves, unless something is due soon. Returns whether this worker stays.
 fn look_once_more(shared: &Shared, database: &Database, oid: u32) -> bool {
-    // A post from now on wakes the launcher; what was posted before is seen in this last look.
+    // A post from now on wakes the launcher. This last look sees all earlier posts.
     leave(database, true);
     let now = clock::now();
     if sessions_due(shared, oid, now).min(posts_due(shared, oid, now)) > now + limits::WORKER_SOON {
         return false;
     }
-    // Where its entry has been given up meanwhile the launcher starts another worker.
+    // If the entry was given up meanwhile, the launcher starts another worker.
     let index = shared.register_for(oid, my_latch());
     let stays = index.is_some_and(|index| std::ptr::eq(&shared.databases[index], database));
     if stays {
@@ -151,7 +152,7 @@ fn posts_due(shared: &Shared, oid: u32, now: u64) -> u64 {
     due.earliest().unwrap_or(u64::MAX)
 }
 
-/// One pass, told to listeners, and retention where it is time for that. Returns false when the extension is not in
+/// Makes one pass, tells listeners of it, and runs retention if it is time. Returns false if the extension is not in
 /// this database.
 fn pass_over(shared: &'static Shared, database: &Database, anybody_due: bool, known: &mut Known) -> bool {
     let now = clock::now();
@@ -160,7 +161,7 @@ fn pass_over(shared: &'static Shared, database: &Database, anybody_due: bool, kn
         return false;
     };
     tell(shared, &pass);
-    // No hand-over waits for that.
+    // Retention comes last, so no hand-over waits for it.
     if retention::is_time(database, now, pass.looked_through) {
         transaction(|| retire(shared, now, pass.looked_through, &mut known.retired));
         known.retired.is_committed(database);
@@ -169,8 +170,8 @@ fn pass_over(shared: &'static Shared, database: &Database, anybody_due: bool, kn
     true
 }
 
-/// One pass: what it has done. `None` when the extension is not in this database, so that there is nothing to
-/// do for it.
+/// Makes one pass, and returns what it has done; `None` if the extension is not in this database, so that there is
+/// nothing to do.
 fn work(shared: &'static Shared, database: &Database, anybody_due: bool, looked: &mut Looked) -> Result<Option<Pass>> {
     if catalog::home_if_any().is_none() {
         shared.forget(database.oid.load(Ordering::Acquire), || catalog::extension().is_none());
@@ -186,8 +187,8 @@ fn retire(shared: &'static Shared, now: u64, at_once: bool, progress: &mut Progr
     Ok(())
 }
 
-/// Tells listeners, in a transaction of its own: a hint that cannot be given, because the queue of notifications is
-/// full, must not undo what it hints at.
+/// Tells listeners, in a transaction of its own. If the queue of notifications is full the hint cannot be given. That
+/// must not undo the pass.
 fn tell(shared: &'static Shared, pass: &Pass) {
     if pass.changed.is_empty() && pass.items.is_empty() {
         return;
@@ -199,39 +200,39 @@ fn tell(shared: &'static Shared, pass: &Pass) {
     PgTryBuilder::new(AssertUnwindSafe(|| transaction(send)))
         .catch_others(|error| {
             let message = savepoint::message(&error);
-            // SAFETY: the error has been caught, and its transaction is still to be cleaned up
+            // SAFETY: the error has been caught, and its transaction must still be cleaned up
             unsafe { pg_sys::AbortCurrentTransaction() };
             pgrx::log!("eskit_lease: listeners could not be notified, who find out with their next call: {message}");
-            // No client can listen while this lasts: trying again at once would only fill the log.
+            // No client can listen meanwhile. A retry at once would only fill the log.
             sleep(limits::WORKER_LINGER / 10);
         })
         .execute();
 }
 
-/// Of this transaction's commit nothing needs to outlast a crash.
+/// Lets this transaction commit without waiting for the disk: a crash may lose it.
 fn without_waiting_for_the_disk() {
     let (context, source) = (pg_sys::GucContext::PGC_USERSET, pg_sys::GucSource::PGC_S_SESSION);
     let (local, no_level) = (pg_sys::GucAction::GUC_ACTION_LOCAL, 0);
-    // SAFETY: in a transaction, whose end puts it back
+    // SAFETY: in a transaction, whose end restores the setting
     unsafe {
         let (name, off) = (c"synchronous_commit".as_ptr(), c"off".as_ptr());
         pg_sys::set_config_option(name, off, context, source, local, true, no_level, false);
     }
 }
 
-/// Runs work in a transaction of its own, so that no snapshot stays open between two pieces of work. What it raises
+/// Runs work in a transaction of its own, so that no snapshot stays open between two pieces of work. An error in it
 /// ends the process.
 fn transaction<T>(work: impl FnOnce() -> Result<T>) -> T {
     // SAFETY: in a background worker, outside of a transaction
     unsafe {
         pg_sys::SetCurrentStatementStartTimestamp();
         pg_sys::StartTransactionCommand();
-        // Whatever the database's defaults are: they are meant for its users.
+        // Overrides the database's defaults, which are meant for its users.
         pg_sys::XactReadOnly = false;
         pg_sys::XactDeferrable = false;
         pg_sys::XactIsoLevel = pg_sys::XACT_READ_COMMITTED as i32;
-        // DROP EXTENSION takes the tables in an order of its own, but the extension first: so it and the worker never
-        // deadlock.
+        // DROP EXTENSION locks the extension first, and then the tables in an order of its own. So this locks the
+        // extension first, too: the two never deadlock.
         catalog::lock_extension();
         pg_sys::PushActiveSnapshot(pg_sys::GetTransactionSnapshot());
         let result = pg_sys::panic::ErrorReportable::unwrap_or_report(work());

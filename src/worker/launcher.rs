@@ -1,4 +1,4 @@
-//! The launcher: sleeps until something is due anywhere, and has a database worker there in time.
+//! The launcher: sleeps until something is due in any database, and starts a worker there in time.
 
 use super::confirmer::Keeper;
 use super::visits::Visits;
@@ -14,7 +14,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// Registers the launcher; called while the library is being preloaded.
+/// Registers the launcher. Call this while the library is being preloaded.
 pub fn register() {
     BackgroundWorkerBuilder::new("eskit_lease launcher")
         .set_type("eskit_lease launcher")
@@ -55,7 +55,7 @@ pub extern "C-unwind" fn eskit_lease_launcher_main(_argument: pg_sys::Datum) {
     let mut witness = Witness::new();
     loop {
         let now = clock::now();
-        // Whatever comes while this looks around wakes it up again.
+        // Anything that becomes due during this turn wakes the launcher again.
         shared.header.launcher_wakes.store(u64::MAX, Ordering::Release);
         let wake_at = if settings::WORKER.get() { launcher.turn(now) } else { now + limits::LAUNCHER_TICK };
         let wake_at = wake_at.min(confirmer.turn(shared, now));
@@ -68,7 +68,8 @@ pub extern "C-unwind" fn eskit_lease_launcher_main(_argument: pg_sys::Datum) {
     }
 }
 
-/// Fences rest on a clock that is not far behind what an earlier history of this server saw.
+/// Warns if the clock is behind the last transaction that was recovered. Fences rely on a clock that is not far behind
+/// what an earlier history of this server saw.
 fn warn_of_the_clock() {
     // SAFETY: plain reads
     let (replayed, now) = unsafe { (pg_sys::GetLatestXTime(), pg_sys::GetCurrentTimestamp()) };
@@ -80,7 +81,7 @@ fn warn_of_the_clock() {
     }
 }
 
-/// What parallel queries leave is for the launcher and the workers.
+/// Warns if parallel queries may leave too few processes for the launcher and the workers.
 fn warn_of_the_slots() {
     let number = |name| server::integer_setting(name).cast_signed();
     let (slots, parallel) = (number(c"max_worker_processes"), number(c"max_parallel_workers"));
@@ -94,20 +95,20 @@ fn warn_of_the_slots() {
     }
 }
 
-/// A database worker as the launcher knows it.
+/// A database worker, as the launcher knows it.
 struct Worker {
-    /// Null when it could not be started, or has gone.
+    /// Null if the worker could not be started, or has gone.
     handle: *mut pg_sys::BackgroundWorkerHandle,
     not_before: u64,
     backoff: u64,
 }
 
-/// What a database lacks to be given a worker.
+/// What a database lacks to get a worker.
 #[derive(PartialEq, Eq)]
 enum Lack {
-    /// There are as many workers as may be.
+    /// The greatest number of workers is running.
     Turn,
-    /// PostgreSQL has no free slot for one.
+    /// PostgreSQL has no free slot for a worker.
     Slot,
 }
 
@@ -121,13 +122,12 @@ struct Launcher {
     reclaim_at: u64,
     /// When prepared transactions were last looked at.
     watched_at: u64,
-    /// When it was last looked how many databases are in use, and whether it has been said that these are nearly all
-    /// that there may be.
+    /// When databases in use were last counted; and whether the launcher has warned that nearly all places are in use.
     room_looked_at: u64,
     warned_of_room: bool,
-    /// The turn in which PostgreSQL was last found to have no slot for a worker.
+    /// The turn in which PostgreSQL last had no slot for a worker.
     no_slot_at: u64,
-    /// When that was last logged of each database.
+    /// When the lack of a slot was last logged, for each database.
     told: HashMap<u32, u64>,
 }
 
@@ -136,10 +136,10 @@ fn most_workers() -> usize {
 }
 
 impl Launcher {
-    /// Does what is due, and says when the next thing is.
+    /// Does what is due. Returns when the next thing is due.
     fn turn(&mut self, now: u64) -> u64 {
         let mut next = Due::default();
-        // First: the place of a worker that has gone is for the next database.
+        // This comes first, so that the turn of a worker that has gone is free for the next database.
         self.reap(now);
         next.at(self.visits.remember_kept(now));
         let visiting = self.visits.begin(self.running(), most_workers());
@@ -163,7 +163,8 @@ impl Launcher {
         self.forget_dropped();
         let mut due: Vec<(u64, u32)> =
             due.into_iter().filter_map(|(database, due)| Some((due.earliest()?, database))).collect();
-        // Those first that have had none for longest: what is posted is due at once, for ever, and says nothing.
+        // The database that was last served longest ago comes first. An order by time would not be fair: posted
+        // resources are always due at once.
         due.sort_unstable_by_key(|(at, database)| (self.served.get(database).copied().unwrap_or(0), *at, *database));
         let (mut crowded, mut unserved) = (visiting, BTreeSet::new());
         for (at, database) in due {
@@ -188,13 +189,13 @@ impl Launcher {
         self.ask_for_help(&unserved, now);
         self.shared.header.crowded.store(crowded, Ordering::Release);
         if crowded {
-            // A worker that stays for more to come leaves.
+            // A worker that lingers with nothing to do leaves.
             self.shared.databases.iter().for_each(|database| set_latch(&database.worker));
         }
         next.earliest().unwrap_or(now + limits::LAUNCHER_TICK)
     }
 
-    /// Says once when more than nine in ten of the places for databases are in use.
+    /// Warns once when more than nine in ten of the places for databases are in use.
     fn warn_of_room(&mut self, now: u64) {
         let taken = |database: &&Database| database.oid.load(Ordering::Acquire) != 0;
         let (places, in_use) = (self.shared.places(), self.shared.databases.iter().filter(taken).count());
@@ -215,7 +216,7 @@ impl Launcher {
         self.warned_of_room = few_left;
     }
 
-    /// Has a waiting call of each of these databases do what is due there.
+    /// Has a waiting call in each of these databases do what is due there.
     fn ask_for_help(&self, unserved: &BTreeSet<u32>, now: u64) {
         for database in self.shared.databases {
             let oid = database.oid.load(Ordering::Acquire);
@@ -229,7 +230,7 @@ impl Launcher {
         }
     }
 
-    /// Has the databases of prepared transactions that have ended looked through. When to look again.
+    /// Has databases looked through in which prepared transactions have ended. Returns when to look again.
     fn watch_prepared(&mut self, now: u64) -> u64 {
         if now < self.watched_at + limits::LAUNCHER_TICK {
             return self.watched_at + limits::LAUNCHER_TICK;
@@ -247,7 +248,7 @@ impl Launcher {
         now + if left { limits::LAUNCHER_TICK } else { limits::LAUNCHER_IDLE }
     }
 
-    /// Workers that others may have to wait for.
+    /// Returns how many workers count against the limit; one that stays for its locks does not.
     fn running(&self) -> usize {
         let stays = |oid: &u32| {
             self.shared.known_database(*oid).is_some_and(|database| database.tending.load(Ordering::Acquire))
@@ -255,7 +256,7 @@ impl Launcher {
         self.workers.iter().filter(|(oid, worker)| !worker.handle.is_null() && !stays(oid)).count()
     }
 
-    /// Takes note of the workers that have gone.
+    /// Notes which workers have gone.
     fn reap(&mut self, now: u64) {
         for (oid, worker) in &mut self.workers {
             let mut pid = 0;
@@ -269,11 +270,11 @@ impl Launcher {
                 worker.handle = std::ptr::null_mut();
                 let database = self.shared.known_database(*oid);
                 if let Some(database) = database {
-                    // One that was terminated could not do this itself.
+                    // A worker that was terminated could not do this itself.
                     database.worker.store(std::ptr::null_mut(), Ordering::Release);
                     database.tending.store(false, Ordering::Release);
                 }
-                // What has gone well for so long has nothing to do with how it failed before.
+                // This worker ran well for long, so earlier failures no longer count.
                 if self.served.get(oid).is_none_or(|at| now > *at + limits::LAST_START_WAIT) {
                     worker.backoff = 0;
                 }
@@ -286,13 +287,14 @@ impl Launcher {
                 }
             }
         }
-        // Who had one longer ago than all of these is as good as one that never had.
+        // A database that was served longer ago than this counts as one that was never served.
         self.served.retain(|_, at| now < *at + limits::LAUNCHER_IDLE);
         self.told.retain(|_, at| now < *at + limits::NO_SLOT_TOLD_EVERY);
         self.workers.retain(|_, worker| !worker.handle.is_null() || now < worker.not_before + limits::LAST_START_WAIT);
     }
 
-    /// When all entries are taken, those of databases that are no more are given back before their sessions' deadlines.
+    /// When all entries are taken, gives back those of dropped databases, without waiting for their sessions'
+    /// deadlines.
     fn forget_dropped(&self) {
         if self.shared.is_full() {
             self.shared.forget_dropped(|mut known| {
@@ -303,7 +305,7 @@ impl Launcher {
         }
     }
 
-    /// Starts a worker for a database that has none.
+    /// Starts a worker for a database that has none. Returns what the database lacks if it gets none.
     fn start(&mut self, oid: u32, now: u64) -> Option<Lack> {
         if self.workers.get(&oid).is_some_and(|worker| !worker.handle.is_null()) {
             return None;
@@ -315,7 +317,8 @@ impl Launcher {
         if self.no_slot_at == now && is_told {
             return Some(Lack::Slot);
         }
-        // One that lets no more connections in has its old ones still, and their sessions.
+        // The search includes databases that refuse new connections: old connections, and their sessions, may still be
+        // there.
         let Some((.., name)) = databases().into_iter().find(|(known, ..)| *known == oid) else {
             self.shared.forget(oid, || true);
             self.served.remove(&oid);
@@ -341,9 +344,9 @@ impl Launcher {
     }
 }
 
-/// Gives sessions back what time all of the server stood still, and no client could send a heartbeat. The launcher has
-/// slept since `asleep`, and was to wake at `wake_at`: it tells of a pause by waking much later, and the witness
-/// whether it was the only one.
+/// Gives sessions back the time in which the whole server stood still, and no client could send a heartbeat. The
+/// launcher has slept since `asleep`, and meant to wake at `wake_at`. Waking much later is the sign of a pause, and the
+/// witness says whether the pause was the launcher's alone.
 fn notice_pause(shared: &Shared, witness: &mut Witness, asleep: u64, wake_at: u64) {
     let now = clock::now();
     let Some((from, to)) = witness.pause(asleep, now) else { return };
@@ -353,7 +356,7 @@ fn notice_pause(shared: &Shared, witness: &mut Witness, asleep: u64, wake_at: u6
     }
 }
 
-/// The databases of this server, each with whether it lets connections in, and its name.
+/// Returns the databases of this server, each with whether it accepts connections, and its name.
 fn databases() -> Vec<(u32, bool, String)> {
     let mut found = Vec::new();
     // SAFETY: outside of a transaction; a scan of a shared catalog, as the autovacuum launcher does it

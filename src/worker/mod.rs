@@ -1,25 +1,26 @@
-//! The worker: what makes things prompt. A launcher watches shared memory for everything that becomes due. A database
-//! worker does it, by the modules that verbs call.
+//! The worker: processes that do promptly what becomes due. A launcher watches shared memory for everything that
+//! becomes due. A database worker then does the work, by the modules that verbs call.
 //!
-//! The launcher is connected to no database, so it is in no database's way. It sleeps until the earliest deadline, or
-//! until a latch tells it of something new. A database worker lives only while its database has work: it is started a
-//! little ahead of a deadline, so as to be there when it passes, and exits when there has been nothing to do for a
-//! second, or when what is left must be tried again later. Where more databases have work than there may be workers
-//! they take turns: the database that has had none for longest is next, and a worker leaves after a second, or as soon
-//! as nothing is due. That is why DROP DATABASE, CREATE DATABASE .. TEMPLATE and RENAME need not know of it. But for a
-//! worker that has the locks of bridges (see [`crate::bridge::tend`]): it stays, and is not one of those that take
-//! turns.
+//! The launcher is connected to no database, so it blocks none. It sleeps until the earliest deadline, or until a latch
+//! tells it of something new. A database worker lives only while its database has work. It is started a little before a
+//! deadline, to be there when the deadline passes. It exits after a second with nothing to do, or when the rest must be
+//! retried later.
 //!
-//! PostgreSQL's slots for such processes are shared with parallel queries and others. Where there is none for a worker
-//! the launcher looks for one every 50 ms, workers that there are leave as if they had to take turns, and a
-//! session_wait of each database in which something is due is woken and does the pass itself (see
-//! [`crate::ending::waiter_pass`]): one that is outside of a transaction block, and answers when that is done. Only
-//! databases in which nothing waits so are left to their turn.
+//! If more databases have work than there may be workers, they take turns. The database that was last served longest
+//! ago is next, and a worker leaves after a second, or as soon as nothing is due. So DROP DATABASE, CREATE DATABASE ..
+//! TEMPLATE and RENAME need not know of the worker. A worker that has the locks of bridges is the exception: it stays,
+//! and takes no part in the turns (see [`crate::bridge::tend`]).
 //!
-//! Where standbys are to confirm that this is the primary the launcher keeps a [`confirmer`] as well.
+//! PostgreSQL's slots for such processes are shared with parallel queries and others. If a worker finds none, the
+//! launcher looks for one every 50 ms, and running workers leave as if they had to take turns. In each database with
+//! work a session_wait is woken, and does the pass itself (see [`crate::ending::waiter_pass`]). The session_wait must
+//! be outside of a transaction block, and answers when the pass is done. Only databases without such a call wait for
+//! their turn.
 //!
-//! Nothing depends on either for its answer. An ERROR or pg_terminate_backend ends the process; PostgreSQL starts the
-//! launcher again after a second, and the launcher starts database workers for as long as there is work.
+//! If standbys must confirm that this is the primary, the launcher keeps a [`confirmer`], too.
+//!
+//! No answer depends on the launcher or on a worker. An ERROR or pg_terminate_backend ends the process. PostgreSQL
+//! starts the launcher again after a second, and the launcher starts database workers while there is work.
 //!
 //! Files, low to high: mod, visits, witness, confirmer, database, launcher.
 
@@ -50,11 +51,11 @@ impl Due {
     }
 }
 
-/// Shows when each session becomes due that does so while a worker stays, with its database: at its deadline, when its
-/// rows are to be swept, or when it must be woken for work items. Returns whether there may be others. Sessions past
-/// their deadline are made dead here.
+/// Visits each session that becomes due while a worker stays, with its database and the time. A session is due at its
+/// deadline, for the sweep of its rows, or to be woken for work items. Makes sessions dead that are past their
+/// deadline. Returns whether other sessions may become due later.
 pub fn each_session_due(shared: &Shared, now: u64, mut visit: impl FnMut(u32, u64)) -> bool {
-    // The launcher looks again after LINGER at the latest, and starts a worker ahead of what is due then.
+    // The launcher looks again after LINGER at the latest, and starts a worker before what is due then.
     let (by, mut beside) = (now + limits::WORKER_LINGER + 2 * limits::WORKER_AHEAD, false);
     let later = shared.each_due(by, now, |_, home, word, due| {
         let due = match word.state() {
@@ -71,7 +72,7 @@ pub fn each_session_due(shared: &Shared, now: u64, mut visit: impl FnMut(u32, u6
     later || beside
 }
 
-/// Shows when everything else becomes due: resources in the ring, and databases to be looked through.
+/// Visits everything else that becomes due: resources in the ring, and databases to be looked through.
 pub fn each_post_due(shared: &Shared, now: u64, mut visit: impl FnMut(u32, u64)) {
     shared.each_dirty(&mut visit);
     for database in shared.databases {
@@ -86,8 +87,7 @@ pub fn each_post_due(shared: &Shared, now: u64, mut visit: impl FnMut(u32, u64))
     }
 }
 
-/// Sleeps until the latch is set, or for `span` microseconds; then does what PostgreSQL wants done between two pieces
-/// of work.
+/// Sleeps until the latch is set, or for `span` microseconds. Then handles interrupts and a reload of the settings.
 pub fn sleep(span: u64) {
     let timeout = std::ffi::c_long::try_from(span.div_ceil(1_000)).unwrap_or(1_000).min(60_000);
     let events = pg_sys::WL_LATCH_SET | pg_sys::WL_TIMEOUT | pg_sys::WL_EXIT_ON_PM_DEATH;
@@ -103,28 +103,27 @@ pub fn sleep(span: u64) {
     }
 }
 
-/// What background workers are to load: this library, which their process has inherited, by the name of the file that
-/// it was loaded from. By its short name it would be searched for, and what is found first now may be another (see
-/// [`crate::pg::version`]).
+/// Returns the library that background workers must load: this one, by the file that it was loaded from. PostgreSQL
+/// would search for its short name, and might find another file by now (see [`crate::pg::version`]).
 fn library() -> String {
     let mut found = std::mem::MaybeUninit::<libc::Dl_info>::zeroed();
-    // SAFETY: asks about a function of this library; the answer's name, where there is one, ends in NUL and lives as
-    // long as the library
+    // SAFETY: asks about a function of this library; the answer's name, if there is one, ends in NUL and lives as long
+    // as the library
     let name = unsafe {
         let known = libc::dladdr(handle_signals as *const std::ffi::c_void, found.as_mut_ptr());
         (known != 0).then(|| std::ffi::CStr::from_ptr(found.assume_init().dli_fname).to_str().ok()).flatten()
     };
-    // Before 16 PostgreSQL has no room for longer ones.
+    // Before 16 PostgreSQL has no room for a longer name.
     name.filter(|name| name.len() < pg_sys::BGW_MAXLEN as usize).unwrap_or("eskit_lease").to_owned()
 }
 
-/// Signals of a background worker: as for a backend, so that pg_terminate_backend works anywhere and settings reload.
+/// Installs the signal handlers of a backend: so pg_terminate_backend works anywhere, and settings reload.
 fn handle_signals() {
     #[cfg(not(feature = "pg18"))]
     use pg_sys::pqsignal;
     #[cfg(feature = "pg18")]
     use pg_sys::pqsignal_be as pqsignal;
-    // PostgreSQL's own handlers, which pgrx has wrapped in a way that a signal cannot call.
+    // These are PostgreSQL's own handlers. pgrx wraps them in a way that a signal cannot call.
     unsafe extern "C-unwind" {
         fn die(signal: std::ffi::c_int);
         fn SignalHandlerForConfigReload(signal: std::ffi::c_int);
@@ -137,8 +136,8 @@ fn handle_signals() {
     }
 }
 
-/// Puts aside the limits of the configuration and of the database, which are meant for their users, as autovacuum does:
-/// a worker that gave up waiting for a lock would begin anew, ever later.
+/// Switches off the timeouts of the configuration and the database, which are meant for their users, as autovacuum
+/// does. A worker that gave up waiting for a lock would begin again, ever later.
 fn without_timeouts() {
     #[cfg(any(feature = "pg15", feature = "pg16"))]
     let timeouts = [c"lock_timeout"];
@@ -151,7 +150,7 @@ fn without_timeouts() {
     }
 }
 
-/// Has the postmaster start a process of a type, at the given function. Null when there is no free slot for it.
+/// Has the postmaster start a process of a type, at the given function. Returns null if there is no free slot for it.
 fn start(name: &str, kind: &str, function: &str, argument: u32) -> *mut pg_sys::BackgroundWorkerHandle {
     fn fill(into: &mut [std::ffi::c_char], text: &str) {
         for (to, from) in into.iter_mut().zip(text.bytes()) {

@@ -1,12 +1,12 @@
-//! Visits: which databases the launcher still has to have looked into.
+//! Visits: the databases that the launcher must still have looked into.
 //!
-//! After a start of the server that is each database, once: shared memory does not know what its rows say of before.
-//! Later it is a database that has given up its entry (see [`crate::shmem::databases`]) and keeps rows for a while,
-//! when the first of them must be removed.
+//! After a start of the server every database is visited once: shared memory does not know what rows it has. Later a
+//! database may give up its entry (see [`crate::shmem::databases`]) while it keeps rows for a while. It is visited when
+//! the first of these rows must be removed.
 //!
-//! A visit needs an entry and a worker. As many begin at a time as there may be workers, and one more in each turn of
-//! the launcher, so that databases in which workers fail do not keep the others waiting. While databases wait for a
-//! visit workers leave as if others had to take turns.
+//! A visit needs an entry and a worker. As many visits begin at a time as there may be workers. Each turn of the
+//! launcher begins one more, so databases in which workers fail do not hold up the others. While databases wait for a
+//! visit, workers leave as if others had to take turns.
 
 use crate::ending::retention;
 use crate::shmem::Shared;
@@ -18,7 +18,7 @@ pub struct Visits {
     shared: &'static Shared,
     /// Databases to look into as soon as there is room.
     unvisited: BTreeSet<u32>,
-    /// When to remove rows that a database keeps for a while: also of databases that have given up their entries.
+    /// When to remove rows that a database keeps for a while. Databases that have given up their entries are here, too.
     kept_until: HashMap<u32, u64>,
 }
 
@@ -32,14 +32,14 @@ impl Visits {
         self.unvisited.is_empty()
     }
 
-    /// Forgets a database that is no more.
+    /// Forgets a database that is dropped.
     pub fn forget(&mut self, oid: u32) {
         self.unvisited.remove(&oid);
         self.kept_until.remove(&oid);
     }
 
     /// Remembers when to remove rows that databases keep for a while. A database that has given up its entry is visited
-    /// at that time. Returns the time of the first such visit to come.
+    /// at that time. Returns the time of the next such visit.
     pub fn remember_kept(&mut self, now: u64) -> u64 {
         self.shared.databases.iter().for_each(|database| self.remember(database));
         let mut next = u64::MAX;
@@ -65,7 +65,7 @@ impl Visits {
         }
     }
 
-    /// Notes that the visit to a database has failed: the entry is for others until the next try, at `again`.
+    /// Notes that the visit to a database has failed. Others may use its entry until the next try, at `again`.
     pub fn failed(&mut self, database: &Database, again: u64) {
         let oid = database.oid.load(Ordering::Acquire);
         if self.shared.end_visit(database, true) {
@@ -73,10 +73,10 @@ impl Visits {
         }
     }
 
-    /// Ends visits that have found nothing to stay for, so that there are entries for others.
+    /// Ends visits that have found nothing to stay for, so that others get the entries.
     fn end_visits(&mut self) {
         for database in self.shared.databases.iter().filter(|known| known.is_visited()) {
-            // What it keeps is final once its worker has left.
+            // Once its worker has left, the time of its kept rows is final.
             if database.worker.load(Ordering::Acquire).is_null() {
                 self.remember(database);
                 self.shared.end_visit(database, false);
@@ -84,8 +84,8 @@ impl Visits {
         }
     }
 
-    /// Begins visits, `running` workers being there of at most `most`. Returns whether databases wait for these visits
-    /// to end. One that waits for an entry does not count: what has the entries may be in use for long.
+    /// Begins visits, while `running` of at most `most` workers are there. Returns whether databases wait for these
+    /// visits to end. A database that waits for an entry does not count: the entries may be in use for long.
     pub fn begin(&mut self, running: usize, most: usize) -> bool {
         if running >= most {
             return !self.are_over();

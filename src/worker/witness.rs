@@ -1,25 +1,25 @@
-//! The witness of a pause: a second process that tells whether the launcher alone stood still, or all of the server.
+//! The witness of a pause: a second process that tells whether only the launcher stood still, or the whole server.
 //!
-//! When the whole machine pauses (suspended, frozen, starved) no client can send a heartbeat, and sessions get that
-//! time back. When only the launcher stands still (stopped, traced, starved alone) clients and sessions live and expire
-//! as ever, and nothing is given back: what has expired stays expired. The launcher cannot tell one from the other by
-//! itself, and on a server that is idle no other process runs to be asked.
+//! When the whole machine pauses (suspended, frozen, starved) no client can send a heartbeat. Sessions then get that
+//! time back. When only the launcher stands still (stopped, traced, starved alone), clients and sessions live and
+//! expire as ever. Then no time is given back: an expired session stays expired. The launcher cannot tell the two apart
+//! by itself. On an idle server no other process runs that it could ask.
 //!
-//! So the launcher forks a child, which takes no worker slot, has no shared memory of PostgreSQL's and runs none of its
-//! code. It wakes every [`limits::WITNESS_BEAT`], and writes down when, and its last pause, on a page that it shares
-//! with the launcher. A launcher that wakes too late was paused together with the machine for as long as both stood
-//! still. Without a child nothing is known, and nothing is given back.
+//! So the launcher forks a child. The child takes no worker slot, has no shared memory of PostgreSQL's, and runs none
+//! of PostgreSQL's code. It wakes every [`limits::WITNESS_BEAT`]. On a page shared with the launcher it writes when it
+//! woke, and its last pause. If the launcher wakes too late, the machine was paused for the time in which both stood
+//! still. Without a child nothing is known, and no time is given back.
 //!
-//! The child ends with its parent, for whatever reason that does: the kernel sends it a signal. It always ends by an
-//! exit of its own, with status zero. In a container the postmaster may be process 1, which inherits the child, and
-//! takes any other end for the crash of a backend.
+//! The child ends with its parent, however the parent ends: the kernel sends the child a signal. The child always exits
+//! by itself, with status zero. In a container the postmaster may be process 1, which inherits the child. It would take
+//! any other end for the crash of a backend.
 
 use crate::base::limits;
 use crate::pg::clock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// What the child has written: when it was last awake, and its last pause. All zero before it has begun.
+/// What the child writes: when it was last awake, and its last pause. All zero before it has begun.
 #[derive(Default)]
 struct Page {
     awake: AtomicU64,
@@ -28,20 +28,21 @@ struct Page {
 }
 
 impl Page {
-    /// The child is awake.
+    /// Notes that the child is awake, and a pause if it wakes too late.
     fn beat(&self, now: u64) {
         let before = self.awake.load(Ordering::Relaxed);
         if before != 0 && now > before + limits::WITNESS_BEAT + limits::WITNESS_LATE {
-            // A reader that finds only the first written sees no pause here, but the child still asleep.
+            // A reader that sees only the first of the two stores finds no pause here. It still takes the child for
+            // asleep.
             self.paused_from.store(before, Ordering::Release);
             self.paused_to.store(now, Ordering::Release);
         }
         self.awake.store(now, Ordering::Release);
     }
 
-    /// From when to when the child has stood still within a span of time.
+    /// Returns the child's longest pause between `from` and `to`.
     fn pause(&self, from: u64, to: u64) -> Option<(u64, u64)> {
-        // In this order: a pause that is over is written before the child is awake.
+        // This order matters: the child writes a pause that is over before it writes that it is awake.
         let awake = self.awake.load(Ordering::Acquire);
         if awake == 0 {
             return None;
@@ -61,7 +62,7 @@ pub struct Witness {
 }
 
 impl Witness {
-    /// Forks the child. `None` where the system has no room for it.
+    /// Forks the child. Returns `None` if the system has no memory for the page.
     pub fn new() -> Option<Witness> {
         let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_ANONYMOUS);
         // SAFETY: a new mapping of zeroed memory, which is a valid Page, and is never unmapped
@@ -79,7 +80,7 @@ impl Witness {
 
     fn fork(&mut self) {
         self.page.awake.store(0, Ordering::Release);
-        // SAFETY: the process has one thread; with all signals held back none of PostgreSQL's handlers runs in the
+        // SAFETY: the process has one thread; all signals are blocked, so none of PostgreSQL's handlers runs in the
         // child
         self.child = unsafe {
             let (mut all, mut before) = (std::mem::zeroed(), std::mem::zeroed());
@@ -95,10 +96,10 @@ impl Witness {
         };
     }
 
-    /// Returns how long all of the server stood still within a span of time, and since when. Sees to it that there is a
-    /// child for the next.
+    /// Returns the time in which the whole server stood still between `from` and `to`, if it did. Forks a new child if
+    /// the old one has ended.
     pub fn pause(&mut self, from: u64, to: u64) -> Option<(u64, u64)> {
-        // SAFETY: asks whether the child has ended, and takes note of it
+        // SAFETY: asks whether the child has ended, and reaps it
         let lives = self.child > 0 && unsafe { libc::waitpid(self.child, std::ptr::null_mut(), libc::WNOHANG) } == 0;
         let pause = self.page.pause(from, to).filter(|_| lives);
         if !lives {
@@ -109,15 +110,14 @@ impl Witness {
 }
 
 extern "C" fn leave(_signal: libc::c_int) {
-    // SAFETY: may be called in a handler; runs nothing of what the launcher has registered for its exit
+    // SAFETY: may be called in a handler; runs no exit callback that the launcher has registered
     unsafe { libc::_exit(0) };
 }
 
-/// What the child does, to its end. It begins as a copy of the launcher: it lets go of the launcher's files and of
-/// shared memory, and calls nothing but the system.
+/// Runs the child, to its end. The child begins as a copy of the launcher. It gives up the launcher's files and shared
+/// memory, and then makes only system calls.
 ///
-/// # Safety
-/// Only in a process that has just been forked, with all signals held back.
+/// # Safety The process has just been forked, and all signals are blocked.
 unsafe fn watch(page: &Page, parent: libc::pid_t) -> ! {
     unsafe extern "C" {
         fn PGSharedMemoryDetach();
@@ -139,7 +139,7 @@ unsafe fn watch(page: &Page, parent: libc::pid_t) -> ! {
         let mut none = std::mem::zeroed();
         libc::sigemptyset(&mut none);
         libc::sigprocmask(libc::SIG_SETMASK, &none, std::ptr::null_mut());
-        // The parent may have ended before the kernel was asked to tell.
+        // The parent may have ended before the kernel was asked to send the signal.
         while libc::getppid() == parent {
             page.beat(clock::now());
             std::thread::sleep(Duration::from_micros(limits::WITNESS_BEAT));
@@ -169,7 +169,7 @@ mod tests {
         // The launcher wakes first.
         assert_eq!(page.pause(11 * S, 18 * S), Some((11 * S, 18 * S)));
         assert_eq!(page.pause(9 * S, 18 * S), Some((10 * S, 18 * S)));
-        // Or the child does.
+        // The child wakes first.
         page.beat(17 * S);
         page.beat(17 * S + limits::WITNESS_BEAT);
         assert_eq!(page.pause(9 * S, 18 * S), Some((10 * S, 17 * S)));

@@ -1,4 +1,4 @@
-//! What a caller gave that no state of anything would allow.
+//! Refusals of an argument that is wrong in any state.
 
 use super::report::{count, invalid, report};
 use crate::base::{interval, limits};

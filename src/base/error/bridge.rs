@@ -1,4 +1,4 @@
-//! What is refused of a bridge, or because of what is on its other side.
+//! Refusals of a bridge, or because of what is on its other side.
 
 use super::report::{busy, full, report};
 use crate::base::limits;

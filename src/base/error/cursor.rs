@@ -1,4 +1,4 @@
-//! What is refused of the cursor of a partition.
+//! Refusals of the cursor of a partition.
 
 use super::report::{full, invalid, report};
 use pgrx::pg_sys::panic::ErrorReport;

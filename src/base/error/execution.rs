@@ -1,4 +1,4 @@
-//! What is refused of a run-once key and its attempts.
+//! Refusals of a run-once key and its attempts.
 
 use super::report::{busy, fence_lost, invalid, report};
 use crate::base::limits;

@@ -1,4 +1,4 @@
-//! What is refused at a fenced table.
+//! Refusals at a fenced table.
 
 use super::report::{fence_required, numbered, report};
 use pgrx::pg_sys::panic::ErrorReport;
@@ -11,7 +11,7 @@ pub enum FencedError {
         resource: String,
         partition: Option<i32>,
         partitions: Option<i32>,
-        /// The pass of this transaction ended when it gave the lease away.
+        /// Whether this transaction had passed a check, and then gave the lease away.
         given_away: bool,
     },
     PartitionNull {
@@ -101,7 +101,7 @@ impl From<FencedError> for ErrorReport {
     }
 }
 
-/// No check of a fence stands that would cover the write.
+/// Returns the refusal of a write that no passed check of a fence covers.
 fn required(
     table: &str,
     resource: &str,

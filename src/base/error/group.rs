@@ -1,4 +1,4 @@
-//! What is refused of a group and its members.
+//! Refusals of a group and its members.
 
 use super::report::{busy, invalid, numbered, report};
 use pgrx::pg_sys::panic::ErrorReport;

@@ -1,4 +1,4 @@
-//! What is refused of work items and their queues.
+//! Refusals of work items and their queues.
 
 use super::report::{busy, count, fence_lost, invalid, report};
 use pgrx::pg_sys::panic::ErrorReport;

@@ -1,4 +1,4 @@
-//! What is refused to a holder, or under a fence.
+//! Refusals to a holder, or under a fence.
 
 use super::report::{busy, fence_lost, report};
 use pgrx::pg_sys::panic::ErrorReport;
@@ -11,7 +11,7 @@ pub enum LeaseError {
         fence: i64,
         why: String,
     },
-    /// Nothing is known of the fence.
+    /// No row tells of the fence.
     FenceUnknown {
         resource: String,
         fence: i64,

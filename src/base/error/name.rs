@@ -1,4 +1,4 @@
-//! Refusals of a name that is declared, or is being declared: of a semaphore, a group, a bridge, a queue, a run-once
+//! Refusals of a name that is declared, or is being declared: of a semaphore, a group, a bridge, a queue or a run-once
 //! key.
 
 use super::report::{busy, report};

@@ -1,4 +1,4 @@
-//! What is refused of positions.
+//! Refusals of positions.
 
 use super::report::{invalid, report};
 use crate::base::limits;

@@ -1,4 +1,4 @@
-//! Puts a refusal together, under an SQLSTATE of PostgreSQL's or of our own, which pgrx does not know.
+//! Builds a refusal under an SQLSTATE of PostgreSQL's, or under one of ours, which pgrx does not know.
 
 use pgrx::PgLogLevel;
 use pgrx::pg_sys;
@@ -10,23 +10,23 @@ pub fn report(code: Code, message: impl Into<Cow<'static, str>>) -> ErrorReport 
     ErrorReport::new(code, message, "eskit_lease")
 }
 
-/// Raises a refusal where no caller of Rust's can be handed it.
+/// Raises a refusal where the code cannot return it to a caller.
 pub fn raise(error: impl Into<ErrorReport>) -> ! {
     error.into().report(PgLogLevel::ERROR);
     unreachable!()
 }
 
-/// 22023: a value that no state of anything would allow.
+/// 22023: the value is wrong in any state.
 pub fn invalid(message: impl Into<Cow<'static, str>>) -> ErrorReport {
     report(Code::ERRCODE_INVALID_PARAMETER_VALUE, message)
 }
 
-/// 53400: there are as many as a setting, or a bound of ours, allows.
+/// 53400: a setting or a limit of ours allows no more.
 pub fn full(message: impl Into<Cow<'static, str>>) -> ErrorReport {
     report(Code::ERRCODE_CONFIGURATION_LIMIT_EXCEEDED, message)
 }
 
-/// 55P03: another transaction is at it, and what to answer depends on how that ends.
+/// 55P03: another transaction has it locked, and the answer depends on how that transaction ends.
 pub fn busy(message: impl Into<Cow<'static, str>>) -> ErrorReport {
     report(Code::ERRCODE_LOCK_NOT_AVAILABLE, message)
 }
@@ -43,18 +43,18 @@ pub fn fence_required(message: impl Into<Cow<'static, str>>) -> ErrorReport {
     report(Code::ERRCODE_RAISE_EXCEPTION, message)
 }
 
-/// LF003: the caller must begin anew, in another session.
+/// LF003: the caller must begin again, in another session.
 pub fn session_lost(message: impl Into<Cow<'static, str>>) -> ErrorReport {
     raise_own(SESSION_LOST);
     report(Code::ERRCODE_RAISE_EXCEPTION, message)
 }
 
-/// As many of something, as they are counted.
+/// Returns a number with its noun, in the singular or plural.
 pub fn count(number: usize, what: &str) -> String {
     format!("{number} {what}{}", if number == 1 { "" } else { "s" })
 }
 
-/// The partitions of a group, and how they are numbered.
+/// Returns a text that says how many partitions a group has, and how they are numbered.
 pub fn numbered(partitions: i32) -> String {
     match partitions {
         1 => "1 partition, which is number 0".to_owned(),
@@ -62,8 +62,8 @@ pub fn numbered(partitions: i32) -> String {
     }
 }
 
-/// In PostgreSQL's six bits a character. A class of our own: 40001 would be retried blindly by the very worker that
-/// must stop.
+/// Returns an SQLSTATE as PostgreSQL packs it, in six bits a character. The class is our own: a worker that must stop
+/// would blindly retry 40001.
 const fn sqlstate(code: [u8; 5]) -> i32 {
     const fn six_bits(c: u8) -> i32 {
         (c as i32 - b'0' as i32) & 0x3F
@@ -76,10 +76,9 @@ const FENCE_LOST: i32 = sqlstate(*b"LF001");
 const FENCE_REQUIRED: i32 = sqlstate(*b"LF002");
 const SESSION_LOST: i32 = sqlstate(*b"LF003");
 
-/// Gives the error that is about to be raised a code of our own. pgrx knows only PostgreSQL's; an error context
-/// callback, which runs while the error is put together, may set others (PostgreSQL's parser sets positions in the same
-/// way). The handler that catches the error puts the stack of callbacks back to what it was, as for any function that
-/// raises.
+/// Gives the error that is about to be raised a code of our own. pgrx knows only PostgreSQL's codes. But an error
+/// context callback, which runs while the error is built, may set another one. (PostgreSQL's parser sets positions in
+/// the same way.) The handler that catches the error restores the stack of callbacks, as for any function that raises.
 fn raise_own(code: i32) {
     unsafe extern "C-unwind" {
         fn errcode(sqlerrcode: std::ffi::c_int) -> std::ffi::c_int;

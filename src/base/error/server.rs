@@ -1,4 +1,4 @@
-//! What is wrong with the server, its library, its connection, or how the library is called.
+//! Errors of the server, its library, its connection, or of how the library is called.
 
 use super::report::report;
 use crate::base::{VERSION, settings};

@@ -1,4 +1,4 @@
-//! What is refused to a session, or in place of one.
+//! Refusals to a session, or because there is none.
 
 use super::report::{busy, full, invalid, report, session_lost};
 use crate::base::{limits, settings};
@@ -20,9 +20,9 @@ pub enum SessionError {
     },
     PlacesFull,
     SessionEnded {
-        /// Of the refusal.
+        /// The reason of the refusal.
         reason: &'static str,
-        /// Versions up to 0.2.0 have one SQLSTATE for all of them.
+        /// Whether the SQL objects are of a version up to 0.2.0, which has one SQLSTATE for all reasons.
         former: bool,
     },
 }
@@ -67,7 +67,7 @@ impl From<SessionError> for ErrorReport {
     }
 }
 
-/// How a session stands that is refused for a reason.
+/// Returns the text that says how a refused session stands, by the reason of the refusal.
 fn ended(reason: &str, former: bool) -> ErrorReport {
     let how = match reason {
         "closing" => "is being closed",

@@ -1,4 +1,4 @@
-//! What is wrong with rows: something else than this extension has written them.
+//! Errors in rows: something other than this extension has written them.
 
 use super::report::report;
 use pgrx::pg_sys::panic::ErrorReport;

@@ -1,4 +1,4 @@
-//! Why a table of a user can be neither bridged to nor fenced, and what to watch there.
+//! Why a user's table can be neither bridged to nor fenced, and what to watch for there.
 
 use super::report::{busy, report};
 use pgrx::pg_sys::panic::ErrorReport;

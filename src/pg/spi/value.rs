@@ -1,4 +1,4 @@
-//! The values that statements are given.
+//! The values of a statement's parameters.
 
 use crate::pg::json::Jsonb;
 use crate::pg::text::{text_array, text_datum};
@@ -26,7 +26,7 @@ pub enum Value<'a> {
     Bool(bool),
     MaybeJson(Option<&'a Jsonb>),
     Oid(u32),
-    /// Of a type that only the statement knows.
+    /// A value of a type that only the statement knows.
     Datum(Datum),
 }
 

@@ -1,26 +1,26 @@
-//! The indexes of a table that rows are written to by place: what the executor would do for a row.
+//! The indexes of a table whose rows are written by place: this does what the executor would do for a row.
 
 use crate::pg::spi::AsOwner;
 use pgrx::PgList;
 use pgrx::pg_sys::{self, HeapTuple, Relation, TupleTableSlot};
 
-/// The indexes of a table, open for rows to be added.
+/// The indexes of a table, open for new rows.
 pub(super) struct Indexes {
     executor: *mut pg_sys::EState,
     relations: *mut pg_sys::ResultRelInfo,
-    /// Whether a function may be called for a row that is not PostgreSQL's own.
+    /// Whether a row may make an index call a function that is not PostgreSQL's own.
     calls: bool,
 }
 
 impl Indexes {
-    /// Opens the indexes of a table, for as long as its slot lives. An administrator who changes which there are waits
+    /// Opens the indexes of a table, for as long as its slot lives. An administrator who adds or drops an index waits
     /// for the transactions that have opened the table before.
     ///
     /// # Safety
-    /// The table is open, and the slot is one of its rows'.
+    /// The table is open, and the slot is for its rows.
     pub(super) unsafe fn open(table: Relation, slot: *mut TupleTableSlot) -> Indexes {
-        // SAFETY: close() ends what is made here, or PostgreSQL does after an error; it must live as long as the table,
-        // and so does the context of its slot
+        // SAFETY: close() ends what is made here, or PostgreSQL does after an error; all of it must live as long as the
+        // table, as the context of the table's slot does
         unsafe {
             let context = pg_sys::MemoryContextSwitchTo((*slot).tts_mcxt);
             let executor = pg_sys::CreateExecutorState();
@@ -41,12 +41,12 @@ impl Indexes {
     /// Adds a version of a row to the indexes.
     ///
     /// # Safety
-    /// The row is one of the table's, which the indexes and the slot are of.
+    /// The row, the indexes and the slot belong to the table.
     pub(super) unsafe fn add(&self, table: Relation, slot: *mut TupleTableSlot, row: HeapTuple, version: Version) {
-        // SAFETY: as the caller promises; what the executor needs for a row it has in a context of its own
+        // SAFETY: as the caller promises; the executor has a context of its own for what it needs for a row
         unsafe {
-            // What an administrator has an index compute is not the caller's to run, nor to have look up names where
-            // the caller wishes.
+            // An administrator's index may compute something. The caller's rights must not apply to that, nor the
+            // caller's search path.
             let _owner = self.calls.then(|| AsOwner::begin((*(*table).rd_rel).relowner));
             pg_sys::ExecForceStoreHeapTuple(row, slot, false);
             ((*slot).tts_tid, (*slot).tts_tableOid) = ((*row).t_self, (*table).rd_id);
@@ -68,8 +68,7 @@ impl Indexes {
     }
 }
 
-/// Returns whether expressions of an index are no more than columns, constants and PostgreSQL's own operators, as ours
-/// are.
+/// Returns whether expressions of an index have only columns, constants and PostgreSQL's own operators, as ours have.
 unsafe fn all_plain(expressions: *mut pg_sys::List) -> bool {
     // SAFETY: a list of expressions, or none
     unsafe { PgList::from_pg(expressions).iter_ptr().all(|expression| is_plain(expression)) }
@@ -90,18 +89,18 @@ unsafe fn is_plain(expression: *mut pg_sys::Node) -> bool {
     }
 }
 
-/// What the indexes must be told of a row.
+/// What the indexes must learn of a row.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Version {
-    /// It is new.
+    /// The row is new.
     First,
-    /// It has changed, and is elsewhere than before.
+    /// The row has changed, and is in another place than before.
     Moved,
-    /// It has changed in its page: for those only that do not tell the rows of a page apart.
+    /// The row has changed within its page. Only indexes that do not tell the rows of a page apart must learn of that.
     InPlace,
 }
 
-/// Adds the row that a slot holds to the indexes that are open.
+/// Adds the row that a slot holds to the open indexes.
 unsafe fn index_insert(
     into: *mut pg_sys::ResultRelInfo,
     slot: *mut pg_sys::TupleTableSlot,

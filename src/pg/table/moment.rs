@@ -1,9 +1,9 @@
-//! What had been committed at a moment, whatever has been since.
+//! What had been committed at a moment, whatever was committed after it.
 
 use super::tuple::Tuple;
 use pgrx::pg_sys;
 
-/// What was committed at a moment, or done by this transaction.
+/// A moment: what was committed then, or done by this transaction.
 pub struct Moment(pg_sys::Snapshot);
 
 impl Moment {
@@ -12,15 +12,15 @@ impl Moment {
         Moment(unsafe { pg_sys::RegisterSnapshot(pg_sys::GetLatestSnapshot()) })
     }
 
-    /// Returns whether a row that is not in flight was there, as this version of it, at that moment.
+    /// Returns whether this version of a row was there at that moment. The row must not be in flight.
     pub fn shows(&self, row: &Tuple) -> bool {
         let by = row.made_by();
         // SAFETY: the snapshot is registered; reads PostgreSQL's lists of transactions
         unsafe { pg_sys::TransactionIdIsCurrentTransactionId(by) || !pg_sys::XidInMVCCSnapshot(by, self.0) }
     }
 
-    /// Returns whether other transactions had made this version of a row, and deleted or changed it, and had committed
-    /// at that moment.
+    /// Returns whether this version of a row was gone at that moment: other transactions had made it, and had deleted
+    /// or changed it, and had committed.
     pub fn has_gone(&self, row: &Tuple) -> bool {
         // SAFETY: the snapshot is registered; reads PostgreSQL's lists of transactions
         let was_over = |by| unsafe {

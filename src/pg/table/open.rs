@@ -1,4 +1,4 @@
-//! A table that is open: its index, its scans, and the locks of its rows.
+//! An open table: its index, its scans, and the locks of its rows.
 
 use super::indexes::Indexes;
 use super::raw::{self, FORWARD};
@@ -11,18 +11,18 @@ use pgrx::pg_sys::{self, Datum, ItemPointerData, Oid, TM_Result};
 use std::cell::{Cell, OnceCell};
 use std::ffi::CStr;
 
-/// A table of ours that is open, its lock held to the end of the transaction.
+/// One of our tables that is open. Its lock is held to the end of the transaction.
 pub struct Table {
     pub(super) relation: pg_sys::Relation,
     pub(super) key: pg_sys::Relation,
     pub(super) slot: *mut pg_sys::TupleTableSlot,
-    /// Where the slot is, and what else lives as long as it.
+    /// The memory context of the slot, and of everything that lives as long as the slot.
     context: pg_sys::MemoryContext,
-    /// Whether it is a table of this extension.
+    /// Whether the table belongs to this extension.
     pub(super) ours: bool,
-    /// A scan that has ended, and how many keys it takes: to begin one anew costs as much as to find a row does.
+    /// A scan that has ended, and how many keys it takes. To begin a new one would cost as much as finding a row.
     idle: Cell<Option<(pg_sys::IndexScanDesc, usize)>>,
-    /// Opened with the first row that is written.
+    /// Opened when the first row is written.
     pub(super) indexes: OnceCell<Indexes>,
 }
 
@@ -35,13 +35,13 @@ pub enum Key<'a> {
     Long(i64),
     Uuid(Uuid),
     Oid(Oid),
-    /// This number or a greater one; only as the last.
+    /// This number or a greater one; only as the last column.
     From(i64),
-    /// The same of an integer.
+    /// This integer or a greater one; only as the last column.
     IntFrom(i32),
-    /// The same of a time, in microseconds since 2000.
+    /// This time or a later one, in microseconds since 2000; only as the last column.
     TimeFrom(i64),
-    /// A greater text than this; only as the last.
+    /// A text after this one; only as the last column.
     After(&'a str),
 }
 
@@ -50,28 +50,28 @@ pub enum Key<'a> {
 pub enum Sight {
     /// What is committed, and what this transaction did.
     Latest,
-    /// What the statement reads that has called.
+    /// What the caller's statement reads.
     Caller,
-    /// Also what others have not committed; may miss a row that is just moved.
+    /// Uncommitted changes of other transactions, too. A row that is just being moved may be missed.
     Dirty,
 }
 
-/// What another transaction, not ended yet, is doing to a row.
+/// What another, open transaction is doing to a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flight {
     None,
     Inserting,
-    /// Or deleting it.
+    /// The transaction is changing the row, or deleting it.
     Changing,
 }
 
-/// What became of a try to lock a row.
+/// The result of a try to lock a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Locked {
     Mine,
-    /// Another transaction has it.
+    /// Another transaction has the row locked.
     Busy,
-    /// It is no longer the row that was found.
+    /// The row has changed since it was found.
     Changed,
 }
 
@@ -81,21 +81,21 @@ impl Table {
         let (lock, none) = (pg_sys::RowExclusiveLock as i32, std::ptr::null_mut());
         catalog::lock(table);
         let table = catalog::needed(table);
-        // SAFETY: in a transaction; null where there is no such table; locked above, and again if that was one of the
-        // same name
+        // SAFETY: in a transaction; null if there is no such table; it was locked above, and is locked again in case
+        // that was an earlier one of the same name
         let relation = unsafe { guarded(|| raw::try_table_open(table, lock)) };
         if relation.is_null() {
             catalog::gone();
         }
-        // Only now: an index that is made anew has another oid, and dropping the old one waits for transactions that
-        // have the table locked.
+        // The index is looked up only now. REINDEX makes a new one with another oid; dropping the old one waits for
+        // transactions that have the table locked.
         let key = catalog::needed(key);
         // SAFETY: as above
         let (key, slot) = unsafe { guarded(|| (raw::index_open(key, lock), raw::table_slot_create(relation, none))) };
         Table::of(relation, key, slot, true)
     }
 
-    /// Of what is open; the slot has been made here and now.
+    /// Returns a table whose relations are open. The slot has just been made, in the current memory context.
     pub(super) fn of(
         relation: pg_sys::Relation,
         key: pg_sys::Relation,
@@ -107,23 +107,23 @@ impl Table {
         Table { relation, key, slot, context, ours, idle: Cell::new(None), indexes: OnceCell::new() }
     }
 
-    /// The row that a scan or a walk stands at, or that the last one stopped at.
+    /// Returns the row that a scan or a walk stands at, or that the last one stopped at.
     pub fn row(&self) -> Tuple {
         Tuple(self.slot)
     }
 
-    /// Returns whether the index has an entry for a key, or for its first columns. If not, there is no such row,
-    /// whatever the sight: a row that is moved gets a new entry before its old version is dead to any snapshot, and an
-    /// entry stays until its version is dead to all.
+    /// Returns whether the index has an entry for a key, or for its first columns. Without an entry there is no such
+    /// row, whatever the sight. The reason: a moved row gets its new entry before its old version is dead to any
+    /// snapshot, and an entry stays until its version is dead to all.
     pub fn has_entry(&self, key: &[Key]) -> bool {
         self.entries(key, 1) > 0
     }
 
-    /// Returns how many entries the index has for a key, or for its first columns, up to `most`. There are no more rows
-    /// than that, and perhaps fewer: those that have been deleted are counted until they are cleaned away. No row is
-    /// looked at, which is what takes the time of a scan.
+    /// Returns how many entries the index has for a key, or for its first columns, up to `most`. There are at most as
+    /// many rows: entries of deleted rows count until they are cleaned away. It reads no rows, which is what makes a
+    /// scan slow.
     pub fn entries(&self, key: &[Key], most: usize) -> usize {
-        // SAFETY: the scan ends before its keys; a snapshot that sees all is asked about nothing
+        // SAFETY: the scan ends before its keys; its snapshot is never used, as no row is read
         unsafe {
             let scan = self.begin(key, || &raw mut pg_sys::SnapshotAnyData);
             guarded(|| {
@@ -134,13 +134,13 @@ impl Table {
         }
     }
 
-    /// Returns how many columns the index has: former versions of the extension have fewer.
+    /// Returns how many columns the index has. Former versions of the extension have fewer.
     pub fn key_columns(&self) -> usize {
         // SAFETY: the relation is open
         usize::try_from(unsafe { (*(*self.key).rd_att).natts }).unwrap_or(0)
     }
 
-    /// Returns whether no two rows have this key.
+    /// Returns whether at most one row has this key.
     pub(super) fn is_whole(&self, key: &[Key]) -> bool {
         let is_range = |key: &Key| matches!(key, Key::From(_) | Key::IntFrom(_) | Key::TimeFrom(_) | Key::After(_));
         // SAFETY: the relation is open, and an index
@@ -148,7 +148,7 @@ impl Table {
         is_unique && key.len() == self.key_columns() && !key.iter().any(is_range)
     }
 
-    /// Begins a scan of a key, or of its first columns, which are to outlive it, with a snapshot that is made under the
+    /// Begins a scan of a key, or of its first columns. The key must outlive the scan. The snapshot is made under the
     /// same boundary.
     pub(super) unsafe fn begin(
         &self,
@@ -176,7 +176,7 @@ impl Table {
             };
         }
         // SAFETY: both relations are open; the values match the key's columns (text, integers, uuid), which are sorted
-        // by the collations of the index; what the scan is to keep of the keys it copies
+        // by the collations of the index; the scan copies what it keeps of the keys
         unsafe {
             guarded(|| {
                 let parts = (1u16..).zip(keys.iter_mut().zip(values)).take(count);
@@ -215,9 +215,9 @@ impl Table {
         }
     }
 
-    /// Ends a scan, and keeps it for the next one. It lets go of the pages it stands at, and forgets its snapshot.
+    /// Ends a scan, and keeps it for the next one. The scan releases its pages, and forgets its snapshot.
     pub(super) unsafe fn end(&self, scan: pg_sys::IndexScanDesc, keys: usize) {
-        // SAFETY: begun by begin(), with so many keys; under a boundary of the caller's
+        // SAFETY: begun by begin(), with this number of keys; under a boundary of the caller's
         unsafe {
             if let Some((other, _)) = self.idle.take() {
                 raw::index_endscan(other);
@@ -228,18 +228,19 @@ impl Table {
         }
     }
 
-    /// Locks a row against changes, to the end of the transaction. With `wait`, waits for the transaction that has it.
+    /// Locks a row against changes, to the end of the transaction. With `wait`, waits for the transaction that has it
+    /// locked.
     pub fn lock(&self, tid: ItemPointerData, wait: bool) -> Locked {
         self.lock_as(tid, pg_sys::LockTupleMode::LockTupleExclusive, wait)
     }
 
-    /// The same in another mode. A row that is locked is the one that the table stands at.
+    /// Locks a row in any mode. The table then stands at the locked row.
     pub fn lock_as(&self, tid: ItemPointerData, mode: pg_sys::LockTupleMode::Type, wait: bool) -> Locked {
         let policy = if wait { pg_sys::LockWaitPolicy::LockWaitBlock } else { pg_sys::LockWaitPolicy::LockWaitSkip };
         let mut failure = pg_sys::TM_FailureData::default();
         let mut tid = tid;
         // SAFETY: the relation is open and its access method complete; what PostgreSQL raises inside becomes a panic at
-        // the boundary, over whose closure no destructor is pending
+        // the boundary, and no destructor is pending in its closure
         let result = unsafe {
             let method = &*(*self.relation).rd_tableam;
             let command = pg_sys::GetCurrentCommandId(true);

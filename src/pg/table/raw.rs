@@ -1,6 +1,6 @@
-//! Functions of PostgreSQL as they are. pgrx has a boundary around each, at which what PostgreSQL raises becomes a
-//! panic; it costs more than many of these functions do. Code that calls several in a row puts one boundary around them
-//! all, with nothing in it that has a destructor.
+//! PostgreSQL's functions without pgrx's boundary. pgrx puts one around each function: there, what PostgreSQL raises
+//! becomes a panic. The boundary costs more than many of these functions do. Code that calls several in a row puts one
+//! boundary around all of them, and has nothing with a destructor inside.
 
 use pgrx::pg_sys::{
     AttrNumber, Datum, GlobalVisState, IndexScanDesc, ItemPointer, LOCKMODE, List, Oid, RegProcedure, Relation,

@@ -1,4 +1,4 @@
-//! A row as a scan shows it: its columns, and which transactions have made and changed this version of it.
+//! A row as a scan shows it: its columns, and the transactions that have made and changed this version of the row.
 
 use crate::pg::catalog;
 use crate::pg::required::{self, Column};
@@ -13,13 +13,13 @@ pub struct Tuple(pub(super) *mut pg_sys::TupleTableSlot);
 
 impl Tuple {
     pub fn tid(&self) -> ItemPointerData {
-        // SAFETY: the slot holds a row for as long as the scan shows it
+        // SAFETY: the slot holds a row while the scan shows it
         unsafe { (*self.0).tts_tid }
     }
 
-    /// The transaction that made this version of the row.
+    /// Returns the transaction that made this version of the row.
     pub fn made_by(&self) -> TransactionId {
-        // SAFETY: as above; a table of ours is a heap
+        // SAFETY: as above; our tables are heaps
         unsafe {
             let mut should_free = false;
             let tuple = pg_sys::ExecFetchSlotHeapTuple(self.0, false, &mut should_free);
@@ -37,14 +37,14 @@ impl Tuple {
         transaction::is_mine(self.made_by())
     }
 
-    /// Returns whether what the caller's statement reads includes this version of the row. Under READ COMMITTED each
+    /// Returns whether the caller's statement sees this version of the row. Under READ COMMITTED it does, as each
     /// statement reads anew.
     pub fn is_seen(&self) -> bool {
         transaction::sees(self.made_by())
     }
 
-    /// Returns whether a transaction has changed or deleted this version of the row, or has tried to. A row that is
-    /// being inserted tells nothing else of that.
+    /// Returns whether a transaction has changed or deleted this version of the row, or has tried to. For a row that is
+    /// being inserted nothing else tells that.
     pub fn is_marked(&self) -> bool {
         // SAFETY: as above
         unsafe {
@@ -55,10 +55,10 @@ impl Tuple {
         }
     }
 
-    /// The transaction that has changed or deleted this version of the row, or has tried to; not one that has only
-    /// locked it.
+    /// Returns the transaction that has changed or deleted this version of the row, or has tried to. A transaction that
+    /// has only locked the row does not count.
     pub(super) fn changed_by(&self) -> Option<TransactionId> {
-        // SAFETY: as above; of a multixact PostgreSQL looks up the member that has changed the row
+        // SAFETY: as above; PostgreSQL looks up the member of a multixact that has changed the row
         unsafe {
             let mut should_free = false;
             let tuple = pg_sys::ExecFetchSlotHeapTuple(self.0, false, &mut should_free);
@@ -75,7 +75,7 @@ impl Tuple {
         }
     }
 
-    /// Returns whether an open transaction, another one, has deleted the row: not locked it, nor changed it.
+    /// Returns whether another, open transaction has deleted the row. A lock or a change of the row does not count.
     pub fn is_being_deleted(&self) -> bool {
         let Some(by) = self.changed_by() else { return false };
         // SAFETY: as above
@@ -87,28 +87,29 @@ impl Tuple {
         }
     }
 
-    /// A column, counted from 1; `None` where it is null, or where a former version of the extension lacks it.
+    /// Returns a column, counted from 1. Returns `None` if the column is null, or a former version of the extension
+    /// lacks it.
     pub fn get<T: FromDatum>(&self, column: usize) -> Option<T> {
-        // SAFETY: as above; the caller reads the type that the schema declares, and copies it
+        // SAFETY: as above; the caller reads the type that the schema declares, and copies the value
         unsafe {
             if usize::from((*self.0).tts_nvalid.cast_unsigned()) < column {
                 if column > self.columns() {
                     return None;
                 }
-                // All at once: each call is a boundary between Rust and PostgreSQL, which costs more than a column
-                // does.
+                // Reads all columns at once: each call crosses a boundary between Rust and PostgreSQL, which costs more
+                // than a column.
                 pg_sys::slot_getsomeattrs_int(self.0, (*(*self.0).tts_tupleDescriptor).natts);
             }
             T::from_datum(*(*self.0).tts_values.add(column - 1), *(*self.0).tts_isnull.add(column - 1))
         }
     }
 
-    /// A column that the schema declares NOT NULL. Raises XX001 where it is null.
+    /// Returns a column that the schema declares NOT NULL. Raises XX001 if it is null.
     pub fn required<T: Column>(&self, column: usize) -> T {
         self.get(column).unwrap_or_else(|| self.missing(column))
     }
 
-    /// A NOT NULL column that tables of former versions lack: `before` there.
+    /// Returns a NOT NULL column; `before` if the table is of a former version, which lacks the column.
     pub fn added<T: Column>(&self, column: usize, before: T) -> T {
         match self.get(column) {
             Some(value) => value,
@@ -127,7 +128,7 @@ impl Tuple {
     fn missing<T: Column>(&self, column: usize) -> T {
         // SAFETY: the slot holds a row of a table
         let table = catalog::table_name(unsafe { (*self.0).tts_tableOid });
-        // SAFETY: the description has as many columns as are said
+        // SAFETY: the number is checked against the description's number of columns
         let name = unsafe {
             let attribute = (1..=self.columns()).contains(&column);
             let name = attribute.then(|| pg_sys::SPI_fname((*self.0).tts_tupleDescriptor, column as i32));
@@ -136,13 +137,13 @@ impl Tuple {
         required::missing(table.unwrap_or_default(), name)
     }
 
-    /// Returns how many bytes a column takes whose values differ in length, before compression; without fetching it.
+    /// Returns how many bytes a column of variable length takes before compression. Does not fetch the value.
     pub fn size(&self, column: usize) -> usize {
-        // SAFETY: the column is of such a type, as the caller knows from the schema
+        // SAFETY: the column has such a type, as the caller knows from the schema
         self.get::<Datum>(column).map_or(0, |value| unsafe { pg_sys::toast_raw_datum_size(value) })
     }
 
-    /// Returns whether a column that is a multirange has no range.
+    /// Returns whether a multirange column has no range.
     pub fn has_no_range(&self, column: usize) -> bool {
         // SAFETY: the column is a multirange, as the caller knows from the schema
         let is_empty = |ranges| unsafe { pgrx::direct_function_call(pg_sys::multirange_empty, &[Some(ranges)]) };

@@ -1,6 +1,5 @@
-//! A user's table, by its oid and its primary key. No name is looked up and no statement is parsed, so a rename, or a
-//! view in place of the table, changes nothing. Reading by a key of PostgreSQL's own types runs only PostgreSQL's own
-//! code.
+//! A user's table, by its oid and its primary key. No name is looked up and no statement is parsed: a rename, or a view
+//! in place of the table, changes nothing. Reading by a key of PostgreSQL's own types runs only PostgreSQL's own code.
 
 use super::open::Table;
 use super::raw;
@@ -9,19 +8,20 @@ use crate::pg::text::text_datum;
 use pgrx::pg_sys::ffi::pg_guard_ffi_boundary as guarded;
 use pgrx::pg_sys::{self, LOCKMODE, Oid};
 
-/// What PostgreSQL tells of a deferrable key depends on its version.
+/// The text for a missing primary key and for a deferrable one: PostgreSQL's versions differ in how they report the
+/// latter.
 const NO_KEY: &str = "It has no primary key, or a deferrable one.";
 
-/// Why a table is not to be had.
+/// Why a table cannot be used.
 pub enum Shut {
-    /// Another process has it locked.
+    /// Another process has the table locked.
     Busy,
     NoColumn(String),
-    /// It is not of a kind, or has not the types, that can be written here.
+    /// The table is of a kind, or has types, that cannot be written here.
     Unfit(String),
-    /// There is more to be seen to when it is written.
+    /// A write to the table would involve more than its rows and indexes.
     Unplain(String),
-    /// A column has too little room.
+    /// A column is too short.
     Narrow(String),
 }
 
@@ -46,19 +46,19 @@ unsafe fn try_lock(relation: Oid, mode: LOCKMODE) -> Result<(), Shut> {
     if had { Ok(()) } else { Err(Shut::Busy) }
 }
 
-/// Locks a table to the end of the transaction, waiting as long as it takes.
+/// Locks a table to the end of the transaction, waiting without limit.
 pub fn lock(table: Oid, mode: u32) {
     // SAFETY: in a transaction
     unsafe { pg_sys::LockRelationOid(table, mode as LOCKMODE) };
 }
 
 impl Table {
-    /// Opens a table of a user, if no other process has it or its long values locked, and it has a primary key of one
-    /// column. Its lock lasts to the end of the transaction.
+    /// Opens a user's table, if its primary key has one column. Fails if another process has locked the table or its
+    /// long values. The lock lasts to the end of the transaction.
     pub fn of_user(table: Oid, mode: u32) -> Result<Table, Shut> {
         let mode = mode as LOCKMODE;
-        // SAFETY: in a transaction; looked at when it is locked, and what is open is closed by Drop, or by PostgreSQL
-        // when it raises
+        // SAFETY: in a transaction; looked at once it is locked; what is open is closed by Drop, or by PostgreSQL when
+        // it raises
         unsafe {
             try_lock(table, mode)?;
             match pg_sys::get_rel_relkind(table) as u8 {
@@ -84,7 +84,7 @@ impl Table {
         }
     }
 
-    /// The column of a name, if there is one.
+    /// Returns the column with a name, if there is one.
     pub fn column(&self, name: &str) -> Option<Column> {
         // SAFETY: the relation is open and locked; reads the catalog through its cache; text_to_cstring ends the name
         // in NUL
@@ -95,26 +95,26 @@ impl Table {
         }
     }
 
-    /// The column of the key.
+    /// Returns the column of the key.
     pub fn key_column(&self) -> Column {
         // SAFETY: both relations are open; the key has one column, and not an expression
         unsafe { column((*self.relation).rd_id, *(*(*self.key).rd_index).indkey.values.as_ptr()) }
     }
 
-    /// Whose it is.
+    /// Returns the owner of the table.
     pub fn owner(&self) -> Oid {
         // SAFETY: the relation is open
         unsafe { (*(*self.relation).rd_rel).relowner }
     }
 
-    /// Raises as a statement would if rows cannot be changed, because they are published and a subscriber could not
-    /// tell which.
+    /// Raises, as a statement would, if rows cannot be changed: the table is published, and a subscriber could not tell
+    /// which row it is.
     pub fn require_identity(&self) {
         // SAFETY: the relation is open
         unsafe { pg_sys::CheckCmdReplicaIdentity(self.relation, pg_sys::CmdType::CMD_UPDATE) };
     }
 
-    /// Locks the indexes without waiting, so that writing a row waits for no other process.
+    /// Locks the indexes without waiting, so that a write of a row waits for no other process.
     pub fn try_lock_indexes(&self) -> Result<(), Shut> {
         // SAFETY: the relation is open
         unsafe { try_lock_indexes(self.relation, pg_sys::RowExclusiveLock as LOCKMODE) }
@@ -130,10 +130,10 @@ unsafe fn try_lock_indexes(table: pg_sys::Relation, mode: LOCKMODE) -> Result<()
     }
 }
 
-/// Locks the table of long values and its index without waiting: any column of the row may be there, and reading one
+/// Locks the table of long values and its index without waiting. Any column of the row may be there, and reading it
 /// would wait.
 unsafe fn try_lock_toast(table: pg_sys::Relation, mode: LOCKMODE) -> Result<(), Shut> {
-    // SAFETY: the relation is open and locked, so that its table of long values stays the same
+    // SAFETY: the relation is open and locked, so its table of long values stays the same
     unsafe {
         let toast = (*(*table).rd_rel).reltoastrelid;
         if toast == Oid::INVALID {
@@ -151,11 +151,11 @@ unsafe fn column(table: Oid, number: i16) -> Column {
     let (mut is, mut typmod, mut collation) = (Oid::INVALID, -1, Oid::INVALID);
     // SAFETY: the column is there, as the caller knows
     unsafe { pg_sys::get_atttypetypmodcoll(table, number, &mut is, &mut typmod, &mut collation) };
-    // A length counts its header of 4 bytes; without one the number is negative.
+    // A length includes its header of 4 bytes; without a length the number is negative.
     Column { number, is, most: usize::try_from(typmod - 4).ok() }
 }
 
-/// Opens the index of the primary key, if that can tell one row.
+/// Opens the index of the primary key, if a value of it identifies one row.
 unsafe fn open_key(table: pg_sys::Relation, mode: LOCKMODE) -> Result<pg_sys::Relation, Shut> {
     // SAFETY: the relation is open
     unsafe {

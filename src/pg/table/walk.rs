@@ -1,10 +1,10 @@
-//! Going through rows in the order of an index.
+//! Walks: going through rows in the order of an index.
 //!
-//! While an old snapshot is open, or a prepared transaction is forgotten, no version of a row goes away, and a row that
-//! is changed time and again has thousands. Two ways keep clear of them. A row of a whole key is read from the end of
-//! the index, where its last version stands ([`Table::find`]). And where each of many rows may have old versions before
-//! it, a walk stops after some that do not count ([`Stand::Stale`]): the caller then asks for that one row in another
-//! way, and goes on behind it.
+//! While an old snapshot is open, or a prepared transaction is forgotten, no version of a row goes away. A row that is
+//! changed often then has thousands. Two ways avoid reading them. The row of a whole key is read from the end of the
+//! index, where its last version is ([`Table::find`]). If many rows may each have old versions, a walk stops after some
+//! versions that do not count ([`Stand::Stale`]). The caller then looks that row up in another way, and goes on behind
+//! it.
 
 use super::open::{Flight, Key, Sight, Table};
 use super::raw::{self, FORWARD};
@@ -12,7 +12,7 @@ use super::tuple::Tuple;
 use pgrx::pg_sys::ffi::pg_guard_ffi_boundary as guarded;
 use pgrx::{Uuid, pg_sys};
 
-/// Versions that a walk steps over before it stops: to ask for a row costs about as much.
+/// How many versions a walk skips before it stops; a lookup of one row costs about as much.
 const PATIENCE: usize = 8;
 
 /// A scan that goes on when it is asked to.
@@ -21,9 +21,9 @@ pub struct Walk<'a> {
     scan: pg_sys::IndexScanDesc,
     keys: usize,
     direction: pg_sys::ScanDirection::Type,
-    /// What the scan shows.
+    /// The snapshot that the scan runs with.
     shown: Box<pg_sys::SnapshotData>,
-    /// What says of each version whether it counts.
+    /// The snapshot that judges of each version whether it counts.
     judge: Option<Judge>,
 }
 
@@ -34,31 +34,32 @@ enum Judge {
 
 /// Where a walk has come to.
 pub enum Stand {
-    /// A row that counts, and what others are doing to it.
+    /// A row that counts, and what other transactions are doing to it.
     Row(Flight),
-    /// A version that does not count, after some others.
+    /// A version that does not count, after several others.
     Stale,
     End,
 }
 
 impl Table {
-    /// Shows the rows of a key, or of its first columns, until `visit` has an answer.
+    /// Visits the rows of a key, or of its first columns, until `visit` has an answer.
     pub fn scan<T>(&self, sight: Sight, key: &[Key], visit: impl FnMut(&Tuple, Flight) -> Option<T>) -> Option<T> {
         self.walk(sight, key).show(visit)
     }
 
-    /// The same from the end of the index, for the row of a whole key: versions of a row stand there as they were made,
-    /// by and large, and the one that counts comes first.
+    /// Visits rows from the end of the index, for the row of a whole key. Versions of a row are mostly in the order in
+    /// which they were made; so the one that counts comes first.
     pub fn find<T>(&self, sight: Sight, key: &[Key], visit: impl FnMut(&Tuple, Flight) -> Option<T>) -> Option<T> {
         self.walk(sight, key).backward().show(visit)
     }
 
-    /// The same, row by row: each is [`Table::row`] until the next. Of one table there is one walk at a time.
+    /// Returns a walk, which goes row by row: [`Table::row`] is the current one. A table has one walk at a time.
     pub fn walk<'a>(&'a self, sight: Sight, key: &'a [Key]) -> Walk<'a> {
         self.walk_by(sight, key, false)
     }
 
-    /// The same, version by version: it can stop at those that do not count, whatever the sight. For tables of ours.
+    /// Returns a walk that goes version by version. It can stop at those that do not count, whatever the sight. For our
+    /// tables.
     pub fn walk_versions<'a>(&'a self, sight: Sight, key: &'a [Key]) -> Walk<'a> {
         self.walk_by(sight, key, true)
     }
@@ -97,7 +98,7 @@ impl Table {
 }
 
 impl Walk<'_> {
-    /// The same from the end.
+    /// Turns the walk around: it begins at the end of the index.
     pub fn backward(mut self) -> Self {
         self.direction = pg_sys::ScanDirection::BackwardScanDirection;
         self
@@ -113,7 +114,7 @@ impl Walk<'_> {
         answer
     }
 
-    /// Goes on to the next row, and says what others are doing to it.
+    /// Goes on to the next row. Returns what other transactions are doing to it.
     pub fn next(&mut self) -> Option<Flight> {
         match self.advance(usize::MAX) {
             Stand::Row(flight) => Some(flight),
@@ -121,12 +122,12 @@ impl Walk<'_> {
         }
     }
 
-    /// The same, or goes on to a version that does not count, after some of that kind.
+    /// Goes on to the next row. Stops early at a version that does not count, once it has passed several of these.
     pub fn step(&mut self) -> Stand {
         self.advance(PATIENCE)
     }
 
-    /// The same, or goes on to the next version.
+    /// Goes on to the next version.
     pub fn one_version(&mut self) -> Stand {
         self.advance(1)
     }
@@ -165,8 +166,8 @@ impl Walk<'_> {
         }
     }
 
-    /// A dirty snapshot names the transaction that is inserting the row that it has been asked about, or is updating or
-    /// deleting it.
+    /// Returns what other transactions are doing to the current row. A dirty snapshot names the transaction that is
+    /// inserting, updating or deleting the row that it has just judged.
     fn flight(&self) -> Flight {
         let asked = match &self.judge {
             Some(Judge::Dirty(snapshot)) => snapshot,
@@ -198,7 +199,8 @@ impl Drop for Walk<'_> {
     }
 }
 
-/// Up to `most` rows of sessions, after the first `skip`, from a table whose index begins with the session.
+/// Returns up to `most` rows of some sessions, after the first `skip`, from a table whose index begins with the
+/// session.
 pub fn page_of<T>(
     table: &Table,
     sessions: &[Uuid],

@@ -1,6 +1,7 @@
-//! Writing rows by their place and not by a statement, which costs many times as much: for tables that are plain, as we
-//! made them, so that only the row and its index entries must be written. A caller that has a statement to fall back on
-//! asks before. Items have none: what an administrator hangs on their table sees no claims.
+//! Writes rows by their place. A statement would cost many times as much. The table must be plain, as we made it: then
+//! only the row and its index entries must be written. A caller first asks whether the table is plain, and uses a
+//! statement if not. Claims of items do not ask, as they have no such statement: what an administrator hangs on the
+//! table of items sees no claims.
 
 use super::indexes::{Indexes, Version};
 use super::open::{Key, Locked, Sight, Table, locked};
@@ -11,9 +12,9 @@ use pgrx::pg_sys::{self, Datum, ItemPointerData, TM_Result};
 pub type Change = (i32, Option<Datum>);
 
 impl Table {
-    /// Returns whether a row may be added or changed here, and not by a statement: nothing hangs on the table but
-    /// indexes. An administrator may have given it a trigger, say. Doing so waits for transactions that have opened the
-    /// table before.
+    /// Returns whether rows may be added or changed by place, without a statement: nothing but indexes hangs on the
+    /// table. An administrator may have added a trigger, for example. The administrator's command waits for
+    /// transactions that have opened the table before.
     pub fn is_plain(&self) -> bool {
         // SAFETY: the relation is open; the list is ours
         unsafe {
@@ -24,14 +25,14 @@ impl Table {
         }
     }
 
-    /// Returns whether it has just so many columns. An administrator may have added one, which leaves its place even
-    /// when it is dropped.
+    /// Returns whether the table has exactly this many columns. An administrator may have added one; its number stays
+    /// taken even after it is dropped.
     pub fn has_columns(&self, count: usize) -> bool {
         // SAFETY: the relation is open
         usize::try_from(unsafe { (*(*self.relation).rd_att).natts }) == Ok(count)
     }
 
-    /// Adds a row, if the table is plain and has just these columns. Returns whether it is and has.
+    /// Adds a row, if the table is plain and has exactly these columns. Returns whether it did.
     #[must_use]
     pub fn try_insert(&self, columns: &[Option<Datum>]) -> bool {
         if !self.has_columns(columns.len()) || !self.is_plain() {
@@ -50,16 +51,16 @@ impl Table {
         true
     }
 
-    /// Gives columns of the row that the last scan stopped at other values; waits for a transaction that has it.
-    /// Returns whether it still was the same row. For a table that is plain.
+    /// Changes columns of the row that the last scan stopped at. Waits for a transaction that has the row locked.
+    /// Returns whether it still was the same row. For a plain table.
     pub fn update(&self, changes: &[Change]) -> bool {
         self.change(changes) == Locked::Mine
     }
 
-    /// The same without waiting, also of the row that a scan stands at.
+    /// Changes columns without waiting, of the row that the last scan stopped at, or that a scan stands at.
     pub fn try_update(&self, changes: &[Change]) -> Locked {
-        // heap_update() has an argument for it, and an assertion that it is not used where another transaction has the
-        // row.
+        // heap_update() has an argument for this, but asserts that the argument is not used while another transaction
+        // has the row locked.
         match self.lock(self.row().tid(), false) {
             Locked::Mine => self.change(changes),
             other => other,
@@ -94,13 +95,13 @@ impl Table {
         }
     }
 
-    /// Deletes the rows of a key, or of its first columns, waiting for transactions that have one. How many; `None`:
-    /// the table is not plain, and that takes a statement.
+    /// Deletes the rows of a key, or of its first columns; waits for transactions that have one locked. Returns how
+    /// many. Returns `None` if the table is not plain: then a statement must do it.
     pub fn delete_rows(&self, key: &[Key]) -> Option<u64> {
         self.each_row(key, |_| Some(self.delete(true)))
     }
 
-    /// Gives columns of these rows other values, as `changes` says; rows that it says nothing of stay as they are.
+    /// Changes columns of these rows, as `changes` says. A row for which `changes` returns `None` stays as it is.
     pub fn update_rows(&self, key: &[Key], changes: impl Fn(&Tuple) -> Option<Vec<Change>>) -> Option<u64> {
         self.each_row(key, |row| Some(self.change(&changes(row)?)))
     }
@@ -123,24 +124,26 @@ impl Table {
             pgrx::check_for_interrupts!();
             match self.lock(tid, true) {
                 Locked::Mine => count += u64::from(write(&self.row()).is_some()),
-                // Another transaction has changed it meanwhile: what stands now is in another place, or nowhere.
+                // Another transaction has changed the row meanwhile: its new version is in another place, or there is
+                // none.
                 Locked::Busy | Locked::Changed => return Some(count + self.each_row(key, write)?),
             }
         }
         Some(count)
     }
 
-    /// Deletes the row that the last scan stopped at, or that a scan stands at, if no other transaction has it.
+    /// Deletes the row that a scan stands at, or that the last one stopped at, unless another transaction has it
+    /// locked.
     pub fn try_delete(&self) -> Locked {
         match self.delete(false) {
-            // This transaction, perhaps.
+            // The lock may be this transaction's own.
             Locked::Busy => self.try_delete_at(self.row().tid()),
             known => known,
         }
     }
 
-    /// Deletes the row at a place, if no other transaction has it. Where this transaction has locked it already, that
-    /// spares a try that takes its own lock for another's.
+    /// Deletes the row at a place, unless another transaction has it locked. If this transaction may have locked the
+    /// row, call this at once: the first try of [`Table::try_delete`] would take that lock for another's.
     pub fn try_delete_at(&self, tid: ItemPointerData) -> Locked {
         match self.lock(tid, false) {
             Locked::Mine => self.delete(true),
@@ -160,11 +163,11 @@ impl Table {
         }
     }
 
-    /// Adds a version of a row to the table's indexes: to its key, to those that an administrator has made, and while
-    /// one is made again to both of it.
+    /// Adds a version of a row to all indexes of the table: its key, and those that an administrator has made. While an
+    /// index is rebuilt that means both the old and the new one.
     unsafe fn index(&self, tuple: pg_sys::HeapTuple, version: Version) {
         let indexes = self.indexes.get_or_init(|| {
-            // SAFETY: the relation is open, and its slot lives as long as it
+            // SAFETY: the relation is open, and its slot lives as long
             unsafe { Indexes::open(self.relation, self.slot) }
         });
         // SAFETY: the tuple is one of the table's
@@ -172,8 +175,8 @@ impl Table {
     }
 }
 
-/// Replaces a row by another version of it. Returns also whether indexes that do not tell rows of a page apart must be
-/// told.
+/// Replaces a row by another version of it. Also returns whether the indexes must learn of it that do not tell the rows
+/// of a page apart.
 unsafe fn heap_update(
     table: pg_sys::Relation,
     old: pg_sys::ItemPointer,

@@ -1,5 +1,5 @@
-//! The file of what sessions have left: eight bytes for its format, a checksum, what tells where it comes from, and the
-//! entries. Nothing here knows PostgreSQL.
+//! The file of what sessions have left: eight bytes for its format, a checksum, its origin, and the entries. Nothing
+//! here knows PostgreSQL.
 
 use crate::shmem::leftover::{Key, Left};
 use std::fs::Metadata;
@@ -7,12 +7,12 @@ use std::hash::Hasher;
 use std::os::unix::fs::MetadataExt;
 use std::time::UNIX_EPOCH;
 
-/// What comes of another format is ignored.
+/// The first bytes of the file. A file of another format is ignored.
 const MAGIC: &[u8; 8] = b"eskleft1";
-/// As much of pg_control as PostgreSQL uses.
+/// How many bytes of pg_control PostgreSQL uses.
 pub const CONTROL: usize = 512;
 
-/// What tells a file from a copy of it, and one stop from another.
+/// The origin of a file. It tells a file from its copy, and one stop from another.
 #[derive(Clone, Copy)]
 pub struct Origin<'a> {
     control: &'a [u8; CONTROL],
@@ -22,7 +22,7 @@ pub struct Origin<'a> {
 
 impl Origin<'_> {
     pub fn of<'a>(control: &'a [u8; CONTROL], file: &Metadata) -> Origin<'a> {
-        // Where the file system does not know it, zero both times.
+        // If the file system does not know the time, this is zero for both files.
         let born = file.created().ok().and_then(|at| at.duration_since(UNIX_EPOCH).ok());
         Origin { control, inode: file.ino(), born: born.map_or(0, |at| at.as_nanos() as u64) }
     }
@@ -56,7 +56,7 @@ impl Left {
         [MAGIC.as_slice(), &checksum(&body), &body].concat()
     }
 
-    /// What a file says, or why it does not count.
+    /// Returns what a file says, or why the file does not count.
     pub(super) fn decode(mut bytes: &[u8], origin: Origin) -> Result<Left, &'static str> {
         if split(&mut bytes) != Some(*MAGIC) {
             return Err("is of another format");

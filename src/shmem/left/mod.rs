@@ -1,10 +1,10 @@
 //! What sessions had left at an orderly stop, kept for the next start.
 //!
-//! A start of the server gives a session of before its whole TTL: no heartbeat has written a row, so a row cannot say
+//! After a start of the server a session from before has its whole TTL. Heartbeats write no row, so a row cannot say
 //! when the session was last heard. Several restarts in a row would give a dead leader its TTL each time. At an orderly
-//! stop, though, all processes that could take a heartbeat have ended before the postmaster does, and the words of the
-//! slots are final. The postmaster writes them to a file as its last act, as pg_stat_statements does, and reads and
-//! removes the file at its next start.
+//! stop the words of the slots are final: all processes that could take a heartbeat have ended before the postmaster
+//! does. The postmaster writes them to a file as its last act, as pg_stat_statements does. It reads and removes the
+//! file at its next start.
 //!
 //! **What a session is given**, counted from the end of recovery (`t0`):
 //!
@@ -15,29 +15,34 @@
 //! | had expired                                                   | nothing                                         |
 //! | had no slot, so nothing has asked for it since `t0`           | what it was given, less the time since `t0`     |
 //!
-//! After a crash, and wherever no file counts, it is the TTL. **Invariant:** a session's deadline after a start is no
-//! earlier than any that the session was told before. What it was told ends at its deadline `d` at the latest; it is
-//! given `d - stop` at least, from a `t0` after `stop`. The time for which the server is down does not count.
+//! After a crash, and wherever no file counts, each session is given its TTL. **Invariant:** a session's deadline after
+//! a start is no earlier than any deadline that it was told before. If `d` is the latest deadline that the session was
+//! told, it is given at least `d - stop`, from a `t0` after `stop`. The time for which the server is down does not
+//! count.
 //!
-//! *Heard* means a deadline beyond `t0 + ttl`, which no start gives. The end of an attachment does not count, because
-//! the stop ends the connection; a session that has ended by that is given its TTL, as after a crash. *The stop* is
-//! when the launcher ends: PostgreSQL terminates it together with the clients, and then makes the shutdown checkpoint,
-//! which may take longer than a TTL. If the launcher is terminated alone, or is slow, that changes what counts as late,
-//! and not the invariant.
+//! *Heard* means that the deadline is beyond `t0 + ttl`; no start gives a later one. The end of an attachment does not
+//! count, because the stop itself ends the connection. A session that has ended with its attachment is given its TTL,
+//! as after a crash.
 //!
-//! **Sessions without a slot** have an entry only if the last file had one. The others have left their TTL less
-//! `silent`: the time that the server has run since a start gave each session its TTL, added up over orderly stops. An
-//! entry with nothing left goes once `silent` says the same of all sessions.
+//! *The stop* is when the launcher ends. PostgreSQL terminates it together with the clients; the shutdown checkpoint
+//! comes after that, and may take longer than a TTL. If the launcher is terminated alone, or is slow, that changes
+//! which sessions count as late, but the invariant holds.
 //!
-//! **Which file counts.** It holds what `pg_control` says after the shutdown checkpoint, and counts while that stands
-//! to the byte. A heartbeat is answered only after `pg_control` has changed, so a file counts for one start, also if a
-//! crash undoes its removal. It does not count in a start from a base backup, or as a standby: sessions may have lived
-//! on elsewhere. For the same reason a copy does not count, which is told by the number of its inode, and when that was
-//! made. Only a snapshot of the storage, taken between stop and start, cannot be told from the original.
+//! **A session without a slot** has an entry only if the last file had one. Each other one has left its TTL less
+//! `silent`: how long the server has run since a start gave each session its TTL, added up over orderly stops. An entry
+//! with nothing left is dropped once `silent` is as long as the longest TTL.
 //!
-//! **What fails** leaves the TTL whole, with a line in the log. A standby has no `t0`, and writes no file; nor does a
-//! postmaster that ends by a crash or an immediate stop, because its `pg_control` tells of no shutdown. The postmaster
-//! takes no lock for this, and calls nothing that raises. Backends inherit what it has read, which never changes.
+//! **Which file counts.** The file holds a copy of `pg_control` as it is after the shutdown checkpoint, and counts
+//! while the two are the same to the byte. A heartbeat is answered only after `pg_control` has changed. So a file
+//! counts for one start, even if a crash undoes its removal. It does not count in a start from a base backup, or as a
+//! standby: the sessions may have lived on elsewhere. A copy of the file does not count for the same reason. Its inode
+//! number and time of creation give it away. Only a snapshot of the storage, taken between stop and start, looks like
+//! the original.
+//!
+//! **If anything fails**, sessions have their whole TTL, and the log has a line. A standby has no `t0`, and writes no
+//! file. Nor does a postmaster that ends by a crash or an immediate stop, because its `pg_control` shows no shutdown.
+//! The postmaster takes no lock for this, and calls nothing that raises. Backends inherit what it has read; that never
+//! changes.
 
 mod file;
 
@@ -58,12 +63,12 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::atomic::Ordering;
 
-/// In the data directory, which the postmaster is in. Recovery leaves it alone.
+/// The path is in the data directory, which is the postmaster's working directory. Recovery leaves the file alone.
 const FILE: &CStr = c"pg_stat/eskit_lease.stat";
 const NEW_FILE: &CStr = c"pg_stat/eskit_lease.tmp";
 
 impl Slot {
-    /// What the session that has this slot has left at a stop; `None` without one.
+    /// Returns what the session of this slot has left at a stop; `None` if the slot has no session.
     fn at_stop(&self, t0: u64, stop: u64) -> Option<(Key, u64)> {
         let (word, ttl) = (self.word(), self.ttl());
         let attached = self.cap() != FOREVER && self.ttl_ms.load(Ordering::Relaxed) & PRIVATE == 0;
@@ -78,12 +83,12 @@ impl Slot {
 }
 
 impl Shared {
-    /// For how long a session of an earlier start lives from the end of recovery on.
+    /// Returns how long a session of an earlier start lives from the end of recovery on.
     pub(super) fn given(&self, home: Home, session: Uuid, ttl: u64) -> u64 {
         self.left.given(key(home, session), ttl)
     }
 
-    /// The launcher begins to run: sessions are served from now on, until it ends.
+    /// Notes that the launcher begins to run. Sessions are served from now until it ends.
     pub fn launcher_begins(&self) {
         self.t0();
         self.header.stop.store(0, Ordering::Release);
@@ -91,7 +96,7 @@ impl Shared {
         unsafe { pg_sys::before_shmem_exit(Some(launcher_ends), pg_sys::Datum::from(0)) };
     }
 
-    /// Writes what sessions have left, if it is known when the server began to serve them and when it stopped.
+    /// Writes what sessions have left, if both are known: when the server began to serve them, and when it stopped.
     fn write_down(&self) -> io::Result<()> {
         let (t0, stop) = (self.header.t0.load(Ordering::Acquire), self.header.stop.load(Ordering::Acquire));
         let Some(control) = control().filter(|_| t0 != 0 && stop != 0) else { return Ok(()) };
@@ -115,14 +120,15 @@ fn path(name: &CStr) -> &Path {
     Path::new(OsStr::from_bytes(name.to_bytes()))
 }
 
-/// What pg_control says while the server is stopped in order; `None` otherwise.
+/// Returns pg_control if it says that the server was shut down in order; else `None`.
 fn control() -> Option<[u8; CONTROL]> {
     let control = *fs::read(path(pg_sys::XLOG_CONTROL_FILE)).ok()?.first_chunk()?;
     let state = *control[offset_of!(pg_sys::ControlFileData, state)..].first_chunk()?;
     (u32::from_ne_bytes(state) == pg_sys::DBState::DB_SHUTDOWNED).then_some(control)
 }
 
-/// What the last stop has left, or why the file does not count. Without a file sessions have their TTL.
+/// Returns what sessions had left at the last stop, or why the file does not count. Without a file each session has its
+/// TTL.
 fn read() -> Result<Left, String> {
     let file = match fs::metadata(path(FILE)) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Left::default()),
@@ -139,8 +145,8 @@ fn read() -> Result<Left, String> {
     Left::decode(&bytes, Origin::of(&control, &file)).map_err(str::to_owned)
 }
 
-/// Reads the file and removes it; in the postmaster, when shared memory is made. After a crash of a backend there is
-/// none.
+/// Reads the file and removes it. The postmaster calls this when it makes shared memory. After a crash of a backend
+/// there is no file.
 pub(super) fn take() -> Left {
     let found = read();
     if path(FILE).exists() {
@@ -164,7 +170,7 @@ unsafe extern "C-unwind" fn launcher_ends(_: std::ffi::c_int, _: pg_sys::Datum) 
     }
 }
 
-/// In the postmaster, after all other processes.
+/// Writes the file. The postmaster calls this after all other processes have ended.
 unsafe extern "C-unwind" fn at_exit(code: std::ffi::c_int, _: pg_sys::Datum) {
     if code == 0
         && let Ok(shared) = shared()
