@@ -11,6 +11,7 @@ use crate::pg::spi::{Statement, Value};
 use crate::pg::table::Tuple;
 use crate::pg::text::{Text, role_name, role_of_name};
 use crate::seam;
+use crate::session;
 use crate::shmem::databases::{Counter, Kept};
 use crate::shmem::word;
 use pgrx::pg_sys::panic::ErrorReport;
@@ -63,7 +64,7 @@ fn claim(call: &Call, key: &str, fence: i64, ended: &[State]) -> Result<bool> {
     if seam::has_ended(at.session()) {
         return Err(lost(row.why_over()));
     }
-    match call.shared.look(at).map(|standing| standing.state) {
+    match session::ending::outcome(call.shared, at) {
         Some(word::State::Alive) => Ok(true),
         Some(word::State::Frozen) => Err(in_flight()),
         _ => Err(lost(row.why_over())),

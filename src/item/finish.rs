@@ -12,6 +12,7 @@ use crate::pg::guard::Mode;
 use crate::pg::spi::Statement;
 use crate::pg::table::{Flight, Key, Locked, Sight, Table, Tuple};
 use crate::pg::text::Text;
+use crate::session;
 use crate::shmem::databases::{Counter, Kept};
 use crate::shmem::word::State;
 use pgrx::datum::Interval;
@@ -66,7 +67,7 @@ fn hold(call: &Call, fence: i64) -> Result<Held<'_>> {
     if !call.fencer(at).try_lock(Mode::Shared) {
         return Err(in_flight());
     }
-    match call.shared.look(at).map(|standing| standing.state) {
+    match session::ending::outcome(call.shared, at) {
         Some(State::Alive) => {
             let heads = (claim.order != Order::None).then(|| Heads::of(call, claim.queue));
             Ok(Held { call, claim, items: Table::open(ITEMS, c"_items_pkey"), heads })

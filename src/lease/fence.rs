@@ -211,7 +211,7 @@ pub fn check(call: &Call, resource: &str, slot: Option<i32>, fence: i64) -> Resu
     if row.declared {
         kind.rules().cross(resource, fence)?;
     }
-    match call.shared.look(at).map(|standing| standing.state) {
+    match session::ending::outcome(call.shared, at) {
         // Otherwise an owner that runs transactions without a gap would keep a partition forever.
         Some(State::Alive) if row.declared && kind.rules().is_overdue(call, resource, row.slot, fence) => {
             return Err(Error::Overdue { group: resource.to_owned(), partition: row.slot, fence }.into());

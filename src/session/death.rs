@@ -87,9 +87,11 @@ impl Call {
         debug_assert!(!sessions.iter().any(|session| self.lives(*session)), "what is taken is a dead session's");
         record(self, &self.seam().taken_from(sessions));
     }
-    /// Returns whether the slot of a session lives, and this transaction has not ended the session.
+
+    /// Returns whether the slot of a session lives, and the session has not ended: neither by this transaction nor by
+    /// a prepared one that has committed, after which the slot stays frozen until a call or the sweep looks.
     fn lives(&self, session: Uuid) -> bool {
         let standing = self.shared.find(self.home, session).and_then(|at| self.shared.look(at));
-        standing.is_some_and(|standing| standing.alive()) && !seam::has_ended(session)
+        standing.is_some_and(|standing| standing.alive()) && !seam::has_ended(session) && !rows(&[session]).is_empty()
     }
 }

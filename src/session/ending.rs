@@ -23,19 +23,31 @@ pub fn is_ending(session: Uuid) -> bool {
     table().scan(Sight::Dirty, &[Key::Uuid(session)], |row, _| row.is_being_deleted().then_some(())).is_some()
 }
 
-/// Returns the standing of a session after its heartbeat. If the session is frozen, looks for the outcome of its end:
-/// the session has ended, or is thawed and gets a new heartbeat. A session that this transaction itself ends stays
-/// frozen: this transaction does not see its row, whether it commits or not.
+/// Returns the state of a session. If the session is frozen and its prepared end has been decided, the session has
+/// ended, or is thawed. A session that this transaction itself ends stays frozen: this transaction does not see its
+/// row, whether it commits or not.
+pub fn outcome(shared: &Shared, at: SlotRef) -> Option<State> {
+    let state = |at| shared.look(at).map(|standing| standing.state);
+    if state(at) != Some(State::Frozen) || seam::has_ended(at.session()) {
+        return state(at);
+    }
+    if row(at.session()).is_none() {
+        shared.end(at, false);
+    } else {
+        thaw(shared, at);
+    }
+    state(at)
+}
+
+/// Returns the standing of a session after its heartbeat. A session that is thawed for it gets a new heartbeat.
 pub fn found(shared: &Shared, at: SlotRef, standing: Standing) -> Standing {
     if standing.state != State::Frozen || seam::has_ended(at.session()) {
         return standing;
     }
-    if row(at.session()).is_none() {
-        shared.end(at, false);
-        return Standing::dead();
+    match outcome(shared, at) {
+        Some(State::Alive | State::Frozen) => shared.beat(at).unwrap_or(standing),
+        _ => Standing::dead(),
     }
-    thaw(shared, at);
-    shared.beat(at).unwrap_or(standing)
 }
 
 /// Thaws a session whose prepared end has been rolled back: it is frozen, and no open transaction deletes its row. A
