@@ -237,6 +237,7 @@ pub fn admit(call: &Call, sessions: HashSet<Uuid>, ready: &mut HashMap<Uuid, Slo
 /// Grants a session each resource that it is first in line for and that no living session holds. So waiters are served
 /// even while the worker is stopped.
 pub fn judge_places(call: &Call, at: SlotRef) {
+    line::inherit_left(call, at.session());
     let places = line::places_of(&[at.session()], limits::MAX_PLACES, 0);
     let resources: Vec<String> = places.into_iter().map(|(resource, _)| resource).collect();
     let mut result = HandOver { only: Some(at.session()), ..HandOver::default() };

@@ -37,6 +37,7 @@ use crate::pg::guard::{Guard, Mode};
 use crate::pg::spi::{self, Statement, Value};
 use crate::pg::table::{Flight, Key, Locked, Sight};
 use crate::pg::text::Text;
+use crate::session::succession;
 use crate::shmem::slots::SlotRef;
 use pgrx::Uuid;
 use pgrx::pg_sys::{ItemPointerData, TEXTOID, TIDARRAYOID, UUIDOID};
@@ -106,6 +107,7 @@ pub fn waiting(resource: &str) -> (Vec<Uuid>, bool) {
 /// was granted a resource past its place, or took a place while a release was open that was rolled back. Skips a place
 /// that another transaction has locked: a release waits for no place.
 pub fn leave_behind<'a>(call: &Call, session: Uuid, resources: impl Iterator<Item = &'a str>) {
+    inherit_left(call, session);
     // Usually the session waits for nothing.
     if !places::may_wait(session) {
         return;
@@ -120,6 +122,7 @@ pub fn leave_behind<'a>(call: &Call, session: Uuid, resources: impl Iterator<Ite
 /// Gives up a session's places for a resource. Waits for a transaction that is just granting to the session. Returns
 /// whether the session had a place.
 pub fn cancel(call: &Call, resource: &str, at: SlotRef) -> bool {
+    inherit_left(call, at.session());
     let (table, found) = (table(), places(&[resource], &[at.session()]));
     let mut mine: Vec<_> =
         found.into_values().flatten().filter(|place| table.lock(*place, true) == Locked::Mine).collect();
@@ -160,6 +163,22 @@ pub fn inherit(call: &Call, from: Uuid, to: Uuid) -> Vec<String> {
         call.seam().judge_at(&resource, clock::now());
     }
     others.into_iter().map(|(resource, _)| resource).collect()
+}
+
+/// Moves to a session the places that its dead predecessors still have: a take-over leaves a place that another
+/// transaction has in hand. The sweep moves it later; without a worker the successor does. Returns whether there may
+/// have been any.
+pub fn inherit_left(call: &Call, session: Uuid) -> bool {
+    // Usually no session has been taken over.
+    if !succession::table().has_entry(&[]) {
+        return false;
+    }
+    let is_left = |from: &Uuid| places::may_wait(*from) && succession::heir(call, *from) == Some(session);
+    let left: Vec<Uuid> = succession::former(session).into_iter().filter(is_left).collect();
+    for from in &left {
+        inherit(call, *from, session);
+    }
+    !left.is_empty()
 }
 
 /// Puts a session at the head of the line, unless it is first already.

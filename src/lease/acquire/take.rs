@@ -65,7 +65,11 @@ impl Taking<'_> {
     /// Refuses leases that others are in line for, and settles those in grace. Returns the session's places in line for
     /// the rest.
     fn wait_for_turn(&mut self, consumer: &str) -> Places {
-        let mut first = line::first_in_line(self.call, self.names(|_| true)).first;
+        let first_in_line = || line::first_in_line(self.call, self.names(|_| true)).first;
+        let (mut first, me) = (first_in_line(), self.me.session());
+        if first.values().any(|first| first.session != me) && line::inherit_left(self.call, me) {
+            first = first_in_line();
+        }
         self.wanted.retain(|(index, want)| {
             let barging = first.get(&self.resources[*index]).is_some_and(|first| first.session != self.me.session());
             if barging && !want.own {
