@@ -53,11 +53,6 @@ const STRIPE_TRIES: u32 = 30;
 pub fn grant(call: &Call, leases: &Leases, candidates: Vec<Candidate>) -> HashMap<Seat, Grant> {
     let mut granted = HashMap::new();
     let mut candidates = candidates.into_iter().peekable();
-    if candidates.peek().is_some() {
-        // This comes before the stripes, because the first grant of a start may wait here.
-        fence::raise(call);
-        refence::see_to_mark(call);
-    }
     while candidates.peek().is_some() {
         grant_batch(call, leases, candidates.by_ref().take(limits::GRANT_BATCH).collect(), &mut granted);
     }
@@ -73,6 +68,10 @@ fn grant_batch(call: &Call, leases: &Leases, mut candidates: Vec<Candidate>, gra
     candidates.retain(|candidate| claim(call, leases, candidate, &stripes, &plain));
     let mut done = Vec::new();
     if !candidates.is_empty() {
+        // The first grant of a start raises the fences. Calls that lose the race for a new name do not come here, so
+        // they do not wait for it.
+        fence::raise(call);
+        refence::see_to_mark(call);
         done = write(call, leases, candidates);
         give_back(call, leases, &mut done);
         let mut places: Vec<_> = done.iter().flat_map(|(candidate, _)| candidate.places.iter().copied()).collect();

@@ -98,10 +98,10 @@ impl Guard {
     /// Returns the guard's place in the order; `None` for a guard that no call waits for while it holds others.
     fn place(self) -> Option<Place> {
         let (step, key) = match self {
-            Guard::Raise => (2, 0),
-            Guard::Fencer(_) => (3, 0),
-            Guard::Fence(fence) => (5, fence),
-            Guard::Stripe(stripe) => (8, stripe.into()),
+            Guard::Fencer(_) => (2, 0),
+            Guard::Fence(fence) => (4, fence),
+            Guard::Stripe(stripe) => (7, stripe.into()),
+            Guard::Raise => (8, 0),
             _ => return None,
         };
         Some(Place { step, key })
