@@ -21,7 +21,7 @@
 //! | the session                             | answer                                                        |
 //! |-----------------------------------------|---------------------------------------------------------------|
 //! | does not live                           | `expired`, `unknown_session`, before any look                 |
-//! | is being ended                          | `closing`, before any look; or here, if that has just begun   |
+//! | is being ended                          | `closing`, before any look; or before a grant, if the end began since |
 //! | drains, and would get a lease or a place | `draining`                                                   |
 //! | has no slot, and would get a lease      | `sessions_full` (see [`crate::shmem::stand_in`])              |
 //!

@@ -14,8 +14,8 @@
 //! successor's.
 //!
 //! A session that has a permit of a semaphore has no turn in its line (see [`crate::lease::seat`]). It may still have a
-//! place there, taken by another connection while its own acquire or release was open. That place counts again once the
-//! permit is gone.
+//! place there: another connection of the session may have taken one while the transaction that acquired or released
+//! the permit was open. That place counts again once the permit is gone.
 //!
 //! Rows of former places stay in the index while an old snapshot is open. [`crate::session::floor`] says how a line is
 //! read without them.

@@ -36,11 +36,13 @@
 //!
 //! **position_since** makes a later raise of base safe. [`position_raise`] does that for rows with greater positions
 //! that came from elsewhere. Open and prepared transactions may then have drawn with the former base. Each has taken
-//! its id before it read base. `position_since` is the next id at a moment when no transaction can read the former base
-//! any more, so their ids are all below it. A snapshot whose `xmin` is not below `position_since` knows that all of
-//! them have ended, and computes its horizon with the new base. Any other snapshot uses no base at all. That is below
-//! every position that those transactions have drawn, so readers wait for them. `position_since` is stored first and
-//! read last, so that no transaction has a new base without it.
+//! its id before it read base. A raise first makes shared memory forget base: from then on a transaction that needs
+//! base waits for the guard. Then the raise takes the next id as `position_since`, so all ids that went with the former
+//! base are below it. A snapshot whose `xmin` is not below `position_since` knows that all of them have ended, and
+//! computes its horizon with the new base. Any other snapshot computes its horizon from `xmin` alone, without a base.
+//! Such a horizon is not above any position that was drawn by a transaction which is still open in the snapshot, so
+//! readers wait for those. `position_since` is stored first and read last, so that no transaction has a new base
+//! without it.
 
 use crate::base::error::{Error, Result};
 use crate::base::limits;

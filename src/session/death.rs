@@ -7,7 +7,7 @@
 //!
 //! * a permit, since the holder of another permit is dead ([`crate::lease::semaphore`]);
 //! * the target of a partition, since a member is dead;
-//! * the other side of a bridge, since the holder is dead;
+//! * the lock or the row of a bridge, which an old worker may take from now on, since the holder of the lease is dead;
 //! * a declared name, since a waiter is dead;
 //! * the name of a consumer, for a session that takes over.
 //!

@@ -7,9 +7,10 @@
 //! retried later.
 //!
 //! If more databases have work than there may be workers, they take turns. The database that was last served longest
-//! ago is next, and a worker leaves after a second, or as soon as nothing is due. So DROP DATABASE, CREATE DATABASE ..
-//! TEMPLATE and RENAME need not know of the worker. A worker that has the locks of bridges is the exception: it stays,
-//! and takes no part in the turns (see [`crate::bridge::tend`]).
+//! ago is next, and a worker leaves after a second, or as soon as nothing is due. DROP DATABASE, CREATE DATABASE ..
+//! TEMPLATE and RENAME wait up to five seconds for other processes to leave the database, so a worker without work does
+//! not make them fail. A worker that has the locks of bridges is the exception: it stays, and takes no part in the
+//! turns (see [`crate::bridge::tend`]).
 //!
 //! PostgreSQL's slots for such processes are shared with parallel queries and others. If a worker finds none, the
 //! launcher looks for one every 50 ms, and running workers leave as if they had to take turns. In each database with
