@@ -6,10 +6,10 @@
 //! dirty ring. The worker judges them again. Both transactions do this, so after the later one the worker sees the
 //! changes of both.
 //!
-//! | event            | sessions opened here | sessions ended here | revisions  | resources              |
+//! | event            | sessions opened here | sessions ended here | sessions whose holdings or waits change | resources |
 //! |------------------|----------------------|---------------------|------------|------------------------|
 //! | pre-commit       |                      | frozen              |            | what is put off until then is done |
-//! | commit           | unproven if need be  | dead                | unproven if need be; bumped | to the ring |
+//! | commit           | unproven if need be  | dead                | unproven if need be, then the revision is bumped | to the ring |
 //! | abort            | dead, without a trace | alive again        |            | to the ring, unchanged |
 //! | pre-prepare      | refused if attached; promised | frozen; dead ones that were taken from are marked so | promised | |
 //! | prepare          | unproven             | stay frozen         | unproven   | the xid is watched, then all are rescanned |

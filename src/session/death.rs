@@ -2,14 +2,14 @@
 //! taken away all that the session had. A restart gives each session that has a row a new time to live. So a
 //! transaction that takes something from a dead session writes a row here, which keeps the session dead.
 //!
-//! A transaction also writes a row here if it grants to others because a session is dead, even if that session keeps
-//! what it has:
+//! A transaction also writes a row here if it does something that only this death allows, even if the dead session
+//! keeps what it has. The transaction
 //!
-//! * a permit, since the holder of another permit is dead ([`crate::lease::semaphore`]);
-//! * the target of a partition, since a member is dead;
-//! * the lock or the row of a bridge, which an old worker may take from now on, since the holder of the lease is dead;
-//! * a declared name, since a waiter is dead;
-//! * the name of a consumer, for a session that takes over.
+//! * grants a permit that is free only because the holder of another permit is dead ([`crate::lease::semaphore`]);
+//! * gives a partition another target, because the member is dead;
+//! * lets the old workers of a bridge go on, because the lease's holder is dead;
+//! * declares a name, or drops its declaration, because all who waited for it are dead;
+//! * lets a new session take over a consumer's name, because the former session is dead.
 //!
 //! A refusal records nothing. A grant does not record a dead waiter that it passes over: that waiter has lost its turn,
 //! but keeps its place.

@@ -1,11 +1,13 @@
 //! Spans: which partitions of a queue a claim may skip. With them an empty partition among thousands costs nothing.
 //!
 //! A span is 64 neighbouring partitions of a queue. It has a bit for each partition in which something may be claimed.
-//! It also has the first time at which something becomes due in one of the others. **A bit is clear only if nothing in
-//! the partition is free to be claimed or in flight, except what becomes due later.**
+//! It also has the first time at which something becomes due in one of the others. **A bit is clear only if no item in
+//! the partition is free to be claimed, and none is in flight (changed by a transaction that has not ended). Items that
+//! become due later do not count.**
 //!
 //! * A claim notes the span's turn and looks through the partition. If it finds nothing, [`Shared::pass_over`] clears
-//!   the bit. If the claim fails, a lowering of the lane brings back what it has taken.
+//!   the bit. If the claim is rolled back, it lowers the lane's floor (see [`super::floors`]), which sets the bit
+//!   again.
 //! * Each lowering of a floor (see [`super::floors`]) sets the bit under the same lock, and begins a new turn. A bit is
 //!   cleared only in the turn that was noted before the look. So what becomes free during the look is not lost. The
 //!   items of a prepared transaction are in flight for every look, and keep the bit set until it has ended.

@@ -28,9 +28,10 @@
 //! comes after that, and may take longer than a TTL. If the launcher is terminated alone, or is slow, that changes
 //! which sessions count as late, but the invariant holds.
 //!
-//! **A session without a slot** has an entry only if the last file had one. Each other one has left its TTL less
-//! `silent`: how long the server has run since a start gave each session its TTL, added up over orderly stops. An entry
-//! with nothing left is dropped once `silent` is as long as the longest TTL.
+//! **A session without a slot** has an entry only if the last file had one. Any other session without a slot is given
+//! its TTL less `silent`. `silent` is the time for which the server has run, summed over orderly stops, since the last
+//! start that gave each session its whole TTL. An entry with nothing left is dropped once `silent` is as long as the
+//! longest TTL.
 //!
 //! **Which file counts.** The file holds a copy of `pg_control` as it is after the shutdown checkpoint, and counts
 //! while the two are the same to the byte. A heartbeat is answered only after `pg_control` has changed. So a file
