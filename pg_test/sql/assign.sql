@@ -9,18 +9,19 @@ SELECT partition_assign('range', members::text[], array_fill(NULL::text, ARRAY[8
 FROM unnest(ARRAY['{a}', '{a,c}', '{a,b,c}', '{c,a,b}', '{a,b,c,d,e}', '{a,b,c,d,e,f,g,h,i,j}', '{é,z,Z,""}']) AS members;
 SELECT partition_assign('range', '{a,b}', '{b,b,b,a,gone,NULL}');
 
--- sticky: as few move as balance allows. No member had any; one joins, and another; one leaves; one replaces another.
+-- sticky: as few partitions move as balance allows. None has an owner yet; one member joins, then another; one leaves;
+-- one replaces another.
 SELECT partition_assign('sticky', '{a,b}', array_fill(NULL::text, ARRAY[8]));
 SELECT partition_assign('sticky', '{a,b,c}', '{a,a,a,a,b,b,b,b}');
 SELECT partition_assign('sticky', '{d,c,b,a}', '{a,a,a,c,b,b,b,c}');
 SELECT partition_assign('sticky', '{a,c,d}', '{a,a,d,c,b,b,d,c}');
 SELECT partition_assign('sticky', '{a,c,e}', '{a,a,d,c,a,c,d,c}');
--- A member that has more keeps the larger share; otherwise the larger shares are in the order of the ids.
+-- A member that owns more partitions keeps the larger share; otherwise the larger shares go by the order of the ids.
 SELECT partition_assign('sticky', '{a,b}', '{a,b,b}');
 SELECT partition_assign('sticky', '{a,b}', '{NULL,b,b}');
 SELECT partition_assign('sticky', '{d,c,b,a}', '{d,d}');
 SELECT partition_assign('sticky', '{b,""}', '{"",NULL,"",gone}');
--- What is balanced stays.
+-- A balanced assignment stays.
 SELECT partition_assign('sticky', '{a,b,c}', '{c,a,b,a,c,b,b}');
 
 -- In a group the larger shares go by lots, regardless of the present owners; a member that leaves moves only its own.
@@ -30,7 +31,7 @@ SELECT partition_assign('sticky', members, partition_assign('sticky', '{a,b,c,d}
 FROM unnest(ARRAY['{"m":["a","b","c","d"]}', '{"m":["b","c","d"]}', '{"m":["a","c","d"]}', '{"m":["a","b","d"]}', '{"m":["a","b","c"]}']::jsonb[]) AS j,
      LATERAL (SELECT array_agg(e) FROM jsonb_array_elements_text(j -> 'm') AS e) AS v (members);
 SELECT partition_assign('range', '{a,b,c,d}', '{a,NULL}', 'orders') = partition_assign('range', '{a,b,c,d}', '{a,NULL}') AS "range has none";
--- A hundred groups of one partition. All four at first; one dies, another comes.
+-- A hundred groups of one partition, and four members in each. One member dies, another comes.
 WITH first AS (
     SELECT g, partition_assign('sticky', '{w1,w2,w3,w4}', '{w1}', g) AS owners FROM (SELECT 'orders-' || n FROM generate_series(1, 100) AS n) AS v (g)
 ), died AS (SELECT g, partition_assign('sticky', '{w1,w2,w4}', owners, g) AS owners FROM first
@@ -40,13 +41,13 @@ FROM (SELECT 1, 15, 35, owners[1], count(*) FROM first GROUP BY 4 UNION ALL SELE
       UNION ALL SELECT 3, 15, 35, owners[1], count(*) FROM came GROUP BY 4) AS v (step, low, high, owner, n)
 GROUP BY step, low, high ORDER BY 1;
 
--- No members, no owners: not even the present ones.
+-- Without members no partition has an owner, not even its present one.
 SELECT partition_assign(assignor, '{}', '{a,NULL,b}') FROM unnest(ARRAY['range', 'sticky']) AS assignor;
 
 -- An array of any shape is read as a list, and the answer begins at 1.
 SELECT partition_assign('sticky', '{{b,a},{d,c}}', '[0:1][1:2]={{a,b},{NULL,c}}'), array_dims(partition_assign('sticky', '{a}', '[5:6]={a,b}'));
 
--- Balanced, and the same for the members in another order, up to the limits.
+-- The assignment is balanced, and does not depend on the order of the members, up to the limits.
 WITH given AS MATERIALIZED (
     SELECT *, (SELECT array_agg(i::text) FROM generate_series(1, members) AS i) AS up,
            (SELECT array_agg(i::text ORDER BY i DESC) FROM generate_series(1, members) AS i) AS down,
@@ -72,10 +73,10 @@ SELECT pg_temp.refused(
     '''sticky'', ''{b,a,c,a}'', ''{NULL}''', '''range'', ''{"",""}'', ''{NULL}''',
     '''sticky'', ''{a}'', ''{NULL}'', NULL', '''range'', ''{a}'', ''{}''', '''range'', ''{}'', ''{}''', '''range'', ''{a}'', array_fill(NULL::text, ARRAY[32769])',
     '''range'', array_fill(''same''::text, ARRAY[100001]), ''{NULL}''');
--- More than an array can hold, and nothing is lost by asking.
+-- The answer is larger than an array can hold: an error, which changes nothing.
 SELECT pg_temp.refused('''range'', ARRAY[repeat(''x'', 1048576)], array_fill(NULL::text, ARRAY[32768])');
 
--- A constant to the planner.
+-- The planner folds the call to a constant.
 EXPLAIN (COSTS off, VERBOSE) SELECT partition_assign('range', '{a,b}', '{NULL,NULL,NULL}');
 
 -- The same where text is not UTF-8.

@@ -15,7 +15,7 @@ CREATE FUNCTION pg_temp.take(topic text, who text) RETURNS boolean LANGUAGE sql 
         WHERE topic = $1 AND (owner IS NULL OR leased_until IS NULL OR leased_until < clock_timestamp() OR owner = $2) RETURNING 1)
     SELECT EXISTS (SELECT FROM taken)
 $$;
--- Whose it is, without the number in a marker; and for how long, in tens of seconds.
+-- The row's owner, without the number in a marker, and its remaining time in tens of seconds.
 CREATE VIEW pg_temp.row AS
 SELECT topic, regexp_replace(owner, '[0-9]+$', 'N') AS owner, ceil(extract(epoch FROM leased_until - clock_timestamp()) / 10) AS tens_left, position FROM topics;
 CREATE PROCEDURE pg_temp.wait_for_lease(resource text, session uuid) LANGUAGE plpgsql AS $$
@@ -26,7 +26,7 @@ END $$;
 
 SELECT bridge_create_row('r', 'topics', 'orders', 'owner', 'leased_until');
 SELECT resource, lock_key, target, key, owner_column, until_column, held, blocked_by, owner = current_user AS mine FROM bridges;
--- A call never grants it on the spot; the worker grants it to the first in line. Then the row is the worker's.
+-- A call never grants the lease on the spot; the worker grants it to the first in line. Then the row is the worker's.
 SELECT * FROM pg_temp.ask('r', :'a');
 SELECT * FROM pg_temp.ask('r', :'a', true);
 CALL pg_temp.wait_for_lease('r', :'a');
@@ -42,13 +42,13 @@ COMMIT;
 BEGIN READ ONLY;
 SELECT fence_check('r', :fa);
 COMMIT;
--- An earlier read does no harm: no other session can have owned the row since the grant.
+-- The check passes with a snapshot from before it: no other session can have owned the row since the grant.
 BEGIN ISOLATION LEVEL REPEATABLE READ;
 SELECT position FROM topics WHERE topic = 'orders';
 SELECT fence_check('r', :fa);
 COMMIT;
 SELECT pg_temp.error_of('SELECT bridge_drop(''r'')');
--- Over: the time in the row ends, and an old worker may have it. Then the new one waits.
+-- Released: the time in the row ends, and an old worker may take the row. Then the new worker waits.
 SELECT lease_release('r', :fa);
 CALL pg_temp.wait_for('(SELECT tens_left <= 0 FROM pg_temp.row WHERE topic = ''orders'')');
 SELECT pg_temp.take('orders', 'old');
@@ -56,8 +56,8 @@ SELECT * FROM pg_temp.ask('r', :'a', true);
 UPDATE topics SET leased_until = clock_timestamp() WHERE topic = 'orders' AND owner = 'old';
 CALL pg_temp.wait_for_lease('r', :'a');
 SELECT fence > :fa AS greater, fence AS fa FROM lease_acquire('r', :'a') \gset
--- Another owner has the row: an old worker that does not ask, or another resource. Once the row is free, the lease goes
--- on under a new fence.
+-- Another owner has the row: an old worker that took it by force, or another resource. Once the row is free, the lease
+-- goes on under a new fence.
 UPDATE topics SET owner = 'old' WHERE topic = 'orders';
 SELECT pg_temp.error_of(format('SELECT fence_check(''r'', %s)', :fa));
 UPDATE topics SET owner = NULL WHERE topic = 'orders';
@@ -70,7 +70,7 @@ SELECT pg_temp.error_of(format('SELECT fence_check(''r'', %s)', :fa));
 UPDATE topics SET leased_until = NULL WHERE topic = 'orders';
 CALL pg_temp.wait_for(format('(SELECT fence > %s FROM eskit_lease.lease_acquire(''r'', %L))', :fa, :'a'));
 SELECT fence AS fa FROM lease_acquire('r', :'a') \gset
--- The worker's own, but since after the grant.
+-- The row has the worker's marker, but with a number drawn after the grant.
 BEGIN;
 UPDATE topics SET owner = 'eskit_lease:r:' || nextval('fence_seq') WHERE topic = 'orders';
 SELECT pg_temp.error_of(format('SELECT fence_check(''r'', %s)', :fa));
@@ -78,12 +78,12 @@ COMMIT;
 CALL pg_temp.wait_for(format('(SELECT fence > %s FROM eskit_lease.lease_acquire(''r'', %L))', :fa, :'a'));
 SELECT fence AS fa FROM lease_acquire('r', :'a') \gset
 SELECT fence_check('r', :fa);
--- The row's time is over, but no old worker came: the worker keeps it.
+-- The row's time is over, but no old worker came: the worker keeps the row.
 UPDATE topics SET leased_until = clock_timestamp() - interval '1 day' WHERE topic = 'orders';
 SELECT fence_check('r', :fa);
 CALL pg_temp.wait_for('(SELECT tens_left = 3 FROM pg_temp.row WHERE topic = ''orders'')');
 SELECT fence_check('r', :fa);
--- Gone, and back; a key that changes is another row.
+-- The row disappears and comes back. A row whose key has changed counts as another row.
 UPDATE topics SET topic = 'orders 2' WHERE topic = 'orders';
 SELECT pg_temp.error_of(format('SELECT fence_check(''r'', %s)', :fa));
 UPDATE topics SET topic = 'orders' WHERE topic = 'orders 2';
@@ -91,7 +91,7 @@ SELECT fence_check('r', :fa);
 ALTER TABLE topics RENAME COLUMN owner TO possessor;
 SELECT pg_temp.error_of(format('SELECT fence_check(''r'', %s)', :fa));
 ALTER TABLE topics RENAME COLUMN possessor TO owner;
--- Renamed and elsewhere, with another in its place, it is the same.
+-- The table is renamed and moved to another schema, with another table in its place: the bridge still finds it.
 CREATE SCHEMA regress_elsewhere;
 ALTER TABLE topics SET SCHEMA regress_elsewhere;
 ALTER TABLE regress_elsewhere.topics RENAME TO subjects;
@@ -102,7 +102,7 @@ DROP TABLE topics;
 ALTER TABLE regress_elsewhere.subjects RENAME TO topics;
 ALTER TABLE regress_elsewhere.topics SET SCHEMA public;
 DROP SCHEMA regress_elsewhere;
--- Released to the next in line: the row stays the worker's, and its fence is newer.
+-- Released to the next in line: the row stays the worker's, with a newer fence in its marker.
 SELECT (pg_temp.ask('r', :'b', true)).reason;
 SELECT owner AS marker FROM topics WHERE topic = 'orders' \gset
 SELECT lease_release('r', :fa);
@@ -117,7 +117,7 @@ CREATE FUNCTION pg_temp.foreign_code() RETURNS trigger LANGUAGE plpgsql AS 'BEGI
 CREATE FUNCTION pg_temp.same(text) RETURNS text LANGUAGE sql IMMUTABLE AS 'SELECT $1';
 CREATE TYPE pg_temp.mood AS ENUM ('good', 'bad');
 CREATE TYPE pg_temp.lengths AS RANGE (subtype = float8, multirange_type_name = pg_temp.many_lengths);
--- Refused as it is, after some statements about a table of its own.
+-- Makes a table, changes it by these statements, and returns the refusal to bridge to it.
 CREATE FUNCTION pg_temp.refusal(changes text, key text DEFAULT 'k') RETURNS text LANGUAGE plpgsql AS $$
 BEGIN
     CREATE TABLE t (key text PRIMARY KEY, owner text, until timestamptz, other text DEFAULT pg_temp.same('x'), mood pg_temp.mood);
@@ -191,7 +191,7 @@ COMMIT;
 SELECT bridge_create_row('x', 'topics', 'invoices', 'owner', 'leased_until');
 SELECT bridge_drop('x');
 
--- Each type of a key, in the words of its type; a time in UTC. Under settings of the caller's that are no matter.
+-- Each type of a key, as its type prints it; a time in UTC. The caller's settings do not matter.
 SET timezone = 'Asia/Kathmandu';
 SET datestyle = 'German';
 CREATE TABLE keyed_text (key text COLLATE "C" PRIMARY KEY, owner text, until timestamp);
@@ -243,7 +243,7 @@ SELECT bridge_create_row('x', 'theirs', 'orders', 'owner', 'leased_until');
 SELECT bridge_drop('x');
 RESET ROLE;
 
--- A table that is gone takes nothing along.
+-- A dropped table leaves the bridge and its lease in place.
 SELECT bridge_create_row('x', 'theirs', 'orders', 'owner', 'leased_until');
 SELECT (pg_temp.ask('x', :'a', true)).reason;
 CALL pg_temp.wait_for_lease('x', :'a');

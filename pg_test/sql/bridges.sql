@@ -12,7 +12,7 @@ SELECT session AS b FROM session_open('b', '1 hour') \gset
 
 SELECT bridge_create('r', group_lock_key('default'));
 SELECT resource, lock_key = group_lock_key('default') AS same, held, blocked_by, owner = current_user AS mine FROM bridges;
--- A call never grants it on the spot; the worker grants it to the first in line.
+-- A call never grants the lease on the spot; the worker grants it to the first in line.
 SELECT * FROM pg_temp.ask('r', :'a');
 SELECT resource, granted, reason FROM lease_acquire_many('{r,plain}', :'a');
 SELECT granted, fence, slot, holder, reason FROM lock_acquire('r', 'host', '30 s');
@@ -24,7 +24,7 @@ SELECT resource, held, blocked_by FROM bridges;
 SELECT * FROM pg_temp.locked;
 SELECT fence AS fa FROM lease_acquire('r', :'a', true) \gset
 SELECT count(*) FROM waiters;
--- A lease as any other, for who has it and for the others.
+-- To its holder and to others it is a lease like any other.
 BEGIN;
 SELECT fence_check('r', :fa);
 SELECT fence_check('r', :fa) AS again;
@@ -43,7 +43,7 @@ SELECT lease_release('r', :fa);
 CALL pg_temp.wait_for(format($$(SELECT reason = 'already_held' FROM pg_temp.ask('r', %L))$$, :'b'));
 SELECT pg_temp.error_of(format('SELECT fence_check(''r'', %s)', :fa));
 SELECT fence > :fa AS greater, fence AS fb FROM lease_acquire('r', :'b') \gset
--- Grace, there and back; by force; no session is left.
+-- A release with grace, taken back; a release by force; then no session holds the lease.
 SELECT lease_release('r', :fb, '1 minute');
 SELECT fence_check('r', :fb);
 SELECT granted, fence = :fb AS same, reason FROM lease_acquire('r', :'b');
@@ -51,7 +51,7 @@ SELECT lease_force_release('r', :fb, 'test');
 CALL pg_temp.wait_for('NOT EXISTS (SELECT FROM pg_temp.locked)');
 SELECT * FROM pg_temp.ask('r', :'b');
 
--- A successor inherits it, from the worker; other waiters stay behind it.
+-- The worker grants the lease to a successor; other waiters stay behind.
 SELECT (pg_temp.ask('r', :'a', true)).reason;
 CALL pg_temp.wait_for('held FROM eskit_lease.bridges');
 SELECT (pg_temp.ask('r', :'b', true)).reason;
@@ -59,14 +59,14 @@ SELECT session AS heir FROM session_open('a', '1 hour', takeover => true) \gset
 CALL pg_temp.wait_for(format($$(SELECT reason = 'already_held' FROM pg_temp.ask('r', %L))$$, :'heir'));
 SELECT session_close(:'heir');
 CALL pg_temp.wait_for(format($$(SELECT reason = 'already_held' FROM pg_temp.ask('r', %L))$$, :'b'));
--- One that expires: the lock goes with it.
+-- When a holder expires, the worker releases the lock.
 SELECT session AS short FROM session_open('short', '1 s') \gset
 SELECT session_close(:'b');
 SELECT (pg_temp.ask('r', :'short', true)).reason;
 CALL pg_temp.wait_for('held FROM eskit_lease.bridges');
 CALL pg_temp.wait_for('NOT held FROM eskit_lease.bridges');
 SELECT count(*) FROM leases WHERE resource = 'r' AND state = 'held';
--- A waiter that gives up its place, too. And an administrator's sweep grants nothing.
+-- The same for a waiter that gives up its place. An administrator's sweep grants nothing.
 SELECT session AS a FROM session_open('a', '1 hour') \gset
 SELECT session AS b FROM session_open('b', '1 hour') \gset
 BEGIN;
@@ -75,7 +75,7 @@ SELECT handed_over FROM session_sweep();
 SELECT lease_cancel('r', :'a');
 COMMIT;
 
--- Two names with one lock.
+-- Two names are bridged to one lock.
 SELECT bridge_create('s', group_lock_key('default'));
 SELECT (pg_temp.ask('r', :'a', true)).reason, (pg_temp.ask('s', :'b', true)).reason;
 CALL pg_temp.wait_for($$(SELECT count(*) = 2 FROM eskit_lease.leases WHERE state = 'held' AND resource IN ('r', 's'))$$);
@@ -99,7 +99,7 @@ SELECT pg_temp.error_of('SELECT bridge_drop(''none'')') AS none, bridge_drop('he
 SELECT lease_release('held', fence) FROM lease_acquire('held', :'a');
 SELECT pg_temp.error_of('SELECT bridge_create(''held'', 1)');
 SELECT lease_release('held', fence) FROM lease_acquire('held', :'b');
--- Rolled back, it was none.
+-- A bridge that was rolled back never existed.
 BEGIN;
 SELECT bridge_create('held', 1);
 SELECT (pg_temp.ask('held', :'a')).reason;
@@ -108,7 +108,7 @@ SELECT (pg_temp.ask('held', :'a')).reason;
 BEGIN READ ONLY;
 SELECT pg_temp.error_of('SELECT bridge_create(''x'', 1)'), pg_temp.error_of('SELECT bridge_drop(''r'')');
 COMMIT;
--- There may be so many.
+-- The largest number of bridges.
 BEGIN;
 SELECT count(bridge_create('many ' || i, i)) FROM generate_series(3, 250) AS i;
 SELECT pg_temp.error_of('SELECT bridge_create(''one more'', 1)');
@@ -116,7 +116,7 @@ SELECT bridge_drop('many 3');
 SELECT bridge_create('one more', 1);
 ROLLBACK;
 
--- Privileges: administrators and the roles that they grant it to, each for the bridges that it has made.
+-- Privileges: administrators, and roles that were granted the functions, each for its own bridges.
 SET ROLE regress_new;
 SELECT split_part(pg_temp.error_of(statement), E'\n', 1) FROM unnest(ARRAY['SELECT bridge_create(''mine'', 1)', 'SELECT bridge_drop(''r'')']) AS statement;
 RESET ROLE;
@@ -133,7 +133,7 @@ SELECT resource, held, owner = 'regress_new' AS new FROM bridges ORDER BY 1;
 RESET ROLE;
 SELECT bridge_drop('mine');
 
--- Dropped, it is a name as any other.
+-- After the drop, the name is like any other.
 SELECT bridge_drop('r'), bridge_drop('s');
 SELECT count(*) FROM bridges;
 SELECT granted, reason FROM lease_acquire('r', :'a');

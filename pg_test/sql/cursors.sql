@@ -10,7 +10,7 @@ SELECT group_join('g', :'a') > 0 AS joined;
 SELECT fence AS f FROM group_assignment('g', :'a') WHERE partition = 0 \gset
 SELECT fence AS f1 FROM group_assignment('g', :'a') WHERE partition = 1 \gset
 
--- Nothing is done yet. Then only forward.
+-- Nothing is done yet. Then the cursor moves only forward.
 SELECT cursor_position('g', 0), cursor_position('g', 1);
 SELECT partition, position, head, lag, acked_ahead, fence, committed_at, reported_at FROM group_lag ORDER BY 1;
 SELECT cursor_commit('g', 0, 1, :f);
@@ -32,10 +32,10 @@ SELECT fence AS a3 FROM group_assignment('acks', :'a') WHERE partition = 3 \gset
 SELECT position, cursor_ack('acks', 0, position, :a0) FROM unnest(ARRAY[1, 2, 4, 3]) AS position;
 SELECT position, cursor_ack('acks', 0, position, :a0) FROM unnest(ARRAY[3, 1, 7, 7, 6, 4, 9, 5, 8]) AS position;
 SELECT position, acked_ahead FROM group_lag WHERE group_name = 'acks' AND partition = 0;
--- The first one that comes is not the first.
+-- The first acknowledgement is not for the first position.
 SELECT position, cursor_ack('acks', 1, position, :a1) FROM unnest(ARRAY[3, 2, 5, 1]) AS position;
 SELECT position, acked_ahead FROM group_lag WHERE group_name = 'acks' AND partition = 1;
--- A commit takes with it what is acknowledged up to it, and what follows on it; it leaves what is beyond.
+-- A commit absorbs acknowledgements up to its position and those that continue it without a gap. Those beyond stay.
 SELECT position, cursor_ack('acks', 2, position, :a2) FROM unnest(ARRAY[3, 4, 6, 7, 10, 20]) AS position;
 SELECT cursor_commit('acks', 2, 5, :a2);
 SELECT position, acked_ahead FROM group_lag WHERE group_name = 'acks' AND partition = 2;
@@ -45,11 +45,11 @@ SELECT cursor_commit('acks', 2, 15, :a2), cursor_ack('acks', 2, 12, :a2) AS "lon
 SELECT position, acked_ahead FROM group_lag WHERE group_name = 'acks' AND partition = 2;
 SELECT cursor_commit('acks', 2, 100, :a2);
 SELECT position, acked_ahead FROM group_lag WHERE group_name = 'acks' AND partition = 2;
--- Any order comes to the same.
+-- Any order of acknowledgements gives the same cursor.
 SELECT count(cursor_ack('acks', 3, position, :a3)) FROM (SELECT i * 7 % 101 AS position FROM generate_series(1, 100) AS i) AS shuffled;
 SELECT position, acked_ahead FROM group_lag WHERE group_name = 'acks' AND partition = 3;
 
--- With the caller's transaction, and with its savepoint.
+-- A move is rolled back with the caller's transaction, or with its savepoint.
 BEGIN;
 SELECT cursor_commit('g', 0, 20, :f);
 SELECT cursor_position('g', 0);
@@ -66,26 +66,27 @@ SELECT cursor_ack('g', 0, 21, :f);
 COMMIT;
 SELECT cursor_position('g', 0);
 SELECT position, acked_ahead FROM group_lag WHERE group_name = 'g' AND partition = 0;
--- More often than a page has room for versions of it, with nothing to be cleared away: versions on other pages are found, too.
+-- One transaction moves the cursor more often than a page has room for its versions: versions on other pages are found,
+-- too.
 BEGIN;
 SELECT count(*) FROM generate_series(1001, 2000) AS position, cursor_commit('g', 0, position, :f) AS moved WHERE moved;
 SELECT cursor_position('g', 0), (SELECT (ctid::text::point)[0] > 0 FROM eskit_lease._cursors WHERE group_name = 'g' AND partition = 0) AS "on another page",
     (SELECT count(*) FROM eskit_lease._cursors WHERE group_name || '' = 'g' AND partition + 0 = 0) AS rows;
 ROLLBACK;
 SELECT cursor_position('g', 0);
--- It fences the transaction, as fence_check does.
+-- cursor_commit fences the transaction, as fence_check does.
 BEGIN;
 SELECT cursor_commit('g', 0, 22, :f);
 SELECT doing, resource, consumer, granted FROM blockers ORDER BY 1;
 COMMIT;
 SELECT count(*) FROM blockers;
 
--- Only under the present fence of that very partition.
+-- Only the present fence of the same partition is valid.
 SELECT pg_temp.refused(
     format('cursor_commit(''g'', 0, 50, %s)', :f + 1000000), format('cursor_commit(''g'', 0, 50, %s)', :f - 1000000),
     format('cursor_commit(''g'', 0, 50, %s)', :f1), format('cursor_ack(''g'', 0, 50, %s)', :f1), format('cursor_ack(''g'', 1, 50, %s)', :f),
     'cursor_commit(''g'', 0, 50, 0)', 'cursor_commit(''g'', 0, 50, -1)', format('cursor_commit(''acks'', 0, 50, %s)', :f));
--- Also when it would be behind.
+-- So it is for a position behind the cursor.
 SELECT pg_temp.refused(format('cursor_commit(''g'', 0, 1, %s)', :f1), format('cursor_ack(''g'', 0, 1, %s)', :f1));
 -- Handed over: the new owner reads what the old one has committed, whose later commits are refused.
 SELECT group_join('g', :'b') > 0 AS joined;
@@ -98,7 +99,7 @@ SELECT cursor_commit('g', :p, 1, :h) AS behind;
 SELECT group_leave('g', :'b');
 SELECT session_close(:'b');
 SELECT pg_temp.refused(format('cursor_commit(''g'', %s, 1, %s)', :p, :h));
--- Released, and no session has it now; expired.
+-- Released and free; expired.
 SELECT group_create('gone', 1);
 SELECT session AS b FROM session_open('b', '1 s') \gset
 SELECT group_join('gone', :'b') > 0 AS joined;
@@ -112,7 +113,7 @@ SELECT group_leave('gone', :'a');
 SELECT pg_temp.refused(format('cursor_commit(''gone'', 0, 1, %s)', :k));
 SELECT group_drop('gone');
 
--- Isolation levels: granted after what the transaction reads is 40001, and so is in the same transaction; nothing else is.
+-- Isolation levels: a fence granted after the snapshot, even in the same transaction, raises 40001; nothing else does.
 SELECT group_create('iso', 1);
 SELECT group_join('iso', :'a') > 0 AS joined;
 SELECT fence AS i FROM group_assignment('iso', :'a') \gset
@@ -138,7 +139,7 @@ COMMIT;
 SELECT group_leave('iso', :'a');
 SELECT group_drop('iso');
 
--- Heads, and how much is left.
+-- Heads and lag.
 SELECT cursor_report_head('acks', 0, 15), cursor_report_head('acks', 0, 15) AS "is known", cursor_report_head('acks', 0, 14) AS older, cursor_report_head('acks', 1, 2), cursor_report_head('acks', 3, 101);
 SELECT partition, position, head, lag, acked_ahead, fence IS NOT NULL AS committed, reported_at < clock_timestamp() AS reported
 FROM group_lag WHERE group_name = 'acks' ORDER BY 1;
@@ -149,7 +150,7 @@ SELECT partition, head, lag FROM group_lag WHERE group_name = 'acks' ORDER BY 1;
 SELECT cursor_report_head('acks', 0, 9223372036854775806);
 SELECT lag FROM group_lag WHERE group_name = 'acks' AND partition = 0;
 
--- What is no position, no partition, no group; what is NULL; what is read-only.
+-- Invalid positions, partitions and groups; NULLs; read-only transactions.
 \pset format unaligned
 \pset tuples_only on
 SELECT pg_temp.refused(
@@ -174,12 +175,13 @@ SELECT cursor_position('g', 0);
 SELECT pg_temp.refused(
     format('cursor_commit(''g'', 0, 50, %s)', :f), format('cursor_ack(''g'', 0, 50, %s)', :f), 'cursor_report_head(''g'', 0, 50)');
 COMMIT;
--- So many ranges of acknowledgements, and no more; what closes a gap or is done already is fine.
+-- The largest number of ranges of acknowledgements, and one more. A call that closes a gap, or is already done,
+-- succeeds.
 SELECT group_create('full', 1);
 SELECT group_join('full', :'a') > 0 AS joined;
 SELECT fence AS u FROM group_assignment('full', :'a') \gset
 SELECT cursor_ack('full', 0, 2, :u);
--- (Put there, as so many calls would take their time.)
+-- (Written into the table, as so many calls would take long.)
 UPDATE eskit_lease._cursors SET acked = (SELECT range_agg(int8range(2 * i, 2 * i + 1)) FROM generate_series(1, 1000) AS i)
 WHERE group_name = 'full';
 BEGIN;

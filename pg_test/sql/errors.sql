@@ -1,6 +1,5 @@
--- Every refusal that raises, as a client is told; and nothing has changed after it. The worker is off, so that it does
--- not write.
--- Those of groups, cursors, semaphores and executions are in their own files.
+-- Every refusal that raises, as a client sees it; it changes nothing. The worker is off, so that it does not write.
+-- Refusals of groups, cursors, semaphores and executions are in their own files.
 \i pg_test/sql/include/worker_off.psql
 \pset format unaligned
 \pset tuples_only on
@@ -38,7 +37,7 @@ SELECT pg_temp.refused(
     'lock_acquire('''', ''o'', ''30 s'')', 'lock_acquire(''n'', '''', ''30 s'')', 'lock_acquire(''n'', repeat(''o'', 256), ''30 s'')',
     format('fence_check('''', %s)', :f));
 
--- Times to live below and above the limits, negative, huge; a millisecond inside of them is fine.
+-- Times to live below and above the limits, negative, huge; a millisecond within the limits is fine.
 SELECT pg_temp.refused(
     'session_open(''c'', ''999 ms'')', 'session_open(''c'', ''1 hour 1 ms'')', 'session_open(''c'', ''0'')', 'session_open(''c'', ''-1 s'')',
     'session_open(''c'', ''1 month'')', 'session_open(''c'', ''178000000 years'')', 'session_open(''c'', ''-178000000 years'')',
@@ -50,7 +49,7 @@ SELECT pg_temp.refused(
     format('lease_release(''r'', %s, ''-1 ms'')', :f), format('lease_release(''r'', %s, ''1 hour 1 ms'')', :f),
     format('lease_release(''r'', %s, ''178000000 years'')', :f),
     format('session_wait(%L, 0, ''-1 ms'')', :'a'), format('session_wait(%L, 0, ''178000000 years'')', :'a'));
--- Infinite ones, which PostgreSQL has from 17 on.
+-- Infinite intervals, which PostgreSQL has from 17 on.
 SELECT left(pg_temp.error_of(format(statement, CASE WHEN current_setting('server_version_num')::int >= 170000
                                                THEN sign || 'infinity' ELSE sign || '178000000 years' END)), 5)
 FROM unnest(ARRAY['SELECT session_open(''c'', %L)', 'SELECT session_open(''c'', attach_grace => %L)', 'SELECT lock_acquire(''n'', ''o'', %L)',
@@ -68,21 +67,21 @@ SELECT pg_temp.refused(
     format('lease_acquire_many(array_fill(''same''::text, ARRAY[100001]), %L)', :'a'),
     format('lease_release_many(ARRAY(SELECT ''n'' || i FROM generate_series(1, 100001) AS i), %L)', :'a'));
 
--- Fences that are not, or no longer, valid.
+-- Fences that were never valid, or are no longer.
 SELECT pg_temp.refused(
     format('fence_check(''r'', %s)', :f + 1), format('fence_check(''r'', %s)', :f - 1), format('fence_check(''other'', %s)', :f),
     'fence_check(''r'', 0)', 'fence_check(''r'', -1)');
 SELECT lease_release(x.resource, x.fence) FROM lease_acquire_many('{released}', :'a') AS x;
 SELECT pg_temp.refused(format('fence_check(''released'', %s)', fence)) FROM leases WHERE resource = 'released';
 
--- Answers, not errors: for what does not exist.
+-- What does not exist gets an answer, not an error.
 SELECT pg_temp.refused(
     'session_heartbeat(''00000000-0000-0000-0000-000000000000'')', 'session_wait(''00000000-0000-0000-0000-000000000000'', -1)',
     'session_drain(''00000000-0000-0000-0000-000000000000'')', 'session_detach(''00000000-0000-0000-0000-000000000000'')',
     'session_close(''00000000-0000-0000-0000-000000000000'')', 'lease_acquire(''r'', ''00000000-0000-0000-0000-000000000000'', true)',
     'lease_cancel(''r'', ''00000000-0000-0000-0000-000000000000'')', 'lease_release(''unknown'', 1)', 'lease_renew(''unknown'', 1)',
     'lease_force_release(''unknown'', 1, ''why'')');
--- Not a uuid, not a role.
+-- Invalid uuids and roles.
 SELECT pg_temp.refused('session_heartbeat(''a'')', 'grant_consumer(''regress_no_such_role'')', 'grant_monitor(4294967295)');
 
 -- Another role's session, though its uuid is known. (Which roles may what: privileges.)
@@ -102,7 +101,7 @@ DROP ROLE regress_stranger;
 SELECT held, reason FROM lease_renew('r', :f);
 SELECT resource, consumer FROM waiters;
 
--- A read-only transaction: heartbeats, waits, renewals, checks and refusals work; what writes is 25006.
+-- A read-only transaction: heartbeats, waits, renewals, checks and refusals work; calls that write raise 25006.
 BEGIN READ ONLY;
 SELECT alive, reason FROM session_heartbeat(:'a');
 SELECT alive, reason FROM session_wait(:'a', 0);
@@ -129,7 +128,7 @@ BEGIN READ ONLY;
 SELECT pg_temp.refused(format('lease_acquire(''r'', %L, true)', :'c'));
 COMMIT;
 
--- Settings out of their range, and unknown ones. (What the message says of the range differs between versions.)
+-- Settings out of their range, and unknown ones. (How the message shows the range differs between versions.)
 SELECT regexp_replace(pg_temp.error_of(statement), ' \(.*\)', '')
 FROM unnest(ARRAY[
     'SET eskit_lease.default_ttl = 99', 'SET eskit_lease.default_ttl = ''2d''', 'SET eskit_lease.default_ttl = ''soon''',

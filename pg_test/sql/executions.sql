@@ -18,14 +18,14 @@ SELECT key, state, consumer, session IS NOT NULL AS session, attempts, started_a
        finished_at >= started_at AS finished, result, error, retry_in_doubt, resolved_by IS NOT NULL AS resolved_by, resolved_at >= finished_at AS resolved
 FROM eskit_lease.executions ORDER BY key;
 
--- One session begins it; it is told its fence again, and no other session is.
+-- One session begins a key. Asked again, it gets its fence; other sessions do not.
 SELECT * FROM pg_temp.start('k', :'a');
 SELECT * FROM pg_temp.start('k', :'a');
 SELECT fence = pg_temp.fence('k') AS same, first FROM execution_begin('k', :'a');
 SELECT * FROM pg_temp.start('k', :'b');
 SELECT * FROM pg_temp.seen;
 SELECT role = current_user AS role, session = :'a' AS session FROM executions;
--- It is done once; said again, it is no error, and the result stays what it was.
+-- A key is finished once. A repeated finish is no error, and the first result stays.
 SELECT pg_temp.fence('k') AS f \gset
 SELECT execution_finish('k', :f, '{"sent": 1}');
 SELECT execution_finish('k', :f, '{"sent": 2}') AS again, execution_finish('k', :f) AS "and again";
@@ -38,7 +38,7 @@ FROM (VALUES ('n1', NULL), ('n2', 'null'::jsonb), ('n3', '[0.1000000000000000000
      LATERAL execution_begin(v.key, :'a') AS b;
 SELECT key, state, b.result, b.result IS NULL AS "is null" FROM unnest(ARRAY['n1', 'n2', 'n3']) AS key, execution_begin(key, :'b') AS b ORDER BY key;
 
--- It fails, for good; or to be tried again, as another attempt under a greater fence.
+-- An attempt fails for good, or may be retried as another attempt under a greater fence.
 SELECT execution_fail(key, fence, 'no ' || key, key = 'again') FROM unnest(ARRAY['failed', 'again']) AS key, execution_begin(key, :'a');
 SELECT execution_fail('failed', pg_temp.fence('failed'), 'other') AS known, execution_fail('again', pg_temp.fence('again'), 'other', true) AS known;
 SELECT * FROM pg_temp.seen WHERE key IN ('failed', 'again');
@@ -49,7 +49,7 @@ SELECT * FROM pg_temp.start('again', :'b');
 SELECT * FROM pg_temp.start('again', :'a');
 SELECT pg_temp.fence('again') > :f AS greater;
 SELECT * FROM pg_temp.seen WHERE key = 'again';
--- The attempt of before can end it no more.
+-- The former attempt's fence can no longer end the key.
 SELECT pg_temp.refused(format('execution_finish(''again'', %s)', :f), format('execution_fail(''again'', %s, ''late'')', :f));
 SELECT execution_finish('again', pg_temp.fence('again'), '2');
 SELECT * FROM pg_temp.seen WHERE key = 'again';
@@ -68,8 +68,8 @@ SELECT pg_temp.refused(
     'execution_resolve(''failed'', ''done'', to_jsonb(repeat(''x'', 1048575)))');
 SELECT execution_finish('too large', :f, '"fits"');
 
--- A key whose session has ended is in doubt: closed, expired, or gone. No session runs it again, and its own finish is
--- refused.
+-- A key is in doubt once its session is closed, expired, or gone. No session runs it again, and the former session's
+-- finish is refused.
 SELECT session AS c FROM session_open('c', '1 hour') \gset
 SELECT session AS d FROM session_open('d', '1 s') \gset
 SELECT count(*) FROM unnest(ARRAY['closed', 'closed 2', 'closed 3', 'closed 4']) AS key, execution_begin(key, :'c') WHERE first;
@@ -82,7 +82,7 @@ SELECT * FROM pg_temp.start('expired', :'b', true);
 SELECT pg_temp.refused(
     format('execution_finish(''expired'', %s)', :f), format('execution_fail(''expired'', %s, ''late'', true)', :f),
     format('execution_finish(''closed'', %s)', pg_temp.fence('closed')));
--- Resolved by an administrator: done, with a result or without; failed; or to be tried again.
+-- An administrator resolves it as done, with a result or without, as failed, or for a retry.
 SELECT execution_resolve('closed', 'done', '"looked it up"'), execution_resolve('closed 2', 'failed'), execution_resolve('closed 3', 'retry'), execution_resolve('closed 4', 'done');
 SELECT execution_resolve('closed', 'done', '"again"') AS "is done", execution_resolve('closed 3', 'failed') AS "is free";
 SELECT * FROM pg_temp.seen WHERE key LIKE 'closed%';
@@ -94,12 +94,12 @@ SELECT key, b.* FROM unnest(ARRAY['closed', 'closed 2', 'closed 3', 'closed 4'])
 SELECT pg_temp.fence('closed 3') > :f AS greater;
 SELECT pg_temp.refused(format('execution_finish(''closed 3'', %s)', :f));
 SELECT * FROM pg_temp.seen WHERE key = 'closed 3';
--- A failed one too, also after it was resolved as that; and not what is running.
+-- A failed key may be resolved too, even one resolved as failed; a running one may not.
 SELECT execution_resolve('failed', 'failed'), execution_resolve('failed', 'retry'), execution_resolve('closed 3', 'retry') AS "is running";
 SELECT * FROM pg_temp.start('failed', :'b');
 SELECT execution_fail('failed', pg_temp.fence('failed'), 'once more');
 SELECT * FROM pg_temp.seen WHERE key = 'failed';
--- Begun with retry_in_doubt, the next caller begins it again, and decides on retry_in_doubt from then on.
+-- A key begun with retry_in_doubt: the next caller begins it again, and its own argument counts from then on.
 SELECT session AS c FROM session_open('c', '1 hour') \gset
 SELECT * FROM pg_temp.start('may be twice', :'c', true);
 SELECT * FROM pg_temp.start('may be twice', :'a', true);
@@ -111,7 +111,7 @@ SELECT * FROM pg_temp.start('may be twice', :'b', true);
 SELECT attempts, retry_in_doubt, fence > :f AS greater, consumer FROM executions WHERE key = 'may be twice';
 SELECT pg_temp.refused(format('execution_finish(''may be twice'', %s)', :f));
 
--- With the caller's transaction: the work and the key, or neither.
+-- The work and the key commit together, or neither does.
 CREATE TEMP TABLE work (what text);
 BEGIN;
 SELECT fence AS f FROM execution_begin('tx', :'a') \gset
@@ -128,7 +128,8 @@ SELECT execution_finish('tx', :f, '1');
 COMMIT;
 SELECT * FROM work;
 SELECT * FROM pg_temp.start('tx', :'b');
--- And with its savepoint. What was rolled back may be begun again, also by another session, under another fence.
+-- A savepoint undoes both, too. A begin that was rolled back may be repeated, also by another session, under another
+-- fence.
 BEGIN;
 SAVEPOINT s;
 SELECT fence AS f FROM execution_begin('sp', :'a') \gset
@@ -143,7 +144,7 @@ SELECT execution_fail('sp', pg_temp.fence('sp'), 'x', true);
 SELECT * FROM pg_temp.start('sp', :'a');
 COMMIT;
 SELECT key, state, consumer, attempts, result FROM executions WHERE key = 'sp';
--- A session of the same transaction, and one that it closes.
+-- A session that the same transaction opened, and one that it closes.
 BEGIN;
 SELECT session AS c FROM session_open('c', '1 hour') \gset
 SELECT first, state FROM execution_begin('new', :'c');
@@ -151,7 +152,7 @@ SELECT state FROM executions WHERE key = 'new';
 SELECT session_close(:'c');
 COMMIT;
 SELECT state FROM executions WHERE key = 'new';
--- By the latest state, at any isolation level.
+-- Calls answer by the latest state, at any isolation level.
 BEGIN ISOLATION LEVEL REPEATABLE READ;
 SELECT count(*) > 0 AS snapshot FROM work;
 SELECT fence AS f FROM execution_begin('rr', :'a') \gset
@@ -165,7 +166,7 @@ SELECT execution_resolve('new', 'retry');
 COMMIT;
 SELECT key, state FROM executions WHERE key IN ('rr', 'ser', 'new') ORDER BY key;
 
--- A session that drains finishes what it has begun, and begins nothing; it still may ask.
+-- A draining session finishes what it has begun, and begins nothing new; it may still ask.
 SELECT session AS c FROM session_open('c', '1 hour') \gset
 SELECT fence AS f FROM execution_begin('drain', :'c') \gset
 SELECT session_drain(:'c');
@@ -176,13 +177,13 @@ SELECT execution_finish('drain', :f);
 SELECT session_close(:'c');
 SELECT pg_temp.refused(
     format('execution_begin(''k'', %L)', :'c'), format('execution_begin(''k'', %L)', :'d'), 'execution_begin(''k'', ''00000000-0000-0000-0000-000000000000'')');
--- It is a heartbeat.
+-- execution_begin is a heartbeat.
 SELECT expires_at AS e FROM sessions WHERE session = :'a' \gset
 SELECT pg_sleep(0.1) IS NOT NULL AS later, first FROM execution_begin('k', :'a');
 SELECT first FROM execution_begin('k', :'a');
 SELECT expires_at > :'e' AS extended FROM sessions WHERE session = :'a';
 
--- What is NULL, what is no key, no fence, no outcome; what is read-only.
+-- NULLs; invalid keys, fences and outcomes; read-only transactions.
 \pset format unaligned
 \pset tuples_only on
 SELECT fence AS f FROM execution_begin('open', :'a') \gset
@@ -208,8 +209,8 @@ SELECT pg_temp.refused(
 COMMIT;
 SELECT execution_finish('open', :f);
 
--- Another role's session; and its key, while it runs and after that. Only administrators resolve, even a key of their
--- own role.
+-- Another role's session, and its key while it runs and afterwards. Only administrators resolve keys, even those of
+-- one's own role.
 CREATE ROLE regress_runner;
 CREATE ROLE regress_mate IN ROLE regress_runner;
 CREATE ROLE regress_stranger;
@@ -237,10 +238,10 @@ RESET ROLE;
 SELECT session_close(:'r'), session_close(:'s');
 DROP OWNED BY regress_runner, regress_stranger;
 DROP ROLE regress_runner, regress_mate, regress_stranger;
--- A role that is gone has left its key, as a role does.
+-- A dropped role's key stays.
 SELECT execution_finish('theirs', :f) AS known;
 
--- Nor does a session end its attempt that has been closed in the same transaction.
+-- A session that was closed in the same transaction cannot end its attempt.
 SELECT session AS e FROM session_open('e', '1 hour') \gset
 SELECT first, fence AS f FROM execution_begin('ended here', :'e') \gset
 BEGIN;

@@ -1,5 +1,5 @@
--- Fenced tables: what may be written under which pass, by one connection. The worker is off, so that what is seen is the verbs' own
--- doing. Processes, crashes, dump and restore: e2e.
+-- Fenced tables: what may be written after which check, by one connection. The worker is off, so that what is seen is
+-- the verbs' own doing. Processes, crashes, dump and restore: e2e.
 \i pg_test/sql/include/worker_off.psql
 \i pg_test/sql/include/groups.psql
 \pset null -
@@ -15,7 +15,7 @@ SELECT table_fence('orders', 'sub:orders');
 SELECT * FROM fenced_tables;
 SELECT tgname, tgtype, tgenabled, pg_get_triggerdef(oid) FROM pg_trigger WHERE tgrelid = 'orders'::regclass;
 
--- Every way to write, without the check.
+-- Every way to write without a check.
 SELECT pg_temp.error_of(statement)
 FROM unnest(ARRAY[
     'INSERT INTO orders VALUES (1)', 'UPDATE orders SET note = ''x''', 'DELETE FROM orders', 'TRUNCATE orders', 'UPDATE orders SET id = id WHERE false',
@@ -32,7 +32,7 @@ BEGIN;
 SELECT id FROM orders FOR UPDATE;
 COMMIT;
 
--- With it.
+-- With the check.
 BEGIN;
 SELECT fence_check('sub:orders', :f);
 INSERT INTO orders VALUES (1, 'one') RETURNING id;
@@ -49,10 +49,10 @@ BEGIN;
 SELECT fence_check('sub:orders', :f);
 TRUNCATE orders;
 ROLLBACK;
--- In one statement with the check, whichever comes first.
+-- A write and the check in one statement, in either order.
 INSERT INTO orders SELECT 4, 'in one' FROM fence_check('sub:orders', :f);
 WITH written AS (INSERT INTO orders VALUES (5, 'in one') RETURNING id) SELECT id, fence_check('sub:orders', :f) FROM written;
--- Not in the next transaction; and not for another resource, nor with a fence that is not current.
+-- The check does not count in the next transaction, for another resource, or with a fence that is not current.
 SELECT pg_temp.error_of('INSERT INTO orders VALUES (6)');
 BEGIN;
 SELECT fence_check('other', :o);
@@ -63,7 +63,7 @@ SELECT fence_check('sub:orders', :f);
 INSERT INTO orders VALUES (6, 'both');
 COMMIT;
 
--- A pass ends with its savepoint.
+-- A check counts no more once its savepoint is rolled back.
 BEGIN;
 SAVEPOINT s;
 SELECT fence_check('sub:orders', :f);
@@ -75,7 +75,7 @@ SELECT fence_check('sub:orders', :f);
 RELEASE s;
 INSERT INTO orders VALUES (7, 'released savepoint');
 COMMIT;
--- And with the holder's own release; which a savepoint may take back.
+-- Nor after the holder's own release, unless a savepoint undoes the release.
 BEGIN;
 SELECT fence_check('sub:orders', :f);
 INSERT INTO orders VALUES (8, 'before the release');
@@ -94,7 +94,7 @@ ROLLBACK TO s;
 INSERT INTO orders VALUES (10, 'taken back');
 SELECT lease_release('sub:orders', :f);
 SELECT pg_temp.error_of('INSERT INTO orders VALUES (11)');
--- Acquired anew: a new fence, a new check.
+-- Acquired again: a new fence, which needs a new check.
 SELECT fence AS g FROM lease_acquire('sub:orders', :'a') \gset
 SELECT pg_temp.error_of('INSERT INTO orders VALUES (11)');
 SELECT fence_check('sub:orders', :g);
@@ -102,7 +102,8 @@ INSERT INTO orders VALUES (11, 'new fence');
 COMMIT;
 SELECT pg_temp.error_of(format('INSERT INTO orders SELECT 12 FROM fence_check(%L, %s)', 'sub:orders', :f));
 
--- However it is given away: released with others, by force, with the session, by a take-over. Grace does not give it away.
+-- So it is however the lease is given away: in a bulk release, by force, with the session, by a take-over. After a
+-- release with grace the check still counts.
 CREATE FUNCTION pg_temp.writes_after(act text, session uuid, fence bigint) RETURNS TABLE (did text, writes text, checks text) LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM eskit_lease.fence_check('sub:orders', fence);
@@ -128,7 +129,7 @@ SELECT act, x.* FROM unnest(ARRAY[
     'SELECT eskit_lease.lease_release(''sub:orders'', %2$s, ''1 min'') AND (SELECT reason = ''already_held'' FROM eskit_lease.lease_acquire(''sub:orders'', %1$L))',
     'SELECT eskit_lease.lease_release(''sub:orders'', %2$s, ''1 min'') AND eskit_lease.lease_release(''sub:orders'', %2$s)'
     ]) AS act, pg_temp.writes_after(act, :'a', :g) AS x;
--- A session that ends with more leases than one call lets go of leaves them to the worker; its passes end all the same.
+-- A session ends with more leases than one call releases: the worker releases the rest, but their checks count no more.
 BEGIN;
 SELECT count(*) FROM lease_acquire_many(ARRAY(SELECT 'a' || i FROM generate_series(1, 3000) AS i), :'a');
 SELECT fence_check('sub:orders', :g);
@@ -138,7 +139,8 @@ SELECT DISTINCT pg_temp.error_of(format('SELECT fence_check(%L, %s)', resource, 
 SELECT pg_temp.error_of('INSERT INTO orders VALUES (12)');
 ROLLBACK;
 
--- A stale holder: expired, and the lease taken by another. What it passed before stands to the end of its transaction.
+-- A stale holder: it expires, and another session takes the lease. A check that it passed before counts to the end of
+-- its transaction.
 CREATE TABLE short (i int);
 SELECT table_fence('short', 'short');
 SELECT session AS e FROM session_open('short', '3 s') \gset
@@ -152,10 +154,10 @@ SELECT pg_temp.error_of('INSERT INTO short VALUES (2)');
 COMMIT;
 INSERT INTO short SELECT 3 FROM fence_check('short', :b_fence);
 SELECT * FROM short;
--- As a client is told.
+-- The error as a client sees it.
 INSERT INTO short VALUES (4);
 
--- Through a user's function, view, rule, cascade, and in a user's function of other rights.
+-- Writes through a user's function, view, rule and cascade, and in a SECURITY DEFINER function.
 CREATE FUNCTION pg_temp.work(fence bigint, id int) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM eskit_lease.fence_check('sub:orders', fence);
@@ -179,7 +181,7 @@ DELETE FROM customers WHERE id = 1;
 UPDATE customers SET id = 20 WHERE id = 2;
 COMMIT;
 SELECT * FROM bills;
--- Two resources in turn.
+-- Tables of two resources, checked one after the other.
 BEGIN;
 SELECT fence_check('sub:orders', :g);
 SELECT pg_temp.error_of('WITH o AS (INSERT INTO orders VALUES (30)) INSERT INTO short VALUES (30)');
@@ -188,7 +190,7 @@ INSERT INTO orders VALUES (30);
 INSERT INTO short VALUES (30);
 WITH o AS (INSERT INTO orders VALUES (31)) INSERT INTO short VALUES (31);
 COMMIT;
--- Each isolation level; and READ ONLY knows no writes.
+-- Each isolation level; a READ ONLY transaction cannot write anyway.
 BEGIN ISOLATION LEVEL SERIALIZABLE;
 SELECT fence_check('sub:orders', :g);
 INSERT INTO orders VALUES (32);
@@ -199,12 +201,12 @@ SELECT fence_check('sub:orders', :g);
 INSERT INTO orders VALUES (33);
 COMMIT;
 SELECT count(*) FILTER (WHERE id >= 30) FROM orders;
--- Replicas are held too.
+-- The fence also holds under session_replication_role = replica.
 SET session_replication_role = replica;
 SELECT pg_temp.error_of('INSERT INTO orders VALUES (34)');
 RESET session_replication_role;
 
--- A semaphore: any permit will do.
+-- A semaphore: a check of any permit will do.
 SELECT semaphore_create('two', 2);
 SELECT fence AS s1 FROM lease_acquire('two', :'a') \gset
 SELECT fence AS s2 FROM lease_acquire('two', :'b') \gset
@@ -221,7 +223,7 @@ SELECT pg_temp.error_of('INSERT INTO permits VALUES (4)');
 ROLLBACK;
 SELECT * FROM permits;
 
--- A group: the row's partition is the slot. BEFORE triggers have had their say, and columns are computed.
+-- A group: the row's partition is the slot, as it is after BEFORE triggers and with generated columns computed.
 SELECT group_create('g', 4, rebalance_timeout => '1 hour');
 SELECT group_join('g', :'a') > 0 AS joined;
 SELECT max(fence) FILTER (WHERE partition = 0) AS g0, max(fence) FILTER (WHERE partition = 1) AS g1, max(fence) FILTER (WHERE partition = 2) AS g2
@@ -270,12 +272,12 @@ INSERT INTO computed SELECT k FROM (SELECT chr(i) AS k FROM generate_series(97, 
 SELECT pg_temp.error_of('INSERT INTO computed SELECT k FROM (SELECT chr(i) AS k FROM generate_series(97, 122) AS i) AS letters WHERE partition_for(k, 4) = 2');
 COMMIT;
 SELECT p, count(*) > 0 AS "has rows" FROM computed GROUP BY 1;
--- The whole group without a column: any partition will do.
+-- Fenced by a group without a column: a check of any partition will do.
 CREATE TABLE anybody (i int);
 SELECT table_fence('anybody', 'g');
 INSERT INTO anybody SELECT 1 FROM fence_check('g', :g2);
 SELECT pg_temp.error_of('INSERT INTO anybody VALUES (2)');
--- A column that is renamed tells nothing any more: refused, until it is fenced anew.
+-- After the column is renamed, writes are refused until the table is fenced again.
 ALTER TABLE totals RENAME p TO partition;
 SELECT pg_temp.error_of(format('UPDATE totals SET cents = 0 FROM fence_check(''g'', %s)', :g0));
 SELECT pg_temp.error_of('SELECT table_fence(''totals'', ''g'', ''partition'')');
@@ -283,7 +285,7 @@ SELECT table_unfence('totals'), table_fence('totals', 'g', 'partition');
 ALTER TABLE totals ALTER partition TYPE text;
 SELECT pg_temp.error_of(format('UPDATE totals SET cents = 0 FROM fence_check(''g'', %s)', :g0));
 
--- Partitioned tables: by way of the parent or of the partition, present or to come.
+-- Partitioned tables: writes by way of the parent or of a partition, present or future.
 CREATE TABLE events (id int, at int) PARTITION BY RANGE (at);
 CREATE TABLE events_1 PARTITION OF events FOR VALUES FROM (0) TO (10);
 CREATE TABLE events_2 PARTITION OF events FOR VALUES FROM (10) TO (20) PARTITION BY RANGE (at);
@@ -312,20 +314,21 @@ TRUNCATE events_4;
 COMMIT;
 SELECT tableoid::regclass, * FROM events ORDER BY id;
 SELECT pg_temp.error_of(statement) FROM unnest(ARRAY['UPDATE events SET at = at + 1', 'UPDATE events SET at = 1', 'DELETE FROM events']) AS statement;
--- A partition of it is fenced as it is, and not by itself.
+-- A partition is fenced through its parent, and cannot be fenced or unfenced by itself.
 SELECT table_fence('events_1', 'sub:orders');
 SELECT pg_temp.error_of(statement) FROM unnest(ARRAY['SELECT table_fence(''events_1'', ''other'')', 'SELECT table_unfence(''events_1'')']) AS statement;
 SELECT table_unfence('events'), table_unfence('events', true) AS again;
 SELECT count(*) FROM pg_trigger WHERE tgrelid IN (SELECT relid FROM pg_partition_tree('events'));
 INSERT INTO events VALUES (9, 9);
--- A partition alone, also by way of its parent; then the whole is refused until that is undone.
+-- Only one partition is fenced, also for writes by way of its parent. Then the parent cannot be fenced until that is
+-- undone.
 SELECT table_fence('events_1', 'other');
 SELECT pg_temp.error_of(statement)
 FROM unnest(ARRAY['INSERT INTO events VALUES (10, 1)', 'INSERT INTO events_1 VALUES (10, 1)', 'TRUNCATE events_1', 'TRUNCATE events', 'INSERT INTO events VALUES (10, 11)',
                   'SELECT table_fence(''events'', ''sub:orders'')']) AS statement;
 SELECT table_unfence('events', true);
 SELECT table_name FROM fenced_tables WHERE resource = 'other';
--- By column.
+-- Partitioned tables fenced by a column.
 CREATE TABLE shards (k text, p int) PARTITION BY LIST (p);
 CREATE TABLE shards_0 PARTITION OF shards FOR VALUES IN (0);
 CREATE TABLE shards_2 (p int, k text);
@@ -366,20 +369,20 @@ SELECT table_fence('columns', 'g', 'v'), table_unfence('columns');
 BEGIN READ ONLY;
 SELECT pg_temp.error_of(statement) FROM unnest(ARRAY['SELECT table_fence(''columns'', ''r'')', 'SELECT table_unfence(''orders'')']) AS statement;
 COMMIT;
--- Once is enough; a repetition enables what was disabled.
+-- A repeated table_fence changes nothing, except that it enables disabled triggers.
 SELECT table_fence('orders', 'sub:orders');
 ALTER TABLE orders DISABLE TRIGGER eskit_lease_fence;
 SELECT complete FROM fenced_tables WHERE table_name = 'orders'::regclass;
 SELECT table_fence('orders', 'sub:orders'), table_fence('orders', 'sub:orders') AS again;
 SELECT complete FROM fenced_tables WHERE table_name = 'orders'::regclass;
--- The trigger function, used otherwise.
+-- The trigger function in triggers that a user made.
 CREATE TABLE by_hand (i int);
 CREATE TRIGGER a BEFORE INSERT ON by_hand FOR EACH ROW EXECUTE FUNCTION require_fence('r');
 CREATE TRIGGER b AFTER UPDATE ON by_hand EXECUTE FUNCTION require_fence();
 CREATE TRIGGER c AFTER DELETE ON by_hand EXECUTE FUNCTION require_fence('r', 'i');
 SELECT pg_temp.error_of(statement) FROM unnest(ARRAY['INSERT INTO by_hand VALUES (1)', 'UPDATE by_hand SET i = 1', 'DELETE FROM by_hand', 'SELECT require_fence()']) AS statement;
 
--- Names with everything in them.
+-- Names with quotes, braces and other special characters.
 CREATE SCHEMA "s {table} '";
 CREATE TABLE "s {table} '"."t "" {arguments} \ é" (i int, "p '\ é" int);
 SELECT table_fence('"s {table} ''"."t "" {arguments} \ é"', E'r \' "\\ {name} é');
@@ -395,7 +398,8 @@ INSERT INTO "s {table} '"."t "" {arguments} \ é" SELECT 1, 0 FROM fence_check('
 DROP SCHEMA "s {table} '" CASCADE;
 \set VERBOSITY default
 
--- Privileges: the owner, and members of that role. A writer needs a right to the check only.
+-- Privileges: the table's owner and members of that role may fence it. A writer needs only the right to call
+-- fence_check.
 CREATE ROLE regress_owner;
 CREATE ROLE regress_member IN ROLE regress_owner;
 CREATE ROLE regress_writer;
@@ -416,7 +420,7 @@ SET ROLE regress_member;
 SELECT table_unfence('theirs'), table_fence('theirs', 'theirs');
 SELECT pg_temp.error_of(statement)
 FROM unnest(ARRAY['SET eskit_lease.fence_superusers = off', 'ALTER ROLE regress_member SET eskit_lease.fence_superusers = off']) AS statement;
--- A pass is the transaction's, under any role.
+-- A check counts for the whole transaction, under any role.
 BEGIN;
 SET LOCAL ROLE regress_writer;
 SELECT fence_check('theirs', :wf);
@@ -425,7 +429,8 @@ INSERT INTO theirs VALUES (2);
 COMMIT;
 RESET ROLE;
 
--- Superusers are held too, unless they say otherwise; others are not exempt by it, nor by a superuser's function.
+-- The fence holds for superusers too, unless they turn it off. Their setting, or a superuser's function, exempts no
+-- other role.
 CREATE FUNCTION public.as_superuser(i int) RETURNS void LANGUAGE sql SECURITY DEFINER AS 'INSERT INTO public.theirs VALUES (i)';
 SELECT pg_temp.error_of('INSERT INTO theirs VALUES (3)');
 SET eskit_lease.fence_superusers = off;
@@ -439,7 +444,7 @@ RESET eskit_lease.fence_superusers;
 SELECT pg_temp.error_of('SELECT as_superuser(5)');
 SELECT i FROM theirs ORDER BY i;
 
--- The extension is not dropped from under them.
+-- The extension cannot be dropped while tables are fenced.
 \set VERBOSITY terse
 DROP EXTENSION eskit_lease;
 SELECT pg_temp.error_of('INSERT INTO theirs VALUES (6)');

@@ -1,5 +1,6 @@
--- What a fenced table is held by: its triggers, as table_fence() makes them and not only by name. Tables that come to be partitions or to
--- inherit, triggers that are replaced, disabled or made by others, and who may. The worker is off: what is seen is the verbs' own doing.
+-- The triggers of fenced tables must be as table_fence() makes them, not only by name. Tables become partitions or
+-- inherit; triggers are replaced, disabled or made by others, by roles that may and roles that may not. The worker is
+-- off: what is seen is the verbs' own doing.
 \i pg_test/sql/include/worker_off.psql
 \pset null -
 SELECT session AS a FROM session_open('a', '1 hour') \gset
@@ -9,10 +10,11 @@ SELECT table_name, resource, checks_each, complete FROM eskit_lease.fenced_table
 CREATE VIEW triggers AS
 SELECT tgrelid::regclass AS on_table, tgname, tgtype, tgenabled, tgparentid <> 0 AS inherited
 FROM pg_trigger WHERE tgname LIKE 'eskit_lease_fence%' ORDER BY tgrelid::regclass::text, 2;
--- PostgreSQL's own errors, which major versions word differently.
+-- Only the SQLSTATE, as major versions word PostgreSQL's own errors differently.
 CREATE FUNCTION pg_temp.state_of(statement text) RETURNS text LANGUAGE sql AS $$SELECT left(pg_temp.error_of(statement), 5)$$;
 
--- A plain table that is attached to a partitioned one: open by way of that, and said to be so, until it is fenced anew.
+-- A fenced table is attached to a partitioned one: writes by way of the parent are not checked, as the view shows,
+-- until the table is fenced again.
 CREATE TABLE part (id int);
 CREATE TABLE whole (id int) PARTITION BY LIST (id);
 SELECT table_fence('part', 'r');
@@ -28,7 +30,7 @@ SELECT fence_check('r', :f);
 INSERT INTO whole VALUES (1);
 COMMIT;
 SELECT * FROM part;
--- The whole takes over what its partitions are fenced by, if it is the same.
+-- When the parent is fenced by the same resource, it takes over its partitions' fences.
 CREATE TABLE part_2 PARTITION OF whole FOR VALUES IN (2);
 CREATE TABLE part_3 PARTITION OF whole FOR VALUES IN (3, 4) PARTITION BY LIST (id);
 CREATE TABLE part_3_3 PARTITION OF part_3 FOR VALUES IN (3);
@@ -41,7 +43,8 @@ SELECT * FROM fences;
 SELECT * FROM triggers;
 SELECT pg_temp.error_of(statement)
 FROM unnest(ARRAY['INSERT INTO whole VALUES (1)', 'UPDATE whole SET id = 1', 'INSERT INTO part_3_3 VALUES (3)', 'TRUNCATE part_3_3', 'TRUNCATE part_2']) AS statement;
--- One partition disabled, or one by the whole: seen, and made good.
+-- A partition's trigger is disabled, or ALTER TABLE on the parent changes those of all partitions: the view shows it,
+-- and table_fence repairs it.
 ALTER TABLE part_3_3 DISABLE TRIGGER eskit_lease_fence;
 SELECT * FROM fences;
 SELECT table_fence('whole', 'r'), table_fence('whole', 'r') AS again;
@@ -52,14 +55,14 @@ SELECT table_fence('part_2', 'r'), table_fence('part_2', 'r') AS again;
 SELECT * FROM fences;
 SELECT table_fence('whole', 'r');
 SELECT * FROM fences;
--- A table that is fenced alone cannot be attached to a fenced one.
+-- A fenced table cannot be attached to another fenced one.
 CREATE TABLE alone (id int);
 SELECT table_fence('alone', 'r');
 SELECT pg_temp.state_of('ALTER TABLE whole ATTACH PARTITION alone FOR VALUES IN (5)');
 SELECT table_unfence('alone');
 ALTER TABLE whole ATTACH PARTITION alone FOR VALUES IN (5);
 SELECT pg_temp.state_of('INSERT INTO alone VALUES (5)');
--- A partition that is detached is held for TRUNCATE alone, and said to be so.
+-- In a detached partition only TRUNCATE is still checked, as the view shows.
 ALTER TABLE whole DETACH PARTITION part_2;
 SELECT * FROM fences;
 SELECT table_fence('part_2', 'r');
@@ -69,7 +72,8 @@ SELECT * FROM triggers;
 INSERT INTO whole VALUES (1), (3), (5);
 DROP TABLE whole, part_2;
 
--- Inheritance: rows are written by statements that name another table. It cannot be fenced, nor made good, and is said to be so.
+-- Inheritance: rows are written by statements that name another table. Such a table cannot be fenced or repaired, and
+-- the view says so.
 CREATE TABLE child (i int);
 CREATE TABLE parent (i int);
 SELECT table_fence('child', 'r'), table_fence('parent', 'r');
@@ -81,8 +85,8 @@ SELECT * FROM fences;
 SELECT table_unfence('parent'), table_unfence('child');
 DROP TABLE child, parent;
 
--- A role with TRIGGER on a table may replace its triggers. table_fence warns of it, the view shows it, and a repetition
--- mends it.
+-- A role with TRIGGER on a table may replace its triggers. table_fence warns of that, the view shows it, and a repeated
+-- call repairs it.
 CREATE ROLE regress_trigger;
 CREATE ROLE regress_other;
 GRANT CREATE, USAGE ON SCHEMA public TO regress_trigger;
@@ -97,7 +101,7 @@ SELECT table_fence('t', 'r');
 SELECT table_fence('u', 'r');
 SET ROLE regress_trigger;
 CREATE FUNCTION nothing() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END';
--- Not a partition's.
+-- It cannot replace a partition's inherited triggers.
 SELECT pg_temp.state_of('CREATE OR REPLACE TRIGGER eskit_lease_fence AFTER INSERT ON u_1 FOR EACH ROW EXECUTE FUNCTION nothing()');
 RESET ROLE;
 \set VERBOSITY terse
@@ -135,7 +139,8 @@ CREATE OR REPLACE TRIGGER eskit_lease_fence AFTER INSERT ON t EXECUTE FUNCTION e
 RESET ROLE;
 SELECT * FROM fenced_tables WHERE table_name = 't'::regclass;
 SELECT table_unfence('t');
--- There before it is fenced; also as a constraint trigger, which is not replaced but made anew.
+-- The role's trigger exists before the table is fenced; also as a constraint trigger, which is not replaced but made
+-- anew.
 SET ROLE regress_trigger;
 CREATE CONSTRAINT TRIGGER eskit_lease_fence AFTER INSERT ON t DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION eskit_lease.require_fence('r');
 RESET ROLE;
@@ -145,7 +150,7 @@ SET ROLE regress_trigger;
 CREATE TRIGGER eskit_lease_fence BEFORE INSERT ON t FOR EACH ROW EXECUTE FUNCTION nothing();
 RESET ROLE;
 SELECT table_unfence('t'), table_unfence('t', true) AS again;
--- A partitioned table's, with its partitions'; and that of a partition for TRUNCATE.
+-- The triggers of a partitioned table and its partitions; and a partition's trigger for TRUNCATE.
 SET ROLE regress_trigger;
 CREATE OR REPLACE TRIGGER eskit_lease_fence AFTER INSERT ON u FOR EACH ROW EXECUTE FUNCTION nothing();
 CREATE OR REPLACE TRIGGER eskit_lease_fence_truncate AFTER TRUNCATE ON u_1 EXECUTE FUNCTION nothing();
@@ -158,7 +163,7 @@ SELECT * FROM fences;
 SELECT * FROM triggers;
 SELECT pg_temp.state_of(statement) FROM unnest(ARRAY['INSERT INTO u VALUES (1)', 'INSERT INTO u_1 VALUES (1)', 'TRUNCATE u_1', 'TRUNCATE u']) AS statement;
 SELECT table_unfence('u');
--- A partition's own, which stands in the way of the whole's.
+-- A partition's own trigger, which stands in the way of the parent's.
 SET ROLE regress_trigger;
 CREATE CONSTRAINT TRIGGER eskit_lease_fence AFTER INSERT ON u_1 FOR EACH ROW EXECUTE FUNCTION nothing();
 RESET ROLE;
@@ -167,7 +172,7 @@ SELECT * FROM triggers;
 RESET client_min_messages;
 \set VERBOSITY default
 
--- An owner who is no consumer fenced nothing, and may still add partitions, and drop what holds the table.
+-- An owner that may not call table_fence may still add partitions, and drop the triggers.
 ALTER TABLE u OWNER TO regress_trigger;
 ALTER TABLE u_1 OWNER TO regress_trigger;
 SET ROLE regress_trigger;
@@ -183,7 +188,8 @@ RESET ROLE;
 SELECT * FROM fences;
 SELECT table_unfence('u');
 
--- Wherever in a row the column is that tells the partition: behind others, NULL or not, of any length, dropped, or in no row yet.
+-- The partition's column may be anywhere in a row: behind other columns that are NULL or not, of any length, or
+-- dropped; or the row was written before the column was added.
 SELECT group_create('g', 4, rebalance_timeout => '1 hour'), group_join('g', :'a') > 0 AS joined;
 SELECT max(fence) FILTER (WHERE partition = 1) AS g1, max(fence) FILTER (WHERE partition = 2) AS g2 FROM group_assignment('g', :'a') \gset
 CREATE TABLE places (i int NOT NULL, gone bigint, t text, n smallint);
@@ -223,8 +229,8 @@ UPDATE shards SET p = 3 - p;
 COMMIT;
 SELECT * FROM shards ORDER BY t;
 
--- By a column, a plain table's statements are checked, each by what it has written; also where there are
--- conflicts, where several tables of rows are written at once, and where others read them.
+-- Fenced by a column, a plain table is checked statement by statement, by the rows that each has written; also with ON
+-- CONFLICT, with several transition tables in one statement, and with users' triggers that read them.
 CREATE TABLE c (i int PRIMARY KEY, p int);
 SELECT table_fence('c', 'g', 'p'), table_fence('c', 'g', 'p') AS again;
 SELECT * FROM triggers WHERE on_table = 'c'::regclass;
@@ -245,7 +251,7 @@ FROM unnest(ARRAY['INSERT INTO c VALUES (4, 1), (5, 2)', 'INSERT INTO c VALUES (
                   'MERGE INTO c USING (VALUES (1), (7)) AS s (x) ON i = x WHEN MATCHED THEN DELETE WHEN NOT MATCHED THEN INSERT VALUES (x, 2)',
                   'WITH w AS (UPDATE c SET p = 2 WHERE i = 1 RETURNING i) DELETE FROM c WHERE i = 2', 'UPDATE c SET p = 2 WHERE i = 3']) AS statement;
 SELECT fence_check('g', :g2);
--- More than work_mem holds.
+-- More rows than work_mem holds.
 SET LOCAL work_mem = '64kB';
 INSERT INTO c SELECT i, 1 + i % 2 FROM generate_series(100, 20000) AS i;
 SELECT pg_temp.error_of('UPDATE c SET p = CASE i WHEN 20000 THEN 3 ELSE p END');
@@ -268,7 +274,7 @@ FROM unnest(ARRAY['WITH w AS (UPDATE m SET p = 1 WHERE false) MERGE INTO m USING
                   'MERGE INTO m USING (VALUES (2)) AS v (x) ON i = x WHEN MATCHED THEN DELETE',
                   'MERGE INTO m USING (VALUES (3)) AS v (x) ON i = x WHEN MATCHED THEN UPDATE SET i = 33, p = 2']) AS statement;
 SELECT * FROM m ORDER BY i;
--- One of its triggers disabled, dropped or replaced; and one too many.
+-- One of the triggers is disabled, dropped or replaced, or there is one too many.
 CREATE FUNCTION pg_temp.after(statement text) RETURNS TABLE (complete boolean, again boolean, after boolean, deletes text) LANGUAGE plpgsql AS $$
 BEGIN
     EXECUTE statement;
@@ -287,7 +293,7 @@ FROM unnest(ARRAY['ALTER TABLE c DISABLE TRIGGER eskit_lease_fence_delete', 'DRO
                   'SELECT 1']) AS statement, pg_temp.after(statement) AS x;
 RESET client_min_messages;
 SELECT * FROM triggers WHERE on_table = 'c'::regclass;
--- As a partition it is checked row by row; and alone again, as before.
+-- As a partition the table is checked row by row; once detached, statement by statement again.
 CREATE TABLE cs (i int, p int) PARTITION BY LIST (p);
 ALTER TABLE cs ATTACH PARTITION c DEFAULT;
 SELECT * FROM fences WHERE table_name = 'c'::regclass;

@@ -1,4 +1,5 @@
--- fence_check by one connection: what passes, what raises, and that numbers only grow. Who waits for whom: specs/.
+-- fence_check by one connection: what passes, what raises, and that fences only grow. Which session waits for which is
+-- in specs/.
 \i pg_test/sql/include/helpers.psql
 \pset null -
 SELECT session AS a FROM session_open('a', '1 hour') \gset
@@ -9,7 +10,7 @@ SELECT fence_check('f', :f);
 BEGIN;
 SELECT fence_check('f', :f);
 SELECT fence_check('f', :f);
--- One lock of each kind, whatever is asked; blockers says what they are.
+-- However many checks, the transaction holds one lock of each kind; blockers describes them.
 SELECT doing, resource, consumer, granted, pid = pg_backend_pid() AS me, prepared, since = now() AS since FROM blockers ORDER BY 1;
 SELECT pg_current_xact_id_if_assigned();
 COMMIT;
@@ -29,7 +30,7 @@ SELECT session_close(:'b');
 SELECT pg_temp.error_of(format('SELECT fence_check(%L, %s)', 'f', :g));
 SELECT count(*) FROM blockers;
 
--- The transaction that checks and then lets go itself is not in its own way; after that its check fails.
+-- A transaction that checks and then releases does not wait for itself; after the release its check fails.
 SELECT fence AS f FROM lease_acquire('f', :'a') \gset
 BEGIN;
 SELECT fence_check('f', :f);
@@ -44,7 +45,7 @@ SELECT pg_temp.error_of(format('SELECT fence_check(%L, %s)', 'f', :f));
 ROLLBACK;
 SELECT fence_check('f', :f);
 
--- The pass ends with its savepoint.
+-- The check counts no more once its savepoint is rolled back.
 BEGIN;
 SAVEPOINT s;
 SELECT fence_check('f', :f);
@@ -58,7 +59,8 @@ SELECT count(*) FROM blockers;
 ROLLBACK;
 SELECT count(*) FROM blockers;
 
--- Granted in the same transaction: visible under READ COMMITTED, never above, where the work would rest on data from before.
+-- A grant of the same transaction is visible to the check under READ COMMITTED. At higher levels it is not, as the work
+-- would rest on data from before the grant.
 BEGIN;
 SELECT fence AS g FROM lease_acquire('same', :'a') \gset
 SELECT fence_check('same', :g);
@@ -77,7 +79,7 @@ COMMIT;
 BEGIN ISOLATION LEVEL SERIALIZABLE;
 SELECT fence_check('same', :g);
 COMMIT;
--- In one statement with its grant: the statement reads what was before.
+-- The check is in one statement with its grant: the statement's snapshot is older than the grant.
 SELECT pg_temp.error_of(format('SELECT fence_check(%1$L, fence) FROM lease_acquire(%1$L, %2$L)', 'one', :'a'));
 
 -- Read-only transactions may be fenced too.
@@ -85,7 +87,7 @@ BEGIN READ ONLY;
 SELECT fence_check('f', :f);
 COMMIT;
 
--- What a cursor has checked holds to the end of the transaction, also when the cursor fails in a savepoint later.
+-- A check made through a cursor counts to the end of the transaction, even if the cursor fails later, in a savepoint.
 BEGIN;
 DECLARE checks CURSOR FOR SELECT CASE i WHEN 1 THEN fence_check('f', :f)::text ELSE (1 / (i - 2))::text END FROM generate_series(1, 2) AS i;
 FETCH checks;
@@ -95,7 +97,7 @@ ROLLBACK TO s;
 SELECT count(*) AS guards FROM pg_locks WHERE pid = pg_backend_pid() AND locktype = 'advisory' AND objsubid BETWEEN 4501 AND 4503;
 COMMIT;
 
--- As a user writes it: the check and the work in one transaction, or neither.
+-- As a user writes it: the check and the work are in one transaction, and commit together or not at all.
 CREATE TEMP TABLE work (done int);
 BEGIN;
 SELECT fence_check('f', :f);
@@ -110,8 +112,7 @@ COMMIT;
 \set VERBOSITY default
 SELECT done FROM work;
 
--- Numbers grow with every owner, and never fall: not with a rollback, nor with a sequence that an administrator sets
--- back.
+-- Fences grow with every owner and never fall, even after a rollback, or after an administrator sets the sequence back.
 SELECT fence AS f1 FROM lease_acquire('n', :'a') \gset
 SELECT lease_release('n', :f1);
 BEGIN;
@@ -144,25 +145,25 @@ SELECT fence_check('late', :fe);
 COMMIT;
 SELECT split_part(pg_temp.error_of(format('SELECT eskit_lease.fence_check(%L, %s)', 'late', :fe)), ':', 1) AS after;
 
--- Once the worker has taken the row from the dead, its late holder is still told that it expired, and not that it released.
+-- Even after the worker has freed the row, the late holder's answer is that it expired, not that it released.
 CALL pg_temp.wait_for('state = ''free'' FROM eskit_lease.leases WHERE resource = ''late''');
 SELECT held, reason FROM lease_renew('late', :fe);
 SELECT pg_temp.error_of(format('SELECT eskit_lease.fence_check(%L, %s)', 'late', :fe));
 SELECT lease_release('late', :fe);
 
--- Nor are they drawn faster than the clock runs, by which an older history is judged: a draw a second ahead of the
--- clock waits.
+-- Fences are not drawn faster than the clock runs, as an older history is recognised by the clock: a draw a second
+-- ahead of it waits.
 SELECT session AS a FROM session_open('fast', '60 s') \gset
 CREATE FUNCTION pg_temp.reached() RETURNS bigint LANGUAGE sql AS
 'SELECT floor((extract(epoch FROM clock_timestamp()) - 1735689600 + 60) * (1 << 22))::bigint';
 SELECT setval('eskit_lease.fence_seq', pg_temp.reached() + (1 << 22)) > 0 AS set_ahead, clock_timestamp() AS began \gset
 SELECT fence AS f1 FROM lease_acquire('fast', :'a') \gset
 SELECT :f1 <= pg_temp.reached() AS behind, clock_timestamp() - :'began' > '0.5 s' AS waited;
--- No draw waits for a value that is set by hand.
+-- No draw waits for a value that was set by hand.
 SELECT setval('eskit_lease.fence_seq', pg_temp.reached() + 3600::bigint * (1 << 22)) > 0 AS "set by hand";
 SELECT fence > :f1 AS greater FROM lease_acquire('by hand', :'a');
 
--- The bits below the step are drawn by chance at each raise, and kept until the next.
+-- The bits below the step are random at each raise, and kept until the next raise.
 SELECT f.last_value AS before, s.increment_by AS step FROM eskit_lease.fence_seq AS f, pg_sequences AS s WHERE s.sequencename = 'fence_seq' \gset
 SELECT bool_and((f.fence - :before) % :step = 0) AS kept FROM generate_series(1, 20) AS i, lease_acquire('kept' || i, :'a') AS f;
 CREATE TEMP TABLE raised (fence bigint, item bigint);

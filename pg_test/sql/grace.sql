@@ -1,5 +1,5 @@
--- Grace: a lease that its session lets go of lives on alone for a while. The worker is off, so that what is seen is the verbs' own
--- doing.
+-- Grace: a lease that its session has released lives on alone for a while. The worker is off, so that what is seen is
+-- the verbs' own doing.
 \i pg_test/sql/include/worker_off.psql
 \i pg_test/sql/include/refusals.psql
 \pset null -
@@ -20,14 +20,14 @@ FROM leases WHERE resource = 'g';
 SELECT granted, holder, reason FROM lease_acquire('g', :'b');
 SELECT resource, granted, holder, reason FROM lease_acquire_many('{g}', :'b');
 SELECT granted, holder, reason FROM lock_acquire('g', 'a', '30 s');
--- Its holder may finish under it.
+-- The former holder may finish its work under the fence.
 SELECT fence_check('g', :f);
 SELECT held, trust_ms > 3590000 AS trusted, reason FROM lease_renew('g', :f);
 BEGIN;
 SELECT fence_check('g', :f);
 SELECT doing, resource, consumer FROM blockers ORDER BY 1;
 COMMIT;
--- It is not the session's any more.
+-- The lease no longer belongs to the session.
 SELECT * FROM lease_release_many('{g}', :'a');
 SELECT state FROM leases WHERE resource = 'g';
 -- Its session, and no other, takes it back under the same fence.
@@ -48,7 +48,8 @@ SELECT held, reason FROM lease_renew('g', :f);
 SELECT state, fence = :f AS same FROM leases WHERE resource = 'g';
 SELECT count(*) FROM sessions WHERE private;
 SELECT granted, fence > :f AS greater, reason FROM lease_acquire('g', :'a');
--- With waiters the first one gets it then, and not before; and no waiter comes before the session that takes it back.
+-- With waiters, the second release hands the lease to the first of them, and not earlier. No waiter comes before the
+-- session that takes it back.
 SELECT fence AS f FROM lease_acquire('g', :'a') \gset
 SELECT reason FROM lease_acquire('g', :'b', true);
 SELECT lease_release('g', :f, '1 hour');
@@ -60,14 +61,14 @@ SELECT lease_release('g', :f, '1 hour');
 SELECT lease_release('g', :f);
 SELECT consumer, waiters FROM leases WHERE resource = 'g';
 SELECT reason FROM lease_acquire('g', :'a');
--- By force, too.
+-- A release by force ends the grace, too.
 SELECT fence AS f FROM lease_acquire('g', :'b') \gset
 SELECT lease_release('g', :f, '1 hour');
 SELECT lease_force_release('g', :f, 'test');
 SELECT state FROM leases WHERE resource = 'g';
 SELECT count(*) FROM sessions WHERE private;
 
--- Rolled back, also to a savepoint, nothing happened.
+-- A grace that is rolled back, also to a savepoint, has changed nothing.
 SELECT fence AS f FROM lease_acquire('g', :'a') \gset
 BEGIN;
 SAVEPOINT s;
@@ -91,7 +92,7 @@ BEGIN;
 SELECT lease_release('g', :f);
 ROLLBACK;
 SELECT held, reason FROM lease_renew('g', :f);
--- Given and taken back in one transaction, and fenced all the time.
+-- Released with grace and taken back in one transaction, which is fenced throughout.
 BEGIN;
 SELECT fence_check('g', :f);
 SELECT reason FROM lease_acquire('g', :'a');
@@ -100,7 +101,7 @@ SELECT lease_release('g', :f, '1 hour');
 SELECT fence_check('g', :f);
 COMMIT;
 SELECT held, reason FROM lease_renew('g', :f);
--- Under other isolation levels: the grant is as old as it was.
+-- Under other isolation levels: taking the lease back does not make the grant newer.
 BEGIN ISOLATION LEVEL REPEATABLE READ;
 SELECT fence_check('g', :f);
 SELECT reason FROM lease_acquire('g', :'a');
@@ -109,7 +110,7 @@ SELECT lease_release('g', :f, '1 hour');
 COMMIT;
 SELECT held, reason FROM lease_renew('g', :f);
 
--- It lapses, though the session lives, and however often it is renewed or the session heard of.
+-- The grace lapses although the session lives, however often the lease is renewed or the session heartbeats.
 SELECT lease_release('g', :f, '2 s');
 SELECT held, trust_ms <= 2000 AS "two seconds at most", reason FROM lease_renew('g', :f);
 DO $$
@@ -135,7 +136,7 @@ SELECT alive FROM session_heartbeat(:'a');
 SELECT held, reason FROM lease_renew('g', :f);
 SELECT pg_temp.error_of(format('SELECT fence_check(''g'', %s)', :f));
 SELECT lease_release('g', :f), lease_release('g', :f, '1 s');
--- Too late to take it back; the next caller gets it, which may be the same session.
+-- It is too late to take the lease back. The next caller gets it anew, which may be the same session.
 SELECT granted, fence > :f AS greater, reason FROM lease_acquire('g', :'a');
 
 -- Grace upon grace: the last one counts, longer or shorter.
@@ -148,12 +149,12 @@ SELECT trust_ms BETWEEN 50000 AND 60000 AS "a minute" FROM leases WHERE resource
 SELECT count(*) FROM sessions WHERE private AND state = 'alive';
 SELECT fence = :f AS same, reason FROM lease_acquire('g', :'a');
 SELECT count(*) FROM sessions WHERE private AND state = 'alive';
--- Given again after it was taken back: another time.
+-- A second grace, after the lease was taken back, has its own length.
 SELECT lease_release('g', :f, '2 minutes');
 SELECT trust_ms BETWEEN 110000 AND 120000 AS "two minutes" FROM leases WHERE resource = 'g';
 SELECT reason FROM lease_acquire('g', :'a');
 
--- Several leases of one session, each with its own time.
+-- Several leases of one session, each with its own grace.
 SELECT fence AS f1 FROM lease_acquire('g1', :'a') \gset
 SELECT fence AS f2 FROM lease_acquire('g2', :'a') \gset
 SELECT lease_release('g1', :f1, '5 minutes'), lease_release('g2', :f2, '10 minutes');
@@ -169,7 +170,7 @@ SELECT session AS a FROM session_open('a', '1 hour') \gset
 SELECT granted, holder, reason FROM lease_acquire('g1', :'a');
 SELECT lease_release('g1', :f1), lease_release('g2', :f2);
 SELECT count(*) FROM sessions WHERE private AND state = 'alive';
--- A draining session may let go, and finish; it gets nothing back.
+-- A draining session may release with grace and finish, but cannot take the lease back.
 SELECT fence AS f FROM lease_acquire('g1', :'a') \gset
 SELECT session_drain(:'a');
 SELECT lease_release('g1', :f, '1 minute');
@@ -177,7 +178,7 @@ SELECT granted, reason FROM lease_acquire('g1', :'a');
 SELECT fence_check('g1', :f);
 SELECT lease_release('g1', :f);
 SELECT session_close(:'a');
--- So it is when the session expires.
+-- The same holds for a session that has expired.
 SELECT session AS s FROM session_open('short', '1 s') \gset
 SELECT fence AS f FROM lease_acquire('g1', :'s') \gset
 SELECT lease_release('g1', :f, '1 minute');
@@ -187,7 +188,7 @@ SELECT fence_check('g1', :f);
 SELECT lease_release('g1', :f);
 SELECT session AS a FROM session_open('a', '1 hour') \gset
 
--- Of a lease of lock_acquire: by name and fence, and by the request.
+-- The grace of a lock of lock_acquire: the caller takes it back by the request.
 \set r1 '11111111-1111-4111-8111-111111111111'
 SELECT fence AS f FROM lock_acquire('lock', 'host', '1 hour', :'r1') \gset
 SELECT lease_release('lock', :f, '1 minute');
@@ -203,7 +204,7 @@ SELECT lease_release('lock', :f, '1 s');
 CALL pg_temp.wait_for('state = ''expired'' FROM eskit_lease.leases WHERE resource = ''lock''');
 SELECT held, reason FROM lease_renew('lock', :f);
 
--- Of a permit: it counts as held; a second one is not to be had beside it.
+-- A permit in grace counts as held: its session gets no second one.
 SELECT semaphore_create('s', 2);
 SELECT fence AS f, slot FROM lease_acquire('s', :'a') \gset
 SELECT lease_release('s', :f, '1 hour');
@@ -222,7 +223,7 @@ SELECT lease_release('s', fence, '1 s') FROM lease_acquire('s', :'c');
 CALL pg_temp.wait_for('held = 1 FROM eskit_lease.semaphores');
 SELECT reason FROM lease_acquire('s', :'a');
 
--- With the worker: what has lapsed goes to the first in line.
+-- With the worker on, a lapsed lease goes to the first in line.
 \i pg_test/sql/include/worker_on.psql
 SELECT fence AS f FROM lease_acquire('g', :'a') \gset
 SELECT reason FROM lease_acquire('g', :'b', true);
@@ -252,7 +253,7 @@ SELECT pg_temp.error_of(format(statement, :f))
 FROM unnest(ARRAY['SELECT eskit_lease.lease_release(''g'', %s, ''1 s'')', 'SELECT eskit_lease.lease_release(''g'', %s)',
                   'SELECT eskit_lease.lease_renew(''g'', %s)', 'SELECT eskit_lease.fence_check(''g'', %s)']) AS statement;
 RESET ROLE;
--- The longest; what rounds to nothing is for good.
+-- The longest grace; one that rounds to zero is a release for good.
 SELECT lease_release('g', :f, '1 hour'), lease_release('g', :f, '0.9 ms');
 SELECT state FROM leases WHERE resource = 'g';
 SELECT session_close(:'a'), session_close(:'b'), session_close(:'c');

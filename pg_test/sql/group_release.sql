@@ -1,4 +1,5 @@
--- Partitions that are given back: many in one step, each to its target. The worker is off, so that what is seen is the verbs' own doing.
+-- Many partitions are released in one step, each to its target. The worker is off, so that what is seen is the verbs'
+-- own doing.
 \i pg_test/sql/include/worker_off.psql
 \i pg_test/sql/include/groups.psql
 \i pg_test/sql/include/refusals.psql
@@ -15,14 +16,14 @@ SELECT revision AS rc FROM session_heartbeat(:'c') \gset
 SELECT count(*) = :revoked AS all, bool_and(released) AS released, array_agg(partition) = :'ps' AS "in order" FROM group_release_many('g', :'ps', :'fs');
 SELECT owner, state, target, count(*) FROM group_partitions WHERE group_name = 'g' GROUP BY 1, 2, 3 ORDER BY 1;
 SELECT b.revision > :rb AND c.revision > :rc AS told FROM session_heartbeat(:'b') AS b, session_heartbeat(:'c') AS c;
--- Under these fences nothing is held any more; of what was not asked for the owner gets a new fence.
+-- These fences hold nothing any more. Partitions that were not being revoked go back to their owner, under new fences.
 SELECT bool_or(released) AS released FROM group_release_many('g', :'ps', :'fs');
 SELECT partition AS p, fence AS f FROM group_assignment('g', :'a') ORDER BY 1 LIMIT 1 \gset
 SELECT released FROM group_release_many('g', ARRAY[:p], ARRAY[:f]);
 SELECT state, fence > :f AS greater FROM group_assignment('g', :'a') WHERE partition = :p;
 SELECT * FROM group_release_many('g', '{}', '{}');
 SELECT released FROM group_release_many('g', '{8}', '{1}');
--- Of several sessions, and rolled back.
+-- Partitions of several sessions are released, and that is rolled back.
 BEGIN;
 SELECT count(*) FILTER (WHERE r.released)
 FROM (SELECT array_agg(partition), array_agg(fence) FROM unnest(ARRAY[:'a', :'b', :'c']::uuid[]) AS s, group_assignment('g', s)) AS x (ps, fs),
@@ -30,7 +31,7 @@ FROM (SELECT array_agg(partition), array_agg(fence) FROM unnest(ARRAY[:'a', :'b'
 ROLLBACK;
 SELECT owner, state, count(*) FROM group_partitions WHERE group_name = 'g' GROUP BY 1, 2 ORDER BY 1;
 
--- A target that has left since is not given any more, nor one that has died, or drains: the group is judged.
+-- A target that has left, died or drains gets no partition: the group is judged.
 SELECT session AS d FROM session_open('d', '1 hour') \gset
 SELECT group_join('g', :'d') > 0 AS joined;
 SELECT session_drain(:'d');
@@ -38,7 +39,7 @@ SELECT pg_temp.acknowledge('g', :'a') + pg_temp.acknowledge('g', :'b') + pg_temp
 SELECT owner, state, target, count(*) FROM group_partitions WHERE group_name = 'g' GROUP BY 1, 2, 3 ORDER BY 1;
 SELECT session_close(:'d');
 
--- More partitions than the call locks one by one: all are handed on, or freed if no member is their target.
+-- More partitions than the call locks one by one: all are handed over, or freed if no member is their target.
 SELECT group_create('wide', 700);
 SELECT group_join('wide', :'a') > 0 AS joined, group_join('wide', :'b') > 0 AS joined;
 SELECT count(*) FILTER (WHERE r.released) AS released, count(*)
@@ -50,11 +51,11 @@ FROM (SELECT array_agg(partition), array_agg(fence) FROM group_assignment('wide'
 SELECT partitions, resize_to FROM groups WHERE group_name = 'wide';
 SELECT count(*) FILTER (WHERE r.released) AS released
 FROM (SELECT array_agg(partition), array_agg(fence) FROM group_assignment('wide', :'b')) AS x (ps, fs), group_release_many('wide', x.ps, x.fs) AS r;
--- The next caller judges the last one, as it does every group.
+-- The next caller judges the group, which completes the resize.
 SELECT count(*) FROM group_assignment('wide', :'a');
 SELECT partitions, resize_to FROM groups WHERE group_name = 'wide';
 
--- Refusals: nothing is released where one is refused.
+-- Refusals: if one partition is refused, none is released.
 SELECT fence AS f FROM group_assignment('g', :'a') ORDER BY partition LIMIT 1 \gset
 SELECT pg_temp.refused(
     'group_release_many(NULL, ''{0}'', ''{1}'')', 'group_release_many(''g'', NULL, ''{1}'')', 'group_release_many(''g'', ''{0}'', NULL)',

@@ -1,5 +1,5 @@
--- Consumer groups: who has which partition, and how it changes hands. The worker is off at first, so that what is seen is the verbs'
--- own doing.
+-- Consumer groups: which member owns which partition, and how partitions move. The worker is off at first, so that what
+-- is seen is the verbs' own doing.
 \i pg_test/sql/include/worker_off.psql
 \i pg_test/sql/include/groups.psql
 \pset null -
@@ -15,13 +15,13 @@ FROM groups;
 SELECT * FROM pg_temp.who('g');
 SELECT group_name, partition, state, owner, session, fence, granted_at, target, revoke_in FROM group_partitions WHERE partition < 2;
 
--- The first member has it all at once, and is told by its revision.
+-- The first member gets all partitions at once, and its revision grows.
 SELECT revision AS r FROM session_heartbeat(:'a') \gset
 SELECT group_join('g', :'a') AS generation;
 SELECT revision > :r AS told FROM session_heartbeat(:'a');
 SELECT partition, fence > 1::bigint << 40 AS fenced, state, revoke_in FROM group_assignment('g', :'a') ORDER BY 1;
 SELECT count(DISTINCT fence) FROM group_assignment('g', :'a');
--- Again: the same.
+-- A repeated join changes nothing.
 SELECT revision AS r, pg_temp.generation('g') AS generation FROM session_heartbeat(:'a') \gset
 SELECT group_join('g', :'a') = :generation AS same;
 SELECT revision = :r AS "nothing new" FROM session_heartbeat(:'a');
@@ -29,15 +29,15 @@ SELECT group_name, consumer, session = :'a' AS mine, role = current_user AS role
 FROM group_members;
 SELECT partition, state, owner, session = :'a' AS mine, fence > 1::bigint << 40 AS fenced, granted_at < clock_timestamp() AS granted, target, revoke_in
 FROM group_partitions WHERE partition = 3;
--- A partition is a lease: of the group's name, its number the slot.
+-- A partition is a lease: its resource is the group's name, its slot the partition's number.
 SELECT count(*), min(slot), max(slot), min(state), min(consumer) FROM leases WHERE resource = 'g';
 SELECT consumer, leases FROM sessions WHERE consumer IN ('a', 'b', 'c', 'd') ORDER BY 1;
 SELECT fence AS f FROM group_assignment('g', :'a') WHERE partition = 5 \gset
 SELECT held, reason FROM lease_renew('g', :f);
 SELECT fence_check('g', :f);
 
--- A second member: the first must release half of its partitions, and none is taken. A member that loses nothing is not
--- told.
+-- A second member joins: the first must release half of its partitions, and none is taken. The revision of a member
+-- that loses nothing does not grow.
 SELECT group_join('g', :'b') = :generation + 1 AS "next generation";
 SELECT * FROM pg_temp.who('g');
 SELECT revision > :r AS told FROM session_heartbeat(:'a');
@@ -46,7 +46,7 @@ SELECT * FROM pg_temp.mine('g', :'b');
 SELECT revoke_in > '20 s' AND revoke_in <= '30 s' AS "half a minute" FROM group_assignment('g', :'a') WHERE state = 'revoking' LIMIT 1;
 SELECT revoke_in > '20 s' AND revoke_in <= '30 s' AS "half a minute" FROM group_partitions WHERE state = 'revoking' LIMIT 1;
 SELECT consumer, partitions, targets FROM group_members ORDER BY 1;
--- Its fence is good until it has released.
+-- The old owner's fence is valid until it releases.
 SELECT fence AS g FROM group_assignment('g', :'a') WHERE state = 'revoking' ORDER BY partition LIMIT 1 \gset
 SELECT partition AS p FROM group_assignment('g', :'a') WHERE fence = :g \gset
 SELECT fence_check('g', :g);
@@ -60,7 +60,7 @@ SELECT partition = :p AS same, fence > :g AS greater, state FROM group_assignmen
 SELECT pg_temp.error_of(format('SELECT fence_check(''g'', %s)', :g));
 SELECT held, reason FROM lease_renew('g', :g);
 SELECT group_release('g', :p, :g) AS again, group_release('g', :p, :g + 1000000) AS "never given", group_release('g', 0, :g) AS "other partition";
--- Rolled back, nothing happened.
+-- A release that is rolled back changes nothing.
 BEGIN;
 SELECT pg_temp.acknowledge('g', :'a');
 SELECT * FROM pg_temp.who('g');
@@ -70,7 +70,7 @@ SELECT pg_temp.acknowledge('g', :'a');
 SELECT * FROM pg_temp.who('g');
 SELECT pg_temp.generation('g') = :generation + 1 AS "same generation";
 
--- The reason goes away before the owner has answered: it keeps what it has, and is told.
+-- The new member leaves before the owner has released: the owner keeps its partitions, and its revision grows.
 SELECT group_join('g', :'c') = :generation + 2 AS "next generation";
 SELECT * FROM pg_temp.who('g');
 SELECT revision AS r FROM session_heartbeat(:'a') \gset
@@ -81,7 +81,7 @@ SELECT * FROM pg_temp.who('g');
 SELECT a.revision > :r AND b.revision > :rb AS told FROM session_heartbeat(:'a') AS a, session_heartbeat(:'b') AS b;
 SELECT pg_temp.generation('g') = :generation + 3 AS "next generation";
 
--- As few move as possible: members that leave and come move their own share and no more.
+-- As few partitions move as possible: a member that leaves or comes moves its own share and no more.
 SELECT group_join('g', :'c') > 0 AS joined, group_join('g', :'d') > 0 AS joined;
 SELECT pg_temp.acknowledge('g', :'a') + pg_temp.acknowledge('g', :'b');
 SELECT * FROM pg_temp.who('g');
@@ -90,7 +90,7 @@ SELECT * FROM pg_temp.who('g');
 SELECT pg_temp.generation('g') AS generation \gset
 SELECT group_join('g', :'b') > 0 AS joined;
 SELECT * FROM pg_temp.who('g');
--- A member that goes while it is the target of partitions, and their present owner.
+-- A member leaves while it is the target of some partitions and the owner of others.
 BEGIN;
 SELECT session_close(:'b');
 SELECT * FROM pg_temp.who('g');
@@ -99,12 +99,12 @@ SELECT pg_temp.acknowledge('g', :'a') + pg_temp.acknowledge('g', :'c') + pg_temp
 SELECT * FROM pg_temp.who('g');
 SELECT consumer, partitions, targets FROM group_members ORDER BY 1;
 
--- A partition that is not asked for goes to its owner again, under a new fence.
+-- A released partition that was not being revoked goes back to its owner, under a new fence.
 SELECT partition AS p, fence AS f, pg_temp.generation('g') AS generation FROM group_assignment('g', :'a') ORDER BY 1 LIMIT 1 \gset
 SELECT group_release('g', :p, :f);
 SELECT state, fence > :f AS greater FROM group_assignment('g', :'a') WHERE partition = :p;
 SELECT pg_temp.generation('g') = :generation AS "same generation";
--- So does what is released as a lease.
+-- So does a partition released by lease_release.
 SELECT fence AS f FROM group_assignment('g', :'a') WHERE partition = :p \gset
 SELECT lease_release('g', :f);
 SELECT * FROM lease_release_many('{g}', :'a');
@@ -124,7 +124,7 @@ SELECT * FROM pg_temp.who('g');
 SELECT consumer, state FROM group_members ORDER BY 1;
 SELECT pg_temp.generation('g') > :generation AS "next generation";
 
--- In a transaction that is rolled back, also to a savepoint.
+-- A join and a leave that are rolled back, also to a savepoint.
 SELECT pg_temp.generation('g') AS generation \gset
 SELECT session AS d FROM session_open('d', '1 hour') \gset
 BEGIN;
@@ -150,12 +150,12 @@ SELECT group_leave('g', :'d');
 SELECT * FROM pg_temp.who('g');
 COMMIT;
 SELECT * FROM pg_temp.who('g');
--- A read-only transaction may look.
+-- A read-only transaction may read its assignment.
 BEGIN READ ONLY;
 SELECT * FROM pg_temp.mine('g', :'a');
 COMMIT;
 
--- More members than partitions: the surplus has nothing, until a member goes.
+-- More members than partitions: the surplus members own nothing until another member leaves.
 SELECT group_create('two', 2);
 SELECT group_join('two', session) > 0 AS joined FROM unnest(ARRAY[:'a', :'b', :'c']::uuid[]) AS session;
 SELECT pg_temp.acknowledge('two', :'a');
@@ -166,7 +166,7 @@ SELECT * FROM pg_temp.who('two');
 -- A session may be in many groups.
 SELECT group_name, consumer, partitions FROM group_members WHERE consumer = 'b' ORDER BY 1;
 
--- range: neighbours together, ranked by name.
+-- range: neighbouring partitions stay together, members are ranked by name.
 SELECT group_create('r', 8, 'range', '1 minute', '0');
 SELECT group_join('r', :'a') > 0 AS joined, group_join('r', :'c') > 0 AS joined;
 SELECT pg_temp.acknowledge('r', :'a');
@@ -187,7 +187,7 @@ SELECT pg_temp.acknowledge('r', :'a');
 SELECT count(DISTINCT session) AS owners, string_agg(DISTINCT owner, ',') FROM group_partitions WHERE group_name = 'r' AND state = 'owned';
 SELECT session_close(:'a2');
 
--- Altered: another assignor is another assignment, another time for the next revocation.
+-- group_alter: a new assignor gives a new assignment, a new rebalance timeout applies from the next revocation on.
 SELECT group_join('r', :'b') > 0 AS joined;
 SELECT pg_temp.acknowledge('r', :'a');
 SELECT pg_temp.generation('r') AS generation \gset
@@ -211,7 +211,7 @@ SELECT group_alter('r', 'range', '0', '0');
 ROLLBACK;
 SELECT assignor, rebalance_timeout, settle_delay FROM groups WHERE group_name = 'r';
 
--- Drained: it keeps what it has, in its own time, and is given nothing new.
+-- A draining member keeps its partitions until it releases them itself, and gets no new ones.
 SELECT * FROM pg_temp.who('two');
 SELECT session_drain(:'b');
 SELECT * FROM pg_temp.mine('two', :'b');
@@ -226,7 +226,7 @@ SELECT * FROM pg_temp.who('two');
 SELECT group_join('two', :'b') > 0 AS "is a member still";
 SELECT * FROM pg_temp.mine('two', :'b');
 SELECT group_leave('two', :'b');
--- One that was asked to release something need not any more.
+-- A member that was to release some partitions need not once it drains.
 SELECT group_create('drain', 4);
 SELECT group_join('drain', :'a') > 0 AS joined, group_join('drain', :'d') > 0 AS joined;
 SELECT * FROM pg_temp.who('drain');
@@ -235,7 +235,7 @@ SELECT * FROM pg_temp.mine('drain', :'a');
 SELECT * FROM pg_temp.mine('drain', :'d');
 SELECT pg_temp.acknowledge('drain', :'a');
 SELECT * FROM pg_temp.who('drain');
--- The last of them drains: its partitions have no target.
+-- The last member drains: its partitions have no target.
 SELECT session_drain(:'d');
 SELECT * FROM pg_temp.mine('drain', :'d');
 SELECT * FROM pg_temp.who('drain');
@@ -246,18 +246,18 @@ SELECT * FROM pg_temp.who('drain');
 SELECT * FROM pg_temp.who('g');
 SELECT * FROM pg_temp.who('r');
 
--- Newcomers are gathered for the time of settle_delay, and then answered by one rebalance.
+-- Newcomers are gathered for settle_delay, and then one rebalance serves all.
 SELECT group_create('settle', 4, settle_delay => '2 s');
 SELECT group_join('settle', :'c') AS "not yet", group_join('settle', :'e') AS "not yet";
 SELECT * FROM pg_temp.who('settle');
 SELECT consumer, partitions, targets FROM group_members WHERE group_name = 'settle' ORDER BY 1;
 CALL pg_temp.wait_for(format('count(*) > 0 FROM eskit_lease.group_assignment(''settle'', %L)', :'e'));
--- Without the worker each gets its own by asking.
+-- Without the worker each member gets its partitions when it asks for its assignment.
 SELECT * FROM pg_temp.who('settle');
 SELECT * FROM pg_temp.mine('settle', :'c');
 SELECT * FROM pg_temp.who('settle');
 SELECT pg_temp.generation('settle') AS "one rebalance";
--- The dead and those who leave are not waited for.
+-- Members that die or leave cause a rebalance without a delay.
 SELECT session AS f FROM session_open('f', '1 hour') \gset
 SELECT group_alter('settle', settle_delay => '1 day');
 SELECT group_join('settle', :'f') AS "not yet";
@@ -266,7 +266,7 @@ SELECT group_leave('settle', :'c');
 SELECT * FROM pg_temp.who('settle');
 SELECT group_leave('settle', session) FROM unnest(ARRAY[:'e', :'f']::uuid[]) AS session;
 
--- No time to answer: the partitions that must move do so at once, and no others.
+-- A rebalance_timeout of 0: the partitions that must move do so at once, and no others.
 SELECT group_create('now', 4, rebalance_timeout => '0');
 SELECT group_join('now', :'c') > 0 AS joined;
 SELECT fence AS kept FROM group_assignment('now', :'c') WHERE partition = 0 \gset
@@ -279,7 +279,7 @@ SELECT partition, fence = :kept AS same FROM group_assignment('now', :'c') WHERE
 SELECT pg_temp.error_of(format('SELECT fence_check(''now'', %s)', :lost));
 SELECT group_release('now', 3, :lost);
 
--- The dead: a member that asks gets their partitions.
+-- A member that asks for its assignment gets the partitions of dead members.
 SELECT group_create('dead', 4);
 SELECT session AS s FROM session_open('short', '1 s') \gset
 SELECT group_join('dead', :'s') > 0 AS joined;
@@ -296,7 +296,7 @@ SELECT * FROM pg_temp.who('dead');
 SELECT fence > :f0 AS greater FROM group_assignment('dead', :'c') WHERE partition = 0;
 SELECT consumer, state, partitions, targets FROM group_members WHERE group_name = 'dead';
 
--- From here on with the worker: it takes from those who do not answer in time, and from the dead.
+-- From here on with the worker: it takes partitions from members that do not release in time, and from dead ones.
 \i pg_test/sql/include/worker_on.psql
 \i pg_test/sql/include/groups.psql
 SELECT group_create('late', 4, rebalance_timeout => '1 s');
@@ -310,7 +310,7 @@ SELECT fence = :kept AS same FROM group_assignment('late', :'c') WHERE partition
 SELECT fence > :lost AS greater FROM group_assignment('late', :'e') WHERE partition = 3;
 SELECT held, reason FROM lease_renew('late', :lost);
 SELECT pg_temp.generation('late') = :generation AS "same generation";
--- Another time is for those who are asked after it.
+-- A new rebalance_timeout applies only to later revocations.
 SELECT group_create('new', 4, rebalance_timeout => '1 day');
 SELECT group_join('new', :'c') > 0 AS joined;
 SELECT group_join('new', :'e') AS generation \gset
@@ -330,14 +330,14 @@ SELECT min(fence) > :f0 AS greater FROM group_assignment('died', :'e');
 CALL pg_temp.wait_for('count(*) = 1 FROM eskit_lease.group_members WHERE group_name = ''died''');
 SELECT pg_temp.error_of(format('SELECT fence_check(''died'', %s)', :f0));
 SELECT split_part(pg_temp.error_of(format('SELECT * FROM group_assignment(''died'', %L)', :'s')), ':', 1);
--- The last one dies: no partition has an owner or a target.
+-- The last member dies: no partition has an owner or a target.
 SELECT group_leave('died', :'e');
 SELECT session AS s FROM session_open('short', '1 s') \gset
 SELECT group_join('died', :'s') > 0 AS joined;
 CALL pg_temp.wait_for('bool_and(state = ''free'' AND target IS NULL) FROM eskit_lease.group_partitions WHERE group_name = ''died''');
 SELECT * FROM pg_temp.who('died');
 CALL pg_temp.wait_for('count(*) = 0 FROM eskit_lease.group_members WHERE group_name = ''died''');
--- Members that drain, and newcomers that settle.
+-- The worker also rebalances for draining members, and for newcomers after settle_delay.
 SELECT group_join('died', :'e') > 0 AS joined, group_join('died', :'f') > 0 AS joined;
 SELECT session_drain(:'e');
 CALL pg_temp.wait_for('bool_and(target = ''f'' AND revoke_in IS NULL) FROM eskit_lease.group_partitions WHERE group_name = ''died''');
@@ -348,7 +348,7 @@ CALL pg_temp.wait_for('bool_and(owner = ''f'') FROM eskit_lease.group_partitions
 SELECT pg_temp.generation('settled');
 SELECT session_close(:'e'), session_close(:'f');
 
--- Resized: at once while no session has a partition.
+-- A group is resized at once while no partition has an owner.
 \i pg_test/sql/include/worker_off.psql
 \i pg_test/sql/include/refusals.psql
 \i pg_test/sql/include/groups.psql
@@ -358,7 +358,8 @@ SELECT group_create('size', 3);
 SELECT group_resize('size', 3) AS same, group_resize('size', 4), group_resize('size', 2, drain => true);
 SELECT partitions, resize_to, generation FROM groups WHERE group_name = 'size';
 SELECT * FROM pg_temp.who('size');
--- Owned: refused, or done once all have released. Cursors begin anew where the last of them had come to; heads are forgotten.
+-- With owners, a resize is refused, or waits until all have released. Then every cursor begins at the lowest of their
+-- positions, and heads are deleted.
 SELECT group_join('size', :'c') > 0 AS joined, group_join('size', :'e') > 0 AS joined;
 SELECT pg_temp.acknowledge('size', :'c');
 SELECT * FROM pg_temp.who('size');
@@ -381,7 +382,7 @@ SELECT * FROM pg_temp.who('size');
 SELECT * FROM pg_temp.mine('size', :'c');
 SELECT pg_temp.acknowledge('size', :'c');
 SELECT * FROM pg_temp.who('size');
--- A newcomer gets nothing before it is done.
+-- A newcomer gets nothing before the resize is done.
 SELECT group_join('size', :'f') > 0 AS joined;
 SELECT * FROM pg_temp.who('size');
 SELECT pg_temp.acknowledge('size', :'e');
@@ -393,7 +394,8 @@ SELECT * FROM pg_temp.who('size');
 SELECT partition, position, head, lag, acked_ahead FROM group_lag WHERE group_name = 'size' ORDER BY 1;
 SELECT bool_and(fence > :old) AS greater, count(DISTINCT fence) FROM group_partitions WHERE group_name = 'size';
 SELECT pg_temp.error_of(format('SELECT cursor_commit(''size'', 1, 1000, %s)', :old));
--- Draining members are asked, too. Another number may be given meanwhile; the present one calls it off.
+-- Draining members must release, too. A further call may change the number meanwhile; the present number cancels the
+-- resize.
 SELECT session_drain(:'f');
 SELECT * FROM pg_temp.mine('size', :'f');
 SELECT group_resize('size', 7, true), group_resize('size', 8, true);
@@ -405,7 +407,8 @@ SELECT group_resize('size', 5);
 SELECT revision > :r AS told FROM session_heartbeat(:'c');
 SELECT partitions, resize_to FROM groups WHERE group_name = 'size';
 SELECT * FROM pg_temp.who('size');
--- A partition whose cursor has not begun: all begin at the beginning. The owners go; the next caller sees it done.
+-- If one partition's cursor has not begun, all begin at the beginning. The owners leave, and the next caller finds the
+-- resize done.
 SELECT cursor_position('size', 4);
 SELECT group_resize('size', 6, true);
 SELECT group_leave('size', session) FROM unnest(ARRAY[:'c', :'e', :'f']::uuid[]) AS session;
@@ -418,19 +421,19 @@ SELECT group_resize('size', 3, true);
 SELECT pg_temp.acknowledge('size', :'c');
 SELECT * FROM pg_temp.mine('size', :'c');
 SELECT partition, position FROM group_lag WHERE group_name = 'size' ORDER BY 1;
--- One that does not answer in time.
+-- A resize with an owner that does not release in time.
 SELECT group_alter('size', rebalance_timeout => '0');
 SELECT group_resize('size', 2, true);
 SELECT * FROM pg_temp.mine('size', :'c');
 SELECT partitions, resize_to FROM groups WHERE group_name = 'size';
 
--- Dropped once it has no members, and all of it is gone.
+-- A group can be dropped once it has no members; nothing of it remains.
 SELECT pg_temp.refused('group_drop(''size'')');
 SELECT group_join('two', :'c') > 0 AS joined, group_join('two', :'e') > 0 AS joined;
 SELECT session AS b FROM session_open('b', '1 hour') \gset
 SELECT group_join('two', :'b') > 0 AS joined;
 SELECT lease_release_many('{two}', :'c') IS NOT NULL AS released;
--- A member that has nothing is a member.
+-- A member without partitions counts as a member.
 SELECT group_create('idle', 1, settle_delay => '1 day');
 SELECT group_join('idle', :'b') AS "not yet";
 SELECT pg_temp.refused('group_drop(''idle'')', 'group_drop(''two'')');
@@ -447,14 +450,14 @@ SELECT group_leave('size', :'c');
 SELECT group_drop('size');
 SELECT (SELECT count(*) FROM groups WHERE group_name = 'size') AS groups, (SELECT count(*) FROM group_partitions WHERE group_name = 'size') AS partitions,
        (SELECT count(*) FROM group_lag WHERE group_name = 'size') AS cursors, (SELECT count(*) FROM leases WHERE resource = 'size') AS leases;
--- The name may be anything again, and a group of it begins anew.
+-- After the drop the name may be a lease again, and a new group of that name begins anew.
 SELECT reason FROM lease_acquire('size', :'c');
 SELECT lease_release('size', fence) FROM leases WHERE resource = 'size';
 SELECT group_create('size', 2);
 SELECT count(*) FROM leases WHERE resource = 'size';
 SELECT group_join('size', :'c') AS generation;
 SELECT partition, cursor_position('size', partition) FROM group_assignment('size', :'c') ORDER BY 1;
--- The dead are not asked.
+-- A resize does not wait for dead members.
 SELECT session AS s FROM session_open('short', '1 s') \gset
 SELECT group_create('graves', 2);
 SELECT group_join('graves', :'s') > 0 AS joined;
@@ -464,7 +467,7 @@ SELECT * FROM pg_temp.who('graves');
 SELECT group_drop('graves');
 SELECT count(*) FROM group_members WHERE group_name = 'graves';
 
--- Refused, and nothing has changed. What a group may be:
+-- Refusals, which change nothing. The arguments of a group:
 \pset format unaligned
 \pset tuples_only on
 SELECT pg_temp.refused(
@@ -476,17 +479,17 @@ SELECT pg_temp.refused(
     'group_create(''n'', 1, ''sticky'', ''-1 ms'')', 'group_create(''n'', 1, ''sticky'', ''1 day 1 ms'')',
     'group_create(''n'', 1, ''sticky'', ''178000000 years'')', 'group_create(''n'', 1, settle_delay => ''-1 ms'')',
     'group_create(''n'', 1, settle_delay => ''1 day 1 ms'')', 'group_create(''n'', 1, settle_delay => ''-178000000 years'')');
--- Infinite ones, which PostgreSQL has from 17 on.
+-- Infinite intervals, which PostgreSQL has from 17 on.
 SELECT left(pg_temp.error_of(format('SELECT group_create(''n'', 1, %s => %L)', argument,
                                     CASE WHEN current_setting('server_version_num')::int >= 170000
                                     THEN sign || 'infinity' ELSE sign || '178000000 years' END)), 5)
 FROM unnest(ARRAY['rebalance_timeout', 'settle_delay']) AS argument, unnest(ARRAY['', '-']) AS sign;
--- The largest and the longest that are not.
+-- The largest and longest arguments that are accepted.
 BEGIN;
 SELECT group_create('n', 32768, 'range', '1 day', '24 hours');
 SELECT partitions, assignor, rebalance_timeout, settle_delay FROM groups WHERE group_name = 'n';
 ROLLBACK;
--- One name space: what is held, waited for or declared, and the other way round.
+-- One name space: a name that is held, waited for or declared cannot become a group, and the other way round.
 SELECT semaphore_create('sem', 1);
 SELECT reason FROM lease_acquire('held', :'c');
 SELECT session AS s FROM session_open('short', '1 s') \gset
@@ -502,7 +505,7 @@ SELECT pg_temp.refused(
     format('lease_acquire_many(''{held,size}'', %L)', :'c'), 'lock_acquire(''size'', ''host'', ''30 s'')',
     format('lease_release(''size'', %s, ''1 s'')', fence))
 FROM leases WHERE resource = 'size' AND slot = 1;
--- No group, no such partition, nothing at all.
+-- Unknown groups and partitions, and NULLs.
 SELECT fence AS f FROM leases WHERE resource = 'size' AND slot = 1 \gset
 SELECT pg_temp.refused(
     'group_alter(''none'')', 'group_resize(''none'', 1)', 'group_drop(''none'')', format('group_join(''none'', %L)', :'c'),
@@ -519,7 +522,7 @@ SELECT pg_temp.refused(
     'group_drop(NULL)', format('group_join(NULL, %L)', :'c'), 'group_join(''size'', NULL)', format('group_leave(NULL, %L)', :'c'),
     'group_leave(''size'', NULL)', format('group_assignment(NULL, %L)', :'c'), 'group_assignment(''size'', NULL)',
     format('group_release(NULL, 0, %s)', :f), format('group_release(''size'', NULL, %s)', :f), 'group_release(''size'', 0, NULL)');
--- Sessions that have ended, that do not exist, that drain, that are no members.
+-- Sessions that have ended, do not exist, drain, or are no members.
 SELECT session_close(:'e');
 SELECT session AS d FROM session_open('d', '1 hour') \gset
 SELECT session_drain(:'d');
@@ -530,7 +533,7 @@ SELECT pg_temp.refused(
     format('group_leave(''size'', %L)', :'d'), format('group_leave(''size'', %L)', :'s'));
 SELECT split_part(pg_temp.error_of(format('SELECT * FROM %s(''size'', %L)', verb, :'e')), ':', 1)
 FROM unnest(ARRAY['group_join', 'group_assignment']) AS verb;
--- What is read-only.
+-- Read-only transactions.
 BEGIN READ ONLY;
 SELECT pg_temp.refused(
     'group_create(''n'', 1)', 'group_alter(''size'')', 'group_resize(''size'', 2)', 'group_drop(''size'')', format('group_join(''size'', %L)', :'c'),

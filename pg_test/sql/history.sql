@@ -1,4 +1,4 @@
--- What became of leases, and the views for operators. The worker is off at first, so that only the verbs act.
+-- The history of leases, and the views for operators. The worker is off at first, so that only the verbs act.
 \i pg_test/sql/include/worker_off.psql
 \pset null -
 DELETE FROM eskit_lease._history;
@@ -15,7 +15,7 @@ SELECT session AS a FROM session_open('a', '1 hour') \gset
 SELECT session AS b FROM session_open('b', '1 hour') \gset
 SELECT session AS c FROM session_open('c', '1 hour') \gset
 
--- Ordinary events leave nothing behind: a grant, a request, a hand-over, a release, a close, a grace.
+-- Ordinary events leave no row: a grant, a request, a hand-over, a release, a close, a grace.
 SELECT fence AS f FROM lease_acquire('r', :'a') \gset
 SELECT (pg_temp.ask('r', :'b', true)).reason;
 SELECT lease_release('r', :f);
@@ -27,7 +27,7 @@ CALL pg_temp.wait_for('state = ''expired'' FROM eskit_lease.leases WHERE resourc
 SELECT (pg_temp.ask('r', :'a')).reason;
 SELECT * FROM pg_temp.told();
 
--- Expired: as a caller finds it, and as the sweep does.
+-- An expiry, found by a caller and by the sweep.
 SELECT session AS s FROM session_open('short', '1 s') \gset
 SELECT fence AS f FROM lease_acquire('e1', :'s') \gset
 SELECT (pg_temp.ask('e2', :'s')).reason;
@@ -40,7 +40,7 @@ SELECT * FROM pg_temp.told();
 SELECT (pg_temp.ask('e1', :'a')).reason;
 CALL pg_temp.wait_for('NOT more FROM eskit_lease.session_sweep()');
 SELECT * FROM pg_temp.told() ORDER BY resource;
--- What became of a fence that is refused.
+-- How to look up why a fence is refused.
 SELECT h.event, h.consumer, h.next_consumer, h.next_fence = l.fence AS "is the present one"
 FROM history AS h JOIN leases AS l ON l.resource = h.resource WHERE h.resource = 'e1' AND h.fence = :f;
 DELETE FROM eskit_lease._history;
@@ -56,7 +56,7 @@ SELECT lease_force_release('e1', 1, 'of nobody');
 SELECT event, resource, consumer, next_consumer, forced_by = current_user AS "by me", why FROM history ORDER BY resource;
 DELETE FROM eskit_lease._history;
 
--- With the ordinary: all that happens.
+-- With history_grants on, ordinary events leave rows, too.
 ALTER SYSTEM SET eskit_lease.history_grants = on;
 SELECT pg_reload_conf();
 \set name eskit_lease.history_grants
@@ -76,7 +76,7 @@ SELECT event, resource, consumer, next_consumer, next_fence > fence AS rises FRO
 SELECT count(*) AS "fences that were granted twice" FROM (SELECT fence FROM history WHERE event = 'granted' GROUP BY 1 HAVING count(*) > 1) AS f;
 DELETE FROM eskit_lease._history;
 ALTER SYSTEM RESET eskit_lease.history_grants;
--- And off.
+-- With history_retention = 0 nothing is recorded.
 ALTER SYSTEM SET eskit_lease.history_retention = 0;
 SELECT pg_reload_conf();
 \set name eskit_lease.history_retention
@@ -104,7 +104,7 @@ SELECT event, resource, why FROM history;
 DROP TRIGGER seen ON eskit_lease._history;
 DELETE FROM eskit_lease._history;
 
--- What flaps: the same lease lost time and again, and where most is going on.
+-- The views flapping (the same lease lost time and again) and top (the names with most events).
 SELECT session AS l FROM session_open('loser', '1 hour') \gset
 SELECT count(lease_force_release(a.resource, a.fence, 'again'))
 FROM generate_series(1, 3) AS i, lease_acquire_many(ARRAY['flaps'] || CASE WHEN i = 1 THEN '{rests}' ELSE '{}' END::text[], :'l') AS a;
@@ -126,15 +126,15 @@ SELECT resource, kind, held, slots, consumer, held_for < '1 minute' AS fresh, tr
        open_for < '1 minute' AS open, losses, lag
 FROM top WHERE held > 0 OR losses > 0;
 COMMIT;
--- A member that is started again once has lost each of its partitions once.
+-- A member that is restarted once counts as one loss for each of its partitions.
 SELECT session AS m FROM session_open('member', '1 hour', takeover => true) \gset
 SELECT count(*) FROM group_assignment('shared', :'m');
 SELECT changes, taken_over, slots, (SELECT losses FROM top WHERE resource = 'shared') FROM flapping WHERE resource = 'shared';
--- No more than a screen has room for.
+-- `top` has no more rows than a screen.
 SELECT count(*) FROM lease_acquire_many(ARRAY(SELECT 'bulk ' || i FROM generate_series(1, 100) AS i), :'l') WHERE granted;
 SELECT count(*) FROM top;
 
--- For monitors, who write nothing.
+-- Monitors may read the views, and write nothing.
 CREATE ROLE regress_watch;
 SELECT grant_monitor('regress_watch');
 SET ROLE regress_watch;
@@ -153,7 +153,7 @@ RESET ROLE;
 DROP OWNED BY regress_consumer;
 DROP ROLE regress_watch, regress_consumer;
 
--- With the worker: what is not released in time, and what expires while others wait.
+-- With the worker: partitions not released in time, and leases that expire while others wait.
 SELECT session_close(session) FROM sessions WHERE state <> 'expired';
 DELETE FROM eskit_lease._history;
 \i pg_test/sql/include/worker_on.psql

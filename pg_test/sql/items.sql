@@ -11,7 +11,7 @@ SELECT session AS b FROM session_open('b', '1 hour') \gset
 SELECT queue_create('q', max_attempts => 3, retry_backoff => '1 hour');
 SELECT queue, ordering, max_attempts, retry_backoff, group_name, claims, items, later, dead, owner = current_user AS mine FROM queues;
 
--- Nothing, then what is added, in order.
+-- An empty queue gives nothing; then items come in the order of adding.
 SELECT * FROM item_claim('q', :'a');
 SELECT item_add('q', '{"n": 1}', 'one') AS one \gset
 SELECT item_add('q', '{"n": 2}') AS two \gset
@@ -24,7 +24,7 @@ SELECT state, key, payload, attempt, consumer, session IN (:'a', :'b') AS handle
 SELECT fence AS f2 FROM items WHERE id = :two \gset
 SELECT queue, claims, items, later, dead FROM queues;
 
--- Done: by the claim's fence, all of them or none.
+-- item_done takes the claim's fence, and finishes all items or none.
 SELECT item_done('{}', :f1);
 SELECT pg_temp.error_of(format('SELECT item_done(ARRAY[%s, %s], %s)', :one, :two, :f1)) LIKE 'LF001: claim under fence FENCE is no longer valid%is not one of those%' AS refused;
 SELECT item_done(ARRAY[:one, :one], :f1) AS "once";
@@ -47,14 +47,15 @@ SELECT item_done(ARRAY[:three], :f2);
 COMMIT;
 SELECT count(*) FROM eskit_lease._claims;
 
--- Given back: in its place, and the attempt does not count. A fence of before is stale, though the session has it again.
+-- An item given back keeps its place, and the attempt does not count. The former fence is stale, even if the same
+-- session claims the item again.
 SELECT id AS four, payload, attempt, fence AS f4 FROM item_claim('q', :'a') \gset
 SELECT :'payload', :'attempt';
 SELECT item_unclaim(ARRAY[:four], :f4);
 SELECT item_claim.id = :four AS again, attempt, fence > :f4 AS newer, fence AS g4 FROM item_claim('q', :'a') \gset
 SELECT :'again', :'attempt', :'newer';
 SELECT pg_temp.error_of(format('SELECT item_done(ARRAY[%s], %s)', :four, :f4));
--- The same where the older claim still has another item.
+-- The same if the older claim still has another item.
 SELECT array_agg(id ORDER BY id) AS ids, min(fence) AS f5 FROM item_claim('q', :'b', 10) \gset
 SELECT item_add('q', '6') AS six \gset
 SELECT min(fence) AS f6 FROM item_claim('q', :'a', 10) \gset
@@ -66,7 +67,8 @@ SELECT item_unclaim(ARRAY[:four], :f7);
 SELECT id = :four AS is_four, fence AS h4 FROM item_claim('q', :'a') \gset
 SELECT replace(regexp_replace(pg_temp.error_of(format('SELECT item_done(ARRAY[%s], %s)', :four, :f7)), 'Item (\d+|FENCE)', 'Item N'), 'FENCE', 'F');
 
--- Failed: tried again after the backoff, twice as long each time, or when the caller says; dead after the last attempt.
+-- A failed item is retried after the backoff, twice as long each time, or after the caller's delay; it is dead after
+-- the last attempt.
 SELECT item_fail(:four, :h4, 'no luck');
 SELECT state, attempt, error, round(extract(epoch FROM run_at - clock_timestamp()) / 3600) AS hours, fence FROM items WHERE id = :four;
 SELECT * FROM item_claim('q', :'a');
@@ -86,7 +88,7 @@ SELECT item_fail(:seven, :i7, 'for good', '0') AS "the last";
 SELECT queue, id = :seven AS seven, key, payload, attempt, error, died_at >= added_at AS later FROM dead_items;
 SELECT count(*) FROM items WHERE id = :seven;
 SELECT pg_temp.error_of(format('SELECT item_fail(%s, %s, %L)', :seven, :i7, 'late'));
--- Another start, as the newest.
+-- A requeued item starts again as the newest.
 SELECT item_requeue(:seven);
 SELECT state, attempt, error FROM items WHERE id = :seven;
 SELECT * FROM dead_items;
@@ -95,7 +97,7 @@ SELECT :'is_seven', :'attempt';
 SELECT item_done(ARRAY[:seven], :j7);
 SELECT item_done(ARRAY[:six], :f6);
 
--- Not before its time.
+-- No item is claimed before its time.
 SELECT item_add('q', '"later"', run_at => clock_timestamp() + interval '1 hour') AS later \gset
 SELECT item_add('q', '"now"', run_at => clock_timestamp() - interval '1 hour') AS now \gset
 SELECT array_length(item_add_many('q', ARRAY['"soon"']::jsonb[], run_at => clock_timestamp() + interval '1 ms'), 1);
@@ -103,7 +105,7 @@ CALL pg_temp.wait_for($$clock_timestamp() > (SELECT min(run_at) FROM eskit_lease
 SELECT payload, attempt FROM item_claim('q', :'a', 10) ORDER BY 1;
 SELECT payload, state FROM items WHERE payload IN ('"later"', '"now"', '"soon"') ORDER BY 1;
 
--- A rollback undoes all: an item added, a claim. The claim's items are free for every session then.
+-- A rollback undoes an added item and a claim. The claim's items are free for every session then.
 SELECT queue_create('r');
 BEGIN;
 SELECT item_add('r', '1') > 0 AS added;
@@ -122,7 +124,7 @@ SELECT payload FROM item_claim('r', :'b', 2);
 ROLLBACK;
 SELECT payload FROM item_claim('r', :'b', 10) ORDER BY 1;
 SELECT payload FROM item_claim('r', :'b', 10);
--- Claimed and done in a transaction that is rolled back, after which it has looked for more.
+-- A transaction claims an item, finishes it, looks for more, and is rolled back.
 SELECT item_add('r', '4') AS i \gset
 BEGIN;
 SELECT fence AS f FROM item_claim('r', :'a') \gset
@@ -131,7 +133,7 @@ SELECT payload FROM item_claim('r', :'a');
 ROLLBACK;
 SELECT payload FROM item_claim('r', :'a');
 
--- The end of a session frees its claims, and those alone; the attempt counts. Dead is what it had for the last time.
+-- The end of a session frees its claims, and no others; the attempt counts. An item in its last attempt is then dead.
 SELECT queue_create('d', max_attempts => 2);
 SELECT session AS c FROM session_open('c', '1 hour') \gset
 SELECT array_length(item_add_many('d', ARRAY['1', '2', '3', '4']::jsonb[]), 1);
@@ -155,7 +157,7 @@ CALL pg_temp.wait_for($$EXISTS (SELECT FROM eskit_lease.sessions WHERE consumer 
 SELECT payload, state, attempt, consumer FROM items WHERE queue = 'd' AND id = ANY (:'ids') ORDER BY id;
 SELECT pg_temp.error_of(format('SELECT item_done(%L, %s)', :'ids', :f));
 SELECT pg_temp.error_of(format('SELECT item_claim(%L, %L)', 'd', :'c'));
--- The next claim frees them; otherwise a sweep does.
+-- The next claim frees such items; otherwise a sweep does.
 SELECT payload, attempt FROM item_claim('d', :'b', 10) ORDER BY 1;
 SELECT session_close(:'b');
 SELECT payload, attempt, error FROM dead_items WHERE queue = 'd' ORDER BY id;
@@ -177,14 +179,14 @@ SELECT session AS p FROM session_open('successor', '1 hour', takeover => true) \
 SELECT pg_temp.error_of(format('SELECT item_done(ARRAY[%s], %s)', :t, :f));
 SELECT id = :t AS t, attempt FROM item_claim('t', :'p');
 
--- A claim that has no row, as after a restore, is none.
+-- An item whose claim has no row, as after a restore, counts as free.
 SELECT queue_create('restored');
 SELECT item_add('restored', '1') > 0 AS added;
 UPDATE eskit_lease._items SET claim = 1 WHERE queue = (SELECT number FROM eskit_lease._queues WHERE queue = 'restored');
 SELECT state FROM items WHERE queue = 'restored';
 SELECT payload FROM item_claim('restored', :'a');
 
--- Adding wakes who has asked for more than there was.
+-- An added item wakes sessions whose last claim got fewer items than they asked for.
 SELECT queue_create('wake');
 SELECT session AS w FROM session_open('w', '1 hour') \gset
 SELECT * FROM item_claim('wake', :'w');
@@ -197,7 +199,7 @@ SELECT revision AS r FROM session_heartbeat(:'w') \gset
 SELECT item_add('wake', '2') > 0 AS added;
 SELECT revision > :r AS "is not hungry" FROM session_heartbeat(:'w');
 
--- Only of the partitions that the session owns.
+-- A session claims only items of partitions that it owns.
 SELECT group_create('g', 4, 'range', '1 hour');
 SELECT queue_create('bound', group_name => 'g');
 SELECT session AS m FROM session_open('m', '1 hour') \gset
@@ -217,7 +219,7 @@ SELECT item_done(array_agg(id), fence) FROM items WHERE queue = 'bound' GROUP BY
 SELECT group_resize('g', 2);
 SELECT queue_drop('bound'), group_drop('g');
 
--- No partition is starved by the others, whatever else the connection claims: two sessions, and two queues, in turns.
+-- No partition starves, whatever else the connection claims: two sessions and two queues claim in turns.
 SELECT group_create('fair', 4, 'range', '1 hour');
 SELECT queue_create('fair', group_name => 'fair'), queue_create('too', group_name => 'fair');
 SELECT group_join('fair', :'m') > 0 AS joined, group_join('fair', :'n') > 0 AS joined;
@@ -233,7 +235,8 @@ SELECT queue, partition, count(*) > 20 AS served FROM had GROUP BY 1, 2 ORDER BY
 SELECT group_leave('fair', :'m'), group_leave('fair', :'n');
 SELECT queue_drop('fair', true), queue_drop('too', true), group_drop('fair');
 
--- A claim ends with the item that brings its payloads to 16 MiB, whichever way they come; and who then waits for more does not wait.
+-- A claim ends with the item that brings its payloads to 16 MiB, however they were added. A session that then waits for
+-- more is answered at once.
 SELECT queue_create('large'), queue_create('large key', ordering => 'key');
 CREATE FUNCTION pg_temp.large(queue text, how_many int, run_at timestamptz DEFAULT NULL) RETURNS int LANGUAGE sql AS $$
     SELECT array_length(eskit_lease.item_add_many(queue, array_agg(to_jsonb(n || repeat('x', 1 << 19))), array_agg(n::text), run_at), 1)
@@ -249,19 +252,19 @@ SELECT reason FROM session_wait(:'m', :r, '1 ms');
 SELECT count(*) FROM item_claim('large key', :'m', 1000);
 SELECT count(*) FROM item_claim('large key', :'m', 1000);
 SELECT pg_temp.large('large', 40, clock_timestamp() + '1 hour'), pg_temp.large('large key', 40, clock_timestamp() + '1 hour');
--- Their time comes; a sweep has floors forgotten, as after a restore.
+-- Their time comes; a sweep discards the floors, as after a restore.
 WITH due AS (UPDATE eskit_lease._later SET due = 1 WHERE queue IN (SELECT number FROM eskit_lease._queues WHERE queue LIKE 'large%') RETURNING id)
 SELECT count(*) FROM due;
 SELECT ended IS NOT NULL AS swept FROM session_sweep();
 SELECT count(*) FROM item_claim('large', :'m', 1000);
 SELECT count(*) FROM item_claim('large', :'m', 1000);
--- Each key has a head, which is claimed.
+-- Each key has a head, which is the item claimed.
 SELECT item_done(array_agg(id), fence) FROM items WHERE queue = 'large key' AND state = 'claimed' GROUP BY fence ORDER BY 1;
 SELECT count(*) FROM item_claim('large key', :'m', 1000);
 SELECT count(*) FROM item_claim('large key', :'m', 1000);
 SELECT queue_drop('large', true), queue_drop('large key', true);
 
--- Added, claimed and finished in more savepoints than there are notes, some of them rolled back to.
+-- Items are added, claimed and finished in more savepoints than a transaction has notes; some are rolled back.
 SELECT queue_create('nested');
 DO $$
 DECLARE
@@ -299,7 +302,7 @@ SELECT count(*), count(*) FILTER (WHERE (payload #>> '{}')::int % 15 IN (0, 3, 5
 SELECT count(*) FROM item_claim('nested', :'m', 1000);
 SELECT queue_drop('nested', true);
 
--- Of many partitions a claim looks at those only in which something may be had.
+-- A claim looks only at partitions in which an item may be claimed.
 SELECT group_create('wide', 300, 'range', '1 hour');
 SELECT queue_create('wide', group_name => 'wide'), queue_create('wide key', ordering => 'key', group_name => 'wide');
 SELECT group_join('wide', :'m') > 0 AS joined;
@@ -313,7 +316,7 @@ SELECT pg_temp.looks() AS looks \gset
 SELECT count(*) FROM unnest(ARRAY['wide', 'wide key']) AS queue, item_claim(queue, :'m');
 SELECT pg_temp.looks() - :looks AS looks;
 COMMIT;
--- A claim finds again an item that is added, comes due, is given back, or was claimed and rolled back.
+-- A claim finds an item again after it was added, came due, was given back, or was claimed and rolled back.
 SELECT array_length(item_add_many('wide', ARRAY['1', '2', '3']::jsonb[], ARRAY['a', 'b', 'c']), 1), item_add('wide key', '1', 'a') > 0 AS added;
 BEGIN;
 SELECT pg_temp.looks() AS looks \gset
@@ -335,7 +338,7 @@ SELECT count(*) FROM item_claim('wide', :'m', 10);
 SELECT group_leave('wide', :'m');
 SELECT queue_drop('wide', true), queue_drop('wide key', true), group_drop('wide');
 
--- Refused, and nothing is changed.
+-- Refusals, which change nothing.
 SELECT session AS z FROM session_open('z', '1 hour') \gset
 SELECT session_drain(:'z');
 CREATE TEMP TABLE before AS SELECT (SELECT string_agg(i::text, ',' ORDER BY i.id) FROM eskit_lease._items AS i) AS items, (SELECT string_agg(q::text, ',' ORDER BY queue) FROM eskit_lease._queues AS q) AS queues;
@@ -367,7 +370,7 @@ SELECT pg_temp.error_of($$SELECT item_add('q', '1')$$);
 SELECT pg_temp.error_of(format($$SELECT item_claim('q', %L)$$, :'a'));
 ROLLBACK;
 
--- Whose queue, whose session.
+-- Another role's queue and session.
 CREATE ROLE regress_owner;
 CREATE ROLE regress_else;
 SELECT grant_consumer('regress_owner'), grant_consumer('regress_else');

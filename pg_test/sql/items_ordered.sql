@@ -1,7 +1,7 @@
 -- Work items in order. The worker is off, so that what is seen is the verbs' own doing.
 \i pg_test/sql/include/worker_off.psql
 \pset null -
--- The items that a session is given, in order; and the call with which it ends one, by its payload.
+-- The items that a session gets, in order; and calls that end an item, named by its payload.
 CREATE FUNCTION pg_temp.next(queue text, who uuid, most int DEFAULT 1) RETURNS text LANGUAGE sql AS $$
     SELECT coalesce(string_agg(payload #>> '{}', ' ' ORDER BY id), 'nothing') FROM eskit_lease.item_claim(queue, who, most)
 $$;
@@ -21,7 +21,7 @@ CREATE FUNCTION pg_temp.heads() RETURNS SETOF text LANGUAGE sql AS $$
     SELECT concat_ws(' ', h.key, i.payload #>> '{}', i.state)
     FROM eskit_lease._item_heads AS h LEFT JOIN eskit_lease.items AS i USING (id) ORDER BY h.key
 $$;
--- A time to come, and that it has come.
+-- Whether an item is due.
 CREATE FUNCTION pg_temp.is_due(what text) RETURNS boolean LANGUAGE sql AS $$
     SELECT clock_timestamp() > run_at FROM eskit_lease.items AS i WHERE i.payload #>> '{}' = what
 $$;
@@ -31,7 +31,7 @@ SELECT queue_create('k', max_attempts => 3, retry_backoff => '0', ordering => 'k
 SELECT queue_create('f', max_attempts => 3, retry_backoff => '0', ordering => 'fifo');
 SELECT queue, ordering FROM queues ORDER BY queue;
 
--- One of each key at a time, however many are asked for; those without a key stand alone.
+-- One item of each key at a time, however many are asked for; items without a key stand alone.
 SELECT pg_temp.add('k', 'x', 'x1', 'x2', 'x3'), pg_temp.add('k', 'y', 'y1', 'y2'), pg_temp.add('k', NULL, 'n1', 'n2');
 SELECT pg_temp.next('k', :'a', 10);
 SELECT pg_temp.next('k', :'a', 10), pg_temp.next('k', :'b', 10);
@@ -40,7 +40,7 @@ SELECT pg_temp.done('n1', 'x1');
 SELECT pg_temp.heads();
 SELECT pg_temp.next('k', :'b', 10);
 SELECT pg_temp.next('k', :'b', 10);
--- Done and the next in one transaction, which is rolled back, as a whole and in part.
+-- An item is done and the next one claimed in one transaction, which is rolled back, as a whole and in part.
 BEGIN;
 SELECT pg_temp.done('x2');
 SELECT pg_temp.next('k', :'a', 10);
@@ -64,7 +64,8 @@ SELECT pg_temp.heads();
 SELECT pg_temp.next('k', :'a', 10), pg_temp.done('y1', 'n2'), pg_temp.next('k', :'a', 10), pg_temp.done('y2');
 SELECT pg_temp.heads();
 
--- Given back, failed and waiting, freed by the end of its session: it holds its key. Only done or dead lets the next one go.
+-- An item holds its key when it is given back, waits for a retry, or is freed by the end of its session. Only once it
+-- is done or dead is the next item claimed.
 SELECT pg_temp.add('k', 'x', 'x1', 'x2', 'x3');
 SELECT pg_temp.next('k', :'a');
 SELECT pg_temp.unclaim('x1');
@@ -75,7 +76,7 @@ SELECT pg_temp.next('k', :'a'), pg_temp.next('k', :'b');
 SELECT pg_temp.heads();
 UPDATE eskit_lease._later SET due = 0;
 UPDATE eskit_lease._item_heads SET due = 0;
--- Its time has come: it is found from what waits behind it, and by its own time.
+-- The failed item is due again: a claim finds it by way of the items behind it, and by its own time.
 SELECT pg_temp.add('k', 'z', 'z1');
 SELECT pg_temp.next('k', :'b', 10);
 SELECT attempt FROM items WHERE payload = '"x1"';
@@ -86,7 +87,7 @@ SELECT pg_temp.heads();
 SELECT session AS b FROM session_open('b', '1 hour') \gset
 SELECT pg_temp.next('k', :'a', 10);
 SELECT payload, attempt, state FROM items ORDER BY id;
--- Dead, and the next one is given; another start makes it the newest of its key.
+-- After an item is dead the next one is claimed; a requeue makes the dead item the newest of its key.
 SELECT pg_temp.fail('x1', '0');
 SELECT payload, attempt FROM dead_items;
 SELECT pg_temp.heads();
@@ -110,8 +111,8 @@ SELECT pg_temp.heads();
 SELECT pg_temp.done('x2');
 SELECT session AS b FROM session_open('b', '1 hour') \gset
 
--- Added for a time: its place in the order is where it is due. Neither it nor a ready item passes one that waits for a
--- retry.
+-- An item added for a later time has its place in the order by that time. Neither it nor a ready item overtakes one
+-- that waits for a retry.
 SELECT pg_temp.add('k', 'x', 'before');
 SELECT item_add('k', '"due"', 'x', clock_timestamp() + interval '0.02 s') > 0 AS added, item_add('k', '"far"', 'x', clock_timestamp() + interval '1 hour') > 0 AS added;
 SELECT array_length(item_add_many('k', ARRAY['"n1"', '"n2"']::jsonb[], run_at => clock_timestamp() + interval '0.02 s'), 1);
@@ -131,7 +132,7 @@ SELECT pg_temp.done('after');
 SELECT pg_temp.next('k', :'b', 10);
 SELECT payload, state FROM items;
 
--- A claim that is rolled back, in part: the item and the key are as they were.
+-- After a claim is rolled back to a savepoint, the item and the key are as before.
 SELECT pg_temp.add('k', 'w', 'w1', 'w2');
 BEGIN;
 SAVEPOINT s;
@@ -144,7 +145,7 @@ SELECT pg_temp.heads();
 SELECT queue_drop('k', true);
 SELECT count(*) FROM eskit_lease._item_heads;
 
--- fifo: one key for all, and those that have none.
+-- fifo: all items share one key, also those without a key.
 SELECT pg_temp.add('f', 'x', '1'), pg_temp.add('f', NULL, '2'), pg_temp.add('f', 'y', '3');
 SELECT pg_temp.next('f', :'a', 10), pg_temp.next('f', :'b', 10);
 SELECT pg_temp.heads();
@@ -161,8 +162,8 @@ SELECT pg_temp.add('f', NULL, '5');
 SELECT pg_temp.next('f', :'a', 10), pg_temp.done('2'), pg_temp.next('f', :'a', 10), pg_temp.done('3'), pg_temp.next('f', :'a', 10), pg_temp.done('4'), pg_temp.next('f', :'a', 10), pg_temp.done('5'), pg_temp.next('f', :'a', 10);
 SELECT count(*) FROM eskit_lease._item_heads;
 
--- Requeued: the newest of its key, behind what was due before. A time that has passed is that of the call, and what is added is so when the
--- function is called, however long its statement takes.
+-- A requeued item is the newest of its key, behind items that were due before. A time in the past counts as the time of
+-- the call, and an item is added at the time of its call, however long the statement takes.
 SELECT queue_create('line', max_attempts => 1, ordering => 'key');
 SELECT pg_temp.add('line', 'x', 'dead');
 SELECT pg_temp.next('line', :'a'), pg_temp.fail('dead', '0');
@@ -183,7 +184,7 @@ BEGIN
 END $$;
 SELECT pg_temp.next('line', :'a', 10), pg_temp.done('due'), pg_temp.next('line', :'a', 10), pg_temp.done('late'), pg_temp.next('line', :'a', 10), pg_temp.done('later');
 
--- Of a group: one for each partition that the session owns.
+-- A queue of a group: one item for each partition that the session owns.
 SELECT group_create('g', 4, 'range', '1 hour');
 SELECT queue_create('fg', ordering => 'fifo', group_name => 'g'), queue_create('kg', ordering => 'key', group_name => 'g');
 SELECT array_length(item_add_many(q, array_agg(to_jsonb(k || n) ORDER BY n), array_agg(k ORDER BY n)), 1) FROM unnest(ARRAY['fg', 'kg']) AS q, unnest(ARRAY['a', 'b', 'c', 'd', 'e', 'f', 'g', 'h']) AS k, generate_series(1, 2) AS n GROUP BY q;

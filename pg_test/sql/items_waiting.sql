@@ -2,7 +2,7 @@
 -- next. The worker is off.
 \i pg_test/sql/include/worker_off.psql
 \pset null -
--- How many a session is given, and those of some keys.
+-- How many items a session gets, and those of some keys.
 CREATE FUNCTION pg_temp.next(who uuid, most int) RETURNS text LANGUAGE sql AS $$
     SELECT concat(count(*), ': ', string_agg(payload #>> '{}', ' ' ORDER BY payload #>> '{}') FILTER (WHERE key IN ('1', '50', 'well')))
     FROM eskit_lease.item_claim('w', who, most)
@@ -16,11 +16,11 @@ $$;
 CREATE FUNCTION pg_temp.all_fail(retry_in interval) RETURNS bigint LANGUAGE sql AS $$
     SELECT count(eskit_lease.item_fail(i.id, i.fence, 'error', retry_in)) FROM eskit_lease.items AS i WHERE i.state = 'claimed'
 $$;
--- Keys from 1 to 50, each with such an item.
+-- Adds an item to each of the keys from 1 to 50.
 CREATE FUNCTION pg_temp.add(what text, due timestamptz DEFAULT NULL) RETURNS bigint LANGUAGE sql AS $$
     SELECT count(eskit_lease.item_add('w', to_jsonb(k || what), k::text, due)) FROM generate_series(1, 50) AS k
 $$;
--- How many rows of those that are ready this connection has looked at.
+-- How many rows of ready items this connection has looked at.
 CREATE FUNCTION pg_temp.looked_at() RETURNS bigint LANGUAGE sql AS $$
     SELECT pg_stat_get_xact_tuples_fetched('eskit_lease._items_pkey'::regclass)
 $$;
@@ -30,7 +30,7 @@ SELECT queue_create('w', max_attempts => 3, retry_backoff => '0', ordering => 'k
 SELECT pg_temp.add('a'), pg_temp.add('b'), pg_temp.add('c');
 SELECT pg_temp.next(:'a', 50);
 SELECT pg_temp.all_fail('1 hour');
--- One claim looks at all that wait, the next one at none; a healthy key is served, in order.
+-- The first claim looks at all waiting items, the next one at none; a healthy key is served, in order.
 SELECT pg_temp.next(:'a', 50);
 BEGIN;
 SELECT pg_temp.looked_at() AS before \gset
@@ -47,10 +47,11 @@ SELECT pg_temp.next(:'b', 50);
 SELECT pg_temp.done('well 2');
 SELECT pg_temp.next(:'b', 50);
 SELECT pg_temp.done('well 3');
--- Their time comes; finished, in part and in vain. The next ones are given, each once.
+-- Their time comes. They are finished, some in a savepoint or transaction that is rolled back. The next ones are
+-- claimed, each once.
 UPDATE eskit_lease._later SET due = 0;
 UPDATE eskit_lease._item_heads SET due = 0;
--- Below the floors.
+-- The items are below the floors, which a sweep discards.
 SELECT count(*) FROM session_sweep();
 SELECT pg_temp.next(:'a', 50), pg_temp.next(:'b', 50);
 BEGIN;
@@ -68,7 +69,7 @@ SELECT pg_temp.done('1b');
 SELECT pg_temp.all_done();
 SELECT pg_temp.next(:'b', 50);
 SELECT pg_temp.next(:'a', 50);
--- Dead with its session, or failed for good: the next one is given.
+-- An item is dead with its session, or failed for good: the next one is claimed.
 SELECT pg_temp.all_fail('0');
 SELECT pg_temp.next(:'b', 50);
 SELECT pg_temp.all_fail('0');
@@ -97,7 +98,7 @@ SELECT pg_temp.all_done();
 SELECT pg_temp.next(:'a', 50);
 SELECT (SELECT count(*) FROM items) AS left, (SELECT count(*) FROM eskit_lease._item_heads) AS heads;
 
--- With floors forgotten all is as it was.
+-- After a sweep has discarded the floors, claims get the same items.
 SELECT pg_temp.add('a'), pg_temp.add('b'), pg_temp.next(:'a', 50), pg_temp.next(:'a', 50);
 SELECT count(*) FROM session_sweep();
 SELECT pg_temp.next(:'a', 50);

@@ -1,4 +1,4 @@
--- The key functions, whose values people store, index by and take advisory locks on: the same for ever, in every server encoding.
+-- The key functions, whose values people store, index and lock: they never change, in any server encoding.
 \i pg_test/sql/include/helpers.psql
 \pset null -
 
@@ -6,7 +6,7 @@ SELECT group_lock_key('default'), group_lock_key('flydocs-workers'), group_lock_
 SELECT advisory_lock_id('sub:orders'), advisory_lock_id('exec:order-123'), advisory_lock_id(''), advisory_lock_id('café');
 SELECT group_lock_key(NULL), advisory_lock_id(NULL), partition_for(NULL, 4), partition_for('a', NULL);
 
--- By PostgreSQL's own means: SHA-256 of the UTF-8 text, its first eight bytes.
+-- The same by PostgreSQL's own means: the first eight bytes of the SHA-256 of the UTF-8 text.
 SELECT count(*) AS differ
 FROM (VALUES ('default'), ('café'), (''), (repeat('é', 500000)), (repeat('x', 1048576)), (E'a\nb\tc'), ('🦀')) AS v (name)
 WHERE group_lock_key(name)
@@ -33,7 +33,7 @@ SELECT count(*) FILTER (WHERE advisory_lock_id(name)
                            OR partition_for(name, 2147483647) <> mod(fnv1a, 2147483647)) AS partitions_differ
 FROM v, LATERAL (SELECT pg_temp.fnv1a(name) AS fnv1a) AS f;
 
--- Long text, compressed and not, as it is and out of line.
+-- Long text, compressed or not, inline or out of line.
 CREATE TEMP TABLE long_text (name text);
 INSERT INTO long_text
 SELECT repeat('x', 1048576) UNION ALL SELECT string_agg(md5(i::text), '' ORDER BY i) FROM generate_series(1, 32768) AS i;
@@ -55,7 +55,7 @@ SELECT n, partition_of_uuid('ffffffff-ffff-ffff-ffff-ffffffffffff', n) FROM unne
 SELECT partition_of_uuid('55555555-5555-5555-5555-555555555555', 3), partition_of_uuid('55555555-5555-5555-5555-555555555556', 3);
 SELECT partition_of_uuid(NULL, 8), partition_of_uuid('ffffffff-ffff-ffff-ffff-ffffffffffff', NULL);
 SELECT pg_temp.error_of(format('SELECT partition_of_uuid(gen_random_uuid(), %s)', n)) FROM unnest(ARRAY[0, -1, -2147483648]) AS n;
--- By PostgreSQL's own means: for a power of two, the first bits.
+-- The same by PostgreSQL's own means: for a power of two, the first bits.
 SELECT count(*) FILTER (WHERE partition_of_uuid(id, 1024) <> ('x' || left(id::text, 8))::bit(10)::int) AS differ,
        count(DISTINCT partition_of_uuid(id, 10)) AS used
 FROM (SELECT gen_random_uuid() AS id FROM generate_series(1, 1000)) AS s;
@@ -75,7 +75,7 @@ RESET enable_seqscan;
 RESET enable_bitmapscan;
 SELECT count(*) FROM keyed WHERE partition_for(name, 8) = 3;
 
--- With advisory locks: shared, exclusive, given back; and as one would see them in pg_locks.
+-- As advisory locks: shared, exclusive, released; and how pg_locks shows them.
 SELECT pg_try_advisory_lock(group_lock_key('g')), pg_try_advisory_lock(advisory_lock_id('g'));
 SELECT k.mode,
        (k.classid::bigint << 32 | k.objid::bigint) = CASE k.mode WHEN 'ExclusiveLock' THEN group_lock_key('g') END AS group_lock,

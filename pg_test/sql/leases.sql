@@ -1,4 +1,4 @@
--- Leases: asked for, renewed, released, lost; alone, in bulk and with savepoints.
+-- Leases are acquired, renewed, released and lost; alone, in bulk and with savepoints.
 \i pg_test/sql/include/helpers.psql
 \pset null -
 SELECT session AS a FROM session_open('a', '1 hour') \gset
@@ -8,7 +8,7 @@ SELECT * FROM pg_temp.ask('sub:orders', :'a');
 SELECT * FROM pg_temp.ask('sub:orders', :'a');
 SELECT * FROM pg_temp.ask('sub:orders', :'b');
 SELECT fence AS f, trust_ms > 3500000 AS trusted FROM lease_acquire('sub:orders', :'a') \gset
--- Above what any older incarnation of the server can have given, and exact in a double.
+-- The fence is above all that an earlier incarnation of the server can have granted, and exact in a double.
 SELECT :'trusted' AS trusted, :f > (extract(epoch FROM now()) - 1735689600)::bigint << 22 AS "above the past", :f < 1::bigint << 53 AS exact;
 SELECT resource, slot, state, consumer, session = :'a' AS mine, role, fence = :f AS fence, granted_at < clock_timestamp() AS granted,
        released_at, held_for < '1 minute' AS fresh, trust_ms > 0 AS trusted, expires_at > now() AS future, waiters
@@ -28,7 +28,7 @@ SELECT resource, state, consumer, session, role, fence = :f AS fence, released_a
        held_for = released_at - granted_at AS "held for", trust_ms, expires_at, waiters
 FROM leases WHERE resource = 'sub:orders';
 
--- A change of owner is a greater fence; the older one can do nothing.
+-- A change of owner gives a greater fence; the older fence is of no use.
 SELECT granted, reason, fence > :f AS greater, fence AS g FROM lease_acquire('sub:orders', :'b') \gset
 SELECT :'granted' AS granted, :'reason' AS reason, :'greater' AS greater;
 SELECT * FROM lease_renew('sub:orders', :f);
@@ -36,14 +36,14 @@ SELECT lease_release('sub:orders', :f);
 SELECT held, reason FROM lease_renew('sub:orders', :g);
 SELECT lease_release('sub:orders', :g);
 SELECT * FROM lease_renew('sub:orders', :f);
--- Also when the same session comes again.
+-- So does a new grant to the same session.
 SELECT granted, reason, fence > :g AS greater FROM lease_acquire('sub:orders', :'b');
 
--- Names: any bytes but none, any case, up to 255.
+-- Names: any bytes, 1 to 255 of them, and case matters.
 SELECT quote_literal(left(name, 8)) AS name, octet_length(name), granted FROM unnest(ARRAY[' ', 'A', 'a', E'\n', '''; --', repeat('x', 255)]) AS n (name), pg_temp.ask(name, :'a');
 SELECT count(*), count(DISTINCT fence) FROM leases WHERE session = :'a' AND state = 'held';
 
--- By force, by whom the functions' owner trusts; a reason is asked for.
+-- A release by force, which needs a reason, by roles that were granted the function.
 SELECT fence AS f FROM lease_acquire('A', :'a') \gset
 SELECT lease_force_release('A', :f - 1, 'wrong fence') AS older, lease_force_release('A', :f, 'host is gone') AS released,
        lease_force_release('A', :f, 'host is gone') AS again;
@@ -66,7 +66,7 @@ SELECT * FROM lease_release_many('{m1}', :'a');
 SELECT * FROM lease_release_many('{}', :'a');
 SELECT * FROM lease_release_many('{m0}', '00000000-0000-4000-8000-000000000000');
 SELECT resource, state, consumer FROM leases WHERE resource ~ '^m[0-9]$' ORDER BY 1;
--- More than one batch, each way.
+-- More than one batch, acquired and released.
 SELECT reason, count(*), count(DISTINCT fence) AS fences
 FROM lease_acquire_many(ARRAY(SELECT 'bulk-' || i FROM generate_series(1, 2500) AS i), :'a') GROUP BY 1;
 SELECT reason, count(*), count(DISTINCT fence) AS fences
@@ -74,7 +74,7 @@ FROM lease_acquire_many(ARRAY(SELECT 'bulk-' || i FROM generate_series(2401, 260
 SELECT released, count(*) FROM lease_release_many(ARRAY(SELECT 'bulk-' || i FROM generate_series(1, 2600) AS i), :'a') GROUP BY 1 ORDER BY 1;
 SELECT state, count(*) FROM leases WHERE resource LIKE 'bulk-%' GROUP BY 1 ORDER BY 1;
 
--- Inside of a transaction: rolled back, nothing happened; a fence may be skipped and comes never again.
+-- Inside a transaction: a rollback undoes the grant; its fence may be skipped and is never granted again.
 SELECT max(fence) AS highest FROM leases \gset
 BEGIN;
 SELECT granted, fence > :highest AS greater, fence AS f FROM lease_acquire('t1', :'a') \gset
@@ -115,14 +115,14 @@ BEGIN;
 SELECT lease_force_release('t2', :f, 'to be rolled back');
 ROLLBACK;
 SELECT held, reason FROM lease_renew('t2', :f);
--- Released and asked for again in one transaction: still a change of owner.
+-- Released and acquired again in one transaction: still a change of owner.
 BEGIN;
 SELECT lease_release('t2', :f);
 SELECT reason, fence > :f AS greater FROM lease_acquire('t2', :'a');
 COMMIT;
 SELECT reason FROM lease_renew('t2', :f);
 
--- Many in one statement, and in a block that fails.
+-- Many acquires in one statement, and in a block that fails.
 SELECT count(*) FILTER (WHERE x.granted), count(DISTINCT x.fence) FROM generate_series(1, 50) AS i, lease_acquire('x' || i % 10, :'a') AS x;
 DO $$
 BEGIN

@@ -1,4 +1,4 @@
--- lock_acquire: a lease without a session of one's own, as ShedLock has it.
+-- lock_acquire: a lease without a session of the caller's own, as in ShedLock.
 \i pg_test/sql/include/helpers.psql
 \pset null -
 \set r1 '11111111-1111-4111-8111-111111111111'
@@ -8,7 +8,7 @@ SELECT granted, slot, holder, trust_ms BETWEEN 29000 AND 30000 AS trusted, reaso
 SELECT :'granted' AS granted, :'slot' AS slot, :'holder' AS holder, :'trusted' AS trusted, :'reason' AS reason, :f > 0 AS fenced;
 SELECT consumer, role, state, ttl_ms, private, leases FROM sessions;
 SELECT resource, state, consumer FROM leases WHERE resource = 'nightly';
--- Held, for another owner and for the same one: only a request can be asked again.
+-- The lock is held, both for another owner and for the same one: only a call with the same request gets it again.
 SELECT * FROM lock_acquire('nightly', 'host-2', '30 s');
 SELECT * FROM lock_acquire('nightly', 'host-1', '30 s');
 SELECT * FROM lock_acquire('nightly', 'host-1', '30 s', :'r1');
@@ -37,11 +37,11 @@ DO $$BEGIN PERFORM eskit_lease.grant_consumer('regress_lock_role'); END$$;
 SET ROLE regress_lock_role;
 SELECT granted, holder, reason FROM eskit_lease.lock_acquire('nightly', 'host-1', '1 minute', :'r1');
 RESET ROLE;
--- Of another name it is another lock.
+-- The same request with another name is another lock.
 SELECT granted, reason, fence > :g AS greater FROM lock_acquire('hourly', 'host-1', '1 minute', :'r1');
 SELECT count(*) FROM sessions WHERE private;
 
--- A session holds it, or is in line for it.
+-- A session holds the name, or is in line for it.
 SELECT granted FROM pg_temp.ask('s', :'a');
 SELECT * FROM lock_acquire('s', 'host-1', '30 s');
 SELECT (pg_temp.ask('hourly', :'a', true)).reason;
@@ -51,7 +51,7 @@ SELECT resource, consumer FROM leases WHERE resource = 'hourly';
 SELECT lease_force_release('nightly', :g, 'test');
 SELECT count(*) FROM sessions WHERE private;
 
--- Rolled back, also to a savepoint; and in one transaction with its release.
+-- A lock that is rolled back, also to a savepoint, and one released in the same transaction.
 BEGIN;
 SELECT granted FROM lock_acquire('t', 'host-1', '30 s');
 ROLLBACK;
@@ -77,7 +77,7 @@ SELECT granted, reason FROM lock_acquire('t', 'host-3', '30 s', :'r2');
 SELECT lease_release('t', fence) FROM leases WHERE resource = 't';
 SELECT session_close(:'a');
 
--- The private session of a lock is none for those who name a session: it has its one lease.
+-- The private session of a lock cannot be used as a session: it has its one lease only.
 SELECT group_create('lock_group', 1), queue_create('lock_queue');
 SELECT fence AS f FROM lock_acquire('private', 'host-1', '30 s') \gset
 SELECT session AS s FROM sessions WHERE private \gset
@@ -98,11 +98,11 @@ SELECT first, state FROM execution_begin('lock_key', :'s');
 \set VERBOSITY default
 SELECT held, reason FROM lease_renew('private', :f);
 SELECT fence_check('private', :f);
--- It may be closed, which gives back that lease.
+-- The private session may be closed, which releases that lease.
 SELECT session_close(:'s'), lease_release('private', :f);
 SELECT group_drop('lock_group'), queue_drop('lock_queue');
 
--- Expired: the next owner takes it on the spot.
+-- Once a lock has expired, the next owner takes it on the spot.
 \i pg_test/sql/include/worker_off.psql
 SELECT granted, fence AS f FROM lock_acquire('short', 'host-1', '1 s') \gset
 CALL pg_temp.wait_for('state = ''expired'' FROM eskit_lease.leases WHERE resource = ''short''');

@@ -1,5 +1,5 @@
--- A prepared transaction that is forgotten keeps every version of a row. What is done time and again costs what it did: at most twice the pages
--- after 500 times. What is read is counted, not timed.
+-- A prepared transaction that is left open keeps every version of a row. A repeated call must cost about the same as
+-- the first: at most twice the pages after 500 times. The test counts what is read, and measures no time.
 \i pg_test/sql/include/worker_off.psql
 CREATE TEMPORARY TABLE known AS
 SELECT name, s.session FROM unnest(ARRAY['a', 'b']) AS name, session_open(name, '1 hour') AS s;
@@ -10,7 +10,7 @@ CREATE FUNCTION pg_temp.who(name text) RETURNS uuid LANGUAGE sql AS $$ SELECT k.
 CREATE FUNCTION pg_temp.take_and_release(resource text, name text, grace interval DEFAULT '0') RETURNS boolean LANGUAGE sql AS $$
     SELECT lease_release($1, a.fence, $3) FROM lease_acquire($1, pg_temp.who($2)) AS a
 $$;
--- What is done, the n-th time.
+-- Does the n-th call.
 CREATE FUNCTION pg_temp.act(what text, n integer) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
     holder CONSTANT text = CASE n % 2 WHEN 0 THEN 'a' ELSE 'b' END;
@@ -55,7 +55,7 @@ BEGIN
 END
 $$;
 CREATE TEMPORARY TABLE taken (what text, n integer, pages bigint);
--- Meanwhile: what is done between the looks that are counted. Early: how often before the first.
+-- `meanwhile`: calls between the looks that are counted. `early`: how many calls come before the first look.
 CREATE PROCEDURE pg_temp.again_and_again(what text, meanwhile text DEFAULT NULL, early integer DEFAULT 10) LANGUAGE plpgsql AS $$
 BEGIN
     FOR n IN 0..early + 509 LOOP
@@ -65,7 +65,7 @@ BEGIN
             ASSERT pg_temp.act(coalesce(meanwhile, what), n), what;
         END IF;
         COMMIT;
-        -- As when it has been kept long enough.
+        -- As if its retention were over.
         DELETE FROM eskit_lease._executions WHERE key = 'often gone';
         COMMIT;
     END LOOP;
@@ -94,7 +94,7 @@ SELECT what, median.late <= 2 * median.early AS within_twice, CASE WHEN median.l
 FROM (SELECT what, percentile_disc(0.5) WITHIN GROUP (ORDER BY pages) FILTER (WHERE n < 200) AS early,
              percentile_disc(0.5) WITHIN GROUP (ORDER BY pages) FILTER (WHERE n > 200) AS late
       FROM taken GROUP BY what) AS median ORDER BY what COLLATE "C";
--- What is read so is what stands.
+-- The rows found that way are the current ones.
 SELECT resource, state, consumer FROM leases WHERE resource LIKE 'often%' ORDER BY 1;
 SELECT count(*) AS often, count(session_close(session)) AS closed FROM sessions WHERE consumer = 'often' AND state = 'alive';
 SELECT count(*) AS permits FROM lease_acquire('often few', pg_temp.who('a')) AS a WHERE granted;

@@ -1,4 +1,5 @@
--- The names of before: they do what those of today do, and each warns once in a connection. And what is dropped where there is nothing.
+-- The former names of functions do what today's names do, and each warns once in a connection. Then drops of what does
+-- not exist.
 \i pg_test/sql/include/helpers.psql
 CREATE TEMP TABLE written (position bigint DEFAULT eskit_lease.next_position());
 CREATE TABLE fenced (i int);
@@ -11,7 +12,7 @@ SELECT fence_table('fenced', 'r'), fence_table('fenced', 'r') AS again;
 SELECT unfence_table('fenced'), unfence_table('fenced') AS again;
 DO $$ BEGIN PERFORM eskit_lease.cursor_head('g', 0, n), eskit_lease.next_position() FROM generate_series(6, 9) AS n; END $$;
 SELECT head FROM group_lag WHERE group_name = 'g';
--- Another connection is told anew.
+-- Another connection is warned again.
 \c
 \i pg_test/sql/include/helpers.psql
 SELECT next_position() > 0 AS positive;
@@ -22,14 +23,14 @@ BEGIN READ ONLY;
 SELECT pg_temp.error_of('SELECT next_position()');
 COMMIT;
 
--- 42704 for what is not there, or false.
+-- A drop of what does not exist raises 42704, or answers false.
 CREATE TEMP TABLE calls AS
 SELECT call FROM unnest(ARRAY['semaphore_drop(''none''', 'group_drop(''none''', 'queue_drop(''none''', 'bridge_drop(''none''', 'table_unfence(''fenced''']) AS call;
 SELECT call, pg_temp.error_of(format('SELECT %s)', call)) FROM calls;
 SELECT call, pg_temp.error_of(format('SELECT %s, missing_ok => NULL)', call)) FROM calls;
 SELECT semaphore_drop('none', missing_ok => true), group_drop('none', missing_ok => true), queue_drop('none', missing_ok => true),
        bridge_drop('none', missing_ok => true), table_unfence('fenced', missing_ok => true);
--- What is there is dropped; what is of another kind, in use or of another role is not.
+-- What exists is dropped. What is of another kind, in use or another role's is not.
 SELECT semaphore_create('s', 1), queue_create('q'), bridge_create('b', 7), table_fence('fenced', 'r');
 SELECT pg_temp.error_of(statement)
 FROM unnest(ARRAY['SELECT semaphore_drop(''g'', true)', 'SELECT group_drop(''s'', true)', 'SELECT bridge_drop(''s'', true)', 'SELECT queue_drop(NULL, true, true)',

@@ -5,7 +5,7 @@ SELECT group_create('g', 1);
 SELECT group_join('g', :'a') > 0 AS joined;
 SELECT fence AS f FROM group_assignment('g', :'a') \gset
 
--- A row that is read by its place.
+-- A row that is read by its address.
 SELECT fence AS l FROM lease_acquire('r', :'a') \gset
 ALTER TABLE eskit_lease._leases ALTER COLUMN fence DROP NOT NULL;
 UPDATE eskit_lease._leases SET fence = NULL WHERE resource = 'r';

@@ -1,5 +1,5 @@
--- A prepared transaction that is forgotten keeps every version of a row. A cursor that moves on is found from its last version, so that it costs
--- what it did. What is read is counted, not timed.
+-- A prepared transaction that is left open keeps every version of a row. A cursor is found by its last version, so a
+-- move costs as much as before. The test counts what is read, and measures no time.
 \i pg_test/sql/include/worker_off.psql
 SELECT group_create('parts', 1);
 SELECT session AS a FROM session_open('a', '1 hour') \gset

@@ -1,14 +1,15 @@
--- Positions: how they are made, and the horizon as one connection sees it; what others do meanwhile is in specs/position.spec.
--- Others may write at any time (autovacuum does): the test waits until its positions are below the horizon.
+-- Positions: how they are drawn, and the horizon as one connection sees it. Concurrent transactions are in
+-- specs/position.spec. Others may write at any time (autovacuum does): the test waits until its positions are below the
+-- horizon.
 \i pg_test/sql/include/worker_off.psql
 \i pg_test/sql/include/refusals.psql
 \pset null -
 CREATE TABLE events (position bigint PRIMARY KEY DEFAULT position_next(), what text);
 CREATE TABLE others (position bigint PRIMARY KEY DEFAULT position_next(), what text);
--- How many a reader may read.
+-- How many rows a reader may read.
 CREATE FUNCTION pg_temp.settled() RETURNS bigint LANGUAGE sql AS 'SELECT count(*) FROM events WHERE position < position_horizon()';
 
--- The id of the transaction, and a count within it; base is 0 in a new cluster.
+-- A position is the id of the transaction and a count within it; the base is 0 in a new cluster.
 BEGIN;
 INSERT INTO events (what) VALUES ('a'), ('b');
 INSERT INTO others (what) VALUES ('another table');
@@ -17,12 +18,12 @@ c
 \.
 SELECT what, position >> 20 = pg_current_xact_id()::text::bigint AS mine, position & 1048575 AS count
 FROM (TABLE events UNION ALL TABLE others) AS e ORDER BY position;
--- The rows of an open transaction are not settled, not for itself either.
+-- The rows of an open transaction are not settled, even for itself.
 SELECT pg_temp.settled();
 COMMIT;
 CALL pg_temp.wait_for('pg_temp.settled() = 3');
 
--- In savepoints too it is the top-level transaction that counts; what is rolled back leaves a gap.
+-- In savepoints too the top-level transaction's id counts; a rollback leaves a gap.
 BEGIN;
 INSERT INTO events (what) VALUES ('d');
 SAVEPOINT s;
@@ -35,7 +36,7 @@ RELEASE s;
 INSERT INTO events (what) VALUES ('f');
 SELECT what, position >> 20 = pg_current_xact_id()::text::bigint AS mine, position & 1048575 AS count FROM events WHERE what >= 'd' ORDER BY position;
 COMMIT;
--- Begun in a savepoint.
+-- The first draw is in a savepoint.
 BEGIN;
 SAVEPOINT s;
 INSERT INTO events (what) VALUES ('g');
@@ -62,7 +63,7 @@ WITH RECURSIVE batches AS (
     WHERE n.last IS NOT NULL)
 SELECT read FROM batches WHERE read IS NOT NULL;
 
--- A prepared transaction keeps its place, and whatever comes after it back.
+-- A prepared transaction keeps its positions, and holds back all that come after them.
 BEGIN;
 INSERT INTO events (what) VALUES ('j'), ('k');
 PREPARE TRANSACTION 'positions';
@@ -86,7 +87,7 @@ INSERT INTO events (what) VALUES ('n');
 SELECT position_horizon() = :horizon AS same, position >= :horizon AS beyond, pg_temp.settled() >= 12 AS settled FROM events WHERE what = 'n';
 COMMIT;
 
--- As a position of a cursor.
+-- A drawn position serves as a cursor's position.
 SELECT session AS a FROM session_open('a', '1 hour') \gset
 SELECT group_create('outbox', 1);
 SELECT group_join('outbox', :'a') > 0 AS joined;
@@ -96,20 +97,20 @@ SELECT cursor_position('outbox', 0) = max(position) AS there FROM events;
 SELECT session_close(:'a');
 SELECT group_drop('outbox');
 
--- A transaction that may not write draws none, and reads the horizon.
+-- A read-only transaction cannot draw, but reads the horizon.
 BEGIN READ ONLY;
 SELECT pg_temp.refused('position_next()');
 SELECT position_horizon() > 0 AS horizon;
 COMMIT;
 
--- All that one transaction may have, and one more. The next begins anew.
+-- A transaction draws as many positions as it may, and one more. The next transaction begins anew.
 BEGIN;
 SELECT count(DISTINCT position_next()) FROM generate_series(1, 1048576);
 SELECT pg_temp.refused('position_next()', 'position_next()');
 COMMIT;
 SELECT position_next() & 1048575 AS count;
 
--- A role that may not draw may not write rows whose default draws. Reading is another matter.
+-- A role that may not draw cannot insert rows whose default draws, but may read them.
 CREATE ROLE regress_producer;
 GRANT INSERT, SELECT ON events TO regress_producer;
 SET ROLE regress_producer;
@@ -122,11 +123,12 @@ SELECT pg_temp.error_of('SELECT position_horizon()');
 RESET ROLE;
 SELECT count(*) FROM events WHERE what IN ('refused', 'o');
 
--- Positions that may have been given are reserved, whatever has been rolled back since.
+-- Positions that may have been drawn stay reserved, even after rollbacks.
 SELECT last_value > max(position) >> 20 AS reserved FROM events, position_high GROUP BY last_value;
 SELECT last_value FROM position_base;
 
--- A database restored from a dump of a cluster that was further on: all that was given there is settled, and what comes goes on above.
+-- A database restored from a dump of a cluster with greater positions: all rows from there are settled, and new
+-- positions are above them.
 CREATE DATABASE regress_restored;
 \c regress_restored
 CREATE EXTENSION eskit_lease;
@@ -136,7 +138,7 @@ SELECT setval('position_base', 17), setval('position_high', 4000000000000), setv
 SELECT position_horizon() = 4000000000000 << 20 AS horizon;
 BEGIN;
 SELECT position_next() >> 20 >= 4000000000000 AS above, position_horizon() >> 20 >= 4000000000000 AS horizon;
--- Neither the base nor the reservation is undone.
+-- A rollback undoes neither the base nor the reservation.
 ROLLBACK;
 SELECT last_value AS base FROM position_base \gset
 SELECT position_next() >> 20 = pg_current_xact_id()::text::bigint + :base AS above_base, :base < 4000000000000 AND :base > 3999000000000 AS raised,
@@ -147,8 +149,8 @@ SELECT c.last_value = system_identifier # o.last_value AS here FROM position_clu
 \c regression
 DROP DATABASE regress_restored WITH (FORCE);
 
--- A dump of a physical copy, which has the same identifier and has gone on: also where all of it seems to be of here, but for what no
--- transaction of this cluster can have reserved.
+-- A dump of a physical copy that has the same identifier and went on: its positions look like this cluster's own,
+-- except that no transaction here can have reserved them.
 CREATE DATABASE regress_restored;
 \c regress_restored
 CREATE EXTENSION eskit_lease;
@@ -167,7 +169,7 @@ SELECT position_next() >> 20 >= 4000000000000 AS above;
 \c regression
 DROP DATABASE regress_restored WITH (FORCE);
 
--- Rows that came with greater positions, where others have been drawn already: new ones go on above them.
+-- Rows with greater positions are loaded after others have been drawn here: new positions are above them.
 CREATE DATABASE regress_restored;
 \c regress_restored
 CREATE EXTENSION eskit_lease;
@@ -187,7 +189,7 @@ BEGIN READ ONLY;
 SELECT pg_temp.refused('position_raise(9000000000001)');
 COMMIT;
 
--- It is not undone, and what its own transaction draws is above, too.
+-- A rollback does not undo the raise, and positions that its own transaction draws are above, too.
 BEGIN;
 INSERT INTO events (what) VALUES ('own');
 SELECT position_raise(18000000000000);
@@ -198,7 +200,8 @@ INSERT INTO events (what) VALUES ('later');
 SELECT position > 18000000000000 AS above FROM events WHERE what = 'later';
 CALL pg_temp.wait_for($$pg_temp.settled() = 'drawn copied new later'$$);
 
--- Readers wait for transactions that have drawn before, as ever; no transaction waits for the raise. Twice.
+-- Readers wait for transactions that have drawn before the raise, as always; no transaction waits for the raise. Done
+-- twice.
 BEGIN;
 INSERT INTO events (what) VALUES ('prepared');
 PREPARE TRANSACTION 'positions';
@@ -213,7 +216,7 @@ SELECT position >= before AS unsettled FROM events, horizon WHERE what = 'prepar
 CALL pg_temp.wait_for($$pg_temp.settled() = 'drawn copied new later prepared after last'$$);
 DROP TABLE horizon;
 
--- The extension dropped, and made again.
+-- The extension is dropped and created again.
 DROP EXTENSION eskit_lease CASCADE;
 CREATE EXTENSION eskit_lease;
 \c -

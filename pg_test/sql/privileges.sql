@@ -15,12 +15,12 @@ FROM pg_roles AS r
 CROSS JOIN LATERAL (
     SELECT p.proname || '()' AS what FROM pg_proc AS p
     WHERE p.pronamespace = 'eskit_lease'::regnamespace AND has_function_privilege(r.oid, p.oid, 'EXECUTE')
-      AND p.proname NOT IN ('_open_transaction') -- which former versions have not: see refusals.sql
+      AND p.proname NOT IN ('_open_transaction') -- which former versions lack: see refusals.sql
     UNION ALL
     SELECT c.relname || ' ' || string_agg(v.privilege, ' ' ORDER BY v.privilege)
     FROM pg_class AS c, unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE', 'TRUNCATE', 'REFERENCES', 'TRIGGER']) AS v (privilege)
     WHERE c.relnamespace = 'eskit_lease'::regnamespace AND c.relkind IN ('r', 'v') AND has_table_privilege(r.oid, c.oid, v.privilege)
-      AND c.relname NOT IN ('history', 'flapping', 'top') -- which 0.1.0 has not: see history.sql
+      AND c.relname NOT IN ('history', 'flapping', 'top') -- which 0.1.0 lacks: see history.sql
     GROUP BY c.relname
     UNION ALL
     SELECT c.relname || ' ' || v.privilege
@@ -32,11 +32,12 @@ WHERE r.rolname LIKE 'regress\_%';
 SELECT what FROM may WHERE role = 'regress_nobody' ORDER BY 1;
 
 SELECT grant_consumer('regress_consumer'), grant_consumer('regress_other'), grant_monitor('regress_monitor');
--- Bridges are left to refusals.sql, and group_release_many to group_release.sql: this is run over former versions too, which had none.
+-- Bridges are in refusals.sql, and group_release_many in group_release.sql, as this file also runs over former
+-- versions, which had neither.
 SELECT what FROM may WHERE role = 'regress_consumer' AND what NOT LIKE 'bridge%' AND what <> 'group_release_many()' EXCEPT SELECT what FROM may WHERE role = 'regress_nobody' ORDER BY 1;
 SELECT what FROM may WHERE role = 'regress_monitor' AND what NOT LIKE 'bridge%' EXCEPT SELECT what FROM may WHERE role = 'regress_nobody' ORDER BY 1;
 
--- A role without grants is refused all, and every role is refused what is for administrators.
+-- A role without grants is refused everything, and every role is refused functions for administrators.
 CREATE FUNCTION pg_temp.attempt(statement text) RETURNS text LANGUAGE sql AS $$
     SELECT split_part(pg_temp.error_of(statement), E'\n', 1)
 $$;
@@ -57,7 +58,7 @@ FROM unnest(ARRAY['SELECT session_open(''c'')', 'SELECT session_sweep()', 'SELEC
                   'SELECT grant_monitor(''regress_nobody'')', 'SELECT count(*) FROM sessions']) AS statement;
 RESET ROLE;
 
--- A consumer's session: for its role and for members of it, inherited or taken on.
+-- A consumer's session is for its role and the members of that role, by inheritance or SET ROLE.
 SET ROLE regress_consumer;
 SELECT session AS a FROM session_open('a', '1 hour') \gset
 SELECT fence AS f FROM lease_acquire('r', :'a') \gset
@@ -77,7 +78,7 @@ FROM unnest(ARRAY[
     'SELECT session_heartbeat(%1$L)', 'SELECT session_wait(%1$L, 0)', 'SELECT session_drain(%1$L)', 'SELECT session_detach(%1$L)', 'SELECT session_close(%1$L)',
     'SELECT lease_acquire(''x'', %1$L, true)', 'SELECT lease_acquire_many(''{r,x}'', %1$L)', 'SELECT lease_release_many(''{r}'', %1$L)', 'SELECT lease_cancel(''r'', %1$L)',
     'SELECT lease_renew(''r'', %2$s)', 'SELECT lease_release(''r'', %2$s)', 'SELECT fence_check(''r'', %2$s)']) AS statement;
--- A member of the monitors reads who holds what, and no handle but its own.
+-- A monitor reads who holds what, and sees the uuids of its own sessions only.
 RESET ROLE;
 GRANT regress_monitor TO regress_other;
 SET ROLE regress_other;
@@ -94,7 +95,7 @@ RESET ROLE;
 SELECT session = :'a' AS a, session = :'b' AS b FROM (SELECT :'a' AS session UNION SELECT :'b') AS s (session) ORDER BY 1;
 SELECT count(session) FROM sessions;
 
--- The caller that counts inside of a user's SECURITY DEFINER function is its owner; its session_user does not matter.
+-- Inside a user's SECURITY DEFINER function its owner counts as the caller; session_user does not matter.
 CREATE SCHEMA regress_private;
 GRANT CREATE, USAGE ON SCHEMA regress_private TO PUBLIC;
 SET ROLE regress_consumer;
@@ -112,7 +113,7 @@ SET ROLE regress_other;
 SELECT pg_temp.attempt(format('SELECT regress_private.beat_as_caller(%L)', :'d'));
 RESET ROLE;
 
--- Functions, operators, types and tables of the caller's own in front of PostgreSQL's: nothing gained, nothing broken.
+-- The caller's own functions, operators, types and tables in front of PostgreSQL's gain and break nothing.
 CREATE SCHEMA regress_hostile AUTHORIZATION regress_other;
 SET ROLE regress_other;
 CREATE FUNCTION regress_hostile.trap() RETURNS boolean LANGUAGE plpgsql AS $$BEGIN RAISE 'trapped as %', current_user; END$$;
@@ -150,14 +151,14 @@ SELECT eskit_lease.execution_finish(key, fence, '1') FROM eskit_lease.executions
 SELECT state, result FROM eskit_lease.execution_begin('hostile', :'h');
 SELECT eskit_lease.session_drain(:'h'), eskit_lease.session_close(:'h');
 RESET search_path;
--- No role becomes another one for long.
+-- After a call the caller's role and settings are as before.
 SELECT current_user, current_setting('search_path') AS search_path, current_setting('enable_seqscan') AS enable_seqscan;
 RESET ROLE;
 \c
 \i pg_test/sql/include/helpers.psql
 \pset null -
 
--- Taken back with DROP OWNED. A role that is gone leaves its session to administrators and to its TTL.
+-- DROP OWNED revokes the grants. A dropped role's session ends by its TTL, or an administrator ends it.
 SET ROLE regress_consumer;
 SELECT session AS e FROM session_open('orphan', '1 hour') \gset
 RESET ROLE;
@@ -174,7 +175,7 @@ DROP SCHEMA regress_private;
 DROP OWNED BY regress_other, regress_monitor;
 DROP ROLE regress_nobody, regress_member, regress_other, regress_monitor, regress_without_inherit;
 
--- A schema of that name that exists already is refused, and with it what its owner may have put into it.
+-- CREATE EXTENSION refuses a schema of its name that exists already, with all that its owner may have put into it.
 CREATE DATABASE eskit_privileges;
 \c eskit_privileges
 \i pg_test/sql/include/helpers.psql
@@ -189,7 +190,7 @@ DROP SCHEMA eskit_lease;
 CREATE EXTENSION eskit_lease;
 SELECT pg_temp.error_of('ALTER EXTENSION eskit_lease SET SCHEMA public');
 
--- Dropped, it leaves nothing behind; made again, it works in the same connection, and fences go on growing.
+-- A dropped extension leaves nothing behind. Created again, it works in the same connection, and fences go on growing.
 SELECT session AS a FROM session_open('a', '1 hour') \gset
 SELECT fence AS f FROM lease_acquire('r', :'a') \gset
 SELECT reason FROM lease_acquire('r', (SELECT session FROM session_open('b', '1 hour')), true);

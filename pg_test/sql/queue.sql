@@ -6,7 +6,7 @@ SELECT session AS b FROM session_open('b', '1 hour') \gset
 SELECT session AS c FROM session_open('c', '1 hour') \gset
 SELECT session AS d FROM session_open('d', '1 hour') \gset
 
--- In line, once each, in the order of their coming.
+-- Sessions are in line once each, in the order of their coming.
 SELECT fence AS f FROM lease_acquire('q', :'a', true) \gset
 SELECT * FROM pg_temp.ask('q', :'b', true);
 SELECT * FROM pg_temp.ask('q', :'c', true);
@@ -17,7 +17,7 @@ SELECT resource, position, consumer, state, queued_at < clock_timestamp() AS que
 SELECT consumer, leases, waiting_for FROM sessions ORDER BY 1;
 SELECT waiters FROM leases WHERE resource = 'q';
 
--- The release hands over, in its own transaction, and the waiter's revision tells.
+-- The release hands over in its own transaction, and the waiter's revision grows.
 SELECT revision AS b1 FROM session_heartbeat(:'b') \gset
 SELECT revision AS c1 FROM session_heartbeat(:'c') \gset
 BEGIN;
@@ -30,7 +30,7 @@ SELECT * FROM pg_temp.ask('q', :'b');
 SELECT resource, position, consumer FROM waiters;
 SELECT held, reason FROM lease_renew('q', :f);
 
--- A close hands over too; a rolled-back one does not.
+-- A close hands over too; a close that is rolled back does not.
 BEGIN;
 SELECT session_close(:'b');
 SELECT consumer FROM leases WHERE resource = 'q';
@@ -41,7 +41,7 @@ SELECT session_close(:'b');
 SELECT consumer FROM leases WHERE resource = 'q';
 SELECT position, consumer FROM waiters;
 
--- By force, and in bulk.
+-- So do a release by force and a bulk release.
 SELECT (pg_temp.ask('q', :'d', true)).reason;
 SELECT lease_force_release('q', fence, 'test') FROM lease_acquire('q', :'c');
 SELECT consumer FROM leases WHERE resource = 'q';
@@ -50,7 +50,7 @@ SELECT (pg_temp.ask('q', :'b', true)).reason;
 SELECT * FROM lease_release_many('{q}', :'d');
 SELECT consumer FROM leases WHERE resource = 'q';
 
--- Given up. No session waits twice, and then none waits any more.
+-- Waiters give up their places. Each had only one, so then no session waits.
 SELECT (pg_temp.ask('q', :'a', true)).reason, (pg_temp.ask('q', :'c', true)).reason, (pg_temp.ask('q', :'d', true)).reason;
 SELECT lease_cancel('q', :'c');
 SELECT lease_cancel('q', :'c') AS again, lease_cancel('q', :'b') AS holder, lease_cancel('nothing', :'c') AS nothing,
@@ -60,7 +60,7 @@ SELECT lease_cancel('q', :'a');
 ROLLBACK;
 SELECT position, consumer FROM waiters ORDER BY 1;
 
--- A place that is rolled back was none.
+-- A place that is rolled back never existed.
 BEGIN;
 SAVEPOINT s;
 SELECT (pg_temp.ask('q', :'c', true)).reason;
@@ -68,7 +68,7 @@ ROLLBACK TO s;
 SELECT position, consumer FROM waiters ORDER BY 1;
 COMMIT;
 
--- Draining sessions are skipped and keep their place; closed ones lose it.
+-- Draining sessions are skipped and keep their places; closed ones lose them.
 SELECT session_drain(:'a');
 SELECT position, consumer, state FROM waiters ORDER BY 1;
 SELECT lease_release('q', fence) FROM lease_acquire('q', :'b');
@@ -76,7 +76,7 @@ SELECT consumer FROM leases WHERE resource = 'q';
 SELECT position, consumer, state FROM waiters ORDER BY 1;
 SELECT session_close(:'a');
 SELECT count(*) FROM waiters;
--- All waiters are draining: it is free, and the next caller gets it.
+-- All waiters are draining: the lease is free, and the next caller gets it.
 SELECT session AS a FROM session_open('a', '1 hour') \gset
 SELECT (pg_temp.ask('q', :'a', true)).reason;
 SELECT session_drain(:'a');
@@ -86,7 +86,8 @@ SELECT * FROM pg_temp.ask('q', :'a');
 SELECT * FROM pg_temp.ask('q', :'b');
 SELECT session_close(:'a');
 
--- A free resource with a live waiter goes to no other session. Its holder has expired, and no process has looked since.
+-- A free resource goes to no session but its living waiter. Here the holder has expired, and no process has noticed
+-- yet.
 SELECT session AS short FROM session_open('short', '2 s') \gset
 SELECT granted, fence AS f FROM lease_acquire('p', :'short') \gset
 SELECT (pg_temp.ask('p', :'b', true)).reason, (pg_temp.ask('p', :'c', true)).reason;
@@ -99,7 +100,7 @@ SELECT * FROM pg_temp.ask('p', :'c');
 SELECT resource, position, consumer, state FROM waiters ORDER BY position;
 SELECT granted, holder, reason, fence > :f AS greater FROM lease_acquire('p', :'b');
 SELECT resource, position, consumer, holder FROM waiters ORDER BY position;
--- The end of a session_wait judges the session's places, and grants to no other session: the transaction it is in may be long.
+-- At its end session_wait judges the session's places. It grants to no other session, as its transaction may be long.
 SELECT session AS short FROM session_open('short', '2 s') \gset
 SELECT granted FROM lease_acquire('w', :'short');
 SELECT (pg_temp.ask('w', :'b', true)).reason, (pg_temp.ask('w', :'c', true)).reason;
@@ -108,7 +109,7 @@ SELECT alive FROM session_heartbeat(:'c') AS h, LATERAL (SELECT w.reason FROM se
 SELECT consumer, state, waiters FROM leases WHERE resource = 'w';
 SELECT alive FROM session_heartbeat(:'b') AS h, LATERAL (SELECT w.reason FROM session_wait(:'b', h.revision, '0') AS w) AS w;
 SELECT consumer, state, waiters FROM leases WHERE resource = 'w';
--- However many places these are.
+-- It does so for any number of places.
 SELECT session AS short FROM session_open('short', '2 s') \gset
 SELECT session AS many FROM session_open('many', '60 s') \gset
 SELECT array_agg('many-' || i) AS names FROM generate_series(1, 1200) AS i \gset
@@ -129,7 +130,7 @@ SELECT consumer, waiters FROM leases WHERE resource = 'x';
 SELECT position, consumer, state FROM waiters WHERE resource = 'x';
 SELECT count(*) > 0 AS swept FROM session_sweep();
 SELECT count(*) FROM waiters WHERE resource = 'x';
--- A sweep hands over as the worker would; nothing is left to do.
+-- A sweep hands over as the worker would; then nothing remains to do.
 SELECT session AS short FROM session_open('short', '2 s') \gset
 SELECT count(*) FILTER (WHERE granted) FROM lease_acquire_many('{y1,y2,y3}', :'short');
 SELECT (pg_temp.ask('y1', :'b', true)).reason, (pg_temp.ask('y2', :'c', true)).reason;
@@ -139,10 +140,10 @@ SELECT resource, state, consumer FROM leases WHERE resource LIKE 'y_' ORDER BY 1
 SELECT ended, handed_over, more FROM session_sweep();
 SELECT count(*) AS "without a holder" FROM leases WHERE state = 'expired';
 
--- The most that one session waits for.
+-- The largest number of names that one session may wait for.
 SELECT count(*) FILTER (WHERE granted) FROM lease_acquire_many(ARRAY(SELECT 'z' || i FROM generate_series(1, 10001) AS i), :'b');
 SELECT (pg_temp.ask('z1', :'c', true)).reason;
--- (Behind the functions' back, because asking ten thousand times takes its time.)
+-- (Written into the table, as ten thousand calls would take long.)
 INSERT INTO eskit_lease._waiters (resource, session, queued_at)
 SELECT 'z' || i, :'c', now() FROM generate_series(2, 10000 - (SELECT waiting_for - 1 FROM sessions WHERE session = :'c')) AS i;
 SELECT waiting_for FROM sessions WHERE session = :'c';

@@ -1,5 +1,5 @@
--- Who is refused what. The functions, views, tables, sequences and types are those of the catalog, so that a new one is a new row here, to be
--- decided on; and what a role may do is tried, not read.
+-- What each role is refused. The functions, views, tables, sequences and types come from the catalog, so a new one is a
+-- new row here, to decide on. The test tries what a role may do instead of reading its privileges.
 \i pg_test/sql/include/helpers.psql
 \pset null -
 \pset format unaligned
@@ -32,7 +32,7 @@ SELECT p.oid, p.proname COLLATE "C" AS function, p.proargnames[:p.pronargs] AS n
 FROM pg_proc AS p
 WHERE p.pronamespace = 'eskit_lease'::regnamespace;
 
--- Functions: each of them called by each role, with nothing but NULL.
+-- Functions: each role calls each of them, with only NULLs.
 SET client_min_messages = error; -- former names warn, in no order
 CREATE TEMP TABLE calls AS
 SELECT f.oid, f.function, r.role, pg_temp.tried('regress_' || r.role, f.call) AS tried
@@ -65,13 +65,13 @@ SELECT c.relname, r.rolname, p.privilege
 FROM pg_class AS c, pg_roles AS r, unnest(ARRAY['INSERT', 'UPDATE', 'DELETE', 'TRUNCATE', 'REFERENCES', 'TRIGGER']) AS p (privilege)
 WHERE c.relnamespace = 'eskit_lease'::regnamespace AND c.relkind IN ('r', 'v') AND r.rolname LIKE 'regress\_%' AND has_table_privilege(r.oid, c.oid, p.privilege);
 
--- Types but those of the rows of tables and views.
+-- Types, except row types of tables and views.
 SELECT count(*) AS types, array_agg(t.typname ORDER BY t.typname) FILTER (WHERE x.tried = 'yes') AS usable
 FROM pg_type AS t, LATERAL (SELECT pg_temp.tried('regress_consumer', format('CREATE TEMP TABLE t (c eskit_lease.%I)', t.typname)) AS tried) AS x
 WHERE t.typnamespace = 'eskit_lease'::regnamespace AND t.typelem = 0
   AND NOT EXISTS (SELECT FROM pg_class AS c WHERE c.oid = t.typrelid AND c.relkind <> 'c');
 
--- The schema: nothing is made in it, nor taken from it.
+-- The schema: no role creates anything in it, or drops anything from it.
 SELECT statement, left(pg_temp.raises('regress_consumer', statement), 5) AS raises
 FROM unnest(ARRAY[
     'CREATE TABLE eskit_lease.mine ()', 'CREATE FUNCTION eskit_lease.stats(int) RETURNS int LANGUAGE sql AS ''SELECT 1''',
@@ -102,8 +102,9 @@ SELECT pg_temp.error_of('INSERT INTO fenced VALUES (1)');
 RESET ROLE;
 DROP TABLE fenced;
 
--- A stolen session, and fences that every role may read: no use to another consumer, a monitor or an administrator.
--- The test calls each function that takes a session, a fence or ids of items, with those of another role.
+-- A stolen session uuid, and fences, which every role may read, are of no use to another consumer, a monitor or an
+-- administrator. The test calls each function that takes a session, a fence or ids of items, with those of another
+-- role.
 SET ROLE regress_consumer;
 SELECT session AS s FROM session_open('victim', '1 hour') \gset
 SELECT fence AS lease FROM lease_acquire('r', :'s') \gset
@@ -141,20 +142,20 @@ CREATE FUNCTION pg_temp.code(role text, statement text) RETURNS text LANGUAGE sq
 SELECT function, undecided, pg_temp.code('regress_thief', call) AS thief, pg_temp.code('regress_monitor', call) AS monitor, pg_temp.code('regress_admin', call) AS admin,
        pg_temp.code('regress_public', call) AS public, pg_temp.code('regress_consumer', call) AS victim
 FROM thefts ORDER BY function;
--- What is another's by name: its declarations, what it has finished, a lock of its own.
+-- What belongs to another role by name: its declarations, its finished keys, its locks.
 SELECT regexp_replace(statement, '[0-9]{9,}', 'FENCE') AS statement, pg_temp.raises('regress_thief', statement) AS raises
 FROM unnest(ARRAY[
     'SELECT semaphore_resize(''sem'', 2)', 'SELECT semaphore_drop(''sem'')', 'SELECT group_alter(''g'', ''range'')', 'SELECT group_resize(''g'', 2, true)',
     'SELECT group_drop(''g'')', 'SELECT queue_alter(''q'', 1)', 'SELECT queue_drop(''q'', true)',
     format('SELECT lease_renew(''other lock'', %s)', :'lock'), format('SELECT lease_release(''other lock'', %s)', :'lock'),
     format('SELECT execution_finish(''done'', %s)', :'done')]) AS statement;
--- Nothing of it has had an effect.
+-- None of these calls has had an effect.
 SELECT state, leases, waiting_for FROM sessions WHERE session = :'s';
 SELECT resource, state, fence IN (:lease, :lock, :part) AS same FROM leases WHERE role = 'regress_consumer' ORDER BY 1;
 SELECT state, position FROM executions LEFT JOIN group_lag ON group_name = 'g' WHERE key = 'k';
 SELECT state, count(*) FROM items WHERE queue = 'q' GROUP BY 1;
 
--- A session by a guess: the caller does not learn whether it exists.
+-- A guessed session uuid: the caller does not learn whether it exists.
 SET ROLE regress_thief;
 SELECT alive, reason FROM session_heartbeat('00000000-0000-0000-0000-000000000000');
 RESET ROLE;

@@ -1,12 +1,12 @@
--- Semaphores: so many permits, each a lease. The worker is off, so that what is seen is the verbs' own doing.
+-- Semaphores: N permits, each a lease. The worker is off, so that what is seen is the verbs' own doing.
 \i pg_test/sql/include/worker_off.psql
 \i pg_test/sql/include/refusals.psql
 \pset null -
--- The holders of permits, in the order of their grants; the slots do not matter.
+-- The holders of permits in the order of their grants, without the slots.
 CREATE FUNCTION pg_temp.holders(name text) RETURNS text LANGUAGE sql AS $$
     SELECT string_agg(consumer, ',' ORDER BY fence) FROM eskit_lease.leases WHERE resource = name AND state = 'held'
 $$;
--- Asks, and says of the slot only whether it is one.
+-- lease_acquire, with only whether the slot is valid.
 CREATE FUNCTION pg_temp.permit(name text, session uuid, queue boolean DEFAULT false)
 RETURNS TABLE (granted boolean, fenced boolean, "slot there is" boolean, holder text, trusted boolean, reason text) LANGUAGE sql AS $$
     SELECT granted, fence > 1::bigint << 40, slot < (SELECT permits FROM eskit_lease.semaphores AS s WHERE s.name = permit.name), holder,
@@ -22,7 +22,7 @@ SELECT session AS e FROM session_open('e', '1 hour') \gset
 SELECT semaphore_create('s', 3);
 SELECT name, permits, held, waiters, owner = current_user AS mine FROM semaphores;
 SELECT count(*) FROM leases WHERE resource = 's';
--- Any free permit, and one for each session.
+-- A session gets any free permit, and one only.
 SELECT * FROM pg_temp.permit('s', :'a');
 SELECT * FROM pg_temp.permit('s', :'b');
 SELECT * FROM pg_temp.permit('s', :'c');
@@ -31,7 +31,7 @@ SELECT fence AS fa, slot AS sa FROM lease_acquire('s', :'a') \gset
 SELECT fence = :fa AS same, slot = :sa AS same, holder, reason FROM lease_acquire('s', :'a');
 SELECT resource, granted, fence = :fa AS same, slot = :sa AS same, reason FROM lease_acquire_many('{s}', :'a');
 SELECT pg_temp.holders('s');
--- All are taken: no single session is the holder.
+-- All permits are held: the answer names no holder.
 SELECT * FROM pg_temp.permit('s', :'d');
 SELECT resource, granted, fence, slot, holder, trust_ms, reason FROM lease_acquire_many('{s}', :'d');
 SELECT * FROM lock_acquire('s', 'host', '30 s');
@@ -92,7 +92,7 @@ SELECT session_close(:'c');
 SELECT pg_temp.holders('s');
 SELECT position, consumer FROM waiters;
 SELECT lease_cancel('s', :'b');
--- One that drains is skipped; in bulk, and by force.
+-- A draining waiter is skipped; releases in bulk and by force hand over, too.
 SELECT session AS c FROM session_open('c', '1 hour') \gset
 SELECT session AS f FROM session_open('f', '1 hour') \gset
 SELECT (pg_temp.permit('s', :'c', true)).reason, (pg_temp.permit('s', :'b', true)).reason, (pg_temp.permit('s', :'f', true)).reason;
@@ -104,7 +104,8 @@ SELECT pg_temp.holders('s');
 SELECT position, consumer, state FROM waiters;
 SELECT session_close(:'c');
 SELECT count(*) FROM waiters;
--- One call that releases several: each goes to another. (Of different semaphores; a session has one permit of each.)
+-- One call releases permits of several semaphores, and each goes to another session. (A session has one permit of
+-- each.)
 SELECT semaphore_create('t', 1);
 SELECT (pg_temp.permit('t', :'e')).reason, (pg_temp.permit('t', :'a', true)).reason, (pg_temp.permit('s', :'a', true)).reason,
        (pg_temp.permit('t', :'d', true)).reason;
@@ -113,7 +114,7 @@ SELECT name, held, waiters, pg_temp.holders(name) FROM semaphores ORDER BY 1;
 SELECT session_close(:'a');
 SELECT name, held, waiters, pg_temp.holders(name) FROM semaphores ORDER BY 1;
 
--- A place that is rolled back was none; a permit that is rolled back is free.
+-- A place that is rolled back never existed; a permit whose grant is rolled back is free.
 SELECT session AS a FROM session_open('a', '1 hour') \gset
 BEGIN;
 SAVEPOINT s;
@@ -129,7 +130,7 @@ SELECT (pg_temp.permit('s', :'a', true)).reason;
 ROLLBACK;
 SELECT count(*) FROM waiters;
 
--- Grown: the worker serves a waiter, or its own call does.
+-- After the semaphore grows, a waiter is served by the worker or by its own next call.
 SELECT (pg_temp.permit('s', :'a', true)).reason, (pg_temp.permit('s', :'d', true)).reason;
 SELECT semaphore_resize('s', 4);
 SELECT permits, held, waiters FROM semaphores WHERE name = 's';
@@ -144,7 +145,7 @@ ROLLBACK;
 SELECT semaphore_resize('s', 5) AS same;
 SELECT permits, held FROM semaphores WHERE name = 's';
 
--- Shrunk: nothing is taken. It takes effect as permits come back, and then no session gets one too many.
+-- After it shrinks, no permit is taken away. As permits come back, only as many as now allowed are granted.
 SELECT semaphore_resize('s', 2);
 SELECT permits, held, pg_temp.holders('s') FROM semaphores WHERE name = 's';
 SELECT bool_and(r.held) AS "all held" FROM leases AS l, lease_renew('s', l.fence) AS r WHERE l.resource = 's' AND l.state = 'held';
@@ -156,7 +157,7 @@ SELECT permits, held, waiters, pg_temp.holders('s') FROM semaphores WHERE name =
 SELECT lease_release('s', fence) FROM leases WHERE resource = 's' AND state = 'held' ORDER BY fence LIMIT 1;
 SELECT permits, held, waiters, pg_temp.holders('s') FROM semaphores WHERE name = 's';
 SELECT (pg_temp.permit('s', :'b')).reason, (pg_temp.permit('s', :'e')).reason;
--- Shrunk and grown again while one is out.
+-- It shrinks and grows again while a permit beyond the number is held.
 SELECT semaphore_resize('s', 1);
 SELECT (pg_temp.permit('s', :'b', true)).reason;
 SELECT lease_release('s', fence) FROM lease_acquire('s', :'g');
@@ -167,7 +168,8 @@ SELECT permits, held, waiters FROM semaphores WHERE name = 's';
 SELECT session_close(session) FROM unnest(ARRAY[:'a', :'b', :'d', :'e', :'f', :'g']::uuid[]) AS session;
 SELECT name, permits, held, waiters FROM semaphores ORDER BY 1;
 
--- By lock_acquire, too: without a session of one's own, any number of owners. A request finds its permit again.
+-- lock_acquire gives permits, too, without a session of the caller's own, to any number of owners. A repeated request
+-- finds its permit again.
 SELECT semaphore_create('l', 3);
 \set r1 '11111111-1111-4111-8111-111111111111'
 SELECT granted, fence AS f, slot, holder, reason FROM lock_acquire('l', 'host-1', '1 minute', :'r1') \gset l_
@@ -182,7 +184,7 @@ SELECT count(*) = (SELECT held FROM semaphores WHERE name = 'l') AS "a session f
 SELECT lease_release('l', fence) FROM leases WHERE resource = 'l' AND state = 'held';
 SELECT count(*) FROM sessions WHERE private;
 
--- What has become of a permit: its late holder is told.
+-- A late holder learns what became of its permit.
 SELECT semaphore_create('fate', 2);
 SELECT session AS a FROM session_open('a', '1 hour') \gset
 SELECT session AS b FROM session_open('b', '1 hour') \gset
@@ -201,7 +203,7 @@ SELECT pg_temp.error_of(format('SELECT fence_check(''fate'', %s)', :fs));
 SELECT fence AS fa FROM lease_acquire('fate', :'a') \gset
 SELECT lease_release('fate', :fa);
 SELECT held, reason FROM lease_renew('fate', :fa);
--- With the worker: the dead are taken away, and who waits is served; so also when it grows.
+-- With the worker: it frees permits of the dead and serves waiters, also when the semaphore grows.
 \i pg_test/sql/include/worker_on.psql
 \i pg_test/sql/include/refusals.psql
 \pset null -
@@ -223,7 +225,7 @@ CALL pg_temp.wait_for(format('state = ''free'' FROM eskit_lease.leases WHERE res
 SELECT held, reason FROM lease_renew('fate', :fs);
 SELECT session_close(:'c'), session_close(:'d');
 
--- Refused, and nothing has changed.
+-- Refusals, which change nothing.
 \i pg_test/sql/include/worker_off.psql
 \i pg_test/sql/include/refusals.psql
 \pset null -
@@ -244,7 +246,7 @@ SELECT pg_temp.refused(
     'semaphore_create(''fate'', 1)', 'semaphore_create(''g'', 1)', 'group_create(''fate'', 1)', 'semaphore_create(''plain'', 1)',
     'semaphore_create(''waited'', 1)', 'semaphore_resize(''g'', 1)', 'semaphore_drop(''g'')', 'semaphore_resize(''plain'', 1)',
     'semaphore_drop(''plain'')');
--- Held, or waited for.
+-- A semaphore that is held or waited for cannot be dropped.
 SELECT pg_temp.refused('semaphore_drop(''fate'')');
 SELECT session AS s FROM session_open('short', '1 s') \gset
 SELECT reason FROM lease_acquire('t', :'s');
@@ -260,7 +262,7 @@ SELECT held FROM semaphores WHERE name = 'fate';
 SELECT pg_temp.refused(
     'semaphore_create(''n'', 1)', 'semaphore_resize(''fate'', 1)', 'semaphore_drop(''fate'')', format('lease_acquire(''l'', %L)', :'b'));
 COMMIT;
--- Of another role.
+-- Another role's semaphore.
 CREATE ROLE regress_semaphore_role;
 SELECT grant_consumer('regress_semaphore_role');
 SELECT fence AS fb FROM lease_acquire('fate', :'b') \gset

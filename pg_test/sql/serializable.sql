@@ -1,5 +1,6 @@
--- Under SERIALIZABLE no verb that sessions call takes a predicate lock on a table of the extension or its indexes, so that transactions conflict
--- by the caller's own tables alone. Sequences do not count: no write of theirs conflicts.
+-- Under SERIALIZABLE no verb that sessions call takes a predicate lock on a table or index of the extension, so
+-- transactions conflict only through the caller's own tables. Locks on sequences do not count, as writes to them never
+-- conflict.
 \i pg_test/sql/include/worker_off.psql
 CREATE FUNCTION pg_temp.locked() RETURNS text LANGUAGE sql AS $$
     SELECT coalesce(string_agg(DISTINCT c.relname, ' ' ORDER BY c.relname), '-')
@@ -144,7 +145,7 @@ SELECT pg_temp.locked();
 COMMIT;
 SELECT state, attempts, result, error FROM executions;
 
--- The caller's own tables are watched as ever.
+-- The caller's own tables are locked as usual.
 BEGIN;
 SELECT count(*) FROM public.own WHERE id = 1;
 SELECT lease_release('r', fence) FROM lease_acquire('r', :'b');

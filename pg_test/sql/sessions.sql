@@ -1,4 +1,4 @@
--- Sessions: opened, kept, drained, detached, closed, expired; alone and with savepoints.
+-- Sessions are opened, kept alive, drained, detached, closed and expired; alone and with savepoints.
 \i pg_test/sql/include/helpers.psql
 \pset null -
 
@@ -20,7 +20,7 @@ SELECT session AS d FROM session_open(repeat('n', 255)) \gset
 RESET eskit_lease.default_ttl;
 SELECT left(consumer, 10) AS consumer, ttl_ms, attached_pid = pg_backend_pid() AS attached FROM sessions ORDER BY 1, 2;
 
--- A heartbeat: another TTL, the same revision. It writes nothing, so it takes no transaction id.
+-- A heartbeat starts the TTL again and keeps the revision. It writes nothing, so it takes no transaction id.
 SELECT alive, trust_ms BETWEEN 59000 AND 60000 AS trusted, expires_at > now() + '50 s' AS later, reason FROM session_heartbeat(:'b');
 SELECT h.revision = s.revision AS same FROM sessions AS s, session_heartbeat(:'b') AS h WHERE s.session = :'b';
 BEGIN;
@@ -29,7 +29,7 @@ SELECT alive, reason FROM session_wait(:'b', 0);
 SELECT pg_current_xact_id_if_assigned();
 COMMIT;
 SELECT * FROM session_heartbeat('00000000-0000-4000-8000-000000000000');
--- One row is a value like any other; rows can be read again, backward.
+-- The answer is a value like any other; a cursor can read rows backward again.
 SELECT (session_heartbeat(:'b')).reason, (h).alive FROM (SELECT session_heartbeat(:'b') AS h) AS a;
 DO $$
 DECLARE
@@ -44,7 +44,7 @@ FETCH ALL FROM back;
 FETCH BACKWARD ALL FROM back;
 COMMIT;
 
--- session_wait: at once when there is news, and otherwise until the timeout, or in time for the next heartbeat.
+-- session_wait answers at once when there is news, otherwise at the timeout, or in time for the next heartbeat.
 SELECT revision AS r FROM session_heartbeat(:'b') \gset
 SELECT alive, trust_ms > 0 AS trusted, revision = :r AS same, reason FROM session_wait(:'b', :r - 1, '5 s');
 SELECT alive, trust_ms > 0 AS trusted, revision = :r AS same, reason FROM session_wait(:'b', :r, '0');
@@ -52,7 +52,7 @@ SELECT alive, trust_ms > 0 AS trusted, revision = :r AS same, reason FROM sessio
 SELECT w.alive, w.trust_ms > 0 AS trusted, w.reason FROM session_heartbeat(:'c') AS h, session_wait(:'c', h.revision) AS w;
 SELECT * FROM session_wait('00000000-0000-4000-8000-000000000000', 0);
 
--- What it holds or waits for changes: the revision grows when that is committed.
+-- A change of what the session holds or waits for: the revision grows when it is committed.
 SELECT granted FROM lease_acquire('s1', :'b');
 SELECT revision > :r AS grown FROM session_heartbeat(:'b');
 SELECT revision AS r FROM session_heartbeat(:'b') \gset
@@ -62,13 +62,13 @@ SELECT revision = :r AS "not yet" FROM session_heartbeat(:'b');
 ROLLBACK;
 SELECT revision = :r AS "not at all" FROM session_heartbeat(:'b');
 
--- Attached to this connection, until detached.
+-- A session attached to this connection, until it is detached.
 SELECT attached_pid = pg_backend_pid() AS attached FROM sessions WHERE session = :'c';
 SELECT session_detach(:'c');
 SELECT attached_pid FROM sessions WHERE session = :'c';
 SELECT session_detach(:'c') AS again, session_detach(:'b') AS never, session_detach('00000000-0000-4000-8000-000000000000') AS unknown;
 
--- Drained: heartbeats, renewals and the work go on, new leases do not come.
+-- Draining: heartbeats, renewals and fenced work go on, and no new leases come.
 SELECT granted, fence AS f FROM lease_acquire('s3', :'b') \gset
 SELECT session_drain(:'b');
 SELECT session_drain(:'b') AS again, session_drain('00000000-0000-4000-8000-000000000000') AS unknown;
@@ -83,7 +83,7 @@ SELECT resource, granted, reason FROM lease_acquire_many('{s3,s4}', :'b');
 SELECT lease_release('s3', :f);
 SELECT * FROM pg_temp.ask('s3', :'b');
 
--- Closed: all that it held is free at once, and it is not heard of again.
+-- Closed: all that the session held is free at once, and every call says that it has ended.
 SELECT fence AS f FROM lease_acquire('s5', :'a') \gset
 SELECT granted FROM lease_acquire('s6', :'a');
 SELECT session_close(:'a');
@@ -96,7 +96,7 @@ SELECT granted, fence, slot, holder, trust_ms, reason IN ('expired', 'unknown_se
 SELECT session_drain(:'a'), session_detach(:'a'), lease_release('s5', :f), lease_cancel('s5', :'a');
 SELECT held, reason FROM lease_renew('s5', :f);
 
--- Rolled back, also to a savepoint: nothing happened.
+-- Opens, drains and closes that are rolled back, also to a savepoint, change nothing.
 BEGIN;
 SELECT session AS e FROM session_open('worker-5') \gset
 SELECT alive, reason FROM session_heartbeat(:'e');
@@ -135,7 +135,8 @@ SELECT consumer, state, leases FROM sessions WHERE session = :'e';
 SELECT alive, reason FROM session_heartbeat(:'e');
 SELECT resource, state, consumer FROM leases WHERE resource IN ('s7', 's8') ORDER BY 1;
 
--- Opened and closed in one transaction; attached, which cannot be prepared; all closed by one statement.
+-- A session opened and closed in one transaction; an attached one, which cannot be prepared; all closed by one
+-- statement.
 BEGIN;
 SELECT session AS g FROM session_open('worker-6') \gset
 SELECT session_close(:'g');
@@ -148,7 +149,7 @@ SELECT count(*) FROM sessions WHERE consumer = 'worker-7';
 SELECT session_close(session) FROM (SELECT session FROM sessions ORDER BY consumer, ttl_ms) AS s;
 SELECT count(*) FROM sessions;
 
--- Expired, while no process sweeps.
+-- A session expires while no process sweeps.
 \i pg_test/sql/include/worker_off.psql
 \pset null -
 SELECT session AS a FROM session_open('short', '2 s') \gset
@@ -170,7 +171,7 @@ SELECT pg_temp.error_of(format('SELECT fence_check(%L, %s)', 's9', :f));
 SELECT state, trust_ms, expires_at, leases FROM sessions WHERE session = :'a';
 SELECT resource, state, consumer, session = :'a' AS mine, fence = :f AS same, trust_ms, expires_at, waiters FROM leases WHERE resource = 's9';
 SELECT resource, position, consumer, state, holder FROM waiters;
--- A pass of the sweep hands over and takes the rows away; with nothing to do it says so.
+-- A sweep hands over and deletes the rows; with nothing to do it says so.
 SELECT * FROM session_sweep();
 SELECT consumer, state, leases FROM sessions;
 SELECT resource, state, consumer, fence > :f AS greater FROM leases WHERE resource = 's9';

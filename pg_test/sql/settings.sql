@@ -1,7 +1,7 @@
--- Whatever the caller has set for its own statements, ours do what they do.
+-- The caller's settings do not change what our statements do.
 \i pg_test/sql/include/helpers.psql
 
--- Strings as they were read before the standard.
+-- standard_conforming_strings = off.
 CREATE DATABASE regress_settings;
 \c regress_settings
 SET escape_string_warning = off;
@@ -18,7 +18,8 @@ DROP EXTENSION eskit_lease CASCADE;
 \c regression
 DROP DATABASE regress_settings WITH (FORCE);
 
--- Plans are kept, so the first calls of a connection decide for all: they look rows up one by one, whatever else the caller has turned off.
+-- Plans are cached, so a connection's first calls decide them: they look rows up one by one, whatever the caller has
+-- turned off.
 \i pg_test/sql/include/worker_off.psql
 \c -
 \i pg_test/sql/include/helpers.psql
@@ -44,7 +45,7 @@ ROLLBACK;
 SHOW enable_indexscan;
 \i pg_test/sql/include/worker_on.psql
 
--- A server without synchronous standbys asks none: everything is confirmed, and it takes no process.
+-- A server without synchronous standbys asks none: everything counts as confirmed, and no process is needed.
 ALTER SYSTEM SET eskit_lease.confirm_interval = '100 ms';
 SELECT pg_reload_conf();
 CALL pg_temp.wait_for('(SELECT value < 10000 FROM stats() WHERE name = ''confirmed_ms_ago'')');

@@ -1,4 +1,4 @@
--- Everything that the extension makes, so that each change of its surface is a difference here.
+-- Everything that the extension creates, so that each change of its surface shows here.
 \pset format unaligned
 \pset null -
 
@@ -17,7 +17,8 @@ SELECT extrelocatable, extnamespace::regnamespace, extconfig::regclass[], extcon
        extversion ~ '^[0-9]+\.[0-9]+\.[0-9]+$' AS semantic
 FROM pg_extension WHERE extname = 'eskit_lease';
 
--- Functions: what they take and give, and how the planner may use them. None is SECURITY DEFINER, none is overloaded.
+-- Functions: their arguments and results, and how the planner may use them. None is SECURITY DEFINER, none is
+-- overloaded.
 SELECT p.proname COLLATE "C" AS function, pg_get_function_arguments(p.oid) AS takes, pg_get_function_result(p.oid) AS gives,
        CASE p.provolatile WHEN 'i' THEN 'immutable' WHEN 's' THEN 'stable' ELSE 'volatile' END AS volatility,
        CASE p.proparallel WHEN 's' THEN 'safe' WHEN 'r' THEN 'restricted' ELSE 'unsafe' END AS parallel,
@@ -54,7 +55,7 @@ JOIN pg_class AS c ON m.classid = 'pg_class'::regclass AND c.oid = m.objid AND c
 JOIN pg_attribute AS a ON a.attrelid = c.oid AND a.attnum > 0
 ORDER BY 1, a.attnum;
 
--- What functions answer with one row.
+-- The composite types that functions answer with.
 SELECT t.typname COLLATE "C" AS type, a.attname AS column, format_type(a.atttypid, a.atttypmod) AS column_type, col_description(t.typrelid, a.attnum) AS comment
 FROM members AS m
 JOIN pg_type AS t ON m.classid = 'pg_type'::regclass AND t.oid = m.objid
@@ -76,7 +77,7 @@ ORDER BY 1, 2;
 SELECT schemaname, sequencename, data_type, start_value, min_value, max_value, increment_by, cycle, cache_size
 FROM pg_sequences WHERE schemaname = 'eskit_lease' ORDER BY 2;
 
--- What has no comment: nothing but the sequence that PostgreSQL makes for an identity column.
+-- Objects without a comment: only the sequence that PostgreSQL makes for an identity column.
 SELECT member AS without_comment
 FROM members
 WHERE classid IN ('pg_proc'::regclass, 'pg_class'::regclass, 'pg_type'::regclass, 'pg_namespace'::regclass)

@@ -1,4 +1,4 @@
--- Take-over: a process that has been started again inherits from its former self. The worker is off, so that what is seen is the
+-- Take-over: a restarted process inherits from its former session. The worker is off, so that what is seen is the
 -- verbs' own doing.
 \i pg_test/sql/include/worker_off.psql
 \i pg_test/sql/include/groups.psql
@@ -12,13 +12,13 @@ CREATE FUNCTION pg_temp.waits_for(wanted uuid) RETURNS text LANGUAGE sql AS $$
     SELECT string_agg(resource || ' ' || position, ', ' ORDER BY resource, position) FROM eskit_lease.waiters WHERE session = wanted
 $$;
 
--- Nothing to take over: a session as any other.
+-- Nothing to take over: a session like any other.
 SELECT session AS a, trust_ms BETWEEN 3590000 AND 3600000 AS trusted, revision > 0 AS revised
 FROM session_open('a', '1 hour', takeover => true) \gset
 SELECT :'trusted' AS trusted, :'revised' AS revised, pg_temp.has(:'a');
 SELECT alive, reason FROM session_heartbeat(:'a');
 
--- Leases, permits, places, memberships and partitions.
+-- The former session has leases, permits, places in line, memberships and partitions.
 SELECT session AS b FROM session_open('b', '1 hour') \gset
 SELECT session AS c FROM session_open('c', '1 hour') \gset
 SELECT semaphore_create('s', 2);
@@ -42,7 +42,7 @@ SELECT joined_at AS joined FROM group_members WHERE group_name = 'g' AND consume
 SELECT revision AS ra FROM session_heartbeat(:'a') \gset
 SELECT revision AS rb FROM session_heartbeat(:'b') \gset
 SELECT max(fence) AS highest FROM leases \gset
--- Rolled back, also to a savepoint, it leaves the old one alive, with all that it has.
+-- A take-over that is rolled back, also to a savepoint, leaves the old session alive, with all that it has.
 BEGIN;
 SAVEPOINT s;
 SELECT session AS a2 FROM session_open('a', '1 hour', takeover => true) \gset
@@ -59,13 +59,13 @@ SELECT alive, reason FROM session_heartbeat(:'a2');
 SELECT pg_temp.has(:'a'), pg_temp.waits_for(:'a');
 SELECT held, reason FROM lease_renew('l1', :f1);
 SELECT fence_check('l1', :f1);
--- Committed, the old one is dead.
+-- Once it is committed, the old session is dead.
 SELECT session AS a2, revision AS ra2 FROM session_open('a', '1 hour', takeover => true) \gset
 SELECT alive, trust_ms, expires_at, revision, reason FROM session_heartbeat(:'a');
 SELECT alive, reason FROM session_heartbeat(:'a2');
 SELECT pg_temp.has(:'a'), pg_temp.waits_for(:'a'), pg_temp.has(:'a2'), pg_temp.waits_for(:'a2');
 SELECT consumer, leases, waiting_for FROM sessions WHERE consumer IN ('a', 'b', 'c') ORDER BY 1;
--- Under new fences; the old ones are worth nothing.
+-- The successor holds everything under new fences; the old ones are of no use.
 SELECT min(fence) > :highest AS greater, count(*), count(DISTINCT fence) FROM leases WHERE session = :'a2';
 SELECT granted, fence > :f1 AS greater, reason FROM lease_acquire('l1', :'a2');
 SELECT granted, fence > :fs AS greater, slot = :ss AS "same slot", reason FROM lease_acquire('s', :'a2');
@@ -75,9 +75,9 @@ SELECT pg_temp.error_of(format('SELECT fence_check(''l1'', %s)', :f1));
 SELECT pg_temp.error_of(format('SELECT fence_check(''s'', %s)', :fs));
 SELECT lease_release('l1', :f1), lease_release('s', :fs);
 SELECT split_part(pg_temp.error_of(format('SELECT * FROM group_assignment(''g'', %L)', :'a')), ':', 1);
--- The same places, in the same order.
+-- It has the same places in line, in the same order.
 SELECT resource, position, consumer FROM waiters ORDER BY 1, 2;
--- The same partitions, with no movement for other members, and no new generation.
+-- It owns the same partitions, without a move for other members or a new generation.
 SELECT group_name, consumer, session = :'a2' AS successor, state, partitions, targets FROM group_members ORDER BY 1, 2;
 SELECT joined_at = :'joined' AS "since then" FROM group_members WHERE group_name = 'g' AND consumer = 'a';
 SELECT owner, count(*), bool_and(p.session = b.session) AS "same session", bool_and(p.fence = b.fence) AS "same fence", bool_and(p.fence > b.fence) AS greater
@@ -86,7 +86,7 @@ SELECT * FROM pg_temp.mine('g', :'a2');
 SELECT * FROM pg_temp.mine('g', :'b');
 SELECT pg_temp.generation('g') = generation AS "same generation" FROM before LIMIT 1;
 SELECT revision = :rb AS "nothing new" FROM session_heartbeat(:'b');
--- And so it goes on: with the next release, for the cursor.
+-- It goes on with the cursor, and gets the next release in its turn.
 SELECT cursor_position('g', min(partition)), cursor_commit('g', min(partition), 6, min(fence)) FROM group_assignment('g', :'a2');
 SELECT lease_release('p', fence) FROM lease_acquire('p', :'b');
 SELECT pg_temp.has(:'a2'), pg_temp.waits_for(:'a2');
@@ -99,7 +99,7 @@ SELECT count(*) > 0 AS swept FROM session_sweep();
 SELECT pg_temp.has(:'a2'), pg_temp.waits_for(:'a2');
 SELECT count(*) FROM eskit_lease._successions;
 
--- A partition that was being revoked stays so, and one that was assigned to the predecessor comes to the successor.
+-- A partition that was being revoked stays so, and one whose target was the predecessor goes to the successor.
 SELECT group_join('h', :'c') > 0 AS joined;
 SELECT * FROM pg_temp.who('h');
 SELECT session AS a3 FROM session_open('a', '1 hour', takeover => true) \gset
@@ -111,16 +111,16 @@ SELECT pg_temp.acknowledge('h', :'a3');
 SELECT * FROM pg_temp.mine('h', :'c2');
 SELECT * FROM pg_temp.who('h');
 
--- Only of the same name.
+-- Only sessions of the same name are taken over.
 SELECT session AS x FROM session_open('A', '1 hour', takeover => true) \gset
 SELECT session AS y FROM session_open('a ', '1 hour', takeover => true) \gset
 SELECT pg_temp.has(:'x'), pg_temp.has(:'y'), pg_temp.has(:'a3');
 SELECT alive FROM session_heartbeat(:'a3');
--- Only without being asked for: as ever.
+-- Without takeover => true nothing is taken over.
 SELECT session AS z FROM session_open('a', '1 hour') \gset
 SELECT pg_temp.has(:'z'), pg_temp.has(:'a3');
 SELECT session_close(session) FROM unnest(ARRAY[:'x', :'y', :'z']::uuid[]) AS session;
--- Only for the same role, not for a member of it.
+-- Only the same role takes over, not a member of it.
 CREATE ROLE regress_takeover;
 CREATE ROLE regress_takeover_member;
 GRANT regress_takeover TO regress_takeover_member;
@@ -144,7 +144,7 @@ SELECT session_close(:'r2');
 DROP OWNED BY regress_takeover;
 DROP ROLE regress_takeover, regress_takeover_member;
 
--- What lock_acquire and grace keep in private sessions is left alone.
+-- Private sessions of lock_acquire and grace are not taken over.
 SELECT granted, fence AS lf FROM lock_acquire('lock', 'a', '1 hour') \gset
 SELECT fence AS gf FROM lease_acquire('in grace', :'a3') \gset
 SELECT lease_release('in grace', :gf, '1 hour');
@@ -153,13 +153,14 @@ SELECT pg_temp.has(:'a3'), pg_temp.has(:'a4');
 SELECT held, reason FROM lease_renew('lock', :lf);
 SELECT fence_check('lock', :lf);
 SELECT held, reason FROM lease_renew('in grace', :gf);
--- The successor may have what was let go of with grace: under a new fence, as the process before may still work under the old one.
+-- The successor may acquire a lease that its predecessor released with grace: under a new fence, as the former process
+-- may still work under the old one.
 SELECT granted, fence > :gf AS newer, fence AS ngf, reason FROM lease_acquire('in grace', :'a4') \gset
 SELECT :'granted' AS granted, :'newer' AS newer, :'reason' AS reason;
 SELECT reason FROM lease_acquire('in grace', :'a4');
 SELECT held, reason FROM lease_renew('in grace', :gf);
 SELECT lease_release('lock', :lf), lease_release('in grace', :gf), lease_release('in grace', :ngf);
--- A permit in grace is no second one.
+-- A successor with a permit does not get its predecessor's permit in grace.
 SELECT semaphore_create('two', 2);
 SELECT session AS p1 FROM session_open('p', '1 hour') \gset
 SELECT session AS p2 FROM session_open('p', '1 hour') \gset
@@ -169,13 +170,13 @@ SELECT lease_release('two', :pf, '1 hour');
 SELECT session AS p3 FROM session_open('p', '1 hour', takeover => true) \gset
 SELECT reason FROM lease_acquire('two', :'p3');
 SELECT s.private FROM eskit_lease._leases AS l JOIN eskit_lease._sessions AS s USING (session) WHERE resource = 'two' ORDER BY 1;
--- With none of its own, the successor gets it.
+-- Without a permit of its own, the successor gets it.
 SELECT lease_release('two', fence) FROM eskit_lease._leases WHERE resource = 'two' AND session = :'p3';
 SELECT granted, fence > :pf AS newer, reason FROM lease_acquire('two', :'p3');
 SELECT session_close(:'p3');
 SELECT semaphore_drop('two');
 
--- Several predecessors: all of them. Where they had the same thing, or waited for the same, it is one.
+-- Several predecessors are all taken over. If they held or waited for the same name, the successor has it once.
 SELECT session AS n1 FROM session_open('n', '1 hour') \gset
 SELECT session AS n2 FROM session_open('n', '1 hour') \gset
 SELECT session AS n3 FROM session_open('n', '1 hour') \gset
@@ -201,7 +202,7 @@ SELECT permits, held FROM semaphores WHERE name = 't';
 SELECT reason FROM lease_acquire('t', :'n');
 SELECT owner, state, target, count(*) FROM group_partitions WHERE group_name = 'many' GROUP BY 1, 2, 3 ORDER BY 1, 2, 3;
 
--- One after another in one transaction, and of what was made in it.
+-- Several take-overs in one transaction, also of sessions and leases that it made itself.
 BEGIN;
 SELECT session AS v1 FROM session_open('v', '1 hour', takeover => true) \gset
 SELECT granted FROM lease_acquire('v', :'v1');
@@ -210,7 +211,7 @@ SELECT session AS v3 FROM session_open('v', '1 hour', takeover => true) \gset
 COMMIT;
 SELECT reason FROM unnest(ARRAY[:'v1', :'v2', :'v3']::uuid[]) AS session, session_heartbeat(session);
 SELECT pg_temp.has(:'v3');
--- Fenced by this very transaction: not in the way.
+-- A fenced lease does not stay behind if this transaction itself has checked the fence.
 SELECT fence AS fv FROM lease_acquire('v', :'v3') \gset
 BEGIN;
 SELECT fence_check('v', :fv);
@@ -219,7 +220,7 @@ SELECT split_part(pg_temp.error_of(format('SELECT fence_check(''v'', %s)', :fv))
 SELECT pg_temp.has(:'v4');
 COMMIT;
 SELECT pg_temp.has(:'v4');
--- One that drains, has expired, or has been closed.
+-- A predecessor that drains, has expired, or was closed.
 SELECT session_drain(:'v4');
 SELECT session AS v5 FROM session_open('v', '1 hour', takeover => true) \gset
 SELECT pg_temp.has(:'v5');
@@ -239,7 +240,8 @@ SELECT count(*), count(DISTINCT fence) FROM leases WHERE session = :'w3' AND sta
 SELECT count(*) FROM leases WHERE session = :'w2';
 
 
--- With the worker: a successor that does not answer for its predecessor loses what that was asked for, and keeps the rest.
+-- With the worker: a successor that does not release the partitions revoked from its predecessor loses them, and keeps
+-- the rest.
 \i pg_test/sql/include/worker_on.psql
 \i pg_test/sql/include/groups.psql
 SELECT group_create('late', 2, rebalance_timeout => '1 s');
