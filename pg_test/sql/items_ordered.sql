@@ -64,8 +64,8 @@ SELECT pg_temp.heads();
 SELECT pg_temp.next('k', :'a', 10), pg_temp.done('y1', 'n2'), pg_temp.next('k', :'a', 10), pg_temp.done('y2');
 SELECT pg_temp.heads();
 
--- An item holds its key when it is given back, waits for a retry, or is freed by the end of its session. Only once it
--- is done or dead is the next item claimed.
+-- An item holds its key when it is given back, waits for a retry, or is freed by the end of its session. The next item
+-- is claimed only once it is done or dead.
 SELECT pg_temp.add('k', 'x', 'x1', 'x2', 'x3');
 SELECT pg_temp.next('k', :'a');
 SELECT pg_temp.unclaim('x1');

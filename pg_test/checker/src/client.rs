@@ -1,8 +1,8 @@
 //! A client: one process that has one session after another. It competes for the resources and writes rows that only
 //! their holders may write.
 //!
-//! A line on its standard input tells it that the storm is over, the end of the input that it must leave. It prints
-//! `served` once it has had each resource since the calm. During the storm it also makes trouble itself. It lets
+//! A line on its standard input says that the storm is over. The end of the input says that the client must leave. It
+//! prints `served` once it has had each resource since the calm. During the storm it also makes trouble itself. It lets
 //! statements time out, hangs up in the middle of a call, rolls back, and leaves prepared transactions behind. Now and
 //! then it goes on writing after its session has expired. It never looks at its clock: the checks judge from the
 //! history whether its trust was justified.
@@ -38,7 +38,7 @@ use worker::{Beating, Phase, Worker};
 pub struct Options {
     #[arg(long)]
     pub seed: u64,
-    /// Of this incarnation; its consumer is the part before the dot
+    /// The name of this incarnation; the part before the dot is its consumer
     #[arg(long)]
     pub name: String,
     #[arg(long)]
@@ -112,8 +112,8 @@ impl Worker {
                     Ok(served) => turns -= u32::from(served),
                     Err(failure) => self.recover(failure).await,
                 }
-                // This is long enough for the line to be empty now and then. Only then one of two calls that cross must
-                // see the other.
+                // This is long enough for the line to be empty now and then. One of two crossing calls must see the
+                // other only if the line is empty.
                 sleep(Duration::from_millis(self.random.random_range(10..120))).await;
             }
             if turns == 0 {
@@ -161,7 +161,7 @@ impl Worker {
         Ok(released.done == Some(true))
     }
 
-    /// Gives up all places, and all leases that these have brought. Otherwise two clients might each hold a lease and
+    /// Gives up all places in line, and all leases granted to them. Otherwise two clients might each hold a lease and
     /// wait for the other's.
     async fn put_down(&mut self) -> Result<(), Failure> {
         let Some(session) = self.session.as_ref().map(|session| session.id.clone()) else { return Ok(()) };

@@ -1,4 +1,5 @@
-//! The clients as processes: starts, stops, continues, kills and tells them, and waits for them.
+//! The clients as processes: starts, stops, continues and kills them, sends them the phase of the run, and waits for
+//! them.
 
 use crate::caller::Caller;
 use anyhow::{Context, Result};
@@ -104,7 +105,8 @@ impl Crowd {
         caller.fault(format!("stop for {} ms", time.as_millis()), Some(&process.name), false);
     }
 
-    /// Tells a process that another one is about to take over. It then keeps a lease in grace and works slowly.
+    /// Tells a process that another one is about to take over. The process then keeps a lease in grace and works
+    /// slowly.
     pub async fn part(&mut self, index: usize) {
         if let Some(input) = &mut self.processes[index].input {
             drop(input.write_all(b"part\n").await);

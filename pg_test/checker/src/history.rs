@@ -169,7 +169,7 @@ impl Display for Call {
     }
 }
 
-/// A fault done to a client or to the server. `client`: the client, if it is one.
+/// A fault done to a client or to the server. `client`: the client, if the fault is done to one.
 #[derive(Serialize, Deserialize, Clone, Debug)]
 pub struct Fault {
     pub at: u64,
@@ -225,7 +225,7 @@ pub enum Line {
         resource: String,
     },
     Row(Row),
-    /// How many things of a kind are left in the database after all clients have left.
+    /// How many rows or other things of a kind remain in the database after all clients have left.
     Left {
         what: String,
         count: i64,

@@ -1,4 +1,4 @@
-//! Clients of eskit_lease under faults, and the checks of the answers that they got.
+//! Clients of eskit_lease under faults, and checks of the answers that they get.
 //!
 //! `checker run` starts clients as processes of their own, which it can kill and stop. It lets faults loose on them and
 //! on the server that libpq's variables name, and checks the history of the run. `checker check FILE` checks a history

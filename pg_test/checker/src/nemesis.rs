@@ -69,7 +69,7 @@ pub struct Nemesis {
     pub random: ChaCha8Rng,
     config: Config,
     connection: Option<Connection>,
-    /// A transaction with an old snapshot, open for as long as the server lets it be.
+    /// A transaction with an old snapshot, which stays open until the server ends it.
     snapshot: Option<Connection>,
     restart: Option<String>,
     crash: bool,
@@ -137,7 +137,7 @@ impl Nemesis {
         match kind {
             Kind::Kill | Kind::Stop | Kind::TakeOver => self.strike_client(*kind, crowd).await?,
             Kind::Resize => self.resize_by_chance().await,
-            // A server that is just coming back may refuse the fault.
+            // A server that is still starting may refuse the fault.
             kind => drop(self.strike_server(*kind).await),
         }
         self.hold_snapshot().await;
@@ -153,7 +153,7 @@ impl Nemesis {
                 crowd.kill(index, &self.caller).await;
                 crowd.start(&consumer, self.random.random_range(0..3) == 0)?;
             }
-            // The former process goes on for a while, and does not know.
+            // The former process goes on for a while, and does not know of the take-over.
             Kind::TakeOver => {
                 let asleep = self.random.random_range(0..2) == 0;
                 if asleep {
@@ -232,7 +232,7 @@ impl Nemesis {
         Ok(())
     }
 
-    /// Looks which session holds which lease, and takes one of these leases away.
+    /// Reads which session holds which lease, and releases one of these leases by force.
     async fn force(&mut self) -> Result<(), Failure> {
         let from = now();
         let held = self
@@ -329,7 +329,7 @@ impl Nemesis {
         self.snapshot = None;
         crowd.wake(&self.caller, true);
         self.worker(true).await;
-        // A client may just be preparing another transaction.
+        // A client may be preparing another transaction at this moment.
         for _ in 0..3 {
             while self.resolve().await.is_err() {
                 sleep(Duration::from_millis(50)).await;

@@ -112,7 +112,7 @@ async fn calm_down(nemesis: &mut Nemesis, crowd: &mut Crowd, patience: Duration)
     crowd.all_gone(GONE_WITHIN).await;
 }
 
-/// Writes down the committed rows. Waits for the worker to clean up, and writes down what it has left.
+/// Records the committed rows. Waits for the worker to clean up, and records what remains.
 async fn collect(nemesis: &mut Nemesis) {
     nemesis.insist("ALTER SYSTEM SET eskit_lease.row_retention = 0").await;
     nemesis.insist("SELECT pg_reload_conf()").await;

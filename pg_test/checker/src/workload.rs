@@ -1,7 +1,7 @@
 //! The resources that clients compete for.
 
 /// Resources and their permits. Clients wait for QUIET by heartbeats alone, so a lost wake-up stays lost, and for the
-/// others by session_wait. POOL is a semaphore that is resized, SPARE one that has permits to spare.
+/// others by session_wait. POOL is a semaphore that the nemesis resizes; SPARE is one with permits to spare.
 pub const RESOURCES: [(&str, i32); 5] = [("hot", 1), ("warm", 1), (QUIET, 1), (POOL, 2), (SPARE, 5)];
 pub const QUIET: &str = "quiet";
 pub const POOL: &str = "pool";

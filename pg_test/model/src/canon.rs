@@ -29,7 +29,7 @@ fn forget(state: &mut State, reads: bool) {
             (session.old, session.past) = (false, false);
         }
     }
-    // A database that must be looked through for one reason is looked through for all reasons.
+    // One rescan of the database serves all reasons for a rescan.
     state.rescan &= !state.boot;
     state.ended_prepared &= !state.boot && !state.rescan;
 }
@@ -67,8 +67,8 @@ fn renumber_places(state: &mut State, r: usize) {
     }
 }
 
-/// Puts resources into an order that does not depend on their numbers. Resources of equal rank keep their order: that
-/// costs a few states and is as right.
+/// Puts resources into an order that does not depend on their numbers. Resources of equal rank keep their order, which
+/// costs a few states and loses none.
 fn exchange_resources(state: &mut State, system: &System) {
     let rank = |r: usize| {
         let lease = &state.leases[r];

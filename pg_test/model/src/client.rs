@@ -148,7 +148,7 @@ impl System {
         true
     }
 
-    /// Hands over or frees a lease that its holder lets go of. Returns whether another transaction has locked a waiter.
+    /// Hands over or frees a lease that its holder releases. Returns whether another transaction has locked a waiter.
     fn give_away(&self, state: &mut State, x: usize, r: usize) -> bool {
         let me = usize::from(state.transactions[x].me);
         state.transactions[x].fenced[r] = 0;
@@ -242,7 +242,7 @@ impl System {
         true
     }
 
-    /// `lease_cancel`: waits for a transaction that is just granting to the session.
+    /// `lease_cancel`: waits for a transaction that is granting to the session.
     fn cancel(&self, state: &mut State, x: usize, r: usize) -> bool {
         let me = usize::from(state.transactions[x].me);
         let place = &mut state.sessions[me].places[r].fact;

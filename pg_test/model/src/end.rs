@@ -64,7 +64,7 @@ impl System {
         }
     }
 
-    /// Forgets the notes of a transaction that has told everything. Only its locks are left, if it has any.
+    /// Forgets the notes of a transaction that has told everything. Only its locks remain, if it has any.
     fn forget_notes(&self, state: &mut State, x: usize) {
         let old = state.transactions[x];
         state.transactions[x] = Transaction {
@@ -169,7 +169,8 @@ impl System {
         self.post_all(state, state.transactions[x].post);
     }
 
-    /// `post_if_dead`: while the fenced transaction was open, no session could take the lease over.
+    /// `post_if_left`: posts each lease that the transaction has fenced, if its session is dead now. While the
+    /// transaction was open, no session could take the lease over.
     fn post_fenced(&self, state: &mut State, x: usize) {
         let notes = state.transactions[x];
         for r in 0..RESOURCES {
@@ -183,7 +184,7 @@ impl System {
         resources.members().for_each(|r| self.post(state, r));
     }
 
-    /// `post`: puts a resource into the ring. If the ring is full, the worker must look through the database.
+    /// `post`: puts a resource into the ring. If the ring is full, the worker must rescan the database.
     pub fn post(&self, state: &mut State, r: usize) {
         if (0..RESOURCES).filter(|r| state.ring.has(*r)).count() < self.ring_size || state.ring.has(r) {
             state.ring.add(r);

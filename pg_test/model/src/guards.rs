@@ -7,7 +7,7 @@ pub enum Guard {
     AtomicExpiry,
     /// A commit posts the resources that its transaction has noted.
     CommitPosts,
-    /// An abort posts them, too.
+    /// An abort posts its transaction's noted resources, too.
     AbortPosts,
     /// An abort that thaws a session asks for a rescan: others may have passed the session over.
     ThawRescans,
@@ -15,7 +15,7 @@ pub enum Guard {
     PostedOnceVisible,
     /// The launcher watches a prepared transaction for its end.
     PrepareIsWatched,
-    /// After a start, the launcher also watches transactions that were prepared before it.
+    /// After a start, the launcher also watches transactions that were prepared before the start.
     BootFindsPrepared,
     /// A full ring asks for a rescan. Without: the entry is dropped.
     FullRingRescans,
@@ -24,9 +24,9 @@ pub enum Guard {
     /// A lease with a waiter stays with its dead holder until it can be handed over. Without: the lease is freed, and
     /// the worker does not come back.
     BusyStaysDead,
-    /// A pass that fails puts the resources back that it had taken out of the ring.
+    /// A pass that fails puts back the resources that it had taken out of the ring.
     JudgedIsPutBack,
-    /// A pass that fails sets the flags again that it had taken.
+    /// A pass that fails sets again the flags that it had taken.
     FlagsAreSetAgain,
     /// A fence is judged after S and F are locked.
     FenceIsJudgedLocked,
@@ -36,9 +36,11 @@ pub enum Guard {
     ReleaseExcludesFenced,
     /// A session that takes a lease from a dead one tests F.
     TakeOverTestsFence,
-    /// A session that takes a lease from a dead one writes that it is dead, so that it stays dead over a restart.
+    /// A session that takes a lease from a dead one writes a row of the death, so the dead session stays dead over a
+    /// restart.
     DeathIsWritten,
-    /// If that transaction is prepared, it keeps the dead session dead until its row of the death is visible.
+    /// A prepared transaction that has taken a dead session's lease keeps it dead until the row of the death is
+    /// visible.
     PreparedKeepsDead,
     /// A transaction that grants holds G of the grantee in share mode; one that ends the grantee holds it exclusively.
     GranteeIsLocked,
@@ -73,7 +75,7 @@ pub enum Guard {
     RescanEndsOrphans,
     /// A rescan finds a session that was swept before its opening was committed.
     LateOpeningRescans,
-    /// A successor gets a lease in grace of its predecessor under a new fence. From here on: [`crate::succession`].
+    /// A successor gets its predecessor's lease in grace under a new fence. From here on: [`crate::succession`].
     SuccessorGetsNewFence,
     /// The successor holds F of the old fence to the end of its transaction. Without: it tests F.
     GraceFenceIsHeld,
@@ -81,9 +83,9 @@ pub enum Guard {
     TakeOverExcludesFenced,
     /// A grant of a permit holds the seat of the session to the end of its transaction.
     SeatIsLocked,
-    /// A grant of a permit looks whether the session has another permit.
+    /// A grant of a permit checks whether the session has another permit.
     SeatIsLookedAt,
-    /// A call that takes a permit back out of grace also holds the seat and looks.
+    /// A call that takes a permit back out of grace also holds the seat and checks.
     TakeBackHasSeat,
     /// While a slot beyond the permits is held, permits are counted and granted under the declaration's lock.
     CountIsLocked,

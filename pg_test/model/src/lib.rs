@@ -47,7 +47,7 @@
 //! * **A call** has two steps if the code looks first and locks later, otherwise one. Between these the code only
 //!   reads, or acts under locks that the model has too. Clients are all alike, and a transaction is for one session.
 //! * **Fences and places** are numbers. Only their order matters, and the model keeps only the numbers apart that its
-//!   state still knows. Released rows stay for ever here; in the code they stay for row_retention.
+//!   state still knows. Released rows always stay here; in the code they stay for row_retention.
 //! * **Names**: sessions may be exchanged, and so may resources (see [`canon`]). A session without a trace makes room
 //!   for a new one.
 //! * **Not here**: drains, notifications, several places of one session in one queue, and the snapshot of a fenced
@@ -61,8 +61,8 @@
 //! (`tests/guards.rs`), and the checker finds the fault. Three guards each have a second one that does the same, and
 //! are taken out together with it: `AbortPosts`, `FenceIsDrawnLast` and `Tombstone`.
 //!
-//! A slot gets its next session at once, even if a process has just looked at it for the former one. That is a model of
-//! its own: [`reuse`].
+//! A slot may get its next session while a process still refers to it for the former one. This has a model of its own:
+//! [`reuse`].
 //!
 //! Files, low to high: set, guards, state, system, reuse, succession, handover, life, client, end, worker, steps,
 //! properties, canon, explore, check, lib.

@@ -186,7 +186,7 @@ impl System {
         }
     }
 
-    /// `crash`: shared memory and open transactions are lost. Committed and prepared ones stay.
+    /// A crash: shared memory and open transactions are lost. Committed and prepared ones stay.
     pub fn crash(&self, state: &mut State) {
         for x in 0..=WORKER {
             if !state.transactions[x].is_prepared() {

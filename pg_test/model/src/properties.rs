@@ -77,7 +77,7 @@ impl System {
     pub fn watch_the_dead(&self, next: &mut State, step: Step) {
         for s in 0..SESSIONS {
             let is = &next.sessions[s];
-            // No process has been told of a death before one finds out that the session is kept dead.
+            // No process knows of a death until one finds out that the session is kept dead.
             let told = is.row.is_committed() && !self.is_kept_dead(next, s);
             let gone = is.row == Fact::Absent && is.reading;
             let (known, lives) = (is.word != Word::Free || told || gone, self.lives(next, s));

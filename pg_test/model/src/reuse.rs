@@ -2,8 +2,8 @@
 //! the first of them and is stopped in between.
 //!
 //! The process reads a number of the slot, compares the slot's session, and writes the number; each is a step. For each
-//! session a number begins with the same value, as the cap does, and `unproven`. Fewer sessions have the slot than
-//! there are counts.
+//! session a number begins with the same value, as the cap and `unproven` do in the code. Fewer sessions have the slot
+//! than there are counts.
 
 use stateright::{Model, Property};
 

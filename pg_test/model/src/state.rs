@@ -87,18 +87,18 @@ pub enum Phase {
     #[default]
     Idle,
     Open,
-    /// Has looked at a lease and seen that it may be had.
+    /// Has looked at a lease and seen that it may be granted.
     Wants {
         resource: u8,
         seen: Option<Row>,
         /// Set only if the fence is drawn before the row is locked.
         fence: u8,
     },
-    /// Has F and may have to wait for the row.
+    /// Holds F and may have to wait for the row.
     Releases {
         resource: u8,
     },
-    /// Has S and may have to wait for the row.
+    /// Holds S and may have to wait for the row.
     Closes,
     /// Has found out which lease has a fence, and locked nothing yet.
     Checks {
@@ -113,7 +113,7 @@ pub enum Phase {
     Ended {
         committed: bool,
     },
-    /// The transaction has told everything, and still has its locks.
+    /// The transaction has told everything, and still holds its locks.
     Told,
     Prepared,
 }
@@ -129,7 +129,7 @@ pub struct Transaction {
     pub post: Set,
     pub opened: Set,
     pub ended: Set,
-    /// Those of `ended` that have no row left.
+    /// Sessions of `ended` whose row the transaction deletes.
     pub gone: Set,
     /// Fences that the transaction has checked, zero for none. It holds their F in share mode.
     pub fenced: [u8; RESOURCES],
@@ -145,7 +145,7 @@ pub struct Transaction {
     /// prepared, it keeps the sessions of `keeps_dead` dead by a lock of its own.
     pub took_from: Set,
     pub keeps_dead: Set,
-    /// The launcher watches for its end, once it is prepared.
+    /// The launcher watches for the transaction's end, once it is prepared.
     pub watched: bool,
     /// Only for the worker: resources taken out of the ring, resources still to judge, and dead sessions.
     pub judged: Set,

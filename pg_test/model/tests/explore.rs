@@ -1,10 +1,10 @@
-//! All guards in place: every state that there is is reached, and nothing goes wrong in any.
+//! With all guards in place every reachable state is explored, and no property is broken.
 
 use eskit_lease_model::check::holds;
 use eskit_lease_model::state::{ANY, Budget};
 use eskit_lease_model::system::System;
 
-/// So many calls of clients, with one transaction prepared and one crash.
+/// A budget of so many client calls, one prepared transaction and one crash.
 const fn calls(calls: u8) -> Budget {
     Budget { calls, prepares: 1, crashes: 1 }
 }
@@ -12,7 +12,7 @@ const fn calls(calls: u8) -> Budget {
 /// Two sessions and one resource, and two transactions of clients at a time.
 const SMALL: System = System { sessions: 2, resources: 1, clients: 2, ..System::WHOLE };
 
-/// Calls, ends of transactions and passes of the worker in all their steps, with those of others in between.
+/// Calls, ends of transactions and passes of the worker are cut into all their steps, with steps of others in between.
 const IN_STEPS: System = System { calls_in_steps: true, ends_in_steps: true, passes_in_steps: true, ..SMALL };
 
 #[test]

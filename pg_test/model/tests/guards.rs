@@ -1,7 +1,7 @@
-//! Each guard taken out is found: the checker sees what it is there for go wrong, in a system of its own that has little else in it. With the
-//! guard in place that system is explored to its end, and nothing goes wrong in it.
+//! Takes out each guard once: the model checker then finds the property that it protects broken, in a small system of
+//! its own. With the guard in place that system is explored to its end, and no property is broken.
 //!
-//! Some guards are doubled by another: then each alone may be missing there, and not both.
+//! Some guards are doubled by another: the system tolerates the loss of either one, but not of both.
 
 use eskit_lease_model::check::{Guarded, finds, holds};
 use eskit_lease_model::guards::Guard::*;
@@ -9,7 +9,7 @@ use eskit_lease_model::properties::*;
 use eskit_lease_model::state::Budget;
 use eskit_lease_model::system::System;
 
-/// Three sessions, two clients and one resource; so many calls, with nothing in between.
+/// Three sessions, two clients and one resource; so many calls, each in one step.
 const fn calls(calls: u8) -> System {
     System {
         resources: 1,
@@ -60,7 +60,7 @@ fn a_commit_that_does_not_post() {
     finds(&[CommitPosts], two(calls(3)), GRANTED);
 }
 
-/// A session that comes back has all looked through; and what is busy is tried again until those are gone who have it.
+/// A thawed session asks for a rescan, and a busy resource is tried again until the transactions in the way have ended.
 #[test]
 fn an_abort_that_does_not_post() {
     let system = System { clients: 1, ..two(calls(3)) };
@@ -176,7 +176,7 @@ fn two_who_make_the_first_row_of_a_name() {
     finds(&[NameIsGuarded], calls_in_steps(two(calls(2))), NOBODY_WAITS);
 }
 
-/// While the row is the one that was looked at, no session has been granted a later fence.
+/// As long as the row is still the one that was looked at, no session has been granted a later fence.
 #[test]
 fn a_fence_that_is_drawn_before_the_row_is_had() {
     holds(calls_in_steps(two(calls(3))).without(&[FenceIsDrawnLast]));
@@ -188,7 +188,7 @@ fn fences_that_are_not_raised_after_a_crash() {
     finds(&[FencesAreRaised], crashed(two(calls(2))), FENCES_RISE);
 }
 
-/// A process that finds no slot and has read the row before that reads it again.
+/// A process that has read the row and then finds no slot reads the row again.
 #[test]
 fn a_slot_that_leaves_no_tombstone() {
     let system = crashed(System { reading: true, ..two(calls(1)) });

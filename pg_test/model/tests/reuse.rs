@@ -1,4 +1,4 @@
-//! A slot that has its next session at once, while a process is stopped that has looked at it for the former.
+//! A slot gets its next session while a process that looked at it for the former session is stopped.
 
 use eskit_lease_model::reuse::{Guard, OWN_NUMBERS, Reuse};
 use stateright::{Checker, Model};

@@ -1,10 +1,10 @@
-//! Grace, take-over and permits: with all guards nothing goes wrong in any state, and each guard taken out is found.
+//! Grace, take-over and permits: with all guards no state breaks a property, and the loss of each guard is found.
 
 use eskit_lease_model::check::{finds, holds};
 use eskit_lease_model::guards::Guard::*;
 use eskit_lease_model::succession::*;
 
-/// A lease, for a session, its successor and a stranger.
+/// One lease, and a session, its successor and a stranger that compete for it.
 const LEASE: Succession =
     Succession { without: &[], permits: 1, slots: 1, sessions: 3, takes_over: true, calls: 4, resizes: 0, crashes: 0 };
 /// Two permits, for two strangers.

@@ -1,6 +1,6 @@
 //! The dead stay dead: once a session is told that it has ended, no later answer says that it lives. A restart is an
 //! exception. No row says that a session has expired, and a restart may not expire a session early. So a session that
-//! has not been swept yet gets its whole time to live again.
+//! has not been swept yet gets its whole TTL again.
 
 use super::facts::{Facts, is_dead};
 use super::fault::Fault;
@@ -41,7 +41,7 @@ mod tests {
 
     #[test]
     fn a_restart_may_revive_who_has_expired() {
-        // The server that is just ending may still have answered that the session has expired.
+        // The old server, while it shuts down, may still have answered that the session has expired.
         for (at, is_fault) in [(5_000, true), (8_100_000, false), (10_500_000, false)] {
             let mut story = Story::of(&["a"]);
             story.heartbeat(10_000..10_001, "a", false).heartbeat(11_000..11_001, "a", true);

@@ -1,4 +1,4 @@
-//! Histories made by hand. They show that each check finds the faults that it is for, and no others. Times are in
+//! Histories made by hand. They show that each check finds its own kind of fault, and no other. Times are in
 //! milliseconds.
 
 use super::facts::{self, Facts};
@@ -68,7 +68,7 @@ impl Story {
         self.call(time, Call { queue: true, ..about(Verb::Acquire, session, 0) }, Ok(answer))
     }
 
-    /// Says that the last answer was about this slot.
+    /// Sets the slot of the last answer.
     pub fn in_slot(&mut self, slot: i32) {
         if let Some(answer) = self.0.calls.last_mut().and_then(|call| call.answer.as_mut()) {
             answer.slot = Some(slot);
@@ -94,7 +94,7 @@ impl Story {
         self.call(time, about(Verb::Release, session, fence), Ok(done()))
     }
 
-    /// Adds a release with a grace of so many milliseconds.
+    /// Adds a release with a grace of `grace` milliseconds.
     pub fn grace(&mut self, time: std::ops::Range<u64>, session: &str, fence: i64, grace: u64) -> &mut Story {
         self.call(time, Call { ttl_ms: Some(grace), ..about(Verb::Grace, session, fence) }, Ok(done()))
     }

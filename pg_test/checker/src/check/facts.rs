@@ -5,8 +5,8 @@
 //! happened or not, and every check allows for both.
 //!
 //! **Sessions.** A session certainly lives until the latest time that an answer has vouched for: the call's start plus
-//! `trust_ms`. The exception is an earlier request for its end: by its own role, or, if it is attached, by anything
-//! that ends its connection.
+//! `trust_ms`. The exception is an earlier request for its end: by its own role, or, for an attached session, an end of
+//! its connection.
 //!
 //! **Tenures.** A fence is one tenure of one session in one slot, known from any answer or row with that fence. A
 //! release with grace gives up the tenure, which may end when the grace is over. Later answers about its fence say
@@ -15,8 +15,7 @@
 use crate::history::{Call, History, Verb};
 use std::collections::{BTreeMap, HashMap};
 
-/// The nemesis writes an end of the server down before it ends it. The server may still answer for so many microseconds
-/// after that.
+/// The nemesis records an end of the server before it ends the server, which may still answer for so many microseconds.
 const DYING: u64 = 2_000_000;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -45,9 +44,9 @@ pub struct Tenure<'a> {
     pub session: &'a str,
     /// The call that granted it, and when the grant had happened.
     pub granted: Option<(&'a Call, u64)>,
-    /// When its own session was first told of it.
+    /// When its own session first learned of it.
     pub learned: u64,
-    /// When any session was first told of it.
+    /// When any session first learned of it.
     pub seen: u64,
     /// The earliest time at which an entitled client asked for its end, or its holder was told that it is lost.
     pub given_up: u64,
@@ -245,7 +244,7 @@ impl<'a> Facts<'a> {
                             tenure.ends_from = tenure.ends_from.min(call.from);
                         }
                     }
-                    // From then on the lease lives alone, for its grace.
+                    // From then on the lease lives on without its session, for its grace.
                     Verb::Grace if fate != Some(Fate::Undone) => {
                         let over = call.from + call.ttl_ms.unwrap_or(0) * 1_000;
                         tenure.given_up = tenure.given_up.min(call.from);

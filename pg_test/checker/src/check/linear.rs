@@ -1,14 +1,14 @@
 //! Linearizability: each grant, renewal and release of a resource must fit one instant between its call and its answer,
 //! by the model of [`super::permits`].
 //!
-//! Refused acquires promise nothing and are left out. A session may learn of a grant later, after a hand-over. Such a
-//! grant lies before that answer. It lies after the session's opening, and after the start of the last answered call
-//! about the slot's former fence. The model orders that call before the grant anyway. A call without an answer is no
-//! operation. An end without an answer is in `ends_from`. A grant without an answer is known by later calls about its
-//! fence, or does not matter.
+//! Refused acquires promise nothing and are left out. A session may learn of a grant only later, after a hand-over. The
+//! grant then lies before the answer that tells of it, after the session's opening, and after the start of the last
+//! answered call about the slot's former fence. The model orders that last call before the grant anyway. A call without
+//! an answer is no operation. An end without an answer is in `ends_from`. A grant without an answer is known by later
+//! calls about its fence, or does not matter.
 //!
-//! The search is exponential at worst, so the operations are cut wherever none is under way. There the state is known:
-//! the holder of a slot is that of its highest fence, unless that was released.
+//! The search is exponential at worst, so the operations are cut wherever none is under way. At a cut the state is
+//! known: a slot's highest fence names its holder, unless that fence was released.
 
 use super::facts::{Facts, Fate, Tenure, is_lost};
 use super::fault::Fault;
@@ -93,7 +93,8 @@ fn resizes<'a>(facts: &Facts<'a>, resource: &str) -> impl Iterator<Item = Operat
     })
 }
 
-/// Returns the operation of an answer about a fence, other than its first grant.
+/// Returns the operation that a later call about a granted fence proves: a renewal, a check, a release, or another
+/// grant of the same fence. The grant itself is not one of these.
 fn step<'a>(facts: &Facts, tenure: &Tenure, call: &'a Call) -> Option<Operation<'a>> {
     let to = call.to?;
     let fence = tenure.fence;

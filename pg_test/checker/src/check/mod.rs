@@ -1,5 +1,5 @@
-//! The checks. Each takes a history alone. Its head says what it proves, and why that is sound. It returns the first
-//! contradiction, with the lines that prove it.
+//! The checks. Each check takes only a history. The head of its file says what it proves, and why that is sound. It
+//! returns the first contradiction, with the lines that prove it.
 //!
 //! Files, low to high: fault, facts, fabricate, permits, writes, set, trust, dead, linear, queue, left, mod.
 

@@ -3,7 +3,8 @@
 //!
 //! The model is sequential, and each operation carries the answer that was given. So a step is either possible or not.
 //! Time matters in one place: a tenure may end without an answer, not before `ends_from` (its session expires, is
-//! closed, or is taken over). An operation may rely on such an end if the operation itself was not over by then.
+//! closed, or is taken over). An operation may rely on such an end if the operation itself was not over before
+//! `ends_from`.
 //!
 //! A semaphore that shrinks takes nothing back. It grants nothing while as many sessions hold it as it has permits. A
 //! successor inherits every permit, even one that its predecessor was never told of.

@@ -7,8 +7,8 @@
 //!
 //! There are exceptions. The earlier session may be passed over if it gave up its place, drained, tried to close, or
 //! had the resource all the time. A later session that took over from another may have inherited an earlier place.
-//! After a restart an expired session may live again, in its place. So over a restart nothing proves that a session
-//! lived all the time.
+//! After a restart an expired session may live again, in its place. So no answer proves that a session lived throughout
+//! a restart.
 
 use super::facts::{Facts, Fate, Tenure};
 use super::fault::Fault;
@@ -25,7 +25,7 @@ struct Place<'a> {
     since: u64,
     /// The tenure that the session got for its place.
     served: Option<&'a Tenure<'a>>,
-    /// The last call that was told that the session waits.
+    /// The last call whose answer says that the session waits.
     waits: &'a Call,
     /// The time from which the session may be passed over.
     yields: u64,
@@ -115,7 +115,7 @@ fn places<'a>(
                 place.waits = call;
             }
             ("queued", _) => {
-                // The first grant that the session did not know of when it asked.
+                // The first grant of which the session did not know when it asked.
                 let served = own.iter().find(|tenure| tenure.learned > call.from).copied();
                 // The session's own release was in flight and then failed. So the session still holds the lease, and
                 // keeps no place.

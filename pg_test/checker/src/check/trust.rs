@@ -3,8 +3,8 @@
 //!
 //! The window of a tenure begins when its session learns of it. It ends at the latest time that an answer to this
 //! session has vouched for. It ends earlier if the session's own role (release, close, take-over) or an administrator
-//! asked for that. The end of its connection also ends an attached session. Against these only the fence protects, not
-//! the trust.
+//! asked for its end. The end of its connection also ends an attached session. In these cases only the fence protects,
+//! not the trust.
 
 use super::facts::{Facts, Tenure};
 use super::fault::Fault;
@@ -39,7 +39,7 @@ pub fn check(facts: &Facts) -> Option<Fault> {
     None
 }
 
-/// Returns the calls that told both sessions, and the one that vouched longest for the first.
+/// Returns the calls by which both sessions learned of their tenures, and the one that vouched longest for the first.
 fn proof<'a>(facts: &Facts<'a>, before: &Tenure<'a>, after: &Tenure<'a>) -> Vec<&'a Call> {
     let vouches = |call: &&Call| {
         call.answer.as_ref().is_some_and(|answer| answer.trust_ms.is_some())

@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio::time::sleep;
 use tokio_postgres::Config;
 
-/// Heartbeats the present session, for ever, at intervals of a third of the TTL.
+/// Heartbeats the present session without end, at intervals of a third of the TTL.
 pub(super) async fn beat(caller: Arc<Caller>, config: Config, beating: Beating) {
     let mut connection: Option<Connection> = None;
     loop {

@@ -1,4 +1,4 @@
-//! The ways in which a client lets go of a lease, works on during a take-over, and asks on two connections at a time.
+//! How a client releases a lease, works on during a take-over, and asks on two connections at a time.
 
 use super::worker::{Holding, Worker};
 use crate::caller::{Connection, Failure};

@@ -1,4 +1,4 @@
-//! The work of a client under a lease: what it writes, and how it ends.
+//! The work of a client under a lease: what the client writes, and how it ends the work.
 
 use super::worker::{Holding, Phase, Worker};
 use crate::caller::Failure;
@@ -18,7 +18,7 @@ impl Worker {
         }
         let forgetful = self.chance(6);
         if forgetful {
-            // The session expires, and the client does not know.
+            // The client stops its heartbeats and works on. The session expires.
             self.forget();
         }
         for _ in 0..self.random.random_range(1..4) {

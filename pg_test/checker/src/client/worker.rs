@@ -43,7 +43,7 @@ pub(super) struct Worker {
     pub(super) config: Config,
     pub(super) consumer: String,
     pub(super) takeover: bool,
-    /// The client must still ask for everything that it may have inherited.
+    /// The client must still acquire everything that it may have inherited.
     pub(super) inherits: bool,
     /// Another process is about to take over.
     pub(super) told_to_part: Arc<AtomicBool>,

@@ -19,8 +19,8 @@ impl Nemesis {
         self.resize(POOL, permits).await;
     }
 
-    /// Asks for a resize until it succeeds, and ends prepared transactions, which may be in the way. The history has
-    /// one call from the first try to the last, as any of them may have done it.
+    /// Repeats a resize until it succeeds, and ends prepared transactions, which may be in the way. The history has one
+    /// call from the first try to the last, as any of the tries may have resized.
     async fn resize(&mut self, semaphore: &str, permits: i32) {
         let from = now();
         let resize = format!("SELECT eskit_lease.semaphore_resize('{semaphore}', {permits})");
@@ -54,7 +54,7 @@ impl Nemesis {
         sleep(Duration::from_millis(DYING_TTL + self.random.random_range(50..200))).await;
         self.acquire(&next).await?;
         self.crash().await?;
-        // The server that is just ending must not answer.
+        // The server that is shutting down must not answer the next call.
         sleep(Duration::from_millis(100)).await;
         self.worker(true).await;
         let (_, fence, dying) = holders.swap_remove(1);

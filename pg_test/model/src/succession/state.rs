@@ -55,7 +55,7 @@ pub enum Life {
 pub enum Phase {
     #[default]
     Idle,
-    /// Has seen a slot that may be had.
+    /// Has seen a slot that may be granted.
     Looked {
         slot: u8,
         seen: Row,
@@ -83,7 +83,7 @@ pub struct Transaction {
     /// The number of permits when the transaction looked.
     pub permits: u8,
     /// Sessions that the transaction has counted as gone. `lapsed`: the slots of private sessions that it has counted
-    /// so.
+    /// as gone.
     pub gone: Set,
     pub lapsed: Set,
     /// Locks: the Seat of `me`, the declaration, and F, exclusively, of these slots' fences.

@@ -219,7 +219,7 @@ impl Succession {
             slot.row.older = slot.row.holder != Holder::Nobody;
             slot.new.older = slot.by.is_some();
         }
-        // The row that was seen has changed only in this.
+        // The resize changes only `older` in a row that a transaction has looked at.
         for transaction in &mut state.transactions {
             if let Phase::Looked { seen, .. } = &mut transaction.phase {
                 seen.older = seen.holder != Holder::Nobody;
