@@ -1,4 +1,4 @@
-//! What pgrx-tests wants to know of the server that the `#[pg_test]`s run in.
+//! What pgrx-tests needs to know about the server in which the `#[pg_test]`s run.
 
 pub fn setup(_options: Vec<&str>) {}
 

@@ -1,4 +1,5 @@
-//! A slot that has its next session while a call still refers to it for the former: nothing that such a call does is done to the next one.
+//! A slot has its next session while a call still refers to it for the former one: nothing that the call does affects
+//! the next session.
 
 #[pgrx::pg_schema]
 mod tests {
@@ -41,7 +42,7 @@ mod tests {
         call.shared.reclaim(clock::now());
     }
 
-    /// Gives the slot of an ended session to another one. Other tests may take it first, and give it back.
+    /// Gives the slot of an ended session to another session. Other tests may take it first, and give it back.
     fn reuse(call: &Call, of: SlotRef) -> SlotRef {
         let mut others = Vec::new();
         let next = loop {
@@ -56,7 +57,8 @@ mod tests {
         next
     }
 
-    /// Whether a session hears of an item that as many as sleep have been woken for already: not while it sleeps itself.
+    /// Returns whether a session hears of an item for which enough sleeping sessions were already woken. A session that
+    /// sleeps itself does not.
     fn hears_without_sleeping(call: &Call, at: SlotRef) -> bool {
         const QUEUE: i32 = 7;
         call.shared.hunger(call.database, at, QUEUE, None, None);
