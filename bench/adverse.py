@@ -1,5 +1,5 @@
-"""The cost of adverse conditions. Each row is one call under a load that a careful design must not feel, beside the
-same call without it, in turns on one server."""
+"""The cost of adverse conditions. Each row compares one call under a load, which should not slow it down, with the same
+call without that load, in turns on one server."""
 
 import contextlib
 import statistics
@@ -12,17 +12,17 @@ from harness import REPEAT, number, one
 from old_snapshot import old_snapshot
 
 HOLDERS = number("BENCH_ADVERSE_HOLDERS", 3_000)  # of one semaphore
-PARTITIONS = number("BENCH_ADVERSE_PARTITIONS", 8_192)  # of a queue's group, all of one session
+PARTITIONS = number("BENCH_ADVERSE_PARTITIONS", 8_192)  # of a queue's group, all owned by one session
 WIDEST = number("BENCH_ADVERSE_WIDEST", 32_768)  # partitions of the group that releases are measured in
-BATCH = number("BENCH_ADVERSE_BATCH", 1_000)  # items of one claim
-NESTED = number("BENCH_ADVERSE_NESTED", 2_000)  # subtransactions of one transaction
+BATCH = number("BENCH_ADVERSE_BATCH", 1_000)  # items in one claim
+NESTED = number("BENCH_ADVERSE_NESTED", 2_000)  # subtransactions in one transaction
 DATABASES = number("BENCH_ADVERSE_DATABASES", 10)
 BLOCKED = number("BENCH_ADVERSE_BLOCKED", 100_000)  # keys whose first item has failed, each with one that waits
-WORKERS = 8  # that wait for items
-RESTARTED = number("BENCH_ADVERSE_RESTARTED", 50)  # databases that are looked into after a restart
-CALLS = 20  # of one measurement
-ROUNDS = 60  # hand-overs of each database
-POLLS = 2_000  # of one name, while there is a hand-over in another database
+WORKERS = 8  # sessions that wait for items
+RESTARTED = number("BENCH_ADVERSE_RESTARTED", 50)  # databases that the worker visits after a restart
+CALLS = 20  # in one measurement
+ROUNDS = 60  # hand-overs, over all databases
+POLLS = 2_000  # polls of one name during a hand-over in another database
 
 
 def adverse(report):
@@ -53,7 +53,7 @@ def milliseconds(call):
 
 
 def beside(report, what, loaded, against, without, at_most, calls=CALLS):
-    """Milliseconds of a call, under the load and without it; the first of each does not count."""
+    """Reports the milliseconds of a call under the load and without it. The first median of each does not count."""
     ours, theirs = [], []
     for _ in range(REPEAT + 1):
         for values, call in ((ours, loaded), (theirs, without)):
@@ -148,7 +148,8 @@ def shares(report, db):
 
 
 def releases(report, db):
-    """Partitions that are given back one by one, and many in one call, in a small group and in one of the most that there may be."""
+    """Partitions are released one by one, and many in one call, in a small group and in one with the most partitions
+    allowed."""
     given = {}
     for name, count in (("small", 64), ("huge", WIDEST)):
         owner, heir = (session(db, f"{who} of {name}") for who in ("owner", "heir"))
@@ -182,7 +183,7 @@ def claims(report, db):
     one(db, "SELECT eskit_lease.queue_create('batch')")
 
     def finished(order):
-        """Milliseconds for all items of one claim, one by one in one transaction."""
+        """Returns the milliseconds to finish all items of one claim, one by one in one transaction."""
         one(db, "SELECT count(*) FROM eskit_lease.item_add_many('batch', array_fill('{}'::jsonb, ARRAY[%s]))", BATCH)
         items = db.execute("SELECT id, fence FROM eskit_lease.item_claim('batch', %s, %s)", (worker, BATCH)).fetchall()
         assert len(items) == BATCH
@@ -206,7 +207,8 @@ def subtransactions(report, db):
     one(db, "SELECT eskit_lease.queue_create('nested')")
 
     def added(count):
-        """Milliseconds of one call, among so many in savepoints of their own in one transaction."""
+        """Returns the milliseconds of one call, the mean of `count` calls in one transaction, each in a savepoint of
+        its own."""
         with db.transaction(force_rollback=True):
             return milliseconds(lambda: db.execute(f"""DO $$ BEGIN FOR n IN 1..{count} LOOP
                 BEGIN PERFORM eskit_lease.item_add('nested', '{{}}'); EXCEPTION WHEN division_by_zero THEN NULL; END;
@@ -221,7 +223,7 @@ def subtransactions(report, db):
 
 
 def polls(report, server):
-    """Hand-overs by the worker, while one name is polled in another database that a dead holder's open transaction keeps."""
+    """Hand-overs by the worker while another database polls one name, which a dead holder's open transaction blocks."""
     server.create("polled")
     with server.connect("polled") as polling, server.connect("polled") as fenced, server.connect() as db:
         dead, poller = one(polling, "SELECT session FROM eskit_lease.session_open('dead', '1 s')"), session(polling, "poller")
@@ -245,7 +247,7 @@ def polls(report, server):
 
 
 def cut_off(server, db, name):
-    """The connection of an attached holder is closed, and the waiter hears of it. Milliseconds."""
+    """Closes the connection of an attached holder. Returns the milliseconds until the waiter's session_wait answers."""
     heir, told = session(db, "heir"), []
     with server.connect() as holder:
         dying = one(holder, "SELECT session FROM eskit_lease.session_open('dying', '1 h', true)")
@@ -319,7 +321,7 @@ def blocked_keys(report, db, server):
 def few_slots(report, slots):
     """Hand-overs in many databases while parallel queries take the background workers."""
     late = []
-    # One is the launcher's own, one that of logical replication.
+    # The launcher has one slot, logical replication another.
     with cluster("adverse-slots", f"max_worker_processes = {2 + slots}") as server:
         for n in range(2, DATABASES + 1):
             server.create(f"tenant{n}")
@@ -342,7 +344,8 @@ def few_slots(report, slots):
 
 
 def death(db, other, name):
-    """A session dies that another waits for by session_wait. Milliseconds from its deadline until that has the lease."""
+    """A holder expires while an heir waits by session_wait. Returns the milliseconds from the holder's deadline until
+    the heir has the lease."""
     heir, dying = session(db, "heir"), one(other, "SELECT session FROM eskit_lease.session_open('dying', '1 s')")
     assert one(other, "SELECT granted FROM eskit_lease.lease_acquire(%s, %s)", name, dying)
     revision = one(db, "SELECT revision FROM eskit_lease.session_heartbeat(%s)", heir)
@@ -358,8 +361,7 @@ def death(db, other, name):
 
 
 def restart(report):
-    """The worker hands over leases of sessions that died while the server was down, once it has looked into each
-    database."""
+    """After a restart the worker hands over leases whose grace ends, once it has visited each database."""
     with cluster("adverse-restart", f"eskit_lease.max_databases = {RESTARTED + 14}", "max_connections = 200") as server:
         waits = []
         for n in range(1, RESTARTED + 1):
@@ -369,7 +371,8 @@ def restart(report):
                 holder, heir = (session(db, who) for who in ("holder", "heir"))
                 fence = one(db, "SELECT fence FROM eskit_lease.lease_acquire('r', %s)", holder)
                 waits.append((n, heir, fence))
-                # Both are of before the restart, and nothing tells the worker of a place that was taken then.
+                # The grace and the place in line are from before the restart, and nothing tells the worker about that
+                # place.
                 one(db, "SELECT eskit_lease.lease_release('r', %s, '1 s')", fence)
                 assert one(db, "SELECT reason FROM eskit_lease.lease_acquire('r', %s, true)", heir) == "queued"
         server.restart()
@@ -386,6 +389,6 @@ def restart(report):
                         connections.remove(found)
                 time.sleep(0.01)
     last = max(late) if len(late) == RESTARTED else float("inf")
-    # A grace of a second begins anew with the server.
+    # A grace of a second begins again when the server starts.
     shown = f"the last after {last:.2f} s (connected after {ready:.2f})"
     report.check(f"{RESTARTED} databases looked into after a restart", shown, "<= 3 s", last <= 3)

@@ -5,16 +5,16 @@ import pathlib
 import re
 import sys
 
-FIGURE = re.compile(r" (p50 .*|[\d.,]+ (/s|ms|s)\b.*)$")  # at the end of what a row is compared with
+FIGURE = re.compile(r" (p50 .*|[\d.,]+ (/s|ms|s)\b.*)$")  # a figure at the end of the column `compared`
 
 
 def rows(turns, part):
-    """The ratios of each row in all turns, or what was measured where a row has none."""
+    """Returns each row's ratios in all turns, or its measured values if it has no ratio."""
     found = {}
     for turn in sorted(turns.iterdir()):
         owner = ""
         for row in json.loads((turn / f"{part}.json").read_text())["rows"]:
-            # A row that belongs to the row above has no name without it.
+            # A row that is set in belongs to the row above, and needs its name.
             owner = row["what"] if row["what"] == row["what"].lstrip() else owner
             key = (owner, row["what"].strip(), FIGURE.sub("", row["compared"]))
             found.setdefault(key, []).append((row["ratio"] or row["measured"]).split(" (")[0])

@@ -1,5 +1,6 @@
-"""How large tables and indexes get under ten minutes of mixed work, as it is and while an old snapshot is open: two servers beside each other,
-at the same rate, one of them with a transaction that was open before. VACUUM takes nothing away there that this transaction could see."""
+"""How large tables and indexes get under ten minutes of mixed work, with and without an old snapshot. Two servers run
+side by side at the same rate; in one a transaction is open from before, and VACUUM there removes nothing that it could
+see."""
 
 import statistics
 import subprocess
@@ -11,10 +12,10 @@ from cluster import cluster
 from harness import number, one, pgbench_command
 
 SECONDS = number("BENCH_BLOAT_SECONDS", 600)
-RATE = number("BENCH_BLOAT_RATE", 150)  # rounds per second, in each
+RATE = number("BENCH_BLOAT_RATE", 150)  # rounds per second, on each server
 EVERY = 10  # seconds
 CLIENTS = 8
-NAMES = 1_000  # that leases are acquired of, over and over
+NAMES = 1_000  # names that are acquired over and over
 SETUP = f"""
     CREATE TABLE clients (n integer PRIMARY KEY, session uuid NOT NULL);
     INSERT INTO clients SELECT n, s.session FROM generate_series(0, {CLIENTS - 1}) AS n, eskit_lease.session_open('client-' || n, '1 h') AS s;
@@ -22,8 +23,8 @@ SETUP = f"""
     SELECT eskit_lease.group_create('bloat', {CLIENTS});
     SELECT eskit_lease.group_join('bloat', session) FROM clients;
 """
-# The work of a consumer: it takes and gives back one of the names, or waits for it; commits its cursor; works off an
-# item; has a heartbeat.
+# The work of a consumer: it acquires one of the names or waits for it, releases it, commits its cursor, finishes an
+# item, and heartbeats.
 MIXED = f"""\\if not :ready
 SELECT session FROM clients WHERE n = :client_id \\gset
 SELECT a.partition, a.fence AS partition_fence, eskit_lease.cursor_position('bloat', a.partition) AS position
@@ -43,13 +44,13 @@ SELECT session AS passing FROM eskit_lease.session_open('passing', '10 s') \\gse
 SELECT * FROM eskit_lease.lease_acquire('bloat/held', :passing, true);
 SELECT eskit_lease.session_close(:passing);
 """
-# Megabytes of each table with its indexes and all.
+# Megabytes of each table and of its indexes.
 TABLES = """SELECT relname, pg_table_size(oid) / 1e6::float8, pg_indexes_size(oid) / 1e6::float8 FROM pg_class
             WHERE relnamespace = 'eskit_lease'::regnamespace AND relkind = 'r'"""
 
 
 def bloat(report):
-    # Two servers: pages that are deleted from an index are not used again while a snapshot is open in any database of the server.
+    # Two servers, as pages deleted from an index are not reused while a snapshot is open in any database of the server.
     with cluster("bloat", "synchronous_commit = off") as calm, cluster("bloat-held", "synchronous_commit = off") as held:
         servers = {"no old snapshot": calm, "old snapshot open": held}
         for server in servers.values():
@@ -67,7 +68,7 @@ def bloat(report):
 
 
 def run(servers):
-    """For each server what the tables measure, every so often."""
+    """Returns the sizes of the tables over time, for each server."""
     sizes, loads = {label: [] for label in servers}, []
     for server in servers.values():
         command = pgbench_command("bloat", f"--rate={RATE}", clients=CLIENTS, seconds=SECONDS, text=MIXED)
@@ -98,7 +99,7 @@ def tell(report, sizes, counts):
     report.chart("bloat", "lines", "Tables and indexes under a mixed load", "seconds", "MB", lines)
     for label, looks in sizes.items():
         totals = [sum(map(sum, tables.values())) for _, tables in looks]
-        # Vacuum comes once a minute: from the middle on there is as much free room as is needed.
+        # Autovacuum comes once a minute: from the middle on the free space suffices.
         settled, last = statistics.median(totals[len(totals) // 2 - 1 : len(totals) // 2 + 2]), totals[-1]
         bounded = label == "no old snapshot" and SECONDS >= 300
         report.add(f"{label}: {counts[label]:,} rounds", f"{last:.1f} MB", f"half way {settled:.1f} MB, first {totals[0]:.1f} MB", f"{last / settled:.2f}",

@@ -1,4 +1,4 @@
-"""100,000 names in one call, against one statement that writes the same rows."""
+"""Calls with 100,000 names, compared with one statement that writes the same rows."""
 
 import time
 
@@ -6,7 +6,7 @@ from harness import BULK, REPEAT, connect, interleave, one
 from rates import heartbeats_of
 
 OPEN = "SELECT session FROM eskit_lease.session_open('bulk', '1 h')"
-# Each takes seconds.
+# Each call takes seconds.
 ROUNDS = min(REPEAT, 5)
 NAMES = "(SELECT names FROM bulk_names WHERE n = %s)"
 
@@ -48,7 +48,7 @@ def bulk(report):
 
         def release():
             if current == 1 + ROUNDS:
-                # The last are kept for a while: they are what the heartbeat below keeps alive.
+                # The last leases are kept for the heartbeat below.
                 heartbeats_of(report, few, many, BULK)
             return timed(f"SELECT count(*) FILTER (WHERE released) FROM eskit_lease.lease_release_many({NAMES}, %s)", current, many)
 

@@ -8,8 +8,7 @@ import psycopg
 
 from harness import ROOT
 
-# As in bench/run, but for fsync: the measurement is of the server's own work, and a disk that others use would only
-# blur it.
+# As in bench/run, except fsync: these parts measure the server's own work, which a shared disk would only blur.
 SETTINGS = (
     "shared_buffers = 256MB", "max_connections = 100", "autovacuum = on", "max_wal_size = 8GB", "checkpoint_timeout = 30min", "fsync = off",
 )  # fmt: skip
@@ -36,7 +35,7 @@ class Cluster:
         run("restart", self.name)
 
     def create(self, database):
-        """A database with the extension."""
+        """Creates a database with the extension."""
         with self.connect() as db:
             db.execute(f'CREATE DATABASE "{database}"')
         with self.connect(database) as db:
@@ -45,7 +44,7 @@ class Cluster:
 
 @contextlib.contextmanager
 def cluster(name, *settings):
-    """A new server with these further settings, and the extension in its database postgres; gone afterwards."""
+    """A new server with these further settings and the extension in its database postgres. It is stopped afterwards."""
     run("stop", name)
     run("start", name, "15", *SETTINGS, *settings)
     try:

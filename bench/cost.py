@@ -1,5 +1,5 @@
-"""The cost of calls: in processor time of the backend and of the extension's own processes, which others on the machine
-hardly change, and as their client waits."""
+"""The cost of calls: the processor time of the backend and of the extension's own processes, which other load hardly
+changes, and the time that the client waits."""
 
 import contextlib
 import os
@@ -13,8 +13,8 @@ EXTENSION = "SELECT pid FROM pg_stat_activity WHERE backend_type LIKE 'eskit_lea
 
 
 class Workers:
-    """The launcher and the workers of all databases. They come and go: the time that one had spent when it was last
-    seen stays counted."""
+    """The launcher and the workers of all databases. They come and go: the time of a process that has ended stays
+    counted, as of the last look."""
 
     def __init__(self, db):
         self.db, self.spent, self.switches = db, {}, {}
@@ -34,12 +34,12 @@ class Workers:
         return sum(self.spent.values())
 
     def wakes(self):
-        """How often they have gone to sleep, as of the last look."""
+        """Returns how often the processes have gone to sleep, as of the last look."""
         return sum(self.switches.values())
 
 
 class Turn:
-    """Microseconds of one call, the mean of some in a row."""
+    """Microseconds of one call, the mean over several in a row."""
 
     def __init__(self, cpu, waited, workers):
         self.cpu, self.waited, self.workers = cpu, waited, workers
@@ -47,8 +47,8 @@ class Turn:
 
 @contextlib.contextmanager
 def together(backend):
-    """Client and backend on one processor. Left to chance, which of two pairs is on two, each call of that one wakes a processor from its sleep:
-    that costs more than SELECT 1 does."""
+    """Pins client and backend to one processor. On two processors each call wakes the other one from its sleep, which
+    costs more than SELECT 1, and chance would decide which pair is affected."""
     mine = os.sched_getaffinity(0)
     for pid in (0, backend):
         os.sched_setaffinity(pid, {min(mine)})
@@ -59,7 +59,8 @@ def together(backend):
 
 
 class Meter:
-    """Measures operations (operations.py) on one connection; another one looks at what the extension's processes do meanwhile."""
+    """Measures operations (operations.py) on one connection; another connection reads what the extension's processes
+    spend meanwhile."""
 
     def __init__(self, db, other):
         self.backend, self.cpu, self.workers = db.info.backend_pid, Processor(db), Workers(other)
@@ -76,7 +77,8 @@ class Meter:
 
 
 def turns(sides, calls, rounds):
-    """Some turns of each operation of each side, a meter and its operations, by turns. A first one makes plans and warms caches."""
+    """Measures each operation of each side in turns; a side is a meter and its operations. A first turn, which does not
+    count, makes plans and warms caches."""
     found = [{name: [] for name in operations} for _, operations in sides]
     for number in range(rounds + 1):
         for name in sides[0][1]:

@@ -1,9 +1,9 @@
-"""Many sessions with ten leases each: the storm kills them, and the other calls must not mind them."""
+"""Many sessions with ten leases each: the storm kills them, and other calls must be as fast as without them."""
 
 from harness import SESSIONS, connect, interleave, one, pgbench
 
 LEASES = 10  # of each session
-BATCH = 500  # sessions of one transaction: each takes a lock to its end
+BATCH = 500  # sessions opened in one transaction: each holds a lock to its end
 
 
 def enlist(db, table, consumer, low, high, ttl):

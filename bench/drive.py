@@ -1,4 +1,4 @@
-"""Calls the driver (bench/driver), which measures what pgbench cannot, against the servers of bench/services.py."""
+"""Runs the driver (bench/driver), which measures what pgbench cannot, against the servers of bench/services.py."""
 
 import contextlib
 import json
@@ -16,14 +16,14 @@ class Driver:
         self.addresses = addresses
 
     def systems(self, names):
-        """Those of them that are there."""
+        """Returns those of the named systems that are available."""
         return [name for name in names if name not in SERVICES or name in self.addresses]
 
     def run(self, what, *arguments, seconds):
-        """Returns its output. It must take so long, and is stopped if it takes much longer."""
+        """Returns the driver's output. `seconds`: how long it takes; it is stopped if it takes much longer."""
         servers = [f"--{name.replace('_', '-')}={address}" for name, address in self.addresses.items()]
-        # All are called over TCP of this machine. How much of what is measured that is, is told too: where the clients of PostgreSQL are on its
-        # machine they call it over its socket.
+        # All systems are called over TCP on this machine. To show how much of the time TCP takes, one row uses the Unix
+        # socket, as clients of PostgreSQL on its machine do.
         environment = {**os.environ, "PGHOST": "127.0.0.1", "PGSOCKET": os.environ["PGHOST"]}
         command = [DRIVER, *servers, what, *map(str, arguments)]
         try:
@@ -37,7 +37,8 @@ class Driver:
 
 @contextlib.contextmanager
 def driver(report, names=()):
-    """The driver, with those of the named services that can be had. The others are named in the report, and so is the driver itself."""
+    """The driver, with those of the named services that are available. The report names what is not, even the driver
+    itself."""
     try:
         peer("driver")
     except Missing as why:

@@ -1,7 +1,7 @@
 /*
- * A function that does nothing but answer: what any function of one argument and these columns costs, before it does its work. As quick
- * as it can be had: the result's description is the executor's, and its text is ready-made. The values are such as take as long to be
- * written down as those of a session.
+ * A function that only answers: the cost of any function with one argument and these columns, without its work. It is
+ * as fast as possible: the tuple descriptor is the executor's, and the text is ready-made. Its values take as long to
+ * print as those of a session.
  */
 #include "postgres.h"
 

@@ -1,11 +1,12 @@
-"""How long after a holder is gone the next in line knows, from session_wait, and holds the lease: after the deadline of one that was
-silent, by the clock of this machine; after the kill of a client whose session is attached to its connection."""
+"""How long after a holder is gone the next in line learns, by session_wait, that it holds the lease: after the deadline
+of a silent holder, by the clock of this machine, and after the kill of a client whose session is attached to its
+connection."""
 
 from drive import driver
 from handover import told
 from harness import ROUNDS, percentile, percentiles
 
-# Holders that expire at the same time, so that a round does not take a TTL.
+# Pairs that run at the same time, so that a round does not take a TTL.
 PAIRS = 20
 
 

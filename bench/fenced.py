@@ -1,6 +1,7 @@
-"""Fenced tables: a transaction of a fence_check and 100 rows, where the table is fenced and where it is not. As its client sees it, from
-BEGIN to the answer of COMMIT; and in processor time of the backend, where no wait for client or disk hides what the triggers cost. That is
-little, beside what a machine's speed changes in a second: so each repetition is a number of short turns."""
+"""Fenced tables: a transaction of a fence_check and 100 rows, with the table fenced and not fenced. Measured as the
+client sees it, from BEGIN to the answer of COMMIT, and in processor time of the backend, in which no wait for client or
+disk hides the cost of the triggers. That cost is small beside the changes of a machine's speed from second to second,
+so each repetition is a number of short turns."""
 
 import time
 
@@ -54,7 +55,7 @@ def fenced(report):
                     write(db, table)
 
         def repetition(write):
-            """For each form transactions per second, and per second of processor time."""
+            """Returns for each form the transactions per second, and per second of processor time."""
             clear()
             for table in FORMS:
                 transactions(table, write)

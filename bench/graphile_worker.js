@@ -1,6 +1,6 @@
 // node bench/graphile_worker.js DIR SIZE...: installs the schema of the graphile-worker that npm has put under DIR into the database, and
-// prints, for batches of these sizes, the statements by which its own worker takes and completes jobs: as its code builds them, with
-// what it passes.
+// prints, for batches of these sizes, the statements by which its own worker takes and completes jobs, as its code
+// builds them, with their parameters.
 const { createRequire } = require("node:module");
 const [dir, ...sizes] = process.argv.slice(2);
 const load = createRequire(`${dir}/`);

@@ -1,4 +1,4 @@
-"""Consumer groups: the cost of a join, alone and with 200 at once, and how that grows; cursors; semaphores."""
+"""Consumer groups: the cost of a join, alone and with 200 at once, and how it grows; cursors; semaphores."""
 
 import math
 import pathlib
@@ -12,29 +12,29 @@ from harness import CLIENTS, REPEAT, connect, interleave, number, one, pgbench, 
 PARTITIONS = 1_024
 MEMBERS = 64
 CROWD = number("BENCH_JOINERS", 200)
-CONNECTIONS = 25  # of the crowd
+CONNECTIONS = 25  # that the crowd uses
 GROWTH_PARTITIONS = (64, 256, 1_024, 4_096, 16_384, 32_768)
 GROWTH_MEMBERS = (16, 64, 256, 1_000)
 SETTLE = 120  # seconds to wait for a group at most
-# The allowed distance of a cost from the curve: the median of several joins on a busy machine is good to a quarter, so
-# a ratio of two differences to half; and quadratic growth would be off by more than three, the least of the two cases
+# The allowed factor between a cost and the curve. On a busy machine the median of several joins is good to a quarter,
+# so a ratio of two differences to half. Quadratic growth would be off by a factor of more than three in both cases
 # below.
 NOISE = 1.75
 
 
 class Group:
-    """A group and its members, who are all driven from here."""
+    """A group and its members, which this process drives."""
 
     def __init__(self, db, name, partitions, settle_delay="0"):
         self.db, self.name, self.partitions = db, name, partitions
         db.execute("SELECT eskit_lease.group_create(%s, %s, settle_delay => %s::interval)", (name, partitions, settle_delay))
 
     def fill(self, sessions):
-        """All of them join, and then the targets are computed once."""
+        """Has all sessions join, and then the targets computed once."""
         self.db.execute("SELECT eskit_lease.group_alter(%s, settle_delay => '1 h')", (self.name,))
         self.db.execute("SELECT eskit_lease.group_join(%s, s) FROM unnest(%s::uuid[]) AS s", (self.name, sessions))
         self.db.execute("SELECT eskit_lease.group_alter(%s, settle_delay => '0')", (self.name,))
-        # A look at the group from here on must know how large it is.
+        # From here on the planner must know how large the group is.
         self.db.execute("ANALYZE eskit_lease._partitions, eskit_lease._leases")
         self.settle(len(sessions))
 
@@ -52,7 +52,7 @@ class Group:
                WHERE p.group_name = %s""", self.partitions, self.name)  # fmt: skip
 
     def settle(self, members):
-        """Until each member has its share. Members that must give something back do so."""
+        """Waits until each member has its share. Releases revoked partitions in the owners' names."""
         end = time.monotonic() + SETTLE
         counted = "SELECT count(*) FROM eskit_lease._members WHERE group_name = %s AND counted = 'active'"
         while one(self.db, counted, self.name) != members or self.unsettled() > 0:
@@ -74,7 +74,8 @@ def enlist(db, name, members):
 
 
 def join(db, name, session):
-    """Milliseconds from the call to its answer: the join is committed by then, and the owners have been told."""
+    """Returns the milliseconds from the call to its answer, when the join is committed and the owners' revisions have
+    grown."""
     start = time.perf_counter()
     db.execute("SELECT eskit_lease.group_join(%s, %s)", (name, session), prepare=True)
     return (time.perf_counter() - start) * 1_000
@@ -89,7 +90,8 @@ def deadlocks(db):
 
 
 class Processor:
-    """The processor time of a connection's backend, which others on the machine hardly change. Waiting for the disk is no part of it."""
+    """The processor time of a connection's backend, which other processes hardly change. Waits for the disk are no part
+    of it."""
 
     def __init__(self, db):
         self.path = pathlib.Path(f"/proc/{one(db, 'SELECT pg_backend_pid()')}/schedstat")
@@ -99,7 +101,8 @@ class Processor:
 
 
 def quiet(db):
-    """Until the worker has rested for a while: it looks at what others did a moment later, which is no part of what is measured next."""
+    """Waits until the worker has rested for a while, as its work after the last operation is no part of the next
+    measurement."""
     busy = "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'eskit_lease worker' AND state = 'active'"
     rest = time.monotonic()
     while time.monotonic() < rest + 0.05:
@@ -109,8 +112,8 @@ def quiet(db):
 
 
 def come_and_go(db, group, newcomer, spent):
-    """A session joins and leaves again before anything has moved, time after time: milliseconds of its joins, and of the backend's processor
-    time for them. The first joins do not count, as they make plans."""
+    """Has a session join and leave again before anything has moved, time after time. Returns the milliseconds of its
+    joins, and of the backend's processor time for them. The first joins do not count, as they make plans."""
     joins, works = [], []
     for _ in range(2 + REPEAT):
         quiet(db)
@@ -131,7 +134,7 @@ def groups(report):
 
 
 def last_member(report, db, sessions):
-    """The 64th member of 1,024 partitions: 16 owners are to give back one each."""
+    """The 64th member joins a group of 1,024 partitions: 16 owners must release one each."""
     group = Group(db, "bench/last", PARTITIONS)
     *others, last = sessions[:MEMBERS]
     group.fill(others)
@@ -175,7 +178,7 @@ def crowds(report, db):
         group = Group(db, f"bench/crowd/{delay}", PARTITIONS, delay)
         took, joins, failures = Crowd(group, enlist(db, "crowd-", CROWD)).run()
         unsettled = group.unsettled()
-        # The counters of a backend are there when it has gone.
+        # A backend's counters are visible once it has ended.
         time.sleep(1)
         met = deadlocks(db) - before
         ok = unsettled == 0 and met == 0 and not failures
@@ -231,7 +234,7 @@ class Crowd:
             self.failures.append(failure)
 
     def ask(self, db, session):
-        """Returns what it owns and may keep, and gives back the rest."""
+        """Returns the partitions that the session owns and may keep, and releases the rest."""
         rows = db.execute("SELECT partition, fence, state FROM eskit_lease.group_assignment(%s, %s)", (self.group.name, session)).fetchall()
         for partition, fence, state in rows:
             if state == "revoking":
@@ -259,8 +262,7 @@ def growth(report, db, sessions):
 
 
 def curve(report, what, points):
-    """The large end's addition against that of the step before: so constant cost, and the weight of the two terms,
-    cancel out."""
+    """Compares the increase of the last step with that of the step before, so constant costs and factors cancel out."""
     (least, _), (middle, _), (most, _) = points
     low, mid, high = (n * math.log2(n) for _, n in points)
     grew, allowed = (most - middle) / (middle - least), (high - mid) / (mid - low)
@@ -288,7 +290,8 @@ def cursors(report):
 
 
 def semaphores(report):
-    """Permits are had and given back by as many connections as there are permits, and where all but as many of 1,000 are held by others."""
+    """Connections acquire and release permits, with one permit for each connection, and with 1,000 permits, all the
+    others of which are held."""
     with connect() as db:
         for permits in (CLIENTS, 1_000):
             db.execute("SELECT eskit_lease.semaphore_create(%s, %s)", (f"bench/permits/{permits}", permits))

@@ -1,6 +1,6 @@
-"""The cost of each operation as there is more of everything: sessions, leases, waiters of one resource, databases. In
-processor time of its backend, as the crowd grows, and call by call beside the same on a second server that stays small:
-what the machine's speed does meanwhile is divided out."""
+"""The cost of each operation as sessions, leases, members of one group, waiters of one resource or databases grow in
+number: the processor time of its backend. Each turn is compared with one on a second server that stays small, so
+changes of the machine's speed cancel out."""
 
 import statistics
 import time
@@ -16,9 +16,9 @@ LEASES = number("BENCH_GROWTH_LEASES", 1_000_000)
 MEMBERS = number("BENCH_GROWTH_MEMBERS", 2_000)
 WAITERS = number("BENCH_GROWTH_WAITERS", 10_000)
 DATABASES = number("BENCH_GROWTH_DATABASES", 50)
-CALLS = number("BENCH_GROWTH_CALLS", 25)  # of a turn
+CALLS = number("BENCH_GROWTH_CALLS", 25)  # calls of a turn
 TURNS = number("BENCH_GROWTH_TURNS", 15)
-# A constant cost may seem to grow by so much.
+# A constant cost may seem to grow by this factor.
 FLAT = 1.5
 NOTABLE = 25  # microseconds of the launcher and the worker, for one call
 ROOM = ("max_locks_per_transaction = 256", f"eskit_lease.max_sessions = {SESSIONS + 20_000}", "max_worker_processes = 16",
@@ -63,7 +63,7 @@ def tell(report, what, least, points):
     most, (last, _) = points[-1]
     data, grew = {}, {}
     for name in last:
-        # Its cost on the small server, all in all, times the factor of the crowd.
+        # The median cost on the small server, times the ratio between the servers.
         usual = statistics.median(turn.cpu for _, (_, few) in points for turn in few[name])
         ratios = [(size, [a.cpu / b.cpu for a, b in zip(crowd[name], few[name])]) for size, (crowd, few) in points]
         data[name] = [[size, [round(usual * ratio, 1) for ratio in values]] for size, values in ratios]
@@ -78,7 +78,7 @@ def tell(report, what, least, points):
         report.add(f"  {name}", mine, f"{theirs}; until answered {answered:.2f} times",
                    f"{ratio:.2f} ({min(ratios):.2f}-{max(ratios):.2f})", f"<= {FLAT}", ratio <= FLAT)  # fmt: skip
     for name in grew:
-        # They may still be at what the operation before has left.
+        # Launcher and worker may still be busy with work of the operation before.
         mine, theirs = (statistics.mean(turn.workers for turn in side[name]) for side in (crowd, few))
         if mine > FLAT * theirs + NOTABLE:
             report.add(f"  {name}: launcher and worker", f"{mine:,.0f} µs", f"{theirs:,.0f} µs", f"{mine / max(theirs, 1):.1f}", f"<= {FLAT}", False)

@@ -1,6 +1,7 @@
-"""How long after a release the next in line knows: from the call of lease_release to the answer of session_wait in another connection.
-Against what wakes another connection in PostgreSQL itself, and against the mutex of etcd's concurrency package, from the delete of its
-key until the next one, who watches it, has asked whether it is the first now."""
+"""How long after a release the next in line knows: from the call of lease_release to the answer of session_wait on
+another connection. Compared with PostgreSQL's own ways to wake another connection, and with the mutex of etcd's
+concurrency package, from the delete of its key until the next client, which watches the key, has confirmed that it is
+first."""
 
 from drive import driver
 from harness import ROUNDS, percentile, percentiles
@@ -32,7 +33,7 @@ def handover(report):
             report.add(what, told(ours), f"{NAMES[system]} {told(values[system])}", f"p{percent}/p{against} {ratio:.2f}",
                        bound, holds and holds(ratio))  # fmt: skip
 
-        # A release is durable before the next holder hears of it, as an UPDATE with NOTIFY is; NOTIFY alone waits for
+        # A release is durable before the next holder learns of it, as an UPDATE with NOTIFY is; NOTIFY alone waits for
         # no disk.
         compare("lease_release until session_wait answers", "update_notify", 99, 99, "<= 2", lambda ratio: ratio <= 2)
         compare("  the same (information)", "notify_there_and_back", 99, 50)

@@ -37,7 +37,7 @@ def connect():
 
 
 def one(db, sql, *values):
-    """The first row of a statement; its value if it has but one column."""
+    """Returns the first row of a statement, or its value if it has one column."""
     row = db.execute(sql, values).fetchone()
     return row[0] if row is not None and len(row) == 1 else row
 
@@ -47,7 +47,8 @@ def stats(db):
 
 
 def script_file(name, text=None):
-    """A script, of ours or with this text, together with those that it includes, which pgbench would not do."""
+    """Returns a file with a script of bench/sql, or with this text, and with the scripts that it includes, which
+    pgbench cannot do."""
     scripts, file = HERE / "sql", ROOT / "target" / "bench" / f"{name}.sql"
     include = re.compile(r"^\\i (.*)\n", re.M)
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -57,7 +58,7 @@ def script_file(name, text=None):
 
 
 def pgbench_command(script, *options, clients=CLIENTS, threads=THREADS, seconds=SECONDS, times=None, text=None, **variables):
-    """Runs the script for so many seconds, or so many times."""
+    """Returns the command that runs the script for so many seconds, or so many times."""
     defines = [f"--define={name}={value}" for name, value in {"ready": "false", **variables}.items()]
     return [
         "pgbench", "--no-vacuum", "--protocol=prepared", f"--client={clients}", f"--jobs={min(threads, clients)}",
@@ -66,7 +67,7 @@ def pgbench_command(script, *options, clients=CLIENTS, threads=THREADS, seconds=
 
 
 def pgbench(script, **options):
-    """Transactions per second of a script."""
+    """Returns the transactions per second of a script."""
     done = subprocess.run(pgbench_command(script, **options), capture_output=True, text=True)
     tps = re.search(r"^tps = ([0-9.]+)", done.stdout, re.M)
     if done.returncode != 0 or tps is None:
@@ -77,8 +78,8 @@ def pgbench(script, **options):
 def interleave(variants, repeat=REPEAT):
     """Measures each of the variants in turn, `repeat` times over, so that all see the same state of the machine.
 
-    Many short rounds are better than few long ones, as others may share the processors. A first round, with cold caches
-    and new files, does not count."""
+    Many short rounds are better than few long ones, as other processes may use the processors. A first round, with cold
+    caches and new files, does not count."""
     values = {name: [] for name in variants}
     for measure in variants.values():
         measure()
@@ -98,7 +99,7 @@ def percentile(values, percent):
 
 
 class Report:
-    """The rows of the table: figures, what they are compared with, and whether a bound holds."""
+    """The rows of the table: figures, the figures that they are compared with, and whether a bound holds."""
 
     def __init__(self):
         self.rows, self.charts = [], {}
@@ -110,7 +111,7 @@ class Report:
         print(f"  {what:<46} {measured:<32} {compared:<48} {ratio:<18} {bound:<8} {verdict}".rstrip(), flush=True)
 
     def ratio(self, what, ours, against, theirs, unit="/s", at_least=None, at_most=None):
-        """Compares repetition by repetition: the median of the ratios, and their spread."""
+        """Compares repetition by repetition, and reports the median of the ratios, and their spread."""
         ratios = [a / b for a, b in zip(ours, theirs)]
         middle = statistics.median(ratios)
         bound, ok = "", None
@@ -125,12 +126,12 @@ class Report:
         self.add(what, measured, "", "", bound, ok)
 
     def chart(self, name, kind, title, x, y, data, weaker=None):
-        """Writes what bench/plots.py draws, to bench/results/NAME.svg. `data` has for each label: of "bars" the values,
-        of a "distribution" its percentiles from 0 to 100, of "lines" for each x the values there: [[x, values], ...].
-        Bars may be in groups that are compared within: then `data` has such labels for each group. `x` and `y` say what
-        is measured, with its unit. Labels with eskit_lease in them stand out. Of "peers", bars in a group for each
-        operation, more being better, the overview is made too, where `weaker` are those of a group that promise less,
-        and are no rivals."""
+        """Writes what bench/plots.py draws, to bench/results/NAME.svg. `data` has for each label: for "bars" the
+        values, for a "distribution" its percentiles from 0 to 100, for "lines" the values at each x: [[x, values],
+        ...]. Bars may be in groups that are compared within: then `data` has such labels for each group. `x` and `y`
+        say what is measured, with its unit. Labels with eskit_lease in them stand out. The chart "peers" has a group of
+        bars for each operation, where more is better. The overview is made from it, too: `weaker` names the systems of
+        a group that promise less and do not count as rivals."""
         self.charts[name] = {"kind": kind, "title": title, "x": x, "y": y, "data": data, "weaker": weaker or {}}
 
     def failed(self):
@@ -152,7 +153,7 @@ class Report:
         when = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
         path.parent.mkdir(exist_ok=True)
         text = json.dumps({"when": when, "machine": machine, "load": load, "rows": self.rows, "charts": self.charts}, indent=1)
-        # Many numbers in a row are one line.
+        # Rows of numbers are put on one line.
         text = re.sub(r"\[[-+0-9.e,\s]+\]", lambda found: re.sub(r"\s+", " ", found[0]), text)
         path.write_text(text + "\n")
 

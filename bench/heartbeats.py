@@ -1,5 +1,5 @@
-"""One heartbeat keeps all that a session has: its cost against the leases held, up to a million, and against renewing
-40,000 topics one by one, as an outbox reader does with a row of its own for each."""
+"""One heartbeat keeps all that a session has: its cost as the leases held grow to a million, and compared with renewing
+40,000 topics one by one, as an outbox reader with a row for each topic does."""
 
 import statistics
 import time
@@ -10,8 +10,8 @@ from wal import COUNTERS
 
 MOST = number("BENCH_HEARTBEAT_LEASES", 1_000_000)
 TOPICS = number("BENCH_TOPICS", 40_000)
-CALLS = 50  # of a turn
-BEATS = 2_000  # of a run of pgbench
+CALLS = 50  # calls of a turn
+BEATS = 2_000  # heartbeats of a run of pgbench
 CHUNK = 100_000  # the most names of one call
 RENEW = """\\set n :n + 1
 UPDATE topics SET lease_until = clock_timestamp() + interval '1 h' WHERE topic = 'topic-' || :n AND owner = 'me';
@@ -34,7 +34,7 @@ def hold(db, session, leases):
 
 
 def against_leases(report, db, other):
-    """Sessions of all sizes are there at once, and measured by turns."""
+    """Sessions of all sizes exist at once, and are measured in turns."""
     meter = Meter(db, other)
     sizes = [10**n for n in range(7) if 10**n < MOST] + [MOST]
     sessions = {size: one(db, "SELECT session FROM eskit_lease.session_open(%s, '1 h')", f"beat-{size}") for size in sizes}
@@ -61,7 +61,8 @@ def against_leases(report, db, other):
 
 
 def against_topics(report, db, session):
-    """Each topic in a transaction of its own, by a client that does nothing else; and a heartbeat that keeps more than as many leases."""
+    """Renews each topic in a transaction of its own, by a client that does nothing else, and compares a heartbeat that
+    keeps more leases than that."""
     db.execute("DROP TABLE IF EXISTS topics")
     db.execute("CREATE TABLE topics (topic text PRIMARY KEY, owner text, fence bigint NOT NULL, lease_until timestamptz NOT NULL) WITH (fillfactor = 70)")
     db.execute("INSERT INTO topics SELECT 'topic-' || n, 'me', n, now() FROM generate_series(1, %s) AS n", (TOPICS,))
@@ -71,7 +72,7 @@ def against_topics(report, db, session):
     after = one(db, COUNTERS)
     assert one(db, "SELECT count(*) FROM topics WHERE lease_until > now()") == TOPICS
     theirs, xids = float(after[0] - before[0]), after[1] - before[1]
-    # Else autovacuum writes about the topics during what follows.
+    # Otherwise autovacuum would write WAL about the topics during the next measurement.
     db.execute("VACUUM topics")
     time.sleep(1)
     times, wrote = [], []
@@ -82,6 +83,6 @@ def against_topics(report, db, session):
     beat, wrote = statistics.median(times), statistics.median(wrote)
     report.add(f"one heartbeat that keeps {MOST:,} leases", f"{beat * 1e6:,.0f} µs", f"{TOPICS:,} topics one by one {seconds:,.2f} s",
                f"{seconds / beat:,.0f}", ">= 2000", seconds / beat >= 2_000)  # fmt: skip
-    # Another process may write a few bytes now and then; nothing at all is as good as a byte.
+    # Another process may write a few bytes now and then; zero counts as one byte.
     ratio = theirs / max(wrote, 1)
     report.add("  in WAL", f"{wrote:,.2f} B", f"{theirs:,.0f} B, {xids:,} transaction ids", f"{ratio:,.0f}", ">= 2000", ratio >= 2_000)

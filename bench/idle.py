@@ -1,6 +1,6 @@
 """What the launcher and the workers use while they have nothing to do.
 
-There are a hundred thousand sessions that live for long, then sessions that live by their heartbeats. Each heartbeat
+First there are a hundred thousand sessions with a long TTL, then also sessions that live by heartbeats. Each heartbeat
 moves a deadline that the worker watches."""
 
 import threading
@@ -14,9 +14,9 @@ from harness import number, one
 SESSIONS = number("BENCH_IDLE_SESSIONS", 100_000)
 BEATING = number("BENCH_IDLE_BEATING", 20_000)
 SECONDS = number("BENCH_IDLE_SECONDS", 30)
-TTL = 60  # seconds, of those that are kept alive: a heartbeat is due every third of it
-REST = 5  # seconds, for what the set-up has left to be done
-# Of a processor: too little to notice.
+TTL = 60  # seconds, of the sessions with heartbeats: one is due every third of it
+REST = 5  # seconds, for work that the set-up has caused
+# The share of a processor that is too little to notice.
 IDLE = 0.001
 
 
@@ -38,7 +38,7 @@ def idle(report):
             heart = threading.Thread(target=beat, args=(server, stop))
             heart.start()
             try:
-                # Their work for these is no part of idling.
+                # The processes' work for these sessions is no part of idling.
                 watch.stage(f"and {BEATING:,} of {TTL} s that are kept alive", None)
             finally:
                 stop.set()
@@ -54,7 +54,7 @@ class Watch:
         self.report, self.workers, self.shares = report, Workers(db), []
 
     def stage(self, what, bound):
-        """Looks once before and once after: the look disturbs no process."""
+        """Reads the processes' times once before and once after, so reading disturbs none of them."""
         time.sleep(REST)
         spent, wakes, began = self.workers.milliseconds(), self.workers.wakes(), time.monotonic()
         time.sleep(SECONDS)
@@ -68,7 +68,7 @@ class Watch:
 
 
 def beat(server, stop):
-    """Each has its heartbeat three times in its TTL, some at a time."""
+    """Sends each session three heartbeats in a TTL, 100 sessions at a time."""
     with server.connect() as db:
         rounds = 0
         began = time.monotonic()

@@ -1,5 +1,5 @@
-"""Work items: claimed and done, against the plainest table with FOR UPDATE SKIP LOCKED and other people's queues; idle, and while an
-old snapshot is open in which everything that has been done since is still to be seen."""
+"""Work items are claimed and done, compared with the plainest table with FOR UPDATE SKIP LOCKED and with other queues:
+alone, and beside an old snapshot, for which all items done since must be kept."""
 
 import time
 

@@ -1,5 +1,5 @@
-"""Collisions of the keys that names are folded to, counted by the extension's own folds (bench/keys) and, for hashtext, by the server,
-over the same names: beside what chance has in store for 64 bits, and for 32."""
+"""Collisions of the keys that names are folded to, counted with the extension's own folds (bench/keys) and, for
+hashtext, by the server, over the same names. Compared with the collisions of random keys of 64 bits, and of 32."""
 
 import math
 import subprocess
@@ -8,7 +8,7 @@ from harness import ROOT, connect, number, one
 
 NAMES = number("BENCH_NAMES", 10_000_000)
 PROGRAM = ROOT / "target" / "release" / "keys"
-# A bound of ours is missed by chance, if the keys are as good as random ones, in fewer runs than that.
+# If the keys are as good as random ones, a smaller share of runs than this misses a bound of ours by chance.
 RARE = 1e-5
 
 
@@ -30,7 +30,7 @@ def keys(report):
                    f"<= {limit}", ok)  # fmt: skip
         share = [int(count) for count in partitions.split()]
         worst = max(worst, (max(share) * len(share) / int(names), family))
-    # Five standard deviations of a partition, which any of all of them exceeds in one run of 20,000.
+    # Five standard deviations of a partition's count. In one run of 20,000 some partition exceeds them by chance.
     bound = 1 + 5 * math.sqrt(len(share) / (NAMES / len(families)))
     fullest, family = worst
     report.add("partition_for, the fullest of 16 in any family", f"{fullest:.4f} of its share", family, "", f"<= {bound:.4f}", fullest <= bound)
@@ -55,12 +55,12 @@ def hashtext(families):
 
 
 def expected(names, bits):
-    """How many pairs of so many random keys are equal."""
+    """Returns how many pairs of so many random keys are expected to be equal."""
     return names * (names - 1) / 2 ** (bits + 1)
 
 
 def at_most(mean):
-    """The least count that chance exceeds but rarely, where so many are expected (Poisson)."""
+    """Returns the least count that chance rarely exceeds (RARE) if `mean` is expected (Poisson)."""
     count, term, beyond = 0, math.exp(-mean), -math.expm1(-mean)
     while beyond > RARE:
         count += 1

@@ -1,5 +1,5 @@
-"""Runs the benchmarks, prints their table and keeps it, a file in bench/results for each part, and draws the charts. Fails when a bound does
-not hold."""
+"""Runs the benchmarks, prints their table, keeps it in bench/results (a file for each part), and draws the charts.
+Fails if a bound does not hold."""
 
 import os
 import subprocess
@@ -58,7 +58,7 @@ def main(chosen):
     before = round(os.getloadavg()[0], 1)
     print(f"median (least-most) of {REPEAT} interleaved repetitions of {SECONDS} s, {CLIENTS} connections, prepared statements; "
           f"load average before: {before}\n")
-    # A try with another load is not worth keeping.
+    # Results of a trial with another load are not kept.
     results = ROOT / "target" / "bench" if any(name in os.environ for name in KNOBS) else HERE / "results"
     failed = []
     for name, part in PARTS.items():
@@ -68,7 +68,7 @@ def main(chosen):
             try:
                 part(report)
             except SystemExit as failure:
-                # Its result is not kept, and the others are measured all the same.
+                # The part's result is not kept, and the other parts run all the same.
                 print(failure)
                 failed.append(f"{name}, which failed")
                 continue

@@ -1,15 +1,15 @@
-"""The cost of calls that have been made time and again while a prepared transaction of another database is forgotten,
-which keeps every version of every row. Against the first of them under the same conditions."""
+"""The cost of calls that are repeated while a prepared transaction in another database is left open, which keeps every
+version of every row. Compared with the first of these calls under the same conditions."""
 
 import time
 
 from cluster import cluster
 from harness import REPEAT, number, one
 
-TIMES = number("BENCH_OLD_SNAPSHOT_TIMES", 20_000)  # of each kind of call
-CALLS = 200  # of one measurement
+TIMES = number("BENCH_OLD_SNAPSHOT_TIMES", 20_000)  # calls of each kind
+CALLS = 200  # in one measurement
 
-# The statements of the n-th time, in PL/pgSQL; `had` is a fence.
+# The statements of the n-th call, in PL/pgSQL; `had` is a fence.
 KINDS = {
     "lease had and given back": """
         SELECT fence INTO had FROM eskit_lease.lease_acquire('lease', pg_temp.who('a'));

@@ -1,7 +1,7 @@
 """The operations of a client, one call of each.
 
-`operation(calls)` prepares so many calls, and returns what makes the i-th. So the caller decides what it counts: WAL,
-transaction ids or processor time."""
+`operation(calls)` prepares so many calls, and returns a function that makes the i-th. The caller decides what to count:
+WAL, transaction ids or processor time."""
 
 import itertools
 import uuid
@@ -18,7 +18,7 @@ TABLES = """
 
 
 class Operations:
-    """All on one connection, with sessions of their own."""
+    """All operations use one connection, and sessions of their own."""
 
     def __init__(self, db):
         self.db, self.counter = db, itertools.count(1)
@@ -26,7 +26,7 @@ class Operations:
         self.own, self.other, self.holder = (self.session(name) for name in ("own", "other", "holder"))
         self.revision = one(db, "SELECT revision FROM eskit_lease.session_heartbeat(%s)", self.own)
         self.run("SELECT * FROM eskit_lease.lease_acquire('op/held', %s)", self.holder)
-        # Changes the session's revision: waiting for what comes after the former one ends at once.
+        # Changes the session's revision, so a wait for a change after the former revision ends at once.
         self.fence = self.acquire("op/own", self.own)
         self.run("SELECT eskit_lease.group_join('op', %s)", self.own)
         self.partition_fence = one(db, "SELECT fence FROM eskit_lease.group_assignment('op', %s)", self.own)
@@ -90,7 +90,7 @@ class Operations:
         return call
 
     def takeover(self, _):
-        """From the one that the call before has opened."""
+        """Takes over from the session that the call before has opened."""
         return lambda _: self.run("SELECT session FROM eskit_lease.session_open('again', '1 h', takeover => true)")
 
     def refused(self, _):
@@ -110,7 +110,7 @@ class Operations:
         return lambda i: self.release(names[i], self.acquire(names[i], self.own))
 
     def hand_over(self, calls):
-        """Each of the names is waited for by another session."""
+        """Releases names, for each of which another session waits."""
         names = self.names(calls)
         self.run("SELECT count(*) FROM eskit_lease.lease_acquire_many(%s, %s)", names, self.own)
         queued = "SELECT count(*) FROM unnest(%s::text[]) AS n, eskit_lease.lease_acquire(n, %s, true) AS l WHERE l.reason = 'queued'"
@@ -151,7 +151,7 @@ class Operations:
         return lambda _: self.run("""SELECT eskit_lease.item_add('op', '{"to": "bob"}')""")
 
     def item(self, calls):
-        """Claims the items that were added before, until there are none, and then those that are added for it."""
+        """Claims and finishes items, oldest first, with `calls` of them added beforehand."""
         self.run("""SELECT eskit_lease.item_add_many('op', array_fill('{"to": "bob"}'::jsonb, ARRAY[%s::integer]))""", calls)
 
         def call(_):

@@ -1,8 +1,10 @@
-"""Operations per second of as many connections to each: this extension, what people write by hand in PostgreSQL, etcd and Redis. All are
-called by the same driver, over TCP, with one operation in flight in each connection. What a system has no such operation for is not there.
+"""Operations per second with the same number of connections to each: this extension, what people write by hand in
+PostgreSQL, etcd and Redis. The same driver calls all, over TCP, with one operation in flight on each connection. A
+system without such an operation is left out.
 
-None of the others does the same. A key of etcd is as durable as a lease here, and replicated where there are more servers; Redis forgets
-what it has not synced, and so may give a key twice; an advisory lock is kept nowhere, and is gone with its connection."""
+None of the others does quite the same. A key of etcd is as durable as a lease here, and replicated if there are more
+servers. Redis loses what it has not synced, so it may grant a key twice. An advisory lock is stored nowhere, and ends
+with its connection."""
 
 from drive import driver
 from harness import CLIENTS, REPEAT, SECONDS, THREADS
@@ -21,13 +23,14 @@ NAMES = {
 }
 SERVERS = ["etcd", "redis", "redis_always"]
 
-# The operation, the system whose terms name it, and how many times as much as another system this one must do at least.
+# The operations: the name in our terms, the title of the chart, and the ratio to each other system that we must at
+# least reach.
 OPERATIONS = {
     "heartbeat": (
         "session_heartbeat",
         "A session is kept",
-        # Over TCP the client's own time is most of it, so SELECT 1 is the bound: no call can exceed its ratio to the
-        # others.
+        # Over TCP most of the time is the client's own, so SELECT 1 sets the bound: no call can have a better ratio to
+        # the others than SELECT 1.
         {"select": 0.8, "update": None, "update_async": None, "outbox": None, "etcd": None, "redis": None, "redis_always": None},
     ),
     "acquire_release": (
@@ -54,7 +57,7 @@ def peers(report):
             values = driven.run("turns", operation, *load, *systems, seconds=SECONDS * (REPEAT + 1) * len(systems))
             for system in [system for system in systems if system in bounds]:
                 named = what if system == next(iter(bounds)) else "  the same"
-                # By which a miss is told.
+                # Names the row in the message about a missed bound.
                 named += f", against {system}" if bounds[system] else ""
                 report.ratio(named, values["eskit"], NAMES[system], values[system], at_least=bounds[system])
             if "eskit_socket" in systems and "etcd" in systems:
@@ -64,7 +67,7 @@ def peers(report):
             if "select" in systems and "etcd" in systems:
                 report.ratio("  SELECT 1 (information)", values["select"], NAMES["etcd"], values["etcd"])
             bars[title] = {NAMES[system]: values[system] for system in systems if system in NAMES}
-        # A grant that is forgotten in a crash may be granted twice. A heartbeat is no promise.
+        # A grant that a crash loses may be granted twice. A lost heartbeat breaks no promise.
         forgets = [NAMES["redis"], NAMES["advisory"]]
         weaker = {title: forgets for operation, (_, title, _) in OPERATIONS.items() if operation != "heartbeat"}
         title = f"Operations per second, {CLIENTS} connections to each"

@@ -1,5 +1,5 @@
-"""Draws the charts of DIR/*.json, by default of bench/results: each to DIR/NAME.svg, and that of the peers to DIR/overview.svg too. The same
-numbers make the same files, byte by byte."""
+"""Draws the charts of DIR/*.json, by default of bench/results: each to DIR/NAME.svg, and the chart of the peers also to
+DIR/overview.svg. The same numbers give the same files, byte by byte."""
 
 import json
 import math
@@ -17,11 +17,11 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocato
 
 INK, MUTED, FAINT, GRID = "#1f2933", "#5f6b7a", "#7d8a98", "#e4e8ec"
 OURS = "#0072b2"
-# Those of Okabe and Ito that can be read as text too: told apart by the colour-blind. Whom we know looks the same in all charts.
+# Colours of Okabe and Ito that are also legible as text; colour-blind readers can tell them apart. A known system has
+# the same colour in all charts.
 KNOWN = {"etcd": "#d55e00", "redis": "#b07d00", "by hand": "#00805c", "update": "#00805c", "select 1": FAINT}
 OTHERS = ["#d55e00", "#00805c", "#b5578f", "#b07d00", "#2f8fc4", "#6b4c9a", "#7a5c2e"]
-# Widths are reckoned with the font that comes with matplotlib. A reader has one of these rather, and none of them is
-# wider.
+# Widths are computed with the font that comes with matplotlib. Readers see one of the FONTS, none of which is wider.
 FONT, FONTS = "'DejaVu Sans'", "system-ui, 'Segoe UI', Helvetica, Arial, 'DejaVu Sans', sans-serif"
 WIDTH, MARGIN = 9.0, 0.35  # inches, as are all lengths here
 
@@ -37,7 +37,8 @@ pyplot.rcParams.update({
 
 
 class Sheet:
-    """A page with its title and what is measured at the top, `body` inches of axes with room at both sides, and the caption."""
+    """A page with its title and the measured quantity at the top, `body` inches of axes with room on both sides, and
+    the caption."""
 
     def __init__(self, title, subtitle, caption, body, left, right, foot):
         self.title, title = title, textwrap.wrap(title, 68)
@@ -55,7 +56,7 @@ class Sheet:
         self.figure.text(x / WIDTH, 1 - from_top / self.height, words, **style)
 
     def beside(self, entries, colour):
-        """Labels each line, at the right: name, a further word, and how far from the top it would like to be."""
+        """Labels each line, at the right. An entry has a name, further words, and the wanted distance from the top."""
         for (name, words, _), y in zip(entries, apart([at for *_, at in entries], [height(name) for name, *_ in entries], self.top)):
             lines = textwrap.wrap(name, 24)
             self.text(self.right + 0.15, y, "\n".join(lines), size=10, weight="bold", color=colour[name], va="top", linespacing=1.15)
@@ -73,7 +74,7 @@ def height(name):
 
 
 def apart(wanted, heights, top):
-    """Moves labels, which are in their order from top to bottom, no further than it takes that none is on another."""
+    """Moves labels, which are ordered from top to bottom, only as far as needed so that none overlaps another."""
     places = [at - height / 2 for at, height in zip(wanted, heights)]
     for _ in range(100):
         for n in range(1, len(places)):
@@ -90,7 +91,7 @@ def of_ours(label):
 
 
 def colours(labels):
-    """Ours, or the first where none is, is blue."""
+    """Returns each label's colour. Our label is blue, or else the first one."""
     ours = next((label for label in labels if of_ours(label)), labels[0])
     found = {ours: OURS}
     for label in labels:
@@ -102,7 +103,7 @@ def colours(labels):
 
 
 def amount(value):
-    """With the digits that count."""
+    """Formats a value with its significant digits."""
     if value == 0 or not math.isfinite(value):
         return "0" if value == 0 else "–"
     size = math.floor(math.log10(abs(value)))
@@ -115,7 +116,7 @@ def tick(value, _=None):
 
 
 def scale(axes, which, values, log):
-    """An axis, logarithmic or else from zero."""
+    """Scales an axis, logarithmic or from zero."""
     low, high = min(values), max(values)
     axis = getattr(axes, f"{which}axis")
     getattr(axes, f"set_{which}scale")("log" if log else "linear")
@@ -141,17 +142,17 @@ def caption(run, what):
 
 
 def lines(chart, run):
-    """The median of the repetitions at each x, in a band from the least to the most of them."""
+    """Draws the median of the repetitions at each x, in a band from the least to the greatest."""
     data = {label: [(x, values) for x, values in points if values] for label, points in chart["data"].items()}
     data = {label: sorted(points) for label, points in data.items() if points}
     colour = colours(list(data))
     sheet = Sheet(chart["title"], chart["y"], caption(run, "medians, in bands from least to most"), 3.6, 0.95, 2.35, 0.62)
     xs = [x for points in data.values() for x, _ in points]
     middles = [statistics.median(values) for points in data.values() for _, values in points]
-    # A curve that is all but flat shows that best from zero.
+    # An almost flat curve is best seen from zero.
     scale(sheet.axes, "x", xs, min(xs) > 0 and max(xs) >= 50 * min(xs))
     log = min(middles) > 0 and max(middles) >= 30 * min(middles)
-    # A single repetition that went astray does not press all others to the ground.
+    # A single outlier must not flatten all other curves.
     most = min(1.5 * max(middles), max(y for points in data.values() for _, values in points for y in values))
     scale(sheet.axes, "y", [*middles, most], log)
     sheet.axes.set_xlabel(chart["x"])
@@ -183,7 +184,7 @@ def distribution(chart, run):
     for label, values in sorted(data.items(), key=lambda item: item[1][len(item[1]) // 2]):
         percents = [100 * n / max(1, len(values) - 1) for n in range(len(values))]
         at = {percent: values[round(percent * (len(values) - 1) / 100)] for percent in (50, 99)}
-        # Nothing took no time, but for the clock.
+        # Zero is below the clock's resolution.
         shown = [max(value, min(positive)) for value in values]
         sheet.axes.plot(shown, percents, color=colour[label], lw=2.2, zorder=4 if colour[label] == OURS else 3)
         sheet.axes.plot(list(at.values()), list(at), color=colour[label], lw=0, marker="o", ms=6, mec="white", zorder=5)
@@ -193,13 +194,13 @@ def distribution(chart, run):
 
 
 def grouped(data):
-    """Bars may be in groups: those of a group are compared."""
+    """Returns the bars by group. Only bars of the same group are compared."""
     groups = data if all(isinstance(values, dict) for values in data.values()) else {"": data}
     return {group: {label: values for label, values in of.items() if values} for group, of in groups.items()}
 
 
 def bars(chart, run):
-    """Bars with their numbers, each group to a scale of its own."""
+    """Draws bars with their numbers, each group to a scale of its own."""
     groups = {group: of for group, of in grouped(chart["data"]).items() if of}
     row, head, gap = 0.3, 0.32, 0.16
     body = sum((head + gap) * bool(group) + row * len(of) for group, of in groups.items())
@@ -234,12 +235,13 @@ def bars(chart, run):
 
 
 def reference(label):
-    """The mark of a mere round trip to PostgreSQL is no competitor."""
+    """Returns whether the label is that of a bare round trip to PostgreSQL, which is no competitor."""
     return "select 1" in label.lower()
 
 
 def overview(chart, run):
-    """A row for each operation: how many times what the best of the others does is done by ours, which is right of the line or left of it."""
+    """Draws a row for each operation: our rate as a multiple of the best rival's, right of the line if greater, left of
+    it if smaller."""
     groups = {group: {label: statistics.median(values) for label, values in of.items()} for group, of in grouped(chart["data"]).items()}
     weaker = chart.get("weaker", {})
     rivals = {
@@ -269,7 +271,7 @@ def overview(chart, run):
     top = sheet.top + 0.26 * len(legend)
     axes = sheet.axes
     times = [rate / max(rivals[group].values()) for group, of in groups.items() for rate in of.values()]
-    # A system that does less than a fiftieth is at the edge.
+    # A system with less than a fiftieth of that rate is drawn at the edge.
     least = max(0.02, min(times))
     scale(axes, "x", [least, *(value for value in times if value > least), 2], True)
     axes.set_ylim(row * len(groups), -head - 0.26 * len(legend))

@@ -1,6 +1,6 @@
 """The populations that may grow, for the growth of costs: sessions, leases, members
-of one group, waiters of one resource, databases. Each fills a server as far as it is
-told to, and knows the operations whose cost may depend on it."""
+of one group, waiters of one resource, databases. Each fills a server up to a given size, and knows the operations whose
+cost may depend on it."""
 
 from crowd import BATCH, enlist
 from harness import one
@@ -26,7 +26,7 @@ class Population:
             self.count += more
 
     def special(self):
-        """Operations of its own, beside those that all have."""
+        """Returns operations of this population, beside those that all populations have."""
         return {}
 
 
@@ -38,7 +38,7 @@ class Sessions(Population):
 
 
 class Leases(Population):
-    """All of one session: an operation that looks at all that the session holds is found out."""
+    """Leases of one session, which reveal an operation that looks at all that the session holds."""
 
     chunk = CHUNK
 
@@ -72,7 +72,7 @@ class Leases(Population):
 
 
 class Members(Population):
-    """All of one group. Its partitions have no owners, as newcomers are gathered for a day."""
+    """Members of one group. Its partitions have no owners, as newcomers are gathered for a day."""
 
     chunk = BATCH
 
@@ -86,7 +86,7 @@ class Members(Population):
 
 
 class Waiters(Population):
-    """All in line for one resource."""
+    """Waiters in line for one resource."""
 
     least, chunk = 1, BATCH
 
@@ -121,12 +121,12 @@ class Waiters(Population):
         return call
 
     def again(self, _):
-        """By one who has its place already."""
+        """A waiter that already has a place asks again."""
         last = one(self.other, "SELECT session FROM eskit_lease._waiters WHERE resource = 'line' ORDER BY place DESC LIMIT 1")
         return lambda _: self.ask(last)
 
     def rotate(self, _):
-        """The first in line gets it, and who had it goes to the end."""
+        """The first in line gets the lease, and the former holder goes to the end of the line."""
 
         def call(_):
             gone = self.holder
@@ -150,6 +150,6 @@ class Databases(Population):
     least, chunk = 1, 1
 
     def add(self, low, high):
-        # The first is the one that all servers have.
+        # Every server has the first database.
         for number in range(max(2, low), high + 1):
             self.server.create(f"tenant{number}")

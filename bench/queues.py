@@ -1,5 +1,5 @@
-"""The queues that work items are measured against: each can be filled, and its items claimed and done by pgbench. A peer that cannot
-be had on this machine raises Missing."""
+"""The queues that work items are compared with: each can be filled, and pgbench claims and finishes its items. A peer
+that is not available on this machine raises Missing."""
 
 import json
 import re
@@ -12,7 +12,7 @@ from services import Missing, peer
 class Queue:
     """Shared by all queues. A run that finds nothing more to claim fails: then PER_SECOND is too small."""
 
-    # Items, by the size of a batch: more than any of these queues does in a second.
+    # Items by batch size: more than any of these queues finishes in a second.
     PER_SECOND = {1: 25_000, 100: 300_000}
     count: str
     tables: str
@@ -37,12 +37,12 @@ class Queue:
         return pgbench(script, batch=batch, **options)
 
     def measure(self, db, script, batch):
-        """Items per second."""
+        """Returns the items per second."""
         self.fill(db, self.PER_SECOND[batch] * SECONDS)
         return batch * self.run(script, batch)
 
     def churn(self, db, items, batch=1_000):
-        """So many items are added, and so many done."""
+        """Adds so many items, and finishes as many."""
         self.add_all(db, items)
         self.run(self.script, batch, clients=1, times=items // batch)
 
@@ -66,7 +66,7 @@ class Plain(Queue):
 
 
 class GraphileWorker(Queue):
-    """The statements by which its worker takes jobs and completes them, as its own code makes them: one job at a time as by default,
+    """The statements by which graphile-worker's own worker takes and completes jobs: one job at a time as by default,
     or as many as its local queue holds and its batched completion takes."""
 
     script = "graphile_worker"
@@ -90,7 +90,8 @@ class GraphileWorker(Queue):
         one(db, f"SELECT count(*) FROM {jobs}", items)
 
     def run(self, script, batch, **options):
-        """Its own text, but that what the UPDATE returns becomes one row, which is all that pgbench can take; a worker gets them all."""
+        """Runs the worker's own statements, except that the rows of the UPDATE are aggregated into one, as pgbench
+        accepts only one row. A worker gets them all."""
         get, complete = (self.statements[batch][name] for name in ("get", "complete"))
         head, update = re.fullmatch(r"(with .*?)\s+(update [^,]*? as jobs\s+set\s+attempts = .* returning) \*", get, re.S).groups()
         get = f"{head},\nclaimed as ({update} jobs.*)\nselect array_agg(id) as ids, min(id) as id, count(payload) from claimed"
@@ -101,10 +102,10 @@ class GraphileWorker(Queue):
 
 
 class Pgq(Queue):
-    """A log that a consumer reads from tick to tick. Debian has no pgq_coop, so one consumer is all that can share a queue. What it
-    gets at once is what lies between two ticks: they are made, by its own ticker, when so many events have come, before the measurement.
-    Small ticks are not its strength, its default being 500 events: each one that is finished leaves a version of the consumer's only
-    row, and an old snapshot keeps them all."""
+    """A log that a consumer reads from tick to tick. Debian has no pgq_coop, so a queue has one consumer here. A batch
+    is the events between two ticks. PgQ's own ticker makes a tick after each batch of events, before the measurement.
+    Small ticks are not its strength, as its default is 500 events: each finished tick leaves a version of the
+    consumer's only row, and an old snapshot keeps them all."""
 
     script = "pgq"
     tables = "pgq.subscription, pgq.tick, pgq.event_1_0"
@@ -114,15 +115,15 @@ class Pgq(Queue):
         peer("pgq")
         db.execute("CREATE EXTENSION pgq")
         db.execute("SELECT pgq.create_queue('bench'), pgq.register_consumer('bench', 'bench')")
-        # A tick whenever the ticker is called and something is new.
+        # The ticker makes a tick at each call if there are new events.
         db.execute("SELECT pgq.set_queue_config('bench', 'ticker_max_lag', '0')")
-        # Its first tick counts one event too many, before any has come.
+        # The first tick counts one event too many, before any was added.
         self.churn(db, 1, batch=1)
         version = one(db, "SELECT extversion FROM pg_extension WHERE extname = 'pgq'")
         self.name = f"pgq {version}, 1 consumer"
 
     def ahead(self, db):
-        """Ticks and events that its consumer has before it."""
+        """Returns the ticks and events that the consumer has not finished yet."""
         return one(db, "SELECT count(*) - 1, max(t.tick_event_seq) - min(t.tick_event_seq) FROM pgq.subscription AS s JOIN pgq.tick AS t "
                        "ON t.tick_queue = s.sub_queue AND t.tick_id >= s.sub_last_tick")  # fmt: skip
 
@@ -133,7 +134,7 @@ class Pgq(Queue):
     def fill(self, db, items, batch):
         ticks, events = self.ahead(db)
         if events != ticks * batch:
-            # From ticks of another size.
+            # The remaining ticks have another size.
             self.run(self.script, batch, times=ticks)
             ticks = 0
         self.ticks(items // batch - ticks, batch)

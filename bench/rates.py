@@ -1,5 +1,5 @@
-"""Calls per second of 16 connections: heartbeats and refusals against SELECT 1; acquire and release against the same changes by
-hand; a fenced transaction against the same without."""
+"""Calls per second of 16 connections: heartbeats and refusals compared with SELECT 1, acquire and release with the same
+changes by hand, and a fenced transaction with the same one without a check."""
 
 from harness import CLIENTS, REPEAT, SECONDS, connect, interleave, one, pgbench, stats
 
@@ -23,7 +23,7 @@ def rates(report):
             calls[script] += tps * SECONDS
             return tps
 
-        # A difference so small takes more repetitions to be told from the machine's noise.
+        # Such a small difference needs more repetitions to stand out from the machine's noise.
         close = interleave({
             "select_1": lambda: pgbench("select_1"),
             "empty": lambda: pgbench("empty"),
@@ -48,7 +48,7 @@ def rates(report):
         report.ratio("  the same (information)", values["acquire_refused"], "one that does not say who", values["silent"])
         report.ratio("lease_acquire by the holder", values["acquire_again"], "SELECT 1", base, at_least=0.5)
         for script, label in ours.items():
-            # A worker or autovacuum may take a few meanwhile.
+            # A worker or autovacuum may take a few transaction ids meanwhile.
             used = f"{xids[script]:,} in {calls[script]:,.0f} calls"
             report.check(f"transaction ids of {label}", used, "~ 0", xids[script] <= calls[script] / 1_000)
         crowded(report)
@@ -84,7 +84,7 @@ def grants(report):
         grew = {name: after[name] - before[name] for name in ("grants", "releases", "refusals")}
         report.ratio("lease_acquire of a new name + lease_release", values["ours"], "INSERT + UPDATE", values["by_hand"], at_least=0.75)
         shown = ", ".join(f"{count:,} {name}" for name, count in grew.items())
-        # A client asks again after `busy`: so many calls must not be refused so.
+        # A client asks again after `busy`; only few calls may be refused that way.
         few = grew["refusals"] <= pairs / 1_000 and grew["releases"] == grew["grants"]
         report.check("what they answered", shown, "0 busy", few)
 
@@ -106,7 +106,7 @@ def fence(report):
 
 
 def heartbeats_of(report, few, many, leases):
-    """One heartbeat keeps all leases of a session: how many there are makes no difference."""
+    """One heartbeat keeps all leases of a session; their number makes no difference."""
     values = interleave({
         "few": lambda: pgbench("heartbeat_of", of=few),
         "many": lambda: pgbench("heartbeat_of", of=many),

@@ -1,5 +1,6 @@
-"""etcd and Redis, each a server of its own on a free port of this machine, with its files beside the clusters of PostgreSQL: on the same
-file system, and synced as PostgreSQL syncs its own. A system that this machine cannot have is left out, by name."""
+"""etcd and Redis, each a server of its own on a free port of this machine. Its files are on the same file system as the
+clusters of PostgreSQL, and synced as PostgreSQL syncs its own. A system that is not available is left out, and the
+report names it."""
 
 import contextlib
 import os
@@ -13,17 +14,18 @@ from harness import HERE, ROOT
 
 PEERS = ROOT / "target" / "peers"
 DATA = ROOT / "target" / "bench" / "services"
-# Seconds until a server answers, or has ended; and until a peer is there: the driver is built for some minutes, once.
+# Seconds to wait until a server answers or has ended (PATIENCE), and until a peer is ready (BUILD): building the driver
+# takes some minutes, once.
 PATIENCE = 20
 BUILD = 3_600
 
 
 class Missing(Exception):
-    """It cannot be had on this machine, because of this."""
+    """A peer is not available on this machine; the message says why."""
 
 
 def peer(name):
-    """Makes it ready, or raises Missing."""
+    """Prepares a peer, or raises Missing."""
     try:
         done = subprocess.run([HERE / "peers", name], capture_output=True, text=True, timeout=BUILD)
     except subprocess.TimeoutExpired as late:
@@ -39,7 +41,7 @@ def free_port():
 
 
 def answers(port, request, expected):
-    """Whether the server there says so."""
+    """Returns whether the server at the port gives the expected answer."""
     try:
         with socket.create_connection(("127.0.0.1", port), timeout=1) as client:
             client.settimeout(1)
@@ -57,7 +59,7 @@ def answers(port, request, expected):
 
 @contextlib.contextmanager
 def server(package, name, command, port, request, expected):
-    """HOST:PORT of a server, with an empty directory, for as long as it is needed."""
+    """Runs a server with an empty directory, and gives its HOST:PORT."""
     folder = DATA / name
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -88,7 +90,7 @@ def etcd():
     command = ["etcd", "--name=bench", "--data-dir=data", f"--listen-client-urls={own}", f"--advertise-client-urls={own}",
                f"--listen-peer-urls={others}", f"--initial-advertise-peer-urls={others}", f"--initial-cluster=bench={others}",
                "--logger=zap", "--log-level=warn"]  # fmt: skip
-    # It is healthy once it has elected itself.
+    # etcd is healthy once it has elected itself.
     return server("etcd", "etcd", command, port, b"GET /health HTTP/1.0\r\n\r\n", b'"health":"true"')
 
 
@@ -98,7 +100,7 @@ def redis(name, *options):
     return server("redis", name, command, port, b"PING\r\n", b"+PONG")
 
 
-# By the name that the driver has for each: the programs that it needs, and how it is started.
+# Each service by the driver's name for it: its programs, and how it is started.
 SERVICES = {
     "etcd": ("etcd", etcd),
     "redis": ("redis", lambda: redis("redis", "--appendonly", "no")),
@@ -108,7 +110,7 @@ SERVICES = {
 
 @contextlib.contextmanager
 def running(report, names):
-    """The addresses of those that could be started. The others are named in the report."""
+    """Gives the addresses of the services that could be started. The report names the others."""
     with contextlib.ExitStack() as stack:
         addresses = {}
         for name in names:

@@ -1,4 +1,4 @@
--- What the benchmarks compare with, and the sessions that they use.
+-- Tables to compare with, and the sessions that the benchmarks use.
 
 -- The same rows by hand: columns, checks and indexes of the extension's own tables.
 CREATE TABLE plain_leases (LIKE eskit_lease._leases INCLUDING ALL);
@@ -16,7 +16,7 @@ INSERT INTO plain_locks VALUES ('bench/held', gen_random_uuid(), now() + interva
 CREATE TABLE clients (n integer PRIMARY KEY, session uuid NOT NULL);
 INSERT INTO clients SELECT n, s.session FROM generate_series(0, 255) AS n, eskit_lease.session_open('client-' || n, '1 h') AS s;
 
--- A lease as outboxes in tables keep it: it is good for as long as its holder's session.
+-- A lease as outboxes in tables keep it: it is valid as long as its holder's session.
 CREATE TABLE outbox_topics (topic text PRIMARY KEY, consumer uuid);
 CREATE TABLE outbox_sessions (consumer uuid PRIMARY KEY, expires_at timestamptz NOT NULL);
 

@@ -1,5 +1,5 @@
 """The cost of one piece of work against its size: a sweep after many deaths, a rebalance, leases acquired and released
-in bulk. None may take longer for each than the one before did."""
+in bulk. No step in size may raise the cost for each item."""
 
 import statistics
 import time
@@ -14,8 +14,8 @@ PARTITIONS = number("BENCH_SIZES_PARTITIONS", 4_096)
 BULK = number("BENCH_SIZES_BULK", 100_000)
 # The largest sizes take seconds.
 ROUNDS = min(REPEAT, 3)
-# How much more each of many may take than each of a tenth of them: caches get too small, and indexes a level more. Work
-# that grows with the square of its size would take ten times as much.
+# The cost of each item at the full size may exceed that at a tenth of the size by this factor, as caches get too small
+# and indexes grow by a level. Work that grows with the square of its size would cost ten times as much.
 LINEAR = 2.0
 
 
@@ -32,7 +32,7 @@ def sizes(report):
 
 
 def linear(report, label, points, unit):
-    """The cost of each at the full size, against each of a tenth."""
+    """Reports the cost of each item at the full size, compared with a tenth of the size."""
     (fewer, before), (most, last) = points[-2:]
     ratio = statistics.median(last) / most / (statistics.median(before) / fewer)
     report.add(f"{label}, {most:,}", f"{statistics.median(last) * 1e6 / most:,.1f} µs {unit}", f"of {fewer:,}: {statistics.median(before) * 1e6 / fewer:,.1f} µs",
@@ -40,7 +40,7 @@ def linear(report, label, points, unit):
 
 
 def bulk(report):
-    """Each round takes new names, of all sizes by turns."""
+    """Each round acquires and releases new names, in all sizes in turn."""
     lines = {"lease_acquire_many": {}, "the same again": {}, "lease_release_many": {}, "INSERT .. SELECT by hand": {}}
     with connect() as db:
         session = one(db, "SELECT session FROM eskit_lease.session_open('sizes', '1 h')")
@@ -69,7 +69,8 @@ def bulk(report):
 
 
 def rebalance(report):
-    """The 64th member joins, and leaves before anything has moved. The client's time is the server's, and the way there and back."""
+    """The 64th member joins, and leaves before anything has moved. The client's time is the server's time and the round
+    trip."""
     answered, spent = [], []
     with connect() as db:
         *others, last = enlist(db, "sizes-", MEMBERS)
@@ -89,7 +90,8 @@ def rebalance(report):
 
 
 def sweep_of_one(report, server):
-    """One session dies that had many leases, with its connection; the worker takes them away in many passes. From the last heartbeat to the last."""
+    """A session with many leases dies with its connection, and the worker frees the leases in many passes. Measures
+    from the end of the connection to the last lease."""
     points = []
     with server.connect() as db:
         for size in tens(BULK)[-2:]:
@@ -109,8 +111,8 @@ def sweep_of_one(report, server):
 
 
 def sweep(report, server):
-    """Sessions with ten leases each die at once, with the connection that they are attached to; and what they have left is taken away piece by
-    piece, as by the worker, which rests meanwhile."""
+    """Sessions with ten leases each die at once, with the connection that they are attached to. The worker is off, and
+    sweeps in small pieces, like the worker's, remove what they left behind."""
     points, died = [], []
     with server.connect() as db:
         db.execute("ALTER SYSTEM SET eskit_lease.worker = off")
@@ -128,7 +130,7 @@ def sweep(report, server):
 
 
 def kill(server, db, label, dead):
-    """Seconds from the end of their connection until none of them lives."""
+    """Returns the seconds from the end of the connection until none of its sessions lives."""
     with server.connect() as attached:
         for low in range(1, dead + 1, BATCH):
             granted = one(
@@ -150,7 +152,7 @@ def stats_of(db, name):
 
 
 def swept(db, dead):
-    """Seconds of processor time that all sweeps take together."""
+    """Returns the seconds of processor time of all sweeps together."""
     cpu, ended, start = Processor(db), 0, time.perf_counter()
     before = cpu.milliseconds()
     while ended < dead:

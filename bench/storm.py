@@ -1,6 +1,7 @@
-"""Expiry storms: thousands of sessions die at one instant, with ten leases each. Living sessions wait for some of the leases, and
-keep sending heartbeats from connections of their own while the worker hands over. One storm is over in two seconds, in which twenty
-heartbeats of two thousand make its p99: so there are several, in turns, and medians of what they show."""
+"""Expiry storms: thousands of sessions die at one instant, with ten leases each. Living sessions wait for some of the
+leases, and send heartbeats on connections of their own while the worker hands over. A storm takes two seconds and meets
+two thousand heartbeats, of which twenty decide the p99. So there are several storms, in turns, and the report has
+medians."""
 
 import contextlib
 import pathlib
@@ -23,7 +24,7 @@ BEAT = "SELECT count(*) FILTER (WHERE h.alive), max(h.expires_at) FROM {} AS s, 
 
 
 class Heartbeats(typing.NamedTuple):
-    """Milliseconds of each, before something began and while it went on."""
+    """Milliseconds of heartbeats before a load began and during it."""
 
     before: list
     during: list
@@ -33,7 +34,7 @@ class Strike(typing.NamedTuple):
     served: float  # seconds from the deadline to the last grant
     swept: float  # to the end of the last session
     heartbeats: Heartbeats
-    well: bool  # everything has been handed over, and no waiter has died
+    well: bool  # all leases were handed over, and no waiter has died
 
 
 def storm(report):
@@ -60,7 +61,8 @@ def storm(report):
 
 
 def prepare(db, waited):
-    """The sessions that will die, what they hold, and the sessions that wait for it. No session dies meanwhile."""
+    """Opens the sessions that will die, acquires their leases, and opens the sessions that wait. No session dies
+    meanwhile."""
     db.execute("DROP TABLE IF EXISTS storm_sessions, storm_waiters")
 
     def beat():
@@ -80,11 +82,12 @@ def prepare(db, waited):
             low, min(low + BATCH - 1, waited), WAITERS, waited, SESSIONS, SESSIONS)  # fmt: skip
         assert queued == min(BATCH, waited - low + 1), queued
         beat()
-    db.execute("VACUUM (ANALYZE)")  # what autovacuum does otherwise, in the middle of the one or the other storm
+    db.execute("VACUUM (ANALYZE)")  # otherwise autovacuum would do so in the middle of some storm
 
 
 def until(db, counter, value, every):
-    """Polls until a counter has a value; the time at which it had. A count of rows would take as much of the processors as what it counts."""
+    """Polls until a counter reaches a value, and returns the time of that. A count of rows would use as much of the
+    processors as the work that it watches."""
     end = time.time() + PATIENCE
     while one(db, "SELECT value FROM eskit_lease.stats() WHERE name = %s", counter) < value:
         if time.time() > end:
@@ -95,7 +98,8 @@ def until(db, counter, value, every):
 
 @contextlib.contextmanager
 def heartbeats(seconds):
-    """Heartbeats of the waiters, from connections of their own; gives where their latencies are logged, to be read when they have ended."""
+    """Sends heartbeats of the waiters on connections of their own. Gives a function that ends them and returns the
+    directory with their latencies."""
     with tempfile.TemporaryDirectory() as logs:
         command = pgbench_command("heartbeat_of_waiter", "--log", f"--log-prefix={logs}/log", f"--rate={RATE}", seconds=seconds, waiters=WAITERS)
         others = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -134,12 +138,12 @@ def strike(waited):
 
 
 def strike_by_hand():
-    """Seconds in which one statement after the other hands over as many leases, 1,000 at a time, as the worker does."""
+    """Returns the seconds in which plain SQL hands over as many leases, 1,000 in each statement, as the worker does."""
     with connect() as db:
         db.execute((HERE / "sql" / "storm_by_hand.sql").read_text())
         db.execute("CALL prepare_storm_by_hand(%s, %s, %s)", (SESSIONS, LEASES, WAITERS))
         db.execute("VACUUM (ANALYZE)")
-        # Rows are looked up one by one; the planner would read whole tables for 1,000 of them.
+        # Forces index look-ups; the planner would read whole tables for 1,000 rows.
         db.execute("SET jit = off; SET enable_seqscan = off; SET enable_hashjoin = off; SET enable_mergejoin = off")
         began = time.time()
         db.execute("CALL storm_by_hand()")
@@ -150,7 +154,8 @@ def strike_by_hand():
 
 
 def beside(work):
-    """Heartbeats beside something that takes as much of the processors as the worker does in a storm, and does nothing of ours."""
+    """Measures heartbeats beside a process that uses as much of the processors as the worker in a storm, and calls
+    nothing of ours."""
     with connect() as db:
         db.execute("DROP TABLE IF EXISTS storm_waiters, storm_plain; CREATE TABLE storm_plain (id integer PRIMARY KEY, n integer, owner uuid)")
         db.execute("INSERT INTO storm_plain SELECT i, 0 FROM generate_series(1, 100000) AS i; CREATE INDEX ON storm_plain (owner, id); ANALYZE storm_plain")
@@ -170,7 +175,7 @@ def beside(work):
 
 
 def compute(end):
-    """No database: its effect on others is the machine's way to share two processors."""
+    """Computes without a database: it slows others only by sharing two processors with them."""
     busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     time.sleep(end - time.time())
     busy.kill()
@@ -178,7 +183,7 @@ def compute(end):
 
 
 def write(end):
-    """A backend that writes as much as the worker does, in transactions as long."""
+    """Has a backend write as much as the worker does, in transactions of the same length."""
     low = 1
     with connect() as db:
         while time.time() < end:
@@ -187,7 +192,7 @@ def write(end):
 
 
 def tell(report, what, measured, well=None):
-    """The bound is for a storm: of what is told beside it there is none."""
+    """Reports latencies. Only storms have a bound; the rows for comparison have none."""
     times = [percentile(each.during, 99) / percentile(each.before, 99) for each in measured]
     longest = max(max(each.during, default=0) for each in measured)
     told = f"p99 {statistics.median(times):.1f} ({min(times):.1f}-{max(times):.1f}), max {longest:.0f} ms"
@@ -201,7 +206,7 @@ def percentiles_of(measured, when):
 
 
 def latencies(logs, begin, end):
-    """Milliseconds of the transactions that ended in a stretch of time, counted from when they were due."""
+    """Returns the milliseconds of the transactions that ended in this time, counted from when they were due."""
     found = []
     for log in pathlib.Path(logs).iterdir():
         for line in log.read_text().splitlines():

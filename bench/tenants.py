@@ -1,4 +1,5 @@
-"""Many databases of one server, which have the worker in turn: how late is what only it does, the hand-over from a session that has died?"""
+"""Many databases of one server take turns with the workers: how late is a hand-over from a dead session, which only a
+worker makes?"""
 
 import statistics
 import threading
@@ -7,7 +8,7 @@ import time
 from harness import one
 
 PATIENCE = 15  # seconds
-# The price of a TTL of a second, the shortest by default.
+# As late as a TTL of a second, the shortest by default, would be.
 LATE = 1_000  # ms
 BUSY_EVERY = 0.4  # seconds
 
@@ -21,14 +22,16 @@ def session(db, consumer, ttl):
 
 
 def expiry(db, name):
-    """A session dies that another one waits for. Milliseconds from its deadline to the hand-over; infinite if there is none."""
+    """A holder expires while an heir waits. Returns the milliseconds from the holder's deadline to the hand-over,
+    infinite if there is none."""
     heir, dying = session(db, "heir", "1 h"), session(db, "dying", "3 s")
     assert one(db, "SELECT granted FROM eskit_lease.lease_acquire(%s, %s)", name, dying)
     assert one(db, "SELECT reason FROM eskit_lease.lease_acquire(%s, %s, true)", name, heir) == "queued"
     revision, expires_at = one(db, """SELECT h.revision, d.expires_at FROM eskit_lease.session_heartbeat(%s) AS h,
                                       eskit_lease.session_heartbeat(%s) AS d""", heir, dying)  # fmt: skip
     deadline, late = expires_at.timestamp(), float("inf")
-    # A session_wait that ends hands over by itself what its session waits for: only heartbeats leave it to the worker.
+    # A session_wait that ends serves its session by itself. An heir that only heartbeats leaves the hand-over to the
+    # worker.
     while time.time() < deadline + PATIENCE:
         if one(db, "SELECT revision FROM eskit_lease.session_heartbeat(%s)", heir) > revision:
             late = (time.time() - deadline) * 1_000
@@ -39,7 +42,7 @@ def expiry(db, name):
 
 
 def at_once(server, databases):
-    """One in each of the databases, all at about the same time."""
+    """Measures an expiry in each of the databases, all at about the same time."""
     late, ready = [], threading.Barrier(databases)
 
     def tenant(number):
@@ -56,7 +59,8 @@ def at_once(server, databases):
 
 
 def beside_busy_ones(server):
-    """In one database, while as many others as there may be workers have something for theirs to do, a few times a second."""
+    """Measures an expiry in one database, while as many others as there may be workers give a worker something to do a
+    few times a second."""
     stop = threading.Event()
 
     def busy(number):

@@ -1,6 +1,6 @@
-"""The writes of operations: bytes of WAL, transaction ids and multixact ids of one call, beside those of the same done
-by hand. On one connection, with full_page_writes off, as an image is owed to the checkpoint before and not to the call;
-and once more, on, from a checkpoint on."""
+"""The writes of operations: bytes of WAL, transaction ids and multixact ids of one call, compared with the same work by
+hand. Measured on one connection with full_page_writes off, as the checkpoint before, not the call, causes a page image;
+and once with full_page_writes on, right after a checkpoint."""
 
 import statistics
 import time
@@ -11,7 +11,7 @@ from operations import PAYLOAD, Operations
 
 CALLS = number("BENCH_WAL_CALLS", 1_000)
 ROUNDS = 3
-# Where WAL is now; the next transaction id; the next multixact id, as an age, which is all that can be asked for.
+# The WAL position; the next transaction id; the next multixact id, as an age, since PostgreSQL shows no more of it.
 COUNTERS = """SELECT pg_current_wal_insert_lsn() - '0/0', pg_snapshot_xmax(pg_current_snapshot())::text::bigint,
                      (SELECT mxid_age(datminmxid) FROM pg_database WHERE datname = current_database())"""
 BY_HAND = """
@@ -23,7 +23,7 @@ BY_HAND = """
     INSERT INTO hand_cursors VALUES (0, 0, now());
     CREATE TABLE hand_items (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, payload jsonb NOT NULL, claimed_by text, claimed_at timestamptz);
 """
-# A living holder keeps its lease. So a refusal is an UPDATE that finds nothing, and locks the row.
+# A living holder keeps its lease. So a refusal by hand is an upsert that changes nothing and locks the row.
 UPSERT = """INSERT INTO hand_leases VALUES (%s, %s, 1, clock_timestamp() + interval '10 s') ON CONFLICT (resource)
             DO UPDATE SET owner = excluded.owner, fence = hand_leases.fence + 1, lease_until = excluded.lease_until
             WHERE hand_leases.lease_until < clock_timestamp() RETURNING fence"""
@@ -70,7 +70,7 @@ class ByHand:
 
 
 def pairs(ours, hand):
-    """Which operations are compared, and which must write nothing."""
+    """Returns the operations, those to compare with, and the names of those that must write nothing."""
     named, alone = ours.all(), {}
     nothing = {"heartbeat", "session_wait, news there", "lease_acquire, refused", "lease_acquire by the holder"}
     by_hand = {
@@ -89,9 +89,9 @@ def pairs(ours, hand):
 
 
 def written(db, operation, calls):
-    """Of one call each: bytes, transaction ids, multixact ids."""
+    """Returns the bytes, transaction ids and multixact ids of one call."""
     call = operation(calls)
-    # Work that the operation before has left to the worker.
+    # Waits for work that the operation before has left to the worker.
     quiet(db)
     before = one(db, COUNTERS)
     for i in range(calls):
@@ -114,7 +114,7 @@ def wal(report):
             found = {what: [written(db, operation, CALLS) for _ in range(ROUNDS)] for what, operation in everything.items()}
         finally:
             full_pages(db, None)
-    # Rare work of others, as a running-xacts record every 15 s, does not move a median.
+    # Rare work of other processes, such as a running-xacts record every 15 s, does not change a median.
     cost = {what: [statistics.median(values) for values in zip(*rounds)] for what, rounds in found.items()}
 
     def shown(what):
@@ -135,7 +135,7 @@ def wal(report):
 def full_pages(db, value):
     db.execute("ALTER SYSTEM " + (f"SET full_page_writes = {value}" if value else "RESET full_page_writes"))
     db.execute("SELECT pg_reload_conf()")
-    # It is the checkpointer that changes it, and says so in the WAL.
+    # The checkpointer applies the setting, and writes WAL about it.
     db.execute("CHECKPOINT")
     time.sleep(0.5)
 
@@ -149,7 +149,7 @@ LOCKED = FENCED.replace("SELECT eskit_lease.fence_check('bench/shared', :fence);
 
 
 def shared_fence(report):
-    """Many at once rest on one fence: a lock of its row by all of them would be a multixact."""
+    """Many clients check one fence at once. If all locked its row instead, the row would need a multixact."""
     with connect() as db:
         fence = one(db, "SELECT l.fence FROM clients AS c, eskit_lease.lease_acquire('bench/shared', c.session) AS l WHERE c.n = 0")
         used = {}

@@ -13,7 +13,7 @@ from session import Lost, Session, log, stop_on_sigterm, stopping
 
 NAME = sys.argv[1]
 RESOURCE, STREAM = "sub:orders", "orders"
-TTL = 2.0  # seconds that the session lives without a heartbeat
+TTL = 2.0  # seconds that the session lives after a heartbeat
 BATCH = 200
 
 READ = """SELECT position, customer, cents FROM order_events
@@ -28,11 +28,11 @@ def consume(db, session):
     fence = position = asked_at = None
     while not stopping.is_set():
         session.must_be_trusted()
-        if asked_at != session.revision:  # new, or something has changed: ask how it stands (asking twice does no harm)
+        if asked_at != session.revision:  # new, or something has changed: ask again (asking twice does no harm)
             asked_at = session.revision
             fence = db.execute("SELECT * FROM eskit_lease.lease_acquire(%s, %s, queue => true)", (RESOURCE, session.id)).fetchone().fence
             log("leading" if fence else "waiting", fence=fence)
-            if fence is not None:  # carry on where the former leader has stopped
+            if fence is not None:  # go on where the former leader stopped
                 position = db.execute("SELECT position FROM checkpoints WHERE stream = %s", (STREAM,)).fetchone().position
         if fence is None:
             session.wait()
@@ -66,13 +66,13 @@ while not stopping.is_set():
         with psycopg.connect(autocommit=True, row_factory=namedtuple_row, application_name=NAME) as db:
             session = Session(db, NAME, TTL, attach=True)
             consume(db, session)
-            # The batch in hand is done. Nothing new from here on, and what is held goes to the next in line.
+            # The batch in hand is done. The session takes nothing new, and its lease goes to the next in line.
             db.execute("SELECT eskit_lease.session_drain(%s)", (session.id,))
             db.execute("SELECT eskit_lease.session_close(%s)", (session.id,))
             log("released")
     except Lost as lost:
         log("lost", reason=str(lost))
-    except psycopg.Error as error:  # rolled back: a new session, on a new connection, starts from what is committed
+    except psycopg.Error as error:  # rolled back: a new session on a new connection goes on from what is committed
         refused = error.diag.sqlstate == "LF001"
         log("refused" if refused else "failed", sqlstate=error.diag.sqlstate,
             message=error.diag.message_primary or str(error), detail=error.diag.message_detail)

@@ -1,4 +1,4 @@
-"""The demo of a group, on the cluster that orchestrate.py has set up: members share 64 partitions, come, die and leave.
+"""The demo of a group, on the cluster that orchestrate.py has set up: members join, share 64 partitions, die and leave.
 
 A picture has a letter for each partition: its owner's (in lower case while the owner must release it), x if the owner
 is dead, and a dot if there is none.
@@ -17,7 +17,7 @@ from report import heading, paint
 from stage import HERE, Actor, Stage
 
 PARTITIONS = 64
-SHARE = 200  # payments that are applied between one event and the next, at least
+SHARE = 200  # payments at least that are applied between one event and the next
 PICTURE = """SELECT string_agg(CASE state WHEN 'free' THEN '.' WHEN 'expired' THEN 'x'
                                           WHEN 'revoking' THEN lower(right(p.owner, 1))
                                           ELSE right(p.owner, 1) END, '' ORDER BY partition),
@@ -34,8 +34,8 @@ class Group(Stage):
         self.db.execute("GRANT SELECT, INSERT, UPDATE ON payments, payment_heads, payments_applied, payment_turns TO shop")
         os.environ["PGUSER"] = "shop"
         self.started, self.applied, self.picture, self.drawn_at = time.time(), 0, None, 0
-        self.owners = {}  # partition: the member that knows that it has it
-        self.gained, self.freed = {}, {}  # partition: when, since the last event
+        self.owners = {}  # partition: the member that knows that it owns it
+        self.gained, self.freed = {}, {}  # partition: the time, since the last event
         heading(f"A group: {PARTITIONS} partitions, payments in the order of each account, TTL 2 s")
 
     def live(self, text, at=None, code=None):
@@ -51,7 +51,7 @@ class Group(Stage):
             case "assigned":
                 for partition in map(int, line["gained"]):
                     self.owners[partition], self.gained[partition] = member, line["at"]
-            case "lost" | "refused" | "failed":  # not part of the story, but on a machine that is too busy it happens
+            case "lost" | "refused" | "failed":  # no part of the story, but it happens on a machine that is too busy
                 self.live(f"{member.name}: {line}", line["at"])
                 self.freed |= {partition: line["at"] for partition, owner in self.owners.items() if owner is member}
 
@@ -63,7 +63,7 @@ class Group(Stage):
         return picture
 
     def settle(self, since, *members):
-        """Waits until these members share all partitions and know it, and tells how long that took after an event."""
+        """Waits until these members share all partitions and know it, and prints how long that took after an event."""
         def settled():
             picture = self.draw()
             shares = [list(self.owners.values()).count(member) for member in members]

@@ -1,5 +1,5 @@
--- An ordinary application: payments of accounts, in 64 partitions, and what comes of them. An account's payments are in one
--- partition, and members must apply them in order.
+-- An ordinary application: payments of accounts, in 64 partitions, and the resulting balances. An account's payments
+-- are in one partition, and members must apply them in order.
 CREATE TABLE payments (
     partition  integer,
     position   bigint, -- from 1 in each partition, without gaps
@@ -14,8 +14,9 @@ CREATE TABLE payment_heads (
     position   bigint NOT NULL
 );
 INSERT INTO payment_heads SELECT generate_series(0, 63), 0;
--- The witness: a row for each time that a payment was applied, without a unique key, which would hide what is done twice. `turn` is the
--- order of commits in a partition: a transaction that draws the next one locks that row to its end.
+-- The witness: a row for each time that a payment was applied. It has no unique key, which would hide payments applied
+-- twice. `turn` is the order of commits in a partition: a transaction that draws the next one locks that row to its
+-- end.
 CREATE TABLE payments_applied (
     partition  integer NOT NULL,
     position   bigint NOT NULL,

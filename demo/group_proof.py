@@ -27,5 +27,5 @@ CONTRADICTIONS = [
 
 
 def contradictions(db):
-    """Each claim, and the rows that contradict it; a row begins with the partition."""
+    """Returns each claim with the rows that contradict it; a row begins with the partition."""
     return [(what, db.execute(sql).fetchall()) for what, sql in CONTRADICTIONS]

@@ -50,7 +50,7 @@ class Member:
     def consume(self):
         while not stopping.is_set():
             self.session.must_be_trusted()
-            if self.asked_at != self.session.revision:  # something has changed: ask how it stands
+            if self.asked_at != self.session.revision:  # something has changed: ask for the assignment
                 self.asked_at = self.session.revision
                 self.assign()
             if not self.work():
@@ -63,7 +63,7 @@ class Member:
         log("assigned", gained=news, lost=[partition for partition in self.owned if partition not in fences])
         self.owned = fences
         for row in rows:
-            if row.state == "revoking":  # whatever was in hand is committed: it may go
+            if row.state == "revoking":  # all work in hand is committed, so the partition may go
                 self.release(row.partition)
 
     def release(self, partition):
@@ -72,7 +72,7 @@ class Member:
         log("released", partition=partition, asked_at=asked_at, done=done)
 
     def work(self):
-        """One batch of each partition that has news. Whether there was any."""
+        """Applies one batch of each partition with new payments. Returns whether there was any."""
         news = self.db.execute(NEWS, (GROUP, list(self.owned))).fetchall()
         for row in news:
             self.session.must_be_trusted()
@@ -82,11 +82,12 @@ class Member:
             if self.asked_at != self.session.revision:  # ask first
                 break
         if news:
-            self.session.heartbeat()  # it costs next to nothing, and brings news of partitions to release
+            self.session.heartbeat()  # it costs almost nothing, and its revision tells of partitions to release
         return bool(news)
 
     def project(self, partition):
-        """Applies what comes next in a partition and moves its cursor, both or neither, under a fence that is still valid."""
+        """Applies the next payments of a partition and moves its cursor, both or neither, under a fence that is still
+        valid."""
         fence = self.owned[partition]
         try:
             with self.db.transaction():
@@ -104,15 +105,16 @@ class Member:
                 toil()
             log("applied", partition=partition, fence=fence, positions=[position + 1, batch[-1].position])
         except psycopg.Error as error:
-            # Rolled back. LF001: the partition is lost, by a revocation or with the session. 55P03: it is just changing hands.
-            # 40001: the read was too old. In each case the assignment tells how to go on.
+            # Rolled back. LF001: the partition is lost, by a revocation or with the session. 55P03: it is changing
+            # hands. 40001: the read was too old. In each case the next assignment says how to go on.
             if error.diag.sqlstate not in ("LF001", "55P03", "40001"):
                 raise
             log("refused", partition=partition, fence=fence, sqlstate=error.diag.sqlstate, message=error.diag.message_primary)
             self.asked_at = None
 
     def finish(self):
-        """Takes nothing new from here on. What it has goes to the others as soon as the work in hand is done."""
+        """Takes nothing new from here on. The member's partitions go to the others as soon as the work in hand is
+        done."""
         self.ask("session_drain(%s)", self.session.id)
         for partition in list(self.owned):
             self.session.must_be_trusted()
@@ -134,13 +136,13 @@ while not stopping.is_set():
         with psycopg.connect(application_name=ME, **settings) as db:
             db.isolation_level = psycopg.IsolationLevel[options.isolation]
             session = Session(db, options.name, options.ttl, options.attach, takeover)
-            takeover = False  # only what was left by the process before; a session lost later on is not taken back
+            takeover = False  # inherit only from the process before; a session lost later is not taken over
             member = Member(db, session)
             member.consume()
             member.finish()
     except Lost as lost:
         log("lost", reason=str(lost))
-    except psycopg.Error as error:  # a new session, on a new connection, starts from what is committed
+    except psycopg.Error as error:  # a new session on a new connection goes on from what is committed
         ended = error.diag.sqlstate in ("LF003", "55000")  # 55000 up to 0.2.0
         log("lost" if ended else "failed", sqlstate=error.diag.sqlstate, reason=error.diag.message_primary or str(error))
         time.sleep(0 if ended else 1)  # the server may be restarting

@@ -1,4 +1,5 @@
-"""Runs the demo of competing consumers on the cluster of the environment: starts them, makes trouble, and proves the result."""
+"""Runs the demo of competing consumers on the cluster that the environment names: starts them, makes trouble, and
+proves the result."""
 
 import os
 import signal
@@ -10,15 +11,15 @@ import psycopg
 from report import Report
 from stage import HERE, Actor, Stage, launch
 
-EVENTS = 24_000  # at least; the producers go on until the last fault is over
+EVENTS = 24_000  # events at least; the producers go on until the last fault is over
 PRODUCERS, EVENTS_PER_SECOND = 3, 2_000
-KILL_AT, STOP_AT, RELEASE_AT = 4_000, 9_000, 18_000  # when so many are applied
-SHARE = 500  # events that a leader applies at least
+KILL_AT, STOP_AT, RELEASE_AT = 4_000, 9_000, 18_000  # once so many events are applied
+SHARE = 500  # events at least that a leader applies
 CONSUMERS = 4
 
 
 class Reign:
-    """A time of one consumer as the leader, under one fence."""
+    """The time in which one consumer leads, under one fence."""
 
     def __init__(self, consumer, fence, since):
         self.consumer, self.fence, self.since = consumer, fence, since
@@ -68,7 +69,7 @@ class Demo(Stage):
             name for (name,) in self.db.execute("SELECT consumer FROM eskit_lease.waiters ORDER BY position")))
 
     def leader_at(self, applied):
-        """The reign of the leader, which has applied its share, once so many events are applied."""
+        """Waits until so many events are applied and the leader has applied its share; returns the leader's reign."""
         def reached():
             total, now = sum(reign.applied for reign in self.reigns), self.reigns[-1]
             return now if total >= applied and now.applied >= SHARE and now.until is None else None
@@ -89,8 +90,9 @@ class Demo(Stage):
         reign.consumer.process.wait()
 
     def freeze(self):
-        """Stops the leader in the middle of a batch, wakes it when another leads, and returns what it was told when it wrote."""
-        for _ in range(5):  # should one lose its lease just before, or notice in time, another leader serves as well
+        """Stops the leader in the middle of a batch, wakes it when another leads, and returns the answer to its
+        write."""
+        for _ in range(5):  # if a leader loses its lease just before, or notices in time, the next leader serves as well
             reign = self.leader_at(STOP_AT)
             zombie, stopped = reign.consumer, self.stop_in_mid_batch(reign)
             if not stopped:
@@ -114,15 +116,16 @@ class Demo(Stage):
         raise RuntimeError("no leader was to be stopped in the middle of a batch")
 
     def stop_in_mid_batch(self, reign):
-        """A leader that is stopped in the middle of a transaction keeps its lease until that ends, as it must. To make it a zombie it
-        is stopped after it has read a batch, as it logs, and before it has begun to write that, as the server says."""
+        """A leader that is stopped in the middle of a transaction keeps its lease until that ends, as it must. To
+        become a zombie, it is stopped after its log says that it has read a batch, and before the server says that it
+        writes."""
         zombie = reign.consumer
         while reign is self.reigns[-1] and reign.until is None:
             self.until(f"{zombie.name} has read a batch", lambda: zombie.last() == "read" or reign.until)
             stopped = time.time()
             zombie.signal(signal.SIGSTOP)
             os.waitid(os.P_PID, zombie.process.pid, os.WSTOPPED)
-            self.pump(0)  # all that it has written is in the pipe now
+            self.pump(0)  # the pipe now has all that the leader has logged
             at = self.one("SELECT state, query FROM pg_stat_activity WHERE application_name = %s", zombie.name)
             if zombie.last() == "read" and at and at[0] == "idle" and "FROM order_events" in at[1]:
                 return stopped

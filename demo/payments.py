@@ -1,7 +1,7 @@
 """Writes payments of random accounts, a few in each transaction. Arguments: its name, payments per second. Ends on SIGTERM.
 
-The account decides the partition, and the partition's row in payment_heads numbers its payments. That row is locked until
-the commit, so that payment 8 never becomes visible before payment 7; other partitions are not held up.
+The account decides the partition, and the partition's row in payment_heads numbers its payments. That row is locked
+until the commit, so payment 8 never becomes visible before payment 7; other partitions do not wait.
 """
 
 import random
@@ -26,7 +26,7 @@ with psycopg.connect(autocommit=True, application_name=NAME, prepare_threshold=N
     while not stopping.is_set():
         accounts = random.choices(ACCOUNTS, k=random.randint(1, 6))
         with db.transaction():
-            for account in sorted(accounts, key=partition_of.get):  # in one order for all, or two writers block each other
+            for account in sorted(accounts, key=partition_of.get):  # in the same order in all writers, which otherwise could deadlock
                 head = db.execute(APPEND, (partition_of[account], account, random.randint(100, 99_999))).fetchone()
                 db.execute("SELECT eskit_lease.cursor_report_head('payments', %s, %s)", head)
             if random.random() < 0.02:  # a rollback leaves no gap: the number goes to the next payment

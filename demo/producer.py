@@ -1,8 +1,8 @@
 """Writes order events, a few in each transaction, at the pace of a busy shop. On SIGTERM it stops as soon as it has written enough.
 
-Several of these write at the same time, and none waits for another: what draws its positions first may well be committed last. The
-consumers read up to eskit_lease.position_horizon(), which passes by no transaction that is still open, so they miss nothing. A
-rollback leaves a gap, which is harmless: nothing ever comes to fill it.
+Several of these write at the same time, and none waits for another: a transaction that draws its positions first may
+commit last. The consumers read up to eskit_lease.position_horizon(), which stays below the positions of open
+transactions, so they miss nothing. A rollback leaves a gap, which is harmless, as no row ever fills it.
 """
 
 import random
@@ -30,7 +30,7 @@ with psycopg.connect(autocommit=True, application_name="producer") as db:
         count = random.randint(1, 20)
         with db.transaction():
             db.execute(APPEND, ([random.randint(1, 300) for _ in range(count)], [random.randint(100, 99_999) for _ in range(count)]))
-            if random.random() < 0.05:  # a slow one: committed after many that have drawn their positions later
+            if random.random() < 0.05:  # a slow transaction: it commits after many that draw their positions later
                 time.sleep(0.05)
             if random.random() < 0.02:
                 raise psycopg.Rollback

@@ -1,4 +1,4 @@
--- An ordinary application: a stream of order events, and what a projection makes of it. Run as the superuser.
+-- An ordinary application: a stream of order events, and a projection of it. Run as the superuser.
 CREATE EXTENSION eskit_lease;
 CREATE ROLE shop LOGIN;
 SELECT eskit_lease.grant_consumer('shop');
@@ -19,7 +19,8 @@ CREATE TABLE customer_totals (
     orders    bigint NOT NULL,
     cents     bigint NOT NULL
 );
--- The witness: a row for each time that an event was applied. No unique key, which would hide what is done twice.
+-- The witness: a row for each time that an event was applied. It has no unique key, which would hide events applied
+-- twice.
 CREATE TABLE applied (
     position  bigint NOT NULL,
     consumer  text NOT NULL,

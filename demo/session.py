@@ -21,8 +21,8 @@ class Lost(Exception):
 
 
 class Session:
-    """Lives by its heartbeats. With attach also only on this connection, so that a crash is noticed at once and not after the
-    TTL; with takeover in the place of the living sessions of this consumer, which end."""
+    """A session that lives by its heartbeats. With attach it also ends with this connection, so a crash is noticed at
+    once and not after the TTL. With takeover it inherits from the living sessions of this consumer, which end."""
 
     def __init__(self, db, consumer, ttl, attach=False, takeover=False):
         self.db, self.ttl = db, ttl
@@ -30,7 +30,7 @@ class Session:
         self.id = self._ask(opening, consumer, f"{ttl} s", attach, takeover).session
 
     def _ask(self, sql, *params):
-        started = time.monotonic()  # trust counts from before the call: the answer may have been long on its way
+        started = time.monotonic()  # trust counts from before the call, as the answer may have been long on its way
         answer = self.db.execute(sql, params).fetchone()
         if not getattr(answer, "alive", True):
             raise Lost(answer.reason)
@@ -43,7 +43,7 @@ class Session:
         self._ask("SELECT * FROM eskit_lease.session_heartbeat(%s)", self.id)
 
     def wait(self, timeout=None):
-        """A heartbeat that takes its time: until something changes for this session, or the next heartbeat is due."""
+        """A heartbeat that waits until something changes for this session, or the next heartbeat is due."""
         answer = self._ask("SELECT * FROM eskit_lease.session_wait(%s, %s, %s::interval)", self.id, self.revision, timeout)
         if answer.reason == "wait_limit":  # answered at once, as too many are waiting: wait here
             time.sleep(0.1)

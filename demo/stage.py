@@ -1,4 +1,4 @@
-"""The processes of a demo: starting them, hearing what they log, and waiting for what they bring about.
+"""The processes of a demo: starts them, reads their logs, and waits for their effects.
 
 Nothing here waits for a guessed time: each step waits for what the processes log, or for what the database says.
 """
@@ -13,11 +13,11 @@ import time
 from pathlib import Path
 
 HERE = Path(__file__).parent
-PATIENCE = 120  # seconds after which a condition is given up
+PATIENCE = 120  # seconds to wait for a condition
 
 
 def launch(program, *args, **kw):
-    """A process that Ctrl-C does not reach: the process that started it ends it."""
+    """Starts a process that Ctrl-C does not reach; this process ends it."""
     def ignore():
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
@@ -44,7 +44,7 @@ class Actor:
         return self.log[-1]["event"] if self.log else None
 
     def said(self, event, since=0):
-        """The first such line of its log after that time, if any."""
+        """Returns the first log line of this event after that time, if any."""
         return next((line for line in self.log if line["event"] == event and line["at"] > since), None)
 
 
@@ -53,7 +53,7 @@ class Stage:
         self.watch, self.actors, self.others = selectors.DefaultSelector(), [], []
 
     def pump(self, timeout):
-        """Reads what the actors have logged since."""
+        """Reads new log lines of the actors."""
         for key, _ in self.watch.select(timeout):
             actor = key.data
             chunk = key.fileobj.read()
@@ -66,7 +66,7 @@ class Stage:
                 self.heard(actor, actor.log[-1])
 
     def heard(self, actor, line):
-        """For those who want to know at once."""
+        """Called for each log line as it is read; subclasses override it."""
 
     def until(self, what, condition):
         deadline = time.monotonic() + PATIENCE

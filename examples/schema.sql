@@ -1,4 +1,4 @@
--- What the examples work on: events of accounts, shared out over the 12 partitions of a group, and a ledger of what was applied.
+-- The tables of the examples: events of accounts, in the 12 partitions of a group, and a ledger of applied events.
 CREATE EXTENSION IF NOT EXISTS eskit_lease;
 CREATE TABLE events (
     position   bigint PRIMARY KEY DEFAULT eskit_lease.position_next(),
@@ -7,7 +7,7 @@ CREATE TABLE events (
     cents      bigint NOT NULL
 );
 CREATE INDEX ON events (partition, position);
--- Without a unique key, which would hide what is applied twice.
+-- It has no unique key, which would hide events applied twice.
 CREATE TABLE ledger (
     position   bigint NOT NULL,
     account    text NOT NULL,

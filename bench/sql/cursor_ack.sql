@@ -1,4 +1,4 @@
--- The partition of this connection is read once; what follows is measured.
+-- This connection's partition is read once; the measurement follows.
 \if not :ready
 SELECT a.partition, a.fence, eskit_lease.cursor_position('bench/acks', a.partition) AS position
 FROM clients AS c, eskit_lease.group_assignment('bench/acks', c.session) AS a WHERE c.n = :client_id \gset

@@ -1,5 +1,5 @@
--- A storm as people who know PostgreSQL would write it: a table of sessions, of leases with their queues and of what became of them, with the
--- indexes that its statements need; and a procedure that hands over what sessions have left that are dead.
+-- The hand-over of a storm as people who know PostgreSQL would write it: tables of sessions, of leases, of waiters and
+-- of history, with the indexes that the statements need, and a procedure that hands over the leases of dead sessions.
 DROP TABLE IF EXISTS hand_sessions, hand_leases, hand_waiters, hand_history;
 DROP SEQUENCE IF EXISTS hand_fence;
 CREATE SEQUENCE hand_fence;

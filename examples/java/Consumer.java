@@ -1,7 +1,7 @@
 import java.sql.*;
 import java.util.*;
 
-/** A competing consumer, with JDBC: applies the events of its share of the partitions. ../README.md explains the steps (1) to (9). */
+/** A competing consumer, with JDBC: applies the events of its partitions. ../README.md explains the steps (1) to (9). */
 public class Consumer {
     static final Map<String, String> SETTINGS = System.getenv();
     static final String GROUP = SETTINGS.getOrDefault("CONSUMER_GROUP", "ledger"), TTL = SETTINGS.getOrDefault("TTL", "10");
@@ -42,9 +42,9 @@ public class Consumer {
         return rows;
     }
 
-    /** How the session stands: whether it is alive, trust_ms, revision and reason. */
+    /** Asks whether the session lives, for its trust_ms, revision and reason. */
     void ask(String sql, Object... values) throws SQLException, InterruptedException {
-        long started = System.nanoTime(); // (3) before the call: the answer may be long on its way
+        long started = System.nanoTime(); // (3) from before the call, as the answer may be long on its way
         Object[] answer = query(sql, values).get(0);
         if (!(Boolean) answer[0]) throw new SQLException("the session has ended: " + answer[3]);
         trustedUntil = started + (Integer) answer[1] * 1_000_000L;
@@ -66,7 +66,7 @@ public class Consumer {
         while (!stopping) {
             if (askedAt != revision) { // (4)
                 askedAt = revision;
-                query(RELEASE + " WHERE state = 'revoking'", GROUP, GROUP, session); // nothing of them is in hand
+                query(RELEASE + " WHERE state = 'revoking'", GROUP, GROUP, session); // no work on them is in hand
                 owned = query(OWNED, GROUP, session).get(0);
             }
             List<Object[]> news = query(NEWS, owned[0], owned[1], GROUP);
@@ -82,7 +82,7 @@ public class Consumer {
         query("SELECT eskit_lease.session_close(?)", session);
     }
 
-    /** (5) What comes next in a partition, and how far that is, in one transaction under the fence. */
+    /** (5) Applies the next events of a partition and moves its position, in one transaction under the fence. */
     void applyBatch(Object partition, Object fence) throws SQLException {
         db.setAutoCommit(false);
         try {
@@ -94,7 +94,7 @@ public class Consumer {
         } catch (SQLException error) { // (6)
             if (!List.of("LF001", "55P03", "40001").contains(String.valueOf(error.getSQLState()))) throw error;
             db.rollback();
-            askedAt = 0; // the assignment tells how to go on
+            askedAt = 0; // the assignment says how to go on
         }
         db.setAutoCommit(true);
     }
@@ -106,7 +106,7 @@ public class Consumer {
             try { main.join(); } catch (InterruptedException ignored) { }
         }));
         Properties properties = new Properties();
-        // Statements with a name do not get through PgBouncer in transaction mode, and by default answers are waited for for ever.
+        // Named statements do not work through PgBouncer in transaction mode, and by default JDBC waits without end.
         properties.putAll(Map.of("prepareThreshold", "0", "connectTimeout", TTL, "socketTimeout", TTL));
         while (!stopping) {
             try (Connection db = DriverManager.getConnection("jdbc:" + SETTINGS.get("DATABASE_URL"), properties)) {

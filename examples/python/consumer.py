@@ -1,4 +1,4 @@
-"""A competing consumer, with psycopg 3: applies the events of its share of the partitions. ../README.md explains the steps (1) to (9)."""
+"""A competing consumer, with psycopg 3: applies the events of its partitions. ../README.md explains steps (1) to (9)."""
 
 import os
 import signal
@@ -12,7 +12,7 @@ from psycopg.rows import namedtuple_row
 GROUP = os.environ.get("CONSUMER_GROUP", "ledger")
 CONSUMER = os.environ.get("CONSUMER", f"python-{os.uname().nodename}-{os.getpid()}")
 TTL = int(os.environ.get("TTL", "10"))
-PAUSE = 0.1  # how often to look for news
+PAUSE = 0.1  # seconds between looks for new events
 
 RELEASE = "SELECT eskit_lease.group_release(%s, partition, fence) FROM eskit_lease.group_assignment(%s, %s)"
 OWNED = """SELECT array_agg(partition) AS partitions, array_agg(fence) AS fences
@@ -34,11 +34,11 @@ class Lost(Exception):
 
 
 class Connection(psycopg.Connection):
-    def wait(self, gen, interval=0.1, timeout=TTL):  # for each answer: by default for ever
+    def wait(self, gen, interval=0.1, timeout=TTL):  # bounds the wait for each answer, which has no limit by default
         try:
             return super().wait(gen, interval, timeout)
         except psycopg.OperationalError as error:
-            if error.sqlstate is None:  # not from the server: the connection is lost
+            if error.sqlstate is None:  # no error of the server: the connection is lost
                 self.close()
             raise
 
@@ -50,7 +50,7 @@ class Session:
         self.heartbeat()
 
     def ask(self, sql, *params):
-        started = time.monotonic()  # (3) before the call: the answer may be long on its way
+        started = time.monotonic()  # (3) from before the call, as the answer may be long on its way
         answer = self.db.execute(sql, params).fetchone()
         if not answer.alive:
             raise Lost(answer.reason)
@@ -78,7 +78,7 @@ def consume(db):
     while not stopping.is_set():
         if asked_at != session.revision:  # (4)
             asked_at = session.revision
-            db.execute(RELEASE + " WHERE state = 'revoking'", (GROUP, GROUP, session.id))  # nothing of them is in hand
+            db.execute(RELEASE + " WHERE state = 'revoking'", (GROUP, GROUP, session.id))  # no work on them is in hand
             owned = db.execute(OWNED, (GROUP, session.id)).fetchone()
         news = db.execute(NEWS, (*owned, GROUP)).fetchall()
         for partition, fence in news:
@@ -95,7 +95,7 @@ def consume(db):
 
 
 def apply_batch(db, partition, fence):
-    """(5) What comes next in a partition, and how far that is, in one transaction under the fence. False if it was refused."""
+    """(5) Applies the next events of a partition and moves its position, in one fenced transaction. False: refused."""
     try:
         with db.transaction():
             batch = db.execute(READ, (GROUP, partition, partition)).fetchall()
@@ -112,7 +112,7 @@ def apply_batch(db, partition, fence):
 signal.signal(signal.SIGTERM, lambda *_: stopping.set())
 while not stopping.is_set():
     try:
-        # Statements that are prepared under a name do not get through PgBouncer in transaction mode.
+        # Named prepared statements do not work through PgBouncer in transaction mode.
         with Connection.connect(os.environ["DATABASE_URL"], autocommit=True, connect_timeout=TTL, prepare_threshold=None, row_factory=namedtuple_row) as db:
             consume(db)
     except (Lost, psycopg.Error) as error:  # (9)

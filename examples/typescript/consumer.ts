@@ -1,4 +1,4 @@
-// A competing consumer, with node-postgres: applies the events of its share of the partitions. ../README.md explains the steps (1) to (9).
+// A competing consumer, with node-postgres: applies the events of its partitions. ../README.md explains steps (1) to (9).
 import { hostname } from "node:os";
 import { setTimeout as sleep } from "node:timers/promises";
 import pg from "pg";
@@ -19,7 +19,7 @@ const READ = `SELECT position, account, cents, done FROM eskit_lease.cursor_posi
               ORDER BY position LIMIT 50`;
 const APPLY = "INSERT INTO ledger (position, account, cents, consumer) VALUES ($1, $2, $3, $4)";
 
-// A bigint is a string: positions grow beyond what a number can tell.
+// A bigint is a string: positions grow beyond what a number can represent.
 type Standing = { alive: boolean; trust_ms: number; revision: string; reason: string };
 type Shares = { partitions: number[] | null; fences: string[] | null };
 type Share = { partition: number; fence: string };
@@ -42,7 +42,7 @@ class Session {
   }
 
   async #ask(sql: string, ...values: unknown[]) {
-    const started = performance.now(); // (3) before the call: the answer may be long on its way
+    const started = performance.now(); // (3) from before the call, as the answer may be long on its way
     const answer = (await this.db.query<Standing>(sql, values)).rows[0]!;
     if (!answer.alive) throw new Error(`the session has ended: ${answer.reason}`);
     this.#trustedUntil = started + answer.trust_ms;
@@ -70,7 +70,7 @@ async function consume(db: pg.Client) {
   while (!stopping) {
     if (!owned || askedAt !== session.revision) { // (4)
       askedAt = session.revision;
-      await db.query(`${RELEASE} WHERE state = 'revoking'`, [GROUP, session.id]); // nothing of them is in hand
+      await db.query(`${RELEASE} WHERE state = 'revoking'`, [GROUP, session.id]); // no work on them is in hand
       owned = (await db.query<Shares>(OWNED, [GROUP, session.id])).rows[0]!;
     }
     const news = (await db.query<Share>(NEWS, [owned.partitions, owned.fences, GROUP])).rows;
@@ -86,7 +86,7 @@ async function consume(db: pg.Client) {
   await db.query("SELECT eskit_lease.session_close($1)", [session.id]);
 }
 
-// (5) What comes next in a partition, and how far that is, in one transaction under the fence. False if it was refused.
+// (5) Applies the next events of a partition and moves its position, in one fenced transaction. False: refused.
 async function applyBatch(db: pg.Client, partition: number, fence: string) {
   try {
     await db.query("BEGIN");
@@ -105,9 +105,9 @@ async function applyBatch(db: pg.Client, partition: number, fence: string) {
 }
 
 while (!stopping) {
-  const patience = { connectionTimeoutMillis: TTL * 1000, query_timeout: TTL * 1000 }; // by default they wait for ever
+  const patience = { connectionTimeoutMillis: TTL * 1000, query_timeout: TTL * 1000 }; // by default both wait without end
   const db = new pg.Client({ connectionString: process.env.DATABASE_URL, ...patience });
-  db.on("error", () => {}); // a connection that is lost: the query at hand fails, or the next one
+  db.on("error", () => {}); // a lost connection: the current query fails, or the next one
   try {
     await db.connect();
     await consume(db);

@@ -14,7 +14,7 @@ pub trait Baton: Send {
     fn pass(&mut self) -> Round<'_>;
 }
 
-/// Waits until all is quiet: the next holder is waiting, and the query that made sure of that is over.
+/// Waits until the next holder waits and the query that checked this is over.
 pub async fn settle() {
     sleep(Duration::from_millis(2)).await;
 }

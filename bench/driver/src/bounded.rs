@@ -13,7 +13,7 @@ pub async fn bounded<T>(what: &str, work: impl Future<Output = Result<T>>) -> Re
     longer(Duration::ZERO, what, work).await
 }
 
-/// Allows `by` more time, for work that is meant to take so long.
+/// Allows the time `by` in addition, for work that takes that long by design.
 pub async fn longer<T>(by: Duration, what: &str, work: impl Future<Output = Result<T>>) -> Result<T> {
     let outcome = timeout(by + PATIENCE, work).await.map_err(|_| format!("{what}: no answer in time"))?;
     outcome.map_err(|error| format!("{what}: {}", detail(error.as_ref())).into())

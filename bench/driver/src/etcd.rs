@@ -68,7 +68,7 @@ impl Worker for Grant {
 }
 
 /// The concurrency package watches from a past revision. The server checks every 100 ms whether such a watch has caught
-/// up, and sends it nothing before that. Most mutexes are held for longer. So the driver waits for the watch to catch
+/// up, and sends it nothing before that. Most mutexes are held for longer, so the driver waits for the watch to catch
 /// up before it measures.
 const CATCH_UP: Duration = Duration::from_millis(150);
 const PREFIX: &str = "driver/mutex/";
@@ -87,7 +87,7 @@ impl Contender {
         Ok(Self { client, lease, key: format!("{PREFIX}{lease:x}") })
     }
 
-    /// Puts its key behind all others. Returns the revision of the key, and whether it is the first.
+    /// Puts the contender's key behind all others. Returns the revision of the key, and whether it is the first.
     async fn enlist(&mut self) -> Result<(i64, bool)> {
         let first = GetOptions::new().with_prefix().with_sort(SortTarget::Create, SortOrder::Ascend).with_limit(1);
         let txn = Txn::new().when([Compare::create_revision(self.key.clone(), CompareOp::Equal, 0)]).and_then([
@@ -104,8 +104,8 @@ impl Contender {
         Ok((revision, owner.is_none_or(|owner| owner == revision)))
     }
 
-    /// Waits until all keys before its own are gone, and confirms that its own is still there. Tells when it begins to
-    /// wait.
+    /// Waits until all keys before the contender's own are gone, and confirms that its own still exists. Signals
+    /// `watching` when it begins to wait.
     async fn wait(&mut self, revision: i64, watching: oneshot::Sender<()>) -> Result<()> {
         let mut watching = Some(watching);
         let before = GetOptions::new().with_prefix().with_sort(SortTarget::Create, SortOrder::Descend).with_limit(1);
@@ -136,7 +136,8 @@ impl Contender {
     }
 }
 
-/// Measures from the deletion of one contender's key until the other knows that it is the first. They take turns.
+/// Measures from the deletion of one contender's key until the other knows that it is the first. The two contenders
+/// take turns.
 struct EtcdMutex {
     holder: Arc<Mutex<Contender>>,
     next: Arc<Mutex<Contender>>,

@@ -1,5 +1,5 @@
 //! Silences a holder, and measures the time from its deadline until session_wait answers to the next in line. A round
-//! takes as long as the shortest TTL. So many pairs run at the same time, each with its own lease, with their rounds
+//! takes as long as the shortest TTL. So several pairs run at the same time, each with its own lease, with their rounds
 //! spread over that TTL.
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};

@@ -11,7 +11,7 @@ use crate::lease::{Consumer, Watch};
 use crate::measure::{Failure, Result, Servers, milliseconds};
 use crate::wakeup;
 
-/// Rounds that do not count, as caches are cold.
+/// First rounds, which do not count, as caches are cold.
 const WARM_UP: usize = 10;
 const HOUR: Duration = Duration::from_secs(3_600);
 

@@ -99,7 +99,7 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// Takes a statement that returns whether it is.
+    /// Takes a statement that returns whether the next holder is waiting.
     pub async fn open(waiting: &str) -> Result<Self> {
         let client = connect().await?;
         Ok(Self { waiting: client.prepare(waiting).await?, client })

@@ -16,7 +16,7 @@ pub struct Servers {
     /// HOST:PORT of a Redis without persistence
     #[arg(long, default_value = "")]
     pub redis: String,
-    /// HOST:PORT of a Redis that answers once its file is synced: appendonly yes, appendfsync always
+    /// HOST:PORT of a Redis that answers only once its file is synced: appendonly yes, appendfsync always
     #[arg(long, default_value = "")]
     pub redis_always: String,
 }

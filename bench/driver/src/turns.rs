@@ -1,6 +1,6 @@
 //! Measures operations per second. Each system's connections are opened and prepared before the measurement. Then the
 //! systems take turns, A B C A B C, so that all meet the same state of the machine. Each connection has one operation
-//! in flight and belongs to one thread, as in pgbench. To wake another thread is dear, and would be most of the
+//! in flight and belongs to one thread, as in pgbench. Waking another thread is expensive, and would be most of the
 //! measured time.
 
 use std::collections::BTreeMap;

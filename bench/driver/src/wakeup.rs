@@ -96,7 +96,8 @@ impl Baton for ThereAndBack {
     }
 }
 
-/// Measures from pg_advisory_unlock until the other connection's pg_advisory_lock returns. They take turns.
+/// Measures from pg_advisory_unlock until the other connection's pg_advisory_lock returns. The two connections take
+/// turns.
 struct Advisory {
     holder: Arc<Client>,
     next: Arc<Client>,

@@ -1,6 +1,6 @@
 //! Counts collisions of the folds of keys.
 //!
-//! * `keys count NAMES` prints the collisions over so many distinct names: a line for each family of them, and one for
+//! * `keys count NAMES` prints the collisions over so many distinct names: a line for each family of names, and one for
 //!   all.
 //! * `keys names NAMES FAMILY` prints the names of one family, a line each, for COPY.
 //!
@@ -13,7 +13,7 @@ mod names;
 use names::FAMILIES;
 use std::io::{self, BufWriter, Write};
 
-/// A power of two: there only the last bits of the fold decide, its weakest ones.
+/// A power of two: then only the last bits of the fold decide, which are its weakest.
 const PARTITIONS: usize = 16;
 const FOLDS: [fn(&str) -> u64; 2] = [|name| fold::fold_sha256(name).cast_unsigned(), fold::fnv1a];
 
@@ -83,7 +83,7 @@ fn show(family: &str, example: &str, keys: [&mut [u64]; 2], partitions: &[u64; P
     );
 }
 
-/// Returns how many keys are equal to one before.
+/// Returns how many keys are equal to an earlier one.
 fn collisions(keys: &mut [u64]) -> usize {
     keys.sort_unstable();
     keys.windows(2).filter(|pair| pair[0] == pair[1]).count()

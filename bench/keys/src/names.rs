@@ -1,5 +1,5 @@
-//! Names as people give them to streams, projections, jobs and locks. The n-th name of a family differs from all others
-//! of it. The functions that draw names give no value twice.
+//! Names as people give them to streams, projections, jobs and locks. All names of a family differ. The functions that
+//! draw names give no value twice.
 
 use std::fmt::{Result, Write};
 
@@ -86,7 +86,7 @@ fn pod(n: u64, name: &mut String) -> Result {
     const OF: [&str; 4] = ["orders-consumer", "billing-worker", "mailer", "search-indexer"];
     let (of, n) = of(&OF, n);
     write!(name, "{of}-")?;
-    // The step shares no factor with the number of all such names. So it meets each name once before it repeats one.
+    // The step shares no factor with the number of all such names, so it visits each name once before it repeats one.
     let mut rest = n * 5_915_587_277 % 27u64.pow(10);
     for digit in 0..10 {
         if digit == 5 {
@@ -113,7 +113,7 @@ fn foreign(n: u64, name: &mut String) -> Result {
     write!(name, "{of}/{n}")
 }
 
-/// Takes the names by turns. Returns the name and the rest of the number.
+/// Takes the names in turn. Returns the name and the quotient of the number.
 fn of<'a>(names: &[&'a str], n: u64) -> (&'a str, u64) {
     let count = names.len() as u64;
     (names[(n % count) as usize], n / count)

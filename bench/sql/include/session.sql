@@ -1,4 +1,4 @@
--- The session of this connection is read once; what follows is measured.
+-- This connection's session is read once; the measurement follows.
 \if not :ready
 SELECT session FROM clients WHERE n = :client_id \gset
 \set ready true

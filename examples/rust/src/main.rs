@@ -1,4 +1,4 @@
-//! A competing consumer, with tokio-postgres: applies the events of its share of the partitions. ../../README.md explains the steps (1) to (9).
+//! A competing consumer, with tokio-postgres: applies the events of its partitions. ../../README.md explains steps (1) to (9).
 
 use std::sync::{LazyLock as Lazy, atomic::AtomicBool, atomic::Ordering::SeqCst};
 use std::{env, fs, process::id, time::Duration, time::Instant};
@@ -26,17 +26,17 @@ static CONSUMER: Lazy<String> = Lazy::new(|| env::var("CONSUMER").unwrap_or(form
 static TTL: Lazy<f64> = Lazy::new(|| env::var("TTL").ok().and_then(|ttl| ttl.parse().ok()).unwrap_or(10.0));
 static STOPPING: AtomicBool = AtomicBool::new(false);
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
-/// Goes with its type: statements that are prepared under a name do not get through PgBouncer in transaction mode.
+/// A value with its type, as named prepared statements do not work through PgBouncer in transaction mode.
 type Value<'a> = (&'a (dyn ToSql + Sync), Type);
 
-/// Who has no answer within a TTL is not to wait for it any more: a connection that is silent is as good as lost.
+/// Bounds the wait for an answer by a TTL: a connection that is silent for longer counts as lost.
 fn soon<T: Future>(answer: T) -> Timeout<T> {
     timeout(Duration::from_secs_f64(*TTL), answer)
 }
 
-/// The revision of the session, when that was asked for, and for how long it may be trusted from then on.
+/// Returns the revision of the session, when it was asked for, and how long the session may be trusted from then on.
 async fn ask(db: &Client, sql: &str, values: &[Value<'_>]) -> Result<(i64, Instant, Duration)> {
-    let asked = Instant::now(); // (3) before the call: the answer may be long on its way
+    let asked = Instant::now(); // (3) from before the call, as the answer may be long on its way
     let answer = soon(db.query_typed_one(sql, values)).await??;
     match answer.get("reason") {
         reason if !answer.get::<_, bool>("alive") => return Err(format!("the session has ended: {reason}").into()),
@@ -48,7 +48,7 @@ async fn ask(db: &Client, sql: &str, values: &[Value<'_>]) -> Result<(i64, Insta
 
 async fn consume() -> Result<()> {
     let (mut db, connection) = soon(tokio_postgres::connect(&env::var("DATABASE_URL")?, NoTls)).await??;
-    tokio::spawn(connection); // should it fail, so does what is asked next
+    tokio::spawn(connection); // if it fails, the next call fails
     let session: uuid::Uuid =
         soon(db.query_typed_one(OPEN, &[(&*CONSUMER, Type::TEXT), (&*TTL, Type::FLOAT8)])).await??.get(0); // (1)
     let me: [Value<'_>; 1] = [(&session, Type::UUID)];
@@ -59,7 +59,7 @@ async fn consume() -> Result<()> {
     while !STOPPING.load(SeqCst) {
         if known != revision {
             known = revision; // (4)
-            soon(db.query_typed(&format!("{RELEASE} WHERE state = 'revoking'"), &member)).await??; // nothing is in hand
+            soon(db.query_typed(&format!("{RELEASE} WHERE state = 'revoking'"), &member)).await??; // no work is in hand
             let owned = soon(db.query_typed_one(OWNED, &member)).await??;
             (mine, fences) = (owned.get(0), owned.get(1));
         }
@@ -88,7 +88,7 @@ async fn consume() -> Result<()> {
     Ok(())
 }
 
-/// (5) What comes next in a partition, and how far that is, in one transaction under the fence.
+/// (5) Applies the next events of a partition and moves its position, in one transaction under the fence.
 async fn apply_batch(db: &mut Client, partition: i32, fence: i64) -> std::result::Result<(), Error> {
     let transaction = db.transaction().await?;
     let [group, of]: [Value<'_>; 2] = [(&*GROUP, Type::TEXT), (&partition, Type::INT4)];
