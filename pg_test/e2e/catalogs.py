@@ -1,11 +1,12 @@
-"""The catalogs' facts of the extension, in words that mean the same in another database.
+"""What the catalogs say of the extension, in words that mean the same in another database.
 
-A row is found by what it is about, and each of its columns is a fact. Which columns are references PostgreSQL knows, and says what they
-refer to; expressions, which hold oids, are written as SQL. What only tells how and when something was stored is left out, and nothing
-else, so that a column which a new major brings is compared too.
+A row is found by its object, and each of its columns is a fact. PostgreSQL knows which columns are references, and
+describes what they refer to; expressions, which contain oids, are written as SQL. Only columns that say how or when
+something was stored are left out, so a column of a new major is compared, too.
 """
 
-# Members, and what belongs to them: indexes, constraints, defaults, rules, row types. Tables of long values are named by oids.
+# Members, and what belongs to them: indexes, constraints, defaults, rules, row types. TOAST tables, whose names contain
+# oids, are left out.
 OBJECTS = """
     WITH RECURSIVE objects AS (
         SELECT 'pg_extension'::regclass::oid AS classid, oid AS objid FROM pg_extension WHERE extname = 'eskit_lease'
@@ -15,7 +16,8 @@ OBJECTS = """
           AND pg_describe_object(d.classid, d.objid, 0) !~ 'pg_toast')
     SELECT classid, objid FROM objects"""
 
-# Catalog: what its rows are about, which of them, and columns said otherwise (None: not at all).
+# For each catalog: the object of a row, which rows to compare, and columns that are written differently (None: left
+# out).
 ABOUT = "pg_describe_object('{catalog}'::regclass, c.oid, 0)"
 OURS = "(SELECT objid FROM objects WHERE classid = '{catalog}'::regclass)"
 CATALOGS = {
@@ -28,7 +30,8 @@ CATALOGS = {
     "pg_attribute": (
         "format('column %s of %s', c.attnum, pg_describe_object('pg_class'::regclass, c.attrelid, 0))",
         "c.attnum > 0 AND c.attrelid IN (SELECT objid FROM objects WHERE classid = 'pg_class'::regclass)",
-        # Whether the column came with the table; and a stamp that newer minor versions keep among the options.
+        # Left out: whether the column came with the table, and a stamp that newer minor versions keep among the
+        # options.
         {"attcacheoff": None, "atthasmissing": None, "attmissingval": None,
          "attoptions": "ARRAY(SELECT o FROM unnest(c.attoptions) AS o WHERE o NOT LIKE 'pg\\_attver=%' ORDER BY 1)"},
     ),
@@ -88,7 +91,7 @@ def _fact(column, target, is_array):
 
 
 def facts(conn):
-    """{(what, aspect): what the catalogs say of it}"""
+    """Returns {(object, aspect): what the catalogs say of it}."""
     conn.execute(f"DROP TABLE IF EXISTS objects; CREATE TEMP TABLE objects AS {OBJECTS}")
     found = {}
     for catalog, (about, which, otherwise) in CATALOGS.items():
@@ -108,7 +111,7 @@ def facts(conn):
 
 
 def differences(fresh, updated):
-    """A text for each object whose facts are not the same: what it lacks, and both definitions of what differs."""
+    """Returns a text for each object whose facts differ: what it lacks, and both definitions of what differs."""
     there = [{what for what, _ in side} for side in (fresh, updated)]
     texts = {}
     for key in sorted(fresh.keys() | updated.keys()):

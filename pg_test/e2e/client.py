@@ -1,4 +1,4 @@
-"""A consumer as the tests write one, and the helpers to measure what it sees."""
+"""A consumer for the tests, and helpers to measure what it sees."""
 
 import threading
 import time
@@ -8,24 +8,24 @@ from psycopg.rows import namedtuple_row
 
 
 def rows(conn, function, *args):
-    """All rows that a function of eskit_lease returns."""
+    """Returns all rows of a function of eskit_lease."""
     marks = ", ".join(["%s"] * len(args))
     return conn.cursor(row_factory=namedtuple_row).execute(f"SELECT * FROM eskit_lease.{function}({marks})", args).fetchall()
 
 
 def call(conn, function, *args):
-    """The answer of a function of eskit_lease: a value, or one row."""
+    """Returns the answer of a function of eskit_lease: a value, or one row."""
     (row,) = rows(conn, function, *args)
     return row if len(row) > 1 else row[0]
 
 
 def stat(conn, name):
-    """One of the counters of this database."""
+    """Returns one of the counters of this database."""
     return conn.execute("SELECT value FROM eskit_lease.stats() WHERE name = %s", (name,)).fetchone()[0]
 
 
 class Session:
-    """A session, with the fences that it has been given and the revision that it has last heard of."""
+    """A session, with its fences and the last revision that it has seen."""
 
     def __init__(self, conn, consumer="consumer", ttl="30 s", attach=False, grace="0 s", takeover=False):
         self.conn, self.consumer, self.fences = conn, consumer, {}
@@ -35,7 +35,7 @@ class Session:
 
     @property
     def deadline(self):
-        """Until when, by this process's clock, the last answer may be believed."""
+        """Returns until when, by this process's clock, the last answer may be believed."""
         return self.asked_at + self.trust_ms / 1000
 
     def _heard(self, asked_at, answer):
@@ -53,7 +53,7 @@ class Session:
         return answer
 
     def take(self, resource):
-        """Acquires what must be had, once whatever is in the way for a moment is gone. Returns the fence."""
+        """Acquires a resource, and retries while another transaction is in the way for a moment. Returns the fence."""
         limit = time.monotonic() + 20
         while not (answer := self.acquire(resource)).granted:
             assert answer.reason in ("busy", "awaited") and time.monotonic() < limit, answer
@@ -82,7 +82,8 @@ class Session:
         return answer
 
     def wait_for(self, resource, limit=30):
-        """Waits until it is granted the resource that it is queued for. Returns when it was told, by this process's clock."""
+        """Waits until the session is granted the resource that it is queued for. Returns when the answer came, by this
+        process's clock."""
         give_up = time.monotonic() + limit
         while True:
             answer = self.wait()
@@ -92,7 +93,7 @@ class Session:
                 return told_at
 
     def holds(self, resource):
-        """Whether it is the holder, and under which fence; asks nothing of the server but what stands."""
+        """Returns whether the session is the holder, and remembers the fence. It only reads a view."""
         found = self.conn.execute(
             "SELECT fence FROM eskit_lease.leases WHERE resource = %s AND session = %s AND state = 'held'", (resource, self.id)
         ).fetchone()
@@ -101,7 +102,7 @@ class Session:
         return bool(found)
 
     def expired(self, conn):
-        """Whether it has ended, asked in a way that does not keep it alive."""
+        """Returns whether the session has ended, without keeping it alive."""
         alive = "SELECT 1 FROM eskit_lease.sessions WHERE session = %s AND state <> 'expired'"
         return not conn.execute(alive, (self.id,)).fetchone()
 
@@ -113,17 +114,18 @@ class Session:
         return self
 
     def assignment(self, group):
-        """Returns what it owns of a group: rows of partition, fence, state and revoke_in."""
+        """Returns the session's partitions of a group: rows of partition, fence, state and revoke_in."""
         return rows(self.conn, "group_assignment", group, self.id)
 
     def owns(self, conn, group):
-        """How many partitions of a group it has, asked of the rows alone."""
+        """Returns how many partitions of a group the session has, by the rows alone."""
         owned = "SELECT count(*) FROM eskit_lease._leases WHERE resource = %s AND session = %s"
         return conn.execute(owned, (group, self.id)).fetchone()[0]
 
 
 def best_of(tries, limit_ms, measure):
-    """Measures up to `tries` times, because another program may have had the processor; one try within the limit is proof."""
+    """Measures up to `tries` times, because another program may use the processor; one try within the limit is
+    proof."""
     figures = []
     for _ in range(tries):
         figures.append(round(measure() * 1000, 1))
@@ -134,7 +136,8 @@ def best_of(tries, limit_ms, measure):
 
 
 class Stubborn(threading.Thread):
-    """Does its work over and over until it is told to stop; connects again when the server is gone for a while. `server` may change meanwhile."""
+    """Repeats its work until it is stopped, and connects again when the server was down for a while. `server` may
+    change meanwhile."""
 
     def __init__(self, server):
         super().__init__(daemon=True)
@@ -148,7 +151,7 @@ class Stubborn(threading.Thread):
                     while not self.stopping.is_set():
                         self.work()
             except Exception as failure:
-                # Among operational ones is 40001.
+                # OperationalError includes 40001.
                 if not isinstance(failure, psycopg.OperationalError) and getattr(failure, "sqlstate", None) != "LF003":
                     self.failure = failure
                     raise

@@ -21,7 +21,8 @@ once = pytest.mark.skipif(MAJOR != "15", reason="the same on all majors")
 
 
 def wait_until(condition, timeout=60, pause=0.005):
-    """Polls until `condition()` is true and returns what it gave. The limit is for a test that hangs, not a measure of speed."""
+    """Polls until `condition()` is true, and returns its result. The limit is for a test that hangs, and no measure of
+    speed."""
     deadline = time.monotonic() + timeout
     while not (result := condition()):
         assert time.monotonic() < deadline, f"not within {timeout} s: {condition}"
@@ -30,7 +31,8 @@ def wait_until(condition, timeout=60, pause=0.005):
 
 
 class Server:
-    """A throw-away cluster of pg_test/cluster, with further lines for its postgresql.conf; of a major's server or of a copy of that."""
+    """A throw-away cluster of pg_test/cluster, with further lines for its postgresql.conf. `of`: a major's server, or a
+    copy of it."""
 
     def __init__(self, name, *lines, copy_of=None, of=MAJOR):
         self.name = f"{name}-{of}"
@@ -53,13 +55,13 @@ class Server:
         return psycopg.connect(self.dsn(dbname, **kw), autocommit=True)
 
     def query(self, sql, *params, dbname="postgres"):
-        """The rows of one statement on a connection of its own."""
+        """Returns the rows of one statement, run on a connection of its own."""
         with self.connect(dbname) as conn:
             cur = conn.execute(sql, params or None)
             return cur.fetchall() if cur.description is not None else []
 
     def workers(self, kind="worker", dbname=None):
-        """Process ids of database workers, or of the launcher."""
+        """Returns the process ids of database workers, or of the launcher."""
         found = self.query(
             "SELECT pid FROM pg_stat_activity WHERE backend_type = %s AND (%s::text IS NULL OR datname = %s)",
             f"eskit_lease {kind}", dbname, dbname,
@@ -67,7 +69,7 @@ class Server:
         return [pid for (pid,) in found]
 
     def set(self, **settings):
-        """Changes settings of the running server; None puts one back."""
+        """Changes settings of the running server; None resets a setting."""
         with self.connect() as conn:
             for name, value in settings.items():
                 name = name.replace("__", ".")
@@ -75,12 +77,12 @@ class Server:
             conn.execute("SELECT pg_reload_conf()")
 
     def logged(self, text):
-        """The lines of the log with this text."""
+        """Returns the lines of the log with this text."""
         return [line for line in self.log.read_text(errors="replace").splitlines() if text in line]
 
     @property
     def pid(self):
-        """The postmaster's."""
+        """The process id of the postmaster."""
         return int((self.data / "postmaster.pid").read_text().split()[0])
 
     def stop(self, mode="fast"):
@@ -90,7 +92,7 @@ class Server:
         self._cluster("restart", mode)
 
     def crash(self):
-        """Kills a backend with SIGKILL and returns when the server has recovered from that."""
+        """Kills a backend with SIGKILL, and returns when the server has recovered."""
         find = "SELECT pid FROM pg_stat_activity WHERE backend_type = 'checkpointer'"
         before = self.query(find)
 
@@ -106,7 +108,8 @@ class Server:
 
 
 def make_anew(conn):
-    """Makes the extension anew, for a test on a server that others have used; rolls back what they left prepared."""
+    """Drops and creates the extension, for a test on a server that others have used, and rolls back transactions that
+    they left prepared."""
     for (left,) in conn.execute("SELECT gid FROM pg_prepared_xacts").fetchall():
         conn.execute(f"ROLLBACK PREPARED '{left}'")
     conn.execute("DROP EXTENSION IF EXISTS eskit_lease")
@@ -114,7 +117,8 @@ def make_anew(conn):
 
 
 def standby_of(primary, name="e2e-standby", signal=True):
-    """A hot standby that streams from `primary`, which has room for it; without a signal, the base backup of it."""
+    """Returns a hot standby that streams from `primary`, which has room for it; without `signal`, a server on the
+    restored base backup."""
     base = Path(str(primary.data) + "-base")
     shutil.rmtree(base, ignore_errors=True)
     base.mkdir(mode=0o700)
@@ -135,13 +139,13 @@ def caught_up(primary, standby):
 
 
 def cut_off(standby):
-    """It learns of nothing more."""
+    """Cuts a standby off from its primary."""
     standby.set(primary_conninfo="")
     wait_until(lambda: standby.query("SELECT count(*) FROM pg_stat_wal_receiver") == [(0,)])
 
 
 def follow(server, primary):
-    """A stopped server whose WAL has all reached `primary` starts again as its standby."""
+    """Starts a stopped server, all of whose WAL has reached `primary`, as that primary's standby."""
     (server.data / "standby.signal").touch()
     with (server.data / "postgresql.auto.conf").open("a") as settings:
         settings.write(f"primary_conninfo = 'host={primary.host} port={primary.port} user=postgres'\n")
@@ -149,7 +153,7 @@ def follow(server, primary):
 
 
 def promote(standby):
-    assert standby.query("SELECT pg_promote(false)") == [(True,)]  # while it waits, it may stand in the way of what is still to be replayed
+    assert standby.query("SELECT pg_promote(false)") == [(True,)]  # a call that waits may block what is still to be replayed
     wait_until(lambda: standby.query("SELECT pg_is_in_recovery()") == [(False,)])
 
 
@@ -208,7 +212,7 @@ numbers = itertools.count(1)
 
 @pytest.fixture
 def db(server):
-    """The name of a fresh database with the extension."""
+    """Gives the name of a fresh database with the extension."""
     name = f"test_{next(numbers)}"
     server.query(f"CREATE DATABASE {name}")
     server.query("CREATE EXTENSION eskit_lease", dbname=name)
@@ -218,7 +222,7 @@ def db(server):
 
 @pytest.fixture
 def no_worker(server):
-    """Nothing works in the background while the test runs."""
+    """Switches the worker off while the test runs."""
     server.set(eskit_lease__worker="off")
     wait_until(lambda: not server.workers())
     yield
@@ -227,20 +231,21 @@ def no_worker(server):
 
 @pytest.fixture
 def background():
-    """Runs calls in threads: background(function, argument...) gives a future."""
+    """Gives a function that runs calls in threads: background(function, argument...) returns a future."""
     with ThreadPoolExecutor(max_workers=64) as pool:
         yield pool.submit
 
 
 @pytest.fixture
 def connect(server, db):
-    """Makes connections to `db`, by default direct and in autocommit, which end with the test."""
+    """Gives a function that connects to `db`, by default directly and in autocommit. The connections end with the
+    test."""
     made = []
 
     def make(via=server, dbname=db, autocommit=True, **kw):
         conn = psycopg.connect(via.dsn(dbname, **kw), autocommit=autocommit)
         if via is not server:
-            conn.prepare_threshold = None  # a pooler in transaction mode loses prepared statements
+            conn.prepare_threshold = None  # a pooler in transaction mode supports no prepared statements
         made.append(conn)
         return conn
 

@@ -1,4 +1,4 @@
-"""What tests share in which transactions cross each other and the worker."""
+"""Shared by tests in which transactions cross each other and the worker."""
 
 from client import Session, stat
 from conftest import wait_until
@@ -6,13 +6,13 @@ from test_attacks import is_granted
 
 
 def waits(watcher, conn):
-    """Whether a connection's statement waits for a lock."""
+    """Returns whether a connection's statement waits for a lock."""
     waiting = "SELECT 1 FROM pg_stat_activity WHERE pid = %s AND wait_event_type = 'Lock'"
     return watcher.execute(waiting, (conn.info.backend_pid,)).fetchone()
 
 
 def opened(conn, *args, **kw):
-    """A session that is there, on a connection in transactions."""
+    """Opens a session and commits, on a connection that is not in autocommit."""
     session = Session(conn, *args, **kw)
     conn.commit()
     return session
@@ -24,7 +24,7 @@ def prepare(conn, name):
 
 
 def worker_passes(conn, count=2):
-    """Lets the worker look as often, at least once from now on to its end."""
+    """Waits until the worker has ended `count` more passes, at least one of which began after this call."""
     stirring, before = Session(conn, "stirring", "60 s"), stat(conn, "sweeps")
 
     def passed():

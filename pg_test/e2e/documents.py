@@ -10,18 +10,18 @@ REFERENCE = ROOT / "docs/reference"
 
 
 class Table(NamedTuple):
-    section: str  # the heading that it stands under, as an anchor
+    section: str  # the heading above it, as an anchor
     header: list[str]
     rows: list[list[str]]
 
 
 def prose(text):
-    """Without the examples."""
+    """Returns the text without the examples."""
     return re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)
 
 
 def words(text):
-    """How many words a reader has before them: those of the prose and of the tables, without the examples and the bars."""
+    """Counts the words of the prose and of the tables, without the examples and the bars."""
     return sum(any(map(str.isalnum, word)) for word in re.split(r"\s|(?<!\\)\|", prose(text)))
 
 
@@ -41,7 +41,7 @@ def links(text):
 
 
 def sections(text):
-    """{anchor: the text under that heading, up to the next one}"""
+    """Returns {anchor: the text under that heading, up to the next one}."""
     parts = re.split(r"^#+ (.*)$", prose(text), flags=re.M)
     return {anchor(heading): body for heading, body in zip(parts[1::2], parts[2::2], strict=True)}
 
@@ -56,12 +56,13 @@ def tables(text):
 
 
 def code(cell):
-    """Lists what a cell has as code."""
+    """Lists the code spans of a cell."""
     return re.findall(r"`([^`]+)`", cell)
 
 
 def examples(text):
-    """The examples in SQL, in order, each with the name of the psql that it is for: the reader's only one, or that of its first line."""
+    """Returns the examples in SQL, in order, each with the name of its psql: '' for the reader's only one, or the name
+    in its first line."""
     blocks = re.findall(r"^```sql\n(.*?)^```", text, re.M | re.S)
     named = (re.match(r"-- \[([\w-]+)\]", block) for block in blocks)
     return [(name[1] if name else "", block) for name, block in zip(named, blocks, strict=True)]

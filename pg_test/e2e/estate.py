@@ -1,4 +1,4 @@
-"""What an application has in a database: one of everything. Tests make it, and look for it after a restore or an
+"""The estate of an application in a database: one of everything. Tests make it, and check it after a restore or an
 upgrade."""
 
 import time
@@ -26,7 +26,7 @@ NOBODY = ("sessions", "leases", "waiters", "group_members", "history")
 
 
 class Estate:
-    """Made by a role of its own, which is no superuser."""
+    """The estate of a role of its own, which is no superuser."""
 
     def __init__(self, server, dbname="postgres", ttl=6):
         self.ttl, self.dbname = ttl, dbname
@@ -47,7 +47,7 @@ class Estate:
             server.query("SELECT eskit_lease.lease_force_release(resource, fence, 'why') FROM eskit_lease.leases WHERE resource = 'taken'", dbname=dbname)
             self.declare(conn)
             self.work(conn)
-            self.greatest = self.lost.take("last")  # of all that were ever answered
+            self.greatest = self.lost.take("last")  # of all fences that were ever answered
             self.rows = self.read(conn)
 
     def connect(self, server, dbname=None):
@@ -90,7 +90,7 @@ class Estate:
         return {query: conn.execute(query).fetchall() for query in KEPT}
 
     def change(self, server):
-        """Makes what comes after a point in time that the test goes back to."""
+        """Makes changes after the point in time to which the test goes back."""
         with self.connect(server) as conn:
             for session in (self.holder, self.lost, self.heir):
                 session.conn = conn
@@ -106,7 +106,8 @@ class Estate:
     # ---- afterwards ----
 
     def goes_on(self, server, since, timeline_is_new):
-        """As after a restart: a session that lived has its full TTL, since then at the earliest, and what it has."""
+        """Checks the state after a restart: a session that lived keeps what it has, and its full TTL counts from
+        `since` at the earliest."""
         with self.connect(server) as conn:
             for session in (self.holder, self.lost, self.heir):
                 session.conn = conn
@@ -144,7 +145,8 @@ class Estate:
         return next((row.fence for row in self.holder.assignment("g") if row.partition == 1), 0)
 
     def begins_anew(self, server, dbname):
-        """As after a dump: no session lives, and all that is not a session's is there and at work at once."""
+        """Checks the state after a dump and restore: no session lives, and all that belongs to no session exists and
+        works at once."""
         with self.connect(server, dbname) as conn:
             for view in NOBODY:
                 assert conn.execute(f"SELECT count(*) FROM eskit_lease.{view}").fetchone() == (0,), view
@@ -168,7 +170,7 @@ class Estate:
             assert new.close()
 
     def check_new(self, conn, session):
-        """New fences and ids are above all that were ever answered."""
+        """Checks that new fences and ids are above all that were ever answered."""
         assert session.take("new") > self.greatest
         assert session.acquire("s").fence > self.greatest
         assert call(conn, "execution_begin", "new", session.id).fence > self.greatest

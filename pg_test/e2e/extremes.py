@@ -1,6 +1,7 @@
-"""Calls with extreme values: of every function in the catalog, so that a new one is called too, with arguments by their types.
+"""Calls with extreme values: each function in the catalog is called, also new ones, with arguments by their types.
 
-A value is the SQL of an expression. Among the extremes are values that lead further in: sessions, fences and names of the stage that is set."""
+A value is the SQL of an expression. Among the extremes are valid values, which lead further into the code: sessions,
+fences and names of the stage."""
 
 import json
 
@@ -17,7 +18,8 @@ def quoted(text):
 
 
 def array(element, type):
-    """Of several dimensions, with other lower bounds, with NULL, empty, large; and of what was stored compressed or out of line."""
+    """Returns arrays: with several dimensions, other lower bounds or NULLs, empty ones, large ones, and arrays of
+    values stored compressed or out of line."""
     few = st.lists(element, max_size=4).map(lambda found: f"ARRAY[{', '.join(found)}]::{type}[]")
     return st.one_of(
         few,
@@ -83,7 +85,7 @@ CLASSES = [
     "(SELECT reltoastrelid FROM pg_class WHERE relname = 'stored')", "'information_schema.tables'",
     ]
 ]  # fmt: skip
-# None, those that PostgreSQL keeps for itself, one of long ago, the last one, and one's own.
+# NULL, the xids reserved by PostgreSQL, an old one, the last one, and one's own.
 XIDS = ["NULL", *(f"'{xid}'::xid" for xid in (0, 1, 2, 3, 4294967295)), "pg_current_xact_id()::xid"]
 ROLES = ["NULL", "0::regrole", "4294967295::regrole", "'extreme_nobody'::regrole", "'\"eXtreme {role}; \"'::regrole", "'pg_monitor'::regrole"]
 
@@ -95,7 +97,7 @@ OF_TYPE = {
     "integer[]": array(integers, "integer"), "xid": st.sampled_from(XIDS),
 }  # fmt: skip
 
-# The extremes themselves: each argument has each of its type.
+# The extremes: each argument takes each value of its type.
 EXTREMES = {
     "text": TEXTS, "uuid": ["NULL", "gen_random_uuid()", "'00000000-0000-0000-0000-000000000000'"], "bigint": LONGS,
     "integer": ["NULL", *(f"'{number}'::integer" for number in INTEGERS)], "interval": INTERVALS, "timestamp with time zone": TIMES, "jsonb": JSONS,
@@ -105,7 +107,7 @@ EXTREMES = {
                   f"array_fill({one}::{type}, ARRAY[100001])"]
     for type, one in [("text", "'r'"), ("jsonb", "'1'"), ("bigint", "'1'"), ("integer", "'1'")]
 }  # fmt: skip
-# Values of the other arguments that lead further in.
+# Valid values for the other arguments.
 SOUND = {
     "text": "'r'", "uuid": "(SELECT uuid FROM stage WHERE name = 'mine')", "bigint": "(SELECT number FROM stage WHERE name = 'lease')", "integer": "'1'::integer",
     "interval": "'1 minute'", "timestamp with time zone": "now()", "jsonb": "'1'::jsonb", "boolean": "true", "regclass": "'mine'::regclass",
@@ -115,7 +117,7 @@ SOUND = {
 
 
 def at_extremes(functions):
-    """A call of each function with each of its arguments at each extreme, the others being sound."""
+    """Gives a call of each function with each of its arguments at each extreme, and the others valid."""
     for name, types in functions:
         for at, type in enumerate(types):
             for value in EXTREMES[type]:
@@ -147,7 +149,8 @@ def calls(draw, functions):
 
 @st.composite
 def transactions(draw, functions):
-    """The caller, the statements of a transaction, whether each is in a savepoint of its own, and how it ends."""
+    """Draws the caller, the statements of a transaction, whether each is in a savepoint of its own, and how the
+    transaction ends."""
     body = draw(st.lists(st.tuples(st.sampled_from(FORMS), calls(functions)), min_size=1, max_size=4))
     statements = [form.format(call=call) for form, call in body]
     begin = draw(st.sampled_from(BEGINS))

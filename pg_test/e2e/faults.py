@@ -8,16 +8,16 @@ import psycopg
 from client import Session, Stubborn, stat
 from conftest import wait_until
 
-# For postgresql.conf: each line of the log tells its SQLSTATE.
+# For postgresql.conf: each line of the log has its SQLSTATE.
 LOGS_SQLSTATES = "log_line_prefix = '%m [%p] %b %d %e '"
 
-# In the order of `id` fenced transactions have run one after another, for they never overlap.
+# The fenced transactions have run in the order of `id`, as they never overlap.
 LEDGER = """
     CREATE TABLE ledger (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, resource text, fence bigint, writer text, what text)"""
 
 
 class Competitor(Stubborn):
-    """Asks for one of a few resources, writes in the ledger under the fence that it gets, and lets go; over and over."""
+    """Acquires one of a few resources, writes in the ledger under the fence, and releases; over and over."""
 
     numbers = itertools.count()
 
@@ -61,7 +61,7 @@ class Competitor(Stubborn):
 
 
 class Competition:
-    """Competitors at work, for the time of a `with`. `server` may change meanwhile."""
+    """Competitors that work during a `with`. `server` may change meanwhile."""
 
     def __init__(self, server, count=4, resources=("a", "b"), ttl="2 s"):
         server.query(LEDGER)
@@ -81,7 +81,7 @@ class Competition:
         assert failure or not [competitor.failure for competitor in self.competitors if competitor.failure]
 
     def go_on(self, more=3):
-        """Waits until each has written more than before."""
+        """Waits until each competitor has written more than before."""
         before = [len(competitor.confirmed) for competitor in self.competitors]
 
         def each_did():
@@ -97,8 +97,8 @@ class Competition:
         return max(fence for competitor in self.competitors for fence in list(competitor.fences))
 
     def prove(self, server, confirmed=None):
-        """Confirmed work (by default all) is there, once; no fence has two holders, and none is used after a higher
-        one."""
+        """Checks that confirmed work (by default all) exists once, no fence has two holders, and none is used after a
+        higher one."""
         falls = "SELECT * FROM (SELECT *, fence < max(fence) OVER (PARTITION BY resource ORDER BY id) AS falls FROM ledger) AS l WHERE falls"
         assert server.query(falls) == []
         assert server.query("SELECT fence FROM ledger GROUP BY 1 HAVING count(DISTINCT (resource, writer)) > 1") == []
@@ -120,7 +120,7 @@ IS_LEFT = """
 
 
 def nothing_left(server, dbname="postgres"):
-    """Has all sessions leave. Then rows, slots, guards and places are all gone, by and by."""
+    """Closes all sessions, and waits until no row, slot, guard or place in line remains."""
     with server.connect(dbname) as conn:
         conn.execute("SELECT eskit_lease.session_close(session) FROM eskit_lease.sessions")
 
@@ -136,7 +136,7 @@ def nothing_left(server, dbname="postgres"):
 
 
 class Log:
-    """Returns what a server logs from now on."""
+    """The lines that a server logs from now on."""
 
     def __init__(self, server):
         self.file, self.start = server.log, server.log.stat().st_size
@@ -147,7 +147,7 @@ class Log:
             return file.read().splitlines()
 
     def is_clean(self, *but):
-        """No internal error, no failed assertion, no crash; save what was meant to be."""
+        """Checks that there was no internal error, failed assertion or crash, except expected ones."""
         bad = ("XX000", "XX001", "XX002", "PANIC", "TRAP:", "was terminated by signal")
         found = [line for line in self.lines() if any(sign in line for sign in bad) and not any(meant in line for meant in but)]
         assert not found, found[:5]

@@ -1,4 +1,4 @@
-"""Ways to take a primary's standbys away from it, and to give them back. Its clients notice nothing."""
+"""Ways to cut a primary off from its standbys, and to reconnect them. The primary's clients notice nothing."""
 
 import os
 import signal
@@ -9,7 +9,7 @@ from conftest import wait_until
 
 
 class Pair:
-    """A primary and the synchronous standby that it asks, over a link."""
+    """A primary and the synchronous standby that confirms its sessions, over a link."""
 
     def __init__(self, primary, standby, link):
         self.primary, self.standby, self.link = primary, standby, link
@@ -46,13 +46,13 @@ class Pair:
             try:
                 self.primary.query("SELECT pg_reload_conf()")
             except psycopg.OperationalError:
-                pass  # it is down, and reads the file when it starts
+                pass  # the primary is down, and reads the file when it starts
 
     def confirmers(self):
         return self.primary.workers("confirmer")
 
     def waiting(self):
-        """Whether the confirmer waits for the standby."""
+        """Returns whether the confirmer waits for the standby."""
         return self.primary.query(
             "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'eskit_lease confirmer' AND state = 'active'"
         ) == [(1,)]

@@ -1,4 +1,4 @@
-"""The needs of the programs in other languages, which pg_test/examples has made ready under target/examples."""
+"""What the programs in other languages need, as pg_test/examples has put it under target/examples."""
 
 import sys
 import warnings
@@ -27,7 +27,7 @@ CALLERS = {
 
 
 def missing(language):
-    """Why it cannot be tested here, if it cannot."""
+    """Returns why the language cannot be tested here, if so."""
     why = READY / language / "missing"
     return why.read_text().strip() if why.exists() else None
 

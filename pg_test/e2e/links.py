@@ -1,4 +1,5 @@
-"""The network between programs of one machine: links over loopback that can be cut, in one direction or both, without either side being told."""
+"""The network between programs of one machine: links over loopback that can be cut, in one direction or both, without
+notice to either side."""
 
 import contextlib
 import socket
@@ -8,8 +9,7 @@ from psycopg.conninfo import make_conninfo
 
 
 class Link:
-    """A way to a port. Data sent over it while it is cut is late, not lost; a new connection meanwhile does not
-    answer."""
+    """A link to a port. Data sent while it is cut is late, not lost; a new connection gets no answer meanwhile."""
 
     def __init__(self, target):
         self.target, self.sockets, self.forgotten = target, set(), []
@@ -31,8 +31,7 @@ class Link:
         self.to_client.set()
 
     def forget(self):
-        """Present connections are silent for ever, as beyond a firewall that has forgotten them. New ones get
-        through."""
+        """Present connections stay silent, as behind a firewall that has dropped their state. New ones get through."""
         self.cut()
         self.forgotten += self.to_server, self.to_client
         self.to_server, self.to_client = threading.Event(), threading.Event()
@@ -83,6 +82,6 @@ class Link:
             ends = socket.SHUT_WR
         except OSError:
             ends = socket.SHUT_RDWR
-        open.wait()  # the end of a connection is no sooner heard of than what was sent
+        open.wait()  # the end of a connection arrives no earlier than its data
         with contextlib.suppress(OSError):
             target.shutdown(ends)

@@ -1,9 +1,9 @@
-"""Consumers that go on over a failover. Each answer is kept, and must agree with what has survived.
+"""Consumers that go on across a failover. Each answer is recorded, and must agree with what has survived.
 
-Each competes for a few resources. Under a fence that it was given it writes in one checked transaction: a row of the journal, an item
-added, a run-once key that others try too. The items that it claims it finishes in the transaction that notes them. It knows of
-failovers no more than the loop of docs/consumer.md does: when its connection breaks it connects again, asks again for what it had, and stops where it is
-refused."""
+Each consumer competes for a few resources. One fenced transaction writes a row of the journal, adds an item, and begins
+a run-once key that others try, too. A consumer finishes the items that it claims in the transaction that notes them.
+Like the loop of docs/consumer.md, it knows nothing of failovers: when its connection breaks it connects again, acquires
+again what it had, and gives up what is refused."""
 
 import itertools
 import math
@@ -18,12 +18,12 @@ from psycopg.conninfo import make_conninfo
 from psycopg.types.json import Jsonb
 
 RESOURCES = [f"resource {number}" for number in range(4)]
-# Rows of a resource are numbered under a lock that is held to the commit: in commit order.
+# Rows of a resource are numbered in commit order, under a lock that is held to the commit.
 TABLES = """
     CREATE EXTENSION IF NOT EXISTS eskit_lease;
     CREATE TABLE journal (place bigint GENERATED ALWAYS AS IDENTITY, what text, name text, fence bigint, session uuid, tag text);
     SELECT eskit_lease.queue_create('q');
-    -- As restored from a server that had failed over a few times.
+    -- As if restored from a server that had failed over a few times.
     SELECT setval('eskit_lease._item_seq', 5::bigint << 40);
 """
 ORDER = "SELECT pg_advisory_xact_lock(77, hashtext(%s))"
@@ -33,7 +33,7 @@ REFUSALS = ("LF001", "55P03", "40001", "55000", "LF003")
 
 
 class Either:
-    """Two servers as a client names them that wants the primary: the first of them that can be written to."""
+    """Two servers, as a client lists them that wants the primary: it gets the first one that accepts writes."""
 
     def __init__(self, *servers, name):
         hosts, ports = (",".join(str(value) for value in values) for values in zip(*((s.host, s.port) for s in servers), strict=True))
@@ -91,7 +91,7 @@ class Consumer(Stubborn):
         except psycopg.Error as error:
             if error.sqlstate not in REFUSALS:
                 raise
-            self.fences.clear()  # rolled back; asked for again where it is still held
+            self.fences.clear()  # rolled back; the session acquires again what it still holds
         time.sleep(random.uniform(0, 0.02))
 
     def step(self):
@@ -118,7 +118,7 @@ class Consumer(Stubborn):
         return answer.granted
 
     def write(self, resource, fence):
-        key = str(int((time.monotonic() - random.expovariate(1)) * 20))  # of just now, as others have it
+        key = str(int((time.monotonic() - random.expovariate(1)) * 20))  # a recent key, which others try, too
         tag = f"{self.name}/{next(self.tags)}"
         with self.conn.transaction():
             self.ask("fence_check", resource, fence)
@@ -148,7 +148,7 @@ def finish(conn, claimed, session, tag):
 
 
 class Load:
-    """A number of consumers, of each of the servers that they are given, and what they have been told."""
+    """Some consumers for each of the servers, and the answers that they got."""
 
     def __init__(self, *servers, ttl, each=3):
         self.ttl, self.history, self.opened, self.acknowledged = ttl, [], {}, []
@@ -165,7 +165,7 @@ class Load:
             consumer.stopping.set()
 
     def works(self, timeline=None, server=None, writes=5):
-        """Waits until each consumer, or each of a server, has written some more, on a timeline if one is named."""
+        """Waits until each consumer, or each of one server, has written `writes` more rows, on `timeline` if given."""
         before, waiting = len(self.acknowledged), self.of.get(server, self.consumers)
 
         def done():
@@ -176,7 +176,7 @@ class Load:
         wait_until(done, pause=0.02)
 
     def end(self, conn):
-        """The consumers stop; another one finishes what items there are."""
+        """Stops the consumers; another session finishes the remaining items."""
         for consumer in self.consumers:
             consumer.end()
             if consumer.session:
@@ -194,8 +194,8 @@ class Load:
     # ---- what must hold ----
 
     def check(self, conn, since, lost_from):
-        """`since`: for each timeline but the first, a time before its beginning. `lost_from`: for timelines whose end may be lost, from
-        when on. Returns how many writes are."""
+        """`since`: for each timeline except the first, a time before its beginning. `lost_from`: for timelines whose
+        end may be lost, the time from which on. Returns how many writes are lost."""
         check_journal(conn)
         self.check_fences()
         self.check_sessions(since, lost_from)
@@ -209,7 +209,7 @@ class Load:
         return len(lost)
 
     def fences(self, reasons):
-        """Timeline and fence of all that was granted with one of these reasons, and of attempts and claims."""
+        """Gives timeline and fence of all grants with one of these reasons, and of attempts and claims."""
         for told in self.history:
             first = told.answer[0] if told.answer else None
             if told.verb == "lease_acquire" and first.reason in reasons or told.verb == "execution_begin" and first.first:
@@ -218,7 +218,8 @@ class Load:
                 yield told.timeline, first.fence
 
     def check_fences(self):
-        """No fence is given twice, and those of a timeline are above all that were ever answered on the one before, whenever that was."""
+        """Checks that no fence is granted twice, and that a timeline's fences are above all that were ever answered on
+        the timelines before."""
         granted = list(self.fences(("granted", "refenced")))
         assert len({fence for _, fence in granted}) == len(granted)
         timelines = sorted({timeline for timeline, _ in granted})
@@ -233,7 +234,7 @@ class Load:
         assert len(set(items)) == len(items)
 
     def check_sessions(self, since, lost_from):
-        """No client is told that its session has ended before its TTL has.
+        """Checks that no client is told that its session has ended before its TTL is over.
 
         The TTL counts from the last answer and from the timeline's beginning."""
         alive = {}
@@ -252,7 +253,7 @@ class Load:
 
 
 def check_journal(conn):
-    """Nothing was done twice, and no other member wrote beside the owner."""
+    """Checks that nothing was done twice, and no other session wrote beside the holder."""
     falls = """SELECT * FROM (SELECT *, lag(fence) OVER (PARTITION BY name ORDER BY place) AS before FROM journal WHERE what = 'lease') AS j
                WHERE fence < before"""
     assert conn.execute(falls).fetchall() == []

@@ -1,4 +1,4 @@
-"""A member of a group as the tests write one, and what they look at."""
+"""A member of a group for the tests, and what they check of a group."""
 
 from collections import Counter
 
@@ -14,7 +14,7 @@ def create(conn, partitions, timeout="1 h", **settings):
 
 
 class Member(Session):
-    """A session in the group `g` that does what it is asked when it is told to."""
+    """A session in the group `g`, which releases revoked partitions when the test says so."""
 
     owned, revoking = {}, {}
 
@@ -26,7 +26,7 @@ class Member(Session):
         return call(self.conn, "group_leave", "g", self.id)
 
     def assignment(self):
-        """Partition to fence, of what it owns; and the partitions that it must give back."""
+        """Returns {partition: fence} of what the member owns; `revoking` has those that it must release."""
         answer = rows(self.conn, "group_assignment", "g", self.id)
         self.owned = {row.partition: row.fence for row in answer}
         self.revoking = {row.partition: row.fence for row in answer if row.state == "revoking"}
@@ -39,13 +39,13 @@ class Member(Session):
         return len(self.revoking)
 
     def hears(self):
-        """Whether the revision has grown since this was last asked."""
+        """Returns whether the revision has grown since the last call."""
         before, self.revision = self.revision, self.heartbeat().revision
         return self.revision > before
 
 
 def owners(conn):
-    """The session of each partition; None where none that lives has it."""
+    """Returns each partition's session, or None if no living session owns it."""
     return [row[2] if row[1] in ("owned", "revoking") else None for row in conn.execute(PARTITIONS)]
 
 
@@ -54,14 +54,14 @@ def shares(conn):
 
 
 def settled(conn, members):
-    """Whether each partition is owned, by one of these, and shares differ by one at most."""
+    """Returns whether these members own all partitions, in shares that differ by one at most."""
     states = conn.execute(PARTITIONS).fetchall()
     counts = [sum(row[2] == member.id for row in states) for member in members]
     return all(row[1] == "owned" for row in states) and sum(counts) == len(states) and max(counts) - min(counts) <= 1
 
 
 def settle(conn, members):
-    """Has the members do as they are asked until all is settled."""
+    """Has the members release revoked partitions until all is settled."""
 
     def done():
         for member in members:
@@ -72,12 +72,12 @@ def settle(conn, members):
 
 
 JOURNAL = "CREATE TABLE journal (place bigint GENERATED ALWAYS AS IDENTITY, partition int, fence bigint, session uuid)"
-# Rows of a partition are numbered under a lock that is held to the commit: in commit order.
+# Rows of a partition are numbered in commit order, under a lock that is held to the commit.
 WRITE = "INSERT INTO journal (partition, fence, session) VALUES (%s, %s, %s)"
 
 
 def write(conn, partition, fence, session):
-    """One fenced write, ordered by commit within its partition. Whether it could be made."""
+    """Makes one fenced write, ordered by commit within its partition. Returns whether it succeeded."""
     try:
         with conn.transaction():
             call(conn, "fence_check", "g", fence)
@@ -90,7 +90,8 @@ def write(conn, partition, fence, session):
 
 
 def check_journal(conn):
-    """Fences never fall within a partition, and each fence has one writer: no other member wrote beside the owner."""
+    """Checks that fences never fall within a partition, and each fence has one writer: no other member wrote beside the
+    owner."""
     falls = """SELECT * FROM (SELECT *, lag(fence) OVER (PARTITION BY partition ORDER BY place) AS before FROM journal) AS j
                WHERE fence < before"""
     assert conn.execute(falls).fetchall() == []

@@ -1,4 +1,4 @@
-"""A database in which all goes wrong that an operator may have to look for: each question has an answer there."""
+"""A database in which everything is wrong that an operator may have to look for, so each question has an answer."""
 
 import contextlib
 import os
@@ -11,7 +11,7 @@ ROLE = "night_watch"
 
 
 class Night:
-    """With the worker off, what is wrong stays so."""
+    """The problems, which last while the worker is off."""
 
     def __init__(self, server, connect):
         self.server, self.connect, self.conn = server, connect, connect()
@@ -49,14 +49,14 @@ class Night:
         assert not call(self.conn, "item_fail", dead.id, dead.fence, "why")
 
     def be_late(self):
-        """A session has missed a heartbeat, or is about to."""
+        """Makes sure that a session has missed a heartbeat, or is about to."""
         if not self.late or self.late.expired(self.conn):
             self.late = Session(self.conn, "late", ttl="3 s")
 
 
 @contextlib.contextmanager
 def night(server, connect):
-    """It, and what a monitor's connection sees of it."""
+    """Gives the night, and a monitor's connection to it."""
     seen = Night(server, connect)
     seen.conn.execute(f"CREATE ROLE {ROLE} LOGIN PASSWORD '{os.environ['PGPASSWORD']}' IN ROLE pg_monitor")
     try:

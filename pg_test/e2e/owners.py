@@ -1,6 +1,7 @@
-"""Processes of a few consumers that take over from each other, all by a seed. Each shares its session between connections, lets leases live on in grace and
-takes them back, holds permits, and goes on for a while after another process has taken its place. The oracle knows processes and not only fences: two
-that use one fence are as wrong as two holders."""
+"""Processes of a few consumers that take over from each other, all by a seed. Each process shares its session between
+connections, releases leases with grace and takes them back, holds permits, and goes on for a while after another
+process has taken over. The oracle knows processes, not only fences: two processes that use one fence are as wrong as
+two holders."""
 
 import collections
 import itertools
@@ -18,16 +19,16 @@ TABLES = """
     SELECT eskit_lease.semaphore_create('permits', 2)"""
 PERMITS = {"one": 1, "other": 1, "permits": 2}
 CONSUMERS, CONNECTIONS = 3, 2
-# Rows of an exclusive lease are numbered under a lock that is held to the commit: in commit order.
+# Rows of an exclusive lease are numbered in commit order, under a lock that is held to the commit.
 ORDER = "SELECT pg_advisory_xact_lock(hashtext(%s))"
 TWICE = """SELECT resource, session, count(*) FROM eskit_lease._leases WHERE session IS NOT NULL AND resource = 'permits'
            GROUP BY 1, 2 HAVING count(*) > 1"""
-# A lost fence, another transaction in the way, a snapshot of before the grant, a deadlock, a session that has ended.
+# A lost fence, another transaction in the way, a snapshot from before the grant, a deadlock, a session that has ended.
 REFUSALS = {"LF001", "55P03", "40001", "40P01", "55000", "LF003"}
 
 
 class Inside(NamedTuple):
-    """A time in which a transaction has certainly passed the check and not ended yet, by the clock of this program."""
+    """A time in which a transaction has certainly passed its check and has not ended, by the clock of this program."""
 
     resource: str
     fence: int
@@ -37,7 +38,8 @@ class Inside(NamedTuple):
 
 
 class Process:
-    """One that runs for a consumer: its session, and each fence that it has been told, also those that it has let go of."""
+    """A process of a consumer: its session, and each fence that it has received, also of leases that it has
+    released."""
 
     def __init__(self, stress, consumer, number, takeover):
         self.stress, self.number, self.random = stress, number, random.Random(f"{stress.seed} {number}")
@@ -78,7 +80,7 @@ class Process:
             call(conn, "lease_cancel", resource, self.session)
 
     def known(self, chance):
-        """A fence of its own: mostly the newest, now and then one that may be lost."""
+        """Returns a fence of the process: mostly the newest, now and then one that may be lost."""
         fences = list(self.fences)
         return None if not fences else fences[-1] if chance.random() < 0.7 else chance.choice(fences)
 
@@ -100,7 +102,7 @@ class Process:
             call(conn, "lease_release", *known, chance.choice(["0", "100 ms", "2 s", "2 s"]))
 
     def retake(self, conn, chance):
-        """Out of grace, while other connections of this process work under the fence."""
+        """Takes a lease back out of grace, while other connections of the process work under its fence."""
         if known := self.known(chance):
             call(conn, "lease_release", *known, "2 s")
             self.work(conn, chance)
@@ -128,7 +130,7 @@ class Stress:
         self.told, self.inside, self.faults, self.numbers = {}, [], [], itertools.count()
 
     def consumer(self, name, until):
-        """One process after the other; the one before goes on beside the next for a while."""
+        """Runs one process after another; a former process goes on beside the next for a while."""
         chance, former = random.Random(f"{self.seed} {name}"), []
         process = None
         while time.monotonic() < until and not self.faults:
@@ -170,7 +172,7 @@ class Stress:
 
 
 def written_by_two(journal):
-    """Fences under which several processes have written."""
+    """Finds fences under which several processes have written."""
     writers = collections.defaultdict(set)
     for resource, fence, process in journal:
         writers[resource, fence].add(process)
@@ -178,7 +180,7 @@ def written_by_two(journal):
 
 
 def out_of_order(journal):
-    """Commits of an exclusive lease under a lower fence than something before it."""
+    """Finds commits of an exclusive lease under a lower fence than an earlier commit."""
     newest = collections.defaultdict(int)
     for resource, fence, process in journal:
         if PERMITS[resource] == 1:
@@ -188,7 +190,7 @@ def out_of_order(journal):
 
 
 def too_many(inside):
-    """More holders at one time than there are permits, and processes that hold two of them."""
+    """Finds more holders at one time than there are permits, and processes that hold two permits."""
     events = sorted(itertools.chain.from_iterable(((it.start, 1, it), (it.end, 0, it)) for it in inside), key=lambda event: event[:2])
     active = collections.defaultdict(collections.Counter)
     for _, begins, it in events:

@@ -1,4 +1,5 @@
-"""Pastes examples of the documentation into psql, as a reader would, and compares what comes of it with what they say."""
+"""Pastes examples of the documentation into psql, as a reader would, and compares the answers with what the examples
+say."""
 
 import os
 import re
@@ -11,7 +12,7 @@ COMPLAINT = re.compile(r"(?:ERROR|DETAIL|HINT): .*")
 
 
 def masked(line):
-    """Without what is another one each time: fences, positions and times; and any number where a note says so."""
+    """Masks what differs from run to run: fences, positions and times, and any number if a note says so."""
     line, note, _ = line.partition("   (")
     return re.sub(r"\d+" if note else r"\d{6,}", "N", line)
 
@@ -21,7 +22,7 @@ def complaints(text, kinds=COMPLAINT):
 
 
 class Psql:
-    """One psql. It reads what is pasted line by line, and goes on while others are pasted into."""
+    """A psql that reads pasted lines, and stays open while others are pasted into."""
 
     def __init__(self, dsn, stderr):
         command = [Path(os.environ["PG_BIN"]) / "psql", "-X", "-q", "-a", "-A", "-t", "-F", " | ", "-d", dsn]
@@ -31,19 +32,19 @@ class Psql:
         self.pasted = 0
 
     def _run(self, example):
-        """Returns what it printed, and its complaints."""
+        """Returns what psql printed, and its errors."""
         self.pasted += 1
-        mark = f"-- pasted {self.pasted}\n"  # psql prints a line when it reads it, so what stands before it has been done
+        mark = f"-- pasted {self.pasted}\n"  # psql echoes a line when it reads it, so all lines before it have run
         self.process.stdin.write(example + mark)
         self.process.stdin.flush()
         printed = []
-        while (line := self.process.stdout.readline()) not in ("", mark):  # nothing, where the example has it quit
+        while (line := self.process.stdout.readline()) not in ("", mark):  # '' if the example quits psql
             printed.append(line.rstrip("\n"))
         return printed, self.stderr.read()
 
     def paste(self, example):
-        """Gives how many answers were compared: a line of the example that begins with two blanks says what the statement above answers,
-        unless it leaves something out."""
+        """Returns how many answers were compared. A comment that begins with two blanks has the answer of the statement
+        above; one with "..." is not compared."""
         printed, errors = self._run(example)
         only_errors = re.compile(r"ERROR: .*")
         assert complaints(errors, only_errors) == complaints(example, only_errors), errors
@@ -71,13 +72,13 @@ class Psql:
 
 
 def settle(server, dbname, example):
-    """An example must see all that it reads up to the horizon, so no other process may write anywhere in the server."""
+    """Waits until the example sees all rows up to the horizon, so no other process may write anywhere in the server."""
     if "position_horizon" in example:
         wait_until(lambda: server.query("SELECT count(*) FROM eskit_lease.position_blockers", dbname=dbname) == [(0,)])
 
 
 def paste(server, dbname, directory, blocks):
-    """Pastes all, each into the psql that it is for; gives how many answers were compared."""
+    """Pastes all blocks, each into its psql. Returns how many answers were compared."""
     open_ones, compared = {}, 0
     try:
         for name, example in blocks:

@@ -1,8 +1,9 @@
-"""Judges the journal of queues.py from outside, and knows nothing of the extension's tables.
+"""Judges the journal of queues.py from outside, without the extension's tables.
 
-A fault is an item that two living sessions have at a time, that is given before its time or out of order, that is done twice or never, whose
-attempts are counted wrongly, or that is finished under a former claim or by a session that has ended. Each line of the journal was written while
-its transaction had the item in hand, so the places of an item's lines are in the order of its commits, and so are those of a key's."""
+A fault is an item that two living sessions have claimed at a time, that is claimed before its time or out of order,
+that is done twice or never, whose attempts are counted wrongly, or that is finished under a former claim or by a
+session that has ended. Each line of the journal was written while its transaction had locked the item. So the numbers
+of an item's lines are in the order of its commits, and so are those of a key's lines."""
 
 import math
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from queue_workers import MAX_ATTEMPTS, QUEUES
 
 @dataclass
 class Item:
-    """An item as the journal has it so far. It was added between `low` and `high`, or has become due then."""
+    """An item as the journal has it so far. It was added, or became due, between `low` and `high`."""
 
     id: int
     queue: str
@@ -29,7 +30,8 @@ class Item:
 
 class Oracle:
     def __init__(self, sessions, committed, partition_of):
-        """`committed`: when the answer to each commit came. `partition_of`: of a key, or of an id without one."""
+        """`committed`: when the answer to each commit came. `partition_of`: the partition of a key, or of an id without
+        a key."""
         self.sessions, self.committed, self.partition_of = sessions, committed, partition_of
         self.items, self.units, self.heads, self.faults = {}, {}, {}, []
 
@@ -49,7 +51,7 @@ class Oracle:
         self.faults.append(f"{event.queue}: item {event.item} {what}: {event}")
 
     def unit(self, event):
-        """The unit that is given one at a time; None for an item that stands alone."""
+        """Returns the unit of which one item is claimed at a time; None for an item that stands alone."""
         order, group = QUEUES[event.queue]
         if order == "none" or order == "key" and event.key is None:
             return None
@@ -65,12 +67,12 @@ class Oracle:
         self.units.setdefault(unit, {})[item.id] = item
 
     def lives(self, item, at):
-        """Whether the session that has claimed the item was certainly alive then."""
+        """Returns whether the session that has claimed the item was certainly alive at that time."""
         session = self.sessions.get(item.session)
         return session is not None and at < min(session.alive_until, session.ending_from)
 
     def may_be_dead(self, item, at):
-        """Whether its claimer's end has been the end of its attempts."""
+        """Returns whether the item may be dead because its claimer ended during the last attempt."""
         return item.state == "claimed" and item.attempts == MAX_ATTEMPTS and not self.lives(item, at)
 
     def claim(self, event, item):
@@ -97,7 +99,7 @@ class Oracle:
             else:
                 self.fault(event, f"is given before item {head.id} of its key is finished")
         if head is None:
-            # None that was there before this one was added may still wait.
+            # No item that was added before this one may still wait.
             for other in self.units[item.unit].values():
                 if other.state == "ready" and other.high < item.low:
                     self.fault(event, f"overtakes item {other.id}, which was there before {other.high}")

@@ -1,7 +1,8 @@
-"""A worker of queues, as a process of a consumer. It fails, sleeps beyond its time to live, rolls back, prepares transactions and
-leaves them behind.
+"""A worker of queues, as a process of a consumer. It fails items, sleeps beyond its TTL, rolls back, prepares
+transactions and leaves them behind.
 
-Each act notes in the journal what it does, in its own transaction and after the call. So the journal has what was committed."""
+Each act notes in the journal what it does, in the same transaction and after the call. So the journal has what was
+committed."""
 
 import collections
 import random
@@ -15,7 +16,7 @@ from client import call, rows
 from psycopg.types.json import Jsonb
 
 MAX_ATTEMPTS, BACKOFF, PARTITIONS = 3, 0.05, 6
-# With and without an order, with and without a group. Each has keys, delays and dead letters besides.
+# Queues with and without an order, with and without a group. Each also has keys, delays and dead items.
 QUEUES = {f"{order}{group}": (order, group) for order in ("none", "key", "fifo") for group in ("", "g")}
 NOTE = """INSERT INTO journal (token, what, queue, item, key, number, fence, attempt, session, began, due)
           VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)"""
@@ -26,7 +27,7 @@ REFUSALS = {"LF001", "55P03", "40001", "40P01", "55000", "LF003", "42704"}
 
 
 class Held(NamedTuple):
-    """An item as its claim was answered."""
+    """An item as the claim returned it."""
 
     queue: str
     id: int
@@ -37,8 +38,8 @@ class Held(NamedTuple):
 
 
 class Session:
-    """The facts of a session: until when it has certainly lived, since when it may have ended, and since when it
-    has."""
+    """The facts of a session: until when it has certainly lived, from when it may have ended, and by when it had
+    ended."""
 
     def __init__(self, id, ttl, asked_at):
         self.id, self.ttl, self.alive_until = id, ttl, asked_at + ttl
@@ -105,7 +106,7 @@ class Process:
             thread.start()
 
     def pause(self):
-        """A stopped process stops between any two of its statements."""
+        """Waits while the process is stopped, which may be between any two of its statements."""
         while not self.stopping.is_set() and time.time() < self.stopped_until:
             time.sleep(0.01)
 
@@ -160,7 +161,7 @@ class Process:
             call(conn, "session_wait", self.session.id, answer.revision, "20 ms")
 
     def stop(self, conn, chance):
-        """Until its session has ended, or nearly; then a zombie has what it has in hand."""
+        """Stops the process until its session has ended, or nearly. Then it goes on with its items as a zombie."""
         self.stopped_until = time.time() + self.ttl * chance.uniform(0.7, 1.5)
 
     def close(self, conn, chance):
@@ -205,7 +206,7 @@ class Process:
         self.stress.items[queue] += count
 
     def claim(self, conn, chance):
-        if not self.peaceful or len(self.held) < 20:  # none may be forgotten
+        if not self.peaceful or len(self.held) < 20:  # `held` must not drop any
             with self.begin(conn, chance) as act:
                 self.claim_in(act)
 
@@ -220,9 +221,9 @@ class Process:
         return items
 
     def choose(self, chance):
-        """Items of one claim: mostly of a new one, now and then of one that may be lost."""
+        """Returns items of one claim: mostly of a new claim, now and then of one that may be lost."""
         held = list(self.held)
-        if self.peaceful:  # another thread may be finishing them, so an error must tell of one item
+        if self.peaceful:  # another thread may be finishing them, so an error must concern one item
             return [chance.choice(held)] if held else []
         if not held:
             return []
@@ -241,7 +242,7 @@ class Process:
             raise
 
     def finish_in(self, act, items):
-        """Ends what these claims have begun, each item in one of three ways."""
+        """Ends the attempts of these items, in one of three ways."""
         chance = act.chance
         what = "done" if self.peaceful else chance.choices(["done", "fail", "unclaim"], [6, 3, 1])[0]
         began = time.time()
@@ -261,7 +262,7 @@ class Process:
         act.lost += items
 
     def several(self, conn, chance):
-        """Much in one transaction, and some of it undone."""
+        """Several acts in one transaction, some of them rolled back to a savepoint."""
         held = self.choose(chance)
         with self.begin(conn, chance) as act:
             for _ in range(chance.randint(1, 4)):

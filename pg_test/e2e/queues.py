@@ -1,5 +1,5 @@
-"""Six kinds of queues under workers that take over from each other, with prepared transactions, connections that end, and crashes;
-all by a seed. queue_workers.py has the workers, queue_oracle.py judges their journal."""
+"""Six kinds of queues under workers that take over from each other, with prepared transactions, broken connections and
+crashes; all by a seed. queue_workers.py has the workers, queue_oracle.py judges their journal."""
 
 import collections
 import itertools
@@ -43,13 +43,13 @@ class Stress:
                 call(conn, "queue_create", queue, MAX_ATTEMPTS, f"{BACKOFF} s", order, group or None)
 
     def consumer(self, name, until):
-        """One process after another; the one before goes on beside the next for a while."""
+        """Runs one process after another; a former process goes on beside the next for a while."""
         chance, former, process = random.Random(f"{self.seed} {name}"), [], None
         while time.time() < until and not self.faults:
             takes_over = bool(process) and chance.random() < 0.6
             try:
                 new = Process(self, name, next(self.processes), takes_over)
-            except psycopg.OperationalError:  # the server is just starting again
+            except psycopg.OperationalError:  # the server is restarting
                 time.sleep(0.05)
                 continue
             former += [process] if process else []
@@ -61,7 +61,7 @@ class Stress:
             left.end()
 
     def resolve(self):
-        """Decides what is prepared, sooner or later."""
+        """Commits or rolls back prepared transactions, sooner or later."""
         chance = random.Random(f"{self.seed} resolver")
         while not self.peace.is_set():
             try:
@@ -97,7 +97,7 @@ class Stress:
                     stop(found[0][0], chance.uniform(0.1, 1.2))
 
     def run(self):
-        """The journal in the order of its places."""
+        """Runs everything, and returns the journal in its order."""
         self.prepare()
         until = time.time() + self.seconds
         resolver = threading.Thread(target=self.resolve)
@@ -116,7 +116,7 @@ class Stress:
             return [Event(*row) for row in journal]
 
     def drain(self, conn):
-        """Workers who only do their work leave nothing."""
+        """Has workers that only do their work finish everything."""
         workers = [Process(self, f"drain {number}", next(self.processes), peaceful=True) for number in range(3)]
         left = "SELECT (SELECT count(*) FROM eskit_lease.items) + (SELECT count(*) FROM eskit_lease.dead_items)"
         try:

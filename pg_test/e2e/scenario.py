@@ -1,4 +1,4 @@
-"""Members of a group come and go by a random schedule, while producers write, and at the end everything must have been
+"""Members of a group come and go by a random schedule while producers write. At the end everything must have been
 applied once and in order. Producers, members and proofs are those of `make demo`."""
 
 import json
@@ -17,14 +17,14 @@ from stage import HERE, Actor, Stage  # noqa: E402
 
 TTL = 1.0
 MOST = 6  # members at a time
-STOPS = 6  # members that are stopped at least, however slow the machine is
+STOPS = 6  # the least number of stops, however slow the machine is
 PRODUCERS, RATE = 2, 200  # payments per second of each
 # The events that may happen next, and how often.
 FAULTS = {"start": 4, "kill": 3, "stop": 6, "leave": 3, "take_over": 3, "replace": 1}
 
 
 class Fault(AssertionError):
-    """A fault that must never be, with the history that led to it."""
+    """A fault that must never occur, with the history that led to it."""
 
 
 class Scenario(Stage):
@@ -33,7 +33,7 @@ class Scenario(Stage):
         self.random, self.seconds, self.pooler, self.history_file = random.Random(seed), seconds, pooler, history
         self.db = server.connect(dbname)
         self.db.execute((HERE / "group.sql").read_text())
-        # Shorter than the TTL, so that a member that is stopped loses what it is asked for before it loses its session.
+        # Shorter than the TTL, so that a stopped member loses its revoked partitions before it loses its session.
         self.db.execute("SELECT eskit_lease.group_alter('payments', rebalance_timeout => '600 ms')")
         via = pooler or server
         self.env = os.environ | {"PGHOST": "127.0.0.1", "PGPORT": str(via.port), "PGUSER": "postgres", "PGDATABASE": dbname}
@@ -74,7 +74,7 @@ class Scenario(Stage):
         return [member for member in self.members() if member.said("joined")]
 
     def live(self, seconds):
-        """Lets time go by, in which those that sleep are woken."""
+        """Lets time go by, and continues stopped members whose time has come."""
         until = time.monotonic() + seconds
         while True:
             now = time.monotonic()
@@ -112,7 +112,7 @@ class Scenario(Stage):
         self.did("killed", member)
 
     def stop(self, member):
-        """For less than its TTL, or for more; mostly with a batch in its hands."""
+        """Stops a member for less than its TTL, or for more; mostly in the middle of a batch."""
         patience = time.monotonic() + self.random.choice([0, 0.5, 0.5])
         while member.last() != "read" and time.monotonic() < patience:
             self.live(0)
@@ -128,18 +128,18 @@ class Scenario(Stage):
         self.did("continued", member)
 
     def leave(self, member):
-        if member not in self.leaving:  # a second signal may meet a process that is past its handler
+        if member not in self.leaving:  # a second signal may meet a process that no longer handles it
             self.leaving.add(member)
             member.signal(signal.SIGTERM)
             self.did("asked to leave", member)
 
     def take_over(self, member):
-        """A process is started anew under its name, because it has been killed or because it does not answer."""
+        """Kills or stops a process, and starts another one under its name, which takes over."""
         self.random.choice([self.kill, self.stop])(member)
         self.start(member.name, takeover=True)
 
     def replace(self, member):
-        """As in a rolling update: the new one is there before the old one is gone."""
+        """Replaces a member as in a rolling update: the new process starts before the old one leaves."""
         self.start(member.name, takeover=True)
         self.live(self.random.uniform(0, 0.5))
         self.leave(member)
@@ -178,7 +178,7 @@ class Scenario(Stage):
         return sorted(lines, key=lambda line: line["at"])
 
     def history(self, partition=None):
-        """Writes all to a file, and tells what concerns one partition."""
+        """Writes the whole history to a file, and returns what concerns one partition."""
         self.pump(0)
         self.history_file.parent.mkdir(exist_ok=True)
         with self.history_file.open("w") as file:

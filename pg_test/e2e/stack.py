@@ -1,5 +1,5 @@
-"""PostgreSQL as many let it fail over by itself: two nodes that Patroni looks after by way of etcd, and HAProxy in front of them. Each is as good
-as a host of its own: whatever they have to say to each other goes over links that can be cut."""
+"""A common setup for automatic failover of PostgreSQL: two nodes that Patroni manages by way of etcd, and HAProxy in
+front of them. Each is like a host of its own: they talk to each other only over links that can be cut."""
 
 import contextlib
 import json
@@ -18,7 +18,7 @@ from links import Link
 from psycopg.conninfo import make_conninfo
 
 PROGRAMS = ROOT / "target/patroni"
-# Seconds, and small, so that a failover takes some of them: how long a leader is believed, and how often Patroni looks.
+# Seconds, small so that a failover is quick: Patroni's ttl of a leader, and its loop_wait.
 BELIEVED, LOOKS = 5, 1
 
 
@@ -27,7 +27,7 @@ def missing():
 
 
 def environment():
-    """Unpacked and not installed, the programs have to be told where their libraries are."""
+    """The environment with the paths of the programs' libraries, as the programs are unpacked and not installed."""
     libraries = ":".join(str(path) for path in PROGRAMS.glob("usr/lib/*-linux-gnu*"))
     return os.environ | {"LD_LIBRARY_PATH": libraries, "PYTHONPATH": str(PROGRAMS / "usr/lib/python3/dist-packages")}
 
@@ -37,7 +37,8 @@ def as_server(*command):
 
 
 def free_port():
-    """Below those that the system hands out to clients, who would take that of a server which is down for a while."""
+    """Returns a port below those that the system gives to clients, which could take the port of a server that is down
+    for a while."""
     while True:
         port = random.randrange(10_000, 20_000)
         with socket.socket() as probe:
@@ -50,7 +51,7 @@ def children(pid):
 
 
 class Program:
-    """One that runs until it is killed, in a process group of its own, as PostgreSQL's user."""
+    """A program that runs until it is killed, in a process group of its own, as PostgreSQL's user."""
 
     def __init__(self, directory, name, *command):
         with (directory / f"{name}.log").open("ab") as log:
@@ -80,17 +81,17 @@ class Node:
         config = {
             "scope": "eskit", "name": name,
             "restapi": {"listen": f"127.0.0.1:{self.api}", "connect_address": f"127.0.0.1:{self.from_peer[self.api].port}"},
-            # Not etcd3: by that a leader which was stopped for too long takes the lock from its successor (Patroni 3.0). As a proxy: not by
-            # the address that etcd gives of itself.
+            # Not etcd3: with it a leader that was stopped for too long takes the lock from its successor (Patroni 3.0).
+            # As a proxy, so that Patroni does not use the address that etcd advertises.
             "etcd": {"hosts": [f"127.0.0.1:{self.to_etcd.port}"], "use_proxies": True},
             "watchdog": {"mode": "off"},
             "bootstrap": {
                 "dcs": {
                     "ttl": BELIEVED, "loop_wait": LOOKS, "retry_timeout": 2, **stack.modes,
-                    "maximum_lag_on_failover": 1 << 27,  # tests have it lag
+                    "maximum_lag_on_failover": 1 << 27,  # in tests it lags
                     "postgresql": {"use_pg_rewind": True, "parameters": stack.parameters},
                 },
-                "initdb": [{"encoding": "UTF8"}, {"locale": "C"}, {"wal-segsize": "1"}],  # whole segments are what pg_rewind copies
+                "initdb": [{"encoding": "UTF8"}, {"locale": "C"}, {"wal-segsize": "1"}],  # pg_rewind copies whole segments
             },
             "postgresql": {
                 "listen": f"127.0.0.1:{self.port}", "connect_address": f"127.0.0.1:{self.from_peer[self.port].port}",
@@ -108,7 +109,7 @@ class Node:
         self.patroni = Program(self.directory, self.name, PROGRAMS / "usr/bin/patroni", self.conf)
 
     def answers(self, path):
-        """Whether Patroni says that it is this, as HAProxy asks."""
+        """Returns whether Patroni answers this path with 200, as HAProxy asks."""
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{self.api}/{path}", timeout=0.5) as answer:
                 return answer.status == 200
@@ -124,7 +125,8 @@ class Node:
             return cur.fetchall() if cur.description else []
 
     def signal(self, number):
-        """To all of PostgreSQL, and to the postmaster first, so that there are no more. (Killed, it takes the others with it.)"""
+        """Sends a signal to all processes of PostgreSQL, first to the postmaster, so that it starts no more. (If the
+        postmaster is killed, the others end, too.)"""
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             postmaster = int((self.data / "postmaster.pid").read_text().split()[0])
             os.kill(postmaster, number)
@@ -132,14 +134,14 @@ class Node:
                 os.kill(pid, number)
 
     def kill(self):
-        """All at once, Patroni first, or it would start the other again."""
+        """Kills everything at once, Patroni first, as it would start PostgreSQL again."""
         self.patroni.kill()
         self.signal(signal.SIGKILL)
 
 
 class Stack:
-    """`connect` is by way of HAProxy, to whichever node leads. `modes` are Patroni's own; in the synchronous ones the leader asks its standby
-    for confirmations."""
+    """Two nodes, etcd and HAProxy. `connect` goes by way of HAProxy to the node that leads. `modes` are Patroni's own;
+    in the synchronous modes the leader asks its standby for confirmations."""
 
     def __init__(self, directory, **modes):
         self.directory, self.port, self.etcd_port = directory, free_port(), free_port()
@@ -161,18 +163,19 @@ class Stack:
         self.haproxy = Program(directory, "haproxy", PROGRAMS / "usr/sbin/haproxy", "-db", "-f", directory / "haproxy.cfg")
 
     def leads(self, node):
-        """Patroni says so before it has promoted PostgreSQL."""
+        """Returns whether a node leads. Patroni says so before it has promoted PostgreSQL, so this asks PostgreSQL,
+        too."""
         return node.answers("primary") and node.query("SELECT pg_is_in_recovery()") == [(False,)]
 
     def between_nodes(self):
         return [link for node in self.nodes for link in node.from_peer.values()]
 
     def around(self, node):
-        """All links between its host and the others."""
+        """Returns all links between the node's host and the others."""
         return [node.to_etcd, *node.from_haproxy.values(), *self.between_nodes()]
 
     def pair(self):
-        """The leader, and the node that follows it: once there is the one and the other streams from it, and may be promoted."""
+        """Waits until one node leads and the other streams from it and may be promoted. Returns both."""
 
         def found():
             with contextlib.suppress(psycopg.OperationalError):  # Patroni answers while it stops PostgreSQL
@@ -203,7 +206,7 @@ class Stack:
         self.etcd.kill()
 
 
-# As Patroni's documentation has it: connections to a node that leads no more are cut.
+# As in Patroni's documentation: connections to a node that no longer leads are cut.
 HAPROXY = """
 defaults
     mode tcp

@@ -1,4 +1,4 @@
-"""What a hostile reader found once: each was a second holder, a wake-up that was lost, or a worker that one user could stop."""
+"""What a hostile reader once found: each was a second holder, a lost wake-up, or a worker that one user could stop."""
 
 import threading
 
@@ -21,13 +21,14 @@ def dies(session, conn):
 
 
 def is_granted(conn, session, resource, within=20):
-    """By the worker, unasked. Well within the time that the other transaction stands in the way."""
+    """Waits until the worker has granted the resource to the session, without a call, well within the time that another
+    transaction is in the way."""
     held = "SELECT 1 FROM eskit_lease.leases WHERE resource = %s AND session = %s AND state = 'held'"
     wait_until(lambda: conn.execute(held, (resource, session.id)).fetchone(), timeout=within)
 
 
 def test_a_close_that_was_prepared_and_rolled_back(connect):
-    """A waiter that was ending while the resource became free is served when it turns out to live."""
+    """A waiter whose close was prepared while the resource became free is served when that close is rolled back."""
     holder, waiter, closer = Session(connect(), ttl="60 s"), Session(connect(), ttl="60 s"), connect(autocommit=False)
     holder.take("r")
     waiter.queue("r")
@@ -51,7 +52,7 @@ def test_a_heartbeat_finds_that_a_close_was_rolled_back(connect, no_worker):
 
 
 def test_a_heartbeat_in_a_close_that_is_rolled_back_after_another_one(connect, no_worker):
-    """The first one leaves the session as if its end was near, and to the second one its row is gone."""
+    """The first close leaves the session frozen, and in the second one its row is deleted."""
     session, closer = Session(connect(), ttl="60 s"), connect(autocommit=False)
     assert call(closer, "session_close", session.id)
     closer.execute("PREPARE TRANSACTION 'closing'")
@@ -64,7 +65,8 @@ def test_a_heartbeat_in_a_close_that_is_rolled_back_after_another_one(connect, n
 
 
 def test_a_close_that_was_rolled_back_while_others_have_the_row(connect):
-    """They have locked it, which ends no session: it lives again while they have it."""
+    """Another transaction has locked the session's row, which ends no session: the session lives again during that
+    lock."""
     session, closer, other, watcher = Session(connect(), ttl="60 s"), connect(autocommit=False), connect(autocommit=False), connect()
     assert call(closer, "session_close", session.id)
     closer.execute("PREPARE TRANSACTION 'closing'")
@@ -83,8 +85,8 @@ def test_a_close_that_was_rolled_back_while_others_have_the_row(connect):
 
 
 def test_a_lease_of_a_session_that_is_gone_is_swept_once_it_can_be_had(connect):
-    """Such a lease stays when a prepared close is committed while, after a restart, another process makes the session's
-    slot from its row."""
+    """Such a lease stays behind when a prepared close is committed while, after a restart, another process makes the
+    session's slot from its row."""
     gone, holder, watcher = Session(connect()), Session(connect()), connect()
     preparer, other = connect(autocommit=False), connect(autocommit=False)
     holder.take("r")
@@ -158,7 +160,7 @@ def test_a_database_that_lets_nobody_in_keeps_its_sessions(server, db, connect):
     holder.take("r")
     server.query(f"ALTER DATABASE {db} ALLOW_CONNECTIONS false")
     try:
-        # The death of another session has the launcher look at the database.
+        # The death of another session makes the launcher look at the database.
         dies(rival, holder.conn)
         wait_until(lambda: holder.conn.execute("SELECT count(*) FROM eskit_lease._sessions").fetchone() == (1,))
         assert holder.heartbeat().alive
@@ -168,7 +170,7 @@ def test_a_database_that_lets_nobody_in_keeps_its_sessions(server, db, connect):
 
 
 def test_refusals_and_rollbacks_use_up_no_slots(small):
-    """A session that was never seen needs no tombstone."""
+    """A session that no other process has seen needs no tombstone."""
     with small.connect() as conn, small.connect() as other:
         holder = Session(other, "holder", ttl="60 s")
         holder.take("r")
@@ -216,7 +218,8 @@ def test_defaults_of_the_database_do_not_reach_the_worker(server, db, connect):
 
 
 def test_lock_timeout_of_the_database_does_not_reach_the_worker(server, db, connect):
-    """It waits for the session that has a table locked, and does not begin anew, ever later."""
+    """The worker waits for the session that has locked a table, and is not cancelled and started again, later each
+    time."""
     server.query(f"ALTER DATABASE {db} SET lock_timeout = '1ms'")
     conn, locker = (connect(options="-c lock_timeout=20s") for _ in range(2))
     holder, waiter = Session(conn, ttl="1 s"), Session(conn, ttl="60 s")
@@ -233,7 +236,7 @@ def test_lock_timeout_of_the_database_does_not_reach_the_worker(server, db, conn
 
 
 def test_locked_leases_of_the_dead_keep_the_worker_from_nothing(connect):
-    """It passes over what others have locked, and does not spin on it."""
+    """The worker passes over leases that others have locked, and does not spin on them."""
     holder = Session(connect(autocommit=False), ttl="2 s")
     names = [f"n{i:04}" for i in range(1200)]
     holder.conn.execute("SELECT count(*) FROM eskit_lease.lease_acquire_many(%s, %s)", (names, holder.id))
@@ -244,7 +247,7 @@ def test_locked_leases_of_the_dead_keep_the_worker_from_nothing(connect):
     holder.conn.execute("SELECT count(*) FROM eskit_lease.lease_release_many(%s, %s)", (names, holder.id))
     dies(holder, watcher)
     is_granted(watcher, waiter, "wanted")
-    # Every look of this loop lets time pass; a worker that spins makes a pass for each of them, and many more.
+    # Every turn of this loop takes time; a worker that spins would make a pass in each turn, and many more.
     before, looks = stat(watcher, "sweeps"), 300
     for _ in range(looks):
         watcher.execute("SELECT pg_sleep(0.005)")
@@ -258,7 +261,7 @@ def test_a_full_queue_of_notifications_stops_no_hand_over(small):
     with small.connect() as conn, psycopg.connect(small.dsn()) as listener, small.connect() as watcher:
         listener.execute("LISTEN anything")
         listener.commit()
-        listener.execute("SELECT 1")  # open, so that the queue is not read
+        listener.execute("SELECT 1")  # the transaction stays open, so that the notification queue is not read
         with pytest.raises(psycopg.Error, match="too many notifications"):
             for _ in range(100):
                 conn.execute("SELECT count(pg_notify('anything', i || repeat('x', 7000))) FROM generate_series(1, 100) AS i")

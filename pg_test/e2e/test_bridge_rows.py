@@ -1,5 +1,5 @@
 """Old workers that lease a row by timestamp beside new ones with the lease that is bridged to it, while the worker and the server are killed,
-and the owner of the table or its schema does mischief."""
+and the owner of the table or of its schema tampers with it."""
 
 import random
 import threading
@@ -28,7 +28,7 @@ def bridged():
 
 @pytest.fixture
 def scene(bridged):
-    """A new holder, and a connection of an old worker."""
+    """Gives a new holder, and a connection of an old worker."""
     reset(bridged)
     with bridged.connect() as new, bridged.connect() as old:
         session = Session(new, "new", ttl="60 s")
@@ -54,7 +54,7 @@ def frees(conn, me="old"):
 
 
 def due(server):
-    """The worker has to write the row at its next look."""
+    """Makes the worker write the row at its next look."""
     server.query("UPDATE topics SET until = clock_timestamp() + interval '8 s' WHERE topic = 'orders'")
 
 
@@ -75,7 +75,7 @@ def checks(session):
 
 
 def goes_on(session):
-    """Whether the lease goes on under a fence that is newer than the last."""
+    """Returns whether the lease goes on under a newer fence than the last."""
     before = session.fences["r"]
     wait_until(lambda: (session.acquire("r").fence or 0) > before)
     with pytest.raises(psycopg.Error) as lost:
@@ -84,7 +84,7 @@ def goes_on(session):
 
 
 def test_the_row_outlives_the_worker_and_the_server(bridged, scene):
-    """The proof is in the row: while no other worker has owned it the fence stays."""
+    """The row has the proof: the fence stays as long as no other worker has owned the row."""
     session, _ = scene
     fence = session.fences["r"]
     (worker,) = workers(bridged)
@@ -105,7 +105,8 @@ def test_the_row_outlives_the_worker_and_the_server(bridged, scene):
 
 
 def test_without_a_worker(bridged, scene):
-    """Checks go on; past its time the row is an old worker's, and then the lease goes on under a new fence."""
+    """Checks go on. Past the deadline in the row an old worker may take it, and then the lease goes on under a new
+    fence."""
     session, old = scene
     bridged.set(eskit_lease__worker="off")
     wait_until(lambda: not workers(bridged))
@@ -120,7 +121,8 @@ def test_without_a_worker(bridged, scene):
 
 
 def test_a_name_that_only_looks_like_the_worker_s(bridged, scene):
-    """With a number above all fences no fence would ever be above it, and the holder would be given new ones for ever."""
+    """If the number in such a name counted, and were above all fences, no new fence would ever exceed it, and the
+    holder would get new ones without end."""
     session, _ = scene
     fence = session.fences["r"]
     bridged.query("UPDATE topics SET owner = 'eskit_lease:r:9000000000000000000' WHERE topic = 'orders'")
@@ -131,7 +133,7 @@ def test_a_name_that_only_looks_like_the_worker_s(bridged, scene):
 
 
 def test_a_table_that_becomes_unfit(bridged, scene):
-    """The worker does not keep the row, the log says why, once, and others are not held up.
+    """The worker gives the row up, the log says why, once, and others do not wait.
 
     Fenced work goes on until an old worker takes the row."""
     session, old = scene
@@ -175,14 +177,14 @@ def test_a_table_that_is_dropped(bridged, scene):
 
 @pytest.fixture
 def waiter(bridged):
-    """A session that waits, beside others, for a row that its test makes."""
+    """Gives a session that waits, beside others, for a row that its test makes."""
     reset(bridged)
     with bridged.connect() as conn:
         yield Session(conn, "waiter", ttl="60 s")
 
 
 def others_are_served(session):
-    """By the same worker, and soon: before they would look themselves."""
+    """The same worker serves others, and soon: before they would look themselves."""
     plain, other = Session(session.conn, "plain", ttl="1 s"), Session(session.conn, "other", ttl="60 s")
     plain.take("plain")
     other.queue("plain").wait_for("plain", limit=4)
@@ -190,7 +192,7 @@ def others_are_served(session):
 
 
 def test_an_owner_column_that_becomes_short(bridged, waiter):
-    """PostgreSQL checks no length of a value that is written by place; the worker does."""
+    """PostgreSQL checks no length of a value that is written by address; the worker does."""
     told = len(bridged.logged(REFUSED))
     bridged.query("ALTER TABLE topics ALTER owner TYPE varchar(5)")
     waiter.queue("r")
@@ -202,7 +204,7 @@ def test_an_owner_column_that_becomes_short(bridged, waiter):
 
 
 def test_long_values_that_are_locked(bridged, waiter):
-    """An administrator makes the index of the long values anew, and one of these is the owner."""
+    """An administrator rebuilds the index of the TOAST table, and the owner is a long value in it."""
     bridged.query("ALTER TABLE topics ALTER owner SET STORAGE EXTERNAL")
     bridged.query("UPDATE topics SET owner = repeat('x', 5000), until = clock_timestamp() WHERE topic = 'orders'")
     ((toast,),) = bridged.query("SELECT reltoastrelid::regclass::text FROM pg_class WHERE relname = 'topics'")
@@ -216,7 +218,7 @@ def test_long_values_that_are_locked(bridged, waiter):
 
 
 def test_an_owner_of_any_length(bridged, waiter):
-    """The row is another owner's, and the worker does not read the name: it would do so again and again."""
+    """The row has another owner, whose name the worker does not read, as it would do so again and again."""
     bridged.query("UPDATE topics SET owner = repeat('x', 300000000), until = clock_timestamp() + interval '1 h' WHERE topic = 'orders'")
     waiter.queue("r")
     for _ in range(3):
@@ -230,7 +232,7 @@ def test_an_owner_of_any_length(bridged, waiter):
 
 
 class Old(Stubborn):
-    """Works while it owns the row."""
+    """An old worker, which works while it owns the row."""
 
     def __init__(self, server, me):
         super().__init__(server)
@@ -244,7 +246,7 @@ class Old(Stubborn):
         time.sleep(random.uniform(0, 0.02))
         with self.conn.transaction():
             self.conn.execute("UPDATE work SET ended = clock_timestamp() WHERE id = %s", (unit,))
-            # A worker that was stopped beyond its time has not worked as the owner.
+            # If the old worker was stopped past its deadline, its work does not count.
             mine = "UPDATE topics SET position = position + 1 WHERE topic = 'orders' AND owner = %s AND until > clock_timestamp()"
             if not self.conn.execute(mine, (self.me,)).rowcount:
                 raise psycopg.Rollback
@@ -269,7 +271,7 @@ def test_old_and_new_workers_never_overlap(bridged, tmp_path):
         worker.start()
     try:
         for round in range(10):
-            # Both sides get on, whatever is killed.
+            # Both sides make progress, whatever is killed.
             before = done(bridged)
             wait_until(lambda: all(done(bridged).get(side, 0) > before.get(side, 0) + 3 for side in ("old", "new")))
             if round == 5:
@@ -294,7 +296,7 @@ SPY = """
 
 
 def mischief(server, statements):
-    """Runs these over and over, each in a transaction of its own; a refused one is tried again."""
+    """Repeats these statements, each in a transaction of its own; a refused one is tried again."""
     stop = threading.Event()
 
     def loop():
@@ -326,7 +328,8 @@ def mallory(bridged):
 
 
 def is_kept_through(server, schema, statements, enough):
-    """The row of a bridge is kept, and its fence checked, beside these statements; neither runs any of their code."""
+    """Checks that beside these statements the worker keeps the row of a bridge, and its fence passes checks; neither
+    runs any of their code."""
     server.query(f"SELECT eskit_lease.bridge_create_row('m', '{schema}.topics', 'orders', 'owner', 'until')")
     (table,) = server.query("SELECT target::oid FROM eskit_lease.bridges WHERE resource = 'm'")[0]
     with server.connect() as conn:
@@ -345,7 +348,7 @@ def is_kept_through(server, schema, statements, enough):
                 except psycopg.errors.LockNotAvailable:
                     closed += 1
                 if passed % 20 == 0:
-                    # So that the worker has to write it again and again.
+                    # Makes the worker write the row again and again.
                     session.release("m")
                     session.queue("m").wait_for("m")
         finally:
@@ -360,7 +363,7 @@ def is_kept_through(server, schema, statements, enough):
 
 
 def test_whoever_owns_the_schema(bridged, mallory):
-    """Renames it, and puts a view of the same name where the table was."""
+    """The schema's owner renames it, and puts a view of the same name where the table was."""
     bridged.query("CREATE SCHEMA theirs AUTHORIZATION mallory")
     bridged.query(TOPICS.replace("topics", "theirs.topics"))
     view = "CREATE VIEW theirs.topics AS SELECT public.spy('orders') AS topic, public.spy('x') AS owner, now() AS until"
@@ -374,10 +377,10 @@ def test_whoever_owns_the_schema(bridged, mallory):
 
 
 def test_whoever_owns_the_table(bridged, mallory):
-    """Hangs on it whatever would run with a write."""
+    """The table's owner attaches to it whatever would run with a write."""
     bridged.query("CREATE SCHEMA hers AUTHORIZATION mallory")
     bridged.query(TOPICS.replace("topics", "hers.topics"))
-    # So that each write of the row is one to all indexes.
+    # Makes each write of the row also write to all indexes.
     bridged.query("CREATE INDEX ON hers.topics (until)")
     bridged.query("ALTER TABLE hers.topics OWNER TO mallory")
     statements = [

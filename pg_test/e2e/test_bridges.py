@@ -13,7 +13,7 @@ from conftest import Server, once, wait_until
 pytestmark = once
 KEY = -1214547986480760684  # advisory_lock_id('sub:orders')
 WORK = "DROP TABLE IF EXISTS work; CREATE TABLE work (id bigint GENERATED ALWAYS AS IDENTITY, side text, began timestamptz, ended timestamptz)"
-# Pairs of units of work: one began before the other, of the other side, had ended.
+# Pairs of units of work from both sides, one of which began before the other had ended.
 OVERLAPS = "SELECT a.*, b.* FROM work AS a JOIN work AS b ON a.side = 'old' AND b.side = 'new' AND a.began < b.ended AND b.began < a.ended"
 
 
@@ -26,7 +26,7 @@ def bridged():
 
 @pytest.fixture
 def scene(bridged):
-    """A new holder, and a connection of an old worker."""
+    """Gives a new holder, and a connection of an old worker."""
     bridged.query("DROP EXTENSION IF EXISTS eskit_lease")
     bridged.query("CREATE EXTENSION eskit_lease")
     with bridged.connect() as new, bridged.connect() as old:
@@ -54,7 +54,7 @@ def unlocks(old):
 
 
 def checks(session):
-    """Whether the fence can be checked; if not, the other side is at work, or may have been."""
+    """Returns whether the fence passes a check; if not, the other side is at work, or may have been."""
     try:
         session.check("r")
     except psycopg.errors.LockNotAvailable as refused:
@@ -64,7 +64,7 @@ def checks(session):
 
 
 def goes_on(session):
-    """Whether the lease goes on under a fence that is newer than the last."""
+    """Returns whether the lease goes on under a newer fence than the last."""
     before = session.fences["r"]
     wait_until(lambda: (session.acquire("r").fence or 0) > before)  # busy for a moment
     with pytest.raises(psycopg.Error) as lost:
@@ -80,7 +80,7 @@ def test_the_worker_comes_back_for_the_lock(bridged, scene):
         bridged.query("SELECT pg_terminate_backend(%s)", worker)
         wait_until(lambda: workers(bridged) not in ([], [worker]))
         assert goes_on(session)
-    time.sleep(2.5)  # longer than a worker stays that has nothing to do
+    time.sleep(2.5)  # longer than an idle worker stays
     assert workers(bridged) and crosses(bridged) and checks(session)
 
 
@@ -112,7 +112,7 @@ def test_an_old_worker_that_waits(bridged, scene, background):
         wait_until(lambda: bridged.query("SELECT blocked_by FROM eskit_lease.bridges") == [([old.info.backend_pid],)])
         wait_until(lambda: not crosses(bridged))
         assert not waits.done(), "it waits for the fenced transaction"
-        session.check("r")  # the first one still stands
+        session.check("r")  # the first check still counts
     waits.result()
     assert not checks(session)
     unlocks(old)
@@ -120,7 +120,7 @@ def test_an_old_worker_that_waits(bridged, scene, background):
 
 
 def test_a_holder_that_is_still_fenced(bridged, scene):
-    """While it is, and under the old fence, it is given no new one."""
+    """While the holder is fenced under the old fence, it gets no new one."""
     session, old = scene
     with bridged.connect() as other, session.conn.transaction():
         session.check("r")
@@ -134,7 +134,7 @@ def test_a_holder_that_is_still_fenced(bridged, scene):
 
 
 def shares(server, but):
-    """The worker that shares the lock, if it is another one than that."""
+    """Returns the worker that has the lock in share mode, if it is not `but`."""
     found = server.query("SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 1 AND mode = 'ShareLock'")
     return {pid for (pid,) in found} & set(workers(server)) - {but}
 
@@ -163,7 +163,7 @@ def test_a_crash_of_the_server(bridged, scene):
 
 
 def kill(server, worker):
-    """Kills the worker, and returns when the server has recovered from that."""
+    """Kills the worker, and returns when the server has recovered."""
     find = "SELECT pid FROM pg_stat_activity WHERE backend_type = 'checkpointer'"
     before = server.query(find)
 
@@ -178,7 +178,7 @@ def kill(server, worker):
 
 
 class Old(Stubborn):
-    """Works while it has the lock: those that try for it, and those that wait."""
+    """An old worker, which tries for the lock or waits for it, and works while it has it."""
 
     def __init__(self, server, statement):
         super().__init__(server)
@@ -196,7 +196,7 @@ class Old(Stubborn):
 
 
 class New(Stubborn):
-    """Works while it has the lease: in line, and in fenced transactions."""
+    """A new worker, which waits in line for the lease, and works in fenced transactions."""
 
     session = None
 
@@ -220,13 +220,13 @@ class New(Stubborn):
             except psycopg.Error as lost:
                 if lost.sqlstate != "LF001":
                     raise
-                return  # an old worker has been there
+                return  # an old worker has had the lock
         self.session.release("r")
         time.sleep(random.uniform(0.001, 0.05))
 
 
 def unit(conn, side):
-    """One piece of work, with when it began and ended; how long it takes another to see is none of its business."""
+    """Does one unit of work, and records its begin and end. The time until others see its commit does not count."""
     (number,) = conn.execute("INSERT INTO work (side, began) VALUES (%s, clock_timestamp()) RETURNING id", (side,)).fetchone()
     time.sleep(random.uniform(0, 0.004))
     conn.execute("UPDATE work SET ended = clock_timestamp() WHERE id = %s", (number,))
@@ -246,7 +246,7 @@ def test_old_and_new_workers_never_overlap(bridged):
         worker.start()
     try:
         for round in range(12):
-            # Both sides get on, whatever is killed.
+            # Both sides make progress, whatever is killed.
             before = done(bridged)
             wait_until(lambda: all(done(bridged).get(side, 0) > before.get(side, 0) + 5 for side in ("old", "new")))
             if round == 6:
@@ -261,7 +261,7 @@ def test_old_and_new_workers_never_overlap(bridged):
 
 
 def test_others_get_their_turns():
-    """A worker that has to stay for a bridge is not one of those that databases share."""
+    """A worker that must stay for a bridge does not count among the workers that databases share."""
     server = Server("e2e-bridges-beside", "eskit_lease.max_workers = 1", "eskit_lease.min_ttl = '200 ms'")
     try:
         for name in ("bridged", "other"):
@@ -272,7 +272,7 @@ def test_others_get_their_turns():
             Session(here, "new", ttl="60 s").queue("r").wait_for("r")
             for _ in range(3):
                 Session(there, "soon over", ttl="200 ms").acquire("plain")
-                # No session asks for it there, so that only a worker takes it away.
+                # No session asks for it there, so only a worker removes it.
                 wait_until(lambda: server.query("SELECT session FROM eskit_lease._sessions", dbname="other") == [])
             assert server.query("SELECT held FROM eskit_lease.bridges", dbname="bridged") == [(True,)]
     finally:

@@ -1,5 +1,5 @@
-"""Every function is given up at any moment: cancelled, terminated, timed out, by itself, in a transaction and in a savepoint. What is given up
-has changed nothing and leaves nothing held, and the same call then works."""
+"""Every function is interrupted at any moment: cancelled, terminated, timed out, by itself, in a transaction and in a
+savepoint. An interrupted call has changed nothing and holds nothing, and the same call then works."""
 
 import itertools
 import os
@@ -22,7 +22,7 @@ FUNCTIONS = """
     WHERE pronamespace = 'eskit_lease'::regnamespace AND proname NOT LIKE '\\_%' AND prorettype <> 'trigger'::regtype ORDER BY 1"""
 TABLES = "SELECT relname FROM pg_class WHERE relnamespace = 'eskit_lease'::regnamespace AND relkind = 'r' ORDER BY 1"
 
-# How to call each of them so that it works on what stands: a stage, see below.
+# How to call each function so that it works on the stage, see below.
 CALLS = {
     "advisory_lock_id": lambda s: ("x",),
     "bridge_create": lambda s: (s.fresh, 7),
@@ -102,7 +102,7 @@ SETUP = """
     INSERT INTO leased VALUES ('k');
     SELECT eskit_lease.semaphore_create('permits', 2), eskit_lease.group_create('g', 4), eskit_lease.queue_create('q'),
            eskit_lease.queue_create('brittle', 1)"""
-# Makes again what calls have taken away.
+# Recreates what calls have removed.
 AGAIN = """
     SELECT eskit_lease.group_create('spare group', 4) WHERE NOT EXISTS (SELECT FROM eskit_lease.groups WHERE group_name = 'spare group');
     SELECT eskit_lease.semaphore_create('spare semaphore', 2)
@@ -114,7 +114,7 @@ AGAIN = """
 
 
 class Stage:
-    """Sessions with something of everything, for one call, on a connection that is not disturbed."""
+    """Sessions with something of everything, for one call, on a connection that is not interrupted."""
 
     numbers = itertools.count()
 
@@ -146,7 +146,7 @@ class Stage:
 
 
 class Theatre:
-    """A server, a connection that is disturbed, and one that looks on."""
+    """A server, a connection that is interrupted, and one that watches."""
 
     def __init__(self, server, seed):
         self.server, self.random = server, random.Random(seed)
@@ -162,7 +162,7 @@ class Theatre:
         self.given_up = 0
 
     def set(self):
-        """A connection, and something of everything."""
+        """Opens a connection, and sets a stage."""
         if self.conn is None or self.conn.closed or self.conn.broken:
             self.conn = self.server.connect()
         self.stage = Stage(self.watcher)
@@ -172,14 +172,14 @@ class Theatre:
         return self.watcher.execute(self.state).fetchone()
 
     def queue_is_new(self):
-        """Once the disturbed call has let go of it."""
+        """Drops and creates the queue, once the interrupted call no longer holds it."""
         try:
             return self.watcher.execute("SELECT eskit_lease.queue_drop('q', true), eskit_lease.queue_create('q')")
         except psycopg.errors.LockNotAvailable:
             return None
 
     def clear(self):
-        """All leave. A sweep removes what is left, and nothing is there that could not be."""
+        """Closes all sessions, and waits until sweeps have removed all that remains."""
         if self.conn.info.transaction_status == psycopg.pq.TransactionStatus.IDLE:
             calm(self.conn)
         else:
@@ -199,7 +199,7 @@ class Theatre:
 
 
 def calm(conn):
-    """No more timeouts. One may come in between, and so may an end that was meant for the call before."""
+    """Resets timeouts. One may strike meanwhile, and so may a cancel meant for the call before."""
     while not conn.broken:
         try:
             return conn.execute("RESET ALL")
@@ -261,7 +261,7 @@ def test_while_it_waits(theatre, how):
             if interrupter.ident:
                 interrupter.join()
         if error:
-            # Most give up a locked table by themselves, before a watcher sees them wait.
+            # Most calls give up a locked table by themselves, before a watcher sees them wait.
             assert error.sqlstate in (GIVEN_UP[how], "55P03"), (name, error)
             theatre.given_up += 1
             assert theatre.what_stands() == before, name
@@ -275,7 +275,7 @@ def test_while_it_waits(theatre, how):
 
 
 class Interrupter(threading.Thread):
-    """Gives up what another connection does, some microseconds from now."""
+    """Interrupts another connection's call some microseconds from now."""
 
     def __init__(self, conn, how, pid, delay):
         super().__init__()
@@ -289,7 +289,7 @@ class Interrupter(threading.Thread):
 
 
 class Act:
-    """One or more calls in one of several shapes, given up at a random moment or not at all."""
+    """One or more calls in one of several shapes, interrupted at a random moment or not at all."""
 
     # The answers of a call when an earlier one of the same transaction has changed its object.
     ANSWERS = {"LF001", "40001", "55P03", "55000", "LF003", "42710", "42704", "42809", "55006", "22023"}
@@ -298,7 +298,7 @@ class Act:
         choose = theatre.random.choice
         self.theatre, self.shape, self.how = theatre, choose(["alone", "transaction", "savepoint"]), choose(list(GIVEN_UP)[:3])
         self.names = [theatre.names[next(turn) % len(theatre.names)] for _ in range(1 if self.shape == "alone" else 2)]
-        self.delay = theatre.random.expovariate(1000)  # mostly within a millisecond, which is what a call takes
+        self.delay = theatre.random.expovariate(1000)  # mostly within a millisecond, as long as a call takes
 
     def play(self):
         theatre = self.theatre
@@ -322,10 +322,10 @@ class Act:
             return
         what = (self.names, self.shape, self.how, error)
         refused = error.sqlstate in self.ANSWERS and self.shape != "alone"
-        refused |= error.sqlstate == "25P02" and self.shape == "savepoint"  # its own end was given up
+        refused |= error.sqlstate == "25P02" and self.shape == "savepoint"  # the end of the savepoint was interrupted
         assert refused or error.sqlstate == GIVEN_UP[self.how] or isinstance(error, psycopg.OperationalError) and not error.sqlstate, what
         if self.conn.broken or self.conn.closed:
-            # It may have been committed when the connection was ended.
+            # The call may have been committed when the connection was terminated.
             wait_until(lambda: not theatre.watcher.execute("SELECT FROM pg_stat_activity WHERE pid = %s", (self.conn.info.backend_pid,)).rowcount)
             return
         assert theatre.what_stands() == before, what
@@ -346,7 +346,7 @@ class Act:
                 rows(self.conn, name, *args)
 
     def savepoint(self):
-        """A call that is given up in a savepoint is made again after it."""
+        """Makes a call in a savepoint, and again after it if the first was interrupted."""
         with self.conn.transaction():
             for name, args in self.each():
                 try:
@@ -365,7 +365,7 @@ def test_at_random_moments(theatre, worker):
     theatre.server.set(eskit_lease__worker=worker)
     wait_until(lambda: theatre.watcher.execute("SHOW eskit_lease.worker").fetchone() == (worker,))
     if worker == "on":
-        theatre.state = "SELECT"  # it changes what stands whenever it likes
+        theatre.state = "SELECT"  # the worker may change what stands at any time
     ends, acts = time.monotonic() + SECONDS, 0
     try:
         while time.monotonic() < ends:
