@@ -1,4 +1,4 @@
-"""Clients under a storm of faults, and the checks of all that they were answered: pg_test/checker tells which.
+"""Clients under a storm of faults, and checks of all their answers: pg_test/checker describes them.
 
 `make soak` runs the same for longer, by a schedule of another seed."""
 

@@ -19,7 +19,8 @@ HOUR = 3600
 
 
 class Clock:
-    """The wall clock of a server, which libfaketime reads from a file. Those that no step changes are left alone."""
+    """The wall clock of a server, which libfaketime reads from a file. Clocks that no step changes, as the monotonic
+    one, stay real."""
 
     def __init__(self, directory):
         self.file = directory / "clock"
@@ -30,7 +31,7 @@ class Clock:
         self.step(0)
 
     def step(self, seconds):
-        """So many seconds away from the true time, at once."""
+        """Steps the clock to so many seconds from the true time, at once."""
         changed = self.file.with_suffix(".new")
         changed.write_text(f"{seconds:+d}\n")
         changed.rename(self.file)
@@ -72,7 +73,7 @@ def clock(timed):
 
 
 def away(server):
-    """How many seconds the server's clock is from ours."""
+    """Returns how many seconds the server's clock is from ours."""
     return server.query("SELECT extract(epoch FROM clock_timestamp())::float8")[0][0] - time.time()
 
 
@@ -90,7 +91,7 @@ def test_nobody_expires_and_nobody_is_extended(timed, clock, seconds):
         kept = keeps.take("kept")
         goes.take("left")
         waiter.queue("left")
-        goes.heartbeat()  # the last one
+        goes.heartbeat()  # the last heartbeat
         clock.step(seconds)
         assert abs(away(timed) - seconds) < 30
         assert keeps.heartbeat().alive and 0 < keeps.trust_ms <= 3000
@@ -132,7 +133,7 @@ def test_over_a_restart(timed, clock, seconds, how):
 
 
 def test_what_is_kept_by_the_clock(timed, clock):
-    """A retention and a time to run at are by the wall clock, so a step changes them.
+    """A retention and a time to run at follow the wall clock, so a step changes them.
 
     Nothing is lost, and a claim finds what is due."""
     with timed.connect() as conn:
@@ -143,13 +144,13 @@ def test_what_is_kept_by_the_clock(timed, clock):
         (soon,) = conn.execute("SELECT clock_timestamp() + interval '2 s'").fetchone()
         id = call(conn, "item_add", "q", Jsonb("soon"), None, soon)
         assert rows(conn, "item_claim", "q", session.id) == []
-        # Ahead: it is due for a claim, and for a session that only waits as soon as its call comes back.
+        # A step ahead: the item is due for a claim, and for a session that only waits once its call returns.
         clock.step(0)
         session.revision = session.heartbeat().revision
         session.wait()
         (item,) = rows(conn, "item_claim", "q", session.id)
         assert item.id == id
-        # A failed item is tried again by the clock that it failed by.
+        # A failed item is retried by the wall clock, as it was when the item failed.
         assert call(conn, "item_fail", item.id, item.fence, "failed")
         clock.step(-HOUR)
         assert rows(conn, "item_claim", "q", session.id) == [], "an hour and two seconds from now"
@@ -157,7 +158,8 @@ def test_what_is_kept_by_the_clock(timed, clock):
         (again,) = wait_until(lambda: rows(conn, "item_claim", "q", session.id))
         assert again.id == id and again.attempt == 2 and again.fence > item.fence
         assert call(conn, "item_done", [id], again.fence) == 1
-        # A released row is kept for a retention of an hour, by the clock; what follows is above it, kept or not.
+        # A released row is kept for a retention of an hour, by the wall clock. The next fence is above it, whether it
+        # is kept or not.
         call(conn, "session_sweep")
         clock.step(-HOUR)
         call(conn, "session_sweep")

@@ -1,4 +1,5 @@
-"""A primary whose synchronous standby does not acknowledge stops vouching for its sessions, in time, and begins again when that is back."""
+"""A primary whose synchronous standby does not acknowledge stops vouching for its sessions, in time, and begins again
+when the standby is back."""
 
 import os
 import signal
@@ -30,7 +31,7 @@ def made():
 
 @pytest.fixture
 def pair(made):
-    """The pair at its best: the standby acknowledges."""
+    """Gives a healthy pair: the standby acknowledges."""
     made.heal()
     made.primary.set(eskit_lease__confirm_interval=None)
     wait_until(lambda: made.primary.query("SELECT value < 1000 FROM eskit_lease.stats() WHERE name = 'confirmed_ms_ago'") == [(True,)])
@@ -45,7 +46,7 @@ def conn(pair):
 
 
 def trusted(session):
-    """Whether it is vouched for, by a heartbeat."""
+    """Returns whether a heartbeat vouches for the session."""
     answer = session.heartbeat()
     assert answer.alive and answer.expires_at is not None, answer
     assert (answer.reason == "alive") == (answer.trust_ms > 0) and (answer.reason == "unconfirmed") == (answer.trust_ms == 0), answer
@@ -53,7 +54,7 @@ def trusted(session):
 
 
 def beats(session, seconds):
-    """Heartbeats for a while: whether any vouched for it."""
+    """Heartbeats for a while, and returns whether any answer vouched for the session."""
     until = time.monotonic() + seconds
     found = False
     while time.monotonic() < until:
@@ -64,7 +65,7 @@ def beats(session, seconds):
 
 @pytest.mark.parametrize("isolate", [Pair.by_cutting, Pair.by_stopping, Pair.by_refusing], ids=lambda how: how.__name__)
 def test_isolated(pair, conn, isolate):
-    """Nothing is trusted beyond a TTL after the standby was last heard of."""
+    """Nothing is trusted beyond a TTL after the last acknowledgement of the standby."""
     session = Session(conn, ttl=f"{TTL} s")
     assert session.trust_ms <= TTL * 1000
     fence = session.take("r")
@@ -77,13 +78,13 @@ def test_isolated(pair, conn, isolate):
         assert session.deadline <= isolated_at + TTL
     assert not beats(session, 0.2)
     told = session.wait("10 ms")
-    assert (told.trust_ms, told.reason) == (0, "changed")  # it has been granted something since its opening
+    assert (told.trust_ms, told.reason) == (0, "changed")  # the session has been granted something since its opening
     renewed, waited = session.renew("r"), session.wait("10 ms")
     assert (renewed.held, renewed.trust_ms, renewed.reason) == (True, 0, "unconfirmed")
     assert (waited.alive, waited.trust_ms, waited.reason) == (True, 0, "unconfirmed")
     again = session.acquire("r")
     assert (again.granted, again.fence, again.trust_ms, again.reason) == (True, fence, 0, "already_held")
-    # Deadlines are as ever.
+    # Deadlines are as usual.
     stands = "SELECT state, trust_ms, expires_at > clock_timestamp() FROM eskit_lease.sessions WHERE session = %s"
     assert conn.execute(stands, (session.id,)).fetchall() == [("alive", 0, True)]
     pair.heal()
@@ -93,7 +94,7 @@ def test_isolated(pair, conn, isolate):
 
 
 def test_counts_from_its_start(pair, conn):
-    """A confirmation that took long says that this was the primary when it began, not when it was acknowledged."""
+    """A confirmation that took long proves that this was the primary when it began, not when it was acknowledged."""
     session = Session(conn, ttl="30 s")
     pair.primary.set(eskit_lease__confirm_interval="0")
     wait_until(lambda: not pair.confirmers())
@@ -117,14 +118,14 @@ def test_counts_from_its_start(pair, conn):
 
 
 def test_cancelled_wait(pair, conn):
-    """Whatever ends the confirmer's wait, no standby has acknowledged anything."""
+    """If the confirmer's wait is cancelled or terminated, no standby has acknowledged anything."""
     session = Session(conn, ttl=f"{TTL} s")
     wait_until(lambda: trusted(session))
     pair.by_stopping()
     wait_until(lambda: not trusted(session))
 
     def meanwhile(condition):
-        """Keeps the session alive until that holds."""
+        """Keeps the session alive until the condition holds."""
         wait_until(lambda: session.heartbeat().alive and condition())
 
     for end in ("pg_cancel_backend", "pg_terminate_backend") * 2:
@@ -134,7 +135,7 @@ def test_cancelled_wait(pair, conn):
         if end == "pg_terminate_backend":
             meanwhile(lambda: pair.confirmers() not in ([], [pid]))
         assert not beats(session, 0.2)
-    # The launcher takes it along.
+    # The launcher's end also ends the confirmer.
     (pid,) = pair.confirmers()
     conn.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE backend_type = 'eskit_lease launcher'")
     meanwhile(lambda: pair.confirmers() not in ([], [pid]) and pair.waiting())
@@ -146,7 +147,8 @@ def test_cancelled_wait(pair, conn):
 
 @pytest.mark.parametrize("mode", ["fast", "immediate"])
 def test_restart(pair, mode):
-    """An isolated primary that is restarted has no confirmation to go by, and gets none in the time in which commits do not wait yet."""
+    """An isolated primary that is restarted has no confirmation, and gets none in the time in which commits do not wait
+    yet."""
     with pair.primary.connect() as conn:
         session = Session(conn, ttl="30 s")
         wait_until(lambda: trusted(session))
@@ -175,14 +177,14 @@ def test_switched(pair, conn):
         pair.primary.set(eskit_lease__confirm_interval=None)
         wait_until(lambda: not trusted(session))
         wait_until(pair.waiting)
-    # That there is no standby to ask is the operator's decision.
+    # If the operator empties synchronous_standby_names, everything counts as confirmed.
     pair.primary.set(synchronous_standby_names="")
     wait_until(lambda: trusted(session))
     pair.primary.set(synchronous_standby_names=None)
     wait_until(lambda: not trusted(session))
     pair.heal()
     wait_until(lambda: trusted(session))
-    # Nor does it need the worker.
+    # Confirmation does not need the worker.
     pair.primary.set(eskit_lease__worker="off")
     assert beats(session, 0.2)
     pair.primary.set(eskit_lease__worker=None)
@@ -190,7 +192,7 @@ def test_switched(pair, conn):
 
 
 def test_nobody_to_ask(pair):
-    """Without standbys to ask, a new grant is vouched for at once, however long it is to the next confirmation."""
+    """Without standbys to ask, a new grant is vouched for at once, even if the next confirmation is far off."""
     pair.primary.set(synchronous_standby_names="", eskit_lease__confirm_interval="1 h")
     try:
         with pair.primary.connect() as conn:
@@ -206,7 +208,7 @@ def test_nobody_to_ask(pair):
 
 def test_log(pair):
     silent, back = "have acknowledged no confirmation for", "acknowledge confirmations again"
-    pair.primary.set(eskit_lease__confirm_interval="0")  # what was to be logged of the tests before is not any more
+    pair.primary.set(eskit_lease__confirm_interval="0")  # ends the confirmer, so that it logs nothing about former tests
     wait_until(lambda: not pair.confirmers())
     pair.primary.set(eskit_lease__confirm_interval=None)
     wait_until(pair.confirmers)
@@ -221,7 +223,7 @@ def test_log(pair):
 
 
 def test_databases(pair):
-    """The confirmer does not stand in the way."""
+    """The confirmer is not in the way."""
     wait_until(pair.confirmers)
     with pair.primary.connect() as conn:
         for _ in range(3):
@@ -238,7 +240,7 @@ def test_databases(pair):
 
 
 def test_unreplicated_grants(pair, conn, background):
-    """A grant that the standby may not know of is vouched for by a later confirmation, not by those before."""
+    """A grant of which the standby may not know is vouched for only by a later confirmation."""
     pair.primary.set(eskit_lease__confirm_interval="10 min")
     settled, waiting, hasty = (Session(conn, name, ttl="1 min") for name in ("settled", "waiting", "hasty"))
     settled.take("settled")
@@ -273,7 +275,8 @@ def test_unreplicated_grants(pair, conn, background):
 
 
 def test_prepared_grants(pair, conn):
-    """The commit of a prepared transaction calls no hook: until it is noticed its sessions are not vouched for."""
+    """The commit of a prepared transaction calls no hook. Until the commit is noticed, the transaction's sessions are
+    not vouched for."""
     session = Session(conn, ttl="1 min")
     wait_until(lambda: trusted(session))
     conn.execute("BEGIN")
@@ -286,7 +289,7 @@ def test_prepared_grants(pair, conn):
 
 
 def test_several_prepared_grants(pair, conn):
-    """That one has ended says nothing of another that has not."""
+    """The end of one prepared transaction confirms nothing of another that is still open."""
     session = Session(conn, ttl="1 min")
     for name in ("first", "second"):
         conn.execute("BEGIN")
@@ -294,7 +297,7 @@ def test_several_prepared_grants(pair, conn):
         conn.execute(f"PREPARE TRANSACTION '{name}'")
     revision = session.heartbeat().revision
     conn.execute("COMMIT PREPARED 'first'")
-    wait_until(lambda: session.heartbeat().revision > revision)  # which is noticed
+    wait_until(lambda: session.heartbeat().revision > revision)  # the commit is noticed
     assert not beats(session, 0.3)
     pair.by_stopping()
     conn.execute("SET synchronous_commit = local")
@@ -307,7 +310,7 @@ def test_several_prepared_grants(pair, conn):
 
 
 def test_prepared_grants_over_a_restart(pair):
-    """Also of those that it has not been told of itself."""
+    """The primary also watches prepared transactions from before its restart."""
     with pair.primary.connect() as conn:
         session = Session(conn, ttl="1 min")
         conn.execute("BEGIN")
@@ -330,7 +333,7 @@ def test_prepared_grants_over_a_restart(pair):
 
 
 def test_prepared_when_its_slot_is_another_s(pair, conn):
-    """A session that did not live to see its opening prepared has nothing to do with who has its place now."""
+    """A session that died before its opening was prepared does not affect the session that now has its slot."""
     with pair.primary.connect() as opening:
         opening.execute("BEGIN")
         Session(opening, "gone", ttl="1 s")
@@ -345,7 +348,7 @@ def test_prepared_when_its_slot_is_another_s(pair, conn):
 
 
 def test_granted_while_off(pair, conn):
-    """A grant while confirmation was off does not become known when the setting is on again."""
+    """A grant made while confirmation was off is not confirmed just because the setting is on again."""
     session = Session(conn, ttl="1 min")
     wait_until(lambda: trusted(session))
     pair.primary.set(eskit_lease__confirm_interval="0")
@@ -365,7 +368,7 @@ def test_granted_while_off(pair, conn):
 
 
 def test_views_in_the_granting_transaction(pair, conn):
-    """They vouch for no more than its own answers do."""
+    """In the granting transaction the views vouch for no more than the calls' answers do."""
     session = Session(conn, ttl="1 min")
     shown = "SELECT trust_ms > 0 FROM eskit_lease.leases WHERE resource = 'shown'"
     with conn.transaction():
@@ -377,7 +380,7 @@ def test_views_in_the_granting_transaction(pair, conn):
 
 
 def test_switched_off_without_the_launcher(pair):
-    """The confirmer ends without the launcher, and does not write the log full meanwhile."""
+    """The confirmer ends without the launcher, and writes little WAL meanwhile."""
     (launcher,) = pair.primary.workers("launcher")
     os.kill(launcher, signal.SIGSTOP)
     try:
@@ -391,7 +394,8 @@ def test_switched_off_without_the_launcher(pair):
 
 
 def test_switched_on_during_a_call(pair, conn, background):
-    """One statement may call for days, as a procedure does, and hears of no reload; it is told no more than others are."""
+    """One statement, such as a procedure, may make calls for days and sees no reload. Its answers vouch for no more
+    than others do."""
     session = Session(conn, ttl="1 min")
     pair.primary.set(eskit_lease__confirm_interval="0")
     wait_until(lambda: not pair.confirmers())
@@ -410,7 +414,7 @@ def test_switched_on_during_a_call(pair, conn, background):
 
 
 def test_no_room(pair):
-    """Without a free slot for the confirmer nothing is confirmed, as the log says once; answers are right."""
+    """Without a free slot for the confirmer nothing is confirmed, and the log says so once; answers are right."""
     pair.primary.query("ALTER SYSTEM SET max_worker_processes = 2")
     try:
         pair.primary.restart()
@@ -419,7 +423,7 @@ def test_no_room(pair):
             session = Session(conn, ttl="10 s")
             wait_until(lambda: pair.primary.logged("no free background worker slot for the confirmer"))
             assert not beats(session, 0.3)
-            # Without a standby to ask it takes no process.
+            # Without a standby to ask, no confirmer is needed.
             pair.primary.set(synchronous_standby_names="")
             wait_until(lambda: trusted(session))
             pair.primary.set(synchronous_standby_names=None)

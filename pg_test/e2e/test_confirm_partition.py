@@ -1,6 +1,6 @@
 """The primary is cut off from its standby, but not from its clients, at random moments; the standby is promoted, and
-its clients take what they can get. By this machine's one clock no session there gets a lease that a client of the old
-primary still trusts to have."""
+its clients acquire what they can. By this machine's one clock, none of them gets a lease while a client of the old
+primary still trusts to hold it."""
 
 import random
 import subprocess
@@ -20,7 +20,7 @@ LINES = ("hot_standby = on", "log_min_messages = error", "max_wal_senders = 4")
 
 @pytest.fixture(scope="module")
 def template():
-    """A stopped cluster with the extension, to begin each round from: as a primary, and as its standby."""
+    """A stopped cluster with the extension, from which each round begins: as a primary, and as its standby."""
     server = Server("e2e-template", *LINES)
     server.query("CREATE EXTENSION eskit_lease")
     server.stop()
@@ -31,14 +31,15 @@ def template():
 
 
 class OldClient(threading.Thread):
-    """A client of the old primary, with a session and a window for each time that it is told to trust itself as a holder."""
+    """A client of the old primary, with a session, and a window for each answer that lets it trust that it holds a
+    lease."""
 
     def __init__(self, primary, name, chance):
         super().__init__(daemon=True)
         self.conn = primary.connect()
         self.session = Session(self.conn, name, ttl=f"{TTL} s")
         self.chance, self.stopping, self.failure = random.Random(chance.random()), threading.Event(), None
-        self.windows = []  # resource, until when it is trusted, by an answer that was asked for after the grant
+        self.windows = []  # resource, and until when it is trusted by an answer to a call made after the grant
 
     def beat(self, *resources):
         answer = self.session.heartbeat()
@@ -62,7 +63,7 @@ class OldClient(threading.Thread):
 
 
 class Holder(OldClient):
-    """Has a lease from before."""
+    """Holds a lease from before the partition."""
 
     def __init__(self, primary, chance):
         super().__init__(primary, "holder", chance)
@@ -74,7 +75,7 @@ class Holder(OldClient):
 
 
 class Newcomer(OldClient):
-    """Is granted ever new leases, and does not wait long for the standby to hear of them."""
+    """Acquires new leases again and again, and does not wait long for the standby to acknowledge them."""
 
     def __init__(self, primary, chance):
         super().__init__(primary, "newcomer", chance)
@@ -92,7 +93,7 @@ class Newcomer(OldClient):
         try:
             self.session.acquire(f"new {self.count}")
         except psycopg.errors.QueryCanceled:
-            pass  # not in the commit
+            pass  # cancelled before the commit
         answered.set()
         patience.join()
         try:
@@ -107,7 +108,7 @@ class Newcomer(OldClient):
 
 
 def take_over(promoted, names):
-    """The clients of the promoted server take what they can, until they have all: when each was told that it has a lease."""
+    """Acquires what it can on the promoted server, until it has all. Returns when each lease was granted."""
     told = {}
     with promoted.connect() as conn:
         session = Session(conn, "successor", ttl="1 min")
@@ -119,7 +120,8 @@ def take_over(promoted, names):
 
 
 def partition(template, chance):
-    """One partition: the windows of the old clients and the grants of the new server; and how many of these the standby had never heard of."""
+    """Makes one network partition. Returns the windows of the old clients, the grants of the new server, and how many
+    of the old primary's grants the standby never received."""
     as_primary, as_standby = template
     confirming = ("synchronous_standby_names = '*'", "eskit_lease.confirm_interval = '50 ms'")
     primary = Server("e2e-cut-off", *LINES, *confirming, copy_of=as_primary)
@@ -132,7 +134,7 @@ def partition(template, chance):
         for client in clients:
             client.start()
         time.sleep(chance.uniform(0, 0.5))
-        link.cut(*chance.choice([(), (link.to_client,), (link.to_server,)]))  # all, WAL, or what acknowledges it
+        link.cut(*chance.choice([(), (link.to_client,), (link.to_server,)]))  # both ways, the WAL, or its acknowledgements
         time.sleep(chance.uniform(0, 0.5))
         promote(standby)
         known = len(standby.query("SELECT FROM eskit_lease.leases WHERE resource LIKE 'new %'"))

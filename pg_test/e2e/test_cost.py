@@ -1,4 +1,4 @@
-"""What must cost nothing: heartbeats write no row and no WAL, and grants, checks and heartbeats make no multixacts."""
+"""Costs that must be zero: heartbeats write no row and no WAL, and grants, checks and heartbeats make no multixacts."""
 
 import threading
 import time
@@ -11,7 +11,7 @@ from conftest import Server, wait_until
 
 @pytest.fixture(scope="module")
 def still():
-    """A server on which nothing happens but what the test does."""
+    """A server on which only the test does anything."""
     server = Server("e2e-still", "autovacuum = off", "eskit_lease.worker = off", "bgwriter_lru_maxpages = 0", "checkpoint_timeout = 1h")
     server.query("CREATE EXTENSION eskit_lease")
     yield server
@@ -30,11 +30,12 @@ def test_one_heartbeat_keeps_a_hundred_thousand_leases(still):
     with still.connect() as conn, still.connect() as watcher:
         session = Session(conn, "holder", ttl="60 s")
         assert conn.execute(HELD, (session.id,)).fetchone() == (100_000,)
-        session.heartbeat()  # the first one reads what the connection keeps from then on
+        session.heartbeat()  # the first heartbeat reads what the connection then caches
         watcher.execute("CHECKPOINT")
         rows = watcher.execute(ROWS).fetchone()
 
-        # A standby snapshot may be logged at any time; it is not the heartbeat's doing, so one quiet try of several is proof.
+        # A standby snapshot may be logged at any time, which is not the heartbeat's doing. So one quiet try of several
+        # is proof.
         def wal_of_heartbeats():
             before = watcher.execute("SELECT pg_current_wal_insert_lsn()").fetchone()[0]
             for _ in range(100):
@@ -71,7 +72,8 @@ BUFFERS = "EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) SELECT eskit_lease.group_rele
 
 
 def test_a_release_of_a_partition_does_not_look_at_the_others(still):
-    """By the pages that it reads, in a group of 64 and in one of 4,096; also one by one in one transaction, for hundreds of them."""
+    """A release reads as many pages in a group of 4,096 as in one of 64; also hundreds of releases in one
+    transaction."""
     read = {}
     with still.connect() as conn, psycopg.connect(still.dsn()) as inside:
         for partitions in (64, 4_096):
@@ -87,7 +89,7 @@ def test_a_release_of_a_partition_does_not_look_at_the_others(still):
                 (plan,) = conn.execute(BUFFERS, (name, row.partition, row.fence)).fetchone()[0]
                 return plan["Plan"]["Shared Hit Blocks"] + plan["Plan"]["Shared Read Blocks"]
 
-            for row in asked[:3]:  # the first ones read catalogs
+            for row in asked[:3]:  # the first releases read catalogs
                 pages(row)
             read[partitions] = min(pages(row) for row in asked[3:8])
             read[f"the last of {partitions}"] = min(pages(row) for row in asked[8:][-8:])
@@ -135,7 +137,7 @@ def test_no_multixacts(server, db, connect, background):
 
 
 def test_a_savepoint_does_not_look_at_what_was_noted_before(connect):
-    """Thousands of passes are kept to the end of the transaction; each savepoint asks only whether any is its own."""
+    """Thousands of checks are noted to the end of the transaction; each savepoint only looks for its own."""
     blocks = "DO $$BEGIN FOR i IN 1..20000 LOOP BEGIN EXCEPTION WHEN OTHERS THEN NULL; END; END LOOP; END$$"
     acquire = """CREATE TABLE held AS SELECT * FROM eskit_lease.lease_acquire_many(
                      ARRAY(SELECT 'r' || i FROM generate_series(1, 4000) AS i), %s)"""

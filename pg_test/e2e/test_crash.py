@@ -1,5 +1,5 @@
-"""Crashes and copies: no session is expired early, every lease is where it was, and fences rise above all that was ever
-granted."""
+"""Crashes and copies: no session expires early, every lease stays with its holder, and fences rise above all that were
+ever granted."""
 
 import os
 import shutil
@@ -47,12 +47,12 @@ def test_every_lease_is_where_it_was(durable, how, synchronous_commit):
             holder.take(f"c-{how.__name__}-{synchronous_commit}-{i}-{j}")
     waiter = Session(conn, "waiter", ttl="60 s").queue(next(iter(holders[2].fences)))
     expected = [row for row in conn.execute(LEASES).fetchall() if row[2] == "held"]
-    answered = max(max(holder.fences.values()) for holder in holders)  # no answer has been waited for since
-    assert all(holder.heartbeat().alive for holder in holders)  # which writes nothing
+    answered = max(max(holder.fences.values()) for holder in holders)  # since then no commit was waited for
+    assert all(holder.heartbeat().alive for holder in holders)  # heartbeats write nothing
     recovering_at = time.monotonic()
     how(durable)
     with durable.connect() as conn:
-        # Right after: the heartbeats of the first two go on as if nothing had been.
+        # Right after the recovery the first two sessions go on with their heartbeats.
         for session in [*holders, waiter]:
             session.conn = conn
         assert [row for row in conn.execute(LEASES).fetchall() if row[2] == "held"] == expected
@@ -62,7 +62,8 @@ def test_every_lease_is_where_it_was(durable, how, synchronous_commit):
         rival = Session(conn, "rival", ttl="60 s")
         assert rival.acquire(next(iter(holders[0].fences))).reason == "held"
         assert rival.take(f"c-new-{how.__name__}-{synchronous_commit}") > answered
-        # The third never comes back: it ends a TTL after the recovery, not before, and what it held is handed over.
+        # The third session never comes back: it ends a TTL after the recovery, not before, and its leases are handed
+        # over.
         lost = next(iter(holders[2].fences))
         assert waiter.heartbeat().alive
 
@@ -98,13 +99,14 @@ def test_not_before_recovery_plus_ttl(durable):
 
 
 def test_answered_grants_survive_with_asynchronous_commit(durable):
-    """Kills the server the instant that a grant has been answered; without its own flush, one of these would be lost."""
+    """Kills the server the instant that a grant is answered. If a grant did not flush its own WAL, one would be
+    lost."""
     for i in range(3):
         conn = durable.connect(options="-c synchronous_commit=off")
         conn.execute("SELECT pg_switch_wal()")
         session = Session(conn, f"async {i}", ttl="30 s")
         fence = session.take(f"c-async-{i}")
-        os.kill(durable.pid, signal.SIGSTOP)  # it does not flush
+        os.kill(durable.pid, signal.SIGSTOP)  # from here on nothing flushes WAL
         walwriter = (pid for (pid,) in conn.execute("SELECT pid FROM pg_stat_activity WHERE backend_type = 'walwriter'"))
         os.kill(next(walwriter), signal.SIGKILL)
         os.kill(durable.pid, signal.SIGCONT)
@@ -161,7 +163,7 @@ def test_dump_restored_as_another_database(durable, tmp_path):
 
 
 def test_copied_data_directory(durable):
-    """Started without recovery, while the original lived on and granted more."""
+    """The copy starts without recovery, after the original went on and granted more."""
     with durable.connect() as conn:
         session = Session(conn, "copied", ttl="30 s")
         session.take("c-copied")

@@ -5,13 +5,13 @@ from client import Session, call
 from conftest import wait_until
 from test_group_attacks import group
 
-# By another way than the verbs look it up.
+# The position, read without the index that the verbs use.
 STORED = "SELECT position FROM eskit_lease._cursors WHERE group_name || '' = 'g'"
 
 
 @pytest.fixture
 def cursor(connect):
-    """A cursor at 1, and the call that moves it."""
+    """Gives a cursor at 1, and a function that moves it."""
     conn = connect()
     group(conn, 1)
     owner = Session(conn, "owner", "60 s").join("g")
@@ -29,7 +29,7 @@ def test_moved_while_its_index_is_made_again(connect, background, cursor):
     old, reindexing = connect(autocommit=False), connect()
     old.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
     old.execute("SELECT")
-    old.execute("SELECT count(*) FROM pg_class")  # a snapshot that REINDEX waits for, and that keeps each version
+    old.execute("SELECT count(*) FROM pg_class")  # REINDEX waits for this snapshot, which keeps every version
     reindex = background(reindexing.execute, "REINDEX INDEX CONCURRENTLY eskit_lease._cursors_pkey")
     wait_until(lambda: conn.execute("SELECT FROM pg_stat_progress_create_index WHERE phase LIKE 'waiting for%'").rowcount == 1)
     for position in range(2, 402):
@@ -39,7 +39,7 @@ def test_moved_while_its_index_is_made_again(connect, background, cursor):
     assert call(conn, "cursor_position", "g", 0) == 401
     assert not commit(400)
     assert conn.execute(STORED).fetchall() == [(401,)]
-    conn.execute("REINDEX INDEX eskit_lease._cursors_pkey")  # as it finds whatever is there twice
+    conn.execute("REINDEX INDEX eskit_lease._cursors_pkey")  # fails if a row exists twice
 
 
 @pytest.mark.parametrize("index", ["(group_name, partition) INCLUDE (position)", "USING brin (position)"])

@@ -1,4 +1,5 @@
-"""Transactions side by side under one fence apply the events of one partition: each event once, in order, whatever the level of isolation.
+"""Concurrent transactions under one fence apply the events of one partition: each event once, in order, at every
+isolation level.
 
 `make soak` runs the same for longer, by a schedule of another seed."""
 
@@ -15,15 +16,17 @@ from psycopg import IsolationLevel
 
 SEED = os.environ.get("SOAK_SEED", "7")
 SECONDS = float(os.environ.get("SOAK_SECONDS", "8")) / 2
-# Each event as often as it has been applied, in the order of that; no key keeps it from being applied twice.
+# A row for each time that an event was applied, in that order; without a unique key, which would hide events applied
+# twice.
 TABLE = "CREATE TABLE applied (place bigint GENERATED ALWAYS AS IDENTITY, event bigint)"
 APPLY = "INSERT INTO applied (event) SELECT generate_series(%s::bigint + 1, %s)"
-# The cursor has been moved, the partition is changing hands, the fence is lost; a row of the cursor that two are making.
+# The cursor has been moved, the partition is changing hands, the fence is lost; two transactions are making the
+# cursor's row.
 REFUSALS = {"40001", "55P03", "LF001"}
 
 
 class Chain:
-    """Two members in turn own the one partition. Of each, two connections apply events under its fence."""
+    """Two members own the one partition in turn. Four connections apply events under the current fence."""
 
     def __init__(self, server, db, seed, by):
         self.server, self.db, self.by, self.applied, self.refused, self.failure = server, db, by, 0, 0, None
@@ -40,7 +43,7 @@ class Chain:
             time.sleep(chance.random() ** 3 * 0.01)
             expected = [position] if self.by == "expected" else []
             moved = call(conn, "cursor_commit", "g", 0, to, fence, *expected)
-            if not moved:  # another one is there already: what this one has applied is applied
+            if not moved:  # another transaction has moved the cursor: its events are applied
                 raise psycopg.Rollback
         self.applied += 1
 
@@ -72,7 +75,7 @@ class Chain:
             threads = [threading.Thread(target=self.worker, args=(number,)) for number in range(4)]
             for thread in threads:
                 thread.start()
-            # A new fence now and then, under which the one before counts for nothing.
+            # A new fence now and then, which makes the former one invalid.
             chance = random.Random(self.seed)
             while time.monotonic() < self.until:
                 time.sleep(chance.uniform(0.1, 0.5))

@@ -1,4 +1,4 @@
-"""Databases come and go while sessions of theirs are alive, and so does the extension."""
+"""Databases, and the extension, are created and dropped while sessions are alive."""
 
 import psycopg
 import pytest
@@ -8,12 +8,12 @@ from conftest import wait_until
 
 @pytest.fixture
 def lively(server, db):
-    """A database with live sessions, a lease, a waiter and no client."""
+    """Gives a database with live sessions, a lease, a waiter and no client."""
     with server.connect(db) as conn:
         holder, waiter = Session(conn, "holder", ttl="60 s"), Session(conn, "waiter", ttl="60 s")
         holder.take("r")
         waiter.queue("r")
-        soon = Session(conn, "soon over", ttl="1 s")  # so that there is work coming
+        soon = Session(conn, "soon over", ttl="1 s")  # so that the worker has something to do
         soon.take("s")
     wait_until(lambda: not server.query("SELECT 1 FROM pg_stat_activity WHERE datname = %s AND backend_type = 'client backend'", db))
     return db, holder
@@ -22,7 +22,7 @@ def lively(server, db):
 def test_drop_database(server, lively):
     db, _ = lively
     server.query(f"DROP DATABASE {db}")
-    # The launcher forgets it; the same name can come again and starts with nothing.
+    # The launcher forgets the database; a new one of the same name starts empty.
     server.query(f"CREATE DATABASE {db}")
     server.query("CREATE EXTENSION eskit_lease", dbname=db)
     with server.connect(db) as conn:
@@ -41,7 +41,7 @@ def test_create_database_from_template(server, lively):
             rival = Session(conn, "in the copy", ttl="60 s")
             assert rival.take("r") > holder.fences["r"]
             assert not call(conn, "session_heartbeat", holder.id).alive
-            # The worker takes away what the copy has of the original's sessions.
+            # The worker removes the rows of the original's sessions from the copy.
             names = "SELECT array_agg(consumer) FROM eskit_lease._sessions"
             wait_until(lambda: conn.execute(names).fetchone() == (["in the copy"],))
             assert conn.execute("SELECT count(*) FROM eskit_lease.waiters").fetchone() == (0,)
@@ -79,7 +79,7 @@ def test_drop_and_create_extension_under_other_connections(server, connect):
     left = "SELECT count(*) FROM pg_depend WHERE refclassid = 'pg_extension'::regclass AND refobjid NOT IN (SELECT oid FROM pg_extension)"
     assert conn.execute(left).fetchone() == (0,)
     conn.execute("CREATE EXTENSION eskit_lease")
-    # The connections know plans and slots of before.
+    # The connections have plans and slots from before the drop.
     assert old.heartbeat().reason == "unknown_session"
     assert waiter.heartbeat().reason == "unknown_session"
     new = Session(other, "new", ttl="1 s")
@@ -95,14 +95,14 @@ def test_drop_extension_is_blocked_by_nothing_of_the_worker(connect):
     for i in range(5):
         session = Session(conn, f"round {i}")
         session.take("r")
-        session.release("r")  # the worker is about to tell
+        session.release("r")  # the worker is about to notify
         conn.execute("SET lock_timeout = '10 s'")
         conn.execute("DROP EXTENSION eskit_lease")
         conn.execute("CREATE EXTENSION eskit_lease")
 
 
 MANY_SESSIONS = "SELECT session FROM generate_series(1, 500) AS n, LATERAL eskit_lease.session_open('one of many ' || n, '3 s')"
-# More than a transaction notes one by one, so that the worker looks through the database.
+# More than a transaction notes one by one, so the worker rescans the database.
 MANY_LEASES = "SELECT count(*) FROM eskit_lease.lease_acquire_many(ARRAY(SELECT 'r' || i FROM generate_series(1, 1100) AS i), %s)"
 IN_THE_MIDDLE = """
     SELECT pid FROM pg_locks AS l JOIN pg_stat_activity AS a USING (pid)
@@ -110,9 +110,9 @@ IN_THE_MIDDLE = """
 
 
 def test_drop_extension_never_deadlocks_with_the_worker(server, db, connect):
-    """Dropped again and again while the worker is in the middle of looking through hundreds of sessions."""
+    """Drops the extension again and again while the worker rescans hundreds of sessions."""
     conn, watcher = connect(), connect()
-    conn.execute("SET deadlock_timeout = '10 ms'")  # so that, of the two, this one would be told
+    conn.execute("SET deadlock_timeout = '10 ms'")  # so that this connection would detect the deadlock
     met = 0
     for _ in range(10):
         session, *_ = conn.execute(MANY_SESSIONS).fetchone()
@@ -132,7 +132,8 @@ def test_drop_extension_never_deadlocks_with_the_worker(server, db, connect):
 
 
 def test_an_extension_that_is_dropped_and_made_again_and_is_not(connect):
-    """A sweep in that transaction takes the sessions for those of a former extension."""
+    """The drop and creation are rolled back. A sweep in that transaction takes the sessions for those of a former
+    extension."""
     conn, other = connect(), connect(autocommit=False)
     session = Session(conn, ttl="60 s")
     fence = session.take("r")

@@ -1,5 +1,5 @@
-"""The disk is full: a failed write is an error that changes nothing, calls that write nothing go on, and all do once
-there is room."""
+"""The disk is full: a failed write is an error that changes nothing, calls that write nothing go on, and all calls work
+once there is room."""
 
 import contextlib
 import shutil
@@ -59,7 +59,7 @@ def small(request, tmp_path):
 
 
 def fills_up(conn, session):
-    """Takes what is left in the pages that there are, until there is no room for more."""
+    """Acquires leases until the existing pages are full. Returns the names."""
     taken = []
     with pytest.raises(psycopg.errors.DiskFull) as full:
         while True:
@@ -107,7 +107,8 @@ def test_no_room_for_tables(small):
 
 @pytest.mark.parametrize("small", ["wal"], indirect=True)
 def test_no_room_for_wal(small):
-    """Without WAL PostgreSQL stops, and does not start. Once there is room, all that was confirmed is there, and each holder holds what it held."""
+    """Without room for WAL PostgreSQL stops, and does not start. Once there is room, all that was confirmed is there,
+    and each holder holds what it held."""
     server, disk = small
     with server.connect() as conn, Competition(server) as competition:
         holder = Session(conn, "holder", ttl="20 s")

@@ -1,4 +1,4 @@
-"""The documentation holds together: what it links to is there, and every page is linked to."""
+"""The documentation is consistent: all link targets exist, and every page is linked to."""
 
 import hashlib
 
@@ -11,7 +11,7 @@ PICTURES = ROOT / "docs/pictures"
 
 
 def targets(page):
-    """The files that a page links to, each with the anchor or '': those of the project."""
+    """Lists the project's files that a page links to, each with the anchor or ''."""
     for link in links(page.read_text()):
         if not link.startswith(("http://", "https://")):
             path, _, where = link.partition("#")
@@ -47,7 +47,7 @@ def test_the_front_page_is_short():
 
 
 def test_the_pages_are_short():
-    """Length is a cost for every reader: what is said twice stands in one place, and the others link to it."""
+    """Length is a cost for every reader. What two pages need is in one place, and the others link to it."""
     assert sum(words(page.read_text()) for page in ROOT.glob("docs/**/*.md")) <= 25_000
 
 

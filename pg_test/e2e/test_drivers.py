@@ -1,7 +1,8 @@
 """Each function, called from each driver with its ordinary types, as docs/drivers.md says.
 
-A program for each driver (drivers/) reads a call a line: the function, and for each argument its type and its value, all separated by tabs. A
-value is \\N for NULL; elements of an array are separated by |. It answers with the rows as JSON, or with ! and the SQLSTATE."""
+A program for each driver (drivers/) reads a call from each line: the function, and for each argument its type and its
+value, all separated by tabs. A value is \\N for NULL; elements of an array are separated by |. The program answers with
+the rows as JSON, or with ! and the SQLSTATE."""
 
 import json
 import os
@@ -37,7 +38,7 @@ class Caller:
         return json.loads(answer)
 
     def __call__(self, function, *values):
-        """The one row, or its one column."""
+        """Returns the one row, or its one column."""
         (row,) = self.rows(function, *values)
         return row if len(row) > 1 else next(iter(row.values()))
 
@@ -106,7 +107,7 @@ def items(call, me):
     assert sorted((item["id"], item["payload"]["to"]) for item in claimed) == list(zip(ids, ["bob", "eve", "joe"], strict=True))
     assert payloads[0] in [item["payload"] for item in claimed]
     fence = claimed[0]["fence"]
-    assert call("item_fail", ids[0], fence, "it is a test", "0 seconds") is False  # the last of its attempts
+    assert call("item_fail", ids[0], fence, "it is a test", "0 seconds") is False  # the item's last attempt
     call("item_requeue", ids[0])
     assert call("item_unclaim", ids[1], fence) == 1
     assert call("item_done", ids[2], fence) == 1
@@ -133,7 +134,7 @@ def keys_and_positions(call):
 
 
 def former_names(call):
-    """They warn, which is no error in any driver."""
+    """Former names warn, which is no error in any driver."""
     call("group_create", "former", 1, "sticky", "30 seconds", "0 seconds")
     assert call("cursor_head", "former", 0, 1) is True
     assert call("next_position") > 0

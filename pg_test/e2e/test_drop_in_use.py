@@ -1,4 +1,5 @@
-"""The extension is dropped while it is used: by open sessions, waiting calls, fenced transactions, the worker, and a crowd that goes on."""
+"""The extension is dropped while it is in use: by open sessions, waiting calls, fenced transactions, the worker, and a
+crowd that goes on."""
 
 import threading
 import time
@@ -9,7 +10,7 @@ from client import Session, call, stat
 from conftest import Server, wait_until
 from faults import LOGS_SQLSTATES, Log
 
-# The answers that a caller may get meanwhile: there is no such schema, function, table or extension (any more).
+# The errors that a caller may get meanwhile: the schema, function, table or extension does not exist.
 GONE = {"3F000", "42883", "42P01", "42704"}
 
 
@@ -28,7 +29,7 @@ def test_with_a_waiting_call(used, background):
         waiting = background(call, conn, "session_wait", session.id, session.revision, "2 s")
         wait_until(lambda: stat(dropping, "calls_waiting") == 1)
         dropping.execute("DROP EXTENSION eskit_lease")
-        # Its session ends with the extension, sooner or later.
+        # The waiting call's session ends with the extension, sooner or later.
         error = waiting.exception()
         assert error is None or error.sqlstate in GONE, error
         dropping.execute("CREATE EXTENSION eskit_lease")
@@ -39,7 +40,7 @@ def test_with_a_waiting_call(used, background):
 
 
 def test_with_a_fenced_transaction(used):
-    """It waits, as every DROP does; one that will not wait has changed nothing."""
+    """DROP EXTENSION waits for the fenced transaction, as every DROP does. One that times out has changed nothing."""
     with used.connect() as conn, used.connect() as dropping:
         conn.execute("CREATE TABLE work (i int)")
         session = Session(conn, "fenced", ttl="60 s")
@@ -69,7 +70,7 @@ def test_its_schema_alone_is_not_dropped(used):
 
 
 class User(threading.Thread):
-    """Uses it, whether it is there or not."""
+    """Uses the extension, whether it exists or not."""
 
     def __init__(self, server, name):
         super().__init__(name=name)
@@ -102,8 +103,8 @@ class User(threading.Thread):
 
 
 def test_under_a_crowd(used):
-    """Dropped and made again while clients call. Their calls take the tables in an order of their own, so a deadlock may be found; then another try
-    drops it."""
+    """The extension is dropped and created while clients make calls. Calls lock tables in an order of their own, so a
+    DROP may fail by a deadlock; then it is tried again."""
     log, deadlocks, before = Log(used), 0, 0
     users = [User(used, f"user {i}") for i in range(4)]
     for user in users:
@@ -136,14 +137,14 @@ def test_under_a_crowd(used):
 
 
 def test_its_sessions_make_room():
-    """What they had in shared memory is free again, though no row tells of them any more."""
+    """The slots of its sessions in shared memory are free again, although their rows no longer exist."""
     server = Server("e2e-room", "eskit_lease.max_sessions = 16")
     try:
         with server.connect() as conn:
             conn.execute("CREATE EXTENSION eskit_lease")
             for i in range(16):
                 Session(conn, f"before {i}", ttl="2 s")
-            with conn.transaction():  # so that no client ever sees the database without it
+            with conn.transaction():  # so that no client ever sees the database without the extension
                 conn.execute("DROP EXTENSION eskit_lease")
                 conn.execute("CREATE EXTENSION eskit_lease")
             after = []

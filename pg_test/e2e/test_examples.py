@@ -1,5 +1,5 @@
-"""The programs of examples/ in one consumer group: members of five languages are killed, lose their connections, are cut off, stopped and
-drained, and others join; each event is applied once, and each account's in order."""
+"""The programs of examples/ in one consumer group: members in five languages are killed, lose their connections, are
+cut off, stopped and drained, and others join. Each event is applied once, and each account's events in order."""
 
 import contextlib
 import itertools
@@ -20,7 +20,7 @@ from languages import CONSUMERS, EXAMPLES, missing, require
 from links import Link
 
 TTL, PARTITIONS = 3, 12
-# Each entry takes a turn under a lock of its partition that is held to the commit: turns tell the order of commits.
+# Each entry takes a turn under a lock of its partition that is held to the commit, so turns show the order of commits.
 WITNESS = """
     ALTER TABLE ledger ADD turn bigint;
     CREATE TABLE turns (partition integer PRIMARY KEY, turn bigint NOT NULL);
@@ -69,13 +69,13 @@ class Story:
 
     def start(self, language):
         name = f"{language}-{next(self.numbers)}"
-        # The drivers of these do not look at PGPASSWORD.
+        # The drivers of these languages do not read PGPASSWORD.
         url = self.url + (f"&password={os.environ['PGPASSWORD']}" if language in ("rust", "java") else "")
         settings = {"DATABASE_URL": url, "CONSUMER": name, "CONSUMER_GROUP": "ledger", "TTL": str(self.ttl)}
         self.running[name] = subprocess.Popen(CONSUMERS[language], env=os.environ | settings, stdout=self.log, stderr=self.log)
 
     def until(self, condition):
-        """Waits for it, and for nothing once a program has ended that was to run."""
+        """Waits for a condition, and fails if a program has ended by itself."""
 
         def holds():
             ended = {name: process.returncode for name, process in self.running.items() if process.poll() is not None}
@@ -85,11 +85,11 @@ class Story:
         return wait_until(holds, pause=0.05)
 
     def sessions(self):
-        """Name and session of each member that lives."""
+        """Returns the name and session of each living member."""
         return set(self.query("SELECT consumer, session FROM eskit_lease.group_members WHERE state = 'alive'"))
 
     def shared(self):
-        """Whether they, and no others, share all partitions."""
+        """Returns whether the running programs, and no others, share all partitions."""
         members = self.query("SELECT consumer FROM eskit_lease.group_members")
         owners = Counter(owner for (owner,) in self.query("SELECT owner FROM eskit_lease.group_partitions WHERE state = 'owned'"))
         if Counter(list(self.running)) != Counter(name for (name,) in members) or owners.keys() != self.running.keys():
@@ -97,7 +97,7 @@ class Story:
         return owners.total() == PARTITIONS and max(owners.values()) - min(owners.values()) <= 1
 
     def settle(self):
-        """They share all partitions, and each of them works."""
+        """Waits until the programs share all partitions, and each of them works."""
         self.until(self.shared)
         known = self.query("SELECT coalesce(max(position), 0) FROM events")[0][0]
         worked = "SELECT DISTINCT consumer FROM ledger WHERE position > %s"
@@ -109,7 +109,7 @@ class Story:
         process.wait()
 
     def begin_anew(self, names, trouble):
-        """Makes trouble for them until each has another session."""
+        """Makes trouble for these programs until each has another session."""
         before, anew = self.sessions(), set()
 
         def done():
@@ -125,8 +125,8 @@ class Story:
         time.sleep(0.2)
 
     def cut_off(self):
-        """They have new sessions, although they get no notice that the connections are dead. (Those that have one for
-        each statement may happen to have none just then.)"""
+        """Cuts all connections off without notice, until all programs have new sessions. (Programs with a connection
+        for each statement may have none at that moment.)"""
 
         def trouble():
             self.link.forget()
@@ -135,7 +135,7 @@ class Story:
         self.begin_anew(self.running, trouble)
 
     def terminate_cut_off(self):
-        """They end although they get no answers. Their sessions are left to the TTL."""
+        """Terminates programs that get no answers: they end, and their sessions end by their TTLs."""
         self.link.forget()
         for process in self.running.values():
             process.terminate()
@@ -152,7 +152,7 @@ class Story:
             self.running[name].send_signal(signal.SIGCONT)
 
     def drain(self, name):
-        """What it had is free, or another member's, as soon as it has ended: it has not been left to its TTL."""
+        """Drains a program. As soon as it has ended, its session is closed, not left to its TTL."""
         process = self.running.pop(name)
         process.terminate()
         self.ended(name, process)
@@ -169,14 +169,14 @@ class Story:
 
 
 @once
-@pytest.mark.flaky(reruns=0)  # what it has found once is so
+@pytest.mark.flaky(reruns=0)  # one fault found is proof
 @pytest.mark.parametrize("way", ["direct", "pgbouncer"])
 def test_five_languages(server, pgbouncer, db, way):
     languages = [language for language in CONSUMERS if not missing(language)]
     for language in CONSUMERS.keys() - set(languages):
         warnings.warn(f"the example in {language} is not tested: {missing(language)}", stacklevel=1)
     server.query((EXAMPLES / "schema.sql").read_text() + WITNESS, dbname=db)
-    server.query(f"ALTER DATABASE {db} SET idle_in_transaction_session_timeout = '2 s'")  # what is cut off in a fenced transaction keeps the partition
+    server.query(f"ALTER DATABASE {db} SET idle_in_transaction_session_timeout = '2 s'")  # a fenced transaction that is cut off keeps the partition
     with (ROOT / f"target/log/examples-{way}").open("w") as log:
         story = Story(server, db, pgbouncer if way == "pgbouncer" else server, log)
         producers = [Producer(server, db) for _ in range(2)]
@@ -222,8 +222,8 @@ def play(story, languages, producers):
 
 @once
 def test_arguments_have_no_secrets(server, db):
-    """A user that may list the processes sees neither the password nor a session's uuid, with which it could act for
-    it."""
+    """A user that lists the processes sees neither the password nor the uuid of a session, with which it could act for
+    that session."""
     server.query((EXAMPLES / "schema.sql").read_text(), dbname=db)
     seen = set()
     with (ROOT / "target/log/examples-arguments").open("w") as log:
@@ -256,7 +256,7 @@ def test_what_cannot_be_applied_stops_its_partition_only(server, db, language):
     left = """SELECT count(*) FROM events AS e WHERE partition <> eskit_lease.partition_for('poison', 12)
               AND NOT EXISTS (SELECT FROM ledger AS l WHERE l.position = e.position)"""
     with (ROOT / f"target/log/examples-poison-{language}").open("w") as log:
-        story = Story(server, db, server, log, ttl=120)  # too long for any wait
+        story = Story(server, db, server, log, ttl=120)  # longer than any wait here
         try:
             story.start(language)
             story.until(story.shared)

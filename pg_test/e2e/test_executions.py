@@ -28,7 +28,7 @@ def durable():
 
 @pytest.fixture
 def clean(durable):
-    """The server, without keys of other tests."""
+    """Gives the server, without keys of other tests."""
     durable.query("DELETE FROM eskit_lease._executions")
     return durable
 
@@ -42,7 +42,7 @@ def finish(conn, key, fence, result=None):
 
 
 def refused(conn, function, *args):
-    """The SQLSTATE that a call raises."""
+    """Returns the SQLSTATE that a call raises."""
     with pytest.raises(psycopg.Error) as raised:
         call(conn, function, *args)
     return raised.value.sqlstate
@@ -54,7 +54,8 @@ def state(conn, key):
 
 
 def test_one_first_of_a_hundred(clean):
-    """Of a new key, of one that is free again, and of one in doubt that was begun with retry_in_doubt."""
+    """One of a hundred callers begins a new key, one that is free again, and one in doubt that was begun with
+    retry_in_doubt."""
     watcher = clean.connect()
     with ThreadPoolExecutor(CALLERS) as pool:
         sessions = list(pool.map(lambda i: Session(clean.connect(), f"caller {i}", ttl="120 s"), range(CALLERS)))
@@ -65,7 +66,7 @@ def test_one_first_of_a_hundred(clean):
             return begin(session, key, retry_in_doubt)
 
         def race(key, retry_in_doubt=False):
-            """Returns the session that was first, and its fence."""
+            """Returns the session that began the attempt, and its fence."""
             answers = list(pool.map(ask, sessions, [key] * CALLERS, [retry_in_doubt] * CALLERS))
             first = [i for i, answer in enumerate(answers) if answer.first]
             assert len(first) == 1, (key, answers)
@@ -97,7 +98,8 @@ def test_one_first_of_a_hundred(clean):
 
 
 def test_one_row_for_a_key(clean):
-    """Keys are begun, finished, failed, rolled back and removed, beside an old snapshot: no key ever has two rows, nor is one done twice in a life."""
+    """Keys are begun, finished, failed, rolled back and removed, beside an old snapshot: no key ever has two rows, or
+    is done twice before it is removed."""
     keys, workers = [f"key {i}" for i in range(10)], 4
     old, watcher = clean.connect(), clean.connect()
     old.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
@@ -135,7 +137,8 @@ def test_one_row_for_a_key(clean):
 
 
 def test_each_row_once_whoever_is_killed(clean):
-    """Key and work in one transaction: connections are killed all the time, and in the end each key has its row, once."""
+    """Key and work in one transaction: connections are killed all the time, and in the end each key has one row of
+    work."""
     keys, workers = [f"order {i}" for i in range(60)], 6
     admin = clean.connect()
     admin.execute("CREATE TABLE worked (key text)")
@@ -163,8 +166,8 @@ def test_each_row_once_whoever_is_killed(clean):
                 pass
 
     def kill():
-        """Kills a backend whenever there is another row: as long as there is work, and so that there is an end to
-        it."""
+        """Kills a backend after each new row, at most 20 times: so kills happen only during the work, which still comes
+        to an end."""
         victims = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"
         kills = rows = 0
         while not stop.wait(0.005) and kills < 20:
@@ -186,7 +189,7 @@ def test_each_row_once_whoever_is_killed(clean):
     admin.close()
 
 
-# Begins its keys, says the fences, and finishes them when told to; says what became of that.
+# Begins a key, prints the fence, finishes the key when told to, and prints the outcome.
 RUNNER = """
 import sys
 import psycopg
@@ -204,7 +207,7 @@ except psycopg.Error as error:
 
 @pytest.fixture
 def runner(server, db):
-    """Starts runners: each gives its process and its fence."""
+    """Gives a function that starts a runner, and returns its process and fence."""
     started = []
 
     def start(ttl):
@@ -259,7 +262,7 @@ def test_paused_runner_wakes_up_too_late(db, connect, runner):
 
 
 def test_finish_begun_in_time_holds_past_the_deadline(connect):
-    """Once the finish has been let through, no caller begins or resolves the key before its commit; then it is done."""
+    """Once the finish has passed its check, no caller begins or resolves the key before the commit; then it is done."""
     conn, other = connect(autocommit=False), connect()
     session, rival = Session(other, "runner", ttl="3 s"), Session(other, "rival", ttl="60 s")
     fence = begin(session, "k", True).fence
@@ -273,7 +276,7 @@ def test_finish_begun_in_time_holds_past_the_deadline(connect):
 
 
 def test_attached_runner(server, db, connect):
-    """A session that ends with its connection leaves what it runs in doubt at once."""
+    """When a session ends with its connection, its running keys are in doubt at once."""
     conn = connect()
     with server.connect(db) as direct:
         runner = Session(direct, "runner", ttl="120 s", attach=True)
@@ -284,8 +287,8 @@ def test_attached_runner(server, db, connect):
 
 @pytest.mark.parametrize("how", ["crash", "immediate"])
 def test_crash_of_the_server(clean, how):
-    """An answer stands, whatever synchronous_commit says; a running key is in doubt a TTL after the recovery, and not
-    before."""
+    """An answered finish survives, whatever synchronous_commit says; a running key is in doubt a TTL after the
+    recovery, and not before."""
     conn = clean.connect(options="-c synchronous_commit=off")
     ends, lives = Session(conn, "ends", ttl="6 s"), Session(conn, "lives", ttl="60 s")
     done, failed, free = (begin(lives, key).fence for key in ("done", "failed", "free"))
@@ -296,7 +299,7 @@ def test_crash_of_the_server(clean, how):
         prepared.execute(f"PREPARE TRANSACTION '{how}'")
         prepared.rollback()
     assert call(conn, "execution_fail", "failed", failed, "error") and call(conn, "execution_fail", "free", free, "error", True)
-    assert finish(conn, "done", done, "1")  # no answer has been waited for since
+    assert finish(conn, "done", done, "1")  # since then no commit was waited for
     recovering_at = time.monotonic()
     clean.crash() if how == "crash" else clean.restart("immediate")
     with clean.connect() as conn:

@@ -1,5 +1,6 @@
-"""The lock table is full: a clear error that changes nothing, for a call that needs a lock; heartbeats need none. Then
-all goes on. (Sessions and databases: test_limits.py. Slots for workers: test_worker.py, test_worker_faults.py.)"""
+"""The lock table is full: a call that needs a lock raises a clear error and changes nothing; heartbeats need no lock.
+Once there is room, all calls work. (Sessions and databases: test_limits.py. Slots for workers: test_worker.py,
+test_worker_faults.py.)"""
 
 import time
 
@@ -40,7 +41,8 @@ def check(conn, leases):
 
 
 def fill(conn, leases):
-    """Leaves no room for locks that a few further calls would not take, to the end of the transaction. How many were taken."""
+    """Fills the lock table almost completely until the transaction ends. Returns how many fences were checked for
+    that."""
     conn.execute("BEGIN")
     taken, step = 0, 256
     while step:
@@ -77,10 +79,10 @@ def test_lock_table(tight):
         assert refused
         wait_until(lambda: time.monotonic() > dies.deadline)
         conn.execute("ROLLBACK")
-        # All or nothing.
+        # Each call acquired all of its names or none.
         new = dict(watcher.execute("SELECT split_part(resource, ' ', 2), count(*) FROM eskit_lease.leases WHERE resource LIKE 'new%' GROUP BY 1").fetchall())
         assert set(new.values()) <= {100} and len(new) == 20 - refused
-        # The worker may have had no room either; it comes back.
+        # The worker may have had no room, either, and tries again.
         wait_until(lambda: heir.holds("left"))
         assert all(row.granted for row in rows(other, "lease_acquire_many", [f"last {i}" for i in range(100)], rival.id))
         holder.fences = dict(leases)
@@ -91,7 +93,7 @@ def test_lock_table(tight):
 
 
 def test_more_names_in_one_call_than_there_is_room_for(tight):
-    """Each new name takes a lock for the time of a statement, and those of a call are taken in batches."""
+    """Each new name needs a lock during a statement, and a call takes these locks in batches."""
     with tight.connect() as conn:
         session = Session(conn, "greedy", ttl="60 s")
         names = [f"greedy {i}" for i in range(5_000)]

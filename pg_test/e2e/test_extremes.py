@@ -20,16 +20,16 @@ from psycopg.pq import TransactionStatus
 from test_limits import refused
 
 SECONDS, SEED = float(os.environ.get("SOAK_SECONDS", "0")) / 2, os.environ.get("SOAK_SEED", "1")
-TURNS, EXAMPLES = 5, 120  # transactions of a turn, each turn in a database of its own: what they find there is soon used up
+TURNS, EXAMPLES = 5, 120  # transactions of a turn; each turn has a database of its own, as its objects are soon used up
 set_hypothesis_home_dir(ROOT / "target/hypothesis")
 
-# All that a caller may be told: by us, by PostgreSQL about an argument, or about the transaction that it is in.
+# All SQLSTATEs that a caller may get: from us, or from PostgreSQL about an argument or about the transaction.
 TOLD = {
     "22004", "22023", "25006", "40001", "42501", "42703", "42704", "42710", "42804", "42809", "42P01", "53400", "54000", "55000", "55006", "55P03",
     "0A000", "LF001", "LF002", "LF003", "2200H",
-    # of the arguments, before the function is called
+    # about the arguments, before the function is called
     "22003", "22008", "22P02", "23514", "22015", "2202E", "54001", "22021", "22001",
-    # of the statement or transaction around
+    # about the statement or transaction around the call
     "25P02", "42883", "57014", "25001", "34000", "42P03", "42P05", "42P07", "42P16", "26000", "55P02", "0LP01", "2F003", "25P01",
 }  # fmt: skip
 ROLES = """
@@ -73,9 +73,9 @@ def server():
 
 @contextmanager
 def stage(server):
-    """A database with something of each kind for the calls to find."""
+    """Gives a database with something of each kind for the calls."""
     name = f"stage_{next(numbers)}"
-    # Others may be at the template, and the server's limit is for the calls.
+    # Other sessions may use the template, and the server's lock_timeout is for the calls.
     with server.connect(options="-c lock_timeout=0") as conn:
         conn.execute(f"CREATE DATABASE {name}")
     with server.connect(name, options="-c lock_timeout=0") as conn:
@@ -105,7 +105,8 @@ def stage(server):
 
 
 class Caller:
-    """One connection for each role, used over and over: what an error left behind in a backend would be met by the next call."""
+    """One connection for each role, which is reused, so that later calls would meet anything that an error left behind
+    in a backend."""
 
     def __init__(self, server, dbname, told):
         self.server, self.dbname, self.conns, self.told = server, dbname, {}, told
@@ -151,7 +152,8 @@ class Caller:
 
 
 def functions_of(server, dbname):
-    """All that can be called, by the catalog, save what has a test of its own because it would stop the others."""
+    """Returns all functions in the catalog, except one that has a test of its own because it would break the other
+    calls."""
     found = server.query(
         """
         SELECT p.proname, ARRAY(SELECT format_type(type, NULL) FROM unnest(p.proargtypes) WITH ORDINALITY AS a (type, n) ORDER BY n)
@@ -167,14 +169,14 @@ def functions_of(server, dbname):
 
 
 def require_sound(server):
-    """No process has gone, each error is a caller's fault, and nothing leaks. The log has a line for each, with its
-    SQLSTATE."""
+    """Checks by the log, which has each error's SQLSTATE, that no process has crashed, each error is the caller's
+    fault, and nothing leaks."""
     bad = re.compile(r"TRAP:|PANIC|was terminated by| XX\d{3} |WARNING:.*(leak|not closed|own a lock|still referenced)")
     assert [line for line in server.log.read_text(errors="replace").splitlines() if bad.search(line)] == []
 
 
 def require_order(conn):
-    """No session is alive without a row, no call waits, and each caller is served."""
+    """Checks that no session is alive without a row, no call waits, and a new caller is served."""
     wait_until(lambda: stat(conn, "calls_waiting") == 0)
     conn.execute("SELECT eskit_lease.session_close(session) FROM eskit_lease.sessions")
     wait_until(lambda: stat(conn, "sessions_alive") == 0 and not conn.execute("TABLE eskit_lease.sessions").fetchall())
@@ -191,7 +193,7 @@ def test_no_call_has_more_effect_than_it_says(server):
         with stage(server) as dbname:
             caller, functions = Caller(server, dbname, told), functions_of(server, dbname)
 
-            # Nothing is shrunk: what a call does hangs on those before it.
+            # Nothing is shrunk, as the effect of a call depends on those before it.
             @seed(f"{SEED} {turn}")
             @settings(max_examples=EXAMPLES, phases=[Phase.generate], deadline=None, database=None, suppress_health_check=list(HealthCheck))
             @given(transactions(functions))
@@ -232,7 +234,7 @@ def test_positions_are_raised_within_limits(connect, above):
 
 @once
 def test_no_payload_is_too_large_to_be_read(connect):
-    """One that PostgreSQL can keep but not write out would be claimed for ever, by each worker in vain."""
+    """A payload that PostgreSQL can store but not print would be claimed in vain again and again, by each worker."""
     conn = connect()
     call(conn, "queue_create", "q")
     conn.execute("CREATE TABLE bomb AS SELECT to_jsonb(array_fill('1e131071'::numeric, ARRAY[9000])) AS payload")
@@ -260,7 +262,7 @@ def test_the_last_time_that_there_is(connect):
 
 @once
 def test_long_text(connect):
-    """Of 16 MiB, for those who may have it, PUBLIC too."""
+    """Functions that PUBLIC may call take text of 16 MiB."""
     conn = connect()
     for function in ("advisory_lock_id(long)", "group_lock_key(long)", "partition_for(long, 7)"):
         conn.execute(f"SELECT eskit_lease.{function} FROM (SELECT repeat('x', 1 << 24) AS long) AS x")
@@ -288,10 +290,10 @@ def test_bytes_that_are_no_text_are_no_names(server):
 
 @pytest.mark.parametrize("function", ["lease_acquire('r', %s)", "lease_renew('r', 1)", "session_heartbeat(%s)", "session_open('new')", "fence_check('r', 1)"])
 def test_an_extension_that_goes_in_the_middle_of_a_statement(server, db, connect, background, function):
-    """An extension may go while a statement has not used it yet; the call that comes too late says so."""
+    """The extension may be dropped while a statement has not used it yet; the later call raises a clear error."""
     conn, gate, admin = connect(), connect(), connect()
     session = Session(conn, ttl="60 s")
-    # It waits for as long as the DROP takes.
+    # The statement waits for the DROP.
     conn.execute("SET lock_timeout = '60 s'")
     gate.execute("SELECT pg_advisory_lock(1)")
     late = function.replace("%s", f"'{session.id}'")

@@ -1,4 +1,5 @@
-"""A primary fails over to its standby while consumers work, as a server that dies, as one that is cut off and goes on, and on purpose."""
+"""A primary fails over to its standby while consumers work: because it dies, because it is cut off and goes on, or on
+purpose."""
 
 import os
 import signal
@@ -29,7 +30,7 @@ def standby(primary):
 
 
 class Idle:
-    """Sessions that hold something and are not heard of: one until late, one never again, and who waits for the latter's."""
+    """Sessions without heartbeats: `late` comes back late, `lost` never, and `heir` waits for the lease of `lost`."""
 
     def __init__(self, server):
         with server.connect() as conn:
@@ -38,7 +39,7 @@ class Idle:
             self.heir.queue("of lost")
 
     def live_their_full_ttl(self, server, since):
-        """Since then at the earliest the server counts their TTL."""
+        """Checks that the sessions live for their full TTL, counted from `since` at the earliest."""
         with server.connect() as conn:
             for session in (self.late, self.lost, self.heir):
                 session.conn = conn
@@ -58,7 +59,7 @@ def killed(primary, standby):
 
 
 def isolated(primary, standby):
-    standby.query("SELECT pg_wal_replay_resume()")  # it does not let go of its primary while it is paused
+    standby.query("SELECT pg_wal_replay_resume()")  # while replay is paused, the standby stays connected to its primary
     cut_off(standby)
 
 
@@ -80,7 +81,8 @@ def test_failover(primary, standby, background, synchronous, how):
     with Load(here, there, ttl=TTL) as load:
         load.works()
         caught_up(primary, standby)
-        # The standby lags from now on: what it has not received is lost; what it has, and not replayed, is not.
+        # The standby lags from now on. WAL that it has not received is lost; WAL that it has received but not replayed
+        # is not.
         lost_from = {} if synchronous else {1: time.monotonic()}
         standby.query("SELECT pg_wal_replay_pause()") if synchronous else cut_off(standby)
         load.works(writes=20)
@@ -88,7 +90,7 @@ def test_failover(primary, standby, background, synchronous, how):
         promoted_at = time.monotonic()
         promote(standby)
         lived = background(idle.live_their_full_ttl, standby, promoted_at)
-        if how is isolated:  # those that are there come over, and the others see nothing of it
+        if how is isolated:  # the clients of the new primary reconnect to it; the others notice nothing
             primary.query("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'there'")
             load.works(timeline=2, server=there)
             if not synchronous:
@@ -114,7 +116,7 @@ def test_switch_over_and_back(primary, standby):
     with Load(servers, ttl=TTL, each=6) as load:
         for timeline, (old, new) in enumerate([(primary, standby), (standby, primary)], start=2):
             load.works(timeline=timeline - 1)
-            old.stop()  # once its standby has all
+            old.stop()  # waits until the standby has all WAL
             since[timeline] = time.monotonic()
             promote(new)
             load.works(timeline=timeline)

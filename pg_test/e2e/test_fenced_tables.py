@@ -13,7 +13,7 @@ NOT_CHECKED = "LF002"
 
 
 def state(conn, statement, *params):
-    """Returns what a statement comes to, in a transaction of its own: ok, or the SQLSTATE."""
+    """Returns the outcome of a statement in a transaction of its own: ok, or the SQLSTATE."""
     try:
         with conn.transaction():
             conn.execute(statement, params or None)
@@ -56,7 +56,7 @@ def test_from_plain_psql(server, db, connect):
 
 
 def test_through_a_pooler(pgbouncer, connect):
-    """The next user of the server connection has no pass."""
+    """A check does not count for the next user of the server connection."""
     conn = connect(via=pgbouncer)
     fence = Session(conn).take("r")
     table(conn)
@@ -67,8 +67,8 @@ def test_through_a_pooler(pgbouncer, connect):
 
 
 def test_a_holder_stopped_beyond_its_time(connect):
-    """It has passed and is stopped in its transaction, for longer than it has to live: its later writes stand, as no
-    other session has had the lease; in the next one it is refused."""
+    """A holder passes a check and is stopped in its transaction for longer than its TTL. Its later writes there
+    succeed, as no other session has had the lease; in its next transaction it is refused."""
     conn, other = connect(), connect()
     stale, successor = Session(conn, "stale", ttl="1 s"), Session(other, "successor")
     fence = stale.take("r")
@@ -82,7 +82,7 @@ def test_a_holder_stopped_beyond_its_time(connect):
     assert write(other, 2, newer) == "ok"
     assert write(conn, 3, fence) == "LF001"
     assert write(conn, 3) == NOT_CHECKED
-    # Its check fails, and it goes on all the same.
+    # The check fails, and the client writes anyway.
     with conn.transaction():
         assert state(conn, f"SELECT eskit_lease.fence_check('r', {fence})") == "LF001"
         assert write(conn, 3) == NOT_CHECKED
@@ -123,7 +123,7 @@ def test_after_a_crash(server, db, connect):
 
 
 def test_dump_and_restore(server, db, connect, tmp_path):
-    """Rows first, then the triggers; and it is fenced in the copy as it was."""
+    """A restore loads rows first, then creates the triggers, so the copy is fenced like the original."""
     conn = connect()
     fence = Session(conn).take("r")
     table(conn)
@@ -152,7 +152,8 @@ def test_dump_and_restore(server, db, connect, tmp_path):
 
 
 def test_half_a_trigger(connect):
-    """One of a column that does not see what has been written refuses all, and the view says that it is not as it should be."""
+    """A trigger by column without its transition tables refuses all writes, and the view shows that it is
+    incomplete."""
     conn = connect()
     conn.execute("CREATE TABLE work (i int, p int)")
     call(conn, "group_create", "g", 2)
@@ -171,7 +172,8 @@ def test_half_a_trigger(connect):
 
 
 def test_without_shared_memory():
-    """No transaction can have passed: refused, also to superusers. The table can be unfenced."""
+    """Without shared memory no check can have passed, so all writes are refused, also those of superusers. The table
+    can be unfenced."""
     server = Server("e2e-fenced", "eskit_lease.fence_superusers = off")
     try:
         server.query("CREATE EXTENSION eskit_lease")
@@ -194,8 +196,8 @@ def test_without_shared_memory():
 
 
 def test_logical_replication():
-    """What is replicated, from the first copy on, passes where each statement is checked, and is refused where each row is. What triggers write
-    meanwhile is no part of it."""
+    """Replicated rows, from the first copy on, pass if statements are checked, and are refused if rows are checked.
+    What triggers write meanwhile does not count as replicated."""
     server = Server("e2e-fenced", "wal_level = logical", "wal_retrieve_retry_interval = '50ms'", "max_worker_processes = 16")
     try:
         server.query("CREATE TABLE work (i int, p int)")
@@ -226,7 +228,7 @@ def test_logical_replication():
             assert rows(conn) == [1]
             conn.execute("DROP TRIGGER note ON work")
             wait_until(lambda: rows(conn) == [1, 2])
-            # Nor is what an expression of the table does.
+            # Nor does what an expression of the table writes.
             conn.execute("CREATE TABLE another (i int)")
             call(conn, "table_fence", "another", "r")
             conn.execute(

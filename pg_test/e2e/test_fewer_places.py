@@ -1,4 +1,4 @@
-"""More living sessions than places: after a restart with fewer, and on a promoted standby that has fewer."""
+"""More living sessions than slots: after a restart with fewer, and on a promoted standby that has fewer."""
 
 import time
 
@@ -21,7 +21,7 @@ def server():
 
 @pytest.fixture
 def fewer(server, request):
-    """Has the server, or a standby that is promoted, go on with fewer places; gives that one."""
+    """Gives a function that has the server, or a promoted standby, go on with fewer slots, and returns that server."""
     standbys = []
 
     def shrink():
@@ -61,11 +61,11 @@ def test_who_finds_no_place_keeps_what_it_has_for_its_ttl(server, fewer):
         assert all(answer.alive and answer.trust_ms > 0 for answer in answers), "all hold what they held"
         without = [i for i, answer in enumerate(answers) if answer.reason == "sessions_full"]
         assert len(without) in (LEADERS - PLACES, LEADERS - PLACES + 1), "the waiter has a place, or none"
-        # Such a one works on; it gets nothing new, and no heartbeat extends its life.
+        # A session without a slot works on, but gets nothing new, and no heartbeat extends its life.
         for i in without:
             call(conn, "fence_check", f"r{i}", fences[i])
             assert leaders[i].renew(f"r{i}").held
-            assert leaders[i].acquire(f"r{i}").granted  # on a promoted standby under a new fence
+            assert leaders[i].acquire(f"r{i}").granted  # on a promoted standby, under a new fence
         first, second = (leaders[i] for i in without[:2])
         assert first.acquire("new").reason == "sessions_full"
         trusted = second.heartbeat().trust_ms
@@ -76,12 +76,13 @@ def test_who_finds_no_place_keeps_what_it_has_for_its_ttl(server, fewer):
         assert second.heartbeat().trust_ms <= trusted - 900
         with pytest.raises(psycopg.errors.ConfigurationLimitExceeded):
             Session(conn, "one too many")
-        # It may let go of what it has.
+        # It may release what it has.
         fence = conn.execute("SELECT fence FROM eskit_lease.leases WHERE resource = %s", (f"r{without[0]}",)).fetchone()[0]
         assert call(conn, "lease_release", f"r{without[0]}", fence)
         assert call(conn, "session_close", second.id)
         assert second.heartbeat().reason in ("unknown_session", "expired")
-        # Those with a place live on by their heartbeats, but for a few, whose places the waiter gets in the end, if it has none.
+        # Sessions with a slot live on by heartbeats, except a few silent ones. If the waiter has no slot, it gets one
+        # of theirs in the end.
         silent = [i for i in range(LEADERS) if i not in without][:2]
         lost = [*without, *silent]
         kept = [leader for i, leader in enumerate(leaders) if i not in lost]

@@ -1,4 +1,5 @@
-"""The figures of the front page, of the page on speed and of the comparison are those of bench/results, as they were measured last."""
+"""The figures of the front page, of the page on speed and of the comparison are those of the last measurement in
+bench/results."""
 
 import json
 import re
@@ -15,7 +16,8 @@ DONE, STORM = "items claimed, then done, {} at a time, {}", "expiry of 100,000 l
 
 
 def row(part, what, other=""):
-    """The first row of this name, or of those set in below it, that has the other in its own name or is compared with it."""
+    """Returns the first row with this name, or set in below such a row, that has `other` in its own name or is compared
+    with it."""
     above = ""
     for found in RESULTS[part]["rows"]:
         above = above if found["what"].startswith(" ") else found["what"]

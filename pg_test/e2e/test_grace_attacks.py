@@ -1,4 +1,4 @@
-"""What a hostile reader found in graces, and in sessions that are over before they are committed."""
+"""What a hostile reader found in grace, and in sessions that end before they are committed."""
 
 import pytest
 from client import Session, call
@@ -9,7 +9,8 @@ from test_attacks import is_granted
 
 @pytest.mark.parametrize("way", ["close", "take-over", "close of the grace"])
 def test_a_fence_that_was_checked_around_a_grace(connect, background, way):
-    """While its transaction is open no other session is a holder, whichever session has the lease by then."""
+    """While the transaction that checked the fence is open, no rival gets the lease, whether the holder or its grace
+    has it by then."""
     holder, rival, work, conn = Session(connect(), "one", "60 s"), Session(connect(), "rival", "60 s"), connect(), connect()
     fence = holder.take("r")
     work.autocommit = False

@@ -1,4 +1,4 @@
-"""What a hostile reader found in groups: second owners, wake-ups that were lost, a worker that was blocked or that span."""
+"""What a hostile reader found in groups: second owners, lost wake-ups, a worker that was blocked or that spun."""
 
 import psycopg
 import pytest
@@ -6,12 +6,12 @@ from client import Session, call, rows, stat
 from conftest import Server, wait_until
 from crossing import opened, prepare, waits, worker_passes, worker_serves_others
 
-PATIENT = {"options": "-c lock_timeout=20s"}  # who is not to wait fails, and not only the test
+PATIENT = {"options": "-c lock_timeout=20s"}  # a call that must not wait fails by itself
 
 
 @pytest.fixture(scope="module")
 def narrow():
-    """A ring that a few groups fill."""
+    """A server with a dirty ring that a few groups fill."""
     server = Server("e2e-group-attacks", "eskit_lease.ring_size = 16")
     server.query("CREATE EXTENSION eskit_lease")
     yield server
@@ -28,20 +28,20 @@ def partitions(conn, name="g"):
 
 
 def release_revoked(session, name="g"):
-    """Answers all revocations, once there are any."""
+    """Releases all revoked partitions, once there are any."""
     revoked = wait_until(lambda: [row for row in session.assignment(name) if row.state == "revoking"])
     for row in revoked:
         assert call(session.conn, "group_release", name, row.partition, row.fence)
 
 
 def resize_meets_a_grant(connect, background, asks):
-    """A resize is stopped on its way, and a member that is to have all partitions gets them only then, if it can."""
+    """A resize is stopped halfway, and a member that is the target of all partitions asks for them meanwhile."""
     conn, altering, closing = connect(), connect(autocommit=False), connect(autocommit=False)
     group(conn)
     member = Session(connect(), "member", "60 s")
     call(altering, "group_alter", "g", None, "9 s")
     member.join("g")
-    assert call(closing, "session_close", member.id)  # keeps others from granting to it until that is rolled back
+    assert call(closing, "session_close", member.id)  # no session can grant to the member until this is rolled back
     altering.rollback()
     call(conn, "group_alter", "g", None, "9 s")
     targeted = "SELECT count(*) FROM eskit_lease.group_partitions WHERE target = 'member' AND state = 'free'"
@@ -110,7 +110,7 @@ def test_thousands_of_overdue_partitions_all_move(connect):
 
 
 def test_a_member_in_transactions_without_a_worker():
-    """The launcher has the only place for a background worker; then a transaction block does the work itself."""
+    """The launcher takes the only background worker slot, so a transaction block does the work itself."""
     server = Server("e2e-no-worker", "max_worker_processes = 1", "max_logical_replication_workers = 0")
     try:
         server.query("CREATE EXTENSION eskit_lease")
@@ -174,7 +174,7 @@ def test_two_predecessors_in_one_group_leave_a_fair_share(connect):
 
 
 def worker_spins(conn, session, heartbeats=4_000):
-    """Whether the worker looked more often than it tries again, ever more rarely, while so many statements went by."""
+    """Returns whether the worker made more passes during so many statements than its backoff allows."""
     before = stat(conn, "sweeps")
     for _ in range(heartbeats):
         session.heartbeat()
@@ -222,7 +222,7 @@ def test_the_worker_does_not_spin_for_more_revocations_than_the_ring_has_room_fo
 
 
 def test_ranges_go_by_the_names_alone(connect):
-    """What separates the name from the session sorts before all that a name may have."""
+    """The separator between name and session sorts before all bytes that a name may have."""
     conn = connect()
     group(conn, 2, assignor="range", settle_delay="100 ms")
     for consumer in ("a-b", "a"):
@@ -233,7 +233,8 @@ def test_ranges_go_by_the_names_alone(connect):
 
 @pytest.mark.parametrize("drains", [False, True])
 def test_a_resize_takes_back_what_an_owner_does_not_release(connect, drains):
-    """A member that drains keeps what it has against a rebalance, but not against this; the worker takes it unasked."""
+    """A draining member keeps its partitions in a rebalance, but not in a resize; the worker takes them without a
+    call."""
     conn = connect()
     group(conn, 2, rebalance_timeout="2 s")
     member = Session(conn, ttl="60 s").join("g")

@@ -21,8 +21,7 @@ def durable():
 
 @pytest.mark.parametrize("how", ["crash", "immediate"])
 def test_crash_in_the_middle_of_revocations(durable, how):
-    """What was asked for before the crash is asked for again, for the whole timeout; no member owns what another
-    does."""
+    """Partitions revoked before the crash are revoked again, with the whole timeout; no partition has two owners."""
     conn = durable.connect()
     create(conn, 8, "3 s")
     conn.execute(JOURNAL)
@@ -105,7 +104,7 @@ def test_dump_has_the_group_and_not_its_members(durable, tmp_path):
         assert call(conn, "cursor_commit", "g", 1, 18, member.owned[1])
         assert not call(conn, "cursor_commit", "g", 1, 17, member.owned[1])
         assert member.acquire("s").granted
-        # Its owner is a role that is not here: administrators may change it.
+        # The group's owner is a role that does not exist here, so only administrators may change the group.
         call(conn, "group_alter", "g", "sticky")
         call(conn, "semaphore_resize", "s", 4)
         member.close()

@@ -9,7 +9,7 @@ from members import Member, create, settled
 
 
 class Scene:
-    """A group of two partitions: `a` owns both and is asked for one, which is `b`'s; a lease `r` of a's; who else there is."""
+    """A group of two partitions, owned by `a` and `b`; a lease `r` of a's; and `c`, which is no member yet."""
 
     def __init__(self, conn, other):
         self.conn, self.other = conn, other  # `conn` in transactions, `other` in autocommit
@@ -25,7 +25,7 @@ class Scene:
         self.c = Member(other, "c", ttl="120 s")
 
     def own(self, *members):
-        """Returns the owners of the two partitions, in the end."""
+        """Waits until these members own the two partitions."""
         wait_until(lambda: [m.give_back() for m in (self.a, self.b, self.c) if m.id in self.members()] is not None
                    and settled(self.other, members), timeout=20)  # fmt: skip
 
@@ -125,7 +125,7 @@ def test_prepared(server, db, connect, verb, end):
     scene.conn.execute(f"PREPARE TRANSACTION '{db}-{verb}'")
     scene.conn.rollback()
     try:
-        # Members that are not concerned go on, and no call waits.
+        # Other members go on, and no call waits.
         asked_at = time.monotonic()
         scene.other.execute("SET lock_timeout = '1 ms'")
         if verb != "group_join":

@@ -1,4 +1,5 @@
-"""Groups under faults: whatever stops, dies or crosses, every partition has one owner and in the end the right one."""
+"""Groups under faults: whatever processes stop or die and transactions cross, every partition has one owner, and in the
+end the right one."""
 
 import itertools
 import json
@@ -50,7 +51,7 @@ def test_without_worker_every_verb_of_a_group_answers(connect, no_worker):
     c = Member(conn, "c").join()
     assert b.give_back() == 2 and len(c.assignment()) == 2
     assert c.leave() and len(b.assignment()) == 4
-    assert b.close() and shares(conn) == [4]  # without owners
+    assert b.close() and shares(conn) == [4]  # no partition has an owner
     d = Member(conn, "d").join()
     assert len(d.assignment()) == 4
 
@@ -127,7 +128,7 @@ def test_whose_transactions_never_pause_loses_it_too(connect):
     work = next(works)
     call(work, "fence_check", "g", fence)
     other = Member(conn, "other").join()
-    for _ in range(2_000):  # some of them for as long as the timeout: one is always open until the next one has checked
+    for _ in range(2_000):  # they last beyond the timeout; each stays open until the next one has passed its check
         following = next(works)
         try:
             call(following, "fence_check", "g", fence)
@@ -142,7 +143,7 @@ def test_whose_transactions_never_pause_loses_it_too(connect):
     else:
         pytest.fail("checks pass long after the timeout")
     assert other.assignment() == {}
-    call(work, "fence_check", "g", fence)  # what has passed stands to its end
+    call(work, "fence_check", "g", fence)  # a check that has passed counts to the end of its transaction
     work.commit()
     wait_until(lambda: 1 in other.assignment())
 
@@ -186,13 +187,13 @@ def test_more_partitions_are_overdue_than_there_is_room_for_locks():
 
 def test_revision_grows_for_what_a_member_has_to_know_and_for_nothing_else(server, db, connect):
     def quiet(member):
-        """Lets the worker come to an end, and takes note of what it did."""
+        """Waits until the worker has ended, and reads the member's revision."""
         wait_until(lambda: not server.workers(dbname=db))
         member.hears()
 
     conn = connect()
     create(conn, 4)
-    a = Member(conn, "f").join()  # has the first lot of the three in this group, and so the larger share
+    a = Member(conn, "f").join()  # is first of the three by the group's lots, so it has the larger share
     wait_until(lambda: len(a.assignment()) == 4)
     quiet(a)
     assert not a.hears()
@@ -205,7 +206,7 @@ def test_revision_grows_for_what_a_member_has_to_know_and_for_nothing_else(serve
     quiet(a)
     a.assignment()
     given = dict(a.revoking)  # one of them for b, the other for c
-    c.close()  # its target goes to b: nothing to a, who is to give back the same
+    c.close()  # its target goes to b; a must still release the same partitions
     quiet(b)
     assert set(a.assignment()) == {0, 1, 2, 3} and a.revoking == given
     assert not a.hears(), "to whom it goes is nothing to its owner"
@@ -252,7 +253,8 @@ def test_partitions_that_change_hands_are_notified(connect):
 
 
 def test_two_hundred_join_leave_and_die(server, db, connect, background):
-    """200 members on 20 connections join at once; a third leaves and a third dies while they do as they are asked."""
+    """200 members on 20 connections join at once; a third leaves and a third dies while members release what is
+    revoked."""
     conn = connect()
     create(conn, 256, "5 s")
     conn.execute(JOURNAL)
@@ -278,7 +280,7 @@ def test_two_hundred_join_leave_and_die(server, db, connect, background):
                 members = [members[j] for j in (0, 3, 6, 9)]
                 crowd[i] = members
             for member in members:
-                if member.hears():  # nothing else is needed to notice
+                if member.hears():  # the revision alone tells of every change
                     member.give_back()
                 for partition, fence in choice.sample(sorted(member.owned.items()), min(1, len(member.owned))):
                     write(member.conn, partition, fence, member.id)
@@ -308,7 +310,7 @@ def test_two_hundred_join_leave_and_die(server, db, connect, background):
 
 
 def test_a_member_that_stays_moves_behind_those_that_went(server, connect):
-    """Beside an old snapshot, also if nothing else changes: sessions join and end before the worker comes."""
+    """Beside an old snapshot, even if nothing else changes: sessions join and end before the worker comes."""
     conn, old = connect(), connect(autocommit=False)
     create(conn, 4)
     staying = Member(conn, "staying", ttl="300 s").join()

@@ -1,4 +1,5 @@
-"""Transactions that are left open, idle or prepared, over members of a group: the others join, leave and end as ever, and no partition is a stranger's."""
+"""Transactions that are left open, idle or prepared, over members of a group. Other members join, leave and end as
+usual, and no partition goes to a stranger."""
 
 import pytest
 from client import call, rows
@@ -14,7 +15,7 @@ def member(connect, consumer, **kw):
 
 
 def two_members(connect):
-    """A group whose partitions two members share, with a connection that watches. One member dies with its
+    """Makes a group whose partitions two members share, and a connection that watches. One member dies with its
     connection."""
     conn = connect()
     create(conn, 6)
@@ -24,7 +25,7 @@ def two_members(connect):
 
 
 def of(conn, session):
-    """The partitions that a session owns, by the rows."""
+    """Returns the partitions that a session owns, by the rows."""
     return {partition for partition, owner in enumerate(owners(conn)) if owner == session.id}
 
 
@@ -101,7 +102,7 @@ def test_an_heir_leaves_in_the_name_of_its_predecessor(connect):
 
 @pytest.fixture
 def committed(connect, no_worker):
-    """A take-over that was prepared and is committed: without a worker its member stands in the predecessor's name until a rebalance."""
+    """Commits a prepared take-over. Without a worker the member's row names the predecessor until a rebalance."""
     conn = connect()
     create(conn, 6)
     me, other = member(connect, "me"), member(connect, "other")
@@ -226,7 +227,7 @@ def test_a_statement_that_goes_on_keeps_nobody_waiting(connect, background, verb
 
 @pytest.mark.parametrize("verb", ["group_join", "group_leave", "group_assignment"])
 def test_a_statement_that_goes_on_judges_at_its_commit(connect, no_worker, verb):
-    """Where no worker does: a member has died, which each of these finds."""
+    """Without a worker: a member has died, which each of these verbs finds."""
     conn = connect()
     create(conn, 6)
     first, dying = member(connect, "first"), member(connect, "dying", attach=True)

@@ -1,5 +1,5 @@
 """Objects of a hostile user's own in front of PostgreSQL's: functions, operators, types, tables and a trap in each of
-them. None of our functions may run into one, under any caller: a trap runs with the rights of its caller, and our
+them. None of our functions may run into one, for any caller: a trap runs with the rights of its caller, and our
 statements run with the owner's."""
 
 import psycopg
@@ -10,8 +10,8 @@ from psycopg.types.json import Jsonb
 
 pytestmark = once
 
-# What a statement could resolve to instead of what it means: the same operator or function for the types that it is given (also those that
-# PostgreSQL would convert first, such as integer / numeric), found in a schema that comes before pg_catalog.
+# Objects that a statement could find instead of those it means: the same operator or function for its argument types
+# (also for types that PostgreSQL would convert first, such as integer / numeric), in a schema before pg_catalog.
 OPERATORS = """
     SELECT DISTINCT o.oprname, l.type, r.type
     FROM pg_operator AS o, unnest(ARRAY['text', 'uuid', 'integer', 'bigint', 'numeric', 'oid', 'name', 'boolean', 'timestamptz', 'interval', 'float8',
@@ -33,7 +33,7 @@ FUNCTIONS = """
 
 
 def lay_traps(conn, schema):
-    """Makes all of it in a schema of `mallory`; whatever is called says so in a table of traps and fails."""
+    """Makes all traps in a schema of `mallory`. A trap that is called logs its caller and fails."""
     operators, functions = conn.execute(OPERATORS).fetchall(), conn.execute(FUNCTIONS).fetchall()
     conn.execute(f"CREATE SCHEMA {schema} AUTHORIZATION mallory")
     conn.execute(f"GRANT USAGE ON SCHEMA {schema} TO PUBLIC")
@@ -73,7 +73,7 @@ def mallory(server):
 
 
 def use_everything(conn, watcher, prefix):
-    """Each concept once, by one who has nothing but the traps in its path."""
+    """Uses each concept once, by a caller that has the traps in its path."""
     session, other = Session(conn, f"{prefix} one", ttl="60 s"), Session(conn, f"{prefix} two", ttl="60 s")
     resource, group, queue, key = f"{prefix} r", f"{prefix} g", f"{prefix} q", f"{prefix} k"
     fence = session.take(resource)
@@ -126,7 +126,8 @@ def use_everything(conn, watcher, prefix):
 
 @pytest.mark.parametrize("who", ["mallory", "postgres"])
 def test_nothing_of_ours_meets_an_object_of_the_users(server, connect, db, mallory, who):
-    """By the path of the role and of the database, which is that of the worker too; a superuser is the one worth trapping."""
+    """The traps are in the search path of the role and of the database, so also of the worker; a superuser is the most
+    worthwhile victim."""
     owner = connect()
     assert lay_traps(owner, "hostile") > 1000
     call(owner, "grant_consumer", mallory)
@@ -143,7 +144,7 @@ def test_nothing_of_ours_meets_an_object_of_the_users(server, connect, db, mallo
         conn.execute("SELECT 1 + 1")  # the traps are set
     conn.execute("CREATE TEMP TABLE _sessions (session pg_catalog.uuid)")
     use_everything(conn, owner, who)
-    # The triggers are made as the caller and in its path.
+    # table_fence makes the triggers as the caller, with the caller's path.
     table = "hostile.fenced" if who == "mallory" else "public.fenced"
     conn.execute(f"CREATE TABLE {table} (i pg_catalog.int4)")
     call(conn, "table_fence", table, "r")
@@ -165,7 +166,8 @@ def test_the_worker_has_a_path_of_its_own(server, connect, db, mallory):
 
 
 def test_what_create_extension_makes_refers_to_nothing_else(server, mallory):
-    """By a superuser with the traps in its path, in a database where a hostile user may make what it likes beforehand."""
+    """A superuser with the traps in its path creates the extension in a database where a hostile user may create
+    objects beforehand."""
     server.query("CREATE DATABASE trapped")
     server.query("GRANT CREATE ON DATABASE trapped TO mallory")
     try:
@@ -192,7 +194,8 @@ def test_what_create_extension_makes_refers_to_nothing_else(server, mallory):
 
 
 def test_a_schema_that_was_there_before(server, mallory):
-    """Whose it is gains nothing: it is refused with all that is in it, and once it is gone nothing of it is left in what is made."""
+    """The owner of such a schema gains nothing: CREATE EXTENSION refuses it with all its objects, and once it is gone
+    the new schema has none of them."""
     server.query("CREATE DATABASE squatted")
     server.query("GRANT CREATE ON DATABASE squatted TO mallory")
     try:
@@ -230,7 +233,7 @@ def test_a_schema_that_was_there_before(server, mallory):
 
 @pytest.fixture
 def trusting():
-    """A server of its own: what a hostile role does here is to bring down all of it."""
+    """A server of its own, as the hostile role tries to bring all of it down."""
     server = Server("e2e-trusting")
     server.query("CREATE ROLE mallory LOGIN")
     server.query("GRANT CREATE ON DATABASE postgres TO mallory")
@@ -239,14 +242,15 @@ def trusting():
 
 
 def squat(conn):
-    """A schema of the extension's name, with a table of a name of its, but of other types."""
+    """Makes a schema with the extension's name, and a table with the name of one of its tables but other types."""
     conn.execute("CREATE SCHEMA eskit_lease")
     conn.execute("CREATE TABLE eskit_lease._sessions (session bigint PRIMARY KEY)")
     conn.execute("INSERT INTO eskit_lease._sessions VALUES (1)")
 
 
 def forge(conn):
-    """The tables of the extension, as its script makes them, with rows that have the worker lease the row of a superuser's table to mallory."""
+    """Makes the extension's tables as its script does, with rows that would have the worker lease a row of a
+    superuser's table to mallory."""
     script = (ROOT / "sql/schema.sql").read_text().splitlines()
     conn.execute("\n".join(line for line in script if "pg_extension_config_dump" not in line))
     session = "11111111-1111-4111-8111-111111111111"
@@ -260,7 +264,7 @@ def forge(conn):
 
 @pytest.mark.parametrize("make", [squat, forge])
 def test_the_worker_believes_no_schema_by_its_name(trusting, make):
-    """Without the extension. The worker is a superuser, and looks into all databases after a restart."""
+    """The extension is missing there. The worker is a superuser, and visits all databases after a restart."""
     trusting.query("CREATE TABLE public.jobs (topic text PRIMARY KEY, owner text, leased_until timestamptz)")
     trusting.query("INSERT INTO public.jobs VALUES ('orders', 'alice', '2000-01-01')")
     trusting.query("CREATE DATABASE other")
@@ -269,7 +273,7 @@ def test_the_worker_believes_no_schema_by_its_name(trusting, make):
         make(conn)
     trusting.restart()
     with trusting.connect("other") as conn:
-        # A worker for a database is started in turn with those of the others: by now that of the schema has been.
+        # Workers of databases start in turn, so by now the one for the schema's database has run.
         for number in range(3):
             holder, waiter = Session(conn, "holder", ttl="1 s"), Session(conn, "waiter", ttl="60 s")
             holder.take(f"r{number}")
@@ -280,7 +284,7 @@ def test_the_worker_believes_no_schema_by_its_name(trusting, make):
 
 
 def test_a_schema_that_has_been_renamed(trusting):
-    """Nothing is served, and another of its name is not believed, until it has its name back."""
+    """Calls fail, and another schema of its name is not trusted, until the schema has its name back."""
     trusting.query("CREATE EXTENSION eskit_lease")
     trusting.query("SELECT eskit_lease.grant_consumer('mallory')")
     with trusting.connect() as conn, trusting.connect(user="mallory") as hostile:
@@ -305,7 +309,8 @@ def test_a_schema_that_has_been_renamed(trusting):
 
 @pytest.mark.parametrize("former", [False, True], ids=["new", "updated"])
 def test_default_privileges_give_nothing_away(server, mallory, former):
-    """Many a database gives an application all that its owner makes. What an older version has made is as it was."""
+    """Default privileges of a database may grant an application all that its owner creates. Objects of an older version
+    keep their privileges."""
     server.query("CREATE DATABASE generous")
     try:
         with server.connect("generous") as admin:
@@ -332,7 +337,7 @@ def test_default_privileges_give_nothing_away(server, mallory, former):
 
 
 def test_a_publication_of_all_tables(connect):
-    """It stops none of our deletes: each of our tables can identify a deleted row."""
+    """The publication breaks none of our deletes, as each of our tables has a replica identity."""
     conn = connect()
     conn.execute("SET client_min_messages = error; CREATE PUBLICATION everything FOR ALL TABLES")
     dead, heir = Session(conn, "dead", ttl="1 s"), Session(conn, "heir", ttl="1 h")

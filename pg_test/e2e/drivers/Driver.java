@@ -19,8 +19,9 @@ import org.postgresql.util.PGInterval;
 import org.postgresql.util.PGobject;
 
 /**
- * Calls functions of eskit_lease with JDBC, as docs/drivers.md says: those of ../test_drivers.py, which says what a line holds. Arguments:
- * the URL of the database; `native`, `text` (strings, with casts), or `unspecified` (strings, and stringtype=unspecified).
+ * Calls the functions of eskit_lease that ../test_drivers.py sends, with JDBC, as docs/drivers.md says. That test
+ * describes the lines. Arguments: the URL of the database; `native`, `text` (strings, with casts), or `unspecified`
+ * (strings, and stringtype=unspecified).
  */
 public class Driver {
     static final Map<String, String> ELEMENTS = Map.of("text[]", "text", "bigint[]", "int8", "integer[]", "int4", "jsonb[]", "jsonb");
@@ -81,7 +82,7 @@ public class Driver {
     public static void main(String[] args) throws Exception {
         style = args[1];
         Properties properties = new Properties();
-        properties.setProperty("password", System.getenv("PGPASSWORD")); // which this driver does not look at
+        properties.setProperty("password", System.getenv("PGPASSWORD")); // this driver does not read the variable
         if (style.equals("unspecified")) properties.setProperty("stringtype", "unspecified");
         db = DriverManager.getConnection("jdbc:" + args[0], properties);
         BufferedReader lines = new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));

@@ -1,5 +1,5 @@
-// Calls functions of eskit_lease with node-postgres, as docs/drivers.md says: those of ../test_drivers.py, which says what a line holds.
-// Arguments: the URL of the database; `native` or `text`.
+// Calls the functions of eskit_lease that ../test_drivers.py sends, with node-postgres, as docs/drivers.md says. That
+// test describes the lines. Arguments: the URL of the database; `native` or `text`.
 const readline = require("node:readline");
 const { Client } = require("pg");
 const [url, style] = process.argv.slice(2);
@@ -10,7 +10,7 @@ const native = {
   "bigint": BigInt,
   "boolean": (value) => value === "true",
   "timestamp with time zone": (value) => new Date(value),
-  "jsonb": JSON.parse, // an object; an array would be taken for one of PostgreSQL's: pass JSON.stringify(array)
+  "jsonb": JSON.parse, // an object; node-postgres would take an array for one of PostgreSQL's, so pass JSON.stringify(array)
   "text[]": elements(String),
   "bigint[]": elements(BigInt),
   "integer[]": elements(Number),

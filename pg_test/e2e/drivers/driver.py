@@ -1,4 +1,5 @@
-"""Calls functions of eskit_lease with psycopg, as docs/drivers.md says: those of ../test_drivers.py, which says what a line holds.
+"""Calls the functions of eskit_lease that ../test_drivers.py sends, with psycopg, as docs/drivers.md says. That test
+describes the lines.
 
 Arguments: the URL of the database; `native` or `text`."""
 

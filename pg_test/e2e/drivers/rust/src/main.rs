@@ -1,5 +1,5 @@
-//! Calls functions of eskit_lease with tokio-postgres, as docs/drivers.md says: those of pg_test/e2e/test_drivers.py, which says what a line holds.
-//! Arguments: the URL of the database; `native` or `text`.
+//! Calls the functions of eskit_lease that pg_test/e2e/test_drivers.py sends, with tokio-postgres, as docs/drivers.md
+//! says. That test describes the lines. Arguments: the URL of the database; `native` or `text`.
 
 use std::io::{Write, stdin, stdout};
 
@@ -12,7 +12,7 @@ use uuid::Uuid;
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 type Passed = Box<dyn ToSql + Sync + Send>;
 
-/// The placeholder of an argument: types that the driver does not know go as text.
+/// Returns the placeholder of an argument. Types that the driver does not know are passed as text.
 fn mark(native: bool, number: usize, kind: &str) -> String {
     match kind {
         "interval" | "regclass" | "regrole" => format!("${number}::text::{kind}"),
@@ -25,7 +25,7 @@ fn elements<T>(value: &str, of: impl Fn(&str) -> Result<T, Failure>) -> Result<V
     value.split('|').map(|element| (element != "\\N").then(|| of(element)).transpose()).collect()
 }
 
-/// Of the type that the driver takes for it, also where it is NULL.
+/// Returns the argument as the type that the driver expects, even for NULL.
 fn passed(native: bool, kind: &str, value: &str) -> Result<Passed, Failure> {
     let given = (value != "\\N").then_some(value);
     Ok(match kind {
@@ -74,7 +74,7 @@ async fn main() -> Result<(), Failure> {
     let arguments: Vec<String> = std::env::args().collect();
     let [_, url, style] = &arguments[..] else { return Err("arguments: URL STYLE".into()) };
     let mut config: Config = url.parse()?;
-    config.password(std::env::var("PGPASSWORD")?); // which this driver does not look at
+    config.password(std::env::var("PGPASSWORD")?); // this driver does not read the variable
     let (db, connection) = config.connect(NoTls).await?;
     tokio::spawn(connection);
     for line in stdin().lines() {
