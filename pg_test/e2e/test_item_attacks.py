@@ -1,4 +1,5 @@
-"""What a hostile reader found in work items: what an administrator does to their tables, and who is not woken or not tidied up after."""
+"""What a hostile reader found in work items: what an administrator does to their tables, sessions that were not woken,
+and rows that were not removed."""
 
 import time
 
@@ -33,7 +34,7 @@ def claim(conn, session, count=1):
 
 
 def give_back(conn, session):
-    """Claims all and gives them back, until each has had so many versions that no page holds them."""
+    """Claims all items and gives them back, until each has more versions than fit on a page."""
     for _ in range(3):
         ids, fence = claim(conn, session, COUNT)
         assert len(ids) == COUNT
@@ -45,7 +46,7 @@ def test_claimed_while_the_index_is_made_again(attacked, background, conn):
     call(conn, "item_add_many", "q", [Jsonb("x")] * COUNT)
     with attacked.connect() as old, attacked.connect() as reindexing:
         old.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
-        old.execute("SELECT count(*) FROM pg_class")  # a snapshot that REINDEX waits for, and that keeps each version
+        old.execute("SELECT count(*) FROM pg_class")  # REINDEX waits for this snapshot, which keeps every version
         reindex = background(reindexing.execute, "REINDEX INDEX CONCURRENTLY eskit_lease._items_pkey")
         phase = "SELECT FROM pg_stat_progress_create_index WHERE phase LIKE 'waiting for old snapshots'"
         wait_until(lambda: conn.execute(phase).rowcount == 1)
@@ -63,7 +64,7 @@ def test_claimed_while_the_index_is_made_again(attacked, background, conn):
             "CREATE TRIGGER extra BEFORE UPDATE ON eskit_lease._claims FOR EACH ROW EXECUTE FUNCTION suppress_redundant_updates_trigger()",
             "DROP TRIGGER extra ON eskit_lease._claims",
         ),
-        # The last, as a column that was dropped leaves its place.
+        # The last, as a dropped column leaves a gap in the rows.
         ("ALTER TABLE eskit_lease._claims ADD extra integer", "ALTER TABLE eskit_lease._claims DROP extra"),
     ],
 )
@@ -103,7 +104,7 @@ def test_claimed_where_there_is_another_index(conn, index):
 
 
 def hungry(conn):
-    """A session that has looked for items in vain."""
+    """Returns a session that has looked for items in vain."""
     session = Session(conn, "hungry", ttl="60 s")
     session.revision = session.heartbeat().revision
     assert claim(conn, session) == ([], None)
@@ -128,7 +129,7 @@ def test_woken_when_a_claim_is_rolled_back_after_many_others(attacked, conn):
     id = call(conn, "item_add", "q", Jsonb("x"))
     with attacked.connect() as other:
         other.execute("BEGIN")
-        # More than a transaction notes one by one, all of them undone.
+        # More claims than a transaction notes one by one, all rolled back.
         for _ in range(1_001):
             other.execute("SAVEPOINT try")
             claim(other, holder)
@@ -150,7 +151,7 @@ def test_added_while_the_group_is_drained(conn):
     ids = call(conn, "item_add_many", "grouped", [Jsonb("x")] * 8)
     for partition in held:
         assert call(conn, "group_release", "g", partition.partition, partition.fence)
-    # Shrinking the group would lose them, and while no member owns a partition they are no member's.
+    # If the group were shrunk now, these items would be lost, as no member would own their partitions.
     wait_until(lambda: len(owner.assignment("g")) == 4)
     assert sorted(item.id for item in rows(conn, "item_claim", "grouped", owner.id, 10)) == ids
     conn.execute("SELECT eskit_lease.queue_drop('grouped', true)")
@@ -169,14 +170,14 @@ def test_each_partition_has_its_turn_though_each_claim_has_a_new_connection(atta
         with attacked.connect() as new:
             (item,) = rows(new, "item_claim", "turns", owner.id)
             had[call(new, "partition_for", item.key, 2)] += 1
-    # Each is the first one half of the time: less than 8 of 60 is a chance of one in a billion.
+    # Each partition comes first half of the time: fewer than 8 of 60 has a chance of one in a billion.
     assert min(had.values()) >= 8, had
     conn.execute("SELECT eskit_lease.queue_drop('turns', true)")
     assert owner.close()
     call(conn, "group_drop", "turns")
 
 
-# Of a few tries the best counts: what others do on this machine only makes one worse.
+# The best of a few tries counts, as other load on this machine only makes a try worse.
 def at_most(bound, ratio, tries=4):
     seen = []
     while len(seen) < tries:

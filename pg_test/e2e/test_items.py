@@ -25,7 +25,7 @@ def items_server():
 
 
 def work(dsn, seed):
-    """A worker: claims a few items, does them with their results, and hesitates in between; until it is killed."""
+    """A worker: claims a few items, finishes them with their results, and pauses in between; until it is killed."""
     chance = random.Random(seed)
     with psycopg.connect(dsn, autocommit=True) as conn:
         session = Session(conn, f"worker {seed}", ttl="2 s")
@@ -42,12 +42,12 @@ def work(dsn, seed):
             except psycopg.DatabaseError as error:
                 if error.sqlstate == "LF003":
                     session = Session(conn, f"worker {seed}", ttl="2 s")
-                elif error.sqlstate not in ("LF001", "55P03"):  # rolled back, with the result
+                elif error.sqlstate not in ("LF001", "55P03"):  # rolled back, together with the result
                     raise
 
 
 def test_killed_at_random_each_result_once(items_server):
-    # No unique key on results: that each is there once is the claims' doing.
+    # No unique key on results: only the claims make each of them unique.
     items_server.query("CREATE TABLE results (item bigint, attempt int, at timestamptz DEFAULT clock_timestamp())")
     items_server.query("SELECT eskit_lease.queue_create('crowd', max_attempts => 1000)")
     context = multiprocessing.get_context("fork")
@@ -91,7 +91,7 @@ def test_a_crash_loses_no_item_and_no_claim(items_server):
         claimed = rows(conn, "item_claim", "crash", session.id, 3)
         rows(conn, "item_claim", "crash", gone.id, 2)
         call(conn, "item_fail", claimed[2].id, claimed[2].fence, "failed", "1 hour")
-        # An addition and a claim that are prepared, and so are still to come.
+        # A prepared transaction adds an item and claims another.
         with items_server.connect() as other:
             other.execute("BEGIN")
             late = call(other, "item_add", "crash", psycopg.types.json.Jsonb("late"))
@@ -102,7 +102,7 @@ def test_a_crash_loses_no_item_and_no_claim(items_server):
         states = "SELECT id, state FROM eskit_lease.items WHERE queue = 'crash'"
         assert {id: state for id, state in conn.execute(states).fetchall() if state == "later"} == {ids[2]: "later"}
         other = Session(conn, "other", ttl="60 s")
-        # A claim or the worker brings back those of the dead session; a prepared transaction has one in its hands.
+        # A claim or the worker frees the items of the dead session; the prepared transaction has claimed another one.
         wait_until(lambda: conn.execute("SELECT count(*) FROM eskit_lease.sessions WHERE consumer = 'gone' AND state <> 'expired'").fetchone()[0] == 0)
         got = []
 
@@ -119,7 +119,7 @@ def test_a_crash_loses_no_item_and_no_claim(items_server):
 
 
 def test_an_old_snapshot_does_not_slow_claims(items_server):
-    """A claim's reads of the index do not grow with the items done while an old snapshot is open."""
+    """While an old snapshot is open, a claim's reads of the index do not grow with the number of finished items."""
     with items_server.connect() as conn, items_server.connect() as old:
         call(conn, "queue_create", "old")
         session = Session(conn, "claimer", ttl="120 s")
@@ -128,13 +128,13 @@ def test_an_old_snapshot_does_not_slow_claims(items_server):
         read = "SELECT pg_stat_get_blocks_fetched('eskit_lease._items_pkey'::regclass)"
 
         def read_by_claims():
-            """Blocks that 50 claims of one item each have read of the index."""
+            """Returns the index blocks that 50 claims of one item each have read."""
             for _ in range(50):
                 (item,) = rows(conn, "item_claim", "old", session.id, 1)
                 call(conn, "item_done", [item.id], item.fence)
 
             def reported():
-                # This backend reports what it has read when it is idle, once in a while.
+                # A backend reports its reads only now and then, when it is idle.
                 before = conn.execute(read).fetchone()[0]
                 time.sleep(1.2)
                 conn.execute("SELECT 1")
@@ -157,7 +157,7 @@ def test_an_old_snapshot_does_not_slow_claims(items_server):
         add(100)
         third = read_by_claims()
         fourth = read_by_claims() - third
-        # 20,000 dead entries lie on some 80 blocks of the index.
+        # 20,000 dead entries fill some 80 blocks of the index.
         assert fourth <= 2 * second, (second, fourth)
         old.execute("ROLLBACK")
 
@@ -177,7 +177,7 @@ def test_dumped_and_restored(items_server, tmp_path):
     subprocess.run([f"{pg_bin}/psql", "-qX", "-v", "ON_ERROR_STOP=1", "-f", str(dump), items_server.dsn("restored")], check=True, stdout=subprocess.DEVNULL)
     with items_server.connect("restored") as conn:
         session = Session(conn, "claimer", ttl="60 s")
-        # A claim belongs to the server that it was made in: claimed items are free here.
+        # A claim belongs to its own server: in the restored database claimed items are free.
         assert [item.id for item in rows(conn, "item_claim", "dump", session.id, 10)] == ids[1:]
         assert conn.execute("SELECT id, error FROM eskit_lease.dead_items WHERE queue = 'dump'").fetchall() == [(ids[0], "dead")]
         assert call(conn, "item_add", "dump", psycopg.types.json.Jsonb("new")) > ids[-1]

@@ -29,7 +29,7 @@ def soon(conn, milliseconds=1_000):
 
 
 def hungry(conn, queue, ttl="60 s"):
-    """A session that has asked for items; and those that it has been given, on a machine that is too slow for a test."""
+    """Returns a session that has asked for items. On a very slow machine it may already have got some: `got`."""
     session = Session(conn, "hungry", ttl=ttl)
     session.got = [item.id for item in rows(conn, "item_claim", queue, session.id)]
     session.revision = session.heartbeat().revision
@@ -37,7 +37,7 @@ def hungry(conn, queue, ttl="60 s"):
 
 
 def is_given(conn, queue, session, id):
-    """Whether the session is woken each time before it would look by itself, until it is given the item."""
+    """Returns whether the session gets the item, and each time was woken before it would look by itself."""
 
     def given():
         assert session.wait("10 s").reason == "changed"
@@ -75,7 +75,7 @@ def test_what_is_to_be_tried_again(conn, ordering):
     session = hungry(conn, "q")
     call(conn, "item_fail", item.id, item.fence, "to be tried again")
     assert is_given(conn, "q", session, id)
-    # Failed again: a claim finds it not due, and does not hold up the items behind it.
+    # The item fails again: a claim finds it not due, and the items behind it do not wait.
     (item,) = conn.execute("SELECT fence FROM eskit_lease.items WHERE id = %s", (id,)).fetchall()
     call(conn, "item_fail", id, item[0], "once more")
     if ordering != "none":
@@ -140,13 +140,14 @@ def test_prepared(due_server, conn):
     assert session.wait("0").reason == "timeout"
     conn.execute("COMMIT PREPARED 'due'")
 
-    # Once when it is known that the transaction has ended, and once when the item is due.
+    # The session is woken once when the transaction's end is noticed, and once when the item is due.
     assert is_given(conn, "q", session, id)
 
 
 @pytest.fixture
 def waiters(due_server, conn):
-    """Sessions that sleep until there are items, each with what it does then: until it says that it has had enough, or all are to end."""
+    """Gives a function that starts sessions which sleep until there are items. A woken session calls `woken`, and ends
+    when that returns False or the test is over."""
     threads, over = [], threading.Event()
 
     def start(queue, count, woken):
@@ -180,7 +181,7 @@ def test_an_item_wakes_one(conn, waiters):
     for n in range(20):
         call(conn, "item_add", "q", Jsonb(n))
         wait_until(lambda: not conn.execute("SELECT FROM eskit_lease.items WHERE state = 'ready'").fetchall())
-    # Some come late on a busy machine, so that others are woken too; never all of them each time.
+    # On a busy machine some sessions come late, so that others are woken, too; but not all of them each time.
     assert 20 <= len(wakes) < 80, len(wakes)
 
 

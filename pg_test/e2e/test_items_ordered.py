@@ -1,4 +1,4 @@
-"""Work items in order, end to end: workers that are killed, stopped and fail at random, and a snapshot that is old."""
+"""Work items in order, end to end: workers that are killed, stopped and fail at random, and an old snapshot."""
 
 import multiprocessing
 import os
@@ -26,7 +26,8 @@ def ordered_server():
 
 
 def work(dsn, queue, seed):
-    """A worker: does items with their results, fails some, gives some back, and hesitates in between; until it is killed."""
+    """A worker: finishes items with their results, fails some, gives some back, and pauses in between; until it is
+    killed."""
     chance = random.Random(seed)
     with psycopg.connect(dsn, autocommit=True) as conn:
         session = Session(conn, f"worker {seed}", ttl="1 s")
@@ -41,7 +42,7 @@ def work(dsn, queue, seed):
                     elif luck < 0.15:
                         call(conn, "item_unclaim", [item.id], item.fence)
                     else:
-                        # Some are done in vain first.
+                        # Some items are first finished in a transaction that is rolled back.
                         for in_vain in [True, False] if luck > 0.9 else [False]:
                             with conn.transaction(force_rollback=in_vain):
                                 conn.execute("INSERT INTO applied (queue, key, item) VALUES (%s, %s, %s)", (queue, item.key, item.id))
@@ -51,13 +52,13 @@ def work(dsn, queue, seed):
             except psycopg.DatabaseError as error:
                 if error.sqlstate == "LF003":
                     session = Session(conn, f"worker {seed}", ttl="1 s")
-                # The session has ended: rolled back, with the result.
+                # The session has ended: the item and the result are rolled back.
                 elif error.sqlstate != "LF001":
                     raise
 
 
 def add(dsn, queue, keys, each, seed):
-    """Adds items of its keys, a few in a transaction, and some of those rolled back."""
+    """Adds items of these keys, a few in each transaction, some of which are rolled back."""
     chance = random.Random(seed)
     with psycopg.connect(dsn, autocommit=True) as conn:
         left = {key: each for key in keys}
@@ -74,7 +75,7 @@ def add(dsn, queue, keys, each, seed):
 
 @pytest.mark.parametrize(("ordering", "keys", "each"), [("key", 50, 20), ("fifo", 4, 40)])
 def test_each_once_and_in_order(ordered_server, ordering, keys, each):
-    # No unique key: that each is there once, and in order, is the claims' doing.
+    # No unique key: only the claims make each row unique, and in order.
     ordered_server.query("CREATE TABLE IF NOT EXISTS applied (n bigserial, queue text, key text, item bigint)")
     ordered_server.query("SELECT eskit_lease.queue_create(%s, 10000, '0', %s)", ordering, ordering)
     context, seeds, dsn = multiprocessing.get_context("fork"), iter(range(10_000)), ordered_server.dsn()
@@ -86,7 +87,7 @@ def test_each_once_and_in_order(ordered_server, ordering, keys, each):
 
     names = [f"key {n}" for n in range(keys)]
     crowd = [start(work) for _ in range(WORKERS)]
-    # Of a key there is one who adds; of a fifo's items, one in all.
+    # One process adds all items of a key; for fifo, all items.
     adders = [start(add, names[n::2], each) for n in range(2)] if ordering == "key" else [start(add, names, each)]
     one = "key" if ordering == "key" else "queue"
     with ordered_server.connect() as conn:
@@ -104,7 +105,7 @@ def test_each_once_and_in_order(ordered_server, ordering, keys, each):
                     stopped.pop(victim, None)
                     crowd[victim] = start(work)
                 elif hurt < 60:
-                    # For a moment, or until its session has ended.
+                    # Stops the worker for a moment, or until its session has ended.
                     os.kill(crowd[victim].pid, signal.SIGSTOP)
                     stopped[victim] = time.monotonic() + (1.2 if luck > 0.9 else 0.01)
                 hurt += 1
@@ -128,8 +129,8 @@ def test_each_once_and_in_order(ordered_server, ordering, keys, each):
 
 
 def test_an_old_snapshot_does_not_slow_one_key(ordered_server):
-    """A claim's reads of a key that thousands of items have had do not grow with them, while an old snapshot is
-    open."""
+    """While an old snapshot is open, a claim's reads of a key do not grow with the thousands of items that the key has
+    had."""
     with ordered_server.connect() as conn, ordered_server.connect() as old:
         call(conn, "queue_create", "old", 20, "0", "fifo")
         session = Session(conn, "claimer", ttl="120 s")
@@ -138,7 +139,7 @@ def test_an_old_snapshot_does_not_slow_one_key(ordered_server):
         call(conn, "item_add_many", "old", [Jsonb(n) for n in range(3_000)])
 
         def read_by(count):
-            """Blocks that so many claims, one after the other, have read."""
+            """Returns the blocks that so many claims, one after another, have read."""
             for _ in range(count):
                 (item,) = rows(conn, "item_claim", "old", session.id, 1)
                 call(conn, "item_done", [item.id], item.fence)
@@ -167,7 +168,7 @@ def test_dumped_in_order(ordered_server, tmp_path):
     subprocess.run([f"{pg_bin}/psql", "-qX", "-v", "ON_ERROR_STOP=1", "-f", str(dump), ordered_server.dsn("ordered_restored")], check=True, stdout=subprocess.DEVNULL)
     with ordered_server.connect("ordered_restored") as conn:
         session = Session(conn, "claimer", ttl="60 s")
-        # An item that waits for a retry holds its key, and a claimed one is free.
+        # An item that waits for a retry holds its key, and a claimed item is free.
         assert [item.id for item in rows(conn, "item_claim", "dump", session.id, 10)] == [late]
         conn.execute("UPDATE eskit_lease._later SET due = 0")
         conn.execute("UPDATE eskit_lease._item_heads SET due = 0")
@@ -184,7 +185,7 @@ def test_a_crash_keeps_the_order(ordered_server):
         ids = [call(conn, "item_add", "crash", Jsonb(n)) for n in range(3)]
         gone = Session(conn, "gone", ttl="1 s")
         (first,) = rows(conn, "item_claim", "crash", gone.id, 10)
-        # A transaction that is prepared claims the next one while its own end is still to come.
+        # A prepared transaction has finished the first item: the next one is claimed only after its commit.
         with ordered_server.connect() as other:
             other.execute("BEGIN")
             call(other, "item_done", [first.id], first.fence)

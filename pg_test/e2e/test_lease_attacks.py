@@ -1,4 +1,5 @@
-"""What an administrator does to the table of leases, while they are granted and freed: with rows that are written one by one, and by statements."""
+"""What an administrator does to the table of leases while leases are granted and freed, by writes of single rows and by
+statements."""
 
 import psycopg
 import pytest
@@ -15,7 +16,8 @@ def stands(conn, by):
 
 
 def each_way(conn):
-    """Leases that are new, that are taken again, handed over, refused, freed, and taken from the dead. Their fences."""
+    """Grants leases in every way: new, taken again, handed over, in bulk, and from the dead; and frees them. Checks
+    that their fences rise."""
     first, second = Session(conn, "first", ttl="60 s"), Session(conn, "second", ttl="60 s")
     fences = [first.take("one")]
     second.queue("one")
@@ -49,7 +51,7 @@ def test_where_there_is_another_index(connect, index):
 
 
 def test_where_there_is_a_trigger(connect):
-    """It sees every change: the rows are written by statements."""
+    """The trigger sees every change, as rows are then written by statements."""
     conn = connect()
     conn.execute("""
         CREATE TABLE seen (what text);
@@ -58,17 +60,17 @@ def test_where_there_is_a_trigger(connect):
         CREATE TRIGGER see AFTER INSERT OR UPDATE ON eskit_lease._leases FOR EACH ROW EXECUTE FUNCTION see()""")
     each_way(conn)
     inserts, updates = (conn.execute("SELECT count(*) FROM seen WHERE what = %s", (what,)).fetchone()[0] for what in ("INSERT", "UPDATE"))
-    # Each name is new once and freed in the end; before that one is handed over, freed and taken again, and one taken from the dead, who
-    # may have been swept.
+    # Each name is inserted once and freed in the end. Before that, one is handed over, freed and taken again, and one
+    # is taken from the dead session, which may have been swept.
     assert inserts == len(MANY) + 2 and updates - inserts in (4, 5)
 
 
 @pytest.mark.parametrize("index", ["_leases_seat", "_leases_session", "_leases_released_at"])
 def test_while_an_index_is_made_again(connect, background, index):
-    """Which is done in several steps, and each of them waits for who has begun before."""
+    """REINDEX CONCURRENTLY works in several steps, each of which waits for transactions that began before."""
     conn, old, reindexing = connect(), connect(autocommit=False), connect()
     old.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
-    old.execute("SELECT count(*) FROM pg_class")  # a snapshot that REINDEX waits for, and that keeps each version
+    old.execute("SELECT count(*) FROM pg_class")  # REINDEX waits for this snapshot, which keeps every version
     reindex = background(reindexing.execute, f"REINDEX INDEX CONCURRENTLY eskit_lease.{index}")
     wait_until(lambda: conn.execute("SELECT FROM pg_stat_progress_create_index WHERE phase LIKE 'waiting for%'").rowcount == 1)
     session = Session(conn, "holder", ttl="60 s")
@@ -82,12 +84,13 @@ def test_while_an_index_is_made_again(connect, background, index):
     assert stands(conn, f"session = '{session.id}'") == 1
     assert stands(conn, "session IS NULL AND released_at > now() - interval '1 h'") == 4
     assert stands(conn, "resource >= 'r/' AND resource < 'r0'") == 5
-    conn.execute(f"REINDEX INDEX eskit_lease.{index}")  # as it finds whatever is there twice
+    conn.execute(f"REINDEX INDEX eskit_lease.{index}")  # fails if a row exists twice
 
 
 @pytest.mark.parametrize("then", ["", "ALTER TABLE eskit_lease._leases DROP COLUMN note"])
 def test_where_there_is_another_column(connect, then):
-    """Or was one, whose place stays: the rows are written by statements, and not left out."""
+    """With a further column, or a dropped one, which leaves a gap, rows are written by statements, and none is
+    missed."""
     conn = connect()
     conn.execute("ALTER TABLE eskit_lease._leases ADD COLUMN note text NOT NULL DEFAULT 'none'")
     conn.execute(then)
@@ -99,7 +102,7 @@ def test_where_there_is_another_column(connect, then):
 
 @pytest.mark.parametrize("index", ["(adm.known(resource))", "(fence) WHERE adm.known(resource) <> ''"])
 def test_what_an_index_computes_is_the_owners(server, connect, db, index):
-    """The caller may have fewer rights than the index's owner, or more, or may have put its own objects in the way."""
+    """The caller may have fewer rights than the index's owner, or more, or objects of its own in its search path."""
     conn, caller = connect(), connect()
     role = f"caller_of_{db}"
     conn.execute(f"""
@@ -129,7 +132,7 @@ def test_what_an_index_computes_is_the_owners(server, connect, db, index):
 
 
 def test_freeing_many_is_cancelled_in_the_middle(connect, background):
-    """While it waits for no other process."""
+    """The cancel comes while the release works, and does not wait for another process."""
     conn, watcher = connect(), connect()
     names = [f"freed/{n}" for n in range(20_000)]
     session = Session(conn, "holder", ttl="600 s")
@@ -146,7 +149,7 @@ def test_freeing_many_is_cancelled_in_the_middle(connect, background):
     whole = log_written() - before
     before = take()
     releasing = background(rows, conn, "lease_release_many", names, session.id)
-    wait_until(lambda: log_written() > before + whole / 3)  # all is locked, which is less than that, and some of it is free
+    wait_until(lambda: log_written() > before + whole / 3)  # all rows are locked, which takes less WAL than that, and some are free
     watcher.execute("SELECT pg_cancel_backend(%s)", (conn.info.backend_pid,))
     assert isinstance(releasing.exception(), psycopg.errors.QueryCanceled)
     assert log_written() < before + whole * 0.9

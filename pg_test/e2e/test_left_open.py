@@ -1,5 +1,5 @@
-"""Transactions are left open over holders, idle or prepared, with a snapshot as old as the run, while settings change all the time: they keep what is
-theirs to keep and nothing else, and when they end the waiters are served."""
+"""Transactions that concern holders are left open, idle or prepared, one with a snapshot as old as the run, while
+settings change all the time. They block only their own leases, and when they end the waiters are served."""
 
 import itertools
 import time
@@ -33,10 +33,10 @@ def test_left_open(patient):
     waiter = Session(other, "waiter", ttl="600 s")
     fenced.take("fenced")
     releasing.take("being released")
-    # One that has checked a fence and does nothing more; its session is dead by and by.
+    # A transaction that has checked a fence and does nothing more; its session dies after a while.
     idle.execute("BEGIN")
     call(idle, "fence_check", "fenced", fenced.fences["fenced"])
-    # Two that are prepared: a release, and a grant.
+    # Two prepared transactions: a release, and a grant.
     with patient.connect() as preparing:
         for gid, function, *args in (
             ("release", "lease_release", "being released", releasing.fences["being released"]),
@@ -69,7 +69,7 @@ def test_left_open(patient):
         other.execute("ROLLBACK PREPARED 'grant'")
         wait_until(lambda: waiter.holds("being released") and waiter.holds("being granted"))
         competition.go_on()
-        # To the old snapshot nothing has changed, and a session that it sees is none the livelier for it.
+        # For the old snapshot nothing has changed, but a dead session that it still sees stays dead.
         assert old.execute("SELECT count(*) FROM eskit_lease._leases").fetchone() == (0,)
         assert not call(old, "session_heartbeat", fenced.id).alive
         old.execute("COMMIT")
@@ -90,7 +90,8 @@ POLLS = {
 
 
 def test_polls_for_what_is_blocked_are_no_news(connect):
-    """Leases that a dead holder's open transaction keeps are tried ever more rarely, however often waiters ask."""
+    """The worker retries leases that a dead holder's open transaction blocks less and less often, however often waiters
+    ask."""
     conn, idle = connect(), connect()
     dead, waiter = Session(conn, "dead", ttl="2 s"), Session(conn, "waiter", ttl="600 s")
     call(conn, "semaphore_create", "dead permit", 1)
@@ -106,7 +107,7 @@ def test_polls_for_what_is_blocked_are_no_news(connect):
     waiter.queue("dead")
     waiter.queue("dead permit")
     wait_until(lambda: dead.expired(conn))
-    # Until the worker tries it a second time: then it no longer looks at the death itself.
+    # Waits until the worker retries the leases: then the passes are no longer those for the death itself.
     passes, rescans = stat(conn, "sweeps"), stat(conn, "rescans")
     wait_until(lambda: stat(conn, "sweeps") >= passes + 6)
     for what, poll in POLLS.items():
@@ -116,7 +117,7 @@ def test_polls_for_what_is_blocked_are_no_news(connect):
         entries, passes = stat(conn, "resources_dirty"), stat(conn, "sweeps") - passes
         print(f"{what}: {passes} passes in {time.monotonic() - began:.1f} s, {entries} entries")
         assert entries <= 8, what
-        # It was each poll, but for a few milliseconds after a pass.
+        # Before, each poll caused a pass, except in the first milliseconds after one.
         assert passes <= 30 + 10 * (time.monotonic() - began), what
     assert stat(conn, "rescans") == rescans
     idle.execute("COMMIT")

@@ -1,4 +1,4 @@
-"""Limits: what is full says so and recovers; what is cancelled leaves nothing held."""
+"""Limits: a full table raises a clear error and recovers; a cancelled call leaves nothing held."""
 
 import psycopg
 import pytest
@@ -32,7 +32,7 @@ def test_too_many_sessions(small):
         assert error.sqlstate == "53400"
         assert conn.execute("SELECT count(*) FROM eskit_lease.leases").fetchone() == (0,)
         assert all(session.heartbeat().alive for session in sessions)
-        # There is room again as soon as a session has been closed, or swept.
+        # There is room again as soon as a session is closed, or swept.
         for session in sessions[:4]:
             session.close()
 
@@ -67,7 +67,7 @@ def test_too_many_databases(small):
                 assert third.execute("SELECT eskit_lease.partition_for('x', 3)").fetchone()
                 assert third.execute("SELECT count(*) FROM eskit_lease._sessions").fetchone() == (0,)
             assert kept.heartbeat().alive and first.heartbeat().alive
-        # The place of a database that is no more can be had, once its sessions would have ended at the latest.
+        # A dropped database's entry is free at the latest when its sessions would have ended.
         conn.execute("DROP DATABASE second WITH (FORCE)")
 
         def opened():
@@ -110,7 +110,7 @@ def test_release_that_is_cancelled_while_it_waits_for_a_fence(server, connect, b
         said = f'role "postgres" asks to release resource "r" under fence {fence} by force: a test'
         assert server.logged(said), "whatever comes of it"
     wait_until(lambda: watcher.execute(LOCKS, (pid,)).fetchone() == (0,))
-    # As if it had never been asked: the holder lives, holds, and may go on with fenced work.
+    # The cancelled call has no effect: the holder lives, holds, and may go on with fenced work.
     assert holder.heartbeat().alive
     assert holder.renew("r").held
     assert rival.acquire("r").reason == "held"

@@ -1,4 +1,4 @@
-"""A table of ours that an administrator has locked: what can be put off is, and no commit fails for it."""
+"""An administrator has locked a table of ours: work that can wait is postponed, and no commit fails because of it."""
 
 from client import Session, call
 from conftest import wait_until
@@ -9,7 +9,7 @@ def owned(conn, session):
 
 
 def beside_a_dead_member(conn):
-    """A living member of a group, whose other member has died."""
+    """Returns a living member of a group whose other member has died."""
     call(conn, "group_create", "g", 4)
     session, dying = Session(conn, "lives", ttl="1 h").join("g"), Session(conn, "dies", ttl="1 s").join("g")
     wait_until(lambda: dying.expired(conn))
@@ -17,7 +17,7 @@ def beside_a_dead_member(conn):
 
 
 def lock(admin, table):
-    """Until that transaction is rolled back."""
+    """Locks a table until the administrator's transaction is rolled back."""
     admin.execute("BEGIN")
     admin.execute(f"LOCK TABLE eskit_lease.{table} IN ACCESS EXCLUSIVE MODE")
 
@@ -42,7 +42,7 @@ def test_an_assignment_is_read_though_a_rebalance_cannot_be_done(no_worker, conn
 
 
 def test_a_wait_behind_a_dead_holder(no_worker, connect):
-    """It gets the lease that it is first in line for once the holder's death can be recorded."""
+    """The first waiter gets the lease once the holder's death can be recorded."""
     conn, admin = connect(), connect()
     waiter, dying = Session(conn, "waits", ttl="1 h"), Session(conn, "dies", ttl="1 s")
     dying.take("r")
@@ -74,7 +74,7 @@ def test_a_lock_between_the_look_and_the_commit(no_worker, connect):
 
 
 def test_a_takeover_is_committed_though_its_groups_cannot_be_passed_on(no_worker, connect):
-    """The heir is a member in the name of its predecessor until the sweep comes."""
+    """The member's row names the heir's predecessor until the next sweep."""
     conn, admin = connect(), connect()
     call(conn, "group_create", "g", 4)
     before = Session(conn, "me", ttl="1 h").join("g")

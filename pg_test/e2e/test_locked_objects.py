@@ -1,6 +1,6 @@
 """Objects that another session has locked, or will lock once an open transaction ends: VACUUM FULL of a table, ALTER
-SEQUENCE, as an update of the extension does, DROP EXTENSION. No call waits behind it: each is refused within a moment,
-by `busy` where it has that word, and by 55P03 otherwise."""
+SEQUENCE, as an update of the extension does, DROP EXTENSION. No call waits behind them: each is refused within a
+moment, by `busy` if it has that answer, otherwise by 55P03."""
 
 import psycopg
 import pytest
@@ -10,9 +10,9 @@ from psycopg.types.json import Jsonb
 
 pytestmark = once
 
-# Functions by what they need. Each is called on a connection of its own, which has made no plan before.
+# Functions by the object that they need. Each is called on a new connection, which has cached no plans.
 LOCKED = {
-    # No place in line can be had, and `held` would say that there is nothing to ask for again.
+    # The call cannot queue the session, and `held` would mean that asking again is of no use.
     "_waiters": ("lease_acquire", "known", "other", True),
     "_groups": ("group_create", "new", 2),
     "_queues": ("group_resize", "g", 4),
@@ -34,21 +34,21 @@ LIMIT = "SET statement_timeout = '10 s'"
 
 
 def set_up(conn):
-    """A session, the former self of another, and a group and queues."""
+    """Makes a session, a former session of another consumer, a group and queues."""
     session = Session(conn, "one", ttl="1 h")
     Session(conn, "former", ttl="1 h")
     call(conn, "group_create", "g", 2)
     for queue in ("q", "empty"):
         call(conn, "queue_create", queue)
     call(conn, "item_add", "q", Jsonb(1))
-    # As every backend does once, after a start of the server.
+    # The first draw of a fence after a start of the server raises the sequence.
     session.take("known")
     session.other = Session(conn, "other", ttl="1 h").id
     return session
 
 
 def is_refused(server, db, session, function, *args):
-    """Whether a call is told in words, or by 55P03, that something is locked: 57014 is what it has that waits."""
+    """Returns whether a call was refused by `busy` or 55P03. A call that waits gets 57014."""
     args = [{"session": session.id, "other": session.other}.get(arg, arg) if isinstance(arg, str) else arg for arg in args]
     with server.connect(db) as conn:
         conn.execute(LIMIT)
@@ -93,9 +93,9 @@ def test_nobody_waits_behind_a_drop(server, connect, db, background):
         for one in DRAWS["fence_seq"]:
             assert is_refused(server, db, session, *one), one
         for one in [*DRAWS["_item_seq"], ("session_open", "new"), ("group_create", "new", 2), ("queue_create", "new")]:
-            # How far the drop has come is PostgreSQL's affair.
+            # Whether these are refused depends on how far the drop has come.
             is_refused(server, db, session, *one)
-        # There is more to do, later.
+        # The sweep answers that there is more to do later.
         with connect() as sweeper:
             sweeper.execute(LIMIT)
             assert call(sweeper, "session_sweep").more

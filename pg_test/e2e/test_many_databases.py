@@ -1,5 +1,6 @@
-"""Hundreds of databases come and go, each with the extension, sessions and work for the worker: made from a template, renamed, made a template
-themselves, dropped. The table of databases in shared memory has room for a few of them, and is never full for who is there."""
+"""Hundreds of databases come and go, each with the extension, sessions and work for the worker: made from a template,
+renamed, used as a template, dropped. The table of databases in shared memory has room for a few of them, and is never
+full for those that exist."""
 
 import itertools
 import os
@@ -52,12 +53,12 @@ class Maker(threading.Thread):
     def live(self, name, above):
         with self.server.connect(name) as conn:
             holder, waiter = Session(conn, "holder", ttl="60 s"), Session(conn, "waiter", ttl="60 s")
-            # No session has here what the original's sessions hold.
+            # In the copy no session holds what the original's sessions hold.
             fence = holder.take("r")
             assert fence > above and waiter.acquire("r", queue=True).reason == "queued"
             assert holder.release("r")
             wait_until(lambda: waiter.holds("r"))
-            Session(conn, "soon over").acquire("s")  # so that there is work to come
+            Session(conn, "soon over").acquire("s")  # so that the worker has something to do
             assert waiter.close()
             return waiter.fences["r"]
 
@@ -103,7 +104,7 @@ def test_hundreds_come_and_go():
 
 
 class Shared:
-    """Numbers for several threads, each number for one."""
+    """An iterator that several threads share."""
 
     def __init__(self, numbers):
         self.numbers, self.lock = numbers, threading.Lock()
@@ -117,7 +118,7 @@ class Shared:
 
 
 def test_a_dropped_database_gives_its_place_to_the_next_at_once():
-    """A call that finds the table full looks for places of databases that are no more."""
+    """A call that finds the table full looks for entries of dropped databases."""
     server = Server("e2e-few", "eskit_lease.max_databases = 2", "eskit_lease.worker = off")
     try:
         server.query("CREATE EXTENSION eskit_lease")
@@ -142,7 +143,7 @@ def test_a_dropped_database_gives_its_place_to_the_next_at_once():
 
 
 def test_databases_that_always_have_work_share_the_workers():
-    """A worker stays for more to come only as long as no other database waits for one."""
+    """An idle worker stays only as long as no other database waits for a worker."""
     server = Server("e2e-shared-workers", "eskit_lease.max_workers = 1")
     over, busy, threads = threading.Event(), {"postgres": 1, "busy": 500}, []
     try:
@@ -154,7 +155,7 @@ def test_databases_that_always_have_work_share_the_workers():
         def keep_busy(name, times):
             with server.connect(name) as conn:
                 worker = Session(conn, "busy", ttl="1 h")
-                # So often in a row that there is something due at any moment.
+                # Repeated so often that something is due at any moment.
                 again = f"""DO $$ DECLARE own bigint; BEGIN FOR i IN 1..{times} LOOP
                     own := (SELECT fence FROM eskit_lease.lease_acquire('r', '{worker.id}'));
                     PERFORM eskit_lease.lease_release('r', own);
@@ -169,7 +170,7 @@ def test_databases_that_always_have_work_share_the_workers():
             for _ in range(3):
                 holder, waiter = Session(conn, "holder", ttl="1 s"), Session(conn, "waiter", ttl="1 h")
                 holder.take("r")
-                # It asks for nothing more, so that only the worker can give it the lease.
+                # The waiter makes no further call, so only the worker can grant it the lease.
                 assert waiter.acquire("r", queue=True).reason == "queued"
                 wait_until(lambda: waiter.holds("r"))
                 assert waiter.close()
@@ -183,7 +184,7 @@ def test_databases_that_always_have_work_share_the_workers():
 
 
 def test_after_a_restart_each_is_looked_into_without_a_pause():
-    """A worker that has nothing more to do stays for a second, but not while databases wait for their first look."""
+    """An idle worker stays for a second, but not while databases wait for their first visit."""
     server = Server("e2e-visits", "eskit_lease.max_workers = 1", "log_min_messages = debug1", "log_line_prefix = '%n '")
     try:
         server.query("CREATE EXTENSION eskit_lease", dbname="template1")
@@ -194,7 +195,7 @@ def test_after_a_restart_each_is_looked_into_without_a_pause():
         server.restart()
 
         def starts():
-            """When a worker was started for which database, since the restart."""
+            """Returns when a worker was started for which database, since the restart."""
             pattern = r'^([\d.]+) .*starting background worker process "eskit_lease worker for database (\d+)"'
             found = re.findall(pattern, server.log.read_text()[before:], re.MULTILINE)
             return [(float(at), int(oid)) for at, oid in found]

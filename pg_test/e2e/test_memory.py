@@ -1,7 +1,8 @@
-"""Memory stays as it is, over however many calls: of a backend, in many transactions and in one, also where calls fail; and of the worker.
+"""Memory does not grow with the number of calls: of a backend, in many transactions and in one, also when calls fail;
+and of the worker.
 
-A loop in the server makes the calls. Once all that is kept (plans, caches, room for lists) has been made, what the process has of its own is
-compared between the middle and the end. MEMORY_CALLS says how many calls."""
+A loop in the server makes the calls. The process's own memory is compared between the middle, when plans, caches and
+lists exist, and the end. MEMORY_CALLS is the number of calls."""
 
 import os
 from pathlib import Path
@@ -14,9 +15,9 @@ from conftest import Server, once, wait_until
 pytestmark = once
 
 CALLS = int(os.environ.get("MEMORY_CALLS", "100000"))
-MOST = 1 << 18  # bytes that may come and go, however many calls there are
+MOST = 1 << 18  # bytes by which memory may vary, whatever the number of calls
 
-# A turn has eleven calls; three of them are refused with an error, where errors are caught.
+# The calls of every turn; CHANGES or ERRORS may follow them.
 TURN = """
     PERFORM * FROM eskit_lease.session_heartbeat(s);
     PERFORM * FROM eskit_lease.lease_acquire('kept', s);
@@ -57,7 +58,7 @@ def server():
 
 
 def own_memory(pid):
-    """Bytes that are the process's own, which shared buffers are not."""
+    """Returns the bytes of the process's own memory, without shared buffers."""
     status = Path(f"/proc/{pid}/status").read_text()
     return int(status.split("RssAnon:")[1].split()[0]) * 1024
 
@@ -100,7 +101,7 @@ def test_memory_of_a_backend(server, way):
 
 
 def test_memory_of_the_worker(server):
-    """It hands over and sweeps without a pause, and so is one process all the time; as is the launcher."""
+    """The worker hands over and sweeps without a pause, so it stays one process, as the launcher does."""
     with server.connect() as conn, server.connect() as other:
         (launcher,) = server.workers("launcher")
         holder = Session(other, "holder", ttl="1 hour")
@@ -108,8 +109,7 @@ def test_memory_of_the_worker(server):
         turns = CALLS // 100
 
         def loop():
-            """Each turn leaves the worker work: a released and awaited lease, and a session that has ended with its
-            lease."""
+            """Each turn makes work for the worker: an awaited lease is released, and a session ends with its lease."""
             conn.execute(
                 f"DO $$ DECLARE s uuid; f bigint; BEGIN FOR i IN 1..{turns} LOOP "
                 f"SELECT session INTO s FROM eskit_lease.session_open('short', '1 s'); SELECT fence INTO f FROM eskit_lease.lease_acquire('r' || i % 50, s); "

@@ -1,5 +1,6 @@
-"""The network between clients and server: links that stall without a word, and links that are cut for good. Who is beyond one lives until its TTL
-and no longer, takes up no place that others wait for, and does nothing twice when it is back."""
+"""The network between clients and server: links that stall silently, and links that are cut for good. A session beyond
+such a link lives until its TTL and no longer, frees its place for a waiting call, and does nothing twice when it is
+back."""
 
 import subprocess
 import sys
@@ -42,7 +43,8 @@ def test_holder_beyond_a_cut_link(connect, link, attach):
 
 
 def test_a_fenced_transaction_beyond_a_cut_link_is_let_through(connect, link):
-    """It holds the lease until it ends, for however long: no session is granted it meanwhile, and its commit stands."""
+    """The fenced transaction keeps the lease until it ends, however long that takes: no session is granted the lease
+    meanwhile, and the commit succeeds."""
     far, near = connect(link, autocommit=False), connect()
     near.execute("CREATE TABLE work (by text)")
     holder, rival = Session(near, "holder", ttl="1 s"), Session(near, "rival", ttl="60 s")
@@ -63,7 +65,8 @@ def test_a_fenced_transaction_beyond_a_cut_link_is_let_through(connect, link):
 
 @pytest.mark.parametrize("verb", ["acquire", "commit"])
 def test_a_lost_answer_is_asked_for_again(connect, background, link, verb):
-    """The server has done it, and the client is told nothing. Over another connection it does the same again, and nothing is there twice."""
+    """The server has executed the call, and its answer is lost. The client repeats the call over another connection,
+    and nothing is done twice."""
     far, near = connect(link), connect()
     near.execute("CREATE TABLE work (what text PRIMARY KEY)")
     session = Session(far, "client", ttl="60 s")
@@ -96,7 +99,7 @@ def test_a_lost_answer_is_asked_for_again(connect, background, link, verb):
 
 
 def test_waiting_calls_beyond_a_cut_link_give_their_places_back(server, connect, background, link):
-    """Their sockets look alive for as long as TCP thinks so. But each wait has an end, and with it its place is free."""
+    """The sockets look alive as long as TCP thinks so. But each wait ends, and frees its place."""
     server.set(eskit_lease__max_waiting=2, eskit_lease__max_wait="1s")
     near = connect()
     try:
@@ -118,7 +121,8 @@ def test_waiting_calls_beyond_a_cut_link_give_their_places_back(server, connect,
 
 
 class Isolated(Server):
-    """A server in a network namespace of its own, where the loopback device can be taken down under it; over its socket it is reached all the same."""
+    """A server in a network namespace of its own, whose loopback device can be taken down; its Unix socket still
+    works."""
 
     def _cluster(self, command, *args):
         inside = ["unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"] if command == "start" else []
@@ -157,7 +161,8 @@ def isolated():
 
 
 def test_attached_sessions_end_when_keepalives_find_the_link_dead(isolated):
-    """With TCP keepalives a connection over a dead link is ended by the system, waiting or idle, and its attached session with it, long before its TTL."""
+    """With TCP keepalives the system ends a connection over a dead link, waiting or idle, and so its attached session,
+    long before the TTL."""
     children = []
     try:
         for resource, does in (("of the idle", "idles"), ("of the waiting", "waits")):

@@ -1,4 +1,4 @@
-"""Notifications: hints on the channel eskit_lease, sent by the worker for what was committed and for nothing else."""
+"""Notifications: hints on the channel eskit_lease, which the worker sends for committed changes only."""
 
 import json
 
@@ -9,7 +9,7 @@ from conftest import wait_until
 
 @pytest.fixture
 def heard(connect):
-    """heard(resource) waits for the next event about it; heard.so_far has all events."""
+    """Gives heard(resource), which waits for the next event about the resource; heard.so_far has all events."""
     conn = connect()
     conn.execute("LISTEN eskit_lease")
     events = []
@@ -31,7 +31,8 @@ def heard(connect):
 
 
 def quiet(heard, conn, resource):
-    """Whatever was committed before this has been told when it returns: the worker tells in passes, one after another."""
+    """Returns when the events of all earlier commits have been sent: the worker sends them in passes, one after
+    another."""
     mark = Session(conn, "mark")
     mark.take("mark")
     heard("mark", "granted")
@@ -68,7 +69,7 @@ def test_grant_hand_over_and_release_are_told(connect, heard):
     ("database", "client", "name"),
     [
         ("UTF8", "UTF8", "Köln 注文 😀"),
-        ("UTF8", "LATIN1", "Köln 注文 😀"),  # PostgreSQL ends a connection that it has to tell what its encoding does not have
+        ("UTF8", "LATIN1", "Köln 注文 😀"),  # PostgreSQL ends a connection whose encoding cannot represent a notification
         ("LATIN1", "LATIN1", "für Köln"),
         ("LATIN1", "UTF8", "für Köln"),
         ("EUC_JP", "UTF8", "注文"),

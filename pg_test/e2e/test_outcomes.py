@@ -1,5 +1,5 @@
-"""What is left of a session that a take-over or a close has ended, with the worker off: a place that the take-over could not move, and a slot
-that stays frozen after COMMIT PREPARED."""
+"""What remains of a session that a take-over or a close has ended, with the worker off: a place that the take-over
+could not move, and a slot that stays frozen after COMMIT PREPARED."""
 
 import psycopg
 import pytest
@@ -20,7 +20,7 @@ def prepared_takeover(connect, conn, former):
 
 @pytest.fixture(params=["lease", "permit"])
 def left_place(connect, no_worker, request):
-    """A resource that is held, and the place of a session that was taken over while its place was not committed."""
+    """A free resource, and the place of a session that was taken over before that place was committed."""
     conn, queuing = connect(), connect(autocommit=False)
     if request.param == "permit":
         call(conn, "semaphore_create", "r", 1)

@@ -1,4 +1,5 @@
-"""Sessions shared by several connections, take-overs, grace and permits: at no time two processes use one fence, or more hold than may.
+"""Sessions shared by several connections, take-overs, grace and permits: at no time do two processes use one fence, or
+more sessions hold than are allowed.
 
 `make soak` runs the same for longer, by a schedule of another seed."""
 
@@ -17,7 +18,7 @@ def test_no_two_processes_use_one_fence(server, db):
 
 
 def test_the_oracle_sees():
-    """Each check, in the least history that shows its fault."""
+    """Each check finds its fault in the smallest history that has it."""
     assert list(written_by_two([("one", 7, 1), ("one", 7, 1), ("one", 7, 2)]))
     assert not list(written_by_two([("one", 7, 1), ("one", 8, 2), ("other", 7, 2)]))
     assert list(out_of_order([("one", 8, 1), ("one", 7, 1)]))

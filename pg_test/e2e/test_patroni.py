@@ -1,6 +1,6 @@
 """Consumers go on while Patroni fails over.
 
-Its leader is killed, stopped for longer than it is believed and continued, cut off from all but a client on its own
+Its leader is killed, stopped for longer than Patroni's ttl and continued, cut off from all except a client on its own
 host, and switched over."""
 
 import contextlib
@@ -16,7 +16,7 @@ from client import Session, call
 from conftest import caught_up, once, wait_until
 from load import NOTE, TABLES, TIMELINE, Load
 
-TTL = 10  # longer than it takes to fail over
+TTL = 10  # longer than a failover takes
 
 
 @pytest.fixture
@@ -30,8 +30,8 @@ def patroni(tmp_path, request):
 
 
 class Zombie(threading.Thread):
-    """A consumer on the leader's own host, that does not hear of failovers: it sends heartbeats until the leader is stopped, and works when
-    it is told to."""
+    """A consumer on the leader's own host that knows nothing of failovers: it sends heartbeats until the leader is
+    stopped, and works when the test says so."""
 
     def __init__(self, leader, name):
         super().__init__(daemon=True)
@@ -45,7 +45,8 @@ class Zombie(threading.Thread):
         self.start()
 
     def trusted(self):
-        """By a heartbeat; `trusted_until`: by all of them."""
+        """Heartbeats, and returns the trust in its answer. `trusted_until` is the latest time that any answer has
+        vouched for."""
         answer = self.session.heartbeat()
         self.reason = answer.alive and answer.reason
         if answer.trust_ms:
@@ -59,7 +60,7 @@ class Zombie(threading.Thread):
                 time.sleep(0.01)
 
     def work(self):
-        """Writes under its lease, and takes another."""
+        """Writes under the zombie's lease, and acquires another one."""
         self.works += 1
         tag = f"{self.name} {self.works}"
         with self.other_conn.transaction():
@@ -71,9 +72,9 @@ class Zombie(threading.Thread):
 
 @contextlib.contextmanager
 def heir(leader, zombie):
-    """Takes what the zombie had, and has it for the time of a `with`; and the zombie has it no more."""
+    """Acquires the zombie's lease for the time of a `with`. Checks that the zombie no longer has it."""
     with leader.connect() as conn:
-        heir = Session(conn, "heir", ttl="1 h")  # where nothing is committed without a standby, it may be old when it is told of
+        heir = Session(conn, "heir", ttl="1 h")  # if commits wait for a standby, the answer may come late
         wait_until(lambda: heir.heartbeat().alive and heir.acquire(zombie.lease).granted, pause=0.05)
         yield
         assert heir.fences[zombie.lease] > zombie.greatest_fence
@@ -93,7 +94,7 @@ def kill(patroni, leader, follower, *_):
 
 
 def stop(patroni, leader, follower, *_):
-    """Stopped, and with it its Patroni, until the other leads; and then PostgreSQL is continued first, in the worst
+    """Stops the leader and its Patroni until the other node leads. Then continues PostgreSQL first, which is the worst
     order."""
     zombie = Zombie(leader, "stop")
     caught_up(leader, follower)
@@ -104,7 +105,7 @@ def stop(patroni, leader, follower, *_):
     def heal():
         with heir(follower, zombie):
             leader.signal(signal.SIGCONT)
-            with contextlib.suppress(psycopg.Error):  # where it is it may be let; what it writes there is lost
+            with contextlib.suppress(psycopg.Error):  # the old leader may accept the write, which is then lost
                 zombie.work()
         leader.patroni.signal(signal.SIGCONT)
         zombie.join()
@@ -113,9 +114,9 @@ def stop(patroni, leader, follower, *_):
 
 
 def cut_off(patroni, leader, follower, load, background):
-    """Its host is, from etcd, HAProxy and the other node, but not from the zombie there. An asynchronous standby is cut
-    off first, and lags. With a synchronous one its Patroni hangs as well: then PostgreSQL runs on until the network is
-    mended, and its own answers count."""
+    """Cuts the leader's host off from etcd, HAProxy and the other node, but not from the zombie there. An asynchronous
+    standby is cut off first, and lags. With a synchronous standby the leader's Patroni is stopped, too: then PostgreSQL
+    runs on until the network is mended, and only its own answers protect clients."""
     zombie = Zombie(leader, "cut_off")
     caught_up(leader, follower)
     if patroni.synchronous:
@@ -135,14 +136,14 @@ def cut_off(patroni, leader, follower, load, background):
 
     def heal():
         inherited = background(inherit)
-        if not patroni.strict:  # without a standby no session is granted anything
+        if not patroni.strict:  # without a standby no grant is committed
             inherited.result()
         if patroni.synchronous:
             wait_until(lambda: zombie.reason == "unconfirmed")
             assert zombie.is_alive() and not work.done()
         else:
             work.result()
-            zombie.join()  # its Patroni has stopped it
+            zombie.join()  # Patroni has stopped the old leader
         for link in patroni.around(leader):
             link.mend()
         leader.patroni.signal(signal.SIGCONT)
@@ -170,7 +171,7 @@ def switch_over(patroni, leader, follower, *_):
     ],
     indirect=["patroni"],
 )
-def test_failovers_under_load(background, patroni, faults):  # in this order: what waits in the background ends with the servers
+def test_failovers_under_load(background, patroni, faults):  # fixtures in this order: background calls end with the servers
     leader, follower = patroni.pair()
     leader.query(TABLES)
     wait_until(lambda: reaches(patroni, 1))
@@ -203,7 +204,7 @@ def test_failovers_under_load(background, patroni, faults):  # in this order: wh
 
 
 def reaches(patroni, timeline):
-    """Whether HAProxy lets through to the leader."""
+    """Returns whether HAProxy lets connections through to the leader."""
     try:
         with patroni.connect() as conn:
             return conn.execute(TIMELINE).fetchone() == (timeline,)

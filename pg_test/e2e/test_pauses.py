@@ -1,5 +1,5 @@
-"""Time stands still: for the launcher alone, which gives no session time back, or for the server, where none expires by
-it."""
+"""Time stands still: for the launcher alone, and then no session gets time back; or for the whole server, and then no
+session expires because of it."""
 
 import contextlib
 import os
@@ -24,7 +24,7 @@ def paused():
 
 
 def children():
-    """The process ids of each process's children."""
+    """Returns the process ids of each process's children."""
     found = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
@@ -34,7 +34,7 @@ def children():
 
 
 def below(pid):
-    """The process and all that it has started."""
+    """Returns the process and all its descendants."""
     known = children()
     found = [pid]
     for parent in found:
@@ -43,7 +43,7 @@ def below(pid):
 
 
 def gone(pid):
-    """Whether it has ended; what of it waits for a parent that never asks does not count."""
+    """Returns whether the process has ended; a zombie whose parent never waits for it counts as ended."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
     except OSError:
@@ -61,7 +61,7 @@ def test_a_launcher_that_stands_still_alone_revives_nobody(paused):
         (launcher,) = paused.workers("launcher")
         long, short = Session(conn, "long", ttl="1 min"), Session(conn, "short", ttl="2 s")
         wait_until(lambda: not paused.workers())
-        # To it, it is as if no other process had run.
+        # To the launcher it looks as if no other process had run.
         os.kill(launcher, signal.SIGSTOP)
         time.sleep(6)
         os.kill(launcher, signal.SIGCONT)
@@ -82,7 +82,8 @@ def test_in_a_pause_of_the_whole_server_nobody_expires(paused):
         assert witness in everybody
         signal_all(everybody, signal.SIGSTOP)
         time.sleep(5)
-        # Those first that give the time back: a client that is faster than they are finds its session expired.
+        # Continues first the processes that give the time back: a client that is faster than they are finds its session
+        # expired.
         signal_all([launcher, witness], signal.SIGCONT)
         wait_until(lambda: paused.logged(PAUSED))
         signal_all(everybody, signal.SIGCONT)

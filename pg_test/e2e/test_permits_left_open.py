@@ -1,5 +1,5 @@
-"""A permit that is free, beside a first waiter that may not have it: the session has a permit already, or an open transaction is giving it one
-or taking it back. Nobody else waits for that."""
+"""A permit is free, and the first waiter may not have it: it already has a permit, or an open transaction is granting
+or releasing its permit. Other sessions do not wait for that."""
 
 import pytest
 from client import Session, call
@@ -9,7 +9,7 @@ HELD, TAKEN = ("release", "grace", "release_many"), ("acquire",)
 
 
 def change(conn, way, first):
-    """What the first waiter does in a transaction that stays open."""
+    """Changes the first waiter's permit in a transaction that stays open."""
     if way == "acquire":
         return first.id and call(conn, "lease_acquire", "s", first.id)
     if way == "release_many":
@@ -19,7 +19,7 @@ def change(conn, way, first):
 
 @pytest.fixture
 def scene(connect):
-    """A semaphore of two permits, one of which another session holds."""
+    """Gives a semaphore of two permits, one of which another session holds."""
     conn = connect()
     call(conn, "semaphore_create", "s", 2)
     other, first, next_one = (Session(conn, name, ttl="1 h") for name in ("other", "first", "next"))
@@ -48,7 +48,7 @@ def test_a_free_permit_goes_past_a_session_that_is_changing_its_own(connect, sce
         wait_until(lambda: next_one.holds("s"), timeout=20)
     assert next_one.acquire("s").granted
     conn.execute("ROLLBACK PREPARED 'changing'") if prepared else changing.rollback()
-    # Its place counts again where it has no permit: it is first in line for the other one.
+    # The first waiter's place counts again if it has no permit: it is first in line for the other one.
     late = Session(conn, "late", ttl="1 h")
     if way in TAKEN and not worker:
         assert late.acquire("s").reason == "awaited"

@@ -1,4 +1,5 @@
-"""pg_upgrade from 15 to 17, by copies and by links: everything is there, and who lived goes on, as after a restart."""
+"""pg_upgrade from 15 to 17, by copies and by links: everything is there, and living sessions go on, as after a
+restart."""
 
 import shutil
 import subprocess
@@ -12,14 +13,14 @@ from estate import Estate
 
 pytestmark = pytest.mark.skipif(MAJOR != "17", reason="it is for this major")
 OLD = "15"
-# 15.20 writes an option of its own to each column, which the 17 that is here may be too old to know; 15.19 did without.
+# 15.20 writes an option of its own to each column, which the installed 17 may be too old to know; 15.19 writes none.
 WITHOUT_VERSIONS = "UPDATE pg_attribute SET attoptions = NULL WHERE attoptions::text LIKE '{pg_attver=%'"
 
 
 @pytest.fixture(scope="module")
 def installed():
-    """The extension for the older server, which the other tests of this major do without. Not while another run builds
-    it; nor over one that is as new as the sources, as another run may be using that."""
+    """Installs the extension into the older server, which only this test of the major needs. It does not build while
+    another run does, or replace a library as new as the sources, which another run may be using."""
     if not (ROOT / f"target/pg/{OLD}/.ready").exists():
         warnings.warn(f"there is no PostgreSQL {OLD} to upgrade: pg_test/setup {OLD} {MAJOR}", stacklevel=2)
         pytest.skip(f"no PostgreSQL {OLD}")
@@ -34,7 +35,8 @@ def installed():
 
 
 def pg_upgrade(old, new, *options):
-    """Both are stopped. It makes files where it is, and sockets, whose paths must be short."""
+    """Runs pg_upgrade on two stopped servers. It makes files in its working directory, and sockets, whose paths must be
+    short."""
     here = tempfile.mkdtemp(prefix="eskit-")
     binaries = [f"{ROOT}/target/pg/{major}/bin" for major in (OLD, MAJOR)]
     command = ["pg_upgrade", "-U", "postgres", "-b", binaries[0], "-B", binaries[1], "-d", old.data, "-D", new.data,
@@ -46,8 +48,8 @@ def pg_upgrade(old, new, *options):
 
 
 def test_everything_goes_on(installed):
-    """The second of the two is on another timeline when it is upgraded, on which no client has asked for anything
-    again; the new server begins at the first."""
+    """In the second case the old server is on a new timeline, on which no client has acquired anything again; the
+    upgraded server begins at timeline 1."""
     old = Server("e2e-old", of=OLD)
     estate = Estate(old)
     with old.connect(options="-c allow_system_table_mods=on") as conn:

@@ -1,7 +1,8 @@
-"""pgspot reads the SQL that CREATE EXTENSION runs for calls that another role's objects could take over: it finds none.
+"""pgspot checks the SQL that CREATE EXTENSION runs for calls that another role's objects could hijack, and finds none.
 
-PostgreSQL runs that SQL with a search path of the extension's schema and pg_temp, which pgspot cannot know; it is told so. Without that it
-would find more than 200 operators and functions whose names are not qualified, all of them for that one reason."""
+PostgreSQL runs that SQL with the search path pg_catalog, pg_temp. pgspot cannot know this, so the test
+passes the path. Otherwise pgspot would report more than 200 unqualified operators and functions, all for this one
+reason."""
 
 import re
 import subprocess
@@ -13,7 +14,7 @@ pytestmark = once
 
 
 def generated_sql():
-    """The SQL that makes the extension, and then all that brings older versions up to it."""
+    """Returns the SQL that creates the extension, and then all update scripts to this version."""
     share = subprocess.run(["pg_config", "--sharedir"], capture_output=True, text=True, check=True).stdout.strip()
     version = re.search(r'^version = "(.*)"', (ROOT / "Cargo.toml").read_text(), re.M)[1]
     directory = Path(share) / "extension"
@@ -37,7 +38,7 @@ def test_generated_sql(tmp_path):
     assert "schema = 'pg_catalog'" in control and "relocatable = false" in control
     path, sql = "SET LOCAL search_path TO pg_catalog, pg_temp;\n", generated_sql()
     assert findings(tmp_path, path + sql) == []
-    # It reads all of it: each of these, put at the end, is found.
+    # pgspot reads all of the SQL: it finds each of these at the end.
     for wrong in (
         "CREATE FUNCTION eskit_lease.f() RETURNS int SECURITY DEFINER LANGUAGE sql AS 'SELECT 1';",
         "CREATE TABLE IF NOT EXISTS public.t (i int);",

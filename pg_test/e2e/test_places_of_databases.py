@@ -1,4 +1,4 @@
-"""More databases have the extension than there are places (max_databases): those in use have one."""
+"""More databases have the extension than there are entries (max_databases): those in use have one."""
 
 import contextlib
 import threading
@@ -11,7 +11,7 @@ from conftest import Server, caught_up, cut_off, once, promote, standby_of, wait
 
 pytestmark = once
 PLACES, NAMES = 4, [f"d{i}" for i in range(12)]
-IN_USE = NAMES[-3:]  # those that a look at all databases comes to last
+IN_USE = NAMES[-3:]  # the last ones in a visit of all databases
 
 
 @pytest.fixture(scope="module")
@@ -26,18 +26,18 @@ def crowded():
 
 
 def leaders_of(server):
-    """A living leader in each database in use."""
+    """Returns a living leader in each database in use, and its fence."""
     leaders, fences = {}, {}
     for name in IN_USE:
         with server.connect(name) as conn:
-            conn.execute("SELECT eskit_lease.session_close(session) FROM eskit_lease.sessions")  # of a test before
+            conn.execute("SELECT eskit_lease.session_close(session) FROM eskit_lease.sessions")  # sessions of a former test
             leaders[name] = Session(conn, f"leader of {name}", ttl="60 s")
             fences[name] = leaders[name].take("r")
     return leaders, fences
 
 
 class Beats(threading.Thread):
-    """Heartbeats of a leader in a row, each on a connection of its own, as soon as the server accepts one."""
+    """Heartbeats a leader again and again, each time on a new connection, as soon as the server accepts one."""
 
     def __init__(self, server, dbname, leader):
         super().__init__()
@@ -64,7 +64,7 @@ def test_those_in_use_have_a_place_after_a_restart(crowded):
                 leaders[name].conn = conn
                 assert leaders[name].heartbeat().alive
                 call(conn, "fence_check", "r", fences[name])
-        # The others take turns, and can be used as before.
+        # The other databases take turns, and can be used as before.
         for name in NAMES[:-3]:
             with crowded.connect(name) as conn:
                 session = Session(conn, "in turn", ttl="60 s")
@@ -81,13 +81,14 @@ def test_those_in_use_have_a_place_after_a_restart(crowded):
 
 
 def never_refused(server, leaders, begin):
-    """Has leaders beat from the first moment on while the server begins anew, and looks into all databases."""
+    """Checks that leaders' heartbeats are never refused, from the first moment on, while the server starts and visits
+    all databases."""
     beats = [Beats(server, name, leader) for name, leader in leaders.items()]
     for beat in beats:
         beat.start()
     try:
         begin()
-        # A visited database meanwhile gives its entry up, though a transaction is open there.
+        # Meanwhile a visited database gives up its entry, even if a transaction is open there.
         with contextlib.ExitStack() as bystanders:
             for name in NAMES[:-3]:
                 bystanders.enter_context(server.connect(name)).execute("BEGIN; SELECT FROM pg_class")
@@ -131,7 +132,7 @@ def test_what_is_kept_is_removed_where_a_place_was_given_up(crowded):
         fence = call(conn, "execution_begin", "k", session.id).fence
         call(conn, "execution_finish", "k", fence, "1")
         session.close()
-        # A connection that is in no transaction keeps no place.
+        # A connection outside a transaction keeps no entry.
         for name in NAMES[1:]:
             with crowded.connect(name) as other:
                 Session(other, "in turn", ttl="60 s").close()
@@ -144,12 +145,13 @@ def test_what_is_kept_is_removed_where_a_place_was_given_up(crowded):
 
 
 def test_without_a_worker(crowded):
-    """Slots of ended sessions, and places of databases that are no longer used, come back without a worker, by calls and sweeps."""
+    """Slots of ended sessions, and entries of databases that are no longer used, are freed without a worker, by calls
+    and sweeps."""
     crowded.set(eskit_lease__worker="off")
     try:
         for name in NAMES:
             with crowded.connect(name) as conn:
-                before = stat(conn, "slots_of_ended")  # those of a start before are kept
+                before = stat(conn, "slots_of_ended")  # slots of sessions from a former start are kept
                 assert call(conn, "lease_release", "r", call(conn, "lock_acquire", "r", "owner", "1 h").fence)
                 dying = Session(conn, "dying", ttl="1 s")
                 wait_until(lambda: dying.expired(conn))  # noqa: B023
@@ -168,7 +170,7 @@ def test_all_in_use(crowded):
             Session(conns[PLACES], "one too many")
         wait_until(lambda: crowded.logged(f"{PLACES} of {PLACES} places for databases"), timeout=60, pause=0.2)
         assert all(session.heartbeat().alive for session in sessions)
-        # Also if only an open transaction uses the entry: an entry with a reference is not given to another.
+        # An entry that only an open transaction uses is not given to another database, either.
         sessions[0].close()
         conns[0].execute("BEGIN")
         call(conns[0], "session_heartbeat", sessions[0].id)

@@ -1,4 +1,5 @@
-"""An outbox that many write and several read: each reader reads each row once, all in one order, over crashes and restores."""
+"""Many write an outbox and several read it: each reader reads each row once, all in the same order, across crashes and
+restores."""
 
 import os
 import random
@@ -30,12 +31,12 @@ def outbox():
 
 
 class Writer(Stubborn):
-    """Draws early and commits late, rolls back, also to savepoints, and prepares, all of it at random."""
+    """Draws early and commits late, rolls back, also to savepoints, and prepares transactions, at random."""
 
     prepared = None
 
     def prepare(self):
-        # One that was prepared has outlived the crash, or never was.
+        # The prepared transaction has either survived the crash or was never prepared.
         if self.prepared and self.conn.execute("SELECT 1 FROM pg_prepared_xacts WHERE gid = %s", (self.prepared,)).fetchone():
             self.conn.execute(f"COMMIT PREPARED '{self.prepared}'")
         self.prepared = None
@@ -60,7 +61,7 @@ class Writer(Stubborn):
 
 
 class Reader(Stubborn):
-    """Reads batches in transactions that note what was heard, and move a cursor of one bigint."""
+    """Reads batches in transactions that note what was read, and move a cursor of one bigint."""
 
     def __init__(self, server, name, level):
         super().__init__(server)
@@ -86,7 +87,7 @@ class Reader(Stubborn):
 
 
 class Naive(Stubborn):
-    """Reads by the number of a sequence, as outboxes often are read."""
+    """Reads by the number of a sequence, as readers of outboxes often do."""
 
     def __init__(self, server):
         super().__init__(server)
@@ -121,7 +122,7 @@ def test_every_reader_reads_every_row_once_and_in_one_order(outbox):
         wait_until(lambda: naive.last > number)
 
     def raised():
-        """Once there is something to read, positions go on far above it, while all writers and readers work."""
+        """Raises positions far above those drawn so far, while all writers and readers work."""
         ((before,),) = outbox.query("SELECT max(position) FROM events")
         assert outbox.query("SELECT eskit_lease.position_raise(%s + (1::bigint << 40))", before) == [(True,)]
         with outbox.connect() as conn:
@@ -134,7 +135,8 @@ def test_every_reader_reads_every_row_once_and_in_one_order(outbox):
         more()
         raised()
     more()
-    # Drawn first and committed last: prepared before the crash and committed after it, and by a slow writer.
+    # Positions drawn first and committed last: by a transaction prepared before the crash and committed after it, and
+    # by a slow writer.
     with outbox.connect() as conn:
         conn.execute("BEGIN")
         ((prepared, _),) = conn.execute(INSERT, ("prepared",)).fetchall()
@@ -158,7 +160,7 @@ def test_every_reader_reads_every_row_once_and_in_one_order(outbox):
     more()
     for writer in writers:
         writer.end()
-    with outbox.connect() as conn:  # what a writer has left
+    with outbox.connect() as conn:  # prepared transactions that a writer left behind
         for (left,) in conn.execute("SELECT gid FROM pg_prepared_xacts").fetchall():
             conn.execute(f"COMMIT PREPARED '{left}'")
 
@@ -188,7 +190,8 @@ def restore(dump, server, dbname, directory):
 
 
 def check_goes_on(server, dbname):
-    """All that is there can be read, before anything is written; later rows come after it, and are read as ever."""
+    """Checks that all rows can be read before anything is written, and that later rows come after them and are read as
+    usual."""
     with server.connect(dbname, options="-c synchronous_commit=off") as conn:
         count, greatest = conn.execute("SELECT count(*), max(position) FROM events").fetchone()
         wait_until(lambda: len(conn.execute(READ, (0, 10_000)).fetchall()) == count)
@@ -201,7 +204,7 @@ def check_goes_on(server, dbname):
 
 
 def test_positions_rise_over_dumps_restarts_and_crashes(outbox, tmp_path):
-    """Into a cluster whose transaction ids are far lower, and back into the first one."""
+    """Restores a dump into a cluster whose transaction ids are far lower, and back into the first one."""
     ids = "SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint"
     outbox.query("CREATE DATABASE origin")
     with outbox.connect("origin") as conn:
@@ -219,7 +222,7 @@ def test_positions_rise_over_dumps_restarts_and_crashes(outbox, tmp_path):
         restore(run(outbox, "pg_dump", dbname="origin"), other, "restored", tmp_path)
         ((far,),), ((near,),) = outbox.query(ids), other.query(ids)
         assert near < far - 10_000
-        with other.connect("restored") as conn:  # nothing has been drawn yet
+        with other.connect("restored") as conn:  # no position has been drawn there yet
             wait_until(lambda: len(conn.execute(READ, (0, 10)).fetchall()) == 3)
             assert call(conn, "cursor_position", "readers", 0) == last
             assert conn.execute(READ, (last, 10)).fetchall() == []
@@ -246,7 +249,7 @@ def consume(conn, ids):
 
 
 def test_a_dump_restored_on_a_physical_copy_of_its_cluster(outbox, tmp_path):
-    """Both have the same identifier, and one has gone on, by less than is reserved ahead."""
+    """Both clusters have the same identifier, and one has gone on, by less than is reserved ahead."""
     outbox.query("CREATE DATABASE before")
     outbox.query("CREATE EXTENSION eskit_lease", dbname="before")
     outbox.query(OUTBOX, dbname="before")
@@ -255,7 +258,7 @@ def test_a_dump_restored_on_a_physical_copy_of_its_cluster(outbox, tmp_path):
     copy = Server("e2e-positions-copy", copy_of=outbox.data)
     outbox.restart()
     try:
-        outbox.query("CREATE DATABASE after")  # of the same oids as the next one that the copy makes
+        outbox.query("CREATE DATABASE after")  # with the same oids as the next database that the copy makes
         with outbox.connect("after") as conn:
             conn.execute("CREATE EXTENSION eskit_lease")
             conn.execute(OUTBOX)
@@ -267,7 +270,7 @@ def test_a_dump_restored_on_a_physical_copy_of_its_cluster(outbox, tmp_path):
             check_goes_on(copy, f"restored_{number}")
         check_goes_on(copy, "before")
         assert copy.query("SELECT last_value FROM eskit_lease.position_base", dbname="before") == [(0,)]
-        # Of the same history: a raise stays, and need not be repeated.
+        # A database copied within the cluster keeps the raise, which need not be repeated.
         base = "SELECT last_value FROM eskit_lease.position_base"
         before = copy.query(base, dbname="restored_1")
         copy.query("CREATE DATABASE twin TEMPLATE restored_1")

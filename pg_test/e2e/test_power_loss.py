@@ -1,5 +1,6 @@
-"""The power goes while clients work: what a disk has then starts as a server of its own, has all that was confirmed, and grants above all fences
-that were ever answered. And a snapshot of the data directory, taken between two writes, does so too, next to the server that lives on."""
+"""The power fails while clients work: a server started from what the disk has then has all that was confirmed, and
+grants fences above all that were ever answered. So does a server started from a snapshot of the data directory between
+two writes, beside the original, which lives on."""
 
 import contextlib
 import os
@@ -16,8 +17,8 @@ from psycopg.types.json import Jsonb
 
 
 class Disk:
-    """A file system in a file. Only data that was written back or synced is in the file: that is left when the power
-    goes."""
+    """A file system in a file. Only data that was written back or synced is in the file, as on a disk after a power
+    failure."""
 
     def __init__(self, name):
         self.image, self.at, self.mounted = ROOT / f"target/cluster/{name}.img", ROOT / f"target/cluster/{name}", False
@@ -30,7 +31,8 @@ class Disk:
         return self.mount()
 
     def mount(self):
-        """Its journal is written when something is synced, and else so seldom that a copy of the file is what it was at one moment."""
+        """Mounts the file system. Its journal is written when something is synced, and otherwise so rarely that a copy
+        of the file shows one moment."""
         self.at.mkdir(exist_ok=True)
         run("mount", "-o", "loop,commit=600", self.image, self.at)
         self.mounted = True
@@ -53,9 +55,9 @@ def run(*command):
 
 @contextlib.contextmanager
 def halted(server):
-    """No process of the server runs: neither a write nor an answer is on its way, but for what is on its way in the kernel."""
+    """Stops all processes of the server: no write or answer is under way, except in the kernel."""
     pids = [server.pid]
-    os.kill(server.pid, signal.SIGSTOP)  # from here on it starts no more
+    os.kill(server.pid, signal.SIGSTOP)  # from here on it starts no more processes
     pids += children(server.pid)
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
@@ -105,7 +107,7 @@ def test_copy_of_a_server_at_work(how):
             new = [session.take(f"new {i}") for i in range(10)]
             assert min(new) > highest, "above all that was answered before"
             assert min(new) > competition.highest_fence(), "and, by the clock, above what the other one has granted since"
-            for resource in ("a", "b", "c"):  # their holders' times are over, a TTL after the start
+            for resource in ("a", "b", "c"):  # the holders have expired a TTL after the start
                 assert wait_until(lambda: (answer := session.acquire(resource, queue=True)).granted and answer.fence) > highest
         nothing_left(copy)
         competition.prove(server)
@@ -121,7 +123,7 @@ def test_copy_of_a_server_at_work(how):
 
 
 def move_to(server, disk):
-    """The server's data is on a disk of its own from now on."""
+    """Moves the server's data to a disk of its own."""
     try:
         at = disk.make()
     except OSError as error:
@@ -135,13 +137,13 @@ def move_to(server, disk):
 
 
 def take(disk, copied):
-    """The disk's content at this moment, mounted as after a reboot."""
+    """Copies the disk at this moment, and mounts the copy as after a reboot."""
     run("cp", "--reflink=auto", "--sparse=always", disk.image, copied.image)
     return copied.mount() / "data"
 
 
 def snapshot(server):
-    """All files as they are, as a snapshot of the file system has them."""
+    """Copies all files as they are, like a snapshot of the file system."""
     at = ROOT / "target/cluster/e2e-snapshot"
     shutil.rmtree(at, ignore_errors=True)
     run("cp", "-a", server.data, at)

@@ -1,4 +1,5 @@
-"""Two-phase commit around every verb: what PREPARE leaves open blocks only what it must, and its end wakes whom it should."""
+"""Two-phase commit around every verb: a prepared transaction blocks only what it must, and its end wakes the right
+sessions."""
 
 import statistics
 import time
@@ -11,7 +12,7 @@ from psycopg.types.json import Jsonb
 
 
 class Scene:
-    """A resource `r`, who holds it, who waits for it, and the connection that will prepare."""
+    """A resource `r`, its holder, its waiter, and the connection that will prepare."""
 
     def __init__(self, conn, other):
         self.conn, self.other = conn, other  # `conn` in transactions, `other` in autocommit
@@ -26,8 +27,8 @@ class Scene:
         return self
 
 
-# Each verb: what stands before it, what the transaction does, and whether the waiter is granted `r` in the end when that is
-# committed and when it is rolled back. None: the scene's own check, below.
+# For each verb: the state before it, what the transaction does, and whether the waiter is granted `r` in the end, after
+# a commit and after a rollback. None: the scene's own check, below.
 def open_(s):
     s.opened = call(s.conn, "session_open", "opened", "120 s").session
 
@@ -45,7 +46,7 @@ def queue(s):
 
 
 def cancel(s):
-    # The first in line leaves; the waiter is second.
+    # The first in line gives up its place; the waiter is second.
     assert call(s.conn, "lease_cancel", "r", s.first.id)
 
 
@@ -107,15 +108,15 @@ def prepare(scene, verb, gid):
     stands(scene)
     act(scene)
     scene.conn.execute(f"PREPARE TRANSACTION '{gid}'")
-    scene.conn.rollback()  # the driver's idea of a transaction; PostgreSQL's has ended
+    scene.conn.rollback()  # ends the transaction for the driver; for PostgreSQL it has ended
     return scene
 
 
 def while_prepared(scene, verb):
-    """The answers to others meanwhile, at once."""
+    """Checks the answers to other sessions meanwhile, which come at once."""
     asked_at = time.monotonic()
     if verb in ("lease_acquire", "lease_acquire_many", "lock_acquire"):
-        # The grant may yet be rolled back, and then the waiter behind it must be granted.
+        # The grant may still be rolled back, and then the waiter behind it must get the lease.
         assert scene.waiter.acquire("r").reason == "busy"
         scene.waiter.queue("r")
     elif verb == "queue":
@@ -133,7 +134,7 @@ took = []
 
 
 def granted(session):
-    """The session becomes the holder; it is not waiting in session_wait, so this is the worker's doing."""
+    """Waits until the session is the holder. It does not call session_wait, so the worker grants."""
     ended_at = time.monotonic()
     wait_until(lambda: session.holds("r"))
     took.append(time.monotonic() - ended_at)
@@ -200,7 +201,8 @@ def test_prepared(server, db, scene, verb, end):
 
 
 def test_grants_came_in_time():
-    """Of the tests before this: prepared transactions are looked at once a second. One may have met with a machine that was busy."""
+    """In the tests before this, grants came in time, as the launcher looks at prepared transactions once a second. A
+    single one may have met a busy machine."""
     if took:
         print("granted after", [round(seconds, 2) for seconds in sorted(took)])
         assert statistics.median(took) < 2
@@ -223,7 +225,8 @@ def restarted():
 
 
 def test_prepared_before_a_restart(restarted):
-    """All verbs at once, one database each for commit and rollback, with a restart and a crash between PREPARE and its end."""
+    """All verbs at once, in one database each for commit and rollback, with a restart and a crash between PREPARE and
+    the transaction's end."""
     scenes = {}
     for verb in VERBS:
         for end in ("COMMIT", "ROLLBACK"):
@@ -257,7 +260,8 @@ def test_prepared_before_a_restart(restarted):
 
 @pytest.mark.parametrize("end", ["COMMIT", "ROLLBACK"])
 def test_the_dead_stay_dead_over_a_restart(restarted, end):
-    """A restart gives every session its TTL anew, but not to one whose lease a prepared transaction has taken over: it had expired."""
+    """A crash gives every session its TTL again, except a session whose lease a prepared transaction has taken over: it
+    had expired."""
     restarted.query("CREATE EXTENSION eskit_lease")
     restarted.set(eskit_lease__worker="off")
     wait_until(lambda: not restarted.workers())
@@ -318,13 +322,14 @@ def take_something(conn, dead, heir):
 
 
 TAKES = (take_lease, take_name, take_attempt, take_doubt, take_items, take_group, take_something)
-# A block takes a membership at its commit: one that is prepared has taken none.
+# A transaction block takes a membership at its commit; a prepared one has taken none.
 WAYS = [(take, how) for take in TAKES for how in ("COMMIT", "PREPARE TRANSACTION 'takes'")] + [(take_membership, "COMMIT")]
 
 
 @pytest.mark.parametrize(("take", "how"), WAYS)
 def test_the_dead_stay_dead_whatever_was_taken(restarted, take, how):
-    """Their lease, their name, their attempt, their membership, or one of their items, while they were just finishing the other one."""
+    """Dead sessions stay dead after their lease, name, attempt, membership or one of their items was taken, while they
+    were finishing the other item."""
     restarted.query("CREATE EXTENSION eskit_lease")
     restarted.set(eskit_lease__worker="off")
     wait_until(lambda: not restarted.workers())
@@ -336,7 +341,7 @@ def test_the_dead_stay_dead_whatever_was_taken(restarted, take, how):
         dead, heir = Session(other, "dead", ttl="2 s"), Session(other, "heir", ttl="120 s")
         dead.take("r")
         assert call(other, "execution_begin", "k", dead.id, True).first
-        for group, member in (("g", heir), ("g", dead), ("h", dead)):  # of the one it has no partition
+        for group, member in (("g", heir), ("g", dead), ("h", dead)):  # it owns no partition of `g`
             call(other, "group_join", group, member.id)
         one, _ = rows(other, "item_claim", "q", dead.id, 2)
         assert call(work, "item_done", [one.id], one.fence) == 1
@@ -364,7 +369,7 @@ def test_the_dead_stay_dead_whatever_was_taken(restarted, take, how):
 
 @pytest.mark.parametrize("end", ["COMMIT", "PREPARE TRANSACTION 'sweeps'"])
 def test_the_dead_stay_dead_though_a_sweep_ends_early(restarted, end):
-    """It has taken the membership of one, and then no more than the lease of the other."""
+    """The sweep has taken the membership of one session, and then only one lease of the other."""
     restarted.query("CREATE EXTENSION eskit_lease")
     restarted.set(eskit_lease__worker="off")
     wait_until(lambda: not restarted.workers())
@@ -372,7 +377,7 @@ def test_the_dead_stay_dead_though_a_sweep_ends_early(restarted, end):
         call(other, "group_create", "g", 1)
         heir = Session(other, "heir", ttl="120 s")
         holder, member = (Session(other, name, ttl="2 s") for name in ("holder", "member"))
-        for session in (heir, member):  # who has no partition
+        for session in (heir, member):  # `member` owns no partition
             call(other, "group_join", "g", session.id)
         member.take("nobody waits for this")
         for name in ("r", "s"):
@@ -396,7 +401,7 @@ def test_the_dead_stay_dead_though_a_sweep_ends_early(restarted, end):
 
 
 def test_the_dead_stay_dead_though_a_sweep_had_no_room_for_them(restarted):
-    """Another session takes what it leaves, in the same transaction."""
+    """Another session takes what the sweep leaves, in the same transaction."""
     restarted.query("CREATE EXTENSION eskit_lease")
     restarted.set(eskit_lease__worker="off")
     wait_until(lambda: not restarted.workers())
@@ -418,8 +423,8 @@ def test_the_dead_stay_dead_though_a_sweep_had_no_room_for_them(restarted):
 
 
 def test_ended_before_anybody_looked(restarted):
-    """After a start the worker finds the transactions that are prepared then. A session with a grant by one that ended
-    before is told too."""
+    """After a start the worker finds the transactions that are still prepared. A session that was granted a lease by
+    one that had already ended is woken, too."""
     restarted.query("CREATE EXTENSION eskit_lease")
     with psycopg.connect(restarted.dsn()) as conn, restarted.connect() as other:
         scene = prepare(Scene(conn, other), "lease_release", "unseen")

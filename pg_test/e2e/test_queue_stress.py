@@ -1,5 +1,5 @@
-"""Queues of six kinds under workers that fail in all ways, with prepared transactions and a crash: each item is done once, in its
-order and not before its time.
+"""Queues of six kinds under workers that fail in all ways, with prepared transactions and a crash: each item is done
+once, in order and not before its time.
 
 `make soak` runs the same for longer, by a schedule of another seed."""
 
@@ -30,14 +30,13 @@ def test_each_item_is_done_once(request):
     faults = Oracle(stress.sessions, stress.committed, partitions.get).judge(journal)
     print(Counter(event.what for event in journal), Counter(event.queue for event in journal if event.what == "done"))
     assert not faults, "\n".join(faults[:20])
-    # Something of all was there to be judged.
+    # The run had every kind of queue and event.
     assert {event.queue for event in journal if event.what == "done"} == set(QUEUES)
     assert {event.what for event in journal} == {"add", "claim", "done", "fail", "dead", "unclaim", "requeue"}
 
 
 def judged(*events, ended_by=None):
-    """The faults that the oracle finds in a history of one queue, whose session lives until it is told that it has
-    ended."""
+    """Returns the faults that the oracle finds in a history of one queue, whose session lives until `ended_by`."""
     session = Session("s", 1_000, 0)
     if ended_by is not None:
         session.ending_from = session.ended_by = ended_by
@@ -47,24 +46,24 @@ def judged(*events, ended_by=None):
 
 
 def test_the_oracle_sees():
-    """Each check, in the least history that shows its fault."""
+    """Each check finds its fault in the smallest history that has it."""
     add, other = ("add", "key", 1, "k", 10), ("add", "key", 2, "k", 20)
     claim, done = ("claim", "key", 1, "k", 10, 7, 1, "s"), ("done", "key", 1, None, None, 7)
     assert not judged(add, claim, done) and not judged(add, claim, ("unclaim", *done[1:]), claim, done)
     assert judged(claim) and judged(add, add)
-    # Two who live have it; one of them alone, and it had its attempts.
+    # Two living sessions have it; it is claimed again after its session ended; its attempt is counted wrongly.
     again = ("claim", "key", 1, "k", 10, 8, 2, "t")
     assert judged(add, claim, again) and not judged(add, claim, again, ended_by=1)
     assert judged(add, claim, claim, ended_by=1)
-    # Done twice, under a claim that another one has followed, and by a session that has ended.
+    # Done twice, done under a former claim, and done by a session that has ended.
     assert judged(add, claim, done, done) and judged(add, claim, again, done, ended_by=1)
     assert judged(add, claim, done, ended_by=1)
-    # Out of order, two of a key at a time, and another payload.
+    # Claimed out of order, two of a key at a time, and with another payload.
     second = ("claim", "key", 2, "k", 20, 8, 1, "t")
     assert judged(add, other, second) and judged(add, other, claim, second)
     assert not judged(add, other, claim, done, second)
     assert judged(add, ("claim", "key", 1, "k", 11, 7, 1, "s"))
-    # Before its time; dead too soon; requeued though it is not dead.
+    # Failed without a claim; dead too soon; requeued though not dead; claimed before its time.
     assert judged(("add", "none", 1, "k", 10, None, None, None), ("fail", "none", 1, None, None, 7))
     assert judged(add, claim, ("dead", *done[1:])) and judged(add, claim, ("requeue", "key", 1))
     due = Event(0, 0, "add", "none", 1, number=1, began=0, at=0.5, due=5)

@@ -1,4 +1,4 @@
-"""Races between many clients: exactly one owner, no client waits for another, and the queue is kept."""
+"""Races between many clients: exactly one owner, no client waits for another, and the order of the line holds."""
 
 import itertools
 import random
@@ -44,7 +44,8 @@ def test_race_for_a_fresh_name(server, db, connect, background):
 
 
 def test_many_fresh_names_at_a_time(connect, background):
-    """Several clients acquire the same new names, each in an order of its own, and some roll that back: no seat ever has two rows."""
+    """Several clients acquire the same new names, each in an order of its own, and some roll back: no slot of a name
+    ever has two rows."""
     names, rounds = [f"new {n}" for n in range(3_000)], 3
     watcher = connect()
     call(watcher, "semaphore_create", "permits", 100)
@@ -126,7 +127,7 @@ def test_bulk_acquire_leaves_other_names_free(connect, db, ending):
     try:
         rival.take("known")
         answers = []
-        for i in range(500):  # enough to meet any guard that a name's hash could share with those 100,000
+        for i in range(500):  # enough to meet any guard that a name could share with those 100,000 by its hash
             asked_at = time.monotonic()
             assert rival.acquire(f"new {i}").granted
             answers.append(time.monotonic() - asked_at)
@@ -143,7 +144,7 @@ def test_bulk_acquire_leaves_other_names_free(connect, db, ending):
 
 
 def test_polling_bargers_never_overtake_a_waiter(server, db, connect, background):
-    """Five connections poll as forty sessions, while four wait in line; the lease changes hands 200 times."""
+    """Five connections poll as forty sessions, while four sessions wait in line; the lease changes hands 200 times."""
     holder = Session(connect(), "holder", ttl="60 s")
     holder.take("r")
     waiters = [Session(connect(), f"waiter {i}", ttl="60 s") for i in range(4)]
@@ -179,8 +180,8 @@ def test_polling_bargers_never_overtake_a_waiter(server, db, connect, background
 
 
 def test_who_asks_while_it_is_served_waits_for_nothing_more(connect, background):
-    """Between the look at the lease and the one at its place in line another session hands over: a second place would
-    get it the lease again when it has let go of it."""
+    """Another session hands over between a caller's look at the lease and the one at its place in line. A second place
+    would give the caller the lease again after its release."""
     left = "SELECT (SELECT count(*) FROM eskit_lease._waiters WHERE session = %s) + (SELECT count(*) FROM eskit_lease._leases WHERE session = %s)"
 
     def go_on_asking(session):
@@ -195,7 +196,8 @@ def test_who_asks_while_it_is_served_waits_for_nothing_more(connect, background)
 
 
 def queue_behind_oneself(connect):
-    """A holder who has taken a place while a release of its own was open, which is rolled back then."""
+    """Returns a holder with a place in line: it queued while its own release was open, and the release was rolled
+    back."""
     conn, other = connect(), connect(autocommit=False)
     holder = Session(conn, "holder", ttl="60 s")
     fence = holder.take("r")
@@ -206,7 +208,7 @@ def queue_behind_oneself(connect):
 
 
 def test_who_is_refused_keeps_nobody_from_the_lease(connect):
-    """A place that is being given up is passed over: the next waiter has the lease at once, and not when that
+    """A place that an open transaction gives up is passed over: the next waiter has the lease at once, not when that
     transaction ends."""
     conn, cancelling, asking = connect(), connect(autocommit=False), connect(autocommit=False)
     holder, first, second = (Session(conn, name, ttl="60 s") for name in ("holder", "first", "second"))
@@ -239,7 +241,7 @@ def test_what_is_taken_by_force_does_not_come_back(connect, no_worker):
 
 
 def test_an_index_is_made_anew_while_names_are_acquired(server, db, connect, background):
-    """Transactions that began before have heard of the old one only."""
+    """Transactions that began before know only the old index."""
     over, admin = threading.Event(), connect()
     sessions = [Session(connect(), f"racer {i}", ttl="1 h") for i in range(4)]
 
@@ -264,7 +266,7 @@ def test_an_index_is_made_anew_while_names_are_acquired(server, db, connect, bac
 
 
 def test_what_a_transaction_has_closed_is_closed_for_it(server, db, connect):
-    """A caller that was refused before knows the name of the holder, which says nothing of its life."""
+    """A caller that was refused before has the holder's name cached, which does not say whether the holder lives."""
     conn = connect()
     closed, other = Session(conn, "closed", ttl="1 h"), Session(conn, "other", ttl="1 h")
     names = [f"of the closed {i}" for i in range(1_500)]
@@ -272,7 +274,7 @@ def test_what_a_transaction_has_closed_is_closed_for_it(server, db, connect):
     assert other.acquire(names[0]).reason == "held"
     with conn.transaction():
         assert closed.close()
-        # More than a close takes along: the worker gets to the rest.
+        # More leases than a close frees: the worker frees the rest.
         (left,) = conn.execute("SELECT min(resource) FROM eskit_lease._leases WHERE session = %s", (closed.id,)).fetchone()
         assert closed.acquire(left).reason == "expired"
         assert other.acquire(left).granted

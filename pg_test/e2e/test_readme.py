@@ -1,4 +1,4 @@
-"""The examples of the documentation, pasted into psql as a reader would, answer what it says that they do."""
+"""The examples of the documentation, pasted into psql as by a reader, answer what the pages say."""
 
 import pytest
 from conftest import ROOT
@@ -11,7 +11,7 @@ PASTED = [page for page in PAGES if examples(page.read_text()) and page.name not
 
 @pytest.fixture
 def empty(server):
-    """A database without the extension."""
+    """Gives a database without the extension."""
     server.query("CREATE DATABASE readme")
     yield "readme"
     server.query("DROP DATABASE readme WITH (FORCE)")
@@ -20,7 +20,7 @@ def empty(server):
 
 @pytest.mark.parametrize("page", PASTED, ids=lambda page: str(page.relative_to(ROOT)))
 def test_examples(server, empty, tmp_path, page):
-    if page != ROOT / "README.md":  # which begins by making it
+    if page != ROOT / "README.md":  # it begins by creating the extension
         server.query("CREATE EXTENSION eskit_lease", dbname=empty)
     text = page.read_text()
     compared = paste(server, empty, tmp_path, examples(text))

@@ -1,4 +1,4 @@
-"""The recipes of the documentation, each pasted into a psql for each of its processes, answer what they say that they do."""
+"""The recipes of the documentation, pasted into a psql for each of their processes, answer what the pages say."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""The reference describes all that a database with the extension has, as it is, and nothing else."""
+"""The reference describes exactly what a database with the extension has."""
 
 import os
 import re
@@ -11,7 +11,8 @@ from documents import REFERENCE, code, prose, sections, tables
 
 PAGES = {page.name: page.read_text() for page in REFERENCE.glob("*.md")}
 
-# What is for users has a name without a leading underscore. Arguments, and the columns of the answer where it has some.
+# Functions for users have names without a leading underscore. The query gives their arguments, and the columns of
+# composite answers.
 FUNCTIONS = """
     SELECT p.proname,
            ARRAY(SELECT ARRAY[p.proargnames[n], format_type(p.proargtypes[n - 1], NULL), pg_get_function_arg_default(p.oid, n)]
@@ -55,12 +56,12 @@ def test_former_names(conn):
 SHORT = {"int": "integer", "timestamptz": "timestamp with time zone"}
 
 def spelled(type_name):
-    """A type as PostgreSQL spells it."""
+    """Returns a type as PostgreSQL spells it."""
     base, array = re.fullmatch(r"(.*?)((?:\[\])?)", type_name).groups()
     return SHORT.get(base, base) + array
 
 def shortened(type_name):
-    """A type of the catalog as the pages spell it."""
+    """Returns a type of the catalog as the pages spell it."""
     base, array = re.fullmatch(r"(.*?)((?:\[\])?)", type_name).groups()
     return {long: short for short, long in SHORT.items()}.get(base, base) + array
 
@@ -68,7 +69,7 @@ def columns(text):
     return [[name, spelled(kind)] for name, kind in (column.split(" ", 1) for column in text.split(", "))]
 
 def signatures():
-    """{function: (page, arguments, its answer)}, of each row of a table of functions."""
+    """Returns {function: (page, arguments, answer)} from the pages' tables of functions."""
     found = {}
     for page, text in PAGES.items():
         for table in tables(text):
@@ -98,7 +99,8 @@ def test_functions(conn, functions):
             assert spelled(code(answer)[0]) == kind, name
 
 def test_functions_are_described(functions):
-    """Beside its row in the table: a heading of its own, or at least a mention in the text of its page."""
+    """Each function has, besides its row in the table, a heading of its own, or at least a mention in the text of its
+    page."""
     for name, (page, *_) in signatures().items():
         text = prose(PAGES[page])
         cell = next(row for table in tables(text) for row in table.rows if row[0].startswith(f"`{name}("))[1]
@@ -119,7 +121,7 @@ def test_views(conn):
     assert sorted(described) == sorted(expected)
 
 def milliseconds(text):
-    """A value of a setting, in milliseconds if it has a unit."""
+    """Returns the value of a setting, in milliseconds if it has a unit."""
     number, unit = re.fullmatch(r"(-?\d+) ?([a-z]*)", text).groups()
     return int(number) * UNITS.get(unit, 1)
 
@@ -139,13 +141,13 @@ def test_settings(conn):
             assert [milliseconds(value) for value in (default, *allowed.split(" to "))] == values, f"{name}: {settings[name]}"
 
 def listed(comment):
-    """The reasons that the comment of a function lists."""
+    """Returns the reasons that the comment of a function lists."""
     _, found, text = comment.partition("Reasons: ")
     text = re.split(r"\.(?: |$)", re.sub(r"\([^)]*\)", "", text))[0]
     return {word.split()[0] for word in re.split(r"[,;]", text)} if found else set()
 
 def test_reasons(functions):
-    """Those of the functions' comments and those of the tables are the same, and are all that the sources give."""
+    """The functions' comments and the pages' tables list the same reasons, which are all that the sources give."""
     described = {}
     for text in PAGES.values():
         for table in tables(text):
@@ -162,7 +164,7 @@ def test_reasons(functions):
     assert words - arguments <= reasons, "not described"
 
 def sqlstates():
-    """Those that errors are raised with."""
+    """Returns the SQLSTATEs of all errors in the sources."""
     source = "".join(path.read_text() for path in (ROOT / "src").rglob("error/*.rs"))
     include = subprocess.run([os.environ["PG_CONFIG"], "--includedir-server"], capture_output=True, text=True, check=True).stdout.strip()
     header = (Path(include) / "utils/errcodes.h").read_text()

@@ -1,4 +1,4 @@
-"""A client that has lost an answer asks again: each verb answers what the reference says of a repetition."""
+"""A client that has lost an answer repeats the call: each verb answers what the reference says of a repetition."""
 
 import re
 
@@ -11,18 +11,18 @@ from documents import REFERENCE, code, sections, tables
 pytestmark = once
 
 REQUEST = "00000000-0000-0000-0000-000000000001"
-# Repeated, they answer the same, as far as nothing has happened in between.
+# Repeated calls of these answer the same if nothing has happened in between.
 ASK = {"session_heartbeat", "session_wait", "session_sweep", "lease_renew", "lease_refence_all", "fence_check", "group_assignment", "cursor_position"}
 
 
 class Asker:
-    """Asks everything twice."""
+    """Makes every call twice."""
 
     def __init__(self, conn):
         self.conn, self.asked = conn, set()
 
     def ask(self, function, *args):
-        """The value, row or rows of an answer, or the SQLSTATE."""
+        """Returns the value, row or rows of an answer, or the SQLSTATE."""
         self.asked.add(function)
         try:
             found = rows(self.conn, function, *args)
@@ -53,7 +53,7 @@ def test_repetitions(twice):
     first, again = twice("lock_acquire", "lock", "me", "1 min", REQUEST)
     assert (again.reason, again.fence) == ("already_held", first.fence)
     assert [answer.reason for answer in twice("lock_acquire", "other lock", "me", "1 min")] == ["granted", "held"]
-    # A fence tells whose an attempt is.
+    # The fence tells whether the attempt is the caller's.
     first, again = twice("execution_begin", "k", s)
     assert (first.first, again.first, again.state, again.fence) == (True, False, "running", first.fence)
     assert twice.ask("execution_begin", "k", waiter.id).fence is None
@@ -75,7 +75,7 @@ def test_repetitions(twice):
     assert twice("group_leave", "group", s) == (True, False)
     assert twice("group_resize", "group", 2) == (True, True)
     assert twice("group_drop", "group") == (True, "42704")
-    # Items are added again; what has become of a claim, only its result tells.
+    # A repeated add adds again; only the work's result tells whether a claimed item is done.
     assert twice("queue_create", "queue", 1) == ("", "42710")
     assert len(set(twice("item_add", "queue", "1"))) == 2
     twice("item_add_many", "queue", ["1"])
@@ -87,7 +87,7 @@ def test_repetitions(twice):
     assert first.id != again.id
     assert twice("item_requeue", conn.execute("SELECT id FROM eskit_lease.dead_items").fetchone()[0]) == ("", "42704")
     assert twice("queue_drop", "queue", True) == (True, "42704")
-    # What is done is done.
+    # A second create or drop is an error; a second fence or unfence answers false.
     for function, args in (("semaphore_create", ("sem", 1)), ("bridge_create", ("bridge", 1))):
         assert twice(function, *args) == ("", "42710")
     assert twice("semaphore_drop", "sem") == twice("bridge_drop", "bridge") == (True, "42704")
@@ -108,12 +108,12 @@ def test_repetitions(twice):
     assert twice("session_detach", attached.session) == (True, False)
     assert twice("session_drain", s) == (True, True)
     assert twice("session_close", s) == (True, False)
-    # All that the table names, by name or by what they do.
+    # All verbs that the table lists, by name or by what they do.
     text = (REFERENCE / "README.md").read_text()
     named = [name for table in tables(text) if table.section == "after-a-lost-answer" for row in table.rows for name in code(row[0])]
     assert "after-a-lost-answer" in sections(text) and set(named) - {"missing_ok"} <= twice.asked
     verbs = {name for table in tables(text) if table.header == ["page", "functions"] for row in table.rows for name in code(row[1])}
     kinds = re.compile("(session|lease|lock|fence|semaphore|group|cursor|queue|item|execution|bridge|table)_")
-    # Changes of settings, which are the same again; the twin of bridge_create; a key.
+    # Changes of settings, which have the same effect again; the twin of bridge_create; a run-once key.
     unasked = {name for name in verbs if kinds.match(name)} - twice.asked - ASK
     assert unasked == {"semaphore_resize", "group_alter", "queue_alter", "bridge_create_row", "group_lock_key"}

@@ -1,5 +1,5 @@
-"""The file of the library is replaced while the server runs. The old one is this source under a lower version, with another layout of
-shared memory."""
+"""The library's file is replaced while the server runs. The old library is this source under a lower version, with
+another layout of shared memory."""
 
 import os
 import shutil
@@ -30,7 +30,7 @@ VARIANT = """
 
 @pytest.fixture(scope="module")
 def variant():
-    """The file of the old library."""
+    """Builds the old library, and returns its file."""
     done = subprocess.run(["bash", "-ec", VARIANT], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return ROOT / "target/variant/debug/libeskit_lease.so"
@@ -55,12 +55,12 @@ class Replaceable:
         os.replace(new, self.library)
 
     def replace(self):
-        """As package managers do it, and cargo pgrx install: a new file of the same name."""
+        """Replaces the library as package managers and cargo pgrx install do: by a new file of the same name."""
         self._put(self.current)
 
 
 def libraries(conn):
-    """The files of ours that the process of a connection has loaded, and whether they have been replaced."""
+    """Returns our files that the process of a connection has loaded, and whether they have been replaced."""
     maps = Path(f"/proc/{conn.info.backend_pid}/maps").read_text()
     return sorted({line.split(maxsplit=5)[5] for line in maps.splitlines() if "eskit_lease" in line})
 
@@ -114,8 +114,8 @@ def test_the_running_library_goes_on_and_is_not_updated_for(variant, start):
 
 
 def test_a_second_library_beside_the_running_one_is_refused(variant, start):
-    """The server was told to load it by a symbolic link, and the functions are not. Functions that a connection has
-    called before go on."""
+    """The server loads the library by a symbolic link, and the functions by its own path. Functions that a connection
+    has called before go on."""
     files = Replaceable(variant, "linked")
     link = files.directory.with_name("linked")
     link.symlink_to(files.directory)
@@ -143,7 +143,7 @@ def test_a_second_library_beside_the_running_one_is_refused(variant, start):
         with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState, match="another build of eskit_lease"):
             call(old, "lease_cancel", "r", waiter.id)
         assert holder.renew("r").held
-        # The launcher, and database workers that are started now, run the code of the old one.
+        # The launcher, and database workers that start now, run the code of the old library.
         wait_until(lambda: not server.workers())
         old.execute("LISTEN eskit_lease")
         holder.release("r")

@@ -1,4 +1,5 @@
-"""A restart gives each session its TTL anew: not to one because of whose death others were granted something, and once to one whose end is prepared."""
+"""A crash gives each session its TTL again. Exceptions: a session whose death led to grants to others gets none, and a
+session whose end is prepared gets it only once."""
 
 import psycopg
 import pytest
@@ -10,7 +11,7 @@ DEATHS = "SELECT count(*) FROM eskit_lease._deaths"
 
 @pytest.fixture(scope="module")
 def idle():
-    """Nothing works in the background: no other process has looked at what is granted here."""
+    """A server without workers, so no other process looks at what is granted here."""
     server = Server("e2e-restarts", "eskit_lease.worker = off", "max_prepared_transactions = 5", "autovacuum = off")
     yield server
     server.stop()
@@ -24,7 +25,8 @@ def conn(idle):
 
 
 def shrunk(conn, slot):
-    """A semaphore of three permits, all held, now of two. Its holders by slot; that of `slot` is the one that will die."""
+    """Makes a semaphore of three permits, all held, and shrinks it to two. Returns its holders by slot; the one in
+    `slot` will die."""
     call(conn, "semaphore_create", "s", 3)
     holders = {}
     for name in ("a", "b", "c"):
@@ -49,7 +51,7 @@ def passes(session, resource, conn):
 
 @pytest.mark.parametrize(("slot", "how"), [(2, "asks"), (2, "prepared"), (1, "asks"), (1, "waits")])
 def test_no_more_holders_than_permits(idle, conn, slot, how):
-    """The dead one has the slot beyond the permits, or another one while that is held."""
+    """The dead holder has the slot beyond the permits, or another slot while that one is held."""
     holders, dying = shrunk(conn, slot)
     newcomer = Session(conn, "newcomer", ttl="120 s")
     wait_until(lambda: dying.expired(conn))
@@ -73,7 +75,8 @@ def test_no_more_holders_than_permits(idle, conn, slot, how):
 
 
 def test_a_permit_that_a_transaction_of_the_dead_still_uses(idle, conn):
-    """While a slot beyond the permits is held, no other slot is free for that."""
+    """While a slot beyond the permits is held, a dead holder's slot that its open transaction still uses is not
+    free."""
     holders, dying = shrunk(conn, 1)
     newcomer = Session(conn, "newcomer", ttl="120 s")
     with idle.connect() as work:
@@ -97,7 +100,7 @@ def test_a_predecessor_that_had_expired(idle, conn):
 
 
 def test_a_member_that_cannot_be_taken_out_now(idle, conn):
-    """Partitions are dealt out among the others; it has none."""
+    """The dead member owns no partition, and a newcomer is counted without it, so its death is recorded."""
     call(conn, "group_create", "g", 1)
     members = [Session(conn, f"member {i}", ttl="120 s" if i == 0 else "1 s") for i in range(2)]
     for member in members:
@@ -127,7 +130,7 @@ def closes(conn, session):
 
 
 def drains_and_closes(conn, session):
-    """Its row has a new version, which is the one that is deleted."""
+    """Drains and closes: the drain makes a new version of the session's row, and the close deletes that."""
     assert call(conn, "session_drain", session.id)
     closes(conn, session)
 
@@ -137,7 +140,7 @@ def takes_over(conn, session):
 
 
 def ended_by(idle, conn, ends):
-    """A session that holds r, whose end has been prepared before a restart by `ends`."""
+    """Returns a session that holds r, whose end by `ends` was prepared before a restart."""
     session = Session(conn, "consumer", ttl="120 s")
     session.take("r")
     conn.execute("BEGIN")
@@ -204,7 +207,8 @@ def has_not_closed(conn, session):
 @pytest.mark.parametrize("act", [releases_many, leaves, has_not_closed])
 @pytest.mark.parametrize("again", [False, True])
 def test_what_ends_nobody(idle, conn, act, again):
-    """A transaction has the guard that a close has, and is prepared: before a restart, or just after a close was rolled back."""
+    """A prepared transaction holds the same guard as a close, without ending the session: before a restart, or just
+    after a close was rolled back."""
     session = Session(conn, "consumer", ttl="120 s")
     call(conn, "group_create", "g", 1)
     call(conn, "group_join", "g", session.id)

@@ -1,5 +1,5 @@
-"""Over an orderly stop sessions keep what they had left: a dead leader does not get its TTL at each of several
-restarts, and no session loses what it was told."""
+"""Across an orderly stop sessions keep their remaining TTL: a dead leader does not get its TTL again at each of several
+restarts, and no session loses trust that it was given."""
 
 import os
 import shutil
@@ -13,7 +13,7 @@ from client import Session, call
 from conftest import Server, make_anew, standby_of, wait_until
 
 TTL = 6
-RUNS = 1  # seconds that the server runs, so that a silent session has that much less
+RUNS = 1  # seconds that the server runs, by which a silent session's remaining TTL shrinks
 WHOLE = 0.5  # two sessions with the same TTL and the same start differ by microseconds
 IGNORED = "eskit_lease: ignored"
 
@@ -37,25 +37,26 @@ def file_of(server):
 
 
 def trust(server, session):
-    """The seconds that a session has left, asked without keeping it alive; none if it has ended."""
+    """Returns a session's remaining seconds without keeping it alive; 0 if it has ended."""
     (left,) = server.query("SELECT sum(trust_ms) FROM eskit_lease.sessions WHERE session = %s", session.id)[0]
     return (left or 0) / 1000
 
 
 def lag(server, silent, fresh):
-    """By how many seconds the first ends before the second."""
+    """Returns how many seconds the first session ends before the second."""
     ends = "SELECT expires_at FROM eskit_lease.sessions WHERE session = %s"
     return server.query(f"SELECT extract(epoch FROM ({ends}) - ({ends}))::float8", fresh.id, silent.id)[0][0]
 
 
 def run_on(server):
-    """Lets the server run, and one of two sessions be silent."""
+    """Lets the server run for a while without heartbeats."""
     with server.connect() as conn:
         conn.execute("SELECT pg_sleep(%s)", (RUNS,))
 
 
 def one_silent(server, conn):
-    """Two sessions of one TTL. In this start of the server the second was heard, and the first was not: over an orderly stop it has less."""
+    """Returns two sessions of one TTL. Since the server's start only the second has sent a heartbeat, so after an
+    orderly stop the first has less TTL remaining."""
     silent, fresh = (Session(conn, name, ttl="120 s") for name in ("silent", "fresh"))
     server.restart()
     run_on(server)
@@ -106,7 +107,7 @@ def test_who_is_in_time_and_who_is_late(server, conn):
 
 
 def test_a_stop_that_takes_longer_than_the_ttl(server, conn, background, tmp_path):
-    """Clients can be heard no more from its beginning: it waits for the receiver of the WAL."""
+    """From the beginning of the stop no client can heartbeat; the stop waits for the WAL receiver."""
     session = Session(conn, "consumer", ttl="4 s")
     tool = Path(os.environ["PG_BIN"]) / "pg_receivewal"
     receiver = subprocess.Popen([tool, "-d", server.dsn(), "-D", tmp_path, "--no-loop", "--no-sync"], stderr=subprocess.DEVNULL)
@@ -126,7 +127,7 @@ def test_a_stop_that_takes_longer_than_the_ttl(server, conn, background, tmp_pat
 
 
 def test_the_dead_stay_dead_without_the_worker(server, conn, no_worker):
-    """Nothing has taken anything from the leader, or looked at it."""
+    """No process has taken anything from the leader, or looked at it."""
     leader = Session(conn, "leader", ttl="2 s")
     leader.take("r")
     time.sleep(2)
@@ -157,7 +158,7 @@ def cut(server, file):
 
 
 def of_another_stop(server, file):
-    """As it was at the stop before: the same file, with a start in between."""
+    """Puts back the file of the stop before, with a start in between."""
     kept = file.read_bytes()
     server.restart()
     server.stop()
@@ -195,7 +196,7 @@ def test_a_file_that_does_not_count(server, conn, damage, why):
 
 
 def test_a_base_backup_with_such_a_file(server, conn):
-    """Which is there between a stop and a start only, and here again by hand."""
+    """Such a file exists only between a stop and a start; here it is put back by hand."""
     silent, fresh = one_silent(server, conn)
     server.stop()
     kept = file_of(server).read_bytes()
@@ -214,7 +215,7 @@ def test_a_base_backup_with_such_a_file(server, conn):
 
 
 def test_a_prepared_end(server, conn):
-    """It is extended by nothing, over an orderly restart too."""
+    """Nothing extends a session whose end is prepared, not even an orderly restart."""
     session = Session(conn, "consumer", ttl="120 s")
     server.restart()
     run_on(server)

@@ -1,4 +1,4 @@
-"""Back to an earlier time, or to another cluster: by a point in time, or by a dump."""
+"""Restores to an earlier time or to another cluster: by point-in-time recovery, or by a dump."""
 
 import os
 import subprocess
@@ -22,7 +22,7 @@ def run(tool, *args):
 
 @pytest.mark.parametrize("target", ["name", pytest.param("time", marks=once)])
 def test_point_in_time(tmp_path, target):
-    """A base backup, and the log that was archived, up to before the last grants."""
+    """Restores a base backup and the archived WAL up to a time before the last grants."""
     archive = tmp_path / "archive"
     archive.mkdir()
     origin = Server("e2e-pitr", "archive_mode = on", f"archive_command = 'cp %p {archive}/part && mv {archive}/part {archive}/%f'")
@@ -82,7 +82,7 @@ def test_dump_and_restore(tmp_path):
             for dbname, way in WAYS.items():
                 server.query(f"CREATE DATABASE {dbname}")
                 way(tmp_path, server, dbname)
-        # The library is loaded later: what was restored before is as good.
+        # On this server the library is loaded only after the restore, with the same result.
         unloaded.query("ALTER SYSTEM SET shared_preload_libraries = 'eskit_lease'")
         unloaded.restart()
         for server in (fresh, unloaded):
@@ -95,8 +95,8 @@ def test_dump_and_restore(tmp_path):
 
 @pytest.mark.parametrize("first", ["former", "used"])
 def test_data_alone_into_a_database_that_is_used(tmp_path, first):
-    """After a sweep items that were claimed when they were dumped are there, and fences and ids rise above those given here before, whichever of
-    the two was the first to give any."""
+    """After a sweep, items that were claimed in the dump can be claimed, and fences and ids are above those of both
+    databases, whichever of them drew first."""
     server, dbnames = Server("e2e-data-alone"), ("former", "used")
     try:
         conns, sessions, ids, fences = {}, {}, {}, {}
@@ -108,7 +108,7 @@ def test_data_alone_into_a_database_that_is_used(tmp_path, first):
             call(conn, "queue_create", dbname)
             ids[dbname] = call(conn, "item_add", dbname, Jsonb(dbname))
             fences[dbname] = rows(conn, "item_claim", dbname, sessions[dbname].id)[0].fence
-        call(conns["used"], "queue_drop", "used", True)  # the other one's has the same number
+        call(conns["used"], "queue_drop", "used", True)  # the other database's queue has the same number
         assert min(fences, key=fences.get) == min(ids, key=ids.get) == first
         run("pg_dump", "-d", server.dsn("former"), "--data-only", "-f", tmp_path / "data")
         run("psql", "-X", "-q", "-v", "ON_ERROR_STOP=1", "-d", server.dsn("used"), "-f", tmp_path / "data")

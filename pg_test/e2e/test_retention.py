@@ -1,4 +1,4 @@
-"""For how long what has ended is kept: run-once keys that are done or resolved, items that are dead, and the history of leases."""
+"""How long finished rows are kept: run-once keys that are done or resolved, dead items, and the history of leases."""
 
 import psycopg
 import pytest
@@ -21,7 +21,7 @@ class Keys:
 
     @staticmethod
     def every_kind(conn, session):
-        """Some of each state, by the name of their age; gives the keys of those that are never removed."""
+        """Makes keys in each state, named by their age. Returns the keys that are never removed."""
         dead = Session(conn, "dead", ttl="120 s")
 
         def begin(runner, key):
@@ -52,7 +52,7 @@ class DeadItems:
 
     @staticmethod
     def end(conn, session, count):
-        """Half of them fail, and of the others the claimer ends."""
+        """Makes `count` dead items: half of them fail, and the claimer of the others ends."""
         call(conn, "queue_create", "q", 1)
         claimer = Session(conn, "claimer", ttl="120 s")
         keys = [f"ended {i}" for i in range(count)]
@@ -115,8 +115,8 @@ def kind(request, server):
 
 @pytest.fixture
 def old_and_new(kind, no_worker, connect):
-    """Rows of every kind, half of them 31 days old, in a database that no process has looked at yet; the connection,
-    and the names of those to be kept: the new, and the undecided."""
+    """Makes rows of every kind, half of them 31 days old, in a database that no process has looked at yet. Gives the
+    connection, and the names of the rows to keep: the new and the undecided ones."""
     conn = connect()
     kept = kind.every_kind(conn, Session(conn, "session", ttl="120 s"))
     conn.execute(kind.age)
@@ -149,7 +149,7 @@ def test_kept(server, kind, old_and_new, retention):
 
 @pytest.mark.parametrize("how", ["ended", "prepared", "restarted"])
 def test_worker_comes_though_nothing_happens(server, kind, connect, how):
-    """Neither for a session, which lives on, nor because anything else is done."""
+    """The worker comes although the only session lives on and nothing else happens."""
     if how != "restarted":
         keep(server, kind, "2 s")
     with connect() as conn:
@@ -171,7 +171,7 @@ def test_worker_comes_though_nothing_happens(server, kind, connect, how):
 
 
 def test_worker_takes_all_that_was_old_when_the_server_started(server, kind, no_worker, connect):
-    """More than one batch, and no answer says that there is more."""
+    """The old rows are more than one batch, and no call's answer says that there is more."""
     with connect() as conn:
         kind.end(conn, Session(conn, "session", ttl="600 s"), 1500)
         conn.execute(kind.age.replace("old %", "ended %"))
@@ -182,7 +182,7 @@ def test_worker_takes_all_that_was_old_when_the_server_started(server, kind, no_
 
 
 def test_batches_after_one_that_is_rolled_back(old_and_new, kind):
-    """The deleted rows are there again."""
+    """After the rollback the deleted rows exist again, and later batches delete them."""
     conn, kept = old_and_new
     conn.execute("BEGIN")
     assert call(conn, "session_sweep", 3).more
@@ -194,7 +194,7 @@ def test_batches_after_one_that_is_rolled_back(old_and_new, kind):
 
 @pytest.mark.parametrize("kept", [Keys, DeadItems])
 def test_hand_overs_do_not_wait_for_a_table_that_is_locked(server, no_worker, connect, kept):
-    """As VACUUM FULL has it, for long. Then rows are deleted later."""
+    """The table is locked for long, as by VACUUM FULL. The rows are deleted later."""
     conn, locker = connect(), connect()
     session, holder = Session(conn, ttl="600 s"), Session(conn, "holder", ttl="1 s")
     kept.end(conn, session, 2)
@@ -215,7 +215,7 @@ def test_hand_overs_do_not_wait_for_a_table_that_is_locked(server, no_worker, co
 
 @pytest.mark.parametrize("second", ["COMMIT", "ROLLBACK", "COMMIT PREPARED"])
 def test_claims_that_were_finished_side_by_side(server, connect, second):
-    """Each of two transactions finishes one of two items, and cannot know whether the other will."""
+    """Each of two transactions finishes one of two items, and cannot see whether the other has finished its own."""
     one, other = connect(), connect(autocommit=False)
     session = Session(one, "session", ttl="600 s")
     call(one, "queue_create", "q")
@@ -267,7 +267,7 @@ def test_claims_that_were_finished_side_by_side_by_one_who_is_slow(server, conne
 
 @pytest.mark.parametrize("end", ["ROLLBACK", "ROLLBACK TO here"])
 def test_a_sweep_that_is_rolled_back(server, no_worker, connect, end):
-    """It has found nothing left, and that was not so."""
+    """The sweep that found nothing more to delete was rolled back, so rows remain."""
     one, other = connect(), connect(autocommit=False)
     session = Session(one, "session", ttl="600 s")
     call(one, "queue_create", "q")
@@ -279,7 +279,7 @@ def test_a_sweep_that_is_rolled_back(server, no_worker, connect, end):
     one.execute("COMMIT")
     other.commit()
     claims = lambda: one.execute("SELECT FROM eskit_lease._claims").rowcount  # noqa: E731
-    call(one, "session_sweep")  # which looks through what is new to it
+    call(one, "session_sweep")  # the first sweep scans the whole table
     assert claims() == 1
     server.set(eskit_lease__row_retention="0")
     try:
@@ -297,7 +297,7 @@ def test_a_sweep_that_is_rolled_back(server, no_worker, connect, end):
 
 
 def test_history_that_is_written_just_after_a_look(server, connect):
-    """Nothing was there to come for, and nothing happens afterwards."""
+    """At the last look there was no history, and nothing else happens afterwards."""
     keep(server, History, "2 s")
     try:
         conn = connect()
@@ -306,7 +306,7 @@ def test_history_that_is_written_just_after_a_look(server, connect):
         sweeps = stat(conn, "sweeps")
 
         def swept():
-            # One that has begun by now counts already, and may see to this as well: so it is done again.
+            # A sweep that has already begun counts and may miss this, so it is repeated.
             session.take("let go")
             session.release("let go")
             return stat(conn, "sweeps") > sweeps
@@ -320,7 +320,7 @@ def test_history_that_is_written_just_after_a_look(server, connect):
 
 
 def test_released_leases(server, no_worker, connect):
-    """Also when there was none at the last look."""
+    """Released leases are removed even if there was none at the last look."""
     conn = connect()
     session = Session(conn, ttl="600 s")
     released = lambda: conn.execute("SELECT count(*) FROM eskit_lease._leases").fetchone()[0]  # noqa: E731

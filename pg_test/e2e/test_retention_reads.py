@@ -1,4 +1,4 @@
-"""What retention reads, and in which transactions."""
+"""How much retention reads, and in which transactions it deletes."""
 
 import pytest
 from client import Session, call, rows
@@ -20,7 +20,7 @@ def old_snapshot(conn):
 
 def worker_ends(server):
     server.set(eskit_lease__worker="off")
-    wait_until(lambda: not server.workers())  # by then they have said what they have read
+    wait_until(lambda: not server.workers())  # by then they have reported their reads
 
 
 def entries_read(conn, index):
@@ -29,7 +29,7 @@ def entries_read(conn, index):
 
 
 def test_batches_go_on_where_the_last_one_ended(server, released_at_once, connect):
-    """Deleted rows are there for an old snapshot, and later batches do not look at them again."""
+    """An old snapshot keeps the deleted rows, and later batches do not read them again."""
     conn, old = connect(), connect()
     session, names = Session(conn, ttl="600 s"), [f"lease {i}" for i in range(8_000)]
     call(conn, "session_sweep")  # which looks through what is new to it
@@ -40,12 +40,14 @@ def test_batches_go_on_where_the_last_one_ended(server, released_at_once, connec
     wait_until(lambda: conn.execute("SELECT FROM eskit_lease._leases LIMIT 1").rowcount == 0)
     worker_ends(server)
     entries = entries_read(conn, "_leases_released_at")
-    # Once by the batches, and by the look for the oldest at their end. Each from the beginning, the batches alone would read 36,000.
+    # The batches read each entry once, and so does the look for the oldest row at their end. If each batch began at the
+    # first entry, the batches alone would read 36,000.
     assert len(names) <= entries < 3 * len(names)
 
 
 def test_runs_go_on_behind_what_is_gone(server, no_worker, connect):
-    """A run steps over nothing that former ones have deleted. It finds what a transaction ended that was open meanwhile."""
+    """A run does not read entries that former runs have deleted. It still finds a key that was finished in a
+    transaction that stayed open meanwhile."""
     conn, old, late = connect(), connect(), connect()
     session = Session(conn, ttl="600 s")
     left = lambda: conn.execute("SELECT FROM eskit_lease._executions").rowcount  # noqa: E731
@@ -56,7 +58,7 @@ def test_runs_go_on_behind_what_is_gone(server, no_worker, connect):
         assert conn.execute(run, (list(keys), session.id)).fetchone() == (len(keys),)
 
     def entries_for(count):
-        """What the worker reads of the index to take away so many that have just been finished."""
+        """Returns how many index entries the worker reads to remove so many keys that were just finished."""
         finish(conn, *(f"key {i}" for i in range(count)))
         before = entries_read(conn, "_executions_ended_at")
         server.set(eskit_lease__worker=None)
@@ -71,7 +73,7 @@ def test_runs_go_on_behind_what_is_gone(server, no_worker, connect):
         entries_for(2_000)
         late.execute("BEGIN")
         finish(late, "late")
-        # From the oldest on, each would read 2,000 twice.
+        # From the oldest entry on, each run would read 2,000 entries twice.
         assert max(entries_for(10) for _ in range(3)) < 200
         late.execute("COMMIT")
         assert left() == 1
@@ -82,7 +84,7 @@ def test_runs_go_on_behind_what_is_gone(server, no_worker, connect):
 
 
 def test_hand_overs_are_committed_before_rows_are_deleted(server, released_at_once, connect):
-    """Deleting them may take long. A session that is granted something does not wait for that."""
+    """Deletes may take long. A session that is granted a lease does not wait for them."""
     conn, old = connect(), connect()
     session, holder = Session(conn, ttl="600 s"), Session(conn, "holder", ttl="1 s")
     for name in (f"released {i}" for i in range(10)):

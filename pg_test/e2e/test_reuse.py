@@ -1,4 +1,5 @@
-"""Slots in shared memory: one is free as soon as nothing needs it, and what was said of its former session is not done to the next."""
+"""Slots in shared memory: a slot is free as soon as nothing needs it, and calls about its former session do not affect
+the next one."""
 
 import os
 import signal
@@ -48,7 +49,7 @@ def test_slots_of_ended_sessions_are_free_at_once(few):
 
 
 def test_slots_of_sessions_of_before_a_restart_are_kept(few):
-    """Their rows, which an old snapshot may still show, would revive them."""
+    """Their rows, which an old snapshot may still show, would otherwise revive them."""
     with few.connect() as conn:
         sessions = [Session(conn, f"session {i}", ttl="1 h") for i in range(12)]
     few.restart()
@@ -66,7 +67,7 @@ def test_slots_of_sessions_of_before_a_restart_are_kept(few):
 
 
 def test_an_attachment_of_before_ends_nobody_else(few):
-    """A connection had sessions attached to it whose slots others have when it ends."""
+    """When a connection ends, other sessions have the slots of sessions that were once attached to it."""
     with few.connect() as conn, few.connect() as leaver:
         for _ in range(16):
             Session(leaver, "closed", ttl="1 h", attach=True).close()
@@ -105,7 +106,7 @@ def test_what_one_role_may_have(few):
 
 
 def test_many_short_locks(few):
-    """With a TTL of an hour; a hundred times as many as there are slots, while another connection works."""
+    """Locks with a TTL of an hour, a hundred times as many as slots, while another connection works."""
     with few.connect() as conn, few.connect() as other:
         working = Session(other, "working", ttl="1 h")
         conn.execute(
@@ -134,7 +135,7 @@ def test_grace_and_takeover(few):
             assert successor.take("r") > fence
             assert successor.release("r")
             session = successor
-            # The worker sweeps what a successor has taken over.
+            # The worker sweeps the session that was taken over.
             wait_until(lambda: slots(conn) == (1, 0))
 
 
@@ -157,7 +158,8 @@ def test_a_prepared_end_keeps_its_slot(few):
 
 
 def test_a_call_that_sleeps_while_its_slot_changes_hands(few, background):
-    """Its process is stopped meanwhile, and hears of its session's end only when the slot is that of another one."""
+    """The call's process is stopped meanwhile, and learns of its session's end only when another session has the
+    slot."""
     with few.connect() as conn, few.connect() as sleeper, few.connect() as waiter:
         others = [Session(conn, "other", ttl="1 h") for _ in range(FEW - 1)]
         former = Session(sleeper, "former", ttl="1 h")

@@ -1,4 +1,4 @@
-"""The seam between rows and shared memory: two transactions that cross never leave a free resource with a waiter."""
+"""The seam between rows and shared memory: two crossing transactions never leave a waiter beside a free resource."""
 
 import psycopg
 import pytest
@@ -17,7 +17,7 @@ def pair(connect):
 
 
 def granted_in_the_end(watcher, session, resource):
-    """No caller asks for it: the worker must do it by itself."""
+    """Waits for a grant without a call: the worker must make it."""
     found = "SELECT fence FROM eskit_lease.leases WHERE resource = %s AND session = %s AND state = 'held'"
     return wait_until(lambda: watcher.execute(found, (resource, session.id)).fetchone())[0]
 
@@ -44,7 +44,7 @@ def test_grant_that_is_rolled_back_while_another_queues_behind_it(connect, pair,
                 assert waiter.acquire("r").reason == "busy"
                 waiter.queue("r")
                 waiter.conn.commit()
-            granted_in_the_end(connect(), waiter, "r")  # though the outer transaction is open
+            granted_in_the_end(connect(), waiter, "r")  # although the outer transaction is open
         return
     assert holder.acquire("r").granted
     assert waiter.acquire("r").reason == "busy"
@@ -71,7 +71,7 @@ def test_takeover_skipped_because_of_a_fenced_transaction(connect, end, waits):
     wait_until(lambda: stat(follower.conn, "sweeps") >= passes + 2)  # the worker has tried
     assert follower.acquire("r").reason == "busy"
     assert not follower.holds("r")
-    # None begins after the deadline.
+    # No fenced transaction begins after the deadline.
     with pytest.raises(psycopg.Error) as refused:
         call(connect(), "fence_check", "r", leader.fences["r"])
     assert refused.value.sqlstate == "LF001"
@@ -90,7 +90,7 @@ def test_enqueue_crosses_the_cancel_and_the_close_of_the_first_in_line(connect, 
     first.queue("r")
     first.conn.commit()
     waiter.queue("r")
-    holder.release("r")  # hands over to the first, whose end is on its way
+    holder.release("r")  # hands over to the first waiter, whose close is not yet committed
     holder.conn.commit()
     wait_until(lambda: first.holds("r"))
     first.conn.commit()
@@ -152,7 +152,8 @@ def test_full_ring(narrow, how):
 
 
 def test_hundreds_of_waiters_and_a_full_ring(narrow):
-    """300 sessions wait for 30 resources; each lets go as soon as it has one. Each has had its turn in the end."""
+    """300 sessions wait for 30 resources; each releases a resource as soon as it has it. In the end each has had its
+    turn."""
     resources = names("crowd", 30)
     with narrow.connect() as conn, narrow.connect() as watcher:
         holder = Session(conn, "holder", ttl="120 s")
@@ -178,7 +179,7 @@ def test_hundreds_of_waiters_and_a_full_ring(narrow):
 
 
 def test_more_in_others_hands_than_the_ring_has_room_for(narrow):
-    """The worker looks through the database again, less and less often, and not for as long as it lasts without a pause."""
+    """The worker rescans the database less and less often, instead of without a pause."""
     resources = names("in hand", 30)
     with narrow.connect() as conn, psycopg.connect(narrow.dsn()) as releasing, narrow.connect() as watcher:
         holder, waiter = Session(conn, "holder", ttl="120 s"), Session(conn, "waiter", ttl="120 s")
@@ -187,7 +188,7 @@ def test_more_in_others_hands_than_the_ring_has_room_for(narrow):
         before = stat(watcher, "rescans")
         queue_for(conn, waiter, resources)
         wait_until(lambda: stat(watcher, "rescans") > before)
-        # Every look of this loop lets time pass; a worker that spins looks through the database for each of them.
+        # Every turn of this loop takes time; a worker that spins would rescan the database in each turn.
         before, looks = stat(watcher, "rescans"), 300
         for _ in range(looks):
             watcher.execute("SELECT pg_sleep(0.005)")

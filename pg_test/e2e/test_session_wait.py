@@ -29,7 +29,7 @@ def waiting(server, db):
 
 
 def waiting_in(conn):
-    """How many calls wait, as shared memory counts them."""
+    """Returns how many calls wait, as shared memory counts them."""
     return stat(conn, "calls_waiting")
 
 
@@ -124,7 +124,7 @@ def test_beyond_max_waiting_it_answers_at_once(server, connect, background):
         answer = sessions[2].wait()
         assert (answer.alive, answer.reason) == (True, "wait_limit")
         assert time.monotonic() - sessions[2].asked_at < 2
-        sessions[2].take("r")  # changes nothing for those that wait
+        sessions[2].take("r")  # changes nothing for the waiting calls
         for session in sessions[:2]:
             assert call(sessions[3].conn, "session_close", session.id)
         assert [wait.result().alive for wait in waits] == [False, False]
@@ -139,7 +139,7 @@ def test_ended_while_waiting_gives_its_place_back(server, db, connect, backgroun
     waiter = connect()
     wait = background(call, waiter, "session_wait", session.id, session.revision)
     (pid,) = wait_until(lambda: waiting(server, db))
-    wait_until(lambda: waiting_in(session.conn) == 1)  # it is seen before it has its place
+    wait_until(lambda: waiting_in(session.conn) == 1)  # PostgreSQL shows the call before it has its place
     session.conn.execute(f"SELECT {end}({pid})")
     assert wait.exception() is not None
     wait_until(lambda: waiting_in(session.conn) == 0)

@@ -1,4 +1,5 @@
-"""PostgreSQL has fewer processes to give than there may be workers, as parallel queries take them: waiting calls do what the worker would have."""
+"""PostgreSQL has fewer free worker processes than we may need, as parallel queries take them: waiting calls do the
+workers' work."""
 
 import threading
 import time
@@ -27,7 +28,7 @@ def databases():
 
 
 class Tenant(threading.Thread):
-    """In its database one session after another dies that another one waits for."""
+    """In its database one holder after another dies, while a waiter is in line."""
 
     def __init__(self, server, dbname, rounds):
         super().__init__()
@@ -49,7 +50,8 @@ class Tenant(threading.Thread):
 
 
 def late(server, rounds=5):
-    """How long after their holders' deadlines leases are handed over, in all databases at once; the 99th of a hundred, in seconds."""
+    """Returns how many seconds after the holders' deadlines leases are handed over, in all databases at once: the 99th
+    percentile."""
     tenants = [Tenant(server, dbname, rounds) for dbname in databases()]
     for tenant in tenants:
         tenant.start()
@@ -64,7 +66,8 @@ def late(server, rounds=5):
 
 
 class Crowded:
-    """A server whose parallel queries have all its processes but one, or all. One is the launcher's own, one that of logical replication."""
+    """A server whose parallel queries take all worker processes, or all but one. The launcher has one of its own,
+    logical replication another."""
 
     def __init__(self, stack):
         self.stack = stack
@@ -96,7 +99,8 @@ def crowded():
         yield Crowded(stack)
 
 
-# Norms on an idle machine: a tenth of that. What they were without help: seconds, or the time that waiters were ready to wait.
+# On an idle machine the figures are a tenth of these limits. Without the waiting calls' help they were seconds, or the
+# waiters' timeout.
 @pytest.mark.parametrize(("free", "limit"), [(1, 0.25), (0, 0.5)])
 def test_ten_databases_are_served_with_few_processes_left(crowded, free, limit):
     server = crowded.leave(free)
@@ -113,7 +117,7 @@ def test_ten_databases_are_served_with_few_processes_left(crowded, free, limit):
 
 
 def test_what_nobody_does_is_told(crowded):
-    """Without a waiting call a database is told to be unserved, until there is a process or such a call."""
+    """Without a waiting call, stats() shows a database as unserved until there is a process or such a call."""
     server = crowded.leave(0)
     with server.connect("tenant1") as conn, server.connect("tenant1") as other:
         leader, follower = Session(conn, "leader", ttl="1 s"), Session(conn, "follower", ttl="600 s")
@@ -126,11 +130,11 @@ def test_what_nobody_does_is_told(crowded):
             stranger = Session(other, "stranger", ttl="60 s")
             assert call(other, "session_wait", stranger.id, stranger.revision, "500 ms").reason == "timeout"
             assert not follower.holds("untold")
-        # Nor does one in a statement that may go on for long.
+        # Nor does a call in a statement that may go on for long.
         wait = f"eskit_lease.session_wait('{stranger.id}', {stranger.revision}, '500 ms')"
         other.execute(f"DO $$ BEGIN PERFORM {wait}; END $$")
         assert not follower.holds("untold")
-        # One outside of it does it at once, of whatever session, and says so by an answer before its time.
+        # A call outside of both does the work at once, for any session, and then answers before its timeout.
         asked = time.monotonic()
         assert call(other, "session_wait", stranger.id, stranger.revision, "15 s").reason == "heartbeat"
         assert time.monotonic() < asked + 10

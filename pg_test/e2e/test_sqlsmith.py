@@ -1,4 +1,5 @@
-"""SQLsmith: random statements, by one who may call everything, over every function, view and type of ours. No crash, no internal error."""
+"""SQLsmith: random statements over all our functions, views and types, by a role that may call everything. No crash, no
+internal error."""
 
 import os
 import subprocess
@@ -12,8 +13,8 @@ pytestmark = once
 QUERIES = os.environ.get("SMITH_QUERIES", "1500")
 SEED = os.environ.get("SOAK_SEED", "1")
 
-# SQLsmith asks pg_proc for functions, by that name alone. So it finds this table first: of our functions and a few that lead to their
-# arguments, without which one call in sixty would be one of ours.
+# SQLsmith reads functions from pg_proc, by the unqualified name, so it finds this table first. It has our functions and
+# a few that produce their arguments. Otherwise only one call in sixty would be to a function of ours.
 SMITH = """
     CREATE SCHEMA smith;
     CREATE TABLE smith.pg_proc AS

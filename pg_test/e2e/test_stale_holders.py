@@ -1,5 +1,5 @@
-"""A worker is stopped beyond its time with the work in its hands. Another one has the lease when it goes on: it is
-refused, with its result."""
+"""A worker is stopped past its deadline in the middle of its work. When it goes on, another worker has the lease: the
+stale worker is refused, and its result is rolled back."""
 
 import os
 import signal
@@ -11,7 +11,8 @@ import pytest
 from client import Session, call, rows
 from conftest import wait_until
 
-# Takes the work, writes the result in a transaction, and says the fence; finishes when told to, and says what became of that.
+# Takes the work, writes the result in a transaction, and prints the fence; finishes when told to, and prints the
+# outcome.
 HOLDER = """
 import sys
 import psycopg
@@ -44,7 +45,7 @@ class Item:
 
     @staticmethod
     def again(session):
-        """Returns what the next one gets of it, when it is free for it."""
+        """Returns the work and fence that the next session gets, once the work is free."""
         return next(((item.id, item.fence) for item in rows(session.conn, "item_claim", "work", session.id)), None)
 
 

@@ -28,7 +28,7 @@ def standby(primary):
 
 
 class Heartbeats(Stubborn):
-    """Those of sessions whose TTL is short, for a machine that is slow between two steps of a test."""
+    """Heartbeats of sessions with a short TTL, as a machine may be slow between two steps of a test."""
 
     def __init__(self, server, *sessions):
         super().__init__(server)
@@ -42,7 +42,7 @@ class Heartbeats(Stubborn):
 
 @pytest.fixture
 def keep_alive():
-    """keep_alive(server, session...) has heartbeats sent until their end(), or that of the test."""
+    """Gives keep_alive(server, session...), which sends heartbeats until their end() or the end of the test."""
     begun = []
 
     def begin(*args):
@@ -100,7 +100,7 @@ READ = {
 
 
 def read_everything(standby):
-    """The rows can be read, and no session is said to be dead, since a standby does not know."""
+    """Checks that all rows can be read, and that no session is shown as dead, since a standby does not know."""
     views = "SELECT table_name FROM information_schema.views WHERE table_schema = 'eskit_lease'"
     for (view,) in standby.query(views):
         standby.query(f"SELECT * FROM eskit_lease.{view}")
@@ -135,9 +135,9 @@ def test_standby_and_its_promotion(primary, standby, keep_alive):
         with primary.connect() as other:
             other.execute("INSERT INTO events (what) VALUES ('after it')")
         caught_up(primary, standby)
-        # Read on the standby as on the primary: what comes after an open transaction has to wait, here too.
+        # A standby reads like the primary: rows that come after an open transaction must wait here, too.
         wait_until(lambda: standby.query(SETTLED) == [("a",), ("b",)])
-        # Nor do positions that are raised under it take the horizon past it.
+        # Nor does the horizon pass that transaction when positions are raised while it is open.
         with primary.connect() as other:
             assert call(other, "position_raise", 10**13)
             other.execute("INSERT INTO events (what) VALUES ('raised')")
@@ -149,7 +149,7 @@ def test_standby_and_its_promotion(primary, standby, keep_alive):
         check_refusals(standby, "25006", "primary", holder.id)
         read_everything(standby)
         assert not standby.workers() and not standby.workers("launcher")
-        # More is granted that the standby never sees: it is promoted from an older history.
+        # Further grants never reach the standby, so it is promoted from an older history.
         cut_off(standby)
         unseen = [holder.take(f"unseen {i}") for i in range(50)]
         heartbeats.end()
@@ -173,7 +173,7 @@ def test_standby_and_its_promotion(primary, standby, keep_alive):
             call(conn, "fence_check", "r", fence)
         assert stale.value.sqlstate == "LF001"
         holder.check("r")
-        # The owner of a partition has a new fence, too: above its former one more may have been granted.
+        # The owner of a partition gets a new fence, too, as fences above its former one may have been granted.
         wait_until(lambda: rows(conn, "group_assignment", "g", holder.id)[0].fence > max(unseen))
         (again,) = rows(conn, "group_assignment", "g", holder.id)
         assert again.partition == kept.partition and call(conn, "cursor_position", "g", kept.partition) == 5
@@ -185,7 +185,8 @@ def test_standby_and_its_promotion(primary, standby, keep_alive):
             call(conn, "fence_check", "unseen 0", unseen[0])
         assert unknown.value.sqlstate == "LF001"
         assert Session(conn, "new").take("unseen 0") > max(unseen)
-        # A session that does not come back is alive until promotion + TTL; then the worker, which runs now, hands over.
+        # A session that does not come back lives for a TTL after the promotion; then the worker, which runs now, hands
+        # over.
         assert Session(conn, "rival").acquire("lost").reason in ("held", "awaited")
 
         wait_until(lambda: waiter.holds("lost"), pause=0.02)
@@ -198,7 +199,7 @@ def test_standby_and_its_promotion(primary, standby, keep_alive):
 
 
 def test_a_restored_base_backup(primary):
-    """A holder is told to get a new fence: above its own, others may have been given since the backup was made."""
+    """A holder learns that it needs a new fence, as greater fences may have been granted since the backup."""
     with primary.connect() as conn:
         session = Session(conn, ttl="1 h")
         fences = {resource: session.take(resource) for resource in ("asked", "later")}
@@ -220,7 +221,7 @@ def test_a_restored_base_backup(primary):
             assert partition < since
         server.restart()
         with server.connect() as conn:
-            # A session that has not asked yet is told so after another start, too; and none is told twice.
+            # A session that has not asked yet learns this after a further restart, too, and no session learns it twice.
             assert call(conn, "lease_renew", "later", fences["later"]).reason == "refence"
             assert call(conn, "lease_renew", "asked", again.fence).reason == "held"
             assert call(conn, "lease_acquire", "asked", session.id).reason == "already_held"
@@ -235,7 +236,7 @@ def test_a_restored_base_backup(primary):
 
 @pytest.mark.parametrize("promoted", [False, True])
 def test_the_first_grant(primary, promoted):
-    """A grant before the worker has looked into the database is of this history."""
+    """A grant before the worker's first visit of the database counts as one of this history."""
     primary.set(eskit_lease__worker="off")
     server = standby_of(primary, "e2e-restored", signal=promoted)
     try:
@@ -265,7 +266,7 @@ def test_not_preloaded(tmp_path):
             conn.execute("INSERT INTO t VALUES ('default')")
             conn.execute("SELECT setval('eskit_lease.fence_seq', 4711)")
             conn.execute("CREATE TABLE events (position bigint PRIMARY KEY DEFAULT eskit_lease.position_next())")
-            conn.execute("INSERT INTO events VALUES (1048576)")  # of the time when it was preloaded
+            conn.execute("INSERT INTO events VALUES (1048576)")  # a position from when the library was preloaded
             assert conn.execute("SELECT position FROM events WHERE position < eskit_lease.position_horizon()").fetchone() == (1048576,)
             conn.execute("CREATE DATABASE restored")
         bin_dir = Path(os.environ["PG_BIN"])

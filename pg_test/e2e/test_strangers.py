@@ -1,4 +1,4 @@
-"""Throw-away servers of a machine on which others work: only their owner gets in."""
+"""Throw-away servers on a machine that others use: only their owner can connect."""
 
 import os
 from pathlib import Path
@@ -34,7 +34,7 @@ def test_the_socket_and_the_password_are_private(server):
 
 @once
 def test_a_socket_elsewhere_is_private():
-    """Where the cluster's own directory has too long a name for it."""
+    """If the cluster's own directory has too long a path, the socket is elsewhere, and private there."""
     name = "e2e-" + 80 * "x"
     server = Server(name)
     first = Path(server.host)

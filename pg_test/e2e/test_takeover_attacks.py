@@ -11,7 +11,7 @@ from test_attacks import is_granted
 
 
 def two_permits(connect, name="s"):
-    """The holders of both permits of a semaphore, in the order of their slots."""
+    """Returns the holders of both permits of a semaphore, in the order of their slots."""
     conn = connect()
     call(conn, "semaphore_create", name, 2)
     holders = [Session(connect(), f"holder {i}", attach=True) for i in range(2)]
@@ -48,7 +48,7 @@ def test_a_successor_gets_no_permit_beyond_those_there_are(connect):
 
 
 def test_what_a_predecessor_has_claimed_is_free_though_not_all_is_inherited_yet(connect):
-    """The worker frees it, and has nothing left to do with the predecessor once the rest is inherited."""
+    """The worker frees the claimed item, and is done with the predecessor once the rest is inherited."""
     conn, work = connect(), connect(autocommit=False)
     old, hungry = Session(connect(), "me", "60 s"), Session(conn, "hungry", "60 s")
     call(conn, "queue_create", "q")
@@ -66,7 +66,7 @@ def test_what_a_predecessor_has_claimed_is_free_though_not_all_is_inherited_yet(
 
 
 def test_a_successor_that_drains_is_in_nobodys_way(connect):
-    """It gets nothing new, neither what it was to inherit."""
+    """A draining successor gets nothing new, not even what it would inherit."""
     conn, work, old = connect(), connect(autocommit=False), Session(connect(), "me", "60 s")
     call(work, "fence_check", "r", old.take("r"))
     waiter = Session(connect(), "waiter", "60 s").queue("r")
@@ -77,7 +77,8 @@ def test_a_successor_that_drains_is_in_nobodys_way(connect):
 
 
 def test_a_successor_that_is_just_closing_inherits_nothing(connect):
-    """Its close has looked for what it has, and would leave behind what comes after."""
+    """The successor's close has already looked for what the session has, and would leave behind anything inherited
+    later."""
     conn, releasing, closing = connect(), connect(autocommit=False), connect(autocommit=False)
     old, holder = Session(conn, "me", "60 s"), Session(conn, "holder", "60 s")
     holder.take("r")
@@ -106,7 +107,7 @@ def test_two_takeovers_at_once_leave_one_session(connect, background):
 
 
 def test_two_predecessors_with_a_permit_each(connect):
-    """The successor has one, and the other one is free for any session."""
+    """The successor gets one permit, and the other one is free for any session."""
     conn = connect()
     call(conn, "semaphore_create", "s", 2)
     old = [Session(conn, "me", "60 s") for _ in range(2)]
@@ -120,7 +121,7 @@ def test_two_predecessors_with_a_permit_each(connect):
 
 @pytest.mark.parametrize("order", [False, True])
 def test_a_place_for_what_a_successor_has_is_in_nobodys_way(connect, no_worker, order):
-    """Whichever of the two it inherits first."""
+    """The order in which the successor inherits the lease and the place does not matter."""
     conn = connect()
     call(conn, "semaphore_create", "s", 2)
     old, other, waiter = [Session(conn, "me", "60 s") for _ in range(2)], Session(conn, "other", "60 s"), Session(conn, ttl="60 s")
@@ -155,8 +156,9 @@ def test_a_stranger_gets_nothing_that_crosses_a_takeover(connect, crossing):
 
 @pytest.mark.parametrize("end", ["COMMIT", "ROLLBACK"])
 def test_a_place_is_not_lost_to_a_look_that_crosses_the_end_of_a_takeover(connect, background, end):
-    """A look at the line sees places as they were when it began, and asks who lives after that. So a few of these looks passed over the place of a
-    session that had just been taken over, or just been given back its life, and gave the lease to the next in line."""
+    """A look at the line sees places as they were when it began, and checks afterwards which sessions live. Before,
+    some looks passed over the place of a session that was just taken over, or whose take-over was just rolled back, and
+    gave the lease to the next in line."""
     conn, done = connect(), Event()
 
     def sweep():
@@ -188,9 +190,10 @@ def test_a_place_is_not_lost_to_a_look_that_crosses_the_end_of_a_takeover(connec
 
 
 def test_a_prepared_takeover_keeps_its_predecessor_ending(connect):
-    """Though other prepared transactions end, and the worker looks after each for sessions to bring back."""
+    """The predecessor stays so while other prepared transactions end, after each of which the worker looks for sessions
+    to thaw."""
     old, work, conn = Session(connect(), "me", "60 s"), connect(autocommit=False), connect()
-    call(work, "fence_check", "r", old.take("r"))  # so that the take-over cannot have the session's guard
+    call(work, "fence_check", "r", old.take("r"))  # so that the take-over cannot get the session's guard
     taking = connect(autocommit=False)
     heir = Session(taking, "me", "60 s", takeover=True)
     prepare(taking, "taking over")
@@ -208,7 +211,7 @@ def test_a_prepared_takeover_keeps_its_predecessor_ending(connect):
 
 
 def test_a_prepared_takeover_does_not_stop_the_worker(connect):
-    """It has redirected what the worker is about to forget."""
+    """The prepared take-over has changed a succession row that the worker is about to delete."""
     old, taking, conn = opened(connect(autocommit=False), "me", "60 s"), connect(autocommit=False), connect()
     old.take("r")
     Session(connect(), "me", "60 s", takeover=True)
@@ -221,7 +224,7 @@ def test_a_prepared_takeover_does_not_stop_the_worker(connect):
 
 
 def test_a_successor_that_is_just_joining_does_not_stop_the_worker(connect):
-    """It has an uncommitted row where it is to inherit one."""
+    """The successor has an uncommitted membership in the group in which it is to inherit one."""
     conn = connect()
     call(conn, "group_create", "g", 4)
     old = opened(connect(autocommit=False), "me", "60 s").join("g")
@@ -275,8 +278,8 @@ def test_a_semaphore_that_is_dropped_during_an_acquire_leaves_a_plain_name(conne
 
 
 def test_the_history_tells_of_what_an_heir_did_not_live_to_get(connect):
-    """A fenced transaction kept it from the heir, who is dead when a stranger gets it: the former session has lost it
-    all the same."""
+    """A fenced transaction kept the lease from the heir, which is dead when a stranger gets the lease. The history
+    still shows that the former session lost it by the take-over."""
     conn, fenced = connect(), connect()
     former = Session(fenced, "me", "60 s")
     fence = former.take("r")

@@ -1,4 +1,5 @@
-"""From former versions, whose SQL is frozen in pg_test/upgrade, to this version. The suite `upgrade` of pg_test/run tests what both can do."""
+"""Updates from former versions, whose SQL is frozen in pg_test/upgrade, to this version. The suite `upgrade` of
+pg_test/run tests what both can do."""
 
 import contextlib
 import os
@@ -23,7 +24,7 @@ def before(request):
 
 @pytest.fixture
 def former(server, db, before):
-    """A database with a former version."""
+    """Gives a database with a former version."""
     name = f"{db}_former"
     server.query(f"CREATE DATABASE {name}")
     server.query(f"CREATE EXTENSION eskit_lease VERSION '{before}'", dbname=name)
@@ -78,7 +79,7 @@ TAMPERED = {
 
 @once
 def test_the_comparison_misses_nothing(server, connect, db):
-    """Of two databases that are the same, one thing is changed in the one."""
+    """In one of two equal databases one thing at a time is changed, and the comparison finds it."""
     fresh = facts(connect())
     copy = f"{db}_tampered"
     server.query(f"CREATE DATABASE {copy}")
@@ -105,13 +106,13 @@ def test_the_library_has_each_function_of_before(connect, former, before):
     functions = connect(dbname=former).execute(SIGNATURES).fetchall()
     now = {symbol: signature for symbol, *signature in connect().execute(SIGNATURES)}
     assert len(functions) == {"0.1.0": 62, "0.2.0": 66}[before]
-    # Of the symbols that are still in use the arguments are those of before; others, the validator has found.
+    # Symbols that are still in use have the same arguments as before. PostgreSQL's validator has found the others.
     assert [(symbol, *now.get(symbol, signature)) for symbol, *signature in functions] == functions
 
 
 @contextlib.contextmanager
 def told(conn):
-    """What a connection is told beside its answers."""
+    """Collects the notices that a connection gets."""
     notices = []
 
     def hear(notice):
@@ -144,7 +145,7 @@ def test_the_objects_of_before_answer_as_they_did(connect, former, before):
 
 
 def test_a_session_that_has_ended_is_told_as_before_until_the_update(connect, former):
-    """The code that clients begin anew on comes with the objects, not with the library."""
+    """The SQLSTATE on which clients begin anew comes with the objects, not with the library."""
     conn = connect(dbname=former)
     call(conn, "group_create", "g", 1), call(conn, "queue_create", "q")
     session, closing = Session(conn), Session(conn)
@@ -171,7 +172,8 @@ def test_a_session_that_has_ended_is_told_as_before_until_the_update(connect, fo
 
 
 def test_what_names_the_functions_of_before(connect, former):
-    """A default, a view and a trigger know them by their oids; the body of a function by their names, of which it is told once."""
+    """A default, a view and a trigger know former functions by oid. The body of a function knows them by name, and gets
+    one warning."""
     conn = connect(dbname=former)
     conn.execute("""
         CREATE TABLE outbox (position bigint DEFAULT eskit_lease.next_position(), what text);
@@ -198,7 +200,7 @@ def test_what_names_the_functions_of_before(connect, former):
 
 @once
 def test_objects_that_are_missing(server, connect, former):
-    """An object that the library looks for is missing: the call says so, and what to do."""
+    """An object that the library needs is missing: the error says so, and the hint says what to do."""
     changes = {
         "ALTER TABLE eskit_lease._sessions RENAME consumer TO other": ("session_open", "a"),
         "ALTER INDEX eskit_lease._sessions_pkey RENAME TO other": ("lease_acquire", "r", "{session}"),
@@ -220,7 +222,7 @@ def test_objects_that_are_missing(server, connect, former):
 
 
 class Worker(Stubborn):
-    """Waits in line, works under its fence in a transaction, releases, again and again."""
+    """Waits in line, works under its fence in a transaction, and releases, again and again."""
 
     def __init__(self, server, db, number):
         super().__init__(server)
@@ -233,7 +235,7 @@ class Worker(Stubborn):
             while not self.stopping.is_set():
                 answer = session.acquire("busy", queue=True)
                 if answer.reason == "busy":
-                    continue  # the update has a table locked, and it got no place in line
+                    continue  # the update has locked a table, so the session got no place in line
                 if not answer.granted:
                     session.wait_for("busy")
                 try:
@@ -242,19 +244,19 @@ class Worker(Stubborn):
                         conn.execute("UPDATE counter SET n = n + 1, fence = %s WHERE fence <= %s", (session.fences["busy"],) * 2)
                     self.done += 1
                 except (psycopg.errors.SerializationFailure, psycopg.errors.LockNotAvailable):
-                    pass  # a table that is written anew is newer than the snapshot, with all its rows; and it is locked meanwhile
+                    pass  # a rewritten table, with all its rows, is newer than the snapshot, and it is locked meanwhile
                 unlocked(session.release, "busy")
             unlocked(session.close)
 
 
 def unlocked(call, *arguments):
-    """Calls again for as long as the update has a table locked."""
+    """Repeats a call as long as the update has locked a table."""
     while True:
         with contextlib.suppress(psycopg.errors.LockNotAvailable):
             return call(*arguments)
 
 
-# Changes that an update may make to tables, indexes, views and functions, and none has made yet.
+# Changes to tables, indexes, views and functions that an update may make, though none has so far.
 OTHER_OIDS = """
     ALTER TABLE eskit_lease._sessions ADD more text DEFAULT 'a';
     ALTER TABLE eskit_lease._leases ADD more integer NOT NULL DEFAULT 1;
@@ -269,7 +271,7 @@ OTHER_OIDS = """
 
 
 def patiently(conn, changes):
-    """Gives way to others, who may have the tables in another order, and tries again."""
+    """Makes the changes. Gives way to transactions that lock the tables in another order, and tries again."""
     conn.execute("SET lock_timeout = '100 ms'")
 
     def done():
@@ -284,8 +286,8 @@ def patiently(conn, changes):
 
 
 def test_an_update_while_everything_is_in_use(server, connect, former, background):
-    """Holders go on holding, also in the middle of a transaction; waiters are woken; kept plans and oids are made
-    anew."""
+    """Holders go on holding, also in the middle of a transaction; waiters are woken; cached plans and oids are
+    refreshed."""
     conn, fencing, admin = connect(dbname=former), connect(dbname=former, autocommit=False), connect(dbname=former)
     admin.execute("CREATE TABLE counter (n bigint, fence bigint)")
     admin.execute("INSERT INTO counter VALUES (0, 0)")
@@ -313,7 +315,7 @@ def test_an_update_while_everything_is_in_use(server, connect, former, backgroun
 
     worked()
     fencing.execute("SELECT eskit_lease.fence_check('fenced', %s)", (holder.fences["fenced"],))
-    # It makes an index on leases, so it waits for that transaction, and gives way to all others.
+    # The update makes an index on leases, so it waits for that transaction, and gives way to all others.
     updating = background(patiently, admin, UPDATE)
     worked()
     assert not updating.done()
@@ -361,7 +363,7 @@ def test_who_may_update(server, connect, former, before):
 
 
 def test_who_watches_goes_on_watching(connect, former):
-    """A view that calls a new function is read by the roles that have read it before."""
+    """Roles that could read a view before can still read it, even if it calls a new function."""
     admin, role = connect(dbname=former), f"{former}_monitor"
     admin.execute(f'CREATE ROLE "{role}"')
     try:
@@ -378,7 +380,8 @@ def test_who_watches_goes_on_watching(connect, former):
 
 @once
 def test_a_function_that_is_made_anew_keeps_its_grants(server, connect, former, before):
-    """cursor_commit, partition_assign and what drops have one argument more than in 0.2.0; others have another name, and the former one, too."""
+    """cursor_commit, partition_assign and the functions that drop have one argument more than in 0.2.0. Others have a
+    new name, and keep the former one, too."""
     conn = connect(dbname=former)
     anew = ["cursor_commit", "semaphore_drop", "queue_drop", "next_position", "unfence_table"]
     pure = "SELECT proacl FROM pg_proc WHERE proname = 'partition_assign'"
@@ -411,7 +414,7 @@ def test_a_function_that_is_made_anew_keeps_its_grants(server, connect, former, 
 
 @once
 def test_what_stands_in_the_way_of_an_update(connect, former, before):
-    """Nothing of a user's is dropped with a function; all of it is named."""
+    """The update drops none of a user's objects together with a function; the error names all of them."""
     conn = connect(dbname=former)
     conn.execute("""
         CREATE TABLE done (ok boolean DEFAULT eskit_lease.cursor_commit('g', 0, 1, 1));
@@ -432,7 +435,8 @@ def test_what_stands_in_the_way_of_an_update(connect, former, before):
 
 
 def test_an_update_moves_no_partition(connect, former):
-    """Versions up to 0.2.0 left many small groups to the member that came first. It keeps them, until a member comes or goes."""
+    """Versions up to 0.2.0 left many small groups to the member that came first. That member keeps them until a member
+    comes or goes."""
     conn, names = connect(dbname=former), [f"g{number}" for number in range(20)]
     members = [Session(conn, f"member {number}", ttl="600 s") for number in range(4)]
     for name in names:
@@ -495,7 +499,7 @@ def test_a_dump_of_before_restores(server, connect, former, tmp_path):
             assert session.take("r") > fence
             assert session.acquire("s").granted
             assert call(conn, "position_next") > position
-            # The column is as the dump has it, by a name of before.
+            # The dump's column has a default that calls a former name.
             with told(conn) as notices:
                 conn.execute("INSERT INTO outbox (what) VALUES ('after'), ('and again')")
                 conn.execute("INSERT INTO outbox (what) VALUES ('and again')")

@@ -1,4 +1,4 @@
-"""The queries of docs/watching.md and monitoring/, as they stand: where something is wrong, each says so."""
+"""The queries of docs/watching.md and monitoring/, unchanged: each shows what is wrong."""
 
 import json
 import os
@@ -21,7 +21,7 @@ needs_prometheus = pytest.mark.skipif(
 
 
 def answers(seen, watch, statement):
-    """The rows of a statement, which must have some: also those that can be seen for a moment only."""
+    """Returns the rows of a statement, and waits until it has some, as some problems show only for a moment."""
 
     def found():
         seen.be_late()
@@ -57,7 +57,7 @@ def test_each_panel_of_the_dashboard_has_an_answer(server, no_worker, connect):
 
 
 def declared():
-    """Of each of the exporter's queries its statement, its labels and its metrics."""
+    """Returns the statement, labels and metrics of each of the exporter's queries."""
     for name, query, metrics in re.findall(r"^(\w+):\n  query: \|\n((?:    .*\n)+)  metrics:\n((?:    .*\n)+)", QUERIES, re.M):
         columns = re.findall(r"- (\w+):\n +usage: (\w+)\n", metrics)
         yield name, query, [column for column, usage in columns if usage == "LABEL"], [column for column, usage in columns if usage != "LABEL"]
@@ -158,7 +158,7 @@ def test_scraped(server, no_worker, connect, tmp_path, monkeypatch):
             exporter.kill()
         found = {name: float(value) for name, value in re.findall(r"^(\w+)(?:{[^\n]*})? (\S+)$", text, re.M)}
         ours = {name for name in found if name.startswith("eskit_lease_")}
-        assert ours <= METRICS and METRICS - ours <= {"eskit_lease_confirmed_seconds_ago"}  # there are no standbys to confirm anything
+        assert ours <= METRICS and METRICS - ours <= {"eskit_lease_confirmed_seconds_ago"}  # without standbys nothing is confirmed
         wrong = ("leaderless_seconds", "blocked_seconds", "horizon_seconds", "executions_in_doubt", "tables_unfenced", "group_lag", "queue_dead")
         assert all(found[f"eskit_lease_{name}"] > 0 for name in wrong), found
         assert found["pg_exporter_last_scrape_error"] == 0

@@ -1,5 +1,6 @@
-"""Crash restarts, and promotions of a synchronous and of an asynchronous standby, with items and keys in every state: nothing is lost that was
-confirmed, or, of what an asynchronous standby has not been told, nothing else."""
+"""Crash restarts, and promotions of a synchronous and of an asynchronous standby, with items and keys in every state:
+nothing that was confirmed is lost; after a promotion of an asynchronous standby, only what it had not received is
+lost."""
 
 import itertools
 import random
@@ -10,14 +11,14 @@ from client import Session, Stubborn, call, rows
 from conftest import Server, caught_up, cut_off, promote, standby_of, wait_until
 from psycopg.types.json import Jsonb
 
-RESULTS = "CREATE TABLE results (what text, by text)"  # No unique key: that each is there once is the claims' doing.
+RESULTS = "CREATE TABLE results (what text, by text)"  # No unique key: only the claims make each row unique.
 
 
 class Fault:
     server = None
 
     def connect(self):
-        """To where clients are to go now."""
+        """Connects to the server that clients must use now."""
         return self.server.connect()
 
 
@@ -37,7 +38,7 @@ class Restart(Fault):
 
 
 class Promotion(Fault):
-    """A primary that is killed, and its standby, which is promoted."""
+    """A primary that is killed, and its standby, which is promoted instead."""
 
     def __init__(self, how):
         self.loses = how == "asynchronous"
@@ -48,7 +49,7 @@ class Promotion(Fault):
             wait_until(lambda: self.primary.query("SELECT 1 FROM pg_stat_replication WHERE sync_state = 'sync'"))
 
     def cut_off(self):
-        """The standby learns of nothing from now on."""
+        """Cuts the standby off from its primary."""
         caught_up(self.primary, self.standby)
         cut_off(self.standby)
 
@@ -72,7 +73,7 @@ def fault(request):
 
 
 def apply(session, what, *finish):
-    """A result, and the end of the work, in one transaction."""
+    """Writes a result and ends the work, in one transaction."""
     with session.conn.transaction():
         session.conn.execute("INSERT INTO results VALUES (%s, %s)", (what, session.consumer))
         return call(session.conn, *finish)
@@ -83,7 +84,7 @@ def done(session, item):
 
 
 def state(conn, but):
-    """The state of items and keys, but for some items, and for whether a session is still there."""
+    """Returns the state of items and keys, without some items, and without whether a session still exists."""
     found = {
         view: conn.execute(f"SELECT {columns} FROM eskit_lease.{view} ORDER BY 1").fetchall()
         for view, columns in {
@@ -120,7 +121,7 @@ def test_all_is_as_it_was(fault):
     of_the_dead = [item.id for item in left]
     before = state(conn, of_the_dead)
     given = [dies.fence, first.fence, left[0].fence, lost_key, *keys.values()]
-    # Work that is not confirmed, or has not reached the standby, was never done.
+    # Work that is not confirmed, or has not reached the standby, must have no effect.
     if fault.loses:
         fault.cut_off()
         more = fault.server.connect()
@@ -141,11 +142,11 @@ def test_all_is_as_it_was(fault):
     assert state(conn, of_the_dead) == before
     assert lives.heartbeat().alive
     other = Session(conn, "other", ttl="60 s")
-    # The living go on with what they have.
+    # Living sessions go on with what they have.
     for item in claimed:
         done(lives, item)
     assert apply(lives, "key running", "execution_finish", "running", keys["running"])
-    # The items of the dead are free a TTL later; failed ones, when their time has come.
+    # The items of dead sessions are free a TTL later; failed items, when they are due.
     got = []
 
     def all_but_the_latest():
@@ -172,7 +173,7 @@ def test_all_is_as_it_was(fault):
 
 
 class Client(Stubborn):
-    """Goes on where it was, with the session that it has, on whichever server there is."""
+    """Goes on with its session, on the server that is up."""
 
     numbers = itertools.count()
 
@@ -189,7 +190,7 @@ class Client(Stubborn):
         try:
             self.step()
         except psycopg.Error as error:
-            if error.sqlstate == "LF003":  # it was away for too long
+            if error.sqlstate == "LF003":  # the client was disconnected for too long
                 self.session = None
                 self.prepare()
             elif error.sqlstate not in ("55P03", "LF001"):
@@ -207,7 +208,7 @@ class Worker(Client):
 
     def prepare(self):
         if self.asked and self.session:
-            # The answer is lost. Its items are free again when the session has ended.
+            # The claim's answer is lost. Its items are free again when the session has ended.
             call(self.conn, "session_close", self.session.id)
             self.session = None
         self.asked = False
@@ -224,7 +225,7 @@ class Worker(Client):
                 done(self.session, self.hand[0])
                 self.confirmed.append(self.hand[0].payload)
             except psycopg.Error as error:
-                if error.sqlstate != "LF001":  # done before the connection broke, or no longer its own
+                if error.sqlstate != "LF001":  # the item was done before the connection broke, or is no longer the client's
                     raise
             self.hand = self.hand[1:]
 
@@ -244,7 +245,8 @@ class Runner(Client):
 
 @pytest.mark.parametrize("fault", ["immediate", "synchronous"], indirect=True)
 def test_clients_go_on(fault):
-    """Killed while clients add, claim, do and begin: confirmed work stands, and each result is there once."""
+    """The server is killed while clients add, claim, finish and begin: confirmed work survives, and each result exists
+    once."""
     fault.server.query("SELECT eskit_lease.queue_create('q', max_attempts => 1000)")
     adders, workers, runners = [Adder(fault) for _ in range(3)], [Worker(fault) for _ in range(5)], [Runner(fault) for _ in range(2)]
     clients = [*adders, *workers, *runners]

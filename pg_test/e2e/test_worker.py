@@ -1,4 +1,5 @@
-"""The worker: prompt at the deadline, back after it was ended, never in the way, and not needed for an answer to be right."""
+"""The worker is prompt at the deadline, comes back after it was ended, is never in the way, and is not needed for right
+answers."""
 
 import contextlib
 import os
@@ -39,7 +40,7 @@ def test_expired_lease_is_handed_over_at_the_deadline(connect, background):
         leader.take("sub:orders")
         follower = Session(waiter, "follower").queue("sub:orders")
         told = background(follower.wait_for, "sub:orders")
-        leader.heartbeat()  # the last one
+        leader.heartbeat()  # the last heartbeat
         late = told.result() - leader.deadline
         assert late > -0.010, "granted before the holder's deadline"
         assert follower.acquire("sub:orders").reason == "already_held"
@@ -126,11 +127,11 @@ MANY = "SELECT count(s.session) FROM generate_series(1, 300) AS n, eskit_lease.s
 
 
 def test_the_few_that_are_due_are_found_among_many(connect, no_worker, background):
-    """A search for them passes over many sessions at a time, none of them due, just when others are opened there."""
+    """A search for due sessions skips many sessions at a time, none of them due, while others are opened among them."""
     opener, looker = connect(), connect()
     for queue in ("q", "empty"):
         call(opener, "queue_create", queue)
-    call(opener, "session_sweep")  # from now on no sweep looks for what was there before the server's start
+    call(opener, "session_sweep")  # from now on no sweep looks for rows from before the server's start
     watching, opened = Session(looker, "watching", ttl="1 h"), threading.Event()
 
     def look():
@@ -147,7 +148,7 @@ def test_the_few_that_are_due_are_found_among_many(connect, no_worker, backgroun
             assert rows(opener, "item_claim", "q", few[-1].id)
     opened.set()
     looks.result()
-    expired = "SELECT count(*) FROM eskit_lease.sessions WHERE state = 'expired'"  # looks at each by itself
+    expired = "SELECT count(*) FROM eskit_lease.sessions WHERE state = 'expired'"  # the view checks each session by itself
     wait_until(lambda: opener.execute(expired).fetchone() == (len(few),))
     assert len(rows(looker, "item_claim", "q", watching.id, 100)) == len(few)
     assert call(opener, "session_sweep").ended == len(few)
@@ -163,7 +164,7 @@ def test_comes_back_when_ended(server, db, connect, kind, how):
     if how == "terminate":
         server.query("SELECT pg_terminate_backend(%s)", pid)
     else:
-        with contextlib.suppress(ProcessLookupError):  # a worker may have had nothing left to do
+        with contextlib.suppress(ProcessLookupError):  # an idle worker may have ended
             os.kill(pid, signal.SIGTERM)
     wait_until(lambda: pid not in server.workers(kind))
     follower.wait_for("r")
@@ -172,7 +173,7 @@ def test_comes_back_when_ended(server, db, connect, kind, how):
 
 def test_no_worker_lingers_and_none_holds_a_snapshot(server, db, connect):
     conn = connect()
-    session = Session(conn, "idle")  # alive for long: only its deadline is due
+    session = Session(conn, "idle")  # it lives for long, so nothing else is due
     session.take("r")
     session.release("r")
     sometimes = wait_until(lambda: server.workers(dbname=db))
@@ -191,12 +192,13 @@ def test_no_worker_lingers_and_none_holds_a_snapshot(server, db, connect):
 
 @pytest.fixture
 def crowded(background):
-    """A server with one slot for workers besides those of the launchers, and a parallel query that has it until cancelled."""
+    """A server with one slot for workers besides those of the launchers, which a parallel query takes until it is
+    cancelled."""
     server = Server("e2e-crowded", "max_worker_processes = 3", "max_parallel_workers_per_gather = 1", "eskit_lease.max_workers = 1")
     server.query("CREATE EXTENSION eskit_lease")
     server.query("CREATE TABLE busy AS SELECT generate_series(1, 100000) AS i")
     server.query("ALTER TABLE busy SET (parallel_workers = 1)")
-    # Each database is looked into once after the start, and this one when it is first used; it is the last one.
+    # Each database is visited once after the start; this one, the last, is visited when it is first used.
     server.query("SELECT eskit_lease.session_close(session) FROM eskit_lease.session_open('first')")
     rescans = "SELECT value FROM eskit_lease.stats() WHERE name = 'rescans'"
     wait_until(lambda: server.query(rescans) == [(1,)] and not server.workers())
@@ -212,7 +214,7 @@ def crowded(background):
 
 
 def test_a_waiting_call_does_not_wait_for_who_drops_the_extension(crowded, background):
-    """It does the work of the worker, which has no process, but later."""
+    """A waiting call does the work of the worker, which has no process, only after the DROP has been cancelled."""
     with ExitStack() as stack:
         conn, other, third, dropping = (stack.enter_context(crowded.connect()) for _ in range(4))
         leader, follower, waiter, busy = (
@@ -226,7 +228,7 @@ def test_a_waiting_call_does_not_wait_for_who_drops_the_extension(crowded, backg
             busy.take("other")
             drop = background(dropping.execute, "DROP EXTENSION eskit_lease CASCADE")
             wait_until(lambda: crowded.query("SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE 'DROP EXTENSION%'"))
-            # The leader is dead by then, and help has been asked for.
+            # By then the leader is dead, and the launcher has asked waiting calls for help.
             until = time.monotonic() + 6
             while time.monotonic() < until:
                 assert waiter.wait("1 s").alive
@@ -254,29 +256,30 @@ def test_lazily_works_without_a_worker_slot_and_recovers(crowded):
         last, waiter = Session(conn, "last", ttl="1 s"), Session(other, "waiter", ttl="60 s")
         last.take("t")
         waiter.queue("t")
-        wait_until(lambda: waiter.holds("t"))  # by the worker: it makes no call of its own
+        wait_until(lambda: waiter.holds("t"))  # the worker grants it: the waiter makes no call
         wait_until(lambda: crowded.query("SELECT count(*) FROM eskit_lease._sessions WHERE consumer IN ('leader', 'again')") == [(0,)])
 
 
 def test_what_is_waited_for_far_apart_is_handed_over_by_one_sweep(no_worker, connect):
-    """A sweep looks at a thousand leases, hands over what was found, and goes on."""
+    """A sweep looks at a thousand leases, hands over what it has found, and goes on."""
     conn = connect()
     waiter, dead = Session(conn, "waiter", ttl="600 s"), Session(conn, "dead", ttl="5 s")
     conn.execute(ACQUIRE_RANGE, (0, 2_499, dead.id))
     wanted = [f"many {number:06}" for number in (0, 999, 1_000, 1_700, 2_499)]
     for name in wanted:
         waiter.queue(name)
-    call(conn, "session_sweep", 1_000)  # looks through the database, as so many leases were changed at once
+    call(conn, "session_sweep", 1_000)  # rescans the database, as so many leases were changed at once
     wait_until(lambda: dead.expired(conn), timeout=20)
     assert call(conn, "session_sweep", 1_000).handed_over == len(wanted)
     assert [waiter.acquire(name).reason for name in wanted] == ["already_held"] * len(wanted)
 
 
 def test_a_dead_session_with_more_leases_than_one_sweep_looks_at(no_worker, connect):
-    """A sweep by hand remembers no earlier looks. It does not merely free an awaited lease, wherever that stands."""
+    """A sweep by hand remembers no earlier looks. It hands an awaited lease over instead of only freeing it, wherever
+    the lease is."""
     conn = connect()
     waiter, dead = Session(conn, "waiter", ttl="600 s"), Session(conn, "dead", ttl="5 s")
-    for first in range(0, 60_000, 10_000):  # each is a heartbeat
+    for first in range(0, 60_000, 10_000):  # each call is a heartbeat
         conn.execute(ACQUIRE_RANGE, (first, first + 9_999, dead.id))
     last = f"many {59_999:06}"
     waiter.queue(last)

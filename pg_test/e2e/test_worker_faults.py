@@ -24,7 +24,7 @@ def worked():
 
 @contextlib.contextmanager
 def stopped(*pids):
-    """For as long as the `with` lasts, as a debugger or an overcommitted machine would."""
+    """Stops processes during a `with`, as a debugger or an overcommitted machine would."""
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
     try:
@@ -36,13 +36,13 @@ def stopped(*pids):
 
 
 def test_held_up(worked):
-    """A launcher that waits for a lock does not take that for a pause of the machine, though no other process calls
-    meanwhile."""
+    """A launcher that waits for a lock does not mistake that for a pause of the machine, even if no other process makes
+    a call meanwhile."""
     with worked.connect() as conn, worked.connect() as locking:
         Session(conn, "long", ttl="1 min")
         wait_until(lambda: not worked.workers())
         Session(conn, "over while it is locked", ttl="2 s")
-        time.sleep(1.5)  # the worker that came for it is gone
+        time.sleep(1.5)  # the worker that served it has ended
         with locking.transaction():
             locking.execute("LOCK TABLE pg_database IN ACCESS EXCLUSIVE MODE")
             time.sleep(4)
@@ -52,7 +52,7 @@ def test_held_up(worked):
 
 @pytest.mark.parametrize("kind", ["launcher", "worker"])
 def test_stopped(worked, kind):
-    """A process that stands still is not in the way: sessions that ask are served. Then it goes on."""
+    """A stopped process is not in the way: sessions that ask are served. Then it goes on."""
     with worked.connect() as conn, worked.connect() as other, Competition(worked) as competition:
         (pid, *_) = wait_until(lambda: worked.workers(kind))
         with stopped(pid):
@@ -64,7 +64,7 @@ def test_stopped(worked, kind):
         last, waiter = Session(conn, "last", ttl="1 s"), Session(other, "waiter", ttl="60 s")
         last.take("s")
         waiter.queue("s")
-        wait_until(lambda: waiter.holds("s"))  # which is the worker's doing
+        wait_until(lambda: waiter.holds("s"))  # the worker grants it
     competition.prove(worked)
     nothing_left(worked)
 
@@ -77,7 +77,7 @@ def test_killed(worked, kind):
         for _ in range(2):
             (pid, *_) = wait_until(lambda: worked.workers(kind))
             highest = competition.highest_fence()
-            with contextlib.suppress(ProcessLookupError):  # a worker may have had nothing left to do
+            with contextlib.suppress(ProcessLookupError):  # an idle worker may have ended
                 os.kill(pid, signal.SIGKILL)
             competition.go_on(5)
             wait_until(lambda: competition.highest_fence() > highest)
@@ -105,7 +105,7 @@ def test_terminated_again_and_again(worked):
 
 
 def test_without_any_slot_for_a_worker():
-    """Not even the launcher is let in: PostgreSQL says so in the log, and every answer is right all the same."""
+    """Not even the launcher gets a slot: PostgreSQL logs that, and every answer is still right."""
     server = Server("e2e-workerless", "max_worker_processes = 0", "max_parallel_workers = 0", LOGS_SQLSTATES)
     try:
         server.query("CREATE EXTENSION eskit_lease")
@@ -129,7 +129,7 @@ def test_null(worked):
     worked.query("ALTER TABLE eskit_lease._waiters ALTER COLUMN session DROP NOT NULL")
     worked.query("INSERT INTO eskit_lease._waiters (resource, session, queued_at) VALUES ('r', NULL, now())")
     log = Log(worked)
-    worked.restart()  # after which a worker looks through all that there is
+    worked.restart()  # after it a worker rescans everything
     wait_until(lambda: any("WARNING" in line and 'column "session"' in line and "is null" in line for line in log.lines()))
     with worked.connect() as conn, worked.connect() as other:
         last, waiter = Session(conn, "last", ttl="1 s"), Session(other, "waiter", ttl="60 s")
