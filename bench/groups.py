@@ -290,8 +290,8 @@ def cursors(report):
 
 
 def semaphores(report):
-    """Connections acquire and release permits, with one permit for each connection, and with 1,000 permits, all the
-    others of which are held."""
+    """Connections acquire and release permits, with one permit for each connection, and with 1,000 permits when other
+    sessions hold the rest."""
     with connect() as db:
         for permits in (CLIENTS, 1_000):
             db.execute("SELECT eskit_lease.semaphore_create(%s, %s)", (f"bench/permits/{permits}", permits))

@@ -110,7 +110,7 @@ class Operations:
         return lambda i: self.release(names[i], self.acquire(names[i], self.own))
 
     def hand_over(self, calls):
-        """Releases names, for each of which another session waits."""
+        """Releases names that another session waits for."""
         names = self.names(calls)
         self.run("SELECT count(*) FROM eskit_lease.lease_acquire_many(%s, %s)", names, self.own)
         queued = "SELECT count(*) FROM unnest(%s::text[]) AS n, eskit_lease.lease_acquire(n, %s, true) AS l WHERE l.reason = 'queued'"

@@ -1,6 +1,6 @@
 """Expiry storms: thousands of sessions die at one instant, with ten leases each. Living sessions wait for some of the
-leases, and send heartbeats on connections of their own while the worker hands over. A storm takes two seconds and meets
-two thousand heartbeats, of which twenty decide the p99. So there are several storms, in turns, and the report has
+leases, and send heartbeats on connections of their own while the worker hands over. A storm takes two seconds, and
+twenty of its two thousand heartbeats decide the p99. So there are several storms, in turns, and the report has
 medians."""
 
 import contextlib

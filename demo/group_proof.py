@@ -1,4 +1,4 @@
-"""What must hold once all members of the group `payments` have left. Each proof is a query for rows that contradict
+"""What must hold once all members of the group `payments` have departed. Each proof is a query for rows that contradict
 it."""
 
 CONTRADICTIONS = [

@@ -24,7 +24,7 @@ def prepare(conn, name):
 
 
 def worker_passes(conn, count=2):
-    """Waits until the worker has ended `count` more passes, at least one of which began after this call."""
+    """Waits until the worker has ended `count` more passes, at least one begun after this call."""
     stirring, before = Session(conn, "stirring", "60 s"), stat(conn, "sweeps")
 
     def passed():

@@ -51,7 +51,7 @@ class Oracle:
         self.faults.append(f"{event.queue}: item {event.item} {what}: {event}")
 
     def unit(self, event):
-        """Returns the unit of which one item is claimed at a time; None for an item that stands alone."""
+        """Returns the unit whose items are claimed one at a time; None for an item that stands alone."""
         order, group = QUEUES[event.queue]
         if order == "none" or order == "key" and event.key is None:
             return None

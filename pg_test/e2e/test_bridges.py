@@ -13,7 +13,7 @@ from conftest import Server, once, wait_until
 pytestmark = once
 KEY = -1214547986480760684  # advisory_lock_id('sub:orders')
 WORK = "DROP TABLE IF EXISTS work; CREATE TABLE work (id bigint GENERATED ALWAYS AS IDENTITY, side text, began timestamptz, ended timestamptz)"
-# Pairs of units of work from both sides, one of which began before the other had ended.
+# Pairs of units of work from both sides that overlap in time.
 OVERLAPS = "SELECT a.*, b.* FROM work AS a JOIN work AS b ON a.side = 'old' AND b.side = 'new' AND a.began < b.ended AND b.began < a.ended"
 
 

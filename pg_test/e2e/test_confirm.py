@@ -240,7 +240,7 @@ def test_databases(pair):
 
 
 def test_unreplicated_grants(pair, conn, background):
-    """A grant of which the standby may not know is vouched for only by a later confirmation."""
+    """A grant that the standby may not have received is vouched for only by a later confirmation."""
     pair.primary.set(eskit_lease__confirm_interval="10 min")
     settled, waiting, hasty = (Session(conn, name, ttl="1 min") for name in ("settled", "waiting", "hasty"))
     settled.take("settled")

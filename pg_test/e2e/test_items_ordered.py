@@ -58,7 +58,7 @@ def work(dsn, queue, seed):
 
 
 def add(dsn, queue, keys, each, seed):
-    """Adds items of these keys, a few in each transaction, some of which are rolled back."""
+    """Adds items of these keys, a few in each transaction, and rolls some of these back."""
     chance = random.Random(seed)
     with psycopg.connect(dsn, autocommit=True) as conn:
         left = {key: each for key in keys}

@@ -67,7 +67,7 @@ def test_where_there_is_a_trigger(connect):
 
 @pytest.mark.parametrize("index", ["_leases_seat", "_leases_session", "_leases_released_at"])
 def test_while_an_index_is_made_again(connect, background, index):
-    """REINDEX CONCURRENTLY works in several steps, each of which waits for transactions that began before."""
+    """REINDEX CONCURRENTLY works in several steps, and each step waits for transactions that began before."""
     conn, old, reindexing = connect(), connect(autocommit=False), connect()
     old.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
     old.execute("SELECT count(*) FROM pg_class")  # REINDEX waits for this snapshot, which keeps every version

@@ -19,7 +19,7 @@ def change(conn, way, first):
 
 @pytest.fixture
 def scene(connect):
-    """Gives a semaphore of two permits, one of which another session holds."""
+    """Gives a semaphore of two permits; another session holds one of them."""
     conn = connect()
     call(conn, "semaphore_create", "s", 2)
     other, first, next_one = (Session(conn, name, ttl="1 h") for name in ("other", "first", "next"))

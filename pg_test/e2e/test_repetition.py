@@ -87,7 +87,7 @@ def test_repetitions(twice):
     assert first.id != again.id
     assert twice("item_requeue", conn.execute("SELECT id FROM eskit_lease.dead_items").fetchone()[0]) == ("", "42704")
     assert twice("queue_drop", "queue", True) == (True, "42704")
-    # A second create or drop is an error; a second fence or unfence answers false.
+    # A second create or drop is an error. Other verbs that find nothing to do answer false.
     for function, args in (("semaphore_create", ("sem", 1)), ("bridge_create", ("bridge", 1))):
         assert twice(function, *args) == ("", "42710")
     assert twice("semaphore_drop", "sem") == twice("bridge_drop", "bridge") == (True, "42704")

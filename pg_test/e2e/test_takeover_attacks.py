@@ -190,8 +190,8 @@ def test_a_place_is_not_lost_to_a_look_that_crosses_the_end_of_a_takeover(connec
 
 
 def test_a_prepared_takeover_keeps_its_predecessor_ending(connect):
-    """The predecessor stays so while other prepared transactions end, after each of which the worker looks for sessions
-    to thaw."""
+    """The predecessor stays so while other prepared transactions end, though the worker then looks for sessions to
+    thaw."""
     old, work, conn = Session(connect(), "me", "60 s"), connect(autocommit=False), connect()
     call(work, "fence_check", "r", old.take("r"))  # so that the take-over cannot get the session's guard
     taking = connect(autocommit=False)

@@ -31,7 +31,7 @@ FROM (SELECT array_agg(partition), array_agg(fence) FROM unnest(ARRAY[:'a', :'b'
 ROLLBACK;
 SELECT owner, state, count(*) FROM group_partitions WHERE group_name = 'g' GROUP BY 1, 2 ORDER BY 1;
 
--- A target that has left, died or drains gets no partition: the group is judged.
+-- A target that has departed or died, or drains, gets no partition: the group is judged.
 SELECT session AS d FROM session_open('d', '1 hour') \gset
 SELECT group_join('g', :'d') > 0 AS joined;
 SELECT session_drain(:'d');

@@ -2,9 +2,9 @@
 //! their holders may write.
 //!
 //! A line on its standard input says that the storm is over. The end of the input says that the client must leave. It
-//! prints `served` once it has had each resource since the calm. During the storm it also makes trouble itself. It lets
-//! statements time out, hangs up in the middle of a call, rolls back, and leaves prepared transactions behind. Now and
-//! then it goes on writing after its session has expired. It never looks at its clock: the checks judge from the
+//! prints `served` once it has held each resource since the calm. During the storm it also makes trouble itself. It
+//! lets statements time out, hangs up in the middle of a call, rolls back, and leaves prepared transactions behind. Now
+//! and then it goes on writing after its session has expired. It never looks at its clock: the checks judge from the
 //! history whether its trust was justified.
 //!
 //! Files, low to high: worker, heart, calls, parting, obtain, work, mod.

@@ -225,7 +225,7 @@ pub enum Line {
         resource: String,
     },
     Row(Row),
-    /// How many rows or other things of a kind remain in the database after all clients have left.
+    /// How many rows or other things of a kind remain in the database after all clients have departed.
     Left {
         what: String,
         count: i64,

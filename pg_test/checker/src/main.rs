@@ -2,7 +2,8 @@
 //!
 //! `checker run` starts clients as processes of their own, which it can kill and stop. It lets faults loose on them and
 //! on the server that libpq's variables name, and checks the history of the run. `checker check FILE` checks a history
-//! again. The clients use only the public SQL of the extension; the checker looks into its tables when all have left.
+//! again. The clients use only the public SQL of the extension; the checker looks into its tables when all clients have
+//! departed.
 //!
 //! Files, low to high: history, workload, caller, crowd, nemesis, check, client, run, main.
 

@@ -1,5 +1,5 @@
 //! The end: once the faults have stopped, each client gets each resource within the time given. After all clients have
-//! left, nothing of them remains: no session, no lease, no place in line, and nothing for the worker to do.
+//! departed, nothing of them remains: no session, no lease, no place in line, and nothing for the worker to do.
 
 use super::facts::Facts;
 use super::fault::Fault;

@@ -6,7 +6,7 @@
 //! earlier one is told afterwards that it still waits.
 //!
 //! There are exceptions. The earlier session may be passed over if it gave up its place, drained, tried to close, or
-//! had the resource all the time. A later session that took over from another may have inherited an earlier place.
+//! held the resource all the time. A later session that took over from another may have inherited an earlier place.
 //! After a restart an expired session may live again, in its place. So no answer proves that a session lived throughout
 //! a restart.
 
@@ -115,7 +115,7 @@ fn places<'a>(
                 place.waits = call;
             }
             ("queued", _) => {
-                // The first grant of which the session did not know when it asked.
+                // The first grant that was unknown to the session when it asked.
                 let served = own.iter().find(|tenure| tenure.learned > call.from).copied();
                 // The session's own release was in flight and then failed. So the session still holds the lease, and
                 // keeps no place.
