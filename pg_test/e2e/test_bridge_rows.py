@@ -184,7 +184,7 @@ def waiter(bridged):
 
 
 def others_are_served(session):
-    """The same worker serves others, and soon: before they would look themselves."""
+    """Checks that the same worker serves others, sooner than they would look themselves."""
     plain, other = Session(session.conn, "plain", ttl="1 s"), Session(session.conn, "other", ttl="60 s")
     plain.take("plain")
     other.queue("plain").wait_for("plain", limit=4)

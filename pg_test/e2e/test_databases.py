@@ -45,7 +45,7 @@ def test_create_database_from_template(server, lively):
             names = "SELECT array_agg(consumer) FROM eskit_lease._sessions"
             wait_until(lambda: conn.execute(names).fetchone() == (["in the copy"],))
             assert conn.execute("SELECT count(*) FROM eskit_lease.waiters").fetchone() == (0,)
-            # And in the original nothing has changed.
+            # In the original nothing has changed.
             assert call(original, "session_heartbeat", holder.id).alive
             assert call(original, "lease_renew", "r", holder.fences["r"]).held
     finally:

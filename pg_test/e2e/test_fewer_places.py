@@ -76,7 +76,7 @@ def test_who_finds_no_place_keeps_what_it_has_for_its_ttl(server, fewer):
         assert second.heartbeat().trust_ms <= trusted - 900
         with pytest.raises(psycopg.errors.ConfigurationLimitExceeded):
             Session(conn, "one too many")
-        # It may release what it has.
+        # A session without a slot may release what it has.
         fence = conn.execute("SELECT fence FROM eskit_lease.leases WHERE resource = %s", (f"r{without[0]}",)).fetchone()[0]
         assert call(conn, "lease_release", f"r{without[0]}", fence)
         assert call(conn, "session_close", second.id)

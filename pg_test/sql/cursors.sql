@@ -86,7 +86,7 @@ SELECT pg_temp.refused(
     format('cursor_commit(''g'', 0, 50, %s)', :f + 1000000), format('cursor_commit(''g'', 0, 50, %s)', :f - 1000000),
     format('cursor_commit(''g'', 0, 50, %s)', :f1), format('cursor_ack(''g'', 0, 50, %s)', :f1), format('cursor_ack(''g'', 1, 50, %s)', :f),
     'cursor_commit(''g'', 0, 50, 0)', 'cursor_commit(''g'', 0, 50, -1)', format('cursor_commit(''acks'', 0, 50, %s)', :f));
--- So it is for a position behind the cursor.
+-- A position behind the cursor is refused, too, under another partition's fence.
 SELECT pg_temp.refused(format('cursor_commit(''g'', 0, 1, %s)', :f1), format('cursor_ack(''g'', 0, 1, %s)', :f1));
 -- Handed over: the new owner reads what the old one has committed, whose later commits are refused.
 SELECT group_join('g', :'b') > 0 AS joined;

@@ -102,8 +102,8 @@ INSERT INTO orders VALUES (11, 'new fence');
 COMMIT;
 SELECT pg_temp.error_of(format('INSERT INTO orders SELECT 12 FROM fence_check(%L, %s)', 'sub:orders', :f));
 
--- So it is however the lease is given away: in a bulk release, by force, with the session, by a take-over. After a
--- release with grace the check still counts.
+-- A check counts no more, however the lease is given away: in a bulk release, by force, with the session, by a
+-- take-over. After a release with grace the check still counts.
 CREATE FUNCTION pg_temp.writes_after(act text, session uuid, fence bigint) RETURNS TABLE (did text, writes text, checks text) LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM eskit_lease.fence_check('sub:orders', fence);

@@ -101,7 +101,7 @@ SELECT table_fence('t', 'r');
 SELECT table_fence('u', 'r');
 SET ROLE regress_trigger;
 CREATE FUNCTION nothing() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END';
--- It cannot replace a partition's inherited triggers.
+-- The role cannot replace a partition's inherited triggers.
 SELECT pg_temp.state_of('CREATE OR REPLACE TRIGGER eskit_lease_fence AFTER INSERT ON u_1 FOR EACH ROW EXECUTE FUNCTION nothing()');
 RESET ROLE;
 \set VERBOSITY terse

@@ -36,7 +36,7 @@ SELECT consumer, private, leases FROM sessions WHERE consumer IN ('a', 'b') ORDE
 SELECT session = :'a' AS "its own", fence = :f AS same, granted_at = :'granted' AS "since then" FROM leases WHERE resource = 'g';
 SELECT granted, fence = :f AS same, reason FROM lease_acquire('g', :'a');
 SELECT fence_check('g', :f);
--- In bulk as well.
+-- A bulk acquire takes the lease back as well.
 SELECT lease_release('g', :f, '1 hour');
 SELECT resource, granted, fence = :f AS same, reason FROM lease_acquire_many('{g,g2}', :'a');
 SELECT count(*) FROM sessions WHERE private;

@@ -78,8 +78,8 @@ SELECT count(*) > 0 AS owns FROM group_assignment('g', :'a');
 SELECT count(*) AS locked FROM eskit_lease._groups WHERE group_name = 'g' AND pg_current_xact_id_if_assigned()::xid IN (xmin, xmax);
 ROLLBACK;
 SELECT stale FROM eskit_lease._groups WHERE group_name = 'g';
--- Then it judges the group at its commit; not in a transaction that has become read-only, nor under a savepoint that is
--- rolled back.
+-- The transaction judges the group at its commit, unless it has become read-only, or the call's savepoint was rolled
+-- back.
 BEGIN;
 SELECT count(*) > 0 AS owns FROM group_assignment('g', :'a');
 SET TRANSACTION READ ONLY;

@@ -48,7 +48,7 @@ DELETE FROM eskit_lease._history;
 -- Taken over.
 SELECT session AS a2 FROM session_open('a', '1 hour', takeover => true) \gset
 SELECT * FROM pg_temp.told() ORDER BY resource;
--- By force: with a waiter, and without.
+-- Released by force: with a waiter, and without.
 DELETE FROM eskit_lease._history;
 SELECT (pg_temp.ask('e1', :'c', true)).reason;
 SELECT lease_force_release(resource, fence, 'does not answer') FROM leases WHERE resource IN ('e1', 'r') ORDER BY resource;

@@ -60,7 +60,7 @@ SELECT count(*) FILTER (WHERE partition_of_uuid(id, 1024) <> ('x' || left(id::te
        count(DISTINCT partition_of_uuid(id, 10)) AS used
 FROM (SELECT gen_random_uuid() AS id FROM generate_series(1, 1000)) AS s;
 
--- In an index.
+-- The functions in an index.
 CREATE TEMP TABLE keyed (name text);
 CREATE INDEX keyed_partition ON keyed (partition_for(name, 8));
 CREATE INDEX keyed_key ON keyed (group_lock_key(name), advisory_lock_id(name));

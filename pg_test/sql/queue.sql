@@ -109,7 +109,7 @@ SELECT alive FROM session_heartbeat(:'c') AS h, LATERAL (SELECT w.reason FROM se
 SELECT consumer, state, waiters FROM leases WHERE resource = 'w';
 SELECT alive FROM session_heartbeat(:'b') AS h, LATERAL (SELECT w.reason FROM session_wait(:'b', h.revision, '0') AS w) AS w;
 SELECT consumer, state, waiters FROM leases WHERE resource = 'w';
--- It does so for any number of places.
+-- session_wait does so for any number of places.
 SELECT session AS short FROM session_open('short', '2 s') \gset
 SELECT session AS many FROM session_open('many', '60 s') \gset
 SELECT array_agg('many-' || i) AS names FROM generate_series(1, 1200) AS i \gset

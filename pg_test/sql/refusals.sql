@@ -26,7 +26,7 @@ CREATE FUNCTION pg_temp.tried(role text, statement text) RETURNS text LANGUAGE s
 $$;
 CREATE TEMP VIEW functions AS
 SELECT p.oid, p.proname COLLATE "C" AS function, p.proargnames[:p.pronargs] AS names,
-       -- Not constants, with which a strict function is not called at all.
+       -- Subqueries, as a strict function is not called at all for constant NULLs.
        format('SELECT * FROM eskit_lease.%I(%s)', p.proname, (SELECT string_agg(format('(SELECT NULL::%s)', format_type(type, NULL)), ', ' ORDER BY n)
                                                                FROM unnest(p.proargtypes) WITH ORDINALITY AS a (type, n))) AS call
 FROM pg_proc AS p

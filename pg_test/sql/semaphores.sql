@@ -157,7 +157,7 @@ SELECT permits, held, waiters, pg_temp.holders('s') FROM semaphores WHERE name =
 SELECT lease_release('s', fence) FROM leases WHERE resource = 's' AND state = 'held' ORDER BY fence LIMIT 1;
 SELECT permits, held, waiters, pg_temp.holders('s') FROM semaphores WHERE name = 's';
 SELECT (pg_temp.permit('s', :'b')).reason, (pg_temp.permit('s', :'e')).reason;
--- It shrinks and grows again while a permit beyond the number is held.
+-- The semaphore shrinks and grows again while a permit beyond the number is held.
 SELECT semaphore_resize('s', 1);
 SELECT (pg_temp.permit('s', :'b', true)).reason;
 SELECT lease_release('s', fence) FROM lease_acquire('s', :'g');
@@ -203,7 +203,7 @@ SELECT pg_temp.error_of(format('SELECT fence_check(''fate'', %s)', :fs));
 SELECT fence AS fa FROM lease_acquire('fate', :'a') \gset
 SELECT lease_release('fate', :fa);
 SELECT held, reason FROM lease_renew('fate', :fa);
--- With the worker: it frees permits of the dead and serves waiters, also when the semaphore grows.
+-- The worker frees permits of the dead and serves waiters, also when the semaphore grows.
 \i pg_test/sql/include/worker_on.psql
 \i pg_test/sql/include/refusals.psql
 \pset null -

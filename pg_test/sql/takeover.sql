@@ -75,9 +75,9 @@ SELECT pg_temp.error_of(format('SELECT fence_check(''l1'', %s)', :f1));
 SELECT pg_temp.error_of(format('SELECT fence_check(''s'', %s)', :fs));
 SELECT lease_release('l1', :f1), lease_release('s', :fs);
 SELECT split_part(pg_temp.error_of(format('SELECT * FROM group_assignment(''g'', %L)', :'a')), ':', 1);
--- It has the same places in line, in the same order.
+-- The successor has the same places in line, in the same order.
 SELECT resource, position, consumer FROM waiters ORDER BY 1, 2;
--- It owns the same partitions, without a move for other members or a new generation.
+-- The successor owns the same partitions, without a move for other members or a new generation.
 SELECT group_name, consumer, session = :'a2' AS successor, state, partitions, targets FROM group_members ORDER BY 1, 2;
 SELECT joined_at = :'joined' AS "since then" FROM group_members WHERE group_name = 'g' AND consumer = 'a';
 SELECT owner, count(*), bool_and(p.session = b.session) AS "same session", bool_and(p.fence = b.fence) AS "same fence", bool_and(p.fence > b.fence) AS greater
@@ -86,7 +86,7 @@ SELECT * FROM pg_temp.mine('g', :'a2');
 SELECT * FROM pg_temp.mine('g', :'b');
 SELECT pg_temp.generation('g') = generation AS "same generation" FROM before LIMIT 1;
 SELECT revision = :rb AS "nothing new" FROM session_heartbeat(:'b');
--- It goes on with the cursor, and gets the next release in its turn.
+-- The successor goes on with the cursor, and gets the next release in its turn.
 SELECT cursor_position('g', min(partition)), cursor_commit('g', min(partition), 6, min(fence)) FROM group_assignment('g', :'a2');
 SELECT lease_release('p', fence) FROM lease_acquire('p', :'b');
 SELECT pg_temp.has(:'a2'), pg_temp.waits_for(:'a2');

@@ -255,14 +255,14 @@ impl Recorder {
 
 #[derive(Clone, Debug, Default)]
 pub struct History {
-    /// In the order of their beginnings.
+    /// All calls, in the order of their beginnings.
     pub calls: Vec<Call>,
     pub faults: Vec<Fault>,
     pub calm: Option<(u64, Vec<String>, Vec<String>)>,
     pub served: Vec<(u64, String, String)>,
     pub rows: Vec<Row>,
     pub left: Vec<(String, i64)>,
-    /// Of the resources that have more than one permit.
+    /// The permits of resources that have more than one.
     pub permits: HashMap<String, i32>,
 }
 

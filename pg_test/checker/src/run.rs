@@ -29,7 +29,7 @@ pub struct Options {
     seconds: u64,
     #[arg(long, default_value_t = 6)]
     clients: u64,
-    /// Where the history goes
+    /// The file of the history
     #[arg(long)]
     history: PathBuf,
     /// How many seconds each client may take to get each resource, once there are no more faults
