@@ -118,7 +118,7 @@ pub fn tend(call: &Call, names: &[String]) -> HashSet<String> {
     })
 }
 
-/// Has all bridges judged again: another process may have taken them out of the ring.
+/// Asks for all bridges to be judged again: another process may have taken them out of the ring.
 pub fn remind(shared: &Shared, database: &Database) {
     TENDED.with_borrow(|tended| {
         for name in tended.iter().flat_map(|tended| tended.bridges.keys()) {
@@ -127,7 +127,7 @@ pub fn remind(shared: &Shared, database: &Database) {
     });
 }
 
-/// Has the bridges judged again whose leases a sweep has freed, so that their locks are released.
+/// Asks for the bridges whose leases a sweep has freed to be judged again, so that their locks are released.
 pub fn look_again<'a>(call: &Call, changed: impl Iterator<Item = &'a Seat>) {
     TENDED.with_borrow(|tended| {
         let Some(tended) = tended else { return };

@@ -10,9 +10,9 @@
 //!   predecessor exclusively. If a transaction of the predecessor is fenced, the take-over cannot have S, and holds F
 //!   of each lease that is not fenced. A fenced lease stays until its transaction ends. Meanwhile the successor is at
 //!   the head of its line, and is the target of a fenced partition.
-//! * **Leases that could not be passed on** were fenced, or were just being granted to the predecessor. The sweep
+//! * **Leases that could not be passed on** were fenced, or were being granted to the predecessor. The sweep
 //!   passes them on: it finds the successor of a dead session in a row of its own. If the successor drains, others get
-//!   them. If the predecessor waited for a resource that it is just being granted, the successor is at the head of that
+//!   them. If the predecessor waited for a resource that it is being granted, the successor is at the head of that
 //!   line too.
 //! * **Memberships** pass on at the commit, or by the sweep. So a take-over that is left open or prepared does not stop
 //!   a group from being rebalanced. Until then they stand in the predecessor's name, and each reader of a group finds
@@ -138,7 +138,7 @@ struct Inheritance {
     leases: usize,
     /// Whether anything is left.
     left: bool,
-    /// Resources whose line the successor will lead: they are fenced, or just being granted to its predecessor.
+    /// Resources whose line the successor will lead: they are fenced, or being granted to its predecessor.
     ahead: Vec<String>,
 }
 

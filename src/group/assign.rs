@@ -151,7 +151,7 @@ fn partition_assign_in(
     Ok(Texts { elements: assign(assignor, &members, &owners, lot), texts: members })
 }
 
-/// Has the signature that versions up to 0.2.0 declare.
+/// Keeps the signature that versions up to 0.2.0 declare.
 #[pg_extern(sql = false)]
 fn partition_assign(assignor: Option<Text>, members: Option<TextArray>, owners: Option<TextArray>) -> Result<Texts> {
     partition_assign_in(assignor, members, owners, Some(Text(String::new())))

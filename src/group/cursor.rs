@@ -157,7 +157,7 @@ fn cursor_commit_from(
     }
 }
 
-/// Has the signature that versions up to 0.2.0 declare.
+/// Keeps the signature that versions up to 0.2.0 declare.
 #[pg_extern(sql = false)]
 fn cursor_commit(
     group_name: Option<Text>,

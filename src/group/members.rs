@@ -117,7 +117,7 @@ pub fn groups_of(sessions: &[Uuid]) -> Vec<String> {
     groups
 }
 
-/// Has the worker judge the groups of sessions.
+/// Asks the worker to judge the groups of sessions.
 pub fn note_groups(call: &Call, sessions: &[Uuid]) {
     for group in groups_of(sessions) {
         call.seam().judge(&group);

@@ -173,7 +173,7 @@ fn group_drop_if(group_name: Option<Text>, missing_ok: default!(Option<bool>, "f
     cursor::drop_all(&call, &name).map(|()| true)
 }
 
-/// Has the signature that versions up to 0.2.0 declare.
+/// Keeps the signature that versions up to 0.2.0 declare.
 #[pg_extern(sql = false)]
 fn group_drop(group_name: Option<Text>) -> Result<()> {
     group_drop_if(group_name, Some(false)).map(|_| ())

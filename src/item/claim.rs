@@ -101,7 +101,7 @@ impl Claimer<'_> {
         }
     }
 
-    /// Has the session woken when an item becomes free, or when one that it has seen becomes due.
+    /// Wakes the session when an item becomes free, or when one that it has seen becomes due.
     fn hungers(&self, me: SlotRef, owned: Option<&Owned>) {
         let partitions = owned.map_or(Some([].as_slice()), Owned::known);
         self.call.shared.hunger(self.call.database, me, self.queue.number, partitions, self.next_due);

@@ -177,7 +177,7 @@ impl Heads<'_> {
         ended
     }
 
-    /// Has the head say that its item goes somewhere else. The caller has locked the item. Returns false if another
+    /// Writes to the head where its item goes. The caller has locked the item. Returns false if another
     /// transaction has locked the head's row.
     pub fn moves(&self, partition: i32, key: &str, id: i64, to: At) -> bool {
         match self.end(partition, key, id) {

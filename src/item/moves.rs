@@ -88,7 +88,7 @@ pub fn claim(call: &Call, due: i64, id: i64, to: Claimed) -> Option<Given> {
     call.db().run(&CLAIM_LATER, values, |row| (row.get(1), row.get(2), row.int(3))).pop()
 }
 
-/// Has an item wait until it is due again.
+/// Moves an item to those that wait until they are due.
 pub fn retry(call: &Call, item: Claimed, error: &str, due: i64) {
     let (items, later) = (Table::open(ITEMS, c"_items_pkey"), Table::open(LATER, c"_later_pkey"));
     let Claimed { queue, partition, place, fence } = item;

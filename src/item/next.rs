@@ -90,7 +90,7 @@ impl Ended<'_> {
         [Key::Int(self.queue.number), Key::Int(self.partition), Key::Text(self.key), Key::From(from)]
     }
 
-    /// Skips an item that is just being added: its transaction tells claims at its end.
+    /// Skips an item that a transaction is adding: that transaction wakes claims at its end.
     fn first_ready(&self, items: &Table, from: i64) -> First {
         let first = items.scan(Sight::Dirty, &self.range(from), |row, flight| {
             let (place, id) = (row.required(column::PLACE), row.required(column::ID));

@@ -148,7 +148,7 @@ fn queue_drop_if(
     Ok(true)
 }
 
-/// Has the signature that versions up to 0.2.0 declare.
+/// Keeps the signature that versions up to 0.2.0 declare.
 #[pg_extern(sql = false)]
 fn queue_drop(queue: Option<Text>, items: Option<bool>) -> Result<()> {
     queue_drop_if(queue, items, Some(false)).map(|_| ())

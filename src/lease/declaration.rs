@@ -136,7 +136,7 @@ impl Declarations<'_> {
             Flight::None => Stands::Declared(declaration),
             _ => Stands::InFlight(declaration.kind),
         });
-        // A dirty scan may miss a row that is just being moved.
+        // A dirty scan may miss a row that an update is moving.
         found.unwrap_or_else(|| match self.of(resource) {
             Some(declaration) => Stands::InFlight(declaration.kind),
             None => Stands::Absent,

@@ -189,7 +189,7 @@ pub fn take_first_place(call: &Call, resource: &str, session: Uuid) {
     }
 }
 
-/// Has the worker judge the resources that sessions wait for: one of the sessions may have been first in line.
+/// Asks the worker to judge the resources that sessions wait for: one of the sessions may have been first in line.
 pub fn note_places(call: &Call, sessions: &[Uuid]) {
     for (resource, _) in places_of(sessions, limits::MAX_PLACES, 0) {
         call.seam().judge(&resource);

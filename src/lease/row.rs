@@ -94,7 +94,7 @@ impl Probe {
     }
 }
 
-/// The number of looks for a row that is just being moved.
+/// The number of looks for a row that an update is moving.
 const PROBES: usize = 3;
 
 /// The table of leases.
@@ -112,7 +112,7 @@ impl Leases {
         Leases(Table::open(c"_leases", if by_seat { c"_leases_seat" } else { c"_leases_pkey" }))
     }
 
-    /// Returns what a dirty scan sees. It may see `Absent` for a row that is just being moved, so the caller must look
+    /// Returns what a dirty scan sees. It may see `Absent` for a row that an update is moving, so the caller must look
     /// again when it locks the row.
     pub fn glance(&self, resource: &str, slot: i32) -> Probe {
         self.look(Sight::Dirty, resource, slot)
@@ -125,7 +125,7 @@ impl Leases {
         }
         for _ in 0..PROBES {
             let seen = self.glance(resource, slot);
-            // A dirty scan may miss a row that is just being moved.
+            // A dirty scan may miss a row that an update is moving.
             if !matches!(seen, Probe::Absent) || self.row(resource, slot).is_none() {
                 return seen;
             }
@@ -237,7 +237,7 @@ impl Leases {
             arriving.extend(sessions);
             None::<()>
         });
-        // A dirty scan may miss a row that is just being moved.
+        // A dirty scan may miss a row that an update is moving.
         for row in self.rows(resource) {
             if let Err(at) = slots.binary_search_by_key(&row.slot, |(slot, _)| *slot) {
                 slots.insert(at, (row.slot, Probe::InFlight(Some(row))));
@@ -250,7 +250,7 @@ impl Leases {
     /// transaction.
     pub fn is_any_taken(&self, resource: &str, from: i32) -> bool {
         let taken = |probe: Probe| (!matches!(probe, Probe::Row(row) if row.session.is_none())).then_some(());
-        // A dirty scan may miss a row that is just being moved.
+        // A dirty scan may miss a row that an update is moving.
         [Sight::Dirty, Sight::Latest]
             .into_iter()
             .any(|sight| self.each(sight, resource, from, |_, probe, _| taken(probe)).is_some())

@@ -1,7 +1,7 @@
 //! Seats: a session has at most one permit of a semaphore.
 //!
 //! A permit that the session has released with grace is still its own: work under that fence is accepted. A session
-//! that has a permit, or is just being given one, gets no other. So it has no turn in the semaphore's line:
+//! that has a permit, or is being given one, gets no other. So it has no turn in the semaphore's line:
 //! [`crate::lease::line`] passes over it. Otherwise a free permit would wait for a session that may not have it.
 
 use super::declaration::{self, Kind};

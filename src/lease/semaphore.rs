@@ -20,8 +20,8 @@
 //!   free rows finds the free rows. To find a dead holder, the look checks each dead session in shared memory. If one
 //!   has a permit, or in doubt, all permits are counted.
 //!
-//! A refusal that rests on such a look may miss a permit that is just being released: the caller is told `held` instead
-//! of `busy`.
+//! A refusal that rests on such a look may miss a permit that a transaction is releasing: the caller is told `held`
+//! instead of `busy`.
 
 use super::declaration::{self, Declaration, Kind};
 use super::declare;

@@ -138,8 +138,8 @@ fn try_lock_oid(table: Oid) -> bool {
     unsafe { pg_sys::ConditionalLockRelationOid(table, pg_sys::RowExclusiveLock as i32) }
 }
 
-/// Has this backend wait without limit for locks on our tables from now on. The worker does so: no caller waits for its
-/// answer.
+/// Lets this backend wait without limit for locks on our tables from now on. The worker does so: no caller waits for
+/// its answer.
 pub fn be_patient() {
     PATIENT.set(true);
 }

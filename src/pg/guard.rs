@@ -173,12 +173,12 @@ impl Tag {
 
     /// Returns whether another process waits for a lock that this process holds.
     pub(super) fn has_waiters(&self, mode: Mode, life: Life) -> bool {
-        // SAFETY: the tag is complete, and the lock is had
+        // SAFETY: the tag is complete, and this backend has the lock
         unsafe { pg_sys::LockHasWaiters(&self.0, mode.raw(), life == Life::Process) }
     }
 }
 
-/// Has locks belong to the (sub)transaction, not to the portal that the call runs in. A cursor that fails in a
+/// Makes locks belong to the (sub)transaction, not to the portal that the call runs in. A cursor that fails in a
 /// savepoint would otherwise release locks that it took before that savepoint.
 pub fn as_transaction<T>(work: impl FnOnce() -> T) -> T {
     // SAFETY: in a transaction. When PostgreSQL raises, the code that catches it sets the owner again.

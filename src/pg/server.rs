@@ -9,7 +9,7 @@ pub fn is_preloading() -> bool {
     unsafe { pg_sys::process_shared_preload_libraries_in_progress }
 }
 
-/// Has PostgreSQL refuse undefined settings of a prefix. Call this once ours are defined.
+/// Makes PostgreSQL refuse undefined settings of a prefix. Call this once ours are defined.
 pub fn reserve_settings(prefix: &'static CStr) {
     // SAFETY: while the library is being loaded, as PostgreSQL requires
     unsafe { pg_sys::MarkGUCPrefixReserved(prefix.as_ptr()) };

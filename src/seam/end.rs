@@ -28,7 +28,7 @@ pub fn register() {
     }
 }
 
-/// Has notes take effect before the end. Returns whether the transaction can end as it is about to.
+/// Applies the notes that take effect before the end. Returns whether the transaction can end as it is about to.
 fn before_end(event: pg_sys::XactEvent::Type) -> bool {
     NOTES.with_borrow_mut(|notes| {
         let Some(memory) = notes.memory else {
@@ -147,7 +147,7 @@ unsafe extern "C-unwind" fn at_subtransaction_end(
 }
 
 impl Notes {
-    /// Has notes take effect at PREPARE. The locks stay, and the worker watches for the end of the prepared
+    /// Applies the notes at PREPARE. The locks stay, and the worker watches for the end of the prepared
     /// transaction. Returns whether the worker must look.
     fn hand_over(&self, memory: &Memory) -> bool {
         self.list.iter().for_each(|note| note.what.effect().at_prepare(memory));
@@ -155,7 +155,7 @@ impl Notes {
         true
     }
 
-    /// Has notes take effect when the transaction has ended, and its changes are visible or never will be. Returns
+    /// Applies the notes when the transaction has ended, and its changes are visible or never will be. Returns
     /// whether the worker must look. Most transactions only pass the check of a living session's fence, and need no
     /// look.
     fn settle(&self, memory: &Memory, committed: bool) -> bool {

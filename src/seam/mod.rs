@@ -89,12 +89,12 @@ impl Seam {
         self.note_once(InVain { name: resource.to_owned() });
     }
 
-    /// Has the resource judged at `at`, if this transaction commits.
+    /// Asks the worker to judge the resource at `at`, if this transaction commits.
     pub fn judge_at(self, resource: &str, at: u64) {
         self.note(Later { name: resource.to_owned(), at });
     }
 
-    /// Has `act` done for the resource just before this transaction commits; not if it is prepared.
+    /// Does `act` for the resource just before this transaction commits; not if it is prepared.
     pub fn at_commit(self, resource: &str, act: Act) {
         self.note_once(AtCommit { name: resource.to_owned(), act });
     }
@@ -125,7 +125,7 @@ impl Seam {
         self.note(Taken::Flags(flags));
     }
 
-    /// Has the session's revision grow if this transaction commits: something changes that the session holds or waits
+    /// Raises the session's revision if this transaction commits: something changes that the session holds or waits
     /// for.
     pub fn revise(self, session: SlotRef) {
         let now = now();

@@ -35,8 +35,8 @@ impl Effect for Opened {
         memory.shared.unproven_while_prepared(self.session);
     }
 
-    /// Has the database rescanned if the session is dead already. For a living session the worker comes at its deadline
-    /// anyhow.
+    /// Asks for a rescan of the database if the session is dead already. For a living session the worker comes at its
+    /// deadline anyhow.
     fn at_commit(&self, memory: &Memory) -> bool {
         let alive = memory.shared.look(self.session).is_some_and(|standing| standing.alive());
         if !alive {

@@ -21,7 +21,7 @@ thread_local! {
 }
 
 impl Shared {
-    /// Has the session end when this backend exits, after `grace` microseconds.
+    /// Makes the session end when this backend exits, after `grace` microseconds.
     pub fn attach(&self, at: SlotRef, grace: u64) {
         register();
         let me = my_pid();

@@ -30,7 +30,7 @@ impl Beginning {
         }
     }
 
-    /// Has the next run begin at a row that ended at `ended`. If a transaction that began before that has ended a row
+    /// Makes the next run begin at a row that ended at `ended`. If a transaction that began before that has ended a row
     /// during this run, the next run begins earlier still.
     pub fn set(&self, ended: i64) {
         self.0.fetch_min(ended, Ordering::AcqRel);

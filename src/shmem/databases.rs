@@ -270,7 +270,7 @@ impl Database {
         self.look_through.hurry();
     }
 
-    /// Has the database looked through at `at`.
+    /// Flags a rescan of the database at `at`.
     pub fn flag_at(&self, at: u64) {
         let sooner = |timer: u64| (timer == 0 || at < timer).then_some(at);
         self.timer.fetch_update(Ordering::AcqRel, Ordering::Relaxed, sooner).ok();
@@ -374,7 +374,7 @@ impl Database {
         timer | if self.look_through.until() > now { 0 } else { self.flags.swap(0, Ordering::AcqRel) }
     }
 
-    /// Notes that the database has been looked through. `left`: the ring had no room for all that could not be judged.
+    /// Notes that the rescan of the database has ended. `left`: the ring had no room for all that could not be judged.
     /// Then the database is looked through again later; or at once, if another process has asked for that meanwhile.
     pub fn looked_through(&self, left: bool, now: u64) {
         self.look_through.set(left, now);
@@ -383,7 +383,7 @@ impl Database {
         }
     }
 
-    /// Has the database looked through later, unless that is due anyhow: a resource could not be judged, and the ring
+    /// Flags a later rescan of the database, unless one is due anyhow: a resource could not be judged, and the ring
     /// has no room.
     pub fn look_through_later(&self, now: u64) {
         if self.flags() == 0 {

@@ -136,7 +136,7 @@ impl Shared {
         }
     }
 
-    /// Has the sessions that wait for items of a queue woken at `due`, when items become due there.
+    /// Sets the time to wake the sessions that wait for items of a queue: items become due there at `due`.
     pub fn feed_at(&self, database: &Database, queue: i32, due: i64) {
         if database.hungry.load(Ordering::Acquire) & bit(queue) == 0 {
             return;

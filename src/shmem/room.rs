@@ -96,7 +96,7 @@ impl Shared {
         self.header.room_wanted.load(Ordering::Acquire) > now
     }
 
-    /// Has a database that is not in use give up its place. Returns whether one has.
+    /// Takes the entry of a database that is not in use. Returns whether there was one.
     pub(super) fn make_room(&self) -> bool {
         let with_rows = self.with_rows();
         let entries = self.databases.len();

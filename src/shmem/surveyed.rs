@@ -1,4 +1,4 @@
-//! Surveyed: semaphores of which a count has found that each permit has a row and is held by a session with a slot.
+//! Surveyed: semaphores in which, by the last count, each permit has a row and a holder with a slot.
 //!
 //! From then on a permit can be free in two ways only: its row says so, or its holder is dead and still has a row. The
 //! reason: permits go only to sessions that have slots, and a slot stays as long as its session has rows. All this

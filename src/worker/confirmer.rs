@@ -82,7 +82,7 @@ unsafe extern "C-unwind" fn at_exit(_code: c_int, _argument: pg_sys::Datum) {
     end();
 }
 
-/// Has the postmaster end the confirmer, if there is one.
+/// Asks the postmaster to end the confirmer, if there is one.
 fn end() {
     let handle = HANDLE.get();
     if !handle.is_null() {
@@ -108,7 +108,7 @@ impl Keeper {
         Keeper { not_before: 0, since: 0, silent: false, short_of_slots: false }
     }
 
-    /// Has the confirmer run if it must. Returns when to look again.
+    /// Starts or ends the confirmer as the settings ask. Returns when to look again.
     pub fn turn(&mut self, shared: &Shared, now: u64) -> u64 {
         self.reap(now);
         shared.set_confirming();

@@ -216,7 +216,7 @@ impl Launcher {
         self.warned_of_room = few_left;
     }
 
-    /// Has a waiting call in each of these databases do what is due there.
+    /// Asks a waiting call in each of these databases to do what is due there.
     fn ask_for_help(&self, unserved: &BTreeSet<u32>, now: u64) {
         for database in self.shared.databases {
             let oid = database.oid.load(Ordering::Acquire);
@@ -230,7 +230,7 @@ impl Launcher {
         }
     }
 
-    /// Has databases looked through in which prepared transactions have ended. Returns when to look again.
+    /// Flags a rescan of databases in which prepared transactions have ended. Returns when to look again.
     fn watch_prepared(&mut self, now: u64) -> u64 {
         if now < self.watched_at + limits::LAUNCHER_TICK {
             return self.watched_at + limits::LAUNCHER_TICK;

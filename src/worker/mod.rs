@@ -151,7 +151,8 @@ fn without_timeouts() {
     }
 }
 
-/// Has the postmaster start a process of a type, at the given function. Returns null if there is no free slot for it.
+/// Asks the postmaster to start a process of a type, at the given function. Returns null if there is no free slot for
+/// it.
 fn start(name: &str, kind: &str, function: &str, argument: u32) -> *mut pg_sys::BackgroundWorkerHandle {
     fn fill(into: &mut [std::ffi::c_char], text: &str) {
         for (to, from) in into.iter_mut().zip(text.bytes()) {

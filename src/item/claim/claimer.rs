@@ -30,7 +30,7 @@ pub(super) struct Claimer<'a> {
     /// Drawn once there is an item to claim.
     pub(super) fence: Option<i64>,
     pub(super) taken: Vec<Taken>,
-    /// Bytes of the payloads of all items that are taken, or just being taken.
+    /// Bytes of the payloads of all items that are taken, or are being taken.
     pub(super) bytes: usize,
     /// The lanes that this call has looked at, as they stood before.
     pub(super) seen: Vec<(Lane, Start)>,

@@ -216,7 +216,7 @@ impl<'a, 'b> Look<'a, 'b> {
         if self.claimer.fence == Some(claim) {
             return Meeting::Taken;
         }
-        // An item that is just being added comes before no other.
+        // An item that a transaction is adding comes before no other.
         if flight == Flight::Inserting {
             return Meeting::Stays;
         }
@@ -276,7 +276,7 @@ impl<'a, 'b> Look<'a, 'b> {
         }
     }
 
-    /// Has later items of the key wait in this look.
+    /// Makes later items of the key wait in this look.
     fn meet(&mut self, key: String) {
         self.met.entry(key).or_insert(None);
     }
@@ -298,7 +298,7 @@ impl<'a, 'b> Look<'a, 'b> {
         firm.is_some_and(|head| place > head)
     }
 
-    /// Has the floors stop at waiting items. If these are many, only at those that [`next`] does not take care of.
+    /// Makes the floors stop at waiting items. If these are many, only at those that [`next`] does not take care of.
     fn hold_floors(&mut self) {
         let pass = self.waiting > FEW && next::may_pass(self.claimer.queue.order);
         for (key, place) in std::mem::take(&mut self.ready.waiting) {

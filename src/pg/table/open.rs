@@ -52,7 +52,7 @@ pub enum Sight {
     Latest,
     /// What the caller's statement reads.
     Caller,
-    /// Uncommitted changes of other transactions, too. A row that is just being moved may be missed.
+    /// Uncommitted changes of other transactions, too. It may miss a row that an update is moving.
     Dirty,
 }
 
