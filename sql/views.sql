@@ -114,7 +114,7 @@ WHERE d.kind = 'semaphore';
 COMMENT ON VIEW eskit_lease.semaphores IS 'Semaphores; the view leases has the holders of their permits.';
 COMMENT ON COLUMN eskit_lease.semaphores.name IS 'The name, for lease_acquire.';
 COMMENT ON COLUMN eskit_lease.semaphores.permits IS 'How many sessions may hold it at once.';
-COMMENT ON COLUMN eskit_lease.semaphores.held IS 'How many hold it; after it was made smaller perhaps more than permits.';
+COMMENT ON COLUMN eskit_lease.semaphores.held IS 'How many hold it; may exceed permits after a resize to fewer.';
 COMMENT ON COLUMN eskit_lease.semaphores.waiters IS 'Places in line.';
 COMMENT ON COLUMN eskit_lease.semaphores.owner IS 'The role that made it, and may resize and drop it.';
 
@@ -524,7 +524,7 @@ UNION ALL
 SELECT NULL, p.gid, p.database, p.owner, p.prepared, age(p.transaction)
 FROM pg_prepared_xacts AS p;
 
-COMMENT ON VIEW eskit_lease.position_blockers IS 'Open transactions of all databases that have written, by connection or prepared transaction, but for the reader''s own: position_horizon() lags behind the oldest.';
+COMMENT ON VIEW eskit_lease.position_blockers IS 'Open transactions that have written, in any database, prepared ones included, except the reader''s own: position_horizon() lags behind the oldest.';
 COMMENT ON COLUMN eskit_lease.position_blockers.pid IS 'Process id of the connection; NULL for a prepared transaction.';
 COMMENT ON COLUMN eskit_lease.position_blockers.prepared IS 'Identifier of the prepared transaction, for COMMIT PREPARED or ROLLBACK PREPARED.';
 COMMENT ON COLUMN eskit_lease.position_blockers.database IS 'The database that it writes.';
