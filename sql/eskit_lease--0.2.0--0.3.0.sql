@@ -280,7 +280,7 @@ COMMENT ON COLUMN eskit_lease.queues.later IS 'Items that are not due yet; 10001
 COMMENT ON COLUMN eskit_lease.queues.dead IS 'Dead items; 10001 for more than 10000.';
 COMMENT ON COLUMN eskit_lease.queues.ready_since IS 'When its first ready item, of any partition, was added; NULL if none is.';
 COMMENT ON VIEW eskit_lease.items IS 'Unfinished work items. Read it with a condition on queue: there may be millions.';
-COMMENT ON COLUMN eskit_lease.items.id IS 'The item''s id, for ever.';
+COMMENT ON COLUMN eskit_lease.items.id IS 'The item''s permanent id.';
 COMMENT ON COLUMN eskit_lease.items.state IS 'ready (with an ordering, perhaps behind another), claimed, expired (its claimer has ended; about to be ready), or later (claimed from its run_at on).';
 COMMENT ON COLUMN eskit_lease.items.key IS 'Its key.';
 COMMENT ON COLUMN eskit_lease.items.payload IS 'Its payload.';

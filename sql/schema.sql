@@ -101,7 +101,7 @@ ALTER TABLE eskit_lease._leases REPLICA IDENTITY FULL;
 CREATE INDEX _leases_session ON eskit_lease._leases (session, resource, slot) WHERE session IS NOT NULL;
 -- Slot 0 is found by its name; a fence of another slot, by this.
 CREATE INDEX _leases_fence ON eskit_lease._leases (resource, fence) WHERE slot > 0;
--- Finds the free permits of a semaphore among many others; the one given back last comes last.
+-- Finds the free permits of a semaphore among many others; the one granted last comes last.
 CREATE INDEX _leases_free ON eskit_lease._leases (resource, fence) WHERE session IS NULL AND declared;
 CREATE INDEX _leases_released_at ON eskit_lease._leases (released_at) WHERE session IS NULL;
 

@@ -482,7 +482,7 @@ JOIN eskit_lease._later AS l ON l.queue = q.number;
 
 COMMENT ON VIEW eskit_lease.items IS 'Unfinished work items. Read it with a condition on queue: there may be millions.';
 COMMENT ON COLUMN eskit_lease.items.queue IS 'The queue.';
-COMMENT ON COLUMN eskit_lease.items.id IS 'The item''s id, for ever.';
+COMMENT ON COLUMN eskit_lease.items.id IS 'The item''s permanent id.';
 COMMENT ON COLUMN eskit_lease.items.partition IS 'Partition of the queue''s group; 0 without one.';
 COMMENT ON COLUMN eskit_lease.items.state IS 'ready (with an ordering, perhaps behind another), claimed, expired (its claimer has ended; about to be ready), or later (claimed from its run_at on).';
 COMMENT ON COLUMN eskit_lease.items.key IS 'Its key.';

@@ -106,7 +106,7 @@ fn define_waiting() {
     );
     int(
         c"eskit_lease.max_waiting",
-        c"session_wait calls that may wait at the same time in one database.",
+        c"session_wait calls that may wait at once in one database.",
         c"-1 means a tenth of max_connections. Further calls answer at once, so that waiters never starve the heartbeats of their own pool.",
         &MAX_WAITING,
         (-1, 262_143),
@@ -118,8 +118,8 @@ fn define_waiting() {
 fn define_work() {
     int(
         c"eskit_lease.max_databases",
-        c"Databases of this server that may use the extension at a time.",
-        c"One counts while it is in use: by sessions, waiting calls, or work to do. Another one gives its place up for one that needs it. Each takes about 700 bytes of shared memory.",
+        c"Databases of this server that may use the extension at once.",
+        c"A database counts while it is in use: by sessions, waiting calls, or work to do. One that is not in use gives its entry up to one that needs it. Each takes about 700 bytes of shared memory.",
         &MAX_DATABASES,
         (1, 10_000),
         GucContext::Postmaster,
@@ -136,7 +136,7 @@ fn define_work() {
     );
     int(
         c"eskit_lease.max_workers",
-        c"Database workers that may run at the same time.",
+        c"Database workers that may run at once.",
         c"Each needs one of max_worker_processes while its database has work to do. One that has the locks of bridges stays, and is not counted.",
         &MAX_WORKERS,
         (1, 1_000),
@@ -156,8 +156,8 @@ fn define_work() {
 fn define_retention() {
     int(
         c"eskit_lease.row_retention",
-        c"How long the row of a released lease is kept.",
-        c"It keeps the last fence of the resource for people to see. Fences never repeat, kept or not. Claims of work items that nobody saw the end of are kept as long.",
+        c"How long to keep the row of a released lease.",
+        c"It shows the last fence of the resource. Fences never repeat, whether the row is kept or not. Claims of work items whose end no call has seen are kept as long.",
         &ROW_RETENTION,
         (0, 2_147_483),
         GucContext::Sighup,
@@ -165,8 +165,8 @@ fn define_retention() {
     );
     int(
         c"eskit_lease.history_retention",
-        c"How long it is kept who has lost which lease, and how; 0 for not at all.",
-        c"Each row of the view history takes about 200 bytes. -1 keeps them for ever.",
+        c"How long the history keeps who lost which lease, and how; 0 for not at all.",
+        c"Each row of the view history takes about 200 bytes. -1 keeps them without end.",
         &HISTORY_RETENTION,
         (-1, i32::MAX),
         GucContext::Sighup,
@@ -174,7 +174,7 @@ fn define_retention() {
     );
     GucRegistry::define_bool_guc(
         c"eskit_lease.history_grants",
-        c"Whether ordinary grants and releases are kept in the history too.",
+        c"Whether the history also keeps ordinary grants and releases.",
         c"Each then writes one row more.",
         &HISTORY_GRANTS,
         GucContext::Sighup,
@@ -182,8 +182,8 @@ fn define_retention() {
     );
     int(
         c"eskit_lease.execution_retention",
-        c"How long a run-once key is kept that is done or resolved.",
-        c"A key that is removed is free again. -1 keeps them for ever.",
+        c"How long to keep a run-once key that is done or resolved.",
+        c"A key that is removed is free again. -1 keeps them without end.",
         &EXECUTION_RETENTION,
         (-1, i32::MAX),
         GucContext::Sighup,
@@ -193,8 +193,8 @@ fn define_retention() {
     // It is longer than River's week, because each dead item is work that has not been done.
     int(
         c"eskit_lease.dead_item_retention",
-        c"How long a work item is kept that is tried no more.",
-        c"It can be seen, and requeued, until it is removed. -1 keeps them for ever.",
+        c"How long to keep a dead work item.",
+        c"It can be seen, and requeued, until it is removed. -1 keeps them without end.",
         &DEAD_ITEM_RETENTION,
         (-1, i32::MAX),
         GucContext::Sighup,
@@ -205,7 +205,7 @@ fn define_retention() {
 fn define_fences() {
     GucRegistry::define_bool_guc(
         c"eskit_lease.fence_superusers",
-        c"Whether what superusers write to fenced tables is held too.",
+        c"Whether fenced tables are guarded against superusers too.",
         c"With it off a superuser may repair a table without the lease.",
         &FENCE_SUPERUSERS,
         GucContext::Suset,

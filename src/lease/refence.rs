@@ -1,19 +1,19 @@
-//! Fences of a former history: their holders keep what they hold, but need a new fence.
+//! Fences from before a promotion or a restore: their holders keep what they hold, but need a new fence.
 //!
-//! A former history of this server may have granted fences above those that its rows show, and an outside system may
-//! have seen them. A holder from a former history goes on under its old fence until it asks again. Then `lease_renew`
-//! says `refence`, `lease_acquire` gives the new fence, and groups grant their partitions anew. Two things tell which
-//! rows are of a former history:
+//! A promoted or restored server has lost the end of its history. In it fences above those of its rows may have been
+//! granted, and an outside system may have seen them. A holder from before goes on under its old fence until it asks
+//! again. Then `lease_renew` says `refence`, `lease_acquire` gives the new fence, and groups grant their partitions
+//! anew. Two things tell which rows are from before:
 //!
 //! * **A promotion** begins a timeline, and each row has the timeline of its grant.
-//! * **A mark** in a private sequence: fences below it are of a former history. Setting it takes effect at once, waits
+//! * **A mark** in a private sequence: fences below it are from before. Setting it takes effect at once, waits
 //!   for nothing and changes no row.
 //!
 //! A base backup that is started without recovery.signal begins no timeline. Its `backup_label` shows such a start:
-//! that file still exists when the postmaster makes shared memory. Then the first look into a database sets the mark; a
-//! grant or the worker does so at the latest. The same happens when a base backup becomes a standby that is promoted
-//! before its next start, though there the timeline alone would do. A start from a storage snapshot looks like a start
-//! after a crash; there an administrator must set the mark ([`lease_refence_all`]).
+//! that file still exists when the postmaster makes shared memory. Then the first call that needs a
+//! database's mark and may write sets it, or the worker does. The same happens when a base backup becomes a standby
+//! that is promoted before its next start, though there the timeline alone would do. A start from a storage snapshot
+//! looks like a start after a crash; there an administrator must set the mark ([`lease_refence_all`]).
 //!
 //! A database that gives up its entry in shared memory is marked again when it has one. No holder is told twice by
 //! that: a database gives up its entry only while none of its sessions has a slot (see [`crate::shmem::places`]).

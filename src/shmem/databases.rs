@@ -289,8 +289,8 @@ impl Database {
         flags.into_iter().chain(timer).min()
     }
 
-    /// Notes that a row is kept from now on, and visible. (A claim is kept once all other transactions that have
-    /// finished items of it have ended, too.) Returns whether the row is the only one: then the worker must hear of it.
+    /// Notes that the retention of a visible row begins. (For a claim it begins once all other transactions that have
+    /// finished items of it have ended, too.) Returns whether no other row is kept: then the worker must hear of it.
     pub fn keep(&self, kind: Kept, now: u64) -> bool {
         self.retire_from[kind as usize].lower_to_transaction();
         if kind == Kept::Claims {

@@ -73,8 +73,8 @@ fn place_of(partition: i32) -> (usize, u64) {
     (number / u64::BITS as usize, 1 << (number % u64::BITS as usize))
 }
 
-/// Returns a time in microseconds since 2000 by the clock of shared memory. It is no sooner, so a look at that time
-/// finds the item due.
+/// Converts a time in microseconds since 2000 to the clock of shared memory. The result is no earlier, so a look at
+/// that time finds the item due.
 fn on_our_clock(at: i64) -> u64 {
     // SAFETY: no preconditions
     let left = at.saturating_sub(unsafe { pg_sys::GetCurrentTimestamp() });

@@ -1,4 +1,4 @@
-//! What a session has left at a stop, and is given at the next start: a calculation without files and without shared
+//! How much TTL a session has left at a stop, and is given at the next start: a calculation without files or shared
 //! memory. The head of [`super::left`] has the rules.
 
 use crate::base::limits;

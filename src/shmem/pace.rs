@@ -1,12 +1,12 @@
 //! Pace: the numbers of a sequence (fences, or those of work items) stay behind the clock.
 //!
-//! Every start of the server raises a sequence to where the clock is, at [`PER_SECOND`]. So it begins above all numbers
-//! that an older history can have given, as long as no history outruns the clock. Numbers are [`STEP`] apart: 65,536
-//! numbers a second never catch up with the clock, and numbers not drawn since the start are saved up. A process that
-//! draws faster waits until the clock is there before it tells the number.
+//! Every start of the server raises a sequence to a clock that counts [`PER_SECOND`]. So the sequence begins above all
+//! numbers that were given before, also by a timeline that is lost, as long as none outruns the clock. Numbers are
+//! [`STEP`] apart: 65,536 numbers a second never catch up with the clock, and numbers not drawn since the start are
+//! saved up. A process that draws faster waits for the clock before it returns the number.
 //!
-//! The low bits, below the step, are drawn at random at each raise, and stay until the next. Two histories of one
-//! database, such as two standbys promoted from one primary, share numbers only if they drew the same bits: one pair in
+//! The low bits, below the step, are drawn at random at each raise, and stay until the next. Two servers with
+//! one past, such as two standbys promoted from one primary, share numbers only if they drew the same bits: one pair in
 //! 64.
 
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};

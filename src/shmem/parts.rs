@@ -39,11 +39,11 @@ pub struct Header {
     pub(super) free: AtomicU32,
     /// How many slots have ever been in use, under Lock::Alloc.
     pub(super) used: AtomicU32,
-    /// Until this time it is of no use to look for slots to reclaim.
+    /// Until this time only calls for new sessions look for slots to reclaim.
     pub(super) reclaim_at: AtomicU64,
-    /// The entry at which the next search for a place to be given up begins.
+    /// Where the next search for an entry to give up begins.
     pub(super) room_hand: AtomicU32,
-    /// Until this time calls wait for a database to give up its place.
+    /// Until this time a call counts as waiting for an entry.
     pub(super) room_wanted: AtomicU64,
     /// How many entries the ring has, under Lock::Ring.
     pub(super) ring_len: AtomicU32,

@@ -2,7 +2,7 @@
 //!
 //! Former leases of a session stay in the index by sessions while an old snapshot is open. If a walk meets an old
 //! version of a seat there, it asks the index by seats who holds it, and goes on behind it. A semaphore's free permits
-//! are read from the end of their index, where the latest released ones are.
+//! are read from the end of their index, where those granted last are.
 
 use super::{LeaseRow, Leases, Probe, Seat, column};
 use crate::pg::catalog;

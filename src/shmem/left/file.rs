@@ -1,4 +1,4 @@
-//! The file of what sessions have left: eight bytes for its format, a checksum, its origin, and the entries. Nothing
+//! The file of sessions' remaining TTL: eight bytes for its format, a checksum, its origin, and the entries. Nothing
 //! here knows PostgreSQL.
 
 use crate::shmem::leftover::{Key, Left};
