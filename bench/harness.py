@@ -125,14 +125,12 @@ class Report:
     def check(self, what, measured, bound, ok):
         self.add(what, measured, "", "", bound, ok)
 
-    def chart(self, name, kind, title, x, y, data, weaker=None):
+    def chart(self, name, kind, title, x, y, data):
         """Writes what bench/plots.py draws, to bench/results/NAME.svg. `data` has for each label: for "bars" the
         values, for a "distribution" its percentiles from 0 to 100, for "lines" the values at each x: [[x, values],
         ...]. Bars may be in groups that are compared within: then `data` has such labels for each group. `x` and `y`
-        say what is measured, with its unit. Labels with eskit_lease in them stand out. The chart "peers" has a group of
-        bars for each operation, where more is better. The overview is made from it, too: `weaker` names the systems of
-        a group that promise less and do not count as rivals."""
-        self.charts[name] = {"kind": kind, "title": title, "x": x, "y": y, "data": data, "weaker": weaker or {}}
+        say what is measured, with its unit. Labels with eskit_lease in them stand out."""
+        self.charts[name] = {"kind": kind, "title": title, "x": x, "y": y, "data": data}
 
     def failed(self):
         return [row["what"] for row in self.rows if row["verdict"] == "FAIL"]
@@ -147,7 +145,7 @@ class Report:
             "load average before": busy_before,
             "kernel": platform.release(),
             "server": server,
-            "extension": f"{version} {revision()}",
+            "extension": f"{version} {REVISION}",
         }
         load = {"seconds": SECONDS, "repeat": REPEAT, "clients": CLIENTS, "threads": THREADS, "bulk": BULK, "sessions": SESSIONS, "rounds": ROUNDS}
         when = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
@@ -170,5 +168,11 @@ def processor():
 
 
 def revision():
-    done = subprocess.run(["git", "-C", ROOT, "describe", "--always", "--dirty"], capture_output=True, text=True)
-    return done.stdout.strip()
+    """The commit that is measured; -dirty if the tree has anything else but newer results."""
+    git = lambda *words: subprocess.run(["git", "-C", ROOT, *words], capture_output=True, text=True).stdout.strip()
+    changed = git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!bench/results")
+    return git("rev-parse", "--short=12", "HEAD") + ("-dirty" if changed else "")
+
+
+# At the start: a part that is done has written its results.
+REVISION = revision()

@@ -14,7 +14,7 @@ from fenced import fenced
 from groups import cursors, groups, semaphores
 from growth import growth
 from handover import handover
-from harness import CLIENTS, HERE, KNOBS, REPEAT, ROOT, SECONDS, Report
+from harness import CLIENTS, HERE, KNOBS, REPEAT, REVISION, ROOT, SECONDS, Report
 from heartbeats import heartbeats
 from idle import idle
 from items import items
@@ -58,8 +58,9 @@ def main(chosen):
     before = round(os.getloadavg()[0], 1)
     print(f"median (least-most) of {REPEAT} interleaved repetitions of {SECONDS} s, {CLIENTS} connections, prepared statements; "
           f"load average before: {before}\n")
-    # Results of a trial with another load are not kept.
-    results = ROOT / "target" / "bench" if any(name in os.environ for name in KNOBS) else HERE / "results"
+    # Results of a trial with another load, or of changes that are in no commit, are not kept.
+    is_trial = any(name in os.environ for name in KNOBS) or REVISION.endswith("-dirty")
+    results = ROOT / "target" / "bench" if is_trial else HERE / "results"
     failed = []
     for name, part in PARTS.items():
         if not chosen or name in chosen:

@@ -67,8 +67,5 @@ def peers(report):
             if "select" in systems and "etcd" in systems:
                 report.ratio("  SELECT 1 (information)", values["select"], NAMES["etcd"], values["etcd"])
             bars[title] = {NAMES[system]: values[system] for system in systems if system in NAMES}
-        # A grant that a crash loses may be granted twice. A lost heartbeat breaks no promise.
-        forgets = [NAMES["redis"], NAMES["advisory"]]
-        weaker = {title: forgets for operation, (_, title, _) in OPERATIONS.items() if operation != "heartbeat"}
         title = f"Operations per second, {CLIENTS} connections to each"
-        report.chart("peers", "bars", title, "", "per second", bars, weaker)
+        report.chart("peers", "bars", title, "", "per second", bars)

@@ -1,5 +1,5 @@
-"""Draws the charts of DIR/*.json, by default of bench/results: each to DIR/NAME.svg, and the chart of the peers also to
-DIR/overview.svg. The same numbers give the same files, byte by byte."""
+"""Draws the charts of DIR/*.json, by default of bench/results: each to DIR/NAME.svg, to be read on a page that is 800 pixels wide. The same
+numbers give the same files, byte by byte."""
 
 import json
 import math
@@ -23,7 +23,9 @@ KNOWN = {"etcd": "#d55e00", "redis": "#b07d00", "by hand": "#00805c", "update": 
 OTHERS = ["#d55e00", "#00805c", "#b5578f", "#b07d00", "#2f8fc4", "#6b4c9a", "#7a5c2e"]
 # Widths are computed with the font that comes with matplotlib. Readers see one of the FONTS, none of which is wider.
 FONT, FONTS = "'DejaVu Sans'", "system-ui, 'Segoe UI', Helvetica, Arial, 'DejaVu Sans', sans-serif"
-WIDTH, MARGIN = 9.0, 0.35  # inches, as are all lengths here
+WIDTH, MARGIN = 8.0, 0.3  # inches, as are all lengths here
+# No legend is larger, and no colour comes twice.
+MOST_LINES = 6
 
 pyplot.rcParams.update({
     "svg.fonttype": "none", "svg.hashsalt": "eskit_lease", "font.family": ["DejaVu Sans"], "font.size": 10, "text.parse_math": False,
@@ -41,14 +43,14 @@ class Sheet:
     the caption."""
 
     def __init__(self, title, subtitle, caption, body, left, right, foot):
-        self.title, title = title, textwrap.wrap(title, 68)
+        self.title, title = title, textwrap.wrap(title, 50)
         self.top = 0.5 + 0.27 * len(title) + 0.34 * bool(subtitle)
         self.height = self.top + body + foot + 0.5
         self.figure = pyplot.figure(figsize=(WIDTH, self.height), facecolor="white")
         self.text(MARGIN, 0.3, "\n".join(title), size=15, weight="bold", va="top", linespacing=1.15)
         self.text(MARGIN, 0.38 + 0.27 * len(title), subtitle, size=10.5, color=MUTED, va="top")
-        self.text(MARGIN, self.height - 0.2, caption, size=8, color=MUTED, va="bottom")
-        self.right = WIDTH - right
+        self.text(MARGIN, self.height - 0.15, "\n".join(textwrap.wrap(caption, 100, break_on_hyphens=False)), size=9, color=MUTED, va="bottom", linespacing=1.2)
+        self.left, self.right = left, WIDTH - right
         box = (left / WIDTH, 1 - (self.top + body) / self.height, (self.right - left) / WIDTH, body / self.height)
         self.axes = self.figure.add_axes(box)
 
@@ -145,8 +147,10 @@ def lines(chart, run):
     """Draws the median of the repetitions at each x, in a band from the least to the greatest."""
     data = {label: [(x, values) for x, values in points if values] for label, points in chart["data"].items()}
     data = {label: sorted(points) for label, points in data.items() if points}
+    if len(data) > MOST_LINES:
+        return grown(chart, run, data)
     colour = colours(list(data))
-    sheet = Sheet(chart["title"], chart["y"], caption(run, "medians, in bands from least to most"), 3.6, 0.95, 2.35, 0.62)
+    sheet = Sheet(chart["title"], chart["y"], caption(run, "medians, in bands from least to most"), 3.4, 0.85, 2.35, 0.62)
     xs = [x for points in data.values() for x, _ in points]
     middles = [statistics.median(values) for points in data.values() for _, values in points]
     # An almost flat curve is best seen from zero.
@@ -167,6 +171,31 @@ def lines(chart, run):
         words = f"{amount(middle[0])} → {amount(middle[-1])}" if len(middle) > 1 else amount(middle[0])
         ends.append((label, words, (1 - end) * sheet.height))
     sheet.beside(sorted(ends, key=lambda entry: entry[2]), colour)
+    return sheet
+
+
+def grown(chart, run, data):
+    """A row for each of many lines: the median at the least x, hollow, and at the greatest, full, and how many times as much that is."""
+    row, head = 0.29, 0.3
+    ends = {label: [statistics.median(points[at][1]) for at in (0, -1)] for label, points in data.items()}
+    least, most = (at([x for points in data.values() for x, _ in points]) for at in (min, max))
+    widest = max(map(len, data))
+    words = f"{chart['y']}: ○ with {least:,}, ● with {most:,} {chart['x']}"
+    sheet = Sheet(chart["title"], words, caption(run, "medians"), head + row * len(data), 0.45 + 0.082 * widest, 1.75, 0.62)
+    axes = sheet.axes
+    scale(axes, "x", [value for both in ends.values() for value in both], True)
+    axes.set_ylim(row * len(data), -head)
+    axes.set_yticks([])
+    sheet.text(sheet.right + 0.15, sheet.top + head / 2, f"{least:,} → {most:,}", size=9, color=MUTED, va="center")
+    for n, (label, (first, last)) in enumerate(ends.items()):
+        y = row * (n + 0.5)
+        axes.plot([first, last], [y, y], color=OURS, lw=2, zorder=2)
+        axes.plot(first, y, marker="o", ms=8, mfc="white", mec=OURS, mew=1.6, zorder=3)
+        axes.plot(last, y, marker="o", ms=5.5, color=OURS, zorder=4)
+        at = sheet.top + head + y
+        sheet.text(sheet.left - 0.12, at, label, size=10, ha="right", va="center")
+        sheet.text(sheet.right + 0.15, at, f"{amount(first)} → {amount(last)}", size=9.5, va="center")
+        sheet.text(WIDTH - MARGIN + 0.1, at, f"{last / first:.2f}×", size=10, weight="bold" if last > 1.1 * first else "normal", ha="right", va="center")
     return sheet
 
 
@@ -207,7 +236,7 @@ def bars(chart, run):
     widest = max(len(label) for of in groups.values() for label in of)
     each = ", each group to its own scale" if len(groups) > 1 else ""
     words = caption(run, "medians, lines from least to most")
-    sheet = Sheet(chart["title"], chart["y"] + each, words, body, max(1.6, 0.55 + 0.083 * widest), 2.3, 0.15)
+    sheet = Sheet(chart["title"], chart["y"] + each, words, body, max(1.6, 0.5 + 0.078 * widest), 1.4, 0.15)
     axes = sheet.axes
     axes.set_ylim(body, 0)
     axes.set_xlim(0, 1)
@@ -234,78 +263,6 @@ def bars(chart, run):
     return sheet
 
 
-def reference(label):
-    """Returns whether the label is that of a bare round trip to PostgreSQL, which is no competitor."""
-    return "select 1" in label.lower()
-
-
-def overview(chart, run):
-    """Draws a row for each operation: our rate as a multiple of the best rival's, right of the line if greater, left of
-    it if smaller."""
-    groups = {group: {label: statistics.median(values) for label, values in of.items()} for group, of in grouped(chart["data"]).items()}
-    weaker = chart.get("weaker", {})
-    rivals = {
-        group: {label: rate for label, rate in of.items() if not of_ours(label) and not reference(label) and label not in weaker.get(group, [])}
-        for group, of in groups.items()
-    }
-    groups = {group: of for group, of in groups.items() if rivals[group] and any(of_ours(label) for label in of)}
-    if not groups:
-        return None
-    labels = sorted(dict.fromkeys(label for of in groups.values() for label in of), key=lambda label: (not of_ours(label), reference(label)))
-    colour, row, head = colours(labels), 0.6, 0.34
-    legend, x = [[]], MARGIN
-    for label in labels:
-        wide = 0.5 + 0.085 * len(label)
-        if x + wide > WIDTH:
-            legend.append([])
-            x = MARGIN
-        legend[-1].append((x, label))
-        x += wide
-    body = head + row * len(groups)
-    sheet = Sheet(chart["title"], "", caption(run, "medians; hollow: forgets what it has given"), 0.26 * len(legend) + body, 2.75, 2.45, 0.62)
-    for n, entries in enumerate(legend):
-        y = sheet.top - 0.02 + 0.26 * n
-        for x, label in entries:
-            sheet.text(x, y, "|" if reference(label) else "●", size=11, color=colour[label], va="center", weight="bold")
-            sheet.text(x + 0.18, y, label, size=10, color=colour[label], va="center", weight="bold" if of_ours(label) else "normal")
-    top = sheet.top + 0.26 * len(legend)
-    axes = sheet.axes
-    times = [rate / max(rivals[group].values()) for group, of in groups.items() for rate in of.values()]
-    # A system with less than a fiftieth of that rate is drawn at the edge.
-    least = max(0.02, min(times))
-    scale(axes, "x", [least, *(value for value in times if value > least), 2], True)
-    axes.set_ylim(row * len(groups), -head - 0.26 * len(legend))
-    axes.grid(False)
-    axes.set_yticks([])
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{tick(value)}×"))
-    axes.set_xlabel("times what the best of the others does")
-    axes.plot([1, 1], [-head + 0.08, row * len(groups)], color=INK, lw=1.2, zorder=2)
-    for side, words, away in (("right", "← slower", -7), ("left", "faster →", 7)):
-        axes.annotate(words, (1, -head + 0.2), (away, 0), textcoords="offset points", ha=side, va="center", size=9.5, color=MUTED)
-    for n, (group, of) in enumerate(groups.items()):
-        y, ours = row * (n + 0.5), next(label for label in of if of_ours(label))
-        best = max(rivals[group], key=rivals[group].get)
-        ratio = of[ours] / of[best]
-        name = textwrap.wrap(group, 30)
-        axes.axhspan(y - row / 2 + 0.04, y + row / 2 - 0.04, color="#f3f5f7", lw=0, zorder=0)
-        sheet.text(MARGIN, top + head + y - 0.02, "\n".join(name), size=10.5, va="bottom" if len(name) == 1 else "center", linespacing=1.15)
-        if len(name) == 1:
-            sheet.text(MARGIN, top + head + y + 0.05, f"{amount(of[ours])} {chart['y']}", size=8.5, color=MUTED, va="top")
-        axes.plot([1, max(ratio, least)], [y, y], color=OURS if ratio >= 1 else FAINT, lw=6, zorder=3, solid_capstyle="butt")
-        for label, rate in of.items():
-            at = max(rate / of[best], least)
-            mark = "|" if reference(label) else "<" if at > rate / of[best] else "o"
-            style = {"ms": 16, "mew": 2} if mark == "|" else {"mec": "white", "ms": 15 if label == ours else 10}
-            if label in weaker.get(group, []):
-                style = {"mfc": "#f3f5f7", "mec": colour[label], "mew": 1.6, "ms": 8}
-            axes.plot(at, y, marker=mark, color=colour[label], zorder=5 if label == ours else 4, clip_on=False, **style)
-        x, y = sheet.right + 0.2, top + head + y
-        words = f"{tick(float(f'{ratio:.2g}'))}×" if ratio >= 10 else f"{ratio:.2f}×"
-        sheet.text(x, y, words, size=15, weight="bold", color=OURS if ratio >= 1 else MUTED, va="center")
-        sheet.text(x + 0.78, y, "\n".join(textwrap.wrap(best, 18)), size=9, color=MUTED, va="center", linespacing=1.15)
-    return sheet
-
-
 KINDS = {"lines": lines, "distribution": distribution, "bars": bars}
 
 
@@ -317,8 +274,6 @@ def main(directory):
     drawn = []
     for name, (chart, run) in found.items():
         drawn.append((name, KINDS[chart["kind"]](chart, run)))
-        if name == "peers":
-            drawn += [("overview", sheet) for sheet in [overview(chart, run)] if sheet]
     for name, sheet in drawn:
         sheet.save(directory / f"{name}.svg")
     print(f"plots: {', '.join(name for name, _ in drawn) or 'nothing to draw'}")

@@ -1,6 +1,7 @@
 """The documentation is consistent: all link targets exist, and every page is linked to."""
 
 import hashlib
+import re
 
 from conftest import ROOT, once
 from documents import PAGES, anchors, links, words
@@ -57,5 +58,16 @@ def test_pictures_are_those_of_their_sources():
     assert set(sources) == set(PICTURES.glob("*.svg"))
     stale = [picture.name for picture, drawn_from in sources.items() if drawn_from not in picture.read_text()]
     assert not stale, "run docs/pictures/draw"
-    shown = {path for page in PAGES for _, path, _ in targets(page)}
-    assert set(sources) <= shown
+
+
+def test_pictures_are_read_at_800_pixels():
+    """A page shows a picture at its own size, and shrinks one that is wider than its column. Each is shown on a page."""
+    pictures = {picture: picture.read_text() for picture in [*PICTURES.glob("*.svg"), *(ROOT / "bench/results").glob("*.svg")]}
+    wide, small = [], []
+    for picture, text in pictures.items():
+        scale = 96 / 72  # pixels of a point, in which both programs count
+        wide += [picture.name] if float(re.search(r'\bwidth="([\d.]+)pt"', text)[1]) * scale > 800 else []
+        small += [picture.name] if min(float(size) * scale for size in re.findall(r'font-size(?:="|: )([\d.]+)', text)) < 12 else []
+    assert (wide, small) == ([], [])
+    shown = {(page.parent / picture).resolve() for page in PAGES for picture in re.findall(r"!\[[^]]+\]\(([^)]+)\)", page.read_text())}
+    assert set(pictures) == {picture for picture in shown if picture.suffix == ".svg"}

@@ -3,6 +3,8 @@ bench/results."""
 
 import json
 import re
+import subprocess
+import tomllib
 
 from conftest import ROOT, once
 
@@ -115,3 +117,47 @@ def test_pages_tell_when_it_was_measured():
     }
     wanted = {page: {RESULTS[part]["when"].split()[0] for part in names} for page, names in parts.items()}
     assert {page: set(re.findall(r"\d{4}-\d\d-\d\d", page.read_text())) for page in parts} == wanted
+
+
+def unfit(machines, version, is_released, is_known):
+    """What is wrong with results of a version, by the machine of each part. Until the version is released, those of a former one may stand."""
+    of = {part: machine["extension"].split() for part, machine in machines.items()}
+    former = sorted(part for part, (measured, _) in of.items() if measured != version)
+    found = [f"{part}: of version {of[part][0]}" for part in former if is_released]
+    own = {part: commit for part, (measured, commit) in of.items() if measured == version}
+    found += [f"{part}: {commit} is no commit" for part, commit in own.items() if commit.endswith("-dirty") or not is_known(commit)]
+    for what, values in (("commit", set(own.values())), ("machine", {(machines[part]["processor"], machines[part]["kernel"]) for part in own})):
+        found += [f"more than one {what}: {sorted(values)}"] if len(values) > 1 else []
+    return found
+
+
+def test_unfit_results_are_found():
+    def machine(extension, processor="a processor"):
+        return {"extension": extension, "processor": processor, "kernel": "6.1"}
+
+    def found(*machines, is_released=False):
+        return unfit(dict(zip("abc", machines)), "1.1.0", is_released, {"1111111", "2222222"}.__contains__)
+
+    good = machine("1.1.0 1111111")
+    assert found(good, good) == found(good, good, is_released=True) == []
+    assert found(machine("1.0.0 3333333-dirty")) == []
+    assert found(good, machine("1.0.0 1111111"), is_released=True) == ["b: of version 1.0.0"]
+    assert found(machine("1.1.0 1111111-dirty")) == ["a: 1111111-dirty is no commit"]
+    assert found(machine("1.1.0 3333333")) == ["a: 3333333 is no commit"]
+    assert found(good, machine("1.1.0 2222222")) == ["more than one commit: ['1111111', '2222222']"]
+    assert len(found(good, machine("1.1.0 1111111", "another"))) == 1
+
+
+def test_results_of_a_version_are_of_one_commit_and_one_machine():
+    """A release is measured anew, after the heading in CHANGELOG.md has lost its "(unreleased)"."""
+
+    def git(*words):
+        return subprocess.run(["git", "-C", ROOT, *words], capture_output=True, text=True)
+
+    version = tomllib.loads((ROOT / "Cargo.toml").read_text())["package"]["version"]
+    heading = re.search(rf"^## {re.escape(version)}(.*)$", (ROOT / "CHANGELOG.md").read_text(), re.M)[1]
+    # A shallow clone lacks commits; sources from an archive have no repository, or lie in one of another project.
+    is_whole = git("rev-parse", "--is-shallow-repository", "--show-toplevel").stdout.split() == ["false", str(ROOT)]
+    known = (lambda commit: git("cat-file", "-e", f"{commit}^{{commit}}").returncode == 0) if is_whole else lambda _: True
+    machines = {part: run["machine"] for part, run in RESULTS.items()}
+    assert unfit(machines, version, "unreleased" not in heading, known) == []
