@@ -175,3 +175,47 @@ DO $$ BEGIN
 END $$;
 SELECT count(DISTINCT fence) > 1 AS fences, count(DISTINCT item) > 1 AS items FROM raised;
 SELECT session_close(:'a');
+
+-- A check alone, outside a transaction block, protects nothing: a WARNING, once in a connection.
+\c -
+\i pg_test/sql/include/helpers.psql
+SELECT session AS a FROM session_open('alone', '1 hour') \gset
+SELECT fence AS f FROM lease_acquire('alone', :'a') \gset
+CREATE TABLE written (n int);
+CREATE FUNCTION checks_and_writes(fence bigint, writes int) RETURNS void LANGUAGE plpgsql AS $$ BEGIN
+    PERFORM eskit_lease.fence_check('alone', fence);
+    INSERT INTO written SELECT generate_series(1, writes);
+END $$;
+-- None where a transaction may write: in a block, in one statement, in a function, in one string; even if there was nothing to write.
+BEGIN;
+SELECT fence_check('alone', :f);
+COMMIT;
+INSERT INTO written SELECT 1 FROM fence_check('alone', :f);
+INSERT INTO written SELECT 1 FROM fence_check('alone', :f) WHERE false;
+UPDATE written SET n = 2 FROM fence_check('alone', :f) WHERE n = 3;
+WITH checked AS MATERIALIZED (SELECT 1 AS n FROM fence_check('alone', :f)), done AS (INSERT INTO written SELECT n FROM checked RETURNING n)
+SELECT count(*) FROM done;
+SELECT checks_and_writes(:f, 1);
+SELECT checks_and_writes(:f, 0);
+SELECT fence_check('alone', :f), checks_and_writes(:f, 1);
+SELECT set_config('regress.f', :'f', false) IS NOT NULL AS known;
+DO $$ BEGIN PERFORM checks_and_writes(current_setting('regress.f')::bigint, 1); END $$;
+DO $$ BEGIN PERFORM eskit_lease.fence_check('alone', current_setting('regress.f')::bigint); END $$;
+SELECT fence_check('alone', :f)\; INSERT INTO written VALUES (1);
+SELECT fence_check('alone', :f)\; UPDATE written SET n = 2 WHERE n = 3;
+PREPARE checked_write AS INSERT INTO written SELECT 1 FROM fence_check('alone', $1);
+EXECUTE checked_write(:f);
+-- Nor of a check that fails.
+SELECT pg_temp.error_of(format('SELECT eskit_lease.fence_check(%L, %s)', 'alone', 1));
+SELECT fence_check('alone', :f);
+SELECT fence_check('alone', :f);
+-- Reads are not protected either.
+\c -
+\i pg_test/sql/include/helpers.psql
+\set VERBOSITY sqlstate
+SELECT count(*), fence_check('alone', :f) FROM written;
+SELECT fence_check('alone', :f);
+\set VERBOSITY default
+SELECT session_close(:'a');
+DROP FUNCTION checks_and_writes;
+DROP TABLE written;

@@ -12,7 +12,7 @@ use crate::lease::{handover, line};
 use crate::pg::guard::Mode;
 use crate::pg::text::Text;
 use crate::pg::{catalog, clock, row, transaction};
-use crate::session::{New, Touch, death, drain, lock_row, open, touch, wall_clock};
+use crate::session::{New, Touch, UNCOMMITTED, death, drain, lock_row, open, touch, wall_clock};
 use crate::shmem::databases::Counter;
 use crate::shmem::slots::SlotRef;
 use crate::shmem::standing::Standing;
@@ -53,12 +53,14 @@ row::composite! {
     }
 }
 
-/// Returns the answer of a verb. `sessions_full` and `unconfirmed` replace a reason that asks nothing of the client.
+/// Returns the answer of a verb. `sessions_full`, `uncommitted` and `unconfirmed` replace a reason that asks nothing of
+/// the client.
 fn answer(touch: &Touch, reason: &str) -> SessionState {
     let living = touch.standing.filter(Standing::alive);
     let quiet = matches!(reason, "alive" | "timeout" | "heartbeat");
     let reason = match quiet {
         true if touch.without_slot() => SESSIONS_FULL,
+        true if touch.uncommitted() => UNCOMMITTED,
         true if touch.unconfirmed() => "unconfirmed",
         _ => reason,
     };

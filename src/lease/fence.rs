@@ -24,7 +24,7 @@ use crate::call::{Call, Given, enter, text_arg};
 use crate::pg::guard::{Guard, Mode};
 use crate::pg::spi::{self, Statement};
 use crate::pg::text::Text;
-use crate::pg::{catalog, clock, transaction};
+use crate::pg::{catalog, clock, statement, transaction};
 use crate::shmem::databases::Counter;
 use crate::shmem::pace::Pace;
 use crate::shmem::word::State;
@@ -161,7 +161,12 @@ fn fence_check(resource: Option<Text>, fence: Option<i64>) -> Result<()> {
     let shared = enter()?;
     let resource = text_arg("resource", resource)?;
     let fence = fence.given("fence")?;
-    check(&Call::open(shared)?, &resource, None, fence)
+    let call = Call::open(shared)?;
+    check(&call, &resource, None, fence)?;
+    if !seam::has_warned() && statement::ends_with_answer() {
+        call.seam().checked_alone();
+    }
+    Ok(())
 }
 
 /// Asserts, to the end of the transaction, that a lease is held under a fence. `slot` is the slot of the fence, if

@@ -28,6 +28,13 @@ pub fn ends_with_answer() -> bool {
     }
 }
 
+/// Returns when the client's last message began that runs, or prepares, a statement. A pipeline has one for each
+/// statement, and a string of several statements has one.
+pub fn began_at() -> i64 {
+    // SAFETY: a plain read
+    unsafe { pg_sys::GetCurrentStatementStartTimestamp() }
+}
+
 /// Returns whether a DO statement or a procedure has called, by a statement of its own or by a function. It may go on
 /// for long, and PostgreSQL does not count it as a transaction block. A cursor has a portal of its own. So this also
 /// looks at the client's portal, which mostly has no name.

@@ -7,6 +7,7 @@ use super::effect::Memory;
 use super::notes::{NOTES, Notes, What, in_order, next_epoch};
 use crate::base::error::Error;
 use crate::pg::guard::{Guard, Mode};
+use crate::pg::{statement, transaction};
 use crate::shmem::confirm;
 use pgrx::pg_sys::panic::ErrorReport;
 use pgrx::pg_sys::{self, SubTransactionId};
@@ -25,6 +26,25 @@ pub fn register() {
     unsafe {
         pg_sys::RegisterXactCallback(Some(at_end), std::ptr::null_mut());
         pg_sys::RegisterSubXactCallback(Some(at_subtransaction_end), std::ptr::null_mut());
+    }
+}
+
+thread_local! {
+    /// Whether this connection has been warned of a check that protects nothing.
+    static WARNED: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Returns whether this connection has been warned of a check that protects nothing.
+pub fn has_warned() -> bool {
+    WARNED.get()
+}
+
+/// Warns if this transaction is one statement that has checked a fence and written nothing. A second statement of a
+/// pipeline has begun later. This comes before the commit: an ERROR in it is an ordinary one.
+fn warn_of_check() {
+    let alone = NOTES.with_borrow(|notes| notes.checked_alone.is_some_and(|began| began == statement::began_at()));
+    if alone && !transaction::has_written() && !WARNED.replace(true) {
+        ErrorReport::from(Error::CheckedAlone).report(pgrx::PgLogLevel::WARNING);
     }
 }
 
@@ -89,6 +109,7 @@ unsafe extern "C-unwind" fn at_end(event: pg_sys::XactEvent::Type, _argument: *m
     use pg_sys::XactEvent::*;
     next_epoch();
     if event == XACT_EVENT_PRE_COMMIT {
+        warn_of_check();
         act();
     }
     match event {

@@ -36,7 +36,7 @@ mod resources;
 mod sessions;
 mod work;
 
-use crate::pg::transaction;
+use crate::pg::{statement, transaction};
 use crate::shmem::Shared;
 use crate::shmem::databases::{Database, Kept};
 use crate::shmem::floors::Lane;
@@ -51,6 +51,7 @@ use sessions::{Ended, Left, Opened, Revision, TakenFrom};
 use std::collections::HashSet;
 use work::{Retained, Taken};
 
+pub use end::has_warned;
 pub use notes::epoch;
 
 /// What verbs call to make notes. All notes are for the database that this backend is connected to.
@@ -101,6 +102,12 @@ impl Seam {
 
     pub fn fenced(self, resource: &str, slot: i32, fence: i64, session: SlotRef) {
         self.note(Pass { name: resource.to_owned(), slot, fence, session, given_away: None });
+    }
+
+    /// Notes that this transaction has only checked a fence so far, and ends with the statement unless the client adds
+    /// to its pipeline. A transaction that ends so has protected nothing.
+    pub fn checked_alone(self) {
+        NOTES.with_borrow_mut(|notes| notes.checked_alone = Some(statement::began_at()));
     }
 
     /// Returns whether a check of the fence, noted by this transaction, still stands. A rollback to a savepoint forgets

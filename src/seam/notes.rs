@@ -81,6 +81,8 @@ pub struct Notes {
     pub passes: usize,
     /// How many passes have ended because this transaction gave the lease away.
     pub given_away: usize,
+    /// When the statement began that has checked a fence and was the transaction's only one so far.
+    pub checked_alone: Option<i64>,
     lanes: usize,
     /// No note is of a subtransaction later than this one.
     pub newest: SubTransactionId,
@@ -93,8 +95,8 @@ pub struct Notes {
 thread_local! {
     pub static NOTES: RefCell<Notes> = const {
         RefCell::new(Notes {
-            memory: None, list: Vec::new(), resources: 0, passes: 0, given_away: 0, lanes: 0, newest: 0, xid: 0,
-            worker: false
+            memory: None, list: Vec::new(), resources: 0, passes: 0, given_away: 0, checked_alone: None, lanes: 0,
+            newest: 0, xid: 0, worker: false
         })
     };
     /// Grows with everything that can make or end a pass.
@@ -170,6 +172,7 @@ impl Notes {
     /// Begins the notes of the next transaction.
     pub fn clear(&mut self) {
         (self.resources, self.passes, self.given_away, self.lanes, self.newest) = (0, 0, 0, 0, 0);
+        self.checked_alone = None;
         self.list.clear();
     }
 

@@ -26,4 +26,4 @@ mod touch;
 pub use open::{open, wall_clock};
 pub use row::{New, SessionRow, all, delete, drain, lock_row, lock_rows, row, rows, table};
 pub use slot::{authorize, standing};
-pub use touch::{Touch, ended, touch, touch_holder};
+pub use touch::{Touch, UNCOMMITTED, ended, touch, touch_holder};

@@ -15,6 +15,9 @@ use crate::shmem::{Shared, shared};
 use pgrx::Uuid;
 use pgrx::pg_sys::panic::ErrorReport;
 
+/// The reason for a session whose opening another transaction has yet to commit.
+pub const UNCOMMITTED: &str = "uncommitted";
+
 /// The result of a heartbeat.
 pub struct Touch {
     pub home: Home,
@@ -43,6 +46,12 @@ impl Touch {
         lives_on && self.trust_ms() == Some(0)
     }
 
+    /// Returns whether the session lives, but the transaction that opens it is another one, and has not ended.
+    pub fn uncommitted(&self) -> bool {
+        let uncommitted = |at| shared().is_ok_and(|shared| shared.is_uncommitted(at));
+        self.alive() && self.at.is_some_and(uncommitted)
+    }
+
     /// Returns whether the session lives but has no slot. No heartbeat extends such a session.
     pub fn without_slot(&self) -> bool {
         self.alive() && self.at.is_some_and(|at| at.is_stand_in())
@@ -51,6 +60,7 @@ impl Touch {
     /// Returns the slot of the session if it may acquire; otherwise the reason of the refusal.
     pub fn acquirer(&self) -> std::result::Result<SlotRef, &'static str> {
         match (self.refusal(), self.at) {
+            (None, Some(_)) if self.uncommitted() => Err(UNCOMMITTED),
             (None, Some(at)) => Ok(at),
             (refusal, _) => Err(refusal.unwrap_or("unknown_session")),
         }

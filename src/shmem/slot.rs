@@ -22,7 +22,8 @@ pub struct Slot {
     pub(super) role: AtomicU32,
     /// The TTL in milliseconds, and PRIVATE.
     pub(super) ttl_ms: AtomicU32,
-    /// The transaction that has opened the session; zero if the session is from before this start of shared memory.
+    /// The transaction that has opened the session; PostgreSQL's frozen id once a call has seen its end. Zero if the
+    /// session is from before this start of shared memory.
     pub(super) opened_by: AtomicU32,
 }
 

@@ -17,7 +17,7 @@ use super::slot::{PRIVATE, Slot};
 use super::standing::Standing;
 use super::word::{FOREVER, State, Word};
 use crate::pg::catalog::Home;
-use crate::pg::clock;
+use crate::pg::{clock, transaction};
 use pgrx::Uuid;
 use pgrx::pg_sys;
 use std::sync::atomic::Ordering;
@@ -176,6 +176,25 @@ impl Shared {
         let xid = pg_sys::TransactionId::from(self.slot(at).opened_by.load(Ordering::Relaxed));
         // SAFETY: reads PostgreSQL's list of transactions
         xid != pg_sys::InvalidTransactionId && unsafe { pg_sys::TransactionIdIsInProgress(xid) }
+    }
+
+    /// Returns whether another transaction opens the session, and is still open or prepared.
+    pub fn is_uncommitted(&self, at: SlotRef) -> bool {
+        // PostgreSQL's frozen id, which is older than all others.
+        const ENDED: u32 = 2;
+        let opened_by = &self.slot(self.current(at)).opened_by;
+        let seen = opened_by.load(Ordering::Relaxed);
+        let xid = pg_sys::TransactionId::from(seen);
+        if seen <= ENDED || transaction::is_mine(xid) {
+            return false;
+        }
+        // SAFETY: reads PostgreSQL's list of transactions
+        let open = unsafe { pg_sys::TransactionIdIsInProgress(xid) };
+        if !open {
+            // Later calls need not look: while an older transaction is open, a look goes through all processes.
+            opened_by.compare_exchange(seen, ENDED, Ordering::Relaxed, Ordering::Relaxed).ok();
+        }
+        open
     }
 
     /// Notes that a session is due at `due`, which may be earlier than before. The caller has already written the

@@ -25,6 +25,8 @@ pub enum LeaseError {
         fence: i64,
     },
     NoGrace,
+    /// A check in a statement of its own, outside a transaction block.
+    CheckedAlone,
 }
 
 impl From<LeaseError> for ErrorReport {
@@ -60,6 +62,12 @@ impl From<LeaseError> for ErrorReport {
             .set_hint("Begin the transaction after the lease has been granted, and retry it."),
             NoGrace => report(Code::ERRCODE_WRONG_OBJECT_TYPE, "partitions of a group are released without grace")
                 .set_hint("Release a partition with group_release."),
+            CheckedAlone => report(
+                Code::ERRCODE_NO_ACTIVE_SQL_TRANSACTION,
+                "fence_check() alone, outside a transaction block, protects nothing",
+            )
+            .set_detail("The check held until the end of its statement, which has written nothing.")
+            .set_hint("Check and write in one transaction. This connection is not warned again."),
         }
     }
 }

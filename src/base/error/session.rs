@@ -73,6 +73,7 @@ fn ended(reason: &str, former: bool) -> ErrorReport {
         "closing" => "is being closed",
         "draining" => "is draining",
         "sessions_full" => "has found no place since the server was started",
+        "uncommitted" => "is not committed yet",
         "unknown_session" => "does not exist",
         _ => "has ended",
     };
@@ -82,12 +83,13 @@ fn ended(reason: &str, former: bool) -> ErrorReport {
             "It keeps what it has for its TTL; ask again when places are free, or raise eskit_lease.max_sessions and \
              restart the server."
         }
+        "uncommitted" if !former => "Commit the transaction that opens it; with autocommit that is one statement.",
         "closing" if !former => "Roll back and ask again; once it has ended, open a new session.",
         _ => "Open a new session.",
     };
     let message = format!("session {how}");
     let report = match reason {
-        "closing" if !former => busy(message),
+        "closing" | "uncommitted" if !former => busy(message),
         "draining" | "sessions_full" => report(Code::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE, message),
         _ if former => report(Code::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE, message),
         _ => session_lost(message),

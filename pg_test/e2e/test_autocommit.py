@@ -1,0 +1,113 @@
+"""What a client is told whose driver opens a transaction with the first statement, and one that checks a fence without a transaction."""
+
+import psycopg
+import pytest
+from client import Session, call, rows
+from conftest import Server, wait_until
+
+
+def reasons(conn, session):
+    """What another connection is told that uses the session: by a heartbeat, a wait, an acquire, and one that would wait in line."""
+    heartbeat = call(conn, "session_heartbeat", session.id)
+    wait = call(conn, "session_wait", session.id, session.revision, "10 ms")
+    asked = [call(conn, "lease_acquire", "mine", session.id, queue) for queue in (False, True)]
+    (many,) = rows(conn, "lease_acquire_many", ["mine"], session.id)
+    assert heartbeat.alive and wait.alive and heartbeat.trust_ms > 0
+    return {answer.reason for answer in (heartbeat, wait, *asked, many)}
+
+
+def test_a_session_that_is_not_committed_is_told_so(server, db, connect):
+    heartbeats = connect()
+    call(heartbeats, "group_create", "g", 4)
+    with psycopg.connect(server.dsn(db)) as work:  # as psycopg does it by itself
+        session = Session(work, ttl="60 s")
+        session.take("r")
+        assert session.heartbeat().reason == "alive" and session.acquire("r").reason == "already_held"
+        assert reasons(heartbeats, session) == {"uncommitted"}
+        with pytest.raises(psycopg.errors.LockNotAvailable, match="not committed yet"):
+            call(heartbeats, "group_join", "g", session.id)
+        work.commit()
+        assert call(heartbeats, "session_heartbeat", session.id).reason == "alive"
+        assert call(heartbeats, "lease_acquire", "r", session.id).reason == "already_held"
+        assert call(heartbeats, "lease_acquire", "mine", session.id).granted
+        session = Session(work, ttl="60 s")
+        assert reasons(heartbeats, session) == {"uncommitted"}
+        work.rollback()
+        assert call(heartbeats, "session_heartbeat", session.id).reason == "unknown_session"
+
+
+def test_a_wait_is_told_when_it_was_committed_meanwhile(server, db, connect, background):
+    with psycopg.connect(server.dsn(db)) as work:
+        session, waiter = Session(work, ttl="60 s"), connect()
+        told = background(call, waiter, "session_wait", session.id, session.revision, "2 s")
+        wait_until(lambda: server.query("SELECT 1 FROM pg_stat_activity WHERE datname = %s AND query LIKE '%%session_wait%%' AND state = 'active' AND pid <> pg_backend_pid()", db))
+        work.commit()
+        assert told.result().reason == "timeout"
+
+
+@pytest.mark.parametrize("commit", [True, False])
+def test_a_session_whose_opening_is_prepared(commit):
+    server = Server("e2e-autocommit", "max_prepared_transactions = 2")
+    server.query("CREATE EXTENSION eskit_lease")
+    with server.connect() as work, server.connect() as other:
+        work.execute("BEGIN")
+        session = Session(work, ttl="60 s")
+        work.execute("PREPARE TRANSACTION 'opening'")
+        assert reasons(other, session) == {"uncommitted"}
+        other.execute(f"{'COMMIT' if commit else 'ROLLBACK'} PREPARED 'opening'")
+        if commit:
+            assert reasons(other, session) <= {"alive", "timeout", "changed", "granted", "already_held"}
+        else:
+            assert "uncommitted" not in call(other, "session_heartbeat", session.id).reason
+    server.stop()
+
+
+def warnings(conn, work):
+    """The SQLSTATEs of the warnings that come with some work on a connection."""
+    heard = []
+    conn.add_notice_handler(lambda told: heard.append(told.sqlstate))
+    work(conn)
+    return heard
+
+
+@pytest.mark.parametrize("prepared", [True, False])
+def test_a_pipeline_that_checks_and_writes_is_not_warned(connect, prepared):
+    conn = connect()
+    session = Session(conn, ttl="60 s")
+    fence = session.take("r")
+    conn.execute("CREATE TABLE written (n int)")
+
+    def checks_and_then(*statements):
+        def work(conn):
+            with conn.pipeline():
+                conn.execute("SELECT eskit_lease.fence_check('r', %s)", (fence,), prepare=prepared)
+                for statement in statements:
+                    conn.execute(statement, (1,), prepare=prepared)
+
+        return work
+
+    assert warnings(conn, checks_and_then("INSERT INTO written VALUES (%s)")) == []
+    assert warnings(conn, checks_and_then("UPDATE written SET n = 2 WHERE n > %s")) == [], "nothing to write"
+    assert warnings(conn, checks_and_then("SELECT %s", "INSERT INTO written VALUES (%s)")) == []
+    with conn.transaction(), conn.pipeline():
+        assert warnings(conn, lambda conn: session.check("r")) == []
+    assert warnings(conn, checks_and_then()) == ["25P01"], "a pipeline of one statement"
+    assert warnings(conn, checks_and_then()) == [], "once in a connection"
+
+
+@pytest.mark.parametrize("autocommit", [True, False])
+def test_a_check_alone_is_warned_whatever_the_protocol(server, connect, autocommit):
+    for how in (dict(binary=True), dict(prepare=True), {}):
+        conn = connect(autocommit=autocommit)
+        session = Session(conn, ttl="60 s")
+        fence = session.take("r")
+        conn.commit()
+        check = lambda conn: conn.execute("SELECT eskit_lease.fence_check('r', %s)", (fence,), **how)  # noqa: B023, E731
+        assert warnings(conn, check) == (["25P01"] if autocommit else [])
+        conn.commit()
+        session.close()
+        conn.commit()
+    plain = connect()
+    session = Session(plain, ttl="60 s")
+    fence = session.take("r")
+    assert warnings(plain, lambda conn: conn.execute(f"SELECT eskit_lease.fence_check('r', {fence})")) == ["25P01"]  # simple protocol
