@@ -52,6 +52,50 @@ def test_a_successor_gives_up_what_was_left(left_place):
     assert other.acquire("r").reason == "granted"
 
 
+@pytest.mark.parametrize("act", ["cancels", "queues", "acquires", "releases", "waits"])
+def test_a_successor_in_an_open_block_touches_no_other_left_place(connect, no_worker, act):
+    """Two places were left to it, for r and for s. What it does about s in a block that stays open is in nobody's way who needs r."""
+    conn, queuing, block = connect(), connect(autocommit=False), connect(autocommit=False)
+    holder, former, other = (Session(conn, name, "1 h") for name in ("holder", "former", "other"))
+    for resource in ("r", "s"):
+        holder.take(resource)
+        call(queuing, "lease_acquire", resource, former.id, True)
+    heir = Session(conn, "former", "1 h", takeover=True)
+    queuing.commit()
+    fence = heir.take("t")
+    if act == "acquires":
+        assert holder.release("s")
+    if act == "cancels":
+        assert call(block, "lease_cancel", "s", heir.id)
+    elif act == "releases":
+        assert call(block, "lease_release", "t", fence)
+    elif act == "waits":
+        revision = call(conn, "session_heartbeat", heir.id).revision
+        assert call(block, "session_wait", heir.id, revision, "0").reason == "timeout"
+    else:
+        assert call(block, "lease_acquire", "s", heir.id, True).reason == {"queues": "queued", "acquires": "granted"}[act]
+    assert holder.release("r")
+    assert other.acquire("r").reason == "awaited", "it is behind the successor"
+    assert heir.acquire("r").reason == "granted"
+    assert heir.release("r") and other.acquire("r").reason == "granted"
+    block.rollback()
+
+
+def test_a_place_that_was_left_to_the_holder_of_a_permit_goes_when_it_asks(connect, no_worker):
+    conn, queuing = connect(), connect(autocommit=False)
+    call(conn, "semaphore_create", "r", 2)
+    first, second, former, other = (Session(conn, name, "1 h") for name in ("first", "second", "former", "other"))
+    first.take("r"), second.take("r")
+    call(queuing, "lease_acquire", "r", former.id, True)
+    heir = Session(conn, "former", "1 h", takeover=True)
+    assert first.release("r")
+    heir.take("r")
+    queuing.commit()
+    assert second.release("r")
+    assert heir.acquire("r", queue=True).reason == "already_held"
+    assert other.acquire("r").reason == "granted"
+
+
 def test_a_place_whose_cancel_is_rolled_back_goes_with_the_lease(connect, no_worker):
     conn, cancelling = connect(), connect(autocommit=False)
     holder, former, other = (Session(conn, name, "1 h") for name in ("holder", "former", "other"))

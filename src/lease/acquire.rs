@@ -134,8 +134,9 @@ fn acquire_batch(call: &Call, me: SlotRef, resources: &[String], queue: bool) ->
                 // A holder must not wait in line: when it released the resource, its place would bring the resource
                 // back unasked.
                 "already_held"
-                    if line::has_place(resource, me.session()) && spi::require_writes("lease_acquire()").is_ok() =>
+                    if line::waits(call, resource, me.session()) && spi::require_writes("lease_acquire()").is_ok() =>
                 {
+                    line::inherit_left(call, resource, me.session());
                     let own = row::of_session(resource, me.session()).into_iter();
                     line::leave_own(call, own.map(|row| (resource.clone(), row)).collect());
                 }
@@ -159,6 +160,7 @@ fn line_up(call: &Call, me: SlotRef, resource: &String, answer: &mut Answer) -> 
         None => answer.reason = "expired",
         Some(row) if row.draining => answer.reason = "draining",
         Some(_) => {
+            line::inherit_left(call, resource, me.session());
             let ahead = answer.reason == "busy" && grace::waits_ahead(call, resource, me.session());
             if !ahead && !line::has_place(resource, me.session()) {
                 // The session may have just been granted the resource and lost its place. With a new place it would get

@@ -24,7 +24,7 @@ use crate::session::succession;
 use crate::shmem::databases::Counter;
 use crate::shmem::slots::SlotRef;
 use pgrx::Uuid;
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::rc::Rc;
 
 /// A slot that can be handed over.
@@ -237,14 +237,17 @@ pub fn admit(call: &Call, sessions: HashSet<Uuid>, ready: &mut HashMap<Uuid, Slo
 /// Grants a session each resource that it is first in line for and that no living session holds. So waiters are served
 /// even while the worker is stopped.
 pub fn judge_places(call: &Call, at: SlotRef) {
-    line::inherit_left(call, at.session());
-    let places = line::places_of(&[at.session()], limits::MAX_PLACES, 0);
-    let resources: Vec<String> = places.into_iter().map(|(resource, _)| resource).collect();
+    let left = line::left_by(call, at.session());
+    let waiting: Vec<Uuid> = left.iter().copied().chain([at.session()]).collect();
+    let places = line::places_of(&waiting, limits::MAX_PLACES, 0);
+    let resources: BTreeSet<String> = places.into_iter().map(|(resource, _)| resource).collect();
+    let resources: Vec<&str> = resources.iter().map(String::as_str).collect();
     let mut result = HandOver { only: Some(at.session()), ..HandOver::default() };
     for page in resources.chunks(limits::GRANT_BATCH) {
-        let mut first = line::first_in_line(call, page.iter().map(String::as_str).collect()).first;
-        first.retain(|_, first| first.session == at.session());
-        hand_over_to(call, first, &Seen::new(), &|_| false, &mut result);
+        let mut line = line::first_in_line(call, page.to_vec());
+        line.inherit(&left, at.session());
+        line.first.retain(|_, first| first.session == at.session());
+        hand_over_to(call, line.first, &Seen::new(), &|_| false, &mut result);
         pgrx::check_for_interrupts!();
     }
 }

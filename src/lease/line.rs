@@ -107,25 +107,30 @@ pub fn waiting(resource: &str) -> (Vec<Uuid>, bool) {
 /// was granted a resource past its place, or took a place while a release was open that was rolled back. Skips a place
 /// that another transaction has locked: a release waits for no place.
 pub fn leave_behind<'a>(call: &Call, session: Uuid, resources: impl Iterator<Item = &'a str>) {
-    inherit_left(call, session);
+    let mut waiting = left_by(call, session);
+    waiting.extend(Some(session).filter(|session| places::may_wait(*session)));
     // Usually the session waits for nothing.
-    if !places::may_wait(session) {
+    if waiting.is_empty() {
         return;
     }
-    let resources: Vec<&str> = resources.collect();
-    let (table, sessions) = (table(), vec![session; resources.len()]);
-    let found = places(&resources, &sessions).into_values().flatten();
-    let mut mine: Vec<_> = found.filter(|place| table.lock(*place, false) == Locked::Mine).collect();
+    let (table, resources) = (table(), resources.collect::<Vec<_>>());
+    let found = waiting.into_iter().flat_map(|session| places(&resources, &vec![session; resources.len()]));
+    let mut mine: Vec<_> =
+        found.flat_map(|(_, places)| places).filter(|place| table.lock(*place, false) == Locked::Mine).collect();
     leave(call, &mut mine);
 }
 
-/// Gives up a session's places for a resource. Waits for a transaction that is just granting to the session. Returns
-/// whether the session had a place.
+/// Gives up a session's places for a resource. Waits for a transaction that is just granting to the session, but for no
+/// place that a take-over left. Returns whether the session had a place.
 pub fn cancel(call: &Call, resource: &str, at: SlotRef) -> bool {
-    inherit_left(call, at.session());
-    let (table, found) = (table(), places(&[resource], &[at.session()]));
-    let mut mine: Vec<_> =
-        found.into_values().flatten().filter(|place| table.lock(*place, true) == Locked::Mine).collect();
+    let table = table();
+    let locked = |session: Uuid, waits: bool| -> Vec<ItemPointerData> {
+        let found = places(&[resource], &[session]).into_values().flatten();
+        found.filter(|place| table.lock(*place, waits) == Locked::Mine).collect()
+    };
+    let mut mine: Vec<_> = left_by(call, at.session()).into_iter().flat_map(|left| locked(left, false)).collect();
+    // These come last: the sweep may just be moving a place to the session.
+    mine.extend(locked(at.session(), true));
     leave(call, &mut mine);
     if !mine.is_empty() {
         call.seam().judge(resource);
@@ -137,10 +142,13 @@ pub fn cancel(call: &Call, resource: &str, at: SlotRef) -> bool {
 /// Moves a session's places to its successor, except for resources that the successor holds. Returns the resources
 /// whose places are locked: another transaction is just granting there.
 pub fn inherit(call: &Call, from: Uuid, to: Uuid) -> Vec<String> {
+    pass_on(call, places_of(&[from], limits::MAX_PLACES, 0), to)
+}
+
+fn pass_on(call: &Call, places: Vec<(String, ItemPointerData)>, to: Uuid) -> Vec<String> {
     let table = table();
-    let (mine, others): (Vec<_>, Vec<_>) = places_of(&[from], limits::MAX_PLACES, 0)
-        .into_iter()
-        .partition(|(_, place)| table.lock(*place, false) == Locked::Mine);
+    let (mine, others): (Vec<_>, Vec<_>) =
+        places.into_iter().partition(|(_, place)| table.lock(*place, false) == Locked::Mine);
     let served = |resource: &String| !row::of_session(resource, to).is_empty();
     let (spare, inherited): (Vec<_>, Vec<_>) = mine.into_iter().partition(|(resource, _)| served(resource));
     leave(call, &mut spare.iter().map(|(_, place)| *place).collect::<Vec<_>>());
@@ -165,20 +173,29 @@ pub fn inherit(call: &Call, from: Uuid, to: Uuid) -> Vec<String> {
     others.into_iter().map(|(resource, _)| resource).collect()
 }
 
-/// Moves to a session the places that its dead predecessors still have: a take-over leaves a place that another
-/// transaction has in hand. The sweep moves it later; without a worker the successor does. Returns whether there may
-/// have been any.
-pub fn inherit_left(call: &Call, session: Uuid) -> bool {
+/// Returns the dead predecessors of a session that may still have places: a take-over leaves a place that another
+/// transaction has in hand. Such a place counts as the session's. The sweep moves it later. A call of the session
+/// touches only the places of its own resources: its transaction may stay open, and what it locks is in the way of
+/// other waiters and of the sweep.
+pub fn left_by(call: &Call, session: Uuid) -> Vec<Uuid> {
     // Usually no session has been taken over.
     if !succession::table().has_entry(&[]) {
-        return false;
+        return Vec::new();
     }
     let is_left = |from: &Uuid| places::may_wait(*from) && succession::heir(call, *from) == Some(session);
-    let left: Vec<Uuid> = succession::former(session).into_iter().filter(is_left).collect();
-    for from in &left {
-        inherit(call, *from, session);
-    }
-    !left.is_empty()
+    succession::former(session).into_iter().filter(is_left).collect()
+}
+
+/// Returns whether a session has a place for a resource, or a take-over has left it one.
+pub fn waits(call: &Call, resource: &str, session: Uuid) -> bool {
+    has_place(resource, session) || left_by(call, session).into_iter().any(|left| has_place(resource, left))
+}
+
+/// Moves to a session the places for a resource that a take-over left.
+pub fn inherit_left(call: &Call, resource: &str, session: Uuid) {
+    let left = left_by(call, session);
+    let found = places(&vec![resource; left.len()], &left).into_values().flatten();
+    pass_on(call, found.map(|place| (resource.to_owned(), place)).collect(), session);
 }
 
 /// Puts a session at the head of the line, unless it is first already.

@@ -65,23 +65,23 @@ impl Taking<'_> {
     /// Refuses leases that others are in line for, and settles those in grace. Returns the session's places in line for
     /// the rest.
     fn wait_for_turn(&mut self, consumer: &str) -> Places {
-        let first_in_line = || line::first_in_line(self.call, self.names(|_| true)).first;
-        let (mut first, me) = (first_in_line(), self.me.session());
-        if first.values().any(|first| first.session != me) && line::inherit_left(self.call, me) {
-            first = first_in_line();
+        let (mut line, me) = (line::first_in_line(self.call, self.names(|_| true)), self.me.session());
+        if line.first.values().any(|first| first.session != me) {
+            line.inherit(&line::left_by(self.call, me), me);
         }
+        let mut first = line.first;
         self.wanted.retain(|(index, want)| {
-            let barging = first.get(&self.resources[*index]).is_some_and(|first| first.session != self.me.session());
+            let barging = first.get(&self.resources[*index]).is_some_and(|first| first.session != me);
             if barging && !want.own {
                 self.answers[*index].reason = "awaited";
             }
             want.own || !barging
         });
         self.see_to_graces(consumer);
-        first.retain(|_, first| first.session == self.me.session());
+        first.retain(|_, first| first.session == me);
         let mut places = line::places_of_first(&first);
         let taken_over = self.names(|want| want.takes_over.is_some());
-        for ((resource, _), own) in line::places(&taken_over, &vec![self.me.session(); taken_over.len()]) {
+        for ((resource, _), own) in line::places(&taken_over, &vec![me; taken_over.len()]) {
             places.insert(resource, own);
         }
         places

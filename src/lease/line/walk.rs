@@ -29,6 +29,18 @@ pub struct Line {
     pub leaving: Vec<String>,
 }
 
+impl Line {
+    /// Puts a session first where one of `left` is, the dead predecessors whose places are the session's.
+    pub fn inherit(&mut self, left: &[Uuid], session: Uuid) {
+        let inherited = self.first.iter_mut().filter(|(_, first)| left.contains(&first.session));
+        for (resource, first) in inherited {
+            let sessions: Vec<Uuid> = left.iter().copied().chain([session]).collect();
+            let found = places(&vec![resource.as_str(); sessions.len()], &sessions);
+            *first = First { session, places: Some(found.into_values().flatten().collect()) };
+        }
+    }
+}
+
 /// Returns the first in line for each of the resources.
 pub fn first_in_line(call: &Call, resources: Vec<&str>) -> Line {
     next_in_line(call, resources, &HashSet::new())
