@@ -11,6 +11,7 @@ from bulk import bulk
 from crowd import crowd
 from expiry import expiry
 from fenced import fenced
+from gauges import gauges
 from groups import cursors, groups, semaphores
 from growth import growth
 from handover import handover
@@ -48,6 +49,7 @@ PARTS = {
     "idle": idle,
     "bloat": bloat,
     "adverse": adverse,
+    "gauges": gauges,
 }
 
 

@@ -186,6 +186,101 @@ COMMENT ON FUNCTION eskit_lease.item_claim(text, uuid, integer) IS
 CREATE INDEX _items_key ON eskit_lease._items (queue, partition, key, place) WHERE key IS NOT NULL;
 CREATE INDEX _later_key ON eskit_lease._later (queue, partition, key, due) WHERE key IS NOT NULL;
 
+-- The views waiters, executions and queues read few rows of many.
+CREATE INDEX _executions_open ON eskit_lease._executions (state, started_at) WHERE state <> 'done';
+CREATE TYPE eskit_lease._item_counts AS (items bigint, later bigint, dead bigint, counted_at timestamptz, ready_since timestamptz);
+CREATE TYPE eskit_lease._held_count AS (held bigint, counted_at timestamptz);
+REVOKE ALL ON TYPE eskit_lease._item_counts, eskit_lease._held_count FROM PUBLIC;
+COMMENT ON TYPE eskit_lease._item_counts IS 'Internal: how many items a queue has.';
+COMMENT ON TYPE eskit_lease._held_count IS 'Internal: how many leases are held.';
+CREATE FUNCTION eskit_lease._count_held() RETURNS eskit_lease._held_count STRICT LANGUAGE c AS 'MODULE_PATHNAME', '_count_held_wrapper';
+CREATE FUNCTION eskit_lease._count_items(queue integer, ordering text, partitions integer) RETURNS eskit_lease._item_counts STRICT LANGUAGE c AS 'MODULE_PATHNAME', '_count_items_wrapper';
+COMMENT ON FUNCTION eskit_lease._count_held() IS 'Internal: how many leases living sessions hold; under the metrics.';
+COMMENT ON FUNCTION eskit_lease._count_items(integer, text, integer) IS 'Internal: how many items a queue has, and since when one is ready; under the view queues.';
+REVOKE ALL ON FUNCTION eskit_lease._count_held(), eskit_lease._count_items(integer, text, integer) FROM PUBLIC;
+CREATE OR REPLACE VIEW eskit_lease.waiters AS
+SELECT w.resource,
+       row_number() OVER (PARTITION BY w.resource ORDER BY w.place) AS position,
+       s.consumer,
+       CASE WHEN pg_has_role(s.role, 'USAGE') OR pg_has_role(e.extowner, 'USAGE') THEN w.session END AS session,
+       coalesce(CASE WHEN s.draining AND t.state = 'alive' THEN 'draining' ELSE t.state END, 'expired') AS state,
+       w.queued_at,
+       clock_timestamp() - w.queued_at AS waiting_for,
+       -- A reader who does not ask for it has no lease looked at: there may be a million.
+       (SELECT h.consumer
+        FROM eskit_lease._leases AS l
+        JOIN eskit_lease._sessions AS h ON h.session = l.session
+        WHERE l.resource = w.resource AND l.slot = 0 AND NOT l.declared
+        LIMIT 1) AS holder
+FROM pg_extension AS e
+CROSS JOIN eskit_lease._waiters AS w
+LEFT JOIN eskit_lease._sessions AS s ON s.session = w.session
+LEFT JOIN LATERAL eskit_lease._standing(s.session, s.boot_id, s.ttl_ms) AS t ON true
+WHERE e.extname = 'eskit_lease';
+CREATE OR REPLACE VIEW eskit_lease.executions AS
+SELECT x.key,
+       CASE WHEN coalesce(t.state, 'expired') = 'expired' THEN 'in_doubt' ELSE x.state END AS state,
+       x.consumer,
+       CASE WHEN pg_has_role(s.role, 'USAGE') OR pg_has_role(e.extowner, 'USAGE') THEN x.session END AS session,
+       x.role,
+       x.fence,
+       x.attempts,
+       x.started_at,
+       x.finished_at,
+       x.result,
+       x.error,
+       x.retry_in_doubt,
+       x.resolved_by,
+       x.resolved_at
+FROM pg_extension AS e
+CROSS JOIN eskit_lease._executions AS x
+LEFT JOIN eskit_lease._sessions AS s ON s.session = x.session
+LEFT JOIN LATERAL eskit_lease._standing(s.session, s.boot_id, s.ttl_ms) AS t ON true
+WHERE e.extname = 'eskit_lease' AND x.state = 'running'
+-- Apart, so that a condition on the state is one on the column: an index has those that are not done.
+UNION ALL
+SELECT x.key,
+       x.state,
+       x.consumer,
+       CASE WHEN pg_has_role(s.role, 'USAGE') OR pg_has_role(e.extowner, 'USAGE') THEN x.session END AS session,
+       x.role,
+       x.fence,
+       x.attempts,
+       x.started_at,
+       x.finished_at,
+       x.result,
+       x.error,
+       x.retry_in_doubt,
+       x.resolved_by,
+       x.resolved_at
+FROM pg_extension AS e
+CROSS JOIN eskit_lease._executions AS x
+LEFT JOIN eskit_lease._sessions AS s ON s.session = x.session
+WHERE e.extname = 'eskit_lease' AND x.state <> 'running';
+CREATE OR REPLACE VIEW eskit_lease.queues AS
+SELECT q.queue,
+       q.ordering,
+       q.max_attempts,
+       make_interval(secs => q.backoff_ms / 1000.0) AS retry_backoff,
+       q.group_name,
+       coalesce(c.claims, 0) AS claims,
+       n.items,
+       n.later,
+       n.dead,
+       q.owner,
+       n.ready_since,
+       n.counted_at
+FROM eskit_lease._queues AS q
+LEFT JOIN (
+    SELECT c.queue, count(*) AS claims
+    FROM eskit_lease._claims AS c
+    JOIN eskit_lease._sessions AS s ON s.session = c.session
+    GROUP BY c.queue) AS c ON c.queue = q.number
+LEFT JOIN eskit_lease._declarations AS d ON d.resource = q.group_name
+-- A function, which looks at as many items as it counts: a plan would sort them all, or be compiled.
+CROSS JOIN LATERAL eskit_lease._count_items(q.number, q.ordering, coalesce(d.slots, 1)) AS n;
+COMMENT ON COLUMN eskit_lease.queues.counted_at IS 'When the counts were right: now, or for an estimate the last ANALYZE; NULL before the first.';
+
 -- The views say what they have in fewer words.
 COMMENT ON VIEW eskit_lease.sessions IS 'Sessions with rows; shared memory tells their states.';
 COMMENT ON COLUMN eskit_lease.sessions.session IS 'The handle; NULL unless the reader may use it or is an administrator.';
@@ -268,16 +363,16 @@ COMMENT ON VIEW eskit_lease.blockers IS 'Open transactions that keep leases from
 COMMENT ON COLUMN eskit_lease.blockers.doing IS 'fenced, fenced by the session, releasing, granting to the session, ending the session; changing: the transaction has the lease''s row to acquire it, release it (also with grace), or take it back; changing the group, the semaphore, the bridge, or the session (to drain or to end it).';
 COMMENT ON COLUMN eskit_lease.blockers.resource IS 'The resource, if it is one.';
 COMMENT ON COLUMN eskit_lease.blockers.granted IS 'False while the transaction itself waits.';
-COMMENT ON VIEW eskit_lease.queues IS 'Queues of work items. Counts end at 10001, so that long queues cost little.';
+COMMENT ON VIEW eskit_lease.queues IS 'Queues of work items.';
 COMMENT ON COLUMN eskit_lease.queues.queue IS 'The name, in the name space of queues.';
 COMMENT ON COLUMN eskit_lease.queues.ordering IS 'none: about in the order of adding; key: the items of a key one at a time, in order; fifo: so all items of a partition.';
 COMMENT ON COLUMN eskit_lease.queues.max_attempts IS 'Attempts until an item is dead.';
 COMMENT ON COLUMN eskit_lease.queues.retry_backoff IS 'Pause before the first retry of an item; doubles with each further one, up to 1 hour.';
 COMMENT ON COLUMN eskit_lease.queues.group_name IS 'The group whose partitions decide which session claims what; NULL without one.';
 COMMENT ON COLUMN eskit_lease.queues.claims IS 'item_claim calls with unfinished items.';
-COMMENT ON COLUMN eskit_lease.queues.items IS 'Ready and claimed items; 10001 for more than 10000.';
-COMMENT ON COLUMN eskit_lease.queues.later IS 'Items that are not due yet; 10001 for more than 10000.';
-COMMENT ON COLUMN eskit_lease.queues.dead IS 'Dead items; 10001 for more than 10000.';
+COMMENT ON COLUMN eskit_lease.queues.items IS 'Ready and claimed items; above 10000 an estimate.';
+COMMENT ON COLUMN eskit_lease.queues.later IS 'Items that are not due yet; above 10000 an estimate.';
+COMMENT ON COLUMN eskit_lease.queues.dead IS 'Dead items; above 10000 an estimate.';
 COMMENT ON COLUMN eskit_lease.queues.ready_since IS 'When its first ready item, of any partition, was added; NULL if none is.';
 COMMENT ON VIEW eskit_lease.items IS 'Unfinished work items. Read it with a condition on queue: there may be millions.';
 COMMENT ON COLUMN eskit_lease.items.id IS 'The item''s permanent id.';
@@ -481,8 +576,10 @@ BEGIN
         FROM jsonb_each(former) AS o
         WHERE o.value ->> 'kind' = made.kind
           AND CASE made.name
-              -- Readers of the view blockers call it from now on, and they are those who may call this one.
+              -- Readers of views and metrics call these from now on, and they are those who may call this one.
               WHEN '_open_transaction' THEN o.value ->> 'name' = '_standing'
+              WHEN '_count_items' THEN o.value ->> 'name' = '_standing'
+              WHEN '_count_held' THEN o.value ->> 'name' = '_standing'
               WHEN 'table_unfence' THEN o.value ->> 'name' = 'unfence_table'
               -- It is there no more, or has another name.
               ELSE o.value ->> 'name' = made.name

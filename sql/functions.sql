@@ -18,7 +18,9 @@ REVOKE ALL ON TYPE
     eskit_lease.lease_answer,
     eskit_lease.lease_state,
     eskit_lease.execution_answer,
-    eskit_lease._session_standing
+    eskit_lease._session_standing,
+    eskit_lease._item_counts,
+    eskit_lease._held_count
 FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION
     eskit_lease.group_lock_key(text),
@@ -132,6 +134,8 @@ COMMENT ON FUNCTION eskit_lease.position_horizon() IS
 'All positions below it are settled for the calling statement: committed and visible, or never used. So WHERE position > last AND position < eskit_lease.position_horizon() ORDER BY position never skips a row. It lags behind the oldest open transaction that writes, in any database; see the view position_blockers. Works on a standby, and without preload. It may fall after a crash or position_raise(): keep the last position read, never the horizon.';
 COMMENT ON FUNCTION eskit_lease.position_raise(bigint) IS
 'Raises all future positions above this one (0 to 4611686018427387903), at once, even if this transaction rolls back. For rows that came with greater positions: copied from elsewhere, or kept while the extension was dropped and made again. Waits for no transaction; the horizon stays below the positions of transactions that are open now until they end. False if all future positions are above it already. Writes to the server log. Raises 22023, 22004, 25006, 53400, 55000. For administrators.';
+COMMENT ON FUNCTION eskit_lease._count_held() IS 'Internal: how many leases living sessions hold; under the metrics.';
+COMMENT ON FUNCTION eskit_lease._count_items(integer, text, integer) IS 'Internal: how many items a queue has, and since when one is ready; under the view queues.';
 COMMENT ON FUNCTION eskit_lease._open_transaction(xid) IS 'Internal: the open transaction that is changing a row; under the view blockers.';
 COMMENT ON FUNCTION eskit_lease._revoke_in(bigint, bigint, integer) IS 'Internal: how long an owner has left to release a partition; under the views.';
 COMMENT ON FUNCTION eskit_lease.grant_consumer(regrole) IS 'Lets a role open sessions, use leases, locks and fences, make and use semaphores and groups, move cursors, draw and read positions, use run-once keys, make queues and work off their items, and fence its own tables. For roles that may grant that.';

@@ -306,6 +306,8 @@ CREATE TABLE eskit_lease._executions (
 );
 CREATE INDEX _executions_ended_at ON eskit_lease._executions (coalesce(resolved_at, finished_at))
     WHERE state = 'done' OR resolved_at IS NOT NULL;
+-- The few that are not done, among millions that are: for the view executions.
+CREATE INDEX _executions_open ON eskit_lease._executions (state, started_at) WHERE state <> 'done';
 
 -- Only what a restored dump needs: with the sequences, fences and positions go on above those already given. Sessions, leases, waiters and
 -- members belong to the incarnation of the server that made them; their running executions are in doubt.
@@ -317,6 +319,8 @@ CREATE TYPE eskit_lease.lease_answer AS (granted boolean, fence bigint, slot int
 CREATE TYPE eskit_lease.lease_state AS (held boolean, trust_ms integer, expires_at timestamptz, reason text);
 CREATE TYPE eskit_lease.execution_answer AS (first boolean, state text, fence bigint, result jsonb, started_at timestamptz);
 CREATE TYPE eskit_lease._session_standing AS (state text, trust_ms integer, expires_at timestamptz, revision bigint, attached_pid integer);
+CREATE TYPE eskit_lease._item_counts AS (items bigint, later bigint, dead bigint, counted_at timestamptz, ready_since timestamptz);
+CREATE TYPE eskit_lease._held_count AS (held bigint, counted_at timestamptz);
 
 SELECT pg_catalog.pg_extension_config_dump('eskit_lease.fence_seq', '');
 SELECT pg_catalog.pg_extension_config_dump('eskit_lease.position_base', '');
@@ -400,3 +404,5 @@ COMMENT ON COLUMN eskit_lease.execution_answer.fence IS 'The fence of the attemp
 COMMENT ON COLUMN eskit_lease.execution_answer.result IS 'The result, once it is done.';
 COMMENT ON COLUMN eskit_lease.execution_answer.started_at IS 'When the attempt was begun; NULL while that is not committed.';
 COMMENT ON TYPE eskit_lease._session_standing IS 'Internal: what shared memory says of a session.';
+COMMENT ON TYPE eskit_lease._item_counts IS 'Internal: how many items a queue has.';
+COMMENT ON TYPE eskit_lease._held_count IS 'Internal: how many leases are held.';

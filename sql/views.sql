@@ -77,13 +77,16 @@ SELECT w.resource,
        coalesce(CASE WHEN s.draining AND t.state = 'alive' THEN 'draining' ELSE t.state END, 'expired') AS state,
        w.queued_at,
        clock_timestamp() - w.queued_at AS waiting_for,
-       h.consumer AS holder
+       -- A reader who does not ask for it has no lease looked at: there may be a million.
+       (SELECT h.consumer
+        FROM eskit_lease._leases AS l
+        JOIN eskit_lease._sessions AS h ON h.session = l.session
+        WHERE l.resource = w.resource AND l.slot = 0 AND NOT l.declared
+        LIMIT 1) AS holder
 FROM pg_extension AS e
 CROSS JOIN eskit_lease._waiters AS w
 LEFT JOIN eskit_lease._sessions AS s ON s.session = w.session
 LEFT JOIN LATERAL eskit_lease._standing(s.session, s.boot_id, s.ttl_ms) AS t ON true
-LEFT JOIN eskit_lease._leases AS l ON l.resource = w.resource AND l.slot = 0 AND NOT l.declared
-LEFT JOIN eskit_lease._sessions AS h ON h.session = l.session
 WHERE e.extname = 'eskit_lease';
 
 COMMENT ON VIEW eskit_lease.waiters IS 'Waiters, in the order of their turns.';
@@ -279,7 +282,7 @@ COMMENT ON COLUMN eskit_lease.group_lag.reported_at IS 'When the head was last r
 
 CREATE VIEW eskit_lease.executions AS
 SELECT x.key,
-       CASE WHEN x.state = 'running' AND coalesce(t.state, 'expired') = 'expired' THEN 'in_doubt' ELSE x.state END AS state,
+       CASE WHEN coalesce(t.state, 'expired') = 'expired' THEN 'in_doubt' ELSE x.state END AS state,
        x.consumer,
        CASE WHEN pg_has_role(s.role, 'USAGE') OR pg_has_role(e.extowner, 'USAGE') THEN x.session END AS session,
        x.role,
@@ -296,7 +299,27 @@ FROM pg_extension AS e
 CROSS JOIN eskit_lease._executions AS x
 LEFT JOIN eskit_lease._sessions AS s ON s.session = x.session
 LEFT JOIN LATERAL eskit_lease._standing(s.session, s.boot_id, s.ttl_ms) AS t ON true
-WHERE e.extname = 'eskit_lease';
+WHERE e.extname = 'eskit_lease' AND x.state = 'running'
+-- Apart, so that a condition on the state is one on the column: an index has those that are not done.
+UNION ALL
+SELECT x.key,
+       x.state,
+       x.consumer,
+       CASE WHEN pg_has_role(s.role, 'USAGE') OR pg_has_role(e.extowner, 'USAGE') THEN x.session END AS session,
+       x.role,
+       x.fence,
+       x.attempts,
+       x.started_at,
+       x.finished_at,
+       x.result,
+       x.error,
+       x.retry_in_doubt,
+       x.resolved_by,
+       x.resolved_at
+FROM pg_extension AS e
+CROSS JOIN eskit_lease._executions AS x
+LEFT JOIN eskit_lease._sessions AS s ON s.session = x.session
+WHERE e.extname = 'eskit_lease' AND x.state <> 'running';
 
 COMMENT ON VIEW eskit_lease.executions IS 'Run-once keys; done and resolved ones for eskit_lease.execution_retention.';
 COMMENT ON COLUMN eskit_lease.executions.key IS 'The key.';
@@ -416,39 +439,36 @@ SELECT q.queue,
        q.max_attempts,
        make_interval(secs => q.backoff_ms / 1000.0) AS retry_backoff,
        q.group_name,
-       c.claims,
-       (SELECT count(*) FROM (SELECT FROM eskit_lease._items AS i WHERE i.queue = q.number LIMIT 10001) AS i) AS items,
-       (SELECT count(*) FROM (SELECT FROM eskit_lease._later AS l WHERE l.queue = q.number LIMIT 10001) AS l) AS later,
-       (SELECT count(*) FROM (SELECT FROM eskit_lease._dead_items AS d WHERE d.queue = q.number LIMIT 10001) AS d) AS dead,
+       coalesce(c.claims, 0) AS claims,
+       n.items,
+       n.later,
+       n.dead,
        q.owner,
-       -- One look for each partition: a look at all items would take longer the more there are.
-       (SELECT min(f.added_at)
-        FROM generate_series(0, coalesce((SELECT d.slots FROM eskit_lease._declarations AS d WHERE d.resource = q.group_name), 1) - 1) AS p (partition)
-        CROSS JOIN LATERAL (
-            SELECT i.added_at
-            FROM eskit_lease._items AS i
-            WHERE i.queue = q.number AND i.partition = p.partition AND i.claim = 0
-            ORDER BY i.place
-            LIMIT 1) AS f) AS ready_since
+       n.ready_since,
+       n.counted_at
 FROM eskit_lease._queues AS q
-CROSS JOIN LATERAL (
-    SELECT count(*) AS claims
+LEFT JOIN (
+    SELECT c.queue, count(*) AS claims
     FROM eskit_lease._claims AS c
     JOIN eskit_lease._sessions AS s ON s.session = c.session
-    WHERE c.queue = q.number) AS c;
+    GROUP BY c.queue) AS c ON c.queue = q.number
+LEFT JOIN eskit_lease._declarations AS d ON d.resource = q.group_name
+-- A function, which looks at as many items as it counts: a plan would sort them all, or be compiled.
+CROSS JOIN LATERAL eskit_lease._count_items(q.number, q.ordering, coalesce(d.slots, 1)) AS n;
 
-COMMENT ON VIEW eskit_lease.queues IS 'Queues of work items. Counts end at 10001, so that long queues cost little.';
+COMMENT ON VIEW eskit_lease.queues IS 'Queues of work items.';
 COMMENT ON COLUMN eskit_lease.queues.queue IS 'The name, in the name space of queues.';
 COMMENT ON COLUMN eskit_lease.queues.ordering IS 'none: about in the order of adding; key: the items of a key one at a time, in order; fifo: so all items of a partition.';
 COMMENT ON COLUMN eskit_lease.queues.max_attempts IS 'Attempts until an item is dead.';
 COMMENT ON COLUMN eskit_lease.queues.retry_backoff IS 'Pause before the first retry of an item; doubles with each further one, up to 1 hour.';
 COMMENT ON COLUMN eskit_lease.queues.group_name IS 'The group whose partitions decide which session claims what; NULL without one.';
 COMMENT ON COLUMN eskit_lease.queues.claims IS 'item_claim calls with unfinished items.';
-COMMENT ON COLUMN eskit_lease.queues.items IS 'Ready and claimed items; 10001 for more than 10000.';
-COMMENT ON COLUMN eskit_lease.queues.later IS 'Items that are not due yet; 10001 for more than 10000.';
-COMMENT ON COLUMN eskit_lease.queues.dead IS 'Dead items; 10001 for more than 10000.';
+COMMENT ON COLUMN eskit_lease.queues.items IS 'Ready and claimed items; above 10000 an estimate.';
+COMMENT ON COLUMN eskit_lease.queues.later IS 'Items that are not due yet; above 10000 an estimate.';
+COMMENT ON COLUMN eskit_lease.queues.dead IS 'Dead items; above 10000 an estimate.';
 COMMENT ON COLUMN eskit_lease.queues.owner IS 'The role that made it, and may alter and drop it and requeue its dead items.';
 COMMENT ON COLUMN eskit_lease.queues.ready_since IS 'When its first ready item, of any partition, was added; NULL if none is.';
+COMMENT ON COLUMN eskit_lease.queues.counted_at IS 'When the counts were right: now, or for an estimate the last ANALYZE; NULL before the first.';
 
 CREATE VIEW eskit_lease.items AS
 SELECT q.queue,

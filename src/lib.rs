@@ -56,7 +56,8 @@ extension_sql_file!(
         keys::group_lock_key,
         admin::reading::_standing,
         admin::reading::_revoke_in,
-        admin::reading::_open_transaction
+        admin::reading::_open_transaction,
+        item::counts::_count_items
     ]
 );
 extension_sql_file!("../sql/watching.sql", name = "watching", requires = ["views"]);

@@ -9,12 +9,13 @@ import urllib.request
 import pytest
 from client import Session, call
 from conftest import ROOT, once, wait_until
+from exported import QUERIES, declared, measured
 from night import ROLE, night
+from psycopg.types.json import Jsonb
 from stack import Program, free_port
 
 pytestmark = once
 UNPACKED = ROOT / "target/monitoring"
-QUERIES = (ROOT / "monitoring/queries.yaml").read_text()
 needs_prometheus = pytest.mark.skipif(
     not (UNPACKED / ".ready").exists(), reason="Prometheus and its exporter for PostgreSQL could not be had (see pg_test/setup)"
 )
@@ -56,18 +57,11 @@ def test_each_panel_of_the_dashboard_has_an_answer(server, no_worker, connect):
                 assert len(columns) == len(rows) == 1
 
 
-def declared():
-    """Returns the statement, labels and metrics of each of the exporter's queries."""
-    for name, query, metrics in re.findall(r"^(\w+):\n  query: \|\n((?:    .*\n)+)  metrics:\n((?:    .*\n)+)", QUERIES, re.M):
-        columns = re.findall(r"- (\w+):\n +usage: (\w+)\n", metrics)
-        yield name, query, [column for column, usage in columns if usage == "LABEL"], [column for column, usage in columns if usage != "LABEL"]
-
-
 METRICS = {f"{name}_{metric}" for name, _, _, metrics in declared() for metric in metrics}
 
 
 def test_each_query_of_the_exporter_has_the_columns_that_it_declares(server, no_worker, connect):
-    assert len(list(declared())) == len(re.findall(r"^\w+:", QUERIES, re.M)) == 5
+    assert len(list(declared())) == len(re.findall(r"^\w+:", QUERIES, re.M)) == 12
     with night(server, connect) as (seen, watch):
         for name, query, labels, metrics in declared():
             columns, rows = answers(seen, watch, query)
@@ -76,10 +70,99 @@ def test_each_query_of_the_exporter_has_the_columns_that_it_declares(server, no_
             assert len(set(keys)) == len(keys), "a metric has one value for each of its labels"
 
 
-def measured(conn):
-    """Returns what the exporter would report of the database as a whole."""
-    _, query, labels, metrics = next(query for query in declared() if query[0] == "eskit_lease")
-    return dict(zip(labels + metrics, conn.execute(query).fetchone(), strict=True))
+LARGE = 60_000
+
+
+def fill(conn, rows=LARGE):
+    """Run-once keys that are done, items of a queue, and leases of a living session; as if they had been put in by the verbs."""
+    for queue in ("large", "small"):
+        call(conn, "queue_create", queue)
+    session = Session(conn, "holder", ttl="600 s")
+    conn.execute("""INSERT INTO eskit_lease._executions (key, state, session, consumer, role, fence, attempts, retry_in_doubt, started_at, finished_at)
+                    SELECT 'done/' || n, 'done', gen_random_uuid(), 'c', 'r', n, 1, false, now(), now() FROM generate_series(1, %s) AS n""", (rows,))  # fmt: skip
+    conn.execute("""INSERT INTO eskit_lease._items (queue, partition, place, id, added_at, payload)
+                    SELECT q.number, 0, n, n, now() - interval '1 hour', '0'
+                    FROM generate_series(1, %s) AS n, eskit_lease._queues AS q WHERE q.queue = 'large'""", (rows,))  # fmt: skip
+    call(conn, "item_add_many", "small", [Jsonb(n) for n in range(300)])
+    conn.execute("""INSERT INTO eskit_lease._leases (resource, slot, session, fence, timeline, granted_at)
+                    SELECT 'large/' || n, 0, %s, n, 1, now() FROM generate_series(1, %s) AS n""", (session.id, rows))  # fmt: skip
+    waiter = Session(conn, "waiter", ttl="600 s")
+    for number in range(1, 6):
+        waiter.queue(f"large/{number}")
+    return session
+
+
+def plan(conn, query):
+    """Of a statement that is run: the pages that it reads, whether it is compiled, and its plan as text."""
+    (found,) = conn.execute("EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) " + query).fetchone()
+    top = found[0]["Plan"]
+    return top["Shared Hit Blocks"] + top["Shared Read Blocks"], "JIT" in found[0], json.dumps(found)
+
+
+def test_no_metric_reads_more_the_more_there_is(no_worker, connect):
+    """Before and after PostgreSQL has looked at the tables. To count all keys, items or leases would read as many pages as the tables have."""
+    conn = connect()
+    fill(conn)
+    sizes = [conn.execute(f"SELECT pg_relation_size('eskit_lease.{name}') / 8192").fetchone()[0] for name in ("_executions", "_items", "_leases")]
+    assert min(sizes) > 500
+    for _ in range(2):
+        read = {}
+        for name, query, _, _ in declared():
+            plan(conn, query)  # the first one fills caches of the catalog
+            read[name], compiled, text = plan(conn, query)
+            assert not compiled, text
+        pages = plan(conn, "SELECT * FROM eskit_lease.queues")[0]
+        conn.execute("VACUUM ANALYZE")
+        assert max(read.values()) < 1_000, read
+        assert pages < 1_000, pages
+
+
+def test_a_backlog_is_counted_or_estimated_with_its_time(no_worker, connect):
+    conn = connect()
+    queues = "SELECT items, later, dead, clock_timestamp() - counted_at < interval '5 s' AS now FROM eskit_lease.queues ORDER BY queue"
+    held = "SELECT held, clock_timestamp() - counted_at < interval '5 s' FROM eskit_lease._count_held()"
+    session = fill(conn, 9_000)
+    assert conn.execute(queues).fetchall() == [(9_000, 0, 0, True), (300, 0, 0, True)]
+    assert conn.execute(held).fetchone() == (9_000, True)
+    conn.execute("INSERT INTO eskit_lease._items SELECT queue, partition, n, n, claim, attempt, added_at, key, error, payload "
+                 "FROM (SELECT * FROM eskit_lease._items LIMIT 1) AS i, generate_series(10000, 60999) AS n")  # fmt: skip
+    # Nothing tells how many of the table's rows are of this queue, until PostgreSQL has looked.
+    assert conn.execute(queues).fetchall() == [(10_001, 0, 0, None), (300, 0, 0, True)]
+    conn.execute("ANALYZE eskit_lease._items")
+    (items, *others), small = conn.execute(queues).fetchall()
+    assert abs(items - 60_000) < 3_000 and others == [0, 0, True] and small == (300, 0, 0, True)
+    # With one queue there is nothing to look for.
+    call(conn, "queue_drop", "small", True)
+    conn.execute("INSERT INTO eskit_lease._items SELECT queue, partition, n, n, claim, attempt, added_at, key, error, payload "
+                 "FROM (SELECT * FROM eskit_lease._items LIMIT 1) AS i, generate_series(100000, 199999) AS n")  # fmt: skip
+    wait_until(lambda: abs(conn.execute(queues).fetchone()[0] - 160_000) < 8_000, timeout=60)
+    session.close()
+    conn.execute("DELETE FROM eskit_lease._items WHERE place > 5000")
+    wait_until(lambda: conn.execute(queues).fetchone() == (5_000, 0, 0, True))
+    wait_until(lambda: conn.execute(held).fetchone() == (5, True))
+
+
+def test_a_lease_without_a_living_session_is_not_held(no_worker, connect):
+    conn = connect()
+    short, long = Session(conn, "short", ttl="2 s"), Session(conn, "long", ttl="600 s")
+    short.take("a"), long.take("b"), long.take("c")
+    assert measured(conn)["leases_held"] == 3
+    wait_until(lambda: short.expired(conn))
+    assert measured(conn)["leases_held"] == 2
+    assert long.release("b")
+    assert measured(conn)["leases_held"] == 1
+
+
+def test_a_release_with_grace_that_stays_open_blocks(no_worker, connect):
+    """It holds no guard, so the look for it is another one."""
+    conn, other = connect(), connect(autocommit=False)
+    holder = Session(conn, "holder", ttl="600 s")
+    fence = holder.take("r")
+    assert measured(conn)["blocked_seconds"] == 0
+    other.execute("SELECT eskit_lease.lease_release('r', %s, '60 s')", (fence,))
+    wait_until(lambda: measured(conn)["blocked_seconds"] > 0, timeout=30)
+    other.rollback()
+    assert measured(conn)["blocked_seconds"] == 0
 
 
 def test_a_bridge_is_led_by_whoever_has_its_lock(no_worker, connect):

@@ -15,7 +15,7 @@ FROM pg_roles AS r
 CROSS JOIN LATERAL (
     SELECT p.proname || '()' AS what FROM pg_proc AS p
     WHERE p.pronamespace = 'eskit_lease'::regnamespace AND has_function_privilege(r.oid, p.oid, 'EXECUTE')
-      AND p.proname NOT IN ('_open_transaction') -- which former versions lack: see refusals.sql
+      AND p.proname NOT IN ('_open_transaction', '_count_held', '_count_items') -- which former versions lack: see refusals.sql
     UNION ALL
     SELECT c.relname || ' ' || string_agg(v.privilege, ' ' ORDER BY v.privilege)
     FROM pg_class AS c, unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE', 'TRUNCATE', 'REFERENCES', 'TRIGGER']) AS v (privilege)

@@ -36,12 +36,15 @@ fn grant_monitor(role: Option<Role>) -> Result<()> {
     let watch = include_str!("../../sql/query/privilege/watch.sql");
     let blockers = include_str!("../../sql/query/privilege/monitor_blockers.sql");
     let open_transaction = catalog::has_function(c"_open_transaction", &[pg_sys::XIDOID]);
+    let counts = include_str!("../../sql/query/privilege/monitor_counts.sql");
+    let count_held = catalog::has_function(c"_count_held", &[]);
     let names = include_str!("../../sql/query/privilege/monitor_names.sql");
     let statements = [
         (true, monitor),
         (bridge::may_be(), bridges),
         (history::is_there(), watch),
         (open_transaction, blockers),
+        (count_held, counts),
         (catalog::has_objects_of_today(), names),
     ];
     grant(&statements, role)

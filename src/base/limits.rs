@@ -21,6 +21,13 @@ pub const LONGEST_INTERVAL_MS: i32 = 24 * 86_400_000;
 pub const CATALOG_PATIENCE: u64 = 100_000;
 pub const CATALOG_PAUSE: u64 = 2_000;
 
+// Counts
+
+/// A view counts up to so many rows; of more it tells what PostgreSQL's statistics say. It passes at most so many
+/// versions of rows that do not count.
+pub const MAX_COUNTED: i64 = 10_000;
+pub const MAX_PASSED: i64 = 30_000;
+
 // Shared memory
 
 /// How often calls that find no free slot look through all slots for one to reclaim, in microseconds.

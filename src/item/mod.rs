@@ -35,10 +35,11 @@
 //! **Queues** are declared. A drop and an addition that cross see each other, as a declaration and its use do. An
 //! addition reads the queue again after writing; a drop looks for items after deleting. Both use a dirty snapshot.
 //!
-//! Files, low to high: mod, id, moves, partitions, heads, next, add, dead, finish, queue, claim.
+//! Files, low to high: mod, id, moves, partitions, heads, next, add, counts, dead, finish, queue, claim.
 
 mod add;
 mod claim;
+pub mod counts;
 mod dead;
 mod finish;
 mod heads;

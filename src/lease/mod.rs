@@ -2,7 +2,7 @@
 //! A lock is a lease with a private session. This folder imports from [`crate::session`] and below.
 //!
 //! Files, low to high: row, free, answer, declaration, seat, line, candidate, kind, fence, declare, refence, history,
-//! semaphore, grace, grant, handover, release, acquire, lock, verbs, mod.
+//! semaphore, held, grace, grant, handover, release, acquire, lock, verbs, mod.
 
 pub mod acquire;
 pub mod answer;
@@ -14,6 +14,7 @@ pub mod free;
 pub mod grace;
 pub mod grant;
 pub mod handover;
+pub mod held;
 pub mod history;
 pub mod kind;
 pub mod line;

@@ -2,7 +2,7 @@
 //! as they come from and go to SQL. It knows no lease and no session, and imports from [`crate::base`] alone.
 //!
 //! Files, low to high: clock, json, lock_timeout, notify, random, savepoint, server, text, transaction, order, guard,
-//! user_lock, statement, role, types, oids, catalog, required, row, version, spi, table, mod.
+//! user_lock, statement, role, types, oids, catalog, required, row, version, spi, table, statistics, mod.
 
 pub mod catalog;
 pub mod clock;
@@ -20,6 +20,7 @@ pub mod savepoint;
 pub mod server;
 pub mod spi;
 pub mod statement;
+pub mod statistics;
 pub mod table;
 pub mod text;
 pub mod transaction;

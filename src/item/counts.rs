@@ -1,0 +1,98 @@
+//! What the view `queues` shows of the items of a queue. A queue may have millions of them, so each look is bounded.
+
+use super::{ITEMS, LATER, Order, Queue, column};
+use crate::base::error::Result;
+use crate::base::limits;
+use crate::pg::spi::Db;
+use crate::pg::statistics::{self, Count, Which};
+use crate::pg::table::{Key, Sight, Stand, Table};
+use crate::pg::text::Text;
+use crate::pg::{catalog, clock, row};
+use crate::shmem::floors::Lane;
+use crate::shmem::shared;
+use pgrx::datum::TimestampWithTimeZone;
+use pgrx::prelude::*;
+use std::ffi::CStr;
+
+row::composite! {
+    /// How many items of each kind a queue has.
+    Counts = "eskit_lease._item_counts" {
+        items: i64,
+        later: i64,
+        dead: i64,
+        counted_at: Option<TimestampWithTimeZone>,
+        ready_since: Option<TimestampWithTimeZone>,
+    }
+}
+
+/// Returns whether the items of a table are those of one queue: there is no other.
+fn is_alone() -> bool {
+    let mut queues = 0;
+    let table = Queue::table();
+    let second = table.scan(Sight::Caller, &[], |_, _| {
+        queues += 1;
+        (queues > 1).then_some(())
+    });
+    second.is_none()
+}
+
+fn count(name: &'static CStr, table: &Table, queue: i32) -> Count {
+    if let Some(rows) = statistics::few(table, &[Key::Int(queue)]) {
+        return Count { rows, at: Some(clock::timestamp()) };
+    }
+    let alone = is_alone();
+    statistics::many(&Db::open(catalog::home()), name, &Which::With("queue", &queue.to_string()), alone)
+}
+
+/// Returns when the first ready item of any partition was added. There is one look for each partition; a look at all
+/// items would take longer the more there are.
+fn ready_since(items: &Table, queue: i32, order: Order, partitions: i32) -> Option<i64> {
+    let shared = shared().ok().filter(|_| order != Order::Key);
+    let (home, table) = (catalog::home(), catalog::relation(ITEMS).to_u32());
+    let (mut first, mut left) = (None, limits::MAX_PASSED);
+    for partition in 0..partitions {
+        // No free item is below the floor, but claimed and finished ones are; and in a queue ordered by keys those that
+        // wait for another one.
+        let lane = Lane { database: home.database, table, queue, partition };
+        let floor = shared.map_or(i64::MIN, |shared| shared.floor_at(lane));
+        let key = [Key::Int(queue), Key::Int(partition), Key::From(floor)];
+        let mut walk = items.walk_versions(Sight::Caller, &key);
+        while left > 0 {
+            match walk.one_version() {
+                Stand::Row(_) if items.row().required::<i64>(column::CLAIM) == 0 => {
+                    let added = items.row().required(column::ADDED_AT);
+                    first = Some(first.map_or(added, |first: i64| first.min(added)));
+                    break;
+                }
+                Stand::Row(_) | Stand::Stale => left -= 1,
+                Stand::End => break,
+            }
+        }
+    }
+    first
+}
+
+/// Returns a time that a row has, in microseconds since 2000.
+fn time(at: Option<i64>) -> Option<TimestampWithTimeZone> {
+    at.and_then(|at| at.try_into().ok())
+}
+
+#[pg_extern(schema = "eskit_lease", strict)]
+fn _count_items(queue: i32, ordering: Text, partitions: i32) -> Result<Counts> {
+    let order = Order::read("_queues", &ordering);
+    let items = Table::open(ITEMS, c"_items_pkey");
+    let ready_since = ready_since(&items, queue, order, partitions);
+    let items = count(ITEMS, &items, queue);
+    let later = count(LATER, &Table::open(LATER, c"_later_pkey"), queue);
+    let dead = count(c"_dead_items", &Table::open(c"_dead_items", c"_dead_items_queue"), queue);
+    let ats = [items.at, later.at, dead.at];
+    // The oldest of the times; unknown if one of them is.
+    let counted_at = if ats.contains(&None) { None } else { ats.into_iter().flatten().min() };
+    Ok(Counts {
+        items: items.rows,
+        later: later.rows,
+        dead: dead.rows,
+        counted_at: time(counted_at),
+        ready_since: time(ready_since),
+    })
+}

@@ -1,0 +1,123 @@
+//! How many rows of a table have a value: counted if they are few, else taken from PostgreSQL's own statistics. So the
+//! cost has a bound, however many rows there are, and no writer pays for a counter.
+
+use super::spi::{Db, Statement, Value};
+use super::table::{Key, Sight, Stand, Table};
+use super::{catalog, clock};
+use crate::base::limits;
+use pgrx::pg_sys::{OIDOID, TEXTOID};
+use std::ffi::CStr;
+
+/// The statistics of a table and a column of it. `live` is kept up by each transaction that ends, a few seconds late.
+static STATISTICS: Statement = Statement::reads(
+    "SELECT c.reltuples::double precision, pg_stat_get_live_tuples(c.oid),
+            greatest(pg_stat_get_last_analyze_time(c.oid), pg_stat_get_last_autoanalyze_time(c.oid)),
+            1 - s.null_frac::double precision,
+            (SELECT f.share::double precision
+             FROM unnest(s.most_common_vals::text::text[], s.most_common_freqs) AS f (value, share)
+             WHERE f.value = $3)
+     FROM pg_class AS c
+     LEFT JOIN pg_stats AS s
+         ON s.schemaname = 'eskit_lease' AND s.tablename = c.relname AND s.attname = $2 AND NOT s.inherited
+     WHERE c.oid = $1",
+    &[OIDOID, TEXTOID, TEXTOID],
+);
+
+/// How many rows there are, and when that was so, in microseconds since 2000; `None` if nothing tells.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Count {
+    pub rows: i64,
+    pub at: Option<i64>,
+}
+
+/// Which rows of a table count: those with this value in a column, or all that have one.
+pub enum Which<'a> {
+    With(&'static str, &'a str),
+    Having(&'static str),
+}
+
+struct Statistics {
+    /// Rows at the last VACUUM or ANALYZE.
+    rows: f64,
+    /// Rows now.
+    live: i64,
+    analyzed: Option<i64>,
+    /// The share of the rows that count, at the last ANALYZE.
+    share: Option<f64>,
+}
+
+impl Statistics {
+    fn of(db: &Db, table: &'static CStr, which: &Which) -> Statistics {
+        let (column, value) = match which {
+            Which::With(column, value) => (column, Some(*value)),
+            Which::Having(column) => (column, None),
+        };
+        let values = vec![Value::Oid(catalog::needed(table).to_u32()), Value::Text(column), Value::MaybeText(value)];
+        let known = db.one(&STATISTICS, values, |row| Statistics {
+            rows: row.get(1).unwrap_or(0.0),
+            live: row.get(2).unwrap_or(0),
+            analyzed: row.get(3),
+            share: row.get(if value.is_some() { 5 } else { 4 }),
+        });
+        match which {
+            // Before the first ANALYZE all rows are thought to have a value.
+            Which::Having(_) if known.share.is_none() => {
+                Statistics { rows: known.live as f64, share: Some(1.0), analyzed: None, ..known }
+            }
+            _ => known,
+        }
+    }
+
+    /// Estimates how many rows count, which are more than can be counted. `all`: every row of the table does.
+    fn estimate(&self, all: bool, now: i64) -> Count {
+        let more = |rows: f64| (rows as i64).max(limits::MAX_COUNTED + 1);
+        match self.share {
+            // After a crash PostgreSQL knows of no rows until the next ANALYZE.
+            _ if all && self.live > limits::MAX_COUNTED => Count { rows: self.live, at: Some(now) },
+            Some(share) => Count { rows: more(self.rows * share), at: self.analyzed },
+            None => Count { rows: more(0.0), at: None },
+        }
+    }
+}
+
+/// Returns how many rows of a table have the first columns of its index, up to [`limits::MAX_COUNTED`]; `None` for
+/// more. Versions that deleted rows have left count against a bound, too.
+pub fn few(table: &Table, key: &[Key]) -> Option<i64> {
+    let mut walk = table.walk_versions(Sight::Caller, key);
+    let (mut rows, mut passed) = (0, 0);
+    loop {
+        match walk.one_version() {
+            Stand::Row(_) => rows += 1,
+            Stand::Stale => passed += 1,
+            Stand::End => return Some(rows),
+        }
+        if rows > limits::MAX_COUNTED || passed > limits::MAX_PASSED {
+            return None;
+        }
+    }
+}
+
+/// Returns how many rows count, of which there are too many to count them one by one (see [`few`]).
+pub fn many(db: &Db, table: &'static CStr, which: &Which, all: bool) -> Count {
+    Statistics::of(db, table, which).estimate(all, clock::timestamp())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const KNOWN: Statistics = Statistics { rows: 1e6, live: 1_200_000, analyzed: Some(5), share: Some(0.25) };
+
+    #[test]
+    fn an_estimate_says_when_it_was_right() {
+        assert_eq!(KNOWN.estimate(false, 9), Count { rows: 250_000, at: Some(5) });
+        assert_eq!(KNOWN.estimate(true, 9), Count { rows: 1_200_000, at: Some(9) });
+        assert_eq!(Statistics { share: None, ..KNOWN }.estimate(false, 9), Count { rows: 10_001, at: None });
+        // A crash has lost the statistics; and there were fewer at the last ANALYZE than can be counted.
+        assert_eq!(
+            Statistics { live: 0, analyzed: None, ..KNOWN }.estimate(true, 9),
+            Count { rows: 250_000, at: None }
+        );
+        assert_eq!(Statistics { rows: 400.0, ..KNOWN }.estimate(false, 9), Count { rows: 10_001, at: Some(5) });
+    }
+}
