@@ -4,6 +4,7 @@ import psycopg
 import pytest
 from client import Session, call
 from conftest import Server, wait_until
+from exported import measured
 
 
 @pytest.fixture
@@ -128,3 +129,16 @@ def test_acquire_never_waits_even_with_a_lock_timeout(connect):
     conn.execute("SET lock_timeout = '1ms'")
     assert rival.acquire("r").reason == "busy"
     other.rollback()
+
+
+def test_slots_of_ended_sessions_are_told(small):
+    """Living sessions are none, and there is room for none: the gauges say so before a session is refused."""
+    small.set(eskit_lease__worker="off")
+    with small.connect() as conn:
+        for number in range(16):
+            Session(conn, f"session {number}", ttl="1 s").acquire(f"r {number}")
+        wait_until(lambda: measured(conn)["sessions"] == 0)
+        found = measured(conn)
+        assert found["slots_of_ended"] == found["slots_taken"] == found["max_sessions"] == 16
+        call(conn, "session_sweep")
+        assert measured(conn)["slots_of_ended"] == 0

@@ -8,6 +8,7 @@ import psycopg
 import pytest
 from client import Session, call, stat
 from conftest import Server, caught_up, cut_off, once, promote, standby_of, wait_until
+from exported import measured
 
 pytestmark = once
 PLACES, NAMES = 4, [f"d{i}" for i in range(12)]
@@ -166,6 +167,11 @@ def test_all_in_use(crowded):
     try:
         sessions = [Session(conn, "one of those", ttl="60 s") for conn in conns[:PLACES]]
         assert stat(conns[0], "databases_in_use") == PLACES
+        # The one that is shut out says so too, and there the alert fires.
+        for conn in (conns[0], conns[PLACES]):
+            assert (stat(conn, "databases_taken"), stat(conn, "sessions_alive")) == (PLACES, int(conn is conns[0]))
+            found = measured(conn)
+            assert found["databases_in_use"] > 0.9 * found["max_databases"] and found["databases_taken"] == found["max_databases"]
         with pytest.raises(psycopg.errors.ConfigurationLimitExceeded):
             Session(conns[PLACES], "one too many")
         wait_until(lambda: crowded.logged(f"{PLACES} of {PLACES} places for databases"), timeout=60, pause=0.2)

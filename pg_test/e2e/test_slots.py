@@ -124,6 +124,7 @@ def test_what_nobody_does_is_told(crowded):
         leader.take("untold")
         follower.queue("untold")
         wait_until(lambda: leader.expired(other) and stat(other, "unserved_ms") > 300)
+        assert stat(other, "databases_unserved") == 1
         assert not follower.holds("untold")
         # A call in a transaction block does nothing for others, whose grants would wait for its end.
         with other.transaction():
@@ -145,3 +146,4 @@ def test_what_nobody_does_is_told(crowded):
             return stat(other, "unserved_ms") == 0
 
         wait_until(served)
+        wait_until(lambda: stat(other, "databases_unserved") == 0)

@@ -13,6 +13,7 @@ use crate::shmem::word::State;
 use pgrx::datum::{Interval, TimestampWithTimeZone};
 use pgrx::prelude::*;
 use pgrx::{Uuid, name};
+use std::sync::atomic::Ordering::Relaxed;
 
 /// Returns whether a waiter may get a grant: it lives, and is not ending. Version 0.1.0 of the library asks this in
 /// SQL, and goes on doing so until the server is restarted.
@@ -92,7 +93,7 @@ fn stats() -> Result<row::TableIterator<(name!(name, Text), name!(value, Option<
         of_ended += i64::from(!lives && !word.reclaimable(now));
     });
     shared.each_dirty(|oid, _| dirty += i64::from(oid == home.database));
-    let waiting = database.map_or(0, |database| database.waiting.load(std::sync::atomic::Ordering::Relaxed));
+    let waiting = database.map_or(0, |database| database.waiting.load(Relaxed));
     let unserved = database.map_or(0, Database::unserved_ms);
     let confirmed = shared.confirmed().map(|start| i64::from(clock::trust_ms(clock::now().saturating_sub(start))));
     rows.extend([
@@ -103,6 +104,8 @@ fn stats() -> Result<row::TableIterator<(name!(name, Text), name!(value, Option<
         (Text::from("calls_waiting"), Some(i64::from(waiting))),
         (Text::from("confirmed_ms_ago"), confirmed),
         (Text::from("databases_in_use"), i64::try_from(shared.databases_in_use()).ok()),
+        (Text::from("databases_taken"), i64::try_from(shared.taken()).ok()),
+        (Text::from("databases_unserved"), Some(shared.header.unserved.load(Relaxed).into())),
         (Text::from("since"), database.map(|database| database.since().cast_signed())),
         (Text::from("unserved_ms"), Some(i64::from(unserved))),
     ]);

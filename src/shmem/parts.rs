@@ -35,6 +35,8 @@ pub struct Header {
     pub launcher_wakes: AtomicU64,
     /// Whether databases wait for a worker because the greatest number of workers is running.
     pub crowded: AtomicBool,
+    /// How many databases had work and no worker at the launcher's last turn.
+    pub unserved: AtomicU32,
     /// The first free slot plus one, under Lock::Alloc.
     pub(super) free: AtomicU32,
     /// How many slots have ever been in use, under Lock::Alloc.

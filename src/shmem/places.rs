@@ -40,7 +40,7 @@ impl Shared {
     }
 
     /// Returns how many databases have a place.
-    fn taken(&self) -> usize {
+    pub fn taken(&self) -> usize {
         let taken = |known: &&Database| known.oid.load(Ordering::Relaxed) != 0 && !known.visited.load(Ordering::SeqCst);
         self.databases.iter().filter(taken).count()
     }

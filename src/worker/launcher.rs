@@ -57,7 +57,12 @@ pub extern "C-unwind" fn eskit_lease_launcher_main(_argument: pg_sys::Datum) {
         let now = clock::now();
         // Anything that becomes due during this turn wakes the launcher again.
         shared.header.launcher_wakes.store(u64::MAX, Ordering::Release);
-        let wake_at = if settings::WORKER.get() { launcher.turn(now) } else { now + limits::LAUNCHER_TICK };
+        let wake_at = if settings::WORKER.get() {
+            launcher.turn(now)
+        } else {
+            shared.header.unserved.store(0, Ordering::Relaxed);
+            now + limits::LAUNCHER_TICK
+        };
         let wake_at = wake_at.min(confirmer.turn(shared, now));
         shared.header.launcher_wakes.store(wake_at, Ordering::Release);
         let asleep = clock::now();
@@ -166,7 +171,7 @@ impl Launcher {
         // The database that was last served longest ago comes first. An order by time would not be fair: posted
         // resources are always due at once.
         due.sort_unstable_by_key(|(at, database)| (self.served.get(database).copied().unwrap_or(0), *at, *database));
-        let (mut crowded, mut unserved) = (visiting, BTreeSet::new());
+        let (mut crowded, mut unserved, mut waiting) = (visiting, BTreeSet::new(), 0);
         for (at, database) in due {
             let start_at = at
                 .saturating_sub(limits::WORKER_AHEAD)
@@ -176,6 +181,7 @@ impl Launcher {
             } else {
                 let lack = self.start(database, now);
                 crowded |= lack.is_some();
+                waiting += u32::from(lack.is_some() && at <= now);
                 if lack == Some(Lack::Slot) {
                     next.at(now + limits::LOOK_FOR_SLOT_EVERY);
                     if at > now {
@@ -187,6 +193,7 @@ impl Launcher {
             }
         }
         self.ask_for_help(&unserved, now);
+        self.shared.header.unserved.store(waiting, Ordering::Relaxed);
         self.shared.header.crowded.store(crowded, Ordering::Release);
         if crowded {
             // A worker that lingers with nothing to do leaves.
