@@ -1,12 +1,14 @@
 """session_wait: push for clients that cannot LISTEN, direct and through a pooler in transaction mode."""
 
+import os
+import re
 import subprocess
 import sys
 import time
 
 import pytest
 from client import Session, best_of, call, stat
-from conftest import wait_until
+from conftest import ROOT, once, wait_until
 
 WAITING = """
     SELECT pid FROM pg_stat_activity
@@ -65,6 +67,51 @@ def test_client_killed_while_waiting_frees_its_backend(server, db, connect, via)
 
     best_of(5, 1000, from_kill_to_gone)
     assert waiting_in(connect()) == 0
+
+
+def test_a_client_killed_while_waiting_costs_two_lines_of_the_log(server, db, connect):
+    """As many as PostgreSQL's own client_connection_check_interval: the FATAL and its statement. A terminated backend leaves as many."""
+    session, waiters = Session(connect(), "waiter", ttl="60 s"), 5
+    arguments = [sys.executable, "-c", CHILD, server.dsn(db), str(session.id), str(session.revision)]
+    for terminates, said in ((False, "connection to client lost"), (True, "terminating connection due to administrator command")):
+        children = [subprocess.Popen(arguments, stderr=subprocess.DEVNULL) for _ in range(waiters)]
+        pids = wait_until(lambda: len(found := waiting(server, db)) == waiters and found)
+        before = len(server.logged(""))
+        for pid, child in zip(pids, children, strict=True):
+            if terminates:
+                server.query("SELECT pg_terminate_backend(%s)", pid)
+            else:
+                child.kill()
+        for child in children:
+            child.wait()
+        wait_until(lambda: not waiting(server, db))
+        lines = server.logged("")[before:]
+        assert sum(said in line for line in lines) == waiters
+        assert len(lines) == 2 * waiters, "\n".join(lines)
+
+
+@once
+def test_waits_stay_out_of_the_slow_query_log(server, db, connect):
+    """By the settings that the documentation gives for a consumer's role."""
+    documented = re.findall(r"ALTER ROLE billing (SET .*;)", (ROOT / "docs/reference/privileges.md").read_text())
+    conn = connect()
+    conn.execute(f"CREATE ROLE slow_waits LOGIN PASSWORD '{os.environ['PGPASSWORD']}'")
+    try:
+        call(conn, "grant_consumer", "slow_waits")
+        for setting in documented:
+            conn.execute(f"ALTER ROLE slow_waits {setting}")
+        server.set(log_min_duration_statement="100ms")
+        wait_until(lambda: conn.execute("SHOW log_min_duration_statement").fetchone() == ("100ms",))
+        logged = {}
+        for role in ("postgres", "slow_waits"):
+            with server.connect(db, user=role) as waits:
+                before = len(server.logged("session_wait"))
+                Session(waits, ttl="60 s").wait("300 ms")
+            logged[role] = len(server.logged("session_wait")) - before
+        assert len(documented) == 2 and logged["postgres"] >= 1 and logged["slow_waits"] == 0
+    finally:
+        server.set(log_min_duration_statement=None)
+        conn.execute("DROP OWNED BY slow_waits; DROP ROLE slow_waits")
 
 
 def test_answers_in_time_for_the_next_heartbeat(connect):

@@ -1,9 +1,11 @@
 """The queries of docs/watching.md and monitoring/, unchanged: each shows what is wrong."""
 
+import contextlib
 import json
 import os
 import re
 import subprocess
+import urllib.error
 import urllib.request
 
 import pytest
@@ -217,21 +219,38 @@ def test_alerts_are_rules_that_fire():
         assert done.returncode == 0, done.stdout + done.stderr
 
 
+@contextlib.contextmanager
+def other_database(server):
+    """The name of a second database that the role may watch."""
+    server.query("CREATE DATABASE other_watched")
+    try:
+        with server.connect("other_watched") as conn:
+            conn.execute("CREATE EXTENSION eskit_lease")
+            call(conn, "grant_monitor", ROLE)
+        yield "other_watched"
+    finally:
+        server.query("DROP DATABASE other_watched WITH (FORCE)")
+
+
 @needs_prometheus
 def test_scraped(server, no_worker, connect, tmp_path, monkeypatch):
-    with night(server, connect) as (seen, _):
+    """The documented command, with two databases."""
+    (command,) = re.findall(r"^prometheus-postgres-exporter (.*)$", (ROOT / "docs/watching.md").read_text(), re.M)
+    flags = command.replace("queries.yaml", str(ROOT / "monitoring/queries.yaml")).split()
+    with night(server, connect) as (seen, _), other_database(server) as other:
         port, dbname = free_port(), seen.conn.info.dbname
-        monkeypatch.setenv("DATA_SOURCE_NAME", f"postgresql://{ROLE}:{os.environ['PGPASSWORD']}@127.0.0.1:{server.port}/{dbname}?sslmode=disable")
-        exporter = Program(
-            tmp_path, "exporter", UNPACKED / "usr/bin/prometheus-postgres-exporter", "--extend.query-path", ROOT / "monitoring/queries.yaml",
-            "--web.listen-address", f"127.0.0.1:{port}", "--disable-default-metrics", "--disable-settings-metrics",
-        )  # fmt: skip
+        address = f"postgresql://{ROLE}:{os.environ['PGPASSWORD']}@127.0.0.1:{server.port}"
+        monkeypatch.setenv("DATA_SOURCE_NAME", ",".join(f"{address}/{name}?sslmode=disable" for name in (dbname, other)))
+        program = UNPACKED / "usr/bin/prometheus-postgres-exporter"
+        exporter = Program(tmp_path, "exporter", program, "--web.listen-address", f"127.0.0.1:{port}", *flags)
 
         def scraped():
             assert exporter.process.poll() is None, (tmp_path / "exporter.log").read_text()
             try:
                 with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
                     return answer.read().decode()
+            except urllib.error.HTTPError as refused:
+                pytest.fail(refused.read().decode())
             except OSError:
                 return None
 
@@ -239,7 +258,10 @@ def test_scraped(server, no_worker, connect, tmp_path, monkeypatch):
             text = wait_until(scraped, pause=0.1)
         finally:
             exporter.kill()
-        found = {name: float(value) for name, value in re.findall(r"^(\w+)(?:{[^\n]*})? (\S+)$", text, re.M)}
+        of_other = f'datname="{other}"'
+        assert of_other in text
+        lines = "\n".join(line for line in text.splitlines() if of_other not in line)
+        found = {name: float(value) for name, value in re.findall(r"^(\w+)(?:{[^\n]*})? (\S+)$", lines, re.M)}
         ours = {name for name in found if name.startswith("eskit_lease_")}
         assert ours <= METRICS and METRICS - ours <= {"eskit_lease_confirmed_seconds_ago"}  # without standbys nothing is confirmed
         wrong = ("leaderless_seconds", "blocked_seconds", "horizon_seconds", "executions_in_doubt", "tables_unfenced", "group_lag", "queue_dead")

@@ -147,7 +147,7 @@ fn session_wait(
         return Ok(answer(&touch, if touch.without_slot() { "timeout" } else { "changed" }));
     }
     let helps = waiter_pass::is_able();
-    touch.standing = shared.wait_for_revision(database, at, revision, until, helps)?;
+    touch.standing = shared.wait_for_revision(database, at, revision, until, helps);
     drop(place);
     let mut changed = touch.standing.is_some_and(|standing| standing.revision > revision);
     let may_write = !transaction::is_read_only();
@@ -180,7 +180,7 @@ fn wait_for_slot(shared: &'static Shared, session: Uuid, until: u64, now: &mut T
         if left == 0 {
             break;
         }
-        pause(left)?;
+        pause(left);
         *now = touch(shared, session)?;
     }
     Ok(())

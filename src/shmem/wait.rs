@@ -7,7 +7,6 @@ use super::databases::Database;
 use super::shared::Shared;
 use super::slot::SlotRef;
 use super::standing::Standing;
-use crate::base::error::{Error, Result};
 use crate::base::limits;
 use crate::pg::clock;
 use pgrx::pg_sys;
@@ -23,7 +22,7 @@ impl Shared {
         revision: u64,
         until: u64,
         helps: bool,
-    ) -> Result<Option<Standing>> {
+    ) -> Option<Standing> {
         let condition = self.wait_of(at);
         // SAFETY: the condition variable lives in shared memory; if an error is raised, AbortTransaction cancels the
         // sleep
@@ -41,27 +40,20 @@ impl Shared {
                 }
             }
             let span = until.min(seen.until).saturating_sub(clock::now());
-            if !sleep(span) {
-                // SAFETY: as above
-                unsafe { pg_sys::ConditionVariableCancelSleep() };
-                return Err(Error::ClientGone.into());
-            }
+            pause(span);
             // The worker wakes other sessions, too; this call does it in case there is no worker.
             self.feed_others(database, clock::now());
         };
         // SAFETY: as above
         unsafe { pg_sys::ConditionVariableCancelSleep() };
-        Ok(answer)
+        answer
     }
 }
 
-/// Sleeps for up to `span` microseconds, at most until the next check of the client. Fails if the client is gone.
-pub fn pause(span: u64) -> Result<()> {
-    if sleep(span) { Ok(()) } else { Err(Error::ClientGone.into()) }
-}
-
-/// Sleeps for up to `span` microseconds. Returns whether the client is still there.
-fn sleep(span: u64) -> bool {
+/// Sleeps for up to `span` microseconds, at most until the next check of the client. If the client is gone, this ends
+/// the backend as PostgreSQL does with `client_connection_check_interval`. An ERROR would be sent to that client: this
+/// fails, and logs as many lines again.
+pub fn pause(span: u64) {
     unsafe extern "C-unwind" {
         fn pq_check_connection() -> bool;
     }
@@ -71,8 +63,11 @@ fn sleep(span: u64) -> bool {
     unsafe {
         let occurred = pg_sys::WaitLatch(pg_sys::MyLatch, events as i32, timeout, pg_sys::PG_WAIT_EXTENSION);
         pg_sys::ResetLatch(pg_sys::MyLatch);
-        pgrx::check_for_interrupts!();
         let looks = occurred as u32 & pg_sys::WL_TIMEOUT != 0 && !pg_sys::MyProcPort.is_null();
-        !looks || pg_sys::ffi::pg_guard_ffi_boundary(|| pq_check_connection())
+        if looks && !pg_sys::ffi::pg_guard_ffi_boundary(|| pq_check_connection()) {
+            pg_sys::ClientConnectionLost = 1;
+            pg_sys::InterruptPending = 1;
+        }
+        pgrx::check_for_interrupts!();
     }
 }

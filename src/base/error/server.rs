@@ -16,7 +16,6 @@ pub enum ServerError {
     Recovery,
     ReadOnly(&'static str),
     DatabasesFull,
-    ClientGone,
     FormerName { former: &'static str, today: &'static str },
 }
 
@@ -73,7 +72,6 @@ impl From<ServerError> for ErrorReport {
             DatabasesFull => report(Code::ERRCODE_CONFIGURATION_LIMIT_EXCEEDED, "too many databases with sessions")
                 .set_detail(format!("eskit_lease.max_databases is {}.", settings::MAX_DATABASES.get()))
                 .set_hint("Raise eskit_lease.max_databases and restart the server."),
-            ClientGone => report(Code::ERRCODE_CONNECTION_FAILURE, "connection to client lost"),
             FormerName { former, today } => report(
                 Code::ERRCODE_WARNING_DEPRECATED_FEATURE,
                 format!("{former}() is the former name of {today}(), and deprecated"),
