@@ -1,14 +1,18 @@
 """The extension is dropped while it is in use: by open sessions, waiting calls, fenced transactions, the worker, and a
 crowd that goes on."""
 
+import os
+import subprocess
 import threading
 import time
+from pathlib import Path
 
 import psycopg
 import pytest
-from client import Session, call, stat
-from conftest import Server, wait_until
+from client import Session, call, rows, stat
+from conftest import Server, once, wait_until
 from faults import LOGS_SQLSTATES, Log
+from psycopg.types.json import Jsonb
 
 # The errors that a caller may get meanwhile: the schema, function, table or extension does not exist.
 GONE = {"3F000", "42883", "42P01", "42704"}
@@ -95,7 +99,7 @@ class User(threading.Thread):
                     else:
                         session.wait("10 ms")
                 except psycopg.Error as error:
-                    if error.sqlstate not in GONE | {"LF001", "40P01", "55P03"}:
+                    if error.sqlstate not in GONE | {"LF001", "40P01", "40001", "55P03"}:
                         self.failure = error
                         raise
                     self.told.add(error.sqlstate)
@@ -133,6 +137,61 @@ def test_under_a_crowd(used):
     assert not [user.failure for user in users if user.failure]
     print(f"{deadlocks} deadlocks; users were told {set().union(*(user.told for user in users))}")
     wait_until(lambda: used.workers("launcher"))
+    log.is_clean()
+
+
+@once
+def test_sequences_that_are_set_back_are_raised_again(used):
+    """As pg_restore does it, with the numbers of its dump."""
+    with used.connect() as conn:
+        session = Session(conn, "there", ttl="60 s")
+        call(conn, "queue_create", "q")
+
+        def numbers():
+            fence = session.take("r")
+            assert session.release("r")
+            begun = call(conn, "execution_begin", "k", session.id)
+            assert call(conn, "execution_fail", "k", begun.fence, "error", True)
+            item = call(conn, "item_add", "q", Jsonb(1))
+            ((claimed, *_),) = [(row.fence,) for row in rows(conn, "item_claim", "q", session.id)]
+            return fence, begun.fence, item, claimed
+
+        before = numbers()
+        conn.execute("SELECT setval('eskit_lease.fence_seq', 64000), setval('eskit_lease._item_seq', 64000)")
+        after = numbers()
+        assert all(number < next for number, next in zip(before, after, strict=True))
+        assert after[1] > max(before[0], before[1], before[3])
+
+
+@once
+@pytest.mark.parametrize("how", [("--clean",), ("--clean", "-1")])
+def test_restored_over_a_crowd(used, tmp_path, how):
+    """Clients are told by SQLSTATEs that they know. Fences rise, though the restore sets their sequence back under those who draw from it."""
+    tool, log = Path(os.environ["PG_BIN"]), Log(used)
+    with used.connect() as conn:
+        call(conn, "group_create", "g", 4)
+        call(conn, "queue_create", "q")
+        Session(conn, "before").take("r")
+        subprocess.run([tool / "pg_dump", "-Fc", "-d", used.dsn(), "-f", tmp_path / "dump"], check=True)
+    users = [User(used, f"user {i}") for i in range(4)]
+    for user in users:
+        user.start()
+    try:
+        for _ in range(5):
+            worked = [user.worked for user in users]
+            wait_until(lambda: all(user.failure or user.worked > count for user, count in zip(users, worked, strict=True)))  # noqa: B023
+            before = max(fence for user in users for fence in user.fences)
+            # A deadlock may have it fail, and what it then finds in its way.
+            subprocess.run([tool / "pg_restore", *how, "-d", used.dsn(), tmp_path / "dump"], capture_output=True)
+            with used.connect() as conn:
+                assert Session(conn, "new").take("new") > before
+    finally:
+        for user in users:
+            user.stopping.set()
+        for user in users:
+            user.join()
+    assert not [user.failure for user in users if user.failure]
+    print(f"users were told {set().union(*(user.told for user in users))}")
     log.is_clean()
 
 

@@ -8,7 +8,7 @@ use crate::lease::acquire::grantee;
 use crate::lease::fence;
 use crate::pg::guard::{Guard, Mode};
 use crate::pg::json::Jsonb;
-use crate::pg::spi::{self, Statement, Value};
+use crate::pg::spi::{Statement, Value};
 use crate::pg::table::Tuple;
 use crate::pg::text::{Text, role_name};
 use crate::pg::{clock, row, transaction};
@@ -73,7 +73,7 @@ fn start(
         Value::Text(&role),
         Value::Bool(retry_in_doubt),
     ];
-    let by_place = before.and_then(|before| again(executions, me, &role, (key, before), retry_in_doubt));
+    let by_place = before.and_then(|before| again(call, executions, (me, &role), (key, before), retry_in_doubt));
     values.extend(before.map(Value::Long));
     let (fence, started_at) = match by_place {
         Some(begun) => {
@@ -87,7 +87,7 @@ fn start(
         }
     };
     debug_assert!(before.is_none_or(|before| before < fence), "an attempt has a greater fence than the one before");
-    fence::hold_back(&call.database.fences, fence);
+    fence::hold_back(call, &call.database.fences, fence);
     call.database.add(Counter::ExecutionsBegun, 1);
     Ok(Answer { first: true, state: State::Running.name().into(), fence: Some(fence), result: None, started_at })
 }
@@ -95,13 +95,13 @@ fn start(
 /// Begins another attempt by changing the row at its place. Only the number of attempts is kept of the former one.
 /// Returns `None` if a statement must do it.
 fn again(
+    call: &Call,
     executions: &Executions,
-    me: &SessionRow,
-    role: &str,
+    (me, role): (&SessionRow, &str),
     (key, before): (&str, i64),
     retry_in_doubt: bool,
 ) -> Option<(i64, Option<TimestampWithTimeZone>)> {
-    let (fence, started_at) = (spi::next(c"fence_seq"), clock::timestamp());
+    let (fence, started_at) = (fence::next(call), clock::timestamp());
     let change = |row: &Tuple| {
         let attempts = row.required::<i32>(column::ATTEMPTS as usize).saturating_add(1);
         let emptied = [column::FINISHED_AT, column::RESULT, column::ERROR, column::RESOLVED_BY, column::RESOLVED_AT];

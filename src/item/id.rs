@@ -7,11 +7,8 @@
 
 use crate::call::Call;
 use crate::lease::fence;
-use crate::pg::spi;
 
 pub fn next(call: &Call) -> i64 {
     fence::raise(call);
-    let number = spi::next(c"_item_seq");
-    fence::hold_back(&call.database.items, number);
-    number
+    fence::draw(call, c"_item_seq", &call.database.items)
 }

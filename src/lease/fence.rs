@@ -19,7 +19,7 @@
 
 use super::declaration::{self, Kind};
 use super::row::{LeaseRow, Leases};
-use crate::base::error::{Error, Result};
+use crate::base::error::{self, Error, Result};
 use crate::call::{Call, Given, enter, text_arg};
 use crate::pg::guard::{Guard, Mode};
 use crate::pg::spi::{self, Statement};
@@ -33,6 +33,7 @@ use pgrx::Uuid;
 use pgrx::pg_sys::panic::ErrorReport;
 use pgrx::prelude::*;
 use std::cell::Cell;
+use std::ffi::CStr;
 use std::sync::atomic::Ordering;
 
 static DRAWN: Statement = Statement::reads(include_str!("../../sql/query/fence/drawn.sql"), &[]);
@@ -66,14 +67,28 @@ pub fn raise_again(call: &Call) {
 
 /// Returns a new fence, greater than all before.
 pub fn next(call: &Call) -> i64 {
-    let fence = spi::next(catalog::FENCES);
-    hold_back(&call.database.fences, fence);
-    fence
+    draw(call, catalog::FENCES, &call.database.fences)
 }
 
-/// Waits until the clock has reached a number that this process has drawn.
-pub fn hold_back(pace: &Pace, number: i64) {
+/// Returns a number of a sequence, greater than all before. If the sequence was set back, it is raised first.
+pub fn draw(call: &Call, sequence: &'static CStr, pace: &Pace) -> i64 {
+    let mut number = spi::next(sequence);
+    if pace.is_set_back(number).is_some() {
+        raise_again(call);
+        number = spi::next(sequence);
+    }
+    hold_back(call, pace, number);
+    number
+}
+
+/// Waits until the clock has reached a number that this process has drawn. Raises 40001 if the sequence was set back.
+/// Then the sequence is raised, and the next try gets a greater number.
+pub fn hold_back(call: &Call, pace: &Pace, number: i64) {
     const LONGEST: u64 = 10_000;
+    if let Some(greatest) = pace.is_set_back(number) {
+        raise_again(call);
+        error::raise(Error::SetBack { number, greatest });
+    }
     loop {
         let ahead = pace.ahead(number, clock::now());
         if ahead == 0 {

@@ -206,7 +206,7 @@ fn write(call: &Call, leases: &Leases, candidates: Vec<Candidate>) -> Vec<(Candi
         fences.extend(call.db().run(statement, values, |row| ((row.text(1), row.int(2)), row.long(3))));
     }
     if let Some(last) = fences.values().max() {
-        fence::hold_back(&call.database.fences, *last);
+        fence::hold_back(call, &call.database.fences, *last);
     }
     let fence = |candidate: &Candidate| fences.get(&(candidate.resource.clone(), candidate.slot)).copied();
     candidates.into_iter().filter_map(|candidate| fence(&candidate).map(|fence| (candidate, fence))).collect()

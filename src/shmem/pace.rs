@@ -8,6 +8,9 @@
 //! The low bits, below the step, are drawn at random at each raise, and stay until the next. Two servers with
 //! one past, such as two standbys promoted from one primary, share numbers only if they drew the same bits: one pair in
 //! 64.
+//!
+//! A restore into a database in use sets a sequence back, below numbers that sessions have drawn meanwhile. So a pace
+//! keeps the greatest number drawn. One that is far below shows that, and the sequence is raised again.
 
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
@@ -20,18 +23,29 @@ const STEP: i64 = 64;
 const BY_HAND: u64 = 60_000_000;
 
 #[repr(C)]
+#[derive(Default)]
 pub struct Pace {
     /// The value that the sequence was raised to.
     from: AtomicI64,
     /// When it was raised, by the clock of shared memory.
     since: AtomicU64,
+    /// The greatest number that was drawn since.
+    greatest: AtomicI64,
 }
 
 impl Pace {
     pub fn begin(&self, from: i64, now: u64) {
         // In this order a process that reads between the two stores need not wait.
         self.from.store(from, Ordering::Release);
+        self.greatest.store(from, Ordering::Release);
         self.since.store(now, Ordering::Release);
+    }
+
+    /// Notes a number that was drawn. Returns the greatest one if the sequence has been set back since. A process that
+    /// was slow to note its number is behind others by less than they draw in a second.
+    pub fn is_set_back(&self, number: i64) -> Option<i64> {
+        let greatest = self.greatest.fetch_max(number, Ordering::AcqRel);
+        (number < greatest - PER_SECOND).then_some(greatest)
     }
 
     /// Returns how many microseconds the clock needs to reach a number; zero if it is past the number.
@@ -68,8 +82,19 @@ mod tests {
     }
 
     #[test]
+    fn a_sequence_that_is_set_back_is_found() {
+        let pace = Pace::default();
+        pace.begin(10 * PER_SECOND, 5);
+        assert_eq!(pace.is_set_back(11 * PER_SECOND), None);
+        assert_eq!(pace.is_set_back(11 * PER_SECOND - STEP), None, "a slower process");
+        assert_eq!(pace.is_set_back(9 * PER_SECOND), Some(11 * PER_SECOND));
+        pace.begin(12 * PER_SECOND, 6);
+        assert_eq!(pace.is_set_back(12 * PER_SECOND), None);
+    }
+
+    #[test]
     fn what_is_set_by_hand_is_not_waited_for() {
-        let pace = Pace { from: AtomicI64::new(0), since: AtomicU64::new(0) };
+        let pace = Pace::default();
         pace.begin(1_000, 5);
         let day = 86_400 * PER_SECOND;
         assert_eq!(pace.ahead(1_000 + PER_SECOND + STEP, 5), 1_000_000);

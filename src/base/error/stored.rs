@@ -1,4 +1,4 @@
-//! Errors in rows: something other than this extension has written them.
+//! Errors in rows and sequences: something other than this extension has written them.
 
 use super::report::report;
 use pgrx::pg_sys::panic::ErrorReport;
@@ -7,6 +7,7 @@ use pgrx::prelude::PgSqlErrorCode as Code;
 #[derive(Debug)]
 pub enum StoredError {
     NullColumn { table: String, column: String },
+    SetBack { number: i64, greatest: i64 },
     UnknownValue { table: String, column: String, value: String },
 }
 
@@ -20,6 +21,14 @@ impl From<StoredError> for ErrorReport {
             )
             .set_detail("This extension writes no such value; something else has.")
             .set_hint("Find the rows that have it. Delete them or give them a value that this extension writes."),
+            SetBack { number, greatest } => report(
+                Code::ERRCODE_T_R_SERIALIZATION_FAILURE,
+                "the sequence of fences or of work items has been set back",
+            )
+            .set_detail(format!(
+                "{number} was drawn after {greatest}, as after a restore into a database in use. It is raised now."
+            ))
+            .set_hint("Repeat the transaction. Restore into a database in use with pg_restore --clean -1."),
             NullColumn { table, column } => {
                 report(Code::ERRCODE_DATA_CORRUPTED, format!("column \"{column}\" of table \"{table}\" is null"))
                     .set_detail("The column was declared NOT NULL; something else than this extension changed that.")
