@@ -547,6 +547,106 @@ COMMENT ON FUNCTION eskit_lease.grant_monitor(regrole) IS 'Lets a role read the 
 COMMENT ON FUNCTION eskit_lease.queue_alter(text, integer, interval) IS
 'Changes settings of a queue; NULL, the default, keeps one. Raises 42704, 42501 unless the caller made it, 22023, 55P03 (another transaction is changing it).';
 
+-- Who opened a session. The columns get their defaults afterwards: the rows that there are would have this update's own.
+ALTER TABLE eskit_lease._sessions
+    ADD COLUMN address inet,
+    ADD COLUMN application_name text COLLATE "C",
+    ADD COLUMN login text COLLATE "C";
+ALTER TABLE eskit_lease._sessions
+    ALTER COLUMN address SET DEFAULT pg_catalog.inet_client_addr(),
+    ALTER COLUMN application_name SET DEFAULT pg_catalog.current_setting('application_name'),
+    ALTER COLUMN login SET DEFAULT session_user;
+CREATE OR REPLACE VIEW eskit_lease.sessions AS
+SELECT CASE WHEN pg_has_role(s.role, 'USAGE') OR pg_has_role(e.extowner, 'USAGE') THEN s.session END AS session,
+       s.consumer,
+       pg_get_userbyid(s.role) AS role,
+       CASE WHEN s.draining AND t.state = 'alive' THEN 'draining' ELSE t.state END AS state,
+       s.ttl_ms,
+       t.trust_ms,
+       t.expires_at,
+       t.revision,
+       t.attached_pid,
+       s.private,
+       s.opened_at,
+       (SELECT count(*) FROM eskit_lease._leases AS l WHERE l.session = s.session) AS leases,
+       (SELECT count(*) FROM eskit_lease._waiters AS w WHERE w.session = s.session) AS waiting_for,
+       s.address,
+       s.application_name,
+       s.login
+FROM pg_extension AS e
+CROSS JOIN eskit_lease._sessions AS s
+CROSS JOIN LATERAL eskit_lease._standing(s.session, s.boot_id, s.ttl_ms) AS t
+WHERE e.extname = 'eskit_lease';
+
+CREATE OR REPLACE VIEW eskit_lease.leases AS
+SELECT l.resource,
+       l.slot,
+       CASE WHEN l.session IS NULL THEN 'free' WHEN coalesce(t.state, 'expired') = 'expired' THEN 'expired' ELSE 'held' END AS state,
+       s.consumer,
+       CASE WHEN pg_has_role(s.role, 'USAGE') OR pg_has_role(e.extowner, 'USAGE') THEN l.session END AS session,
+       pg_get_userbyid(s.role) AS role,
+       l.fence,
+       l.granted_at,
+       l.released_at,
+       coalesce(l.released_at, clock_timestamp()) - l.granted_at AS held_for,
+       t.trust_ms,
+       t.expires_at,
+       (SELECT count(*) FROM eskit_lease._waiters AS w WHERE w.resource = l.resource) AS waiters,
+       s.address
+FROM pg_extension AS e
+CROSS JOIN eskit_lease._leases AS l
+LEFT JOIN eskit_lease._sessions AS s ON s.session = l.session
+LEFT JOIN LATERAL eskit_lease._standing(s.session, s.boot_id, s.ttl_ms) AS t ON true
+WHERE e.extname = 'eskit_lease';
+
+CREATE OR REPLACE VIEW eskit_lease.waiters AS
+SELECT w.resource,
+       row_number() OVER (PARTITION BY w.resource ORDER BY w.place) AS position,
+       s.consumer,
+       CASE WHEN pg_has_role(s.role, 'USAGE') OR pg_has_role(e.extowner, 'USAGE') THEN w.session END AS session,
+       coalesce(CASE WHEN s.draining AND t.state = 'alive' THEN 'draining' ELSE t.state END, 'expired') AS state,
+       w.queued_at,
+       clock_timestamp() - w.queued_at AS waiting_for,
+       -- A reader who does not ask for it has no lease looked at: there may be a million.
+       (SELECT h.consumer
+        FROM eskit_lease._leases AS l
+        JOIN eskit_lease._sessions AS h ON h.session = l.session
+        WHERE l.resource = w.resource AND l.slot = 0 AND NOT l.declared
+        LIMIT 1) AS holder,
+       s.address,
+       s.application_name
+FROM pg_extension AS e
+CROSS JOIN eskit_lease._waiters AS w
+LEFT JOIN eskit_lease._sessions AS s ON s.session = w.session
+LEFT JOIN LATERAL eskit_lease._standing(s.session, s.boot_id, s.ttl_ms) AS t ON true
+WHERE e.extname = 'eskit_lease';
+
+COMMENT ON COLUMN eskit_lease.sessions.address IS 'Address of the client that opened it (a pooler''s, behind one); NULL for a Unix socket.';
+COMMENT ON COLUMN eskit_lease.sessions.application_name IS 'Its application_name then.';
+COMMENT ON COLUMN eskit_lease.sessions.login IS 'The user that it was logged in as.';
+COMMENT ON COLUMN eskit_lease.leases.address IS 'As in the view sessions.';
+COMMENT ON COLUMN eskit_lease.waiters.address IS 'As in the view sessions.';
+COMMENT ON COLUMN eskit_lease.waiters.application_name IS 'As in the view sessions.';
+
+-- Why a consumer was refused.
+CREATE FUNCTION eskit_lease._refusals() RETURNS TABLE (resource text, consumer text, reason text, holder text, refused_at timestamptz) STRICT LANGUAGE c AS 'MODULE_PATHNAME', '_refusals_wrapper';
+COMMENT ON FUNCTION eskit_lease._refusals() IS 'Internal: the latest refusals; under the view refusals.';
+CREATE VIEW eskit_lease.refusals AS
+SELECT r.resource, r.consumer, r.reason, r.holder, r.refused_at
+FROM eskit_lease._refusals() AS r;
+
+COMMENT ON VIEW eskit_lease.refusals IS 'The last refusal of each resource to each consumer, for a minute: up to 512, up to 64 of one call.';
+COMMENT ON COLUMN eskit_lease.refusals.resource IS 'The resource.';
+COMMENT ON COLUMN eskit_lease.refusals.consumer IS 'The asker.';
+COMMENT ON COLUMN eskit_lease.refusals.reason IS 'As lease_acquire answers; queued ones are in the view waiters.';
+COMMENT ON COLUMN eskit_lease.refusals.holder IS 'The holder then, if it was held by one.';
+COMMENT ON COLUMN eskit_lease.refusals.refused_at IS 'When that was.';
+
+-- The reference in psql.
+CREATE FUNCTION eskit_lease.help(topic text DEFAULT NULL) RETURNS text STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'help_wrapper';
+COMMENT ON FUNCTION eskit_lease.help(text) IS
+'Describes a topic, a function, a view or a setting, by its COMMENT or its own description, as text of up to 100 columns. Without a topic, the default, it lists the topics. Raises 42704 for an unknown topic, with the nearest as a hint; 22023.';
+
 -- The last block: new ones belong above it. What this script has made gets no privileges but its owner's, whatever ALTER DEFAULT PRIVILEGES
 -- gives; and where it takes the place of what is dropped above, under the same name, the privileges of that. Those must be such as pg_dump dumps: what
 -- a script grants would count as a part of the extension (pg_init_privs).
@@ -580,6 +680,11 @@ BEGIN
               WHEN '_open_transaction' THEN o.value ->> 'name' = '_standing'
               WHEN '_count_items' THEN o.value ->> 'name' = '_standing'
               WHEN '_count_held' THEN o.value ->> 'name' = '_standing'
+              -- Readers of the views read this one, too.
+              WHEN '_refusals' THEN o.value ->> 'name' = '_standing'
+              WHEN 'refusals' THEN o.value ->> 'name' = 'waiters'
+              -- For all, as the key functions are.
+              WHEN 'help' THEN o.value ->> 'name' = 'group_lock_key'
               WHEN 'table_unfence' THEN o.value ->> 'name' = 'unfence_table'
               -- It is there no more, or has another name.
               ELSE o.value ->> 'name' = made.name

@@ -3,7 +3,7 @@
 -- table_fence() makes triggers of this function; users' dumps name it.
 CREATE FUNCTION eskit_lease.require_fence() RETURNS trigger LANGUAGE c AS 'MODULE_PATHNAME', 'eskit_lease_require_fence';
 
--- Nothing for PUBLIC but the key functions and the trigger's; grant_consumer() and grant_monitor() hand out the rest.
+-- Nothing for PUBLIC but the key functions, help() and the trigger's; grant_consumer() and grant_monitor() hand out the rest.
 GRANT USAGE ON SCHEMA eskit_lease TO PUBLIC;
 REVOKE ALL ON ALL TABLES IN SCHEMA eskit_lease FROM PUBLIC;
 REVOKE ALL ON ALL SEQUENCES IN SCHEMA eskit_lease FROM PUBLIC;
@@ -28,6 +28,7 @@ GRANT EXECUTE ON FUNCTION
     eskit_lease.partition_for(text, integer),
     eskit_lease.partition_of_uuid(uuid, integer),
     eskit_lease.partition_assign(text, text[], text[], text),
+    eskit_lease.help(text),
     -- The owner of a fenced table makes its triggers anew with each partition. The function runs only as a trigger.
     eskit_lease.require_fence()
 TO PUBLIC;
@@ -137,9 +138,12 @@ COMMENT ON FUNCTION eskit_lease.position_raise(bigint) IS
 COMMENT ON FUNCTION eskit_lease._count_held() IS 'Internal: how many leases living sessions hold; under the metrics.';
 COMMENT ON FUNCTION eskit_lease._count_items(integer, text, integer) IS 'Internal: how many items a queue has, and since when one is ready; under the view queues.';
 COMMENT ON FUNCTION eskit_lease._open_transaction(xid) IS 'Internal: the open transaction that is changing a row; under the view blockers.';
+COMMENT ON FUNCTION eskit_lease._refusals() IS 'Internal: the latest refusals; under the view refusals.';
 COMMENT ON FUNCTION eskit_lease._revoke_in(bigint, bigint, integer) IS 'Internal: how long an owner has left to release a partition; under the views.';
 COMMENT ON FUNCTION eskit_lease.grant_consumer(regrole) IS 'Lets a role open sessions, use leases, locks and fences, make and use semaphores and groups, move cursors, draw and read positions, use run-once keys, make queues and work off their items, and fence its own tables. For roles that may grant that.';
 COMMENT ON FUNCTION eskit_lease.grant_monitor(regrole) IS 'Lets a role read the views and stats(), report heads with cursor_report_head(), and call position_horizon(). For roles that may grant that.';
+COMMENT ON FUNCTION eskit_lease.help(text) IS
+'Describes a topic, a function, a view or a setting, by its COMMENT or its own description, as text of up to 100 columns. Without a topic, the default, it lists the topics. Raises 42704 for an unknown topic, with the nearest as a hint; 22023.';
 COMMENT ON FUNCTION eskit_lease.stats() IS 'Counters of this database, which only grow, from since on (in seconds since 1970: the start of the server, or when the database got its entry), and the numbers of living sessions, of resources that wait for the worker, and of waiting session_wait calls. slots_taken, slots_of_ended: slots of eskit_lease.max_sessions that are not free, in all databases, and those among them whose sessions have ended. confirmed_ms_ago: how long ago the last acknowledged confirmation began (see eskit_lease.confirm_interval), NULL before the first. databases_in_use: entries of eskit_lease.max_databases in use, by sessions, waiting calls, or work to do; a database that is not in use gives its entry up to one that needs it, and counts from 0 when it gets one again. databases_taken: databases that have a place, in use or not. databases_unserved: databases with work that waits for a worker. unserved_ms: how long work has been due here while PostgreSQL has no process for the worker (see max_worker_processes) and no waiting session_wait call does the work; 0 if none is.';
 COMMENT ON FUNCTION eskit_lease._eligible(uuid, bigint, integer) IS 'Internal: whether a waiter may be granted to.';
 COMMENT ON FUNCTION eskit_lease._require_library(text) IS 'Internal: the first step of an update; refuses it if the running library is older than this version.';

@@ -33,7 +33,11 @@ CREATE TABLE eskit_lease._sessions (
     request   uuid,
     -- The session that may take back the lease in grace, and the one whose guard its fenced transactions have (src/lease/grace.rs).
     grace_of  uuid,
-    fencer    uuid
+    fencer    uuid,
+    -- Who opened it, as pg_stat_activity shows it. NULL in a row of a version before 0.3.0.
+    address          inet DEFAULT pg_catalog.inet_client_addr(),
+    application_name text COLLATE "C" DEFAULT pg_catalog.current_setting('application_name'),
+    login            text COLLATE "C" DEFAULT session_user
 );
 CREATE INDEX _sessions_grace_of ON eskit_lease._sessions (grace_of) WHERE grace_of IS NOT NULL;
 CREATE INDEX _sessions_consumer ON eskit_lease._sessions (consumer, role, opened_at) WHERE NOT private;

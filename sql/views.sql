@@ -13,7 +13,10 @@ SELECT CASE WHEN pg_has_role(s.role, 'USAGE') OR pg_has_role(e.extowner, 'USAGE'
        s.private,
        s.opened_at,
        (SELECT count(*) FROM eskit_lease._leases AS l WHERE l.session = s.session) AS leases,
-       (SELECT count(*) FROM eskit_lease._waiters AS w WHERE w.session = s.session) AS waiting_for
+       (SELECT count(*) FROM eskit_lease._waiters AS w WHERE w.session = s.session) AS waiting_for,
+       s.address,
+       s.application_name,
+       s.login
 FROM pg_extension AS e
 CROSS JOIN eskit_lease._sessions AS s
 CROSS JOIN LATERAL eskit_lease._standing(s.session, s.boot_id, s.ttl_ms) AS t
@@ -33,6 +36,9 @@ COMMENT ON COLUMN eskit_lease.sessions.private IS 'Whether lock_acquire or a rel
 COMMENT ON COLUMN eskit_lease.sessions.opened_at IS 'When it was opened.';
 COMMENT ON COLUMN eskit_lease.sessions.leases IS 'Leases that it holds.';
 COMMENT ON COLUMN eskit_lease.sessions.waiting_for IS 'Its places in line.';
+COMMENT ON COLUMN eskit_lease.sessions.address IS 'Address of the client that opened it (a pooler''s, behind one); NULL for a Unix socket.';
+COMMENT ON COLUMN eskit_lease.sessions.application_name IS 'Its application_name then.';
+COMMENT ON COLUMN eskit_lease.sessions.login IS 'The user that it was logged in as.';
 
 CREATE VIEW eskit_lease.leases AS
 SELECT l.resource,
@@ -47,7 +53,8 @@ SELECT l.resource,
        coalesce(l.released_at, clock_timestamp()) - l.granted_at AS held_for,
        t.trust_ms,
        t.expires_at,
-       (SELECT count(*) FROM eskit_lease._waiters AS w WHERE w.resource = l.resource) AS waiters
+       (SELECT count(*) FROM eskit_lease._waiters AS w WHERE w.resource = l.resource) AS waiters,
+       s.address
 FROM pg_extension AS e
 CROSS JOIN eskit_lease._leases AS l
 LEFT JOIN eskit_lease._sessions AS s ON s.session = l.session
@@ -68,6 +75,7 @@ COMMENT ON COLUMN eskit_lease.leases.held_for IS 'From the grant to the release,
 COMMENT ON COLUMN eskit_lease.leases.trust_ms IS 'Milliseconds left to the holder''s session without another heartbeat, as far as this server vouches.';
 COMMENT ON COLUMN eskit_lease.leases.expires_at IS 'The same as a time, for people.';
 COMMENT ON COLUMN eskit_lease.leases.waiters IS 'Places in line.';
+COMMENT ON COLUMN eskit_lease.leases.address IS 'As in the view sessions.';
 
 CREATE VIEW eskit_lease.waiters AS
 SELECT w.resource,
@@ -82,7 +90,9 @@ SELECT w.resource,
         FROM eskit_lease._leases AS l
         JOIN eskit_lease._sessions AS h ON h.session = l.session
         WHERE l.resource = w.resource AND l.slot = 0 AND NOT l.declared
-        LIMIT 1) AS holder
+        LIMIT 1) AS holder,
+       s.address,
+       s.application_name
 FROM pg_extension AS e
 CROSS JOIN eskit_lease._waiters AS w
 LEFT JOIN eskit_lease._sessions AS s ON s.session = w.session
@@ -98,6 +108,19 @@ COMMENT ON COLUMN eskit_lease.waiters.state IS 'As in the view sessions.';
 COMMENT ON COLUMN eskit_lease.waiters.queued_at IS 'Start of the wait.';
 COMMENT ON COLUMN eskit_lease.waiters.waiting_for IS 'Length of the wait.';
 COMMENT ON COLUMN eskit_lease.waiters.holder IS 'The present holder; NULL for a semaphore, which several hold, and for a bridge.';
+COMMENT ON COLUMN eskit_lease.waiters.address IS 'As in the view sessions.';
+COMMENT ON COLUMN eskit_lease.waiters.application_name IS 'As in the view sessions.';
+
+CREATE VIEW eskit_lease.refusals AS
+SELECT r.resource, r.consumer, r.reason, r.holder, r.refused_at
+FROM eskit_lease._refusals() AS r;
+
+COMMENT ON VIEW eskit_lease.refusals IS 'The last refusal of each resource to each consumer, for a minute: up to 512, up to 64 of one call.';
+COMMENT ON COLUMN eskit_lease.refusals.resource IS 'The resource.';
+COMMENT ON COLUMN eskit_lease.refusals.consumer IS 'The asker.';
+COMMENT ON COLUMN eskit_lease.refusals.reason IS 'As lease_acquire answers; queued ones are in the view waiters.';
+COMMENT ON COLUMN eskit_lease.refusals.holder IS 'The holder then, if it was held by one.';
+COMMENT ON COLUMN eskit_lease.refusals.refused_at IS 'When that was.';
 
 CREATE VIEW eskit_lease.semaphores AS
 SELECT d.resource AS name,

@@ -56,6 +56,7 @@ extension_sql_file!(
         keys::group_lock_key,
         admin::reading::_standing,
         admin::reading::_revoke_in,
+        admin::reading::_refusals,
         admin::reading::_open_transaction,
         item::counts::_count_items
     ]

@@ -49,7 +49,8 @@ class Night:
         assert not call(self.conn, "item_fail", dead.id, dead.fence, "why")
 
     def be_late(self):
-        """Makes sure that a session has missed a heartbeat, or is about to."""
+        """Makes sure that a session has missed a heartbeat, or is about to, and that another has just been refused."""
+        assert self.second.acquire("sub:orders").reason == "held"
         if not self.late or self.late.expired(self.conn):
             self.late = Session(self.conn, "late", ttl="3 s")
 

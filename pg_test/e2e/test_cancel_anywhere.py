@@ -51,6 +51,7 @@ CALLS = {
     "group_release": lambda s: ("g", s.partition, s.partition_fence),
     "group_release_many": lambda s: ("g", [s.partition], [s.partition_fence]),
     "group_resize": lambda s: ("g", random.choice([4, 6]), True),
+    "help": lambda s: (random.choice([None, "leases", "lease_acquire"]),),
     "item_add": lambda s: ("q", Jsonb(1), random.choice([None, "key"]), random.choice([None, "2100-01-01"])),
     "item_add_many": lambda s: ("q", [Jsonb(1)] * 30),
     "item_claim": lambda s: ("q", s.me.id, 3),

@@ -146,6 +146,7 @@ def administration(call, me, other):
     call("grant_consumer", "pg_monitor")
     call("grant_monitor", "pg_monitor")
     assert {row["name"] for row in call.rows("stats")} >= {"heartbeats"}
+    assert call("help", "session_close").startswith("eskit_lease.session_close(session uuid)")
     call("session_sweep", 100)
     assert call("lease_refence_all") > 0
     assert call("session_detach", other) is False

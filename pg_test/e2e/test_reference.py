@@ -109,6 +109,17 @@ def test_functions_are_described(functions):
     index = " ".join(cell for table in tables(PAGES["README.md"]) if table.header == ["page", "functions"] for row in table.rows for cell in row[1:])
     assert sorted(code(index)) == sorted(functions), "the overview has them all"
 
+def test_topics_of_help(conn):
+    """help() has a topic for each page, under its title, with its functions. Errors are no objects of the catalog."""
+    (index,) = [table for table in tables(PAGES["README.md"]) if table.header == ["page", "functions"]]
+    pages = {re.search(r"\((.+)\.md\)", page)[1].replace("-", "_"): (re.search(r"\[(.+)\]", page)[1], code(names)) for page, names in index.rows}
+    pages.pop("errors")
+    page = lambda topic: conn.execute("SELECT eskit_lease.help(%s)", (topic,)).fetchone()[0]
+    assert re.findall(r"^    (\w+) +(.+)$", page(None), re.M) == [(name, title) for name, (title, _) in pages.items()]
+    for name, (_, functions) in pages.items():
+        assert sorted(re.findall(r"^    (\w+)\(", page(name), re.M)) == sorted(functions), name
+
+
 def test_views(conn):
     expected = {}
     for view, about, column, kind, what in conn.execute(VIEWS):

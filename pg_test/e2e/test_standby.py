@@ -1,6 +1,7 @@
 """A streaming standby: refusals while it is one, and its promotion, after which no fence is given twice."""
 
 import os
+import re
 import subprocess
 import time
 from pathlib import Path
@@ -8,7 +9,7 @@ from pathlib import Path
 import psycopg
 import pytest
 from client import Session, Stubborn, call, rows
-from conftest import Server, caught_up, cut_off, promote, standby_of, wait_until
+from conftest import ROOT, Server, caught_up, cut_off, promote, standby_of, wait_until
 from psycopg.types.json import Jsonb
 
 
@@ -108,6 +109,12 @@ def read_everything(standby):
         assert standby.query(f"{query} ORDER BY 1") == expected, query
 
 
+def exported(server):
+    """Returns the names of the exporter's queries that tell something of a server."""
+    queries = re.findall(r"^(\w+):\n  query: \|\n((?:    .*\n)+)", (ROOT / "monitoring/queries.yaml").read_text(), re.M)
+    return {name for name, query in queries if server.query(query)}
+
+
 def test_standby_and_its_promotion(primary, standby, keep_alive):
     with primary.connect() as conn:
         holder, lost, waiter = (Session(conn, name, ttl="6 s") for name in ("holder", "lost", "waiter"))
@@ -148,6 +155,10 @@ def test_standby_and_its_promotion(primary, standby, keep_alive):
         caught_up(primary, standby)
         check_refusals(standby, "25006", "primary", holder.id)
         read_everything(standby)
+        # What rows alone tell is told once, however many standbys there are.
+        counted = {f"eskit_lease_{what}" for what in ("queue", "group", "executions", "flapping", "leases", "tables")}
+        assert exported(primary) >= counted - {"eskit_lease_flapping"}
+        assert exported(standby) == exported(primary) - counted
         assert not standby.workers() and not standby.workers("launcher")
         # Further grants never reach the standby, so it is promoted from an older history.
         cut_off(standby)

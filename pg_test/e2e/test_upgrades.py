@@ -61,7 +61,7 @@ TAMPERED = {
     "default value for column draining of table eskit_lease._sessions": "ALTER TABLE eskit_lease._sessions ALTER draining SET DEFAULT true",
     "column 3 of table eskit_lease._waiters": "ALTER TABLE eskit_lease._waiters ALTER session DROP NOT NULL",
     "column 4 of table eskit_lease._cursors": "ALTER TABLE eskit_lease._cursors ALTER acked SET STORAGE MAIN",
-    "column 12 of table eskit_lease._sessions": "ALTER TABLE eskit_lease._sessions ADD more text",
+    "column 15 of table eskit_lease._sessions": "ALTER TABLE eskit_lease._sessions ADD more text",
     "table eskit_lease._items": "ALTER TABLE eskit_lease._items SET (fillfactor = 90)",
     "constraint _waiters_pkey on table eskit_lease._waiters": "ALTER TABLE eskit_lease._waiters DROP CONSTRAINT _waiters_pkey",
     "index eskit_lease._leases_released_at":
@@ -397,7 +397,17 @@ def test_a_function_that_is_made_anew_keeps_its_grants(server, connect, former, 
             conn.execute(f'GRANT EXECUTE ON FUNCTION {", ".join(f"eskit_lease.{name}" for name in anew)} TO "{role}" {option}')
         granted = conn.execute(acl, (anew,)).fetchall()
         assert len(granted) == 3 * len(anew)
+        conn.execute(f'GRANT SELECT ON eskit_lease.waiters TO "{roles[0]}"')
+        conn.execute(f'GRANT EXECUTE ON FUNCTION eskit_lease._standing(uuid, bigint, integer) TO "{roles[0]}"')
         conn.execute(UPDATE)
+        # Readers of the views read the new one, too, and all roles the help.
+        conn.execute(f'SET ROLE "{roles[0]}"')
+        conn.execute("SELECT FROM eskit_lease.waiters, eskit_lease.refusals")
+        conn.execute(f'RESET ROLE; SET ROLE "{roles[1]}"')
+        assert "refusals" in call(conn, "help", "leases")
+        with pytest.raises(psycopg.errors.InsufficientPrivilege):
+            conn.execute("TABLE eskit_lease.refusals")
+        conn.execute("RESET ROLE")
         assert conn.execute(acl, (anew,)).fetchall() == granted
         today = {"next_position": "position_next", "unfence_table": "table_unfence"}
         renamed = [(today[name], role, option) for name, role, option in granted if name in today]

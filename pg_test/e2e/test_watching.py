@@ -9,7 +9,7 @@ import urllib.error
 import urllib.request
 
 import pytest
-from client import Session, call
+from client import Session, call, rows
 from conftest import ROOT, once, wait_until
 from exported import QUERIES, declared, measured
 from night import ROLE, night
@@ -57,6 +57,66 @@ def test_each_panel_of_the_dashboard_has_an_answer(server, no_worker, connect):
                 assert [column.name for column in columns][:2] == ["time", "metric"]
             if panel["type"] == "stat":
                 assert len(columns) == len(rows) == 1
+
+
+def test_processes_of_one_name_are_told_apart(no_worker, connect):
+    """The views have the address, the program and the user of the connection that opened a session, whatever becomes of that connection."""
+    # One by the network, one by the socket.
+    first, second = connect(host="127.0.0.1", application_name="pod-1"), connect(application_name="pod-2")
+    holder, waiter = Session(first, "billing"), Session(second, "billing")
+    holder.take("r"), waiter.queue("r")
+    first.execute("SET application_name = 'renamed'")
+    conn = connect()
+    conn.execute("CREATE ROLE borrowed; SELECT eskit_lease.grant_consumer('borrowed')")
+    try:
+        conn.execute("SET ROLE borrowed")
+        call(conn, "lock_acquire", "lock", "cron", "1 min")
+        conn.execute("RESET ROLE")
+        opened = "SELECT consumer, host(address), application_name, login, role FROM eskit_lease.sessions ORDER BY opened_at"
+        assert conn.execute(opened).fetchall() == [
+            ("billing", "127.0.0.1", "pod-1", "postgres", "postgres"), ("billing", None, "pod-2", "postgres", "postgres"),
+            ("cron", None, "", "postgres", "borrowed"),
+        ]  # fmt: skip
+        waiting = "SELECT consumer, holder, host(address), application_name FROM eskit_lease.waiters"
+        assert conn.execute(waiting).fetchall() == [("billing", "billing", None, "pod-2")]
+        assert conn.execute("SELECT host(address) FROM eskit_lease.leases WHERE resource = 'r'").fetchone() == ("127.0.0.1",)
+    finally:
+        conn.execute("SELECT eskit_lease.session_close(session) FROM eskit_lease.sessions; DROP OWNED BY borrowed; DROP ROLE borrowed")
+
+
+REFUSALS = "SELECT resource, consumer, reason, holder FROM eskit_lease.refusals ORDER BY resource, consumer"
+
+
+def test_why_a_consumer_was_refused(server, no_worker, connect):
+    """Also one that has gone since; by no row, no transaction id and no WAL; in its own database alone."""
+    conn, asking = connect(), connect()
+    holder, asker = Session(conn, "consumer-1"), Session(asking, "consumer-3")
+    holder.take("r"), holder.take("lock")
+    asking.execute("BEGIN")
+    assert asker.acquire("r").reason == "held"
+    assert asking.execute("SELECT pg_current_xact_id_if_assigned()").fetchone() == (None,)
+    asking.execute("ROLLBACK")
+    assert call(asking, "lock_acquire", "lock", "cron", "1 min").reason == "held"
+    call(conn, "semaphore_create", "permit", 1), holder.take("permit")
+    assert asker.acquire("permit").reason == "held"
+    asker.queue("r")
+    Session(connect(), "consumer-4").queue("r")
+    known = [("lock", "cron", "held", "consumer-1"), ("permit", "consumer-3", "held", None), ("r", "consumer-3", "held", "consumer-1")]
+    assert conn.execute(REFUSALS).fetchall() == known
+    # The last one counts. A session that has ended is told so, and a crowd of names takes no more than its share.
+    asker.close()
+    assert asker.acquire("r").reason in ("expired", "unknown_session")
+    crowd = Session(asking, "crowd")
+    names = [f"name {n}" for n in range(200)]
+    for name in names:
+        holder.take(name)
+    assert all(answer.reason == "held" for answer in rows(asking, "lease_acquire_many", names, crowd.id))
+    found = conn.execute(REFUSALS).fetchall()
+    assert len([consumer for _, consumer, *_ in found if consumer == "crowd"]) == 64
+    assert ("r", "consumer-3") in [(resource, consumer) for resource, consumer, *_ in found]
+    recent = "SELECT bool_and(refused_at BETWEEN clock_timestamp() - interval '1 min' AND clock_timestamp()) FROM eskit_lease.refusals"
+    assert conn.execute(recent).fetchone() == (True,)
+    assert server.query("SELECT to_regclass('eskit_lease.refusals')") == [(None,)] or server.query(REFUSALS) == []
 
 
 METRICS = {f"{name}_{metric}" for name, _, _, metrics in declared() for metric in metrics}

@@ -39,12 +39,14 @@ fn grant_monitor(role: Option<Role>) -> Result<()> {
     let counts = include_str!("../../sql/query/privilege/monitor_counts.sql");
     let count_held = catalog::has_function(c"_count_held", &[]);
     let names = include_str!("../../sql/query/privilege/monitor_names.sql");
+    let refusals = include_str!("../../sql/query/privilege/monitor_refusals.sql");
     let statements = [
         (true, monitor),
         (bridge::may_be(), bridges),
         (history::is_there(), watch),
         (open_transaction, blockers),
         (count_held, counts),
+        (catalog::has_function(c"_refusals", &[]), refusals),
         (catalog::has_objects_of_today(), names),
     ];
     grant(&statements, role)

@@ -8,6 +8,7 @@ use crate::pg::text::Text;
 use crate::pg::{catalog, clock, row, transaction};
 use crate::session::{self, Touch, wall_clock};
 use crate::shmem::databases::{COUNTERS, Database};
+use crate::shmem::refusals::Refused;
 use crate::shmem::shared;
 use crate::shmem::word::State;
 use pgrx::datum::{Interval, TimestampWithTimeZone};
@@ -73,6 +74,25 @@ fn _revoke_in(revoke_at: i64, boot_id: i64, rebalance_timeout_ms: i32) -> Result
 #[pg_extern(schema = "eskit_lease", strict)]
 fn _open_transaction(xid: pg_sys::TransactionId) -> Option<pg_sys::TransactionId> {
     transaction::open_one(xid)
+}
+
+#[pg_extern(schema = "eskit_lease")]
+fn _refusals() -> Result<
+    row::TableIterator<(
+        name!(resource, Text),
+        name!(consumer, Text),
+        name!(reason, Text),
+        name!(holder, Option<Text>),
+        name!(refused_at, TimestampWithTimeZone),
+    )>,
+> {
+    let (refusals, now, wall) = (shared()?.refusals(catalog::home()), clock::now(), clock::timestamp());
+    let row = |refused: Refused<String>| {
+        let at = wall - i64::try_from(now.saturating_sub(refused.at)).unwrap_or(0);
+        let holder = Some(refused.holder).filter(|holder| !holder.is_empty()).map(Text);
+        Some((Text(refused.resource), Text(refused.consumer), Text(refused.reason), holder, at.try_into().ok()?))
+    };
+    Ok(row::TableIterator::of(refusals.into_iter().filter_map(row).collect()))
 }
 
 #[pg_extern(schema = "eskit_lease")]

@@ -8,6 +8,11 @@ pub const MAX_NAME: usize = 255;
 /// Names in one call.
 pub const MAX_NAMES: usize = 100_000;
 
+// Text
+
+/// The longest line of a page of help(). With the margins that psql adds it has 100 columns.
+pub const HELP_COLUMNS: usize = 96;
+
 // What callers may give
 
 /// The longest time to live that any setting allows.
@@ -42,6 +47,9 @@ pub const HUNGER_PATIENCE: u64 = 50_000;
 /// The first and the longest wait before a retry of rows that another transaction has locked, in microseconds.
 pub const FIRST_BLOCKED: u64 = 10_000;
 pub const LAST_BLOCKED: u64 = 1_000_000;
+/// How long a refusal is remembered, in microseconds, and the most of one call that are.
+pub const REFUSALS_KEPT: u64 = 60_000_000;
+pub const REFUSALS_OF_CALL: usize = 64;
 /// The first and the longest wait before a retry of one resource, in milliseconds.
 pub const FIRST_RETRY_MS: u32 = 10;
 pub const LAST_RETRY_MS: u32 = 1_000;

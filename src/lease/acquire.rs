@@ -36,7 +36,7 @@ pub use grantee::{SESSIONS_FULL, grantee};
 
 use super::answer::Answer;
 use super::row::{self, Leases, Probe};
-use super::{grace, line};
+use super::{grace, line, refused};
 use crate::base::error::Result;
 use crate::base::limits;
 use crate::call::Call;
@@ -77,8 +77,9 @@ pub fn acquire(call: &Call, me: SlotRef, resources: &[String], queue: bool) -> R
         }
     }
     debug_assert_eq!(answers.len(), resources.len());
-    let refused = answers.iter().filter(|answer| !answer.is_granted()).count();
-    call.database.add(Counter::Refusals, refused as u64);
+    let refusals = answers.iter().filter(|answer| !answer.is_granted()).count();
+    call.database.add(Counter::Refusals, refusals as u64);
+    refused::note(call.shared, call.home, me.session(), resources, &answers);
     Ok(answers)
 }
 

@@ -79,8 +79,9 @@ fn lock_acquire(
     let ttl_ms = interval::ttl_ms(Some(ttl.given("ttl")?))?;
     let call = Call::open(shared)?;
     let one = |answer, trust_ms| Ok(LeaseAnswer::new(answer, trust_ms));
-    let refused = |answer| {
+    let refused = |answer: Answer| {
         call.database.add(Counter::Refusals, 1);
+        call.shared.refused(call.home, &name, &owner, answer.holder.as_deref(), answer.reason);
         one(answer, None)
     };
     if !can_look() {

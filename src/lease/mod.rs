@@ -2,7 +2,7 @@
 //! A lock is a lease with a private session. This folder imports from [`crate::session`] and below.
 //!
 //! Files, low to high: row, free, answer, declaration, seat, line, candidate, kind, fence, declare, refence, history,
-//! semaphore, held, grace, grant, handover, release, acquire, lock, verbs, mod.
+//! semaphore, held, grace, grant, handover, release, refused, acquire, lock, verbs, mod.
 
 pub mod acquire;
 pub mod answer;
@@ -20,6 +20,7 @@ pub mod kind;
 pub mod line;
 pub mod lock;
 pub mod refence;
+mod refused;
 pub mod release;
 pub mod row;
 pub mod seat;

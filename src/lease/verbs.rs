@@ -3,7 +3,7 @@
 use super::acquire::{acquire, acquire_one};
 use super::answer::{Answer, LeaseAnswer};
 use super::fence::{self, Fate};
-use super::refence;
+use super::{refence, refused};
 use crate::base::error::Result;
 use crate::call::{Call, Given, enter, names_arg, text_arg};
 use crate::pg::row;
@@ -32,10 +32,15 @@ fn lease_acquire(
     let shared = enter()?;
     let resource = text_arg("resource", resource)?;
     let queue = queue.given("queue")?;
-    let touch = touch(shared, session.given("session")?)?;
+    let session = session.given("session")?;
+    let touch = touch(shared, session)?;
     let answer = match touch.acquirer() {
         Ok(me) => acquire_one(&Call::open(shared)?, me, resource, queue)?,
-        Err(refusal) => Answer::refused(refusal),
+        Err(refusal) => {
+            let answer = Answer::refused(refusal);
+            refused::note(shared, touch.home, session, &[resource], std::slice::from_ref(&answer));
+            answer
+        }
     };
     Ok(LeaseAnswer::new(answer, touch.trust_ms()))
 }
@@ -57,10 +62,15 @@ fn lease_acquire_many(
 > {
     let shared = enter()?;
     let names = names_arg(resources)?;
-    let touch = touch(shared, session.given("session")?)?;
+    let session = session.given("session")?;
+    let touch = touch(shared, session)?;
     let answers = match touch.acquirer() {
         Ok(me) => acquire(&Call::open(shared)?, me, &names, false)?,
-        Err(refusal) => vec![Answer::refused(refusal); names.len()],
+        Err(refusal) => {
+            let answers = vec![Answer::refused(refusal); names.len()];
+            refused::note(shared, touch.home, session, &names, &answers);
+            answers
+        }
     };
     let trust_ms = touch.trust_ms();
     let row = |(name, answer)| {

@@ -3,6 +3,7 @@
 use super::row::{self, SessionRow};
 use super::succession;
 use crate::call::Call;
+use crate::pg::catalog;
 use crate::seam;
 use crate::shmem::word::State;
 use fnv::FnvHashMap;
@@ -80,6 +81,12 @@ pub fn name(session: Uuid) -> Option<String> {
         remember(&row);
         Some(row.consumer)
     })
+}
+
+/// Returns the name of a session as [`name`] does, or `None` if another process has the table of sessions locked.
+pub fn name_at_once(session: Uuid) -> Option<String> {
+    let known = KNOWN.with_borrow(|known| known.get(&session).cloned());
+    known.or_else(|| if catalog::try_lock_all(&[c"_sessions"]) { name(session) } else { None })
 }
 
 /// Returns a session from the remembered names, if its slot lives and no transaction has begun to end it. Such a

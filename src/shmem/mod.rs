@@ -28,9 +28,9 @@
 //! `parts` has the plain data that lies in shared memory, and [`Shared`] says where each part is. Each other file has
 //! one concept, and reaches its part by methods of [`Shared`]. `start` makes all parts.
 //!
-//! Files, low to high: word, counted, pace, latch, beginning, ring, leftover, block, slot, parts, databases, shared,
-//! standing, slots, surveyed, floors, spans, hunger, dirty, confirm, map, stand_in, attach, wait, room, places, left,
-//! start, mod.
+//! Files, low to high: word, counted, pace, latch, beginning, ring, refusals, leftover, block, slot, parts, databases,
+//! shared, refused, standing, slots, surveyed, floors, spans, hunger, dirty, confirm, map, stand_in, attach, wait,
+//! room, places, left, start, mod.
 
 pub mod attach;
 pub mod beginning;
@@ -48,6 +48,8 @@ pub mod map;
 pub mod pace;
 mod parts;
 pub mod places;
+pub mod refusals;
+mod refused;
 #[cfg(feature = "pg_test")]
 #[path = "../../pg_test/reuse.rs"]
 mod reuse;

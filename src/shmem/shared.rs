@@ -6,6 +6,7 @@ use super::databases::Database;
 use super::latch::set_latch;
 use super::leftover::Left;
 use super::parts::{Floor, Header, Hunger, MAP_PARTITIONS, Pending, Span, Surveyed};
+use super::refusals::Table as Refusals;
 use super::ring::Entry;
 use super::slot::Slot;
 use crate::base::error::{Error, Result};
@@ -39,6 +40,7 @@ pub struct Shared {
     /// For each session, the process id of the backend that it is attached to; zero without one.
     pub(super) attached: &'static [Counted],
     pub(super) surveyed: &'static Surveyed,
+    pub(super) refusals: Refusals,
     pub(super) locks: *mut pg_sys::LWLockPadded,
     /// What sessions of the last start have left. This is in the postmaster's own memory, which its children inherit.
     pub(super) left: Left,

@@ -4,6 +4,7 @@ use super::block::{self, Block};
 use super::counted::Counted;
 use super::databases::Database;
 use super::parts::{FLOORS, Floor, Header, Hunger, MapEntry, Pending, SPANS, Span, Surveyed};
+use super::refusals::{self, REFUSALS, Table as Refusals};
 use super::ring::{self, Entry};
 use super::shared::{LOCKS, SHARED, Shared};
 use super::slot::Slot;
@@ -68,6 +69,7 @@ unsafe extern "C-unwind" fn request() {
             sessions * size_of::<Counted>(),
             sessions * size_of::<Counted>(),
             size_of::<Surveyed>(),
+            REFUSALS * size_of::<refusals::Entry>(),
         ];
         for size in sizes {
             pg_sys::RequestAddinShmemSpace(size + 64);
@@ -131,6 +133,7 @@ unsafe extern "C-unwind" fn startup() {
             unproven: std::slice::from_raw_parts(array(c"eskit_lease unproven", sessions), sessions),
             attached: std::slice::from_raw_parts(array(c"eskit_lease attached", sessions), sessions),
             surveyed: &*array::<Surveyed>(c"eskit_lease surveyed", 1),
+            refusals: Refusals(std::slice::from_raw_parts(array(c"eskit_lease refusals", REFUSALS), REFUSALS)),
             locks: pg_sys::GetNamedLWLockTranche(TRANCHE.as_ptr()),
             left: left::take(),
         };

@@ -1,5 +1,5 @@
 //! Refusals of a name that is declared, or is being declared: of a semaphore, a group, a bridge, a queue or a run-once
-//! key.
+//! key; or of a topic that help() does not know.
 
 use super::report::{busy, report};
 use pgrx::pg_sys::panic::ErrorReport;
@@ -14,6 +14,7 @@ pub enum NameError {
     WrongKind { name: String, is: &'static str, wanted: &'static str },
     Unknown { kind: &'static str, name: String },
     NotOwner { kind: &'static str, name: String, owner: String },
+    NoTopic { topic: String, nearest: Option<String> },
 }
 
 impl From<NameError> for ErrorReport {
@@ -45,6 +46,13 @@ impl From<NameError> for ErrorReport {
             NotOwner { kind, name, owner } => {
                 report(Code::ERRCODE_INSUFFICIENT_PRIVILEGE, format!("must be owner of {kind} \"{name}\""))
                     .set_detail(format!("It belongs to role \"{owner}\"."))
+            }
+            NoTopic { topic, nearest } => {
+                let report = report(Code::ERRCODE_UNDEFINED_OBJECT, format!("help topic \"{topic}\" does not exist"));
+                match nearest {
+                    Some(nearest) => report.set_hint(format!("The nearest is \"{nearest}\"; help() lists the topics.")),
+                    None => report.set_hint("help() lists the topics."),
+                }
             }
         }
     }
