@@ -154,6 +154,32 @@ LEFT JOIN eskit_lease._sessions AS s ON s.session = m.session
 LEFT JOIN LATERAL eskit_lease._standing(s.session, s.boot_id, s.ttl_ms) AS t ON true
 WHERE e.extname = 'eskit_lease';
 
+CREATE OR REPLACE VIEW eskit_lease.group_partitions AS
+SELECT g.group_name,
+       n.partition,
+       CASE WHEN l.session IS NULL THEN 'free'
+            WHEN coalesce(t.state, 'expired') = 'expired' THEN 'expired'
+            WHEN s.draining OR p.target IS DISTINCT FROM l.session AND (p.revoking = l.fence OR p.target IS NOT NULL)
+            THEN 'revoking'
+            ELSE 'owned' END AS state,
+       s.consumer AS owner,
+       CASE WHEN pg_has_role(s.role, 'USAGE') OR pg_has_role(e.extowner, 'USAGE') THEN l.session END AS session,
+       l.fence,
+       l.granted_at,
+       o.consumer AS target,
+       CASE WHEN l.session IS NOT NULL AND p.revoking = l.fence
+            THEN eskit_lease._revoke_in(p.revoke_at, p.boot_id, g.rebalance_timeout_ms) END AS revoke_in
+FROM pg_extension AS e
+CROSS JOIN eskit_lease._groups AS g
+JOIN eskit_lease._declarations AS d ON d.resource = g.group_name
+CROSS JOIN LATERAL generate_series(0, d.slots - 1) AS n (partition)
+LEFT JOIN eskit_lease._partitions AS p ON p.group_name = g.group_name AND p.partition = n.partition
+LEFT JOIN eskit_lease._leases AS l ON l.resource = g.group_name AND l.slot = n.partition
+LEFT JOIN eskit_lease._sessions AS s ON s.session = l.session
+LEFT JOIN LATERAL eskit_lease._standing(s.session, s.boot_id, s.ttl_ms) AS t ON true
+LEFT JOIN eskit_lease._sessions AS o ON o.session = p.target
+WHERE e.extname = 'eskit_lease';
+
 -- Sessions and places that are gone are not looked at.
 DROP INDEX eskit_lease._sessions_consumer;
 CREATE INDEX _sessions_consumer ON eskit_lease._sessions (consumer, role, opened_at) WHERE NOT private;

@@ -243,7 +243,8 @@ SELECT g.group_name,
        n.partition,
        CASE WHEN l.session IS NULL THEN 'free'
             WHEN coalesce(t.state, 'expired') = 'expired' THEN 'expired'
-            WHEN p.target IS DISTINCT FROM l.session AND (p.revoking = l.fence OR p.target IS NOT NULL) THEN 'revoking'
+            WHEN s.draining OR p.target IS DISTINCT FROM l.session AND (p.revoking = l.fence OR p.target IS NOT NULL)
+            THEN 'revoking'
             ELSE 'owned' END AS state,
        s.consumer AS owner,
        CASE WHEN pg_has_role(s.role, 'USAGE') OR pg_has_role(e.extowner, 'USAGE') THEN l.session END AS session,

@@ -13,7 +13,7 @@ import psycopg
 import pytest
 from client import best_of, call, rows, stat
 from conftest import Server, wait_until
-from members import JOURNAL, Member, check_journal, create, settled, shares, write
+from members import JOURNAL, PARTITIONS, Member, check_journal, create, owners, settle, settled, shares, write
 
 
 # ---- without the worker ----
@@ -64,6 +64,48 @@ def test_without_worker_an_overdue_partition_moves_when_somebody_asks(connect, n
     kept = set(silent.owned) - set(silent.revoking)
     wait_until(lambda: len(other.assignment()) == 2)
     assert set(silent.assignment()) == kept and not silent.revoking, "it loses just what it did not give back"
+
+
+# ---- shutdowns ----
+
+
+def drain_by_the_book(member):
+    """Releases what it is asked for until it owns nothing, and closes."""
+    assert call(member.conn, "session_drain", member.id)
+    while member.assignment():
+        member.give_back() or member.wait("1 s")
+    assert member.close()
+
+
+@pytest.mark.parametrize("worker", ["on", "off"])
+def test_a_fleet_that_is_stopped_at_once_ends(connect, request, worker):
+    if worker == "off":
+        request.getfixturevalue("no_worker")
+    conn = connect()
+    create(conn, 8)
+    fleet = [Member(connect(), f"consumer-{i}").join() for i in range(3)]
+    settle(conn, fleet)
+    ends = [threading.Thread(target=drain_by_the_book, args=(member,), daemon=True) for member in fleet]
+    for end in ends:
+        end.start()
+    for end in ends:
+        end.join(20)
+    assert conn.execute("SELECT consumer, state FROM eskit_lease.sessions").fetchall() == []
+    assert owners(conn) == [None] * 8
+
+
+def test_a_member_that_another_connection_drains_is_told(connect, no_worker):
+    """Alone in its group: no member is there to have its partitions."""
+    conn, operator = connect(), connect()
+    create(conn, 2)
+    member = Member(conn, "alone").join()
+    assert member.assignment() and not member.revoking
+    member.hears()
+    assert call(operator, "session_drain", member.id)
+    assert member.hears()
+    assert len(member.assignment()) == 2 and member.revoking == member.owned
+    assert [row[1:2] + row[4:] for row in conn.execute(PARTITIONS)] == [("revoking", None)] * 2
+    assert member.give_back() == 2 and not member.assignment()
 
 
 # ---- prompt ----

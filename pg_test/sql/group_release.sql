@@ -95,6 +95,16 @@ SELECT count(*) > 0 AS owns FROM group_assignment('g', :'a');
 COMMIT;
 SELECT stale FROM eskit_lease._groups WHERE group_name = 'g';
 
+-- A member that drains alone in its group must release all that it owns, and the view says so, too.
+SELECT session AS e FROM session_open('e', '1 hour') \gset
+SELECT group_create('alone', 2);
+SELECT group_join('alone', :'e') > 0 AS joined;
+SELECT session_drain(:'e');
+SELECT * FROM pg_temp.mine('alone', :'e');
+SELECT * FROM pg_temp.who('alone');
+SELECT pg_temp.acknowledge('alone', :'e');
+SELECT * FROM pg_temp.who('alone');
+
 SELECT session_close(session) FROM sessions ORDER BY consumer, opened_at;
 SELECT group_drop(group_name) FROM groups ORDER BY group_name;
 \i pg_test/sql/include/worker_on.psql

@@ -190,13 +190,14 @@ fn wait_for_slot(shared: &'static Shared, session: Uuid, until: u64, now: &mut T
 fn session_drain(session: Option<Uuid>) -> Result<bool> {
     let shared = enter_writing("session_drain()")?;
     let session = session.given("session")?;
-    if !touch(shared, session)?.alive() {
-        return Ok(false);
-    }
+    let touch = touch(shared, session)?;
+    let Some(at) = touch.at.filter(|_| touch.alive()) else { return Ok(false) };
     let call = Call::open(shared)?;
     let locked = lock_row(session).is_some();
     if locked {
         drain(&call, session);
+        // Another connection may have called this: the session must hear that its partitions have to go.
+        call.seam().revise(at);
         // Resources that the session was first in line for go to the next waiter.
         line::note_places(&call, &[session]);
         group::note_groups(&call, &[session]);

@@ -12,7 +12,7 @@
 //! | living                   | the owner             | the owner goes on; after a promotion it gets a new fence       |
 //! | living                   | another member        | revoking: told, until it releases or the rebalance timeout     |
 //! | living, but has left     | any                   | taken back: it was granted while the member left               |
-//! | living, draining         | another member        | kept until it releases: it gets nothing new and loses nothing  |
+//! | living, draining         | any                   | revoking, without a deadline: it gets nothing new              |
 //!
 //! **Who judges.** A call that changes something (join, leave, release, close), a member that asks for its assignment,
 //! and the worker. Only a transaction that has locked the group's row writes targets. The lock is tried and never

@@ -273,14 +273,16 @@ fn group_assignment(
     let state = judged
         .or_else(|| State::read(&call, &name, &|_| false))
         .ok_or_else(|| declaration::unknown(&name, Kind::Group))?;
+    // A session that drains must release all that it owns, also if no member is there to have it.
+    let drains = state.members.iter().any(|member| member.session == me.session() && member.draining);
     let mine: Vec<_> = (0..)
         .zip(state.partitions)
         .filter(|(_, known)| known.owner == Some(me.session()))
         .filter_map(|(partition, known)| {
-            let revoking = known.revoking.is_some() || known.target.is_some_and(|target| target != me.session());
+            let moves = known.revoking.is_some() || known.target.is_some_and(|target| target != me.session());
             let left = |at: u64| i64::try_from(at.saturating_sub(now)).unwrap_or(0);
             let revoke_in = known.revoking.map(|(_, at)| Interval::from_micros(left(at)));
-            Some((partition, known.fence()?, Text::from(if revoking { "revoking" } else { "owned" }), revoke_in))
+            Some((partition, known.fence()?, Text::from(if drains || moves { "revoking" } else { "owned" }), revoke_in))
         })
         .collect();
     Ok(TableIterator::of(mine))
