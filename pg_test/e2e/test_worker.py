@@ -84,6 +84,32 @@ def test_attached_session_outlives_its_connection_for_its_grace(connect):
     assert time.monotonic() - closing_at > 0.7
 
 
+def test_an_attached_session_that_is_used_on_other_connections_only_is_told_once(connect):
+    """So it is behind a pooler, whose connection says nothing of the client."""
+    direct, other = connect(), connect()
+    told = []
+    for conn in (direct, other):
+        conn.add_notice_handler(lambda notice: told.append((notice.severity, notice.message_primary, notice.message_detail, notice.message_hint)))
+    stray, used, free = (Session(direct, name, ttl="3 s", attach=name != "free") for name in ("stray", "used", "free"))
+    call(direct, "session_heartbeat", used.id)
+
+    def beat(*sessions):
+        for session in sessions:
+            assert call(other, "session_heartbeat", session.id).alive
+
+    beat(stray)
+    assert not told, "it may be used there yet"
+    wait_until(lambda: beat(stray, used, free) or told)
+    (notice,) = told
+    assert notice[:2] == ("NOTICE", "session is attached to a connection that it is not used on")
+    assert "ends with the connection" in notice[2] and "without attach" in notice[3]
+    late = time.monotonic() + 3
+    wait_until(lambda: beat(stray, used, free) or time.monotonic() > late)
+    assert len(told) == 1, "the one session, once"
+    pids = "SELECT DISTINCT attached_pid FROM eskit_lease.sessions WHERE consumer <> 'free'"
+    assert other.execute(pids).fetchall() == [(direct.info.backend_pid,)]
+
+
 def test_detached_session_outlives_its_connection(connect):
     attached, other = connect(), connect()
     session = Session(attached, "detached", attach=True)

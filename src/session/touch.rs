@@ -12,8 +12,8 @@ use crate::shmem::slots::SlotRef;
 use crate::shmem::standing::Standing;
 use crate::shmem::word::State;
 use crate::shmem::{Shared, shared};
-use pgrx::Uuid;
 use pgrx::pg_sys::panic::ErrorReport;
+use pgrx::{PgLogLevel, Uuid};
 
 /// The reason for a session whose opening another transaction has yet to commit.
 pub const UNCOMMITTED: &str = "uncommitted";
@@ -112,5 +112,8 @@ pub fn touch_holder(shared: &'static Shared, session: Uuid, resource: Option<&st
         }
     };
     let standing = shared.beat(at).map(|standing| ending::found(shared, at, standing));
+    if standing.is_some_and(|standing| standing.alive() && shared.is_stray(at, standing.now)) {
+        ErrorReport::from(Error::Stray).report(PgLogLevel::NOTICE);
+    }
     Ok(Touch { home, at: Some(at), standing })
 }

@@ -1,6 +1,7 @@
 //! What a backend must undo when it exits. The sessions attached to it end (after their grace), and its place among the
 //! waiting calls is given back. A terminated backend does not unwind, so a callback at its exit does both.
 
+use super::counted::Counted;
 use super::databases::Database;
 use super::shared::{Shared, shared};
 use super::slot::SlotRef;
@@ -20,12 +21,20 @@ thread_local! {
     static REGISTERED: Cell<bool> = const { Cell::new(false) };
 }
 
+/// The parts of an attachment, low to high: the backend, whether it is known that the session is used there, and the
+/// second in which the session was attached.
+const PID: u64 = u32::MAX as u64;
+const SETTLED: u64 = 1 << 32;
+const SECOND: u32 = 33;
+/// The seconds come round after 97 days. No session lives so long without a call that settles it.
+const SECONDS: u64 = (1 << 23) - 1;
+
 impl Shared {
     /// Makes the session end when this backend exits, after `grace` microseconds.
     pub fn attach(&self, at: SlotRef, grace: u64) {
         register();
-        let me = my_pid();
-        self.change_attached(at, |_| Some(me));
+        let attachment = my_pid() | (clock::now() / 1_000_000 & SECONDS) << SECOND;
+        self.change_attached(at, |_| Some(attachment));
         ATTACHED.with_borrow_mut(|attached| {
             attached.retain(|(known, _)| self.look(*known).is_some());
             attached.push((at, grace));
@@ -35,7 +44,22 @@ impl Shared {
     /// Ends an attachment. Returns whether there was one. The backend that the session was attached to finds out when
     /// it exits.
     pub fn detach(&self, at: SlotRef) -> bool {
-        self.change_attached(at, |pid| (pid != 0).then_some(0))
+        self.change_attached(at, |attached| (attached != 0).then_some(0))
+    }
+
+    /// Takes note of a call on this connection for a living session. Returns true once, if the session is attached to
+    /// another connection and for its TTL has been used on others only: so it goes behind a pooler.
+    pub fn is_stray(&self, at: SlotRef, now: u64) -> bool {
+        let attached = self.attached.get(at.index as usize).map_or(0, Counted::get);
+        if attached == 0 || attached & SETTLED != 0 {
+            return false;
+        }
+        let is_own = attached & PID == my_pid();
+        let seconds = (now / 1_000_000).wrapping_sub(attached >> SECOND) & SECONDS;
+        if !is_own && seconds * 1_000 <= u64::from(self.ttl_ms(at)) {
+            return false;
+        }
+        self.change_attached(at, |again| (again == attached).then_some(attached | SETTLED)) && !is_own
     }
 
     /// Changes which backend a session is attached to. Returns whether there was anything to do.
@@ -47,7 +71,7 @@ impl Shared {
 
     /// Returns the process id of the backend that the session is attached to.
     pub fn attached_pid(&self, at: SlotRef) -> Option<i32> {
-        let pid = self.attached.get(at.index as usize)?.get();
+        let pid = self.attached.get(at.index as usize)?.get() & PID;
         i32::try_from(pid).ok().filter(|pid| *pid != 0 && self.is_still(at))
     }
 }
@@ -107,7 +131,7 @@ unsafe extern "C-unwind" fn at_exit(_: std::ffi::c_int, _: pg_sys::Datum) {
     let Ok(shared) = shared() else { return };
     let me = my_pid();
     for (at, grace) in ATTACHED.take() {
-        if shared.change_attached(at, |pid| (pid == me).then_some(0)) {
+        if shared.change_attached(at, |attached| (attached & PID == me).then_some(0)) {
             shared.cap(at, clock::now().saturating_add(grace).min(FOREVER));
         }
     }

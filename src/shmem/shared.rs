@@ -37,7 +37,7 @@ pub struct Shared {
     pub(super) hungry: &'static [AtomicU32],
     /// For each session, when it was last granted something that is unproven (see [`super::confirm`]).
     pub(super) unproven: &'static [Counted],
-    /// For each session, the process id of the backend that it is attached to; zero without one.
+    /// For each session, its attachment (see [`super::attach`]); zero without one.
     pub(super) attached: &'static [Counted],
     pub(super) surveyed: &'static Surveyed,
     pub(super) refusals: Refusals,

@@ -13,6 +13,8 @@ pub enum SessionError {
     },
     NotAttached,
     AttachPrepared,
+    /// A notice.
+    Stray,
     SessionsFull,
     RoleFull {
         role: String,
@@ -48,6 +50,12 @@ impl From<SessionError> for ErrorReport {
                 "cannot PREPARE a transaction that has attached a session to its connection",
             )
             .set_hint("Open the session without attach, or commit before PREPARE TRANSACTION."),
+            Stray => report(
+                Code::ERRCODE_SUCCESSFUL_COMPLETION,
+                "session is attached to a connection that it is not used on",
+            )
+            .set_detail("It ends with the connection that opened it; all its calls have come on others.")
+            .set_hint("Call session_detach(), and behind a pooler open sessions without attach."),
             SessionsFull => full("too many sessions")
                 .set_detail(format!("eskit_lease.max_sessions is {}.", settings::MAX_SESSIONS.get()))
                 .set_hint(
