@@ -6,7 +6,7 @@
 //! shared memory. [`seam`] joins the two when a transaction ends. The [`worker`] calls the same modules as the SQL
 //! functions. The head of each module describes its protocol.
 //!
-//! A module imports only from floors below its own, which `pg_test/lint` proves. A floor is a folder; from low to high:
+//! A module imports only from floors below its own, which `pg_test/tidy` proves. A floor is a folder; from low to high:
 //!
 //! 1. [`base`]: errors, settings, intervals
 //! 2. [`pg`]: PostgreSQL's C: SPI, tables, the catalog, lock tags, values

@@ -73,6 +73,9 @@ UPDATE eskit_lease._executions SET state = 'done';
 UPDATE eskit_lease._queues SET ordering = 'lifo';
 SELECT pg_temp.error_of(format('SELECT eskit_lease.item_claim(''q'', %L)', :'a'));
 UPDATE eskit_lease._queues SET ordering = 'none';
+UPDATE eskit_lease._declarations SET slots = -1 WHERE resource = 'g';
+SELECT pg_temp.error_of(format('SELECT eskit_lease.group_assignment(''g'', %L)', :'a'));
+UPDATE eskit_lease._declarations SET slots = 1 WHERE resource = 'g';
 SELECT attempt FROM item_claim('q', :'a');
 
 SELECT session_close(:'a');

@@ -208,8 +208,8 @@ impl Queue {
 
 /// Returns the partition of an item, one of so many.
 fn partition(key: Option<&str>, id: i64, partitions: i32) -> i32 {
-    debug_assert!(partitions > 0, "a group has partitions");
-    let of = |key: &str| partition_of(key, partitions).unwrap_or(0);
+    let none = || required::known("_declarations", "slots", &partitions.to_string(), None, 0);
+    let of = |key: &str| partition_of(key, partitions).unwrap_or_else(none);
     match key {
         _ if partitions == 1 => 0,
         Some(key) => of(key),

@@ -20,7 +20,7 @@ use crate::base::limits;
 use crate::call::{Call, Given};
 use crate::pg::table::{Flight, Key, Locked, Moment, Sight, Stand, Table, Tuple};
 use crate::pg::text::{Text, role_of_name};
-use crate::pg::{catalog, clock, lock_timeout, role};
+use crate::pg::{catalog, clock, lock_timeout, required, role};
 use pgrx::pg_sys::panic::ErrorReport;
 use pgrx::pg_sys::{ItemPointerData, Oid};
 
@@ -69,9 +69,13 @@ pub(super) fn table() -> Table {
 fn read(row: &Tuple) -> Declaration {
     let name = row.required::<Text>(2);
     let kind = [Kind::Semaphore, Kind::Group, Kind::Bridge].into_iter().find(|kind| *name == *kind.name());
+    let slots = match row.required(3) {
+        known @ 1..=limits::MAX_SLOTS => known,
+        other => required::known("_declarations", "slots", &other.to_string(), None, 0),
+    };
     Declaration {
         kind: kind.unwrap_or_else(|| catalog::unserved(format!("A name is declared as a {}.", name.0))),
-        slots: row.required(3),
+        slots,
         owner: row.required::<Text>(4).0,
         tid: row.tid(),
         number: row.get(NUMBER),
