@@ -46,7 +46,7 @@ class Session:
         """A heartbeat that waits until something changes for this session, or the next heartbeat is due."""
         answer = self._ask("SELECT * FROM eskit_lease.session_wait(%s, %s, %s::interval)", self.id, self.revision, timeout)
         if answer.reason == "wait_limit":  # answered at once, as too many are waiting: wait here
-            time.sleep(0.1)
+            time.sleep(answer.retry_ms / 1000)
 
     def must_be_trusted(self):
         while time.monotonic() >= self.trusted_until:

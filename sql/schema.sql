@@ -317,7 +317,7 @@ CREATE INDEX _executions_open ON eskit_lease._executions (state, started_at) WHE
 -- members belong to the incarnation of the server that made them; their running executions are in doubt.
 -- The answers of functions with one row. src/pg/row.rs says why these are types.
 CREATE TYPE eskit_lease.opened_session AS (session uuid, trust_ms integer, expires_at timestamptz, revision bigint);
-CREATE TYPE eskit_lease.session_state AS (alive boolean, trust_ms integer, expires_at timestamptz, revision bigint, reason text);
+CREATE TYPE eskit_lease.session_state AS (alive boolean, trust_ms integer, expires_at timestamptz, revision bigint, reason text, retry_ms integer);
 CREATE TYPE eskit_lease.sweep_result AS (ended integer, handed_over integer, more boolean);
 CREATE TYPE eskit_lease.lease_answer AS (granted boolean, fence bigint, slot integer, holder text, trust_ms integer, reason text);
 CREATE TYPE eskit_lease.lease_state AS (held boolean, trust_ms integer, expires_at timestamptz, reason text);
@@ -385,6 +385,7 @@ COMMENT ON COLUMN eskit_lease.session_state.trust_ms IS 'Milliseconds until the 
 COMMENT ON COLUMN eskit_lease.session_state.expires_at IS 'The same on the server''s clock, for people.';
 COMMENT ON COLUMN eskit_lease.session_state.revision IS 'Grows with each change of what the session holds or waits for; for session_wait().';
 COMMENT ON COLUMN eskit_lease.session_state.reason IS 'Why: the words are in the comments of session_heartbeat() and session_wait().';
+COMMENT ON COLUMN eskit_lease.session_state.retry_ms IS 'With wait_limit: how many milliseconds to sleep before the next call; else NULL.';
 COMMENT ON TYPE eskit_lease.sweep_result IS 'What session_sweep() answers.';
 COMMENT ON COLUMN eskit_lease.sweep_result.ended IS 'Sessions whose last row has been taken away.';
 COMMENT ON COLUMN eskit_lease.sweep_result.handed_over IS 'Leases handed over.';

@@ -7,8 +7,8 @@ public class Consumer {
     static final String GROUP = SETTINGS.getOrDefault("CONSUMER_GROUP", "ledger"), TTL = SETTINGS.getOrDefault("TTL", "10");
     static final String CONSUMER = SETTINGS.getOrDefault("CONSUMER", "java-" + java.lang.management.ManagementFactory.getRuntimeMXBean().getName());
 
-    static final String HEARTBEAT = "SELECT alive, trust_ms, revision, reason FROM eskit_lease.session_heartbeat(?)";
-    static final String WAIT = "SELECT alive, trust_ms, revision, reason FROM eskit_lease.session_wait(?, ?, '100 ms')";
+    static final String HEARTBEAT = "SELECT alive, trust_ms, revision, reason, retry_ms FROM eskit_lease.session_heartbeat(?)";
+    static final String WAIT = "SELECT alive, trust_ms, revision, reason, retry_ms FROM eskit_lease.session_wait(?, ?, '100 ms')";
     static final String RELEASE = "SELECT eskit_lease.group_release(?, partition, fence) FROM eskit_lease.group_assignment(?, ?)";
     static final String OWNED = """
         SELECT array_agg(partition), array_agg(fence) FROM eskit_lease.group_assignment(?, ?) WHERE state = 'owned'""";
@@ -50,7 +50,7 @@ public class Consumer {
         trustedUntil = started + (Integer) answer[1] * 1_000_000L;
         nextHeartbeat = started + (Integer) answer[1] * 1_000_000L / 3;
         revision = (Long) answer[2];
-        if (answer[3].equals("wait_limit")) Thread.sleep(100); // answered at once, as too many are waiting: wait here
+        if (answer[3].equals("wait_limit")) Thread.sleep((Integer) answer[4]); // answered at once, as too many are waiting: wait here
     }
 
     boolean trusted() {

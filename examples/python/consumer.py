@@ -65,7 +65,7 @@ class Session:
     def wait(self):
         answer = self.ask("SELECT * FROM eskit_lease.session_wait(%s, %s, %s)", self.id, self.revision, f"{PAUSE} s")
         if answer.reason == "wait_limit":  # at once, as too many are waiting: wait here
-            time.sleep(PAUSE)
+            time.sleep(answer.retry_ms / 1000)
 
     def trusted(self):
         return time.monotonic() < self.trusted_until

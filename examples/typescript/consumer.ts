@@ -20,7 +20,7 @@ const READ = `SELECT position, account, cents, done FROM eskit_lease.cursor_posi
 const APPLY = "INSERT INTO ledger (position, account, cents, consumer) VALUES ($1, $2, $3, $4)";
 
 // A bigint is a string: positions grow beyond what a number can represent.
-type Standing = { alive: boolean; trust_ms: number; revision: string; reason: string };
+type Standing = { alive: boolean; trust_ms: number; revision: string; reason: string; retry_ms: number };
 type Shares = { partitions: number[] | null; fences: string[] | null };
 type Share = { partition: number; fence: string };
 type Event = { position: string; account: string; cents: string; done: string };
@@ -53,7 +53,7 @@ class Session {
 
   async wait() {
     const answer = await this.#ask("SELECT * FROM eskit_lease.session_wait($1, $2, '100 ms')", this.id, this.revision);
-    if (answer.reason === "wait_limit") await sleep(100); // at once, as too many are waiting: wait here
+    if (answer.reason === "wait_limit") await sleep(answer.retry_ms); // at once, as too many are waiting: wait here
   }
 
   heartbeat = () => this.#ask("SELECT * FROM eskit_lease.session_heartbeat($1)", this.id);

@@ -94,7 +94,7 @@ OF_TYPE = {
     "timestamp with time zone": st.sampled_from(TIMES), "jsonb": jsons, "boolean": st.sampled_from(BOOLEANS), "regclass": st.sampled_from(CLASSES),
     "regrole": st.sampled_from(ROLES),
     "text[]": array(texts, "text"), "jsonb[]": array(jsons, "jsonb"), "bigint[]": array(longs, "bigint"),
-    "integer[]": array(integers, "integer"), "xid": st.sampled_from(XIDS),
+    "integer[]": array(integers, "integer"), "uuid[]": array(uuids, "uuid"), "xid": st.sampled_from(XIDS),
 }  # fmt: skip
 
 # The extremes: each argument takes each value of its type.
@@ -105,7 +105,7 @@ EXTREMES = {
 } | {
     f"{type}[]": ["NULL", f"'{{}}'::{type}[]", f"array_fill(NULL::{type}, ARRAY[100001])", f"array_fill({one}::{type}, ARRAY[2, 2], ARRAY[-5, 2147483000])",
                   f"array_fill({one}::{type}, ARRAY[100001])"]
-    for type, one in [("text", "'r'"), ("jsonb", "'1'"), ("bigint", "'1'"), ("integer", "'1'")]
+    for type, one in [("text", "'r'"), ("jsonb", "'1'"), ("bigint", "'1'"), ("integer", "'1'"), ("uuid", "gen_random_uuid()")]
 }  # fmt: skip
 # Valid values for the other arguments.
 SOUND = {

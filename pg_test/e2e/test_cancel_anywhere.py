@@ -88,6 +88,7 @@ CALLS = {
     "session_open": lambda s: ("me", "5 s", random.random() < 0.5, "0", random.random() < 0.5),
     "session_sweep": lambda s: (),
     "session_wait": lambda s: (s.me.id, s.me.heartbeat().revision, "20 ms"),
+    "session_wait_many": lambda s: ([s.me.id, s.rival.id], [s.me.heartbeat().revision, s.rival.heartbeat().revision], "20 ms"),
     "stats": lambda s: (),
     "table_fence": lambda s: ("plain", "held"),
     "table_unfence": lambda s: ("fenced",),

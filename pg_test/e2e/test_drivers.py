@@ -52,6 +52,7 @@ def sessions(call):
     me, other = opened["session"], call("session_open", "billing-2", NULL, "false", "0 seconds", "false")["session"]
     assert call("session_heartbeat", me)["alive"]
     assert call("session_wait", me, opened["revision"], "0 seconds")["alive"]
+    assert [row["alive"] for row in call.rows("session_wait_many", f"{me}|{other}", "0|0", "0 seconds")] == [True, True]
     return me, other
 
 

@@ -166,7 +166,7 @@ def test_reasons(functions):
                 described[table.section] = {word for row in table.rows for word in code(row[0])}
     assert described == {name: listed(rest[-1]) for name, rest in functions.items() if listed(rest[-1])}
 
-    files = ["lease/acquire.rs", "lease/answer.rs", "lease/verbs.rs", "lease/lock.rs", "session/touch.rs", "ending/verbs.rs"]
+    files = ["lease/acquire.rs", "lease/answer.rs", "lease/verbs.rs", "lease/lock.rs", "session/touch.rs", "ending/verbs.rs", "ending/waits.rs"]
     files += [f"lease/acquire/{part}.rs" for part in ("grantee", "look", "take")]
     words = {word for file in files for word in re.findall(r'"([a-z][a-z_]*)(?: by \{\})?"', (ROOT / "src" / file).read_text())}
     arguments = {argument for takes, *_ in functions.values() for argument, *_ in takes} | {"eskit_lease", "false"}

@@ -5,9 +5,11 @@ import re
 import subprocess
 import sys
 import time
+import uuid
 
+import psycopg
 import pytest
-from client import Session, best_of, call, stat
+from client import Session, best_of, call, rows, stat
 from conftest import ROOT, once, wait_until
 
 WAITING = """
@@ -171,6 +173,10 @@ def test_beyond_max_waiting_it_answers_at_once(server, connect, background):
         answer = sessions[2].wait()
         assert (answer.alive, answer.reason) == (True, "wait_limit")
         assert time.monotonic() - sessions[2].asked_at < 2
+        assert 75 <= answer.retry_ms <= 100, "the first to be refused is back soon"
+        for timeout, most in (("10 ms", 100), ("1 s", 1000)):
+            assert max(sessions[2].wait(timeout).retry_ms for _ in range(30)) <= most
+        assert max(sessions[2].wait().retry_ms for _ in range(50)) > 500, "the more are refused, the later each is back"
         sessions[2].take("r")  # changes nothing for the waiting calls
         for session in sessions[:2]:
             assert call(sessions[3].conn, "session_close", session.id)
@@ -191,3 +197,135 @@ def test_ended_while_waiting_gives_its_place_back(server, db, connect, backgroun
     assert wait.exception() is not None
     wait_until(lambda: waiting_in(session.conn) == 0)
     assert session.heartbeat().alive
+
+
+def test_late_heartbeats_are_counted_and_get_no_wait(connect):
+    session = Session(connect(), ttl="10 s")
+    assert session.wait("10 ms").reason == "timeout" and stat(session.conn, "heartbeats_late") == 0
+    time.sleep(5.5)
+    answer = session.wait()
+    assert (answer.alive, answer.reason) == (True, "wait_limit") and 0 < answer.retry_ms <= 100
+    assert (stat(session.conn, "heartbeats_late"), stat(session.conn, "waits_refused")) == (1, 1)
+    assert session.wait("10 ms").reason == "timeout", "the next one is in time"
+    time.sleep(5.5)
+    assert session.heartbeat().reason == "alive" and stat(session.conn, "heartbeats_late") == 2
+
+
+def test_a_wait_on_the_connection_of_an_attached_session_needs_no_place(server, connect):
+    server.set(eskit_lease__max_waiting=0)
+    try:
+        attached, other = Session(connect(), ttl="60 s", attach=True), Session(connect(), ttl="60 s")
+        for session in (attached, other):
+            wait_until(lambda: session.conn.execute("SHOW eskit_lease.max_waiting").fetchone() == ("0",))
+        assert attached.wait("10 ms").reason == "timeout"
+        assert other.wait("10 ms").reason == "wait_limit"
+        assert call(other.conn, "session_wait", attached.id, attached.revision, "10 ms").reason == "wait_limit"
+    finally:
+        server.set(eskit_lease__max_waiting=None)
+
+
+def test_by_default_half_of_a_stock_pool_waits(connect, background):
+    sessions = [Session(connect(), ttl="60 s") for _ in range(10)]  # a tenth of max_connections, as it is by default
+    waits = [background(session.wait, "3 s") for session in sessions]
+    wait_until(lambda: waiting_in(sessions[0].conn if waits[0].done() else connect()) == 10)
+    assert Session(connect()).wait().reason == "wait_limit"
+    assert {wait.result().reason for wait in waits} == {"timeout"}
+
+
+class Host:
+    """Several sessions that one connection waits for."""
+
+    def __init__(self, conn, sessions):
+        self.conn, self.sessions = conn, sessions
+
+    def wait(self, timeout=None):
+        ids = [session.id for session in self.sessions]
+        answers = rows(self.conn, "session_wait_many", ids, [session.revision for session in self.sessions], timeout)
+        assert [answer.session for answer in answers] == ids
+        return answers
+
+    def reasons(self, timeout=None):
+        return [answer.reason for answer in self.wait(timeout)]
+
+
+def test_waiting_for_many(server, db, connect, via, background):
+    holder, host = Session(connect(), "holder"), Host(connect(via), [Session(connect(), f"c{i}", ttl="60 s") for i in range(50)])
+    assert host.reasons("10 ms") == ["timeout"] * 50
+
+    def from_release_to_told():
+        fence = holder.take("r")
+        host.sessions[17].queue("r")
+        told = background(lambda: (host.wait(), time.monotonic()))
+        wait_until(lambda: waiting(server, db))
+        assert waiting_in(holder.conn) == 1, "one place"
+        released_at = time.monotonic()
+        assert call(holder.conn, "lease_release", "r", fence)
+        answers, told_at = told.result()
+        assert [answer.reason for answer in answers] == ["alive"] * 17 + ["changed"] + ["alive"] * 32
+        assert all(answer.alive and answer.trust_ms > 50_000 for answer in answers)
+        host.sessions[17].revision = answers[17].revision
+        assert host.sessions[17].acquire("r").granted and host.sessions[17].release("r")
+        host.sessions[17].revision = host.sessions[17].heartbeat().revision
+        return told_at - released_at
+
+    best_of(20, 20, from_release_to_told)
+
+
+def test_waiting_for_many_is_a_heartbeat_of_each(connect):
+    host = Host(connect(), [Session(connect(), ttl=ttl) for ttl in ("3 s", "4 s", "60 s")])
+    began = time.monotonic()
+    while time.monotonic() < began + 6:
+        answers = host.wait()
+        assert all(answer.alive and answer.reason == "heartbeat" for answer in answers)
+    assert [session.heartbeat().alive for session in host.sessions] == [True] * 3
+
+
+def test_waiting_for_many_answers_for_those_that_ended(server, db, connect, background):
+    host, closer = Host(connect(), [Session(connect(), ttl="60 s") for _ in range(3)]), connect()
+    told = background(host.reasons)
+    wait_until(lambda: waiting(server, db))
+    assert host.sessions[1].close()
+    assert told.result() == ["alive", "expired", "alive"]
+    asked = time.monotonic()
+    assert host.reasons() == ["alive", "expired", "alive"] and time.monotonic() - asked < 2, "at once"
+    del host.sessions[1]
+    assert host.reasons("10 ms") == ["timeout"] * 2
+    assert waiting_in(closer) == 0
+
+
+@pytest.mark.parametrize("end", ["pg_terminate_backend", "pg_cancel_backend"])
+def test_waiting_for_many_gives_its_place_back(server, db, connect, background, end):
+    host = Host(connect(), [Session(connect(), ttl="60 s") for _ in range(3)])
+    told = background(host.wait)
+    (pid,) = wait_until(lambda: waiting(server, db))
+    server.query(f"SELECT {end}(%s)", pid)
+    with pytest.raises(psycopg.Error):
+        told.result()
+    wait_until(lambda: waiting_in(host.sessions[0].conn) == 0)
+
+
+def test_refusals_of_waiting_for_many(server, db, connect):
+    conn = connect()
+    session = Session(conn, ttl="60 s")
+    asked = "SELECT * FROM eskit_lease.session_wait_many(%s::uuid[], %s::bigint[], '0')"
+    for sessions, revisions, sqlstate in (
+        ([session.id], [0, 1], "22023"), ([], [], "22023"), ([session.id] * 1001, [0] * 1001, "22023"), ([None], [0], "22004"), ([session.id], [None], "22004"),
+        (None, [0], "22004"), ([session.id], None, "22004"),
+    ):  # fmt: skip
+        with pytest.raises(psycopg.Error) as refused:
+            conn.execute(asked, (sessions, revisions))
+        assert refused.value.sqlstate == sqlstate
+    server.query("CREATE ROLE other_waiter LOGIN PASSWORD 'x'")
+    try:
+        conn.execute("SELECT eskit_lease.grant_consumer('other_waiter')")
+        conn.execute("SET ROLE other_waiter")
+        own = Session(conn, ttl="60 s")
+        assert [answer.alive for answer in Host(conn, [own]).wait("0")] == [True]
+        with pytest.raises(psycopg.errors.InsufficientPrivilege):
+            Host(conn, [own, session]).wait("0")
+        conn.execute("RESET ROLE")
+        unknown = rows(conn, "session_wait_many", [session.id, uuid.uuid4()], [session.revision, 0])
+        assert [(answer.alive, answer.reason) for answer in unknown] == [(True, "alive"), (False, "unknown_session")]
+    finally:
+        conn.execute("DROP OWNED BY other_waiter")
+        server.query("DROP ROLE other_waiter")

@@ -28,7 +28,7 @@ SELECT alive FROM session_heartbeat(:'b');
 SELECT alive, reason FROM session_wait(:'b', 0);
 SELECT pg_current_xact_id_if_assigned();
 COMMIT;
-SELECT * FROM session_heartbeat('00000000-0000-4000-8000-000000000000');
+SELECT alive, trust_ms, expires_at, revision, reason FROM session_heartbeat('00000000-0000-4000-8000-000000000000');
 -- The answer is a value like any other; a cursor can read rows backward again.
 SELECT (session_heartbeat(:'b')).reason, (h).alive FROM (SELECT session_heartbeat(:'b') AS h) AS a;
 DO $$
@@ -50,7 +50,7 @@ SELECT alive, trust_ms > 0 AS trusted, revision = :r AS same, reason FROM sessio
 SELECT alive, trust_ms > 0 AS trusted, revision = :r AS same, reason FROM session_wait(:'b', :r, '0');
 SELECT alive, trust_ms > 0 AS trusted, revision = :r AS same, reason FROM session_wait(:'b', :r, '20 ms');
 SELECT w.alive, w.trust_ms > 0 AS trusted, w.reason FROM session_heartbeat(:'c') AS h, session_wait(:'c', h.revision) AS w;
-SELECT * FROM session_wait('00000000-0000-4000-8000-000000000000', 0);
+SELECT alive, trust_ms, expires_at, revision, reason FROM session_wait('00000000-0000-4000-8000-000000000000', 0);
 
 -- A change of what the session holds or waits for: the revision grows when it is committed.
 SELECT granted FROM lease_acquire('s1', :'b');
@@ -158,9 +158,9 @@ SELECT session AS b FROM session_open('long') \gset
 SELECT (pg_temp.ask('s9', :'b', true)).reason;
 SELECT state, trust_ms BETWEEN 0 AND 2000 AS short FROM sessions WHERE session = :'a';
 CALL pg_temp.wait_for(format('state = %L FROM eskit_lease.sessions WHERE session = %L', 'expired', :'a'));
-SELECT * FROM session_heartbeat(:'a');
-SELECT * FROM session_heartbeat(:'a');
-SELECT * FROM session_wait(:'a', 0);
+SELECT alive, trust_ms, expires_at, revision, reason FROM session_heartbeat(:'a');
+SELECT alive, trust_ms, expires_at, revision, reason FROM session_heartbeat(:'a');
+SELECT alive, trust_ms, expires_at, revision, reason FROM session_wait(:'a', 0);
 SELECT * FROM lease_acquire('s9', :'a');
 SELECT * FROM lease_acquire('s10', :'a', true);
 SELECT * FROM lease_acquire_many('{s9,s10}', :'a');

@@ -26,7 +26,14 @@ fn grant_consumer(role: Option<Role>) -> Result<()> {
     let consumer = include_str!("../../sql/query/privilege/consumer.sql");
     let many = include_str!("../../sql/query/privilege/release_many.sql");
     let names = include_str!("../../sql/query/privilege/consumer_names.sql");
-    grant(&[(true, consumer), (release_many, many), (catalog::has_objects_of_today(), names)], role)
+    let wait_many = include_str!("../../sql/query/privilege/wait_many.sql");
+    let statements = [
+        (true, consumer),
+        (release_many, many),
+        (catalog::has_wait_many(), wait_many),
+        (catalog::has_objects_of_today(), names),
+    ];
+    grant(&statements, role)
 }
 
 #[pg_extern(schema = "eskit_lease")]

@@ -113,7 +113,7 @@ fn stats() -> Result<row::TableIterator<(name!(name, Text), name!(value, Option<
         of_ended += i64::from(!lives && !word.reclaimable(now));
     });
     shared.each_dirty(|oid, _| dirty += i64::from(oid == home.database));
-    let waiting = database.map_or(0, |database| database.waiting.load(Relaxed));
+    let waiting = database.map_or(0, |database| database.waiting.calls());
     let unserved = database.map_or(0, Database::unserved_ms);
     let confirmed = shared.confirmed().map(|start| i64::from(clock::trust_ms(clock::now().saturating_sub(start))));
     rows.extend([

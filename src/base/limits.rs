@@ -42,6 +42,16 @@ pub const ROOM_PATIENCE: u64 = 3_000_000;
 pub const ROOM_PAUSE: u64 = 10_000;
 /// How often a waiter checks that its client is still there, in microseconds.
 pub const LOOK_AT_CLIENT_EVERY: u64 = 250_000;
+/// Calls of session_wait that wait in a database by default: half of PgBouncer's default pool.
+pub const DEFAULT_WAITING: u32 = 10;
+/// The sessions that one call waits for.
+pub const MAX_WAITED: usize = 1_000;
+/// After what time a refused wait comes back at the soonest, and the time between two that come back, in microseconds.
+pub const FIRST_RETRY: u64 = 100_000;
+pub const RETRY_EVERY: u64 = 20_000;
+/// How often the log tells of refused waits and late heartbeats, in microseconds, and how many it does not tell of.
+pub const WAITS_TOLD_EVERY: u64 = 600_000_000;
+pub const FEW_WAITS: u64 = 20;
 /// How long a woken session has time to claim, in microseconds.
 pub const HUNGER_PATIENCE: u64 = 50_000;
 /// The first and the longest wait before a retry of rows that another transaction has locked, in microseconds.

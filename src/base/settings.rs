@@ -41,7 +41,7 @@ fn define_sessions() {
     int(
         c"eskit_lease.max_sessions",
         c"Sessions that may be alive at the same time in the whole server.",
-        c"Each takes about 230 bytes of shared memory. A session that has ended needs none, but for one TTL where it was opened before the server was restarted.",
+        c"Each takes about 240 bytes of shared memory. A session that has ended needs none, but for one TTL where it was opened before the server was restarted.",
         &MAX_SESSIONS,
         (16, 1_000_000),
         GucContext::Postmaster,
@@ -107,7 +107,7 @@ fn define_waiting() {
     int(
         c"eskit_lease.max_waiting",
         c"session_wait calls that may wait at once in one database.",
-        c"-1 means a tenth of max_connections. Further calls answer at once, so that waiters never starve the heartbeats of their own pool.",
+        c"-1 means 10, or a tenth of max_connections if that is less: half of a small pool. Further calls answer at once, so that waiters never starve the heartbeats of their own pool. A wait on the connection that its session is attached to does not count.",
         &MAX_WAITING,
         (-1, 262_143),
         GucContext::Sighup,

@@ -2,7 +2,7 @@
 //! functions of sessions stand here, because most of them end something. This folder imports from all floors of
 //! concepts.
 //!
-//! Files, low to high: takeover, sweep, retention, close, notify, waiter_pass, verbs, mod.
+//! Files, low to high: takeover, sweep, retention, close, notify, waiter_pass, waits, verbs, mod.
 
 pub mod close;
 pub mod notify;
@@ -11,3 +11,4 @@ pub mod sweep;
 pub mod takeover;
 pub mod verbs;
 pub mod waiter_pass;
+mod waits;

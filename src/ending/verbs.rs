@@ -1,24 +1,21 @@
 //! The SQL functions of sessions.
 
+use super::close;
 use super::retention::{self, Progress};
 use super::sweep::{self, waited::Looked};
 use super::takeover::take_over;
-use super::{close, waiter_pass};
+use super::waits::{self, SessionState};
 use crate::base::error::{Error, Result};
 use crate::base::interval;
 use crate::call::{Call, Given, enter, enter_writing, text_arg};
-use crate::lease::acquire::{self, SESSIONS_FULL};
-use crate::lease::{handover, line};
+use crate::lease::line;
 use crate::pg::guard::Mode;
 use crate::pg::text::Text;
-use crate::pg::{catalog, clock, row, transaction};
-use crate::session::{New, Touch, UNCOMMITTED, death, drain, lock_row, open, touch, wall_clock};
+use crate::pg::{catalog, clock, row};
+use crate::session::{New, Touch, drain, lock_row, open, touch, wall_clock};
 use crate::shmem::databases::Counter;
 use crate::shmem::slots::SlotRef;
-use crate::shmem::standing::Standing;
-use crate::shmem::wait::pause;
-use crate::shmem::{Shared, attach};
-use crate::{group, item, seam};
+use crate::{group, item};
 use pgrx::Uuid;
 use pgrx::datum::{Interval, TimestampWithTimeZone};
 use pgrx::prelude::*;
@@ -34,42 +31,11 @@ row::composite! {
 }
 
 row::composite! {
-    /// The state of a session, as its verbs answer it.
-    SessionState = "eskit_lease.session_state" {
-        alive: bool,
-        trust_ms: Option<i32>,
-        expires_at: Option<TimestampWithTimeZone>,
-        revision: Option<i64>,
-        reason: Text,
-    }
-}
-
-row::composite! {
     /// The answer of session_sweep.
     Swept = "eskit_lease.sweep_result" {
         ended: i32,
         handed_over: i32,
         more: bool,
-    }
-}
-
-/// Returns the answer of a verb. `sessions_full`, `uncommitted` and `unconfirmed` replace a reason that asks nothing of
-/// the client.
-fn answer(touch: &Touch, reason: &str) -> SessionState {
-    let living = touch.standing.filter(Standing::alive);
-    let quiet = matches!(reason, "alive" | "timeout" | "heartbeat");
-    let reason = match quiet {
-        true if touch.without_slot() => SESSIONS_FULL,
-        true if touch.uncommitted() => UNCOMMITTED,
-        true if touch.unconfirmed() => "unconfirmed",
-        _ => reason,
-    };
-    SessionState {
-        alive: living.is_some(),
-        trust_ms: touch.trust_ms(),
-        expires_at: living.and_then(|standing| wall_clock(standing.left())),
-        revision: living.map(|standing| standing.revision.cast_signed()),
-        reason: Text::from(touch.refusal().unwrap_or(reason)),
     }
 }
 
@@ -113,77 +79,10 @@ fn session_heartbeat(session: Option<Uuid>) -> Result<SessionState> {
     let shared = enter()?;
     let touch = touch(shared, session.given("session")?)?;
     let counter = if touch.alive() { Counter::Heartbeats } else { Counter::HeartbeatsRefused };
-    shared.database(touch.home)?.add(counter, 1);
-    Ok(answer(&touch, "alive"))
-}
-
-#[pg_extern(schema = "eskit_lease")]
-fn session_wait(
-    session: Option<Uuid>,
-    revision: Option<i64>,
-    timeout: default!(Option<Interval>, "NULL"),
-) -> Result<SessionState> {
-    let shared = enter()?;
-    let session = session.given("session")?;
-    let revision = revision.given("revision")?.max(0).cast_unsigned();
-    let timeout = u64::from(interval::wait_ms(timeout)?) * 1_000;
-    let mut touch = touch(shared, session)?;
     let database = shared.database(touch.home)?;
-    let (Some(at), Some(standing)) = (touch.at, touch.standing.filter(Standing::alive)) else {
-        return Ok(answer(&touch, "expired"));
-    };
-    if standing.revision > revision {
-        return Ok(answer(&touch, "changed"));
-    }
-    let Some(place) = shared.take_waiting_place(database, attach::max_waiting(), at) else {
-        database.add(Counter::WaitsRefused, 1);
-        return Ok(answer(&touch, "wait_limit"));
-    };
-    // The wait ends in time for the next heartbeat, which is due after a third of the TTL.
-    let heartbeat = standing.now + u64::from(shared.ttl_ms(at)) * 1_000 / 3;
-    let until = (standing.now + timeout).min(heartbeat);
-    if at.is_stand_in() {
-        wait_for_slot(shared, session, until, &mut touch)?;
-        return Ok(answer(&touch, if touch.without_slot() { "timeout" } else { "changed" }));
-    }
-    let helps = waiter_pass::is_able();
-    touch.standing = shared.wait_for_revision(database, at, revision, until, helps);
-    drop(place);
-    let mut changed = touch.standing.is_some_and(|standing| standing.revision > revision);
-    let may_write = !transaction::is_read_only();
-    let mut helped = false;
-    // A wait is a heartbeat. It must not fail because an administrator has a table locked.
-    let can_judge = || acquire::can_look() && acquire::can_take() && death::can_record();
-    if !changed && touch.alive() && may_write && can_judge() {
-        let call = Call::open(shared)?;
-        helped = helps && waiter_pass::pass_if_asked(&call)?;
-        handover::judge_places(&call, at);
-        // The client finds the grants once this call has committed.
-        changed = helped && seam::revises(at);
-    }
-    Ok(answer(
-        &touch,
-        if changed {
-            "changed"
-        } else if helped || until == heartbeat {
-            "heartbeat"
-        } else {
-            "timeout"
-        },
-    ))
-}
-
-/// Waits until a session without a slot gets one or ends, or until `until`. Such a session has no revision.
-fn wait_for_slot(shared: &'static Shared, session: Uuid, until: u64, now: &mut Touch) -> Result<()> {
-    while now.without_slot() {
-        let left = until.saturating_sub(clock::now());
-        if left == 0 {
-            break;
-        }
-        pause(left);
-        *now = touch(shared, session)?;
-    }
-    Ok(())
+    database.add(counter, 1);
+    waits::count_late(shared, database, [&touch]);
+    Ok(SessionState::of(&touch, "alive"))
 }
 
 #[pg_extern(schema = "eskit_lease")]

@@ -260,6 +260,11 @@ pub fn has_objects_of_today() -> bool {
     has_function(c"position_next", &[])
 }
 
+/// Returns whether there is session_wait_many, and with it the column `retry_ms` of what waits answer.
+pub fn has_wait_many() -> bool {
+    has_function(c"session_wait_many", &[pg_sys::UUIDARRAYOID, pg_sys::INT8ARRAYOID, pg_sys::INTERVALOID])
+}
+
 /// Returns the oid of the extension, as committed now. It asks no cache, which may not have heard of the commit yet.
 pub fn extension() -> Option<Oid> {
     // SAFETY: in a transaction; reads the catalog

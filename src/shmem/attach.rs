@@ -6,18 +6,16 @@ use super::databases::Database;
 use super::shared::{Shared, shared};
 use super::slot::SlotRef;
 use super::word::FOREVER;
-use crate::base::settings;
+use crate::base::{limits, settings};
 use crate::pg::{clock, server};
 use pgrx::pg_sys;
 use std::cell::{Cell, RefCell};
-use std::sync::atomic::Ordering;
 
 thread_local! {
     /// The sessions attached to this backend, each with its grace in microseconds.
     static ATTACHED: RefCell<Vec<(SlotRef, u64)>> = const { RefCell::new(Vec::new()) };
-    /// The place of this backend among the waiting calls: its database, where it may be asked for help, and the session
-    /// that it waits for.
-    static WAITING: Cell<Option<(&'static Database, SlotRef)>> = const { Cell::new(None) };
+    /// The wait of this backend.
+    static WAIT: RefCell<Option<Wait>> = const { RefCell::new(None) };
     static REGISTERED: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -83,22 +81,32 @@ fn my_pid() -> u64 {
 
 /// Returns how many session_wait calls may wait in one database at the same time.
 pub fn max_waiting() -> u32 {
-    let tenth = server::max_connections() / 10;
-    let set = settings::MAX_WAITING.get();
-    u32::try_from(if set < 0 { tenth.max(1) } else { set }).unwrap_or(1)
+    let tenth = u32::try_from(server::max_connections() / 10).unwrap_or(1);
+    let fits = tenth.clamp(1, limits::DEFAULT_WAITING);
+    u32::try_from(settings::MAX_WAITING.get()).unwrap_or(fits)
 }
 
-/// A place among the waiting calls of a database. It is given back when this is dropped, or when the backend exits.
+/// A call that waits, as it is noted until its end.
+struct Wait {
+    database: &'static Database,
+    /// The sessions that it waits for.
+    sessions: Vec<SlotRef>,
+    direct: bool,
+}
+
+/// A wait. It ends when this is dropped, or when the backend exits.
 pub struct WaitingPlace;
 
 impl Shared {
-    /// Takes a place for a call that waits for a session, unless `most` are taken.
-    pub fn take_waiting_place(&self, database: &'static Database, most: u32, at: SlotRef) -> Option<WaitingPlace> {
+    /// Begins a wait for sessions, unless it needs one of the places and all are taken. It needs none on the connection
+    /// that all of the sessions are attached to.
+    pub fn take_waiting_place(&self, database: &'static Database, sessions: &[SlotRef]) -> Option<WaitingPlace> {
         register();
-        let free = |taken: u32| (taken < most).then_some(taken + 1);
-        database.waiting.fetch_update(Ordering::AcqRel, Ordering::Relaxed, free).ok()?;
-        self.sleeps(at, true);
-        WAITING.set(Some((database, at)));
+        let me = i32::try_from(my_pid()).ok();
+        let direct = sessions.iter().all(|at| self.attached_pid(*at) == me);
+        database.waiting.begin(direct, max_waiting()).then_some(())?;
+        sessions.iter().for_each(|at| self.sleeps(*at, true));
+        WAIT.set(Some(Wait { database, sessions: sessions.to_vec(), direct }));
         Some(WaitingPlace)
     }
 }
@@ -110,12 +118,15 @@ impl Drop for WaitingPlace {
 }
 
 fn give_back_waiting_place() {
-    let Some((database, at)) = WAITING.take() else { return };
-    database.end_help();
-    database.waiting.fetch_update(Ordering::AcqRel, Ordering::Relaxed, |taken| taken.checked_sub(1)).ok();
+    let Some(wait) = WAIT.take() else { return };
+    wait.database.end_help();
+    wait.database.waiting.end(wait.direct);
     if let Ok(shared) = shared() {
-        // The session may have ended meanwhile, and another one may have its slot; then this changes nothing.
-        shared.sleeps(at, false);
+        // A session may have ended meanwhile, and another one may have its slot; then this changes nothing.
+        for at in wait.sessions {
+            shared.sleeps(at, false);
+            shared.listens(at, false);
+        }
     }
 }
 

@@ -3,6 +3,7 @@
 use super::beginning::Beginning;
 use super::latch::{my_latch, set_latch};
 use super::pace::Pace;
+use super::waiting::Waiting;
 use crate::base::limits;
 use crate::pg::clock;
 use pgrx::pg_sys;
@@ -25,6 +26,7 @@ pub enum Counter {
     FenceChecks,
     FencesLost,
     WaitsRefused,
+    HeartbeatsLate,
     ExecutionsBegun,
     ExecutionsFinished,
     ExecutionsFailed,
@@ -34,7 +36,7 @@ pub enum Counter {
     Notifications,
 }
 
-pub const COUNTERS: [&str; 20] = [
+pub const COUNTERS: [&str; 21] = [
     "heartbeats",
     "heartbeats_refused",
     "sessions_opened",
@@ -48,6 +50,7 @@ pub const COUNTERS: [&str; 20] = [
     "fence_checks",
     "fences_lost",
     "waits_refused",
+    "heartbeats_late",
     "executions_begun",
     "executions_finished",
     "executions_failed",
@@ -148,7 +151,7 @@ pub struct Database {
     /// The greatest sum of base and id for which positions may be given.
     pub position_high: AtomicI64,
     flags: AtomicU32,
-    pub waiting: AtomicU32,
+    pub waiting: Waiting,
     /// Living sessions that have no slot, as the last look through the database has counted.
     pub without_slot: AtomicU32,
     pub worker: AtomicPtr<pg_sys::Latch>,
@@ -185,17 +188,10 @@ pub struct Database {
 impl Database {
     /// Makes the entry a free one. The caller holds Lock::Alloc.
     pub(super) fn clear(&self) {
-        for field in [
-            &self.table,
-            &self.raised,
-            &self.positions_of,
-            &self.flags,
-            &self.waiting,
-            &self.without_slot,
-            &self.hungry,
-        ] {
+        for field in [&self.table, &self.raised, &self.positions_of, &self.flags, &self.without_slot, &self.hungry] {
             field.store(0, Ordering::Relaxed);
         }
+        self.waiting.clear();
         self.queues.iter().for_each(|queue| queue.store(0, Ordering::Relaxed));
         self.woken.iter().for_each(|woken| woken.store(0, Ordering::Relaxed));
         self.patience.store(0, Ordering::Relaxed);
@@ -225,9 +221,7 @@ impl Database {
 
     /// Returns whether a process uses the entry, or the entry says that work remains.
     pub fn is_busy(&self) -> bool {
-        self.waiting.load(Ordering::Acquire) != 0
-            || !self.worker.load(Ordering::Acquire).is_null()
-            || self.flags_due().is_some()
+        self.waiting.calls() != 0 || !self.worker.load(Ordering::Acquire).is_null() || self.flags_due().is_some()
     }
 
     /// Returns since when the counters count, in seconds since 1970.

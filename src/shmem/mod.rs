@@ -28,9 +28,9 @@
 //! `parts` has the plain data that lies in shared memory, and [`Shared`] says where each part is. Each other file has
 //! one concept, and reaches its part by methods of [`Shared`]. `start` makes all parts.
 //!
-//! Files, low to high: word, counted, pace, latch, beginning, ring, refusals, leftover, block, slot, parts, databases,
-//! shared, refused, standing, slots, surveyed, floors, spans, hunger, dirty, confirm, map, stand_in, attach, wait,
-//! room, places, left, start, mod.
+//! Files, low to high: word, counted, pace, latch, beginning, waiting, ring, refusals, leftover, block, slot, parts,
+//! databases, shared, refused, standing, slots, surveyed, floors, spans, hunger, dirty, confirm, map, stand_in, attach,
+//! wait, room, places, left, start, mod.
 
 pub mod attach;
 pub mod beginning;
@@ -64,6 +64,7 @@ pub mod standing;
 mod start;
 pub mod surveyed;
 pub mod wait;
+mod waiting;
 pub mod word;
 
 pub use latch::{my_latch, set_latch};

@@ -47,7 +47,7 @@ impl Shared {
     /// Returns whether a database is in `some`, or is used by more than a worker.
     fn is_needed(&self, database: &Database, some: &HashSet<u32>) -> bool {
         let oid = database.oid.load(Ordering::Acquire);
-        some.contains(&oid) || database.waiting.load(Ordering::Acquire) != 0 || self.watches_prepared(database)
+        some.contains(&oid) || database.waiting.calls() != 0 || self.watches_prepared(database)
     }
 
     /// Returns whether a database has rows to look after, or is used by more than a worker.

@@ -39,6 +39,8 @@ pub struct Shared {
     pub(super) unproven: &'static [Counted],
     /// For each session, its attachment (see [`super::attach`]); zero without one.
     pub(super) attached: &'static [Counted],
+    /// For each session, the latch of the process that waits for it and for others; null without one.
+    pub(super) listeners: &'static [AtomicPtr<pg_sys::Latch>],
     pub(super) surveyed: &'static Surveyed,
     pub(super) refusals: Refusals,
     pub(super) locks: *mut pg_sys::LWLockPadded,

@@ -12,6 +12,7 @@
 
 use super::block::{self, Block};
 use super::databases::RESCAN;
+use super::latch::{my_latch, set_latch};
 use super::shared::Shared;
 use super::slot::{PRIVATE, Slot};
 use super::standing::Standing;
@@ -20,7 +21,8 @@ use crate::pg::catalog::Home;
 use crate::pg::{clock, transaction};
 use pgrx::Uuid;
 use pgrx::pg_sys;
-use std::sync::atomic::Ordering;
+use std::cell::Cell;
+use std::sync::atomic::{Ordering, fence};
 
 pub use super::slot::SlotRef;
 
@@ -46,11 +48,19 @@ impl Shared {
         if at.is_stand_in() {
             return self.look(at);
         }
-        let (slot, now) = (self.slot(at), clock::now());
-        let (word, extended) = slot.change(at.session, |word| word.beat(slot.cap(), now, slot.ttl()))?;
+        let (slot, now, before) = (self.slot(at), clock::now(), Cell::new(Word::default()));
+        let beat = |word: Word| {
+            before.set(word);
+            word.beat(slot.cap(), now, slot.ttl())
+        };
+        let (word, extended) = slot.change(at.session, beat)?;
         let word = if extended { word } else { self.expire(slot, at.session, now)? };
         // If its opening was rolled back, the session counts as unknown.
-        if word.is_erased() { None } else { self.standing_at(at, word, now) }
+        let mut standing = if word.is_erased() { None } else { self.standing_at(at, word, now) };
+        if let Some(standing) = standing.as_mut().filter(|_| extended) {
+            standing.late = before.get().late(now, slot.ttl());
+        }
+        standing
     }
 
     /// Returns how the session stands, and extends nothing. Makes a session dead that is past its deadline.
@@ -143,6 +153,21 @@ impl Shared {
         }
         // SAFETY: one condition variable for each slot, initialised at start
         unsafe { pg_sys::ConditionVariableBroadcast(self.wait_of(at)) };
+        // A listener is noted before it looks: it sees the news, or is seen here.
+        fence(Ordering::SeqCst);
+        set_latch(&self.listeners[at.index as usize]);
+    }
+
+    /// Has this process be woken by news of the session, or no more. One process at a time can be; another one that
+    /// waits for the same session looks now and then.
+    pub(super) fn listens(&self, at: SlotRef, begins: bool) {
+        let Some(listener) = self.listeners.get(at.index as usize) else { return };
+        if begins {
+            listener.store(my_latch(), Ordering::SeqCst);
+            fence(Ordering::SeqCst);
+        } else {
+            listener.compare_exchange(my_latch(), std::ptr::null_mut(), Ordering::AcqRel, Ordering::Relaxed).ok();
+        }
     }
 
     pub(super) fn wait_of(&self, at: SlotRef) -> *mut pg_sys::ConditionVariable {

@@ -15,6 +15,8 @@ pub struct Standing {
     pub until: u64,
     pub now: u64,
     pub revision: u64,
+    /// By how much the last heartbeat came later than a third of the TTL after the one before, in microseconds.
+    pub late: u64,
     /// Until when the session may be told to trust itself, whatever its deadline (see [`super::confirm`]).
     vouched_until: u64,
 }
@@ -37,7 +39,7 @@ impl Standing {
     /// Returns how a session stands that has ended, and left nothing in shared memory.
     pub fn dead() -> Standing {
         let now = clock::now();
-        Standing { state: State::Dead, until: now, now, revision: 0, vouched_until: 0 }
+        Standing { state: State::Dead, until: now, now, revision: 0, late: 0, vouched_until: 0 }
     }
 }
 
@@ -49,6 +51,7 @@ impl Shared {
             until: word.at().min(slot.cap()),
             now,
             revision: slot.revision.get(),
+            late: 0,
             vouched_until: self.vouched_until((!at.is_stand_in()).then_some(at.index), slot.ttl()),
         };
         // If the slot has changed hands, the standing is another session's.
@@ -68,6 +71,6 @@ impl Shared {
         let until = self.t0() + self.given(home, session, ttl);
         let alive = boot_id != self.boot_id() && now < until;
         let state = if alive { State::Alive } else { State::Dead };
-        Standing { state, until, now, revision: 0, vouched_until: self.vouched_until(None, ttl) }
+        Standing { state, until, now, revision: 0, late: 0, vouched_until: self.vouched_until(None, ttl) }
     }
 }

@@ -13,7 +13,7 @@ use crate::base::settings;
 use crate::pg::{clock, server};
 use pgrx::pg_sys;
 use std::ffi::CStr;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
 const TRANCHE: &CStr = c"eskit_lease";
 
@@ -68,6 +68,7 @@ unsafe extern "C-unwind" fn request() {
             blocks * size_of::<AtomicU32>(),
             sessions * size_of::<Counted>(),
             sessions * size_of::<Counted>(),
+            sessions * size_of::<AtomicPtr<pg_sys::Latch>>(),
             size_of::<Surveyed>(),
             REFUSALS * size_of::<refusals::Entry>(),
         ];
@@ -132,6 +133,7 @@ unsafe extern "C-unwind" fn startup() {
             hungry: std::slice::from_raw_parts(array(c"eskit_lease hungry", blocks), blocks),
             unproven: std::slice::from_raw_parts(array(c"eskit_lease unproven", sessions), sessions),
             attached: std::slice::from_raw_parts(array(c"eskit_lease attached", sessions), sessions),
+            listeners: std::slice::from_raw_parts(array(c"eskit_lease listeners", sessions), sessions),
             surveyed: &*array::<Surveyed>(c"eskit_lease surveyed", 1),
             refusals: Refusals(std::slice::from_raw_parts(array(c"eskit_lease refusals", REFUSALS), REFUSALS)),
             locks: pg_sys::GetNamedLWLockTranche(TRANCHE.as_ptr()),

@@ -1,7 +1,8 @@
 //! Waiting for a session's revision. The waiter sleeps on the condition variable of the session's slot. A new revision,
 //! the end of the session or a timeout wakes it. It also wakes when its client is gone and would not read the answer. A
 //! waiter that offers help wakes, too, when its database has work and the worker has no process (see
-//! [`crate::worker`]).
+//! [`crate::worker`]). A process sleeps on one condition variable at most. So a call that waits for several sessions
+//! sleeps on its latch, which is noted for each of them.
 
 use super::databases::Database;
 use super::shared::Shared;
@@ -47,6 +48,34 @@ impl Shared {
         // SAFETY: as above
         unsafe { pg_sys::ConditionVariableCancelSleep() };
         answer
+    }
+
+    /// Sleeps until one of the sessions has ended or has a revision greater than the one beside it, or it is `until`.
+    /// With `helps` it also returns when the launcher asks for help. The caller has a place among the waiting calls,
+    /// whose end takes the notes of this away.
+    pub fn wait_for_any(&self, database: &Database, waited: &[(SlotRef, u64)], until: u64, helps: bool) {
+        waited.iter().for_each(|(at, _)| self.listens(*at, true));
+        loop {
+            let mut next = until;
+            for (at, revision) in waited {
+                match self.look(*at).filter(Standing::alive) {
+                    Some(seen) if seen.revision <= *revision => next = next.min(seen.until),
+                    _ => return,
+                }
+            }
+            let now = clock::now();
+            if now >= until {
+                return;
+            }
+            if helps {
+                database.offer_help();
+                if database.asked.load(Ordering::Acquire) {
+                    return;
+                }
+            }
+            pause(next.saturating_sub(now));
+            self.feed_others(database, clock::now());
+        }
     }
 }
 

@@ -38,7 +38,7 @@ pub enum State {
     Gone,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Word(pub u64);
 
 impl Word {
@@ -89,6 +89,11 @@ impl Word {
     pub fn beat(self, cap: u64, now: u64, ttl: u64) -> Option<Word> {
         (self.state() == State::Alive && self.lives(cap, now))
             .then(|| self.with(State::Alive, self.at().max(now.saturating_add(ttl))))
+    }
+
+    /// Returns how much later a heartbeat at `now` comes than a third of the TTL after the one before.
+    pub fn late(self, now: u64, ttl: u64) -> u64 {
+        (now + ttl).saturating_sub(self.at()).saturating_sub(ttl / 3)
     }
 
     pub fn freeze(self, cap: u64, now: u64) -> Option<Word> {
@@ -230,6 +235,13 @@ mod tests {
             prop_assert_eq!((word.state(), word.at(), word.count()), (state, at, count));
             prop_assert_eq!(word.free(3).next(State::Alive, at).count(), count.wrapping_add(1));
         }
+    }
+
+    #[test]
+    fn a_heartbeat_is_late_from_a_third_of_the_ttl_on() {
+        let word = new(State::Alive, 10_000 + TTL);
+        let late = [10_000, 10_000 + TTL / 3, 10_000 + TTL / 2, 10_000 + TTL].map(|now| word.late(now, TTL));
+        assert_eq!(late, [0, 0, TTL / 2 - TTL / 3, TTL - TTL / 3]);
     }
 
     #[test]

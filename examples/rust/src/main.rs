@@ -40,7 +40,8 @@ async fn ask(db: &Client, sql: &str, values: &[Value<'_>]) -> Result<(i64, Insta
     let answer = soon(db.query_typed_one(sql, values)).await??;
     match answer.get("reason") {
         reason if !answer.get::<_, bool>("alive") => return Err(format!("the session has ended: {reason}").into()),
-        "wait_limit" => sleep(Duration::from_millis(100)).await, // answered at once, as too many are waiting: wait here
+        // Answered at once, as too many are waiting: wait here.
+        "wait_limit" => sleep(Duration::from_millis(answer.get::<_, i32>("retry_ms").try_into()?)).await,
         _ => (),
     }
     Ok((answer.get("revision"), asked, Duration::from_millis(answer.get::<_, i32>("trust_ms").try_into()?)))

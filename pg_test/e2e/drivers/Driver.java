@@ -24,7 +24,7 @@ import org.postgresql.util.PGobject;
  * (strings, and stringtype=unspecified).
  */
 public class Driver {
-    static final Map<String, String> ELEMENTS = Map.of("text[]", "text", "bigint[]", "int8", "integer[]", "int4", "jsonb[]", "jsonb");
+    static final Map<String, String> ELEMENTS = Map.of("text[]", "text", "bigint[]", "int8", "integer[]", "int4", "jsonb[]", "jsonb", "uuid[]", "uuid");
 
     static String style;
     static Connection db;

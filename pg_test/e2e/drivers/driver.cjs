@@ -15,6 +15,7 @@ const native = {
   "bigint[]": elements(BigInt),
   "integer[]": elements(Number),
   "jsonb[]": elements(JSON.parse),
+  "uuid[]": elements(String),
 };
 const array = (value) => `{${elements(JSON.stringify)(value).map((element) => element ?? "NULL").join(",")}}`;
 

@@ -28,6 +28,7 @@ NATIVE = {
     "interval": lambda value: timedelta(seconds=int(value.split()[0])), "timestamp with time zone": datetime.fromisoformat,
     "jsonb": lambda value: Jsonb(json.loads(value)), "regclass": str, "regrole": str,
     "text[]": elements(str), "bigint[]": elements(int), "integer[]": elements(int), "jsonb[]": elements(lambda value: Jsonb(json.loads(value))),
+    "uuid[]": elements(UUID),
 }  # fmt: skip
 
 

@@ -15,6 +15,7 @@ pub enum ArgumentError {
     Infinite(&'static str),
     Twice { what: &'static str, given: String },
     Fences { fences: usize, partitions: usize },
+    Revisions { sessions: usize, revisions: usize },
 }
 
 impl From<ArgumentError> for ErrorReport {
@@ -42,6 +43,8 @@ impl From<ArgumentError> for ErrorReport {
                 count(partitions, "partition"),
                 count(fences, "fence")
             )),
+            Revisions { sessions, revisions } => invalid("numbers of sessions and revisions differ")
+                .set_detail(format!("{} and {} were given.", count(sessions, "session"), count(revisions, "revision"))),
         }
     }
 }

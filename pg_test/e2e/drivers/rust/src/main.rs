@@ -40,6 +40,7 @@ fn passed(native: bool, kind: &str, value: &str) -> Result<Passed, Failure> {
         "text[]" => Box::new(given.map(|value| elements(value, |element| Ok(element.to_owned()))).transpose()?),
         "integer[]" => Box::new(given.map(|value| elements(value, |element| Ok(element.parse::<i32>()?))).transpose()?),
         "bigint[]" => Box::new(given.map(|value| elements(value, |element| Ok(element.parse::<i64>()?))).transpose()?),
+        "uuid[]" => Box::new(given.map(|value| elements(value, |element| Ok(Uuid::parse_str(element)?))).transpose()?),
         "jsonb[]" => Box::new(
             given.map(|value| elements(value, |element| Ok(serde_json::from_str::<Value>(element)?))).transpose()?,
         ),
