@@ -123,7 +123,7 @@ METRICS = {f"{name}_{metric}" for name, _, _, metrics in declared() for metric i
 
 
 def test_each_query_of_the_exporter_has_the_columns_that_it_declares(server, no_worker, connect):
-    assert len(list(declared())) == len(re.findall(r"^\w+:", QUERIES, re.M)) == 12
+    assert len(list(declared())) == len(re.findall(r"^\w+:", QUERIES, re.M)) == 14
     with night(server, connect) as (seen, watch):
         for name, query, labels, metrics in declared():
             columns, rows = answers(seen, watch, query)
@@ -267,7 +267,7 @@ def test_alerts_ask_for_what_there_is():
     names = {name for expression in expressions for name in re.findall(r"\beskit_lease_\w+", expression)}
     assert len(expressions) > 10 and names <= METRICS
     counted = {event for expression in expressions for event in re.findall(r'event="(\w+)"', expression)}
-    counters = (ROOT / "src/shmem/databases.rs").read_text()
+    counters = (ROOT / "src/shmem/counters.rs").read_text()
     assert all(f'"{event}"' in counters for event in counted)
 
 
@@ -322,6 +322,7 @@ def test_scraped(server, no_worker, connect, tmp_path, monkeypatch):
         assert of_other in text
         lines = "\n".join(line for line in text.splitlines() if of_other not in line)
         found = {name: float(value) for name, value in re.findall(r"^(\w+)(?:{[^\n]*})? (\S+)$", lines, re.M)}
+        assert re.search(r'^eskit_lease_hand_over_seconds_bucket{.*le="0.001".*} \d+$', lines, re.M)
         ours = {name for name in found if name.startswith("eskit_lease_")}
         assert ours <= METRICS and METRICS - ours <= {"eskit_lease_confirmed_seconds_ago"}  # without standbys nothing is confirmed
         wrong = ("leaderless_seconds", "blocked_seconds", "horizon_seconds", "executions_in_doubt", "tables_unfenced", "group_lag", "queue_dead")

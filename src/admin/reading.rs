@@ -7,7 +7,8 @@ use crate::call::{enter, in_recovery};
 use crate::pg::text::Text;
 use crate::pg::{catalog, clock, row, transaction};
 use crate::session::{self, Touch, wall_clock};
-use crate::shmem::databases::{COUNTERS, Database};
+use crate::shmem::counters::{COUNTERS, RANGES, Ranges, SPANS};
+use crate::shmem::databases::Database;
 use crate::shmem::refusals::Refused;
 use crate::shmem::shared;
 use crate::shmem::word::State;
@@ -76,6 +77,16 @@ fn _open_transaction(xid: pg_sys::TransactionId) -> Option<pg_sys::TransactionId
     transaction::open_one(xid)
 }
 
+/// Returns how many spans of each kind took so long at most.
+fn spans(database: Option<&'static Database>) -> impl Iterator<Item = (Text, Option<i64>)> {
+    SPANS.iter().enumerate().flat_map(move |(index, name)| {
+        let counted = database.map_or(Ranges::default(), |database| database.counters.spans(index));
+        let ends = RANGES.iter().map(u64::to_string).chain(["inf".to_owned()]);
+        let row = move |(end, count): (String, u64)| (Text(format!("{name}_ms_le_{end}")), Some(count.cast_signed()));
+        ends.zip(counted).map(row)
+    })
+}
+
 #[pg_extern(schema = "eskit_lease")]
 fn _refusals() -> Result<
     row::TableIterator<(
@@ -101,7 +112,11 @@ fn stats() -> Result<row::TableIterator<(name!(name, Text), name!(value, Option<
     let home = catalog::home();
     // Looking up the database takes no place from one in use.
     let database = shared.known_database(home.database);
-    let count = |i| database.map_or(0, |database| database.counter(i)).cast_signed();
+    // PostgreSQL tells no process of the end of a prepared transaction.
+    if !in_recovery() {
+        shared.settle_prepared(transaction::outcome);
+    }
+    let count = |i| database.map_or(0, |database| database.counters.get(i)).cast_signed();
     let counted = |(i, name): (usize, &&'static str)| (Text::from(*name), Some(count(i)));
     let mut rows: Vec<(Text, Option<i64>)> = COUNTERS.iter().enumerate().map(counted).collect();
     let (mut here, mut taken, mut of_ended, mut dirty) = (0, 0, 0, 0);
@@ -115,12 +130,15 @@ fn stats() -> Result<row::TableIterator<(name!(name, Text), name!(value, Option<
     shared.each_dirty(|oid, _| dirty += i64::from(oid == home.database));
     let waiting = database.map_or(0, |database| database.waiting.calls());
     let unserved = database.map_or(0, Database::unserved_ms);
+    let dirty_since = shared.dirty_since(home.database).map_or(now, |since| since.min(now));
     let confirmed = shared.confirmed().map(|start| i64::from(clock::trust_ms(clock::now().saturating_sub(start))));
+    rows.extend(spans(database));
     rows.extend([
         (Text::from("sessions_alive"), Some(here)),
         (Text::from("slots_taken"), Some(taken)),
         (Text::from("slots_of_ended"), Some(of_ended)),
         (Text::from("resources_dirty"), Some(dirty)),
+        (Text::from("oldest_dirty_ms"), Some(clock::trust_ms(now - dirty_since).into())),
         (Text::from("calls_waiting"), Some(i64::from(waiting))),
         (Text::from("confirmed_ms_ago"), confirmed),
         (Text::from("databases_in_use"), i64::try_from(shared.databases_in_use()).ok()),

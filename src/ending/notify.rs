@@ -7,7 +7,7 @@ use crate::lease::candidate::Grant;
 use crate::lease::row::{Leases, Seat};
 use crate::pg::notify::notify;
 use crate::session::{self, holders};
-use crate::shmem::databases::Counter;
+use crate::shmem::counters::Counter;
 use crate::shmem::word::State;
 use pgrx::Uuid;
 use serde::Serialize;

@@ -13,7 +13,7 @@ use crate::pg::guard::Mode;
 use crate::pg::text::Text;
 use crate::pg::{catalog, clock, row};
 use crate::session::{New, Touch, drain, lock_row, open, touch, wall_clock};
-use crate::shmem::databases::Counter;
+use crate::shmem::counters::Counter;
 use crate::shmem::slots::SlotRef;
 use crate::{group, item};
 use pgrx::Uuid;

@@ -15,7 +15,8 @@ use crate::pg::{catalog, clock, random, row, transaction};
 use crate::seam;
 use crate::session::{Touch, UNCOMMITTED, death, touch, wall_clock};
 use crate::shmem::Shared;
-use crate::shmem::databases::{Counter, Database};
+use crate::shmem::counters::Counter;
+use crate::shmem::databases::Database;
 use crate::shmem::slots::SlotRef;
 use crate::shmem::standing::Standing;
 use crate::shmem::wait::pause;
@@ -74,7 +75,7 @@ pub fn count_late<'a>(shared: &Shared, database: &Database, touched: impl IntoIt
 
 /// Has the log tell, now and then, that sessions are late or wait in vain.
 fn tell(database: &Database) {
-    let [refused, late] = [Counter::WaitsRefused, Counter::HeartbeatsLate].map(|of| database.counter(of as usize));
+    let [refused, late] = [Counter::WaitsRefused, Counter::HeartbeatsLate].map(|of| database.counters.get(of as usize));
     if database.waiting.must_tell(refused + late, clock::now()) {
         log!(
             "eskit_lease: database \"{}\" has refused {refused} session_wait calls so far, and {late} heartbeats came late",

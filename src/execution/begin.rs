@@ -13,7 +13,7 @@ use crate::pg::table::Tuple;
 use crate::pg::text::{Text, role_name};
 use crate::pg::{clock, row, transaction};
 use crate::session::{self, SessionRow, touch};
-use crate::shmem::databases::Counter;
+use crate::shmem::counters::Counter;
 use crate::shmem::slots::SlotRef;
 use pgrx::Uuid;
 use pgrx::datum::TimestampWithTimeZone;
@@ -88,7 +88,7 @@ fn start(
     };
     debug_assert!(before.is_none_or(|before| before < fence), "an attempt has a greater fence than the one before");
     fence::hold_back(call, &call.database.fences, fence);
-    call.database.add(Counter::ExecutionsBegun, 1);
+    call.seam().count(Counter::ExecutionsBegun, 1);
     Ok(Answer { first: true, state: State::Running.name().into(), fence: Some(fence), result: None, started_at })
 }
 

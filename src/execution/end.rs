@@ -12,7 +12,8 @@ use crate::pg::table::Tuple;
 use crate::pg::text::{Text, role_name, role_of_name};
 use crate::seam;
 use crate::session;
-use crate::shmem::databases::{Counter, Kept};
+use crate::shmem::counters::Counter;
+use crate::shmem::databases::Kept;
 use crate::shmem::word;
 use pgrx::pg_sys::panic::ErrorReport;
 use pgrx::pg_sys::{Datum, INT8OID, JSONBOID, TEXTOID};
@@ -98,7 +99,7 @@ fn execution_finish(key: Option<Text>, fence: Option<i64>, result: default!(Opti
         };
         let values = vec![Value::Text(&key), Value::MaybeJson(result.as_ref()), Value::Long(fence)];
         call.written(Executions::open().change(&key, fence, change), &FINISH, values);
-        call.database.add(Counter::ExecutionsFinished, 1);
+        call.seam().count(Counter::ExecutionsFinished, 1);
         call.seam().kept(Kept::Executions);
     }
     Ok(mine)
@@ -127,7 +128,7 @@ fn execution_fail(
         };
         let values = vec![Value::Text(&key), Value::Text(ended.name()), Value::Text(kept), Value::Long(fence)];
         call.written(Executions::open().change(&key, fence, change), &FAIL, values);
-        call.database.add(Counter::ExecutionsFailed, 1);
+        call.seam().count(Counter::ExecutionsFailed, 1);
     }
     Ok(mine)
 }

@@ -13,7 +13,7 @@ use crate::pg::spi::{Statement, Value};
 use crate::pg::table::Tuple;
 use crate::pg::{catalog, clock, transaction};
 use crate::session;
-use crate::shmem::databases::Counter;
+use crate::shmem::counters::Counter;
 use pgrx::pg_sys::{INT8OID, TEXTOID};
 use std::ffi::CStr;
 

@@ -13,6 +13,7 @@ use crate::lease::row::{LeaseRow, Leases, Seat};
 use crate::lease::{grant, history, refence};
 use crate::pg::guard::{Guard, Mode};
 use crate::pg::table::Locked;
+use crate::shmem::counters::Counter;
 use crate::shmem::slots::SlotRef;
 use pgrx::Uuid;
 use std::collections::{HashMap, HashSet};
@@ -166,6 +167,7 @@ fn free_ungranted(
         let gone = granted.contains_key(&seat(*partition)) || freed.iter().any(|((_, slot), _)| slot == partition);
         Some((state.partitions[*partition as usize].row.as_ref().filter(|_| gone)?, next(*partition)))
     };
+    call.seam().count(Counter::Revocations, taken.iter().filter_map(lost).count());
     history::revoked(call, &state.name, taken.iter().filter_map(lost));
     for (partition, owner) in taken {
         call.seam().changed(&state.name, partition);

@@ -8,6 +8,7 @@ use crate::pg::json::{Jsonb, JsonbArray};
 use crate::pg::spi::{Statement, Value};
 use crate::pg::text::{Text, TextArray};
 use crate::pg::{catalog, clock};
+use crate::shmem::counters::Counter;
 use pgrx::datum::TimestampWithTimeZone;
 use pgrx::pg_sys::{
     self, INT4ARRAYOID, INT4OID, INT8ARRAYOID, INT8OID, JSONBARRAYOID, JSONBOID, TEXTARRAYOID, TEXTOID,
@@ -74,6 +75,7 @@ fn added(
     if let Some(due) = due {
         call.seam().due(queue.number, due);
     }
+    call.seam().count(Counter::ItemsAdded, first.values().map(|(_, count)| count).sum());
     Ok(())
 }
 

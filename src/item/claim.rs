@@ -18,6 +18,7 @@ use crate::pg::spi::{self, Statement, Value};
 use crate::pg::text::Text;
 use crate::pg::{clock, row};
 use crate::session::{self, touch};
+use crate::shmem::counters::Counter;
 use crate::shmem::slots::SlotRef;
 use claimer::{Claimer, Taken};
 use ordered::Look;
@@ -173,6 +174,7 @@ fn item_claim(
         return Ok(row::TableIterator::of(Vec::new()));
     };
     claimer.write(fence, session);
+    call.seam().count(Counter::ItemsClaimed, claimer.taken.len());
     let answer = |item: Taken| (item.id, item.key, item.payload, item.attempt, fence);
     Ok(row::TableIterator::of(claimer.taken.into_iter().map(answer).collect()))
 }

@@ -11,7 +11,7 @@ use crate::pg::spi::Statement;
 use crate::pg::table::{Key, Locked, Sight, Table, Tuple, page_of};
 use crate::pg::text::Text;
 use crate::session;
-use crate::shmem::databases::{BOOT, Kept};
+use crate::shmem::databases::BOOT;
 use crate::shmem::word::State;
 use pgrx::Uuid;
 use pgrx::pg_sys::{FLOAT8OID, INT8OID, TIMESTAMPTZOID};
@@ -106,7 +106,6 @@ fn free_claim(call: &Call, claim: &Claim) -> (bool, bool) {
                 }
                 let (queue, partition, place) = (queue.number, *partition, *place);
                 moves::bury(call, Claimed { queue, partition, place, fence }, ENDED);
-                call.seam().kept(Kept::DeadItems);
                 any = true;
                 return true;
             }

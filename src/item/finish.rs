@@ -13,7 +13,8 @@ use crate::pg::spi::Statement;
 use crate::pg::table::{Flight, Key, Locked, Sight, Table, Tuple};
 use crate::pg::text::Text;
 use crate::session;
-use crate::shmem::databases::{Counter, Kept};
+use crate::shmem::counters::Counter;
+use crate::shmem::databases::Kept;
 use crate::shmem::word::State;
 use pgrx::datum::Interval;
 use pgrx::pg_sys::panic::ErrorReport;
@@ -225,6 +226,7 @@ fn item_done(ids: Option<Vec<Option<i64>>>, fence: Option<i64>) -> Result<i32> {
             held.head(queue, item, key, None)?;
         }
     }
+    call.seam().count(Counter::ItemsDone, items.len());
     held.finished(&ids);
     Ok(items.len() as i32)
 }
@@ -283,9 +285,9 @@ fn item_fail(
         }
     } else {
         moves::bury(&call, claimed, &error);
-        call.seam().kept(Kept::DeadItems);
         held.head(&queue, item, key, None)?;
     }
+    call.seam().count(Counter::ItemsFailed, 1);
     held.finished(&[item.id]);
     Ok(again)
 }

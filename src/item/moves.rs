@@ -9,6 +9,8 @@ use crate::pg::json::Jsonb;
 use crate::pg::spi::{self, Statement, Value};
 use crate::pg::table::{Key, Sight, Table, Tuple};
 use crate::pg::text::Text;
+use crate::shmem::counters::Counter;
+use crate::shmem::databases::Kept;
 use pgrx::pg_sys::{Datum, INT4OID, INT8OID, TEXTOID};
 
 static CLAIM_LATER: Statement = Statement::writes(
@@ -122,6 +124,8 @@ pub fn bury(call: &Call, item: Claimed, error: &str) {
         let values = [Value::Long(place), Value::Long(fence), Value::Text(error)];
         call.db().execute(&BURY, [Value::Int(queue), Value::Int(partition)].into_iter().chain(values).collect());
     }
+    call.seam().kept(Kept::DeadItems);
+    call.seam().count(Counter::ItemsDead, 1);
 }
 
 /// Moves a dead item to the ready items.

@@ -44,7 +44,7 @@ use crate::pg::guard::{Guard, Mode};
 use crate::pg::{catalog, spi};
 use crate::session;
 use crate::session::holders::Holders;
-use crate::shmem::databases::Counter;
+use crate::shmem::counters::Counter;
 use crate::shmem::slots::SlotRef;
 use look::{Look, Wanted, look_at_lease, look_at_permits};
 use std::cell::LazyCell;

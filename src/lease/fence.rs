@@ -25,7 +25,7 @@ use crate::pg::guard::{Guard, Mode};
 use crate::pg::spi::{self, Statement};
 use crate::pg::text::Text;
 use crate::pg::{catalog, clock, statement, transaction};
-use crate::shmem::databases::Counter;
+use crate::shmem::counters::Counter;
 use crate::shmem::pace::Pace;
 use crate::shmem::word::State;
 use crate::{seam, session};

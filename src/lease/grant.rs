@@ -31,7 +31,7 @@ use crate::pg::clock;
 use crate::pg::guard::{Guard, Mode};
 use crate::pg::spi::{self, Statement, Value};
 use crate::pg::table::Locked;
-use crate::shmem::databases::Counter;
+use crate::shmem::counters::Counter;
 use pgrx::Uuid;
 use pgrx::pg_sys::{BOOLOID, INT4ARRAYOID, INT4OID, ItemPointerData, TEXTARRAYOID, UUIDOID};
 use std::cell::LazyCell;

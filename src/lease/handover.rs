@@ -12,16 +12,17 @@ use super::candidate::{Candidate, HandOver};
 use super::declaration::{self, Kind};
 use super::grant;
 use super::line::{self, First};
-use super::row::{LeaseRow, Leases, Probe};
+use super::row::{LeaseRow, Leases, Probe, Seat};
 use super::semaphore;
 use crate::base::error::Result;
 use crate::base::limits;
 use crate::call::Call;
+use crate::pg::clock;
 use crate::pg::guard::{Guard, Mode};
 use crate::session;
 use crate::session::holders::Holders;
 use crate::session::succession;
-use crate::shmem::databases::Counter;
+use crate::shmem::counters::Counter;
 use crate::shmem::slots::SlotRef;
 use pgrx::Uuid;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
@@ -97,22 +98,27 @@ fn serve(
         let (again, now): (BTreeMap<_, _>, BTreeMap<_, _>) =
             std::mem::take(first).into_iter().partition(|(_, first)| skipped.contains(&first.session));
         let mut places = line::places_of_first(&now);
-        let candidates = now.iter().filter_map(|(resource, First { session, .. })| {
-            let Free { slot, row, declared, gone } = free.get_mut(resource)?.pop()?;
-            Some(Candidate {
-                resource: resource.clone(),
-                slot,
-                declared,
-                released: row.is_some_and(|row| letting_go(&row)),
-                inherited: false,
-                row,
-                grantee: *ready.get(session)?,
-                // A session without a place has just given up waiting, and no longer asks for the resource.
-                places: places.remove(resource)?,
-                gone,
+        let candidates: Vec<Candidate> = now
+            .iter()
+            .filter_map(|(resource, First { session, .. })| {
+                let Free { slot, row, declared, gone } = free.get_mut(resource)?.pop()?;
+                Some(Candidate {
+                    resource: resource.clone(),
+                    slot,
+                    declared,
+                    released: row.is_some_and(|row| letting_go(&row)),
+                    inherited: false,
+                    row,
+                    grantee: *ready.get(session)?,
+                    // A session without a place has just given up waiting, and no longer asks for the resource.
+                    places: places.remove(resource)?,
+                    gone,
+                })
             })
-        });
-        let granted = grant::grant(call, &leases, candidates.collect());
+            .collect();
+        let since: HashMap<Seat, u64> = candidates.iter().filter_map(|one| free_since(call, one)).collect();
+        let granted = grant::grant(call, &leases, candidates);
+        granted.keys().filter_map(|seat| since.get(seat)).for_each(|since| call.seam().handed_over(*since));
         let names: HashSet<&str> = granted.keys().map(|(resource, _)| resource.as_str()).collect();
         let (mut served, failed): (Vec<_>, Vec<_>) = now.into_keys().partition(|name| names.contains(name.as_str()));
         served.retain(|resource| free.get(resource).is_some_and(|slots| !slots.is_empty()));
@@ -130,6 +136,17 @@ fn serve(
         result.granted.extend(granted);
         pgrx::check_for_interrupts!();
     }
+}
+
+/// Returns since when the lease of a candidate is free, if that is known: since its release, or the end of its holder.
+fn free_since(call: &Call, candidate: &Candidate) -> Option<(Seat, u64)> {
+    let (row, now) = (candidate.row?, clock::now());
+    let since = match row.session {
+        _ if candidate.released => now,
+        Some(dead) => call.shared.look(call.shared.find(call.home, dead)?)?.until,
+        None => now.saturating_sub(u64::try_from(clock::timestamp() - row.released_at?).unwrap_or(0)),
+    };
+    Some(((candidate.resource.clone(), candidate.slot), since.min(now)))
 }
 
 /// Returns the slots that no living session holds.

@@ -15,7 +15,7 @@ use crate::pg::guard::{Guard, Mode};
 use crate::pg::text::Text;
 use crate::session::holders::{Holder, Holders, living_rows};
 use crate::session::{self, New, SessionRow, Touch, touch_holder};
-use crate::shmem::databases::Counter;
+use crate::shmem::counters::Counter;
 use pgrx::Uuid;
 use pgrx::datum::Interval;
 use pgrx::prelude::*;

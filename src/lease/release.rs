@@ -21,7 +21,7 @@ use crate::pg::row::TableIterator;
 use crate::pg::table::Locked;
 use crate::pg::text::{Text, TextArray, role_name};
 use crate::session;
-use crate::shmem::databases::Counter;
+use crate::shmem::counters::Counter;
 use crate::shmem::slots::SlotRef;
 use pgrx::datum::Interval;
 use pgrx::prelude::*;
@@ -171,6 +171,7 @@ fn release_row(call: &Call, leases: &Leases, resource: &str, seen: LeaseRow, for
     let released = !release(call, at, vec![(resource.to_owned(), row)])?.is_empty();
     if let Some(why) = forced.filter(|_| released) {
         let holder = session::row(at.session()).map(|row| row.consumer);
+        call.seam().count(Counter::Forces, 1);
         history::forced(call, resource, &row, holder, leases.row(resource, row.slot), why);
     }
     if released

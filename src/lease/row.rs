@@ -42,6 +42,8 @@ pub struct LeaseRow {
     pub session: Option<Uuid>,
     pub fence: i64,
     pub timeline: i32,
+    /// In microseconds since 2000.
+    pub released_at: Option<i64>,
     /// Whether the lease was taken from a session that had expired.
     pub expired: bool,
     /// Whether the resource is a semaphore, a group or a bridge.
@@ -57,6 +59,7 @@ impl LeaseRow {
             session: row.get(column::SESSION),
             fence: row.required(column::FENCE),
             timeline: row.required(column::TIMELINE),
+            released_at: row.get(column::RELEASED_AT),
             expired: row.required(column::EXPIRED),
             declared: row.added(column::DECLARED, false),
             made_by: row.made_by(),

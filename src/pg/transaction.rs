@@ -120,3 +120,10 @@ impl Part {
         self.1 == began_at() && unsafe { pg_sys::SubTransactionIsActive(self.0) }
     }
 }
+
+/// Returns whether a transaction of this cluster was committed; `None` while it is open or prepared.
+pub fn outcome(xid: u32) -> Option<bool> {
+    let xid = TransactionId::from(xid);
+    // SAFETY: reads PostgreSQL's lists of transactions
+    unsafe { (!pg_sys::TransactionIdIsInProgress(xid)).then(|| pg_sys::TransactionIdDidCommit(xid)) }
+}

@@ -172,7 +172,7 @@ impl Notes {
     /// transaction. Returns whether the worker must look.
     fn hand_over(&self, memory: &Memory) -> bool {
         self.list.iter().for_each(|note| note.what.effect().at_prepare(memory));
-        memory.shared.watch_prepared(memory.database, self.xid);
+        memory.shared.watch_prepared(memory.database, self.xid, &self.tally.counted());
         true
     }
 
@@ -183,6 +183,9 @@ impl Notes {
         // A session becomes unproven before it hears of its grant.
         if committed && confirm::committed_alone() {
             self.gainers().for_each(|session| memory.shared.unproven(session));
+        }
+        if committed {
+            self.tally.commit(memory.database);
         }
         let mut must_look = false;
         for note in in_order(&self.list) {

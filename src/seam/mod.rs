@@ -26,7 +26,9 @@
 //! own [`work`]. [`notes`] has their list. [`end`] has them take effect: first those that decide which sessions live,
 //! or lower floors; then those that wake processes.
 //!
-//! Files, low to high: effect, items, resources, sessions, work, notes, end, mod.
+//! What a transaction counts is no note: see [`tally`].
+//!
+//! Files, low to high: effect, items, resources, sessions, work, tally, notes, end, mod.
 
 mod effect;
 mod end;
@@ -34,17 +36,20 @@ mod items;
 mod notes;
 mod resources;
 mod sessions;
+mod tally;
 mod work;
 
 use crate::pg::{statement, transaction};
 use crate::shmem::Shared;
+use crate::shmem::counters::Counter;
 use crate::shmem::databases::{Database, Kept};
+use crate::shmem::dirty::Dirty;
 use crate::shmem::floors::Lane;
 use crate::shmem::hunger::Food;
 use crate::shmem::slots::SlotRef;
 use effect::Memory;
 use items::{AllPlaces, Due, EndedHeads, Items, Places};
-use notes::{Kind, NOTES, What, near, next_epoch, now};
+use notes::{Kind, NOTES, Notes, What, near, next_epoch, now};
 use pgrx::Uuid;
 use resources::{Act, AtCommit, InVain, Later, Many, Pass, Resource};
 use sessions::{Ended, Left, Opened, Revision, TakenFrom};
@@ -118,8 +123,8 @@ impl Seam {
     }
 
     /// Notes that this transaction judges a resource that it has taken out of the ring.
-    pub fn judged(self, resource: &str, changed: Option<i32>) {
-        self.note(Taken::Resource { name: resource.to_owned(), changed });
+    pub fn judged(self, dirty: &Dirty) {
+        self.note(Taken::Resource { name: dirty.resource.clone(), changed: dirty.changed, since: dirty.since });
     }
 
     /// Notes that this transaction changes more resources than can be listed.
@@ -229,6 +234,27 @@ impl Seam {
     /// Notes that this transaction tells listeners of items, as the ring has asked for.
     pub fn told(self, queue: &str) {
         self.note(Taken::Listeners { queue: queue.to_owned() });
+    }
+
+    /// Counts something, if this transaction commits.
+    pub fn count(self, counter: Counter, by: usize) {
+        if by > 0 {
+            self.tally(|notes| notes.tally.count(notes.newest, counter, by as u64));
+        }
+    }
+
+    /// Notes that this transaction hands a lease over that has been free since a time.
+    pub fn handed_over(self, free_since: u64) {
+        self.tally(|notes| notes.tally.handed_over(notes.newest, free_since));
+    }
+
+    fn tally(self, count: impl FnOnce(&mut Notes)) {
+        transaction::assert_may_raise();
+        end::register();
+        NOTES.with_borrow_mut(|notes| {
+            notes.begin(Memory { shared: self.shared, database: self.database, worker: notes.worker });
+            count(notes);
+        });
     }
 
     fn note(self, what: impl Into<What>) {

@@ -4,6 +4,7 @@ use super::effect::{Effect, Memory};
 use super::items::{AllPlaces, Due, EndedHeads, Items, Places};
 use super::resources::{AtCommit, InVain, Later, Many, Pass, Resource};
 use super::sessions::{Ended, Opened, Revision, TakenFrom};
+use super::tally::Tally;
 use super::work::{Retained, Taken};
 use crate::base::limits;
 use crate::shmem::slots::SlotRef;
@@ -84,6 +85,7 @@ pub struct Notes {
     /// When the statement began that has checked a fence and was the transaction's only one so far.
     pub checked_alone: Option<i64>,
     lanes: usize,
+    pub tally: Tally,
     /// No note is of a subtransaction later than this one.
     pub newest: SubTransactionId,
     /// The id of this transaction, set before it is prepared.
@@ -96,7 +98,7 @@ thread_local! {
     pub static NOTES: RefCell<Notes> = const {
         RefCell::new(Notes {
             memory: None, list: Vec::new(), resources: 0, passes: 0, given_away: 0, checked_alone: None, lanes: 0,
-            newest: 0, xid: 0, worker: false
+            tally: Tally::new(), newest: 0, xid: 0, worker: false
         })
     };
     /// Grows with everything that can make or end a pass.
@@ -145,9 +147,14 @@ impl Notes {
         self.list.iter_mut().filter_map(|note| K::of_mut(&mut note.what))
     }
 
-    pub fn add(&mut self, memory: Memory, what: What) {
+    /// Notes that this subtransaction has effects.
+    pub fn begin(&mut self, memory: Memory) {
         self.memory = Some(memory);
         self.newest = now();
+    }
+
+    pub fn add(&mut self, memory: Memory, what: What) {
+        self.begin(memory);
         let what = match what {
             What::Resource(_) | What::Later(_) | What::InVain(_) if self.resources == limits::MAX_NOTES => Many.into(),
             What::Places(_) if self.lanes == limits::MAX_NOTES => AllPlaces.into(),
@@ -174,6 +181,7 @@ impl Notes {
         (self.resources, self.passes, self.given_away, self.lanes, self.newest) = (0, 0, 0, 0, 0);
         self.checked_alone = None;
         self.list.clear();
+        self.tally.clear();
     }
 
     /// Returns the sessions that may have been granted something.
@@ -196,6 +204,7 @@ impl Notes {
     /// is dropped: so the list does not grow with the number of subtransactions. Only this subtransaction's notes are
     /// visited.
     pub fn hand_up(&mut self, mine: SubTransactionId, parent: SubTransactionId) {
+        self.tally.hand_up(mine, parent);
         let first = self.begin_of(mine);
         let mut end = first;
         for next in first..self.list.len() {
@@ -217,6 +226,7 @@ impl Notes {
     /// Takes away the notes of a subtransaction that is rolled back, and returns them. A lease that it gave away is
     /// back, and its pass stands again.
     pub fn take_back(&mut self, mine: SubTransactionId) -> Vec<Note> {
+        self.tally.take_back(mine);
         let taken = self.list.split_off(self.begin_of(mine));
         self.lanes -= taken.iter().filter(|note| Places::of(&note.what).is_some()).count();
         if self.given_away > 0 {

@@ -7,7 +7,7 @@ use crate::shmem::databases::Kept;
 /// Work that this transaction has taken out of shared memory. If the transaction fails, the work is put back.
 pub enum Taken {
     /// A resource that the transaction judges.
-    Resource { name: String, changed: Option<i32> },
+    Resource { name: String, changed: Option<i32>, since: u64 },
     /// Flags of the database.
     Flags(u32),
     /// What shared memory knew of the rows that are kept.
@@ -19,7 +19,7 @@ pub enum Taken {
 impl Effect for Taken {
     fn at_abort(&self, Memory { shared, database, .. }: &Memory) -> bool {
         match self {
-            Taken::Resource { name, changed } => shared.post(database, name, *changed),
+            Taken::Resource { name, changed, since } => shared.post_again(database, name, *changed, *since),
             Taken::Flags(flags) => database.flag(*flags),
             Taken::Retention => database.may_keep(),
             Taken::Listeners { queue } => shared.post_items(database, queue),

@@ -5,7 +5,7 @@ use crate::base::error::Result;
 use crate::base::settings;
 use crate::call::Call;
 use crate::pg::{clock, random, transaction};
-use crate::shmem::databases::Counter;
+use crate::shmem::counters::Counter;
 use crate::shmem::map::Opening;
 use crate::shmem::slots::SlotRef;
 use pgrx::Uuid;

@@ -1,6 +1,7 @@
 //! Databases: what shared memory knows of each database that has an entry (see [`super::places`]).
 
 use super::beginning::Beginning;
+use super::counters::{Counter, Counters};
 use super::latch::{my_latch, set_latch};
 use super::pace::Pace;
 use super::waiting::Waiting;
@@ -8,57 +9,6 @@ use crate::base::limits;
 use crate::pg::clock;
 use pgrx::pg_sys;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicI64, AtomicPtr, AtomicU32, AtomicU64, Ordering};
-
-/// What is counted since the database got its entry. `stats()` shows each counter under its name.
-#[derive(Clone, Copy)]
-#[repr(usize)]
-pub enum Counter {
-    Heartbeats,
-    HeartbeatsRefused,
-    SessionsOpened,
-    SessionsClosed,
-    SessionsExpired,
-    Grants,
-    Takeovers,
-    HandOvers,
-    Refusals,
-    Releases,
-    FenceChecks,
-    FencesLost,
-    WaitsRefused,
-    HeartbeatsLate,
-    ExecutionsBegun,
-    ExecutionsFinished,
-    ExecutionsFailed,
-    Sweeps,
-    Rescans,
-    Rebalances,
-    Notifications,
-}
-
-pub const COUNTERS: [&str; 21] = [
-    "heartbeats",
-    "heartbeats_refused",
-    "sessions_opened",
-    "sessions_closed",
-    "sessions_expired",
-    "grants",
-    "takeovers",
-    "hand_overs",
-    "refusals",
-    "releases",
-    "fence_checks",
-    "fences_lost",
-    "waits_refused",
-    "heartbeats_late",
-    "executions_begun",
-    "executions_finished",
-    "executions_failed",
-    "sweeps",
-    "rescans",
-    "rebalances",
-    "notifications",
-];
 
 /// The kinds of rows that are kept for a while after their end (see [`crate::ending::retention`]).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -182,7 +132,7 @@ pub struct Database {
     look_through: Retry,
     /// When to look through the database for work that the ring had no room for; zero for never.
     timer: AtomicU64,
-    counters: [AtomicU64; COUNTERS.len()],
+    pub counters: Counters,
 }
 
 impl Database {
@@ -213,9 +163,7 @@ impl Database {
         self.blocked.clear();
         self.look_through.clear();
         self.timer.store(0, Ordering::Relaxed);
-        for counter in &self.counters {
-            counter.store(0, Ordering::Relaxed);
-        }
+        self.counters.clear();
         self.oid.store(0, Ordering::Release);
     }
 
@@ -230,11 +178,7 @@ impl Database {
     }
 
     pub fn add(&self, counter: Counter, by: u64) {
-        self.counters[counter as usize].fetch_add(by, Ordering::Relaxed);
-    }
-
-    pub fn counter(&self, index: usize) -> u64 {
-        self.counters[index].load(Ordering::Relaxed)
+        self.counters.add(counter, by);
     }
 
     /// Offers this waiting process for a pass, unless another process has offered itself.

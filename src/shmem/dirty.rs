@@ -7,11 +7,13 @@
 //! one entry however often it is posted, and one for each slot that listeners must be told of (see
 //! [`ring`](super::ring)).
 
+use super::counters::AT_COMMIT;
 use super::databases::{Database, RESCAN};
 use super::parts::Pending;
 use super::ring::{Entry, Ring, chains};
 use super::shared::{Lock, Shared};
 use crate::base::limits;
+use crate::pg::clock;
 use std::sync::atomic::Ordering;
 
 /// A dirty resource, taken out of the ring.
@@ -21,16 +23,30 @@ pub struct Dirty {
     /// The slot whose owner changed, so that listeners are told.
     pub changed: Option<i32>,
     pub backoff_ms: u32,
+    /// Since when it is dirty.
+    pub since: u64,
     /// Whether it is a queue of work items that listeners must be told of.
     pub items: bool,
 }
 
 const ITEMS: i32 = -2;
 
+/// When an entry is due, as in [`Entry`].
+struct Due {
+    at: u64,
+    backoff_ms: u32,
+    since: u64,
+}
+
 impl Shared {
     /// Posts a resource to be judged at once.
     pub fn post(&self, database: &Database, resource: &str, changed: Option<i32>) {
-        if self.push(database, resource, changed, 0, 0).is_none() {
+        self.post_again(database, resource, changed, clock::now());
+    }
+
+    /// Posts a resource that is dirty since a time, to be judged at once.
+    pub fn post_again(&self, database: &Database, resource: &str, changed: Option<i32>, since: u64) {
+        if self.push(database, resource, changed, Due { at: 0, backoff_ms: 0, since }).is_none() {
             database.flag(RESCAN);
         }
     }
@@ -38,45 +54,40 @@ impl Shared {
     /// Posts a queue of work items, so that listeners are told. This is a hint: if the ring has no room the news is
     /// dropped.
     pub fn post_items(&self, database: &Database, queue: &str) {
-        self.push(database, queue, Some(ITEMS), 0, 0);
+        self.push(database, queue, Some(ITEMS), Due { at: 0, backoff_ms: 0, since: clock::now() });
     }
 
     /// Posts a resource that could not be judged, to be retried after twice the last wait. Returns whether there was
     /// room.
     pub fn post_retry(&self, database: &Database, dirty: &Dirty, now: u64) -> bool {
         let backoff_ms = (dirty.backoff_ms * 2).clamp(limits::FIRST_RETRY_MS, limits::LAST_RETRY_MS);
-        let due = now + u64::from(backoff_ms) * 1_000;
-        self.push(database, &dirty.resource, dirty.changed, due, backoff_ms).is_some()
+        let due = Due { at: now + u64::from(backoff_ms) * 1_000, backoff_ms, since: dirty.since };
+        self.push(database, &dirty.resource, dirty.changed, due).is_some()
     }
 
     /// Posts a resource that a transaction could not give to a session. It is retried soon, unless a retry is due
     /// already. Returns whether the entry is new or due sooner.
     pub fn post_in_vain(&self, database: &Database, resource: &str, now: u64) -> bool {
         let due = now + u64::from(limits::FIRST_RETRY_MS) * 1_000;
-        self.push(database, resource, None, due, limits::FIRST_RETRY_MS).unwrap_or_else(|| {
-            database.flag_at(due);
-            true
-        })
+        self.push(database, resource, None, Due { at: due, backoff_ms: limits::FIRST_RETRY_MS, since: now })
+            .unwrap_or_else(|| {
+                database.flag_at(due);
+                true
+            })
     }
 
     /// Posts a resource to be judged at a time.
     pub fn post_at(&self, database: &Database, resource: &str, at: u64) {
-        if self.push(database, resource, None, at, 0).is_none() {
+        if self.push(database, resource, None, Due { at, backoff_ms: 0, since: at }).is_none() {
             database.flag_at(at);
         }
     }
 
     /// Returns whether the entry is new, or sooner than the one before; `None` if the ring has no room.
-    fn push(
-        &self,
-        database: &Database,
-        resource: &str,
-        changed: Option<i32>,
-        due: u64,
-        backoff_ms: u32,
-    ) -> Option<bool> {
+    fn push(&self, database: &Database, resource: &str, changed: Option<i32>, due: Due) -> Option<bool> {
         let database = database.oid.load(Ordering::Relaxed);
-        let entry = Entry::new(database, resource, changed.unwrap_or(-1), due, backoff_ms);
+        let mut entry = Entry::new(database, resource, changed.unwrap_or(-1), due.at, due.backoff_ms);
+        entry.since = due.since;
         let _held = self.lock(Lock::Ring, true);
         // SAFETY: under the lock
         unsafe { self.ring() }.put(entry)
@@ -108,6 +119,7 @@ impl Shared {
             resource: String::from_utf8_lossy(entry.name()).into_owned(),
             changed: Some(entry.changed).filter(|slot| *slot >= 0),
             backoff_ms: entry.backoff_ms,
+            since: entry.since,
             items: entry.changed == ITEMS,
         };
         taken.into_iter().map(dirty).collect()
@@ -125,44 +137,88 @@ impl Shared {
         entries.iter().for_each(|entry| visit(entry.database, entry.due));
     }
 
+    /// Returns since when the oldest entry of a database is dirty.
+    pub fn dirty_since(&self, database: u32) -> Option<u64> {
+        let _held = self.lock(Lock::Ring, true);
+        // SAFETY: under the lock
+        let ring = unsafe { self.ring() };
+        let entries = &ring.entries[..ring.len.load(Ordering::Relaxed) as usize];
+        entries.iter().filter(|entry| entry.database == database).map(|entry| entry.since).min()
+    }
+
     pub(super) fn drop_dirty(&self, database: u32) {
         let _held = self.lock(Lock::Ring, true);
         // SAFETY: under the lock
         unsafe { self.ring() }.take(usize::MAX, |entry| entry.database == database);
     }
 
-    /// Watches for the end of a prepared transaction. If no entry is free, the database is looked through as after a
-    /// start.
-    pub fn watch_prepared(&self, database: &Database, xid: u32) {
+    /// Watches for the end of a prepared transaction, and keeps what it counts. If no entry is free, the database is
+    /// looked through as after a start, and the counts are lost.
+    pub fn watch_prepared(&self, database: &Database, xid: u32, counted: &[u64; AT_COMMIT]) {
         let value = u64::from(database.oid.load(Ordering::Relaxed)) << 32 | u64::from(xid);
-        if self.pending.iter().any(|known| known.0.load(Ordering::Relaxed) == value) {
-            return;
-        }
-        let free = |place: &Pending| place.0.compare_exchange(0, value, Ordering::AcqRel, Ordering::Relaxed).is_ok();
-        if !self.pending.iter().any(free) {
+        let mine = |place: &&Pending| place.transaction.load(Ordering::Relaxed) == value;
+        let free = |place: &&Pending| {
+            place.transaction.compare_exchange(0, value, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+        };
+        let Some(place) = self.pending.iter().find(mine).or_else(|| self.pending.iter().find(free)) else {
             database.flag(super::databases::BOOT);
             self.wake_launcher();
+            return;
+        };
+        for (kept, counted) in place.counted.iter().zip(counted) {
+            if *counted > 0 {
+                kept.store(u64::from(xid) << 32 | (*counted).min(u32::MAX.into()), Ordering::Release);
+            }
+        }
+    }
+
+    /// Adds what a prepared transaction counts to the counters, once, if it was committed.
+    fn settle(&self, place: &Pending, committed: bool) {
+        let value = place.transaction.load(Ordering::Acquire);
+        let mut counted = [0; AT_COMMIT];
+        for (kept, counted) in place.counted.iter().zip(&mut counted) {
+            let read = kept.load(Ordering::Acquire);
+            let is_its = read >> 32 == u64::from(value as u32);
+            if is_its && kept.compare_exchange(read, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+                *counted = u64::from(read as u32);
+            }
+        }
+        if committed && let Some(database) = self.known_database((value >> 32) as u32) {
+            database.counters.add_committed(&counted);
+        }
+    }
+
+    /// Adds what the prepared transactions that have been committed since count. `outcome` returns whether one was
+    /// committed; `None` while it is open.
+    pub fn settle_prepared(&self, outcome: impl Fn(u32) -> Option<bool>) {
+        for place in self.pending {
+            let xid = place.transaction.load(Ordering::Acquire) as u32;
+            if xid != 0
+                && let Some(committed) = outcome(xid)
+            {
+                self.settle(place, committed);
+            }
         }
     }
 
     /// Returns whether the end of any prepared transaction of a database is watched for.
     pub fn watches_prepared(&self, database: &Database) -> bool {
         let oid = u64::from(database.oid.load(Ordering::Relaxed));
-        self.pending.iter().any(|known| known.0.load(Ordering::Acquire) >> 32 == oid)
+        self.pending.iter().any(|known| known.transaction.load(Ordering::Acquire) >> 32 == oid)
     }
 
-    /// Forgets the prepared transactions that have ended. Returns whether any is left.
-    pub fn each_ended_prepared(&self, ended: impl Fn(u32) -> bool, mut visit: impl FnMut(u32)) -> bool {
+    /// Forgets the prepared transactions that have ended. `outcome` is as above. Returns whether any is left.
+    pub fn each_ended_prepared(&self, outcome: impl Fn(u32) -> Option<bool>, mut visit: impl FnMut(u32)) -> bool {
         let mut left = false;
         for place in self.pending {
-            let value = place.0.load(Ordering::Acquire);
+            let value = place.transaction.load(Ordering::Acquire);
             if value == 0 {
                 continue;
             }
-            let (database, xid) = ((value >> 32) as u32, value as u32);
-            if ended(xid) {
-                place.0.store(0, Ordering::Release);
-                visit(database);
+            if let Some(committed) = outcome(value as u32) {
+                self.settle(place, committed);
+                place.transaction.store(0, Ordering::Release);
+                visit((value >> 32) as u32);
             } else {
                 left = true;
             }

@@ -28,15 +28,16 @@
 //! `parts` has the plain data that lies in shared memory, and [`Shared`] says where each part is. Each other file has
 //! one concept, and reaches its part by methods of [`Shared`]. `start` makes all parts.
 //!
-//! Files, low to high: word, counted, pace, latch, beginning, waiting, ring, refusals, leftover, block, slot, parts,
-//! databases, shared, refused, standing, slots, surveyed, floors, spans, hunger, dirty, confirm, map, stand_in, attach,
-//! wait, room, places, left, start, mod.
+//! Files, low to high: word, counted, counters, pace, latch, beginning, waiting, ring, refusals, leftover, block, slot,
+//! parts, databases, shared, refused, standing, slots, surveyed, floors, spans, hunger, dirty, confirm, map, stand_in,
+//! attach, wait, room, places, left, start, mod.
 
 pub mod attach;
 pub mod beginning;
 mod block;
 pub mod confirm;
 mod counted;
+pub mod counters;
 pub mod databases;
 pub mod dirty;
 pub mod floors;

@@ -2,6 +2,7 @@
 //! zero. Slots, blocks, databases and the ring have files of their own.
 
 use super::counted::Counted;
+use super::counters::AT_COMMIT;
 use pgrx::pg_sys;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicPtr, AtomicU32, AtomicU64};
 
@@ -73,9 +74,13 @@ pub struct MapEntry {
     pub(super) slot: u32,
 }
 
-/// A prepared transaction: database and xid in one number. Zero marks a free entry.
-#[repr(transparent)]
-pub struct Pending(pub(super) AtomicU64);
+/// A prepared transaction: database and xid in one number, and what the transaction counts. Zero marks a free entry.
+#[repr(C)]
+pub struct Pending {
+    pub(super) transaction: AtomicU64,
+    /// Each with the xid in its high half.
+    pub(super) counted: [AtomicU64; AT_COMMIT],
+}
 
 /// A lane: a range of the key of one table (see [`super::floors`]).
 #[repr(C)]

@@ -18,6 +18,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 pub struct Entry {
     /// When to judge the resource.
     pub due: u64,
+    /// Since when the resource must be judged; later, if it was put in for a later time.
+    pub since: u64,
     /// The next entry of the chain plus one.
     next: u32,
     pub database: u32,
@@ -37,7 +39,7 @@ impl Entry {
         let length = bytes.len().min(limits::MAX_NAME);
         let mut name = [0; limits::MAX_NAME];
         name[..length].copy_from_slice(&bytes[..length]);
-        Entry { due, next: 0, database, backoff_ms, changed, length: length as u8, name }
+        Entry { due, since: 0, next: 0, database, backoff_ms, changed, length: length as u8, name }
     }
 
     pub fn name(&self) -> &[u8] {
@@ -94,6 +96,7 @@ impl Ring<'_> {
     pub fn put(&mut self, mut entry: Entry) -> Option<bool> {
         if let Some(at) = self.find(&entry) {
             let known = &mut self.entries[at];
+            known.since = known.since.min(entry.since);
             let is_tried_again = entry.backoff_ms > 0 && known.backoff_ms > 0;
             let is_sooner = !is_tried_again && entry.due < known.due;
             if is_sooner || is_tried_again && entry.backoff_ms > known.backoff_ms {

@@ -5,7 +5,7 @@ use super::visits::Visits;
 use super::witness::Witness;
 use super::{Due, each_post_due, each_session_due, handle_signals, library, sleep, start, without_timeouts};
 use crate::base::{limits, settings};
-use crate::pg::{clock, server};
+use crate::pg::{clock, server, transaction};
 use crate::shmem::databases::{Database, RESCAN, REVISE};
 use crate::shmem::{Shared, my_latch, set_latch, shared};
 use pgrx::bgworkers::{BackgroundWorkerBuilder, BgWorkerStartTime};
@@ -243,10 +243,8 @@ impl Launcher {
             return self.watched_at + limits::LAUNCHER_TICK;
         }
         self.watched_at = now;
-        // SAFETY: reads PostgreSQL's list of transactions
-        let ended = |xid: u32| unsafe { !pg_sys::TransactionIdIsInProgress(pg_sys::TransactionId::from(xid)) };
         let shared = self.shared;
-        let left = shared.each_ended_prepared(ended, |database| {
+        let left = shared.each_ended_prepared(transaction::outcome, |database| {
             // A commit changes what sessions hold; a rollback makes free what was claimed.
             if let Some(known) = shared.known_database(database) {
                 known.flag(RESCAN | REVISE);

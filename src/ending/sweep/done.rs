@@ -36,7 +36,7 @@ impl Pass {
 pub(super) fn come_back_to(call: &Call, busy: &HashSet<String>) -> bool {
     let now = clock::now();
     busy.iter().fold(true, |noted, resource| {
-        let dirty = Dirty { resource: resource.clone(), changed: None, backoff_ms: 0, items: false };
+        let dirty = Dirty { resource: resource.clone(), changed: None, backoff_ms: 0, since: now, items: false };
         call.shared.post_retry(call.database, &dirty, now) && noted
     })
 }

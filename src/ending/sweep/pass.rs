@@ -17,7 +17,8 @@ use crate::pg::guard::{Guard, Mode};
 use crate::pg::spi::{self, Statement, Value};
 use crate::pg::table::{Key, Sight, Table};
 use crate::session::{self, death, succession};
-use crate::shmem::databases::{BOOT, Counter};
+use crate::shmem::counters::{AT_COMMIT, Counter, Span};
+use crate::shmem::databases::BOOT;
 use crate::shmem::dirty::Dirty;
 use crate::shmem::word::State;
 use crate::{group, item};
@@ -59,7 +60,7 @@ pub fn pass(call: &Call, most: usize, anybody_due: bool, looked: &mut Looked) ->
     if !dead.is_empty() {
         if dead.len() > limits::MAX_DEAD {
             // Each pass begins with other sessions. So dead sessions that cannot be swept yet do not hold up the rest.
-            let passes = usize::try_from(call.database.counter(Counter::Sweeps as usize)).unwrap_or(0);
+            let passes = usize::try_from(call.database.counters.get(Counter::Sweeps as usize)).unwrap_or(0);
             let first = passes * limits::MAX_DEAD % dead.len();
             dead.rotate_left(first);
             dead.truncate(limits::MAX_DEAD);
@@ -80,6 +81,7 @@ pub fn pass(call: &Call, most: usize, anybody_due: bool, looked: &mut Looked) ->
     if anybody_due {
         call.database.blocked.set(pass.blocked && !pass.more, now);
     }
+    call.database.counters.add_span(Span::Pass, clock::now().saturating_sub(now));
     Ok(pass)
 }
 
@@ -111,7 +113,7 @@ fn judge_dirty(call: &Call, now: u64, pass: &mut Pass) -> Result<()> {
     let names: HashSet<String> = dirty.iter().map(|dirty| dirty.resource.clone()).collect();
     // The resources are out of the ring now. If this transaction fails, its abort posts them again.
     for dirty in &dirty {
-        call.seam().judged(&dirty.resource, dirty.changed);
+        call.seam().judged(dirty);
     }
     let outcome = judge(call, names.into_iter().collect())?;
     line::leave_own(call, outcome.held);
@@ -149,7 +151,7 @@ fn look_through(call: &Call, flags: u32, now: u64, pass: &mut Pass) -> Result<Ve
         refence::see_to_mark(call);
         let xid = |row: spi::Row| row.get::<TransactionId>(1);
         for xid in call.db().run(&PREPARED, vec![], xid).into_iter().flatten() {
-            call.shared.watch_prepared(call.database, xid.into_inner());
+            call.shared.watch_prepared(call.database, xid.into_inner(), &[0; AT_COMMIT]);
         }
     }
     // Sessions are settled before waiters are served: a session may be found, or brought back, only now.
