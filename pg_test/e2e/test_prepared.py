@@ -124,7 +124,7 @@ def while_prepared(scene, verb):
     elif verb == "session_open":
         assert call(scene.other, "session_heartbeat", scene.opened).reason in ("alive", "unknown_session")
     elif verb == "fence_check":
-        assert scene.waiter.acquire("r").reason in ("held", "busy")
+        assert scene.waiter.acquire("r").reason == "queued"
     else:
         assert Session(scene.other, "barger").acquire("r").reason in ("busy", "held", "awaited")
     assert time.monotonic() - asked_at < 20, "a call waited for the prepared transaction"
@@ -154,7 +154,7 @@ def after_the_end(scene, verb, committed):
             assert call(scene.other, "lease_release", "r", scene.locked.fence)
         elif committed:
             assert holder.acquire("r").reason == "already_held"
-            assert waiter.acquire("r").reason == "held"
+            assert waiter.acquire("r").reason == "queued"
             assert holder.release("r")
         granted(waiter)
     elif verb == "queue":
@@ -193,7 +193,7 @@ def test_prepared(server, db, scene, verb, end):
         while_prepared(scene, verb)
         if verb == "fence_check":
             wait_until(lambda: scene.holder.expired(scene.other))
-            assert scene.waiter.acquire("r").reason == "busy"
+            assert scene.waiter.acquire("r").reason == "queued"
             assert not scene.waiter.holds("r"), "a fenced transaction is open"
     finally:
         scene.other.execute(f"{end} PREPARED '{gid}'")

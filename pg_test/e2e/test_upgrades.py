@@ -171,6 +171,48 @@ def test_a_session_that_has_ended_is_told_as_before_until_the_update(connect, fo
     other.rollback()
 
 
+def test_an_answer_has_the_columns_of_before_until_the_update(connect, former):
+    """Also to a statement that was prepared before, and to a view."""
+    conn = connect(dbname=former)
+    conn.prepare_threshold = 0
+    session = Session(conn, ttl="60 s")
+    fence = session.take("r")
+    conn.execute("CREATE TABLE asked (session uuid)")
+    conn.execute("CREATE VIEW answers AS SELECT a.* FROM asked, eskit_lease.lease_acquire('r', session) AS a")
+    conn.execute("INSERT INTO asked VALUES (%s)", (session.id,))
+
+    def answers():
+        of_view = conn.execute("TABLE answers").fetchall()
+        return [call(conn, "lease_acquire", "r", session.id), call(conn, "execution_begin", "k", session.id), call(conn, "lease_renew", "r", fence)], of_view
+
+    before, of_view = answers()
+    assert [answer._fields[-1] for answer in before] == ["reason", "started_at", "reason"]
+    conn.execute(UPDATE)
+    after, again = answers()
+    assert [answer.fence for answer in after[:2]] == [answer.fence for answer in before[:2]]
+    assert [answer._fields[-1] for answer in after] == ["revision", "revision", "holder"]
+    assert after[0].revision == session.heartbeat().revision
+    assert again == of_view
+
+
+def test_a_refusal_is_in_the_words_of_before_until_the_update(connect, former):
+    conn = connect(dbname=former)
+    holder, waiter = Session(conn, "holder", ttl="60 s"), Session(conn, "waiter", ttl="60 s")
+    released, fence = holder.take("released"), holder.take("r")
+    waiter.queue("r")
+    call(conn, "lease_release", "released", released), waiter.take("released")
+    forced = holder.take("forced")
+    assert call(conn, "lease_force_release", "forced", forced, "test")
+
+    def told():
+        renewed = [call(conn, "lease_renew", resource, f).reason for resource, f in (("released", released), ("forced", forced), ("r", fence))]
+        return [*renewed, waiter.acquire("r").reason]
+
+    assert told() == ["superseded by waiter", "released", "held", "held"]
+    conn.execute(UPDATE)
+    assert told()[::2] == ["superseded", "held"] and told()[3] == "queued"
+
+
 def test_what_names_the_functions_of_before(connect, former):
     """A default, a view and a trigger know former functions by oid. The body of a function knows them by name, and gets
     one warning."""
@@ -441,6 +483,15 @@ def test_what_stands_in_the_way_of_an_update(connect, former, before):
     assert refused.value.diag.message_hint == "Drop these objects, update, and make them anew."
     assert version(conn) == before
     conn.execute('DROP TABLE done; DROP VIEW "A view"; DROP FUNCTION assigned')
+    conn.execute("CREATE TABLE kept (answer eskit_lease.lease_answer, others eskit_lease.execution_answer[])")
+    conn.execute("CREATE VIEW asked AS SELECT eskit_lease.lease_acquire('r', NULL) AS answer")
+    with pytest.raises(psycopg.errors.DependentObjectsStillExist) as refused:
+        conn.execute(UPDATE)
+    assert refused.value.diag.message_detail.splitlines() == [
+        "column answer of table public.kept is of type eskit_lease.lease_answer",
+        "column others of table public.kept is of type eskit_lease.execution_answer",
+    ]
+    conn.execute("DROP TABLE kept")
     conn.execute(UPDATE)
 
 

@@ -22,6 +22,7 @@ FROM eskit_lease.executions ORDER BY key;
 SELECT * FROM pg_temp.start('k', :'a');
 SELECT * FROM pg_temp.start('k', :'a');
 SELECT fence = pg_temp.fence('k') AS same, first FROM execution_begin('k', :'a');
+SELECT e.state, e.revision = h.revision AS "the session's" FROM session_heartbeat(:'a') AS h, execution_begin('k', :'a') AS e;
 SELECT * FROM pg_temp.start('k', :'b');
 SELECT * FROM pg_temp.seen;
 SELECT role = current_user AS role, session = :'a' AS session FROM executions;

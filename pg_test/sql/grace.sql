@@ -68,6 +68,19 @@ SELECT lease_force_release('g', :f, 'test');
 SELECT state FROM leases WHERE resource = 'g';
 SELECT count(*) FROM sessions WHERE private;
 
+-- A holder of before is told whose grace it is, and then what is left to tell.
+SELECT fence AS f0 FROM lease_acquire('g', :'a') \gset
+SELECT lease_release('g', :f0);
+SELECT held, reason, holder FROM lease_renew('g', :f0);
+SELECT fence AS f FROM lease_acquire('g', :'b') \gset
+SELECT held, reason, holder FROM lease_renew('g', :f0);
+SELECT lease_release('g', :f, '1 hour');
+SELECT held, reason, holder FROM lease_renew('g', :f);
+SELECT held, reason, holder FROM lease_renew('g', :f0);
+SELECT pg_temp.error_of(format('SELECT fence_check(%L, %s)', 'g', :f0));
+SELECT lease_release('g', :f);
+SELECT held, reason, holder FROM lease_renew('g', :f0);
+
 -- A grace that is rolled back, also to a savepoint, has changed nothing.
 SELECT fence AS f FROM lease_acquire('g', :'a') \gset
 BEGIN;

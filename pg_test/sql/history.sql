@@ -51,10 +51,23 @@ SELECT * FROM pg_temp.told() ORDER BY resource;
 -- Released by force: with a waiter, and without.
 DELETE FROM eskit_lease._history;
 SELECT (pg_temp.ask('e1', :'c', true)).reason;
+SELECT max(fence) FILTER (WHERE resource = 'e1') AS fe, max(fence) FILTER (WHERE resource = 'r') AS fr FROM leases \gset
 SELECT lease_force_release(resource, fence, 'does not answer') FROM leases WHERE resource IN ('e1', 'r') ORDER BY resource;
 SELECT lease_force_release('e1', 1, 'of nobody');
 SELECT event, resource, consumer, next_consumer, forced_by = current_user AS "by me", why FROM history ORDER BY resource;
+-- The former holders are told, until another grant or as long as the history knows.
+SELECT r.* FROM (VALUES ('e1', :fe), ('r', :fr)) AS n (resource, fence), lease_renew(n.resource, n.fence) AS r;
+SELECT pg_temp.error_of(format('SELECT fence_check(%L, %s)', resource, fence)) FROM (VALUES ('e1', :fe), ('r', :fr)) AS n (resource, fence);
+BEGIN;
+SELECT lease_release('e1', fence) FROM leases WHERE resource = 'e1';
+SELECT reason FROM lease_acquire('e1', :'a2');
+SELECT held, reason, holder FROM lease_renew('e1', :fe);
+ROLLBACK;
+BEGIN;
+SELECT lease_force_release('e1', fence, 'in this transaction'), lease_renew('e1', fence) FROM leases WHERE resource = 'e1';
+ROLLBACK;
 DELETE FROM eskit_lease._history;
+SELECT held, reason, holder FROM (VALUES ('e1', :fe), ('r', :fr)) AS n (resource, fence), lease_renew(n.resource, n.fence);
 
 -- With history_grants on, ordinary events leave rows, too.
 ALTER SYSTEM SET eskit_lease.history_grants = on;

@@ -47,7 +47,7 @@ SELECT count(*), count(DISTINCT fence) FROM leases WHERE session = :'a' AND stat
 SELECT fence AS f FROM lease_acquire('A', :'a') \gset
 SELECT lease_force_release('A', :f - 1, 'wrong fence') AS older, lease_force_release('A', :f, 'host is gone') AS released,
        lease_force_release('A', :f, 'host is gone') AS again;
-SELECT held, reason FROM lease_renew('A', :f);
+SELECT held FROM lease_renew('A', :f);
 SELECT alive, reason FROM session_heartbeat(:'a');
 
 -- Many at once: a row for each distinct name, in order.
@@ -147,6 +147,16 @@ SELECT lease_release('i2', fence) FROM lease_acquire('i2', :'a');
 SELECT reason FROM lease_acquire('i2', :'b');
 COMMIT;
 SELECT resource, state, consumer FROM leases WHERE resource IN ('i1', 'i2') ORDER BY 1;
+
+-- The revision is that of before the look, so a wait on it misses no change since.
+SELECT revision AS r FROM session_heartbeat(:'a') \gset
+SELECT reason, revision = :r AS "of before" FROM lease_acquire('v', :'a');
+SELECT revision > :r AS grown FROM session_heartbeat(:'a');
+SELECT reason, revision > :r AS "the present one" FROM lease_acquire('v', :'a');
+SELECT alive, reason FROM session_wait(:'a', :r, '1 hour');
+SELECT reason, revision IS NOT NULL AS told FROM lease_acquire('v', :'b');
+SELECT reason, revision FROM lease_acquire('v', '00000000-0000-4000-8000-000000000000');
+SELECT reason, revision FROM lock_acquire('v', 'b', '30 s');
 
 SELECT session_close(:'a'), session_close(:'b');
 SELECT count(*) FROM leases WHERE state <> 'free';

@@ -13,6 +13,19 @@ SELECT * FROM pg_temp.ask('q', :'c', true);
 SELECT * FROM pg_temp.ask('q', :'b', true);
 SELECT * FROM pg_temp.ask('q', :'a', true);
 SELECT (pg_temp.ask('q', :'d')).reason;
+-- A session that has a place is told so, also where it asks for none.
+SELECT * FROM pg_temp.ask('q', :'b');
+SELECT resource, granted, holder, reason FROM lease_acquire_many('{q,other}', :'c');
+SELECT lease_release('other', fence) FROM leases WHERE resource = 'other';
+BEGIN READ ONLY;
+SELECT reason FROM lease_acquire('q', :'b');
+COMMIT;
+-- It is worth nothing to one that drains.
+SELECT session AS e FROM session_open('e', '1 hour') \gset
+SELECT (pg_temp.ask('q', :'e', true)).reason;
+SELECT session_drain(:'e');
+SELECT (pg_temp.ask('q', :'e')).reason;
+SELECT session_close(:'e');
 SELECT resource, position, consumer, state, queued_at < clock_timestamp() AS queued, waiting_for < '1 minute' AS fresh, holder FROM waiters ORDER BY position;
 SELECT consumer, leases, waiting_for FROM sessions ORDER BY 1;
 SELECT waiters FROM leases WHERE resource = 'q';

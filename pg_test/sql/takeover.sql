@@ -233,6 +233,29 @@ SELECT granted FROM lease_acquire('w', :'w');
 CALL pg_temp.wait_for('state = ''expired'' FROM eskit_lease.leases WHERE resource = ''w''');
 SELECT session AS w2 FROM session_open('w', '1 hour', takeover => true) \gset
 SELECT pg_temp.has(:'w2');
+-- A session of this name that another role has opened stays. One that finds no other is told.
+CREATE ROLE regress_former;
+CREATE ROLE regress_taker;
+SELECT grant_consumer('regress_former');
+SELECT grant_consumer('regress_taker');
+SET ROLE regress_former;
+SELECT session AS former FROM session_open('two roles', '1 hour') \gset
+SELECT granted FROM lease_acquire('of the former', :'former');
+SET ROLE regress_taker;
+SELECT session AS taker FROM session_open('two roles', '1 hour') \gset
+SELECT session_close(:'taker');
+SELECT session AS taker FROM session_open('two roles', '1 hour', takeover => true) \gset
+SELECT granted, holder FROM lease_acquire('of the former', :'taker');
+SELECT session AS taker FROM session_open('two roles', '1 hour', takeover => true) \gset
+SELECT session_close(:'taker');
+RESET ROLE;
+SELECT session_close(:'former');
+SET ROLE regress_taker;
+SELECT session AS taker FROM session_open('two roles', '1 hour', takeover => true) \gset
+SELECT session_close(:'taker');
+RESET ROLE;
+DROP OWNED BY regress_former, regress_taker;
+DROP ROLE regress_former, regress_taker;
 -- Many leases: more than one batch.
 SELECT count(*) FROM lease_acquire_many(ARRAY(SELECT 'bulk-' || i FROM generate_series(1, 2500) AS i), :'w2') WHERE granted;
 SELECT session AS w3 FROM session_open('w', '1 hour', takeover => true) \gset

@@ -18,7 +18,7 @@
 //!   a group from being rebalanced. Until then they stand in the predecessor's name, and each reader of a group finds
 //!   the successor for it (see [`crate::group`]).
 
-use crate::base::error::Result;
+use crate::base::error::{Error, Result};
 use crate::base::limits;
 use crate::call::Call;
 use crate::group;
@@ -27,15 +27,18 @@ use crate::lease::declaration::{self, Kind};
 use crate::lease::handover::admit;
 use crate::lease::row::{self, LeaseRow, Leases, Seat};
 use crate::lease::{free, grant, history, line};
-use crate::pg::clock;
 use crate::pg::guard::{Guard, Mode};
 use crate::pg::spi::{Statement, Value};
 use crate::pg::table::{Key, Locked, Table, Tuple, page_of};
+use crate::pg::text::role_name;
+use crate::pg::{catalog, clock};
+use crate::session::holders::living_rows;
 use crate::session::named::Name;
 use crate::session::{SessionRow, delete, lock_row, lock_rows, row, succession};
 use crate::shmem::slots::SlotRef;
-use pgrx::Uuid;
+use pgrx::pg_sys::panic::ErrorReport;
 use pgrx::pg_sys::{ItemPointerData, Oid, UUIDARRAYOID, UUIDOID};
+use pgrx::{PgLogLevel, Uuid};
 use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
 
@@ -48,11 +51,13 @@ static ADOPT: Statement =
 
 /// Ends the living sessions of the consumer and role, and has the new session inherit from them.
 pub fn take_over(call: &Call, new: SlotRef, consumer: &str) -> Result<()> {
+    let mut found_any = false;
     loop {
         let mut found = predecessors(consumer, call.caller, new.session());
         // Rows are locked in the order of sessions, as other take-overs lock them.
         found.sort_unstable_by_key(|session| *session.as_bytes());
         let mut again = false;
+        found_any |= !found.is_empty();
         for old in found {
             // As in session_close, the guard comes first if this call has to wait for it, then the row.
             if held(old, limits::MAX_FENCES + 1).len() > limits::MAX_FENCES {
@@ -72,8 +77,23 @@ pub fn take_over(call: &Call, new: SlotRef, consumer: &str) -> Result<()> {
             }
         }
         if !again {
-            return Ok(());
+            break;
         }
+    }
+    if !found_any && catalog::has_objects_of_today() {
+        warn_of_other_role(call, consumer);
+    }
+    Ok(())
+}
+
+/// Warns a take-over that found nothing of a living session of the same consumer that another role has opened. An error
+/// would let any role keep any other from taking over.
+fn warn_of_other_role(call: &Call, consumer: &str) {
+    let others = Name::of(consumer, call.caller).of_other_roles();
+    if let Some(other) = living_rows(call, &others).pop() {
+        let (consumer, owner) = (consumer.to_owned(), role_name(Oid::from(other.role)));
+        let warning = Error::NotTakenOver { consumer, owner, caller: role_name(call.caller) };
+        ErrorReport::from(warning).report(PgLogLevel::WARNING);
     }
 }
 

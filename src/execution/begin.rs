@@ -42,16 +42,22 @@ row::composite! {
         fence: Option<i64>,
         result: Option<Jsonb>,
         started_at: Option<TimestampWithTimeZone>,
+    } added {
+        revision: Option<i64>,
     }
 }
 
 impl Answer {
+    fn running(first: bool, fence: Option<i64>, started_at: Option<TimestampWithTimeZone>) -> Answer {
+        Answer { first, state: State::Running.name().into(), fence, result: None, started_at, revision: None }
+    }
+
     fn in_flight() -> Answer {
-        Answer { first: false, state: State::Running.name().into(), fence: None, result: None, started_at: None }
+        Answer::running(false, None, None)
     }
 
     fn of(row: Execution, state: &'static str) -> Answer {
-        Answer { first: false, state: state.into(), fence: None, result: row.result, started_at: row.started_at }
+        Answer { state: state.into(), result: row.result, ..Answer::running(false, None, row.started_at) }
     }
 }
 
@@ -89,7 +95,7 @@ fn start(
     debug_assert!(before.is_none_or(|before| before < fence), "an attempt has a greater fence than the one before");
     fence::hold_back(call, &call.database.fences, fence);
     call.seam().count(Counter::ExecutionsBegun, 1);
-    Ok(Answer { first: true, state: State::Running.name().into(), fence: Some(fence), result: None, started_at })
+    Ok(Answer::running(true, Some(fence), started_at))
 }
 
 /// Begins another attempt by changing the row at its place. Only the number of attempts is kept of the former one.
@@ -203,5 +209,5 @@ fn execution_begin(
     let retry_in_doubt = retry_in_doubt.given("retry_in_doubt")?;
     let touch = touch(shared, session)?;
     let me = touch.acquirer().map_err(session::ended)?;
-    begin(&Call::open(shared)?, me, &key, retry_in_doubt)
+    Ok(Answer { revision: touch.revision(), ..begin(&Call::open(shared)?, me, &key, retry_in_doubt)? })
 }

@@ -25,8 +25,8 @@
 //! | drains, and would get a lease or a place | `draining`                                                   |
 //! | has no slot, and would get a lease      | `sessions_full` (see [`crate::shmem::stand_in`])              |
 //!
-//! With `queue` a refused session takes a place in line and is told `queued`. A session that already holds the lease
-//! gives up its place, if it has one.
+//! With `queue` a refused session takes a place in line and is told `queued`, as without it if it has one. A session
+//! that already holds the lease gives up its place with `queue`, if it has one.
 
 mod grantee;
 mod look;
@@ -144,8 +144,25 @@ fn acquire_batch(call: &Call, me: SlotRef, resources: &[String], queue: bool) ->
                 _ => (),
             }
         }
+    } else {
+        tell_of_places(me, resources, &mut answers);
     }
     Ok(answers)
+}
+
+/// Tells a refused session that did not ask for a place that it has one. Waits for no lock of the table of places.
+fn tell_of_places(me: SlotRef, resources: &[String], answers: &mut [Answer]) {
+    let is_refused = |answer: &Answer| matches!(answer.reason, "held" | "awaited" | "busy" | "bridged");
+    // Usually the session waits for nothing.
+    let may_wait = answers.iter().any(is_refused) && catalog::lock_all(&[line::TABLE]) && line::may_wait(me.session());
+    // Places of a session that drains bring it nothing. Versions up to 0.2.0 did not tell of places.
+    let counts = || session::row(me.session()).is_some_and(|row| !row.draining) && catalog::has_objects_of_today();
+    if may_wait && counts() {
+        let refused = resources.iter().zip(answers).filter(|(_, answer)| is_refused(answer));
+        refused
+            .filter(|(resource, _)| line::has_place(resource, me.session()))
+            .for_each(|(_, answer)| answer.reason = "queued");
+    }
 }
 
 /// Puts a refused session in line, unless it may be granted nothing.

@@ -40,10 +40,13 @@ row::composite! {
         holder: Option<Text>,
         trust_ms: Option<i32>,
         reason: Text,
+    } added {
+        revision: Option<i64>,
     }
 }
 
 impl LeaseAnswer {
+    /// Makes the answer without a revision: a lock has no session that its caller could wait with.
     pub fn new(answer: Answer, trust_ms: Option<i32>) -> LeaseAnswer {
         let granted = answer.is_granted();
         LeaseAnswer {
@@ -53,6 +56,7 @@ impl LeaseAnswer {
             holder: answer.holder.map(Text),
             trust_ms: trust_ms.filter(|_| granted),
             reason: Text::from(answer.reason),
+            revision: None,
         }
     }
 }

@@ -18,6 +18,7 @@
 //! before the lease.
 
 use super::declaration::{self, Kind};
+use super::fate::{Fate, Loss, fate};
 use super::row::{LeaseRow, Leases};
 use crate::base::error::{self, Error, Result};
 use crate::call::{Call, Given, enter, text_arg};
@@ -111,38 +112,6 @@ pub fn exclude(fences: impl IntoIterator<Item = i64>) {
     }
 }
 
-/// The state of a fence.
-pub enum Fate {
-    /// The lease has this fence. Its session may be dead.
-    Current {
-        session: Uuid,
-        row: LeaseRow,
-    },
-    Released,
-    /// The lease was taken from its session, which had expired.
-    Expired,
-    /// A newer fence has been granted; with its row, if the slot is known or the resource has one slot.
-    Superseded(Option<LeaseRow>),
-    Unknown,
-}
-
-/// Returns the state of a fence. `slot` is its slot, if known.
-pub fn fate(resource: &str, slot: Option<i32>, fence: i64) -> Fate {
-    let leases = Leases::open();
-    let newer = slot.and_then(|slot| leases.row(resource, slot)).filter(|row| row.fence > fence);
-    match (leases.by_fence(resource, fence), leases.row(resource, 0)) {
-        (Some(row), _) => match row.session {
-            Some(session) => Fate::Current { session, row },
-            None if row.expired => Fate::Expired,
-            None => Fate::Released,
-        },
-        (None, _) if newer.is_some() => Fate::Superseded(newer),
-        (None, Some(newer)) if newer.fence > fence && !newer.declared => Fate::Superseded(Some(newer)),
-        (None, _) if leases.has_newer(resource, fence) => Fate::Superseded(None),
-        _ => Fate::Unknown,
-    }
-}
-
 fn lost(call: &Call, resource: &str, slot: Option<i32>, fence: i64) -> ErrorReport {
     // A known slot is a partition. If the group has no such partition, the caller is told that instead of the lost
     // fence.
@@ -154,14 +123,9 @@ fn lost(call: &Call, resource: &str, slot: Option<i32>, fence: i64) -> ErrorRepo
         Fate::Current { row, .. } if slot.is_some_and(|slot| slot != row.slot) => {
             format!("It is the fence of partition {}.", row.slot)
         }
-        Fate::Current { .. } | Fate::Expired => "Its session has ended.".to_owned(),
-        Fate::Released => "The lease has been released.".to_owned(),
-        Fate::Superseded(Some(newer)) => match newer.session.and_then(session::row) {
-            Some(holder) => format!("The lease is held by \"{}\" under fence {}.", holder.consumer, newer.fence),
-            None => format!("The last fence granted is {}.", newer.fence),
-        },
-        Fate::Superseded(None) => "A newer fence has been granted.".to_owned(),
-        Fate::Unknown => return Error::FenceUnknown { resource: resource.to_owned(), fence }.into(),
+        Fate::Current { .. } => Loss::Expired.to_string(),
+        Fate::Lost(Loss::Unknown) => return Error::FenceUnknown { resource: resource.to_owned(), fence }.into(),
+        Fate::Lost(loss) => loss.to_string(),
     };
     Error::FenceLost { resource: resource.to_owned(), fence, why }.into()
 }

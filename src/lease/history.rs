@@ -14,8 +14,8 @@ use super::row::{LeaseRow, Seat};
 use crate::base::settings;
 use crate::call::Call;
 use crate::pg::spi::{Statement, Value};
-use crate::pg::table::Table;
-use crate::pg::text::role_name;
+use crate::pg::table::{Key, Sight, Stand, Table};
+use crate::pg::text::{Text, role_name};
 use crate::pg::{catalog, clock};
 use crate::session::{self, SessionRow, holders, succession};
 use crate::shmem::databases::Kept;
@@ -30,6 +30,18 @@ static INSERT: Statement = Statement::writes(
 pub static RETIRE: Statement =
     Statement::tidies(include_str!("../../sql/query/history/retire.sql"), &[FLOAT8OID, INT8OID, TIMESTAMPTZOID]);
 pub static OLDEST: Statement = Statement::reads(include_str!("../../sql/query/history/oldest.sql"), &[TIMESTAMPTZOID]);
+
+mod column {
+    pub const AT: usize = 1;
+    pub const EVENT: usize = 2;
+    pub const RESOURCE: usize = 3;
+    pub const FENCE: usize = 5;
+}
+
+/// The number of versions that a look for one event passes, and for how many microseconds after the change of the
+/// lease: a forced release records it in the same step.
+const LOOKED_THROUGH: usize = 1_000;
+const MOMENT: i64 = 10_000_000;
 
 /// Returns whether the table exists; version 0.1.0 had none.
 pub fn is_there() -> bool {
@@ -213,6 +225,36 @@ pub fn revoked<'a>(call: &Call, group: &str, taken: impl Iterator<Item = (&'a Le
         })
         .collect();
     write(call, &entries);
+}
+
+/// Returns whether the lease was taken by force from this fence within a moment after `since`, in microseconds since
+/// 2000, when the row of the lease was freed or given on. Looks at [`LOOKED_THROUGH`] versions of rows at most, and
+/// finds nothing while the table is locked.
+pub fn has_forced(resource: &str, fence: i64, since: i64) -> bool {
+    if !is_there() || !catalog::lock_all(&[c"_history"]) {
+        return false;
+    }
+    let (table, key) = (Table::open(c"_history", c"_history_at"), [Key::TimeFrom(since)]);
+    let mut walk = table.walk_versions(Sight::Latest, &key);
+    for _ in 0..LOOKED_THROUGH {
+        match walk.one_version() {
+            Stand::End => break,
+            Stand::Stale => (),
+            Stand::Row(_) => {
+                let row = table.row();
+                if row.required::<i64>(column::AT) > since + MOMENT {
+                    break;
+                }
+                if row.required::<i64>(column::FENCE) == fence
+                    && *row.required::<Text>(column::EVENT) == *Event::Forced.name()
+                    && *row.required::<Text>(column::RESOURCE) == *resource
+                {
+                    return true;
+                }
+            }
+        }
+    }
+    false
 }
 
 /// Records that the caller has taken a lease from `holder`, and the session that got it, if one did.

@@ -23,7 +23,7 @@
 mod places;
 mod walk;
 
-pub use places::{has_place, places, places_of, table};
+pub use places::{TABLE, has_place, may_wait, places, places_of, table};
 pub use walk::{First, Lines, first_in_line, next_in_line, places_of_first};
 
 use super::declaration::{self, Kind, Stands};
@@ -108,7 +108,7 @@ pub fn waiting(resource: &str) -> (Vec<Uuid>, bool) {
 /// that another transaction has locked: a release waits for no place.
 pub fn leave_behind<'a>(call: &Call, session: Uuid, resources: impl Iterator<Item = &'a str>) {
     let mut waiting = left_by(call, session);
-    waiting.extend(Some(session).filter(|session| places::may_wait(*session)));
+    waiting.extend(Some(session).filter(|session| may_wait(*session)));
     // Usually the session waits for nothing.
     if waiting.is_empty() {
         return;

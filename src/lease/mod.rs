@@ -1,14 +1,15 @@
 //! Leases: a name, a place in its line, a grant under a fence, a release. A semaphore is a lease with several permits.
 //! A lock is a lease with a private session. This folder imports from [`crate::session`] and below.
 //!
-//! Files, low to high: row, free, answer, declaration, seat, line, candidate, kind, fence, declare, refence, history,
-//! semaphore, held, grace, grant, handover, release, refused, acquire, lock, verbs, mod.
+//! Files, low to high: row, free, answer, declaration, seat, line, candidate, history, fate, kind, fence, declare,
+//! refence, semaphore, held, grace, grant, handover, release, refused, acquire, lock, verbs, mod.
 
 pub mod acquire;
 pub mod answer;
 pub mod candidate;
 pub mod declaration;
 pub mod declare;
+pub mod fate;
 pub mod fence;
 pub mod free;
 pub mod grace;

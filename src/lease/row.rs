@@ -118,7 +118,7 @@ impl Leases {
     /// Returns what a dirty scan sees. It may see `Absent` for a row that an update is moving, so the caller must look
     /// again when it locks the row.
     pub fn glance(&self, resource: &str, slot: i32) -> Probe {
-        self.look(Sight::Dirty, resource, slot)
+        self.look_at(Sight::Dirty, resource, slot).0
     }
 
     /// Returns the state of a slot.
@@ -138,7 +138,7 @@ impl Leases {
 
     /// Returns the row of a slot that is committed or that this transaction wrote.
     pub fn row(&self, resource: &str, slot: i32) -> Option<LeaseRow> {
-        match self.look(Sight::Latest, resource, slot) {
+        match self.look_at(Sight::Latest, resource, slot).0 {
             Probe::Row(row) => Some(row),
             _ => None,
         }
@@ -165,10 +165,6 @@ impl Leases {
         let key = [Key::Text(resource), Key::Int(slot), Key::Long(fence)];
         let key = &key[..key.len().min(self.0.key_columns())];
         self.0.find(Sight::Caller, key, |row, _| Some(row.required::<i64>(column::FENCE) == fence)) == Some(true)
-    }
-
-    fn look(&self, sight: Sight, resource: &str, slot: i32) -> Probe {
-        self.look_at(sight, resource, slot).0
     }
 
     /// Returns the state of a slot, and the sessions that another transaction is giving it to.
@@ -290,6 +286,12 @@ impl Leases {
                 |row, _| Some(LeaseRow::read(row)),
             ),
         }
+    }
+
+    /// Returns when a slot was last given or freed, in microseconds since 2000.
+    pub fn changed_at(&self, resource: &str, slot: i32) -> Option<i64> {
+        let time = |row: &Tuple, _| row.get(column::RELEASED_AT).or_else(|| row.get(column::GRANTED_AT));
+        self.0.find(Sight::Latest, &[Key::Text(resource), Key::Int(slot)], time)
     }
 
     /// Returns whether any slot of the resource has a greater fence.

@@ -2,13 +2,13 @@
 
 use super::acquire::{acquire, acquire_one};
 use super::answer::{Answer, LeaseAnswer};
-use super::fence::{self, Fate};
+use super::fate::{Fate, Loss, fate};
 use super::{refence, refused};
 use crate::base::error::Result;
 use crate::call::{Call, Given, enter, names_arg, text_arg};
-use crate::pg::row;
 use crate::pg::text::{Text, TextArray};
-use crate::session::{self, touch, touch_holder, wall_clock};
+use crate::pg::{catalog, row};
+use crate::session::{holders, touch, touch_holder, wall_clock};
 use pgrx::datum::TimestampWithTimeZone;
 use pgrx::prelude::*;
 use pgrx::{Uuid, name};
@@ -20,6 +20,16 @@ row::composite! {
         trust_ms: Option<i32>,
         expires_at: Option<TimestampWithTimeZone>,
         reason: Text,
+    } added {
+        holder: Option<Text>,
+    }
+}
+
+impl LeaseState {
+    fn lost(loss: &Loss) -> LeaseState {
+        let former = || Text(loss.former_reason());
+        let reason = if catalog::has_objects_of_today() { Text::from(loss.reason()) } else { former() };
+        LeaseState { held: false, trust_ms: None, expires_at: None, reason, holder: loss.holder().map(Text::from) }
     }
 }
 
@@ -42,7 +52,7 @@ fn lease_acquire(
             answer
         }
     };
-    Ok(LeaseAnswer::new(answer, touch.trust_ms()))
+    Ok(LeaseAnswer { revision: touch.revision(), ..LeaseAnswer::new(answer, touch.trust_ms()) })
 }
 
 #[pg_extern(schema = "eskit_lease")]
@@ -74,7 +84,7 @@ fn lease_acquire_many(
     };
     let trust_ms = touch.trust_ms();
     let row = |(name, answer)| {
-        let LeaseAnswer { granted, fence, slot, holder, trust_ms, reason } = LeaseAnswer::new(answer, trust_ms);
+        let LeaseAnswer { granted, fence, slot, holder, trust_ms, reason, .. } = LeaseAnswer::new(answer, trust_ms);
         (Text(name), granted, fence, slot, holder, trust_ms, reason)
     };
     Ok(row::TableIterator::of(names.into_iter().zip(answers).map(row).collect()))
@@ -85,21 +95,13 @@ fn lease_renew(resource: Option<Text>, fence: Option<i64>) -> Result<LeaseState>
     let shared = enter()?;
     let resource = text_arg("resource", resource)?;
     let fence = fence.given("fence")?;
-    let refused =
-        |reason: &str| Ok(LeaseState { held: false, trust_ms: None, expires_at: None, reason: Text::from(reason) });
-    let (session, row) = match fence::fate(&resource, None, fence) {
+    let (session, row) = match fate(&resource, None, fence) {
         Fate::Current { session, row } => (session, row),
-        Fate::Expired => return refused("expired"),
-        Fate::Released => return refused("released"),
-        Fate::Superseded(newer) => {
-            let newer = newer.and_then(|row| session::row(row.session?));
-            return refused(&newer.map_or("superseded".to_owned(), |by| format!("superseded by {}", by.consumer)));
-        }
-        Fate::Unknown => return refused("unknown"),
+        Fate::Lost(loss) => return Ok(LeaseState::lost(&loss)),
     };
     let touch = touch_holder(shared, session, Some(&resource))?;
     let Some(standing) = touch.standing.filter(|standing| standing.alive()) else {
-        return refused("expired");
+        return Ok(LeaseState::lost(&Loss::Expired));
     };
     let reason = match (refence::is_current(&Call::open(shared)?, &row), touch.unconfirmed()) {
         (false, _) => "refence",
@@ -111,5 +113,6 @@ fn lease_renew(resource: Option<Text>, fence: Option<i64>) -> Result<LeaseState>
         trust_ms: touch.trust_ms(),
         expires_at: wall_clock(standing.left()),
         reason: Text::from(reason),
+        holder: holders::name(session).map(Text),
     })
 }

@@ -4,6 +4,9 @@
 //! `RETURNS TABLE` it builds the columns anew in each execution. That took a seventh of a heartbeat's cost beyond
 //! `SELECT 1`. A function that may return several rows returns a table all the same, and puts the rows where the
 //! executor collects them.
+//!
+//! Columns that a later version adds to a type are its last ones, and an update adds them with `ALTER TYPE`. Until then
+//! the type has the columns of before, and only those are returned.
 
 use super::catalog;
 use pgrx::IntoHeapTuple;
@@ -13,12 +16,17 @@ use pgrx::pgrx_sql_entity_graph::metadata::{
     ArgumentError, ReturnsError, ReturnsRef, SqlMappingRef, SqlTranslatable, TypeOrigin,
 };
 
-/// Declares the columns of a composite type of schema.sql as a struct that functions return.
+/// Declares the columns of a composite type of schema.sql as a struct that functions return. `added`: those that the
+/// type of a former version lacks.
 macro_rules! composite {
-    ($(#[$meta:meta])* $name:ident = $sql:literal { $($column:ident: $type:ty,)* }) => {
+    (
+        $(#[$meta:meta])*
+        $name:ident = $sql:literal { $($column:ident: $type:ty,)* } $(added { $($new:ident: $new_type:ty,)* })?
+    ) => {
         $(#[$meta])*
         pub struct $name {
             $(pub $column: $type,)*
+            $($(pub $new: $new_type,)*)?
         }
 
         const _: () = {
@@ -40,8 +48,12 @@ macro_rules! composite {
             // SAFETY: returns a value of the type that SqlTranslatable declares
             unsafe impl BoxRet for $name {
                 unsafe fn box_into<'fcx>(self, fcinfo: &mut FcInfo<'fcx>) -> pgrx::datum::Datum<'fcx> {
-                    // SAFETY: as many columns, of these types, as the type has
-                    unsafe { $crate::pg::row::answer(fcinfo, [$(pgrx::IntoDatum::into_datum(self.$column),)*]) }
+                    let columns = [
+                        $(pgrx::IntoDatum::into_datum(self.$column),)*
+                        $($(pgrx::IntoDatum::into_datum(self.$new),)*)?
+                    ];
+                    // SAFETY: the columns of the type, with their types
+                    unsafe { $crate::pg::row::answer(fcinfo, columns) }
                 }
             }
         };
@@ -59,7 +71,7 @@ pub unsafe fn answer<'fcx, const COLUMNS: usize>(
 ) -> pgrx::datum::Datum<'fcx> {
     let mut nulls = columns.map(|column| column.is_none());
     let mut values = columns.map(|column| column.unwrap_or(Datum::from(0)));
-    // SAFETY: the description is the caller's for this call, and has as many columns as there are values
+    // SAFETY: the description is the caller's for this call, and has no more columns than there are values
     unsafe {
         let call = fcinfo.as_mut_ptr();
         let from = (*call).resultinfo.cast::<pg_sys::ReturnSetInfo>();
@@ -74,8 +86,19 @@ pub unsafe fn answer<'fcx, const COLUMNS: usize>(
         }
         // In a database of a former version the type has fewer columns: what is new comes last.
         let has = usize::try_from((*description).natts).unwrap_or(0);
-        if has != COLUMNS && (has > COLUMNS || catalog::has_wait_many()) {
-            catalog::unserved(format!("A type has {} columns, not {COLUMNS}.", (*description).natts));
+        if has != COLUMNS {
+            // If the type has got its new columns while this call ran, the executor would compare them with what its
+            // statement expects, and raise. A record of the columns of before is what it expects.
+            let mut now = std::ptr::null_mut();
+            pg_sys::get_call_result_type(call, std::ptr::null_mut(), &mut now);
+            let is_overtaken = has < COLUMNS && !now.is_null() && (*now).natts != (*description).natts;
+            if is_overtaken {
+                description = pg_sys::CreateTupleDescCopy(description);
+                ((*description).tdtypeid, (*description).tdtypmod) = (pg_sys::RECORDOID, -1);
+                description = pg_sys::BlessTupleDesc(description);
+            } else if has > COLUMNS || catalog::has_wait_many() {
+                catalog::unserved(format!("A type has {} columns, not {COLUMNS}.", (*description).natts));
+            }
         }
         let tuple = pg_sys::heap_form_tuple(description, values.as_mut_ptr(), nulls.as_mut_ptr());
         fcinfo.return_raw_datum(pg_sys::HeapTupleHeaderGetDatum((*tuple).t_data))

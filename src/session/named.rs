@@ -18,6 +18,9 @@ const SESSION: usize = 1;
 const ROLE: usize = 3;
 const OPENED_AT: usize = 6;
 
+/// The number of versions that a look for the sessions of other roles passes.
+const LOOKED_THROUGH: usize = 1_000;
+
 pub struct Name<'a> {
     consumer: &'a str,
     role: Oid,
@@ -67,6 +70,25 @@ impl<'a> Name<'a> {
         let (mut found, mut from) = (Vec::new(), None);
         while let Some(floor) = self.read(from, &mut found) {
             from = Some(floor);
+        }
+        found
+    }
+
+    /// Returns sessions of this consumer that other roles have opened and that have a row, among the first versions of
+    /// rows.
+    pub fn of_other_roles(&self) -> Vec<Uuid> {
+        let key = [Key::Text(self.consumer)];
+        let mut walk = self.table.walk_versions(Sight::Latest, &key);
+        let mut found = Vec::new();
+        for _ in 0..LOOKED_THROUGH {
+            match walk.one_version() {
+                Stand::End => break,
+                Stand::Stale => (),
+                Stand::Row(_) => {
+                    let row = self.table.row();
+                    found.extend((row.required::<Oid>(ROLE) != self.role).then(|| row.required::<Uuid>(SESSION)));
+                }
+            }
         }
         found
     }

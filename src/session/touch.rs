@@ -40,6 +40,12 @@ impl Touch {
         Some(if granting { 0 } else { standing.trust_ms() })
     }
 
+    /// Returns the revision from before the call looked at anything: a wait on it misses no change since. `None` unless
+    /// the session lives.
+    pub fn revision(&self) -> Option<i64> {
+        self.standing.filter(Standing::alive).map(|standing| standing.revision.cast_signed())
+    }
+
     /// Returns whether a session lives but may not be trusted, only because a confirmation is missing.
     pub fn unconfirmed(&self) -> bool {
         let lives_on = self.standing.is_some_and(|standing| clock::trust_ms(standing.left()) > 0);

@@ -68,8 +68,9 @@ impl Consumer {
 
     /// Takes a place in line. Returns the revision to wait for a change of.
     pub async fn queue(&self, name: &str) -> Result<i64> {
+        let revision = self.heartbeat().await?.revision; // from before it asks: a grant in between is no news to a later one
         self.ask(name, true, "queued").await?;
-        Ok(self.heartbeat().await?.revision)
+        Ok(revision)
     }
 
     pub async fn release(&self, name: &str, fence: i64) -> Result<()> {

@@ -11,6 +11,12 @@ pub enum SessionError {
         owner: String,
         resource: Option<String>,
     },
+    /// A warning: a take-over has found a session of the consumer, but not one of its role.
+    NotTakenOver {
+        consumer: String,
+        owner: String,
+        caller: String,
+    },
     NotAttached,
     AttachPrepared,
     /// A notice.
@@ -43,6 +49,14 @@ impl From<SessionError> for ErrorReport {
                     None => report,
                 }
             }
+            NotTakenOver { consumer, owner, caller } => report(
+                Code::ERRCODE_WARNING,
+                format!("consumer \"{consumer}\" has a session of role \"{owner}\", which was not taken over"),
+            )
+            .set_detail(format!("A take-over by role \"{caller}\" ends sessions of that role alone."))
+            .set_hint(
+                "Open the session as the other role, or close the former one: it keeps what it holds until it ends.",
+            ),
             NotAttached => invalid("attach_grace is given without attach")
                 .set_hint("Open the session with attach => true, or leave attach_grace out."),
             AttachPrepared => report(

@@ -97,7 +97,7 @@ impl Held {
         };
         drop(walk);
         let is_new = last.is_none_or(|last| last != (name.clone(), slot));
-        let probe = Leases::open().look(sight, &name, slot);
+        let probe = Leases::open().look_at(sight, &name, slot).0;
         let concerns = match probe {
             Probe::Row(row) => row.session == Some(session),
             Probe::InFlight(_) => true,
