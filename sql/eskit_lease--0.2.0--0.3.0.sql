@@ -632,6 +632,17 @@ CROSS JOIN eskit_lease._sessions AS s
 CROSS JOIN LATERAL eskit_lease._standing(s.session, s.boot_id, s.ttl_ms) AS t
 WHERE e.extname = 'eskit_lease';
 
+-- The history and the view of leases tell when the last holder's time ended.
+ALTER TABLE eskit_lease._history ADD COLUMN ended_at timestamptz;
+CREATE OR REPLACE VIEW eskit_lease.history AS
+SELECT h.at, h.event, h.resource, h.slot, h.fence, h.consumer, h.next_consumer, h.next_fence, h.forced_by, h.why, h.ended_at
+FROM pg_extension AS e
+CROSS JOIN eskit_lease._history AS h
+WHERE e.extname = 'eskit_lease';
+COMMENT ON COLUMN eskit_lease.history.at IS 'When it was recorded: at the hand-over.';
+COMMENT ON COLUMN eskit_lease.history.ended_at IS 'When its consumer''s hold ended: for expired, the session''s deadline, perhaps long before at. NULL for a grant.';
+CREATE FUNCTION eskit_lease._ended_at(session uuid, boot_id bigint, ttl_ms integer) RETURNS timestamptz LANGUAGE c STRICT AS 'MODULE_PATHNAME', '_ended_at_wrapper';
+COMMENT ON FUNCTION eskit_lease._ended_at(uuid, bigint, integer) IS 'Internal: when an expired session ended; under the view leases.';
 CREATE OR REPLACE VIEW eskit_lease.leases AS
 SELECT l.resource,
        l.slot,
@@ -646,7 +657,9 @@ SELECT l.resource,
        t.trust_ms,
        t.expires_at,
        (SELECT count(*) FROM eskit_lease._waiters AS w WHERE w.resource = l.resource) AS waiters,
-       s.address
+       s.address,
+       CASE WHEN l.session IS NULL THEN l.released_at
+            WHEN t.state = 'expired' THEN eskit_lease._ended_at(s.session, s.boot_id, s.ttl_ms) END AS ended_at
 FROM pg_extension AS e
 CROSS JOIN eskit_lease._leases AS l
 LEFT JOIN eskit_lease._sessions AS s ON s.session = l.session
@@ -700,6 +713,12 @@ COMMENT ON COLUMN eskit_lease.refusals.refused_at IS 'When that was.';
 CREATE FUNCTION eskit_lease.help(topic text DEFAULT NULL) RETURNS text STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'help_wrapper';
 COMMENT ON FUNCTION eskit_lease.help(text) IS
 'Describes a topic, a function, a view or a setting, by its COMMENT or its own description, as text of up to 100 columns. Without a topic, the default, it lists the topics. Raises 42704 for an unknown topic, with the nearest as a hint; 22023.';
+COMMENT ON COLUMN eskit_lease.leases.ended_at IS 'When it was released, or its holder''s session expired; NULL if held.';
+
+-- Listeners ask to be notified.
+CREATE FUNCTION eskit_lease.notify_me(duration interval) RETURNS void LANGUAGE c AS 'MODULE_PATHNAME', 'notify_me_wrapper';
+COMMENT ON FUNCTION eskit_lease.notify_me(interval) IS
+'Asks, for a listener, that changes be sent on the channel eskit_lease for this long from now on (duration, 0 to 1 day), where the setting eskit_lease.notify is auto. Takes effect at once, whatever becomes of this transaction; the longest ask of a database counts. Ask again in time, and after a restart of the server. Raises 22004, 22023, 25006 (a standby), 53400 (too many databases), 55000 (not preloaded).';
 
 -- The last block: new ones belong above it. What this script has made gets no privileges but its owner's, whatever ALTER DEFAULT PRIVILEGES
 -- gives; and where it takes the place of what is dropped above, under the same name, the privileges of that. Those must be such as pg_dump dumps: what
@@ -739,6 +758,7 @@ BEGIN
               WHEN 'refusals' THEN o.value ->> 'name' = 'waiters'
               -- For all, as the key functions are.
               WHEN 'help' THEN o.value ->> 'name' = 'group_lock_key'
+              WHEN '_ended_at' THEN o.value ->> 'name' = '_standing'
               WHEN 'table_unfence' THEN o.value ->> 'name' = 'unfence_table'
               -- It is there no more, or has another name.
               ELSE o.value ->> 'name' = made.name

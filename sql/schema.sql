@@ -120,7 +120,8 @@ CREATE TABLE eskit_lease._history (
     next_consumer text COLLATE "C",
     next_fence    bigint,
     forced_by     text COLLATE "C",
-    why           text
+    why           text,
+    ended_at      timestamptz
 );
 CREATE INDEX _history_at ON eskit_lease._history (at);
 -- As for _deaths.

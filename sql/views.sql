@@ -54,7 +54,9 @@ SELECT l.resource,
        t.trust_ms,
        t.expires_at,
        (SELECT count(*) FROM eskit_lease._waiters AS w WHERE w.resource = l.resource) AS waiters,
-       s.address
+       s.address,
+       CASE WHEN l.session IS NULL THEN l.released_at
+            WHEN t.state = 'expired' THEN eskit_lease._ended_at(s.session, s.boot_id, s.ttl_ms) END AS ended_at
 FROM pg_extension AS e
 CROSS JOIN eskit_lease._leases AS l
 LEFT JOIN eskit_lease._sessions AS s ON s.session = l.session
@@ -76,6 +78,7 @@ COMMENT ON COLUMN eskit_lease.leases.trust_ms IS 'Milliseconds left to the holde
 COMMENT ON COLUMN eskit_lease.leases.expires_at IS 'The same as a time, for people.';
 COMMENT ON COLUMN eskit_lease.leases.waiters IS 'Places in line.';
 COMMENT ON COLUMN eskit_lease.leases.address IS 'As in the view sessions.';
+COMMENT ON COLUMN eskit_lease.leases.ended_at IS 'When it was released, or its holder''s session expired; NULL if held.';
 
 CREATE VIEW eskit_lease.waiters AS
 SELECT w.resource,

@@ -2,13 +2,13 @@
 
 -- With pg_extension, as most views: so no role can write through the view.
 CREATE VIEW eskit_lease.history AS
-SELECT h.at, h.event, h.resource, h.slot, h.fence, h.consumer, h.next_consumer, h.next_fence, h.forced_by, h.why
+SELECT h.at, h.event, h.resource, h.slot, h.fence, h.consumer, h.next_consumer, h.next_fence, h.forced_by, h.why, h.ended_at
 FROM pg_extension AS e
 CROSS JOIN eskit_lease._history AS h
 WHERE e.extname = 'eskit_lease';
 
 COMMENT ON VIEW eskit_lease.history IS 'Lost leases, for eskit_lease.history_retention; with eskit_lease.history_grants also ordinary grants and releases. Read it with a condition on at.';
-COMMENT ON COLUMN eskit_lease.history.at IS 'When it happened.';
+COMMENT ON COLUMN eskit_lease.history.at IS 'When it was recorded: at the hand-over.';
 COMMENT ON COLUMN eskit_lease.history.event IS 'expired (its session ended without closing, as that of a lock does that is not released), taken_over (by a new session of the same consumer), revoked (a partition that was not released in time), forced (by an administrator); with history_grants also granted and released.';
 COMMENT ON COLUMN eskit_lease.history.resource IS 'The resource.';
 COMMENT ON COLUMN eskit_lease.history.slot IS 'Permit of a semaphore or partition of a group; 0 for an exclusive lease.';
@@ -18,6 +18,7 @@ COMMENT ON COLUMN eskit_lease.history.next_consumer IS 'The consumer that got it
 COMMENT ON COLUMN eskit_lease.history.next_fence IS 'The fence of that consumer.';
 COMMENT ON COLUMN eskit_lease.history.forced_by IS 'The role that took it by force, by its name then.';
 COMMENT ON COLUMN eskit_lease.history.why IS 'The reason that this role gave.';
+COMMENT ON COLUMN eskit_lease.history.ended_at IS 'When its consumer''s hold ended: for expired, the session''s deadline, perhaps long before at. NULL for a grant.';
 
 CREATE VIEW eskit_lease.flapping AS
 SELECT h.resource,

@@ -55,6 +55,7 @@ extension_sql_file!(
     requires = [
         keys::group_lock_key,
         admin::reading::_standing,
+        admin::reading::_ended_at,
         admin::reading::_revoke_in,
         admin::reading::_refusals,
         admin::reading::_open_transaction,

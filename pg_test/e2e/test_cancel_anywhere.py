@@ -83,6 +83,7 @@ CALLS = {
     "semaphore_resize": lambda s: ("spare semaphore", 5),
     "session_close": lambda s: (s.me.id,),
     "session_detach": lambda s: (s.me.id,),
+    "notify_me": lambda s: ("1 s",),
     "session_drain": lambda s: (s.me.id,),
     "session_heartbeat": lambda s: (s.me.id,),
     "session_open": lambda s: ("me", "5 s", random.random() < 0.5, "0", random.random() < 0.5),

@@ -1,5 +1,7 @@
 """Databases, and the extension, are created and dropped while sessions are alive."""
 
+import time
+
 import psycopg
 import pytest
 from client import Session, call, stat
@@ -29,6 +31,20 @@ def test_drop_database(server, lively):
         assert conn.execute("SELECT count(*) FROM eskit_lease.sessions").fetchone() == (0,)
         assert Session(conn, "new").take("r")
     assert server.workers("launcher")
+
+
+def test_no_worker_is_started_while_a_database_is_locked(server, lively):
+    """As DROP DATABASE has it: a worker that waits for that lock ends with a FATAL when the database is gone."""
+    db, _ = lively
+    wait_until(lambda: not server.workers(dbname=db))
+    starting = "SELECT pid FROM pg_locks WHERE locktype = 'object' AND classid = 'pg_database'::regclass AND NOT granted"
+    with server.connect() as conn, server.connect() as watch:
+        with conn.transaction(force_rollback=True):
+            conn.execute(f"ALTER DATABASE {db} RENAME TO {db}_locked")
+            seen = [watch.execute(starting).fetchall() for _ in range(150) if not time.sleep(0.02)]
+            assert not any(seen), "'soon over' is due"
+        names = "SELECT count(*) FROM eskit_lease._sessions WHERE consumer = 'soon over'"
+        wait_until(lambda: server.query(names, dbname=db) == [(0,)])
 
 
 def test_create_database_from_template(server, lively):

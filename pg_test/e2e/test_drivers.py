@@ -149,6 +149,7 @@ def administration(call, me, other):
     assert {row["name"] for row in call.rows("stats")} >= {"heartbeats"}
     assert call("help", "session_close").startswith("eskit_lease.session_close(session uuid)")
     call("session_sweep", 100)
+    call("notify_me", "1 second")
     assert call("lease_refence_all") > 0
     assert call("session_detach", other) is False
     assert call("session_drain", other) is True

@@ -142,3 +142,22 @@ def test_slots_of_ended_sessions_are_told(small):
         assert found["slots_of_ended"] == found["slots_taken"] == found["max_sessions"] == 16
         call(conn, "session_sweep")
         assert measured(conn)["slots_of_ended"] == 0
+
+
+def test_limits_of_the_ttl_that_contradict_are_told(server, connect):
+    """In the log once for each change, and to each who opens a session."""
+    conn = connect()
+    said = [len(server.logged(text)) for text in ("eskit_lease.min_ttl is 2 h", "eskit_lease.default_ttl is 10 s")]
+    try:
+        server.set(eskit_lease__min_ttl="2 h")
+        wait_until(lambda: len(server.logged("WARNING:  eskit_lease: eskit_lease.min_ttl is 2 h, and eskit_lease.max_ttl 1 h")) == said[0] + 1)
+        wait_until(lambda: conn.execute("SHOW eskit_lease.min_ttl").fetchone() == ("2h",))
+        for ttl in (None, "90 min"):
+            error = refused(call, conn, "session_open", "consumer", ttl)
+            assert (error.sqlstate, "min_ttl is above eskit_lease.max_ttl" in error.diag.message_hint) == ("22023", True)
+        server.set(eskit_lease__max_ttl="4 h")
+        wait_until(lambda: len(server.logged("WARNING:  eskit_lease: eskit_lease.default_ttl is 10 s, and not within")) == said[1] + 1)
+    finally:
+        server.set(eskit_lease__min_ttl=None, eskit_lease__max_ttl=None)
+    wait_until(lambda: conn.execute("SHOW eskit_lease.min_ttl").fetchone() == ("1s",))
+    Session(conn)

@@ -1,10 +1,11 @@
 """Notifications: hints on the channel eskit_lease, which the worker sends for committed changes only."""
 
 import json
+import time
 
 import pytest
-from client import Session, call
-from conftest import wait_until
+from client import Session, call, stat
+from conftest import once, wait_until
 
 
 @pytest.fixture
@@ -138,3 +139,52 @@ def test_uuid_of_a_session_is_not_told(connect, heard):
     session = Session(connect(), "secretive")
     session.take("r")
     assert str(session.id) not in json.dumps(heard("r", "granted"))
+
+
+@pytest.fixture
+def own(server):
+    """A database whose settings may be changed."""
+    server.query("CREATE DATABASE own_notify")
+    server.query("CREATE EXTENSION eskit_lease", dbname="own_notify")
+    yield "own_notify"
+    server.query("DROP DATABASE own_notify WITH (FORCE)")
+
+
+def transactions_of_worker(server, dbname):
+    """How many notifications were sent, and how many transaction ids one round of grants and releases has taken beyond its own two."""
+    with server.connect(dbname) as conn:
+        session, next_id = Session(conn), "SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint"
+        wait_until(lambda: stat(conn, "resources_dirty") == 0)
+        sent, before = stat(conn, "notifications"), conn.execute(next_id).fetchone()[0]
+        for _ in range(5):
+            session.take("r")
+            session.release("r")
+            wait_until(lambda: stat(conn, "resources_dirty") == 0)
+        wait_until(lambda: not server.workers(dbname=dbname))
+        return stat(conn, "notifications") - sent, conn.execute(next_id).fetchone()[0] - before - 10
+
+
+@once
+@pytest.mark.parametrize("setting", ["on", "off", "auto"])
+def test_what_is_sent_depends_on_the_setting(server, own, setting):
+    """With auto neither a message is sent nor a transaction id taken, but while a listener has asked."""
+    server.query(f"ALTER DATABASE {own} SET eskit_lease.notify = {setting}")
+    sent, ids = transactions_of_worker(server, own)
+    assert (sent > 0, ids > 0) == (setting == "on",) * 2, (sent, ids)
+    with server.connect(own) as listener:
+        listener.execute("LISTEN eskit_lease")
+        call(listener, "notify_me", "1 min")
+        sent, ids = transactions_of_worker(server, own)
+        assert (sent > 0, ids > 0) == (setting != "off",) * 2, (sent, ids)
+        heard = [json.loads(note.payload)["resource"] for note in listener.notifies(timeout=0.5)]
+        assert ("r" in heard) == (setting != "off")
+
+
+@once
+def test_an_ask_ends(server, own):
+    server.query(f"ALTER DATABASE {own} SET eskit_lease.notify = auto")
+    with server.connect(own) as conn:
+        call(conn, "notify_me", "100 ms")
+        call(conn, "notify_me", "0")  # the longest counts
+        time.sleep(0.2)
+        assert transactions_of_worker(server, own) == (0, 0)

@@ -217,6 +217,30 @@ def test_attach_is_refused(connect):
     assert conn.execute("SELECT count(*) FROM eskit_lease.sessions").fetchone() == (0,)
 
 
+@pytest.mark.parametrize("end", ["COMMIT", "ROLLBACK"])
+def test_the_end_wakes_whom_it_concerns(server, db, connect, background, end):
+    """And no other session of the database: not once, where the whole TTL passes."""
+    conn = connect()
+    bystanders = [Session(connect(), f"bystander {n}", ttl="60 s") for n in range(3)]
+    hungry = Session(connect(), "hungry", ttl="60 s")
+    call(conn, "queue_create", "q")
+    assert rows(hungry.conn, "item_claim", "q", hungry.id) == []
+    hungry.revision = hungry.heartbeat().revision
+    scene = Scene(connect(autocommit=False), connect()).hold().wait()
+    call(scene.conn, "lease_release", "r", scene.holder.fences["r"])
+    call(scene.conn, "item_add", "q", Jsonb(1))
+    scene.conn.execute(f"PREPARE TRANSACTION '{db}-concerned'")
+    scene.conn.rollback()
+    waits = [background(session.wait, "5 s") for session in bystanders]
+    wait_until(lambda: conn.execute("SELECT value FROM eskit_lease.stats() WHERE name = 'calls_waiting'").fetchone() == (3,))
+    told = background(hungry.wait, "5 s")
+    conn.execute(f"{end} PREPARED '{db}-concerned'")
+    assert told.result().reason == "changed"
+    if end == "COMMIT":
+        granted(scene.waiter)
+    assert [wait.result().reason for wait in waits] == ["timeout"] * 3
+
+
 @pytest.fixture
 def restarted():
     server = Server("e2e-2pc", "max_prepared_transactions = 40")

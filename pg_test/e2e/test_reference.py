@@ -31,7 +31,7 @@ VIEWS = """
     FROM pg_class AS c JOIN pg_attribute AS a ON a.attrelid = c.oid AND a.attnum > 0
     WHERE c.relnamespace = 'eskit_lease'::regnamespace AND c.relkind = 'v' ORDER BY c.relname, a.attnum"""
 SETTINGS = """
-    SELECT name, boot_val, unit, min_val, max_val, context FROM pg_settings WHERE name LIKE 'eskit\\_lease.%'"""
+    SELECT name, boot_val, unit, min_val, max_val, context, coalesce(enumvals, '{on,off}') FROM pg_settings WHERE name LIKE 'eskit\\_lease.%'"""
 CONTEXTS = {"postmaster": "restart", "sighup": "reload", "user": "any time", "superuser": "at once; superusers only"}
 STATE = re.compile(r"\b(?:0[18A]|2[25]|3[9F]|4[02]|5[3457]|LF|P0)[0-9A-Z]{3}\b")
 UNITS = {"ms": 1, "s": 1000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
@@ -143,10 +143,10 @@ def test_settings(conn):
     settings = {name: rest for name, *rest in conn.execute(SETTINGS)}
     assert sorted(described) == sorted(settings)
     for name, (default, allowed, when) in described.items():
-        boot, unit, least, most, context = settings[name]
+        boot, unit, least, most, context, words = settings[name]
         assert when == CONTEXTS[context], name
         if least is None:
-            assert (default, allowed) == (boot, "on, off"), name
+            assert (default, allowed) == (boot, ", ".join(words)), name
         else:
             scale = UNITS.get(unit, 1)
             values = [int(value) * scale if int(value) != -1 else -1 for value in (boot, least, most)]

@@ -105,6 +105,7 @@ def test_repetitions(twice):
     # A session.
     attached, other = twice("session_open", "attached", "1 min", True)
     assert attached.session != other.session
+    assert twice("notify_me", "1 s") == ("", "")
     assert twice("session_detach", attached.session) == (True, False)
     assert twice("session_drain", s) == (True, True)
     assert twice("session_close", s) == (True, False)

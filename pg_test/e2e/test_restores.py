@@ -1,13 +1,14 @@
 """Restores to an earlier time or to another cluster: by point-in-time recovery, or by a dump."""
 
 import os
+import re
 import subprocess
 import time
 from pathlib import Path
 
 import pytest
 from client import Session, call, rows
-from conftest import Server, once, wait_until
+from conftest import ROOT, Server, once, wait_until
 from estate import Estate
 from psycopg.types.json import Jsonb
 
@@ -118,5 +119,54 @@ def test_data_alone_into_a_database_that_is_used(tmp_path, first):
         item, _ = rows(conn, "item_claim", "former", sessions["used"].id, 10)
         assert item.id == ids["former"] and item.fence > max(fences.values())
         assert sessions["used"].take("r") > item.fence
+    finally:
+        server.stop("immediate")
+
+
+def documented(section):
+    """The blocks of that section of operations.md, without their indentation."""
+    text = (ROOT / "docs/operations.md").read_text().split(f"\n## {section}\n")[1].split("\n## ")[0]
+    return [re.sub("^ +", "", block, flags=re.M) for block in re.findall(r"^ *```\w*\n(.*?)^ *```", text, re.M | re.S)]
+
+
+@once
+def test_dump_by_the_owner_of_a_database(tmp_path):
+    """Who is no superuser, after the documented grant. The dump restores, and has it."""
+    server, (grant, *_) = Server("e2e-owned"), documented("Backups and restores")
+    try:
+        server.query("CREATE ROLE owner LOGIN")
+        server.query("CREATE DATABASE owned OWNER owner")
+        estate = Estate(server, "owned")
+        dump = [TOOLS / "pg_dump", "-d", server.dsn("owned", user="owner"), "-f", tmp_path / "plain"]
+        assert "permission denied" in subprocess.run(dump, capture_output=True, text=True).stderr
+        with server.connect("owned") as conn:
+            conn.execute(grant)
+            conn.execute("GRANT SELECT ON ledger, leased TO owner")  # tables of the estate's own role
+        assert run(*dump).stderr == ""
+        server.query("CREATE DATABASE restored")
+        restore_plain(tmp_path, server, "restored")
+        estate.begins_anew(server, "restored")
+        assert subprocess.run([TOOLS / "pg_dump", "-d", server.dsn("restored", user="owner")], capture_output=True).returncode == 0
+    finally:
+        server.stop("immediate")
+
+
+@once
+def test_dump_of_a_part(tmp_path):
+    """The documented command; without the extension, tables come back without their fence."""
+    server, (_, command, *_) = Server("e2e-part"), documented("Backups and restores")
+    try:
+        server.query("CREATE DATABASE whole")
+        estate = Estate(server, "whole")
+        environment = os.environ | {"PGHOST": str(server.host), "PGPORT": str(server.port), "PGUSER": "postgres"}
+        command = command.replace("DATABASE", "whole").replace("part.dump", str(tmp_path / "custom")).split()
+        done = subprocess.run([TOOLS / command[0], *command[1:]], capture_output=True, text=True, env=environment)
+        assert (done.returncode, done.stderr) == (0, "")
+        server.query("CREATE DATABASE part TEMPLATE template0")
+        done = subprocess.run([TOOLS / "pg_restore", "-d", server.dsn("part"), tmp_path / "custom"], capture_output=True, text=True)
+        errors = [line for line in done.stderr.splitlines() if line.startswith("pg_restore: error")]
+        assert all('schema "public" already exists' in line for line in errors), errors  # as each restore of a part says
+        estate.begins_anew(server, "part")
+        assert "CREATE" not in run("pg_dump", "-n", "eskit_lease", "-d", server.dsn("whole")).stdout
     finally:
         server.stop("immediate")

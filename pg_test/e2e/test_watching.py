@@ -329,3 +329,53 @@ def test_scraped(server, no_worker, connect, tmp_path, monkeypatch):
         assert all(found[f"eskit_lease_{name}"] > 0 for name in wrong), found
         assert found["pg_exporter_last_scrape_error"] == 0
         assert f'datname="{dbname}"' in text
+
+
+def test_the_end_of_the_last_holder_counts(no_worker, connect):
+    """Not the hand-over, which an open transaction keeps waiting; nor the time at which the first waiter queued."""
+    conn, fenced = connect(), connect(autocommit=False)
+    waiter, holder = Session(conn, "waiter", ttl="600 s"), Session(conn, "holder", ttl="1 s")
+    fence = holder.take("r")
+    fenced.execute("SELECT eskit_lease.fence_check('r', %s)", (fence,))
+    holder.heartbeat()
+    (deadline,) = conn.execute("SELECT expires_at FROM eskit_lease.sessions WHERE consumer = 'holder'").fetchone()
+    waiter.queue("r")
+    conn.execute("UPDATE eskit_lease._waiters SET queued_at = queued_at - interval '1 hour'")
+    wait_until(lambda: conn.execute("SELECT clock_timestamp() > %s + interval '1 s'", (deadline,)).fetchone()[0])
+    assert 1 <= measured(conn)["leaderless_seconds"] < 600
+    (ended_at,) = conn.execute("SELECT ended_at FROM eskit_lease.leases WHERE resource = 'r'").fetchone()
+    fenced.rollback()
+    assert waiter.take("r") > fence
+    event, at, told = conn.execute("SELECT event, at, ended_at FROM eskit_lease.history").fetchone()
+    assert event == "expired" and (at - told).total_seconds() >= 1
+    assert all(abs((end - deadline).total_seconds()) < 0.5 for end in (ended_at, told))
+    assert conn.execute("SELECT ended_at FROM eskit_lease.leases WHERE resource = 'r'").fetchone() == (None,)
+
+
+def ends_told(server, db):
+    """How many ends of sessions the log has told of: those that expired, those that were taken over, and in how many lines."""
+    lines = [line for line in server.logged(f'in database "{db}"') if " LOG: " in line]
+    count = lambda what: sum(int(found) for line in lines for found in re.findall(rf"(\d+) sessions? {what}", line))  # noqa: E731
+    return count("expired"), count("taken over"), len([line for line in lines if re.search("expired|taken over", line)])
+
+
+def test_the_log_tells_of_ends(server, db, connect):
+    """A storm has few lines, which count; with the level off there is none."""
+    conn = connect()
+    for number in range(100):
+        Session(conn, f"storm {number}", ttl="1 s")
+    wait_until(lambda: ends_told(server, db)[0] == 100)
+    assert ends_told(server, db)[2] <= 5
+    for _ in range(20):
+        Session(conn, "again", ttl="60 s", takeover=True)
+    wait_until(lambda: ends_told(server, db)[:2] == (100, 19))
+    assert ends_told(server, db)[2] <= 10
+    lines = ends_told(server, db)[2]
+    server.set(eskit_lease__log_ends="off")
+    try:
+        wait_until(lambda: conn.execute("SHOW eskit_lease.log_ends").fetchone() == ("off",))
+        Session(conn, "short", ttl="1 s")
+        wait_until(lambda: conn.execute("SELECT FROM eskit_lease.sessions WHERE consumer = 'short'").rowcount == 0)
+        assert ends_told(server, db) == (100, 19, lines)
+    finally:
+        server.set(eskit_lease__log_ends=None)

@@ -38,7 +38,7 @@ const VIEWS: &str = "views";
 const SETTINGS_TOPIC: &str = "settings";
 
 const TOPICS: [Topic; 12] = [
-    topic("sessions", "Sessions", &["session"], &["sessions"]),
+    topic("sessions", "Sessions", &["session", "notify_me"], &["sessions"]),
     topic(
         "leases",
         "Leases, fences and semaphores",

@@ -7,7 +7,7 @@ use crate::call::Given;
 use crate::lease::history;
 use crate::pg::oids::Role;
 use crate::pg::{catalog, role, spi};
-use pgrx::pg_sys::{INT4ARRAYOID, INT8ARRAYOID, TEXTOID};
+use pgrx::pg_sys::{INT4ARRAYOID, INT4OID, INT8ARRAYOID, INT8OID, INTERVALOID, TEXTOID, UUIDOID};
 use pgrx::prelude::*;
 
 /// Runs those `GRANT .. TO role` statements whose objects exist. GRANT takes no parameters, so PostgreSQL quotes the
@@ -18,6 +18,12 @@ fn grant(statements: &[(bool, &str)], role: Option<Role>) -> Result<()> {
     let there: Vec<&str> = statements.iter().filter(|(there, _)| *there).map(|(_, statements)| *statements).collect();
     spi::run_as_caller(&there.join(";\n").replace("{role}", &name));
     Ok(())
+}
+
+const NOTIFY_ME: &str = include_str!("../../sql/query/privilege/notify_me.sql");
+
+fn has_notify_me() -> bool {
+    catalog::has_function(c"notify_me", &[INTERVALOID])
 }
 
 #[pg_extern(schema = "eskit_lease")]
@@ -32,6 +38,7 @@ fn grant_consumer(role: Option<Role>) -> Result<()> {
         (release_many, many),
         (catalog::has_wait_many(), wait_many),
         (catalog::has_objects_of_today(), names),
+        (has_notify_me(), NOTIFY_ME),
     ];
     grant(&statements, role)
 }
@@ -47,6 +54,8 @@ fn grant_monitor(role: Option<Role>) -> Result<()> {
     let count_held = catalog::has_function(c"_count_held", &[]);
     let names = include_str!("../../sql/query/privilege/monitor_names.sql");
     let refusals = include_str!("../../sql/query/privilege/monitor_refusals.sql");
+    let ended = include_str!("../../sql/query/privilege/monitor_ended.sql");
+    let ended_at = catalog::has_function(c"_ended_at", &[UUIDOID, INT8OID, INT4OID]);
     let statements = [
         (true, monitor),
         (bridge::may_be(), bridges),
@@ -55,6 +64,8 @@ fn grant_monitor(role: Option<Role>) -> Result<()> {
         (count_held, counts),
         (catalog::has_function(c"_refusals", &[]), refusals),
         (catalog::has_objects_of_today(), names),
+        (has_notify_me(), NOTIFY_ME),
+        (ended_at, ended),
     ];
     grant(&statements, role)
 }

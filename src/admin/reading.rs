@@ -59,6 +59,17 @@ fn _standing(session: Uuid, boot_id: i64, ttl_ms: i32) -> Result<Standing> {
     Ok(Standing { state: Text::from(state), trust_ms, expires_at, revision, attached_pid: pid })
 }
 
+/// Returns when a dead session's time ended.
+#[pg_extern(schema = "eskit_lease", strict)]
+fn _ended_at(session: Uuid, boot_id: i64, ttl_ms: i32) -> Result<Option<TimestampWithTimeZone>> {
+    let shared = shared()?;
+    if in_recovery() {
+        return Ok(None);
+    }
+    let ended_at = session::ended_at(shared, catalog::home(), session, Some((boot_id, ttl_ms)));
+    Ok(ended_at.and_then(|at| at.try_into().ok()))
+}
+
 /// Returns how long an owner has left to release a partition.
 #[pg_extern(schema = "eskit_lease", strict)]
 fn _revoke_in(revoke_at: i64, boot_id: i64, rebalance_timeout_ms: i32) -> Result<Option<Interval>> {

@@ -66,6 +66,9 @@ pub const LAST_RETRY_MS: u32 = 1_000;
 /// The most bytes of the file of what sessions had left at a stop: two million sessions.
 pub const MAX_LEFT_BYTES: usize = 64 << 20;
 
+/// The time between two lines of the log about ended sessions of a database, in microseconds.
+pub const TELL_OF_ENDS_EVERY: u64 = 1_000_000;
+
 // Transactions
 
 /// The most resources that one transaction notes one by one; with more, its database is rescanned. Also the most lanes;

@@ -1,7 +1,32 @@
 //! The settings. Each describes its unit, range and reason; `\dconfig+` and pg_settings show that.
 
 use super::limits;
-use pgrx::{GucContext, GucFlags, GucRegistry, GucSetting};
+use pgrx::{GucContext, GucFlags, GucRegistry, GucSetting, PostgresGucEnum};
+
+/// When listeners are notified.
+#[derive(Clone, Copy, PartialEq, Eq, PostgresGucEnum)]
+pub enum Notify {
+    #[name = c"on"]
+    On,
+    #[name = c"off"]
+    Off,
+    /// While a listener has asked for it.
+    #[name = c"auto"]
+    Auto,
+}
+
+/// The level at which the log tells of sessions that have expired or were taken over.
+#[derive(Clone, Copy, PartialEq, Eq, PostgresGucEnum)]
+pub enum LogEnds {
+    #[name = c"off"]
+    Off,
+    #[name = c"debug1"]
+    Debug1,
+    #[name = c"log"]
+    Log,
+    #[name = c"warning"]
+    Warning,
+}
 
 pub static MAX_SESSIONS: GucSetting<i32> = GucSetting::<i32>::new(10_000);
 static MAX_SESSIONS_PER_ROLE: GucSetting<i32> = GucSetting::<i32>::new(0);
@@ -9,6 +34,8 @@ pub static MAX_DATABASES: GucSetting<i32> = GucSetting::<i32>::new(64);
 pub static RING_SIZE: GucSetting<i32> = GucSetting::<i32>::new(4_096);
 pub static MAX_WORKERS: GucSetting<i32> = GucSetting::<i32>::new(4);
 pub static WORKER: GucSetting<bool> = GucSetting::<bool>::new(true);
+pub static LOG_ENDS: GucSetting<LogEnds> = GucSetting::<LogEnds>::new(LogEnds::Log);
+pub static NOTIFY: GucSetting<Notify> = GucSetting::<Notify>::new(Notify::On);
 pub static DEFAULT_TTL: GucSetting<i32> = GucSetting::<i32>::new(10_000);
 pub static MIN_TTL: GucSetting<i32> = GucSetting::<i32>::new(1_000);
 pub static MAX_TTL: GucSetting<i32> = GucSetting::<i32>::new(3_600_000);
@@ -151,6 +178,14 @@ fn define_work() {
         GucContext::Sighup,
         GucFlags::empty(),
     );
+    GucRegistry::define_enum_guc(
+        c"eskit_lease.notify",
+        c"Whether changes of owners are sent to the listeners of the channel eskit_lease.",
+        c"PostgreSQL cannot tell whether there are listeners. With auto, changes are sent while a listener asks for that by notify_me(). May be set for a database, by a superuser.",
+        &NOTIFY,
+        GucContext::Suset,
+        GucFlags::empty(),
+    );
 }
 
 fn define_retention() {
@@ -171,6 +206,14 @@ fn define_retention() {
         (-1, i32::MAX),
         GucContext::Sighup,
         GucFlags::UNIT_S,
+    );
+    GucRegistry::define_enum_guc(
+        c"eskit_lease.log_ends",
+        c"The level at which the log tells of sessions that have expired or were taken over.",
+        c"One line a second at most in a database, which counts: a storm has few lines.",
+        &LOG_ENDS,
+        GucContext::Suset,
+        GucFlags::empty(),
     );
     GucRegistry::define_bool_guc(
         c"eskit_lease.history_grants",

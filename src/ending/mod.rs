@@ -2,9 +2,10 @@
 //! functions of sessions stand here, because most of them end something. This folder imports from all floors of
 //! concepts.
 //!
-//! Files, low to high: takeover, sweep, retention, close, notify, waiter_pass, waits, verbs, mod.
+//! Files, low to high: log, takeover, sweep, retention, close, notify, waiter_pass, waits, verbs, mod.
 
 pub mod close;
+pub mod log;
 pub mod notify;
 pub mod retention;
 pub mod sweep;

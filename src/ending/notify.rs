@@ -1,15 +1,25 @@
 //! Notifications: hints on the channel `eskit_lease`. A pass sends them; the truth is the row, and the revision in each
 //! heartbeat. A pass sends one message for each slot whose owner has changed. The message tells the present owner.
+//!
+//! PostgreSQL does not tell whether any process listens, and a message costs a transaction id. So
+//! `eskit_lease.notify` can leave messages out, always or while no listener asks for them.
 
 use super::sweep::Pass;
-use crate::call::Call;
+use crate::base::error::Result;
+use crate::base::interval;
+use crate::base::settings::{NOTIFY, Notify};
+use crate::call::{Call, Given, enter};
 use crate::lease::candidate::Grant;
 use crate::lease::row::{Leases, Seat};
 use crate::pg::notify::notify;
+use crate::pg::{catalog, clock};
 use crate::session::{self, holders};
 use crate::shmem::counters::Counter;
+use crate::shmem::databases::Database;
 use crate::shmem::word::State;
 use pgrx::Uuid;
+use pgrx::datum::Interval;
+use pgrx::prelude::*;
 use serde::Serialize;
 use serde_json::Serializer;
 use serde_json::ser::Formatter;
@@ -56,6 +66,26 @@ impl Owner {
 struct Items<'a> {
     event: &'static str,
     queue: &'a str,
+}
+
+/// Asks, for a listener, that messages be sent for a while where `eskit_lease.notify` is `auto`.
+#[pg_extern(schema = "eskit_lease")]
+fn notify_me(duration: Option<Interval>) -> Result<()> {
+    let shared = enter()?;
+    let ms = interval::delay_ms("duration", duration.given("duration")?)?;
+    let database = shared.database(catalog::home())?;
+    database.listen_until(clock::now() + u64::from(ms.cast_unsigned()) * 1_000);
+    Ok(())
+}
+
+/// Returns whether a pass has news for listeners that must be sent.
+pub fn has_news(database: &Database, pass: &Pass) -> bool {
+    let is_wanted = match NOTIFY.get() {
+        Notify::On => true,
+        Notify::Off => false,
+        Notify::Auto => database.is_listened_to(),
+    };
+    is_wanted && !(pass.changed.is_empty() && pass.items.is_empty())
 }
 
 /// Sends messages with the commit of this transaction: the present owners of the changed slots, and the queues with

@@ -18,6 +18,7 @@
 //!   a group from being rebalanced. Until then they stand in the predecessor's name, and each reader of a group finds
 //!   the successor for it (see [`crate::group`]).
 
+use super::log;
 use crate::base::error::{Error, Result};
 use crate::base::limits;
 use crate::call::Call;
@@ -67,6 +68,7 @@ pub fn take_over(call: &Call, new: SlotRef, consumer: &str) -> Result<()> {
                 Some(old) => match call.living(old.session)? {
                     Some(at) => {
                         succeed(call, &old, at, new)?;
+                        log::taken_over(call, consumer);
                         again = true;
                     }
                     // The session is already dead. It must not live beside the new one after a restart.

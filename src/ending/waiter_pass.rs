@@ -67,7 +67,7 @@ pub fn pass_if_asked(call: &Call) -> Result<bool> {
     }
     // The end of this transaction posts its own grants to the ring, as for any other transaction.
     done.changed.retain(|_, granted| granted.is_none());
-    if !done.changed.is_empty() || !done.items.is_empty() {
+    if notify::has_news(call.database, &done) {
         notify::send(call, &done);
     }
     Ok(true)

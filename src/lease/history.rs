@@ -25,6 +25,11 @@ use std::collections::HashMap;
 
 static INSERT: Statement = Statement::writes(
     include_str!("../../sql/query/history/insert.sql"),
+    &[TEXTOID, TEXTOID, INT4OID, INT8OID, TEXTOID, TEXTOID, INT8OID, TEXTOID, TEXTOID, TIMESTAMPTZOID],
+);
+/// For the objects of 0.2.0.
+static INSERT_FORMER: Statement = Statement::writes(
+    include_str!("../../sql/query/history/insert_former.sql"),
     &[TEXTOID, TEXTOID, INT4OID, INT8OID, TEXTOID, TEXTOID, INT8OID, TEXTOID, TEXTOID],
 );
 pub static RETIRE: Statement =
@@ -42,6 +47,9 @@ mod column {
 /// lease: a forced release records it in the same step.
 const LOOKED_THROUGH: usize = 1_000;
 const MOMENT: i64 = 10_000_000;
+
+/// The number of columns of the table; that of 0.2.0 has no `ended_at`.
+const COLUMNS: usize = 11;
 
 /// Returns whether the table exists; version 0.1.0 had none.
 pub fn is_there() -> bool {
@@ -95,16 +103,23 @@ struct Entry<'a> {
     next: Option<(String, i64)>,
     /// The administrator and the reason given.
     forced: Option<(String, &'a str)>,
+    /// When the consumer's time ended, if that was before this step.
+    ended_at: Option<i64>,
 }
 
 impl Entry<'_> {
     fn new(event: Event, resource: &str, slot: i32, fence: i64, consumer: Option<String>) -> Entry<'_> {
-        Entry { event, resource, slot, fence, consumer, next: None, forced: None }
+        Entry { event, resource, slot, fence, consumer, next: None, forced: None, ended_at: None }
     }
 
-    /// Returns all columns but the time.
-    fn values(&self) -> Vec<Value<'_>> {
-        vec![
+    /// Returns when the consumer's hold ended; `None` for a grant.
+    fn end(&self, now: i64) -> Option<i64> {
+        (self.event != Event::Granted).then(|| self.ended_at.map_or(now, |ended_at| ended_at.min(now)))
+    }
+
+    /// Returns all columns but the first, the time. `end`: the last one, if the table has it.
+    fn values(&self, end: Option<Value<'static>>) -> Vec<Value<'_>> {
+        let mut values = vec![
             Value::Text(self.event.name()),
             Value::Text(self.resource),
             Value::Int(self.slot),
@@ -114,17 +129,32 @@ impl Entry<'_> {
             self.next.as_ref().map_or(Value::Null, |(_, fence)| Value::Long(*fence)),
             Value::MaybeText(self.forced.as_ref().map(|(by, _)| by.as_str())),
             Value::MaybeText(self.forced.as_ref().map(|(_, why)| *why)),
-        ]
+        ];
+        values.extend(end);
+        values
     }
 }
 
-/// The rows of sessions, each read once; `None` for a session that has closed.
+/// The rows of sessions and their ends, each read once; `None` for a session that has closed, or that lives.
 #[derive(Default)]
-struct Sessions(HashMap<Uuid, Option<SessionRow>>);
+struct Sessions {
+    rows: HashMap<Uuid, Option<SessionRow>>,
+    ends: HashMap<Uuid, Option<i64>>,
+}
 
 impl Sessions {
     fn of(&mut self, session: Uuid) -> Option<&SessionRow> {
-        self.0.entry(session).or_insert_with(|| session::row(session)).as_ref()
+        self.rows.entry(session).or_insert_with(|| session::row(session)).as_ref()
+    }
+
+    fn ended_at(&mut self, call: &Call, session: Uuid) -> Option<i64> {
+        if let Some(known) = self.ends.get(&session) {
+            return *known;
+        }
+        let row = self.of(session).map(|row| (row.boot_id, row.ttl_ms));
+        let ended_at = session::ended_at(call.shared, call.home, session, row);
+        self.ends.insert(session, ended_at);
+        ended_at
     }
 
     /// Returns the consumer of a session. A session that was taken over has no row any more, but its successor has its
@@ -150,14 +180,16 @@ fn write(call: &Call, entries: &[Entry]) {
         return;
     }
     let table = Table::open(c"_history", c"_history_at");
+    let has_end = table.has_columns(COLUMNS);
     for entry in entries {
         // There may be 100,000 entries.
         pgrx::check_for_interrupts!();
-        let now = Datum::from(clock::timestamp());
+        let now = clock::timestamp();
+        let end = || has_end.then(|| entry.end(now).map_or(Value::Null, |end| Value::Datum(Datum::from(end))));
         let columns: Vec<Option<Datum>> =
-            std::iter::once(Some(now)).chain(entry.values().into_iter().map(Value::datum)).collect();
+            std::iter::once(Some(Datum::from(now))).chain(entry.values(end()).into_iter().map(Value::datum)).collect();
         if !table.try_insert(&columns) {
-            call.db().execute(&INSERT, entry.values());
+            call.db().execute(if has_end { &INSERT } else { &INSERT_FORMER }, entry.values(end()));
         }
     }
     call.seam().kept(Kept::History);
@@ -182,8 +214,8 @@ pub fn granted(call: &Call, granted: &[(Candidate, i64)]) {
             };
             let consumer = sessions.name(from);
             if with_grants || !event.is_ordinary() {
-                let next = next.clone().map(|next| (next, *fence));
-                entries.push(Entry { next, ..Entry::new(event, resource, slot, row.fence, consumer) });
+                let (next, ended_at) = (next.clone().map(|next| (next, *fence)), sessions.ended_at(call, from));
+                entries.push(Entry { next, ended_at, ..Entry::new(event, resource, slot, row.fence, consumer) });
             }
         }
         if with_grants {
@@ -205,7 +237,8 @@ pub fn freed<'a>(call: &Call, leases: impl Iterator<Item = (&'a Seat, i64, Optio
         let Some(from) = from else { continue };
         let event = if dead { sessions.end_of_dead(from) } else { Event::Released };
         if with_grants || !event.is_ordinary() {
-            entries.push(Entry::new(event, resource, *slot, fence, sessions.name(from)));
+            let ended_at = if dead { sessions.ended_at(call, from) } else { None };
+            entries.push(Entry { ended_at, ..Entry::new(event, resource, *slot, fence, sessions.name(from)) });
         }
     }
     write(call, &entries);

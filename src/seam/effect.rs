@@ -45,6 +45,11 @@ pub trait Effect {
     /// Takes effect at PREPARE. It can no longer do so at the end, and the end may be a commit or a rollback.
     fn at_prepare(&self, _: &Memory) {}
 
+    /// Returns whether the end of the transaction may make work items free.
+    fn may_feed(&self) -> bool {
+        false
+    }
+
     /// Takes effect when the changes of the transaction are visible. Returns whether the worker must look.
     fn at_commit(&self, _: &Memory) -> bool {
         false

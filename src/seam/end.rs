@@ -5,10 +5,12 @@
 
 use super::effect::Memory;
 use super::notes::{NOTES, Notes, What, in_order, next_epoch};
+use super::sessions::Revision;
 use crate::base::error::Error;
 use crate::pg::guard::{Guard, Mode};
 use crate::pg::{statement, transaction};
 use crate::shmem::confirm;
+use crate::shmem::prepared::{HUNGRY, NONE};
 use pgrx::pg_sys::panic::ErrorReport;
 use pgrx::pg_sys::{self, SubTransactionId};
 use std::cell::Cell;
@@ -172,7 +174,9 @@ impl Notes {
     /// transaction. Returns whether the worker must look.
     fn hand_over(&self, memory: &Memory) -> bool {
         self.list.iter().for_each(|note| note.what.effect().at_prepare(memory));
-        memory.shared.watch_prepared(memory.database, self.xid, &self.tally.counted());
+        let whom = if self.list.iter().any(|note| note.what.effect().may_feed()) { HUNGRY } else { NONE };
+        let revised = self.each().map(|revision: &Revision| revision.session);
+        memory.shared.watch_own(memory.database, self.xid, &self.tally.counted(), revised, whom);
         true
     }
 

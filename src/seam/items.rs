@@ -19,6 +19,10 @@ impl Places {
 }
 
 impl Effect for Places {
+    fn may_feed(&self) -> bool {
+        true
+    }
+
     fn is_first(&self) -> bool {
         true
     }
@@ -68,6 +72,10 @@ impl AllPlaces {
 }
 
 impl Effect for AllPlaces {
+    fn may_feed(&self) -> bool {
+        true
+    }
+
     fn is_first(&self) -> bool {
         true
     }
@@ -97,6 +105,10 @@ pub struct Items {
 }
 
 impl Effect for Items {
+    fn may_feed(&self) -> bool {
+        true
+    }
+
     fn at_commit(&self, memory: &Memory) -> bool {
         let any_hungry = memory.shared.feed(memory.database, self.queue, self.food);
         if any_hungry {
@@ -121,6 +133,10 @@ pub struct Due {
 }
 
 impl Effect for Due {
+    fn may_feed(&self) -> bool {
+        true
+    }
+
     fn at_commit(&self, memory: &Memory) -> bool {
         memory.shared.feed_at(memory.database, self.queue, self.at);
         false

@@ -12,7 +12,7 @@
 //! | commit           | unproven if need be  | dead                | unproven if need be, then the revision is bumped | to the ring |
 //! | abort            | dead, without a trace | alive again        |            | to the ring, unchanged |
 //! | pre-prepare      | refused if attached; promised | frozen; dead ones that were taken from are marked so | promised | |
-//! | prepare          | unproven             | stay frozen         | unproven   | the xid is watched, then all are rescanned |
+//! | prepare          | unproven             | stay frozen         | unproven   | the xid is watched, then those noted with it are woken, and all are rescanned |
 //! | rollback to savepoint | dead, without a trace | nothing was done yet |       | to the ring at once, unchanged |
 //!
 //! Work items have floors instead (see [`crate::shmem::floors`]). A commit lowers them to the items that became free,

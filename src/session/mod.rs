@@ -25,5 +25,5 @@ mod touch;
 
 pub use open::{open, wall_clock};
 pub use row::{New, SessionRow, all, delete, drain, lock_row, lock_rows, row, rows, table};
-pub use slot::{authorize, standing};
+pub use slot::{authorize, ended_at, standing};
 pub use touch::{Touch, UNCOMMITTED, ended, touch, touch_holder};

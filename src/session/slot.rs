@@ -5,6 +5,7 @@ use super::{death, ending};
 use crate::base::error::{Error, Result};
 use crate::call::Call;
 use crate::pg::catalog::Home;
+use crate::pg::clock;
 use crate::pg::guard::Guard;
 use crate::pg::role;
 use crate::pg::text::role_name;
@@ -29,6 +30,18 @@ pub fn standing(shared: &'static Shared, home: Home, session: Uuid, boot_id: i64
         }
     }
     standing
+}
+
+/// Returns when a dead session's time ended, in microseconds since 2000 by the wall clock; `None` if the session lives,
+/// or if nothing tells. `row`: the `boot_id` and the TTL of the session's row, if it has one.
+pub fn ended_at(shared: &'static Shared, home: Home, session: Uuid, row: Option<(i64, i32)>) -> Option<i64> {
+    let by_slot = shared.find(home, session).and_then(|at| shared.look(at));
+    let by_row = || {
+        let (boot_id, ttl_ms) = row.filter(|(boot_id, _)| *boot_id != shared.boot_id())?;
+        Some(standing(shared, home, session, boot_id, ttl_ms))
+    };
+    let standing = by_slot.or_else(by_row).filter(|standing| !standing.alive())?;
+    Some(clock::timestamp() - standing.now.saturating_sub(standing.until).cast_signed())
 }
 
 impl Call {

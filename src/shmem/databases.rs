@@ -30,9 +30,10 @@ const LOOKING: i64 = i64::MIN + 1;
 pub const RESCAN: u32 = 1;
 /// Shared memory is new: sessions from before and prepared transactions must still be found.
 pub const BOOT: u32 = 2;
-/// A prepared transaction has ended. It is not known which revisions it changed, and which sessions wait for the rows
-/// that it had locked.
+/// It is not known which revisions a prepared transaction that has ended has changed.
 pub const REVISE: u32 = 4;
+/// A prepared transaction has ended. PostgreSQL may still be about to release its locks.
+pub const PREPARED_ENDED: u32 = 8;
 
 /// When to retry rows that another transaction had locked: each wait is twice the one before.
 #[repr(C)]
@@ -111,6 +112,11 @@ pub struct Database {
     pub asked: AtomicBool,
     /// Since when the database has work and no process for its worker; zero if it has one.
     pub unserved_since: AtomicU64,
+    /// When the log has last told of ended sessions, and how many of each kind it has yet to tell of.
+    pub(super) ends_told: AtomicU64,
+    pub(super) ends: [AtomicU32; 2],
+    /// Until when listeners have asked to be notified; zero if none has.
+    pub(super) listened_until: AtomicU64,
     /// Whether the database's worker stays, beyond `eskit_lease.max_workers`, because it has locks that end with it.
     pub tending: AtomicBool,
     /// Whether the last worker has left because there was nothing to do, and not because it failed.
@@ -149,6 +155,7 @@ impl Database {
         self.helper.store(std::ptr::null_mut(), Ordering::Relaxed);
         self.asked.store(false, Ordering::Relaxed);
         self.unserved_since.store(0, Ordering::Relaxed);
+        self.is_told_nothing();
         self.leaving.store(false, Ordering::Relaxed);
         self.visited.store(false, Ordering::Relaxed);
         self.retention_looked.store(0, Ordering::Relaxed);

@@ -1,15 +1,12 @@
 //! The dirty ring: resources that must be judged again. A transaction that changed them has ended, or what stood in the
-//! way of a hand-over may be gone. Here are also the prepared transactions whose end is watched for, as PostgreSQL
-//! calls no callback when they end.
+//! way of a hand-over may be gone.
 //!
 //! No process waits for the ring, and no work is lost: when the ring is full, the database is rescanned. An entry to be
 //! retried later has the time of its retry. If retries alone fill the ring, the rescan is retried later. A resource has
 //! one entry however often it is posted, and one for each slot that listeners must be told of (see
 //! [`ring`](super::ring)).
 
-use super::counters::AT_COMMIT;
 use super::databases::{Database, RESCAN};
-use super::parts::Pending;
 use super::ring::{Entry, Ring, chains};
 use super::shared::{Lock, Shared};
 use crate::base::limits;
@@ -150,79 +147,5 @@ impl Shared {
         let _held = self.lock(Lock::Ring, true);
         // SAFETY: under the lock
         unsafe { self.ring() }.take(usize::MAX, |entry| entry.database == database);
-    }
-
-    /// Watches for the end of a prepared transaction, and keeps what it counts. If no entry is free, the database is
-    /// looked through as after a start, and the counts are lost.
-    pub fn watch_prepared(&self, database: &Database, xid: u32, counted: &[u64; AT_COMMIT]) {
-        let value = u64::from(database.oid.load(Ordering::Relaxed)) << 32 | u64::from(xid);
-        let mine = |place: &&Pending| place.transaction.load(Ordering::Relaxed) == value;
-        let free = |place: &&Pending| {
-            place.transaction.compare_exchange(0, value, Ordering::AcqRel, Ordering::Relaxed).is_ok()
-        };
-        let Some(place) = self.pending.iter().find(mine).or_else(|| self.pending.iter().find(free)) else {
-            database.flag(super::databases::BOOT);
-            self.wake_launcher();
-            return;
-        };
-        for (kept, counted) in place.counted.iter().zip(counted) {
-            if *counted > 0 {
-                kept.store(u64::from(xid) << 32 | (*counted).min(u32::MAX.into()), Ordering::Release);
-            }
-        }
-    }
-
-    /// Adds what a prepared transaction counts to the counters, once, if it was committed.
-    fn settle(&self, place: &Pending, committed: bool) {
-        let value = place.transaction.load(Ordering::Acquire);
-        let mut counted = [0; AT_COMMIT];
-        for (kept, counted) in place.counted.iter().zip(&mut counted) {
-            let read = kept.load(Ordering::Acquire);
-            let is_its = read >> 32 == u64::from(value as u32);
-            if is_its && kept.compare_exchange(read, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
-                *counted = u64::from(read as u32);
-            }
-        }
-        if committed && let Some(database) = self.known_database((value >> 32) as u32) {
-            database.counters.add_committed(&counted);
-        }
-    }
-
-    /// Adds what the prepared transactions that have been committed since count. `outcome` returns whether one was
-    /// committed; `None` while it is open.
-    pub fn settle_prepared(&self, outcome: impl Fn(u32) -> Option<bool>) {
-        for place in self.pending {
-            let xid = place.transaction.load(Ordering::Acquire) as u32;
-            if xid != 0
-                && let Some(committed) = outcome(xid)
-            {
-                self.settle(place, committed);
-            }
-        }
-    }
-
-    /// Returns whether the end of any prepared transaction of a database is watched for.
-    pub fn watches_prepared(&self, database: &Database) -> bool {
-        let oid = u64::from(database.oid.load(Ordering::Relaxed));
-        self.pending.iter().any(|known| known.transaction.load(Ordering::Acquire) >> 32 == oid)
-    }
-
-    /// Forgets the prepared transactions that have ended. `outcome` is as above. Returns whether any is left.
-    pub fn each_ended_prepared(&self, outcome: impl Fn(u32) -> Option<bool>, mut visit: impl FnMut(u32)) -> bool {
-        let mut left = false;
-        for place in self.pending {
-            let value = place.transaction.load(Ordering::Acquire);
-            if value == 0 {
-                continue;
-            }
-            if let Some(committed) = outcome(value as u32) {
-                self.settle(place, committed);
-                place.transaction.store(0, Ordering::Release);
-                visit((value >> 32) as u32);
-            } else {
-                left = true;
-            }
-        }
-        left
     }
 }

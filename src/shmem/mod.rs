@@ -29,8 +29,8 @@
 //! one concept, and reaches its part by methods of [`Shared`]. `start` makes all parts.
 //!
 //! Files, low to high: word, counted, counters, pace, latch, beginning, waiting, ring, refusals, leftover, block, slot,
-//! parts, databases, shared, refused, standing, slots, surveyed, floors, spans, hunger, dirty, confirm, map, stand_in,
-//! attach, wait, room, places, left, start, mod.
+//! parts, databases, told, shared, refused, standing, slots, surveyed, floors, spans, hunger, dirty, prepared, confirm,
+//! map, stand_in, attach, wait, room, places, left, start, mod.
 
 pub mod attach;
 pub mod beginning;
@@ -49,6 +49,7 @@ pub mod map;
 pub mod pace;
 mod parts;
 pub mod places;
+pub mod prepared;
 pub mod refusals;
 mod refused;
 #[cfg(feature = "pg_test")]
@@ -64,6 +65,7 @@ pub mod stand_in;
 pub mod standing;
 mod start;
 pub mod surveyed;
+mod told;
 pub mod wait;
 mod waiting;
 pub mod word;

@@ -15,6 +15,8 @@ pub const SPANS: usize = 4_096;
 /// How many partitions a session's hunger tells apart (see [`super::hunger`]).
 pub const PARTITIONS: usize = 256;
 pub const WORDS: usize = PARTITIONS / u64::BITS as usize;
+/// How many sessions all prepared transactions together can note.
+pub const CONCERNED: usize = 1_024;
 /// How many semaphores can be remembered.
 pub const SEMAPHORES: usize = 1_024;
 /// How many counts of removals there are. Databases whose oids have the same remainder share one.
@@ -74,12 +76,21 @@ pub struct MapEntry {
     pub(super) slot: u32,
 }
 
-/// A prepared transaction: database and xid in one number, and what the transaction counts. Zero marks a free entry.
+/// A prepared transaction: database and xid in one number. Zero marks a free entry (see [`super::prepared`]).
 #[repr(C)]
 pub struct Pending {
     pub(super) transaction: AtomicU64,
-    /// Each with the xid in its high half.
+    pub(super) whom: AtomicU32,
+    /// What the transaction counts, each with the xid in its high half.
     pub(super) counted: [AtomicU64; AT_COMMIT],
+}
+
+/// A session that the end of a prepared transaction concerns. A zero marks a free entry.
+#[repr(C)]
+pub struct Concerned {
+    pub(super) transaction: AtomicU64,
+    pub(super) slot: AtomicU32,
+    pub(super) session: [AtomicU64; 2],
 }
 
 /// A lane: a range of the key of one table (see [`super::floors`]).

@@ -1,10 +1,10 @@
 //! Room for databases: which database gives its entry up when all places are taken (see [`super::places`]).
 //!
 //! An entry is for a database in use. Such a database has living or dead sessions, a resource to be judged, a prepared
-//! transaction whose end is watched for, or a waiting call. An entry is also kept while a worker is there, or the
-//! database must still be looked through. Any other database gives its entry up to one that needs an entry. The
-//! database loses little by that. Its counters begin anew, and what was known of fences and positions is read again.
-//! The launcher remembers when the first of its kept rows is due, and has them looked for.
+//! transaction whose end is watched for, a waiting call, or listeners that ask to be notified. An entry is also kept
+//! while a worker is there, or the database must still be looked through. Any other database gives its entry up to one
+//! that needs an entry. The database loses little by that. Its counters begin anew, and what was known of fences and
+//! positions is read again. The launcher remembers when the first of its kept rows is due, and has them looked for.
 //!
 //! **A process in a call** refers to the entry, and is in a transaction. So the entry is first marked as leaving. It is
 //! given up only if no process is in a transaction in that database after that. A call that begins later finds the mark
@@ -47,7 +47,8 @@ impl Shared {
     /// Returns whether a database is in `some`, or is used by more than a worker.
     fn is_needed(&self, database: &Database, some: &HashSet<u32>) -> bool {
         let oid = database.oid.load(Ordering::Acquire);
-        some.contains(&oid) || database.waiting.calls() != 0 || self.watches_prepared(database)
+        let is_asked = database.waiting.calls() != 0 || database.is_listened_to();
+        some.contains(&oid) || is_asked || self.watches_prepared(database)
     }
 
     /// Returns whether a database has rows to look after, or is used by more than a worker.

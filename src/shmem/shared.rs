@@ -5,7 +5,7 @@ use super::counted::Counted;
 use super::databases::Database;
 use super::latch::set_latch;
 use super::leftover::Left;
-use super::parts::{Floor, Header, Hunger, MAP_PARTITIONS, Pending, Span, Surveyed};
+use super::parts::{Concerned, Floor, Header, Hunger, MAP_PARTITIONS, Pending, Span, Surveyed};
 use super::refusals::Table as Refusals;
 use super::ring::Entry;
 use super::slot::Slot;
@@ -28,6 +28,7 @@ pub struct Shared {
     pub(super) ring_heads: *mut u32,
     pub(super) ring_size: usize,
     pub(super) pending: &'static [Pending],
+    pub(super) concerned: &'static [Concerned],
     pub(super) floors: *mut Floor,
     pub(super) spans: *mut Span,
     /// For each session, the queues in which it has found less than it asked for, and until when (see

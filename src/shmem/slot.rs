@@ -32,6 +32,10 @@ const _: () = assert!(size_of::<Slot>() == 64);
 /// A bit of `ttl_ms`, far above the longest TTL: the session was made for one lease, and ends with it.
 pub(super) const PRIVATE: u32 = 1 << 31;
 
+/// Another bit of `ttl_ms`: the log has told that the session has ended.
+pub(super) const TOLD: u32 = 1 << 30;
+pub(super) const TTL: u32 = !(PRIVATE | TOLD);
+
 /// A slot, and the session that had it when the slot was found. Every use compares again.
 #[derive(Clone, Copy, Debug)]
 pub struct SlotRef {
@@ -51,6 +55,12 @@ impl SlotRef {
     pub fn session(&self) -> Uuid {
         self.session
     }
+
+    /// Returns the two halves of the session's uuid.
+    pub(super) fn halves(&self) -> [u64; 2] {
+        let whole = u128::from_be_bytes(*self.session.as_bytes());
+        [(whole >> 64) as u64, whole as u64]
+    }
 }
 
 impl Slot {
@@ -63,7 +73,7 @@ impl Slot {
     }
 
     pub(super) fn ttl(&self) -> u64 {
-        u64::from(self.ttl_ms.load(Ordering::Acquire) & !PRIVATE) * 1_000
+        u64::from(self.ttl_ms.load(Ordering::Acquire) & TTL) * 1_000
     }
 
     /// Returns how long the slot is kept after the session has ended.

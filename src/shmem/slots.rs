@@ -14,7 +14,7 @@ use super::block::{self, Block};
 use super::databases::RESCAN;
 use super::latch::{my_latch, set_latch};
 use super::shared::Shared;
-use super::slot::{PRIVATE, Slot};
+use super::slot::{PRIVATE, Slot, TOLD, TTL};
 use super::standing::Standing;
 use super::word::{FOREVER, State, Word};
 use crate::pg::catalog::Home;
@@ -182,7 +182,12 @@ impl Shared {
     }
 
     pub fn ttl_ms(&self, at: SlotRef) -> u32 {
-        self.slot(at).ttl_ms.load(Ordering::Relaxed) & !PRIVATE
+        self.slot(at).ttl_ms.load(Ordering::Relaxed) & TTL
+    }
+
+    /// Notes that the log tells of the end of the session. Returns whether it had not told before.
+    pub fn tell_of(&self, at: SlotRef) -> bool {
+        self.is_still(at) && self.slot(at).ttl_ms.fetch_or(TOLD, Ordering::AcqRel) & TOLD == 0
     }
 
     /// Returns whether the session is private; false if the session no longer has the slot.

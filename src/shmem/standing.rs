@@ -48,7 +48,7 @@ impl Shared {
         let slot = self.slot(at);
         let standing = Standing {
             state: word.state(),
-            until: word.at().min(slot.cap()),
+            until: word.end_of_time(slot.cap(), slot.kept()),
             now,
             revision: slot.revision.get(),
             late: 0,

@@ -3,7 +3,7 @@
 use super::block::{self, Block};
 use super::counted::Counted;
 use super::databases::Database;
-use super::parts::{FLOORS, Floor, Header, Hunger, MapEntry, Pending, SPANS, Span, Surveyed};
+use super::parts::{CONCERNED, Concerned, FLOORS, Floor, Header, Hunger, MapEntry, Pending, SPANS, Span, Surveyed};
 use super::refusals::{self, REFUSALS, Table as Refusals};
 use super::ring::{self, Entry};
 use super::shared::{LOCKS, SHARED, Shared};
@@ -62,6 +62,7 @@ unsafe extern "C-unwind" fn request() {
             count(&settings::RING_SIZE) * size_of::<Entry>(),
             ring::chains(count(&settings::RING_SIZE)) * size_of::<u32>(),
             pending_count() * size_of::<Pending>(),
+            CONCERNED * size_of::<Concerned>(),
             FLOORS * size_of::<Floor>(),
             SPANS * size_of::<Span>(),
             sessions * size_of::<Hunger>(),
@@ -127,6 +128,7 @@ unsafe extern "C-unwind" fn startup() {
             ring_heads: array(c"eskit_lease ring chains", ring::chains(ring_size)),
             ring_size,
             pending: std::slice::from_raw_parts(array(c"eskit_lease prepared", pending_count()), pending_count()),
+            concerned: std::slice::from_raw_parts(array(c"eskit_lease concerned", CONCERNED), CONCERNED),
             floors: array(c"eskit_lease floors", FLOORS),
             spans: array(c"eskit_lease spans", SPANS),
             hunger: std::slice::from_raw_parts(array(c"eskit_lease hunger", sessions), sessions),

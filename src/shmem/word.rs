@@ -7,7 +7,7 @@
 //! | `Alive`         | heartbeat, not past      | `Alive`, later deadline                         |
 //! | `Alive`         | freeze (pre-commit of an early end) | `Frozen`, same deadline              |
 //! | `Frozen`        | thaw (abort)             | `Alive`, same deadline                          |
-//! | `Alive`, `Frozen` | expire, past           | `Dead`, for as long as its slot is kept from now on |
+//! | `Alive`, `Frozen` | expire, past           | `Dead`, for as long as its slot is kept from its deadline on |
 //! | `Alive`, `Frozen` | end (commit of an early end) | `Dead` or `Gone`, for as long as its slot is kept from now on |
 //! | `Dead`          | bury (its rows are gone) | `Gone`, same time                               |
 //! | `Gone`          | reclaim, past            | `Free`                                          |
@@ -80,6 +80,14 @@ impl Word {
         self.0 >> TIME_SHIFT
     }
 
+    /// Returns when the session's time ends, or has ended. `kept`: how long the slot is kept after that.
+    pub fn end_of_time(self, cap: u64, kept: u64) -> u64 {
+        match self.state() {
+            State::Dead | State::Gone => self.at().saturating_sub(kept),
+            _ => self.at().min(cap),
+        }
+    }
+
     /// Returns whether the session has its leases at `now`. `cap` is a deadline that heartbeats cannot move.
     pub fn lives(self, cap: u64, now: u64) -> bool {
         matches!(self.state(), State::Alive | State::Frozen) && now < self.at().min(cap)
@@ -105,10 +113,11 @@ impl Word {
     }
 
     /// Returns the word of an expired session; `None` before its deadline. Any process that needs to know may take this
-    /// step, and all then agree. The slot is kept for `kept` from now on.
+    /// step, and all then agree. The slot is kept for `kept` from the deadline on: so the word still tells when the
+    /// session's time ended.
     pub fn expire(self, cap: u64, now: u64, kept: u64) -> Option<Word> {
         (matches!(self.state(), State::Alive | State::Frozen) && !self.lives(cap, now))
-            .then(|| self.with(State::Dead, now.saturating_add(kept)))
+            .then(|| self.with(State::Dead, self.at().min(cap).saturating_add(kept)))
     }
 
     /// Returns the word of a session that ends before its deadline. `gone`: no row of the session is left.
@@ -267,5 +276,18 @@ mod tests {
         assert_eq!(word, Some(new(State::Gone, 1_500)));
         let word = new(State::Gone, 1_500);
         assert!(!word.reclaimable(1_499) && word.reclaimable(1_500));
+    }
+
+    /// However late a process finds the session dead, and whether its deadline or its cap ended it.
+    #[test]
+    fn the_end_of_a_dead_session_is_known() {
+        let expired = |cap, kept| new(State::Alive, 500).expire(cap, 9_000, kept);
+        for (cap, kept, end) in [(FOREVER, 0, 500), (FOREVER, TTL, 500), (300, TTL, 300)] {
+            let word = expired(cap, kept);
+            assert_eq!(word.map(|word| word.end_of_time(cap, kept)), Some(end));
+            assert_eq!(word.and_then(Word::bury).map(|word| word.end_of_time(cap, kept)), Some(end));
+        }
+        assert_eq!(new(State::Alive, 500).end(false, 400, TTL).map(|word| word.end_of_time(FOREVER, TTL)), Some(400));
+        assert_eq!(new(State::Frozen, 500).end_of_time(300, TTL), 300);
     }
 }

@@ -7,10 +7,10 @@ use crate::base::error::Result;
 use crate::base::{limits, settings};
 use crate::bridge::tend;
 use crate::call::Call;
-use crate::ending::notify;
 use crate::ending::retention::{self, Progress};
 use crate::ending::sweep::waited::Looked;
 use crate::ending::sweep::{self, Pass};
+use crate::ending::{log, notify};
 use crate::pg::{catalog, clock, savepoint};
 use crate::seam;
 use crate::shmem::databases::Database;
@@ -127,6 +127,12 @@ fn serve(shared: &'static Shared, database: &'static Database) {
 
 /// Leaves, unless something is due soon. Returns whether this worker stays.
 fn look_once_more(shared: &Shared, database: &Database, oid: u32) -> bool {
+    if database.has_ends_to_tell() {
+        transaction(|| {
+            log::tell(database, None);
+            Ok(())
+        });
+    }
     // A post from now on wakes the launcher. This last look sees all earlier posts.
     leave(database, true);
     let now = clock::now();
@@ -160,7 +166,7 @@ fn pass_over(shared: &'static Shared, database: &Database, anybody_due: bool, kn
     let Some(pass) = transaction(|| work(shared, database, anybody_due, &mut known.looked)) else {
         return false;
     };
-    tell(shared, &pass);
+    tell(shared, database, &pass);
     // Retention comes last, so no hand-over waits for it.
     if retention::is_time(database, now, pass.looked_through) {
         transaction(|| retire(shared, now, pass.looked_through, &mut known.retired));
@@ -189,8 +195,8 @@ fn retire(shared: &'static Shared, now: u64, at_once: bool, progress: &mut Progr
 
 /// Tells listeners, in a transaction of its own. If the queue of notifications is full the hint cannot be given. That
 /// must not undo the pass.
-fn tell(shared: &'static Shared, pass: &Pass) {
-    if pass.changed.is_empty() && pass.items.is_empty() {
+fn tell(shared: &'static Shared, database: &Database, pass: &Pass) {
+    if !notify::has_news(database, pass) {
         return;
     }
     let send = || {

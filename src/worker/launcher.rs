@@ -2,11 +2,13 @@
 
 use super::confirmer::Keeper;
 use super::visits::Visits;
+use super::warn::{self, TtlLimits};
 use super::witness::Witness;
 use super::{Due, each_post_due, each_session_due, handle_signals, library, sleep, start, without_timeouts};
 use crate::base::{limits, settings};
-use crate::pg::{clock, server, transaction};
-use crate::shmem::databases::{Database, RESCAN, REVISE};
+use crate::pg::{clock, transaction};
+use crate::shmem::databases::{Database, PREPARED_ENDED, RESCAN, REVISE};
+use crate::shmem::prepared::{ALL, HUNGRY};
 use crate::shmem::{Shared, my_latch, set_latch, shared};
 use pgrx::bgworkers::{BackgroundWorkerBuilder, BgWorkerStartTime};
 use pgrx::pg_sys;
@@ -37,8 +39,8 @@ pub extern "C-unwind" fn eskit_lease_launcher_main(_argument: pg_sys::Datum) {
     let Ok(shared) = shared() else { return };
     shared.header.launcher.store(my_latch(), Ordering::Release);
     shared.launcher_begins();
-    warn_of_the_clock();
-    warn_of_the_slots();
+    warn::of_the_clock();
+    warn::of_the_slots();
     let mut launcher = Launcher {
         shared,
         visits: Visits::new(shared, databases().into_iter().filter_map(|(oid, open, _)| open.then_some(oid))),
@@ -53,7 +55,9 @@ pub extern "C-unwind" fn eskit_lease_launcher_main(_argument: pg_sys::Datum) {
     };
     let mut confirmer = Keeper::new();
     let mut witness = Witness::new();
+    let mut limits_told = TtlLimits::default();
     loop {
+        limits_told.tell();
         let now = clock::now();
         // Anything that becomes due during this turn wakes the launcher again.
         shared.header.launcher_wakes.store(u64::MAX, Ordering::Release);
@@ -73,33 +77,6 @@ pub extern "C-unwind" fn eskit_lease_launcher_main(_argument: pg_sys::Datum) {
     }
 }
 
-/// Warns if the clock is behind the last transaction that was recovered. Fences rely on a clock that is not far behind
-/// what an earlier history of this server saw.
-fn warn_of_the_clock() {
-    // SAFETY: plain reads
-    let (replayed, now) = unsafe { (pg_sys::GetLatestXTime(), pg_sys::GetCurrentTimestamp()) };
-    if replayed > now {
-        pgrx::warning!(
-            "eskit_lease: the clock is {} s behind the last transaction that was recovered; set it right before leases are granted",
-            (replayed - now) / 1_000_000
-        );
-    }
-}
-
-/// Warns if parallel queries may leave too few processes for the launcher and the workers.
-fn warn_of_the_slots() {
-    let number = |name| server::integer_setting(name).cast_signed();
-    let (slots, parallel) = (number(c"max_worker_processes"), number(c"max_parallel_workers"));
-    let others = i32::from(number(c"max_logical_replication_workers") > 0);
-    let confirmer = i32::from(settings::CONFIRM_INTERVAL.get() > 0);
-    let wanted = 1 + settings::MAX_WORKERS.get() + confirmer + others;
-    if slots - parallel.min(slots) < wanted {
-        pgrx::warning!(
-            "eskit_lease: parallel queries may leave no process for database workers: max_worker_processes is {slots}, which is to be at least max_parallel_workers ({parallel}) and {wanted} more"
-        );
-    }
-}
-
 /// A database worker, as the launcher knows it.
 struct Worker {
     /// Null if the worker could not be started, or has gone.
@@ -115,6 +92,9 @@ enum Lack {
     Turn,
     /// PostgreSQL has no free slot for a worker.
     Slot,
+    /// The database is just being dropped, renamed or copied. A worker would wait for that, and fail if the database
+    /// is gone then.
+    Lock,
 }
 
 struct Launcher {
@@ -180,9 +160,9 @@ impl Launcher {
                 next.at(start_at);
             } else {
                 let lack = self.start(database, now);
-                crowded |= lack.is_some();
+                crowded |= matches!(lack, Some(Lack::Turn | Lack::Slot));
                 waiting += u32::from(lack.is_some() && at <= now);
-                if lack == Some(Lack::Slot) {
+                if matches!(lack, Some(Lack::Slot | Lack::Lock)) {
                     next.at(now + limits::LOOK_FOR_SLOT_EVERY);
                     if at > now {
                         next.at(at);
@@ -244,10 +224,12 @@ impl Launcher {
         }
         self.watched_at = now;
         let shared = self.shared;
-        let left = shared.each_ended_prepared(transaction::outcome, |database| {
+        let left = shared.each_ended_prepared(transaction::outcome, |database, whom| {
             // A commit changes what sessions hold; a rollback makes free what was claimed.
-            if let Some(known) = shared.known_database(database) {
-                known.flag(RESCAN | REVISE);
+            let Some(known) = shared.known_database(database) else { return };
+            known.flag(RESCAN | PREPARED_ENDED | if whom & ALL != 0 { REVISE } else { 0 });
+            if whom & HUNGRY != 0 {
+                shared.feed_all(known);
             }
         });
         now + if left { limits::LAUNCHER_TICK } else { limits::LAUNCHER_IDLE }
@@ -330,6 +312,9 @@ impl Launcher {
             self.visits.forget(oid);
             return None;
         };
+        if !can_be_entered(oid) {
+            return Some(Lack::Lock);
+        }
         let first = Worker { handle: std::ptr::null_mut(), not_before: 0, backoff: 0 };
         let worker = self.workers.entry(oid).or_insert(first);
         let title = format!("eskit_lease worker for database {oid}");
@@ -358,6 +343,25 @@ fn notice_pause(shared: &Shared, witness: &mut Witness, asleep: u64, wake_at: u6
     if now > wake_at + limits::LAUNCHER_LATE && to > from + limits::LAUNCHER_LATE {
         shared.postpone(from, to - from);
         pgrx::log!("eskit_lease: the machine was paused for {} ms; sessions got that much longer", (to - from) / 1_000);
+    }
+}
+
+/// Returns whether a process could connect to a database now, without waiting for a command that keeps others out.
+fn can_be_entered(oid: u32) -> bool {
+    let tag = pg_sys::LOCKTAG {
+        locktag_field1: 0,
+        locktag_field2: pg_sys::DatabaseRelationId.to_u32(),
+        locktag_field3: oid,
+        locktag_field4: 0,
+        locktag_type: pg_sys::LockTagType::LOCKTAG_OBJECT as u8,
+        locktag_lockmethodid: pg_sys::DEFAULT_LOCKMETHOD as u8,
+    };
+    // SAFETY: outside of a transaction; the lock that each new connection takes, which ends with this transaction
+    unsafe {
+        pg_sys::StartTransactionCommand();
+        let answer = pg_sys::LockAcquire(&tag, pg_sys::RowExclusiveLock as i32, false, true);
+        pg_sys::CommitTransactionCommand();
+        answer != pg_sys::LockAcquireResult::LOCKACQUIRE_NOT_AVAIL
     }
 }
 

@@ -23,12 +23,13 @@
 //! No answer depends on the launcher or on a worker. An ERROR or pg_terminate_backend ends the process. PostgreSQL
 //! starts the launcher again after a second, and the launcher starts database workers while there is work.
 //!
-//! Files, low to high: mod, visits, witness, confirmer, database, launcher.
+//! Files, low to high: mod, warn, visits, witness, confirmer, database, launcher.
 
 pub mod confirmer;
 pub mod database;
 pub mod launcher;
 mod visits;
+mod warn;
 mod witness;
 
 use crate::base::limits;

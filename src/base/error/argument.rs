@@ -53,6 +53,8 @@ fn out_of_range(what: &str, given_ms: i128, min_ms: i64, max_ms: i64) -> ErrorRe
     let [given, min, max] = [given_ms, min_ms.into(), max_ms.into()].map(interval::told);
     let report = invalid(format!("{what} is out of range")).set_detail(limits(given, min, max));
     match what {
+        "ttl" | "eskit_lease.default_ttl" if min_ms > max_ms => report
+            .set_hint("No session can be opened while the setting eskit_lease.min_ttl is above eskit_lease.max_ttl."),
         "ttl" => report.set_hint("The limits are the settings eskit_lease.min_ttl and eskit_lease.max_ttl."),
         "eskit_lease.default_ttl" => {
             report.set_hint("Give a ttl, or set it to one from eskit_lease.min_ttl to eskit_lease.max_ttl.")

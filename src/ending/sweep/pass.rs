@@ -9,6 +9,7 @@ use crate::base::error::Result;
 use crate::base::limits;
 use crate::bridge::{self, tend};
 use crate::call::Call;
+use crate::ending::log;
 use crate::lease::candidate::HandOver;
 use crate::lease::handover::{self, Seen};
 use crate::lease::{grace, line, refence};
@@ -17,7 +18,7 @@ use crate::pg::guard::{Guard, Mode};
 use crate::pg::spi::{self, Statement, Value};
 use crate::pg::table::{Key, Sight, Table};
 use crate::session::{self, death, succession};
-use crate::shmem::counters::{AT_COMMIT, Counter, Span};
+use crate::shmem::counters::{Counter, Span};
 use crate::shmem::databases::BOOT;
 use crate::shmem::dirty::Dirty;
 use crate::shmem::word::State;
@@ -65,6 +66,7 @@ pub fn pass(call: &Call, most: usize, anybody_due: bool, looked: &mut Looked) ->
             dead.rotate_left(first);
             dead.truncate(limits::MAX_DEAD);
         }
+        log::expired(call, &dead);
         let full = dead.len() == limits::MAX_DEAD;
         let looked_at = dissolve_dead(call, &dead, most, looked, &mut pass)?;
         tend::look_again(call, pass.changed.keys());
@@ -151,7 +153,7 @@ fn look_through(call: &Call, flags: u32, now: u64, pass: &mut Pass) -> Result<Ve
         refence::see_to_mark(call);
         let xid = |row: spi::Row| row.get::<TransactionId>(1);
         for xid in call.db().run(&PREPARED, vec![], xid).into_iter().flatten() {
-            call.shared.watch_prepared(call.database, xid.into_inner(), &[0; AT_COMMIT]);
+            call.shared.watch_prepared(call.database, xid.into_inner());
         }
     }
     // Sessions are settled before waiters are served: a session may be found, or brought back, only now.

@@ -8,7 +8,7 @@ use crate::pg::clock;
 use crate::pg::guard::{Guard, Mode};
 use crate::pg::spi::{Statement, Value};
 use crate::session::{self, death, ending};
-use crate::shmem::databases::{BOOT, REVISE};
+use crate::shmem::databases::{BOOT, PREPARED_ENDED, REVISE};
 use crate::shmem::map::Opening;
 use crate::shmem::slots::SlotRef;
 use crate::shmem::word::State;
@@ -110,7 +110,7 @@ fn prove(call: &Call, at: SlotRef, flags: u32) -> bool {
         promised.unlock(Mode::Shared);
     }
     // Other transactions may stay prepared for long; their end calls this again.
-    ended || flags & REVISE == 0 && call.shared.watches_prepared(call.database)
+    ended || flags & PREPARED_ENDED == 0 && call.shared.watches_prepared(call.database)
 }
 
 /// Ends the sessions that have a slot but no row, once the transaction that opened them has ended.

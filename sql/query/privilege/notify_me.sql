@@ -1,0 +1,1 @@
+GRANT EXECUTE ON FUNCTION eskit_lease.notify_me(pg_catalog.interval) TO {role}

@@ -1,0 +1,78 @@
+//! Lines of the server's log for sessions that have expired, or were taken over. `eskit_lease.log_ends` chooses their
+//! level.
+//!
+//! A pass tells of each expired session when it first finds the session dead, so before its leases can be handed over.
+//! A take-over is told of just before its commit; one that is prepared is not. All processes of a database share one
+//! clock for the lines: a second passes between two of them, and each counts all ends since the line before. A worker
+//! tells of the rest before it leaves.
+
+use crate::base::error::Result;
+use crate::base::settings::{LOG_ENDS, LogEnds};
+use crate::call::Call;
+use crate::pg::{catalog, clock};
+use crate::session;
+use crate::shmem::Shared;
+use crate::shmem::databases::Database;
+use pgrx::pg_sys::panic::ErrorReport;
+use pgrx::{PgLogLevel, PgSqlErrorCode, Uuid};
+
+const EXPIRED: usize = 0;
+const TAKEN_OVER: usize = 1;
+
+fn level() -> Option<PgLogLevel> {
+    match LOG_ENDS.get() {
+        LogEnds::Off => None,
+        LogEnds::Debug1 => Some(PgLogLevel::DEBUG1),
+        LogEnds::Log => Some(PgLogLevel::LOG),
+        LogEnds::Warning => Some(PgLogLevel::WARNING),
+    }
+}
+
+/// Tells of those dead sessions that have expired, and that the log has not told of. Sessions without a row were
+/// closed, or taken over.
+pub fn expired(call: &Call, dead: &[Uuid]) {
+    if level().is_none() {
+        return;
+    }
+    let is_new = |session: &Uuid| call.shared.find(call.home, *session).is_some_and(|at| call.shared.tell_of(at));
+    let new: Vec<Uuid> = dead.iter().copied().filter(is_new).collect();
+    let rows = session::rows(&new);
+    let Some(last) = rows.last() else { return };
+    call.database.count_ends(EXPIRED, u32::try_from(rows.len()).unwrap_or(u32::MAX));
+    tell(call.database, Some((EXPIRED, &last.consumer)));
+}
+
+/// Tells that a consumer's session is taken over, with the commit of this transaction.
+pub fn taken_over(call: &Call, consumer: &str) {
+    if level().is_some() {
+        call.seam().at_commit(consumer, tell_of_takeover);
+    }
+}
+
+fn tell_of_takeover(shared: &'static Shared, consumer: &str) -> Result<()> {
+    let database = shared.database(catalog::home())?;
+    database.count_ends(TAKEN_OVER, 1);
+    tell(database, Some((TAKEN_OVER, consumer)));
+    Ok(())
+}
+
+/// Tells of all ends that have no line yet, if it is time. `last`: the kind of the last one, and its consumer. The
+/// caller is in a transaction.
+pub fn tell(database: &Database, last: Option<(usize, &str)>) {
+    let (Some(level), ends) = (level(), database.ends_to_tell(clock::now())) else { return };
+    if ends == [0; 2] {
+        return;
+    }
+    let of = |kind: usize, what: &str| match ends[kind] {
+        0 => None,
+        1 => Some(format!("1 session {what}")),
+        count => Some(format!("{count} sessions {what}")),
+    };
+    let told: Vec<String> = [of(EXPIRED, "expired"), of(TAKEN_OVER, "taken over")].into_iter().flatten().collect();
+    let who = last.map_or(String::new(), |(kind, consumer)| {
+        let how = if kind == EXPIRED { "expired" } else { "taken over" };
+        format!(", last that of consumer \"{consumer}\" ({how})")
+    });
+    let message = format!("eskit_lease: {} in database \"{}\"{who}", told.join(" and "), catalog::database_name());
+    ErrorReport::new(PgSqlErrorCode::ERRCODE_SUCCESSFUL_COMPLETION, message, "tell").report(level);
+}
