@@ -14,7 +14,7 @@ def rows(turns, part):
     for turn in sorted(turns.iterdir()):
         owner = ""
         for row in json.loads((turn / f"{part}.json").read_text())["rows"]:
-            # A row that is set in belongs to the row above, and needs its name.
+            # An indented row belongs to the row above, and needs its name.
             owner = row["what"] if row["what"] == row["what"].lstrip() else owner
             key = (owner, row["what"].strip(), FIGURE.sub("", row["compared"]))
             found.setdefault(key, []).append((row["ratio"] or row["measured"]).split(" (")[0])

@@ -1,6 +1,6 @@
 """How large tables and indexes get under ten minutes of mixed work, with and without an old snapshot. Two servers run
-side by side at the same rate; in one a transaction is open from before, and VACUUM there removes nothing that it could
-see."""
+side by side at the same rate; in one of them a transaction was opened before the work began, and VACUUM removes nothing
+there that this transaction could see."""
 
 import statistics
 import subprocess

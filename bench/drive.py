@@ -37,8 +37,8 @@ class Driver:
 
 @contextlib.contextmanager
 def driver(report, names=()):
-    """The driver, with those of the named services that are available. The report names what is not, even the driver
-    itself."""
+    """The driver, with those of the named services that are available. The report names each service that is not
+    available, and the driver if it is not."""
     try:
         peer("driver")
     except Missing as why:

@@ -1,4 +1,5 @@
-"""What a scrape by monitoring/queries.yaml costs, with millions of done run-once keys, items and leases; and how true the backlog is."""
+"""What a scrape by monitoring/queries.yaml costs, with millions of done run-once keys, items and leases; and how exact
+the backlog is."""
 
 import re
 import statistics
@@ -27,7 +28,7 @@ def gauges(report):
 
 
 def fill(db):
-    """As the verbs would put them in; the verbs would take an hour."""
+    """Makes the rows that the verbs would make. The verbs would take an hour."""
     for queue in ("much", "less"):
         one(db, "SELECT eskit_lease.queue_create(%s)", queue)
     session = one(db, "SELECT session FROM eskit_lease.session_open('holder', '1 h')")

@@ -16,9 +16,9 @@ CONNECTIONS = 25  # that the crowd uses
 GROWTH_PARTITIONS = (64, 256, 1_024, 4_096, 16_384, 32_768)
 GROWTH_MEMBERS = (16, 64, 256, 1_000)
 SETTLE = 120  # seconds to wait for a group at most
-# The allowed factor between a cost and the curve. On a busy machine the median of several joins is good to a quarter,
-# so a ratio of two differences to half. Quadratic growth would be off by a factor of more than three in both cases
-# below.
+# The allowed factor between a cost and the curve. On a busy machine the median of several joins is exact to a quarter,
+# so a ratio of two differences is exact to a half. Quadratic growth would be off by a factor of more than three in both
+# cases below.
 NOISE = 1.75
 
 
@@ -30,7 +30,7 @@ class Group:
         db.execute("SELECT eskit_lease.group_create(%s, %s, settle_delay => %s::interval)", (name, partitions, settle_delay))
 
     def fill(self, sessions):
-        """Has all sessions join, and then the targets computed once."""
+        """Lets all sessions join, and then computes the targets once."""
         self.db.execute("SELECT eskit_lease.group_alter(%s, settle_delay => '1 h')", (self.name,))
         self.db.execute("SELECT eskit_lease.group_join(%s, s) FROM unnest(%s::uuid[]) AS s", (self.name, sessions))
         self.db.execute("SELECT eskit_lease.group_alter(%s, settle_delay => '0')", (self.name,))
@@ -112,7 +112,7 @@ def quiet(db):
 
 
 def come_and_go(db, group, newcomer, spent):
-    """Has a session join and leave again before anything has moved, time after time. Returns the milliseconds of its
+    """Lets a session join and leave again before anything has moved, again and again. Returns the milliseconds of its
     joins, and of the backend's processor time for them. The first joins do not count, as they make plans."""
     joins, works = [], []
     for _ in range(2 + REPEAT):

@@ -1,5 +1,5 @@
-"""The cost of calls that are repeated while a prepared transaction in another database is left open, which keeps every
-version of every row. Compared with the first of these calls under the same conditions."""
+"""The cost of calls that are repeated while a prepared transaction in another database is left open. That transaction
+keeps every version of every row. Compared with the first of these calls under the same conditions."""
 
 import time
 

@@ -26,7 +26,7 @@ class Operations:
         self.own, self.other, self.holder = (self.session(name) for name in ("own", "other", "holder"))
         self.revision = one(db, "SELECT revision FROM eskit_lease.session_heartbeat(%s)", self.own)
         self.run("SELECT * FROM eskit_lease.lease_acquire('op/held', %s)", self.holder)
-        # Changes the session's revision, so a wait for a change after the former revision ends at once.
+        # Changes the session's revision, so a session_wait from the former one returns at once.
         self.fence = self.acquire("op/own", self.own)
         self.run("SELECT eskit_lease.group_join('op', %s)", self.own)
         self.partition_fence = one(db, "SELECT fence FROM eskit_lease.group_assignment('op', %s)", self.own)

@@ -175,7 +175,8 @@ def lines(chart, run):
 
 
 def grown(chart, run, data):
-    """A row for each of many lines: the median at the least x, hollow, and at the greatest, full, and how many times as much that is."""
+    """Draws a row for each of many lines: the median at the least x, hollow, the median at the greatest x, full, and
+    the ratio of the two."""
     row, head = 0.29, 0.3
     ends = {label: [statistics.median(points[at][1]) for at in (0, -1)] for label, points in data.items()}
     least, most = (at([x for points in data.values() for x, _ in points]) for at in (min, max))
@@ -200,7 +201,7 @@ def grown(chart, run, data):
 
 
 def distribution(chart, run):
-    """Draws which share took how long at most."""
+    """Draws the share of the values that are at most so large."""
     data = {label: values for label, values in chart["data"].items() if values}
     colour = colours(list(data))
     sheet = Sheet(chart["title"], f"{chart['x']}, by {chart['y']}", caption(run, "points at the median and at 99 %"), 3.6, 0.95, 2.35, 0.62)

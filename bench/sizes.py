@@ -111,7 +111,7 @@ def sweep_of_one(report, server):
 
 
 def sweep(report, server):
-    """Sessions with ten leases each die at once, with the connection that they are attached to. The worker is off, and
+    """Sessions with ten leases each die at once, with the connection to which they are attached. The worker is off, and
     sweeps in small pieces, like the worker's, remove what they left behind."""
     points, died = [], []
     with server.connect() as db:

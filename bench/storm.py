@@ -183,7 +183,7 @@ def compute(end):
 
 
 def write(end):
-    """Has a backend write as much as the worker does, in transactions of the same length."""
+    """Lets a backend write as much as the worker does, in transactions of the same length."""
     low = 1
     with connect() as db:
         while time.time() < end:

@@ -14,7 +14,7 @@ def table(part):
     print("|---|---|---|---|---|")
     for row in run["rows"]:
         what = row["what"].lstrip()
-        # A row that belongs to the row above is set in.
+        # A row that belongs to the row above is indented.
         indent = "&emsp;" * (what != row["what"])
         cells = [indent + what, row["measured"], row["compared"], row["ratio"], f"{row['bound']} {row['verdict']}".strip()]
         print("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")

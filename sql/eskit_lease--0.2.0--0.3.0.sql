@@ -215,14 +215,13 @@ COMMENT ON COLUMN eskit_lease.session_state.retry_ms IS 'With wait_limit: how ma
 CREATE FUNCTION eskit_lease.session_wait_many(sessions uuid[], revisions bigint[], timeout interval DEFAULT NULL) RETURNS TABLE (session uuid, alive boolean, trust_ms integer, expires_at timestamptz, revision bigint, reason text, retry_ms integer) LANGUAGE c AS 'MODULE_PATHNAME', 'session_wait_many_wrapper';
 COMMENT ON FUNCTION eskit_lease.session_wait_many(uuid[], bigint[], interval) IS
 'session_wait for 1 to 1000 sessions, each with its revision, in one call: a heartbeat of each, and a row for each, in the order given. Answers at the first news of any, at once if one has ended, and within a third of the shortest TTL; it counts as one waiting call. Reasons are those of session_wait, and alive for a session without news when another had some. Raises 42501 for another role''s session, 22004, 22023.';
-'A heartbeat that answers once the revision of the session is greater than the one given, at the timeout (default and limit eskit_lease.max_wait), or in time for the next heartbeat. revision: one from before the caller asked for what it waits for. Reasons: changed, timeout, heartbeat, uncommitted, unconfirmed, sessions_full (as for session_heartbeat), wait_limit (too many waiting calls, answered at once), closing, expired, unknown_session.';
 COMMENT ON FUNCTION eskit_lease.lease_acquire(text, uuid, boolean) IS
-'Asks for the lease of a resource (1 to 255 bytes), or for any free permit of a semaphore (slot tells which), without ever waiting; counts as a heartbeat of the session. queue: take a place in the queue if refused. Reasons: granted, already_held (same fence, also out of grace), refenced (new fence after a promotion); held (holder says by whom; NULL for a semaphore), busy (another transaction is changing it), awaited (others are in line), bridged (free, but only the worker grants a bridge, to the first in line), queued (refused, and has a place, also without queue), draining, sessions_full (a session without a slot gets nothing new, see session_heartbeat), uncommitted, closing, expired, unknown_session. trust_ms: how long from the start of the call the lease may be believed held. With eskit_lease.confirm_interval it is 0 for a new grant: ask session_heartbeat after the commit. revision: from before the call looked, so that session_wait misses no grant since. Raises 42501, 22004, 22023, 42809 (a group), 53400 (too many places in queues).';
+'Asks for the lease of a resource (1 to 255 bytes), or for any free permit of a semaphore (slot tells which), without ever waiting; counts as a heartbeat of the session. queue: take a place in the queue if refused. Reasons: granted, already_held (same fence, also if in grace), refenced (new fence after a promotion); held (holder says by whom; NULL for a semaphore), busy (another transaction is changing it), awaited (others are in line), bridged (free, but only the worker grants a bridge, to the first in line), queued (refused, and has a place, also without queue), draining, sessions_full (a session without a slot gets nothing new, see session_heartbeat), uncommitted, closing, expired, unknown_session. trust_ms: how long from the start of the call the lease may be believed held. With eskit_lease.confirm_interval it is 0 for a new grant: ask session_heartbeat after the commit. revision: from before the call looked, so that session_wait misses no grant since. Raises 42501, 22004, 22023, 42809 (a group), 53400 (too many places in queues).';
 COMMENT ON FUNCTION eskit_lease.lease_renew(text, bigint) IS
 'Whether the lease is still held under this fence; counts as a heartbeat of its session. holder: the consumer that has the lease. Reasons: held, refence (held, but acquire again for a fence of the new timeline), unconfirmed (held; as for session_heartbeat); released, forced (an administrator took it; told until another grant, while the view history knows), in_grace (a later holder has released it with grace, and may take it back), superseded (a greater fence was granted), expired (its session has ended), unknown. Raises 42501 for another role''s lease.';
 
 -- Counters begin anew when a database has given up its place.
-COMMENT ON FUNCTION eskit_lease.stats() IS 'Counters of this database, which only grow, from since on (in seconds since 1970: the start of the server, or when the database got its entry), and the numbers of living sessions, of resources that wait for the worker, and of waiting session_wait calls. items_added and so on, executions_begun and so on, revocations, forces: what transactions have committed. hand_over_ms_le_10: hand-overs within 10 ms of the release or the deadline of the holder; pass_ms_le_10: passes that hand over and clean up; and so for other ends of ranges, each with the shorter ones. oldest_dirty_ms: how long the oldest of the resources has waited for the worker. slots_taken, slots_of_ended: slots of eskit_lease.max_sessions that are not free, in all databases, and those among them whose sessions have ended. confirmed_ms_ago: how long ago the last acknowledged confirmation began (see eskit_lease.confirm_interval), NULL before the first. databases_in_use: entries of eskit_lease.max_databases in use, by sessions, waiting calls, or work to do; a database that is not in use gives its entry up to one that needs it, and counts from 0 when it gets one again. databases_taken: databases that have a place, in use or not. databases_unserved: databases with work that waits for a worker. unserved_ms: how long work has been due here while PostgreSQL has no process for the worker (see max_worker_processes) and no waiting session_wait call does the work; 0 if none is.';
+COMMENT ON FUNCTION eskit_lease.stats() IS 'Counters of this database, which only grow, from since on (in seconds since 1970: the start of the server, or when the database got its entry), and the numbers of living sessions, of resources that wait for the worker, and of waiting session_wait calls. items_added and so on, executions_begun and so on, revocations, forces: what transactions have committed. hand_over_ms_le_10: hand-overs within 10 ms of the release or the deadline of the holder; pass_ms_le_10: runs that hand over and clean up. Each such counter includes those with a shorter time. oldest_dirty_ms: how long the oldest of the resources has waited for the worker. slots_taken, slots_of_ended: slots of eskit_lease.max_sessions that are not free, in all databases, and those among them whose sessions have ended. confirmed_ms_ago: how long ago the last acknowledged confirmation began (see eskit_lease.confirm_interval), NULL before the first. databases_in_use: entries of eskit_lease.max_databases in use, by sessions, waiting calls, or work to do; a database that is not in use gives its entry up to one that needs it, and counts from 0 when it gets one again. databases_taken: databases that have an entry, in use or not. databases_unserved: databases with work that waits for a worker. unserved_ms: how long work has been due here while PostgreSQL has no process for the worker (see max_worker_processes) and no waiting session_wait call does the work; 0 if none is.';
 
 -- A claim is bounded by bytes.
 COMMENT ON FUNCTION eskit_lease.item_claim(text, uuid, integer) IS
@@ -334,7 +333,7 @@ COMMENT ON COLUMN eskit_lease.sessions.consumer IS 'The name that the process ch
 COMMENT ON COLUMN eskit_lease.sessions.state IS 'alive, draining, closing (its end is committing), expired (not swept yet), or unknown (on a standby).';
 COMMENT ON COLUMN eskit_lease.sessions.ttl_ms IS 'Time to live after a heartbeat, in milliseconds.';
 COMMENT ON COLUMN eskit_lease.sessions.trust_ms IS 'Milliseconds left without another heartbeat, as far as this server vouches.';
-COMMENT ON COLUMN eskit_lease.sessions.expires_at IS 'The same as a time, for people; NULL if expired.';
+COMMENT ON COLUMN eskit_lease.sessions.expires_at IS 'The deadline as a time, for people; NULL if expired.';
 COMMENT ON COLUMN eskit_lease.sessions.revision IS 'Grows with each lease granted to it or taken from it; NULL after a restart until its first call.';
 COMMENT ON COLUMN eskit_lease.sessions.attached_pid IS 'Process id of the connection that it is attached to, if any.';
 COMMENT ON COLUMN eskit_lease.sessions.private IS 'Whether lock_acquire or a release with grace made it; it ends with its lease.';
@@ -346,6 +345,7 @@ COMMENT ON COLUMN eskit_lease.leases.state IS 'held, free (released), or expired
 COMMENT ON COLUMN eskit_lease.leases.fence IS 'The fencing token; the last one if free.';
 COMMENT ON COLUMN eskit_lease.leases.released_at IS 'When it was released, if so.';
 COMMENT ON COLUMN eskit_lease.leases.trust_ms IS 'Milliseconds left to the holder''s session without another heartbeat, as far as this server vouches.';
+COMMENT ON COLUMN eskit_lease.leases.expires_at IS 'The deadline as a time, for people.';
 COMMENT ON COLUMN eskit_lease.leases.waiters IS 'Places in line.';
 COMMENT ON VIEW eskit_lease.waiters IS 'Waiters, in the order of their turns.';
 COMMENT ON COLUMN eskit_lease.waiters.resource IS 'The resource.';
@@ -363,10 +363,10 @@ COMMENT ON VIEW eskit_lease.bridges IS 'Bridges to advisory locks and to rows; t
 COMMENT ON COLUMN eskit_lease.bridges.lock_key IS 'The key for pg_advisory_lock; NULL for a row.';
 COMMENT ON COLUMN eskit_lease.bridges.key IS 'The row''s primary key.';
 COMMENT ON COLUMN eskit_lease.bridges.owner_column IS 'The column that names the owner.';
-COMMENT ON COLUMN eskit_lease.bridges.until_column IS 'The column that says until when.';
-COMMENT ON COLUMN eskit_lease.bridges.held IS 'Whether the worker has the lock, so that fences can be checked; or the row, which each check looks at.';
-COMMENT ON COLUMN eskit_lease.bridges.blocked_by IS 'Processes that hold the lock exclusively, then those that wait for that; 0 for a prepared transaction. NULL for a row, which names its owner.';
-COMMENT ON COLUMN eskit_lease.bridges.trouble IS 'Why the worker could not take the row at its last try, so that no other session gets the lease; NULL if all is well, as while another owns the row.';
+COMMENT ON COLUMN eskit_lease.bridges.until_column IS 'The column with the end of the owner''s time.';
+COMMENT ON COLUMN eskit_lease.bridges.held IS 'Whether the worker has the lock, without which checks fail; or the row, which each check reads itself.';
+COMMENT ON COLUMN eskit_lease.bridges.blocked_by IS 'Processes with the exclusive lock, then those that wait for it; 0 for a prepared transaction. NULL for a row, which names its owner.';
+COMMENT ON COLUMN eskit_lease.bridges.trouble IS 'Why the worker could not take the row at its last try, so no session gets the lease now; NULL if all is well, even while an old worker owns the row.';
 COMMENT ON COLUMN eskit_lease.groups.group_name IS 'The name, also a resource.';
 COMMENT ON COLUMN eskit_lease.groups.partitions IS 'Number of partitions, from 0.';
 COMMENT ON COLUMN eskit_lease.groups.assignor IS 'sticky or range; see partition_assign().';
@@ -385,13 +385,14 @@ COMMENT ON COLUMN eskit_lease.group_partitions.state IS 'free, owned, revoking (
 COMMENT ON COLUMN eskit_lease.group_partitions.owner IS 'The consumer that owns it.';
 COMMENT ON COLUMN eskit_lease.group_partitions.fence IS 'The fencing token; the last one if free.';
 COMMENT ON COLUMN eskit_lease.group_partitions.target IS 'The consumer that it is assigned to.';
-COMMENT ON COLUMN eskit_lease.group_partitions.revoke_in IS 'The owner''s time left to release it; NULL for a draining one, which has no limit.';
+COMMENT ON COLUMN eskit_lease.group_partitions.revoke_in IS 'Time left to release it; NULL unless it is revoked: a draining owner has no limit.';
 COMMENT ON VIEW eskit_lease.group_lag IS 'Progress and lag of each group in each partition.';
 COMMENT ON COLUMN eskit_lease.group_lag.position IS 'The cursor: all positions up to it are done.';
 COMMENT ON COLUMN eskit_lease.group_lag.head IS 'The newest position reported by cursor_report_head(); NULL without a report.';
+COMMENT ON COLUMN eskit_lease.group_lag.lag IS 'Positions from cursor to head; NULL without a report.';
 COMMENT ON COLUMN eskit_lease.group_lag.acked_ahead IS 'Acknowledged positions beyond the cursor.';
 COMMENT ON COLUMN eskit_lease.group_lag.fence IS 'The fence of the cursor''s last commit.';
-COMMENT ON COLUMN eskit_lease.group_lag.committed_at IS 'When that was.';
+COMMENT ON COLUMN eskit_lease.group_lag.committed_at IS 'The time of that commit.';
 COMMENT ON VIEW eskit_lease.executions IS 'Run-once keys; done and resolved ones for eskit_lease.execution_retention.';
 COMMENT ON COLUMN eskit_lease.executions.state IS 'running, done, failed, in_doubt (its session ended first), or retry (free for another attempt).';
 COMMENT ON COLUMN eskit_lease.executions.consumer IS 'The consumer of the last attempt.';
@@ -401,17 +402,18 @@ COMMENT ON COLUMN eskit_lease.executions.started_at IS 'Start of the last attemp
 COMMENT ON COLUMN eskit_lease.executions.result IS 'The result, if done.';
 COMMENT ON COLUMN eskit_lease.executions.retry_in_doubt IS 'Whether another attempt may begin without a decision when it is in doubt.';
 COMMENT ON COLUMN eskit_lease.executions.resolved_by IS 'The role that resolved it, if any.';
+COMMENT ON COLUMN eskit_lease.executions.resolved_at IS 'When it was resolved.';
 COMMENT ON COLUMN eskit_lease.fenced_tables.resource IS 'The resource that writers must hold; NULL if another trigger has replaced the one that checks it.';
-COMMENT ON COLUMN eskit_lease.fenced_tables.partition_column IS 'The column with each row''s partition, if the partitions of a group fence it one by one.';
+COMMENT ON COLUMN eskit_lease.fenced_tables.partition_column IS 'The column with each row''s partition, if the table is fenced by a column.';
 COMMENT ON COLUMN eskit_lease.fenced_tables.checks_each IS 'Whether it is checked after each statement or each row.';
-COMMENT ON COLUMN eskit_lease.fenced_tables.complete IS 'False if table_fence() must be called again: a trigger was disabled, dropped or replaced, the table was attached to another, or has a partition without a fence for TRUNCATE. False too in inheritance, where it cannot be held.';
+COMMENT ON COLUMN eskit_lease.fenced_tables.complete IS 'False if table_fence() must be called again: a trigger was disabled, dropped or replaced, the table was attached to another, or has a partition without a fence for TRUNCATE. False too in inheritance: no fence is complete there.';
 COMMENT ON VIEW eskit_lease.blockers IS 'Open transactions that keep leases from changing hands, or keep a group, a semaphore, a bridge or a session as it is, by connection or prepared transaction.';
 COMMENT ON COLUMN eskit_lease.blockers.doing IS 'fenced, fenced by the session, releasing, granting to the session, ending the session; changing: the transaction has the lease''s row to acquire it, release it (also with grace), or take it back; changing the group, the semaphore, the bridge, or the session (to drain or to end it).';
-COMMENT ON COLUMN eskit_lease.blockers.resource IS 'The resource, if it is one.';
+COMMENT ON COLUMN eskit_lease.blockers.resource IS 'The resource, if any.';
 COMMENT ON COLUMN eskit_lease.blockers.granted IS 'False while the transaction itself waits.';
 COMMENT ON VIEW eskit_lease.queues IS 'Queues of work items.';
 COMMENT ON COLUMN eskit_lease.queues.queue IS 'The name, in the name space of queues.';
-COMMENT ON COLUMN eskit_lease.queues.ordering IS 'none: about in the order of adding; key: the items of a key one at a time, in order; fifo: so all items of a partition.';
+COMMENT ON COLUMN eskit_lease.queues.ordering IS 'none: about in the order of adding; key: the items of a key one at a time, in order; fifo: the same for all items of a partition.';
 COMMENT ON COLUMN eskit_lease.queues.max_attempts IS 'Attempts until an item is dead.';
 COMMENT ON COLUMN eskit_lease.queues.retry_backoff IS 'Pause before the first retry of an item; doubles with each further one, up to 1 hour.';
 COMMENT ON COLUMN eskit_lease.queues.group_name IS 'The group whose partitions decide which session claims what; NULL without one.';
@@ -419,26 +421,26 @@ COMMENT ON COLUMN eskit_lease.queues.claims IS 'item_claim calls with unfinished
 COMMENT ON COLUMN eskit_lease.queues.items IS 'Ready and claimed items; above 10000 an estimate.';
 COMMENT ON COLUMN eskit_lease.queues.later IS 'Items that are not due yet; above 10000 an estimate.';
 COMMENT ON COLUMN eskit_lease.queues.dead IS 'Dead items; above 10000 an estimate.';
-COMMENT ON COLUMN eskit_lease.queues.ready_since IS 'When its first ready item, of any partition, was added; NULL if none is.';
+COMMENT ON COLUMN eskit_lease.queues.ready_since IS 'When its first ready item, of any partition, was added; NULL without one.';
 COMMENT ON VIEW eskit_lease.items IS 'Unfinished work items. Read it with a condition on queue: there may be millions.';
 COMMENT ON COLUMN eskit_lease.items.id IS 'The item''s permanent id.';
-COMMENT ON COLUMN eskit_lease.items.state IS 'ready (with an ordering, perhaps behind another), claimed, expired (its claimer has ended; about to be ready), or later (claimed from its run_at on).';
+COMMENT ON COLUMN eskit_lease.items.state IS 'ready (with an ordering, perhaps behind another), claimed, expired (its claimer has ended; about to be ready), or later (not claimed before its run_at).';
 COMMENT ON COLUMN eskit_lease.items.key IS 'Its key.';
 COMMENT ON COLUMN eskit_lease.items.payload IS 'Its payload.';
 COMMENT ON COLUMN eskit_lease.items.attempt IS 'How often it was claimed.';
 COMMENT ON COLUMN eskit_lease.items.error IS 'Its last error.';
-COMMENT ON COLUMN eskit_lease.items.run_at IS 'When an item that is later was or will be due.';
+COMMENT ON COLUMN eskit_lease.items.run_at IS 'When an item of state later was or will be due.';
 COMMENT ON COLUMN eskit_lease.items.consumer IS 'The claimer.';
 COMMENT ON VIEW eskit_lease.dead_items IS 'Dead letters: items that failed as often as their queue allows, for eskit_lease.dead_item_retention. item_requeue() retries them.';
 COMMENT ON COLUMN eskit_lease.dead_items.key IS 'Its key.';
 COMMENT ON COLUMN eskit_lease.dead_items.payload IS 'Its payload.';
-COMMENT ON COLUMN eskit_lease.dead_items.error IS 'Its last error; session ended: its claimer ended before it was finished.';
+COMMENT ON COLUMN eskit_lease.dead_items.error IS 'Its last error; session ended means that its claimer ended first.';
 COMMENT ON VIEW eskit_lease.position_blockers IS 'Open transactions that have written, in any database, prepared ones included, except the reader''s own: position_horizon() lags behind the oldest.';
 COMMENT ON COLUMN eskit_lease.position_blockers.database IS 'The database that it writes.';
 COMMENT ON COLUMN eskit_lease.position_blockers.role IS 'Its role.';
-COMMENT ON COLUMN eskit_lease.position_blockers.behind IS 'Transaction ids given since; the greatest is what holds the horizon back.';
-COMMENT ON VIEW eskit_lease.history IS 'Lost leases, for eskit_lease.history_retention; with eskit_lease.history_grants also ordinary grants and releases. Read it with a condition on at.';
-COMMENT ON COLUMN eskit_lease.history.event IS 'expired (its session ended without closing, as that of a lock does that is not released), taken_over (by a new session of the same consumer), revoked (a partition that was not released in time), forced (by an administrator); with history_grants also granted and released.';
+COMMENT ON COLUMN eskit_lease.position_blockers.behind IS 'Transaction ids given since; the oldest transaction holds the horizon back.';
+COMMENT ON VIEW eskit_lease.history IS 'Lost leases, kept for eskit_lease.history_retention; with eskit_lease.history_grants also ordinary grants and releases. Filter by the column at.';
+COMMENT ON COLUMN eskit_lease.history.event IS 'expired (its session ended without closing, as when a lock is not released), taken_over (by a new session of the same consumer), revoked (a partition that was not released in time), forced (by an administrator); with history_grants also granted and released.';
 COMMENT ON COLUMN eskit_lease.history.slot IS 'Permit of a semaphore or partition of a group; 0 for an exclusive lease.';
 COMMENT ON COLUMN eskit_lease.history.fence IS 'The fence lost or granted.';
 COMMENT ON COLUMN eskit_lease.history.consumer IS 'The consumer that lost it or was granted it; NULL if a session released it by closing.';
@@ -447,7 +449,7 @@ COMMENT ON COLUMN eskit_lease.history.next_fence IS 'The fence of that consumer.
 COMMENT ON COLUMN eskit_lease.history.forced_by IS 'The role that took it by force, by its name then.';
 COMMENT ON COLUMN eskit_lease.history.why IS 'The reason that this role gave.';
 COMMENT ON VIEW eskit_lease.flapping IS 'Resources that changed hands within the last hour, by the history.';
-COMMENT ON COLUMN eskit_lease.flapping.changes IS 'Losses (with history_grants also grants) of the slot with most of them. The columns after it count all slots.';
+COMMENT ON COLUMN eskit_lease.flapping.changes IS 'Losses (with history_grants also grants) of the slot with most of them. The following columns count all slots.';
 COMMENT ON COLUMN eskit_lease.flapping.expired IS 'Losses by a session that ended without closing.';
 COMMENT ON COLUMN eskit_lease.flapping.taken_over IS 'Losses to a new session of the same consumer.';
 COMMENT ON COLUMN eskit_lease.flapping.revoked IS 'Partitions taken from owners that did not release them in time.';
@@ -460,9 +462,10 @@ COMMENT ON VIEW eskit_lease.top IS 'The busiest resources, for \watch: up to 40,
 COMMENT ON COLUMN eskit_lease.top.held IS 'Slots that living sessions hold.';
 COMMENT ON COLUMN eskit_lease.top.slots IS 'All of its slots.';
 COMMENT ON COLUMN eskit_lease.top.consumer IS 'The longest holder.';
-COMMENT ON COLUMN eskit_lease.top.held_for IS 'How long that is.';
+COMMENT ON COLUMN eskit_lease.top.held_for IS 'Time since its grant.';
 COMMENT ON COLUMN eskit_lease.top.trust_ms IS 'Milliseconds left to the holders'' sessions without another heartbeat: the least of them.';
 COMMENT ON COLUMN eskit_lease.top.waiters IS 'Places in line.';
+COMMENT ON COLUMN eskit_lease.top.waiting_for IS 'How long the first waiter has waited.';
 COMMENT ON COLUMN eskit_lease.top.open_for IS 'Age of the transaction that keeps it from changing hands; see the view blockers.';
 COMMENT ON COLUMN eskit_lease.top.losses IS 'Losses within the last hour of the slot with most losses; see the view flapping.';
 COMMENT ON COLUMN eskit_lease.top.lag IS 'Positions that a group has to do, if heads are reported.';
@@ -529,7 +532,7 @@ COMMENT ON FUNCTION eskit_lease.session_open(text, interval, boolean, interval, 
 COMMENT ON FUNCTION eskit_lease.session_drain(uuid) IS
 'Gives the session no new leases; its heartbeats and its work go on. False if it is not alive.';
 COMMENT ON FUNCTION eskit_lease.session_sweep(integer) IS
-'Does one bounded pass of the background worker''s work: hands over, and removes the rows of sessions that have ended, up to max_leases leases (1 to 100000). Returns sessions ended, leases handed over, and whether there is more to do. It also finds items that were copied in, not added, and raises fences and ids above all that were given before, even after a restore of data alone. For administrators.';
+'Does one bounded run of the background worker''s work: hands over, and removes the rows of sessions that have ended, up to max_leases leases (1 to 100000). Returns sessions ended, leases handed over, and whether there is more to do. It also finds items that were copied in, not added, and raises fences and ids above all that were given before, even after a restore of data alone. For administrators.';
 COMMENT ON FUNCTION eskit_lease.lease_release(text, bigint, interval) IS
 'Releases the lease and hands it to the first in line, with this transaction. Waits for the holder''s own fenced transactions, under lock_timeout. grace (0 to eskit_lease.max_ttl, default 0): does not wait, and lets the lease live on without its session for that long, under the same fence; the holder may finish, acquire it back, or release it for good. After that it lapses. False if it is not held under this fence. Raises 42809 for grace of a group''s partition.';
 COMMENT ON FUNCTION eskit_lease.lease_force_release(text, bigint, text) IS
@@ -639,6 +642,23 @@ SELECT h.at, h.event, h.resource, h.slot, h.fence, h.consumer, h.next_consumer, 
 FROM pg_extension AS e
 CROSS JOIN eskit_lease._history AS h
 WHERE e.extname = 'eskit_lease';
+-- It takes all columns of the table, and there is one more now.
+CREATE OR REPLACE VIEW eskit_lease.flapping AS
+SELECT h.resource,
+       coalesce(max(h.nth) FILTER (WHERE h.event <> 'released'), 0) AS changes,
+       count(*) FILTER (WHERE h.event = 'expired') AS expired,
+       count(*) FILTER (WHERE h.event = 'taken_over') AS taken_over,
+       count(*) FILTER (WHERE h.event = 'revoked') AS revoked,
+       count(*) FILTER (WHERE h.event = 'forced') AS forced,
+       count(*) FILTER (WHERE h.event = 'granted') AS granted,
+       count(DISTINCT h.slot) AS slots,
+       count(DISTINCT h.consumer) AS consumers,
+       max(h.at) AS last_at
+-- Counted by slot: a member that crashes once loses all its partitions, and that is no flapping.
+FROM (SELECT h.*, row_number() OVER (PARTITION BY h.resource, h.slot, CASE WHEN h.event IN ('granted', 'released') THEN h.event END) AS nth
+      FROM eskit_lease._history AS h
+      WHERE h.at > statement_timestamp() - interval '1 hour') AS h
+GROUP BY h.resource;
 COMMENT ON COLUMN eskit_lease.history.at IS 'When it was recorded: at the hand-over.';
 COMMENT ON COLUMN eskit_lease.history.ended_at IS 'When its consumer''s hold ended: for expired, the session''s deadline, perhaps long before at. NULL for a grant.';
 CREATE FUNCTION eskit_lease._ended_at(session uuid, boot_id bigint, ttl_ms integer) RETURNS timestamptz LANGUAGE c STRICT AS 'MODULE_PATHNAME', '_ended_at_wrapper';
@@ -706,8 +726,8 @@ COMMENT ON VIEW eskit_lease.refusals IS 'The last refusal of each resource to ea
 COMMENT ON COLUMN eskit_lease.refusals.resource IS 'The resource.';
 COMMENT ON COLUMN eskit_lease.refusals.consumer IS 'The asker.';
 COMMENT ON COLUMN eskit_lease.refusals.reason IS 'As lease_acquire answers; queued ones are in the view waiters.';
-COMMENT ON COLUMN eskit_lease.refusals.holder IS 'The holder then, if it was held by one.';
-COMMENT ON COLUMN eskit_lease.refusals.refused_at IS 'When that was.';
+COMMENT ON COLUMN eskit_lease.refusals.holder IS 'The holder then, if any.';
+COMMENT ON COLUMN eskit_lease.refusals.refused_at IS 'Time of the refusal.';
 
 -- The reference in psql.
 CREATE FUNCTION eskit_lease.help(topic text DEFAULT NULL) RETURNS text STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'help_wrapper';

@@ -29,7 +29,7 @@ COMMENT ON COLUMN eskit_lease.sessions.role IS 'The role that opened it.';
 COMMENT ON COLUMN eskit_lease.sessions.state IS 'alive, draining, closing (its end is committing), expired (not swept yet), or unknown (on a standby).';
 COMMENT ON COLUMN eskit_lease.sessions.ttl_ms IS 'Time to live after a heartbeat, in milliseconds.';
 COMMENT ON COLUMN eskit_lease.sessions.trust_ms IS 'Milliseconds left without another heartbeat, as far as this server vouches.';
-COMMENT ON COLUMN eskit_lease.sessions.expires_at IS 'The same as a time, for people; NULL if expired.';
+COMMENT ON COLUMN eskit_lease.sessions.expires_at IS 'The deadline as a time, for people; NULL if expired.';
 COMMENT ON COLUMN eskit_lease.sessions.revision IS 'Grows with each lease granted to it or taken from it; NULL after a restart until its first call.';
 COMMENT ON COLUMN eskit_lease.sessions.attached_pid IS 'Process id of the connection that it is attached to, if any.';
 COMMENT ON COLUMN eskit_lease.sessions.private IS 'Whether lock_acquire or a release with grace made it; it ends with its lease.';
@@ -75,7 +75,7 @@ COMMENT ON COLUMN eskit_lease.leases.granted_at IS 'When the fence was granted.'
 COMMENT ON COLUMN eskit_lease.leases.released_at IS 'When it was released, if so.';
 COMMENT ON COLUMN eskit_lease.leases.held_for IS 'From the grant to the release, or to now.';
 COMMENT ON COLUMN eskit_lease.leases.trust_ms IS 'Milliseconds left to the holder''s session without another heartbeat, as far as this server vouches.';
-COMMENT ON COLUMN eskit_lease.leases.expires_at IS 'The same as a time, for people.';
+COMMENT ON COLUMN eskit_lease.leases.expires_at IS 'The deadline as a time, for people.';
 COMMENT ON COLUMN eskit_lease.leases.waiters IS 'Places in line.';
 COMMENT ON COLUMN eskit_lease.leases.address IS 'As in the view sessions.';
 COMMENT ON COLUMN eskit_lease.leases.ended_at IS 'When it was released, or its holder''s session expired; NULL if held.';
@@ -122,8 +122,8 @@ COMMENT ON VIEW eskit_lease.refusals IS 'The last refusal of each resource to ea
 COMMENT ON COLUMN eskit_lease.refusals.resource IS 'The resource.';
 COMMENT ON COLUMN eskit_lease.refusals.consumer IS 'The asker.';
 COMMENT ON COLUMN eskit_lease.refusals.reason IS 'As lease_acquire answers; queued ones are in the view waiters.';
-COMMENT ON COLUMN eskit_lease.refusals.holder IS 'The holder then, if it was held by one.';
-COMMENT ON COLUMN eskit_lease.refusals.refused_at IS 'When that was.';
+COMMENT ON COLUMN eskit_lease.refusals.holder IS 'The holder then, if any.';
+COMMENT ON COLUMN eskit_lease.refusals.refused_at IS 'Time of the refusal.';
 
 CREATE VIEW eskit_lease.semaphores AS
 SELECT d.resource AS name,
@@ -180,10 +180,10 @@ COMMENT ON COLUMN eskit_lease.bridges.lock_key IS 'The key for pg_advisory_lock;
 COMMENT ON COLUMN eskit_lease.bridges.target IS 'The table of the row.';
 COMMENT ON COLUMN eskit_lease.bridges.key IS 'The row''s primary key.';
 COMMENT ON COLUMN eskit_lease.bridges.owner_column IS 'The column that names the owner.';
-COMMENT ON COLUMN eskit_lease.bridges.until_column IS 'The column that says until when.';
-COMMENT ON COLUMN eskit_lease.bridges.held IS 'Whether the worker has the lock, so that fences can be checked; or the row, which each check looks at.';
-COMMENT ON COLUMN eskit_lease.bridges.blocked_by IS 'Processes that hold the lock exclusively, then those that wait for that; 0 for a prepared transaction. NULL for a row, which names its owner.';
-COMMENT ON COLUMN eskit_lease.bridges.trouble IS 'Why the worker could not take the row at its last try, so that no other session gets the lease; NULL if all is well, as while another owns the row.';
+COMMENT ON COLUMN eskit_lease.bridges.until_column IS 'The column with the end of the owner''s time.';
+COMMENT ON COLUMN eskit_lease.bridges.held IS 'Whether the worker has the lock, without which checks fail; or the row, which each check reads itself.';
+COMMENT ON COLUMN eskit_lease.bridges.blocked_by IS 'Processes with the exclusive lock, then those that wait for it; 0 for a prepared transaction. NULL for a row, which names its owner.';
+COMMENT ON COLUMN eskit_lease.bridges.trouble IS 'Why the worker could not take the row at its last try, so no session gets the lease now; NULL if all is well, even while an old worker owns the row.';
 COMMENT ON COLUMN eskit_lease.bridges.owner IS 'The role that made it, and may drop it.';
 
 CREATE VIEW eskit_lease.groups AS
@@ -276,7 +276,7 @@ COMMENT ON COLUMN eskit_lease.group_partitions.session IS 'The owner''s session;
 COMMENT ON COLUMN eskit_lease.group_partitions.fence IS 'The fencing token; the last one if free.';
 COMMENT ON COLUMN eskit_lease.group_partitions.granted_at IS 'When the fence was granted.';
 COMMENT ON COLUMN eskit_lease.group_partitions.target IS 'The consumer that it is assigned to.';
-COMMENT ON COLUMN eskit_lease.group_partitions.revoke_in IS 'The owner''s time left to release it; NULL for a draining one, which has no limit.';
+COMMENT ON COLUMN eskit_lease.group_partitions.revoke_in IS 'Time left to release it; NULL unless it is revoked: a draining owner has no limit.';
 
 CREATE VIEW eskit_lease.group_lag AS
 SELECT g.group_name,
@@ -301,10 +301,10 @@ COMMENT ON COLUMN eskit_lease.group_lag.group_name IS 'The group.';
 COMMENT ON COLUMN eskit_lease.group_lag.partition IS 'The partition, from 0.';
 COMMENT ON COLUMN eskit_lease.group_lag.position IS 'The cursor: all positions up to it are done.';
 COMMENT ON COLUMN eskit_lease.group_lag.head IS 'The newest position reported by cursor_report_head(); NULL without a report.';
-COMMENT ON COLUMN eskit_lease.group_lag.lag IS 'Positions between the two; NULL without a report.';
+COMMENT ON COLUMN eskit_lease.group_lag.lag IS 'Positions from cursor to head; NULL without a report.';
 COMMENT ON COLUMN eskit_lease.group_lag.acked_ahead IS 'Acknowledged positions beyond the cursor.';
 COMMENT ON COLUMN eskit_lease.group_lag.fence IS 'The fence of the cursor''s last commit.';
-COMMENT ON COLUMN eskit_lease.group_lag.committed_at IS 'When that was.';
+COMMENT ON COLUMN eskit_lease.group_lag.committed_at IS 'The time of that commit.';
 COMMENT ON COLUMN eskit_lease.group_lag.reported_at IS 'When the head was last reported.';
 
 CREATE VIEW eskit_lease.executions AS
@@ -362,7 +362,7 @@ COMMENT ON COLUMN eskit_lease.executions.result IS 'The result, if done.';
 COMMENT ON COLUMN eskit_lease.executions.error IS 'Why it failed.';
 COMMENT ON COLUMN eskit_lease.executions.retry_in_doubt IS 'Whether another attempt may begin without a decision when it is in doubt.';
 COMMENT ON COLUMN eskit_lease.executions.resolved_by IS 'The role that resolved it, if any.';
-COMMENT ON COLUMN eskit_lease.executions.resolved_at IS 'When.';
+COMMENT ON COLUMN eskit_lease.executions.resolved_at IS 'When it was resolved.';
 
 CREATE VIEW eskit_lease.fenced_tables AS -- what table_fence() makes is its triggers, and no row
 SELECT t.tgrelid::regclass AS table_name,
@@ -398,9 +398,9 @@ WHERE n.nspname = 'eskit_lease';
 COMMENT ON VIEW eskit_lease.fenced_tables IS 'Tables that are written only under a fence.';
 COMMENT ON COLUMN eskit_lease.fenced_tables.table_name IS 'The table.';
 COMMENT ON COLUMN eskit_lease.fenced_tables.resource IS 'The resource that writers must hold; NULL if another trigger has replaced the one that checks it.';
-COMMENT ON COLUMN eskit_lease.fenced_tables.partition_column IS 'The column with each row''s partition, if the partitions of a group fence it one by one.';
+COMMENT ON COLUMN eskit_lease.fenced_tables.partition_column IS 'The column with each row''s partition, if the table is fenced by a column.';
 COMMENT ON COLUMN eskit_lease.fenced_tables.checks_each IS 'Whether it is checked after each statement or each row.';
-COMMENT ON COLUMN eskit_lease.fenced_tables.complete IS 'False if table_fence() must be called again: a trigger was disabled, dropped or replaced, the table was attached to another, or has a partition without a fence for TRUNCATE. False too in inheritance, where it cannot be held.';
+COMMENT ON COLUMN eskit_lease.fenced_tables.complete IS 'False if table_fence() must be called again: a trigger was disabled, dropped or replaced, the table was attached to another, or has a partition without a fence for TRUNCATE. False too in inheritance: no fence is complete there.';
 
 CREATE VIEW eskit_lease.blockers AS -- lock classes as in src/pg/guard.rs
 SELECT CASE k.objsubid
@@ -453,7 +453,7 @@ LEFT JOIN pg_stat_activity AS a ON a.pid = x.pid;
 
 COMMENT ON VIEW eskit_lease.blockers IS 'Open transactions that keep leases from changing hands, or keep a group, a semaphore, a bridge or a session as it is, by connection or prepared transaction.';
 COMMENT ON COLUMN eskit_lease.blockers.doing IS 'fenced, fenced by the session, releasing, granting to the session, ending the session; changing: the transaction has the lease''s row to acquire it, release it (also with grace), or take it back; changing the group, the semaphore, the bridge, or the session (to drain or to end it).';
-COMMENT ON COLUMN eskit_lease.blockers.resource IS 'The resource, if it is one.';
+COMMENT ON COLUMN eskit_lease.blockers.resource IS 'The resource, if any.';
 COMMENT ON COLUMN eskit_lease.blockers.consumer IS 'The session concerned.';
 COMMENT ON COLUMN eskit_lease.blockers.granted IS 'False while the transaction itself waits.';
 COMMENT ON COLUMN eskit_lease.blockers.pid IS 'Process id of the connection; NULL for a prepared transaction.';
@@ -485,7 +485,7 @@ CROSS JOIN LATERAL eskit_lease._count_items(q.number, q.ordering, coalesce(d.slo
 
 COMMENT ON VIEW eskit_lease.queues IS 'Queues of work items.';
 COMMENT ON COLUMN eskit_lease.queues.queue IS 'The name, in the name space of queues.';
-COMMENT ON COLUMN eskit_lease.queues.ordering IS 'none: about in the order of adding; key: the items of a key one at a time, in order; fifo: so all items of a partition.';
+COMMENT ON COLUMN eskit_lease.queues.ordering IS 'none: about in the order of adding; key: the items of a key one at a time, in order; fifo: the same for all items of a partition.';
 COMMENT ON COLUMN eskit_lease.queues.max_attempts IS 'Attempts until an item is dead.';
 COMMENT ON COLUMN eskit_lease.queues.retry_backoff IS 'Pause before the first retry of an item; doubles with each further one, up to 1 hour.';
 COMMENT ON COLUMN eskit_lease.queues.group_name IS 'The group whose partitions decide which session claims what; NULL without one.';
@@ -494,7 +494,7 @@ COMMENT ON COLUMN eskit_lease.queues.items IS 'Ready and claimed items; above 10
 COMMENT ON COLUMN eskit_lease.queues.later IS 'Items that are not due yet; above 10000 an estimate.';
 COMMENT ON COLUMN eskit_lease.queues.dead IS 'Dead items; above 10000 an estimate.';
 COMMENT ON COLUMN eskit_lease.queues.owner IS 'The role that made it, and may alter and drop it and requeue its dead items.';
-COMMENT ON COLUMN eskit_lease.queues.ready_since IS 'When its first ready item, of any partition, was added; NULL if none is.';
+COMMENT ON COLUMN eskit_lease.queues.ready_since IS 'When its first ready item, of any partition, was added; NULL without one.';
 COMMENT ON COLUMN eskit_lease.queues.counted_at IS 'When the counts were right: now, or for an estimate the last ANALYZE; NULL before the first.';
 
 CREATE VIEW eskit_lease.items AS
@@ -531,13 +531,13 @@ COMMENT ON VIEW eskit_lease.items IS 'Unfinished work items. Read it with a cond
 COMMENT ON COLUMN eskit_lease.items.queue IS 'The queue.';
 COMMENT ON COLUMN eskit_lease.items.id IS 'The item''s permanent id.';
 COMMENT ON COLUMN eskit_lease.items.partition IS 'Partition of the queue''s group; 0 without one.';
-COMMENT ON COLUMN eskit_lease.items.state IS 'ready (with an ordering, perhaps behind another), claimed, expired (its claimer has ended; about to be ready), or later (claimed from its run_at on).';
+COMMENT ON COLUMN eskit_lease.items.state IS 'ready (with an ordering, perhaps behind another), claimed, expired (its claimer has ended; about to be ready), or later (not claimed before its run_at).';
 COMMENT ON COLUMN eskit_lease.items.key IS 'Its key.';
 COMMENT ON COLUMN eskit_lease.items.payload IS 'Its payload.';
 COMMENT ON COLUMN eskit_lease.items.attempt IS 'How often it was claimed.';
 COMMENT ON COLUMN eskit_lease.items.error IS 'Its last error.';
 COMMENT ON COLUMN eskit_lease.items.added_at IS 'When it was added, or requeued.';
-COMMENT ON COLUMN eskit_lease.items.run_at IS 'When an item that is later was or will be due.';
+COMMENT ON COLUMN eskit_lease.items.run_at IS 'When an item of state later was or will be due.';
 COMMENT ON COLUMN eskit_lease.items.consumer IS 'The claimer.';
 COMMENT ON COLUMN eskit_lease.items.session IS 'The claimer''s session; NULL as in the view sessions.';
 COMMENT ON COLUMN eskit_lease.items.fence IS 'The fence of its claim.';
@@ -554,7 +554,7 @@ COMMENT ON COLUMN eskit_lease.dead_items.id IS 'The item.';
 COMMENT ON COLUMN eskit_lease.dead_items.key IS 'Its key.';
 COMMENT ON COLUMN eskit_lease.dead_items.payload IS 'Its payload.';
 COMMENT ON COLUMN eskit_lease.dead_items.attempt IS 'How often it was claimed.';
-COMMENT ON COLUMN eskit_lease.dead_items.error IS 'Its last error; session ended: its claimer ended before it was finished.';
+COMMENT ON COLUMN eskit_lease.dead_items.error IS 'Its last error; session ended means that its claimer ended first.';
 COMMENT ON COLUMN eskit_lease.dead_items.added_at IS 'When it was added.';
 COMMENT ON COLUMN eskit_lease.dead_items.died_at IS 'When it failed the last time.';
 
@@ -577,4 +577,4 @@ COMMENT ON COLUMN eskit_lease.position_blockers.prepared IS 'Identifier of the p
 COMMENT ON COLUMN eskit_lease.position_blockers.database IS 'The database that it writes.';
 COMMENT ON COLUMN eskit_lease.position_blockers.role IS 'Its role.';
 COMMENT ON COLUMN eskit_lease.position_blockers.since IS 'When it began or was prepared; NULL for another role''s connection unless the reader is a member of pg_read_all_stats.';
-COMMENT ON COLUMN eskit_lease.position_blockers.behind IS 'Transaction ids given since; the greatest is what holds the horizon back.';
+COMMENT ON COLUMN eskit_lease.position_blockers.behind IS 'Transaction ids given since; the oldest transaction holds the horizon back.';

@@ -7,9 +7,9 @@ FROM pg_extension AS e
 CROSS JOIN eskit_lease._history AS h
 WHERE e.extname = 'eskit_lease';
 
-COMMENT ON VIEW eskit_lease.history IS 'Lost leases, for eskit_lease.history_retention; with eskit_lease.history_grants also ordinary grants and releases. Read it with a condition on at.';
+COMMENT ON VIEW eskit_lease.history IS 'Lost leases, kept for eskit_lease.history_retention; with eskit_lease.history_grants also ordinary grants and releases. Filter by the column at.';
 COMMENT ON COLUMN eskit_lease.history.at IS 'When it was recorded: at the hand-over.';
-COMMENT ON COLUMN eskit_lease.history.event IS 'expired (its session ended without closing, as that of a lock does that is not released), taken_over (by a new session of the same consumer), revoked (a partition that was not released in time), forced (by an administrator); with history_grants also granted and released.';
+COMMENT ON COLUMN eskit_lease.history.event IS 'expired (its session ended without closing, as when a lock is not released), taken_over (by a new session of the same consumer), revoked (a partition that was not released in time), forced (by an administrator); with history_grants also granted and released.';
 COMMENT ON COLUMN eskit_lease.history.resource IS 'The resource.';
 COMMENT ON COLUMN eskit_lease.history.slot IS 'Permit of a semaphore or partition of a group; 0 for an exclusive lease.';
 COMMENT ON COLUMN eskit_lease.history.fence IS 'The fence lost or granted.';
@@ -39,7 +39,7 @@ GROUP BY h.resource;
 
 COMMENT ON VIEW eskit_lease.flapping IS 'Resources that changed hands within the last hour, by the history.';
 COMMENT ON COLUMN eskit_lease.flapping.resource IS 'The resource.';
-COMMENT ON COLUMN eskit_lease.flapping.changes IS 'Losses (with history_grants also grants) of the slot with most of them. The columns after it count all slots.';
+COMMENT ON COLUMN eskit_lease.flapping.changes IS 'Losses (with history_grants also grants) of the slot with most of them. The following columns count all slots.';
 COMMENT ON COLUMN eskit_lease.flapping.expired IS 'Losses by a session that ended without closing.';
 COMMENT ON COLUMN eskit_lease.flapping.taken_over IS 'Losses to a new session of the same consumer.';
 COMMENT ON COLUMN eskit_lease.flapping.revoked IS 'Partitions taken from owners that did not release them in time.';
@@ -97,10 +97,10 @@ COMMENT ON COLUMN eskit_lease.top.kind IS 'lease, semaphore, group or bridge.';
 COMMENT ON COLUMN eskit_lease.top.held IS 'Slots that living sessions hold.';
 COMMENT ON COLUMN eskit_lease.top.slots IS 'All of its slots.';
 COMMENT ON COLUMN eskit_lease.top.consumer IS 'The longest holder.';
-COMMENT ON COLUMN eskit_lease.top.held_for IS 'How long that is.';
+COMMENT ON COLUMN eskit_lease.top.held_for IS 'Time since its grant.';
 COMMENT ON COLUMN eskit_lease.top.trust_ms IS 'Milliseconds left to the holders'' sessions without another heartbeat: the least of them.';
 COMMENT ON COLUMN eskit_lease.top.waiters IS 'Places in line.';
-COMMENT ON COLUMN eskit_lease.top.waiting_for IS 'How long the first has waited.';
+COMMENT ON COLUMN eskit_lease.top.waiting_for IS 'How long the first waiter has waited.';
 COMMENT ON COLUMN eskit_lease.top.open_for IS 'Age of the transaction that keeps it from changing hands; see the view blockers.';
 COMMENT ON COLUMN eskit_lease.top.losses IS 'Losses within the last hour of the slot with most losses; see the view flapping.';
 COMMENT ON COLUMN eskit_lease.top.lag IS 'Positions that a group has to do, if heads are reported.';

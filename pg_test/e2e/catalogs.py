@@ -2,7 +2,7 @@
 
 A row is found by its object, and each of its columns is a fact. PostgreSQL knows which columns are references, and
 describes what they refer to; expressions, which contain oids, are written as SQL. Only columns that say how or when
-something was stored are left out, so a column of a new major is compared, too.
+something was stored are left out, so columns that a new major adds are compared as well.
 """
 
 # Members, and what belongs to them: indexes, constraints, defaults, rules, row types. TOAST tables, whose names contain

@@ -82,7 +82,7 @@ class Session:
         return answer
 
     def wait_for(self, resource, limit=30):
-        """Waits until the session is granted the resource that it is queued for. Returns when the answer came, by this
+        """Waits until the session is granted the resource for which it is queued. Returns when the answer came, by this
         process's clock."""
         give_up = time.monotonic() + limit
         while True:

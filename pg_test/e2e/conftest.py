@@ -31,8 +31,8 @@ def wait_until(condition, timeout=60, pause=0.005):
 
 
 class Server:
-    """A throw-away cluster of pg_test/cluster, with further lines for its postgresql.conf. `of`: a major's server, or a
-    copy of it."""
+    """A throw-away cluster of pg_test/cluster, with further lines for its postgresql.conf. `of`: a major, or
+    MAJOR-NAME (see pg_test/env)."""
 
     def __init__(self, name, *lines, copy_of=None, of=MAJOR):
         self.name = f"{name}-{of}"
@@ -108,8 +108,8 @@ class Server:
 
 
 def make_anew(conn):
-    """Drops and creates the extension, for a test on a server that others have used, and rolls back transactions that
-    they left prepared."""
+    """Drops and creates the extension, for a test on a server that other tests have used, and rolls back transactions
+    that those left prepared."""
     for (left,) in conn.execute("SELECT gid FROM pg_prepared_xacts").fetchall():
         conn.execute(f"ROLLBACK PREPARED '{left}'")
     conn.execute("DROP EXTENSION IF EXISTS eskit_lease")
@@ -145,7 +145,7 @@ def cut_off(standby):
 
 
 def follow(server, primary):
-    """Starts a stopped server, all of whose WAL has reached `primary`, as that primary's standby."""
+    """Starts a stopped server as a standby of `primary`, which has received all WAL of that server."""
     (server.data / "standby.signal").touch()
     with (server.data / "postgresql.auto.conf").open("a") as settings:
         settings.write(f"primary_conninfo = 'host={primary.host} port={primary.port} user=postgres'\n")

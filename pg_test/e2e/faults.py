@@ -1,5 +1,5 @@
 """Shared by the tests of faults: competitors that work under fences while something goes wrong, and what must hold
-after it."""
+afterwards."""
 
 import itertools
 import random
@@ -97,8 +97,8 @@ class Competition:
         return max(fence for competitor in self.competitors for fence in list(competitor.fences))
 
     def prove(self, server, confirmed=None):
-        """Checks that confirmed work (by default all) exists once, no fence has two holders, and none is used after a
-        higher one."""
+        """Checks that confirmed work (by default all) exists once, no fence has two holders, and no fence is used after
+        a greater one."""
         falls = "SELECT * FROM (SELECT *, fence < max(fence) OVER (PARTITION BY resource ORDER BY id) AS falls FROM ledger) AS l WHERE falls"
         assert server.query(falls) == []
         assert server.query("SELECT fence FROM ledger GROUP BY 1 HAVING count(DISTINCT (resource, writer)) > 1") == []

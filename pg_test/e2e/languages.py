@@ -1,4 +1,4 @@
-"""What the programs in other languages need, as pg_test/examples has put it under target/examples."""
+"""What the programs in other languages need; pg_test/examples puts it under target/examples."""
 
 import sys
 import warnings
@@ -27,7 +27,7 @@ CALLERS = {
 
 
 def missing(language):
-    """Returns why the language cannot be tested here, if so."""
+    """Returns why the language cannot be tested here, or None."""
     why = READY / language / "missing"
     return why.read_text().strip() if why.exists() else None
 

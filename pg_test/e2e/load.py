@@ -1,9 +1,9 @@
 """Consumers that go on across a failover. Each answer is recorded, and must agree with what has survived.
 
 Each consumer competes for a few resources. One fenced transaction writes a row of the journal, adds an item, and begins
-a run-once key that others try, too. A consumer finishes the items that it claims in the transaction that notes them.
-Like the loop of docs/consumer.md, it knows nothing of failovers: when its connection breaks it connects again, acquires
-again what it had, and gives up what is refused."""
+a run-once key that other consumers also try to begin. A consumer finishes the items that it claims in the transaction
+that notes them. Like the loop of docs/consumer.md, it knows nothing of failovers: when its connection breaks it
+connects again, acquires again what it had, and gives up what is refused."""
 
 import itertools
 import math
@@ -194,8 +194,8 @@ class Load:
     # ---- what must hold ----
 
     def check(self, conn, since, lost_from):
-        """`since`: for each timeline except the first, a time before its beginning. `lost_from`: for timelines whose
-        end may be lost, the time from which on. Returns how many writes are lost."""
+        """`since`: for each timeline except the first, a time before its beginning. `lost_from`: for each timeline
+        whose end may be lost, the time from which on writes may be lost. Returns how many writes are lost."""
         check_journal(conn)
         self.check_fences()
         self.check_sessions(since, lost_from)
@@ -219,7 +219,7 @@ class Load:
 
     def check_fences(self):
         """Checks that no fence is granted twice, and that a timeline's fences are above all that were ever answered on
-        the timelines before."""
+        earlier timelines."""
         granted = list(self.fences(("granted", "refenced")))
         assert len({fence for _, fence in granted}) == len(granted)
         timelines = sorted({timeline for timeline, _ in granted})

@@ -1,7 +1,7 @@
-"""Processes of a few consumers that take over from each other, all by a seed. Each process shares its session between
-connections, releases leases with grace and takes them back, holds permits, and goes on for a while after another
-process has taken over. The oracle knows processes, not only fences: two processes that use one fence are as wrong as
-two holders."""
+"""Processes of a few consumers that take over from each other; a seed decides all of it. Each process shares its
+session between connections, releases leases with grace and takes them back, holds permits, and goes on for a while
+after another process has taken over. The oracle knows processes, not only fences: two processes that use one fence are
+as wrong as two holders."""
 
 import collections
 import itertools
@@ -38,7 +38,7 @@ class Inside(NamedTuple):
 
 
 class Process:
-    """A process of a consumer: its session, and each fence that it has received, also of leases that it has
+    """A process of a consumer: its session, and each fence that it has received, including those of leases that it has
     released."""
 
     def __init__(self, stress, consumer, number, takeover):

@@ -22,7 +22,7 @@ def complaints(text, kinds=COMPLAINT):
 
 
 class Psql:
-    """A psql that reads pasted lines, and stays open while others are pasted into."""
+    """A psql that reads pasted lines, and stays open while other psqls get lines."""
 
     def __init__(self, dsn, stderr):
         command = [Path(os.environ["PG_BIN"]) / "psql", "-X", "-q", "-a", "-A", "-t", "-F", " | ", "-d", dsn]

@@ -22,7 +22,8 @@ NOTE = """INSERT INTO journal (token, what, queue, item, key, number, fence, att
           VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)"""
 CONNECTIONS, KEYS, MOST = 2, 5, 40
 TTLS = [0.4, 1.0]
-# A lost fence, an item in other hands, a deadlock, a session that has ended or is no member yet, no dead item.
+# A lost fence, an item that another transaction has locked, a deadlock, a session that has ended or is no member yet,
+# no dead item.
 REFUSALS = {"LF001", "55P03", "40001", "40P01", "55000", "LF003", "42704"}
 
 

@@ -116,7 +116,7 @@ class Stress:
             return [Event(*row) for row in journal]
 
     def drain(self, conn):
-        """Has workers that only do their work finish everything."""
+        """Lets workers that make no trouble finish everything."""
         workers = [Process(self, f"drain {number}", next(self.processes), peaceful=True) for number in range(3)]
         left = "SELECT (SELECT count(*) FROM eskit_lease.items) + (SELECT count(*) FROM eskit_lease.dead_items)"
         try:

@@ -126,7 +126,7 @@ class Node:
 
     def signal(self, number):
         """Sends a signal to all processes of PostgreSQL, first to the postmaster, so that it starts no more. (If the
-        postmaster is killed, the others end, too.)"""
+        postmaster is killed, the others end as well.)"""
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             postmaster = int((self.data / "postmaster.pid").read_text().split()[0])
             os.kill(postmaster, number)
@@ -163,8 +163,8 @@ class Stack:
         self.haproxy = Program(directory, "haproxy", PROGRAMS / "usr/sbin/haproxy", "-db", "-f", directory / "haproxy.cfg")
 
     def leads(self, node):
-        """Returns whether a node leads. Patroni says so before it has promoted PostgreSQL, so this asks PostgreSQL,
-        too."""
+        """Returns whether a node leads. Patroni says so before it has promoted PostgreSQL, so this also asks
+        PostgreSQL."""
         return node.answers("primary") and node.query("SELECT pg_is_in_recovery()") == [(False,)]
 
     def between_nodes(self):

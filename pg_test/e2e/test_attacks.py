@@ -21,8 +21,8 @@ def dies(session, conn):
 
 
 def is_granted(conn, session, resource, within=20):
-    """Waits until the worker has granted the resource to the session, without a call, well within the time that another
-    transaction is in the way."""
+    """Waits until the worker has granted the resource to the session, without a call, well before the transaction that
+    is in the way ends."""
     held = "SELECT 1 FROM eskit_lease.leases WHERE resource = %s AND session = %s AND state = 'held'"
     wait_until(lambda: conn.execute(held, (resource, session.id)).fetchone(), timeout=within)
 
@@ -65,8 +65,8 @@ def test_a_heartbeat_in_a_close_that_is_rolled_back_after_another_one(connect, n
 
 
 def test_a_close_that_was_rolled_back_while_others_have_the_row(connect):
-    """Another transaction has locked the session's row, which ends no session: the session lives again during that
-    lock."""
+    """Another transaction has locked the session's row, but does not end the session: the session lives again even
+    while that lock is held."""
     session, closer, other, watcher = Session(connect(), ttl="60 s"), connect(autocommit=False), connect(autocommit=False), connect()
     assert call(closer, "session_close", session.id)
     closer.execute("PREPARE TRANSACTION 'closing'")
@@ -130,7 +130,7 @@ def test_open_closes_of_all_who_are_before_it_keep_nothing_from_a_waiter(connect
 
 
 def test_an_open_drain_of_a_dead_session_stops_nobody_else(connect):
-    """The worker waits for no row lock of another."""
+    """The worker waits for no row lock of another transaction."""
     drained = Session(connect(autocommit=False), ttl="3 s")
     drained.conn.commit()
     waiter = Session(connect(), ttl="60 s")

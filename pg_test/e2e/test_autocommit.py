@@ -1,4 +1,5 @@
-"""What a client is told whose driver opens a transaction with the first statement, and one that checks a fence without a transaction."""
+"""What two kinds of clients are told: one whose driver opens a transaction with the first statement, and one that
+checks a fence outside of a transaction."""
 
 import psycopg
 import pytest
@@ -7,7 +8,8 @@ from conftest import Server, wait_until
 
 
 def reasons(conn, session):
-    """What another connection is told that uses the session: by a heartbeat, a wait, an acquire, and one that would wait in line."""
+    """Returns the reasons that another connection of the session is told: by a heartbeat, a wait, an acquire, and an
+    acquire that asks for a place in line."""
     heartbeat = call(conn, "session_heartbeat", session.id)
     wait = call(conn, "session_wait", session.id, session.revision, "10 ms")
     asked = [call(conn, "lease_acquire", "mine", session.id, queue) for queue in (False, True)]
@@ -63,7 +65,7 @@ def test_a_session_whose_opening_is_prepared(commit):
 
 
 def warnings(conn, work):
-    """The SQLSTATEs of the warnings that come with some work on a connection."""
+    """Returns the SQLSTATEs of the warnings that come with some work on a connection."""
     heard = []
     conn.add_notice_handler(lambda told: heard.append(told.sqlstate))
     work(conn)

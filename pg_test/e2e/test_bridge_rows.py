@@ -1,5 +1,5 @@
-"""Old workers that lease a row by timestamp beside new ones with the lease that is bridged to it, while the worker and the server are killed,
-and the owner of the table or of its schema tampers with it."""
+"""Old workers lease a row by timestamp, beside new workers that hold the lease bridged to that row. Meanwhile the
+worker and the server are killed, and the owner of the table or of its schema tampers with the table."""
 
 import random
 import threading
@@ -184,7 +184,7 @@ def waiter(bridged):
 
 
 def others_are_served(session):
-    """Checks that the same worker serves others, sooner than they would look themselves."""
+    """Checks that the same worker serves other sessions, before they would look by themselves."""
     plain, other = Session(session.conn, "plain", ttl="1 s"), Session(session.conn, "other", ttl="60 s")
     plain.take("plain")
     other.queue("plain").wait_for("plain", limit=4)
@@ -218,7 +218,8 @@ def test_long_values_that_are_locked(bridged, waiter):
 
 
 def test_an_owner_of_any_length(bridged, waiter):
-    """The row has another owner, whose name the worker does not read, as it would do so again and again."""
+    """The row has another owner, whose long name the worker does not read, because it would read the name again and
+    again."""
     bridged.query("UPDATE topics SET owner = repeat('x', 300000000), until = clock_timestamp() + interval '1 h' WHERE topic = 'orders'")
     waiter.queue("r")
     for _ in range(3):
@@ -377,7 +378,7 @@ def test_whoever_owns_the_schema(bridged, mallory):
 
 
 def test_whoever_owns_the_table(bridged, mallory):
-    """The table's owner attaches to it whatever would run with a write."""
+    """The table's owner attaches to the table all kinds of code that a write would run."""
     bridged.query("CREATE SCHEMA hers AUTHORIZATION mallory")
     bridged.query(TOPICS.replace("topics", "hers.topics"))
     # Makes each write of the row also write to all indexes.

@@ -1,4 +1,5 @@
-"""Old workers with an advisory lock beside new ones with the lease that is bridged to it, while the worker and the server are killed."""
+"""Old workers hold an advisory lock, beside new workers that hold the lease bridged to that lock. Meanwhile the worker
+and the server are killed."""
 
 import os
 import random
@@ -120,7 +121,7 @@ def test_an_old_worker_that_waits(bridged, scene, background):
 
 
 def test_a_holder_that_is_still_fenced(bridged, scene):
-    """While the holder is fenced under the old fence, it gets no new one."""
+    """While a transaction of the holder is fenced under the old fence, the holder gets no new fence."""
     session, old = scene
     with bridged.connect() as other, session.conn.transaction():
         session.check("r")
@@ -272,7 +273,7 @@ def test_others_get_their_turns():
             Session(here, "new", ttl="60 s").queue("r").wait_for("r")
             for _ in range(3):
                 Session(there, "soon over", ttl="200 ms").acquire("plain")
-                # No session asks for it there, so only a worker removes it.
+                # No later call there names the session, so only a worker removes its row.
                 wait_until(lambda: server.query("SELECT session FROM eskit_lease._sessions", dbname="other") == [])
             assert server.query("SELECT held FROM eskit_lease.bridges", dbname="bridged") == [(True,)]
     finally:

@@ -1,4 +1,4 @@
-"""The wall clock is stepped by an hour, both ways, under a server that runs and over a restart.
+"""The wall clock is stepped by an hour, forward and back, while the server runs and across a restart.
 
 No session expires or is extended by it, and fences rise."""
 
@@ -133,7 +133,7 @@ def test_over_a_restart(timed, clock, seconds, how):
 
 
 def test_what_is_kept_by_the_clock(timed, clock):
-    """A retention and a time to run at follow the wall clock, so a step changes them.
+    """A retention and a `run_at` follow the wall clock, so a step changes them.
 
     Nothing is lost, and a claim finds what is due."""
     with timed.connect() as conn:
@@ -158,8 +158,8 @@ def test_what_is_kept_by_the_clock(timed, clock):
         (again,) = wait_until(lambda: rows(conn, "item_claim", "q", session.id))
         assert again.id == id and again.attempt == 2 and again.fence > item.fence
         assert call(conn, "item_done", [id], again.fence) == 1
-        # A released row is kept for a retention of an hour, by the wall clock. The next fence is above it, whether it
-        # is kept or not.
+        # A released row is kept for a retention of an hour, by the wall clock. The next fence is above the row's fence,
+        # whether the row is kept or not.
         call(conn, "session_sweep")
         clock.step(-HOUR)
         call(conn, "session_sweep")

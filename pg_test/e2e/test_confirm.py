@@ -166,7 +166,7 @@ def test_restart(pair, mode):
 
 
 def test_switched(pair, conn):
-    """The setting changes while the server runs, also while the confirmer waits."""
+    """The setting changes while the server runs, even while the confirmer waits."""
     session = Session(conn, ttl=f"{TTL} s")
     pair.by_stopping()
     wait_until(lambda: not trusted(session))
@@ -223,7 +223,7 @@ def test_log(pair):
 
 
 def test_databases(pair):
-    """The confirmer is not in the way."""
+    """The confirmer is not in the way of commands that create, rename and drop databases."""
     wait_until(pair.confirmers)
     with pair.primary.connect() as conn:
         for _ in range(3):
@@ -395,7 +395,7 @@ def test_switched_off_without_the_launcher(pair):
 
 def test_switched_on_during_a_call(pair, conn, background):
     """One statement, such as a procedure, may make calls for days and sees no reload. Its answers vouch for no more
-    than others do."""
+    than those of other statements do."""
     session = Session(conn, ttl="1 min")
     pair.primary.set(eskit_lease__confirm_interval="0")
     wait_until(lambda: not pair.confirmers())

@@ -63,7 +63,7 @@ class OldClient(threading.Thread):
 
 
 class Holder(OldClient):
-    """Holds a lease from before the partition."""
+    """Holds a lease that it acquired before the partition."""
 
     def __init__(self, primary, chance):
         super().__init__(primary, "holder", chance)

@@ -137,7 +137,7 @@ def test_no_multixacts(server, db, connect, background):
 
 
 def test_a_savepoint_does_not_look_at_what_was_noted_before(connect):
-    """Thousands of checks are noted to the end of the transaction; each savepoint only looks for its own."""
+    """Thousands of checks are noted to the end of the transaction; each savepoint looks only for its own checks."""
     blocks = "DO $$BEGIN FOR i IN 1..20000 LOOP BEGIN EXCEPTION WHEN OTHERS THEN NULL; END; END LOOP; END$$"
     acquire = """CREATE TABLE held AS SELECT * FROM eskit_lease.lease_acquire_many(
                      ARRAY(SELECT 'r' || i FROM generate_series(1, 4000) AS i), %s)"""

@@ -40,7 +40,7 @@ def stock(conn):
 
 
 def work(conn, session):
-    """Counts something of each kind but revocations. Returns what it adds to each counter."""
+    """Makes each counter grow, except that of revocations. Returns what it adds to each counter."""
     call(conn, "item_add", "twice", Jsonb(1))
     call(conn, "item_add_many", "twice", [Jsonb(1), Jsonb(2)])
     items = rows(conn, "item_claim", "twice", session.id, 4)
@@ -75,7 +75,8 @@ def test_a_rollback_counts_nothing(conn):
     with conn.transaction(force_rollback=True):
         work(conn, session)
     assert grown(conn, before) == {}
-    # Nor does one to a savepoint, at any depth. What is around it counts, and what is released.
+    # Work that is rolled back to a savepoint, at any depth, does not count. Work around it counts, and so does work in
+    # a released savepoint.
     with conn.transaction():
         call(conn, "item_add", "twice", Jsonb(1))
         with conn.transaction(force_rollback=True):
@@ -111,7 +112,7 @@ def test_a_prepared_transaction_counts_when_it_is_committed(server, conn, connec
 
 
 def test_what_many_transactions_count_at_once(conn, connect):
-    """Prepared ones that are committed while others look: each once."""
+    """Prepared transactions are committed while other connections look at the counters: each counts once."""
     before, others = counted(conn), [connect() for _ in range(4)]
     for number, other in enumerate(others):
         other.execute("BEGIN")
@@ -158,7 +159,7 @@ def test_hand_overs_are_counted_by_their_time(conn, connect):
         first.release("r")
         time.sleep(0.3)
     after = spans(conn, "hand_over")
-    # From the release to the commit, which is what the next one waits for.
+    # The span is from the release to the commit, because the next session waits for the commit.
     assert after["inf"] == before["inf"] + 1 and after["200"] == before["200"] and after["5000"] == before["5000"] + 1
     wait_until(lambda: third.holds("r"), timeout=20)
     last = spans(conn, "hand_over")
@@ -174,7 +175,8 @@ def test_hand_overs_are_counted_by_their_time(conn, connect):
 
 
 def test_the_oldest_dirty_resource_is_told(conn, connect):
-    """Another transaction has the lease in hand, so the worker tries again and again; that does not make it younger."""
+    """Another transaction has locked the lease, so the worker tries again and again; that does not make the resource
+    younger."""
     first, waiter, other = Session(conn, "first", ttl="60 s"), Session(conn, "waiter", ttl="60 s"), connect(autocommit=False)
     assert call(other, "lease_acquire", "r", first.id).granted
     assert not call(conn, "lease_acquire", "r", waiter.id, True).granted

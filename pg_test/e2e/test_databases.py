@@ -34,7 +34,8 @@ def test_drop_database(server, lively):
 
 
 def test_no_worker_is_started_while_a_database_is_locked(server, lively):
-    """As DROP DATABASE has it: a worker that waits for that lock ends with a FATAL when the database is gone."""
+    """DROP DATABASE holds such a lock: a worker that waited for the lock would end with a FATAL when the database is
+    gone."""
     db, _ = lively
     wait_until(lambda: not server.workers(dbname=db))
     starting = "SELECT pid FROM pg_locks WHERE locktype = 'object' AND classid = 'pg_database'::regclass AND NOT granted"
@@ -95,7 +96,7 @@ def test_drop_and_create_extension_under_other_connections(server, connect):
     left = "SELECT count(*) FROM pg_depend WHERE refclassid = 'pg_extension'::regclass AND refobjid NOT IN (SELECT oid FROM pg_extension)"
     assert conn.execute(left).fetchone() == (0,)
     conn.execute("CREATE EXTENSION eskit_lease")
-    # The connections have plans and slots from before the drop.
+    # The connections have plans and slots that they got before the drop.
     assert old.heartbeat().reason == "unknown_session"
     assert waiter.heartbeat().reason == "unknown_session"
     new = Session(other, "new", ttl="1 s")

@@ -142,7 +142,7 @@ def test_under_a_crowd(used):
 
 @once
 def test_sequences_that_are_set_back_are_raised_again(used):
-    """As pg_restore does it, with the numbers of its dump."""
+    """pg_restore sets sequences back in this way, to the numbers of its dump."""
     with used.connect() as conn:
         session = Session(conn, "there", ttl="60 s")
         call(conn, "queue_create", "q")
@@ -166,7 +166,8 @@ def test_sequences_that_are_set_back_are_raised_again(used):
 @once
 @pytest.mark.parametrize("how", [("--clean",), ("--clean", "-1")])
 def test_restored_over_a_crowd(used, tmp_path, how):
-    """Clients are told by SQLSTATEs that they know. Fences rise, though the restore sets their sequence back under those who draw from it."""
+    """Clients get only SQLSTATEs that they know. Fences rise, although the restore sets their sequence back while
+    clients draw from it."""
     tool, log = Path(os.environ["PG_BIN"]), Log(used)
     with used.connect() as conn:
         call(conn, "group_create", "g", 4)
@@ -181,7 +182,7 @@ def test_restored_over_a_crowd(used, tmp_path, how):
             worked = [user.worked for user in users]
             wait_until(lambda: all(user.failure or user.worked > count for user, count in zip(users, worked, strict=True)))  # noqa: B023
             before = max(fence for user in users for fence in user.fences)
-            # A deadlock may have it fail, and what it then finds in its way.
+            # pg_restore may fail by a deadlock, or because of what it then finds in its way.
             subprocess.run([tool / "pg_restore", *how, "-d", used.dsn(), tmp_path / "dump"], capture_output=True)
             with used.connect() as conn:
                 assert Session(conn, "new").take("new") > before

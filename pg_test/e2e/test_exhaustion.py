@@ -82,7 +82,7 @@ def test_lock_table(tight):
         # Each call acquired all of its names or none.
         new = dict(watcher.execute("SELECT split_part(resource, ' ', 2), count(*) FROM eskit_lease.leases WHERE resource LIKE 'new%' GROUP BY 1").fetchall())
         assert set(new.values()) <= {100} and len(new) == 20 - refused
-        # The worker may have had no room, either, and tries again.
+        # The worker may have had no room itself, and tries again.
         wait_until(lambda: heir.holds("left"))
         assert all(row.granted for row in rows(other, "lease_acquire_many", [f"last {i}" for i in range(100)], rival.id))
         holder.fences = dict(leases)

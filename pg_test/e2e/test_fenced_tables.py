@@ -82,7 +82,7 @@ def test_a_holder_stopped_beyond_its_time(connect):
     assert write(other, 2, newer) == "ok"
     assert write(conn, 3, fence) == "LF001"
     assert write(conn, 3) == NOT_CHECKED
-    # The check fails, and the client writes anyway.
+    # The check fails, but the client writes all the same.
     with conn.transaction():
         assert state(conn, f"SELECT eskit_lease.fence_check('r', {fence})") == "LF001"
         assert write(conn, 3) == NOT_CHECKED
@@ -228,7 +228,7 @@ def test_logical_replication():
             assert rows(conn) == [1]
             conn.execute("DROP TRIGGER note ON work")
             wait_until(lambda: rows(conn) == [1, 2])
-            # Nor does what an expression of the table writes.
+            # Rows that an expression of the table writes do not count as replicated.
             conn.execute("CREATE TABLE another (i int)")
             call(conn, "table_fence", "another", "r")
             conn.execute(

@@ -18,8 +18,8 @@ DONE, STORM = "items claimed, then done, {} at a time, {}", "expiry of 100,000 l
 
 
 def row(part, what, other=""):
-    """Returns the first row with this name, or set in below such a row, that has `other` in its own name or is compared
-    with it."""
+    """Returns the first row that has this name, or is indented below a row of this name, and that has `other` in its
+    own name or is compared with `other`."""
     above = ""
     for found in RESULTS[part]["rows"]:
         above = above if found["what"].startswith(" ") else found["what"]
@@ -120,7 +120,8 @@ def test_pages_tell_when_it_was_measured():
 
 
 def unfit(machines, version, is_released, is_known):
-    """What is wrong with results of a version, by the machine of each part. Until the version is released, those of a former one may stand."""
+    """Returns what is wrong with the results of a version, given the machine of each part. Until the version is
+    released, results of a former version may stand."""
     of = {part: machine["extension"].split() for part, machine in machines.items()}
     former = sorted(part for part, (measured, _) in of.items() if measured != version)
     found = [f"{part}: of version {of[part][0]}" for part in former if is_released]

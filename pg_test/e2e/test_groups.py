@@ -95,7 +95,7 @@ def test_a_fleet_that_is_stopped_at_once_ends(connect, request, worker):
 
 
 def test_a_member_that_another_connection_drains_is_told(connect, no_worker):
-    """Alone in its group: no member is there to have its partitions."""
+    """The member is alone in its group, so no other member can get its partitions."""
     conn, operator = connect(), connect()
     create(conn, 2)
     member = Member(conn, "alone").join()

@@ -1,4 +1,4 @@
-"""Transactions that are left open, idle or prepared, over members of a group. Other members join, leave and end as
+"""Transactions that change a group or its members and stay idle or prepared. Other members join, leave and end as
 usual, and no partition goes to a stranger."""
 
 import pytest
@@ -176,7 +176,7 @@ def test_two_predecessors_are_one_member(connect):
 
 
 def test_a_takeover_after_a_takeover(connect):
-    """The second one begins before the member of the first has a row of its own."""
+    """The second take-over begins before the successor of the first has a membership in its own name."""
     conn, me, other = two_members(connect)
     had, altering = of(conn, me), connect(autocommit=False)
     call(altering, "group_alter", "g", None, "2 h")
@@ -227,7 +227,7 @@ def test_a_statement_that_goes_on_keeps_nobody_waiting(connect, background, verb
 
 @pytest.mark.parametrize("verb", ["group_join", "group_leave", "group_assignment"])
 def test_a_statement_that_goes_on_judges_at_its_commit(connect, no_worker, verb):
-    """Without a worker: a member has died, which each of these verbs finds."""
+    """There is no worker. A member has died, and each of these verbs finds that."""
     conn = connect()
     create(conn, 6)
     first, dying = member(connect, "first"), member(connect, "dying", attach=True)

@@ -1,6 +1,6 @@
-"""Objects of a hostile user's own in front of PostgreSQL's: functions, operators, types, tables and a trap in each of
-them. None of our functions may run into one, for any caller: a trap runs with the rights of its caller, and our
-statements run with the owner's."""
+"""A hostile user puts its own objects before PostgreSQL's in the search path: functions, operators, types and tables,
+with a trap in each of them. None of our functions may run into one, for any caller: a trap runs with the rights of its
+caller, and our statements run with the owner's."""
 
 import psycopg
 import pytest
@@ -249,7 +249,7 @@ def squat(conn):
 
 
 def forge(conn):
-    """Makes the extension's tables as its script does, with rows that would have the worker lease a row of a
+    """Makes the extension's tables as its script does, with rows that would make the worker lease a row of a
     superuser's table to mallory."""
     script = (ROOT / "sql/schema.sql").read_text().splitlines()
     conn.execute("\n".join(line for line in script if "pg_extension_config_dump" not in line))
@@ -264,7 +264,7 @@ def forge(conn):
 
 @pytest.mark.parametrize("make", [squat, forge])
 def test_the_worker_believes_no_schema_by_its_name(trusting, make):
-    """The extension is missing there. The worker is a superuser, and visits all databases after a restart."""
+    """The schema's database lacks the extension. The worker is a superuser, and visits all databases after a restart."""
     trusting.query("CREATE TABLE public.jobs (topic text PRIMARY KEY, owner text, leased_until timestamptz)")
     trusting.query("INSERT INTO public.jobs VALUES ('orders', 'alice', '2000-01-01')")
     trusting.query("CREATE DATABASE other")
@@ -273,7 +273,7 @@ def test_the_worker_believes_no_schema_by_its_name(trusting, make):
         make(conn)
     trusting.restart()
     with trusting.connect("other") as conn:
-        # Workers of databases start in turn, so by now the one for the schema's database has run.
+        # Workers of databases start in turn: once these hand-overs are done, the schema's database has had a worker.
         for number in range(3):
             holder, waiter = Session(conn, "holder", ttl="1 s"), Session(conn, "waiter", ttl="60 s")
             holder.take(f"r{number}")

@@ -181,7 +181,7 @@ def test_an_item_wakes_one(conn, waiters):
     for n in range(20):
         call(conn, "item_add", "q", Jsonb(n))
         wait_until(lambda: not conn.execute("SELECT FROM eskit_lease.items WHERE state = 'ready'").fetchall())
-    # On a busy machine some sessions come late, so that others are woken, too; but not all of them each time.
+    # On a busy machine some sessions come late, so that others are woken as well; but not all of them each time.
     assert 20 <= len(wakes) < 80, len(wakes)
 
 

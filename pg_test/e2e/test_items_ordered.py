@@ -139,7 +139,7 @@ def test_an_old_snapshot_does_not_slow_one_key(ordered_server):
         call(conn, "item_add_many", "old", [Jsonb(n) for n in range(3_000)])
 
         def read_by(count):
-            """Returns the blocks that so many claims, one after another, have read."""
+            """Makes `count` claims. Returns the blocks read so far, in total."""
             for _ in range(count):
                 (item,) = rows(conn, "item_claim", "old", session.id, 1)
                 call(conn, "item_done", [item.id], item.fence)

@@ -117,7 +117,7 @@ def test_polls_for_what_is_blocked_are_no_news(connect):
         entries, passes = stat(conn, "resources_dirty"), stat(conn, "sweeps") - passes
         print(f"{what}: {passes} passes in {time.monotonic() - began:.1f} s, {entries} entries")
         assert entries <= 8, what
-        # Before, each poll caused a pass, except in the first milliseconds after one.
+        # Formerly, each poll caused a pass, except in the first milliseconds after a pass.
         assert passes <= 30 + 10 * (time.monotonic() - began), what
     assert stat(conn, "rescans") == rescans
     idle.execute("COMMIT")

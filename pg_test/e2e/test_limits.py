@@ -132,7 +132,7 @@ def test_acquire_never_waits_even_with_a_lock_timeout(connect):
 
 
 def test_slots_of_ended_sessions_are_told(small):
-    """Living sessions are none, and there is room for none: the gauges say so before a session is refused."""
+    """No session lives, and no slot is free for one: the gauges show this before a session is refused."""
     small.set(eskit_lease__worker="off")
     with small.connect() as conn:
         for number in range(16):
@@ -145,7 +145,7 @@ def test_slots_of_ended_sessions_are_told(small):
 
 
 def test_limits_of_the_ttl_that_contradict_are_told(server, connect):
-    """In the log once for each change, and to each who opens a session."""
+    """The log tells it once for each change, and each caller that opens a session is told."""
     conn = connect()
     said = [len(server.logged(text)) for text in ("eskit_lease.min_ttl is 2 h", "eskit_lease.default_ttl is 10 s")]
     try:

@@ -1,6 +1,6 @@
 """Objects that another session has locked, or will lock once an open transaction ends: VACUUM FULL of a table, ALTER
-SEQUENCE, as an update of the extension does, DROP EXTENSION. No call waits behind them: each is refused within a
-moment, by `busy` if it has that answer, otherwise by 55P03."""
+SEQUENCE, as an update of the extension does, DROP EXTENSION. No call waits behind them: each call is refused within a
+moment, with `busy` if it has that answer, otherwise with 55P03."""
 
 import psycopg
 import pytest

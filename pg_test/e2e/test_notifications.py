@@ -151,7 +151,8 @@ def own(server):
 
 
 def transactions_of_worker(server, dbname):
-    """How many notifications were sent, and how many transaction ids one round of grants and releases has taken beyond its own two."""
+    """Returns how many notifications were sent, and how many transaction ids one round of grants and releases has taken
+    beyond its own two."""
     with server.connect(dbname) as conn:
         session, next_id = Session(conn), "SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint"
         wait_until(lambda: stat(conn, "resources_dirty") == 0)
@@ -167,7 +168,8 @@ def transactions_of_worker(server, dbname):
 @once
 @pytest.mark.parametrize("setting", ["on", "off", "auto"])
 def test_what_is_sent_depends_on_the_setting(server, own, setting):
-    """With auto neither a message is sent nor a transaction id taken, but while a listener has asked."""
+    """With `auto`, no message is sent and no transaction id is taken, except while a listener has asked for
+    messages."""
     server.query(f"ALTER DATABASE {own} SET eskit_lease.notify = {setting}")
     sent, ids = transactions_of_worker(server, own)
     assert (sent > 0, ids > 0) == (setting == "on",) * 2, (sent, ids)

@@ -54,7 +54,8 @@ def test_a_successor_gives_up_what_was_left(left_place):
 
 @pytest.mark.parametrize("act", ["cancels", "queues", "acquires", "releases", "waits"])
 def test_a_successor_in_an_open_block_touches_no_other_left_place(connect, no_worker, act):
-    """Two places were left to it, for r and for s. What it does about s in a block that stays open is in nobody's way who needs r."""
+    """A take-over left the successor two places, for r and for s. What the successor does about s in a block that stays
+    open is in the way of no session that needs r."""
     conn, queuing, block = connect(), connect(autocommit=False), connect(autocommit=False)
     holder, former, other = (Session(conn, name, "1 h") for name in ("holder", "former", "other"))
     for resource in ("r", "s"):

@@ -115,8 +115,8 @@ def stop(patroni, leader, follower, *_):
 
 def cut_off(patroni, leader, follower, load, background):
     """Cuts the leader's host off from etcd, HAProxy and the other node, but not from the zombie there. An asynchronous
-    standby is cut off first, and lags. With a synchronous standby the leader's Patroni is stopped, too: then PostgreSQL
-    runs on until the network is mended, and only its own answers protect clients."""
+    standby is cut off first, and lags. With a synchronous standby the leader's Patroni is stopped as well: then
+    PostgreSQL runs on until the network is mended, and only its own answers protect clients."""
     zombie = Zombie(leader, "cut_off")
     caught_up(leader, follower)
     if patroni.synchronous:

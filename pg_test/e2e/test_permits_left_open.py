@@ -48,7 +48,7 @@ def test_a_free_permit_goes_past_a_session_that_is_changing_its_own(connect, sce
         wait_until(lambda: next_one.holds("s"), timeout=20)
     assert next_one.acquire("s").granted
     conn.execute("ROLLBACK PREPARED 'changing'") if prepared else changing.rollback()
-    # The first waiter's place counts again if it has no permit: it is first in line for the other one.
+    # The first waiter's place counts again if it has no permit: it is first in line for the other permit.
     late = Session(conn, "late", ttl="1 h")
     if way in TAKEN and not worker:
         assert late.acquire("s").reason == "awaited"

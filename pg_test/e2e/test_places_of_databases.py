@@ -167,7 +167,7 @@ def test_all_in_use(crowded):
     try:
         sessions = [Session(conn, "one of those", ttl="60 s") for conn in conns[:PLACES]]
         assert stat(conns[0], "databases_in_use") == PLACES
-        # The one that is shut out says so too, and there the alert fires.
+        # The database that is shut out shows this as well, and the alert fires there.
         for conn in (conns[0], conns[PLACES]):
             assert (stat(conn, "databases_taken"), stat(conn, "sessions_alive")) == (PLACES, int(conn is conns[0]))
             found = measured(conn)
@@ -176,7 +176,7 @@ def test_all_in_use(crowded):
             Session(conns[PLACES], "one too many")
         wait_until(lambda: crowded.logged(f"{PLACES} of {PLACES} places for databases"), timeout=60, pause=0.2)
         assert all(session.heartbeat().alive for session in sessions)
-        # An entry that only an open transaction uses is not given to another database, either.
+        # An entry that only an open transaction uses is not given to another database.
         sessions[0].close()
         conns[0].execute("BEGIN")
         call(conns[0], "session_heartbeat", sessions[0].id)

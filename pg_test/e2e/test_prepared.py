@@ -122,7 +122,7 @@ def while_prepared(scene, verb):
     elif verb == "queue":
         call(scene.other, "lease_release", "r", scene.holder.fences["r"])
     elif verb == "session_open":
-        assert call(scene.other, "session_heartbeat", scene.opened).reason in ("alive", "uncommitted", "unknown_session")
+        assert call(scene.other, "session_heartbeat", scene.opened).reason in ("uncommitted", "unknown_session")
     elif verb == "fence_check":
         assert scene.waiter.acquire("r").reason == "queued"
     else:
@@ -219,7 +219,7 @@ def test_attach_is_refused(connect):
 
 @pytest.mark.parametrize("end", ["COMMIT", "ROLLBACK"])
 def test_the_end_wakes_whom_it_concerns(server, db, connect, background, end):
-    """And no other session of the database: not once, where the whole TTL passes."""
+    """No other session of the database is woken, not even where the whole TTL passes."""
     conn = connect()
     bystanders = [Session(connect(), f"bystander {n}", ttl="60 s") for n in range(3)]
     hungry = Session(connect(), "hungry", ttl="60 s")
@@ -447,8 +447,8 @@ def test_the_dead_stay_dead_though_a_sweep_had_no_room_for_them(restarted):
 
 
 def test_ended_before_anybody_looked(restarted):
-    """After a start the worker finds the transactions that are still prepared. A session that was granted a lease by
-    one that had already ended is woken, too."""
+    """After a start the worker finds the transactions that are still prepared. A session that was granted a lease by a
+    transaction that had already ended is woken as well."""
     restarted.query("CREATE EXTENSION eskit_lease")
     with psycopg.connect(restarted.dsn()) as conn, restarted.connect() as other:
         scene = prepare(Scene(conn, other), "lease_release", "unseen")

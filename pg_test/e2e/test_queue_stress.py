@@ -51,7 +51,8 @@ def test_the_oracle_sees():
     claim, done = ("claim", "key", 1, "k", 10, 7, 1, "s"), ("done", "key", 1, None, None, 7)
     assert not judged(add, claim, done) and not judged(add, claim, ("unclaim", *done[1:]), claim, done)
     assert judged(claim) and judged(add, add)
-    # Two living sessions have it; it is claimed again after its session ended; its attempt is counted wrongly.
+    # Two living sessions have the item; the item is claimed again after its session ended; its attempt is counted
+    # wrongly.
     again = ("claim", "key", 1, "k", 10, 8, 2, "t")
     assert judged(add, claim, again) and not judged(add, claim, again, ended_by=1)
     assert judged(add, claim, claim, ended_by=1)

@@ -100,8 +100,8 @@ def test_functions(conn, functions):
             assert spelled(code(answer)[0]) == kind, name
 
 def test_functions_are_described(functions):
-    """Each function has, besides its row in the table, a heading of its own, or at least a mention in the text of its
-    page."""
+    """Each function has, besides its signature, a heading, a mention on its page, or an explanation after a colon in its
+    row."""
     for name, (page, *_) in signatures().items():
         text = prose(PAGES[page])
         cell = next(row for table in tables(text) for row in table.rows if row[0].startswith(f"`{name}("))[1]

@@ -124,14 +124,15 @@ def test_data_alone_into_a_database_that_is_used(tmp_path, first):
 
 
 def documented(section):
-    """The blocks of that section of operations.md, without their indentation."""
+    """Returns the blocks of a section of docs/operations.md, without their indentation."""
     text = (ROOT / "docs/operations.md").read_text().split(f"\n## {section}\n")[1].split("\n## ")[0]
     return [re.sub("^ +", "", block, flags=re.M) for block in re.findall(r"^ *```\w*\n(.*?)^ *```", text, re.M | re.S)]
 
 
 @once
 def test_dump_by_the_owner_of_a_database(tmp_path):
-    """Who is no superuser, after the documented grant. The dump restores, and has it."""
+    """The owner is no superuser, and dumps after the documented grant. The dump can be restored, and contains the
+    grant."""
     server, (grant, *_) = Server("e2e-owned"), documented("Backups and restores")
     try:
         server.query("CREATE ROLE owner LOGIN")

@@ -72,7 +72,8 @@ def test_client_killed_while_waiting_frees_its_backend(server, db, connect, via)
 
 
 def test_a_client_killed_while_waiting_costs_two_lines_of_the_log(server, db, connect):
-    """As many as PostgreSQL's own client_connection_check_interval: the FATAL and its statement. A terminated backend leaves as many."""
+    """PostgreSQL's own client_connection_check_interval costs the same two lines: the FATAL and its statement. A
+    terminated backend leaves two as well."""
     session, waiters = Session(connect(), "waiter", ttl="60 s"), 5
     arguments = [sys.executable, "-c", CHILD, server.dsn(db), str(session.id), str(session.revision)]
     for terminates, said in ((False, "connection to client lost"), (True, "terminating connection due to administrator command")):
@@ -233,7 +234,7 @@ def test_by_default_half_of_a_stock_pool_waits(connect, background):
 
 
 class Host:
-    """Several sessions that one connection waits for."""
+    """Several sessions for which one connection waits."""
 
     def __init__(self, conn, sessions):
         self.conn, self.sessions = conn, sessions

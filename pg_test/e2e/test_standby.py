@@ -29,7 +29,7 @@ def standby(primary):
 
 
 class Heartbeats(Stubborn):
-    """Heartbeats of sessions with a short TTL, as a machine may be slow between two steps of a test."""
+    """Keeps sessions with a short TTL alive, however slow the machine is between two steps of a test."""
 
     def __init__(self, server, *sessions):
         super().__init__(server)
@@ -43,7 +43,8 @@ class Heartbeats(Stubborn):
 
 @pytest.fixture
 def keep_alive():
-    """Gives keep_alive(server, session...), which sends heartbeats until their end() or the end of the test."""
+    """Gives keep_alive(server, session...): the object that it returns sends heartbeats until its end() is called, or
+    the test ends."""
     begun = []
 
     def begin(*args):
@@ -142,9 +143,9 @@ def test_standby_and_its_promotion(primary, standby, keep_alive):
         with primary.connect() as other:
             other.execute("INSERT INTO events (what) VALUES ('after it')")
         caught_up(primary, standby)
-        # A standby reads like the primary: rows that come after an open transaction must wait here, too.
+        # A standby reads like the primary: rows that come after an open transaction must also wait here.
         wait_until(lambda: standby.query(SETTLED) == [("a",), ("b",)])
-        # Nor does the horizon pass that transaction when positions are raised while it is open.
+        # The horizon does not pass that transaction when positions are raised while it is open.
         with primary.connect() as other:
             assert call(other, "position_raise", 10**13)
             other.execute("INSERT INTO events (what) VALUES ('raised')")
@@ -155,7 +156,7 @@ def test_standby_and_its_promotion(primary, standby, keep_alive):
         caught_up(primary, standby)
         check_refusals(standby, "25006", "primary", holder.id)
         read_everything(standby)
-        # What rows alone tell is told once, however many standbys there are.
+        # Metrics that come from rows alone are exported once, however many standbys there are.
         counted = {f"eskit_lease_{what}" for what in ("queue", "group", "executions", "flapping", "leases", "tables")}
         assert exported(primary) >= counted - {"eskit_lease_flapping"}
         assert exported(standby) == exported(primary) - counted
@@ -184,7 +185,7 @@ def test_standby_and_its_promotion(primary, standby, keep_alive):
             call(conn, "fence_check", "r", fence)
         assert stale.value.sqlstate == "LF001"
         holder.check("r")
-        # The owner of a partition gets a new fence, too, as fences above its former one may have been granted.
+        # The owner of a partition also gets a new fence, as fences above its former one may have been granted.
         wait_until(lambda: rows(conn, "group_assignment", "g", holder.id)[0].fence > max(unseen))
         (again,) = rows(conn, "group_assignment", "g", holder.id)
         assert again.partition == kept.partition and call(conn, "cursor_position", "g", kept.partition) == 5
@@ -232,7 +233,7 @@ def test_a_restored_base_backup(primary):
             assert partition < since
         server.restart()
         with server.connect() as conn:
-            # A session that has not asked yet learns this after a further restart, too, and no session learns it twice.
+            # A session that has not asked yet learns this even after a further restart, and no session learns it twice.
             assert call(conn, "lease_renew", "later", fences["later"]).reason == "refence"
             assert call(conn, "lease_renew", "asked", again.fence).reason == "held"
             assert call(conn, "lease_acquire", "asked", session.id).reason == "already_held"

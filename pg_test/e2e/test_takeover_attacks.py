@@ -156,7 +156,7 @@ def test_a_stranger_gets_nothing_that_crosses_a_takeover(connect, crossing):
 
 @pytest.mark.parametrize("end", ["COMMIT", "ROLLBACK"])
 def test_a_place_is_not_lost_to_a_look_that_crosses_the_end_of_a_takeover(connect, background, end):
-    """A look at the line sees places as they were when it began, and checks afterwards which sessions live. Before,
+    """A look at the line sees places as they were when it began, and checks afterwards which sessions live. Formerly,
     some looks passed over the place of a session that was just taken over, or whose take-over was just rolled back, and
     gave the lease to the next in line."""
     conn, done = connect(), Event()
@@ -190,8 +190,8 @@ def test_a_place_is_not_lost_to_a_look_that_crosses_the_end_of_a_takeover(connec
 
 
 def test_a_prepared_takeover_keeps_its_predecessor_ending(connect):
-    """The predecessor stays so while other prepared transactions end, though the worker then looks for sessions to
-    thaw."""
+    """The predecessor goes on ending while other prepared transactions end, though the worker then looks for sessions
+    to thaw."""
     old, work, conn = Session(connect(), "me", "60 s"), connect(autocommit=False), connect()
     call(work, "fence_check", "r", old.take("r"))  # so that the take-over cannot get the session's guard
     taking = connect(autocommit=False)

@@ -172,7 +172,7 @@ def test_a_session_that_has_ended_is_told_as_before_until_the_update(connect, fo
 
 
 def test_an_answer_has_the_columns_of_before_until_the_update(connect, former):
-    """Also to a statement that was prepared before, and to a view."""
+    """This holds for a statement that was prepared before, and for a view."""
     conn = connect(dbname=former)
     conn.prepare_threshold = 0
     session = Session(conn, ttl="60 s")
@@ -248,7 +248,7 @@ def test_objects_that_are_missing(server, connect, former):
         "ALTER INDEX eskit_lease._sessions_pkey RENAME TO other": ("lease_acquire", "r", "{session}"),
         "ALTER SEQUENCE eskit_lease.fence_seq RENAME TO other": ("lease_acquire", "r", "{session}"),
         "ALTER TABLE eskit_lease._executions RENAME TO other": ("execution_begin", "k", "{session}"),
-        "ALTER TYPE eskit_lease.session_state ADD ATTRIBUTE other text": ("session_heartbeat", "{session}"),
+        "ALTER TYPE eskit_lease.session_state ADD ATTRIBUTE other text, ADD ATTRIBUTE more text": ("session_heartbeat", "{session}"),
     }
     session = Session(connect(dbname=former), ttl="60 s")
     for change, (function, *args) in changes.items():
@@ -298,7 +298,7 @@ def unlocked(call, *arguments):
             return call(*arguments)
 
 
-# Changes to tables, indexes, views and functions that an update may make, though none has so far.
+# Changes to tables, indexes and functions such as a later update may make.
 OTHER_OIDS = """
     ALTER TABLE eskit_lease._sessions ADD more text DEFAULT 'a';
     ALTER TABLE eskit_lease._leases ADD more integer NOT NULL DEFAULT 1;
@@ -328,7 +328,7 @@ def patiently(conn, changes):
 
 
 def test_an_update_while_everything_is_in_use(server, connect, former, background):
-    """Holders go on holding, also in the middle of a transaction; waiters are woken; cached plans and oids are
+    """Holders go on holding, even in the middle of a transaction; waiters are woken; cached plans and oids are
     refreshed."""
     conn, fencing, admin = connect(dbname=former), connect(dbname=former, autocommit=False), connect(dbname=former)
     admin.execute("CREATE TABLE counter (n bigint, fence bigint)")
@@ -423,7 +423,7 @@ def test_who_watches_goes_on_watching(connect, former):
 @once
 def test_a_function_that_is_made_anew_keeps_its_grants(server, connect, former, before):
     """cursor_commit, partition_assign and the functions that drop have one argument more than in 0.2.0. Others have a
-    new name, and keep the former one, too."""
+    new name, and also keep the former one."""
     conn = connect(dbname=former)
     anew = ["cursor_commit", "semaphore_drop", "queue_drop", "next_position", "unfence_table"]
     pure = "SELECT proacl FROM pg_proc WHERE proname = 'partition_assign'"
@@ -442,7 +442,7 @@ def test_a_function_that_is_made_anew_keeps_its_grants(server, connect, former, 
         conn.execute(f'GRANT SELECT ON eskit_lease.waiters TO "{roles[0]}"')
         conn.execute(f'GRANT EXECUTE ON FUNCTION eskit_lease._standing(uuid, bigint, integer) TO "{roles[0]}"')
         conn.execute(UPDATE)
-        # Readers of the views read the new one, too, and all roles the help.
+        # Roles that could read the views can also read the new view, and all roles can call help().
         conn.execute(f'SET ROLE "{roles[0]}"')
         conn.execute("SELECT FROM eskit_lease.waiters, eskit_lease.refusals")
         conn.execute(f'RESET ROLE; SET ROLE "{roles[1]}"')

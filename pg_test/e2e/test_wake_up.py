@@ -1,4 +1,5 @@
-"""No loop of the documentation sleeps through a change that comes between its question and its wait: each is run with the hand-over put there."""
+"""No loop of the documentation sleeps through a change that comes between its question and its wait: each loop is run
+with a hand-over between the two."""
 
 import os
 import re
@@ -25,7 +26,7 @@ WAIT = re.compile(r"session_wait\(:'(\w+)', :(\w+)")
 
 
 def by_psql(blocks):
-    """The examples of a page, those for one psql together."""
+    """Returns the examples of a page; those for the same psql are put together."""
     texts = {}
     for name, example in blocks:
         texts[name] = texts.get(name, "") + example
@@ -48,7 +49,7 @@ def test_each_wait_has_a_revision_from_before_the_question(page):
 
 
 def gaps():
-    """The waits of the recipes: where each has its question in an earlier example for the same psql."""
+    """Yields each wait of a recipe with the example that asks its question: an earlier one for the same psql."""
     for recipe in sorted(RECIPES):
         blocks = SECTIONS[recipe]
         for at, (name, example) in enumerate(blocks):
@@ -58,7 +59,8 @@ def gaps():
 
 
 def split(example):
-    """An example up to the answer to its last question, and the rest without what that answers: there the answers are others."""
+    """Returns an example up to the answer to its last question, and the rest of it without answers, which are others in
+    this test."""
     lines = example.splitlines(keepends=True)
     end = max(number for number, line in enumerate(lines) if QUESTION.search(line))
     while not re.search(r";$|\\gset$", lines[end]):
@@ -96,7 +98,8 @@ def test_a_recipe_is_told_of_what_comes_after_its_question(server, db, tmp_path,
             psql.close()
 
 
-# Each of these functions, under its name, calls the real one. A session that has asked and calls what is a heartbeat next waits for the gate before.
+# Each of these functions stands in for the real one of its name, and calls it. If a session has asked its question, its
+# next heartbeat or wait first waits for the gate.
 GAP = """
     CREATE TABLE asked (session uuid);
     ALTER FUNCTION eskit_lease.lease_acquire RENAME TO real_acquire;

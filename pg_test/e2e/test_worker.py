@@ -85,7 +85,7 @@ def test_attached_session_outlives_its_connection_for_its_grace(connect):
 
 
 def test_an_attached_session_that_is_used_on_other_connections_only_is_told_once(connect):
-    """So it is behind a pooler, whose connection says nothing of the client."""
+    """This is the case behind a pooler, whose connection says nothing of the client."""
     direct, other = connect(), connect()
     told = []
     for conn in (direct, other):

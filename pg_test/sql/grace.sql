@@ -105,7 +105,7 @@ BEGIN;
 SELECT lease_release('g', :f);
 ROLLBACK;
 SELECT held, reason FROM lease_renew('g', :f);
--- Released with grace and taken back in one transaction, which is fenced throughout.
+-- Taken back and released with grace in one transaction, which is fenced throughout.
 BEGIN;
 SELECT fence_check('g', :f);
 SELECT reason FROM lease_acquire('g', :'a');

@@ -36,8 +36,8 @@ SELECT fence AS f FROM group_assignment('g', :'a') WHERE partition = 5 \gset
 SELECT held, reason FROM lease_renew('g', :f);
 SELECT fence_check('g', :f);
 
--- A second member joins: the first must release half of its partitions, and none is taken. The revision of a member
--- that loses nothing does not grow.
+-- A second member joins: the first must release half of its partitions, and none is taken. The first one's revision
+-- grows.
 SELECT group_join('g', :'b') = :generation + 1 AS "next generation";
 SELECT * FROM pg_temp.who('g');
 SELECT revision > :r AS told FROM session_heartbeat(:'a');

@@ -1,6 +1,6 @@
-//! `help()`: the reference as text for a terminal. What it says of a function, a view or a column is its COMMENT in the
-//! catalog; of a setting, its own description. So no word stands here a second time, and an answer is about the objects
-//! that this database has.
+//! `help()`: the reference as text for a terminal. Its text about a function, a view or a column is the COMMENT in the
+//! catalog; its text about a setting is the setting's description. So this file repeats none of these texts, and an
+//! answer is about the objects that this database has.
 //!
 //! Only the topics are listed here: which functions and views belong together, as on the pages of docs/reference.
 
@@ -63,7 +63,8 @@ const TOPICS: [Topic; 12] = [
 ];
 
 impl Topic {
-    /// Returns whether a function belongs here: the longer word decides.
+    /// Returns whether a function belongs to this topic. A topic that lists the whole name of the function comes before
+    /// one that lists its first word.
     fn has(&self, function: &Function) -> bool {
         let by = |words: &[&str]| words.contains(&function.name.as_str());
         let family = function.name.split('_').next().unwrap_or_default();
@@ -103,7 +104,7 @@ struct Setting {
     reason: String,
 }
 
-/// All that there is to tell.
+/// The functions, views and settings that `help()` knows.
 struct Book {
     functions: Vec<Function>,
     views: Vec<View>,
@@ -197,7 +198,7 @@ fn of_function(function: &Function) -> String {
     page.push('\n');
     let gives = if function.gives == "void" { "nothing" } else { &function.gives };
     wrap(&mut page, &format!("returns {gives}"), 4, 8);
-    // Reasons and errors are looked for by themselves.
+    // Reasons and errors begin lines of their own, because readers look for them.
     for paragraph in function.about.replace(". Reasons: ", ".\nReasons: ").replace(". Raises ", ".\nRaises ").lines() {
         page += "\n\n";
         wrap(&mut page, paragraph, 0, 0);
@@ -290,7 +291,7 @@ fn help(topic: default!(Option<Text>, "NULL")) -> Result<Text> {
     let Some(topic) = topic else { return Ok(Text(Book::read().contents())) };
     let asked = text_arg("topic", Some(topic))?;
     let book = Book::read();
-    // As it is called, or as another page writes it.
+    // The name may be given as in a call, or with the schema, as other pages write it.
     let lower = asked.to_lowercase();
     let name = lower.split('(').next().unwrap_or_default().trim();
     let name = name.strip_prefix("eskit_lease.").unwrap_or(name);

@@ -121,7 +121,7 @@ fn _refusals() -> Result<
 fn stats() -> Result<row::TableIterator<(name!(name, Text), name!(value, Option<i64>))>> {
     let shared = shared()?;
     let home = catalog::home();
-    // Looking up the database takes no place from one in use.
+    // Looking up the database takes no entry from a database in use.
     let database = shared.known_database(home.database);
     // PostgreSQL tells no process of the end of a prepared transaction.
     if !in_recovery() {

@@ -36,7 +36,7 @@ pub fn ttl_ms(ttl: Option<Interval>) -> Result<i32> {
     within(what, &ttl.unwrap_or_else(default), settings::MIN_TTL.get(), settings::MAX_TTL.get())
 }
 
-/// Returns how long a session may live on alone.
+/// Returns a grace: how long a session may outlive its connection, or a lease its release.
 pub fn grace_ms(what: &'static str, grace: Interval) -> Result<i32> {
     within(what, &grace, 0, settings::MAX_TTL.get())
 }

@@ -26,7 +26,7 @@ pub fn is_waited_for(key: i64) -> bool {
 }
 
 /// Opens a bridge: checks pass from now on, beyond transactions, until [`close`]. Returns false if a check is just
-/// looking.
+/// looking at the guard.
 pub fn open(name: &str) -> bool {
     guard(name).try_hold(Mode::Exclusive)
 }
@@ -35,7 +35,7 @@ pub fn close(name: &str) {
     guard(name).let_go(Mode::Exclusive);
 }
 
-/// Holds the user's lock to the end of the transaction. Refuses unless the worker has held it too, ever since the
+/// Holds the user's lock to the end of the transaction. Refuses unless the worker has also held the lock ever since the
 /// grant; the refusal tells why.
 pub fn cross(resource: &str, key: i64) -> Result<(), Closed> {
     if !UserLock(key).try_share() {

@@ -36,13 +36,13 @@
 //! new grant. Until then no check may pass. So the worker holds a guard of the name
 //! ([`Guard::Bridge`](crate::pg::guard::Guard::Bridge)) from the time when the lease has its new fence until it
 //! releases the lock. A check takes the lock first, then looks for the guard. If the guard is held, the worker has had
-//! the lock since the grant, and from now on the check has it too.
+//! the lock since the grant, and from now on the check also has it.
 //!
-//! *An old worker waits* if it calls `pg_advisory_lock` where `pg_try_advisory_lock` would be refused. PostgreSQL lets
-//! no process share a lock past one that waits for it exclusively, so from then on no check can pass. If our worker
-//! kept the lock, neither side would get on. So a waiting old worker is next, even in the middle of a lease: it gets
-//! the lock once the fenced transactions have ended. If several resources have one lock, our worker releases it for all
-//! of them.
+//! *An old worker waits* if it calls `pg_advisory_lock` where `pg_try_advisory_lock` would be refused. PostgreSQL
+//! grants no process a lock in share mode while another waits for it exclusively, so from then on no check can pass. If
+//! our worker kept the lock, neither side would get on. So a waiting old worker is next, even in the middle of a lease:
+//! it gets the lock once the fenced transactions have ended. If several resources have one lock, our worker releases it
+//! for all of them.
 //!
 //! Files, low to high: target, side, advisory, row, tend, mod, verbs.
 

@@ -8,11 +8,11 @@
 //! * **While a marker stands, no old worker has owned the row since the marker's number was drawn.** Our worker and the
 //!   server may have ended since, and the time in the row may be over. Nothing needs to be remembered.
 //! * **A fence above that number was granted after it was drawn**, so the row was our worker's by then. A fence below
-//!   it may be from before another owner's time: the lease goes on under a new one.
+//!   that number may be older than another owner's time, so the lease goes on under a new fence.
 //!
 //! A check ([`cross`]) locks the row in share mode, to the end of the transaction. It then requires a marker whose
-//! number is below its fence. Until the transaction ends no old worker owns the row, even if its time is over: owning
-//! takes an update, which the lock keeps out.
+//! number is below its fence. Until the transaction ends no old worker owns the row, even if the row's time is over: an
+//! old worker must update the row to own it, and the lock prevents that.
 //!
 //! Keeping the row ([`keep`]) only moves its time, and is rare. Leaving the row ends its time. A row whose time is over
 //! but whose marker stands is our worker's until another owner takes it.
@@ -59,7 +59,7 @@ fn since(resource: &str, owner: &str) -> Option<i64> {
     number.parse().ok().filter(|since| *since > 0 && marker(resource, *since) == owner)
 }
 
-/// Returns the number of characters that the owner column must have room for.
+/// Returns the number of characters for which the owner column must have room.
 pub fn marker_length(resource: &str) -> usize {
     prefix(resource).chars().count() + MAX_DIGITS
 }
@@ -79,8 +79,8 @@ fn try_keep(call: &Call, resource: &str, target: &Target) -> Result<Taken, Shut>
         if since > fence::drawn(call) {
             return Err(Shut::Unfit("Its owner column has a number that nobody has drawn.".to_owned()));
         }
-        // Another process may have the row locked for a while; the row stays ours meanwhile. If its time is over, only
-        // a later look tells.
+        // Another process may have the row locked for a while; the row stays ours meanwhile. If the row's time is over,
+        // a later look tells whether it is still ours.
         let kept = left >= limits::RENEW_ROW || write(call, &row, || None, now + limits::KEEP_ROW)? || left > 0;
         return Ok(if kept { Taken::Ours(since) } else { Taken::Busy });
     }
@@ -96,8 +96,8 @@ fn try_keep(call: &Call, resource: &str, target: &Target) -> Result<Taken, Shut>
     Ok(if write(call, &row, draw, now + limits::KEEP_ROW)? { Taken::Ours(since) } else { Taken::Busy })
 }
 
-/// Writes the row that was found, if it is fit and no other transaction has locked or changed it since. `owner` returns
-/// the new owner, if it changes; it is called under the lock.
+/// Writes the row that was found, if it is fit and no other transaction has locked or changed it since. `owner` is
+/// called under the lock, and returns the new owner if the owner changes.
 fn write(call: &Call, row: &Opened, owner: impl FnOnce() -> Option<String>, until: i64) -> Result<bool, Shut> {
     row.require_fit(call)?;
     if !row.try_lock() {
@@ -106,8 +106,8 @@ fn write(call: &Call, row: &Opened, owner: impl FnOnce() -> Option<String>, unti
     row.write(owner().as_deref(), until).map(|()| true)
 }
 
-/// Ends our time, so that the other side may take the row at once. Returns whether to try again. What cannot be written
-/// now ends by itself, with its time.
+/// Ends our worker's time in the row, so that the other side may take the row at once. Returns whether to try again. A
+/// row that cannot be written now becomes free when its time is over.
 pub fn leave(call: &Call, resource: &str, target: &Target) -> bool {
     let try_leave = || {
         let row = target.open(pg_sys::RowExclusiveLock)?;

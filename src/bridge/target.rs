@@ -1,11 +1,11 @@
-//! The row of a user's table that a bridge leads to, and whether it is fit for that.
+//! The row of a user's table to which a bridge leads, and whether that row is fit for a bridge.
 //!
 //! The worker is a superuser, and any user may own the table. So the worker runs no code of the table's. It finds the
 //! table by its oid, and the row by a primary key of one of PostgreSQL's own types. It writes two columns by the row's
-//! place ([`crate::pg::table`]). There is no SQL statement whose names could change their meaning, and no plan. Only
-//! the index entries need more care: they are written with the rights of the table's owner.
+//! ctid ([`crate::pg::table`]). There is no SQL statement whose names could change their meaning, and no plan. Only the
+//! index entries need more care: they are written with the rights of the table's owner.
 //!
-//! A write by place bypasses triggers, rules, policies and constraints. So the table must have none that would affect
+//! A write by ctid bypasses triggers, rules, policies and constraints. So the table must have none that would affect
 //! the row. This is checked before each write (sql/query/bridge/fit.sql), while the table is locked against such
 //! changes. A check of a fence only locks the row to read it, and needs none of this.
 
@@ -120,7 +120,7 @@ impl Opened<'_> {
         Ok(self.table.scan(Sight::Latest, &[key], |row, _| Some(self.read(row))))
     }
 
-    /// Returns the contents of the row that the table is positioned at.
+    /// Returns the contents of the row at which the table is positioned.
     fn read(&self, row: &Tuple) -> Lease {
         let at = |column: &Column| usize::try_from(column.number).unwrap_or(0);
         let owner = match row.size(at(&self.owner)) {
@@ -131,7 +131,7 @@ impl Opened<'_> {
         Lease { owner, until: row.get(at(&self.until)) }
     }
 
-    /// Refuses a table for which a write by place would leave something undone, such as its triggers.
+    /// Refuses a table for which a write by ctid would leave something undone, such as its triggers.
     pub fn require_fit(&self, call: &Call) -> Result<(), Shut> {
         self.table.require_identity();
         let values = [self.owner.number, self.until.number].map(|number| Value::Datum(Datum::from(number)));

@@ -4,7 +4,7 @@
 //! see whether the bridge is still wanted, whether an old worker waits, and to keep the row. The worker retries sooner
 //! while the lock or the row cannot be had, or the holder cannot get its new fence. The first retry comes after 10 ms,
 //! doubling to a second, or when the row's time is over. The entry in the ring outlives the worker, so that another
-//! worker is started for it. A worker with such bridges does not exit, because its locks would end with it.
+//! worker is started for the bridge. A worker with such bridges does not exit, because its locks would end with it.
 
 use super::advisory;
 use super::row::{self, Taken};
@@ -61,7 +61,7 @@ enum Lease {
 
 #[derive(Default)]
 struct Tended {
-    /// The extension's identity: another one may have been created since.
+    /// The extension's identity: the extension may have been dropped and created again since.
     home: u32,
     bridges: HashMap<String, Bridge>,
 }
@@ -293,8 +293,8 @@ impl Bridge {
         }
     }
 
-    /// Returns whether the lease is free, or has a fence from after the lock or the row was taken. `since`: when the
-    /// row was taken, as a number of fences.
+    /// Returns whether the lease is free, or has a fence that was drawn after the lock or the row was taken. `since`:
+    /// the number from the sequence of fences that was drawn when the row was taken.
     fn is_good(&mut self, call: &Call, name: &str, lease: Lease, since: Option<i64>) -> bool {
         match lease {
             Lease::Held(row) => match (since, self.renewed) {

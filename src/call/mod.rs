@@ -75,8 +75,8 @@ impl Call {
         self.db.get_or_init(|| Db::open(self.home))
     }
 
-    /// Finishes a write. `by_place` has the rows that were written by place; if it is `None` the table is not plain,
-    /// and the statement does the write. Returns how many rows were written.
+    /// Finishes a write. `by_place`: how many rows were written by address. If it is `None` the table is not plain, and
+    /// the statement `otherwise` does the write. Returns how many rows were written.
     pub fn written(&self, by_place: Option<u64>, otherwise: &'static Statement, values: Vec<Value>) -> u64 {
         match by_place {
             Some(rows) => {

@@ -1,10 +1,10 @@
 //! Lines of the server's log for sessions that have expired, or were taken over. `eskit_lease.log_ends` chooses their
 //! level.
 //!
-//! A pass tells of each expired session when it first finds the session dead, so before its leases can be handed over.
-//! A take-over is told of just before its commit; one that is prepared is not. All processes of a database share one
-//! clock for the lines: a second passes between two of them, and each counts all ends since the line before. A worker
-//! tells of the rest before it leaves.
+//! A pass logs each expired session when it first finds the session dead, that is, before the session's leases can be
+//! handed over. A take-over is logged just before its commit; one that is prepared is not logged. All processes of a
+//! database share one clock for the lines: a second passes between two of them, and each counts all ends since the line
+//! before. A worker logs the remaining ends before it leaves.
 
 use crate::base::error::Result;
 use crate::base::settings::{LOG_ENDS, LogEnds};
@@ -28,8 +28,8 @@ fn level() -> Option<PgLogLevel> {
     }
 }
 
-/// Tells of those dead sessions that have expired, and that the log has not told of. Sessions without a row were
-/// closed, or taken over.
+/// Logs those dead sessions that have expired and are not in the log yet. Sessions without a row were closed, or taken
+/// over.
 pub fn expired(call: &Call, dead: &[Uuid]) {
     if level().is_none() {
         return;
@@ -42,7 +42,7 @@ pub fn expired(call: &Call, dead: &[Uuid]) {
     tell(call.database, Some((EXPIRED, &last.consumer)));
 }
 
-/// Tells that a consumer's session is taken over, with the commit of this transaction.
+/// Logs, at the commit of this transaction, that a consumer's session is taken over.
 pub fn taken_over(call: &Call, consumer: &str) {
     if level().is_some() {
         call.seam().at_commit(consumer, tell_of_takeover);
@@ -56,8 +56,8 @@ fn tell_of_takeover(shared: &'static Shared, consumer: &str) -> Result<()> {
     Ok(())
 }
 
-/// Tells of all ends that have no line yet, if it is time. `last`: the kind of the last one, and its consumer. The
-/// caller is in a transaction.
+/// Logs all ends that have no line yet, if it is time. `last`: the kind and the consumer of the last end. The caller is
+/// in a transaction.
 pub fn tell(database: &Database, last: Option<(usize, &str)>) {
     let (Some(level), ends) = (level(), database.ends_to_tell(clock::now())) else { return };
     if ends == [0; 2] {

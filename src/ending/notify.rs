@@ -68,7 +68,7 @@ struct Items<'a> {
     queue: &'a str,
 }
 
-/// Asks, for a listener, that messages be sent for a while where `eskit_lease.notify` is `auto`.
+/// Requests messages for a listener, for a while, where `eskit_lease.notify` is `auto`.
 #[pg_extern(schema = "eskit_lease")]
 fn notify_me(duration: Option<Interval>) -> Result<()> {
     let shared = enter()?;

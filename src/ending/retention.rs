@@ -210,7 +210,7 @@ pub fn retire(call: &Call, now: u64, most: usize, at_once: bool, progress: &mut 
         });
         if kind.has_more(call, most, span) {
             more = true;
-            // This brings the worker at once. It also brings the worker for rows from before a start, which no
+            // This brings the worker at once. It also brings the worker for rows that ended before the start, which no
             // transaction has noted.
             database.are_kept(kind.kept);
         } else {

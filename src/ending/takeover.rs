@@ -1,22 +1,22 @@
 //! Take-over: a process that has been restarted inherits from its former session.
 //!
-//! A session opened with `takeover` ends the living sessions of the same consumer and role, with its own transaction.
-//! The new session gets what they have under new fences: leases, permits, places in line, memberships and partitions.
-//! What lock_acquire and grace keep in private sessions stays there; the successor may acquire leases in grace (see
-//! [`crate::lease::grace`]). A predecessor ends as by session_close, but other sessions get nothing of it except the
-//! work items that it has claimed:
+//! A session opened with `takeover` ends the living sessions of the same consumer and role, in the transaction that
+//! opens it. The new session gets what they have under new fences: leases, permits, places in line, memberships and
+//! partitions. What `lock_acquire` and grace keep in private sessions stays there; the successor may acquire leases in
+//! grace (see [`crate::lease::grace`]). A predecessor ends as by `session_close`, but other sessions get nothing of it
+//! except the work items that it has claimed:
 //!
 //! * **Leases** are granted to the successor without waiting for any other transaction. The take-over holds S of the
 //!   predecessor exclusively. If a transaction of the predecessor is fenced, the take-over cannot have S, and holds F
 //!   of each lease that is not fenced. A fenced lease stays until its transaction ends. Meanwhile the successor is at
 //!   the head of its line, and is the target of a fenced partition.
-//! * **Leases that could not be passed on** were fenced, or were being granted to the predecessor. The sweep
-//!   passes them on: it finds the successor of a dead session in a row of its own. If the successor drains, others get
-//!   them. If the predecessor waited for a resource that it is being granted, the successor is at the head of that
-//!   line too.
+//! * **Leases that could not be passed on** were fenced, or were being granted to the predecessor. The sweep passes
+//!   them on: a row of its own names the successor of each dead session. If the successor drains, others get them. If
+//!   the predecessor was still in line for a resource that it is being granted, the successor is also at the head of
+//!   that line.
 //! * **Memberships** pass on at the commit, or by the sweep. So a take-over that is left open or prepared does not stop
-//!   a group from being rebalanced. Until then they stand in the predecessor's name, and each reader of a group finds
-//!   the successor for it (see [`crate::group`]).
+//!   a group from being rebalanced. Until then the memberships stand in the predecessor's name, and each reader of a
+//!   group takes the successor for the member (see [`crate::group`]).
 
 use super::log;
 use crate::base::error::{Error, Result};
@@ -88,7 +88,7 @@ pub fn take_over(call: &Call, new: SlotRef, consumer: &str) -> Result<()> {
     Ok(())
 }
 
-/// Warns a take-over that found nothing of a living session of the same consumer that another role has opened. An error
+/// Warns a take-over that found no session, if another role has opened a living session of the same consumer. An error
 /// would let any role keep any other from taking over.
 fn warn_of_other_role(call: &Call, consumer: &str) {
     let others = Name::of(consumer, call.caller).of_other_roles();
@@ -101,8 +101,8 @@ fn warn_of_other_role(call: &Call, consumer: &str) {
 
 fn succeed(call: &Call, old: &SessionRow, at: SlotRef, new: SlotRef) -> Result<()> {
     let (from, to) = (old.session, new.session());
-    // This comes before all locks that a hand-over may find in its way: the hand-over then asks whether there is a
-    // successor.
+    // The succession is written before this transaction takes any lock that a hand-over may find in its way: the
+    // hand-over then asks whether there is a successor.
     call.db().execute(&SUCCEED, vec![Value::Uuid(from), Value::Uuid(to)]);
     // The guard is already held if the predecessor holds more leases than there is room for locks.
     let excluded = Guard::Fencer(from).try_lock(Mode::Exclusive);
@@ -117,11 +117,12 @@ fn succeed(call: &Call, old: &SessionRow, at: SlotRef, new: SlotRef) -> Result<(
     let free = |row: &LeaseRow| (excluded || Guard::Fence(row.fence).try_lock(Mode::Exclusive)).then_some(true);
     let Inheritance { left, ahead, .. } =
         inherit(call, from, new, seats, &free, || group::inherit_at_commit(call, from));
-    // This comes after the leases. A lease that went into grace meanwhile is found here; one that is just going stays.
+    // Graces are read after the leases. A lease that went into grace meanwhile is found here; one that is just going
+    // into grace stays behind.
     let left = !adopt_graces(call, from, to) || left;
     for resource in ahead {
         line::take_first_place(call, &resource, to);
-        // The successor may be there already, in its predecessor's place; it must still hear of the resource.
+        // The successor may already be first in line, by its predecessor's place; it must still hear of the resource.
         call.seam().judge(&resource);
     }
     call.seam().ended(at, false);
@@ -139,8 +140,9 @@ fn predecessors(consumer: &str, role: Oid, but: Uuid) -> Vec<Uuid> {
     found
 }
 
-/// Passes the leases in grace of a predecessor on to its successor. Returns false if another transaction has any of
-/// them locked. Until that one ends, a reader of such a lease finds the successor by the succession.
+/// Passes the leases in grace of a predecessor on to its successor. Returns false if another transaction has locked the
+/// row of any of their private sessions. Until that transaction ends, a reader of such a lease finds the successor by
+/// the succession.
 fn adopt_graces(call: &Call, from: Uuid, to: Uuid) -> bool {
     let (graces, left) = lock_rows(page_of(&succession::graces(), &[from], usize::MAX, 0, |row| Some(row.required(1))));
     let sessions = crate::session::table();
@@ -164,9 +166,9 @@ struct Inheritance {
     ahead: Vec<String>,
 }
 
-/// Passes on what a session has. Passes on nothing if the successor is just ending, because it would leave that behind.
-/// `free` returns `None` for a lease that may not be taken, and otherwise whether this transaction keeps fenced ones
-/// away from it. `join` passes on the memberships and returns whether none is left.
+/// Passes on what a session has. Passes on nothing if the successor is just ending, because the successor would leave
+/// it behind. `free` returns `None` for a lease that may not be taken, and otherwise whether this transaction keeps
+/// fenced transactions away from that lease. `join` passes on the memberships and returns whether none is left.
 fn inherit(
     call: &Call,
     from: Uuid,

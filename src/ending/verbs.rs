@@ -95,9 +95,9 @@ fn session_drain(session: Option<Uuid>) -> Result<bool> {
     let locked = lock_row(session).is_some();
     if locked {
         drain(&call, session);
-        // Another connection may have called this: the session must hear that its partitions have to go.
+        // Another connection may have called this: the session must hear that it has to release its partitions.
         call.seam().revise(at);
-        // Resources that the session was first in line for go to the next waiter.
+        // Resources for which the session was first in line go to the next waiter.
         line::note_places(&call, &[session]);
         group::note_groups(&call, &[session]);
     }
@@ -117,7 +117,7 @@ fn session_close(session: Option<Uuid>) -> Result<bool> {
     let session = session.given("session")?;
     let call = Call::open(shared)?;
     let alive = |at: &SlotRef| shared.look(*at).is_some_and(|standing| standing.alive());
-    // A private session may be closed too; that gives back its one lease.
+    // A private session may also be closed; that gives back its one lease.
     let Some(at) = call.holder(session, None)?.filter(alive) else {
         return Ok(false);
     };
@@ -141,8 +141,8 @@ fn session_sweep(max_leases: default!(Option<i32>, "1000")) -> Result<Swept> {
         min: 1,
         max: 100_000,
     })?;
-    // The worker locks the extension too. Otherwise the sweep could take sessions of an extension that is created
-    // meanwhile for those of a dropped one.
+    // As the worker does, this locks the extension. Otherwise the sweep could take sessions of an extension that is
+    // created meanwhile for those of a dropped one.
     if !catalog::lock_extension_soon() {
         // Another transaction drops the extension, or is about to.
         return Ok(Swept { ended: 0, handed_over: 0, more: true });

@@ -1,10 +1,10 @@
 //! A pass by a waiting call. If PostgreSQL has no process for the worker of a database, a session_wait in that database
 //! is woken and does the worker's work.
 //!
-//! Other sessions see what it grants once its transaction has ended. So only a call whose answer ends the transaction
-//! does a pass, and then it answers at once. It sees what is committed, whatever the age of its own snapshot, as every
-//! statement of ours does. It runs at READ COMMITTED only: there it meets no serialization conflict that its client did
-//! not cause.
+//! Other sessions see what a pass grants once its transaction has ended. So only a call whose answer ends the
+//! transaction does a pass, and then it answers at once. A pass sees what is committed, whatever the age of the call's
+//! own snapshot, as every statement of ours does. A pass runs at READ COMMITTED only, where it meets no serialization
+//! conflict that its client did not cause.
 
 use super::notify;
 use super::retention::{self, Progress};
@@ -53,9 +53,9 @@ pub fn pass_if_asked(call: &Call) -> Result<bool> {
     if !call.database.asked.swap(false, Ordering::AcqRel) {
         return Ok(false);
     }
-    // The worker locks the extension too. Otherwise the pass could take sessions of an extension that is created
-    // meanwhile for those of a dropped one. A wait is a heartbeat: it must not wait or fail because another transaction
-    // has locked a table. Then a later call does the pass.
+    // As the worker does, this locks the extension. Otherwise the pass could take sessions of an extension that is
+    // created meanwhile for those of a dropped one. A wait is a heartbeat: it must not wait or fail because another
+    // transaction has locked a table. Then a later call does the pass.
     if !catalog::lock_extension_soon() || !catalog::try_lock_all(&TOUCHED) {
         call.database.asked.store(true, Ordering::Release);
         return Ok(false);

@@ -30,8 +30,8 @@ static AGAIN: Statement = Statement::writes(
 );
 
 /// How often a call tries to lock a stripe, half a millisecond apart: five seconds in all. Another call holds the
-/// stripe only while it runs, possibly for another key. Giving up early would refuse a key as in flight that no session
-/// runs. Only a call that hangs uses up all tries.
+/// stripe only while it runs, possibly for another key. If a call gave up early, it would answer that a key is in
+/// flight although no session runs it. Only a call that hangs makes others use up all tries.
 const STRIPE_TRIES: u32 = 10_000;
 
 row::composite! {
@@ -98,7 +98,7 @@ fn start(
     Ok(Answer::running(true, Some(fence), started_at))
 }
 
-/// Begins another attempt by changing the row at its place. Only the number of attempts is kept of the former one.
+/// Begins another attempt by changing the row at its ctid. Of the former attempt, only the number of attempts is kept.
 /// Returns `None` if a statement must do it.
 fn again(
     call: &Call,

@@ -28,8 +28,8 @@ static RESOLVE: Statement = Statement::writes(
     &[TEXTOID, TEXTOID, JSONBOID, TEXTOID, INT8OID],
 );
 
-/// Returns whether this transaction may end the attempt under a fence. False: the attempt has already ended in one of
-/// the ways of `ended`, under this very fence.
+/// Returns whether this transaction may end the attempt under a fence. Returns false if the attempt has already ended,
+/// under this fence, in one of the ways of `ended`. Refuses in any other case.
 fn claim(call: &Call, key: &str, fence: i64, ended: &[State]) -> Result<bool> {
     let in_flight = || ErrorReport::from(Error::AttemptInFlight { key: key.to_owned() });
     let lost = |why: String| {
@@ -49,8 +49,8 @@ fn claim(call: &Call, key: &str, fence: i64, ended: &[State]) -> Result<bool> {
         }
     };
     if row.state != State::Running {
-        // The session may be gone, so the row says which role the attempt is of. If that role is dropped, only
-        // superusers pass.
+        // The session may be gone, so the row names the role of the attempt. If that role is dropped, only superusers
+        // pass.
         if !role::acts_as(call.caller, role_of_name(&row.role)) {
             return Err(Error::Foreign { owner: row.role, resource: None }.into());
         }

@@ -17,7 +17,7 @@
 //!
 //! **Exactly one session begins an attempt.** A call that makes the row of a new key holds the key's stripe meanwhile
 //! (see [`crate::lease::grant`]). Under it the call looks again, also at uncommitted rows. A call that begins another
-//! attempt locks the row as it has read it. Neither call waits for a transaction.
+//! attempt locks the row only if it is unchanged since the call read it. Neither call waits for a transaction.
 //!
 //! The index is unique by key and fence, not by key alone. With a unique key PostgreSQL would check all versions of it
 //! at each change, and an old snapshot may keep thousands. Fences grow, so the last version of a key is the one that
@@ -93,7 +93,7 @@ struct Execution {
     fence: i64,
     retry_in_doubt: bool,
     started_at: Option<TimestampWithTimeZone>,
-    /// Only of an attempt that is done.
+    /// Set only for an attempt that is done.
     result: Option<Jsonb>,
     resolved_by: Option<String>,
     /// The transaction that made this version of the row.
@@ -124,7 +124,7 @@ impl Execution {
         self.state == State::Running && alive()
     }
 
-    /// Says how an attempt ended that is over.
+    /// Says how an attempt that is over has ended.
     fn why_over(&self) -> String {
         match (&self.resolved_by, self.state) {
             (Some(by), _) => format!("It has been resolved as {} by role \"{by}\".", self.state.name()),

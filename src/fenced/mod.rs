@@ -10,7 +10,7 @@
 //! | form                               | triggers                                                                |
 //! |------------------------------------|-------------------------------------------------------------------------|
 //! | a table                            | one, after each statement                                               |
-//! | a table by a column that tells a partition of a group | one after each kind of statement, with the rows that it has written (a transition table serves one event); and one that refuses TRUNCATE |
+//! | a table fenced by a column that tells a partition of a group | one after each kind of statement, with the rows that it has written (a transition table serves one event); and one that refuses TRUNCATE |
 //! | a partitioned table, a partition   | one after each row, which PostgreSQL gives to all partitions, later ones too: no statement trigger fires for what is written to a partition by way of its parent, or the other way round; and one after TRUNCATE for each partition that exists |
 //!
 //! The triggers fire after the write, not before. So the check may be a part of the very statement that writes. The row
@@ -20,8 +20,8 @@
 //! an event for each row and fetches the row again, whatever the trigger does. PostgreSQL versions whose transition
 //! tables may lack rows need row triggers too ([`trigger::sees_all_rows`]).
 //!
-//! Tables in inheritance are refused. Statements on one table write rows of another, and no trigger could be made for
-//! tables that come later.
+//! Tables that inherit from others, or that others inherit from, are refused. Statements on one table write rows of
+//! another, and no trigger could be made for tables that come later.
 
 mod trigger;
 pub mod unfence;
@@ -100,7 +100,7 @@ const DELETE: Shape = Shape {
 const TRUNCATE: Shape =
     Shape { name: "eskit_lease_fence_truncate", events: "TRUNCATE", bits: pg_sys::TRIGGER_TYPE_TRUNCATE, ..STATEMENTS };
 
-/// The names of our triggers; sql/views.sql lists them too.
+/// The names of our triggers; sql/views.sql also lists them.
 const NAMES: [&str; 4] = [STATEMENTS.name, UPDATE.name, DELETE.name, TRUNCATE.name];
 
 impl Shape {
@@ -217,7 +217,7 @@ impl Member {
         }
     }
 
-    /// Runs a statement as the caller, with its `{}` parts filled in. What is filled in is quoted, and may contain
+    /// Runs a statement as the caller, with its `{}` parts filled in. The filled-in texts are quoted, and may contain
     /// braces.
     fn run(&self, statement: &str, name: &str, shape: Option<&Shape>) {
         let of = |part: fn(&Shape) -> &'static str| shape.map_or("", part);
@@ -246,7 +246,8 @@ impl Member {
         change
     }
 
-    /// Drops the wanted ones of its triggers, except those of its parent. Returns whether it dropped any.
+    /// Drops the triggers of this table that `wanted` chooses, except those that come from its parent. Returns whether
+    /// it dropped any.
     fn drop_where(&self, wanted: impl Fn(&Found) -> bool) -> bool {
         let gone: Vec<_> = self.triggers.iter().filter(|found| !found.inherited && wanted(found)).collect();
         for found in &gone {

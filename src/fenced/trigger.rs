@@ -5,7 +5,8 @@
 //! of passes. A pass is gone after a rollback to a savepoint before it. It ends when this transaction itself gives the
 //! lease away, or ends the session.
 //!
-//! For a table by a column, the check is made for each written row. Its result is remembered until the list changes.
+//! In a table fenced by a column, each written row is checked. The result for a partition is remembered until the list
+//! of passes changes.
 
 use crate::base::error::{Error, Result};
 use crate::base::settings;
@@ -151,8 +152,8 @@ impl Rows<'_> {
         if rows.is_null() || !sees_all_rows() {
             return Err(Error::NoFenceTrigger.into());
         }
-        // SAFETY: the caller passes a transition table of this event. Other triggers read it too, each from a place of
-        // its own. If PostgreSQL raises, the slot goes with its memory.
+        // SAFETY: the caller passes a transition table of this event. Other triggers also read it, each from its own
+        // read position. If PostgreSQL raises, the slot goes with its memory.
         unsafe {
             let row = pg_sys::MakeSingleTupleTableSlot(
                 (*self.data.tg_relation).rd_att,
@@ -229,7 +230,7 @@ unsafe fn kept_column(call: pg_sys::FunctionCallInfo, data: &TriggerData, name: 
 }
 
 /// Returns the value of a column in a row; `None` for a null. This runs for each row. If the row is stored as in the
-/// table or in a transition table, a column at a fixed place is read without calling PostgreSQL.
+/// table or in a transition table, a column at a fixed offset is read without calling PostgreSQL.
 unsafe fn value(row: *mut TupleTableSlot, number: i32) -> Option<Datum> {
     let at = (number - 1) as usize;
     // SAFETY: the slot holds a row with this column; its operations tell which kind of tuple it has
@@ -254,7 +255,7 @@ unsafe fn value(row: *mut TupleTableSlot, number: i32) -> Option<Datum> {
     }
 }
 
-/// Returns the partition that a row belongs to.
+/// Returns the partition to which a row belongs.
 unsafe fn partition(data: &TriggerData, row: *mut TupleTableSlot, name: &CStr, column: Column) -> Result<i32> {
     // SAFETY: the caller passes the data and a row of a trigger's event
     match unsafe { value(row, column.number) } {
@@ -313,8 +314,8 @@ unsafe fn is_replicated(data: &TriggerData) -> bool {
     }
 }
 
-/// Returns whether a subscription replicates the table. A write by an expression of another table, while that table is
-/// replicated, is not replication.
+/// Returns whether a subscription replicates the table. If an expression of another table that is being replicated
+/// writes to this table, that write is not replication.
 unsafe fn is_subscribed(table: Oid) -> bool {
     // SAFETY: reads the catalog through its cache; the list is released once
     unsafe {
@@ -337,8 +338,8 @@ fn remember(resource: &[u8], slot: Option<i32>) {
     });
 }
 
-/// Returns whether this transaction does not end the session that holds the lease. It may have moved the lease into
-/// another session's grace.
+/// Returns whether a session holds the lease that this transaction does not end. That may be a private session, if this
+/// transaction has put the lease in grace.
 fn is_kept(resource: &str, fence: i64) -> bool {
     let session = Leases::open().by_fence(resource, fence).and_then(|row| row.session);
     session.is_some_and(|session| !seam::has_ended(session))

@@ -1,14 +1,14 @@
 //! Assignments: pure functions of the members and of the present owners. Every process that computes one, on any
 //! server, gets the same result.
 //!
-//! Members are ranked by their ids, never by their place in a list. Of P partitions each of N members gets P / N, and P
-//! % N members get one more.
+//! Members are ranked by their ids, never by their position in a list. Of P partitions each of N members gets P / N,
+//! and P % N members get one more.
 //!
 //! The choice of the members that get one more decides everything in small groups. By ids alone, or by age, one member
 //! would own all of a hundred groups of one partition. So within a named group the sticky assignor ranks members by a
-//! hash of the group's name and theirs. The first in that rank get one more, whatever they own now. When a member
-//! leaves, no other share becomes smaller, so no partition moves between the members that stay. A member that joins may
-//! get one partition more than with the fewest moves possible; no other partition moves for that.
+//! hash of the group's name and of their own. The first members in that ranking get one more, whatever they own now.
+//! When a member leaves, no other share becomes smaller, so no partition moves between the members that stay. A join
+//! moves partitions only to the new member, at most one more than the fewest possible.
 
 use crate::base::error::{Error, Result};
 use crate::base::limits;
@@ -49,7 +49,7 @@ impl Assignor {
     }
 }
 
-/// Ranks a member within a group, before its id does.
+/// Ranks a member within a group; the id ranks members of the same lot.
 type Lot = (i64, i64);
 
 /// Returns the lot of a member: a hash of its name, which ends at a NUL, then one of its whole id. The second tells
@@ -104,8 +104,8 @@ fn range(members: usize, partitions: usize) -> Vec<Option<usize>> {
 /// Maps the rank of each partition's present owner to the rank of its new owner.
 ///
 /// A member keeps the partitions that fit into its share. Without `by_rank` the larger shares go first to the members
-/// that own enough to fill them. Only there does a larger share save a move, so the moves are the fewest possible. With
-/// `by_rank` the larger shares go by rank, and the moves are the fewest possible for these shares.
+/// that own enough to fill them. Only for such a member does a larger share save a move, so the moves are the fewest
+/// possible. With `by_rank` the larger shares go by rank, and the moves are the fewest possible for these shares.
 fn sticky(members: usize, mut owners: Vec<Option<usize>>, by_rank: bool) -> Vec<Option<usize>> {
     if members == 0 {
         return owners;

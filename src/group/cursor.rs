@@ -5,11 +5,11 @@
 //! has committed, and later commits of the former owner are refused. A cursor only goes forward.
 //!
 //! Several transactions may use one fence at a time. They take turns at the row of the cursor, but each has chosen its
-//! events before. So the second transaction must notice that the first has moved the cursor:
+//! events before its turn. So the second transaction must notice that the first has moved the cursor:
 //!
 //! * A transaction with one snapshot is refused (40001) if its snapshot does not include the last change of the row, as
 //!   PostgreSQL refuses an UPDATE.
-//! * Under READ COMMITTED the caller names the position where it began. A cursor that is elsewhere by then is not
+//! * Under READ COMMITTED the caller names the position where it began. If the cursor is no longer there, it is not
 //!   moved.
 //!
 //! Positions are counted from 1; a cursor at 0 has seen nothing. Acknowledgements may come in any order. Those beyond
@@ -80,8 +80,8 @@ struct Move<'a> {
 }
 
 impl Move<'_> {
-    /// Moves the cursor, if nothing is acknowledged out of order. That is the common case, for a fraction of the cost
-    /// of a statement. Otherwise locks the row, so that the caller's statement finds it unchanged, and returns false.
+    /// Moves the cursor, if nothing is acknowledged out of order. That is the common case, and it costs a fraction of a
+    /// statement. Otherwise locks the row, so that the caller's statement finds it unchanged, and returns false.
     /// Returns `None` if the cursor is already at the position, or beyond.
     fn run(&self) -> Result<Option<bool>> {
         let cursors = Table::open(c"_cursors", c"_cursors_pkey");
@@ -90,7 +90,7 @@ impl Move<'_> {
         loop {
             pgrx::check_for_interrupts!();
             let Some((at, no_ranges)) = self.find(&cursors)? else {
-                // Semaphores have fences too, but no cursors.
+                // Semaphores also have fences, but no cursors.
                 require_partition(self.group, self.partition)?;
                 if !self.is_strict() {
                     return Ok(Some(false));

@@ -33,7 +33,7 @@ pub fn judge_for_reader(call: &Call, name: &str, reader: Uuid) -> Result<Option<
 }
 
 /// Returns whether this statement rebalances. A transaction block does not: it would lock the group's row against
-/// members that join, leave or end. It judges the group at its commit, unless the worker comes anyway.
+/// members that join, leave or end. It judges the group at its commit, unless the worker is about to judge it.
 fn may_rebalance(call: &Call, state: &State, now: u64) -> bool {
     let (runs_code, in_block) = (statement::runs_code(), transaction::is_in_block());
     if runs_code || in_block && !worker_comes(state, now) {
@@ -83,8 +83,8 @@ fn judge_if(
     }
     let moved = serve::serve(call, &state, now, only, letting_go, result);
     if result.busy.contains(name) {
-        // If this call has moved or locked something, it may have been in the way of others: the worker judges at once.
-        // Otherwise this is no news, and the worker tries again ever more rarely.
+        // If this call has moved or locked something, it may have been in the way of other transactions: the worker
+        // judges the group at once. Otherwise nothing has changed, and the worker tries again at growing intervals.
         if moved || locked {
             call.seam().judge(name);
         } else {

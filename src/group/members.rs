@@ -61,7 +61,7 @@ pub fn each(group: &str, mut visit: impl FnMut(&Tuple)) -> usize {
 }
 
 /// Walks through the members, from a floor on if there is one. Without one it looks for a floor after some stale rows.
-/// If that is further on, the walk ends and returns it. Before 0.3.0 members have no places.
+/// If that floor is further on, the walk ends and returns the floor. Before 0.3.0 members have no places.
 fn walk(group: &str, floor: Option<i64>, visit: &mut impl FnMut(&Tuple), stale: &mut usize) -> Option<i64> {
     let (table, mut may_ask) = (table(), floor.is_none());
     let key = [Key::Text(group), Key::From(floor.unwrap_or(0))];
@@ -124,13 +124,13 @@ pub fn note_groups(call: &Call, sessions: &[Uuid]) {
     }
 }
 
-/// Keeps other transactions from making the session a member, to the end of this one: they would wait for each other's
-/// row. Returns false if another transaction has claimed the membership.
+/// Keeps other transactions from making the session a member, to the end of this one: two such transactions would wait
+/// for each other's row. Returns false if another transaction has claimed the membership.
 pub fn claim(group: &str, session: Uuid) -> bool {
     Guard::Seat(session, keys::fnv1a(group)).try_lock(Mode::Exclusive)
 }
 
-/// Returns the place of a member's row, not counting rows that other transactions have not committed.
+/// Returns the address (ctid) of a member's row, not counting rows that other transactions have not committed.
 fn row_of(group: &str, session: Uuid) -> Option<ItemPointerData> {
     by_session()
         .each_of(session, group, i64::MIN, &mut |row| (*row.required::<Text>(GROUP) == *group).then(|| row.tid()))
@@ -158,7 +158,7 @@ pub fn lock(group: &str, sessions: &[Uuid]) -> Vec<Uuid> {
 pub fn join(call: &Call, group: &str, session: Uuid) {
     let now = Value::Long(clock::now().cast_signed());
     let values = vec![Value::Text(group), Value::Uuid(session), now, Value::Long(call.shared.boot_id())];
-    // The floor requires it: when a place is in the index, all lower places must be there.
+    // The floor requires the stripe: once a place is in the index, all lower places must be in it.
     let stripe = Guard::Stripe(keys::stripe(group, 0));
     stripe.lock(Mode::Exclusive);
     call.db().execute(&JOIN, values);

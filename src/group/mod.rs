@@ -26,16 +26,16 @@
 //! * A hand-over needs no such lock. Two transactions that judge by different targets may give a partition to a member
 //!   that must give it back again. They never give it to two members.
 //!
-//! A release does not judge the group, which would take the longer the larger the group is. It looks up the targets of
-//! its own partitions and gives the partitions to them ([`serve::hand_over`]). The worker takes care of partitions
-//! without a living target.
+//! A release does not judge the group, because that takes longer in a larger group. It looks up the targets of its own
+//! partitions and gives the partitions to them ([`serve::hand_over`]). The worker takes care of partitions without a
+//! living target.
 //!
-//! **Take-over.** A member that was taken over keeps its place until its successor's row is there. The take-over writes
-//! that row at its commit. If another transaction is in the way, the sweep or the next rebalance writes it. Meanwhile a
-//! reader of the group finds the successor in the place of its predecessor, as a member and as a target
-//! ([`state::State::heirs`]). So no partition of the predecessor goes to another member.
+//! **Take-over.** A member that was taken over keeps its membership until its successor has a row in the group. The
+//! take-over writes that row at its commit. If another transaction is in the way, the sweep or the next rebalance
+//! writes it. Meanwhile a reader of the group finds the successor instead of its predecessor, as a member and as a
+//! target ([`state::State::heirs`]). So no partition of the predecessor goes to another member.
 //!
-//! A change of targets is a new **generation**. The revision tells the owners concerned, as it does of everything else.
+//! A change of targets is a new **generation**. The owners concerned learn of it by their revision, as of every change.
 //!
 //! Files, low to high: assign, bound, cursor, members, targets, state, pass_on, plan, rebalance, serve, judge, ending,
 //! mod, verbs.

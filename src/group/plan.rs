@@ -30,7 +30,7 @@ pub fn plan(state: &mut State, now: u64, timeout: u64) -> Plan {
         draining: sessions(&|m| m.alive && m.draining && m.counted != Some(Counted::Draining)),
         dead: sessions(&|m| !m.alive),
     };
-    // A group changes its size only when no partition is owned, so draining members must release too.
+    // A group changes its size only when no partition is owned, so even draining members must release.
     let resizing = state.resize_to.is_some();
     let keeps: HashSet<Uuid> = sessions(&|m| m.alive && m.draining && !resizing).into_iter().collect();
     let members: HashSet<Uuid> = sessions(&|m| m.alive).into_iter().collect();

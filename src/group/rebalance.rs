@@ -70,14 +70,14 @@ pub fn rebalance(
     let now = clock::now();
     let before = state.targets();
     let plan = plan::plan(state, now, u64::from(state.rebalance_timeout_ms.cast_unsigned()) * 1_000);
-    // Other members get the partitions of a dead member, even if its row cannot be removed now. Sessions that end with
-    // this transaction are left out.
+    // Records deaths: other members get the partitions of a dead member even if its row cannot be removed now. Skips
+    // sessions that end with this transaction.
     let gone = session::rows(&plan.dead).into_iter().filter(|row| call.standing_of(row).is_none());
     call.taken_from(&gone.map(|row| row.session).collect::<Vec<_>>());
     for (counted, sessions) in
         [(Some(Counted::Active), &plan.active), (Some(Counted::Draining), &plan.draining), (None, &plan.dead)]
     {
-        // The next transaction that judges takes care of a member that is just leaving.
+        // A member that is leaving is left to the next transaction that judges.
         let mine = members::lock(&name, sessions);
         if mine.len() < sessions.len() {
             result.busy.insert(name.clone());
@@ -129,9 +129,9 @@ fn resize_when_drained(call: &Call, state: &mut State, letting_go: &dyn Fn(&Leas
     Ok(())
 }
 
-/// Changes the number of partitions, unless a session owns one: then returns by which session. Changes the declaration
-/// before it looks for owners; a grant looks at the declaration after it has written its row. So one of the two sees
-/// the other. The caller has locked the group.
+/// Changes the number of partitions, unless a partition is in use: then returns a message that says by what. Changes
+/// the declaration before it looks for owners; a grant looks at the declaration after it has written its row. So one of
+/// the two sees the other. The caller has locked the group.
 pub fn resize(call: &Call, name: &str, partitions: i32) -> Result<Option<String>> {
     let before = declaration::of_kind(name, Kind::Group)?.slots;
     declare::resize(call, name, partitions);

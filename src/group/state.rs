@@ -89,8 +89,8 @@ pub struct State {
     pub partitions: Vec<Partition>,
     /// Sessions that were taken over but still have a row as a member, each with its successor, which is the member.
     pub heirs: HashMap<Uuid, Uuid>,
-    /// Whether `heirs` is complete. If its table is locked, for example by VACUUM FULL, an assignment is read without
-    /// it.
+    /// Whether `heirs` is complete. If the table of successions is locked, for example by VACUUM FULL, an assignment is
+    /// read without `heirs`.
     pub knows_heirs: bool,
     /// How often the read of the members stepped over rows of former members.
     stale_members: usize,
@@ -110,7 +110,7 @@ pub const GENERATION: i32 = 5;
 pub const STALE: i32 = 6;
 pub const RESIZE_TO: i32 = 7;
 
-/// Changes the row of a group by its place. Returns `None` if a statement must do it.
+/// Changes the row of a group by its ctid. Returns `None` if a statement must do it.
 pub fn change(group: &str, changes: impl Fn(&Tuple) -> Option<Vec<Change>>) -> Option<u64> {
     table().update_rows(&[Key::Text(group)], changes)
 }
@@ -256,7 +256,7 @@ impl State {
             self.members.iter().filter(|member| member.alive).map(|member| member.session).collect();
         let is_active = self.members.iter().any(|member| member.counted == Some(Counted::Active));
         let is_draining = |owner| self.members.iter().any(|member| member.session == owner && member.draining);
-        // An owner by take-over has not been asked itself, only its predecessor.
+        // An owner by take-over has not been asked to release; only its predecessor has.
         let is_unasked = |known: &Partition| {
             known.target != known.owner
                 && known.revoking.is_none()
@@ -272,8 +272,8 @@ impl State {
             || self.partitions.iter().filter_map(|known| known.target).any(|target| !living.contains(&target))
     }
 
-    /// Returns whether a session owns a partition whose target is another member, and has not been asked for it. That
-    /// happens when a transaction granted it by other targets.
+    /// Returns whether a session owns a partition whose target is another member, without having been asked to release
+    /// it. That happens when a transaction granted the partition by other targets.
     fn is_astray(&self, known: &Partition) -> bool {
         let keeps = |owner| self.members.iter().any(|member| member.session == owner && member.draining);
         known.revoking.is_none() && known.owner.is_some_and(|owner| known.target != Some(owner) && !keeps(owner))

@@ -42,7 +42,7 @@ impl Row {
             partition: row.required(PARTITION),
             target: row.get(TARGET),
             revoking: row.get(REVOKING).map(|fence| (fence, row.required(REVOKE_AT))),
-            // Rows from before 0.3.0 have no boot_id. 0 is that of no start.
+            // Rows of versions before 0.3.0 have no `boot_id`. No start has the `boot_id` 0.
             boot_id: row.get(BOOT_ID).unwrap_or(0),
         }
     }
@@ -110,7 +110,7 @@ pub fn write(call: &Call, group: &str, rows: &[Row]) {
     call.written(if by_place { written().sum() } else { None }, &WRITE, values);
 }
 
-/// Writes the row of one partition of a table that is plain.
+/// Writes the row of a group's partition by its ctid; the table [is plain](Table::is_plain).
 fn put(table: &Table, group: &str, row: &Row) -> Option<u64> {
     let columns = [
         (TARGET, row.target.and_then(|target| Value::Uuid(target).datum())),

@@ -151,8 +151,8 @@ fn group_drop_if(group_name: Option<Text>, missing_ok: default!(Option<bool>, "f
         return if missing_ok { Ok(false) } else { Err(declaration::unknown(&name, Kind::Group)) };
     }
     declare::undeclare(&call, &name, Kind::Group)?;
-    // This comes after the declaration is deleted. A join writes the member's row and then looks at the declaration, so
-    // one of the two sees the other.
+    // The members are read after the declaration is deleted. A join writes the member's row and then looks at the
+    // declaration, so one of the two sees the other.
     let (members, joining) = members::sessions(&name);
     if joining {
         return Err(Error::BeingDeclared { name }.into());
@@ -273,7 +273,7 @@ fn group_assignment(
     let state = judged
         .or_else(|| State::read(&call, &name, &|_| false))
         .ok_or_else(|| declaration::unknown(&name, Kind::Group))?;
-    // A session that drains must release all that it owns, also if no member is there to have it.
+    // A draining session must release all that it owns, even if no other member can get it.
     let drains = state.members.iter().any(|member| member.session == me.session() && member.draining);
     let mine: Vec<_> = (0..)
         .zip(state.partitions)

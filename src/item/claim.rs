@@ -32,7 +32,8 @@ static CLAIM: Statement = Statement::writes(
     &[INT8OID, UUIDOID, INT4OID, TIMESTAMPTZOID, INT8ARRAYOID, INT4ARRAYOID, INT8ARRAYOID, TEXTOID],
 );
 
-/// How often one call looks at its lanes. Each time an item may become free before the session is noted as hungry.
+/// How often one call looks at its lanes. After each look, an item may become free before the call has noted the
+/// session as hungry; then the call looks again.
 const LOOKS: usize = 3;
 
 impl Claimer<'_> {
@@ -59,7 +60,7 @@ impl Claimer<'_> {
         self.noted = noted;
     }
 
-    /// Claims from a partition. Returns the time before which it has nothing more, if that is known.
+    /// Claims from a partition. Returns the time before which the partition has nothing more, if that is known.
     fn look_at(&mut self, partition: i32, from_beginning: bool) -> Option<i64> {
         if self.queue.order != Order::None {
             return Look::of(self, partition, from_beginning).claim();

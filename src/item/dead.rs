@@ -72,8 +72,8 @@ fn claims_of(sessions: &[Uuid], most: usize, skip: usize) -> Vec<i64> {
     page_of(&table, sessions, most, skip, |row| Some(row.required(1)))
 }
 
-/// Frees the items of a claim. Returns whether it has freed any, and whether none of the items is in another
-/// transaction's hands.
+/// Frees the items of a claim. Returns whether it has freed any, and whether no other transaction has locked or changed
+/// one of the items.
 fn free_claim(call: &Call, claim: &Claim) -> (bool, bool) {
     let Some(queue) = Queue::numbered(claim.queue) else { return (false, true) };
     let items = Table::open(ITEMS, c"_items_pkey");
@@ -117,7 +117,7 @@ fn free_claim(call: &Call, claim: &Claim) -> (bool, bool) {
             }
         }
     };
-    // Frees every item that it can, even if another item is in another transaction's hands.
+    // Frees every item that it can, even if another transaction has locked some of the items.
     let mut all = true;
     for item in &claim.items {
         all &= free(item);

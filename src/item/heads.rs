@@ -1,23 +1,24 @@
 //! Heads: which item of a key goes first, in a queue whose ordering is `key` or `fifo`.
 //!
-//! The items of a key are given one at a time. So the first claim of one makes it the head of its key, by a row that
-//! names it. The row stays until the item is done or dead, or its queue is dropped. An unclaim, a failure, the wait for
-//! another try and the end of the session do not delete it. The transaction that finishes the item deletes the row.
-//! While it is there, no session gets another item of the key. In a `fifo` queue all items of a partition have one key.
+//! The items of a key are given one at a time. So the first claim of an item makes this item the head of its key, by a
+//! row that names the item. The row stays until the item is done or dead, or its queue is dropped. An unclaim, a
+//! failure, the wait for another try and the end of the session do not delete it. The transaction that finishes the
+//! item deletes the row. As long as the row exists, no session gets another item of the key. In a `fifo` queue all
+//! items of a partition have one key.
 //!
 //! * The row also says where its item is. So a claim finds the item behind any number of waiting ones, and also in
 //!   `_later`, before another try.
-//! * A call that makes a head looks for one with a dirty snapshot: a head that is being made, or about to go, counts.
-//!   It looks once more and writes its own under the lane's `Stripe`, which it lets go of at once. Two such calls see
-//!   each other, and neither waits for a transaction.
+//! * A call that wants to make a head first looks for one with a dirty snapshot: a head that is being made, or about to
+//!   go, counts. Under the lane's `Stripe`, the call looks once more and writes its own head; it releases the stripe at
+//!   once. Two such calls see each other, and neither waits for a transaction.
 //! * Rows are only made and deleted, never changed, so a dirty scan misses none. When a transaction moves an item,
-//!   which it has locked, it also replaces the row. Until it ends, both rows are in flight.
+//!   which it has locked, it also replaces the row. Until that transaction ends, both rows are in flight.
 //!
 //! A key has as many head rows as it had items, and most of them are dead. An old snapshot keeps them in the index. So
 //! each key has a lane with a floor (see [`crate::shmem::floors`]), and a hash of the key names the lane. A new row of
-//! a lane has the greatest number, as that is drawn under the stripe. The floor is raised under the stripe too, and
+//! a lane has the greatest number, as that is drawn under the stripe. The floor is also raised under the stripe, and
 //! only over rows that are gone for good. It stops at rows in flight, and at rows that this very transaction has
-//! deleted: these come back if it fails. So the floor is never lowered.
+//! deleted: these rows come back if the transaction fails. So the floor is never lowered.
 
 use super::{Order, id, lane};
 use crate::call::Call;
@@ -92,7 +93,7 @@ impl Heads<'_> {
 
     fn lane(&self, partition: i32, key: &str) -> Lane {
         let hash = fnv1a(key);
-        // The number is below zero, where no partition is.
+        // The number of the lane is negative, so that it is not the number of a partition.
         let number = ((hash >> 32) as i32 ^ hash as i32 ^ partition) | i32::MIN;
         lane(self.call, HEADS, self.queue, number)
     }

@@ -1,10 +1,10 @@
 //! Work items: queues whose claims last as long as the claimer's session lives, not for a guess of how long the work
 //! takes.
 //!
-//! **Where an item is.** `_items` has it while it is ready or claimed, in the order of its place. It gets that number
-//! when it becomes ready. `_later` has it until its time has come (added with run_at, or to be tried again).
-//! `_dead_items` has it once it is tried no more. A done item has no row. The first place of an item is its id, for
-//! ever.
+//! **Where an item is.** `_items` has it while it is ready or claimed, ordered by place. The place is a number that the
+//! item gets when it becomes ready. `_later` has it until its time has come (it was added with `run_at`, or must be
+//! tried again). `_dead_items` has it once it is tried no more. A done item has no row. The first place of an item is
+//! its id, for ever.
 //!
 //! **Claiming** waits for no transaction. A claim looks at its lanes with a dirty snapshot, in order: first at due
 //! items of `_later`, then at ready ones. A queue has a lane for each partition of its group, or just one. A claim
@@ -13,22 +13,22 @@
 //! given twice. The floors of lanes keep dead rows out of the way: see [`crate::shmem::floors`].
 //!
 //! **A claim** is a row, one for each call, with the fence that the call drew and its session. An item names the fence
-//! of its claim. A call that finishes items names a fence too, and finishes only items that still have it. If the
-//! session has claimed an item again, a thread with the older fence is refused. The row of a claim never changes. It
-//! goes with the last of its items. Retention deletes it if transactions that did not see each other finished the last
-//! items.
+//! of its claim. A call that finishes items also names a fence, and finishes only items that still have this fence. If
+//! the session has claimed an item again, a thread with the older fence is refused. The row of a claim never changes.
+//! It is deleted with the last of its items. If transactions that did not see each other finished the last items,
+//! retention deletes it.
 //!
 //! * A finish takes S(session) in share mode, looks at the session's slot, and then deletes or changes the rows of the
-//!   items without waiting. Until it ends no other transaction can take these items, even past the session's deadline.
-//!   A close waits for it.
+//!   items without waiting. Until that transaction ends, no other transaction can take these items, even past the
+//!   session's deadline. A close waits for its end.
 //! * A claim takes G(session) in share mode as a grant does (see [`crate::lease::grant`]). So no transaction deletes
-//!   the session's last row under it.
-//! * [`free`] frees the claims of a session that has ended. The close calls it, the worker's sweep, or a claim that
-//!   finds less than it asks for. A dead session finishes nothing; items that it was just finishing are in the hands of
-//!   that transaction.
+//!   the session's last row during the claim.
+//! * [`free`] frees the claims of a session that has ended. It is called by the close, by the worker's sweep, and by a
+//!   claim that finds less than it asks for. A dead session finishes nothing more; items that it was just finishing
+//!   depend on the outcome of the finishing transaction.
 //! * Claims are not dumped, and an item whose claim has no row is free. A look-up of that row for each claimed item
-//!   would be dear. So a claim looks the row up only for fences below a bound. The bound is the first claim of this
-//!   start of shared memory, or of the last time that a sweep expected copies of items ([`expect_copies`]).
+//!   would cost too much. So a claim looks the row up only for fences below a bound. The bound is the first claim of
+//!   this start of shared memory, or of the last time that a sweep expected copies of items ([`expect_copies`]).
 //!
 //! **Order**, where a queue has one: [`heads`] and [`claim`] say which item is first, [`next`] which one follows.
 //!
@@ -70,7 +70,7 @@ use pgrx::pg_sys::panic::ErrorReport;
 use std::ffi::CStr;
 use std::sync::atomic::Ordering;
 
-/// A payload of at most this many bytes is short enough as text, too. The densest content is numbers, which take 12
+/// A payload of at most this many bytes is also short enough as text. The densest content is numbers, which take 12
 /// bytes or more each.
 const SURELY_SHORT: usize = limits::MAX_PAYLOAD_TEXT / 147_456 * 12;
 
@@ -125,7 +125,7 @@ pub struct Queue {
     pub backoff_ms: i32,
     order: Order,
     owner: String,
-    /// The group that the queue is bound to.
+    /// The group to which the queue is bound.
     pub group: Option<String>,
     tid: ItemPointerData,
 }
@@ -144,7 +144,7 @@ fn read(row: &Tuple) -> Queue {
 }
 
 /// Expects items that an administrator may have put in, by COPY or by a restore of data alone. They may be below the
-/// floors. They may also be under claims without rows here: of another database, or of an earlier time.
+/// floors. They may also name claims that have no rows here, made in another database or at an earlier time.
 pub fn expect_copies(call: &Call) {
     fence::raise_again(call);
     call.database.first_claim.store(fence::next(call), Ordering::Release);
@@ -180,8 +180,8 @@ impl Queue {
         Table::open(c"_queues", c"_queues_number").scan(Sight::Latest, &[Key::Int(number)], |row, _| Some(read(row)))
     }
 
-    /// Returns whether no transaction is about to drop the queue. While one alters it, the new version of the row is
-    /// there, too.
+    /// Returns whether no transaction is about to drop the queue. While a transaction alters the queue, the new version
+    /// of the row is found.
     fn stands(&self) -> bool {
         let stays = |row: &Tuple, flight| match flight {
             Flight::None => true,

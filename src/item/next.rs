@@ -1,24 +1,26 @@
 //! Which item of a key comes next, in a queue whose ordering is `key`.
 //!
-//! Most items of a key wait behind its head, possibly for an hour, and a hundred thousand of them. Claims must not step
-//! over all of these each time. So a look passes over a waiting item, and the floor is raised above it. **The
-//! transaction that ends a head finds the next item** by the index of keys. If a claim has passed that item, it moves
-//! to a new place above the floor and becomes the head at once. Otherwise the next claim finds it in its place and
-//! makes it the head.
+//! Most items of a key wait behind its head, possibly for an hour, and there may be a hundred thousand of them. Claims
+//! must not step over all of these each time. So a look passes over a waiting item, and the floor is raised above it.
+//! **The transaction that ends a head finds the next item** by the index of keys. If a claim has passed that item, it
+//! moves to a new place above the floor and becomes the head at once. Otherwise the next claim finds it in its place
+//! and makes it the head.
 //!
 //! **What makes it right.** A look passes an item only if the item is committed and waits behind a firm head. Firm
-//! means committed, and not about to be ended. The transaction that ends that head does so later, looks for the next
-//! item after that, and so finds this one. If it reads the floor before the look raises it, it lowers the floor at its
-//! commit. That undoes or bounds the raise. If the transaction fails, the head is back.
+//! means committed, and not about to be ended. The transaction that ends that head does so after the look, then
+//! searches for the next item, and so finds this one. If that transaction reads the floor before the look raises it,
+//! the transaction lowers the floor at its commit, which undoes or bounds the raise. If the transaction fails, the head
+//! is back.
 //!
 //! * The search begins at the id of the head, or at the floor if that is lower. No look passes an item whose place is
 //!   below its head's id. So dead entries of the key's former items are not searched. A moved item gets a new place and
 //!   keeps its id.
-//! * While a key has no head, the floor has passed an item of it only if an earlier item of the key is not passed.
+//! * While a key has no head, the floor has passed one of its items only if it has not passed an earlier item of the
+//!   key.
 //! * An item that another transaction has locked stays where it is, and the floor is lowered to it.
 //!
-//! Only floors remember which items were passed. If a floor is forgotten, claims look at each item again. Objects of
-//! 0.2.0 have no index of keys, and there no item is passed.
+//! Only floors remember which items were passed. If a floor is forgotten, claims look at each item again. A database
+//! with the objects of 0.2.0 has no index of keys, so in it no item is passed.
 
 use super::heads::{At, Heads};
 use super::moves::{self, Claimed};

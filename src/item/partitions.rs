@@ -2,8 +2,9 @@
 //!
 //! A session claims from the partitions of the group that it owns, and stops once it has enough. So the order decides
 //! which partition is served. No count would make a fair order: all sessions and queues of a pooled connection share
-//! the backend's count. And each connection begins a new one. Instead each claim draws its order by chance. So every
-//! partition with items comes first equally often, whatever else the connection does, and nothing must be remembered.
+//! the backend's count. And each new connection begins a new count. Instead each claim draws its order by chance. So
+//! every partition with items comes first equally often, whatever else the connection does, and nothing needs to be
+//! remembered.
 //!
 //! A claim skips partitions without an item for it, however many they are: see [`crate::shmem::spans`].
 
@@ -74,8 +75,8 @@ impl<'a> Owned<'a> {
         self.call.shared.spans(self.call.home.database, self.queue.number, spans, now)
     }
 
-    /// Returns the earliest time at which an item becomes due in a skipped partition. A span covers several, so the
-    /// partition may be a neighbour of the session's.
+    /// Returns the earliest time at which an item becomes due in a skipped partition: one of the session's, or another
+    /// in the same span.
     pub fn next_due(&self, noted: &[Noted]) -> Option<i64> {
         let near = |partition: &i32| noted.get((*partition / spans::WIDTH) as usize);
         let first = match &self.few {

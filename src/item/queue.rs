@@ -130,8 +130,8 @@ fn queue_drop_if(
         return if missing_ok { Ok(false) } else { Err(Queue::unknown(&name)) };
     };
     call.db().execute(&DROP, vec![Value::Int(queue.number)]);
-    // This comes after the deletion: an addition looks at the queue after it has added, so one of the two sees the
-    // other.
+    // The items are looked for after the queue's row is deleted. An addition looks at the queue after it has added, so
+    // one of the two sees the other.
     let found = any_item(&queue)?;
     let in_use = || Error::InUse { kind: "queue", name: name.clone(), why: "It has items.".to_owned() };
     if found && !items {

@@ -12,7 +12,7 @@
 //! | in grace of a session that this one took over | `granted`, a new fence; `busy` while work under the old one is open |
 //! | held by a living session, or all its permits are | `held`                                               |
 //! | being changed by another transaction    | `busy`                                                        |
-//! | free or dead; others are in line, or an heir is there | `awaited`                                       |
+//! | free or dead; others are in line, or the dead holder has an heir | `awaited`                            |
 //! | free or dead; no other session is first | `granted`, or `busy` if another session was faster            |
 //! | free or dead, and a bridge              | `bridged` (see [`crate::bridge`])                             |
 //!
@@ -21,12 +21,13 @@
 //! | the session                             | answer                                                        |
 //! |-----------------------------------------|---------------------------------------------------------------|
 //! | does not live                           | `expired`, `unknown_session`, before any look                 |
-//! | is being ended                          | `closing`, before any look; or before a grant, if the end began since |
+//! | is being ended                          | `closing`, before any look; or before a grant, if the end began after the look |
 //! | drains, and would get a lease or a place | `draining`                                                   |
 //! | has no slot, and would get a lease      | `sessions_full` (see [`crate::shmem::stand_in`])              |
 //!
-//! With `queue` a refused session takes a place in line and is told `queued`, as without it if it has one. A session
-//! that already holds the lease gives up its place with `queue`, if it has one.
+//! With `queue`, a refused session takes a place in line and is told `queued`. A refused session that already has a
+//! place is told `queued` even without `queue`. If a session that already holds the lease passes `queue`, it gives up
+//! any place that it has in the line.
 
 mod grantee;
 mod look;
@@ -51,17 +52,18 @@ use std::cell::LazyCell;
 use std::ffi::CStr;
 use take::Taking;
 
-/// The tables that a look at a resource may read. [`GRANTED_BY`] lists what a grant uses besides.
+/// The tables that a look at a resource may read. A grant also uses those of [`GRANTED_BY`].
 const LOOKED_INTO: [&CStr; 3] = [c"_leases", c"_sessions", c"_declarations"];
 const GRANTED_BY: [&CStr; 3] = [c"_waiters", c"_history", catalog::FENCES];
 
-/// Returns whether all tables that a look at a resource needs can be locked: no other session, such as one that runs
-/// VACUUM FULL, has one locked.
+/// Locks all tables that a look at a resource needs. Returns false if another session, such as one that runs VACUUM
+/// FULL, has one of them locked.
 pub fn can_look() -> bool {
     catalog::lock_all(&LOOKED_INTO)
 }
 
-/// Returns whether all tables that a grant or a place in line needs besides can be locked.
+/// Locks the further tables that a grant or a place in line needs. Returns false if another session has one of them
+/// locked.
 pub fn can_take() -> bool {
     catalog::lock_all(&GRANTED_BY)
 }
@@ -150,12 +152,13 @@ fn acquire_batch(call: &Call, me: SlotRef, resources: &[String], queue: bool) ->
     Ok(answers)
 }
 
-/// Tells a refused session that did not ask for a place that it has one. Waits for no lock of the table of places.
+/// Changes the answer to a refused session to `queued` if the session already has a place, although this call did not
+/// ask for one. Waits for no lock on the table of places.
 fn tell_of_places(me: SlotRef, resources: &[String], answers: &mut [Answer]) {
     let is_refused = |answer: &Answer| matches!(answer.reason, "held" | "awaited" | "busy" | "bridged");
     // Usually the session waits for nothing.
     let may_wait = answers.iter().any(is_refused) && catalog::lock_all(&[line::TABLE]) && line::may_wait(me.session());
-    // Places of a session that drains bring it nothing. Versions up to 0.2.0 did not tell of places.
+    // A draining session is granted nothing through its places. Versions up to 0.2.0 did not report places.
     let counts = || session::row(me.session()).is_some_and(|row| !row.draining) && catalog::has_objects_of_today();
     if may_wait && counts() {
         let refused = resources.iter().zip(answers).filter(|(_, answer)| is_refused(answer));
@@ -168,8 +171,8 @@ fn tell_of_places(me: SlotRef, resources: &[String], answers: &mut [Answer]) {
 /// Puts a refused session in line, unless it may be granted nothing.
 fn line_up(call: &Call, me: SlotRef, resource: &String, answer: &mut Answer) -> Result<()> {
     spi::require_writes("lease_acquire()")?;
-    // As before a grant. Without the guard, the session could end and be swept while its place is not visible yet; the
-    // place would then stay.
+    // A grant takes the same guard first. Without it, the session could end and be swept while its place is not visible
+    // yet, and the place would then stay.
     if !Guard::Grantee(me.session()).try_lock(Mode::Shared) {
         answer.reason = "closing";
         return Ok(());
@@ -181,8 +184,8 @@ fn line_up(call: &Call, me: SlotRef, resource: &String, answer: &mut Answer) -> 
             line::inherit_left(call, resource, me.session());
             let ahead = answer.reason == "busy" && grace::waits_ahead(call, resource, me.session());
             if !ahead && !line::has_place(resource, me.session()) {
-                // The session may have just been granted the resource and lost its place. With a new place it would get
-                // the resource again, unasked, when it releases it.
+                // The session may have just been granted the resource and lost its place. A new place would bring the
+                // resource back, unasked, when the session releases it.
                 let served = !row::of_session(resource, me.session()).is_empty();
                 if served
                     && let Some(now) = acquire_batch(call, me, std::slice::from_ref(resource), false)?.pop()

@@ -49,11 +49,12 @@ pub struct Grant {
 /// The result of a hand-over.
 #[derive(Default)]
 pub struct HandOver {
-    /// The only session that may be granted to; `None` if any first in line may.
+    /// The only session that may be granted a lease; `None` if each first in line may.
     pub(super) only: Option<Uuid>,
     pub granted: HashMap<Seat, Grant>,
-    /// Resources that are waited for and free or dead, but that another transaction is changing.
+    /// Resources that have waiters but could not be handed over now, for example because another transaction is
+    /// changing them.
     pub busy: HashSet<String>,
-    /// Resources that are waited for, and held by living sessions.
+    /// Resources that have waiters and a living holder.
     pub held: Vec<(String, LeaseRow)>,
 }

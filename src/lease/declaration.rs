@@ -1,17 +1,17 @@
-//! Declarations of names. A declared name is not an exclusive lease. It has a number of slots: the permits of a
-//! semaphore or the partitions of a group. Or it has one slot, like a lease, and a bridge to a user's lock or row (see
+//! Declarations of names. A declared name is not an exclusive lease. It is a semaphore, whose slots are permits; a
+//! group, whose slots are partitions; or a bridge, whose one slot stands for a user's lock or row (see
 //! [`crate::bridge`]).
 //!
 //! There is one name space. A name that is held or waited for cannot be declared, and a declared name cannot become a
-//! plain lease. Neither transaction sees what the other has not committed. So both hold the name's stripe for the time
-//! of the call (see [`crate::lease::grant`]) and look with a dirty snapshot. The later one finds the earlier one's rows
-//! in flight and gives up.
+//! plain lease. A transaction that declares a name and one that acquires it do not see each other's uncommitted rows in
+//! their snapshots. So both hold the name's stripe for the time of the call (see [`crate::lease::grant`]) and look with
+//! a dirty snapshot. The later of the two finds the rows of the earlier one in flight, and gives up.
 //!
 //! The declaration may change or be dropped while another session grants a slot of it. A grant writes first, then reads
 //! the declaration again. A drop deletes the declaration first, then looks at the slots. So one of the two sees the
 //! other.
 //!
-//! A change of a declaration locks its row. Other calls lock the row briefly too: a rebalance of a group, and a grant
+//! A change of a declaration locks its row. Other calls also lock the row briefly: a rebalance of a group, and a grant
 //! of a semaphore that shrinks. So a change retries the lock for a while ([`patiently`]), but does not wait for a
 //! transaction that stays open.
 
@@ -105,8 +105,8 @@ impl Declarations<'_> {
         self.find(Sight::Latest, resource).map(|(declaration, _)| declaration)
     }
 
-    /// Returns the declaration in the last visible version of a name's row. Numbers of declarations grow: where one is
-    /// deleted for good, all of lower numbers are too, and are skipped.
+    /// Returns the declaration in the last visible version of a name's row. Numbers of declarations grow. If the
+    /// version with one number is deleted for good, so are all with lower numbers, and the search skips them.
     fn find(&self, sight: Sight, resource: &str) -> Option<(Declaration, Flight)> {
         let key = [Key::Text(resource)];
         if self.0.key_columns() == 1 {
@@ -178,7 +178,7 @@ pub fn of_kind(resource: &str, kind: Kind) -> Result<Declaration> {
     of_kind_if_any(resource, kind)?.ok_or_else(|| unknown(resource, kind))
 }
 
-/// Returns the error that there is no such name.
+/// Returns the error that no such name is declared.
 pub fn unknown(resource: &str, kind: Kind) -> ErrorReport {
     Error::Unknown { kind: kind.name(), name: resource.to_owned() }.into()
 }
@@ -218,7 +218,7 @@ pub fn require_leasable(resource: &str, declaration: &Declaration) -> Result<()>
     }
 }
 
-/// Returns whether a declaration still has the kind and number of slots that a slot was chosen by.
+/// Returns whether a declaration still has the kind and number of slots by which a slot was chosen.
 pub fn still(resource: &str, (kind, slots): (Kind, i32)) -> bool {
     matches!(stands(resource), Stands::Declared(known) if (known.kind, known.slots) == (kind, slots))
 }
@@ -276,8 +276,8 @@ pub fn try_lock(declaration: &Declaration) -> bool {
     table().lock(declaration.tid, false) == Locked::Mine
 }
 
-/// Refuses a caller who may not change a declaration. The role that made it may, its members, and the extension's
-/// owner. The role is stored by name, because a dump may be restored where roles have other oids.
+/// Refuses a caller who may not change a declaration. Three may: the role that made it, a member of that role, and the
+/// extension's owner. The role is stored by name, because a dump may be restored where roles have other oids.
 fn authorize(call: &Call, resource: &str, declaration: &Declaration) -> Result<()> {
     let may_use = |role: Oid| role != Oid::INVALID && role::acts_as(call.caller, role);
     if may_use(role_of_name(&declaration.owner)) || may_use(call.owner()) {

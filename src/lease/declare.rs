@@ -76,15 +76,16 @@ pub fn resize(call: &Call, resource: &str, slots: i32) {
     call.written(resized, &UPDATE, vec![Value::Text(resource), Value::Int(slots)]);
 }
 
-/// Deletes the rows of slots from a number on. The caller has seen that no session holds them.
+/// Deletes the rows of all slots numbered `from` or higher. The caller has seen that no session holds them.
 pub fn forget_slots(call: &Call, resource: &str, from: i32) {
     let deleted = Leases::open().delete_from(resource, from);
     call.written(deleted, &DELETE_SLOTS, vec![Value::Text(resource), Value::Int(from)]);
     call.shared.removed_permits(call.home);
 }
 
-/// Returns a message that names a session that holds or waits for the name. `kind` is its kind if it is declared. If no
-/// session does, returns `None`, and this transaction has locked the rows of the slots.
+/// Returns a message that says what uses a name: a session that holds it or waits for it, or an open fenced
+/// transaction. `kind`: the kind of the name, if it is declared. If nothing uses the name, returns `None`; this
+/// transaction has then locked the rows of the slots.
 fn in_use(call: &Call, resource: &str, kind: Option<Kind>) -> Result<Option<String>> {
     if let Some(why) = slots_in_use(call, resource, kind)? {
         return Ok(Some(why));
@@ -97,13 +98,13 @@ fn in_use(call: &Call, resource: &str, kind: Option<Kind>) -> Result<Option<Stri
     if let Some(waiter) = waiting.iter().find_map(|session| holders.living(Some(*session))) {
         return Ok(Some(format!("\"{}\" waits for it.", waiter.consumer)));
     }
-    // These dead sessions waited for the name with its former meaning. So they must not live again.
+    // These dead sessions waited for the name with its former meaning. So no restart may revive them.
     call.taken_from(&waiting);
     Ok(None)
 }
 
-/// Returns a message that names a session that holds a slot. If no session does, returns `None`, and this transaction
-/// has locked the rows of the slots.
+/// Returns a message that names a session that holds a slot, or the fence of an open fenced transaction. If there is
+/// neither, returns `None`; this transaction has then locked the rows of the slots.
 pub fn slots_in_use(call: &Call, resource: &str, kind: Option<Kind>) -> Result<Option<String>> {
     let busy = || Error::BeingDeclared { name: resource.to_owned() };
     let leases = Leases::open();

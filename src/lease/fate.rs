@@ -1,5 +1,5 @@
-//! The fate of a fence: whether its grant stands, and how it was lost if not. The row of a lease tells its last grant
-//! alone. So a fence that is no longer the row's is judged by what came after it.
+//! The fate of a fence: whether its grant stands, and how it was lost if not. The row of a lease tells only the last
+//! grant. So the fate of an older fence is told by what happened to the lease after that fence.
 
 use super::history;
 use super::row::{LeaseRow, Leases};
@@ -27,11 +27,11 @@ impl Newer {
 /// How a grant was lost.
 pub enum Loss {
     Released,
-    /// An administrator took the lease; with the grant that followed in the same step.
+    /// An administrator took the lease. The value is the grant that followed in the same step, if any.
     Forced(Option<Newer>),
     /// The lease was taken from its session, which had expired.
     Expired,
-    /// A newer fence has been granted; told if the slot is known or the resource has one slot.
+    /// A newer fence has been granted. The value is that grant, if the slot is known or the resource has one slot.
     Superseded(Option<Newer>),
     Unknown,
 }

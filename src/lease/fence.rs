@@ -2,10 +2,10 @@
 //!
 //! **Drawing.** A fence is `nextval` of one sequence. Before the first fence of each start of shared memory, the
 //! sequence is raised to the seconds since 2025 plus a minute, times 2^22. Drawn fences never catch up with the clock
-//! ([`crate::shmem::pace`]). So every incarnation of the server starts above all that an older history of it can have
-//! granted. That history may have ended by a crash with unflushed answers or the promotion of a lagging standby. Or a
-//! dump, snapshot or point in time was restored. The numbers of work items are raised with the fences, for the same
-//! reason.
+//! ([`crate::shmem::pace`]). So every incarnation of the server starts above all fences that an older history of it can
+//! have granted. That history may have ended with a crash before WAL was flushed, or with the promotion of a lagging
+//! standby. Or a dump, a snapshot or a point in time was restored. The numbers of work items are raised with the
+//! fences, for the same reason.
 //!
 //! **Checking.** [`fence_check`] takes S(session) and F(fence) in share mode, without waiting, to the end of the
 //! transaction. Only then does it read the row and the session's slot. A transaction that takes the lease from a living
@@ -40,8 +40,8 @@ use std::sync::atomic::Ordering;
 static DRAWN: Statement = Statement::reads(include_str!("../../sql/query/fence/drawn.sql"), &[]);
 static RAISE: Statement = Statement::writes(include_str!("../../sql/query/fence/raise.sql"), &[]);
 
-/// Raises the sequences of fences and items above all history, once in a start. The guard is released at once: no call
-/// may wait under it for a user's transaction.
+/// Raises the sequences of fences and items above all history, once in each start of shared memory. The guard is
+/// released at once: a call that holds it must not wait for a user's transaction.
 pub fn raise(call: &Call) {
     let sequence = catalog::fence_sequence().to_u32();
     let raised = || call.database.raised.load(Ordering::Acquire) == sequence;
@@ -82,8 +82,8 @@ pub fn draw(call: &Call, sequence: &'static CStr, pace: &Pace) -> i64 {
     number
 }
 
-/// Waits until the clock has reached a number that this process has drawn. Raises 40001 if the sequence was set back.
-/// Then the sequence is raised, and the next try gets a greater number.
+/// Waits until the clock has reached a number that this process has drawn. If the sequence was set back, raises the
+/// sequence and then the error 40001: the next try gets a greater number.
 pub fn hold_back(call: &Call, pace: &Pace, number: i64) {
     const LONGEST: u64 = 10_000;
     if let Some(greatest) = pace.is_set_back(number) {
@@ -105,7 +105,8 @@ pub fn drawn(call: &Call) -> i64 {
     call.db().one(&DRAWN, vec![], |row| row.long(1))
 }
 
-/// Keeps new fenced transactions away from fences, to the end of this transaction. Waits for those that are open.
+/// Keeps new fenced transactions away from fences, to the end of this transaction. Waits for the fenced transactions
+/// that are open.
 pub fn exclude(fences: impl IntoIterator<Item = i64>) {
     for fence in fences {
         Guard::Fence(fence).lock(Mode::Exclusive);
@@ -174,8 +175,8 @@ pub fn check(call: &Call, resource: &str, slot: Option<i32>, fence: i64) -> Resu
         if holder == session {
             break (row, at.ok_or_else(lost)?);
         }
-        // The lease has gone into grace or back. Both sessions have the same guards, so the check goes on with the
-        // other.
+        // The lease has gone into grace or back. The former holder and the private session have the same guards, so the
+        // check goes on with the present one.
         session = holder;
         pgrx::check_for_interrupts!();
     };

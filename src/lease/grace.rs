@@ -3,10 +3,10 @@
 //! The lease moves from its session to a private one. No heartbeat extends the private session, which ends with the
 //! lease; its TTL is the grace. The fence stays, so that the former holder may finish under it. Open fenced
 //! transactions go on: for [`crate::lease::fence`] both sessions have the same guard. Until the grace is over, the
-//! former holder may release the lease for good, or take it back by acquiring it. Then the lease lapses, even if the
-//! session lives.
+//! former holder may release the lease for good, or take it back by acquiring it. When the grace is over, the lease
+//! lapses, even if the session lives.
 //!
-//! A successor of the former holder may acquire the lease too, before all who are in line. The successor gets a new
+//! A successor of the former holder may also acquire the lease, ahead of all sessions in line. The successor gets a new
 //! fence, because the process of the former session may still work under the old one. The private session lives, so a
 //! check of the old fence could begin at any time. So the successor holds F of that fence from before the grant to the
 //! end of its transaction. The grant ends the private session. While a transaction under the old fence is open, the
@@ -38,7 +38,7 @@ use pgrx::pg_sys::{INT4OID, TEXTOID, UUIDOID};
 static MOVE: Statement =
     Statement::writes(include_str!("../../sql/query/lease/move.sql"), &[TEXTOID, INT4OID, UUIDOID]);
 
-/// Moves a lease to another session. Its row is locked.
+/// Moves a lease to another session. The caller has locked the row of the lease.
 fn give_to(call: &Call, resource: &str, row: &LeaseRow, session: Uuid) {
     let given = Leases::open().pass_on(resource, row.slot, row.tid, session);
     call.written(given, &MOVE, vec![Value::Text(resource), Value::Int(row.slot), Value::Uuid(session)]);
@@ -59,12 +59,13 @@ pub fn give(call: &Call, resource: &str, fence: i64, grace_ms: i32) -> Result<bo
     if leases.lock(row.tid, true) != Locked::Mine {
         return Ok(false);
     }
-    // A take-over may have changed which session may acquire the lease, so the row is read again under its lock.
+    // A take-over may have changed which session may acquire the lease, so the private session's row is locked and read
+    // again.
     let locked = if holder.private { session::lock_row(holder.session) } else { Some(holder) };
     let Some(holder) = locked else { return Ok(false) };
     line::leave_behind(call, at.session(), std::iter::once(resource));
-    // If the holder is private, from an earlier grace or a lock, a new private session takes its place. The guard
-    // `fencer` stays the same.
+    // If the holder is private, from an earlier grace or a lock, a new private session replaces it. `fencer` stays the
+    // same.
     let grace_of = if holder.private { holder.grace_of } else { Some(holder.session) };
     let alone = New {
         role: holder.role,
@@ -94,10 +95,12 @@ fn lock(call: &Call, private: SlotRef) -> bool {
     !session::lock_rows(vec![private.session()]).1 && call.shared.look(private).is_some_and(|standing| standing.alive())
 }
 
-/// Ends a private session that has released its one lease, with this transaction. In this start the session was refused
-/// everything else. A session of a former start may have more, from an older library; the worker takes that away.
+/// Ends a private session that has released its one lease; the end takes effect with this transaction's commit. A
+/// private session of this start of shared memory was refused everything else. One of a former start may have got more
+/// from an older library; the worker takes that away.
 pub fn end_without_lease(call: &Call, private: &SessionRow, at: SlotRef) {
-    // While another transaction grants to the session, this one does not see the grant. The worker takes that away too.
+    // If another transaction is granting to the session, this one does not see the grant. The worker also takes that
+    // lease away.
     let alone = Guard::Grantee(private.session).try_lock(Mode::Exclusive);
     session::delete(call, &[private.session]);
     let is_of_this_start = private.boot_id == call.shared.boot_id();
@@ -111,7 +114,7 @@ fn end_private(call: &Call, private: SlotRef) {
 }
 
 /// Gives a lease in grace back to the session that released it, under the same fence. Returns false if another call was
-/// faster, if the grace is over, or if the session has another permit meanwhile.
+/// faster, if the grace is over, or if the session has got another permit meanwhile.
 pub fn take_back(call: &Call, leases: &Leases, me: SlotRef, resource: &str, row: &LeaseRow) -> bool {
     let Some(private) = private(call, row) else { return false };
     // Another connection of the session may be getting another permit at this moment.
@@ -145,8 +148,9 @@ pub fn leave(row: &LeaseRow) {
     Guard::Fence(row.fence).unlock(Mode::Exclusive);
 }
 
-/// Wakes waiters who may acquire a lease in grace, now that no fenced transaction is open under its fence. `held`: the
-/// resources that are waited for and held. Returns the resources for which a fenced transaction is still open.
+/// Wakes the waiters that may acquire a lease in grace, unless a fenced transaction is open under its fence. `held`:
+/// the resources that have waiters and a living holder. Returns the resources for which a fenced transaction is still
+/// open.
 pub fn tell(call: &Call, held: &[(String, LeaseRow)]) -> Vec<String> {
     let (holders, mut busy) = (Holders::of(call, held.iter().filter_map(|(_, row)| row.session)), Vec::new());
     for (resource, row) in held {

@@ -4,12 +4,13 @@
 //! A candidate is granted if nothing is in its way, and skipped otherwise; no step waits. The steps, in order:
 //!
 //! 1. The caller has taken G(grantee) in share mode, and read the grantee's row after that. So the session cannot end
-//!    under the grant without the worker seeing the lease (see [`crate::ending::sweep`]).
+//!    during the grant without the worker seeing the lease (see [`crate::ending::sweep`]).
 //! 2. F(old fence) must be free: no fenced transaction of the old holder is open, and none can begin (see
 //!    [`crate::lease::fence`]).
-//! 3. The grantee's places in line are locked first, then the row of the lease. A row that is locked in vain leaves its
-//!    lease without an owner until the transaction ends. A slot without a row has nothing to lock. So the maker of the
-//!    row holds the slot's stripe for the time of the call, and looks again under it, uncommitted rows included.
+//! 3. The grantee's places in line are locked first, then the row of the lease. If a lease's row is locked but the
+//!    lease is not granted, no session can get the lease until the transaction ends. A slot without a row has nothing
+//!    to lock. So the maker of the row holds the slot's stripe for the time of the call, and looks again under it,
+//!    uncommitted rows included.
 //! 4. A session has at most one permit of a semaphore. The granter takes Seat(resource, grantee) to the end of the
 //!    transaction, and looks for another permit. So does a session that takes a permit back out of grace.
 //! 5. The fence is drawn after the row is locked, so it is greater than that of every owner before.
@@ -49,7 +50,7 @@ static UPDATE: Statement = Statement::writes(
 /// The number of tries for a stripe, half a millisecond apart; a stripe is held for the time of a statement.
 const STRIPE_TRIES: u32 = 30;
 
-/// Grants to the candidates that nothing is in the way of.
+/// Grants each candidate its slot, unless something is in the way of that grant.
 pub fn grant(call: &Call, leases: &Leases, candidates: Vec<Candidate>) -> HashMap<Seat, Grant> {
     let mut granted = HashMap::new();
     let mut candidates = candidates.into_iter().peekable();
@@ -68,8 +69,8 @@ fn grant_batch(call: &Call, leases: &Leases, mut candidates: Vec<Candidate>, gra
     candidates.retain(|candidate| claim(call, leases, candidate, &stripes, &plain));
     let mut done = Vec::new();
     if !candidates.is_empty() {
-        // The first grant of a start raises the fences. Calls that lose the race for a new name do not come here, so
-        // they do not wait for it.
+        // The first grant of a start raises the fences. Calls that lose the race for a new name do not get this far, so
+        // they do not wait for the raise.
         fence::raise(call);
         refence::see_to_mark(call);
         done = write(call, leases, candidates);
@@ -151,7 +152,7 @@ fn claim(
     let granted = places == candidate.places.len() && takes_slot(leases, candidate, stripes, plain);
     let has_seat = matches!(candidate.declared, Some((Kind::Semaphore, _)));
     if !granted && (places > 0 || has_seat) {
-        // What this transaction has locked in vain is in the way of other sessions until it ends.
+        // The rows that this transaction has locked without a grant are in the way of other sessions until it ends.
         call.seam().judge(&candidate.resource);
     }
     granted

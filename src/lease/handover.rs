@@ -3,10 +3,10 @@
 //! partition.
 //!
 //! A hand-over runs in three places: in the transaction of the holder's release or close, in the worker, and at the end
-//! of a waiter's own session_wait ([`judge_places`]). The last may be inside a long transaction, so it grants to that
-//! waiter only. A hand-over skips waiters that are ending, and places that an open transaction deletes. It reports a
-//! resource as busy if another transaction is changing it, or if the first in line is being taken over. The worker
-//! tries these again.
+//! of a waiter's own session_wait ([`judge_places`]). A session_wait may run inside a long transaction, so it grants to
+//! its own waiter only. A hand-over skips waiters that are ending, and places that an open transaction deletes. It
+//! reports a resource as busy if another transaction is changing it, or if the first in line is being taken over. The
+//! worker tries these again.
 
 use super::candidate::{Candidate, HandOver};
 use super::declaration::{self, Kind};
@@ -53,14 +53,15 @@ pub fn hand_over(
     for group in groups {
         Kind::Group.rules().judge(call, &group, letting_go, &mut result)?;
     }
-    // Few resources are waited for; only the leases of these are read.
+    // Few resources have waiters; only the leases of those are read.
     let line = line::first_in_line(call, queued.iter().map(String::as_str).collect());
     result.busy.extend(line.leaving);
     hand_over_to(call, line.first, seen, letting_go, &mut result);
     Ok(result)
 }
 
-/// Hands over resources to the first in line that the caller has just looked up. None of the resources is a group.
+/// Hands over each resource to its first in line, which the caller has just looked up. None of the resources is a
+/// group.
 pub fn hand_over_to(
     call: &Call,
     mut first: BTreeMap<String, First>,
@@ -76,7 +77,7 @@ pub fn hand_over_to(
     call.database.add(Counter::HandOvers, (result.granted.len() - before) as u64);
 }
 
-/// Grants free slots to the first in line, repeatedly while a resource has both.
+/// Grants free slots to the first in line, again and again while a resource has both a free slot and a first in line.
 fn serve(
     call: &Call,
     first: &mut BTreeMap<String, First>,
@@ -86,8 +87,8 @@ fn serve(
 ) {
     let leases = Leases::open();
     let (mut ending, mut ready) = (HashSet::new(), HashMap::<Uuid, SlotRef>::new());
-    // Each round takes a free slot or leaves out sessions that are ending. So the rounds are at most as many as both
-    // together.
+    // Each round takes a free slot or leaves out sessions that are ending. So there are at most as many rounds as free
+    // slots and ending sessions together.
     loop {
         let is_meant = |first: &First| result.only.is_none_or(|only| only == first.session);
         first.retain(|resource, first| is_meant(first) && free.get(resource).is_some_and(|slots| !slots.is_empty()));
@@ -122,13 +123,15 @@ fn serve(
         let names: HashSet<&str> = granted.keys().map(|(resource, _)| resource.as_str()).collect();
         let (mut served, failed): (Vec<_>, Vec<_>) = now.into_keys().partition(|name| names.contains(name.as_str()));
         served.retain(|resource| free.get(resource).is_some_and(|slots| !slots.is_empty()));
-        // If the first in line cannot be served, no session behind it is, even where that would be possible at once.
+        // If the first in line cannot be served, no session behind it is served, even if that session could be served
+        // at once.
         result.busy.extend(failed);
         ending.extend(skipped);
         let again: HashSet<String> = again.into_keys().collect();
         let line = line::next_in_line(call, again.iter().chain(&served).map(String::as_str).collect(), &ending);
         *first = line.first;
-        // A skipped session may be first in line again. Then its place is a successor's, or its end was rolled back.
+        // A skipped session may be first in line again. Then its place now belongs to a successor, or its end was
+        // rolled back.
         let in_hand = first.extract_if(.., |_, first| ending.contains(&first.session));
         result.busy.extend(in_hand.map(|(resource, _)| resource).chain(line.leaving));
         // A skipped session may come back. So a resource that no other session waits for is not finished.
@@ -233,8 +236,8 @@ fn free_permits(
     permits.free.into_iter().rev().chain(own).map(of).collect()
 }
 
-/// Takes G of the sessions in share mode, then reads their rows. Adds the sessions that may be granted to, with their
-/// slots, to `ready`. Returns the other sessions.
+/// Takes G of the sessions in share mode, then reads their rows. Adds the sessions that may be granted a lease, with
+/// their slots, to `ready`. Returns the sessions that may not.
 pub fn admit(call: &Call, sessions: HashSet<Uuid>, ready: &mut HashMap<Uuid, SlotRef>) -> HashSet<Uuid> {
     let new = sessions.into_iter().filter(|session| !ready.contains_key(session));
     let (open, closed): (Vec<Uuid>, Vec<Uuid>) =
@@ -251,8 +254,8 @@ pub fn admit(call: &Call, sessions: HashSet<Uuid>, ready: &mut HashMap<Uuid, Slo
     skipped
 }
 
-/// Grants a session each resource that it is first in line for and that no living session holds. So waiters are served
-/// even while the worker is stopped.
+/// Grants a session each resource for which it is first in line and which no living session holds. So waiters are
+/// served even while the worker is stopped.
 pub fn judge_places(call: &Call, at: SlotRef) {
     let left = line::left_by(call, at.session());
     let waiting: Vec<Uuid> = left.iter().copied().chain([at.session()]).collect();

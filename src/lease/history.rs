@@ -1,5 +1,5 @@
 //! History: what became of leases, for people to read. A row is written in the transaction that makes the change, so
-//! that neither is ever visible without the other.
+//! that neither the row nor the change is ever visible without the other.
 //!
 //! A lease that a session lost without releasing it is recorded, and kept for `eskit_lease.history_retention`. Such
 //! losses are rare: the session ended without a close, was taken over or did not answer a revocation in time, or an
@@ -43,12 +43,12 @@ mod column {
     pub const FENCE: usize = 5;
 }
 
-/// The number of versions that a look for one event passes, and for how many microseconds after the change of the
-/// lease: a forced release records it in the same step.
+/// Bounds of a search for one event: the number of row versions that it passes, and the microseconds after the change
+/// of the lease. A forced release records its event in the step that changes the lease.
 const LOOKED_THROUGH: usize = 1_000;
 const MOMENT: i64 = 10_000_000;
 
-/// The number of columns of the table; that of 0.2.0 has no `ended_at`.
+/// The number of columns of the table; the table of 0.2.0 has no `ended_at`.
 const COLUMNS: usize = 11;
 
 /// Returns whether the table exists; version 0.1.0 had none.
@@ -117,7 +117,8 @@ impl Entry<'_> {
         (self.event != Event::Granted).then(|| self.ended_at.map_or(now, |ended_at| ended_at.min(now)))
     }
 
-    /// Returns all columns but the first, the time. `end`: the last one, if the table has it.
+    /// Returns the values of all columns except the first, which is the time. `end`: the value of the last column, if
+    /// the table has that column.
     fn values(&self, end: Option<Value<'static>>) -> Vec<Value<'_>> {
         let mut values = vec![
             Value::Text(self.event.name()),
@@ -135,7 +136,8 @@ impl Entry<'_> {
     }
 }
 
-/// The rows of sessions and their ends, each read once; `None` for a session that has closed, or that lives.
+/// The rows of sessions and their ends, each read once. A row is `None` if the session has closed or was taken over, an
+/// end is `None` if none is known.
 #[derive(Default)]
 struct Sessions {
     rows: HashMap<Uuid, Option<SessionRow>>,
@@ -157,8 +159,8 @@ impl Sessions {
         ended_at
     }
 
-    /// Returns the consumer of a session. A session that was taken over has no row any more, but its successor has its
-    /// name.
+    /// Returns the consumer of a session. A session that was taken over has no row any more, but its successor has the
+    /// same name.
     fn name(&mut self, session: Uuid) -> Option<String> {
         let name = |row: &SessionRow| row.consumer.clone();
         self.of(session).map(name).or_else(|| self.of(succession::successor(session)?).map(name))
@@ -260,9 +262,9 @@ pub fn revoked<'a>(call: &Call, group: &str, taken: impl Iterator<Item = (&'a Le
     write(call, &entries);
 }
 
-/// Returns whether the lease was taken by force from this fence within a moment after `since`, in microseconds since
-/// 2000, when the row of the lease was freed or given on. Looks at [`LOOKED_THROUGH`] versions of rows at most, and
-/// finds nothing while the table is locked.
+/// Returns whether an administrator took the lease from this fence within a [`MOMENT`] after `since`. `since`: when the
+/// row of the lease was freed or given on, in microseconds since 2000. Looks at [`LOOKED_THROUGH`] versions of rows at
+/// most, and returns false while another session has the table locked.
 pub fn has_forced(resource: &str, fence: i64, since: i64) -> bool {
     if !is_there() || !catalog::lock_all(&[c"_history"]) {
         return false;
@@ -290,7 +292,7 @@ pub fn has_forced(resource: &str, fence: i64, since: i64) -> bool {
     false
 }
 
-/// Records that the caller has taken a lease from `holder`, and the session that got it, if one did.
+/// Records that the caller has taken a lease from `holder`, and which session got it, if one did.
 pub fn forced(call: &Call, resource: &str, row: &LeaseRow, holder: Option<String>, next: Option<LeaseRow>, why: &str) {
     if !has_losses() {
         return;

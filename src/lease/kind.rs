@@ -13,8 +13,8 @@ use std::sync::OnceLock;
 
 /// The rules of a kind.
 pub trait Rules: Sync {
-    /// Holds the other side that the lease stands for, to the end of a transaction that has checked the fence; or
-    /// refuses the check.
+    /// For a lease that stands for a user's lock or row: holds that lock or row to the end of a transaction that has
+    /// checked the fence, or refuses the check.
     fn cross(&self, _resource: &str, _fence: i64) -> Result<()> {
         Ok(())
     }
@@ -64,7 +64,7 @@ impl Rules for Plain {}
 static OF_GROUPS: OnceLock<&'static dyn Rules> = OnceLock::new();
 static OF_BRIDGES: OnceLock<&'static dyn Rules> = OnceLock::new();
 
-/// Registers the rules of the kinds that have their own: once in a process, or before it forks.
+/// Registers the rules of the kinds that have their own, once in a process, or once before the server forks it.
 pub fn register(of_groups: &'static dyn Rules, of_bridges: &'static dyn Rules) {
     OF_GROUPS.get_or_init(|| of_groups);
     OF_BRIDGES.get_or_init(|| of_bridges);

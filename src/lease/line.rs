@@ -6,12 +6,13 @@
 //!
 //! A walk passes over a place that an open transaction is giving up: the row is deleted, and the end of that
 //! transaction decides. So a transaction that is left open does not hold up the sessions behind. If that transaction
-//! rolls back, the place is where it was, and has lost only what was granted meanwhile. But a session that was granted
-//! the resource past its own place loses the place when it releases the resource ([`leave_behind`]).
+//! rolls back, the place is where it was, and its session has missed only what was granted meanwhile. If the session
+//! itself was granted the resource while its place was passed over, it loses the place when it releases the resource
+//! ([`leave_behind`]).
 //!
-//! A walk does not pass over a locked place: it is being granted to. Nor does it pass over the place of a session that
-//! is being taken over, though that session is granted nothing. When the take-over commits, the place is the
-//! successor's.
+//! A walk stops at a locked place, whose session is just being granted the resource. It also stops at the place of a
+//! session that is being taken over, although that session is granted nothing. When the take-over commits, the place is
+//! the successor's.
 //!
 //! A session that has a permit of a semaphore has no turn in its line (see [`crate::lease::seat`]). It may still have a
 //! place there: another connection of the session may have taken one while the transaction that acquired or released
@@ -72,7 +73,8 @@ pub fn may_be_waited_for(call: &Call, resource: &str) -> bool {
     call.waiters().has_entry(&[Key::Text(resource)])
 }
 
-/// Gives a place to a session that has none. Returns false for a group, or for a name that is just becoming one.
+/// Gives a place to a session that has none. Returns false for a group, or for a name that is just being declared as
+/// one.
 pub fn take_place(call: &Call, resource: &str, session: Uuid) -> Result<bool> {
     if places::is_full(session) {
         return Err(Error::PlacesFull.into());
@@ -103,9 +105,10 @@ pub fn waiting(resource: &str) -> (Vec<Uuid>, bool) {
     (sessions, in_flight)
 }
 
-/// Deletes a session's places for resources that it releases; they would bring the resources back unasked. The session
-/// was granted a resource past its place, or took a place while a release was open that was rolled back. Skips a place
-/// that another transaction has locked: a release waits for no place.
+/// Deletes a session's places for resources that it releases, since they would bring the resources back unasked. A
+/// session has such a place if it was granted the resource while the place was passed over. It also has one if it took
+/// the place during its own release, and that release was rolled back. Skips a place that another transaction has
+/// locked: a release waits for no place.
 pub fn leave_behind<'a>(call: &Call, session: Uuid, resources: impl Iterator<Item = &'a str>) {
     let mut waiting = left_by(call, session);
     waiting.extend(Some(session).filter(|session| may_wait(*session)));
@@ -129,7 +132,7 @@ pub fn cancel(call: &Call, resource: &str, at: SlotRef) -> bool {
         found.filter(|place| table.lock(*place, waits) == Locked::Mine).collect()
     };
     let mut mine: Vec<_> = left_by(call, at.session()).into_iter().flat_map(|left| locked(left, false)).collect();
-    // These come last: the sweep may just be moving a place to the session.
+    // The session's own places come last: the sweep may just be moving a predecessor's place to the session.
     mine.extend(locked(at.session(), true));
     leave(call, &mut mine);
     if !mine.is_empty() {
@@ -140,7 +143,7 @@ pub fn cancel(call: &Call, resource: &str, at: SlotRef) -> bool {
 }
 
 /// Moves a session's places to its successor, except for resources that the successor holds. Returns the resources
-/// whose places are locked: another transaction is just granting there.
+/// whose places are locked, because another transaction is just granting them.
 pub fn inherit(call: &Call, from: Uuid, to: Uuid) -> Vec<String> {
     pass_on(call, places_of(&[from], limits::MAX_PLACES, 0), to)
 }
@@ -167,16 +170,16 @@ fn pass_on(call: &Call, places: Vec<(String, ItemPointerData)>, to: Uuid) -> Vec
         }
     }
     for (resource, _) in spare.into_iter().chain(inherited) {
-        // Notes a time, so that the worker, which may be running this itself, judges these resources too.
+        // Notes a time. The worker may be running this itself, and so it also judges these resources.
         call.seam().judge_at(&resource, clock::now());
     }
     others.into_iter().map(|(resource, _)| resource).collect()
 }
 
-/// Returns the dead predecessors of a session that may still have places: a take-over leaves a place that another
-/// transaction has in hand. Such a place counts as the session's. The sweep moves it later. A call of the session
-/// touches only the places of its own resources: its transaction may stay open, and what it locks is in the way of
-/// other waiters and of the sweep.
+/// Returns the dead predecessors of a session that may still have places: a take-over leaves behind a place that
+/// another transaction has locked or changed. Such a place counts as the session's, and the sweep moves it later. A
+/// call of the session touches only the places for the resources that the call names. Its transaction may stay open,
+/// and the places that it locks are in the way of other waiters and of the sweep.
 pub fn left_by(call: &Call, session: Uuid) -> Vec<Uuid> {
     // Usually no session has been taken over.
     if !succession::table().has_entry(&[]) {
@@ -186,12 +189,12 @@ pub fn left_by(call: &Call, session: Uuid) -> Vec<Uuid> {
     succession::former(session).into_iter().filter(is_left).collect()
 }
 
-/// Returns whether a session has a place for a resource, or a take-over has left it one.
+/// Returns whether a session has a place for a resource, or a take-over has left one behind for it.
 pub fn waits(call: &Call, resource: &str, session: Uuid) -> bool {
     has_place(resource, session) || left_by(call, session).into_iter().any(|left| has_place(resource, left))
 }
 
-/// Moves to a session the places for a resource that a take-over left.
+/// Moves to a session the places that a take-over left behind in the line of a resource.
 pub fn inherit_left(call: &Call, resource: &str, session: Uuid) {
     let left = left_by(call, session);
     let found = places(&vec![resource; left.len()], &left).into_values().flatten();
@@ -214,8 +217,8 @@ pub fn note_places(call: &Call, sessions: &[Uuid]) {
 }
 
 /// Deletes the places that holders have in the lines of what they hold. Such a place arises when one connection of a
-/// session queues while another is just granted the resource, or while another's release is rolled back. The rows of
-/// the leases are locked first. Otherwise the holder could have released and queued again since they were read.
+/// session queues while another connection is just granted the resource, or rolls back a release of it. The rows of the
+/// leases are locked first. Otherwise the holder could have released and queued again since the rows were read.
 pub fn leave_own(call: &Call, held: Vec<(String, LeaseRow)>) {
     let pairs = held.iter().filter_map(|(resource, row)| Some((resource.as_str(), row.session?)));
     let (resources, sessions): (Vec<&str>, Vec<Uuid>) = pairs.unzip();

@@ -87,7 +87,7 @@ fn lock_acquire(
     if !can_look() {
         return refused(Answer::refused("busy"));
     }
-    // A refusal costs nothing: the call opens a session only if it sees that the lease can be had.
+    // A refusal costs nothing: the call opens a session only if it sees that the lease can be granted.
     let seen = match look(&call, &name, request)? {
         Ok(seen) => seen,
         Err(busy) => return refused(busy),

@@ -1,22 +1,23 @@
-//! Fences from before a promotion or a restore: their holders keep what they hold, but need a new fence.
+//! Fences granted before a promotion or a restore: their holders keep what they hold, but need a new fence.
 //!
-//! A promoted or restored server has lost the end of its history. In it fences above those of its rows may have been
-//! granted, and an outside system may have seen them. A holder from before goes on under its old fence until it asks
-//! again. Then `lease_renew` says `refence`, `lease_acquire` gives the new fence, and groups grant their partitions
-//! anew. Two things tell which rows are from before:
+//! A promoted or restored server has lost the end of its history. In the lost part, fences above those of the remaining
+//! rows may have been granted, and an outside system may have seen them. A holder of an older fence goes on under it
+//! until the holder asks again. Then `lease_renew` says `refence`, `lease_acquire` gives the new fence, and groups
+//! grant their partitions anew. Two things tell which rows are older than the promotion or restore:
 //!
 //! * **A promotion** begins a timeline, and each row has the timeline of its grant.
-//! * **A mark** in a private sequence: fences below it are from before. Setting it takes effect at once, waits
-//!   for nothing and changes no row.
+//! * **A mark** in a private sequence: fences below it are older. Setting the mark takes effect at once, waits for
+//!   nothing and changes no row.
 //!
 //! A base backup that is started without recovery.signal begins no timeline. Its `backup_label` shows such a start:
-//! that file still exists when the postmaster makes shared memory. Then the first call that needs a
-//! database's mark and may write sets it, or the worker does. The same happens when a base backup becomes a standby
-//! that is promoted before its next start, though there the timeline alone would do. A start from a storage snapshot
-//! looks like a start after a crash; there an administrator must set the mark ([`lease_refence_all`]).
+//! that file still exists when the postmaster makes shared memory. Then the mark of each database is set by the worker,
+//! or by the first call that needs the mark and may write. The same happens when a base backup becomes a standby that
+//! is promoted before its next start, although the timeline alone would tell in that case. A start from a storage
+//! snapshot looks like a start after a crash; there an administrator must set the mark ([`lease_refence_all`]).
 //!
-//! A database that gives up its entry in shared memory is marked again when it has one. No holder is told twice by
-//! that: a database gives up its entry only while none of its sessions has a slot (see [`crate::shmem::places`]).
+//! A database that gives up its entry in shared memory is marked again when it has one. That makes no holder ask for a
+//! new fence twice: a database gives up its entry only while none of its sessions has a slot (see
+//! [`crate::shmem::places`]).
 
 use super::fence;
 use super::row::LeaseRow;
@@ -85,7 +86,7 @@ fn set(call: &Call) {
 }
 
 /// Sets the mark in a restored database that has none yet. The worker calls this when it looks into a database after a
-/// start. An earlier grant must call it first: otherwise its fence would be below the mark.
+/// start. A grant before that must call it first, or its fence would be below the mark.
 pub fn see_to_mark(call: &Call) {
     mark(call);
 }

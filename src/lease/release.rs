@@ -30,7 +30,7 @@ use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 /// Releases leases whose fences this transaction has excluded: hands over those that are waited for, and frees the
-/// rest. `at`: their holder, which lives. Returns the leases that were still held.
+/// rest. `at`: the living session that holds all of them. Returns the leases that were still held.
 pub fn release(call: &Call, at: SlotRef, rows: Vec<(String, LeaseRow)>) -> Result<HashSet<Seat>> {
     let leases = Leases::open();
     let mine = |row: &LeaseRow| {
@@ -79,8 +79,8 @@ fn hand_over(call: &Call, at: SlotRef, rows: &[(String, LeaseRow)]) -> Result<Ha
     Ok(result.granted)
 }
 
-/// Returns the row of a lease after its fence has been excluded. What was read before the wait may be outdated, unless
-/// the row is unchanged.
+/// Returns the row of a lease after its fence has been excluded. Unless the row is unchanged, looks it up again: the
+/// row that was read before the wait is then outdated.
 fn still_held(leases: &Leases, resource: &str, seen: LeaseRow) -> Option<LeaseRow> {
     if leases.lock_again(resource, &seen) {
         return Some(seen);
@@ -98,7 +98,7 @@ fn release_seen(call: &Call, leases: &Leases, at: SlotRef, seen: Vec<(String, Le
     order::begin();
     let mut fences: Vec<i64> = seen.iter().map(|(_, row)| row.fence).collect();
     if fences.len() > limits::GRANT_BATCH {
-        // One lock stands for all fences: the lock table has no room for one lock each.
+        // One lock stands for all fences: the lock table has no room for a lock on each.
         call.fencer(at).lock(Mode::Exclusive);
     } else {
         fences.sort_unstable();
@@ -116,7 +116,7 @@ fn release_seen(call: &Call, leases: &Leases, at: SlotRef, seen: Vec<(String, Le
 }
 
 /// Releases slots of a resource, each under its fence. Returns the slots that were held. If the caller may not release
-/// one of them, it releases none.
+/// one of the slots, none is released.
 pub fn release_seats(call: &Call, resource: &str, seats: &[(i32, i64)]) -> Result<HashSet<i32>> {
     let leases = Leases::open();
     let mut of_sessions = BTreeMap::<[u8; 16], (SlotRef, Vec<(String, LeaseRow)>)>::new();
@@ -152,7 +152,7 @@ pub fn release_seat(call: &Call, resource: &str, slot: i32, fence: i64) -> Resul
 }
 
 /// Releases a lease that the caller has read, and ends its session if that is private. `forced`: an administrator's
-/// reason to take it from its holder. Returns whether it was held.
+/// reason to take the lease from its holder. Returns whether the lease was held.
 fn release_row(call: &Call, leases: &Leases, resource: &str, seen: LeaseRow, forced: Option<&str>) -> Result<bool> {
     let held = |row: LeaseRow| -> Result<Option<(LeaseRow, SlotRef)>> {
         let at = row.session.map(|session| call.living(session)).transpose()?.flatten();
@@ -234,7 +234,7 @@ fn lease_release_many(
         let mine = |row: &LeaseRow| row.session == Some(session);
         let held = |name: &String| -> Vec<LeaseRow> {
             pgrx::check_for_interrupts!();
-            // Most of the named resources are held, and one look finds that.
+            // Most of the named resources are held, and one look shows that.
             match leases.glance(name, 0) {
                 Probe::Row(row) if !row.declared => Some(row).filter(mine).into_iter().collect(),
                 Probe::InFlight(Some(row)) if !row.declared => leases.find(name, 0, false, mine).into_iter().collect(),

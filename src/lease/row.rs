@@ -85,7 +85,7 @@ pub enum Probe {
 }
 
 impl Probe {
-    /// Adds the next row that a dirty scan shows of the same slot. While a row is changed, the scan shows the old row
+    /// Adds the next row of the same slot that a dirty scan shows. While a row is changed, the scan shows the old row
     /// and the new one, in any order.
     fn and(self, row: LeaseRow, flight: Flight) -> Probe {
         match (flight, self) {
@@ -144,8 +144,8 @@ impl Leases {
         }
     }
 
-    /// Returns the row of a slot for which `mine` holds, even while another transaction changes it: that may be rolled
-    /// back. With `wait`, waits for the end of that transaction first.
+    /// Returns the row of a slot for which `mine` holds, even while another transaction changes it: that change may be
+    /// rolled back. With `wait`, waits for the end of that transaction first.
     pub fn find(&self, resource: &str, slot: i32, wait: bool, mine: impl Fn(&LeaseRow) -> bool) -> Option<LeaseRow> {
         loop {
             match self.probe(resource, slot) {
@@ -180,8 +180,8 @@ impl Leases {
         (found, arriving)
     }
 
-    /// Shows the states of the slots of a resource that have a row, in order, from a slot on. Also shows the sessions
-    /// that are just getting each slot. Stops when `visit` returns an answer.
+    /// Shows the state of each slot of a resource that has a row, in order, beginning with slot `from`. Also shows the
+    /// sessions to which open transactions are giving that slot. Stops when `visit` returns an answer.
     fn each<T>(
         &self,
         sight: Sight,
@@ -245,7 +245,7 @@ impl Leases {
         (slots, arriving)
     }
 
-    /// Returns whether any slot from a number on has a holder, living or not, or is being changed by another
+    /// Returns whether any slot numbered `from` or higher has a holder, living or not, or is being changed by another
     /// transaction.
     pub fn is_any_taken(&self, resource: &str, from: i32) -> bool {
         let taken = |probe: Probe| (!matches!(probe, Probe::Row(row) if row.session.is_none())).then_some(());
@@ -304,8 +304,8 @@ impl Leases {
         self.0.lock(tid, wait)
     }
 
-    /// Locks a row that was read a while ago. Returns whether it still has that resource and fence: another row may be
-    /// at its place now.
+    /// Locks a row that was read a while ago. Returns whether the row still has that slot and fence: another row may be
+    /// at its address (ctid) now.
     pub fn lock_again(&self, resource: &str, seen: &LeaseRow) -> bool {
         self.0.lock(seen.tid, true) == Locked::Mine
             && self.is_of(resource, seen.slot)
@@ -370,7 +370,7 @@ impl Leases {
         self.0.is_plain().then(|| u64::from(self.stand_at(resource, slot, tid) && self.0.update(&change)))
     }
 
-    /// Deletes the rows of all slots from a number on. Returns `None` if the table needs a statement.
+    /// Deletes the rows of `slot` and of all slots with higher numbers. Returns `None` if the table needs a statement.
     pub fn delete_from(&self, resource: &str, slot: i32) -> Option<u64> {
         if slot == 0 {
             return self.0.delete_rows(&[Key::Text(resource)]);

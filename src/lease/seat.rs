@@ -14,8 +14,8 @@ use crate::pg::table::{Key, page_of};
 use crate::session::{self, succession};
 use pgrx::Uuid;
 
-/// Returns whether a session has no permit of the semaphore except in this slot; it then gets none until this
-/// transaction ends. A permit that it keeps in grace counts.
+/// Returns whether a session has no permit of the semaphore except in this slot. If so, it gets no other permit until
+/// this transaction ends. A permit that it keeps in grace counts.
 pub fn is_only_permit(call: &Call, resource: &str, slot: i32, session: Uuid) -> bool {
     Guard::Seat(session, keys::fnv1a(resource)).try_lock(Mode::Exclusive)
         && row::of_session(resource, session).iter().all(|row| row.slot == slot)
@@ -28,7 +28,8 @@ fn keeps_another(call: &Call, resource: &str, slot: Option<i32>, session: Uuid) 
         session::row(private).is_some_and(|row| row.fencer == Some(session))
             && !matches!(call.living(private), Ok(None))
     };
-    // The caller has read the session's own rows before. A lease that goes into grace meanwhile is seen here or there.
+    // The caller has read the session's own rows before. A lease that goes into grace meanwhile is seen in those rows
+    // or here.
     let graces = succession::graces();
     if graces.entries(&[Key::Uuid(session)], limits::MAX_GRACES) < limits::MAX_GRACES {
         let privates = page_of(&graces, &[session], usize::MAX, 0, |row| Some(row.required::<Uuid>(1)));

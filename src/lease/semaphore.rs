@@ -1,8 +1,8 @@
 //! Semaphores: a resource with several slots. Each slot is a permit, and a lease of its own.
 //!
-//! A session that is granted a permit is its holder in a row, under a fence. No counter of taken permits is kept: the
-//! rows of living holders are counted. A session has at most one permit of a semaphore. A permit that is counted free
-//! is granted like any lease (see [`crate::lease::grant`]). All permits share one line.
+//! The row of a permit names the session that holds it, and the fence. No counter of taken permits is kept: the rows of
+//! living holders are counted. A session has at most one permit of a semaphore. A permit that is counted free is
+//! granted like any lease (see [`crate::lease::grant`]). All permits share one line.
 //!
 //! A semaphore that shrinks takes back no permit. While a slot beyond the number of permits is held, slots are granted
 //! only under a lock on the declaration. So the count stays true during the grant, and the number of holders falls with
@@ -18,7 +18,7 @@
 //! * Only a count can tell that all permits are held. After such a count, no permit lacks a row (see
 //!   [`crate::shmem::surveyed`]). A permit is then free only if its row says so, or if its holder is dead. The index of
 //!   free rows finds the free rows. To find a dead holder, the look checks each dead session in shared memory. If one
-//!   has a permit, or in doubt, all permits are counted.
+//!   has a permit, or may have one, all permits are counted.
 //!
 //! A refusal that rests on such a look may miss a permit that a transaction is releasing: the caller is told `held`
 //! instead of `busy`.
@@ -53,7 +53,7 @@ pub struct Permits {
     pub in_flight: bool,
     /// Whether slots beyond the number of permits are taken.
     beyond: bool,
-    /// Sessions that another transaction is giving a permit.
+    /// Sessions to which another transaction is giving a permit.
     pub arriving: Vec<Uuid>,
     /// The dead holders, of any slot, without whose deaths the slots would not be free. Empty unless slots beyond the
     /// number of permits are taken.
@@ -82,7 +82,7 @@ pub fn glance(call: &Call, resource: &str, declaration: &Declaration, session: U
     if declaration.kind != Kind::Semaphore || declaration.slots <= FEW {
         return Glance::Unknown;
     }
-    // The order matters: a permit that goes into grace meanwhile is seen by one of both checks.
+    // The order matters: a permit that goes into grace meanwhile is seen by one of the two checks.
     if row::may_have_any(resource, session) || succession::has_grace(session) {
         return Glance::Unknown;
     }
@@ -145,7 +145,7 @@ pub fn survey(
 ) -> Permits {
     let known = call.shared.semaphore(call.home, resource, declaration.slots);
     let permits = count(call, resource, declaration, letting_go);
-    // The writes of this transaction may be rolled back, so such a count is not kept.
+    // A count that rests on writes of this transaction is not kept, since they may be rolled back.
     if permits.held.len() == usize::try_from(declaration.slots).unwrap_or(0)
         && declaration.slots > FEW
         && !permits.beyond
@@ -178,7 +178,7 @@ fn count(call: &Call, resource: &str, declaration: &Declaration, letting_go: &dy
     let (mut taken, mut beyond) = (0, false);
     for (slot, probe) in slots {
         known.insert(slot);
-        // An open fenced transaction keeps the slot of its dead holder.
+        // The slot of a dead holder is not free while a fenced transaction of that holder is open.
         let fenced = |row: &LeaseRow| row.session.is_some() && !letting_go(row) && !Guard::Fence(row.fence).is_free();
         beyond |= slot >= declaration.slots && !matches!(probe, Probe::Row(row) if row.session.is_none());
         match (probe, holders.living(session_of(&probe))) {
@@ -232,7 +232,7 @@ fn semaphore_resize(name: Option<Text>, permits: Option<i32>) -> Result<()> {
     let call = Call::open(shared)?;
     if declaration::lock_owned(&call, &name, Kind::Semaphore)?.slots != permits {
         declare::resize(&call, &name, permits);
-        // There may be more permits for the waiters.
+        // Waiters may get more permits now.
         call.seam().judge(&name);
     }
     Ok(())

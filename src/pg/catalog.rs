@@ -16,8 +16,8 @@ pub struct Home {
 }
 
 /// The parts of the extension that were found in this database. A name alone proves nothing: a role that may create
-/// schemas can use our schema's name if the extension is not there, or has its schema renamed. So only these are ours:
-/// the schema and relations that are members of the extension, and the indexes of such relations.
+/// schemas can use our schema's name if the database lacks the extension, or if the extension's schema was renamed. So
+/// only these are ours: the schema and relations that are members of the extension, and the indexes of such relations.
 #[derive(Default)]
 struct Found {
     /// The schema, and the extension.
@@ -26,7 +26,7 @@ struct Found {
     relations: Vec<(*const c_char, Oid)>,
     /// Relations that are known to be members.
     members: Vec<Oid>,
-    /// How often something was forgotten. A result that was read before that must not be kept.
+    /// Counts how often something was forgotten. A result that was read at an earlier count must not be kept.
     forgotten: u64,
 }
 
@@ -36,8 +36,8 @@ thread_local! {
     static PATIENT: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Forgets the relations when any relation is created, changed or dropped. Forgets everything when a schema is: a
-/// relation stays a member for as long as its schema does.
+/// Forgets the relations when a relation is created, changed or dropped, and everything when a schema is: a relation
+/// stays a member for as long as its schema does.
 unsafe extern "C-unwind" fn forget(_: Datum, cache: std::ffi::c_int, _: u32) {
     FOUND.with_borrow_mut(|found| {
         let Some(found) = found else { return };
@@ -255,17 +255,17 @@ pub fn has_function(name: &CStr, arguments: &[Oid]) -> bool {
     }
 }
 
-/// Returns whether the objects of this database are of 0.3.0 or later. Those have today's names and SQLSTATEs.
+/// Returns whether the objects of this database are of 0.3.0 or later. Such objects have today's names and SQLSTATEs.
 pub fn has_objects_of_today() -> bool {
     has_function(c"position_next", &[])
 }
 
-/// Returns whether there is session_wait_many, and with it the column `retry_ms` of what waits answer.
+/// Returns whether the function `session_wait_many` exists, and with it the column `retry_ms` in the answers of waits.
 pub fn has_wait_many() -> bool {
     has_function(c"session_wait_many", &[pg_sys::UUIDARRAYOID, pg_sys::INT8ARRAYOID, pg_sys::INTERVALOID])
 }
 
-/// Returns the oid of the extension, as committed now. It asks no cache, which may not have heard of the commit yet.
+/// Returns the oid of the extension, as committed now. It asks no cache, as a cache may not reflect the commit yet.
 pub fn extension() -> Option<Oid> {
     // SAFETY: in a transaction; reads the catalog
     Some(unsafe { pg_sys::get_extension_oid(c"eskit_lease".as_ptr(), true) }).filter(|oid| *oid != Oid::INVALID)
@@ -297,14 +297,14 @@ pub fn lock_extension_soon() -> bool {
     soon(attempt) && extension() == Some(oid)
 }
 
-/// The sequence that fences are drawn from.
+/// The sequence from which fences are drawn.
 pub const FENCES: &CStr = c"fence_seq";
 
 pub fn fence_sequence() -> Oid {
     relation(FENCES)
 }
 
-/// Returns the owner of the tables, who is also the extension's.
+/// Returns the owner of the tables, who also owns the extension.
 pub fn owner(home: Home) -> Oid {
     // SAFETY: in a transaction; the tuple of pg_class is released after its one field has been read
     unsafe {

@@ -4,18 +4,19 @@
 //!
 //! | guard        | held, until the end of the transaction unless said                                            |
 //! |--------------|-----------------------------------------------------------------------------------------------|
-//! | `Grantee` (G)| shared by a transaction that grants to the session; exclusively by one that takes its last rows away |
-//! | `Fencer` (S) | shared by a fenced transaction of the session; exclusively by its close and by bulk releases     |
-//! | `Fence` (F)  | shared by a fenced transaction; exclusively by a release and by a successor that gets what is in grace; or for an instant to see that none is open |
+//! | `Grantee` (G)| shared by a transaction that grants to the session; exclusively by one that removes the session's last rows |
+//! | `Fencer` (S) | shared by a fenced transaction of the session; exclusively by its close, its take-over and bulk releases |
+//! | `Fence` (F)  | shared by a fenced transaction; exclusively by one that releases or moves the lease, or gives it a new fence; or for an instant, to see that no fenced transaction is open |
 //! | `Seat` (P)   | exclusively by a transaction that gives one session a permit of one semaphore, or makes it a member of one group |
-//! | `Stripe` (N) | exclusively, for the time of one call, by a transaction that makes the first row of a slot, or the head of a key |
-//! | `Taken` (T)  | jointly by prepared transactions that took something from the session when it was dead: no restart revives it |
-//! | `Promised` (W) | jointly by prepared transactions that granted something to the session: it is not vouched for meanwhile |
+//! | `Stripe` (N) | exclusively, for the time of one call, by a transaction that makes the first row of a slot, a declaration, a queue, a run-once key, the head of a key, or a row that must be the last in its order |
+//! | `Taken` (T)  | in joint mode by prepared transactions that took something from the session when it was dead: no restart revives it |
+//! | `Promised` (W) | in joint mode by prepared transactions that granted something to the session: it is not vouched for meanwhile |
 //! | `Bridge` (B) | exclusively by the worker, beyond its transactions, while the lease of a bridge is good; shared for an instant by a check |
 //! | `Raise` (R)  | exclusively, for the time of one call, by a transaction that lifts a sequence above all history, or reserves or raises positions |
 //!
-//! The key of F is the fence, not the name: a fence belongs to one resource and one session for ever. So nothing must
-//! be looked up before F is taken, and two resources never share one.
+//! Joint mode is compatible with itself alone: several transactions may hold a guard in it, and no other mode is
+//! granted meanwhile. The key of F is the fence, not the name: a fence belongs to one resource and one session for
+//! good. So F can be taken before anything is looked up, and two resources never share an F.
 
 use super::order::{self, Place};
 use super::server;
@@ -44,7 +45,7 @@ pub enum Mode {
     Exclusive,
 }
 
-/// The first of our classes. pg_locks shows the classes in `objsubid`, and sql/views.sql names them, too.
+/// The first of our classes. pg_locks shows the classes in `objsubid`, and sql/views.sql also names them.
 const CLASS: u16 = 4_501;
 
 impl Guard {
@@ -125,7 +126,7 @@ impl Guard {
         free
     }
 
-    /// Returns whether transactions that are prepared, or are being prepared, hold the lock jointly.
+    /// Returns whether transactions that are prepared, or are being prepared, hold the lock in joint mode.
     pub fn is_held_jointly(self) -> bool {
         let free = self.try_lock(Mode::Shared);
         if free {
@@ -161,7 +162,7 @@ impl Tag {
 
     /// Takes the lock. Returns whether it was taken.
     pub(super) fn acquire(&self, mode: Mode, life: Life, wait: bool) -> bool {
-        // SAFETY: the tag is complete; raises when the lock table is full, a wait is cancelled, or is a deadlock
+        // SAFETY: the tag is complete; raises when the lock table is full, or when a wait is cancelled or is a deadlock
         let result = unsafe { pg_sys::LockAcquire(&self.0, mode.raw(), life == Life::Process, !wait) };
         result != pg_sys::LockAcquireResult::LOCKACQUIRE_NOT_AVAIL
     }
@@ -178,7 +179,7 @@ impl Tag {
     }
 }
 
-/// Makes locks belong to the (sub)transaction, not to the portal that the call runs in. A cursor that fails in a
+/// Makes locks belong to the (sub)transaction, not to the portal in which the call runs. A cursor that fails in a
 /// savepoint would otherwise release locks that it took before that savepoint.
 pub fn as_transaction<T>(work: impl FnOnce() -> T) -> T {
     // SAFETY: in a transaction. When PostgreSQL raises, the code that catches it sets the owner again.

@@ -1,5 +1,5 @@
-//! Notifications, sent when the transaction commits. NOTIFY and pg_notify() do the same, but a thousand of them by a
-//! statement take twice as long.
+//! Notifications, sent when the transaction commits. NOTIFY and pg_notify() do the same, but a statement takes twice as
+//! long for a thousand of them.
 
 use pgrx::pg_sys::ffi::pg_guard_ffi_boundary as guarded;
 use std::ffi::{CStr, CString, c_char};

@@ -24,7 +24,7 @@ thread_local! {
     static WAITED: Cell<Option<Place>> = const { Cell::new(None) };
 }
 
-/// Begins a call of a verb, or a pass of a worker. The guards that an earlier call has waited for do not bind it.
+/// Begins a call of a verb, or a run of a worker. The guards that an earlier call has waited for do not bind it.
 pub fn begin() {
     if cfg!(debug_assertions) {
         WAITED.set(None);

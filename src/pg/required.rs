@@ -1,9 +1,9 @@
 //! Values that this extension never writes: a null in a column that the schema declares NOT NULL, or a word that a
-//! column does not have. Something other than this extension has changed such a table.
+//! column may not have. Something other than this extension has changed such a table.
 //!
 //! A caller gets an error that names the table and the column. A worker has no caller, and an error would end it at the
-//! same row again and again. So it warns once, and goes on with zero, false, or an empty text. With such a value a
-//! session is not of this start, and a fence is below all others.
+//! same row again and again. So it warns once, and goes on with zero, false, or an empty text. With zero, a session is
+//! not of this start of the server, and a fence is below all others.
 
 use super::catalog;
 use super::text::Text;

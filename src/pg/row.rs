@@ -2,11 +2,11 @@
 //!
 //! One row is a value of a composite type, which schema.sql makes; PostgreSQL finds such a type in its cache. For a
 //! `RETURNS TABLE` it builds the columns anew in each execution. That took a seventh of a heartbeat's cost beyond
-//! `SELECT 1`. A function that may return several rows returns a table all the same, and puts the rows where the
-//! executor collects them.
+//! `SELECT 1`. A function that may return several rows still returns a table, and puts the rows where the executor
+//! collects them.
 //!
 //! Columns that a later version adds to a type are its last ones, and an update adds them with `ALTER TYPE`. Until then
-//! the type has the columns of before, and only those are returned.
+//! the type has the columns of the former version, and only those are returned.
 
 use super::catalog;
 use pgrx::IntoHeapTuple;
@@ -87,8 +87,8 @@ pub unsafe fn answer<'fcx, const COLUMNS: usize>(
         // In a database of a former version the type has fewer columns: what is new comes last.
         let has = usize::try_from((*description).natts).unwrap_or(0);
         if has != COLUMNS {
-            // If the type has got its new columns while this call ran, the executor would compare them with what its
-            // statement expects, and raise. A record of the columns of before is what it expects.
+            // If the type has got its new columns while this call ran, the executor would compare them with the columns
+            // that its statement expects, and raise. The statement expects a record of the former columns.
             let mut now = std::ptr::null_mut();
             pg_sys::get_call_result_type(call, std::ptr::null_mut(), &mut now);
             let is_overtaken = has < COLUMNS && !now.is_null() && (*now).natts != (*description).natts;

@@ -5,8 +5,8 @@ use pgrx::pg_sys;
 use pgrx::pg_sys::panic::CaughtError;
 use std::panic::AssertUnwindSafe;
 
-/// Runs work in a savepoint. If the work raises, rolls back to the savepoint and returns the message. For work that
-/// runs statements SPI must be connected before; the work must not connect it.
+/// Runs work in a savepoint. If the work raises, rolls back to the savepoint and returns the message. If the work runs
+/// statements, connect SPI before this call; the work itself must not connect.
 pub fn attempt<T>(work: impl FnOnce() -> T) -> Result<T, String> {
     // SAFETY: in a transaction; on either way out the savepoint is released or rolled back to, and memory context and
     // owner are as before

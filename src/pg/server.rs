@@ -27,7 +27,7 @@ pub fn is_in_recovery() -> bool {
     unsafe { pg_sys::RecoveryInProgress() }
 }
 
-/// Returns the timeline that the server writes to.
+/// Returns the timeline to which the server writes.
 pub fn timeline() -> i32 {
     // SAFETY: no preconditions outside of recovery
     unsafe { pg_sys::GetWALInsertionTimeLine() }.cast_signed()

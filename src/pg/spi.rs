@@ -6,10 +6,10 @@
 //! search path is pinned. Plans only look rows up by index, one by one: these tables are small when a plan is made, and
 //! may be large when it is used.
 //!
-//! Under SERIALIZABLE a statement that reads a table takes predicate locks. By these, transactions conflict that have
-//! nothing in common. So the verbs of sessions read tables only by [`crate::pg::table`]. Their statements only insert
-//! there, unless an administrator has hung something on a table. The verbs of administrators, and the worker, use
-//! statements that read.
+//! Under SERIALIZABLE a statement that reads a table takes predicate locks. By these locks, transactions that have
+//! nothing in common would conflict. So the verbs of sessions read tables only by [`crate::pg::table`]. Their
+//! statements only insert into tables, unless an administrator has added a trigger or the like to a table. The verbs of
+//! administrators, and the worker, use statements that read.
 
 mod value;
 
@@ -183,9 +183,10 @@ pub struct Db {
     _owner: AsOwner,
 }
 
-/// Returns the planner's settings for access to rows, and whether each is on, whatever the caller has set: plans are
-/// kept. Those that are off would read rows that no statement asks for. If a plan needs one of these after all, its
-/// cost is huge. PostgreSQL would compile such a plan, which takes longer than anything done here; so jit is off, too.
+/// Returns the planner's settings for access to rows, and whether our plans allow each. The caller's own values do not
+/// count, since plans are kept. A method that is off would read rows that no statement asks for. A plan that cannot do
+/// without such a method has a huge cost. PostgreSQL would compile it, which takes longer than anything done here; so
+/// jit is off as well.
 fn ways() -> [(*mut bool, bool); 10] {
     [
         (&raw mut pg_sys::enable_indexscan, true),

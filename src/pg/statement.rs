@@ -7,8 +7,8 @@ use std::ffi::CStr;
 
 /// Returns whether the transaction ends with the answer of the verb that was just entered. It does if the verb was
 /// called by a client's own SELECT outside a transaction block, or by the worker. DO, a procedure, a user's function
-/// and a trigger may go on for long, but PostgreSQL does not count them as blocks. In all of these another query than
-/// the client's has called the verb. A pipeline counts as a block only from its second statement on.
+/// and a trigger may go on for long, but PostgreSQL does not count them as blocks. In all of these, the query that
+/// called the verb is not the client's. A pipeline counts as a block only from its second statement on.
 pub fn ends_with_answer() -> bool {
     if transaction::is_in_block() {
         return false;
@@ -28,16 +28,16 @@ pub fn ends_with_answer() -> bool {
     }
 }
 
-/// Returns when the client's last message began that runs, or prepares, a statement. A pipeline has one for each
-/// statement, and a string of several statements has one.
+/// Returns the start of the client's last message that runs or prepares a statement. A pipeline has one such message
+/// for each statement, and a string of several statements is one.
 pub fn began_at() -> i64 {
     // SAFETY: a plain read
     unsafe { pg_sys::GetCurrentStatementStartTimestamp() }
 }
 
-/// Returns whether a DO statement or a procedure has called, by a statement of its own or by a function. It may go on
-/// for long, and PostgreSQL does not count it as a transaction block. A cursor has a portal of its own. So this also
-/// looks at the client's portal, which mostly has no name.
+/// Returns whether a DO statement or a procedure has called this verb, in a statement of its own or through a function.
+/// Such code may go on for long, and PostgreSQL does not count it as a transaction block. A cursor in it has a portal
+/// of its own. So this also looks at the client's portal, which usually has no name.
 pub fn runs_code() -> bool {
     // SAFETY: plain reads; an active portal has its statements
     unsafe {

@@ -61,7 +61,7 @@ pub fn from_server(text: &[u8]) -> String {
         return String::from_utf8_lossy(text).into_owned();
     }
     let length = i32::try_from(text.len()).unwrap_or(i32::MAX);
-    // SAFETY: PostgreSQL reads `length` bytes, of which there are as many
+    // SAFETY: PostgreSQL reads `length` bytes, and there are as many
     let utf8 = unsafe { pg_sys::pg_server_to_any(text.as_ptr().cast(), length, pg_sys::pg_enc::PG_UTF8 as i32) };
     // PostgreSQL returns the same pointer if it has converted nothing. A new one ends in NUL.
     let utf8 = if std::ptr::eq(utf8.cast(), text.as_ptr()) {

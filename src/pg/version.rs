@@ -3,7 +3,7 @@
 //! comes first: its file is replaced, the server is restarted, and then each database is updated while in use. In every
 //! other case calls are refused with 55000 and a hint:
 //!
-//! * **Updated before the restart.** Processes inherit the library that the postmaster was started with. PostgreSQL
+//! * **Updated before the restart.** Processes inherit the library with which the postmaster was started. PostgreSQL
 //!   knows that library by the name of its file, even if the file has been replaced since. So old code would meet new
 //!   objects. An update therefore begins with [`_require_library`].
 //! * **Two libraries in one process.** A new file is loaded beside the old one only if the functions' library has

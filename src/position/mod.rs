@@ -1,20 +1,21 @@
-//! Positions: numbers for the rows of an outbox. Readers read by them without gaps, all in one order.
+//! Positions: numbers for the rows of an outbox. All readers read the rows in the order of these numbers, and miss
+//! none.
 //!
-//! Rows that a sequence numbers become visible out of order: a reader that has gone past 8 never sees the 7 that is
-//! committed later. So a position is `(xid + base) << 20 | n`: `xid` is the id of the top-level transaction that draws
-//! it, `n` a count within that transaction. Ids of subtransactions play no part, since they end with their top-level
-//! transaction and become visible with it.
+//! Rows that a sequence numbers become visible out of order: a reader that has gone past 8 never sees a 7 that commits
+//! later. So a position is `(xid + base) << 20 | n`: `xid` is the id of the top-level transaction that draws it, `n` a
+//! count within that transaction. Ids of subtransactions play no part, since they end with their top-level transaction
+//! and become visible with it.
 //!
 //! A reader reads below [`position_horizon`], which is `(xmin + base) << 20`. Every transaction below a snapshot's
 //! `xmin` has ended, and the snapshot shows what it committed. So the horizon is above all settled positions. All
-//! positions that may still appear are above it: their transactions were open then, the reader's own included, or began
-//! later. The horizon belongs to the snapshot of the statement that asks, whatever the isolation level. So rows and
-//! horizon come from one snapshot.
+//! positions that may still appear are above it: their transactions, the reader's own included, were open when the
+//! snapshot was taken, or began later. The horizon belongs to the snapshot of the statement that asks, whatever the
+//! isolation level. So rows and horizon come from one snapshot.
 //!
 //! **base** is added because a dump may be restored into another cluster, whose ids start low. The sequences that a
 //! dump holds are enough for that: `position_high` is above the high part of every position that may have been given.
 //! If `position_cluster` shows another history, the first call that draws raises `position_base` to `position_high`
-//! minus the oldest open transaction. Every transaction that draws from then on is at that oldest one or above, so its
+//! minus the oldest open transaction. Every transaction that draws from then on has that id or a greater one, so its
 //! positions are greater than all restored ones. Until the raise, the horizon is the greater of `position_high` and
 //! `xmin + position_base`. No position to come is below that.
 //!
@@ -22,27 +23,28 @@
 //! `position_origin`. That is a random number which CREATE EXTENSION draws and no dump holds. So a dump never matches
 //! this history, in whatever order pg_dump reads the sequences. That holds even for a cluster that is a physical copy
 //! of the dumped one, with the same identifier. pg_upgrade changes the identifier. A standby, a recovery from WAL and a
-//! database made with TEMPLATE keep the history, and their ids go on. A restore of data alone may keep it wrongly. Then
-//! `position_high` may still show that, by a value that no transaction of this cluster can have set.
+//! database made with TEMPLATE keep the history, and their ids go on. A restore of data alone may keep the value of
+//! another history. Then `position_high` may still show the other history, by a value that no transaction of this
+//! cluster can have set.
 //!
-//! **position_high** is raised 65,536 transactions ahead, before anything beyond it is given. It needs no flush, nor
-//! does a commit that draws positions. The WAL record of `position_high` comes first, then that of the row, then that
-//! of a cursor whose reader has seen the row. So a crash may cut off the later ones, but never an earlier one alone. A
-//! crash may take back a commit, with `synchronous_commit = off` or by the promotion of a standby that lacks it. Its
-//! transaction id may then come again. A reader that keeps its position in the same database was set back with it. A
-//! rollback does not undo the setting of a sequence. The sequences are set in an order in which each state between is
-//! valid: `since`, `base`, `cluster`, `high`. Shared memory keeps them once they are read, so the common case touches
-//! none.
+//! **position_high** is raised 65,536 transactions ahead, before anything beyond it is given. Neither the raise nor a
+//! commit that draws positions needs a flush. The WAL record of `position_high` comes first, then that of the row, then
+//! that of a cursor whose reader has seen the row. So a crash may cut off the later ones, but never an earlier one
+//! alone. A crash may take back a commit, with `synchronous_commit = off` or by the promotion of a standby that lacks
+//! it. The id of that transaction may then be given again. A reader that keeps its position in the same database was
+//! set back with the database. A rollback does not undo the setting of a sequence. The sequences are set in an order in
+//! which each state between is valid: `since`, `base`, `cluster`, `high`. Shared memory keeps them once they are read,
+//! so the common case touches none.
 //!
 //! **position_since** makes a later raise of base safe. [`position_raise`] does that for rows with greater positions
-//! that came from elsewhere. Open and prepared transactions may then have drawn with the former base. Each has taken
-//! its id before it read base. A raise first makes shared memory forget base: from then on a transaction that needs
-//! base waits for the guard. Then the raise takes the next id as `position_since`, so all ids that went with the former
-//! base are below it. A snapshot whose `xmin` is not below `position_since` knows that all of them have ended, and
-//! computes its horizon with the new base. Any other snapshot computes its horizon from `xmin` alone, without a base.
-//! Such a horizon is not above any position that was drawn by a transaction which is still open in the snapshot, so
-//! readers wait for those. `position_since` is stored first and read last, so that no transaction has a new base
-//! without it.
+//! that came from elsewhere. Open and prepared transactions may then have drawn with the former base. Each such
+//! transaction has taken its id before it read base. A raise first makes shared memory forget base: from then on a
+//! transaction that needs base waits for the guard. Then the raise takes the next id as `position_since`, so all ids
+//! that went with the former base are below it. A snapshot whose `xmin` is not below `position_since` knows that all
+//! such transactions have ended, and computes its horizon with the new base. Any other snapshot computes its horizon
+//! from `xmin` alone, without a base. Such a horizon is not above any position that was drawn by a transaction which is
+//! still open in the snapshot, so readers wait for those positions. `position_since` is stored first and read last, so
+//! that no transaction has a new base without it.
 
 use crate::base::error::{Error, Result};
 use crate::base::limits;
@@ -168,7 +170,7 @@ fn base(call: &Call, xid: i64) -> i64 {
         (xid + base < call.database.position_high.load(Ordering::Acquire)).then_some(base)
     };
     reserved().unwrap_or_else(|| {
-        // The guard is let go at once, as with fences: it must not wait for a user's transaction.
+        // The guard is released at once, as with fences: a call that holds it must not wait for a user's transaction.
         Guard::Raise.lock(Mode::Exclusive);
         let base = reserved().unwrap_or_else(|| reserve(call, sequence, xid));
         Guard::Raise.unlock(Mode::Exclusive);
@@ -179,7 +181,7 @@ fn base(call: &Call, xid: i64) -> i64 {
 fn reserve(call: &Call, sequence: u32, xid: i64) -> i64 {
     let mut stored = Stored::of_this_database(call);
     if !stored.is_of_this_history() {
-        // Mostly no transaction has drawn here yet. Only if `position_cluster` is right and `position_high` is
+        // Usually no transaction has drawn here yet. Only if `position_cluster` is right and `position_high` is
         // impossible, some may have drawn with another base.
         let since = (stored.cluster == stored.here()).then(transaction::next_full_id);
         stored.since = since.unwrap_or(stored.since);

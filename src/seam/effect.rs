@@ -42,7 +42,7 @@ pub trait Effect {
     /// Adds the locks that mark this transaction for as long as it is prepared, even after a restart.
     fn before_prepare(&self, _: &mut HashSet<Guard>) {}
 
-    /// Takes effect at PREPARE. It can no longer do so at the end, and the end may be a commit or a rollback.
+    /// Takes effect at PREPARE. No note can do so when the prepared transaction ends, by a commit or a rollback.
     fn at_prepare(&self, _: &Memory) {}
 
     /// Returns whether the end of the transaction may make work items free.
@@ -61,8 +61,8 @@ pub trait Effect {
         false
     }
 
-    /// Merges a later note of the same subtransaction into this one if they concern the same thing. Returns whether it
-    /// did; then the later note is not added.
+    /// Merges a later note of the same subtransaction into this one if the two concern the same thing. Returns whether
+    /// it did; then the later note is not added.
     fn absorb(&mut self, _: &Self) -> bool
     where
         Self: Sized,

@@ -1,4 +1,4 @@
-//! The callbacks that PostgreSQL calls when a transaction or a subtransaction ends. They have the notes take effect.
+//! The callbacks that PostgreSQL calls when a transaction or a subtransaction ends. They apply the notes.
 //!
 //! After the end an ERROR in a callback would bring the server down. Before a commit, or a PREPARE, an ERROR is an
 //! ordinary one.
@@ -42,7 +42,8 @@ pub fn has_warned() -> bool {
 }
 
 /// Warns if this transaction is one statement that has checked a fence and written nothing. A second statement of a
-/// pipeline has begun later. This comes before the commit: an ERROR in it is an ordinary one.
+/// pipeline begins later, so then there is no warning. The check comes before the commit, where an ERROR is an ordinary
+/// one.
 fn warn_of_check() {
     let alone = NOTES.with_borrow(|notes| notes.checked_alone.is_some_and(|began| began == statement::began_at()));
     if alone && !transaction::has_written() && !WARNED.replace(true) {
@@ -50,7 +51,7 @@ fn warn_of_check() {
     }
 }
 
-/// Applies the notes that take effect before the end. Returns whether the transaction can end as it is about to.
+/// Applies the notes that take effect before the end. Returns false for a PREPARE that a note does not allow.
 fn before_end(event: pg_sys::XactEvent::Type) -> bool {
     NOTES.with_borrow_mut(|notes| {
         let Some(memory) = notes.memory else {
@@ -79,7 +80,7 @@ fn act() {
     if acts.is_empty() || unsafe { pg_sys::XactReadOnly } {
         return;
     }
-    // SAFETY: in a transaction, which has no active snapshot any more; an ERROR takes this one away with the rest
+    // SAFETY: in a transaction, which has no active snapshot any more; an ERROR takes this snapshot away with the rest
     unsafe { pg_sys::PushActiveSnapshot(pg_sys::GetTransactionSnapshot()) };
     for what in acts {
         if let What::AtCommit(put_off) = what
@@ -164,14 +165,14 @@ unsafe extern "C-unwind" fn at_subtransaction_end(
             }
             _ => return,
         }
-        // The subtransaction that has ended was the newest. Those that are still open are older.
+        // The subtransaction that has ended was the newest. All that are still open are older.
         notes.newest = parent;
     });
 }
 
 impl Notes {
-    /// Applies the notes at PREPARE. The locks stay, and the worker watches for the end of the prepared
-    /// transaction. Returns whether the worker must look.
+    /// Applies the notes at PREPARE. The locks stay, and the worker watches for the end of the prepared transaction.
+    /// Returns whether the worker must look.
     fn hand_over(&self, memory: &Memory) -> bool {
         self.list.iter().for_each(|note| note.what.effect().at_prepare(memory));
         let whom = if self.list.iter().any(|note| note.what.effect().may_feed()) { HUNGRY } else { NONE };
@@ -180,11 +181,10 @@ impl Notes {
         true
     }
 
-    /// Applies the notes when the transaction has ended, and its changes are visible or never will be. Returns
-    /// whether the worker must look. Most transactions only pass the check of a living session's fence, and need no
-    /// look.
+    /// Applies the notes when the transaction has ended, and its changes are visible or never will be. Returns whether
+    /// the worker must look. Most transactions only pass the check of a living session's fence, and need no look.
     fn settle(&self, memory: &Memory, committed: bool) -> bool {
-        // A session becomes unproven before it hears of its grant.
+        // A session becomes unproven before it learns of its grant.
         if committed && confirm::committed_alone() {
             self.gainers().for_each(|session| memory.shared.unproven(session));
         }

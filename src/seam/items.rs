@@ -38,7 +38,7 @@ impl Effect for Places {
         false
     }
 
-    /// Gives back what was claimed: wakes the sessions that found it claimed.
+    /// Gives back the claimed items: wakes the sessions that found them claimed.
     fn at_abort(&self, memory: &Memory) -> bool {
         if self.claimed {
             self.lower(memory);

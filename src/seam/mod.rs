@@ -2,29 +2,29 @@
 //!
 //! Two transactions that cross do not see each other's rows. One leaves a resource free, the other queues for it, and
 //! neither grants. So every verb that changes, fences or queues for a resource notes the resource here, with its
-//! subtransaction. When the transaction has ended either way, and its changes are visible, the resources go to the
-//! dirty ring. The worker judges them again. Both transactions do this, so after the later one the worker sees the
-//! changes of both.
+//! subtransaction. When the transaction has ended, by a commit or a rollback, and its changes are visible, the
+//! resources go to the dirty ring. The worker judges them again. Both transactions do this, so after the later one the
+//! worker sees the changes of both.
 //!
 //! | event            | sessions opened here | sessions ended here | sessions whose holdings or waits change | resources |
 //! |------------------|----------------------|---------------------|------------|------------------------|
 //! | pre-commit       |                      | frozen              |            | what is put off until then is done |
 //! | commit           | unproven if need be  | dead                | unproven if need be, then the revision is bumped | to the ring |
 //! | abort            | dead, without a trace | alive again        |            | to the ring, unchanged |
-//! | pre-prepare      | refused if attached; promised | frozen; dead ones that were taken from are marked so | promised | |
+//! | pre-prepare      | refused if attached; promised | frozen; dead ones that lose something are marked | promised | |
 //! | prepare          | unproven             | stay frozen         | unproven   | the xid is watched, then those noted with it are woken, and all are rescanned |
 //! | rollback to savepoint | dead, without a trace | nothing was done yet |       | to the ring at once, unchanged |
 //!
-//! Work items have floors instead (see [`crate::shmem::floors`]). A commit lowers them to the items that became free,
-//! and a rollback to those that were claimed; PREPARE lowers them to both. Sessions that wait for items are woken at a
-//! commit, when the items are due, and at the rollback of a claim. A row that has ended and is kept for a while is
-//! noted, so that the worker comes at its time (see [`crate::ending::retention`]).
+//! Work items have floors instead (see [`crate::shmem::floors`]). A commit lowers them to the items that became free, a
+//! rollback to the items that were claimed, and PREPARE to both. Sessions that wait for items are woken at a commit,
+//! when the items are due, and at the rollback of a claim. A row that has ended and is kept for a while is noted, so
+//! that the worker comes when it must be removed (see [`crate::ending::retention`]).
 //!
 //! A session is unproven while [`crate::shmem::confirm`] does not vouch for what it was granted.
 //!
-//! Each kind of note is a type with its [`effect`]s: those of [`resources`], [`sessions`], [`items`] and the worker's
-//! own [`work`]. [`notes`] has their list. [`end`] has them take effect: first those that decide which sessions live,
-//! or lower floors; then those that wake processes.
+//! Each kind of note is a type with its [`effect`]s, in [`resources`], [`sessions`], [`items`] or, about the worker's
+//! work, [`work`]. [`notes`] has their list. [`end`] applies them: first the notes that decide which sessions live, or
+//! lower floors; then the notes that wake processes.
 //!
 //! What a transaction counts is no note: see [`tally`].
 //!
@@ -70,7 +70,7 @@ impl Seam {
     /// Notes that the owner of a slot of the resource changes if this transaction commits.
     pub fn changed(self, resource: &str, slot: i32) {
         NOTES.with_borrow_mut(|notes| {
-            // A bulk call changes many resources, and mostly this transaction has passed no check.
+            // The list is searched only if this transaction has passed a check: a bulk call changes many resources.
             notes.newest = now();
             let noted = if notes.passes > 0 { notes.list.as_mut_slice() } else { &mut [] };
             for pass in noted.iter_mut().filter_map(|note| Pass::of_mut(&mut note.what)) {
@@ -89,8 +89,8 @@ impl Seam {
         self.note(Resource { name: resource.to_owned(), changed: None });
     }
 
-    /// Notes that a session could not get the resource. The note is no news however often the session asks: the worker
-    /// retries, as often as it would anyhow.
+    /// Notes that a session could not get the resource. However often the session asks, the worker retries no more
+    /// often.
     pub fn in_vain(self, resource: &str) {
         self.note_once(InVain { name: resource.to_owned() });
     }
@@ -137,8 +137,7 @@ impl Seam {
         self.note(Taken::Flags(flags));
     }
 
-    /// Raises the session's revision if this transaction commits: something changes that the session holds or waits
-    /// for.
+    /// Raises the session's revision if this transaction commits: it changes what the session holds or waits for.
     pub fn revise(self, session: SlotRef) {
         let now = now();
         let known = |what: &What| Revision::of(what).is_some_and(|known| known.session == session);
@@ -153,7 +152,7 @@ impl Seam {
     }
 
     /// Notes that this transaction has taken something from dead sessions. If it is prepared it keeps them dead over a
-    /// restart, which would else give them their TTL anew. Returns the sessions that were not noted before.
+    /// restart, which would otherwise give them their TTL anew. Returns the sessions that were not noted before.
     pub fn taken_from(self, sessions: &[Uuid]) -> Vec<Uuid> {
         if sessions.is_empty() {
             return Vec::new();
@@ -215,7 +214,8 @@ impl Seam {
         self.note_once(EndedHeads { first: since });
     }
 
-    /// Returns the first number of the heads that this transaction has ended. They are back if it fails.
+    /// Returns the first number of the heads that this transaction has ended. These heads exist again if the
+    /// transaction fails.
     pub fn first_ended_head(self) -> i64 {
         NOTES.with_borrow(|notes| notes.each().map(|heads: &EndedHeads| heads.first).min()).unwrap_or(i64::MAX)
     }
@@ -225,13 +225,13 @@ impl Seam {
         self.note_once(Retained { kind });
     }
 
-    /// Notes that this transaction tells shared memory which kept rows are left. If it fails, shared memory must forget
+    /// Notes that this transaction tells shared memory which kept rows remain. If it fails, shared memory must forget
     /// that.
     pub fn retired(self) {
         self.note(Taken::Retention);
     }
 
-    /// Notes that this transaction tells listeners of items, as the ring has asked for.
+    /// Notes that this transaction tells listeners of items, as the ring has asked it to.
     pub fn told(self, queue: &str) {
         self.note(Taken::Listeners { queue: queue.to_owned() });
     }
@@ -243,7 +243,7 @@ impl Seam {
         }
     }
 
-    /// Notes that this transaction hands a lease over that has been free since a time.
+    /// Notes that this transaction hands over a lease that has been free since `free_since`.
     pub fn handed_over(self, free_since: u64) {
         self.tally(|notes| notes.tally.handed_over(notes.newest, free_since));
     }
@@ -276,8 +276,8 @@ impl Seam {
     }
 }
 
-/// Returns this transaction's passes for a slot of a resource, or for any slot: the fences of those that stand, and
-/// whether others have ended because it gave the lease away.
+/// Returns this transaction's passes for a slot of a resource, or for any slot: the fences of the passes that stand,
+/// and whether other passes have ended because this transaction gave the lease away.
 pub fn passes(resource: &str, slot: Option<i32>) -> (Vec<i64>, bool) {
     let (mut standing, mut given) = (Vec::new(), false);
     NOTES.with_borrow(|notes| {

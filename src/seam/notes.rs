@@ -82,7 +82,7 @@ pub struct Notes {
     pub passes: usize,
     /// How many passes have ended because this transaction gave the lease away.
     pub given_away: usize,
-    /// When the statement began that has checked a fence and was the transaction's only one so far.
+    /// The start of the statement that has checked a fence, if it was the transaction's only one so far.
     pub checked_alone: Option<i64>,
     lanes: usize,
     pub tally: Tally,
@@ -125,13 +125,13 @@ pub fn near(what: &What) -> bool {
     NOTES.with_borrow_mut(|notes| absorbed(&mut notes.list, now(), what))
 }
 
-/// Returns whether one of the last of some notes absorbs a new note. Only notes of the subtransaction `of` may do so.
+/// Returns whether one of the last of `notes` absorbs a new note. Only notes of the subtransaction `of` may do so.
 fn absorbed(notes: &mut [Note], of: SubTransactionId, what: &What) -> bool {
     notes.iter_mut().rev().take(NEAR).any(|note| note.subtransaction == of && note.what.absorb(what))
 }
 
-/// Returns the effects of some notes in order: first those that settle which sessions live, and lower floors. The
-/// others wake sessions to look at that.
+/// Returns the effects of some notes in order: first the notes that decide which sessions live, or lower floors, since
+/// the other notes wake sessions to look at that.
 pub fn in_order(notes: &[Note]) -> impl Iterator<Item = &dyn Effect> {
     let those = |first: bool| notes.iter().map(|note| note.what.effect()).filter(move |note| note.is_first() == first);
     those(true).chain(those(false))

@@ -35,8 +35,8 @@ impl Effect for Opened {
         memory.shared.unproven_while_prepared(self.session);
     }
 
-    /// Asks for a rescan of the database if the session is dead already. For a living session the worker comes at its
-    /// deadline anyhow.
+    /// Asks for a rescan of the database if the session is dead already. A living session needs no rescan: the worker
+    /// comes at its deadline.
     fn at_commit(&self, memory: &Memory) -> bool {
         let alive = memory.shared.look(self.session).is_some_and(|standing| standing.alive());
         if !alive {
@@ -52,7 +52,7 @@ impl Effect for Opened {
     }
 }
 
-/// What an ending session leaves.
+/// What an ending session leaves behind.
 pub enum Left {
     Rows,
     /// No row is left, but other transactions have seen the session.
@@ -95,7 +95,7 @@ impl Effect for Ended {
     }
 }
 
-/// A session for which something changes that it holds or waits for.
+/// A session whose holdings or waits this transaction changes.
 pub struct Revision {
     pub session: SlotRef,
 }

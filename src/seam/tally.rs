@@ -10,7 +10,7 @@ use pgrx::pg_sys::SubTransactionId;
 struct Part {
     subtransaction: SubTransactionId,
     counted: [u64; AT_COMMIT],
-    /// Since when the leases were free that it hands over.
+    /// For each lease that it hands over, since when that lease has been free.
     free_since: Vec<u64>,
     /// The spans of further hand-overs, up to the grants.
     spans: Ranges,
@@ -80,7 +80,7 @@ impl Tally {
         counted
     }
 
-    /// Adds it to the counters: the transaction has committed.
+    /// Adds what the transaction counts to the counters. The transaction has committed.
     pub fn commit(&self, database: &Database) {
         if self.0.is_empty() {
             return;
@@ -114,7 +114,7 @@ mod tests {
         assert_eq!(added(&tally), 111);
         tally.take_back(2);
         assert_eq!(added(&tally), 1);
-        // One that counts nothing takes nothing of its parent's with it.
+        // A subtransaction that counts nothing takes nothing away from its parent.
         tally.take_back(4);
         tally.hand_up(5, 1);
         assert_eq!(added(&tally), 1);

@@ -34,7 +34,8 @@ pub struct Retained {
 }
 
 impl Effect for Retained {
-    /// Only claims are noted here. Rows of other kinds are found when the database is looked through after the end.
+    /// Only claims are noted here. Rows of other kinds are found when the database is rescanned after the end of the
+    /// prepared transaction.
     fn at_prepare(&self, memory: &Memory) {
         if self.kind == Kept::Claims {
             memory.database.keep(Kept::Claims, clock::now());

@@ -38,8 +38,8 @@ fn table() -> Option<Table> {
     is_there.then(|| Table::open(c"_deaths", c"_deaths_session"))
 }
 
-/// Returns whether all tables that taking from the dead needs can be locked: no other session, such as one that runs
-/// VACUUM FULL, has one locked.
+/// Locks the tables that are needed to take something from dead sessions. Returns false if another process, such as
+/// VACUUM FULL, has one of them locked.
 pub fn can_record() -> bool {
     catalog::lock_all(&[c"_deaths", c"_successions"])
 }
@@ -74,7 +74,8 @@ pub fn forget(call: &Call, sessions: &[Uuid]) {
     call.written(forgotten, &FORGET, vec![Value::Uuids(sessions)]);
 }
 
-/// Deletes recorded deaths of sessions that have no row: another transaction took from them while the row was deleted.
+/// Deletes recorded deaths of sessions that have no row: another transaction took something from them while the row was
+/// being deleted.
 pub fn tidy(call: &Call) {
     if table().is_some() {
         call.db().execute(&TIDY, vec![]);
@@ -88,8 +89,8 @@ impl Call {
         record(self, &self.seam().taken_from(sessions));
     }
 
-    /// Returns whether the slot of a session lives, and the session has not ended: neither by this transaction nor by
-    /// a prepared one that has committed, after which the slot stays frozen until a call or the sweep looks.
+    /// Returns whether the slot of a session lives, and the session has been ended neither by this transaction nor by a
+    /// prepared one. (After COMMIT PREPARED the slot stays frozen until a call or the sweep looks.)
     fn lives(&self, session: Uuid) -> bool {
         let standing = self.shared.find(self.home, session).and_then(|at| self.shared.look(at));
         standing.is_some_and(|standing| standing.alive()) && !seam::has_ended(session) && !rows(&[session]).is_empty()

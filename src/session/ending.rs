@@ -4,8 +4,8 @@
 //! After a restart, only the session's row shows a prepared end: an open transaction deletes it. The guard of a close
 //! does not show the end, because a bulk release takes the same guard and ends no session. A slot that is made from
 //! such a row is frozen. `COMMIT PREPARED` and `ROLLBACK PREPARED` wake no process. So the session's next heartbeat, or
-//! a look through the database, finds the outcome. If the row is gone, the session has ended. If the row is there and
-//! no transaction deletes it, the session is thawed.
+//! a rescan of the database, finds the outcome. If the row is gone, the session has ended. If the row is there and no
+//! transaction deletes it, the session is thawed.
 
 use super::row::{row, table};
 use crate::pg::table::{Key, Sight};
@@ -39,7 +39,7 @@ pub fn outcome(shared: &Shared, at: SlotRef) -> Option<State> {
     state(at)
 }
 
-/// Returns the standing of a session after its heartbeat. A session that is thawed for it gets a new heartbeat.
+/// Returns the standing of a session after its heartbeat. If this thaws the session, the heartbeat is repeated.
 pub fn found(shared: &Shared, at: SlotRef, standing: Standing) -> Standing {
     if standing.state != State::Frozen || seam::has_ended(at.session()) {
         return standing;
@@ -52,7 +52,7 @@ pub fn found(shared: &Shared, at: SlotRef, standing: Standing) -> Standing {
 
 /// Thaws a session whose prepared end has been rolled back: it is frozen, and no open transaction deletes its row. A
 /// transaction that ends a session thaws it itself if it rolls back. After a PREPARE, the call that finds the outcome
-/// does.
+/// thaws it.
 pub fn thaw(shared: &Shared, at: SlotRef) {
     let is_frozen = shared.look(at).is_some_and(|standing| standing.state == State::Frozen);
     if is_frozen && !is_ending(at.session()) && row(at.session()).is_some() {

@@ -2,7 +2,7 @@
 //! opened.
 //!
 //! Deleted rows stay in the index while an old snapshot is open, and they stand before all rows that count. So a line
-//! has a floor: **no row below it exists or will exist**. Shared memory keeps the floor, as it keeps those of work
+//! has a floor: **no row below it exists or will exist**. Shared memory keeps the floor, as it keeps the floors of work
 //! items (see [`crate::shmem::floors`]). A line without a floor is read from its beginning.
 //!
 //! * A row is made under a stripe of the line, with a greater number than all rows before it. The number of a place is
@@ -28,7 +28,7 @@ use crate::shmem::shared;
 use std::ffi::CStr;
 
 /// Returns the lane of a name, from 63 bits of its SHA-256. With a weaker hash a caller could find two names of one
-/// lane, and keep a place from its turn.
+/// lane: the floor of one line could then hide a place in the other.
 pub fn lane(table: &'static CStr, name: &str) -> Lane {
     let hash = fold_sha256(name);
     Lane {

@@ -1,4 +1,4 @@
-//! The living among the holders of leases and the owners of places.
+//! The living sessions among the holders of leases and the owners of places.
 
 use super::row::{self, SessionRow};
 use super::succession;

@@ -7,7 +7,7 @@
 //! something from it ([`death`]). If all slots are taken, the session lives until that time, and no heartbeat extends
 //! it ([`crate::shmem::stand_in`]).
 //!
-//! A session ends at its deadline, or earlier by a close. Either makes the slot dead for good; a close does so when its
+//! A session ends at its deadline, or earlier by a close. Both make the slot dead for good; a close does so when its
 //! transaction commits (see [`crate::seam`]). [`crate::ending::sweep`] takes away the remaining rows.
 //!
 //! Files, low to high: floor, named, row, death, ending, slot, open, succession, holders, touch, mod.

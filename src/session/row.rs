@@ -1,4 +1,4 @@
-//! The rows of sessions: written when one is opened, locked before one is changed, and deleted with its end.
+//! The rows of sessions: written when a session is opened, locked before it is changed, and deleted when it ends.
 
 use super::named::Name;
 use crate::call::Call;

@@ -1,5 +1,5 @@
-//! Successions: which session inherits what is left of a session that was taken over, and what that session keeps in
-//! grace. Take-over itself is in [`crate::ending::takeover`].
+//! Successions: which session inherits from a session that was taken over: what that one leaves behind, and what it
+//! keeps in grace. Take-over itself is in [`crate::ending::takeover`].
 
 use super::row::{SessionRow, row};
 use crate::call::Call;
@@ -21,7 +21,7 @@ pub fn leaves_grace(session: Uuid) -> bool {
     is_in_grace_of(session) && successor(session).is_some()
 }
 
-/// Returns whether a session has a lease in grace, or a predecessor with something left.
+/// Returns whether a session has a lease in grace, or a predecessor that still has something.
 pub fn has_grace(session: Uuid) -> bool {
     let of_former = Table::open(c"_successions", c"_successions_successor");
     is_in_grace_of(session) || of_former.has_entry(&[Key::Uuid(session)])
@@ -31,8 +31,8 @@ fn is_in_grace_of(session: Uuid) -> bool {
     !page_of(&graces(), &[session], 1, 0, |row| Some(row.required::<Uuid>(1))).is_empty()
 }
 
-/// Returns the successor of a session that was taken over, living or not. The succession is known as long as anything
-/// of the session is left.
+/// Returns the successor of a session that was taken over, living or not. The succession is known as long as the
+/// taken-over session still has something.
 pub fn successor(session: Uuid) -> Option<Uuid> {
     successor_in(&table(), session)
 }
@@ -56,14 +56,14 @@ pub fn heir(call: &Call, session: Uuid) -> Option<Uuid> {
     living_successor(call, session).filter(|row| !row.draining).map(|row| row.session)
 }
 
-/// Returns the sessions that a session took over and that have something left.
+/// Returns the sessions that a session took over and that still have something.
 pub fn former(session: Uuid) -> Vec<Uuid> {
     let of_former = Table::open(c"_successions", c"_successions_successor");
     page_of(&of_former, &[session], usize::MAX, 0, |row| Some(row.required(1)))
 }
 
 /// Returns whether a session has an heir, or may get a successor from a transaction that is open. If so, no session
-/// behind it in line is granted to: the successor may have its place, and not be visible there yet.
+/// behind it in line is granted to: the successor may have taken over its place, and not be visible there yet.
 pub fn has_successor(call: &Call, session: Uuid) -> bool {
     let table = table();
     let being_written = || table.scan(Sight::Dirty, &[Key::Uuid(session)], |_, flight| Some(flight != Flight::None));
@@ -84,8 +84,8 @@ pub fn heirs(call: &Call, dead: impl Iterator<Item = Uuid>) -> HashMap<Uuid, Uui
     dead.into_iter().filter_map(|dead| Some((dead, heir(call, dead)?))).collect()
 }
 
-/// Deletes the successions of sessions that have nothing left. Skips a row that another transaction is changing; such a
-/// row no longer matters.
+/// Deletes the successions of sessions that no longer have anything. Skips a row that another transaction is changing;
+/// such a row no longer matters.
 pub fn forget(call: &Call, sessions: &[Uuid]) {
     let table = table();
     let mine = |session: &Uuid| {

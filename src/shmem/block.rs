@@ -16,7 +16,7 @@
 //! The version protects against a crossing of two processes: one has read a slot, and the other makes that slot due
 //! before the first has read all. Without the version the first one's raise would undo the lowering, even a lowering
 //! that changes no bound. A raise needs no new version: a bound that was right for a version stays right. Versions
-//! repeat after 16 million lowerings of one block; those do not happen during one look through 256 slots.
+//! repeat after 16 million lowerings of one block; that many do not happen during one look through 256 slots.
 //!
 //! **Order.** Every change of the word reads and writes it in one step. So a process that reads a version sees what was
 //! done to slots before the lowering of that version, and before earlier ones. A change that it does not see yet comes

@@ -13,27 +13,28 @@
 //!   leases can be given away. The setting bounds only what clients are told: deadlines, expiry and fences are as
 //!   without it.
 //! * A promoted server cannot know of a **grant that it has not received**, and gives that lease away at once. So only
-//!   what is acknowledged after a grant vouches for it. Mostly that is the grant's own commit. If the commit did not
-//!   wait, or its wait was cancelled (PostgreSQL then warns, and commits all the same), its sessions are *unproven*.
-//!   They stay so until a confirmation that began later is acknowledged. While the granting transaction is open its own
-//!   answers vouch for nothing (see [`crate::session::Touch`]). A prepared transaction makes its sessions unproven
-//!   until it is known to have ended; a guard names these sessions, even after a restart. All other sessions that are
-//!   found after a restart are unproven, too: a prepared transaction that had granted to them may have ended since.
+//!   what is acknowledged after a grant vouches for it. Usually that is the grant's own commit. If the commit did not
+//!   wait, or its wait was cancelled (PostgreSQL then warns, and commits all the same), the sessions to which it
+//!   granted something are *unproven*. They stay so until a confirmation that began later is acknowledged. While the
+//!   granting transaction is open its own answers vouch for nothing (see [`crate::session::Touch`]). A prepared
+//!   transaction makes its sessions unproven until it is known to have ended; a guard names these sessions, even after
+//!   a restart. All other sessions that are found after a restart are unproven as well: a prepared transaction that had
+//!   granted to them may have ended since.
 //!
 //! "Acknowledged" is never inferred from a wait that has ended. It is read where PostgreSQL keeps it: the position up
 //! to which the synchronous standbys have flushed. So three things acknowledge nothing: a cancelled wait, a dying
-//! process, and the time after a start in which commits do not wait yet (older minor versions of PostgreSQL). Flushed
+//! process, and the time after a start in which commits do not wait yet (older minor versions of PostgreSQL). The flush
 //! is enough, whatever `synchronous_commit` asks for: a standby that is promoted replays all that it has flushed.
 //!
 //! If `synchronous_standby_names` is empty there is no standby to ask, by the operator's decision. Grants then count at
 //! once, and the launcher itself confirms once per interval, without another process. A new start of shared memory has
 //! no confirmation, so an isolated primary cannot vouch again after a restart.
 //!
-//! The promise holds if every standby that may be promoted must acknowledge, and while the clocks run. A machine may be
-//! stopped without its `CLOCK_BOOTTIME` counting on (a virtual one, paused by its host); it does not know how late it
-//! is. A client relies on a grant only by an answer that it asked for after the grant. The moment between the end of a
-//! cancelled wait and the note of it is too short for such an answer. With the setting off a heartbeat pays two plain
-//! reads for all this.
+//! The promise holds while the clocks run, and if every standby that may be promoted must acknowledge. A machine whose
+//! `CLOCK_BOOTTIME` stops with it (a virtual one, paused by its host) does not know how late it is. A client relies on
+//! a grant only after an answer that it asked for after the grant. The moment between the end of a cancelled wait and
+//! the note of this end is too short for such an answer. With the setting off a heartbeat pays two plain reads for all
+//! this.
 
 use super::counted::Counted;
 use super::shared::Shared;
@@ -67,8 +68,8 @@ pub fn is_acknowledged(lsn: u64) -> bool {
     flushed.load(Ordering::Acquire) >= lsn
 }
 
-/// Returns whether the standbys may not have this transaction, which has just been committed. The caller asks with the
-/// setting off, too: a confirmation from the last time that it was on may still count when it is switched on again.
+/// Returns whether the standbys may lack this transaction, which has just been committed. The caller asks even while
+/// the setting is off: when the setting is switched on again, a confirmation from an earlier time may still count.
 pub fn committed_alone() -> bool {
     // SAFETY: a plain read
     !is_acknowledged(unsafe { pg_sys::XactLastCommitEnd })
@@ -80,13 +81,13 @@ impl Shared {
         self.header.confirming.store(is_on(), Ordering::Release);
     }
 
-    /// Returns whether confirmations bound the trust that this server tells. A statement that began before the setting
-    /// was switched on reads no settings; so the launcher's note counts, too.
+    /// Returns whether confirmations bound the trust that this server grants to sessions. A statement that began before
+    /// the setting was switched on reads no settings; so the launcher's note counts as well.
     pub fn is_confirming(&self) -> bool {
         is_on() || self.header.confirming.load(Ordering::Acquire)
     }
 
-    /// Notes that a confirmation is acknowledged that began at `start`.
+    /// Notes that a confirmation that began at `start` is acknowledged.
     pub fn confirm(&self, start: u64) {
         self.header.confirmed.fetch_max(start, Ordering::AcqRel);
     }

@@ -1,10 +1,10 @@
 //! A number of a slot. It changes by compare-and-swap, together with a count of the sessions that the slot has had.
 //!
-//! A slot gets its next session as soon as nothing needs the former one. Meanwhile a process may be stopped that has
-//! checked whose slot it is, and is about to write. So each number that is written after such a check has the count in
-//! its low bits. (The word of the slot has a count of its own, see [`super::word`].) The process checks between reading
-//! and writing. If the check finds its session, the number that was read is of that session, or of an earlier one. If
-//! the slot has another session by the time of the write, the count has changed, and the write fails.
+//! A slot gets its next session as soon as nothing needs the former one. Meanwhile a process that has checked whose
+//! slot it is, and is about to write, may be stopped. So each number that is written after such a check has the count
+//! in its low bits. (The word of the slot has a count of its own, see [`super::word`].) The process checks between
+//! reading and writing. If the check finds its session, the number that was read is of that session, or of an earlier
+//! one. If the slot has another session by the time of the write, the count has changed, and the write fails.
 //!
 //! The count repeats after 256 sessions of one slot. To go wrong, a process would have to be stopped between two
 //! instructions for a multiple of 256 sessions, and find the same value. Nothing here knows PostgreSQL.

@@ -1,6 +1,6 @@
 //! Counters: what has been counted of a database since it got its entry. `stats()` shows each under its name.
 //!
-//! Most are added to at once, by whichever call does what they count. Those of [`AT_COMMIT`] count what transactions
+//! A call adds to most of them at once, when it does what they count. Those of [`AT_COMMIT`] count what transactions
 //! have committed: [`crate::seam`] adds them at the commit, so a rollback leaves nothing of them.
 
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -17,7 +17,8 @@ pub enum Kept {
     Leases,
     Executions,
     DeadItems,
-    /// Claims whose last items were finished by several transactions at once: none of these could see that all are.
+    /// Claims whose last items were finished by several transactions at once: none of these transactions could see that
+    /// all items were finished.
     Claims,
     History,
 }
@@ -28,9 +29,9 @@ const LOOKING: i64 = i64::MIN + 1;
 
 /// The worker must look at every resource that is waited for, not only at those in the ring.
 pub const RESCAN: u32 = 1;
-/// Shared memory is new: sessions from before and prepared transactions must still be found.
+/// Shared memory is new: sessions of earlier starts and prepared transactions must still be found.
 pub const BOOT: u32 = 2;
-/// It is not known which revisions a prepared transaction that has ended has changed.
+/// A prepared transaction has ended, and it is not known which revisions it has changed.
 pub const REVISE: u32 = 4;
 /// A prepared transaction has ended. PostgreSQL may still be about to release its locks.
 pub const PREPARED_ENDED: u32 = 8;
@@ -70,14 +71,13 @@ pub struct Database {
     pub(super) table: AtomicU32,
     /// The database may give its entry up (see [`super::room`]).
     pub(super) leaving: AtomicBool,
-    /// The entry is for a visit, and is not one of the places (see [`super::places`]).
+    /// The entry is for a visit, and is no regular entry (see [`super::places`]).
     pub(super) visited: AtomicBool,
     /// Since when the counters count, in microseconds since 1970.
     pub(super) since: AtomicU64,
     /// Oid of the fence sequence that has been raised above all history in this start of shared memory.
     pub raised: AtomicU32,
-    /// Fences below this one are from before the last start (see [`crate::lease::refence`]); zero while it is not
-    /// known.
+    /// Fences below this one are of a former history (see [`crate::lease::refence`]); zero while the mark is not known.
     pub refence: AtomicI64,
     /// The pace of fences, and of the numbers of items, since their sequences were raised.
     pub fences: Pace,
@@ -103,12 +103,12 @@ pub struct Database {
     pub position_high: AtomicI64,
     flags: AtomicU32,
     pub waiting: Waiting,
-    /// Living sessions that have no slot, as the last look through the database has counted.
+    /// Living sessions that have no slot, as the last rescan of the database has counted.
     pub without_slot: AtomicU32,
     pub worker: AtomicPtr<pg_sys::Latch>,
-    /// The latch of a waiting call that does a pass when it is asked to, if the worker has no process.
+    /// The latch of a waiting call that does a run of the worker when it is asked to, if the worker has no process.
     pub helper: AtomicPtr<pg_sys::Latch>,
-    /// Whether a waiting call is asked to do a pass.
+    /// Whether a waiting call is asked to do a run of the worker.
     pub asked: AtomicBool,
     /// Since when the database has work and no process for its worker; zero if it has one.
     pub unserved_since: AtomicU64,
@@ -119,12 +119,12 @@ pub struct Database {
     pub(super) listened_until: AtomicU64,
     /// Whether the database's worker stays, beyond `eskit_lease.max_workers`, because it has locks that end with it.
     pub tending: AtomicBool,
-    /// Whether the last worker has left because there was nothing to do, and not because it failed.
+    /// Whether the last worker exited because there was nothing to do, and not because it failed.
     pub finished: AtomicBool,
     /// When retention last ran and left no row that was due at that time.
     pub retention_looked: AtomicU64,
-    /// Since when the oldest row of each kind is kept, by the clock, which may be before its zero. Zero if there is
-    /// none; or one of the constants above.
+    /// Since when the oldest row of each kind is kept, by [`clock::now`]; negative if that is before the boot. Zero if
+    /// no row is kept; or one of the constants above.
     kept_since: [AtomicI64; 5],
     /// Where the worker's next run of retention begins with each kind.
     retire_from: [Beginning; 5],
@@ -134,9 +134,9 @@ pub struct Database {
     claims_before: AtomicU64,
     /// When to retry dead sessions whose rows other transactions have locked.
     pub blocked: Retry,
-    /// When to look through the database again, if it has more locked resources than the ring has room for.
+    /// When to rescan the database again, if it has more locked resources than the ring has room for.
     look_through: Retry,
-    /// When to look through the database for work that the ring had no room for; zero for never.
+    /// When to rescan the database for work for which the ring had no room; zero for never.
     timer: AtomicU64,
     pub counters: Counters,
 }
@@ -188,7 +188,7 @@ impl Database {
         self.counters.add(counter, by);
     }
 
-    /// Offers this waiting process for a pass, unless another process has offered itself.
+    /// Offers this waiting process for a run of the worker, unless another process has offered itself.
     pub fn offer_help(&self) {
         self.helper.compare_exchange(std::ptr::null_mut(), my_latch(), Ordering::AcqRel, Ordering::Relaxed).ok();
     }
@@ -203,7 +203,7 @@ impl Database {
         if since == 0 { 0 } else { clock::trust_ms(clock::now().saturating_sub(since)) }
     }
 
-    /// Asks a waiting call to do a pass.
+    /// Asks a waiting call to do a run of the worker.
     pub fn ask_for_help(&self) {
         self.asked.store(true, Ordering::Release);
         set_latch(&self.helper);
@@ -227,15 +227,15 @@ impl Database {
         Some(self.patience.load(Ordering::Acquire)).filter(|until| woken && *until != 0)
     }
 
-    /// Returns when to look through the database; `None` if there is no reason to.
+    /// Returns when to rescan the database; `None` if there is no reason to.
     pub fn flags_due(&self) -> Option<u64> {
         let flags = (self.flags() != 0).then(|| self.look_through.until());
         let timer = Some(self.timer.load(Ordering::Acquire)).filter(|timer| *timer != 0);
         flags.into_iter().chain(timer).min()
     }
 
-    /// Notes that the retention of a visible row begins. (For a claim it begins once all other transactions that have
-    /// finished items of it have ended, too.) Returns whether no other row is kept: then the worker must hear of it.
+    /// Notes that the retention of a visible row begins. (For a claim, it begins once all other transactions that have
+    /// finished items of the claim have ended.) Returns whether no other row is kept: then the worker must be told.
     pub fn keep(&self, kind: Kept, now: u64) -> bool {
         self.retire_from[kind as usize].lower_to_transaction();
         if kind == Kept::Claims {
@@ -264,7 +264,7 @@ impl Database {
         &self.retire_from[kind as usize]
     }
 
-    /// Notes that a kind may have more rows than have been looked at.
+    /// Notes that a kind may have rows that no look has seen yet.
     pub fn are_kept(&self, kind: Kept) {
         self.kept_since[kind as usize].store(UNKNOWN, Ordering::Release);
     }
@@ -320,7 +320,7 @@ impl Database {
     }
 
     /// Notes that the rescan of the database has ended. `left`: the ring had no room for all that could not be judged.
-    /// Then the database is looked through again later; or at once, if another process has asked for that meanwhile.
+    /// Then the database is rescanned later; or at once, if another process has asked for a rescan meanwhile.
     pub fn looked_through(&self, left: bool, now: u64) {
         self.look_through.set(left, now);
         if left && self.flags.fetch_or(RESCAN, Ordering::AcqRel) != 0 {
@@ -328,7 +328,7 @@ impl Database {
         }
     }
 
-    /// Flags a later rescan of the database, unless one is due anyhow: a resource could not be judged, and the ring
+    /// Flags a later rescan of the database, unless one is due already: a resource could not be judged, and the ring
     /// has no room.
     pub fn look_through_later(&self, now: u64) {
         if self.flags() == 0 {

@@ -3,7 +3,7 @@
 //!
 //! No process waits for the ring, and no work is lost: when the ring is full, the database is rescanned. An entry to be
 //! retried later has the time of its retry. If retries alone fill the ring, the rescan is retried later. A resource has
-//! one entry however often it is posted, and one for each slot that listeners must be told of (see
+//! one entry however often it is posted, and one more for each slot that listeners must be told of (see
 //! [`ring`](super::ring)).
 
 use super::databases::{Database, RESCAN};
@@ -80,7 +80,7 @@ impl Shared {
         }
     }
 
-    /// Returns whether the entry is new, or sooner than the one before; `None` if the ring has no room.
+    /// Returns whether the entry is new, or due sooner than before; `None` if the ring has no room.
     fn push(&self, database: &Database, resource: &str, changed: Option<i32>, due: Due) -> Option<bool> {
         let database = database.oid.load(Ordering::Relaxed);
         let mut entry = Entry::new(database, resource, changed.unwrap_or(-1), due.at, due.backoff_ms);

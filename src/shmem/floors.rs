@@ -1,27 +1,30 @@
 //! Floors: where a claim of work items begins to look.
 //!
 //! A lane is a range of the key of one table: the ready items of a queue in one partition, by their places, or the
-//! later items there, by their times. Items leave a lane at its front. Their dead index entries stay while any open
-//! snapshot may still see them, and a claim that began at the front would step over all of them. So each lane has a
-//! floor: **no item that is free to be claimed is below it, except those that a transaction still open makes free**.
+//! items of that partition that are due later, by their times. Items leave a lane at its front. Their dead index
+//! entries stay while any open snapshot may still see them, and a claim that began at the front would step over all of
+//! them. So each lane has a floor: **no item that is free to be claimed is below it, except items made free by a
+//! transaction that is still open**.
 //!
-//! * A claim notes the floor and its turn, scans from there, and [`Shared::raise`]s the floor to the first place that
-//!   it could not pass. At that place is an item that an open or prepared transaction has locked, or one that the claim
+//! * A claim notes the floor and the floor's turn (below), scans from the floor, and [`Shared::raise`]s it to the first
+//!   place that the claim could not pass. At that place is an item that an open or prepared transaction has locked, or
+//!   one that the claim
 //!   did not want. The scan passes items that are claimed.
 //! * Some transactions make an item free: they add it, or they give back, fail or free a claimed one. Such a
 //!   transaction [`Shared::lower`]s the floor at its end, once the item is visible. So does a claim that is rolled
-//!   back, as it may have raised the floor over its own items. At PREPARE both lower it: then the item is in flight,
-//!   and no floor passes it until the end.
+//!   back, as it may have raised the floor over its own items. At PREPARE, both kinds of transactions lower the floor:
+//!   then the item is in flight, and no floor passes it until the end.
 //! * Each lowering begins a new turn. A scan reads the turn before it begins, and raises the floor no higher than any
 //!   lowering since that turn. So an item that becomes visible during a scan is not lost. Either the scan saw it, at
 //!   least in flight; or its lowering came after the turn was read, and undoes or bounds the raise. The lane's entry
-//!   keeps the lowest place of the lowerings since each of two turns; a scan that began before both raises nothing.
-//! * An item that waits for another one of its key is free for no claim, and a floor may pass it. But the transaction
-//!   that finishes the other item must find the waiting one without the floor (see [`crate::item`]). Then the waiting
-//!   one is moved above the floor, or the floor is lowered. A session that is about to sleep in vain is told of news
-//!   all the same.
+//!   keeps the lowest place of the lowerings since each of two turns; a scan that is older than both turns raises
+//!   nothing.
+//! * An item that waits for another one of its key is not free to be claimed, and a floor may pass it. But the
+//!   transaction that finishes the other item must find the waiting one without the floor (see [`crate::item`]). Then
+//!   the waiting one is moved above the floor, or the floor is lowered. Even so, a session that is about to sleep in
+//!   vain learns that an item has become free.
 //!
-//! The line of sessions that wait for a lease is a lane, too. Nothing ever lowers its floor (see
+//! The line of sessions that wait for a lease is also a lane. Nothing ever lowers its floor (see
 //! [`crate::lease::line`]).
 //!
 //! A lane without an entry has no floor. A claim scans it from its beginning; that is slower, and still right. So
@@ -73,7 +76,8 @@ impl Floor {
         }
     }
 
-    /// Raises the floor as far as a scan may that has read the floor in `turn`.
+    /// Raises the floor for a scan that has read it in `turn`: to `to`, but no higher than the lowerings since that
+    /// turn.
     fn raise(&mut self, turn: u64, to: i64) {
         let Some(index) = self.lowered.iter().position(|lowered| lowered.since <= turn) else { return };
         let bound = if turn == self.turn { i64::MAX } else { self.lowered[index].to };
@@ -126,7 +130,7 @@ impl Shared {
     }
 
     /// Lowers the floor, since an item at a place of the lane is free to be claimed, and visible. [`NOWHERE`] says that
-    /// an item is free that the floor has not passed.
+    /// the floor has not passed the free item.
     pub fn lower(&self, lane: Lane, to: i64) {
         let _held = self.lock(Lock::Floors, true);
         // SAFETY: under the lock
@@ -184,7 +188,7 @@ mod tests {
     #[derive(Clone, Debug)]
     enum Step {
         Lower(i64),
-        /// One of the scans begins; or it ends, and has seen no free item below a place, except those that became free
+        /// One of the scans begins; or it ends, and has seen no free item below a place, except items that became free
         /// meanwhile.
         Scan(usize, i64),
     }

@@ -1,9 +1,10 @@
 //! Hunger: which sessions wait for work items.
 //!
-//! A claim that finds less than it asked for notes that here, under the queue's bit. (There are 32, so queues may share
-//! one.) A transaction that commits items wakes sessions that have the bit, by their revisions, and takes the bit away.
-//! Once a claimer has its bit, it looks for items again if the lane's turn has changed meanwhile. So either the claimer
-//! sees an item that was just added, or the transaction that adds it sees the bit. Nothing here needs the worker.
+//! A claim that finds less than it asked for notes that here, under the queue's bit. (There are 32 bits, so queues may
+//! share one.) A transaction that commits items wakes sessions that have the bit, by their revisions, and takes the bit
+//! away. Once a claimer has its bit, it looks for items again if the lane's turn has changed meanwhile. So either the
+//! claimer sees an item that was just added, or the transaction that adds it sees the bit. Nothing here needs the
+//! worker.
 //!
 //! **Until when.** Items become due by themselves. So a claimer notes the first time at which an item that it has seen
 //! becomes due. A transaction that commits an item for later notes the item's time for the sessions that have the bit.
@@ -15,11 +16,12 @@
 //! **How many.** Of the sessions that sleep in session_wait, as many are woken as there are items. If all were woken,
 //! each item would cost as many claims as there are workers. A woken session may be stopped, or gone. So it is noted as
 //! woken until it claims. If that takes longer than [`limits::HUNGER_PATIENCE`], the worker or another waiting call
-//! wakes the next one. Hungry sessions that do not sleep are told, and do not count.
+//! wakes the next one. Hungry sessions that do not sleep learn of the items by their revisions, and do not count.
 //!
 //! In a queue with partitions only a partition's owner can claim. So a hungry session notes the partitions that it
-//! owns, modulo [`PARTITIONS`], or all if they are many. An item wakes all sessions that have noted its partition. All
-//! are woken, too, if a bit has stood for several queues: a woken session may look into another one of them.
+//! owns, modulo [`PARTITIONS`], or all if they are many. An item wakes all sessions that have noted its partition. If a
+//! bit has stood for several queues, all hungry sessions of the bit are woken: a woken session may look into another
+//! one of them.
 //!
 //! Few of many sessions are hungry. So each [`block`] of slots counts its sessions that are hungry, or just about to
 //! be. Blocks without any are skipped.
@@ -51,7 +53,7 @@ impl Food {
     /// Food for all sessions of a bit.
     pub const ALL: Food = Food { count: u32::MAX, partitions: [u64::MAX; WORDS], bound: false };
 
-    /// Returns the food of `count` items; `partition`: in a queue that has partitions.
+    /// Returns the food of `count` items; `partition`: theirs, in a queue that has partitions.
     pub fn of(count: usize, partition: Option<i32>) -> Food {
         let mut partitions = [0; WORDS];
         if let Some(partition) = partition {
@@ -104,8 +106,8 @@ impl Hunger {
 }
 
 impl Shared {
-    /// Notes that a session has found less than it asked for in the partitions that it lists, or in all. `due`: when it
-    /// will find something, in microseconds since 2000.
+    /// Notes that a session has found less than it asked for in the partitions that it lists, or in all. `due`: when
+    /// the session will find something, in microseconds since 2000.
     pub fn hunger(&self, database: &Database, at: SlotRef, queue: i32, partitions: Option<&[i32]>, due: Option<i64>) {
         let hunger = &self.hunger[at.index as usize];
         // Partitions stay noted, since other queues may have the same ones; at worst the session is woken in vain.
@@ -136,7 +138,7 @@ impl Shared {
         }
     }
 
-    /// Sets the time to wake the sessions that wait for items of a queue: items become due there at `due`.
+    /// Sets the time to wake the sessions that wait for items of a queue: items of that queue become due at `due`.
     pub fn feed_at(&self, database: &Database, queue: i32, due: i64) {
         if database.hungry.load(Ordering::Acquire) & bit(queue) == 0 {
             return;
@@ -153,7 +155,7 @@ impl Shared {
         }
     }
 
-    /// Returns when something becomes due that a session waits for.
+    /// Returns when something that a session waits for becomes due.
     pub(super) fn meal_of(&self, at: SlotRef) -> u64 {
         let due = self.hunger[at.index as usize].due.get();
         if due == 0 { FOREVER } else { due }
@@ -196,7 +198,7 @@ impl Shared {
         }
     }
 
-    /// Notes that a session looks for items of a queue: it sees those that it was woken for.
+    /// Notes that a session looks for items of a queue: it sees the items for which it was woken.
     pub fn looks(&self, database: &Database, at: SlotRef, queue: i32) {
         let bit = bit(queue);
         if take(&self.hunger[at.index as usize].woken, || self.is_still(at), bit).is_some() {
@@ -222,7 +224,7 @@ impl Shared {
         }
         let until = clock::now() + limits::HUNGER_PATIENCE;
         if database.patience().is_none() {
-            // A time that is set now is left from sessions that have claimed since.
+            // A time that is still set comes from earlier sessions, which have claimed since.
             database.patience.store(until, Ordering::Release);
         }
         let (oid, mut any, mut woken) = (database.oid.load(Ordering::Relaxed), false, 0);
@@ -239,7 +241,7 @@ impl Shared {
                 continue;
             }
             any = true;
-            // The session is noted as woken before it hears the news, and looks.
+            // The session is noted as woken before it wakes, and looks.
             if sleeps && !food.bound && food.count < u32::MAX && self.look(at).is_some_and(|standing| standing.alive())
             {
                 woken += 1;
@@ -262,7 +264,7 @@ impl Shared {
         }
     }
 
-    /// Wakes the next sessions if those woken before do not claim in time.
+    /// Wakes the next sessions if the sessions woken before have not claimed in time.
     pub fn feed_others(&self, database: &Database, now: u64) {
         let until = database.patience.load(Ordering::Acquire);
         let is_time = until != 0 && until <= now;
@@ -273,8 +275,8 @@ impl Shared {
         for (number, woken) in (0u32..).zip(&database.woken) {
             let count = woken.swap(0, Ordering::AcqRel);
             if count > 0 {
-                // The late ones count no more: if one of them looks after all, it does not lower the count of the next
-                // ones.
+                // The late sessions no longer count: if one of them looks after all, it does not lower the count of the
+                // next sessions.
                 for (slot, hunger) in self.slots.iter().zip(self.hunger).take(self.used() as usize) {
                     take(&hunger.woken, || slot.home().database == oid, 1 << number);
                 }

@@ -1,5 +1,5 @@
-//! How much TTL a session has left at a stop, and is given at the next start: a calculation without files or shared
-//! memory. The head of [`super::left`] has the rules.
+//! How much of its TTL remains to a session at a stop, and how much it is given at the next start: a calculation
+//! without files or shared memory. The head of [`super::left`] has the rules.
 
 use crate::base::limits;
 use crate::pg::catalog::Home;
@@ -12,12 +12,12 @@ pub fn key(home: Home, session: Uuid) -> Key {
     (u128::from_be_bytes(*session.as_bytes()), home.database, home.table)
 }
 
-/// What sessions of an earlier start have left, in microseconds. If empty, each session has its TTL.
+/// The remaining TTL of sessions of an earlier start, in microseconds. If empty, each session has its whole TTL.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Left {
     /// Sorted by key.
     pub(super) sessions: Vec<(Key, u64)>,
-    /// How much less than its TTL a session has that is not listed.
+    /// How much of its TTL a session that is not listed has used up.
     pub(super) silent: u64,
 }
 
@@ -30,7 +30,7 @@ impl Left {
         }
     }
 
-    /// Returns what to keep at a stop. `slots`: the sessions that have a slot, each with what it has left. `ran`: how
+    /// Returns what to keep at a stop. `slots`: the sessions that have a slot, each with its remaining TTL. `ran`: how
     /// long the server has run.
     pub fn at_stop(&self, mut slots: Vec<(Key, u64)>, ran: u64) -> Left {
         slots.sort_unstable();
@@ -45,7 +45,7 @@ impl Left {
     }
 }
 
-/// Returns what a living session has left at a stop.
+/// Returns the remaining TTL of a living session at a stop: the whole TTL if the session was heard and in time.
 pub fn left_at_stop(deadline: u64, ttl: u64, t0: u64, stop: u64) -> u64 {
     let left = deadline.saturating_sub(stop).min(ttl);
     let (heard, in_time) = (deadline > t0 + ttl, left * 3 >= ttl * 2);
@@ -63,7 +63,7 @@ mod tests {
     #[derive(Clone, Debug)]
     struct Start {
         runs: u64,
-        /// When the session's client is heard, before the stop.
+        /// When the server hears the session's client. Only times before the stop count.
         beats: Vec<u64>,
         /// Whether some call makes the session's slot.
         is_asked_for: bool,
@@ -81,8 +81,8 @@ mod tests {
     }
 
     proptest! {
-        /// However often the server stops and crashes, a session lives as long as it was told. If only orderly stops
-        /// happen, a silent session is not kept much longer: its TTL and a third of it at most, counted while the
+        /// However often the server stops and crashes, a session lives as long as its client was told. If only orderly
+        /// stops happen, a silent session is not kept much longer: its TTL and a third of it at most, counted while the
         /// server runs.
         #[test]
         fn nobody_loses_what_was_told_and_the_dead_do_not_live_on(starts in starts()) {

@@ -31,7 +31,7 @@ pub struct Opening {
     pub most: Option<u32>,
 }
 
-/// How often a call looks for a free slot. In between it reclaims slots, and others may take what it has reclaimed.
+/// How often a call looks for a free slot. In between it reclaims slots, and other calls may take these.
 const TRIES: usize = 4;
 
 /// Makes the map from session to slot. The postmaster calls this when it makes shared memory.
@@ -153,8 +153,8 @@ impl Shared {
                 Ok(None) => (),
                 Err(most) => return Err(Error::RoleFull { role: role_name(opening.role.into()), most }.into()),
             }
-            // The opening of a new session must look, since a refusal is final. A session from before a restart need
-            // not look. There may be many of these; each asks in vain with every call that names it, and asks again.
+            // The opening of a new session must look, since a refusal is final. A call for a session that was opened
+            // before a restart need not: every call that names it tries again. There may be many such sessions.
             let now = clock::now();
             let must_look = attempt == 0 && opening.opened_by != 0;
             if !must_look && now < self.header.reclaim_at.load(Ordering::Acquire) {
@@ -205,7 +205,7 @@ impl Shared {
         slot.word.store(slot.word().free(u64::from(next)).0, Ordering::Release);
     }
 
-    /// Frees the slots that ended sessions need no more. Returns until when the next one is needed.
+    /// Frees the slots that ended sessions need no more. Returns until when the next slot is needed.
     pub fn reclaim(&self, now: u64) -> u64 {
         let (mut over, mut next) = (Vec::new(), FOREVER);
         self.each(now, |at, home, word| match word.state() {

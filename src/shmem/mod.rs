@@ -1,13 +1,13 @@
 //! Liveness: the only shared memory. It holds which session is alive and until when, and what the worker must look at.
 //! All of it may be lost with the server: rows say what is owned. After a restart a session that was alive lives for
-//! one TTL (see [`slots`]); after an orderly stop, for what it had left (see [`left`]).
+//! one TTL (see [`slots`]); after an orderly stop, for its remaining TTL (see [`left`]).
 //!
 //! # Who may touch what
 //!
 //! * A **slot** (one session, 64 bytes) is a set of atomics. Its [`word`] alone decides whether the session lives, and
 //!   changes by compare-and-swap only; that is why a heartbeat takes no lock. The other fields are written before the
 //!   slot gets a living word, and stay until it is free. A few numbers of the slot do change, each by itself: the
-//!   revision, the cap, what the session waits for, what is unproven of it, and the backend that it is attached to.
+//!   revision, the cap, what the session waits for, since when it is unproven, and the backend to which it is attached.
 //! * **Reuse.** A slot is free for the next session as soon as nothing needs it (see [`slots`]). Processes may still
 //!   refer to it for the former session. So a writer reads the word or the number, compares the session's uuid, and
 //!   only then swaps. Word and numbers contain a count of the slot's sessions: the swap fails if the slot has changed

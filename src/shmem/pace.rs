@@ -1,16 +1,16 @@
-//! Pace: the numbers of a sequence (fences, or those of work items) stay behind the clock.
+//! Pace: the numbers of a sequence (fences, or the ids of work items) stay behind the clock.
 //!
 //! Every start of the server raises a sequence to a clock that counts [`PER_SECOND`]. So the sequence begins above all
-//! numbers that were given before, also by a timeline that is lost, as long as none outruns the clock. Numbers are
-//! [`STEP`] apart: 65,536 numbers a second never catch up with the clock, and numbers not drawn since the start are
+//! numbers that were given before, even by a timeline that is lost, as long as no sequence outruns the clock. Numbers
+//! are [`STEP`] apart: 65,536 numbers a second never catch up with the clock, and numbers not drawn since the start are
 //! saved up. A process that draws faster waits for the clock before it returns the number.
 //!
-//! The low bits, below the step, are drawn at random at each raise, and stay until the next. Two servers with
-//! one past, such as two standbys promoted from one primary, share numbers only if they drew the same bits: one pair in
-//! 64.
+//! The low bits, below the step, are drawn at random at each raise, and stay until the next. Two servers with a common
+//! past, such as two standbys promoted from one primary, share numbers only if they drew the same bits: one pair in 64.
 //!
 //! A restore into a database in use sets a sequence back, below numbers that sessions have drawn meanwhile. So a pace
-//! keeps the greatest number drawn. One that is far below shows that, and the sequence is raised again.
+//! keeps the greatest number drawn. A number that is far below it shows that the sequence was set back. Then the
+//! sequence is raised again.
 
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
@@ -18,14 +18,14 @@ use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 const PER_SECOND: i64 = 1 << 22;
 /// The difference of two numbers, as in sql/schema.sql.
 const STEP: i64 = 64;
-/// Microseconds. A sequence further ahead than this was set by hand, and counts from there: else all callers might wait
-/// for days.
+/// Microseconds. A sequence further ahead than this was set by hand, and counts from there: otherwise all callers might
+/// wait for days.
 const BY_HAND: u64 = 60_000_000;
 
 #[repr(C)]
 #[derive(Default)]
 pub struct Pace {
-    /// The value that the sequence was raised to.
+    /// The value to which the sequence was raised.
     from: AtomicI64,
     /// When it was raised, by the clock of shared memory.
     since: AtomicU64,
@@ -42,7 +42,7 @@ impl Pace {
     }
 
     /// Notes a number that was drawn. Returns the greatest one if the sequence has been set back since. A process that
-    /// was slow to note its number is behind others by less than they draw in a second.
+    /// is slow to note its number is behind the others by less than they draw in a second.
     pub fn is_set_back(&self, number: i64) -> Option<i64> {
         let greatest = self.greatest.fetch_max(number, Ordering::AcqRel);
         (number < greatest - PER_SECOND).then_some(greatest)
@@ -60,7 +60,8 @@ impl Pace {
     }
 }
 
-/// Returns how many microseconds a sequence is ahead of the clock that has come this far in `elapsed` microseconds.
+/// Returns how many microseconds a sequence is ahead of the clock. `come`: how far it has come in `elapsed`
+/// microseconds.
 fn ahead(come: i64, elapsed: u64) -> u64 {
     // One step is free, as the first number is drawn at once.
     let due = i128::from(come - STEP) * 1_000_000 / i128::from(PER_SECOND) - i128::from(elapsed);

@@ -32,11 +32,11 @@ pub struct Header {
     /// The end of recovery; zero until a process has seen it.
     pub(super) t0: AtomicU64,
     pub launcher: AtomicPtr<pg_sys::Latch>,
-    /// When the launcher has ended; zero while it runs.
+    /// When the launcher ended; zero while it runs.
     pub(super) stop: AtomicU64,
     /// When the launcher wakes by itself.
     pub launcher_wakes: AtomicU64,
-    /// Whether databases wait for a worker because the greatest number of workers is running.
+    /// Whether databases wait for a worker or a visit, so that workers must take turns.
     pub crowded: AtomicBool,
     /// How many databases had work and no worker at the launcher's last turn.
     pub unserved: AtomicU32,
@@ -54,7 +54,7 @@ pub struct Header {
     pub(super) ring_len: AtomicU32,
     /// How many turns of floors have begun.
     pub(super) turns: AtomicU64,
-    /// Whether confirmations are made, as the launcher has last heard.
+    /// Whether confirmations are made, as the launcher last read the setting.
     pub(super) confirming: AtomicBool,
     /// When the last acknowledged confirmation began; zero before the first.
     pub(super) confirmed: AtomicU64,
@@ -105,12 +105,12 @@ pub struct Lane {
     pub partition: i32,
 }
 
-/// The floor of a lane: the place below which there is nothing (see [`super::floors`]).
+/// The floor of a lane: the place below which nothing is free (see [`super::floors`]).
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Floor {
     pub(super) turn: u64,
-    /// The turn in which something became free that the floor had not passed.
+    /// The turn in which an item that the floor had not passed became free.
     pub(super) stirred: u64,
     pub(super) at: i64,
     pub(super) lane: Lane,
@@ -118,7 +118,7 @@ pub struct Floor {
     pub(super) lowered: [Lowered; 2],
 }
 
-/// The lowest place that a lane has been lowered to since a turn.
+/// The lowest place to which a lane has been lowered since a turn.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Lowered {

@@ -1,18 +1,17 @@
-//! Places: how a database gets its entry in shared memory, and how it loses the entry.
+//! Entries of databases: how a database gets its entry in shared memory, and how it loses the entry.
 //!
-//! At most `eskit_lease.max_databases` databases are in use at a time; each has an entry that counts as a place. The
-//! first call in a database takes a place for it. If all are taken, [`super::room`] says which database gives its place
-//! up.
+//! At most `eskit_lease.max_databases` databases are in use at a time; each has a **regular entry**. The first call in
+//! a database takes one for it. If all are taken, [`super::room`] says which database gives its entry up.
 //!
 //! [`VISITS`] further entries are for databases that a worker only looks into, as after a start of the server. So a
-//! visit takes no place from a database in use. The launcher makes the entry, and **the entry is visited** until a call
-//! in that database takes it over. The call then takes a place for the entry, which keeps what the worker has found.
+//! visit takes no entry from a database in use. The launcher makes the entry, and **the entry is visited** until a call
+//! in that database takes it over. The entry is then a regular one, and keeps what the worker has found.
 //!
 //! Only the worker refers to a visited entry: a call first takes the entry over, under [`Lock::Alloc`]. So the launcher
 //! may give it up under the same lock once no worker is there and shared memory holds nothing of the database. Open
-//! transactions in the database do not matter. If the database turns out to be in use, by sessions from before, it gets
-//! a place when another visit wants its entry. If more than `max_databases` are in use, the database keeps the entry of
-//! its visit.
+//! transactions in the database do not matter. If the database turns out to be in use, by sessions of an earlier start,
+//! its entry becomes a regular one when another visit wants an entry. If `max_databases` databases have regular
+//! entries, its entry stays that of a visit.
 
 use super::databases::{BOOT, Database, RESCAN};
 use super::latch::set_latch;
@@ -39,18 +38,18 @@ impl Shared {
         self.databases.len() - VISITS
     }
 
-    /// Returns how many databases have a place.
+    /// Returns how many databases have a regular entry.
     pub fn taken(&self) -> usize {
         let taken = |known: &&Database| known.oid.load(Ordering::Relaxed) != 0 && !known.visited.load(Ordering::SeqCst);
         self.databases.iter().filter(taken).count()
     }
 
-    /// Returns whether no place is free.
+    /// Returns whether all regular entries are taken.
     pub fn is_full(&self) -> bool {
         self.taken() >= self.places()
     }
 
-    /// Returns the entry of a database. Makes one if there is none.
+    /// Returns the entry of this database, for a call. Makes one if there is none.
     pub fn database(&self, home: Home) -> Result<&'static Database> {
         let is_it = |database: &Database| {
             database.oid.load(Ordering::Acquire) == home.database
@@ -78,7 +77,7 @@ impl Shared {
             database.refence.store(0, Ordering::Release);
             database.first_claim.store(0, Ordering::Release);
             database.positions_of.store(0, Ordering::Release);
-            // The database may have sessions of a former table. No call asks for those any more.
+            // The database may have sessions of a former table. No call asks for such sessions any more.
             database.flag(RESCAN);
             self.wake(database);
         }
@@ -86,8 +85,8 @@ impl Shared {
         Ok(database)
     }
 
-    /// Returns the index of a database's entry that has a place, for a call in the database. Returns `None` when all
-    /// places are taken.
+    /// Returns the index of a database's regular entry, for a call in the database; the database's worker may use a
+    /// visited entry. Makes an entry if there is none. Returns `None` when all regular entries are taken.
     pub(super) fn register(&self, oid: u32) -> Option<usize> {
         let _held = self.lock(Lock::Alloc, true);
         let index = match self.index_of(oid) {
@@ -137,7 +136,7 @@ impl Shared {
     /// Gives a free entry to a database. The caller holds Lock::Alloc.
     fn occupy(&self, oid: u32) -> Option<usize> {
         let index = self.index_of(0)?;
-        // What the database holds already is not known: a copy of another database has that one's rows.
+        // What the database holds already is not known: a copy of another database has the rows of that database.
         self.databases[index].flag(BOOT);
         self.databases[index].since.store(clock::wall(), Ordering::Relaxed);
         self.databases[index].oid.store(oid, Ordering::Release);
@@ -148,8 +147,9 @@ impl Shared {
         self.databases.iter().find(|known| known.oid.load(Ordering::Acquire) == oid)
     }
 
-    /// Ends a visit. A database in use gets a place, and any other gives its entry up. With `failed` it gives the entry
-    /// up even if it must still be looked into. Returns whether the entry was given up.
+    /// Ends a visit, if its worker has gone. The entry of a database in use becomes a regular one. Any other database
+    /// gives its entry up, but only with `failed` if the database must still be looked into. Returns whether the entry
+    /// was given up.
     pub fn end_visit(&self, database: &Database, failed: bool) -> bool {
         let oid = database.oid.load(Ordering::Acquire);
         let in_use = self.has_rows(database);
@@ -162,7 +162,7 @@ impl Shared {
             return false;
         }
         if in_use {
-            // If no place is free, the database keeps the entry of its visit.
+            // If no regular entry is free, the database keeps the entry of its visit.
             database.visited.store(self.is_full(), Ordering::SeqCst);
             return false;
         }
@@ -186,8 +186,8 @@ impl Shared {
     /// Forgets a database that is dropped, or has lost our extension, and ends its sessions. A session may be in the
     /// middle of its opening, in the transaction that creates the extension. Then the session and the entry stay.
     ///
-    /// `is_gone` says whether the database or its extension is gone. It is called after the sessions in opening are
-    /// known: if such a transaction has finished by then, its extension is committed and visible.
+    /// `is_gone` says whether the database or its extension is gone. It is called after the sessions that are being
+    /// opened are known: if such a transaction has finished by then, its extension is committed and visible.
     pub fn forget(&self, oid: u32, is_gone: impl FnOnce() -> bool) {
         let (mut sessions, mut left) = (Vec::new(), false);
         self.each(clock::now(), |at, home, _| {
@@ -205,7 +205,7 @@ impl Shared {
         sessions.into_iter().for_each(|at| self.end(at, true));
         self.drop_dirty(oid);
         let _held = self.lock(Lock::Alloc, true);
-        // Another process may have forgotten it by now, and given its entry to another database.
+        // Another process may have forgotten the database by now, and given its entry to another database.
         let Some(database) = self.known_database(oid) else {
             return;
         };

@@ -5,9 +5,9 @@
 //! name and of the asker leads to a few entries, one of which the refusal takes: the one that it had before, or the
 //! oldest. So a consumer that asks again and again has one entry, and a crowd of others takes the oldest ones first.
 //!
-//! An entry has a version, which is odd while a process writes. A writer that finds another one leaves its refusal out.
-//! A reader whose entry has changed meanwhile reads it again. If a process is stopped while it writes, its entry tells
-//! nothing until it goes on. Nothing here knows PostgreSQL.
+//! An entry has a version, which is odd while a process writes. A process that finds another one writing drops its own
+//! refusal. A reader whose entry has changed meanwhile reads it again. If a process is stopped while it writes, its
+//! entry tells nothing until the process goes on. Nothing here knows PostgreSQL.
 
 use crate::base::limits;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -42,7 +42,7 @@ pub struct Refused<T> {
 #[repr(C)]
 pub struct Entry {
     version: AtomicU64,
-    /// The hash of what was asked for where, and of the asker; zero in a free entry.
+    /// The hash of the asker, of the name that was asked for, and of `home`; zero in a free entry.
     key: AtomicU64,
     at: AtomicU64,
     /// The database and the table of sessions.
@@ -129,7 +129,8 @@ impl Entry {
 pub struct Table(pub &'static [Entry]);
 
 impl Table {
-    /// Notes a refusal. `salt`: a number that no user knows; without it a user could choose names of one entry.
+    /// Notes a refusal. `salt`: a number that no user knows; without it a user could choose names that all fall on one
+    /// entry.
     pub fn note(self, salt: i64, home: u64, refused: &Refused<&str>) {
         let Refused { resource, consumer, holder, reason, at } = *refused;
         let mut hasher = DefaultHasher::new();
@@ -145,7 +146,7 @@ impl Table {
         }
     }
 
-    /// Returns the refusals since a time, the latest first; of one asker and name the latest one.
+    /// Returns the refusals since a time, the latest first; of one asker and one name, only the latest.
     pub fn since(self, home: u64, at: u64) -> Vec<Refused<String>> {
         let mut found: Vec<Found> = self.0.iter().filter_map(Entry::read).collect();
         found.retain(|found| found.home == home && found.refused.at >= at);

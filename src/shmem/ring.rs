@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 pub struct Entry {
     /// When to judge the resource.
     pub due: u64,
-    /// Since when the resource must be judged; later, if it was put in for a later time.
+    /// Since when the resource must be judged; a time to come, if the resource was put in for that time.
     pub since: u64,
     /// The next entry of the chain plus one.
     next: u32,
@@ -51,14 +51,14 @@ impl Entry {
     }
 }
 
-/// Returns how many chains a ring with so many entries has.
+/// Returns how many chains a ring with room for `entries` entries has.
 pub fn chains(entries: usize) -> usize {
     entries.next_power_of_two()
 }
 
 /// The ring, for a process that holds its lock exclusively.
 pub struct Ring<'a> {
-    /// All entries that the ring has room for.
+    /// All entries for which the ring has room.
     pub entries: &'a mut [Entry],
     /// The first entry of each chain plus one.
     pub heads: &'a mut [u32],
@@ -126,7 +126,7 @@ impl Ring<'_> {
         self.entries[link].next = elsewhere;
     }
 
-    /// Takes up to `most` of the entries out that `which` chooses.
+    /// Takes out up to `most` of the entries that `which` chooses.
     pub fn take(&mut self, most: usize, which: impl Fn(&Entry) -> bool) -> Vec<Entry> {
         let (mut at, mut taken) = (0, Vec::new());
         while at < self.len() && taken.len() < most {

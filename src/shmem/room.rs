@@ -1,19 +1,22 @@
-//! Room for databases: which database gives its entry up when all places are taken (see [`super::places`]).
+//! Room for databases: which database gives its entry up when all regular entries are taken (see [`super::places`]).
 //!
 //! An entry is for a database in use. Such a database has living or dead sessions, a resource to be judged, a prepared
 //! transaction whose end is watched for, a waiting call, or listeners that ask to be notified. An entry is also kept
-//! while a worker is there, or the database must still be looked through. Any other database gives its entry up to one
+//! while a worker is there, or the database must still be looked into. Any other database gives its entry up to one
 //! that needs an entry. The database loses little by that. Its counters begin anew, and what was known of fences and
-//! positions is read again. The launcher remembers when the first of its kept rows is due, and has them looked for.
+//! positions is read again. The launcher remembers when the first of its kept rows is due, and then has a worker look
+//! for it.
 //!
 //! **A process in a call** refers to the entry, and is in a transaction. So the entry is first marked as leaving. It is
 //! given up only if no process is in a transaction in that database after that. A call that begins later finds the mark
 //! and removes it, under the lock under which the entry is given up. (The call is in a transaction before it reads the
 //! mark: in between it takes its snapshot, under a lock of PostgreSQL's. A commit also makes notes when its transaction
-//! is over. They are about sessions, which keep the entry, or about work that the next look into the database finds.)
+//! is over. The notes are about sessions, which keep the entry, or about work that the next look into the database
+//! finds.)
 //!
-//! **A call that finds no room** waits for it while some place belongs to a database without living sessions and
-//! waiting calls. A worker removes what is left there and soon leaves, and most transactions are short.
+//! **A call that finds no room** waits for it while some regular entry belongs to a database that has neither living
+//! sessions nor waiting calls. In such a database a worker removes the remaining rows and soon leaves, and most
+//! transactions are short.
 
 use super::databases::Database;
 use super::latch::set_latch;
@@ -65,12 +68,12 @@ impl Shared {
         taken.filter(is_in_use).count()
     }
 
-    /// Returns the index of a database's entry, once another database has given up a place for it; `None` if none does
-    /// in time.
+    /// Returns the index of a database's entry, once another database has given up its entry; `None` if none does in
+    /// time.
     pub(super) fn wait_for_room(&self, oid: u32) -> Option<usize> {
         let until = clock::now() + limits::ROOM_PATIENCE;
         loop {
-            // Other processes may take the place that was given up.
+            // Other processes may take the entry that was given up.
             for _ in 0..self.places() {
                 let made = self.make_room();
                 let index = self.register(oid);
@@ -92,7 +95,7 @@ impl Shared {
         }
     }
 
-    /// Returns whether calls wait for a database to give up its place.
+    /// Returns whether calls wait for a database to give up its entry.
     pub fn is_room_wanted(&self, now: u64) -> bool {
         self.header.room_wanted.load(Ordering::Acquire) > now
     }
@@ -101,15 +104,15 @@ impl Shared {
     pub(super) fn make_room(&self) -> bool {
         let with_rows = self.with_rows();
         let entries = self.databases.len();
-        // Each search begins at the next entry, so that not always the same database gives up its place.
+        // Each search begins at the next entry, so that not always the same database gives up its entry.
         let first = self.header.room_hand.fetch_add(1, Ordering::Relaxed) as usize;
         let in_turn = (0..entries).map(|step| &self.databases[(first + step) % entries]);
         let mut others = in_turn.filter(|database| !database.is_visited() && !self.is_in_use(database, &with_rows));
         others.any(|database| self.give_up(database))
     }
 
-    /// Returns whether some database keeps its place only for a worker that is about to leave, or for a transaction.
-    /// Wakes the workers there, so that those with nothing to do leave.
+    /// Returns whether some database keeps its regular entry only for a worker that is about to leave, or for a
+    /// transaction. Wakes the workers there, so that a worker with nothing to do leaves.
     fn is_room_to_come(&self) -> bool {
         let mut living = HashSet::new();
         self.each(clock::now(), |_, home, word| {

@@ -31,7 +31,7 @@ pub struct Shared {
     pub(super) concerned: &'static [Concerned],
     pub(super) floors: *mut Floor,
     pub(super) spans: *mut Span,
-    /// For each session, the queues in which it has found less than it asked for, and until when (see
+    /// For each session, the queues in which it has found less than it asked for, and when to wake it (see
     /// [`super::hunger`]).
     pub(super) hunger: &'static [Hunger],
     /// For each block of slots, how many of its sessions are hungry.
@@ -45,7 +45,8 @@ pub struct Shared {
     pub(super) surveyed: &'static Surveyed,
     pub(super) refusals: Refusals,
     pub(super) locks: *mut pg_sys::LWLockPadded,
-    /// What sessions of the last start have left. This is in the postmaster's own memory, which its children inherit.
+    /// The remaining TTL of the last start's sessions. This is in the postmaster's own memory, which its children
+    /// inherit.
     pub(super) left: Left,
 }
 
@@ -97,8 +98,8 @@ impl Shared {
         set_latch(&self.header.launcher);
     }
 
-    /// Wakes the processes that would sleep past `at`, when something becomes due in a database. Each look from now on
-    /// finds it.
+    /// Wakes the launcher and the database's worker if they would sleep past `at`, when something becomes due there.
+    /// Every look from now on finds it.
     pub fn anticipate(&self, database: u32, at: u64) {
         if at.saturating_sub(limits::WORKER_AHEAD) < self.header.launcher_wakes.load(Ordering::Acquire) {
             self.wake_launcher();
@@ -119,7 +120,7 @@ pub enum Lock {
     Alloc,
     Ring,
     Floors,
-    /// The lock of the map's partition that a hash value belongs to.
+    /// The lock of the map's partition to which a hash value belongs.
     Map(u32),
 }
 

@@ -1,5 +1,5 @@
-//! A slot: the place of one session in shared memory. A reference to a slot names the session, and every use compares
-//! it.
+//! A slot: the part of shared memory that one session has. A reference to a slot names the session, and every use
+//! compares it.
 
 use super::counted::Counted;
 use super::word::{State, Word};
@@ -11,19 +11,19 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 #[derive(Default)]
 pub struct Slot {
     pub(super) word: AtomicU64,
-    /// A deadline that heartbeats cannot move: the end of an attachment. FOREVER without one.
+    /// A deadline that heartbeats cannot move: the end of an attachment or of a grace. FOREVER without one.
     pub(super) cap: Counted,
     pub(super) revision: Counted,
     pub(super) uuid: [AtomicU64; 2],
     pub(super) database: AtomicU32,
     /// Oid of the table of sessions; a new CREATE EXTENSION changes it.
     pub(super) table: AtomicU32,
-    /// The role that the session belongs to; zero without a session.
+    /// The role to which the session belongs; zero without a session.
     pub(super) role: AtomicU32,
     /// The TTL in milliseconds, and PRIVATE.
     pub(super) ttl_ms: AtomicU32,
     /// The transaction that has opened the session; PostgreSQL's frozen id once a call has seen its end. Zero if the
-    /// session is from before this start of shared memory.
+    /// session was opened before this start of shared memory.
     pub(super) opened_by: AtomicU32,
 }
 

@@ -2,13 +2,13 @@
 //!
 //! A session with a slot is alive if its slot says so. After a restart a session may have no slot; then its row
 //! decides. If the row has the current `boot_id`, the session is dead. If it has an older `boot_id`, the session is
-//! alive exactly until `t0 + ttl`, for every process that asks at any time: no client could send a heartbeat while the
+//! alive exactly until `t0 + ttl`, whichever process asks, and whenever: no client could send a heartbeat while the
 //! server was down. Over an orderly stop the time may be shorter than the TTL (see [`super::left`]).
 //!
-//! An old snapshot may still show the row of an ended session. A session of this start is not revived by that, so its
-//! slot is free as soon as no row of it is left. A session of an earlier start would be revived: it keeps its slot as a
-//! tombstone for one TTL after its end. A prepared end leaves its session frozen, in its slot, until the prepared
-//! transaction has ended. If all slots are taken, sessions get [stand-ins](super::stand_in).
+//! An old snapshot may still show the row of an ended session. That does not revive a session of this start, so its
+//! slot is free as soon as no row of the session is left. It would revive a session of an earlier start, which
+//! therefore keeps its slot as a tombstone for one TTL after its end. A prepared end leaves its session frozen, in its
+//! slot, until the prepared transaction has ended. If all slots are taken, sessions get [stand-ins](super::stand_in).
 
 use super::block::{self, Block};
 use super::databases::RESCAN;
@@ -63,7 +63,7 @@ impl Shared {
         standing
     }
 
-    /// Returns how the session stands, and extends nothing. Makes a session dead that is past its deadline.
+    /// Returns how the session stands, and extends nothing. If the session is past its deadline, makes it dead.
     pub fn look(&self, at: SlotRef) -> Option<Standing> {
         let at = self.current(at);
         let (slot, now) = (self.slot(at), clock::now());
@@ -71,7 +71,7 @@ impl Shared {
         self.standing_at(at, word, now)
     }
 
-    /// Makes a session dead that is past its deadline. Returns the session's word after that.
+    /// If the session is past its deadline, makes it dead. Returns the session's word after that.
     fn expire(&self, slot: &Slot, session: Uuid, now: u64) -> Option<Word> {
         let (word, taken) = slot.change(session, |word| word.expire(slot.cap(), now, slot.kept()))?;
         if taken && let Some(database) = self.known_database(slot.home().database) {
@@ -106,7 +106,7 @@ impl Shared {
     pub fn end(&self, at: SlotRef, gone: bool) {
         let at = self.current(at);
         if at.is_stand_in() {
-            // A stand-in is in no block of slots, so a rescan must bring the worker to the rows that are left.
+            // A stand-in is in no block of slots, so a rescan must bring the worker to the remaining rows.
             if let Some(database) = self.known_database(self.slot(at).home().database).filter(|_| !gone) {
                 database.flag(RESCAN);
             }
@@ -158,8 +158,8 @@ impl Shared {
         set_latch(&self.listeners[at.index as usize]);
     }
 
-    /// Has this process be woken by news of the session, or no more. One process at a time can be; another one that
-    /// waits for the same session looks now and then.
+    /// Lets news of the session wake this process from now on, or no more. News can wake one process at a time; another
+    /// process that waits for the same session looks now and then.
     pub(super) fn listens(&self, at: SlotRef, begins: bool) {
         let Some(listener) = self.listeners.get(at.index as usize) else { return };
         if begins {
@@ -175,7 +175,7 @@ impl Shared {
         unsafe { self.waits.add(at.index as usize) }
     }
 
-    /// Returns the role that the session belongs to; `None` if the session no longer has the slot.
+    /// Returns the role to which the session belongs; `None` if the session no longer has the slot.
     pub fn role(&self, at: SlotRef) -> Option<u32> {
         let role = self.slot(at).role.load(Ordering::Acquire);
         self.is_still(at).then_some(role)
@@ -241,7 +241,7 @@ impl Shared {
         &self.blocks[at.index as usize / block::SLOTS]
     }
 
-    /// Visits every slot in use, with its home and its word. Makes a session dead that is past its deadline.
+    /// Visits every slot in use, with its home and its word. Sessions that are past their deadline become dead.
     pub fn each(&self, now: u64, mut visit: impl FnMut(SlotRef, Home, Word)) {
         self.each_due(u64::MAX, now, |at, home, word, _| visit(at, home, word));
     }

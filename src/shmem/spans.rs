@@ -1,9 +1,9 @@
 //! Spans: which partitions of a queue a claim may skip. With them an empty partition among thousands costs nothing.
 //!
 //! A span is 64 neighbouring partitions of a queue. It has a bit for each partition in which something may be claimed.
-//! It also has the first time at which something becomes due in one of the others. **A bit is clear only if no item in
-//! the partition is free to be claimed, and none is in flight (changed by a transaction that has not ended). Items that
-//! become due later do not count.**
+//! It also has the first time at which something becomes due in one of the other partitions. **A bit is clear only if
+//! no item in the partition is free to be claimed, and none is in flight (changed by a transaction that has not ended).
+//! Items that become due later do not count.**
 //!
 //! * A claim notes the span's turn and looks through the partition. If it finds nothing, [`Shared::pass_over`] clears
 //!   the bit. If the claim is rolled back, it lowers the lane's floor (see [`super::floors`]), which sets the bit
@@ -11,7 +11,8 @@
 //! * Each lowering of a floor (see [`super::floors`]) sets the bit under the same lock, and begins a new turn. A bit is
 //!   cleared only in the turn that was noted before the look. So what becomes free during the look is not lost. The
 //!   items of a prepared transaction are in flight for every look, and keep the bit set until it has ended.
-//! * Once something has become due, all bits of the span are set: the span does not record in which partition it is.
+//! * Once something has become due, all bits of the span are set: the span does not record the partition in which that
+//!   happened.
 //!
 //! A span without an entry has all bits set. So entries may be evicted at will. Turns are never used twice.
 
@@ -84,15 +85,14 @@ impl Shared {
         spans
     }
 
-    /// Returns the turn of the span that a lane is in.
+    /// Returns the turn of the span in which a lane is.
     pub fn span_turn(&self, lane: Lane) -> u64 {
         let _held = self.lock(Lock::Floors, true);
         // SAFETY: under the lock
         unsafe { self.span(lane.database, lane.queue, lane.partition / WIDTH) }.turn
     }
 
-    /// Notes that a look, begun in `turn`, has found nothing in the lane's partition until something becomes due at
-    /// `due`.
+    /// Notes the result of a look that began in `turn`: the lane's partition has nothing to claim before `due`.
     pub fn pass_over(&self, lane: Lane, turn: u64, due: i64) {
         let _held = self.lock(Lock::Floors, true);
         // SAFETY: under the lock

@@ -1,9 +1,9 @@
 //! Stand-ins: for sessions that live and have no slot, because all slots are taken.
 //!
 //! Slots are too few after a restart with a smaller `eskit_lease.max_sessions` than there are sessions, and on a
-//! promoted standby with a smaller one. Such a session lives by its row, until `t0 + ttl` (see [`super::slots`]), and
-//! keeps what it holds until then. It is granted nothing new, and no heartbeat extends it. The first call for it that
-//! finds a free slot gives it that slot. Then it is a session like any other.
+//! promoted standby whose setting is smaller. Such a session lives by its row, until `t0 + ttl` (see [`super::slots`]),
+//! and keeps what it holds until then. It is granted nothing new, and no heartbeat extends it. The first call for it
+//! that finds a free slot gives it that slot. Then it is a session like any other.
 //!
 //! A call that names such a session works with a stand-in: a slot in the memory of its own process, filled from the
 //! row. So every verb works as with a real slot, but no other process sees what it writes there. If the session gets a
@@ -72,7 +72,7 @@ impl Shared {
         SlotRef { index: FIRST + number as u32, session: opening.session }
     }
 
-    /// Returns the slot that the session of a stand-in has been given since; else the same reference.
+    /// Returns the slot that the session of a stand-in has got since; otherwise the same reference.
     pub(super) fn current(&self, at: SlotRef) -> SlotRef {
         let found = at.of_this_process().and_then(|slot| self.find(slot.home(), at.session));
         found.unwrap_or(at)

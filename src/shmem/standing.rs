@@ -26,17 +26,17 @@ impl Standing {
         matches!(self.state, State::Alive | State::Frozen)
     }
 
-    /// Returns how many microseconds the session has left.
+    /// Returns the session's remaining time, in microseconds.
     pub fn left(&self) -> u64 {
         if self.alive() { self.until.saturating_sub(self.now) } else { 0 }
     }
 
-    /// Returns the trust: how much of the time left the client may rely on.
+    /// Returns the trust: how much of the remaining time the client may rely on.
     pub fn trust_ms(&self) -> i32 {
         clock::trust_ms(self.left().min(self.vouched_until.saturating_sub(self.now)))
     }
 
-    /// Returns how a session stands that has ended, and left nothing in shared memory.
+    /// Returns the standing of an ended session that shared memory does not know.
     pub fn dead() -> Standing {
         let now = clock::now();
         Standing { state: State::Dead, until: now, now, revision: 0, late: 0, vouched_until: 0 }
@@ -58,11 +58,11 @@ impl Shared {
         self.is_still(at).then_some(standing)
     }
 
-    /// Returns how a session stands that has a row. Its slot says so; without a slot, the `boot_id` and the TTL of the
-    /// row do.
+    /// Returns the standing of a session that has a row: by its slot, or without a slot by the `boot_id` and the TTL of
+    /// the row.
     pub fn standing(&self, home: Home, session: Uuid, boot_id: i64, ttl_ms: i32) -> Standing {
-        // The time is read before the look. A process that makes the slot after the look reads a later time: it finds
-        // the same deadline past, too.
+        // The time is read before the look. A process that makes the slot after the look reads a later time, so it also
+        // finds the same deadline past.
         let now = clock::now();
         if let Some(standing) = self.find(home, session).and_then(|at| self.look(at)) {
             return standing;

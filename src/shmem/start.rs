@@ -83,7 +83,8 @@ unsafe extern "C-unwind" fn request() {
 
 /// Returns a zeroed array of shared memory.
 ///
-/// # Safety Only the startup hook calls this. T must be valid when all its bytes are zero.
+/// # Safety
+/// Only the startup hook calls this. T must be valid when all its bytes are zero.
 unsafe fn array<T>(name: &CStr, len: usize) -> *mut T {
     let mut found = false;
     // SAFETY: as the caller promises

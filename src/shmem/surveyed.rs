@@ -1,11 +1,11 @@
 //! Surveyed: semaphores in which, by the last count, each permit has a row and a holder with a slot.
 //!
-//! From then on a permit can be free in two ways only: its row says so, or its holder is dead and still has a row. The
-//! reason: permits go only to sessions that have slots, and a slot stays as long as its session has rows. All this
-//! holds as long as no row of a permit is removed. Rows are removed once they have been free for a while, or with their
-//! slots. **A transaction that removes such rows counts the removal** before its end, after the rows are gone for
-//! itself. A count of permits that begins later finds the rows gone, or being removed. A count that began earlier
-//! stores its result under the former number of removals.
+//! From that count on a permit can be free in two ways only: its row says so, or its holder is dead and still has a
+//! row. The reason: permits go only to sessions that have slots, and a slot stays as long as its session has rows. All
+//! this holds as long as no row of a permit is removed. A row is removed once it has been free for a while, or with its
+//! permit. **A transaction that removes such rows counts the removal** before its end, after it has deleted the rows. A
+//! count of permits that begins later finds the rows gone, or being removed. A count that began earlier stores its
+//! result under the former number of removals.
 //!
 //! A semaphore is known by a hash of everything that its count depends on. The table keeps the newer one of two
 //! semaphores that fall on one entry. The hash begins with the random name of this start of shared memory: no user can
@@ -31,7 +31,7 @@ impl Shared {
         self.removals(home).fetch_add(1, Ordering::AcqRel);
     }
 
-    /// Returns what a semaphore is known by. The caller looks at its permits after that.
+    /// Returns the hash by which a semaphore is known. The caller looks at the permits after that.
     pub fn semaphore(&self, home: Home, resource: &str, slots: i32) -> Known {
         let mut hasher = DefaultHasher::new();
         let removals = self.removals(home).load(Ordering::Acquire);

@@ -22,7 +22,7 @@ impl Database {
         self.ends.iter().any(|ends| ends.load(Ordering::Relaxed) != 0)
     }
 
-    /// Returns how many ended sessions of each kind the log must tell of now; none if it has told just before.
+    /// Returns how many ended sessions of each kind the log must tell of now; none if it has told of some just before.
     pub fn ends_to_tell(&self, now: u64) -> [u32; 2] {
         let told = self.ends_told.load(Ordering::Relaxed);
         let is_time = self.has_ends_to_tell() && (told == 0 || now >= told + limits::TELL_OF_ENDS_EVERY);

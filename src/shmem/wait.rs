@@ -1,6 +1,6 @@
 //! Waiting for a session's revision. The waiter sleeps on the condition variable of the session's slot. A new revision,
-//! the end of the session or a timeout wakes it. It also wakes when its client is gone and would not read the answer. A
-//! waiter that offers help wakes, too, when its database has work and the worker has no process (see
+//! the end of the session or a timeout wakes it. If its client is gone, and would not read the answer, its backend
+//! ends. A waiter that offers help also wakes when its database has work and the worker has no process (see
 //! [`crate::worker`]). A process sleeps on one condition variable at most. So a call that waits for several sessions
 //! sleeps on its latch, which is noted for each of them.
 
@@ -14,8 +14,9 @@ use pgrx::pg_sys;
 use std::sync::atomic::Ordering;
 
 impl Shared {
-    /// Sleeps until the session's revision is greater than `revision`, the session has ended, or it is `until`. With
-    /// `helps` it also returns when the launcher asks waiting calls for help. The wait does not extend the session.
+    /// Sleeps until the session's revision is greater than `revision`, the session has ended, or the time `until` has
+    /// come. With `helps` it also returns when the launcher asks waiting calls for help. The wait does not extend the
+    /// session.
     pub fn wait_for_revision(
         &self,
         database: &Database,
@@ -42,7 +43,7 @@ impl Shared {
             }
             let span = until.min(seen.until).saturating_sub(clock::now());
             pause(span);
-            // The worker wakes other sessions, too; this call does it in case there is no worker.
+            // The worker also wakes other sessions; this call does so in case there is no worker.
             self.feed_others(database, clock::now());
         };
         // SAFETY: as above
@@ -51,8 +52,8 @@ impl Shared {
     }
 
     /// Sleeps until one of the sessions has ended or has a revision greater than the one beside it, or it is `until`.
-    /// With `helps` it also returns when the launcher asks for help. The caller has a place among the waiting calls,
-    /// whose end takes the notes of this away.
+    /// With `helps` it also returns when the launcher asks for help. The caller has a place among the waiting calls.
+    /// When it gives the place back, the notes that this function makes are removed.
     pub fn wait_for_any(&self, database: &Database, waited: &[(SlotRef, u64)], until: u64, helps: bool) {
         waited.iter().for_each(|(at, _)| self.listens(*at, true));
         loop {
@@ -80,8 +81,8 @@ impl Shared {
 }
 
 /// Sleeps for up to `span` microseconds, at most until the next check of the client. If the client is gone, this ends
-/// the backend as PostgreSQL does with `client_connection_check_interval`. An ERROR would be sent to that client: this
-/// fails, and logs as many lines again.
+/// the backend as PostgreSQL does with `client_connection_check_interval`. An ERROR would be sent to that client;
+/// sending it fails, and logs as many lines again.
 pub fn pause(span: u64) {
     unsafe extern "C-unwind" {
         fn pq_check_connection() -> bool;

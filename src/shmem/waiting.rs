@@ -2,8 +2,8 @@
 //!
 //! A pooler has few connections, and each waiting call keeps one. If waiting calls had all of them, the heartbeats of
 //! all sessions would stand in line before the pooler, and sessions would expire. So few calls wait, and the others are
-//! told to come back later. They get turns, one each [`limits::RETRY_EVERY`]: a handful is back soon, and thousands ask
-//! no oftener than their heartbeats are due. Nothing here knows PostgreSQL.
+//! told to come back later. Refused calls get turns, one each [`limits::RETRY_EVERY`]. A few calls are back soon;
+//! thousands ask no more often than their heartbeats are due. Nothing here knows PostgreSQL.
 
 use crate::base::limits;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -86,7 +86,7 @@ mod tests {
         assert_eq!(turns[0], limits::FIRST_RETRY);
         assert!(turns[..100].windows(2).all(|two| two[1] - two[0] == limits::RETRY_EVERY));
         assert!(turns[200..].iter().all(|turn| *turn == LONGEST));
-        // Those who come back find turns after the last one.
+        // Calls that come back find turns after the last one.
         assert_eq!(waiting.turn_in(NOW + LONGEST, LONGEST), limits::FIRST_RETRY);
     }
 

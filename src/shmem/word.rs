@@ -12,9 +12,10 @@
 //! | `Dead`          | bury (its rows are gone) | `Gone`, same time                               |
 //! | `Gone`          | reclaim, past            | `Free`                                          |
 //!
-//! No step leads from `Dead` to `Alive`. The count grows with each session that the slot has. Without it a process that
-//! was stopped after it read one session's word could take a later session's word, with the same deadline, for that
-//! word. Times are microseconds of `CLOCK_BOOTTIME`. Nothing here knows PostgreSQL.
+//! No step leads from `Dead` to `Alive`. The count grows with each session that the slot has. Without the count, a
+//! process that is stopped after it has read one session's word could mistake the word of a later session, with the
+//! same deadline, for the one that it has read. Times are microseconds of `CLOCK_BOOTTIME`. Nothing here knows
+//! PostgreSQL.
 
 /// Low bits of the word that hold the state; above them is the count.
 const STATE_BITS: u32 = 3;
@@ -29,7 +30,8 @@ pub enum State {
     Free,
     /// The session has its leases until its deadline.
     Alive,
-    /// The session's own end is being committed. Calls are answered with what is left, and no heartbeat extends it.
+    /// The session's own end is being committed. Calls are answered with the remaining time, and no heartbeat extends
+    /// it.
     Frozen,
     /// The session has ended. The worker removes the rows that may remain of it.
     Dead,
@@ -131,8 +133,8 @@ impl Word {
         }
     }
 
-    /// Returns the word of a session that only the transaction that opened it has ever seen. No call is told of that
-    /// session.
+    /// Returns the word of a session that only the transaction that opened it has ever seen. To any other call that
+    /// session is unknown.
     pub fn erase(self) -> Option<Word> {
         self.end(true, 0, 0)
     }

@@ -4,15 +4,15 @@
 //! Once per interval the confirmer writes one record of WAL without content, flushes it, and checks until the
 //! synchronous standbys have acknowledged it. The next confirmation is due an interval after the start of this one. The
 //! confirmer is connected to no database, so it blocks none. It takes no transaction id and marks the record as
-//! unimportant: for it an idle server makes no checkpoints, and archives no WAL.
+//! unimportant: an idle server makes no checkpoint for it, and archives no WAL.
 //!
 //! The confirmer does not wait as a commit does, in PostgreSQL's queue of processes that wait for standbys. A process
-//! in that queue does not answer requests to all processes, so CREATE and DROP DATABASE would wait for the standbys,
-//! too. Also, a cancel would end the wait, and the process would not see changed settings.
+//! in that queue does not answer requests to all processes, so CREATE and DROP DATABASE would also wait for the
+//! standbys. Also, a cancel would end the wait, and the process would not see changed settings.
 //!
 //! The launcher starts the confirmer while the setting is not zero and there are standbys to ask. It ends the confirmer
-//! when either is no longer so, and when it exits itself. Without standbys to ask, the launcher itself confirms. If two
-//! confirmers ever run at a time, both tell the truth.
+//! when one of the two changes, and when it exits itself. Without standbys to ask, the launcher itself confirms. If two
+//! confirmers ever run at the same time, the confirmations of both are true.
 
 use super::{handle_signals, report_activity, report_idle, sleep, start};
 use crate::base::{limits, settings};
@@ -36,7 +36,7 @@ pub extern "C-unwind" fn eskit_lease_confirmer_main(_argument: pg_sys::Datum) {
     // SAFETY: as above; without a database, so that pg_stat_activity shows it
     unsafe { pg_sys::BackgroundWorkerInitializeConnection(std::ptr::null(), std::ptr::null(), 0) };
     let Ok(shared) = shared() else { return };
-    // The launcher ends this process, too, but may be held up. Without an interval it would write one record after
+    // The launcher also ends this process, but may be held up. Without an interval it would write one record after
     // another.
     while confirm::is_on() {
         let began = clock::now();
@@ -160,8 +160,8 @@ impl Keeper {
         self.short_of_slots = failed;
     }
 
-    /// Logs when no confirmation has come for as long as the shortest session lives, and when they come again. Returns
-    /// when to look again.
+    /// Logs when no confirmation has come for the shortest TTL, or for two intervals if that is longer; and when
+    /// confirmations come again. Returns when to look again.
     fn tell(&mut self, shared: &Shared, now: u64) -> u64 {
         let last = shared.confirmed().unwrap_or(0).max(self.since);
         let limit = u64::from(settings::MIN_TTL.get().cast_unsigned()) * 1_000;

@@ -1,4 +1,4 @@
-//! A database worker: makes passes over one database until there is nothing to do.
+//! A database worker: does runs over one database until there is nothing to do.
 
 use super::{
     Due, each_post_due, each_session_due, handle_signals, report_activity, report_idle, sleep, without_timeouts,
@@ -33,7 +33,8 @@ pub extern "C-unwind" fn eskit_lease_database_main(argument: pg_sys::Datum) {
     }
     without_timeouts();
     let Ok(shared) = shared() else { return };
-    // A database may be forgotten while a session in it is being opened. That session then has no entry to be swept by.
+    // A database may be forgotten while a session in it is being opened. For the sweep of that session, this makes an
+    // entry.
     let Some(index) = shared.register_for(oid.to_u32(), my_latch()) else { return };
     let database = &shared.databases[index];
     seam::i_am_a_worker();
@@ -61,13 +62,13 @@ fn leave(database: &Database, finished: bool) {
     database.worker.store(std::ptr::null_mut(), Ordering::Release);
 }
 
-/// What a worker remembers between passes. An error ends the process, so nothing is remembered of a pass that failed.
+/// What a worker remembers between runs. An error ends the process, so nothing is remembered of a run that failed.
 struct Known {
     looked: Looked,
     retired: Progress,
 }
 
-/// Makes passes until there is nothing to do, or until the rest must be retried later.
+/// Does runs until there is nothing to do, or until the rest must be retried later.
 fn serve(shared: &'static Shared, database: &'static Database) {
     let oid = database.oid.load(Ordering::Acquire);
     let began = clock::now();
@@ -94,7 +95,7 @@ fn serve(shared: &'static Shared, database: &'static Database) {
             break;
         } else if of_sessions <= now || of_posts <= now && gather_until <= now {
             if !pass_over(shared, database, of_sessions <= now, &mut known) {
-                // The database may have been forgotten, and its entry may be another's.
+                // The database may have been forgotten, and its entry may be another database's.
                 if shared.known_database(oid).is_some_and(|entry| std::ptr::eq(entry, database)) {
                     leave(database, false);
                 }
@@ -102,7 +103,7 @@ fn serve(shared: &'static Shared, database: &'static Database) {
             }
             let now = clock::now();
             (stay_until, gather_until) = (now + limits::WORKER_LINGER, now + limits::WORKER_GATHER);
-            // Handles interrupts and settings between two passes, however many passes follow.
+            // Handles interrupts and settings between two runs, however many follow.
             sleep(0);
         } else if of_posts <= now {
             // Pauses even if the latch is set.
@@ -158,8 +159,8 @@ fn posts_due(shared: &Shared, oid: u32, now: u64) -> u64 {
     due.earliest().unwrap_or(u64::MAX)
 }
 
-/// Makes one pass, tells listeners of it, and runs retention if it is time. Returns false if the extension is not in
-/// this database.
+/// Does one run, tells listeners what it has changed, and does retention if it is time. Returns false if the extension
+/// is not in this database.
 fn pass_over(shared: &'static Shared, database: &Database, anybody_due: bool, known: &mut Known) -> bool {
     let now = clock::now();
     report_activity(c"eskit_lease: hand-over and sweep");
@@ -176,7 +177,7 @@ fn pass_over(shared: &'static Shared, database: &Database, anybody_due: bool, kn
     true
 }
 
-/// Makes one pass, and returns what it has done; `None` if the extension is not in this database, so that there is
+/// Does one run, and returns what it has done; `None` if the extension is not in this database, so that there is
 /// nothing to do.
 fn work(shared: &'static Shared, database: &Database, anybody_due: bool, looked: &mut Looked) -> Result<Option<Pass>> {
     if catalog::home_if_any().is_none() {
@@ -193,8 +194,8 @@ fn retire(shared: &'static Shared, now: u64, at_once: bool, progress: &mut Progr
     Ok(())
 }
 
-/// Tells listeners, in a transaction of its own. If the queue of notifications is full the hint cannot be given. That
-/// must not undo the pass.
+/// Tells listeners, in a transaction of its own. If the queue of notifications is full, they cannot be told. That must
+/// not undo the run.
 fn tell(shared: &'static Shared, database: &Database, pass: &Pass) {
     if !notify::has_news(database, pass) {
         return;
@@ -209,7 +210,7 @@ fn tell(shared: &'static Shared, database: &Database, pass: &Pass) {
             // SAFETY: the error has been caught, and its transaction must still be cleaned up
             unsafe { pg_sys::AbortCurrentTransaction() };
             pgrx::log!("eskit_lease: listeners could not be notified, who find out with their next call: {message}");
-            // No client can listen meanwhile. A retry at once would only fill the log.
+            // Until the queue has room, a retry would only fill the log.
             sleep(limits::WORKER_LINGER / 10);
         })
         .execute();
@@ -237,14 +238,14 @@ fn transaction<T>(work: impl FnOnce() -> Result<T>) -> T {
         pg_sys::XactReadOnly = false;
         pg_sys::XactDeferrable = false;
         pg_sys::XactIsoLevel = pg_sys::XACT_READ_COMMITTED as i32;
-        // DROP EXTENSION locks the extension first, and then the tables in an order of its own. So this locks the
-        // extension first, too: the two never deadlock.
+        // DROP EXTENSION locks the extension first, and then the tables in an order of its own. So this also locks the
+        // extension first: the two never deadlock.
         catalog::lock_extension();
         pg_sys::PushActiveSnapshot(pg_sys::GetTransactionSnapshot());
         let result = pg_sys::panic::ErrorReportable::unwrap_or_report(work());
         pg_sys::PopActiveSnapshot();
         pg_sys::CommitTransactionCommand();
-        // Else autovacuum would hear of the dead rows only when this worker exits.
+        // Otherwise autovacuum would learn of the dead rows only when this worker exits.
         pg_sys::pgstat_report_stat(false);
         result
     }

@@ -107,7 +107,7 @@ struct Launcher {
     reclaim_at: u64,
     /// When prepared transactions were last looked at.
     watched_at: u64,
-    /// When databases in use were last counted; and whether the launcher has warned that nearly all places are in use.
+    /// When databases in use were last counted; and whether the launcher has warned that nearly all entries are in use.
     room_looked_at: u64,
     warned_of_room: bool,
     /// The turn in which PostgreSQL last had no slot for a worker.
@@ -137,7 +137,7 @@ impl Launcher {
         let later = each_session_due(self.shared, now, |database, at| due.entry(database).or_default().at(at));
         let no_sessions = due.is_empty() && !later;
         each_post_due(self.shared, now, |database, at| due.entry(database).or_default().at(at));
-        // Rows may be kept for weeks.
+        // What is due may be weeks away: the removal of kept rows.
         let nothing_soon = due.values().all(|due| due.earliest().is_none_or(|at| at > now + limits::LAUNCHER_IDLE));
         next.at(now
             + if no_sessions && nothing_soon && self.visits.are_over() {
@@ -182,7 +182,7 @@ impl Launcher {
         next.earliest().unwrap_or(now + limits::LAUNCHER_TICK)
     }
 
-    /// Warns once when more than nine in ten of the places for databases are in use.
+    /// Warns once when more than nine in ten of the regular entries for databases are in use.
     fn warn_of_room(&mut self, now: u64) {
         let taken = |database: &&Database| database.oid.load(Ordering::Acquire) != 0;
         let (places, in_use) = (self.shared.places(), self.shared.databases.iter().filter(taken).count());
@@ -203,7 +203,8 @@ impl Launcher {
         self.warned_of_room = few_left;
     }
 
-    /// Asks a waiting call in each of these databases to do what is due there.
+    /// Asks a waiting call in each of these databases to do what is due there. Withdraws the request in any other
+    /// database.
     fn ask_for_help(&self, unserved: &BTreeSet<u32>, now: u64) {
         for database in self.shared.databases {
             let oid = database.oid.load(Ordering::Acquire);
@@ -280,8 +281,8 @@ impl Launcher {
         self.workers.retain(|_, worker| !worker.handle.is_null() || now < worker.not_before + limits::LAST_START_WAIT);
     }
 
-    /// When all entries are taken, gives back those of dropped databases, without waiting for their sessions'
-    /// deadlines.
+    /// When all regular entries are taken, gives back the entries of dropped databases, without waiting for their
+    /// sessions' deadlines.
     fn forget_dropped(&self) {
         if self.shared.is_full() {
             self.shared.forget_dropped(|mut known| {

@@ -12,13 +12,13 @@
 //! not make them fail. A worker that has the locks of bridges is the exception: it stays, and takes no part in the
 //! turns (see [`crate::bridge::tend`]).
 //!
-//! PostgreSQL's slots for such processes are shared with parallel queries and others. If a worker finds none, the
-//! launcher looks for one every 50 ms, and running workers leave as if they had to take turns. In each database with
-//! work a session_wait is woken, and does the pass itself (see [`crate::ending::waiter_pass`]). The session_wait must
-//! be outside of a transaction block, and answers when the pass is done. Only databases without such a call wait for
-//! their turn.
+//! PostgreSQL's slots for such processes are shared with parallel queries and others. If there is none for a worker,
+//! the launcher looks for one every 50 ms, and running workers leave as if they had to take turns. In each database
+//! with work a session_wait is woken, and does the run itself (see [`crate::ending::waiter_pass`]). The session_wait
+//! must be outside of a transaction block, and answers when the run is done. Only databases without such a call wait
+//! for their turn.
 //!
-//! If standbys must confirm that this is the primary, the launcher keeps a [`confirmer`], too.
+//! If standbys must confirm that this is the primary, the launcher also keeps a [`confirmer`].
 //!
 //! No answer depends on the launcher or on a worker. An ERROR or pg_terminate_backend ends the process. PostgreSQL
 //! starts the launcher again after a second, and the launcher starts database workers while there is work.
@@ -54,10 +54,11 @@ impl Due {
 }
 
 /// Visits each session that becomes due while a worker stays, with its database and the time. A session is due at its
-/// deadline, for the sweep of its rows, or to be woken for work items. Makes sessions dead that are past their
-/// deadline. Returns whether other sessions may become due later.
+/// deadline, for the sweep of its rows, or to be woken for work items. Sessions that are past their deadline become
+/// dead. Returns whether other sessions may become due later.
 pub fn each_session_due(shared: &Shared, now: u64, mut visit: impl FnMut(u32, u64)) -> bool {
-    // The launcher looks again after LINGER at the latest, and starts a worker before what is due then.
+    // The launcher looks again after `WORKER_LINGER` at the latest, and starts a worker a little before something is
+    // due.
     let (by, mut beside) = (now + limits::WORKER_LINGER + 2 * limits::WORKER_AHEAD, false);
     let later = shared.each_due(by, now, |_, home, word, due| {
         let due = match word.state() {
@@ -74,7 +75,8 @@ pub fn each_session_due(shared: &Shared, now: u64, mut visit: impl FnMut(u32, u6
     later || beside
 }
 
-/// Visits everything else that becomes due: resources in the ring, and databases to be looked through.
+/// Visits everything else that becomes due: resources in the ring, and in each database a rescan, the waking of
+/// sessions for items, and retention.
 pub fn each_post_due(shared: &Shared, now: u64, mut visit: impl FnMut(u32, u64)) {
     shared.each_dirty(&mut visit);
     for database in shared.databases {
@@ -105,7 +107,7 @@ pub fn sleep(span: u64) {
     }
 }
 
-/// Returns the library that background workers must load: this one, by the file that it was loaded from. PostgreSQL
+/// Returns the library that background workers must load: this one, by the file from which it was loaded. PostgreSQL
 /// would search for its short name, and might find another file by now (see [`crate::pg::version`]).
 fn library() -> String {
     let mut found = std::mem::MaybeUninit::<libc::Dl_info>::zeroed();
@@ -165,7 +167,7 @@ fn start(name: &str, kind: &str, function: &str, argument: u32) -> *mut pg_sys::
         bgw_start_time: pg_sys::BgWorkerStartTime::BgWorkerStart_RecoveryFinished,
         bgw_restart_time: pg_sys::BGW_NEVER_RESTART,
         bgw_main_arg: pg_sys::Datum::from(argument),
-        // SAFETY: a plain read; the launcher hears of the process's start and end
+        // SAFETY: a plain read; PostgreSQL tells the launcher of the process's start and end
         bgw_notify_pid: unsafe { pg_sys::MyProcPid },
         ..Default::default()
     };

@@ -1,7 +1,7 @@
-//! Visits: the databases that the launcher must still have looked into.
+//! Visits: the databases into which the launcher must still send a worker.
 //!
 //! After a start of the server every database is visited once: shared memory does not know what rows it has. Later a
-//! database may give up its entry (see [`crate::shmem::databases`]) while it keeps rows for a while. It is visited when
+//! database may give up its entry (see [`crate::shmem::places`]) while it keeps rows for a while. It is visited when
 //! the first of these rows must be removed.
 //!
 //! A visit needs an entry and a worker. As many visits begin at a time as there may be workers. Each turn of the
@@ -18,7 +18,7 @@ pub struct Visits {
     shared: &'static Shared,
     /// Databases to look into as soon as there is room.
     unvisited: BTreeSet<u32>,
-    /// When to remove rows that a database keeps for a while. Databases that have given up their entries are here, too.
+    /// When to remove rows that a database keeps for a while. This includes databases that have given up their entries.
     kept_until: HashMap<u32, u64>,
 }
 
@@ -27,7 +27,7 @@ impl Visits {
         Self { shared, unvisited: unvisited.collect(), kept_until: HashMap::new() }
     }
 
-    /// Returns whether each database has been given its visit.
+    /// Returns whether no database waits for its visit.
     pub fn are_over(&self) -> bool {
         self.unvisited.is_empty()
     }
@@ -65,7 +65,7 @@ impl Visits {
         }
     }
 
-    /// Notes that the visit to a database has failed. Others may use its entry until the next try, at `again`.
+    /// Notes that the visit to a database has failed. Other databases may use its entry until the next try, at `again`.
     pub fn failed(&mut self, database: &Database, again: u64) {
         let oid = database.oid.load(Ordering::Acquire);
         if self.shared.end_visit(database, true) {
@@ -73,10 +73,10 @@ impl Visits {
         }
     }
 
-    /// Ends visits that have found nothing to stay for, so that others get the entries.
+    /// Ends visits that have found nothing to stay for, so that other databases get the entries.
     fn end_visits(&mut self) {
         for database in self.shared.databases.iter().filter(|known| known.is_visited()) {
-            // Once its worker has left, the time of its kept rows is final.
+            // Once its worker has gone, the time of its kept rows is final.
             if database.worker.load(Ordering::Acquire).is_null() {
                 self.remember(database);
                 self.shared.end_visit(database, false);

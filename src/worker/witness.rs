@@ -3,16 +3,16 @@
 //! When the whole machine pauses (suspended, frozen, starved) no client can send a heartbeat. Sessions then get that
 //! time back. When only the launcher stands still (stopped, traced, starved alone), clients and sessions live and
 //! expire as ever. Then no time is given back: an expired session stays expired. The launcher cannot tell the two apart
-//! by itself. On an idle server no other process runs that it could ask.
+//! by itself. On an idle server there is no other process to ask.
 //!
 //! So the launcher forks a child. The child takes no worker slot, has no shared memory of PostgreSQL's, and runs none
 //! of PostgreSQL's code. It wakes every [`limits::WITNESS_BEAT`]. On a page shared with the launcher it writes when it
 //! woke, and its last pause. If the launcher wakes too late, the machine was paused for the time in which both stood
-//! still. Without a child nothing is known, and no time is given back.
+//! still. Without a child the launcher cannot know this, and no time is given back.
 //!
 //! The child ends with its parent, however the parent ends: the kernel sends the child a signal. The child always exits
-//! by itself, with status zero. In a container the postmaster may be process 1, which inherits the child. It would take
-//! any other end for the crash of a backend.
+//! by itself, with status zero. In a container the postmaster may be process 1, which inherits the child. The
+//! postmaster would take any other end for the crash of a backend.
 
 use crate::base::limits;
 use crate::pg::clock;
@@ -117,7 +117,8 @@ extern "C" fn leave(_signal: libc::c_int) {
 /// Runs the child, to its end. The child begins as a copy of the launcher. It gives up the launcher's files and shared
 /// memory, and then makes only system calls.
 ///
-/// # Safety The process has just been forked, and all signals are blocked.
+/// # Safety
+/// The process has just been forked, and all signals are blocked.
 unsafe fn watch(page: &Page, parent: libc::pid_t) -> ! {
     unsafe extern "C" {
         fn PGSharedMemoryDetach();

@@ -66,7 +66,7 @@ impl Consumer {
         self.ask(name, false, "already_held").await?.ok_or_else(|| "no fence".into())
     }
 
-    /// Takes a place in line. Returns the revision to wait for a change of.
+    /// Takes a place in line. Returns the revision whose change the consumer must wait for.
     pub async fn queue(&self, name: &str) -> Result<i64> {
         let revision = self.heartbeat().await?.revision; // from before it asks: a grant in between is no news to a later one
         self.ask(name, true, "queued").await?;

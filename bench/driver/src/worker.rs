@@ -13,7 +13,7 @@ pub enum Operation {
     Heartbeat,
     /// Acquires a new name and releases it
     AcquireRelease,
-    /// Has the holder ask again
+    /// The holder asks again
     Reacquire,
 }
 

@@ -34,13 +34,12 @@ fn soon<T: Future>(answer: T) -> Timeout<T> {
     timeout(Duration::from_secs_f64(*TTL), answer)
 }
 
-/// Returns the revision of the session, when it was asked for, and how long the session may be trusted from then on.
+/// Returns the session's revision, when it was asked for, and its trust from then on. Sleeps here if too many calls wait.
 async fn ask(db: &Client, sql: &str, values: &[Value<'_>]) -> Result<(i64, Instant, Duration)> {
     let asked = Instant::now(); // (3) from before the call, as the answer may be long on its way
     let answer = soon(db.query_typed_one(sql, values)).await??;
     match answer.get("reason") {
         reason if !answer.get::<_, bool>("alive") => return Err(format!("the session has ended: {reason}").into()),
-        // Answered at once, as too many are waiting: wait here.
         "wait_limit" => sleep(Duration::from_millis(answer.get::<_, i32>("retry_ms").try_into()?)).await,
         _ => (),
     }

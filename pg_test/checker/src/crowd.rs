@@ -37,7 +37,7 @@ impl Crowd {
         Crowd { processes: Vec::new(), seed, database: database.to_owned(), history: history.to_owned(), born: 0 }
     }
 
-    /// Returns the file that a client writes to.
+    /// Returns the file to which a client writes.
     fn file(&self, name: &str) -> PathBuf {
         PathBuf::from(format!("{}.{name}", self.history.display()))
     }

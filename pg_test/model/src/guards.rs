@@ -7,7 +7,7 @@ pub enum Guard {
     AtomicExpiry,
     /// A commit posts the resources that its transaction has noted.
     CommitPosts,
-    /// An abort posts its transaction's noted resources, too.
+    /// An abort also posts the resources that its transaction has noted.
     AbortPosts,
     /// An abort that thaws a session asks for a rescan: others may have passed the session over.
     ThawRescans,
@@ -39,8 +39,8 @@ pub enum Guard {
     /// A session that takes a lease from a dead one writes a row of the death, so the dead session stays dead over a
     /// restart.
     DeathIsWritten,
-    /// A prepared transaction that has taken a dead session's lease keeps it dead until the row of the death is
-    /// visible.
+    /// A prepared transaction that has taken a dead session's lease keeps that session dead until the row of the death
+    /// is visible.
     PreparedKeepsDead,
     /// A transaction that grants holds G of the grantee in share mode; one that ends the grantee holds it exclusively.
     GranteeIsLocked,
@@ -75,7 +75,8 @@ pub enum Guard {
     RescanEndsOrphans,
     /// A rescan finds a session that was swept before its opening was committed.
     LateOpeningRescans,
-    /// A successor gets its predecessor's lease in grace under a new fence. From here on: [`crate::succession`].
+    /// A successor gets its predecessor's lease in grace under a new fence. This guard and the following ones are those
+    /// of [`crate::succession`].
     SuccessorGetsNewFence,
     /// The successor holds F of the old fence to the end of its transaction. Without: it tests F.
     GraceFenceIsHeld,

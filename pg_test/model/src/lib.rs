@@ -45,14 +45,14 @@
 //! * **Rows** have one committed version and at most one other, since a transaction that changes a row has locked it.
 //!   Every look is at the latest snapshot, as in the code.
 //! * **A call** has two steps if the code looks first and locks later, otherwise one. Between these the code only
-//!   reads, or acts under locks that the model has too. Clients are all alike, and a transaction is for one session.
-//! * **Fences and places** are numbers. Only their order matters, and the model keeps only the numbers apart that its
+//!   reads, or acts under locks that the model also has. Clients are all alike, and a transaction is for one session.
+//! * **Fences and places** are numbers. Only their order matters, and the model tells apart only the numbers that its
 //!   state still knows. Released rows always stay here; in the code they stay for row_retention.
 //! * **Names**: sessions may be exchanged, and so may resources (see [`canon`]). A session without a trace makes room
 //!   for a new one.
 //! * **Not here**: drains, notifications, several places of one session in one queue, and the snapshot of a fenced
-//!   transaction. Savepoints are not here either, since a rollback to one posts as an abort does. Nor are groups, whose
-//!   hand-over makes the same grants.
+//!   transaction. Savepoints are left out because a rollback to one posts as an abort does. Groups are left out because
+//!   their hand-over makes the same grants.
 //!
 //! Grace, take-over by name and permits have a model of their own, [`succession`]. Together with all of this they would
 //! make too many states.

@@ -48,7 +48,7 @@ impl System {
     }
 
     /// `slot_of` of a session that is kept dead: makes a dead slot. The session stays dead even if the transaction that
-    /// keeps it so fails.
+    /// keeps it dead fails.
     pub fn keep_dead(&self, state: &mut State, s: usize) -> bool {
         let session = &state.sessions[s];
         let found = session.word == Word::Free && session.row.is_committed() && self.is_kept_dead(state, s);
@@ -69,8 +69,8 @@ impl System {
         matches!(state.sessions[s].row, Fact::Deleting(_))
     }
 
-    /// Lets the deadline pass. A process that looks would take the step of `expire`; one that does not look sees no
-    /// difference. Without a slot, the deadline of the row passes. From here on no client trusts the session.
+    /// Lets the deadline pass, and takes the step of `Word::expire` at once: a process that looks would take it, and
+    /// others see no difference. Without a slot, the deadline of the row passes. From here on no client trusts the session.
     pub fn expire(&self, state: &mut State, s: usize) -> bool {
         let session = &mut state.sessions[s];
         let by_row = session.old

@@ -1,10 +1,10 @@
 //! The properties that hold in every state.
 //!
-//! The checker of stateright knows "in the end" only for paths without a cycle. So here it is a property of each state.
-//! Suppose that from a state on only the worker takes steps, and ended transactions tell of their end. Then every free
-//! resource is granted to its waiter, or an open transaction is in the way and will tell at its end. Every end of that
-//! transaction leads to a state with the same property. So the waiter gets a free resource as soon as clients leave the
-//! worker alone for some passes.
+//! The checker of stateright knows "in the end" only for paths without a cycle. So here the model states it as a
+//! property of each state. Suppose that from a state on only the worker takes steps, and ended transactions tell of
+//! their end. Then every free resource is granted to its waiter, or an open transaction is in the way and will tell at
+//! its end. Every end of that transaction leads to a state with the same property. So the waiter gets a free resource
+//! as soon as clients leave the worker alone for some passes.
 
 use crate::client::Verb;
 use crate::state::{Broken, CLIENTS, Fact, Phase, RESOURCES, SESSIONS, State, WORKER, Word};

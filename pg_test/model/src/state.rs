@@ -78,7 +78,7 @@ pub struct Session {
     /// A committed transaction has taken something from the dead session, so a row tells of its death.
     pub taken: bool,
     pub places: [Place; RESOURCES],
-    /// The leases that the session has been told that it holds, for a time that it may trust.
+    /// The leases that the session believes it holds: it was told so, for a time that it may trust.
     pub trusts: Set,
 }
 
@@ -165,7 +165,7 @@ pub struct State {
     pub boot: bool,
     /// A prepared transaction that is watched has ended.
     pub ended_prepared: bool,
-    /// A crash may have lost drawn fences, and none has been raised above them.
+    /// A crash may have lost drawn fences, and the fences have not been raised above those yet.
     pub lost: bool,
     pub transactions: [Transaction; CLIENTS + 1],
     pub left: Budget,
@@ -194,7 +194,7 @@ pub struct Broken {
 }
 
 impl Fact {
-    /// Returns whether a transaction sees the row: it is committed, or its own.
+    /// Returns whether a transaction sees the row, after its own changes.
     pub fn seen_by(self, x: usize) -> bool {
         match self {
             Fact::Absent => false,

@@ -25,7 +25,7 @@ pub struct System {
     pub calls_in_steps: bool,
     pub ends_in_steps: bool,
     pub passes_in_steps: bool,
-    /// The number of resources that the ring has room for.
+    /// The number of resources for which the ring has room.
     pub ring_size: usize,
 }
 

@@ -1,5 +1,5 @@
-//! Takes out each guard once: the model checker then finds the property that it protects broken, in a small system of
-//! its own. With the guard in place that system is explored to its end, and no property is broken.
+//! Takes out each guard once: the model checker then finds that the property which the guard protects is broken, in a
+//! small system of its own. With the guard in place that system is explored to its end, and no property is broken.
 //!
 //! Some guards are doubled by another: the system tolerates the loss of either one, but not of both.
 

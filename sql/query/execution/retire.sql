@@ -1,4 +1,4 @@
--- The condition of the index: done or resolved. An administrator must see all others first.
+-- Done or resolved, as the index has it. Failed keys and keys in doubt stay until they are resolved.
 WITH gone AS (
     DELETE FROM eskit_lease._executions
     WHERE ctid = ANY (ARRAY (

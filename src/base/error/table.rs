@@ -1,4 +1,4 @@
-//! Why a user's table can be neither bridged to nor fenced, and what to watch for there.
+//! Why a user's table cannot be bridged to, or cannot be fenced, and a warning about its columns.
 
 use super::report::{busy, report};
 use pgrx::pg_sys::panic::ErrorReport;

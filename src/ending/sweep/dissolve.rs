@@ -54,7 +54,8 @@ struct Dissolution<'a> {
     /// Whether this transaction ends the sessions; otherwise they are dead.
     ending: bool,
     sessions: &'a [Uuid],
-    /// The sessions, and dead ones whose successor inherits: a successor does not inherit claims.
+    /// The sessions whose claims are freed: `sessions`, and dead sessions whose successor inherits, since a successor
+    /// inherits no claims.
     claimers: &'a [Uuid],
     /// The sessions among them that release what they hold.
     letting_go: HashSet<Uuid>,
@@ -175,14 +176,15 @@ impl<'a> Dissolution<'a> {
     }
 
     /// Returns whether a lease may be freed. Leases are freed even before the looks have come to the end: a worker that
-    /// does not remember its progress would never get there. A lease that may be waited for stays until it is looked
-    /// at.
+    /// does not remember its progress would never come to the end. A lease that may be waited for stays until it is
+    /// looked at.
     fn can_be_freed(&self, name: &str, fence: i64) -> bool {
         if self.looks.are_spent() && line::may_be_waited_for(self.call, name) {
             return false;
         }
         // A grant of a free row does not ask for the old fence. So no lease is freed while a fenced transaction is
-        // open. Nor is one that is waited for: a dead holder is what has the worker come back.
+        // open. A lease that is waited for but could not be handed over stays as well: only its dead holder makes the
+        // worker come back.
         self.ending || !self.busy.contains(name) && Guard::Fence(fence).is_free()
     }
 

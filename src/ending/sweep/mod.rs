@@ -4,7 +4,7 @@
 //! No answer depends on a pass: a lease of a dead session is free in every query. A pass makes hand-overs prompt and
 //! deletes what the dead have left. First it hands over the leases that are waited for. Then come the other leases and
 //! the places of dead sessions. The session's row comes last, and only while G of the session is held exclusively. Then
-//! no transaction is granting to the session, and no lease can come after.
+//! no transaction is granting to the session, and none can grant it a lease later.
 //!
 //! A pass skips what other transactions have locked, and tries it again later. It is bounded by leases, not by
 //! sessions.

@@ -71,7 +71,7 @@ pub fn pass(call: &Call, most: usize, anybody_due: bool, looked: &mut Looked) ->
         let looked_at = dissolve_dead(call, &dead, most, looked, &mut pass)?;
         tend::look_again(call, pass.changed.keys());
         dead.retain(|session| looked_at.contains(session));
-        // This also notes sessions of which no lease was taken, but a membership, a claim, or what a successor
+        // This also notes sessions that lost no lease, but a membership, a claim, or something that a successor
         // inherited.
         call.seam().taken_from(&dead);
         let buried = bury(call, &dead, &mut pass);
@@ -196,7 +196,8 @@ fn bury(call: &Call, dead: &[Uuid], pass: &mut Pass) -> HashSet<Uuid> {
     let has_row = |table: &Table, session| table.scan(Sight::Latest, &[Key::Uuid(session)], |_, _| Some(())).is_some();
     done.retain(|session| !tables.iter().any(|table| has_row(table, *session)));
     pass.blocked |= !blocked.is_empty();
-    // This comes after the tables are read. A lease that goes into grace meanwhile is seen here or there.
+    // Graces are looked for after the tables are read: a lease that goes into grace meanwhile is found by one of the
+    // two.
     let count = done.len();
     done.retain(|session| !succession::leaves_grace(*session));
     pass.blocked |= done.len() < count;

@@ -29,7 +29,7 @@ pub(super) fn settle_sessions(call: &Call, flags: u32) -> Result<(Vec<Uuid>, boo
     let (mut dead, mut left, mut without_slot) = (Vec::new(), false, Vec::new());
     for chunk in sessions.chunks(limits::GRANT_BATCH) {
         for row in session::rows(chunk) {
-            // A session from before the restart gets its slot here, if no call has needed it yet.
+            // A session that was opened before the restart gets its slot here, if no call has needed it yet.
             match call.slot_of(&row) {
                 // No slot is free. The session lives by its row, and keeps what it holds until its time is over.
                 Err(_) => {
@@ -57,8 +57,8 @@ pub(super) fn settle_sessions(call: &Call, flags: u32) -> Result<(Vec<Uuid>, boo
     end_orphans(call, &sessions.into_iter().collect());
     death::tidy(call);
     dead.extend(call.db().run(&STRAYS, vec![Value::Long(limits::MAX_DEAD as i64)], |row| (row.uuid(1), 0, 0)));
-    // Each gets a dead slot, so that a pass comes back to it if another transaction has locked what it left. A
-    // tombstone does not bring a pass back.
+    // Each dead session gets a dead slot, so that a pass comes back to the session if another transaction has locked
+    // rows that it left. A tombstone does not bring a pass back.
     for (session, role, ttl_ms) in &dead {
         left |= call.shared.find(call.home, *session).is_some_and(|at| is_in_state(call, at, State::Gone));
         let (deadline, private, opened_by, frozen) = (clock::now(), false, 0, false);
@@ -96,8 +96,8 @@ fn is_in_state(call: &Call, at: SlotRef, state: State) -> bool {
     call.shared.look(at).is_some_and(|standing| standing.state == state)
 }
 
-/// Lets the server vouch again for a session that prepared transactions had granted to, from the next confirmation on,
-/// once all of them have ended. Returns false if it cannot tell yet whether they have.
+/// Once all prepared transactions that have granted to a session have ended, lets the server vouch for that session
+/// again, from the next confirmation on. Returns false if this call cannot tell yet whether they have ended.
 fn prove(call: &Call, at: SlotRef, flags: u32) -> bool {
     if !call.shared.is_promised(at) {
         return true;

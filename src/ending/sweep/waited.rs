@@ -5,9 +5,9 @@
 //! session comes to wait for it later, a transaction gives up what was in the way, or a pass could not hand it over.
 //! Progress need not be kept: a process that has forgotten it looks once more.
 //!
-//! The look finds the first in line, and the hand-over serves exactly that session. In between another session may
-//! become the first: one that took its place earlier and commits only now. To keep that time short, a page of leases is
-//! looked at, and handed over before the next.
+//! The look finds the first in line, and the hand-over serves exactly that session. Between the two, another session
+//! may become the first: one that took its place earlier and commits only now. To keep that time short, a page of
+//! leases is looked at, and handed over before the next.
 
 use crate::base::limits;
 use crate::call::Call;

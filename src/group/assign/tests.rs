@@ -139,7 +139,8 @@ fn shares_of_small_groups(members: &[&'static str], owners: &mut [Option<&'stati
     members.iter().map(|member| owners.iter().filter(|owner| **owner == Some(*member)).count()).collect()
 }
 
-/// Tests it also after one member has died and another has joined, and with members that join one by one.
+/// Tests that many small groups are shared fairly, even after one member has died and another has joined, and with
+/// members that join one by one.
 #[test]
 fn many_small_groups_are_shared() {
     let mut owners = [None; 100];

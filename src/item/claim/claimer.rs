@@ -27,7 +27,7 @@ pub(super) struct Claimer<'a> {
     pub(super) call: &'a Call,
     pub(super) queue: &'a Queue,
     pub(super) want: usize,
-    /// Drawn once there is an item to claim.
+    /// The fence of this claim, drawn once there is an item to claim.
     pub(super) fence: Option<i64>,
     pub(super) taken: Vec<Taken>,
     /// Bytes of the payloads of all items that are taken, or are being taken.
@@ -101,7 +101,7 @@ impl<'a> Claimer<'a> {
         if from_beginning { start.at_the_beginning() } else { start }
     }
 
-    /// Claims the row that the scan stands at, unless another transaction is changing it.
+    /// Claims the row at which the scan stands, unless another transaction is changing the row.
     pub(super) fn take(&mut self, items: &Table, row: &Tuple, partition: i32, place: i64) -> bool {
         let fence = self.fence();
         let attempt = row.required::<i32>(column::ATTEMPT).saturating_add(1);

@@ -1,17 +1,17 @@
 //! Claiming in order: what one call takes from a partition of a queue whose ordering is `key` or `fifo`.
 //!
-//! An item comes when it is added, or when it is due. A look goes through ready and due items together, in the order in
-//! which they came. So the first item of a key that it meets is the first of that key, and all others wait. The key's
-//! head decides about that first item (see [`crate::item::heads`]). Without a head, the item becomes it. If another
-//! item is the head, the look takes that one where it is, if it is free. In a `fifo` queue a head is the whole answer.
-//! Items that wait hold the floor. If many items wait, the floor may pass them: [`crate::item::next`] takes care of
-//! these.
+//! An item comes when it is added to the ready items, or when it becomes due. A look goes through ready and due items
+//! together, in the order in which they came. So the first item of a key that it meets is the first of that key, and
+//! all others wait. The key's head decides about that first item (see [`crate::item::heads`]). If the key has no head,
+//! the item becomes the head. If another item is the head, the look takes that one, if it is free. In a `fifo` queue, a
+//! look takes nothing beside a head. Waiting items hold the floor. If many wait, the floor may pass them (see
+//! [`crate::item::next`]).
 //!
-//! **What makes it right.** One at a time: a claim takes an item only if it has made or found the head of its key, and
-//! nothing is in flight. In order: an item becomes a head only if it was there when the look began. [`Moment`] says so,
-//! and the floors are read after it. Every item that was added before it was there too, and the look has met that item
-//! first, wherever it is now. Of items that are added during the look, it might see the later and miss the earlier one.
-//! So it leaves all of these to the next look: their addition begins a new turn of the lane.
+//! **What makes it right.** One at a time: a claim takes an item only if it has made or found the item as the head of
+//! its key, and no change of that head is in flight. In order: an item becomes a head only if it was there when the
+//! look began. A [`Moment`] tells this, and the floors are read after that moment. Every item that was added earlier
+//! was there as well, and the look has met that earlier item first, wherever it is now. Of two items that are added
+//! during the look, it might see only the later one. So both wait for the next look: adding them begins a new turn.
 //!
 //! The head is made first and the item taken after. If a transaction that does not claim has locked the item, the head
 //! is deleted again.
@@ -28,7 +28,8 @@ use std::collections::HashMap;
 /// A due item: its time, and its id.
 type Due = (i64, i64);
 
-/// Up to this many waiting items hold the floor. To step over them costs less than to move them above it one by one.
+/// Up to this many waiting items hold the floor. To step over them costs less than to move them above the floor one by
+/// one.
 const FEW: usize = 32;
 
 /// The result of a look at an item.
@@ -107,7 +108,7 @@ impl<'a, 'b> Look<'a, 'b> {
         Look { claimer, partition, heads, met: HashMap::new(), waiting: 0, moment, now, ready, due, found: Vec::new() }
     }
 
-    /// Claims. Returns the time before which it has nothing more, if that is known.
+    /// Claims. Returns the time before which the partition has nothing more, if that is known.
     pub(super) fn claim(mut self) -> Option<i64> {
         let head = match self.claimer.queue.order {
             Order::Fifo => self.heads.find(self.partition, ""),
@@ -216,7 +217,7 @@ impl<'a, 'b> Look<'a, 'b> {
         if self.claimer.fence == Some(claim) {
             return Meeting::Taken;
         }
-        // An item that a transaction is adding comes before no other.
+        // An item that an open transaction is adding makes no other item wait.
         if flight == Flight::Inserting {
             return Meeting::Stays;
         }
@@ -346,7 +347,7 @@ impl<'a, 'b> Look<'a, 'b> {
         }
     }
 
-    /// Claims the ready item that a walk stands at.
+    /// Claims the ready item at which a walk stands.
     fn take(&mut self, items: &Table, place: i64) -> bool {
         let taken = self.claimer.take(items, &items.row(), self.partition, place);
         if taken {
@@ -355,7 +356,7 @@ impl<'a, 'b> Look<'a, 'b> {
         taken
     }
 
-    /// Locks the due item that a walk stands at. It is claimed later, at the given place.
+    /// Locks the due item at which a walk stands. The item is claimed later, at the given place.
     fn lock_due(&mut self, later: &Table, due: Due, place: i64) -> bool {
         let locked = later.lock(later.row().tid(), false) == Locked::Mine;
         if locked {

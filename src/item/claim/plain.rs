@@ -6,8 +6,9 @@ use crate::pg::clock;
 use crate::pg::table::{Flight, Key, Locked, Sight, Table};
 
 impl Claimer<'_> {
-    /// Claims the ready items of a partition. `from_beginning`: this transaction has freed items below the floor.
-    /// Returns whether it has left none.
+    /// Claims the ready items of a partition. Returns whether the partition has no further item, neither free nor in
+    /// flight. `from_beginning`: whether the look begins below the floor, because this transaction has freed items
+    /// there.
     pub(super) fn ready(&mut self, partition: i32, from_beginning: bool) -> bool {
         let lane = lane(self.call, ITEMS, self.queue.number, partition);
         let start = self.start(lane, from_beginning);
@@ -41,7 +42,7 @@ impl Claimer<'_> {
         stop == i64::MAX
     }
 
-    /// Claims the due items of a partition. Returns the time before which no other becomes due, if that is known.
+    /// Claims the due items of a partition. Returns the time before which no other item becomes due, if that is known.
     pub(super) fn due(&mut self, partition: i32) -> Option<i64> {
         let lane = lane(self.call, LATER, self.queue.number, partition);
         let start = self.start(lane, false);

@@ -10,7 +10,7 @@ use crate::shmem::word::State;
 pub const SESSIONS_FULL: &str = "sessions_full";
 
 /// Returns the row of a session that may be granted something new, or the reason of the refusal. The session cannot end
-/// under the grant: this reads its row after it has taken the guard that its end needs.
+/// during the grant: this function first takes the guard that the session's end needs, and then reads the row.
 pub fn grantee(call: &Call, me: SlotRef) -> std::result::Result<SessionRow, &'static str> {
     if me.is_stand_in() { Err(SESSIONS_FULL) } else { holder(call, me) }
 }

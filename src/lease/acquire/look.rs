@@ -1,4 +1,4 @@
-//! The look before an acquire: who holds a resource, and what of it the session may get. A look locks no lease.
+//! The look before an acquire: who holds a resource, and what the session may get of it. A look locks no lease.
 
 use crate::base::error::Result;
 use crate::call::Call;
@@ -29,7 +29,7 @@ pub(super) struct Wanted {
     /// The session holds the lease already, has it in grace, or inherits it from a predecessor. The line does not
     /// matter then.
     pub own: bool,
-    /// The lease is in grace of this session, which takes it back under its fence.
+    /// The lease is in grace of this session, which takes it back under the fence that the lease has.
     pub takes_back: bool,
     /// The present row of a lease in grace that this session gets under a new fence.
     pub takes_over: Option<LeaseRow>,
@@ -58,8 +58,8 @@ pub(super) fn look_at_lease(call: &Call, me: SlotRef, probe: &Probe, holder: Opt
     }
 }
 
-/// Looks at a lease of a living holder. Returns `None` unless this session holds it, or the holder keeps it in grace
-/// for this session.
+/// Looks at a lease of a living holder. Returns `None` unless this session holds the lease, or the holder is a private
+/// session that keeps the lease in grace for this session.
 fn look_at_own(call: &Call, me: SlotRef, row: &LeaseRow, holder: &Holder) -> Option<Look> {
     let in_grace = holder.grace_of == Some(me.session());
     if row.session != Some(me.session()) && !in_grace {
@@ -87,8 +87,8 @@ pub(super) fn look_at_permits(call: &Call, me: SlotRef, resource: &str, declarat
     declaration::require_leasable(resource, declaration)?;
     let declared = Some((declaration.kind, declaration.slots));
     let spread = |mut choices: Vec<(i32, Option<LeaseRow>)>| {
-        // Sessions that come at the same time begin with different permits. A session that comes again begins with its
-        // last one.
+        // Sessions that ask at the same time usually begin with different permits. A session that asks again begins
+        // with the same permit, as long as the same permits are free.
         choices.sort_unstable_by_key(|(slot, _)| *slot);
         let first = me.session().as_bytes().iter().fold(0, |sum, byte| sum + usize::from(*byte)) % choices.len();
         choices.rotate_left(first);
@@ -100,7 +100,7 @@ pub(super) fn look_at_permits(call: &Call, me: SlotRef, resource: &str, declarat
         Glance::Unknown => (),
     }
     let permits = semaphore::survey(call, resource, declaration, &|_| false);
-    // A session that holds a permit gets no second one for a permit in grace.
+    // A session's own permit comes first, so it gets no second one out of grace.
     let mine = permits.held.iter().find(|(row, _)| row.session == Some(me.session()));
     // The session's own permit in grace comes before a predecessor's; the session may not have both.
     let let_go = permits.held.iter().find(|(_, who)| who.fencer == Some(me.session()));

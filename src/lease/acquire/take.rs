@@ -26,7 +26,7 @@ pub(super) struct Taking<'a> {
     pub answers: &'a mut [Answer],
 }
 
-/// The places of the session by resource, for resources where it is first in line or inherits.
+/// The places of the session by resource, for resources where it is first in line or takes a lease over from grace.
 type Places = HashMap<String, Vec<ItemPointerData>>;
 
 impl Taking<'_> {
@@ -62,8 +62,8 @@ impl Taking<'_> {
         });
     }
 
-    /// Refuses leases that others are in line for, and settles those in grace. Returns the session's places in line for
-    /// the rest.
+    /// Refuses leases for which other sessions are in line, and settles those in grace. Returns the session's places in
+    /// line for the rest.
     fn wait_for_turn(&mut self, consumer: &str) -> Places {
         let (mut line, me) = (line::first_in_line(self.call, self.names(|_| true)), self.me.session());
         if line.first.values().any(|first| first.session != me) {
@@ -137,8 +137,8 @@ impl Taking<'_> {
                     if let Some(lease) = want.takes_over {
                         grace::leave(&lease);
                     }
-                    // A fenced transaction of the dead holder may be in the way. When it ends, the worker serves a
-                    // session that has a place; a session without one must ask again.
+                    // A fenced transaction of the dead holder may be in the way. When that transaction ends, the worker
+                    // serves a session that has a place; a session without a place must ask again.
                     if places.contains_key(resource) {
                         call.seam().in_vain(resource);
                     }

@@ -35,8 +35,8 @@ fn by_session() -> BySession {
     BySession::open(TABLE, c"_waiters_session", RESOURCE, PLACE)
 }
 
-/// Returns the places of sessions in the lines of resources, pair by pair. Looks them up by key, not by a statement: a
-/// statement's plan may be older than the first waiter, and then it reads all places.
+/// Returns the places of sessions in the lines of resources, pair by pair. Looks them up by key, not by a statement:
+/// the plan of a statement may be older than the first waiter, and would then read all places.
 pub fn places(resources: &[&str], sessions: &[Uuid]) -> Places {
     let (table, mut places) = (by_session(), Places::new());
     for (resource, session) in resources.iter().zip(sessions) {

@@ -12,8 +12,8 @@ use pgrx::pg_sys::ItemPointerData;
 use std::cell::Cell;
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-/// The first in line for a resource. Or a session that may not be granted to, but whose place is a successor's: then no
-/// session behind it is first.
+/// The first in line for a resource. It may also be a session that is granted nothing, but whose place belongs to its
+/// successor: no session behind that place is first.
 pub struct First {
     pub session: Uuid,
     /// All places of the session in the line, if the walk to the first of them has reached the end of the line.
@@ -30,7 +30,7 @@ pub struct Line {
 }
 
 impl Line {
-    /// Puts a session first where one of `left` is, the dead predecessors whose places are the session's.
+    /// Puts a session first wherever one of `left` is. `left`: the dead predecessors whose places are the session's.
     pub fn inherit(&mut self, left: &[Uuid], session: Uuid) {
         let inherited = self.first.iter_mut().filter(|(_, first)| left.contains(&first.session));
         for (resource, first) in inherited {
@@ -46,7 +46,7 @@ pub fn first_in_line(call: &Call, resources: Vec<&str>) -> Line {
     next_in_line(call, resources, &HashSet::new())
 }
 
-/// Returns the first in line for each of the resources, where the sessions `but` may not be granted to.
+/// Returns the first in line for each of the resources, if the sessions `but` may be granted nothing.
 pub fn next_in_line(call: &Call, resources: Vec<&str>, but: &HashSet<Uuid>) -> Line {
     let table = call.waiters();
     // Usually no session waits for the resource, or for any. A look at the index tells that faster than a scan.
@@ -60,8 +60,8 @@ pub fn next_in_line(call: &Call, resources: Vec<&str>, but: &HashSet<Uuid>) -> L
     Line { first, leaving: lines.leaving }
 }
 
-/// The lines, walked one after the other. The walks ask only once whether a session may be granted to, because many
-/// resources may have few waiters. The answer holds only during these walks.
+/// The lines, walked one after the other. The walks ask only once for each session whether it may be granted a lease,
+/// because the same few sessions may wait for many resources. The answer holds only during these walks.
 pub struct Lines<'a> {
     call: &'a Call,
     but: Option<&'a HashSet<Uuid>>,
@@ -73,7 +73,7 @@ pub struct Lines<'a> {
 /// What a walk needs to know of a session that has a place.
 #[derive(Clone, Copy)]
 struct Turn {
-    /// Whether no session behind this one may be served: this one may be granted to, or its successor may.
+    /// Whether no session behind this one may be served: this one may be granted the resource, or its successor may.
     has: bool,
     /// Whether its places may have moved to a successor since the walk began. A take-over that moves places has deleted
     /// the row of their session, at the latest in the same transaction. So while that row exists, the places are where
@@ -82,7 +82,7 @@ struct Turn {
 }
 
 impl Lines<'_> {
-    /// `but`: sessions that may not be granted to.
+    /// `but`: sessions that may be granted nothing.
     pub fn of<'a>(call: &'a Call, but: Option<&'a HashSet<Uuid>>) -> Lines<'a> {
         Lines { call, but, turns: FnvHashMap::default(), leaving: Vec::new() }
     }
@@ -113,9 +113,9 @@ impl Lines<'_> {
                 has_row.set(row.is_some());
                 row.is_some_and(|row| call.is_eligible(&row))
             };
-            // The order of these checks matters. If a take-over is rolled back meanwhile, the checks see it open, or
-            // see that its session lives. A session that was left out for such an end also counts; its guard is
-            // released a little later.
+            // The order of these checks matters. If a take-over is rolled back meanwhile, the checks see the take-over
+            // open, or see that the session lives. A session that was left out because of a take-over also keeps its
+            // turn; its guard is released a little after the rollback.
             let has = !is_left_out && lives()
                 || succession::has_successor(call, *session)
                 || lives() && !(is_left_out && session::ending::is_ending(*session));

@@ -1,8 +1,8 @@
 //! The leases by holder, and the free slots of a name.
 //!
 //! Former leases of a session stay in the index by sessions while an old snapshot is open. If a walk meets an old
-//! version of a seat there, it asks the index by seats who holds it, and goes on behind it. A semaphore's free permits
-//! are read from the end of their index, where those granted last are.
+//! version of a seat in that index, it asks the index by seats which session holds the seat, and goes on with the next
+//! seat. A semaphore's free permits are read from the end of their index, which has those with the greatest fences.
 
 use super::{LeaseRow, Leases, Probe, Seat, column};
 use crate::pg::catalog;
@@ -59,7 +59,7 @@ impl Held {
         let mut from = from;
         loop {
             let key = [Key::Uuid(session), Key::Text(resource), Key::IntFrom(from)];
-            // Before 0.3.0 the index had no slots; then the first look shows all of them.
+            // Before 0.3.0 the index did not have the slot; then the first look shows all slots.
             let key = &key[..key.len().min(self.0.key_columns())];
             match self.seats(sight, session, key, visit) {
                 Went::Answer(answer) => return Some(answer),
@@ -166,7 +166,8 @@ pub fn may_have_any(resource: &str, session: Uuid) -> bool {
 }
 
 /// Returns whether a session holds a slot of a resource, even if another transaction is taking it away or giving it. If
-/// another transaction is giving a slot to a session that no row names yet, `is_given` tells whether to this one.
+/// another transaction is giving a slot to a session that no row names yet, `is_given` tells whether that is this
+/// session.
 pub fn has_or_had_any(resource: &str, session: Uuid, is_given: impl Fn() -> bool) -> bool {
     let held = Held::open();
     let concerns = |probe| match probe {

@@ -1,4 +1,4 @@
-//! The indexes of a table whose rows are written by place: this does what the executor would do for a row.
+//! The indexes of a table whose rows are written by address: this does what the executor would do for a row.
 
 use crate::pg::spi::AsOwner;
 use pgrx::PgList;
@@ -94,7 +94,7 @@ unsafe fn is_plain(expression: *mut pg_sys::Node) -> bool {
 pub(super) enum Version {
     /// The row is new.
     First,
-    /// The row has changed, and is in another place than before.
+    /// The row has changed, and all indexes must learn its new address.
     Moved,
     /// The row has changed within its page. Only indexes that do not tell the rows of a page apart must learn of that.
     InPlace,

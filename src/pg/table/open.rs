@@ -52,7 +52,7 @@ pub enum Sight {
     Latest,
     /// What the caller's statement reads.
     Caller,
-    /// Uncommitted changes of other transactions, too. It may miss a row that an update is moving.
+    /// Also the uncommitted changes of other transactions. May miss a row that an update is moving.
     Dirty,
 }
 
@@ -107,7 +107,7 @@ impl Table {
         Table { relation, key, slot, context, ours, idle: Cell::new(None), indexes: OnceCell::new() }
     }
 
-    /// Returns the row that a scan or a walk stands at, or that the last one stopped at.
+    /// Returns the row at which a scan or a walk stands, or at which the last one stopped.
     pub fn row(&self) -> Tuple {
         Tuple(self.slot)
     }

@@ -8,7 +8,7 @@ use pgrx::FromDatum;
 use pgrx::pg_sys::{self, Datum, ItemPointerData, TransactionId};
 use std::ffi::CStr;
 
-/// A row that a scan stands at.
+/// The row at which a scan stands.
 pub struct Tuple(pub(super) *mut pg_sys::TupleTableSlot);
 
 impl Tuple {
@@ -43,8 +43,8 @@ impl Tuple {
         transaction::sees(self.made_by())
     }
 
-    /// Returns whether a transaction has changed or deleted this version of the row, or has tried to. For a row that is
-    /// being inserted nothing else tells that.
+    /// Returns whether a transaction has changed or deleted this version of the row, or has tried to. Nothing else
+    /// tells this about a row that is being inserted.
     pub fn is_marked(&self) -> bool {
         // SAFETY: as above
         unsafe {

@@ -57,8 +57,8 @@ impl Table {
     /// long values. The lock lasts to the end of the transaction.
     pub fn of_user(table: Oid, mode: u32) -> Result<Table, Shut> {
         let mode = mode as LOCKMODE;
-        // SAFETY: in a transaction; looked at once it is locked; what is open is closed by Drop, or by PostgreSQL when
-        // it raises
+        // SAFETY: in a transaction; the table is locked before it is read; what is open is closed by Drop, or by
+        // PostgreSQL when it raises
         unsafe {
             try_lock(table, mode)?;
             match pg_sys::get_rel_relkind(table) as u8 {
@@ -108,7 +108,7 @@ impl Table {
     }
 
     /// Raises, as a statement would, if rows cannot be changed: the table is published, and a subscriber could not tell
-    /// which row it is.
+    /// which row has changed.
     pub fn require_identity(&self) {
         // SAFETY: the relation is open
         unsafe { pg_sys::CheckCmdReplicaIdentity(self.relation, pg_sys::CmdType::CMD_UPDATE) };
@@ -130,8 +130,8 @@ unsafe fn try_lock_indexes(table: pg_sys::Relation, mode: LOCKMODE) -> Result<()
     }
 }
 
-/// Locks the table of long values and its index without waiting. Any column of the row may be there, and reading it
-/// would wait.
+/// Locks the table of long values and its index without waiting. Any column of the row may be stored in that table, and
+/// reading it would wait for the lock.
 unsafe fn try_lock_toast(table: pg_sys::Relation, mode: LOCKMODE) -> Result<(), Shut> {
     // SAFETY: the relation is open and locked, so its table of long values stays the same
     unsafe {

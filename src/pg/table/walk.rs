@@ -1,10 +1,10 @@
 //! Walks: going through rows in the order of an index.
 //!
-//! While an old snapshot is open, or a prepared transaction is forgotten, no version of a row goes away. A row that is
-//! changed often then has thousands. Two ways avoid reading them. The row of a whole key is read from the end of the
-//! index, where its last version is ([`Table::find`]). If many rows may each have old versions, a walk stops after some
-//! versions that do not count ([`Stand::Stale`]). The caller then looks that row up in another way, and goes on behind
-//! it.
+//! While an old snapshot is open, or a prepared transaction is left open, no version of a row goes away. A row that is
+//! changed often then has thousands of versions. Two ways avoid reading them. The row of a whole key is read from the
+//! end of the index, where its last version is ([`Table::find`]). If many rows may each have old versions, a walk stops
+//! after some versions that do not count ([`Stand::Stale`]). The caller then looks that row up in another way, and goes
+//! on behind it.
 
 use super::open::{Flight, Key, Sight, Table};
 use super::raw::{self, FORWARD};
@@ -21,9 +21,9 @@ pub struct Walk<'a> {
     scan: pg_sys::IndexScanDesc,
     keys: usize,
     direction: pg_sys::ScanDirection::Type,
-    /// The snapshot that the scan runs with.
+    /// The snapshot with which the scan runs.
     shown: Box<pg_sys::SnapshotData>,
-    /// The snapshot that judges of each version whether it counts.
+    /// The snapshot that decides which versions count.
     judge: Option<Judge>,
 }
 
@@ -47,8 +47,8 @@ impl Table {
         self.walk(sight, key).show(visit)
     }
 
-    /// Visits rows from the end of the index, for the row of a whole key. Versions of a row are mostly in the order in
-    /// which they were made; so the one that counts comes first.
+    /// Visits rows from the end of the index, for the row of a whole key. Versions of a row are usually in the order in
+    /// which they were made, so the one that counts comes first.
     pub fn find<T>(&self, sight: Sight, key: &[Key], visit: impl FnMut(&Tuple, Flight) -> Option<T>) -> Option<T> {
         self.walk(sight, key).backward().show(visit)
     }
@@ -58,8 +58,8 @@ impl Table {
         self.walk_by(sight, key, false)
     }
 
-    /// Returns a walk that goes version by version. It can stop at those that do not count, whatever the sight. For our
-    /// tables.
+    /// Returns a walk that goes version by version. It can stop at versions that do not count, whatever the sight. For
+    /// our tables.
     pub fn walk_versions<'a>(&'a self, sight: Sight, key: &'a [Key]) -> Walk<'a> {
         self.walk_by(sight, key, true)
     }

@@ -1,7 +1,7 @@
-//! Writes rows by their place. A statement would cost many times as much. The table must be plain, as we made it: then
-//! only the row and its index entries must be written. A caller first asks whether the table is plain, and uses a
-//! statement if not. Claims of items do not ask, as they have no such statement: what an administrator hangs on the
-//! table of items sees no claims.
+//! Writes rows by their address. A statement would cost many times as much. The table must be plain, as we made it:
+//! then only the row and its index entries must be written. A caller first asks whether the table is plain, and uses a
+//! statement if not. Claims of items do not ask, as they have no such statement: a trigger that an administrator adds
+//! to the table of items sees no claims.
 
 use super::indexes::{Indexes, Version};
 use super::open::{Key, Locked, Sight, Table, locked};
@@ -12,9 +12,9 @@ use pgrx::pg_sys::{self, Datum, ItemPointerData, TM_Result};
 pub type Change = (i32, Option<Datum>);
 
 impl Table {
-    /// Returns whether rows may be added or changed by place, without a statement: nothing but indexes hangs on the
-    /// table. An administrator may have added a trigger, for example. The administrator's command waits for
-    /// transactions that have opened the table before.
+    /// Returns whether rows may be added or changed by address, without a statement: the table has nothing but indexes.
+    /// An administrator may have added a trigger, for example. The administrator's command waits for transactions that
+    /// have opened the table before.
     pub fn is_plain(&self) -> bool {
         // SAFETY: the relation is open; the list is ours
         unsafe {
@@ -51,13 +51,13 @@ impl Table {
         true
     }
 
-    /// Changes columns of the row that the last scan stopped at. Waits for a transaction that has the row locked.
+    /// Changes columns of the row at which the last scan stopped. Waits for a transaction that has the row locked.
     /// Returns whether it still was the same row. For a plain table.
     pub fn update(&self, changes: &[Change]) -> bool {
         self.change(changes) == Locked::Mine
     }
 
-    /// Changes columns without waiting, of the row that the last scan stopped at, or that a scan stands at.
+    /// Changes columns of the row at which a scan stands, or at which the last one stopped, without waiting.
     pub fn try_update(&self, changes: &[Change]) -> Locked {
         // heap_update() has an argument for this, but asserts that the argument is not used while another transaction
         // has the row locked.
@@ -95,13 +95,14 @@ impl Table {
         }
     }
 
-    /// Deletes the rows of a key, or of its first columns; waits for transactions that have one locked. Returns how
-    /// many. Returns `None` if the table is not plain: then a statement must do it.
+    /// Deletes the rows of a key, or of its first columns; waits for transactions that have one of them locked. Returns
+    /// how many. Returns `None` if the table is not plain: then a statement must do it.
     pub fn delete_rows(&self, key: &[Key]) -> Option<u64> {
         self.each_row(key, |_| Some(self.delete(true)))
     }
 
-    /// Changes columns of these rows, as `changes` says. A row for which `changes` returns `None` stays as it is.
+    /// Changes columns of the rows of a key, or of its first columns, as `changes` says. A row for which `changes`
+    /// returns `None` stays as it is.
     pub fn update_rows(&self, key: &[Key], changes: impl Fn(&Tuple) -> Option<Vec<Change>>) -> Option<u64> {
         self.each_row(key, |row| Some(self.change(&changes(row)?)))
     }
@@ -124,7 +125,7 @@ impl Table {
             pgrx::check_for_interrupts!();
             match self.lock(tid, true) {
                 Locked::Mine => count += u64::from(write(&self.row()).is_some()),
-                // Another transaction has changed the row meanwhile: its new version is in another place, or there is
+                // Another transaction has changed the row meanwhile: its new version has another address, or there is
                 // none.
                 Locked::Busy | Locked::Changed => return Some(count + self.each_row(key, write)?),
             }
@@ -132,7 +133,7 @@ impl Table {
         Some(count)
     }
 
-    /// Deletes the row that a scan stands at, or that the last one stopped at, unless another transaction has it
+    /// Deletes the row at which a scan stands, or at which the last one stopped, unless another transaction has it
     /// locked.
     pub fn try_delete(&self) -> Locked {
         match self.delete(false) {
@@ -142,7 +143,7 @@ impl Table {
         }
     }
 
-    /// Deletes the row at a place, unless another transaction has it locked. If this transaction may have locked the
+    /// Deletes the row at an address, unless another transaction has it locked. If this transaction may have locked the
     /// row, call this at once: the first try of [`Table::try_delete`] would take that lock for another's.
     pub fn try_delete_at(&self, tid: ItemPointerData) -> Locked {
         match self.lock(tid, false) {
@@ -163,8 +164,8 @@ impl Table {
         }
     }
 
-    /// Adds a version of a row to all indexes of the table: its key, and those that an administrator has made. While an
-    /// index is rebuilt that means both the old and the new one.
+    /// Adds a version of a row to all indexes of the table: the key, and the indexes that an administrator has made. If
+    /// an index is being rebuilt, it adds the version to both the old and the new one.
     unsafe fn index(&self, tuple: pg_sys::HeapTuple, version: Version) {
         let indexes = self.indexes.get_or_init(|| {
             // SAFETY: the relation is open, and its slot lives as long
@@ -175,8 +176,8 @@ impl Table {
     }
 }
 
-/// Replaces a row by another version of it. Also returns whether the indexes must learn of it that do not tell the rows
-/// of a page apart.
+/// Replaces a row by another version of it. Also returns whether indexes that do not tell the rows of a page apart must
+/// learn of the new version.
 unsafe fn heap_update(
     table: pg_sys::Relation,
     old: pg_sys::ItemPointer,

@@ -1,5 +1,5 @@
 //! Rows of lines by session, in the order of sessions, lines and numbers. Deleted rows of a session stay in the index
-//! while an old snapshot is open. A walk skips those below the floor of their line.
+//! while an old snapshot is open. A walk skips rows below the floor of their line.
 
 use super::{lane, of};
 use crate::pg::table::{Key, Sight, Stand, Table, Tuple};

@@ -22,7 +22,7 @@ pub struct Origin<'a> {
 
 impl Origin<'_> {
     pub fn of<'a>(control: &'a [u8; CONTROL], file: &Metadata) -> Origin<'a> {
-        // If the file system does not know the time, this is zero for both files.
+        // If the file system does not know the time, this is also zero for a copy.
         let born = file.created().ok().and_then(|at| at.duration_since(UNIX_EPOCH).ok());
         Origin { control, inode: file.ino(), born: born.map_or(0, |at| at.as_nanos() as u64) }
     }

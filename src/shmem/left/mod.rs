@@ -1,17 +1,17 @@
-//! What sessions had left at an orderly stop, kept for the next start.
+//! The remaining TTL of sessions at an orderly stop, kept for the next start.
 //!
-//! After a start of the server a session from before has its whole TTL. Heartbeats write no row, so a row cannot say
-//! when the session was last heard. Several restarts in a row would give a dead leader its TTL each time. At an orderly
-//! stop the words of the slots are final: all processes that could take a heartbeat have ended before the postmaster
-//! does. The postmaster writes them to a file as its last act, as pg_stat_statements does. It reads and removes the
-//! file at its next start.
+//! Heartbeats write no row, so a row cannot say when the session was last heard. By the rows alone, each start of the
+//! server would give every session its whole TTL: several restarts in a row would give a dead leader its TTL each time.
+//! At an orderly stop the words of the slots are final: all processes that could take a heartbeat have ended before the
+//! postmaster does. The postmaster writes what they say to a file as its last act, as pg_stat_statements does. It reads
+//! and removes the file at its next start.
 //!
 //! **What a session is given**, counted from the end of recovery (`t0`):
 //!
 //! | at the stop the session                                       | is given                                        |
 //! |---------------------------------------------------------------|-------------------------------------------------|
-//! | was heard since `t0`, and had two thirds of its TTL left      | its TTL: poolers may take 15 s to come back     |
-//! | was late, or not heard since `t0`                             | what it had left                                |
+//! | was heard since `t0`, and two thirds of its TTL remained      | its TTL: poolers may take 15 s to come back     |
+//! | was late, or not heard since `t0`                             | its remaining TTL                               |
 //! | had expired                                                   | nothing                                         |
 //! | had no slot, so nothing has asked for it since `t0`           | what it was given, less the time since `t0`     |
 //!
@@ -20,9 +20,9 @@
 //! told, it is given at least `d - stop`, from a `t0` after `stop`. The time for which the server is down does not
 //! count.
 //!
-//! *Heard* means that the deadline is beyond `t0 + ttl`; no start gives a later one. The end of an attachment does not
-//! count, because the stop itself ends the connection. A session that has ended with its attachment is given its TTL,
-//! as after a crash.
+//! *Heard* means that the deadline is beyond `t0 + ttl`; no start gives a later deadline. The end of an attachment does
+//! not count, because the stop itself ends the connection. A session that has ended with its attachment is given its
+//! TTL, as after a crash.
 //!
 //! *The stop* is when the launcher ends. PostgreSQL terminates it together with the clients; the shutdown checkpoint
 //! comes after that, and may take longer than a TTL. If the launcher is terminated alone, or is slow, that changes
@@ -30,8 +30,8 @@
 //!
 //! **A session without a slot** has an entry only if the last file had one. Any other session without a slot is given
 //! its TTL less `silent`. `silent` is the time for which the server has run, summed over orderly stops, since the last
-//! start that gave each session its whole TTL. An entry with nothing left is dropped once `silent` is as long as the
-//! longest TTL.
+//! start that gave each session its whole TTL. An entry with no remaining TTL is dropped once `silent` is as long as
+//! the longest TTL.
 //!
 //! **Which file counts.** The file holds a copy of `pg_control` as it is after the shutdown checkpoint, and counts
 //! while the two are the same to the byte. A heartbeat is answered only after `pg_control` has changed. So a file
@@ -41,9 +41,9 @@
 //! the original.
 //!
 //! **If anything fails**, sessions have their whole TTL, and the log has a line. A standby has no `t0`, and writes no
-//! file. Nor does a postmaster that ends by a crash or an immediate stop, because its `pg_control` shows no shutdown.
-//! The postmaster takes no lock for this, and calls nothing that raises. Backends inherit what it has read; that never
-//! changes.
+//! file. A postmaster that ends by a crash or an immediate stop writes none, because its `pg_control` shows no
+//! shutdown. The postmaster takes no lock for this, and calls nothing that raises. Backends inherit what it has read;
+//! that never changes.
 
 mod file;
 
@@ -69,7 +69,7 @@ const FILE: &CStr = c"pg_stat/eskit_lease.stat";
 const NEW_FILE: &CStr = c"pg_stat/eskit_lease.tmp";
 
 impl Slot {
-    /// Returns what the session of this slot has left at a stop; `None` if the slot has no session.
+    /// Returns the TTL that remains to the session of this slot at a stop; `None` if the slot has no session.
     fn at_stop(&self, t0: u64, stop: u64) -> Option<(Key, u64)> {
         let (word, ttl) = (self.word(), self.ttl());
         let attached = self.cap() != FOREVER && self.ttl_ms.load(Ordering::Relaxed) & PRIVATE == 0;
@@ -97,7 +97,8 @@ impl Shared {
         unsafe { pg_sys::before_shmem_exit(Some(launcher_ends), pg_sys::Datum::from(0)) };
     }
 
-    /// Writes what sessions have left, if both are known: when the server began to serve them, and when it stopped.
+    /// Writes the remaining TTL of sessions, if two times are known: when the server began to serve them, and when it
+    /// stopped.
     fn write_down(&self) -> io::Result<()> {
         let (t0, stop) = (self.header.t0.load(Ordering::Acquire), self.header.stop.load(Ordering::Acquire));
         let Some(control) = control().filter(|_| t0 != 0 && stop != 0) else { return Ok(()) };
@@ -128,8 +129,8 @@ fn control() -> Option<[u8; CONTROL]> {
     (u32::from_ne_bytes(state) == pg_sys::DBState::DB_SHUTDOWNED).then_some(control)
 }
 
-/// Returns what sessions had left at the last stop, or why the file does not count. Without a file each session has its
-/// TTL.
+/// Returns the remaining TTL of sessions at the last stop, or why the file does not count. Without a file each session
+/// has its TTL.
 fn read() -> Result<Left, String> {
     let file = match fs::metadata(path(FILE)) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Left::default()),

@@ -1,8 +1,8 @@
 //! Facts that follow directly from a history. Several checks rest on them.
 //!
-//! **Fates.** A call happened if its answer says so, or the COMMIT or COMMIT PREPARED of its transaction. It did not
-//! happen if an error said so, or if its transaction was rolled back or never asked to commit. Any other call may have
-//! happened or not, and every check allows for both.
+//! **Fates.** A call happened if its answer says so, or if the answer to the COMMIT or COMMIT PREPARED of its
+//! transaction does. It did not happen if an error said so, or if its transaction was rolled back or never asked to
+//! commit. Any other call may have happened or not, and every check allows for both.
 //!
 //! **Sessions.** A session certainly lives until the latest time that an answer has vouched for: the call's start plus
 //! `trust_ms`. The exception is an earlier request for its end: by its own role, or, for an attached session, an end of
@@ -140,7 +140,7 @@ impl<'a> Facts<'a> {
                 tenure.learned = tenure.learned.min(at);
             }
         }
-        // If the outcome of its commit is unknown, a grant happened if it left a trace.
+        // A committed row under its fence proves a grant whose commit has no known outcome.
         for row in &history.rows {
             let tenures = self.resources.entry(row.resource.as_str()).or_default();
             tenures.entry(row.fence).or_insert_with(|| Tenure::new(row.slot, row.fence, &row.session));

@@ -3,9 +3,9 @@
 //!
 //! Refused acquires promise nothing and are left out. A session may learn of a grant only later, after a hand-over. The
 //! grant then lies before the answer that tells of it, after the session's opening, and after the start of the last
-//! answered call about the slot's former fence. The model orders that last call before the grant anyway. A call without
-//! an answer is no operation. An end without an answer is in `ends_from`. A grant without an answer is known by later
-//! calls about its fence, or does not matter.
+//! answered call about the slot's former fence. The model would order that last call before the grant in any case. A
+//! call without an answer is no operation. An end without an answer is in `ends_from`. A grant without an answer is
+//! known by later calls about its fence, or does not matter.
 //!
 //! The search is exponential at worst, so the operations are cut wherever none is under way. At a cut the state is
 //! known: a slot's highest fence names its holder, unless that fence was released.
@@ -166,8 +166,8 @@ fn settle(state: &mut Permits, window: &[Operation]) {
     }
 }
 
-/// Leaves out operations that the contradiction does not need. It tries only operations that change no state, so the
-/// others do not become impossible by that.
+/// Leaves out operations that the contradiction does not need. It tries only operations that change no state, so
+/// leaving them out makes no other operation impossible.
 fn shrink<'a>(state: &Permits, mut window: Vec<Operation<'a>>) -> Vec<Operation<'a>> {
     let mut at = 0;
     while at < window.len() {

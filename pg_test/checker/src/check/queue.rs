@@ -108,7 +108,7 @@ fn places<'a>(
     for call in asked {
         let Fate::Done(at) = facts.fate(call) else { continue };
         match (call.reason(), places.last_mut()) {
-            // The session waits on in the same place, unless it was served meanwhile.
+            // The session still waits in the same place, unless it was served meanwhile.
             ("queued" | "held" | "awaited" | "busy", Some(place))
                 if call.from < place.yields && place.served.is_none_or(|served| served.learned > at) =>
             {

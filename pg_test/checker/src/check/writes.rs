@@ -4,9 +4,9 @@
 //! A serial gives the order of commits. Each fenced transaction takes it last, from the counter row of its slot, which
 //! stays locked to the end of the transaction. So the next transaction takes its number after that end; a number that
 //! was rolled back is taken again. Hence committed rows have their serials in the order of commits. Because the serial
-//! comes last, a stale holder's transaction does not wait for it before writing. Transactions that overlap get serials
-//! in an order all the same, so the check also looks for them by time. From the answer of a fence_check to the answered
-//! end of its transaction, no session may be told a higher fence of the slot.
+//! comes last, a stale holder's transaction does not wait for it before writing. Transactions that overlap still get
+//! serials in some order, so the check also looks for overlaps by time. From the answer of a fence_check to the
+//! answered end of its transaction, no session may be told a higher fence of the slot.
 
 use super::facts::{Facts, Fate};
 use super::fault::Fault;

@@ -9,7 +9,7 @@ use std::time::Duration;
 use tokio::time::sleep;
 
 impl Worker {
-    /// Releases the lease, mostly in a statement of its own, sometimes in a transaction that is prepared or rolled
+    /// Releases the lease, usually in a statement of its own, sometimes in a transaction that is prepared or rolled
     /// back.
     pub(super) async fn let_go(&mut self, holding: &Holding) -> Result<(), Failure> {
         if self.chance(12) {

@@ -26,7 +26,7 @@ pub enum Holder {
 pub struct Row {
     pub holder: Holder,
     pub fence: u8,
-    /// The lease was held before the last resize, by this session or by one that it inherits from.
+    /// The lease was held before the last resize, by this session or by one from which it inherits.
     pub older: bool,
 }
 
