@@ -1,4 +1,4 @@
-"""Calls with extreme values: each function in the catalog is called, also new ones, with arguments by their types.
+"""Calls with extreme values: each function in the catalog, including new ones, is called with arguments by their types.
 
 A value is the SQL of an expression. Among the extremes are valid values, which lead further into the code: sessions,
 fences and names of the stage."""
@@ -111,7 +111,7 @@ EXTREMES = {
 SOUND = {
     "text": "'r'", "uuid": "(SELECT uuid FROM stage WHERE name = 'mine')", "bigint": "(SELECT number FROM stage WHERE name = 'lease')", "integer": "'1'::integer",
     "interval": "'1 minute'", "timestamp with time zone": "now()", "jsonb": "'1'::jsonb", "boolean": "true", "regclass": "'mine'::regclass",
-    "regrole": "'extreme_nobody'::regrole", "text[]": "'{r}'::text[]", "jsonb[]": "'{1}'::jsonb[]", "bigint[]": "'{1}'::bigint[]",
+    "regrole": "'extreme_nobody'::regrole", "text[]": "'{r}'::text[]", "jsonb[]": "'{1}'::jsonb[]", "bigint[]": "'{1}'::bigint[]", "uuid[]": "ARRAY(SELECT uuid FROM stage WHERE name = 'mine')",
     "integer[]": "'{1}'::integer[]", "xid": "pg_current_xact_id()::xid",
 }  # fmt: skip
 

@@ -15,7 +15,7 @@ class Night:
 
     def __init__(self, server, connect):
         self.server, self.connect, self.conn = server, connect, connect()
-        self.leader, self.second = (Session(self.conn, name, ttl="600 s") for name in ("leader", "second"))
+        self.leader, self.second, self.refused = (Session(self.conn, name, ttl="600 s") for name in ("leader", "second", "refused"))
         self.late, self.dead = None, Session(self.conn, "dead", ttl="2 s")
         self.dead.take("orphaned"), self.second.queue("orphaned")
         assert call(self.conn, "execution_begin", "in doubt", self.dead.id).first
@@ -50,7 +50,7 @@ class Night:
 
     def be_late(self):
         """Makes sure that a session has missed a heartbeat, or is about to, and that another has just been refused."""
-        assert self.second.acquire("sub:orders").reason == "held"
+        assert self.refused.acquire("sub:orders").reason == "held"
         if not self.late or self.late.expired(self.conn):
             self.late = Session(self.conn, "late", ttl="3 s")
 

@@ -4,7 +4,7 @@ import time
 
 import psycopg
 import pytest
-from client import Session, call
+from client import Session, call, rows
 from conftest import Server, caught_up, cut_off, promote, standby_of, wait_until
 
 PLACES, LEADERS, TTL = 16, 40, 10
@@ -96,6 +96,23 @@ def test_who_finds_no_place_keeps_what_it_has_for_its_ttl(server, fewer):
         wait_until(handed_over, timeout=120, pause=0.1)
         assert not any(leaders[i].heartbeat().alive for i in lost)
         assert all(leader.heartbeat().reason == "alive" for leader in kept)
+
+
+@pytest.mark.parametrize("fewer", ["restart"], indirect=True)
+def test_waiting_for_many_that_have_no_slot(server, fewer):
+    """A call waits for more sessions without slots than a process has stand-ins: all of them live, and the call
+    waits."""
+    with server.connect() as conn:
+        sessions = [Session(conn, f"session {i}", ttl="600 s").id for i in range(100)]
+    server = fewer()
+    with server.connect() as conn:
+        heartbeats = [call(conn, "session_heartbeat", session).reason for session in sessions]
+        without = [session for session, reason in zip(sessions, heartbeats, strict=True) if reason == "sessions_full"]
+        assert len(without) >= 100 - PLACES
+        began = time.monotonic()
+        answers = rows(conn, "session_wait_many", without, [0] * len(without), "1 s")
+        assert time.monotonic() - began > 0.9, "it does not spin"
+        assert {(answer.alive, answer.reason) for answer in answers} == {(True, "sessions_full")}
 
 
 @pytest.mark.parametrize("fewer", ["restart"], indirect=True)

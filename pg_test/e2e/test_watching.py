@@ -8,6 +8,7 @@ import subprocess
 import urllib.error
 import urllib.request
 
+import psycopg
 import pytest
 from client import Session, call, rows
 from conftest import ROOT, once, wait_until
@@ -61,7 +62,7 @@ def test_each_panel_of_the_dashboard_has_an_answer(server, no_worker, connect):
 
 def test_processes_of_one_name_are_told_apart(no_worker, connect):
     """The views have the address, the program and the user of the connection that opened a session, whatever becomes of that connection."""
-    # One by the network, one by the socket.
+    # One connects over the network, one by the socket.
     first, second = connect(host="127.0.0.1", application_name="pod-1"), connect(application_name="pod-2")
     holder, waiter = Session(first, "billing"), Session(second, "billing")
     holder.take("r"), waiter.queue("r")
@@ -88,7 +89,8 @@ REFUSALS = "SELECT resource, consumer, reason, holder FROM eskit_lease.refusals 
 
 
 def test_why_a_consumer_was_refused(server, no_worker, connect):
-    """Also one that has gone since; by no row, no transaction id and no WAL; in its own database alone."""
+    """The view tells it even of a consumer that has gone since, in its own database alone. The note costs no row, no
+    transaction id and no WAL."""
     conn, asking = connect(), connect()
     holder, asker = Session(conn, "consumer-1"), Session(asking, "consumer-3")
     holder.take("r"), holder.take("lock")
@@ -103,7 +105,7 @@ def test_why_a_consumer_was_refused(server, no_worker, connect):
     Session(connect(), "consumer-4").queue("r")
     known = [("lock", "cron", "held", "consumer-1"), ("permit", "consumer-3", "held", None), ("r", "consumer-3", "held", "consumer-1")]
     assert conn.execute(REFUSALS).fetchall() == known
-    # The last one counts. A session that has ended is told so, and a crowd of names takes no more than its share.
+    # The last refusal counts. A session that has ended is told so, and a crowd of names takes no more than its share.
     asker.close()
     assert asker.acquire("r").reason in ("expired", "unknown_session")
     crowd = Session(asking, "crowd")
@@ -136,7 +138,8 @@ LARGE = 60_000
 
 
 def fill(conn, rows=LARGE):
-    """Run-once keys that are done, items of a queue, and leases of a living session; as if they had been put in by the verbs."""
+    """Makes run-once keys that are done, items of a queue, and leases of a living session, as the verbs would make
+    them."""
     for queue in ("large", "small"):
         call(conn, "queue_create", queue)
     session = Session(conn, "holder", ttl="600 s")
@@ -155,14 +158,15 @@ def fill(conn, rows=LARGE):
 
 
 def plan(conn, query):
-    """Of a statement that is run: the pages that it reads, whether it is compiled, and its plan as text."""
+    """Runs a statement. Returns the number of pages that it reads, whether it is compiled, and its plan as text."""
     (found,) = conn.execute("EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) " + query).fetchone()
     top = found[0]["Plan"]
     return top["Shared Hit Blocks"] + top["Shared Read Blocks"], "JIT" in found[0], json.dumps(found)
 
 
 def test_no_metric_reads_more_the_more_there_is(no_worker, connect):
-    """Before and after PostgreSQL has looked at the tables. To count all keys, items or leases would read as many pages as the tables have."""
+    """This holds before and after PostgreSQL has analyzed the tables. To count all keys, items or leases would read as
+    many pages as the tables have."""
     conn = connect()
     fill(conn)
     sizes = [conn.execute(f"SELECT pg_relation_size('eskit_lease.{name}') / 8192").fetchone()[0] for name in ("_executions", "_items", "_leases")]
@@ -188,12 +192,12 @@ def test_a_backlog_is_counted_or_estimated_with_its_time(no_worker, connect):
     assert conn.execute(held).fetchone() == (9_000, True)
     conn.execute("INSERT INTO eskit_lease._items SELECT queue, partition, n, n, claim, attempt, added_at, key, error, payload "
                  "FROM (SELECT * FROM eskit_lease._items LIMIT 1) AS i, generate_series(10000, 60999) AS n")  # fmt: skip
-    # Nothing tells how many of the table's rows are of this queue, until PostgreSQL has looked.
+    # Nothing tells how many of the table's rows are of this queue, until PostgreSQL has analyzed the table.
     assert conn.execute(queues).fetchall() == [(10_001, 0, 0, None), (300, 0, 0, True)]
     conn.execute("ANALYZE eskit_lease._items")
     (items, *others), small = conn.execute(queues).fetchall()
     assert abs(items - 60_000) < 3_000 and others == [0, 0, True] and small == (300, 0, 0, True)
-    # With one queue there is nothing to look for.
+    # If there is only one queue, all rows of the table are its items.
     call(conn, "queue_drop", "small", True)
     conn.execute("INSERT INTO eskit_lease._items SELECT queue, partition, n, n, claim, attempt, added_at, key, error, payload "
                  "FROM (SELECT * FROM eskit_lease._items LIMIT 1) AS i, generate_series(100000, 199999) AS n")  # fmt: skip
@@ -202,6 +206,32 @@ def test_a_backlog_is_counted_or_estimated_with_its_time(no_worker, connect):
     conn.execute("DELETE FROM eskit_lease._items WHERE place > 5000")
     wait_until(lambda: conn.execute(queues).fetchone() == (5_000, 0, 0, True))
     wait_until(lambda: conn.execute(held).fetchone() == (5, True))
+
+
+@pytest.mark.parametrize("ordering", ["none", "key"])
+def test_a_backlog_beside_an_old_snapshot(no_worker, connect, ordering):
+    """Finished items stay in the index. They are not told as a backlog, and a ready item behind them is found."""
+    conn, old = connect(), connect()
+    call(conn, "queue_create", "q", 20, "1 s", ordering)
+    old.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+    old.execute("SELECT count(*) FROM eskit_lease.items")
+    session = Session(conn, "worker", ttl="600 s")
+    for batch in range(32):
+        keys = [f"{batch} {number}" for number in range(1_000)]
+        call(conn, "item_add_many", "q", [Jsonb(1)] * len(keys), keys)
+        claimed = rows(conn, "item_claim", "q", session.id, 1_000)
+        call(conn, "item_done", [item.id for item in claimed], claimed[0].fence)
+    (items, ready) = conn.execute("SELECT items, ready_since FROM eskit_lease.queues").fetchone()
+    assert items < 10_000 and ready is None
+    call(conn, "item_add", "q", Jsonb(1), "last")
+    (items, ready) = conn.execute("SELECT items, ready_since FROM eskit_lease.queues").fetchone()
+    assert items < 10_000 and ready is not None
+    old.execute("ROLLBACK")
+
+
+def test_counting_items_is_bounded(connect):
+    with pytest.raises(psycopg.errors.InvalidParameterValue):
+        connect().execute("SELECT eskit_lease._count_items(1, 'none', 1000000)")
 
 
 def test_a_lease_without_a_living_session_is_not_held(no_worker, connect):
@@ -216,7 +246,7 @@ def test_a_lease_without_a_living_session_is_not_held(no_worker, connect):
 
 
 def test_a_release_with_grace_that_stays_open_blocks(no_worker, connect):
-    """It holds no guard, so the look for it is another one."""
+    """Such a release holds no guard, so the view finds it in another way."""
     conn, other = connect(), connect(autocommit=False)
     holder = Session(conn, "holder", ttl="600 s")
     fence = holder.take("r")
@@ -281,7 +311,7 @@ def test_alerts_are_rules_that_fire():
 
 @contextlib.contextmanager
 def other_database(server):
-    """The name of a second database that the role may watch."""
+    """Gives the name of a second database that the role may watch."""
     server.query("CREATE DATABASE other_watched")
     try:
         with server.connect("other_watched") as conn:
@@ -332,7 +362,8 @@ def test_scraped(server, no_worker, connect, tmp_path, monkeypatch):
 
 
 def test_the_end_of_the_last_holder_counts(no_worker, connect):
-    """Not the hand-over, which an open transaction keeps waiting; nor the time at which the first waiter queued."""
+    """What counts is the end of the last holder, not the hand-over, which an open transaction delays, and not the time
+    at which the first waiter queued."""
     conn, fenced = connect(), connect(autocommit=False)
     waiter, holder = Session(conn, "waiter", ttl="600 s"), Session(conn, "holder", ttl="1 s")
     fence = holder.take("r")
@@ -353,14 +384,14 @@ def test_the_end_of_the_last_holder_counts(no_worker, connect):
 
 
 def ends_told(server, db):
-    """How many ends of sessions the log has told of: those that expired, those that were taken over, and in how many lines."""
+    """Returns how many expired sessions and how many take-overs the log has told of, and in how many lines."""
     lines = [line for line in server.logged(f'in database "{db}"') if " LOG: " in line]
     count = lambda what: sum(int(found) for line in lines for found in re.findall(rf"(\d+) sessions? {what}", line))  # noqa: E731
     return count("expired"), count("taken over"), len([line for line in lines if re.search("expired|taken over", line)])
 
 
 def test_the_log_tells_of_ends(server, db, connect):
-    """A storm has few lines, which count; with the level off there is none."""
+    """In a storm the log gets few lines, each with a count of ends; with the level off it gets none."""
     conn = connect()
     for number in range(100):
         Session(conn, f"storm {number}", ttl="1 s")

@@ -28,8 +28,8 @@ pub const CATALOG_PAUSE: u64 = 2_000;
 
 // Counts
 
-/// A view counts up to so many rows; of more it tells what PostgreSQL's statistics say. It passes at most so many
-/// versions of rows that do not count.
+/// The most rows that a view counts one by one, and the most versions that it passes because they do not count. Beyond
+/// either bound it takes the number from PostgreSQL's statistics.
 pub const MAX_COUNTED: i64 = 10_000;
 pub const MAX_PASSED: i64 = 30_000;
 
@@ -46,6 +46,8 @@ pub const LOOK_AT_CLIENT_EVERY: u64 = 250_000;
 pub const DEFAULT_WAITING: u32 = 10;
 /// The sessions that one call waits for.
 pub const MAX_WAITED: usize = 1_000;
+/// The part of the shortest TTL for which such a call grants to its sessions at the end of its wait: one of so many.
+pub const HELPS_FOR: u64 = 10;
 /// After what time a refused wait comes back at the soonest, and the time between two that come back, in microseconds.
 pub const FIRST_RETRY: u64 = 100_000;
 pub const RETRY_EVERY: u64 = 20_000;
@@ -63,7 +65,7 @@ pub const REFUSALS_OF_CALL: usize = 64;
 /// The first and the longest wait before a retry of one resource, in milliseconds.
 pub const FIRST_RETRY_MS: u32 = 10;
 pub const LAST_RETRY_MS: u32 = 1_000;
-/// The most bytes of the file of what sessions had left at a stop: two million sessions.
+/// The most bytes of the file of sessions' remaining TTL: room for two million sessions.
 pub const MAX_LEFT_BYTES: usize = 64 << 20;
 
 /// The time between two lines of the log about ended sessions of a database, in microseconds.
@@ -71,8 +73,8 @@ pub const TELL_OF_ENDS_EVERY: u64 = 1_000_000;
 
 // Transactions
 
-/// The most resources that one transaction notes one by one; with more, its database is rescanned. Also the most lanes;
-/// with more, all floors are forgotten.
+/// The most resources, and the most lanes, that one transaction notes one by one. With more resources its database is
+/// rescanned; with more lanes all floors are forgotten.
 pub const MAX_NOTES: usize = 1_000;
 
 // Leases
@@ -87,8 +89,8 @@ pub const DECLARATION_PATIENCE: u64 = 1_000_000;
 pub const DECLARATION_PAUSE: u64 = 5_000;
 /// Resources that one session may wait for.
 pub const MAX_PLACES: usize = 10_000;
-/// How many places behind the first in line are searched for other places of the same session. If more lie behind, the
-/// session's places are looked up by the session.
+/// How many places behind the first in line are searched for other places of the same session. If more places lie
+/// behind, that session's places are looked up by session.
 pub const MAX_BEYOND: usize = 4;
 
 // Groups
@@ -100,8 +102,8 @@ pub const NEWCOMER_PATIENCE: u64 = 1_000_000;
 
 // Bridges
 
-/// Bridges of one database. For each bridge the worker may hold two locks, and four while it takes them back. For a
-/// bridge to a row it holds one for each table and index of the row, and of the row's long values. The lock table is
+/// Bridges of one database. For each bridge the worker may hold two locks, and four while it takes the bridge back. For
+/// a bridge to a row it holds one for each table and index of the row, and of the row's long values. The lock table is
 /// the whole server's, and holds 6,400 locks with PostgreSQL's smallest settings.
 pub const MAX_BRIDGES: usize = 250;
 /// The time between two looks at a lock that is held, in microseconds.
@@ -109,13 +111,14 @@ pub const WATCH_BRIDGE_EVERY: u64 = 1_000_000;
 /// The first and the longest wait before another try to lock what is on the other side, in microseconds.
 pub const FIRST_BRIDGE_WAIT: u64 = 10_000;
 pub const LAST_BRIDGE_WAIT: u64 = 1_000_000;
-/// How long a row of a bridge is kept, in microseconds; and the time left at which it is renewed.
+/// How long the worker leases a bridge's row, and the remaining time below which it renews that lease, in microseconds.
 pub const KEEP_ROW: i64 = 30_000_000;
 pub const RENEW_ROW: i64 = 20_000_000;
 /// How often a check tries to lock the row, and the pause between two tries, in microseconds.
 pub const ROW_TRIES: u32 = 20;
 pub const ROW_PAUSE: u64 = 1_000;
-/// How long a write waits for a lock that may still be in its way, such as that of an index just made. In milliseconds.
+/// How long a write waits for a lock that may still be in its way, such as the lock of an index that was just made. In
+/// milliseconds.
 pub const ROW_LOCK_TIMEOUT_MS: i32 = 20;
 
 // Positions
@@ -151,20 +154,21 @@ pub const MAX_FREED: usize = 1_000;
 
 // Take-over and the sweep
 
-/// Leases of one predecessor whose guards F are held one by one, while a transaction of the predecessor is fenced. The
-/// lock table has no room for more.
+/// The most leases of one predecessor for which a take-over holds one guard F each, while a transaction of the
+/// predecessor is fenced. The lock table has no room for more: beyond that it waits for the one guard S.
 pub const MAX_FENCES: usize = 1_000;
 /// Leases handed over in one transaction. Each takes a lock on its new holder's session.
 pub const MAX_HAND_OVER: usize = 1_000;
-/// Dead sessions that one pass looks at.
+/// Dead sessions that one run looks at.
 pub const MAX_DEAD: usize = 1_000;
-/// Leases that one pass looks at; that takes 50 ms.
+/// Leases that one run looks at; that takes 50 ms.
 pub const MAX_LOOKS: usize = 50_000;
-/// Sessions that a database's worker remembers between two passes.
+/// Sessions that a database's worker remembers between two runs.
 pub const MAX_REMEMBERED: usize = 100_000;
-/// Rows locked by other transactions that one pass looks beyond.
+/// Rows locked by other transactions that one run skips.
 pub const MAX_PASSED_OVER: usize = 20_000;
-/// With fewer leases in grace than this, a session's graces are searched for one permit; else the permits are.
+/// Whether a session keeps a permit in grace: if it has fewer leases in grace than this, those are searched, else all
+/// permits of the semaphore.
 pub const MAX_GRACES: usize = 64;
 
 // The worker
@@ -173,12 +177,12 @@ pub const MAX_GRACES: usize = 64;
 pub const WORKER_AHEAD: u64 = 20_000;
 /// How long a database worker stays after its last work, in microseconds.
 pub const WORKER_LINGER: u64 = 1_000_000;
-/// Leases freed or handed over in one pass, so that a transaction of the worker is short.
+/// Leases freed or handed over in one run, so that a transaction of the worker is short.
 pub const MAX_PASS: usize = 1_000;
 /// How often a run of retention begins at the oldest row of all, in microseconds.
 pub const RETIRE_ANEW: u64 = 3_600_000_000;
-/// Posts to the ring come in crowds. Those that come within this time after a pass are left to one further pass. In
-/// microseconds.
+/// How long the worker gathers posts to the ring after a run, in microseconds. Posts come in crowds, and one further
+/// run serves them all.
 pub const WORKER_GATHER: u64 = 3_000;
 /// How long a worker stays at least while others wait for a turn, in microseconds. Starting the next one takes a good
 /// part of this time.

@@ -1,8 +1,8 @@
 //! session_wait and session_wait_many: heartbeats that take their time.
 //!
-//! A wait ends in time for the next heartbeat, after a third of the TTL. If this heartbeat came later than that after
-//! the one before, it may have stood in line before a pooler, behind the waits of others. So the later it came, the
-//! shorter its wait: by twice as much as it was late, down to none after half of the TTL.
+//! A wait is a heartbeat. It ends after a third of the TTL, in time for the next heartbeat. If a call comes more than a
+//! third of the TTL after the heartbeat before, it may have queued in a pooler behind the waits of other sessions. So
+//! its wait is shortened by twice its lateness, down to none at half of the TTL.
 
 use super::waiter_pass;
 use crate::base::error::{Error, Result};
@@ -73,7 +73,7 @@ pub fn count_late<'a>(shared: &Shared, database: &Database, touched: impl IntoIt
     }
 }
 
-/// Has the log tell, now and then, that sessions are late or wait in vain.
+/// Logs, now and then, that sessions are late or wait in vain.
 fn tell(database: &Database) {
     let [refused, late] = [Counter::WaitsRefused, Counter::HeartbeatsLate].map(|of| database.counters.get(of as usize));
     if database.waiting.must_tell(refused + late, clock::now()) {
@@ -88,7 +88,7 @@ fn ttl(shared: &Shared, at: SlotRef) -> u64 {
     u64::from(shared.ttl_ms(at)) * 1_000
 }
 
-/// Returns for how many microseconds a call may wait that came late: not at all if only a moment is left.
+/// Returns for how many microseconds a late call may wait: zero if only a moment would be left.
 fn allowance(ttl: u64, late: u64) -> u64 {
     let third = ttl / 3;
     Some(third.saturating_sub(2 * late)).filter(|left| *left >= third / 10).unwrap_or(0)
@@ -97,6 +97,8 @@ fn allowance(ttl: u64, late: u64) -> u64 {
 /// A session, and what its client knows of it.
 struct Waiter {
     touch: Touch,
+    /// The session's TTL in microseconds.
+    ttl: u64,
     revision: u64,
     /// Whether there is news beside a greater revision.
     news: bool,
@@ -104,7 +106,9 @@ struct Waiter {
 
 impl Waiter {
     fn of(shared: &'static Shared, session: Uuid, revision: i64) -> Result<Waiter> {
-        Ok(Waiter { touch: touch(shared, session)?, revision: revision.max(0).cast_unsigned(), news: false })
+        let touch = touch(shared, session)?;
+        let ttl = touch.at.map_or(0, |at| ttl(shared, at));
+        Ok(Waiter { touch, ttl, revision: revision.max(0).cast_unsigned(), news: false })
     }
 
     /// Returns the slot of a session that lives and has no news; its wait may go on.
@@ -149,11 +153,11 @@ impl Wait {
             return Ok(Outcome::Reason("alive"));
         };
         let late = |waiter: &Waiter| waiter.touch.standing.map_or(0, |standing| standing.late);
-        let ttls = || quiet.iter().map(|at| ttl(self.shared, *at));
-        let allowed = ttls().zip(waiters.iter().map(late)).map(|(ttl, late)| allowance(ttl, late)).min().unwrap_or(0);
+        let shortest = waiters.iter().map(|waiter| waiter.ttl).min().unwrap_or(0);
+        let allowed = waiters.iter().map(|waiter| allowance(waiter.ttl, late(waiter))).min().unwrap_or(0);
         let may = allowed > 0 || self.timeout == 0;
         let Some(place) = may.then(|| self.shared.take_waiting_place(self.database, &quiet)).flatten() else {
-            return Ok(self.refuse(ttls().min().unwrap_or(0) / 3));
+            return Ok(self.refuse(shortest / 3));
         };
         let now = clock::now();
         let (heartbeat, until) = (now + allowed, now + self.timeout.min(allowed));
@@ -162,7 +166,7 @@ impl Wait {
         drop(place);
         let mut helped = false;
         if waiters.iter().all(|waiter| waiter.quiet().is_some() && !waiter.touch.without_slot()) {
-            helped = self.help(waiters, helps)?;
+            helped = self.help(waiters, helps, until + shortest / limits::HELPS_FOR)?;
         }
         Ok(Outcome::Reason(if waiters.iter().any(|waiter| waiter.quiet().is_none()) {
             "alive"
@@ -193,14 +197,22 @@ impl Wait {
             }
             return Ok(());
         }
-        let waited: Vec<_> = quiet.iter().copied().zip(waiters.iter().map(|waiter| waiter.revision)).collect();
+        // A session without a slot has no revision. No heartbeat moves its deadline, which is known from the first
+        // look.
+        let with_slot = |at: &SlotRef| !at.is_stand_in();
+        let waited = quiet.iter().copied().zip(waiters.iter().map(|waiter| waiter.revision));
+        let waited: Vec<_> = waited.filter(|(at, _)| with_slot(at)).collect();
         shared.wait_for_any(database, &waited, until, helps);
-        waiters.iter_mut().zip(quiet).for_each(|(waiter, at)| waiter.touch.standing = shared.look(*at));
+        for (waiter, at) in waiters.iter_mut().zip(quiet).filter(|(_, at)| with_slot(at)) {
+            waiter.touch.standing = shared.look(*at);
+        }
         Ok(())
     }
 
-    /// Does what the worker would do for the sessions. Returns whether this call did a pass for the whole database.
-    fn help(&self, waiters: &mut [Waiter], helps: bool) -> Result<bool> {
+    /// Does what the worker would do for the sessions. Returns whether this call did a run for the whole database. All
+    /// sessions may be in line for many resources, and none of them gets a heartbeat meanwhile. So the call stops at
+    /// `stop`. It begins with another session each time.
+    fn help(&self, waiters: &mut [Waiter], helps: bool, stop: u64) -> Result<bool> {
         // A wait is a heartbeat. It must not fail because an administrator has a table locked.
         let can_judge = || acquire::can_look() && acquire::can_take() && death::can_record();
         if transaction::is_read_only() || !can_judge() {
@@ -208,13 +220,19 @@ impl Wait {
         }
         let call = Call::open(self.shared)?;
         let helped = helps && waiter_pass::pass_if_asked(&call)?;
-        for waiter in waiters {
+        let first = random::below(waiters.len());
+        waiters.rotate_left(first);
+        for (number, waiter) in waiters.iter_mut().enumerate() {
+            if number > 0 && clock::now() >= stop {
+                break;
+            }
             if let Some(at) = waiter.touch.at {
                 handover::judge_places(&call, at);
                 // The client finds the grants once this call has committed.
                 waiter.news = helped && seam::revises(at);
             }
         }
+        waiters.rotate_right(first);
         Ok(helped)
     }
 }

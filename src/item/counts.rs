@@ -1,7 +1,7 @@
 //! What the view `queues` shows of the items of a queue. A queue may have millions of them, so each look is bounded.
 
 use super::{ITEMS, LATER, Order, Queue, column};
-use crate::base::error::Result;
+use crate::base::error::{Error, Result};
 use crate::base::limits;
 use crate::pg::spi::Db;
 use crate::pg::statistics::{self, Count, Which};
@@ -37,39 +37,57 @@ fn is_alone() -> bool {
 }
 
 fn count(name: &'static CStr, table: &Table, queue: i32) -> Count {
-    if let Some(rows) = statistics::few(table, &[Key::Int(queue)]) {
-        return Count { rows, at: Some(clock::timestamp()) };
+    match statistics::few(table, &[Key::Int(queue)]) {
+        Ok(rows) => Count { rows, at: Some(clock::timestamp()) },
+        Err(least) => {
+            let which = Which::With("queue", &queue.to_string());
+            statistics::many(&Db::open(catalog::home()), name, &which, is_alone(), least)
+        }
     }
-    let alone = is_alone();
-    statistics::many(&Db::open(catalog::home()), name, &Which::With("queue", &queue.to_string()), alone)
 }
 
 /// Returns when the first ready item of any partition was added. There is one look for each partition; a look at all
 /// items would take longer the more there are.
 fn ready_since(items: &Table, queue: i32, order: Order, partitions: i32) -> Option<i64> {
-    let shared = shared().ok().filter(|_| order != Order::Key);
+    let shared = shared().ok();
     let (home, table) = (catalog::home(), catalog::relation(ITEMS).to_u32());
     let (mut first, mut left) = (None, limits::MAX_PASSED);
     for partition in 0..partitions {
-        // No free item is below the floor, but claimed and finished ones are; and in a queue ordered by keys those that
-        // wait for another one.
+        pgrx::check_for_interrupts!();
+        // Below the floor are claimed and finished items, but no free ones. In a queue ordered by keys, items that wait
+        // for another one may be below it as well. So in such a queue the walk begins at the first item; if it ends too
+        // soon, another walk begins at the floor.
         let lane = Lane { database: home.database, table, queue, partition };
         let floor = shared.map_or(i64::MIN, |shared| shared.floor_at(lane));
-        let key = [Key::Int(queue), Key::Int(partition), Key::From(floor)];
-        let mut walk = items.walk_versions(Sight::Caller, &key);
-        while left > 0 {
-            match walk.one_version() {
-                Stand::Row(_) if items.row().required::<i64>(column::CLAIM) == 0 => {
-                    let added = items.row().required(column::ADDED_AT);
-                    first = Some(first.map_or(added, |first: i64| first.min(added)));
-                    break;
-                }
-                Stand::Row(_) | Stand::Stale => left -= 1,
-                Stand::End => break,
+        let from: &[i64] = if order == Order::Key { &[i64::MIN, floor] } else { &[floor] };
+        for (remaining, from) in (1..).zip(from.iter().rev()).collect::<Vec<_>>().into_iter().rev() {
+            let share = left / i64::from(partitions - partition) / remaining;
+            let key = [Key::Int(queue), Key::Int(partition), Key::From(*from)];
+            let (added, passed) = first_ready(items, &key, share);
+            left -= passed;
+            first = added.into_iter().chain(first).min();
+            if passed < share {
+                break;
             }
         }
     }
     first
+}
+
+/// Returns when the first ready item from a key on was added, and how many rows and versions the walk has passed. It
+/// passes `most` at most.
+fn first_ready(items: &Table, key: &[Key], most: i64) -> (Option<i64>, i64) {
+    let mut walk = items.walk_versions(Sight::Caller, key);
+    for passed in 0..most {
+        match walk.one_version() {
+            Stand::Row(_) if items.row().required::<i64>(column::CLAIM) == 0 => {
+                return (Some(items.row().required(column::ADDED_AT)), passed);
+            }
+            Stand::Row(_) | Stand::Stale => (),
+            Stand::End => return (None, passed),
+        }
+    }
+    (None, most)
 }
 
 /// Returns a time that a row has, in microseconds since 2000.
@@ -79,7 +97,11 @@ fn time(at: Option<i64>) -> Option<TimestampWithTimeZone> {
 
 #[pg_extern(schema = "eskit_lease", strict)]
 fn _count_items(queue: i32, ordering: Text, partitions: i32) -> Result<Counts> {
-    let order = Order::read("_queues", &ordering);
+    let order = Order::named(&ordering).ok_or(Error::Ordering(ordering.0))?;
+    if !(1..=limits::MAX_SLOTS).contains(&partitions) {
+        let (given, max) = (i64::from(partitions), i64::from(limits::MAX_SLOTS));
+        return Err(Error::Number { what: "partitions", given, min: 1, max }.into());
+    }
     let items = Table::open(ITEMS, c"_items_pkey");
     let ready_since = ready_since(&items, queue, order, partitions);
     let items = count(ITEMS, &items, queue);

@@ -1,4 +1,4 @@
-//! How many leases are held, for metrics: a million may be.
+//! Counts the held leases, for metrics. There may be a million.
 
 use crate::base::error::Result;
 use crate::base::limits;
@@ -21,7 +21,8 @@ row::composite! {
     }
 }
 
-/// Returns whether the leases of a session are held. No standby knows which sessions live.
+/// Returns whether the leases of a session count as held. On a standby all do, since no standby knows which sessions
+/// live.
 fn lives(session: Uuid) -> Result<bool> {
     let (shared, home) = (shared()?, catalog::home());
     if in_recovery() {
@@ -34,11 +35,12 @@ fn lives(session: Uuid) -> Result<bool> {
     Ok(session::row(session).is_some_and(|row| standing(row).alive()))
 }
 
-/// Counts the leases of living sessions; `None` if there are too many leases to look at each.
-fn few(table: &Table) -> Result<Option<i64>> {
+/// Counts the leases of living sessions. If there are too many leases to look at each, or too many versions that do not
+/// count, returns the count so far as an error.
+fn few(table: &Table) -> Result<std::result::Result<i64, i64>> {
     let mut walk = table.walk_versions(Sight::Caller, &[]);
     let (mut held, mut seen, mut passed) = (0, 0, 0);
-    // By session: the leases of one come one after another.
+    // The leases of one session come one after another, so only the last session's state is kept.
     let mut last: Option<(Uuid, bool)> = None;
     loop {
         match walk.one_version() {
@@ -53,10 +55,10 @@ fn few(table: &Table) -> Result<Option<i64>> {
                 held += i64::from(alive);
             }
             Stand::Stale => passed += 1,
-            Stand::End => return Ok(Some(held)),
+            Stand::End => return Ok(Ok(held)),
         }
         if seen > limits::MAX_COUNTED || passed > limits::MAX_PASSED {
-            return Ok(None);
+            return Ok(Err(held));
         }
     }
 }
@@ -65,15 +67,18 @@ fn few(table: &Table) -> Result<Option<i64>> {
 fn _count_held() -> Result<HeldCount> {
     let time = |at: Option<i64>| at.and_then(|at| at.try_into().ok());
     let table = Table::open(c"_leases", c"_leases_session");
-    let estimate = || statistics::many(&Db::open(catalog::home()), c"_leases", &Which::Having("session"), false);
-    // Leases of one session may lie on as many pages as there are leases: they are looked at only if they may be few.
+    let estimate =
+        |least| statistics::many(&Db::open(catalog::home()), c"_leases", &Which::Having("session"), false, least);
+    // The leases of one session may lie on as many pages as there are leases. So leases are looked at one by one only
+    // if there may be few.
     let many = table.entries(&[], limits::MAX_COUNTED as usize + 1) > limits::MAX_COUNTED as usize;
-    let count = many.then(estimate).filter(|count| count.rows > 2 * limits::MAX_COUNTED);
-    if count.is_none()
-        && let Some(held) = few(&table)?
-    {
-        return Ok(HeldCount { held, counted_at: time(Some(clock::timestamp())) });
-    }
-    let count = count.unwrap_or_else(estimate);
+    let count = many.then(|| estimate(0)).filter(|count| count.rows > 2 * limits::MAX_COUNTED);
+    let count = match count {
+        Some(count) => count,
+        None => match few(&table)? {
+            Ok(held) => return Ok(HeldCount { held, counted_at: time(Some(clock::timestamp())) }),
+            Err(least) => estimate(least),
+        },
+    };
     Ok(HeldCount { held: count.rows, counted_at: time(count.at) })
 }

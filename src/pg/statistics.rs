@@ -8,7 +8,8 @@ use crate::base::limits;
 use pgrx::pg_sys::{OIDOID, TEXTOID};
 use std::ffi::CStr;
 
-/// The statistics of a table and a column of it. `live` is kept up by each transaction that ends, a few seconds late.
+/// The statistics of a table and a column of it. The number of live tuples follows each transaction that ends, a few
+/// seconds late.
 static STATISTICS: Statement = Statement::reads(
     "SELECT c.reltuples::double precision, pg_stat_get_live_tuples(c.oid),
             greatest(pg_stat_get_last_analyze_time(c.oid), pg_stat_get_last_autoanalyze_time(c.oid)),
@@ -23,14 +24,14 @@ static STATISTICS: Statement = Statement::reads(
     &[OIDOID, TEXTOID, TEXTOID],
 );
 
-/// How many rows there are, and when that was so, in microseconds since 2000; `None` if nothing tells.
+/// How many rows there are, and when that was so, in microseconds since 2000; `None` if that time is not known.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Count {
     pub rows: i64,
     pub at: Option<i64>,
 }
 
-/// Which rows of a table count: those with this value in a column, or all that have one.
+/// Which rows of a table count: the rows with this value in a column, or all rows in which the column is not null.
 pub enum Which<'a> {
     With(&'static str, &'a str),
     Having(&'static str),
@@ -60,7 +61,7 @@ impl Statistics {
             share: row.get(if value.is_some() { 5 } else { 4 }),
         });
         match which {
-            // Before the first ANALYZE all rows are thought to have a value.
+            // Before the first ANALYZE this assumes that all rows have a value.
             Which::Having(_) if known.share.is_none() => {
                 Statistics { rows: known.live as f64, share: Some(1.0), analyzed: None, ..known }
             }
@@ -68,38 +69,39 @@ impl Statistics {
         }
     }
 
-    /// Estimates how many rows count, which are more than can be counted. `all`: every row of the table does.
-    fn estimate(&self, all: bool, now: i64) -> Count {
-        let more = |rows: f64| (rows as i64).max(limits::MAX_COUNTED + 1);
+    /// Estimates how many rows count, of which `least` have been counted. `all`: every row of the table counts.
+    fn estimate(&self, all: bool, least: i64, now: i64) -> Count {
+        let more = |rows: f64| (rows as i64).max(least);
         match self.share {
             // After a crash PostgreSQL knows of no rows until the next ANALYZE.
-            _ if all && self.live > limits::MAX_COUNTED => Count { rows: self.live, at: Some(now) },
+            _ if all && self.live >= least.max(1) => Count { rows: self.live, at: Some(now) },
             Some(share) => Count { rows: more(self.rows * share), at: self.analyzed },
             None => Count { rows: more(0.0), at: None },
         }
     }
 }
 
-/// Returns how many rows of a table have the first columns of its index, up to [`limits::MAX_COUNTED`]; `None` for
-/// more. Versions that deleted rows have left count against a bound, too.
-pub fn few(table: &Table, key: &[Key]) -> Option<i64> {
+/// Returns how many rows of a table have this key, or these first columns of one. Beyond [`limits::MAX_COUNTED`] rows,
+/// or beyond [`limits::MAX_PASSED`] versions that do not count, gives up and returns the rows so far as an error.
+/// Deleted rows leave such versions while an old snapshot is open.
+pub fn few(table: &Table, key: &[Key]) -> std::result::Result<i64, i64> {
     let mut walk = table.walk_versions(Sight::Caller, key);
     let (mut rows, mut passed) = (0, 0);
     loop {
         match walk.one_version() {
             Stand::Row(_) => rows += 1,
             Stand::Stale => passed += 1,
-            Stand::End => return Some(rows),
+            Stand::End => return Ok(rows),
         }
         if rows > limits::MAX_COUNTED || passed > limits::MAX_PASSED {
-            return None;
+            return Err(rows);
         }
     }
 }
 
-/// Returns how many rows count, of which there are too many to count them one by one (see [`few`]).
-pub fn many(db: &Db, table: &'static CStr, which: &Which, all: bool) -> Count {
-    Statistics::of(db, table, which).estimate(all, clock::timestamp())
+/// Estimates how many rows count, after a count has been given up at `least` rows (see [`few`]).
+pub fn many(db: &Db, table: &'static CStr, which: &Which, all: bool, least: i64) -> Count {
+    Statistics::of(db, table, which).estimate(all, least, clock::timestamp())
 }
 
 #[cfg(test)]
@@ -110,14 +112,18 @@ mod tests {
 
     #[test]
     fn an_estimate_says_when_it_was_right() {
-        assert_eq!(KNOWN.estimate(false, 9), Count { rows: 250_000, at: Some(5) });
-        assert_eq!(KNOWN.estimate(true, 9), Count { rows: 1_200_000, at: Some(9) });
-        assert_eq!(Statistics { share: None, ..KNOWN }.estimate(false, 9), Count { rows: 10_001, at: None });
-        // A crash has lost the statistics; and there were fewer at the last ANALYZE than can be counted.
+        assert_eq!(KNOWN.estimate(false, 10_001, 9), Count { rows: 250_000, at: Some(5) });
+        assert_eq!(KNOWN.estimate(true, 10_001, 9), Count { rows: 1_200_000, at: Some(9) });
+        assert_eq!(Statistics { share: None, ..KNOWN }.estimate(false, 10_001, 9), Count { rows: 10_001, at: None });
+        // First, a crash has lost the statistics. Second, the last ANALYZE found fewer rows than can be counted.
         assert_eq!(
-            Statistics { live: 0, analyzed: None, ..KNOWN }.estimate(true, 9),
+            Statistics { live: 0, analyzed: None, ..KNOWN }.estimate(true, 10_001, 9),
             Count { rows: 250_000, at: None }
         );
-        assert_eq!(Statistics { rows: 400.0, ..KNOWN }.estimate(false, 9), Count { rows: 10_001, at: Some(5) });
+        let rows = |rows| Statistics { rows, ..KNOWN };
+        assert_eq!(rows(400.0).estimate(false, 10_001, 9), Count { rows: 10_001, at: Some(5) });
+        // The count was given up for old versions, before it had found many rows.
+        assert_eq!(rows(400.0).estimate(false, 7, 9), Count { rows: 100, at: Some(5) });
+        assert_eq!(rows(0.0).estimate(false, 7, 9), Count { rows: 7, at: Some(5) });
     }
 }

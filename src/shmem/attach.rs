@@ -24,14 +24,14 @@ thread_local! {
 const PID: u64 = u32::MAX as u64;
 const SETTLED: u64 = 1 << 32;
 const SECOND: u32 = 33;
-/// The seconds come round after 97 days. No session lives so long without a call that settles it.
+/// The seconds wrap around after 97 days. No session lives so long without a call that settles it.
 const SECONDS: u64 = (1 << 23) - 1;
 
 impl Shared {
     /// Makes the session end when this backend exits, after `grace` microseconds.
     pub fn attach(&self, at: SlotRef, grace: u64) {
         register();
-        let attachment = my_pid() | (clock::now() / 1_000_000 & SECONDS) << SECOND;
+        let attachment = my_pid() | (((clock::now() / 1_000_000) & SECONDS) << SECOND);
         self.change_attached(at, |_| Some(attachment));
         ATTACHED.with_borrow_mut(|attached| {
             attached.retain(|(known, _)| self.look(*known).is_some());
@@ -39,14 +39,14 @@ impl Shared {
         });
     }
 
-    /// Ends an attachment. Returns whether there was one. The backend that the session was attached to finds out when
+    /// Ends an attachment. Returns whether there was one. The backend to which the session was attached finds out when
     /// it exits.
     pub fn detach(&self, at: SlotRef) -> bool {
         self.change_attached(at, |attached| (attached != 0).then_some(0))
     }
 
     /// Takes note of a call on this connection for a living session. Returns true once, if the session is attached to
-    /// another connection and for its TTL has been used on others only: so it goes behind a pooler.
+    /// another connection and has been used only on other connections for its TTL. That happens behind a pooler.
     pub fn is_stray(&self, at: SlotRef, now: u64) -> bool {
         let attached = self.attached.get(at.index as usize).map_or(0, Counted::get);
         if attached == 0 || attached & SETTLED != 0 {
@@ -67,7 +67,7 @@ impl Shared {
         attached.is_some_and(|attached| attached.change(|| self.is_still(at), step).is_some())
     }
 
-    /// Returns the process id of the backend that the session is attached to.
+    /// Returns the process id of the backend to which the session is attached.
     pub fn attached_pid(&self, at: SlotRef) -> Option<i32> {
         let pid = self.attached.get(at.index as usize)?.get() & PID;
         i32::try_from(pid).ok().filter(|pid| *pid != 0 && self.is_still(at))
@@ -89,7 +89,7 @@ pub fn max_waiting() -> u32 {
 /// A call that waits, as it is noted until its end.
 struct Wait {
     database: &'static Database,
-    /// The sessions that it waits for.
+    /// The sessions for which it waits.
     sessions: Vec<SlotRef>,
     direct: bool,
 }
@@ -98,8 +98,8 @@ struct Wait {
 pub struct WaitingPlace;
 
 impl Shared {
-    /// Begins a wait for sessions, unless it needs one of the places and all are taken. It needs none on the connection
-    /// that all of the sessions are attached to.
+    /// Begins a wait for sessions. Returns `None` if the wait needs one of the places and all are taken. It needs none
+    /// on the connection to which all of the sessions are attached.
     pub fn take_waiting_place(&self, database: &'static Database, sessions: &[SlotRef]) -> Option<WaitingPlace> {
         register();
         let me = i32::try_from(my_pid()).ok();

@@ -4,7 +4,7 @@
 //! here which these are, and the launcher wakes them at the end, be it a commit or a rollback. All sessions of the
 //! database are woken if there is no room to note them, or if the transaction was prepared before the last start.
 //!
-//! What the transaction counts waits here too, until it is committed.
+//! The counts of the transaction also wait here, until it is committed.
 
 use super::counters::AT_COMMIT;
 use super::databases::Database;
@@ -35,7 +35,7 @@ impl Shared {
     }
 
     /// Watches for the end of this backend's transaction, which is just being prepared, and keeps what it counts.
-    /// `sessions` are those whose revision grows if it is committed. If no entry is free, the counts are lost too.
+    /// `sessions` are those whose revision grows if it is committed. If no entry is free, the counts are also lost.
     pub fn watch_own(
         &self,
         database: &Database,
@@ -93,9 +93,9 @@ impl Shared {
         true
     }
 
-    /// Adds what a prepared transaction counts to the counters, once, if it was committed.
-    fn settle(&self, entry: &Pending, committed: bool) {
-        let transaction = entry.transaction.load(Ordering::Acquire);
+    /// Adds what a prepared transaction counts to the counters, once, if it was committed. The entry may belong to the
+    /// next transaction by now; then this takes nothing from it.
+    fn settle(&self, entry: &Pending, transaction: u64, committed: bool) {
         let mut counted = [0; AT_COMMIT];
         for (kept, counted) in entry.counted.iter().zip(&mut counted) {
             let read = kept.load(Ordering::Acquire);
@@ -109,15 +109,15 @@ impl Shared {
         }
     }
 
-    /// Adds what the prepared transactions that have been committed since count. `outcome` returns whether one was
-    /// committed; `None` while it is open.
+    /// Adds the counts of those prepared transactions that have been committed by now to the counters. `outcome`
+    /// returns whether one was committed; `None` while it is open.
     pub fn settle_prepared(&self, outcome: impl Fn(u32) -> Option<bool>) {
         for entry in self.pending {
-            let xid = entry.transaction.load(Ordering::Acquire) as u32;
-            if xid != 0
-                && let Some(committed) = outcome(xid)
+            let transaction = entry.transaction.load(Ordering::Acquire);
+            if transaction != 0
+                && let Some(committed) = outcome(transaction as u32)
             {
-                self.settle(entry, committed);
+                self.settle(entry, transaction, committed);
             }
         }
     }
@@ -139,7 +139,7 @@ impl Shared {
                 continue;
             }
             if let Some(committed) = outcome(transaction as u32) {
-                self.settle(entry, committed);
+                self.settle(entry, transaction, committed);
                 let whom = entry.whom.load(Ordering::Acquire);
                 entry.transaction.store(0, Ordering::Release);
                 visit((transaction >> 32) as u32, whom);
