@@ -507,6 +507,8 @@ def test_an_update_moves_no_partition(connect, former):
     first = members[0].id
     conn.execute("SELECT eskit_lease.group_release(group_name, partition, fence) FROM eskit_lease.group_partitions WHERE state = 'revoking'")
     wait_until(lambda: conn.execute("SELECT count(*) FROM eskit_lease.group_partitions WHERE state = 'owned'").fetchone() == (20,))
+    # No group has a member that its next rebalance would count.
+    wait_until(lambda: conn.execute("SELECT count(*) FROM eskit_lease._members WHERE counted IS DISTINCT FROM 'active'").fetchone() == (0,))
     with conn.transaction():
         conn.execute("UPDATE eskit_lease._partitions SET target = %s", (first,))
         conn.execute("UPDATE eskit_lease._leases SET session = %s", (first,))
