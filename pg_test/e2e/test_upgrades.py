@@ -248,7 +248,7 @@ def test_objects_that_are_missing(server, connect, former):
         "ALTER INDEX eskit_lease._sessions_pkey RENAME TO other": ("lease_acquire", "r", "{session}"),
         "ALTER SEQUENCE eskit_lease.fence_seq RENAME TO other": ("lease_acquire", "r", "{session}"),
         "ALTER TABLE eskit_lease._executions RENAME TO other": ("execution_begin", "k", "{session}"),
-        "ALTER TYPE eskit_lease.session_state ADD ATTRIBUTE other text, ADD ATTRIBUTE more text": ("session_heartbeat", "{session}"),
+        "ALTER TYPE eskit_lease.session_state ADD ATTRIBUTE other text": ("session_heartbeat", "{session}"),
     }
     session = Session(connect(dbname=former), ttl="60 s")
     for change, (function, *args) in changes.items():

@@ -10,7 +10,7 @@
 //! itself was granted the resource while its place was passed over, it loses the place when it releases the resource
 //! ([`leave_behind`]).
 //!
-//! A walk stops at a locked place, whose session is just being granted the resource. It also stops at the place of a
+//! A walk stops at a locked place, whose session is being granted the resource. It also stops at the place of a
 //! session that is being taken over, although that session is granted nothing. When the take-over commits, the place is
 //! the successor's.
 //!
@@ -73,7 +73,7 @@ pub fn may_be_waited_for(call: &Call, resource: &str) -> bool {
     call.waiters().has_entry(&[Key::Text(resource)])
 }
 
-/// Gives a place to a session that has none. Returns false for a group, or for a name that is just being declared as
+/// Gives a place to a session that has none. Returns false for a group, or for a name that is being declared as
 /// one.
 pub fn take_place(call: &Call, resource: &str, session: Uuid) -> Result<bool> {
     if places::is_full(session) {

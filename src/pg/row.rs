@@ -52,8 +52,12 @@ macro_rules! composite {
                         $(pgrx::IntoDatum::into_datum(self.$column),)*
                         $($(pgrx::IntoDatum::into_datum(self.$new),)*)?
                     ];
+                    let types = [
+                        $(<$type as pgrx::IntoDatum>::type_oid(),)*
+                        $($(<$new_type as pgrx::IntoDatum>::type_oid(),)*)?
+                    ];
                     // SAFETY: the columns of the type, with their types
-                    unsafe { $crate::pg::row::answer(fcinfo, columns) }
+                    unsafe { $crate::pg::row::answer(fcinfo, columns, types) }
                 }
             }
         };
@@ -68,6 +72,7 @@ pub(crate) use composite;
 pub unsafe fn answer<'fcx, const COLUMNS: usize>(
     fcinfo: &mut FcInfo<'fcx>,
     columns: [Option<Datum>; COLUMNS],
+    types: [pg_sys::Oid; COLUMNS],
 ) -> pgrx::datum::Datum<'fcx> {
     let mut nulls = columns.map(|column| column.is_none());
     let mut values = columns.map(|column| column.unwrap_or(Datum::from(0)));
@@ -99,6 +104,9 @@ pub unsafe fn answer<'fcx, const COLUMNS: usize>(
             } else if has > COLUMNS || catalog::has_wait_many() {
                 catalog::unserved(format!("A type has {} columns, not {COLUMNS}.", (*description).natts));
             }
+        } else if pg_sys::SPI_gettypeid(description, (*description).natts) != types[COLUMNS - 1] {
+            // An administrator has added a column to the type of a former version.
+            catalog::unserved(format!("Column {COLUMNS} of a type is of another type."));
         }
         let tuple = pg_sys::heap_form_tuple(description, values.as_mut_ptr(), nulls.as_mut_ptr());
         fcinfo.return_raw_datum(pg_sys::HeapTupleHeaderGetDatum((*tuple).t_data))

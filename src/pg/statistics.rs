@@ -69,7 +69,7 @@ impl Statistics {
         }
     }
 
-    /// Estimates how many rows count, of which `least` have been counted. `all`: every row of the table counts.
+    /// Estimates how many rows count; `least` have been counted. `all`: every row of the table counts.
     fn estimate(&self, all: bool, least: i64, now: i64) -> Count {
         let more = |rows: f64| (rows as i64).max(least);
         match self.share {

@@ -20,7 +20,7 @@ pub const ALL: u32 = 1;
 /// Sessions that wait for work items.
 pub const HUNGRY: u32 = 2;
 
-/// Marks an entry that is just being written; no transaction has this number.
+/// Marks an entry that a process is writing; no transaction has this number.
 const BEING_WRITTEN: u64 = 1;
 
 fn number(database: &Database, xid: u32) -> u64 {
@@ -34,7 +34,7 @@ impl Shared {
         self.watch(database, number(database, xid), ALL);
     }
 
-    /// Watches for the end of this backend's transaction, which is just being prepared, and keeps what it counts.
+    /// Watches for the end of this backend's transaction, which is being prepared, and keeps what it counts.
     /// `sessions` are those whose revision grows if it is committed. If no entry is free, the counts are also lost.
     pub fn watch_own(
         &self,

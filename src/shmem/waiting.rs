@@ -57,7 +57,7 @@ impl Waiting {
         turn.map_or(longest, |last| next(last) - now)
     }
 
-    /// Returns whether the log must tell of refused and late calls, of which `counted` have been counted so far.
+    /// Returns whether the log must tell of refused and late calls; `counted` have been counted so far.
     pub fn must_tell(&self, counted: u64, now: u64) -> bool {
         let told_at = self.told_at.load(Ordering::Relaxed);
         let soon = told_at != 0 && now < told_at + limits::WAITS_TOLD_EVERY;

@@ -92,7 +92,7 @@ enum Lack {
     Turn,
     /// PostgreSQL has no free slot for a worker.
     Slot,
-    /// The database is just being dropped, renamed or copied. A worker would wait for that, and fail if the database
+    /// The database is being dropped, renamed or copied. A worker would wait for that, and fail if the database
     /// is gone then.
     Lock,
 }
