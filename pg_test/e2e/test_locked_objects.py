@@ -81,6 +81,18 @@ def test_nobody_waits_behind_who_waits(server, connect, db, background, name):
         assert not is_refused(server, db, session, *one), one
 
 
+def test_a_bulk_call_waits_once(connect):
+    """Not for each of its batches: then this call would take 20 s."""
+    conn, locker = connect(), connect(autocommit=False)
+    session = set_up(conn)
+    locker.execute("LOCK TABLE eskit_lease._waiters IN ACCESS EXCLUSIVE MODE")
+    conn.execute(LIMIT)
+    answers = rows(conn, "lease_acquire_many", [f"name {number}" for number in range(100_000)], session.id)
+    assert {answer.reason for answer in answers} == {"busy"}
+    locker.rollback()
+    assert session.take("name 1")
+
+
 def test_nobody_waits_behind_a_drop(server, connect, db, background):
     conn, holder, dropping = connect(), connect(), connect()
     session = set_up(conn)

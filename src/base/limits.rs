@@ -81,6 +81,10 @@ pub const MAX_NOTES: usize = 1_000;
 
 /// Leases granted in one statement; this bounds the stripes held at one time.
 pub const GRANT_BATCH: usize = 500;
+/// How often a call pauses until another one has left a stripe, which it holds for the time of a statement; and for how
+/// many microseconds.
+pub const STRIPE_PAUSES: u32 = 30;
+pub const STRIPE_PAUSE: u64 = 500;
 /// Permits of a semaphore, partitions of a group.
 pub const MAX_SLOTS: i32 = 32_768;
 /// How long a call waits for a declaration that another transaction has locked, and the pause between two looks, in

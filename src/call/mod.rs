@@ -7,6 +7,7 @@ mod argument;
 pub use argument::{Given, names_arg, text_arg};
 
 use crate::base::error::{Error, Result};
+use crate::base::limits;
 use crate::pg::catalog::{self, Home};
 use crate::pg::spi::{self, Db, Statement, Value};
 use crate::pg::table::Table;
@@ -20,6 +21,7 @@ use std::cell::{Cell, OnceCell};
 /// Returns shared memory. Fails if this library has not made it, and on a server in recovery.
 pub fn enter() -> Result<&'static Shared> {
     let shared = shared()?;
+    catalog::begin_call();
     if in_recovery() { Err(Error::Recovery.into()) } else { Ok(shared) }
 }
 
@@ -58,6 +60,8 @@ pub struct Call {
     pub caller: Oid,
     // The tables close before the connection to SPI does, since their memory may belong to the connection.
     pub tables: Tables,
+    /// How often the call may still pause for a stripe.
+    pub stripe_pauses: Cell<u32>,
     db: OnceCell<Db>,
 }
 
@@ -67,7 +71,8 @@ impl Call {
         let home = catalog::home();
         let caller = role::current();
         let database = shared.database(home)?;
-        Ok(Call { shared, database, home, caller, tables: Tables::default(), db: OnceCell::new() })
+        let stripe_pauses = Cell::new(limits::STRIPE_PAUSES);
+        Ok(Call { shared, database, home, caller, tables: Tables::default(), stripe_pauses, db: OnceCell::new() })
     }
 
     /// Returns the connection to SPI. It is made for the first statement: many an answer needs none.

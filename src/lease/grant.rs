@@ -47,9 +47,6 @@ static UPDATE: Statement = Statement::writes(
     &[TEXTARRAYOID, INT4ARRAYOID, UUIDOID, INT4OID, BOOLOID],
 );
 
-/// The number of tries for a stripe, half a millisecond apart; a stripe is held for the time of a statement.
-const STRIPE_TRIES: u32 = 30;
-
 /// Grants each candidate its slot, unless something is in the way of that grant.
 pub fn grant(call: &Call, leases: &Leases, candidates: Vec<Candidate>) -> HashMap<Seat, Grant> {
     let mut granted = HashMap::new();
@@ -61,7 +58,7 @@ pub fn grant(call: &Call, leases: &Leases, candidates: Vec<Candidate>) -> HashMa
 }
 
 fn grant_batch(call: &Call, leases: &Leases, mut candidates: Vec<Candidate>, granted: &mut HashMap<Seat, Grant>) {
-    let stripes = take_stripes(&candidates);
+    let stripes = take_stripes(call, &candidates);
     // Declarations are read after the stripes are taken, if at all: most candidates have a row, and most databases have
     // no declarations.
     let none = LazyCell::new(|| call.declarations().none());
@@ -107,21 +104,18 @@ fn grant_batch(call: &Call, leases: &Leases, mut candidates: Vec<Candidate>, gra
 }
 
 /// Takes the stripes of the candidates without a row, in order. Returns the stripes that it got.
-fn take_stripes(candidates: &[Candidate]) -> BTreeSet<u16> {
+fn take_stripes(call: &Call, candidates: &[Candidate]) -> BTreeSet<u16> {
     let new = candidates.iter().filter(|candidate| candidate.row.is_none());
     let wanted: BTreeSet<u16> = new.map(|candidate| keys::stripe(&candidate.resource, candidate.slot)).collect();
-    let mut tries = STRIPE_TRIES;
-    let mut take = |stripe: &u16| loop {
+    let take = |stripe: &u16| loop {
         if Guard::Stripe(*stripe).try_lock(Mode::Exclusive) {
             return true;
         }
-        tries = tries.saturating_sub(1);
-        if tries == 0 {
-            return false;
-        }
-        clock::pause(500);
+        let Some(left) = call.stripe_pauses.get().checked_sub(1) else { return false };
+        call.stripe_pauses.set(left);
+        clock::pause(limits::STRIPE_PAUSE);
     };
-    wanted.into_iter().filter(|stripe| take(stripe)).collect()
+    wanted.into_iter().filter(take).collect()
 }
 
 /// Locks the places and the slot of a candidate, if nothing is in its way. `plain` returns whether a name is not

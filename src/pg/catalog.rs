@@ -1,7 +1,7 @@
 //! Lookups in the catalog by name: our relations in this database, the extension, and its owner.
 
 use super::text::from_server;
-use super::{clock, lock_timeout, server};
+use super::{clock, lock_timeout, server, statement};
 use crate::base::error::{Error, Result, raise};
 use crate::base::limits;
 use pgrx::pg_sys::{self, Datum, Oid};
@@ -148,21 +148,36 @@ pub fn is_patient() -> bool {
     PATIENT.get()
 }
 
-/// Tries for a lock again and again, for as long as a call has patience. Returns whether the lock was taken.
+thread_local! {
+    /// For how many microseconds the call has waited for locks, and the start of its statement. A trigger and an act at
+    /// the commit do not begin a call.
+    static WAITED: Cell<(i64, u64)> = const { Cell::new((0, 0)) };
+}
+
+/// Begins a call of a verb, which has patience of its own. One call may take a lock many times: a bulk call does so for
+/// each of its batches.
+pub fn begin_call() {
+    WAITED.set((0, 0));
+}
+
+/// Tries for a lock again and again, for as long as the call has patience left. Returns whether the lock was taken.
 fn soon(attempt: impl Fn() -> bool) -> bool {
     if attempt() {
         return true;
     }
-    let most = lock_timeout::of_caller().unwrap_or(limits::CATALOG_PATIENCE);
-    let until = clock::now() + limits::CATALOG_PATIENCE.min(most);
-    while clock::now() < until {
+    let of = statement::began_at();
+    let (_, waited) = Some(WAITED.get()).filter(|(known, _)| *known == of).unwrap_or_default();
+    let most = lock_timeout::of_caller().unwrap_or(limits::CATALOG_PATIENCE).min(limits::CATALOG_PATIENCE);
+    let began = clock::now();
+    let until = began + most.saturating_sub(waited);
+    let mut taken = false;
+    while !taken && clock::now() < until {
         pgrx::check_for_interrupts!();
         clock::pause(limits::CATALOG_PAUSE);
-        if attempt() {
-            return true;
-        }
+        taken = attempt();
     }
-    false
+    WAITED.set((of, waited + clock::now().saturating_sub(began)));
+    taken
 }
 
 /// Locks one of our tables or sequences, for changes of rows or for drawing numbers, to the end of the transaction.
