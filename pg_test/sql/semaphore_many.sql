@@ -25,7 +25,17 @@ SELECT reason FROM lease_acquire('many', :'waiter', true);
 SELECT pg_temp.rows_read() - :before < 50 AS few;
 COMMIT;
 SELECT lease_cancel('many', :'waiter');
+BEGIN;
+SELECT pg_temp.rows_read() AS before \gset
+SELECT reason FROM lock_acquire('many', 'cron', '1 min');
+SELECT pg_temp.rows_read() - :before < 50 AS few;
+COMMIT;
 SELECT lease_release('many', fence) FROM holders WHERE n = 500;
+BEGIN;
+SELECT pg_temp.rows_read() AS before \gset
+SELECT fence AS f, reason FROM lock_acquire('many', 'cron', '1 min') \gset
+SELECT :'reason' AS reason, pg_temp.rows_read() - :before < 50 AS few;
+ROLLBACK;
 
 BEGIN;
 SELECT pg_temp.rows_read() AS before \gset

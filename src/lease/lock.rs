@@ -5,8 +5,9 @@
 use super::acquire::{acquire_one, can_look, can_take};
 use super::answer::{Answer, LeaseAnswer};
 use super::declaration::{self, Kind};
+use super::line;
 use super::row::{Leases, Probe};
-use super::{line, semaphore};
+use super::semaphore::{self, Glance};
 use crate::base::error::Result;
 use crate::base::interval;
 use crate::call::{Call, Given, enter_writing, text_arg};
@@ -41,6 +42,15 @@ fn look(call: &Call, name: &str, request: Option<Uuid>) -> Result<std::result::R
         let mine = |request| Guard::Seat(request, keys::fnv1a(name)).try_lock(Mode::Exclusive);
         if !request.is_none_or(mine) {
             return busy();
+        }
+        // A request may have a permit already: only then do the holders matter, and are counted.
+        if request.is_none() {
+            let free = |refusal| Ok(Ok(Seen { holders: Vec::new(), refusal }));
+            match semaphore::glance(call, name, &declaration, None) {
+                Glance::Free(_) => return free(None),
+                Glance::AllHeld => return free(Some(Answer::refused("held"))),
+                Glance::Unknown => (),
+            }
         }
         let permits = semaphore::survey(call, name, &declaration, &|_| false);
         let holders: Vec<Holder> = permits.held.into_iter().map(|(_, holder)| holder).collect();

@@ -30,7 +30,7 @@ use crate::base::error::Result;
 use crate::call::{Call, Given, enter_writing, text_arg};
 use crate::pg::guard::Guard;
 use crate::pg::text::Text;
-use crate::pg::{clock, transaction};
+use crate::pg::{clock, random, transaction};
 use crate::session::holders::{Holder, Holders};
 use crate::session::succession;
 use crate::shmem::databases::BOOT;
@@ -77,13 +77,14 @@ pub enum Glance {
     Unknown,
 }
 
-/// Looks for a free slot of a semaphore with many permits without counting its holders.
-pub fn glance(call: &Call, resource: &str, declaration: &Declaration, session: Uuid) -> Glance {
+/// Looks for a free slot of a semaphore with many permits without counting its holders. `session` wants the permit;
+/// `None` if it has not been opened yet.
+pub fn glance(call: &Call, resource: &str, declaration: &Declaration, session: Option<Uuid>) -> Glance {
     if declaration.kind != Kind::Semaphore || declaration.slots <= FEW {
         return Glance::Unknown;
     }
     // The order matters: a permit that goes into grace meanwhile is seen by one of the two checks.
-    if row::may_have_any(resource, session) || succession::has_grace(session) {
+    if session.is_some_and(|session| row::may_have_any(resource, session) || succession::has_grace(session)) {
         return Glance::Unknown;
     }
     let leases = Leases::open();
@@ -100,8 +101,8 @@ pub fn glance(call: &Call, resource: &str, declaration: &Declaration, session: U
     if is_surveyed {
         return if all && is_of_the_living(call, resource) { Glance::AllHeld } else { Glance::Unknown };
     }
-    let (first, _) = session.as_bytes().split_at(8);
-    let first = first.iter().fold(0u64, |number, byte| number << 8 | u64::from(*byte));
+    let bytes = session.map_or_else(random::strong, |session| *session.as_bytes());
+    let first = bytes[..8].iter().fold(0u64, |number, byte| number << 8 | u64::from(*byte));
     let slots = u64::from(declaration.slots.cast_unsigned());
     // The odd factor spreads the tries over the slots.
     let mut tries = (1..=TRIES).map(|n| (first.wrapping_mul(2 * n + 1) % slots) as i32);

@@ -94,7 +94,7 @@ pub(super) fn look_at_permits(call: &Call, me: SlotRef, resource: &str, declarat
         choices.rotate_left(first);
         choices
     };
-    match semaphore::glance(call, resource, declaration, me.session()) {
+    match semaphore::glance(call, resource, declaration, Some(me.session())) {
         Glance::Free(free) => return Ok(Look::Wanted(Wanted { declared, choices: spread(free), ..Wanted::default() })),
         Glance::AllHeld => return Ok(Look::Answer(Answer::refused("held"))),
         Glance::Unknown => (),
