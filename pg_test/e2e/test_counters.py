@@ -15,13 +15,16 @@ COMMITTED = (
 )  # fmt: skip
 
 
-def counted(conn):
+CHANGES = ("sessions_opened", "sessions_closed", "sessions_expired", "grants", "takeovers", "hand_overs", "releases")
+
+
+def counted(conn, names=COMMITTED):
     values = dict(conn.execute("SELECT name, value FROM eskit_lease.stats()").fetchall())
-    return {name: values[name] for name in COMMITTED}
+    return {name: values[name] for name in names}
 
 
 def grown(conn, before):
-    return {name: value - before[name] for name, value in counted(conn).items() if value != before[name]}
+    return {name: value - before[name] for name, value in counted(conn, before).items() if value != before[name]}
 
 
 @pytest.fixture
@@ -144,6 +147,100 @@ def test_a_revocation_counts(conn):
     second = Session(conn, "second", ttl="60 s").join("g")
     wait_until(lambda: len(second.assignment("g")) == 2)
     assert grown(conn, before) == {"revocations": 2}
+
+
+def change(conn, leader, follower):
+    """Opens and closes sessions, and hands a lease over. Returns what it adds to each counter."""
+    other = Session(conn, "other", ttl="60 s")
+    other.take("free")
+    assert other.release("free") and other.close()
+    assert leader.release("r") and follower.holds("r")
+    return {"sessions_opened": 1, "sessions_closed": 1, "grants": 1, "takeovers": 1, "hand_overs": 1, "releases": 2}
+
+
+def test_changes_of_leases_and_sessions_count_once_they_are_committed(conn, connect):
+    leader, follower, looker = Session(conn, "leader", ttl="60 s"), Session(conn, "follower", ttl="60 s"), connect()
+    leader.take("r"), follower.queue("r")
+    before, timed = counted(conn, CHANGES), spans(conn, "hand_over")
+    with conn.transaction(force_rollback=True):
+        change(conn, leader, follower)
+    assert grown(conn, before) == {} and spans(conn, "hand_over") == timed
+    with conn.transaction():
+        adds = change(conn, leader, follower)
+        assert grown(conn, before) == {}
+    assert grown(looker, before) == adds
+    # A prepared transaction hands the lease over when it is committed; until then the next session waits.
+    for end, adds in (("ROLLBACK", {}), ("COMMIT", {"takeovers": 1, "hand_overs": 1, "releases": 1})):
+        leader.acquire("r", queue=True)
+        before, timed = counted(conn, CHANGES), spans(conn, "hand_over")
+        conn.execute("BEGIN")
+        assert follower.release("r")
+        conn.execute(f"PREPARE TRANSACTION 'handed over {end}'")
+        time.sleep(0.3)
+        looker.execute(f"{end} PREPARED 'handed over {end}'")
+        assert grown(looker, before) == adds
+        after = spans(looker, "hand_over")
+        assert after["inf"] - timed["inf"] == adds.get("hand_overs", 0) and after["200"] == timed["200"]
+
+
+class HandOvers:
+    """Tells by how much the counter of hand-overs and their histogram have grown."""
+
+    def __init__(self, conn, group, timeout):
+        self.conn, self.group = conn, group
+        call(conn, "group_create", group, 2, "sticky", timeout, "0 s")
+        self.known = self.now()
+
+    def now(self):
+        return {"counted": stat(self.conn, "hand_overs"), **spans(self.conn, "hand_over")}
+
+    def took(self, *ranges):
+        """Returns how many hand-overs were counted, and how many of them took at most so long."""
+        before, self.known = self.known, self.now()
+        return [self.known[name] - before[name] for name in ("counted", *ranges)]
+
+    def join(self, consumer, partitions, ttl="60 s"):
+        session = Session(self.conn, consumer, ttl=ttl).join(self.group)
+        wait_until(lambda: session.owns(self.conn, self.group) == partitions)
+        return session
+
+
+def test_a_released_partition_is_handed_over_from_its_release_on(conn):
+    overs = HandOvers(conn, "g", "60 s")
+    first = overs.join("first", 2)
+    assert overs.took("inf") == [0, 0], "no session had these partitions"
+    second = overs.join("second", 0)
+    (told,) = wait_until(lambda: [one for one in first.assignment("g") if one.state == "revoking"])
+    with conn.transaction():
+        assert call(conn, "lease_release", "g", told.fence)
+        time.sleep(0.3)
+        assert overs.took("inf") == [0, 0]
+    assert second.owns(conn, "g") == 1 and overs.took("200", "inf") == [1, 0, 1]
+    # Before a member joins, no session waits for the partitions.
+    first.close(), second.close()
+    overs.took()
+    time.sleep(0.3)
+    overs.join("third", 2)
+    assert overs.took("200", "inf") == [2, 2, 2]
+
+
+def test_an_overdue_partition_is_handed_over_from_its_deadline_on(conn):
+    overs = HandOvers(conn, "g", "2 s")
+    overs.join("first", 2)
+    overs.join("second", 1)
+    assert overs.took("1000", "inf") == [1, 1, 1]
+
+
+def test_the_partition_of_a_dead_owner_is_handed_over_from_its_deadline_on(conn, no_worker):
+    overs = HandOvers(conn, "g", "60 s")
+    first = overs.join("first", 2, ttl="1 s")
+    second = Session(conn, "second", ttl="60 s").join("g")
+    wait_until(lambda: first.expired(conn))
+    time.sleep(0.3)
+    assert overs.took("inf") == [0, 0]
+    call(conn, "session_sweep")
+    wait_until(lambda: len(second.assignment("g")) == 2)
+    assert overs.took("200", "inf") == [2, 0, 2]
 
 
 def spans(conn, name):

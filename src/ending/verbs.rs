@@ -127,7 +127,7 @@ fn session_close(session: Option<Uuid>) -> Result<bool> {
         return Ok(false);
     }
     close::end(&call, at)?;
-    call.database.add(Counter::SessionsClosed, 1);
+    call.seam().count(Counter::SessionsClosed, 1);
     Ok(true)
 }
 

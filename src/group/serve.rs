@@ -1,5 +1,9 @@
 //! Serving: gives partitions to their targets, either all free ones of a group or the ones that a transaction just
 //! releases.
+//!
+//! A partition that goes from one session to another is a hand-over. It has taken the time from the release of its
+//! former owner, from the deadline of that owner's session, or from the deadline to release it; but no longer than its
+//! target has counted as a member: before that, no session waited for the partition.
 
 use super::state::{Partition, State};
 use super::{members, targets};
@@ -8,9 +12,10 @@ use crate::call::Call;
 use crate::lease::candidate::{Candidate, Grant, HandOver};
 use crate::lease::declaration::{self, Kind};
 use crate::lease::free::free;
-use crate::lease::handover::admit;
+use crate::lease::handover::{admit, free_since};
 use crate::lease::row::{LeaseRow, Leases, Seat};
 use crate::lease::{grant, history, refence};
+use crate::pg::clock;
 use crate::pg::guard::{Guard, Mode};
 use crate::pg::table::Locked;
 use crate::shmem::counters::Counter;
@@ -29,10 +34,10 @@ pub fn serve(
     letting_go: &dyn Fn(&LeaseRow) -> bool,
     result: &mut HandOver,
 ) -> bool {
-    let members: HashSet<Uuid> = state.members.iter().map(|member| member.session).collect();
+    let members: HashMap<Uuid, u64> = state.members.iter().map(|member| (member.session, member.settles_at)).collect();
     let wanted = &|known: &Partition| only.is_none() || only == known.target;
     // A session that has just left may still be the target.
-    let next = |known: &Partition| known.target.filter(|target| members.contains(target));
+    let next = |known: &Partition| known.target.filter(|target| members.contains_key(target));
     let leases = Leases::open();
     let (overdue, more) = take_overdue(state, now, wanted, result);
     let released = |row: &LeaseRow| letting_go(row) || overdue.contains_key(&row.fence);
@@ -67,7 +72,15 @@ pub fn serve(
     });
     let candidates: Vec<Candidate> = candidates.collect();
     let wanted = candidates.len();
+    let since = |one: &Candidate| {
+        let late = one.row.and_then(|row| overdue.get(&row.fence)).map(|late| late.deadline);
+        let free = late.or_else(|| free_since(call, one))?.max(*members.get(&one.grantee.session())?).min(now);
+        (!one.is_own()).then_some((one.slot, free))
+    };
+    let since: HashMap<i32, u64> = candidates.iter().filter_map(since).collect();
     let granted = grant::grant(call, &leases, candidates);
+    let handed_over = granted.keys().filter_map(|(_, partition)| since.get(partition));
+    handed_over.for_each(|since| call.seam().handed_over(Some(*since)));
     if granted.len() < wanted {
         result.busy.insert(state.name.clone());
     }
@@ -105,30 +118,42 @@ pub fn hand_over(call: &Call, name: &str, rows: &[LeaseRow], result: &mut HandOv
             gone: Rc::default(),
         })
     });
-    let granted = grant::grant(call, &Leases::open(), candidates.collect());
+    let candidates: Vec<Candidate> = candidates.collect();
+    let passes_on = |one: &Candidate| (!one.is_own()).then_some(one.slot);
+    let passing: HashSet<i32> = candidates.iter().filter_map(passes_on).collect();
+    let granted = grant::grant(call, &Leases::open(), candidates);
+    let handed_over = granted.keys().filter(|(_, partition)| passing.contains(partition));
+    handed_over.for_each(|_| call.seam().handed_over(Some(clock::now())));
     let all = granted.len() == rows.len();
     result.granted.extend(granted);
     all
 }
 
-/// Takes overdue partitions from living owners. Returns the partition and its owner by fence, and whether there are
-/// more than the lock table has room for.
+/// A partition that its owner has not released in time.
+struct Overdue {
+    partition: i32,
+    owner: Uuid,
+    deadline: u64,
+}
+
+/// Takes overdue partitions from living owners. Returns them by fence, and whether there are more than the lock table
+/// has room for.
 fn take_overdue(
     state: &State,
     now: u64,
     wanted: &dyn Fn(&Partition) -> bool,
     result: &mut HandOver,
-) -> (HashMap<i64, (i32, Uuid)>, bool) {
+) -> (HashMap<i64, Overdue>, bool) {
     let mut overdue = HashMap::new();
     for (partition, known) in (0..).zip(&state.partitions).filter(|(_, known)| wanted(known)) {
         let late = known.revoking.filter(|(_, at)| *at <= now);
-        if let (Some((fence, _)), Some(owner)) = (late, known.owner) {
+        if let (Some((fence, deadline)), Some(owner)) = (late, known.owner) {
             if overdue.len() == limits::GRANT_BATCH {
                 return (overdue, true);
             }
             // A fenced transaction of the owner may still be open. The partition stays with the owner until that ends.
             if Guard::Fence(fence).try_lock(Mode::Exclusive) {
-                overdue.insert(fence, (partition, owner));
+                overdue.insert(fence, Overdue { partition, owner, deadline });
             } else {
                 result.busy.insert(state.name.clone());
             }
@@ -142,13 +167,13 @@ fn free_ungranted(
     call: &Call,
     state: &State,
     leases: &Leases,
-    taken: Vec<(i32, Uuid)>,
+    taken: Vec<Overdue>,
     granted: &HashMap<Seat, Grant>,
     result: &mut HandOver,
 ) {
     let seat = |partition: i32| (state.name.clone(), partition);
     let row = |partition: i32| state.partitions[partition as usize].row;
-    let ungranted = taken.iter().map(|(partition, _)| *partition).filter(|p| !granted.contains_key(&seat(*p)));
+    let ungranted = taken.iter().map(|one| one.partition).filter(|p| !granted.contains_key(&seat(*p)));
     let mut freed = Vec::new();
     for partition in ungranted {
         match row(partition).filter(|row| leases.lock(row.tid, false) == Locked::Mine) {
@@ -163,13 +188,13 @@ fn free_ungranted(
         let target = state.partitions[partition as usize].target?;
         granted.get(&seat(partition)).map(|grant| (target, grant.fence))
     };
-    let lost = |(partition, _): &(i32, Uuid)| {
+    let lost = |Overdue { partition, .. }: &Overdue| {
         let gone = granted.contains_key(&seat(*partition)) || freed.iter().any(|((_, slot), _)| slot == partition);
         Some((state.partitions[*partition as usize].row.as_ref().filter(|_| gone)?, next(*partition)))
     };
     call.seam().count(Counter::Revocations, taken.iter().filter_map(lost).count());
     history::revoked(call, &state.name, taken.iter().filter_map(lost));
-    for (partition, owner) in taken {
+    for Overdue { partition, owner, .. } in taken {
         call.seam().changed(&state.name, partition);
         if let Some(at) = call.shared.find(call.home, owner) {
             call.seam().revise(at);

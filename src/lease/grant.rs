@@ -87,7 +87,7 @@ fn grant_batch(call: &Call, leases: &Leases, mut candidates: Vec<Candidate>, gra
         }
         dead_owners.extend(candidate.gone.iter());
         let had_owner = candidate.row.is_some_and(|row| row.session.is_some());
-        call.database.add(if had_owner { Counter::Takeovers } else { Counter::Grants }, 1);
+        call.seam().count(if had_owner { Counter::Takeovers } else { Counter::Grants }, 1);
     }
     // One session may be granted many leases.
     grantees.sort_unstable_by_key(|at| *at.session().as_bytes());

@@ -22,7 +22,6 @@ use crate::pg::guard::{Guard, Mode};
 use crate::session;
 use crate::session::holders::Holders;
 use crate::session::succession;
-use crate::shmem::counters::Counter;
 use crate::shmem::slots::SlotRef;
 use pgrx::Uuid;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
@@ -69,12 +68,10 @@ pub fn hand_over_to(
     letting_go: &dyn Fn(&LeaseRow) -> bool,
     result: &mut HandOver,
 ) {
-    let before = result.granted.len();
     if !first.is_empty() {
         let mut free = free_among(call, &first, seen, letting_go, result);
         serve(call, &mut first, &mut free, letting_go, result);
     }
-    call.database.add(Counter::HandOvers, (result.granted.len() - before) as u64);
 }
 
 /// Grants free slots to the first in line, again and again while a resource has both a free slot and a first in line.
@@ -117,9 +114,10 @@ fn serve(
                 })
             })
             .collect();
-        let since: HashMap<Seat, u64> = candidates.iter().filter_map(|one| free_since(call, one)).collect();
+        let since = |one: &Candidate| Some(((one.resource.clone(), one.slot), free_since(call, one)?));
+        let since: HashMap<Seat, u64> = candidates.iter().filter_map(since).collect();
         let granted = grant::grant(call, &leases, candidates);
-        granted.keys().filter_map(|seat| since.get(seat)).for_each(|since| call.seam().handed_over(*since));
+        granted.keys().for_each(|seat| call.seam().handed_over(since.get(seat).copied()));
         let names: HashSet<&str> = granted.keys().map(|(resource, _)| resource.as_str()).collect();
         let (mut served, failed): (Vec<_>, Vec<_>) = now.into_keys().partition(|name| names.contains(name.as_str()));
         served.retain(|resource| free.get(resource).is_some_and(|slots| !slots.is_empty()));
@@ -142,14 +140,14 @@ fn serve(
 }
 
 /// Returns since when the lease of a candidate is free, if that is known: since its release, or the end of its holder.
-fn free_since(call: &Call, candidate: &Candidate) -> Option<(Seat, u64)> {
+pub fn free_since(call: &Call, candidate: &Candidate) -> Option<u64> {
     let (row, now) = (candidate.row?, clock::now());
     let since = match row.session {
         _ if candidate.released => now,
         Some(dead) => call.shared.look(call.shared.find(call.home, dead)?)?.until,
         None => now.saturating_sub(u64::try_from(clock::timestamp() - row.released_at?).unwrap_or(0)),
     };
-    Some(((candidate.resource.clone(), candidate.slot), since.min(now)))
+    Some(since.min(now))
 }
 
 /// Returns the slots that no living session holds.

@@ -17,7 +17,7 @@
 //!
 //! A database that gives up its entry in shared memory is marked again when it has one. That makes no holder ask for a
 //! new fence twice: a database gives up its entry only while none of its sessions has a slot (see
-//! [`crate::shmem::places`]).
+//! [`crate::shmem::entries`]).
 
 use super::fence;
 use super::row::LeaseRow;

@@ -49,7 +49,7 @@ pub fn release(call: &Call, at: SlotRef, rows: Vec<(String, LeaseRow)>) -> Resul
         call.seam().changed(resource, *slot);
     }
     call.seam().revise(at);
-    call.database.add(Counter::Releases, seats.len() as u64);
+    call.seam().count(Counter::Releases, seats.len());
     Ok(seats.into_keys().collect())
 }
 

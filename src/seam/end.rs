@@ -177,7 +177,8 @@ impl Notes {
         self.list.iter().for_each(|note| note.what.effect().at_prepare(memory));
         let whom = if self.list.iter().any(|note| note.what.effect().may_feed()) { HUNGRY } else { NONE };
         let revised = self.each().map(|revision: &Revision| revision.session);
-        memory.shared.watch_own(memory.database, self.xid, &self.tally.counted(), revised, whom);
+        let counts = (&self.tally.counted(), self.tally.free_since());
+        memory.shared.watch_own(memory.database, self.xid, counts, revised, whom);
         true
     }
 

@@ -243,8 +243,8 @@ impl Seam {
         }
     }
 
-    /// Notes that this transaction hands over a lease that has been free since `free_since`.
-    pub fn handed_over(self, free_since: u64) {
+    /// Counts the hand-over of a lease that has been free since `free_since`, if this transaction commits.
+    pub fn handed_over(self, free_since: Option<u64>) {
         self.tally(|notes| notes.tally.handed_over(notes.newest, free_since));
     }
 

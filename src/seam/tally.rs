@@ -41,7 +41,15 @@ impl Tally {
         self.of(now).counted[counter.at_commit()] += by;
     }
 
-    pub fn handed_over(&mut self, now: SubTransactionId, free_since: u64) {
+    /// Counts a hand-over of a lease; `free_since` is not always known.
+    pub fn handed_over(&mut self, now: SubTransactionId, free_since: Option<u64>) {
+        self.count(now, Counter::HandOvers, 1);
+        if let Some(since) = free_since {
+            self.span(now, since);
+        }
+    }
+
+    fn span(&mut self, now: SubTransactionId, free_since: u64) {
         let part = self.of(now);
         if part.free_since.len() < limits::MAX_NOTES {
             part.free_since.push(free_since);
@@ -60,7 +68,7 @@ impl Tally {
         for (into, by) in into.spans.iter_mut().zip(part.spans) {
             *into += by;
         }
-        part.free_since.into_iter().for_each(|since| self.handed_over(parent, since));
+        part.free_since.into_iter().for_each(|since| self.span(parent, since));
     }
 
     pub fn take_back(&mut self, mine: SubTransactionId) {
@@ -80,6 +88,11 @@ impl Tally {
         counted
     }
 
+    /// Returns since when the lease that has waited longest for its hand-over has been free; zero without one.
+    pub fn free_since(&self) -> u64 {
+        self.0.iter().flat_map(|part| &part.free_since).min().copied().unwrap_or(0)
+    }
+
     /// Adds what the transaction counts to the counters. The transaction has committed.
     pub fn commit(&self, database: &Database) {
         if self.0.is_empty() {
@@ -88,9 +101,9 @@ impl Tally {
         database.counters.add_committed(&self.counted());
         let now = clock::now();
         for part in &self.0 {
-            part.free_since
-                .iter()
-                .for_each(|since| database.counters.add_span(Span::HandOver, now.saturating_sub(*since)));
+            for since in &part.free_since {
+                database.counters.add_span(Span::HandOver, now.saturating_sub(*since), 1);
+            }
             database.counters.add_spans(Span::HandOver, &part.spans);
         }
     }
@@ -128,9 +141,14 @@ mod tests {
     fn hand_overs_are_bounded() {
         let mut tally = Tally::new();
         for n in 0..limits::MAX_NOTES as u64 + 5 {
-            tally.handed_over(2, n);
+            tally.handed_over(2, Some(n + 1));
         }
+        tally.handed_over(2, None);
         tally.hand_up(2, 1);
+        assert_eq!(
+            (tally.free_since(), tally.counted()[Counter::HandOvers.at_commit()]),
+            (1, limits::MAX_NOTES as u64 + 6)
+        );
         let part = &tally.0[0];
         assert_eq!((part.free_since.len(), part.spans.iter().sum::<u64>()), (limits::MAX_NOTES, 5));
     }

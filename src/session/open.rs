@@ -22,7 +22,7 @@ pub fn open(call: &Call, new: New) -> Result<SlotRef> {
     let opening = Opening { session, role, ttl_ms, private, deadline, opened_by, unproven, frozen, most };
     let at = call.shared.enter(call.home, opening)?;
     call.seam().opened(at, attached);
-    call.database.add(Counter::SessionsOpened, 1);
+    call.seam().count(Counter::SessionsOpened, 1);
     Ok(at)
 }
 

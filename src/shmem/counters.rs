@@ -1,7 +1,7 @@
 //! Counters: what has been counted of a database since it got its entry. `stats()` shows each under its name.
 //!
-//! A call adds to most of them at once, when it does what they count. Those of [`AT_COMMIT`] count what transactions
-//! have committed: [`crate::seam`] adds them at the commit, so a rollback leaves nothing of them.
+//! What changes rows is counted by the counters of [`AT_COMMIT`]: [`crate::seam`] adds it at the commit, so a rollback
+//! leaves nothing of it. To the others a call adds at once, when it does what they count.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -10,14 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub enum Counter {
     Heartbeats,
     HeartbeatsRefused,
-    SessionsOpened,
-    SessionsClosed,
-    SessionsExpired,
-    Grants,
-    Takeovers,
-    HandOvers,
     Refusals,
-    Releases,
     FenceChecks,
     FencesLost,
     WaitsRefused,
@@ -26,6 +19,13 @@ pub enum Counter {
     Rescans,
     Rebalances,
     Notifications,
+    SessionsOpened,
+    SessionsClosed,
+    SessionsExpired,
+    Grants,
+    Takeovers,
+    HandOvers,
+    Releases,
     ExecutionsBegun,
     ExecutionsFinished,
     ExecutionsFailed,
@@ -41,14 +41,7 @@ pub enum Counter {
 pub const COUNTERS: [&str; 28] = [
     "heartbeats",
     "heartbeats_refused",
-    "sessions_opened",
-    "sessions_closed",
-    "sessions_expired",
-    "grants",
-    "takeovers",
-    "hand_overs",
     "refusals",
-    "releases",
     "fence_checks",
     "fences_lost",
     "waits_refused",
@@ -57,6 +50,13 @@ pub const COUNTERS: [&str; 28] = [
     "rescans",
     "rebalances",
     "notifications",
+    "sessions_opened",
+    "sessions_closed",
+    "sessions_expired",
+    "grants",
+    "takeovers",
+    "hand_overs",
+    "releases",
     "executions_begun",
     "executions_finished",
     "executions_failed",
@@ -69,14 +69,16 @@ pub const COUNTERS: [&str; 28] = [
     "forces",
 ];
 
-/// The counters from `ExecutionsBegun` on.
-pub const AT_COMMIT: usize = COUNTERS.len() - Counter::ExecutionsBegun as usize;
+/// The first of the counters that are added to at a commit; the others of them follow it.
+const FIRST_AT_COMMIT: usize = Counter::SessionsOpened as usize;
+/// How many these are.
+pub const AT_COMMIT: usize = COUNTERS.len() - FIRST_AT_COMMIT;
 
 impl Counter {
     /// Returns the number of a counter among those of [`AT_COMMIT`].
     pub fn at_commit(self) -> usize {
-        debug_assert!(self as usize >= Counter::ExecutionsBegun as usize, "{self:?} is counted at once");
-        self as usize - Counter::ExecutionsBegun as usize
+        debug_assert!(self as usize >= FIRST_AT_COMMIT, "{self:?} is counted at once");
+        self as usize - FIRST_AT_COMMIT
     }
 }
 
@@ -84,7 +86,8 @@ impl Counter {
 #[derive(Clone, Copy)]
 #[repr(usize)]
 pub enum Span {
-    /// From the deadline or the release of a holder to the commit that grants to the first in line.
+    /// From the deadline or the release of a holder to the commit that grants to the first in line, or to the target of
+    /// a partition.
     HandOver,
     /// A pass that hands over and cleans up.
     Pass,
@@ -120,6 +123,7 @@ impl Counters {
     }
 
     pub fn add(&self, counter: Counter, by: u64) {
+        debug_assert!((counter as usize) < FIRST_AT_COMMIT, "{counter:?} is counted at the commit");
         self.counters[counter as usize].fetch_add(by, Ordering::Relaxed);
     }
 
@@ -129,16 +133,16 @@ impl Counters {
 
     /// Adds what a transaction has counted, once it has committed.
     pub fn add_committed(&self, counted: &[u64; AT_COMMIT]) {
-        for (counter, by) in self.counters[COUNTERS.len() - AT_COMMIT..].iter().zip(counted) {
+        for (counter, by) in self.counters[FIRST_AT_COMMIT..].iter().zip(counted) {
             if *by > 0 {
                 counter.fetch_add(*by, Ordering::Relaxed);
             }
         }
     }
 
-    /// Counts a span of so many microseconds.
-    pub fn add_span(&self, span: Span, microseconds: u64) {
-        self.spans[span as usize][range(microseconds)].fetch_add(1, Ordering::Relaxed);
+    /// Counts some spans of so many microseconds each.
+    pub fn add_span(&self, span: Span, microseconds: u64, by: u64) {
+        self.spans[span as usize][range(microseconds)].fetch_add(by, Ordering::Relaxed);
     }
 
     pub fn add_spans(&self, span: Span, ranges: &Ranges) {
@@ -175,6 +179,8 @@ mod tests {
     #[test]
     fn counters_have_the_names_of_their_places() {
         assert_eq!(COUNTERS[Counter::Forces as usize], "forces");
+        assert_eq!(COUNTERS[Counter::SessionsOpened as usize], "sessions_opened");
+        assert_eq!(COUNTERS[Counter::HandOvers as usize], "hand_overs");
         assert_eq!(COUNTERS[Counter::ExecutionsBegun as usize], "executions_begun");
         assert_eq!(Counter::Forces.at_commit(), AT_COMMIT - 1);
     }

@@ -83,6 +83,8 @@ pub struct Pending {
     pub(super) whom: AtomicU32,
     /// What the transaction counts, each with the xid in its high half.
     pub(super) counted: [AtomicU64; AT_COMMIT],
+    /// Since when the lease that waits longest for its hand-over has been free.
+    pub(super) free_since: AtomicU64,
 }
 
 /// A session that the end of a prepared transaction concerns. A zero marks a free entry.

@@ -6,11 +6,12 @@
 //!
 //! The counts of the transaction also wait here, until it is committed.
 
-use super::counters::AT_COMMIT;
+use super::counters::{AT_COMMIT, Counter, Span};
 use super::databases::Database;
 use super::parts::{Concerned, Pending};
 use super::shared::Shared;
 use super::slot::SlotRef;
+use crate::pg::clock;
 use pgrx::Uuid;
 use std::sync::atomic::Ordering;
 
@@ -40,12 +41,14 @@ impl Shared {
         &self,
         database: &Database,
         xid: u32,
-        counted: &[u64; AT_COMMIT],
+        (counted, free_since): (&[u64; AT_COMMIT], u64),
         sessions: impl Iterator<Item = SlotRef>,
         whom: u32,
     ) {
         let transaction = number(database, xid);
         let Some(pending) = self.watch(database, transaction, whom) else { return };
+        // Before the counts: a process that takes these has read this.
+        pending.free_since.store(free_since, Ordering::Relaxed);
         for (kept, counted) in pending.counted.iter().zip(counted) {
             if *counted > 0 {
                 kept.store(u64::from(xid) << 32 | (*counted).min(u32::MAX.into()), Ordering::Release);
@@ -96,7 +99,7 @@ impl Shared {
     /// Adds what a prepared transaction counts to the counters, once, if it was committed. The entry may belong to the
     /// next transaction by now; then this takes nothing from it.
     fn settle(&self, entry: &Pending, transaction: u64, committed: bool) {
-        let mut counted = [0; AT_COMMIT];
+        let (mut counted, free_since) = ([0; AT_COMMIT], entry.free_since.load(Ordering::Acquire));
         for (kept, counted) in entry.counted.iter().zip(&mut counted) {
             let read = kept.load(Ordering::Acquire);
             let is_its = read >> 32 == u64::from(transaction as u32);
@@ -106,6 +109,11 @@ impl Shared {
         }
         if committed && let Some(database) = self.known_database((transaction >> 32) as u32) {
             database.counters.add_committed(&counted);
+            // What the hand-overs of one such transaction have taken is kept once, for the longest.
+            if free_since != 0 {
+                let taken = clock::now().saturating_sub(free_since);
+                database.counters.add_span(Span::HandOver, taken, counted[Counter::HandOvers.at_commit()]);
+            }
         }
     }
 

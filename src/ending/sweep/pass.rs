@@ -83,7 +83,7 @@ pub fn pass(call: &Call, most: usize, anybody_due: bool, looked: &mut Looked) ->
     if anybody_due {
         call.database.blocked.set(pass.blocked && !pass.more, now);
     }
-    call.database.counters.add_span(Span::Pass, clock::now().saturating_sub(now));
+    call.database.counters.add_span(Span::Pass, clock::now().saturating_sub(now), 1);
     Ok(pass)
 }
 
@@ -208,7 +208,7 @@ fn bury(call: &Call, dead: &[Uuid], pass: &mut Pass) -> HashSet<Uuid> {
     let (done, changing) = session::lock_rows(done);
     pass.blocked |= changing;
     // Closed sessions have no row any more; sessions that still have one have expired.
-    call.database.add(Counter::SessionsExpired, session::delete(call, &done));
+    call.seam().count(Counter::SessionsExpired, session::delete(call, &done) as usize);
     succession::forget(call, &done);
     death::forget(call, &done);
     for session in &done {
