@@ -294,6 +294,33 @@ def test_waiting_for_many_answers_for_those_that_ended(server, db, connect, back
     assert waiting_in(closer) == 0
 
 
+def test_waiting_for_many_grants_for_a_bounded_time(no_worker, connect):
+    """At the end of its wait the call grants to its sessions, for a part of the shortest TTL. It begins with another
+    session each time, so in the end all of them have what they wait for."""
+    conn, holder = connect(), Session(connect(), "holder", ttl="3 s")
+    waiters = [Session(conn, f"waiter {number}", ttl="600 s") for number in range(20)]
+    names = {waiter.id: [f"{number} {name}" for name in range(500)] for number, waiter in enumerate(waiters)}
+    wanted = sum(names.values(), [])
+    assert all(answer.granted for answer in rows(holder.conn, "lease_acquire_many", wanted, holder.id))
+    queue = "SELECT bool_and(reason = 'queued') FROM unnest(%s::text[]) AS name, eskit_lease.lease_acquire(name, %s, true)"
+    for waiter in waiters:
+        assert conn.execute(queue, (names[waiter.id], waiter.id)).fetchone() == (True,)
+    wait_until(lambda: holder.expired(conn))
+    host = Host(conn, [*waiters, Session(conn, "short", ttl="1 s")])
+    assert all(answer.alive for answer in host.wait("0"))
+    served = conn.execute("SELECT count(DISTINCT session) FROM eskit_lease._leases WHERE session = ANY(%s)", (list(names),))
+    assert 1 <= served.fetchone()[0] < len(waiters)
+    host.sessions.pop()
+    held = "SELECT count(*) FROM eskit_lease._leases WHERE session = ANY(%s)"
+
+    def all_served():
+        for session, answer in zip(host.sessions, host.wait("0"), strict=True):
+            session.revision = answer.revision
+        return conn.execute(held, (list(names),)).fetchone() == (len(wanted),)
+
+    wait_until(all_served)
+
+
 @pytest.mark.parametrize("end", ["pg_terminate_backend", "pg_cancel_backend"])
 def test_waiting_for_many_gives_its_place_back(server, db, connect, background, end):
     host = Host(connect(), [Session(connect(), ttl="60 s") for _ in range(3)])
