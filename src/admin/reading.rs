@@ -139,6 +139,7 @@ fn stats() -> Result<row::TableIterator<(name!(name, Text), name!(value, Option<
         of_ended += i64::from(!lives && !word.reclaimable(now));
     });
     shared.each_dirty(|oid, _| dirty += i64::from(oid == home.database));
+    let (databases_in_use, databases_taken) = shared.databases_in_use();
     let waiting = database.map_or(0, |database| database.waiting.calls());
     let unserved = database.map_or(0, Database::unserved_ms);
     let dirty_since = shared.dirty_since(home.database).map_or(now, |since| since.min(now));
@@ -152,8 +153,8 @@ fn stats() -> Result<row::TableIterator<(name!(name, Text), name!(value, Option<
         (Text::from("oldest_dirty_ms"), Some(clock::trust_ms(now - dirty_since).into())),
         (Text::from("calls_waiting"), Some(i64::from(waiting))),
         (Text::from("confirmed_ms_ago"), confirmed),
-        (Text::from("databases_in_use"), i64::try_from(shared.databases_in_use()).ok()),
-        (Text::from("databases_taken"), i64::try_from(shared.taken()).ok()),
+        (Text::from("databases_in_use"), i64::try_from(databases_in_use).ok()),
+        (Text::from("databases_taken"), i64::try_from(databases_taken).ok()),
         (Text::from("databases_unserved"), Some(shared.header.unserved.load(Relaxed).into())),
         (Text::from("since"), database.map(|database| database.since().cast_signed())),
         (Text::from("unserved_ms"), Some(i64::from(unserved))),

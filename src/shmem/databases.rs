@@ -1,4 +1,4 @@
-//! Databases: what shared memory knows of each database that has an entry (see [`super::places`]).
+//! Databases: what shared memory knows of each database that has an entry (see [`super::entries`]).
 
 use super::beginning::Beginning;
 use super::counters::{Counter, Counters};
@@ -71,7 +71,7 @@ pub struct Database {
     pub(super) table: AtomicU32,
     /// The database may give its entry up (see [`super::room`]).
     pub(super) leaving: AtomicBool,
-    /// The entry is for a visit, and is no regular entry (see [`super::places`]).
+    /// The entry is for a visit, and is no regular entry (see [`super::entries`]).
     pub(super) visited: AtomicBool,
     /// Since when the counters count, in microseconds since 1970.
     pub(super) since: AtomicU64,

@@ -30,7 +30,7 @@
 //!
 //! Files, low to high: word, counted, counters, pace, latch, beginning, waiting, ring, refusals, leftover, block, slot,
 //! parts, databases, told, shared, refused, standing, slots, surveyed, floors, spans, hunger, dirty, prepared, confirm,
-//! map, stand_in, attach, wait, room, places, left, start, mod.
+//! map, stand_in, attach, wait, room, entries, left, start, mod.
 
 pub mod attach;
 pub mod beginning;
@@ -40,6 +40,7 @@ mod counted;
 pub mod counters;
 pub mod databases;
 pub mod dirty;
+pub mod entries;
 pub mod floors;
 pub mod hunger;
 mod latch;
@@ -48,7 +49,6 @@ mod leftover;
 pub mod map;
 pub mod pace;
 mod parts;
-pub mod places;
 pub mod prepared;
 pub mod refusals;
 mod refused;

@@ -1,4 +1,4 @@
-//! Room for databases: which database gives its entry up when all regular entries are taken (see [`super::places`]).
+//! Room for databases: which database gives its entry up when all regular entries are taken (see [`super::entries`]).
 //!
 //! An entry is for a database in use. Such a database has living or dead sessions, a resource to be judged, a prepared
 //! transaction whose end is watched for, a waiting call, or listeners that ask to be notified. An entry is also kept
@@ -59,13 +59,18 @@ impl Shared {
         self.is_needed(database, &self.with_rows())
     }
 
-    /// Returns how many databases are in use.
-    pub fn databases_in_use(&self) -> usize {
+    /// Returns how many databases are in use, and how many have a regular entry or are in use. After a start those in
+    /// use have the entry of a visit until another visit, or a call, makes it a regular one.
+    pub fn databases_in_use(&self) -> (usize, usize) {
         let with_rows = self.with_rows();
-        let taken = self.databases.iter().filter(|database| database.oid.load(Ordering::Acquire) != 0);
-        let is_in_use =
-            |database: &&Database| self.is_needed(database, &with_rows) || database.is_busy() && !database.is_visited();
-        taken.filter(is_in_use).count()
+        let (mut in_use, mut taken) = (0, 0);
+        for database in self.databases.iter().filter(|database| database.oid.load(Ordering::Acquire) != 0) {
+            let (needed, visited) = (self.is_needed(database, &with_rows), database.is_visited());
+            let used = needed || database.is_busy() && !visited;
+            in_use += usize::from(used);
+            taken += usize::from(used || !visited);
+        }
+        (in_use, taken)
     }
 
     /// Returns the index of a database's entry, once another database has given up its entry; `None` if none does in
@@ -74,7 +79,7 @@ impl Shared {
         let until = clock::now() + limits::ROOM_PATIENCE;
         loop {
             // Other processes may take the entry that was given up.
-            for _ in 0..self.places() {
+            for _ in 0..self.entries() {
                 let made = self.make_room();
                 let index = self.register(oid);
                 if index.is_some() {
@@ -121,8 +126,8 @@ impl Shared {
             }
         });
         let is_passing = |database: &&Database| {
-            let has_place = database.oid.load(Ordering::Acquire) != 0 && !database.is_visited();
-            has_place && !self.is_needed(database, &living)
+            let has_entry = database.oid.load(Ordering::Acquire) != 0 && !database.is_visited();
+            has_entry && !self.is_needed(database, &living)
         };
         let mut passing = self.databases.iter().filter(is_passing).peekable();
         let any = passing.peek().is_some();

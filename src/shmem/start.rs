@@ -8,7 +8,7 @@ use super::refusals::{self, REFUSALS, Table as Refusals};
 use super::ring::{self, Entry};
 use super::shared::{LOCKS, SHARED, Shared};
 use super::slot::Slot;
-use super::{left, map, places};
+use super::{entries, left, map};
 use crate::base::settings;
 use crate::pg::{clock, server};
 use pgrx::pg_sys;
@@ -37,7 +37,7 @@ fn count(setting: &pgrx::GucSetting<i32>) -> usize {
 
 /// Returns how many entries for databases there are.
 fn entries() -> usize {
-    count(&settings::MAX_DATABASES) + places::VISITS
+    count(&settings::MAX_DATABASES) + entries::VISITS
 }
 
 fn pending_count() -> usize {

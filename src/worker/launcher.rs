@@ -185,19 +185,19 @@ impl Launcher {
     /// Warns once when more than nine in ten of the regular entries for databases are in use.
     fn warn_of_room(&mut self, now: u64) {
         let taken = |database: &&Database| database.oid.load(Ordering::Acquire) != 0;
-        let (places, in_use) = (self.shared.places(), self.shared.databases.iter().filter(taken).count());
-        if in_use * 10 <= places * 9 {
+        let (entries, in_use) = (self.shared.entries(), self.shared.databases.iter().filter(taken).count());
+        if in_use * 10 <= entries * 9 {
             self.warned_of_room = false;
         }
-        if in_use * 10 <= places * 9 || now < self.room_looked_at + limits::RECLAIM_EVERY {
+        if in_use * 10 <= entries * 9 || now < self.room_looked_at + limits::RECLAIM_EVERY {
             return;
         }
         self.room_looked_at = now;
-        let in_use = self.shared.databases_in_use();
-        let few_left = in_use * 10 > places * 9;
+        let (in_use, _) = self.shared.databases_in_use();
+        let few_left = in_use * 10 > entries * 9;
         if few_left && !std::mem::replace(&mut self.warned_of_room, few_left) {
             pgrx::warning!(
-                "eskit_lease: {in_use} of {places} places for databases (eskit_lease.max_databases) are in use; without one, calls in a database are refused"
+                "eskit_lease: {in_use} of {entries} entries for databases (eskit_lease.max_databases) are in use; without one, calls in a database are refused"
             );
         }
         self.warned_of_room = few_left;

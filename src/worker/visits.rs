@@ -1,7 +1,7 @@
 //! Visits: the databases into which the launcher must still send a worker.
 //!
 //! After a start of the server every database is visited once: shared memory does not know what rows it has. Later a
-//! database may give up its entry (see [`crate::shmem::places`]) while it keeps rows for a while. It is visited when
+//! database may give up its entry (see [`crate::shmem::entries`]) while it keeps rows for a while. It is visited when
 //! the first of these rows must be removed.
 //!
 //! A visit needs an entry and a worker. As many visits begin at a time as there may be workers. Each turn of the

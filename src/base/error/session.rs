@@ -94,7 +94,7 @@ fn ended(reason: &str, former: bool) -> ErrorReport {
     let how = match reason {
         "closing" => "is being closed",
         "draining" => "is draining",
-        "sessions_full" => "has found no place since the server was started",
+        "sessions_full" => "has found no slot since the server was started",
         "uncommitted" => "is not committed yet",
         "unknown_session" => "does not exist",
         _ => "has ended",
@@ -102,7 +102,7 @@ fn ended(reason: &str, former: bool) -> ErrorReport {
     let hint = match reason {
         "draining" => "A session that drains begins nothing, joins no group and claims no items.",
         "sessions_full" => {
-            "It keeps what it has for its TTL; ask again when places are free, or raise eskit_lease.max_sessions and \
+            "It keeps what it has for its TTL; ask again when slots are free, or raise eskit_lease.max_sessions and \
              restart the server."
         }
         "uncommitted" if !former => "Commit the transaction that opens it; with autocommit that is one statement.",

@@ -81,7 +81,7 @@ fn come_back_for(call: &Call, without_slot: &[u64], flags: u32) {
         let last = without_slot.iter().max().map_or(0, |last| last.saturating_sub(clock::now()) / 1_000);
         let most = settings::MAX_SESSIONS.get();
         let said =
-            format!("eskit_lease: {count} living sessions have no place among the {most} of eskit_lease.max_sessions");
+            format!("eskit_lease: {count} living sessions have no slot among the {most} of eskit_lease.max_sessions");
         let detail = format!(
             "They keep what they hold for {last} ms at most: no heartbeat extends them until places become free."
         );

@@ -7,13 +7,13 @@ import pytest
 from client import Session, call, rows
 from conftest import Server, caught_up, cut_off, promote, standby_of, wait_until
 
-PLACES, LEADERS, TTL = 16, 40, 10
-FULL = f"no place among the {PLACES} of eskit_lease.max_sessions"
+SLOTS, LEADERS, TTL = 16, 40, 10
+FULL = f"no slot among the {SLOTS} of eskit_lease.max_sessions"
 
 
 @pytest.fixture
 def server():
-    server = Server("e2e-places", "eskit_lease.max_sessions = 100", f"max_connections = {PLACES + 20}")
+    server = Server("e2e-slots", "eskit_lease.max_sessions = 100", f"max_connections = {SLOTS + 20}")
     server.query("CREATE EXTENSION eskit_lease")
     yield server
     server.stop()
@@ -26,13 +26,13 @@ def fewer(server, request):
 
     def shrink():
         if request.param == "restart":
-            server.set(eskit_lease__max_sessions=PLACES)
+            server.set(eskit_lease__max_sessions=SLOTS)
             server.restart()
             return server
-        standby = standby_of(server, "e2e-places-standby")
+        standby = standby_of(server, "e2e-slots-standby")
         standbys.append(standby)
         with (standby.data / "postgresql.auto.conf").open("a") as settings:
-            settings.write(f"eskit_lease.max_sessions = {PLACES}\n")
+            settings.write(f"eskit_lease.max_sessions = {SLOTS}\n")
         standby.restart()
         caught_up(server, standby)
         cut_off(standby)
@@ -45,7 +45,7 @@ def fewer(server, request):
 
 
 @pytest.mark.parametrize("fewer", ["restart", "promotion"], indirect=True)
-def test_who_finds_no_place_keeps_what_it_has_for_its_ttl(server, fewer):
+def test_who_finds_no_slot_keeps_what_it_has_for_its_ttl(server, fewer):
     with server.connect() as conn:
         waiter = Session(conn, "waiter", ttl="120 s")
         leaders = [Session(conn, f"leader {i}", ttl=f"{TTL} s") for i in range(LEADERS)]
@@ -60,7 +60,7 @@ def test_who_finds_no_place_keeps_what_it_has_for_its_ttl(server, fewer):
         answers = [leader.heartbeat() for leader in leaders]
         assert all(answer.alive and answer.trust_ms > 0 for answer in answers), "all hold what they held"
         without = [i for i, answer in enumerate(answers) if answer.reason == "sessions_full"]
-        assert len(without) in (LEADERS - PLACES, LEADERS - PLACES + 1), "the waiter has a place, or none"
+        assert len(without) in (LEADERS - SLOTS, LEADERS - SLOTS + 1), "the waiter has a slot, or none"
         # A session without a slot works on, but gets nothing new, and no heartbeat extends its life.
         for i in without:
             call(conn, "fence_check", f"r{i}", fences[i])
@@ -108,7 +108,7 @@ def test_waiting_for_many_that_have_no_slot(server, fewer):
     with server.connect() as conn:
         heartbeats = [call(conn, "session_heartbeat", session).reason for session in sessions]
         without = [session for session, reason in zip(sessions, heartbeats, strict=True) if reason == "sessions_full"]
-        assert len(without) >= 100 - PLACES
+        assert len(without) >= 100 - SLOTS
         began = time.monotonic()
         answers = rows(conn, "session_wait_many", without, [0] * len(without), "1 s")
         assert time.monotonic() - began > 0.9, "it does not spin"

@@ -33,8 +33,8 @@ thread_local! {
 }
 
 impl Shared {
-    /// Returns how many databases may be in use.
-    pub fn places(&self) -> usize {
+    /// Returns how many regular entries there are.
+    pub fn entries(&self) -> usize {
         self.databases.len() - VISITS
     }
 
@@ -46,7 +46,7 @@ impl Shared {
 
     /// Returns whether all regular entries are taken.
     pub fn is_full(&self) -> bool {
-        self.taken() >= self.places()
+        self.taken() >= self.entries()
     }
 
     /// Returns the entry of this database, for a call. Makes one if there is none.

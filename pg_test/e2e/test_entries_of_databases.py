@@ -11,13 +11,13 @@ from conftest import Server, caught_up, cut_off, once, promote, standby_of, wait
 from exported import measured
 
 pytestmark = once
-PLACES, NAMES = 4, [f"d{i}" for i in range(12)]
+ENTRIES, NAMES = 4, [f"d{i}" for i in range(12)]
 IN_USE = NAMES[-3:]  # the last ones in a visit of all databases
 
 
 @pytest.fixture(scope="module")
 def crowded():
-    server = Server("e2e-places-of-databases", f"eskit_lease.max_databases = {PLACES}", "eskit_lease.execution_retention = 3")
+    server = Server("e2e-entries-of-databases", f"eskit_lease.max_databases = {ENTRIES}", "eskit_lease.execution_retention = 3")
     server.query("CREATE DATABASE made")
     server.query("CREATE EXTENSION eskit_lease", dbname="made")
     for name in NAMES:
@@ -56,7 +56,7 @@ class Beats(threading.Thread):
                 continue
 
 
-def test_those_in_use_have_a_place_after_a_restart(crowded):
+def test_those_in_use_have_an_entry_after_a_restart(crowded):
     leaders, fences = leaders_of(crowded)
     crowded.restart()
     for _ in range(3):
@@ -76,9 +76,32 @@ def test_those_in_use_have_a_place_after_a_restart(crowded):
         with crowded.connect(name) as conn:
             assert stat(conn, "sessions_alive") == 1
             assert stat(conn, "databases_in_use") >= len(IN_USE)
-            assert stat(conn, "heartbeats") >= 3, "it has had its place all the time"
+            assert stat(conn, "heartbeats") >= 3, "it has had its entry all the time"
             leaders[name].conn = conn
             leaders[name].close()
+
+
+def counts_all(conn):
+    """Returns whether all databases in use are counted, as the others are that have an entry."""
+    values = dict(conn.execute("SELECT name, value FROM eskit_lease.stats()").fetchall())
+    assert values["databases_in_use"] <= values["databases_taken"], values
+    return values["databases_in_use"] >= len(IN_USE)
+
+
+def test_no_more_databases_are_in_use_than_have_an_entry(crowded):
+    """After a restart the databases in use have the entries of visits, and count with the others."""
+    leaders, _ = leaders_of(crowded)
+    crowded.restart()
+    with crowded.connect() as conn:
+        conn.execute("CREATE EXTENSION eskit_lease")
+        try:
+            wait_until(lambda: counts_all(conn))
+            wait_until(lambda: counts_all(conn) and not crowded.workers(), pause=0.05)
+        finally:
+            conn.execute("DROP EXTENSION eskit_lease")
+    for name, leader in leaders.items():
+        with crowded.connect(name) as leader.conn:
+            assert leader.close()
 
 
 def never_refused(server, leaders, begin):
@@ -111,10 +134,10 @@ def test_a_leader_is_never_refused_while_databases_are_looked_into(crowded):
     leaders, _ = leaders_of(crowded)
     for _ in range(3):
         never_refused(crowded, leaders, crowded.restart)
-    standby = standby_of(crowded, "e2e-places-of-databases-standby")
+    standby = standby_of(crowded, "e2e-entries-of-databases-standby")
     try:
         with (standby.data / "postgresql.auto.conf").open("a") as settings:
-            settings.write(f"eskit_lease.max_databases = {PLACES}\n")
+            settings.write(f"eskit_lease.max_databases = {ENTRIES}\n")
         standby.restart()
         caught_up(crowded, standby)
         cut_off(standby)
@@ -126,7 +149,7 @@ def test_a_leader_is_never_refused_while_databases_are_looked_into(crowded):
             assert leader.close()
 
 
-def test_what_is_kept_is_removed_where_a_place_was_given_up(crowded):
+def test_what_is_kept_is_removed_where_an_entry_was_given_up(crowded):
     with crowded.connect("d0") as conn:
         session = Session(conn, "in turn", ttl="60 s")
         before = stat(conn, "since")
@@ -165,16 +188,16 @@ def test_without_a_worker(crowded):
 def test_all_in_use(crowded):
     conns = [crowded.connect(name) for name in NAMES]
     try:
-        sessions = [Session(conn, "one of those", ttl="60 s") for conn in conns[:PLACES]]
-        assert stat(conns[0], "databases_in_use") == PLACES
+        sessions = [Session(conn, "one of those", ttl="60 s") for conn in conns[:ENTRIES]]
+        assert stat(conns[0], "databases_in_use") == ENTRIES
         # The database that is shut out shows this as well, and the alert fires there.
-        for conn in (conns[0], conns[PLACES]):
-            assert (stat(conn, "databases_taken"), stat(conn, "sessions_alive")) == (PLACES, int(conn is conns[0]))
+        for conn in (conns[0], conns[ENTRIES]):
+            assert (stat(conn, "databases_taken"), stat(conn, "sessions_alive")) == (ENTRIES, int(conn is conns[0]))
             found = measured(conn)
             assert found["databases_in_use"] > 0.9 * found["max_databases"] and found["databases_taken"] == found["max_databases"]
         with pytest.raises(psycopg.errors.ConfigurationLimitExceeded):
-            Session(conns[PLACES], "one too many")
-        wait_until(lambda: crowded.logged(f"{PLACES} of {PLACES} places for databases"), timeout=60, pause=0.2)
+            Session(conns[ENTRIES], "one too many")
+        wait_until(lambda: crowded.logged(f"{ENTRIES} of {ENTRIES} entries for databases"), timeout=60, pause=0.2)
         assert all(session.heartbeat().alive for session in sessions)
         # An entry that only an open transaction uses is not given to another database.
         sessions[0].close()
@@ -182,9 +205,9 @@ def test_all_in_use(crowded):
         call(conns[0], "session_heartbeat", sessions[0].id)
         time.sleep(2)
         with pytest.raises(psycopg.errors.ConfigurationLimitExceeded):
-            Session(conns[PLACES], "still one too many")
+            Session(conns[ENTRIES], "still one too many")
         conns[0].execute("COMMIT")
-        assert Session(conns[PLACES], "in its place", ttl="60 s").heartbeat().alive
+        assert Session(conns[ENTRIES], "in its entry", ttl="60 s").heartbeat().alive
     finally:
         for conn in conns:
             conn.close()
