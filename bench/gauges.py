@@ -24,12 +24,16 @@ def gauges(report):
     # The server measures what this part does, and not what autovacuum does meanwhile.
     with cluster("gauges", "autovacuum = off") as server:
         writer(report, server)
-        with server.connect() as db:
+        with server.connect() as db, server.connect() as other:
+            db.execute("SET jit = off")  # as the exporter's documented address does
             refusals(report, db)
             fill(db)
+            other.execute("BEGIN")
+            one(other, "SELECT eskit_lease.fence_check('topic/99', 99)")  # what blocks must be found among all leases
             scrape(report, db, "just loaded")
             db.execute("VACUUM ANALYZE")
             scrape(report, db, "analyzed")
+            other.execute("COMMIT")
             backlog(report, db)
 
 

@@ -154,6 +154,7 @@ def fill(conn, rows=LARGE):
     waiter = Session(conn, "waiter", ttl="600 s")
     for number in range(1, 6):
         waiter.queue(f"large/{number}")
+    conn.execute("SELECT pg_stat_force_next_flush()")  # so that the statistics know the rows
     return session
 
 
@@ -166,9 +167,10 @@ def plan(conn, query):
 
 def test_no_metric_reads_more_the_more_there_is(no_worker, connect):
     """This holds before and after PostgreSQL has analyzed the tables. To count all keys, items or leases would read as
-    many pages as the tables have."""
-    conn = connect()
+    many pages as the tables have. An open transaction with a fence changes nothing."""
+    conn, fenced = connect(), connect(autocommit=False)
     fill(conn)
+    call(fenced, "fence_check", "large/9", 9)
     sizes = [conn.execute(f"SELECT pg_relation_size('eskit_lease.{name}') / 8192").fetchone()[0] for name in ("_executions", "_items", "_leases")]
     assert min(sizes) > 500
     for _ in range(2):
@@ -179,8 +181,8 @@ def test_no_metric_reads_more_the_more_there_is(no_worker, connect):
             assert not compiled, text
         pages = plan(conn, "SELECT * FROM eskit_lease.queues")[0]
         conn.execute("VACUUM ANALYZE")
-        assert max(read.values()) < 1_000, read
-        assert pages < 1_000, pages
+        assert max(read.values()) < min(sizes), (read, sizes)
+        assert pages < min(sizes), pages
 
 
 def test_a_backlog_is_counted_or_estimated_with_its_time(no_worker, connect):
@@ -330,7 +332,7 @@ def test_scraped(server, no_worker, connect, tmp_path, monkeypatch):
     with night(server, connect) as (seen, _), other_database(server) as other:
         port, dbname = free_port(), seen.conn.info.dbname
         address = f"postgresql://{ROLE}:{os.environ['PGPASSWORD']}@127.0.0.1:{server.port}"
-        monkeypatch.setenv("DATA_SOURCE_NAME", ",".join(f"{address}/{name}?sslmode=disable" for name in (dbname, other)))
+        monkeypatch.setenv("DATA_SOURCE_NAME", ",".join(f"{address}/{name}?sslmode=disable&jit=off" for name in (dbname, other)))
         program = UNPACKED / "usr/bin/prometheus-postgres-exporter"
         exporter = Program(tmp_path, "exporter", program, "--web.listen-address", f"127.0.0.1:{port}", *flags)
 
