@@ -148,6 +148,8 @@ SELECT state FROM leases WHERE resource = 'g';
 SELECT alive FROM session_heartbeat(:'a');
 SELECT held, reason FROM lease_renew('g', :f);
 SELECT pg_temp.error_of(format('SELECT fence_check(''g'', %s)', :f));
+SELECT held, reason, holder FROM lease_renew('g', :f0);
+SELECT pg_temp.error_of(format('SELECT fence_check(''g'', %s)', :f0));
 SELECT lease_release('g', :f), lease_release('g', :f, '1 s');
 -- It is too late to take the lease back. The next caller gets it anew, which may be the same session.
 SELECT granted, fence > :f AS greater, reason FROM lease_acquire('g', :'a');

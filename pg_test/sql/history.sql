@@ -58,6 +58,23 @@ SELECT event, resource, consumer, next_consumer, forced_by = current_user AS "by
 -- The former holders are told, until another grant or as long as the history knows.
 SELECT r.* FROM (VALUES ('e1', :fe), ('r', :fr)) AS n (resource, fence), lease_renew(n.resource, n.fence) AS r;
 SELECT pg_temp.error_of(format('SELECT fence_check(%L, %s)', resource, fence)) FROM (VALUES ('e1', :fe), ('r', :fr)) AS n (resource, fence);
+-- The former holder of a permit is told, too, if the permit was given on in the same step.
+SELECT semaphore_create('p', 2);
+SELECT session AS b FROM session_open('b', '1 hour') \gset
+SELECT fence AS pa FROM lease_acquire('p', :'a2') \gset
+SELECT fence AS pc FROM lease_acquire('p', :'c') \gset
+SELECT (pg_temp.ask('p', :'b', true)).reason;
+SELECT lease_force_release('p', :pa, 'does not answer');
+SELECT lease_release('p', :pc);
+SELECT (pg_temp.ask('p', :'c')).reason;
+SELECT held, reason, holder FROM (VALUES (:pa), (:pc)) AS n (fence), lease_renew('p', n.fence) AS r;
+SELECT pg_temp.error_of(format('SELECT fence_check(%L, %s)', 'p', fence)) FROM (VALUES (:pa), (:pc)) AS n (fence);
+SELECT lease_release(resource, fence) FROM leases WHERE resource = 'p' AND consumer = 'b';
+SELECT (pg_temp.ask('p', :'a2')).reason;
+SELECT held, reason, holder FROM lease_renew('p', :pa);
+SELECT * FROM lease_release_many('{p}', :'a2');
+SELECT * FROM lease_release_many('{p}', :'c');
+SELECT semaphore_drop('p'), session_close(:'b');
 BEGIN;
 SELECT lease_release('e1', fence) FROM leases WHERE resource = 'e1';
 SELECT reason FROM lease_acquire('e1', :'a2');

@@ -3,24 +3,30 @@
 
 use super::history;
 use super::row::{LeaseRow, Leases};
-use crate::session;
+use crate::call::Call;
+use crate::session::holders::Holders;
 use pgrx::Uuid;
 use std::fmt::{Display, Formatter, Result};
+
+/// The number of permits or partitions, those with the greatest fences, among which the one is looked for that an
+/// administrator has taken from a fence.
+const LOOKED_AT: usize = 64;
 
 /// The grant after a lost one.
 pub struct Newer {
     pub fence: i64,
-    /// The consumer that has the lease under it; `None` if it was released.
+    /// The consumer that has the lease under it; `None` if it was released, or the session of that consumer has ended.
     pub holder: Option<String>,
     /// Whether the lease is in grace: its holder has released it, and may take it back.
     in_grace: bool,
 }
 
 impl Newer {
-    fn of(row: &LeaseRow) -> Newer {
-        let holder = row.session.and_then(session::row);
-        let in_grace = holder.as_ref().is_some_and(|holder| holder.fencer.is_some());
-        Newer { fence: row.fence, holder: holder.map(|holder| holder.consumer), in_grace }
+    fn of(call: &Call, row: &LeaseRow) -> Newer {
+        let holders = Holders::of(call, row.session.into_iter());
+        let holder = holders.living(row.session);
+        let in_grace = holder.is_some_and(|holder| holder.fencer.is_some());
+        Newer { fence: row.fence, holder: holder.map(|holder| holder.consumer.clone()), in_grace }
     }
 }
 
@@ -108,28 +114,38 @@ pub enum Fate {
 }
 
 /// Returns the state of a fence. `slot` is its slot, if known.
-pub fn fate(resource: &str, slot: Option<i32>, fence: i64) -> Fate {
+pub fn fate(call: &Call, resource: &str, slot: Option<i32>, fence: i64) -> Fate {
     let leases = Leases::open();
     let newer = slot.and_then(|slot| leases.row(resource, slot)).filter(|row| row.fence > fence);
-    let forced = |row: &LeaseRow| {
-        let since = leases.changed_at(resource, row.slot);
-        since.is_some_and(|since| history::has_forced(resource, fence, since))
-    };
-    let superseded = |row: LeaseRow| {
-        let newer = Some(Newer::of(&row));
-        Fate::Lost(if forced(&row) { Loss::Forced(newer) } else { Loss::Superseded(newer) })
-    };
+    let is_forced = |row: LeaseRow| forced_among(&leases, resource, fence, &[row]).is_some();
     match (leases.by_fence(resource, fence), leases.row(resource, 0)) {
         (Some(row), _) => match row.session {
             Some(session) => Fate::Current { session, row },
             None if row.expired => Fate::Lost(Loss::Expired),
-            None if forced(&row) => Fate::Lost(Loss::Forced(None)),
+            None if is_forced(row) => Fate::Lost(Loss::Forced(None)),
             None => Fate::Lost(Loss::Released),
         },
         (None, row) => match newer.or(row.filter(|row| row.fence > fence && !row.declared)) {
-            Some(newer) => superseded(newer),
-            None if leases.has_newer(resource, fence) => Fate::Lost(Loss::Superseded(None)),
-            None => Fate::Lost(Loss::Unknown),
+            Some(row) => {
+                let newer = Some(Newer::of(call, &row));
+                Fate::Lost(if is_forced(row) { Loss::Forced(newer) } else { Loss::Superseded(newer) })
+            }
+            None => {
+                let newer = leases.newer(resource, fence);
+                match forced_among(&leases, resource, fence, &newer[..newer.len().min(LOOKED_AT)]) {
+                    Some(row) => Fate::Lost(Loss::Forced(Some(Newer::of(call, &row)))),
+                    None if newer.is_empty() => Fate::Lost(Loss::Unknown),
+                    None => Fate::Lost(Loss::Superseded(None)),
+                }
+            }
         },
     }
+}
+
+/// Returns the one of `rows` that was freed or given on when an administrator took it from this fence, in the same
+/// step.
+fn forced_among(leases: &Leases, resource: &str, fence: i64, rows: &[LeaseRow]) -> Option<LeaseRow> {
+    let since = |row: &LeaseRow| Some((row.slot, leases.changed_at(resource, row.slot)?));
+    let slot = history::forced_slot(resource, fence, rows.iter().filter_map(since).collect())?;
+    rows.iter().find(|row| row.slot == slot).copied()
 }

@@ -120,7 +120,7 @@ fn lost(call: &Call, resource: &str, slot: Option<i32>, fence: i64) -> ErrorRepo
         return none;
     }
     call.database.add(Counter::FencesLost, 1);
-    let why = match fate(resource, slot, fence) {
+    let why = match fate(call, resource, slot, fence) {
         Fate::Current { row, .. } if slot.is_some_and(|slot| slot != row.slot) => {
             format!("It is the fence of partition {}.", row.slot)
         }

@@ -14,7 +14,7 @@ use super::row::{LeaseRow, Seat};
 use crate::base::settings;
 use crate::call::Call;
 use crate::pg::spi::{Statement, Value};
-use crate::pg::table::{Key, Sight, Stand, Table};
+use crate::pg::table::{Key, Sight, Stand, Table, Tuple};
 use crate::pg::text::{Text, role_name};
 use crate::pg::{catalog, clock};
 use crate::session::{self, SessionRow, holders, succession};
@@ -40,6 +40,7 @@ mod column {
     pub const AT: usize = 1;
     pub const EVENT: usize = 2;
     pub const RESOURCE: usize = 3;
+    pub const SLOT: usize = 4;
     pub const FENCE: usize = 5;
 }
 
@@ -262,34 +263,49 @@ pub fn revoked<'a>(call: &Call, group: &str, taken: impl Iterator<Item = (&'a Le
     write(call, &entries);
 }
 
-/// Returns whether an administrator took the lease from this fence within a [`MOMENT`] after `since`. `since`: when the
-/// row of the lease was freed or given on, in microseconds since 2000. Looks at [`LOOKED_THROUGH`] versions of rows at
-/// most, and returns false while another session has the table locked.
-pub fn has_forced(resource: &str, fence: i64, since: i64) -> bool {
-    if !is_there() || !catalog::lock_all(&[c"_history"]) {
-        return false;
+/// Returns the slot that an administrator took from this fence, within a [`MOMENT`] after it was freed or given on.
+/// `changes`: the slots that may be the one, and when each was freed or given on, in microseconds since 2000. Looks at
+/// [`LOOKED_THROUGH`] versions of rows at most, those after the latest change first. Returns `None` while another
+/// session has the table locked.
+pub fn forced_slot(resource: &str, fence: i64, mut changes: Vec<(i32, i64)>) -> Option<i32> {
+    if changes.is_empty() || !is_there() || !catalog::lock_all(&[c"_history"]) {
+        return None;
     }
-    let (table, key) = (Table::open(c"_history", c"_history_at"), [Key::TimeFrom(since)]);
-    let mut walk = table.walk_versions(Sight::Latest, &key);
-    for _ in 0..LOOKED_THROUGH {
-        match walk.one_version() {
-            Stand::End => break,
-            Stand::Stale => (),
-            Stand::Row(_) => {
-                let row = table.row();
-                if row.required::<i64>(column::AT) > since + MOMENT {
-                    break;
-                }
-                if row.required::<i64>(column::FENCE) == fence
-                    && *row.required::<Text>(column::EVENT) == *Event::Forced.name()
-                    && *row.required::<Text>(column::RESOURCE) == *resource
-                {
-                    return true;
-                }
+    changes.sort_unstable_by_key(|(_, since)| std::cmp::Reverse(*since));
+    let table = Table::open(c"_history", c"_history_at");
+    let is_it = |row: &Tuple| {
+        row.required::<i64>(column::FENCE) == fence
+            && *row.required::<Text>(column::EVENT) == *Event::Forced.name()
+            && *row.required::<Text>(column::RESOURCE) == *resource
+    };
+    let (mut left, mut looked_from) = (LOOKED_THROUGH, i64::MAX);
+    for (_, since) in &changes {
+        let key = [Key::TimeFrom(*since)];
+        let mut walk = table.walk_versions(Sight::Latest, &key);
+        loop {
+            let stand = walk.one_version();
+            let row = match stand {
+                Stand::End => break,
+                Stand::Stale | Stand::Row(_) => table.row(),
+            };
+            let at = row.required::<i64>(column::AT);
+            if at > since + MOMENT || at >= looked_from {
+                break;
+            }
+            if matches!(stand, Stand::Row(_)) && is_it(&row) {
+                // A fence is lost once, so no other row tells of it.
+                let slot = row.required::<i32>(column::SLOT);
+                let is_of = |(changed, since): &(i32, i64)| *changed == slot && (*since..=since + MOMENT).contains(&at);
+                return changes.iter().any(is_of).then_some(slot);
+            }
+            left -= 1;
+            if left == 0 {
+                return None;
             }
         }
+        looked_from = *since;
     }
-    false
+    None
 }
 
 /// Records that the caller has taken a lease from `holder`, and which session got it, if one did.

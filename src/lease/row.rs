@@ -294,9 +294,11 @@ impl Leases {
         self.0.find(Sight::Latest, &[Key::Text(resource), Key::Int(slot)], time)
     }
 
-    /// Returns whether any slot of the resource has a greater fence.
-    pub fn has_newer(&self, resource: &str, fence: i64) -> bool {
-        self.rows(resource).iter().any(|row| row.fence > fence)
+    /// Returns the rows of the slots that have a greater fence, the greatest first.
+    pub fn newer(&self, resource: &str, fence: i64) -> Vec<LeaseRow> {
+        let mut rows: Vec<LeaseRow> = self.rows(resource).into_iter().filter(|row| row.fence > fence).collect();
+        rows.sort_unstable_by_key(|row| std::cmp::Reverse(row.fence));
+        rows
     }
 
     /// Locks a row against changes, to the end of the transaction.

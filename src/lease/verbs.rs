@@ -95,7 +95,8 @@ fn lease_renew(resource: Option<Text>, fence: Option<i64>) -> Result<LeaseState>
     let shared = enter()?;
     let resource = text_arg("resource", resource)?;
     let fence = fence.given("fence")?;
-    let (session, row) = match fate(&resource, None, fence) {
+    let call = Call::open(shared)?;
+    let (session, row) = match fate(&call, &resource, None, fence) {
         Fate::Current { session, row } => (session, row),
         Fate::Lost(loss) => return Ok(LeaseState::lost(&loss)),
     };
@@ -103,7 +104,7 @@ fn lease_renew(resource: Option<Text>, fence: Option<i64>) -> Result<LeaseState>
     let Some(standing) = touch.standing.filter(|standing| standing.alive()) else {
         return Ok(LeaseState::lost(&Loss::Expired));
     };
-    let reason = match (refence::is_current(&Call::open(shared)?, &row), touch.unconfirmed()) {
+    let reason = match (refence::is_current(&call, &row), touch.unconfirmed()) {
         (false, _) => "refence",
         (true, true) => "unconfirmed",
         (true, false) => "held",
