@@ -97,6 +97,22 @@ def test_a_pipeline_that_checks_and_writes_is_not_warned(connect, prepared):
     assert warnings(conn, checks_and_then()) == [], "once in a connection"
 
 
+@pytest.mark.parametrize("effect", ["pg_notify('heard', 'work')", "pg_try_advisory_lock(1)", "nextval('numbers')", "writes_elsewhere()"])
+def test_a_statement_with_another_effect_is_not_warned(connect, effect):
+    """Effects that need no transaction id when the check is judged."""
+    setup = connect()
+    setup.execute("CREATE SEQUENCE numbers; SELECT nextval('numbers')")
+    setup.execute("CREATE FUNCTION writes_elsewhere() RETURNS void LANGUAGE sql AS ''")
+    fence = Session(setup, ttl="60 s").take("r")
+    for statement in ("SELECT {check}, {effect}", "SELECT {effect} FROM {check}", "SELECT {check} FROM {effect}", "SELECT * FROM {check}, {effect}"):
+        conn = connect()
+        sql = statement.format(check=f"eskit_lease.fence_check('r', {fence})", effect=effect)
+        assert warnings(conn, lambda conn: conn.execute(sql)) == [], sql  # noqa: B023
+    conn = connect()
+    check = f"eskit_lease.fence_check('r', {fence})"
+    assert warnings(conn, lambda conn: conn.execute(f"SELECT {check}, {check}, now()")) == ["25P01"], "no effect"
+
+
 @pytest.mark.parametrize("autocommit", [True, False])
 def test_a_check_alone_is_warned_whatever_the_protocol(server, connect, autocommit):
     for how in (dict(binary=True), dict(prepare=True), {}):

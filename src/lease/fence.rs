@@ -143,7 +143,11 @@ fn fence_check(resource: Option<Text>, fence: Option<i64>) -> Result<()> {
     let fence = fence.given("fence")?;
     let call = Call::open(shared)?;
     check(&call, &resource, None, fence)?;
-    if !seam::has_warned() && statement::ends_with_answer() {
+    let is_alone = || {
+        statement::ends_with_answer()
+            && statement::has_no_effect_but(&|called| catalog::is_function(called, c"fence_check"))
+    };
+    if !seam::has_warned() && is_alone() {
         call.seam().checked_alone();
     }
     Ok(())

@@ -270,6 +270,18 @@ pub fn has_function(name: &CStr, arguments: &[Oid]) -> bool {
     }
 }
 
+/// Returns whether a function is ours and has this name.
+pub fn is_function(function: Oid, name: &CStr) -> bool {
+    // SAFETY: reads the catalog through its caches, in a transaction; a function has a name as long as a statement
+    // calls it
+    let has_name = || unsafe {
+        let found = pg_sys::get_func_name(function);
+        !found.is_null() && CStr::from_ptr(found) == name
+    };
+    // SAFETY: as above
+    schema().is_some_and(|(schema, _)| unsafe { pg_sys::get_func_namespace(function) } == schema) && has_name()
+}
+
 /// Returns whether the objects of this database are of 0.3.0 or later. Such objects have today's names and SQLSTATEs.
 pub fn has_objects_of_today() -> bool {
     has_function(c"position_next", &[])

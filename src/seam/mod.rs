@@ -110,7 +110,8 @@ impl Seam {
     }
 
     /// Notes that this transaction has only checked a fence so far, and ends with the statement unless the client adds
-    /// to its pipeline. A transaction that ends so has protected nothing.
+    /// to its pipeline. A transaction that ends so has protected nothing. The caller has seen that the statement has no
+    /// other effect: a check also protects effects that need no transaction id, such as NOTIFY.
     pub fn checked_alone(self) {
         NOTES.with_borrow_mut(|notes| notes.checked_alone = Some(statement::began_at()));
     }
