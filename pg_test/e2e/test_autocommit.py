@@ -3,7 +3,7 @@ checks a fence outside of a transaction."""
 
 import psycopg
 import pytest
-from client import Session, call, rows
+from client import Session, call, rows, stat
 from conftest import Server, wait_until
 
 
@@ -62,6 +62,40 @@ def test_a_session_whose_opening_is_prepared(commit):
         else:
             assert "uncommitted" not in call(other, "session_heartbeat", session.id).reason
     server.stop()
+
+
+@pytest.mark.parametrize("worker", [True, False])
+@pytest.mark.parametrize("way", ["prepared", "terminated"])
+def test_a_session_whose_opening_is_rolled_back_is_unknown(connect, background, request, way, worker):
+    if not worker:
+        request.getfixturevalue("no_worker")
+    conn, work, waiting = connect(), connect(autocommit=False), connect()
+    call(conn, "group_create", "g", 1), call(conn, "queue_create", "q")
+    session = Session(work, ttl="1 h")
+    session.take("r")
+    if way == "prepared":
+        work.execute("PREPARE TRANSACTION 'opening'")
+        work.commit()
+    assert call(conn, "session_heartbeat", session.id).reason == "uncommitted"
+    wait = background(call, waiting, "session_wait", session.id, session.revision, "1 s")
+    wait_until(lambda: stat(conn, "calls_waiting"))
+    if way == "prepared":
+        conn.execute("ROLLBACK PREPARED 'opening'")
+    else:
+        conn.execute("SELECT pg_terminate_backend(%s, 60000)", (work.info.backend_pid,))
+    assert wait.result().reason == "unknown_session"
+    told = [call(conn, "session_heartbeat", session.id), call(conn, "session_wait", session.id, session.revision, "0")]
+    told += rows(conn, "session_wait_many", [session.id], [session.revision], "0")
+    assert not any(answer.alive for answer in told)
+    told += [call(conn, "lease_acquire", "r", session.id, queue) for queue in (False, True)]
+    told += rows(conn, "lease_acquire_many", ["r"], session.id)
+    assert {answer.reason for answer in told} == {"unknown_session"}
+    for verb in (("group_join", "g", session.id), ("item_claim", "q", session.id), ("execution_begin", "k", session.id)):
+        with pytest.raises(psycopg.Error) as ended:
+            rows(conn, *verb)
+        assert ended.value.sqlstate == "LF003", verb
+    assert not call(conn, "session_close", session.id) and not call(conn, "lease_cancel", "r", session.id)
+    assert Session(conn).acquire("r").granted
 
 
 def warnings(conn, work):

@@ -193,7 +193,7 @@ impl Wait {
                 wait_for_slot(shared, at.session(), until, &mut waiter.touch)?;
                 waiter.news = waiter.touch.alive() && !waiter.touch.without_slot();
             } else {
-                waiter.touch.standing = shared.wait_for_revision(database, *at, waiter.revision, until, helps);
+                waiter.touch.stands(shared.wait_for_revision(database, *at, waiter.revision, until, helps));
             }
             return Ok(());
         }
@@ -204,7 +204,7 @@ impl Wait {
         let waited: Vec<_> = waited.filter(|(at, _)| with_slot(at)).collect();
         shared.wait_for_any(database, &waited, until, helps);
         for (waiter, at) in waiters.iter_mut().zip(quiet).filter(|(_, at)| with_slot(at)) {
-            waiter.touch.standing = shared.look(*at);
+            waiter.touch.stands(shared.look(*at));
         }
         Ok(())
     }

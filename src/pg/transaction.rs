@@ -121,9 +121,23 @@ impl Part {
     }
 }
 
-/// Returns whether a transaction of this cluster was committed; `None` while it is open or prepared.
+/// Returns whether a transaction of this cluster was committed; `None` while it is open or prepared. PostgreSQL removes
+/// the outcomes of old transactions, and to ask for a removed one is an ERROR. Such a transaction counts as committed.
 pub fn outcome(xid: u32) -> Option<bool> {
     let xid = TransactionId::from(xid);
     // SAFETY: reads PostgreSQL's lists of transactions
-    unsafe { (!pg_sys::TransactionIdIsInProgress(xid)).then(|| pg_sys::TransactionIdDidCommit(xid)) }
+    let has_committed = || precedes(xid, oldest_known()) || unsafe { pg_sys::TransactionIdDidCommit(xid) };
+    // SAFETY: as above
+    unsafe { (!pg_sys::TransactionIdIsInProgress(xid)).then(has_committed) }
+}
+
+/// Returns the oldest transaction whose outcome PostgreSQL still has.
+fn oldest_known() -> TransactionId {
+    // SAFETY: a plain read of shared memory, which every process has
+    unsafe {
+        #[cfg(any(feature = "pg15", feature = "pg16"))]
+        return (*pg_sys::ShmemVariableCache).oldestClogXid;
+        #[cfg(not(any(feature = "pg15", feature = "pg16")))]
+        return (*pg_sys::TransamVariables).oldestClogXid;
+    }
 }

@@ -165,9 +165,11 @@ impl Call {
     }
 }
 
-/// Returns the slot of a session and its role.
+/// Returns the slot of a session and its role. If the session's opening was rolled back, the slot is one of a session
+/// that is not known.
 pub(super) fn find(shared: &Shared, home: Home, session: Uuid) -> Option<(SlotRef, u32)> {
     let at = shared.find(home, session)?;
+    shared.erase_rolled_back(at);
     Some((at, shared.role(at)?))
 }
 

@@ -52,7 +52,13 @@ impl Touch {
         lives_on && self.trust_ms() == Some(0)
     }
 
-    /// Returns whether the session lives, but the transaction that opens it is another one, and has not ended.
+    /// Notes how the session stands after a wait.
+    pub fn stands(&mut self, standing: Option<Standing>) {
+        let is_rolled_back = |at| shared().is_ok_and(|shared| shared.erase_rolled_back(at));
+        self.standing = standing.filter(|_| !self.at.is_some_and(is_rolled_back));
+    }
+
+    /// Returns whether the session lives, but the transaction that opens it is another one, and has not been committed.
     pub fn uncommitted(&self) -> bool {
         let uncommitted = |at| shared().is_ok_and(|shared| shared.is_uncommitted(at));
         self.alive() && self.at.is_some_and(uncommitted)

@@ -208,23 +208,37 @@ impl Shared {
         xid != pg_sys::InvalidTransactionId && unsafe { pg_sys::TransactionIdIsInProgress(xid) }
     }
 
-    /// Returns whether another transaction opens the session, and is still open or prepared.
-    pub fn is_uncommitted(&self, at: SlotRef) -> bool {
+    /// Returns whether the opening of the session was committed, or is this transaction's; `None` while another
+    /// transaction that opens the session is open or prepared.
+    fn opening(&self, at: SlotRef) -> Option<bool> {
         // PostgreSQL's frozen id, which is older than all others.
-        const ENDED: u32 = 2;
+        const COMMITTED: u32 = 2;
         let opened_by = &self.slot(self.current(at)).opened_by;
         let seen = opened_by.load(Ordering::Relaxed);
-        let xid = pg_sys::TransactionId::from(seen);
-        if seen <= ENDED || transaction::is_mine(xid) {
-            return false;
+        if seen <= COMMITTED || transaction::is_mine(seen.into()) {
+            return Some(true);
         }
-        // SAFETY: reads PostgreSQL's list of transactions
-        let open = unsafe { pg_sys::TransactionIdIsInProgress(xid) };
-        if !open {
+        let outcome = transaction::outcome(seen);
+        if outcome == Some(true) {
             // Later calls need not look: while an older transaction is open, a look goes through all processes.
-            opened_by.compare_exchange(seen, ENDED, Ordering::Relaxed, Ordering::Relaxed).ok();
+            opened_by.compare_exchange(seen, COMMITTED, Ordering::Relaxed, Ordering::Relaxed).ok();
         }
-        open
+        outcome
+    }
+
+    /// Returns whether another transaction opens the session, and has not been committed.
+    pub fn is_uncommitted(&self, at: SlotRef) -> bool {
+        self.opening(at) != Some(true)
+    }
+
+    /// Erases a session whose opening was rolled back. Returns whether it was. A transaction erases such a session
+    /// itself, but a moment after its end; for a prepared transaction, the first call that finds its end does so.
+    pub fn erase_rolled_back(&self, at: SlotRef) -> bool {
+        let is_rolled_back = self.opening(at) == Some(false);
+        if is_rolled_back {
+            self.erase(at);
+        }
+        is_rolled_back
     }
 
     /// Notes that a session is due at `due`, which may be earlier than before. The caller has already written the

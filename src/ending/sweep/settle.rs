@@ -126,6 +126,9 @@ fn end_orphans(call: &Call, with_row: &HashSet<Uuid>) {
     });
     end_dropped(call, of_dropped);
     for at in orphans {
+        if call.shared.erase_rolled_back(at) {
+            continue;
+        }
         // A session whose open committed after the rows were read has its row now.
         if !call.shared.being_opened(at) && session::row(at.session()).is_none() {
             call.seam().ended(at, false);
