@@ -201,7 +201,7 @@ def test_ended_while_waiting_gives_its_place_back(server, db, connect, backgroun
 
 
 def test_late_heartbeats_are_counted_and_get_no_wait(connect):
-    session = Session(connect(), ttl="10 s")
+    session, other = Session(connect(), ttl="10 s"), Session(connect(), ttl="20 s")
     assert session.wait("10 ms").reason == "timeout" and stat(session.conn, "heartbeats_late") == 0
     time.sleep(5.5)
     answer = session.wait()
@@ -210,6 +210,21 @@ def test_late_heartbeats_are_counted_and_get_no_wait(connect):
     assert session.wait("10 ms").reason == "timeout", "the next one is in time"
     time.sleep(5.5)
     assert session.heartbeat().reason == "alive" and stat(session.conn, "heartbeats_late") == 2
+    assert other.wait("0").reason == "timeout" and stat(session.conn, "heartbeats_late") == 3, "it asks for no wait"
+
+
+def test_a_call_that_does_not_wait_needs_no_place(server, connect):
+    server.set(eskit_lease__max_waiting=0)
+    try:
+        session = Session(connect(), ttl="60 s")
+        wait_until(lambda: session.conn.execute("SHOW eskit_lease.max_waiting").fetchone() == ("0",))
+        assert session.wait("0").reason == "timeout"
+        many = rows(session.conn, "session_wait_many", [session.id], [session.revision], "0")
+        assert [answer.reason for answer in many] == ["timeout"]
+        assert stat(session.conn, "waits_refused") == 0
+        assert session.wait("1 ms").reason == "wait_limit"
+    finally:
+        server.set(eskit_lease__max_waiting=None)
 
 
 def test_a_wait_on_the_connection_of_an_attached_session_needs_no_place(server, connect):

@@ -155,22 +155,22 @@ impl Wait {
         let late = |waiter: &Waiter| waiter.touch.standing.map_or(0, |standing| standing.late);
         let shortest = waiters.iter().map(|waiter| waiter.ttl).min().unwrap_or(0);
         let allowed = waiters.iter().map(|waiter| allowance(waiter.ttl, late(waiter))).min().unwrap_or(0);
-        let may = allowed > 0 || self.timeout == 0;
-        let Some(place) = may.then(|| self.shared.take_waiting_place(self.database, &quiet)).flatten() else {
-            return Ok(self.refuse(shortest / 3));
-        };
-        let now = clock::now();
-        let (heartbeat, until) = (now + allowed, now + self.timeout.min(allowed));
-        let helps = waiter_pass::is_able();
-        self.sleep(waiters, &quiet, until, helps)?;
-        drop(place);
+        let (helps, mut until, mut is_due) = (waiter_pass::is_able(), clock::now(), false);
+        // A call that does not wait needs no place, and cannot come too late.
+        if self.timeout > 0 {
+            let place = (allowed > 0).then(|| self.shared.take_waiting_place(self.database, &quiet)).flatten();
+            let Some(place) = place else { return Ok(self.refuse(shortest / 3)) };
+            (until, is_due) = (clock::now() + self.timeout.min(allowed), allowed <= self.timeout);
+            self.sleep(waiters, &quiet, until, helps)?;
+            drop(place);
+        }
         let mut helped = false;
         if waiters.iter().all(|waiter| waiter.quiet().is_some() && !waiter.touch.without_slot()) {
             helped = self.help(waiters, helps, until + shortest / limits::HELPS_FOR)?;
         }
         Ok(Outcome::Reason(if waiters.iter().any(|waiter| waiter.quiet().is_none()) {
             "alive"
-        } else if helped || until == heartbeat {
+        } else if helped || is_due {
             "heartbeat"
         } else {
             "timeout"
