@@ -26,8 +26,8 @@
 //! | has no slot, and would get a lease      | `sessions_full` (see [`crate::shmem::stand_in`])              |
 //!
 //! With `queue`, a refused session takes a place in line and is told `queued`. A refused session that already has a
-//! place is told `queued` even without `queue`. If a session that already holds the lease passes `queue`, it gives up
-//! any place that it has in the line.
+//! place is told `queued` even without `queue`, unless an open transaction gives that place up. If a session that
+//! already holds the lease passes `queue`, it gives up any place that it has in the line.
 
 mod grantee;
 mod look;
@@ -163,7 +163,7 @@ fn tell_of_places(me: SlotRef, resources: &[String], answers: &mut [Answer]) {
     if may_wait && counts() {
         let refused = resources.iter().zip(answers).filter(|(_, answer)| is_refused(answer));
         refused
-            .filter(|(resource, _)| line::has_place(resource, me.session()))
+            .filter(|(resource, _)| line::stays_in_line(resource, me.session()))
             .for_each(|(_, answer)| answer.reason = "queued");
     }
 }
@@ -183,7 +183,7 @@ fn line_up(call: &Call, me: SlotRef, resource: &String, answer: &mut Answer) -> 
         Some(_) => {
             line::inherit_left(call, resource, me.session());
             let ahead = answer.reason == "busy" && grace::waits_ahead(call, resource, me.session());
-            if !ahead && !line::has_place(resource, me.session()) {
+            if !ahead && !line::stays_in_line(resource, me.session()) {
                 // The session may have just been granted the resource and lost its place. A new place would bring the
                 // resource back, unasked, when the session releases it.
                 let served = !row::of_session(resource, me.session()).is_empty();

@@ -8,7 +8,8 @@
 //! transaction decides. So a transaction that is left open does not hold up the sessions behind. If that transaction
 //! rolls back, the place is where it was, and its session has missed only what was granted meanwhile. If the session
 //! itself was granted the resource while its place was passed over, it loses the place when it releases the resource
-//! ([`leave_behind`]).
+//! ([`leave_behind`]). If the session asks to wait meanwhile, it gets a new place at the end of the line: it then waits
+//! however that transaction ends. After a rollback it has both places, and a grant takes both away.
 //!
 //! A walk stops at a locked place, whose session is being granted the resource. It also stops at the place of a
 //! session that is being taken over, although that session is granted nothing. When the take-over commits, the place is
@@ -16,7 +17,7 @@
 //!
 //! A session that has a permit of a semaphore has no turn in its line (see [`crate::lease::seat`]). It may still have a
 //! place there: another connection of the session may have taken one while the transaction that acquired or released
-//! the permit was open. That place counts again once the permit is gone.
+//! the permit was open, or a take-over has left it one. That place counts again once the permit is gone.
 //!
 //! Rows of former places stay in the index while an old snapshot is open. [`crate::session::floor`] says how a line is
 //! read without them.
@@ -24,7 +25,7 @@
 mod places;
 mod walk;
 
-pub use places::{TABLE, has_place, may_wait, places, places_of, table};
+pub use places::{TABLE, has_place, may_wait, places, places_of, stays_in_line, table};
 pub use walk::{First, Lines, first_in_line, next_in_line, places_of_first};
 
 use super::declaration::{self, Kind, Stands};
@@ -73,8 +74,8 @@ pub fn may_be_waited_for(call: &Call, resource: &str) -> bool {
     call.waiters().has_entry(&[Key::Text(resource)])
 }
 
-/// Gives a place to a session that has none. Returns false for a group, or for a name that is being declared as
-/// one.
+/// Gives a place to a session that has none, or may lose the one that it has. Returns false for a group, or for a name
+/// that is being declared as one.
 pub fn take_place(call: &Call, resource: &str, session: Uuid) -> Result<bool> {
     if places::is_full(session) {
         return Err(Error::PlacesFull.into());

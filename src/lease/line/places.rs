@@ -3,6 +3,7 @@
 
 use crate::base::limits;
 use crate::call::Call;
+use crate::lease::row::Leases;
 use crate::pg::table::{Key, Table, Tuple};
 use crate::pg::text::Text;
 use crate::session::floor::BySession;
@@ -80,6 +81,18 @@ pub fn places_of(sessions: &[Uuid], most: usize, skip: usize) -> Vec<(String, It
         });
     }
     found
+}
+
+/// Returns whether a session stays in line, or is granted the resource, however the open transactions end. A place that
+/// one of them gives up counts only if that transaction grants the resource to the session.
+pub fn stays_in_line(resource: &str, session: Uuid) -> bool {
+    let mut has_any = false;
+    let mut stays = |row: &Tuple| {
+        has_any = true;
+        (!row.is_being_deleted()).then_some(())
+    };
+    by_session().each_of(session, resource, i64::MIN, &mut stays).is_some()
+        || has_any && Leases::open().slots(resource).1.contains(&session)
 }
 
 pub fn has_place(resource: &str, session: Uuid) -> bool {
