@@ -2,7 +2,8 @@
 //!
 //! A permit that the session has released with grace is still its own: work under that fence is accepted. A session
 //! that has a permit, or is being given one, gets no other. So it has no turn in the semaphore's line:
-//! [`crate::lease::line`] passes over it. Otherwise a free permit would wait for a session that may not have it.
+//! [`crate::lease::line`] passes over its places, also those that a take-over has left to it. Otherwise a free permit
+//! would wait for a session that may not have it.
 
 use super::declaration::{self, Kind};
 use super::row::{self, Leases};
@@ -40,13 +41,20 @@ fn keeps_another(call: &Call, resource: &str, slot: Option<i32>, session: Uuid) 
     others.filter_map(|row| row.session).any(|holder| holder != session && is_kept_in(holder))
 }
 
-/// Returns whether a session has a permit of a resource that is a semaphore. A permit that an open transaction gives or
-/// takes away counts.
+/// Returns whether the session to which a place belongs has a permit of a resource that is a semaphore. `session`: the
+/// one that the place names. If that one is dead, the place belongs to its heir.
 pub fn has_permit(call: &Call, resource: &str, session: Uuid) -> bool {
     let is_semaphore =
         || declaration::of(resource).is_some_and(|declaration| matches!(declaration.kind, Kind::Semaphore));
-    let is_given = || !Guard::Seat(session, keys::fnv1a(resource)).is_free();
+    // Usually no session has been taken over.
+    let heir = || succession::table().has_entry(&[]).then(|| succession::heir(call, session)).flatten();
     !call.declarations().none()
         && is_semaphore()
-        && (row::has_or_had_any(resource, session, is_given) || keeps_another(call, resource, None, session))
+        && (has_own_permit(call, resource, session) || heir().is_some_and(|heir| has_own_permit(call, resource, heir)))
+}
+
+/// Returns whether a session has a permit of a semaphore. A permit that an open transaction gives or takes away counts.
+fn has_own_permit(call: &Call, resource: &str, session: Uuid) -> bool {
+    let is_given = || !Guard::Seat(session, keys::fnv1a(resource)).is_free();
+    row::has_or_had_any(resource, session, is_given) || keeps_another(call, resource, None, session)
 }
