@@ -55,8 +55,8 @@ fn require_fits(bytes: usize, text_length: impl FnOnce() -> usize) -> Result<()>
     Ok(())
 }
 
-/// Notes the added items with the seam, after checking that no transaction is dropping the queue. `first`: the first
-/// place and the number of items in each partition.
+/// Notes the added items with the seam, after a check that no transaction drops the queue or changes its partitions.
+/// `first`: the first place and the number of items in each partition.
 fn added(
     call: &Call,
     queue: &Queue,
@@ -96,7 +96,7 @@ fn item_add(
     let queue = Queue::of(&name)?;
     let (partitions, id) = (queue.partitions()?, id::next(&call));
     let partition = partition(key.as_deref(), id, partitions);
-    // Locks the table here: a statement would wait for the lock.
+    // Locks the table here, which gives up soon: a statement would wait for the lock.
     catalog::lock(if due.is_none() { ITEMS } else { LATER });
     let db = call.db();
     let mut values = vec![

@@ -32,8 +32,8 @@ static CLAIM: Statement = Statement::writes(
     &[INT8OID, UUIDOID, INT4OID, TIMESTAMPTZOID, INT8ARRAYOID, INT4ARRAYOID, INT8ARRAYOID, TEXTOID],
 );
 
-/// How often one call looks at its lanes. After each look, an item may become free before the call has noted the
-/// session as hungry; then the call looks again.
+/// How often one call looks at its lanes, at most; the look after [`dead::free_dead`] does not count. If an item
+/// becomes free before the session is noted as hungry, the call looks again.
 const LOOKS: usize = 3;
 
 impl Claimer<'_> {
@@ -60,7 +60,7 @@ impl Claimer<'_> {
         self.noted = noted;
     }
 
-    /// Claims from a partition. Returns the time before which the partition has nothing more, if that is known.
+    /// Claims from a partition. Returns the time before which the partition has no further item, if that is known.
     fn look_at(&mut self, partition: i32, from_beginning: bool) -> Option<i64> {
         if self.queue.order != Order::None {
             return Look::of(self, partition, from_beginning).claim();
@@ -72,13 +72,14 @@ impl Claimer<'_> {
     /// Returns whether no item has become free since the look began.
     fn is_turn(&self, owned: Option<&Owned>) -> bool {
         match owned {
-            // With many lanes, not all have a floor. So their spans are compared.
+            // Of a group's many lanes, not all have a floor. So spans are compared.
             Some(owned) => self.noted.iter().zip(&owned.note()).all(|(before, now)| before.is_same_turn(now)),
             None => self.seen.iter().all(|(lane, start)| self.call.shared.is_turn(*lane, *start)),
         }
     }
 
-    /// Looks until the call has enough items, or there are no more and the session is noted as hungry.
+    /// Looks until the call has enough items or finds no further ones, [`LOOKS`] times at most. If items are missing,
+    /// notes the session as hungry, or bumps its revision if the claim is full.
     fn claim(&mut self, me: SlotRef, owned: Option<&Owned>) {
         self.call.shared.looks(self.call.database, me, self.queue.number);
         self.look(owned, false);
@@ -103,13 +104,13 @@ impl Claimer<'_> {
         }
     }
 
-    /// Wakes the session when an item becomes free, or when one that it has seen becomes due.
+    /// Notes the session as hungry: an item that becomes free will wake it, or the time `next_due`.
     fn hungers(&self, me: SlotRef, owned: Option<&Owned>) {
         let partitions = owned.map_or(Some([].as_slice()), Owned::known);
         self.call.shared.hunger(self.call.database, me, self.queue.number, partitions, self.next_due);
     }
 
-    /// Writes the row of the claim. Inserts it directly if the table is plain, as each call writes one.
+    /// Writes the row of the claim. If the table is plain, inserts the row without a statement, which is faster.
     fn write(&self, fence: i64, session: Uuid) {
         let partitions: Vec<i32> = self.taken.iter().map(|item| item.partition).collect();
         let places: Vec<i64> = self.taken.iter().map(|item| item.place).collect();

@@ -15,7 +15,7 @@ use pgrx::prelude::*;
 use std::ffi::CStr;
 
 row::composite! {
-    /// How many items of each kind a queue has.
+    /// How many items a queue has in each table, when they were counted, and since when one is ready.
     Counts = "eskit_lease._item_counts" {
         items: i64,
         later: i64,
@@ -25,7 +25,7 @@ row::composite! {
     }
 }
 
-/// Returns whether the items of a table are those of one queue: there is no other.
+/// Returns whether there is no second queue, so that all rows of a table are items of this one.
 fn is_alone() -> bool {
     let mut queues = 0;
     let table = Queue::table();
@@ -46,17 +46,17 @@ fn count(name: &'static CStr, table: &Table, queue: i32) -> Count {
     }
 }
 
-/// Returns when the first ready item of any partition was added. There is one look for each partition; a look at all
-/// items would take longer the more there are.
+/// Returns when the first ready item of a partition was added: the earliest of these times. All walks together pass up
+/// to [`limits::MAX_PASSED`] rows, and so may miss an item.
 fn ready_since(items: &Table, queue: i32, order: Order, partitions: i32) -> Option<i64> {
     let shared = shared().ok();
     let (home, table) = (catalog::home(), catalog::relation(ITEMS).to_u32());
     let (mut first, mut left) = (None, limits::MAX_PASSED);
     for partition in 0..partitions {
         pgrx::check_for_interrupts!();
-        // Below the floor are claimed and finished items, but no free ones. In a queue ordered by keys, items that wait
-        // for another one may be below it as well. So in such a queue the walk begins at the first item; if it ends too
-        // soon, another walk begins at the floor.
+        // Below the floor there are claimed and finished items, and in a queue ordered by keys also items that wait for
+        // another one. So in such a queue the walk begins at the first item. If it reaches its bound, another walk
+        // begins at the floor.
         let lane = Lane { database: home.database, table, queue, partition };
         let floor = shared.map_or(i64::MIN, |shared| shared.floor_at(lane));
         let from: &[i64] = if order == Order::Key { &[i64::MIN, floor] } else { &[floor] };

@@ -32,13 +32,14 @@ pub struct Freed {
     items: usize,
     /// The sessions that had claimed the freed items.
     pub from: HashSet<Uuid>,
-    /// Whether there may be more items to free.
+    /// Whether the call stopped at its bound, so that there may be more items to free.
     pub more: bool,
-    /// Whether another transaction is changing one of the items.
+    /// Whether an item or a claim was left because another transaction has locked a row.
     pub blocked: bool,
 }
 
-/// Frees the items claimed by sessions that have ended or end with this transaction, about `most` of them.
+/// Frees about `most` items claimed by sessions that have ended or end with this transaction. An item that has used its
+/// attempts becomes a dead item.
 pub fn free(call: &Call, sessions: &[Uuid], most: usize) -> Freed {
     let mut freed = Freed::default();
     let mut passed_over = 0;
@@ -72,8 +73,8 @@ fn claims_of(sessions: &[Uuid], most: usize, skip: usize) -> Vec<i64> {
     page_of(&table, sessions, most, skip, |row| Some(row.required(1)))
 }
 
-/// Frees the items of a claim. Returns whether it has freed any, and whether no other transaction has locked or changed
-/// one of the items.
+/// Frees the items of a claim. Returns whether it has freed any, and whether it has left none behind. It leaves an item
+/// if another transaction has locked the item, or the row of its key's head.
 fn free_claim(call: &Call, claim: &Claim) -> (bool, bool) {
     let Some(queue) = Queue::numbered(claim.queue) else { return (false, true) };
     let items = Table::open(ITEMS, c"_items_pkey");
@@ -125,8 +126,8 @@ fn free_claim(call: &Call, claim: &Claim) -> (bool, bool) {
     (any, all)
 }
 
-/// Frees the items claimed by dead sessions, and returns whether there were any. A claim that finds too few items calls
-/// it, so that no claim waits for the worker.
+/// Frees items claimed by dead sessions, a bounded number, and returns whether it has freed any. A claim that finds too
+/// few items calls it, so that no claim waits for the worker.
 pub fn free_dead(call: &Call) -> bool {
     let (mut dead, now) = (Vec::new(), clock::now());
     call.shared.each_due(now, now, |at, home, word, _| {
@@ -135,7 +136,7 @@ pub fn free_dead(call: &Call) -> bool {
         }
     });
     if call.database.flags() & BOOT != 0 {
-        // The worker has not yet looked which sessions have outlived the restart.
+        // The worker has not looked yet which sessions have died during the restart.
         let rows = session::rows(&session::all()).into_iter();
         dead.extend(rows.filter(|row| call.standing_of(row).is_none()).map(|row| row.session));
     }

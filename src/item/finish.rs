@@ -51,7 +51,8 @@ fn lost(call: &Call, fence: i64, why: String) -> ErrorReport {
     Error::ClaimLost { fence, why }.into()
 }
 
-/// Returns the claim of a fence, if its session is alive. A transaction that ends the session waits for this one.
+/// Returns the claim of a fence, if its session is alive. A close or take-over of that session waits for this
+/// transaction.
 fn hold(call: &Call, fence: i64) -> Result<Held<'_>> {
     let ended = || {
         lost(
@@ -131,9 +132,9 @@ impl Held<'_> {
             in_flight |= flight.is_some_and(|flight| flight != Flight::None);
             flight == Some(Flight::None)
         };
-        // Most claims are finished in order, from one end or the other, so one item of each end is looked at first. In
-        // any other order, items are looked at by chance. If many are left, such a look finds one soon, and no order of
-        // finishing can prevent that.
+        // Most claims are finished in order, from one end or the other, so one item of each end is looked at first.
+        // Then items are looked at in an order drawn by chance. If many are left, this finds one soon, whatever the
+        // order of finishing.
         let items = &self.claim.items;
         if items.iter().rev().take(1).chain(items.iter().take(1)).any(&mut left)
             || shuffled(items.clone()).any(|item| left(&item))
@@ -147,8 +148,8 @@ impl Held<'_> {
         }
     }
 
-    /// Returns the change of an item that another transaction has in flight, if the item is claimed under the fence. A
-    /// row that is just moving is being given back, so the scan may miss it.
+    /// Returns the change of an item that another transaction has in flight, if the item is claimed under the fence.
+    /// The scan may miss a row that is just moving. It need not find that row, whose item is being given back.
     fn flight(&self, partition: i32, place: i64) -> Option<Flight> {
         let key = [Key::Int(self.claim.queue), Key::Int(partition), Key::Long(place)];
         let claimed = |row: &Tuple, flight| (row.required::<i64>(column::CLAIM) == self.claim.fence).then_some(flight);

@@ -14,11 +14,11 @@
 //! * Rows are only made and deleted, never changed, so a dirty scan misses none. When a transaction moves an item,
 //!   which it has locked, it also replaces the row. Until that transaction ends, both rows are in flight.
 //!
-//! A key has as many head rows as it had items, and most of them are dead. An old snapshot keeps them in the index. So
-//! each key has a lane with a floor (see [`crate::shmem::floors`]), and a hash of the key names the lane. A new row of
-//! a lane has the greatest number, as that is drawn under the stripe. The floor is also raised under the stripe, and
-//! only over rows that are gone for good. It stops at rows in flight, and at rows that this very transaction has
-//! deleted: these rows come back if the transaction fails. So the floor is never lowered.
+//! Each finished item of a key leaves a dead head row, and an old snapshot keeps these rows in the index. So each key
+//! has a lane with a floor (see [`crate::shmem::floors`]), and a hash of the key names the lane. A new row of a lane
+//! has the greatest number, as that is drawn under the stripe. The floor is also raised under the stripe, and only over
+//! rows that are gone for good. It stops at rows in flight, and at rows that this very transaction has deleted: these
+//! rows come back if the transaction fails. So the floor is never lowered.
 
 use super::{Order, id, lane};
 use crate::call::Call;

@@ -12,7 +12,7 @@
 //! locked. One UPDATE, which touches no index and keeps the row's length, gives a row another owner. So no item is
 //! given twice. The floors of lanes keep dead rows out of the way: see [`crate::shmem::floors`].
 //!
-//! **A claim** is a row, one for each call, with the fence that the call drew and its session. An item names the fence
+//! **A claim** is a row, one for each call that gets items, with the call's fence and session. An item names the fence
 //! of its claim. A call that finishes items also names a fence, and finishes only items that still have this fence. If
 //! the session has claimed an item again, a thread with the older fence is refused. The row of a claim never changes.
 //! It is deleted with the last of its items. If transactions that did not see each other finished the last items,
@@ -23,7 +23,7 @@
 //!   session's deadline. A close waits for its end.
 //! * A claim takes G(session) in share mode as a grant does (see [`crate::lease::grant`]). So no transaction deletes
 //!   the session's last row during the claim.
-//! * [`free`] frees the claims of a session that has ended. It is called by the close, by the worker's sweep, and by a
+//! * [`free`] frees the claims of a session that has ended. It is called by a close, by the worker's sweep, and by a
 //!   claim that finds less than it asks for. A dead session finishes nothing more; items that it was just finishing
 //!   depend on the outcome of the finishing transaction.
 //! * Claims are not dumped, and an item whose claim has no row is free. A look-up of that row for each claimed item
@@ -90,7 +90,7 @@ mod column {
     pub const LATER_PAYLOAD: usize = 9;
 }
 
-/// The items of a queue that are given one at a time, in order: none, the items of a key, or all items of a partition.
+/// Which items of a queue are given one at a time, in order: none, the items of a key, or all items of a partition.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Order {
     None,
@@ -180,8 +180,8 @@ impl Queue {
         Table::open(c"_queues", c"_queues_number").scan(Sight::Latest, &[Key::Int(number)], |row, _| Some(read(row)))
     }
 
-    /// Returns whether no transaction is about to drop the queue. While a transaction alters the queue, the new version
-    /// of the row is found.
+    /// Returns whether the queue exists and no transaction is dropping it. While a transaction alters the queue, the
+    /// new version of the row is found.
     fn stands(&self) -> bool {
         let stays = |row: &Tuple, flight| match flight {
             Flight::None => true,
@@ -206,7 +206,7 @@ impl Queue {
     }
 }
 
-/// Returns the partition of an item, one of so many.
+/// Returns the partition of an item, below `partitions`.
 fn partition(key: Option<&str>, id: i64, partitions: i32) -> i32 {
     let none = || required::known("_declarations", "slots", &partitions.to_string(), None, 0);
     let of = |key: &str| partition_of(key, partitions).unwrap_or_else(none);
@@ -225,7 +225,7 @@ fn nth<T: Copy>(column: &str, array: Option<&[T]>, index: usize, all: T) -> T {
     required::known("_claims", column, &word(), array.get(index).copied(), all)
 }
 
-/// A call of item_claim that got an item.
+/// A call of item_claim that got items.
 #[derive(Clone, Debug)]
 pub struct Claim {
     pub fence: i64,
@@ -261,7 +261,8 @@ impl Claim {
         Claim::table().scan(Sight::Latest, &[Key::Long(fence)], |_, _| Some(())).is_some()
     }
 
-    /// Deletes the row of a claim, unless another transaction is deleting it. Returns whether the row is gone.
+    /// Deletes the row of a claim, unless another transaction has locked or deleted it. Returns whether the row is
+    /// gone.
     fn forget(fence: i64) -> bool {
         let table = Claim::table();
         let found = table.scan(Sight::Latest, &[Key::Long(fence)], |_, _| Some(())).is_some();

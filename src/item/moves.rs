@@ -47,8 +47,8 @@ pub type Given = (Option<Text>, Option<Jsonb>, i32);
 
 type Columns = Vec<Option<Datum>>;
 
-/// Moves the row of a key to another table, with the columns that `new` returns. If `new` returns `None`, the row is
-/// not the wanted one and stays. Returns false if a statement must do the move.
+/// Moves the row of an index key to another table, with the columns that `new` returns. If `new` returns `None`, the
+/// row is not the wanted one and stays. Returns false if a statement must do the move.
 fn moved(from: &Table, key: &[Key], into: &Table, new: impl Fn(&Tuple) -> Option<Columns>) -> bool {
     if !from.is_plain() {
         return false;

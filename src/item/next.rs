@@ -2,9 +2,9 @@
 //!
 //! Most items of a key wait behind its head, possibly for an hour, and there may be a hundred thousand of them. Claims
 //! must not step over all of these each time. So a look passes over a waiting item, and the floor is raised above it.
-//! **The transaction that ends a head finds the next item** by the index of keys. If a claim has passed that item, it
-//! moves to a new place above the floor and becomes the head at once. Otherwise the next claim finds it in its place
-//! and makes it the head.
+//! **The transaction that ends a head finds the next item** by the index of keys. If a claim has passed that item, the
+//! transaction gives the item a new place above the floor and makes it the head at once. Otherwise the next claim finds
+//! the item in its place and makes it the head.
 //!
 //! **What makes it right.** A look passes an item only if the item is committed and waits behind a firm head. Firm
 //! means committed, and not about to be ended. The transaction that ends that head does so after the look, then
@@ -15,8 +15,7 @@
 //! * The search begins at the id of the head, or at the floor if that is lower. No look passes an item whose place is
 //!   below its head's id. So dead entries of the key's former items are not searched. A moved item gets a new place and
 //!   keeps its id.
-//! * While a key has no head, the floor has passed one of its items only if it has not passed an earlier item of the
-//!   key.
+//! * While a key has no head, no floor has passed the first of its items.
 //! * An item that another transaction has locked stays where it is, and the floor is lowered to it.
 //!
 //! Only floors remember which items were passed. If a floor is forgotten, claims look at each item again. A database
@@ -43,7 +42,7 @@ pub fn may_pass(order: Order) -> bool {
 /// The first item of a key in a table.
 enum First {
     None,
-    /// Another transaction has locked it.
+    /// It is claimed, or another transaction has locked it.
     Taken(i64),
     Free(Waiting),
 }
@@ -92,7 +91,7 @@ impl Ended<'_> {
         [Key::Int(self.queue.number), Key::Int(self.partition), Key::Text(self.key), Key::From(from)]
     }
 
-    /// Skips an item that a transaction is adding: that transaction wakes claims at its end.
+    /// Skips an item that a transaction is adding: that transaction wakes sessions at its end.
     fn first_ready(&self, items: &Table, from: i64) -> First {
         let first = items.scan(Sight::Dirty, &self.range(from), |row, flight| {
             let (place, id) = (row.required(column::PLACE), row.required(column::ID));
@@ -174,8 +173,8 @@ impl Ended<'_> {
     }
 }
 
-/// Ends the head of a key, whose item the caller has locked, so that the next item is free. Returns false if another
-/// transaction has locked the head's row.
+/// Ends the head of a key, so that the next item is free. The caller has locked the head's item. Returns false if
+/// another transaction has locked the head's row.
 pub fn end(call: &Call, heads: &Heads, queue: &Queue, partition: i32, key: &str, id: i64) -> bool {
     match heads.end(partition, key, id) {
         Locked::Busy => return false,

@@ -1,10 +1,10 @@
 //! Which partitions of a queue a claim looks at, and in which order.
 //!
 //! A session claims from the partitions of the group that it owns, and stops once it has enough. So the order decides
-//! which partition is served. No count would make a fair order: all sessions and queues of a pooled connection share
-//! the backend's count. And each new connection begins a new count. Instead each claim draws its order by chance. So
-//! every partition with items comes first equally often, whatever else the connection does, and nothing needs to be
-//! remembered.
+//! which partition is served. A count in the backend would make no fair order: all sessions and queues of a pooled
+//! connection would share it, and each new connection would begin a new one. Instead each claim draws its order by
+//! chance. So every partition with items comes first equally often, whatever else the connection does, and nothing
+//! needs to be remembered.
 //!
 //! A claim skips partitions without an item for it, however many they are: see [`crate::shmem::spans`].
 

@@ -67,7 +67,8 @@ fn queue_create(
     }
 }
 
-/// Makes the row of a queue. Refuses if another queue has the name, or is about to get it.
+/// Makes the row of a queue. Refuses if a queue has the name, or if another transaction is making or changing such a
+/// queue.
 fn create(call: &Call, name: &str, attempts: i32, backoff: i32, order: Order, group: Option<&str>) -> Result<()> {
     let stripe = Guard::Stripe(keys::stripe(name, -1));
     stripe.lock(Mode::Exclusive);
@@ -186,7 +187,7 @@ fn lock_if_any(call: &Call, name: &str) -> Result<Option<Queue>> {
 }
 
 impl Queue {
-    /// Refuses unless the caller is the role that made the queue, a member of that role, or the extension's owner.
+    /// Refuses unless the caller is, or is a member of, the role that made the queue or the extension's owner.
     /// Declarations have the same rule.
     pub fn authorize(&self, call: &Call) -> Result<()> {
         let may_use = |role: Oid| role != Oid::INVALID && role::acts_as(call.caller, role);

@@ -32,11 +32,11 @@ pub(super) struct Claimer<'a> {
     pub(super) taken: Vec<Taken>,
     /// Bytes of the payloads of all items that are taken, or are being taken.
     pub(super) bytes: usize,
-    /// The lanes that this call has looked at, as they stood before.
+    /// The lanes that the last look has read, each as it stood before the look read it.
     pub(super) seen: Vec<(Lane, Start)>,
-    /// In a group's queue: the spans of its partitions, as they stood before the last look.
+    /// In a group's queue: the spans of its partitions, as noted before the last look.
     pub(super) noted: Vec<Noted>,
-    /// The earliest time at which an item that this call has seen becomes due.
+    /// The earliest time at which an item that the last look has seen, or whose partition it skipped, becomes due.
     pub(super) next_due: Option<i64>,
     /// The last fence that was looked up, and whether its claim has a row.
     known: Option<(i64, bool)>,
@@ -71,15 +71,16 @@ impl<'a> Claimer<'a> {
         let call = self.call;
         *self.fence.get_or_insert_with(|| {
             let fence = fence::next(call);
-            // The call that comes first sets the bound. If its fence is greater than this one, calls look this claim up
-            // by its row.
+            // The first call sets the bound. If that call has drawn a greater fence than this one, `is_free` looks up
+            // the row of this claim.
             let first = &call.database.first_claim;
             first.compare_exchange(0, fence, Ordering::AcqRel, Ordering::Relaxed).ok();
             fence
         })
     }
 
-    /// Returns whether an item with this claim is free: the claim is 0 or has no row.
+    /// Returns whether an item with this claim is free: the claim is 0 or has no row. A claim from the bound on has
+    /// one.
     pub(super) fn is_free(&mut self, claim: i64) -> bool {
         let first = self.call.database.first_claim.load(Ordering::Acquire);
         if claim == 0 || first != 0 && claim >= first {
@@ -101,7 +102,7 @@ impl<'a> Claimer<'a> {
         if from_beginning { start.at_the_beginning() } else { start }
     }
 
-    /// Claims the row at which the scan stands, unless another transaction is changing the row.
+    /// Claims the row at which the scan stands, unless another transaction has locked or changed the row.
     pub(super) fn take(&mut self, items: &Table, row: &Tuple, partition: i32, place: i64) -> bool {
         let fence = self.fence();
         let attempt = row.required::<i32>(column::ATTEMPT).saturating_add(1);

@@ -80,7 +80,7 @@ pub(super) struct Look<'a, 'b> {
     partition: i32,
     heads: Heads<'b>,
     /// Keys of the items met so far: later items of these keys must wait. The value is the id of the key's head, if
-    /// that was firm.
+    /// that head was firm.
     met: HashMap<String, Option<i64>>,
     /// How many items wait.
     waiting: usize,
@@ -108,7 +108,7 @@ impl<'a, 'b> Look<'a, 'b> {
         Look { claimer, partition, heads, met: HashMap::new(), waiting: 0, moment, now, ready, due, found: Vec::new() }
     }
 
-    /// Claims. Returns the time before which the partition has nothing more, if that is known.
+    /// Claims. Returns the time before which the partition has no further item, if that is known.
     pub(super) fn claim(mut self) -> Option<i64> {
         let head = match self.claimer.queue.order {
             Order::Fifo => self.heads.find(self.partition, ""),
@@ -141,7 +141,7 @@ impl<'a, 'b> Look<'a, 'b> {
         self.claimer.taken.len() + self.found.len() >= self.claimer.want || self.claimer.is_full()
     }
 
-    /// Goes through ready and due items until the call has enough.
+    /// Goes through ready and due items until the call has enough; in a `fifo` queue, to the first one.
     fn merge(&mut self) {
         let (later, items) = (Table::open(LATER, c"_later_pkey"), Table::open(ITEMS, c"_items_pkey"));
         let range = |from| [Key::Int(self.claimer.queue.number), Key::Int(self.partition), Key::From(from)];
@@ -198,7 +198,7 @@ impl<'a, 'b> Look<'a, 'b> {
         heads::key(self.claimer.queue.order, key)
     }
 
-    /// Returns the next due item: its time, its id and its flight. The walk stands at it.
+    /// Returns the next item if it is due: its time, its id and its flight. The walk stands at it.
     fn next_due(&mut self, later: &Table, walk: &mut Walk) -> Option<(i64, i64, Flight)> {
         let flight = walk.next()?;
         let (due, id) = (later.row().required(3), later.row().required(4));
@@ -289,7 +289,7 @@ impl<'a, 'b> Look<'a, 'b> {
         Meeting::Waits
     }
 
-    /// Returns whether the transaction that ends the head of a key finds the items that wait from a place on.
+    /// Returns whether the end of the key's head will find the items of the key that wait from `place` on.
     fn is_cared_for(&mut self, key: &str, place: i64) -> bool {
         let known = self.met.get(key).copied().flatten();
         let firm = known.or_else(|| match self.heads.find(self.partition, key) {
@@ -308,7 +308,7 @@ impl<'a, 'b> Look<'a, 'b> {
             }
         }
         for (key, due) in std::mem::take(&mut self.due.waiting) {
-            // Due items are looked for from the beginning.
+            // That transaction searches all due items of the key.
             if !(pass && self.is_cared_for(&key, i64::MAX)) {
                 self.due.stops(due);
             }
@@ -380,7 +380,7 @@ impl<'a, 'b> Look<'a, 'b> {
         moves
     }
 
-    /// Deletes a head that was just made, as its item could not be taken. Others may have seen the head.
+    /// Deletes a head that this call has made. Wakes sessions: another claim may have left the item to this head.
     fn take_back(&mut self, key: &str, id: i64) {
         self.heads.end(self.partition, key, id);
         self.claimer.call.seam().places(self.ready.lane, NOWHERE, false);
