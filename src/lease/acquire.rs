@@ -26,8 +26,8 @@
 //! | has no slot, and would get a lease      | `sessions_full` (see [`crate::shmem::stand_in`])              |
 //!
 //! With `queue`, a refused session takes a place in line and is told `queued`. A refused session that already has a
-//! place is told `queued` even without `queue`, unless an open transaction gives that place up. If a session that
-//! already holds the lease passes `queue`, it gives up any place that it has in the line.
+//! place is told `queued` even without `queue`, unless it drains or an open transaction gives that place up. If a
+//! session that already holds the lease passes `queue`, it gives up any place that it has in the line.
 
 mod grantee;
 mod look;
@@ -52,18 +52,17 @@ use std::cell::LazyCell;
 use std::ffi::CStr;
 use take::Taking;
 
-/// The tables that a look at a resource may read. A grant also uses those of [`GRANTED_BY`].
+/// The tables that a look at a resource may read. A grant or a place in line also uses those of [`GRANTED_BY`].
 const LOOKED_INTO: [&CStr; 3] = [c"_leases", c"_sessions", c"_declarations"];
 const GRANTED_BY: [&CStr; 3] = [c"_waiters", c"_history", catalog::FENCES];
 
-/// Locks all tables that a look at a resource needs. Returns false if another session, such as one that runs VACUUM
-/// FULL, has one of them locked.
+/// Locks all tables that a look at a resource needs. Returns false if one is locked in a mode that conflicts, as by
+/// VACUUM FULL.
 pub fn can_look() -> bool {
     catalog::lock_all(&LOOKED_INTO)
 }
 
-/// Locks the further tables that a grant or a place in line needs. Returns false if another session has one of them
-/// locked.
+/// Locks the further tables that a grant or a place in line needs. Returns false under the same condition.
 pub fn can_take() -> bool {
     catalog::lock_all(&GRANTED_BY)
 }
@@ -121,8 +120,8 @@ fn acquire_batch(call: &Call, me: SlotRef, resources: &[String], queue: bool) ->
         });
     }
     if (queue || !wanted.is_empty()) && !can_take() {
-        // A session that asked to wait gets no place in line now. So it is told `busy`: another reason would suggest
-        // that it waits.
+        // A session that asked for a place in line gets none now. So it is told `busy`: another reason would suggest
+        // that it has one.
         let waits = |answer: &&mut Answer| queue && matches!(answer.reason, "held" | "awaited" | "bridged");
         answers.iter_mut().filter(waits).for_each(|answer| *answer = Answer::refused("busy"));
         return Ok(answers);
@@ -134,8 +133,8 @@ fn acquire_batch(call: &Call, me: SlotRef, resources: &[String], queue: bool) ->
         for (resource, answer) in resources.iter().zip(&mut answers) {
             match answer.reason {
                 "held" | "awaited" | "busy" | "bridged" => line_up(call, me, resource, answer)?,
-                // A holder must not wait in line: when it released the resource, its place would bring the resource
-                // back unasked.
+                // A holder must have no place in line: when it releases the resource, the place would bring the
+                // resource back unasked.
                 "already_held"
                     if line::waits(call, resource, me.session()) && spi::require_writes("lease_acquire()").is_ok() =>
                 {
@@ -156,7 +155,7 @@ fn acquire_batch(call: &Call, me: SlotRef, resources: &[String], queue: bool) ->
 /// ask for one. Waits for no lock on the table of places.
 fn tell_of_places(me: SlotRef, resources: &[String], answers: &mut [Answer]) {
     let is_refused = |answer: &Answer| matches!(answer.reason, "held" | "awaited" | "busy" | "bridged");
-    // Usually the session waits for nothing.
+    // Usually the session has no place in any line.
     let may_wait = answers.iter().any(is_refused) && catalog::lock_all(&[line::TABLE]) && line::may_wait(me.session());
     // A draining session is granted nothing through its places. Versions up to 0.2.0 did not report places.
     let counts = || session::row(me.session()).is_some_and(|row| !row.draining) && catalog::has_objects_of_today();
@@ -168,11 +167,12 @@ fn tell_of_places(me: SlotRef, resources: &[String], answers: &mut [Answer]) {
     }
 }
 
-/// Puts a refused session in line, unless it may be granted nothing.
+/// Puts a refused session in line and sets its answer, unless the session may be granted nothing or holds the resource
+/// by now.
 fn line_up(call: &Call, me: SlotRef, resource: &String, answer: &mut Answer) -> Result<()> {
     spi::require_writes("lease_acquire()")?;
-    // A grant takes the same guard first. Without it, the session could end and be swept while its place is not visible
-    // yet, and the place would then stay.
+    // A grant takes the same guard first. Without this guard the session could end and be swept before its place is
+    // visible, and the place would stay.
     if !Guard::Grantee(me.session()).try_lock(Mode::Shared) {
         answer.reason = "closing";
         return Ok(());

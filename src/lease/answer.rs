@@ -46,7 +46,7 @@ row::composite! {
 }
 
 impl LeaseAnswer {
-    /// Makes the answer without a revision: a lock has no session that its caller could wait with.
+    /// Makes the answer without a revision. That of `lock_acquire` stays so: its caller has no session to wait with.
     pub fn new(answer: Answer, trust_ms: Option<i32>) -> LeaseAnswer {
         let granted = answer.is_granted();
         LeaseAnswer {

@@ -15,14 +15,14 @@ pub struct Candidate {
     pub declared: Option<(Kind, i32)>,
     /// The row as probed; `None` if the slot has no row.
     pub row: Option<LeaseRow>,
-    /// Whether this transaction releases the lease. If so, it keeps fenced transactions away from the fence.
+    /// Whether this transaction releases the lease, and so has excluded fenced transactions from the fence.
     pub released: bool,
     /// Whether the grantee is the successor of the session that has the lease.
     pub inherited: bool,
     pub grantee: SlotRef,
     /// The grantee's places in the line of the resource.
     pub places: Vec<ItemPointerData>,
-    /// The dead sessions whose deaths made the slot free (see [`crate::lease::semaphore`]).
+    /// The dead sessions whose deaths must be recorded with the grant (see [`crate::lease::semaphore`]).
     pub gone: Rc<[Uuid]>,
 }
 
@@ -46,7 +46,7 @@ pub struct Grant {
     pub session: Uuid,
 }
 
-/// The result of a hand-over.
+/// The result of a hand-over, with its one condition `only`.
 #[derive(Default)]
 pub struct HandOver {
     /// The only session that may be granted a lease; `None` if each first in line may.

@@ -11,8 +11,8 @@
 //! the declaration again. A drop deletes the declaration first, then looks at the slots. So one of the two sees the
 //! other.
 //!
-//! A change of a declaration locks its row. Other calls also lock the row briefly: a rebalance of a group, and a grant
-//! of a semaphore that shrinks. So a change retries the lock for a while ([`patiently`]), but does not wait for a
+//! A change of a declaration locks its row. Other calls also lock the row: a rebalance of a group, and a grant of a
+//! semaphore that shrinks. So a change retries the lock for a while ([`patiently`]), but does not wait for a
 //! transaction that stays open.
 
 use crate::base::error::{Error, Result};
@@ -83,7 +83,7 @@ fn read(row: &Tuple) -> Declaration {
 }
 
 impl Declaration {
-    /// Returns the key of the row in the index. Before 0.3.0 the index has the name alone.
+    /// Returns the index key of the declaration's row. Before 0.3.0 the index has the name alone.
     pub(super) fn key<'a>(&self, resource: &'a str) -> Vec<Key<'a>> {
         [Key::Text(resource)].into_iter().chain(self.number.map(Key::Long)).collect()
     }
@@ -147,8 +147,8 @@ impl Declarations<'_> {
         })
     }
 
-    /// Returns whether no name is declared or being declared; usually one look tells. Also returns false if an old
-    /// snapshot keeps many dropped declarations.
+    /// Returns whether no name is declared or being declared; usually one look tells. Returns false also if an old
+    /// snapshot keeps many dropped declarations, which it does not pass.
     pub fn none(&self) -> bool {
         !self.0.has_entry(&[])
             || [Sight::Dirty, Sight::Latest]
@@ -165,7 +165,7 @@ pub fn stands(resource: &str) -> Stands {
     Declarations(&table()).stands(resource)
 }
 
-/// Returns the groups among some names, and the others.
+/// Returns the names that are groups, and the other names.
 pub fn groups_among(call: &Call, names: Vec<String>) -> (Vec<String>, Vec<String>) {
     if call.declarations().none() {
         return (Vec::new(), names);
@@ -218,7 +218,7 @@ pub fn require_leasable(resource: &str, declaration: &Declaration) -> Result<()>
     }
 }
 
-/// Returns whether a declaration still has the kind and number of slots by which a slot was chosen.
+/// Returns whether a name still has the kind and number of slots by which a slot was chosen, with no change in flight.
 pub fn still(resource: &str, (kind, slots): (Kind, i32)) -> bool {
     matches!(stands(resource), Stands::Declared(known) if (known.kind, known.slots) == (kind, slots))
 }
@@ -276,8 +276,8 @@ pub fn try_lock(declaration: &Declaration) -> bool {
     table().lock(declaration.tid, false) == Locked::Mine
 }
 
-/// Refuses a caller who may not change a declaration. Three may: the role that made it, a member of that role, and the
-/// extension's owner. The role is stored by name, because a dump may be restored where roles have other oids.
+/// Refuses a caller who may not change a declaration. The caller must be, or be a member of, the role that made it or
+/// the extension's owner. The role is stored by name, because a dump may be restored where roles have other oids.
 fn authorize(call: &Call, resource: &str, declaration: &Declaration) -> Result<()> {
     let may_use = |role: Oid| role != Oid::INVALID && role::acts_as(call.caller, role);
     if may_use(role_of_name(&declaration.owner)) || may_use(call.owner()) {

@@ -23,7 +23,7 @@ static DELETE: Statement = Statement::writes(include_str!("../../sql/query/decla
 static DELETE_SLOTS: Statement =
     Statement::writes(include_str!("../../sql/query/declaration/delete_slots.sql"), &[TEXTOID, INT4OID]);
 
-/// Declares a name that no session holds or waits for.
+/// Declares a name. Refuses a name that is declared already or in use.
 pub fn declare(call: &Call, resource: &str, kind: Kind, slots: i32) -> Result<()> {
     // A declaration draws its number from the sequence of fences. The number must exceed those of all former
     // declarations.
@@ -50,7 +50,7 @@ pub fn declare(call: &Call, resource: &str, kind: Kind, slots: i32) -> Result<()
     Ok(())
 }
 
-/// Drops a declaration whose slots no session holds or waits for. The caller has locked its row.
+/// Drops a declaration whose row the caller has locked. Refuses while the name is in use.
 pub fn undeclare(call: &Call, resource: &str, kind: Kind) -> Result<()> {
     let deleted = of(resource).map_or(Some(0), |known| table().delete_rows(&known.key(resource)));
     call.written(deleted, &DELETE, vec![Value::Text(resource)]);
@@ -61,7 +61,7 @@ pub fn undeclare(call: &Call, resource: &str, kind: Kind) -> Result<()> {
     Ok(())
 }
 
-/// Drops a declaration that the caller owns. With `missing_ok`, returns false if there is none.
+/// Drops a declaration that the caller owns. If there is none, returns false with `missing_ok`, and refuses without.
 pub fn drop_owned(call: &Call, resource: &str, kind: Kind, missing_ok: bool) -> Result<bool> {
     if declaration::lock_if_any(call, resource, kind)?.is_some() {
         return undeclare(call, resource, kind).map(|()| true);
@@ -76,7 +76,7 @@ pub fn resize(call: &Call, resource: &str, slots: i32) {
     call.written(resized, &UPDATE, vec![Value::Text(resource), Value::Int(slots)]);
 }
 
-/// Deletes the rows of all slots numbered `from` or higher. The caller has seen that no session holds them.
+/// Deletes the rows of all slots numbered `from` or higher. The caller has seen that no living session holds them.
 pub fn forget_slots(call: &Call, resource: &str, from: i32) {
     let deleted = Leases::open().delete_from(resource, from);
     call.written(deleted, &DELETE_SLOTS, vec![Value::Text(resource), Value::Int(from)]);
@@ -98,12 +98,13 @@ fn in_use(call: &Call, resource: &str, kind: Option<Kind>) -> Result<Option<Stri
     if let Some(waiter) = waiting.iter().find_map(|session| holders.living(Some(*session))) {
         return Ok(Some(format!("\"{}\" waits for it.", waiter.consumer)));
     }
-    // These dead sessions waited for the name with its former meaning. So no restart may revive them.
+    // These dead sessions waited for the name with its former meaning. So a restart must not revive them: their deaths
+    // are recorded.
     call.taken_from(&waiting);
     Ok(None)
 }
 
-/// Returns a message that names a session that holds a slot, or the fence of an open fenced transaction. If there is
+/// Returns a message that names a living holder of a slot, or the fence of an open fenced transaction. If there is
 /// neither, returns `None`; this transaction has then locked the rows of the slots.
 pub fn slots_in_use(call: &Call, resource: &str, kind: Option<Kind>) -> Result<Option<String>> {
     let busy = || Error::BeingDeclared { name: resource.to_owned() };

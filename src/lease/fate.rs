@@ -17,7 +17,7 @@ pub struct Newer {
     pub fence: i64,
     /// The consumer that has the lease under it; `None` if it was released, or the session of that consumer has ended.
     pub holder: Option<String>,
-    /// Whether the lease is in grace: its holder has released it, and may take it back.
+    /// Whether the lease is in grace under that fence.
     in_grace: bool,
 }
 
@@ -33,11 +33,12 @@ impl Newer {
 /// How a grant was lost.
 pub enum Loss {
     Released,
-    /// An administrator took the lease. The value is the grant that followed in the same step, if any.
+    /// An administrator took the lease. The value is the slot's last grant, if a grant has followed.
     Forced(Option<Newer>),
     /// The lease was taken from its session, which had expired.
     Expired,
-    /// A newer fence has been granted. The value is that grant, if the slot is known or the resource has one slot.
+    /// A newer fence has been granted. The value is the slot's last grant, if the slot is known or the resource is an
+    /// exclusive lease.
     Superseded(Option<Newer>),
     Unknown,
 }
@@ -65,7 +66,7 @@ impl Loss {
         }
     }
 
-    /// Returns the consumer that has the lease now.
+    /// Returns the consumer that has the lease now, if a newer grant tells.
     pub fn holder(&self) -> Option<&str> {
         match self {
             Loss::Forced(Some(newer)) | Loss::Superseded(Some(newer)) => newer.holder.as_deref(),

@@ -1,18 +1,19 @@
 //! Fences: numbers that grow with every change of owner, and the check that holds until commit.
 //!
 //! **Drawing.** A fence is `nextval` of one sequence. Before the first fence of each start of shared memory, the
-//! sequence is raised to the seconds since 2025 plus a minute, times 2^22. Drawn fences never catch up with the clock
-//! ([`crate::shmem::pace`]). So every incarnation of the server starts above all fences that an older history of it can
-//! have granted. That history may have ended with a crash before WAL was flushed, or with the promotion of a lagging
-//! standby. Or a dump, a snapshot or a point in time was restored. The numbers of work items are raised with the
-//! fences, for the same reason.
+//! sequence is raised to the seconds since 2025 plus a minute, times 2^22, unless it is higher already. Drawn fences
+//! never catch up with the clock ([`crate::shmem::pace`]). So every incarnation of the server starts above all fences
+//! that an older history of it can have granted. Histories differ after a crash before WAL was flushed, the promotion
+//! of a lagging standby, or the restore of a dump, a snapshot or a point in time. The numbers of work items are raised
+//! with the fences, for the same reason.
 //!
 //! **Checking.** [`fence_check`] takes S(session) and F(fence) in share mode, without waiting, to the end of the
-//! transaction. Only then does it read the row and the session's slot. A transaction that takes the lease from a living
-//! session holds F or S exclusively, from before it touches the row until it ends. A transaction that takes it from a
-//! dead session tests F first, and no new check passes for a dead session. So while a transaction that has passed a
-//! check is open, no other session gets the lease, even after the deadline. Once another session has the lease, every
-//! check of the old fence fails. No row is locked: row locks in share mode would make a multixact for each transaction.
+//! transaction. Only then does it read the row and the session's slot. A transaction that gives a living session's
+//! lease to another one holds F or S exclusively, from before it touches the row until it ends. A transaction that
+//! takes it from a dead session tests F first, and no new check passes for a dead session. So while a transaction that
+//! has passed a check is open, no other session gets the lease, even after the deadline. Once another session has the
+//! lease, every check of the old fence fails. No row is locked: row locks in share mode would make a multixact for each
+//! transaction.
 //!
 //! A check passes only if the caller's snapshot sees the grant. Otherwise the caller's work would rest on data from
 //! before the lease.
@@ -83,7 +84,7 @@ pub fn draw(call: &Call, sequence: &'static CStr, pace: &Pace) -> i64 {
 }
 
 /// Waits until the clock has reached a number that this process has drawn. If the sequence was set back, raises the
-/// sequence and then the error 40001: the next try gets a greater number.
+/// sequence and then reports 40001: the next try gets a greater number.
 pub fn hold_back(call: &Call, pace: &Pace, number: i64) {
     const LONGEST: u64 = 10_000;
     if let Some(greatest) = pace.is_set_back(number) {
@@ -172,8 +173,8 @@ pub fn check(call: &Call, resource: &str, slot: Option<i32>, fence: i64) -> Resu
         if !fencer.try_lock(Mode::Shared) || !Guard::Fence(fence).try_lock(Mode::Shared) {
             return Err(in_flight());
         }
-        // From here on no other session can take the lease from this one. What is read now holds to the end of the
-        // transaction.
+        // From here on no other session can take the lease from this one. If what is read now passes, it holds to the
+        // end of the transaction.
         let row = find().ok_or_else(lost)?;
         let holder = row.session.ok_or_else(lost)?;
         if holder == session {
@@ -201,7 +202,8 @@ pub fn check(call: &Call, resource: &str, slot: Option<i32>, fence: i64) -> Resu
         kind.rules().cross(resource, fence)?;
     }
     match session::ending::outcome(call.shared, at) {
-        // Otherwise an owner that runs transactions without a gap would keep a partition forever.
+        // An overdue owner must not begin new work. Otherwise transactions without a gap would keep the partition
+        // forever.
         Some(State::Alive) if row.declared && kind.rules().is_overdue(call, resource, row.slot, fence) => {
             return Err(Error::Overdue { group: resource.to_owned(), partition: row.slot, fence }.into());
         }
@@ -224,8 +226,7 @@ fn visible(leases: &Leases, resource: &str, row: &LeaseRow) -> bool {
             return false;
         }
     } else if transaction::precedes(granted_by, transaction::snapshot_xmin()) {
-        // The grant committed before every transaction that the snapshot leaves out. This is the common case, and needs
-        // no scan.
+        // The granting transaction ended before the snapshot was taken. This is the common case, and needs no scan.
         return true;
     }
     // The row also changes under the same fence, when the lease goes into grace and back.

@@ -16,7 +16,7 @@ pub fn free(call: &Call, seats: &[(Seat, ItemPointerData)], expired: bool) {
     let leases = Leases::open();
     if leases.is_plain() {
         for ((resource, slot), tid) in seats {
-            // There may be 100,000 seats, and nothing else in this loop notices a cancel.
+            // There may be 100,000 seats. Nothing else in this loop checks for a cancel.
             pgrx::check_for_interrupts!();
             leases.free(resource, *slot, *tid, expired);
         }

@@ -6,18 +6,18 @@
 //! former holder may release the lease for good, or take it back by acquiring it. When the grace is over, the lease
 //! lapses, even if the session lives.
 //!
-//! A successor of the former holder may also acquire the lease, ahead of all sessions in line. The successor gets a new
-//! fence, because the process of the former session may still work under the old one. The private session lives, so a
-//! check of the old fence could begin at any time. So the successor holds F of that fence from before the grant to the
-//! end of its transaction. The grant ends the private session. While a transaction under the old fence is open, the
-//! successor is told `busy`. The successor then waits at the head of the line, and is woken when that transaction has
-//! ended ([`tell`]).
+//! If another session takes over the former holder, this successor may acquire the lease, ahead of all sessions in
+//! line. The successor gets a new fence, because the process of the former session may still work under the old one.
+//! The private session lives, so a check of the old fence could begin at any time. So the successor holds F of that
+//! fence from before the grant to the end of its transaction. The grant ends the private session. While a transaction
+//! under the old fence is open, the successor is told `busy`. The successor then waits at the head of the line, and is
+//! woken when that transaction has ended ([`tell`]).
 //!
 //! The private session's `grace_of` names the session that may acquire the lease, and `fencer` the session that
 //! released it. If a release with grace crosses the take-over, `grace_of` names the predecessor. The succession then
 //! tells who may acquire the lease ([`crate::ending::takeover`]).
 //!
-//! After a promotion, the former holder gets a new fence in the same way, as for any lease that it holds.
+//! After a promotion or restore, a former holder that acquires the lease gets a new fence in the same way.
 
 use super::declaration::{self, Kind};
 use super::line;
@@ -44,7 +44,7 @@ fn give_to(call: &Call, resource: &str, row: &LeaseRow, session: Uuid) {
     call.written(given, &MOVE, vec![Value::Text(resource), Value::Int(row.slot), Value::Uuid(session)]);
 }
 
-/// Releases a lease with grace. Returns whether it was held.
+/// Releases a lease with grace. Returns whether this call has released it.
 pub fn give(call: &Call, resource: &str, fence: i64, grace_ms: i32) -> Result<bool> {
     let leases = Leases::open();
     let Some(row) = leases.by_fence(resource, fence) else { return Ok(false) };
@@ -90,7 +90,8 @@ fn private(call: &Call, row: &LeaseRow) -> Option<SlotRef> {
     call.living(row.session?).ok().flatten()
 }
 
-/// Locks the row of the private session, without waiting. Returns false if that fails or the grace is over.
+/// Locks the row of the private session, without waiting. Returns false if the row is locked or gone, or the grace is
+/// over.
 fn lock(call: &Call, private: SlotRef) -> bool {
     !session::lock_rows(vec![private.session()]).1 && call.shared.look(private).is_some_and(|standing| standing.alive())
 }
@@ -113,8 +114,8 @@ fn end_private(call: &Call, private: SlotRef) {
     call.seam().ended(private, true);
 }
 
-/// Gives a lease in grace back to the session that released it, under the same fence. Returns false if another call was
-/// faster, if the grace is over, or if the session has got another permit meanwhile.
+/// Gives a lease in grace back to the session that released it, under the same fence. Returns false if the row or the
+/// private session is locked or changed, the grace is over, or the session has got another permit meanwhile.
 pub fn take_back(call: &Call, leases: &Leases, me: SlotRef, resource: &str, row: &LeaseRow) -> bool {
     let Some(private) = private(call, row) else { return false };
     // Another connection of the session may be getting another permit at this moment.
@@ -148,9 +149,9 @@ pub fn leave(row: &LeaseRow) {
     Guard::Fence(row.fence).unlock(Mode::Exclusive);
 }
 
-/// Wakes the waiters that may acquire a lease in grace, unless a fenced transaction is open under its fence. `held`:
-/// the resources that have waiters and a living holder. Returns the resources for which a fenced transaction is still
-/// open.
+/// Wakes each waiter that may acquire a lease in grace, unless a fenced transaction is open under the lease's fence.
+/// `held`: the resources that have waiters and a living holder. Returns the resources for which a fenced transaction is
+/// still open.
 pub fn tell(call: &Call, held: &[(String, LeaseRow)]) -> Vec<String> {
     let (holders, mut busy) = (Holders::of(call, held.iter().filter_map(|(_, row)| row.session)), Vec::new());
     for (resource, row) in held {
@@ -175,7 +176,7 @@ pub fn end(call: &Call, row: &LeaseRow) {
 }
 
 /// Puts a session at the head of the line if its predecessor has released the resource with grace: the session gets it
-/// before all others in line. Returns false for any other resource.
+/// before all others in line. Returns whether that is so.
 pub fn waits_ahead(call: &Call, resource: &str, session: Uuid) -> bool {
     // Usually nothing is in grace.
     if !succession::graces().has_entry(&[]) {

@@ -1,21 +1,21 @@
-//! Granting: the one place where a lease gets an owner. A holder's release, a waiter's own acquire and the worker all
-//! come here.
+//! Granting: the one place where a lease gets a new fence. Releases, acquires, rebalances, take-overs and the worker
+//! all come here.
 //!
 //! A candidate is granted if nothing is in its way, and skipped otherwise; no step waits. The steps, in order:
 //!
-//! 1. The caller has taken G(grantee) in share mode, and read the grantee's row after that. So the session cannot end
-//!    during the grant without the worker seeing the lease (see [`crate::ending::sweep`]).
-//! 2. F(old fence) must be free: no fenced transaction of the old holder is open, and none can begin (see
-//!    [`crate::lease::fence`]).
-//! 3. The grantee's places in line are locked first, then the row of the lease. If a lease's row is locked but the
-//!    lease is not granted, no session can get the lease until the transaction ends. A slot without a row has nothing
-//!    to lock. So the maker of the row holds the slot's stripe for the time of the call, and looks again under it,
-//!    uncommitted rows included.
-//! 4. A session has at most one permit of a semaphore. The granter takes Seat(resource, grantee) to the end of the
-//!    transaction, and looks for another permit. So does a session that takes a permit back out of grace.
+//! 1. The caller has taken G(grantee) in share mode, and read the grantee's row after that. So a session that ends
+//!    during the grant does not leave the lease behind unseen (see [`crate::ending::sweep`]).
+//! 2. F(old fence) must be free or held by this transaction: no fenced transaction of the old holder is open, and none
+//!    can begin (see [`crate::lease::fence`]).
+//! 3. The grantee's places in line are locked first, then the row of the lease. If this transaction locks a lease's row
+//!    but does not grant the lease, no other session can get the lease until the transaction ends. A slot without a row
+//!    has nothing to lock. So the maker of the row holds the slot's stripe for the time of the call, and looks again
+//!    under it, uncommitted rows included.
+//! 4. A session has at most one permit of a semaphore. The granter takes P(resource, grantee) to the end of the
+//!    transaction, and looks for another permit. A call that takes a permit back out of grace does the same.
 //! 5. The fence is drawn after the row is locked, so it is greater than that of every owner before.
 //! 6. Only the worker grants the lease of a bridge, and only while it has the lock or the row (see [`crate::bridge`]).
-//!    Any call may give its holder a new fence.
+//!    Exception: any call may give the bridge's holder a new fence.
 //! 7. A granted slot is given back at once if the declaration has changed meanwhile (see
 //!    [`crate::lease::declaration`]).
 
@@ -59,15 +59,14 @@ pub fn grant(call: &Call, leases: &Leases, candidates: Vec<Candidate>) -> HashMa
 
 fn grant_batch(call: &Call, leases: &Leases, mut candidates: Vec<Candidate>, granted: &mut HashMap<Seat, Grant>) {
     let stripes = take_stripes(call, &candidates);
-    // Declarations are read after the stripes are taken, if at all: most candidates have a row, and most databases have
-    // no declarations.
+    // Declarations are read after the stripes are taken, and only if needed: most candidates have a row.
     let none = LazyCell::new(|| call.declarations().none());
     let plain = |resource: &str| *none || matches!(call.declarations().stands(resource), Stands::Absent);
     candidates.retain(|candidate| claim(call, leases, candidate, &stripes, &plain));
     let mut done = Vec::new();
     if !candidates.is_empty() {
-        // The first grant of a start raises the fences. Calls that lose the race for a new name do not get this far, so
-        // they do not wait for the raise.
+        // The first grant of a start raises the fences. A call that loses the race for a new name does not get this
+        // far, so it does not wait for the raise.
         fence::raise(call);
         refence::see_to_mark(call);
         done = write(call, leases, candidates);
@@ -103,7 +102,7 @@ fn grant_batch(call: &Call, leases: &Leases, mut candidates: Vec<Candidate>, gra
     }));
 }
 
-/// Takes the stripes of the candidates without a row, in order. Returns the stripes that it got.
+/// Takes the stripes of the candidates without a row, in ascending order. Returns the stripes that it got.
 fn take_stripes(call: &Call, candidates: &[Candidate]) -> BTreeSet<u16> {
     let new = candidates.iter().filter(|candidate| candidate.row.is_none());
     let wanted: BTreeSet<u16> = new.map(|candidate| keys::stripe(&candidate.resource, candidate.slot)).collect();
@@ -152,7 +151,8 @@ fn claim(
     granted
 }
 
-/// Locks the slot of a candidate, unless another transaction is changing it.
+/// Locks the row of a candidate's slot, or checks under the stripe that there is none. Returns false if another
+/// transaction has locked or changed the slot.
 fn takes_slot(leases: &Leases, candidate: &Candidate, stripes: &BTreeSet<u16>, plain: &dyn Fn(&str) -> bool) -> bool {
     match &candidate.row {
         Some(row) => leases.lock(row.tid, false) == Locked::Mine,
@@ -164,8 +164,8 @@ fn takes_slot(leases: &Leases, candidate: &Candidate, stripes: &BTreeSet<u16>, p
     }
 }
 
-/// Writes the rows and returns the new fences. It writes row by row, if the table is as this extension made it;
-/// otherwise by a statement for each grantee and kind.
+/// Writes the rows and returns the new fences. If the table is as this extension made it, writes row by row; otherwise
+/// a statement writes all rows with the same grantee that are alike.
 fn write(call: &Call, leases: &Leases, candidates: Vec<Candidate>) -> Vec<(Candidate, i64)> {
     if leases.is_plain() {
         let give = |candidate: Candidate| {
@@ -207,7 +207,7 @@ fn write(call: &Call, leases: &Leases, candidates: Vec<Candidate>) -> Vec<(Candi
     candidates.into_iter().filter_map(|candidate| fence(&candidate).map(|fence| (candidate, fence))).collect()
 }
 
-/// Takes back granted slots of resources whose declaration has changed meanwhile.
+/// Frees the granted slots of resources whose declaration has changed meanwhile.
 fn give_back(call: &Call, leases: &Leases, done: &mut Vec<(Candidate, i64)>) {
     let declared = |(candidate, _): &(Candidate, i64)| Some((candidate.resource.clone(), candidate.declared?));
     let mut changed: HashSet<(String, (Kind, i32))> = done.iter().filter_map(declared).collect();

@@ -2,11 +2,11 @@
 //! it. The next session is the first in line for an exclusive lease or a semaphore, and the target for a group's
 //! partition.
 //!
-//! A hand-over runs in three places: in the transaction of the holder's release or close, in the worker, and at the end
-//! of a waiter's own session_wait ([`judge_places`]). A session_wait may run inside a long transaction, so it grants to
-//! its own waiter only. A hand-over skips waiters that are ending, and places that an open transaction deletes. It
-//! reports a resource as busy if another transaction is changing it, or if the first in line is being taken over. The
-//! worker tries these again.
+//! A hand-over runs in the transaction of the holder's release or close, in the worker, and when a waiter's
+//! session_wait has waited in vain ([`judge_places`]). A session_wait may run inside a long transaction, so it grants
+//! to its own session only. A hand-over skips waiters that are ending, and places that an open transaction deletes. It
+//! reports a resource as busy if it cannot serve the first in line now: for example, another transaction is changing
+//! the lease. The worker tries these resources again.
 
 use super::candidate::{Candidate, HandOver};
 use super::declaration::{self, Kind};
@@ -36,11 +36,12 @@ struct Free {
     gone: Rc<[Uuid]>,
 }
 
-/// Rows of leases that were just read. A grant locks the row first, and so finds out whether it has changed.
+/// Rows of leases that were just read, by resource. A grant locks a row first, and so finds out whether the row has
+/// changed.
 pub type Seen = BTreeMap<String, LeaseRow>;
 
-/// Hands over resources, each to the next session. `letting_go` returns whether this transaction releases a row, and so
-/// keeps fenced transactions away from its fence.
+/// Hands over resources, each to the next session. `letting_go` returns whether this transaction releases the lease of
+/// a row, and so has excluded fenced transactions from its fence.
 pub fn hand_over(
     call: &Call,
     resources: Vec<String>,
@@ -52,7 +53,7 @@ pub fn hand_over(
     for group in groups {
         Kind::Group.rules().judge(call, &group, letting_go, &mut result)?;
     }
-    // Few resources have waiters; only the leases of those are read.
+    // Few resources have waiters; only their leases are read.
     let line = line::first_in_line(call, queued.iter().map(String::as_str).collect());
     result.busy.extend(line.leaving);
     hand_over_to(call, line.first, seen, letting_go, &mut result);
@@ -74,7 +75,8 @@ pub fn hand_over_to(
     }
 }
 
-/// Grants free slots to the first in line, again and again while a resource has both a free slot and a first in line.
+/// Grants free slots to the first in line, as long as a resource has both a free slot and a first in line that can be
+/// served.
 fn serve(
     call: &Call,
     first: &mut BTreeMap<String, First>,
@@ -108,7 +110,7 @@ fn serve(
                     inherited: false,
                     row,
                     grantee: *ready.get(session)?,
-                    // A session without a place has just given up waiting, and no longer asks for the resource.
+                    // If its place is gone, the session has just given up waiting.
                     places: places.remove(resource)?,
                     gone,
                 })
@@ -121,25 +123,25 @@ fn serve(
         let names: HashSet<&str> = granted.keys().map(|(resource, _)| resource.as_str()).collect();
         let (mut served, failed): (Vec<_>, Vec<_>) = now.into_keys().partition(|name| names.contains(name.as_str()));
         served.retain(|resource| free.get(resource).is_some_and(|slots| !slots.is_empty()));
-        // If the first in line cannot be served, no session behind it is served, even if that session could be served
-        // at once.
+        // If the first in line cannot be served, no session behind it is served, although that one could be.
         result.busy.extend(failed);
         ending.extend(skipped);
         let again: HashSet<String> = again.into_keys().collect();
         let line = line::next_in_line(call, again.iter().chain(&served).map(String::as_str).collect(), &ending);
         *first = line.first;
-        // A skipped session may be first in line again. Then its place now belongs to a successor, or its end was
-        // rolled back.
+        // If a skipped session is first in line again, its place belongs to a successor now, or its end was rolled
+        // back.
         let in_hand = first.extract_if(.., |_, first| ending.contains(&first.session));
         result.busy.extend(in_hand.map(|(resource, _)| resource).chain(line.leaving));
-        // A skipped session may come back. So a resource that no other session waits for is not finished.
+        // The end of a skipped session may be rolled back. So the worker must look again at a resource that no other
+        // session waits for.
         result.busy.extend(again.into_iter().filter(|resource| !first.contains_key(resource)));
         result.granted.extend(granted);
         pgrx::check_for_interrupts!();
     }
 }
 
-/// Returns since when the lease of a candidate is free, if that is known: since its release, or the end of its holder.
+/// Returns since when the lease of a candidate is free, if that is known: since its release, or since its holder's end.
 pub fn free_since(call: &Call, candidate: &Candidate) -> Option<u64> {
     let (row, now) = (candidate.row?, clock::now());
     let since = match row.session {
@@ -195,7 +197,7 @@ fn free_among(
         if holders.living(row.session).is_some() {
             result.held.push((resource.clone(), row));
         } else if row.session.and_then(|dead| heirs.get(&dead)).is_some_and(|heir| *heir != next.session) {
-            // The sweep grants this lease to the heir of its holder.
+            // Only the holder's heir gets this lease, by its own call or by the sweep.
             result.busy.insert(resource.clone());
         } else {
             free.insert(resource.clone(), exclusive(Some(row)));
@@ -223,7 +225,7 @@ fn free_permits(
     }
     let permits = semaphore::survey(call, resource, &declaration, letting_go);
     let (own, left): (Vec<_>, Vec<_>) = permits.left.into_iter().partition(|(_, heir)| *heir == next.session);
-    // The sweep grants an heir what it inherits.
+    // Only an heir gets the permits that it inherits, by its own call or by the sweep.
     if permits.in_flight || !left.is_empty() {
         result.busy.insert(resource.to_owned());
     }
@@ -252,8 +254,8 @@ pub fn admit(call: &Call, sessions: HashSet<Uuid>, ready: &mut HashMap<Uuid, Slo
     skipped
 }
 
-/// Grants a session each resource for which it is first in line and which no living session holds. So waiters are
-/// served even while the worker is stopped.
+/// Tries to grant a session each resource for which it is first in line and which no living session holds. So waiters
+/// are served even while the worker is stopped.
 pub fn judge_places(call: &Call, at: SlotRef) {
     let left = line::left_by(call, at.session());
     let waiting: Vec<Uuid> = left.iter().copied().chain([at.session()]).collect();

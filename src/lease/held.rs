@@ -35,12 +35,12 @@ fn lives(session: Uuid) -> Result<bool> {
     Ok(session::row(session).is_some_and(|row| standing(row).alive()))
 }
 
-/// Counts the leases of living sessions. If there are too many leases to look at each, or too many versions that do not
-/// count, returns the count so far as an error.
+/// Counts the leases of living sessions. If it would have to look at too many leases or too many old versions, returns
+/// the count so far as an error.
 fn few(table: &Table) -> Result<std::result::Result<i64, i64>> {
     let mut walk = table.walk_versions(Sight::Caller, &[]);
     let (mut held, mut seen, mut passed) = (0, 0, 0);
-    // The leases of one session come one after another, so only the last session's state is kept.
+    // The leases of one session come one after another, so the state of the last session is all that the walk keeps.
     let mut last: Option<(Uuid, bool)> = None;
     loop {
         match walk.one_version() {
@@ -69,8 +69,8 @@ fn _count_held() -> Result<HeldCount> {
     let table = Table::open(c"_leases", c"_leases_session");
     let estimate =
         |least| statistics::many(&Db::open(catalog::home()), c"_leases", &Which::Having("session"), false, least);
-    // The leases of one session may lie on as many pages as there are leases. So leases are looked at one by one only
-    // if there may be few.
+    // Each lease may lie on a page of its own. So leases are looked at one by one only if the index or the statistics
+    // say that they may be few.
     let many = table.entries(&[], limits::MAX_COUNTED as usize + 1) > limits::MAX_COUNTED as usize;
     let count = many.then(|| estimate(0)).filter(|count| count.rows > 2 * limits::MAX_COUNTED);
     let count = match count {

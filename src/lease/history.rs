@@ -1,13 +1,13 @@
 //! History: what became of leases, for people to read. A row is written in the transaction that makes the change, so
-//! that neither the row nor the change is ever visible without the other.
+//! that both become visible together.
 //!
-//! A lease that a session lost without releasing it is recorded, and kept for `eskit_lease.history_retention`. Such
-//! losses are rare: the session ended without a close, was taken over or did not answer a revocation in time, or an
-//! administrator took the lease. Ordinary grants and releases may come by thousands a second, and each record costs
-//! another row. They are recorded only with `eskit_lease.history_grants`. The row of a lease itself tells its present
-//! holder, and since when.
+//! If a session loses a lease without a release, the loss is recorded, and kept for `eskit_lease.history_retention`.
+//! Losses are rare: the session expired, was taken over or did not release a revoked partition in time, or an
+//! administrator took the lease. Ordinary grants and releases may come by thousands a second, and each record costs a
+//! row. They are recorded only with `eskit_lease.history_grants`. The row of a lease itself tells its present holder,
+//! and since when.
 //!
-//! A writer of history waits for no other transaction: the table has no unique key, and a writer reads nothing.
+//! A writer of history waits for no other transaction: the table has no unique key, and a writer does not read it.
 
 use super::candidate::Candidate;
 use super::row::{LeaseRow, Seat};
@@ -44,8 +44,8 @@ mod column {
     pub const FENCE: usize = 5;
 }
 
-/// Bounds of a search for one event: the number of row versions that it passes, and the microseconds after the change
-/// of the lease. A forced release records its event in the step that changes the lease.
+/// The bounds of a search for a forced release: the row versions that it passes, and the microseconds after the change
+/// of the lease. A forced release records its event in the transaction that changes the lease.
 const LOOKED_THROUGH: usize = 1_000;
 const MOMENT: i64 = 10_000_000;
 
@@ -65,7 +65,7 @@ fn has_grants() -> bool {
     settings::HISTORY_GRANTS.get() && has_losses()
 }
 
-/// What has happened to a lease.
+/// How a lease was granted or lost.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Event {
     Granted,
@@ -100,11 +100,11 @@ struct Entry<'a> {
     fence: i64,
     /// For a grant, the consumer that got the lease; for any other event, the consumer that had it.
     consumer: Option<String>,
-    /// The consumer that got the lease in the same step, and its fence.
+    /// The consumer that got the lease in the same step, and the new fence.
     next: Option<(String, i64)>,
     /// The administrator and the reason given.
     forced: Option<(String, &'a str)>,
-    /// When the consumer's time ended, if that was before this step.
+    /// When the consumer's session ended, if it is known to have ended before this step.
     ended_at: Option<i64>,
 }
 
@@ -198,7 +198,7 @@ fn write(call: &Call, entries: &[Entry]) {
     call.seam().kept(Kept::History);
 }
 
-/// Records grants: the former holder of each lease, and with `history_grants` also the new one.
+/// Records grants: how each former holder lost its lease, and with `history_grants` also releases and the new holders.
 pub fn granted(call: &Call, granted: &[(Candidate, i64)]) {
     let lost = |candidate: &Candidate| candidate.taken_from().is_some() && (!candidate.released || candidate.inherited);
     let (with_grants, mut entries) = (has_grants(), Vec::new());
@@ -229,7 +229,7 @@ pub fn granted(call: &Call, granted: &[(Candidate, i64)]) {
 }
 
 /// Records leases that were freed and went to no other session. `dead`: their sessions are dead; otherwise the sessions
-/// released them.
+/// have released them.
 pub fn freed<'a>(call: &Call, leases: impl Iterator<Item = (&'a Seat, i64, Option<Uuid>)>, dead: bool) {
     let with_grants = has_grants();
     if !(with_grants || dead && has_losses()) {

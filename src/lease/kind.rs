@@ -1,7 +1,7 @@
 //! What a kind of declared name does beyond what every lease does.
 //!
-//! Groups and bridges stand on floors above this one: they fill [`Rules`], and lib.rs registers these when the library
-//! is loaded. A name that is not declared has no rules.
+//! Groups and bridges stand on floors above this one. They implement [`Rules`], and lib.rs registers their rules when
+//! the library is loaded. A name that is not declared has no rules.
 
 use super::candidate::HandOver;
 use super::declaration::Kind;
@@ -19,7 +19,8 @@ pub trait Rules: Sync {
         Ok(())
     }
 
-    /// Returns whether the holder should have released a slot by now. Then nothing more may begin under its fence.
+    /// Returns whether the holder should have released a slot by now. If so, no new transaction passes a check of its
+    /// fence.
     fn is_overdue(&self, _call: &Call, _resource: &str, _slot: i32, _fence: i64) -> bool {
         false
     }
@@ -64,7 +65,7 @@ impl Rules for Plain {}
 static OF_GROUPS: OnceLock<&'static dyn Rules> = OnceLock::new();
 static OF_BRIDGES: OnceLock<&'static dyn Rules> = OnceLock::new();
 
-/// Registers the rules of the kinds that have their own, once in a process, or once before the server forks it.
+/// Registers the rules of the kinds that have their own. A process that the server forks inherits them.
 pub fn register(of_groups: &'static dyn Rules, of_bridges: &'static dyn Rules) {
     OF_GROUPS.get_or_init(|| of_groups);
     OF_BRIDGES.get_or_init(|| of_bridges);

@@ -1,19 +1,20 @@
 //! The line: the sessions that wait for a resource, first come, first served.
 //!
 //! A place is a row; a sequence orders the places. The **first in line** is the first place whose session lives, does
-//! not drain and does not end. A free resource goes to no other session. Another session that finds the resource free
-//! takes a place, or is told `awaited`. [`crate::lease::handover`] says how and when the first in line is served.
+//! not drain and does not end. A free resource goes to no other session, except an heir or a successor by grace.
+//! Another session that finds the resource free is told `awaited`, or takes a place if it asked to wait.
+//! [`crate::lease::handover`] says how and when the first in line is served.
 //!
-//! A walk passes over a place that an open transaction is giving up: the row is deleted, and the end of that
-//! transaction decides. So a transaction that is left open does not hold up the sessions behind. If that transaction
-//! rolls back, the place is where it was, and its session has missed only what was granted meanwhile. If the session
-//! itself was granted the resource while its place was passed over, it loses the place when it releases the resource
-//! ([`leave_behind`]). If the session asks to wait meanwhile, it gets a new place at the end of the line: it then waits
-//! however that transaction ends. After a rollback it has both places, and a grant takes both away.
+//! A walk passes over a place whose row an open transaction has deleted, so a transaction that is left open does not
+//! hold up the sessions behind. If that transaction rolls back, the place is where it was, and its session has missed
+//! only what was granted meanwhile. If the session itself was granted the resource while its place was passed over, it
+//! loses the place when it releases the resource ([`leave_behind`]). If the session asks to wait meanwhile, it gets a
+//! new place at the end of the line: it then waits however that transaction ends. After a rollback it has both places,
+//! and a grant takes both away.
 //!
-//! A walk stops at a locked place, whose session is being granted the resource. It also stops at the place of a
-//! session that is being taken over, although that session is granted nothing. When the take-over commits, the place is
-//! the successor's.
+//! A walk stops at a place that another transaction has locked, usually to grant the resource to its session. It also
+//! stops at the place of a session that is being taken over, although that session is granted nothing. When the
+//! take-over commits, the place is the successor's.
 //!
 //! A session that has a permit of a semaphore has no turn in its line (see [`crate::lease::seat`]). It may still have a
 //! place there: another connection of the session may have taken one while the transaction that acquired or released
@@ -69,7 +70,7 @@ pub fn leave(call: &Call, places: &mut [ItemPointerData]) {
     spi::durably();
 }
 
-/// Returns whether a session may be waiting for the resource. A former place counts until its index entry is removed.
+/// Returns whether the line of a resource may have a place. A former place counts until its index entry is removed.
 pub fn may_be_waited_for(call: &Call, resource: &str) -> bool {
     call.waiters().has_entry(&[Key::Text(resource)])
 }
@@ -94,8 +95,8 @@ pub fn take_place(call: &Call, resource: &str, session: Uuid) -> Result<bool> {
     Ok(kind != Some(Kind::Group))
 }
 
-/// Returns the sessions that have a place for a resource, and whether another transaction is taking or giving up a
-/// place.
+/// Returns the sessions that have a place for a resource, and whether another transaction is making, changing or
+/// deleting one.
 pub fn waiting(resource: &str) -> (Vec<Uuid>, bool) {
     let (mut sessions, mut in_flight) = (Vec::new(), false);
     table().scan(Sight::Dirty, &[Key::Text(resource)], |row, flight| {
@@ -124,8 +125,8 @@ pub fn leave_behind<'a>(call: &Call, session: Uuid, resources: impl Iterator<Ite
     leave(call, &mut mine);
 }
 
-/// Gives up a session's places for a resource. Waits for a transaction that is just granting to the session, but for no
-/// place that a take-over left. Returns whether the session had a place.
+/// Gives up a session's places for a resource. Waits for a transaction that has locked one of these places, but not for
+/// a place that a take-over left. Returns whether the session had a place.
 pub fn cancel(call: &Call, resource: &str, at: SlotRef) -> bool {
     let table = table();
     let locked = |session: Uuid, waits: bool| -> Vec<ItemPointerData> {
@@ -133,7 +134,7 @@ pub fn cancel(call: &Call, resource: &str, at: SlotRef) -> bool {
         found.filter(|place| table.lock(*place, waits) == Locked::Mine).collect()
     };
     let mut mine: Vec<_> = left_by(call, at.session()).into_iter().flat_map(|left| locked(left, false)).collect();
-    // The session's own places come last: the sweep may just be moving a predecessor's place to the session.
+    // The session's own places come last: meanwhile the sweep may move a predecessor's place to the session.
     mine.extend(locked(at.session(), true));
     leave(call, &mut mine);
     if !mine.is_empty() {
@@ -143,8 +144,8 @@ pub fn cancel(call: &Call, resource: &str, at: SlotRef) -> bool {
     !mine.is_empty()
 }
 
-/// Moves a session's places to its successor, except for resources that the successor holds. Returns the resources
-/// whose places are locked, because another transaction is just granting them.
+/// Moves a session's places to its successor; deletes those for resources that the successor holds. Returns the
+/// resources whose places another transaction has locked or changed.
 pub fn inherit(call: &Call, from: Uuid, to: Uuid) -> Vec<String> {
     pass_on(call, places_of(&[from], limits::MAX_PLACES, 0), to)
 }
@@ -171,7 +172,7 @@ fn pass_on(call: &Call, places: Vec<(String, ItemPointerData)>, to: Uuid) -> Vec
         }
     }
     for (resource, _) in spare.into_iter().chain(inherited) {
-        // Notes a time. The worker may be running this itself, and so it also judges these resources.
+        // With a time, the worker judges these resources even if it runs this itself.
         call.seam().judge_at(&resource, clock::now());
     }
     others.into_iter().map(|(resource, _)| resource).collect()
@@ -179,8 +180,8 @@ fn pass_on(call: &Call, places: Vec<(String, ItemPointerData)>, to: Uuid) -> Vec
 
 /// Returns the dead predecessors of a session that may still have places: a take-over leaves behind a place that
 /// another transaction has locked or changed. Such a place counts as the session's, and the sweep moves it later. A
-/// call of the session touches only the places for the resources that the call names. Its transaction may stay open,
-/// and the places that it locks are in the way of other waiters and of the sweep.
+/// call of the session touches only the places for the resources that it names. The call's transaction may stay open,
+/// and its locks are in the way of other waiters and of the sweep.
 pub fn left_by(call: &Call, session: Uuid) -> Vec<Uuid> {
     // Usually no session has been taken over.
     if !succession::table().has_entry(&[]) {
@@ -218,8 +219,8 @@ pub fn note_places(call: &Call, sessions: &[Uuid]) {
 }
 
 /// Deletes the places that holders have in the lines of what they hold. Such a place arises when one connection of a
-/// session queues while another connection is just granted the resource, or rolls back a release of it. The rows of the
-/// leases are locked first. Otherwise the holder could have released and queued again since the rows were read.
+/// session queues while another one is granted the resource, or rolls back a release of it. Locks the rows of the
+/// leases first. Otherwise the holder could have released and queued again since the rows were read.
 pub fn leave_own(call: &Call, held: Vec<(String, LeaseRow)>) {
     let pairs = held.iter().filter_map(|(resource, row)| Some((resource.as_str(), row.session?)));
     let (resources, sessions): (Vec<&str>, Vec<Uuid>) = pairs.unzip();

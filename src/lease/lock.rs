@@ -25,7 +25,7 @@ use pgrx::prelude::*;
 struct Seen {
     /// The living holders.
     holders: Vec<Holder>,
-    /// The answer to any other caller, if nothing is free.
+    /// The answer to a caller who does not repeat a holder's request, if nothing is free.
     refusal: Option<Answer>,
 }
 
@@ -97,7 +97,7 @@ fn lock_acquire(
     if !can_look() {
         return refused(Answer::refused("busy"));
     }
-    // A refusal costs nothing: the call opens a session only if it sees that the lease can be granted.
+    // A refusal on the look writes nothing: the call opens a session only if the lease looks free.
     let seen = match look(&call, &name, request)? {
         Ok(seen) => seen,
         Err(busy) => return refused(busy),

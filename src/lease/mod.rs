@@ -1,5 +1,5 @@
-//! Leases: a name, a place in its line, a grant under a fence, a release. A semaphore is a lease with several permits.
-//! A lock is a lease with a private session. This folder imports from [`crate::session`] and below.
+//! Leases of names: places in line, grants under a fence, releases. Each permit of a semaphore is a lease. A lock is a
+//! lease with a private session. This folder imports from [`crate::session`] and below.
 //!
 //! Files, low to high: row, free, answer, declaration, seat, line, candidate, history, fate, kind, fence, declare,
 //! refence, semaphore, held, grace, grant, handover, release, refused, acquire, lock, verbs, mod.

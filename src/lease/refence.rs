@@ -1,9 +1,9 @@
 //! Fences granted before a promotion or a restore: their holders keep what they hold, but need a new fence.
 //!
-//! A promoted or restored server has lost the end of its history. In the lost part, fences above those of the remaining
-//! rows may have been granted, and an outside system may have seen them. A holder of an older fence goes on under it
-//! until the holder asks again. Then `lease_renew` says `refence`, `lease_acquire` gives the new fence, and groups
-//! grant their partitions anew. Two things tell which rows are older than the promotion or restore:
+//! A promoted or restored server may have lost the end of its history. Fences that were granted in the lost part exceed
+//! those in the rows, and an outside system may have seen them. A holder of an older fence goes on under it until the
+//! holder asks again. Then `lease_renew` says `refence`, `lease_acquire` gives the new fence, and groups grant their
+//! partitions anew. Two things tell which rows are older than the promotion or restore:
 //!
 //! * **A promotion** begins a timeline, and each row has the timeline of its grant.
 //! * **A mark** in a private sequence: fences below it are older. Setting the mark takes effect at once, waits for
@@ -11,12 +11,12 @@
 //!
 //! A base backup that is started without recovery.signal begins no timeline. Its `backup_label` shows such a start:
 //! that file still exists when the postmaster makes shared memory. Then the mark of each database is set by the worker,
-//! or by the first call that needs the mark and may write. The same happens when a base backup becomes a standby that
-//! is promoted before its next start, although the timeline alone would tell in that case. A start from a storage
-//! snapshot looks like a start after a crash; there an administrator must set the mark ([`lease_refence_all`]).
+//! or by the first call that needs the mark and may write. A base backup that becomes a standby and is promoted before
+//! its next start is marked too, although the timeline alone would tell. A start from a storage snapshot looks like a
+//! start after a crash; there an administrator must set the mark ([`lease_refence_all`]).
 //!
-//! A database that gives up its entry in shared memory is marked again when it has one. That makes no holder ask for a
-//! new fence twice: a database gives up its entry only while none of its sessions has a slot (see
+//! A database that gives up its entry in shared memory is marked again when it has one. No holder needs a second new
+//! fence then: a database gives up its entry only while none of its sessions has a slot (see
 //! [`crate::shmem::entries`]).
 
 use super::fence;
@@ -45,7 +45,7 @@ pub fn is_current(call: &Call, row: &LeaseRow) -> bool {
     row.timeline == timeline() && row.fence >= mark(call)
 }
 
-/// Returns the mark. If the database is not marked yet and this transaction may not write, returns a mark above all
+/// Returns the mark. If the database must still be marked and this transaction may not write, returns a mark above all
 /// fences.
 fn mark(call: &Call) -> i64 {
     let mark = || call.database.refence.load(Ordering::Acquire);
@@ -86,7 +86,7 @@ fn set(call: &Call) {
 }
 
 /// Sets the mark in a restored database that has none yet. The worker calls this when it looks into a database after a
-/// start. A grant before that must call it first, or its fence would be below the mark.
+/// start. Each grant calls it too: otherwise its fence could be below a mark that is set later.
 pub fn see_to_mark(call: &Call) {
     mark(call);
 }

@@ -8,8 +8,8 @@ use crate::session::holders;
 use crate::shmem::Shared;
 use pgrx::Uuid;
 
-/// Notes the refusals among the answers to a session. A session that was given a place in line is not noted: the view
-/// `waiters` shows it.
+/// Notes the refusals among the answers to a session, up to a bound. Does not note the answer `queued`: the view
+/// `waiters` shows such a session.
 pub fn note(shared: &Shared, home: Home, session: Uuid, resources: &[String], answers: &[Answer]) {
     let is_refused = |(_, answer): &(&String, &Answer)| !answer.is_granted() && answer.reason != "queued";
     let mut refused = resources.iter().zip(answers).filter(is_refused).take(limits::REFUSALS_OF_CALL).peekable();

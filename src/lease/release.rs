@@ -2,9 +2,9 @@
 //!
 //! A release first keeps new fenced transactions away from the fence, and waits for those that are open: the release
 //! comes after the work. It then reads the row again and hands the lease over to the first in line, in its own
-//! transaction. If no session waits, it keeps the row with its last fence for a while. A partition goes to its target
-//! instead ([`crate::group`]), whatever the size of its group. A forced release does the same in an administrator's
-//! name. See [`crate::lease::fence`] for the locks.
+//! transaction. If it serves no waiter, it frees the row, which keeps the last fence for a while. A release of more
+//! than [`limits::GRANT_BATCH`] resources leaves the hand-over to the worker. A partition goes to its target instead
+//! ([`crate::group`]). A forced release does the same for an administrator. See [`crate::lease::fence`] for the locks.
 
 use super::candidate::{Grant, HandOver};
 use super::declaration::Kind;
@@ -29,8 +29,8 @@ use pgrx::{Uuid, name};
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-/// Releases leases whose fences this transaction has excluded: hands over those that are waited for, and frees the
-/// rest. `at`: the living session that holds all of them. Returns the leases that were still held.
+/// Releases leases from whose fences this transaction has excluded checks: hands over those that are waited for, and
+/// frees the rest. `at`: the living session that holds all of them. Returns the leases that it has released.
 pub fn release(call: &Call, at: SlotRef, rows: Vec<(String, LeaseRow)>) -> Result<HashSet<Seat>> {
     let leases = Leases::open();
     let mine = |row: &LeaseRow| {
@@ -38,7 +38,7 @@ pub fn release(call: &Call, at: SlotRef, rows: Vec<(String, LeaseRow)>) -> Resul
         leases.lock(row.tid, true) == Locked::Mine
     };
     let rows: Vec<(String, LeaseRow)> = rows.into_iter().filter(|(_, row)| mine(row)).collect();
-    // The holder's places in these lines are older than this release.
+    // The holder's places in these lines are older than this release, and would bring the resources back.
     line::leave_behind(call, at.session(), rows.iter().map(|(resource, _)| resource.as_str()));
     let handed_over = hand_over(call, at, &rows)?;
     let seats: HashMap<Seat, LeaseRow> = rows.into_iter().map(|(resource, row)| ((resource, row.slot), row)).collect();
@@ -54,6 +54,7 @@ pub fn release(call: &Call, at: SlotRef, rows: Vec<(String, LeaseRow)>) -> Resul
 }
 
 /// Hands over the leases that this transaction releases: partitions to their targets, others to the first in line.
+/// Leaves very many others to the worker.
 fn hand_over(call: &Call, at: SlotRef, rows: &[(String, LeaseRow)]) -> Result<HashMap<Seat, Grant>> {
     let fences: HashSet<i64> = rows.iter().map(|(_, row)| row.fence).collect();
     let letting_go = |row: &LeaseRow| fences.contains(&row.fence);
@@ -79,8 +80,8 @@ fn hand_over(call: &Call, at: SlotRef, rows: &[(String, LeaseRow)]) -> Result<Ha
     Ok(result.granted)
 }
 
-/// Returns the row of a lease after its fence has been excluded. Unless the row is unchanged, looks it up again: the
-/// row that was read before the wait is then outdated.
+/// Locks and returns a lease's row that was read before a wait for fenced transactions. If it has changed, looks it up
+/// again, without a lock.
 fn still_held(leases: &Leases, resource: &str, seen: LeaseRow) -> Option<LeaseRow> {
     if leases.lock_again(resource, &seen) {
         return Some(seen);
@@ -92,7 +93,7 @@ fn is_alive(call: &Call, at: SlotRef) -> bool {
     call.shared.look(at).is_some_and(|standing| standing.alive())
 }
 
-/// Releases leases of one session that the caller has read. Returns the leases that were still held.
+/// Releases leases of one session that the caller has read. Returns those that it has released.
 fn release_seen(call: &Call, leases: &Leases, at: SlotRef, seen: Vec<(String, LeaseRow)>) -> Result<HashSet<Seat>> {
     // Guards are taken session by session, in the order of the sessions' ids.
     order::begin();
@@ -115,8 +116,8 @@ fn release_seen(call: &Call, leases: &Leases, at: SlotRef, seen: Vec<(String, Le
     release(call, at, seen.into_iter().filter_map(still).collect())
 }
 
-/// Releases slots of a resource, each under its fence. Returns the slots that were held. If the caller may not release
-/// one of the slots, none is released.
+/// Releases slots of a resource, each under its fence. Returns the slots that it has released. If the caller may not
+/// release one of them, raises and releases none.
 pub fn release_seats(call: &Call, resource: &str, seats: &[(i32, i64)]) -> Result<HashSet<i32>> {
     let leases = Leases::open();
     let mut of_sessions = BTreeMap::<[u8; 16], (SlotRef, Vec<(String, LeaseRow)>)>::new();
@@ -142,7 +143,7 @@ pub fn release_seats(call: &Call, resource: &str, seats: &[(i32, i64)]) -> Resul
     Ok(released)
 }
 
-/// Releases the lease of a slot under a fence. Returns whether it was held.
+/// Releases the lease of a slot under a fence. Returns whether it has released it.
 pub fn release_seat(call: &Call, resource: &str, slot: i32, fence: i64) -> Result<bool> {
     let leases = Leases::open();
     match leases.find(resource, slot, false, |row| row.fence == fence) {
@@ -152,7 +153,7 @@ pub fn release_seat(call: &Call, resource: &str, slot: i32, fence: i64) -> Resul
 }
 
 /// Releases a lease that the caller has read, and ends its session if that is private. `forced`: an administrator's
-/// reason to take the lease from its holder. Returns whether the lease was held.
+/// reason to take the lease from its holder. Returns whether it has released the lease.
 fn release_row(call: &Call, leases: &Leases, resource: &str, seen: LeaseRow, forced: Option<&str>) -> Result<bool> {
     let held = |row: LeaseRow| -> Result<Option<(LeaseRow, SlotRef)>> {
         let at = row.session.map(|session| call.living(session)).transpose()?.flatten();
@@ -234,7 +235,8 @@ fn lease_release_many(
         let mine = |row: &LeaseRow| row.session == Some(session);
         let held = |name: &String| -> Vec<LeaseRow> {
             pgrx::check_for_interrupts!();
-            // Most of the named resources are held, and one look shows that.
+            // Most of the named resources are exclusive leases that no transaction is changing; one look is enough for
+            // these.
             match leases.glance(name, 0) {
                 Probe::Row(row) if !row.declared => Some(row).filter(mine).into_iter().collect(),
                 Probe::InFlight(Some(row)) if !row.declared => leases.find(name, 0, false, mine).into_iter().collect(),

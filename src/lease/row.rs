@@ -4,8 +4,8 @@
 //! Each change of owner makes a new version of the row. The index by seats is not unique. A unique one would make
 //! PostgreSQL look at all versions of the row with each change: thousands while an old snapshot is open. A seat still
 //! has only one row: [`crate::lease::grant`] makes the first one under a lock, and later changes lock the row first. In
-//! the index the fence comes after the seat, and fences grow. So the last version is the one that counts, and a read of
-//! one seat starts there. A scan of many seats reads a seat with many versions in the same way.
+//! the index the fence comes after the seat, and fences grow. So the last index entry has the version that counts, and
+//! a read of one seat starts there. A scan of many seats reads a seat with many versions in the same way.
 
 mod held;
 
@@ -44,7 +44,7 @@ pub struct LeaseRow {
     pub timeline: i32,
     /// In microseconds since 2000.
     pub released_at: Option<i64>,
-    /// Whether the lease was taken from a session that had expired.
+    /// Whether the lease was freed because its session had expired.
     pub expired: bool,
     /// Whether the resource is a semaphore, a group or a bridge.
     pub declared: bool,
@@ -79,7 +79,7 @@ pub struct Owner {
 #[derive(Clone, Copy, Debug)]
 pub enum Probe {
     Absent,
-    /// Another transaction is making the row, or changing the row given here.
+    /// Another transaction is making the slot's first row (`None`), or changing the given one.
     InFlight(Option<LeaseRow>),
     Row(LeaseRow),
 }
@@ -144,7 +144,7 @@ impl Leases {
         }
     }
 
-    /// Returns the row of a slot for which `mine` holds, even while another transaction changes it: that change may be
+    /// Returns the row of a slot if `mine` accepts it, even while another transaction changes it: that change may be
     /// rolled back. With `wait`, waits for the end of that transaction first.
     pub fn find(&self, resource: &str, slot: i32, wait: bool, mine: impl Fn(&LeaseRow) -> bool) -> Option<LeaseRow> {
         loop {
@@ -180,7 +180,7 @@ impl Leases {
         (found, arriving)
     }
 
-    /// Shows the state of each slot of a resource that has a row, in order, beginning with slot `from`. Also shows the
+    /// Shows `visit` the state of each slot of a resource that has a row, in order, beginning with slot `from`, and the
     /// sessions to which open transactions are giving that slot. Stops when `visit` returns an answer.
     fn each<T>(
         &self,
@@ -306,15 +306,15 @@ impl Leases {
         self.0.lock(tid, wait)
     }
 
-    /// Locks a row that was read a while ago. Returns whether the row still has that slot and fence: another row may be
-    /// at its address (ctid) now.
+    /// Locks a row that was read a while ago, waiting if needed. Returns false if the row has changed, or if another
+    /// row is at its address (ctid) now.
     pub fn lock_again(&self, resource: &str, seen: &LeaseRow) -> bool {
         self.0.lock(seen.tid, true) == Locked::Mine
             && self.is_of(resource, seen.slot)
             && LeaseRow::read(&self.0.row()).fence == seen.fence
     }
 
-    /// Returns whether the row that was just locked is that of a slot.
+    /// Returns whether the row that was just locked is the row of this slot.
     fn is_of(&self, resource: &str, slot: i32) -> bool {
         let row = self.0.row();
         row.required::<i32>(column::SLOT) == slot && *row.required::<Text>(column::RESOURCE) == *resource
@@ -350,12 +350,12 @@ impl Leases {
             }
         };
         if !written {
-            // A fence without a row would not keep another call from granting the slot.
+            // Without the row, another call could grant the slot too.
             pgrx::error!("eskit_lease could not write who owns slot {slot} of resource \"{resource}\"");
         }
     }
 
-    /// Frees a slot whose row the caller has locked. `expired`: the slot is taken from a session that had expired.
+    /// Frees a slot whose row the caller has locked. `expired`: its session had expired.
     pub fn free(&self, resource: &str, slot: i32, tid: ItemPointerData, expired: bool) {
         let now = Datum::from(clock::timestamp());
         let columns =

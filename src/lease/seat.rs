@@ -1,9 +1,9 @@
 //! Seats: a session has at most one permit of a semaphore.
 //!
-//! A permit that the session has released with grace is still its own: work under that fence is accepted. A session
-//! that has a permit, or is being given one, gets no other. So it has no turn in the semaphore's line:
-//! [`crate::lease::line`] passes over its places, also those that a take-over has left to it. Otherwise a free permit
-//! would wait for a session that may not have it.
+//! A permit that the session has released with grace still counts until the grace is over: work under its fence is
+//! accepted. A session that has a permit, or is being given one, gets no other. So it has no turn in the semaphore's
+//! line: [`crate::lease::line`] passes over its places, also those that a take-over has left to it. Otherwise a free
+//! permit would wait for a session that may not have it.
 
 use super::declaration::{self, Kind};
 use super::row::{self, Leases};
@@ -15,8 +15,9 @@ use crate::pg::table::{Key, page_of};
 use crate::session::{self, succession};
 use pgrx::Uuid;
 
-/// Returns whether a session has no permit of the semaphore except in this slot. If so, it gets no other permit until
-/// this transaction ends. A permit that it keeps in grace counts.
+/// Returns whether a session has no permit of the semaphore except in this slot; one in its grace counts. If so, keeps
+/// others from granting it another one until this transaction ends. Returns false also while another transaction does
+/// so.
 pub fn is_only_permit(call: &Call, resource: &str, slot: i32, session: Uuid) -> bool {
     Guard::Seat(session, keys::fnv1a(resource)).try_lock(Mode::Exclusive)
         && row::of_session(resource, session).iter().all(|row| row.slot == slot)
@@ -29,8 +30,7 @@ fn keeps_another(call: &Call, resource: &str, slot: Option<i32>, session: Uuid) 
         session::row(private).is_some_and(|row| row.fencer == Some(session))
             && !matches!(call.living(private), Ok(None))
     };
-    // The caller has read the session's own rows before. A lease that goes into grace meanwhile is seen in those rows
-    // or here.
+    // The callers read the session's own rows first. So a lease that goes into grace meanwhile is seen there or here.
     let graces = succession::graces();
     if graces.entries(&[Key::Uuid(session)], limits::MAX_GRACES) < limits::MAX_GRACES {
         let privates = page_of(&graces, &[session], usize::MAX, 0, |row| Some(row.required::<Uuid>(1)));

@@ -1,14 +1,14 @@
 //! Semaphores: a resource with several slots. Each slot is a permit, and a lease of its own.
 //!
-//! The row of a permit names the session that holds it, and the fence. No counter of taken permits is kept: the rows of
-//! living holders are counted. A session has at most one permit of a semaphore. A permit that is counted free is
+//! The row of a permit names the session that holds it, and the fence. No counter of taken permits is kept: the rows
+//! are counted whose holder lives. A session has at most one permit of a semaphore. A permit that is counted free is
 //! granted like any lease (see [`crate::lease::grant`]). All permits share one line.
 //!
 //! A semaphore that shrinks takes back no permit. While a slot beyond the number of permits is held, slots are granted
 //! only under a lock on the declaration. So the count stays true during the grant, and the number of holders falls with
-//! each permit that comes back. A permit may be free because the holder of any other slot is dead. So the grant records
-//! the deaths of all dead holders ([`crate::session::death`]). Otherwise a restart would revive one more holder than
-//! there are permits.
+//! each permit that comes back. While such a slot is taken, a permit may be free only because the holder of some other
+//! slot is dead, and so does not count. So the grant then records the deaths of all dead holders whose slots count as
+//! free ([`crate::session::death`]). Otherwise a restart could revive more holders than there are permits.
 //!
 //! Counting reads the rows of all holders. If a semaphore has many permits, a session that has none first looks without
 //! a count:
@@ -18,10 +18,10 @@
 //! * Only a count can tell that all permits are held. After such a count, no permit lacks a row (see
 //!   [`crate::shmem::surveyed`]). A permit is then free only if its row says so, or if its holder is dead. The index of
 //!   free rows finds the free rows. To find a dead holder, the look checks each dead session in shared memory. If one
-//!   has a permit, or may have one, all permits are counted.
+//!   may have a permit, all permits are counted.
 //!
-//! A refusal that rests on such a look may miss a permit that a transaction is releasing: the caller is told `held`
-//! instead of `busy`.
+//! Such a look may miss a permit that an open transaction is releasing: the caller is then told `held` instead of
+//! `busy`.
 
 use super::declaration::{self, Declaration, Kind};
 use super::declare;
@@ -43,24 +43,24 @@ use std::sync::atomic::Ordering;
 
 /// The state of a semaphore's permits.
 pub struct Permits {
-    /// Slots that may be granted, each with its row if it has one; as many as there are permits left.
+    /// Slots that may be granted, each with its row if it has one; at most as many as there are permits left.
     pub free: Vec<(i32, Option<LeaseRow>)>,
     /// The leases of living holders.
     pub held: Vec<(LeaseRow, Holder)>,
-    /// Leases of dead holders, each with an heir that has no permit. No other session is granted such a lease.
+    /// Leases of dead holders, each with an heir that has no permit. Only the heir is granted such a lease.
     pub left: Vec<(LeaseRow, Uuid)>,
-    /// Whether another transaction is taking or giving back a permit.
+    /// Whether another transaction is changing a slot, works under a dead holder's fence, or has locked the
+    /// declaration.
     pub in_flight: bool,
     /// Whether slots beyond the number of permits are taken.
     beyond: bool,
     /// Sessions to which another transaction is giving a permit.
     pub arriving: Vec<Uuid>,
-    /// The dead holders, of any slot, without whose deaths the slots would not be free. Empty unless slots beyond the
-    /// number of permits are taken.
+    /// The dead holders whose slots count as free. Empty unless slots beyond the number of permits are taken.
     pub gone: Rc<[Uuid]>,
 }
 
-/// A semaphore with this many permits or fewer is always counted.
+/// A semaphore with this many permits or fewer is always looked at by a count.
 const FEW: i32 = 64;
 /// The number of free rows that are read for a session, and of dead sessions that are checked for a permit. [`TRIES`]
 /// slots are tried to find one without a row.
@@ -110,11 +110,12 @@ pub fn glance(call: &Call, resource: &str, declaration: &Declaration, session: O
     new.map_or(Glance::Unknown, |slot| Glance::Free(vec![(slot, None)]))
 }
 
-/// Returns whether no dead session has a permit of a semaphore; false if some holder may lack a slot in shared memory.
+/// Returns whether surely no dead session has a permit of a semaphore; false if a holder may have no slot in shared
+/// memory.
 fn is_of_the_living(call: &Call, resource: &str) -> bool {
     let database = call.database;
-    // After a start there are sessions without slots. The commit of a prepared close, and ends by this transaction,
-    // show in rows before they show in shared memory.
+    // After a start there are sessions without slots. An end by a prepared transaction, or by this one, shows in rows
+    // before it shows in shared memory.
     if database.flags() & BOOT != 0
         || database.without_slot.load(Ordering::Relaxed) != 0
         || call.shared.watches_prepared(database)
@@ -131,7 +132,7 @@ fn is_of_the_living(call: &Call, resource: &str) -> bool {
     dead.len() <= MOST && !dead.into_iter().any(|session| row::may_have_any(resource, session))
 }
 
-/// Returns whether a slot that the caller releases may be handed over without counting the permits.
+/// Returns whether a slot that the caller releases may be handed over without a count of the permits.
 pub fn is_one_of_many(resource: &str, declaration: &Declaration, slot: i32) -> bool {
     let many = declaration.kind == Kind::Semaphore && declaration.slots > FEW && slot < declaration.slots;
     many && !Leases::open().is_any_taken(resource, declaration.slots)

@@ -23,19 +23,20 @@ pub(super) enum Look {
 #[derive(Default)]
 pub(super) struct Wanted {
     pub declared: Option<(Kind, i32)>,
-    /// Slots that are free, that a dead session holds, or that this session holds and gets a new fence for. The last is
-    /// tried first.
+    /// Slots that are free, that a dead session holds, that this session holds and gets a new fence for, or that are in
+    /// grace. The last of the list is tried first.
     pub choices: Vec<(i32, Option<LeaseRow>)>,
-    /// The session holds the lease already, has it in grace, or inherits it from a predecessor. The line does not
-    /// matter then.
+    /// Whether the session holds the lease already, has it in grace, or inherits it from a predecessor. The line does
+    /// not matter then.
     pub own: bool,
-    /// The lease is in grace of this session, which takes it back under the fence that the lease has.
+    /// Whether the lease is in grace of this session, which takes it back under the fence that the lease has.
     pub takes_back: bool,
     /// The present row of a lease in grace that this session gets under a new fence.
     pub takes_over: Option<LeaseRow>,
-    /// This session holds the lease already, under a fence of a former history (see [`refence`]).
+    /// Whether this session has the lease already, or in its own grace, under a fence of a former history (see
+    /// [`refence`]).
     pub refences: bool,
-    /// The dead sessions whose deaths made the choices free.
+    /// The dead sessions whose deaths made the choices free, as in [`crate::lease::semaphore::Permits`].
     pub gone: Rc<[Uuid]>,
 }
 
@@ -58,7 +59,7 @@ pub(super) fn look_at_lease(call: &Call, me: SlotRef, probe: &Probe, holder: Opt
     }
 }
 
-/// Looks at a lease of a living holder. Returns `None` unless this session holds the lease, or the holder is a private
+/// Looks at a lease of a living holder. Returns `None` unless this session is the holder, or the holder is a private
 /// session that keeps the lease in grace for this session.
 fn look_at_own(call: &Call, me: SlotRef, row: &LeaseRow, holder: &Holder) -> Option<Look> {
     let in_grace = holder.grace_of == Some(me.session());
@@ -87,8 +88,8 @@ pub(super) fn look_at_permits(call: &Call, me: SlotRef, resource: &str, declarat
     declaration::require_leasable(resource, declaration)?;
     let declared = Some((declaration.kind, declaration.slots));
     let spread = |mut choices: Vec<(i32, Option<LeaseRow>)>| {
-        // Sessions that ask at the same time usually begin with different permits. A session that asks again begins
-        // with the same permit, as long as the same permits are free.
+        // Sessions that ask at the same time usually begin with different permits. While the same permits are free, a
+        // session always begins with the same one.
         choices.sort_unstable_by_key(|(slot, _)| *slot);
         let first = me.session().as_bytes().iter().fold(0, |sum, byte| sum + usize::from(*byte)) % choices.len();
         choices.rotate_left(first);

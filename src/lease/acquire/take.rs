@@ -30,7 +30,7 @@ pub(super) struct Taking<'a> {
 type Places = HashMap<String, Vec<ItemPointerData>>;
 
 impl Taking<'_> {
-    /// Takes the leases that are free or dead, unless others are in line for them.
+    /// Takes the wanted leases. Skips a free or dead one if another session is first in line for it.
     pub fn take(mut self) -> Result<()> {
         spi::require_writes("lease_acquire()")?;
         self.refuse_without_slot();
@@ -44,7 +44,7 @@ impl Taking<'_> {
             }
         };
         let mut places = self.wait_for_turn(&consumer);
-        // If another session was faster, a semaphore may have another permit.
+        // If something is in the way of one permit of a semaphore, another permit may be free.
         while !self.wanted.is_empty() {
             self.grant(&consumer, &mut places);
         }
@@ -137,8 +137,8 @@ impl Taking<'_> {
                     if let Some(lease) = want.takes_over {
                         grace::leave(&lease);
                     }
-                    // A fenced transaction of the dead holder may be in the way. When that transaction ends, the worker
-                    // serves a session that has a place; a session without a place must ask again.
+                    // A fenced transaction of the dead holder may be in the way. When it ends, the worker serves a
+                    // session that has a place; a session without a place must ask again.
                     if places.contains_key(resource) {
                         call.seam().in_vain(resource);
                     }

@@ -54,7 +54,7 @@ pub fn may_wait(session: Uuid) -> bool {
     by_session().table.has_entry(&[Key::Uuid(session)])
 }
 
-/// Returns whether a session waits for as many resources as it may.
+/// Returns whether a session has as many places as it may have.
 pub fn is_full(session: Uuid) -> bool {
     let (table, mut count) = (by_session(), 0);
     let mut enough = |_: &Tuple| {

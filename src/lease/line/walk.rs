@@ -12,11 +12,11 @@ use pgrx::pg_sys::ItemPointerData;
 use std::cell::Cell;
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-/// The first in line for a resource. It may also be a session that is granted nothing, but whose place belongs to its
-/// successor: no session behind that place is first.
+/// The first in line for a resource. It may be a session that is granted nothing but has a successor, whose place this
+/// is: no session behind that place is first.
 pub struct First {
     pub session: Uuid,
-    /// All places of the session in the line, if the walk to the first of them has reached the end of the line.
+    /// All places of the session in the line; `None` if the line is so long that the walk stopped before its end.
     places: Option<Vec<ItemPointerData>>,
 }
 
@@ -25,7 +25,8 @@ pub struct First {
 #[derive(Default)]
 pub struct Line {
     pub first: BTreeMap<String, First>,
-    /// Resources whose only places are being given up by open transactions; a rollback restores these places.
+    /// Resources without a first in line, although an open transaction has deleted a place there: a rollback restores
+    /// that place.
     pub leaving: Vec<String>,
 }
 
@@ -46,10 +47,10 @@ pub fn first_in_line(call: &Call, resources: Vec<&str>) -> Line {
     next_in_line(call, resources, &HashSet::new())
 }
 
-/// Returns the first in line for each of the resources, if the sessions `but` may be granted nothing.
+/// Returns the first in line for each of the resources. The sessions in `but` may be granted nothing.
 pub fn next_in_line(call: &Call, resources: Vec<&str>, but: &HashSet<Uuid>) -> Line {
     let table = call.waiters();
-    // Usually no session waits for the resource, or for any. A look at the index tells that faster than a scan.
+    // Usually no session waits for a single resource, or for any. A look at the index tells that faster than a scan.
     let all_or_one = if let [one] = *resources { Some(Key::Text(one)) } else { None };
     if !table.has_entry(all_or_one.as_slice()) {
         return Line::default();
@@ -114,8 +115,8 @@ impl Lines<'_> {
                 row.is_some_and(|row| call.is_eligible(&row))
             };
             // The order of these checks matters. If a take-over is rolled back meanwhile, the checks see the take-over
-            // open, or see that the session lives. A session that was left out because of a take-over also keeps its
-            // turn; its guard is released a little after the rollback.
+            // open, or see that the session lives. If a session is in `but` because of a take-over, it keeps its turn
+            // after the rollback, since its guard is released a little later.
             let has = !is_left_out && lives()
                 || succession::has_successor(call, *session)
                 || lives() && !(is_left_out && session::ending::is_ending(*session));
@@ -181,7 +182,7 @@ fn walk_line(
                 let place = table.row().required::<i64>(PLACE);
                 if may_ask && place >= 0 {
                     may_ask = false;
-                    // The walk of `table` is still open.
+                    // The walk of `table` is still open, so another table is opened.
                     let key = |from| vec![Key::Text(resource), Key::From(from)];
                     let floor = floor::raise(floor::lane(TABLE, resource), &places::table(), PLACE, key);
                     if floor > place {

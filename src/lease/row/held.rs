@@ -2,7 +2,8 @@
 //!
 //! Former leases of a session stay in the index by sessions while an old snapshot is open. If a walk meets an old
 //! version of a seat in that index, it asks the index by seats which session holds the seat, and goes on with the next
-//! seat. A semaphore's free permits are read from the end of their index, which has those with the greatest fences.
+//! seat. A semaphore's free permits are read from the end of their index, where the greatest fences are: old versions
+//! come before them.
 
 use super::{LeaseRow, Leases, Probe, Seat, column};
 use crate::pg::catalog;
@@ -19,7 +20,8 @@ impl Held {
         Held(Table::open(c"_leases", c"_leases_session"))
     }
 
-    /// Shows the leases of a session in the order of names; only names after `after`, if given.
+    /// Shows `visit` the leases of a session in the order of names, from the name after `after` if given, until `visit`
+    /// returns an answer.
     pub fn each<T>(
         &self,
         session: Uuid,
@@ -47,7 +49,7 @@ impl Held {
         }
     }
 
-    /// Shows the slots that a session holds of one resource, from a slot on.
+    /// Shows `visit` the slots that a session holds of one resource, from slot `from` on.
     fn each_of<T>(
         &self,
         sight: Sight,
@@ -136,9 +138,8 @@ pub fn held_by(sessions: &[Uuid], most: usize, skip: usize) -> Vec<(Seat, LeaseR
     rows
 }
 
-/// Returns up to `most` rows of free slots of a declared resource, and whether these are all. There may be fewer: an
-/// old entry of a slot that is in use again counts as one of `most`. Returns none if the index does not exist, as
-/// before 0.3.0.
+/// Returns up to `most` rows of free slots of a declared resource, and whether these are all. Old index entries count
+/// towards `most`. Returns none if the index does not exist, as before 0.3.0.
 pub fn free_rows(resource: &str, most: usize) -> (Vec<LeaseRow>, bool) {
     let (index, mut rows) = (c"_leases_free", Vec::new());
     if catalog::relation(index) == Oid::INVALID {
@@ -165,9 +166,8 @@ pub fn may_have_any(resource: &str, session: Uuid) -> bool {
         .any(|sight| held.each_of(sight, session, resource, 0, &mut |_, _| Some(())).is_some())
 }
 
-/// Returns whether a session holds a slot of a resource, even if another transaction is taking it away or giving it. If
-/// another transaction is giving a slot to a session that no row names yet, `is_given` tells whether that is this
-/// session.
+/// Returns whether a session holds a slot of a resource, even if another transaction is taking it away or giving it. Of
+/// a slot in flight whose receiver is unknown, `is_given` tells whether it goes to this session.
 pub fn has_or_had_any(resource: &str, session: Uuid, is_given: impl Fn() -> bool) -> bool {
     let held = Held::open();
     let concerns = |probe| match probe {
