@@ -264,9 +264,9 @@ LEFT JOIN LATERAL eskit_lease._standing(s.session, s.boot_id, s.ttl_ms) AS t ON 
 WHERE e.extname = 'eskit_lease';
 CREATE OR REPLACE VIEW eskit_lease.executions AS
 SELECT x.key,
-       CASE WHEN coalesce(t.state, 'expired') = 'expired' THEN 'in_doubt' ELSE x.state END AS state,
+       x.shown AS state,
        x.consumer,
-       CASE WHEN pg_has_role(s.role, 'USAGE') OR pg_has_role(e.extowner, 'USAGE') THEN x.session END AS session,
+       CASE WHEN pg_has_role(x.session_role, 'USAGE') OR pg_has_role(e.extowner, 'USAGE') THEN x.session END AS session,
        x.role,
        x.fence,
        x.attempts,
@@ -278,30 +278,19 @@ SELECT x.key,
        x.resolved_by,
        x.resolved_at
 FROM pg_extension AS e
-CROSS JOIN eskit_lease._executions AS x
-LEFT JOIN eskit_lease._sessions AS s ON s.session = x.session
-LEFT JOIN LATERAL eskit_lease._standing(s.session, s.boot_id, s.ttl_ms) AS t ON true
-WHERE e.extname = 'eskit_lease' AND x.state = 'running'
--- Apart, so that a condition on the state is one on the column: an index has those that are not done.
-UNION ALL
-SELECT x.key,
-       x.state,
-       x.consumer,
-       CASE WHEN pg_has_role(s.role, 'USAGE') OR pg_has_role(e.extowner, 'USAGE') THEN x.session END AS session,
-       x.role,
-       x.fence,
-       x.attempts,
-       x.started_at,
-       x.finished_at,
-       x.result,
-       x.error,
-       x.retry_in_doubt,
-       x.resolved_by,
-       x.resolved_at
-FROM pg_extension AS e
-CROSS JOIN eskit_lease._executions AS x
-LEFT JOIN eskit_lease._sessions AS s ON s.session = x.session
-WHERE e.extname = 'eskit_lease' AND x.state <> 'running';
+CROSS JOIN (
+    -- Apart, so that a condition on the state is one on the column: an index has those that are not done.
+    SELECT r.*, CASE WHEN coalesce(t.state, 'expired') = 'expired' THEN 'in_doubt' ELSE r.state END AS shown, s.role AS session_role
+    FROM eskit_lease._executions AS r
+    LEFT JOIN eskit_lease._sessions AS s ON s.session = r.session
+    LEFT JOIN LATERAL eskit_lease._standing(s.session, s.boot_id, s.ttl_ms) AS t ON true
+    WHERE r.state = 'running'
+    UNION ALL
+    SELECT r.*, r.state, s.role
+    FROM eskit_lease._executions AS r
+    LEFT JOIN eskit_lease._sessions AS s ON s.session = r.session
+    WHERE r.state <> 'running') AS x
+WHERE e.extname = 'eskit_lease';
 CREATE OR REPLACE VIEW eskit_lease.queues AS
 SELECT q.queue,
        q.ordering,
