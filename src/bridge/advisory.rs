@@ -10,8 +10,8 @@ fn guard(name: &str) -> Guard {
     Guard::Bridge(keys::fold_sha256(name))
 }
 
-/// Tries to share the user's lock beyond the end of transactions, until [`let_go`]. Each bridge to the lock calls it
-/// once.
+/// Tries to take the user's lock in share mode, beyond the end of transactions, until [`let_go`]. PostgreSQL counts:
+/// each bridge to the lock takes and releases it once.
 pub fn hold(key: i64) -> bool {
     UserLock(key).try_hold()
 }

@@ -10,9 +10,9 @@
 //! * **A fence above that number was granted after it was drawn**, so the row was our worker's by then. A fence below
 //!   that number may be older than another owner's time, so the lease goes on under a new fence.
 //!
-//! A check ([`cross`]) locks the row in share mode, to the end of the transaction. It then requires a marker whose
-//! number is below its fence. Until the transaction ends no old worker owns the row, even if the row's time is over: an
-//! old worker must update the row to own it, and the lock prevents that.
+//! A check ([`cross`]) requires a marker whose number is below its fence, and locks that version of the row in share
+//! mode, to the end of the transaction. Until the transaction ends no old worker owns the row, even if the row's time
+//! is over: an old worker must update the row to own it, and the lock prevents that.
 //!
 //! Keeping the row ([`keep`]) only moves its time, and is rare. Leaving the row ends its time. A row whose time is over
 //! but whose marker stands is our worker's until another owner takes it.
@@ -38,7 +38,7 @@ pub enum Taken {
     Ours(i64),
     /// Another owner has the row, for this many microseconds.
     Theirs(u64),
-    /// Another transaction has the row locked.
+    /// Another transaction has the row or the table locked.
     Busy,
     Failed(String),
 }

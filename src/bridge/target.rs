@@ -84,7 +84,7 @@ fn typed(table: &Table, name: &str, types: &[Oid], wanted: &str) -> Result<Colum
     }
 }
 
-/// Returns the value of a key for a column of a type; `None` if it has none. The type may have changed since the key
+/// Returns a key as a value of a column's type; `None` if it is no such value: the type may have changed since the key
 /// was stored.
 fn key(is: Oid, key: &str) -> Option<Key<'_>> {
     match is {

@@ -2,9 +2,10 @@
 //!
 //! A bridge that is wanted is judged repeatedly, by way of the ring. While all is well that happens once a second: to
 //! see whether the bridge is still wanted, whether an old worker waits, and to keep the row. The worker retries sooner
-//! while the lock or the row cannot be had, or the holder cannot get its new fence. The first retry comes after 10 ms,
-//! doubling to a second, or when the row's time is over. The entry in the ring outlives the worker, so that another
-//! worker is started for the bridge. A worker with such bridges does not exit, because its locks would end with it.
+//! while the lock or the row cannot be had, or the holder cannot get its new fence. The waits double from 10 ms to a
+//! second. While another owner has the row, the worker waits for the end of that owner's time, a second at most. The
+//! entry in the ring outlives the worker, so that another worker is started for the bridge. A worker with such bridges
+//! does not exit, because its locks would end with it.
 
 use super::advisory;
 use super::row::{self, Taken};

@@ -145,7 +145,8 @@ fn bridge_drop_if(resource: Option<Text>, missing_ok: default!(Option<bool>, "fa
         return Ok(false);
     }
     call.db().execute(&DROP, vec![Value::Text(&resource)]);
-    // The worker may still hold the lock. A row is ours until its time is over.
+    // The worker may still hold the lock, and releases it when it judges the name. A row stays ours until its time is
+    // over.
     call.seam().judge(&resource);
     Ok(true)
 }

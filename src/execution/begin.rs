@@ -30,8 +30,8 @@ static AGAIN: Statement = Statement::writes(
 );
 
 /// How often a call tries to lock a stripe, half a millisecond apart: five seconds in all. Another call holds the
-/// stripe only while it runs, possibly for another key. If a call gave up early, it would answer that a key is in
-/// flight although no session runs it. Only a call that hangs makes others use up all tries.
+/// stripe only while it runs, possibly for another key. If a call gave up early, it would report that an attempt is in
+/// flight although no session runs the key. Only a call that hangs makes others use up all tries.
 const STRIPE_TRIES: u32 = 10_000;
 
 row::composite! {

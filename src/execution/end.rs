@@ -28,8 +28,8 @@ static RESOLVE: Statement = Statement::writes(
     &[TEXTOID, TEXTOID, JSONBOID, TEXTOID, INT8OID],
 );
 
-/// Returns whether this transaction may end the attempt under a fence. Returns false if the attempt has already ended,
-/// under this fence, in one of the ways of `ended`. Refuses in any other case.
+/// Returns true if this transaction may end the attempt under a fence, and false if the attempt has ended already,
+/// under this fence and in a state of `ended`. Refuses in any other case.
 fn claim(call: &Call, key: &str, fence: i64, ended: &[State]) -> Result<bool> {
     let in_flight = || ErrorReport::from(Error::AttemptInFlight { key: key.to_owned() });
     let lost = |why: String| {

@@ -11,10 +11,12 @@
 //! |------------------------------------|-------------------------------------------------------------------------|
 //! | a table                            | one, after each statement                                               |
 //! | a table fenced by a column that tells a partition of a group | one after each kind of statement, with the rows that it has written (a transition table serves one event); and one that refuses TRUNCATE |
-//! | a partitioned table, a partition   | one after each row, which PostgreSQL gives to all partitions, later ones too: no statement trigger fires for what is written to a partition by way of its parent, or the other way round; and one after TRUNCATE for each partition that exists |
+//! | a partitioned table, a partition   | one after each row, which PostgreSQL gives to all partitions, later ones too;
+//!   and one after TRUNCATE for each partition that exists. Statement triggers would not do: only those of the table
+//!   that a statement names fire |
 //!
-//! The triggers fire after the write, not before. So the check may be a part of the very statement that writes. The row
-//! is as all BEFORE triggers and generated columns have left it. A refusal rolls the write back.
+//! The triggers fire after the write, not before. So the check may be a part of the very statement that writes. The
+//! checked row is as BEFORE triggers and generated columns have left it. A refusal rolls the write back.
 //!
 //! Row triggers are used only where nothing else works, because they make a write cost a tenth more. PostgreSQL queues
 //! an event for each row and fetches the row again, whatever the trigger does. PostgreSQL versions whose transition

@@ -1,9 +1,9 @@
 //! The check by the triggers of fenced tables: does a pass of this transaction stand?
 //!
 //! A pass is a check that [`crate::lease::fence::check`] has noted in [`crate::seam`]. The check holds the lease to the
-//! end of the transaction. So a pass that stands now is current at commit, and the triggers read nothing but the list
-//! of passes. A pass is gone after a rollback to a savepoint before it. It ends when this transaction itself gives the
-//! lease away, or ends the session.
+//! end of the transaction. So a pass that stands now is current at commit, and the triggers read only the list of
+//! passes. If this transaction ends sessions, they also read the lease. A pass is gone after a rollback to a savepoint
+//! before it. It ends when this transaction itself gives the lease away, or ends the session.
 //!
 //! In a table fenced by a column, each written row is checked. The result for a partition is remembered until the list
 //! of passes changes.
@@ -21,7 +21,7 @@ use std::cell::RefCell;
 use std::ffi::CStr;
 use std::sync::OnceLock;
 
-/// The slots of a resource for which a pass stands. The resource is named as in the trigger.
+/// The slots of a resource for which a pass stands; `None` for any slot. The resource is named as in the trigger.
 struct Passed {
     epoch: u64,
     resource: Vec<u8>,
@@ -338,8 +338,8 @@ fn remember(resource: &[u8], slot: Option<i32>) {
     });
 }
 
-/// Returns whether a session holds the lease that this transaction does not end. That may be a private session, if this
-/// transaction has put the lease in grace.
+/// Returns whether the lease under a fence has a session that this transaction does not end. That may be a private
+/// session, if this transaction has put the lease in grace.
 fn is_kept(resource: &str, fence: i64) -> bool {
     let session = Leases::open().by_fence(resource, fence).and_then(|row| row.session);
     session.is_some_and(|session| !seam::has_ended(session))

@@ -1,5 +1,5 @@
-//! Groups may have queues of work items bound to them. Queues are on a higher floor, so they fill [`Bound`], and lib.rs
-//! registers it.
+//! Groups may have queues of work items bound to them. Queues are on a higher floor, so they implement [`Bound`], and
+//! lib.rs registers them.
 
 use crate::base::error::Result;
 use crate::call::Call;
@@ -12,7 +12,8 @@ pub trait Bound: Sync {
         Ok(())
     }
 
-    /// Returns whether the queues of a group have items, not counting those that open transactions add.
+    /// Returns whether a queue of the group has items. A queue does not count while another transaction is changing its
+    /// items.
     fn has_items(&self, _: &Call, _group: &str) -> bool {
         false
     }

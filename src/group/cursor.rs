@@ -9,8 +9,8 @@
 //!
 //! * A transaction with one snapshot is refused (40001) if its snapshot does not include the last change of the row, as
 //!   PostgreSQL refuses an UPDATE.
-//! * Under READ COMMITTED the caller names the position where it began. If the cursor is no longer there, it is not
-//!   moved.
+//! * Under READ COMMITTED the caller may name the position where it began. If the cursor is no longer there, the call
+//!   is refused.
 //!
 //! Positions are counted from 1; a cursor at 0 has seen nothing. Acknowledgements may come in any order. Those beyond
 //! the cursor are kept as ranges, and the cursor follows the contiguous part.
@@ -80,9 +80,9 @@ struct Move<'a> {
 }
 
 impl Move<'_> {
-    /// Moves the cursor, if nothing is acknowledged out of order. That is the common case, and it costs a fraction of a
-    /// statement. Otherwise locks the row, so that the caller's statement finds it unchanged, and returns false.
-    /// Returns `None` if the cursor is already at the position, or beyond.
+    /// Moves the cursor without a statement, if the table is plain and nothing is acknowledged out of order. That is
+    /// the common case, and much cheaper. Otherwise locks the row, so that the caller's statement finds it unchanged,
+    /// and returns false. Returns `None` if the cursor is already at the position, or beyond.
     fn run(&self) -> Result<Option<bool>> {
         let cursors = Table::open(c"_cursors", c"_cursors_pkey");
         // A table that is not plain needs the executor.
@@ -255,7 +255,7 @@ pub fn resize(call: &Call, group: &str, before: i32, partitions: i32) {
 /// Deletes the cursors of a group and the heads that were reported.
 pub fn drop_all(call: &Call, group: &str) -> Result<()> {
     let heads = Table::open(c"_heads", c"_heads_pkey");
-    // A report may belong to a transaction that stays open.
+    // A report may belong to a transaction that stays open, so its lock is only tried for a while.
     declaration::patiently(group, || {
         let mut reports = Vec::new();
         heads.scan(Sight::Latest, &[Key::Text(group)], |row, _| {

@@ -15,7 +15,7 @@ use crate::shmem::Shared;
 use pgrx::Uuid;
 
 /// Removes sessions that have ended, or end with this transaction, from their groups, and judges these groups. Returns
-/// whether there were any.
+/// whether there were any such groups.
 pub fn leave_all(
     call: &Call,
     sessions: &[Uuid],
@@ -25,7 +25,7 @@ pub fn leave_all(
     let groups = members::groups_of(sessions);
     let any = !groups.is_empty();
     for group in groups {
-        // If another transaction has locked a member's row, the one that rebalances the group removes the member.
+        // If another transaction has locked a member's row, a later rebalance removes the member.
         members::remove(call, &group, &members::lock(&group, sessions));
         judge(call, &group, None, letting_go, result)?;
         // No process looks at these sessions again, not even the worker. So the worker must judge the group, which may
@@ -35,7 +35,8 @@ pub fn leave_all(
     Ok(any)
 }
 
-/// Makes a session the successor of another in its groups. Returns whether it succeeded in all of them.
+/// Passes on a session's memberships to its successor. Returns false if another transaction is in the way in some
+/// group.
 pub fn inherit(call: &Call, old: Uuid, new: Uuid) -> bool {
     let mut all = true;
     for group in members::groups_of(&[old]) {
@@ -46,7 +47,7 @@ pub fn inherit(call: &Call, old: Uuid, new: Uuid) -> bool {
 }
 
 /// Passes on, at the commit, the memberships of a session that this transaction takes over. Returns whether the session
-/// has none. If the transaction is prepared, or another one is in the way, the sweep passes them on.
+/// has no membership. If the transaction is prepared, or another one is in the way, the sweep passes them on.
 pub fn inherit_at_commit(call: &Call, old: Uuid) -> bool {
     let groups = members::groups_of(&[old]);
     if !groups.is_empty() {

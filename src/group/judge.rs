@@ -32,8 +32,9 @@ pub fn judge_for_reader(call: &Call, name: &str, reader: Uuid) -> Result<Option<
     judge_if(call, name, Some(reader), &|_| false, &mut HandOver::default(), rebalances)
 }
 
-/// Returns whether this statement rebalances. A transaction block does not: it would lock the group's row against
-/// members that join, leave or end. It judges the group at its commit, unless the worker is about to judge it.
+/// Returns whether this statement rebalances. It does not in a transaction block, a DO statement or a procedure: these
+/// would lock the group's row against members that join, leave or end. They judge the group at their commit; a
+/// transaction block only unless the worker is about to judge it.
 fn may_rebalance(call: &Call, state: &State, now: u64) -> bool {
     let (runs_code, in_block) = (statement::runs_code(), transaction::is_in_block());
     if runs_code || in_block && !worker_comes(state, now) {

@@ -12,15 +12,15 @@
 //! | living                   | the owner             | the owner goes on; after a promotion it gets a new fence       |
 //! | living                   | another member        | revoking: told, until it releases or the rebalance timeout     |
 //! | living, but has left     | any                   | taken back: it was granted while the member left               |
-//! | living, draining         | any                   | revoking, without a deadline: it gets nothing new              |
+//! | living, draining | any | revoking, without a deadline unless the group is resized |
 //!
 //! **Who judges.** A call that changes something (join, leave, release, close), a member that asks for its assignment,
 //! and the worker. Only a transaction that has locked the group's row writes targets. The lock is tried and never
 //! waited for: a transaction that does not get it leaves the work to the worker. So joins never wait for each other and
 //! never deadlock.
 //!
-//! * A transaction block may stay open, so it leaves the group to the worker. If the worker is late, the block judges
-//!   at its commit, even if it only asks for an assignment.
+//! * A transaction block may stay open, so it leaves the group to the worker. If the worker is off or late, the block
+//!   judges at its commit, even if it only asks for an assignment.
 //! * A DO statement and a procedure may run for long, and judge at their commit. (A user's function in a client's own
 //!   statement judges at once.)
 //! * A hand-over needs no such lock. Two transactions that judge by different targets may give a partition to a member

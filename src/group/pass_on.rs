@@ -11,12 +11,12 @@ use pgrx::pg_sys::TEXTOID;
 
 static UNBALANCED: Statement = Statement::writes(include_str!("../../sql/query/group/unbalanced.sql"), &[TEXTOID]);
 
-/// Gives the membership of a session to its successor, unless the successor is a member in its own name. The successor
-/// also becomes the target of the session's partitions. The caller has locked the group. Returns false if another
-/// transaction is in the way.
+/// Gives the membership of a session to its successor, or deletes it if the successor is a member in its own name. The
+/// successor also becomes the target of the session's partitions. The caller has locked the group. Returns false if
+/// another transaction is in the way.
 pub fn pass_on(call: &Call, group: &str, old: Uuid, new: Uuid) -> bool {
     debug_assert_ne!(old, new, "no session succeeds itself");
-    // A successor that is just ending has already looked for its groups.
+    // A successor that is just ending has looked for its groups already, and would leave this membership behind.
     let stays = || Guard::Grantee(new).try_lock(Mode::Shared) && session::row(new).is_some();
     if !members::claim(group, new) || !stays() || !members::lock(group, &[old]).contains(&old) {
         return false;

@@ -9,7 +9,7 @@ use std::collections::{HashMap, HashSet};
 pub struct Plan {
     /// Partitions whose target or revocation has changed.
     pub changed: Vec<i32>,
-    /// Owners that must release something, or need not any more.
+    /// Owners that must release a partition, or no longer need to.
     pub told: HashSet<Uuid>,
     /// Members that count as active from now on; `draining` has those that count as draining.
     pub active: Vec<Uuid>,
@@ -67,7 +67,8 @@ pub fn plan(state: &mut State, now: u64, timeout: u64) -> Plan {
     plan
 }
 
-/// Returns the new target of each partition, or no targets while a group is drained to change its size.
+/// Returns the new target of each partition. There are no targets if no member is active, or while the group is drained
+/// to change its size.
 fn targets(state: &State) -> Vec<Option<Uuid>> {
     let active: Vec<&Member> = state.members.iter().filter(|member| member.alive && !member.draining).collect();
     if active.is_empty() || state.resize_to.is_some() {

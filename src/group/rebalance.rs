@@ -47,7 +47,7 @@ pub fn can_rebalance() -> bool {
     catalog::lock_all(&REBALANCED_BY)
 }
 
-/// Computes the targets anew. Tells the owners that must give something back, or need not any more. The caller has
+/// Computes the targets anew. Tells the owners that must release a partition, or no longer need to. The caller has
 /// locked the group.
 pub fn rebalance(
     call: &Call,

@@ -1,9 +1,9 @@
 //! Serving: gives partitions to their targets, either all free ones of a group or the ones that a transaction just
 //! releases.
 //!
-//! A partition that goes from one session to another is a hand-over. It has taken the time from the release of its
-//! former owner, from the deadline of that owner's session, or from the deadline to release it; but no longer than its
-//! target has counted as a member: before that, no session waited for the partition.
+//! A partition that goes from one session to another is a hand-over. Its time begins with the release by the former
+//! owner, the end of that owner's session, or the deadline to release. It does not begin before the target counts as a
+//! member: until then no session waited for the partition.
 
 use super::state::{Partition, State};
 use super::{members, targets};
@@ -136,8 +136,7 @@ struct Overdue {
     deadline: u64,
 }
 
-/// Takes overdue partitions from living owners. Returns them by fence, and whether there are more than the lock table
-/// has room for.
+/// Takes overdue partitions from living owners. Returns them by fence, and whether there are more than one call takes.
 fn take_overdue(
     state: &State,
     now: u64,

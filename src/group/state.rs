@@ -128,7 +128,7 @@ pub fn is_overdue(call: &Call, group: &str, partition: i32, fence: i64) -> bool 
     let Some(row) = targets::of(group, partition) else { return false };
     let Some((_, until)) = row.revoking.filter(|(asked, _)| *asked == fence) else { return false };
     let timeout_ms = || table().find(Sight::Latest, &[Key::Text(group)], |row, _| Some(row.required(TIMEOUT)));
-    // A group without a row is being dropped, and nothing may begin in it.
+    // A group without a row is being dropped: no transaction may begin work in it.
     let timeout_ms = if row.boot_id == call.shared.boot_id() { 0 } else { timeout_ms().unwrap_or(0) };
     call.shared.of_this_start(until, row.boot_id, timeout_ms) <= clock::now()
 }

@@ -127,8 +127,7 @@ fn position_raise(above: Option<i64>) -> Result<bool> {
     Ok(raised)
 }
 
-/// Raises base, if all later positions would otherwise not have a high part of `least` or more. The caller holds the
-/// guard.
+/// Raises base, unless all later positions have a high part of `least` or more anyway. The caller holds the guard.
 fn raise(call: &Call, least: i64) -> bool {
     // From here on a transaction that draws takes the guard and then reads the sequences.
     call.database.positions_of.store(0, Ordering::SeqCst);
@@ -253,8 +252,7 @@ fn widened(xid: pg_sys::TransactionId) -> i64 {
     widen(xid.into_inner(), transaction::next_full_id().cast_unsigned()).cast_signed()
 }
 
-/// Returns the last id before `next` with these low bits. A snapshot has no id that is not yet given, nor one 2^32
-/// back.
+/// Returns the last id up to `next` with these low bits. No id of a snapshot is beyond `next`, nor 2^32 before it.
 fn widen(xid: u32, next: u64) -> u64 {
     next - u64::from((next as u32).wrapping_sub(xid))
 }
