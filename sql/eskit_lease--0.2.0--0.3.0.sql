@@ -1,7 +1,7 @@
--- From 0.2.0 to 0.3.0. Refused where the server still runs the library of 0.2.0.
+-- From 0.2.0 to 0.3.0. The server must run the library of 0.3.0.
 SELECT eskit_lease._require_library('0.3.0');
 
--- What there is before, with its privileges: the last block of this script says what for.
+-- Keeps the functions and tables of 0.2.0 with their privileges, for the last block of this script.
 SELECT set_config('eskit_lease_update.former', jsonb_object_agg(o.kind || ' ' || o.oid, to_jsonb(o))::text, true)
 FROM (SELECT 'FUNCTION' AS kind, p.oid, p.proname AS name, p.proacl::text AS acl, i.initprivs::text AS initial
       FROM pg_proc AS p
@@ -13,7 +13,8 @@ FROM (SELECT 'FUNCTION' AS kind, p.oid, p.proname AS name, p.proacl::text AS acl
       LEFT JOIN pg_init_privs AS i ON i.objoid = c.oid AND i.classoid = 'pg_class'::regclass AND i.objsubid = 0
       WHERE c.relnamespace = 'eskit_lease'::regnamespace AND c.relkind IN ('r', 'v', 'S')) AS o;
 
--- Functions with other arguments are dropped, and made anew. That takes no object of the user's with it.
+-- This script drops functions whose arguments change, and makes them anew. If a user's object depends on one, the
+-- update is refused.
 DO $$
 DECLARE
     dependents text;
@@ -31,7 +32,8 @@ BEGIN
         RAISE 'cannot update eskit_lease because other objects depend on functions that have other arguments from 0.3.0 on' USING
             ERRCODE = 'dependent_objects_still_exist', DETAIL = dependents, HINT = 'Drop these objects, update, and make them anew.';
     END IF;
-    -- A type cannot get another column while a table has it. Views and functions go on with the columns of before.
+    -- A type cannot get another column while a table has a column of that type. Views and functions keep the former
+    -- columns.
     SELECT string_agg(format('%s is of type eskit_lease.%s', pg_describe_object('pg_class'::regclass, a.attrelid, a.attnum), t.typname), E'\n'
                ORDER BY a.attrelid, a.attnum)
     INTO dependents
@@ -45,7 +47,7 @@ BEGIN
     END IF;
 END $$;
 
--- cursor_commit has another argument.
+-- cursor_commit gets the argument `expected`.
 DROP FUNCTION eskit_lease.cursor_commit(text, integer, bigint, bigint);
 CREATE FUNCTION eskit_lease.cursor_commit(group_name text, partition integer, "position" bigint, fence bigint, expected bigint DEFAULT NULL) RETURNS boolean LANGUAGE c AS 'MODULE_PATHNAME', 'cursor_commit_from_wrapper';
 COMMENT ON FUNCTION eskit_lease.cursor_commit(text, integer, bigint, bigint, bigint) IS
@@ -55,7 +57,7 @@ CREATE FUNCTION eskit_lease._open_transaction(xid xid) RETURNS xid LANGUAGE c ST
 COMMENT ON FUNCTION eskit_lease._open_transaction(xid) IS 'Internal: the open transaction that is changing a row; under the view blockers.';
 REVOKE ALL ON FUNCTION eskit_lease._open_transaction(xid) FROM PUBLIC;
 
--- It shows what has the row of a lease in hand, too.
+-- The view also shows transactions that have locked or changed the row of a lease, a group or a session.
 CREATE OR REPLACE VIEW eskit_lease.blockers AS -- lock classes as in src/pg/guard.rs
 SELECT CASE k.objsubid
            WHEN 4501 THEN CASE k.mode WHEN 'ShareLock' THEN 'granting to the session' ELSE 'ending the session' END
@@ -74,7 +76,7 @@ FROM (SELECT k.*, (k.classid::bigint << 32) | k.objid::bigint AS key
         AND k.database = (SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database())) AS k
 LEFT JOIN eskit_lease._leases AS l ON k.objsubid = 4503 AND l.fence = k.key
 LEFT JOIN eskit_lease._sessions AS o ON o.session = l.session
--- By an equality, which is hashed: there may be many sessions, and many locks.
+-- The join is by equality, so that it can be hashed: there may be many sessions and many locks.
 LEFT JOIN eskit_lease._sessions AS s
     ON ('x' || right(replace(s.session::text, '-', ''), 16))::bit(64)::bigint = CASE WHEN k.objsubid <> 4503 THEN k.key END
 -- A prepared transaction has no process; it is known by the lock that it holds on its own id.
@@ -83,7 +85,7 @@ LEFT JOIN pg_locks AS x ON k.pid IS NULL AND x.pid IS NULL AND x.locktype = 'tra
 LEFT JOIN pg_prepared_xacts AS p ON p.transaction = x.transactionid
 LEFT JOIN pg_stat_activity AS a ON a.pid = k.pid
 UNION ALL
--- One transaction at a time has a row: a release with grace needs no other lock, nor does a change of a group.
+-- Row locks: a release with grace or a change of a group takes no guard that the part above would show.
 SELECT c.doing, c.resource, coalesce(c.consumer, o.consumer), true, x.pid, p.gid, coalesce(p.prepared, a.xact_start)
 FROM (SELECT 'changing' AS doing, l.resource, NULL::text AS consumer, l.session, eskit_lease._open_transaction(l.xmax) AS xid
       FROM eskit_lease._leases AS l
@@ -107,7 +109,7 @@ LEFT JOIN pg_stat_activity AS a ON a.pid = x.pid;
 
 COMMENT ON COLUMN eskit_lease.items.added_at IS 'When it was added, or requeued.';
 
--- partition_assign has another argument, too.
+-- partition_assign gets the argument `group_name`.
 DROP FUNCTION eskit_lease.partition_assign(text, text[], text[]);
 CREATE FUNCTION eskit_lease.partition_assign(assignor text, members text[], owners text[], group_name text DEFAULT '') RETURNS text[] IMMUTABLE PARALLEL SAFE LANGUAGE c AS 'MODULE_PATHNAME', 'partition_assign_in_wrapper';
 COMMENT ON FUNCTION eskit_lease.partition_assign(text, text[], text[], text) IS
@@ -117,29 +119,29 @@ CREATE FUNCTION eskit_lease.group_release_many(group_name text, partitions integ
 COMMENT ON FUNCTION eskit_lease.group_release_many(text, integer[], bigint[]) IS
 'group_release for many partitions, each with its fence, in one step: a row for each, and whether it was held. Also raises 22023 for arrays of different lengths and for a partition given twice.';
 
--- The bits below are drawn by chance at each start.
+-- Sequences step by 64: the lower bits are drawn by chance at each start.
 ALTER SEQUENCE eskit_lease.fence_seq INCREMENT 64;
 ALTER SEQUENCE eskit_lease._item_seq INCREMENT 64;
 
--- The free permits of a semaphore, where there are many others.
+-- Finds the free permits of a semaphore among many others.
 CREATE INDEX _leases_free ON eskit_lease._leases (resource, fence) WHERE session IS NULL AND declared;
 
--- Rows of leases are found by their last version; nothing looks at all versions of one with each change.
+-- A row of a lease is found by its last version. Without a unique key no change has to look at all versions.
 ALTER TABLE eskit_lease._leases DROP CONSTRAINT _leases_pkey;
 ALTER TABLE eskit_lease._leases REPLICA IDENTITY FULL;
 CREATE INDEX _leases_seat ON eskit_lease._leases (resource, slot, fence);
 DROP INDEX eskit_lease._leases_session;
 CREATE INDEX _leases_session ON eskit_lease._leases (session, resource, slot) WHERE session IS NOT NULL;
 
--- So are run-once keys.
+-- Run-once keys are found by their last version too.
 ALTER TABLE eskit_lease._executions DROP CONSTRAINT _executions_pkey, ADD PRIMARY KEY (key, fence);
--- And declarations.
+-- So are declarations.
 ALTER TABLE eskit_lease._declarations
     DROP CONSTRAINT _declarations_pkey,
     ADD COLUMN number bigint NOT NULL DEFAULT nextval('eskit_lease.fence_seq'),
     ADD PRIMARY KEY (resource, number);
 
--- What changes in groups changes no index.
+-- A change of a group or a target changes no index (a HOT update).
 ALTER TABLE eskit_lease._groups SET (fillfactor = 10);
 ALTER TABLE eskit_lease._partitions SET (fillfactor = 50);
 DROP INDEX eskit_lease._partitions_target;
@@ -192,20 +194,20 @@ LEFT JOIN LATERAL eskit_lease._standing(s.session, s.boot_id, s.ttl_ms) AS t ON 
 LEFT JOIN eskit_lease._sessions AS o ON o.session = p.target
 WHERE e.extname = 'eskit_lease';
 
--- Sessions and places that are gone are not looked at.
+-- With these indexes, former sessions and places are not looked at.
 DROP INDEX eskit_lease._sessions_consumer;
 CREATE INDEX _sessions_consumer ON eskit_lease._sessions (consumer, role, opened_at) WHERE NOT private;
 DROP INDEX eskit_lease._waiters_session;
 CREATE INDEX _waiters_session ON eskit_lease._waiters (session, resource, place);
 
--- Fences below its value are of before.
+-- Fences below the value of this sequence are former ones (src/lease/refence.rs).
 CREATE SEQUENCE eskit_lease._refence AS bigint MINVALUE 0 START 0;
 COMMENT ON SEQUENCE eskit_lease._refence IS 'Private: the fence below which holders are to get new ones.';
 CREATE FUNCTION eskit_lease.lease_refence_all() RETURNS bigint STRICT LANGUAGE c AS 'MODULE_PATHNAME', 'lease_refence_all_wrapper';
 COMMENT ON FUNCTION eskit_lease.lease_refence_all() IS
 'Gives every holder in this database a new fence, as after a promotion: lease_renew answers refence, lease_acquire gives the new fence (refenced), and partitions are given out anew. Returns the first new fence. For a server that was started from a storage snapshot, which the server cannot tell from a crash. Takes effect at once, even if this transaction rolls back; what is held stays held. Writes to the server log. Raises 25006. For administrators.';
 
--- A session that has found no slot is told so.
+-- COMMENTs name the reason `sessions_full`.
 COMMENT ON FUNCTION eskit_lease.session_heartbeat(uuid) IS
 'Keeps the session, and with it every lease that it holds, for another TTL. Writes no row and no WAL. Reasons: alive, uncommitted (the transaction that opens it is another one, and has not committed: autocommit is off), unconfirmed (trust_ms is 0 until synchronous standbys have confirmed that this is the primary, see eskit_lease.confirm_interval), sessions_full (since a restart or promotion no slot of eskit_lease.max_sessions is free: it keeps what it holds for trust_ms, and no longer), closing (its end is being committed), expired (for good, unless the server crashes before anything is taken from it), unknown_session. Raises 42501 for another role''s session.';
 COMMENT ON FUNCTION eskit_lease.session_wait(uuid, bigint, interval) IS
@@ -220,14 +222,14 @@ COMMENT ON FUNCTION eskit_lease.lease_acquire(text, uuid, boolean) IS
 COMMENT ON FUNCTION eskit_lease.lease_renew(text, bigint) IS
 'Whether the lease is still held under this fence; counts as a heartbeat of its session. holder: the consumer that has the lease. Reasons: held, refence (held, but acquire again for a fence of the new timeline), unconfirmed (held; as for session_heartbeat); released, forced (an administrator took it; told until another grant, while the view history knows), in_grace (a later holder has released it with grace, and may take it back), superseded (a greater fence was granted), expired (its session has ended), unknown. Raises 42501 for another role''s lease.';
 
--- Counters begin anew when a database has given up its entry.
+-- The COMMENT says that counters begin anew when a database has given up its entry.
 COMMENT ON FUNCTION eskit_lease.stats() IS 'Counters of this database, which only grow, from since on (in seconds since 1970: the start of the server, or when the database got its entry), and the numbers of living sessions, of resources that wait for the worker, and of waiting session_wait calls. sessions_opened and so on, grants, takeovers, hand_overs, releases, executions_begun and so on, items_added and so on, revocations, forces: what transactions have committed; a restart loses the counts of prepared ones. hand_over_ms_le_10: hand-overs within 10 ms of the release or the deadline of the holder; pass_ms_le_10: runs that hand over and clean up. Each such counter includes those with a shorter time. oldest_dirty_ms: how long the oldest of the resources has waited for the worker. slots_taken, slots_of_ended: slots of eskit_lease.max_sessions that are not free, in all databases, and those among them whose sessions have ended. confirmed_ms_ago: how long ago the last acknowledged confirmation began (see eskit_lease.confirm_interval), NULL before the first. databases_in_use: entries of eskit_lease.max_databases in use, by sessions, waiting calls, or work to do; a database that is not in use gives its entry up to one that needs it, and counts from 0 when it gets one again. databases_taken: databases that have an entry, in use or not. databases_unserved: databases with work that waits for a worker. unserved_ms: how long work has been due here while PostgreSQL has no process for the worker (see max_worker_processes) and no waiting session_wait call does the work; 0 if none is.';
 
--- A claim is bounded by bytes.
+-- The COMMENT says that bytes bound a claim.
 COMMENT ON FUNCTION eskit_lease.item_claim(text, uuid, integer) IS
 'Claims up to max_items (1 to 1000) items for the session, without ever waiting; counts as its heartbeat. A row for each, none if there is nothing; all under one fence, for item_done, item_fail and item_unclaim. The answer ends with the item that brings the payloads to 16 MiB, to bound its memory; session_wait then answers changed at once. In a queue with an order at most one item of each key, or partition. A session that gets fewer is woken when there are more, or when an item is due. The claim lasts until they are finished, or the session ends. Raises LF003 for a session that has ended, 55000 for one that drains or is no member of the queue''s group, 42704, 42501, 22023, 22004.';
 
--- Which item of a key comes next: claims pass over those that wait, from now on.
+-- Finds the next item of a key: from now on claims pass over items that wait.
 CREATE INDEX _items_key ON eskit_lease._items (queue, partition, key, place) WHERE key IS NOT NULL;
 CREATE INDEX _later_key ON eskit_lease._later (queue, partition, key, due) WHERE key IS NOT NULL;
 
@@ -251,7 +253,7 @@ SELECT w.resource,
        coalesce(CASE WHEN s.draining AND t.state = 'alive' THEN 'draining' ELSE t.state END, 'expired') AS state,
        w.queued_at,
        clock_timestamp() - w.queued_at AS waiting_for,
-       -- A reader who does not ask for it has no lease looked at: there may be a million.
+       -- A subquery: if a reader does not select this column, no lease is read. There may be a million.
        (SELECT h.consumer
         FROM eskit_lease._leases AS l
         JOIN eskit_lease._sessions AS h ON h.session = l.session
@@ -279,7 +281,7 @@ SELECT x.key,
        x.resolved_at
 FROM pg_extension AS e
 CROSS JOIN (
-    -- Apart, so that a condition on the state is one on the column: an index has those that are not done.
+    -- A part of its own, so that a reader's condition on the state can use the index of keys that are not done.
     SELECT r.*, CASE WHEN coalesce(t.state, 'expired') = 'expired' THEN 'in_doubt' ELSE r.state END AS shown, s.role AS session_role
     FROM eskit_lease._executions AS r
     LEFT JOIN eskit_lease._sessions AS s ON s.session = r.session
@@ -311,11 +313,11 @@ LEFT JOIN (
     JOIN eskit_lease._sessions AS s ON s.session = c.session
     GROUP BY c.queue) AS c ON c.queue = q.number
 LEFT JOIN eskit_lease._declarations AS d ON d.resource = q.group_name
--- A function, which looks at as many items as it counts: a plan would sort them all, or be compiled.
+-- A function counts, within bounds: a query could sort all items, or be compiled by JIT.
 CROSS JOIN LATERAL eskit_lease._count_items(q.number, q.ordering, coalesce(d.slots, 1)) AS n;
 COMMENT ON COLUMN eskit_lease.queues.counted_at IS 'When the counts were right: now, or for an estimate the last ANALYZE; NULL before the first.';
 
--- The views say what they have in fewer words.
+-- COMMENTs of views use fewer words.
 COMMENT ON VIEW eskit_lease.sessions IS 'Sessions with rows; shared memory tells their states.';
 COMMENT ON COLUMN eskit_lease.sessions.session IS 'The handle; NULL unless the reader may use it or is an administrator.';
 COMMENT ON COLUMN eskit_lease.sessions.consumer IS 'The name that the process chose.';
@@ -465,8 +467,8 @@ COMMENT ON COLUMN eskit_lease.group_partitions.session IS 'The owner''s session;
 COMMENT ON COLUMN eskit_lease.executions.session IS 'Its session; NULL as in the view sessions.';
 COMMENT ON COLUMN eskit_lease.items.session IS 'The claimer''s session; NULL as in the view sessions.';
 
--- One grammar, noun_verb. What has another name is renamed, so that the users' defaults, views and triggers, which know a function by its oid, go on
--- as they are. The former names stay, as functions that warn.
+-- One grammar, noun_verb. Functions are renamed, so that users' defaults, views and triggers, which know a function by
+-- its oid, stay as they are. The former names stay, as functions that warn.
 ALTER FUNCTION eskit_lease.fence_table(regclass, text, text) RENAME TO table_fence;
 ALTER FUNCTION eskit_lease.cursor_head(text, integer, bigint) RENAME TO cursor_report_head;
 ALTER FUNCTION eskit_lease.next_position() RENAME TO position_next;
@@ -483,7 +485,7 @@ COMMENT ON FUNCTION eskit_lease.position_next() IS
 COMMENT ON FUNCTION eskit_lease.require_fence() IS
 'The trigger function of fenced tables; made by table_fence().';
 
--- What drops says by 42704 that there is nothing of that name, or with missing_ok by false.
+-- Functions that drop raise 42704 if nothing has the name, or return false with missing_ok.
 DROP FUNCTION eskit_lease.semaphore_drop(text);
 DROP FUNCTION eskit_lease.group_drop(text);
 DROP FUNCTION eskit_lease.queue_drop(text, boolean);
@@ -504,7 +506,7 @@ COMMENT ON FUNCTION eskit_lease.bridge_drop(text, boolean) IS
 COMMENT ON FUNCTION eskit_lease.table_unfence(regclass, boolean) IS
 'Removes the fence: roles write the table again by their privileges alone. For the table''s owner. Raises 42704 for a table that is not fenced; with missing_ok it answers false. Raises 42501, 22004.';
 
--- Answers have more columns, which are the last ones. So the functions stay, with their grants and all that depends on them.
+-- Answers get more columns, at the end. So the functions stay, with their grants and all that depends on them.
 ALTER TYPE eskit_lease.lease_answer ADD ATTRIBUTE revision bigint;
 ALTER TYPE eskit_lease.execution_answer ADD ATTRIBUTE revision bigint;
 ALTER TYPE eskit_lease.lease_state ADD ATTRIBUTE holder text;
@@ -513,7 +515,7 @@ COMMENT ON COLUMN eskit_lease.execution_answer.revision IS 'The revision of the 
 COMMENT ON COLUMN eskit_lease.lease_state.holder IS 'The consumer that has the lease, under this fence or a later one; NULL if there is none or it is not known.';
 -- That is the surface.
 
--- The functions name who does what.
+-- COMMENTs of functions name who does what.
 COMMENT ON FUNCTION eskit_lease.partition_of_uuid(uuid, integer) IS
 'Partition of a uuid, 0 to partitions - 1: all uuids are cut into that many equal ranges, so a partition is one range of an index. For random uuids (v4); uuids in the order of time (v7) all lie in one partition. Raises 22023 unless partitions > 0.';
 COMMENT ON FUNCTION eskit_lease.session_open(text, interval, boolean, interval, boolean) IS
@@ -593,7 +595,8 @@ COMMENT ON FUNCTION eskit_lease.grant_monitor(regrole) IS 'Lets a role read the 
 COMMENT ON FUNCTION eskit_lease.queue_alter(text, integer, interval) IS
 'Changes settings of a queue; NULL, the default, keeps one. Raises 42704, 42501 unless the caller made it, 22023, 55P03 (another transaction is changing it).';
 
--- Who opened a session. The columns get their defaults afterwards: the rows that there are would have this update's own.
+-- Who opened a session. The columns get their defaults only afterwards: otherwise existing rows would name the
+-- connection that runs this update.
 ALTER TABLE eskit_lease._sessions
     ADD COLUMN address inet,
     ADD COLUMN application_name text COLLATE "C",
@@ -624,14 +627,14 @@ CROSS JOIN eskit_lease._sessions AS s
 CROSS JOIN LATERAL eskit_lease._standing(s.session, s.boot_id, s.ttl_ms) AS t
 WHERE e.extname = 'eskit_lease';
 
--- The history and the view of leases tell when the last holder's time ended.
+-- The history and the view of leases tell when the last holder's session ended.
 ALTER TABLE eskit_lease._history ADD COLUMN ended_at timestamptz;
 CREATE OR REPLACE VIEW eskit_lease.history AS
 SELECT h.at, h.event, h.resource, h.slot, h.fence, h.consumer, h.next_consumer, h.next_fence, h.forced_by, h.why, h.ended_at
 FROM pg_extension AS e
 CROSS JOIN eskit_lease._history AS h
 WHERE e.extname = 'eskit_lease';
--- It takes all columns of the table, and there is one more now.
+-- The view reads all columns of the table, which has one more now.
 CREATE OR REPLACE VIEW eskit_lease.flapping AS
 SELECT h.resource,
        coalesce(max(h.nth) FILTER (WHERE h.event <> 'released'), 0) AS changes,
@@ -643,7 +646,7 @@ SELECT h.resource,
        count(DISTINCT h.slot) AS slots,
        count(DISTINCT h.consumer) AS consumers,
        max(h.at) AS last_at
--- Counted by slot: a member that crashes once loses all its partitions, and that is no flapping.
+-- Changes are counted by slot: one crash of a member loses all its partitions, which is no flapping.
 FROM (SELECT h.*, row_number() OVER (PARTITION BY h.resource, h.slot, CASE WHEN h.event IN ('granted', 'released') THEN h.event END) AS nth
       FROM eskit_lease._history AS h
       WHERE h.at > statement_timestamp() - interval '1 hour') AS h
@@ -683,7 +686,7 @@ SELECT w.resource,
        coalesce(CASE WHEN s.draining AND t.state = 'alive' THEN 'draining' ELSE t.state END, 'expired') AS state,
        w.queued_at,
        clock_timestamp() - w.queued_at AS waiting_for,
-       -- A reader who does not ask for it has no lease looked at: there may be a million.
+       -- A subquery: if a reader does not select this column, no lease is read. There may be a million.
        (SELECT h.consumer
         FROM eskit_lease._leases AS l
         JOIN eskit_lease._sessions AS h ON h.session = l.session
@@ -704,7 +707,7 @@ COMMENT ON COLUMN eskit_lease.leases.address IS 'As in the view sessions.';
 COMMENT ON COLUMN eskit_lease.waiters.address IS 'As in the view sessions.';
 COMMENT ON COLUMN eskit_lease.waiters.application_name IS 'As in the view sessions.';
 
--- Why a consumer was refused.
+-- Tells why a consumer was refused.
 CREATE FUNCTION eskit_lease._refusals() RETURNS TABLE (resource text, consumer text, reason text, holder text, refused_at timestamptz) STRICT LANGUAGE c AS 'MODULE_PATHNAME', '_refusals_wrapper';
 COMMENT ON FUNCTION eskit_lease._refusals() IS 'Internal: the latest refusals; under the view refusals.';
 CREATE VIEW eskit_lease.refusals AS
@@ -724,7 +727,7 @@ COMMENT ON FUNCTION eskit_lease.help(text) IS
 'Describes a topic, a function, a view or a setting, by its COMMENT or its own description, as text of up to 100 columns. Without a topic, the default, it lists the topics. Raises 42704 for an unknown topic, with the nearest as a hint; 22023.';
 COMMENT ON COLUMN eskit_lease.leases.ended_at IS 'When it was released, or its holder''s session expired; NULL if held.';
 
--- Listeners ask to be notified.
+-- Lets listeners ask to be notified.
 CREATE FUNCTION eskit_lease.notify_me(duration interval) RETURNS void LANGUAGE c AS 'MODULE_PATHNAME', 'notify_me_wrapper';
 COMMENT ON FUNCTION eskit_lease.notify_me(interval) IS
 'Asks, for a listener, that changes be sent on the channel eskit_lease for this long from now on (duration, 0 to 1 day), where the setting eskit_lease.notify is auto. Takes effect at once, whatever becomes of this transaction; the longest ask of a database counts. Ask again in time, and after a restart of the server. Raises 22004, 22023, 25006 (a standby), 53400 (too many databases), 55000 (not preloaded).';
@@ -758,18 +761,18 @@ BEGIN
         FROM jsonb_each(former) AS o
         WHERE o.value ->> 'kind' = made.kind
           AND CASE made.name
-              -- Readers of views and metrics call these from now on, and they are those who may call this one.
+              -- Readers of views and metrics call these from now on: the roles that may call _standing().
               WHEN '_open_transaction' THEN o.value ->> 'name' = '_standing'
               WHEN '_count_items' THEN o.value ->> 'name' = '_standing'
               WHEN '_count_held' THEN o.value ->> 'name' = '_standing'
-              -- Readers of the views read this one, too.
+              -- Readers of the other views read this one too.
               WHEN '_refusals' THEN o.value ->> 'name' = '_standing'
               WHEN 'refusals' THEN o.value ->> 'name' = 'waiters'
-              -- For all, as the key functions are.
+              -- Every role may call help(), like the key functions.
               WHEN 'help' THEN o.value ->> 'name' = 'group_lock_key'
               WHEN '_ended_at' THEN o.value ->> 'name' = '_standing'
               WHEN 'table_unfence' THEN o.value ->> 'name' = 'unfence_table'
-              -- It is there no more, or has another name.
+              -- The former object of this name was dropped or renamed.
               ELSE o.value ->> 'name' = made.name
                   AND (made.name IN ('fence_table', 'cursor_head', 'next_position') OR pg_describe_object(made.catalog, (o.value ->> 'oid')::oid, 0) IS NULL)
           END;
@@ -784,7 +787,7 @@ BEGIN
         END LOOP;
         initial = (of_before ->> 'initial')::aclitem[];
         UPDATE pg_init_privs AS i SET initprivs = initial WHERE i.objoid = made.oid AND i.classoid = made.catalog AND i.objsubid = 0;
-        -- From 17 on roles that are named there cannot be dropped.
+        -- Since PostgreSQL 17 a role cannot be dropped while pg_init_privs names it.
         DELETE FROM pg_shdepend AS d
         WHERE d.dbid = (SELECT b.oid FROM pg_database AS b WHERE b.datname = current_database()) AND d.classid = made.catalog AND d.objid = made.oid
           AND d.deptype = 'i' AND d.refobjid NOT IN (SELECT a.grantee FROM aclexplode(initial) AS a);

@@ -1,9 +1,10 @@
--- The functions are declared in src/; here is who may call them, and what each is for.
+-- The functions are declared in src/. This file has their privileges and COMMENTs.
 
 -- table_fence() makes triggers of this function; users' dumps name it.
 CREATE FUNCTION eskit_lease.require_fence() RETURNS trigger LANGUAGE c AS 'MODULE_PATHNAME', 'eskit_lease_require_fence';
 
--- Nothing for PUBLIC but the key functions, help() and the trigger's; grant_consumer() and grant_monitor() hand out the rest.
+-- PUBLIC gets only the key functions, help() and the trigger's function; grant_consumer() and grant_monitor() grant the
+-- rest.
 GRANT USAGE ON SCHEMA eskit_lease TO PUBLIC;
 REVOKE ALL ON ALL TABLES IN SCHEMA eskit_lease FROM PUBLIC;
 REVOKE ALL ON ALL SEQUENCES IN SCHEMA eskit_lease FROM PUBLIC;
@@ -178,8 +179,8 @@ COMMENT ON FUNCTION eskit_lease.cursor_head(text, integer, bigint) IS 'Deprecate
 COMMENT ON FUNCTION eskit_lease.fence_table(regclass, text, text) IS 'Deprecated: the former name of table_fence().';
 COMMENT ON FUNCTION eskit_lease.unfence_table(regclass) IS 'Deprecated: the former name of table_unfence(.., missing_ok => true).';
 
--- Takes back what ALTER DEFAULT PRIVILEGES has given on these objects: no role may write these tables, and a role that
--- reads them has the handles of all sessions.
+-- Revokes what ALTER DEFAULT PRIVILEGES has granted on these objects. No other role may write these tables, and a
+-- reader of them would have the handles of all sessions.
 DO $$
 DECLARE
     given record;

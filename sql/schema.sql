@@ -1,20 +1,20 @@
--- The rows: all that must survive. Liveness is in shared memory (src/shmem), so a heartbeat writes none of them.
--- Only the functions write them, and check their arguments; PostgreSQL would parse a CHECK anew for each statement.
+-- The rows: all that must survive. Liveness is in shared memory (src/shmem), so a heartbeat writes no row. Only the
+-- functions write rows, and check their arguments; PostgreSQL would parse a CHECK anew for each statement.
 --
 -- A plain CREATE, not IF NOT EXISTS: the owner of an existing schema of this name could have put objects into it, or
 -- dropped objects from it. So PostgreSQL refuses it with 42P06.
 CREATE SCHEMA eskit_lease;
 
--- CACHE 1: a fence drawn later must be greater, whichever connection draws it.
+-- CACHE 1, since a fence drawn later must be greater, whichever connection draws it.
 CREATE SEQUENCE eskit_lease.fence_seq AS bigint INCREMENT 64 CACHE 1; -- as in src/shmem/pace.rs
 
--- The numbers that positions are made of (src/position/mod.rs), in sequences, because a rollback does not undo setval.
--- Fences below the value of _refence are former ones (src/lease/refence.rs).
+-- Fences below the value of _refence are former ones (src/lease/refence.rs). The other sequences are for positions
+-- (src/position/mod.rs). They are sequences because a rollback does not undo setval.
 CREATE SEQUENCE eskit_lease._refence AS bigint MINVALUE 0 START 0;
 CREATE SEQUENCE eskit_lease.position_base AS bigint MINVALUE 0 START 0;
 CREATE SEQUENCE eskit_lease.position_high AS bigint MINVALUE 0 START 0;
 CREATE SEQUENCE eskit_lease.position_cluster AS bigint MINVALUE -9223372036854775808 START 0;
--- Not dumped: ids of transactions of this cluster.
+-- Not dumped: an id of a transaction of this cluster.
 CREATE SEQUENCE eskit_lease.position_since AS bigint MINVALUE 0 START 0;
 -- Not dumped: a restored extension is another one.
 CREATE SEQUENCE eskit_lease.position_origin AS bigint MINVALUE 0 START 0;
@@ -31,7 +31,8 @@ CREATE TABLE eskit_lease._sessions (
     draining  boolean NOT NULL DEFAULT false,
     private   boolean NOT NULL DEFAULT false,
     request   uuid,
-    -- The session that may take back the lease in grace, and the one whose guard its fenced transactions have (src/lease/grace.rs).
+    -- Of a private session: the session that may acquire its lease in grace, and the one that released the lease
+    -- (src/lease/grace.rs).
     grace_of  uuid,
     fencer    uuid,
     -- Who opened it, as pg_stat_activity shows it. NULL in a row of a version before 0.3.0.
@@ -42,29 +43,31 @@ CREATE TABLE eskit_lease._sessions (
 CREATE INDEX _sessions_grace_of ON eskit_lease._sessions (grace_of) WHERE grace_of IS NOT NULL;
 CREATE INDEX _sessions_consumer ON eskit_lease._sessions (consumer, role, opened_at) WHERE NOT private;
 
--- The session that takes over what is left of a session that has ended (src/ending/takeover.rs).
+-- The session that took over another one, which has ended (src/ending/takeover.rs).
 CREATE TABLE eskit_lease._successions (
     session   uuid PRIMARY KEY,
     successor uuid NOT NULL
 );
 CREATE INDEX _successions_successor ON eskit_lease._successions (successor);
 
--- Sessions that are dead though they have a row, because another session has taken something from them
--- (src/session/death.rs). No unique key: the taker must not wait for another one.
+-- Sessions that are dead although they have a row, since something was taken from them (src/session/death.rs). No
+-- unique key: the taker must not wait for another one.
 CREATE TABLE eskit_lease._deaths (
     session uuid NOT NULL
 );
 CREATE INDEX _deaths_session ON eskit_lease._deaths (session);
--- Without a key, rows are not deleted where a publication has all tables.
+-- The table has no key. Without this, no row could be deleted while a publication FOR ALL TABLES exists.
 ALTER TABLE eskit_lease._deaths REPLICA IDENTITY FULL;
 
--- Names that are not exclusive leases. The owner is a name, for a dump to be restored where roles have other oids.
+-- Names that are not exclusive leases. The owner is stored by name, since roles may have other oids where a dump is
+-- restored.
 CREATE TABLE eskit_lease._declarations (
     resource text COLLATE "C" NOT NULL,
     kind     text COLLATE "C" NOT NULL,
     slots    integer NOT NULL,
     owner    text COLLATE "C" NOT NULL,
-    -- Grows with each declaration of a name, whose last version is at the end of the key (src/lease/declaration.rs).
+    -- Grows with each declaration of a name, so the last declaration is at the end of the key
+    -- (src/lease/declaration.rs).
     number   bigint NOT NULL DEFAULT nextval('eskit_lease.fence_seq'),
     PRIMARY KEY (resource, number)
 );
@@ -73,12 +76,13 @@ CREATE TABLE eskit_lease._declarations (
 CREATE TABLE eskit_lease._bridges (
     resource     text COLLATE "C" PRIMARY KEY,
     lock_key     bigint,
-    -- Or a row: its table and the value of its primary key, as text, and the columns by which old workers lease it.
+    -- For a bridge to a row: its table, the value of its primary key as text, and the columns by which old workers
+    -- lease it.
     target       regclass,
     key          text COLLATE "C",
     owner_column text COLLATE "C",
     until_column text COLLATE "C",
-    -- Why the worker cannot have the row.
+    -- Why the worker cannot keep the row, if it cannot.
     trouble      text COLLATE "C",
     UNIQUE (target, key),
     CHECK (num_nonnulls(lock_key, target) = 1 AND num_nulls(target, key, owner_column, until_column) IN (0, 4))
@@ -94,16 +98,16 @@ CREATE TABLE eskit_lease._leases (
     granted_at  timestamptz NOT NULL,
     released_at timestamptz,
     expired     boolean NOT NULL DEFAULT false,
-    -- Of a semaphore or a group: a reader of the row need not look up the kind of the name.
+    -- Whether the name is a semaphore, a group or a bridge. If not, a reader of the row need not look up a declaration.
     declared    boolean NOT NULL DEFAULT false
 );
--- A seat has one row, as src/lease/grant.rs makes sure. A unique key would look at all versions of the row with each
--- change (src/lease/row.rs).
+-- src/lease/grant.rs makes sure that a seat has one row. For a unique key PostgreSQL would look at all versions of the
+-- row with each change (src/lease/row.rs).
 CREATE INDEX _leases_seat ON eskit_lease._leases (resource, slot, fence);
 -- As for _deaths.
 ALTER TABLE eskit_lease._leases REPLICA IDENTITY FULL;
 CREATE INDEX _leases_session ON eskit_lease._leases (session, resource, slot) WHERE session IS NOT NULL;
--- Slot 0 is found by its name; a fence of another slot, by this.
+-- A fence of slot 0 is found by the name; that of another slot, by this index.
 CREATE INDEX _leases_fence ON eskit_lease._leases (resource, fence) WHERE slot > 0;
 -- Finds the free permits of a semaphore among many others; the one granted last comes last.
 CREATE INDEX _leases_free ON eskit_lease._leases (resource, fence) WHERE session IS NULL AND declared;
@@ -127,8 +131,8 @@ CREATE INDEX _history_at ON eskit_lease._history (at);
 -- As for _deaths.
 ALTER TABLE eskit_lease._history REPLICA IDENTITY FULL;
 
--- No unique key on (resource, session): it would make one call wait for another's uncommitted place. A second place of the same
--- session is harmless; a grant takes away all of them.
+-- No unique key on (resource, session): it would make one call wait for another's uncommitted place. A second place of
+-- the same session is harmless; a grant deletes both.
 CREATE TABLE eskit_lease._waiters (
     place     bigint GENERATED ALWAYS AS IDENTITY,
     resource  text COLLATE "C" NOT NULL,
@@ -144,14 +148,15 @@ CREATE TABLE eskit_lease._groups (
     rebalance_timeout_ms integer NOT NULL,
     settle_delay_ms      integer NOT NULL,
     generation           bigint NOT NULL DEFAULT 0,
-    -- Whether the targets were computed by other settings.
+    -- Whether the group's settings or members have changed in a way that requires new targets.
     stale                boolean NOT NULL DEFAULT false,
-    -- The number of partitions once no session owns any.
+    -- The number of partitions that the group gets once no session owns any.
     resize_to            integer
 ) WITH (fillfactor = 10); -- few rows, and each rebalance changes one (a HOT update)
 
--- counted: how the targets take the member into account, as one that may be given more (active), or only keeps (draining); NULL
--- for a newcomer. A session is a member of a group once, as src/group sees to. joined: microseconds of the clock of shared memory, in this start of it.
+-- counted: how the targets take the member into account: it may get partitions (active), or only keeps them (draining);
+-- NULL for a newcomer. joined: microseconds on the clock of shared memory, in the start boot_id. src/group makes sure
+-- that a session is a member of a group once.
 CREATE TABLE eskit_lease._members (
     group_name text COLLATE "C" NOT NULL,
     session    uuid NOT NULL,
@@ -164,8 +169,8 @@ CREATE TABLE eskit_lease._members (
 );
 CREATE INDEX _members_session ON eskit_lease._members (session, group_name, place);
 
--- The target of each partition. revoking: the fence whose owner has been asked to release; revoke_at: until when, as
--- joined above.
+-- The target of each partition. revoking: the fence whose owner has been asked to release; revoke_at: the deadline, on
+-- the same clock as joined.
 CREATE TABLE eskit_lease._partitions (
     group_name text COLLATE "C" NOT NULL,
     partition  integer NOT NULL,
@@ -186,15 +191,16 @@ CREATE TABLE eskit_lease._cursors (
     committed_at timestamptz NOT NULL,
     PRIMARY KEY (group_name, partition)
 );
--- With some thousand ranges, compressing them anew for each acknowledgement would take most of its time.
+-- Not compressed: with thousands of ranges, compression would take most of the time of an acknowledgement.
 ALTER TABLE eskit_lease._cursors ALTER COLUMN acked SET STORAGE EXTERNAL;
 
--- Not a part of the cursor: a report does not wait for a transaction that commits one.
+-- The newest positions that producers report. A table of its own, so that a report does not wait for a transaction that
+-- commits a cursor.
 CREATE TABLE eskit_lease._heads (
     group_name  text COLLATE "C" NOT NULL,
     partition   integer NOT NULL,
     position    bigint NOT NULL,
-    -- The number of partitions of the group: a report means nothing for another number.
+    -- The group's number of partitions at that time: after a resize the report means nothing.
     partitions  integer NOT NULL,
     reported_at timestamptz NOT NULL,
     PRIMARY KEY (group_name, partition)
@@ -214,8 +220,9 @@ CREATE TABLE eskit_lease._queues (
 CREATE INDEX _queues_number ON eskit_lease._queues (number);
 CREATE INDEX _queues_group_name ON eskit_lease._queues (group_name) WHERE group_name IS NOT NULL;
 
--- Items that are ready, or claimed: claim is the fence of the claim, 0 without one, so that a claim does not change a row's length.
--- No index has what it changes and pages are left half empty, so that it changes no index either (a HOT update).
+-- Items that are ready or claimed. claim: the fence of the claim, or 0, so that a claim does not change the row's
+-- length. No index has the columns that a claim changes, and pages are left half empty: so a claim changes no index (a
+-- HOT update).
 CREATE SEQUENCE eskit_lease._item_seq AS bigint INCREMENT 64;
 CREATE TABLE eskit_lease._items (
     queue     integer NOT NULL,
@@ -230,10 +237,11 @@ CREATE TABLE eskit_lease._items (
     payload   jsonb NOT NULL,
     PRIMARY KEY (queue, partition, place)
 ) WITH (fillfactor = 50);
--- The next one of a key (src/item/next.rs); here and below.
+-- This index and _later_key find the next item of a key (src/item/next.rs).
 CREATE INDEX _items_key ON eskit_lease._items (queue, partition, key, place) WHERE key IS NOT NULL;
 
--- Items whose time has not come. due: microseconds since 2000, as PostgreSQL keeps times.
+-- Items that wait for their time; those whose time has come stay here until they are claimed. due: microseconds since
+-- 2000.
 CREATE TABLE eskit_lease._later (
     queue     integer NOT NULL,
     partition integer NOT NULL,
@@ -257,13 +265,13 @@ CREATE TABLE eskit_lease._claims (
     places     bigint[] NOT NULL,
     partitions integer[],
     ids        bigint[],
-    -- Of the queue; NULL for none.
+    -- The queue's ordering; NULL for none.
     ordering   text COLLATE "C"
 );
 CREATE INDEX _claims_session ON eskit_lease._claims (session);
 
--- Which item of a key goes first (src/item/heads.rs). lane: a hash of the key; since: grows within it. The item is in _items at its place,
--- or in _later if that is NULL, until it is due.
+-- Which item of a key goes first (src/item/heads.rs). lane: a hash of the key; since grows within a lane. The item is
+-- in _items at its place; if place is NULL, it is in _later, and due at due.
 CREATE TABLE eskit_lease._item_heads (
     queue     integer NOT NULL,
     lane      integer NOT NULL,
@@ -289,8 +297,8 @@ CREATE TABLE eskit_lease._dead_items (
 CREATE INDEX _dead_items_queue ON eskit_lease._dead_items (queue, id);
 CREATE INDEX _dead_items_died_at ON eskit_lease._dead_items (died_at);
 
--- src/execution reads columns by their number. state: running, done, failed, or retry, which is free for another attempt; that a
--- running one is in doubt is not written here: its session tells. Roles by their names, as in _declarations.
+-- src/execution reads columns by their number. state: running, done, failed, or retry (free for another attempt). A key
+-- is in doubt if its state is running and its session is dead. Roles are stored by name, as in _declarations.
 CREATE TABLE eskit_lease._executions (
     key            text COLLATE "C" NOT NULL,
     state          text COLLATE "C" NOT NULL,
@@ -306,16 +314,14 @@ CREATE TABLE eskit_lease._executions (
     error          text,
     resolved_by    text COLLATE "C",
     resolved_at    timestamptz,
-    -- A key has one row, as src/execution makes sure; its last version is at the end of the key.
+    -- src/execution makes sure that a key has one row; its last version is at the end of this index.
     PRIMARY KEY (key, fence)
 );
 CREATE INDEX _executions_ended_at ON eskit_lease._executions (coalesce(resolved_at, finished_at))
     WHERE state = 'done' OR resolved_at IS NOT NULL;
--- The few that are not done, among millions that are: for the view executions.
+-- For the view executions: the few keys that are not done, among millions.
 CREATE INDEX _executions_open ON eskit_lease._executions (state, started_at) WHERE state <> 'done';
 
--- Only what a restored dump needs: with the sequences, fences and positions go on above those already given. Sessions, leases, waiters and
--- members belong to the incarnation of the server that made them; their running executions are in doubt.
 -- The answers of functions with one row. src/pg/row.rs says why these are types.
 CREATE TYPE eskit_lease.opened_session AS (session uuid, trust_ms integer, expires_at timestamptz, revision bigint);
 CREATE TYPE eskit_lease.session_state AS (alive boolean, trust_ms integer, expires_at timestamptz, revision bigint, reason text, retry_ms integer);
@@ -327,6 +333,8 @@ CREATE TYPE eskit_lease._session_standing AS (state text, trust_ms integer, expi
 CREATE TYPE eskit_lease._item_counts AS (items bigint, later bigint, dead bigint, counted_at timestamptz, ready_since timestamptz);
 CREATE TYPE eskit_lease._held_count AS (held bigint, counted_at timestamptz);
 
+-- Dumped is only what a restored database needs. With the sequences, fences and positions go on above those already
+-- given. Sessions, leases, waiters and members belong to the server that made them, so running keys are in doubt.
 SELECT pg_catalog.pg_extension_config_dump('eskit_lease.fence_seq', '');
 SELECT pg_catalog.pg_extension_config_dump('eskit_lease.position_base', '');
 SELECT pg_catalog.pg_extension_config_dump('eskit_lease.position_high', '');

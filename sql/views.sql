@@ -1,4 +1,5 @@
--- What people and monitors read. The uuid of a session is the handle to use it, so only its role and administrators see it.
+-- Views that people and monitors read. The uuid of a session is the handle to use it, so only its role and
+-- administrators see it.
 
 CREATE VIEW eskit_lease.sessions AS
 SELECT CASE WHEN pg_has_role(s.role, 'USAGE') OR pg_has_role(e.extowner, 'USAGE') THEN s.session END AS session,
@@ -88,7 +89,7 @@ SELECT w.resource,
        coalesce(CASE WHEN s.draining AND t.state = 'alive' THEN 'draining' ELSE t.state END, 'expired') AS state,
        w.queued_at,
        clock_timestamp() - w.queued_at AS waiting_for,
-       -- A reader who does not ask for it has no lease looked at: there may be a million.
+       -- A subquery: if a reader does not select this column, no lease is read. There may be a million.
        (SELECT h.consumer
         FROM eskit_lease._leases AS l
         JOIN eskit_lease._sessions AS h ON h.session = l.session
@@ -291,7 +292,7 @@ SELECT g.group_name,
 FROM eskit_lease._groups AS g
 JOIN eskit_lease._declarations AS d ON d.resource = g.group_name
 CROSS JOIN LATERAL generate_series(0, d.slots - 1) AS n (partition)
--- Counted before the join: after the join the planner would think it worth a JIT compilation.
+-- Sums before the join: after it the planner would expect so many rows that it would JIT-compile.
 LEFT JOIN (SELECT c.*, (SELECT sum(upper(r.range) - lower(r.range)) FROM unnest(c.acked) AS r (range))::bigint AS acked_ahead
            FROM eskit_lease._cursors AS c) AS c ON c.group_name = g.group_name AND c.partition = n.partition
 LEFT JOIN eskit_lease._heads AS h ON h.group_name = g.group_name AND h.partition = n.partition AND h.partitions = d.slots;
@@ -324,7 +325,7 @@ SELECT x.key,
        x.resolved_at
 FROM pg_extension AS e
 CROSS JOIN (
-    -- Apart, so that a condition on the state is one on the column: an index has those that are not done.
+    -- A part of its own, so that a reader's condition on the state can use the index of keys that are not done.
     SELECT r.*, CASE WHEN coalesce(t.state, 'expired') = 'expired' THEN 'in_doubt' ELSE r.state END AS shown, s.role AS session_role
     FROM eskit_lease._executions AS r
     LEFT JOIN eskit_lease._sessions AS s ON s.session = r.session
@@ -353,7 +354,7 @@ COMMENT ON COLUMN eskit_lease.executions.retry_in_doubt IS 'Whether another atte
 COMMENT ON COLUMN eskit_lease.executions.resolved_by IS 'The role that resolved it, if any.';
 COMMENT ON COLUMN eskit_lease.executions.resolved_at IS 'When it was resolved.';
 
-CREATE VIEW eskit_lease.fenced_tables AS -- what table_fence() makes is its triggers, and no row
+CREATE VIEW eskit_lease.fenced_tables AS -- table_fence() makes triggers only, and no row
 SELECT t.tgrelid::regclass AS table_name,
        convert_from(substring(a.args FOR position(decode('00', 'hex') IN a.args || decode('00', 'hex')) - 1), getdatabaseencoding()) AS resource,
        CASE WHEN t.tgnargs > 1 THEN convert_from(substring(a.args FROM position(decode('00', 'hex') IN a.args) + 1), getdatabaseencoding())
@@ -361,15 +362,16 @@ SELECT t.tgrelid::regclass AS table_name,
        CASE t.tgtype & 1 WHEN 1 THEN 'row' ELSE 'statement' END AS checks_each,
        -- ROW, BEFORE, INSERT, DELETE, UPDATE, TRUNCATE and INSTEAD are the bits 1, 2, 4, 8, 16, 32 and 64 of tgtype.
        a.args IS NOT NULL AND NOT EXISTS (
-           -- As an array, for which the planner expects ten elements: a thousand partitions would seem worth a JIT.
+           -- An array, for which the planner expects ten elements. For a thousand partitions it would JIT-compile.
            SELECT FROM unnest(t.tgrelid || ARRAY(SELECT p.relid::oid FROM pg_partition_tree(t.tgrelid) AS p)) AS r (relid)
            JOIN pg_class AS c ON c.oid = r.relid
-           -- No statement trigger of a partition fires for writes through another table; nor does one in inheritance.
+           -- A statement that names another table fires no statement trigger of this partition or child.
            WHERE (SELECT coalesce(bit_or(x.tgtype & CASE WHEN (c.relispartition OR c.relkind = 'p') AND x.tgtype & 1 = 0 THEN 32 ELSE 60 END), 0)
                   FROM pg_trigger AS x
                   WHERE x.tgrelid = r.relid AND x.tgfoid = t.tgfoid AND x.tgargs = t.tgargs AND x.tgenabled = 'A' AND x.tgtype & 66 = 0
                     AND x.tgqual IS NULL AND x.tgattr::text = '' AND x.tgconstraint = 0
-                    -- By a column, a trigger checks the rows that a statement has written.
+                    -- In a table fenced by a column, a statement trigger needs transition tables to check the written
+                    -- rows.
                     AND (x.tgnargs = 1 OR x.tgtype & 33 <> 0
                          OR (x.tgtype & 20 = 0 OR x.tgnewtable IS NOT NULL) AND (x.tgtype & 24 = 0 OR x.tgoldtable IS NOT NULL))) <> 60
               OR NOT c.relispartition AND EXISTS (SELECT FROM pg_inherits AS i WHERE i.inhrelid = c.oid)
@@ -378,7 +380,7 @@ FROM pg_namespace AS n
 JOIN pg_proc AS f ON f.pronamespace = n.oid AND f.proname = 'require_fence'
 CROSS JOIN (
     SELECT '{eskit_lease_fence,eskit_lease_fence_update,eskit_lease_fence_delete,eskit_lease_fence_truncate}'::name[] AS names) AS ours
--- By name, so that a trigger in its place is seen; by the first one present.
+-- Finds our triggers by name, so that a user's trigger of that name is seen too; takes the first one.
 JOIN pg_trigger AS t ON t.tgparentid = 0 AND t.tgname = ANY (ours.names)
     AND NOT EXISTS (SELECT FROM pg_trigger AS w WHERE w.tgrelid = t.tgrelid AND w.tgname = ANY (ours.names) AND w.tgname < t.tgname)
 CROSS JOIN LATERAL rtrim(CASE WHEN t.tgfoid = f.oid AND t.tgnargs BETWEEN 1 AND 2 THEN t.tgargs END, decode('00', 'hex')) AS a (args)
@@ -409,7 +411,7 @@ FROM (SELECT k.*, (k.classid::bigint << 32) | k.objid::bigint AS key
         AND k.database = (SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database())) AS k
 LEFT JOIN eskit_lease._leases AS l ON k.objsubid = 4503 AND l.fence = k.key
 LEFT JOIN eskit_lease._sessions AS o ON o.session = l.session
--- By an equality, which is hashed: there may be many sessions, and many locks.
+-- The join is by equality, so that it can be hashed: there may be many sessions and many locks.
 LEFT JOIN eskit_lease._sessions AS s
     ON ('x' || right(replace(s.session::text, '-', ''), 16))::bit(64)::bigint = CASE WHEN k.objsubid <> 4503 THEN k.key END
 -- A prepared transaction has no process; it is known by the lock that it holds on its own id.
@@ -418,7 +420,7 @@ LEFT JOIN pg_locks AS x ON k.pid IS NULL AND x.pid IS NULL AND x.locktype = 'tra
 LEFT JOIN pg_prepared_xacts AS p ON p.transaction = x.transactionid
 LEFT JOIN pg_stat_activity AS a ON a.pid = k.pid
 UNION ALL
--- One transaction at a time has a row: a release with grace needs no other lock, nor does a change of a group.
+-- Row locks: a release with grace or a change of a group takes no guard that the part above would show.
 SELECT c.doing, c.resource, coalesce(c.consumer, o.consumer), true, x.pid, p.gid, coalesce(p.prepared, a.xact_start)
 FROM (SELECT 'changing' AS doing, l.resource, NULL::text AS consumer, l.session, eskit_lease._open_transaction(l.xmax) AS xid
       FROM eskit_lease._leases AS l
@@ -469,7 +471,7 @@ LEFT JOIN (
     JOIN eskit_lease._sessions AS s ON s.session = c.session
     GROUP BY c.queue) AS c ON c.queue = q.number
 LEFT JOIN eskit_lease._declarations AS d ON d.resource = q.group_name
--- A function, which looks at as many items as it counts: a plan would sort them all, or be compiled.
+-- A function counts, within bounds: a query could sort all items, or be compiled by JIT.
 CROSS JOIN LATERAL eskit_lease._count_items(q.number, q.ordering, coalesce(d.slots, 1)) AS n;
 
 COMMENT ON VIEW eskit_lease.queues IS 'Queues of work items.';
@@ -510,7 +512,7 @@ LEFT JOIN LATERAL eskit_lease._standing(s.session, s.boot_id, s.ttl_ms) AS t ON 
 WHERE e.extname = 'eskit_lease'
 UNION ALL
 SELECT q.queue, l.id, l.partition, 'later', l.key, l.payload, l.attempt, l.error, l.added_at,
-       -- By hours, which are exact: seconds as a double would round the last possible time to one that is out of range.
+       -- Adds hours, which are exact. Seconds as a double would round the last possible time up, out of range.
        '2000-01-01 00:00:00+00'::timestamptz + l.due / 3600000000 * interval '1 hour' + l.due % 3600000000 * interval '1 microsecond',
        NULL, NULL, NULL, NULL
 FROM eskit_lease._queues AS q

@@ -1,6 +1,6 @@
 -- Views for operators: what became of leases, which of them flap, and where most is going on.
 
--- With pg_extension, as most views: so no role can write through the view.
+-- Like most views, it joins pg_extension: so PostgreSQL lets no role write through the view.
 CREATE VIEW eskit_lease.history AS
 SELECT h.at, h.event, h.resource, h.slot, h.fence, h.consumer, h.next_consumer, h.next_fence, h.forced_by, h.why, h.ended_at
 FROM pg_extension AS e
@@ -31,7 +31,7 @@ SELECT h.resource,
        count(DISTINCT h.slot) AS slots,
        count(DISTINCT h.consumer) AS consumers,
        max(h.at) AS last_at
--- Counted by slot: a member that crashes once loses all its partitions, and that is no flapping.
+-- Changes are counted by slot: one crash of a member loses all its partitions, which is no flapping.
 FROM (SELECT h.*, row_number() OVER (PARTITION BY h.resource, h.slot, CASE WHEN h.event IN ('granted', 'released') THEN h.event END) AS nth
       FROM eskit_lease._history AS h
       WHERE h.at > statement_timestamp() - interval '1 hour') AS h
@@ -62,7 +62,7 @@ SELECT c.resource,
        clock_timestamp() - b.since AS open_for,
        c.losses,
        (SELECT sum(g.lag)::bigint FROM eskit_lease.group_lag AS g WHERE d.kind = 'group' AND g.group_name = c.resource) AS lag
--- Chosen first: to tell who lives is what takes time, and there may be 100,000 leases.
+-- The rows are chosen before their sessions are looked up: that takes time, and there may be 100,000 leases.
 FROM (SELECT n.resource, sum(n.waiters)::bigint AS waiters, min(n.waiting_since) AS waiting_since, max(n.losses) AS losses, max(n.at) AS at
       FROM (SELECT w.resource, 1 AS waiters, w.queued_at AS waiting_since, 0 AS losses, w.queued_at AS at
             FROM eskit_lease._waiters AS w

@@ -1,5 +1,5 @@
--- Returns one reason, or no row, why the worker cannot write two columns ($2, $3) of a row of a table ($1) by its
--- place. Such a write maintains only entries of indexes, and runs PostgreSQL's own code alone. The caller's lock of the
+-- Returns a reason why the worker cannot write two columns ($2, $3) of a row of a table ($1) by its ctid; no row if it
+-- can. Such a write maintains only entries of indexes, and runs PostgreSQL's own code alone. The caller's lock of the
 -- table keeps others from making such obstacles, except indexes (CONCURRENTLY). All indexes in the catalog count, ready
 -- or not, as no row is written to one that came later. Objects that are not built in have an oid from 16384 on. The
 -- types of the table's columns count too: an index keeps a user's range type as anyrange, and such types call a

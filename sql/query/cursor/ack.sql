@@ -1,5 +1,6 @@
--- Writes nothing if there would be more than $5 ranges beyond the cursor. All of them lie beyond position + 1, so only
--- that one reaches any. OFFSET 0 has the union computed once: it costs in proportion to the ranges.
+-- Writes nothing if there would be more than $5 ranges beyond the cursor. All ranges lie beyond position + 1, so the
+-- cursor reaches one only by an acknowledgement of that position. OFFSET 0 has the union computed once: it costs in
+-- proportion to the ranges.
 INSERT INTO eskit_lease._cursors AS c (group_name, partition, position, acked, fence, committed_at)
 VALUES ($1, $2, CASE WHEN $3 = 1 THEN 1 ELSE 0 END, CASE WHEN $3 = 1 THEN '{}' ELSE int8multirange(int8range($3, $3 + 1)) END, $4,
         clock_timestamp())

@@ -1,4 +1,5 @@
--- Done or resolved, as the index has it. Failed keys and keys in doubt stay until they are resolved.
+-- Deletes keys that are done or resolved; the WHERE clause matches the index. Failed keys and keys in doubt stay until
+-- they are resolved.
 WITH gone AS (
     DELETE FROM eskit_lease._executions
     WHERE ctid = ANY (ARRAY (

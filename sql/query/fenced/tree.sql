@@ -1,5 +1,6 @@
--- Lists a table and its partitions, the other roles that may replace their triggers, and each trigger with the name of
--- one that fences; without arguments if they differ. $2, $3: the arguments that the triggers must have. $4: the names.
+-- Lists a table and its partitions, the other roles that may replace their triggers, and each trigger that has one of
+-- the names $4. A trigger that does not call our function is shown without arguments. $2, $3: the arguments that the
+-- triggers must have.
 SELECT pg_catalog.format('%I.%I', n.nspname, c.relname),
        c.relname::text,
        n.nspname = 'eskit_lease',

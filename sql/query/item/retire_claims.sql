@@ -1,4 +1,4 @@
--- In no order, so the next batch does not begin where this one ends.
+-- Deletes in no order, and returns no time from which the next batch could begin.
 WITH gone AS (
     DELETE FROM eskit_lease._claims
     WHERE fence = ANY (ARRAY (

@@ -1,4 +1,4 @@
--- One after the other: the value of position_since is not older than that of position_base.
+-- Reads the sequences in this order: so the value of position_since is not older than that of position_base.
 SELECT last_value FROM eskit_lease.position_base
 UNION ALL SELECT last_value FROM eskit_lease.position_high
 UNION ALL SELECT last_value FROM eskit_lease.position_cluster

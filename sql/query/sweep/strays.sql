@@ -1,4 +1,4 @@
--- Lists sessions that have something left and no row.
+-- Lists sessions that have no row but own rows of other tables.
 SELECT o.session
 FROM (SELECT session FROM eskit_lease._leases WHERE session IS NOT NULL
       UNION
