@@ -197,6 +197,7 @@ WHERE e.extname = 'eskit_lease';
 -- With these indexes, former sessions and places are not looked at.
 DROP INDEX eskit_lease._sessions_consumer;
 CREATE INDEX _sessions_consumer ON eskit_lease._sessions (consumer, role, opened_at) WHERE NOT private;
+CREATE INDEX _sessions_request ON eskit_lease._sessions (request) WHERE request IS NOT NULL;
 DROP INDEX eskit_lease._waiters_session;
 CREATE INDEX _waiters_session ON eskit_lease._waiters (session, resource, place);
 

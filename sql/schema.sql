@@ -41,6 +41,8 @@ CREATE TABLE eskit_lease._sessions (
     login            text COLLATE "C" DEFAULT session_user
 );
 CREATE INDEX _sessions_grace_of ON eskit_lease._sessions (grace_of) WHERE grace_of IS NOT NULL;
+-- The session that a call of lock_acquire is asked for again (src/lease/lock.rs).
+CREATE INDEX _sessions_request ON eskit_lease._sessions (request) WHERE request IS NOT NULL;
 CREATE INDEX _sessions_consumer ON eskit_lease._sessions (consumer, role, opened_at) WHERE NOT private;
 
 -- The session that took over another one, which has ended (src/ending/takeover.rs).

@@ -28,13 +28,16 @@ SELECT lease_cancel('many', :'waiter');
 BEGIN;
 SELECT pg_temp.rows_read() AS before \gset
 SELECT reason FROM lock_acquire('many', 'cron', '1 min');
+SELECT reason FROM lock_acquire('many', 'cron', '1 min', gen_random_uuid());
 SELECT pg_temp.rows_read() - :before < 50 AS few;
 COMMIT;
 SELECT lease_release('many', fence) FROM holders WHERE n = 500;
 BEGIN;
 SELECT pg_temp.rows_read() AS before \gset
-SELECT fence AS f, reason FROM lock_acquire('many', 'cron', '1 min') \gset
+SELECT fence AS f, reason FROM lock_acquire('many', 'cron', '1 min', '00000000-0000-0000-0000-000000000001') \gset
 SELECT :'reason' AS reason, pg_temp.rows_read() - :before < 50 AS few;
+SELECT reason, fence = :f AS same FROM lock_acquire('many', 'cron', '1 min', '00000000-0000-0000-0000-000000000001');
+SELECT reason FROM lock_acquire('many', 'other', '1 min', '00000000-0000-0000-0000-000000000001');
 ROLLBACK;
 
 BEGIN;

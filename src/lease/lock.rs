@@ -6,7 +6,7 @@ use super::acquire::{acquire_one, can_look, can_take};
 use super::answer::{Answer, LeaseAnswer};
 use super::declaration::{self, Kind};
 use super::line;
-use super::row::{Leases, Probe};
+use super::row::{self, Leases, Probe};
 use super::semaphore::{self, Glance};
 use crate::base::error::Result;
 use crate::base::interval;
@@ -14,7 +14,7 @@ use crate::call::{Call, Given, enter_writing, text_arg};
 use crate::keys;
 use crate::pg::guard::{Guard, Mode};
 use crate::pg::text::Text;
-use crate::session::holders::{Holder, Holders, living_rows};
+use crate::session::holders::{Holders, living_rows};
 use crate::session::{self, New, SessionRow, Touch, touch_holder};
 use crate::shmem::counters::Counter;
 use pgrx::Uuid;
@@ -23,8 +23,8 @@ use pgrx::prelude::*;
 
 /// What a look finds out about a name.
 struct Seen {
-    /// The living holders.
-    holders: Vec<Holder>,
+    /// The living holders; of a semaphore at least those with the caller's request.
+    holders: Vec<Uuid>,
     /// The answer to a caller who does not repeat a holder's request, if nothing is free.
     refusal: Option<Answer>,
 }
@@ -43,19 +43,19 @@ fn look(call: &Call, name: &str, request: Option<Uuid>) -> Result<std::result::R
         if !request.is_none_or(mine) {
             return busy();
         }
-        // A request may have a permit already: only then do the holders matter, and are counted.
-        if request.is_none() {
-            let free = |refusal| Ok(Ok(Seen { holders: Vec::new(), refusal }));
+        // The session that has a permit by this request is found without a count.
+        if let Some(mut holders) = request.map_or_else(|| Some(Vec::new()), session::of_request) {
+            holders.retain(|session| !row::of_session(name, *session).is_empty());
             match semaphore::glance(call, name, &declaration, None) {
-                Glance::Free(_) => return free(None),
-                Glance::AllHeld => return free(Some(Answer::refused("held"))),
+                Glance::Free(_) => return Ok(Ok(Seen { holders, refusal: None })),
+                Glance::AllHeld => return Ok(Ok(Seen { holders, refusal: Some(Answer::refused("held")) })),
                 Glance::Unknown => (),
             }
         }
         let permits = semaphore::survey(call, name, &declaration, &|_| false);
-        let holders: Vec<Holder> = permits.held.into_iter().map(|(_, holder)| holder).collect();
-        let refusal = match (declaration.kind, holders.first()) {
-            (Kind::Bridge, Some(holder)) => Some(Answer::held_by(holder)),
+        let holders = permits.held.iter().map(|(_, holder)| holder.session).collect();
+        let refusal = match (declaration.kind, permits.held.first()) {
+            (Kind::Bridge, Some((_, holder))) => Some(Answer::held_by(holder)),
             (Kind::Bridge, None) => Some(Answer::refused(if permits.in_flight { "busy" } else { "bridged" })),
             _ if permits.free.is_empty() && !permits.in_flight => {
                 Some(Answer::refused(if permits.left.is_empty() { "held" } else { "awaited" }))
@@ -73,7 +73,10 @@ fn look(call: &Call, name: &str, request: Option<Uuid>) -> Result<std::result::R
     if holder.is_none() && row.session.is_some() && !Guard::Fence(row.fence).is_free() {
         return busy();
     }
-    Ok(Ok(Seen { refusal: holder.as_ref().map(Answer::held_by), holders: holder.into_iter().collect() }))
+    Ok(Ok(Seen {
+        refusal: holder.as_ref().map(Answer::held_by),
+        holders: holder.map(|holder| holder.session).into_iter().collect(),
+    }))
 }
 
 #[pg_extern(schema = "eskit_lease")]
@@ -106,7 +109,7 @@ fn lock_acquire(
         let theirs = (holder.request, holder.role, &holder.consumer);
         holder.private && theirs == (request, call.caller.to_u32(), &owner)
     };
-    let holders: Vec<Uuid> = seen.holders.iter().filter(|_| request.is_some()).map(|holder| holder.session).collect();
+    let holders = if request.is_some() { seen.holders } else { Vec::new() };
     if let Some(holder) = living_rows(&call, &holders).into_iter().find(is_asked_again) {
         let touch = touch_holder(shared, holder.session, Some(&name))?;
         if let Ok(me) = touch.acquirer() {

@@ -24,6 +24,6 @@ pub mod succession;
 mod touch;
 
 pub use open::{open, wall_clock};
-pub use row::{New, SessionRow, all, delete, drain, lock_row, lock_rows, row, rows, table};
+pub use row::{New, SessionRow, all, delete, drain, lock_row, lock_rows, of_request, row, rows, table};
 pub use slot::{authorize, ended_at, standing};
 pub use touch::{Touch, UNCOMMITTED, ended, touch, touch_holder};

@@ -8,6 +8,7 @@ use crate::pg::text::Text;
 use crate::pg::{catalog, clock};
 use pgrx::Uuid;
 use pgrx::pg_sys::{self, BOOLOID, INT4OID, INT8OID, OIDOID, TEXTOID, TIMESTAMPTZOID, UUIDARRAYOID, UUIDOID};
+use std::ffi::CStr;
 
 static INSERT: Statement = Statement::writes(
     include_str!("../../sql/query/session/insert.sql"),
@@ -112,6 +113,21 @@ pub fn drain(call: &Call, session: Uuid) {
     let change = |row: &Tuple| (!row.required::<bool>(7)).then(|| vec![(7, Some(true.into()))]);
     let drained = table().update_rows(&[Key::Uuid(session)], change);
     call.written(drained, &DRAIN, vec![Value::Uuid(session)]);
+}
+
+const REQUESTS: &CStr = c"_sessions_request";
+
+/// Returns the sessions that were opened with a request; `None` if this version of the SQL has no index to find them.
+pub fn of_request(request: Uuid) -> Option<Vec<Uuid>> {
+    let (mut sessions, index) = (Vec::new(), catalog::relation(REQUESTS));
+    if index == pg_sys::Oid::INVALID {
+        return None;
+    }
+    Table::open(c"_sessions", REQUESTS).scan(Sight::Latest, &[Key::Uuid(request)], |row, _| {
+        sessions.push(row.required(1));
+        None::<()>
+    });
+    Some(sessions)
 }
 
 /// Returns all sessions that have a row.
